@@ -1,0 +1,84 @@
+"""KV-cache eviction by attention scores (H2O) and attention with scores for MLX.
+
+The operations are in :mod:`mlx_h2o.fast`; the cache is :class:`H2OKVCache`; ``load``,
+``generate``, ``stream_generate``, ``make_prompt_cache`` and ``routing`` are the mlx-lm side
+and import mlx_lm only when they are first used.
+"""
+
+import importlib
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+try:
+    import mlx.core as _mx  # noqa: F401  (only to fail early, with advice)
+except ImportError as error:
+    raise ImportError(
+        "mlx_h2o needs MLX with a back end for this machine. On Linux install one of the extras: "
+        "pip install 'mlx-h2o[cpu]' or pip install 'mlx-h2o[cuda13]'; on macOS: pip install mlx. "
+        f"(import mlx.core failed: {error})"
+    ) from error
+
+from mlx_h2o import fast
+from mlx_h2o.backends import BackendStatus, backends, use_backend
+
+if TYPE_CHECKING:
+    from mlx_h2o.cache import H2OKVCache
+    from mlx_h2o.config import H2OConfig
+    from mlx_h2o.generate import generate, load, make_prompt_cache, stream_generate
+    from mlx_h2o.routing import routing
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BackendStatus",
+    "H2OConfig",
+    "H2OKVCache",
+    "__version__",
+    "backends",
+    "fast",
+    "generate",
+    "load",
+    "make_prompt_cache",
+    "routing",
+    "stream_generate",
+    "use_backend",
+]
+
+_LAZY = {
+    "H2OConfig": "mlx_h2o.config",
+    "H2OKVCache": "mlx_h2o.cache",
+    "generate": "mlx_h2o.generate",
+    "load": "mlx_h2o.generate",
+    "make_prompt_cache": "mlx_h2o.generate",
+    "routing": "mlx_h2o.routing",
+    "stream_generate": "mlx_h2o.generate",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+class _Package(ModuleType):
+    """Some functions share the name of the submodule that defines them (`generate`, `routing`).
+
+    The import system binds a submodule to its package when it is first loaded, from wherever
+    that happens; the public name must stay the function.
+    """
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if isinstance(value, ModuleType) and name in _LAZY:
+            return
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

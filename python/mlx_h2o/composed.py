@@ -1,0 +1,133 @@
+"""The composed back end: the semantics of every operation in plain MLX operations.
+
+It runs wherever MLX runs, serves every request that validation lets through, and is the
+definition that the other back ends are compared with. Inputs are upcast to float32, logits and
+softmax are float32, and the output is rounded once, to the dtype of the queries.
+"""
+
+import contextlib
+from collections.abc import Iterator
+
+import mlx.core as mx
+
+from mlx_h2o.validate import AttentionRequest, RetentionRequest, StreamLike
+
+name = "composed"
+
+# Classes of rows, the worst first, in the two upper bits of the retention key.
+_PADDING, _UNSCORED, _SCORED, _PROTECTED = range(4)
+_POSITION_BITS = 30
+
+
+def unavailable_reason() -> str:
+    """Empty: plain MLX operations run on every MLX back end."""
+    return ""
+
+
+def refuses(request: AttentionRequest) -> str:
+    """Empty: there is nothing valid that it cannot serve."""
+    return ""
+
+
+@contextlib.contextmanager
+def _placed(stream: StreamLike) -> Iterator[None]:
+    if stream is None:
+        yield
+    else:
+        with mx.stream(stream):
+            yield
+
+
+def _logits(request: AttentionRequest) -> mx.array:
+    """scale * q.k + mask as float32 [B, Hq, Lq, N], -inf where the pair is masked."""
+    batch, heads, length, size = request.queries.shape
+    kv_heads, rows = request.keys.shape[1:3]
+    # The query heads of one KV head become rows of one product: K is not repeated.
+    queries = request.queries.astype(mx.float32) * request.scale
+    queries = queries.reshape(batch, kv_heads, -1, size)
+    logits = queries @ request.keys.astype(mx.float32).swapaxes(-1, -2)
+    logits = logits.reshape(batch, heads, length, rows)
+    if request.causal:
+        last = mx.arange(rows - length, rows)[:, None]
+        return mx.where(mx.arange(rows) <= last, logits, -mx.inf)
+    mask = request.mask
+    if mask is None:
+        return logits
+    if mask.dtype == mx.bool_:
+        return mx.where(mask, logits, -mx.inf)
+    bias = mask.astype(mx.float32)
+    # NaN compares false: it is not masked, and reaches the output of its query.
+    return mx.where(bias <= request.mask_threshold, -mx.inf, logits + bias)
+
+
+def attention(request: AttentionRequest) -> tuple[mx.array, mx.array | None, mx.array | None]:
+    """Attention output, scores and lse as ``fast`` documents them."""
+    with _placed(request.stream):
+        batch, heads, length, _ = request.queries.shape
+        kv_heads, _, value_size = request.values.shape[1:]
+        scores = _logits(request)
+        peak = scores.max(axis=-1, keepdims=True)
+        sinks = None
+        if request.sinks is not None:
+            sinks = request.sinks.astype(mx.float32)[None, :, None, None]
+            peak = mx.maximum(peak, sinks)
+        # With nothing to attend to the peak is -inf, and -inf - -inf would be NaN.
+        peak = mx.where(peak == -mx.inf, 0.0, peak)
+        weights = mx.exp(scores - peak)
+        total = weights.sum(axis=-1, keepdims=True)
+        if sinks is not None:
+            total = total + mx.exp(sinks - peak)
+        mixed = weights.reshape(batch, kv_heads, -1, weights.shape[-1])
+        mixed = mixed @ request.values.astype(mx.float32)
+        mixed = mixed.reshape(batch, heads, length, value_size)
+        out = mx.where(total == 0, 0.0, mixed / total).astype(request.queries.dtype)
+        lse = (peak + mx.log(total)).squeeze(-1) if request.return_lse else None
+        return out, scores if request.return_scores else None, lse
+
+
+def _ordered_bits(scores: mx.array) -> mx.array:
+    """uint32 in the order of the float32 scores; -0 and +0 are the same."""
+    bits = (scores + 0.0).view(mx.uint32)
+    sign = mx.array(1 << 31, mx.uint32)
+    return mx.where(bits >= sign, ~bits, bits | sign)
+
+
+def retention_key(request: RetentionRequest) -> mx.array:
+    """uint64 [B, H, N], higher is kept longer; distinct within a head, so no tie remains.
+
+    class << 62 | ordered score << 30 | (2^30 - 1 - position), where only the class of scored
+    rows carries a score, and padding has its slot in the place of a position.
+    """
+    scores, positions = request.scores, request.positions
+    protected = positions < request.sink_size
+    if request.recent_start is not None:
+        protected = protected | (positions >= request.recent_start)
+    classes = mx.where(mx.isnan(scores), _UNSCORED, _SCORED)
+    classes = mx.where(protected, _PROTECTED, classes)
+    classes = mx.where(positions < 0, _PADDING, classes)
+    ranked = mx.where(classes == _SCORED, _ordered_bits(scores), mx.array(0, mx.uint32))
+    place = mx.where(positions < 0, mx.arange(positions.shape[-1], dtype=mx.int32), positions)
+    place = ((1 << _POSITION_BITS) - 1) - place
+    key = classes.astype(mx.uint64) << mx.array(62, mx.uint64)
+    key = key | (ranked.astype(mx.uint64) << mx.array(_POSITION_BITS, mx.uint64))
+    return key | place.astype(mx.uint64)
+
+
+def keep_indices(request: RetentionRequest) -> mx.array:
+    """Slots of the rows to keep, uint32 [B, H, N - count], ascending."""
+    with _placed(request.stream):
+        key = retention_key(request)
+        if request.count == 0:
+            slots = mx.arange(key.shape[-1], dtype=mx.uint32)
+            return mx.broadcast_to(slots, key.shape)
+        order = mx.argpartition(key, request.count, axis=-1)
+        return mx.sort(order[..., request.count :], axis=-1).astype(mx.uint32)
+
+
+def evict_indices(request: RetentionRequest) -> mx.array:
+    """Slots of the ``count`` rows to drop, uint32 [B, H, count], the worst first."""
+    with _placed(request.stream):
+        key = retention_key(request)
+        if request.count == 1:
+            return mx.argmin(key, axis=-1, keepdims=True).astype(mx.uint32)
+        return mx.argsort(key, axis=-1)[..., : request.count].astype(mx.uint32)
