@@ -1,0 +1,57 @@
+"""Shared by all suites: the import path of tests/, markers, and a report of what is missing."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).resolve().parent
+sys.path.insert(0, str(TESTS))
+
+MARKERS = {
+    "slow": "takes more than about ten seconds",
+    "emulator": "runs the Metal text on the host emulator (needs clang++ or g++)",
+    "gpu": "needs a GPU that MLX can use",
+    "swift": "needs the Swift toolchain",
+    "data": "needs the models and corpora of the data directory",
+}
+
+TOOLS = ("g++", "clang++", "clang-format", "swift")
+MODULES = ("mlx_lm", "cffi", "hypothesis", "rich")
+
+
+def data_root() -> Path:
+    """Directory of models and corpora: MLX_H2O_DATA, else shared/data beside the checkout."""
+    found = os.environ.get("MLX_H2O_DATA")
+    return Path(found) if found else TESTS.parent.parent / "shared" / "data"
+
+
+def missing() -> list[str]:
+    """What this machine lacks, as one line each."""
+    lines = [f"{tool} not found" for tool in TOOLS if shutil.which(tool) is None]
+    lines += [f"{name} not installed" for name in MODULES if importlib.util.find_spec(name) is None]
+    if not data_root().is_dir():
+        lines.append(f"no data at {data_root()} (set MLX_H2O_DATA)")
+    return lines
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for name, meaning in MARKERS.items():
+        config.addinivalue_line("markers", f"{name}: {meaning}")
+
+
+def pytest_report_header() -> list[str]:
+    return [f"mlx_h2o: missing: {line}" for line in missing()] or ["mlx_h2o: nothing is missing"]
+
+
+@pytest.fixture(scope="session")
+def data_directory() -> Path:
+    """The data directory; a test that asks for it is skipped, with the reason, where it lacks."""
+    if not data_root().is_dir():
+        pytest.skip(f"no data at {data_root()} (set MLX_H2O_DATA)")
+    return data_root()
