@@ -1,0 +1,99 @@
+// The Metal vocabulary of the kernels on CUDA: stands before h2o.h in the
+// header text of cuda_kernel.  NVRTC compiles it, so no host header is used.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+// MLX's generated kernel has no launch bounds, and the compiler would then use
+// more registers than a group of 1024 threads may have.
+#ifdef H2O_MAX_THREADS
+#undef __global__
+#define __global__ __attribute__((global)) __launch_bounds__(H2O_MAX_THREADS)
+#endif
+
+typedef unsigned int uint;
+
+namespace metal {
+
+enum class mem_flags { mem_none = 0, mem_device = 1, mem_threadgroup = 2 };
+
+template <typename T>
+struct numeric_limits;
+
+template <>
+struct numeric_limits<float> {
+  static __device__ float infinity() {
+    return __int_as_float(0x7f800000);
+  }
+  static constexpr __device__ float max() {
+    return 3.402823466e+38f;
+  }
+};
+
+template <typename T>
+__device__ inline T max(T a, T b) {
+  return a < b ? b : a;
+}
+
+template <typename T>
+__device__ inline T min(T a, T b) {
+  return b < a ? b : a;
+}
+
+namespace fast {
+__device__ inline float exp(float x) {
+  return __expf(x);
+}
+}
+
+namespace precise {
+__device__ inline float log(float x) {
+  return ::logf(x);
+}
+}
+
+// A warp is a simdgroup: 32 lanes, and all of them arrive.
+template <typename T>
+__device__ inline T simd_sum(T x) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) {
+    x = x + __shfl_xor_sync(0xffffffffu, x, offset);
+  }
+  return x;
+}
+
+template <typename T>
+__device__ inline T simd_max(T x) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) {
+    x = metal::max(x, __shfl_xor_sync(0xffffffffu, x, offset));
+  }
+  return x;
+}
+
+__device__ inline void threadgroup_barrier(mem_flags) {
+  __syncthreads();
+}
+
+struct position {
+  uint x, y, z;
+};
+
+__device__ inline uint thread_index() {
+  return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
+}
+
+}
+
+// Metal passes these to the kernel; here they are names for expressions.
+#define threadgroup_position_in_grid (metal::position{blockIdx.x, blockIdx.y, blockIdx.z})
+#define threadgroups_per_grid (metal::position{gridDim.x, gridDim.y, gridDim.z})
+#define thread_position_in_threadgroup (metal::position{threadIdx.x, threadIdx.y, threadIdx.z})
+#define thread_index_in_simdgroup (metal::thread_index() % 32u)
+#define simdgroup_index_in_threadgroup (metal::thread_index() / 32u)
+
+// Address spaces are inferred on CUDA.
+#define device
+#define constant
+#define thread
+#define threadgroup
+#define H2O_THREADGROUP(T, name, count) __shared__ T name[count]

@@ -1,0 +1,71 @@
+"""Back end "cuda": the same decode kernels through ``mx.fast.cuda_kernel``.
+
+The shim in front of the shared header gives the Metal vocabulary its CUDA meaning. This back
+end has been compiled (by NVRTC, in the tests) and has not been run on a GPU.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import cast
+
+import mlx.core as mx
+
+from mlx_h2o import kernels, launch
+from mlx_h2o.kernels import Kernel
+from mlx_h2o.launch import AttentionResult
+from mlx_h2o.validate import AttentionRequest, runs_on_gpu
+
+name = "cuda"
+
+
+def unavailable_reason() -> str:
+    """Why the back end cannot run on this machine; empty if it can."""
+    module = getattr(mx, "cuda", None)
+    if module is not None and module.is_available():
+        return ""
+    return "MLX has no CUDA device on this machine (pip install 'mlx-h2o[cuda13]')"
+
+
+def refuses(request: AttentionRequest) -> str:
+    """Why the back end cannot serve this request; empty if it can."""
+    if not runs_on_gpu(request.stream):
+        return "CUDA kernels run on GPU streams, found a CPU stream"
+    return launch.refuses(request)
+
+
+def header(threads: int) -> str:
+    """What stands before a kernel that runs with ``threads`` threads per threadgroup.
+
+    MLX's generated kernel has no launch bounds, without which the compiler may use more
+    registers than a group of that size can have; the shim adds them.
+    """
+    return f"#define H2O_MAX_THREADS {threads}\n{kernels.CUDA_SHIM}{kernels.HEADER}"
+
+
+def attention(request: AttentionRequest) -> AttentionResult:
+    """Attention with scores."""
+    plan = launch.plan(request)
+    outputs = _cuda_kernel(plan.kernel, plan.threadgroup[0])(
+        inputs=list(plan.inputs),
+        template=list(plan.template),
+        grid=plan.grid,
+        threadgroup=plan.threadgroup,
+        output_shapes=list(plan.output_shapes),
+        output_dtypes=list(plan.output_dtypes),
+        stream=request.stream,
+    )
+    return plan.result(outputs)
+
+
+@cache
+def _cuda_kernel(kernel: Kernel, threads: int) -> Callable[..., list[mx.array]]:
+    # Row contiguity is not asked for: that would copy a sliced cache on every step.
+    compiled = mx.fast.cuda_kernel(
+        name=kernel.name,
+        input_names=list(kernel.inputs),
+        output_names=list(kernel.outputs),
+        source=kernel.source,
+        header=header(threads),
+        ensure_row_contiguous=False,
+    )
+    return cast(Callable[..., list[mx.array]], compiled)

@@ -1,0 +1,48 @@
+"""The packaged kernel text, resolved for a set of flags.
+
+Flags change the text and the buffers of a kernel, so they are resolved here, before MLX sees
+the text: MLX declares every output and passes the source on as it is.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+from mlx_h2o import _kernel_text
+
+HEADER = _kernel_text.HEADER
+CUDA_SHIM = _kernel_text.CUDA_SHIM
+FLAGS = _kernel_text.FLAGS
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel as MLX takes it: names of the buffers in order, and the body."""
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    template: tuple[str, ...]
+    source: str
+
+
+@cache
+def resolve(kernel: str, flags: frozenset[str]) -> Kernel:
+    """The kernel for these flags. The flags that are on are part of its name."""
+
+    def chosen(pairs: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
+        return tuple(item for item, condition in pairs if _holds(condition, flags))
+
+    return Kernel(
+        name="_".join(("h2o", kernel, *(flag for flag in FLAGS if flag in flags))),
+        inputs=chosen(_kernel_text.INPUTS[kernel]),
+        outputs=chosen(_kernel_text.OUTPUTS[kernel]),
+        template=_kernel_text.TEMPLATE[kernel],
+        source="".join(
+            text for condition, text in _kernel_text.SEGMENTS[kernel] if _holds(condition, flags)
+        ),
+    )
+
+
+def _holds(condition: str, flags: frozenset[str]) -> bool:
+    """Whether every flag of the condition is on, and every one written with a "!" off."""
+    return all((term.lstrip("!") in flags) != term.startswith("!") for term in condition.split())

@@ -1,0 +1,158 @@
+"""Read metal/: the table of kernels, and the bodies with their flags.
+
+A body is Metal text with lines `#if flag`, `#if !flag`, `#else` and `#endif`
+for the flags of variants.toml. Nothing of the preprocessor's other syntax is
+allowed there. The result is a list of segments, each with the flags it needs,
+so that any language resolves a variant by joining the segments that hold.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+# C compilers need only take string literals of this many characters.
+LONGEST_SEGMENT = 4000
+
+
+class KernelSourceError(Exception):
+    """The text in metal/ breaks a rule of the dialect; the message has the place."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Text that is part of a variant when `condition` holds.
+
+    The condition is a list of flags separated by spaces, all of which must be
+    on, or off where a flag has a "!" before it. An empty one always holds.
+    """
+
+    condition: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """An input or output of a kernel, which exists when `condition` holds."""
+
+    name: str
+    condition: str
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel of variants.toml with its resolved body."""
+
+    name: str
+    template: tuple[str, ...]
+    inputs: tuple[Buffer, ...]
+    outputs: tuple[Buffer, ...]
+    segments: tuple[Segment, ...]
+
+
+@dataclass(frozen=True)
+class KernelTable:
+    """Everything the generated files hold."""
+
+    flags: tuple[str, ...]
+    exclusive: tuple[tuple[str, ...], ...]
+    header: tuple[Segment, ...]
+    cuda_shim: tuple[Segment, ...]
+    kernels: tuple[Kernel, ...]
+
+
+def read_table(metal: Path) -> KernelTable:
+    """Read variants.toml in the folder `metal` and the files that it names."""
+    table = tomllib.loads((metal / "variants.toml").read_text("ascii"))
+    flags = tuple(table["flags"])
+    return KernelTable(
+        flags=flags,
+        exclusive=tuple(tuple(group) for group in table["exclusive"]),
+        header=_plain_segments(metal / table["header"]),
+        cuda_shim=_plain_segments(metal / table["cuda_shim"]),
+        kernels=tuple(
+            Kernel(
+                name=name,
+                template=tuple(entry["template"]),
+                inputs=_buffers(entry["inputs"], flags),
+                outputs=_buffers(entry["outputs"], flags),
+                segments=_split_long(resolve_flags(_read_lines(metal / entry["source"]), flags)),
+            )
+            for name, entry in table["kernels"].items()
+        ),
+    )
+
+
+def resolve_flags(lines: list[tuple[str, str]], flags: tuple[str, ...]) -> list[Segment]:
+    """Flatten `#if` lines over `flags` into segments; `lines` are (place, text)."""
+    segments: list[Segment] = []
+    open_conditions: list[tuple[str, bool]] = []  # flag (with "!"), is an #else seen
+    for place, line in lines:
+        directive = line.strip()
+        if not directive.startswith("#"):
+            _append(segments, " ".join(term for term, _ in open_conditions), line)
+        elif match := re.fullmatch(r"#if (!?)(\w+)", directive):
+            if match[2] not in flags:
+                raise KernelSourceError(f"{place}: {match[2]!r} is not a flag of variants.toml")
+            open_conditions.append((match[1] + match[2], False))
+        elif directive == "#else" and open_conditions and not open_conditions[-1][1]:
+            term = open_conditions[-1][0]
+            open_conditions[-1] = (term[1:] if term.startswith("!") else "!" + term, True)
+        elif directive == "#endif" and open_conditions:
+            open_conditions.pop()
+        else:
+            raise KernelSourceError(f"{place}: a body may not say {directive!r} here")
+    if open_conditions:
+        raise KernelSourceError(f"{lines[-1][0]}: #if {open_conditions[-1][0]} is never closed")
+    return segments
+
+
+def _append(segments: list[Segment], condition: str, line: str) -> None:
+    if segments and segments[-1].condition == condition:
+        segments[-1] = Segment(condition, f"{segments[-1].text}{line}\n")
+    else:
+        segments.append(Segment(condition, f"{line}\n"))
+
+
+def _read_lines(path: Path) -> list[tuple[str, str]]:
+    """The lines of a file that say something, without comments, each with its place."""
+    try:
+        text = path.read_text("ascii")
+    except UnicodeDecodeError as error:
+        raise KernelSourceError(f"{path.name}: {error}; kernel text is ASCII") from error
+    if "/*" in text:
+        raise KernelSourceError(f"{path.name}: comments are written with //")
+    stripped = (
+        (number, line.split("//")[0].rstrip()) for number, line in enumerate(text.splitlines(), 1)
+    )
+    return [(f"{path.name}:{number}", line) for number, line in stripped if line]
+
+
+def _plain_segments(path: Path) -> tuple[Segment, ...]:
+    return _split_long([Segment("", "".join(f"{line}\n" for _, line in _read_lines(path)))])
+
+
+def _split_long(segments: list[Segment]) -> tuple[Segment, ...]:
+    pieces: list[Segment] = []
+    for segment in segments:
+        piece = ""
+        for line in segment.text.splitlines(keepends=True):
+            if len(piece) + len(line) > LONGEST_SEGMENT:
+                pieces.append(Segment(segment.condition, piece))
+                piece = ""
+            piece += line
+        pieces.append(Segment(segment.condition, piece))
+    return tuple(pieces)
+
+
+def _buffers(entries: list[dict[str, str]], flags: tuple[str, ...]) -> tuple[Buffer, ...]:
+    buffers = tuple(Buffer(entry["name"], entry.get("when", "")) for entry in entries)
+    for buffer in buffers:
+        for term in buffer.condition.split():
+            if term.removeprefix("!") not in flags:
+                raise KernelSourceError(
+                    f"variants.toml: {term!r} of buffer {buffer.name!r} is not a flag"
+                )
+    return buffers

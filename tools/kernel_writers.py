@@ -1,0 +1,207 @@
+"""Write the table of kernels as a Python module, a Swift file and a C header."""
+
+from __future__ import annotations
+
+from kernel_source import Buffer, Kernel, KernelTable, Segment
+
+NOTICE = "Generated from metal/ by tools/package_kernels.py; do not edit."
+
+
+def python_module(table: KernelTable) -> str:
+    """`python/mlx_h2o/_kernel_text.py`: constants only; `mlx_h2o.kernels` reads them."""
+
+    def pairs(items: list[tuple[str, str]], indent: int) -> str:
+        return "".join(f"{' ' * indent}({first}, {second}),\n" for first, second in items)
+
+    def buffers(items: tuple[Buffer, ...]) -> str:
+        return pairs([(_quoted(item.name), _quoted(item.condition)) for item in items], 8)
+
+    def joined(segments: tuple[Segment, ...]) -> str:
+        return _python_text("".join(segment.text for segment in segments))
+
+    kernels = table.kernels
+    parts = [f'"""{NOTICE}"""\n\nPairs = tuple[tuple[str, str], ...]\n']
+    parts.append(
+        "\nFLAGS = (\n" + "".join(f"    {_quoted(flag)},\n" for flag in table.flags) + ")\n"
+    )
+    parts.append("\nTEMPLATE: dict[str, tuple[str, ...]] = {\n")
+    for kernel in kernels:
+        names = "".join(f"        {_quoted(name)},\n" for name in kernel.template)
+        parts.append(f"    {_quoted(kernel.name)}: (\n{names}    ),\n")
+    parts.append("}\n")
+    for constant, side in (("INPUTS", "inputs"), ("OUTPUTS", "outputs")):
+        parts.append(f"\n# Name and condition, in order.\n{constant}: dict[str, Pairs] = {{\n")
+        for kernel in kernels:
+            parts.append(f"    {_quoted(kernel.name)}: (\n{buffers(getattr(kernel, side))}    ),\n")
+        parts.append("}\n")
+    parts.append(f"\nHEADER = {joined(table.header)}\n")
+    parts.append(f"\nCUDA_SHIM = {joined(table.cuda_shim)}\n")
+    parts.append("\n# Condition and text, in order.\nSEGMENTS: dict[str, Pairs] = {\n")
+    for kernel in kernels:
+        items = [(_quoted(s.condition), _python_text(s.text)) for s in kernel.segments]
+        body = "".join(
+            f"        (\n            {condition},\n            {text},\n        ),\n"
+            for condition, text in items
+        )
+        parts.append(f"    {_quoted(kernel.name)}: (\n{body}    ),\n")
+    parts.append("}\n")
+    return "".join(parts)
+
+
+def swift_file(table: KernelTable) -> str:
+    """`swift/Sources/MLXH2O/KernelText.swift`."""
+
+    def entries(items: list[tuple[str, str, str]], indent: int) -> str:
+        pad = " " * indent
+        return "".join(
+            f"{pad}{kind}({arguments}condition: {_quoted(c)}),\n" for kind, arguments, c in items
+        )
+
+    def buffers(items: tuple[Buffer, ...]) -> str:
+        return entries([("Buffer", f"name: {_quoted(b.name)}, ", b.condition) for b in items], 8)
+
+    def kernel_value(kernel: Kernel) -> str:
+        template = ", ".join(_quoted(name) for name in kernel.template)
+        segments = "".join(
+            f"      Segment(\n        condition: {_quoted(segment.condition)},\n"
+            f"        text: {_swift_text(segment.text, 10)}),\n"
+            for segment in kernel.segments
+        )
+        return (
+            f"  static let {_camel(kernel.name)} = KernelText(\n"
+            f"    name: {_quoted(kernel.name)},\n"
+            f"    template: [{template}],\n"
+            f"    inputs: [\n{_dedent(buffers(kernel.inputs))}    ],\n"
+            f"    outputs: [\n{_dedent(buffers(kernel.outputs))}    ],\n"
+            f"    segments: [\n{segments}    ])\n"
+        )
+
+    header = "".join(segment.text for segment in table.header)
+    flags = ", ".join(_quoted(flag) for flag in table.flags)
+    kernels = "\n".join(kernel_value(kernel) for kernel in table.kernels)
+    return f"""// {NOTICE}
+// swift-format-ignore-file
+
+/// The text of a GPU kernel, for `MLXFast.metalKernel`.
+///
+/// Segments and buffers exist when their condition holds: flags separated by
+/// spaces, all of which must be on, or off where a flag has a "!" before it.
+struct KernelText: Sendable {{
+  struct Segment: Sendable {{
+    let condition: String
+    let text: String
+  }}
+
+  struct Buffer: Sendable {{
+    let name: String
+    let condition: String
+  }}
+
+  let name: String
+  let template: [String]
+  let inputs: [Buffer]
+  let outputs: [Buffer]
+  let segments: [Segment]
+
+  static let flags = [{flags}]
+
+  static let header = {_swift_text(header, 4)}
+
+{kernels}}}
+"""
+
+
+def c_header(table: KernelTable) -> str:
+    """`mlx-c/h2o/kernel_text.h`: static tables for one source file to include."""
+
+    def segments(name: str, items: tuple[Segment, ...]) -> str:
+        body = "".join(f"    {{{_quoted(s.condition)},\n{_c_text(s.text)}}},\n" for s in items)
+        return f"static const mlx_h2o_kernel_segment {name}[] = {{\n{body}}};\n"
+
+    def buffers(name: str, items: tuple[Buffer, ...]) -> str:
+        body = "".join(f"    {{{_quoted(b.name)}, {_quoted(b.condition)}}},\n" for b in items)
+        return f"static const mlx_h2o_kernel_buffer {name}[] = {{\n{body}}};\n"
+
+    def strings(name: str, items: tuple[str, ...]) -> str:
+        body = "".join(f"    {_quoted(item)},\n" for item in items)
+        return f"static const char* const {name}[] = {{\n{body}}};\n"
+
+    def count(name: str) -> str:
+        return f"sizeof({name}) / sizeof({name}[0])"
+
+    parts = [_C_TYPES]
+    parts.append(strings("mlx_h2o_kernel_flags", table.flags))
+    parts.append(segments("mlx_h2o_kernel_header", table.header))
+    for kernel in table.kernels:
+        prefix = f"mlx_h2o_{kernel.name}"
+        parts.append(strings(f"{prefix}_template", kernel.template))
+        parts.append(buffers(f"{prefix}_inputs", kernel.inputs))
+        parts.append(buffers(f"{prefix}_outputs", kernel.outputs))
+        parts.append(segments(f"{prefix}_segments", kernel.segments))
+        tables = [f"{prefix}_{table}" for table in ("template", "inputs", "outputs", "segments")]
+        fields = "".join(f"    {name},\n    {count(name)},\n" for name in tables)
+        parts.append(
+            f"static const mlx_h2o_kernel_text {prefix}_text = {{\n    {_quoted(kernel.name)},\n{fields}}};\n"
+        )
+    parts.append("#endif\n")
+    return f"/* {NOTICE} */\n/* clang-format off */\n" + "\n".join(parts)
+
+
+_C_TYPES = """#ifndef MLX_H2O_KERNEL_TEXT_H
+#define MLX_H2O_KERNEL_TEXT_H
+
+#include <stddef.h>
+
+/* Text, or a buffer, that exists when its condition holds: flags separated by
+   spaces, all of which must be on, or off where a flag has a "!" before it. */
+typedef struct {
+    const char* condition;
+    const char* text;
+} mlx_h2o_kernel_segment;
+
+typedef struct {
+    const char* name;
+    const char* condition;
+} mlx_h2o_kernel_buffer;
+
+typedef struct {
+    const char* name;
+    const char* const* template_names;
+    size_t template_count;
+    const mlx_h2o_kernel_buffer* inputs;
+    size_t input_count;
+    const mlx_h2o_kernel_buffer* outputs;
+    size_t output_count;
+    const mlx_h2o_kernel_segment* segments;
+    size_t segment_count;
+} mlx_h2o_kernel_text;
+"""
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _python_text(text: str) -> str:
+    assert '"""' not in text and not text.endswith('"')
+    return f'r"""{text}"""' if "\\" in text else f'"""{text}"""'
+
+
+def _swift_text(text: str, indent: int) -> str:
+    # The indentation of the closing quotes is taken off every line.
+    pad = " " * indent
+    lines = "".join(f"{pad}{line}\n" if line else "\n" for line in text.split("\n"))
+    return f'#"""\n{lines}{pad}"""#'
+
+
+def _c_text(text: str) -> str:
+    return "\n".join(f'     {_quoted(line)[:-1]}\\n"' for line in text.splitlines())
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)
+
+
+def _dedent(text: str) -> str:
+    return "".join(line.removeprefix("  ") for line in text.splitlines(keepends=True))
