@@ -168,6 +168,13 @@ def worst_error(found, expected) -> float:
     return float(np.abs(a[finite] - b[finite]).max(initial=0.0))
 
 
+def error_ratio(error: float, allowed: float) -> float:
+    """Error as a share of its tolerance; at most 1 passes. No error passes no tolerance."""
+    if error == 0:
+        return 0.0
+    return error / allowed if allowed > 0 else math.inf
+
+
 def naive_attention(queries, keys, values, *, scale, mask=None, sinks=None) -> Attention:
     """The same computation by stock MLX operations in the dtype of the queries.
 
@@ -190,8 +197,8 @@ def naive_attention(queries, keys, values, *, scale, mask=None, sinks=None) -> A
 
 
 def _finite_error(found: np.ndarray, expected: np.ndarray) -> float:
-    error = np.abs(found - expected)
-    return float(error[np.isfinite(error)].max(initial=0.0))
+    both = np.isfinite(found) & np.isfinite(expected)
+    return float(np.abs(found[both] - expected[both]).max(initial=0.0))
 
 
 def tolerance(naive_error: float, magnitude: float, dtype: str) -> float:

@@ -1,0 +1,1 @@
+"""Golden vectors: one generator, one committed file, read by the tests of every language."""

@@ -1,0 +1,207 @@
+"""Building blocks of parity cases: seeded inputs, and what the float64 reference says of them."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import reference
+
+DTYPES = {"f32": mx.float32, "f16": mx.float16, "bf16": mx.bfloat16}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One case: its fields (as in the file's metadata, with name and op) and its tensors."""
+
+    fields: dict[str, Any]
+    tensors: dict[str, mx.array]
+
+    @property
+    def name(self) -> str:
+        return str(self.fields["name"])
+
+
+def generator(name: str, seed: int = 0) -> np.random.Generator:
+    """Random numbers of a case; they depend on its name, so that cases can be added freely."""
+    return np.random.default_rng([zlib.crc32(name.encode()), seed])
+
+
+def _normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+    return mx.array(rng.standard_normal(shape).astype(np.float32)).astype(dtype)
+
+
+def bool_mask(
+    rng: np.random.Generator, shape: tuple[int, ...], *, empty: tuple[Any, ...] = ()
+) -> mx.array:
+    """About two thirds true, the first key always; ``empty`` indexes queries that see nothing."""
+    mask = rng.random(shape) < 0.67
+    mask[..., 0] = True
+    if empty:
+        mask[empty] = False
+    return mx.array(mask)
+
+
+def additive_mask(
+    rng: np.random.Generator,
+    shape: tuple[int, ...],
+    dtype: mx.Dtype,
+    *,
+    masked: tuple[float, ...] = (),
+    nan: tuple[Any, ...] = (),
+    empty: tuple[Any, ...] = (),
+) -> mx.array:
+    """Biases around 0; every third or so is one of ``masked``, but not the first key."""
+    bias = rng.standard_normal(shape).astype(np.float32)
+    if masked:
+        drop = rng.random(shape) < 0.34
+        drop[..., 0] = False
+        bias = np.where(drop, rng.choice(np.array(masked, np.float32), shape), bias)
+    if empty:
+        bias[empty] = -np.inf
+    if nan:
+        bias[nan] = np.nan
+    # Float32 finfo.min rounds to -inf in bfloat16 and float16: then it is -inf that masks.
+    return mx.array(bias).astype(dtype)
+
+
+def attention_case(
+    name: str,
+    *,
+    dtype: str = "f32",
+    heads: tuple[int, int] = (2, 1),
+    batch: int = 1,
+    queries: int = 1,
+    rows: int = 20,
+    sizes: tuple[int, int] = (32, 32),
+    mask: Any = "",
+    sinks: tuple[float, ...] | None = None,
+    slack: int = 0,
+    return_lse: bool = True,
+    scale: float | None = None,
+    seed: int = 0,
+) -> Case:
+    """An attention case. ``mask``: "", "causal", or a function of the generator that makes one.
+
+    The ``slack`` rows behind keys and values are NaN: nothing may read them.
+    """
+    rng, kind = generator(name, seed), DTYPES[dtype]
+    hq, hkv = heads
+    scale = float(sizes[0] ** -0.5 if scale is None else scale)
+    scale = float(np.float32(scale))
+    tensors = {
+        "queries": _normal(rng, (batch, hq, queries, sizes[0]), kind),
+        "keys": _normal(rng, (batch, hkv, rows, sizes[0]), kind),
+        "values": _normal(rng, (batch, hkv, rows, sizes[1]), kind),
+    }
+    arguments: dict[str, Any] = {"scale": scale, "mask": mask or None, "sinks": None}
+    if callable(mask):
+        arguments["mask"] = tensors["mask"] = mask(rng)
+    if sinks is not None:
+        arguments["sinks"] = tensors["sinks"] = mx.array(sinks, dtype=mx.float32).astype(kind)
+    inputs = tuple(tensors[key] for key in ("queries", "keys", "values"))
+    expected = reference.attention(*inputs, **arguments)
+    allowed = reference.tolerances(*inputs, **arguments, expected=expected)
+    for key in ("keys", "values"):
+        if slack:
+            shape = (batch, hkv, slack, tensors[key].shape[3])
+            poison = mx.full(shape, np.nan, dtype=kind)
+            tensors[key] = mx.concatenate([tensors[key], poison], axis=2)
+    for key, value in expected._asdict().items():
+        tensors[f"{key}64"] = mx.array(value.astype(np.float32))
+    fields = {
+        "name": name,
+        "op": "attention",
+        "scale": scale,
+        "mask": "array" if callable(mask) else mask,
+        "return_lse": return_lse,
+        "slack": slack,
+        "tolerance": {key: float(f"{bound:.4g}") for key, bound in allowed._asdict().items()},
+    }
+    return Case(fields, tensors)
+
+
+def keep_case(
+    name: str,
+    scores: np.ndarray,
+    positions: np.ndarray,
+    *,
+    keep: int,
+    count: int,
+    sink_size: int = 0,
+    recent_start: int | None = None,
+) -> Case:
+    """A selection case: rows to keep, and (apart from it) ``count`` rows to evict."""
+    s, p = scores.astype(np.float32), positions.astype(np.int32)
+    zones = {"sink_size": sink_size, "recent_start": recent_start}
+    tensors = {
+        "scores": mx.array(s),
+        "positions": mx.array(p),
+        "keep": mx.array(reference.keep_indices(s, p, keep=keep, **zones)),
+        "evict": mx.array(reference.evict_indices(s, p, count=count, **zones)),
+    }
+    return Case({"name": name, "op": "keep", "keep": keep, "count": count, **zones}, tensors)
+
+
+def spread_scores(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Scores in random order whose gaps (1/64) are far above every tolerance."""
+    rows = shape[-1]
+    levels = (np.arange(rows) - rows // 2) / 64
+    return rng.permuted(np.broadcast_to(levels, shape), axis=-1)
+
+
+def shuffled_positions(rng: np.random.Generator, shape: tuple[int, ...], *, gaps: int = 2):
+    """Distinct positions below ``gaps * N``, in an order of its own for each head."""
+    heads = np.prod(shape[:-1], dtype=int)
+    drawn = [rng.choice(gaps * shape[-1], shape[-1], replace=False) for _ in range(heads)]
+    return np.array(drawn).reshape(shape)
+
+
+def trace_case(
+    name: str,
+    *,
+    policy: str,
+    zones: tuple[int, int, int] = (4, 32, 28),
+    prefill: tuple[int, ...] = (40, 24),
+    steps: int = 300,
+    heads: tuple[int, int] = (4, 2),
+    batch: int = 1,
+    size: int = 32,
+    dtype: str = "f16",
+    decay: float = 0.95,
+    replay: bool = False,
+    seed: int = 0,
+) -> Case:
+    """A cache trace: chunks of ``prefill``, then ``steps`` single tokens at a fixed budget."""
+    rng, kind = generator(name, seed), DTYPES[dtype]
+    total = sum(prefill) + steps
+    # Keys share directions and differ in length, so that heads disagree about what matters.
+    themes = rng.standard_normal((heads[1], 6, size))
+    keys = themes[:, rng.integers(0, 6, total)] + rng.standard_normal((heads[1], total, size))
+    keys = keys[None] * rng.uniform(0.5, 1.5, (batch, heads[1], total, 1))
+    tensors = {
+        "queries": _normal(rng, (batch, heads[0], total, size), kind),
+        "keys": mx.array(keys.astype(np.float32)).astype(kind),
+        "values": _normal(rng, (batch, heads[1], total, size), kind),
+    }
+    if replay:
+        recorded = rng.standard_normal((steps, batch, heads[0], total)).astype(np.float32)
+        tensors["recorded"] = mx.array(recorded)
+    fields = {
+        "name": name,
+        "op": "trace",
+        "policy": policy,
+        "max_kv_size": sum(zones),
+        "sink_size": zones[0],
+        "heavy_size": zones[1],
+        "recent_size": zones[2],
+        "decay": decay,
+        "prefill": list(prefill),
+        "steps": steps,
+        "scale": float(np.float32(size**-0.5)),
+        "replay": replay,
+    }
+    return Case(fields, tensors)

@@ -1,0 +1,296 @@
+"""The golden cases, and further ones that the parity runner draws afresh."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from functools import partial
+
+import mlx.core as mx
+import numpy as np
+
+from golden.build import (
+    Case,
+    additive_mask,
+    attention_case,
+    bool_mask,
+    generator,
+    keep_case,
+    shuffled_positions,
+    spread_scores,
+    trace_case,
+)
+
+BOUNDARIES = (1, 31, 32, 33, 1023, 1024, 1025)
+DTYPES = ("f32", "f16", "bf16")
+SIZES = (
+    (32, 32),
+    (64, 64),
+    (96, 96),
+    (128, 128),
+    (192, 192),
+    (256, 256),
+    (512, 512),
+    (192, 128),
+    (64, 128),
+    (576, 512),
+    (576, 576),
+)
+ODD_SIZES = ((8, 8), (80, 80), (40, 24))
+LOWEST = float(np.finfo(np.float32).min)
+
+
+def _sizes() -> Iterator[Case]:
+    for (d, dv), dtype in itertools.product(SIZES, DTYPES):
+        yield attention_case(f"size-{d}-{dv}-{dtype}", dtype=dtype, rows=5, sizes=(d, dv))
+    for (d, dv), dtype in zip(ODD_SIZES, DTYPES, strict=True):
+        yield attention_case(f"size-{d}-{dv}-{dtype}", dtype=dtype, rows=35, sizes=(d, dv))
+
+
+def _rows() -> Iterator[Case]:
+    for rows, dtype in itertools.product(BOUNDARIES, DTYPES):
+        if rows > 33 and dtype != ("bf16" if rows == 1024 else "f16"):
+            continue  # the runner draws the others afresh: they are too large for the file
+        yield attention_case(f"rows-{rows}-{dtype}", dtype=dtype, rows=rows, heads=(2, 1))
+
+
+def _queries() -> Iterator[Case]:
+    groups = (1, 2, 4, 8, 16, 3, 6, 5)
+    for index, group in enumerate(groups):
+        queries = index + 1
+        for mask in ("", "causal"):
+            yield attention_case(
+                f"queries-{queries}-group-{group}{'-' if mask else ''}{mask}",
+                dtype=DTYPES[(index + bool(mask)) % 3],
+                heads=(2 * group if group < 8 else group, 2 if group < 8 else 1),
+                queries=queries,
+                rows=21,
+                mask=mask,
+                batch=1 + (index == 1),
+            )
+    for dtype in DTYPES:
+        yield attention_case(
+            f"causal-more-queries-than-rows-{dtype}",
+            dtype=dtype,
+            queries=8,
+            rows=5,
+            mask="causal",
+        )
+        yield attention_case(
+            f"group-16-queries-8-{dtype}", dtype=dtype, heads=(16, 1), queries=8, rows=3
+        )
+
+
+def _bool_masks() -> Iterator[Case]:
+    shapes = {
+        "row": (33,),
+        "one": (1, 1, 1, 33),
+        "query": (1, 1, 3, 33),
+        "head": (4, 1, 33),
+        "batch": (2, 1, 3, 33),
+        "full": (2, 4, 3, 33),
+    }
+    case = partial(attention_case, queries=3, rows=33)
+    for index, (kind, shape) in enumerate(shapes.items()):
+        dtype = DTYPES[index % 3]
+        wide = {"heads": (4, 2 if kind == "full" else 1), "batch": 2 if len(shape) == 4 else 1}
+        mask = partial(bool_mask, shape=shape)
+        yield case(f"bool-{kind}-{dtype}", dtype=dtype, mask=mask, **wide)
+    for dtype in DTYPES:
+        full = partial(bool_mask, shape=(4, 3, 33), empty=(2, 1))
+        yield case(f"bool-masked-query-{dtype}", dtype=dtype, mask=full, heads=(4, 2))
+        sinks = (0.5, -1, 2, -np.inf)
+        yield case(
+            f"bool-masked-query-sinks-{dtype}", dtype=dtype, mask=full, heads=(4, 1), sinks=sinks
+        )
+    nothing = partial(bool_mask, shape=(3, 33), empty=(slice(None),))
+    yield case("bool-all-masked-f32", mask=nothing)
+    yield case("bool-all-masked-sinks-f16", dtype="f16", mask=nothing, sinks=(0.5, 1))
+
+
+def _additive_masks() -> Iterator[Case]:
+    case = partial(attention_case, heads=(4, 1), queries=3, rows=33)
+    kinds = {"f32": mx.float32, "f16": mx.float16, "bf16": mx.bfloat16}
+    shapes = {"row": (33,), "query": (3, 33), "head": (4, 1, 33), "full": (4, 3, 33)}
+    for (dtype, kind), (of, shape) in itertools.product(kinds.items(), shapes.items()):
+        mask = partial(additive_mask, shape=shape, dtype=kind)
+        heads = (4, 2 if of == "full" else 1)
+        yield case(f"additive-{of}-{dtype}", dtype=dtype, mask=mask, heads=heads)
+    for dtype, kind in kinds.items():
+        lowest = float(mx.finfo(kind).min)
+        for name, value in (("lowest", lowest), ("infinite", -np.inf)):
+            mask = partial(additive_mask, shape=(1, 3, 33), dtype=kind, masked=(value,))
+            yield case(f"additive-{name}-{dtype}", dtype=dtype, mask=mask)
+        full = partial(additive_mask, shape=(4, 3, 33), dtype=kind, masked=(-np.inf, lowest))
+        empty = partial(full, empty=(3, 2))
+        yield case(f"additive-masked-query-{dtype}", dtype=dtype, mask=empty)
+        sinks = (0.25, -np.inf, 3, 0.5)
+        yield case(f"additive-masked-query-sinks-{dtype}", dtype=dtype, mask=empty, sinks=sinks)
+        yield case(f"additive-nan-{dtype}", dtype=dtype, mask=partial(full, nan=(2, 0, 17)))
+        yield case(f"additive-nan-first-{dtype}", dtype=dtype, mask=partial(full, nan=(0, 1, 0)))
+    # The rule is finfo.min / 2: the value itself masks, the next one above it does not.
+    edge = partial(
+        additive_mask, shape=(3, 33), dtype=mx.float16, masked=(-32752.0, -32736.0, -65504.0)
+    )
+    yield case("additive-threshold-f16", dtype="f16", mask=edge)
+    wide = partial(additive_mask, shape=(3, 33), dtype=mx.float32, masked=(LOWEST, -1e9))
+    yield case("additive-float32-on-f16", dtype="f16", mask=wide)
+    yield case("additive-float32-on-bf16", dtype="bf16", mask=wide)
+
+
+def _others() -> Iterator[Case]:
+    for dtype in DTYPES:
+        case = partial(attention_case, dtype=dtype, heads=(4, 2))
+        yield case(f"sinks-{dtype}", sinks=(0.5, -1.5, 3, 8))
+        yield case(f"sinks-infinite-{dtype}", sinks=(-np.inf, 0, -np.inf, 1), queries=2)
+        yield case(f"sinks-causal-{dtype}", sinks=(0.5, -1.5, 3, 8), queries=4, mask="causal")
+        yield case(f"slack-{dtype}", slack=7, rows=17, batch=2)
+        yield case(f"slack-causal-{dtype}", slack=31, rows=17, queries=3, mask="causal")
+        yield case(f"no-lse-{dtype}", return_lse=False)
+        yield case(f"large-logits-{dtype}", scale=8.0, rows=34)
+        yield case(f"negative-scale-{dtype}", scale=-0.5)
+        yield case(f"zero-scale-{dtype}", scale=0.0)
+    yield attention_case("batch-3-heads-9-3-f32", batch=3, heads=(9, 3), rows=10)
+
+
+def _keep() -> Iterator[Case]:
+    for rows in BOUNDARIES:
+        name = f"keep-rows-{rows}"
+        rng, shape = generator(name), (1, 2, rows)
+        keep = max(1, rows - rows // 4)
+        scores, positions = spread_scores(rng, shape), shuffled_positions(rng, shape)
+        count = max(1, min(rows, 3))
+        yield keep_case(name, scores, positions, keep=keep, count=count)
+        if rows > 1:
+            zones = {"sink_size": 4, "recent_start": 2 * rows - rows // 2}
+            yield keep_case(f"{name}-zones", scores, positions, keep=keep, count=1, **zones)
+    rows, shape = 64, (2, 3, 64)
+    rng = generator("keep")
+    positions = shuffled_positions(rng, shape)
+    spread = spread_scores(rng, shape)
+    zones = {"sink_size": 6, "recent_start": 100}
+    case = partial(keep_case, positions=positions, keep=40, count=24)
+    yield case("keep-all", spread, keep=rows, count=rows)
+    yield case("keep-one", spread, keep=1, count=rows - 1, **zones)
+    yield case("keep-ties", rng.integers(0, 3, shape) / 4.0, **zones)
+    yield case("keep-all-equal", np.full(shape, 0.5), **zones)
+    yield case("keep-zeros-of-both-signs", np.where(rng.random(shape) < 0.5, -0.0, 0.0))
+    special = np.where(rng.random(shape) < 0.3, np.nan, spread)
+    yield case("keep-nan", special, **zones)
+    yield case("keep-all-nan", np.full(shape, np.nan), **zones)
+    special = np.where(rng.random(shape) < 0.3, np.inf, spread)
+    yield case("keep-plus-infinity", special, **zones)
+    yield case("keep-minus-infinity", np.where(np.isinf(special), -np.inf, special), **zones)
+    mixed = rng.choice([np.nan, np.inf, -np.inf, 0.5, 1.5], shape)
+    padded = np.where(rng.random(shape) < 0.25, -1, positions)
+    yield case("keep-padding", spread, positions=padded, **zones)
+    yield case("keep-everything-odd", mixed, positions=padded, **zones)
+    yield case("keep-more-protected", spread, keep=10, count=60, sink_size=40, recent_start=60)
+    yield case("keep-all-protected", spread, sink_size=1000)
+    yield case("keep-negative-recent-start", spread, positions=padded, recent_start=-5)
+    yield case("keep-negative-sign-of-nan", np.where(np.isnan(special), special, -np.nan))
+
+
+def _traces() -> Iterator[Case]:
+    for policy in ("h2o", "window", "keydiff"):
+        yield trace_case(f"trace-{policy}", policy=policy)
+    yield trace_case(
+        "trace-h2o-replay",
+        policy="h2o",
+        replay=True,
+        heads=(2, 1),
+        prefill=(16, 16),
+        steps=160,  # the scores of 300 would double the file; the runner draws such a case
+        zones=(4, 28, 32),
+    )
+
+
+def golden_cases() -> list[Case]:
+    """The cases of the committed file, in its order."""
+    attention = (_sizes(), _rows(), _queries(), _bool_masks(), _additive_masks(), _others())
+    cases = list(itertools.chain(*attention, _keep(), _traces()))
+    names = [case.name for case in cases]
+    assert len(set(names)) == len(names)
+    return cases
+
+
+def fresh_traces(seed: int) -> list[Case]:
+    """Traces drawn by the runner: batches, one long prefill, a long replay, no prefill surplus."""
+    case = partial(trace_case, seed=seed)
+    return [
+        case(f"trace-{seed}-h2o-batch", policy="h2o", batch=2, dtype="f32"),
+        case(f"trace-{seed}-h2o-bf16", policy="h2o", dtype="bf16", prefill=(150,)),
+        case(f"trace-{seed}-h2o-replay", policy="h2o", replay=True, heads=(4, 2)),
+        case(f"trace-{seed}-keydiff-short", policy="keydiff", prefill=(5,), zones=(1, 40, 23)),
+    ]
+
+
+def boundary_cases() -> list[Case]:
+    """Shapes astride every boundary, too large for the file, drawn afresh by the runner."""
+    cases = []
+    for index, (rows, dtype) in enumerate(itertools.product(BOUNDARIES, DTYPES)):
+        cases.append(
+            attention_case(
+                f"boundary-{rows}-{dtype}",
+                dtype=dtype,
+                rows=rows,
+                heads=(8, 2),
+                queries=1 + index % 4,
+                sizes=SIZES[index % 7],
+                mask="causal" if index % 2 else "",
+                slack=index % 3,
+            )
+        )
+    return cases
+
+
+def random_cases(seed: int, count: int = 24) -> list[Case]:
+    """Attention and selection cases of shapes and options drawn from ``seed``."""
+    rng = np.random.default_rng(seed)
+    cases = []
+    for index in range(count):
+        kv_heads, group = int(rng.integers(1, 4)), int(rng.choice([1, 2, 3, 4, 8]))
+        batch, queries = int(rng.integers(1, 3)), int(rng.integers(1, 9))
+        rows = int(rng.integers(1, 80))
+        dtype = str(rng.choice(DTYPES))
+        kind = {"f32": mx.float32, "f16": mx.float16, "bf16": mx.bfloat16}[dtype]
+        full = (batch, kv_heads * group, queries, rows)
+        shape = tuple(n if rng.random() < 0.6 else 1 for n in full[:-1]) + (rows,)
+        masks = (
+            "",
+            "causal",
+            partial(bool_mask, shape=shape),
+            partial(additive_mask, shape=shape, dtype=kind, masked=(-np.inf,)),
+        )
+        sinks = tuple(rng.standard_normal(kv_heads * group)) if rng.random() < 0.4 else None
+        cases.append(
+            attention_case(
+                f"random-{seed}-{index}-{dtype}",
+                dtype=dtype,
+                heads=(kv_heads * group, kv_heads),
+                batch=batch,
+                queries=queries,
+                rows=rows,
+                sizes=(32 * int(rng.integers(1, 7)), 32 * int(rng.integers(1, 7))),
+                mask=masks[int(rng.integers(4))],
+                sinks=sinks,
+                slack=int(rng.choice([0, 1, 9])),
+                seed=seed,
+            )
+        )
+        select = (batch, kv_heads, rows + 1)
+        scores = rng.choice([np.nan, np.inf, -np.inf, *np.arange(32) / 8], select)
+        positions = shuffled_positions(rng, select)
+        positions = np.where(rng.random(select) < 0.1, -1, positions)
+        cases.append(
+            keep_case(
+                f"random-{seed}-{index}-keep",
+                scores,
+                positions,
+                keep=int(rng.integers(1, rows + 2)),
+                count=int(rng.integers(1, rows + 2)),
+                sink_size=int(rng.integers(0, 6)),
+                recent_start=int(rng.integers(0, 2 * rows + 2)) if rng.random() < 0.6 else None,
+            )
+        )
+    return cases
