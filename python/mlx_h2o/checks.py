@@ -1,0 +1,64 @@
+"""Checks of what a cache is given. All raise ValueError that names what was found and expected."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from .store import RowStore
+
+__all__ = ["check_replacement", "check_rows", "check_scores"]
+
+
+def check_rows(keys: mx.array, values: mx.array, store: RowStore | None) -> None:
+    """New rows [B, H, L, D] and [B, H, L, Dv] that fit each other and the stored ones."""
+    op = "[H2OKVCache.update_and_fetch]"
+    if keys.ndim != 4 or values.ndim != 4 or keys.shape[:3] != values.shape[:3]:
+        raise ValueError(
+            f"{op} keys have shape {keys.shape}, values {values.shape}, expected [B, H, L, D] "
+            "and [B, H, L, Dv]."
+        )
+    if 0 in keys.shape[:3]:
+        raise ValueError(f"{op} keys have shape {keys.shape}, expected B, H, L of at least 1.")
+    if store is None:
+        return
+    for name, new, stored in (
+        ("keys", keys, store.keys),
+        ("values", values, store.values),
+    ):
+        found, expected = _layout(new), _layout(stored)
+        if found != expected:
+            raise ValueError(f"{op} {name} are {found}, expected {expected} as the stored rows.")
+
+
+def check_scores(scores: mx.array, store: RowStore | None) -> None:
+    """Scores float32 [B, Hq, L, N] of the stored rows."""
+    op = "[H2OKVCache.update_scores]"
+    if store is None:
+        raise ValueError(f"{op} there are no rows to score, expected an update first.")
+    batch, heads, rows = store.positions.shape
+    found = scores.shape
+    fits = len(found) == 4 and (found[0], found[3]) == (batch, rows) and 0 not in found
+    if scores.dtype != mx.float32 or not fits or found[1] % heads:
+        raise ValueError(
+            f"{op} scores are {scores.dtype} {found}, expected mlx.core.float32 [B, Hq, L, N] "
+            f"with B = {batch}, Hq a multiple of {heads}, N = {rows}."
+        )
+
+
+def check_replacement(name: str, array: mx.array, store: RowStore | None) -> RowStore:
+    """An array that takes the place of all stored keys or values; returns the store."""
+    op = f"[H2OKVCache.{name}]"
+    if store is None:
+        raise ValueError(f"{op} an array of shape {array.shape} was set, but no rows are stored.")
+    stored = store.keys if name == "keys" else store.values
+    if array.ndim != 4 or array.shape[2] != store.length or _layout(array) != _layout(stored):
+        raise ValueError(
+            f"{op} found {array.dtype} {array.shape}, expected {store.length} rows and "
+            f"{_layout(stored)}."
+        )
+    return store
+
+
+def _layout(array: mx.array) -> str:
+    batch, heads, _, width = array.shape
+    return f"{array.dtype} with B = {batch}, H = {heads}, row size {width}"

@@ -1,0 +1,116 @@
+"""Settings of an evicting cache, checked once, when they are made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from . import policies
+
+__all__ = ["PRESETS", "H2OConfig"]
+
+# Share of the budget given to heavy hitters (AtomGradient 2026, sec. 4.1 and table 4: 128, 64 and
+# 32 of 256 rows). The sinks do not scale with the budget; the recent window takes what is left.
+PRESETS = {"heavy": 1 / 2, "balanced": 1 / 4, "recent": 1 / 8}
+
+
+@dataclass(frozen=True)
+class H2OConfig:
+    """Settings of :class:`mlx_h2o.H2OKVCache`.
+
+    The sizes that are not given are resolved here, so that after construction
+    ``sink_size + heavy_size + recent_size == max_kv_size`` always holds.
+
+    Args:
+        max_kv_size: rows that each KV head keeps (at least 1).
+        sink_size: positions ``0 .. sink_size - 1`` are never evicted; fewer than ``max_kv_size``.
+        heavy_size: rows kept by score. None: half of the budget, or what the other two leave.
+        recent_size: the newest rows, never evicted. None, or where the three sizes do not fill
+            the budget: what the other two leave.
+        policy: name of the policy that ranks rows, one of :func:`mlx_h2o.policies.names`.
+        decay: ``a`` of the moving average ``C = a*C + (1-a)*|s|``, at least 0 and below 1.
+        evict_every: single-token steps per eviction. With 1 the evicted row is overwritten in
+            place; with more, up to ``evict_every - 1`` rows beyond the budget are stored.
+        kv_bits: None. Quantised rows are not available in this version.
+
+    Raises:
+        ValueError: a value out of range, an unknown policy, sizes beyond the budget, or kv_bits.
+    """
+
+    max_kv_size: int = 256
+    sink_size: int = 4
+    heavy_size: int | None = None
+    recent_size: int | None = None
+    policy: str = "h2o"
+    decay: float = 0.95
+    evict_every: int = 1
+    kv_bits: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("max_kv_size", 1), ("sink_size", 0), ("evict_every", 1)):
+            _check_int(name, getattr(self, name), least)
+        for name in ("heavy_size", "recent_size"):
+            if getattr(self, name) is not None:
+                _check_int(name, getattr(self, name), 0)
+        if not isinstance(self.decay, int | float) or not 0 <= self.decay < 1:
+            raise ValueError(
+                f"[H2OConfig] decay is {self.decay!r}, expected a number of at least 0, below 1."
+            )
+        if self.policy not in policies.names():
+            known = ", ".join(policies.names())
+            raise ValueError(f"[H2OConfig] policy is {self.policy!r}, expected one of: {known}.")
+        if self.kv_bits is not None:
+            raise ValueError(
+                f"[H2OConfig] kv_bits is {self.kv_bits!r}, but quantised rows are not available "
+                "in this version: expected None."
+            )
+        if self.sink_size >= self.max_kv_size:
+            raise ValueError(
+                f"[H2OConfig] sink_size is {self.sink_size}, expected fewer than "
+                f"max_kv_size = {self.max_kv_size}: no row could ever be evicted."
+            )
+        self._resolve_sizes()
+
+    def _resolve_sizes(self) -> None:
+        left = self.max_kv_size - self.sink_size - (self.recent_size or 0)
+        heavy = self.heavy_size
+        if heavy is None:
+            # At least one recent row, which gives the newest row time to be scored.
+            spare = left if self.recent_size is not None else left - 1
+            heavy = max(0, min(int(self.max_kv_size * PRESETS["heavy"]), spare))
+        if left < heavy:
+            raise ValueError(
+                f"[H2OConfig] sink_size + heavy_size + recent_size is {self.sink_size} + {heavy} + "
+                f"{self.recent_size or 0} = {self.sink_size + heavy + (self.recent_size or 0)}, "
+                f"expected at most max_kv_size = {self.max_kv_size}."
+            )
+        object.__setattr__(self, "heavy_size", heavy)
+        object.__setattr__(self, "recent_size", self.max_kv_size - self.sink_size - heavy)
+
+    @classmethod
+    def preset(cls, name: str, max_kv_size: int = 256, **settings: Any) -> H2OConfig:
+        """The published splits of the budget, scaled to ``max_kv_size``.
+
+        At 256 rows: "heavy" 4 sinks, 128 heavy, 124 recent; "balanced" 4, 64, 188; "recent"
+        4, 32, 220 (AtomGradient 2026, sec. 4.1). Further settings are passed to the constructor
+        and win over the preset.
+
+        Raises:
+            ValueError: unknown name, or as the constructor.
+        """
+        if name not in PRESETS:
+            known = ", ".join(PRESETS)
+            raise ValueError(f"[H2OConfig.preset] name is {name!r}, expected one of: {known}.")
+        _check_int("max_kv_size", max_kv_size, 1)
+        settings.setdefault("heavy_size", int(max_kv_size * PRESETS[name]))
+        return cls(max_kv_size=max_kv_size, **settings)
+
+    @classmethod
+    def setting_names(cls) -> tuple[str, ...]:
+        """Names of all settings, for callers that split them from other keyword arguments."""
+        return tuple(field.name for field in fields(cls))
+
+
+def _check_int(name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"[H2OConfig] {name} is {value!r}, expected an int of at least {least}.")

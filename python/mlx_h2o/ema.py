@@ -1,0 +1,83 @@
+"""The moving average of scores: one value per (sequence, KV head, row).
+
+All in float32. ``a`` is the decay; ``1 - a`` is computed in double precision, then rounded once.
+Other languages repeat the operations of :func:`accumulate` with one query in the same order.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+__all__ = ["MAX_QUERIES", "accumulate"]
+
+MAX_QUERIES = 128
+"""Queries of a chunk that are scored, counted from its end; at a = 0.95 older ones weigh 0.14 %."""
+
+
+def accumulate(
+    importance: mx.array, scores: mx.array, *, decay: float, masked: bool = True
+) -> mx.array:
+    """``C = a*C + (1-a)*|s|`` for each query in order.
+
+    ``s`` is the mean of a row's scores over the unmasked query heads of its KV head. A pair that
+    is masked for every head of the group leaves C unchanged, and the first unmasked score of a
+    row sets ``C = |s|`` (AtomGradient 2026, sec. 3.2, whose C starts at 0).
+
+    Args:
+        importance: C, float32 [B, H, N], NaN where a row has not been scored.
+        scores: float32 [B, Hq, L, N], -inf (or NaN) where masked; Hq a multiple of H.
+        decay: a, at least 0 and below 1.
+        masked: False promises that every score is finite.
+
+    Returns:
+        float32 [B, H, N]. O(B * Hq * L * N) time and memory, so L should be at most MAX_QUERIES.
+    """
+    mean, unmasked = _group_mean(scores, importance.shape[1], masked)
+    if scores.shape[2] == 1:
+        return _one_query(
+            importance,
+            mean[:, :, 0],
+            None if unmasked is None else unmasked[:, :, 0],
+            decay,
+        )
+    return _many_queries(importance, mean, unmasked, decay)
+
+
+def _group_mean(scores: mx.array, heads: int, masked: bool) -> tuple[mx.array, mx.array | None]:
+    """Mean over the unmasked query heads of each group, and which pairs have one: [B, H, L, N]."""
+    batch, query_heads, length, rows = scores.shape
+    group = query_heads // heads
+    grouped = scores.reshape(batch, heads, group, length, rows)
+    if not masked:
+        return mx.sum(grouped, axis=2) / group, None
+    seen = grouped > -mx.inf
+    count = mx.sum(seen, axis=2)
+    mean = mx.sum(mx.where(seen, grouped, 0.0), axis=2) / mx.maximum(count, 1)
+    return mean, count > 0
+
+
+def _one_query(
+    importance: mx.array, mean: mx.array, unmasked: mx.array | None, decay: float
+) -> mx.array:
+    new = mx.abs(mean)
+    result = mx.where(mx.isnan(importance), new, decay * importance + (1 - decay) * new)
+    return result if unmasked is None else mx.where(unmasked, result, importance)
+
+
+def _many_queries(
+    importance: mx.array, mean: mx.array, unmasked: mx.array | None, decay: float
+) -> mx.array:
+    """The recurrence unrolled: query i of a row weighs a^(unmasked queries after i)."""
+    if unmasked is None:
+        unmasked = mx.ones(mean.shape, mx.bool_)
+    so_far = mx.cumsum(unmasked.astype(mx.int32), axis=2)
+    count = so_far[:, :, -1]
+    unscored = mx.isnan(importance)
+    # (1 - a) for every query but the one that sets the value of an unscored row.
+    sets = mx.logical_and(mx.expand_dims(unscored, 2), so_far == 1)
+    share = mx.where(sets, 1.0, 1 - decay)
+    weight = mx.power(decay, (mx.expand_dims(count, 2) - so_far).astype(mx.float32))
+    added = mx.sum(mx.where(unmasked, weight * share * mx.abs(mean), 0.0), axis=2)
+    kept = mx.power(decay, count.astype(mx.float32)) * importance
+    result = mx.where(unscored, added, kept + added)
+    return mx.where(count > 0, result, importance)

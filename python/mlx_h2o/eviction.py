@@ -1,0 +1,63 @@
+"""Which rows go, by a policy and the windows it must respect, and their removal from the store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from . import fast
+from .policies import Policy, Rows
+from .store import RowStore
+
+__all__ = ["Eviction"]
+
+
+@dataclass(frozen=True)
+class Eviction:
+    """One eviction from ``store``, before ``added`` tokens are appended at ``offset``.
+
+    Positions below ``sink_size`` and from ``offset + added - recent_size`` on are protected.
+    Replacement and compaction drop the same rows: both rank by ``fast``'s one order.
+    """
+
+    store: RowStore
+    policy: Policy
+    offset: int
+    added: int
+    sink_size: int
+    recent_size: int
+
+    def replace_worst(self, keys: mx.array, values: mx.array) -> None:
+        """Overwrite the worst row of each head by the new row; the others stay where they are."""
+        slots = fast.evict_indices(
+            self._ranks(),
+            self.store.positions,
+            count=1,
+            sink_size=self.sink_size,
+            recent_start=self._recent_start,
+        )
+        self.store.replace(slots, keys, values, self.offset)
+
+    def compact(self, keep: int) -> None:
+        """Keep the best ``keep`` rows of each head, in the order of their slots."""
+        if keep == 0:
+            self.store.truncate(0)
+            return
+        slots = fast.keep_indices(
+            self._ranks(),
+            self.store.positions,
+            keep=keep,
+            sink_size=self.sink_size,
+            recent_start=self._recent_start,
+        )
+        self.store.keep(slots)
+
+    @property
+    def _recent_start(self) -> int:
+        return self.offset + self.added - self.recent_size
+
+    def _ranks(self) -> mx.array:
+        keys, values = self.store.fetch()
+        rows = Rows(keys, values, self.store.importance, self.store.positions, self.offset)
+        return self.policy.rank(rows)

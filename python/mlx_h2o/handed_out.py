@@ -1,0 +1,39 @@
+"""Which cache handed out an array of keys: the one thing that attention can always be asked.
+
+Models pass None, another layer's cache or a list of caches to attention, but they pass on the
+keys themselves. Only weak references are kept: a strong one would stop MLX from reusing the
+buffer of the keys for the next update.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+
+if TYPE_CHECKING:
+    from .cache import H2OKVCache
+
+__all__ = ["owner_of", "register"]
+
+_Entry = tuple["weakref.ref[mx.array]", "weakref.ref[H2OKVCache]"]
+_entries: dict[int, _Entry] = {}
+
+
+def register(keys: mx.array, cache: H2OKVCache) -> None:
+    """Remember that ``cache`` handed out ``keys``, for as long as the array object lives."""
+    identity = id(keys)
+
+    def forget(_: object) -> None:
+        _entries.pop(identity, None)
+
+    _entries[identity] = (weakref.ref(keys, forget), weakref.ref(cache))
+
+
+def owner_of(keys: object) -> H2OKVCache | None:
+    """The living cache that handed out this very array object, or None."""
+    entry = _entries.get(id(keys))
+    if entry is None or entry[0]() is not keys:
+        return None
+    return entry[1]()

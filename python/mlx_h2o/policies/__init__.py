@@ -1,0 +1,31 @@
+"""Eviction policies: each ranks the stored rows, the cache keeps the best ranked.
+
+A policy is one short file with a class that derives from :class:`Policy`, and one line in the
+table below. docs/policies.md shows how to add one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .base import Policy, Rows
+from .h2o import H2O
+from .keydiff import KeyDiff
+from .window import Window
+
+if TYPE_CHECKING:
+    from ..config import H2OConfig
+
+__all__ = ["Policy", "Rows", "build", "names"]
+
+_POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in (H2O, Window, KeyDiff)}
+
+
+def names() -> tuple[str, ...]:
+    """Names that ``H2OConfig(policy=...)`` knows."""
+    return tuple(_POLICIES)
+
+
+def build(config: H2OConfig) -> Policy:
+    """The policy that ``config`` names, with its settings."""
+    return _POLICIES[config.policy].from_config(config)

@@ -1,0 +1,70 @@
+"""What a policy is: it may accumulate scores, and it ranks rows. It stores and decides nothing."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import mlx.core as mx
+
+if TYPE_CHECKING:
+    from ..config import H2OConfig
+
+__all__ = ["Policy", "Rows"]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The stored rows of one layer, as a policy sees them; slots are in no particular order.
+
+    Attributes:
+        keys: [B, H, N, D], the model's dtype, with RoPE applied.
+        values: [B, H, N, Dv].
+        importance: float32 [B, H, N], what ``accumulate`` made; NaN where not yet scored.
+        positions: int32 [B, H, N], the place of each row in the sequence.
+        offset: tokens that the cache has seen, which is the position of the next row.
+    """
+
+    keys: mx.array
+    values: mx.array
+    importance: mx.array
+    positions: mx.array
+    offset: int
+
+
+class Policy(ABC):
+    """Ranks stored rows; the cache evicts the lowest ranked that no window protects.
+
+    Policies hold settings only, no state: what is remembered of a row lives in the cache beside
+    the row, so that it is evicted, copied and saved with it.
+    """
+
+    name: ClassVar[str]
+    needs_scores: ClassVar[bool] = False
+    """Whether attention must hand its scores to the cache after every update."""
+
+    @classmethod
+    def from_config(cls, config: H2OConfig) -> Policy:
+        """A policy with the settings that it needs; by default none."""
+        return cls()
+
+    def accumulate(
+        self, importance: mx.array, scores: mx.array, *, masked: bool = True
+    ) -> mx.array:
+        """Take in the scores of one attention.
+
+        Args:
+            importance: float32 [B, H, N], NaN where a row has not been scored.
+            scores: float32 [B, Hq, L, N], logits before the softmax, -inf where masked, queries
+                in order; Hq is a multiple of H.
+            masked: False promises that no score is -inf, which allows a shorter path.
+
+        Returns:
+            float32 [B, H, N], the new importance; by default unchanged.
+        """
+        return importance
+
+    @abstractmethod
+    def rank(self, rows: Rows) -> mx.array:
+        """float32 [B, H, N], higher is kept; NaN goes first. Called only when rows must go."""

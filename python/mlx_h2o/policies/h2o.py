@@ -1,0 +1,41 @@
+"""h2o: keep the rows whose logits have been large (AtomGradient 2026, sec. 3.2)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+
+from .. import ema
+from .base import Policy, Rows
+
+if TYPE_CHECKING:
+    from ..config import H2OConfig
+
+__all__ = ["H2O"]
+
+
+class H2O(Policy):
+    """Moving average of the absolute logit: ``C = a*C + (1-a)*|s|``.
+
+    ``s`` is the mean over the query heads of the group; the first score sets ``C = |s|``, where
+    the paper starts at 0, because rows that leave a short recent window would be handicapped.
+    """
+
+    name = "h2o"
+    needs_scores = True
+
+    def __init__(self, decay: float) -> None:
+        self.decay = decay
+
+    @classmethod
+    def from_config(cls, config: H2OConfig) -> H2O:
+        return cls(config.decay)
+
+    def accumulate(
+        self, importance: mx.array, scores: mx.array, *, masked: bool = True
+    ) -> mx.array:
+        return ema.accumulate(importance, scores, decay=self.decay, masked=masked)
+
+    def rank(self, rows: Rows) -> mx.array:
+        return rows.importance

@@ -1,0 +1,20 @@
+"""window: sinks and the newest rows (Xiao et al. 2024, StreamingLLM), mlx_lm's RotatingKVCache."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from .base import Policy, Rows
+
+__all__ = ["Window"]
+
+
+class Window(Policy):
+    """The newest rows stay, whatever the split of heavy and recent rows."""
+
+    name = "window"
+
+    def rank(self, rows: Rows) -> mx.array:
+        # The age, not the position: float32 holds every age in a cache, but not every position
+        # of a sequence beyond 2^24 tokens.
+        return (rows.positions - rows.offset).astype(mx.float32)
