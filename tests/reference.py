@@ -137,21 +137,20 @@ def accumulate(seen, scores, *, decay, queries=EMA_QUERIES) -> np.ndarray:
     """C after a chunk: the moving average of AtomGradient 2026, section 3.2, query by query.
 
     ``seen`` is C before, [B, Hkv, N], NaN where a row has no score yet; ``scores`` are those of
-    attention, [B, Hq, Lq, N], of which the last ``queries`` queries count. |s| is averaged over
-    the unmasked query heads of the group; the first unmasked score sets C; masked pairs leave
-    it unchanged.
+    attention, [B, Hq, Lq, N], of which the last ``queries`` queries count. C takes in |s|, where
+    s is the mean over the unmasked query heads of the group; the first one sets C; pairs that
+    are masked for the whole group leave it unchanged.
     """
     total, s = float64(seen).copy(), float64(scores)
     group = s.shape[1] // total.shape[1]
     for b, head, row in np.ndindex(*total.shape):
         for query in range(max(0, s.shape[2] - queries), s.shape[2]):
             found = s[b, head * group : (head + 1) * group, query, row]
-            found = np.abs(found[found != -np.inf])
+            found = found[found > -np.inf]
             if found.size == 0:
                 continue
-            before = total[b, head, row]
-            mean = found.mean()
-            total[b, head, row] = mean if np.isnan(before) else decay * before + (1 - decay) * mean
+            before, new = total[b, head, row], abs(found.mean())
+            total[b, head, row] = new if np.isnan(before) else decay * before + (1 - decay) * new
     return total
 
 

@@ -131,9 +131,7 @@ def use_backend(name: str | None) -> Iterator[None]:
             block raises ValueError where the named back end cannot serve it.
     """
     if name is not None:
-        reason = _unavailable(_known(name, "unknown back end"))
-        if reason:
-            raise ValueError(f"[use_backend] back end {name!r} is not available: {reason}")
+        get(name)
     token = _current.set(name)
     try:
         yield
@@ -156,8 +154,9 @@ def register(name: str, backend: Backend) -> Callable[[], None]:
     return remove
 
 
-def _named_backend(op: str, name: str) -> Backend:
-    reason = _unavailable(name)
+def get(name: str, *, op: str = "use_backend") -> Backend:
+    """The back end of this name. Raises ValueError where it is unknown or not available here."""
+    reason = _unavailable(_known(name, "unknown back end"))
     if reason:
         raise ValueError(f"[{op}] back end {name!r} is not available: {reason}")
     return _registered[name]
@@ -170,7 +169,7 @@ def for_attention(request: AttentionRequest) -> Backend:
     """
     name = named()
     if name is not None:
-        backend = _named_backend(ATTENTION, name)
+        backend = get(name, op=ATTENTION)
         reason = backend.refuses(request)
         if reason:
             raise ValueError(f"[{ATTENTION}] back end {name!r} cannot serve this call: {reason}")
@@ -186,7 +185,7 @@ def for_retention(op: str, request: RetentionRequest) -> Callable[[RetentionRequ
     name = named()
     if name is not None:
         candidates: tuple[str, ...] = (name,)
-        _named_backend(op, name)
+        get(name, op=op)
     else:
         candidates = _preferred(runs_on_gpu(request.stream))
     for candidate in candidates:

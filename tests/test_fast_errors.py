@@ -1,0 +1,214 @@
+"""What the operations refuse, word for word where a person will read it."""
+
+from __future__ import annotations
+
+import math
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_h2o import fast
+
+OP = "scaled_dot_product_attention_with_scores"
+Q, K, V = (1, 4, 2, 32), (1, 2, 5, 32), (1, 2, 5, 24)
+
+
+def attend(q=Q, k=K, v=V, *, dtypes=(mx.float32,) * 3, scale=0.5, **more):
+    arrays = [
+        mx.zeros(shape, dtype) if isinstance(shape, tuple) else shape
+        for shape, dtype in zip((q, k, v), dtypes, strict=True)
+    ]
+    return fast.scaled_dot_product_attention_with_scores(*arrays, scale=scale, **more)
+
+
+SHAPES = {
+    "queries have 3 dimensions, expected 4 [B, Hq, Lq, D].": {"q": (4, 2, 32)},
+    "keys have 5 dimensions, expected 4 [B, Hkv, N, D].": {"k": (1, 1, 2, 5, 32)},
+    "values have 1 dimensions, expected 4 [B, Hkv, N, Dv].": {"v": (24,)},
+    "queries are empty: found shape (1, 4, 0, 32), expected every size of [B, Hq, Lq, D] "
+    "to be at least 1.": {"q": (1, 4, 0, 32)},
+    "keys are empty: found shape (1, 2, 0, 32), expected every size of [B, Hkv, N, D] "
+    "to be at least 1.": {"k": (1, 2, 0, 32), "v": (1, 2, 0, 24)},
+    "queries are empty: found shape (0, 4, 2, 32), expected every size of [B, Hq, Lq, D] "
+    "to be at least 1.": {"q": (0, 4, 2, 32), "k": (0, 2, 5, 32), "v": (0, 2, 5, 24)},
+    "values are empty: found shape (1, 2, 5, 0), expected every size of [B, Hkv, N, Dv] "
+    "to be at least 1.": {"v": (1, 2, 5, 0)},
+    "queries and keys have batch sizes 2 and 1, expected the same.": {"q": (2, 4, 2, 32)},
+    "keys and values have batch sizes 1 and 3, expected the same.": {"v": (3, 2, 5, 24)},
+    "queries and keys have head sizes 16 and 32, expected the same.": {"q": (1, 4, 2, 16)},
+    "keys and values have head counts 2 and 1, expected the same.": {"v": (1, 1, 5, 24)},
+    "keys and values have lengths 5 and 6, expected the same.": {"v": (1, 2, 6, 24)},
+    "queries have 3 heads, expected a multiple of the 2 heads of the keys.": {"q": (1, 3, 2, 32)},
+    "queries have 1 heads, expected a multiple of the 2 heads of the keys.": {"q": (1, 1, 2, 32)},
+}
+
+
+@pytest.mark.parametrize(("text", "shapes"), SHAPES.items())
+def test_shapes(text: str, shapes: dict[str, tuple[int, ...]]) -> None:
+    with pytest.raises(ValueError) as caught:
+        attend(**shapes)
+    assert str(caught.value) == f"[{OP}] {text}"
+
+
+@pytest.mark.parametrize("dtype", [mx.int32, mx.uint32, mx.bool_, mx.complex64])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_dtypes_that_are_not_served(dtype: mx.Dtype, place: int) -> None:
+    dtypes = [mx.float32] * 3
+    dtypes[place] = dtype
+    name, found = ("queries", "keys", "values")[place], str(dtype).removeprefix("mlx.core.")
+    with pytest.raises(ValueError, match="expected float32, float16 or bfloat16") as caught:
+        attend(dtypes=dtypes)
+    assert str(caught.value).startswith(f"[{OP}] {name} are {found}, ")
+
+
+def test_dtypes_that_differ() -> None:
+    with pytest.raises(ValueError) as caught:
+        attend(dtypes=(mx.float32, mx.float16, mx.float16))
+    assert str(caught.value) == (
+        f"[{OP}] queries, keys and values are float32, float16, float16, "
+        "expected the same dtype of all three."
+    )
+
+
+@pytest.mark.parametrize("shape", [(6,), (3, 5), (3, 2, 5), (2, 1, 1, 5), (1, 1, 4, 2, 5), (5, 2)])
+@pytest.mark.parametrize("dtype", [mx.bool_, mx.float32])
+def test_mask_that_does_not_broadcast(shape: tuple[int, ...], dtype: mx.Dtype) -> None:
+    with pytest.raises(ValueError) as caught:
+        attend(mask=mx.zeros(shape, dtype))
+    assert str(caught.value) == (
+        f"[{OP}] mask has shape {shape}, "
+        "expected one that broadcasts to [B, Hq, Lq, N] = (1, 4, 2, 5)."
+    )
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (5,), (2, 5), (4, 1, 1), (1, 4, 2, 5)])
+def test_masks_that_broadcast(shape: tuple[int, ...]) -> None:
+    _, scores = attend(mask=mx.ones(shape, mx.bool_))
+    assert scores.shape == (1, 4, 2, 5)
+
+
+def test_mask_of_another_kind() -> None:
+    with pytest.raises(ValueError) as caught:
+        attend(mask=mx.zeros((5,), mx.int32))
+    assert str(caught.value) == (
+        f"[{OP}] mask is int32, expected bool, or float32, float16 or bfloat16 to add."
+    )
+    for word in ("", "Causal", "array"):
+        with pytest.raises(ValueError, match="expected 'causal', an array or None"):
+            attend(mask=word)
+    for other in (True, 0, np.ones(5, bool), [True] * 5):
+        with pytest.raises(TypeError, match="mask must be an mlx.core.array"):
+            attend(mask=other)
+
+
+def test_sinks() -> None:
+    for shape in ((3,), (4, 1), (), (1, 4)):
+        with pytest.raises(ValueError) as caught:
+            attend(sinks=mx.zeros(shape))
+        assert str(caught.value) == f"[{OP}] sinks have shape {shape}, expected [Hq] = (4,)."
+    with pytest.raises(ValueError, match="sinks are int32, expected float32, float16 or bfloat16"):
+        attend(sinks=mx.zeros((4,), mx.int32))
+    with pytest.raises(TypeError, match="sinks must be an mlx.core.array, found list"):
+        attend(sinks=[0.0] * 4)
+
+
+@pytest.mark.parametrize("scale", [math.nan, math.inf, -math.inf, 1e39, 10**400, np.float32("nan")])
+def test_scale_that_is_not_finite(scale: float) -> None:
+    with pytest.raises(ValueError, match=rf"^\[{OP}\] scale is -?(nan|inf|1e\+39), expected a fin"):
+        attend(scale=scale)
+
+
+@pytest.mark.parametrize("scale", [None, "1", True, 1j, mx.array(1.0), np.ones(1)])
+def test_scale_that_is_not_a_number(scale: object) -> None:
+    with pytest.raises(TypeError, match=rf"^\[{OP}\] scale must be a number, found"):
+        attend(scale=scale)
+
+
+@pytest.mark.parametrize("other", [np.zeros(Q, np.float32), [[1.0]], 1.0, None, "q"])
+@pytest.mark.parametrize("place", ["q", "k", "v"])
+def test_what_is_not_an_array(place: str, other: object) -> None:
+    name = {"q": "queries", "k": "keys", "v": "values"}[place]
+    with pytest.raises(TypeError) as caught:
+        attend(**{place: [other] if isinstance(other, tuple) else other})
+    assert str(caught.value) == (
+        f"[{OP}] {name} must be an mlx.core.array, found {type(other).__name__}."
+    )
+
+
+@pytest.mark.parametrize("stream", ["cpu", 0, True])
+def test_stream_of_another_kind(stream: object) -> None:
+    with pytest.raises(TypeError, match=rf"^\[{OP}\] stream must be None, an mlx.core.Stream"):
+        attend(stream=stream)
+
+
+# Selection
+
+ROWS = (1, 2, 6)
+
+
+def select(op: str, scores=ROWS, positions=ROWS, *, dtypes=(mx.float32, mx.int32), **more):
+    arrays = [
+        mx.zeros(shape, dtype) if isinstance(shape, tuple) else shape
+        for shape, dtype in zip((scores, positions), dtypes, strict=True)
+    ]
+    return getattr(fast, op)(*arrays, **more)
+
+
+SELECTIONS = (("keep_indices", "keep"), ("evict_indices", "count"))
+
+
+@pytest.mark.parametrize(("op", "number"), SELECTIONS)
+def test_selection_of_wrong_rows(op: str, number: str) -> None:
+    cases = {
+        "scores have 2 dimensions, expected 3 [B, H, N].": {"scores": (2, 6)},
+        "positions have 4 dimensions, expected 3 [B, H, N].": {"positions": (1, 1, 2, 6)},
+        "scores and positions have shapes (1, 2, 6) and (1, 2, 7), expected the same.": {
+            "positions": (1, 2, 7)
+        },
+        "scores are empty: found shape (1, 2, 0), expected every size of [B, H, N] "
+        "to be at least 1.": {"scores": (1, 2, 0), "positions": (1, 2, 0)},
+        "scores are float16, expected float32.": {"dtypes": (mx.float16, mx.int32)},
+        "positions are uint32, expected int32.": {"dtypes": (mx.float32, mx.uint32)},
+    }
+    for text, wrong in cases.items():
+        with pytest.raises(ValueError) as caught:
+            select(op, **wrong, **{number: 1})
+        assert str(caught.value) == f"[{op}] {text}"
+    with pytest.raises(TypeError, match="scores must be an mlx.core.array, found ndarray"):
+        select(op, scores=np.zeros(ROWS, np.float32), **{number: 1})
+
+
+@pytest.mark.parametrize(("op", "number"), SELECTIONS)
+def test_selection_of_wrong_counts(op: str, number: str) -> None:
+    for wrong in (0, -1, 7, 10**30):
+        with pytest.raises(ValueError) as caught:
+            select(op, **{number: wrong})
+        assert str(caught.value) == f"[{op}] {number} is {wrong}, expected 1 to N = 6."
+    for other in (1.0, None, True, "1"):
+        with pytest.raises(TypeError, match=rf"^\[{op}\] {number} must be an integer, found"):
+            select(op, **{number: other})
+
+
+@pytest.mark.parametrize(("op", "number"), SELECTIONS)
+def test_selection_of_wrong_zones(op: str, number: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        select(op, **{number: 1}, sink_size=-1)
+    assert str(caught.value) == f"[{op}] sink_size is -1, expected 0 or more."
+    with pytest.raises(TypeError, match="sink_size must be an integer, found float"):
+        select(op, **{number: 1}, sink_size=4.0)
+    with pytest.raises(TypeError, match="recent_start must be an integer, found str"):
+        select(op, **{number: 1}, recent_start="3")
+    with pytest.raises(TypeError, match="stream must be None"):
+        select(op, **{number: 1}, stream="gpu")
+
+
+@pytest.mark.parametrize("far", [2**31, 2**40, 10**30])
+def test_zones_beyond_every_position(far: int) -> None:
+    positions = mx.broadcast_to(mx.arange(6, dtype=mx.int32), ROWS)
+    scores = mx.broadcast_to(mx.arange(6, dtype=mx.float32), ROWS)
+    kept = fast.keep_indices(scores, positions, keep=2, recent_start=far)
+    assert kept.tolist() == [[[4, 5], [4, 5]]]
+    kept = fast.keep_indices(scores, positions, keep=2, recent_start=-far)
+    assert kept.tolist() == [[[0, 1], [0, 1]]]
+    kept = fast.keep_indices(scores, positions, keep=2, sink_size=far)
+    assert kept.tolist() == [[[0, 1], [0, 1]]]
