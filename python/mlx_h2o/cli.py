@@ -1,0 +1,43 @@
+"""The command `mlx_h2o`: one module of `commands` per subcommand."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+__all__ = ["main"]
+
+_COMMANDS = {"generate": "text from a prompt, with a bounded cache"}
+_PLANNED = ("chat", "server", "evaluate", "benchmark", "cache_prompt")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a subcommand; returns the exit status. Without ``arguments`` those of the process."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if not given or given[0] in ("-h", "--help"):
+        print(_usage())
+        return 0 if given else 2
+    if given[0] == "--version":
+        from . import __version__
+
+        print(f"mlx_h2o {__version__}")
+        return 0
+    command, *rest = given
+    if command in _COMMANDS:
+        module = importlib.import_module(f".commands.{command}", __package__)
+        return int(module.run(rest))
+    problem = "is not in this version" if command in _PLANNED else "is not a command"
+    print(f"mlx_h2o: {command!r} {problem}.\n{_usage()}", file=sys.stderr)
+    return 2
+
+
+def _usage() -> str:
+    lines = ["usage: mlx_h2o COMMAND [options]", "", "commands:"]
+    lines += [f"  {name:<12} {text}" for name, text in _COMMANDS.items()]
+    lines += ["", "`mlx_h2o COMMAND --help` lists the options; they are mlx_lm's, and some more."]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

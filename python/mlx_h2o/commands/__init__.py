@@ -1,0 +1,1 @@
+"""Subcommands of `mlx_h2o`: each module has `run(arguments) -> exit status`."""

@@ -1,0 +1,126 @@
+"""mlx_lm's loading and generation, with caches that evict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import mlx.core as mx
+import mlx_lm
+from mlx import nn
+from mlx.utils import tree_map
+from mlx_lm.generate import GenerationResponse
+
+from .config import H2OConfig
+from .prompt_cache import evicting_caches, make_prompt_cache, summary
+from .routing import routing
+
+__all__ = ["generate", "load", "make_prompt_cache", "stream_generate", "summary"]
+
+DEMO = "demo"
+
+
+def load(path_or_hf_repo: str, *args: Any, **kwargs: Any) -> Any:
+    """``mlx_lm.load``, with the model that comes with this package under the name "demo".
+
+    Where MLX computes on the CPU, float16 weights become float32: float16 arithmetic is several
+    times slower there. The other arguments and the result are mlx_lm's: ``(model, tokenizer)``,
+    and the config where ``return_config=True``.
+    """
+    if path_or_hf_repo == DEMO:
+        from .demo import model_path
+
+        path_or_hf_repo = str(model_path())
+    loaded = mlx_lm.load(path_or_hf_repo, *args, **kwargs)
+    if mx.default_device().type == mx.DeviceType.cpu:
+        _upcast(loaded[0])
+    return loaded
+
+
+def stream_generate(
+    model: nn.Module,
+    tokenizer: Any,
+    prompt: str | mx.array | Sequence[int],
+    max_tokens: int = 256,
+    **kwargs: Any,
+) -> Iterator[GenerationResponse]:
+    """``mlx_lm.stream_generate`` with evicting caches.
+
+    Args:
+        model: an mlx_lm model.
+        tokenizer: its tokenizer.
+        prompt: text or token ids.
+        max_tokens: tokens to generate, -1 for no limit.
+        kwargs: mlx_lm's own arguments; settings of H2OConfig, where ``max_kv_size`` may be a
+            whole H2OConfig and None means its default; or ``prompt_cache``, caches of
+            :func:`make_prompt_cache`, which are updated in place and bring their own settings.
+
+    Yields:
+        mlx_lm's GenerationResponse, a piece of text each.
+
+    Raises:
+        ValueError: settings out of range or given beside ``prompt_cache``; a draft model or
+            kv_bits, which are not available in this version; a model that cannot be served.
+    """
+    kwargs["prompt_cache"] = _caches("stream_generate", model, kwargs)
+    return _stream(model, tokenizer, prompt, max_tokens, kwargs)
+
+
+def generate(
+    model: nn.Module,
+    tokenizer: Any,
+    prompt: str | Sequence[int],
+    verbose: bool = False,
+    **kwargs: Any,
+) -> str:
+    """``mlx_lm.generate`` with evicting caches: the whole text at once.
+
+    Arguments and errors are those of :func:`stream_generate`; ``verbose`` prints the text and
+    the timings as they come.
+    """
+    kwargs["prompt_cache"] = _caches("generate", model, kwargs)
+    with _routed(model, kwargs["prompt_cache"]):
+        # mlx_lm returns None where it is verbose and nothing was generated.
+        return mlx_lm.generate(model, tokenizer, prompt, verbose=verbose, **kwargs) or ""
+
+
+def _stream(
+    model: nn.Module, tokenizer: Any, prompt: Any, max_tokens: int, kwargs: dict[str, Any]
+) -> Iterator[GenerationResponse]:
+    with _routed(model, kwargs["prompt_cache"]):
+        yield from mlx_lm.stream_generate(model, tokenizer, prompt, max_tokens, **kwargs)
+
+
+def _caches(operation: str, model: nn.Module, kwargs: dict[str, Any]) -> list[Any]:
+    """Take our settings out of ``kwargs`` and make the caches, unless the caller brings some."""
+    if kwargs.pop("draft_model", None) is not None:
+        raise ValueError(
+            f"[{operation}] draft_model is given, expected None: speculative decoding is not "
+            "available in this version."
+        )
+    names = H2OConfig.setting_names()
+    settings = {name: kwargs.pop(name) for name in names if name in kwargs}
+    given = {name: value for name, value in settings.items() if value is not None}
+    prompt_cache = kwargs.pop("prompt_cache", None)
+    if prompt_cache is None:
+        return make_prompt_cache(model, **given)
+    if given:
+        raise ValueError(
+            f"[{operation}] found prompt_cache and the settings {sorted(given)}, expected one or "
+            "the other: caches bring their own settings."
+        )
+    return prompt_cache  # type: ignore[no-any-return]
+
+
+def _routed(model: nn.Module, caches: Sequence[Any]) -> AbstractContextManager[None]:
+    needed = any(cache.policy.needs_scores for cache in evicting_caches(caches))
+    return routing(model) if needed else nullcontext()
+
+
+def _upcast(model: nn.Module) -> None:
+    def upcast(weight: Any) -> Any:
+        is_half = isinstance(weight, mx.array) and weight.dtype == mx.float16
+        return weight.astype(mx.float32) if is_half else weight
+
+    model.update(tree_map(upcast, model.parameters()))

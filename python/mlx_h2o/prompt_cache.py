@@ -1,0 +1,143 @@
+"""The caches of a model: evicting ones in the places of mlx_lm's unbounded ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mlx import nn
+from mlx_lm.models import cache as mlx_lm_cache
+
+from .cache import H2OKVCache
+from .config import H2OConfig
+from .routing import model_name
+
+__all__ = ["CacheSummary", "evicting_caches", "make_prompt_cache", "summary"]
+
+# Modules of mlx_lm.models whose attention cannot be served, and why.
+_REFUSED = {
+    "afm7": "its shared layers take the position from the number of stored rows",
+    "phi3small": "its block-sparse attention selects rows by their slot",
+    "minimax_m3_vl": "its attention selects blocks of rows by their slot",
+    "deepseek_v32": "the rows of its indexer and of its attention would have to go together",
+}
+
+
+def make_prompt_cache(
+    model: nn.Module, max_kv_size: int | H2OConfig | None = None, **settings: Any
+) -> list[Any]:
+    """One cache per layer, as mlx_lm's function of this name makes, but bounded by eviction.
+
+    Exactly the plain ``KVCache`` entries become :class:`H2OKVCache`; rotating, chunked and
+    recurrent caches stay what they are.
+
+    Args:
+        model: an mlx_lm model.
+        max_kv_size: rows per KV head, or all the settings as an H2OConfig; None for the default.
+        settings: further settings of H2OConfig.
+
+    Raises:
+        ValueError: settings out of range, a model whose attention cannot be served, or one
+            without any cache that could evict.
+    """
+    config = _config(max_kv_size, settings)
+    name = model_name(model)
+    _refuse_unserved(model)
+    made: list[H2OKVCache] = []
+
+    def evicting(layer: int) -> H2OKVCache:
+        made.append(H2OKVCache(config, name=f"{name} layer {layer}"))
+        return made[-1]
+
+    caches = mlx_lm_cache.make_prompt_cache(model)
+    caches = [_replaced(cache, lambda n=n: evicting(n)) for n, cache in enumerate(caches)]
+    if not made:
+        raise ValueError(
+            f"[make_prompt_cache] {name} makes no plain KVCache, expected at least one layer "
+            "whose rows could be evicted."
+        )
+    return caches
+
+
+@dataclass(frozen=True)
+class CacheSummary:
+    """What the caches of a model hold; ``str()`` says it in a line.
+
+    layers: caches, one per layer.
+    evicting: H2OKVCache among them.
+    rows: rows per head of the fullest evicting cache.
+    evicted: rows per head that have gone, summed over the evicting caches.
+    nbytes: bytes of all caches.
+    """
+
+    layers: int
+    evicting: int
+    rows: int
+    evicted: int
+    nbytes: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.evicting} of {self.layers} layers evict, {self.rows} rows, "
+            f"{self.evicted} evicted, {self.nbytes:,} bytes"
+        )
+
+
+def summary(caches: Sequence[Any]) -> CacheSummary:
+    """Count layers, rows and bytes of a model's caches. Evaluates nothing."""
+    evicting = list(evicting_caches(caches))
+    return CacheSummary(
+        layers=len(caches),
+        evicting=sum(any(evicting_caches([cache])) for cache in caches),
+        rows=max((cache.size() for cache in evicting), default=0),
+        evicted=sum(cache.evicted for cache in evicting),
+        nbytes=sum(cache.nbytes for cache in caches),
+    )
+
+
+def evicting_caches(caches: Sequence[Any]) -> Iterator[H2OKVCache]:
+    """The H2OKVCache among ``caches``, those inside of cache lists included."""
+    for cache in caches:
+        if isinstance(cache, H2OKVCache):
+            yield cache
+        elif isinstance(cache, mlx_lm_cache.CacheList):
+            yield from evicting_caches(cache.caches)
+
+
+def _config(max_kv_size: int | H2OConfig | None, settings: dict[str, Any]) -> H2OConfig:
+    if isinstance(max_kv_size, H2OConfig):
+        if settings:
+            raise ValueError(
+                f"[make_prompt_cache] found an H2OConfig and the settings {sorted(settings)}, "
+                "expected one or the other."
+            )
+        return max_kv_size
+    unknown = sorted(set(settings) - set(H2OConfig.setting_names()))
+    if unknown:
+        raise ValueError(
+            f"[make_prompt_cache] unknown settings {unknown}, expected some of "
+            f"{list(H2OConfig.setting_names())}."
+        )
+    if max_kv_size is not None:
+        settings = {**settings, "max_kv_size": max_kv_size}
+    return H2OConfig(**settings)
+
+
+def _replaced(cache: Any, evicting: Callable[[], H2OKVCache]) -> Any:
+    if type(cache) is mlx_lm_cache.KVCache:
+        return evicting()
+    if type(cache) is mlx_lm_cache.CacheList:
+        return mlx_lm_cache.CacheList(*(_replaced(part, evicting) for part in cache.caches))
+    return cache
+
+
+def _refuse_unserved(model: nn.Module) -> None:
+    classes = {base for module in model.modules() for base in type(module).__mro__}
+    for cls in classes:
+        package, _, module_name = cls.__module__.rpartition(".")
+        if package == "mlx_lm.models" and module_name in _REFUSED:
+            raise ValueError(
+                f"[make_prompt_cache] {model_name(model)} cannot be served: "
+                f"{_REFUSED[module_name]}. Expected another model, or mlx_lm's own caches."
+            )

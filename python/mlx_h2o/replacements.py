@@ -1,0 +1,98 @@
+"""Names replaced in other people's modules: counted, thread safe, and put back exactly."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Replacements", "Target"]
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """A name in a module's namespace, and what makes its replacement from the original."""
+
+    namespace: dict[str, Any]
+    name: str
+    wrap: Callable[[Any], Any]
+
+    @property
+    def key(self) -> tuple[int, str]:
+        return id(self.namespace), self.name
+
+
+@dataclass(eq=False)
+class _Replaced:
+    namespace: dict[str, Any]
+    name: str
+    original: Any
+    replacement: Any
+    users: int = 0
+
+
+class Replacements:
+    """The names that are replaced now, and by how many contexts each.
+
+    A context may be left at any moment: an abandoned generator closes its context from the
+    garbage collector, in the middle of another call of the same thread. So leaving never waits:
+    it queues its work, and whoever holds the lock does it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._replaced: dict[tuple[int, str], _Replaced] = {}
+        self._left: deque[Sequence[Target]] = deque()
+
+    def enter(self, targets: Sequence[Target]) -> None:
+        """Replace each target that is not replaced yet, and count one more user of it.
+
+        Raises KeyError, having done nothing, if a namespace lacks the name.
+        """
+        for target in targets:
+            target.namespace[target.name]
+        with self._lock:
+            for target in targets:
+                replaced = self._replaced.get(target.key)
+                if replaced is None:
+                    replaced = self._replace(target)
+                replaced.users += 1
+        self._drain()
+
+    def leave(self, targets: Sequence[Target]) -> None:
+        """Undo one ``enter`` of the same targets; the last user of each puts its original back."""
+        self._left.append(targets)
+        self._drain()
+
+    def _replace(self, target: Target) -> _Replaced:
+        original = target.namespace[target.name]
+        replaced = _Replaced(target.namespace, target.name, original, target.wrap(original))
+        self._replaced[target.key] = replaced
+        target.namespace[target.name] = replaced.replacement
+        return replaced
+
+    def _drain(self) -> None:
+        # Whoever fails to take the lock may go: its holder looks again after letting go.
+        while self._left and self._lock.acquire(blocking=False):
+            try:
+                while self._left:
+                    for target in self._left.popleft():
+                        replaced = self._replaced[target.key]
+                        replaced.users -= 1
+                        if replaced.users == 0:
+                            del self._replaced[target.key]
+                            _put_back(replaced)
+            finally:
+                self._lock.release()
+
+
+def _put_back(replaced: _Replaced) -> None:
+    if replaced.namespace.get(replaced.name) is replaced.replacement:
+        replaced.namespace[replaced.name] = replaced.original
+    # A module that was imported meanwhile may have bound the replacement by name.
+    for name, module in list(sys.modules.items()):
+        if name.startswith("mlx_lm.") and vars(module).get(replaced.name) is replaced.replacement:
+            vars(module)[replaced.name] = replaced.original

@@ -1,0 +1,169 @@
+"""Scores for the caches, out of mlx_lm's own models, while a context is open.
+
+Every mlx_lm model calls ``scaled_dot_product_attention(queries, keys, values, cache, ...)``, the
+one place where queries and cache meet, by a name that its module bound at import. Within
+:func:`routing` that name is replaced in the modules of a model; when the last context closes,
+it is put back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from types import FunctionType, ModuleType
+from typing import Any
+
+import mlx.core as mx
+import mlx_lm.generate
+import mlx_lm.models.base
+from mlx import nn
+
+from . import attention
+from .cache import H2OKVCache
+from .replacements import Replacements, Target
+
+__all__ = ["model_name", "routing"]
+
+_ATTENTION = "scaled_dot_product_attention"
+_generate = sys.modules["mlx_lm.generate"]  # mlx_lm.generate may also be its function
+_base = mlx_lm.models.base
+
+_replacements = Replacements()
+
+
+@contextlib.contextmanager
+def routing(model: nn.Module | None = None) -> Iterator[None]:
+    """Within the context, attention hands its scores to the :class:`H2OKVCache` that it reads.
+
+    Other caches are served by mlx_lm's own attention, so contexts may stay open, nest, and be
+    used from several threads. Closing the last one leaves mlx_lm as it was.
+
+    Within the context mlx_lm's speculative decoding refuses these caches: it takes back rejected
+    tokens, and evicted rows cannot come back.
+
+    Args:
+        model: the model to route, custom model files included; None for every mlx_lm model
+            module that is loaded.
+
+    Raises:
+        ValueError: the model does not call mlx_lm's attention anywhere.
+    """
+    targets = _targets_of(model) if model is not None else _loaded_targets()
+    if not targets:
+        raise ValueError(
+            f"[routing] {model_name(model)} does not call mlx_lm's attention function, so its "
+            "scores cannot be had: expected another model, or a policy that needs no scores."
+        )
+    targets.append(Target(vars(_generate), "speculative_generate_step", _refusing_speculation))
+    targets.append(Target(vars(_generate), "can_trim_prompt_cache", _refusing_trimming))
+    _replacements.enter(targets)
+    try:
+        yield
+    finally:
+        _replacements.leave(targets)
+
+
+def model_name(model: nn.Module | None) -> str:
+    """What error messages call a model: its mlx_lm model type where it has one."""
+    if model is None:
+        return "mlx_lm"
+    args = getattr(model, "args", None)
+    found = getattr(model, "model_type", None) or getattr(args, "model_type", None)
+    return str(found or type(model).__module__.rpartition(".")[2])
+
+
+def _targets_of(model: nn.Module) -> list[Target]:
+    """The names to replace in the modules whose code this model runs."""
+    classes = {base for module in model.modules() for base in type(module).__mro__}
+    found: dict[int, Target] = {}
+    namespaces = {
+        id(function.__globals__): function.__globals__
+        for cls in classes
+        for function in _functions(cls)
+    }
+    for namespace in namespaces.values():
+        _collect(namespace, found)
+    return list(found.values())
+
+
+def _loaded_targets() -> list[Target]:
+    found: dict[int, Target] = {}
+    for name, module in list(sys.modules.items()):
+        if name.startswith("mlx_lm.models.") and isinstance(module, ModuleType):
+            _collect(vars(module), found)
+    return list(found.values())
+
+
+def _collect(namespace: dict[str, Any], found: dict[int, Target]) -> None:
+    """Add ``namespace`` if it names the attention function, or the module that defines it."""
+    if callable(namespace.get(_ATTENTION)):
+        found.setdefault(id(namespace), Target(namespace, _ATTENTION, _routed))
+    if any(value is _base for value in list(namespace.values())):
+        found.setdefault(id(vars(_base)), Target(vars(_base), _ATTENTION, _routed))
+
+
+def _functions(cls: type) -> Iterator[FunctionType]:
+    """The functions that a class defines, whatever decorates them."""
+    for member in list(vars(cls).values()):
+        members = [member]
+        if isinstance(member, property):
+            members = [member.fget, member.fset]
+        for candidate in members:
+            function: Any = candidate
+            if isinstance(function, staticmethod | classmethod):
+                function = function.__func__
+            while isinstance(function, functools.partial):
+                function = function.func
+            while hasattr(function, "__wrapped__"):
+                function = function.__wrapped__
+            if isinstance(function, FunctionType):
+                yield function
+
+
+def _routed(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    """Attention that serves our caches, and leaves all others to ``original``."""
+
+    @functools.wraps(original)
+    def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> mx.array:
+        call = attention.Call.of(args, kwargs)
+        if call is None:
+            return original(*args, **kwargs)
+        return attention.attend(call, functools.partial(original, *args, **kwargs))
+
+    return scaled_dot_product_attention
+
+
+def _is_ours(cache: object) -> bool:
+    parts = getattr(cache, "caches", ())
+    return isinstance(cache, H2OKVCache) or any(_is_ours(part) for part in parts)
+
+
+def _refuse(caches: Any) -> None:
+    if caches is not None and any(_is_ours(cache) for cache in caches):
+        raise ValueError(
+            "[speculative_generate_step] the prompt cache holds an H2OKVCache, whose evicted rows "
+            "cannot come back when a drafted token is rejected: expected mlx_lm's own caches, or "
+            "no draft model."
+        )
+
+
+def _refusing_speculation(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def speculative_generate_step(*args: Any, **kwargs: Any) -> Any:
+        _refuse(kwargs.get("prompt_cache"))
+        return original(*args, **kwargs)
+
+    return speculative_generate_step
+
+
+def _refusing_trimming(original: Callable[..., bool]) -> Callable[..., bool]:
+    """For those who hold the speculative loop itself: it asks this first, by name."""
+
+    @functools.wraps(original)
+    def can_trim_prompt_cache(cache: Any) -> bool:
+        _refuse(cache)
+        return original(cache)
+
+    return can_trim_prompt_cache
