@@ -1,0 +1,57 @@
+// The operations of mlx-h2o on the CPU, as MLX graph operations.
+//
+// Arguments are checked when the graph is built; an error is a std::invalid_argument whose text
+// begins with the operation's name in brackets and says what was found and what was expected.
+// Every operation needs a CPU stream.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include <mlx/array.h>
+#include <mlx/utils.h>
+
+namespace mlx_h2o {
+
+/// Dense attention that also returns its scores (AtomGradient 2026, sec. 3.1).
+///
+/// queries [B, Hq, Lq, D], keys [B, Hkv, N, D] and values [B, Hkv, N, Dv] have one dtype of
+/// float32, float16 and bfloat16; Hq is a multiple of Hkv; no size is 0. They are read in place
+/// where their last axis has unit stride. The arithmetic is float32.
+///
+/// A pair (query, key) is masked where `causal` (aligned bottom-right) hides it, where a bool mask
+/// is false, or where an additive float mask is at or below half of its dtype's lowest finite
+/// value. `mask` broadcasts to [B, Hq, Lq, N]; it and `causal` exclude each other. `sinks` [Hq],
+/// of any of the three dtypes, are logits that join the denominator and have no value.
+///
+/// Returns {out, scores} or, with `return_lse`, {out, scores, lse}:
+/// out [B, Hq, Lq, Dv] in the inputs' dtype, zeros where a query sees nothing, NaN where its
+/// additive mask holds NaN; scores float32 [B, Hq, Lq, N], the logits scale * q.k + mask, -inf
+/// where masked; lse float32 [B, Hq, Lq] with the sink in it: weights are exp(scores - lse), and 0
+/// where lse is -inf.
+std::vector<mlx::core::array> scaled_dot_product_attention_with_scores(
+    const mlx::core::array& queries, const mlx::core::array& keys, const mlx::core::array& values,
+    float scale, bool causal = false, const std::optional<mlx::core::array>& mask = std::nullopt,
+    const std::optional<mlx::core::array>& sinks = std::nullopt, bool return_lse = false,
+    mlx::core::StreamOrDevice s = {});
+
+/// The slots of the `keep` rows of each head that are worth most, uint32 [B, H, keep], ascending.
+///
+/// scores float32 [B, H, N]; positions int32 [B, H, N], distinct within a head, below 0 for
+/// padding; 1 <= keep <= N. Best first: rows at 0 <= position < sink_size or position >=
+/// recent_start, whatever their score; the higher score; NaN; padding. Of equals the lower position
+/// is kept, of padding the lower slot (Zhang et al. 2023, H2O: sinks and recent rows stay, heavy
+/// hitters fill the rest).
+mlx::core::array keep_indices(const mlx::core::array& scores, const mlx::core::array& positions,
+                              int keep, int sink_size = 0,
+                              std::optional<int> recent_start = std::nullopt,
+                              mlx::core::StreamOrDevice s = {});
+
+/// The slots of the `count` rows of each head that keep_indices(keep = N - count) leaves out,
+/// uint32 [B, H, count], worst first; 1 <= count <= N. With count = 1 a single pass, no sort.
+mlx::core::array evict_indices(const mlx::core::array& scores, const mlx::core::array& positions,
+                               int count = 1, int sink_size = 0,
+                               std::optional<int> recent_start = std::nullopt,
+                               mlx::core::StreamOrDevice s = {});
+
+}  // namespace mlx_h2o

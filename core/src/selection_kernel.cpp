@@ -1,0 +1,108 @@
+#include "selection_kernel.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "half.h"
+
+namespace mlx_h2o::kernels {
+namespace {
+
+// The retention order of a row: the greater is kept. Slots differ, so no two rows are equal.
+struct Rank {
+  uint64_t value;  // class, then the score as an ordered integer where the class is kScored
+  int32_t order;   // descending: position, or slot for padding
+  uint32_t slot;   // descending: only where two positions are equal
+
+  bool operator<(const Rank& other) const {
+    if (value != other.value) return value < other.value;
+    if (order != other.order) return order > other.order;
+    return slot > other.slot;
+  }
+};
+
+enum RetentionClass : uint64_t { kPadding = 0, kNotANumber = 1, kScored = 2, kProtected = 3 };
+
+// Floats other than NaN as integers of the same order; -0 and +0 are equal.
+uint32_t ordered(float score) {
+  const uint32_t bits = to_bits(score + 0.0f);
+  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+}
+
+Rank rank(const SelectionArguments& a, const float* scores, const int32_t* positions, int slot) {
+  const int32_t position = positions[slot * a.position_strides[2]];
+  const auto unscored = [&](RetentionClass retention, int32_t order) {
+    return Rank{uint64_t{retention} << 32, order, static_cast<uint32_t>(slot)};
+  };
+  if (position < 0) return unscored(kPadding, slot);
+  if (position < a.sink_size) return unscored(kProtected, position);
+  if (a.recent_start.has_value() && position >= *a.recent_start) {
+    return unscored(kProtected, position);
+  }
+  const float score = scores[slot * a.score_strides[2]];
+  if (std::isnan(score)) return unscored(kNotANumber, position);
+  return {uint64_t{kScored} << 32 | ordered(score), position, static_cast<uint32_t>(slot)};
+}
+
+std::vector<Rank> all_ranks(const SelectionArguments& a, const float* scores,
+                            const int32_t* positions) {
+  std::vector<Rank> ranks(static_cast<size_t>(a.rows));
+  for (int slot = 0; slot < a.rows; ++slot) {
+    ranks[static_cast<size_t>(slot)] = rank(a, scores, positions, slot);
+  }
+  return ranks;
+}
+
+void keep_of_head(const SelectionArguments& a, const float* scores, const int32_t* positions,
+                  int keep, uint32_t* result) {
+  std::vector<Rank> ranks = all_ranks(a, scores, positions);
+  const auto end = ranks.begin() + keep;
+  if (keep < a.rows) {
+    std::nth_element(ranks.begin(), end, ranks.end(),
+                     [](const Rank& x, const Rank& y) { return y < x; });
+  }
+  std::transform(ranks.begin(), end, result, [](const Rank& x) { return x.slot; });
+  std::sort(result, result + keep);
+}
+
+void evict_of_head(const SelectionArguments& a, const float* scores, const int32_t* positions,
+                   int count, uint32_t* result) {
+  if (count == 1) {
+    Rank worst = rank(a, scores, positions, 0);
+    for (int slot = 1; slot < a.rows; ++slot) {
+      worst = std::min(worst, rank(a, scores, positions, slot));
+    }
+    *result = worst.slot;
+    return;
+  }
+  std::vector<Rank> ranks = all_ranks(a, scores, positions);
+  const auto end = ranks.begin() + count;
+  std::partial_sort(ranks.begin(), end, ranks.end());
+  std::transform(ranks.begin(), end, result, [](const Rank& x) { return x.slot; });
+}
+
+template <typename OfHead>
+void for_each_head(const SelectionArguments& a, int count, uint32_t* result, OfHead of_head) {
+  for (int batch = 0; batch < a.batch; ++batch) {
+    for (int head = 0; head < a.heads; ++head) {
+      const float* scores = a.scores + batch * a.score_strides[0] + head * a.score_strides[1];
+      const int32_t* positions =
+          a.positions + batch * a.position_strides[0] + head * a.position_strides[1];
+      of_head(a, scores, positions, count, result);
+      result += count;
+    }
+  }
+}
+
+}  // namespace
+
+void keep_indices(const SelectionArguments& arguments, int keep, uint32_t* result) {
+  for_each_head(arguments, keep, result, keep_of_head);
+}
+
+void evict_indices(const SelectionArguments& arguments, int count, uint32_t* result) {
+  for_each_head(arguments, count, result, evict_of_head);
+}
+
+}  // namespace mlx_h2o::kernels
