@@ -1,0 +1,36 @@
+import mlx.core as mx
+
+built_for_mlx: str
+
+def simd_target() -> str: ...
+def ndim(array: mx.array) -> int: ...
+def scaled_dot_product_attention_with_scores(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    *,
+    scale: float,
+    causal: bool = False,
+    mask: mx.array | None = None,
+    sinks: mx.array | None = None,
+    return_lse: bool = False,
+    stream: mx.Stream | mx.Device | mx.DeviceType | None = None,
+) -> list[mx.array]: ...
+def keep_indices(
+    scores: mx.array,
+    positions: mx.array,
+    *,
+    keep: int,
+    sink_size: int = 0,
+    recent_start: int | None = None,
+    stream: mx.Stream | mx.Device | mx.DeviceType | None = None,
+) -> mx.array: ...
+def evict_indices(
+    scores: mx.array,
+    positions: mx.array,
+    *,
+    count: int = 1,
+    sink_size: int = 0,
+    recent_start: int | None = None,
+    stream: mx.Stream | mx.Device | mx.DeviceType | None = None,
+) -> mx.array: ...
