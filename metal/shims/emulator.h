@@ -1,0 +1,212 @@
+// Runs one GPU threadgroup at a time on a CPU thread, with a fibre for each GPU
+// thread.  Fibres switch only where GPU threads meet: in simdgroup collectives
+// (all 32 lanes arrive, at the same place in the source) and at barriers (all
+// threads arrive, at the same place).  Anything else is reported as an error.
+// The order in which threads get their turn must not matter: tests run several.
+#pragma once
+#include <cstring>
+#include <functional>
+#include <source_location>
+#include <stdexcept>
+#include <string>
+#include "arena.h"
+#include "fiber.h"
+
+namespace emulator {
+
+inline constexpr int kLanes = 32;
+inline constexpr int kMaxThreads = 1024;
+inline constexpr int kMaxSimdgroups = kMaxThreads / kLanes;
+inline constexpr uint32_t kAllLanes = ~0u;
+
+struct Position {
+  unsigned x, y, z;
+};
+
+// What a GPU thread can ask about itself.
+struct ThreadInfo {
+  Position in_threadgroup, threadgroup, threads, threadgroups;
+  unsigned index, lane, simdgroup, simdgroups;
+};
+
+enum class Schedule { forward, reverse, random };
+enum class Collective { sum, maximum, minimum, exchange };
+using Site = std::source_location;
+using Body = std::function<void(const ThreadInfo&)>;
+
+inline std::string describe(const Site& site) {
+  return std::string(site.file_name()) + ":" + std::to_string(site.line());
+}
+
+inline std::string describe(const Position& p) {
+  return std::to_string(p.x) + "," + std::to_string(p.y) + "," + std::to_string(p.z);
+}
+
+class Threadgroup {
+ public:
+  Threadgroup(const Body& body, Schedule schedule, uint64_t seed)
+      : body_(body), schedule_(schedule), seed_(seed), stacks_(kMaxThreads * kStackBytes) {}
+
+  // Runs all threads of threadgroup `id` to their end; throws what went wrong.
+  void run(Position id, Position threads, Position threadgroups);
+
+  // From here on: what kernel code calls, through the shim.
+
+  // All lanes hand in a value and get the combination of all of them.
+  template <Collective kind, class T>
+  T combine(T value, const Site& site) {
+    const unsigned round = meet<kind>(value, site);
+    return load<T>(own_simdgroup().combined[round]);
+  }
+
+  // All lanes hand in a value and get the one of lane `from`.
+  template <class T>
+  T exchange(T value, int from, const Site& site) {
+    if (from < 0 || from >= kLanes) {
+      fail("shuffle from lane " + std::to_string(from) + " at " + describe(site));
+    }
+    const unsigned round = meet<Collective::exchange>(value, site);
+    return load<T>(own_simdgroup().values[round][from]);
+  }
+
+  void barrier(const Site& site);
+
+  // The current thread has touched a page that is nobody's.
+  [[noreturn]] void memory_fault();
+
+  // The same bytes for all threads, in the order of their allocations.
+  void* allocate(const char* name, size_t bytes) {
+    const std::string problem = arena_.problem(allocations_[current_], name, bytes);
+    if (!problem.empty()) {
+      fail(problem);
+    }
+    return arena_.allocation(allocations_[current_]++);
+  }
+
+  int lane() const { return current_ % kLanes; }
+
+ private:
+  static constexpr size_t kStackBytes = 64 * 1024;
+  static constexpr size_t kLargestValue = 16;
+
+  struct Simdgroup {
+    uint32_t alive;    // lanes that have not returned
+    uint32_t ready;    // lanes that can go on
+    uint32_t arrived;  // lanes in the collective
+    Collective kind;
+    Site site;
+    // By turns: a lane may hand in its next value before the last one has read.
+    alignas(16) unsigned char values[2][kLanes][kLargestValue];
+    alignas(16) unsigned char combined[2][kLargestValue];
+  };
+
+  template <class T>
+  static void store(unsigned char* to, T value) {
+    static_assert(sizeof(T) <= kLargestValue);
+    std::memcpy(to, &value, sizeof value);
+  }
+
+  template <class T>
+  static T load(const unsigned char* from) {
+    T value;
+    std::memcpy(&value, from, sizeof value);
+    return value;
+  }
+
+  template <Collective kind, class T>
+  unsigned meet(T value, const Site& site);
+  template <Collective kind, class T>
+  static void reduce(Simdgroup& simdgroup, unsigned round);
+
+  Simdgroup& own_simdgroup() { return simdgroups_[current_ / kLanes]; }
+  int choose_lane(uint32_t ready);
+  int choose_simdgroup();
+  void prepare(Position id, Position threads, Position threadgroups);
+  void switch_to(int thread);
+  void go_on_elsewhere();
+  [[noreturn]] void leave();
+  [[noreturn]] void fail(const std::string& message);
+  static void thread_main();
+  uint64_t random();
+
+  const Body& body_;
+  const Schedule schedule_;
+  const uint64_t seed_;
+  Pages stacks_;
+  Arena arena_;
+  Simdgroup simdgroups_[kMaxSimdgroups];
+  ThreadInfo infos_[kMaxThreads];
+  void* fibers_[kMaxThreads];
+  int allocations_[kMaxThreads];
+  unsigned rounds_[kMaxThreads];
+  void* caller_ = nullptr;
+  int thread_count_ = 0;
+  int alive_count_ = 0;
+  int waiting_count_ = 0;  // threads at the barrier
+  int current_ = 0;
+  Site barrier_site_;
+  uint64_t random_state_ = 0;
+  std::string error_;
+};
+
+// The threadgroup that this CPU thread is running.
+inline thread_local Threadgroup* running = nullptr;
+
+template <Collective kind, class T>
+unsigned Threadgroup::meet(T value, const Site& site) {
+  Simdgroup& simdgroup = own_simdgroup();
+  const unsigned round = rounds_[current_]++ % 2;
+  store(simdgroup.values[round][lane()], value);
+  if (simdgroup.arrived == 0) {
+    simdgroup.kind = kind;
+    simdgroup.site = site;
+  } else if (simdgroup.kind != kind || simdgroup.site.line() != site.line()) {
+    fail(
+        "divergence: lanes of one simdgroup are in different collectives, at " + describe(site) +
+        " and at " + describe(simdgroup.site));
+  }
+  simdgroup.arrived |= 1u << lane();
+  simdgroup.ready &= ~(1u << lane());
+  if (simdgroup.arrived != kAllLanes) {
+    go_on_elsewhere();
+    return round;
+  }
+  reduce<kind, T>(simdgroup, round);
+  simdgroup.arrived = 0;
+  simdgroup.ready = kAllLanes;
+  // Other simdgroups may get ahead here on a GPU too.
+  if (schedule_ == Schedule::random && random() % 8 == 0) {
+    const int next = choose_simdgroup();
+    switch_to(next * kLanes + choose_lane(simdgroups_[next].ready));
+  }
+  return round;
+}
+
+// A butterfly: the order of additions that hardware uses too.
+template <Collective kind, class T>
+void Threadgroup::reduce(Simdgroup& simdgroup, unsigned round) {
+  if constexpr (kind != Collective::exchange) {
+    T values[kLanes];
+    for (int i = 0; i < kLanes; i++) {
+      values[i] = load<T>(simdgroup.values[round][i]);
+    }
+    for (int half = kLanes / 2; half > 0; half /= 2) {
+      for (int i = 0; i < half; i++) {
+        const T a = values[i];
+        const T b = values[i + half];
+        if constexpr (kind == Collective::sum) {
+          values[i] = static_cast<T>(a + b);
+        } else if constexpr (kind == Collective::maximum) {
+          values[i] = a < b ? b : a;
+        } else {
+          values[i] = b < a ? b : a;
+        }
+      }
+    }
+    store(simdgroup.combined[round], values[0]);
+  }
+}
+
+}  // namespace emulator
+
+#include "emulator_schedule.h"

@@ -1,0 +1,16 @@
+"""Runs the Metal text of the kernels on the CPU, as MLX itself generates it.
+
+    from emulator import EmulatorBackend
+    backends.register("emulator", EmulatorBackend())
+
+The modules, in the order of a call: ``text`` asks MLX for the text, ``build`` compiles it with
+the shims of metal/shims, ``memory`` holds its buffers between guard pages, ``kernel`` joins them
+under the call contract of ``mx.fast.metal_kernel``, ``backend`` is the back end.
+docs/kernels.md says what all this can find and what it cannot.
+"""
+
+from emulator.backend import EmulatorBackend
+from emulator.build import BuildError, compiler
+from emulator.kernel import KernelFault, Run, metal_kernel
+
+__all__ = ["BuildError", "EmulatorBackend", "KernelFault", "Run", "compiler", "metal_kernel"]
