@@ -1,0 +1,286 @@
+"""The C library from Python: cffi in ABI mode, on the declarations of the headers themselves.
+
+The library is named by the environment variable MLX_H2O_C_LIBRARY, or is the newest
+libmlxh2oc.so under build/. Values cross as NumPy arrays, never as handles of mlx.core.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cffi
+import mlx.core as mx
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+INCLUDE = (ROOT / "mlx-c" / "include", ROOT / "mlx-c" / "h2o" / "include")
+HEADER = "mlx_h2o/c/h2o.h"
+ENVIRONMENT = "MLX_H2O_C_LIBRARY"
+
+#: Operations of parity cases that the C interface has; it has no cache, so no traces.
+OPERATIONS = ("attention", "keep")
+
+# In the order of mlx_dtype; bfloat16 has no NumPy type and travels as its bits.
+DTYPES = (
+    ("bool", "bool"),
+    ("uint8", "uint8"),
+    ("uint16", "uint16"),
+    ("uint32", "uint32"),
+    ("uint64", "uint64"),
+    ("int8", "int8"),
+    ("int16", "int16"),
+    ("int32", "int32"),
+    ("int64", "int64"),
+    ("float16", "uint16"),
+    ("float32", "float32"),
+    ("float64", "float64"),
+    ("bfloat16", "uint16"),
+    ("complex64", ""),
+)
+CODES = {name: code for code, (name, _) in enumerate(DTYPES)}
+
+
+class CError(ValueError):
+    """A function returned a status other than 0; the text is what the error handler received."""
+
+
+def declarations(header: str = HEADER) -> str:
+    """The declarations of a public header and of all that it includes, for cffi."""
+    seen: set[str] = set()
+
+    def expand(name: str) -> str:
+        found = next((d / name for d in INCLUDE if (d / name).is_file()), None)
+        if name in seen or found is None:
+            return ""
+        seen.add(name)
+        text = re.sub(r"#ifdef __cplusplus.*?#endif", "", found.read_text(), flags=re.DOTALL)
+        included = re.findall(r'^#include "(.+)"', text, flags=re.MULTILINE)
+        return "".join(map(expand, included)) + re.sub(r"^#.*$", "", text, flags=re.MULTILINE)
+
+    return expand(header)
+
+
+def library_path() -> Path | None:
+    """The library to test, or None where there is none."""
+    named = os.environ.get(ENVIRONMENT)
+    if named:
+        return Path(named)
+    built = sorted(ROOT.glob("build/**/libmlxh2oc.*"), key=lambda path: path.stat().st_mtime)
+    return built[-1] if built else None
+
+
+class Handle:
+    """An owned mlx-c handle; ``value`` is the struct, ``pointer`` the place for a result."""
+
+    def __init__(self, library: Library, kind: str, value: Any = None) -> None:
+        self.pointer = library.ffi.new(f"{kind}*")
+        if value is not None:
+            self.pointer[0] = value
+        self._free = getattr(library.c, f"{kind}_free")
+
+    @property
+    def value(self) -> Any:
+        return self.pointer[0]
+
+    def __del__(self) -> None:
+        if self.pointer[0].ctx:
+            self._free(self.pointer[0])
+
+
+class Library:
+    """A loaded libmlxh2oc; errors of its functions become CError."""
+
+    def __init__(self, path: Path) -> None:
+        self.ffi = cffi.FFI()
+        self.ffi.cdef(declarations())
+        self.c: Any = self.ffi.dlopen(str(path))
+        self.messages: list[str] = []
+        self._handler = self.ffi.callback("void(const char*, void*)", self._receive)
+        self.install_handler()
+        self.nothing = self.ffi.new("mlx_array*")[0]
+        self.stream = Handle(self, "mlx_stream", self.c.mlx_default_cpu_stream_new())
+
+    def install_handler(self) -> None:
+        """Collect messages in ``messages`` (again, after a test installed its own handler)."""
+        self.c.mlx_set_error_handler(self._handler, self.ffi.NULL, self.ffi.NULL)
+
+    def _receive(self, message: Any, _data: Any) -> None:
+        self.messages.append(self.ffi.string(message).decode())
+
+    def check(self, status: int) -> None:
+        """Raise CError with the messages since the last call, unless the status is 0."""
+        text = "; ".join(self.messages)
+        self.messages.clear()
+        if status:
+            raise CError(text)
+        assert not text, f"success, yet the handler received: {text}"
+
+    def array(self, values: Any, dtype: str | None = None) -> Handle:
+        """A C array of the values of an mlx.core or NumPy array; ``dtype`` converts NumPy's."""
+        if isinstance(values, mx.array):
+            dtype = str(values.dtype).removeprefix("mlx.core.")
+            bits = values.view(mx.uint16) if dtype in ("float16", "bfloat16") else values
+            data = np.array(bits)
+        else:
+            data = np.asarray(values)
+            dtype = dtype or str(data.dtype)
+            if dtype == "float16":
+                data = data.astype(np.float16).view(np.uint16)
+            elif dtype == "complex64":
+                data = data.astype(np.complex64)
+            else:
+                data = data.astype(DTYPES[CODES[dtype]][1])
+        data = np.ascontiguousarray(data).reshape(data.shape)
+        handle = Handle(self, "mlx_array")
+        handle.pointer[0] = self.c.mlx_array_new_data(
+            self.ffi.from_buffer(data), list(data.shape), data.ndim, CODES[dtype]
+        )
+        self.check(not handle.value.ctx)
+        return handle
+
+    def numpy(self, handle: Handle) -> np.ndarray:
+        """The values; bfloat16 as float32."""
+        row_major = Handle(self, "mlx_array")
+        name = DTYPES[self.c.mlx_array_dtype(handle.value)][0]
+        if name == "bfloat16":
+            name = "float32"
+            arguments = (row_major.pointer, handle.value, CODES[name], self.stream.value)
+            self.check(self.c.mlx_astype(*arguments))
+        else:
+            self.check(self.c.mlx_array_set(row_major.pointer, handle.value))
+        self.check(
+            self.c.mlx_contiguous(row_major.pointer, row_major.value, False, self.stream.value)
+        )
+        self.check(self.c.mlx_array_eval(row_major.value))
+        ndim = self.c.mlx_array_ndim(row_major.value)
+        shape = [self.c.mlx_array_dim(row_major.value, axis) for axis in range(ndim)]
+        stored = DTYPES[CODES[name]][1]
+        pointer = getattr(self.c, f"mlx_array_data_{stored}")(row_major.value)
+        self.check(pointer == self.ffi.NULL)
+        buffer = self.ffi.buffer(pointer, self.c.mlx_array_nbytes(row_major.value))
+        return np.frombuffer(buffer, stored).view(name).reshape(shape).copy()
+
+    def first_rows(self, handle: Handle, rows: int) -> Handle:
+        """[:, :, :rows] of a four-dimensional array, as a strided view."""
+        shape = [self.c.mlx_array_dim(handle.value, axis) for axis in range(4)]
+        view, stop = Handle(self, "mlx_array"), [*shape[:2], rows, shape[3]]
+        bounds = ([0] * 4, 4, stop, 4, [1] * 4, 4)
+        self.check(self.c.mlx_slice(view.pointer, handle.value, *bounds, self.stream.value))
+        return view
+
+    @contextlib.contextmanager
+    def using(self, backend: str) -> Iterator[None]:
+        """Name the back end of this thread's calls; "" is the automatic choice."""
+        self.check(self.c.mlx_h2o_set_backend(backend.encode()))
+        try:
+            yield
+        finally:
+            self.check(self.c.mlx_h2o_set_backend(self.ffi.NULL))
+
+    def backend_status(self, name: str) -> tuple[bool, str]:
+        """Whether the back end is available, and why not."""
+        available = self.ffi.new("bool*")
+        reason = Handle(self, "mlx_string", self.c.mlx_string_new())
+        self.check(self.c.mlx_h2o_backend_status(name.encode(), available, reason.pointer))
+        return available[0], self.ffi.string(self.c.mlx_string_data(reason.value)).decode()
+
+    def attention(
+        self,
+        queries: Handle,
+        keys: Handle,
+        values: Handle,
+        *,
+        scale: float,
+        mask: Handle | str | None = None,
+        sinks: Handle | None = None,
+        return_lse: bool = True,
+    ) -> dict[str, Handle]:
+        """Attention with scores; the mask is None, "causal" or an array."""
+        names = ("out", "scores", "lse") if return_lse else ("out", "scores")
+        results = {name: Handle(self, "mlx_array") for name in names}
+        mode = "" if mask is None else mask if isinstance(mask, str) else "array"
+        self.check(
+            self.c.mlx_h2o_scaled_dot_product_attention_with_scores(
+                results["out"].pointer,
+                results["scores"].pointer,
+                results["lse"].pointer if return_lse else self.ffi.NULL,
+                queries.value,
+                keys.value,
+                values.value,
+                scale,
+                mode.encode(),
+                mask.value if isinstance(mask, Handle) else self.nothing,
+                self.nothing if sinks is None else sinks.value,
+                self.stream.value,
+            )
+        )
+        return results
+
+    def select(
+        self,
+        operation: str,
+        scores: Handle,
+        positions: Handle,
+        number: int,
+        sink_size: int = 0,
+        recent_start: int | None = None,
+    ) -> Handle:
+        """``operation`` is "keep" or "evict"; ``number`` its number of rows."""
+        result = Handle(self, "mlx_array")
+        function = getattr(self.c, f"mlx_h2o_{operation}_indices")
+        start = {"value": recent_start or 0, "has_value": recent_start is not None}
+        place, rows = result.pointer, (scores.value, positions.value)
+        self.check(function(place, *rows, number, sink_size, start, self.stream.value))
+        return result
+
+    def run_case(self, case: dict[str, Any], tensors: dict[str, Any]) -> dict[str, np.ndarray]:
+        """Run one parity case of an operation in OPERATIONS.
+
+        ``tensors`` has the case's inputs by their names; the result has its outputs by theirs,
+        floats as float32. An error of the library raises CError.
+        """
+        inputs = {name: self.array(values) for name, values in tensors.items()}
+        if case["op"] == "keep":
+            zones = (case["sink_size"], case["recent_start"])
+            rows = (inputs["scores"], inputs["positions"])
+            keep = self.select("keep", *rows, case["keep"], *zones)
+            evict = self.select("evict", *rows, case["count"], *zones)
+            return {"keep": self.numpy(keep), "evict": self.numpy(evict)}
+        if case["op"] != "attention":
+            raise NotImplementedError(f"the C interface has no {case['op']}")
+        slack = case.get("slack", 0)
+        if slack:
+            rows = self.c.mlx_array_dim(inputs["keys"].value, 2) - slack
+            for name in ("keys", "values"):
+                inputs[name] = self.first_rows(inputs[name], rows)
+        results = self.attention(
+            inputs["queries"],
+            inputs["keys"],
+            inputs["values"],
+            scale=case["scale"],
+            mask=inputs["mask"] if case["mask"] == "array" else case["mask"] or None,
+            sinks=inputs.get("sinks"),
+            return_lse=case["return_lse"],
+        )
+        return {name: self.numpy(a).astype(np.float32) for name, a in results.items()}
+
+
+@functools.cache
+def load(path: Path | None = None) -> Library | None:
+    """The library under test, or None where it is not built."""
+    path = path or library_path()
+    return None if path is None else Library(path)
+
+
+def run_case(case: dict[str, Any], tensors: dict[str, Any]) -> dict[str, np.ndarray]:
+    """``Library.run_case`` of the library under test."""
+    library = load()
+    if library is None:
+        raise RuntimeError(f"libmlxh2oc is not built; set {ENVIRONMENT}")
+    return library.run_case(case, tensors)
