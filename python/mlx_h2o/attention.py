@@ -9,7 +9,7 @@ from typing import Any, cast
 import mlx.core as mx
 
 from . import composed, fast, handed_out, validate
-from .cache import H2OKVCache
+from .bounded import BoundedRows
 from .ema import MAX_QUERIES
 
 __all__ = ["Call", "attend"]
@@ -24,7 +24,7 @@ _PARAMETERS = ("queries", "keys", "values", "cache", "scale", "mask", "sinks")
 class Call:
     """A call of mlx_lm's attention function, and the cache of ours whose rows it reads."""
 
-    owner: H2OKVCache
+    owner: BoundedRows
     arguments: dict[str, Any]
 
     @classmethod
@@ -36,7 +36,7 @@ class Call:
         """
         arguments = dict(zip(_PARAMETERS, args, strict=False)) | kwargs
         owner = handed_out.owner_of(arguments.get("keys"))
-        if owner is None and isinstance(arguments.get("cache"), H2OKVCache):
+        if owner is None and isinstance(arguments.get("cache"), BoundedRows):
             owner = arguments["cache"]
         return None if owner is None else cls(owner, arguments)
 
@@ -64,7 +64,8 @@ def attend(call: Call, original: Callable[[], mx.array]) -> mx.array:
         scores = _scores(last, keys, values, scale, _last_rows(mask, length))
     cache.update_scores(scores, masked=mask is not None)
     # mlx_lm evaluates outputs only: untied, the scores of every step would wait, graph and all.
-    return mx.depends(out, [cast(mx.array, cache.scores)])
+    tied: mx.array = mx.depends(out, [cast(mx.array, cache.scores)])
+    return tied
 
 
 def _same_dtype(arguments: dict[str, Any]) -> list[mx.array]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx_lm
-from mlx import nn
+from mlx.nn.layers.base import Module
 from mlx.utils import tree_map
 from mlx_lm.generate import GenerationResponse
 
@@ -39,7 +39,7 @@ def load(path_or_hf_repo: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def stream_generate(
-    model: nn.Module,
+    model: Module,
     tokenizer: Any,
     prompt: str | mx.array | Sequence[int],
     max_tokens: int = 256,
@@ -68,9 +68,9 @@ def stream_generate(
 
 
 def generate(
-    model: nn.Module,
+    model: Module,
     tokenizer: Any,
-    prompt: str | Sequence[int],
+    prompt: str | list[int],
     verbose: bool = False,
     **kwargs: Any,
 ) -> str:
@@ -86,13 +86,13 @@ def generate(
 
 
 def _stream(
-    model: nn.Module, tokenizer: Any, prompt: Any, max_tokens: int, kwargs: dict[str, Any]
+    model: Module, tokenizer: Any, prompt: Any, max_tokens: int, kwargs: dict[str, Any]
 ) -> Iterator[GenerationResponse]:
     with _routed(model, kwargs["prompt_cache"]):
         yield from mlx_lm.stream_generate(model, tokenizer, prompt, max_tokens, **kwargs)
 
 
-def _caches(operation: str, model: nn.Module, kwargs: dict[str, Any]) -> list[Any]:
+def _caches(operation: str, model: Module, kwargs: dict[str, Any]) -> list[Any]:
     """Take our settings out of ``kwargs`` and make the caches, unless the caller brings some."""
     if kwargs.pop("draft_model", None) is not None:
         raise ValueError(
@@ -113,14 +113,15 @@ def _caches(operation: str, model: nn.Module, kwargs: dict[str, Any]) -> list[An
     return prompt_cache  # type: ignore[no-any-return]
 
 
-def _routed(model: nn.Module, caches: Sequence[Any]) -> AbstractContextManager[None]:
+def _routed(model: Module, caches: Sequence[Any]) -> AbstractContextManager[None]:
     needed = any(cache.policy.needs_scores for cache in evicting_caches(caches))
     return routing(model) if needed else nullcontext()
 
 
-def _upcast(model: nn.Module) -> None:
+def _upcast(model: Module) -> None:
     def upcast(weight: Any) -> Any:
         is_half = isinstance(weight, mx.array) and weight.dtype == mx.float16
         return weight.astype(mx.float32) if is_half else weight
 
-    model.update(tree_map(upcast, model.parameters()))
+    weights: Any = model
+    weights.update(tree_map(upcast, weights.parameters()))

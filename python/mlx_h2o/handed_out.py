@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 if TYPE_CHECKING:
-    from .cache import H2OKVCache
+    from .bounded import BoundedRows
 
 __all__ = ["owner_of", "register"]
 
-_Entry = tuple["weakref.ref[mx.array]", "weakref.ref[H2OKVCache]"]
+_Entry = tuple["weakref.ref[mx.array]", "weakref.ref[BoundedRows]"]
 _entries: dict[int, _Entry] = {}
 
 
-def register(keys: mx.array, cache: H2OKVCache) -> None:
+def register(keys: mx.array, cache: BoundedRows) -> None:
     """Remember that ``cache`` handed out ``keys``, for as long as the array object lives."""
     identity = id(keys)
 
@@ -31,7 +31,7 @@ def register(keys: mx.array, cache: H2OKVCache) -> None:
     _entries[identity] = (weakref.ref(keys, forget), weakref.ref(cache))
 
 
-def owner_of(keys: object) -> H2OKVCache | None:
+def owner_of(keys: object) -> BoundedRows | None:
     """The living cache that handed out this very array object, or None."""
     entry = _entries.get(id(keys))
     if entry is None or entry[0]() is not keys:

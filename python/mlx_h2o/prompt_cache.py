@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
-from mlx import nn
+from mlx.nn.layers.base import Module
 from mlx_lm.models import cache as mlx_lm_cache
 
 from .cache import H2OKVCache
 from .config import H2OConfig
-from .routing import model_name
+from .routing import model_classes, model_name
 
 __all__ = ["CacheSummary", "evicting_caches", "make_prompt_cache", "summary"]
 
@@ -25,7 +25,7 @@ _REFUSED = {
 
 
 def make_prompt_cache(
-    model: nn.Module, max_kv_size: int | H2OConfig | None = None, **settings: Any
+    model: Module, max_kv_size: int | H2OConfig | None = None, **settings: Any
 ) -> list[Any]:
     """One cache per layer, as mlx_lm's function of this name makes, but bounded by eviction.
 
@@ -44,15 +44,11 @@ def make_prompt_cache(
     config = _config(max_kv_size, settings)
     name = model_name(model)
     _refuse_unserved(model)
-    made: list[H2OKVCache] = []
-
-    def evicting(layer: int) -> H2OKVCache:
-        made.append(H2OKVCache(config, name=f"{name} layer {layer}"))
-        return made[-1]
-
-    caches = mlx_lm_cache.make_prompt_cache(model)
-    caches = [_replaced(cache, lambda n=n: evicting(n)) for n, cache in enumerate(caches)]
-    if not made:
+    caches = [
+        _replaced(cache, config, f"{name} layer {layer}")
+        for layer, cache in enumerate(mlx_lm_cache.make_prompt_cache(model))
+    ]
+    if not any(True for _ in evicting_caches(caches)):
         raise ValueError(
             f"[make_prompt_cache] {name} makes no plain KVCache, expected at least one layer "
             "whose rows could be evicted."
@@ -124,17 +120,17 @@ def _config(max_kv_size: int | H2OConfig | None, settings: dict[str, Any]) -> H2
     return H2OConfig(**settings)
 
 
-def _replaced(cache: Any, evicting: Callable[[], H2OKVCache]) -> Any:
+def _replaced(cache: Any, config: H2OConfig, name: str) -> Any:
     if type(cache) is mlx_lm_cache.KVCache:
-        return evicting()
+        return H2OKVCache(config, name=name)
     if type(cache) is mlx_lm_cache.CacheList:
-        return mlx_lm_cache.CacheList(*(_replaced(part, evicting) for part in cache.caches))
+        parts = [_replaced(part, config, name) for part in cache.caches]
+        return cast(Any, mlx_lm_cache.CacheList)(*parts)
     return cache
 
 
-def _refuse_unserved(model: nn.Module) -> None:
-    classes = {base for module in model.modules() for base in type(module).__mro__}
-    for cls in classes:
+def _refuse_unserved(model: Module) -> None:
+    for cls in model_classes(model):
         package, _, module_name = cls.__module__.rpartition(".")
         if package == "mlx_lm.models" and module_name in _REFUSED:
             raise ValueError(

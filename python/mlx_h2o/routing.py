@@ -13,18 +13,18 @@ import functools
 import sys
 from collections.abc import Callable, Iterator
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import mlx_lm.generate
 import mlx_lm.models.base
-from mlx import nn
+from mlx.nn.layers.base import Module
 
 from . import attention
 from .cache import H2OKVCache
 from .replacements import Replacements, Target
 
-__all__ = ["model_name", "routing"]
+__all__ = ["model_classes", "model_name", "routing"]
 
 _ATTENTION = "scaled_dot_product_attention"
 _generate = sys.modules["mlx_lm.generate"]  # mlx_lm.generate may also be its function
@@ -34,7 +34,7 @@ _replacements = Replacements()
 
 
 @contextlib.contextmanager
-def routing(model: nn.Module | None = None) -> Iterator[None]:
+def routing(model: Module | None = None) -> Iterator[None]:
     """Within the context, attention hands its scores to the :class:`H2OKVCache` that it reads.
 
     Other caches are served by mlx_lm's own attention, so contexts may stay open, nest, and be
@@ -65,7 +65,7 @@ def routing(model: nn.Module | None = None) -> Iterator[None]:
         _replacements.leave(targets)
 
 
-def model_name(model: nn.Module | None) -> str:
+def model_name(model: Module | None) -> str:
     """What error messages call a model: its mlx_lm model type where it has one."""
     if model is None:
         return "mlx_lm"
@@ -74,15 +74,20 @@ def model_name(model: nn.Module | None) -> str:
     return str(found or type(model).__module__.rpartition(".")[2])
 
 
-def _targets_of(model: nn.Module) -> list[Target]:
+def model_classes(model: Module) -> set[type]:
+    """The classes of all modules in a model, and their bases."""
+    modules: list[Module] = cast(Any, model).modules()
+    return {base for module in modules for base in type(module).__mro__}
+
+
+def _targets_of(model: Module) -> list[Target]:
     """The names to replace in the modules whose code this model runs."""
-    classes = {base for module in model.modules() for base in type(module).__mro__}
-    found: dict[int, Target] = {}
     namespaces = {
         id(function.__globals__): function.__globals__
-        for cls in classes
+        for cls in model_classes(model)
         for function in _functions(cls)
     }
+    found: dict[int, Target] = {}
     for namespace in namespaces.values():
         _collect(namespace, found)
     return list(found.values())

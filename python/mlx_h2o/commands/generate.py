@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 from mlx_lm.generate import DEFAULT_MODEL, setup_arg_parser
@@ -70,7 +70,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = setup_arg_parser()
+    parser = cast(argparse.ArgumentParser, cast(Any, setup_arg_parser)())
     parser.prog = "mlx_h2o generate"
     parser.description = (
         "Generate text with a KV cache that evicts rows. --model demo is a small model that comes "
