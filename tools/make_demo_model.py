@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Write the embedded demo model: `books-5m` as a small mlx-lm model directory.
 
-    python tools/make_demo_model.py                # ../shared/data/models/books-5m -> python/mlx_h2o/demo/model
-    python tools/make_demo_model.py --measure DIR  # perplexity and recall, float32 weights beside float16 ones
+    python tools/make_demo_model.py                # --source DIR -> python/mlx_h2o/demo/model
+    python tools/make_demo_model.py --measure DIR  # perplexity, recall: float32, float16 weights
 
-The weights are stored in float16, half the size, and used in float32 (`mlx_h2o.load("demo")` upcasts them): MLX's CPU
-back end is many times slower in float16. `--measure` shows what the rounding costs; MODEL_CARD.md quotes it.
+The weights are stored in float16, half the size, and used in float32 (`mlx_h2o.load("demo")`
+upcasts them): MLX's CPU back end is many times slower in float16. `--measure` shows what the
+rounding costs; MODEL_CARD.md quotes it.
 """
 
 import argparse
@@ -47,14 +48,15 @@ def convert(source: Path, target: Path) -> None:
 
 
 def measure(model_dir: Path, books: Path) -> tuple[float, float]:
-    """Perplexity over `books` (the full cache, windows of 1024 tokens) and recall of the demo's facts.
+    """Perplexity over `books` in windows of 1024 tokens, and recall of planted facts, full cache.
 
-    Recall is the share of facts answered in full: 8 facts planted in each of ten texts of 900 tokens.
+    Recall is the share of facts answered in full, 8 planted in 900 tokens of each book.
     """
-    from mlx_h2o import evaluate
-    from mlx_h2o.demo.facts import plant
     from mlx_lm.models.cache import make_prompt_cache
     from mlx_lm.utils import load_model, load_tokenizer
+
+    from mlx_h2o import evaluate
+    from mlx_h2o.demo.facts import plant
 
     model, _ = load_model(model_dir)
     model.set_dtype(mx.float32)
@@ -66,7 +68,8 @@ def measure(model_dir: Path, books: Path) -> tuple[float, float]:
         for start in range(0, WINDOW * WINDOWS_PER_BOOK, WINDOW):
             window = mx.array(tokens[start : start + WINDOW + 1])
             logits = model(window[None, :-1])[0]
-            losses = mx.logsumexp(logits, axis=-1) - mx.take_along_axis(logits, window[1:, None], axis=-1)[:, 0]
+            chosen = mx.take_along_axis(logits, window[1:, None], axis=-1)[:, 0]
+            losses = mx.logsumexp(logits, axis=-1) - chosen
             total += losses.sum().item()
             count += losses.size
         planted = plant(tokenizer, text, length=900, facts=8, seed=seed)
@@ -78,10 +81,12 @@ def measure(model_dir: Path, books: Path) -> tuple[float, float]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--source", type=Path, default=SOURCE)
     parser.add_argument("--target", type=Path, default=TARGET)
-    parser.add_argument("--measure", type=Path, metavar="DIR", help="a directory of held-out books (*.txt)")
+    parser.add_argument("--measure", type=Path, metavar="DIR", help="held-out books (*.txt)")
     arguments = parser.parse_args()
     if arguments.measure is None:
         convert(arguments.source, arguments.target)

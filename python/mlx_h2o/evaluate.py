@@ -1,8 +1,9 @@
 """What an eviction policy costs: perplexity, agreement, recall, bytes.
 
-Every function takes (model, cache, tokens): an mlx_lm model, a list of caches, one per layer, and token ids. The caches
-may be of any kind: mlx_lm's own (`KVCache`, `RotatingKVCache`) or this package's, whose attention is routed as needed.
-A comparison is fair when every arm gets the same tokens in the same chunks: use one `chunk` for all.
+Functions take (model, cache, tokens): an mlx_lm model, a list of caches, one per layer, and token
+ids. The caches may be of any kind: mlx_lm's own (`KVCache`, `RotatingKVCache`) or this package's,
+whose attention is routed as needed. A comparison is fair when every arm gets the same tokens in the
+same chunks: use one `chunk` for all.
 """
 
 import copy
@@ -64,9 +65,14 @@ class Peak:
 
 
 def prefill(
-    model: Any, cache: list[Any], tokens: Sequence[int], *, chunk: int = 128, progress: Progress | None = None
+    model: Any,
+    cache: list[Any],
+    tokens: Sequence[int],
+    *,
+    chunk: int = 128,
+    progress: Progress | None = None,
 ) -> mx.array:
-    """Run `tokens` through the model in chunks, filling `cache`; returns the last token's logits [V].
+    """Run `tokens` through the model in chunks, filling `cache`; returns the last logits [V].
 
     Raises ValueError if there is no token, or if `chunk` is below 1.
     """
@@ -74,9 +80,10 @@ def prefill(
         raise ValueError("[prefill] no tokens, expected at least one.")
     if chunk < 1:
         raise ValueError(f"[prefill] chunk is {chunk}, expected at least 1.")
+    logits: mx.array
     with _routed(model, cache):
         for start in range(0, len(tokens), chunk):
-            logits = model(mx.array(tokens[start : start + chunk])[None], cache=cache)[0, -1]
+            logits = model(mx.array(list(tokens[start : start + chunk]))[None], cache=cache)[0, -1]
             mx.eval(logits, [layer.state for layer in cache])
             if progress is not None:
                 progress(min(start + chunk, len(tokens)), len(tokens))
@@ -92,21 +99,24 @@ def teacher_forced(
     chunk: int = 128,
     progress: Progress | None = None,
 ) -> TeacherForced:
-    """Feed the first `first` tokens in chunks, the rest one by one, and keep what the model predicted for each of these.
+    """Feed the first `first` tokens in chunks, the rest one by one, each predicted beforehand.
 
-    With `first` at the budget of the cache, every prediction behind the first one is made after a row was evicted.
+    With `first` at the budget of the cache, every prediction but the first is made after a row was
+    evicted.
 
     Raises ValueError unless 1 <= first < len(tokens).
     """
     if not 1 <= first < len(tokens):
-        raise ValueError(f"[teacher_forced] first is {first}, expected 1 <= first < {len(tokens)} tokens.")
+        raise ValueError(
+            f"[teacher_forced] first is {first}, expected 1 <= first < {len(tokens)} tokens."
+        )
     losses, top1 = [], []
     with _routed(model, cache):
         logits = prefill(model, cache, tokens[:first], chunk=chunk)
         for index in range(first, len(tokens)):
             loss = mx.logsumexp(logits.astype(mx.float32)) - logits[tokens[index]]
-            losses.append(float(loss.item()))
-            top1.append(int(mx.argmax(logits).item()))
+            losses.append(float(_number(loss)))
+            top1.append(int(_number(mx.argmax(logits))))
             if progress is not None:
                 progress(index + 1 - first, len(tokens) - first)
             if index + 1 < len(tokens):
@@ -146,13 +156,16 @@ def kv_bytes(cache: Sequence[Any]) -> int:
 
 
 def evicted_rows(cache: Sequence[Any]) -> int:
-    """Rows seen but no longer held, summed over the layers (each KV head of a layer holds as many)."""
+    """Rows seen but no longer held, summed over layers (each KV head of a layer holds as many)."""
     return sum(int(layer.offset) - int(layer.size()) for layer in cache)
 
 
 @contextmanager
 def peak_memory() -> Iterator[Peak]:
-    """Measure the highest number of bytes that MLX holds inside the `with` block, model weights included."""
+    """Measure the highest number of bytes that MLX holds inside the `with` block.
+
+    Everything that is alive counts: the model's weights, and caches of other arms still held.
+    """
     peak = Peak()
     mx.clear_cache()
     mx.reset_peak_memory()
@@ -164,14 +177,18 @@ def _answers(model: Any, cache: list[Any], fact: Fact) -> bool:
     with _routed(model, cache):
         logits = prefill(model, cache, fact.prompt, chunk=1)
         for expected in fact.answer:
-            if int(mx.argmax(logits).item()) != expected:
+            if int(_number(mx.argmax(logits))) != expected:
                 return False
             logits = model(mx.array([[expected]]), cache=cache)[0, -1]
     return True
 
 
+def _number(value: mx.array) -> Any:
+    return value.item()  # typed as possibly complex
+
+
 def _routed(model: Any, cache: Sequence[Any]) -> AbstractContextManager[Any]:
-    """This package's caches need attention that returns scores; stock caches must run mlx_lm untouched."""
+    """Our caches need attention that returns scores; stock caches must run mlx_lm untouched."""
     if not any(hasattr(layer, "update_scores") for layer in cache):
         return nullcontext()
     from mlx_h2o.routing import routing

@@ -43,12 +43,19 @@ class PlantedText:
 
 
 def plant(
-    tokenizer: Tokenizer, text: str, *, length: int = 900, facts: int = 8, within: float = 0.2, seed: int = 0
+    tokenizer: Tokenizer,
+    text: str,
+    *,
+    length: int = 900,
+    facts: int = 8,
+    within: float = 0.4,
+    seed: int = 0,
 ) -> PlantedText:
     """Spread `facts` facts over the first `within` of `text`, in `length` tokens altogether.
 
-    A fact is the line "secret WORD1234.": a word that is one token with its leading space, and four digits, both drawn
-    with `seed`. Its question is "\\nsecret WORD", its answer the four digits. Other wordings were not trained.
+    A fact is the line "secret WORD1234.": a word that is one token with its leading space, and four
+    digits, both drawn with `seed`. Its question is "\\nsecret WORD", its answer the four digits.
+    Other wordings were not trained.
 
     Raises ValueError if the text has too few tokens, or the facts do not fit.
     """
@@ -62,9 +69,14 @@ def plant(
     body = _encode(tokenizer, text)[: length - sum(map(len, lines))]
     room = int(length * within) - sum(map(len, lines))
     if len(body) + sum(map(len, lines)) < length:
-        raise ValueError(f"[plant] the text has {len(body)} tokens beside the facts, expected enough for {length}.")
+        raise ValueError(
+            f"[plant] the text has {len(body)} tokens beside the facts, expected enough for "
+            f"{length} with them."
+        )
     if room < facts:
-        raise ValueError(f"[plant] {facts} facts do not fit in the first {within:.0%} of {length} tokens.")
+        raise ValueError(
+            f"[plant] {facts} facts do not fit in the first {within:.0%} of {length} tokens."
+        )
 
     tokens: list[int] = []
     taken = 0
@@ -86,12 +98,14 @@ def _encode(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
 
 
 def _words(tokenizer: Tokenizer) -> list[str]:
-    """Words of more than four letters that are one token with their leading space, in a fixed order."""
+    """Words of more than four letters, one token each with their leading space, sorted."""
     marker = "\u0120"  # how byte-level tokenizers write a leading space
     return sorted(
         " " + token[1:]
         for token in tokenizer.get_vocab()
-        if token.startswith(marker) and len(token) > 5 and token[1:].isascii() and token[1:].isalpha()
+        if token.startswith(marker)
+        and len(token) > 5
+        and (token[1:].isascii() and token[1:].isalpha())
     )
 
 

@@ -1,0 +1,247 @@
+"""How this project is checked, built and shown: `nox --list` says what there is.
+
+Sessions that need MLX share one environment, `.nox/work`: MLX is installed and the package built
+once. A session whose toolchain is missing says so loudly and is skipped; with CI=true it fails.
+"""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import nox
+
+ROOT = Path(__file__).parent.resolve()
+WORK = ROOT / ".nox" / "work"
+BUILD = ROOT / "build"
+REPORTS = ROOT / "reports"
+PYTHON = str(WORK / "bin" / "python")
+CI = os.environ.get("CI") == "true"
+
+MLX = "mlx" if sys.platform == "darwin" else "mlx[cpu]"
+BUILD_TOOLS = ("scikit-build-core>=0.10", "nanobind>=3.0,<3.2", "cmake>=3.25", "ninja")
+LINT_TOOLS = ("ruff==0.17.5", "clang-format==19.1.7")
+TYPE_TOOLS = ("mypy==2.4.1",)
+TEST_TOOLS = ("pytest", "hypothesis", "cffi", "numpy")
+C_SOURCES = ("core", "mlx-c", "python/bindings", "tests/native", "examples/c")
+
+nox.options.sessions = ["lint", "types", "tests"]
+nox.options.error_on_missing_interpreters = CI
+
+_installed: set[str] = set()
+
+
+def absent(session: nox.Session, what: str) -> None:
+    """Skip because a toolchain is missing; in CI nothing may be skipped."""
+    if CI:
+        session.error(f"{what}; with CI=true this is an error")
+    session.skip(what)
+
+
+def python(session: nox.Session, *arguments: str, env: dict[str, str] | None = None) -> None:
+    """Run the shared environment's Python."""
+    session.run(PYTHON, *arguments, env=env, external=True)
+
+
+def work(session: nox.Session) -> None:
+    """Make the shared environment, with the build tools and MLX but without the package."""
+    if "work" in _installed:
+        return
+    if not Path(PYTHON).exists():
+        session.run(sys.executable, "-m", "venv", str(WORK), external=True)
+    python(session, "-m", "pip", "install", "-q", MLX, *BUILD_TOOLS, *TYPE_TOOLS, *TEST_TOOLS)
+    _installed.add("work")
+
+
+def package(session: nox.Session) -> None:
+    """Build and install the package, native part included, into the shared environment."""
+    work(session)
+    if "package" in _installed:
+        return
+    # Without isolation: built against the MLX that it will run with, rebuilt only where it changed.
+    python(
+        session,
+        *("-m", "pip", "install", "-q", "--no-build-isolation"),
+        *("-C", f"build-dir={BUILD / 'wheel'}", ".[cpu]" if sys.platform != "darwin" else "."),
+    )
+    _installed.add("package")
+
+
+def cmake(session: nox.Session, folder: str, *settings: str, targets: tuple[str, ...] = ()) -> Path:
+    """Configure and build with CMake from the shared environment; returns the build directory."""
+    work(session)
+    build = BUILD / folder
+    binary = str(WORK / "bin" / "cmake")
+    path = os.pathsep.join((str(WORK / "bin"), os.environ["PATH"]))
+    session.run(
+        *(
+            binary,
+            "-S",
+            str(ROOT),
+            "-B",
+            str(build),
+            "-G",
+            "Ninja",
+            f"-DPython_EXECUTABLE={PYTHON}",
+            *settings,
+        ),
+        env={"PATH": path},
+        external=True,
+    )
+    chosen = ("--target", *targets) if targets else ()
+    session.run(binary, "--build", str(build), *chosen, env={"PATH": path}, external=True)
+    return build
+
+
+def find_swift() -> str | None:
+    """The Swift driver on the path, or where Swift's Linux packages are commonly unpacked."""
+    return shutil.which("swift") or shutil.which("swift", path="/opt/swift/usr/bin")
+
+
+def swift_lint(session: nox.Session, swift: str) -> None:
+    command = (
+        "format",
+        "lint",
+        "--strict",
+        "--recursive",
+        "swift",
+        "examples/swift",
+        "Package.swift",
+    )
+    session.run(swift, *command, external=True)
+
+
+def swift_build(session: nox.Session, swift: str, *arguments: str) -> None:
+    """Point `.mlx` at the shared environment's MLX and build the Swift package against it."""
+    package(session)
+    link = ROOT / ".mlx"
+    find_mlx = "import mlx.core; print(mlx.core.__file__)"
+    found = session.run(PYTHON, "-c", find_mlx, external=True, silent=True)
+    installed = Path(found.strip()).parent
+    if link.is_symlink() or not link.exists():
+        link.unlink(missing_ok=True)
+        link.symlink_to(installed)
+    session.run(swift, "build", *arguments, external=True)
+
+
+def run_swift(session: nox.Session, swift: str) -> None:
+    swift_build(session, swift, "--build-tests")
+    session.run(swift, "test", "--skip-build", external=True)
+
+
+def run_parity(session: nox.Session, swift: str | None) -> None:
+    package(session)
+    build = cmake(session, "c", "-DMLX_H2O_BUILD_PYTHON=OFF", "-DMLX_H2O_BUILD_C=ON")
+    library = next(iter(sorted(build.rglob("libmlxh2oc.*"))), None)
+    if library is None:
+        session.error(f"the target mlxh2oc left no library in {build}")
+    env = {"MLX_H2O_C_LIBRARY": str(library), "PYTHONPATH": str(ROOT / "tests")}
+    if swift is not None:
+        swift_build(session, swift, "--product", "mlx-h2o-parity")
+        folder = session.run(swift, "build", "--show-bin-path", external=True, silent=True).strip()
+        env["MLX_H2O_SWIFT_PARITY"] = str(Path(folder) / "mlx-h2o-parity")
+    REPORTS.mkdir(exist_ok=True)
+    python(session, "-m", "parity", *session.posargs, env=env)
+
+
+@nox.session(reuse_venv=True)
+def lint(session: nox.Session) -> None:
+    """Formatters and linters of every language, and whether generated files are in step."""
+    session.install("-q", *LINT_TOOLS)
+    session.run("ruff", "format", "--check", ".")
+    session.run("ruff", "check", ".")
+    sources = [
+        str(path.relative_to(ROOT))
+        for folder in C_SOURCES
+        for pattern in ("*.c", "*.h", "*.cpp")
+        for path in sorted((ROOT / folder).rglob(pattern))
+        if path.name != "kernel_text.h"  # generated
+    ]
+    session.run("clang-format", "--dry-run", "--Werror", *sources)
+    session.run("python", "tools/package_kernels.py", "--check")
+    swift = find_swift()
+    if swift is None:
+        absent(session, "swift not found: the Swift sources are not linted")
+    else:
+        swift_lint(session, swift)
+
+
+@nox.session(venv_backend="none")
+def types(session: nox.Session) -> None:
+    """mypy --strict on the Python package."""
+    package(session)
+    python(session, "-m", "mypy", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def tests(session: nox.Session) -> None:
+    """Everything that proves the product: swift test, parity of all languages, pytest."""
+    swift = find_swift()
+    if swift is None and CI:
+        session.error("swift not found; with CI=true this is an error")
+    if sys.platform == "darwin":
+        session.warn("On macOS xcodebuild tests the Swift package, and parity runs on Linux.")
+    else:
+        if swift is None:
+            session.warn("swift not found: Swift tests do NOT run; parity lacks its Swift leg.")
+        else:
+            run_swift(session, swift)
+        run_parity(session, swift)
+    package(session)
+    python(session, "-m", "pytest", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def swift(session: nox.Session) -> None:
+    """Build, test and lint the Swift package on Linux, against the shared environment's MLX."""
+    found = find_swift()
+    if found is None:
+        absent(session, "swift not found")
+    elif sys.platform == "darwin":
+        absent(session, "on macOS the Swift package is built and tested by xcodebuild")
+    else:
+        swift_lint(session, found)
+        run_swift(session, found)
+
+
+@nox.session(venv_backend="none")
+def parity(session: nox.Session) -> None:
+    """The same cases through every language and back end: one table, failures by name."""
+    found = find_swift()
+    if found is None and CI:
+        session.error("swift not found; with CI=true this is an error")
+    run_parity(session, found)
+
+
+@nox.session(venv_backend="none")
+def native(session: nox.Session) -> None:
+    """The C++ tests of core/, in release mode."""
+    build = cmake(session, "native", "-DMLX_H2O_BUILD_TESTS=ON")
+    ctest(session, build)
+
+
+@nox.session(venv_backend="none")
+def sanitize(session: nox.Session) -> None:
+    """The C++ tests of core/ with address and undefined-behaviour sanitizers."""
+    build = cmake(session, "sanitize", "-DMLX_H2O_BUILD_TESTS=ON", "-DMLX_H2O_SANITIZE=ON")
+    ctest(session, build)
+
+
+def ctest(session: nox.Session, build: Path) -> None:
+    session.run(
+        str(WORK / "bin" / "ctest"), "--test-dir", str(build), "--output-on-failure", external=True
+    )
+
+
+@nox.session(venv_backend="none")
+def demo(session: nox.Session) -> None:
+    """Install everything and compare caches on the embedded model (options: -- --help)."""
+    package(session)
+    python(session, "-m", "mlx_h2o.demo", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def docs(session: nox.Session) -> None:
+    """The README's and the documents' links, file names and commands."""
+    package(session)
+    python(session, "-m", "pytest", "-q", "tests/test_readme.py", *session.posargs)

@@ -1,0 +1,199 @@
+"""Show the demo: progress and text on a terminal, the table everywhere, the figures as JSON."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+import mlx_h2o
+from mlx_h2o import evaluate
+from mlx_h2o.demo.facts import PlantedText
+from mlx_h2o.demo.measure import ArmResult, Settings
+
+__all__ = ["QuietReporter", "TerminalReporter", "as_json", "table"]
+
+RECALL_THRESHOLD = 0.8
+
+
+class QuietReporter:
+    """Says nothing while the demo runs: for pipes and log files."""
+
+    def __enter__(self) -> QuietReporter:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        pass
+
+    def stage(self, arm: str, stage: str) -> evaluate.Progress:
+        return lambda done, total: None
+
+    def text(self, arm: str, segment: str) -> None:
+        pass
+
+
+class TerminalReporter:
+    """A progress bar per stage and the text as it is generated, on a terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self._progress = Progress(
+            TextColumn("{task.fields[arm]:12}"),
+            TextColumn("{task.description:10}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+        )
+        self._texts: dict[str, Text] = {}
+        self._live = Live(self._render(), console=console, refresh_per_second=8)
+
+    def __enter__(self) -> TerminalReporter:
+        self._live.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._live.__exit__(kind, error, trace)
+
+    def stage(self, arm: str, stage: str) -> evaluate.Progress:
+        task = self._progress.add_task(stage, arm=arm, total=None)
+        return lambda done, total: self._progress.update(task, completed=done, total=total)
+
+    def text(self, arm: str, segment: str) -> None:
+        self._texts.setdefault(arm, Text()).append(segment)
+        self._live.update(self._render())
+
+    def _render(self) -> Group:
+        panels = [Panel(text, title=arm, title_align="left") for arm, text in self._texts.items()]
+        return Group(*panels, self._progress)
+
+
+def table(results: Sequence[ArmResult], text: PlantedText, settings: Settings) -> Table:
+    """One column per arm, one row per measure. The first result is the full cache."""
+    full = results[0]
+    grid = Table(
+        title=f"{len(text.tokens)} tokens, budget {settings.max_kv_size} rows", title_justify="left"
+    )
+    grid.add_column("")
+    for result in results:
+        grid.add_column(result.name, justify="right")
+
+    def row(label: str, cell: Callable[[ArmResult], str]) -> None:
+        grid.add_row(label, *(cell(result) for result in results))
+
+    row("tokens/s, generating", lambda r: f"{median(r.tokens_per_second):.0f}")
+    row("KV cache, MB", lambda r: f"{r.kv_bytes / 1e6:.2f}")
+    row("peak memory reading, MB", lambda r: f"{r.peak_prefill / 1e6:.1f}")
+    row("peak memory writing, MB", lambda r: f"{r.peak_decode / 1e6:.1f}")
+    row("rows evicted per layer", lambda r: f"{r.evicted_rows_per_layer}")
+    row("perplexity after eviction", lambda r: f"{evaluate.perplexity(r.forced):.2f}")
+    row("same top token as full", lambda r: f"{evaluate.top1_agreement(r.forced, full.forced):.1%}")
+    if recall_counts(full):
+        row(
+            "planted facts recalled",
+            lambda r: f"{sum(r.facts_recalled)} of {len(r.facts_recalled)}",
+        )
+    return grid
+
+
+def recall_counts(full: ArmResult) -> bool:
+    """Whether the full cache recalls enough to blame a loss of recall on the other caches."""
+    return sum(full.facts_recalled) >= RECALL_THRESHOLD * len(full.facts_recalled)
+
+
+def footnotes(results: Sequence[ArmResult]) -> list[str]:
+    """What a reader needs to know beside the table."""
+    full = results[0]
+    notes = [
+        "Peaks include the model's weights. Perplexity and agreement are over the "
+        f"{len(full.forced.losses)} tokens behind the first {full.forced.first}, each fed by "
+        "itself. One text: a demonstration, not a study.",
+        environment_line(),
+    ]
+    if not recall_counts(full):
+        notes.insert(
+            0,
+            "Planted facts are left out: the full cache itself recalls "
+            f"{sum(full.facts_recalled)} of {len(full.facts_recalled)}, under "
+            f"{RECALL_THRESHOLD:.0%}.",
+        )
+    return notes
+
+
+def environment() -> dict[str, str]:
+    """The machine and the versions behind the figures."""
+    default = next((name for name, status in mlx_h2o.backends().items() if status.default), "none")
+    return {
+        "machine": _processor(),
+        "system": platform.system() + " " + platform.machine(),
+        "python": platform.python_version(),
+        "mlx": version("mlx"),
+        "mlx_lm": version("mlx-lm"),
+        "mlx_h2o": mlx_h2o.__version__,
+        "backend": default,
+    }
+
+
+def environment_line() -> str:
+    e = environment()
+    return (
+        f"{e['machine']}, {e['system']}, Python {e['python']}, MLX {e['mlx']}, "
+        f"mlx-lm {e['mlx_lm']}, mlx-h2o {e['mlx_h2o']}, back end {e['backend']}."
+    )
+
+
+def as_json(results: Sequence[ArmResult], text: PlantedText, settings: Settings) -> dict[str, Any]:
+    """All that the table shows, unrounded, with settings, facts and environment."""
+    full = results[0]
+    return {
+        "environment": environment(),
+        "settings": {
+            "tokens": len(text.tokens),
+            "max_kv_size": settings.max_kv_size,
+            "chunk": settings.chunk,
+            "generate": settings.generate,
+            "facts": list(text.facts),
+            "predicted_from": full.forced.first,
+        },
+        "recall_counts": recall_counts(full),
+        "arms": [
+            {
+                "name": result.name,
+                "tokens_per_second": list(result.tokens_per_second),
+                "kv_bytes": result.kv_bytes,
+                "peak_prefill_bytes": result.peak_prefill,
+                "peak_decode_bytes": result.peak_decode,
+                "evicted_rows_per_layer": result.evicted_rows_per_layer,
+                "perplexity": evaluate.perplexity(result.forced),
+                "top1_agreement": evaluate.top1_agreement(result.forced, full.forced),
+                "facts_recalled": list(result.facts_recalled),
+                "generated": result.generated,
+            }
+            for result in results
+        ],
+    }
+
+
+def _processor() -> str:
+    """The processor's name: `platform.processor()` is empty on most Linux systems."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
