@@ -188,9 +188,9 @@ def _number(value: mx.array) -> Any:
 
 
 def _routed(model: Any, cache: Sequence[Any]) -> AbstractContextManager[Any]:
-    """Our caches need attention that returns scores; stock caches must run mlx_lm untouched."""
-    if not any(hasattr(layer, "update_scores") for layer in cache):
-        return nullcontext()
+    """Attention that returns scores, for caches that need them; mlx_lm untouched for the rest."""
+    from mlx_h2o.prompt_cache import evicting_caches
     from mlx_h2o.routing import routing
 
-    return routing(model)
+    needed = any(layer.policy.needs_scores for layer in evicting_caches(cache))
+    return routing(model) if needed else nullcontext()

@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with TerminalReporter(console) if console.is_terminal else QuietReporter() as reporter:
         results = [
             measure(model, tokenizer, arm, planted, settings, reporter)
-            for arm in arms(len(model.layers), settings.max_kv_size)
+            for arm in arms(model, settings.max_kv_size)
         ]
     console.print(table(results, planted, settings))
     for note in footnotes(results):

@@ -4,8 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from mlx_h2o.cache import H2OKVCache
-from mlx_h2o.config import H2OConfig
+import mlx_h2o
 
 __all__ = ["Arm", "arms"]
 
@@ -18,23 +17,16 @@ class Arm:
     make_cache: Callable[[], list[Any]]
 
 
-def arms(layers: int, max_kv_size: int) -> list[Arm]:
+def arms(model: Any, max_kv_size: int) -> list[Arm]:
     """The full cache, first, as the others are compared with it, and three bounded ones."""
-    from mlx_lm.models.cache import KVCache, RotatingKVCache
-
-    rotating: Callable[..., Any] = RotatingKVCache
-
-    def each(make: Callable[[], Any]) -> Callable[[], list[Any]]:
-        return lambda: [make() for _ in range(layers)]
+    from mlx_lm.models.cache import make_prompt_cache as stock
 
     def h2o(policy: str) -> Callable[[], list[Any]]:
-        config = H2OConfig(max_kv_size=max_kv_size, policy=policy)
-        return each(lambda: H2OKVCache(config))
+        return lambda: mlx_h2o.make_prompt_cache(model, max_kv_size, policy=policy)
 
     return [
-        Arm("full cache", each(KVCache)),
-        # keep=4 is what mlx_lm itself uses for --max-kv-size.
-        Arm("rotating", each(lambda: rotating(max_size=max_kv_size, keep=4))),
+        Arm("full cache", lambda: stock(model)),
+        Arm("rotating", lambda: stock(model, max_kv_size)),  # RotatingKVCache(keep=4)
         Arm("H2O h2o", h2o("h2o")),
         Arm("H2O keydiff", h2o("keydiff")),
     ]

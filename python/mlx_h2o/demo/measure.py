@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
+import mlx_h2o
 from mlx_h2o import evaluate
 from mlx_h2o.demo.arms import Arm
 from mlx_h2o.demo.facts import PlantedText, Question
@@ -125,22 +126,21 @@ def _generate(
     count: int,
     show: Callable[[str], None],
 ) -> tuple[str, float]:
-    """Generate through mlx_lm, routed if the cache is ours: text, tokens per second.
+    """Generate through mlx_lm: the text, and tokens per second.
 
-    Sampled, as the small model repeats itself when decoded greedily, and with one seed for all arms.
+    Sampled, with one seed for all arms: decoded greedily, the small model repeats itself.
     """
-    import mlx_lm
     from mlx_lm.sample_utils import make_sampler
 
-    import mlx_h2o
-
-    ours = any(hasattr(layer, "update_scores") for layer in cache)
-    stream = mlx_h2o.stream_generate if ours else mlx_lm.stream_generate
     segments = []
     speed = 0.0
     mx.random.seed(0)
-    options = {"max_tokens": count, "sampler": make_sampler(temp=0.7), "prompt_cache": cache}
-    for response in stream(model, tokenizer, list(prompt), **options):
+    options: dict[str, Any] = {
+        "max_tokens": count,
+        "sampler": make_sampler(temp=0.7),
+        "prompt_cache": cache,
+    }
+    for response in mlx_h2o.stream_generate(model, tokenizer, list(prompt), **options):
         segments.append(response.text)
         speed = response.generation_tps
         show(response.text)
