@@ -1,0 +1,63 @@
+"""``python -m parity``: the same cases through every implementation; fails with the case named."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from parity.runner import NAMES, all_cases, run
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def arguments(given: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="parity", description=__doc__)
+    parser.add_argument(
+        "--legs", default=",".join(NAMES), help="comma-separated, in the order of the columns"
+    )
+    parser.add_argument("--cases", default="*", metavar="PATTERN", help="name, part of it, or glob")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here")
+    parser.add_argument(
+        "--build-dir",
+        type=Path,
+        default=ROOT / "build",
+        metavar="DIR",
+        help="where the C library is looked for, and case files are written (default: build)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the cases that are drawn afresh")
+    return parser.parse_args(given)
+
+
+def main(given: list[str] | None = None) -> int:
+    """0 if every leg that ran agrees; with CI=true every leg must have run."""
+    options = arguments(given)
+    width = None if sys.stdout.isatty() else 200
+    console = Console(width=width)
+    cases = all_cases(options.seed, options.cases)
+    if not cases:
+        console.print(f"no case is named {options.cases!r}", style="bold red", highlight=False)
+        return 2
+    names = [name for name in options.legs.split(",") if name]
+    report = run(cases, names, options.build_dir, say=lambda text: console.print(text, style="dim"))
+    report.print(console)
+    if options.json is not None:
+        report.write(options.json)
+    failures = report.failures()
+    if os.environ.get("CI") == "true":
+        failures += [f"{leg}: not run: {reason}" for leg, reason in report.not_run.items()]
+    ran, total = len(report.verdicts), len(cases)
+    if failures:
+        console.print(f"{len(failures)} failed: {total} cases, {ran} legs", style="bold red")
+        for line in failures:
+            print(line, file=sys.stderr)
+        return 1
+    console.print(f"{total} cases agree on {ran} legs", style="bold green")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""The C leg: the same calls through the C library, by cffi."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+from golden.build import Case
+from mlx_h2o.backends import get, register, use_backend
+from mlx_h2o.launch import AttentionResult
+from mlx_h2o.validate import AttentionRequest, RetentionRequest
+
+try:
+    import c_api
+except ModuleNotFoundError as error:
+    if error.name != "cffi":
+        raise
+    c_api = None
+
+from parity import traces
+from parity.legs import Leg
+from parity.outcome import Outcome
+
+LIBRARY = "libmlxh2oc.*"
+
+
+class CBackend:
+    """The C operations as a back end of the package, so that its cache can run on them.
+
+    The C interface has no cache: in a trace the steps are Python's, the operations C's.
+    """
+
+    def __init__(self, library, name: str, backend: str) -> None:
+        self.library, self.name, self.backend = library, name, backend
+
+    def unavailable_reason(self) -> str:
+        return ""
+
+    def refuses(self, request: AttentionRequest) -> str:
+        return ""
+
+    def attention(self, request: AttentionRequest) -> AttentionResult:
+        handle = self.library.array
+        mask = "causal" if request.causal else request.mask
+        with self.library.using(self.backend):
+            found = self.library.attention(
+                *map(handle, (request.queries, request.keys, request.values)),
+                scale=request.scale,
+                mask=handle(mask) if isinstance(mask, mx.array) else mask,
+                sinks=None if request.sinks is None else handle(request.sinks),
+                return_lse=request.return_lse,
+            )
+            arrays = {name: mx.array(self.library.numpy(a)) for name, a in found.items()}
+        out = arrays["out"].astype(request.queries.dtype)
+        return out, arrays["scores"], arrays.get("lse")
+
+    def keep_indices(self, request: RetentionRequest) -> mx.array:
+        return self._select("keep", request, request.scores.shape[2] - request.count)
+
+    def evict_indices(self, request: RetentionRequest) -> mx.array:
+        return self._select("evict", request, request.count)
+
+    def _select(self, operation: str, request: RetentionRequest, number: int) -> mx.array:
+        rows = (self.library.array(request.scores), self.library.array(request.positions))
+        with self.library.using(self.backend):
+            zones = (request.sink_size, request.recent_start)
+            slots = self.library.select(operation, *rows, number, *zones)
+            return mx.array(self.library.numpy(slots))
+
+
+class CLeg(Leg):
+    """libmlxh2oc with one of its back ends named."""
+
+    def __init__(self, name: str, backend: str, build: Path) -> None:
+        self.name, self.trace_of, self.build = name, backend, build
+        self.library = None
+
+    def not_run(self) -> str:
+        if c_api is None:
+            return "cffi is not installed"
+        built = sorted(self.build.glob(f"**/{LIBRARY}"), key=lambda path: path.stat().st_mtime)
+        named = os.environ.get(c_api.ENVIRONMENT)
+        path = Path(named) if named else built[-1] if built else c_api.library_path()
+        if path is None or not path.is_file():
+            return f"{path or LIBRARY} not found"
+        self.library = c_api.load(path)
+        available, reason = self.library.backend_status(self.trace_of)
+        return "" if available else f"back end {self.trace_of!r} is not available: {reason}"
+
+    def versions(self) -> dict[str, str]:
+        text = c_api.Handle(self.library, "mlx_string")
+        self.library.check(self.library.c.mlx_version(text.pointer))
+        found = self.library.ffi.string(self.library.c.mlx_string_data(text.value)).decode()
+        return {"mlx": found, "back end": self.trace_of}
+
+    def outcome(self, case: Case) -> Outcome:
+        if case.fields["op"] == "trace":
+            remove = register(self.name, CBackend(self.library, self.name, self.trace_of))
+            try:
+                with use_backend(self.name):
+                    return traces.run_python(case, get(self.name))
+            finally:
+                remove()
+        with self.library.using(self.trace_of):
+            found = self.library.run_case(case.fields, _inputs(case))
+        return Outcome({name: np.asarray(array) for name, array in found.items()})
+
+
+def _inputs(case: Case) -> dict[str, mx.array]:
+    names = ("queries", "keys", "values", "mask", "sinks", "scores", "positions")
+    return {name: case.tensors[name] for name in names if name in case.tensors}

@@ -1,0 +1,164 @@
+"""The legs that run in this process: the reference, and the package on each of its back ends."""
+
+from __future__ import annotations
+
+import importlib
+import platform
+from collections.abc import Iterable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+import mlx.core as mx
+import mlx_h2o
+import numpy as np
+import reference
+from golden.build import Case
+from mlx_h2o import fast, use_backend, validate
+from mlx_h2o.backends import Backend, get, register
+
+from parity import traces
+from parity.outcome import Outcome
+from parity.trace_reference import ReferenceTrace
+
+
+class Leg:
+    """A column of the table."""
+
+    name = ""
+    # The package's back end whose kept positions a trace of this leg must equal at every step.
+    trace_of = ""
+
+    def not_run(self) -> str:
+        """Why the leg cannot run here; empty if it can."""
+        return ""
+
+    def versions(self) -> dict[str, str]:
+        """What ran, for the JSON file."""
+        return {
+            "python": platform.python_version(),
+            "mlx": version("mlx"),
+            "mlx_h2o": mlx_h2o.__version__,
+        }
+
+    def run(self, cases: Iterable[Case], directory: Path) -> Iterator[tuple[str, Outcome]]:
+        """The outcome of each case by name; ``directory`` is for files that are passed on."""
+        for case in cases:
+            try:
+                yield case.name, self.outcome(case)
+            except Exception as error:  # noqa: BLE001  (a broken leg fails its case, not the run)
+                yield case.name, Outcome(error=f"{type(error).__name__}: {error}")
+
+    def outcome(self, case: Case) -> Outcome:
+        raise NotImplementedError
+
+
+def inputs(case: Case) -> tuple[mx.array, mx.array, mx.array]:
+    """Queries, keys and values; without the slack, whose rows are behind the views."""
+    q, k, v = (case.tensors[name] for name in ("queries", "keys", "values"))
+    rows = k.shape[2] - case.fields["slack"]
+    return q, k[:, :, :rows], v[:, :, :rows]
+
+
+def options(case: Case) -> dict[str, object]:
+    """scale, mask and sinks as the operation takes them."""
+    mask = case.tensors["mask"] if case.fields["mask"] == "array" else case.fields["mask"] or None
+    return {
+        "scale": case.fields["scale"],
+        "mask": mask,
+        "sinks": case.tensors.get("sinks"),
+    }
+
+
+def zones(case: Case) -> dict[str, int | None]:
+    """sink_size and recent_start of a selection case."""
+    return {name: case.fields[name] for name in ("sink_size", "recent_start")}
+
+
+class ReferenceLeg(Leg):
+    """The float64 reference, afresh: the committed expectations must be what it says today."""
+
+    name = "reference"
+
+    def versions(self) -> dict[str, str]:
+        return {"python": platform.python_version(), "numpy": np.__version__}
+
+    def outcome(self, case: Case) -> Outcome:
+        if case.fields["op"] == "attention":
+            found = reference.attention(*inputs(case), **options(case))
+            return Outcome({k: a.astype(np.float32) for k, a in found._asdict().items()})
+        if case.fields["op"] == "keep":
+            rows = (case.tensors["scores"], case.tensors["positions"])
+            keep, count = case.fields["keep"], case.fields["count"]
+            return Outcome(
+                {
+                    "keep": reference.keep_indices(*rows, keep=keep, **zones(case)),
+                    "evict": reference.evict_indices(*rows, count=count, **zones(case)),
+                }
+            )
+        return Outcome(ReferenceTrace(case).run())
+
+
+class PackageLeg(Leg):
+    """mlx_h2o with one back end named."""
+
+    def __init__(self, name: str) -> None:
+        self.name = self.trace_of = name
+
+    def not_run(self) -> str:
+        try:
+            get(self.name)
+        except ValueError as error:
+            return str(error).partition("] ")[2]
+        return ""
+
+    def outcome(self, case: Case) -> Outcome:
+        with use_backend(self.name):
+            if case.fields["op"] == "attention":
+                return self._attention(case)
+            if case.fields["op"] == "trace":
+                return traces.run_python(case, get(self.name))
+            rows = (case.tensors["scores"], case.tensors["positions"])
+            keep, count = case.fields["keep"], case.fields["count"]
+            return Outcome(
+                {
+                    "keep": np.array(fast.keep_indices(*rows, keep=keep, **zones(case))),
+                    "evict": np.array(fast.evict_indices(*rows, count=count, **zones(case))),
+                }
+            )
+
+    def refusal(self, case: Case) -> str:
+        """Why this leg may leave an attention case out; the package's own may not."""
+        return ""
+
+    def _attention(self, case: Case) -> Outcome:
+        refusal = self.refusal(case)
+        if refusal:
+            return Outcome(refused=refusal)
+        found = fast.scaled_dot_product_attention_with_scores(
+            *inputs(case), **options(case), return_lse=case.fields["return_lse"]
+        )
+        names = ("out", "scores", "lse")
+        return Outcome({n: reference.float64(a) for n, a in zip(names, found, strict=False)})
+
+
+class EmulatorLeg(PackageLeg):
+    """The Metal text on the host emulator; it may refuse what the kernels do not serve."""
+
+    def __init__(self) -> None:
+        super().__init__("emulator")
+        self._reason: str | None = None
+
+    def not_run(self) -> str:
+        if self._reason is None:
+            try:
+                backend: Backend = importlib.import_module("emulator").EmulatorBackend()
+                self._reason = backend.unavailable_reason()
+                if not self._reason:
+                    register("emulator", backend)
+            except ImportError as error:
+                self._reason = f"the emulator cannot be imported: {error}"
+        return self._reason
+
+    def refusal(self, case: Case) -> str:
+        request = validate.attention_request(*inputs(case), **options(case))
+        return get("emulator").refuses(request)

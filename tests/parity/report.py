@@ -1,0 +1,95 @@
+"""The table on the terminal, and the same as JSON."""
+
+from __future__ import annotations
+
+import json
+import platform
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from golden.build import Case
+from rich.console import Console
+from rich.table import Table
+
+from parity.outcome import Verdict
+
+
+@dataclass
+class Report:
+    """Verdicts by leg and case; reasons of the legs that did not run; versions of those that did."""
+
+    cases: list[Case]
+    verdicts: dict[str, dict[str, Verdict]] = field(default_factory=dict)
+    not_run: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def failures(self) -> list[str]:
+        """ "case (leg): reason" of every cell that failed."""
+        return [
+            f"{name} ({leg}): {verdict.cell}{', ' if verdict.note else ''}{verdict.note}"
+            for leg, column in self.verdicts.items()
+            for name, verdict in column.items()
+            if not verdict.ok
+        ]
+
+    def remarks(self) -> list[str]:
+        """Notes on cells that passed, refusals apart: where traces parted at equal candidates."""
+        return [
+            f"{name} ({leg}): {verdict.note}"
+            for leg, column in self.verdicts.items()
+            for name, verdict in column.items()
+            if verdict.ok and verdict.note and verdict.cell != "refused"
+        ]
+
+    def print(self, console: Console) -> None:
+        legs = [*self.verdicts, *self.not_run]
+        table = Table(title="parity: worst error / tolerance", pad_edge=False)
+        table.add_column("case")
+        for leg in legs:
+            table.add_column(leg, justify="right")
+        for case in self.cases:
+            cells = []
+            for leg in legs:
+                verdict = self.verdicts.get(leg, {}).get(case.name)
+                text = "-" if verdict is None else verdict.cell
+                cells.append(text if verdict is None or verdict.ok else f"[bold red]{text}[/]")
+            table.add_row(case.name, *cells)
+        console.print(table)
+        refused = {
+            (leg, verdict.note)
+            for leg, column in self.verdicts.items()
+            for verdict in column.values()
+            if verdict.ok and verdict.cell == "refused"
+        }
+        for leg, reason in sorted(refused):
+            console.print(f"{leg} refused: {reason}", style="dim", highlight=False)
+        for line in self.remarks():
+            console.print(f"~ {line}", highlight=False)
+        for leg, reason in self.not_run.items():
+            console.print(f"{leg}: not run: {reason}", style="yellow", highlight=False)
+        for line in self.failures():
+            console.print(f"FAILED {line}", style="bold red", highlight=False, markup=False)
+
+    def write(self, path: Path) -> None:
+        found = {
+            "machine": {
+                "system": platform.system(),
+                "machine": platform.machine(),
+                "release": platform.release(),
+            },
+            "legs": {
+                leg: {"versions": versions, "not_run": self.not_run.get(leg, "")}
+                for leg, versions in (self.versions | dict.fromkeys(self.not_run, {})).items()
+            },
+            "cases": {
+                case.name: {
+                    leg: column[case.name].as_json()
+                    for leg, column in self.verdicts.items()
+                    if case.name in column
+                }
+                for case in self.cases
+            },
+            "failures": self.failures(),
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(found, indent=1) + "\n")

@@ -1,0 +1,94 @@
+"""Run the legs over the cases and collect the verdicts."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from golden.build import Case
+from golden.cases import boundary_cases, fresh_traces, random_cases
+from golden.make import read
+
+from parity import judge, traces
+from parity.c_leg import CLeg
+from parity.legs import EmulatorLeg, Leg, PackageLeg, ReferenceLeg
+from parity.outcome import Outcome, Verdict
+from parity.report import Report
+from parity.swift_leg import SwiftLeg
+
+# The order of the columns. The first is the one that all traces are compared with.
+NAMES = (
+    "reference",
+    "composed",
+    "native",
+    "emulator",
+    "c",
+    "c-composed",
+    "swift",
+    "swift-composed",
+)
+
+
+def make_leg(name: str, build: Path) -> Leg:
+    """The leg of this name; any other name is a registered back end of the package."""
+    if name == "reference":
+        return ReferenceLeg()
+    if name == "emulator":
+        return EmulatorLeg()
+    kind, _, backend = name.partition("-")
+    if kind == "c":
+        return CLeg(name, backend or "native", build)
+    if kind == "swift":
+        return SwiftLeg(name, backend or "native")
+    return PackageLeg(name)
+
+
+def all_cases(seed: int, pattern: str = "*") -> list[Case]:
+    """The golden cases, shapes astride boundaries, and cases and traces drawn from the seed."""
+    cases = [*read(), *boundary_cases(), *random_cases(seed), *fresh_traces(seed)]
+    if not any(sign in pattern for sign in "*?["):
+        pattern = f"*{pattern}*"
+    return [case for case in cases if fnmatch.fnmatch(case.name, pattern)]
+
+
+def run(
+    cases: Sequence[Case], names: Iterable[str], build: Path, *, say=lambda text: None
+) -> Report:
+    """The verdicts of all legs on all cases."""
+    report, outcomes = Report(list(cases)), {}
+    directory = build / "parity"
+    directory.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        leg = make_leg(name, build)
+        reason = leg.not_run()
+        if reason:
+            report.not_run[name] = reason
+            say(f"{name}: not run: {reason}")
+            continue
+        say(f"{name}: {len(cases)} cases")
+        outcomes[name] = dict(leg.run(cases, directory))
+        report.versions[name] = leg.versions()
+        report.verdicts[name] = {
+            case.name: _verdict(case, leg, outcomes[name][case.name], outcomes) for case in cases
+        }
+    return report
+
+
+def _verdict(
+    case: Case, leg: Leg, outcome: Outcome, outcomes: dict[str, dict[str, Outcome]]
+) -> Verdict:
+    if case.fields["op"] != "trace":
+        return judge.judge(case, outcome)
+    if leg.name == "reference":
+        # Nothing to compare with: it is what the others are compared with.
+        return Verdict(not outcome.error, "error" if outcome.error else "base", note=outcome.error)
+    found = []
+    if "reference" in outcomes:
+        found.append(traces.judge(case, outcome, outcomes["reference"][case.name], exact=False))
+    if leg.trace_of != leg.name and leg.trace_of in outcomes:
+        # The same back end, driven from another language: the same rows at every step.
+        found.append(traces.judge(case, outcome, outcomes[leg.trace_of][case.name], exact=True))
+    if not found:
+        return Verdict(True, "-", note="no other leg ran to compare the trace with")
+    return next((verdict for verdict in found if not verdict.ok), found[0])

@@ -1,0 +1,91 @@
+"""The Swift leg: an executable that reads a file of cases and writes one of results."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import reference
+from golden.build import Case
+from golden.make import write
+
+from mlx_h2o.backends import ENVIRONMENT
+
+from parity.legs import Leg
+from parity.outcome import Outcome
+
+PRODUCT = "mlx-h2o-parity"
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class SwiftLeg(Leg):
+    """``mlx-h2o-parity INPUT OUTPUT``, from MLX_H2O_SWIFT_PARITY or from .build/.
+
+    MLX_H2O_BACKEND names the back end of the run.
+    """
+
+    def __init__(self, name: str, backend: str) -> None:
+        self.name, self.trace_of = name, backend
+        self._versions: dict[str, str] = {}
+
+    def executable(self) -> Path | None:
+        named = os.environ.get("MLX_H2O_SWIFT_PARITY")
+        built = [ROOT / ".build" / kind / PRODUCT for kind in ("release", "debug")]
+        found = [path for path in ([Path(named)] if named else built) if path.is_file()]
+        return max(found, key=lambda path: path.stat().st_mtime) if found else None
+
+    def not_run(self) -> str:
+        if self.executable() is not None:
+            return ""
+        if shutil.which("swift") is None:
+            return "swift not found"
+        return f"{PRODUCT} is not built: swift build --product {PRODUCT}"
+
+    def versions(self) -> dict[str, str]:
+        return self._versions
+
+    def run(self, cases: Iterable[Case], directory: Path) -> Iterator[tuple[str, Outcome]]:
+        cases = list(cases)
+        given, results = (directory / f"{self.name}-{end}.safetensors" for end in ("in", "out"))
+        write(given, cases)
+        results.unlink(missing_ok=True)
+        command = [str(self.executable()), str(given), str(results)]
+        environment = os.environ | {ENVIRONMENT: self.trace_of}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        if done.returncode or not results.exists():
+            said = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["nothing"]
+            problem = f"{PRODUCT} ended with {done.returncode} and said: {said[0]}"
+            yield from ((case.name, Outcome(error=problem)) for case in cases)
+            return
+        tensors, metadata = mx.load(str(results), return_metadata=True)
+        self._versions = self._parse_versions(metadata)
+        errors = json.loads(metadata.get("errors", "{}"))
+        for case in cases:
+            yield case.name, _outcome(case, tensors, errors)
+
+    @staticmethod
+    def _parse_versions(metadata: dict[str, str]) -> dict[str, str]:
+        text = metadata.get("versions", "")
+        try:
+            found = json.loads(text)
+        except ValueError:
+            found = text
+        return found if isinstance(found, dict) else {"swift": str(found)}
+
+
+def _outcome(case: Case, tensors: dict[str, mx.array], errors: dict[str, str]) -> Outcome:
+    if case.name in errors:
+        return Outcome(error=errors[case.name])
+    found = {}
+    for name in ("out", "scores", "lse", "keep", "evict", "positions"):
+        array = tensors.get(f"{case.name}/{name}")
+        if array is not None:
+            whole = name in ("keep", "evict", "positions")
+            found[name] = np.array(array) if whole else reference.float64(array)
+    return Outcome(found)

@@ -1,0 +1,149 @@
+"""Whole cache traces: run one through the Python cache, and compare two runs of it."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import reference
+from golden.build import Case
+from mlx_h2o import H2OConfig, H2OKVCache, composed, validate
+from mlx_h2o.backends import Backend
+
+from parity.outcome import Outcome, Verdict, failed
+from parity.trace_reference import rank_of
+
+# Two candidates whose C differ by less than this, relative, are one choice to rounding.
+NEAR = 1e-5
+
+
+def run_python(case: Case, backend: Backend) -> Outcome:
+    """The trace on H2OKVCache, every attention by ``backend`` where it can serve it.
+
+    The caller names the back end too, so that selection runs on it.
+    """
+    fields, tensors = case.fields, case.tensors
+    sizes = ("max_kv_size", "sink_size", "heavy_size", "recent_size", "policy", "decay")
+    cache = H2OKVCache(H2OConfig(**{name: fields[name] for name in sizes}))
+    start, steps = 0, []
+    for index, length in enumerate([*fields["prefill"], *[1] * fields["steps"]]):
+        step = index - len(fields["prefill"])
+        part = slice(start, start + length)
+        start += length
+        q, k, v = (tensors[name][:, :, part] for name in ("queries", "keys", "values"))
+        keys, values = cache.update_and_fetch(k, v)
+        mask = "causal" if length > 1 else None
+        request = validate.attention_request(q, keys, values, scale=fields["scale"], mask=mask)
+        chosen = composed if backend.refuses(request) else backend
+        out, scores, _ = chosen.attention(request)
+        if step >= 0 and fields["replay"]:
+            scores = _recorded_at(tensors["recorded"][step], cache.positions)
+        cache.update_scores(scores)
+        if step >= 0:
+            steps.append(_snapshot(cache, out))
+    names = ("positions", "scores", "out")
+    return Outcome({name: np.stack(rows) for name, rows in zip(names, zip(*steps, strict=True))})
+
+
+def _recorded_at(recorded: mx.array, positions: mx.array) -> mx.array:
+    """Recorded scores [B, Hq, T] in the order of the slots: [B, Hq, 1, N]."""
+    group = recorded.shape[1] // positions.shape[1]
+    slots = mx.repeat(positions, group, axis=1)
+    return mx.take_along_axis(recorded, slots, axis=-1)[:, :, None]
+
+
+def _snapshot(cache: H2OKVCache, out: mx.array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Positions, ascending and padded with -1; C in the same order; the output of the step."""
+    positions, scores = np.array(cache.positions), np.array(cache.scores)
+    order = np.argsort(positions, axis=-1)
+    positions = np.take_along_axis(positions, order, axis=-1).astype(np.int32)
+    scores = np.take_along_axis(scores, order, axis=-1)
+    missing = [(0, 0), (0, 0), (0, cache.config.max_kv_size - positions.shape[-1])]
+    padded = np.pad(positions, missing, constant_values=-1)
+    scores = np.pad(scores, missing, constant_values=np.nan)
+    return padded, scores, reference.float64(out[:, :, 0])
+
+
+def judge(case: Case, outcome: Outcome, expected: Outcome, *, exact: bool) -> Verdict:
+    """Positions as expected at every step, and outputs right for the rows that were kept.
+
+    Unless ``exact``, a head may part from the expected one where C does not tell its candidates
+    apart; the note says where. What follows in that head is then its own affair.
+    """
+    if outcome.error:
+        return failed(outcome.error)
+    if outcome.refused:
+        return Verdict(True, "refused", note=outcome.refused)
+    for name in ("positions", "out"):
+        if name not in outcome.arrays:
+            return failed(f"no {name}")
+    found, wanted = outcome.arrays["positions"], expected.arrays["positions"]
+    if found.shape != wanted.shape:
+        return Verdict(False, "wrong", note=f"positions have shape {found.shape}")
+    notes = []
+    for at in np.ndindex(*found.shape[1:3]):
+        differs = (found[:, *at] != wanted[:, *at]).any(axis=-1)
+        if differs.any():
+            near, note = _divergence(case, expected, outcome, at, int(differs.argmax()))
+            if exact or not near:
+                return Verdict(False, "parts", note=note)
+            notes.append(note)
+    note = "; ".join(notes)
+    if "scores" in outcome.arrays:
+        ratio = _scores_ratio(case, outcome, expected)
+        if ratio > 1:
+            return Verdict(False, f"{ratio:.2f}", ratio, "the accumulated scores are off")
+    ratio = _output_ratio(case, outcome)
+    if ratio > 1:
+        return Verdict(False, f"{ratio:.2f}", ratio, "the output of a step is off")
+    return Verdict(True, f"{ratio:.2f}{' ~' if notes else ''}", ratio, note)
+
+
+def _divergence(case, expected, outcome, at, step: int) -> tuple[bool, str]:
+    """Are the candidates at the first difference equal to rounding; and a line that says so."""
+    one, other = (set(o.arrays["positions"][step][at].tolist()) for o in (expected, outcome))
+    # What stayed here went there: the rows that the two chose between.
+    candidates = sorted(one ^ other)
+    where = f"head {at}, step {step}: candidates {candidates}"
+    if step == 0 or -1 in candidates:
+        return False, f"{where}, without a step before to compare C of"
+    positions = expected.arrays["positions"][step - 1][at]
+    scores = expected.arrays["scores"][step - 1][at]
+    rows = {int(p): float(s) for p, s in zip(positions, scores, strict=True) if p >= 0}
+    if not set(candidates) <= set(rows):
+        return False, f"{where} were not all there before"
+    keys = reference.float64(case.tensors["keys"])[at]
+    ranks = dict(zip(rows, rank_of(case.fields["policy"], keys, rows), strict=True))
+    of = np.array([ranks[position] for position in candidates])
+    apart = float((of.max() - of.min()) / max(np.abs(of).max(), 1e-30))
+    return apart < NEAR, f"{where}, C {of.tolist()}, apart by {apart:.2g} relative"
+
+
+def _output_ratio(case: Case, outcome: Outcome) -> float:
+    """Worst error of the steps' outputs, given the rows that were kept, over its tolerance."""
+    queries, keys, values = (case.tensors[name] for name in ("queries", "keys", "values"))
+    first, scale = sum(case.fields["prefill"]), case.fields["scale"]
+    worst = naive = 0.0
+    for step, positions in enumerate(outcome.arrays["positions"]):
+        # Every head has as many rows as the others, each its own.
+        rows = mx.array(positions[..., positions[0, 0] >= 0])[..., None]
+        query = queries[:, :, first + step][:, :, None]
+        inputs = (query, *(mx.take_along_axis(a, rows, axis=2) for a in (keys, values)))
+        expected = reference.attention(*inputs, scale=scale).out
+        found = outcome.arrays["out"][step][:, :, None]
+        worst = max(worst, reference.worst_error(found, expected))
+        stock = reference.naive_attention(*inputs, scale=scale).out
+        naive = max(naive, reference.worst_error(stock, expected))
+    largest = float(mx.abs(values).max())
+    return reference.error_ratio(
+        worst, reference.tolerance(naive, largest, reference.dtype_name(queries))
+    )
+
+
+def _scores_ratio(case: Case, outcome: Outcome, expected: Outcome) -> float:
+    """Worst relative error of C over NEAR, in the rows that both have."""
+    if case.fields["policy"] != "h2o":
+        return 0.0
+    same = outcome.arrays["positions"] == expected.arrays["positions"]
+    found, wanted = (np.where(same, o.arrays["scores"], 0.0) for o in (outcome, expected))
+    largest = np.nanmax(np.abs(wanted), initial=0.0)
+    return reference.error_ratio(reference.worst_error(found, wanted), NEAR * float(largest))
