@@ -1,0 +1,322 @@
+// Random attention calls against a float64 reference, on every SIMD target of the machine.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "attention_kernel.h"
+#include "check.h"
+#include "half.h"
+
+namespace mlx_h2o::test {
+
+using kernels::AttentionArguments;
+using kernels::ElementType;
+using kernels::MaskType;
+using kernels::SimdTarget;
+
+inline constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+inline constexpr double kInf = std::numeric_limits<double>::infinity();
+
+/// Elements of one type in memory of exactly their size, and the same values in float64.
+class Elements {
+ public:
+  Elements(ElementType type, size_t count) : type_(type), bytes_(count * size()), wide_(count) {}
+
+  void set(size_t index, float value) {
+    switch (type_) {
+      case ElementType::float32:
+        return put(index, value);
+      case ElementType::float16:
+        return put(index, kernels::round_to<kernels::Float16>(value));
+      case ElementType::bfloat16:
+        return put(index, kernels::round_to<kernels::BFloat16>(value));
+    }
+  }
+
+  double operator[](int64_t index) const { return wide_[static_cast<size_t>(index)]; }
+  float read(size_t index) const {
+    switch (type_) {
+      case ElementType::float16:
+        return kernels::to_float(get<kernels::Float16>(index));
+      case ElementType::bfloat16:
+        return kernels::to_float(get<kernels::BFloat16>(index));
+      default:
+        return get<float>(index);
+    }
+  }
+  void* data() { return bytes_.data(); }
+  size_t count() const { return wide_.size(); }
+
+ private:
+  size_t size() const { return type_ == ElementType::float32 ? 4 : 2; }
+
+  template <typename T>
+  void put(size_t index, T value) {
+    std::memcpy(bytes_.data() + index * sizeof(T), &value, sizeof(T));
+    wide_[index] = static_cast<double>(kernels::to_float(value));
+  }
+  template <typename T>
+  T get(size_t index) const {
+    T value;
+    std::memcpy(&value, bytes_.data() + index * sizeof(T), sizeof(T));
+    return value;
+  }
+
+  ElementType type_;
+  std::vector<unsigned char> bytes_;
+  std::vector<double> wide_;
+};
+
+/// A block [batch, heads, rows, width] inside a larger one, NaN around it.
+struct Block {
+  Block(Random& random, ElementType type, int batch, int heads, int rows, int width)
+      : elements(type, 0) {
+    const int slack_rows = random.one_in(2) ? random.between(1, 3) : 0;
+    const int slack_width = random.one_in(2) ? random.between(1, 9) : 0;
+    strides[2] = width + slack_width;
+    strides[1] = strides[2] * (rows + slack_rows);
+    strides[0] = strides[1] * heads;
+    // The last row of the last head ends the memory: nothing may be read behind it.
+    const int64_t count =
+        (batch - 1) * strides[0] + (heads - 1) * strides[1] + (rows - 1) * strides[2] + width;
+    elements = Elements(type, static_cast<size_t>(count));
+    for (size_t i = 0; i < elements.count(); ++i) {
+      elements.set(i, std::numeric_limits<float>::quiet_NaN());
+    }
+    for (int b = 0; b < batch; ++b) {
+      for (int h = 0; h < heads; ++h) {
+        for (int r = 0; r < rows; ++r) {
+          for (int d = 0; d < width; ++d) {
+            elements.set(static_cast<size_t>(at(b, h, r) + d), random.normal());
+          }
+        }
+      }
+    }
+  }
+
+  int64_t at(int b, int h, int r) const { return b * strides[0] + h * strides[1] + r * strides[2]; }
+
+  Elements elements;
+  int64_t strides[3];
+};
+
+/// One random call with everything that it points to.
+class AttentionCase {
+ public:
+  AttentionCase(Random& random, ElementType type)
+      : a_(sizes(random, type)),
+        queries_(random, type, a_.batch, a_.query_heads, a_.query_count, a_.width),
+        keys_(random, type, a_.batch, a_.kv_heads, a_.key_count, a_.width),
+        values_(random, type, a_.batch, a_.kv_heads, a_.key_count, a_.value_width),
+        mask_(ElementType::float32, 0) {
+    std::copy_n(queries_.strides, 3, a_.query_strides);
+    std::copy_n(keys_.strides, 3, a_.key_strides);
+    std::copy_n(values_.strides, 3, a_.value_strides);
+    a_.queries = queries_.elements.data();
+    a_.keys = keys_.elements.data();
+    a_.values = values_.elements.data();
+    a_.scale = 1 / std::sqrt(static_cast<float>(a_.width));
+    a_.causal = random.one_in(3);
+    if (!a_.causal) make_mask(random);
+    if (random.one_in(3)) {
+      for (int h = 0; h < a_.query_heads; ++h) {
+        sinks_.push_back(random.one_in(5) ? -std::numeric_limits<float>::infinity()
+                                          : 2 * random.normal());
+      }
+      a_.sinks = sinks_.data();
+    }
+  }
+
+  void check(SimdTarget target, Report& report);
+
+ private:
+  static AttentionArguments sizes(Random& random, ElementType type);
+  void make_mask(Random& random);
+  /// Bias of a pair, -inf where it is masked.
+  double bias(int b, int h, int query, int key) const;
+  void expect(SimdTarget target, Report& report, const char* what, int b, int h, int query,
+              int index, double found, double expected, double tolerance) const;
+
+  AttentionArguments a_;
+  Block queries_, keys_, values_;
+  Elements mask_;
+  std::vector<unsigned char> allowed_;
+  std::vector<float> sinks_;
+};
+
+inline AttentionArguments AttentionCase::sizes(Random& random, ElementType type) {
+  static constexpr int kKeyCounts[] = {1, 2, 3, 7, 31, 32, 33, 63, 64, 65, 127, 128, 129, 300};
+  static constexpr int kWidths[] = {1, 3, 4, 5, 8, 15, 16, 17, 32, 33, 64, 80, 96, 128, 192, 576};
+  AttentionArguments a{};
+  a.type = type;
+  a.batch = random.between(1, 2);
+  a.kv_heads = random.between(1, 3);
+  a.query_heads = a.kv_heads * (random.one_in(4) ? random.between(1, 16) : random.between(1, 4));
+  a.query_count = random.one_in(2) ? 1 : random.between(1, 16);
+  a.key_count = random.one_in(20) ? random.between(1023, 1025) : random.choose(kKeyCounts);
+  a.width = random.choose(kWidths);
+  a.value_width = random.choose(kWidths);
+  // Rows beyond one workspace tile: more than 256 (head, query) pairs of a KV head.
+  if (random.one_in(40)) {
+    a.query_count = random.between(250, 300);
+    a.key_count = random.between(1, 70);
+    a.width = a.value_width = 16;
+  }
+  return a;
+}
+
+inline void AttentionCase::make_mask(Random& random) {
+  static constexpr MaskType kTypes[] = {MaskType::none, MaskType::boolean, MaskType::float32,
+                                        MaskType::float16, MaskType::bfloat16};
+  a_.mask_type = random.choose(kTypes);
+  if (a_.mask_type == MaskType::none) return;
+  const int sizes[4] = {a_.batch, a_.query_heads, a_.query_count, a_.key_count};
+  int64_t count = 1;
+  for (int axis = 3; axis >= 0; --axis) {
+    if (random.one_in(3)) continue;  // broadcast: stride 0
+    a_.mask_strides[axis] = count;
+    count *= sizes[axis];
+  }
+  const auto total = static_cast<size_t>(count);
+  const int share = random.choose<int>({2, 5, 1});  // 1 in `share` pairs is masked
+  if (a_.mask_type == MaskType::boolean) {
+    for (size_t i = 0; i < total; ++i) allowed_.push_back(random.one_in(share) ? 0 : 1);
+    a_.mask = allowed_.data();
+    return;
+  }
+  const ElementType type = a_.mask_type == MaskType::float32   ? ElementType::float32
+                           : a_.mask_type == MaskType::float16 ? ElementType::float16
+                                                               : ElementType::bfloat16;
+  const float lowest = a_.mask_type == MaskType::float16    ? -65504.0f
+                       : a_.mask_type == MaskType::bfloat16 ? -0x1.fep127f
+                                                            : -std::numeric_limits<float>::max();
+  a_.mask_threshold = lowest / 2;
+  mask_ = Elements(type, total);
+  const bool with_nan = random.one_in(5);
+  for (size_t i = 0; i < total; ++i) {
+    const float masked = random.one_in(2) ? lowest : -std::numeric_limits<float>::infinity();
+    mask_.set(i, random.one_in(share) ? masked : random.normal());
+    if (with_nan && random.one_in(50)) mask_.set(i, std::numeric_limits<float>::quiet_NaN());
+  }
+  a_.mask = mask_.data();
+}
+
+inline double AttentionCase::bias(int b, int h, int query, int key) const {
+  if (a_.causal) return key <= query + a_.key_count - a_.query_count ? 0 : -kInf;
+  if (a_.mask_type == MaskType::none) return 0;
+  const int64_t at = b * a_.mask_strides[0] + h * a_.mask_strides[1] + query * a_.mask_strides[2] +
+                     key * a_.mask_strides[3];
+  if (a_.mask_type == MaskType::boolean) return allowed_[static_cast<size_t>(at)] != 0 ? 0 : -kInf;
+  return mask_[at] <= static_cast<double>(a_.mask_threshold) ? -kInf : mask_[at];
+}
+
+inline void AttentionCase::expect(SimdTarget target, Report& report, const char* what, int b, int h,
+                                  int query, int index, double found, double expected,
+                                  double tolerance) const {
+  if (std::isnan(expected) ? std::isnan(found)
+                           : found == expected || std::abs(found - expected) <= tolerance) {
+    return;
+  }
+  report.mismatch(
+      "%s of target %s, type %d, mask %d, causal %d, B=%d Hq=%d Hkv=%d Lq=%d N=%d D=%d Dv=%d at "
+      "[%d, %d, %d, %d]: found %.9g, expected %.9g within %.3g",
+      what, kernels::target_name(target), static_cast<int>(a_.type), static_cast<int>(a_.mask_type),
+      a_.causal ? 1 : 0, a_.batch, a_.query_heads, a_.kv_heads, a_.query_count, a_.key_count,
+      a_.width, a_.value_width, b, h, query, index, found, expected, tolerance);
+}
+
+inline void AttentionCase::check(SimdTarget target, Report& report) {
+  const auto rows = static_cast<size_t>(a_.batch) * static_cast<size_t>(a_.query_heads) *
+                    static_cast<size_t>(a_.query_count);
+  Elements out(a_.type, rows * static_cast<size_t>(a_.value_width));
+  std::vector<float> scores(rows * static_cast<size_t>(a_.key_count));
+  std::vector<float> lse(rows);
+  std::vector<float> workspace(kernels::attention_workspace_size(a_));
+  a_.out = out.data();
+  a_.scores = scores.data();
+  a_.lse = lse.data();
+  kernels::attention(a_, target, workspace.data());
+
+  const double ulp = a_.type == ElementType::float32   ? 0x1p-23
+                     : a_.type == ElementType::float16 ? 0x1p-10
+                                                       : 0x1p-7;
+  const int group = a_.query_heads / a_.kv_heads;
+  size_t row = 0;
+  std::vector<double> logits(static_cast<size_t>(a_.key_count));
+  for (int b = 0; b < a_.batch; ++b) {
+    for (int h = 0; h < a_.query_heads; ++h) {
+      for (int i = 0; i < a_.query_count; ++i, ++row) {
+        const double sink =
+            sinks_.empty() ? -kInf : static_cast<double>(sinks_[static_cast<size_t>(h)]);
+        double peak = sink;
+        double error = 0;
+        bool is_nan = false;
+        for (int n = 0; n < a_.key_count; ++n) {
+          double sum = 0;
+          double magnitude = 0;
+          for (int d = 0; d < a_.width; ++d) {
+            const double term = queries_.elements[queries_.at(b, h, i) + d] *
+                                keys_.elements[keys_.at(b, h / group, n) + d];
+            sum += term;
+            magnitude += std::abs(term);
+          }
+          const double scale = static_cast<double>(a_.scale);
+          const double extra = bias(b, h, i, n);
+          const double logit = extra == -kInf ? -kInf : scale * sum + extra;
+          const double tolerance =
+              0x1p-23 * (4 + std::sqrt(a_.width)) * (scale * magnitude + std::abs(logit));
+          logits[static_cast<size_t>(n)] = logit;
+          expect(target, report, "score", b, h, i, n,
+                 static_cast<double>(
+                     scores[row * static_cast<size_t>(a_.key_count) + static_cast<size_t>(n)]),
+                 logit, tolerance);
+          if (logit != -kInf) error = std::max(error, tolerance);
+          is_nan |= std::isnan(logit);
+          if (logit > peak) peak = logit;
+        }
+        double total = peak == -kInf ? 0 : std::exp(sink - peak);
+        for (double logit : logits) total += peak == -kInf ? 0 : std::exp(logit - peak);
+        if (is_nan) total = kNan;
+        const double expected_lse = total == 0 ? -kInf : peak + std::log(total);
+        expect(target, report, "lse", b, h, i, 0, static_cast<double>(lse[row]), expected_lse,
+               error + 0x1p-20 * (1 + std::abs(expected_lse)));
+        for (int d = 0; d < a_.value_width; ++d) {
+          double sum = 0;
+          double largest = 0;
+          for (int n = 0; n < a_.key_count; ++n) {
+            const double logit = logits[static_cast<size_t>(n)];
+            if (logit == -kInf) continue;
+            const double value = values_.elements[values_.at(b, h / group, n) + d];
+            sum += std::exp(logit - peak) * value;
+            largest = std::max(largest, std::abs(value));
+          }
+          const double expected = is_nan ? kNan : total == 0 ? 0 : sum / total;
+          expect(target, report, "out", b, h, i, d,
+                 static_cast<double>(
+                     out.read(row * static_cast<size_t>(a_.value_width) + static_cast<size_t>(d))),
+                 expected, (2 * error + 4 * ulp) * largest);
+        }
+      }
+    }
+  }
+}
+
+inline void test_attention(Random& random, int cases, Report& report) {
+  static constexpr ElementType kTypes[] = {ElementType::float32, ElementType::float16,
+                                           ElementType::bfloat16};
+  static constexpr SimdTarget kTargets[] = {SimdTarget::scalar, SimdTarget::avx2,
+                                            SimdTarget::avx512, SimdTarget::neon};
+  for (int i = 0; i < cases; ++i) {
+    AttentionCase one(random, kTypes[i % 3]);
+    for (SimdTarget target : kTargets) {
+      if (kernels::is_supported(target)) one.check(target, report);
+    }
+  }
+}
+
+}  // namespace mlx_h2o::test

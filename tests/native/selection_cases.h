@@ -1,0 +1,104 @@
+// Random choices of rows against a full sort by the documented order.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <tuple>
+#include <vector>
+
+#include "check.h"
+#include "selection_kernel.h"
+
+namespace mlx_h2o::test {
+
+/// The slots of one head, best first.
+inline std::vector<uint32_t> retention_order(const float* scores, const int32_t* positions,
+                                             int rows, int sink_size,
+                                             std::optional<int> recent_start) {
+  const auto rank = [&](uint32_t slot) {
+    const float score = scores[slot];
+    const int32_t position = positions[slot];
+    if (position < 0) return std::tuple(3, 0.0, static_cast<int>(slot));
+    if (position < sink_size || (recent_start.has_value() && position >= *recent_start)) {
+      return std::tuple(0, 0.0, position);
+    }
+    if (std::isnan(score)) return std::tuple(2, 0.0, position);
+    return std::tuple(1, -static_cast<double>(score), position);
+  };
+  std::vector<uint32_t> order(static_cast<size_t>(rows));
+  std::iota(order.begin(), order.end(), 0u);
+  std::sort(order.begin(), order.end(), [&](uint32_t x, uint32_t y) { return rank(x) < rank(y); });
+  return order;
+}
+
+inline void test_selection(Random& random, int cases, Report& report) {
+  static constexpr float kScores[] = {0.0f,
+                                      -0.0f,
+                                      1.0f,
+                                      -1.0f,
+                                      std::numeric_limits<float>::infinity(),
+                                      -std::numeric_limits<float>::infinity(),
+                                      std::numeric_limits<float>::quiet_NaN()};
+  for (int i = 0; i < cases; ++i) {
+    const int rows = random.one_in(10) ? random.between(255, 300) : random.between(1, 40);
+    const int heads = random.between(1, 3);
+    const int slack = random.between(0, 2);
+    kernels::SelectionArguments a{};
+    a.batch = random.between(1, 2);
+    a.heads = heads;
+    a.rows = rows;
+    a.sink_size = random.between(0, 4);
+    if (random.one_in(2)) a.recent_start = random.between(0, 2 * rows);
+    const int64_t stride = rows + slack;
+    const int64_t strides[3] = {heads * stride, stride, 1};
+    std::copy_n(strides, 3, a.score_strides);
+    std::copy_n(strides, 3, a.position_strides);
+    const auto total = static_cast<size_t>(a.batch * heads);
+    std::vector<float> scores;
+    std::vector<int32_t> positions;
+    for (size_t head = 0; head < total; ++head) {
+      std::vector<int32_t> order(static_cast<size_t>(2 * rows));
+      std::iota(order.begin(), order.end(), 0);
+      for (size_t n = order.size() - 1; n > 0; --n) {
+        std::swap(order[n], order[static_cast<size_t>(random.between(0, static_cast<int>(n)))]);
+      }
+      for (int64_t n = 0; n < stride; ++n) {
+        // Slack: rows that would win if they were looked at.
+        scores.push_back(n >= rows          ? std::numeric_limits<float>::infinity()
+                         : random.one_in(2) ? random.choose(kScores)
+                                            : random.normal());
+        positions.push_back(n < rows && random.one_in(8) ? -1
+                            : n < rows                   ? order[static_cast<size_t>(n)]
+                                                         : 0);
+      }
+    }
+    a.scores = scores.data();
+    a.positions = positions.data();
+    const int count = random.one_in(3) ? 1 : random.between(1, rows);
+    std::vector<uint32_t> kept(total * static_cast<size_t>(count));
+    std::vector<uint32_t> evicted(kept.size());
+    kernels::keep_indices(a, count, kept.data());
+    kernels::evict_indices(a, count, evicted.data());
+    for (size_t head = 0; head < total; ++head) {
+      const size_t first = head * static_cast<size_t>(stride);
+      auto best = retention_order(scores.data() + first, positions.data() + first, rows,
+                                  a.sink_size, a.recent_start);
+      std::vector<uint32_t> worst(best.rbegin(), best.rbegin() + count);
+      best.resize(static_cast<size_t>(count));
+      std::sort(best.begin(), best.end());
+      const size_t at = head * static_cast<size_t>(count);
+      if (!std::equal(best.begin(), best.end(), kept.begin() + static_cast<std::ptrdiff_t>(at))) {
+        report.mismatch("keep_indices: N=%d keep=%d head %zu", rows, count, head);
+      }
+      if (!std::equal(worst.begin(), worst.end(),
+                      evicted.begin() + static_cast<std::ptrdiff_t>(at))) {
+        report.mismatch("evict_indices: N=%d count=%d head %zu", rows, count, head);
+      }
+    }
+  }
+}
+
+}  // namespace mlx_h2o::test
