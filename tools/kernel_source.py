@@ -9,9 +9,10 @@ so that any language resolves a variant by joining the segments that hold.
 from __future__ import annotations
 
 import re
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+
+import tomllib
 
 # C compilers need only take string literals of this many characters.
 LONGEST_SEGMENT = 4000

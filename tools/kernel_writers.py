@@ -141,7 +141,8 @@ def c_header(table: KernelTable) -> str:
         tables = [f"{prefix}_{table}" for table in ("template", "inputs", "outputs", "segments")]
         fields = "".join(f"    {name},\n    {count(name)},\n" for name in tables)
         parts.append(
-            f"static const mlx_h2o_kernel_text {prefix}_text = {{\n    {_quoted(kernel.name)},\n{fields}}};\n"
+            f"static const mlx_h2o_kernel_text {prefix}_text = {{\n"
+            f"    {_quoted(kernel.name)},\n{fields}}};\n"
         )
     parts.append("#endif\n")
     return f"/* {NOTICE} */\n/* clang-format off */\n" + "\n".join(parts)

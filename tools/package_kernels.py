@@ -15,8 +15,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from kernel_source import KernelSourceError, read_table  # noqa: E402
-from kernel_writers import c_header, python_module, swift_file  # noqa: E402
+from kernel_source import KernelSourceError, read_table
+from kernel_writers import c_header, python_module, swift_file
 
 ROOT = Path(__file__).resolve().parent.parent
 

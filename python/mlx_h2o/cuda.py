@@ -45,16 +45,8 @@ def header(threads: int) -> str:
 def attention(request: AttentionRequest) -> AttentionResult:
     """Attention with scores."""
     plan = launch.plan(request)
-    outputs = _cuda_kernel(plan.kernel, plan.threadgroup[0])(
-        inputs=list(plan.inputs),
-        template=list(plan.template),
-        grid=plan.grid,
-        threadgroup=plan.threadgroup,
-        output_shapes=list(plan.output_shapes),
-        output_dtypes=list(plan.output_dtypes),
-        stream=request.stream,
-    )
-    return plan.result(outputs)
+    kernel = _cuda_kernel(plan.kernel, plan.threadgroup[0])
+    return plan.result(kernel(inputs=list(plan.inputs), stream=request.stream, **plan.call()))
 
 
 @cache

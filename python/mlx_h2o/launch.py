@@ -6,6 +6,7 @@ and grid, and the Metal, CUDA and test back ends hand that to MLX in their own w
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import mlx.core as mx
 
@@ -33,6 +34,16 @@ class LaunchPlan:
     threadgroup: Triple
     output_shapes: tuple[tuple[int, ...], ...]
     output_dtypes: tuple[mx.Dtype, ...]
+
+    def call(self) -> dict[str, Any]:
+        """The arguments of the kernel object, but for the inputs and the stream."""
+        return {
+            "template": list(self.template),
+            "grid": self.grid,
+            "threadgroup": self.threadgroup,
+            "output_shapes": list(self.output_shapes),
+            "output_dtypes": list(self.output_dtypes),
+        }
 
     def result(self, outputs: list[mx.array]) -> AttentionResult:
         """The outputs as (out, scores, lse); None for one that was not asked for."""

@@ -43,16 +43,8 @@ def attention(request: AttentionRequest) -> AttentionResult:
 
 
 def _run(plan: LaunchPlan, stream: StreamLike) -> AttentionResult:
-    outputs = _metal_kernel(plan.kernel)(
-        inputs=list(plan.inputs),
-        template=list(plan.template),
-        grid=plan.grid,
-        threadgroup=plan.threadgroup,
-        output_shapes=list(plan.output_shapes),
-        output_dtypes=list(plan.output_dtypes),
-        stream=stream,
-    )
-    return plan.result(outputs)
+    kernel = _metal_kernel(plan.kernel)
+    return plan.result(kernel(inputs=list(plan.inputs), stream=stream, **plan.call()))
 
 
 @cache

@@ -11,6 +11,6 @@ docs/kernels.md says what all this can find and what it cannot.
 
 from emulator.backend import EmulatorBackend
 from emulator.build import BuildError, compiler
-from emulator.kernel import KernelFault, Run, metal_kernel
+from emulator.kernel import KernelError, Run, metal_kernel
 
-__all__ = ["BuildError", "EmulatorBackend", "KernelFault", "Run", "compiler", "metal_kernel"]
+__all__ = ["BuildError", "EmulatorBackend", "KernelError", "Run", "compiler", "metal_kernel"]

@@ -13,6 +13,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import threading
 from functools import cache
 from pathlib import Path
 
@@ -35,7 +36,8 @@ ATTRIBUTES = {
 
 FLAGS = (
     "-std=c++20",
-    "-O2",
+    # Compiling takes longer than running; more optimisation would double it.
+    "-Og",
     "-fPIC",
     "-pthread",
     "-ffp-contract=off",
@@ -52,6 +54,8 @@ FLAGS = (
 )
 
 ERROR_BYTES = 1024
+
+_one_prefix = threading.Lock()
 
 
 class BuildError(Exception):
@@ -92,7 +96,7 @@ def translation_unit(text: MetalText) -> str:
 {text.text}
 #line 1 "launcher"
 #include "{SHIMS / "host_end.h"}"
-static uint3 position(const emulator::Position& p) {{
+[[maybe_unused]] static uint3 position(const emulator::Position& p) {{
   return {{p.x, p.y, p.z}};
 }}
 extern "C" int h2o_emulate(void* const* buffers, const unsigned* sizes, int schedule,
@@ -156,14 +160,15 @@ def _key(*parts: str) -> str:
     return hashlib.sha256("\0".join((_toolchain(), *parts)).encode()).hexdigest()[:24]
 
 
-@cache
 def _prefix(flags: tuple[str, ...]) -> Path:
     """A header of all C++ headers and shims, precompiled: most of the time goes there."""
     header = _cache() / f"prefix-{_key(*flags)}.h"
     precompiled = header.with_suffix(".h.gch")
-    if not precompiled.exists():
-        header.write_text(f'#include "{SHIMS / "host.h"}"\n', "ascii")
-        _compile(header.read_text("ascii"), precompiled, flags, language="c++-header")
+    text = f'#include "{SHIMS / "host.h"}"\n'
+    with _one_prefix:
+        if not precompiled.exists():
+            header.write_text(text, "ascii")
+            _compile(text, precompiled, flags, language="c++-header")
     return header
 
 

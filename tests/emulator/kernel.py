@@ -23,7 +23,7 @@ _metal_kernel = mx.fast.metal_kernel
 _one_launch = threading.Lock()
 
 
-class KernelFault(Exception):
+class KernelError(Exception):
     """The emulator caught the kernel at something that a GPU would not forgive."""
 
 
@@ -95,7 +95,7 @@ class EmulatedKernel:
         template: Sequence[tuple[str, object]] = (),
         stream: object = None,
     ) -> list[mx.array]:
-        """Run the kernel; raises KernelFault where it misbehaves."""
+        """Run the kernel; raises KernelError where it misbehaves."""
         del stream  # of the GPU; the emulator runs at once
         generated = self.text(
             inputs,
@@ -116,7 +116,7 @@ class EmulatedKernel:
         )
         self._launch(generated, buffers, (*grid, *threadgroup))
         if damaged := buffers.damaged():
-            raise KernelFault(f"{self.name} wrote outside its outputs, at {', '.join(damaged)}")
+            raise KernelError(f"{self.name} wrote outside its outputs, at {', '.join(damaged)}")
         return [output.array() for output in buffers.outputs.values()]
 
     def _launch(self, generated: MetalText, buffers: Buffers, sizes: tuple[int, ...]) -> None:
@@ -133,7 +133,7 @@ class EmulatedKernel:
                 error,
             )
         if status:
-            raise KernelFault(error.value.decode())
+            raise KernelError(error.value.decode())
 
 
 def metal_kernel(

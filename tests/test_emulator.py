@@ -1,0 +1,289 @@
+"""The Metal text, run by the emulator, against the float64 reference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import mlx_h2o
+from emulator import EmulatorBackend, KernelError, Run, metal_kernel
+from emulator.build import compiler
+from emulator.cases import DTYPES, Case, compile_all, errors
+from mlx_h2o import kernels, metal
+from mlx_h2o.backends import register
+from mlx_h2o.validate import AttentionRequest, attention_request
+
+pytestmark = [
+    pytest.mark.emulator,
+    pytest.mark.skipif(compiler() is None, reason="no C++ compiler found (g++ or clang++)"),
+]
+
+SIZES = [32, 64, 96, 128, 192, 256, 512, 576, (192, 128), (64, 128), (576, 512)]
+ROWS = [1, 31, 32, 33, 1023, 1024, 1025]
+
+
+def _cases() -> Iterator[Case]:
+    for index, size in enumerate(SIZES):
+        sizes = size if isinstance(size, tuple) else (size, size)
+        for dtype in DTYPES if size in (64, 128) else [[*DTYPES][index % 3]]:
+            yield Case(dtype=dtype, sizes=sizes, rows=35, mask="causal", queries=2)
+    for rows in ROWS:
+        yield Case(dtype="f16", sizes=(128, 128), rows=rows, heads=(4, 2), slack=3)
+    for queries in range(1, 9):
+        yield Case(mask="causal", queries=queries, rows=[33, 3][queries % 2], heads=(3, 3), batch=2)
+    for group in (1, 2, 4, 8, 16):
+        yield Case(dtype="bf16", heads=(2 * group, 2), queries=2, rows=40, mask="causal", slack=1)
+    for dtype in DTYPES:
+        for mask in ("bool", f"add-{dtype}", "add-f32"):
+            yield Case(dtype=dtype, mask=mask, sinks=dtype, queries=3, batch=2, heads=(4, 2))
+    yield Case(mask="bool", rows=5)  # a mask of few elements comes in another address space
+    yield Case(mask="add-f32", rows=7, lse=False)
+    yield Case(sinks="f32", heads=(8, 2))
+    yield Case(sinks="f16", scores=False)
+    yield Case(scores=False, lse=False)
+    yield Case(lse=False, batch=3)
+    for simdgroups in (16, 8, 4, 1):
+        yield Case(simdgroups=simdgroups, heads=(2, 2), rows=50, mask="causal", queries=2)
+
+
+CASES = list(dict.fromkeys(_cases()))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled() -> None:
+    compile_all((EmulatorBackend(simdgroups=case.simdgroups), case.request()) for case in CASES)
+
+
+def same_bits(one: mx.array | None, other: mx.array | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return bool(mx.array_equal(one.view(mx.uint8), other.view(mx.uint8)))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_agrees_with_the_reference_in_every_schedule(case: Case) -> None:
+    request = case.request()
+    backend = EmulatorBackend(simdgroups=case.simdgroups)
+    result = backend.attention(request)
+    assert (result[1] is not None, result[2] is not None) == (case.scores, case.lse)
+    assert max(errors(request, result).values()) <= 1, errors(request, result)
+    for run in (Run("reverse"), Run("random", seed=1), Run("random", seed=2)):
+        other = replace(backend, run=run).attention(request)
+        assert all(map(same_bits, result, other)), run
+
+
+def plain_request(**changes: object) -> AttentionRequest:
+    case = Case(heads=(4, 2), batch=2, queries=2, rows=40)
+    return replace(case.request(), **changes)
+
+
+def check(request: AttentionRequest, run: Run | None = None) -> None:
+    result = EmulatorBackend(run or Run()).attention(request)
+    assert max(errors(request, result).values()) <= 1, errors(request, result)
+
+
+def test_any_strides() -> None:
+    request = plain_request()
+
+    def columns(array: mx.array) -> mx.array:
+        """The same values, with another last stride than 1."""
+        return mx.contiguous(array.swapaxes(-1, -2)).swapaxes(-1, -2)
+
+    def interleaved(array: mx.array) -> mx.array:
+        """The same values as every third element of something longer."""
+        return mx.repeat(array, 3, axis=-1)[..., ::3]
+
+    def backwards(array: mx.array) -> mx.array:
+        """The same values in memory that runs from the last row to the first."""
+        return mx.contiguous(array[:, :, ::-1])[:, :, ::-1]
+
+    def heads_inside(array: mx.array) -> mx.array:
+        """The layout of a projection that was reshaped: [B, L, H, D] in memory."""
+        return mx.contiguous(array.swapaxes(1, 2)).swapaxes(1, 2)
+
+    for view in (columns, interleaved, backwards, heads_inside):
+        arrays = {name: view(getattr(request, name)) for name in ("queries", "keys", "values")}
+        check(replace(request, **arrays))
+    one_row = request.keys[:, :, :1]
+    check(replace(request, keys=mx.broadcast_to(one_row, request.keys.shape)))
+    sinks = mx.arange(8).astype(mx.float32)[::2]
+    check(replace(request, sinks=sinks))
+
+
+def test_a_broadcast_mask_is_not_copied_out() -> None:
+    request = plain_request()
+    arrays = (request.queries, request.keys, request.values)
+    visible = mx.arange(40) % 3 != 0
+    columns = mx.arange(2).reshape(2, 1, 1, 1) * mx.array([[-1.0], [-math.inf]])
+    for mask in (visible, mx.where(visible, 0.0, -math.inf), columns.astype(mx.float16)):
+        check(attention_request(*arrays, scale=0.1, mask=mask, return_lse=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_lowest_finite_bias_masks(dtype: str) -> None:
+    lowest = float(mx.finfo(DTYPES[dtype]).min)
+    # At half the lowest value a pair is masked; well above, it is only very unlikely.
+    bias = mx.array([0.0, lowest, lowest / 2, lowest / 4, -math.inf]).astype(DTYPES[dtype])
+    request = Case(dtype=dtype, rows=5).request()
+    arrays = (request.queries, request.keys, request.values)
+    request = attention_request(*arrays, scale=1.0, mask=bias, return_lse=True)
+    check(request)
+    _, scores, _ = EmulatorBackend().attention(request)
+    assert mx.isinf(scores[0, 0, 0]).tolist() == [False, True, True, False, True]
+
+
+def test_rows_that_are_masked_are_not_read() -> None:
+    request = Case(mask="bool", heads=(2, 2), queries=1).request()
+    # What no query of the head sees; the first head sees nothing.
+    masked = mx.logical_not(request.mask)[:, :, 0, :, None]
+    poison = mx.array(math.nan, request.keys.dtype)
+    poisoned = replace(
+        request,
+        keys=mx.where(masked, poison, request.keys),
+        values=mx.where(masked, poison, request.values),
+    )
+    clean, found = (EmulatorBackend().attention(each) for each in (request, poisoned))
+    assert all(map(same_bits, clean, found))
+
+
+@pytest.mark.parametrize("sink", [None, 0.5, -math.inf], ids=str)
+def test_a_query_that_sees_nothing(sink: float | None) -> None:
+    request = plain_request()
+    arrays = (request.queries, request.keys, request.values)
+    sinks = None if sink is None else mx.full((4,), sink)
+    for mask in (mx.zeros((40,), mx.bool_), mx.full((40,), -math.inf)):
+        nothing = attention_request(*arrays, scale=1.0, mask=mask, sinks=sinks, return_lse=True)
+        out, scores, lse = EmulatorBackend().attention(nothing)
+        assert not mx.any(out) and mx.all(scores == -math.inf)
+        assert mx.all(lse == (-math.inf if sink is None else sink))
+
+
+def test_more_queries_than_keys() -> None:
+    """The first queries of a bottom-right mask see nothing."""
+    request = Case(mask="causal", queries=8, rows=3).request()
+    out, _, lse = EmulatorBackend().attention(request)
+    assert not mx.any(out[:, :, :5]) and mx.all(lse[:, :, :5] == -math.inf)
+    check(request)
+
+
+# Metal does not say what max and the fast exp make of NaN: the answer must be the same.
+@pytest.mark.parametrize("defines", [(), ("H2O_LOOSE_NAN",)], ids=["strict", "loose"])
+def test_nan_in_the_mask_stays_in_its_query(defines: tuple[str, ...]) -> None:
+    request = Case(mask="add-f32", queries=4, heads=(4, 2), batch=2).request()
+    mask = np.array(request.mask)
+    clean = EmulatorBackend().attention(request)
+    mask[1, 2, 3, 5] = math.nan
+    mask[0, 0, 0, 6] = math.nan  # this query sees nothing else
+    request = replace(request, mask=mx.array(mask))
+    out, scores, lse = EmulatorBackend(Run(defines=defines)).attention(request)
+    hit = np.zeros((2, 4, 4), bool)
+    hit[1, 2, 3] = hit[0, 0, 0] = True
+    assert np.array_equal(np.isnan(np.array(lse)), hit)
+    assert np.array_equal(np.isnan(np.array(out)).all(-1), hit)
+    assert np.array_equal(np.isnan(np.array(scores)), np.isnan(mask))
+    assert np.array_equal(np.array(out)[~hit], np.array(clean[0])[~hit])
+
+
+def test_scores_change_nothing_else() -> None:
+    request = Case(mask="causal", queries=3, heads=(4, 2)).request()
+    on = EmulatorBackend().attention(request)
+    off = EmulatorBackend().attention(replace(request, return_scores=False))
+    assert off[1] is None and same_bits(on[0], off[0]) and same_bits(on[2], off[2])
+
+
+def test_serves_the_public_operation() -> None:
+    request = plain_request()
+    arrays = (request.queries, request.keys, request.values)
+    remove = register("emulator", EmulatorBackend())
+    try:
+        with mlx_h2o.use_backend("emulator"):
+            found = mlx_h2o.fast.scaled_dot_product_attention_with_scores(*arrays, scale=0.125)
+            with pytest.raises(ValueError, match="up to 8 queries, found Lq = 9"):
+                mlx_h2o.fast.scaled_dot_product_attention_with_scores(
+                    mx.zeros((2, 4, 9, 64)), *arrays[1:], scale=0.125
+                )
+            with pytest.raises(ValueError, match="found D = 48"):
+                mlx_h2o.fast.scaled_dot_product_attention_with_scores(
+                    *(array[..., :48] for array in arrays), scale=0.125
+                )
+    finally:
+        remove()
+    request = replace(request, scale=0.125, return_lse=False)
+    assert max(errors(request, (*found, None)).values()) <= 1
+
+
+class PipelineLimit:
+    """The emulator in the place of mx.fast.metal_kernel, on a GPU that runs ``limit`` threads."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.calls = limit, []
+
+    def __call__(self, **kernel: object):
+        emulated = metal_kernel(**kernel)
+
+        def call(inputs: list[mx.array], **arguments: object) -> list[mx.array]:
+            threads = arguments["threadgroup"][0]
+            self.calls.append(threads)
+            if threads > self.limit:
+                raise ValueError(f"Thread group size ({threads}) is greater than  the maximum.")
+            return emulated(inputs, **arguments)
+
+        return call
+
+
+@pytest.mark.parametrize(("limit", "tried"), [(1024, [1024]), (300, [1024, 512, 256])])
+def test_metal_back_end_finds_its_simdgroups(
+    monkeypatch: pytest.MonkeyPatch, limit: int, tried: list[int]
+) -> None:
+    gpu = PipelineLimit(limit)
+    monkeypatch.setattr(mx.fast, "metal_kernel", gpu)
+    monkeypatch.setattr(metal, "_simdgroups", {})
+    metal._metal_kernel.cache_clear()
+    try:
+        request = Case(mask="add-f32", sinks="f32", queries=2).request()
+        result = metal.attention(request)
+        assert max(errors(request, result).values()) <= 1
+        assert gpu.calls == [*tried, tried[-1]]
+        metal.attention(request)
+        assert gpu.calls == [*tried, tried[-1], tried[-1]]
+    finally:
+        metal._metal_kernel.cache_clear()
+
+
+def test_metal_back_end_reports_other_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mx.fast, "metal_kernel", PipelineLimit(16))
+    monkeypatch.setattr(metal, "_simdgroups", {})
+    metal._metal_kernel.cache_clear()
+    try:
+        with pytest.raises(ValueError, match="Thread group size"):
+            metal.attention(plain_request())
+    finally:
+        metal._metal_kernel.cache_clear()
+    assert not metal._simdgroups
+
+
+def test_back_ends_without_a_gpu_say_why() -> None:
+    request = plain_request(stream=mx.Device(mx.cpu))
+    assert "found a CPU stream" in metal.refuses(request)
+    if not mx.metal.is_available():
+        assert "no Metal device" in metal.unavailable_reason()
+
+
+def test_launch_rules() -> None:
+    """A GPU would round a grid up, or refuse a threadgroup, without a word about the cause."""
+    kernel = metal_kernel(
+        "copy", ["x"], ["y"], "  y[thread_index_in_threadgroup] = x[0];", kernels.HEADER, False
+    )
+    arguments = {"output_shapes": [(64,)], "output_dtypes": [mx.float32]}
+    x = mx.ones((9,))
+    with pytest.raises(KernelError, match="expected a multiple of 32 threads, at most 1024"):
+        kernel([x], grid=(48, 1, 1), threadgroup=(48, 1, 1), **arguments)
+    with pytest.raises(KernelError, match="is not a multiple of threadgroup"):
+        kernel([x], grid=(96, 1, 1), threadgroup=(64, 1, 1), **arguments)
+    (y,) = kernel([x], grid=(64, 1, 1), threadgroup=(64, 1, 1), **arguments)
+    assert mx.all(y == 1)

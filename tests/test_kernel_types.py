@@ -1,0 +1,98 @@
+"""Clang's type check of the kernels, with Metal's address spaces as real ones."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from emulator import EmulatorBackend
+from emulator.build import SHIMS
+from emulator.text import MetalText
+from emulator.variants import every_variant
+
+FLAGS = (
+    "-x",
+    "c++",
+    # Metal's language; the version of the targets that macOS 14 has.
+    "-std=c++14",
+    "--target=aarch64-unknown-linux-gnu",
+    "-nostdinc",
+    "-nostdinc++",
+    "-fsyntax-only",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    # Attributes and unused parameters of the generated signature.
+    "-Wno-unknown-attributes",
+    "-Wno-unused-parameter",
+)
+
+VARIANTS = dict(every_variant())
+
+
+def clang() -> str | None:
+    """Clang on the path, or the one that lies beside swift."""
+    beside = Path(shutil.which("swift") or "swift").resolve().parent
+    candidates = (*map(shutil.which, ("clang++", "clang")), shutil.which(beside / "clang++"))
+    return next((path for path in candidates if path), None)
+
+
+@pytest.fixture(scope="module")
+def compiler() -> str:
+    path = clang()
+    if path is None:
+        if os.environ.get("CI") == "true":
+            pytest.fail("no clang found (clang++, clang, or beside swift)")
+        pytest.skip("no clang found (clang++, clang, or beside swift)")
+    return path
+
+
+def complaints(compiler: str, *texts: MetalText) -> str:
+    """What clang says to the texts, which may not share a name."""
+    unit = [f'#include "{SHIMS / "check.h"}"']
+    for index, text in enumerate(texts):
+        unit.append(f"namespace variant_{index} {{\n{text.text}\nauto* use = &{text.function};\n}}")
+    run = subprocess.run(
+        [compiler, *FLAGS, "-"], input="\n".join(unit), capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0 or run.stderr
+    return run.stderr
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_every_variant_has_its_types_right(compiler: str, dtype: str) -> None:
+    backend = EmulatorBackend()
+    texts = [backend.text(r) for name, r in VARIANTS.items() if name.startswith(f"{dtype}-")]
+    assert len(texts) == 32
+    assert complaints(compiler, *texts) == ""
+
+
+# Each is right on a machine with one address space.
+MISTAKES = {
+    "a threadgroup array behind a plain pointer": (
+        "  const bool has_part",
+        "  float* part_maxima = maxima;\n  part_maxima[0] = 0.0f;\n  const bool has_part",
+    ),
+    "a short input taken for device memory": (
+        "  h2o_softmax state",
+        "  const device float* scalars = params;\n  (void)scalars;\n  h2o_softmax state",
+    ),
+    "an output behind a threadgroup pointer": (
+        "  h2o_softmax state",
+        "  threadgroup float* row_scores = scores;\n  (void)row_scores;\n  h2o_softmax state",
+    ),
+    "a write to an input": ("  h2o_softmax state", "  keys[0] = 0;\n  h2o_softmax state"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_wrong_address_space_is_an_error(compiler: str, name: str) -> None:
+    old, new = MISTAKES[name]
+    backend = EmulatorBackend(edit_source=lambda source: source.replace(old, new, 1))
+    request = VARIANTS["f32-192x128-unmasked-scores"]
+    assert backend.text(request).text != EmulatorBackend().text(request).text
+    assert "error: " in complaints(compiler, backend.text(request))
