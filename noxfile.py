@@ -101,6 +101,16 @@ def find_swift() -> str | None:
     return shutil.which("swift") or shutil.which("swift", path="/opt/swift/usr/bin")
 
 
+def swift_or_warn(session: nox.Session) -> str | None:
+    """Swift, or None after a loud word; in CI its absence is an error."""
+    swift = find_swift()
+    if swift is None and CI:
+        session.error("swift not found; with CI=true this is an error")
+    if swift is None:
+        session.warn("swift not found: Swift tests do NOT run; parity lacks its Swift legs.")
+    return swift
+
+
 def swift_lint(session: nox.Session, swift: str) -> None:
     command = (
         "format",
@@ -132,19 +142,22 @@ def run_swift(session: nox.Session, swift: str) -> None:
     session.run(swift, "test", "--skip-build", external=True)
 
 
-def run_parity(session: nox.Session, swift: str | None) -> None:
+def legs(session: nox.Session, swift: str | None) -> dict[str, str]:
+    """Build what tests call beside the package; returns the environment variables that name it."""
     package(session)
     build = cmake(session, "c", "-DMLX_H2O_BUILD_PYTHON=OFF", "-DMLX_H2O_BUILD_C=ON")
-    library = next(iter(sorted(build.rglob("libmlxh2oc.*"))), None)
-    if library is None:
-        session.error(f"the target mlxh2oc left no library in {build}")
-    env = {"MLX_H2O_C_LIBRARY": str(library), "PYTHONPATH": str(ROOT / "tests")}
+    env = {"MLX_H2O_C_LIBRARY": str(build / "libmlxh2oc.so")}
     if swift is not None:
-        swift_build(session, swift, "--product", "mlx-h2o-parity")
+        swift_build(session, swift)
         folder = session.run(swift, "build", "--show-bin-path", external=True, silent=True).strip()
         env["MLX_H2O_SWIFT_PARITY"] = str(Path(folder) / "mlx-h2o-parity")
+    return env
+
+
+def run_parity(session: nox.Session, env: dict[str, str]) -> None:
     REPORTS.mkdir(exist_ok=True)
-    python(session, "-m", "parity", "--json", str(REPORTS / "parity.json"), env=env)
+    command = ("-m", "parity", "--json", str(REPORTS / "parity.json"))
+    python(session, *command, env=env | {"PYTHONPATH": str(ROOT / "tests")})
 
 
 @nox.session(reuse_venv=True)
@@ -179,19 +192,17 @@ def types(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
     """Everything that proves the product: swift test, parity of all languages, pytest."""
-    swift = find_swift()
-    if swift is None and CI:
-        session.error("swift not found; with CI=true this is an error")
     if sys.platform == "darwin":
         session.warn("On macOS xcodebuild tests the Swift package, and parity runs on Linux.")
-    else:
-        if swift is None:
-            session.warn("swift not found: Swift tests do NOT run; parity lacks its Swift leg.")
-        else:
-            run_swift(session, swift)
-        run_parity(session, swift)
-    package(session)
-    python(session, "-m", "pytest", *session.posargs)
+        package(session)
+        python(session, "-m", "pytest", *session.posargs)
+        return
+    swift = swift_or_warn(session)
+    env = legs(session, swift)
+    if swift is not None:
+        run_swift(session, swift)
+    run_parity(session, env)
+    python(session, "-m", "pytest", *session.posargs, env=env)
 
 
 @nox.session(venv_backend="none")
@@ -210,10 +221,7 @@ def swift(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def parity(session: nox.Session) -> None:
     """The same cases through every language and back end: one table, failures by name."""
-    found = find_swift()
-    if found is None and CI:
-        session.error("swift not found; with CI=true this is an error")
-    run_parity(session, found)
+    run_parity(session, legs(session, swift_or_warn(session)))
 
 
 @nox.session(venv_backend="none")
