@@ -5,11 +5,12 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 import reference
 from golden.build import Case
 from golden.make import read
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from mlx_h2o import backends, fast, use_backend, validate
 from mlx_h2o.backends import for_attention, get
 

@@ -8,8 +8,9 @@ import threading
 from pathlib import Path
 
 import mlx.core as mx
-import mlx_h2o
 import pytest
+
+import mlx_h2o
 from mlx_h2o import backends, composed, fast, use_backend, validate
 from mlx_h2o.backends import ENVIRONMENT, for_attention, for_retention, get, named, register
 

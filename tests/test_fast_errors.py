@@ -7,6 +7,7 @@ import math
 import mlx.core as mx
 import numpy as np
 import pytest
+
 from mlx_h2o import fast
 
 OP = "scaled_dot_product_attention_with_scores"

@@ -8,6 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+
 import reference
 
 DTYPES = {"f32": mx.float32, "f16": mx.float16, "bf16": mx.bfloat16}

@@ -255,7 +255,7 @@ def random_cases(seed: int, count: int = 24) -> list[Case]:
         dtype = str(rng.choice(DTYPES))
         kind = {"f32": mx.float32, "f16": mx.float16, "bf16": mx.bfloat16}[dtype]
         full = (batch, kv_heads * group, queries, rows)
-        shape = tuple(n if rng.random() < 0.6 else 1 for n in full[:-1]) + (rows,)
+        shape = (*(n if rng.random() < 0.6 else 1 for n in full[:-1]), rows)
         masks = (
             "",
             "causal",

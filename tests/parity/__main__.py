@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from mlx_h2o import backends
 from parity.runner import NAMES, all_cases, run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,7 +30,12 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
         help="where the C library is looked for, and case files are written (default: build)",
     )
     parser.add_argument("--seed", type=int, default=0, help="of the cases that are drawn afresh")
-    return parser.parse_args(given)
+    options = parser.parse_args(given)
+    options.legs = [name for name in options.legs.split(",") if name]
+    for name in options.legs:
+        if name not in NAMES and name not in backends():
+            parser.error(f"unknown leg {name!r}, expected some of {', '.join(NAMES)}")
+    return options
 
 
 def main(given: list[str] | None = None) -> int:
@@ -41,8 +47,9 @@ def main(given: list[str] | None = None) -> int:
     if not cases:
         console.print(f"no case is named {options.cases!r}", style="bold red", highlight=False)
         return 2
-    names = [name for name in options.legs.split(",") if name]
-    report = run(cases, names, options.build_dir, say=lambda text: console.print(text, style="dim"))
+    report = run(
+        cases, options.legs, options.build_dir, say=lambda text: console.print(text, style="dim")
+    )
     report.print(console)
     if options.json is not None:
         report.write(options.json)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
+
 from golden.build import Case
 from mlx_h2o.backends import get, register, use_backend
 from mlx_h2o.launch import AttentionResult

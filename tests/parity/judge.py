@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
+
 import reference
 from golden.build import Case
-
 from parity.outcome import Outcome, Verdict, failed
 
 

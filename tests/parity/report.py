@@ -7,16 +7,16 @@ import platform
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from golden.build import Case
 from rich.console import Console
 from rich.table import Table
 
+from golden.build import Case
 from parity.outcome import Verdict
 
 
 @dataclass
 class Report:
-    """Verdicts by leg and case; reasons of the legs that did not run; versions of those that did."""
+    """Verdicts by leg and case, versions of the legs that ran, reasons of those that did not."""
 
     cases: list[Case]
     verdicts: dict[str, dict[str, Verdict]] = field(default_factory=dict)
@@ -78,8 +78,8 @@ class Report:
                 "release": platform.release(),
             },
             "legs": {
-                leg: {"versions": versions, "not_run": self.not_run.get(leg, "")}
-                for leg, versions in (self.versions | dict.fromkeys(self.not_run, {})).items()
+                leg: {"versions": self.versions.get(leg, {}), "not_run": self.not_run.get(leg, "")}
+                for leg in (*self.verdicts, *self.not_run)
             },
             "cases": {
                 case.name: {

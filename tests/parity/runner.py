@@ -9,7 +9,6 @@ from pathlib import Path
 from golden.build import Case
 from golden.cases import boundary_cases, fresh_traces, random_cases
 from golden.make import read
-
 from parity import judge, traces
 from parity.c_leg import CLeg
 from parity.legs import EmulatorLeg, Leg, PackageLeg, ReferenceLeg
@@ -45,9 +44,12 @@ def make_leg(name: str, build: Path) -> Leg:
 
 
 def all_cases(seed: int, pattern: str = "*") -> list[Case]:
-    """The golden cases, shapes astride boundaries, and cases and traces drawn from the seed."""
+    """The golden cases, shapes astride boundaries, and cases and traces drawn from the seed.
+
+    ``pattern`` is a name, else a glob, else a part of names.
+    """
     cases = [*read(), *boundary_cases(), *random_cases(seed), *fresh_traces(seed)]
-    if not any(sign in pattern for sign in "*?["):
+    if not any(sign in pattern for sign in "*?[") and pattern not in {c.name for c in cases}:
         pattern = f"*{pattern}*"
     return [case for case in cases if fnmatch.fnmatch(case.name, pattern)]
 

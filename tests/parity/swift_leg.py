@@ -11,12 +11,11 @@ from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
+
 import reference
 from golden.build import Case
 from golden.make import write
-
 from mlx_h2o.backends import ENVIRONMENT
-
 from parity.legs import Leg
 from parity.outcome import Outcome
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import mlx.core as mx
 import numpy as np
+
 import reference
 from golden.build import Case
 from mlx_h2o import H2OConfig, H2OKVCache, composed, validate
 from mlx_h2o.backends import Backend
-
 from parity.outcome import Outcome, Verdict, failed
 from parity.trace_reference import rank_of
 
@@ -40,8 +40,8 @@ def run_python(case: Case, backend: Backend) -> Outcome:
         cache.update_scores(scores)
         if step >= 0:
             steps.append(_snapshot(cache, out))
-    names = ("positions", "scores", "out")
-    return Outcome({name: np.stack(rows) for name, rows in zip(names, zip(*steps, strict=True))})
+    columns = zip(("positions", "scores", "out"), zip(*steps, strict=True), strict=True)
+    return Outcome({name: np.stack(rows) for name, rows in columns})
 
 
 def _recorded_at(recorded: mx.array, positions: mx.array) -> mx.array:
@@ -81,7 +81,7 @@ def judge(case: Case, outcome: Outcome, expected: Outcome, *, exact: bool) -> Ve
         return Verdict(False, "wrong", note=f"positions have shape {found.shape}")
     notes = []
     for at in np.ndindex(*found.shape[1:3]):
-        differs = (found[:, *at] != wanted[:, *at]).any(axis=-1)
+        differs = (found[:, at[0], at[1]] != wanted[:, at[0], at[1]]).any(axis=-1)
         if differs.any():
             near, note = _divergence(case, expected, outcome, at, int(differs.argmax()))
             if exact or not near:
