@@ -1,0 +1,70 @@
+import Cmlx
+import Foundation
+
+/// An error that MLX reported inside ``withError(_:)``.
+public enum MLXError: LocalizedError, Sendable, Equatable {
+    case caught(String)
+
+    public var errorDescription: String? {
+        switch self {
+        case .caught(let message): "MLX Error: \(message)"
+        }
+    }
+}
+
+/// Keeps the first of the errors that were reported inside a block.
+public final class ErrorBox: @unchecked Sendable {
+    private let lock = NSLock()
+    private var first: Error?
+
+    public var firstError: Error? {
+        get { lock.withLock { first } }
+        set { lock.withLock { first = first ?? newValue } }
+    }
+
+    /// Throw the first error, if there is one.
+    public func check() throws {
+        if let firstError { throw firstError }
+    }
+}
+
+private enum Handlers {
+    @TaskLocal static var current: (@Sendable (String) -> Void)?
+
+    static let installed: Void = mlx_set_error_handler(
+        { message, _ in
+            let text = message.map { String(cString: $0) } ?? ""
+            // As in mlx-swift, an error that nobody waits for is fatal.
+            guard let handler = Handlers.current else { fatalError(text) }
+            handler(text)
+        }, nil, nil)
+}
+
+/// Install the handler, once; before the first call that can fail.
+func initError() {
+    _ = Handlers.installed
+}
+
+/// Run `body` and give every error that MLX reports inside it to `handler`.
+public func withErrorHandler<R>(
+    _ handler: @escaping @Sendable (String) -> Void, _ body: () throws -> R
+) rethrows -> R {
+    initError()
+    return try Handlers.$current.withValue(handler, operation: body)
+}
+
+/// Run `body` and throw the first error that MLX reports inside it, at its end or at
+/// ``ErrorBox/check()``. Blocks may nest; each sees its own errors.
+public func withError<R>(_ body: (ErrorBox) throws -> R) throws -> R {
+    let box = ErrorBox()
+    return try withErrorHandler({ box.firstError = MLXError.caught($0) }) {
+        let result = try body(box)
+        try box.check()
+        return result
+    }
+}
+
+/// Run `body` and throw the first error that MLX reports inside it, at its end.
+public func withError<R>(_ body: () throws -> R) throws -> R {
+    try withError { (_: ErrorBox) in try body() }
+}

@@ -1,0 +1,84 @@
+import CMLXH2O
+import Cmlx
+import MLX
+
+/// What attention with scores returns.
+public struct AttentionWithScores {
+    /// [B, Hq, Lq, Dv], in the dtype of the queries.
+    public let output: MLXArray
+    /// float32 [B, Hq, Lq, N]: `scale * q.k + mask`, -inf where masked.
+    public let scores: MLXArray
+    /// float32 [B, Hq, Lq]: the weights are `exp(scores - lse)`. It includes the sink, and is -inf
+    /// where nothing is unmasked and there is no sink.
+    public let lse: MLXArray
+}
+
+extension MLXFast {
+    /// Scaled dot product attention and the logits that went into its softmax (AtomGradient 2026,
+    /// section 3.1).
+    ///
+    /// A fully masked query gives zeros. NaN in an additive mask makes the output of that query
+    /// NaN, and of no other. The result is lazy: nothing is evaluated here.
+    ///
+    /// - Parameters:
+    ///   - queries: [B, Hq, Lq, D], float32, float16 or bfloat16
+    ///   - keys: [B, Hkv, N, D] in the dtype of the queries, N at least 1; Hq is a multiple of Hkv
+    ///   - values: [B, Hkv, N, Dv] in the dtype of the queries; Dv may differ from D
+    ///   - scale: finite factor of the products, usually 1 / sqrt(D)
+    ///   - mask: `.causal` is bottom-right aligned. An array broadcasts to [B, Hq, Lq, N] and is
+    ///     bool, true where a query sees a key, or float to be added, where a value at or below
+    ///     half of the lowest finite one of its dtype masks the pair
+    ///   - sinks: learned logits [Hq], which join the denominator and have no row
+    ///   - stream: stream or device to evaluate on
+    /// - Returns: output and scores
+    /// - Throws: ``H2OError`` where an argument is not as above, or the named back end cannot serve
+    ///   the call
+    public static func scaledDotProductAttentionWithScores(
+        queries: MLXArray, keys: MLXArray, values: MLXArray, scale: Float,
+        mask: ScaledDotProductAttentionMaskMode = .none, sinks: MLXArray? = nil,
+        stream: StreamOrDevice = .default
+    ) throws -> (MLXArray, MLXArray) {
+        let (output, scores, _) = try call(
+            queries, keys, values, scale, mask, sinks, stream, returnLse: false)
+        return (output, scores)
+    }
+
+    /// As ``scaledDotProductAttentionWithScores(queries:keys:values:scale:mask:sinks:stream:)``,
+    /// with the logarithm of the denominator, by which outputs over parts of the keys can be
+    /// merged.
+    public static func scaledDotProductAttentionWithScoresAndLse(
+        queries: MLXArray, keys: MLXArray, values: MLXArray, scale: Float,
+        mask: ScaledDotProductAttentionMaskMode = .none, sinks: MLXArray? = nil,
+        stream: StreamOrDevice = .default
+    ) throws -> AttentionWithScores {
+        let (output, scores, lse) = try call(
+            queries, keys, values, scale, mask, sinks, stream, returnLse: true)
+        return AttentionWithScores(output: output, scores: scores, lse: lse)
+    }
+
+    private static func call(
+        _ queries: MLXArray, _ keys: MLXArray, _ values: MLXArray, _ scale: Float,
+        _ mask: ScaledDotProductAttentionMaskMode, _ sinks: MLXArray?, _ stream: StreamOrDevice,
+        returnLse: Bool
+    ) throws -> (MLXArray, MLXArray, MLXArray) {
+        let array = mask.mask
+        let mode = array == nil ? mask.mode : "array"
+        var output = mlx_array_new()
+        var scores = mlx_array_new()
+        var lse = mlx_array_new()
+        do {
+            try H2OError.catching {
+                Backend.applyCurrent()
+                withUnsafeMutablePointer(to: &lse) { lse in
+                    _ = mlx_h2o_scaled_dot_product_attention_with_scores(
+                        &output, &scores, returnLse ? lse : nil, queries.ctx, keys.ctx, values.ctx,
+                        scale, mode, (array ?? .mlxNone).ctx, (sinks ?? .mlxNone).ctx, stream.ctx)
+                }
+            }
+        } catch {
+            for handle in [output, scores, lse] { mlx_array_free(handle) }
+            throw error
+        }
+        return (MLXArray(output), MLXArray(scores), MLXArray(lse))
+    }
+}

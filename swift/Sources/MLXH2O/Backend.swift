@@ -1,0 +1,64 @@
+import CMLXH2O
+import Cmlx
+
+/// Which implementation serves the operations of this module.
+///
+/// All give the same results within the tolerances of docs/scores.md. Unnamed, the best one that
+/// can serve a call does; a named one serves it or throws.
+public enum Backend: String, Sendable, CaseIterable {
+    /// The Metal kernels, on a GPU of Apple.
+    case metal
+    /// The same kernels on CUDA; no build of this package has them.
+    case cuda
+    /// Vectorised code for the CPU; part of the Linux build.
+    case native
+    /// Plain MLX operations, on every device. They define the results.
+    case composed
+
+    /// Whether a back end is part of this build and can run here, and why not.
+    public struct Status: Sendable, Equatable {
+        public let isAvailable: Bool
+        /// Empty where it is available.
+        public let reason: String
+    }
+
+    public var status: Status {
+        var available = false
+        var reason = mlx_string_new()
+        defer { mlx_string_free(reason) }
+        let text: String
+        do {
+            text = try H2OError.catching {
+                mlx_h2o_backend_status(rawValue, &available, &reason)
+                return mlx_string_data(reason).map { String(cString: $0) } ?? ""
+            }
+        } catch {
+            return Status(isAvailable: false, reason: "\(error)")
+        }
+        return Status(isAvailable: available, reason: available ? "" : text)
+    }
+
+    @TaskLocal static var current: Backend?
+
+    /// Choose the back end of all calls on this task; C keeps its choice per thread.
+    static func applyCurrent() {
+        mlx_h2o_set_backend(current?.rawValue ?? "")
+    }
+}
+
+/// Name the back end of all calls made in `body`, in this task and its children.
+///
+/// - Parameter backend: nil returns to the automatic choice.
+/// - Throws: ``H2OError`` where the back end is not available, or what `body` throws; calls in
+///   `body` throw where the named back end cannot serve them.
+public func withBackend<R>(_ backend: Backend?, _ body: () throws -> R) throws -> R {
+    if let backend {
+        let status = backend.status
+        guard status.isAvailable else {
+            throw H2OError(
+                "withBackend",
+                "back end '\(backend.rawValue)' is not available: \(status.reason)")
+        }
+    }
+    return try Backend.$current.withValue(backend, operation: body)
+}

@@ -1,0 +1,143 @@
+/// Settings of an evicting cache, checked once, when they are made.
+///
+/// Afterwards `sinkSize + heavySize + recentSize == maxKVSize` always holds.
+public struct H2OConfiguration: Sendable, Hashable {
+    /// Rows that each KV head keeps.
+    public let maxKVSize: Int
+    /// Positions below it are never evicted.
+    public let sinkSize: Int
+    /// Rows kept by score.
+    public let heavySize: Int
+    /// The newest rows, never evicted.
+    public let recentSize: Int
+    /// Ranks the rows.
+    public let policy: PolicyName
+    /// `a` of the moving average `C = a*C + (1-a)*|s|`.
+    public let decay: Double
+    /// Single-token steps per eviction. With 1 the evicted row is overwritten in place; with more,
+    /// up to `evictEvery - 1` rows beyond the budget are stored.
+    public let evictEvery: Int
+
+    /// Published splits of the budget (AtomGradient 2026, section 4.1): of 256 rows 4 are sinks and
+    /// 128, 64 or 32 are kept by score. The sinks do not scale with the budget; the recent window
+    /// takes what is left.
+    public enum Preset: String, Sendable, CaseIterable {
+        case heavy
+        case balanced
+        case recent
+
+        func heavySize(of maxKVSize: Int) -> Int {
+            switch self {
+            case .heavy: maxKVSize / 2
+            case .balanced: maxKVSize / 4
+            case .recent: maxKVSize / 8
+            }
+        }
+    }
+
+    /// - Parameters:
+    ///   - maxKVSize: rows that each KV head keeps, at least 1
+    ///   - sinkSize: the first positions, which stay; fewer than `maxKVSize`
+    ///   - heavySize: rows kept by score; nil: half of the budget, or what the other two leave
+    ///   - recentSize: the newest rows, which stay; nil, or where the three do not fill the budget:
+    ///     what the other two leave
+    ///   - policy: ranks the rows
+    ///   - decay: at least 0, below 1
+    ///   - evictEvery: single-token steps per eviction, at least 1
+    ///   - kvBits: nil; quantised rows are not available in this version
+    /// - Throws: ``H2OError`` where a value is out of range or the sizes exceed the budget
+    public init(
+        maxKVSize: Int = 256, sinkSize: Int = 4, heavySize: Int? = nil, recentSize: Int? = nil,
+        policy: PolicyName = .h2o, decay: Double = 0.95, evictEvery: Int = 1, kvBits: Int? = nil
+    ) throws {
+        try require("maxKVSize", maxKVSize, atLeast: 1)
+        try require("sinkSize", sinkSize, atLeast: 0)
+        try require("evictEvery", evictEvery, atLeast: 1)
+        try require("heavySize", heavySize ?? 0, atLeast: 0)
+        try require("recentSize", recentSize ?? 0, atLeast: 0)
+        guard decay >= 0, decay < 1 else {
+            throw failure("decay is \(decay), expected a number of at least 0, below 1.")
+        }
+        if let kvBits {
+            throw failure(
+                "kvBits is \(kvBits), but quantised rows are not available in this version: "
+                    + "expected nil.")
+        }
+        guard sinkSize < maxKVSize else {
+            throw failure(
+                "sinkSize is \(sinkSize), expected fewer than maxKVSize = \(maxKVSize): "
+                    + "no row could ever be evicted.")
+        }
+        self.maxKVSize = maxKVSize
+        self.sinkSize = sinkSize
+        self.policy = policy
+        self.decay = decay
+        self.evictEvery = evictEvery
+        self.heavySize = try Self.heavySize(
+            of: maxKVSize, sink: sinkSize, heavy: heavySize, recent: recentSize)
+        self.recentSize = maxKVSize - sinkSize - self.heavySize
+    }
+
+    /// A published split, scaled to `maxKVSize`. The other arguments, and the errors, are those of
+    /// ``init(maxKVSize:sinkSize:heavySize:recentSize:policy:decay:evictEvery:kvBits:)``.
+    public init(
+        preset: Preset, maxKVSize: Int = 256, sinkSize: Int = 4, recentSize: Int? = nil,
+        policy: PolicyName = .h2o, decay: Double = 0.95, evictEvery: Int = 1, kvBits: Int? = nil
+    ) throws {
+        try require("maxKVSize", maxKVSize, atLeast: 1)
+        try self.init(
+            maxKVSize: maxKVSize, sinkSize: sinkSize, heavySize: preset.heavySize(of: maxKVSize),
+            recentSize: recentSize, policy: policy, decay: decay, evictEvery: evictEvery,
+            kvBits: kvBits)
+    }
+
+    private static func heavySize(
+        of maxKVSize: Int, sink: Int, heavy: Int?, recent: Int?
+    ) throws -> Int {
+        let left = maxKVSize - sink - (recent ?? 0)
+        // At least one recent row, which gives the newest row time to be scored.
+        let spare = recent == nil ? left - 1 : left
+        let size = heavy ?? max(0, min(Preset.heavy.heavySize(of: maxKVSize), spare))
+        guard size <= left else {
+            throw failure(
+                "sinkSize + heavySize + recentSize is \(sink) + \(size) + \(recent ?? 0), "
+                    + "expected at most maxKVSize = \(maxKVSize).")
+        }
+        return size
+    }
+}
+
+private func failure(_ message: String) -> H2OError {
+    H2OError("H2OConfiguration", message)
+}
+
+private func require(_ name: String, _ value: Int, atLeast least: Int) throws {
+    guard value >= least else {
+        throw failure("\(name) is \(value), expected at least \(least).")
+    }
+}
+
+extension H2OConfiguration: Codable {
+    private enum CodingKeys: String, CodingKey {
+        case maxKVSize = "max_kv_size"
+        case sinkSize = "sink_size"
+        case heavySize = "heavy_size"
+        case recentSize = "recent_size"
+        case policy
+        case decay
+        case evictEvery = "evict_every"
+    }
+
+    /// Reads the names of the Python settings. Checked as in the other initialisers.
+    public init(from decoder: any Decoder) throws {
+        let values = try decoder.container(keyedBy: CodingKeys.self)
+        try self.init(
+            maxKVSize: values.decode(Int.self, forKey: .maxKVSize),
+            sinkSize: values.decode(Int.self, forKey: .sinkSize),
+            heavySize: values.decode(Int.self, forKey: .heavySize),
+            recentSize: values.decode(Int.self, forKey: .recentSize),
+            policy: values.decode(PolicyName.self, forKey: .policy),
+            decay: values.decode(Double.self, forKey: .decay),
+            evictEvery: values.decode(Int.self, forKey: .evictEvery))
+    }
+}

@@ -1,0 +1,68 @@
+import MLX
+
+/// Names of the policies.
+public enum PolicyName: String, Sendable, Codable, CaseIterable {
+    case h2o
+    case window
+    case keydiff
+}
+
+/// The stored rows of one layer, as a policy sees them; slots are in no particular order.
+public struct PolicyRows {
+    /// [B, H, N, D], the model's dtype, with RoPE applied.
+    public let keys: MLXArray
+    /// [B, H, N, Dv].
+    public let values: MLXArray
+    /// float32 [B, H, N], what `accumulate` made; NaN where not yet scored.
+    public let importance: MLXArray
+    /// int32 [B, H, N], the place of each row in the sequence.
+    public let positions: MLXArray
+    /// Tokens that the cache has seen, which is the position of the next row.
+    public let offset: Int
+
+    public init(
+        keys: MLXArray, values: MLXArray, importance: MLXArray, positions: MLXArray, offset: Int
+    ) {
+        self.keys = keys
+        self.values = values
+        self.importance = importance
+        self.positions = positions
+        self.offset = offset
+    }
+}
+
+/// Ranks stored rows; a cache evicts the lowest ranked that no window protects.
+///
+/// A policy holds settings, no state: what is remembered of a row lives in the cache beside the
+/// row, so that it is evicted, copied and saved with it.
+public protocol EvictionPolicy: Sendable {
+    /// Whether attention must hand its scores to the cache after every update.
+    var needsScores: Bool { get }
+
+    /// Take in the scores of one attention: float32 [B, Hq, L, N], logits before the softmax,
+    /// queries in order, -inf where masked; `isMasked` false promises that none is. Returns the new
+    /// importance, float32 [B, H, N].
+    func accumulate(_ importance: MLXArray, scores: MLXArray, isMasked: Bool) -> MLXArray
+
+    /// float32 [B, H, N], higher is kept; NaN goes first. Called only when rows must go.
+    func rank(_ rows: PolicyRows) -> MLXArray
+}
+
+extension EvictionPolicy {
+    public var needsScores: Bool { false }
+
+    public func accumulate(_ importance: MLXArray, scores: MLXArray, isMasked: Bool) -> MLXArray {
+        importance
+    }
+}
+
+extension H2OConfiguration {
+    /// The policy that is named, with its settings.
+    public func makePolicy() -> any EvictionPolicy {
+        switch policy {
+        case .h2o: H2OPolicy(decay: decay)
+        case .window: WindowPolicy()
+        case .keydiff: KeyDiffPolicy()
+        }
+    }
+}

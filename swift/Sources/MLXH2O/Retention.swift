@@ -1,0 +1,64 @@
+import CMLXH2O
+import Cmlx
+import MLX
+
+/// Slots of the rows that stay when a cache is cut down to `keep` rows per head.
+///
+/// Best first: protected rows (0 <= position < `sinkSize`, or position >= `recentStart`); then
+/// scores, descending; then rows whose score is NaN; then padding. Among equals the lower position
+/// stays, of padding the lower slot.
+///
+/// - Parameters:
+///   - scores: float32 [B, H, N], one per row
+///   - positions: int32 [B, H, N], distinct within a head and below 2^30; negative: padding
+///   - keep: rows to keep, 1 to N
+///   - sinkSize: the first positions, which are protected
+///   - recentStart: the first position of the protected recent window; nil: no window
+///   - stream: stream or device to evaluate on
+/// - Returns: uint32 [B, H, keep], ascending
+/// - Throws: ``H2OError`` where an argument is not as above
+public func keepIndices(
+    _ scores: MLXArray, positions: MLXArray, keep: Int, sinkSize: Int = 0,
+    recentStart: Int? = nil, stream: StreamOrDevice = .default
+) throws -> MLXArray {
+    try select(mlx_h2o_keep_indices, scores, positions, keep, sinkSize, recentStart, stream)
+}
+
+/// Slots of the `count` rows that ``keepIndices(_:positions:keep:sinkSize:recentStart:stream:)``
+/// drops, the worst first. One row is found without a sort.
+///
+/// - Returns: uint32 [B, H, count]
+/// - Throws: ``H2OError``, as there
+public func evictIndices(
+    _ scores: MLXArray, positions: MLXArray, count: Int = 1, sinkSize: Int = 0,
+    recentStart: Int? = nil, stream: StreamOrDevice = .default
+) throws -> MLXArray {
+    try select(mlx_h2o_evict_indices, scores, positions, count, sinkSize, recentStart, stream)
+}
+
+private typealias Selection = (
+    UnsafeMutablePointer<mlx_array>, mlx_array, mlx_array, Int32, Int32, mlx_optional_int,
+    mlx_stream
+) -> Int32
+
+private func select(
+    _ operation: Selection, _ scores: MLXArray, _ positions: MLXArray, _ count: Int,
+    _ sinkSize: Int, _ recentStart: Int?, _ stream: StreamOrDevice
+) throws -> MLXArray {
+    let start = mlx_optional_int(
+        value: Int32(clamping: recentStart ?? 0), has_value: recentStart != nil)
+    var result = mlx_array_new()
+    do {
+        try H2OError.catching {
+            Backend.applyCurrent()
+            // A number beyond int32 says the same as the nearest one inside.
+            _ = operation(
+                &result, scores.ctx, positions.ctx, Int32(clamping: count),
+                Int32(clamping: sinkSize), start, stream.ctx)
+        }
+    } catch {
+        mlx_array_free(result)
+        throw error
+    }
+    return MLXArray(result)
+}

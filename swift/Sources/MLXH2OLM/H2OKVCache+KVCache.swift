@@ -1,0 +1,180 @@
+import Foundation
+import MLX
+import MLXH2O
+import MLXLMCommon
+
+extension H2OKVCache: H2OScoreTracking {
+    public var needsScores: Bool { policy.needsScores }
+
+    public func updateScores(_ scores: MLXArray, isMasked: Bool) {
+        do {
+            try accumulate(scores, isMasked: isMasked)
+        } catch {
+            H2OError.report(error)
+        }
+    }
+
+    public var trackedState: [MLXArray] { [scores, positions].compactMap { $0 } }
+}
+
+extension H2OKVCache: KVCache {
+    /// The budget.
+    public var maxSize: Int? { configuration.maxKVSize }
+
+    public func innerState() -> [MLXArray] {
+        store.map { [$0.keys, $0.values, $0.importance, $0.positions] } ?? []
+    }
+
+    /// As ``append(keys:values:)``; reports what that throws, and then returns the arguments.
+    public func update(keys: MLXArray, values: MLXArray) -> (MLXArray, MLXArray) {
+        do {
+            return try append(keys: keys, values: values)
+        } catch {
+            H2OError.report(error)
+            return (keys, values)
+        }
+    }
+
+    /// None for one token; causal, bottom-right aligned, or as a bool array [n, rows + n], for
+    /// more.
+    ///
+    /// Slots do not tell how old a row is: a layer with a sliding window cannot be served, and a
+    /// `windowSize` is reported as an error.
+    public func makeMask(
+        n: Int, windowSize: Int?, returnArray: Bool
+    ) -> MLXFast.ScaledDotProductAttentionMaskMode {
+        if let windowSize {
+            H2OError.report(
+                H2OError(
+                    "H2OKVCache.makeMask",
+                    "windowSize is \(windowSize), expected nil: \(described) evicts rows, and cannot "
+                        + "serve a sliding-window layer."))
+        }
+        if n == 1 { return .none }
+        guard returnArray else { return .causal }
+        let before = min(store?.length ?? 0, configuration.maxKVSize)
+        return .array(createCausalMask(n: n, offset: before))
+    }
+
+    /// Whether ``trim(_:)`` is exact: until the first eviction, done or due, and not after.
+    public var isTrimmable: Bool { evicted == 0 && !hasSurplus }
+
+    public func isTrimmable(after positions: Int) -> Bool {
+        isTrimmable && offset + positions <= configuration.maxKVSize
+    }
+
+    /// Take back the last `n` tokens, or all where there are fewer; returns how many.
+    ///
+    /// The rows are exact; the scores that the taken back queries gave to the others remain. After
+    /// an eviction the earlier rows cannot be restored: that is reported as an error, and nothing
+    /// changes.
+    @discardableResult
+    public func trim(_ n: Int) -> Int {
+        guard isTrimmable else {
+            H2OError.report(
+                H2OError(
+                    "H2OKVCache.trim",
+                    "\(described) has evicted rows: expected a cache that has not, see isTrimmable."
+                ))
+            return 0
+        }
+        let count = max(0, min(offset, n))
+        if count > 0, let length = store?.length {
+            store?.truncate(to: length - count)
+            offset -= count
+        }
+        return count
+    }
+
+    public func copy() -> any KVCache {
+        settleOrReport()
+        let copy = H2OKVCache(configuration, name: name)
+        copy.store = store  // updates put new arrays in the place of these and never change them
+        copy.offset = offset
+        copy.evicted = evicted
+        copy.isUnscored = isUnscored
+        copy.hasSurplus = hasSurplus
+        return copy
+    }
+
+    // MARK: State
+
+    /// keys, values, scores, positions; nothing while there are no rows. What was read stays
+    /// unchanged by later updates. Setting it does not change the counts of ``metaState``.
+    public var state: [MLXArray] {
+        get {
+            settleOrReport()
+            guard let store else { return [] }
+            let (keys, values) = store.fetch()
+            return [keys, values, store.importance, store.positions]
+        }
+        set {
+            do {
+                store = try RowStore(state: newValue)
+                hasSurplus = false
+            } catch {
+                H2OError.report(error)
+            }
+        }
+    }
+
+    /// Offset, evicted rows, whether scores are missing, name, and the settings as JSON.
+    public var metaState: [String] {
+        get {
+            settleOrReport()
+            let settings = (try? JSONEncoder().encode(configuration)) ?? Data()
+            return [
+                String(offset), String(evicted), String(isUnscored), name,
+                String(decoding: settings, as: UTF8.self),
+            ]
+        }
+        set {
+            do {
+                try restore(metaState: newValue)
+            } catch {
+                H2OError.report(error)
+            }
+        }
+    }
+
+    func restore(metaState: [String]) throws {
+        guard metaState.count == 5, let offset = Int(metaState[0]), let evicted = Int(metaState[1]),
+            let isUnscored = Bool(metaState[2]), offset >= 0, evicted >= 0
+        else {
+            throw H2OError(
+                "H2OKVCache.metaState",
+                "found \(metaState), expected offset, evicted, unscored, name and settings.")
+        }
+        let settings: H2OConfiguration
+        do {
+            settings = try JSONDecoder().decode(
+                H2OConfiguration.self, from: Data(metaState[4].utf8))
+        } catch {
+            throw H2OError("H2OKVCache.metaState", "the settings cannot be read: \(error)")
+        }
+        self.offset = offset
+        self.evicted = evicted
+        self.isUnscored = isUnscored
+        name = metaState[3]
+        configuration = settings
+        policy = settings.makePolicy()
+    }
+}
+
+extension RowStore {
+    /// From the arrays of a cache's `state`; nil where there are none.
+    init?(state: [MLXArray]) throws {
+        if state.isEmpty { return nil }
+        let shapes = state.map(\.shape)
+        guard shapes.count == 4, shapes[0].count == 4, shapes[1].count == 4,
+            shapes.allSatisfy({ $0.prefix(3) == shapes[0].prefix(3) }), shapes[2].count == 3,
+            shapes[3].count == 3, state[2].dtype == .float32, state[3].dtype == .int32
+        else {
+            throw H2OError(
+                "H2OKVCache.state",
+                "found arrays of shapes \(shapes), expected keys [B, H, N, D], values [B, H, N, Dv], "
+                    + "scores float32 [B, H, N] and positions int32 [B, H, N].")
+        }
+        self.init(keys: state[0], values: state[1], importance: state[2], positions: state[3])
+    }
+}

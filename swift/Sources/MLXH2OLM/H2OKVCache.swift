@@ -1,0 +1,193 @@
+import MLX
+import MLXH2O
+import MLXLMCommon
+
+/// Keys and values of one layer, at most `configuration.maxKVSize` rows per head at rest.
+///
+/// `offset` counts the tokens seen and drives RoPE; ``size`` counts the rows stored (AtomGradient
+/// 2026, section 3.3). Each (sequence, KV head) chooses its rows by itself. Below the budget the
+/// rows are in order; after evictions their order in memory means nothing, except that the rows of
+/// the last multi-token update are the last ones, in order.
+///
+/// A step is: evict on the scores so far, append, attend, take in the scores. Nothing is evaluated
+/// here, ever. Members of the protocol `KVCache` cannot throw: they report to MLX's error handler,
+/// so that `withError` throws; ``append(keys:values:)`` and ``accumulate(_:isMasked:)`` throw
+/// themselves.
+public final class H2OKVCache {
+    public internal(set) var configuration: H2OConfiguration
+    /// What error messages call this cache, such as "qwen3 layer 3".
+    public internal(set) var name: String
+    /// Tokens seen: the position of the next one.
+    public internal(set) var offset = 0
+    /// Rows evicted per head so far.
+    public internal(set) var evicted = 0
+
+    var policy: any EvictionPolicy
+    var store: RowStore?
+    /// The last update still waits for its scores.
+    var isUnscored = false
+    /// Rows of a chunk beyond the budget, to go at the next occasion.
+    var hasSurplus = false
+
+    public init(_ configuration: H2OConfiguration, name: String = "") {
+        self.configuration = configuration
+        self.name = name
+        policy = configuration.makePolicy()
+    }
+
+    /// As ``init(_:name:)``, with the default settings of ``H2OConfiguration``.
+    ///
+    /// - Throws: `H2OError` where the settings do not fit
+    public convenience init(maxKVSize: Int = 256, name: String = "") throws {
+        self.init(try H2OConfiguration(maxKVSize: maxKVSize), name: name)
+    }
+
+    /// Evict what must go, append the new rows and return all rows for attention.
+    ///
+    /// One token at the full budget overwrites the row that goes, in each head its own slot.
+    /// Several tokens are stored behind the others, in order, so that bottom-right causal masks
+    /// fit, and what is then beyond the budget goes at the next occasion: an update, `state`,
+    /// ``size``, ``nbytes`` or a copy.
+    ///
+    /// - Parameters:
+    ///   - keys: [B, H, L, D] with RoPE applied, L at least 1
+    ///   - values: [B, H, L, Dv]
+    /// - Returns: keys [B, H, N, D] and values [B, H, N, Dv]; for L > 1 the new rows are the last
+    /// - Throws: `H2OError` where the rows do not fit each other or the stored ones, or the policy
+    ///   needs scores and the last update got none
+    public func append(keys: MLXArray, values: MLXArray) throws -> (MLXArray, MLXArray) {
+        try checkRows(keys: keys, values: values, against: store)
+        try checkScored()
+        try settle()
+        let added = keys.dim(2)
+        store = try appended(keys, values, to: store ?? RowStore(emptyLike: keys, values))
+        offset += added
+        hasSurplus = added > 1 && length > configuration.maxKVSize
+        isUnscored = policy.needsScores
+        return rows()
+    }
+
+    /// Take in the scores of the attention that followed an update. Policies that need none ignore
+    /// them.
+    ///
+    /// - Throws: `H2OError` where there are no rows yet, or the scores have another shape or dtype
+    public func accumulate(_ scores: MLXArray, isMasked: Bool = true) throws {
+        var store = try checkScores(scores, against: store)
+        let skipped = max(0, scores.dim(2) - maxScoredQueries)
+        store.importance = policy.accumulate(
+            store.importance, scores: scores[0..., 0..., skipped...], isMasked: isMasked)
+        self.store = store
+        isUnscored = false
+    }
+
+    /// float32 [B, H, N]: what the policy accumulated for each row, NaN before its first score.
+    public var scores: MLXArray? { store?.importance }
+
+    /// int32 [B, H, N]: the place of each stored row in the sequence.
+    public var positions: MLXArray? { store?.positions }
+
+    /// The stored keys [B, H, N, D].
+    public var keys: MLXArray? { store?.fetch().keys }
+
+    /// The stored values [B, H, N, Dv].
+    public var values: MLXArray? { store?.fetch().values }
+
+    /// Rows stored per head, after the surplus of a chunk has gone.
+    public var size: Int {
+        settleOrReport()
+        return length
+    }
+
+    /// Bytes stored, after the surplus of a chunk has gone: keys, values, scores, positions.
+    public var nbytes: Int {
+        settleOrReport()
+        return store?.nbytes ?? 0
+    }
+
+    private var length: Int { store?.length ?? 0 }
+
+    private func rows() -> (MLXArray, MLXArray) {
+        guard let store else { return (.mlxNone, .mlxNone) }
+        let (keys, values) = store.fetch()
+        // Whoever evaluates the keys evaluates these too: otherwise the graph of every step would
+        // hang on them until the first eviction.
+        return (depends(input: keys, dependencies: [store.positions, store.importance]), values)
+    }
+
+    // MARK: Eviction
+
+    /// Rows at which a single-token step evicts.
+    private var limit: Int { configuration.maxKVSize + configuration.evictEvery - 1 }
+
+    private func appended(
+        _ keys: MLXArray, _ values: MLXArray, to store: RowStore
+    ) throws -> RowStore {
+        var store = store
+        let added = keys.dim(2)
+        if added > 1 {
+            store = try compacted(store, keep: configuration.maxKVSize, added: added)
+        } else if store.length >= limit {
+            if configuration.evictEvery == 1 {
+                let slots = try evictIndices(
+                    ranks(of: store), positions: store.positions, sinkSize: configuration.sinkSize,
+                    recentStart: recentStart(added: added))
+                store.replace(slots, keys, values, offset: offset)
+                evicted += 1
+                return store
+            }
+            store = try compacted(store, keep: configuration.maxKVSize - 1, added: added)
+        }
+        store.append(keys, values, offset: offset, limit: limit)
+        return store
+    }
+
+    /// The best `keep` rows of each head, in the order of their slots.
+    private func compacted(_ store: RowStore, keep: Int, added: Int) throws -> RowStore {
+        guard store.length > keep else { return store }
+        var kept = store
+        if keep == 0 {
+            kept.truncate(to: 0)
+        } else {
+            let slots = try keepIndices(
+                ranks(of: store), positions: store.positions, keep: keep,
+                sinkSize: configuration.sinkSize, recentStart: recentStart(added: added))
+            kept.keep(slots)
+        }
+        evicted += store.length - keep
+        return kept
+    }
+
+    private func recentStart(added: Int) -> Int { offset + added - configuration.recentSize }
+
+    private func ranks(of store: RowStore) -> MLXArray {
+        let (keys, values) = store.fetch()
+        return policy.rank(
+            PolicyRows(
+                keys: keys, values: values, importance: store.importance,
+                positions: store.positions, offset: offset))
+    }
+
+    /// Let the surplus of the last chunk go, with the recent window as it is at rest.
+    func settle() throws {
+        guard hasSurplus, let store else { return }
+        try checkScored()
+        self.store = try compacted(store, keep: configuration.maxKVSize, added: 0)
+        hasSurplus = false
+    }
+
+    func settleOrReport() {
+        do { try settle() } catch { H2OError.report(error) }
+    }
+
+    private func checkScored() throws {
+        guard isUnscored else { return }
+        throw H2OError(
+            "H2OKVCache",
+            "\(described) got no scores for its last update, and the policy "
+                + "'\(configuration.policy.rawValue)' needs them: call "
+                + "MLXH2OLM.attentionWithCacheUpdate in the model, or choose a policy that needs none."
+        )
+    }
+
+    var described: String { name.isEmpty ? "this cache" : "the cache of \(name)" }
+}

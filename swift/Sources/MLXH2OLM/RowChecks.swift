@@ -1,0 +1,51 @@
+import MLX
+import MLXH2O
+
+// What a cache is given. All throw H2OError that names what was found and what was expected.
+
+/// New rows [B, H, L, D] and [B, H, L, Dv] that fit each other and the stored ones.
+func checkRows(keys: MLXArray, values: MLXArray, against store: RowStore?) throws {
+    let operation = "H2OKVCache.update"
+    let found = (keys.shape, values.shape)
+    guard found.0.count == 4, found.1.count == 4, found.0.prefix(3) == found.1.prefix(3) else {
+        throw H2OError(
+            operation,
+            "keys have shape \(found.0), values \(found.1), expected [B, H, L, D] and [B, H, L, Dv]."
+        )
+    }
+    guard !found.0.prefix(3).contains(0) else {
+        throw H2OError(operation, "keys have shape \(found.0), expected B, H, L of at least 1.")
+    }
+    guard let store else { return }
+    for (name, new, stored) in [("keys", keys, store.keys), ("values", values, store.values)] {
+        guard layout(new) == layout(stored) else {
+            throw H2OError(
+                operation,
+                "\(name) are \(layout(new)), expected \(layout(stored)) as the stored rows.")
+        }
+    }
+}
+
+/// Scores float32 [B, Hq, L, N] of the stored rows.
+func checkScores(_ scores: MLXArray, against store: RowStore?) throws -> RowStore {
+    let operation = "H2OKVCache.updateScores"
+    guard let store else {
+        throw H2OError(operation, "there are no rows to score, expected an update first.")
+    }
+    let rows = store.positions.shape
+    let found = scores.shape
+    let fits =
+        found.count == 4 && found[0] == rows[0] && found[3] == rows[2] && !found.contains(0)
+        && found[1] % rows[1] == 0
+    guard scores.dtype == .float32, fits else {
+        throw H2OError(
+            operation,
+            "scores are \(scores.dtype) \(found), expected float32 [B, Hq, L, N] with B = \(rows[0]), "
+                + "Hq a multiple of \(rows[1]), N = \(rows[2]).")
+    }
+    return store
+}
+
+private func layout(_ array: MLXArray) -> String {
+    "\(array.dtype) with B = \(array.dim(0)), H = \(array.dim(1)), row size \(array.dim(3))"
+}

@@ -1,0 +1,75 @@
+import MLX
+import MLXH2O
+import MLXH2OLM
+
+/// A whole cache trace: chunks, then one token at a time. After each of these steps the kept
+/// positions of every head, ascending, and C in the same order, are recorded, and the output.
+func runTrace(_ parity: Case) throws -> [String: MLXArray] {
+    let cache = H2OKVCache(try configuration(of: parity), name: parity.name)
+    let tensors = try ["queries", "keys", "values"].map { try parity.tensor($0) }
+    let scale = try parity.field(\.scale, "scale")
+    let prefill = try parity.field(\.prefill, "prefill")
+    let steps = try parity.field(\.steps, "steps")
+    let recorded = parity.fields.replay == true ? try parity.tensor("recorded") : nil
+    var positions: [MLXArray] = []
+    var importance: [MLXArray] = []
+    var outputs: [MLXArray] = []
+    var start = 0
+    for (index, length) in (prefill + Array(repeating: 1, count: steps)).enumerated() {
+        let part = tensors.map { $0[0..., 0..., start..<start + length] }
+        start += length
+        let (keys, values) = try cache.append(keys: part[1], values: part[2])
+        let (output, computed) = try MLXFast.scaledDotProductAttentionWithScores(
+            queries: part[0], keys: keys, values: values, scale: scale,
+            mask: length > 1 ? .causal : .none)
+        guard index >= prefill.count else {
+            try cache.accumulate(computed)
+            continue
+        }
+        guard let kept = cache.positions else { continue }
+        let step = index - prefill.count
+        try cache.accumulate(
+            recorded.map { scores(of: $0, step: step, at: kept) } ?? computed)
+        guard let scores = cache.scores else { continue }
+        let order = argSort(kept, axis: -1)
+        let size = cache.configuration.maxKVSize
+        positions.append(
+            padded(takeAlong(kept, order, axis: -1), to: size, with: MLXArray(Int32(-1))))
+        importance.append(
+            padded(takeAlong(scores, order, axis: -1), to: size, with: MLXArray(Float.nan)))
+        outputs.append(output.squeezed(axis: 2).asType(.float32))
+        eval(positions[step], importance[step], outputs[step])
+    }
+    return [
+        "positions": stacked(positions), "scores": stacked(importance), "out": stacked(outputs),
+    ]
+}
+
+private func configuration(of parity: Case) throws -> H2OConfiguration {
+    let name = try parity.field(\.policy, "policy")
+    guard let policy = PolicyName(rawValue: name) else {
+        throw Case.Malformed(description: "policy is '\(name)', which this build does not have")
+    }
+    return try H2OConfiguration(
+        maxKVSize: try parity.field(\.maxKvSize, "max_kv_size"),
+        sinkSize: try parity.field(\.sinkSize, "sink_size"),
+        heavySize: parity.fields.heavySize, recentSize: parity.fields.recentSize, policy: policy,
+        decay: try parity.field(\.decay, "decay"))
+}
+
+/// Recorded scores [steps, B, Hq, T] of one step, in the order of the slots: [B, Hq, 1, N].
+private func scores(of recorded: MLXArray, step: Int, at positions: MLXArray) -> MLXArray {
+    let ofStep = recorded[step..<step + 1].squeezed(axis: 0)
+    let shape = positions.shape
+    let group = ofStep.dim(1) / shape[1]
+    let slots = broadcast(
+        positions.expandedDimensions(axis: 2), to: [shape[0], shape[1], group, shape[2]])
+    let perQueryHead = slots.reshaped([shape[0], shape[1] * group, shape[2]])
+    return takeAlong(ofStep, perQueryHead, axis: -1).expandedDimensions(axis: 2)
+}
+
+private func padded(_ rows: MLXArray, to size: Int, with value: MLXArray) -> MLXArray {
+    let missing = Array(rows.shape.dropLast()) + [max(0, size - rows.dim(-1))]
+    return concatenated(
+        [rows, MLXArray.full(missing, values: value, dtype: rows.dtype)], axis: -1)
+}
