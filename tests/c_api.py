@@ -17,6 +17,7 @@ from typing import Any
 import cffi
 import mlx.core as mx
 import numpy as np
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 INCLUDE = (ROOT / "mlx-c" / "include", ROOT / "mlx-c" / "h2o" / "include")
@@ -276,6 +277,15 @@ def load(path: Path | None = None) -> Library | None:
     """The library under test, or None where it is not built."""
     path = path or library_path()
     return None if path is None else Library(path)
+
+
+def required() -> Library:
+    """The library under test, for fixtures: without it tests are skipped, and fail in CI."""
+    library = load()
+    if library is None:
+        text = f"libmlxh2oc is not built: cmake -B build/c -DMLX_H2O_BUILD_C=ON, or {ENVIRONMENT}"
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(text)
+    return library
 
 
 def run_case(case: dict[str, Any], tensors: dict[str, Any]) -> dict[str, np.ndarray]:

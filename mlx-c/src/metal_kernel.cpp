@@ -1,4 +1,4 @@
-// Kernels compiled at run time. Without a Metal back end MLX throws when the kernel is made.
+// Kernels compiled at run time. Without a Metal back end MLX throws when the kernel is applied.
 #include <tuple>
 
 #include "handles.h"

@@ -36,8 +36,7 @@ int mlx_fast_scaled_dot_product_attention(mlx_array* res, const mlx_array querie
                                           const mlx_stream s);
 
 /** \defgroup mlx_fast_metal_kernel Kernels compiled at run time
- *  Where MLX has no Metal back end, mlx_fast_metal_kernel_new reports MLX's own error and returns
- *  an empty handle.
+ *  Where MLX has no Metal back end, mlx_fast_metal_kernel_apply reports MLX's own error.
  */
 /**@{*/
 

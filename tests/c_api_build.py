@@ -1,0 +1,79 @@
+"""Builds of the H2O part of the C interface for tests: patched, or with fakes before mlx-c.
+
+The sources see nothing but public mlx-c headers, as they do against the mlx-c of mlx-swift. A
+library made here brings its own copies of what it compiles and takes the rest, mlx-c included,
+from the library under test.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+import c_api
+from c_api import INCLUDE, ROOT
+
+SOURCES = ROOT / "mlx-c" / "h2o"
+FAKES = Path(__file__).parent / "c_api_fakes"
+WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Werror")
+
+
+def compilers(language: str = "c++") -> list[str]:
+    """The compilers of this machine for "c" or "c++"."""
+    known = {"c": ("gcc", "clang"), "c++": ("g++", "clang++")}[language]
+    return [path for path in map(shutil.which, known) if path]
+
+
+def compiler(language: str = "c++") -> str:
+    """A compiler; without one the test is skipped, and fails in CI."""
+    found = compilers(language)
+    if not found:
+        text = f"no compiler for {language} found"
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(text)
+    return found[0]
+
+
+def run(*command: str | Path) -> str:
+    """Output of a command that must succeed."""
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def link(directory: Path, name: str, objects: Sequence[Path]) -> c_api.Library:
+    """Load a library of these objects over the library under test."""
+    base = c_api.library_path()
+    assert base is not None
+    path = directory / f"lib{name}.so"
+    run(compiler(), "-shared", "-o", path, *objects, base.resolve(), f"-Wl,-rpath,{base.parent}")
+    return c_api.Library(path)
+
+
+def compile_one(source: Path, target: Path) -> Path:
+    """One object file; warnings are errors."""
+    flags = ("-std=c++17", "-O0", "-fPIC", *WARNINGS, f"-I{SOURCES}")
+    run(compiler(), *flags, *(f"-I{path}" for path in INCLUDE), "-c", source, "-o", target)
+    return target
+
+
+def compile_all(directory: Path) -> dict[str, Path]:
+    """The objects of the H2O sources by file name."""
+    return {
+        source.name: compile_one(source, directory / f"{source.stem}.o")
+        for source in sorted(SOURCES.glob("*.cpp"))
+    }
+
+
+def compile_patched(directory: Path, name: str, before: str, after: str) -> Path:
+    """The object of one source with one piece of its text replaced."""
+    text = (SOURCES / name).read_text()
+    assert text.count(before) == 1, f"{before!r} stands {text.count(before)} times in {name}"
+    patched = directory / f"patched_{name}"
+    patched.write_text(text.replace(before, after))
+    assert patched.read_text() != text
+    return compile_one(patched, patched.with_suffix(".o"))
