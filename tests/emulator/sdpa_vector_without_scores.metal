@@ -1,0 +1,72 @@
+// Decode attention written without the export of scores, without lse, masks and sinks.
+// With those flags off the packaged kernel must be this text, line for line; an edit of the
+// kernel is made here too, by hand.
+  constexpr int LANES = 32;
+  constexpr int KEY_PART = D / LANES;
+  constexpr int VALUE_PART = V / LANES;
+  H2O_THREADGROUP(float, tile, NS * (LANES + 1));
+  H2O_THREADGROUP(float, maxima, NS);
+  H2O_THREADGROUP(float, totals, NS);
+  const int lane = int(thread_index_in_simdgroup);
+  const int group = int(simdgroup_index_in_threadgroup);
+  const int batch_head = int(threadgroup_position_in_grid.x);
+  const int query_index = int(threadgroup_position_in_grid.y);
+  const int heads = queries_shape[1];
+  const int query_count = queries_shape[2];
+  const int key_count = keys_shape[2];
+  const int batch = batch_head / heads;
+  const int head = batch_head % heads;
+  const int kv_head = head / (heads / keys_shape[1]);
+  const int64_t row = int64_t(batch_head) * query_count + query_index;
+  float query[KEY_PART];
+  h2o_load<KEY_PART>(
+      queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),
+      queries_strides[3],
+      query);
+  for (int j = 0; j < KEY_PART; j++) {
+    query[j] *= params[0];
+  }
+  float sums[VALUE_PART];
+  for (int j = 0; j < VALUE_PART; j++) {
+    sums[j] = 0.0f;
+  }
+  h2o_softmax state = h2o_softmax_empty();
+  const int64_t key_start = h2o_offset(keys_strides, batch, kv_head, 0, lane * KEY_PART);
+  const int64_t value_start = h2o_offset(values_strides, batch, kv_head, 0, lane * VALUE_PART);
+  const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;
+  for (int i = group; i < key_count; i += NS) {
+    bool visible = i < visible_end;
+    if (visible) {
+      float key[KEY_PART];
+      float value[VALUE_PART];
+      const int64_t key_row = key_start + i * keys_strides[2];
+      const int64_t value_row = value_start + i * values_strides[2];
+      h2o_load<KEY_PART>(keys + key_row, keys_strides[3], key);
+      h2o_load<VALUE_PART>(values + value_row, values_strides[3], value);
+      float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));
+      h2o_softmax_add<VALUE_PART>(state, sums, score, value);
+    }
+  }
+  if (lane == 0) {
+    maxima[group] = state.maximum;
+    totals[group] = state.total;
+  }
+  metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+  const bool has_part = lane < NS;
+  const float part_maximum = has_part ? maxima[lane] : H2O_LOWEST;
+  const float maximum = metal::simd_max(part_maximum);
+  const float share = has_part ? h2o_softmax_share(part_maximum, maximum) : 0.0f;
+  const float total = metal::simd_sum(has_part ? totals[lane] * share : 0.0f);
+  for (int j = 0; j < VALUE_PART; j++) {
+    tile[group * (LANES + 1) + lane] = sums[j];
+    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    for (int column = group; column < LANES; column += NS) {
+      const float part = has_part ? tile[lane * (LANES + 1) + column] * share : 0.0f;
+      const float sum = metal::simd_sum(part);
+      if (lane == 0) {
+        const float mean = total == 0.0f ? 0.0f : sum / total;
+        out[row * V + column * VALUE_PART + j] = static_cast<T>(mean);
+      }
+    }
+    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+  }

@@ -1,0 +1,197 @@
+"""Faults put into the Metal text on purpose: the emulator and the reference catch each of them.
+
+docs/kernels.md lists them. A fault is one replacement in the packaged text, which must change
+it; ``caught`` says how it shows: words of the emulator's error, or WRONG where only the numbers
+do, in at least one schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from emulator import EmulatorBackend, KernelError, Run
+from emulator.build import compiler
+from emulator.cases import Case, compile_all, errors
+from mlx_h2o import kernels, launch
+from mlx_h2o.validate import AttentionRequest
+
+pytestmark = [
+    pytest.mark.emulator,
+    pytest.mark.skipif(compiler() is None, reason="no C++ compiler found (g++ or clang++)"),
+]
+
+WRONG = "differs from the reference"
+SCHEDULES = (Run("forward"), Run("reverse"), Run("random", seed=3))
+BARRIER = "metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Replace the ``at``-th ``old`` (from 1) by ``new``, in the body or the shared header."""
+
+    old: str
+    new: str
+    caught: str
+    at: int = 1
+    in_header: bool = False
+    case: Case = Case(heads=(4, 2), queries=2, rows=70, mask="causal", slack=2)  # noqa: RUF009
+
+    def edit(self, text: str) -> str:
+        """The text with the fault in it."""
+        parts = text.split(self.old)
+        assert len(parts) > self.at, f"{self.old!r} is not there {self.at} times"
+        return self.old.join(parts[: self.at]) + self.new + self.old.join(parts[self.at :])
+
+    def backend(self, run: Run) -> EmulatorBackend:
+        """The emulator with the fault in the kernel."""
+        if self.in_header:
+            return EmulatorBackend(run, edit_header=self.edit)
+        return EmulatorBackend(run, edit_source=self.edit)
+
+
+MASKED = Case(heads=(4, 2), queries=2, rows=40, mask="add-f32", sinks="f32")
+
+FAULTS = {
+    # Threads that do not wait for each other.
+    "no barrier before the partial maxima are read": Fault("  " + BARRIER, "", WRONG, at=1),
+    "no barrier before a column is read": Fault("    " + BARRIER, "", WRONG, at=1),
+    "no barrier before a column is written again": Fault("    " + BARRIER, "", WRONG, at=2),
+    # Threads that do not meet.
+    "a collective that only some lanes reach": Fault(
+        "metal::simd_sum(h2o_dot<KEY_PART>(query, key));",
+        "lane < 7 ? metal::simd_sum(h2o_dot<KEY_PART>(query, key)) : 0.0f;",
+        "divergence",
+    ),
+    "lanes in two different collectives": Fault(
+        "const float maximum = metal::simd_max(part_maximum);",
+        "const float maximum =\n    lane < 7 ? metal::simd_max(part_maximum) :\n"
+        "    metal::simd_max(part_maximum);",
+        "different collectives",
+    ),
+    "a barrier that only some simdgroups reach": Fault(
+        "  " + BARRIER, "  if (group < 5) {\n    " + BARRIER + "  }\n", "divergence"
+    ),
+    "simdgroups that return before a barrier": Fault(
+        "  const int64_t row =", "  if (group > 3) { return; }\n  const int64_t row =", "deadlock"
+    ),
+    # Memory.
+    "scores written one row too far": Fault(
+        "scores[row * key_count + i]", "scores[(row + 1) * key_count + i]", "memory fault"
+    ),
+    "the last output written past its end": Fault(
+        "out[row * V + column * VALUE_PART + j]",
+        "out[row * V + column * VALUE_PART + j + 2]",
+        "memory fault",
+    ),
+    "the first output written before its start": Fault(
+        "out[row * V + column * VALUE_PART + j]",
+        "out[row * V + column * VALUE_PART + j - 2]",
+        "wrote outside",
+    ),
+    "keys read past the last one": Fault(
+        "i < key_count; i += NS", "i <= key_count; i += NS", "memory fault"
+    ),
+    "a threadgroup array written past its end": Fault(
+        "tile[group * (LANES + 1) + lane] =",
+        "tile[group * (LANES + 1) + lane + 8] =",
+        "past the end",
+    ),
+    "threadgroup memory read before it is written": Fault(
+        "    totals[group] = state.total;\n", "", WRONG
+    ),
+    "a local read before it is written": Fault(
+        "for (int j = 0; j < E; j++)", "for (int j = 1; j < E; j++)", WRONG, in_header=True
+    ),
+    "more than 32 KiB of threadgroup memory": Fault(
+        "H2O_THREADGROUP(float, tile, NS * (LANES + 1))",
+        "H2O_THREADGROUP(float, tile, 8 * NS * (LANES + 1))",
+        "the limit is 32768",
+    ),
+    # Arithmetic.
+    "no scale": Fault("query[j] *= params[0];", "query[j] *= 1.0f;", WRONG),
+    "causal, one key too many": Fault("query_index + 1 :", "query_index + 2 :", WRONG),
+    "heads interleaved over key heads": Fault(
+        "head / (heads / keys_shape[1])", "head % keys_shape[1]", WRONG
+    ),
+    "heads of a sliced cache taken for neighbours": Fault(
+        "h2o_offset(keys_strides, batch, kv_head, 0, lane * KEY_PART)",
+        "(int64_t(batch) * keys_shape[1] + kv_head) * key_count * D + lane * KEY_PART",
+        WRONG,
+    ),
+    "a sink in every simdgroup": Fault("if (group == 0) {", "{", WRONG, case=MASKED),
+    "a finite bias that masks, added": Fault(
+        "bias <= params[1]", "bias == H2O_NEGATIVE_INFINITY", WRONG, case=MASKED
+    ),
+    "NaN of the mask hidden by a comparison": Fault(
+        "total == 0.0f ? 0.0f : sum / total",
+        "total > 0.0f ? sum / total : 0.0f",
+        WRONG,
+        case=MASKED,
+    ),
+    "maxima that start at minus infinity": Fault(
+        "state.maximum = H2O_LOWEST;",
+        "state.maximum = H2O_NEGATIVE_INFINITY;",
+        WRONG,
+        in_header=True,
+        case=MASKED,
+    ),
+    "sums that are not faded": Fault(
+        "sums[j] * fade + weight", "sums[j] + weight", WRONG, in_header=True
+    ),
+}
+
+
+@cache
+def request_for(case: Case) -> AttentionRequest:
+    """The call that a fault is shown on; a masked one has all the corners of masks in it."""
+    request = case.request()
+    if case.mask != "add-f32":
+        return request
+    mask = np.array(request.mask)
+    mask[0, 1, 0, 3:6] = np.finfo(np.float32).min
+    mask[0, 2, 1, 7] = np.nan
+    # The first head has neither keys nor a sink.
+    sinks = np.array(request.sinks)
+    sinks[0] = -np.inf
+    return replace(request, mask=mx.array(mask), sinks=mx.array(sinks))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled() -> None:
+    compile_all((fault.backend(Run()), request_for(fault.case)) for fault in FAULTS.values())
+
+
+def symptoms(backend: Callable[[Run], EmulatorBackend], request: AttentionRequest) -> list[str]:
+    """What is wrong with the kernel, one line for each schedule that shows it."""
+    found = []
+    for run in SCHEDULES:
+        try:
+            result = backend(run).attention(request)
+        except KernelError as error:
+            found.append(str(error))
+        else:
+            if max(errors(request, result).values()) > 1:
+                found.append(WRONG)
+    return found
+
+
+@pytest.mark.parametrize("case", [Fault.case, MASKED], ids=["causal", "masked"])
+def test_the_kernel_without_a_fault_passes(case: Case) -> None:
+    assert symptoms(EmulatorBackend, request_for(case)) == []
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_fault_is_caught(name: str) -> None:
+    fault = FAULTS[name]
+    request = request_for(fault.case)
+    source = launch.plan(request).kernel.source
+    clean = kernels.HEADER if fault.in_header else source
+    assert fault.edit(clean) != clean
+    found = symptoms(fault.backend, request)
+    assert any(fault.caught in symptom for symptom in found), found
