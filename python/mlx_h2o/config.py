@@ -102,7 +102,9 @@ class H2OConfig:
             known = ", ".join(PRESETS)
             raise ValueError(f"[H2OConfig.preset] name is {name!r}, expected one of: {known}.")
         _check_int("max_kv_size", max_kv_size, 1)
-        settings.setdefault("heavy_size", int(max_kv_size * PRESETS[name]))
+        if settings.get("heavy_size") is None:
+            spare = max_kv_size - settings.get("sink_size", cls.sink_size) - 1
+            settings["heavy_size"] = max(0, min(int(max_kv_size * PRESETS[name]), spare))
         return cls(max_kv_size=max_kv_size, **settings)
 
     @classmethod

@@ -1,0 +1,76 @@
+"""Tiny random models of mlx_lm's own classes, and the greedy tokens that stock mlx_lm makes."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+from mlx_lm.generate import generate_step
+from mlx_lm.models import llama, qwen3
+
+VOCABULARY = 64
+
+
+def tiny_qwen3(*, layers: int = 2, heads: int = 4, kv_heads: int = 2, seed: int = 7):
+    """A float32 Qwen3 with head_dim 16 and large random weights, so that attention is not flat."""
+    mx.random.seed(seed)
+    model = qwen3.Model(
+        qwen3.ModelArgs(
+            model_type="qwen3",
+            hidden_size=32,
+            num_hidden_layers=layers,
+            intermediate_size=48,
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
+            rms_norm_eps=1e-6,
+            vocab_size=VOCABULARY,
+            max_position_embeddings=8192,
+            rope_theta=10000.0,
+            head_dim=16,
+            tie_word_embeddings=True,
+        )
+    )
+    return _spread(model)
+
+
+def tiny_llama(*, seed: int = 8):
+    """A float32 Llama of two layers, whose ``make_cache`` ignores max_kv_size."""
+    mx.random.seed(seed)
+    model = llama.Model(
+        llama.ModelArgs(
+            model_type="llama",
+            hidden_size=32,
+            num_hidden_layers=2,
+            intermediate_size=48,
+            num_attention_heads=4,
+            num_key_value_heads=4,
+            rms_norm_eps=1e-6,
+            vocab_size=VOCABULARY,
+        )
+    )
+    return _spread(model)
+
+
+def _spread(model):
+    model.load_weights(
+        [
+            (name, 3 * weight if weight.ndim == 2 else weight)
+            for name, weight in _flat(model.parameters())
+        ]
+    )
+    mx.eval(model.parameters())
+    return model
+
+
+def _flat(parameters):
+    from mlx.utils import tree_flatten
+
+    return tree_flatten(parameters)
+
+
+def random_prompt(length: int, *, seed: int = 3) -> list[int]:
+    """Token ids of the tiny models."""
+    return mx.random.randint(1, VOCABULARY, (length,), key=mx.random.key(seed)).tolist()
+
+
+def stock_tokens(model, prompt: list[int], count: int) -> list[int]:
+    """What mlx_lm itself generates greedily behind ``prompt``."""
+    return [int(t) for t, _ in generate_step(mx.array(prompt), model, max_tokens=count)]
