@@ -17,7 +17,7 @@ from parity import runner, traces
 from parity.__main__ import main
 from parity.outcome import Outcome
 from parity.swift_leg import SwiftLeg
-from parity.trace_reference import ReferenceTrace
+from parity.trace_reference import run_reference
 
 
 class Broken:
@@ -217,7 +217,7 @@ def test_an_executable_that_fails(
 def test_the_results_of_an_executable_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MLX_H2O_SWIFT_PARITY", str(script(tmp_path, f'cp "{tmp_path}/made" "$2"')))
+    monkeypatch.setenv("MLX_H2O_SWIFT_PARITY", str(script(tmp_path, f'cp "{tmp_path}/made" "$4"')))
     good, wrong, bad, lacking = (
         runner.all_cases(0, name)[0] for name in ("sinks-f32", "slack-f32", "batch-3", "keep-one")
     )
@@ -256,7 +256,7 @@ def parted(near: float) -> tuple[Case, Outcome, Outcome]:
     The C of the two differ by ``near``, relative, before the step.
     """
     case = trace_case("parted", policy="h2o", zones=(1, 4, 3), prefill=(8,), steps=4)
-    expected = ReferenceTrace(case).run()
+    expected = run_reference(case)
     found = {name: array.copy() for name, array in expected.items()}
     step = 2
     before, after = (set(expected["positions"][i, 0, 0].tolist()) for i in (step - 1, step))

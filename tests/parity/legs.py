@@ -18,7 +18,7 @@ from mlx_h2o import fast, use_backend, validate
 from mlx_h2o.backends import Backend, get, register
 from parity import traces
 from parity.outcome import Outcome
-from parity.trace_reference import ReferenceTrace
+from parity.trace_reference import run_reference
 
 
 class Leg:
@@ -95,7 +95,7 @@ class ReferenceLeg(Leg):
                     "evict": reference.evict_indices(*rows, count=count, **zones(case)),
                 }
             )
-        return Outcome(ReferenceTrace(case).run())
+        return Outcome(run_reference(case))
 
 
 class PackageLeg(Leg):
@@ -110,6 +110,12 @@ class PackageLeg(Leg):
         except ValueError as error:
             return str(error).partition("] ")[2]
         return ""
+
+    def versions(self) -> dict[str, str]:
+        if self.name != "native":
+            return super().versions()
+        core = importlib.import_module("mlx_h2o._core")
+        return super().versions() | {"simd": core.simd_target()}
 
     def outcome(self, case: Case) -> Outcome:
         with use_backend(self.name):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from parity.outcome import Outcome, Verdict
 from parity.report import Report
 from parity.swift_leg import SwiftLeg
 
-# The order of the columns. The first is the one that all traces are compared with.
+# The order of the columns. The first that runs is the one that all traces are compared with.
 NAMES = (
     "reference",
     "composed",
@@ -48,10 +49,15 @@ def all_cases(seed: int, pattern: str = "*") -> list[Case]:
 
     ``pattern`` is a name, else a glob, else a part of names.
     """
-    cases = [*read(), *boundary_cases(), *random_cases(seed), *fresh_traces(seed)]
+    cases = _every_case(seed)
     if not any(sign in pattern for sign in "*?[") and pattern not in {c.name for c in cases}:
         pattern = f"*{pattern}*"
     return [case for case in cases if fnmatch.fnmatch(case.name, pattern)]
+
+
+@functools.cache
+def _every_case(seed: int) -> tuple[Case, ...]:
+    return (*read(), *boundary_cases(), *random_cases(seed), *fresh_traces(seed))
 
 
 def run(
@@ -82,15 +88,11 @@ def _verdict(
 ) -> Verdict:
     if case.fields["op"] != "trace":
         return judge.judge(case, outcome)
-    if leg.name == "reference":
-        # Nothing to compare with: it is what the others are compared with.
+    base = next(iter(outcomes))
+    if leg.name == base == "reference":
         return Verdict(not outcome.error, "error" if outcome.error else "base", note=outcome.error)
-    found = []
-    if "reference" in outcomes:
-        found.append(traces.judge(case, outcome, outcomes["reference"][case.name], exact=False))
+    found = [traces.judge(case, outcome, outcomes[base][case.name], exact=False)]
     if leg.trace_of != leg.name and leg.trace_of in outcomes:
         # The same back end, driven from another language: the same rows at every step.
         found.append(traces.judge(case, outcome, outcomes[leg.trace_of][case.name], exact=True))
-    if not found:
-        return Verdict(True, "-", note="no other leg ran to compare the trace with")
     return next((verdict for verdict in found if not verdict.ok), found[0])

@@ -15,7 +15,6 @@ import numpy as np
 import reference
 from golden.build import Case
 from golden.make import write
-from mlx_h2o.backends import ENVIRONMENT
 from parity.legs import Leg
 from parity.outcome import Outcome
 
@@ -24,10 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class SwiftLeg(Leg):
-    """``mlx-h2o-parity INPUT OUTPUT``, from MLX_H2O_SWIFT_PARITY or from .build/.
-
-    MLX_H2O_BACKEND names the back end of the run.
-    """
+    """``mlx-h2o-parity --backend NAME INPUT OUTPUT``, from MLX_H2O_SWIFT_PARITY or .build/."""
 
     def __init__(self, name: str, backend: str) -> None:
         self.name, self.trace_of = name, backend
@@ -54,9 +50,8 @@ class SwiftLeg(Leg):
         given, results = (directory / f"{self.name}-{end}.safetensors" for end in ("in", "out"))
         write(given, cases)
         results.unlink(missing_ok=True)
-        command = [str(self.executable()), str(given), str(results)]
-        environment = os.environ | {ENVIRONMENT: self.trace_of}
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        command = [str(self.executable()), "--backend", self.trace_of, str(given), str(results)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode or not results.exists():
             said = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["nothing"]
             problem = f"{PRODUCT} ended with {done.returncode} and said: {said[0]}"

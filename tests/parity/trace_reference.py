@@ -1,110 +1,57 @@
-"""A float64 cache that follows DESIGN's order of a step, one row at a time: for whole traces."""
+"""Whole traces on the float64 reference cache."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass, field
 
 import numpy as np
 
 import reference
 from golden.build import Case
+from mlx_h2o import H2OConfig
+from reference_cache import ReferenceCache, Row
+
+SETTINGS = ("max_kv_size", "sink_size", "heavy_size", "recent_size", "policy", "decay")
 
 
-@dataclass
-class Head:
-    """Rows of one (sequence, KV head): position -> C, NaN while unscored; oldest first."""
+def config_of(case: Case) -> H2OConfig:
+    """The settings of a trace case."""
+    return H2OConfig(**{name: case.fields[name] for name in SETTINGS})
 
-    rows: dict[int, float] = field(default_factory=dict)
 
-    def evict(self, count: int, rank: np.ndarray, fields: dict, recent_start: int) -> None:
-        positions = list(self.rows)
-        order = reference.retention_order(
-            rank, positions, sink_size=fields["sink_size"], recent_start=recent_start
+def run_reference(case: Case) -> dict[str, np.ndarray]:
+    """``positions`` and ``scores`` (C) after each step, as the legs give them."""
+    inputs = {name: reference.float64(array) for name, array in case.tensors.items()}
+    cache = ReferenceCache(config_of(case), *inputs["keys"].shape[:2])
+    start, steps = 0, []
+    for index, length in enumerate([*case.fields["prefill"], *[1] * case.fields["steps"]]):
+        step = index - len(case.fields["prefill"])
+        q, k, v = (
+            inputs[name][:, :, start : start + length] for name in ("queries", "keys", "values")
         )
-        for slot in order[len(order) - count :]:
-            del self.rows[positions[slot]]
-
-
-def keydiff_rank(keys: np.ndarray) -> np.ndarray:
-    """Minus the cosine with the mean normalised key: the key most like the others goes first."""
-    directions = keys / np.maximum(np.linalg.norm(keys, axis=-1, keepdims=True), 1e-12)
-    mean = directions.mean(axis=0)
-    return -directions @ (mean / max(np.linalg.norm(mean), 1e-12))
-
-
-class ReferenceTrace:
-    """Runs a trace case; ``positions`` and ``scores`` after each step, as the legs give them."""
-
-    def __init__(self, case: Case) -> None:
-        self.fields = case.fields
-        self.queries, self.keys, self.values = (
-            reference.float64(case.tensors[name]) for name in ("queries", "keys", "values")
-        )
-        recorded = case.tensors.get("recorded")
-        self.recorded = None if recorded is None else reference.float64(recorded)
-        self.batch, self.heads = self.keys.shape[:2]
-        self.group = self.queries.shape[1] // self.heads
-        self.state = {at: Head() for at in np.ndindex(self.batch, self.heads)}
-        self.offset = 0
-
-    def run(self) -> dict[str, np.ndarray]:
-        for length in self.fields["prefill"]:
-            self.feed(length)
-        steps = []
-        for step in range(self.fields["steps"]):
-            self.feed(1, step=step)
-            steps.append(self.snapshot())
-        positions, scores = (np.stack(column) for column in zip(*steps, strict=True))
-        return {"positions": positions, "scores": scores}
-
-    def feed(self, length: int, *, step: int | None = None) -> None:
-        budget, recent = self.fields["max_kv_size"], self.fields["recent_size"]
-        for at in self.state:
-            self._shrink(at, budget, self.offset - recent)
-            if length == 1:
-                self._shrink(at, budget - 1, self.offset + 1 - recent)
-        new = range(self.offset, self.offset + length)
-        self.offset += length
-        for at, head in self.state.items():
-            head.rows |= dict.fromkeys(new, np.nan)
-            if self.fields["policy"] == "h2o":
-                self._accumulate(at, head, new, step)
-
-    def _shrink(self, at: tuple[int, ...], size: int, recent_start: int) -> None:
-        head = self.state[at]
-        if len(head.rows) > size:
-            rank = rank_of(self.fields["policy"], self.keys[at], head.rows)
-            head.evict(len(head.rows) - size, rank, self.fields, recent_start)
-
-    def _accumulate(self, at, head: Head, new: range, step: int | None) -> None:
-        positions = np.array(list(head.rows))
-        batch, kv_head = at
-        of_group = slice(kv_head * self.group, (kv_head + 1) * self.group)
-        if step is not None and self.recorded is not None:
-            scores = self.recorded[step, batch, of_group][:, None, positions]
+        start += length
+        cache.update(k, v)
+        if step >= 0 and case.fields["replay"]:
+            cache.absorb(inputs["recorded"][step][:, :, None])
         else:
-            queries = self.queries[batch, of_group][:, new.start : new.stop]
-            scores = self.fields["scale"] * queries @ self.keys[at][positions].T
-            scores = np.where(positions > np.array(new)[:, None], -np.inf, scores)
-        seen = np.array(list(head.rows.values()))[None, None]
-        total = reference.accumulate(seen, scores[None], decay=self.fields["decay"])
-        head.rows = dict(zip(positions.tolist(), total[0, 0].tolist(), strict=True))
-
-    def snapshot(self) -> tuple[np.ndarray, np.ndarray]:
-        shape = (self.batch, self.heads, self.fields["max_kv_size"])
-        positions, scores = np.full(shape, -1, np.int32), np.full(shape, np.nan)
-        for at, head in self.state.items():
-            for slot, position in enumerate(sorted(head.rows)):
-                positions[at][slot], scores[at][slot] = position, head.rows[position]
-        return positions, scores
+            cache.attend(q, case.fields["scale"])
+        if step >= 0:
+            steps.append(_snapshot(cache))
+    positions, scores = (np.stack(column) for column in zip(*steps, strict=True))
+    return {"positions": positions, "scores": scores}
 
 
-def rank_of(policy: str, keys: np.ndarray, rows: dict[int, float]) -> np.ndarray:
-    """What the policy ranks rows by; ``keys`` are those of all positions of the head."""
-    positions = np.array(list(rows))
-    if policy == "h2o":
-        return np.array(list(rows.values()))
-    if policy == "keydiff":
-        return keydiff_rank(keys[positions])
-    assert policy == "window"
-    return positions.astype(np.float64)
+def _snapshot(cache: ReferenceCache) -> tuple[np.ndarray, np.ndarray]:
+    heads = max(cache.heads)
+    shape = (heads[0] + 1, heads[1] + 1, cache.config.max_kv_size)
+    positions, scores = np.full(shape, -1, np.int32), np.full(shape, np.nan)
+    for at, rows in cache.heads.items():
+        positions[at][: len(rows)] = [row.position for row in rows]
+        scores[at][: len(rows)] = [row.score for row in rows]
+    return positions, scores
+
+
+def ranks(case: Case, head: tuple[int, ...], scores: dict[int, float]) -> dict[int, float]:
+    """What the policy ranks the rows of one head by; ``scores`` is C by position."""
+    cache = ReferenceCache(config_of(case), 1, 1)
+    keys = reference.float64(case.tensors["keys"])[head]
+    rows = [Row(position, keys[position], keys[position], c) for position, c in scores.items()]
+    return dict(zip(scores, cache.ranks(rows), strict=True))

@@ -7,10 +7,10 @@ import numpy as np
 
 import reference
 from golden.build import Case
-from mlx_h2o import H2OConfig, H2OKVCache, composed, validate
+from mlx_h2o import H2OKVCache, composed, validate
 from mlx_h2o.backends import Backend
 from parity.outcome import Outcome, Verdict, failed
-from parity.trace_reference import rank_of
+from parity.trace_reference import config_of, ranks
 
 # Two candidates whose C differ by less than this, relative, are one choice to rounding.
 NEAR = 1e-5
@@ -22,8 +22,7 @@ def run_python(case: Case, backend: Backend) -> Outcome:
     The caller names the back end too, so that selection runs on it.
     """
     fields, tensors = case.fields, case.tensors
-    sizes = ("max_kv_size", "sink_size", "heavy_size", "recent_size", "policy", "decay")
-    cache = H2OKVCache(H2OConfig(**{name: fields[name] for name in sizes}))
+    cache = H2OKVCache(config_of(case))
     start, steps = 0, []
     for index, length in enumerate([*fields["prefill"], *[1] * fields["steps"]]):
         step = index - len(fields["prefill"])
@@ -71,8 +70,8 @@ def judge(case: Case, outcome: Outcome, expected: Outcome, *, exact: bool) -> Ve
     """
     if outcome.error:
         return failed(outcome.error)
-    if outcome.refused:
-        return Verdict(True, "refused", note=outcome.refused)
+    if expected.error:
+        return failed(f"nothing to compare with: {expected.error}")
     for name in ("positions", "out"):
         if name not in outcome.arrays:
             return failed(f"no {name}")
@@ -111,9 +110,8 @@ def _divergence(case, expected, outcome, at, step: int) -> tuple[bool, str]:
     rows = {int(p): float(s) for p, s in zip(positions, scores, strict=True) if p >= 0}
     if not set(candidates) <= set(rows):
         return False, f"{where} were not all there before"
-    keys = reference.float64(case.tensors["keys"])[at]
-    ranks = dict(zip(rows, rank_of(case.fields["policy"], keys, rows), strict=True))
-    of = np.array([ranks[position] for position in candidates])
+    by_rank = ranks(case, at, rows)
+    of = np.array([by_rank[position] for position in candidates])
     apart = float((of.max() - of.min()) / max(np.abs(of).max(), 1e-30))
     return apart < NEAR, f"{where}, C {of.tolist()}, apart by {apart:.2g} relative"
 
