@@ -42,9 +42,11 @@ int flag(bool* res, mlx_array arr, bool (*read)(const mx::array&)) noexcept {
 
 extern "C" {
 
+// NOLINTBEGIN(bugprone-macro-parentheses): the argument is a type.
 #define ITEM_AND_DATA(name, type, dtype)                                                      \
   int mlx_array_item_##name(type* res, const mlx_array arr) { return item(res, arr, dtype); } \
   const type* mlx_array_data_##name(const mlx_array arr) { return data<type>(arr); }
+// NOLINTEND(bugprone-macro-parentheses)
 
 ITEM_AND_DATA(bool, bool, mx::bool_)
 ITEM_AND_DATA(uint8, uint8_t, mx::uint8)

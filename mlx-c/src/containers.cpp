@@ -30,6 +30,8 @@ void append(std::vector<T>& values, const std::vector<T>& more) {
 
 }  // namespace
 
+// NOLINTBEGIN(bugprone-macro-parentheses): the macros' arguments are types and names.
+
 // The functions that a vector of any element has.
 #define VECTOR(vector, element, data_type, convert)                                      \
   vector vector##_new(void) { return vector##_new_data(nullptr, 0); }                    \
@@ -116,6 +118,8 @@ void append(std::vector<T>& values, const std::vector<T>& more) {
       return 0;                                                                  \
     });                                                                          \
   }
+
+// NOLINTEND(bugprone-macro-parentheses)
 
 namespace {
 
