@@ -1,0 +1,195 @@
+"""Compiles CUDA text with NVRTC from PyPI's wheels, and reads what the result needs.
+
+No GPU and no CUDA toolkit: `pip install nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-crt
+nvidia-cuda-cccl`, all of one CUDA release, 13.x.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import struct
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import mlx.core as mx
+
+from mlx_h2o import cuda
+from mlx_h2o.launch import LaunchPlan
+
+# What MLX puts before every custom kernel; its header has more, of which kernels use nothing.
+MLX_UTILS = """
+#include <cuda/std/array>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+namespace mlx::core::cu {
+using Shape = cuda::std::array<int32_t, 10>;
+using Strides = cuda::std::array<int64_t, 10>;
+}
+"""
+MLX_UTILS_NAME = "mlx/backend/cuda/device/utils.cuh"
+
+TYPES = {
+    mx.float32: "float",
+    mx.float16: "__half",
+    mx.bfloat16: "__nv_bfloat16",
+    mx.bool_: "bool",
+}
+
+
+def function_name(plan: LaunchPlan) -> str:
+    """A name for the function of a plan, from the kernel's and its template arguments."""
+    words = (str(value).removeprefix("mlx.core.") for _, value in plan.template)
+    return "_".join(("custom_kernel", plan.kernel.name, *words))
+
+
+def generated_header(plan: LaunchPlan) -> str:
+    """What stands before a function in the text that MLX generates for cuda_kernel."""
+    own = cuda.header(plan.threadgroup[0])
+    return f'#include "{MLX_UTILS_NAME}"\n#include <cooperative_groups.h>\n{own}'
+
+
+def generated_function(plan: LaunchPlan) -> str:
+    """The function as MLX 0.32 writes it; without a CUDA build it cannot be asked to."""
+    kernel = plan.kernel
+    parameters = []
+    for name, array in zip(kernel.inputs, plan.inputs, strict=True):
+        parameters.append(f"const {TYPES[array.dtype]}* {name}")
+        for what, kind in (("shape", "Shape"), ("strides", "Strides"), ("ndim", "int")):
+            if f"{name}_{what}" in kernel.source:
+                parameters.append(f"const __grid_constant__ {kind} {name}_{what}")
+    for name, dtype in zip(kernel.outputs, plan.output_dtypes, strict=True):
+        parameters.append(f"{TYPES[dtype]}* {name}")
+    constants = []
+    for name, value in plan.template:
+        if isinstance(value, mx.Dtype):
+            constants.append(f"  using {name} = {TYPES[value]};\n")
+        else:
+            kind = "bool" if isinstance(value, bool) else "int"
+            constants.append(f"  constexpr {kind} {name} = {str(value).lower()};\n")
+    return (
+        "namespace mlx::core::cu {\nnamespace cg = cooperative_groups;\n"
+        f"__global__ void {function_name(plan)}(\n    {', '.join(parameters)}) {{\n"
+        f"{''.join(constants)}{kernel.source}\n}}\n}}\n"
+    )
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one thread of a compiled kernel needs."""
+
+    registers: int
+    stack: int  # bytes of local memory: arrays that found no registers, or spills
+
+
+def compile_cuda(text: str, architecture: str) -> dict[str, Resources]:
+    """Compile, as MLX does, and return the resources of each kernel by its name in the binary.
+
+    Raises RuntimeError with the compiler's log where it refuses the text or warns.
+    """
+    nvrtc = _library()
+    program = ctypes.c_void_p()
+    _check(
+        nvrtc.nvrtcCreateProgram(
+            ctypes.byref(program),
+            text.encode("ascii"),
+            b"kernel.cu",
+            1,
+            (ctypes.c_char_p * 1)(MLX_UTILS.encode("ascii")),
+            (ctypes.c_char_p * 1)(MLX_UTILS_NAME.encode("ascii")),
+        )
+    )
+    try:
+        options = [b"--device-as-default-execution-space", f"-arch={architecture}".encode()]
+        include = toolkit() / "include"
+        options += [f"--include-path={path}".encode() for path in (include / "cccl", include)]
+        status = nvrtc.nvrtcCompileProgram(
+            program, len(options), (ctypes.c_char_p * len(options))(*options)
+        )
+        log = _bytes(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
+        message = log.rstrip(b"\0\n").decode()
+        if status or "warning" in message:
+            raise RuntimeError(message[:8000])
+        return resources(_bytes(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program))
+    finally:
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def resources(binary: bytes) -> dict[str, Resources]:
+    """Registers and stack of each kernel, from the `.nv.info` section of a CUDA binary."""
+    sections = _sections(binary)
+    strings = next(data for name, data in sections if name == ".strtab")
+    symbols = next(data for name, data in sections if name == ".symtab")
+    found: dict[int, dict[int, int]] = {}
+    for name, data in sections:
+        at = 0
+        while name == ".nv.info" and at < len(data):
+            form, attribute, size = struct.unpack_from("<BBH", data, at)
+            if form == 0x04:  # the size, and that many bytes
+                if attribute in (0x2F, 0x11):  # registers, frame size: symbol and value
+                    symbol, value = struct.unpack_from("<II", data, at + 4)
+                    found.setdefault(symbol, {})[attribute] = value
+                at += 4 + size
+            else:
+                at += 4
+    kernels = {}
+    for symbol, values in found.items():
+        if 0x2F in values:
+            (start,) = struct.unpack_from("<I", symbols, symbol * 24)
+            name = strings[start : strings.index(b"\0", start)].decode()
+            kernels[name] = Resources(values[0x2F], values.get(0x11, 0))
+    return kernels
+
+
+def _sections(binary: bytes) -> list[tuple[str, bytes]]:
+    """Names and contents of the sections of a 64-bit ELF file."""
+    (table,) = struct.unpack_from("<Q", binary, 0x28)
+    size, count, names = struct.unpack_from("<HHH", binary, 0x3A)
+    headers = [
+        struct.unpack_from("<IIQQQQIIQQ", binary, table + index * size) for index in range(count)
+    ]
+    labels = binary[headers[names][4] :]
+    found = []
+    for name, kind, _, _, offset, length, *_ in headers:
+        label = labels[name : labels.index(b"\0", name)].decode()
+        found.append((label, b"" if kind == 8 else binary[offset : offset + length]))
+    return found
+
+
+@cache
+def toolkit() -> Path:
+    """The folder of the wheels' headers and libraries; FileNotFoundError without them."""
+    spec = importlib.util.find_spec("nvidia")
+    for place in spec.submodule_search_locations or () if spec else ():
+        path = Path(place) / "cu13"
+        needed = ("include/cuda_fp16.h", "include/crt", "include/cccl/cuda/std/array", "lib")
+        if all((path / part).exists() for part in needed) and any(path.glob("lib/libnvrtc.so*")):
+            return path
+    raise FileNotFoundError(
+        "no NVRTC: pip install nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-crt "
+        "nvidia-cuda-cccl (all of CUDA 13)"
+    )
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    # NVRTC asks the loader for its second library by name alone: it must be there already.
+    libraries = [
+        ctypes.CDLL(str(sorted((toolkit() / "lib").glob(pattern))[0]))
+        for pattern in ("libnvrtc-builtins.so*", "libnvrtc.so*")
+    ]
+    return libraries[-1]
+
+
+def _check(status: int) -> None:
+    if status:
+        raise RuntimeError(f"NVRTC failed with status {status}")
+
+
+def _bytes(size_of, get, program: ctypes.c_void_p) -> bytes:
+    size = ctypes.c_size_t()
+    _check(size_of(program, ctypes.byref(size)))
+    buffer = ctypes.create_string_buffer(size.value)
+    _check(get(program, buffer))
+    return buffer.raw[: size.value]
