@@ -1,23 +1,25 @@
-"""Checks of the operations' arguments, and the validated requests that back ends receive.
+"""Checks of the operations' arguments together, and the validated requests that back ends receive.
 
 Every error is raised here, before a back end is chosen, so that all of them refuse the same
 calls with the same words. Texts begin with the operation's name in brackets, as MLX's do.
 """
 
-import math
-import numbers
 from dataclasses import dataclass
 
 import mlx.core as mx
 
+from mlx_h2o import arguments
+from mlx_h2o.arguments import StreamLike as StreamLike  # also for those who take requests
+
 ATTENTION = "scaled_dot_product_attention_with_scores"
 
 _INT32 = 2**31 - 1
-_FLOAT32 = float(mx.finfo(mx.float32).max)
 
 FLOATS: tuple[mx.Dtype, ...] = (mx.float32, mx.float16, mx.bfloat16)
 
-StreamLike = mx.Stream | mx.Device | None
+_MASK_THRESHOLDS = {dtype: float(mx.finfo(dtype).min) / 2 for dtype in FLOATS}
+
+Shape = tuple[int, ...]
 
 
 def dtype_name(dtype: mx.Dtype) -> str:
@@ -72,98 +74,65 @@ class RetentionRequest:
     stream: StreamLike = None
 
 
-def _array(op: str, name: str, value: object) -> mx.array:
-    if not isinstance(value, mx.array):
-        raise TypeError(f"[{op}] {name} must be an mlx.core.array, found {type(value).__name__}.")
-    return value
-
-
-def _integer(op: str, name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise TypeError(f"[{op}] {name} must be an integer, found {type(value).__name__}.")
-    return int(value)
-
-
-def _stream(op: str, value: object) -> StreamLike:
-    if value is None or isinstance(value, mx.Stream | mx.Device):
-        return value
-    if isinstance(value, mx.DeviceType):
-        return mx.Device(value)
-    raise TypeError(
-        f"[{op}] stream must be None, an mlx.core.Stream or an mlx.core.Device, "
-        f"found {type(value).__name__}."
+def _check_shapes(op: str, queries: Shape, keys: Shape, values: Shape) -> None:
+    named = (
+        ("queries", queries, "[B, Hq, Lq, D]"),
+        ("keys", keys, "[B, Hkv, N, D]"),
+        ("values", values, "[B, Hkv, N, Dv]"),
     )
-
-
-def _number(op: str, name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"[{op}] {name} must be a number, found {type(value).__name__}.")
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    # Every back end holds it in float32.
-    if not abs(number) <= _FLOAT32:
-        raise ValueError(f"[{op}] {name} is {number}, expected a finite number.")
-    return number
-
-
-def _check_shapes(op: str, queries: mx.array, keys: mx.array, values: mx.array) -> None:
-    layouts = {
-        "queries": (queries, "[B, Hq, Lq, D]"),
-        "keys": (keys, "[B, Hkv, N, D]"),
-        "values": (values, "[B, Hkv, N, Dv]"),
-    }
-    for name, (array, layout) in layouts.items():
-        if array.ndim != 4:
-            raise ValueError(f"[{op}] {name} have {array.ndim} dimensions, expected 4 {layout}.")
-    for name, (array, layout) in layouts.items():
-        if 0 in array.shape:
+    for name, shape, layout in named:
+        if len(shape) != 4:
+            raise ValueError(f"[{op}] {name} have {len(shape)} dimensions, expected 4 {layout}.")
+    for name, shape, layout in named:
+        if 0 in shape:
             raise ValueError(
-                f"[{op}] {name} are empty: found shape {array.shape}, "
+                f"[{op}] {name} are empty: found shape {shape}, "
                 f"expected every size of {layout} to be at least 1."
             )
     same = (
-        ("queries and keys have batch sizes", queries.shape[0], keys.shape[0]),
-        ("keys and values have batch sizes", keys.shape[0], values.shape[0]),
-        ("queries and keys have head sizes", queries.shape[3], keys.shape[3]),
-        ("keys and values have head counts", keys.shape[1], values.shape[1]),
-        ("keys and values have lengths", keys.shape[2], values.shape[2]),
+        ("queries and keys have batch sizes", queries[0], keys[0]),
+        ("keys and values have batch sizes", keys[0], values[0]),
+        ("queries and keys have head sizes", queries[3], keys[3]),
+        ("keys and values have head counts", keys[1], values[1]),
+        ("keys and values have lengths", keys[2], values[2]),
     )
     for what, one, other in same:
         if one != other:
             raise ValueError(f"[{op}] {what} {one} and {other}, expected the same.")
-    if queries.shape[1] % keys.shape[1]:
+    if queries[1] % keys[1]:
         raise ValueError(
-            f"[{op}] queries have {queries.shape[1]} heads, "
-            f"expected a multiple of the {keys.shape[1]} heads of the keys."
+            f"[{op}] queries have {queries[1]} heads, "
+            f"expected a multiple of the {keys[1]} heads of the keys."
         )
 
 
-def _check_dtypes(op: str, queries: mx.array, keys: mx.array, values: mx.array) -> None:
-    for name, array in (("queries", queries), ("keys", keys), ("values", values)):
-        if array.dtype not in FLOATS:
+def _check_dtypes(op: str, queries: mx.Dtype, keys: mx.Dtype, values: mx.Dtype) -> None:
+    if queries == keys == values and queries in FLOATS:
+        return
+    for name, dtype in (("queries", queries), ("keys", keys), ("values", values)):
+        if dtype not in FLOATS:
             raise ValueError(
-                f"[{op}] {name} are {dtype_name(array.dtype)}, "
-                "expected float32, float16 or bfloat16."
+                f"[{op}] {name} are {dtype_name(dtype)}, expected float32, float16 or bfloat16."
             )
-    if not queries.dtype == keys.dtype == values.dtype:
-        found = ", ".join(dtype_name(a.dtype) for a in (queries, keys, values))
-        raise ValueError(
-            f"[{op}] queries, keys and values are {found}, expected the same dtype of all three."
-        )
+    found = ", ".join(map(dtype_name, (queries, keys, values)))
+    raise ValueError(
+        f"[{op}] queries, keys and values are {found}, expected the same dtype of all three."
+    )
 
 
-def _check_mask(op: str, mask: mx.array, shape: tuple[int, ...]) -> None:
+def _check_mask(op: str, mask: mx.array, shape: Shape) -> None:
     if mask.dtype != mx.bool_ and mask.dtype not in FLOATS:
         raise ValueError(
             f"[{op}] mask is {dtype_name(mask.dtype)}, "
             "expected bool, or float32, float16 or bfloat16 to add."
         )
-    pairs = zip(reversed(mask.shape), reversed(shape), strict=False)
-    if mask.ndim > len(shape) or any(found not in (1, wanted) for found, wanted in pairs):
+    found = mask.shape
+    wanted = shape[len(shape) - len(found) :]
+    if len(found) > len(shape) or any(
+        size not in (1, full) for size, full in zip(found, wanted, strict=True)
+    ):
         raise ValueError(
-            f"[{op}] mask has shape {mask.shape}, "
+            f"[{op}] mask has shape {found}, "
             f"expected one that broadcasts to [B, Hq, Lq, N] = {shape}."
         )
 
@@ -191,27 +160,27 @@ def attention_request(
     op: str = ATTENTION,
 ) -> AttentionRequest:
     """Check the arguments of attention. Raises TypeError and ValueError as ``fast`` documents."""
-    queries = _array(op, "queries", queries)
-    keys = _array(op, "keys", keys)
-    values = _array(op, "values", values)
-    _check_shapes(op, queries, keys, values)
-    _check_dtypes(op, queries, keys, values)
-    number = _number(op, "scale", scale)
-    place = _stream(op, stream)
-    batch, heads, length, _ = queries.shape
-    shape = (batch, heads, length, keys.shape[2])
+    queries = arguments.array(op, "queries", queries)
+    keys = arguments.array(op, "keys", keys)
+    values = arguments.array(op, "values", values)
+    query_shape, key_shape = queries.shape, keys.shape
+    _check_shapes(op, query_shape, key_shape, values.shape)
+    _check_dtypes(op, queries.dtype, keys.dtype, values.dtype)
+    number = arguments.number(op, "scale", scale)
+    place = arguments.stream(op, stream)
+    shape = (*query_shape[:3], key_shape[2])
     causal, threshold, pairs = False, 0.0, None
     if isinstance(mask, str):
         if mask != "causal":
             raise ValueError(f"[{op}] mask is {mask!r}, expected 'causal', an array or None.")
         causal = True
     elif mask is not None:
-        _check_mask(op, _array(op, "mask", mask), shape)
+        _check_mask(op, arguments.array(op, "mask", mask), shape)
         if mask.dtype != mx.bool_:
-            threshold = float(mx.finfo(mask.dtype).min) / 2
+            threshold = _MASK_THRESHOLDS[mask.dtype]
         pairs = mx.broadcast_to(mask, shape, stream=place)
     if sinks is not None:
-        _check_sinks(op, _array(op, "sinks", sinks), heads)
+        _check_sinks(op, arguments.array(op, "sinks", sinks), query_shape[1])
     return AttentionRequest(
         queries=queries,
         keys=keys,
@@ -258,19 +227,21 @@ def _retention(
     recent_start: int | None,
     stream: StreamLike,
 ) -> RetentionRequest:
-    rows = _check_rows(op, _array(op, "scores", scores), _array(op, "positions", positions))
-    number = _integer(op, name, number)
+    scores = arguments.array(op, "scores", scores)
+    positions = arguments.array(op, "positions", positions)
+    rows = _check_rows(op, scores, positions)
+    number = arguments.integer(op, name, number)
     if not 1 <= number <= rows:
         raise ValueError(f"[{op}] {name} is {number}, expected 1 to N = {rows}.")
-    sink_size = _integer(op, "sink_size", sink_size)
+    sink_size = arguments.integer(op, "sink_size", sink_size)
     if sink_size < 0:
         raise ValueError(f"[{op}] sink_size is {sink_size}, expected 0 or more.")
     if recent_start is not None:
-        recent_start = _integer(op, "recent_start", recent_start)
+        recent_start = arguments.integer(op, "recent_start", recent_start)
         # Positions end far below: a limit outside int32 says the same as the nearest one inside.
         recent_start = max(-_INT32, min(recent_start, _INT32))
     count = rows - number if name == "keep" else number
-    place = _stream(op, stream)
+    place = arguments.stream(op, stream)
     return RetentionRequest(scores, positions, count, min(sink_size, _INT32), recent_start, place)
 
 
@@ -284,9 +255,8 @@ def keep_request(
     stream: StreamLike = None,
 ) -> RetentionRequest:
     """Check the arguments of ``keep_indices``."""
-    return _retention(
-        "keep_indices", scores, positions, "keep", keep, sink_size, recent_start, stream
-    )
+    zones = (sink_size, recent_start)
+    return _retention("keep_indices", scores, positions, "keep", keep, *zones, stream)
 
 
 def evict_request(
@@ -299,6 +269,5 @@ def evict_request(
     stream: StreamLike = None,
 ) -> RetentionRequest:
     """Check the arguments of ``evict_indices``."""
-    return _retention(
-        "evict_indices", scores, positions, "count", count, sink_size, recent_start, stream
-    )
+    zones = (sink_size, recent_start)
+    return _retention("evict_indices", scores, positions, "count", count, *zones, stream)
