@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
@@ -140,6 +141,7 @@ def environment() -> dict[str, str]:
     default = next((name for name, status in mlx_h2o.backends().items() if status.default), "none")
     return {
         "machine": _processor(),
+        "cores": str(os.cpu_count()),
         "system": platform.system() + " " + platform.machine(),
         "python": platform.python_version(),
         "mlx": version("mlx"),
@@ -152,7 +154,7 @@ def environment() -> dict[str, str]:
 def environment_line() -> str:
     e = environment()
     return (
-        f"{e['machine']}, {e['system']}, Python {e['python']}, MLX {e['mlx']}, "
+        f"{e['machine']}, {e['cores']} cores, {e['system']}, Python {e['python']}, MLX {e['mlx']}, "
         f"mlx-lm {e['mlx_lm']}, mlx-h2o {e['mlx_h2o']}, back end {e['backend']}."
     )
 

@@ -1,0 +1,142 @@
+"""The embedded model, its text and its facts, and the demo from end to end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models.cache import make_prompt_cache
+
+import mlx_h2o
+from mlx_h2o import demo, evaluate
+from mlx_h2o.demo import report
+from mlx_h2o.demo.__main__ import main
+from mlx_h2o.demo.facts import PlantedText, plant
+from mlx_h2o.demo.measure import ArmResult, Settings
+
+
+@pytest.fixture(scope="module")
+def loaded() -> tuple[Any, Any]:
+    model, tokenizer = mlx_h2o.load("demo")
+    return model, tokenizer
+
+
+def test_the_model_directory_is_complete_and_says_its_licence() -> None:
+    names = {path.name for path in demo.model_path().iterdir()}
+    assert {
+        "LICENSE",
+        "MODEL_CARD.md",
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    } <= names
+    weights = mx.load(str(demo.model_path() / "model.safetensors"))
+    assert {weight.dtype for weight in weights.values()} == {mx.float16}
+    assert "MIT" in (demo.model_path() / "LICENSE").read_text()
+
+
+def test_on_a_cpu_the_weights_are_used_in_float32(loaded: tuple[Any, Any]) -> None:
+    if mx.default_device().type != mx.DeviceType.cpu:
+        pytest.skip("MLX computes on a GPU here")
+    assert loaded[0].model.embed_tokens.weight.dtype == mx.float32
+
+
+def test_the_full_cache_recalls_planted_facts(loaded: tuple[Any, Any]) -> None:
+    model, tokenizer = loaded
+    text = plant(tokenizer, demo.text(), length=400, facts=4, seed=1)
+    cache = make_prompt_cache(model)
+    evaluate.prefill(model, cache, text.tokens)
+    assert evaluate.recall(model, cache, text.questions) == (True,) * 4
+
+
+def test_a_rotating_cache_does_not(loaded: tuple[Any, Any]) -> None:
+    model, tokenizer = loaded
+    text = plant(tokenizer, demo.text(), length=400, facts=4, seed=1)
+    cache = make_prompt_cache(model, max_kv_size=64)
+    evaluate.prefill(model, cache, text.tokens)
+    assert evaluate.recall(model, cache, text.questions) == (False,) * 4
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_planting_keeps_the_text_and_inserts_whole_facts(
+    loaded: tuple[Any, Any], seed: int
+) -> None:
+    tokenizer = loaded[1]
+    text = plant(tokenizer, demo.text(), length=500, facts=6, seed=seed)
+    assert len(text.tokens) == 500
+    assert text.last_fact <= 0.4 * 500
+    written = tokenizer.decode(list(text.tokens))
+    without = written
+    for fact, question in zip(text.facts, text.questions, strict=True):
+        assert written.count(f"\n{fact}\n") == 1
+        assert len(question.answer) == 4
+        without = without.replace(f"\n{fact}\n", "")
+    assert demo.text().startswith(without)
+
+
+def test_planting_says_what_does_not_fit(loaded: tuple[Any, Any]) -> None:
+    with pytest.raises(ValueError, match=r"^\[plant\] the text has .* tokens beside the facts"):
+        plant(loaded[1], "too short", length=400)
+    with pytest.raises(ValueError, match=r"^\[plant\] 30 facts do not fit"):
+        plant(loaded[1], demo.text(), length=400, facts=30)
+
+
+def test_the_demo_runs_quietly_and_writes_what_it_shows(tmp_path: Path) -> None:
+    result = tmp_path / "demo.json"
+    sizes = ["--length", "260", "--max-kv-size", "64", "--facts", "3", "--generate", "4"]
+    done = subprocess.run(
+        [sys.executable, "-m", "mlx_h2o.demo", *sizes, "--json", str(result)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    written = json.loads(result.read_text())
+    arms = {arm["name"]: arm for arm in written["arms"]}
+    assert list(arms) == ["full cache", "rotating", "H2O h2o", "H2O keydiff"]
+    full = arms.pop("full cache")
+    assert (full["evicted_rows_per_layer"], full["top1_agreement"]) == (0, 1.0)
+    for arm in arms.values():
+        # The text, less the token that generation starts from, and what was fed while generating.
+        assert 260 - 64 <= arm["evicted_rows_per_layer"] <= 260 + 4 - 64
+        assert arm["kv_bytes"] < 0.5 * full["kv_bytes"]
+        assert f"{arm['perplexity']:.2f}" in done.stdout
+        assert arm["generated"]
+    assert "\x1b" not in done.stdout
+    assert done.stdout.startswith("260 tokens, budget 64 rows")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--max-kv-size", "900"], ["--max-kv-size", "4"], ["--facts", "0"], ["--length", "5000"]],
+)
+def test_wrong_arguments_are_refused(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status = main(arguments)
+    except SystemExit as exit_:
+        status = exit_.code
+    assert status == 2
+    assert "error" in capsys.readouterr().err
+
+
+def arm(name: str, recalled: tuple[bool, ...]) -> ArmResult:
+    forced = evaluate.TeacherForced(first=8, losses=(1.0, 2.0), top1=(3, 4))
+    return ArmResult(name, "text", (1.0, 2.0, 3.0), 10, 20, 30, 0, recalled, forced)
+
+
+@pytest.mark.parametrize(("known", "shown"), [(4, True), (3, False)])
+def test_recall_is_left_out_where_the_full_cache_itself_fails(known: int, shown: bool) -> None:
+    full = arm("full cache", tuple(number < known for number in range(5)))
+    results = [full, arm("rotating", (False,) * 5)]
+    text = PlantedText(tokens=(1,) * 10, questions=(), facts=(), last_fact=0)
+    labels = list(report.table(results, text, Settings()).columns[0].cells)
+    assert ("planted facts recalled" in labels) is shown
+    assert any("left out" in note for note in report.footnotes(results)) is not shown
+    assert report.as_json(results, text, Settings())["recall_counts"] is shown
