@@ -8,6 +8,7 @@ python tools/readme_table.py --check    # fails if README.md shows anything else
 
 import json
 import sys
+import textwrap
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -40,11 +41,15 @@ def markdown(result: dict[str, Any]) -> str:
         "|---|" + "---:|" * len(arms),
         *(f"| {label} | " + " | ".join(cells) + " |" for label, cells in rows),
         "",
-        f"{settings['tokens']} tokens, budget {settings['max_kv_size']} rows; "
-        f"{machine['machine']}, {machine['cores']} cores, {machine['system']}, "
-        f"Python {machine['python']}, MLX {machine['mlx']}, mlx-lm {machine['mlx_lm']}, "
-        f"back end {machine['backend']} "
-        "([benchmarks/results/demo.json](benchmarks/results/demo.json)).",
+        *textwrap.wrap(
+            f"{settings['tokens']} tokens, budget {settings['max_kv_size']} rows; "
+            f"{machine['machine']}, {machine['cores']} cores, {machine['system']}, "
+            f"Python {machine['python']}, MLX {machine['mlx']}, mlx-lm {machine['mlx_lm']}, "
+            f"back end {machine['backend']} "
+            "([benchmarks/results/demo.json](benchmarks/results/demo.json)).",
+            width=100,
+            break_on_hyphens=False,
+        ),
     ]
     return "\n".join(lines) + "\n"
 
