@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
@@ -128,6 +131,28 @@ def test_the_environment_names_a_back_end(
     monkeypatch.setenv("MLX_H2O_BACKEND", "fast")
     with pytest.raises(CError, match="MLX_H2O_BACKEND names the back end 'fast', expected one of"):
         library.attention(*arrays, scale=1.0)
+
+
+def test_an_unknown_simd_target_makes_native_unavailable(library: Library) -> None:
+    available, reason = library.backend_status("native")
+    if not available:
+        pytest.skip(reason)
+    program = (
+        "import c_api, numpy as np; library = c_api.required();"
+        "print(*library.backend_status('native'));"
+        "rows = library.array(np.zeros((1, 1, 4, 8), np.float32));"
+        "library.attention(rows, rows, rows, scale=1.0);"
+        "library.check(library.c.mlx_h2o_set_backend(b'native'))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "MLX_H2O_SIMD": "mmx", "PYTHONPATH": str(Path(c_api.__file__).parent)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.startswith("False ") and "MLX_H2O_SIMD" in done.stdout
+    assert "[use_backend] back end 'native' is not available: " in done.stderr
 
 
 def test_a_back_end_is_named_for_one_thread(

@@ -4,6 +4,8 @@
 
 #ifdef MLX_H2O_NATIVE
 #include <mlx_h2o/ops.h>
+#include <mlx_h2o/simd.h>
+#include <stdexcept>
 
 #include <mlx/mlx.h>
 #endif
@@ -26,10 +28,17 @@ std::optional<mx::array> optional(mlx_array handle) {
 
 Array wrap(mx::array array) { return Array(mlx_array{new mx::array(std::move(array))}); }
 
-std::string unavailable_reason() { return ""; }
+std::string unavailable_reason() {
+  try {
+    mlx_h2o::simd_target();
+    return "";
+  } catch (const std::invalid_argument& error) {  // MLX_H2O_SIMD
+    return error.what();
+  }
+}
 
 std::string refuses(const AttentionRequest& request) {
-  return request.on_gpu ? "native kernels run on CPU streams, found a GPU stream" : "";
+  return request.on_gpu ? "it runs on CPU streams, found a GPU stream" : "";
 }
 
 AttentionResult attention(const AttentionRequest& request) {

@@ -17,14 +17,14 @@ mx::array new_array(const void* data, const int* sizes, int dim, mlx_dtype dtype
                                 std::to_string(dim));
   }
   mx::Shape shape = mlx_c::shape(sizes, static_cast<size_t>(dim));
-  int64_t count = 1;
+  bool has_elements = true;
   for (const int size : shape) {
     if (size < 0) {
       throw std::invalid_argument("[array] negative size " + std::to_string(size));
     }
-    count *= size;
+    has_elements = has_elements && size > 0;
   }
-  if (data == nullptr && count > 0) {
+  if (data == nullptr && has_elements) {
     throw std::invalid_argument("[array] expected data, found NULL");
   }
   const mx::Dtype type = to_dtype(dtype);
