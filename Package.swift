@@ -49,6 +49,9 @@ let platformTargets: [Target] = [
     .target(
         name: "MLXLMCommon", dependencies: ["MLX"], path: "swift/Sources/MLXLMCommon",
         swiftSettings: warningsAreErrors),
+    .testTarget(
+        name: "ThinMLXTests", dependencies: ["MLX", "MLXLMCommon"],
+        path: "swift/Tests/ThinMLXTests", swiftSettings: warningsAreErrors),
 ]
 #else
 let dependencies: [Package.Dependency] = [
@@ -93,8 +96,11 @@ let package = Package(
             name: "mlx-h2o-example", dependencies: [mlx, "MLXH2O", "MLXH2OLM"],
             path: "examples/swift", swiftSettings: warningsAreErrors),
         .testTarget(
-            name: "MLXH2OTests", dependencies: [mlx, "MLXH2O", "MLXH2OLM"],
+            name: "MLXH2OTests", dependencies: [mlx, "MLXH2O", "mlx-h2o-parity"],
             path: "swift/Tests/MLXH2OTests", swiftSettings: warningsAreErrors),
+        .testTarget(
+            name: "MLXH2OLMTests", dependencies: [mlx, mlxLMCommon, "MLXH2O", "MLXH2OLM"],
+            path: "swift/Tests/MLXH2OLMTests", swiftSettings: warningsAreErrors),
     ],
     swiftLanguageModes: [.v6],
     cxxLanguageStandard: cxxStandard

@@ -23,6 +23,8 @@ struct Case {
         let prefill: [Int]?
         let steps: Int?
         let replay: Bool?
+        /// Largest error allowed of each result.
+        let tolerance: [String: Float]?
     }
 
     struct Malformed: Error, CustomStringConvertible {

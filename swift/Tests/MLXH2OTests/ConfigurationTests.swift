@@ -1,4 +1,98 @@
+import Foundation
 import MLXH2O
 import Testing
 
-@Test func defaults() throws { #expect(try H2OConfiguration().heavySize == 128) }
+private typealias Make = @Sendable () throws -> H2OConfiguration
+
+@Suite struct ConfigurationTests {
+    @Test func defaultsAreTheHeavyPreset() throws {
+        let defaults = try H2OConfiguration()
+        #expect(defaults == (try H2OConfiguration(preset: .heavy)))
+        #expect(defaults.policy == .h2o)
+        #expect(defaults.decay == 0.95)
+        #expect(defaults.evictEvery == 1)
+    }
+
+    @Test(arguments: [
+        (H2OConfiguration.Preset.heavy, 256, [4, 128, 124]), (.balanced, 256, [4, 64, 188]),
+        (.recent, 256, [4, 32, 220]), (.heavy, 64, [4, 32, 28]), (.recent, 20, [4, 2, 14]),
+    ])
+    func presetsScale(preset: H2OConfiguration.Preset, size: Int, expected: [Int]) throws {
+        let made = try H2OConfiguration(preset: preset, maxKVSize: size)
+        #expect([made.sinkSize, made.heavySize, made.recentSize] == expected)
+    }
+
+    @Test func theRecentWindowGrowsToFill() throws {
+        let made = try H2OConfiguration(
+            maxKVSize: 100, sinkSize: 4, heavySize: 20, recentSize: 30)
+        #expect(made.recentSize == 76)
+        #expect(made.sinkSize + made.heavySize + made.recentSize == made.maxKVSize)
+    }
+
+    @Test func whatIsNotGivenTakesWhatIsLeft() throws {
+        #expect(try H2OConfiguration(maxKVSize: 100, recentSize: 80).heavySize == 16)
+        #expect(try H2OConfiguration(maxKVSize: 100, heavySize: 90).recentSize == 6)
+        // One recent row, so that the newest row has time to be scored.
+        #expect(try H2OConfiguration(maxKVSize: 6, sinkSize: 4).recentSize == 1)
+        #expect(try H2OConfiguration(maxKVSize: 1, sinkSize: 0).recentSize == 1)
+    }
+
+    private static let refused: [(String, Make)] = [
+        (
+            "sinkSize + heavySize + recentSize is 4 + 60 + 1, expected at most maxKVSize = 64.",
+            { try H2OConfiguration(maxKVSize: 64, heavySize: 60, recentSize: 1) }
+        ),
+        (
+            "sinkSize + heavySize + recentSize is 4 + 61 + 0, expected at most maxKVSize = 64.",
+            { try H2OConfiguration(maxKVSize: 64, heavySize: 61) }
+        ),
+        ("maxKVSize is 0, expected at least 1.", { try H2OConfiguration(maxKVSize: 0) }),
+        (
+            "maxKVSize is -8, expected at least 1.",
+            { try H2OConfiguration(preset: .recent, maxKVSize: -8) }
+        ),
+        ("sinkSize is -1, expected at least 0.", { try H2OConfiguration(sinkSize: -1) }),
+        ("heavySize is -1, expected at least 0.", { try H2OConfiguration(heavySize: -1) }),
+        ("recentSize is -2, expected at least 0.", { try H2OConfiguration(recentSize: -2) }),
+        ("evictEvery is 0, expected at least 1.", { try H2OConfiguration(evictEvery: 0) }),
+        (
+            "decay is 1.0, expected a number of at least 0, below 1.",
+            { try H2OConfiguration(decay: 1) }
+        ),
+        (
+            "decay is nan, expected a number of at least 0, below 1.",
+            { try H2OConfiguration(decay: .nan) }
+        ),
+        (
+            "sinkSize is 4, expected fewer than maxKVSize = 4: no row could ever be evicted.",
+            { try H2OConfiguration(maxKVSize: 4) }
+        ),
+        (
+            "kvBits is 8, but quantised rows are not available in this version: expected nil.",
+            { try H2OConfiguration(kvBits: 8) }
+        ),
+        (
+            "sinkSize + heavySize + recentSize is 4 + \(Int.max) + \(Int.max), "
+                + "expected at most maxKVSize = 256.",
+            { try H2OConfiguration(heavySize: .max, recentSize: .max) }
+        ),
+    ]
+
+    @Test(arguments: refused.indices)
+    func settingsThatDoNotFitAreRefused(index: Int) throws {
+        let (message, make) = Self.refused[index]
+        let error = #expect(throws: H2OError.self) { _ = try make() }
+        #expect(error?.description == "[H2OConfiguration] \(message)")
+    }
+
+    @Test func survivesJSONAndChecksWhatItReads() throws {
+        let made = try H2OConfiguration(maxKVSize: 48, policy: .keydiff, decay: 0.5, evictEvery: 3)
+        let data = try JSONEncoder().encode(made)
+        #expect(try JSONDecoder().decode(H2OConfiguration.self, from: data) == made)
+        let broken = String(decoding: data, as: UTF8.self).replacing(
+            "\"max_kv_size\":48", with: "\"max_kv_size\":3")
+        #expect(throws: H2OError.self) {
+            try JSONDecoder().decode(H2OConfiguration.self, from: Data(broken.utf8))
+        }
+    }
+}

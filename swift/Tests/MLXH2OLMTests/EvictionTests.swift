@@ -1,0 +1,164 @@
+import MLX
+import MLXH2O
+import MLXLMCommon
+import Testing
+
+@testable import MLXH2OLM
+
+@Suite struct EvictionTests {
+    private let scale = Float(32).squareRoot() / 32
+
+    private func reference(_ configuration: H2OConfiguration) -> ReferenceCache {
+        ReferenceCache(
+            maxKVSize: configuration.maxKVSize, sinkSize: configuration.sinkSize,
+            recentSize: configuration.recentSize, policy: configuration.policy.rawValue,
+            decay: configuration.decay, scale: Double(scale), group: 2, heads: [[], []])
+    }
+
+    /// Feeds both, and compares what attention says and which rows stay.
+    private func feed(
+        _ range: Range<Int>, of tokens: Tokens, to cache: H2OKVCache,
+        and reference: inout ReferenceCache
+    ) throws {
+        let (queries, keys, values) = tokens.slice(range)
+        let output = try withError {
+            let output = MLXH2OLM.attentionWithCacheUpdate(
+                queries: queries, keys: keys, values: values, cache: cache, scale: scale,
+                mask: range.count > 1 ? .causal : .none)
+            eval(output)
+            return output.asArray(Float.self)
+        }
+        let lists = tokens.lists(range)
+        let expected = reference.step(
+            queries: lists.queries, keys: lists.keys, values: lists.values)
+        let errors = zip(output, expected.joined().joined()).map { abs(Double($0) - $1) }
+        #expect(errors.allSatisfy { $0 < 1e-5 }, "tokens \(range)")
+    }
+
+    /// Lq 1 to 8 after 100 replacements, and a token behind them; the slots differ in every head.
+    @Test(arguments: PolicyName.allCases, [Backend.native, .composed])
+    func chunksAfterReplacements(policy: PolicyName, backend: Backend) throws {
+        let configuration = try H2OConfiguration(
+            maxKVSize: 24, sinkSize: 2, heavySize: 12, policy: policy)
+        let tokens = Tokens(count: 140, seed: 1)
+        let replaced = H2OKVCache(configuration)
+        var expected = reference(configuration)
+        try withBackend(backend) {
+            try feed(0..<24, of: tokens, to: replaced, and: &expected)
+            for token in 24..<124 {
+                try feed(token..<token + 1, of: tokens, to: replaced, and: &expected)
+            }
+        }
+        #expect(replaced.evicted == 100)
+        #expect(replaced.size == 24)
+        #expect(replaced.offset == 124)
+        let slots = try #require(replaced.positions).asArray(Int32.self)
+        if policy != .window { #expect(slots[..<24] != slots[24...]) }
+        for length in 1...8 {
+            let cache = try #require(replaced.copy() as? H2OKVCache)
+            var reference = expected
+            try withBackend(backend) {
+                try feed(124..<124 + length, of: tokens, to: cache, and: &reference)
+                let next = 124 + length
+                try feed(next..<next + 1, of: tokens, to: cache, and: &reference)
+            }
+            #expect(
+                sortedPositions(cache.positions) == [0, 1].map { reference.positions(head: $0) })
+        }
+    }
+
+    /// The chunk is stored behind the others and cut down at the next occasion, not before.
+    @Test func theSurplusOfAChunkGoesLate() throws {
+        let configuration = try H2OConfiguration(maxKVSize: 16, sinkSize: 2, heavySize: 8)
+        let tokens = Tokens(count: 60, seed: 9)
+        let cache = H2OKVCache(configuration)
+        var reference = reference(configuration)
+        var start = 0
+        for length in [10, 30, 1, 5, 12, 1, 1] {
+            try feed(start..<start + length, of: tokens, to: cache, and: &reference)
+            start += length
+            #expect(cache.positions?.dim(2) == reference.heads[0].count)
+            #expect(cache.isTrimmable == (start == 10))
+        }
+        reference.settle()
+        #expect(cache.size == 16)
+        #expect(
+            sortedPositions(cache.positions) == [0, 1].map { reference.positions(head: $0) })
+    }
+
+    /// Replacement in place keeps what compaction by gather keeps, at every step.
+    @Test(arguments: PolicyName.allCases, [Backend.native, .composed])
+    func replacementEqualsCompaction(policy: PolicyName, backend: Backend) throws {
+        let configuration = try H2OConfiguration(
+            maxKVSize: 16, sinkSize: 3, heavySize: 6, policy: policy)
+        let tokens = Tokens(count: 120, seed: 5)
+        let cache = H2OKVCache(configuration)
+        let ranking = configuration.makePolicy()
+        var store: RowStore?
+        try withBackend(backend) {
+            for token in 0..<120 {
+                let (queries, keys, values) = tokens.slice(token..<token + 1)
+                _ = try cache.append(keys: keys, values: values)
+                var gathered = store ?? RowStore(emptyLike: keys, values)
+                if gathered.length == configuration.maxKVSize {
+                    let (oldKeys, oldValues) = gathered.fetch()
+                    let ranks = ranking.rank(
+                        PolicyRows(
+                            keys: oldKeys, values: oldValues, importance: gathered.importance,
+                            positions: gathered.positions, offset: token))
+                    gathered.keep(
+                        try keepIndices(
+                            ranks, positions: gathered.positions, keep: 15, sinkSize: 3,
+                            recentStart: token + 1 - configuration.recentSize))
+                }
+                gathered.append(keys, values, offset: token, limit: 16)
+                let scores = try attention(queries, gathered.fetch())
+                gathered.importance = ranking.accumulate(
+                    gathered.importance, scores: scores, isMasked: true)
+                store = gathered
+                let (ownKeys, ownValues) = (try #require(cache.keys), try #require(cache.values))
+                try cache.accumulate(try attention(queries, (ownKeys, ownValues)))
+                #expect(sortedPositions(cache.positions) == sortedPositions(gathered.positions))
+            }
+        }
+        #expect(cache.evicted == 104)
+        #expect(cache.keys?.shape == [1, 2, 16, 32])
+    }
+
+    private func attention(
+        _ queries: MLXArray, _ rows: (keys: MLXArray, values: MLXArray)
+    ) throws -> MLXArray {
+        try MLXFast.scaledDotProductAttentionWithScores(
+            queries: queries, keys: rows.keys, values: rows.values, scale: scale
+        ).1
+    }
+
+    @Test(arguments: [1, 2, 5]) func evictEveryBoundsTheRows(every: Int) throws {
+        let configuration = try H2OConfiguration(
+            maxKVSize: 8, sinkSize: 1, policy: .window, evictEvery: every)
+        let tokens = Tokens(count: 40, seed: 2)
+        let cache = H2OKVCache(configuration)
+        var sizes: Set<Int> = []
+        for token in 0..<40 {
+            let (_, keys, values) = tokens.slice(token..<token + 1)
+            _ = try cache.append(keys: keys, values: values)
+            if token >= 20 { sizes.insert(cache.size) }
+        }
+        #expect(sizes == Set(8...8 + every - 1))
+        let newest = sortedPositions(cache.positions)[0].suffix(7)
+        #expect(Array(newest) == Array(33..<40))
+    }
+
+    /// A budget of one row must not ask for the best 0 of 1.
+    @Test func aBudgetOfOneRow() throws {
+        let cache = H2OKVCache(
+            try H2OConfiguration(maxKVSize: 1, sinkSize: 0, policy: .window, evictEvery: 2))
+        let tokens = Tokens(count: 6, seed: 4)
+        for token in 0..<6 {
+            let (_, keys, values) = tokens.slice(token..<token + 1)
+            _ = try cache.append(keys: keys, values: values)
+        }
+        #expect(sortedPositions(cache.positions)[0].last == 5)
+        #expect(cache.size <= 2)
+    }
+}

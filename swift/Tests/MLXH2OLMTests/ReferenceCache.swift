@@ -1,0 +1,135 @@
+import Foundation
+
+/// The slow cache that the fast one is compared with: lists of rows, in double precision, one head
+/// after the other, written from the definitions and sharing no code with the package.
+struct ReferenceCache {
+    struct Row {
+        let position: Int
+        let key: [Double]
+        let value: [Double]
+        var importance: Double?
+    }
+
+    let maxKVSize: Int
+    let sinkSize: Int
+    let recentSize: Int
+    let policy: String
+    let decay: Double
+    let scale: Double
+    /// Query heads per KV head.
+    let group: Int
+    /// One list per KV head, in the order of arrival.
+    var heads: [[Row]]
+    var offset = 0
+
+    /// Rows [head][token][column]. Evicts, appends and attends; `queries` are per query head.
+    /// Returns the output [query head][token][column].
+    mutating func step(
+        queries: [[[Double]]], keys: [[[Double]]], values: [[[Double]]]
+    ) -> [[[Double]]] {
+        let added = keys[0].count
+        settle()
+        if added == 1 {
+            evict(to: maxKVSize - 1, recentStart: offset + 1 - recentSize)
+        }
+        for head in heads.indices {
+            for token in 0..<added {
+                heads[head].append(
+                    Row(
+                        position: offset + token, key: keys[head][token],
+                        value: values[head][token]))
+            }
+        }
+        offset += added
+        return queries.indices.map { query in attend(queries[query], head: query / group) }
+            .enumerated().map { index, results in
+                if index % group == group - 1 { score(queries, head: index / group) }
+                return results
+            }
+    }
+
+    /// What is beyond the budget goes before anything else happens.
+    mutating func settle() {
+        evict(to: maxKVSize, recentStart: offset - recentSize)
+    }
+
+    func positions(head: Int) -> [Int] { heads[head].map(\.position).sorted() }
+
+    private func logits(_ query: [Double], _ token: Int, of count: Int, head: Int) -> [Double?] {
+        heads[head].map { row in
+            // Bottom-right causal: the query at the end sees all rows.
+            row.position > offset - count + token
+                ? nil : scale * zip(query, row.key).reduce(0) { $0 + $1.0 * $1.1 }
+        }
+    }
+
+    private func attend(_ queries: [[Double]], head: Int) -> [[Double]] {
+        queries.enumerated().map { token, query in
+            let logits = logits(query, token, of: queries.count, head: head)
+            let peak = logits.compactMap { $0 }.max() ?? 0
+            let weights = logits.map { $0.map { exp($0 - peak) } ?? 0 }
+            let total = weights.reduce(0, +)
+            var output = [Double](repeating: 0, count: heads[head][0].value.count)
+            for (weight, row) in zip(weights, heads[head]) {
+                for column in output.indices {
+                    output[column] += weight / total * row.value[column]
+                }
+            }
+            return output
+        }
+    }
+
+    /// C = a*C + (1-a)*|s| for each query in order.
+    private mutating func score(_ queries: [[[Double]]], head: Int) {
+        let count = queries[0].count
+        for token in 0..<count {
+            let perQuery = (0..<group).map {
+                logits(queries[head * group + $0][token], token, of: count, head: head)
+            }
+            for row in heads[head].indices {
+                let seen = perQuery.compactMap { $0[row] }
+                guard !seen.isEmpty else { continue }
+                let new = abs(seen.reduce(0, +) / Double(seen.count))
+                heads[head][row].importance =
+                    heads[head][row].importance.map { decay * $0 + (1 - decay) * new } ?? new
+            }
+        }
+    }
+
+    /// The rows are ranked once, by all that are there; then the worst go together.
+    private mutating func evict(to size: Int, recentStart: Int) {
+        for head in heads.indices where heads[head].count > size {
+            let rows = heads[head]
+            let ranks = ranks(head: head)
+            let open = rows.indices.filter {
+                rows[$0].position >= sinkSize && rows[$0].position < recentStart
+            }
+            // Ties: the higher position goes.
+            let worst = open.sorted {
+                (ranks[$0], -rows[$0].position) < (ranks[$1], -rows[$1].position)
+            }
+            let gone = Set(worst.prefix(rows.count - size))
+            heads[head] = rows.indices.filter { !gone.contains($0) }.map { rows[$0] }
+        }
+    }
+
+    private func ranks(head: Int) -> [Double] {
+        switch policy {
+        case "window": heads[head].map { Double($0.position) }
+        case "keydiff": diversity(head: head)
+        default: heads[head].map { $0.importance ?? -.infinity }
+        }
+    }
+
+    /// Minus the cosine of each key with the mean of the normalised keys.
+    private func diversity(head: Int) -> [Double] {
+        func length(_ vector: [Double]) -> Double { sqrt(vector.reduce(0) { $0 + $1 * $1 }) }
+        let directions = heads[head].map { row in row.key.map { $0 / length(row.key) } }
+        let mean = directions[0].indices.map { column in
+            directions.reduce(0) { $0 + $1[column] } / Double(directions.count)
+        }
+        return directions.map { direction in
+            -zip(direction, mean).reduce(0) { $0 + $1.0 * $1.1 } / length(mean)
+        }
+    }
+}

@@ -1,0 +1,27 @@
+import MLX
+import MLXH2O
+import MLXH2OLM
+import MLXLMCommon
+
+/// Attention of some of the tokens through the routed function.
+func attend(
+    _ tokens: Tokens, _ range: Range<Int>, _ cache: (any KVCache)?,
+    mask: MLXFast.ScaledDotProductAttentionMaskMode = .none
+) -> MLXArray {
+    let (queries, keys, values) = tokens.slice(range)
+    return MLXH2OLM.attentionWithCacheUpdate(
+        queries: queries, keys: keys, values: values, cache: cache, scale: 0.25, mask: mask)
+}
+
+/// Settings for 8 rows: 1 sink, 4 heavy, 3 recent.
+func small(_ policy: PolicyName = .h2o) throws -> H2OConfiguration {
+    try H2OConfiguration(maxKVSize: 8, sinkSize: 1, heavySize: 4, policy: policy)
+}
+
+/// A cache of these settings that has seen the first `count` tokens one at a time.
+func filled(_ count: Int, _ configuration: H2OConfiguration, _ tokens: Tokens) throws -> H2OKVCache
+{
+    let cache = H2OKVCache(configuration, name: "layer 3")
+    for token in 0..<count { _ = attend(tokens, token..<token + 1, cache) }
+    return cache
+}

@@ -1,0 +1,52 @@
+import MLX
+
+/// Random queries, keys and values of a made-up layer, as arrays and as lists of doubles.
+struct Tokens {
+    let queryHeads: Int
+    let heads: Int
+    let size: Int
+    private let arrays: [MLXArray]
+    private let lists: [[[[Double]]]]
+
+    init(count: Int, queryHeads: Int = 4, heads: Int = 2, size: Int = 32, seed: UInt64) {
+        self.queryHeads = queryHeads
+        self.heads = heads
+        self.size = size
+        arrays = [queryHeads, heads, heads].enumerated().map { index, heads in
+            MLXRandom.normal(
+                [1, heads, count, size], dtype: .float32,
+                key: MLXRandom.key(3 * seed + UInt64(index)))
+        }
+        lists = arrays.map { array in
+            let values = array.asArray(Float.self).map { Double($0) }
+            return (0..<array.dim(1)).map { head in
+                (0..<count).map { token in
+                    let start = (head * count + token) * size
+                    return Array(values[start..<start + size])
+                }
+            }
+        }
+    }
+
+    /// queries, keys, values of some tokens, [1, H, L, D].
+    func slice(_ range: Range<Int>) -> (queries: MLXArray, keys: MLXArray, values: MLXArray) {
+        let part = arrays.map { $0[0..., 0..., range] }
+        return (part[0], part[1], part[2])
+    }
+
+    /// The same, as [head][token][column].
+    func lists(
+        _ range: Range<Int>
+    ) -> (queries: [[[Double]]], keys: [[[Double]]], values: [[[Double]]]) {
+        let part = lists.map { $0.map { Array($0[range]) } }
+        return (part[0], part[1], part[2])
+    }
+}
+
+/// The positions of each head of the first sequence, ascending.
+func sortedPositions(_ positions: MLXArray?) -> [[Int]] {
+    guard let positions else { return [] }
+    let (heads, rows) = (positions.dim(1), positions.dim(2))
+    let values = positions.asArray(Int32.self).map { Int($0) }
+    return (0..<heads).map { values[$0 * rows..<($0 + 1) * rows].sorted() }
+}

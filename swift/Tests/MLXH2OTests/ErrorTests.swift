@@ -1,0 +1,159 @@
+import MLX
+import MLXH2O
+import Testing
+
+private typealias Call = @Sendable () throws -> Void
+
+private func zeros(_ shape: [Int], _ dtype: DType = .float32) -> MLXArray {
+    MLXArray.zeros(shape, dtype: dtype)
+}
+
+private func attend(
+    queries: [Int] = [1, 4, 1, 32], keys: [Int] = [1, 2, 8, 32], values: [Int] = [1, 2, 8, 16],
+    dtypes: [DType] = [.float32, .float32, .float32], scale: Float = 1,
+    mask: (shape: [Int], dtype: DType)? = nil, sinks: (shape: [Int], dtype: DType)? = nil
+) throws {
+    _ = try MLXFast.scaledDotProductAttentionWithScores(
+        queries: zeros(queries, dtypes[0]), keys: zeros(keys, dtypes[1]),
+        values: zeros(values, dtypes[2]), scale: scale,
+        mask: mask.map { .array(zeros($0.shape, $0.dtype)) } ?? .none,
+        sinks: sinks.map { zeros($0.shape, $0.dtype) })
+}
+
+private func keep(
+    scores: [Int] = [1, 2, 8], positions: [Int] = [1, 2, 8],
+    dtypes: [DType] = [.float32, .int32], keep: Int = 4, sinkSize: Int = 0
+) throws {
+    _ = try keepIndices(
+        zeros(scores, dtypes[0]), positions: zeros(positions, dtypes[1]), keep: keep,
+        sinkSize: sinkSize)
+}
+
+@Suite struct ErrorTests {
+    private static let attention: [(String, Call)] = [
+        (
+            "queries have 3 dimensions, expected 4 [B, Hq, Lq, D].",
+            { try attend(queries: [1, 4, 32]) }
+        ),
+        (
+            "values have 5 dimensions, expected 4 [B, Hkv, N, Dv].",
+            { try attend(values: [1, 1, 2, 8, 16]) }
+        ),
+        (
+            "queries have 3 heads, expected a multiple of the 2 heads of the keys.",
+            { try attend(queries: [1, 3, 1, 32]) }
+        ),
+        (
+            "queries and keys have head sizes 32 and 64, expected the same.",
+            { try attend(keys: [1, 2, 8, 64]) }
+        ),
+        (
+            "keys and values have lengths 8 and 9, expected the same.",
+            { try attend(values: [1, 2, 9, 16]) }
+        ),
+        ("keys are empty", { try attend(keys: [1, 2, 0, 32], values: [1, 2, 0, 16]) }),
+        ("queries are empty", { try attend(queries: [1, 4, 0, 32]) }),
+        (
+            "queries are int32, expected float32, float16 or bfloat16.",
+            { try attend(dtypes: [.int32, .float32, .float32]) }
+        ),
+        (
+            "queries, keys and values are float16, float32, float32, expected the same dtype of all three.",
+            { try attend(dtypes: [.float16, .float32, .float32]) }
+        ),
+        ("scale is nan, expected a finite number.", { try attend(scale: .nan) }),
+        ("mask has shape", { try attend(mask: ([1, 4, 1, 7], .bool)) }),
+        ("mask is int32", { try attend(mask: ([1, 4, 1, 8], .int32)) }),
+        ("sinks have shape", { try attend(sinks: ([2], .float32)) }),
+        ("sinks are int32", { try attend(sinks: ([4], .int32)) }),
+    ]
+
+    @Test(arguments: attention.indices)
+    func attentionRefuses(index: Int) {
+        let (message, call) = Self.attention[index]
+        let error = #expect(throws: H2OError.self) { try call() }
+        let expected = "[scaled_dot_product_attention_with_scores] \(message)"
+        #expect(error?.description.hasPrefix(expected) == true, "\(error?.description ?? "")")
+    }
+
+    private static let selection: [(String, Call)] = [
+        ("scores have 2 dimensions, expected 3 [B, H, N].", { try keep(scores: [2, 8]) }),
+        ("scores and positions have shapes", { try keep(positions: [1, 2, 7]) }),
+        ("scores are empty", { try keep(scores: [1, 2, 0], positions: [1, 2, 0]) }),
+        ("scores are float16, expected float32.", { try keep(dtypes: [.float16, .int32]) }),
+        ("positions are uint32, expected int32.", { try keep(dtypes: [.float32, .uint32]) }),
+        ("keep is 0, expected 1 to N = 8.", { try keep(keep: 0) }),
+        ("keep is 9, expected 1 to N = 8.", { try keep(keep: 9) }),
+        ("sink_size is -1, expected 0 or more.", { try keep(sinkSize: -1) }),
+    ]
+
+    @Test(arguments: selection.indices)
+    func keepIndicesRefuses(index: Int) {
+        let (message, call) = Self.selection[index]
+        let error = #expect(throws: H2OError.self) { try call() }
+        #expect(
+            error?.description.hasPrefix("[keep_indices] \(message)") == true,
+            "\(error?.description ?? "")")
+    }
+
+    @Test func evictIndicesNamesItself() {
+        let error = #expect(throws: H2OError.self) {
+            _ = try evictIndices(
+                zeros([1, 1, 4]), positions: zeros([1, 1, 4], .int32), count: 5)
+        }
+        #expect(error?.description == "[evict_indices] count is 5, expected 1 to N = 4.")
+    }
+
+    /// Numbers that C's int does not hold must not wrap around into valid ones.
+    @Test func hugeNumbersAreNotTruncated() throws {
+        #expect(throws: H2OError.self) { try keep(keep: 1 << 32 + 4) }
+        let scores = MLXArray([3, 1, 2] as [Float], [1, 1, 3])
+        let positions = MLXArray([0, 1, 2] as [Int32], [1, 1, 3])
+        let evicted = try evictIndices(
+            scores, positions: positions, sinkSize: 0, recentStart: 1 << 40)
+        #expect(evicted.asArray(UInt32.self) == [1])
+    }
+
+    @Test func nothingIsWrongAfterAnError() throws {
+        #expect(throws: H2OError.self) { try attend(scale: .infinity) }
+        try attend()
+    }
+}
+
+@Suite struct BackendTests {
+    @Test(arguments: [Backend.native, .composed]) func cpuBackEndsAreAvailable(backend: Backend) {
+        #expect(backend.status.isAvailable)
+        #expect(backend.status.reason == "")
+    }
+
+    #if os(Linux)
+    @Test(arguments: [Backend.metal, .cuda]) func gpuBackEndsSayWhyNot(backend: Backend) {
+        let status = backend.status
+        #expect(!status.isAvailable)
+        #expect(!status.reason.isEmpty)
+        let error = #expect(throws: H2OError.self) { try withBackend(backend) { try attend() } }
+        #expect(
+            error?.description
+                == "[withBackend] back end '\(backend.rawValue)' is not available: \(status.reason)"
+        )
+    }
+    #endif
+
+    /// Named back ends differ in rounding: the choice is seen, and ends with the block.
+    @Test func theChoiceIsScoped() throws {
+        let key = MLXRandom.key(3)
+        let queries = MLXRandom.normal([1, 4, 1, 100], dtype: .float32, key: key)
+        let keys = MLXRandom.normal([1, 1, 1000, 100], dtype: .float32, key: key)
+        func scores(_ backend: Backend?) throws -> [Float] {
+            try withBackend(backend) {
+                try MLXFast.scaledDotProductAttentionWithScores(
+                    queries: queries, keys: keys, values: keys, scale: 1
+                ).1.asArray(Float.self)
+            }
+        }
+        let (native, composed) = (try scores(.native), try scores(.composed))
+        #expect(native != composed)
+        #expect(try scores(nil) == native)
+        #expect(try withBackend(.composed) { try scores(.native) } == native)
+    }
+}

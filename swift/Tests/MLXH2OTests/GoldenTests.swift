@@ -1,0 +1,80 @@
+import Foundation
+import MLX
+import MLXH2O
+import Testing
+
+@testable import mlx_h2o_parity
+
+/// The vectors that every language reads: what the float64 reference says, and how far one may be
+/// off.
+@Suite struct GoldenTests {
+    static let backends: [Backend] = [.native, .composed]
+
+    static let file = URL(fileURLWithPath: #filePath).deletingLastPathComponent()
+        .appending(path: "../../../tests/golden/cases.safetensors")
+
+    private func cases(_ op: String) throws -> [Case] {
+        try Case.read(Self.file).filter { $0.fields.op == op }
+    }
+
+    @Test(arguments: backends) func attention(backend: Backend) throws {
+        let cases = try cases("attention")
+        #expect(cases.count > 100)
+        for parity in cases {
+            let results = try withBackend(backend) { try runAttention(parity) }
+            #expect((results["lse"] != nil) == parity.fields.returnLse)
+            for (part, found) in results {
+                let expected = try parity.tensor("\(part)64")
+                #expect(found.shape == expected.shape)
+                let allowed = try #require(parity.fields.tolerance?[part])
+                let error = worstDifference(found, expected)
+                #expect(error <= allowed, "\(parity.name)/\(part): \(error), allowed \(allowed)")
+            }
+        }
+    }
+
+    @Test(arguments: backends) func selection(backend: Backend) throws {
+        let cases = try cases("keep")
+        #expect(cases.count > 20)
+        for parity in cases {
+            let results = try withBackend(backend) { try runKeep(parity) }
+            for part in ["keep", "evict"] {
+                let found = try #require(results[part])
+                let expected = try parity.tensor(part)
+                #expect(found.dtype == .uint32)
+                #expect(found.shape == expected.shape, "\(parity.name)/\(part)")
+                #expect(
+                    found.asArray(UInt32.self) == expected.asArray(UInt32.self),
+                    "\(parity.name)/\(part)")
+            }
+        }
+    }
+
+    /// The outputs of a trace that cannot depend on rounding: those of the window policy.
+    @Test(arguments: backends) func windowTrace(backend: Backend) throws {
+        let parity = try #require(try cases("trace").first { $0.fields.policy == "window" })
+        let results = try withBackend(backend) { try runTrace(parity) }
+        let positions = try #require(results["positions"])
+        let size = positions.dim(-1)
+        let (sinks, steps) = (try parity.field(\.sinkSize, ""), positions.dim(0))
+        let start = try parity.field(\.prefill, "").reduce(0, +)
+        let kept = positions.asArray(Int32.self)
+        for step in 0..<steps {
+            let end = start + step + 1
+            let expected = Array(0..<sinks) + Array(end - (size - sinks)..<end)
+            for head in 0..<positions.dim(2) {
+                let at = (step * positions.dim(2) + head) * size
+                #expect(kept[at..<at + size].map { Int($0) } == expected)
+            }
+        }
+    }
+
+    /// Infinities and NaN must be in the same places.
+    private func worstDifference(_ found: MLXArray, _ expected: MLXArray) -> Float {
+        zip(found.asArray(Float.self), expected.asArray(Float.self)).reduce(0) { worst, pair in
+            if pair.0 == pair.1 || (pair.0.isNaN && pair.1.isNaN) { return worst }
+            let difference = abs(pair.0 - pair.1)
+            return difference.isNaN ? .infinity : max(worst, difference)
+        }
+    }
+}
