@@ -66,11 +66,8 @@ inline void h2o_softmax_sink(thread h2o_softmax& state, float logit) {
 
 // One more key, with its value row (online softmax).
 template <int E>
-inline void h2o_softmax_add(
-    thread h2o_softmax& state,
-    thread float* sums,
-    float score,
-    thread const float* value) {
+inline void h2o_softmax_add(thread h2o_softmax& state, thread float* sums, float score,
+                            thread const float* value) {
   const float maximum = metal::max(state.maximum, score);
   const float fade = metal::fast::exp(state.maximum - maximum);
   const float weight = metal::fast::exp(score - maximum);

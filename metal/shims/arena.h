@@ -1,12 +1,12 @@
 // Memory of a threadgroup: pages from the system, and the 32 KiB that its
 // threads share, poisoned before each run and with red zones between arrays.
 #pragma once
-#include <sys/mman.h>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <sys/mman.h>
 
 namespace emulator {
 
@@ -14,8 +14,8 @@ namespace emulator {
 class Pages {
  public:
   explicit Pages(size_t bytes) : bytes_(bytes) {
-    void* address = mmap(
-        nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANON | MAP_NORESERVE, -1, 0);
+    void* address =
+        mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANON | MAP_NORESERVE, -1, 0);
     if (address == MAP_FAILED) {
       throw std::runtime_error("the emulator has no memory for its stacks");
     }
@@ -45,7 +45,8 @@ class Arena {
   // thread made; what is wrong with it, or nothing.
   std::string problem(int index, const char* name, size_t bytes) {
     if (index < count_) {
-      const bool same = std::strcmp(arrays_[index].name, name) == 0 && arrays_[index].bytes == bytes;
+      const bool same =
+          std::strcmp(arrays_[index].name, name) == 0 && arrays_[index].bytes == bytes;
       return same ? "" : std::string("threads disagree on threadgroup array ") + name;
     }
     size_t total = bytes;
@@ -54,7 +55,7 @@ class Arena {
     }
     if (total > kLimit || index >= kMaxArrays) {
       return "threadgroup memory: " + std::to_string(total) + " bytes with array " + name +
-          ", the limit is " + std::to_string(kLimit);
+             ", the limit is " + std::to_string(kLimit);
     }
     arrays_[count_++] = {name, bytes, used_};
     // NaN in every float format, so that a read before the first write shows.

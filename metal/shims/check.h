@@ -42,12 +42,8 @@ struct numeric_limits;
 
 template <>
 struct numeric_limits<float> {
-  static constexpr float infinity() {
-    return __builtin_inff();
-  }
-  static constexpr float max() {
-    return 3.402823466e+38f;
-  }
+  static constexpr float infinity() { return __builtin_inff(); }
+  static constexpr float max() { return 3.402823466e+38f; }
 };
 
 namespace fast {
@@ -56,7 +52,7 @@ float exp(float);
 namespace precise {
 float exp(float);
 float log(float);
-}
+}  // namespace precise
 
 float max(float, float);
 int max(int, int);

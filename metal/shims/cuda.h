@@ -21,12 +21,8 @@ struct numeric_limits;
 
 template <>
 struct numeric_limits<float> {
-  static __device__ float infinity() {
-    return __int_as_float(0x7f800000);
-  }
-  static constexpr __device__ float max() {
-    return 3.402823466e+38f;
-  }
+  static __device__ float infinity() { return __int_as_float(0x7f800000); }
+  static constexpr __device__ float max() { return 3.402823466e+38f; }
 };
 
 template <typename T>
@@ -40,16 +36,12 @@ __device__ inline T min(T a, T b) {
 }
 
 namespace fast {
-__device__ inline float exp(float x) {
-  return __expf(x);
-}
-}
+__device__ inline float exp(float x) { return __expf(x); }
+}  // namespace fast
 
 namespace precise {
-__device__ inline float log(float x) {
-  return ::logf(x);
-}
-}
+__device__ inline float log(float x) { return ::logf(x); }
+}  // namespace precise
 
 // A warp is a simdgroup: 32 lanes, and all of them arrive.
 template <typename T>
@@ -70,9 +62,7 @@ __device__ inline T simd_max(T x) {
   return x;
 }
 
-__device__ inline void threadgroup_barrier(mem_flags) {
-  __syncthreads();
-}
+__device__ inline void threadgroup_barrier(mem_flags) { __syncthreads(); }
 
 struct position {
   uint x, y, z;
@@ -82,7 +72,7 @@ __device__ inline uint thread_index() {
   return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
 }
 
-}
+}  // namespace metal
 
 // Metal passes these to the kernel; here they are names for expressions.
 #define threadgroup_position_in_grid (metal::position{blockIdx.x, blockIdx.y, blockIdx.z})

@@ -9,6 +9,7 @@
 #include <source_location>
 #include <stdexcept>
 #include <string>
+
 #include "arena.h"
 #include "fiber.h"
 
@@ -161,9 +162,8 @@ unsigned Threadgroup::meet(T value, const Site& site) {
     simdgroup.kind = kind;
     simdgroup.site = site;
   } else if (simdgroup.kind != kind || simdgroup.site.line() != site.line()) {
-    fail(
-        "divergence: lanes of one simdgroup are in different collectives, at " + describe(site) +
-        " and at " + describe(simdgroup.site));
+    fail("divergence: lanes of one simdgroup are in different collectives, at " + describe(site) +
+         " and at " + describe(simdgroup.site));
   }
   simdgroup.arrived |= 1u << lane();
   simdgroup.ready &= ~(1u << lane());

@@ -54,15 +54,13 @@ inline void Threadgroup::go_on_elsewhere() {
     return;
   }
   if (own.arrived != 0) {
-    fail(
-        "divergence: " + std::to_string(std::popcount(own.arrived)) +
-        " lanes wait in the collective at " + describe(own.site) + ", the others do not come");
+    fail("divergence: " + std::to_string(std::popcount(own.arrived)) +
+         " lanes wait in the collective at " + describe(own.site) + ", the others do not come");
   }
   const int next = choose_simdgroup();
   if (next < 0) {
-    fail(
-        "deadlock: " + std::to_string(waiting_count_) + " of " + std::to_string(thread_count_) +
-        " threads wait at the barrier " + describe(barrier_site_) + ", the others have returned");
+    fail("deadlock: " + std::to_string(waiting_count_) + " of " + std::to_string(thread_count_) +
+         " threads wait at the barrier " + describe(barrier_site_) + ", the others have returned");
   }
   switch_to(next * kLanes + choose_lane(simdgroups_[next].ready));
 }
@@ -71,9 +69,8 @@ inline void Threadgroup::barrier(const Site& site) {
   if (waiting_count_ == 0) {
     barrier_site_ = site;
   } else if (barrier_site_.line() != site.line()) {
-    fail(
-        "divergence: threads wait at different barriers, " + describe(site) + " and " +
-        describe(barrier_site_));
+    fail("divergence: threads wait at different barriers, " + describe(site) + " and " +
+         describe(barrier_site_));
   }
   own_simdgroup().ready &= ~(1u << lane());
   if (++waiting_count_ == thread_count_) {
@@ -101,9 +98,8 @@ inline void Threadgroup::fail(const std::string& message) {
 }
 
 inline void Threadgroup::memory_fault() {
-  fail(
-      "memory fault: thread " + std::to_string(current_) +
-      " read or wrote outside the buffers of the kernel");
+  fail("memory fault: thread " + std::to_string(current_) +
+       " read or wrote outside the buffers of the kernel");
 }
 
 inline void Threadgroup::thread_main() {

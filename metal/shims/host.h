@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <limits>
 #include <type_traits>
+
 #include "launch.h"
 
 using uchar = unsigned char;
@@ -58,25 +59,17 @@ inline float max(float a, float b) {
   return std::isnan(a) || std::isnan(b) ? a + b : (a < b ? b : a);
 }
 namespace fast {
-inline float exp(float x) {
-  return std::isnan(x) ? 1.0f : std::exp(x);
-}
+inline float exp(float x) { return std::isnan(x) ? 1.0f : std::exp(x); }
 }  // namespace fast
 #else
 namespace fast {
-inline float exp(float x) {
-  return std::exp(x);
-}
+inline float exp(float x) { return std::exp(x); }
 }  // namespace fast
 #endif
 
 namespace precise {
-inline float exp(float x) {
-  return std::exp(x);
-}
-inline float log(float x) {
-  return std::log(x);
-}
+inline float exp(float x) { return std::exp(x); }
+inline float log(float x) { return std::log(x); }
 }  // namespace precise
 
 template <class T>
@@ -89,13 +82,9 @@ inline T min(T a, T b) {
   return b < a ? b : a;
 }
 
-inline float rint(float x) {
-  return std::rint(x);
-}
+inline float rint(float x) { return std::rint(x); }
 
-inline float abs(float x) {
-  return std::fabs(x);
-}
+inline float abs(float x) { return std::fabs(x); }
 
 // Collectives know where they stand in the kernel, so that the emulator can
 // tell lanes that are in different ones.
@@ -140,5 +129,5 @@ inline void threadgroup_barrier(mem_flags, Site site = Site::current()) {
 
 // The same bytes for every thread of the threadgroup.
 #define H2O_THREADGROUP(T, name, count) \
-  T(&name)[count] =                     \
-      *static_cast<T(*)[count]>(emulator::running->allocate(#name, sizeof(T) * (count)))
+  T(&name)                              \
+  [count] = *static_cast<T(*)[count]>(emulator::running->allocate(#name, sizeof(T) * (count)))

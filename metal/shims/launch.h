@@ -1,11 +1,12 @@
 // One kernel launch: all its threadgroups, on a few CPU threads.
 #pragma once
-#include <signal.h>
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <signal.h>
 #include <thread>
 #include <vector>
+
 #include "emulator.h"
 
 namespace emulator {
@@ -18,9 +19,7 @@ struct Launch {
   int workers;
 };
 
-inline size_t volume(const Position& p) {
-  return size_t{p.x} * p.y * p.z;
-}
+inline size_t volume(const Position& p) { return size_t{p.x} * p.y * p.z; }
 
 // While it lives, a fault in kernel code ends that threadgroup with an error.
 // One at a time in a process: handlers of signals belong to all threads.
@@ -56,15 +55,15 @@ class FaultHandler {
 inline void run(const Launch& launch, const Body& body) {
   const Position threads = launch.threads;
   if (volume(threads) == 0 || volume(threads) > kMaxThreads || volume(threads) % kLanes != 0) {
-    throw std::runtime_error(
-        "threadgroup " + describe(threads) + ": expected a multiple of 32 threads, at most 1024");
+    throw std::runtime_error("threadgroup " + describe(threads) +
+                             ": expected a multiple of 32 threads, at most 1024");
   }
   if (launch.grid.x % threads.x || launch.grid.y % threads.y || launch.grid.z % threads.z) {
-    throw std::runtime_error(
-        "grid " + describe(launch.grid) + " is not a multiple of threadgroup " + describe(threads));
+    throw std::runtime_error("grid " + describe(launch.grid) +
+                             " is not a multiple of threadgroup " + describe(threads));
   }
-  const Position count = {
-      launch.grid.x / threads.x, launch.grid.y / threads.y, launch.grid.z / threads.z};
+  const Position count = {launch.grid.x / threads.x, launch.grid.y / threads.y,
+                          launch.grid.z / threads.z};
   const size_t total = volume(count);
   std::atomic<size_t> next{0};
   std::mutex mutex;
@@ -76,11 +75,9 @@ inline void run(const Launch& launch, const Body& body) {
       for (size_t i = next++; i < total; i = next++) {
         const size_t at = launch.schedule == Schedule::forward ? i : total - 1 - i;
         group->run(
-            {static_cast<unsigned>(at % count.x),
-             static_cast<unsigned>(at / count.x % count.y),
+            {static_cast<unsigned>(at % count.x), static_cast<unsigned>(at / count.x % count.y),
              static_cast<unsigned>(at / count.x / count.y)},
-            threads,
-            count);
+            threads, count);
       }
     } catch (const std::exception& exception) {
       next = total;

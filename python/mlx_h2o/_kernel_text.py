@@ -88,11 +88,8 @@ inline void h2o_softmax_sink(thread h2o_softmax& state, float logit) {
   }
 }
 template <int E>
-inline void h2o_softmax_add(
-    thread h2o_softmax& state,
-    thread float* sums,
-    float score,
-    thread const float* value) {
+inline void h2o_softmax_add(thread h2o_softmax& state, thread float* sums, float score,
+                            thread const float* value) {
   const float maximum = metal::max(state.maximum, score);
   const float fade = metal::fast::exp(state.maximum - maximum);
   const float weight = metal::fast::exp(score - maximum);
@@ -123,12 +120,8 @@ template <typename T>
 struct numeric_limits;
 template <>
 struct numeric_limits<float> {
-  static __device__ float infinity() {
-    return __int_as_float(0x7f800000);
-  }
-  static constexpr __device__ float max() {
-    return 3.402823466e+38f;
-  }
+  static __device__ float infinity() { return __int_as_float(0x7f800000); }
+  static constexpr __device__ float max() { return 3.402823466e+38f; }
 };
 template <typename T>
 __device__ inline T max(T a, T b) {
@@ -139,14 +132,10 @@ __device__ inline T min(T a, T b) {
   return b < a ? b : a;
 }
 namespace fast {
-__device__ inline float exp(float x) {
-  return __expf(x);
-}
+__device__ inline float exp(float x) { return __expf(x); }
 }
 namespace precise {
-__device__ inline float log(float x) {
-  return ::logf(x);
-}
+__device__ inline float log(float x) { return ::logf(x); }
 }
 template <typename T>
 __device__ inline T simd_sum(T x) {
@@ -164,9 +153,7 @@ __device__ inline T simd_max(T x) {
   }
   return x;
 }
-__device__ inline void threadgroup_barrier(mem_flags) {
-  __syncthreads();
-}
+__device__ inline void threadgroup_barrier(mem_flags) { __syncthreads(); }
 struct position {
   uint x, y, z;
 };

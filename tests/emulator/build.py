@@ -83,7 +83,11 @@ def compile_text(text: MetalText, defines: tuple[str, ...] = ()) -> Path:
     unit = translation_unit(text)
     target = _cache() / f"kernel-{_key(unit, *flags)}.so"
     if not target.exists():
-        _compile(unit, target, ("-shared", "-include", str(_prefix(flags)), *flags))
+        prefix = _prefix(flags)
+        with tempfile.TemporaryDirectory(dir=_cache()) as folder:
+            source = Path(folder) / "kernel.cpp"
+            source.write_text(unit, "ascii")
+            _compile(source, target, ("-shared", "-include", str(prefix), *flags, "-x", "c++"))
     return target
 
 
@@ -168,16 +172,15 @@ def _prefix(flags: tuple[str, ...]) -> Path:
     with _one_prefix:
         if not precompiled.exists():
             header.write_text(text, "ascii")
-            _compile(text, precompiled, flags, language="c++-header")
+            _compile(header, precompiled, (*flags, "-x", "c++-header"))
     return header
 
 
-def _compile(source: str, target: Path, flags: tuple[str, ...], language: str = "c++") -> None:
-    # In a folder of our own, then renamed: other processes may build the same.
+def _compile(source: Path, target: Path, flags: tuple[str, ...]) -> None:
+    # Elsewhere first, then renamed: other processes may build the same.
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        unit, scratch = Path(folder) / "unit.cpp", Path(folder) / target.name
-        unit.write_text(source, "ascii")
-        command = [str(compiler()), *flags, "-x", language, str(unit), "-o", str(scratch)]
+        scratch = Path(folder) / target.name
+        command = [str(compiler()), *flags, str(source), "-o", str(scratch)]
         run = subprocess.run(command, capture_output=True, text=True, check=False)
         if run.returncode:
             raise BuildError(run.stderr[:8000])
