@@ -101,14 +101,11 @@ namespace neon {
 }  // namespace neon
 #endif
 
-constexpr SimdTarget kTargets[] = {SimdTarget::avx512, SimdTarget::avx2, SimdTarget::neon,
-                                   SimdTarget::scalar};  // best first
-
 SimdTarget choose_target() {
   std::string supported;
   const char* wanted = std::getenv("MLX_H2O_SIMD");
   const bool automatic = wanted == nullptr || *wanted == '\0';
-  for (SimdTarget target : kTargets) {
+  for (SimdTarget target : kSimdTargets) {
     if (!is_supported(target)) continue;
     if (automatic || std::strcmp(wanted, target_name(target)) == 0) return target;
     supported += supported.empty() ? "" : ", ";

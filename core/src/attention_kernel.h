@@ -11,6 +11,10 @@ enum class ElementType { float32, float16, bfloat16 };
 enum class MaskType { none, boolean, float32, float16, bfloat16 };
 enum class SimdTarget { scalar, avx2, avx512, neon };
 
+/// Every target that there is, the best first.
+inline constexpr SimdTarget kSimdTargets[] = {SimdTarget::avx512, SimdTarget::avx2,
+                                              SimdTarget::neon, SimdTarget::scalar};
+
 /// One call. Strides count elements; the last axis of queries, keys and values has stride 1.
 struct AttentionArguments {
   int batch, query_heads, kv_heads;

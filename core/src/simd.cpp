@@ -4,6 +4,14 @@
 
 namespace mlx_h2o {
 
-const char* simd_target_name() { return kernels::target_name(kernels::simd_target()); }
+std::string simd_target() { return kernels::target_name(kernels::simd_target()); }
+
+std::vector<std::string> simd_targets() {
+  std::vector<std::string> names;
+  for (kernels::SimdTarget target : kernels::kSimdTargets) {
+    if (kernels::is_supported(target)) names.emplace_back(kernels::target_name(target));
+  }
+  return names;
+}
 
 }  // namespace mlx_h2o

@@ -4,6 +4,7 @@
 #include <mlx/version.h>
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
@@ -22,9 +23,11 @@ NB_MODULE(_core, m) {
   m.attr("built_for_mlx") = MLX_H2O_TEXT(MLX_VERSION_MAJOR) "." MLX_H2O_TEXT(
       MLX_VERSION_MINOR) "." MLX_H2O_TEXT(MLX_VERSION_PATCH);
 
-  m.def("simd_target", &mlx_h2o::simd_target_name,
+  m.def("simd_target", &mlx_h2o::simd_target,
         "The SIMD target in use: scalar, avx2, avx512 or neon. Raises ValueError where "
         "MLX_H2O_SIMD names none that this machine runs.");
+  m.def("simd_targets", &mlx_h2o::simd_targets,
+        "Every SIMD target that this machine runs, the best first.");
   m.def(
       "ndim", [](const mx::array& array) { return array.ndim(); }, "array"_a,
       "The number of axes: a probe that the module and mlx.core know the same array type.");

@@ -3,6 +3,7 @@ import mlx.core as mx
 built_for_mlx: str
 
 def simd_target() -> str: ...
+def simd_targets() -> list[str]: ...
 def ndim(array: mx.array) -> int: ...
 def scaled_dot_product_attention_with_scores(
     queries: mx.array,
@@ -14,7 +15,7 @@ def scaled_dot_product_attention_with_scores(
     mask: mx.array | None = None,
     sinks: mx.array | None = None,
     return_lse: bool = False,
-    stream: mx.Stream | mx.Device | mx.DeviceType | None = None,
+    stream: mx.Stream | mx.ThreadLocalStream | mx.Device | mx.DeviceType | None = None,
 ) -> list[mx.array]: ...
 def keep_indices(
     scores: mx.array,
@@ -23,7 +24,7 @@ def keep_indices(
     keep: int,
     sink_size: int = 0,
     recent_start: int | None = None,
-    stream: mx.Stream | mx.Device | mx.DeviceType | None = None,
+    stream: mx.Stream | mx.ThreadLocalStream | mx.Device | mx.DeviceType | None = None,
 ) -> mx.array: ...
 def evict_indices(
     scores: mx.array,
@@ -32,5 +33,5 @@ def evict_indices(
     count: int = 1,
     sink_size: int = 0,
     recent_start: int | None = None,
-    stream: mx.Stream | mx.Device | mx.DeviceType | None = None,
+    stream: mx.Stream | mx.ThreadLocalStream | mx.Device | mx.DeviceType | None = None,
 ) -> mx.array: ...

@@ -1,0 +1,118 @@
+"""Faults seeded into the native kernels, each of which the native test driver must catch.
+
+A fault is one replacement in a copy of core/src; it must apply exactly once, so that a mutant
+always differs from the source. Only the kernel that it touches is compiled again.
+"""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = ROOT / "core" / "src"
+DRIVER = ROOT / "tests" / "native"
+COMPILER = os.environ.get("CXX") or next(
+    filter(shutil.which, ("c++", "g++", "clang++")), "no compiler"
+)
+CASES = "120"
+
+# name: (file, text, its replacement, what the driver must complain about)
+FAULTS = {
+    "a causal query sees one key too many": (
+        "attention_sweeps.h",
+        "a.key_count - a.query_count;",
+        "a.key_count - a.query_count + 1;",
+        "score of target",
+    ),
+    "query heads are dealt to KV heads in turn": (
+        "attention_sweeps.h",
+        "return kv_head * group + static_cast<int>((rows.first + row) / a.query_count);",
+        "return kv_head + a.kv_heads * static_cast<int>((rows.first + row) / a.query_count) + "
+        "0 * group;",
+        "score of target",
+    ),
+    "the sink is left out of the denominator": (
+        "attention_sweeps.h",
+        "rows.totals[row] = std::exp(static_cast<double>(sink) - static_cast<double>(largest));",
+        "rows.totals[row] = 0;",
+        "lse of target",
+    ),
+    "an additive mask is compared below its threshold only": (
+        "attention_sweeps.h",
+        "bias <= threshold",
+        "bias < 2 * threshold",
+        "score of target",
+    ),
+    "the last columns of a value are left out": (
+        "attention_tiles.h",
+        "for (; d < width; d += kLanes) {\n    const int lanes",
+        "for (; d + kLanes <= width; d += kLanes) {\n    const int lanes",
+        "out of target",
+    ),
+    "a tie keeps the higher position": (
+        "selection_kernel.cpp",
+        "return order > other.order;",
+        "return order < other.order;",
+        "_indices: N=",
+    ),
+    "NaN ranks as the best score": (
+        "selection_kernel.cpp",
+        "return unscored(kNotANumber, position);",
+        "return unscored(kProtected, position);",
+        "_indices: N=",
+    ),
+    "the recent rows start one later": (
+        "selection_kernel.cpp",
+        "position >= *a.recent_start",
+        "position > *a.recent_start",
+        "_indices: N=",
+    ),
+}
+
+pytestmark = pytest.mark.skipif(shutil.which(COMPILER) is None, reason="no C++ compiler")
+
+
+def compile_object(source: Path, include: Path, target: Path) -> Path:
+    flags = ["-std=c++20", "-O1", f"-I{include}", "-c", str(source), "-o", str(target)]
+    subprocess.run([COMPILER, *flags], check=True)
+    return target
+
+
+def run(objects: list[Path], program: Path) -> subprocess.CompletedProcess[str]:
+    subprocess.run([COMPILER, *map(str, objects), "-o", str(program)], check=True)
+    return subprocess.run([str(program), CASES], capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def objects(tmp_path_factory) -> dict[str, Path]:
+    """Object files of the driver and of the unchanged kernels, by name."""
+    folder = tmp_path_factory.mktemp("native")
+    sources = [DRIVER / "native_test.cpp", *sorted(SOURCES.glob("*_kernel.cpp"))]
+    return {
+        source.stem: compile_object(source, SOURCES, folder / f"{source.stem}.o")
+        for source in sources
+    }
+
+
+def test_the_unchanged_kernels_pass(objects, tmp_path):
+    result = run(list(objects.values()), tmp_path / "unchanged")
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(("file", "text", "replacement", "complaint"), FAULTS.values(), ids=FAULTS)
+def test_a_seeded_fault_is_caught(objects, tmp_path, file, text, replacement, complaint):
+    source = (SOURCES / file).read_text()
+    assert source.count(text) == 1, f"the fault does not apply to {file} exactly once"
+    mutant = source.replace(text, replacement)
+    assert mutant != source
+    copy = tmp_path / "src"
+    shutil.copytree(SOURCES, copy)
+    (copy / file).write_text(mutant)
+    kernel = "selection_kernel" if file.startswith("selection") else "attention_kernel"
+    changed = compile_object(copy / f"{kernel}.cpp", copy, tmp_path / "mutant.o")
+    result = run([*{**objects, kernel: changed}.values()], tmp_path / "mutant")
+    assert result.returncode == 1, "the fault went unnoticed"
+    assert complaint in result.stderr
