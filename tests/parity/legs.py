@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import platform
+import subprocess
 from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -164,6 +165,11 @@ class EmulatorLeg(PackageLeg):
             except ImportError as error:
                 self._reason = f"the emulator cannot be imported: {error}"
         return self._reason
+
+    def versions(self) -> dict[str, str]:
+        compiler = str(importlib.import_module("emulator").compiler())
+        told = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
+        return super().versions() | {"compiler": told.stdout.partition("\n")[0]}
 
     def refusal(self, case: Case) -> str:
         request = validate.attention_request(*inputs(case), **options(case))
