@@ -5,6 +5,8 @@ Each takes what it checks as an argument and raises AssertionError.
 
 from __future__ import annotations
 
+import tempfile
+
 import mlx.core as mx
 import numpy as np
 
@@ -166,3 +168,23 @@ def check_ties(make) -> None:
             scores = np.ones((1, 2, total, total), np.float32)
             keys = np.ones((1, 2, total, 4), np.float32)
             check_trace([make(config)], config, lengths, scores, keys)
+
+
+def check_graph(policy: str, *, budget: int) -> None:
+    """What evaluates the keys evaluates positions and scores: the graph is one step long."""
+    rng = np.random.default_rng(2)
+    cache = small(policy, max_kv_size=budget, sink_size=1, recent_size=2)
+    sizes = []
+    for index in range(300):
+        _, keys, values = random_tokens(rng, 1)
+        k, v = cache.update_and_fetch(mx.array(keys), mx.array(values))
+        cache.update_scores(mx.ones((2, 4, 1, k.shape[2])), masked=False)
+        # As the routed attention does: the new scores are tied to the output.
+        mx.eval(mx.depends(k, [v, cache.scores]) if cache.policy.needs_scores else [k, v])
+        if index in (20, 290):
+            arrays = cache.keys, cache.values, cache.scores, cache.positions
+            with tempfile.NamedTemporaryFile("r", suffix=".dot") as file:
+                mx.export_to_dot(file.name, *arrays)
+                sizes.append(file.read().count("->"))
+        del k, v
+    assert sizes[0] == sizes[1] < 40, f"edges after 20 and 290 steps: {sizes}"

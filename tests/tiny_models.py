@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 from mlx_lm.generate import generate_step
 from mlx_lm.models import llama, qwen3
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import PreTrainedTokenizerFast
 
 VOCABULARY = 64
 
@@ -49,21 +54,23 @@ def tiny_llama(*, seed: int = 8):
     return _spread(model)
 
 
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """Words "t0" to "t63"; no token ends a text."""
+    words = WordLevel({f"t{token}": token for token in range(VOCABULARY)}, unk_token="t0")
+    tokenizer = Tokenizer(words)
+    tokenizer.pre_tokenizer = Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
 def _spread(model):
     model.load_weights(
         [
             (name, 3 * weight if weight.ndim == 2 else weight)
-            for name, weight in _flat(model.parameters())
+            for name, weight in tree_flatten(model.parameters())
         ]
     )
     mx.eval(model.parameters())
     return model
-
-
-def _flat(parameters):
-    from mlx.utils import tree_flatten
-
-    return tree_flatten(parameters)
 
 
 def random_prompt(length: int, *, seed: int = 3) -> list[int]:

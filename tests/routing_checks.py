@@ -1,0 +1,65 @@
+"""What mlx_lm must look like after every context, and tools of the routing tests."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import sys
+
+import mlx_lm.models.base
+import pytest
+
+from mlx_h2o import stream_generate
+from tiny_models import random_prompt, tiny_llama, tiny_qwen3, tiny_tokenizer
+
+SETTINGS = {"sink_size": 1, "recent_size": 4}
+
+
+def everything_of_mlx_lm() -> dict[tuple[str, str], object]:
+    """Every global of every loaded mlx_lm module."""
+    return {
+        (name, attribute): value
+        for name, module in list(sys.modules.items())
+        if name == "mlx_lm" or name.startswith("mlx_lm.")
+        for attribute, value in vars(module).items()
+    }
+
+
+def order_of_globals() -> dict[str, list[str]]:
+    return {
+        name: list(vars(module))
+        for name, module in list(sys.modules.items())
+        if name.startswith("mlx_lm.")
+    }
+
+
+@pytest.fixture(autouse=True)
+def mlx_lm_stays_as_it_is():
+    """Around every test: afterwards each global is the very object that it was."""
+    tiny_qwen3(), tiny_llama()  # so that what they import is there before
+    before, order = everything_of_mlx_lm(), order_of_globals()
+    yield
+    gc.collect()
+    after = everything_of_mlx_lm()
+    changed = {key for key, value in before.items() if after[key] is not value}
+    assert not changed
+    now = order_of_globals()
+    assert all(now[name][: len(names)] == names for name, names in order.items())
+    assert not any("_routed" in repr(value) for value in after.values())
+
+
+def patched(module) -> bool:
+    """Whether the module's attention is a replacement: they say what they wrap."""
+    return hasattr(vars(module)["scaled_dot_product_attention"], "__wrapped__")
+
+
+qwen3 = importlib.import_module("mlx_lm.models.qwen3")
+llama = importlib.import_module("mlx_lm.models.llama")
+base = mlx_lm.models.base
+
+
+def stream(model, tokens=200, **given):
+    """Responses of a budget of 16 rows."""
+    settings = {"max_kv_size": 16, **SETTINGS, **given}
+    prompt = random_prompt(20)
+    return stream_generate(model, tiny_tokenizer(), prompt, max_tokens=tokens, **settings)

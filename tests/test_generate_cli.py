@@ -1,0 +1,65 @@
+"""The command `mlx_h2o`."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from mlx_h2o import cli, generate, load
+
+
+def test_the_command_generates(capsys):
+    flags = (
+        "--model demo --max-kv-size 32 --sink-size 2 --policy keydiff --evict-every 2 "
+        "--max-tokens 60 --ignore-chat-template --seed 1 --temp 0"
+    )
+    prompt = "The monster\\nlooked at me"
+    assert cli.main(["generate", *flags.split(), "--prompt", prompt]) == 0
+    printed = capsys.readouterr().out
+    assert "Generation: 60 tokens" in printed
+    last = printed.splitlines()[-1]
+    assert last.startswith("KV cache: keydiff, 6 of 6 layers evict, 3")
+    assert last.endswith(" bytes") and "evicted" in last
+
+
+def test_the_command_reads_standard_input_and_prints_only_the_text(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("It was a dark night"))
+    flags = "--model demo -p - -m 20 --verbose False"
+    assert cli.main(["generate", *flags.split()]) == 0
+    expected = generate(*load("demo"), "It was a dark night", max_tokens=20)
+    assert capsys.readouterr().out.strip() == expected.strip()
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        ("--max-kv-size 4", "sink_size is 4, expected fewer than max_kv_size = 4"),
+        ("--max-kv-size 64 --heavy-size 64", "at most max_kv_size = 64"),
+        ("--kv-bits 8", "--kv-bits is not available in this version"),
+        ("--draft-model demo", "--draft-model is not available in this version"),
+        ("--prompt-cache-file x", "--prompt-cache-file is not available in this version"),
+        ("--policy lru", "invalid choice: 'lru'"),
+    ],
+)
+def test_the_command_says_what_is_wrong(flags, text, capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["generate", "--model", "demo", *flags.split()])
+    assert end.value.code == 2
+    assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["chat", "server", "evaluate", "benchmark", "cache_prompt"])
+def test_commands_that_are_not_in_this_version(name, capsys):
+    assert cli.main([name, "--model", "demo"]) == 2
+    assert f"mlx_h2o: '{name}' is not in this version." in capsys.readouterr().err
+
+
+def test_help_and_mistakes(capsys):
+    assert cli.main(["sing"]) == 2
+    assert "'sing' is not a command" in capsys.readouterr().err
+    assert cli.main([]) == 2
+    assert cli.main(["--help"]) == 0
+    assert "generate" in capsys.readouterr().out
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == "mlx_h2o 0.1.0\n"

@@ -1,0 +1,282 @@
+"""Routing: which cache gets which scores, what is refused, and that mlx_lm is left as it was."""
+
+from __future__ import annotations
+
+import importlib.util
+import pkgutil
+import sys
+import types
+
+import mlx.core as mx
+import mlx_lm
+import mlx_lm.models
+import mlx_lm.models.base
+import mlx_lm.models.cache as mlx_lm_cache
+import numpy as np
+import pytest
+
+from mlx_h2o import H2OConfig, H2OKVCache, fast, make_prompt_cache, routing
+from routing_checks import SETTINGS, base, llama, mlx_lm_stays_as_it_is, patched, qwen3
+from tiny_models import random_prompt, tiny_qwen3, tiny_tokenizer
+
+__all__ = ["mlx_lm_stays_as_it_is"]  # a fixture around every test
+
+
+def run(model, caches, tokens):
+    """Logits of one forward."""
+    return model(mx.array(tokens)[None], cache=caches)
+
+
+mlx_lm_generate = sys.modules["mlx_lm.generate"]
+
+# Which modules
+
+
+def test_the_modules_of_the_model_are_replaced_and_no_others():
+    with routing(tiny_qwen3()):
+        assert patched(qwen3)
+        assert not patched(llama)
+        assert not patched(base)
+
+
+def test_no_model_means_all_that_are_loaded():
+    with routing():
+        assert patched(qwen3)
+        assert patched(llama)
+        assert patched(base)
+
+
+def test_modules_imported_meanwhile_are_put_back_too():
+    name = "mlx_lm.models.starcoder2"
+    sys.modules.pop(name, None)
+    with routing():
+        module = importlib.import_module(name)
+        assert patched(module)
+    assert not patched(module)
+    assert module.scaled_dot_product_attention is base.scaled_dot_product_attention
+
+
+def custom_module(tmp_path, text: str):
+    """A model file as mlx_lm loads it: not in sys.modules, not in its package."""
+    file = tmp_path / "custom.py"
+    file.write_text(text)
+    spec = importlib.util.spec_from_file_location("custom_model", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+CUSTOM = """
+import mlx.core as mx
+import mlx.nn as nn
+{imported}
+
+class Attention(nn.Module):
+    def __call__(self, x, cache):
+        q = k = v = x[:, None]
+        k, v = cache.update_and_fetch(k, v)
+        return {name}(q, k, v, cache={passed}, scale=1.0, mask=None)
+
+class Inherits(Attention):
+    pass
+
+class Model(nn.Module):
+    def __init__(self):
+        self.layers = [Inherits()]
+    def __call__(self, x, cache):
+        return self.layers[0](x, cache[0])
+"""
+BY_NAME = "from mlx_lm.models.base import scaled_dot_product_attention"
+BY_MODULE = "from mlx_lm.models import base"
+
+
+@pytest.mark.parametrize(
+    ("imported", "name"),
+    [
+        (BY_NAME, "scaled_dot_product_attention"),
+        (BY_MODULE, "base.scaled_dot_product_attention"),
+    ],
+)
+@pytest.mark.parametrize("passed", ["cache", "None", "[cache, None]", "'another layer'"])
+def test_custom_model_files_and_whatever_they_pass(tmp_path, imported, name, passed):
+    module = custom_module(tmp_path, CUSTOM.format(imported=imported, name=name, passed=passed))
+    model, caches = module.Model(), [H2OKVCache(H2OConfig(max_kv_size=8, **SETTINGS))]
+    before = dict(vars(module))
+    with routing(model):
+        for _ in range(12):
+            mx.eval(model(mx.random.normal((1, 1, 8)), caches))
+    assert caches[0].evicted == 4
+    assert vars(module) == before
+
+
+def test_another_layers_stock_cache_does_not_hide_ours():
+    """Keys tell whose rows they are, before the argument does."""
+    ours, stock = H2OKVCache(H2OConfig(max_kv_size=8, **SETTINGS)), mlx_lm_cache.KVCache()
+    x = mx.random.normal((1, 2, 1, 8))
+    with routing():
+        keys, values = ours.update_and_fetch(x, x)
+        base.scaled_dot_product_attention(x, keys, values, stock, 1.0, None)
+    assert not np.isnan(np.array(ours.scores)).any()
+
+
+def test_the_argument_serves_where_the_keys_are_not_the_ones_handed_out():
+    ours = H2OKVCache(H2OConfig(max_kv_size=8, **SETTINGS))
+    x = mx.random.normal((1, 2, 1, 8))
+    with routing():
+        keys, values = ours.update_and_fetch(x, x)
+        base.scaled_dot_product_attention(x, keys * 1, values, cache=ours, scale=1.0, mask=None)
+    assert not np.isnan(np.array(ours.scores)).any()
+
+
+def test_a_shared_layer_may_attend_twice():
+    ours = H2OKVCache(H2OConfig(max_kv_size=8, **SETTINGS))
+    x = mx.random.normal((1, 2, 1, 8))
+    with routing():
+        for _ in range(12):
+            keys, values = ours.update_and_fetch(x, x)
+            base.scaled_dot_product_attention(x, keys, values, ours, 1.0, None)
+            again, values = ours.keys_and_values()
+            mx.eval(base.scaled_dot_product_attention(2 * x, again, values, None, 1.0, None))
+    assert ours.size() == 8
+
+
+# Outputs and scores
+
+
+@pytest.mark.parametrize("length", [1, 2, 8, 9, 40, 128, 129, 150])
+@pytest.mark.parametrize("mask", [None, "causal", "bool", "additive"])
+def test_output_and_scores_of_any_length(length, mask):
+    """The stock output, and the moving average of the last 128 queries' scores."""
+    rng = np.random.default_rng(length)
+    q, k, v = (
+        mx.array(rng.standard_normal((2, h, length, 16)).astype(np.float32)) for h in (4, 2, 2)
+    )
+    allowed = rng.random((length, length)) < 0.8
+    allowed[:, 0] = True
+    masks = {
+        None: None,
+        "causal": "causal",
+        "bool": mx.array(allowed),
+        "additive": mx.where(mx.array(allowed), 0.0, mx.finfo(mx.float32).min),
+    }
+    ours = H2OKVCache(H2OConfig(max_kv_size=256))
+    with routing():
+        keys, values = ours.update_and_fetch(k, v)
+        found = base.scaled_dot_product_attention(q, keys, values, ours, 0.25, masks[mask])
+    expected = mx.fast.scaled_dot_product_attention(q, k, v, scale=0.25, mask=masks[mask])
+    np.testing.assert_allclose(np.array(found), np.array(expected), atol=1e-5)
+    _, scores = fast.scaled_dot_product_attention_with_scores(q, k, v, scale=0.25, mask=masks[mask])
+    slow = H2OKVCache(H2OConfig(max_kv_size=256))
+    slow.update_and_fetch(k, v)
+    slow.update_scores(scores)
+    np.testing.assert_allclose(np.array(ours.scores), np.array(slow.scores), rtol=1e-4, atol=1e-6)
+
+
+def test_sinks_reach_attention():
+    x = mx.random.normal((1, 2, 1, 8))
+    sinks = mx.array([3.0, -1.0])
+    for length in (1, 9):
+        q = mx.random.normal((1, 2, length, 8))
+        ours = H2OKVCache(H2OConfig(max_kv_size=32))
+        with routing():
+            keys, values = ours.update_and_fetch(mx.repeat(x, 9, axis=2), mx.repeat(x, 9, axis=2))
+            found = base.scaled_dot_product_attention(q, keys, values, ours, 1.0, None, sinks=sinks)
+        expected = mx.fast.scaled_dot_product_attention(
+            q, keys, values, scale=1.0, mask=None, sinks=sinks
+        )
+        np.testing.assert_allclose(np.array(found), np.array(expected), atol=1e-5)
+
+
+def test_dtypes_are_promoted_as_mlx_does():
+    ours = H2OKVCache(H2OConfig(max_kv_size=8, **SETTINGS))
+    q, x = mx.random.normal((1, 2, 1, 8)), mx.random.normal((1, 2, 1, 8)).astype(mx.float16)
+    with routing():
+        keys, values = ours.update_and_fetch(x, x)
+        out = base.scaled_dot_product_attention(q, keys, values, ours, 1.0, None)
+    assert out.dtype == mx.float32
+
+
+def test_stock_caches_are_served_by_the_original(monkeypatch):
+    calls = []
+
+    def original(*args, **kwargs):
+        calls.append((args, kwargs))
+        return mx.zeros((1,))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(qwen3, "scaled_dot_product_attention", original)
+        with routing(tiny_qwen3()):
+            assert qwen3.scaled_dot_product_attention is not original
+            x = mx.zeros((1, 1, 1, 8))
+            qwen3.scaled_dot_product_attention(x, x, x, cache=None, scale=1.0, mask=None)
+            stock = mlx_lm_cache.KVCache()
+            qwen3.scaled_dot_product_attention(x, x, x, stock, 1.0, "causal", sinks=None)
+        assert qwen3.scaled_dot_product_attention is original
+    assert calls[0][1]["cache"] is None
+    assert calls[1][0][3:] == (stock, 1.0, "causal")
+    assert calls[1][1] == {"sinks": None}
+
+
+# What is refused
+
+
+def test_a_model_that_does_not_call_it_is_refused_by_name(tmp_path):
+    from mlx import nn
+
+    class Model(nn.Module):
+        model_type = "own_softmax"
+
+    with (
+        pytest.raises(
+            ValueError, match=r"\[routing\] own_softmax does not call mlx_lm's attention"
+        ),
+        routing(Model()),
+    ):
+        pytest.fail("entered")
+
+
+def test_a_layer_that_is_not_routed_is_found_at_its_second_update():
+    model = tiny_qwen3()
+    caches = make_prompt_cache(model, 16)
+    run(model, caches, [1, 2, 3])
+    with pytest.raises(RuntimeError, match="qwen3 layer 0 got no scores"):
+        run(model, caches, [4])
+
+
+def test_speculative_decoding_is_refused_at_its_start():
+    model, draft = tiny_qwen3(), tiny_qwen3(layers=1)
+    ours = make_prompt_cache(model, 64)
+    stock = mlx_lm_cache.make_prompt_cache(model) + mlx_lm_cache.make_prompt_cache(draft)
+    mixed = mlx_lm_cache.make_prompt_cache(model) + make_prompt_cache(draft, 64)
+    held = mlx_lm_generate.speculative_generate_step
+    prompt = mx.array(random_prompt(8))
+    with routing(model):
+        for caches in (ours, mixed):
+            with pytest.raises(ValueError, match=r"\[speculative_generate_step\].*H2OKVCache"):
+                next(
+                    mlx_lm.stream_generate(
+                        model, tiny_tokenizer(), prompt, draft_model=draft, prompt_cache=caches
+                    )
+                )
+        # Whoever imported the function before is refused too.
+        with pytest.raises(ValueError, match=r"\[speculative_generate_step\]"):
+            next(held(prompt, model, draft, prompt_cache=ours))
+        tokens = held(prompt, model, draft, prompt_cache=stock, max_tokens=4)
+        assert len(list(tokens)) == 4
+    assert all(cache.empty() for cache in ours)
+
+
+def test_every_model_module_that_binds_the_name_is_found():
+    """All of mlx_lm's model files that import: replaced by routing(), and put back."""
+    modules = []
+    for found in pkgutil.iter_modules(mlx_lm.models.__path__):
+        try:
+            module = importlib.import_module(f"mlx_lm.models.{found.name}")
+        except (ImportError, SystemExit):  # needs a package that is not here
+            continue
+        if isinstance(vars(module).get("scaled_dot_product_attention"), types.FunctionType):
+            modules.append(module)
+    assert len(modules) > 90
+    with routing():
+        assert all(patched(module) for module in modules)
+    assert not any(patched(module) for module in modules)

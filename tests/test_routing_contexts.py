@@ -1,0 +1,177 @@
+"""Routing contexts: counted, and closed by exceptions, collectors and threads alike."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import pytest
+
+from mlx_h2o import routing
+from mlx_h2o.replacements import Replacements, Target
+from routing_checks import llama, mlx_lm_stays_as_it_is, patched, qwen3, stream
+from tiny_models import tiny_llama, tiny_qwen3
+
+__all__ = ["mlx_lm_stays_as_it_is"]  # a fixture around every test
+
+
+def test_contexts_are_counted():
+    one, other = tiny_qwen3(), tiny_llama()
+    with routing(one):
+        with routing(one), routing(other):
+            assert patched(qwen3)
+            assert patched(llama)
+        assert patched(qwen3)
+        assert not patched(llama)
+    assert not patched(qwen3)
+
+
+def test_an_exception_closes_the_context():
+    with pytest.raises(KeyError, match="inside"), routing():
+        raise KeyError("inside")
+    assert not patched(qwen3)
+
+
+def test_contexts_may_close_in_any_order():
+    model = tiny_qwen3()
+    first, second = routing(model), routing()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert patched(qwen3)
+    second.__exit__(None, None, None)
+    assert not patched(qwen3)
+
+
+def test_what_others_replaced_meanwhile_is_left_to_them():
+    model = tiny_qwen3()
+    original = qwen3.scaled_dot_product_attention
+
+    def theirs(*args, **kwargs):
+        return None
+
+    with routing(model):
+        qwen3.scaled_dot_product_attention = theirs
+    assert qwen3.scaled_dot_product_attention is theirs
+    qwen3.scaled_dot_product_attention = original
+
+
+def test_an_abandoned_generator_closes_its_context():
+    responses = stream(tiny_qwen3())
+    next(responses)
+    assert patched(qwen3)
+    del responses
+    gc.collect()
+    assert not patched(qwen3)
+
+
+def test_a_generator_abandoned_in_a_cycle_closes_its_context():
+    class Holder:
+        pass
+
+    holder = Holder()
+    holder.responses, holder.itself = stream(tiny_qwen3()), holder
+    next(holder.responses)
+    del holder
+    gc.collect()
+    assert not patched(qwen3)
+
+
+def test_a_generator_that_was_never_started_replaces_nothing():
+    responses = stream(tiny_qwen3())
+    assert not patched(qwen3)
+    del responses
+
+
+def test_an_exception_in_a_generator_closes_its_context():
+    def fails(tokens, logits):
+        if len(tokens) > 30:
+            raise OverflowError("too long")
+        return logits
+
+    responses = stream(tiny_qwen3(), logits_processors=[fails])
+    with pytest.raises(OverflowError, match="too long"):
+        list(responses)
+    assert not patched(qwen3)
+
+
+def test_interleaved_generators_do_not_disturb_each_other():
+    model, other = tiny_qwen3(), tiny_llama()
+    alone = [[r.token for r in stream(m, 40)] for m in (model, other)]
+    one, two = stream(model, 40), stream(other, 40)
+    found = [[], []]
+    for first, second in zip(one, two, strict=True):
+        found[0].append(first.token)
+        found[1].append(second.token)
+    assert found == alone
+
+
+def test_the_collector_may_close_a_context_while_another_opens():
+    """Left while the same thread holds the lock: no deadlock, nothing lost."""
+    namespace = {"name": "original"}
+    replacements = Replacements()
+    target = Target(namespace, "name", lambda original: f"replaced {original}")
+    replacements.enter([target])
+
+    def wrap(original):
+        replacements.leave([target])  # as if the collector ran just here
+        return f"other {original}"
+
+    other = Target({"name": "second"}, "name", wrap)
+    replacements.enter([other])
+    assert namespace == {"name": "original"}
+    assert other.namespace == {"name": "other second"}
+    replacements.leave([other])
+    assert other.namespace == {"name": "second"}
+
+
+def test_a_missing_name_leaves_nothing_half_done():
+    namespace = {"name": "original"}
+    targets = [Target(namespace, "name", str.upper), Target(namespace, "missing", str.upper)]
+    with pytest.raises(KeyError, match="missing"):
+        Replacements().enter(targets)
+    assert namespace == {"name": "original"}
+
+
+def test_two_threads_get_what_each_gets_alone():
+    models = [tiny_qwen3(), tiny_llama()]
+    alone = [[r.token for r in stream(model, 30)] for model in models]
+    found, failures = [None, None], []
+    start = threading.Barrier(2)
+
+    def work(index):
+        try:
+            start.wait(timeout=60)
+            for _ in range(3):
+                found[index] = [r.token for r in stream(models[index], 30)]
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+    assert not failures
+    assert found == alone
+    assert not patched(qwen3)
+
+
+def test_many_threads_open_and_close():
+    model = tiny_qwen3()
+    original = qwen3.scaled_dot_product_attention
+    failures = []
+
+    def work():
+        for _ in range(50):
+            with routing(model):
+                if not patched(qwen3):
+                    failures.append("not patched within a context")
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+    assert not failures
+    assert qwen3.scaled_dot_product_attention is original
