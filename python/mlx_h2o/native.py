@@ -15,6 +15,10 @@ from mlx_h2o.validate import AttentionRequest, RetentionRequest, runs_on_gpu
 name = "native"
 
 
+# Not in the stubs of mlx.core.
+_MLX_VERSION = str(vars(mx)["__version__"])
+
+
 def _minor(version: str) -> tuple[str, ...]:
     return tuple(version.split(".")[:2])
 
@@ -26,8 +30,8 @@ def fault_of(module: ModuleType) -> str:
     version: an extension built for another could crash, so nothing of it is called before this.
     """
     built_for = str(module.built_for_mlx)
-    if _minor(built_for) != _minor(mx.__version__):
-        return f"the extension was built for MLX {built_for}, found MLX {mx.__version__}"
+    if _minor(built_for) != _minor(_MLX_VERSION):
+        return f"the extension was built for MLX {built_for}, found MLX {_MLX_VERSION}"
     try:
         module.ndim(mx.zeros(()))
     except TypeError:
