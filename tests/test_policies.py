@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import mlx.core as mx
 import numpy as np
 import pytest
 
 from cache_checks import check_accumulate
-from mlx_h2o import H2OConfig, ema, policies
+from mlx_h2o import H2OConfig, H2OKVCache, ema, policies
 
 
 def rows(*, keys, importance=None, positions=None, offset=100):
@@ -105,3 +108,22 @@ def test_keydiff_evicts_the_key_most_like_the_others():
     ranks = np.array(policies.build(H2OConfig(policy="keydiff")).rank(rows(keys=keys)))[0, 0]
     assert ranks.argmin() == 1
     assert ranks.argmax() == 3
+
+
+def test_the_policy_of_the_documentation_works(monkeypatch):
+    """docs/policies.md: its example, added to the table, evicts."""
+    page = (Path(__file__).parents[1] / "docs" / "policies.md").read_text()
+    example = re.search(r"```python\n(.*?)```", page, re.DOTALL).group(1)
+    written: dict = {}
+    exec(example, written)
+    monkeypatch.setitem(policies._POLICIES, "value-norm", written["ValueNorm"])
+    cache = H2OKVCache(H2OConfig(max_kv_size=4, sink_size=1, recent_size=1, policy="value-norm"))
+    for length in (1.0, 3.0, 2.0, 5.0, 4.0, 0.5):
+        row = mx.full((1, 1, 1, 2), length)
+        cache.update_and_fetch(row, row)
+    assert sorted(cache.values[0, 0, :, 0].tolist()) == [0.5, 1.0, 4.0, 5.0]
+
+
+def test_the_table_of_the_documentation_is_complete():
+    page = (Path(__file__).parents[1] / "docs" / "policies.md").read_text()
+    assert tuple(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == policies.names()

@@ -44,7 +44,11 @@ def run(arguments: Sequence[str]) -> int:
     )
     for token in args.extra_eos_token:
         tokenizer.add_eos_token(token)
-    caches = make_prompt_cache(model, config)
+    try:
+        caches = make_prompt_cache(model, config)
+    except ValueError as error:  # a model that cannot be served, by name
+        print(f"mlx_h2o generate: {error}", file=sys.stderr)
+        return 1
     response = None
     for response in stream_generate(
         model,
