@@ -22,6 +22,8 @@ PROJECT = nox.project.load_toml("pyproject.toml")
 BUILD_REQUIREMENTS = PROJECT["build-system"]["requires"]
 EXTRAS = PROJECT["project"]["optional-dependencies"]
 LINT_TOOLS = [line for line in EXTRAS["dev"] if line.startswith(("ruff", "clang-format"))]
+# NVRTC compiles the kernels' CUDA form; no GPU and no toolkit needed.
+CUDA_COMPILER = [f"nvidia-cuda-{part}==13.0.*" for part in ("nvrtc", "runtime", "crt", "cccl")]
 C_SOURCES = ("core", "mlx-c", "python/bindings", "tests/native", "examples/c")
 
 nox.options.sessions = ["lint", "types", "tests"]
@@ -199,6 +201,7 @@ def tests(session: nox.Session) -> None:
         return
     swift = swift_or_warn(session)
     env = legs(session, swift)
+    python(session, "-m", "pip", "install", "-q", *CUDA_COMPILER)
     if swift is not None:
         run_swift(session, swift)
     run_parity(session, env)
