@@ -8,7 +8,6 @@ import zipfile
 from pathlib import Path
 
 import pytest
-import tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "python" / "mlx_h2o"
@@ -109,6 +108,7 @@ def test_with_a_compiler_the_wheel_carries_the_extension(tmp_path):
 
 
 def test_the_metadata_names_the_command_and_the_extras(tmp_path):
+    tomllib = pytest.importorskip("tomllib")  # Python 3.11
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wheel, _ = without_compiler(tmp_path)
     with zipfile.ZipFile(wheel) as archive:
