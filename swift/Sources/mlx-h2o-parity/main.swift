@@ -10,6 +10,11 @@ private struct Usage: Error, CustomStringConvertible {
     let description: String
 }
 
+private func text(_ error: any Error) -> String {
+    if case MLXError.caught(let message) = error { return message }
+    return "\(error)"
+}
+
 private func json(_ value: [String: String]) throws -> String {
     let encoder = JSONEncoder()
     encoder.outputFormatting = .sortedKeys
@@ -36,9 +41,7 @@ private func run(_ parity: Case, _ backend: Backend?) throws -> [String: MLXArra
         throw Case.Malformed(description: "op is '\(parity.fields.op)', which is not known here")
     }
     return try withError {
-        let results =
-            try backend.map { backend in try withBackend(backend) { try operation(parity) } }
-            ?? operation(parity)
+        let results = try withBackend(backend) { try operation(parity) }
         eval(Array(results.values))
         return results
     }
@@ -69,7 +72,7 @@ private func main(_ arguments: [String]) throws {
                 results["\(parity.name)/\(part)"] = array
             }
         } catch {
-            errors[parity.name] = "\(error)"
+            errors[parity.name] = text(error)
         }
     }
     // A file without arrays cannot be written.
@@ -83,6 +86,6 @@ private func main(_ arguments: [String]) throws {
 do {
     try main(Array(CommandLine.arguments.dropFirst()))
 } catch {
-    FileHandle.standardError.write(Data("mlx-h2o-parity: \(error)\n".utf8))
+    FileHandle.standardError.write(Data("mlx-h2o-parity: \(text(error))\n".utf8))
     exit(1)
 }
