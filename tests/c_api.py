@@ -9,19 +9,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import cffi
 import mlx.core as mx
 import numpy as np
-import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-INCLUDE = (ROOT / "mlx-c" / "include", ROOT / "mlx-c" / "h2o" / "include")
-HEADER = "mlx_h2o/c/h2o.h"
+from c_api_headers import ROOT, declarations
+
 ENVIRONMENT = "MLX_H2O_C_LIBRARY"
 
 #: Operations of parity cases that the C interface has; it has no cache, so no traces.
@@ -42,29 +39,25 @@ DTYPES = (
     ("float32", "float32"),
     ("float64", "float64"),
     ("bfloat16", "uint16"),
-    ("complex64", ""),
+    ("complex64", "complex64"),
 )
 CODES = {name: code for code, (name, _) in enumerate(DTYPES)}
 
 
+_FFI = cffi.FFI()
+
+# What the error handler received. One list and one handler that lives as long as the process: a
+# library that tests link over another one shares that one's handler.
+_messages: list[str] = []
+
+
+@_FFI.callback("void(const char*, void*)")
+def _receive(message: Any, _data: Any) -> None:
+    _messages.append(_FFI.string(message).decode())
+
+
 class CError(ValueError):
     """A function returned a status other than 0; the text is what the error handler received."""
-
-
-def declarations(header: str = HEADER) -> str:
-    """The declarations of a public header and of all that it includes, for cffi."""
-    seen: set[str] = set()
-
-    def expand(name: str) -> str:
-        found = next((d / name for d in INCLUDE if (d / name).is_file()), None)
-        if name in seen or found is None:
-            return ""
-        seen.add(name)
-        text = re.sub(r"#ifdef __cplusplus.*?#endif", "", found.read_text(), flags=re.DOTALL)
-        included = re.findall(r'^#include "(.+)"', text, flags=re.MULTILINE)
-        return "".join(map(expand, included)) + re.sub(r"^#.*$", "", text, flags=re.MULTILINE)
-
-    return expand(header)
 
 
 def library_path() -> Path | None:
@@ -101,18 +94,16 @@ class Library:
         self.ffi = cffi.FFI()
         self.ffi.cdef(declarations())
         self.c: Any = self.ffi.dlopen(str(path))
-        self.messages: list[str] = []
-        self._handler = self.ffi.callback("void(const char*, void*)", self._receive)
+        self.messages = _messages
         self.install_handler()
         self.nothing = self.ffi.new("mlx_array*")[0]
         self.stream = Handle(self, "mlx_stream", self.c.mlx_default_cpu_stream_new())
 
     def install_handler(self) -> None:
         """Collect messages in ``messages`` (again, after a test installed its own handler)."""
-        self.c.mlx_set_error_handler(self._handler, self.ffi.NULL, self.ffi.NULL)
-
-    def _receive(self, message: Any, _data: Any) -> None:
-        self.messages.append(self.ffi.string(message).decode())
+        address = int(_FFI.cast("intptr_t", _receive))
+        handler = self.ffi.cast("mlx_error_handler_func", address)
+        self.c.mlx_set_error_handler(handler, self.ffi.NULL, self.ffi.NULL)
 
     def check(self, status: int) -> None:
         """Raise CError with the messages since the last call, unless the status is 0."""
@@ -133,8 +124,6 @@ class Library:
             dtype = dtype or str(data.dtype)
             if dtype == "float16":
                 data = data.astype(np.float16).view(np.uint16)
-            elif dtype == "complex64":
-                data = data.astype(np.complex64)
             else:
                 data = data.astype(DTYPES[CODES[dtype]][1])
         data = np.ascontiguousarray(data).reshape(data.shape)
@@ -170,8 +159,8 @@ class Library:
     def first_rows(self, handle: Handle, rows: int) -> Handle:
         """[:, :, :rows] of a four-dimensional array, as a strided view."""
         shape = [self.c.mlx_array_dim(handle.value, axis) for axis in range(4)]
-        view, stop = Handle(self, "mlx_array"), [*shape[:2], rows, shape[3]]
-        bounds = ([0] * 4, 4, stop, 4, [1] * 4, 4)
+        view = Handle(self, "mlx_array")
+        bounds = ([0] * 4, 4, [*shape[:2], rows, shape[3]], 4, [1] * 4, 4)
         self.check(self.c.mlx_slice(view.pointer, handle.value, *bounds, self.stream.value))
         return view
 
@@ -279,12 +268,18 @@ def load(path: Path | None = None) -> Library | None:
     return None if path is None else Library(path)
 
 
+def missing(reason: str) -> NoReturn:
+    """Skip a test for want of something; in CI it fails."""
+    import pytest  # the parity runner does without
+
+    (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
+
+
 def required() -> Library:
     """The library under test, for fixtures: without it tests are skipped, and fail in CI."""
     library = load()
     if library is None:
-        text = f"libmlxh2oc is not built: cmake -B build/c -DMLX_H2O_BUILD_C=ON, or {ENVIRONMENT}"
-        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(text)
+        missing(f"libmlxh2oc is not built (docs/c-api.md), and {ENVIRONMENT} names none")
     return library
 
 
