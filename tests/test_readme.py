@@ -110,6 +110,11 @@ def test_the_memory_numbers() -> None:
     assert f"2048 rows it keeps {36 * cache.nbytes * 2048 / 1e9:.1f} GB" in readme
 
 
+def test_every_document_is_on_the_map() -> None:
+    for document in (ROOT / "docs").glob("*.md"):
+        assert f"](docs/{document.name})" in README
+
+
 def test_seeded_faults_are_in_the_tests_that_are_said_to_catch_them() -> None:
     text = (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| ([^|]+) \|.*\[(tests/\w+\.py)\].*\|$", text, flags=re.MULTILINE)
