@@ -39,6 +39,18 @@ import Testing
                 == [true, false, false, true, true, false, true, true, true])
     }
 
+    /// The surplus of a chunk goes before the rows that the mask is for are appended.
+    @Test func masksLeaveTheSurplusOut() throws {
+        let tokens = Tokens(count: 20, seed: 3)
+        let cache = H2OKVCache(try small())
+        eval(attend(tokens, 0..<12, cache, mask: .causal))
+        let mode = cache.makeMask(n: 3, windowSize: nil, returnArray: true)
+        let mask = try #require(mode.mask)
+        let output = try withError { attend(tokens, 12..<15, cache, mask: mode) }
+        #expect(mask.shape == [3, 11])
+        #expect(output.shape == [1, 4, 3, 32])
+    }
+
     @Test func copiesAreIndependent() throws {
         let tokens = Tokens(count: 30, seed: 3)
         let cache = try filled(12, small(), tokens)
