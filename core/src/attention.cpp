@@ -1,9 +1,10 @@
 // The attention operation: checks, the MLX primitive, and the hand-over to the kernel.
+#include "encoder.h"
+
 #include <cmath>
 #include <memory>
 #include <utility>
 
-#include <mlx/backend/cpu/encoder.h>
 #include <mlx/ops.h>
 #include <mlx/primitives.h>
 

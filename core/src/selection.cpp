@@ -1,8 +1,9 @@
 // The operations that choose rows: checks, the MLX primitive, and the hand-over to the kernel.
+#include "encoder.h"
+
 #include <memory>
 #include <utility>
 
-#include <mlx/backend/cpu/encoder.h>
 #include <mlx/ops.h>
 #include <mlx/primitives.h>
 

@@ -1,8 +1,9 @@
 // Copies for the inputs whose last axis the kernels cannot walk.
 #pragma once
 
+#include "encoder.h"
+
 #include <mlx/array.h>
-#include <mlx/backend/cpu/encoder.h>
 
 namespace mlx_h2o {
 

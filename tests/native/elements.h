@@ -1,0 +1,99 @@
+// Inputs of the native test: typed elements on memory of exactly their size, NaN around the blocks.
+#pragma once
+
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "attention_kernel.h"
+#include "check.h"
+#include "half.h"
+
+namespace mlx_h2o::test {
+
+using kernels::ElementType;
+
+/// Elements of one type in memory of exactly their size, and the same values in float64.
+class Elements {
+ public:
+  Elements(ElementType type, size_t count) : type_(type), bytes_(count * size()), wide_(count) {}
+
+  void set(size_t index, float value) {
+    switch (type_) {
+      case ElementType::float32:
+        return put(index, value);
+      case ElementType::float16:
+        return put(index, kernels::round_to<kernels::Float16>(value));
+      case ElementType::bfloat16:
+        return put(index, kernels::round_to<kernels::BFloat16>(value));
+    }
+  }
+
+  double operator[](int64_t index) const { return wide_[static_cast<size_t>(index)]; }
+  float read(size_t index) const {
+    switch (type_) {
+      case ElementType::float16:
+        return kernels::to_float(get<kernels::Float16>(index));
+      case ElementType::bfloat16:
+        return kernels::to_float(get<kernels::BFloat16>(index));
+      default:
+        return get<float>(index);
+    }
+  }
+  void* data() { return bytes_.data(); }
+  size_t count() const { return wide_.size(); }
+
+ private:
+  size_t size() const { return type_ == ElementType::float32 ? 4 : 2; }
+
+  template <typename T>
+  void put(size_t index, T value) {
+    std::memcpy(bytes_.data() + index * sizeof(T), &value, sizeof(T));
+    wide_[index] = static_cast<double>(kernels::to_float(value));
+  }
+  template <typename T>
+  T get(size_t index) const {
+    T value;
+    std::memcpy(&value, bytes_.data() + index * sizeof(T), sizeof(T));
+    return value;
+  }
+
+  ElementType type_;
+  std::vector<unsigned char> bytes_;
+  std::vector<double> wide_;
+};
+
+/// A block [batch, heads, rows, width] inside a larger one, NaN around it.
+struct Block {
+  Block(Random& random, ElementType type, int batch, int heads, int rows, int width)
+      : elements(type, 0) {
+    const int slack_rows = random.one_in(2) ? random.between(1, 3) : 0;
+    const int slack_width = random.one_in(2) ? random.between(1, 9) : 0;
+    strides[2] = width + slack_width;
+    strides[1] = strides[2] * (rows + slack_rows);
+    strides[0] = strides[1] * heads;
+    // The last row of the last head ends the memory: nothing may be read behind it.
+    const int64_t count =
+        (batch - 1) * strides[0] + (heads - 1) * strides[1] + (rows - 1) * strides[2] + width;
+    elements = Elements(type, static_cast<size_t>(count));
+    for (size_t i = 0; i < elements.count(); ++i) {
+      elements.set(i, std::numeric_limits<float>::quiet_NaN());
+    }
+    for (int b = 0; b < batch; ++b) {
+      for (int h = 0; h < heads; ++h) {
+        for (int r = 0; r < rows; ++r) {
+          for (int d = 0; d < width; ++d) {
+            elements.set(static_cast<size_t>(at(b, h, r) + d), random.normal());
+          }
+        }
+      }
+    }
+  }
+
+  int64_t at(int b, int h, int r) const { return b * strides[0] + h * strides[1] + r * strides[2]; }
+
+  Elements elements;
+  int64_t strides[3];
+};
+
+}  // namespace mlx_h2o::test
