@@ -66,7 +66,8 @@ def package(session: nox.Session) -> None:
     python(
         session,
         *("-m", "pip", "install", "-q", "--no-build-isolation"),
-        *("-C", f"build-dir={BUILD / 'wheel'}", f".[{extras}]"),
+        f"--config-settings=build-dir={BUILD / 'wheel'}",  # its short form is newer than Debian 12
+        f".[{extras}]",
     )
     if CI:  # a build that failed leaves a pure package: right for a user, wrong here
         python(session, "-c", "import mlx_h2o\nwith mlx_h2o.use_backend('native'): pass")
