@@ -4,8 +4,10 @@ Sessions that need MLX share one environment, `.nox/work`: MLX is installed and 
 once. A session whose toolchain is missing says so loudly and is skipped; with CI=true it fails.
 """
 
+import concurrent.futures
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -76,28 +78,17 @@ def package(session: nox.Session) -> None:
     _installed.add("package")
 
 
-def cmake(session: nox.Session, folder: str, *settings: str) -> Path:
-    """Configure and build with CMake from the shared environment; returns the build directory."""
+def cmake(session: nox.Session, folder: str, *settings: str, make: bool = True) -> Path:
+    """Configure, and build, with CMake from the shared environment; returns the build directory."""
     work(session)
     build = BUILD / folder
     binary = str(WORK / "bin" / "cmake")
     path = os.pathsep.join((str(WORK / "bin"), os.environ["PATH"]))
-    session.run(
-        *(
-            binary,
-            "-S",
-            str(ROOT),
-            "-B",
-            str(build),
-            "-G",
-            "Ninja",
-            f"-DPython_EXECUTABLE={PYTHON}",
-            *settings,
-        ),
-        env={"PATH": path},
-        external=True,
-    )
-    session.run(binary, "--build", str(build), env={"PATH": path}, external=True)
+    configure = ("-S", str(ROOT), "-B", str(build), "-G", "Ninja", *settings)
+    interpreter = f"-DPython_EXECUTABLE={PYTHON}"
+    session.run(binary, *configure, interpreter, env={"PATH": path}, external=True)
+    if make:
+        session.run(binary, "--build", str(build), env={"PATH": path}, external=True)
     return build
 
 
@@ -117,16 +108,8 @@ def swift_or_warn(session: nox.Session) -> str | None:
 
 
 def swift_lint(session: nox.Session, swift: str) -> None:
-    command = (
-        "format",
-        "lint",
-        "--strict",
-        "--recursive",
-        "swift",
-        "examples/swift",
-        "Package.swift",
-    )
-    session.run(swift, *command, external=True)
+    sources = ("swift", "examples/swift", "Package.swift")
+    session.run(swift, "format", "lint", "--strict", "--recursive", *sources, external=True)
 
 
 def swift_build(session: nox.Session, swift: str, *arguments: str) -> None:
@@ -185,6 +168,27 @@ def lint(session: nox.Session) -> None:
         absent(session, "swift not found: the Swift sources are not linted")
     else:
         swift_lint(session, swift)
+
+
+@nox.session(venv_backend="none")
+def tidy(session: nox.Session) -> None:
+    """clang-tidy 14, Debian 12's (what is clean differs by version), on the C and C++ sources."""
+    found = shutil.which("clang-tidy-14")
+    if found is None:
+        absent(session, "clang-tidy-14 not found (Debian 12: apt install clang-tidy)")
+        return
+    settings = ("-DMLX_H2O_BUILD_PYTHON=OFF", "-DMLX_H2O_BUILD_C=ON")
+    build = cmake(session, "c", *settings, "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON", make=False)
+    sources = [str(path) for folder in ("core", "mlx-c") for path in (ROOT / folder).rglob("*.cpp")]
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        command = (found, "--quiet", "-p", str(build))
+        runs = pool.map(
+            lambda source: subprocess.run((*command, source), capture_output=True, text=True),
+            sources,
+        )
+        failed = [run.stdout for run in runs if run.returncode]
+    if failed:
+        session.error("\n".join(failed))
 
 
 @nox.session(venv_backend="none")
