@@ -1,0 +1,28 @@
+"""Whether the native extension can be built here, and if not, what is missing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+
+def what_is_missing() -> str:
+    """Empty where a compiler and Python's headers are there."""
+    if not any(map(shutil.which, ("c++", "g++", "clang++"))):
+        return "no C++ compiler (Debian: g++)"
+    if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
+        return "no Python.h (Debian: python3-dev)"
+    return ""
+
+
+def need() -> None:
+    """Skip the calling test, with the reason, where the extension cannot be built; fail in CI."""
+    missing = what_is_missing()
+    if missing and os.environ.get("CI") == "true":
+        pytest.fail(f"{missing}; with CI=true this is an error")
+    if missing:
+        pytest.skip(missing)
