@@ -128,6 +128,7 @@ def swift_build(session: nox.Session, swift: str, *arguments: str) -> None:
 def run_swift(session: nox.Session, swift: str) -> None:
     swift_build(session, swift, "--build-tests")
     session.run(swift, "test", "--skip-build", external=True)
+    session.run(swift, "run", "--skip-build", "mlx-h2o-example", external=True)
 
 
 def legs(session: nox.Session, swift: str | None) -> dict[str, str]:

@@ -128,7 +128,7 @@ def test_wrong_arguments_are_refused(
 
 def arm(name: str, recalled: tuple[bool, ...]) -> ArmResult:
     forced = evaluate.TeacherForced(first=8, losses=(1.0, 2.0), top1=(3, 4))
-    return ArmResult(name, "text", (1.0, 2.0, 3.0), 10, 20, 30, 0, recalled, forced)
+    return ArmResult(name, "text", 10, 20, 30, 0, recalled, forced)
 
 
 @pytest.mark.parametrize(("known", "shown"), [(4, True), (3, False)])
@@ -136,7 +136,10 @@ def test_recall_is_left_out_where_the_full_cache_itself_fails(known: int, shown:
     full = arm("full cache", tuple(number < known for number in range(5)))
     results = [full, arm("rotating", (False,) * 5)]
     text = PlantedText(tokens=(1,) * 10, questions=(), facts=(), last_fact=0)
-    labels = list(report.table(results, text, Settings()).columns[0].cells)
+    speeds = {"full cache": (1.0, 2.0, 9.0), "rotating": (3.0,)}
+    columns = report.table(results, speeds, text, Settings()).columns
+    labels = list(columns[0].cells)
+    assert next(iter(columns[1].cells)) == "2"
     assert ("planted facts recalled" in labels) is shown
     assert any("left out" in note for note in report.footnotes(results)) is not shown
-    assert report.as_json(results, text, Settings())["recall_counts"] is shown
+    assert report.as_json(results, speeds, text, Settings())["recall_counts"] is shown

@@ -45,7 +45,7 @@ def markdown(result: dict[str, Any]) -> str:
             f"{settings['tokens']} tokens, budget {settings['max_kv_size']} rows; "
             f"{machine['machine']}, {machine['cores']} cores, {machine['system']}, "
             f"Python {machine['python']}, MLX {machine['mlx']}, mlx-lm {machine['mlx_lm']}, "
-            f"back end {machine['backend']} "
+            f"back end {machine['backend']}; speeds are medians, the caches taking turns "
             "([benchmarks/results/demo.json](benchmarks/results/demo.json)).",
             width=100,
             break_on_hyphens=False,

@@ -12,7 +12,7 @@ import mlx_h2o
 from mlx_h2o.demo import text
 from mlx_h2o.demo.arms import arms
 from mlx_h2o.demo.facts import plant
-from mlx_h2o.demo.measure import Settings, measure
+from mlx_h2o.demo.measure import Settings, measure, speeds
 from mlx_h2o.demo.report import QuietReporter, TerminalReporter, as_json, footnotes, table
 
 
@@ -62,15 +62,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     with TerminalReporter(console) if console.is_terminal else QuietReporter() as reporter:
-        results = [
-            measure(model, tokenizer, arm, planted, settings, reporter)
-            for arm in arms(model, settings.max_kv_size)
-        ]
-    console.print(table(results, planted, settings))
+        compared = arms(model, settings.max_kv_size)
+        results = [measure(model, tokenizer, arm, planted, settings, reporter) for arm in compared]
+        timed = speeds(model, tokenizer, compared, planted, settings, reporter)
+    if parsed.json is not None:
+        parsed.json.write_text(
+            json.dumps(as_json(results, timed, planted, settings), indent=2) + "\n"
+        )
+    console.print(table(results, timed, planted, settings))
     for note in footnotes(results):
         console.print(note, style="dim", highlight=False)
-    if parsed.json is not None:
-        parsed.json.write_text(json.dumps(as_json(results, planted, settings), indent=2) + "\n")
     return 0
 
 

@@ -1,7 +1,7 @@
 """Run one arm of the demo and measure it."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,9 +12,9 @@ from mlx_h2o import evaluate
 from mlx_h2o.demo.arms import Arm
 from mlx_h2o.demo.facts import PlantedText, Question
 
-__all__ = ["ArmResult", "Reporter", "Settings", "measure"]
+__all__ = ["ArmResult", "Reporter", "Settings", "measure", "speeds"]
 
-REPEATS = 3
+REPEATS = 5
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,11 @@ class Settings:
 class ArmResult:
     """What one arm cost and what it kept.
 
-    Peaks are in bytes and include the model's weights; tokens_per_second is one figure per repeat.
+    Peaks are in bytes and include the model's weights.
     """
 
     name: str
     generated: str
-    tokens_per_second: tuple[float, ...]
     kv_bytes: int
     peak_prefill: int
     peak_decode: int
@@ -79,7 +78,7 @@ def measure(
     ]
     recalled = evaluate.recall(model, cache, questions)
     with evaluate.peak_memory() as writing:
-        generated, speed = _generate(
+        generated, _ = _generate(
             model,
             tokenizer,
             cache,
@@ -95,23 +94,43 @@ def measure(
         chunk=settings.chunk,
         progress=reporter.stage(arm.name, "perplexity"),
     )
-    kept, evicted = evaluate.kv_bytes(cache), evaluate.evicted_rows(cache) // len(cache)
-    # Once is a short stretch on a machine that does other things too: the table shows the median.
-    speeds = [speed]
-    for _ in range(REPEATS - 1):
-        again = copy.deepcopy(cache)
-        speeds.append(_generate(model, tokenizer, again, last, settings.generate, _ignore)[1])
     return ArmResult(
         name=arm.name,
         generated=generated,
-        tokens_per_second=tuple(speeds),
-        kv_bytes=kept,
+        kv_bytes=evaluate.kv_bytes(cache),
         peak_prefill=reading.bytes,
         peak_decode=writing.bytes,
-        evicted_rows_per_layer=evicted,
+        evicted_rows_per_layer=evaluate.evicted_rows(cache) // len(cache),
         facts_recalled=recalled,
         forced=forced,
     )
+
+
+def speeds(
+    model: Any,
+    tokenizer: Any,
+    arms: Sequence[Arm],
+    text: PlantedText,
+    settings: Settings,
+    reporter: Reporter,
+) -> dict[str, tuple[float, ...]]:
+    """Tokens per second when generating on from the text: `REPEATS` figures per arm, by its name.
+
+    The arms take turns, so that whatever else the machine does falls on all of them.
+    """
+    caches = {arm.name: arm.make_cache() for arm in arms}
+    for cache in caches.values():
+        evaluate.prefill(model, cache, text.tokens[:-1], chunk=settings.chunk)
+    found: dict[str, list[float]] = {name: [] for name in caches}
+    progress = reporter.stage("all", "speed")
+    for repeat in range(REPEATS):
+        for name, cache in caches.items():
+            again = copy.deepcopy(cache)
+            last = text.tokens[-1:]
+            _, speed = _generate(model, tokenizer, again, last, settings.generate, _ignore)
+            found[name].append(speed)
+        progress(repeat + 1, REPEATS)
+    return {name: tuple(figures) for name, figures in found.items()}
 
 
 def _ignore(segment: str) -> None:
