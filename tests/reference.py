@@ -154,6 +154,19 @@ def accumulate(seen, scores, *, decay, queries=EMA_QUERIES) -> np.ndarray:
     return total
 
 
+def attention_mass(scores, lse, kv_heads: int) -> np.ndarray:
+    """The weights that each key gets, over all queries and query heads: [B, Hkv, N] (H2O).
+
+    ``scores`` and ``lse`` are those of attention; a query that sees nothing adds nothing.
+    """
+    s, total = float64(scores), float64(lse)
+    mass = np.zeros((s.shape[0], kv_heads, s.shape[3]))
+    for b, h, i in np.ndindex(*s.shape[:3]):
+        if total[b, h, i] != -np.inf:
+            mass[b, h // (s.shape[1] // kv_heads)] += np.exp(s[b, h, i] - total[b, h, i])
+    return mass
+
+
 def worst_error(found, expected) -> float:
     """Largest absolute difference; infinite where shapes, NaN or infinities do not match."""
     a, b = float64(found), float64(expected)

@@ -38,7 +38,7 @@ def _placed(stream: StreamLike) -> Iterator[None]:
             yield
 
 
-def _logits(request: AttentionRequest) -> mx.array:
+def logits(request: AttentionRequest) -> mx.array:
     """scale * q.k + mask as float32 [B, Hq, Lq, N], -inf where the pair is masked."""
     batch, heads, length, size = request.queries.shape
     kv_heads, rows = request.keys.shape[1:3]
@@ -60,23 +60,31 @@ def _logits(request: AttentionRequest) -> mx.array:
     return mx.where(bias <= request.mask_threshold, -mx.inf, logits + bias)
 
 
+def softmax_parts(scores: mx.array, sinks: mx.array | None) -> tuple[mx.array, mx.array, mx.array]:
+    """``exp(scores - peak)``, their total with the sinks [Hq], and the peak: [B, Hq, L, N or 1].
+
+    Where a query has nothing to attend to, the weights are 0, and the total is, without a sink.
+    """
+    peak = scores.max(axis=-1, keepdims=True)
+    if sinks is not None:
+        sinks = sinks.astype(mx.float32)[None, :, None, None]
+        peak = mx.maximum(peak, sinks)
+    # With nothing to attend to the peak is -inf, and -inf - -inf would be NaN.
+    peak = mx.where(peak == -mx.inf, 0.0, peak)
+    weights = mx.exp(scores - peak)
+    total = weights.sum(axis=-1, keepdims=True)
+    if sinks is not None:
+        total = total + mx.exp(sinks - peak)
+    return weights, total, peak
+
+
 def attention(request: AttentionRequest) -> tuple[mx.array, mx.array | None, mx.array | None]:
     """Attention output, scores and lse as ``fast`` documents them."""
     with _placed(request.stream):
         batch, heads, length, _ = request.queries.shape
         kv_heads, _, value_size = request.values.shape[1:]
-        scores = _logits(request)
-        peak = scores.max(axis=-1, keepdims=True)
-        sinks = None
-        if request.sinks is not None:
-            sinks = request.sinks.astype(mx.float32)[None, :, None, None]
-            peak = mx.maximum(peak, sinks)
-        # With nothing to attend to the peak is -inf, and -inf - -inf would be NaN.
-        peak = mx.where(peak == -mx.inf, 0.0, peak)
-        weights = mx.exp(scores - peak)
-        total = weights.sum(axis=-1, keepdims=True)
-        if sinks is not None:
-            total = total + mx.exp(sinks - peak)
+        scores = logits(request)
+        weights, total, peak = softmax_parts(scores, request.sinks)
         mixed = weights.reshape(batch, kv_heads, -1, weights.shape[-1])
         mixed = mixed @ request.values.astype(mx.float32)
         mixed = mixed.reshape(batch, heads, length, value_size)

@@ -9,9 +9,15 @@ import mlx.core as mx
 
 from mlx_h2o import validate
 from mlx_h2o.backends import for_attention, for_retention
+from mlx_h2o.prefill import prefill_scores
 from mlx_h2o.validate import StreamLike
 
-__all__ = ["evict_indices", "keep_indices", "scaled_dot_product_attention_with_scores"]
+__all__ = [
+    "evict_indices",
+    "keep_indices",
+    "prefill_scores",
+    "scaled_dot_product_attention_with_scores",
+]
 
 
 @overload
