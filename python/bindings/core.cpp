@@ -18,6 +18,29 @@ using namespace nb::literals;
 #define MLX_H2O_TEXT_OF(value) #value
 #define MLX_H2O_TEXT(value) MLX_H2O_TEXT_OF(value)
 
+namespace {
+
+mlx_h2o::RankedBy ranked_by_name(const std::string& name) {
+  if (name == "importance") return mlx_h2o::RankedBy::importance;
+  if (name == "array") return mlx_h2o::RankedBy::array;
+  if (name == "age") return mlx_h2o::RankedBy::age;
+  if (name == "key_diversity") return mlx_h2o::RankedBy::key_diversity;
+  throw std::invalid_argument("[replace_worst] ranked_by is \"" + name +
+                              "\", expected importance, array, age or key_diversity.");
+}
+
+std::vector<mx::array> replace_worst(const mx::array& keys, const mx::array& values,
+                                     const mx::array& importance, const mx::array& positions,
+                                     const mx::array& new_keys, const mx::array& new_values,
+                                     int position, int sink_size, std::optional<int> recent_start,
+                                     const std::string& ranked_by,
+                                     const std::optional<mx::array>& ranks, mx::StreamOrDevice s) {
+  return mlx_h2o::replace_worst(keys, values, importance, positions, new_keys, new_values, position,
+                                sink_size, recent_start, ranked_by_name(ranked_by), ranks, s);
+}
+
+}  // namespace
+
 NB_MODULE(_core, m) {
   m.doc() = "Native CPU operations of mlx_h2o on MLX arrays; use mlx_h2o.fast.";
   m.attr("built_for_mlx") = MLX_H2O_TEXT(MLX_VERSION_MAJOR) "." MLX_H2O_TEXT(
@@ -43,4 +66,20 @@ NB_MODULE(_core, m) {
   m.def("evict_indices", &mlx_h2o::evict_indices, "scores"_a, "positions"_a, nb::kw_only(),
         "count"_a = 1, "sink_size"_a = 0, "recent_start"_a = nb::none(), "stream"_a = nb::none(),
         "Slots of the rows to drop, worst first; see mlx_h2o.fast.");
+
+  m.def("scaled_dot_product_attention", &mlx_h2o::scaled_dot_product_attention, "queries"_a,
+        "keys"_a, "values"_a, nb::kw_only(), "scale"_a, "causal"_a = false, "mask"_a = nb::none(),
+        "sinks"_a = nb::none(), "stream"_a = nb::none(), "The output of attention alone.");
+  m.def("attention_and_accumulate", &mlx_h2o::attention_and_accumulate, "queries"_a, "keys"_a,
+        "values"_a, "importance"_a, nb::kw_only(), "scale"_a, "decay"_a, "causal"_a = false,
+        "mask"_a = nb::none(), "sinks"_a = nb::none(), "stream"_a = nb::none(),
+        "[out, importance]; see mlx_h2o.fast.");
+  m.def("accumulate_scores", &mlx_h2o::accumulate_scores, "importance"_a, "scores"_a, nb::kw_only(),
+        "decay"_a, "stream"_a = nb::none(), "The new importance; see mlx_h2o.fast.");
+  m.def("key_diversity", &mlx_h2o::key_diversity, "keys"_a, nb::kw_only(), "stream"_a = nb::none(),
+        "float32 [B, H, N]; see mlx_h2o.fast.");
+  m.def("replace_worst", &replace_worst, "keys"_a, "values"_a, "importance"_a, "positions"_a,
+        "new_keys"_a, "new_values"_a, nb::kw_only(), "position"_a, "sink_size"_a = 0,
+        "recent_start"_a = nb::none(), "ranked_by"_a = "importance", "ranks"_a = nb::none(),
+        "stream"_a = nb::none(), "[keys, values, importance, positions]; see mlx_h2o.fast.");
 }

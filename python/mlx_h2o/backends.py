@@ -14,12 +14,18 @@ import importlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import mlx.core as mx
 
 from mlx_h2o import composed
-from mlx_h2o.validate import ATTENTION, AttentionRequest, RetentionRequest, runs_on_gpu
+from mlx_h2o.validate import (
+    ATTENTION,
+    AttentionRequest,
+    RetentionRequest,
+    StreamLike,
+    runs_on_gpu,
+)
 
 ENVIRONMENT = "MLX_H2O_BACKEND"
 
@@ -180,17 +186,28 @@ def for_attention(request: AttentionRequest) -> Backend:
     raise AssertionError("composed refused a valid request")
 
 
-def for_retention(op: str, request: RetentionRequest) -> Callable[[RetentionRequest], mx.array]:
-    """The function that serves ``keep_indices`` or ``evict_indices`` for this request."""
+def operation_of(op: str, stream: StreamLike) -> Callable[..., Any] | None:
+    """The function by which a back end serves an operation on a cache's rows.
+
+    It is called with the operation's validated request. None: no back end that serves calls on
+    this stream brings one, and the composition does. Raises ValueError where a back end was
+    named and it is not available.
+    """
     name = named()
     if name is not None:
         candidates: tuple[str, ...] = (name,)
         get(name, op=op)
     else:
-        candidates = _preferred(runs_on_gpu(request.stream))
+        candidates = _preferred(runs_on_gpu(stream))
     for candidate in candidates:
         if not _unavailable(candidate):
             function = getattr(_registered[candidate], op, None)
             if function is not None:
-                return cast(Callable[[RetentionRequest], mx.array], function)
-    return cast(Callable[[RetentionRequest], mx.array], getattr(composed, op))
+                return cast(Callable[..., Any], function)
+    return None
+
+
+def for_retention(op: str, request: RetentionRequest) -> Callable[[RetentionRequest], mx.array]:
+    """The function that serves ``keep_indices`` or ``evict_indices`` for this request."""
+    function = operation_of(op, request.stream) or getattr(composed, op)
+    return cast(Callable[[RetentionRequest], mx.array], function)

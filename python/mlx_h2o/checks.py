@@ -6,7 +6,7 @@ import mlx.core as mx
 
 from .store import RowStore
 
-__all__ = ["check_replacement", "check_rows", "check_scores"]
+__all__ = ["check_attended", "check_replacement", "check_rows", "check_scores"]
 
 
 def check_rows(keys: mx.array, values: mx.array, store: RowStore | None) -> None:
@@ -25,8 +25,9 @@ def check_rows(keys: mx.array, values: mx.array, store: RowStore | None) -> None
         ("keys", keys, store.keys),
         ("values", values, store.values),
     ):
-        found, expected = _layout(new), _layout(stored)
-        if found != expected:
+        a, b = new.shape, stored.shape  # compared first: this runs once per layer and token
+        if a[:2] != b[:2] or a[3] != b[3] or new.dtype != stored.dtype:
+            found, expected = _layout(new), _layout(stored)
             raise ValueError(f"{op} {name} are {found}, expected {expected} as the stored rows.")
 
 
@@ -42,6 +43,18 @@ def check_scores(scores: mx.array, store: RowStore | None) -> None:
         raise ValueError(
             f"{op} scores are {scores.dtype} {found}, expected mlx.core.float32 [B, Hq, L, N] "
             f"with B = {batch}, Hq a multiple of {heads}, N = {rows}."
+        )
+
+
+def check_attended(keys: mx.array, store: RowStore | None) -> None:
+    """Keys [B, H, N, D] of as many rows and heads as are stored."""
+    op = "[H2OKVCache.attend]"
+    if store is None:
+        raise ValueError(f"{op} there are no rows to score, expected an update first.")
+    if keys.shape[:3] != store.positions.shape:
+        raise ValueError(
+            f"{op} keys have shape {keys.shape}, expected [B, H, N, D] with [B, H, N] = "
+            f"{store.positions.shape} as the stored rows."
         )
 
 

@@ -30,14 +30,14 @@ class Eviction:
 
     def replace_worst(self, keys: mx.array, values: mx.array) -> None:
         """Overwrite the worst row of each head by the new row; the others stay where they are."""
-        slots = fast.evict_indices(
-            self._ranks(),
-            self.store.positions,
-            count=1,
+        self.store.replace_worst(
+            keys,
+            values,
+            self.offset,
             sink_size=self.sink_size,
             recent_start=self._recent_start,
+            ranks=self.policy.ranked_by or self._ranks(),
         )
-        self.store.replace(slots, keys, values, self.offset)
 
     def compact(self, keep: int) -> None:
         """Keep the best ``keep`` rows of each head, in the order of their slots."""

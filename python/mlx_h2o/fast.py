@@ -9,13 +9,23 @@ import mlx.core as mx
 
 from mlx_h2o import validate
 from mlx_h2o.backends import for_attention, for_retention
+from mlx_h2o.cache_operations import (
+    accumulate_scores,
+    attention_and_accumulate,
+    key_diversity,
+    replace_worst,
+)
 from mlx_h2o.prefill import prefill_scores
 from mlx_h2o.validate import StreamLike
 
 __all__ = [
+    "accumulate_scores",
+    "attention_and_accumulate",
     "evict_indices",
     "keep_indices",
+    "key_diversity",
     "prefill_scores",
+    "replace_worst",
     "scaled_dot_product_attention_with_scores",
 ]
 
