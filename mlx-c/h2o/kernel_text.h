@@ -35,6 +35,7 @@ static const char* const mlx_h2o_kernel_flags[] = {
     "sinks",
     "scores",
     "lse",
+    "sparse_v",
 };
 
 static const mlx_h2o_kernel_segment mlx_h2o_kernel_header[] = {
@@ -58,6 +59,47 @@ static const mlx_h2o_kernel_segment mlx_h2o_kernel_header[] = {
      "    for (int j = 0; j < E; j++) {\n"
      "      values[j] = static_cast<float>(row[j * stride]);\n"
      "    }\n"
+     "  }\n"
+     "}\n"
+     "template <int E, int BITS, int GROUP, typename W, typename S, typename B>\n"
+     "inline void h2o_load_quantized(W words, int64_t word_stride, S scales, int64_t scale_stride,\n"
+     "                               B biases, int64_t bias_stride, int first, thread float* values) {\n"
+     "  constexpr int LENGTH = E * BITS;\n"
+     "  constexpr int WORDS = (LENGTH + 31) / 32;\n"
+     "  constexpr bool CROSSES = LENGTH % 32 != 0 && 32 % LENGTH != 0;\n"
+     "  const int first_bit = first * BITS;\n"
+     "  const int first_word = first_bit / 32;\n"
+     "  const int shift = first_bit % 32;\n"
+     "  uint32_t part[WORDS + 1];\n"
+     "  for (int k = 0; k < WORDS; k++) {\n"
+     "    part[k] = words[(first_word + k) * word_stride];\n"
+     "  }\n"
+     "  part[WORDS] = 0;\n"
+     "  if (CROSSES && first_word + WORDS <= (first_bit + LENGTH - 1) / 32) {\n"
+     "    part[WORDS] = words[(first_word + WORDS) * word_stride];\n"
+     "  }\n"
+     "  if (LENGTH % 32 != 0) {\n"
+     "    for (int k = 0; k < WORDS; k++) {\n"
+     "      part[k] = (part[k] >> shift) | ((part[k + 1] << 1) << (31 - shift));\n"
+     "    }\n"
+     "  }\n"
+     "  const int near_group = first / GROUP;\n"
+     "  const int near_count = (near_group + 1) * GROUP - first;\n"
+     "  const int far_group = GROUP % E == 0 ? near_group : (first + E - 1) / GROUP;\n"
+     "  const float near_scale = static_cast<float>(scales[near_group * scale_stride]);\n"
+     "  const float near_bias = static_cast<float>(biases[near_group * bias_stride]);\n"
+     "  const float far_scale = static_cast<float>(scales[far_group * scale_stride]);\n"
+     "  const float far_bias = static_cast<float>(biases[far_group * bias_stride]);\n"
+     "  for (int j = 0; j < E; j++) {\n"
+     "    const int k = j * BITS / 32;\n"
+     "    const int offset = j * BITS % 32;\n"
+     "    uint32_t bits = part[k] >> offset;\n"
+     "    if (offset + BITS > 32) {\n"
+     "      bits |= part[k + 1] << (32 - offset);\n"
+     "    }\n"
+     "    const float element = static_cast<float>(bits & ((1u << BITS) - 1u));\n"
+     "    const bool is_near = GROUP % E == 0 || j < near_count;\n"
+     "    values[j] = (is_near ? near_scale : far_scale) * element + (is_near ? near_bias : far_bias);\n"
      "  }\n"
      "}\n"
      "template <int E>\n"
@@ -85,19 +127,38 @@ static const mlx_h2o_kernel_segment mlx_h2o_kernel_header[] = {
      "  }\n"
      "}\n"
      "template <int E>\n"
-     "inline void h2o_softmax_add(thread h2o_softmax& state, thread float* sums, float score,\n"
-     "                            thread const float* value) {\n"
+     "inline float h2o_softmax_weigh(thread h2o_softmax& state, thread float* sums, float score) {\n"
      "  const float maximum = metal::max(state.maximum, score);\n"
      "  const float fade = metal::fast::exp(state.maximum - maximum);\n"
      "  const float weight = metal::fast::exp(score - maximum);\n"
      "  state.maximum = maximum;\n"
      "  state.total = state.total * fade + weight;\n"
      "  for (int j = 0; j < E; j++) {\n"
-     "    sums[j] = sums[j] * fade + weight * value[j];\n"
+     "    sums[j] *= fade;\n"
+     "  }\n"
+     "  return weight;\n"
+     "}\n"
+     "template <int E>\n"
+     "inline void h2o_add_row(thread float* sums, float weight, thread const float* value) {\n"
+     "  for (int j = 0; j < E; j++) {\n"
+     "    sums[j] += weight * value[j];\n"
      "  }\n"
      "}\n"
-     "inline float h2o_softmax_share(float partial_maximum, float maximum) {\n"
-     "  return metal::fast::exp(partial_maximum - maximum);\n"
+     "struct h2o_merged {\n"
+     "  float maximum;\n"
+     "  float total;\n"
+     "  float share;\n"
+     "};\n"
+     "inline h2o_merged h2o_softmax_merge(h2o_softmax part) {\n"
+     "  h2o_merged all;\n"
+     "  all.maximum = metal::simd_max(part.maximum);\n"},
+    {"",
+     "  all.share = metal::fast::exp(part.maximum - all.maximum);\n"
+     "  all.total = metal::simd_sum(part.total * all.share);\n"
+     "  return all;\n"
+     "}\n"
+     "inline float h2o_softmax_mean(float sum, float total) {\n"
+     "  return total == 0.0f ? 0.0f : sum / total;\n"
      "}\n"
      "inline float h2o_softmax_lse(float maximum, float total) {\n"
      "  return total == 0.0f ? H2O_NEGATIVE_INFINITY : maximum + metal::precise::log(total);\n"
@@ -143,10 +204,13 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_segments[] = {
      "  const int heads = queries_shape[1];\n"
      "  const int query_count = queries_shape[2];\n"
      "  const int key_count = keys_shape[2];\n"
+     "  const int kv_heads = keys_shape[1];\n"
      "  const int batch = batch_head / heads;\n"
      "  const int head = batch_head % heads;\n"
-     "  const int kv_head = head / (heads / keys_shape[1]);\n"
+     "  const int kv_head = head / (heads / kv_heads);\n"
      "  const int64_t row = int64_t(batch_head) * query_count + query_index;\n"
+     "  const int first_key = group;\n"
+     "  const int key_step = NS;\n"
      "  float query[KEY_PART];\n"
      "  h2o_load<KEY_PART>(\n"
      "      queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),\n"
@@ -161,7 +225,7 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_segments[] = {
      "  }\n"
      "  h2o_softmax state = h2o_softmax_empty();\n"},
     {"sinks",
-     "  if (group == 0) {\n"
+     "  if (first_key == 0) {\n"
      "    h2o_softmax_sink(state, static_cast<float>(sinks[head * sinks_strides[0]]));\n"
      "  }\n"},
     {"",
@@ -173,7 +237,7 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_segments[] = {
      "  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);\n"},
     {"",
      "  const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;\n"
-     "  for (int i = group; i < key_count; i += NS) {\n"
+     "  for (int i = first_key; i < key_count; i += key_step) {\n"
      "    bool visible = i < visible_end;\n"},
     {"bool_mask",
      "    visible = visible && mask[mask_start + i * mask_strides[3]];\n"},
@@ -197,7 +261,8 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_segments[] = {
      "        scores[row * key_count + i] = score;\n"
      "      }\n"},
     {"",
-     "      h2o_softmax_add<VALUE_PART>(state, sums, score, value);\n"
+     "      const float weight = h2o_softmax_weigh<VALUE_PART>(state, sums, score);\n"
+     "      h2o_add_row<VALUE_PART>(sums, weight, value);\n"
      "    }\n"},
     {"scores",
      "    else if (lane == 0) {\n"
@@ -211,18 +276,20 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_segments[] = {
      "  }\n"
      "  metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
      "  const bool has_part = lane < NS;\n"
-     "  const float part_maximum = has_part ? maxima[lane] : H2O_LOWEST;\n"
-     "  const float maximum = metal::simd_max(part_maximum);\n"
-     "  const float share = has_part ? h2o_softmax_share(part_maximum, maximum) : 0.0f;\n"
-     "  const float total = metal::simd_sum(has_part ? totals[lane] * share : 0.0f);\n"
+     "  h2o_softmax part = h2o_softmax_empty();\n"
+     "  if (has_part) {\n"
+     "    part.maximum = maxima[lane];\n"
+     "    part.total = totals[lane];\n"
+     "  }\n"
+     "  const h2o_merged merged = h2o_softmax_merge(part);\n"
      "  for (int j = 0; j < VALUE_PART; j++) {\n"
      "    tile[group * (LANES + 1) + lane] = sums[j];\n"
      "    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
      "    for (int column = group; column < LANES; column += NS) {\n"
-     "      const float part = has_part ? tile[lane * (LANES + 1) + column] * share : 0.0f;\n"
-     "      const float sum = metal::simd_sum(part);\n"
+     "      const float column_part = has_part ? tile[lane * (LANES + 1) + column] * merged.share : 0.0f;\n"
+     "      const float sum = metal::simd_sum(column_part);\n"
      "      if (lane == 0) {\n"
-     "        const float mean = total == 0.0f ? 0.0f : sum / total;\n"
+     "        const float mean = h2o_softmax_mean(sum, merged.total);\n"
      "        out[row * V + column * VALUE_PART + j] = static_cast<T>(mean);\n"
      "      }\n"
      "    }\n"
@@ -230,7 +297,7 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_segments[] = {
      "  }\n"},
     {"lse",
      "  if (group == 0 && lane == 0) {\n"
-     "    lse[row] = h2o_softmax_lse(maximum, total);\n"
+     "    lse[row] = h2o_softmax_lse(merged.maximum, merged.total);\n"
      "  }\n"},
 };
 
@@ -244,6 +311,558 @@ static const mlx_h2o_kernel_text mlx_h2o_sdpa_vector_text = {
     sizeof(mlx_h2o_sdpa_vector_outputs) / sizeof(mlx_h2o_sdpa_vector_outputs[0]),
     mlx_h2o_sdpa_vector_segments,
     sizeof(mlx_h2o_sdpa_vector_segments) / sizeof(mlx_h2o_sdpa_vector_segments[0]),
+};
+
+static const char* const mlx_h2o_sdpa_vector_2pass_1_template[] = {
+    "T",
+    "D",
+    "V",
+    "NS",
+    "CAUSAL",
+};
+
+static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_2pass_1_inputs[] = {
+    {"queries", ""},
+    {"keys", ""},
+    {"values", ""},
+    {"mask", "bool_mask"},
+    {"mask", "additive_mask"},
+    {"sinks", "sinks"},
+    {"params", ""},
+};
+
+static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_2pass_1_outputs[] = {
+    {"partial_sums", ""},
+    {"partial_maxima", ""},
+    {"partial_totals", ""},
+    {"scores", "scores"},
+};
+
+static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_2pass_1_segments[] = {
+    {"",
+     "  constexpr int LANES = 32;\n"
+     "  constexpr int KEY_PART = D / LANES;\n"
+     "  constexpr int VALUE_PART = V / LANES;\n"
+     "  H2O_THREADGROUP(float, tile, NS * (LANES + 1));\n"
+     "  H2O_THREADGROUP(float, maxima, NS);\n"
+     "  H2O_THREADGROUP(float, totals, NS);\n"
+     "  const int lane = int(thread_index_in_simdgroup);\n"
+     "  const int group = int(simdgroup_index_in_threadgroup);\n"
+     "  const int batch_head = int(threadgroup_position_in_grid.x);\n"
+     "  const int query_index = int(threadgroup_position_in_grid.y);\n"
+     "  const int heads = queries_shape[1];\n"
+     "  const int query_count = queries_shape[2];\n"
+     "  const int key_count = keys_shape[2];\n"
+     "  const int kv_heads = keys_shape[1];\n"
+     "  const int batch = batch_head / heads;\n"
+     "  const int head = batch_head % heads;\n"
+     "  const int kv_head = head / (heads / kv_heads);\n"
+     "  const int64_t row = int64_t(batch_head) * query_count + query_index;\n"
+     "  const int block = int(threadgroup_position_in_grid.z);\n"
+     "  const int blocks = int(threadgroups_per_grid.z);\n"
+     "  const int first_key = block * NS + group;\n"
+     "  const int key_step = blocks * NS;\n"
+     "  float query[KEY_PART];\n"
+     "  h2o_load<KEY_PART>(\n"
+     "      queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),\n"
+     "      queries_strides[3],\n"
+     "      query);\n"
+     "  for (int j = 0; j < KEY_PART; j++) {\n"
+     "    query[j] *= params[0];\n"
+     "  }\n"
+     "  float sums[VALUE_PART];\n"
+     "  for (int j = 0; j < VALUE_PART; j++) {\n"
+     "    sums[j] = 0.0f;\n"
+     "  }\n"
+     "  h2o_softmax state = h2o_softmax_empty();\n"},
+    {"sinks",
+     "  if (first_key == 0) {\n"
+     "    h2o_softmax_sink(state, static_cast<float>(sinks[head * sinks_strides[0]]));\n"
+     "  }\n"},
+    {"",
+     "  const int64_t key_start = h2o_offset(keys_strides, batch, kv_head, 0, lane * KEY_PART);\n"
+     "  const int64_t value_start = h2o_offset(values_strides, batch, kv_head, 0, lane * VALUE_PART);\n"},
+    {"bool_mask",
+     "  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);\n"},
+    {"additive_mask",
+     "  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);\n"},
+    {"",
+     "  const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;\n"
+     "  for (int i = first_key; i < key_count; i += key_step) {\n"
+     "    bool visible = i < visible_end;\n"},
+    {"bool_mask",
+     "    visible = visible && mask[mask_start + i * mask_strides[3]];\n"},
+    {"additive_mask",
+     "    const float bias = static_cast<float>(mask[mask_start + i * mask_strides[3]]);\n"
+     "    visible = visible && !(bias <= params[1]);\n"},
+    {"",
+     "    if (visible) {\n"
+     "      float key[KEY_PART];\n"
+     "      float value[VALUE_PART];\n"
+     "      const int64_t key_row = key_start + i * keys_strides[2];\n"
+     "      const int64_t value_row = value_start + i * values_strides[2];\n"
+     "      h2o_load<KEY_PART>(keys + key_row, keys_strides[3], key);\n"
+     "      h2o_load<VALUE_PART>(values + value_row, values_strides[3], value);\n"
+     "      float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));\n"},
+    {"additive_mask",
+     "      score += bias;\n"
+     "      state.total += bias - bias;\n"},
+    {"scores",
+     "      if (lane == 0) {\n"
+     "        scores[row * key_count + i] = score;\n"
+     "      }\n"},
+    {"",
+     "      const float weight = h2o_softmax_weigh<VALUE_PART>(state, sums, score);\n"
+     "      h2o_add_row<VALUE_PART>(sums, weight, value);\n"
+     "    }\n"},
+    {"scores",
+     "    else if (lane == 0) {\n"
+     "      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;\n"
+     "    }\n"},
+    {"",
+     "  }\n"
+     "  if (lane == 0) {\n"
+     "    maxima[group] = state.maximum;\n"
+     "    totals[group] = state.total;\n"
+     "  }\n"
+     "  metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
+     "  const bool has_part = lane < NS;\n"
+     "  h2o_softmax part = h2o_softmax_empty();\n"
+     "  if (has_part) {\n"
+     "    part.maximum = maxima[lane];\n"
+     "    part.total = totals[lane];\n"
+     "  }\n"
+     "  const h2o_merged merged = h2o_softmax_merge(part);\n"
+     "  for (int j = 0; j < VALUE_PART; j++) {\n"
+     "    tile[group * (LANES + 1) + lane] = sums[j];\n"
+     "    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
+     "    for (int column = group; column < LANES; column += NS) {\n"
+     "      const float column_part = has_part ? tile[lane * (LANES + 1) + column] * merged.share : 0.0f;\n"
+     "      const float sum = metal::simd_sum(column_part);\n"
+     "      if (lane == 0) {\n"
+     "        partial_sums[(row * blocks + block) * V + column * VALUE_PART + j] = sum;\n"
+     "      }\n"
+     "    }\n"
+     "    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
+     "  }\n"
+     "  if (group == 0 && lane == 0) {\n"
+     "    partial_maxima[row * blocks + block] = merged.maximum;\n"
+     "    partial_totals[row * blocks + block] = merged.total;\n"
+     "  }\n"},
+};
+
+static const mlx_h2o_kernel_text mlx_h2o_sdpa_vector_2pass_1_text = {
+    "sdpa_vector_2pass_1",
+    mlx_h2o_sdpa_vector_2pass_1_template,
+    sizeof(mlx_h2o_sdpa_vector_2pass_1_template) / sizeof(mlx_h2o_sdpa_vector_2pass_1_template[0]),
+    mlx_h2o_sdpa_vector_2pass_1_inputs,
+    sizeof(mlx_h2o_sdpa_vector_2pass_1_inputs) / sizeof(mlx_h2o_sdpa_vector_2pass_1_inputs[0]),
+    mlx_h2o_sdpa_vector_2pass_1_outputs,
+    sizeof(mlx_h2o_sdpa_vector_2pass_1_outputs) / sizeof(mlx_h2o_sdpa_vector_2pass_1_outputs[0]),
+    mlx_h2o_sdpa_vector_2pass_1_segments,
+    sizeof(mlx_h2o_sdpa_vector_2pass_1_segments) / sizeof(mlx_h2o_sdpa_vector_2pass_1_segments[0]),
+};
+
+static const char* const mlx_h2o_sdpa_vector_quantized_template[] = {
+    "T",
+    "S",
+    "D",
+    "V",
+    "KB",
+    "VB",
+    "G",
+    "NS",
+    "CAUSAL",
+};
+
+static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_quantized_inputs[] = {
+    {"queries", ""},
+    {"key_words", ""},
+    {"key_scales", ""},
+    {"key_biases", ""},
+    {"value_words", ""},
+    {"value_scales", ""},
+    {"value_biases", ""},
+    {"mask", "bool_mask"},
+    {"mask", "additive_mask"},
+    {"sinks", "sinks"},
+    {"params", ""},
+};
+
+static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_quantized_outputs[] = {
+    {"out", ""},
+    {"scores", "scores"},
+    {"lse", "lse"},
+};
+
+static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_quantized_segments[] = {
+    {"",
+     "  constexpr int LANES = 32;\n"
+     "  constexpr int KEY_PART = D / LANES;\n"
+     "  constexpr int VALUE_PART = V / LANES;\n"
+     "  H2O_THREADGROUP(float, tile, NS * (LANES + 1));\n"
+     "  H2O_THREADGROUP(float, maxima, NS);\n"
+     "  H2O_THREADGROUP(float, totals, NS);\n"
+     "  const int lane = int(thread_index_in_simdgroup);\n"
+     "  const int group = int(simdgroup_index_in_threadgroup);\n"
+     "  const int batch_head = int(threadgroup_position_in_grid.x);\n"
+     "  const int query_index = int(threadgroup_position_in_grid.y);\n"
+     "  const int heads = queries_shape[1];\n"
+     "  const int query_count = queries_shape[2];\n"
+     "  const int key_count = key_words_shape[2];\n"
+     "  const int kv_heads = key_words_shape[1];\n"
+     "  const int batch = batch_head / heads;\n"
+     "  const int head = batch_head % heads;\n"
+     "  const int kv_head = head / (heads / kv_heads);\n"
+     "  const int64_t row = int64_t(batch_head) * query_count + query_index;\n"
+     "  const int first_key = group;\n"
+     "  const int key_step = NS;\n"
+     "  float query[KEY_PART];\n"
+     "  h2o_load<KEY_PART>(\n"
+     "      queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),\n"
+     "      queries_strides[3],\n"
+     "      query);\n"
+     "  for (int j = 0; j < KEY_PART; j++) {\n"
+     "    query[j] *= params[0];\n"
+     "  }\n"
+     "  float sums[VALUE_PART];\n"
+     "  for (int j = 0; j < VALUE_PART; j++) {\n"
+     "    sums[j] = 0.0f;\n"
+     "  }\n"
+     "  h2o_softmax state = h2o_softmax_empty();\n"},
+    {"sinks",
+     "  if (first_key == 0) {\n"
+     "    h2o_softmax_sink(state, static_cast<float>(sinks[head * sinks_strides[0]]));\n"
+     "  }\n"},
+    {"",
+     "  const int64_t key_words_start = h2o_offset(key_words_strides, batch, kv_head, 0, 0);\n"
+     "  const int64_t key_scales_start = h2o_offset(key_scales_strides, batch, kv_head, 0, 0);\n"
+     "  const int64_t key_biases_start = h2o_offset(key_biases_strides, batch, kv_head, 0, 0);\n"
+     "  const int64_t value_words_start = h2o_offset(value_words_strides, batch, kv_head, 0, 0);\n"
+     "  const int64_t value_scales_start = h2o_offset(value_scales_strides, batch, kv_head, 0, 0);\n"
+     "  const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);\n"},
+    {"bool_mask",
+     "  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);\n"},
+    {"additive_mask",
+     "  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);\n"},
+    {"",
+     "  const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;\n"
+     "  for (int i = first_key; i < key_count; i += key_step) {\n"
+     "    bool visible = i < visible_end;\n"},
+    {"bool_mask",
+     "    visible = visible && mask[mask_start + i * mask_strides[3]];\n"},
+    {"additive_mask",
+     "    const float bias = static_cast<float>(mask[mask_start + i * mask_strides[3]]);\n"
+     "    visible = visible && !(bias <= params[1]);\n"},
+    {"",
+     "    if (visible) {\n"
+     "      float key[KEY_PART];\n"
+     "      float value[VALUE_PART];\n"
+     "      h2o_load_quantized<KEY_PART, KB, G>(\n"
+     "          key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],\n"
+     "          key_scales + (key_scales_start + i * key_scales_strides[2]), key_scales_strides[3],\n"
+     "          key_biases + (key_biases_start + i * key_biases_strides[2]), key_biases_strides[3],\n"
+     "          lane * KEY_PART, key);\n"
+     "      float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));\n"},
+    {"additive_mask",
+     "      score += bias;\n"
+     "      state.total += bias - bias;\n"},
+    {"scores",
+     "      if (lane == 0) {\n"
+     "        scores[row * key_count + i] = score;\n"
+     "      }\n"},
+    {"",
+     "      const float weight = h2o_softmax_weigh<VALUE_PART>(state, sums, score);\n"},
+    {"sparse_v",
+     "      if (weight < params[2] * state.total) {\n"
+     "        continue;\n"
+     "      }\n"},
+    {"",
+     "      h2o_load_quantized<VALUE_PART, VB, G>(\n"
+     "          value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],\n"
+     "          value_scales + (value_scales_start + i * value_scales_strides[2]),\n"
+     "          value_scales_strides[3],\n"
+     "          value_biases + (value_biases_start + i * value_biases_strides[2]),\n"
+     "          value_biases_strides[3],\n"
+     "          lane * VALUE_PART, value);\n"
+     "      h2o_add_row<VALUE_PART>(sums, weight, value);\n"
+     "    }\n"},
+    {"scores",
+     "    else if (lane == 0) {\n"
+     "      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;\n"
+     "    }\n"},
+    {"",
+     "  }\n"
+     "  if (lane == 0) {\n"
+     "    maxima[group] = state.maximum;\n"
+     "    totals[group] = state.total;\n"
+     "  }\n"
+     "  metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
+     "  const bool has_part = lane < NS;\n"
+     "  h2o_softmax part = h2o_softmax_empty();\n"
+     "  if (has_part) {\n"
+     "    part.maximum = maxima[lane];\n"
+     "    part.total = totals[lane];\n"
+     "  }\n"
+     "  const h2o_merged merged = h2o_softmax_merge(part);\n"
+     "  for (int j = 0; j < VALUE_PART; j++) {\n"
+     "    tile[group * (LANES + 1) + lane] = sums[j];\n"
+     "    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
+     "    for (int column = group; column < LANES; column += NS) {\n"
+     "      const float column_part = has_part ? tile[lane * (LANES + 1) + column] * merged.share : 0.0f;\n"
+     "      const float sum = metal::simd_sum(column_part);\n"
+     "      if (lane == 0) {\n"
+     "        const float mean = h2o_softmax_mean(sum, merged.total);\n"
+     "        out[row * V + column * VALUE_PART + j] = static_cast<T>(mean);\n"
+     "      }\n"
+     "    }\n"
+     "    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
+     "  }\n"},
+    {"lse",
+     "  if (group == 0 && lane == 0) {\n"
+     "    lse[row] = h2o_softmax_lse(merged.maximum, merged.total);\n"
+     "  }\n"},
+};
+
+static const mlx_h2o_kernel_text mlx_h2o_sdpa_vector_quantized_text = {
+    "sdpa_vector_quantized",
+    mlx_h2o_sdpa_vector_quantized_template,
+    sizeof(mlx_h2o_sdpa_vector_quantized_template) / sizeof(mlx_h2o_sdpa_vector_quantized_template[0]),
+    mlx_h2o_sdpa_vector_quantized_inputs,
+    sizeof(mlx_h2o_sdpa_vector_quantized_inputs) / sizeof(mlx_h2o_sdpa_vector_quantized_inputs[0]),
+    mlx_h2o_sdpa_vector_quantized_outputs,
+    sizeof(mlx_h2o_sdpa_vector_quantized_outputs) / sizeof(mlx_h2o_sdpa_vector_quantized_outputs[0]),
+    mlx_h2o_sdpa_vector_quantized_segments,
+    sizeof(mlx_h2o_sdpa_vector_quantized_segments) / sizeof(mlx_h2o_sdpa_vector_quantized_segments[0]),
+};
+
+static const char* const mlx_h2o_sdpa_vector_2pass_1_quantized_template[] = {
+    "T",
+    "S",
+    "D",
+    "V",
+    "KB",
+    "VB",
+    "G",
+    "NS",
+    "CAUSAL",
+};
+
+static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_2pass_1_quantized_inputs[] = {
+    {"queries", ""},
+    {"key_words", ""},
+    {"key_scales", ""},
+    {"key_biases", ""},
+    {"value_words", ""},
+    {"value_scales", ""},
+    {"value_biases", ""},
+    {"mask", "bool_mask"},
+    {"mask", "additive_mask"},
+    {"sinks", "sinks"},
+    {"params", ""},
+};
+
+static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_2pass_1_quantized_outputs[] = {
+    {"partial_sums", ""},
+    {"partial_maxima", ""},
+    {"partial_totals", ""},
+    {"scores", "scores"},
+};
+
+static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_2pass_1_quantized_segments[] = {
+    {"",
+     "  constexpr int LANES = 32;\n"
+     "  constexpr int KEY_PART = D / LANES;\n"
+     "  constexpr int VALUE_PART = V / LANES;\n"
+     "  H2O_THREADGROUP(float, tile, NS * (LANES + 1));\n"
+     "  H2O_THREADGROUP(float, maxima, NS);\n"
+     "  H2O_THREADGROUP(float, totals, NS);\n"
+     "  const int lane = int(thread_index_in_simdgroup);\n"
+     "  const int group = int(simdgroup_index_in_threadgroup);\n"
+     "  const int batch_head = int(threadgroup_position_in_grid.x);\n"
+     "  const int query_index = int(threadgroup_position_in_grid.y);\n"
+     "  const int heads = queries_shape[1];\n"
+     "  const int query_count = queries_shape[2];\n"
+     "  const int key_count = key_words_shape[2];\n"
+     "  const int kv_heads = key_words_shape[1];\n"
+     "  const int batch = batch_head / heads;\n"
+     "  const int head = batch_head % heads;\n"
+     "  const int kv_head = head / (heads / kv_heads);\n"
+     "  const int64_t row = int64_t(batch_head) * query_count + query_index;\n"
+     "  const int block = int(threadgroup_position_in_grid.z);\n"
+     "  const int blocks = int(threadgroups_per_grid.z);\n"
+     "  const int first_key = block * NS + group;\n"
+     "  const int key_step = blocks * NS;\n"
+     "  float query[KEY_PART];\n"
+     "  h2o_load<KEY_PART>(\n"
+     "      queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),\n"
+     "      queries_strides[3],\n"
+     "      query);\n"
+     "  for (int j = 0; j < KEY_PART; j++) {\n"
+     "    query[j] *= params[0];\n"
+     "  }\n"
+     "  float sums[VALUE_PART];\n"
+     "  for (int j = 0; j < VALUE_PART; j++) {\n"
+     "    sums[j] = 0.0f;\n"
+     "  }\n"
+     "  h2o_softmax state = h2o_softmax_empty();\n"},
+    {"sinks",
+     "  if (first_key == 0) {\n"
+     "    h2o_softmax_sink(state, static_cast<float>(sinks[head * sinks_strides[0]]));\n"
+     "  }\n"},
+    {"",
+     "  const int64_t key_words_start = h2o_offset(key_words_strides, batch, kv_head, 0, 0);\n"
+     "  const int64_t key_scales_start = h2o_offset(key_scales_strides, batch, kv_head, 0, 0);\n"
+     "  const int64_t key_biases_start = h2o_offset(key_biases_strides, batch, kv_head, 0, 0);\n"
+     "  const int64_t value_words_start = h2o_offset(value_words_strides, batch, kv_head, 0, 0);\n"
+     "  const int64_t value_scales_start = h2o_offset(value_scales_strides, batch, kv_head, 0, 0);\n"
+     "  const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);\n"},
+    {"bool_mask",
+     "  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);\n"},
+    {"additive_mask",
+     "  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);\n"},
+    {"",
+     "  const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;\n"
+     "  for (int i = first_key; i < key_count; i += key_step) {\n"
+     "    bool visible = i < visible_end;\n"},
+    {"bool_mask",
+     "    visible = visible && mask[mask_start + i * mask_strides[3]];\n"},
+    {"additive_mask",
+     "    const float bias = static_cast<float>(mask[mask_start + i * mask_strides[3]]);\n"
+     "    visible = visible && !(bias <= params[1]);\n"},
+    {"",
+     "    if (visible) {\n"
+     "      float key[KEY_PART];\n"
+     "      float value[VALUE_PART];\n"
+     "      h2o_load_quantized<KEY_PART, KB, G>(\n"
+     "          key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],\n"
+     "          key_scales + (key_scales_start + i * key_scales_strides[2]), key_scales_strides[3],\n"
+     "          key_biases + (key_biases_start + i * key_biases_strides[2]), key_biases_strides[3],\n"
+     "          lane * KEY_PART, key);\n"
+     "      float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));\n"},
+    {"additive_mask",
+     "      score += bias;\n"
+     "      state.total += bias - bias;\n"},
+    {"scores",
+     "      if (lane == 0) {\n"
+     "        scores[row * key_count + i] = score;\n"
+     "      }\n"},
+    {"",
+     "      const float weight = h2o_softmax_weigh<VALUE_PART>(state, sums, score);\n"},
+    {"sparse_v",
+     "      if (weight < params[2] * state.total) {\n"
+     "        continue;\n"
+     "      }\n"},
+    {"",
+     "      h2o_load_quantized<VALUE_PART, VB, G>(\n"
+     "          value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],\n"
+     "          value_scales + (value_scales_start + i * value_scales_strides[2]),\n"
+     "          value_scales_strides[3],\n"
+     "          value_biases + (value_biases_start + i * value_biases_strides[2]),\n"
+     "          value_biases_strides[3],\n"
+     "          lane * VALUE_PART, value);\n"
+     "      h2o_add_row<VALUE_PART>(sums, weight, value);\n"
+     "    }\n"},
+    {"scores",
+     "    else if (lane == 0) {\n"
+     "      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;\n"
+     "    }\n"},
+    {"",
+     "  }\n"
+     "  if (lane == 0) {\n"
+     "    maxima[group] = state.maximum;\n"
+     "    totals[group] = state.total;\n"
+     "  }\n"
+     "  metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
+     "  const bool has_part = lane < NS;\n"
+     "  h2o_softmax part = h2o_softmax_empty();\n"
+     "  if (has_part) {\n"
+     "    part.maximum = maxima[lane];\n"
+     "    part.total = totals[lane];\n"
+     "  }\n"
+     "  const h2o_merged merged = h2o_softmax_merge(part);\n"
+     "  for (int j = 0; j < VALUE_PART; j++) {\n"
+     "    tile[group * (LANES + 1) + lane] = sums[j];\n"
+     "    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
+     "    for (int column = group; column < LANES; column += NS) {\n"
+     "      const float column_part = has_part ? tile[lane * (LANES + 1) + column] * merged.share : 0.0f;\n"
+     "      const float sum = metal::simd_sum(column_part);\n"
+     "      if (lane == 0) {\n"
+     "        partial_sums[(row * blocks + block) * V + column * VALUE_PART + j] = sum;\n"
+     "      }\n"
+     "    }\n"
+     "    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
+     "  }\n"
+     "  if (group == 0 && lane == 0) {\n"
+     "    partial_maxima[row * blocks + block] = merged.maximum;\n"
+     "    partial_totals[row * blocks + block] = merged.total;\n"
+     "  }\n"},
+};
+
+static const mlx_h2o_kernel_text mlx_h2o_sdpa_vector_2pass_1_quantized_text = {
+    "sdpa_vector_2pass_1_quantized",
+    mlx_h2o_sdpa_vector_2pass_1_quantized_template,
+    sizeof(mlx_h2o_sdpa_vector_2pass_1_quantized_template) / sizeof(mlx_h2o_sdpa_vector_2pass_1_quantized_template[0]),
+    mlx_h2o_sdpa_vector_2pass_1_quantized_inputs,
+    sizeof(mlx_h2o_sdpa_vector_2pass_1_quantized_inputs) / sizeof(mlx_h2o_sdpa_vector_2pass_1_quantized_inputs[0]),
+    mlx_h2o_sdpa_vector_2pass_1_quantized_outputs,
+    sizeof(mlx_h2o_sdpa_vector_2pass_1_quantized_outputs) / sizeof(mlx_h2o_sdpa_vector_2pass_1_quantized_outputs[0]),
+    mlx_h2o_sdpa_vector_2pass_1_quantized_segments,
+    sizeof(mlx_h2o_sdpa_vector_2pass_1_quantized_segments) / sizeof(mlx_h2o_sdpa_vector_2pass_1_quantized_segments[0]),
+};
+
+static const char* const mlx_h2o_sdpa_vector_2pass_2_template[] = {
+    "T",
+    "V",
+};
+
+static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_2pass_2_inputs[] = {
+    {"partial_sums", ""},
+    {"partial_maxima", ""},
+    {"partial_totals", ""},
+};
+
+static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_2pass_2_outputs[] = {
+    {"out", ""},
+    {"lse", "lse"},
+};
+
+static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_2pass_2_segments[] = {
+    {"",
+     "  constexpr int LANES = 32;\n"
+     "  constexpr int PARTS = V / LANES;\n"
+     "  const int lane = int(thread_index_in_simdgroup);\n"
+     "  const int64_t row = int64_t(threadgroup_position_in_grid.x) / PARTS;\n"
+     "  const int column = int(threadgroup_position_in_grid.x) % PARTS * LANES + lane;\n"
+     "  const int blocks = partial_maxima_shape[3];\n"
+     "  h2o_softmax part = h2o_softmax_empty();\n"
+     "  if (lane < blocks) {\n"
+     "    part.maximum = partial_maxima[row * blocks + lane];\n"
+     "    part.total = partial_totals[row * blocks + lane];\n"
+     "  }\n"
+     "  const h2o_merged merged = h2o_softmax_merge(part);\n"
+     "  float sum = 0.0f;\n"
+     "  for (int b = 0; b < blocks; b++) {\n"
+     "    const float share = metal::simd_shuffle(merged.share, ushort(b));\n"
+     "    sum += share * partial_sums[(row * blocks + b) * V + column];\n"
+     "  }\n"
+     "  out[row * V + column] = static_cast<T>(h2o_softmax_mean(sum, merged.total));\n"},
+    {"lse",
+     "  if (column == 0) {\n"
+     "    lse[row] = h2o_softmax_lse(merged.maximum, merged.total);\n"
+     "  }\n"},
+};
+
+static const mlx_h2o_kernel_text mlx_h2o_sdpa_vector_2pass_2_text = {
+    "sdpa_vector_2pass_2",
+    mlx_h2o_sdpa_vector_2pass_2_template,
+    sizeof(mlx_h2o_sdpa_vector_2pass_2_template) / sizeof(mlx_h2o_sdpa_vector_2pass_2_template[0]),
+    mlx_h2o_sdpa_vector_2pass_2_inputs,
+    sizeof(mlx_h2o_sdpa_vector_2pass_2_inputs) / sizeof(mlx_h2o_sdpa_vector_2pass_2_inputs[0]),
+    mlx_h2o_sdpa_vector_2pass_2_outputs,
+    sizeof(mlx_h2o_sdpa_vector_2pass_2_outputs) / sizeof(mlx_h2o_sdpa_vector_2pass_2_outputs[0]),
+    mlx_h2o_sdpa_vector_2pass_2_segments,
+    sizeof(mlx_h2o_sdpa_vector_2pass_2_segments) / sizeof(mlx_h2o_sdpa_vector_2pass_2_segments[0]),
 };
 
 #endif

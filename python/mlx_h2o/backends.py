@@ -3,7 +3,8 @@
 A back end is an object (usually a module) with ``name``, ``unavailable_reason() -> str``,
 ``refuses(request) -> str`` (both empty when there is nothing in the way) and
 ``attention(request)``; it may bring ``keep_indices(request)`` and ``evict_indices(request)``,
-which otherwise are the composed ones. Unnamed, the best back end that can serve the call runs;
+which otherwise are the composed ones, and ``quantized_attention(request)``, without which it
+cannot serve quantised attention. Unnamed, the best back end that can serve the call runs;
 a back end that was named, by ``use_backend`` or the environment variable MLX_H2O_BACKEND,
 either serves the call or raises ValueError.
 """
@@ -205,6 +206,35 @@ def operation_of(op: str, stream: StreamLike) -> Callable[..., Any] | None:
             if function is not None:
                 return cast(Callable[..., Any], function)
     return None
+
+
+def for_quantized_attention(
+    request: QuantizedAttentionRequest,
+) -> Callable[[QuantizedAttentionRequest], AttentionResult]:
+    """The function that serves this request. Raises ValueError where a named one cannot."""
+    name = named()
+    if name is not None:
+        get(name, op=QUANTIZED_ATTENTION)
+    for candidate in (name,) if name is not None else _preferred(runs_on_gpu(request.stream)):
+        if _unavailable(candidate):
+            continue
+        reason = _refuses_quantized(_registered[candidate], request)
+        if not reason:
+            function = _registered[candidate].quantized_attention  # type: ignore[attr-defined]
+            return cast(Callable[[QuantizedAttentionRequest], AttentionResult], function)
+        if candidate == name:
+            raise ValueError(
+                f"[{QUANTIZED_ATTENTION}] back end {name!r} cannot serve this call: {reason}"
+            )
+    raise AssertionError("composed refused a valid request")
+
+
+def _refuses_quantized(backend: Backend, request: QuantizedAttentionRequest) -> str:
+    if not hasattr(backend, "quantized_attention"):
+        return "it has no quantised attention"
+    # Such a back end takes both kinds of request here.
+    refuses = cast(Callable[[QuantizedAttentionRequest], str], backend.refuses)
+    return refuses(request)
 
 
 def for_retention(op: str, request: RetentionRequest) -> Callable[[RetentionRequest], mx.array]:

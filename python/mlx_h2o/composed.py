@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import mlx.core as mx
 
 from mlx_h2o.validate import AttentionRequest, RetentionRequest, StreamLike
+from mlx_h2o.validate_quantized import QuantizedAttentionRequest, QuantizedRows
 
 name = "composed"
 
@@ -24,7 +25,7 @@ def unavailable_reason() -> str:
     return ""
 
 
-def refuses(request: AttentionRequest) -> str:
+def refuses(request: AttentionRequest | QuantizedAttentionRequest) -> str:
     """Empty: there is nothing valid that it cannot serve."""
     return ""
 
@@ -78,13 +79,49 @@ def softmax_parts(scores: mx.array, sinks: mx.array | None) -> tuple[mx.array, m
     return weights, total, peak
 
 
+def dequantized(rows: QuantizedRows) -> mx.array:
+    """The rows as float32 [B, Hkv, N, D], from scales and biases that were upcast first."""
+    pair = rows.scales.astype(mx.float32), rows.biases.astype(mx.float32)
+    return mx.dequantize(rows.words, *pair, group_size=rows.group_size, bits=rows.bits)
+
+
 def attention(request: AttentionRequest) -> tuple[mx.array, mx.array | None, mx.array | None]:
     """Attention output, scores and lse as ``fast`` documents them."""
+    return _attend(request)
+
+
+def quantized_attention(
+    request: QuantizedAttentionRequest,
+) -> tuple[mx.array, mx.array | None, mx.array | None]:
+    """The same of quantised rows: dequantised to float32, then the dense definition."""
+    with _placed(request.stream):
+        dense = AttentionRequest(
+            queries=request.queries,
+            keys=dequantized(request.keys),
+            values=dequantized(request.values),
+            scale=request.scale,
+            causal=request.causal,
+            mask=request.mask,
+            sinks=request.sinks,
+            mask_threshold=request.mask_threshold,
+            return_scores=request.return_scores,
+            return_lse=request.return_lse,
+            stream=request.stream,
+        )
+        return _attend(dense, request.sparse_v_threshold)
+
+
+def _attend(
+    request: AttentionRequest, sparse_v_threshold: float = 0.0
+) -> tuple[mx.array, mx.array | None, mx.array | None]:
     with _placed(request.stream):
         batch, heads, length, _ = request.queries.shape
         kv_heads, _, value_size = request.values.shape[1:]
         scores = logits(request)
         weights, total, peak = softmax_parts(scores, request.sinks)
+        if sparse_v_threshold > 0:
+            # NaN compares false, and stays.
+            weights = mx.where(weights < sparse_v_threshold * total, 0.0, weights)
         mixed = weights.reshape(batch, kv_heads, -1, weights.shape[-1])
         mixed = mixed @ request.values.astype(mx.float32)
         mixed = mixed.reshape(batch, heads, length, value_size)

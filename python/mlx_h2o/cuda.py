@@ -12,8 +12,8 @@ import mlx.core as mx
 
 from mlx_h2o import kernels, launch
 from mlx_h2o.kernels import Kernel
-from mlx_h2o.launch import AttentionResult
-from mlx_h2o.validate import AttentionRequest, runs_on_gpu
+from mlx_h2o.launch import AnyAttentionRequest, AttentionResult, Launch
+from mlx_h2o.validate import runs_on_gpu
 
 name = "cuda"
 
@@ -26,7 +26,7 @@ def unavailable_reason() -> str:
     return "MLX has no CUDA device on this machine (pip install 'mlx-h2o[cuda13]')"
 
 
-def refuses(request: AttentionRequest) -> str:
+def refuses(request: AnyAttentionRequest) -> str:
     """Why the back end cannot serve this request; empty if it can."""
     if not runs_on_gpu(request.stream):
         return "CUDA kernels run on GPU streams, found a CPU stream"
@@ -42,11 +42,17 @@ def header(threads: int) -> str:
     return f"#define H2O_MAX_THREADS {threads}\n{kernels.CUDA_SHIM}{kernels.HEADER}"
 
 
-def attention(request: AttentionRequest) -> AttentionResult:
+def attention(request: AnyAttentionRequest) -> AttentionResult:
     """Attention with scores."""
-    plan = launch.plan(request)
-    kernel = _cuda_kernel(plan.kernel, plan.threadgroup[0])
-    return plan.result(kernel(inputs=list(plan.inputs), stream=request.stream, **plan.call()))
+
+    def execute(each: Launch, inputs: list[mx.array]) -> list[mx.array]:
+        kernel = _cuda_kernel(each.kernel, each.threadgroup[0])
+        return kernel(inputs=inputs, stream=request.stream, **each.call())
+
+    return launch.plan(request).run(execute)
+
+
+quantized_attention = attention
 
 
 @cache

@@ -137,7 +137,23 @@ def _check_mask(op: str, mask: mx.array, shape: Shape) -> None:
         )
 
 
-def _check_sinks(op: str, sinks: mx.array, heads: int) -> None:
+def placed_mask(
+    op: str, mask: mx.array | str | None, shape: Shape, stream: StreamLike
+) -> tuple[bool, float, mx.array | None]:
+    """``causal``, ``mask_threshold`` and ``mask`` of a request, from the argument ``mask``."""
+    if mask is None:
+        return False, 0.0, None
+    if isinstance(mask, str):
+        if mask != "causal":
+            raise ValueError(f"[{op}] mask is {mask!r}, expected 'causal', an array or None.")
+        return True, 0.0, None
+    _check_mask(op, arguments.array(op, "mask", mask), shape)
+    threshold = 0.0 if mask.dtype == mx.bool_ else _MASK_THRESHOLDS[mask.dtype]
+    return False, threshold, mx.broadcast_to(mask, shape, stream=stream)
+
+
+def check_sinks(op: str, sinks: mx.array, heads: int) -> None:
+    """Raise ValueError where ``sinks`` are not float [Hq]."""
     if sinks.dtype not in FLOATS:
         raise ValueError(
             f"[{op}] sinks are {dtype_name(sinks.dtype)}, expected float32, float16 or bfloat16."
@@ -169,18 +185,9 @@ def attention_request(
     number = arguments.number(op, "scale", scale)
     place = arguments.stream(op, stream)
     shape = (*query_shape[:3], key_shape[2])
-    causal, threshold, pairs = False, 0.0, None
-    if isinstance(mask, str):
-        if mask != "causal":
-            raise ValueError(f"[{op}] mask is {mask!r}, expected 'causal', an array or None.")
-        causal = True
-    elif mask is not None:
-        _check_mask(op, arguments.array(op, "mask", mask), shape)
-        if mask.dtype != mx.bool_:
-            threshold = _MASK_THRESHOLDS[mask.dtype]
-        pairs = mx.broadcast_to(mask, shape, stream=place)
+    causal, threshold, pairs = placed_mask(op, mask, shape, place)
     if sinks is not None:
-        _check_sinks(op, arguments.array(op, "sinks", sinks), query_shape[1])
+        check_sinks(op, arguments.array(op, "sinks", sinks), query_shape[1])
     return AttentionRequest(
         queries=queries,
         keys=keys,

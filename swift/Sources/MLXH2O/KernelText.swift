@@ -22,7 +22,7 @@ struct KernelText: Sendable {
   let outputs: [Buffer]
   let segments: [Segment]
 
-  static let flags = ["bool_mask", "additive_mask", "sinks", "scores", "lse"]
+  static let flags = ["bool_mask", "additive_mask", "sinks", "scores", "lse", "sparse_v"]
 
   static let header = #"""
     #if defined(__METAL_VERSION__)
@@ -44,6 +44,47 @@ struct KernelText: Sendable {
         for (int j = 0; j < E; j++) {
           values[j] = static_cast<float>(row[j * stride]);
         }
+      }
+    }
+    template <int E, int BITS, int GROUP, typename W, typename S, typename B>
+    inline void h2o_load_quantized(W words, int64_t word_stride, S scales, int64_t scale_stride,
+                                   B biases, int64_t bias_stride, int first, thread float* values) {
+      constexpr int LENGTH = E * BITS;
+      constexpr int WORDS = (LENGTH + 31) / 32;
+      constexpr bool CROSSES = LENGTH % 32 != 0 && 32 % LENGTH != 0;
+      const int first_bit = first * BITS;
+      const int first_word = first_bit / 32;
+      const int shift = first_bit % 32;
+      uint32_t part[WORDS + 1];
+      for (int k = 0; k < WORDS; k++) {
+        part[k] = words[(first_word + k) * word_stride];
+      }
+      part[WORDS] = 0;
+      if (CROSSES && first_word + WORDS <= (first_bit + LENGTH - 1) / 32) {
+        part[WORDS] = words[(first_word + WORDS) * word_stride];
+      }
+      if (LENGTH % 32 != 0) {
+        for (int k = 0; k < WORDS; k++) {
+          part[k] = (part[k] >> shift) | ((part[k + 1] << 1) << (31 - shift));
+        }
+      }
+      const int near_group = first / GROUP;
+      const int near_count = (near_group + 1) * GROUP - first;
+      const int far_group = GROUP % E == 0 ? near_group : (first + E - 1) / GROUP;
+      const float near_scale = static_cast<float>(scales[near_group * scale_stride]);
+      const float near_bias = static_cast<float>(biases[near_group * bias_stride]);
+      const float far_scale = static_cast<float>(scales[far_group * scale_stride]);
+      const float far_bias = static_cast<float>(biases[far_group * bias_stride]);
+      for (int j = 0; j < E; j++) {
+        const int k = j * BITS / 32;
+        const int offset = j * BITS % 32;
+        uint32_t bits = part[k] >> offset;
+        if (offset + BITS > 32) {
+          bits |= part[k + 1] << (32 - offset);
+        }
+        const float element = static_cast<float>(bits & ((1u << BITS) - 1u));
+        const bool is_near = GROUP % E == 0 || j < near_count;
+        values[j] = (is_near ? near_scale : far_scale) * element + (is_near ? near_bias : far_bias);
       }
     }
     template <int E>
@@ -71,19 +112,37 @@ struct KernelText: Sendable {
       }
     }
     template <int E>
-    inline void h2o_softmax_add(thread h2o_softmax& state, thread float* sums, float score,
-                                thread const float* value) {
+    inline float h2o_softmax_weigh(thread h2o_softmax& state, thread float* sums, float score) {
       const float maximum = metal::max(state.maximum, score);
       const float fade = metal::fast::exp(state.maximum - maximum);
       const float weight = metal::fast::exp(score - maximum);
       state.maximum = maximum;
       state.total = state.total * fade + weight;
       for (int j = 0; j < E; j++) {
-        sums[j] = sums[j] * fade + weight * value[j];
+        sums[j] *= fade;
+      }
+      return weight;
+    }
+    template <int E>
+    inline void h2o_add_row(thread float* sums, float weight, thread const float* value) {
+      for (int j = 0; j < E; j++) {
+        sums[j] += weight * value[j];
       }
     }
-    inline float h2o_softmax_share(float partial_maximum, float maximum) {
-      return metal::fast::exp(partial_maximum - maximum);
+    struct h2o_merged {
+      float maximum;
+      float total;
+      float share;
+    };
+    inline h2o_merged h2o_softmax_merge(h2o_softmax part) {
+      h2o_merged all;
+      all.maximum = metal::simd_max(part.maximum);
+      all.share = metal::fast::exp(part.maximum - all.maximum);
+      all.total = metal::simd_sum(part.total * all.share);
+      return all;
+    }
+    inline float h2o_softmax_mean(float sum, float total) {
+      return total == 0.0f ? 0.0f : sum / total;
     }
     inline float h2o_softmax_lse(float maximum, float total) {
       return total == 0.0f ? H2O_NEGATIVE_INFINITY : maximum + metal::precise::log(total);
@@ -125,10 +184,13 @@ struct KernelText: Sendable {
             const int heads = queries_shape[1];
             const int query_count = queries_shape[2];
             const int key_count = keys_shape[2];
+            const int kv_heads = keys_shape[1];
             const int batch = batch_head / heads;
             const int head = batch_head % heads;
-            const int kv_head = head / (heads / keys_shape[1]);
+            const int kv_head = head / (heads / kv_heads);
             const int64_t row = int64_t(batch_head) * query_count + query_index;
+            const int first_key = group;
+            const int key_step = NS;
             float query[KEY_PART];
             h2o_load<KEY_PART>(
                 queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),
@@ -147,7 +209,7 @@ struct KernelText: Sendable {
       Segment(
         condition: "sinks",
         text: #"""
-            if (group == 0) {
+            if (first_key == 0) {
               h2o_softmax_sink(state, static_cast<float>(sinks[head * sinks_strides[0]]));
             }
 
@@ -175,7 +237,7 @@ struct KernelText: Sendable {
         condition: "",
         text: #"""
             const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;
-            for (int i = group; i < key_count; i += NS) {
+            for (int i = first_key; i < key_count; i += key_step) {
               bool visible = i < visible_end;
 
           """#),
@@ -223,7 +285,8 @@ struct KernelText: Sendable {
       Segment(
         condition: "",
         text: #"""
-                h2o_softmax_add<VALUE_PART>(state, sums, score, value);
+                const float weight = h2o_softmax_weigh<VALUE_PART>(state, sums, score);
+                h2o_add_row<VALUE_PART>(sums, weight, value);
               }
 
           """#),
@@ -245,18 +308,20 @@ struct KernelText: Sendable {
             }
             metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
             const bool has_part = lane < NS;
-            const float part_maximum = has_part ? maxima[lane] : H2O_LOWEST;
-            const float maximum = metal::simd_max(part_maximum);
-            const float share = has_part ? h2o_softmax_share(part_maximum, maximum) : 0.0f;
-            const float total = metal::simd_sum(has_part ? totals[lane] * share : 0.0f);
+            h2o_softmax part = h2o_softmax_empty();
+            if (has_part) {
+              part.maximum = maxima[lane];
+              part.total = totals[lane];
+            }
+            const h2o_merged merged = h2o_softmax_merge(part);
             for (int j = 0; j < VALUE_PART; j++) {
               tile[group * (LANES + 1) + lane] = sums[j];
               metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
               for (int column = group; column < LANES; column += NS) {
-                const float part = has_part ? tile[lane * (LANES + 1) + column] * share : 0.0f;
-                const float sum = metal::simd_sum(part);
+                const float column_part = has_part ? tile[lane * (LANES + 1) + column] * merged.share : 0.0f;
+                const float sum = metal::simd_sum(column_part);
                 if (lane == 0) {
-                  const float mean = total == 0.0f ? 0.0f : sum / total;
+                  const float mean = h2o_softmax_mean(sum, merged.total);
                   out[row * V + column * VALUE_PART + j] = static_cast<T>(mean);
                 }
               }
@@ -268,7 +333,674 @@ struct KernelText: Sendable {
         condition: "lse",
         text: #"""
             if (group == 0 && lane == 0) {
-              lse[row] = h2o_softmax_lse(maximum, total);
+              lse[row] = h2o_softmax_lse(merged.maximum, merged.total);
+            }
+
+          """#),
+    ])
+
+  static let sdpaVector2pass1 = KernelText(
+    name: "sdpa_vector_2pass_1",
+    template: ["T", "D", "V", "NS", "CAUSAL"],
+    inputs: [
+      Buffer(name: "queries", condition: ""),
+      Buffer(name: "keys", condition: ""),
+      Buffer(name: "values", condition: ""),
+      Buffer(name: "mask", condition: "bool_mask"),
+      Buffer(name: "mask", condition: "additive_mask"),
+      Buffer(name: "sinks", condition: "sinks"),
+      Buffer(name: "params", condition: ""),
+    ],
+    outputs: [
+      Buffer(name: "partial_sums", condition: ""),
+      Buffer(name: "partial_maxima", condition: ""),
+      Buffer(name: "partial_totals", condition: ""),
+      Buffer(name: "scores", condition: "scores"),
+    ],
+    segments: [
+      Segment(
+        condition: "",
+        text: #"""
+            constexpr int LANES = 32;
+            constexpr int KEY_PART = D / LANES;
+            constexpr int VALUE_PART = V / LANES;
+            H2O_THREADGROUP(float, tile, NS * (LANES + 1));
+            H2O_THREADGROUP(float, maxima, NS);
+            H2O_THREADGROUP(float, totals, NS);
+            const int lane = int(thread_index_in_simdgroup);
+            const int group = int(simdgroup_index_in_threadgroup);
+            const int batch_head = int(threadgroup_position_in_grid.x);
+            const int query_index = int(threadgroup_position_in_grid.y);
+            const int heads = queries_shape[1];
+            const int query_count = queries_shape[2];
+            const int key_count = keys_shape[2];
+            const int kv_heads = keys_shape[1];
+            const int batch = batch_head / heads;
+            const int head = batch_head % heads;
+            const int kv_head = head / (heads / kv_heads);
+            const int64_t row = int64_t(batch_head) * query_count + query_index;
+            const int block = int(threadgroup_position_in_grid.z);
+            const int blocks = int(threadgroups_per_grid.z);
+            const int first_key = block * NS + group;
+            const int key_step = blocks * NS;
+            float query[KEY_PART];
+            h2o_load<KEY_PART>(
+                queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),
+                queries_strides[3],
+                query);
+            for (int j = 0; j < KEY_PART; j++) {
+              query[j] *= params[0];
+            }
+            float sums[VALUE_PART];
+            for (int j = 0; j < VALUE_PART; j++) {
+              sums[j] = 0.0f;
+            }
+            h2o_softmax state = h2o_softmax_empty();
+
+          """#),
+      Segment(
+        condition: "sinks",
+        text: #"""
+            if (first_key == 0) {
+              h2o_softmax_sink(state, static_cast<float>(sinks[head * sinks_strides[0]]));
+            }
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+            const int64_t key_start = h2o_offset(keys_strides, batch, kv_head, 0, lane * KEY_PART);
+            const int64_t value_start = h2o_offset(values_strides, batch, kv_head, 0, lane * VALUE_PART);
+
+          """#),
+      Segment(
+        condition: "bool_mask",
+        text: #"""
+            const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);
+
+          """#),
+      Segment(
+        condition: "additive_mask",
+        text: #"""
+            const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+            const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;
+            for (int i = first_key; i < key_count; i += key_step) {
+              bool visible = i < visible_end;
+
+          """#),
+      Segment(
+        condition: "bool_mask",
+        text: #"""
+              visible = visible && mask[mask_start + i * mask_strides[3]];
+
+          """#),
+      Segment(
+        condition: "additive_mask",
+        text: #"""
+              const float bias = static_cast<float>(mask[mask_start + i * mask_strides[3]]);
+              visible = visible && !(bias <= params[1]);
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+              if (visible) {
+                float key[KEY_PART];
+                float value[VALUE_PART];
+                const int64_t key_row = key_start + i * keys_strides[2];
+                const int64_t value_row = value_start + i * values_strides[2];
+                h2o_load<KEY_PART>(keys + key_row, keys_strides[3], key);
+                h2o_load<VALUE_PART>(values + value_row, values_strides[3], value);
+                float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));
+
+          """#),
+      Segment(
+        condition: "additive_mask",
+        text: #"""
+                score += bias;
+                state.total += bias - bias;
+
+          """#),
+      Segment(
+        condition: "scores",
+        text: #"""
+                if (lane == 0) {
+                  scores[row * key_count + i] = score;
+                }
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+                const float weight = h2o_softmax_weigh<VALUE_PART>(state, sums, score);
+                h2o_add_row<VALUE_PART>(sums, weight, value);
+              }
+
+          """#),
+      Segment(
+        condition: "scores",
+        text: #"""
+              else if (lane == 0) {
+                scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;
+              }
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+            }
+            if (lane == 0) {
+              maxima[group] = state.maximum;
+              totals[group] = state.total;
+            }
+            metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+            const bool has_part = lane < NS;
+            h2o_softmax part = h2o_softmax_empty();
+            if (has_part) {
+              part.maximum = maxima[lane];
+              part.total = totals[lane];
+            }
+            const h2o_merged merged = h2o_softmax_merge(part);
+            for (int j = 0; j < VALUE_PART; j++) {
+              tile[group * (LANES + 1) + lane] = sums[j];
+              metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+              for (int column = group; column < LANES; column += NS) {
+                const float column_part = has_part ? tile[lane * (LANES + 1) + column] * merged.share : 0.0f;
+                const float sum = metal::simd_sum(column_part);
+                if (lane == 0) {
+                  partial_sums[(row * blocks + block) * V + column * VALUE_PART + j] = sum;
+                }
+              }
+              metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+            }
+            if (group == 0 && lane == 0) {
+              partial_maxima[row * blocks + block] = merged.maximum;
+              partial_totals[row * blocks + block] = merged.total;
+            }
+
+          """#),
+    ])
+
+  static let sdpaVectorQuantized = KernelText(
+    name: "sdpa_vector_quantized",
+    template: ["T", "S", "D", "V", "KB", "VB", "G", "NS", "CAUSAL"],
+    inputs: [
+      Buffer(name: "queries", condition: ""),
+      Buffer(name: "key_words", condition: ""),
+      Buffer(name: "key_scales", condition: ""),
+      Buffer(name: "key_biases", condition: ""),
+      Buffer(name: "value_words", condition: ""),
+      Buffer(name: "value_scales", condition: ""),
+      Buffer(name: "value_biases", condition: ""),
+      Buffer(name: "mask", condition: "bool_mask"),
+      Buffer(name: "mask", condition: "additive_mask"),
+      Buffer(name: "sinks", condition: "sinks"),
+      Buffer(name: "params", condition: ""),
+    ],
+    outputs: [
+      Buffer(name: "out", condition: ""),
+      Buffer(name: "scores", condition: "scores"),
+      Buffer(name: "lse", condition: "lse"),
+    ],
+    segments: [
+      Segment(
+        condition: "",
+        text: #"""
+            constexpr int LANES = 32;
+            constexpr int KEY_PART = D / LANES;
+            constexpr int VALUE_PART = V / LANES;
+            H2O_THREADGROUP(float, tile, NS * (LANES + 1));
+            H2O_THREADGROUP(float, maxima, NS);
+            H2O_THREADGROUP(float, totals, NS);
+            const int lane = int(thread_index_in_simdgroup);
+            const int group = int(simdgroup_index_in_threadgroup);
+            const int batch_head = int(threadgroup_position_in_grid.x);
+            const int query_index = int(threadgroup_position_in_grid.y);
+            const int heads = queries_shape[1];
+            const int query_count = queries_shape[2];
+            const int key_count = key_words_shape[2];
+            const int kv_heads = key_words_shape[1];
+            const int batch = batch_head / heads;
+            const int head = batch_head % heads;
+            const int kv_head = head / (heads / kv_heads);
+            const int64_t row = int64_t(batch_head) * query_count + query_index;
+            const int first_key = group;
+            const int key_step = NS;
+            float query[KEY_PART];
+            h2o_load<KEY_PART>(
+                queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),
+                queries_strides[3],
+                query);
+            for (int j = 0; j < KEY_PART; j++) {
+              query[j] *= params[0];
+            }
+            float sums[VALUE_PART];
+            for (int j = 0; j < VALUE_PART; j++) {
+              sums[j] = 0.0f;
+            }
+            h2o_softmax state = h2o_softmax_empty();
+
+          """#),
+      Segment(
+        condition: "sinks",
+        text: #"""
+            if (first_key == 0) {
+              h2o_softmax_sink(state, static_cast<float>(sinks[head * sinks_strides[0]]));
+            }
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+            const int64_t key_words_start = h2o_offset(key_words_strides, batch, kv_head, 0, 0);
+            const int64_t key_scales_start = h2o_offset(key_scales_strides, batch, kv_head, 0, 0);
+            const int64_t key_biases_start = h2o_offset(key_biases_strides, batch, kv_head, 0, 0);
+            const int64_t value_words_start = h2o_offset(value_words_strides, batch, kv_head, 0, 0);
+            const int64_t value_scales_start = h2o_offset(value_scales_strides, batch, kv_head, 0, 0);
+            const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);
+
+          """#),
+      Segment(
+        condition: "bool_mask",
+        text: #"""
+            const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);
+
+          """#),
+      Segment(
+        condition: "additive_mask",
+        text: #"""
+            const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+            const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;
+            for (int i = first_key; i < key_count; i += key_step) {
+              bool visible = i < visible_end;
+
+          """#),
+      Segment(
+        condition: "bool_mask",
+        text: #"""
+              visible = visible && mask[mask_start + i * mask_strides[3]];
+
+          """#),
+      Segment(
+        condition: "additive_mask",
+        text: #"""
+              const float bias = static_cast<float>(mask[mask_start + i * mask_strides[3]]);
+              visible = visible && !(bias <= params[1]);
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+              if (visible) {
+                float key[KEY_PART];
+                float value[VALUE_PART];
+                h2o_load_quantized<KEY_PART, KB, G>(
+                    key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],
+                    key_scales + (key_scales_start + i * key_scales_strides[2]), key_scales_strides[3],
+                    key_biases + (key_biases_start + i * key_biases_strides[2]), key_biases_strides[3],
+                    lane * KEY_PART, key);
+                float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));
+
+          """#),
+      Segment(
+        condition: "additive_mask",
+        text: #"""
+                score += bias;
+                state.total += bias - bias;
+
+          """#),
+      Segment(
+        condition: "scores",
+        text: #"""
+                if (lane == 0) {
+                  scores[row * key_count + i] = score;
+                }
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+                const float weight = h2o_softmax_weigh<VALUE_PART>(state, sums, score);
+
+          """#),
+      Segment(
+        condition: "sparse_v",
+        text: #"""
+                if (weight < params[2] * state.total) {
+                  continue;
+                }
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+                h2o_load_quantized<VALUE_PART, VB, G>(
+                    value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],
+                    value_scales + (value_scales_start + i * value_scales_strides[2]),
+                    value_scales_strides[3],
+                    value_biases + (value_biases_start + i * value_biases_strides[2]),
+                    value_biases_strides[3],
+                    lane * VALUE_PART, value);
+                h2o_add_row<VALUE_PART>(sums, weight, value);
+              }
+
+          """#),
+      Segment(
+        condition: "scores",
+        text: #"""
+              else if (lane == 0) {
+                scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;
+              }
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+            }
+            if (lane == 0) {
+              maxima[group] = state.maximum;
+              totals[group] = state.total;
+            }
+            metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+            const bool has_part = lane < NS;
+            h2o_softmax part = h2o_softmax_empty();
+            if (has_part) {
+              part.maximum = maxima[lane];
+              part.total = totals[lane];
+            }
+            const h2o_merged merged = h2o_softmax_merge(part);
+            for (int j = 0; j < VALUE_PART; j++) {
+              tile[group * (LANES + 1) + lane] = sums[j];
+              metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+              for (int column = group; column < LANES; column += NS) {
+                const float column_part = has_part ? tile[lane * (LANES + 1) + column] * merged.share : 0.0f;
+                const float sum = metal::simd_sum(column_part);
+                if (lane == 0) {
+                  const float mean = h2o_softmax_mean(sum, merged.total);
+                  out[row * V + column * VALUE_PART + j] = static_cast<T>(mean);
+                }
+              }
+              metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+            }
+
+          """#),
+      Segment(
+        condition: "lse",
+        text: #"""
+            if (group == 0 && lane == 0) {
+              lse[row] = h2o_softmax_lse(merged.maximum, merged.total);
+            }
+
+          """#),
+    ])
+
+  static let sdpaVector2pass1Quantized = KernelText(
+    name: "sdpa_vector_2pass_1_quantized",
+    template: ["T", "S", "D", "V", "KB", "VB", "G", "NS", "CAUSAL"],
+    inputs: [
+      Buffer(name: "queries", condition: ""),
+      Buffer(name: "key_words", condition: ""),
+      Buffer(name: "key_scales", condition: ""),
+      Buffer(name: "key_biases", condition: ""),
+      Buffer(name: "value_words", condition: ""),
+      Buffer(name: "value_scales", condition: ""),
+      Buffer(name: "value_biases", condition: ""),
+      Buffer(name: "mask", condition: "bool_mask"),
+      Buffer(name: "mask", condition: "additive_mask"),
+      Buffer(name: "sinks", condition: "sinks"),
+      Buffer(name: "params", condition: ""),
+    ],
+    outputs: [
+      Buffer(name: "partial_sums", condition: ""),
+      Buffer(name: "partial_maxima", condition: ""),
+      Buffer(name: "partial_totals", condition: ""),
+      Buffer(name: "scores", condition: "scores"),
+    ],
+    segments: [
+      Segment(
+        condition: "",
+        text: #"""
+            constexpr int LANES = 32;
+            constexpr int KEY_PART = D / LANES;
+            constexpr int VALUE_PART = V / LANES;
+            H2O_THREADGROUP(float, tile, NS * (LANES + 1));
+            H2O_THREADGROUP(float, maxima, NS);
+            H2O_THREADGROUP(float, totals, NS);
+            const int lane = int(thread_index_in_simdgroup);
+            const int group = int(simdgroup_index_in_threadgroup);
+            const int batch_head = int(threadgroup_position_in_grid.x);
+            const int query_index = int(threadgroup_position_in_grid.y);
+            const int heads = queries_shape[1];
+            const int query_count = queries_shape[2];
+            const int key_count = key_words_shape[2];
+            const int kv_heads = key_words_shape[1];
+            const int batch = batch_head / heads;
+            const int head = batch_head % heads;
+            const int kv_head = head / (heads / kv_heads);
+            const int64_t row = int64_t(batch_head) * query_count + query_index;
+            const int block = int(threadgroup_position_in_grid.z);
+            const int blocks = int(threadgroups_per_grid.z);
+            const int first_key = block * NS + group;
+            const int key_step = blocks * NS;
+            float query[KEY_PART];
+            h2o_load<KEY_PART>(
+                queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),
+                queries_strides[3],
+                query);
+            for (int j = 0; j < KEY_PART; j++) {
+              query[j] *= params[0];
+            }
+            float sums[VALUE_PART];
+            for (int j = 0; j < VALUE_PART; j++) {
+              sums[j] = 0.0f;
+            }
+            h2o_softmax state = h2o_softmax_empty();
+
+          """#),
+      Segment(
+        condition: "sinks",
+        text: #"""
+            if (first_key == 0) {
+              h2o_softmax_sink(state, static_cast<float>(sinks[head * sinks_strides[0]]));
+            }
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+            const int64_t key_words_start = h2o_offset(key_words_strides, batch, kv_head, 0, 0);
+            const int64_t key_scales_start = h2o_offset(key_scales_strides, batch, kv_head, 0, 0);
+            const int64_t key_biases_start = h2o_offset(key_biases_strides, batch, kv_head, 0, 0);
+            const int64_t value_words_start = h2o_offset(value_words_strides, batch, kv_head, 0, 0);
+            const int64_t value_scales_start = h2o_offset(value_scales_strides, batch, kv_head, 0, 0);
+            const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);
+
+          """#),
+      Segment(
+        condition: "bool_mask",
+        text: #"""
+            const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);
+
+          """#),
+      Segment(
+        condition: "additive_mask",
+        text: #"""
+            const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+            const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;
+            for (int i = first_key; i < key_count; i += key_step) {
+              bool visible = i < visible_end;
+
+          """#),
+      Segment(
+        condition: "bool_mask",
+        text: #"""
+              visible = visible && mask[mask_start + i * mask_strides[3]];
+
+          """#),
+      Segment(
+        condition: "additive_mask",
+        text: #"""
+              const float bias = static_cast<float>(mask[mask_start + i * mask_strides[3]]);
+              visible = visible && !(bias <= params[1]);
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+              if (visible) {
+                float key[KEY_PART];
+                float value[VALUE_PART];
+                h2o_load_quantized<KEY_PART, KB, G>(
+                    key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],
+                    key_scales + (key_scales_start + i * key_scales_strides[2]), key_scales_strides[3],
+                    key_biases + (key_biases_start + i * key_biases_strides[2]), key_biases_strides[3],
+                    lane * KEY_PART, key);
+                float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));
+
+          """#),
+      Segment(
+        condition: "additive_mask",
+        text: #"""
+                score += bias;
+                state.total += bias - bias;
+
+          """#),
+      Segment(
+        condition: "scores",
+        text: #"""
+                if (lane == 0) {
+                  scores[row * key_count + i] = score;
+                }
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+                const float weight = h2o_softmax_weigh<VALUE_PART>(state, sums, score);
+
+          """#),
+      Segment(
+        condition: "sparse_v",
+        text: #"""
+                if (weight < params[2] * state.total) {
+                  continue;
+                }
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+                h2o_load_quantized<VALUE_PART, VB, G>(
+                    value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],
+                    value_scales + (value_scales_start + i * value_scales_strides[2]),
+                    value_scales_strides[3],
+                    value_biases + (value_biases_start + i * value_biases_strides[2]),
+                    value_biases_strides[3],
+                    lane * VALUE_PART, value);
+                h2o_add_row<VALUE_PART>(sums, weight, value);
+              }
+
+          """#),
+      Segment(
+        condition: "scores",
+        text: #"""
+              else if (lane == 0) {
+                scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;
+              }
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+            }
+            if (lane == 0) {
+              maxima[group] = state.maximum;
+              totals[group] = state.total;
+            }
+            metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+            const bool has_part = lane < NS;
+            h2o_softmax part = h2o_softmax_empty();
+            if (has_part) {
+              part.maximum = maxima[lane];
+              part.total = totals[lane];
+            }
+            const h2o_merged merged = h2o_softmax_merge(part);
+            for (int j = 0; j < VALUE_PART; j++) {
+              tile[group * (LANES + 1) + lane] = sums[j];
+              metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+              for (int column = group; column < LANES; column += NS) {
+                const float column_part = has_part ? tile[lane * (LANES + 1) + column] * merged.share : 0.0f;
+                const float sum = metal::simd_sum(column_part);
+                if (lane == 0) {
+                  partial_sums[(row * blocks + block) * V + column * VALUE_PART + j] = sum;
+                }
+              }
+              metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+            }
+            if (group == 0 && lane == 0) {
+              partial_maxima[row * blocks + block] = merged.maximum;
+              partial_totals[row * blocks + block] = merged.total;
+            }
+
+          """#),
+    ])
+
+  static let sdpaVector2pass2 = KernelText(
+    name: "sdpa_vector_2pass_2",
+    template: ["T", "V"],
+    inputs: [
+      Buffer(name: "partial_sums", condition: ""),
+      Buffer(name: "partial_maxima", condition: ""),
+      Buffer(name: "partial_totals", condition: ""),
+    ],
+    outputs: [
+      Buffer(name: "out", condition: ""),
+      Buffer(name: "lse", condition: "lse"),
+    ],
+    segments: [
+      Segment(
+        condition: "",
+        text: #"""
+            constexpr int LANES = 32;
+            constexpr int PARTS = V / LANES;
+            const int lane = int(thread_index_in_simdgroup);
+            const int64_t row = int64_t(threadgroup_position_in_grid.x) / PARTS;
+            const int column = int(threadgroup_position_in_grid.x) % PARTS * LANES + lane;
+            const int blocks = partial_maxima_shape[3];
+            h2o_softmax part = h2o_softmax_empty();
+            if (lane < blocks) {
+              part.maximum = partial_maxima[row * blocks + lane];
+              part.total = partial_totals[row * blocks + lane];
+            }
+            const h2o_merged merged = h2o_softmax_merge(part);
+            float sum = 0.0f;
+            for (int b = 0; b < blocks; b++) {
+              const float share = metal::simd_shuffle(merged.share, ushort(b));
+              sum += share * partial_sums[(row * blocks + b) * V + column];
+            }
+            out[row * V + column] = static_cast<T>(h2o_softmax_mean(sum, merged.total));
+
+          """#),
+      Segment(
+        condition: "lse",
+        text: #"""
+            if (column == 0) {
+              lse[row] = h2o_softmax_lse(merged.maximum, merged.total);
             }
 
           """#),
