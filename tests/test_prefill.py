@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import reference
-from mlx_h2o import fast, prefill, use_backend
+from mlx_h2o import H2OKVCache, fast, prefill, use_backend
+from mlx_h2o.policies import Policy
 
 SCALE = 0.25
 MASKS = ("", "causal", "bool", "add", "row")
@@ -222,3 +223,49 @@ def test_what_is_not_an_array_is_a_type_error(name: str) -> None:
     call = {"q": mx.zeros(Q), "k": mx.zeros(K), "scale": 1.0, name: [1.0]}
     with pytest.raises(TypeError, match=r"\[prefill_scores\] .* must be an mlx.core.array"):
         fast.prefill_scores(call.pop("q"), call.pop("k"), **call)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_last_scores_are_those_of_attention(mask: str) -> None:
+    q, k = arrays(13)
+    given = mask_of(mask, q, k)
+    _, scores = fast.scaled_dot_product_attention_with_scores(q, k, k, scale=SCALE, mask=given)
+    found = prefill.last_scores(q, k, scale=SCALE, mask=given, queries=4)
+    np.testing.assert_allclose(np.array(found), np.array(scores[:, :, -4:]), rtol=1e-5, atol=1e-6)
+
+
+class MeanScore(Policy):
+    """A policy that wants the scores themselves, and takes the last ones' mean."""
+
+    name = "mean"
+    needs_scores = True
+
+    def accumulate(self, importance, scores, *, masked=True):
+        heads = importance.shape[1]
+        return scores.reshape(*scores.shape[:1], heads, -1, scores.shape[3]).mean(axis=2)
+
+    def rank(self, rows):
+        return rows.importance
+
+
+def test_any_policy_is_told_of_a_long_chunk() -> None:
+    q, k = arrays(14, length=140, keys=140)
+    for policy in (None, MeanScore()):
+        cache = H2OKVCache()
+        cache.policy = policy or cache.policy
+        keys, _ = cache.update_and_fetch(k, k)
+        cache.score_chunk(q, keys, scale=SCALE)
+        _, scores = fast.scaled_dot_product_attention_with_scores(q, k, k, scale=SCALE)
+        nothing = mx.full(k.shape[:3], mx.nan)
+        expected = cache.policy.accumulate(nothing, scores[:, :, -128:], masked=False)
+        np.testing.assert_allclose(np.array(cache.scores), np.array(expected), rtol=2e-5, atol=2e-6)
+
+
+def test_a_chunk_is_scored_after_its_rows_are_stored() -> None:
+    q, k = arrays(15)
+    with pytest.raises(ValueError, match="there are no rows to score"):
+        H2OKVCache().score_chunk(q, k, scale=SCALE)
+    cache = H2OKVCache()
+    cache.update_and_fetch(k, k)
+    with pytest.raises(ValueError, match="expected .* as the stored rows"):
+        cache.score_chunk(q, k[:, :, :7], scale=SCALE)

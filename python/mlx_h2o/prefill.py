@@ -17,7 +17,7 @@ import mlx.core as mx
 from mlx_h2o import arguments, composed, ema, validate
 from mlx_h2o.validate import AttentionRequest, StreamLike, dtype_name
 
-__all__ = ["KINDS", "prefill_scores"]
+__all__ = ["KINDS", "last_scores", "prefill_scores"]
 
 OP = "prefill_scores"
 KINDS = ("ema", "mass")
@@ -77,12 +77,7 @@ def prefill_scores(
         ValueError: shapes, dtypes, a mask, sinks or settings other than these.
         TypeError: an argument of another type altogether.
     """
-    q, k = arguments.array(OP, "q", q), arguments.array(OP, "k", k)
-    _check_dtypes(q.dtype, k.dtype)
-    # The rules of attention, whose values are of no account here.
-    request = validate.attention_request(
-        q, k, k, scale=scale, mask=mask, sinks=sinks, stream=stream, op=OP
-    )
+    request = _request(q, k, scale, mask, sinks, stream)
     if kind not in KINDS:
         raise ValueError(f"[{OP}] kind is {kind!r}, expected 'ema' or 'mass'.")
     decay = arguments.number(OP, "decay", decay)
@@ -97,6 +92,37 @@ def prefill_scores(
         if kind == "mass":
             return _mass(request)
         return _moving_average(_last_queries(request, queries), importance, decay)
+
+
+def last_scores(
+    q: mx.array,
+    k: mx.array,
+    *,
+    scale: float,
+    mask: mx.array | str | None = None,
+    queries: int = ema.MAX_QUERIES,
+) -> mx.array:
+    """The scores of the last ``queries`` queries themselves, float32 [B, Hq, queries or Lq, N].
+
+    For policies that want more than a number per key. ``mask`` is for all Lq queries.
+    """
+    return composed.logits(_last_queries(_request(q, k, scale, mask, None, None), queries))
+
+
+def _request(
+    q: mx.array,
+    k: mx.array,
+    scale: float,
+    mask: mx.array | str | None,
+    sinks: mx.array | None,
+    stream: StreamLike,
+) -> AttentionRequest:
+    """The rules of attention hold, whose values are of no account here."""
+    q, k = arguments.array(OP, "q", q), arguments.array(OP, "k", k)
+    _check_dtypes(q.dtype, k.dtype)
+    return validate.attention_request(
+        q, k, k, scale=scale, mask=mask, sinks=sinks, stream=stream, op=OP
+    )
 
 
 def _check_dtypes(queries: mx.Dtype, keys: mx.Dtype) -> None:
