@@ -27,6 +27,7 @@ from mlx_h2o.validate import (
     StreamLike,
     runs_on_gpu,
 )
+from mlx_h2o.validate_quantized import QUANTIZED_ATTENTION, QuantizedAttentionRequest
 
 ENVIRONMENT = "MLX_H2O_BACKEND"
 
@@ -187,27 +188,6 @@ def for_attention(request: AttentionRequest) -> Backend:
     raise AssertionError("composed refused a valid request")
 
 
-def operation_of(op: str, stream: StreamLike) -> Callable[..., Any] | None:
-    """The function by which a back end serves an operation on a cache's rows.
-
-    It is called with the operation's validated request. None: no back end that serves calls on
-    this stream brings one, and the composition does. Raises ValueError where a back end was
-    named and it is not available.
-    """
-    name = named()
-    if name is not None:
-        candidates: tuple[str, ...] = (name,)
-        get(name, op=op)
-    else:
-        candidates = _preferred(runs_on_gpu(stream))
-    for candidate in candidates:
-        if not _unavailable(candidate):
-            function = getattr(_registered[candidate], op, None)
-            if function is not None:
-                return cast(Callable[..., Any], function)
-    return None
-
-
 def for_quantized_attention(
     request: QuantizedAttentionRequest,
 ) -> Callable[[QuantizedAttentionRequest], AttentionResult]:
@@ -235,6 +215,27 @@ def _refuses_quantized(backend: Backend, request: QuantizedAttentionRequest) -> 
     # Such a back end takes both kinds of request here.
     refuses = cast(Callable[[QuantizedAttentionRequest], str], backend.refuses)
     return refuses(request)
+
+
+def operation_of(op: str, stream: StreamLike) -> Callable[..., Any] | None:
+    """The function by which a back end serves an operation on a cache's rows.
+
+    It is called with the operation's validated request. None: no back end that serves calls on
+    this stream brings one, and the composition does. Raises ValueError where a back end was
+    named and it is not available.
+    """
+    name = named()
+    if name is not None:
+        candidates: tuple[str, ...] = (name,)
+        get(name, op=op)
+    else:
+        candidates = _preferred(runs_on_gpu(stream))
+    for candidate in candidates:
+        if not _unavailable(candidate):
+            function = getattr(_registered[candidate], op, None)
+            if function is not None:
+                return cast(Callable[..., Any], function)
+    return None
 
 
 def for_retention(op: str, request: RetentionRequest) -> Callable[[RetentionRequest], mx.array]:

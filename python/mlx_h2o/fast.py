@@ -9,7 +9,6 @@ import mlx.core as mx
 
 from mlx_h2o import validate
 from mlx_h2o.backends import for_attention, for_retention
-from mlx_h2o.quantized import scaled_dot_product_attention_quantized_with_scores
 from mlx_h2o.cache_operations import (
     accumulate_scores,
     attention_and_accumulate,
@@ -17,6 +16,7 @@ from mlx_h2o.cache_operations import (
     replace_worst,
 )
 from mlx_h2o.prefill import prefill_scores
+from mlx_h2o.quantized import scaled_dot_product_attention_quantized_with_scores
 from mlx_h2o.validate import StreamLike
 
 __all__ = [
@@ -26,8 +26,8 @@ __all__ = [
     "keep_indices",
     "key_diversity",
     "prefill_scores",
-    "scaled_dot_product_attention_quantized_with_scores",
     "replace_worst",
+    "scaled_dot_product_attention_quantized_with_scores",
     "scaled_dot_product_attention_with_scores",
 ]
 
