@@ -10,7 +10,8 @@ import mlx.core as mx
 from emulator import build
 from emulator.kernel import EmulatedKernel, Run, metal_kernel
 from emulator.text import MetalText
-from mlx_h2o import kernels, launch
+from mlx_h2o import kernels, launch, launch_rows
+from mlx_h2o.cache_requests import AccumulateRequest
 from mlx_h2o.launch import AnyAttentionRequest, AttentionResult, Launch, LaunchPlan
 
 
@@ -47,9 +48,22 @@ class EmulatorBackend:
 
     quantized_attention = attention
 
+    def accumulate_scores(self, request: AccumulateRequest) -> mx.array:
+        """The moving average of scores, evaluated at once."""
+        return self._launched(launch_rows.accumulate_scores(request))[0]
+
+    def _launched(self, each: Launch) -> list[mx.array]:
+        return self._kernel(each)(each.inputs({}), **each.call())
+
+    def text(self, each: Launch) -> MetalText:
+        """What MLX generates for a launch that takes nothing from an earlier one."""
+        return self._kernel(each).text(each.inputs({}), **each.call())
+
     def compile(self, request: AnyAttentionRequest) -> Callable[[], object]:
         """What is left to do to have the request's kernels in the cache; any thread may do it."""
         texts = self.texts(request)
+        if self.run.reads is not None:
+            raise ValueError("kernels that count what they read are compiled when they run")
         return lambda: [build.compile_text(text, self.run.defines) for text in texts]
 
     def texts(self, request: AnyAttentionRequest) -> list[MetalText]:
