@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
 
@@ -20,8 +19,7 @@ _DECODE_QUERIES = 8
 _PARAMETERS = ("queries", "keys", "values", "cache", "scale", "mask", "sinks")
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """A call of mlx_lm's attention function, and the cache of ours whose rows it reads."""
 
     owner: BoundedRows
@@ -86,8 +84,7 @@ def _output(arguments: dict[str, Any], original: Callable[[], mx.array]) -> mx.a
 def _same_dtype(arguments: dict[str, Any]) -> list[mx.array]:
     """Queries, keys and values, promoted to one dtype as MLX's own attention does."""
     arrays: list[mx.array] = [arguments[name] for name in _PARAMETERS[:3]]
-    dtypes = {array.dtype for array in arrays}
-    if len(dtypes) == 1:
+    if arrays[0].dtype == arrays[1].dtype == arrays[2].dtype:
         return arrays
     common = mx.result_type(*arrays)
     return [array.astype(common) for array in arrays]

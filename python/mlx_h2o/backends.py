@@ -65,6 +65,8 @@ class BackendStatus:
 _GPU = ("metal", "cuda")
 _CPU = ("native",)
 _BUILT_IN = (*_GPU, *_CPU, "composed")
+_PREFERRED_ON_GPU = (*_GPU, "composed")
+_PREFERRED_ON_CPU = (*_CPU, "composed")
 
 _registered: dict[str, Backend] = {"composed": composed}
 _missing: dict[str, str] = {}
@@ -115,7 +117,7 @@ def named() -> str | None:
 
 
 def _preferred(gpu: bool) -> tuple[str, ...]:
-    return (*(_GPU if gpu else _CPU), "composed")
+    return _PREFERRED_ON_GPU if gpu else _PREFERRED_ON_CPU
 
 
 def backends() -> dict[str, BackendStatus]:

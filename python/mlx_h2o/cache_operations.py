@@ -8,7 +8,7 @@ import mlx.core as mx
 from mlx_h2o import cache_requests, composed_cache
 from mlx_h2o.arguments import StreamLike
 from mlx_h2o.backends import for_attention, for_retention, operation_of
-from mlx_h2o.cache_requests import AccumulateRequest, RankName
+from mlx_h2o.cache_requests import AccumulateRequest, RankName, ReplaceRequest
 from mlx_h2o.validate import RetentionRequest
 
 __all__ = ["accumulate_scores", "attention_and_accumulate", "key_diversity", "replace_worst"]
@@ -172,7 +172,13 @@ def replace_worst(
         ranks=ranks,
         stream=stream,
     )
-    del keys, values, importance, positions
+    return serve_replacement(request)
+
+
+def serve_replacement(
+    request: ReplaceRequest,
+) -> tuple[mx.array, mx.array, mx.array, mx.array]:
+    """``replace_worst`` for arguments that are known to be right, such as a store's own."""
     served = operation_of("replace_worst", request.stream)
     if served is not None:
         result: tuple[mx.array, mx.array, mx.array, mx.array] = served(request)

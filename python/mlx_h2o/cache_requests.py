@@ -1,7 +1,10 @@
-"""Checks of the operations on a cache's rows, and the validated requests that back ends receive."""
+"""Checks of the operations on a cache's rows, and the validated requests that back ends receive.
 
-from dataclasses import dataclass
-from typing import Literal
+Requests are named tuples, which are made faster than frozen dataclasses: some are made once per
+layer and token.
+"""
+
+from typing import Literal, NamedTuple
 
 import mlx.core as mx
 
@@ -17,8 +20,7 @@ _LAST_POSITION = 2**30 - 1
 _RANK_NAMES = ("importance", "age", "key_diversity")
 
 
-@dataclass(frozen=True, eq=False)
-class AccumulateRequest:
+class AccumulateRequest(NamedTuple):
     """One validated call of ``accumulate_scores``; ``masked`` is False if no score is masked."""
 
     importance: mx.array
@@ -28,8 +30,7 @@ class AccumulateRequest:
     stream: StreamLike = None
 
 
-@dataclass(frozen=True, eq=False)
-class AttentionAccumulateRequest:
+class AttentionAccumulateRequest(NamedTuple):
     """One validated call of ``attention_and_accumulate``."""
 
     attention: AttentionRequest
@@ -37,16 +38,14 @@ class AttentionAccumulateRequest:
     decay: float
 
 
-@dataclass(frozen=True, eq=False)
-class KeyDiversityRequest:
+class KeyDiversityRequest(NamedTuple):
     """One validated call of ``key_diversity``."""
 
     keys: mx.array
     stream: StreamLike = None
 
 
-@dataclass(frozen=True, eq=False)
-class ReplaceRequest:
+class ReplaceRequest(NamedTuple):
     """One validated call of ``replace_worst``: ``ranks`` are an array or a rank's name."""
 
     keys: mx.array

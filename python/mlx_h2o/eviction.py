@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -13,8 +13,7 @@ from .store import RowStore
 __all__ = ["Eviction"]
 
 
-@dataclass(frozen=True)
-class Eviction:
+class Eviction(NamedTuple):
     """One eviction from ``store``, before ``added`` tokens are appended at ``offset``.
 
     Positions below ``sink_size`` and from ``offset + added - recent_size`` on are protected.

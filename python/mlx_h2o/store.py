@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from . import fast
-from .cache_requests import RankName
+from .cache_operations import serve_replacement
+from .cache_requests import RankName, ReplaceRequest
 
 __all__ = ["RowStore"]
 
@@ -99,21 +99,24 @@ class RowStore:
         recent_start: int,
         ranks: mx.array | RankName,
     ) -> None:
-        """Write one new row over the worst row of each head: O(1) rows moved."""
-        # Not fetch(): a view that somebody holds would keep the row from being written in place.
+        """Write one new row over the worst row of each head: O(1) rows moved.
+
+        As ``fast.replace_worst``, without its checks: the rows are known to fit.
+        """
         self._cut()
-        self.keys, self.values, self.importance, self.positions = fast.replace_worst(
+        request = ReplaceRequest(
             self.keys,
             self.values,
             self.importance,
             self.positions,
             keys,
             values,
-            position=position,
-            sink_size=sink_size,
-            recent_start=recent_start,
-            ranks=ranks,
+            position,
+            sink_size,
+            recent_start,
+            ranks,
         )
+        self.keys, self.values, self.importance, self.positions = serve_replacement(request)
         self.tied = True
 
     def keep(self, slots: mx.array) -> None:
