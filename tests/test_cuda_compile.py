@@ -14,6 +14,7 @@ import pytest
 import nvrtc
 from emulator.backend import stand_ins
 from emulator.cases import DTYPES, Case
+from emulator.rows import every_row_launch
 from emulator.variants import every_variant, request
 from mlx_h2o import launch
 from mlx_h2o.launch import AnyAttentionRequest, Launch
@@ -92,6 +93,18 @@ def test_a_row_of_128_needs_no_memory_for_spills(dtype: str, architecture: str) 
     for (each, _), needs in zip(launches, compiled(launches, architecture), strict=True):
         assert each.threadgroup[0] == 1024
         assert needs.registers <= 64 and needs.stack == 0, nvrtc.function_name(each)
+
+
+@pytest.mark.parametrize("threads", [256])
+def test_kernels_on_rows_compile_and_fit(threads: int) -> None:
+    launches = [
+        (each, each.inputs({}))
+        for name, each in every_row_launch().items()
+        if each.threadgroup[0] == threads and not name.endswith("-short")
+    ]
+    assert launches
+    for (each, _), needs in zip(launches, compiled(launches), strict=True):
+        assert needs.registers * threads <= REGISTERS and needs.stack == 0, each.kernel.name
 
 
 def test_launch_bounds_are_in_force() -> None:

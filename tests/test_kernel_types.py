@@ -11,6 +11,7 @@ import pytest
 
 from emulator import EmulatorBackend
 from emulator.build import SHIMS
+from emulator.rows import every_row_launch
 from emulator.text import MetalText
 from emulator.variants import every_variant
 
@@ -75,6 +76,11 @@ def test_every_variant_has_its_types_right(compiler: str, dtype: str) -> None:
     # A few at a time: one unit of all of them takes gigabytes.
     for start in range(0, len(texts), 32):
         assert complaints(compiler, *texts[start : start + 32]) == ""
+
+
+def test_kernels_on_rows_have_their_types_right(compiler: str) -> None:
+    texts = [EmulatorBackend().text(each) for each in every_row_launch().values()]
+    assert complaints(compiler, *texts) == ""
 
 
 # Each is right on a machine with one address space.

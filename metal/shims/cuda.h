@@ -36,6 +36,10 @@ __device__ inline T min(T a, T b) {
   return b < a ? b : a;
 }
 
+__device__ inline float abs(float x) { return ::fabsf(x); }
+
+__device__ inline float round(float x) { return ::roundf(x); }
+
 namespace fast {
 __device__ inline float exp(float x) { return __expf(x); }
 }  // namespace fast

@@ -865,4 +865,65 @@ static const mlx_h2o_kernel_text mlx_h2o_sdpa_vector_2pass_2_text = {
     sizeof(mlx_h2o_sdpa_vector_2pass_2_segments) / sizeof(mlx_h2o_sdpa_vector_2pass_2_segments[0]),
 };
 
+static const char* const mlx_h2o_accumulate_scores_template[] = {
+    "NS",
+};
+
+static const mlx_h2o_kernel_buffer mlx_h2o_accumulate_scores_inputs[] = {
+    {"importance", ""},
+    {"scores", ""},
+    {"params", ""},
+};
+
+static const mlx_h2o_kernel_buffer mlx_h2o_accumulate_scores_outputs[] = {
+    {"accumulated", ""},
+};
+
+static const mlx_h2o_kernel_segment mlx_h2o_accumulate_scores_segments[] = {
+    {"",
+     "  constexpr int LANES = 32;\n"
+     "  const int row = int(threadgroup_position_in_grid.x) * NS * LANES\n"
+     "      + int(simdgroup_index_in_threadgroup) * LANES + int(thread_index_in_simdgroup);\n"
+     "  const int row_count = importance_shape[2];\n"
+     "  if (row >= row_count) {\n"
+     "    return;\n"
+     "  }\n"
+     "  const int kv_heads = importance_shape[1];\n"
+     "  const int batch = int(threadgroup_position_in_grid.y) / kv_heads;\n"
+     "  const int kv_head = int(threadgroup_position_in_grid.y) % kv_heads;\n"
+     "  const int heads_of_group = scores_shape[1] / kv_heads;\n"
+     "  const int query_count = scores_shape[2];\n"
+     "  const int first_head = kv_head * heads_of_group;\n"
+     "  float average = importance[batch * importance_strides[0] + kv_head * importance_strides[1]\n"
+     "                             + row * importance_strides[2]];\n"
+     "  for (int query = 0; query < query_count; query++) {\n"
+     "    float sum = 0.0f;\n"
+     "    int seen = 0;\n"
+     "    for (int j = 0; j < heads_of_group; j++) {\n"
+     "      const float score = scores[h2o_offset(scores_strides, batch, first_head + j, query, row)];\n"
+     "      if (score > H2O_NEGATIVE_INFINITY) {\n"
+     "        sum += score;\n"
+     "        seen += 1;\n"
+     "      }\n"
+     "    }\n"
+     "    if (seen > 0) {\n"
+     "      const float size = metal::abs(sum / float(seen));\n"
+     "      average = average != average ? size : params[0] * average + params[1] * size;\n"
+     "    }\n"
+     "  }\n"
+     "  accumulated[(int64_t(batch) * kv_heads + kv_head) * row_count + row] = average;\n"},
+};
+
+static const mlx_h2o_kernel_text mlx_h2o_accumulate_scores_text = {
+    "accumulate_scores",
+    mlx_h2o_accumulate_scores_template,
+    sizeof(mlx_h2o_accumulate_scores_template) / sizeof(mlx_h2o_accumulate_scores_template[0]),
+    mlx_h2o_accumulate_scores_inputs,
+    sizeof(mlx_h2o_accumulate_scores_inputs) / sizeof(mlx_h2o_accumulate_scores_inputs[0]),
+    mlx_h2o_accumulate_scores_outputs,
+    sizeof(mlx_h2o_accumulate_scores_outputs) / sizeof(mlx_h2o_accumulate_scores_outputs[0]),
+    mlx_h2o_accumulate_scores_segments,
+    sizeof(mlx_h2o_accumulate_scores_segments) / sizeof(mlx_h2o_accumulate_scores_segments[0]),
+};
+
 #endif

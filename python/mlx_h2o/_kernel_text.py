@@ -52,6 +52,9 @@ TEMPLATE: dict[str, tuple[str, ...]] = {
         "T",
         "V",
     ),
+    "accumulate_scores": (
+        "NS",
+    ),
 }
 
 # Name and condition, in order.
@@ -105,6 +108,11 @@ INPUTS: dict[str, Pairs] = {
         ("partial_maxima", ""),
         ("partial_totals", ""),
     ),
+    "accumulate_scores": (
+        ("importance", ""),
+        ("scores", ""),
+        ("params", ""),
+    ),
 }
 
 # Name and condition, in order.
@@ -134,6 +142,9 @@ OUTPUTS: dict[str, Pairs] = {
     "sdpa_vector_2pass_2": (
         ("out", ""),
         ("lse", "lse"),
+    ),
+    "accumulate_scores": (
+        ("accumulated", ""),
     ),
 }
 
@@ -286,6 +297,8 @@ template <typename T>
 __device__ inline T min(T a, T b) {
   return b < a ? b : a;
 }
+__device__ inline float abs(float x) { return ::fabsf(x); }
+__device__ inline float round(float x) { return ::roundf(x); }
 namespace fast {
 __device__ inline float exp(float x) { return __expf(x); }
 }
@@ -1028,6 +1041,43 @@ SEGMENTS: dict[str, Pairs] = {
             """  if (column == 0) {
     lse[row] = h2o_softmax_lse(merged.maximum, merged.total);
   }
+""",
+        ),
+    ),
+    "accumulate_scores": (
+        (
+            "",
+            """  constexpr int LANES = 32;
+  const int row = int(threadgroup_position_in_grid.x) * NS * LANES
+      + int(simdgroup_index_in_threadgroup) * LANES + int(thread_index_in_simdgroup);
+  const int row_count = importance_shape[2];
+  if (row >= row_count) {
+    return;
+  }
+  const int kv_heads = importance_shape[1];
+  const int batch = int(threadgroup_position_in_grid.y) / kv_heads;
+  const int kv_head = int(threadgroup_position_in_grid.y) % kv_heads;
+  const int heads_of_group = scores_shape[1] / kv_heads;
+  const int query_count = scores_shape[2];
+  const int first_head = kv_head * heads_of_group;
+  float average = importance[batch * importance_strides[0] + kv_head * importance_strides[1]
+                             + row * importance_strides[2]];
+  for (int query = 0; query < query_count; query++) {
+    float sum = 0.0f;
+    int seen = 0;
+    for (int j = 0; j < heads_of_group; j++) {
+      const float score = scores[h2o_offset(scores_strides, batch, first_head + j, query, row)];
+      if (score > H2O_NEGATIVE_INFINITY) {
+        sum += score;
+        seen += 1;
+      }
+    }
+    if (seen > 0) {
+      const float size = metal::abs(sum / float(seen));
+      average = average != average ? size : params[0] * average + params[1] * size;
+    }
+  }
+  accumulated[(int64_t(batch) * kv_heads + kv_head) * row_count + row] = average;
 """,
         ),
     ),

@@ -10,10 +10,11 @@ from typing import cast
 
 import mlx.core as mx
 
-from mlx_h2o import kernels, launch
+from mlx_h2o import composed_cache, kernels, launch, launch_rows
+from mlx_h2o.cache_requests import AccumulateRequest
 from mlx_h2o.kernels import Kernel
 from mlx_h2o.launch import AnyAttentionRequest, AttentionResult, Launch
-from mlx_h2o.validate import runs_on_gpu
+from mlx_h2o.validate import StreamLike, runs_on_gpu
 
 name = "cuda"
 
@@ -53,6 +54,18 @@ def attention(request: AnyAttentionRequest) -> AttentionResult:
 
 
 quantized_attention = attention
+
+
+def accumulate_scores(request: AccumulateRequest) -> mx.array:
+    """The moving average in one kernel; on a CPU stream the composed one."""
+    if not runs_on_gpu(request.stream):
+        return composed_cache.accumulate_scores(request)
+    return _launched(launch_rows.accumulate_scores(request), request.stream)[0]
+
+
+def _launched(each: Launch, stream: StreamLike) -> list[mx.array]:
+    kernel = _cuda_kernel(each.kernel, each.threadgroup[0])
+    return kernel(inputs=each.inputs({}), stream=stream, **each.call())
 
 
 @cache

@@ -12,7 +12,8 @@ from typing import Any, cast
 
 import mlx.core as mx
 
-from mlx_h2o import kernels, launch
+from mlx_h2o import composed_cache, kernels, launch, launch_rows
+from mlx_h2o.cache_requests import AccumulateRequest
 from mlx_h2o.kernels import Kernel
 from mlx_h2o.launch import AnyAttentionRequest, AttentionResult, Launch, LaunchPlan
 from mlx_h2o.validate import StreamLike, runs_on_gpu
@@ -44,6 +45,17 @@ def attention(request: AnyAttentionRequest) -> AttentionResult:
 
 
 quantized_attention = attention
+
+
+def accumulate_scores(request: AccumulateRequest) -> mx.array:
+    """The moving average in one kernel; on a CPU stream the composed one."""
+    if not runs_on_gpu(request.stream):
+        return composed_cache.accumulate_scores(request)
+    return _launched(launch_rows.accumulate_scores(request), request.stream)[0]
+
+
+def _launched(each: Launch, stream: StreamLike) -> list[mx.array]:
+    return _metal_kernel(each.kernel)(inputs=each.inputs({}), stream=stream, **each.call())
 
 
 def _run(plan: LaunchPlan, stream: StreamLike) -> AttentionResult:

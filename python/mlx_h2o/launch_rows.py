@@ -1,0 +1,59 @@
+"""How operations on a cache's rows become kernel launches, whichever machine runs the kernels.
+
+As in ``launch``, nothing here runs anything.
+"""
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+import mlx.core as mx
+
+from mlx_h2o import kernels
+from mlx_h2o.cache_requests import AccumulateRequest
+from mlx_h2o.launch import LANES, Launch, TemplateArgument, Triple
+
+SIMDGROUPS = 8  # of a threadgroup: few registers, so any GPU runs it
+
+
+def accumulate_scores(request: AccumulateRequest) -> Launch:
+    """One thread per row and KV head; any number of queries and of heads."""
+    batch, heads, rows = request.importance.shape
+    threads = SIMDGROUPS * LANES
+    return _launch(
+        "accumulate_scores",
+        {
+            "importance": request.importance,
+            "scores": request.scores,
+            "params": _params(request.decay, 1 - request.decay),
+        },
+        grid=(-(-rows // threads) * threads, batch * heads, 1),
+        threadgroup=(threads, 1, 1),
+        outputs=(((batch, heads, rows), mx.float32),),
+        template=(("NS", SIMDGROUPS),),
+    )
+
+
+@lru_cache(maxsize=8)
+def _params(*numbers: float) -> mx.array:
+    """The scalars of a kernel: the same array for all layers of a model."""
+    return mx.array(numbers, mx.float32)
+
+
+def _launch(
+    name: str,
+    given: Mapping[str, mx.array],
+    *,
+    grid: Triple,
+    threadgroup: Triple,
+    outputs: tuple[tuple[tuple[int, ...], mx.Dtype], ...],
+    template: tuple[TemplateArgument, ...],
+) -> Launch:
+    return Launch(
+        kernel=kernels.resolve(name, frozenset()),
+        given=given,
+        template=template,
+        grid=grid,
+        threadgroup=threadgroup,
+        output_shapes=tuple(shape for shape, _ in outputs),
+        output_dtypes=tuple(dtype for _, dtype in outputs),
+    )

@@ -1,0 +1,21 @@
+"""Launches on a cache's rows, one of each variant, for the checks that only compile."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from mlx_h2o import launch_rows
+from mlx_h2o.cache_requests import accumulate_request
+from mlx_h2o.launch import Launch
+
+
+def every_row_launch() -> dict[str, Launch]:
+    """A launch for each variant, by name."""
+    return dict(_launches())
+
+
+def _launches():
+    # Few elements come in another address space.
+    for name, rows in (("short", 3), ("long", 40)):
+        request = accumulate_request(mx.zeros((1, 2, rows)), mx.zeros((1, 4, 2, rows)), decay=0.9)
+        yield f"accumulate_scores-{name}", launch_rows.accumulate_scores(request)
