@@ -36,6 +36,7 @@ TYPES = {
     mx.bfloat16: "__nv_bfloat16",
     mx.bool_: "bool",
     mx.uint32: "uint32_t",
+    mx.int32: "int32_t",
 }
 
 

@@ -926,4 +926,100 @@ static const mlx_h2o_kernel_text mlx_h2o_accumulate_scores_text = {
     sizeof(mlx_h2o_accumulate_scores_segments) / sizeof(mlx_h2o_accumulate_scores_segments[0]),
 };
 
+static const char* const mlx_h2o_choose_row_template[] = {
+    "NS",
+};
+
+static const mlx_h2o_kernel_buffer mlx_h2o_choose_row_inputs[] = {
+    {"scores", ""},
+    {"positions", ""},
+    {"zones", ""},
+};
+
+static const mlx_h2o_kernel_buffer mlx_h2o_choose_row_outputs[] = {
+    {"worst", ""},
+};
+
+static const mlx_h2o_kernel_segment mlx_h2o_choose_row_segments[] = {
+    {"",
+     "  constexpr int LANES = 32;\n"
+     "  constexpr int PROTECTED = 0;\n"
+     "  constexpr int SCORED = 1;\n"
+     "  constexpr int UNSCORED = 2;\n"
+     "  constexpr int PADDING = 3;\n"
+     "  H2O_THREADGROUP(int, kinds, NS);\n"
+     "  H2O_THREADGROUP(float, worths, NS);\n"
+     "  H2O_THREADGROUP(int, places, NS);\n"
+     "  H2O_THREADGROUP(int, slots, NS);\n"
+     "  const int lane = int(thread_index_in_simdgroup);\n"
+     "  const int group = int(simdgroup_index_in_threadgroup);\n"
+     "  const int head_count = scores_shape[1];\n"
+     "  const int row_count = scores_shape[2];\n"
+     "  const int batch = int(threadgroup_position_in_grid.x) / head_count;\n"
+     "  const int head = int(threadgroup_position_in_grid.x) % head_count;\n"
+     "  const int64_t scores_start = batch * scores_strides[0] + head * scores_strides[1];\n"
+     "  const int64_t positions_start = batch * positions_strides[0] + head * positions_strides[1];\n"
+     "  int kind = -1;\n"
+     "  float worth = 0.0f;\n"
+     "  int place = -1;\n"
+     "  int slot = 0;\n"
+     "  for (int row = group * LANES + lane; row < row_count; row += NS * LANES) {\n"
+     "    const float score = scores[scores_start + row * scores_strides[2]];\n"
+     "    const int position = positions[positions_start + row * positions_strides[2]];\n"
+     "    int found = score != score ? UNSCORED : SCORED;\n"
+     "    if (position < zones[0] || position >= zones[1]) {\n"
+     "      found = PROTECTED;\n"
+     "    }\n"
+     "    if (position < 0) {\n"
+     "      found = PADDING;\n"
+     "    }\n"
+     "    const float found_worth = found == SCORED ? score : 0.0f;\n"
+     "    const int found_place = position < 0 ? row : position;\n"
+     "    const bool same_worth = found == kind && found_worth == worth;\n"
+     "    if (found > kind || (found == kind && found_worth < worth)\n"
+     "        || (same_worth && found_place > place)) {\n"
+     "      kind = found;\n"
+     "      worth = found_worth;\n"
+     "      place = found_place;\n"
+     "      slot = row;\n"
+     "    }\n"
+     "  }\n"
+     "  for (int round = 0; round < 2; round++) {\n"
+     "    const int worst_kind = metal::simd_max(kind);\n"
+     "    const bool of_kind = kind == worst_kind;\n"
+     "    const float least_worth = -metal::simd_max(of_kind ? -worth : H2O_NEGATIVE_INFINITY);\n"
+     "    const bool of_worth = of_kind && worth == least_worth;\n"
+     "    const int last_place = metal::simd_max(of_worth ? place : -1);\n"
+     "    const int first_slot = -metal::simd_max(of_worth && place == last_place ? -slot : -row_count);\n"
+     "    if (round == 0) {\n"
+     "      if (lane == 0) {\n"
+     "        kinds[group] = worst_kind;\n"
+     "        worths[group] = least_worth;\n"
+     "        places[group] = last_place;\n"
+     "        slots[group] = first_slot;\n"
+     "      }\n"
+     "      metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
+     "      const bool has_row = lane < NS;\n"
+     "      kind = has_row ? kinds[lane] : -1;\n"
+     "      worth = has_row ? worths[lane] : 0.0f;\n"
+     "      place = has_row ? places[lane] : -1;\n"
+     "      slot = has_row ? slots[lane] : 0;\n"
+     "    } else if (group == 0 && lane == 0) {\n"
+     "      worst[threadgroup_position_in_grid.x] = uint32_t(first_slot);\n"
+     "    }\n"
+     "  }\n"},
+};
+
+static const mlx_h2o_kernel_text mlx_h2o_choose_row_text = {
+    "choose_row",
+    mlx_h2o_choose_row_template,
+    sizeof(mlx_h2o_choose_row_template) / sizeof(mlx_h2o_choose_row_template[0]),
+    mlx_h2o_choose_row_inputs,
+    sizeof(mlx_h2o_choose_row_inputs) / sizeof(mlx_h2o_choose_row_inputs[0]),
+    mlx_h2o_choose_row_outputs,
+    sizeof(mlx_h2o_choose_row_outputs) / sizeof(mlx_h2o_choose_row_outputs[0]),
+    mlx_h2o_choose_row_segments,
+    sizeof(mlx_h2o_choose_row_segments) / sizeof(mlx_h2o_choose_row_segments[0]),
+};
+
 #endif

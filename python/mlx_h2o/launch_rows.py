@@ -11,8 +11,10 @@ import mlx.core as mx
 from mlx_h2o import kernels
 from mlx_h2o.cache_requests import AccumulateRequest
 from mlx_h2o.launch import LANES, Launch, TemplateArgument, Triple
+from mlx_h2o.validate import RetentionRequest
 
 SIMDGROUPS = 8  # of a threadgroup: few registers, so any GPU runs it
+_NEVER = 2**31 - 1  # a position that no row has
 
 
 def accumulate_scores(request: AccumulateRequest) -> Launch:
@@ -29,6 +31,26 @@ def accumulate_scores(request: AccumulateRequest) -> Launch:
         grid=(-(-rows // threads) * threads, batch * heads, 1),
         threadgroup=(threads, 1, 1),
         outputs=(((batch, heads, rows), mx.float32),),
+        template=(("NS", SIMDGROUPS),),
+    )
+
+
+def choose_row(request: RetentionRequest) -> Launch:
+    """One threadgroup per head; ``request.count`` is 1."""
+    batch, heads, _ = request.scores.shape
+    threads = SIMDGROUPS * LANES
+    recent_start = _NEVER if request.recent_start is None else request.recent_start
+    return _launch(
+        "choose_row",
+        {
+            "scores": request.scores,
+            "positions": request.positions,
+            # Another in every step: no use to keep it.
+            "zones": mx.array((request.sink_size, recent_start), mx.int32),
+        },
+        grid=(batch * heads * threads, 1, 1),
+        threadgroup=(threads, 1, 1),
+        outputs=(((batch, heads, 1), mx.uint32),),
         template=(("NS", SIMDGROUPS),),
     )
 

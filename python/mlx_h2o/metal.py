@@ -12,11 +12,11 @@ from typing import Any, cast
 
 import mlx.core as mx
 
-from mlx_h2o import composed_cache, kernels, launch, launch_rows
+from mlx_h2o import composed, composed_cache, kernels, launch, launch_rows
 from mlx_h2o.cache_requests import AccumulateRequest
 from mlx_h2o.kernels import Kernel
 from mlx_h2o.launch import AnyAttentionRequest, AttentionResult, Launch, LaunchPlan
-from mlx_h2o.validate import StreamLike, runs_on_gpu
+from mlx_h2o.validate import RetentionRequest, StreamLike, runs_on_gpu
 from mlx_h2o.validate_quantized import QuantizedRows
 
 name = "metal"
@@ -52,6 +52,13 @@ def accumulate_scores(request: AccumulateRequest) -> mx.array:
     if not runs_on_gpu(request.stream):
         return composed_cache.accumulate_scores(request)
     return _launched(launch_rows.accumulate_scores(request), request.stream)[0]
+
+
+def evict_indices(request: RetentionRequest) -> mx.array:
+    """One row per head in one kernel; several rows, and on a CPU stream, the composed one."""
+    if request.count > 1 or not runs_on_gpu(request.stream):
+        return composed.evict_indices(request)
+    return _launched(launch_rows.choose_row(request), request.stream)[0]
 
 
 def _launched(each: Launch, stream: StreamLike) -> list[mx.array]:

@@ -10,9 +10,10 @@ import mlx.core as mx
 from emulator import build
 from emulator.kernel import EmulatedKernel, Run, metal_kernel
 from emulator.text import MetalText
-from mlx_h2o import kernels, launch, launch_rows
+from mlx_h2o import composed, kernels, launch, launch_rows
 from mlx_h2o.cache_requests import AccumulateRequest
 from mlx_h2o.launch import AnyAttentionRequest, AttentionResult, Launch, LaunchPlan
+from mlx_h2o.validate import RetentionRequest
 
 
 def _unchanged(text: str) -> str:
@@ -51,6 +52,12 @@ class EmulatorBackend:
     def accumulate_scores(self, request: AccumulateRequest) -> mx.array:
         """The moving average of scores, evaluated at once."""
         return self._launched(launch_rows.accumulate_scores(request))[0]
+
+    def evict_indices(self, request: RetentionRequest) -> mx.array:
+        """The row to evict, evaluated at once; several rows are the composition's."""
+        if request.count > 1:
+            return composed.evict_indices(request)
+        return self._launched(launch_rows.choose_row(request))[0]
 
     def _launched(self, each: Launch) -> list[mx.array]:
         return self._kernel(each)(each.inputs({}), **each.call())

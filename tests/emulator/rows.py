@@ -7,6 +7,7 @@ import mlx.core as mx
 from mlx_h2o import launch_rows
 from mlx_h2o.cache_requests import accumulate_request
 from mlx_h2o.launch import Launch
+from mlx_h2o.validate import evict_request
 
 
 def every_row_launch() -> dict[str, Launch]:
@@ -19,3 +20,5 @@ def _launches():
     for name, rows in (("short", 3), ("long", 40)):
         request = accumulate_request(mx.zeros((1, 2, rows)), mx.zeros((1, 4, 2, rows)), decay=0.9)
         yield f"accumulate_scores-{name}", launch_rows.accumulate_scores(request)
+        rows_of_head = mx.zeros((1, 2, rows)), mx.zeros((1, 2, rows), mx.int32)
+        yield f"choose_row-{name}", launch_rows.choose_row(evict_request(*rows_of_head))
