@@ -8,6 +8,8 @@
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstdint>
+
 #include "mlx_h2o/ops.h"
 #include "mlx_h2o/simd.h"
 
@@ -52,6 +54,15 @@ NB_MODULE(_core, m) {
   m.def("simd_targets", &mlx_h2o::simd_targets,
         "Every SIMD target that this machine runs, the best first.");
   m.def(
+      "buffer_address",
+      [](const mx::array& array) -> uintptr_t {
+        if (array.status() == mx::array::Status::unscheduled) return 0;
+        return reinterpret_cast<uintptr_t>(array.buffer().ptr());
+      },
+      "array"_a,
+      "The address of the array's buffer, which is known as soon as its computation is under way, "
+      "or 0 before. Waits for nothing and holds nothing: to see whether memory is reused.");
+  m.def(
       "ndim", [](const mx::array& array) { return array.ndim(); }, "array"_a,
       "The number of axes: a probe that the module and mlx.core know the same array type.");
 
@@ -82,4 +93,8 @@ NB_MODULE(_core, m) {
         "new_keys"_a, "new_values"_a, nb::kw_only(), "position"_a, "sink_size"_a = 0,
         "recent_start"_a = nb::none(), "ranked_by"_a = "importance", "ranks"_a = nb::none(),
         "stream"_a = nb::none(), "[keys, values, importance, positions]; see mlx_h2o.fast.");
+  m.def("quantize_append", &mlx_h2o::quantize_append, "keys"_a, "values"_a, "new_keys"_a,
+        "new_values"_a, "slots"_a, nb::kw_only(), "bits"_a, "group_size"_a, "value_bits"_a,
+        "stream"_a = nb::none(),
+        "Words, scales and biases of the keys, then of the values; see mlx_h2o.fast.");
 }

@@ -1,9 +1,12 @@
+import collections.abc
+
 import mlx.core as mx
 
 built_for_mlx: str
 
 def simd_target() -> str: ...
 def simd_targets() -> list[str]: ...
+def buffer_address(array: mx.array) -> int: ...
 def ndim(array: mx.array) -> int: ...
 def scaled_dot_product_attention_with_scores(
     queries: mx.array,
@@ -84,5 +87,17 @@ def replace_worst(
     recent_start: int | None = None,
     ranked_by: str = "importance",
     ranks: mx.array | None = None,
+    stream: mx.Stream | mx.ThreadLocalStream | mx.Device | mx.DeviceType | None = None,
+) -> list[mx.array]: ...
+def quantize_append(
+    keys: collections.abc.Sequence[mx.array],
+    values: collections.abc.Sequence[mx.array],
+    new_keys: mx.array,
+    new_values: mx.array,
+    slots: mx.array,
+    *,
+    bits: int,
+    group_size: int,
+    value_bits: int,
     stream: mx.Stream | mx.ThreadLocalStream | mx.Device | mx.DeviceType | None = None,
 ) -> list[mx.array]: ...

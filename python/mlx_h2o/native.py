@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
@@ -17,6 +18,9 @@ from mlx_h2o.cache_requests import (
     ReplaceRequest,
 )
 from mlx_h2o.validate import AttentionRequest, RetentionRequest, runs_on_gpu
+
+if TYPE_CHECKING:  # the module finds this one through the back ends
+    from mlx_h2o.quantize_append import QuantizeAppendRequest, Quantized
 
 name = "native"
 
@@ -185,3 +189,19 @@ def replace_worst(
         stream=request.stream,
     )
     return keys, values, importance, positions
+
+
+def quantize_append(request: QuantizeAppendRequest) -> tuple[Quantized, Quantized]:
+    """Keys and values as ``fast`` documents them, in the memory of the inputs where it is free."""
+    kw, ks, kb, vw, vs, vb = _module().quantize_append(
+        list(request.keys),
+        list(request.values),
+        request.new_keys,
+        request.new_values,
+        request.slots,
+        bits=request.bits,
+        group_size=request.group_size,
+        value_bits=request.v_bits,
+        stream=request.stream,
+    )
+    return (kw, ks, kb), (vw, vs, vb)

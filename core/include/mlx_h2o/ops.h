@@ -83,6 +83,23 @@ std::vector<mlx::core::array> replace_worst(
     int sink_size, std::optional<int> recent_start, RankedBy ranked_by = RankedBy::importance,
     const std::optional<mlx::core::array>& ranks = std::nullopt, mlx::core::StreamOrDevice s = {});
 
+/// Quantises new rows straight into their slots, bit for bit as mx.quantize (affine, CPU) does.
+///
+/// keys and values are {words uint32 [B, H, N, D * bits / 32], scales and biases
+/// [B, H, N, D / group_size]}; new_keys [B, H, L, D] and new_values [B, H, L, Dv] have the dtype of
+/// their scales; slots are uint32 [B, H, L], distinct within a head (beyond N they mean N - 1).
+/// bits are 2, 3, 4, 5, 6 or 8, group_size 32, 64 or 128.
+///
+/// Returns the six packed arrays, keys first, as siblings; each is written in the buffer of its
+/// input where nothing else holds that, else in a copy.
+std::vector<mlx::core::array> quantize_append(const std::vector<mlx::core::array>& keys,
+                                              const std::vector<mlx::core::array>& values,
+                                              const mlx::core::array& new_keys,
+                                              const mlx::core::array& new_values,
+                                              const mlx::core::array& slots, int bits,
+                                              int group_size, int value_bits,
+                                              mlx::core::StreamOrDevice s = {});
+
 /// The slots of the `keep` rows of each head that are worth most, uint32 [B, H, keep], ascending.
 ///
 /// scores float32 [B, H, N]; positions int32 [B, H, N], distinct within a head, below 0 for
