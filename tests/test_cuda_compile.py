@@ -95,7 +95,7 @@ def test_a_row_of_128_needs_no_memory_for_spills(dtype: str, architecture: str) 
         assert needs.registers <= 64 and needs.stack == 0, nvrtc.function_name(each)
 
 
-@pytest.mark.parametrize("threads", [256])
+@pytest.mark.parametrize("threads", [256, 32])
 def test_kernels_on_rows_compile_and_fit(threads: int) -> None:
     launches = [
         (each, each.inputs({}))

@@ -1022,4 +1022,109 @@ static const mlx_h2o_kernel_text mlx_h2o_choose_row_text = {
     sizeof(mlx_h2o_choose_row_segments) / sizeof(mlx_h2o_choose_row_segments[0]),
 };
 
+static const char* const mlx_h2o_pack_rows_template[] = {
+    "T",
+    "S",
+    "KB",
+    "VB",
+    "G",
+};
+
+static const mlx_h2o_kernel_buffer mlx_h2o_pack_rows_inputs[] = {
+    {"new_keys", ""},
+    {"new_values", ""},
+};
+
+static const mlx_h2o_kernel_buffer mlx_h2o_pack_rows_outputs[] = {
+    {"key_words", ""},
+    {"key_scales", ""},
+    {"key_biases", ""},
+    {"value_words", ""},
+    {"value_scales", ""},
+    {"value_biases", ""},
+};
+
+static const mlx_h2o_kernel_segment mlx_h2o_pack_rows_segments[] = {
+    {"",
+     "  constexpr int LANES = 32;\n"
+     "  constexpr float LEAST_SCALE = 1e-7f;\n"
+     "  const int lane = int(thread_index_in_simdgroup);\n"
+     "  const int heads = new_keys_shape[1];\n"
+     "  const int rows = new_keys_shape[2];\n"
+     "  const int key_groups = new_keys_shape[3] / G;\n"
+     "  const int value_groups = new_values_shape[3] / G;\n"
+     "  const int64_t all_key_groups = int64_t(new_keys_shape[0]) * heads * rows * key_groups;\n"
+     "  const int64_t index = int64_t(threadgroup_position_in_grid.x);\n"
+     "  const bool is_key = index < all_key_groups;\n"
+     "  const int64_t group = is_key ? index : index - all_key_groups;\n"
+     "  const int groups = is_key ? key_groups : value_groups;\n"
+     "  const int64_t row = group / groups;\n"
+     "  const int first = int(group % groups) * G;\n"
+     "  const int batch = int(row / (int64_t(heads) * rows));\n"
+     "  const int head = int(row / rows % heads);\n"
+     "  const int token = int(row % rows);\n"
+     "  const int64_t key_start = h2o_offset(new_keys_strides, batch, head, token, first);\n"
+     "  const int64_t value_start = h2o_offset(new_values_strides, batch, head, token, first);\n"
+     "  float least = H2O_NEGATIVE_INFINITY;\n"
+     "  float most = 0.0f;\n"
+     "  for (int j = lane; j < G; j += LANES) {\n"
+     "    const float element = is_key\n"
+     "        ? static_cast<float>(new_keys[key_start + j * new_keys_strides[3]])\n"
+     "        : static_cast<float>(new_values[value_start + j * new_values_strides[3]]);\n"
+     "    least = metal::max(least, -element);\n"
+     "    most = metal::max(most, element);\n"
+     "  }\n"
+     "  least = -metal::simd_max(least);\n"
+     "  most = metal::simd_max(most);\n"
+     "  const int bits = is_key ? KB : VB;\n"
+     "  const float highest = float((1 << bits) - 1);\n"
+     "  float scale = metal::max((most - least) / highest, LEAST_SCALE);\n"
+     "  const bool is_low = metal::abs(least) > metal::abs(most);\n"
+     "  scale = is_low ? scale : -scale;\n"
+     "  const float edge = is_low ? least : most;\n"
+     "  const float steps = metal::round(edge / scale);\n"
+     "  const bool is_zero = steps == 0.0f;\n"
+     "  scale = is_zero ? scale : edge / steps;\n"
+     "  const float bias = is_zero ? 0.0f : edge;\n"
+     "  if (lane == 0) {\n"
+     "    if (is_key) {\n"
+     "      key_scales[group] = static_cast<T>(scale);\n"
+     "      key_biases[group] = static_cast<T>(bias);\n"
+     "    } else {\n"
+     "      value_scales[group] = static_cast<S>(scale);\n"
+     "      value_biases[group] = static_cast<S>(bias);\n"
+     "    }\n"
+     "  }\n"
+     "  const int words = G * bits / 32;\n"
+     "  if (lane < words) {\n"
+     "    uint32_t word = 0;\n"
+     "    for (int j = lane * 32 / bits; j * bits < (lane + 1) * 32; j++) {\n"
+     "      const float element = is_key\n"
+     "          ? static_cast<float>(new_keys[key_start + j * new_keys_strides[3]])\n"
+     "          : static_cast<float>(new_values[value_start + j * new_values_strides[3]]);\n"
+     "      const uint32_t level =\n"
+     "          uint32_t(metal::min(metal::round((element - bias) / scale), highest));\n"
+     "      const int shift = j * bits - lane * 32;\n"
+     "      word |= shift < 0 ? level >> -shift : level << shift;\n"
+     "    }\n"
+     "    if (is_key) {\n"
+     "      key_words[group * words + lane] = word;\n"
+     "    } else {\n"
+     "      value_words[group * words + lane] = word;\n"
+     "    }\n"
+     "  }\n"},
+};
+
+static const mlx_h2o_kernel_text mlx_h2o_pack_rows_text = {
+    "pack_rows",
+    mlx_h2o_pack_rows_template,
+    sizeof(mlx_h2o_pack_rows_template) / sizeof(mlx_h2o_pack_rows_template[0]),
+    mlx_h2o_pack_rows_inputs,
+    sizeof(mlx_h2o_pack_rows_inputs) / sizeof(mlx_h2o_pack_rows_inputs[0]),
+    mlx_h2o_pack_rows_outputs,
+    sizeof(mlx_h2o_pack_rows_outputs) / sizeof(mlx_h2o_pack_rows_outputs[0]),
+    mlx_h2o_pack_rows_segments,
+    sizeof(mlx_h2o_pack_rows_segments) / sizeof(mlx_h2o_pack_rows_segments[0]),
+};
+
 #endif

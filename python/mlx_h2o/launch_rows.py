@@ -55,6 +55,34 @@ def choose_row(request: RetentionRequest) -> Launch:
     )
 
 
+def pack_rows(
+    new_keys: mx.array, new_values: mx.array, *, bits: int, v_bits: int, group_size: int
+) -> Launch:
+    """One simdgroup per group of elements, keys [B, H, L, D] and values in one launch."""
+    rows = new_keys.shape[:3]
+    outputs: list[tuple[tuple[int, ...], mx.Dtype]] = []
+    groups = 0
+    for array, array_bits in ((new_keys, bits), (new_values, v_bits)):
+        size = array.shape[3]
+        groups += array.size // group_size
+        pair = ((*rows, size // group_size), array.dtype)
+        outputs += [((*rows, size * array_bits // 32), mx.uint32), pair, pair]
+    return _launch(
+        "pack_rows",
+        {"new_keys": new_keys, "new_values": new_values},
+        grid=(groups * LANES, 1, 1),
+        threadgroup=(LANES, 1, 1),
+        outputs=tuple(outputs),
+        template=(
+            ("T", new_keys.dtype),
+            ("S", new_values.dtype),
+            ("KB", bits),
+            ("VB", v_bits),
+            ("G", group_size),
+        ),
+    )
+
+
 @lru_cache(maxsize=8)
 def _params(*numbers: float) -> mx.array:
     """The scalars of a kernel: the same array for all layers of a model."""

@@ -13,9 +13,11 @@ from typing import Any, cast
 import mlx.core as mx
 
 from mlx_h2o import composed, composed_cache, kernels, launch, launch_rows
+from mlx_h2o import quantize_append as append
 from mlx_h2o.cache_requests import AccumulateRequest
 from mlx_h2o.kernels import Kernel
 from mlx_h2o.launch import AnyAttentionRequest, AttentionResult, Launch, LaunchPlan
+from mlx_h2o.quantize_append import QuantizeAppendRequest, Quantized
 from mlx_h2o.validate import RetentionRequest, StreamLike, runs_on_gpu
 from mlx_h2o.validate_quantized import QuantizedRows
 
@@ -59,6 +61,21 @@ def evict_indices(request: RetentionRequest) -> mx.array:
     if request.count > 1 or not runs_on_gpu(request.stream):
         return composed.evict_indices(request)
     return _launched(launch_rows.choose_row(request), request.stream)[0]
+
+
+def quantize_append(request: QuantizeAppendRequest) -> tuple[Quantized, Quantized]:
+    """New keys and values packed in one kernel, then scattered; on a CPU stream, composed."""
+    if not runs_on_gpu(request.stream):
+        return append.composed(request)
+    packing = launch_rows.pack_rows(
+        request.new_keys,
+        request.new_values,
+        bits=request.bits,
+        v_bits=request.v_bits,
+        group_size=request.group_size,
+    )
+    kw, ks, kb, vw, vs, vb = _launched(packing, request.stream)
+    return append.written(request, (kw, ks, kb), (vw, vs, vb))
 
 
 def _launched(each: Launch, stream: StreamLike) -> list[mx.array]:

@@ -11,8 +11,10 @@ from emulator import build
 from emulator.kernel import EmulatedKernel, Run, metal_kernel
 from emulator.text import MetalText
 from mlx_h2o import composed, kernels, launch, launch_rows
+from mlx_h2o import quantize_append as append
 from mlx_h2o.cache_requests import AccumulateRequest
 from mlx_h2o.launch import AnyAttentionRequest, AttentionResult, Launch, LaunchPlan
+from mlx_h2o.quantize_append import QuantizeAppendRequest, Quantized
 from mlx_h2o.validate import RetentionRequest
 
 
@@ -58,6 +60,17 @@ class EmulatorBackend:
         if request.count > 1:
             return composed.evict_indices(request)
         return self._launched(launch_rows.choose_row(request))[0]
+
+    def pack_rows(self, *rows: mx.array, **settings: int) -> list[mx.array]:
+        """New keys and values by Metal's rule, evaluated at once: six arrays."""
+        return self._launched(launch_rows.pack_rows(*rows, **settings))
+
+    def quantize_append(self, request: QuantizeAppendRequest) -> tuple[Quantized, Quantized]:
+        """The same, written into their slots by MLX."""
+        names = ("bits", "v_bits", "group_size")
+        settings = {name: getattr(request, name) for name in names}
+        packed = self.pack_rows(request.new_keys, request.new_values, **settings)
+        return append.written(request, tuple(packed[:3]), tuple(packed[3:]))
 
     def _launched(self, each: Launch) -> list[mx.array]:
         return self._kernel(each)(each.inputs({}), **each.call())
