@@ -17,9 +17,9 @@ import pytest
 
 from emulator import EmulatorBackend, KernelError, Run
 from emulator.build import compiler
-from emulator.cases import Case, compile_all, errors
+from emulator.cases import Case, compile_all, errors, probe_error
 from mlx_h2o import kernels, launch
-from mlx_h2o.validate import AttentionRequest
+from mlx_h2o.launch import AnyAttentionRequest, AttentionResult
 
 pytestmark = [
     pytest.mark.emulator,
@@ -63,6 +63,7 @@ class Fault:
 
 MASKED = Case(heads=(4, 2), queries=2, rows=40, mask="add-f32", sinks="f32")
 
+PROBED = Case(heads=(4, 2), queries=2, rows=40, mask="bool", probes=3)
 PACKED = Case(heads=(4, 2), queries=2, rows=40, sizes=(96, 192), bits=(3, 6), group=32)
 SPARSE = Case(rows=200, sizes=(64, 64), bits=(8, 8), sparse=1e-3, simdgroups=2)
 TWO_PASS = replace(MASKED, blocks=3, simdgroups=2)
@@ -91,7 +92,7 @@ FAULTS = {
     ),
     # Memory.
     "scores written one row too far": Fault(
-        "scores[row * key_count + i]", "scores[(row + 1) * key_count + i]", "memory fault"
+        "scores[row * key_count + i]", "scores[(row + 1) * key_count + i]", "memory fault", at=2
     ),
     "the last output written past its end": Fault(
         "out[row * V + column * VALUE_PART + j]",
@@ -213,6 +214,31 @@ FAULTS = {
         WRONG,
         case=replace(PACKED, slack=2),
     ),
+    # Probes.
+    "probes of masked rows left out": Fault(
+        "if (visible || serves_probes) {", "if (visible) {", WRONG, case=PROBED
+    ),
+    "masked rows that the probes let in": Fault(
+        "      if (!visible) {\n        continue;\n      }\n", "", WRONG, case=PROBED
+    ),
+    "probes of another KV head": Fault(
+        "h2o_offset(probes_strides, batch, kv_head, 0,",
+        "h2o_offset(probes_strides, batch, 0, 0,",
+        WRONG,
+        case=PROBED,
+    ),
+    "probes without the scale": Fault(
+        "params[0] * metal::simd_sum",
+        "metal::simd_sum",
+        WRONG,
+        case=PROBED,
+    ),
+    "scores of a probe one row too far": Fault(
+        "(probe_row + e) * key_count",
+        "(probe_row + e + 1) * key_count",
+        "memory fault",
+        case=PROBED,
+    ),
     # Sparse V.
     "rows skipped that count": Fault(
         "weight < params[2] * state.total",
@@ -230,7 +256,7 @@ FAULTS = {
 
 
 @cache
-def request_for(case: Case) -> AttentionRequest:
+def request_for(case: Case) -> AnyAttentionRequest:
     """The call that a fault is shown on; a masked one has all the corners of masks in it."""
     request = case.request()
     if case.mask != "add-f32":
@@ -249,21 +275,29 @@ def _compiled() -> None:
     compile_all((fault.backend(Run()), request_for(fault.case)) for fault in FAULTS.values())
 
 
-def symptoms(fault: Fault | Case, request: AttentionRequest) -> list[str]:
+def outcome(backend: EmulatorBackend, request: AnyAttentionRequest) -> tuple[AttentionResult, bool]:
+    """The result, and whether the scores of the probes are wrong."""
+    if request.probes is None:
+        return backend.attention(request), False
+    result, found = backend.attention_with_probes(request)
+    return result, probe_error(request, found) > 1
+
+
+def symptoms(fault: Fault | Case, request: AnyAttentionRequest) -> list[str]:
     """What is wrong with the kernel, one line for each schedule that shows it."""
     found = []
     for run in SCHEDULES:
         try:
-            result = fault.backend(run).attention(request)
+            result, wrong = outcome(fault.backend(run), request)
         except KernelError as error:
             found.append(str(error))
         else:
-            if max(errors(request, result).values()) > 1:
+            if wrong or max(errors(request, result).values()) > 1:
                 found.append(WRONG)
     return found
 
 
-@pytest.mark.parametrize("case", [Fault.case, MASKED, TWO_PASS, PACKED, SPARSE], ids=str)
+@pytest.mark.parametrize("case", [Fault.case, MASKED, TWO_PASS, PACKED, SPARSE, PROBED], ids=str)
 def test_the_kernel_without_a_fault_passes(case: Case) -> None:
     assert symptoms(case, request_for(case)) == []
 

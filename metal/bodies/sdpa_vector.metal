@@ -48,6 +48,14 @@
   for (int j = 0; j < KEY_PART; j++) {
     query[j] *= params[0];
   }
+#if probes
+  // Probes take no part in the output.  The threadgroup of the first query of
+  // their KV head serves them, on the keys that it reads anyway.
+  const bool serves_probes = head % (heads / kv_heads) == 0 && query_index == 0;
+  const int probe_count = probes_shape[2];
+  const int64_t probe_start = h2o_offset(probes_strides, batch, kv_head, 0, lane * KEY_PART);
+  const int64_t probe_row = (int64_t(batch) * kv_heads + kv_head) * probe_count;
+#endif
   float sums[VALUE_PART];
   for (int j = 0; j < VALUE_PART; j++) {
     sums[j] = 0.0f;
@@ -87,10 +95,18 @@
     const float bias = static_cast<float>(mask[mask_start + i * mask_strides[3]]);
     visible = visible && !(bias <= params[1]);
 #endif
-    // The same for all lanes, so the collective below is safe.
+#if scores
+    if (!visible && lane == 0) {
+      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;
+    }
+#endif
+    // The same for all lanes, so the collectives below are safe.
+#if probes
+    if (visible || serves_probes) {
+#else
     if (visible) {
+#endif
       float key[KEY_PART];
-      float value[VALUE_PART];
 #if quantized
       h2o_load_quantized<KEY_PART, KB, G>(
           key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],
@@ -99,8 +115,31 @@
           lane * KEY_PART, key);
 #else
       const int64_t key_row = key_start + i * keys_strides[2];
-      const int64_t value_row = value_start + i * values_strides[2];
       h2o_load<KEY_PART>(keys + key_row, keys_strides[3], key);
+#endif
+#if probes
+      if (serves_probes) {
+        // Loaded for every key, from the cache: their number is not known to the
+        // compiler, which could not keep them in registers.
+        for (int e = 0; e < probe_count; e++) {
+          float probe[KEY_PART];
+          h2o_load<KEY_PART>(
+              probes + (probe_start + e * probes_strides[2]),
+              probes_strides[3],
+              probe);
+          const float logit = params[0] * metal::simd_sum(h2o_dot<KEY_PART>(probe, key));
+          if (lane == 0) {
+            probe_scores[(probe_row + e) * key_count + i] = logit;
+          }
+        }
+      }
+      if (!visible) {
+        continue;
+      }
+#endif
+      float value[VALUE_PART];
+#if !quantized
+      const int64_t value_row = value_start + i * values_strides[2];
       h2o_load<VALUE_PART>(values + value_row, values_strides[3], value);
 #endif
       float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));
@@ -133,11 +172,6 @@
 #endif
       h2o_add_row<VALUE_PART>(sums, weight, value);
     }
-#if scores
-    else if (lane == 0) {
-      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;
-    }
-#endif
   }
 
   // Merge the simdgroups.  Lane g of each simdgroup takes simdgroup g's part.

@@ -36,6 +36,7 @@ static const char* const mlx_h2o_kernel_flags[] = {
     "scores",
     "lse",
     "sparse_v",
+    "probes",
 };
 
 static const mlx_h2o_kernel_segment mlx_h2o_kernel_header[] = {
@@ -180,6 +181,7 @@ static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_inputs[] = {
     {"mask", "bool_mask"},
     {"mask", "additive_mask"},
     {"sinks", "sinks"},
+    {"probes", "probes"},
     {"params", ""},
 };
 
@@ -187,6 +189,7 @@ static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_outputs[] = {
     {"out", ""},
     {"scores", "scores"},
     {"lse", "lse"},
+    {"probe_scores", "probes"},
 };
 
 static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_segments[] = {
@@ -218,7 +221,13 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_segments[] = {
      "      query);\n"
      "  for (int j = 0; j < KEY_PART; j++) {\n"
      "    query[j] *= params[0];\n"
-     "  }\n"
+     "  }\n"},
+    {"probes",
+     "  const bool serves_probes = head % (heads / kv_heads) == 0 && query_index == 0;\n"
+     "  const int probe_count = probes_shape[2];\n"
+     "  const int64_t probe_start = h2o_offset(probes_strides, batch, kv_head, 0, lane * KEY_PART);\n"
+     "  const int64_t probe_row = (int64_t(batch) * kv_heads + kv_head) * probe_count;\n"},
+    {"",
      "  float sums[VALUE_PART];\n"
      "  for (int j = 0; j < VALUE_PART; j++) {\n"
      "    sums[j] = 0.0f;\n"
@@ -244,13 +253,38 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_segments[] = {
     {"additive_mask",
      "    const float bias = static_cast<float>(mask[mask_start + i * mask_strides[3]]);\n"
      "    visible = visible && !(bias <= params[1]);\n"},
+    {"scores",
+     "    if (!visible && lane == 0) {\n"
+     "      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;\n"
+     "    }\n"},
+    {"probes",
+     "    if (visible || serves_probes) {\n"},
+    {"!probes",
+     "    if (visible) {\n"},
     {"",
-     "    if (visible) {\n"
      "      float key[KEY_PART];\n"
-     "      float value[VALUE_PART];\n"
      "      const int64_t key_row = key_start + i * keys_strides[2];\n"
+     "      h2o_load<KEY_PART>(keys + key_row, keys_strides[3], key);\n"},
+    {"probes",
+     "      if (serves_probes) {\n"
+     "        for (int e = 0; e < probe_count; e++) {\n"
+     "          float probe[KEY_PART];\n"
+     "          h2o_load<KEY_PART>(\n"
+     "              probes + (probe_start + e * probes_strides[2]),\n"
+     "              probes_strides[3],\n"
+     "              probe);\n"
+     "          const float logit = params[0] * metal::simd_sum(h2o_dot<KEY_PART>(probe, key));\n"
+     "          if (lane == 0) {\n"
+     "            probe_scores[(probe_row + e) * key_count + i] = logit;\n"
+     "          }\n"
+     "        }\n"
+     "      }\n"
+     "      if (!visible) {\n"
+     "        continue;\n"
+     "      }\n"},
+    {"",
+     "      float value[VALUE_PART];\n"
      "      const int64_t value_row = value_start + i * values_strides[2];\n"
-     "      h2o_load<KEY_PART>(keys + key_row, keys_strides[3], key);\n"
      "      h2o_load<VALUE_PART>(values + value_row, values_strides[3], value);\n"
      "      float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));\n"},
     {"additive_mask",
@@ -263,12 +297,7 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_segments[] = {
     {"",
      "      const float weight = h2o_softmax_weigh<VALUE_PART>(state, sums, score);\n"
      "      h2o_add_row<VALUE_PART>(sums, weight, value);\n"
-     "    }\n"},
-    {"scores",
-     "    else if (lane == 0) {\n"
-     "      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;\n"
-     "    }\n"},
-    {"",
+     "    }\n"
      "  }\n"
      "  if (lane == 0) {\n"
      "    maxima[group] = state.maximum;\n"
@@ -328,6 +357,7 @@ static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_2pass_1_inputs[] = {
     {"mask", "bool_mask"},
     {"mask", "additive_mask"},
     {"sinks", "sinks"},
+    {"probes", "probes"},
     {"params", ""},
 };
 
@@ -336,6 +366,7 @@ static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_2pass_1_outputs[] = {
     {"partial_maxima", ""},
     {"partial_totals", ""},
     {"scores", "scores"},
+    {"probe_scores", "probes"},
 };
 
 static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_2pass_1_segments[] = {
@@ -369,7 +400,13 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_2pass_1_segments[] = {
      "      query);\n"
      "  for (int j = 0; j < KEY_PART; j++) {\n"
      "    query[j] *= params[0];\n"
-     "  }\n"
+     "  }\n"},
+    {"probes",
+     "  const bool serves_probes = head % (heads / kv_heads) == 0 && query_index == 0;\n"
+     "  const int probe_count = probes_shape[2];\n"
+     "  const int64_t probe_start = h2o_offset(probes_strides, batch, kv_head, 0, lane * KEY_PART);\n"
+     "  const int64_t probe_row = (int64_t(batch) * kv_heads + kv_head) * probe_count;\n"},
+    {"",
      "  float sums[VALUE_PART];\n"
      "  for (int j = 0; j < VALUE_PART; j++) {\n"
      "    sums[j] = 0.0f;\n"
@@ -395,13 +432,38 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_2pass_1_segments[] = {
     {"additive_mask",
      "    const float bias = static_cast<float>(mask[mask_start + i * mask_strides[3]]);\n"
      "    visible = visible && !(bias <= params[1]);\n"},
+    {"scores",
+     "    if (!visible && lane == 0) {\n"
+     "      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;\n"
+     "    }\n"},
+    {"probes",
+     "    if (visible || serves_probes) {\n"},
+    {"!probes",
+     "    if (visible) {\n"},
     {"",
-     "    if (visible) {\n"
      "      float key[KEY_PART];\n"
-     "      float value[VALUE_PART];\n"
      "      const int64_t key_row = key_start + i * keys_strides[2];\n"
+     "      h2o_load<KEY_PART>(keys + key_row, keys_strides[3], key);\n"},
+    {"probes",
+     "      if (serves_probes) {\n"
+     "        for (int e = 0; e < probe_count; e++) {\n"
+     "          float probe[KEY_PART];\n"
+     "          h2o_load<KEY_PART>(\n"
+     "              probes + (probe_start + e * probes_strides[2]),\n"
+     "              probes_strides[3],\n"
+     "              probe);\n"
+     "          const float logit = params[0] * metal::simd_sum(h2o_dot<KEY_PART>(probe, key));\n"
+     "          if (lane == 0) {\n"
+     "            probe_scores[(probe_row + e) * key_count + i] = logit;\n"
+     "          }\n"
+     "        }\n"
+     "      }\n"
+     "      if (!visible) {\n"
+     "        continue;\n"
+     "      }\n"},
+    {"",
+     "      float value[VALUE_PART];\n"
      "      const int64_t value_row = value_start + i * values_strides[2];\n"
-     "      h2o_load<KEY_PART>(keys + key_row, keys_strides[3], key);\n"
      "      h2o_load<VALUE_PART>(values + value_row, values_strides[3], value);\n"
      "      float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));\n"},
     {"additive_mask",
@@ -414,12 +476,7 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_2pass_1_segments[] = {
     {"",
      "      const float weight = h2o_softmax_weigh<VALUE_PART>(state, sums, score);\n"
      "      h2o_add_row<VALUE_PART>(sums, weight, value);\n"
-     "    }\n"},
-    {"scores",
-     "    else if (lane == 0) {\n"
-     "      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;\n"
-     "    }\n"},
-    {"",
+     "    }\n"
      "  }\n"
      "  if (lane == 0) {\n"
      "    maxima[group] = state.maximum;\n"
@@ -486,6 +543,7 @@ static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_quantized_inputs[] = {
     {"mask", "bool_mask"},
     {"mask", "additive_mask"},
     {"sinks", "sinks"},
+    {"probes", "probes"},
     {"params", ""},
 };
 
@@ -493,6 +551,7 @@ static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_quantized_outputs[] = {
     {"out", ""},
     {"scores", "scores"},
     {"lse", "lse"},
+    {"probe_scores", "probes"},
 };
 
 static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_quantized_segments[] = {
@@ -524,7 +583,13 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_quantized_segments[] = {
      "      query);\n"
      "  for (int j = 0; j < KEY_PART; j++) {\n"
      "    query[j] *= params[0];\n"
-     "  }\n"
+     "  }\n"},
+    {"probes",
+     "  const bool serves_probes = head % (heads / kv_heads) == 0 && query_index == 0;\n"
+     "  const int probe_count = probes_shape[2];\n"
+     "  const int64_t probe_start = h2o_offset(probes_strides, batch, kv_head, 0, lane * KEY_PART);\n"
+     "  const int64_t probe_row = (int64_t(batch) * kv_heads + kv_head) * probe_count;\n"},
+    {"",
      "  float sums[VALUE_PART];\n"
      "  for (int j = 0; j < VALUE_PART; j++) {\n"
      "    sums[j] = 0.0f;\n"
@@ -554,15 +619,40 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_quantized_segments[] = {
     {"additive_mask",
      "    const float bias = static_cast<float>(mask[mask_start + i * mask_strides[3]]);\n"
      "    visible = visible && !(bias <= params[1]);\n"},
+    {"scores",
+     "    if (!visible && lane == 0) {\n"
+     "      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;\n"
+     "    }\n"},
+    {"probes",
+     "    if (visible || serves_probes) {\n"},
+    {"!probes",
+     "    if (visible) {\n"},
     {"",
-     "    if (visible) {\n"
      "      float key[KEY_PART];\n"
-     "      float value[VALUE_PART];\n"
      "      h2o_load_quantized<KEY_PART, KB, G>(\n"
      "          key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],\n"
      "          key_scales + (key_scales_start + i * key_scales_strides[2]), key_scales_strides[3],\n"
      "          key_biases + (key_biases_start + i * key_biases_strides[2]), key_biases_strides[3],\n"
-     "          lane * KEY_PART, key);\n"
+     "          lane * KEY_PART, key);\n"},
+    {"probes",
+     "      if (serves_probes) {\n"
+     "        for (int e = 0; e < probe_count; e++) {\n"
+     "          float probe[KEY_PART];\n"
+     "          h2o_load<KEY_PART>(\n"
+     "              probes + (probe_start + e * probes_strides[2]),\n"
+     "              probes_strides[3],\n"
+     "              probe);\n"
+     "          const float logit = params[0] * metal::simd_sum(h2o_dot<KEY_PART>(probe, key));\n"
+     "          if (lane == 0) {\n"
+     "            probe_scores[(probe_row + e) * key_count + i] = logit;\n"
+     "          }\n"
+     "        }\n"
+     "      }\n"
+     "      if (!visible) {\n"
+     "        continue;\n"
+     "      }\n"},
+    {"",
+     "      float value[VALUE_PART];\n"
      "      float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));\n"},
     {"additive_mask",
      "      score += bias;\n"
@@ -586,12 +676,7 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_quantized_segments[] = {
      "          value_biases_strides[3],\n"
      "          lane * VALUE_PART, value);\n"
      "      h2o_add_row<VALUE_PART>(sums, weight, value);\n"
-     "    }\n"},
-    {"scores",
-     "    else if (lane == 0) {\n"
-     "      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;\n"
-     "    }\n"},
-    {"",
+     "    }\n"
      "  }\n"
      "  if (lane == 0) {\n"
      "    maxima[group] = state.maximum;\n"
@@ -659,6 +744,7 @@ static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_2pass_1_quantized_inputs[
     {"mask", "bool_mask"},
     {"mask", "additive_mask"},
     {"sinks", "sinks"},
+    {"probes", "probes"},
     {"params", ""},
 };
 
@@ -667,6 +753,7 @@ static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_2pass_1_quantized_outputs
     {"partial_maxima", ""},
     {"partial_totals", ""},
     {"scores", "scores"},
+    {"probe_scores", "probes"},
 };
 
 static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_2pass_1_quantized_segments[] = {
@@ -700,7 +787,13 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_2pass_1_quantized_segmen
      "      query);\n"
      "  for (int j = 0; j < KEY_PART; j++) {\n"
      "    query[j] *= params[0];\n"
-     "  }\n"
+     "  }\n"},
+    {"probes",
+     "  const bool serves_probes = head % (heads / kv_heads) == 0 && query_index == 0;\n"
+     "  const int probe_count = probes_shape[2];\n"
+     "  const int64_t probe_start = h2o_offset(probes_strides, batch, kv_head, 0, lane * KEY_PART);\n"
+     "  const int64_t probe_row = (int64_t(batch) * kv_heads + kv_head) * probe_count;\n"},
+    {"",
      "  float sums[VALUE_PART];\n"
      "  for (int j = 0; j < VALUE_PART; j++) {\n"
      "    sums[j] = 0.0f;\n"
@@ -730,15 +823,40 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_2pass_1_quantized_segmen
     {"additive_mask",
      "    const float bias = static_cast<float>(mask[mask_start + i * mask_strides[3]]);\n"
      "    visible = visible && !(bias <= params[1]);\n"},
+    {"scores",
+     "    if (!visible && lane == 0) {\n"
+     "      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;\n"
+     "    }\n"},
+    {"probes",
+     "    if (visible || serves_probes) {\n"},
+    {"!probes",
+     "    if (visible) {\n"},
     {"",
-     "    if (visible) {\n"
      "      float key[KEY_PART];\n"
-     "      float value[VALUE_PART];\n"
      "      h2o_load_quantized<KEY_PART, KB, G>(\n"
      "          key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],\n"
      "          key_scales + (key_scales_start + i * key_scales_strides[2]), key_scales_strides[3],\n"
      "          key_biases + (key_biases_start + i * key_biases_strides[2]), key_biases_strides[3],\n"
-     "          lane * KEY_PART, key);\n"
+     "          lane * KEY_PART, key);\n"},
+    {"probes",
+     "      if (serves_probes) {\n"
+     "        for (int e = 0; e < probe_count; e++) {\n"
+     "          float probe[KEY_PART];\n"
+     "          h2o_load<KEY_PART>(\n"
+     "              probes + (probe_start + e * probes_strides[2]),\n"
+     "              probes_strides[3],\n"
+     "              probe);\n"
+     "          const float logit = params[0] * metal::simd_sum(h2o_dot<KEY_PART>(probe, key));\n"
+     "          if (lane == 0) {\n"
+     "            probe_scores[(probe_row + e) * key_count + i] = logit;\n"
+     "          }\n"
+     "        }\n"
+     "      }\n"
+     "      if (!visible) {\n"
+     "        continue;\n"
+     "      }\n"},
+    {"",
+     "      float value[VALUE_PART];\n"
      "      float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));\n"},
     {"additive_mask",
      "      score += bias;\n"
@@ -762,12 +880,7 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_2pass_1_quantized_segmen
      "          value_biases_strides[3],\n"
      "          lane * VALUE_PART, value);\n"
      "      h2o_add_row<VALUE_PART>(sums, weight, value);\n"
-     "    }\n"},
-    {"scores",
-     "    else if (lane == 0) {\n"
-     "      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;\n"
-     "    }\n"},
-    {"",
+     "    }\n"
      "  }\n"
      "  if (lane == 0) {\n"
      "    maxima[group] = state.maximum;\n"

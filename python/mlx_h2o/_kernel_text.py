@@ -9,6 +9,7 @@ FLAGS = (
     "scores",
     "lse",
     "sparse_v",
+    "probes",
 )
 
 TEMPLATE: dict[str, tuple[str, ...]] = {
@@ -76,6 +77,7 @@ INPUTS: dict[str, Pairs] = {
         ("mask", "bool_mask"),
         ("mask", "additive_mask"),
         ("sinks", "sinks"),
+        ("probes", "probes"),
         ("params", ""),
     ),
     "sdpa_vector_2pass_1": (
@@ -85,6 +87,7 @@ INPUTS: dict[str, Pairs] = {
         ("mask", "bool_mask"),
         ("mask", "additive_mask"),
         ("sinks", "sinks"),
+        ("probes", "probes"),
         ("params", ""),
     ),
     "sdpa_vector_quantized": (
@@ -98,6 +101,7 @@ INPUTS: dict[str, Pairs] = {
         ("mask", "bool_mask"),
         ("mask", "additive_mask"),
         ("sinks", "sinks"),
+        ("probes", "probes"),
         ("params", ""),
     ),
     "sdpa_vector_2pass_1_quantized": (
@@ -111,6 +115,7 @@ INPUTS: dict[str, Pairs] = {
         ("mask", "bool_mask"),
         ("mask", "additive_mask"),
         ("sinks", "sinks"),
+        ("probes", "probes"),
         ("params", ""),
     ),
     "sdpa_vector_2pass_2": (
@@ -140,23 +145,27 @@ OUTPUTS: dict[str, Pairs] = {
         ("out", ""),
         ("scores", "scores"),
         ("lse", "lse"),
+        ("probe_scores", "probes"),
     ),
     "sdpa_vector_2pass_1": (
         ("partial_sums", ""),
         ("partial_maxima", ""),
         ("partial_totals", ""),
         ("scores", "scores"),
+        ("probe_scores", "probes"),
     ),
     "sdpa_vector_quantized": (
         ("out", ""),
         ("scores", "scores"),
         ("lse", "lse"),
+        ("probe_scores", "probes"),
     ),
     "sdpa_vector_2pass_1_quantized": (
         ("partial_sums", ""),
         ("partial_maxima", ""),
         ("partial_totals", ""),
         ("scores", "scores"),
+        ("probe_scores", "probes"),
     ),
     "sdpa_vector_2pass_2": (
         ("out", ""),
@@ -408,7 +417,19 @@ SEGMENTS: dict[str, Pairs] = {
   for (int j = 0; j < KEY_PART; j++) {
     query[j] *= params[0];
   }
-  float sums[VALUE_PART];
+""",
+        ),
+        (
+            "probes",
+            """  const bool serves_probes = head % (heads / kv_heads) == 0 && query_index == 0;
+  const int probe_count = probes_shape[2];
+  const int64_t probe_start = h2o_offset(probes_strides, batch, kv_head, 0, lane * KEY_PART);
+  const int64_t probe_row = (int64_t(batch) * kv_heads + kv_head) * probe_count;
+""",
+        ),
+        (
+            "",
+            """  float sums[VALUE_PART];
   for (int j = 0; j < VALUE_PART; j++) {
     sums[j] = 0.0f;
   }
@@ -457,13 +478,53 @@ SEGMENTS: dict[str, Pairs] = {
 """,
         ),
         (
-            "",
+            "scores",
+            """    if (!visible && lane == 0) {
+      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;
+    }
+""",
+        ),
+        (
+            "probes",
+            """    if (visible || serves_probes) {
+""",
+        ),
+        (
+            "!probes",
             """    if (visible) {
-      float key[KEY_PART];
-      float value[VALUE_PART];
+""",
+        ),
+        (
+            "",
+            """      float key[KEY_PART];
       const int64_t key_row = key_start + i * keys_strides[2];
-      const int64_t value_row = value_start + i * values_strides[2];
       h2o_load<KEY_PART>(keys + key_row, keys_strides[3], key);
+""",
+        ),
+        (
+            "probes",
+            """      if (serves_probes) {
+        for (int e = 0; e < probe_count; e++) {
+          float probe[KEY_PART];
+          h2o_load<KEY_PART>(
+              probes + (probe_start + e * probes_strides[2]),
+              probes_strides[3],
+              probe);
+          const float logit = params[0] * metal::simd_sum(h2o_dot<KEY_PART>(probe, key));
+          if (lane == 0) {
+            probe_scores[(probe_row + e) * key_count + i] = logit;
+          }
+        }
+      }
+      if (!visible) {
+        continue;
+      }
+""",
+        ),
+        (
+            "",
+            """      float value[VALUE_PART];
+      const int64_t value_row = value_start + i * values_strides[2];
       h2o_load<VALUE_PART>(values + value_row, values_strides[3], value);
       float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));
 """,
@@ -486,18 +547,7 @@ SEGMENTS: dict[str, Pairs] = {
             """      const float weight = h2o_softmax_weigh<VALUE_PART>(state, sums, score);
       h2o_add_row<VALUE_PART>(sums, weight, value);
     }
-""",
-        ),
-        (
-            "scores",
-            """    else if (lane == 0) {
-      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;
-    }
-""",
-        ),
-        (
-            "",
-            """  }
+  }
   if (lane == 0) {
     maxima[group] = state.maximum;
     totals[group] = state.total;
@@ -566,7 +616,19 @@ SEGMENTS: dict[str, Pairs] = {
   for (int j = 0; j < KEY_PART; j++) {
     query[j] *= params[0];
   }
-  float sums[VALUE_PART];
+""",
+        ),
+        (
+            "probes",
+            """  const bool serves_probes = head % (heads / kv_heads) == 0 && query_index == 0;
+  const int probe_count = probes_shape[2];
+  const int64_t probe_start = h2o_offset(probes_strides, batch, kv_head, 0, lane * KEY_PART);
+  const int64_t probe_row = (int64_t(batch) * kv_heads + kv_head) * probe_count;
+""",
+        ),
+        (
+            "",
+            """  float sums[VALUE_PART];
   for (int j = 0; j < VALUE_PART; j++) {
     sums[j] = 0.0f;
   }
@@ -615,13 +677,53 @@ SEGMENTS: dict[str, Pairs] = {
 """,
         ),
         (
-            "",
+            "scores",
+            """    if (!visible && lane == 0) {
+      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;
+    }
+""",
+        ),
+        (
+            "probes",
+            """    if (visible || serves_probes) {
+""",
+        ),
+        (
+            "!probes",
             """    if (visible) {
-      float key[KEY_PART];
-      float value[VALUE_PART];
+""",
+        ),
+        (
+            "",
+            """      float key[KEY_PART];
       const int64_t key_row = key_start + i * keys_strides[2];
-      const int64_t value_row = value_start + i * values_strides[2];
       h2o_load<KEY_PART>(keys + key_row, keys_strides[3], key);
+""",
+        ),
+        (
+            "probes",
+            """      if (serves_probes) {
+        for (int e = 0; e < probe_count; e++) {
+          float probe[KEY_PART];
+          h2o_load<KEY_PART>(
+              probes + (probe_start + e * probes_strides[2]),
+              probes_strides[3],
+              probe);
+          const float logit = params[0] * metal::simd_sum(h2o_dot<KEY_PART>(probe, key));
+          if (lane == 0) {
+            probe_scores[(probe_row + e) * key_count + i] = logit;
+          }
+        }
+      }
+      if (!visible) {
+        continue;
+      }
+""",
+        ),
+        (
+            "",
+            """      float value[VALUE_PART];
+      const int64_t value_row = value_start + i * values_strides[2];
       h2o_load<VALUE_PART>(values + value_row, values_strides[3], value);
       float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));
 """,
@@ -644,18 +746,7 @@ SEGMENTS: dict[str, Pairs] = {
             """      const float weight = h2o_softmax_weigh<VALUE_PART>(state, sums, score);
       h2o_add_row<VALUE_PART>(sums, weight, value);
     }
-""",
-        ),
-        (
-            "scores",
-            """    else if (lane == 0) {
-      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;
-    }
-""",
-        ),
-        (
-            "",
-            """  }
+  }
   if (lane == 0) {
     maxima[group] = state.maximum;
     totals[group] = state.total;
@@ -718,7 +809,19 @@ SEGMENTS: dict[str, Pairs] = {
   for (int j = 0; j < KEY_PART; j++) {
     query[j] *= params[0];
   }
-  float sums[VALUE_PART];
+""",
+        ),
+        (
+            "probes",
+            """  const bool serves_probes = head % (heads / kv_heads) == 0 && query_index == 0;
+  const int probe_count = probes_shape[2];
+  const int64_t probe_start = h2o_offset(probes_strides, batch, kv_head, 0, lane * KEY_PART);
+  const int64_t probe_row = (int64_t(batch) * kv_heads + kv_head) * probe_count;
+""",
+        ),
+        (
+            "",
+            """  float sums[VALUE_PART];
   for (int j = 0; j < VALUE_PART; j++) {
     sums[j] = 0.0f;
   }
@@ -771,15 +874,55 @@ SEGMENTS: dict[str, Pairs] = {
 """,
         ),
         (
-            "",
+            "scores",
+            """    if (!visible && lane == 0) {
+      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;
+    }
+""",
+        ),
+        (
+            "probes",
+            """    if (visible || serves_probes) {
+""",
+        ),
+        (
+            "!probes",
             """    if (visible) {
-      float key[KEY_PART];
-      float value[VALUE_PART];
+""",
+        ),
+        (
+            "",
+            """      float key[KEY_PART];
       h2o_load_quantized<KEY_PART, KB, G>(
           key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],
           key_scales + (key_scales_start + i * key_scales_strides[2]), key_scales_strides[3],
           key_biases + (key_biases_start + i * key_biases_strides[2]), key_biases_strides[3],
           lane * KEY_PART, key);
+""",
+        ),
+        (
+            "probes",
+            """      if (serves_probes) {
+        for (int e = 0; e < probe_count; e++) {
+          float probe[KEY_PART];
+          h2o_load<KEY_PART>(
+              probes + (probe_start + e * probes_strides[2]),
+              probes_strides[3],
+              probe);
+          const float logit = params[0] * metal::simd_sum(h2o_dot<KEY_PART>(probe, key));
+          if (lane == 0) {
+            probe_scores[(probe_row + e) * key_count + i] = logit;
+          }
+        }
+      }
+      if (!visible) {
+        continue;
+      }
+""",
+        ),
+        (
+            "",
+            """      float value[VALUE_PART];
       float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));
 """,
         ),
@@ -819,18 +962,7 @@ SEGMENTS: dict[str, Pairs] = {
           lane * VALUE_PART, value);
       h2o_add_row<VALUE_PART>(sums, weight, value);
     }
-""",
-        ),
-        (
-            "scores",
-            """    else if (lane == 0) {
-      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;
-    }
-""",
-        ),
-        (
-            "",
-            """  }
+  }
   if (lane == 0) {
     maxima[group] = state.maximum;
     totals[group] = state.total;
@@ -899,7 +1031,19 @@ SEGMENTS: dict[str, Pairs] = {
   for (int j = 0; j < KEY_PART; j++) {
     query[j] *= params[0];
   }
-  float sums[VALUE_PART];
+""",
+        ),
+        (
+            "probes",
+            """  const bool serves_probes = head % (heads / kv_heads) == 0 && query_index == 0;
+  const int probe_count = probes_shape[2];
+  const int64_t probe_start = h2o_offset(probes_strides, batch, kv_head, 0, lane * KEY_PART);
+  const int64_t probe_row = (int64_t(batch) * kv_heads + kv_head) * probe_count;
+""",
+        ),
+        (
+            "",
+            """  float sums[VALUE_PART];
   for (int j = 0; j < VALUE_PART; j++) {
     sums[j] = 0.0f;
   }
@@ -952,15 +1096,55 @@ SEGMENTS: dict[str, Pairs] = {
 """,
         ),
         (
-            "",
+            "scores",
+            """    if (!visible && lane == 0) {
+      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;
+    }
+""",
+        ),
+        (
+            "probes",
+            """    if (visible || serves_probes) {
+""",
+        ),
+        (
+            "!probes",
             """    if (visible) {
-      float key[KEY_PART];
-      float value[VALUE_PART];
+""",
+        ),
+        (
+            "",
+            """      float key[KEY_PART];
       h2o_load_quantized<KEY_PART, KB, G>(
           key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],
           key_scales + (key_scales_start + i * key_scales_strides[2]), key_scales_strides[3],
           key_biases + (key_biases_start + i * key_biases_strides[2]), key_biases_strides[3],
           lane * KEY_PART, key);
+""",
+        ),
+        (
+            "probes",
+            """      if (serves_probes) {
+        for (int e = 0; e < probe_count; e++) {
+          float probe[KEY_PART];
+          h2o_load<KEY_PART>(
+              probes + (probe_start + e * probes_strides[2]),
+              probes_strides[3],
+              probe);
+          const float logit = params[0] * metal::simd_sum(h2o_dot<KEY_PART>(probe, key));
+          if (lane == 0) {
+            probe_scores[(probe_row + e) * key_count + i] = logit;
+          }
+        }
+      }
+      if (!visible) {
+        continue;
+      }
+""",
+        ),
+        (
+            "",
+            """      float value[VALUE_PART];
       float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));
 """,
         ),
@@ -1000,18 +1184,7 @@ SEGMENTS: dict[str, Pairs] = {
           lane * VALUE_PART, value);
       h2o_add_row<VALUE_PART>(sums, weight, value);
     }
-""",
-        ),
-        (
-            "scores",
-            """    else if (lane == 0) {
-      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;
-    }
-""",
-        ),
-        (
-            "",
-            """  }
+  }
   if (lane == 0) {
     maxima[group] = state.maximum;
     totals[group] = state.total;

@@ -4,9 +4,10 @@ A back end is an object (usually a module) with ``name``, ``unavailable_reason()
 ``refuses(request) -> str`` (both empty when there is nothing in the way) and
 ``attention(request)``; it may bring ``keep_indices(request)`` and ``evict_indices(request)``,
 which otherwise are the composed ones, and ``quantized_attention(request)``, without which it
-cannot serve quantised attention. Unnamed, the best back end that can serve the call runs;
-a back end that was named, by ``use_backend`` or the environment variable MLX_H2O_BACKEND,
-either serves the call or raises ValueError.
+cannot serve quantised attention, and ``attention_with_probes(request)``, without which the keys
+are read a second time. Unnamed, the best back end that can serve the call runs; a back end that
+was named, by ``use_backend`` or the environment variable MLX_H2O_BACKEND, either serves the call
+or raises ValueError.
 """
 
 import contextlib
@@ -45,6 +46,12 @@ class Backend(Protocol):
     def refuses(self, request: AttentionRequest) -> str: ...
 
     def attention(self, request: AttentionRequest) -> AttentionResult: ...
+
+
+class QuantizedBackend(Protocol):
+    """What the dispatch asks of a back end that serves quantised attention too."""
+
+    def quantized_attention(self, request: QuantizedAttentionRequest) -> AttentionResult: ...
 
 
 @dataclass(frozen=True)
@@ -172,17 +179,17 @@ def get(name: str, *, op: str = "use_backend") -> Backend:
     return _registered[name]
 
 
-def for_attention(request: AttentionRequest) -> Backend:
+def for_attention(request: AttentionRequest, *, op: str = ATTENTION) -> Backend:
     """The back end that serves this request.
 
     Raises ValueError where one was named and it cannot.
     """
     name = named()
     if name is not None:
-        backend = get(name, op=ATTENTION)
+        backend = get(name, op=op)
         reason = backend.refuses(request)
         if reason:
-            raise ValueError(f"[{ATTENTION}] back end {name!r} cannot serve this call: {reason}")
+            raise ValueError(f"[{op}] back end {name!r} cannot serve this call: {reason}")
         return backend
     for candidate in _preferred(runs_on_gpu(request.stream)):
         if not _unavailable(candidate) and not _registered[candidate].refuses(request):
@@ -191,23 +198,20 @@ def for_attention(request: AttentionRequest) -> Backend:
 
 
 def for_quantized_attention(
-    request: QuantizedAttentionRequest,
-) -> Callable[[QuantizedAttentionRequest], AttentionResult]:
-    """The function that serves this request. Raises ValueError where a named one cannot."""
+    request: QuantizedAttentionRequest, *, op: str = QUANTIZED_ATTENTION
+) -> QuantizedBackend:
+    """The back end that serves this request. Raises ValueError where a named one cannot."""
     name = named()
     if name is not None:
-        get(name, op=QUANTIZED_ATTENTION)
+        get(name, op=op)
     for candidate in (name,) if name is not None else _preferred(runs_on_gpu(request.stream)):
         if _unavailable(candidate):
             continue
         reason = _refuses_quantized(_registered[candidate], request)
         if not reason:
-            function = _registered[candidate].quantized_attention  # type: ignore[attr-defined]
-            return cast(Callable[[QuantizedAttentionRequest], AttentionResult], function)
+            return cast(QuantizedBackend, _registered[candidate])
         if candidate == name:
-            raise ValueError(
-                f"[{QUANTIZED_ATTENTION}] back end {name!r} cannot serve this call: {reason}"
-            )
+            raise ValueError(f"[{op}] back end {name!r} cannot serve this call: {reason}")
     raise AssertionError("composed refused a valid request")
 
 

@@ -111,6 +111,25 @@ def quantized_attention(
         return _attend(dense, request.sparse_v_threshold)
 
 
+def attention_with_probes(
+    request: AttentionRequest | QuantizedAttentionRequest,
+) -> tuple[tuple[mx.array, mx.array | None, mx.array | None], mx.array]:
+    """The same, and the scores of the probes."""
+    if isinstance(request, QuantizedAttentionRequest):
+        return quantized_attention(request), probe_scores(request)
+    return attention(request), probe_scores(request)
+
+
+def probe_scores(request: AttentionRequest | QuantizedAttentionRequest) -> mx.array:
+    """scale * probe.k, float32 [B, Hkv, E, N], of every key, masked or not."""
+    assert request.probes is not None
+    with _placed(request.stream):
+        keys = request.keys
+        dense = dequantized(keys) if isinstance(keys, QuantizedRows) else keys.astype(mx.float32)
+        probes = request.probes.astype(mx.float32) * request.scale
+        return probes @ dense.swapaxes(-1, -2)
+
+
 def _attend(
     request: AttentionRequest, sparse_v_threshold: float = 0.0
 ) -> tuple[mx.array, mx.array | None, mx.array | None]:

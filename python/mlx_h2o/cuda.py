@@ -13,7 +13,7 @@ import mlx.core as mx
 from mlx_h2o import composed, composed_cache, kernels, launch, launch_rows
 from mlx_h2o.cache_requests import AccumulateRequest
 from mlx_h2o.kernels import Kernel
-from mlx_h2o.launch import AnyAttentionRequest, AttentionResult, Launch
+from mlx_h2o.launch import AnyAttentionRequest, AttentionResult, Execute, Launch
 from mlx_h2o.validate import RetentionRequest, StreamLike, runs_on_gpu
 
 name = "cuda"
@@ -45,15 +45,23 @@ def header(threads: int) -> str:
 
 def attention(request: AnyAttentionRequest) -> AttentionResult:
     """Attention with scores."""
-
-    def execute(each: Launch, inputs: list[mx.array]) -> list[mx.array]:
-        kernel = _cuda_kernel(each.kernel, each.threadgroup[0])
-        return kernel(inputs=inputs, stream=request.stream, **each.call())
-
-    return launch.plan(request).run(execute)
+    return launch.plan(request).run(_executor(request.stream))
 
 
 quantized_attention = attention
+
+
+def attention_with_probes(request: AnyAttentionRequest) -> tuple[AttentionResult, mx.array]:
+    """Attention, dense or quantised, and the scores of the probes."""
+    return launch.plan(request).run_with_probes(_executor(request.stream))
+
+
+def _executor(stream: StreamLike) -> Execute:
+    def execute(each: Launch, inputs: list[mx.array]) -> list[mx.array]:
+        kernel = _cuda_kernel(each.kernel, each.threadgroup[0])
+        return kernel(inputs=inputs, stream=stream, **each.call())
+
+    return execute
 
 
 def accumulate_scores(request: AccumulateRequest) -> mx.array:

@@ -16,6 +16,7 @@ from mlx_h2o.cache_operations import (
     replace_worst,
 )
 from mlx_h2o.prefill import prefill_scores
+from mlx_h2o.probes import scaled_dot_product_attention_with_probes
 from mlx_h2o.quantize_append import quantize_append
 from mlx_h2o.quantized import scaled_dot_product_attention_quantized_with_scores
 from mlx_h2o.validate import StreamLike
@@ -30,6 +31,7 @@ __all__ = [
     "quantize_append",
     "replace_worst",
     "scaled_dot_product_attention_quantized_with_scores",
+    "scaled_dot_product_attention_with_probes",
     "scaled_dot_product_attention_with_scores",
 ]
 

@@ -74,11 +74,21 @@ class LaunchPlan:
 
     def run(self, execute: Execute) -> AttentionResult:
         """``execute`` each launch; the outputs as (out, scores, lse), None where not asked for."""
+        made = self.outputs(execute)
+        return made["out"], made.get("scores"), made.get("lse")
+
+    def run_with_probes(self, execute: Execute) -> tuple[AttentionResult, mx.array]:
+        """The same of a request with probes, and their scores."""
+        made = self.outputs(execute)
+        return (made["out"], made.get("scores"), made.get("lse")), made["probe_scores"]
+
+    def outputs(self, execute: Execute) -> dict[str, mx.array]:
+        """``execute`` each launch; everything that was made, by name."""
         made: dict[str, mx.array] = {}
         for launch in self.passes:
             outputs = execute(launch, launch.inputs(made))
             made.update(zip(launch.kernel.outputs, outputs, strict=True))
-        return made["out"], made.get("scores"), made.get("lse")
+        return made
 
 
 def refuses(request: AnyAttentionRequest) -> str:
@@ -134,6 +144,7 @@ def flags_of(request: AnyAttentionRequest) -> frozenset[str]:
         "scores": request.return_scores,
         "lse": request.return_lse,
         "sparse_v": _sparse_v_threshold(request) > 0,
+        "probes": request.probes is not None,
     }
     return frozenset(flag for flag, on in is_on.items() if on)
 
@@ -157,7 +168,7 @@ def _given(request: AnyAttentionRequest, flags: frozenset[str]) -> dict[str, mx.
             given[f"{name}_biases"] = rows.biases
     else:
         given |= {"keys": request.keys, "values": request.values}
-    optional = {"mask": request.mask, "sinks": request.sinks}
+    optional = {"mask": request.mask, "sinks": request.sinks, "probes": request.probes}
     return given | {name: array for name, array in optional.items() if array is not None}
 
 
@@ -196,10 +207,12 @@ def plan(
     given = _given(request, flags)
     arguments = _arguments(request, simdgroups)
     rows = (batch, heads, length)
+    probes = 0 if request.probes is None else request.probes.shape[2]
     results: dict[str, tuple[tuple[int, ...], mx.Dtype]] = {
         "out": ((*rows, value_size), request.queries.dtype),
         "scores": ((*rows, key_count), mx.float32),
         "lse": (rows, mx.float32),
+        "probe_scores": ((batch, request.keys.shape[1], probes, key_count), mx.float32),
         "partial_sums": ((*rows, blocks, value_size), mx.float32),
         "partial_maxima": ((*rows, blocks), mx.float32),
         "partial_totals": ((*rows, blocks), mx.float32),

@@ -16,7 +16,7 @@ from mlx_h2o import composed, composed_cache, kernels, launch, launch_rows
 from mlx_h2o import quantize_append as append
 from mlx_h2o.cache_requests import AccumulateRequest
 from mlx_h2o.kernels import Kernel
-from mlx_h2o.launch import AnyAttentionRequest, AttentionResult, Launch, LaunchPlan
+from mlx_h2o.launch import AnyAttentionRequest, AttentionResult, Execute, Launch, LaunchPlan
 from mlx_h2o.quantize_append import QuantizeAppendRequest, Quantized
 from mlx_h2o.validate import RetentionRequest, StreamLike, runs_on_gpu
 from mlx_h2o.validate_quantized import QuantizedRows
@@ -47,6 +47,12 @@ def attention(request: AnyAttentionRequest) -> AttentionResult:
 
 
 quantized_attention = attention
+
+
+def attention_with_probes(request: AnyAttentionRequest) -> tuple[AttentionResult, mx.array]:
+    """Attention, dense or quantised, and the scores of the probes."""
+    plan = launch.plan(request, *_sizes_for(request))
+    return plan.run_with_probes(_executor(request.stream))
 
 
 def accumulate_scores(request: AccumulateRequest) -> mx.array:
@@ -83,10 +89,14 @@ def _launched(each: Launch, stream: StreamLike) -> list[mx.array]:
 
 
 def _run(plan: LaunchPlan, stream: StreamLike) -> AttentionResult:
+    return plan.run(_executor(stream))
+
+
+def _executor(stream: StreamLike) -> Execute:
     def execute(each: Launch, inputs: list[mx.array]) -> list[mx.array]:
         return _metal_kernel(each.kernel)(inputs=inputs, stream=stream, **each.call())
 
-    return plan.run(execute)
+    return execute
 
 
 @cache
@@ -151,6 +161,7 @@ def _tiny(request: AnyAttentionRequest) -> AnyAttentionRequest:
         "values": rows(request.values),
         "mask": None if request.mask is None else zeros(request.mask, 1, 1, 1, 1),
         "sinks": None if request.sinks is None else zeros(request.sinks, 1),
+        "probes": None if request.probes is None else row(request.probes),
     }
     return replace(request, **changes)
 

@@ -126,7 +126,7 @@ def scaled_dot_product_attention_quantized_with_scores(
         return_lse=return_lse,
         stream=stream,
     )
-    out, scores, lse = for_quantized_attention(request)(request)
+    out, scores, lse = for_quantized_attention(request).quantized_attention(request)
     assert scores is not None
     if not return_lse:
         return out, scores

@@ -45,8 +45,9 @@ class AttentionRequest:
 
     ``mask`` is already broadcast to [B, Hq, Lq, N] (strides may be 0) and is bool or additive;
     an additive entry at or below ``mask_threshold`` masks its pair. ``causal`` and ``mask``
-    exclude each other. Where ``return_scores`` or ``return_lse`` is false the back end may
-    return None in that place.
+    exclude each other. ``probes`` [B, Hkv, E, D], in the dtype of the queries, are served by
+    ``attention_with_probes`` alone. Where ``return_scores`` or ``return_lse`` is false the back
+    end may return None in that place.
     """
 
     queries: mx.array
@@ -57,6 +58,7 @@ class AttentionRequest:
     mask: mx.array | None = None
     sinks: mx.array | None = None
     mask_threshold: float = 0.0
+    probes: mx.array | None = None
     return_scores: bool = True
     return_lse: bool = False
     stream: StreamLike = None

@@ -54,6 +54,7 @@ class QuantizedAttentionRequest:
     sinks: mx.array | None = None
     mask_threshold: float = 0.0
     sparse_v_threshold: float = 0.0
+    probes: mx.array | None = None
     return_scores: bool = True
     return_lse: bool = False
     stream: StreamLike = None
@@ -172,11 +173,11 @@ def quantized_attention_request(
     return_scores: bool = True,
     return_lse: bool = False,
     stream: StreamLike = None,
+    op: str = QUANTIZED_ATTENTION,
 ) -> QuantizedAttentionRequest:
     """Check the arguments of quantised attention; ``keys`` and ``values`` are (words, scales,
     biases). Raises TypeError and ValueError as ``fast`` documents.
     """
-    op = QUANTIZED_ATTENTION
     queries = arguments.array(op, "queries", queries)
     _check_queries(op, queries)
     bits = _setting(op, "bits", bits, BITS)

@@ -47,9 +47,19 @@ class EmulatorBackend:
     def attention(self, request: AnyAttentionRequest) -> AttentionResult:
         """Attention with scores, evaluated at once. Raises KernelError, BuildError."""
         plan = launch.plan(request, self.simdgroups, self.blocks)
-        return plan.run(lambda each, inputs: self._kernel(each)(inputs, **each.call()))
+        return plan.run(self._execute)
 
     quantized_attention = attention
+
+    def attention_with_probes(
+        self, request: AnyAttentionRequest
+    ) -> tuple[AttentionResult, mx.array]:
+        """The same, and the scores of the probes."""
+        plan = launch.plan(request, self.simdgroups, self.blocks)
+        return plan.run_with_probes(self._execute)
+
+    def _execute(self, each: Launch, inputs: list[mx.array]) -> list[mx.array]:
+        return self._kernel(each)(inputs, **each.call())
 
     def accumulate_scores(self, request: AccumulateRequest) -> mx.array:
         """The moving average of scores, evaluated at once."""

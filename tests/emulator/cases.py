@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 import numpy as np
@@ -30,7 +30,7 @@ class Case:
     """One call. ``mask`` is "", "causal", "bool", or "add-f32" and its like for an additive one.
 
     ``bits`` of keys and values make it a quantised one, in groups of ``group``, with scales of
-    the dtype ``scales`` (that of the queries where it is empty).
+    the dtype ``scales`` (that of the queries where it is empty). ``probes`` is their number.
     """
 
     dtype: str = "f32"
@@ -50,6 +50,7 @@ class Case:
     group: int = 64
     scales: str = ""
     sparse: float = 0.0
+    probes: int = 0
 
     def __str__(self) -> str:
         changed = {name: value for name, value in vars(self).items() if value != vars(Case())[name]}
@@ -94,15 +95,19 @@ class Case:
             "return_scores": self.scores,
             "return_lse": self.lse,
         }
+        probes = None
+        if self.probes:
+            probes = normal(self.batch, self.heads[1], self.probes, self.sizes[0])
         if self.bits is None:
-            return attention_request(queries, *map(live, rows), **options)
+            dense = attention_request(queries, *map(live, rows), **options)
+            return replace(dense, probes=probes)
         scales = DTYPES[self.scales or self.dtype]
         packed = []
         for each, bits in zip(rows, self.bits, strict=True):
             # Whole buffers are packed, and the live rows are a slice of them.
             words, *pair = mx.quantize(each.astype(scales), group_size=self.group, bits=bits)
             packed.append(tuple(map(live, (words, *pair))))
-        return quantized_attention_request(
+        request = quantized_attention_request(
             queries,
             *packed,
             bits=self.bits[0],
@@ -111,6 +116,7 @@ class Case:
             sparse_v_threshold=self.sparse,
             **options,
         )
+        return replace(request, probes=probes)
 
 
 def _visible(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
@@ -152,6 +158,17 @@ def errors(request: AnyAttentionRequest, result: AttentionResult) -> dict[str, f
         for name, found in zip(("out", "scores", "lse"), result, strict=True)
         if found is not None
     }
+
+
+def probe_error(request: AnyAttentionRequest, found: mx.array) -> float:
+    """Error of the scores of the probes as a share of their tolerance."""
+    keys = request.keys
+    dense = dequantized(keys) if isinstance(keys, QuantizedRows) else keys
+    k, p = reference.float64(dense), reference.float64(request.probes)
+    expected = request.scale * p @ k.swapaxes(-1, -2)
+    largest = float((abs(request.scale) * np.abs(p) @ np.abs(k).swapaxes(-1, -2)).max())
+    allowed = reference.tolerance(0.0, largest, "float32")
+    return reference.error_ratio(reference.worst_error(found, expected), allowed)
 
 
 def compile_all(work: Iterable[tuple[EmulatorBackend, AnyAttentionRequest]]) -> None:

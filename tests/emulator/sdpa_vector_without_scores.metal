@@ -41,10 +41,10 @@
     bool visible = i < visible_end;
     if (visible) {
       float key[KEY_PART];
-      float value[VALUE_PART];
       const int64_t key_row = key_start + i * keys_strides[2];
-      const int64_t value_row = value_start + i * values_strides[2];
       h2o_load<KEY_PART>(keys + key_row, keys_strides[3], key);
+      float value[VALUE_PART];
+      const int64_t value_row = value_start + i * values_strides[2];
       h2o_load<VALUE_PART>(values + value_row, values_strides[3], value);
       float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));
       const float weight = h2o_softmax_weigh<VALUE_PART>(state, sums, score);

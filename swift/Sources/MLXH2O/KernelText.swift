@@ -22,7 +22,7 @@ struct KernelText: Sendable {
   let outputs: [Buffer]
   let segments: [Segment]
 
-  static let flags = ["bool_mask", "additive_mask", "sinks", "scores", "lse", "sparse_v"]
+  static let flags = ["bool_mask", "additive_mask", "sinks", "scores", "lse", "sparse_v", "probes"]
 
   static let header = #"""
     #if defined(__METAL_VERSION__)
@@ -160,12 +160,14 @@ struct KernelText: Sendable {
       Buffer(name: "mask", condition: "bool_mask"),
       Buffer(name: "mask", condition: "additive_mask"),
       Buffer(name: "sinks", condition: "sinks"),
+      Buffer(name: "probes", condition: "probes"),
       Buffer(name: "params", condition: ""),
     ],
     outputs: [
       Buffer(name: "out", condition: ""),
       Buffer(name: "scores", condition: "scores"),
       Buffer(name: "lse", condition: "lse"),
+      Buffer(name: "probe_scores", condition: "probes"),
     ],
     segments: [
       Segment(
@@ -199,6 +201,20 @@ struct KernelText: Sendable {
             for (int j = 0; j < KEY_PART; j++) {
               query[j] *= params[0];
             }
+
+          """#),
+      Segment(
+        condition: "probes",
+        text: #"""
+            const bool serves_probes = head % (heads / kv_heads) == 0 && query_index == 0;
+            const int probe_count = probes_shape[2];
+            const int64_t probe_start = h2o_offset(probes_strides, batch, kv_head, 0, lane * KEY_PART);
+            const int64_t probe_row = (int64_t(batch) * kv_heads + kv_head) * probe_count;
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
             float sums[VALUE_PART];
             for (int j = 0; j < VALUE_PART; j++) {
               sums[j] = 0.0f;
@@ -255,14 +271,59 @@ struct KernelText: Sendable {
 
           """#),
       Segment(
-        condition: "",
+        condition: "scores",
+        text: #"""
+              if (!visible && lane == 0) {
+                scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;
+              }
+
+          """#),
+      Segment(
+        condition: "probes",
+        text: #"""
+              if (visible || serves_probes) {
+
+          """#),
+      Segment(
+        condition: "!probes",
         text: #"""
               if (visible) {
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
                 float key[KEY_PART];
-                float value[VALUE_PART];
                 const int64_t key_row = key_start + i * keys_strides[2];
-                const int64_t value_row = value_start + i * values_strides[2];
                 h2o_load<KEY_PART>(keys + key_row, keys_strides[3], key);
+
+          """#),
+      Segment(
+        condition: "probes",
+        text: #"""
+                if (serves_probes) {
+                  for (int e = 0; e < probe_count; e++) {
+                    float probe[KEY_PART];
+                    h2o_load<KEY_PART>(
+                        probes + (probe_start + e * probes_strides[2]),
+                        probes_strides[3],
+                        probe);
+                    const float logit = params[0] * metal::simd_sum(h2o_dot<KEY_PART>(probe, key));
+                    if (lane == 0) {
+                      probe_scores[(probe_row + e) * key_count + i] = logit;
+                    }
+                  }
+                }
+                if (!visible) {
+                  continue;
+                }
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+                float value[VALUE_PART];
+                const int64_t value_row = value_start + i * values_strides[2];
                 h2o_load<VALUE_PART>(values + value_row, values_strides[3], value);
                 float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));
 
@@ -288,19 +349,6 @@ struct KernelText: Sendable {
                 const float weight = h2o_softmax_weigh<VALUE_PART>(state, sums, score);
                 h2o_add_row<VALUE_PART>(sums, weight, value);
               }
-
-          """#),
-      Segment(
-        condition: "scores",
-        text: #"""
-              else if (lane == 0) {
-                scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;
-              }
-
-          """#),
-      Segment(
-        condition: "",
-        text: #"""
             }
             if (lane == 0) {
               maxima[group] = state.maximum;
@@ -349,6 +397,7 @@ struct KernelText: Sendable {
       Buffer(name: "mask", condition: "bool_mask"),
       Buffer(name: "mask", condition: "additive_mask"),
       Buffer(name: "sinks", condition: "sinks"),
+      Buffer(name: "probes", condition: "probes"),
       Buffer(name: "params", condition: ""),
     ],
     outputs: [
@@ -356,6 +405,7 @@ struct KernelText: Sendable {
       Buffer(name: "partial_maxima", condition: ""),
       Buffer(name: "partial_totals", condition: ""),
       Buffer(name: "scores", condition: "scores"),
+      Buffer(name: "probe_scores", condition: "probes"),
     ],
     segments: [
       Segment(
@@ -391,6 +441,20 @@ struct KernelText: Sendable {
             for (int j = 0; j < KEY_PART; j++) {
               query[j] *= params[0];
             }
+
+          """#),
+      Segment(
+        condition: "probes",
+        text: #"""
+            const bool serves_probes = head % (heads / kv_heads) == 0 && query_index == 0;
+            const int probe_count = probes_shape[2];
+            const int64_t probe_start = h2o_offset(probes_strides, batch, kv_head, 0, lane * KEY_PART);
+            const int64_t probe_row = (int64_t(batch) * kv_heads + kv_head) * probe_count;
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
             float sums[VALUE_PART];
             for (int j = 0; j < VALUE_PART; j++) {
               sums[j] = 0.0f;
@@ -447,14 +511,59 @@ struct KernelText: Sendable {
 
           """#),
       Segment(
-        condition: "",
+        condition: "scores",
+        text: #"""
+              if (!visible && lane == 0) {
+                scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;
+              }
+
+          """#),
+      Segment(
+        condition: "probes",
+        text: #"""
+              if (visible || serves_probes) {
+
+          """#),
+      Segment(
+        condition: "!probes",
         text: #"""
               if (visible) {
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
                 float key[KEY_PART];
-                float value[VALUE_PART];
                 const int64_t key_row = key_start + i * keys_strides[2];
-                const int64_t value_row = value_start + i * values_strides[2];
                 h2o_load<KEY_PART>(keys + key_row, keys_strides[3], key);
+
+          """#),
+      Segment(
+        condition: "probes",
+        text: #"""
+                if (serves_probes) {
+                  for (int e = 0; e < probe_count; e++) {
+                    float probe[KEY_PART];
+                    h2o_load<KEY_PART>(
+                        probes + (probe_start + e * probes_strides[2]),
+                        probes_strides[3],
+                        probe);
+                    const float logit = params[0] * metal::simd_sum(h2o_dot<KEY_PART>(probe, key));
+                    if (lane == 0) {
+                      probe_scores[(probe_row + e) * key_count + i] = logit;
+                    }
+                  }
+                }
+                if (!visible) {
+                  continue;
+                }
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+                float value[VALUE_PART];
+                const int64_t value_row = value_start + i * values_strides[2];
                 h2o_load<VALUE_PART>(values + value_row, values_strides[3], value);
                 float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));
 
@@ -480,19 +589,6 @@ struct KernelText: Sendable {
                 const float weight = h2o_softmax_weigh<VALUE_PART>(state, sums, score);
                 h2o_add_row<VALUE_PART>(sums, weight, value);
               }
-
-          """#),
-      Segment(
-        condition: "scores",
-        text: #"""
-              else if (lane == 0) {
-                scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;
-              }
-
-          """#),
-      Segment(
-        condition: "",
-        text: #"""
             }
             if (lane == 0) {
               maxima[group] = state.maximum;
@@ -540,12 +636,14 @@ struct KernelText: Sendable {
       Buffer(name: "mask", condition: "bool_mask"),
       Buffer(name: "mask", condition: "additive_mask"),
       Buffer(name: "sinks", condition: "sinks"),
+      Buffer(name: "probes", condition: "probes"),
       Buffer(name: "params", condition: ""),
     ],
     outputs: [
       Buffer(name: "out", condition: ""),
       Buffer(name: "scores", condition: "scores"),
       Buffer(name: "lse", condition: "lse"),
+      Buffer(name: "probe_scores", condition: "probes"),
     ],
     segments: [
       Segment(
@@ -579,6 +677,20 @@ struct KernelText: Sendable {
             for (int j = 0; j < KEY_PART; j++) {
               query[j] *= params[0];
             }
+
+          """#),
+      Segment(
+        condition: "probes",
+        text: #"""
+            const bool serves_probes = head % (heads / kv_heads) == 0 && query_index == 0;
+            const int probe_count = probes_shape[2];
+            const int64_t probe_start = h2o_offset(probes_strides, batch, kv_head, 0, lane * KEY_PART);
+            const int64_t probe_row = (int64_t(batch) * kv_heads + kv_head) * probe_count;
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
             float sums[VALUE_PART];
             for (int j = 0; j < VALUE_PART; j++) {
               sums[j] = 0.0f;
@@ -639,16 +751,61 @@ struct KernelText: Sendable {
 
           """#),
       Segment(
-        condition: "",
+        condition: "scores",
+        text: #"""
+              if (!visible && lane == 0) {
+                scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;
+              }
+
+          """#),
+      Segment(
+        condition: "probes",
+        text: #"""
+              if (visible || serves_probes) {
+
+          """#),
+      Segment(
+        condition: "!probes",
         text: #"""
               if (visible) {
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
                 float key[KEY_PART];
-                float value[VALUE_PART];
                 h2o_load_quantized<KEY_PART, KB, G>(
                     key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],
                     key_scales + (key_scales_start + i * key_scales_strides[2]), key_scales_strides[3],
                     key_biases + (key_biases_start + i * key_biases_strides[2]), key_biases_strides[3],
                     lane * KEY_PART, key);
+
+          """#),
+      Segment(
+        condition: "probes",
+        text: #"""
+                if (serves_probes) {
+                  for (int e = 0; e < probe_count; e++) {
+                    float probe[KEY_PART];
+                    h2o_load<KEY_PART>(
+                        probes + (probe_start + e * probes_strides[2]),
+                        probes_strides[3],
+                        probe);
+                    const float logit = params[0] * metal::simd_sum(h2o_dot<KEY_PART>(probe, key));
+                    if (lane == 0) {
+                      probe_scores[(probe_row + e) * key_count + i] = logit;
+                    }
+                  }
+                }
+                if (!visible) {
+                  continue;
+                }
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+                float value[VALUE_PART];
                 float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));
 
           """#),
@@ -693,19 +850,6 @@ struct KernelText: Sendable {
                     lane * VALUE_PART, value);
                 h2o_add_row<VALUE_PART>(sums, weight, value);
               }
-
-          """#),
-      Segment(
-        condition: "scores",
-        text: #"""
-              else if (lane == 0) {
-                scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;
-              }
-
-          """#),
-      Segment(
-        condition: "",
-        text: #"""
             }
             if (lane == 0) {
               maxima[group] = state.maximum;
@@ -758,6 +902,7 @@ struct KernelText: Sendable {
       Buffer(name: "mask", condition: "bool_mask"),
       Buffer(name: "mask", condition: "additive_mask"),
       Buffer(name: "sinks", condition: "sinks"),
+      Buffer(name: "probes", condition: "probes"),
       Buffer(name: "params", condition: ""),
     ],
     outputs: [
@@ -765,6 +910,7 @@ struct KernelText: Sendable {
       Buffer(name: "partial_maxima", condition: ""),
       Buffer(name: "partial_totals", condition: ""),
       Buffer(name: "scores", condition: "scores"),
+      Buffer(name: "probe_scores", condition: "probes"),
     ],
     segments: [
       Segment(
@@ -800,6 +946,20 @@ struct KernelText: Sendable {
             for (int j = 0; j < KEY_PART; j++) {
               query[j] *= params[0];
             }
+
+          """#),
+      Segment(
+        condition: "probes",
+        text: #"""
+            const bool serves_probes = head % (heads / kv_heads) == 0 && query_index == 0;
+            const int probe_count = probes_shape[2];
+            const int64_t probe_start = h2o_offset(probes_strides, batch, kv_head, 0, lane * KEY_PART);
+            const int64_t probe_row = (int64_t(batch) * kv_heads + kv_head) * probe_count;
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
             float sums[VALUE_PART];
             for (int j = 0; j < VALUE_PART; j++) {
               sums[j] = 0.0f;
@@ -860,16 +1020,61 @@ struct KernelText: Sendable {
 
           """#),
       Segment(
-        condition: "",
+        condition: "scores",
+        text: #"""
+              if (!visible && lane == 0) {
+                scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;
+              }
+
+          """#),
+      Segment(
+        condition: "probes",
+        text: #"""
+              if (visible || serves_probes) {
+
+          """#),
+      Segment(
+        condition: "!probes",
         text: #"""
               if (visible) {
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
                 float key[KEY_PART];
-                float value[VALUE_PART];
                 h2o_load_quantized<KEY_PART, KB, G>(
                     key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],
                     key_scales + (key_scales_start + i * key_scales_strides[2]), key_scales_strides[3],
                     key_biases + (key_biases_start + i * key_biases_strides[2]), key_biases_strides[3],
                     lane * KEY_PART, key);
+
+          """#),
+      Segment(
+        condition: "probes",
+        text: #"""
+                if (serves_probes) {
+                  for (int e = 0; e < probe_count; e++) {
+                    float probe[KEY_PART];
+                    h2o_load<KEY_PART>(
+                        probes + (probe_start + e * probes_strides[2]),
+                        probes_strides[3],
+                        probe);
+                    const float logit = params[0] * metal::simd_sum(h2o_dot<KEY_PART>(probe, key));
+                    if (lane == 0) {
+                      probe_scores[(probe_row + e) * key_count + i] = logit;
+                    }
+                  }
+                }
+                if (!visible) {
+                  continue;
+                }
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+                float value[VALUE_PART];
                 float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));
 
           """#),
@@ -914,19 +1119,6 @@ struct KernelText: Sendable {
                     lane * VALUE_PART, value);
                 h2o_add_row<VALUE_PART>(sums, weight, value);
               }
-
-          """#),
-      Segment(
-        condition: "scores",
-        text: #"""
-              else if (lane == 0) {
-                scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;
-              }
-
-          """#),
-      Segment(
-        condition: "",
-        text: #"""
             }
             if (lane == 0) {
               maxima[group] = state.maximum;
