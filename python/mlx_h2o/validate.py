@@ -77,6 +77,14 @@ class RetentionRequest:
 
 
 def _check_shapes(op: str, queries: Shape, keys: Shape, values: Shape) -> None:
+    # Once for what is right, since this runs once per layer and token; then one by one.
+    if (
+        len(queries) == len(keys) == len(values) == 4
+        and keys[:3] == values[:3]
+        and (queries[0], queries[3]) == (keys[0], keys[3])
+        and not (0 in queries or 0 in keys or 0 in values or queries[1] % keys[1])
+    ):
+        return
     named = (
         ("queries", queries, "[B, Hq, Lq, D]"),
         ("keys", keys, "[B, Hkv, N, D]"),
