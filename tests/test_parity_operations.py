@@ -18,7 +18,7 @@ from mlx_h2o.backends import register
 from parity import runner
 from parity.__main__ import main
 from parity.c_leg import CLeg
-from parity.legs import PackageLeg
+from parity.legs import EmulatorLeg, PackageLeg
 from parity.operations import FUNCTIONS
 from parity.swift_leg import SwiftLeg
 
@@ -208,11 +208,18 @@ def test_a_back_end_without_the_operation_shows_na(run) -> None:
     assert found["cases"]["append-all-31-rows"]["composed"]["ok"]
 
 
-def test_other_languages_have_none_of_them(tmp_path: Path) -> None:
+def test_what_a_leg_does_not_have_is_absent(tmp_path: Path) -> None:
     by_op = {case.fields["op"]: case for case in runner.all_cases(0)}
+    by_name = {case.name: case for case in runner.all_cases(0)}
     assert {*FUNCTIONS} <= {*by_op}
     for leg in (CLeg("c", "native", tmp_path), SwiftLeg("swift", "native")):
         absent = {op for op, case in by_op.items() if leg.absent(case)}
         assert absent == {*FUNCTIONS}
+    remove = register("emulator", EmulatorBackend())
+    try:
+        assert EmulatorLeg().absent(by_name["keep-ties"])
+        assert not EmulatorLeg().absent(by_name["evict-one-rows-33"])
+    finally:
+        remove()
     composition = PackageLeg("composed")
     assert not any(composition.absent(case) for case in by_op.values())
