@@ -32,6 +32,54 @@ inline void h2o_load(P row, int64_t stride, thread float* values) {
   }
 }
 
+// E elements, from `first` on, of a row that mx.quantize packed: a stream of
+// BITS per element, the lowest first, in words of 32, where each GROUP elements
+// have a scale and a bias.  Nothing but registers holds the result.
+template <int E, int BITS, int GROUP, typename W, typename S, typename B>
+inline void h2o_load_quantized(W words, int64_t word_stride, S scales, int64_t scale_stride,
+                               B biases, int64_t bias_stride, int first, thread float* values) {
+  constexpr int LENGTH = E * BITS;
+  constexpr int WORDS = (LENGTH + 31) / 32;
+  // Whether the lanes' parts begin and end anywhere within words.
+  constexpr bool CROSSES = LENGTH % 32 != 0 && 32 % LENGTH != 0;
+  const int first_bit = first * BITS;
+  const int first_word = first_bit / 32;
+  const int shift = first_bit % 32;
+  uint32_t part[WORDS + 1];
+  for (int k = 0; k < WORDS; k++) {
+    part[k] = words[(first_word + k) * word_stride];
+  }
+  part[WORDS] = 0;
+  if (CROSSES && first_word + WORDS <= (first_bit + LENGTH - 1) / 32) {
+    part[WORDS] = words[(first_word + WORDS) * word_stride];
+  }
+  // Shifted as a whole, so that every index and shift below is a constant.
+  if (LENGTH % 32 != 0) {
+    for (int k = 0; k < WORDS; k++) {
+      part[k] = (part[k] >> shift) | ((part[k + 1] << 1) << (31 - shift));
+    }
+  }
+  // E is below GROUP, so that a lane meets two groups at most.
+  const int near_group = first / GROUP;
+  const int near_count = (near_group + 1) * GROUP - first;
+  const int far_group = GROUP % E == 0 ? near_group : (first + E - 1) / GROUP;
+  const float near_scale = static_cast<float>(scales[near_group * scale_stride]);
+  const float near_bias = static_cast<float>(biases[near_group * bias_stride]);
+  const float far_scale = static_cast<float>(scales[far_group * scale_stride]);
+  const float far_bias = static_cast<float>(biases[far_group * bias_stride]);
+  for (int j = 0; j < E; j++) {
+    const int k = j * BITS / 32;
+    const int offset = j * BITS % 32;
+    uint32_t bits = part[k] >> offset;
+    if (offset + BITS > 32) {
+      bits |= part[k + 1] << (32 - offset);
+    }
+    const float element = static_cast<float>(bits & ((1u << BITS) - 1u));
+    const bool is_near = GROUP % E == 0 || j < near_count;
+    values[j] = (is_near ? near_scale : far_scale) * element + (is_near ? near_bias : far_bias);
+  }
+}
+
 // One lane's part of a dot product.
 template <int E>
 inline float h2o_dot(thread const float* a, thread const float* b) {
@@ -64,23 +112,51 @@ inline void h2o_softmax_sink(thread h2o_softmax& state, float logit) {
   }
 }
 
-// One more key, with its value row (online softmax).
+// One more key (online softmax): its weight, which is relative to the maximum so
+// far.  The sums are faded to that maximum; h2o_add_row adds the value row.
 template <int E>
-inline void h2o_softmax_add(thread h2o_softmax& state, thread float* sums, float score,
-                            thread const float* value) {
+inline float h2o_softmax_weigh(thread h2o_softmax& state, thread float* sums, float score) {
   const float maximum = metal::max(state.maximum, score);
   const float fade = metal::fast::exp(state.maximum - maximum);
   const float weight = metal::fast::exp(score - maximum);
   state.maximum = maximum;
   state.total = state.total * fade + weight;
   for (int j = 0; j < E; j++) {
-    sums[j] = sums[j] * fade + weight * value[j];
+    sums[j] *= fade;
+  }
+  return weight;
+}
+
+template <int E>
+inline void h2o_add_row(thread float* sums, float weight, thread const float* value) {
+  for (int j = 0; j < E; j++) {
+    sums[j] += weight * value[j];
   }
 }
 
-// What a partial softmax counts for in one whose maximum is `maximum`.
-inline float h2o_softmax_share(float partial_maximum, float maximum) {
-  return metal::fast::exp(partial_maximum - maximum);
+// One part of several, and what all of them make together: the sums of a part
+// count `share` times in the sums of the whole.
+struct h2o_merged {
+  float maximum;
+  float total;
+  float share;
+};
+
+// Merges partial softmaxes over different keys, one in each lane of a simdgroup;
+// a lane without one brings the empty one.  Simdgroups of a threadgroup and
+// blocks of the two-pass kernels meet here.
+inline h2o_merged h2o_softmax_merge(h2o_softmax part) {
+  h2o_merged all;
+  all.maximum = metal::simd_max(part.maximum);
+  all.share = metal::fast::exp(part.maximum - all.maximum);
+  all.total = metal::simd_sum(part.total * all.share);
+  return all;
+}
+
+// The output, of the merged sums; 0 where no key took part.  NaN of a mask is in
+// the total, and no comparison may hide it.
+inline float h2o_softmax_mean(float sum, float total) {
+  return total == 0.0f ? 0.0f : sum / total;
 }
 
 // Log of the denominator; -inf where no key and no sink took part.

@@ -16,7 +16,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from mlx_h2o import cuda
-from mlx_h2o.launch import LaunchPlan
+from mlx_h2o.launch import Launch
 
 # What MLX puts before every custom kernel; its header has more, of which kernels use nothing.
 MLX_UTILS = """
@@ -35,34 +35,36 @@ TYPES = {
     mx.float16: "__half",
     mx.bfloat16: "__nv_bfloat16",
     mx.bool_: "bool",
+    mx.uint32: "uint32_t",
+    mx.int32: "int32_t",
 }
 
 
-def function_name(plan: LaunchPlan) -> str:
-    """A name for the function of a plan, from the kernel's and its template arguments."""
-    words = (str(value).removeprefix("mlx.core.") for _, value in plan.template)
-    return "_".join(("custom_kernel", plan.kernel.name, *words))
+def function_name(launch: Launch) -> str:
+    """A name for the function of a launch, from the kernel's and its template arguments."""
+    words = (str(value).removeprefix("mlx.core.") for _, value in launch.template)
+    return "_".join(("custom_kernel", launch.kernel.name, *words))
 
 
-def generated_header(plan: LaunchPlan) -> str:
+def generated_header(launch: Launch) -> str:
     """What stands before a function in the text that MLX generates for cuda_kernel."""
-    own = cuda.header(plan.threadgroup[0])
+    own = cuda.header(launch.threadgroup[0])
     return f'#include "{MLX_UTILS_NAME}"\n#include <cooperative_groups.h>\n{own}'
 
 
-def generated_function(plan: LaunchPlan) -> str:
+def generated_function(launch: Launch, inputs: list[mx.array]) -> str:
     """The function as MLX 0.32 writes it; without a CUDA build it cannot be asked to."""
-    kernel = plan.kernel
+    kernel = launch.kernel
     parameters = []
-    for name, array in zip(kernel.inputs, plan.inputs, strict=True):
+    for name, array in zip(kernel.inputs, inputs, strict=True):
         parameters.append(f"const {TYPES[array.dtype]}* {name}")
         for what, kind in (("shape", "Shape"), ("strides", "Strides"), ("ndim", "int")):
             if f"{name}_{what}" in kernel.source:
                 parameters.append(f"const __grid_constant__ {kind} {name}_{what}")
-    for name, dtype in zip(kernel.outputs, plan.output_dtypes, strict=True):
+    for name, dtype in zip(kernel.outputs, launch.output_dtypes, strict=True):
         parameters.append(f"{TYPES[dtype]}* {name}")
     constants = []
-    for name, value in plan.template:
+    for name, value in launch.template:
         if isinstance(value, mx.Dtype):
             constants.append(f"  using {name} = {TYPES[value]};\n")
         else:
@@ -70,7 +72,7 @@ def generated_function(plan: LaunchPlan) -> str:
             constants.append(f"  constexpr {kind} {name} = {str(value).lower()};\n")
     return (
         "namespace mlx::core::cu {\nnamespace cg = cooperative_groups;\n"
-        f"__global__ void {function_name(plan)}(\n    {', '.join(parameters)}) {{\n"
+        f"__global__ void {function_name(launch)}(\n    {', '.join(parameters)}) {{\n"
         f"{''.join(constants)}{kernel.source}\n}}\n}}\n"
     )
 

@@ -71,7 +71,20 @@ def masked_pairs(mask, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     return masked, bias
 
 
-def attention(queries, keys, values, *, scale, mask=None, sinks=None) -> Attention:
+def dequantized(words, scales, biases, *, bits: int, group_size: int) -> np.ndarray:
+    """Rows that ``mx.quantize`` packed, float64: a stream of bits, the lowest first."""
+    stream = np.unpackbits(
+        np.ascontiguousarray(np.array(words)).view(np.uint8), axis=-1, bitorder="little"
+    )
+    elements = stream.reshape(*stream.shape[:-1], -1, bits) @ 2.0 ** np.arange(bits)
+    spread = (np.repeat(float64(array), group_size, axis=-1) for array in (scales, biases))
+    scale, bias = spread
+    return elements * scale + bias
+
+
+def attention(
+    queries, keys, values, *, scale, mask=None, sinks=None, sparse_v_threshold=0.0
+) -> Attention:
     """Attention with its scores; arguments as in ``mlx_h2o.fast``, MLX or NumPy arrays."""
     q, k, v = float64(queries), float64(keys), float64(values)
     batch, heads, length, _ = q.shape
@@ -93,8 +106,17 @@ def attention(queries, keys, values, *, scale, mask=None, sinks=None) -> Attenti
         if peak == -np.inf:
             continue
         lse[b, h, i] = peak + math.log(np.exp(terms - peak).sum())
-        out[b, h, i] = np.exp(logits - lse[b, h, i]) @ v[b, row, seen]
+        weights = np.exp(logits - lse[b, h, i])
+        weights[weights < sparse_v_threshold] = 0
+        out[b, h, i] = weights @ v[b, row, seen]
     return Attention(out, scores, lse)
+
+
+def dropped_mass(expected: Attention, sparse_v_threshold: float) -> float:
+    """The largest sum of weights below the threshold that any query has."""
+    with np.errstate(invalid="ignore"):
+        weights = np.exp(expected.scores - expected.lse[..., None])
+    return float(np.where(weights < sparse_v_threshold, weights, 0).sum(-1).max())
 
 
 def retention_order(scores, positions, *, sink_size=0, recent_start=None) -> list[int]:
@@ -152,6 +174,19 @@ def accumulate(seen, scores, *, decay, queries=EMA_QUERIES) -> np.ndarray:
             before, new = total[b, head, row], abs(found.mean())
             total[b, head, row] = new if np.isnan(before) else decay * before + (1 - decay) * new
     return total
+
+
+def attention_mass(scores, lse, kv_heads: int) -> np.ndarray:
+    """The weights that each key gets, over all queries and query heads: [B, Hkv, N] (H2O).
+
+    ``scores`` and ``lse`` are those of attention; a query that sees nothing adds nothing.
+    """
+    s, total = float64(scores), float64(lse)
+    mass = np.zeros((s.shape[0], kv_heads, s.shape[3]))
+    for b, h, i in np.ndindex(*s.shape[:3]):
+        if total[b, h, i] != -np.inf:
+            mass[b, h // (s.shape[1] // kv_heads)] += np.exp(s[b, h, i] - total[b, h, i])
+    return mass
 
 
 def worst_error(found, expected) -> float:

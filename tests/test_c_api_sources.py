@@ -155,7 +155,7 @@ def planned(request: validate.AttentionRequest) -> dict[str, list[str]]:
     def code(dtype: mx.Dtype) -> int:
         return CODES[str(dtype).removeprefix("mlx.core.")]
 
-    plan = launch.plan(request)
+    (plan,) = launch.plan(request).passes  # C runs in one pass
     record = {
         "name": [plan.kernel.name],
         "inputs": [" ".join(plan.kernel.inputs)],
@@ -165,7 +165,7 @@ def planned(request: validate.AttentionRequest) -> dict[str, list[str]]:
         "switches": ["0 0"],
         "grid": [words(plan.grid)],
         "threadgroup": [words(plan.threadgroup)],
-        "input": [words(array.shape) for array in plan.inputs],
+        "input": [words(array.shape) for array in plan.inputs({})],
         "output": [
             f"{words(shape)}:{code(dtype)}"
             for shape, dtype in zip(plan.output_shapes, plan.output_dtypes, strict=True)

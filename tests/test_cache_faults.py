@@ -24,7 +24,7 @@ from cache_checks import (
     check_trace,
     exact_trace,
 )
-from mlx_h2o import H2OConfig, H2OKVCache
+from mlx_h2o import H2OConfig, H2OKVCache, fast, use_backend
 from mlx_h2o.replacements import Replacements
 from routing_checks import everything_of_mlx_lm
 from tiny_models import tiny_qwen3
@@ -53,8 +53,13 @@ def rows_of_keydiff():
 
 
 def moving_average():
-    # By name at the time of the call: a fault may have replaced it.
-    check_accumulate(sys.modules["mlx_h2o.policies.h2o"].ema.accumulate)
+    with use_backend("composed"):
+        check_accumulate(fast.accumulate_scores)
+
+
+def composed_rows_of_h2o():
+    with use_backend("composed"):
+        rows_of_h2o()
 
 
 def ties():
@@ -109,7 +114,7 @@ FAULTS = [
         "ema",
         "return result if unmasked is None else mx.where(unmasked, result, importance)",
         "return result",
-        (("mlx_h2o.policies.h2o", "ema"),),
+        (("mlx_h2o.composed_cache", "ema"),),
         moving_average,
     ),
     Fault(
@@ -117,7 +122,7 @@ FAULTS = [
         "ema",
         "mx.where(mx.isnan(importance), new, ",
         "mx.where(mx.isnan(importance), (1 - decay) * new, ",
-        (("mlx_h2o.policies.h2o", "ema"),),
+        (("mlx_h2o.composed_cache", "ema"),),
         moving_average,
     ),
     Fault(
@@ -125,7 +130,7 @@ FAULTS = [
         "ema",
         "(mx.expand_dims(count, 2) - so_far)",
         "(so_far - 1)",
-        (("mlx_h2o.policies.h2o", "ema"),),
+        (("mlx_h2o.composed_cache", "ema"),),
         moving_average,
     ),
     Fault(
@@ -146,11 +151,11 @@ FAULTS = [
     ),
     Fault(
         "a replaced row inherits the score of the evicted one",
-        "store",
-        "self.importance = mx.put_along_axis(self.importance, slots, mx.array(mx.nan), axis=2)",
-        "pass",
-        (("RowStore", "replace"),),
-        rows_of_h2o,
+        "composed_cache",
+        "importance = mx.put_along_axis(request.importance, slots, nan, axis=2)",
+        "importance = request.importance",
+        (("mlx_h2o.composed_cache", "replaced"),),
+        composed_rows_of_h2o,
     ),
     Fault(
         "ties go to the higher position",

@@ -5,18 +5,47 @@ MLX without CUDA does not give out the text that it would generate; tests/nvrtc.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import mlx.core as mx
 import pytest
 
 import nvrtc
-from emulator.cases import DTYPES
+from emulator.backend import stand_ins
+from emulator.cases import DTYPES, Case
+from emulator.rows import every_row_launch
 from emulator.variants import every_variant, request
 from mlx_h2o import launch
-from mlx_h2o.launch import LaunchPlan
+from mlx_h2o.launch import AnyAttentionRequest, Launch
 
 # What one threadgroup may have in all.
 REGISTERS = 65536
 
-PLANS = {name: launch.plan(each) for name, each in every_variant()}
+# Of 8 and 4 bits, and those whose words a lane's part crosses.
+PACKINGS = ((8, 64), (4, 32), (4, 64), (6, 128), (3, 64))
+
+Prepared = tuple[Launch, list[mx.array]]
+
+
+def prepared(
+    request: AnyAttentionRequest, simdgroups: int | None = None, blocks: int | None = None
+) -> list[Prepared]:
+    """The launches for a request, each with stand-ins for its inputs."""
+    return stand_ins(launch.plan(request, simdgroups, blocks))
+
+
+def every_launch() -> Iterator[Prepared]:
+    """Every variant, each function once."""
+    seen = set()
+    for _, variant, blocks in every_variant():
+        for each, inputs in prepared(variant, blocks=blocks):
+            if (name := nvrtc.function_name(each)) not in seen:
+                seen.add(name)
+                yield each, inputs
+
+
+LAUNCHES = list(every_launch())
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -27,46 +56,68 @@ def _toolkit() -> None:
         pytest.skip(str(error))
 
 
-def compiled(plans: list[LaunchPlan], architecture: str = "sm_90") -> list[nvrtc.Resources]:
-    """Resources of each plan's kernel; the plans have the same number of threads."""
-    functions = "".join(map(nvrtc.generated_function, plans))
-    found = nvrtc.compile_cuda(nvrtc.generated_header(plans[0]) + functions, architecture)
-    by_plan = []
-    for plan in plans:
+def compiled(launches: Iterable[Prepared], architecture: str = "sm_90") -> list[nvrtc.Resources]:
+    """Resources of each launch's kernel; all have the same number of threads."""
+    launches = list(launches)
+    functions = "".join(nvrtc.generated_function(*each) for each in launches)
+    header = nvrtc.generated_header(launches[0][0])
+    found = nvrtc.compile_cuda(header + functions, architecture)
+    in_order = []
+    for each, _ in launches:
         # Mangled: the length of the name, then the name.
-        name = nvrtc.function_name(plan)
-        (match,) = (each for mangled, each in found.items() if f"{len(name)}{name}" in mangled)
-        by_plan.append(match)
-    return by_plan
+        name = nvrtc.function_name(each)
+        (match,) = (needs for mangled, needs in found.items() if f"{len(name)}{name}" in mangled)
+        in_order.append(match)
+    return in_order
 
 
-@pytest.mark.parametrize("threads", [1024, 512, 256])
+@pytest.mark.parametrize("threads", [1024, 512, 256, 32])
 def test_every_variant_compiles_and_fits(threads: int) -> None:
-    plans = [plan for plan in PLANS.values() if plan.threadgroup[0] == threads]
-    assert len(plans) >= 12
-    for plan, needs in zip(plans, compiled(plans), strict=True):
-        assert needs.registers * threads <= REGISTERS, nvrtc.function_name(plan)
+    launches = [each for each in LAUNCHES if each[0].threadgroup[0] == threads]
+    assert len(launches) >= 8
+    for (each, _), needs in zip(launches, compiled(launches), strict=True):
+        assert needs.registers * threads <= REGISTERS, nvrtc.function_name(each)
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_100"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_of_128_needs_no_memory_for_spills(dtype: str, architecture: str) -> None:
-    plan = launch.plan(request(DTYPES[dtype], (128, 128), "additive", True, True, True))
-    (needs,) = compiled([plan], architecture)
-    assert plan.threadgroup[0] == 1024 and needs.registers <= 64 and needs.stack == 0
+    dense = request(DTYPES[dtype], (128, 128), "additive", True, True, True)
+    full = Case(dtype=dtype, sizes=(128, 128), mask=f"add-{dtype}", sinks=dtype, sparse=1e-6)
+    packed = [replace(full, bits=(bits, bits), group=group) for bits, group in PACKINGS]
+    launches = [
+        prepared(each, blocks=blocks)[0]
+        for each in (dense, *(case.request() for case in packed))
+        for blocks in (None, 2)
+    ]
+    for (each, _), needs in zip(launches, compiled(launches, architecture), strict=True):
+        assert each.threadgroup[0] == 1024
+        assert needs.registers <= 64 and needs.stack == 0, nvrtc.function_name(each)
+
+
+@pytest.mark.parametrize("threads", [256, 32])
+def test_kernels_on_rows_compile_and_fit(threads: int) -> None:
+    launches = [
+        (each, each.inputs({}))
+        for name, each in every_row_launch().items()
+        if each.threadgroup[0] == threads and not name.endswith("-short")
+    ]
+    assert launches
+    for (each, _), needs in zip(launches, compiled(launches), strict=True):
+        assert needs.registers * threads <= REGISTERS and needs.stack == 0, each.kernel.name
 
 
 def test_launch_bounds_are_in_force() -> None:
     """The same kernel for more threads gets by on fewer registers."""
     wide, narrow = (
-        compiled([launch.plan(request(DTYPES["f32"], (256, 256), "", False, True, False), n)])[0]
+        compiled(prepared(request(DTYPES["f32"], (256, 256), "", False, True, False), n))[0]
         for n in (8, 32)
     )
     assert narrow.registers <= 64 < wide.registers
 
 
 def test_a_mistake_is_reported() -> None:
-    plan = PLANS["f32-64x64-unmasked-sinks"]
-    text = nvrtc.generated_header(plan) + nvrtc.generated_function(plan)
+    each, inputs = LAUNCHES[0]
+    text = nvrtc.generated_header(each) + nvrtc.generated_function(each, inputs)
     with pytest.raises(RuntimeError, match="error"):
         nvrtc.compile_cuda(text.replace("metal::simd_sum", "metal::simd_total"), "sm_90")

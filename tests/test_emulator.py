@@ -53,6 +53,25 @@ def _cases() -> Iterator[Case]:
     yield Case(lse=False, batch=3)
     for simdgroups in (16, 8, 4, 1):
         yield Case(simdgroups=simdgroups, heads=(2, 2), rows=50, mask="causal", queries=2)
+    yield from _two_pass_cases()
+
+
+def _two_pass_cases() -> Iterator[Case]:
+    """In small: blocks without a key, a key more or less than a turn of all blocks."""
+    for rows in (1, 7, 8, 9, 63, 64, 65):
+        yield Case(rows=rows, blocks=2, simdgroups=4, sinks="f32", heads=(2, 2))
+    for blocks in (2, 3, 31, 32):
+        yield Case(blocks=blocks, rows=70, simdgroups=2, mask="causal", queries=3, batch=2)
+    for dtype in DTYPES:
+        for mask in ("bool", f"add-{dtype}"):
+            yield Case(
+                dtype=dtype, mask=mask, sinks=dtype, queries=2, heads=(4, 2), blocks=4, rows=150
+            )
+    for sizes in ((96, 96), (192, 128), (576, 512)):
+        yield Case(dtype="f16", sizes=sizes, blocks=2, rows=70, slack=2)
+    yield Case(blocks=2, scores=False, rows=70)
+    yield Case(blocks=2, lse=False, rows=70)
+    yield Case(dtype="f16", sizes=(128, 128), rows=2049, heads=(2, 1), slack=1)  # four by rule
 
 
 CASES = list(dict.fromkeys(_cases()))
@@ -60,7 +79,7 @@ CASES = list(dict.fromkeys(_cases()))
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiled() -> None:
-    compile_all((EmulatorBackend(simdgroups=case.simdgroups), case.request()) for case in CASES)
+    compile_all((case.backend(), case.request()) for case in CASES)
 
 
 def same_bits(one: mx.array | None, other: mx.array | None) -> bool:
@@ -72,7 +91,7 @@ def same_bits(one: mx.array | None, other: mx.array | None) -> bool:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_agrees_with_the_reference_in_every_schedule(case: Case) -> None:
     request = case.request()
-    backend = EmulatorBackend(simdgroups=case.simdgroups)
+    backend = case.backend()
     result = backend.attention(request)
     assert (result[1] is not None, result[2] is not None) == (case.scores, case.lse)
     assert max(errors(request, result).values()) <= 1, errors(request, result)
@@ -156,13 +175,14 @@ def test_rows_that_are_masked_are_not_read() -> None:
 
 
 @pytest.mark.parametrize("sink", [None, 0.5, -math.inf], ids=str)
-def test_a_query_that_sees_nothing(sink: float | None) -> None:
+@pytest.mark.parametrize("blocks", [None, 2], ids=["one pass", "two passes"])
+def test_a_query_that_sees_nothing(sink: float | None, blocks: int | None) -> None:
     request = plain_request()
     arrays = (request.queries, request.keys, request.values)
     sinks = None if sink is None else mx.full((4,), sink)
     for mask in (mx.zeros((40,), mx.bool_), mx.full((40,), -math.inf)):
         nothing = attention_request(*arrays, scale=1.0, mask=mask, sinks=sinks, return_lse=True)
-        out, scores, lse = EmulatorBackend().attention(nothing)
+        out, scores, lse = EmulatorBackend(blocks=blocks).attention(nothing)
         assert not mx.any(out) and mx.all(scores == -math.inf)
         assert mx.all(lse == (-math.inf if sink is None else sink))
 
@@ -177,14 +197,15 @@ def test_more_queries_than_keys() -> None:
 
 # Metal does not say what max and the fast exp make of NaN: the answer must be the same.
 @pytest.mark.parametrize("defines", [(), ("H2O_LOOSE_NAN",)], ids=["strict", "loose"])
-def test_nan_in_the_mask_stays_in_its_query(defines: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("blocks", [None, 2], ids=["one pass", "two passes"])
+def test_nan_in_the_mask_stays_in_its_query(defines: tuple[str, ...], blocks: int | None) -> None:
     request = Case(mask="add-f32", queries=4, heads=(4, 2), batch=2).request()
     mask = np.array(request.mask)
-    clean = EmulatorBackend().attention(request)
+    clean = EmulatorBackend(blocks=blocks).attention(request)
     mask[1, 2, 3, 5] = math.nan
     mask[0, 0, 0, 6] = math.nan  # this query sees nothing else
     request = replace(request, mask=mx.array(mask))
-    out, scores, lse = EmulatorBackend(Run(defines=defines)).attention(request)
+    out, scores, lse = EmulatorBackend(Run(defines=defines), blocks=blocks).attention(request)
     hit = np.zeros((2, 4, 4), bool)
     hit[1, 2, 3] = hit[0, 0, 0] = True
     assert np.array_equal(np.isnan(np.array(lse)), hit)
@@ -193,10 +214,11 @@ def test_nan_in_the_mask_stays_in_its_query(defines: tuple[str, ...]) -> None:
     assert np.array_equal(np.array(out)[~hit], np.array(clean[0])[~hit])
 
 
-def test_scores_change_nothing_else() -> None:
+@pytest.mark.parametrize("blocks", [None, 2], ids=["one pass", "two passes"])
+def test_scores_change_nothing_else(blocks: int | None) -> None:
     request = Case(mask="causal", queries=3, heads=(4, 2)).request()
-    on = EmulatorBackend().attention(request)
-    off = EmulatorBackend().attention(replace(request, return_scores=False))
+    on = EmulatorBackend(blocks=blocks).attention(request)
+    off = EmulatorBackend(blocks=blocks).attention(replace(request, return_scores=False))
     assert off[1] is None and same_bits(on[0], off[0]) and same_bits(on[2], off[2])
 
 
@@ -255,6 +277,24 @@ def test_metal_back_end_finds_its_simdgroups(
         assert gpu.calls == [*tried, tried[-1]]
         metal.attention(request)
         assert gpu.calls == [*tried, tried[-1], tried[-1]]
+    finally:
+        metal._metal_kernel.cache_clear()
+
+
+def test_metal_back_end_runs_both_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search for the simdgroups is that of the first pass; the blocks stay what they were."""
+    gpu = PipelineLimit(512)
+    monkeypatch.setattr(mx.fast, "metal_kernel", gpu)
+    monkeypatch.setattr(metal, "_simdgroups", {})
+    metal._metal_kernel.cache_clear()
+    try:
+        request = Case(rows=1030, mask="causal", queries=2).request()
+        result = metal.attention(request)
+        assert max(errors(request, result).values()) <= 1
+        assert gpu.calls == [1024, 512, 32, 512, 32]
+        shorter = Case(rows=1000, mask="causal", queries=2).request()
+        assert max(errors(shorter, metal.attention(shorter)).values()) <= 1
+        assert gpu.calls[5:] == [1024, 512, 512]
     finally:
         metal._metal_kernel.cache_clear()
 

@@ -38,7 +38,11 @@ def flag_sets() -> Iterator[frozenset[str]]:
                 yield flags
 
 
-KERNELS = [kernels.resolve(kernel.name, flags) for kernel in TABLE.kernels for flags in flag_sets()]
+KERNELS = list(
+    dict.fromkeys(
+        kernels.resolve(kernel.name, flags) for kernel in TABLE.kernels for flags in flag_sets()
+    )
+)
 
 
 def test_generated_files_are_in_step() -> None:
@@ -68,12 +72,25 @@ def test_without_scores_it_is_a_kernel_written_without_them() -> None:
     assert kernels.resolve("sdpa_vector", frozenset()).source.splitlines() == lines
 
 
+# The first pass writes the scores, the second the log of the denominator.
+ABSENT = {
+    ("sdpa_vector_2pass_1", "lse"),
+    ("sdpa_vector_2pass_1_quantized", "lse"),
+    ("sdpa_vector_2pass_2", "scores"),
+}
+
+
 @pytest.mark.parametrize("flag", ["scores", "lse"])
-def test_an_output_costs_only_its_own_lines(flag: str) -> None:
+@pytest.mark.parametrize("kernel", [kernel.name for kernel in TABLE.kernels])
+def test_an_output_costs_only_its_own_lines(kernel: str, flag: str) -> None:
+    if flag not in kernels.flags_of(kernel):
+        # A kernel without any flag is not one of attention.
+        assert (kernel, flag) in ABSENT or not kernels.flags_of(kernel)
+        return
     for flags in flag_sets():
         if flag not in flags:
-            off = kernels.resolve("sdpa_vector", flags)
-            on = kernels.resolve("sdpa_vector", flags | {flag})
+            off = kernels.resolve(kernel, flags)
+            on = kernels.resolve(kernel, flags | {flag})
             assert flag in on.outputs and flag not in off.outputs
             assert re.search(rf"\b{flag}\b", on.source)
             assert not re.search(rf"\b{flag}\b", off.source)
@@ -86,7 +103,8 @@ def test_no_flag_is_left_in_the_text(kernel: kernels.Kernel) -> None:
     assert "#" not in kernel.source and "//" not in kernel.source
     words = set(re.findall(r"\w+", kernel.source))
     assert words.isdisjoint({*TABLE.flags} - {*kernel.inputs, *kernel.outputs})
-    assert words.issuperset({*kernel.inputs, *kernel.outputs, *kernel.template})
+    # Dtypes keep kernels of other buffers apart in MLX's caches, even where no line names them.
+    assert words.issuperset({*kernel.inputs, *kernel.outputs, *kernel.template} - {"T", "S"})
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
@@ -126,11 +144,13 @@ def test_swift_and_c_hold_the_same_text() -> None:
     """Read back from the generated files: names in order, and every line of text."""
     swift = (ROOT / "swift/Sources/MLXH2O/KernelText.swift").read_text("utf-8")
     c = (ROOT / "mlx-c/h2o/kernel_text.h").read_text("utf-8")
-    (kernel,) = TABLE.kernels
-    named = [(b.name, b.condition) for b in (*kernel.inputs, *kernel.outputs)]
+    named = [
+        (b.name, b.condition) for kernel in TABLE.kernels for b in (*kernel.inputs, *kernel.outputs)
+    ]
     assert re.findall(r'Buffer\(name: "(\w*)", condition: "([\w !]*)"\)', swift) == named
     assert re.findall(r'\{"(\w+)", "([\w !]*)"\}', c) == named
-    lines = [line for s in (*TABLE.header, *kernel.segments) for line in s.text.splitlines()]
+    segments = [segment for kernel in TABLE.kernels for segment in kernel.segments]
+    lines = [line for s in (*TABLE.header, *segments) for line in s.text.splitlines()]
     literals = re.findall(r'^     "(.*)\\n"\}?,?$', c, re.MULTILINE)
     assert [line.replace('\\"', '"').replace("\\\\", "\\") for line in literals] == lines
     texts = re.findall(r'#"""\n(.*?)( *)"""#', swift, re.DOTALL)
@@ -167,7 +187,9 @@ def test_packager_refuses(lines: list[str], message: str) -> None:
 @pytest.mark.parametrize(("text", "message"), [("é", "is ASCII"), ("a /* b */", "written with //")])
 def test_packager_refuses_the_characters(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "h2o.h").write_text(text, "utf-8")
-    (tmp_path / "variants.toml").write_text('flags = []\nexclusive = []\nheader = "h2o.h"\n')
+    (tmp_path / "variants.toml").write_text(
+        'flags = []\ntraits = []\nexclusive = []\nheader = "h2o.h"\n[families]\n'
+    )
     with pytest.raises(kernel_source.KernelSourceError, match=message):
         kernel_source.read_table(tmp_path)
 
@@ -184,12 +206,33 @@ def test_flags_nest() -> None:
     ]
 
 
+def test_traits_and_the_flags_that_need_them_are_resolved() -> None:
+    """A family's members differ by traits, of which nothing is left; sparse V needs packed rows."""
+    words = {kernel.name: set() for kernel in TABLE.kernels}
+    for kernel in TABLE.kernels:
+        for item in (*kernel.inputs, *kernel.outputs, *kernel.segments):
+            words[kernel.name] |= {term.lstrip("!") for term in item.condition.split()}
+    assert set().union(*words.values()) == {*TABLE.flags}
+    sparse = {name for name, found in words.items() if "sparse_v" in found}
+    assert sparse == {"sdpa_vector_quantized", "sdpa_vector_2pass_1_quantized"}
+    known = {"blocks": True, "quantized": False}
+    assert kernel_source.left("scores !quantized blocks", known) == "scores"
+    assert kernel_source.left("!blocks", known) is None
+    assert kernel_source.left("quantized lse", known) is None
+    assert kernel_source.left("", known) == ""
+
+
 def test_parameters_of_the_generated_function_have_the_order_of_the_table() -> None:
-    for name, request in every_variant():
-        plan = launch.plan(request)
-        parameters = EmulatorBackend().text(request).buffer_names()
-        own = [parameter for parameter in parameters if "_" not in parameter]
-        assert own == [*plan.kernel.inputs, *plan.kernel.outputs], name
+    for name, request, blocks in every_variant():
+        plan = launch.plan(request, blocks=blocks)
+        texts = EmulatorBackend(blocks=blocks).texts(request)
+        for each, text in zip(plan.passes, texts, strict=True):
+            own = [
+                parameter
+                for parameter in text.buffer_names()
+                if not parameter.endswith(("_shape", "_strides", "_ndim"))
+            ]
+            assert own == [*each.kernel.inputs, *each.kernel.outputs], name
 
 
 def requests() -> dict[str, AttentionRequest]:
@@ -203,7 +246,7 @@ def requests() -> dict[str, AttentionRequest]:
 
 
 def test_plan() -> None:
-    plain, full = (launch.plan(request) for request in requests().values())
+    (plain,), (full,) = (launch.plan(request).passes for request in requests().values())
     assert plain.kernel.name == "h2o_sdpa_vector"
     assert full.kernel.name == "h2o_sdpa_vector_additive_mask_sinks_scores_lse"
     assert plain.kernel.inputs == ("queries", "keys", "values", "params")
@@ -214,8 +257,33 @@ def test_plan() -> None:
         "T": mx.float32, "D": 192, "V": 128, "NS": 16, "CAUSAL": True
     }  # fmt: skip
     assert (plain.grid, plain.threadgroup) == ((2 * 8 * 512, 3, 1), (512, 1, 1))
-    assert plain.inputs[-1].tolist() == [1.0, 0.0]
-    assert full.inputs[-1].tolist() == [2.0, -32752.0]
+    assert plain.inputs({})[-1].tolist() == [1.0, 0.0]
+    assert full.inputs({})[-1].tolist() == [2.0, -32752.0]
+
+
+def test_plan_of_two_passes() -> None:
+    q, k, v = mx.zeros((2, 8, 3, 192)), mx.zeros((2, 2, 2048, 192)), mx.zeros((2, 2, 2048, 128))
+    request = attention_request(q, k, v, scale=1.0, mask="causal", return_lse=True)
+    first, second = launch.plan(request).passes
+    assert first.kernel.name == "h2o_sdpa_vector_2pass_1_scores"
+    assert first.output_shapes == ((2, 8, 3, 8, 128), (2, 8, 3, 8), (2, 8, 3, 8), (2, 8, 3, 2048))
+    assert (first.grid, first.threadgroup) == ((2 * 8 * 512, 3, 8), (512, 1, 1))
+    assert second.kernel.name == "h2o_sdpa_vector_2pass_2_lse"
+    assert second.kernel.inputs == first.kernel.outputs[:3]
+    assert second.output_shapes == ((2, 8, 3, 128), (2, 8, 3))
+    assert dict(second.template) == {"T": mx.float32, "V": 128}
+    assert (second.grid, second.threadgroup) == ((2 * 8 * 3 * 128, 1, 1), (32, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("keys", "simdgroups", "blocks"),
+    [
+        (1, 32, 1), (1023, 8, 1), (1024, 32, 2), (1024, 16, 4), (1024, 8, 8),
+        (2047, 32, 2), (2048, 32, 4), (16383, 32, 16), (16384, 32, 32), (10**6, 32, 32),
+    ],
+)  # fmt: skip
+def test_blocks_follow_the_length(keys: int, simdgroups: int, blocks: int) -> None:
+    assert launch.preferred_blocks(keys, simdgroups) == blocks
 
 
 @pytest.mark.parametrize(

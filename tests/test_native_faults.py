@@ -70,6 +70,42 @@ FAULTS = {
         "position > *a.recent_start",
         "_indices: N=",
     ),
+    "the last recent row is not protected from replacement": (
+        "selection_kernel.cpp",
+        "static_cast<int>(position >= recent_start)",
+        "static_cast<int>(position > recent_start)",
+        "evict_indices: N=",
+    ),
+    "a masked pair pulls the average towards zero": (
+        "accumulation_kernel.cpp",
+        "importance[row] = count > 0.0f ? scored : before;",
+        "importance[row] = scored;",
+        "importance of case",
+    ),
+    "the first score is averaged with zero": (
+        "accumulation_kernel.cpp",
+        "before != before ? score : averaged;",
+        "before != before ? decay.take * score : averaged;",
+        "importance of case",
+    ),
+    "keys count by their length": (
+        "key_diversity_sweeps.h",
+        "add_scaled(key, result[row], width, mean);",
+        "add_scaled(key, 1.0f, width, mean);",
+        "key diversity of target",
+    ),
+    "a packed value loses its upper bits at the end of a word": (
+        "quantization_kernel.cpp",
+        "pending_ >>= 32;",
+        "pending_ = 0;",
+        "quantised value of case",
+    ),
+    "a slot beyond the end is the first": (
+        "quantization_kernel.cpp",
+        "std::min(wanted, last)",
+        "wanted > last ? 0 : wanted",
+        "quantised value of case",
+    ),
 }
 
 pytestmark = pytest.mark.skipif(shutil.which(COMPILER) is None, reason="no C++ compiler")
@@ -111,7 +147,7 @@ def test_a_seeded_fault_is_caught(objects, tmp_path, file, text, replacement, co
     copy = tmp_path / "src"
     shutil.copytree(SOURCES, copy)
     (copy / file).write_text(mutant)
-    kernel = "selection_kernel" if file.startswith("selection") else "attention_kernel"
+    (kernel,) = (name for name in objects if file.startswith(name.removesuffix("_kernel")))
     changed = compile_object(copy / f"{kernel}.cpp", copy, tmp_path / "mutant.o")
     result = run([*{**objects, kernel: changed}.values()], tmp_path / "mutant")
     assert result.returncode == 1, "the fault went unnoticed"

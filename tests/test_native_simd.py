@@ -11,6 +11,8 @@ from mlx_h2o import native
 
 TESTS = Path(__file__).parent
 
+SUITES = ("test_native.py", "test_cache_operations.py")
+
 TARGETS: list[str] = []
 if not native.unavailable_reason():
     from mlx_h2o import _core
@@ -34,7 +36,7 @@ def run(target: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_a_lower_target_equals_the_reference(target):
     named = run(target, "-c", "from mlx_h2o import _core; print(_core.simd_target())")
     assert named.stdout.strip() == target, named.stderr
-    result = run(target, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "test_native.py")
+    result = run(target, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *SUITES)
     assert result.returncode == 0, result.stdout + result.stderr
     assert " passed" in result.stdout
     assert "skipped" not in result.stdout

@@ -1,14 +1,16 @@
 """Read metal/: the table of kernels, and the bodies with their flags.
 
 A body is Metal text with lines `#if flag`, `#if !flag`, `#else` and `#endif`
-for the flags of variants.toml. Nothing of the preprocessor's other syntax is
-allowed there. The result is a list of segments, each with the flags it needs,
-so that any language resolves a variant by joining the segments that hold.
+for the flags and traits of variants.toml. Nothing of the preprocessor's other
+syntax is allowed there. Traits tell the kernels of a family apart and are resolved
+here. What is left is a list of segments, each with the flags it needs, so that any
+language resolves a variant by joining the segments that hold.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +38,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Buffer:
-    """An input or output of a kernel, which exists when `condition` holds."""
+    """An input, output or template argument of a kernel, there when `condition` holds."""
 
     name: str
     condition: str
@@ -67,23 +69,55 @@ class KernelTable:
 def read_table(metal: Path) -> KernelTable:
     """Read variants.toml in the folder `metal` and the files that it names."""
     table = tomllib.loads((metal / "variants.toml").read_text("ascii"))
-    flags = tuple(table["flags"])
+    flags, traits = tuple(table["flags"]), tuple(table["traits"])
+    terms = (*flags, *traits)
+    kernels = []
+    for family in table["families"].values():
+        body = resolve_flags(_read_lines(metal / family["source"]), terms)
+        sides = {side: _buffers(family[side], terms) for side in ("template", "inputs", "outputs")}
+        for name, own in family["kernels"].items():
+            known = {trait: trait in own for trait in traits}
+            known |= {flag: False for flag, need in table["needs"].items() if need not in own}
+            template, inputs, outputs = (
+                tuple(
+                    Buffer(buffer.name, condition)
+                    for buffer in buffers
+                    if (condition := left(buffer.condition, known)) is not None
+                )
+                for buffers in sides.values()
+            )
+            segments: list[Segment] = []
+            for segment in body:
+                if (condition := left(segment.condition, known)) is not None:
+                    _append(segments, condition, segment.text)
+            kernels.append(
+                Kernel(
+                    name=name,
+                    template=tuple(argument.name for argument in template),
+                    inputs=inputs,
+                    outputs=outputs,
+                    segments=_split_long(segments),
+                )
+            )
     return KernelTable(
         flags=flags,
         exclusive=tuple(tuple(group) for group in table["exclusive"]),
         header=_plain_segments(metal / table["header"]),
         cuda_shim=_plain_segments(metal / table["cuda_shim"]),
-        kernels=tuple(
-            Kernel(
-                name=name,
-                template=tuple(entry["template"]),
-                inputs=_buffers(entry["inputs"], flags),
-                outputs=_buffers(entry["outputs"], flags),
-                segments=_split_long(resolve_flags(_read_lines(metal / entry["source"]), flags)),
-            )
-            for name, entry in table["kernels"].items()
-        ),
+        kernels=tuple(kernels),
     )
+
+
+def left(condition: str, known: Mapping[str, bool]) -> str | None:
+    """What is left of a condition when some of its terms are known; None where it fails."""
+    open_terms = []
+    for term in condition.split():
+        name = term.removeprefix("!")
+        if name not in known:
+            open_terms.append(term)
+        elif known[name] == term.startswith("!"):
+            return None
+    return " ".join(open_terms)
 
 
 def resolve_flags(lines: list[tuple[str, str]], flags: tuple[str, ...]) -> list[Segment]:
@@ -93,7 +127,7 @@ def resolve_flags(lines: list[tuple[str, str]], flags: tuple[str, ...]) -> list[
     for place, line in lines:
         directive = line.strip()
         if not directive.startswith("#"):
-            _append(segments, " ".join(term for term, _ in open_conditions), line)
+            _append(segments, " ".join(term for term, _ in open_conditions), f"{line}\n")
         elif match := re.fullmatch(r"#if (!?)(\w+)", directive):
             if match[2] not in flags:
                 raise KernelSourceError(f"{place}: {match[2]!r} is not a flag of variants.toml")
@@ -110,11 +144,11 @@ def resolve_flags(lines: list[tuple[str, str]], flags: tuple[str, ...]) -> list[
     return segments
 
 
-def _append(segments: list[Segment], condition: str, line: str) -> None:
+def _append(segments: list[Segment], condition: str, text: str) -> None:
     if segments and segments[-1].condition == condition:
-        segments[-1] = Segment(condition, f"{segments[-1].text}{line}\n")
+        segments[-1] = Segment(condition, segments[-1].text + text)
     else:
-        segments.append(Segment(condition, f"{line}\n"))
+        segments.append(Segment(condition, text))
 
 
 def _read_lines(path: Path) -> list[tuple[str, str]]:

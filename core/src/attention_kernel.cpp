@@ -1,6 +1,4 @@
-// Compiles the sweeps once per SIMD target and chooses among them at run time. The targets are
-// regions of this file, not compiler flags, so that every build system compiles it alike; nothing
-// but the sweeps stands inside a region, so that no shared inline function is built for it.
+// Compiles the sweeps once per SIMD target and chooses among them at run time.
 #include "attention_kernel.h"
 
 #include <algorithm>
@@ -12,25 +10,10 @@
 #include <type_traits>
 
 #include "half.h"
+#include "simd_regions.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
-#include <immintrin.h>
-#elif defined(__aarch64__)
-#include <arm_neon.h>
-#endif
-
-#define MLX_H2O_PRAGMA(text) _Pragma(#text)
-#if defined(__clang__)
-#define MLX_H2O_UNROLL MLX_H2O_PRAGMA(clang loop unroll(full))
-#define MLX_H2O_BEGIN_TARGET(features) \
-  MLX_H2O_PRAGMA(clang attribute push(__attribute__((target(features))), apply_to = function))
-#define MLX_H2O_END_TARGET MLX_H2O_PRAGMA(clang attribute pop)
-#else
-#define MLX_H2O_UNROLL MLX_H2O_PRAGMA(GCC unroll 16)
-#define MLX_H2O_BEGIN_TARGET(features) \
-  MLX_H2O_PRAGMA(GCC push_options) MLX_H2O_PRAGMA(GCC target(features))
-#define MLX_H2O_END_TARGET MLX_H2O_PRAGMA(GCC pop_options)
 #endif
 
 namespace mlx_h2o::kernels {
@@ -44,7 +27,8 @@ constexpr int64_t kWorkspaceFloats = int64_t{1} << 22;  // where one row does no
 int64_t padded(int width) { return (static_cast<int64_t>(width) + 15) / 16 * 16; }
 
 int64_t floats_per_row(const AttentionArguments& a) {
-  return padded(a.width) + padded(a.value_width) + kKeyBlock;
+  const int64_t scores = a.return_scores ? 0 : a.key_count;
+  return padded(a.width) + padded(a.value_width) + kKeyBlock + scores;
 }
 
 // How many (query head, query) rows of a KV head share one pass over its keys and values.
@@ -56,6 +40,8 @@ int rows_together(const AttentionArguments& a) {
 
 namespace scalar {
 #include "simd_scalar.h"
+//
+#include "simd_partial.h"
 //
 #include "attention_tiles.h"
 //
@@ -69,9 +55,11 @@ namespace scalar {
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
-MLX_H2O_BEGIN_TARGET("avx2,fma,f16c")
+MLX_H2O_BEGIN_TARGET(MLX_H2O_AVX2)
 namespace avx2 {
 #include "simd_avx2.h"
+//
+#include "simd_partial.h"
 //
 #include "attention_tiles.h"
 //
@@ -79,9 +67,11 @@ namespace avx2 {
 }  // namespace avx2
 MLX_H2O_END_TARGET
 
-MLX_H2O_BEGIN_TARGET("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
+MLX_H2O_BEGIN_TARGET(MLX_H2O_AVX512)
 namespace avx512 {
 #include "simd_avx512.h"
+//
+#include "simd_partial.h"
 //
 #include "attention_tiles.h"
 //
@@ -94,6 +84,8 @@ MLX_H2O_END_TARGET
 #elif defined(__aarch64__)
 namespace neon {
 #include "simd_neon.h"
+//
+#include "simd_partial.h"
 //
 #include "attention_tiles.h"
 //
@@ -118,7 +110,9 @@ SimdTarget choose_target() {
 }  // namespace
 
 size_t attention_workspace_size(const AttentionArguments& arguments) {
-  return static_cast<size_t>(rows_together(arguments) * floats_per_row(arguments));
+  const int64_t queries = arguments.accumulate ? arguments.query_count : 0;
+  return static_cast<size_t>(rows_together(arguments) * floats_per_row(arguments) +
+                             queries * accumulation_workspace_size(arguments.key_count));
 }
 
 bool is_supported(SimdTarget target) {

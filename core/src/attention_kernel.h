@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <string>
 
+#include "accumulation_kernel.h"
+
 namespace mlx_h2o::kernels {
 
 enum class ElementType { float32, float16, bfloat16 };
@@ -39,17 +41,24 @@ struct AttentionArguments {
   float scale = 1;
   bool causal = false;  // bottom-right aligned
 
-  void* out;             // [batch, query_heads, query_count, value_width], contiguous
-  float* scores;         // [batch, query_heads, query_count, key_count], contiguous
-  float* lse = nullptr;  // [batch, query_heads, query_count], contiguous; null: not wanted
+  void* out;  // [batch, query_heads, query_count, value_width], contiguous
+  bool return_scores = true;
+  float* scores = nullptr;  // [batch, query_heads, query_count, key_count], contiguous
+  float* lse = nullptr;     // [batch, query_heads, query_count], contiguous; null: not wanted
+
+  bool accumulate = false;      // whether the scores of this call enter `importance`
+  float* importance = nullptr;  // [batch, kv_heads, key_count], contiguous, updated in place
+  Decay decay = {0, 1};
 };
 
-/// The number of floats that `attention` needs as scratch memory. Bounded: it does not grow with
-/// the number of keys, and beyond a few rows not with the number of queries.
+/// The number of floats that `attention` needs as scratch memory; it looks at no pointer. Where
+/// scores are returned it does not grow with the number of keys, else by at most 256 rows of them;
+/// `accumulate` adds two rows for each query.
 size_t attention_workspace_size(const AttentionArguments& arguments);
 
-/// Computes out, scores and lse. Keys and values are read once for all query heads and queries of
-/// their KV head, up to 256 (head, query) rows; above that once for each 256 rows.
+/// Computes out, and scores, lse and importance where they are wanted. Keys and values are read
+/// once for all query heads and queries of their KV head, up to 256 (head, query) rows; above that
+/// once for each 256 rows.
 void attention(const AttentionArguments& arguments, SimdTarget target, float* workspace);
 
 /// Whether this machine can run the target.

@@ -12,7 +12,7 @@ struct Rows {
   float* queries;  // [count, query_width]
   float* sums;     // [count, value_width]
   float* weights;  // [count, kKeyBlock]
-  float* scores;   // [count, key_count], in the output
+  float* scores;   // [count, key_count], in the output or in the workspace
   float* maxima;   // [count]
   double* totals;  // [count]: the denominators
 };
@@ -247,6 +247,24 @@ void finish_rows(const AttentionArguments& a, const Rows& rows, int64_t first_ou
   }
 }
 
+// What the rows of one KV head add to the moving average: for each query two rows of floats, the
+// sums of its scores over the query heads and how many of them were unmasked.
+inline void collect_scores(const AttentionArguments& a, const Rows& rows, float* collected) {
+  for (int row = 0; row < rows.count; ++row) {
+    float* sums = collected + query_of(a, rows, row) * accumulation_workspace_size(a.key_count);
+    add_scores(rows.scores + static_cast<int64_t>(row) * a.key_count, a.key_count, sums,
+               sums + a.key_count);
+  }
+}
+
+inline void accumulate_collected(const AttentionArguments& a, const float* collected,
+                                 float* importance) {
+  for (int query = 0; query < a.query_count; ++query) {
+    const float* sums = collected + query * accumulation_workspace_size(a.key_count);
+    accumulate(sums, sums + a.key_count, a.key_count, a.decay, importance);
+  }
+}
+
 template <typename T>
 void attend(const AttentionArguments& a, float* workspace) {
   const int group = a.query_heads / a.kv_heads;
@@ -254,9 +272,13 @@ void attend(const AttentionArguments& a, float* workspace) {
   const int limit = rows_together(a);
   float maxima[kMaxRows];
   double totals[kMaxRows];
+  float* collected = workspace + limit * floats_per_row(a);
+  const int64_t collected_size = a.query_count * accumulation_workspace_size(a.key_count);
   for (int batch = 0; batch < a.batch; ++batch) {
     for (int kv_head = 0; kv_head < a.kv_heads; ++kv_head) {
-      const int64_t output = (static_cast<int64_t>(batch) * a.kv_heads + kv_head) * all_rows;
+      const int64_t cache_head = static_cast<int64_t>(batch) * a.kv_heads + kv_head;
+      const int64_t output = cache_head * all_rows;
+      if (a.accumulate) std::fill(collected, collected + collected_size, 0.0f);
       for (int64_t first = 0; first < all_rows; first += limit) {
         Rows rows;
         rows.first = first;
@@ -266,14 +288,19 @@ void attend(const AttentionArguments& a, float* workspace) {
         rows.queries = workspace;
         rows.sums = rows.queries + limit * rows.query_width;
         rows.weights = rows.sums + limit * rows.value_width;
-        rows.scores = a.scores + (output + first) * a.key_count;
+        rows.scores = a.return_scores ? a.scores + (output + first) * a.key_count
+                                      : rows.weights + static_cast<int64_t>(limit) * kKeyBlock;
         rows.maxima = maxima;
         rows.totals = totals;
         begin_rows<T>(a, rows, batch, kv_head);
         score_keys<T>(a, rows, batch, kv_head);
+        if (a.accumulate) collect_scores(a, rows, collected);
         join_sinks(a, rows, kv_head);
         add_all_values<T>(a, rows, batch, kv_head);
         finish_rows<T>(a, rows, output + first);
+      }
+      if (a.accumulate) {
+        accumulate_collected(a, collected, a.importance + cache_head * a.key_count);
       }
     }
   }

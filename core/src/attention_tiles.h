@@ -1,15 +1,8 @@
 // The three inner loops of attention, over the Vector of one SIMD target. Included once per target,
-// after its simd_*.h and inside its namespace and target region: hence no include guard.
+// after its simd_*.h and simd_partial.h, inside its namespace and target region: hence no include
+// guard.
 
 constexpr int kKeyTile = 4;
-
-// The first `count` lanes from memory, the rest zero; reads nothing past them.
-template <typename T>
-inline Vector load_partial(const T* from, int count) {
-  T lanes[kLanes] = {};
-  std::memcpy(lanes, from, static_cast<size_t>(count) * sizeof(T));
-  return load(lanes);
-}
 
 // exp(x) for x <= 0, to about 2 ulp; 0 where the result would be subnormal; NaN stays NaN.
 inline Vector exp_nonpositive(Vector x) {

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdint>
+#include <cstring>
 
 namespace mx = mlx::core;
 
@@ -29,21 +30,30 @@ mx::array with_unit_last_stride(const mx::array& array, mx::cpu::CommandEncoder&
   mx::array result(array.shape(), array.dtype(), nullptr, {});
   result.set_data(mx::allocator::malloc(result.nbytes()));
   encoder.add_temporary(result);
-  FourSizes shape{};
-  FourSizes strides{};
-  for (int axis = 0; axis < 4; ++axis) {
-    shape[static_cast<size_t>(axis)] = array.shape(axis);
-    strides[static_cast<size_t>(axis)] = array.strides(axis);
-  }
   encoder.dispatch([from = mx::array::unsafe_weak_copy(array),
-                    to = mx::array::unsafe_weak_copy(result), shape, strides]() mutable {
-    if (from.itemsize() == 4) {
-      copy(from.data<uint32_t>(), to.data<uint32_t>(), shape, strides);
-    } else {
-      copy(from.data<uint16_t>(), to.data<uint16_t>(), shape, strides);
-    }
+                    to = mx::array::unsafe_weak_copy(result)]() mutable {
+    copy_elements(from, to.data<void>());
   });
   return result;
+}
+
+void copy_elements(const mx::array& from, void* to) {
+  if (from.flags().row_contiguous) {
+    std::memcpy(to, from.data<void>(), from.nbytes());
+    return;
+  }
+  FourSizes shape{1, 1, 1, 1};
+  FourSizes strides{};
+  const size_t missing = shape.size() - from.ndim();
+  for (size_t axis = missing; axis < shape.size(); ++axis) {
+    shape[axis] = from.shape(static_cast<int>(axis - missing));
+    strides[axis] = from.strides(static_cast<int>(axis - missing));
+  }
+  if (from.itemsize() == 4) {
+    copy(from.data<uint32_t>(), static_cast<uint32_t*>(to), shape, strides);
+  } else {
+    copy(from.data<uint16_t>(), static_cast<uint16_t*>(to), shape, strides);
+  }
 }
 
 }  // namespace mlx_h2o

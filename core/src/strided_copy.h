@@ -1,4 +1,4 @@
-// Copies for the inputs whose last axis the kernels cannot walk.
+// Copies for the inputs whose layout the kernels cannot walk, or whose buffer is someone else's.
 #pragma once
 
 #include "encoder.h"
@@ -12,5 +12,9 @@ namespace mlx_h2o {
 /// four bytes per element.
 mlx::core::array with_unit_last_stride(const mlx::core::array& array,
                                        mlx::core::cpu::CommandEncoder& encoder);
+
+/// Copies the elements of an evaluated array, of any strides, to contiguous memory, now: for use
+/// inside a task. At most four axes, two or four bytes per element.
+void copy_elements(const mlx::core::array& from, void* to);
 
 }  // namespace mlx_h2o

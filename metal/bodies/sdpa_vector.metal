@@ -1,9 +1,11 @@
-  // Decode attention in one pass (AtomGradient 2026, sec. 3.1).  One threadgroup
-  // of NS simdgroups serves one query row; simdgroup g takes the keys g, g + NS,
-  // ...; a lane holds neighbouring elements of the query and of the output.
-  //   grid (B * Hq * NS * 32, Lq, 1), threadgroup (NS * 32, 1, 1)
-  //   T dtype of queries, keys, values and out; D, V their last axes;
-  //   params = [scale, mask threshold]
+  // Decode attention (AtomGradient 2026, sec. 3.1 and 3.5).  A threadgroup of NS
+  // simdgroups serves one query row and every key, or, with `blocks`, one block
+  // of the keys: a second pass merges the blocks.  Simdgroups take the keys by
+  // turns; a lane holds neighbouring elements of the query and of the output.
+  //   grid (B * Hq * NS * 32, Lq, blocks), threadgroup (NS * 32, 1, 1)
+  //   T dtype of queries, dense keys and values, and out; D, V their last axes;
+  //   KB, VB bits of keys and values, G elements that share a scale;
+  //   params = [scale, mask threshold, sparse V threshold]
   constexpr int LANES = 32;
   constexpr int KEY_PART = D / LANES;
   constexpr int VALUE_PART = V / LANES;
@@ -17,11 +19,26 @@
   const int query_index = int(threadgroup_position_in_grid.y);
   const int heads = queries_shape[1];
   const int query_count = queries_shape[2];
+#if quantized
+  const int key_count = key_words_shape[2];
+  const int kv_heads = key_words_shape[1];
+#else
   const int key_count = keys_shape[2];
+  const int kv_heads = keys_shape[1];
+#endif
   const int batch = batch_head / heads;
   const int head = batch_head % heads;
-  const int kv_head = head / (heads / keys_shape[1]);
+  const int kv_head = head / (heads / kv_heads);
   const int64_t row = int64_t(batch_head) * query_count + query_index;
+#if blocks
+  const int block = int(threadgroup_position_in_grid.z);
+  const int blocks = int(threadgroups_per_grid.z);
+  const int first_key = block * NS + group;
+  const int key_step = blocks * NS;
+#else
+  const int first_key = group;
+  const int key_step = NS;
+#endif
 
   float query[KEY_PART];
   h2o_load<KEY_PART>(
@@ -31,19 +48,36 @@
   for (int j = 0; j < KEY_PART; j++) {
     query[j] *= params[0];
   }
+#if probes
+  // Probes take no part in the output.  The threadgroup of the first query of
+  // their KV head serves them, on the keys that it reads anyway.
+  const bool serves_probes = head % (heads / kv_heads) == 0 && query_index == 0;
+  const int probe_count = probes_shape[2];
+  const int64_t probe_start = h2o_offset(probes_strides, batch, kv_head, 0, lane * KEY_PART);
+  const int64_t probe_row = (int64_t(batch) * kv_heads + kv_head) * probe_count;
+#endif
   float sums[VALUE_PART];
   for (int j = 0; j < VALUE_PART; j++) {
     sums[j] = 0.0f;
   }
   h2o_softmax state = h2o_softmax_empty();
 #if sinks
-  if (group == 0) {
+  if (first_key == 0) {
     h2o_softmax_sink(state, static_cast<float>(sinks[head * sinks_strides[0]]));
   }
 #endif
 
+#if quantized
+  const int64_t key_words_start = h2o_offset(key_words_strides, batch, kv_head, 0, 0);
+  const int64_t key_scales_start = h2o_offset(key_scales_strides, batch, kv_head, 0, 0);
+  const int64_t key_biases_start = h2o_offset(key_biases_strides, batch, kv_head, 0, 0);
+  const int64_t value_words_start = h2o_offset(value_words_strides, batch, kv_head, 0, 0);
+  const int64_t value_scales_start = h2o_offset(value_scales_strides, batch, kv_head, 0, 0);
+  const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);
+#else
   const int64_t key_start = h2o_offset(keys_strides, batch, kv_head, 0, lane * KEY_PART);
   const int64_t value_start = h2o_offset(values_strides, batch, kv_head, 0, lane * VALUE_PART);
+#endif
 #if bool_mask
   const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);
 #endif
@@ -52,7 +86,7 @@
 #endif
   const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;
 
-  for (int i = group; i < key_count; i += NS) {
+  for (int i = first_key; i < key_count; i += key_step) {
     bool visible = i < visible_end;
 #if bool_mask
     visible = visible && mask[mask_start + i * mask_strides[3]];
@@ -61,14 +95,53 @@
     const float bias = static_cast<float>(mask[mask_start + i * mask_strides[3]]);
     visible = visible && !(bias <= params[1]);
 #endif
-    // The same for all lanes, so the collective below is safe.
+#if scores
+    if (!visible && lane == 0) {
+      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;
+    }
+#endif
+    // The same for all lanes, so the collectives below are safe.
+#if probes
+    if (visible || serves_probes) {
+#else
     if (visible) {
+#endif
       float key[KEY_PART];
-      float value[VALUE_PART];
+#if quantized
+      h2o_load_quantized<KEY_PART, KB, G>(
+          key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],
+          key_scales + (key_scales_start + i * key_scales_strides[2]), key_scales_strides[3],
+          key_biases + (key_biases_start + i * key_biases_strides[2]), key_biases_strides[3],
+          lane * KEY_PART, key);
+#else
       const int64_t key_row = key_start + i * keys_strides[2];
-      const int64_t value_row = value_start + i * values_strides[2];
       h2o_load<KEY_PART>(keys + key_row, keys_strides[3], key);
+#endif
+#if probes
+      if (serves_probes) {
+        // Loaded for every key, from the cache: their number is not known to the
+        // compiler, which could not keep them in registers.
+        for (int e = 0; e < probe_count; e++) {
+          float probe[KEY_PART];
+          h2o_load<KEY_PART>(
+              probes + (probe_start + e * probes_strides[2]),
+              probes_strides[3],
+              probe);
+          const float logit = params[0] * metal::simd_sum(h2o_dot<KEY_PART>(probe, key));
+          if (lane == 0) {
+            probe_scores[(probe_row + e) * key_count + i] = logit;
+          }
+        }
+      }
+      if (!visible) {
+        continue;
+      }
+#endif
+      float value[VALUE_PART];
+#if !quantized
+      const int64_t value_row = value_start + i * values_strides[2];
       h2o_load<VALUE_PART>(values + value_row, values_strides[3], value);
+#endif
       float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));
 #if additive_mask
       score += bias;
@@ -80,13 +153,25 @@
         scores[row * key_count + i] = score;
       }
 #endif
-      h2o_softmax_add<VALUE_PART>(state, sums, score, value);
-    }
-#if scores
-    else if (lane == 0) {
-      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;
-    }
+      const float weight = h2o_softmax_weigh<VALUE_PART>(state, sums, score);
+#if sparse_v
+      // More keys only make a weight smaller: what is negligible among the keys
+      // so far is so among all of them.  The same for all lanes.
+      if (weight < params[2] * state.total) {
+        continue;
+      }
 #endif
+#if quantized
+      h2o_load_quantized<VALUE_PART, VB, G>(
+          value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],
+          value_scales + (value_scales_start + i * value_scales_strides[2]),
+          value_scales_strides[3],
+          value_biases + (value_biases_start + i * value_biases_strides[2]),
+          value_biases_strides[3],
+          lane * VALUE_PART, value);
+#endif
+      h2o_add_row<VALUE_PART>(sums, weight, value);
+    }
   }
 
   // Merge the simdgroups.  Lane g of each simdgroup takes simdgroup g's part.
@@ -96,10 +181,12 @@
   }
   metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
   const bool has_part = lane < NS;
-  const float part_maximum = has_part ? maxima[lane] : H2O_LOWEST;
-  const float maximum = metal::simd_max(part_maximum);
-  const float share = has_part ? h2o_softmax_share(part_maximum, maximum) : 0.0f;
-  const float total = metal::simd_sum(has_part ? totals[lane] * share : 0.0f);
+  h2o_softmax part = h2o_softmax_empty();
+  if (has_part) {
+    part.maximum = maxima[lane];
+    part.total = totals[lane];
+  }
+  const h2o_merged merged = h2o_softmax_merge(part);
 
   // Through threadgroup memory, one element of every lane at a time: a
   // simdgroup then sums a column.  A row of 33 keeps the banks apart.
@@ -107,17 +194,28 @@
     tile[group * (LANES + 1) + lane] = sums[j];
     metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
     for (int column = group; column < LANES; column += NS) {
-      const float part = has_part ? tile[lane * (LANES + 1) + column] * share : 0.0f;
-      const float sum = metal::simd_sum(part);
+      const float column_part = has_part ? tile[lane * (LANES + 1) + column] * merged.share : 0.0f;
+      const float sum = metal::simd_sum(column_part);
       if (lane == 0) {
-        const float mean = total == 0.0f ? 0.0f : sum / total;
+#if blocks
+        partial_sums[(row * blocks + block) * V + column * VALUE_PART + j] = sum;
+#else
+        const float mean = h2o_softmax_mean(sum, merged.total);
         out[row * V + column * VALUE_PART + j] = static_cast<T>(mean);
+#endif
       }
     }
     metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
   }
+#if blocks
+  if (group == 0 && lane == 0) {
+    partial_maxima[row * blocks + block] = merged.maximum;
+    partial_totals[row * blocks + block] = merged.total;
+  }
+#else
 #if lse
   if (group == 0 && lane == 0) {
-    lse[row] = h2o_softmax_lse(maximum, total);
+    lse[row] = h2o_softmax_lse(merged.maximum, merged.total);
   }
+#endif
 #endif

@@ -59,6 +59,7 @@ int max(int, int);
 float min(float, float);
 int min(int, int);
 float rint(float);
+float round(float);
 float abs(float);
 
 float simd_sum(float);

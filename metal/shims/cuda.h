@@ -10,6 +10,7 @@
 #define __global__ __attribute__((global)) __launch_bounds__(H2O_MAX_THREADS)
 #endif
 
+typedef unsigned short ushort;
 typedef unsigned int uint;
 
 namespace metal {
@@ -34,6 +35,10 @@ template <typename T>
 __device__ inline T min(T a, T b) {
   return b < a ? b : a;
 }
+
+__device__ inline float abs(float x) { return ::fabsf(x); }
+
+__device__ inline float round(float x) { return ::roundf(x); }
 
 namespace fast {
 __device__ inline float exp(float x) { return __expf(x); }
@@ -60,6 +65,11 @@ __device__ inline T simd_max(T x) {
     x = metal::max(x, __shfl_xor_sync(0xffffffffu, x, offset));
   }
   return x;
+}
+
+template <typename T>
+__device__ inline T simd_shuffle(T x, ushort lane) {
+  return __shfl_sync(0xffffffffu, x, lane);
 }
 
 __device__ inline void threadgroup_barrier(mem_flags) { __syncthreads(); }

@@ -83,6 +83,7 @@ inline T min(T a, T b) {
 }
 
 inline float rint(float x) { return std::rint(x); }
+inline float round(float x) { return std::round(x); }
 
 inline float abs(float x) { return std::fabs(x); }
 

@@ -35,6 +35,8 @@ static const char* const mlx_h2o_kernel_flags[] = {
     "sinks",
     "scores",
     "lse",
+    "sparse_v",
+    "probes",
 };
 
 static const mlx_h2o_kernel_segment mlx_h2o_kernel_header[] = {
@@ -58,6 +60,47 @@ static const mlx_h2o_kernel_segment mlx_h2o_kernel_header[] = {
      "    for (int j = 0; j < E; j++) {\n"
      "      values[j] = static_cast<float>(row[j * stride]);\n"
      "    }\n"
+     "  }\n"
+     "}\n"
+     "template <int E, int BITS, int GROUP, typename W, typename S, typename B>\n"
+     "inline void h2o_load_quantized(W words, int64_t word_stride, S scales, int64_t scale_stride,\n"
+     "                               B biases, int64_t bias_stride, int first, thread float* values) {\n"
+     "  constexpr int LENGTH = E * BITS;\n"
+     "  constexpr int WORDS = (LENGTH + 31) / 32;\n"
+     "  constexpr bool CROSSES = LENGTH % 32 != 0 && 32 % LENGTH != 0;\n"
+     "  const int first_bit = first * BITS;\n"
+     "  const int first_word = first_bit / 32;\n"
+     "  const int shift = first_bit % 32;\n"
+     "  uint32_t part[WORDS + 1];\n"
+     "  for (int k = 0; k < WORDS; k++) {\n"
+     "    part[k] = words[(first_word + k) * word_stride];\n"
+     "  }\n"
+     "  part[WORDS] = 0;\n"
+     "  if (CROSSES && first_word + WORDS <= (first_bit + LENGTH - 1) / 32) {\n"
+     "    part[WORDS] = words[(first_word + WORDS) * word_stride];\n"
+     "  }\n"
+     "  if (LENGTH % 32 != 0) {\n"
+     "    for (int k = 0; k < WORDS; k++) {\n"
+     "      part[k] = (part[k] >> shift) | ((part[k + 1] << 1) << (31 - shift));\n"
+     "    }\n"
+     "  }\n"
+     "  const int near_group = first / GROUP;\n"
+     "  const int near_count = (near_group + 1) * GROUP - first;\n"
+     "  const int far_group = GROUP % E == 0 ? near_group : (first + E - 1) / GROUP;\n"
+     "  const float near_scale = static_cast<float>(scales[near_group * scale_stride]);\n"
+     "  const float near_bias = static_cast<float>(biases[near_group * bias_stride]);\n"
+     "  const float far_scale = static_cast<float>(scales[far_group * scale_stride]);\n"
+     "  const float far_bias = static_cast<float>(biases[far_group * bias_stride]);\n"
+     "  for (int j = 0; j < E; j++) {\n"
+     "    const int k = j * BITS / 32;\n"
+     "    const int offset = j * BITS % 32;\n"
+     "    uint32_t bits = part[k] >> offset;\n"
+     "    if (offset + BITS > 32) {\n"
+     "      bits |= part[k + 1] << (32 - offset);\n"
+     "    }\n"
+     "    const float element = static_cast<float>(bits & ((1u << BITS) - 1u));\n"
+     "    const bool is_near = GROUP % E == 0 || j < near_count;\n"
+     "    values[j] = (is_near ? near_scale : far_scale) * element + (is_near ? near_bias : far_bias);\n"
      "  }\n"
      "}\n"
      "template <int E>\n"
@@ -85,19 +128,38 @@ static const mlx_h2o_kernel_segment mlx_h2o_kernel_header[] = {
      "  }\n"
      "}\n"
      "template <int E>\n"
-     "inline void h2o_softmax_add(thread h2o_softmax& state, thread float* sums, float score,\n"
-     "                            thread const float* value) {\n"
+     "inline float h2o_softmax_weigh(thread h2o_softmax& state, thread float* sums, float score) {\n"
      "  const float maximum = metal::max(state.maximum, score);\n"
      "  const float fade = metal::fast::exp(state.maximum - maximum);\n"
      "  const float weight = metal::fast::exp(score - maximum);\n"
      "  state.maximum = maximum;\n"
      "  state.total = state.total * fade + weight;\n"
      "  for (int j = 0; j < E; j++) {\n"
-     "    sums[j] = sums[j] * fade + weight * value[j];\n"
+     "    sums[j] *= fade;\n"
+     "  }\n"
+     "  return weight;\n"
+     "}\n"
+     "template <int E>\n"
+     "inline void h2o_add_row(thread float* sums, float weight, thread const float* value) {\n"
+     "  for (int j = 0; j < E; j++) {\n"
+     "    sums[j] += weight * value[j];\n"
      "  }\n"
      "}\n"
-     "inline float h2o_softmax_share(float partial_maximum, float maximum) {\n"
-     "  return metal::fast::exp(partial_maximum - maximum);\n"
+     "struct h2o_merged {\n"
+     "  float maximum;\n"
+     "  float total;\n"
+     "  float share;\n"
+     "};\n"
+     "inline h2o_merged h2o_softmax_merge(h2o_softmax part) {\n"
+     "  h2o_merged all;\n"
+     "  all.maximum = metal::simd_max(part.maximum);\n"},
+    {"",
+     "  all.share = metal::fast::exp(part.maximum - all.maximum);\n"
+     "  all.total = metal::simd_sum(part.total * all.share);\n"
+     "  return all;\n"
+     "}\n"
+     "inline float h2o_softmax_mean(float sum, float total) {\n"
+     "  return total == 0.0f ? 0.0f : sum / total;\n"
      "}\n"
      "inline float h2o_softmax_lse(float maximum, float total) {\n"
      "  return total == 0.0f ? H2O_NEGATIVE_INFINITY : maximum + metal::precise::log(total);\n"
@@ -119,6 +181,7 @@ static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_inputs[] = {
     {"mask", "bool_mask"},
     {"mask", "additive_mask"},
     {"sinks", "sinks"},
+    {"probes", "probes"},
     {"params", ""},
 };
 
@@ -126,6 +189,7 @@ static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_outputs[] = {
     {"out", ""},
     {"scores", "scores"},
     {"lse", "lse"},
+    {"probe_scores", "probes"},
 };
 
 static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_segments[] = {
@@ -143,10 +207,13 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_segments[] = {
      "  const int heads = queries_shape[1];\n"
      "  const int query_count = queries_shape[2];\n"
      "  const int key_count = keys_shape[2];\n"
+     "  const int kv_heads = keys_shape[1];\n"
      "  const int batch = batch_head / heads;\n"
      "  const int head = batch_head % heads;\n"
-     "  const int kv_head = head / (heads / keys_shape[1]);\n"
+     "  const int kv_head = head / (heads / kv_heads);\n"
      "  const int64_t row = int64_t(batch_head) * query_count + query_index;\n"
+     "  const int first_key = group;\n"
+     "  const int key_step = NS;\n"
      "  float query[KEY_PART];\n"
      "  h2o_load<KEY_PART>(\n"
      "      queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),\n"
@@ -154,14 +221,20 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_segments[] = {
      "      query);\n"
      "  for (int j = 0; j < KEY_PART; j++) {\n"
      "    query[j] *= params[0];\n"
-     "  }\n"
+     "  }\n"},
+    {"probes",
+     "  const bool serves_probes = head % (heads / kv_heads) == 0 && query_index == 0;\n"
+     "  const int probe_count = probes_shape[2];\n"
+     "  const int64_t probe_start = h2o_offset(probes_strides, batch, kv_head, 0, lane * KEY_PART);\n"
+     "  const int64_t probe_row = (int64_t(batch) * kv_heads + kv_head) * probe_count;\n"},
+    {"",
      "  float sums[VALUE_PART];\n"
      "  for (int j = 0; j < VALUE_PART; j++) {\n"
      "    sums[j] = 0.0f;\n"
      "  }\n"
      "  h2o_softmax state = h2o_softmax_empty();\n"},
     {"sinks",
-     "  if (group == 0) {\n"
+     "  if (first_key == 0) {\n"
      "    h2o_softmax_sink(state, static_cast<float>(sinks[head * sinks_strides[0]]));\n"
      "  }\n"},
     {"",
@@ -173,20 +246,45 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_segments[] = {
      "  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);\n"},
     {"",
      "  const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;\n"
-     "  for (int i = group; i < key_count; i += NS) {\n"
+     "  for (int i = first_key; i < key_count; i += key_step) {\n"
      "    bool visible = i < visible_end;\n"},
     {"bool_mask",
      "    visible = visible && mask[mask_start + i * mask_strides[3]];\n"},
     {"additive_mask",
      "    const float bias = static_cast<float>(mask[mask_start + i * mask_strides[3]]);\n"
      "    visible = visible && !(bias <= params[1]);\n"},
+    {"scores",
+     "    if (!visible && lane == 0) {\n"
+     "      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;\n"
+     "    }\n"},
+    {"probes",
+     "    if (visible || serves_probes) {\n"},
+    {"!probes",
+     "    if (visible) {\n"},
     {"",
-     "    if (visible) {\n"
      "      float key[KEY_PART];\n"
-     "      float value[VALUE_PART];\n"
      "      const int64_t key_row = key_start + i * keys_strides[2];\n"
+     "      h2o_load<KEY_PART>(keys + key_row, keys_strides[3], key);\n"},
+    {"probes",
+     "      if (serves_probes) {\n"
+     "        for (int e = 0; e < probe_count; e++) {\n"
+     "          float probe[KEY_PART];\n"
+     "          h2o_load<KEY_PART>(\n"
+     "              probes + (probe_start + e * probes_strides[2]),\n"
+     "              probes_strides[3],\n"
+     "              probe);\n"
+     "          const float logit = params[0] * metal::simd_sum(h2o_dot<KEY_PART>(probe, key));\n"
+     "          if (lane == 0) {\n"
+     "            probe_scores[(probe_row + e) * key_count + i] = logit;\n"
+     "          }\n"
+     "        }\n"
+     "      }\n"
+     "      if (!visible) {\n"
+     "        continue;\n"
+     "      }\n"},
+    {"",
+     "      float value[VALUE_PART];\n"
      "      const int64_t value_row = value_start + i * values_strides[2];\n"
-     "      h2o_load<KEY_PART>(keys + key_row, keys_strides[3], key);\n"
      "      h2o_load<VALUE_PART>(values + value_row, values_strides[3], value);\n"
      "      float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));\n"},
     {"additive_mask",
@@ -197,13 +295,9 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_segments[] = {
      "        scores[row * key_count + i] = score;\n"
      "      }\n"},
     {"",
-     "      h2o_softmax_add<VALUE_PART>(state, sums, score, value);\n"
-     "    }\n"},
-    {"scores",
-     "    else if (lane == 0) {\n"
-     "      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;\n"
-     "    }\n"},
-    {"",
+     "      const float weight = h2o_softmax_weigh<VALUE_PART>(state, sums, score);\n"
+     "      h2o_add_row<VALUE_PART>(sums, weight, value);\n"
+     "    }\n"
      "  }\n"
      "  if (lane == 0) {\n"
      "    maxima[group] = state.maximum;\n"
@@ -211,18 +305,20 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_segments[] = {
      "  }\n"
      "  metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
      "  const bool has_part = lane < NS;\n"
-     "  const float part_maximum = has_part ? maxima[lane] : H2O_LOWEST;\n"
-     "  const float maximum = metal::simd_max(part_maximum);\n"
-     "  const float share = has_part ? h2o_softmax_share(part_maximum, maximum) : 0.0f;\n"
-     "  const float total = metal::simd_sum(has_part ? totals[lane] * share : 0.0f);\n"
+     "  h2o_softmax part = h2o_softmax_empty();\n"
+     "  if (has_part) {\n"
+     "    part.maximum = maxima[lane];\n"
+     "    part.total = totals[lane];\n"
+     "  }\n"
+     "  const h2o_merged merged = h2o_softmax_merge(part);\n"
      "  for (int j = 0; j < VALUE_PART; j++) {\n"
      "    tile[group * (LANES + 1) + lane] = sums[j];\n"
      "    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
      "    for (int column = group; column < LANES; column += NS) {\n"
-     "      const float part = has_part ? tile[lane * (LANES + 1) + column] * share : 0.0f;\n"
-     "      const float sum = metal::simd_sum(part);\n"
+     "      const float column_part = has_part ? tile[lane * (LANES + 1) + column] * merged.share : 0.0f;\n"
+     "      const float sum = metal::simd_sum(column_part);\n"
      "      if (lane == 0) {\n"
-     "        const float mean = total == 0.0f ? 0.0f : sum / total;\n"
+     "        const float mean = h2o_softmax_mean(sum, merged.total);\n"
      "        out[row * V + column * VALUE_PART + j] = static_cast<T>(mean);\n"
      "      }\n"
      "    }\n"
@@ -230,7 +326,7 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_segments[] = {
      "  }\n"},
     {"lse",
      "  if (group == 0 && lane == 0) {\n"
-     "    lse[row] = h2o_softmax_lse(maximum, total);\n"
+     "    lse[row] = h2o_softmax_lse(merged.maximum, merged.total);\n"
      "  }\n"},
 };
 
@@ -244,6 +340,904 @@ static const mlx_h2o_kernel_text mlx_h2o_sdpa_vector_text = {
     sizeof(mlx_h2o_sdpa_vector_outputs) / sizeof(mlx_h2o_sdpa_vector_outputs[0]),
     mlx_h2o_sdpa_vector_segments,
     sizeof(mlx_h2o_sdpa_vector_segments) / sizeof(mlx_h2o_sdpa_vector_segments[0]),
+};
+
+static const char* const mlx_h2o_sdpa_vector_2pass_1_template[] = {
+    "T",
+    "D",
+    "V",
+    "NS",
+    "CAUSAL",
+};
+
+static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_2pass_1_inputs[] = {
+    {"queries", ""},
+    {"keys", ""},
+    {"values", ""},
+    {"mask", "bool_mask"},
+    {"mask", "additive_mask"},
+    {"sinks", "sinks"},
+    {"probes", "probes"},
+    {"params", ""},
+};
+
+static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_2pass_1_outputs[] = {
+    {"partial_sums", ""},
+    {"partial_maxima", ""},
+    {"partial_totals", ""},
+    {"scores", "scores"},
+    {"probe_scores", "probes"},
+};
+
+static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_2pass_1_segments[] = {
+    {"",
+     "  constexpr int LANES = 32;\n"
+     "  constexpr int KEY_PART = D / LANES;\n"
+     "  constexpr int VALUE_PART = V / LANES;\n"
+     "  H2O_THREADGROUP(float, tile, NS * (LANES + 1));\n"
+     "  H2O_THREADGROUP(float, maxima, NS);\n"
+     "  H2O_THREADGROUP(float, totals, NS);\n"
+     "  const int lane = int(thread_index_in_simdgroup);\n"
+     "  const int group = int(simdgroup_index_in_threadgroup);\n"
+     "  const int batch_head = int(threadgroup_position_in_grid.x);\n"
+     "  const int query_index = int(threadgroup_position_in_grid.y);\n"
+     "  const int heads = queries_shape[1];\n"
+     "  const int query_count = queries_shape[2];\n"
+     "  const int key_count = keys_shape[2];\n"
+     "  const int kv_heads = keys_shape[1];\n"
+     "  const int batch = batch_head / heads;\n"
+     "  const int head = batch_head % heads;\n"
+     "  const int kv_head = head / (heads / kv_heads);\n"
+     "  const int64_t row = int64_t(batch_head) * query_count + query_index;\n"
+     "  const int block = int(threadgroup_position_in_grid.z);\n"
+     "  const int blocks = int(threadgroups_per_grid.z);\n"
+     "  const int first_key = block * NS + group;\n"
+     "  const int key_step = blocks * NS;\n"
+     "  float query[KEY_PART];\n"
+     "  h2o_load<KEY_PART>(\n"
+     "      queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),\n"
+     "      queries_strides[3],\n"
+     "      query);\n"
+     "  for (int j = 0; j < KEY_PART; j++) {\n"
+     "    query[j] *= params[0];\n"
+     "  }\n"},
+    {"probes",
+     "  const bool serves_probes = head % (heads / kv_heads) == 0 && query_index == 0;\n"
+     "  const int probe_count = probes_shape[2];\n"
+     "  const int64_t probe_start = h2o_offset(probes_strides, batch, kv_head, 0, lane * KEY_PART);\n"
+     "  const int64_t probe_row = (int64_t(batch) * kv_heads + kv_head) * probe_count;\n"},
+    {"",
+     "  float sums[VALUE_PART];\n"
+     "  for (int j = 0; j < VALUE_PART; j++) {\n"
+     "    sums[j] = 0.0f;\n"
+     "  }\n"
+     "  h2o_softmax state = h2o_softmax_empty();\n"},
+    {"sinks",
+     "  if (first_key == 0) {\n"
+     "    h2o_softmax_sink(state, static_cast<float>(sinks[head * sinks_strides[0]]));\n"
+     "  }\n"},
+    {"",
+     "  const int64_t key_start = h2o_offset(keys_strides, batch, kv_head, 0, lane * KEY_PART);\n"
+     "  const int64_t value_start = h2o_offset(values_strides, batch, kv_head, 0, lane * VALUE_PART);\n"},
+    {"bool_mask",
+     "  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);\n"},
+    {"additive_mask",
+     "  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);\n"},
+    {"",
+     "  const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;\n"
+     "  for (int i = first_key; i < key_count; i += key_step) {\n"
+     "    bool visible = i < visible_end;\n"},
+    {"bool_mask",
+     "    visible = visible && mask[mask_start + i * mask_strides[3]];\n"},
+    {"additive_mask",
+     "    const float bias = static_cast<float>(mask[mask_start + i * mask_strides[3]]);\n"
+     "    visible = visible && !(bias <= params[1]);\n"},
+    {"scores",
+     "    if (!visible && lane == 0) {\n"
+     "      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;\n"
+     "    }\n"},
+    {"probes",
+     "    if (visible || serves_probes) {\n"},
+    {"!probes",
+     "    if (visible) {\n"},
+    {"",
+     "      float key[KEY_PART];\n"
+     "      const int64_t key_row = key_start + i * keys_strides[2];\n"
+     "      h2o_load<KEY_PART>(keys + key_row, keys_strides[3], key);\n"},
+    {"probes",
+     "      if (serves_probes) {\n"
+     "        for (int e = 0; e < probe_count; e++) {\n"
+     "          float probe[KEY_PART];\n"
+     "          h2o_load<KEY_PART>(\n"
+     "              probes + (probe_start + e * probes_strides[2]),\n"
+     "              probes_strides[3],\n"
+     "              probe);\n"
+     "          const float logit = params[0] * metal::simd_sum(h2o_dot<KEY_PART>(probe, key));\n"
+     "          if (lane == 0) {\n"
+     "            probe_scores[(probe_row + e) * key_count + i] = logit;\n"
+     "          }\n"
+     "        }\n"
+     "      }\n"
+     "      if (!visible) {\n"
+     "        continue;\n"
+     "      }\n"},
+    {"",
+     "      float value[VALUE_PART];\n"
+     "      const int64_t value_row = value_start + i * values_strides[2];\n"
+     "      h2o_load<VALUE_PART>(values + value_row, values_strides[3], value);\n"
+     "      float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));\n"},
+    {"additive_mask",
+     "      score += bias;\n"
+     "      state.total += bias - bias;\n"},
+    {"scores",
+     "      if (lane == 0) {\n"
+     "        scores[row * key_count + i] = score;\n"
+     "      }\n"},
+    {"",
+     "      const float weight = h2o_softmax_weigh<VALUE_PART>(state, sums, score);\n"
+     "      h2o_add_row<VALUE_PART>(sums, weight, value);\n"
+     "    }\n"
+     "  }\n"
+     "  if (lane == 0) {\n"
+     "    maxima[group] = state.maximum;\n"
+     "    totals[group] = state.total;\n"
+     "  }\n"
+     "  metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
+     "  const bool has_part = lane < NS;\n"
+     "  h2o_softmax part = h2o_softmax_empty();\n"
+     "  if (has_part) {\n"
+     "    part.maximum = maxima[lane];\n"
+     "    part.total = totals[lane];\n"
+     "  }\n"
+     "  const h2o_merged merged = h2o_softmax_merge(part);\n"
+     "  for (int j = 0; j < VALUE_PART; j++) {\n"
+     "    tile[group * (LANES + 1) + lane] = sums[j];\n"
+     "    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
+     "    for (int column = group; column < LANES; column += NS) {\n"
+     "      const float column_part = has_part ? tile[lane * (LANES + 1) + column] * merged.share : 0.0f;\n"
+     "      const float sum = metal::simd_sum(column_part);\n"
+     "      if (lane == 0) {\n"
+     "        partial_sums[(row * blocks + block) * V + column * VALUE_PART + j] = sum;\n"
+     "      }\n"
+     "    }\n"
+     "    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
+     "  }\n"
+     "  if (group == 0 && lane == 0) {\n"
+     "    partial_maxima[row * blocks + block] = merged.maximum;\n"
+     "    partial_totals[row * blocks + block] = merged.total;\n"
+     "  }\n"},
+};
+
+static const mlx_h2o_kernel_text mlx_h2o_sdpa_vector_2pass_1_text = {
+    "sdpa_vector_2pass_1",
+    mlx_h2o_sdpa_vector_2pass_1_template,
+    sizeof(mlx_h2o_sdpa_vector_2pass_1_template) / sizeof(mlx_h2o_sdpa_vector_2pass_1_template[0]),
+    mlx_h2o_sdpa_vector_2pass_1_inputs,
+    sizeof(mlx_h2o_sdpa_vector_2pass_1_inputs) / sizeof(mlx_h2o_sdpa_vector_2pass_1_inputs[0]),
+    mlx_h2o_sdpa_vector_2pass_1_outputs,
+    sizeof(mlx_h2o_sdpa_vector_2pass_1_outputs) / sizeof(mlx_h2o_sdpa_vector_2pass_1_outputs[0]),
+    mlx_h2o_sdpa_vector_2pass_1_segments,
+    sizeof(mlx_h2o_sdpa_vector_2pass_1_segments) / sizeof(mlx_h2o_sdpa_vector_2pass_1_segments[0]),
+};
+
+static const char* const mlx_h2o_sdpa_vector_quantized_template[] = {
+    "T",
+    "S",
+    "D",
+    "V",
+    "KB",
+    "VB",
+    "G",
+    "NS",
+    "CAUSAL",
+};
+
+static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_quantized_inputs[] = {
+    {"queries", ""},
+    {"key_words", ""},
+    {"key_scales", ""},
+    {"key_biases", ""},
+    {"value_words", ""},
+    {"value_scales", ""},
+    {"value_biases", ""},
+    {"mask", "bool_mask"},
+    {"mask", "additive_mask"},
+    {"sinks", "sinks"},
+    {"probes", "probes"},
+    {"params", ""},
+};
+
+static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_quantized_outputs[] = {
+    {"out", ""},
+    {"scores", "scores"},
+    {"lse", "lse"},
+    {"probe_scores", "probes"},
+};
+
+static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_quantized_segments[] = {
+    {"",
+     "  constexpr int LANES = 32;\n"
+     "  constexpr int KEY_PART = D / LANES;\n"
+     "  constexpr int VALUE_PART = V / LANES;\n"
+     "  H2O_THREADGROUP(float, tile, NS * (LANES + 1));\n"
+     "  H2O_THREADGROUP(float, maxima, NS);\n"
+     "  H2O_THREADGROUP(float, totals, NS);\n"
+     "  const int lane = int(thread_index_in_simdgroup);\n"
+     "  const int group = int(simdgroup_index_in_threadgroup);\n"
+     "  const int batch_head = int(threadgroup_position_in_grid.x);\n"
+     "  const int query_index = int(threadgroup_position_in_grid.y);\n"
+     "  const int heads = queries_shape[1];\n"
+     "  const int query_count = queries_shape[2];\n"
+     "  const int key_count = key_words_shape[2];\n"
+     "  const int kv_heads = key_words_shape[1];\n"
+     "  const int batch = batch_head / heads;\n"
+     "  const int head = batch_head % heads;\n"
+     "  const int kv_head = head / (heads / kv_heads);\n"
+     "  const int64_t row = int64_t(batch_head) * query_count + query_index;\n"
+     "  const int first_key = group;\n"
+     "  const int key_step = NS;\n"
+     "  float query[KEY_PART];\n"
+     "  h2o_load<KEY_PART>(\n"
+     "      queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),\n"
+     "      queries_strides[3],\n"
+     "      query);\n"
+     "  for (int j = 0; j < KEY_PART; j++) {\n"
+     "    query[j] *= params[0];\n"
+     "  }\n"},
+    {"probes",
+     "  const bool serves_probes = head % (heads / kv_heads) == 0 && query_index == 0;\n"
+     "  const int probe_count = probes_shape[2];\n"
+     "  const int64_t probe_start = h2o_offset(probes_strides, batch, kv_head, 0, lane * KEY_PART);\n"
+     "  const int64_t probe_row = (int64_t(batch) * kv_heads + kv_head) * probe_count;\n"},
+    {"",
+     "  float sums[VALUE_PART];\n"
+     "  for (int j = 0; j < VALUE_PART; j++) {\n"
+     "    sums[j] = 0.0f;\n"
+     "  }\n"
+     "  h2o_softmax state = h2o_softmax_empty();\n"},
+    {"sinks",
+     "  if (first_key == 0) {\n"
+     "    h2o_softmax_sink(state, static_cast<float>(sinks[head * sinks_strides[0]]));\n"
+     "  }\n"},
+    {"",
+     "  const int64_t key_words_start = h2o_offset(key_words_strides, batch, kv_head, 0, 0);\n"
+     "  const int64_t key_scales_start = h2o_offset(key_scales_strides, batch, kv_head, 0, 0);\n"
+     "  const int64_t key_biases_start = h2o_offset(key_biases_strides, batch, kv_head, 0, 0);\n"
+     "  const int64_t value_words_start = h2o_offset(value_words_strides, batch, kv_head, 0, 0);\n"
+     "  const int64_t value_scales_start = h2o_offset(value_scales_strides, batch, kv_head, 0, 0);\n"
+     "  const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);\n"},
+    {"bool_mask",
+     "  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);\n"},
+    {"additive_mask",
+     "  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);\n"},
+    {"",
+     "  const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;\n"
+     "  for (int i = first_key; i < key_count; i += key_step) {\n"
+     "    bool visible = i < visible_end;\n"},
+    {"bool_mask",
+     "    visible = visible && mask[mask_start + i * mask_strides[3]];\n"},
+    {"additive_mask",
+     "    const float bias = static_cast<float>(mask[mask_start + i * mask_strides[3]]);\n"
+     "    visible = visible && !(bias <= params[1]);\n"},
+    {"scores",
+     "    if (!visible && lane == 0) {\n"
+     "      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;\n"
+     "    }\n"},
+    {"probes",
+     "    if (visible || serves_probes) {\n"},
+    {"!probes",
+     "    if (visible) {\n"},
+    {"",
+     "      float key[KEY_PART];\n"
+     "      h2o_load_quantized<KEY_PART, KB, G>(\n"
+     "          key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],\n"
+     "          key_scales + (key_scales_start + i * key_scales_strides[2]), key_scales_strides[3],\n"
+     "          key_biases + (key_biases_start + i * key_biases_strides[2]), key_biases_strides[3],\n"
+     "          lane * KEY_PART, key);\n"},
+    {"probes",
+     "      if (serves_probes) {\n"
+     "        for (int e = 0; e < probe_count; e++) {\n"
+     "          float probe[KEY_PART];\n"
+     "          h2o_load<KEY_PART>(\n"
+     "              probes + (probe_start + e * probes_strides[2]),\n"
+     "              probes_strides[3],\n"
+     "              probe);\n"
+     "          const float logit = params[0] * metal::simd_sum(h2o_dot<KEY_PART>(probe, key));\n"
+     "          if (lane == 0) {\n"
+     "            probe_scores[(probe_row + e) * key_count + i] = logit;\n"
+     "          }\n"
+     "        }\n"
+     "      }\n"
+     "      if (!visible) {\n"
+     "        continue;\n"
+     "      }\n"},
+    {"",
+     "      float value[VALUE_PART];\n"
+     "      float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));\n"},
+    {"additive_mask",
+     "      score += bias;\n"
+     "      state.total += bias - bias;\n"},
+    {"scores",
+     "      if (lane == 0) {\n"
+     "        scores[row * key_count + i] = score;\n"
+     "      }\n"},
+    {"",
+     "      const float weight = h2o_softmax_weigh<VALUE_PART>(state, sums, score);\n"},
+    {"sparse_v",
+     "      if (weight < params[2] * state.total) {\n"
+     "        continue;\n"
+     "      }\n"},
+    {"",
+     "      h2o_load_quantized<VALUE_PART, VB, G>(\n"
+     "          value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],\n"
+     "          value_scales + (value_scales_start + i * value_scales_strides[2]),\n"
+     "          value_scales_strides[3],\n"
+     "          value_biases + (value_biases_start + i * value_biases_strides[2]),\n"
+     "          value_biases_strides[3],\n"
+     "          lane * VALUE_PART, value);\n"
+     "      h2o_add_row<VALUE_PART>(sums, weight, value);\n"
+     "    }\n"
+     "  }\n"
+     "  if (lane == 0) {\n"
+     "    maxima[group] = state.maximum;\n"
+     "    totals[group] = state.total;\n"
+     "  }\n"
+     "  metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
+     "  const bool has_part = lane < NS;\n"
+     "  h2o_softmax part = h2o_softmax_empty();\n"
+     "  if (has_part) {\n"
+     "    part.maximum = maxima[lane];\n"
+     "    part.total = totals[lane];\n"
+     "  }\n"
+     "  const h2o_merged merged = h2o_softmax_merge(part);\n"
+     "  for (int j = 0; j < VALUE_PART; j++) {\n"
+     "    tile[group * (LANES + 1) + lane] = sums[j];\n"
+     "    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
+     "    for (int column = group; column < LANES; column += NS) {\n"
+     "      const float column_part = has_part ? tile[lane * (LANES + 1) + column] * merged.share : 0.0f;\n"
+     "      const float sum = metal::simd_sum(column_part);\n"
+     "      if (lane == 0) {\n"
+     "        const float mean = h2o_softmax_mean(sum, merged.total);\n"
+     "        out[row * V + column * VALUE_PART + j] = static_cast<T>(mean);\n"
+     "      }\n"
+     "    }\n"
+     "    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
+     "  }\n"},
+    {"lse",
+     "  if (group == 0 && lane == 0) {\n"
+     "    lse[row] = h2o_softmax_lse(merged.maximum, merged.total);\n"
+     "  }\n"},
+};
+
+static const mlx_h2o_kernel_text mlx_h2o_sdpa_vector_quantized_text = {
+    "sdpa_vector_quantized",
+    mlx_h2o_sdpa_vector_quantized_template,
+    sizeof(mlx_h2o_sdpa_vector_quantized_template) / sizeof(mlx_h2o_sdpa_vector_quantized_template[0]),
+    mlx_h2o_sdpa_vector_quantized_inputs,
+    sizeof(mlx_h2o_sdpa_vector_quantized_inputs) / sizeof(mlx_h2o_sdpa_vector_quantized_inputs[0]),
+    mlx_h2o_sdpa_vector_quantized_outputs,
+    sizeof(mlx_h2o_sdpa_vector_quantized_outputs) / sizeof(mlx_h2o_sdpa_vector_quantized_outputs[0]),
+    mlx_h2o_sdpa_vector_quantized_segments,
+    sizeof(mlx_h2o_sdpa_vector_quantized_segments) / sizeof(mlx_h2o_sdpa_vector_quantized_segments[0]),
+};
+
+static const char* const mlx_h2o_sdpa_vector_2pass_1_quantized_template[] = {
+    "T",
+    "S",
+    "D",
+    "V",
+    "KB",
+    "VB",
+    "G",
+    "NS",
+    "CAUSAL",
+};
+
+static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_2pass_1_quantized_inputs[] = {
+    {"queries", ""},
+    {"key_words", ""},
+    {"key_scales", ""},
+    {"key_biases", ""},
+    {"value_words", ""},
+    {"value_scales", ""},
+    {"value_biases", ""},
+    {"mask", "bool_mask"},
+    {"mask", "additive_mask"},
+    {"sinks", "sinks"},
+    {"probes", "probes"},
+    {"params", ""},
+};
+
+static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_2pass_1_quantized_outputs[] = {
+    {"partial_sums", ""},
+    {"partial_maxima", ""},
+    {"partial_totals", ""},
+    {"scores", "scores"},
+    {"probe_scores", "probes"},
+};
+
+static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_2pass_1_quantized_segments[] = {
+    {"",
+     "  constexpr int LANES = 32;\n"
+     "  constexpr int KEY_PART = D / LANES;\n"
+     "  constexpr int VALUE_PART = V / LANES;\n"
+     "  H2O_THREADGROUP(float, tile, NS * (LANES + 1));\n"
+     "  H2O_THREADGROUP(float, maxima, NS);\n"
+     "  H2O_THREADGROUP(float, totals, NS);\n"
+     "  const int lane = int(thread_index_in_simdgroup);\n"
+     "  const int group = int(simdgroup_index_in_threadgroup);\n"
+     "  const int batch_head = int(threadgroup_position_in_grid.x);\n"
+     "  const int query_index = int(threadgroup_position_in_grid.y);\n"
+     "  const int heads = queries_shape[1];\n"
+     "  const int query_count = queries_shape[2];\n"
+     "  const int key_count = key_words_shape[2];\n"
+     "  const int kv_heads = key_words_shape[1];\n"
+     "  const int batch = batch_head / heads;\n"
+     "  const int head = batch_head % heads;\n"
+     "  const int kv_head = head / (heads / kv_heads);\n"
+     "  const int64_t row = int64_t(batch_head) * query_count + query_index;\n"
+     "  const int block = int(threadgroup_position_in_grid.z);\n"
+     "  const int blocks = int(threadgroups_per_grid.z);\n"
+     "  const int first_key = block * NS + group;\n"
+     "  const int key_step = blocks * NS;\n"
+     "  float query[KEY_PART];\n"
+     "  h2o_load<KEY_PART>(\n"
+     "      queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),\n"
+     "      queries_strides[3],\n"
+     "      query);\n"
+     "  for (int j = 0; j < KEY_PART; j++) {\n"
+     "    query[j] *= params[0];\n"
+     "  }\n"},
+    {"probes",
+     "  const bool serves_probes = head % (heads / kv_heads) == 0 && query_index == 0;\n"
+     "  const int probe_count = probes_shape[2];\n"
+     "  const int64_t probe_start = h2o_offset(probes_strides, batch, kv_head, 0, lane * KEY_PART);\n"
+     "  const int64_t probe_row = (int64_t(batch) * kv_heads + kv_head) * probe_count;\n"},
+    {"",
+     "  float sums[VALUE_PART];\n"
+     "  for (int j = 0; j < VALUE_PART; j++) {\n"
+     "    sums[j] = 0.0f;\n"
+     "  }\n"
+     "  h2o_softmax state = h2o_softmax_empty();\n"},
+    {"sinks",
+     "  if (first_key == 0) {\n"
+     "    h2o_softmax_sink(state, static_cast<float>(sinks[head * sinks_strides[0]]));\n"
+     "  }\n"},
+    {"",
+     "  const int64_t key_words_start = h2o_offset(key_words_strides, batch, kv_head, 0, 0);\n"
+     "  const int64_t key_scales_start = h2o_offset(key_scales_strides, batch, kv_head, 0, 0);\n"
+     "  const int64_t key_biases_start = h2o_offset(key_biases_strides, batch, kv_head, 0, 0);\n"
+     "  const int64_t value_words_start = h2o_offset(value_words_strides, batch, kv_head, 0, 0);\n"
+     "  const int64_t value_scales_start = h2o_offset(value_scales_strides, batch, kv_head, 0, 0);\n"
+     "  const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);\n"},
+    {"bool_mask",
+     "  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);\n"},
+    {"additive_mask",
+     "  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);\n"},
+    {"",
+     "  const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;\n"
+     "  for (int i = first_key; i < key_count; i += key_step) {\n"
+     "    bool visible = i < visible_end;\n"},
+    {"bool_mask",
+     "    visible = visible && mask[mask_start + i * mask_strides[3]];\n"},
+    {"additive_mask",
+     "    const float bias = static_cast<float>(mask[mask_start + i * mask_strides[3]]);\n"
+     "    visible = visible && !(bias <= params[1]);\n"},
+    {"scores",
+     "    if (!visible && lane == 0) {\n"
+     "      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;\n"
+     "    }\n"},
+    {"probes",
+     "    if (visible || serves_probes) {\n"},
+    {"!probes",
+     "    if (visible) {\n"},
+    {"",
+     "      float key[KEY_PART];\n"
+     "      h2o_load_quantized<KEY_PART, KB, G>(\n"
+     "          key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],\n"
+     "          key_scales + (key_scales_start + i * key_scales_strides[2]), key_scales_strides[3],\n"
+     "          key_biases + (key_biases_start + i * key_biases_strides[2]), key_biases_strides[3],\n"
+     "          lane * KEY_PART, key);\n"},
+    {"probes",
+     "      if (serves_probes) {\n"
+     "        for (int e = 0; e < probe_count; e++) {\n"
+     "          float probe[KEY_PART];\n"
+     "          h2o_load<KEY_PART>(\n"
+     "              probes + (probe_start + e * probes_strides[2]),\n"
+     "              probes_strides[3],\n"
+     "              probe);\n"
+     "          const float logit = params[0] * metal::simd_sum(h2o_dot<KEY_PART>(probe, key));\n"
+     "          if (lane == 0) {\n"
+     "            probe_scores[(probe_row + e) * key_count + i] = logit;\n"
+     "          }\n"
+     "        }\n"
+     "      }\n"
+     "      if (!visible) {\n"
+     "        continue;\n"
+     "      }\n"},
+    {"",
+     "      float value[VALUE_PART];\n"
+     "      float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));\n"},
+    {"additive_mask",
+     "      score += bias;\n"
+     "      state.total += bias - bias;\n"},
+    {"scores",
+     "      if (lane == 0) {\n"
+     "        scores[row * key_count + i] = score;\n"
+     "      }\n"},
+    {"",
+     "      const float weight = h2o_softmax_weigh<VALUE_PART>(state, sums, score);\n"},
+    {"sparse_v",
+     "      if (weight < params[2] * state.total) {\n"
+     "        continue;\n"
+     "      }\n"},
+    {"",
+     "      h2o_load_quantized<VALUE_PART, VB, G>(\n"
+     "          value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],\n"
+     "          value_scales + (value_scales_start + i * value_scales_strides[2]),\n"
+     "          value_scales_strides[3],\n"
+     "          value_biases + (value_biases_start + i * value_biases_strides[2]),\n"
+     "          value_biases_strides[3],\n"
+     "          lane * VALUE_PART, value);\n"
+     "      h2o_add_row<VALUE_PART>(sums, weight, value);\n"
+     "    }\n"
+     "  }\n"
+     "  if (lane == 0) {\n"
+     "    maxima[group] = state.maximum;\n"
+     "    totals[group] = state.total;\n"
+     "  }\n"
+     "  metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
+     "  const bool has_part = lane < NS;\n"
+     "  h2o_softmax part = h2o_softmax_empty();\n"
+     "  if (has_part) {\n"
+     "    part.maximum = maxima[lane];\n"
+     "    part.total = totals[lane];\n"
+     "  }\n"
+     "  const h2o_merged merged = h2o_softmax_merge(part);\n"
+     "  for (int j = 0; j < VALUE_PART; j++) {\n"
+     "    tile[group * (LANES + 1) + lane] = sums[j];\n"
+     "    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
+     "    for (int column = group; column < LANES; column += NS) {\n"
+     "      const float column_part = has_part ? tile[lane * (LANES + 1) + column] * merged.share : 0.0f;\n"
+     "      const float sum = metal::simd_sum(column_part);\n"
+     "      if (lane == 0) {\n"
+     "        partial_sums[(row * blocks + block) * V + column * VALUE_PART + j] = sum;\n"
+     "      }\n"
+     "    }\n"
+     "    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
+     "  }\n"
+     "  if (group == 0 && lane == 0) {\n"
+     "    partial_maxima[row * blocks + block] = merged.maximum;\n"
+     "    partial_totals[row * blocks + block] = merged.total;\n"
+     "  }\n"},
+};
+
+static const mlx_h2o_kernel_text mlx_h2o_sdpa_vector_2pass_1_quantized_text = {
+    "sdpa_vector_2pass_1_quantized",
+    mlx_h2o_sdpa_vector_2pass_1_quantized_template,
+    sizeof(mlx_h2o_sdpa_vector_2pass_1_quantized_template) / sizeof(mlx_h2o_sdpa_vector_2pass_1_quantized_template[0]),
+    mlx_h2o_sdpa_vector_2pass_1_quantized_inputs,
+    sizeof(mlx_h2o_sdpa_vector_2pass_1_quantized_inputs) / sizeof(mlx_h2o_sdpa_vector_2pass_1_quantized_inputs[0]),
+    mlx_h2o_sdpa_vector_2pass_1_quantized_outputs,
+    sizeof(mlx_h2o_sdpa_vector_2pass_1_quantized_outputs) / sizeof(mlx_h2o_sdpa_vector_2pass_1_quantized_outputs[0]),
+    mlx_h2o_sdpa_vector_2pass_1_quantized_segments,
+    sizeof(mlx_h2o_sdpa_vector_2pass_1_quantized_segments) / sizeof(mlx_h2o_sdpa_vector_2pass_1_quantized_segments[0]),
+};
+
+static const char* const mlx_h2o_sdpa_vector_2pass_2_template[] = {
+    "T",
+    "V",
+};
+
+static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_2pass_2_inputs[] = {
+    {"partial_sums", ""},
+    {"partial_maxima", ""},
+    {"partial_totals", ""},
+};
+
+static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_2pass_2_outputs[] = {
+    {"out", ""},
+    {"lse", "lse"},
+};
+
+static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_2pass_2_segments[] = {
+    {"",
+     "  constexpr int LANES = 32;\n"
+     "  constexpr int PARTS = V / LANES;\n"
+     "  const int lane = int(thread_index_in_simdgroup);\n"
+     "  const int64_t row = int64_t(threadgroup_position_in_grid.x) / PARTS;\n"
+     "  const int column = int(threadgroup_position_in_grid.x) % PARTS * LANES + lane;\n"
+     "  const int blocks = partial_maxima_shape[3];\n"
+     "  h2o_softmax part = h2o_softmax_empty();\n"
+     "  if (lane < blocks) {\n"
+     "    part.maximum = partial_maxima[row * blocks + lane];\n"
+     "    part.total = partial_totals[row * blocks + lane];\n"
+     "  }\n"
+     "  const h2o_merged merged = h2o_softmax_merge(part);\n"
+     "  float sum = 0.0f;\n"
+     "  for (int b = 0; b < blocks; b++) {\n"
+     "    const float share = metal::simd_shuffle(merged.share, ushort(b));\n"
+     "    sum += share * partial_sums[(row * blocks + b) * V + column];\n"
+     "  }\n"
+     "  out[row * V + column] = static_cast<T>(h2o_softmax_mean(sum, merged.total));\n"},
+    {"lse",
+     "  if (column == 0) {\n"
+     "    lse[row] = h2o_softmax_lse(merged.maximum, merged.total);\n"
+     "  }\n"},
+};
+
+static const mlx_h2o_kernel_text mlx_h2o_sdpa_vector_2pass_2_text = {
+    "sdpa_vector_2pass_2",
+    mlx_h2o_sdpa_vector_2pass_2_template,
+    sizeof(mlx_h2o_sdpa_vector_2pass_2_template) / sizeof(mlx_h2o_sdpa_vector_2pass_2_template[0]),
+    mlx_h2o_sdpa_vector_2pass_2_inputs,
+    sizeof(mlx_h2o_sdpa_vector_2pass_2_inputs) / sizeof(mlx_h2o_sdpa_vector_2pass_2_inputs[0]),
+    mlx_h2o_sdpa_vector_2pass_2_outputs,
+    sizeof(mlx_h2o_sdpa_vector_2pass_2_outputs) / sizeof(mlx_h2o_sdpa_vector_2pass_2_outputs[0]),
+    mlx_h2o_sdpa_vector_2pass_2_segments,
+    sizeof(mlx_h2o_sdpa_vector_2pass_2_segments) / sizeof(mlx_h2o_sdpa_vector_2pass_2_segments[0]),
+};
+
+static const char* const mlx_h2o_accumulate_scores_template[] = {
+    "NS",
+};
+
+static const mlx_h2o_kernel_buffer mlx_h2o_accumulate_scores_inputs[] = {
+    {"importance", ""},
+    {"scores", ""},
+    {"params", ""},
+};
+
+static const mlx_h2o_kernel_buffer mlx_h2o_accumulate_scores_outputs[] = {
+    {"accumulated", ""},
+};
+
+static const mlx_h2o_kernel_segment mlx_h2o_accumulate_scores_segments[] = {
+    {"",
+     "  constexpr int LANES = 32;\n"
+     "  const int row = int(threadgroup_position_in_grid.x) * NS * LANES\n"
+     "      + int(simdgroup_index_in_threadgroup) * LANES + int(thread_index_in_simdgroup);\n"
+     "  const int row_count = importance_shape[2];\n"
+     "  if (row >= row_count) {\n"
+     "    return;\n"
+     "  }\n"
+     "  const int kv_heads = importance_shape[1];\n"
+     "  const int batch = int(threadgroup_position_in_grid.y) / kv_heads;\n"
+     "  const int kv_head = int(threadgroup_position_in_grid.y) % kv_heads;\n"
+     "  const int heads_of_group = scores_shape[1] / kv_heads;\n"
+     "  const int query_count = scores_shape[2];\n"
+     "  const int first_head = kv_head * heads_of_group;\n"
+     "  float average = importance[batch * importance_strides[0] + kv_head * importance_strides[1]\n"
+     "                             + row * importance_strides[2]];\n"
+     "  for (int query = 0; query < query_count; query++) {\n"
+     "    float sum = 0.0f;\n"
+     "    int seen = 0;\n"
+     "    for (int j = 0; j < heads_of_group; j++) {\n"
+     "      const float score = scores[h2o_offset(scores_strides, batch, first_head + j, query, row)];\n"
+     "      if (score > H2O_NEGATIVE_INFINITY) {\n"
+     "        sum += score;\n"
+     "        seen += 1;\n"
+     "      }\n"
+     "    }\n"
+     "    if (seen > 0) {\n"
+     "      const float size = metal::abs(sum / float(seen));\n"
+     "      average = average != average ? size : params[0] * average + params[1] * size;\n"
+     "    }\n"
+     "  }\n"
+     "  accumulated[(int64_t(batch) * kv_heads + kv_head) * row_count + row] = average;\n"},
+};
+
+static const mlx_h2o_kernel_text mlx_h2o_accumulate_scores_text = {
+    "accumulate_scores",
+    mlx_h2o_accumulate_scores_template,
+    sizeof(mlx_h2o_accumulate_scores_template) / sizeof(mlx_h2o_accumulate_scores_template[0]),
+    mlx_h2o_accumulate_scores_inputs,
+    sizeof(mlx_h2o_accumulate_scores_inputs) / sizeof(mlx_h2o_accumulate_scores_inputs[0]),
+    mlx_h2o_accumulate_scores_outputs,
+    sizeof(mlx_h2o_accumulate_scores_outputs) / sizeof(mlx_h2o_accumulate_scores_outputs[0]),
+    mlx_h2o_accumulate_scores_segments,
+    sizeof(mlx_h2o_accumulate_scores_segments) / sizeof(mlx_h2o_accumulate_scores_segments[0]),
+};
+
+static const char* const mlx_h2o_choose_row_template[] = {
+    "NS",
+};
+
+static const mlx_h2o_kernel_buffer mlx_h2o_choose_row_inputs[] = {
+    {"scores", ""},
+    {"positions", ""},
+    {"zones", ""},
+};
+
+static const mlx_h2o_kernel_buffer mlx_h2o_choose_row_outputs[] = {
+    {"worst", ""},
+};
+
+static const mlx_h2o_kernel_segment mlx_h2o_choose_row_segments[] = {
+    {"",
+     "  constexpr int LANES = 32;\n"
+     "  constexpr int PROTECTED = 0;\n"
+     "  constexpr int SCORED = 1;\n"
+     "  constexpr int UNSCORED = 2;\n"
+     "  constexpr int PADDING = 3;\n"
+     "  H2O_THREADGROUP(int, kinds, NS);\n"
+     "  H2O_THREADGROUP(float, worths, NS);\n"
+     "  H2O_THREADGROUP(int, places, NS);\n"
+     "  H2O_THREADGROUP(int, slots, NS);\n"
+     "  const int lane = int(thread_index_in_simdgroup);\n"
+     "  const int group = int(simdgroup_index_in_threadgroup);\n"
+     "  const int head_count = scores_shape[1];\n"
+     "  const int row_count = scores_shape[2];\n"
+     "  const int batch = int(threadgroup_position_in_grid.x) / head_count;\n"
+     "  const int head = int(threadgroup_position_in_grid.x) % head_count;\n"
+     "  const int64_t scores_start = batch * scores_strides[0] + head * scores_strides[1];\n"
+     "  const int64_t positions_start = batch * positions_strides[0] + head * positions_strides[1];\n"
+     "  int kind = -1;\n"
+     "  float worth = 0.0f;\n"
+     "  int place = -1;\n"
+     "  int slot = 0;\n"
+     "  for (int row = group * LANES + lane; row < row_count; row += NS * LANES) {\n"
+     "    const float score = scores[scores_start + row * scores_strides[2]];\n"
+     "    const int position = positions[positions_start + row * positions_strides[2]];\n"
+     "    int found = score != score ? UNSCORED : SCORED;\n"
+     "    if (position < zones[0] || position >= zones[1]) {\n"
+     "      found = PROTECTED;\n"
+     "    }\n"
+     "    if (position < 0) {\n"
+     "      found = PADDING;\n"
+     "    }\n"
+     "    const float found_worth = found == SCORED ? score : 0.0f;\n"
+     "    const int found_place = position < 0 ? row : position;\n"
+     "    const bool same_worth = found == kind && found_worth == worth;\n"
+     "    if (found > kind || (found == kind && found_worth < worth)\n"
+     "        || (same_worth && found_place > place)) {\n"
+     "      kind = found;\n"
+     "      worth = found_worth;\n"
+     "      place = found_place;\n"
+     "      slot = row;\n"
+     "    }\n"
+     "  }\n"
+     "  for (int round = 0; round < 2; round++) {\n"
+     "    const int worst_kind = metal::simd_max(kind);\n"
+     "    const bool of_kind = kind == worst_kind;\n"
+     "    const float least_worth = -metal::simd_max(of_kind ? -worth : H2O_NEGATIVE_INFINITY);\n"
+     "    const bool of_worth = of_kind && worth == least_worth;\n"
+     "    const int last_place = metal::simd_max(of_worth ? place : -1);\n"
+     "    const int first_slot = -metal::simd_max(of_worth && place == last_place ? -slot : -row_count);\n"
+     "    if (round == 0) {\n"
+     "      if (lane == 0) {\n"
+     "        kinds[group] = worst_kind;\n"
+     "        worths[group] = least_worth;\n"
+     "        places[group] = last_place;\n"
+     "        slots[group] = first_slot;\n"
+     "      }\n"
+     "      metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
+     "      const bool has_row = lane < NS;\n"
+     "      kind = has_row ? kinds[lane] : -1;\n"
+     "      worth = has_row ? worths[lane] : 0.0f;\n"
+     "      place = has_row ? places[lane] : -1;\n"
+     "      slot = has_row ? slots[lane] : 0;\n"
+     "    } else if (group == 0 && lane == 0) {\n"
+     "      worst[threadgroup_position_in_grid.x] = uint32_t(first_slot);\n"
+     "    }\n"
+     "  }\n"},
+};
+
+static const mlx_h2o_kernel_text mlx_h2o_choose_row_text = {
+    "choose_row",
+    mlx_h2o_choose_row_template,
+    sizeof(mlx_h2o_choose_row_template) / sizeof(mlx_h2o_choose_row_template[0]),
+    mlx_h2o_choose_row_inputs,
+    sizeof(mlx_h2o_choose_row_inputs) / sizeof(mlx_h2o_choose_row_inputs[0]),
+    mlx_h2o_choose_row_outputs,
+    sizeof(mlx_h2o_choose_row_outputs) / sizeof(mlx_h2o_choose_row_outputs[0]),
+    mlx_h2o_choose_row_segments,
+    sizeof(mlx_h2o_choose_row_segments) / sizeof(mlx_h2o_choose_row_segments[0]),
+};
+
+static const char* const mlx_h2o_pack_rows_template[] = {
+    "T",
+    "S",
+    "KB",
+    "VB",
+    "G",
+};
+
+static const mlx_h2o_kernel_buffer mlx_h2o_pack_rows_inputs[] = {
+    {"new_keys", ""},
+    {"new_values", ""},
+};
+
+static const mlx_h2o_kernel_buffer mlx_h2o_pack_rows_outputs[] = {
+    {"key_words", ""},
+    {"key_scales", ""},
+    {"key_biases", ""},
+    {"value_words", ""},
+    {"value_scales", ""},
+    {"value_biases", ""},
+};
+
+static const mlx_h2o_kernel_segment mlx_h2o_pack_rows_segments[] = {
+    {"",
+     "  constexpr int LANES = 32;\n"
+     "  constexpr float LEAST_SCALE = 1e-7f;\n"
+     "  const int lane = int(thread_index_in_simdgroup);\n"
+     "  const int heads = new_keys_shape[1];\n"
+     "  const int rows = new_keys_shape[2];\n"
+     "  const int key_groups = new_keys_shape[3] / G;\n"
+     "  const int value_groups = new_values_shape[3] / G;\n"
+     "  const int64_t all_key_groups = int64_t(new_keys_shape[0]) * heads * rows * key_groups;\n"
+     "  const int64_t index = int64_t(threadgroup_position_in_grid.x);\n"
+     "  const bool is_key = index < all_key_groups;\n"
+     "  const int64_t group = is_key ? index : index - all_key_groups;\n"
+     "  const int groups = is_key ? key_groups : value_groups;\n"
+     "  const int64_t row = group / groups;\n"
+     "  const int first = int(group % groups) * G;\n"
+     "  const int batch = int(row / (int64_t(heads) * rows));\n"
+     "  const int head = int(row / rows % heads);\n"
+     "  const int token = int(row % rows);\n"
+     "  const int64_t key_start = h2o_offset(new_keys_strides, batch, head, token, first);\n"
+     "  const int64_t value_start = h2o_offset(new_values_strides, batch, head, token, first);\n"
+     "  float least = H2O_NEGATIVE_INFINITY;\n"
+     "  float most = 0.0f;\n"
+     "  for (int j = lane; j < G; j += LANES) {\n"
+     "    const float element = is_key\n"
+     "        ? static_cast<float>(new_keys[key_start + j * new_keys_strides[3]])\n"
+     "        : static_cast<float>(new_values[value_start + j * new_values_strides[3]]);\n"
+     "    least = metal::max(least, -element);\n"
+     "    most = metal::max(most, element);\n"
+     "  }\n"
+     "  least = -metal::simd_max(least);\n"
+     "  most = metal::simd_max(most);\n"
+     "  const int bits = is_key ? KB : VB;\n"
+     "  const float highest = float((1 << bits) - 1);\n"
+     "  float scale = metal::max((most - least) / highest, LEAST_SCALE);\n"
+     "  const bool is_low = metal::abs(least) > metal::abs(most);\n"
+     "  scale = is_low ? scale : -scale;\n"
+     "  const float edge = is_low ? least : most;\n"
+     "  const float steps = metal::round(edge / scale);\n"
+     "  const bool is_zero = steps == 0.0f;\n"
+     "  scale = is_zero ? scale : edge / steps;\n"
+     "  const float bias = is_zero ? 0.0f : edge;\n"
+     "  if (lane == 0) {\n"
+     "    if (is_key) {\n"
+     "      key_scales[group] = static_cast<T>(scale);\n"
+     "      key_biases[group] = static_cast<T>(bias);\n"
+     "    } else {\n"
+     "      value_scales[group] = static_cast<S>(scale);\n"
+     "      value_biases[group] = static_cast<S>(bias);\n"
+     "    }\n"
+     "  }\n"
+     "  const int words = G * bits / 32;\n"
+     "  if (lane < words) {\n"
+     "    uint32_t word = 0;\n"
+     "    for (int j = lane * 32 / bits; j * bits < (lane + 1) * 32; j++) {\n"
+     "      const float element = is_key\n"
+     "          ? static_cast<float>(new_keys[key_start + j * new_keys_strides[3]])\n"
+     "          : static_cast<float>(new_values[value_start + j * new_values_strides[3]]);\n"
+     "      const uint32_t level =\n"
+     "          uint32_t(metal::min(metal::round((element - bias) / scale), highest));\n"
+     "      const int shift = j * bits - lane * 32;\n"
+     "      word |= shift < 0 ? level >> -shift : level << shift;\n"
+     "    }\n"
+     "    if (is_key) {\n"
+     "      key_words[group * words + lane] = word;\n"
+     "    } else {\n"
+     "      value_words[group * words + lane] = word;\n"
+     "    }\n"
+     "  }\n"},
+};
+
+static const mlx_h2o_kernel_text mlx_h2o_pack_rows_text = {
+    "pack_rows",
+    mlx_h2o_pack_rows_template,
+    sizeof(mlx_h2o_pack_rows_template) / sizeof(mlx_h2o_pack_rows_template[0]),
+    mlx_h2o_pack_rows_inputs,
+    sizeof(mlx_h2o_pack_rows_inputs) / sizeof(mlx_h2o_pack_rows_inputs[0]),
+    mlx_h2o_pack_rows_outputs,
+    sizeof(mlx_h2o_pack_rows_outputs) / sizeof(mlx_h2o_pack_rows_outputs[0]),
+    mlx_h2o_pack_rows_segments,
+    sizeof(mlx_h2o_pack_rows_segments) / sizeof(mlx_h2o_pack_rows_segments[0]),
 };
 
 #endif

@@ -8,6 +8,8 @@
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstdint>
+
 #include "mlx_h2o/ops.h"
 #include "mlx_h2o/simd.h"
 
@@ -17,6 +19,29 @@ using namespace nb::literals;
 
 #define MLX_H2O_TEXT_OF(value) #value
 #define MLX_H2O_TEXT(value) MLX_H2O_TEXT_OF(value)
+
+namespace {
+
+mlx_h2o::RankedBy ranked_by_name(const std::string& name) {
+  if (name == "importance") return mlx_h2o::RankedBy::importance;
+  if (name == "array") return mlx_h2o::RankedBy::array;
+  if (name == "age") return mlx_h2o::RankedBy::age;
+  if (name == "key_diversity") return mlx_h2o::RankedBy::key_diversity;
+  throw std::invalid_argument("[replace_worst] ranked_by is \"" + name +
+                              "\", expected importance, array, age or key_diversity.");
+}
+
+std::vector<mx::array> replace_worst(const mx::array& keys, const mx::array& values,
+                                     const mx::array& importance, const mx::array& positions,
+                                     const mx::array& new_keys, const mx::array& new_values,
+                                     int position, int sink_size, std::optional<int> recent_start,
+                                     const std::string& ranked_by,
+                                     const std::optional<mx::array>& ranks, mx::StreamOrDevice s) {
+  return mlx_h2o::replace_worst(keys, values, importance, positions, new_keys, new_values, position,
+                                sink_size, recent_start, ranked_by_name(ranked_by), ranks, s);
+}
+
+}  // namespace
 
 NB_MODULE(_core, m) {
   m.doc() = "Native CPU operations of mlx_h2o on MLX arrays; use mlx_h2o.fast.";
@@ -28,6 +53,15 @@ NB_MODULE(_core, m) {
         "MLX_H2O_SIMD names none that this machine runs.");
   m.def("simd_targets", &mlx_h2o::simd_targets,
         "Every SIMD target that this machine runs, the best first.");
+  m.def(
+      "buffer_address",
+      [](const mx::array& array) -> uintptr_t {
+        if (array.status() == mx::array::Status::unscheduled) return 0;
+        return reinterpret_cast<uintptr_t>(array.buffer().ptr());
+      },
+      "array"_a,
+      "The address of the array's buffer, which is known as soon as its computation is under way, "
+      "or 0 before. Waits for nothing and holds nothing: to see whether memory is reused.");
   m.def(
       "ndim", [](const mx::array& array) { return array.ndim(); }, "array"_a,
       "The number of axes: a probe that the module and mlx.core know the same array type.");
@@ -43,4 +77,24 @@ NB_MODULE(_core, m) {
   m.def("evict_indices", &mlx_h2o::evict_indices, "scores"_a, "positions"_a, nb::kw_only(),
         "count"_a = 1, "sink_size"_a = 0, "recent_start"_a = nb::none(), "stream"_a = nb::none(),
         "Slots of the rows to drop, worst first; see mlx_h2o.fast.");
+
+  m.def("scaled_dot_product_attention", &mlx_h2o::scaled_dot_product_attention, "queries"_a,
+        "keys"_a, "values"_a, nb::kw_only(), "scale"_a, "causal"_a = false, "mask"_a = nb::none(),
+        "sinks"_a = nb::none(), "stream"_a = nb::none(), "The output of attention alone.");
+  m.def("attention_and_accumulate", &mlx_h2o::attention_and_accumulate, "queries"_a, "keys"_a,
+        "values"_a, "importance"_a, nb::kw_only(), "scale"_a, "decay"_a, "causal"_a = false,
+        "mask"_a = nb::none(), "sinks"_a = nb::none(), "stream"_a = nb::none(),
+        "[out, importance]; see mlx_h2o.fast.");
+  m.def("accumulate_scores", &mlx_h2o::accumulate_scores, "importance"_a, "scores"_a, nb::kw_only(),
+        "decay"_a, "stream"_a = nb::none(), "The new importance; see mlx_h2o.fast.");
+  m.def("key_diversity", &mlx_h2o::key_diversity, "keys"_a, nb::kw_only(), "stream"_a = nb::none(),
+        "float32 [B, H, N]; see mlx_h2o.fast.");
+  m.def("replace_worst", &replace_worst, "keys"_a, "values"_a, "importance"_a, "positions"_a,
+        "new_keys"_a, "new_values"_a, nb::kw_only(), "position"_a, "sink_size"_a = 0,
+        "recent_start"_a = nb::none(), "ranked_by"_a = "importance", "ranks"_a = nb::none(),
+        "stream"_a = nb::none(), "[keys, values, importance, positions]; see mlx_h2o.fast.");
+  m.def("quantize_append", &mlx_h2o::quantize_append, "keys"_a, "values"_a, "new_keys"_a,
+        "new_values"_a, "slots"_a, nb::kw_only(), "bits"_a, "group_size"_a, "value_bits"_a,
+        "stream"_a = nb::none(),
+        "Words, scales and biases of the keys, then of the values; see mlx_h2o.fast.");
 }

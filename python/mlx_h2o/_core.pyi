@@ -1,9 +1,12 @@
+import collections.abc
+
 import mlx.core as mx
 
 built_for_mlx: str
 
 def simd_target() -> str: ...
 def simd_targets() -> list[str]: ...
+def buffer_address(array: mx.array) -> int: ...
 def ndim(array: mx.array) -> int: ...
 def scaled_dot_product_attention_with_scores(
     queries: mx.array,
@@ -35,3 +38,66 @@ def evict_indices(
     recent_start: int | None = None,
     stream: mx.Stream | mx.ThreadLocalStream | mx.Device | mx.DeviceType | None = None,
 ) -> mx.array: ...
+def scaled_dot_product_attention(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    *,
+    scale: float,
+    causal: bool = False,
+    mask: mx.array | None = None,
+    sinks: mx.array | None = None,
+    stream: mx.Stream | mx.ThreadLocalStream | mx.Device | mx.DeviceType | None = None,
+) -> mx.array: ...
+def attention_and_accumulate(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    importance: mx.array,
+    *,
+    scale: float,
+    decay: float,
+    causal: bool = False,
+    mask: mx.array | None = None,
+    sinks: mx.array | None = None,
+    stream: mx.Stream | mx.ThreadLocalStream | mx.Device | mx.DeviceType | None = None,
+) -> list[mx.array]: ...
+def accumulate_scores(
+    importance: mx.array,
+    scores: mx.array,
+    *,
+    decay: float,
+    stream: mx.Stream | mx.ThreadLocalStream | mx.Device | mx.DeviceType | None = None,
+) -> mx.array: ...
+def key_diversity(
+    keys: mx.array,
+    *,
+    stream: mx.Stream | mx.ThreadLocalStream | mx.Device | mx.DeviceType | None = None,
+) -> mx.array: ...
+def replace_worst(
+    keys: mx.array,
+    values: mx.array,
+    importance: mx.array,
+    positions: mx.array,
+    new_keys: mx.array,
+    new_values: mx.array,
+    *,
+    position: int,
+    sink_size: int = 0,
+    recent_start: int | None = None,
+    ranked_by: str = "importance",
+    ranks: mx.array | None = None,
+    stream: mx.Stream | mx.ThreadLocalStream | mx.Device | mx.DeviceType | None = None,
+) -> list[mx.array]: ...
+def quantize_append(
+    keys: collections.abc.Sequence[mx.array],
+    values: collections.abc.Sequence[mx.array],
+    new_keys: mx.array,
+    new_values: mx.array,
+    slots: mx.array,
+    *,
+    bits: int,
+    group_size: int,
+    value_bits: int,
+    stream: mx.Stream | mx.ThreadLocalStream | mx.Device | mx.DeviceType | None = None,
+) -> list[mx.array]: ...

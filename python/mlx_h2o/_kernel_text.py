@@ -8,6 +8,8 @@ FLAGS = (
     "sinks",
     "scores",
     "lse",
+    "sparse_v",
+    "probes",
 )
 
 TEMPLATE: dict[str, tuple[str, ...]] = {
@@ -17,6 +19,52 @@ TEMPLATE: dict[str, tuple[str, ...]] = {
         "V",
         "NS",
         "CAUSAL",
+    ),
+    "sdpa_vector_2pass_1": (
+        "T",
+        "D",
+        "V",
+        "NS",
+        "CAUSAL",
+    ),
+    "sdpa_vector_quantized": (
+        "T",
+        "S",
+        "D",
+        "V",
+        "KB",
+        "VB",
+        "G",
+        "NS",
+        "CAUSAL",
+    ),
+    "sdpa_vector_2pass_1_quantized": (
+        "T",
+        "S",
+        "D",
+        "V",
+        "KB",
+        "VB",
+        "G",
+        "NS",
+        "CAUSAL",
+    ),
+    "sdpa_vector_2pass_2": (
+        "T",
+        "V",
+    ),
+    "accumulate_scores": (
+        "NS",
+    ),
+    "choose_row": (
+        "NS",
+    ),
+    "pack_rows": (
+        "T",
+        "S",
+        "KB",
+        "VB",
+        "G",
     ),
 }
 
@@ -29,7 +77,65 @@ INPUTS: dict[str, Pairs] = {
         ("mask", "bool_mask"),
         ("mask", "additive_mask"),
         ("sinks", "sinks"),
+        ("probes", "probes"),
         ("params", ""),
+    ),
+    "sdpa_vector_2pass_1": (
+        ("queries", ""),
+        ("keys", ""),
+        ("values", ""),
+        ("mask", "bool_mask"),
+        ("mask", "additive_mask"),
+        ("sinks", "sinks"),
+        ("probes", "probes"),
+        ("params", ""),
+    ),
+    "sdpa_vector_quantized": (
+        ("queries", ""),
+        ("key_words", ""),
+        ("key_scales", ""),
+        ("key_biases", ""),
+        ("value_words", ""),
+        ("value_scales", ""),
+        ("value_biases", ""),
+        ("mask", "bool_mask"),
+        ("mask", "additive_mask"),
+        ("sinks", "sinks"),
+        ("probes", "probes"),
+        ("params", ""),
+    ),
+    "sdpa_vector_2pass_1_quantized": (
+        ("queries", ""),
+        ("key_words", ""),
+        ("key_scales", ""),
+        ("key_biases", ""),
+        ("value_words", ""),
+        ("value_scales", ""),
+        ("value_biases", ""),
+        ("mask", "bool_mask"),
+        ("mask", "additive_mask"),
+        ("sinks", "sinks"),
+        ("probes", "probes"),
+        ("params", ""),
+    ),
+    "sdpa_vector_2pass_2": (
+        ("partial_sums", ""),
+        ("partial_maxima", ""),
+        ("partial_totals", ""),
+    ),
+    "accumulate_scores": (
+        ("importance", ""),
+        ("scores", ""),
+        ("params", ""),
+    ),
+    "choose_row": (
+        ("scores", ""),
+        ("positions", ""),
+        ("zones", ""),
+    ),
+    "pack_rows": (
+        ("new_keys", ""),
+        ("new_values", ""),
     ),
 }
 
@@ -39,6 +145,45 @@ OUTPUTS: dict[str, Pairs] = {
         ("out", ""),
         ("scores", "scores"),
         ("lse", "lse"),
+        ("probe_scores", "probes"),
+    ),
+    "sdpa_vector_2pass_1": (
+        ("partial_sums", ""),
+        ("partial_maxima", ""),
+        ("partial_totals", ""),
+        ("scores", "scores"),
+        ("probe_scores", "probes"),
+    ),
+    "sdpa_vector_quantized": (
+        ("out", ""),
+        ("scores", "scores"),
+        ("lse", "lse"),
+        ("probe_scores", "probes"),
+    ),
+    "sdpa_vector_2pass_1_quantized": (
+        ("partial_sums", ""),
+        ("partial_maxima", ""),
+        ("partial_totals", ""),
+        ("scores", "scores"),
+        ("probe_scores", "probes"),
+    ),
+    "sdpa_vector_2pass_2": (
+        ("out", ""),
+        ("lse", "lse"),
+    ),
+    "accumulate_scores": (
+        ("accumulated", ""),
+    ),
+    "choose_row": (
+        ("worst", ""),
+    ),
+    "pack_rows": (
+        ("key_words", ""),
+        ("key_scales", ""),
+        ("key_biases", ""),
+        ("value_words", ""),
+        ("value_scales", ""),
+        ("value_biases", ""),
     ),
 }
 
@@ -61,6 +206,47 @@ inline void h2o_load(P row, int64_t stride, thread float* values) {
     for (int j = 0; j < E; j++) {
       values[j] = static_cast<float>(row[j * stride]);
     }
+  }
+}
+template <int E, int BITS, int GROUP, typename W, typename S, typename B>
+inline void h2o_load_quantized(W words, int64_t word_stride, S scales, int64_t scale_stride,
+                               B biases, int64_t bias_stride, int first, thread float* values) {
+  constexpr int LENGTH = E * BITS;
+  constexpr int WORDS = (LENGTH + 31) / 32;
+  constexpr bool CROSSES = LENGTH % 32 != 0 && 32 % LENGTH != 0;
+  const int first_bit = first * BITS;
+  const int first_word = first_bit / 32;
+  const int shift = first_bit % 32;
+  uint32_t part[WORDS + 1];
+  for (int k = 0; k < WORDS; k++) {
+    part[k] = words[(first_word + k) * word_stride];
+  }
+  part[WORDS] = 0;
+  if (CROSSES && first_word + WORDS <= (first_bit + LENGTH - 1) / 32) {
+    part[WORDS] = words[(first_word + WORDS) * word_stride];
+  }
+  if (LENGTH % 32 != 0) {
+    for (int k = 0; k < WORDS; k++) {
+      part[k] = (part[k] >> shift) | ((part[k + 1] << 1) << (31 - shift));
+    }
+  }
+  const int near_group = first / GROUP;
+  const int near_count = (near_group + 1) * GROUP - first;
+  const int far_group = GROUP % E == 0 ? near_group : (first + E - 1) / GROUP;
+  const float near_scale = static_cast<float>(scales[near_group * scale_stride]);
+  const float near_bias = static_cast<float>(biases[near_group * bias_stride]);
+  const float far_scale = static_cast<float>(scales[far_group * scale_stride]);
+  const float far_bias = static_cast<float>(biases[far_group * bias_stride]);
+  for (int j = 0; j < E; j++) {
+    const int k = j * BITS / 32;
+    const int offset = j * BITS % 32;
+    uint32_t bits = part[k] >> offset;
+    if (offset + BITS > 32) {
+      bits |= part[k + 1] << (32 - offset);
+    }
+    const float element = static_cast<float>(bits & ((1u << BITS) - 1u));
+    const bool is_near = GROUP % E == 0 || j < near_count;
+    values[j] = (is_near ? near_scale : far_scale) * element + (is_near ? near_bias : far_bias);
   }
 }
 template <int E>
@@ -88,19 +274,37 @@ inline void h2o_softmax_sink(thread h2o_softmax& state, float logit) {
   }
 }
 template <int E>
-inline void h2o_softmax_add(thread h2o_softmax& state, thread float* sums, float score,
-                            thread const float* value) {
+inline float h2o_softmax_weigh(thread h2o_softmax& state, thread float* sums, float score) {
   const float maximum = metal::max(state.maximum, score);
   const float fade = metal::fast::exp(state.maximum - maximum);
   const float weight = metal::fast::exp(score - maximum);
   state.maximum = maximum;
   state.total = state.total * fade + weight;
   for (int j = 0; j < E; j++) {
-    sums[j] = sums[j] * fade + weight * value[j];
+    sums[j] *= fade;
+  }
+  return weight;
+}
+template <int E>
+inline void h2o_add_row(thread float* sums, float weight, thread const float* value) {
+  for (int j = 0; j < E; j++) {
+    sums[j] += weight * value[j];
   }
 }
-inline float h2o_softmax_share(float partial_maximum, float maximum) {
-  return metal::fast::exp(partial_maximum - maximum);
+struct h2o_merged {
+  float maximum;
+  float total;
+  float share;
+};
+inline h2o_merged h2o_softmax_merge(h2o_softmax part) {
+  h2o_merged all;
+  all.maximum = metal::simd_max(part.maximum);
+  all.share = metal::fast::exp(part.maximum - all.maximum);
+  all.total = metal::simd_sum(part.total * all.share);
+  return all;
+}
+inline float h2o_softmax_mean(float sum, float total) {
+  return total == 0.0f ? 0.0f : sum / total;
 }
 inline float h2o_softmax_lse(float maximum, float total) {
   return total == 0.0f ? H2O_NEGATIVE_INFINITY : maximum + metal::precise::log(total);
@@ -113,6 +317,7 @@ CUDA_SHIM = """#include <cuda_bf16.h>
 #undef __global__
 #define __global__ __attribute__((global)) __launch_bounds__(H2O_MAX_THREADS)
 #endif
+typedef unsigned short ushort;
 typedef unsigned int uint;
 namespace metal {
 enum class mem_flags { mem_none = 0, mem_device = 1, mem_threadgroup = 2 };
@@ -131,6 +336,8 @@ template <typename T>
 __device__ inline T min(T a, T b) {
   return b < a ? b : a;
 }
+__device__ inline float abs(float x) { return ::fabsf(x); }
+__device__ inline float round(float x) { return ::roundf(x); }
 namespace fast {
 __device__ inline float exp(float x) { return __expf(x); }
 }
@@ -152,6 +359,10 @@ __device__ inline T simd_max(T x) {
     x = metal::max(x, __shfl_xor_sync(0xffffffffu, x, offset));
   }
   return x;
+}
+template <typename T>
+__device__ inline T simd_shuffle(T x, ushort lane) {
+  return __shfl_sync(0xffffffffu, x, lane);
 }
 __device__ inline void threadgroup_barrier(mem_flags) { __syncthreads(); }
 struct position {
@@ -191,10 +402,13 @@ SEGMENTS: dict[str, Pairs] = {
   const int heads = queries_shape[1];
   const int query_count = queries_shape[2];
   const int key_count = keys_shape[2];
+  const int kv_heads = keys_shape[1];
   const int batch = batch_head / heads;
   const int head = batch_head % heads;
-  const int kv_head = head / (heads / keys_shape[1]);
+  const int kv_head = head / (heads / kv_heads);
   const int64_t row = int64_t(batch_head) * query_count + query_index;
+  const int first_key = group;
+  const int key_step = NS;
   float query[KEY_PART];
   h2o_load<KEY_PART>(
       queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),
@@ -203,7 +417,19 @@ SEGMENTS: dict[str, Pairs] = {
   for (int j = 0; j < KEY_PART; j++) {
     query[j] *= params[0];
   }
-  float sums[VALUE_PART];
+""",
+        ),
+        (
+            "probes",
+            """  const bool serves_probes = head % (heads / kv_heads) == 0 && query_index == 0;
+  const int probe_count = probes_shape[2];
+  const int64_t probe_start = h2o_offset(probes_strides, batch, kv_head, 0, lane * KEY_PART);
+  const int64_t probe_row = (int64_t(batch) * kv_heads + kv_head) * probe_count;
+""",
+        ),
+        (
+            "",
+            """  float sums[VALUE_PART];
   for (int j = 0; j < VALUE_PART; j++) {
     sums[j] = 0.0f;
   }
@@ -212,7 +438,7 @@ SEGMENTS: dict[str, Pairs] = {
         ),
         (
             "sinks",
-            """  if (group == 0) {
+            """  if (first_key == 0) {
     h2o_softmax_sink(state, static_cast<float>(sinks[head * sinks_strides[0]]));
   }
 """,
@@ -236,7 +462,7 @@ SEGMENTS: dict[str, Pairs] = {
         (
             "",
             """  const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;
-  for (int i = group; i < key_count; i += NS) {
+  for (int i = first_key; i < key_count; i += key_step) {
     bool visible = i < visible_end;
 """,
         ),
@@ -252,13 +478,53 @@ SEGMENTS: dict[str, Pairs] = {
 """,
         ),
         (
-            "",
+            "scores",
+            """    if (!visible && lane == 0) {
+      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;
+    }
+""",
+        ),
+        (
+            "probes",
+            """    if (visible || serves_probes) {
+""",
+        ),
+        (
+            "!probes",
             """    if (visible) {
-      float key[KEY_PART];
-      float value[VALUE_PART];
+""",
+        ),
+        (
+            "",
+            """      float key[KEY_PART];
       const int64_t key_row = key_start + i * keys_strides[2];
-      const int64_t value_row = value_start + i * values_strides[2];
       h2o_load<KEY_PART>(keys + key_row, keys_strides[3], key);
+""",
+        ),
+        (
+            "probes",
+            """      if (serves_probes) {
+        for (int e = 0; e < probe_count; e++) {
+          float probe[KEY_PART];
+          h2o_load<KEY_PART>(
+              probes + (probe_start + e * probes_strides[2]),
+              probes_strides[3],
+              probe);
+          const float logit = params[0] * metal::simd_sum(h2o_dot<KEY_PART>(probe, key));
+          if (lane == 0) {
+            probe_scores[(probe_row + e) * key_count + i] = logit;
+          }
+        }
+      }
+      if (!visible) {
+        continue;
+      }
+""",
+        ),
+        (
+            "",
+            """      float value[VALUE_PART];
+      const int64_t value_row = value_start + i * values_strides[2];
       h2o_load<VALUE_PART>(values + value_row, values_strides[3], value);
       float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));
 """,
@@ -278,38 +544,30 @@ SEGMENTS: dict[str, Pairs] = {
         ),
         (
             "",
-            """      h2o_softmax_add<VALUE_PART>(state, sums, score, value);
+            """      const float weight = h2o_softmax_weigh<VALUE_PART>(state, sums, score);
+      h2o_add_row<VALUE_PART>(sums, weight, value);
     }
-""",
-        ),
-        (
-            "scores",
-            """    else if (lane == 0) {
-      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;
-    }
-""",
-        ),
-        (
-            "",
-            """  }
+  }
   if (lane == 0) {
     maxima[group] = state.maximum;
     totals[group] = state.total;
   }
   metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
   const bool has_part = lane < NS;
-  const float part_maximum = has_part ? maxima[lane] : H2O_LOWEST;
-  const float maximum = metal::simd_max(part_maximum);
-  const float share = has_part ? h2o_softmax_share(part_maximum, maximum) : 0.0f;
-  const float total = metal::simd_sum(has_part ? totals[lane] * share : 0.0f);
+  h2o_softmax part = h2o_softmax_empty();
+  if (has_part) {
+    part.maximum = maxima[lane];
+    part.total = totals[lane];
+  }
+  const h2o_merged merged = h2o_softmax_merge(part);
   for (int j = 0; j < VALUE_PART; j++) {
     tile[group * (LANES + 1) + lane] = sums[j];
     metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
     for (int column = group; column < LANES; column += NS) {
-      const float part = has_part ? tile[lane * (LANES + 1) + column] * share : 0.0f;
-      const float sum = metal::simd_sum(part);
+      const float column_part = has_part ? tile[lane * (LANES + 1) + column] * merged.share : 0.0f;
+      const float sum = metal::simd_sum(column_part);
       if (lane == 0) {
-        const float mean = total == 0.0f ? 0.0f : sum / total;
+        const float mean = h2o_softmax_mean(sum, merged.total);
         out[row * V + column * VALUE_PART + j] = static_cast<T>(mean);
       }
     }
@@ -320,7 +578,853 @@ SEGMENTS: dict[str, Pairs] = {
         (
             "lse",
             """  if (group == 0 && lane == 0) {
-    lse[row] = h2o_softmax_lse(maximum, total);
+    lse[row] = h2o_softmax_lse(merged.maximum, merged.total);
+  }
+""",
+        ),
+    ),
+    "sdpa_vector_2pass_1": (
+        (
+            "",
+            """  constexpr int LANES = 32;
+  constexpr int KEY_PART = D / LANES;
+  constexpr int VALUE_PART = V / LANES;
+  H2O_THREADGROUP(float, tile, NS * (LANES + 1));
+  H2O_THREADGROUP(float, maxima, NS);
+  H2O_THREADGROUP(float, totals, NS);
+  const int lane = int(thread_index_in_simdgroup);
+  const int group = int(simdgroup_index_in_threadgroup);
+  const int batch_head = int(threadgroup_position_in_grid.x);
+  const int query_index = int(threadgroup_position_in_grid.y);
+  const int heads = queries_shape[1];
+  const int query_count = queries_shape[2];
+  const int key_count = keys_shape[2];
+  const int kv_heads = keys_shape[1];
+  const int batch = batch_head / heads;
+  const int head = batch_head % heads;
+  const int kv_head = head / (heads / kv_heads);
+  const int64_t row = int64_t(batch_head) * query_count + query_index;
+  const int block = int(threadgroup_position_in_grid.z);
+  const int blocks = int(threadgroups_per_grid.z);
+  const int first_key = block * NS + group;
+  const int key_step = blocks * NS;
+  float query[KEY_PART];
+  h2o_load<KEY_PART>(
+      queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),
+      queries_strides[3],
+      query);
+  for (int j = 0; j < KEY_PART; j++) {
+    query[j] *= params[0];
+  }
+""",
+        ),
+        (
+            "probes",
+            """  const bool serves_probes = head % (heads / kv_heads) == 0 && query_index == 0;
+  const int probe_count = probes_shape[2];
+  const int64_t probe_start = h2o_offset(probes_strides, batch, kv_head, 0, lane * KEY_PART);
+  const int64_t probe_row = (int64_t(batch) * kv_heads + kv_head) * probe_count;
+""",
+        ),
+        (
+            "",
+            """  float sums[VALUE_PART];
+  for (int j = 0; j < VALUE_PART; j++) {
+    sums[j] = 0.0f;
+  }
+  h2o_softmax state = h2o_softmax_empty();
+""",
+        ),
+        (
+            "sinks",
+            """  if (first_key == 0) {
+    h2o_softmax_sink(state, static_cast<float>(sinks[head * sinks_strides[0]]));
+  }
+""",
+        ),
+        (
+            "",
+            """  const int64_t key_start = h2o_offset(keys_strides, batch, kv_head, 0, lane * KEY_PART);
+  const int64_t value_start = h2o_offset(values_strides, batch, kv_head, 0, lane * VALUE_PART);
+""",
+        ),
+        (
+            "bool_mask",
+            """  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);
+""",
+        ),
+        (
+            "additive_mask",
+            """  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);
+""",
+        ),
+        (
+            "",
+            """  const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;
+  for (int i = first_key; i < key_count; i += key_step) {
+    bool visible = i < visible_end;
+""",
+        ),
+        (
+            "bool_mask",
+            """    visible = visible && mask[mask_start + i * mask_strides[3]];
+""",
+        ),
+        (
+            "additive_mask",
+            """    const float bias = static_cast<float>(mask[mask_start + i * mask_strides[3]]);
+    visible = visible && !(bias <= params[1]);
+""",
+        ),
+        (
+            "scores",
+            """    if (!visible && lane == 0) {
+      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;
+    }
+""",
+        ),
+        (
+            "probes",
+            """    if (visible || serves_probes) {
+""",
+        ),
+        (
+            "!probes",
+            """    if (visible) {
+""",
+        ),
+        (
+            "",
+            """      float key[KEY_PART];
+      const int64_t key_row = key_start + i * keys_strides[2];
+      h2o_load<KEY_PART>(keys + key_row, keys_strides[3], key);
+""",
+        ),
+        (
+            "probes",
+            """      if (serves_probes) {
+        for (int e = 0; e < probe_count; e++) {
+          float probe[KEY_PART];
+          h2o_load<KEY_PART>(
+              probes + (probe_start + e * probes_strides[2]),
+              probes_strides[3],
+              probe);
+          const float logit = params[0] * metal::simd_sum(h2o_dot<KEY_PART>(probe, key));
+          if (lane == 0) {
+            probe_scores[(probe_row + e) * key_count + i] = logit;
+          }
+        }
+      }
+      if (!visible) {
+        continue;
+      }
+""",
+        ),
+        (
+            "",
+            """      float value[VALUE_PART];
+      const int64_t value_row = value_start + i * values_strides[2];
+      h2o_load<VALUE_PART>(values + value_row, values_strides[3], value);
+      float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));
+""",
+        ),
+        (
+            "additive_mask",
+            """      score += bias;
+      state.total += bias - bias;
+""",
+        ),
+        (
+            "scores",
+            """      if (lane == 0) {
+        scores[row * key_count + i] = score;
+      }
+""",
+        ),
+        (
+            "",
+            """      const float weight = h2o_softmax_weigh<VALUE_PART>(state, sums, score);
+      h2o_add_row<VALUE_PART>(sums, weight, value);
+    }
+  }
+  if (lane == 0) {
+    maxima[group] = state.maximum;
+    totals[group] = state.total;
+  }
+  metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+  const bool has_part = lane < NS;
+  h2o_softmax part = h2o_softmax_empty();
+  if (has_part) {
+    part.maximum = maxima[lane];
+    part.total = totals[lane];
+  }
+  const h2o_merged merged = h2o_softmax_merge(part);
+  for (int j = 0; j < VALUE_PART; j++) {
+    tile[group * (LANES + 1) + lane] = sums[j];
+    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    for (int column = group; column < LANES; column += NS) {
+      const float column_part = has_part ? tile[lane * (LANES + 1) + column] * merged.share : 0.0f;
+      const float sum = metal::simd_sum(column_part);
+      if (lane == 0) {
+        partial_sums[(row * blocks + block) * V + column * VALUE_PART + j] = sum;
+      }
+    }
+    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+  }
+  if (group == 0 && lane == 0) {
+    partial_maxima[row * blocks + block] = merged.maximum;
+    partial_totals[row * blocks + block] = merged.total;
+  }
+""",
+        ),
+    ),
+    "sdpa_vector_quantized": (
+        (
+            "",
+            """  constexpr int LANES = 32;
+  constexpr int KEY_PART = D / LANES;
+  constexpr int VALUE_PART = V / LANES;
+  H2O_THREADGROUP(float, tile, NS * (LANES + 1));
+  H2O_THREADGROUP(float, maxima, NS);
+  H2O_THREADGROUP(float, totals, NS);
+  const int lane = int(thread_index_in_simdgroup);
+  const int group = int(simdgroup_index_in_threadgroup);
+  const int batch_head = int(threadgroup_position_in_grid.x);
+  const int query_index = int(threadgroup_position_in_grid.y);
+  const int heads = queries_shape[1];
+  const int query_count = queries_shape[2];
+  const int key_count = key_words_shape[2];
+  const int kv_heads = key_words_shape[1];
+  const int batch = batch_head / heads;
+  const int head = batch_head % heads;
+  const int kv_head = head / (heads / kv_heads);
+  const int64_t row = int64_t(batch_head) * query_count + query_index;
+  const int first_key = group;
+  const int key_step = NS;
+  float query[KEY_PART];
+  h2o_load<KEY_PART>(
+      queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),
+      queries_strides[3],
+      query);
+  for (int j = 0; j < KEY_PART; j++) {
+    query[j] *= params[0];
+  }
+""",
+        ),
+        (
+            "probes",
+            """  const bool serves_probes = head % (heads / kv_heads) == 0 && query_index == 0;
+  const int probe_count = probes_shape[2];
+  const int64_t probe_start = h2o_offset(probes_strides, batch, kv_head, 0, lane * KEY_PART);
+  const int64_t probe_row = (int64_t(batch) * kv_heads + kv_head) * probe_count;
+""",
+        ),
+        (
+            "",
+            """  float sums[VALUE_PART];
+  for (int j = 0; j < VALUE_PART; j++) {
+    sums[j] = 0.0f;
+  }
+  h2o_softmax state = h2o_softmax_empty();
+""",
+        ),
+        (
+            "sinks",
+            """  if (first_key == 0) {
+    h2o_softmax_sink(state, static_cast<float>(sinks[head * sinks_strides[0]]));
+  }
+""",
+        ),
+        (
+            "",
+            """  const int64_t key_words_start = h2o_offset(key_words_strides, batch, kv_head, 0, 0);
+  const int64_t key_scales_start = h2o_offset(key_scales_strides, batch, kv_head, 0, 0);
+  const int64_t key_biases_start = h2o_offset(key_biases_strides, batch, kv_head, 0, 0);
+  const int64_t value_words_start = h2o_offset(value_words_strides, batch, kv_head, 0, 0);
+  const int64_t value_scales_start = h2o_offset(value_scales_strides, batch, kv_head, 0, 0);
+  const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);
+""",
+        ),
+        (
+            "bool_mask",
+            """  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);
+""",
+        ),
+        (
+            "additive_mask",
+            """  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);
+""",
+        ),
+        (
+            "",
+            """  const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;
+  for (int i = first_key; i < key_count; i += key_step) {
+    bool visible = i < visible_end;
+""",
+        ),
+        (
+            "bool_mask",
+            """    visible = visible && mask[mask_start + i * mask_strides[3]];
+""",
+        ),
+        (
+            "additive_mask",
+            """    const float bias = static_cast<float>(mask[mask_start + i * mask_strides[3]]);
+    visible = visible && !(bias <= params[1]);
+""",
+        ),
+        (
+            "scores",
+            """    if (!visible && lane == 0) {
+      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;
+    }
+""",
+        ),
+        (
+            "probes",
+            """    if (visible || serves_probes) {
+""",
+        ),
+        (
+            "!probes",
+            """    if (visible) {
+""",
+        ),
+        (
+            "",
+            """      float key[KEY_PART];
+      h2o_load_quantized<KEY_PART, KB, G>(
+          key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],
+          key_scales + (key_scales_start + i * key_scales_strides[2]), key_scales_strides[3],
+          key_biases + (key_biases_start + i * key_biases_strides[2]), key_biases_strides[3],
+          lane * KEY_PART, key);
+""",
+        ),
+        (
+            "probes",
+            """      if (serves_probes) {
+        for (int e = 0; e < probe_count; e++) {
+          float probe[KEY_PART];
+          h2o_load<KEY_PART>(
+              probes + (probe_start + e * probes_strides[2]),
+              probes_strides[3],
+              probe);
+          const float logit = params[0] * metal::simd_sum(h2o_dot<KEY_PART>(probe, key));
+          if (lane == 0) {
+            probe_scores[(probe_row + e) * key_count + i] = logit;
+          }
+        }
+      }
+      if (!visible) {
+        continue;
+      }
+""",
+        ),
+        (
+            "",
+            """      float value[VALUE_PART];
+      float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));
+""",
+        ),
+        (
+            "additive_mask",
+            """      score += bias;
+      state.total += bias - bias;
+""",
+        ),
+        (
+            "scores",
+            """      if (lane == 0) {
+        scores[row * key_count + i] = score;
+      }
+""",
+        ),
+        (
+            "",
+            """      const float weight = h2o_softmax_weigh<VALUE_PART>(state, sums, score);
+""",
+        ),
+        (
+            "sparse_v",
+            """      if (weight < params[2] * state.total) {
+        continue;
+      }
+""",
+        ),
+        (
+            "",
+            """      h2o_load_quantized<VALUE_PART, VB, G>(
+          value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],
+          value_scales + (value_scales_start + i * value_scales_strides[2]),
+          value_scales_strides[3],
+          value_biases + (value_biases_start + i * value_biases_strides[2]),
+          value_biases_strides[3],
+          lane * VALUE_PART, value);
+      h2o_add_row<VALUE_PART>(sums, weight, value);
+    }
+  }
+  if (lane == 0) {
+    maxima[group] = state.maximum;
+    totals[group] = state.total;
+  }
+  metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+  const bool has_part = lane < NS;
+  h2o_softmax part = h2o_softmax_empty();
+  if (has_part) {
+    part.maximum = maxima[lane];
+    part.total = totals[lane];
+  }
+  const h2o_merged merged = h2o_softmax_merge(part);
+  for (int j = 0; j < VALUE_PART; j++) {
+    tile[group * (LANES + 1) + lane] = sums[j];
+    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    for (int column = group; column < LANES; column += NS) {
+      const float column_part = has_part ? tile[lane * (LANES + 1) + column] * merged.share : 0.0f;
+      const float sum = metal::simd_sum(column_part);
+      if (lane == 0) {
+        const float mean = h2o_softmax_mean(sum, merged.total);
+        out[row * V + column * VALUE_PART + j] = static_cast<T>(mean);
+      }
+    }
+    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+  }
+""",
+        ),
+        (
+            "lse",
+            """  if (group == 0 && lane == 0) {
+    lse[row] = h2o_softmax_lse(merged.maximum, merged.total);
+  }
+""",
+        ),
+    ),
+    "sdpa_vector_2pass_1_quantized": (
+        (
+            "",
+            """  constexpr int LANES = 32;
+  constexpr int KEY_PART = D / LANES;
+  constexpr int VALUE_PART = V / LANES;
+  H2O_THREADGROUP(float, tile, NS * (LANES + 1));
+  H2O_THREADGROUP(float, maxima, NS);
+  H2O_THREADGROUP(float, totals, NS);
+  const int lane = int(thread_index_in_simdgroup);
+  const int group = int(simdgroup_index_in_threadgroup);
+  const int batch_head = int(threadgroup_position_in_grid.x);
+  const int query_index = int(threadgroup_position_in_grid.y);
+  const int heads = queries_shape[1];
+  const int query_count = queries_shape[2];
+  const int key_count = key_words_shape[2];
+  const int kv_heads = key_words_shape[1];
+  const int batch = batch_head / heads;
+  const int head = batch_head % heads;
+  const int kv_head = head / (heads / kv_heads);
+  const int64_t row = int64_t(batch_head) * query_count + query_index;
+  const int block = int(threadgroup_position_in_grid.z);
+  const int blocks = int(threadgroups_per_grid.z);
+  const int first_key = block * NS + group;
+  const int key_step = blocks * NS;
+  float query[KEY_PART];
+  h2o_load<KEY_PART>(
+      queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),
+      queries_strides[3],
+      query);
+  for (int j = 0; j < KEY_PART; j++) {
+    query[j] *= params[0];
+  }
+""",
+        ),
+        (
+            "probes",
+            """  const bool serves_probes = head % (heads / kv_heads) == 0 && query_index == 0;
+  const int probe_count = probes_shape[2];
+  const int64_t probe_start = h2o_offset(probes_strides, batch, kv_head, 0, lane * KEY_PART);
+  const int64_t probe_row = (int64_t(batch) * kv_heads + kv_head) * probe_count;
+""",
+        ),
+        (
+            "",
+            """  float sums[VALUE_PART];
+  for (int j = 0; j < VALUE_PART; j++) {
+    sums[j] = 0.0f;
+  }
+  h2o_softmax state = h2o_softmax_empty();
+""",
+        ),
+        (
+            "sinks",
+            """  if (first_key == 0) {
+    h2o_softmax_sink(state, static_cast<float>(sinks[head * sinks_strides[0]]));
+  }
+""",
+        ),
+        (
+            "",
+            """  const int64_t key_words_start = h2o_offset(key_words_strides, batch, kv_head, 0, 0);
+  const int64_t key_scales_start = h2o_offset(key_scales_strides, batch, kv_head, 0, 0);
+  const int64_t key_biases_start = h2o_offset(key_biases_strides, batch, kv_head, 0, 0);
+  const int64_t value_words_start = h2o_offset(value_words_strides, batch, kv_head, 0, 0);
+  const int64_t value_scales_start = h2o_offset(value_scales_strides, batch, kv_head, 0, 0);
+  const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);
+""",
+        ),
+        (
+            "bool_mask",
+            """  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);
+""",
+        ),
+        (
+            "additive_mask",
+            """  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);
+""",
+        ),
+        (
+            "",
+            """  const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;
+  for (int i = first_key; i < key_count; i += key_step) {
+    bool visible = i < visible_end;
+""",
+        ),
+        (
+            "bool_mask",
+            """    visible = visible && mask[mask_start + i * mask_strides[3]];
+""",
+        ),
+        (
+            "additive_mask",
+            """    const float bias = static_cast<float>(mask[mask_start + i * mask_strides[3]]);
+    visible = visible && !(bias <= params[1]);
+""",
+        ),
+        (
+            "scores",
+            """    if (!visible && lane == 0) {
+      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;
+    }
+""",
+        ),
+        (
+            "probes",
+            """    if (visible || serves_probes) {
+""",
+        ),
+        (
+            "!probes",
+            """    if (visible) {
+""",
+        ),
+        (
+            "",
+            """      float key[KEY_PART];
+      h2o_load_quantized<KEY_PART, KB, G>(
+          key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],
+          key_scales + (key_scales_start + i * key_scales_strides[2]), key_scales_strides[3],
+          key_biases + (key_biases_start + i * key_biases_strides[2]), key_biases_strides[3],
+          lane * KEY_PART, key);
+""",
+        ),
+        (
+            "probes",
+            """      if (serves_probes) {
+        for (int e = 0; e < probe_count; e++) {
+          float probe[KEY_PART];
+          h2o_load<KEY_PART>(
+              probes + (probe_start + e * probes_strides[2]),
+              probes_strides[3],
+              probe);
+          const float logit = params[0] * metal::simd_sum(h2o_dot<KEY_PART>(probe, key));
+          if (lane == 0) {
+            probe_scores[(probe_row + e) * key_count + i] = logit;
+          }
+        }
+      }
+      if (!visible) {
+        continue;
+      }
+""",
+        ),
+        (
+            "",
+            """      float value[VALUE_PART];
+      float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));
+""",
+        ),
+        (
+            "additive_mask",
+            """      score += bias;
+      state.total += bias - bias;
+""",
+        ),
+        (
+            "scores",
+            """      if (lane == 0) {
+        scores[row * key_count + i] = score;
+      }
+""",
+        ),
+        (
+            "",
+            """      const float weight = h2o_softmax_weigh<VALUE_PART>(state, sums, score);
+""",
+        ),
+        (
+            "sparse_v",
+            """      if (weight < params[2] * state.total) {
+        continue;
+      }
+""",
+        ),
+        (
+            "",
+            """      h2o_load_quantized<VALUE_PART, VB, G>(
+          value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],
+          value_scales + (value_scales_start + i * value_scales_strides[2]),
+          value_scales_strides[3],
+          value_biases + (value_biases_start + i * value_biases_strides[2]),
+          value_biases_strides[3],
+          lane * VALUE_PART, value);
+      h2o_add_row<VALUE_PART>(sums, weight, value);
+    }
+  }
+  if (lane == 0) {
+    maxima[group] = state.maximum;
+    totals[group] = state.total;
+  }
+  metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+  const bool has_part = lane < NS;
+  h2o_softmax part = h2o_softmax_empty();
+  if (has_part) {
+    part.maximum = maxima[lane];
+    part.total = totals[lane];
+  }
+  const h2o_merged merged = h2o_softmax_merge(part);
+  for (int j = 0; j < VALUE_PART; j++) {
+    tile[group * (LANES + 1) + lane] = sums[j];
+    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    for (int column = group; column < LANES; column += NS) {
+      const float column_part = has_part ? tile[lane * (LANES + 1) + column] * merged.share : 0.0f;
+      const float sum = metal::simd_sum(column_part);
+      if (lane == 0) {
+        partial_sums[(row * blocks + block) * V + column * VALUE_PART + j] = sum;
+      }
+    }
+    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+  }
+  if (group == 0 && lane == 0) {
+    partial_maxima[row * blocks + block] = merged.maximum;
+    partial_totals[row * blocks + block] = merged.total;
+  }
+""",
+        ),
+    ),
+    "sdpa_vector_2pass_2": (
+        (
+            "",
+            """  constexpr int LANES = 32;
+  constexpr int PARTS = V / LANES;
+  const int lane = int(thread_index_in_simdgroup);
+  const int64_t row = int64_t(threadgroup_position_in_grid.x) / PARTS;
+  const int column = int(threadgroup_position_in_grid.x) % PARTS * LANES + lane;
+  const int blocks = partial_maxima_shape[3];
+  h2o_softmax part = h2o_softmax_empty();
+  if (lane < blocks) {
+    part.maximum = partial_maxima[row * blocks + lane];
+    part.total = partial_totals[row * blocks + lane];
+  }
+  const h2o_merged merged = h2o_softmax_merge(part);
+  float sum = 0.0f;
+  for (int b = 0; b < blocks; b++) {
+    const float share = metal::simd_shuffle(merged.share, ushort(b));
+    sum += share * partial_sums[(row * blocks + b) * V + column];
+  }
+  out[row * V + column] = static_cast<T>(h2o_softmax_mean(sum, merged.total));
+""",
+        ),
+        (
+            "lse",
+            """  if (column == 0) {
+    lse[row] = h2o_softmax_lse(merged.maximum, merged.total);
+  }
+""",
+        ),
+    ),
+    "accumulate_scores": (
+        (
+            "",
+            """  constexpr int LANES = 32;
+  const int row = int(threadgroup_position_in_grid.x) * NS * LANES
+      + int(simdgroup_index_in_threadgroup) * LANES + int(thread_index_in_simdgroup);
+  const int row_count = importance_shape[2];
+  if (row >= row_count) {
+    return;
+  }
+  const int kv_heads = importance_shape[1];
+  const int batch = int(threadgroup_position_in_grid.y) / kv_heads;
+  const int kv_head = int(threadgroup_position_in_grid.y) % kv_heads;
+  const int heads_of_group = scores_shape[1] / kv_heads;
+  const int query_count = scores_shape[2];
+  const int first_head = kv_head * heads_of_group;
+  float average = importance[batch * importance_strides[0] + kv_head * importance_strides[1]
+                             + row * importance_strides[2]];
+  for (int query = 0; query < query_count; query++) {
+    float sum = 0.0f;
+    int seen = 0;
+    for (int j = 0; j < heads_of_group; j++) {
+      const float score = scores[h2o_offset(scores_strides, batch, first_head + j, query, row)];
+      if (score > H2O_NEGATIVE_INFINITY) {
+        sum += score;
+        seen += 1;
+      }
+    }
+    if (seen > 0) {
+      const float size = metal::abs(sum / float(seen));
+      average = average != average ? size : params[0] * average + params[1] * size;
+    }
+  }
+  accumulated[(int64_t(batch) * kv_heads + kv_head) * row_count + row] = average;
+""",
+        ),
+    ),
+    "choose_row": (
+        (
+            "",
+            """  constexpr int LANES = 32;
+  constexpr int PROTECTED = 0;
+  constexpr int SCORED = 1;
+  constexpr int UNSCORED = 2;
+  constexpr int PADDING = 3;
+  H2O_THREADGROUP(int, kinds, NS);
+  H2O_THREADGROUP(float, worths, NS);
+  H2O_THREADGROUP(int, places, NS);
+  H2O_THREADGROUP(int, slots, NS);
+  const int lane = int(thread_index_in_simdgroup);
+  const int group = int(simdgroup_index_in_threadgroup);
+  const int head_count = scores_shape[1];
+  const int row_count = scores_shape[2];
+  const int batch = int(threadgroup_position_in_grid.x) / head_count;
+  const int head = int(threadgroup_position_in_grid.x) % head_count;
+  const int64_t scores_start = batch * scores_strides[0] + head * scores_strides[1];
+  const int64_t positions_start = batch * positions_strides[0] + head * positions_strides[1];
+  int kind = -1;
+  float worth = 0.0f;
+  int place = -1;
+  int slot = 0;
+  for (int row = group * LANES + lane; row < row_count; row += NS * LANES) {
+    const float score = scores[scores_start + row * scores_strides[2]];
+    const int position = positions[positions_start + row * positions_strides[2]];
+    int found = score != score ? UNSCORED : SCORED;
+    if (position < zones[0] || position >= zones[1]) {
+      found = PROTECTED;
+    }
+    if (position < 0) {
+      found = PADDING;
+    }
+    const float found_worth = found == SCORED ? score : 0.0f;
+    const int found_place = position < 0 ? row : position;
+    const bool same_worth = found == kind && found_worth == worth;
+    if (found > kind || (found == kind && found_worth < worth)
+        || (same_worth && found_place > place)) {
+      kind = found;
+      worth = found_worth;
+      place = found_place;
+      slot = row;
+    }
+  }
+  for (int round = 0; round < 2; round++) {
+    const int worst_kind = metal::simd_max(kind);
+    const bool of_kind = kind == worst_kind;
+    const float least_worth = -metal::simd_max(of_kind ? -worth : H2O_NEGATIVE_INFINITY);
+    const bool of_worth = of_kind && worth == least_worth;
+    const int last_place = metal::simd_max(of_worth ? place : -1);
+    const int first_slot = -metal::simd_max(of_worth && place == last_place ? -slot : -row_count);
+    if (round == 0) {
+      if (lane == 0) {
+        kinds[group] = worst_kind;
+        worths[group] = least_worth;
+        places[group] = last_place;
+        slots[group] = first_slot;
+      }
+      metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+      const bool has_row = lane < NS;
+      kind = has_row ? kinds[lane] : -1;
+      worth = has_row ? worths[lane] : 0.0f;
+      place = has_row ? places[lane] : -1;
+      slot = has_row ? slots[lane] : 0;
+    } else if (group == 0 && lane == 0) {
+      worst[threadgroup_position_in_grid.x] = uint32_t(first_slot);
+    }
+  }
+""",
+        ),
+    ),
+    "pack_rows": (
+        (
+            "",
+            """  constexpr int LANES = 32;
+  constexpr float LEAST_SCALE = 1e-7f;
+  const int lane = int(thread_index_in_simdgroup);
+  const int heads = new_keys_shape[1];
+  const int rows = new_keys_shape[2];
+  const int key_groups = new_keys_shape[3] / G;
+  const int value_groups = new_values_shape[3] / G;
+  const int64_t all_key_groups = int64_t(new_keys_shape[0]) * heads * rows * key_groups;
+  const int64_t index = int64_t(threadgroup_position_in_grid.x);
+  const bool is_key = index < all_key_groups;
+  const int64_t group = is_key ? index : index - all_key_groups;
+  const int groups = is_key ? key_groups : value_groups;
+  const int64_t row = group / groups;
+  const int first = int(group % groups) * G;
+  const int batch = int(row / (int64_t(heads) * rows));
+  const int head = int(row / rows % heads);
+  const int token = int(row % rows);
+  const int64_t key_start = h2o_offset(new_keys_strides, batch, head, token, first);
+  const int64_t value_start = h2o_offset(new_values_strides, batch, head, token, first);
+  float least = H2O_NEGATIVE_INFINITY;
+  float most = 0.0f;
+  for (int j = lane; j < G; j += LANES) {
+    const float element = is_key
+        ? static_cast<float>(new_keys[key_start + j * new_keys_strides[3]])
+        : static_cast<float>(new_values[value_start + j * new_values_strides[3]]);
+    least = metal::max(least, -element);
+    most = metal::max(most, element);
+  }
+  least = -metal::simd_max(least);
+  most = metal::simd_max(most);
+  const int bits = is_key ? KB : VB;
+  const float highest = float((1 << bits) - 1);
+  float scale = metal::max((most - least) / highest, LEAST_SCALE);
+  const bool is_low = metal::abs(least) > metal::abs(most);
+  scale = is_low ? scale : -scale;
+  const float edge = is_low ? least : most;
+  const float steps = metal::round(edge / scale);
+  const bool is_zero = steps == 0.0f;
+  scale = is_zero ? scale : edge / steps;
+  const float bias = is_zero ? 0.0f : edge;
+  if (lane == 0) {
+    if (is_key) {
+      key_scales[group] = static_cast<T>(scale);
+      key_biases[group] = static_cast<T>(bias);
+    } else {
+      value_scales[group] = static_cast<S>(scale);
+      value_biases[group] = static_cast<S>(bias);
+    }
+  }
+  const int words = G * bits / 32;
+  if (lane < words) {
+    uint32_t word = 0;
+    for (int j = lane * 32 / bits; j * bits < (lane + 1) * 32; j++) {
+      const float element = is_key
+          ? static_cast<float>(new_keys[key_start + j * new_keys_strides[3]])
+          : static_cast<float>(new_values[value_start + j * new_values_strides[3]]);
+      const uint32_t level =
+          uint32_t(metal::min(metal::round((element - bias) / scale), highest));
+      const int shift = j * bits - lane * 32;
+      word |= shift < 0 ? level >> -shift : level << shift;
+    }
+    if (is_key) {
+      key_words[group * words + lane] = word;
+    } else {
+      value_words[group * words + lane] = word;
+    }
   }
 """,
         ),

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
 
-from . import composed, fast, handed_out, validate
+from . import handed_out, validate
+from .backends import for_attention, named
 from .bounded import BoundedRows
-from .ema import MAX_QUERIES
 
 __all__ = ["Call", "attend"]
 
@@ -20,8 +19,7 @@ _DECODE_QUERIES = 8
 _PARAMETERS = ("queries", "keys", "values", "cache", "scale", "mask", "sinks")
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """A call of mlx_lm's attention function, and the cache of ours whose rows it reads."""
 
     owner: BoundedRows
@@ -49,45 +47,44 @@ def attend(call: Call, original: Callable[[], mx.array]) -> mx.array:
     beside it, so that no matrix of all queries by all rows is made.
     """
     cache, arguments = call.owner, call.arguments
+    length = arguments["queries"].shape[2]
     if not cache.policy.needs_scores:
-        return original()
+        return original() if length > _DECODE_QUERIES else _output(arguments, original)
     queries, keys, values = _same_dtype(arguments)
     scale, mask = arguments["scale"], arguments.get("mask")
-    length = queries.shape[2]
     if length <= _DECODE_QUERIES:
-        out, scores = fast.scaled_dot_product_attention_with_scores(
+        return cache.attend(
             queries, keys, values, scale=scale, mask=mask, sinks=arguments.get("sinks")
         )
-    else:
-        out = original()
-        last = queries[:, :, -MAX_QUERIES:]
-        scores = _scores(last, keys, values, scale, _last_rows(mask, length))
-    cache.update_scores(scores, masked=mask is not None)
+    out = original()
+    cache.score_chunk(queries, keys, scale=scale, mask=mask)
     # mlx_lm evaluates outputs only: untied, the scores of every step would wait, graph and all.
     tied: mx.array = mx.depends(out, [cast(mx.array, cache.scores)])
     return tied
 
 
+def _output(arguments: dict[str, Any], original: Callable[[], mx.array]) -> mx.array:
+    """Attention without scores: native where that serves, which MLX's own on a CPU trails."""
+    if named() not in (None, "native"):
+        return original()
+    queries, keys, values = _same_dtype(arguments)
+    request = validate.attention_request(
+        queries,
+        keys,
+        values,
+        scale=arguments["scale"],
+        mask=arguments.get("mask"),
+        sinks=arguments.get("sinks"),
+        return_scores=False,
+    )
+    backend = for_attention(request)
+    return backend.attention(request)[0] if backend.name == "native" else original()
+
+
 def _same_dtype(arguments: dict[str, Any]) -> list[mx.array]:
     """Queries, keys and values, promoted to one dtype as MLX's own attention does."""
     arrays: list[mx.array] = [arguments[name] for name in _PARAMETERS[:3]]
-    dtypes = {array.dtype for array in arrays}
-    if len(dtypes) == 1:
+    if arrays[0].dtype == arrays[1].dtype == arrays[2].dtype:
         return arrays
     common = mx.result_type(*arrays)
     return [array.astype(common) for array in arrays]
-
-
-def _last_rows(mask: Any, length: int) -> Any:
-    """The part of a mask that concerns the last queries; "causal" fits as it is."""
-    per_query = isinstance(mask, mx.array) and mask.ndim > 1 and mask.shape[-2] == length
-    return mask[..., -MAX_QUERIES:, :] if per_query else mask
-
-
-def _scores(
-    queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Any
-) -> mx.array:
-    """Scores alone: the composed back end is lazy, so its output is never computed."""
-    request = validate.attention_request(queries, keys, values, scale=scale, mask=mask)
-    scores = composed.attention(request)[1]
-    return cast(mx.array, scores)  # None only where the request asks for none

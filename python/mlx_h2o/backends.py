@@ -3,9 +3,11 @@
 A back end is an object (usually a module) with ``name``, ``unavailable_reason() -> str``,
 ``refuses(request) -> str`` (both empty when there is nothing in the way) and
 ``attention(request)``; it may bring ``keep_indices(request)`` and ``evict_indices(request)``,
-which otherwise are the composed ones. Unnamed, the best back end that can serve the call runs;
-a back end that was named, by ``use_backend`` or the environment variable MLX_H2O_BACKEND,
-either serves the call or raises ValueError.
+which otherwise are the composed ones, and ``quantized_attention(request)``, without which it
+cannot serve quantised attention, and ``attention_with_probes(request)``, without which the keys
+are read a second time. Unnamed, the best back end that can serve the call runs; a back end that
+was named, by ``use_backend`` or the environment variable MLX_H2O_BACKEND, either serves the call
+or raises ValueError.
 """
 
 import contextlib
@@ -14,12 +16,19 @@ import importlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import mlx.core as mx
 
 from mlx_h2o import composed
-from mlx_h2o.validate import ATTENTION, AttentionRequest, RetentionRequest, runs_on_gpu
+from mlx_h2o.validate import (
+    ATTENTION,
+    AttentionRequest,
+    RetentionRequest,
+    StreamLike,
+    runs_on_gpu,
+)
+from mlx_h2o.validate_quantized import QUANTIZED_ATTENTION, QuantizedAttentionRequest
 
 ENVIRONMENT = "MLX_H2O_BACKEND"
 
@@ -37,6 +46,12 @@ class Backend(Protocol):
     def refuses(self, request: AttentionRequest) -> str: ...
 
     def attention(self, request: AttentionRequest) -> AttentionResult: ...
+
+
+class QuantizedBackend(Protocol):
+    """What the dispatch asks of a back end that serves quantised attention too."""
+
+    def quantized_attention(self, request: QuantizedAttentionRequest) -> AttentionResult: ...
 
 
 @dataclass(frozen=True)
@@ -57,6 +72,8 @@ class BackendStatus:
 _GPU = ("metal", "cuda")
 _CPU = ("native",)
 _BUILT_IN = (*_GPU, *_CPU, "composed")
+_PREFERRED_ON_GPU = (*_GPU, "composed")
+_PREFERRED_ON_CPU = (*_CPU, "composed")
 
 _registered: dict[str, Backend] = {"composed": composed}
 _missing: dict[str, str] = {}
@@ -107,7 +124,7 @@ def named() -> str | None:
 
 
 def _preferred(gpu: bool) -> tuple[str, ...]:
-    return (*(_GPU if gpu else _CPU), "composed")
+    return _PREFERRED_ON_GPU if gpu else _PREFERRED_ON_CPU
 
 
 def backends() -> dict[str, BackendStatus]:
@@ -162,17 +179,17 @@ def get(name: str, *, op: str = "use_backend") -> Backend:
     return _registered[name]
 
 
-def for_attention(request: AttentionRequest) -> Backend:
+def for_attention(request: AttentionRequest, *, op: str = ATTENTION) -> Backend:
     """The back end that serves this request.
 
     Raises ValueError where one was named and it cannot.
     """
     name = named()
     if name is not None:
-        backend = get(name, op=ATTENTION)
+        backend = get(name, op=op)
         reason = backend.refuses(request)
         if reason:
-            raise ValueError(f"[{ATTENTION}] back end {name!r} cannot serve this call: {reason}")
+            raise ValueError(f"[{op}] back end {name!r} cannot serve this call: {reason}")
         return backend
     for candidate in _preferred(runs_on_gpu(request.stream)):
         if not _unavailable(candidate) and not _registered[candidate].refuses(request):
@@ -180,17 +197,54 @@ def for_attention(request: AttentionRequest) -> Backend:
     raise AssertionError("composed refused a valid request")
 
 
-def for_retention(op: str, request: RetentionRequest) -> Callable[[RetentionRequest], mx.array]:
-    """The function that serves ``keep_indices`` or ``evict_indices`` for this request."""
+def for_quantized_attention(
+    request: QuantizedAttentionRequest, *, op: str = QUANTIZED_ATTENTION
+) -> QuantizedBackend:
+    """The back end that serves this request. Raises ValueError where a named one cannot."""
+    name = named()
+    if name is not None:
+        get(name, op=op)
+    for candidate in (name,) if name is not None else _preferred(runs_on_gpu(request.stream)):
+        if _unavailable(candidate):
+            continue
+        reason = _refuses_quantized(_registered[candidate], request)
+        if not reason:
+            return cast(QuantizedBackend, _registered[candidate])
+        if candidate == name:
+            raise ValueError(f"[{op}] back end {name!r} cannot serve this call: {reason}")
+    raise AssertionError("composed refused a valid request")
+
+
+def _refuses_quantized(backend: Backend, request: QuantizedAttentionRequest) -> str:
+    if not hasattr(backend, "quantized_attention"):
+        return "it has no quantised attention"
+    # Such a back end takes both kinds of request here.
+    refuses = cast(Callable[[QuantizedAttentionRequest], str], backend.refuses)
+    return refuses(request)
+
+
+def operation_of(op: str, stream: StreamLike) -> Callable[..., Any] | None:
+    """The function by which a back end serves an operation on a cache's rows.
+
+    It is called with the operation's validated request. None: no back end that serves calls on
+    this stream brings one, and the composition does. Raises ValueError where a back end was
+    named and it is not available.
+    """
     name = named()
     if name is not None:
         candidates: tuple[str, ...] = (name,)
         get(name, op=op)
     else:
-        candidates = _preferred(runs_on_gpu(request.stream))
+        candidates = _preferred(runs_on_gpu(stream))
     for candidate in candidates:
         if not _unavailable(candidate):
             function = getattr(_registered[candidate], op, None)
             if function is not None:
-                return cast(Callable[[RetentionRequest], mx.array], function)
-    return cast(Callable[[RetentionRequest], mx.array], getattr(composed, op))
+                return cast(Callable[..., Any], function)
+    return None
+
+
+def for_retention(op: str, request: RetentionRequest) -> Callable[[RetentionRequest], mx.array]:
+    """The function that serves ``keep_indices`` or ``evict_indices`` for this request."""
+    function = operation_of(op, request.stream) or getattr(composed, op)
+    return cast(Callable[[RetentionRequest], mx.array], function)

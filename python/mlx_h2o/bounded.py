@@ -6,8 +6,8 @@ from typing import cast
 
 import mlx.core as mx
 
-from . import handed_out, policies
-from .checks import check_rows, check_scores
+from . import fast, handed_out, policies, prefill
+from .checks import check_attended, check_rows, check_scores
 from .config import H2OConfig
 from .ema import MAX_QUERIES
 from .eviction import Eviction
@@ -96,6 +96,79 @@ class BoundedRows:
         )
         self._unscored = False
 
+    def attend(
+        self,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        *,
+        scale: float,
+        mask: mx.array | str | None = None,
+        sinks: mx.array | None = None,
+    ) -> mx.array:
+        """Attention over the rows of the last update, whose scores the policy takes in.
+
+        As ``fast.scaled_dot_product_attention_with_scores`` followed by ``update_scores``, but
+        where the policy allows it in one operation that need not store the scores. Evaluating
+        the output evaluates both. At most 128 queries.
+
+        Raises:
+            ValueError: no rows yet, keys that are not the stored rows, or as the operation.
+        """
+        check_attended(keys, self._store)
+        store = cast(RowStore, self._store)
+        if self.policy.decay is not None:
+            out, store.importance = fast.attention_and_accumulate(
+                queries,
+                keys,
+                values,
+                store.importance,
+                scale=scale,
+                decay=self.policy.decay,
+                mask=mask,
+                sinks=sinks,
+            )
+            self._unscored = False
+            return out
+        out, scores = fast.scaled_dot_product_attention_with_scores(
+            queries, keys, values, scale=scale, mask=mask, sinks=sinks
+        )
+        self.update_scores(scores, masked=mask is not None)
+        tied: mx.array = mx.depends(out, [store.importance])
+        return tied
+
+    def score_chunk(
+        self,
+        queries: mx.array,
+        keys: mx.array,
+        *,
+        scale: float,
+        mask: mx.array | str | None = None,
+    ) -> None:
+        """Take in the scores of a long chunk, which its attention did not return.
+
+        As ``update_scores`` with the scores of the last 128 queries; where the policy allows it
+        they are computed in blocks of keys, so that they are never in memory all at once.
+
+        Raises:
+            ValueError: no rows yet, keys that are not the stored rows, or as ``prefill_scores``.
+        """
+        check_attended(keys, self._store)
+        store = cast(RowStore, self._store)
+        if self.policy.decay is None:
+            scores = prefill.last_scores(queries, keys, scale=scale, mask=mask)
+            self.update_scores(scores, masked=mask is not None)
+            return
+        store.importance = fast.prefill_scores(
+            queries,
+            keys,
+            scale=scale,
+            mask=mask,
+            importance=store.importance,
+            decay=self.policy.decay,
+        )
+        self._unscored = False
+
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         """The rows as the last update returned them: [B, H, N, D] and [B, H, N, Dv].
 
@@ -104,9 +177,10 @@ class BoundedRows:
         if self._store is None:
             raise ValueError("[H2OKVCache.keys_and_values] there are no rows yet.")
         keys, values = self._store.fetch()
-        # Whoever evaluates the keys evaluates these too: otherwise the graph of every step
-        # would hang on them until the first eviction.
-        keys = mx.depends(keys, [self._store.positions, self._store.importance])
+        if not self._store.tied:
+            # Whoever evaluates the keys evaluates these too: otherwise the graph of every step
+            # would hang on them until the first eviction.
+            keys = mx.depends(keys, [self._store.positions, self._store.importance])
         handed_out.register(keys, self)
         return keys, values
 

@@ -6,28 +6,33 @@ import mlx.core as mx
 
 from .store import RowStore
 
-__all__ = ["check_replacement", "check_rows", "check_scores"]
+__all__ = ["check_attended", "check_replacement", "check_rows", "check_scores"]
 
 
 def check_rows(keys: mx.array, values: mx.array, store: RowStore | None) -> None:
     """New rows [B, H, L, D] and [B, H, L, Dv] that fit each other and the stored ones."""
     op = "[H2OKVCache.update_and_fetch]"
-    if keys.ndim != 4 or values.ndim != 4 or keys.shape[:3] != values.shape[:3]:
+    shape, other = keys.shape, values.shape
+    if len(shape) != 4 or len(other) != 4 or shape[:3] != other[:3]:
         raise ValueError(
             f"{op} keys have shape {keys.shape}, values {values.shape}, expected [B, H, L, D] "
             "and [B, H, L, Dv]."
         )
-    if 0 in keys.shape[:3]:
+    if 0 in shape[:3]:
         raise ValueError(f"{op} keys have shape {keys.shape}, expected B, H, L of at least 1.")
-    if store is None:
-        return
-    for name, new, stored in (
-        ("keys", keys, store.keys),
-        ("values", values, store.values),
-    ):
-        found, expected = _layout(new), _layout(stored)
-        if found != expected:
-            raise ValueError(f"{op} {name} are {found}, expected {expected} as the stored rows.")
+    if store is not None and not (_fits(keys, store.keys) and _fits(values, store.values)):
+        for name, new, stored in (("keys", keys, store.keys), ("values", values, store.values)):
+            found, expected = _layout(new), _layout(stored)
+            if found != expected:
+                raise ValueError(
+                    f"{op} {name} are {found}, expected {expected} as the stored rows."
+                )
+
+
+def _fits(new: mx.array, stored: mx.array) -> bool:
+    """Whether the layouts are equal; the texts are only made where they differ."""
+    a, b = new.shape, stored.shape
+    return a[:2] == b[:2] and a[3] == b[3] and new.dtype == stored.dtype
 
 
 def check_scores(scores: mx.array, store: RowStore | None) -> None:
@@ -42,6 +47,18 @@ def check_scores(scores: mx.array, store: RowStore | None) -> None:
         raise ValueError(
             f"{op} scores are {scores.dtype} {found}, expected mlx.core.float32 [B, Hq, L, N] "
             f"with B = {batch}, Hq a multiple of {heads}, N = {rows}."
+        )
+
+
+def check_attended(keys: mx.array, store: RowStore | None) -> None:
+    """Keys [B, H, N, D] of as many rows and heads as are stored."""
+    op = "[H2OKVCache.attend]"
+    if store is None:
+        raise ValueError(f"{op} there are no rows to score, expected an update first.")
+    if keys.shape[:3] != store.positions.shape:
+        raise ValueError(
+            f"{op} keys have shape {keys.shape}, expected [B, H, N, D] with [B, H, N] = "
+            f"{store.positions.shape} as the stored rows."
         )
 
 

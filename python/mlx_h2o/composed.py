@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import mlx.core as mx
 
 from mlx_h2o.validate import AttentionRequest, RetentionRequest, StreamLike
+from mlx_h2o.validate_quantized import QuantizedAttentionRequest, QuantizedRows
 
 name = "composed"
 
@@ -24,7 +25,7 @@ def unavailable_reason() -> str:
     return ""
 
 
-def refuses(request: AttentionRequest) -> str:
+def refuses(request: AttentionRequest | QuantizedAttentionRequest) -> str:
     """Empty: there is nothing valid that it cannot serve."""
     return ""
 
@@ -38,7 +39,7 @@ def _placed(stream: StreamLike) -> Iterator[None]:
             yield
 
 
-def _logits(request: AttentionRequest) -> mx.array:
+def logits(request: AttentionRequest) -> mx.array:
     """scale * q.k + mask as float32 [B, Hq, Lq, N], -inf where the pair is masked."""
     batch, heads, length, size = request.queries.shape
     kv_heads, rows = request.keys.shape[1:3]
@@ -60,23 +61,86 @@ def _logits(request: AttentionRequest) -> mx.array:
     return mx.where(bias <= request.mask_threshold, -mx.inf, logits + bias)
 
 
+def softmax_parts(scores: mx.array, sinks: mx.array | None) -> tuple[mx.array, mx.array, mx.array]:
+    """``exp(scores - peak)``, their total with the sinks [Hq], and the peak: [B, Hq, L, N or 1].
+
+    Where a query has nothing to attend to, the weights are 0, and the total is, without a sink.
+    """
+    peak = scores.max(axis=-1, keepdims=True)
+    if sinks is not None:
+        sinks = sinks.astype(mx.float32)[None, :, None, None]
+        peak = mx.maximum(peak, sinks)
+    # With nothing to attend to the peak is -inf, and -inf - -inf would be NaN.
+    peak = mx.where(peak == -mx.inf, 0.0, peak)
+    weights = mx.exp(scores - peak)
+    total = weights.sum(axis=-1, keepdims=True)
+    if sinks is not None:
+        total = total + mx.exp(sinks - peak)
+    return weights, total, peak
+
+
+def dequantized(rows: QuantizedRows) -> mx.array:
+    """The rows as float32 [B, Hkv, N, D], from scales and biases that were upcast first."""
+    pair = rows.scales.astype(mx.float32), rows.biases.astype(mx.float32)
+    return mx.dequantize(rows.words, *pair, group_size=rows.group_size, bits=rows.bits)
+
+
 def attention(request: AttentionRequest) -> tuple[mx.array, mx.array | None, mx.array | None]:
     """Attention output, scores and lse as ``fast`` documents them."""
+    return _attend(request)
+
+
+def quantized_attention(
+    request: QuantizedAttentionRequest,
+) -> tuple[mx.array, mx.array | None, mx.array | None]:
+    """The same of quantised rows: dequantised to float32, then the dense definition."""
+    with _placed(request.stream):
+        dense = AttentionRequest(
+            queries=request.queries,
+            keys=dequantized(request.keys),
+            values=dequantized(request.values),
+            scale=request.scale,
+            causal=request.causal,
+            mask=request.mask,
+            sinks=request.sinks,
+            mask_threshold=request.mask_threshold,
+            return_scores=request.return_scores,
+            return_lse=request.return_lse,
+            stream=request.stream,
+        )
+        return _attend(dense, request.sparse_v_threshold)
+
+
+def attention_with_probes(
+    request: AttentionRequest | QuantizedAttentionRequest,
+) -> tuple[tuple[mx.array, mx.array | None, mx.array | None], mx.array]:
+    """The same, and the scores of the probes."""
+    if isinstance(request, QuantizedAttentionRequest):
+        return quantized_attention(request), probe_scores(request)
+    return attention(request), probe_scores(request)
+
+
+def probe_scores(request: AttentionRequest | QuantizedAttentionRequest) -> mx.array:
+    """scale * probe.k, float32 [B, Hkv, E, N], of every key, masked or not."""
+    assert request.probes is not None
+    with _placed(request.stream):
+        keys = request.keys
+        dense = dequantized(keys) if isinstance(keys, QuantizedRows) else keys.astype(mx.float32)
+        probes = request.probes.astype(mx.float32) * request.scale
+        return probes @ dense.swapaxes(-1, -2)
+
+
+def _attend(
+    request: AttentionRequest, sparse_v_threshold: float = 0.0
+) -> tuple[mx.array, mx.array | None, mx.array | None]:
     with _placed(request.stream):
         batch, heads, length, _ = request.queries.shape
         kv_heads, _, value_size = request.values.shape[1:]
-        scores = _logits(request)
-        peak = scores.max(axis=-1, keepdims=True)
-        sinks = None
-        if request.sinks is not None:
-            sinks = request.sinks.astype(mx.float32)[None, :, None, None]
-            peak = mx.maximum(peak, sinks)
-        # With nothing to attend to the peak is -inf, and -inf - -inf would be NaN.
-        peak = mx.where(peak == -mx.inf, 0.0, peak)
-        weights = mx.exp(scores - peak)
-        total = weights.sum(axis=-1, keepdims=True)
-        if sinks is not None:
-            total = total + mx.exp(sinks - peak)
+        scores = logits(request)
+        weights, total, peak = softmax_parts(scores, request.sinks)
+        if sparse_v_threshold > 0:
+            # NaN compares false, and stays.
+            weights = mx.where(weights < sparse_v_threshold * total, 0.0, weights)
         mixed = weights.reshape(batch, kv_heads, -1, weights.shape[-1])
         mixed = mixed @ request.values.astype(mx.float32)
         mixed = mixed.reshape(batch, heads, length, value_size)

@@ -10,10 +10,11 @@ from typing import cast
 
 import mlx.core as mx
 
-from mlx_h2o import kernels, launch
+from mlx_h2o import composed, composed_cache, kernels, launch, launch_rows
+from mlx_h2o.cache_requests import AccumulateRequest
 from mlx_h2o.kernels import Kernel
-from mlx_h2o.launch import AttentionResult
-from mlx_h2o.validate import AttentionRequest, runs_on_gpu
+from mlx_h2o.launch import AnyAttentionRequest, AttentionResult, Execute, Launch
+from mlx_h2o.validate import RetentionRequest, StreamLike, runs_on_gpu
 
 name = "cuda"
 
@@ -26,7 +27,7 @@ def unavailable_reason() -> str:
     return "MLX has no CUDA device on this machine (pip install 'mlx-h2o[cuda13]')"
 
 
-def refuses(request: AttentionRequest) -> str:
+def refuses(request: AnyAttentionRequest) -> str:
     """Why the back end cannot serve this request; empty if it can."""
     if not runs_on_gpu(request.stream):
         return "CUDA kernels run on GPU streams, found a CPU stream"
@@ -42,11 +43,44 @@ def header(threads: int) -> str:
     return f"#define H2O_MAX_THREADS {threads}\n{kernels.CUDA_SHIM}{kernels.HEADER}"
 
 
-def attention(request: AttentionRequest) -> AttentionResult:
+def attention(request: AnyAttentionRequest) -> AttentionResult:
     """Attention with scores."""
-    plan = launch.plan(request)
-    kernel = _cuda_kernel(plan.kernel, plan.threadgroup[0])
-    return plan.result(kernel(inputs=list(plan.inputs), stream=request.stream, **plan.call()))
+    return launch.plan(request).run(_executor(request.stream))
+
+
+quantized_attention = attention
+
+
+def attention_with_probes(request: AnyAttentionRequest) -> tuple[AttentionResult, mx.array]:
+    """Attention, dense or quantised, and the scores of the probes."""
+    return launch.plan(request).run_with_probes(_executor(request.stream))
+
+
+def _executor(stream: StreamLike) -> Execute:
+    def execute(each: Launch, inputs: list[mx.array]) -> list[mx.array]:
+        kernel = _cuda_kernel(each.kernel, each.threadgroup[0])
+        return kernel(inputs=inputs, stream=stream, **each.call())
+
+    return execute
+
+
+def accumulate_scores(request: AccumulateRequest) -> mx.array:
+    """The moving average in one kernel; on a CPU stream the composed one."""
+    if not runs_on_gpu(request.stream):
+        return composed_cache.accumulate_scores(request)
+    return _launched(launch_rows.accumulate_scores(request), request.stream)[0]
+
+
+def evict_indices(request: RetentionRequest) -> mx.array:
+    """One row per head in one kernel; several rows, and on a CPU stream, the composed one."""
+    if request.count > 1 or not runs_on_gpu(request.stream):
+        return composed.evict_indices(request)
+    return _launched(launch_rows.choose_row(request), request.stream)[0]
+
+
+def _launched(each: Launch, stream: StreamLike) -> list[mx.array]:
+    kernel = _cuda_kernel(each.kernel, each.threadgroup[0])
+    return kernel(inputs=each.inputs({}), stream=stream, **each.call())
 
 
 @cache

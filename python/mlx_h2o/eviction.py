@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -13,8 +13,7 @@ from .store import RowStore
 __all__ = ["Eviction"]
 
 
-@dataclass(frozen=True)
-class Eviction:
+class Eviction(NamedTuple):
     """One eviction from ``store``, before ``added`` tokens are appended at ``offset``.
 
     Positions below ``sink_size`` and from ``offset + added - recent_size`` on are protected.
@@ -30,14 +29,14 @@ class Eviction:
 
     def replace_worst(self, keys: mx.array, values: mx.array) -> None:
         """Overwrite the worst row of each head by the new row; the others stay where they are."""
-        slots = fast.evict_indices(
-            self._ranks(),
-            self.store.positions,
-            count=1,
+        self.store.replace_worst(
+            keys,
+            values,
+            self.offset,
             sink_size=self.sink_size,
             recent_start=self._recent_start,
+            ranks=self.policy.ranked_by or self._ranks(),
         )
-        self.store.replace(slots, keys, values, self.offset)
 
     def compact(self, keep: int) -> None:
         """Keep the best ``keep`` rows of each head, in the order of their slots."""

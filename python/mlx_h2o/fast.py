@@ -9,9 +9,31 @@ import mlx.core as mx
 
 from mlx_h2o import validate
 from mlx_h2o.backends import for_attention, for_retention
+from mlx_h2o.cache_operations import (
+    accumulate_scores,
+    attention_and_accumulate,
+    key_diversity,
+    replace_worst,
+)
+from mlx_h2o.prefill import prefill_scores
+from mlx_h2o.probes import scaled_dot_product_attention_with_probes
+from mlx_h2o.quantize_append import quantize_append
+from mlx_h2o.quantized import scaled_dot_product_attention_quantized_with_scores
 from mlx_h2o.validate import StreamLike
 
-__all__ = ["evict_indices", "keep_indices", "scaled_dot_product_attention_with_scores"]
+__all__ = [
+    "accumulate_scores",
+    "attention_and_accumulate",
+    "evict_indices",
+    "keep_indices",
+    "key_diversity",
+    "prefill_scores",
+    "quantize_append",
+    "replace_worst",
+    "scaled_dot_product_attention_quantized_with_scores",
+    "scaled_dot_product_attention_with_probes",
+    "scaled_dot_product_attention_with_scores",
+]
 
 
 @overload

@@ -26,14 +26,24 @@ class Kernel:
 
 
 @cache
+def flags_of(kernel: str) -> tuple[str, ...]:
+    """The flags that make a difference to this kernel, in the order of the table."""
+    pairs = (*_kernel_text.INPUTS[kernel], *_kernel_text.OUTPUTS[kernel])
+    conditions = [condition for _, condition in pairs]
+    conditions += [condition for condition, _ in _kernel_text.SEGMENTS[kernel]]
+    terms = {term.lstrip("!") for condition in conditions for term in condition.split()}
+    return tuple(flag for flag in FLAGS if flag in terms)
+
+
+@cache
 def resolve(kernel: str, flags: frozenset[str]) -> Kernel:
-    """The kernel for these flags. The flags that are on are part of its name."""
+    """The kernel for these flags. Those that are on and matter to it are part of its name."""
 
     def chosen(pairs: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
         return tuple(item for item, condition in pairs if _holds(condition, flags))
 
     return Kernel(
-        name="_".join(("h2o", kernel, *(flag for flag in FLAGS if flag in flags))),
+        name="_".join(("h2o", kernel, *(flag for flag in flags_of(kernel) if flag in flags))),
         inputs=chosen(_kernel_text.INPUTS[kernel]),
         outputs=chosen(_kernel_text.OUTPUTS[kernel]),
         template=_kernel_text.TEMPLATE[kernel],

@@ -1,9 +1,10 @@
-"""How an attention request becomes one kernel launch, whichever machine runs the kernel.
+"""How an attention request becomes kernel launches, whichever machine runs the kernels.
 
-Nothing here runs anything: ``plan`` names the kernel, its flags, buffers, template arguments
-and grid, and the Metal, CUDA and test back ends hand that to MLX in their own way.
+Nothing here runs anything: ``plan`` names the kernels, their flags, buffers, template arguments
+and grids, and the Metal, CUDA and test back ends hand that to MLX in their own way.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -13,27 +14,43 @@ import mlx.core as mx
 from mlx_h2o import kernels
 from mlx_h2o.kernels import Kernel
 from mlx_h2o.validate import AttentionRequest
+from mlx_h2o.validate_quantized import QuantizedAttentionRequest
 
 LANES = 32  # threads of a simdgroup
 LONGEST_QUERY = 8
 WIDEST_HEAD = 576
 
+# From here on the keys are split into blocks.
+TWO_PASS_KEYS = 1024
+KEYS_OF_A_SIMDGROUP = 16
+MOST_BLOCKS = LANES  # a lane of the second pass takes a block
+
+AnyAttentionRequest = AttentionRequest | QuantizedAttentionRequest
 TemplateArgument = tuple[str, int | bool | mx.Dtype]
 AttentionResult = tuple[mx.array, mx.array | None, mx.array | None]
 Triple = tuple[int, int, int]
 
 
 @dataclass(frozen=True, eq=False)
-class LaunchPlan:
-    """One launch: what ``mx.fast.metal_kernel`` and its kernel object are called with."""
+class Launch:
+    """One launch: what ``mx.fast.metal_kernel`` and its kernel object are called with.
+
+    ``given`` holds the buffers that come with the request, by name.
+    """
 
     kernel: Kernel
-    inputs: tuple[mx.array, ...]
+    given: Mapping[str, mx.array]
     template: tuple[TemplateArgument, ...]
     grid: Triple
     threadgroup: Triple
     output_shapes: tuple[tuple[int, ...], ...]
     output_dtypes: tuple[mx.Dtype, ...]
+
+    def inputs(self, made: Mapping[str, mx.array]) -> list[mx.array]:
+        """The inputs in order, given what earlier passes have made."""
+        return [
+            self.given[name] if name in self.given else made[name] for name in self.kernel.inputs
+        ]
 
     def call(self) -> dict[str, Any]:
         """The arguments of the kernel object, but for the inputs and the stream."""
@@ -45,13 +62,36 @@ class LaunchPlan:
             "output_dtypes": list(self.output_dtypes),
         }
 
-    def result(self, outputs: list[mx.array]) -> AttentionResult:
-        """The outputs as (out, scores, lse); None for one that was not asked for."""
-        named = dict(zip(self.kernel.outputs, outputs, strict=True))
-        return named["out"], named.get("scores"), named.get("lse")
+
+Execute = Callable[[Launch, list[mx.array]], list[mx.array]]
 
 
-def refuses(request: AttentionRequest) -> str:
+@dataclass(frozen=True, eq=False)
+class LaunchPlan:
+    """The launches that serve a request, in order; a later one takes what the earlier made."""
+
+    passes: tuple[Launch, ...]
+
+    def run(self, execute: Execute) -> AttentionResult:
+        """``execute`` each launch; the outputs as (out, scores, lse), None where not asked for."""
+        made = self.outputs(execute)
+        return made["out"], made.get("scores"), made.get("lse")
+
+    def run_with_probes(self, execute: Execute) -> tuple[AttentionResult, mx.array]:
+        """The same of a request with probes, and their scores."""
+        made = self.outputs(execute)
+        return (made["out"], made.get("scores"), made.get("lse")), made["probe_scores"]
+
+    def outputs(self, execute: Execute) -> dict[str, mx.array]:
+        """``execute`` each launch; everything that was made, by name."""
+        made: dict[str, mx.array] = {}
+        for launch in self.passes:
+            outputs = execute(launch, launch.inputs(made))
+            made.update(zip(launch.kernel.outputs, outputs, strict=True))
+        return made
+
+
+def refuses(request: AnyAttentionRequest) -> str:
     """Why the decode kernels cannot serve this request; empty if they can."""
     length, head_size = request.queries.shape[2:]
     if length > LONGEST_QUERY:
@@ -73,7 +113,28 @@ def preferred_simdgroups(head_size: int, value_size: int) -> int:
     return 16 if width <= 512 else 8
 
 
-def flags_of(request: AttentionRequest) -> frozenset[str]:
+def preferred_blocks(key_count: int, simdgroups: int) -> int:
+    """Blocks of keys, each with a threadgroup of its own; 1 means one pass.
+
+    Below ``TWO_PASS_KEYS`` one threadgroup per query row is fast enough. Above, a simdgroup gets
+    at least ``KEYS_OF_A_SIMDGROUP`` keys, and the number is a power of two, at most
+    ``MOST_BLOCKS``. It depends on the length of the cache and on the kernel, and on nothing
+    else: a sequence gets the same bits alone and in a batch, and its partial results change
+    their size rarely, which suits the allocator.
+    """
+    if key_count < TWO_PASS_KEYS:
+        return 1
+    most = max(2, key_count // (KEYS_OF_A_SIMDGROUP * simdgroups))
+    return min(MOST_BLOCKS, 1 << (most.bit_length() - 1))
+
+
+def _sparse_v_threshold(request: AnyAttentionRequest) -> float:
+    if isinstance(request, QuantizedAttentionRequest):
+        return request.sparse_v_threshold
+    return 0.0
+
+
+def flags_of(request: AnyAttentionRequest) -> frozenset[str]:
     """The flags that this request turns on."""
     mask = request.mask
     is_on = {
@@ -82,55 +143,102 @@ def flags_of(request: AttentionRequest) -> frozenset[str]:
         "sinks": request.sinks is not None,
         "scores": request.return_scores,
         "lse": request.return_lse,
+        "sparse_v": _sparse_v_threshold(request) > 0,
+        "probes": request.probes is not None,
     }
     return frozenset(flag for flag, on in is_on.items() if on)
 
 
 @lru_cache(maxsize=64)
-def _params(scale: float, mask_threshold: float) -> mx.array:
+def _params(*numbers: float) -> mx.array:
     """The scalars of a kernel: one short array, the same for all layers of a model."""
-    return mx.array([scale, mask_threshold], mx.float32)
+    return mx.array(numbers, mx.float32)
 
 
-def plan(request: AttentionRequest, simdgroups: int | None = None) -> LaunchPlan:
-    """The launch that serves a request that was not refused.
+def _given(request: AnyAttentionRequest, flags: frozenset[str]) -> dict[str, mx.array]:
+    """The buffers that come with the request."""
+    scalars = [request.scale, request.mask_threshold]
+    if "sparse_v" in flags:
+        scalars.append(_sparse_v_threshold(request))
+    given = {"queries": request.queries, "params": _params(*scalars)}
+    if isinstance(request, QuantizedAttentionRequest):
+        for name, rows in (("key", request.keys), ("value", request.values)):
+            given[f"{name}_words"] = rows.words
+            given[f"{name}_scales"] = rows.scales
+            given[f"{name}_biases"] = rows.biases
+    else:
+        given |= {"keys": request.keys, "values": request.values}
+    optional = {"mask": request.mask, "sinks": request.sinks, "probes": request.probes}
+    return given | {name: array for name, array in optional.items() if array is not None}
 
-    One threadgroup serves one query row, so that neither the number of query heads per key
-    head nor Lq is limited by the size of a threadgroup. ``simdgroups`` overrides the choice of
-    ``preferred_simdgroups``.
-    """
-    batch, heads, length, head_size = request.queries.shape
-    key_count, value_size = request.keys.shape[2], request.values.shape[3]
-    kernel = kernels.resolve("sdpa_vector", flags_of(request))
-    if simdgroups is None:
-        simdgroups = preferred_simdgroups(head_size, value_size)
-    buffers = {
-        "queries": request.queries,
-        "keys": request.keys,
-        "values": request.values,
-        "mask": request.mask,
-        "sinks": request.sinks,
-        "params": _params(request.scale, request.mask_threshold),
-    }
+
+def _arguments(request: AnyAttentionRequest, simdgroups: int) -> dict[str, int | bool | mx.Dtype]:
     arguments: dict[str, int | bool | mx.Dtype] = {
         "T": request.queries.dtype,
-        "D": head_size,
-        "V": value_size,
+        "D": request.queries.shape[3],
+        "V": request.values.shape[3],
         "NS": simdgroups,
         "CAUSAL": request.causal,
     }
+    if isinstance(request, QuantizedAttentionRequest):
+        arguments["S"] = request.keys.scales.dtype
+        arguments["KB"] = request.keys.bits
+        arguments["VB"] = request.values.bits
+        arguments["G"] = request.keys.group_size
+    return arguments
+
+
+def plan(
+    request: AnyAttentionRequest, simdgroups: int | None = None, blocks: int | None = None
+) -> LaunchPlan:
+    """The launches that serve a request that was not refused.
+
+    One threadgroup serves one query row, or a block of its keys, so that neither the number of
+    query heads per key head nor Lq is limited by the size of a threadgroup. ``simdgroups`` and
+    ``blocks`` override the choices of ``preferred_simdgroups`` and ``preferred_blocks``.
+    """
+    batch, heads, length, head_size = request.queries.shape
+    key_count, value_size = request.keys.shape[2], request.values.shape[3]
+    if simdgroups is None:
+        simdgroups = preferred_simdgroups(head_size, value_size)
+    if blocks is None:
+        blocks = preferred_blocks(key_count, simdgroups)
+    flags = flags_of(request)
+    given = _given(request, flags)
+    arguments = _arguments(request, simdgroups)
+    rows = (batch, heads, length)
+    probes = 0 if request.probes is None else request.probes.shape[2]
     results: dict[str, tuple[tuple[int, ...], mx.Dtype]] = {
-        "out": ((batch, heads, length, value_size), request.queries.dtype),
-        "scores": ((batch, heads, length, key_count), mx.float32),
-        "lse": ((batch, heads, length), mx.float32),
+        "out": ((*rows, value_size), request.queries.dtype),
+        "scores": ((*rows, key_count), mx.float32),
+        "lse": (rows, mx.float32),
+        "probe_scores": ((batch, request.keys.shape[1], probes, key_count), mx.float32),
+        "partial_sums": ((*rows, blocks, value_size), mx.float32),
+        "partial_maxima": ((*rows, blocks), mx.float32),
+        "partial_totals": ((*rows, blocks), mx.float32),
     }
-    inputs = (buffers[name] for name in kernel.inputs)
+
+    def launch(name: str, grid: Triple, threadgroup: Triple) -> Launch:
+        kernel = kernels.resolve(name, flags)
+        return Launch(
+            kernel=kernel,
+            given={name: given[name] for name in kernel.inputs if name in given},
+            template=tuple((name, arguments[name]) for name in kernel.template),
+            grid=grid,
+            threadgroup=threadgroup,
+            output_shapes=tuple(results[name][0] for name in kernel.outputs),
+            output_dtypes=tuple(results[name][1] for name in kernel.outputs),
+        )
+
+    suffix = "_quantized" if isinstance(request, QuantizedAttentionRequest) else ""
+    grid = (batch * heads * simdgroups * LANES, length, blocks)
+    threadgroup = (simdgroups * LANES, 1, 1)
+    if blocks == 1:
+        return LaunchPlan((launch(f"sdpa_vector{suffix}", grid, threadgroup),))
+    columns = (batch * heads * length * value_size, 1, 1)
     return LaunchPlan(
-        kernel=kernel,
-        inputs=tuple(array for array in inputs if array is not None),
-        template=tuple((name, arguments[name]) for name in kernel.template),
-        grid=(batch * heads * simdgroups * LANES, length, 1),
-        threadgroup=(simdgroups * LANES, 1, 1),
-        output_shapes=tuple(results[name][0] for name in kernel.outputs),
-        output_dtypes=tuple(results[name][1] for name in kernel.outputs),
+        (
+            launch(f"sdpa_vector_2pass_1{suffix}", grid, threadgroup),
+            launch("sdpa_vector_2pass_2", columns, (LANES, 1, 1)),
+        )
     )

@@ -8,14 +8,18 @@ tries a tiny call and halves the number of simdgroups until MLX takes it.
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from functools import cache
-from typing import cast
+from typing import Any, cast
 
 import mlx.core as mx
 
-from mlx_h2o import kernels, launch
+from mlx_h2o import composed, composed_cache, kernels, launch, launch_rows
+from mlx_h2o import quantize_append as append
+from mlx_h2o.cache_requests import AccumulateRequest
 from mlx_h2o.kernels import Kernel
-from mlx_h2o.launch import AttentionResult, LaunchPlan
-from mlx_h2o.validate import AttentionRequest, StreamLike, runs_on_gpu
+from mlx_h2o.launch import AnyAttentionRequest, AttentionResult, Execute, Launch, LaunchPlan
+from mlx_h2o.quantize_append import QuantizeAppendRequest, Quantized
+from mlx_h2o.validate import RetentionRequest, StreamLike, runs_on_gpu
+from mlx_h2o.validate_quantized import QuantizedRows
 
 name = "metal"
 
@@ -30,21 +34,69 @@ def unavailable_reason() -> str:
     return "" if mx.metal.is_available() else "MLX has no Metal device on this machine"
 
 
-def refuses(request: AttentionRequest) -> str:
+def refuses(request: AnyAttentionRequest) -> str:
     """Why the back end cannot serve this request; empty if it can."""
     if not runs_on_gpu(request.stream):
         return "Metal kernels run on GPU streams, found a CPU stream"
     return launch.refuses(request)
 
 
-def attention(request: AttentionRequest) -> AttentionResult:
+def attention(request: AnyAttentionRequest) -> AttentionResult:
     """Attention with scores. The first call of a variant compiles it and evaluates a tiny case."""
-    return _run(launch.plan(request, _simdgroups_for(request)), request.stream)
+    return _run(launch.plan(request, *_sizes_for(request)), request.stream)
+
+
+quantized_attention = attention
+
+
+def attention_with_probes(request: AnyAttentionRequest) -> tuple[AttentionResult, mx.array]:
+    """Attention, dense or quantised, and the scores of the probes."""
+    plan = launch.plan(request, *_sizes_for(request))
+    return plan.run_with_probes(_executor(request.stream))
+
+
+def accumulate_scores(request: AccumulateRequest) -> mx.array:
+    """The moving average in one kernel; on a CPU stream the composed one."""
+    if not runs_on_gpu(request.stream):
+        return composed_cache.accumulate_scores(request)
+    return _launched(launch_rows.accumulate_scores(request), request.stream)[0]
+
+
+def evict_indices(request: RetentionRequest) -> mx.array:
+    """One row per head in one kernel; several rows, and on a CPU stream, the composed one."""
+    if request.count > 1 or not runs_on_gpu(request.stream):
+        return composed.evict_indices(request)
+    return _launched(launch_rows.choose_row(request), request.stream)[0]
+
+
+def quantize_append(request: QuantizeAppendRequest) -> tuple[Quantized, Quantized]:
+    """New keys and values packed in one kernel, then scattered; on a CPU stream, composed."""
+    if not runs_on_gpu(request.stream):
+        return append.composed(request)
+    packing = launch_rows.pack_rows(
+        request.new_keys,
+        request.new_values,
+        bits=request.bits,
+        v_bits=request.v_bits,
+        group_size=request.group_size,
+    )
+    kw, ks, kb, vw, vs, vb = _launched(packing, request.stream)
+    return append.written(request, (kw, ks, kb), (vw, vs, vb))
+
+
+def _launched(each: Launch, stream: StreamLike) -> list[mx.array]:
+    return _metal_kernel(each.kernel)(inputs=each.inputs({}), stream=stream, **each.call())
 
 
 def _run(plan: LaunchPlan, stream: StreamLike) -> AttentionResult:
-    kernel = _metal_kernel(plan.kernel)
-    return plan.result(kernel(inputs=list(plan.inputs), stream=stream, **plan.call()))
+    return plan.run(_executor(stream))
+
+
+def _executor(stream: StreamLike) -> Execute:
+    def execute(each: Launch, inputs: list[mx.array]) -> list[mx.array]:
+        return _metal_kernel(each.kernel)(inputs=inputs, stream=stream, **each.call())
+
+    return execute
 
 
 @cache
@@ -61,8 +113,10 @@ def _metal_kernel(kernel: Kernel) -> Callable[..., list[mx.array]]:
     return cast(Callable[..., list[mx.array]], compiled)
 
 
-def _simdgroups_for(request: AttentionRequest) -> int:
-    """The number of simdgroups that this variant runs with on this machine."""
+def _sizes_for(request: AnyAttentionRequest) -> tuple[int, int]:
+    """Simdgroups that this variant runs with on this machine, and blocks of keys."""
+    preferred = launch.preferred_simdgroups(request.keys.shape[3], request.values.shape[3])
+    blocks = launch.preferred_blocks(request.keys.shape[2], preferred)
     # Everything that the compiled text depends on, but for the number itself.
     variant = (
         launch.flags_of(request),
@@ -70,35 +124,52 @@ def _simdgroups_for(request: AttentionRequest) -> int:
         request.queries.dtype,
         None if request.mask is None else request.mask.dtype,
         None if request.sinks is None else request.sinks.dtype,
-        request.keys.shape[3],
-        request.values.shape[3],
+        _rows_variant(request.keys),
+        _rows_variant(request.values),
+        blocks > 1,
     )
     if variant not in _simdgroups:
-        _simdgroups[variant] = _find_simdgroups(_tiny(request))
-    return _simdgroups[variant]
+        _simdgroups[variant] = _find_simdgroups(_tiny(request), preferred, min(blocks, 2))
+    return _simdgroups[variant], blocks
 
 
-def _tiny(request: AttentionRequest) -> AttentionRequest:
+def _rows_variant(rows: mx.array | QuantizedRows) -> Hashable:
+    if isinstance(rows, QuantizedRows):
+        return rows.shape[3], rows.bits, rows.group_size, rows.scales.dtype
+    return rows.shape[3]
+
+
+def _tiny(request: AnyAttentionRequest) -> AnyAttentionRequest:
     """A request for the same variant, of one query, one head and one key."""
 
     def zeros(array: mx.array, *shape: int) -> mx.array:
         return mx.zeros(shape, array.dtype)
 
-    return replace(
-        request,
-        queries=zeros(request.queries, 1, 1, 1, request.queries.shape[3]),
-        keys=zeros(request.keys, 1, 1, 1, request.keys.shape[3]),
-        values=zeros(request.values, 1, 1, 1, request.values.shape[3]),
-        mask=None if request.mask is None else zeros(request.mask, 1, 1, 1, 1),
-        sinks=None if request.sinks is None else zeros(request.sinks, 1),
-    )
+    def row(array: mx.array) -> mx.array:
+        return zeros(array, 1, 1, 1, array.shape[3])
+
+    def rows(found: mx.array | QuantizedRows) -> mx.array | QuantizedRows:
+        if not isinstance(found, QuantizedRows):
+            return row(found)
+        return replace(
+            found, words=row(found.words), scales=row(found.scales), biases=row(found.biases)
+        )
+
+    changes: dict[str, Any] = {
+        "queries": row(request.queries),
+        "keys": rows(request.keys),
+        "values": rows(request.values),
+        "mask": None if request.mask is None else zeros(request.mask, 1, 1, 1, 1),
+        "sinks": None if request.sinks is None else zeros(request.sinks, 1),
+        "probes": None if request.probes is None else row(request.probes),
+    }
+    return replace(request, **changes)
 
 
-def _find_simdgroups(tiny: AttentionRequest) -> int:
-    simdgroups = launch.preferred_simdgroups(tiny.keys.shape[3], tiny.values.shape[3])
+def _find_simdgroups(tiny: AnyAttentionRequest, simdgroups: int, blocks: int) -> int:
     while True:
         try:
-            mx.eval(_run(launch.plan(tiny, simdgroups), tiny.stream)[0])
+            mx.eval(_run(launch.plan(tiny, simdgroups, blocks), tiny.stream)[0])
         except ValueError as error:
             if _TOO_MANY_THREADS not in str(error) or simdgroups == 1:
                 raise

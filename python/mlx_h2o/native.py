@@ -7,10 +7,20 @@ from __future__ import annotations
 
 import functools
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
+from mlx_h2o.cache_requests import (
+    AccumulateRequest,
+    AttentionAccumulateRequest,
+    KeyDiversityRequest,
+    ReplaceRequest,
+)
 from mlx_h2o.validate import AttentionRequest, RetentionRequest, runs_on_gpu
+
+if TYPE_CHECKING:  # the module finds this one through the back ends
+    from mlx_h2o.quantize_append import QuantizeAppendRequest, Quantized
 
 name = "native"
 
@@ -78,6 +88,18 @@ def refuses(request: AttentionRequest) -> str:
 
 def attention(request: AttentionRequest) -> tuple[mx.array, mx.array | None, mx.array | None]:
     """Attention output, scores and lse as ``fast`` documents them."""
+    if not (request.return_scores or request.return_lse):
+        out = _module().scaled_dot_product_attention(
+            request.queries,
+            request.keys,
+            request.values,
+            scale=request.scale,
+            causal=request.causal,
+            mask=request.mask,
+            sinks=request.sinks,
+            stream=request.stream,
+        )
+        return out, None, None
     results = _module().scaled_dot_product_attention_with_scores(
         request.queries,
         request.keys,
@@ -117,3 +139,73 @@ def evict_indices(request: RetentionRequest) -> mx.array:
         stream=request.stream,
     )
     return slots
+
+
+def attention_and_accumulate(request: AttentionAccumulateRequest) -> tuple[mx.array, mx.array]:
+    """Attention output and the new importance; the scores stay inside."""
+    attention = request.attention
+    out, importance = _module().attention_and_accumulate(
+        attention.queries,
+        attention.keys,
+        attention.values,
+        request.importance,
+        scale=attention.scale,
+        decay=request.decay,
+        causal=attention.causal,
+        mask=attention.mask,
+        sinks=attention.sinks,
+        stream=attention.stream,
+    )
+    return out, importance
+
+
+def accumulate_scores(request: AccumulateRequest) -> mx.array:
+    """The new importance, float32 [B, H, N]."""
+    importance: mx.array = _module().accumulate_scores(
+        request.importance, request.scores, decay=request.decay, stream=request.stream
+    )
+    return importance
+
+
+def key_diversity(request: KeyDiversityRequest) -> mx.array:
+    """Minus the cosine of each key with the mean normalised key, float32 [B, H, N]."""
+    ranks: mx.array = _module().key_diversity(request.keys, stream=request.stream)
+    return ranks
+
+
+def replace_worst(
+    request: ReplaceRequest,
+) -> tuple[mx.array, mx.array, mx.array, mx.array]:
+    """Keys, values, importance and positions, in the memory of the inputs where that is free."""
+    given = isinstance(request.ranks, mx.array)
+    keys, values, importance, positions = _module().replace_worst(
+        request.keys,
+        request.values,
+        request.importance,
+        request.positions,
+        request.new_keys,
+        request.new_values,
+        position=request.position,
+        sink_size=request.sink_size,
+        recent_start=request.recent_start,
+        ranked_by="array" if given else request.ranks,
+        ranks=request.ranks if given else None,
+        stream=request.stream,
+    )
+    return keys, values, importance, positions
+
+
+def quantize_append(request: QuantizeAppendRequest) -> tuple[Quantized, Quantized]:
+    """Keys and values as ``fast`` documents them, in the memory of the inputs where it is free."""
+    kw, ks, kb, vw, vs, vb = _module().quantize_append(
+        list(request.keys),
+        list(request.values),
+        request.new_keys,
+        request.new_values,
+        request.slots,
+        bits=request.bits,
+        group_size=request.group_size,
+        value_bits=request.v_bits,
+        stream=request.stream,
+    )
+    return (kw, ks, kb), (vw, vs, vb)

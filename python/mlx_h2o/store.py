@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import mlx.core as mx
 
+from .cache_operations import serve_replacement
+from .cache_requests import RankName, ReplaceRequest
+
 __all__ = ["RowStore"]
 
 _STEP = 256
@@ -32,6 +35,8 @@ class RowStore:
         self.values = values
         self.importance = importance
         self.positions = positions
+        self.tied = False
+        """Whether evaluating the keys evaluates importance and positions too."""
 
     @classmethod
     def empty_like(cls, keys: mx.array, values: mx.array) -> RowStore:
@@ -57,6 +62,8 @@ class RowStore:
     def fetch(self) -> tuple[mx.array, mx.array]:
         """The rows in use: [B, H, length, D] and [B, H, length, Dv], views where possible."""
         end = self.length
+        if self.keys.shape[2] == end == self.values.shape[2]:
+            return self.keys[...], self.values[...]
         return self.keys[:, :, :end], self.values[:, :, :end]
 
     def append(self, keys: mx.array, values: mx.array, offset: int, limit: int) -> None:
@@ -68,6 +75,7 @@ class RowStore:
         batch, heads, added, _ = keys.shape
         start = self.length
         end = start + added
+        self.tied = False
         if end > min(self.keys.shape[2], self.values.shape[2]):
             room = max(end, min(-(-end // _STEP) * _STEP, limit)) - end
             self.keys = _grown(self.keys, start, keys, room)
@@ -81,16 +89,39 @@ class RowStore:
         self.importance = mx.concatenate([self.importance, unscored], axis=2)
         self.positions = mx.concatenate([self.positions, positions], axis=2)
 
-    def replace(self, slots: mx.array, keys: mx.array, values: mx.array, offset: int) -> None:
-        """Write one new row over the slot ``slots`` [B, H, 1] of each head: O(1) rows moved."""
-        self.keys = _written(self.keys, slots, keys)
-        self.values = _written(self.values, slots, values)
-        self.importance = mx.put_along_axis(self.importance, slots, mx.array(mx.nan), axis=2)
-        position = mx.array(offset, mx.int32)
-        self.positions = mx.put_along_axis(self.positions, slots, position, axis=2)
+    def replace_worst(
+        self,
+        keys: mx.array,
+        values: mx.array,
+        position: int,
+        *,
+        sink_size: int,
+        recent_start: int,
+        ranks: mx.array | RankName,
+    ) -> None:
+        """Write one new row over the worst row of each head: O(1) rows moved.
+
+        As ``fast.replace_worst``, without its checks: the rows are known to fit.
+        """
+        self._cut()
+        request = ReplaceRequest(
+            self.keys,
+            self.values,
+            self.importance,
+            self.positions,
+            keys,
+            values,
+            position,
+            sink_size,
+            recent_start,
+            ranks,
+        )
+        self.keys, self.values, self.importance, self.positions = serve_replacement(request)
+        self.tied = True
 
     def keep(self, slots: mx.array) -> None:
         """Keep only ``slots`` [B, H, n], in that order; no unused rows remain. O(n) rows moved."""
+        self.tied = False
         self.keys = _gathered(self.keys, slots)
         self.values = _gathered(self.values, slots)
         self.importance = mx.take_along_axis(self.importance, slots, axis=2)
@@ -98,8 +129,15 @@ class RowStore:
 
     def truncate(self, length: int) -> None:
         """Forget the rows from slot ``length`` on; their space stays."""
+        self.tied = False
         self.importance = self.importance[:, :, :length]
         self.positions = self.positions[:, :, :length]
+
+    def _cut(self) -> None:
+        """Give up the unused rows."""
+        end = self.length
+        if self.keys.shape[2] != end or self.values.shape[2] != end:
+            self.keys, self.values = self.fetch()
 
 
 def _grown(buffer: mx.array, used: int, rows: mx.array, room: int) -> mx.array:
@@ -116,10 +154,6 @@ def _assigned(buffer: mx.array, start: int, rows: mx.array) -> mx.array:
 
 def _per_column(slots: mx.array, width: int) -> mx.array:
     return mx.broadcast_to(mx.expand_dims(slots, -1), (*slots.shape, width))
-
-
-def _written(buffer: mx.array, slots: mx.array, rows: mx.array) -> mx.array:
-    return mx.put_along_axis(buffer, _per_column(slots, buffer.shape[3]), rows, axis=2)
 
 
 def _gathered(buffer: mx.array, slots: mx.array) -> mx.array:

@@ -45,8 +45,9 @@ class AttentionRequest:
 
     ``mask`` is already broadcast to [B, Hq, Lq, N] (strides may be 0) and is bool or additive;
     an additive entry at or below ``mask_threshold`` masks its pair. ``causal`` and ``mask``
-    exclude each other. Where ``return_scores`` or ``return_lse`` is false the back end may
-    return None in that place.
+    exclude each other. ``probes`` [B, Hkv, E, D], in the dtype of the queries, are served by
+    ``attention_with_probes`` alone. Where ``return_scores`` or ``return_lse`` is false the back
+    end may return None in that place.
     """
 
     queries: mx.array
@@ -57,6 +58,7 @@ class AttentionRequest:
     mask: mx.array | None = None
     sinks: mx.array | None = None
     mask_threshold: float = 0.0
+    probes: mx.array | None = None
     return_scores: bool = True
     return_lse: bool = False
     stream: StreamLike = None
@@ -75,6 +77,14 @@ class RetentionRequest:
 
 
 def _check_shapes(op: str, queries: Shape, keys: Shape, values: Shape) -> None:
+    # Once for what is right, since this runs once per layer and token; then one by one.
+    if (
+        len(queries) == len(keys) == len(values) == 4
+        and keys[:3] == values[:3]
+        and (queries[0], queries[3]) == (keys[0], keys[3])
+        and not (0 in queries or 0 in keys or 0 in values or queries[1] % keys[1])
+    ):
+        return
     named = (
         ("queries", queries, "[B, Hq, Lq, D]"),
         ("keys", keys, "[B, Hkv, N, D]"),
@@ -137,7 +147,23 @@ def _check_mask(op: str, mask: mx.array, shape: Shape) -> None:
         )
 
 
-def _check_sinks(op: str, sinks: mx.array, heads: int) -> None:
+def placed_mask(
+    op: str, mask: mx.array | str | None, shape: Shape, stream: StreamLike
+) -> tuple[bool, float, mx.array | None]:
+    """``causal``, ``mask_threshold`` and ``mask`` of a request, from the argument ``mask``."""
+    if mask is None:
+        return False, 0.0, None
+    if isinstance(mask, str):
+        if mask != "causal":
+            raise ValueError(f"[{op}] mask is {mask!r}, expected 'causal', an array or None.")
+        return True, 0.0, None
+    _check_mask(op, arguments.array(op, "mask", mask), shape)
+    threshold = 0.0 if mask.dtype == mx.bool_ else _MASK_THRESHOLDS[mask.dtype]
+    return False, threshold, mx.broadcast_to(mask, shape, stream=stream)
+
+
+def check_sinks(op: str, sinks: mx.array, heads: int) -> None:
+    """Raise ValueError where ``sinks`` are not float [Hq]."""
     if sinks.dtype not in FLOATS:
         raise ValueError(
             f"[{op}] sinks are {dtype_name(sinks.dtype)}, expected float32, float16 or bfloat16."
@@ -169,18 +195,9 @@ def attention_request(
     number = arguments.number(op, "scale", scale)
     place = arguments.stream(op, stream)
     shape = (*query_shape[:3], key_shape[2])
-    causal, threshold, pairs = False, 0.0, None
-    if isinstance(mask, str):
-        if mask != "causal":
-            raise ValueError(f"[{op}] mask is {mask!r}, expected 'causal', an array or None.")
-        causal = True
-    elif mask is not None:
-        _check_mask(op, arguments.array(op, "mask", mask), shape)
-        if mask.dtype != mx.bool_:
-            threshold = _MASK_THRESHOLDS[mask.dtype]
-        pairs = mx.broadcast_to(mask, shape, stream=place)
+    causal, threshold, pairs = placed_mask(op, mask, shape, place)
     if sinks is not None:
-        _check_sinks(op, arguments.array(op, "sinks", sinks), query_shape[1])
+        check_sinks(op, arguments.array(op, "sinks", sinks), query_shape[1])
     return AttentionRequest(
         queries=queries,
         keys=keys,

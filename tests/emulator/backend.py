@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import mlx.core as mx
+
 from emulator import build
 from emulator.kernel import EmulatedKernel, Run, metal_kernel
 from emulator.text import MetalText
-from mlx_h2o import kernels, launch
-from mlx_h2o.launch import AttentionResult, LaunchPlan
-from mlx_h2o.validate import AttentionRequest
+from mlx_h2o import composed, kernels, launch, launch_rows
+from mlx_h2o import quantize_append as append
+from mlx_h2o.cache_requests import AccumulateRequest
+from mlx_h2o.launch import AnyAttentionRequest, AttentionResult, Launch, LaunchPlan
+from mlx_h2o.quantize_append import QuantizeAppendRequest, Quantized
+from mlx_h2o.validate import RetentionRequest
 
 
 def _unchanged(text: str) -> str:
@@ -26,6 +31,7 @@ class EmulatorBackend:
 
     run: Run = field(default_factory=Run)
     simdgroups: int | None = None
+    blocks: int | None = None
     edit_source: Callable[[str], str] = _unchanged
     edit_header: Callable[[str], str] = _unchanged
     name: str = "emulator"
@@ -34,34 +40,87 @@ class EmulatorBackend:
         """Why the emulator cannot run here; empty if it can."""
         return "" if build.compiler() else "no C++ compiler found (g++ or clang++)"
 
-    def refuses(self, request: AttentionRequest) -> str:
+    def refuses(self, request: AnyAttentionRequest) -> str:
         """Why the kernels cannot serve this request; empty if they can."""
         return launch.refuses(request)
 
-    def attention(self, request: AttentionRequest) -> AttentionResult:
+    def attention(self, request: AnyAttentionRequest) -> AttentionResult:
         """Attention with scores, evaluated at once. Raises KernelError, BuildError."""
-        kernel, plan = self._prepare(request)
-        return plan.result(kernel(plan.inputs, **plan.call()))
+        plan = launch.plan(request, self.simdgroups, self.blocks)
+        return plan.run(self._execute)
 
-    def compile(self, request: AttentionRequest) -> Callable[[], object]:
-        """What is left to do to have the request's kernel in the cache; any thread may do it."""
-        text = self.text(request)
-        return lambda: build.compile_text(text, self.run.defines)
+    quantized_attention = attention
 
-    def text(self, request: AttentionRequest) -> MetalText:
-        """What MLX generates for the request."""
-        kernel, plan = self._prepare(request)
-        return kernel.text(plan.inputs, **plan.call())
+    def attention_with_probes(
+        self, request: AnyAttentionRequest
+    ) -> tuple[AttentionResult, mx.array]:
+        """The same, and the scores of the probes."""
+        plan = launch.plan(request, self.simdgroups, self.blocks)
+        return plan.run_with_probes(self._execute)
 
-    def _prepare(self, request: AttentionRequest) -> tuple[EmulatedKernel, LaunchPlan]:
-        plan = launch.plan(request, self.simdgroups)
-        kernel = metal_kernel(
-            plan.kernel.name,
-            plan.kernel.inputs,
-            plan.kernel.outputs,
-            self.edit_source(plan.kernel.source),
+    def _execute(self, each: Launch, inputs: list[mx.array]) -> list[mx.array]:
+        return self._kernel(each)(inputs, **each.call())
+
+    def accumulate_scores(self, request: AccumulateRequest) -> mx.array:
+        """The moving average of scores, evaluated at once."""
+        return self._launched(launch_rows.accumulate_scores(request))[0]
+
+    def evict_indices(self, request: RetentionRequest) -> mx.array:
+        """The row to evict, evaluated at once; several rows are the composition's."""
+        if request.count > 1:
+            return composed.evict_indices(request)
+        return self._launched(launch_rows.choose_row(request))[0]
+
+    def pack_rows(self, *rows: mx.array, **settings: int) -> list[mx.array]:
+        """New keys and values by Metal's rule, evaluated at once: six arrays."""
+        return self._launched(launch_rows.pack_rows(*rows, **settings))
+
+    def quantize_append(self, request: QuantizeAppendRequest) -> tuple[Quantized, Quantized]:
+        """The same, written into their slots by MLX."""
+        names = ("bits", "v_bits", "group_size")
+        settings = {name: getattr(request, name) for name in names}
+        packed = self.pack_rows(request.new_keys, request.new_values, **settings)
+        return append.written(request, tuple(packed[:3]), tuple(packed[3:]))
+
+    def _launched(self, each: Launch) -> list[mx.array]:
+        return self._kernel(each)(each.inputs({}), **each.call())
+
+    def text(self, each: Launch) -> MetalText:
+        """What MLX generates for a launch that takes nothing from an earlier one."""
+        return self._kernel(each).text(each.inputs({}), **each.call())
+
+    def compile(self, request: AnyAttentionRequest) -> Callable[[], object]:
+        """What is left to do to have the request's kernels in the cache; any thread may do it."""
+        texts = self.texts(request)
+        if self.run.reads is not None:
+            raise ValueError("kernels that count what they read are compiled when they run")
+        return lambda: [build.compile_text(text, self.run.defines) for text in texts]
+
+    def texts(self, request: AnyAttentionRequest) -> list[MetalText]:
+        """What MLX generates for the request, pass by pass."""
+        plan = launch.plan(request, self.simdgroups, self.blocks)
+        return [self._kernel(each).text(inputs, **each.call()) for each, inputs in stand_ins(plan)]
+
+    def _kernel(self, each: Launch) -> EmulatedKernel:
+        return metal_kernel(
+            each.kernel.name,
+            each.kernel.inputs,
+            each.kernel.outputs,
+            self.edit_source(each.kernel.source),
             self.edit_header(kernels.HEADER),
             ensure_row_contiguous=False,
             run=self.run,
         )
-        return kernel, plan
+
+
+def stand_ins(plan: LaunchPlan) -> list[tuple[Launch, list[mx.array]]]:
+    """The launches of a plan with inputs of the right shapes; nothing runs."""
+    found: list[tuple[Launch, list[mx.array]]] = []
+
+    def note(each: Launch, inputs: list[mx.array]) -> list[mx.array]:
+        found.append((each, inputs))
+        outputs = zip(each.output_shapes, each.output_dtypes, strict=True)
+        return [mx.zeros(shape, dtype) for shape, dtype in outputs]
+
+    plan.run(note)
+    return found

@@ -72,15 +72,22 @@ def compiler() -> str | None:
     return None
 
 
-def build(text: MetalText, defines: tuple[str, ...] = ()) -> ctypes.CDLL:
+def build(
+    text: MetalText, defines: tuple[str, ...] = (), counted: frozenset[str] = frozenset()
+) -> ctypes.CDLL:
     """Compile the text, or take the object from the cache, and load it."""
-    return ctypes.CDLL(str(compile_text(text, defines)))
+    return ctypes.CDLL(str(compile_text(text, defines, counted)))
 
 
-def compile_text(text: MetalText, defines: tuple[str, ...] = ()) -> Path:
-    """The path of the text's shared object, compiled unless the cache has it."""
+def compile_text(
+    text: MetalText, defines: tuple[str, ...] = (), counted: frozenset[str] = frozenset()
+) -> Path:
+    """The path of the text's shared object, compiled unless the cache has it.
+
+    Reads of the buffers named in ``counted`` are noted: see ``translation_unit``.
+    """
     flags = (*_machine_flags(), *(f"-D{define}" for define in defines))
-    unit = translation_unit(text)
+    unit = translation_unit(text, counted)
     target = _cache() / f"kernel-{_key(unit, *flags)}.so"
     if not target.exists():
         prefix = _prefix(flags)
@@ -91,13 +98,26 @@ def compile_text(text: MetalText, defines: tuple[str, ...] = ()) -> Path:
     return target
 
 
-def translation_unit(text: MetalText) -> str:
-    """C++ that holds the kernel and one C function that launches it."""
-    arguments = ", ".join(_argument(parameter) for parameter in text.parameters)
-    return f"""#include "{SHIMS / "host.h"}"
+def translation_unit(text: MetalText, counted: frozenset[str] = frozenset()) -> str:
+    """C++ that holds the kernel and one C function that launches it.
+
+    Its ``buffers`` are those of the kernel; behind them, where buffers are ``counted``, there is
+    one more for each of the kernel's: a byte per byte, in which 1 means that it was read.
+    """
+    behind = len(text.buffer_names())
+    arguments = ", ".join(_argument(p, counted, behind) for p in text.parameters)
+    body = text.text
+    for parameter in text.parameters:
+        if parameter.name in counted:
+            declared = f"{parameter.type} {parameter.name} [["
+            if body.count(declared) != 1:
+                raise BuildError(f"the text declares {declared!r} {body.count(declared)} times")
+            body = body.replace(declared, f"{_counted_type(parameter)} {parameter.name} [[")
+    include = f'#include "{SHIMS / "counted.h"}"\n' if counted else ""
+    return f"""{include}#include "{SHIMS / "host.h"}"
 #include "{SHIMS / "host_begin.h"}"
 #line 1 "{text.function.partition("<")[0]}"
-{text.text}
+{body}
 #line 1 "launcher"
 #include "{SHIMS / "host_end.h"}"
 [[maybe_unused]] static uint3 position(const emulator::Position& p) {{
@@ -122,10 +142,19 @@ extern "C" int h2o_emulate(void* const* buffers, const unsigned* sizes, int sche
 """
 
 
-def _argument(parameter: Parameter) -> str:
+def _counted_type(parameter: Parameter) -> str:
+    """The type of an input, ``const device T*``, with a pointer that notes what it reads."""
+    words = parameter.type.removesuffix("*").split()
+    (element,) = (word for word in words if word not in ("const", "device", "constant"))
+    return f"emulator::Counted<{element}>"
+
+
+def _argument(parameter: Parameter, counted: frozenset[str], behind: int) -> str:
     if not parameter.attribute.startswith("buffer("):
         return ATTRIBUTES[parameter.attribute]
-    index = parameter.attribute.removeprefix("buffer(").removesuffix(")")
+    index = int(parameter.attribute.removeprefix("buffer(").removesuffix(")"))
+    if parameter.name in counted:
+        return f"{_counted_type(parameter)}(buffers[{index}], buffers[{behind + index}])"
     words = [word for word in parameter.type.split() if word not in ("device", "constant")]
     kind = " ".join(words)
     if kind.endswith("&"):

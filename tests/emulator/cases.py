@@ -6,22 +6,32 @@ import math
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 import numpy as np
 
 import reference
 from emulator.backend import EmulatorBackend
-from mlx_h2o.launch import AttentionResult
-from mlx_h2o.validate import AttentionRequest, attention_request
+from emulator.kernel import Run
+from mlx_h2o.launch import AnyAttentionRequest, AttentionResult
+from mlx_h2o.validate import attention_request
+from mlx_h2o.validate_quantized import (
+    QuantizedAttentionRequest,
+    QuantizedRows,
+    quantized_attention_request,
+)
 
 DTYPES = {"f32": mx.float32, "f16": mx.float16, "bf16": mx.bfloat16}
 
 
 @dataclass(frozen=True)
 class Case:
-    """One call. ``mask`` is "", "causal", "bool", or "add-f32" and its like for an additive one."""
+    """One call. ``mask`` is "", "causal", "bool", or "add-f32" and its like for an additive one.
+
+    ``bits`` of keys and values make it a quantised one, in groups of ``group``, with scales of
+    the dtype ``scales`` (that of the queries where it is empty). ``probes`` is their number.
+    """
 
     dtype: str = "f32"
     sizes: tuple[int, int] = (64, 64)
@@ -35,12 +45,22 @@ class Case:
     scores: bool = True
     slack: int = 0
     simdgroups: int | None = None
+    blocks: int | None = None
+    bits: tuple[int, int] | None = None
+    group: int = 64
+    scales: str = ""
+    sparse: float = 0.0
+    probes: int = 0
 
     def __str__(self) -> str:
         changed = {name: value for name, value in vars(self).items() if value != vars(Case())[name]}
         return ",".join(f"{name}={value}" for name, value in changed.items()) or "plain"
 
-    def request(self) -> AttentionRequest:
+    def backend(self, run: Run | None = None) -> EmulatorBackend:
+        """The emulator, with the launch that the case asks for."""
+        return EmulatorBackend(run or Run(), simdgroups=self.simdgroups, blocks=self.blocks)
+
+    def request(self) -> AnyAttentionRequest:
         """The call, with data that depends on the case alone."""
         rng = np.random.default_rng(list(str(self).encode()))
         shape = (self.batch, self.heads[0], self.queries, self.rows)
@@ -50,7 +70,9 @@ class Case:
             return mx.array(rng.standard_normal(shape).astype(np.float32)).astype(dtype)
 
         def cached(size: int) -> mx.array:
-            rows = normal(self.batch, self.heads[1], self.rows + self.slack, size)
+            return normal(self.batch, self.heads[1], self.rows + self.slack, size)
+
+        def live(rows: mx.array) -> mx.array:
             return rows[:, :, : self.rows]
 
         mask: mx.array | str | None = self.mask or None
@@ -64,16 +86,37 @@ class Case:
         if self.sinks:
             sinks = mx.array(rng.standard_normal(self.heads[0]).astype(np.float32))
             sinks = sinks.astype(DTYPES[self.sinks])
-        return attention_request(
-            normal(self.batch, self.heads[0], self.queries, self.sizes[0]),
-            cached(self.sizes[0]),
-            cached(self.sizes[1]),
-            scale=self.sizes[0] ** -0.5,
-            mask=mask,
-            sinks=sinks,
-            return_scores=self.scores,
-            return_lse=self.lse,
+        queries = normal(self.batch, self.heads[0], self.queries, self.sizes[0])
+        rows = [cached(size) for size in self.sizes]
+        options = {
+            "scale": self.sizes[0] ** -0.5,
+            "mask": mask,
+            "sinks": sinks,
+            "return_scores": self.scores,
+            "return_lse": self.lse,
+        }
+        probes = None
+        if self.probes:
+            probes = normal(self.batch, self.heads[1], self.probes, self.sizes[0])
+        if self.bits is None:
+            dense = attention_request(queries, *map(live, rows), **options)
+            return replace(dense, probes=probes)
+        scales = DTYPES[self.scales or self.dtype]
+        packed = []
+        for each, bits in zip(rows, self.bits, strict=True):
+            # Whole buffers are packed, and the live rows are a slice of them.
+            words, *pair = mx.quantize(each.astype(scales), group_size=self.group, bits=bits)
+            packed.append(tuple(map(live, (words, *pair))))
+        request = quantized_attention_request(
+            queries,
+            *packed,
+            bits=self.bits[0],
+            v_bits=self.bits[1],
+            group_size=self.group,
+            sparse_v_threshold=self.sparse,
+            **options,
         )
+        return replace(request, probes=probes)
 
 
 def _visible(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
@@ -83,13 +126,31 @@ def _visible(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     return visible
 
 
-def errors(request: AttentionRequest, result: AttentionResult) -> dict[str, float]:
-    """Error of each output as a share of its tolerance: at most 1 is right."""
+def dequantized(rows: QuantizedRows) -> mx.array:
+    """The rows as float32, by the reference's own reading of the format."""
+    arrays = (rows.words, rows.scales, rows.biases)
+    dense = reference.dequantized(*arrays, bits=rows.bits, group_size=rows.group_size)
+    return mx.array(dense.astype(np.float32))
+
+
+def errors(request: AnyAttentionRequest, result: AttentionResult) -> dict[str, float]:
+    """Error of each output as a share of its tolerance: at most 1 is right.
+
+    With sparse V the output may differ by the dropped mass times max |V| more.
+    """
     mask = "causal" if request.causal else request.mask
     arrays = (request.queries, request.keys, request.values)
+    sparse = 0.0
+    if isinstance(request, QuantizedAttentionRequest):
+        sparse = request.sparse_v_threshold
+        arrays = (request.queries, dequantized(request.keys), dequantized(request.values))
     options = {"scale": request.scale, "mask": mask, "sinks": request.sinks}
-    expected = reference.attention(*arrays, **options)
+    expected = reference.attention(*arrays, **options, sparse_v_threshold=sparse)
     allowed = reference.tolerances(*arrays, **options, expected=expected)
+    if sparse:
+        largest = float(mx.abs(arrays[2]).max())
+        more = reference.dropped_mass(expected, sparse) * largest
+        allowed = allowed._replace(out=allowed.out + more)
     return {
         name: reference.error_ratio(
             reference.worst_error(found, getattr(expected, name)), getattr(allowed, name)
@@ -99,7 +160,18 @@ def errors(request: AttentionRequest, result: AttentionResult) -> dict[str, floa
     }
 
 
-def compile_all(work: Iterable[tuple[EmulatorBackend, AttentionRequest]]) -> None:
+def probe_error(request: AnyAttentionRequest, found: mx.array) -> float:
+    """Error of the scores of the probes as a share of their tolerance."""
+    keys = request.keys
+    dense = dequantized(keys) if isinstance(keys, QuantizedRows) else keys
+    k, p = reference.float64(dense), reference.float64(request.probes)
+    expected = request.scale * p @ k.swapaxes(-1, -2)
+    largest = float((abs(request.scale) * np.abs(p) @ np.abs(k).swapaxes(-1, -2)).max())
+    allowed = reference.tolerance(0.0, largest, "float32")
+    return reference.error_ratio(reference.worst_error(found, expected), allowed)
+
+
+def compile_all(work: Iterable[tuple[EmulatorBackend, AnyAttentionRequest]]) -> None:
     """Compile the kernels of these requests side by side, each text once."""
     steps: list[Callable[[], object]] = [backend.compile(request) for backend, request in work]
     with ThreadPoolExecutor(max_workers=min(2, os.cpu_count() or 1)) as pool:

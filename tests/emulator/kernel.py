@@ -29,12 +29,17 @@ class KernelError(Exception):
 
 @dataclass(frozen=True)
 class Run:
-    """How a kernel is run: order of threads, CPU threads, macros for the shims."""
+    """How a kernel is run: order of threads, CPU threads, macros for the shims.
+
+    ``reads``, if given, is where the number of bytes goes that are read of each input, each byte
+    counted once for all threads; of several passes, what all of them read.
+    """
 
     schedule: str = "forward"
     seed: int = 1
     workers: int = field(default_factory=lambda: min(2, os.cpu_count() or 1))
     defines: tuple[str, ...] = ()
+    reads: dict[str, int] | None = None
 
 
 class Buffers:
@@ -59,6 +64,10 @@ class Buffers:
         """Names of the buffers whose surroundings, or whose input data, were written."""
         every = (*self.inputs.items(), *self.outputs.items())
         return [name for name, buffer in every if not buffer.intact()]
+
+    def seen_address(self, name: str) -> int:
+        """Where reads of the parameter of that name are noted; 0 where they are not."""
+        return self.inputs[name].seen_address if name in self.inputs else 0
 
 
 @dataclass(frozen=True)
@@ -120,8 +129,11 @@ class EmulatedKernel:
         return [output.array() for output in buffers.outputs.values()]
 
     def _launch(self, generated: MetalText, buffers: Buffers, sizes: tuple[int, ...]) -> None:
-        library = build.build(generated, self.run.defines)
-        addresses = [buffers.address(name) for name in generated.buffer_names()]
+        library = build.build(generated, self.run.defines, self.counted())
+        names = generated.buffer_names()
+        addresses = [buffers.address(name) for name in names]
+        if self.run.reads is not None:
+            addresses += [buffers.seen_address(name) for name in names]
         error = ctypes.create_string_buffer(build.ERROR_BYTES)
         with _one_launch:
             status = library.h2o_emulate(
@@ -134,6 +146,13 @@ class EmulatedKernel:
             )
         if status:
             raise KernelError(error.value.decode())
+        if self.run.reads is not None:
+            for name, buffer in buffers.inputs.items():
+                self.run.reads[name] = self.run.reads.get(name, 0) + int(buffer.seen.sum())
+
+    def counted(self) -> frozenset[str]:
+        """The buffers of which reads are counted."""
+        return frozenset(self.input_names if self.run.reads is not None else ())
 
 
 def metal_kernel(

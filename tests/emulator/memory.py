@@ -69,6 +69,9 @@ class InputBuffer:
             source
         )
         self._before = self._buffer.bytes.copy()
+        # For a count of what is read: a byte for each byte, and where element 0 has its own.
+        self.seen = np.zeros(span * size, np.uint8)
+        self.seen_address = int(self.seen.ctypes.data) - lowest * size
 
     def intact(self) -> bool:
         """Whether the kernel has left the input as it was."""

@@ -14,10 +14,13 @@
   const int heads = queries_shape[1];
   const int query_count = queries_shape[2];
   const int key_count = keys_shape[2];
+  const int kv_heads = keys_shape[1];
   const int batch = batch_head / heads;
   const int head = batch_head % heads;
-  const int kv_head = head / (heads / keys_shape[1]);
+  const int kv_head = head / (heads / kv_heads);
   const int64_t row = int64_t(batch_head) * query_count + query_index;
+  const int first_key = group;
+  const int key_step = NS;
   float query[KEY_PART];
   h2o_load<KEY_PART>(
       queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),
@@ -34,17 +37,18 @@
   const int64_t key_start = h2o_offset(keys_strides, batch, kv_head, 0, lane * KEY_PART);
   const int64_t value_start = h2o_offset(values_strides, batch, kv_head, 0, lane * VALUE_PART);
   const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;
-  for (int i = group; i < key_count; i += NS) {
+  for (int i = first_key; i < key_count; i += key_step) {
     bool visible = i < visible_end;
     if (visible) {
       float key[KEY_PART];
-      float value[VALUE_PART];
       const int64_t key_row = key_start + i * keys_strides[2];
-      const int64_t value_row = value_start + i * values_strides[2];
       h2o_load<KEY_PART>(keys + key_row, keys_strides[3], key);
+      float value[VALUE_PART];
+      const int64_t value_row = value_start + i * values_strides[2];
       h2o_load<VALUE_PART>(values + value_row, values_strides[3], value);
       float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));
-      h2o_softmax_add<VALUE_PART>(state, sums, score, value);
+      const float weight = h2o_softmax_weigh<VALUE_PART>(state, sums, score);
+      h2o_add_row<VALUE_PART>(sums, weight, value);
     }
   }
   if (lane == 0) {
@@ -53,18 +57,20 @@
   }
   metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
   const bool has_part = lane < NS;
-  const float part_maximum = has_part ? maxima[lane] : H2O_LOWEST;
-  const float maximum = metal::simd_max(part_maximum);
-  const float share = has_part ? h2o_softmax_share(part_maximum, maximum) : 0.0f;
-  const float total = metal::simd_sum(has_part ? totals[lane] * share : 0.0f);
+  h2o_softmax part = h2o_softmax_empty();
+  if (has_part) {
+    part.maximum = maxima[lane];
+    part.total = totals[lane];
+  }
+  const h2o_merged merged = h2o_softmax_merge(part);
   for (int j = 0; j < VALUE_PART; j++) {
     tile[group * (LANES + 1) + lane] = sums[j];
     metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
     for (int column = group; column < LANES; column += NS) {
-      const float part = has_part ? tile[lane * (LANES + 1) + column] * share : 0.0f;
-      const float sum = metal::simd_sum(part);
+      const float column_part = has_part ? tile[lane * (LANES + 1) + column] * merged.share : 0.0f;
+      const float sum = metal::simd_sum(column_part);
       if (lane == 0) {
-        const float mean = total == 0.0f ? 0.0f : sum / total;
+        const float mean = h2o_softmax_mean(sum, merged.total);
         out[row * V + column * VALUE_PART + j] = static_cast<T>(mean);
       }
     }

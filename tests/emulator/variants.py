@@ -7,29 +7,95 @@ from collections.abc import Iterator
 
 import mlx.core as mx
 
-from emulator.cases import DTYPES
+from emulator.cases import DTYPES, Case
+from mlx_h2o.launch import AnyAttentionRequest
 from mlx_h2o.validate import AttentionRequest, attention_request
 
 # One size of each width of a lane's part; 192/128, where the two sides differ.
 SIZES = ((32, 32), (64, 64), (192, 128), (576, 512))
+MASKS = ("", "causal", "bool", "additive")
+
+# Widths, bits and groups that differ in how a lane's part lies in words and groups.
+PACKED = (
+    ((64, 64), (8, 8), 64),
+    ((128, 128), (4, 4), 32),
+    ((96, 192), (6, 3), 32),
+    ((128, 128), (8, 4), 128),
+    ((576, 512), (4, 8), 64),
+    ((96, 96), (5, 2), 32),
+)
+
+Variant = tuple[str, AnyAttentionRequest, int | None]
 
 
-def every_variant() -> Iterator[tuple[str, AttentionRequest]]:
-    """A name and a request for each combination of dtypes, mask, sinks and outputs."""
-    masks = ("", "causal", "bool", "additive")
-    for dtype, mask, sinks, scores, lse in itertools.product(
-        DTYPES, masks, (False, True), (False, True), (False, True)
-    ):
-        sizes = SIZES[(len(mask) + sinks + 2 * scores + lse) % len(SIZES)]
-        name = "-".join(
-            (
-                dtype,
-                "x".join(map(str, sizes)),
-                mask or "unmasked",
-                *(flag for flag, on in (("sinks", sinks), ("scores", scores), ("lse", lse)) if on),
-            )
+def every_variant() -> Iterator[Variant]:
+    """A name, a request and a number of blocks for each combination of kernels and flags."""
+    yield from _dense()
+    yield from _quantized()
+    yield from _with_probes()
+
+
+def _dense() -> Iterator[Variant]:
+    """In one pass every combination with every dtype; in two, every one with one dtype."""
+    for index, (mask, *flags) in enumerate(itertools.product(MASKS, *[(False, True)] * 3)):
+        for dtype in DTYPES:
+            for blocks in (None, 2) if dtype == [*DTYPES][index % 3] else (None,):
+                sinks, scores, lse = flags
+                sizes = SIZES[(len(mask) + sinks + 2 * scores + lse) % len(SIZES)]
+                name = _name(dtype, sizes, mask, blocks, sinks=sinks, scores=scores, lse=lse)
+                yield name, request(DTYPES[dtype], sizes, mask, *flags), blocks
+
+
+def _quantized() -> Iterator[Variant]:
+    """Every combination of flags in one pass and in two; dtypes and packings take turns."""
+    combinations = itertools.product(MASKS, *[(False, True)] * 5)
+    for index, (mask, sinks, scores, lse, sparse, two) in enumerate(combinations):
+        dtype = [*DTYPES][index % 3]
+        sizes, bits, group = PACKED[(index + index // 6) % len(PACKED)]
+        blocks = 2 if two else None
+        flags = {"sinks": sinks, "scores": scores, "lse": lse, "sparse": sparse}
+        name = _name(dtype, sizes, mask, blocks, **flags)
+        case = Case(
+            dtype=dtype,
+            sizes=sizes,
+            heads=(8, 2),
+            rows=40,
+            mask=f"add-{dtype}" if mask == "additive" else mask,
+            sinks=dtype if sinks else "",
+            scores=scores,
+            lse=lse,
+            bits=bits,
+            group=group,
+            scales=[*DTYPES][index // 3 % 3],
+            sparse=1e-6 if sparse else 0.0,
         )
-        yield name, request(DTYPES[dtype], sizes, mask, sinks, scores, lse)
+        yield f"{name}-bits{bits[0]}.{bits[1]}", case.request(), blocks
+
+
+def _with_probes() -> Iterator[Variant]:
+    """With every mask, dense and packed, in one pass and in two; dtypes and packings take turns."""
+    combinations = itertools.product(MASKS, (False, True), (False, True))
+    for index, (mask, quantized, two) in enumerate(combinations):
+        dtype = [*DTYPES][index % 3]
+        sizes, bits, group = PACKED[index % len(PACKED)]
+        case = Case(
+            dtype=dtype,
+            sizes=sizes,
+            rows=40,
+            mask=f"add-{dtype}" if mask == "additive" else mask,
+            sinks=dtype,
+            bits=bits if quantized else None,
+            group=group,
+            probes=2,
+        )
+        name = _name(dtype, sizes, mask, 2 if two else None, probes=True, quantized=quantized)
+        yield name, case.request(), 2 if two else None
+
+
+def _name(dtype: str, sizes: tuple[int, int], mask: str, blocks: int | None, **flags: bool) -> str:
+    on = [flag for flag, is_on in flags.items() if is_on]
+    two = ["two_pass"] if blocks else []
+    return "-".join((dtype, "x".join(map(str, sizes)), mask or "unmasked", *on, *two))
 
 
 def request(

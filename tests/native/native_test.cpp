@@ -4,6 +4,7 @@
 #include <cstdlib>
 
 #include "attention_cases.h"
+#include "cache_cases.h"
 #include "selection_cases.h"
 
 int main(int argc, char** argv) {
@@ -17,6 +18,9 @@ int main(int argc, char** argv) {
   mlx_h2o::test::Report report;
   mlx_h2o::test::test_attention(random, cases, report);
   mlx_h2o::test::test_selection(random, cases * 4, report);
+  mlx_h2o::test::test_accumulation(random, cases, report);
+  mlx_h2o::test::test_key_diversity(random, cases, report);
+  mlx_h2o::test::test_quantization(random, cases, report);
   std::printf("%d cases from seed %d: %ld mismatches\n", cases, seed, report.mismatches());
   return report.mismatches() == 0 ? 0 : 1;
 }

@@ -62,7 +62,9 @@ def main(given: list[str] | None = None) -> int:
         for line in failures:
             print(line, file=sys.stderr)
         return 1
-    console.print(f"{total} cases agree on {ran} legs", style="bold green")
+    absent = sum(map(len, report.absent.values()))
+    but = f"; {absent} cells n/a" if absent else ""
+    console.print(f"{total} cases agree on {ran} legs{but}", style="bold green")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Compare what a leg found in attention and selection cases with what is expected."""
+"""Compare what a leg found in a case, traces apart, with what is expected."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from parity.outcome import Outcome, Verdict, failed
 
 
 def judge(case: Case, outcome: Outcome) -> Verdict:
-    """The verdict on an attention or a selection case."""
+    """The verdict on a case that is not a trace."""
     if outcome.error:
         return failed(outcome.error)
     if outcome.refused:
         return Verdict(True, "refused", note=outcome.refused)
-    return _attention(case, outcome) if case.fields["op"] == "attention" else _keep(case, outcome)
+    return _keep(case, outcome) if case.fields["op"] == "keep" else _within(case, outcome)
 
 
-def _attention(case: Case, outcome: Outcome) -> Verdict:
+def _within(case: Case, outcome: Outcome) -> Verdict:
+    """Every output that has a tolerance, against float64; a tolerance of 0 asks for equality."""
     worst, where = 0.0, ""
-    names = ("out", "scores", "lse") if case.fields["return_lse"] else ("out", "scores")
-    for name in names:
+    for name in case.fields["tolerance"]:
+        if name == "lse" and not case.fields.get("return_lse", True):
+            continue
         if name not in outcome.arrays:
             return failed(f"no {name}")
         error = reference.worst_error(outcome.arrays[name], case.tensors[f"{name}64"])

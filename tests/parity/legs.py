@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import platform
 import subprocess
@@ -15,9 +16,9 @@ import numpy as np
 import mlx_h2o
 import reference
 from golden.build import Case
-from mlx_h2o import fast, use_backend, validate
+from mlx_h2o import fast, launch, use_backend, validate
 from mlx_h2o.backends import Backend, get, register
-from parity import traces
+from parity import operations, traces
 from parity.outcome import Outcome
 from parity.trace_reference import run_reference
 
@@ -32,6 +33,11 @@ class Leg:
     def not_run(self) -> str:
         """Why the leg cannot run here; empty if it can."""
         return ""
+
+    def absent(self, case: Case) -> str:
+        """Why the case is not for this leg, which shows "n/a" then; empty if it is."""
+        op = case.fields["op"]
+        return f"it has no operation {op!r} yet" if op in operations.FUNCTIONS else ""
 
     def versions(self) -> dict[str, str]:
         """What ran, for the JSON file."""
@@ -80,6 +86,9 @@ class ReferenceLeg(Leg):
 
     name = "reference"
 
+    def absent(self, case: Case) -> str:
+        return ""
+
     def versions(self) -> dict[str, str]:
         return {"python": platform.python_version(), "numpy": np.__version__}
 
@@ -96,6 +105,8 @@ class ReferenceLeg(Leg):
                     "evict": reference.evict_indices(*rows, count=count, **zones(case)),
                 }
             )
+        if case.fields["op"] in operations.FUNCTIONS:
+            return Outcome()  # the runner has just drawn the case, expectations and all
         return Outcome(run_reference(case))
 
 
@@ -112,6 +123,9 @@ class PackageLeg(Leg):
             return str(error).partition("] ")[2]
         return ""
 
+    def absent(self, case: Case) -> str:
+        return operations.absent(case, get(self.name), self.name)
+
     def versions(self) -> dict[str, str]:
         if self.name != "native":
             return super().versions()
@@ -124,6 +138,8 @@ class PackageLeg(Leg):
                 return self._attention(case)
             if case.fields["op"] == "trace":
                 return traces.run_python(case, get(self.name))
+            if case.fields["op"] in operations.FUNCTIONS:
+                return operations.run(case, get(self.name))
             rows = (case.tensors["scores"], case.tensors["positions"])
             keep, count = case.fields["keep"], case.fields["count"]
             return Outcome(
@@ -160,16 +176,49 @@ class EmulatorLeg(PackageLeg):
             try:
                 backend: Backend = importlib.import_module("emulator").EmulatorBackend()
                 self._reason = backend.unavailable_reason()
-                if not self._reason:
+                if not self._reason and "emulator" not in mlx_h2o.backends():
                     register("emulator", backend)
             except ImportError as error:
                 self._reason = f"the emulator cannot be imported: {error}"
         return self._reason
 
+    def absent(self, case: Case) -> str:
+        if case.fields["op"] == "keep" and case.fields["count"] != 1:
+            return "it has no selection of its own but that of one row to evict"
+        return super().absent(case)
+
     def versions(self) -> dict[str, str]:
         compiler = str(importlib.import_module("emulator").compiler())
         told = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
         return super().versions() | {"compiler": told.stdout.partition("\n")[0]}
+
+    def run(self, cases: Iterable[Case], directory: Path) -> Iterator[tuple[str, Outcome]]:
+        cases = list(cases)
+        self._compile(cases)
+        yield from super().run(cases, directory)
+
+    def _compile(self, cases: list[Case]) -> None:
+        """All kernels of decode attention side by side; whatever fails here fails its case."""
+        compile_all = importlib.import_module("emulator.cases").compile_all
+        backend = get("emulator")
+        work = {}
+        for case in cases:
+            request = self._request(case)
+            if request is not None and not backend.refuses(request):
+                plan = launch.plan(request)
+                key = tuple((each.kernel.name, str(each.template)) for each in plan.passes)
+                work.setdefault(key, (backend, request))
+        with contextlib.suppress(importlib.import_module("emulator").BuildError):
+            compile_all(work.values())
+
+    def _request(self, case: Case) -> launch.AnyAttentionRequest | None:
+        if case.fields["op"] in operations.DECODE:
+            return operations.request(case)
+        if case.fields["op"] != "attention":
+            return None
+        return validate.attention_request(
+            *inputs(case), **options(case), return_lse=case.fields["return_lse"]
+        )
 
     def refusal(self, case: Case) -> str:
         request = validate.attention_request(*inputs(case), **options(case))

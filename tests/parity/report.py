@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,10 +17,14 @@ from parity.outcome import Verdict
 
 @dataclass
 class Report:
-    """Verdicts by leg and case, versions of the legs that ran, reasons of those that did not."""
+    """Verdicts by leg and case, versions of the legs that ran, reasons of those that did not.
+
+    ``absent`` has the reasons, by leg and case, where a leg has no such operation: no verdict.
+    """
 
     cases: list[Case]
     verdicts: dict[str, dict[str, Verdict]] = field(default_factory=dict)
+    absent: dict[str, dict[str, str]] = field(default_factory=dict)
     not_run: dict[str, str] = field(default_factory=dict)
     versions: dict[str, dict[str, str]] = field(default_factory=dict)
 
@@ -51,7 +56,8 @@ class Report:
             cells = []
             for leg in legs:
                 verdict = self.verdicts.get(leg, {}).get(case.name)
-                text = "-" if verdict is None else verdict.cell
+                missing = "n/a" if case.name in self.absent.get(leg, {}) else "-"
+                text = missing if verdict is None else verdict.cell
                 cells.append(text if verdict is None or verdict.ok else f"[bold red]{text}[/]")
             table.add_row(case.name, *cells)
         console.print(table)
@@ -63,6 +69,10 @@ class Report:
         }
         for leg, reason in sorted(refused):
             console.print(f"{leg} refused: {reason}", style="dim", highlight=False)
+        for leg, absent in self.absent.items():
+            for reason, count in Counter(absent.values()).items():
+                text = f"{leg}: {count} cases n/a: {reason}"
+                console.print(text, style="yellow", highlight=False)
         for line in self.remarks():
             console.print(f"~ {line}", highlight=False)
         for leg, reason in self.not_run.items():
@@ -84,8 +94,9 @@ class Report:
             "cases": {
                 case.name: {
                     leg: column[case.name].as_json()
-                    for leg, column in self.verdicts.items()
                     if case.name in column
+                    else {"cell": "n/a", "note": self.absent[leg][case.name]}
+                    for leg, column in self.verdicts.items()
                 }
                 for case in self.cases
             },

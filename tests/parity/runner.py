@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import fnmatch
 import functools
+import itertools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from golden.build import Case
 from golden.cases import boundary_cases, fresh_traces, random_cases
 from golden.make import read
-from parity import judge, traces
+from parity import judge, operations, traces
 from parity.c_leg import CLeg
+from parity.decode_cases import decode_cases
 from parity.legs import EmulatorLeg, Leg, PackageLeg, ReferenceLeg
 from parity.outcome import Outcome, Verdict
 from parity.report import Report
+from parity.row_cases import row_cases
 from parity.swift_leg import SwiftLeg
 
 # The order of the columns. The first that runs is the one that all traces are compared with.
@@ -45,7 +48,7 @@ def make_leg(name: str, build: Path) -> Leg:
 
 
 def all_cases(seed: int, pattern: str = "*") -> list[Case]:
-    """The golden cases, shapes astride boundaries, and cases and traces drawn from the seed.
+    """The golden cases, shapes astride boundaries, and all that is drawn from the seed.
 
     ``pattern`` is a name, else a glob, else a part of names.
     """
@@ -57,7 +60,11 @@ def all_cases(seed: int, pattern: str = "*") -> list[Case]:
 
 @functools.cache
 def _every_case(seed: int) -> tuple[Case, ...]:
-    return (*read(), *boundary_cases(), *random_cases(seed), *fresh_traces(seed))
+    drawn = (random_cases(seed), fresh_traces(seed), decode_cases(seed), row_cases(seed))
+    cases = (*read(), *boundary_cases(), *itertools.chain(*drawn))
+    names = [case.name for case in cases]
+    assert len(set(names)) == len(names)
+    return cases
 
 
 def run(
@@ -74,11 +81,14 @@ def run(
             report.not_run[name] = reason
             say(f"{name}: not run: {reason}")
             continue
-        say(f"{name}: {len(cases)} cases")
-        outcomes[name] = dict(leg.run(cases, directory))
+        absent = {case.name: leg.absent(case) for case in cases}
+        report.absent[name] = {case: reason for case, reason in absent.items() if reason}
+        served = [case for case in cases if not absent[case.name]]
+        say(f"{name}: {len(served)} cases")
+        outcomes[name] = dict(leg.run(served, directory))
         report.versions[name] = leg.versions()
         report.verdicts[name] = {
-            case.name: _verdict(case, leg, outcomes[name][case.name], outcomes) for case in cases
+            case.name: _verdict(case, leg, outcomes[name][case.name], outcomes) for case in served
         }
     return report
 
@@ -86,6 +96,8 @@ def run(
 def _verdict(
     case: Case, leg: Leg, outcome: Outcome, outcomes: dict[str, dict[str, Outcome]]
 ) -> Verdict:
+    if leg.name == "reference" and case.fields["op"] in operations.FUNCTIONS:
+        return Verdict(not outcome.error, "error" if outcome.error else "base", note=outcome.error)
     if case.fields["op"] != "trace":
         return judge.judge(case, outcome)
     base = next(iter(outcomes))

@@ -35,6 +35,71 @@ std::vector<mlx::core::array> scaled_dot_product_attention_with_scores(
     const std::optional<mlx::core::array>& sinks = std::nullopt, bool return_lse = false,
     mlx::core::StreamOrDevice s = {});
 
+/// The same attention without scores: out alone.
+mlx::core::array scaled_dot_product_attention(
+    const mlx::core::array& queries, const mlx::core::array& keys, const mlx::core::array& values,
+    float scale, bool causal = false, const std::optional<mlx::core::array>& mask = std::nullopt,
+    const std::optional<mlx::core::array>& sinks = std::nullopt, mlx::core::StreamOrDevice s = {});
+
+/// The same attention, whose scores go straight into the moving average of accumulate_scores and
+/// are not stored: {out, importance}. At most 128 queries.
+std::vector<mlx::core::array> attention_and_accumulate(
+    const mlx::core::array& queries, const mlx::core::array& keys, const mlx::core::array& values,
+    const mlx::core::array& importance, float scale, double decay, bool causal = false,
+    const std::optional<mlx::core::array>& mask = std::nullopt,
+    const std::optional<mlx::core::array>& sinks = std::nullopt, mlx::core::StreamOrDevice s = {});
+
+/// The moving average C = a*C + (1-a)*|s| over the queries in order (AtomGradient 2026, sec. 3.2).
+///
+/// importance is C, float32 [B, H, N], NaN where a row has not been scored: the first score sets
+/// C = |s|. scores are float32 [B, Hq, Lq, N], Hq a multiple of H, at most 128 queries; s is their
+/// mean over the query heads of the group that are not masked (-inf or NaN), and a row that all of
+/// them mask stays as it is. 0 <= decay < 1. float32 arithmetic, additions not fused. The buffer
+/// of `importance` is reused where nothing else holds it.
+mlx::core::array accumulate_scores(const mlx::core::array& importance,
+                                   const mlx::core::array& scores, double decay,
+                                   mlx::core::StreamOrDevice s = {});
+
+/// Minus the cosine of each key with the mean of the normalised keys of its head, float32
+/// [B, H, N], of keys [B, H, N, D] in float32, float16 or bfloat16. A key of zeros gets 0.
+mlx::core::array key_diversity(const mlx::core::array& keys, mlx::core::StreamOrDevice s = {});
+
+/// What `replace_worst` ranks rows by: the importance, an array, the position, or `key_diversity`.
+enum class RankedBy { importance, array, age, key_diversity };
+
+/// Steady-state eviction: overwrites in each head the row that evict_indices(count = 1) names.
+///
+/// keys [B, H, N, D] and values [B, H, N, Dv], each of a float dtype; importance float32 and
+/// positions int32 [B, H, N]; new_keys [B, H, 1, D] and new_values [B, H, 1, Dv]. The row's
+/// importance becomes NaN, its position `position`. Rows are ranked by `ranked_by`; `ranks`
+/// float32 [B, H, N] are given exactly where that is RankedBy::array.
+///
+/// Returns {keys, values, importance, positions} as siblings: evaluating one evaluates all. Each is
+/// written in the buffer of its input where nothing else holds that, else in a copy.
+std::vector<mlx::core::array> replace_worst(
+    const mlx::core::array& keys, const mlx::core::array& values,
+    const mlx::core::array& importance, const mlx::core::array& positions,
+    const mlx::core::array& new_keys, const mlx::core::array& new_values, int position,
+    int sink_size, std::optional<int> recent_start, RankedBy ranked_by = RankedBy::importance,
+    const std::optional<mlx::core::array>& ranks = std::nullopt, mlx::core::StreamOrDevice s = {});
+
+/// Quantises new rows straight into their slots, bit for bit as mx.quantize (affine, CPU) does.
+///
+/// keys and values are {words uint32 [B, H, N, D * bits / 32], scales and biases
+/// [B, H, N, D / group_size]}; new_keys [B, H, L, D] and new_values [B, H, L, Dv] have the dtype of
+/// their scales; slots are uint32 [B, H, L], distinct within a head (beyond N they mean N - 1).
+/// bits are 2, 3, 4, 5, 6 or 8, group_size 32, 64 or 128.
+///
+/// Returns the six packed arrays, keys first, as siblings; each is written in the buffer of its
+/// input where nothing else holds that, else in a copy.
+std::vector<mlx::core::array> quantize_append(const std::vector<mlx::core::array>& keys,
+                                              const std::vector<mlx::core::array>& values,
+                                              const mlx::core::array& new_keys,
+                                              const mlx::core::array& new_values,
+                                              const mlx::core::array& slots, int bits,
+                                              int group_size, int value_bits,
+                                              mlx::core::StreamOrDevice s = {});
+
 /// The slots of the `keep` rows of each head that are worth most, uint32 [B, H, keep], ascending.
 ///
 /// scores float32 [B, H, N]; positions int32 [B, H, N], distinct within a head, below 0 for

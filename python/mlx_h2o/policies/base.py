@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import mlx.core as mx
 
+from ..cache_requests import RankName
+
 if TYPE_CHECKING:
     from ..config import H2OConfig
 
@@ -43,6 +45,11 @@ class Policy(ABC):
     name: ClassVar[str]
     needs_scores: ClassVar[bool] = False
     """Whether attention must hand its scores to the cache after every update."""
+    decay: float | None = None
+    """Where ``accumulate`` is ``fast.accumulate_scores`` with this decay, attention may do it
+    itself, without storing scores; None: it may not."""
+    ranked_by: ClassVar[RankName | None] = None
+    """The rank of ``fast.replace_worst`` that equals ``rank``, where there is one."""
 
     @classmethod
     def from_config(cls, config: H2OConfig) -> Policy:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from .. import ema
+from .. import fast
 from .base import Policy, Rows
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ class H2O(Policy):
 
     name = "h2o"
     needs_scores = True
+    ranked_by = "importance"
+    decay: float
 
     def __init__(self, decay: float) -> None:
         self.decay = decay
@@ -35,7 +37,7 @@ class H2O(Policy):
     def accumulate(
         self, importance: mx.array, scores: mx.array, *, masked: bool = True
     ) -> mx.array:
-        return ema.accumulate(importance, scores, decay=self.decay, masked=masked)
+        return fast.accumulate_scores(importance, scores, decay=self.decay, masked=masked)
 
     def rank(self, rows: Rows) -> mx.array:
         return rows.importance

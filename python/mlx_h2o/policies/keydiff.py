@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import mlx.core as mx
 
+from .. import fast
 from .base import Policy, Rows
 
 __all__ = ["KeyDiff"]
-
-_LEAST_NORM = 1e-12  # a key of zeros gets the cosine 0, not NaN
 
 
 class KeyDiff(Policy):
@@ -19,14 +18,7 @@ class KeyDiff(Policy):
     """
 
     name = "keydiff"
+    ranked_by = "key_diversity"
 
     def rank(self, rows: Rows) -> mx.array:
-        directions = _normalised(rows.keys.astype(mx.float32))
-        mean = _normalised(mx.mean(directions, axis=2, keepdims=True))
-        cosine = directions @ mx.swapaxes(mean, -1, -2)
-        return -mx.squeeze(cosine, -1)
-
-
-def _normalised(vectors: mx.array) -> mx.array:
-    norm = mx.sqrt(mx.sum(mx.square(vectors), axis=-1, keepdims=True))
-    return vectors / mx.maximum(norm, _LEAST_NORM)
+        return fast.key_diversity(rows.keys)

@@ -13,6 +13,7 @@ class Window(Policy):
     """The newest rows stay, whatever the split of heavy and recent rows."""
 
     name = "window"
+    ranked_by = "age"
 
     def rank(self, rows: Rows) -> mx.array:
         # The age, not the position: float32 holds every age in a cache, but not every position

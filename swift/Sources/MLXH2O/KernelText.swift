@@ -22,7 +22,7 @@ struct KernelText: Sendable {
   let outputs: [Buffer]
   let segments: [Segment]
 
-  static let flags = ["bool_mask", "additive_mask", "sinks", "scores", "lse"]
+  static let flags = ["bool_mask", "additive_mask", "sinks", "scores", "lse", "sparse_v", "probes"]
 
   static let header = #"""
     #if defined(__METAL_VERSION__)
@@ -44,6 +44,47 @@ struct KernelText: Sendable {
         for (int j = 0; j < E; j++) {
           values[j] = static_cast<float>(row[j * stride]);
         }
+      }
+    }
+    template <int E, int BITS, int GROUP, typename W, typename S, typename B>
+    inline void h2o_load_quantized(W words, int64_t word_stride, S scales, int64_t scale_stride,
+                                   B biases, int64_t bias_stride, int first, thread float* values) {
+      constexpr int LENGTH = E * BITS;
+      constexpr int WORDS = (LENGTH + 31) / 32;
+      constexpr bool CROSSES = LENGTH % 32 != 0 && 32 % LENGTH != 0;
+      const int first_bit = first * BITS;
+      const int first_word = first_bit / 32;
+      const int shift = first_bit % 32;
+      uint32_t part[WORDS + 1];
+      for (int k = 0; k < WORDS; k++) {
+        part[k] = words[(first_word + k) * word_stride];
+      }
+      part[WORDS] = 0;
+      if (CROSSES && first_word + WORDS <= (first_bit + LENGTH - 1) / 32) {
+        part[WORDS] = words[(first_word + WORDS) * word_stride];
+      }
+      if (LENGTH % 32 != 0) {
+        for (int k = 0; k < WORDS; k++) {
+          part[k] = (part[k] >> shift) | ((part[k + 1] << 1) << (31 - shift));
+        }
+      }
+      const int near_group = first / GROUP;
+      const int near_count = (near_group + 1) * GROUP - first;
+      const int far_group = GROUP % E == 0 ? near_group : (first + E - 1) / GROUP;
+      const float near_scale = static_cast<float>(scales[near_group * scale_stride]);
+      const float near_bias = static_cast<float>(biases[near_group * bias_stride]);
+      const float far_scale = static_cast<float>(scales[far_group * scale_stride]);
+      const float far_bias = static_cast<float>(biases[far_group * bias_stride]);
+      for (int j = 0; j < E; j++) {
+        const int k = j * BITS / 32;
+        const int offset = j * BITS % 32;
+        uint32_t bits = part[k] >> offset;
+        if (offset + BITS > 32) {
+          bits |= part[k + 1] << (32 - offset);
+        }
+        const float element = static_cast<float>(bits & ((1u << BITS) - 1u));
+        const bool is_near = GROUP % E == 0 || j < near_count;
+        values[j] = (is_near ? near_scale : far_scale) * element + (is_near ? near_bias : far_bias);
       }
     }
     template <int E>
@@ -71,19 +112,37 @@ struct KernelText: Sendable {
       }
     }
     template <int E>
-    inline void h2o_softmax_add(thread h2o_softmax& state, thread float* sums, float score,
-                                thread const float* value) {
+    inline float h2o_softmax_weigh(thread h2o_softmax& state, thread float* sums, float score) {
       const float maximum = metal::max(state.maximum, score);
       const float fade = metal::fast::exp(state.maximum - maximum);
       const float weight = metal::fast::exp(score - maximum);
       state.maximum = maximum;
       state.total = state.total * fade + weight;
       for (int j = 0; j < E; j++) {
-        sums[j] = sums[j] * fade + weight * value[j];
+        sums[j] *= fade;
+      }
+      return weight;
+    }
+    template <int E>
+    inline void h2o_add_row(thread float* sums, float weight, thread const float* value) {
+      for (int j = 0; j < E; j++) {
+        sums[j] += weight * value[j];
       }
     }
-    inline float h2o_softmax_share(float partial_maximum, float maximum) {
-      return metal::fast::exp(partial_maximum - maximum);
+    struct h2o_merged {
+      float maximum;
+      float total;
+      float share;
+    };
+    inline h2o_merged h2o_softmax_merge(h2o_softmax part) {
+      h2o_merged all;
+      all.maximum = metal::simd_max(part.maximum);
+      all.share = metal::fast::exp(part.maximum - all.maximum);
+      all.total = metal::simd_sum(part.total * all.share);
+      return all;
+    }
+    inline float h2o_softmax_mean(float sum, float total) {
+      return total == 0.0f ? 0.0f : sum / total;
     }
     inline float h2o_softmax_lse(float maximum, float total) {
       return total == 0.0f ? H2O_NEGATIVE_INFINITY : maximum + metal::precise::log(total);
@@ -101,12 +160,14 @@ struct KernelText: Sendable {
       Buffer(name: "mask", condition: "bool_mask"),
       Buffer(name: "mask", condition: "additive_mask"),
       Buffer(name: "sinks", condition: "sinks"),
+      Buffer(name: "probes", condition: "probes"),
       Buffer(name: "params", condition: ""),
     ],
     outputs: [
       Buffer(name: "out", condition: ""),
       Buffer(name: "scores", condition: "scores"),
       Buffer(name: "lse", condition: "lse"),
+      Buffer(name: "probe_scores", condition: "probes"),
     ],
     segments: [
       Segment(
@@ -125,10 +186,13 @@ struct KernelText: Sendable {
             const int heads = queries_shape[1];
             const int query_count = queries_shape[2];
             const int key_count = keys_shape[2];
+            const int kv_heads = keys_shape[1];
             const int batch = batch_head / heads;
             const int head = batch_head % heads;
-            const int kv_head = head / (heads / keys_shape[1]);
+            const int kv_head = head / (heads / kv_heads);
             const int64_t row = int64_t(batch_head) * query_count + query_index;
+            const int first_key = group;
+            const int key_step = NS;
             float query[KEY_PART];
             h2o_load<KEY_PART>(
                 queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),
@@ -137,6 +201,20 @@ struct KernelText: Sendable {
             for (int j = 0; j < KEY_PART; j++) {
               query[j] *= params[0];
             }
+
+          """#),
+      Segment(
+        condition: "probes",
+        text: #"""
+            const bool serves_probes = head % (heads / kv_heads) == 0 && query_index == 0;
+            const int probe_count = probes_shape[2];
+            const int64_t probe_start = h2o_offset(probes_strides, batch, kv_head, 0, lane * KEY_PART);
+            const int64_t probe_row = (int64_t(batch) * kv_heads + kv_head) * probe_count;
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
             float sums[VALUE_PART];
             for (int j = 0; j < VALUE_PART; j++) {
               sums[j] = 0.0f;
@@ -147,7 +225,7 @@ struct KernelText: Sendable {
       Segment(
         condition: "sinks",
         text: #"""
-            if (group == 0) {
+            if (first_key == 0) {
               h2o_softmax_sink(state, static_cast<float>(sinks[head * sinks_strides[0]]));
             }
 
@@ -175,7 +253,7 @@ struct KernelText: Sendable {
         condition: "",
         text: #"""
             const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;
-            for (int i = group; i < key_count; i += NS) {
+            for (int i = first_key; i < key_count; i += key_step) {
               bool visible = i < visible_end;
 
           """#),
@@ -193,14 +271,59 @@ struct KernelText: Sendable {
 
           """#),
       Segment(
-        condition: "",
+        condition: "scores",
+        text: #"""
+              if (!visible && lane == 0) {
+                scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;
+              }
+
+          """#),
+      Segment(
+        condition: "probes",
+        text: #"""
+              if (visible || serves_probes) {
+
+          """#),
+      Segment(
+        condition: "!probes",
         text: #"""
               if (visible) {
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
                 float key[KEY_PART];
-                float value[VALUE_PART];
                 const int64_t key_row = key_start + i * keys_strides[2];
-                const int64_t value_row = value_start + i * values_strides[2];
                 h2o_load<KEY_PART>(keys + key_row, keys_strides[3], key);
+
+          """#),
+      Segment(
+        condition: "probes",
+        text: #"""
+                if (serves_probes) {
+                  for (int e = 0; e < probe_count; e++) {
+                    float probe[KEY_PART];
+                    h2o_load<KEY_PART>(
+                        probes + (probe_start + e * probes_strides[2]),
+                        probes_strides[3],
+                        probe);
+                    const float logit = params[0] * metal::simd_sum(h2o_dot<KEY_PART>(probe, key));
+                    if (lane == 0) {
+                      probe_scores[(probe_row + e) * key_count + i] = logit;
+                    }
+                  }
+                }
+                if (!visible) {
+                  continue;
+                }
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+                float value[VALUE_PART];
+                const int64_t value_row = value_start + i * values_strides[2];
                 h2o_load<VALUE_PART>(values + value_row, values_strides[3], value);
                 float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));
 
@@ -223,21 +346,9 @@ struct KernelText: Sendable {
       Segment(
         condition: "",
         text: #"""
-                h2o_softmax_add<VALUE_PART>(state, sums, score, value);
+                const float weight = h2o_softmax_weigh<VALUE_PART>(state, sums, score);
+                h2o_add_row<VALUE_PART>(sums, weight, value);
               }
-
-          """#),
-      Segment(
-        condition: "scores",
-        text: #"""
-              else if (lane == 0) {
-                scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;
-              }
-
-          """#),
-      Segment(
-        condition: "",
-        text: #"""
             }
             if (lane == 0) {
               maxima[group] = state.maximum;
@@ -245,18 +356,20 @@ struct KernelText: Sendable {
             }
             metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
             const bool has_part = lane < NS;
-            const float part_maximum = has_part ? maxima[lane] : H2O_LOWEST;
-            const float maximum = metal::simd_max(part_maximum);
-            const float share = has_part ? h2o_softmax_share(part_maximum, maximum) : 0.0f;
-            const float total = metal::simd_sum(has_part ? totals[lane] * share : 0.0f);
+            h2o_softmax part = h2o_softmax_empty();
+            if (has_part) {
+              part.maximum = maxima[lane];
+              part.total = totals[lane];
+            }
+            const h2o_merged merged = h2o_softmax_merge(part);
             for (int j = 0; j < VALUE_PART; j++) {
               tile[group * (LANES + 1) + lane] = sums[j];
               metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
               for (int column = group; column < LANES; column += NS) {
-                const float part = has_part ? tile[lane * (LANES + 1) + column] * share : 0.0f;
-                const float sum = metal::simd_sum(part);
+                const float column_part = has_part ? tile[lane * (LANES + 1) + column] * merged.share : 0.0f;
+                const float sum = metal::simd_sum(column_part);
                 if (lane == 0) {
-                  const float mean = total == 0.0f ? 0.0f : sum / total;
+                  const float mean = h2o_softmax_mean(sum, merged.total);
                   out[row * V + column * VALUE_PART + j] = static_cast<T>(mean);
                 }
               }
@@ -268,7 +381,1043 @@ struct KernelText: Sendable {
         condition: "lse",
         text: #"""
             if (group == 0 && lane == 0) {
-              lse[row] = h2o_softmax_lse(maximum, total);
+              lse[row] = h2o_softmax_lse(merged.maximum, merged.total);
+            }
+
+          """#),
+    ])
+
+  static let sdpaVector2pass1 = KernelText(
+    name: "sdpa_vector_2pass_1",
+    template: ["T", "D", "V", "NS", "CAUSAL"],
+    inputs: [
+      Buffer(name: "queries", condition: ""),
+      Buffer(name: "keys", condition: ""),
+      Buffer(name: "values", condition: ""),
+      Buffer(name: "mask", condition: "bool_mask"),
+      Buffer(name: "mask", condition: "additive_mask"),
+      Buffer(name: "sinks", condition: "sinks"),
+      Buffer(name: "probes", condition: "probes"),
+      Buffer(name: "params", condition: ""),
+    ],
+    outputs: [
+      Buffer(name: "partial_sums", condition: ""),
+      Buffer(name: "partial_maxima", condition: ""),
+      Buffer(name: "partial_totals", condition: ""),
+      Buffer(name: "scores", condition: "scores"),
+      Buffer(name: "probe_scores", condition: "probes"),
+    ],
+    segments: [
+      Segment(
+        condition: "",
+        text: #"""
+            constexpr int LANES = 32;
+            constexpr int KEY_PART = D / LANES;
+            constexpr int VALUE_PART = V / LANES;
+            H2O_THREADGROUP(float, tile, NS * (LANES + 1));
+            H2O_THREADGROUP(float, maxima, NS);
+            H2O_THREADGROUP(float, totals, NS);
+            const int lane = int(thread_index_in_simdgroup);
+            const int group = int(simdgroup_index_in_threadgroup);
+            const int batch_head = int(threadgroup_position_in_grid.x);
+            const int query_index = int(threadgroup_position_in_grid.y);
+            const int heads = queries_shape[1];
+            const int query_count = queries_shape[2];
+            const int key_count = keys_shape[2];
+            const int kv_heads = keys_shape[1];
+            const int batch = batch_head / heads;
+            const int head = batch_head % heads;
+            const int kv_head = head / (heads / kv_heads);
+            const int64_t row = int64_t(batch_head) * query_count + query_index;
+            const int block = int(threadgroup_position_in_grid.z);
+            const int blocks = int(threadgroups_per_grid.z);
+            const int first_key = block * NS + group;
+            const int key_step = blocks * NS;
+            float query[KEY_PART];
+            h2o_load<KEY_PART>(
+                queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),
+                queries_strides[3],
+                query);
+            for (int j = 0; j < KEY_PART; j++) {
+              query[j] *= params[0];
+            }
+
+          """#),
+      Segment(
+        condition: "probes",
+        text: #"""
+            const bool serves_probes = head % (heads / kv_heads) == 0 && query_index == 0;
+            const int probe_count = probes_shape[2];
+            const int64_t probe_start = h2o_offset(probes_strides, batch, kv_head, 0, lane * KEY_PART);
+            const int64_t probe_row = (int64_t(batch) * kv_heads + kv_head) * probe_count;
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+            float sums[VALUE_PART];
+            for (int j = 0; j < VALUE_PART; j++) {
+              sums[j] = 0.0f;
+            }
+            h2o_softmax state = h2o_softmax_empty();
+
+          """#),
+      Segment(
+        condition: "sinks",
+        text: #"""
+            if (first_key == 0) {
+              h2o_softmax_sink(state, static_cast<float>(sinks[head * sinks_strides[0]]));
+            }
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+            const int64_t key_start = h2o_offset(keys_strides, batch, kv_head, 0, lane * KEY_PART);
+            const int64_t value_start = h2o_offset(values_strides, batch, kv_head, 0, lane * VALUE_PART);
+
+          """#),
+      Segment(
+        condition: "bool_mask",
+        text: #"""
+            const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);
+
+          """#),
+      Segment(
+        condition: "additive_mask",
+        text: #"""
+            const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+            const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;
+            for (int i = first_key; i < key_count; i += key_step) {
+              bool visible = i < visible_end;
+
+          """#),
+      Segment(
+        condition: "bool_mask",
+        text: #"""
+              visible = visible && mask[mask_start + i * mask_strides[3]];
+
+          """#),
+      Segment(
+        condition: "additive_mask",
+        text: #"""
+              const float bias = static_cast<float>(mask[mask_start + i * mask_strides[3]]);
+              visible = visible && !(bias <= params[1]);
+
+          """#),
+      Segment(
+        condition: "scores",
+        text: #"""
+              if (!visible && lane == 0) {
+                scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;
+              }
+
+          """#),
+      Segment(
+        condition: "probes",
+        text: #"""
+              if (visible || serves_probes) {
+
+          """#),
+      Segment(
+        condition: "!probes",
+        text: #"""
+              if (visible) {
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+                float key[KEY_PART];
+                const int64_t key_row = key_start + i * keys_strides[2];
+                h2o_load<KEY_PART>(keys + key_row, keys_strides[3], key);
+
+          """#),
+      Segment(
+        condition: "probes",
+        text: #"""
+                if (serves_probes) {
+                  for (int e = 0; e < probe_count; e++) {
+                    float probe[KEY_PART];
+                    h2o_load<KEY_PART>(
+                        probes + (probe_start + e * probes_strides[2]),
+                        probes_strides[3],
+                        probe);
+                    const float logit = params[0] * metal::simd_sum(h2o_dot<KEY_PART>(probe, key));
+                    if (lane == 0) {
+                      probe_scores[(probe_row + e) * key_count + i] = logit;
+                    }
+                  }
+                }
+                if (!visible) {
+                  continue;
+                }
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+                float value[VALUE_PART];
+                const int64_t value_row = value_start + i * values_strides[2];
+                h2o_load<VALUE_PART>(values + value_row, values_strides[3], value);
+                float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));
+
+          """#),
+      Segment(
+        condition: "additive_mask",
+        text: #"""
+                score += bias;
+                state.total += bias - bias;
+
+          """#),
+      Segment(
+        condition: "scores",
+        text: #"""
+                if (lane == 0) {
+                  scores[row * key_count + i] = score;
+                }
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+                const float weight = h2o_softmax_weigh<VALUE_PART>(state, sums, score);
+                h2o_add_row<VALUE_PART>(sums, weight, value);
+              }
+            }
+            if (lane == 0) {
+              maxima[group] = state.maximum;
+              totals[group] = state.total;
+            }
+            metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+            const bool has_part = lane < NS;
+            h2o_softmax part = h2o_softmax_empty();
+            if (has_part) {
+              part.maximum = maxima[lane];
+              part.total = totals[lane];
+            }
+            const h2o_merged merged = h2o_softmax_merge(part);
+            for (int j = 0; j < VALUE_PART; j++) {
+              tile[group * (LANES + 1) + lane] = sums[j];
+              metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+              for (int column = group; column < LANES; column += NS) {
+                const float column_part = has_part ? tile[lane * (LANES + 1) + column] * merged.share : 0.0f;
+                const float sum = metal::simd_sum(column_part);
+                if (lane == 0) {
+                  partial_sums[(row * blocks + block) * V + column * VALUE_PART + j] = sum;
+                }
+              }
+              metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+            }
+            if (group == 0 && lane == 0) {
+              partial_maxima[row * blocks + block] = merged.maximum;
+              partial_totals[row * blocks + block] = merged.total;
+            }
+
+          """#),
+    ])
+
+  static let sdpaVectorQuantized = KernelText(
+    name: "sdpa_vector_quantized",
+    template: ["T", "S", "D", "V", "KB", "VB", "G", "NS", "CAUSAL"],
+    inputs: [
+      Buffer(name: "queries", condition: ""),
+      Buffer(name: "key_words", condition: ""),
+      Buffer(name: "key_scales", condition: ""),
+      Buffer(name: "key_biases", condition: ""),
+      Buffer(name: "value_words", condition: ""),
+      Buffer(name: "value_scales", condition: ""),
+      Buffer(name: "value_biases", condition: ""),
+      Buffer(name: "mask", condition: "bool_mask"),
+      Buffer(name: "mask", condition: "additive_mask"),
+      Buffer(name: "sinks", condition: "sinks"),
+      Buffer(name: "probes", condition: "probes"),
+      Buffer(name: "params", condition: ""),
+    ],
+    outputs: [
+      Buffer(name: "out", condition: ""),
+      Buffer(name: "scores", condition: "scores"),
+      Buffer(name: "lse", condition: "lse"),
+      Buffer(name: "probe_scores", condition: "probes"),
+    ],
+    segments: [
+      Segment(
+        condition: "",
+        text: #"""
+            constexpr int LANES = 32;
+            constexpr int KEY_PART = D / LANES;
+            constexpr int VALUE_PART = V / LANES;
+            H2O_THREADGROUP(float, tile, NS * (LANES + 1));
+            H2O_THREADGROUP(float, maxima, NS);
+            H2O_THREADGROUP(float, totals, NS);
+            const int lane = int(thread_index_in_simdgroup);
+            const int group = int(simdgroup_index_in_threadgroup);
+            const int batch_head = int(threadgroup_position_in_grid.x);
+            const int query_index = int(threadgroup_position_in_grid.y);
+            const int heads = queries_shape[1];
+            const int query_count = queries_shape[2];
+            const int key_count = key_words_shape[2];
+            const int kv_heads = key_words_shape[1];
+            const int batch = batch_head / heads;
+            const int head = batch_head % heads;
+            const int kv_head = head / (heads / kv_heads);
+            const int64_t row = int64_t(batch_head) * query_count + query_index;
+            const int first_key = group;
+            const int key_step = NS;
+            float query[KEY_PART];
+            h2o_load<KEY_PART>(
+                queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),
+                queries_strides[3],
+                query);
+            for (int j = 0; j < KEY_PART; j++) {
+              query[j] *= params[0];
+            }
+
+          """#),
+      Segment(
+        condition: "probes",
+        text: #"""
+            const bool serves_probes = head % (heads / kv_heads) == 0 && query_index == 0;
+            const int probe_count = probes_shape[2];
+            const int64_t probe_start = h2o_offset(probes_strides, batch, kv_head, 0, lane * KEY_PART);
+            const int64_t probe_row = (int64_t(batch) * kv_heads + kv_head) * probe_count;
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+            float sums[VALUE_PART];
+            for (int j = 0; j < VALUE_PART; j++) {
+              sums[j] = 0.0f;
+            }
+            h2o_softmax state = h2o_softmax_empty();
+
+          """#),
+      Segment(
+        condition: "sinks",
+        text: #"""
+            if (first_key == 0) {
+              h2o_softmax_sink(state, static_cast<float>(sinks[head * sinks_strides[0]]));
+            }
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+            const int64_t key_words_start = h2o_offset(key_words_strides, batch, kv_head, 0, 0);
+            const int64_t key_scales_start = h2o_offset(key_scales_strides, batch, kv_head, 0, 0);
+            const int64_t key_biases_start = h2o_offset(key_biases_strides, batch, kv_head, 0, 0);
+            const int64_t value_words_start = h2o_offset(value_words_strides, batch, kv_head, 0, 0);
+            const int64_t value_scales_start = h2o_offset(value_scales_strides, batch, kv_head, 0, 0);
+            const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);
+
+          """#),
+      Segment(
+        condition: "bool_mask",
+        text: #"""
+            const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);
+
+          """#),
+      Segment(
+        condition: "additive_mask",
+        text: #"""
+            const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+            const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;
+            for (int i = first_key; i < key_count; i += key_step) {
+              bool visible = i < visible_end;
+
+          """#),
+      Segment(
+        condition: "bool_mask",
+        text: #"""
+              visible = visible && mask[mask_start + i * mask_strides[3]];
+
+          """#),
+      Segment(
+        condition: "additive_mask",
+        text: #"""
+              const float bias = static_cast<float>(mask[mask_start + i * mask_strides[3]]);
+              visible = visible && !(bias <= params[1]);
+
+          """#),
+      Segment(
+        condition: "scores",
+        text: #"""
+              if (!visible && lane == 0) {
+                scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;
+              }
+
+          """#),
+      Segment(
+        condition: "probes",
+        text: #"""
+              if (visible || serves_probes) {
+
+          """#),
+      Segment(
+        condition: "!probes",
+        text: #"""
+              if (visible) {
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+                float key[KEY_PART];
+                h2o_load_quantized<KEY_PART, KB, G>(
+                    key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],
+                    key_scales + (key_scales_start + i * key_scales_strides[2]), key_scales_strides[3],
+                    key_biases + (key_biases_start + i * key_biases_strides[2]), key_biases_strides[3],
+                    lane * KEY_PART, key);
+
+          """#),
+      Segment(
+        condition: "probes",
+        text: #"""
+                if (serves_probes) {
+                  for (int e = 0; e < probe_count; e++) {
+                    float probe[KEY_PART];
+                    h2o_load<KEY_PART>(
+                        probes + (probe_start + e * probes_strides[2]),
+                        probes_strides[3],
+                        probe);
+                    const float logit = params[0] * metal::simd_sum(h2o_dot<KEY_PART>(probe, key));
+                    if (lane == 0) {
+                      probe_scores[(probe_row + e) * key_count + i] = logit;
+                    }
+                  }
+                }
+                if (!visible) {
+                  continue;
+                }
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+                float value[VALUE_PART];
+                float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));
+
+          """#),
+      Segment(
+        condition: "additive_mask",
+        text: #"""
+                score += bias;
+                state.total += bias - bias;
+
+          """#),
+      Segment(
+        condition: "scores",
+        text: #"""
+                if (lane == 0) {
+                  scores[row * key_count + i] = score;
+                }
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+                const float weight = h2o_softmax_weigh<VALUE_PART>(state, sums, score);
+
+          """#),
+      Segment(
+        condition: "sparse_v",
+        text: #"""
+                if (weight < params[2] * state.total) {
+                  continue;
+                }
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+                h2o_load_quantized<VALUE_PART, VB, G>(
+                    value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],
+                    value_scales + (value_scales_start + i * value_scales_strides[2]),
+                    value_scales_strides[3],
+                    value_biases + (value_biases_start + i * value_biases_strides[2]),
+                    value_biases_strides[3],
+                    lane * VALUE_PART, value);
+                h2o_add_row<VALUE_PART>(sums, weight, value);
+              }
+            }
+            if (lane == 0) {
+              maxima[group] = state.maximum;
+              totals[group] = state.total;
+            }
+            metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+            const bool has_part = lane < NS;
+            h2o_softmax part = h2o_softmax_empty();
+            if (has_part) {
+              part.maximum = maxima[lane];
+              part.total = totals[lane];
+            }
+            const h2o_merged merged = h2o_softmax_merge(part);
+            for (int j = 0; j < VALUE_PART; j++) {
+              tile[group * (LANES + 1) + lane] = sums[j];
+              metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+              for (int column = group; column < LANES; column += NS) {
+                const float column_part = has_part ? tile[lane * (LANES + 1) + column] * merged.share : 0.0f;
+                const float sum = metal::simd_sum(column_part);
+                if (lane == 0) {
+                  const float mean = h2o_softmax_mean(sum, merged.total);
+                  out[row * V + column * VALUE_PART + j] = static_cast<T>(mean);
+                }
+              }
+              metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+            }
+
+          """#),
+      Segment(
+        condition: "lse",
+        text: #"""
+            if (group == 0 && lane == 0) {
+              lse[row] = h2o_softmax_lse(merged.maximum, merged.total);
+            }
+
+          """#),
+    ])
+
+  static let sdpaVector2pass1Quantized = KernelText(
+    name: "sdpa_vector_2pass_1_quantized",
+    template: ["T", "S", "D", "V", "KB", "VB", "G", "NS", "CAUSAL"],
+    inputs: [
+      Buffer(name: "queries", condition: ""),
+      Buffer(name: "key_words", condition: ""),
+      Buffer(name: "key_scales", condition: ""),
+      Buffer(name: "key_biases", condition: ""),
+      Buffer(name: "value_words", condition: ""),
+      Buffer(name: "value_scales", condition: ""),
+      Buffer(name: "value_biases", condition: ""),
+      Buffer(name: "mask", condition: "bool_mask"),
+      Buffer(name: "mask", condition: "additive_mask"),
+      Buffer(name: "sinks", condition: "sinks"),
+      Buffer(name: "probes", condition: "probes"),
+      Buffer(name: "params", condition: ""),
+    ],
+    outputs: [
+      Buffer(name: "partial_sums", condition: ""),
+      Buffer(name: "partial_maxima", condition: ""),
+      Buffer(name: "partial_totals", condition: ""),
+      Buffer(name: "scores", condition: "scores"),
+      Buffer(name: "probe_scores", condition: "probes"),
+    ],
+    segments: [
+      Segment(
+        condition: "",
+        text: #"""
+            constexpr int LANES = 32;
+            constexpr int KEY_PART = D / LANES;
+            constexpr int VALUE_PART = V / LANES;
+            H2O_THREADGROUP(float, tile, NS * (LANES + 1));
+            H2O_THREADGROUP(float, maxima, NS);
+            H2O_THREADGROUP(float, totals, NS);
+            const int lane = int(thread_index_in_simdgroup);
+            const int group = int(simdgroup_index_in_threadgroup);
+            const int batch_head = int(threadgroup_position_in_grid.x);
+            const int query_index = int(threadgroup_position_in_grid.y);
+            const int heads = queries_shape[1];
+            const int query_count = queries_shape[2];
+            const int key_count = key_words_shape[2];
+            const int kv_heads = key_words_shape[1];
+            const int batch = batch_head / heads;
+            const int head = batch_head % heads;
+            const int kv_head = head / (heads / kv_heads);
+            const int64_t row = int64_t(batch_head) * query_count + query_index;
+            const int block = int(threadgroup_position_in_grid.z);
+            const int blocks = int(threadgroups_per_grid.z);
+            const int first_key = block * NS + group;
+            const int key_step = blocks * NS;
+            float query[KEY_PART];
+            h2o_load<KEY_PART>(
+                queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),
+                queries_strides[3],
+                query);
+            for (int j = 0; j < KEY_PART; j++) {
+              query[j] *= params[0];
+            }
+
+          """#),
+      Segment(
+        condition: "probes",
+        text: #"""
+            const bool serves_probes = head % (heads / kv_heads) == 0 && query_index == 0;
+            const int probe_count = probes_shape[2];
+            const int64_t probe_start = h2o_offset(probes_strides, batch, kv_head, 0, lane * KEY_PART);
+            const int64_t probe_row = (int64_t(batch) * kv_heads + kv_head) * probe_count;
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+            float sums[VALUE_PART];
+            for (int j = 0; j < VALUE_PART; j++) {
+              sums[j] = 0.0f;
+            }
+            h2o_softmax state = h2o_softmax_empty();
+
+          """#),
+      Segment(
+        condition: "sinks",
+        text: #"""
+            if (first_key == 0) {
+              h2o_softmax_sink(state, static_cast<float>(sinks[head * sinks_strides[0]]));
+            }
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+            const int64_t key_words_start = h2o_offset(key_words_strides, batch, kv_head, 0, 0);
+            const int64_t key_scales_start = h2o_offset(key_scales_strides, batch, kv_head, 0, 0);
+            const int64_t key_biases_start = h2o_offset(key_biases_strides, batch, kv_head, 0, 0);
+            const int64_t value_words_start = h2o_offset(value_words_strides, batch, kv_head, 0, 0);
+            const int64_t value_scales_start = h2o_offset(value_scales_strides, batch, kv_head, 0, 0);
+            const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);
+
+          """#),
+      Segment(
+        condition: "bool_mask",
+        text: #"""
+            const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);
+
+          """#),
+      Segment(
+        condition: "additive_mask",
+        text: #"""
+            const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+            const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;
+            for (int i = first_key; i < key_count; i += key_step) {
+              bool visible = i < visible_end;
+
+          """#),
+      Segment(
+        condition: "bool_mask",
+        text: #"""
+              visible = visible && mask[mask_start + i * mask_strides[3]];
+
+          """#),
+      Segment(
+        condition: "additive_mask",
+        text: #"""
+              const float bias = static_cast<float>(mask[mask_start + i * mask_strides[3]]);
+              visible = visible && !(bias <= params[1]);
+
+          """#),
+      Segment(
+        condition: "scores",
+        text: #"""
+              if (!visible && lane == 0) {
+                scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;
+              }
+
+          """#),
+      Segment(
+        condition: "probes",
+        text: #"""
+              if (visible || serves_probes) {
+
+          """#),
+      Segment(
+        condition: "!probes",
+        text: #"""
+              if (visible) {
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+                float key[KEY_PART];
+                h2o_load_quantized<KEY_PART, KB, G>(
+                    key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],
+                    key_scales + (key_scales_start + i * key_scales_strides[2]), key_scales_strides[3],
+                    key_biases + (key_biases_start + i * key_biases_strides[2]), key_biases_strides[3],
+                    lane * KEY_PART, key);
+
+          """#),
+      Segment(
+        condition: "probes",
+        text: #"""
+                if (serves_probes) {
+                  for (int e = 0; e < probe_count; e++) {
+                    float probe[KEY_PART];
+                    h2o_load<KEY_PART>(
+                        probes + (probe_start + e * probes_strides[2]),
+                        probes_strides[3],
+                        probe);
+                    const float logit = params[0] * metal::simd_sum(h2o_dot<KEY_PART>(probe, key));
+                    if (lane == 0) {
+                      probe_scores[(probe_row + e) * key_count + i] = logit;
+                    }
+                  }
+                }
+                if (!visible) {
+                  continue;
+                }
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+                float value[VALUE_PART];
+                float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));
+
+          """#),
+      Segment(
+        condition: "additive_mask",
+        text: #"""
+                score += bias;
+                state.total += bias - bias;
+
+          """#),
+      Segment(
+        condition: "scores",
+        text: #"""
+                if (lane == 0) {
+                  scores[row * key_count + i] = score;
+                }
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+                const float weight = h2o_softmax_weigh<VALUE_PART>(state, sums, score);
+
+          """#),
+      Segment(
+        condition: "sparse_v",
+        text: #"""
+                if (weight < params[2] * state.total) {
+                  continue;
+                }
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+                h2o_load_quantized<VALUE_PART, VB, G>(
+                    value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],
+                    value_scales + (value_scales_start + i * value_scales_strides[2]),
+                    value_scales_strides[3],
+                    value_biases + (value_biases_start + i * value_biases_strides[2]),
+                    value_biases_strides[3],
+                    lane * VALUE_PART, value);
+                h2o_add_row<VALUE_PART>(sums, weight, value);
+              }
+            }
+            if (lane == 0) {
+              maxima[group] = state.maximum;
+              totals[group] = state.total;
+            }
+            metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+            const bool has_part = lane < NS;
+            h2o_softmax part = h2o_softmax_empty();
+            if (has_part) {
+              part.maximum = maxima[lane];
+              part.total = totals[lane];
+            }
+            const h2o_merged merged = h2o_softmax_merge(part);
+            for (int j = 0; j < VALUE_PART; j++) {
+              tile[group * (LANES + 1) + lane] = sums[j];
+              metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+              for (int column = group; column < LANES; column += NS) {
+                const float column_part = has_part ? tile[lane * (LANES + 1) + column] * merged.share : 0.0f;
+                const float sum = metal::simd_sum(column_part);
+                if (lane == 0) {
+                  partial_sums[(row * blocks + block) * V + column * VALUE_PART + j] = sum;
+                }
+              }
+              metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+            }
+            if (group == 0 && lane == 0) {
+              partial_maxima[row * blocks + block] = merged.maximum;
+              partial_totals[row * blocks + block] = merged.total;
+            }
+
+          """#),
+    ])
+
+  static let sdpaVector2pass2 = KernelText(
+    name: "sdpa_vector_2pass_2",
+    template: ["T", "V"],
+    inputs: [
+      Buffer(name: "partial_sums", condition: ""),
+      Buffer(name: "partial_maxima", condition: ""),
+      Buffer(name: "partial_totals", condition: ""),
+    ],
+    outputs: [
+      Buffer(name: "out", condition: ""),
+      Buffer(name: "lse", condition: "lse"),
+    ],
+    segments: [
+      Segment(
+        condition: "",
+        text: #"""
+            constexpr int LANES = 32;
+            constexpr int PARTS = V / LANES;
+            const int lane = int(thread_index_in_simdgroup);
+            const int64_t row = int64_t(threadgroup_position_in_grid.x) / PARTS;
+            const int column = int(threadgroup_position_in_grid.x) % PARTS * LANES + lane;
+            const int blocks = partial_maxima_shape[3];
+            h2o_softmax part = h2o_softmax_empty();
+            if (lane < blocks) {
+              part.maximum = partial_maxima[row * blocks + lane];
+              part.total = partial_totals[row * blocks + lane];
+            }
+            const h2o_merged merged = h2o_softmax_merge(part);
+            float sum = 0.0f;
+            for (int b = 0; b < blocks; b++) {
+              const float share = metal::simd_shuffle(merged.share, ushort(b));
+              sum += share * partial_sums[(row * blocks + b) * V + column];
+            }
+            out[row * V + column] = static_cast<T>(h2o_softmax_mean(sum, merged.total));
+
+          """#),
+      Segment(
+        condition: "lse",
+        text: #"""
+            if (column == 0) {
+              lse[row] = h2o_softmax_lse(merged.maximum, merged.total);
+            }
+
+          """#),
+    ])
+
+  static let accumulateScores = KernelText(
+    name: "accumulate_scores",
+    template: ["NS"],
+    inputs: [
+      Buffer(name: "importance", condition: ""),
+      Buffer(name: "scores", condition: ""),
+      Buffer(name: "params", condition: ""),
+    ],
+    outputs: [
+      Buffer(name: "accumulated", condition: ""),
+    ],
+    segments: [
+      Segment(
+        condition: "",
+        text: #"""
+            constexpr int LANES = 32;
+            const int row = int(threadgroup_position_in_grid.x) * NS * LANES
+                + int(simdgroup_index_in_threadgroup) * LANES + int(thread_index_in_simdgroup);
+            const int row_count = importance_shape[2];
+            if (row >= row_count) {
+              return;
+            }
+            const int kv_heads = importance_shape[1];
+            const int batch = int(threadgroup_position_in_grid.y) / kv_heads;
+            const int kv_head = int(threadgroup_position_in_grid.y) % kv_heads;
+            const int heads_of_group = scores_shape[1] / kv_heads;
+            const int query_count = scores_shape[2];
+            const int first_head = kv_head * heads_of_group;
+            float average = importance[batch * importance_strides[0] + kv_head * importance_strides[1]
+                                       + row * importance_strides[2]];
+            for (int query = 0; query < query_count; query++) {
+              float sum = 0.0f;
+              int seen = 0;
+              for (int j = 0; j < heads_of_group; j++) {
+                const float score = scores[h2o_offset(scores_strides, batch, first_head + j, query, row)];
+                if (score > H2O_NEGATIVE_INFINITY) {
+                  sum += score;
+                  seen += 1;
+                }
+              }
+              if (seen > 0) {
+                const float size = metal::abs(sum / float(seen));
+                average = average != average ? size : params[0] * average + params[1] * size;
+              }
+            }
+            accumulated[(int64_t(batch) * kv_heads + kv_head) * row_count + row] = average;
+
+          """#),
+    ])
+
+  static let chooseRow = KernelText(
+    name: "choose_row",
+    template: ["NS"],
+    inputs: [
+      Buffer(name: "scores", condition: ""),
+      Buffer(name: "positions", condition: ""),
+      Buffer(name: "zones", condition: ""),
+    ],
+    outputs: [
+      Buffer(name: "worst", condition: ""),
+    ],
+    segments: [
+      Segment(
+        condition: "",
+        text: #"""
+            constexpr int LANES = 32;
+            constexpr int PROTECTED = 0;
+            constexpr int SCORED = 1;
+            constexpr int UNSCORED = 2;
+            constexpr int PADDING = 3;
+            H2O_THREADGROUP(int, kinds, NS);
+            H2O_THREADGROUP(float, worths, NS);
+            H2O_THREADGROUP(int, places, NS);
+            H2O_THREADGROUP(int, slots, NS);
+            const int lane = int(thread_index_in_simdgroup);
+            const int group = int(simdgroup_index_in_threadgroup);
+            const int head_count = scores_shape[1];
+            const int row_count = scores_shape[2];
+            const int batch = int(threadgroup_position_in_grid.x) / head_count;
+            const int head = int(threadgroup_position_in_grid.x) % head_count;
+            const int64_t scores_start = batch * scores_strides[0] + head * scores_strides[1];
+            const int64_t positions_start = batch * positions_strides[0] + head * positions_strides[1];
+            int kind = -1;
+            float worth = 0.0f;
+            int place = -1;
+            int slot = 0;
+            for (int row = group * LANES + lane; row < row_count; row += NS * LANES) {
+              const float score = scores[scores_start + row * scores_strides[2]];
+              const int position = positions[positions_start + row * positions_strides[2]];
+              int found = score != score ? UNSCORED : SCORED;
+              if (position < zones[0] || position >= zones[1]) {
+                found = PROTECTED;
+              }
+              if (position < 0) {
+                found = PADDING;
+              }
+              const float found_worth = found == SCORED ? score : 0.0f;
+              const int found_place = position < 0 ? row : position;
+              const bool same_worth = found == kind && found_worth == worth;
+              if (found > kind || (found == kind && found_worth < worth)
+                  || (same_worth && found_place > place)) {
+                kind = found;
+                worth = found_worth;
+                place = found_place;
+                slot = row;
+              }
+            }
+            for (int round = 0; round < 2; round++) {
+              const int worst_kind = metal::simd_max(kind);
+              const bool of_kind = kind == worst_kind;
+              const float least_worth = -metal::simd_max(of_kind ? -worth : H2O_NEGATIVE_INFINITY);
+              const bool of_worth = of_kind && worth == least_worth;
+              const int last_place = metal::simd_max(of_worth ? place : -1);
+              const int first_slot = -metal::simd_max(of_worth && place == last_place ? -slot : -row_count);
+              if (round == 0) {
+                if (lane == 0) {
+                  kinds[group] = worst_kind;
+                  worths[group] = least_worth;
+                  places[group] = last_place;
+                  slots[group] = first_slot;
+                }
+                metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+                const bool has_row = lane < NS;
+                kind = has_row ? kinds[lane] : -1;
+                worth = has_row ? worths[lane] : 0.0f;
+                place = has_row ? places[lane] : -1;
+                slot = has_row ? slots[lane] : 0;
+              } else if (group == 0 && lane == 0) {
+                worst[threadgroup_position_in_grid.x] = uint32_t(first_slot);
+              }
+            }
+
+          """#),
+    ])
+
+  static let packRows = KernelText(
+    name: "pack_rows",
+    template: ["T", "S", "KB", "VB", "G"],
+    inputs: [
+      Buffer(name: "new_keys", condition: ""),
+      Buffer(name: "new_values", condition: ""),
+    ],
+    outputs: [
+      Buffer(name: "key_words", condition: ""),
+      Buffer(name: "key_scales", condition: ""),
+      Buffer(name: "key_biases", condition: ""),
+      Buffer(name: "value_words", condition: ""),
+      Buffer(name: "value_scales", condition: ""),
+      Buffer(name: "value_biases", condition: ""),
+    ],
+    segments: [
+      Segment(
+        condition: "",
+        text: #"""
+            constexpr int LANES = 32;
+            constexpr float LEAST_SCALE = 1e-7f;
+            const int lane = int(thread_index_in_simdgroup);
+            const int heads = new_keys_shape[1];
+            const int rows = new_keys_shape[2];
+            const int key_groups = new_keys_shape[3] / G;
+            const int value_groups = new_values_shape[3] / G;
+            const int64_t all_key_groups = int64_t(new_keys_shape[0]) * heads * rows * key_groups;
+            const int64_t index = int64_t(threadgroup_position_in_grid.x);
+            const bool is_key = index < all_key_groups;
+            const int64_t group = is_key ? index : index - all_key_groups;
+            const int groups = is_key ? key_groups : value_groups;
+            const int64_t row = group / groups;
+            const int first = int(group % groups) * G;
+            const int batch = int(row / (int64_t(heads) * rows));
+            const int head = int(row / rows % heads);
+            const int token = int(row % rows);
+            const int64_t key_start = h2o_offset(new_keys_strides, batch, head, token, first);
+            const int64_t value_start = h2o_offset(new_values_strides, batch, head, token, first);
+            float least = H2O_NEGATIVE_INFINITY;
+            float most = 0.0f;
+            for (int j = lane; j < G; j += LANES) {
+              const float element = is_key
+                  ? static_cast<float>(new_keys[key_start + j * new_keys_strides[3]])
+                  : static_cast<float>(new_values[value_start + j * new_values_strides[3]]);
+              least = metal::max(least, -element);
+              most = metal::max(most, element);
+            }
+            least = -metal::simd_max(least);
+            most = metal::simd_max(most);
+            const int bits = is_key ? KB : VB;
+            const float highest = float((1 << bits) - 1);
+            float scale = metal::max((most - least) / highest, LEAST_SCALE);
+            const bool is_low = metal::abs(least) > metal::abs(most);
+            scale = is_low ? scale : -scale;
+            const float edge = is_low ? least : most;
+            const float steps = metal::round(edge / scale);
+            const bool is_zero = steps == 0.0f;
+            scale = is_zero ? scale : edge / steps;
+            const float bias = is_zero ? 0.0f : edge;
+            if (lane == 0) {
+              if (is_key) {
+                key_scales[group] = static_cast<T>(scale);
+                key_biases[group] = static_cast<T>(bias);
+              } else {
+                value_scales[group] = static_cast<S>(scale);
+                value_biases[group] = static_cast<S>(bias);
+              }
+            }
+            const int words = G * bits / 32;
+            if (lane < words) {
+              uint32_t word = 0;
+              for (int j = lane * 32 / bits; j * bits < (lane + 1) * 32; j++) {
+                const float element = is_key
+                    ? static_cast<float>(new_keys[key_start + j * new_keys_strides[3]])
+                    : static_cast<float>(new_values[value_start + j * new_values_strides[3]]);
+                const uint32_t level =
+                    uint32_t(metal::min(metal::round((element - bias) / scale), highest));
+                const int shift = j * bits - lane * 32;
+                word |= shift < 0 ? level >> -shift : level << shift;
+              }
+              if (is_key) {
+                key_words[group * words + lane] = word;
+              } else {
+                value_words[group * words + lane] = word;
+              }
             }
 
           """#),

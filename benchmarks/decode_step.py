@@ -1,0 +1,192 @@
+"""Speed of decoding at the full budget, against mlx_lm's RotatingKVCache.
+
+    python benchmarks/decode_step.py --json benchmarks/results/decode_step.json
+
+Each arm decodes with mlx_lm's own generate_step, evicting at every token but for the full cache.
+The arms take turns of a few tokens within one process, so that what else the machine does meets
+all of them, and the order rotates. A ratio compares a turn with the RotatingKVCache's turn of the
+same round: above 1 is faster. Beside the time on the wall stands the processor time of the whole
+process, which depends less on what else runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.generate import generate_step
+from mlx_lm.models import qwen3
+from mlx_lm.models.cache import KVCache, RotatingKVCache
+from mlx_lm.utils import load_model
+
+import mlx_h2o
+from mlx_h2o import native
+from mlx_h2o.demo import report
+from mlx_h2o.policies import names
+
+MODEL = Path(mlx_h2o.__file__).parent / "demo" / "model"
+ROTATING = "rotating"
+FULL = "full"
+
+
+def demo_model() -> Any:
+    """The demo model, 5.5 million parameters."""
+    return load_model(MODEL)[0]
+
+
+def random_model() -> Any:
+    """Random weights in the shape of a model of about 100 million parameters."""
+    return qwen3.Model(
+        qwen3.ModelArgs(
+            model_type="qwen3",
+            hidden_size=768,
+            num_hidden_layers=14,
+            intermediate_size=2048,
+            num_attention_heads=12,
+            num_key_value_heads=4,
+            head_dim=64,
+            rms_norm_eps=1e-6,
+            vocab_size=8192,
+            max_position_embeddings=4096,
+            rope_theta=50000.0,
+            tie_word_embeddings=True,
+        )
+    )
+
+
+MODELS = {"demo": demo_model, "random-100m": random_model}
+
+
+def parameters(model: Any) -> int:
+    from mlx.utils import tree_flatten
+
+    return sum(array.size for _, array in tree_flatten(model.parameters()))
+
+
+class Arm:
+    """One kind of cache, and a generation that goes on for as long as it is asked."""
+
+    def __init__(self, name: str, model: Any, budget: int, prompt: mx.array) -> None:
+        self.name = name
+        self.model = model
+        layers = len(model.layers)
+        if name == FULL:
+            self.caches: list[Any] = [KVCache() for _ in range(layers)]
+        elif name == ROTATING:
+            self.caches = [RotatingKVCache(budget, keep=4) for _ in range(layers)]
+        else:
+            self.caches = mlx_h2o.make_prompt_cache(model, budget, policy=name)
+        self.tokens: Iterator[Any] = generate_step(
+            prompt, model, max_tokens=-1, prompt_cache=self.caches
+        )
+        self.seconds: list[float] = []
+        self.processor_seconds: list[float] = []
+
+    def routed(self) -> contextlib.AbstractContextManager[None]:
+        """Only our caches decode within the context: the others run mlx_lm as it is."""
+        ours = self.name not in (FULL, ROTATING)
+        return mlx_h2o.routing(self.model) if ours else contextlib.nullcontext()
+
+    def take_turn(self, tokens: int) -> None:
+        with self.routed():
+            next(self.tokens)  # not counted: it may wait for the arm before
+            start, processor = time.perf_counter(), time.process_time()
+            for _ in range(tokens):
+                next(self.tokens)
+            self.seconds.append((time.perf_counter() - start) / tokens)
+            self.processor_seconds.append((time.process_time() - processor) / tokens)
+            mx.synchronize()
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    return {
+        "min": round(min(values), 4),
+        "median": round(statistics.median(values), 4),
+        "max": round(max(values), 4),
+    }
+
+
+def measure(name: str, model: Any, budget: int, tokens: int, repeats: int) -> dict[str, Any]:
+    model.set_dtype(mx.float32)
+    mx.eval(model.parameters())
+    vocabulary = model.args.vocab_size
+    prompt = (mx.arange(budget + 32) * 7919) % vocabulary
+    arms = [Arm(arm, model, budget, prompt) for arm in (FULL, ROTATING, *names())]
+    load = os.getloadavg()[0]
+    for arm in arms:  # reads the prompt, fills the cache, warms up
+        with arm.routed():
+            for _ in range(3):
+                next(arm.tokens)
+            mx.synchronize()
+    for repeat in range(repeats):
+        for turn in range(len(arms)):
+            arms[(repeat + turn) % len(arms)].take_turn(tokens)
+    base = next(arm for arm in arms if arm.name == ROTATING)
+    results = {}
+    for arm in arms:
+        evicted = getattr(arm.caches[0], "evicted", None)
+        results[arm.name] = {
+            "milliseconds_per_token": spread([1e3 * x for x in arm.seconds]),
+            "ratio_to_rotating": spread(
+                [b / a for a, b in zip(arm.seconds, base.seconds, strict=True)]
+            ),
+            "processor_ratio_to_rotating": spread(
+                [b / a for a, b in zip(arm.processor_seconds, base.processor_seconds, strict=True)]
+            ),
+            **({} if evicted is None else {"evicted_rows_per_layer": evicted}),
+        }
+    return {
+        "model": name,
+        "parameters": parameters(model),
+        "max_kv_size": budget,
+        "tokens_per_turn": tokens,
+        "repeats": repeats,
+        "load_average_before_and_after": [round(load, 2), round(os.getloadavg()[0], 2)],
+        "arms": results,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--max-kv-size", type=int, default=256)
+    parser.add_argument("--tokens", type=int, default=20, help="per turn")
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--json", type=Path, help="write the result here")
+    arguments = parser.parse_args()
+    if arguments.repeats < 5:
+        parser.error("expected at least 5 repeats")
+    environment = report.environment()
+    if not native.unavailable_reason():
+        from mlx_h2o import _core
+
+        environment["simd"] = _core.simd_target()
+    result: dict[str, Any] = {"environment": environment, "runs": []}
+    for name in arguments.models:
+        run = measure(
+            name, MODELS[name](), arguments.max_kv_size, arguments.tokens, arguments.repeats
+        )
+        result["runs"].append(run)
+        print(f"{name}: {run['parameters']:,} parameters, {run['repeats']} repeats, load "
+              f"{run['load_average_before_and_after']}")  # fmt: skip
+        for arm, found in run["arms"].items():
+            wall, processor = found["ratio_to_rotating"], found["processor_ratio_to_rotating"]
+            print(
+                f"  {arm:10} {found['milliseconds_per_token']['median']:8.2f} ms/token, "
+                f"speed {wall['min']:.2f} / {wall['median']:.2f} / {wall['max']:.2f} of rotating, "
+                f"by processor time {processor['median']:.2f}"
+            )
+    if arguments.json:
+        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""Time and peak memory of prefill_scores, beside MLX's attention of the same chunk.
+
+    python benchmarks/prefill_scores.py --json benchmarks/results/prefill_scores.json
+
+"whole" is what prefill_scores replaces: the scores of the last 128 queries ("ema"), or of all of
+them ("mass"), in memory at once. Each time is the fastest of three; memory is what MLX allocated
+at the peak beyond what was there before the call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from mlx_h2o import composed, ema, fast, prefill, validate
+from mlx_h2o.demo import report
+
+SIZE = 64
+SCALE = SIZE**-0.5
+# Query heads, KV heads, queries of the chunk, keys.
+SHAPES = ((8, 2, 512, 2048), (32, 8, 512, 2048), (32, 8, 512, 8192))
+REPEATS = 3
+
+
+def measured(call: Callable[[], mx.array]) -> dict[str, float]:
+    """Seconds, and MiB at the peak, of one call."""
+    mx.eval(call())
+    times = []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        mx.eval(call())
+        times.append(time.perf_counter() - start)
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    mx.eval(call())
+    peak = (mx.get_peak_memory() - before) / 2**20
+    return {"seconds": round(min(times), 3), "peak_mib": round(peak, 1)}
+
+
+def rows_of(heads: int, kv_heads: int, queries: int, keys: int) -> dict[str, dict[str, float]]:
+    """Every way of one shape."""
+    q, k = mx.random.normal((1, heads, queries, SIZE)), mx.random.normal((1, kv_heads, keys, SIZE))
+    mx.eval(q, k)
+    options: dict[str, Any] = {"scale": SCALE, "mask": "causal"}
+
+    def whole_average() -> mx.array:
+        nothing = mx.full((1, kv_heads, keys), mx.nan)
+        return ema.accumulate(nothing, prefill.last_scores(q, k, **options), decay=0.95)
+
+    def whole_mass() -> mx.array:
+        scores = composed.logits(validate.attention_request(q, k, k, **options))
+        weights, total, _ = composed.softmax_parts(scores, None)
+        return (weights / total).reshape(1, kv_heads, -1, keys).sum(axis=2)
+
+    return {
+        "attention of MLX": measured(
+            lambda: mx.fast.scaled_dot_product_attention(q, k, k, **options)
+        ),
+        "ema, whole": measured(whole_average),
+        "ema": measured(lambda: fast.prefill_scores(q, k, **options)),
+        "mass, whole": measured(whole_mass),
+        "mass": measured(lambda: fast.prefill_scores(q, k, kind="mass", **options)),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--json", type=Path, help="write the results here")
+    path = parser.parse_args().json
+    results = []
+    for shape in SHAPES:
+        names = ("heads", "kv_heads", "queries", "keys")
+        ways = rows_of(*shape)
+        results.append(dict(zip(names, shape, strict=True)) | {"ways": ways})
+        print(*(f"{value} {name}" for name, value in zip(names, shape, strict=True)), sep=", ")
+        for name, found in ways.items():
+            print(f"  {name:18} {found['seconds']:8.3f} s {found['peak_mib']:8.1f} MiB")
+    if path is not None:
+        content = {"environment": report.environment(), "head_size": SIZE, "shapes": results}
+        path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+// The operation that quantises rows into their slots: checks, the MLX primitive, the hand-over.
+#include <memory>
+#include <utility>
+
+#include <mlx/backend/cpu/encoder.h>
+
+#include "cpu_primitive.h"
+#include "donation.h"
+#include "element_type.h"
+#include "mlx_h2o/ops.h"
+#include "quantization_kernel.h"
+#include "strided_copy.h"
+
+namespace mx = mlx::core;
+
+namespace mlx_h2o {
+namespace {
+
+constexpr const char* kOperation = "quantize_append";
+
+/// Inputs: words, scales and biases of the keys, those of the values, new keys, new values, slots.
+/// Outputs: the first six, in the buffers of the inputs where nothing else holds those.
+class QuantizeAppend : public CpuPrimitive {
+ public:
+  QuantizeAppend(mx::Stream stream, int group_size, int key_bits, int value_bits)
+      : CpuPrimitive(stream, kOperation), group_size_(group_size), bits_{key_bits, value_bits} {}
+
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
+
+  const char* name() const override { return "QuantizeAppend"; }
+
+  bool is_equivalent(const Primitive& other) const override {
+    const auto& that = static_cast<const QuantizeAppend&>(other);
+    return group_size_ == that.group_size_ && bits_[0] == that.bits_[0] &&
+           bits_[1] == that.bits_[1];
+  }
+
+  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+    std::vector<mx::Shape> shapes;
+    for (size_t i = 0; i < 6; ++i) shapes.push_back(inputs[i].shape());
+    return shapes;
+  }
+
+ private:
+  int group_size_;
+  int bits_[2];
+};
+
+void QuantizeAppend::eval_cpu(const std::vector<mx::array>& inputs,
+                              std::vector<mx::array>& outputs) {
+  release_sibling_inputs(inputs, outputs);
+  auto& encoder = mx::cpu::get_command_encoder(stream());
+  bool in_place[6];
+  std::vector<mx::array> held;
+  for (size_t i = 0; i < 6; ++i) {
+    in_place[i] = take_over(inputs[i], outputs[i]);
+    held.push_back(mx::array::unsafe_weak_copy(outputs[i]));
+  }
+  const mx::array& slots = inputs[8];
+  kernels::QuantizationArguments arguments[2] = {};
+  for (size_t tensor = 0; tensor < 2; ++tensor) {
+    const mx::array rows = with_unit_last_stride(inputs[6 + tensor], encoder);
+    kernels::QuantizationArguments& a = arguments[tensor];
+    a.batch = rows.shape(0);
+    a.heads = rows.shape(1);
+    a.new_rows = rows.shape(2);
+    a.width = rows.shape(3);
+    a.rows = outputs[3 * tensor].shape(2);
+    a.bits = bits_[tensor];
+    a.group_size = group_size_;
+    a.type = element_type(rows.dtype());
+    for (int axis = 0; axis < 3; ++axis) {
+      a.from_strides[axis] = rows.strides(axis);
+      a.slot_strides[axis] = slots.strides(axis);
+    }
+    held.push_back(mx::array::unsafe_weak_copy(rows));
+  }
+  held.push_back(mx::array::unsafe_weak_copy(slots));
+  for (size_t i = 0; i < 6; ++i) held.push_back(mx::array::unsafe_weak_copy(inputs[i]));
+
+  // The stream keeps the buffers of inputs, outputs and temporaries until its tasks are done.
+  encoder.dispatch([keys = arguments[0], values = arguments[1], held = std::move(held),
+                    copies = std::vector<bool>(in_place, in_place + 6)]() mutable {
+    for (size_t i = 0; i < 6; ++i) {
+      if (!copies[i]) copy_elements(held[9 + i], held[i].data<void>());
+    }
+    for (size_t tensor = 0; tensor < 2; ++tensor) {
+      kernels::QuantizationArguments& a = tensor == 0 ? keys : values;
+      a.words = held[3 * tensor].data<uint32_t>();
+      a.scales = held[3 * tensor + 1].data<void>();
+      a.biases = held[3 * tensor + 2].data<void>();
+      a.from = held[6 + tensor].data<void>();
+      a.slots = held[8].data<uint32_t>();
+      kernels::quantize_rows(a);
+    }
+  });
+}
+
+void check_packed(const char* name, const std::vector<mx::array>& packed, const mx::array& rows,
+                  int bits, int group_size) {
+  if (packed.size() != 3) {
+    fail(kOperation, name, " are ", packed.size(), " arrays, expected words, scales and biases.");
+  }
+  check_dimensions(kOperation, name, packed[0], 4, "[B, H, N, D * bits / 32]");
+  check_not_empty(kOperation, name, packed[0], "[B, H, N, D * bits / 32]");
+  check_dimensions(kOperation, "new rows", rows, 4, "[B, H, L, D]");
+  check_not_empty(kOperation, "new rows", rows, "[B, H, L, D]");
+  if (!is_float(rows.dtype())) {
+    fail(kOperation, "new rows are ", to_text(rows.dtype()),
+         ", expected float32, float16 or bfloat16.");
+  }
+  const int width = rows.shape(3);
+  if (width % group_size != 0) {
+    fail(kOperation, "rows of ", name, " have ", width,
+         " elements, expected a multiple of "
+         "group_size = ",
+         group_size, '.');
+  }
+  mx::Shape expected = packed[0].shape();
+  expected[0] = rows.shape(0);
+  expected[1] = rows.shape(1);
+  const int last[3] = {width * bits / 32, width / group_size, width / group_size};
+  for (size_t i = 0; i < 3; ++i) {
+    expected[3] = last[i];
+    const mx::Dtype dtype = i == 0 ? mx::uint32 : rows.dtype();
+    if (packed[i].shape() == expected && packed[i].dtype() == dtype) continue;
+    const char* parts[] = {"words", "scales", "biases"};
+    fail(kOperation, parts[i], " of ", name, " are ", to_text(packed[i].dtype()), ' ',
+         to_text(packed[i].shape()), ", expected ", to_text(dtype), ' ', to_text(expected), '.');
+  }
+}
+
+}  // namespace
+
+std::vector<mx::array> quantize_append(const std::vector<mx::array>& keys,
+                                       const std::vector<mx::array>& values,
+                                       const mx::array& new_keys, const mx::array& new_values,
+                                       const mx::array& slots, int bits, int group_size,
+                                       int value_bits, mx::StreamOrDevice s) {
+  for (int found : {bits, value_bits}) {
+    if (found == 2 || found == 3 || found == 4 || found == 5 || found == 6 || found == 8) continue;
+    fail(kOperation, "bits are ", found, ", expected 2, 3, 4, 5, 6 or 8.");
+  }
+  if (group_size != 32 && group_size != 64 && group_size != 128) {
+    fail(kOperation, "group_size is ", group_size, ", expected 32, 64 or 128.");
+  }
+  check_packed("keys", keys, new_keys, bits, group_size);
+  check_packed("values", values, new_values, value_bits, group_size);
+  if (keys[0].shape(2) != values[0].shape(2)) {
+    fail(kOperation, "keys and values have ", keys[0].shape(2), " and ", values[0].shape(2),
+         " rows, expected the same.");
+  }
+  const mx::Shape new_rows{new_keys.shape(0), new_keys.shape(1), new_keys.shape(2)};
+  if (mx::Shape{new_values.shape(0), new_values.shape(1), new_values.shape(2)} != new_rows) {
+    fail(kOperation, "new keys and values have shapes ", to_text(new_keys.shape()), " and ",
+         to_text(new_values.shape()), ", expected the same [B, H, L].");
+  }
+  if (slots.shape() != new_rows || slots.dtype() != mx::uint32) {
+    fail(kOperation, "slots are ", to_text(slots.dtype()), ' ', to_text(slots.shape()),
+         ", expected uint32 [B, H, L] = ", to_text(new_rows), '.');
+  }
+  const mx::Stream stream = cpu_stream(kOperation, s);
+  std::vector<mx::array> inputs(keys);
+  inputs.insert(inputs.end(), values.begin(), values.end());
+  inputs.insert(inputs.end(), {new_keys, new_values, slots});
+  auto primitive = std::make_shared<QuantizeAppend>(stream, group_size, bits, value_bits);
+  std::vector<mx::Dtype> dtypes;
+  for (size_t i = 0; i < 6; ++i) dtypes.push_back(inputs[i].dtype());
+  return mx::array::make_arrays(primitive->output_shapes(inputs), dtypes, primitive, inputs);
+}
+
+}  // namespace mlx_h2o

@@ -1,0 +1,26 @@
+// Regions of a file that are compiled for one SIMD target each. The targets are regions, not
+// compiler flags, so that every build system compiles a file alike; nothing but a kernel's own
+// headers stands inside a region, so that no shared inline function is built for it.
+#pragma once
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+#define MLX_H2O_PRAGMA(text) _Pragma(#text)
+#if defined(__clang__)
+#define MLX_H2O_UNROLL MLX_H2O_PRAGMA(clang loop unroll(full))
+#define MLX_H2O_BEGIN_TARGET(features) \
+  MLX_H2O_PRAGMA(clang attribute push(__attribute__((target(features))), apply_to = function))
+#define MLX_H2O_END_TARGET MLX_H2O_PRAGMA(clang attribute pop)
+#else
+#define MLX_H2O_UNROLL MLX_H2O_PRAGMA(GCC unroll 16)
+#define MLX_H2O_BEGIN_TARGET(features) \
+  MLX_H2O_PRAGMA(GCC push_options) MLX_H2O_PRAGMA(GCC target(features))
+#define MLX_H2O_END_TARGET MLX_H2O_PRAGMA(GCC pop_options)
+#endif
+
+#define MLX_H2O_AVX2 "avx2,fma,f16c"
+#define MLX_H2O_AVX512 "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"

@@ -1,0 +1,109 @@
+"""How operations on a cache's rows become kernel launches, whichever machine runs the kernels.
+
+As in ``launch``, nothing here runs anything.
+"""
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+import mlx.core as mx
+
+from mlx_h2o import kernels
+from mlx_h2o.cache_requests import AccumulateRequest
+from mlx_h2o.launch import LANES, Launch, TemplateArgument, Triple
+from mlx_h2o.validate import RetentionRequest
+
+SIMDGROUPS = 8  # of a threadgroup: few registers, so any GPU runs it
+_NEVER = 2**31 - 1  # a position that no row has
+
+
+def accumulate_scores(request: AccumulateRequest) -> Launch:
+    """One thread per row and KV head; any number of queries and of heads."""
+    batch, heads, rows = request.importance.shape
+    threads = SIMDGROUPS * LANES
+    return _launch(
+        "accumulate_scores",
+        {
+            "importance": request.importance,
+            "scores": request.scores,
+            "params": _params(request.decay, 1 - request.decay),
+        },
+        grid=(-(-rows // threads) * threads, batch * heads, 1),
+        threadgroup=(threads, 1, 1),
+        outputs=(((batch, heads, rows), mx.float32),),
+        template=(("NS", SIMDGROUPS),),
+    )
+
+
+def choose_row(request: RetentionRequest) -> Launch:
+    """One threadgroup per head; ``request.count`` is 1."""
+    batch, heads, _ = request.scores.shape
+    threads = SIMDGROUPS * LANES
+    recent_start = _NEVER if request.recent_start is None else request.recent_start
+    return _launch(
+        "choose_row",
+        {
+            "scores": request.scores,
+            "positions": request.positions,
+            # Another in every step: no use to keep it.
+            "zones": mx.array((request.sink_size, recent_start), mx.int32),
+        },
+        grid=(batch * heads * threads, 1, 1),
+        threadgroup=(threads, 1, 1),
+        outputs=(((batch, heads, 1), mx.uint32),),
+        template=(("NS", SIMDGROUPS),),
+    )
+
+
+def pack_rows(
+    new_keys: mx.array, new_values: mx.array, *, bits: int, v_bits: int, group_size: int
+) -> Launch:
+    """One simdgroup per group of elements, keys [B, H, L, D] and values in one launch."""
+    rows = new_keys.shape[:3]
+    outputs: list[tuple[tuple[int, ...], mx.Dtype]] = []
+    groups = 0
+    for array, array_bits in ((new_keys, bits), (new_values, v_bits)):
+        size = array.shape[3]
+        groups += array.size // group_size
+        pair = ((*rows, size // group_size), array.dtype)
+        outputs += [((*rows, size * array_bits // 32), mx.uint32), pair, pair]
+    return _launch(
+        "pack_rows",
+        {"new_keys": new_keys, "new_values": new_values},
+        grid=(groups * LANES, 1, 1),
+        threadgroup=(LANES, 1, 1),
+        outputs=tuple(outputs),
+        template=(
+            ("T", new_keys.dtype),
+            ("S", new_values.dtype),
+            ("KB", bits),
+            ("VB", v_bits),
+            ("G", group_size),
+        ),
+    )
+
+
+@lru_cache(maxsize=8)
+def _params(*numbers: float) -> mx.array:
+    """The scalars of a kernel: the same array for all layers of a model."""
+    return mx.array(numbers, mx.float32)
+
+
+def _launch(
+    name: str,
+    given: Mapping[str, mx.array],
+    *,
+    grid: Triple,
+    threadgroup: Triple,
+    outputs: tuple[tuple[tuple[int, ...], mx.Dtype], ...],
+    template: tuple[TemplateArgument, ...],
+) -> Launch:
+    return Launch(
+        kernel=kernels.resolve(name, frozenset()),
+        given=given,
+        template=template,
+        grid=grid,
+        threadgroup=threadgroup,
+        output_shapes=tuple(shape for shape, _ in outputs),
+        output_dtypes=tuple(dtype for _, dtype in outputs),
+    )

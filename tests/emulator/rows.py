@@ -1,0 +1,37 @@
+"""Launches on a cache's rows, one of each variant, for the checks that only compile."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from mlx_h2o import launch_rows
+from mlx_h2o.cache_requests import accumulate_request
+from mlx_h2o.launch import Launch
+from mlx_h2o.validate import evict_request
+
+
+def every_row_launch() -> dict[str, Launch]:
+    """A launch for each variant, by name."""
+    return dict(_launches())
+
+
+def _packings():
+    """Each dtype, all bits and groups; a row of one element more than a few."""
+    settings = ((8, 8, 64), (4, 4, 32), (4, 8, 64), (8, 4, 128), (2, 3, 32), (5, 6, 32))
+    for index, (bits, value_bits, group) in enumerate(settings):
+        dtype = (mx.float32, mx.float16, mx.bfloat16)[index % 3]
+        keys, values = mx.zeros((1, 2, 3, group), dtype), mx.zeros((1, 2, 3, 2 * group), dtype)
+        packing = launch_rows.pack_rows(
+            keys, values, bits=bits, v_bits=value_bits, group_size=group
+        )
+        yield f"pack_rows-{bits}-{value_bits}-{group}", packing
+
+
+def _launches():
+    yield from _packings()
+    # Few elements come in another address space.
+    for name, rows in (("short", 3), ("long", 40)):
+        request = accumulate_request(mx.zeros((1, 2, rows)), mx.zeros((1, 4, 2, rows)), decay=0.9)
+        yield f"accumulate_scores-{name}", launch_rows.accumulate_scores(request)
+        rows_of_head = mx.zeros((1, 2, rows)), mx.zeros((1, 2, rows), mx.int32)
+        yield f"choose_row-{name}", launch_rows.choose_row(evict_request(*rows_of_head))

@@ -1,0 +1,198 @@
+// Moving averages, key diversity and quantised rows against plain double arithmetic.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "accumulation_kernel.h"
+#include "check.h"
+#include "key_diversity_kernel.h"
+#include "quantization_kernel.h"
+
+namespace mlx_h2o::test {
+
+inline bool near(double found, double expected, double tolerance) {
+  if (std::isnan(expected)) return std::isnan(found);
+  return std::fabs(found - expected) <= tolerance * std::max(1.0, std::fabs(expected));
+}
+
+inline void test_accumulation(Random& random, int cases, Report& report) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (int i = 0; i < cases; ++i) {
+    const int rows = random.between(1, 40);
+    const double decay = random.between(0, 99) / 100.0;
+    kernels::AccumulationArguments a{};
+    a.batch = random.between(1, 2);
+    a.heads = random.between(1, 3);
+    a.group = random.between(1, 4);
+    a.query_count = random.between(1, 9);
+    a.rows = rows;
+    a.decay = kernels::Decay::of(decay);
+    const int64_t query = rows + random.between(0, 2);
+    a.score_strides[2] = query;
+    a.score_strides[1] = query * a.query_count;
+    a.score_strides[0] = a.score_strides[1] * a.heads * a.group;
+    // Ends with the last row that may be read.
+    const int64_t slack = query - rows;
+    std::vector<float> scores(static_cast<size_t>(a.batch * a.score_strides[0] - slack));
+    for (float& score : scores) {
+      score = random.one_in(4)   ? -std::numeric_limits<float>::infinity()
+              : random.one_in(9) ? nan
+                                 : random.normal();
+    }
+    std::vector<float> importance(static_cast<size_t>(a.batch * a.heads * rows));
+    for (float& value : importance) value = random.one_in(3) ? nan : std::fabs(random.normal());
+    const std::vector<float> before = importance;
+    std::vector<float> workspace(static_cast<size_t>(kernels::accumulation_workspace_size(rows)));
+    a.scores = scores.data();
+    a.importance = importance.data();
+    kernels::accumulate_scores(a, workspace.data());
+    for (size_t cell = 0; cell < before.size(); ++cell) {
+      const auto row = static_cast<int64_t>(cell) % rows;
+      const auto head = static_cast<int64_t>(cell) / rows % a.heads;
+      const auto batch = static_cast<int64_t>(cell) / rows / a.heads;
+      double expected = before[cell];
+      for (int q = 0; q < a.query_count; ++q) {
+        double sum = 0;
+        int count = 0;
+        for (int member = 0; member < a.group; ++member) {
+          const int64_t at = batch * a.score_strides[0] +
+                             (head * a.group + member) * a.score_strides[1] + q * query + row;
+          const float score = scores[static_cast<size_t>(at)];
+          if (!(score > -std::numeric_limits<float>::infinity())) continue;
+          sum += score;
+          ++count;
+        }
+        if (count == 0) continue;
+        const double s = std::fabs(sum / count);
+        expected = std::isnan(expected) ? s : decay * expected + (1 - decay) * s;
+      }
+      if (!near(importance[cell], expected, 1e-5)) {
+        report.mismatch("importance of case %d, row %zu: found %g, expected %g", i, cell,
+                        static_cast<double>(importance[cell]), expected);
+      }
+    }
+  }
+}
+
+inline void test_key_diversity(Random& random, int cases, Report& report) {
+  for (int i = 0; i < cases; ++i) {
+    kernels::KeyDiversityArguments a{};
+    a.batch = 1;
+    a.heads = random.between(1, 2);
+    a.rows = random.between(1, 20);
+    a.width = random.between(1, 40);
+    a.type = kernels::ElementType::float32;
+    const int64_t stride = a.width + random.between(0, 3);
+    a.key_strides[2] = stride;
+    a.key_strides[1] = stride * a.rows;
+    std::vector<float> keys(static_cast<size_t>(a.heads * a.key_strides[1] - (stride - a.width)));
+    for (float& value : keys) value = random.normal() + 0.5f;
+    a.keys = keys.data();
+    std::vector<float> found(static_cast<size_t>(a.heads * a.rows));
+    a.result = found.data();
+    for (kernels::SimdTarget target : kernels::kSimdTargets) {
+      if (!kernels::is_supported(target)) continue;
+      std::vector<float> workspace(static_cast<size_t>(kernels::key_diversity_workspace_size(a)));
+      kernels::key_diversity(a, target, workspace.data());
+      for (int head = 0; head < a.heads; ++head) {
+        const float* first = keys.data() + head * a.key_strides[1];
+        std::vector<double> norms, mean(static_cast<size_t>(a.width));
+        for (int row = 0; row < a.rows; ++row) {
+          double square = 0;
+          for (int d = 0; d < a.width; ++d) square += std::pow(first[row * stride + d], 2.0);
+          norms.push_back(std::sqrt(square));
+          for (int d = 0; d < a.width; ++d) {
+            mean[static_cast<size_t>(d)] += first[row * stride + d] / norms.back();
+          }
+        }
+        double length = 0;
+        for (double value : mean) length += value * value;
+        if (length < 1e-3) continue;  // keys that cancel have no direction
+        for (int row = 0; row < a.rows; ++row) {
+          double product = 0;
+          for (int d = 0; d < a.width; ++d) {
+            product += first[row * stride + d] * mean[static_cast<size_t>(d)];
+          }
+          const double expected = -product / (norms[static_cast<size_t>(row)] * std::sqrt(length));
+          const double value = found[static_cast<size_t>(head * a.rows + row)];
+          if (!near(value, expected, 1e-5)) {
+            report.mismatch("key diversity of target %s, case %d: found %g, expected %g",
+                            kernels::target_name(target), i, value, expected);
+          }
+        }
+      }
+    }
+  }
+}
+
+inline void test_quantization(Random& random, int cases, Report& report) {
+  static constexpr int kBits[] = {2, 3, 4, 5, 6, 8};
+  for (int i = 0; i < cases; ++i) {
+    kernels::QuantizationArguments a{};
+    a.batch = 1;
+    a.heads = random.between(1, 2);
+    a.new_rows = random.between(1, 2);
+    a.rows = random.between(3, 4);
+    a.group_size = 32 * random.between(1, 2);
+    a.width = a.group_size * random.between(1, 3);
+    a.bits = random.choose(kBits);
+    a.type = kernels::ElementType::float32;
+    a.from_strides[2] = a.width;
+    a.from_strides[1] = static_cast<int64_t>(a.width) * a.new_rows;
+    a.slot_strides[2] = 1;
+    a.slot_strides[1] = a.new_rows;
+    std::vector<float> from(static_cast<size_t>(a.heads * a.from_strides[1]));
+    for (float& value : from) value = random.normal();
+    std::vector<uint32_t> slots;
+    for (int head = 0; head < a.heads; ++head) {
+      const int first = random.between(0, 1);
+      for (int row = 0; row < a.new_rows; ++row) {
+        slots.push_back(row == 0 ? static_cast<uint32_t>(first) : UINT32_MAX);
+      }
+    }
+    const int words_per_row = a.width * a.bits / 32;
+    const int groups = a.width / a.group_size;
+    const auto total = static_cast<size_t>(a.heads * a.rows);
+    std::vector<uint32_t> words(total * static_cast<size_t>(words_per_row));
+    std::vector<float> scales(total * static_cast<size_t>(groups));
+    std::vector<float> biases(scales.size());
+    a.from = from.data();
+    a.slots = slots.data();
+    a.words = words.data();
+    a.scales = scales.data();
+    a.biases = biases.data();
+    kernels::quantize_rows(a);
+    for (int head = 0; head < a.heads; ++head) {
+      for (int row = 0; row < a.new_rows; ++row) {
+        const uint32_t slot = std::min(slots[static_cast<size_t>(head * a.new_rows + row)],
+                                       static_cast<uint32_t>(a.rows - 1));
+        const size_t stored = static_cast<size_t>(head * a.rows) + slot;
+        for (int d = 0; d < a.width; ++d) {
+          const int bit = d * a.bits;
+          const size_t word =
+              stored * static_cast<size_t>(words_per_row) + static_cast<size_t>(bit / 32);
+          uint64_t pair = words[word];
+          if (bit % 32 + a.bits > 32) pair |= static_cast<uint64_t>(words[word + 1]) << 32;
+          const auto level = static_cast<double>((pair >> (bit % 32)) & ((1u << a.bits) - 1));
+          const size_t group =
+              stored * static_cast<size_t>(groups) + static_cast<size_t>(d / a.group_size);
+          const float value =
+              from[static_cast<size_t>(head * a.from_strides[1] + row * a.width + d)];
+          const float steps = std::rint((value - biases[group]) / scales[group]);
+          const float expected =
+              std::min(std::max(steps, 0.0f), static_cast<float>((1 << a.bits) - 1));
+          if (level != static_cast<double>(expected)) {
+            report.mismatch("quantised value of case %d, %d bits: found %g, expected %g", i, a.bits,
+                            level, static_cast<double>(expected));
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace mlx_h2o::test

@@ -1,0 +1,195 @@
+"""Cases of the decode kernels beyond plain attention, drawn afresh by the runner.
+
+Packed keys and values, sparse V, probes, calls that ask for no scores, and lengths astride the
+boundaries at which a launch changes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+import reference
+from golden.build import DTYPES, Case, additive_mask, attention_case, bool_mask, generator
+
+# The combinations that bring both sides of every flag: mask, sinks, scores, lse, sparse V.
+COVERING = (
+    ("", False, True, True, 0.0),
+    ("causal", True, True, False, 1e-5),
+    ("bool", False, False, True, 1e-6),
+    ("additive", True, True, True, 0.0),
+    ("", True, False, False, 1e-6),
+    ("bool", True, True, False, 0.0),
+)
+# Head sizes, bits of keys and of values, group.
+PACKED = (
+    ((64, 64), (8, 8), 64),
+    ((64, 32), (4, 4), 32),
+    ((128, 128), (8, 4), 128),
+    ((64, 128), (4, 8), 64),
+    ((96, 64), (6, 3), 32),
+    ((128, 128), (2, 5), 128),
+)
+PASSES = {"one-pass": 37, "two-pass": 1030}
+# Where the launch takes a second pass, and where the blocks of the widest launch become four.
+BLOCK_BOUNDARIES = (1023, 1024, 1025, 2047, 2048, 2049)
+
+
+def decode_cases(seed: int) -> Iterator[Case]:
+    """Every flag in every kernel, then lengths, then probes."""
+    for (passes, rows), (index, combination) in itertools.product(
+        PASSES.items(), enumerate(COVERING)
+    ):
+        mask, sinks, scores, lse, sparse = combination
+        dtype = [*DTYPES][index % 3]
+        case = partial(
+            decode_case, rows=rows, dtype=dtype, mask=mask, sinks=sinks, scores=scores, lse=lse,
+            queries=1 + index % 3, seed=seed,
+        )  # fmt: skip
+        flags = f"{passes}-{mask or 'unmasked'}{'-sinks' * sinks}{'' if lse else '-no-lse'}"
+        if not scores:
+            yield case(f"without-scores-{flags}-{dtype}", sizes=(64, 32))
+        elif passes == "two-pass":
+            yield _dense(f"{flags}-{dtype}", rows, dtype, mask, sinks, lse, seed)
+        sizes, bits, group = PACKED[index]
+        kind = "packed" if scores else "packed-without-scores"
+        packing = f"{bits[0]}.{bits[1]}-g{group}{'-sparse' * bool(sparse)}"
+        yield case(
+            f"{kind}-{flags}-{packing}-{dtype}", sizes=sizes, bits=bits, group=group,
+            sparse=sparse, slack=index % 2, scales=[*DTYPES][(index + 1) % 3],
+        )  # fmt: skip
+    yield from _lengths(seed)
+    yield from _probes(seed)
+
+
+def _dense(name: str, rows: int, dtype: str, mask: str, sinks: bool, lse: bool, seed: int) -> Case:
+    """Plain attention, which every leg serves."""
+    return attention_case(
+        name, rows=rows, dtype=dtype, queries=2, heads=(4, 2), mask=_mask(mask, dtype, (2, rows)),
+        sinks=(0.5, -1.5, 3, 8) if sinks else None, return_lse=lse, slack=3, seed=seed,
+    )  # fmt: skip
+
+
+def _lengths(seed: int) -> Iterator[Case]:
+    for index, rows in enumerate((1, 31, 32, 33, *BLOCK_BOUNDARIES)):
+        dtype = [*DTYPES][index % 3]
+        bits = (8, 8) if index % 2 else (4, 4)
+        name = f"packed-rows-{rows}-{bits[0]}-{dtype}"
+        yield decode_case(name, rows=rows, dtype=dtype, bits=bits, mask="causal" * (index % 2))
+    for rows, dtype in zip((2047, 2048, 2049), DTYPES, strict=True):
+        yield attention_case(f"boundary-{rows}-{dtype}", dtype=dtype, rows=rows, seed=seed)
+
+
+def _probes(seed: int) -> Iterator[Case]:
+    each = itertools.product(PASSES.items(), (None, (8, 4)), ("causal", "additive"))
+    for index, ((passes, rows), bits, mask) in enumerate(each):
+        dtype = [*DTYPES][index % 3]
+        name = f"probes-{passes}-{'packed' if bits else 'dense'}-{mask}-{dtype}"
+        yield decode_case(
+            name, rows=rows, dtype=dtype, bits=bits, mask=mask, sinks=bool(index % 2),
+            probes=1 + 2 * (index % 2), queries=2, seed=seed,
+        )  # fmt: skip
+
+
+def decode_case(
+    name: str,
+    *,
+    dtype: str = "f32",
+    rows: int = 33,
+    sizes: tuple[int, int] = (64, 64),
+    heads: tuple[int, int] = (2, 1),
+    queries: int = 1,
+    mask: str = "",
+    sinks: bool = False,
+    scores: bool = True,
+    lse: bool = True,
+    bits: tuple[int, int] | None = None,
+    group: int = 64,
+    scales: str = "",
+    sparse: float = 0.0,
+    probes: int = 0,
+    slack: int = 0,
+    seed: int = 0,
+) -> Case:
+    """One case; ``bits`` of keys and values pack them, with scales of the dtype ``scales``.
+
+    The ``slack`` rows behind keys and values are NaN. Expected is float64 attention on the rows
+    as they dequantise.
+    """
+    rng, kind = generator(name, seed), DTYPES[dtype]
+
+    def normal(*shape: int) -> mx.array:
+        return mx.array(rng.standard_normal(shape).astype(np.float32)).astype(kind)
+
+    tensors = {"queries": normal(1, heads[0], queries, sizes[0])}
+    live: list[Any] = []
+    for index, name_of in enumerate(("keys", "values")):
+        dense = normal(1, heads[1], rows, sizes[index])
+        if bits is None:
+            live.append(dense)
+            tensors[name_of] = _with_slack(dense, slack)
+            continue
+        wide = dense.astype(DTYPES[scales or dtype])
+        packed = mx.quantize(wide, group_size=group, bits=bits[index])
+        live.append(reference.dequantized(*packed, bits=bits[index], group_size=group))
+        for part, array in zip(("words", "scales", "biases"), packed, strict=True):
+            tensors[f"{name_of}_{part}"] = _with_slack(array, slack)
+    made = _mask(mask, dtype, (queries, rows))
+    # Sparse V needs pairs to drop, so logits that lie far apart.
+    scale = float(np.float32(0.4 if sparse else sizes[0] ** -0.5))
+    arguments: dict[str, Any] = {"scale": scale, "mask": made or None, "sinks": None}
+    if callable(made):
+        arguments["mask"] = tensors["mask"] = made(rng)
+    if sinks:
+        arguments["sinks"] = tensors["sinks"] = normal(heads[0])
+    q = tensors["queries"]
+    expected = reference.attention(q, *live, **arguments, sparse_v_threshold=sparse)
+    narrow = [a if isinstance(a, mx.array) else mx.array(a.astype(np.float32)) for a in live]
+    allowed = reference.tolerances(q, *narrow, **arguments, expected=expected)._asdict()
+    if sparse:
+        # A kernel may add pairs that the definition drops.
+        dropped = reference.dropped_mass(expected, sparse)
+        allowed["out"] += dropped * float(np.abs(live[1]).max())
+    results = expected._asdict()
+    if probes:
+        tensors["probes"] = normal(1, heads[1], probes, sizes[0])
+        p, k = reference.float64(tensors["probes"]), reference.float64(live[0])
+        results["probe_scores"] = scale * p @ k.swapaxes(-1, -2)
+        products = abs(scale) * np.abs(p) @ np.abs(k).swapaxes(-1, -2)
+        allowed["probe_scores"] = reference.tolerance(0.0, float(products.max()), "float32")
+    asked = {"out": True, "scores": scores, "lse": lse or bool(probes), "probe_scores": True}
+    fields = {
+        "name": name,
+        "op": "probes" if probes else "without_scores" if not scores else "quantized",
+        "scale": scale,
+        "mask": "array" if callable(made) else mask,
+        "bits": bits,
+        "group_size": group,
+        "sparse_v_threshold": sparse,
+        "return_lse": lse,
+        "slack": slack,
+        "tolerance": {key: allowed[key] for key in results if asked[key]},
+    }
+    tensors |= {f"{key}64": mx.array(results[key].astype(np.float32)) for key in results}
+    return Case(fields, tensors)
+
+
+def _with_slack(array: mx.array, slack: int) -> mx.array:
+    if not slack:
+        return array
+    poison = 2**32 - 1 if array.dtype == mx.uint32 else np.nan
+    shape = (*array.shape[:2], slack, array.shape[3])
+    return mx.concatenate([array, mx.full(shape, poison, dtype=array.dtype)], axis=2)
+
+
+def _mask(mask: str, dtype: str, shape: tuple[int, int]) -> Any:
+    if mask == "bool":
+        return partial(bool_mask, shape=shape)
+    if mask == "additive":
+        return partial(additive_mask, shape=shape, dtype=DTYPES[dtype], masked=(-np.inf,))
+    return mask

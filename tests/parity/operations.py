@@ -1,0 +1,191 @@
+"""The operations that only the package has so far: how a leg of it runs a case of each.
+
+C and Swift legs show "n/a" for them, and so does a back end that has no function of its own for
+one: its column would only repeat another's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+import reference
+from golden.build import Case
+from mlx_h2o import fast, validate, validate_quantized
+from mlx_h2o.launch import AnyAttentionRequest
+from parity.outcome import Outcome
+
+DECODE = ("quantized", "without_scores", "probes")
+
+# Functions of a back end, any of which makes it serve the operation itself.
+FUNCTIONS: Mapping[str, tuple[str, ...]] = {
+    "quantized": ("quantized_attention",),
+    "without_scores": ("attention",),
+    "probes": ("attention_with_probes",),
+    "accumulate": ("accumulate_scores",),
+    "replace": ("replace_worst", "evict_indices"),
+    "append": ("quantize_append",),
+    "prefill": ("prefill_scores",),
+}
+
+
+def absent(case: Case, backend: object, name: str) -> str:
+    """Why the back end has no part in the case's operation; empty if it has, or is composed."""
+    op = case.fields["op"]
+    functions = list(FUNCTIONS.get(op, ()))
+    if op == "without_scores" and case.fields["bits"]:
+        functions = ["quantized_attention"]
+    if name == "composed" or not functions or any(hasattr(backend, f) for f in functions):
+        return ""
+    return f"it has no {op!r} of its own"
+
+
+def run(case: Case, backend: Any) -> Outcome:
+    """The case on the package; ``backend`` is the one that is named."""
+    return Outcome(_RUN[case.fields["op"]](case, backend))
+
+
+def request(case: Case) -> AnyAttentionRequest:
+    """The validated call of a case of decode attention; scores are left out where not expected."""
+    fields, tensors = case.fields, case.tensors
+    options = _options(case) | {
+        "return_scores": "scores" in fields["tolerance"],
+        "return_lse": "lse" in fields["tolerance"],
+    }
+    q, rows = tensors["queries"], [_rows(case, name) for name in ("keys", "values")]
+    made: AnyAttentionRequest
+    if fields["bits"]:
+        packing = _packing(case)
+        made = validate_quantized.quantized_attention_request(q, *rows, **options, **packing)
+    else:
+        made = validate.attention_request(q, *rows, **options)
+    return replace(made, probes=tensors.get("probes"))
+
+
+def _rows(case: Case, name: str) -> Any:
+    """Keys or values without their slack; packed ones as (words, scales, biases)."""
+    if name in case.tensors:
+        return _live(case, case.tensors[name])
+    parts = ("words", "scales", "biases")
+    return tuple(_live(case, case.tensors[f"{name}_{part}"]) for part in parts)
+
+
+def _live(case: Case, array: mx.array) -> mx.array:
+    return array[:, :, : array.shape[2] - case.fields["slack"]]
+
+
+def _options(case: Case) -> dict[str, Any]:
+    mask = case.tensors["mask"] if case.fields["mask"] == "array" else case.fields["mask"] or None
+    return {"scale": case.fields["scale"], "mask": mask, "sinks": case.tensors.get("sinks")}
+
+
+def _packing(case: Case) -> dict[str, Any]:
+    fields = case.fields
+    return {
+        "bits": fields["bits"][0],
+        "v_bits": fields["bits"][1],
+        "group_size": fields["group_size"],
+        "sparse_v_threshold": fields["sparse_v_threshold"],
+    }
+
+
+def _named(names: str, found: Any) -> dict[str, np.ndarray]:
+    return {
+        name: reference.float64(array)
+        for name, array in zip(names.split(), found, strict=False)
+        if array is not None
+    }
+
+
+def _quantized(case: Case, backend: Any) -> dict[str, np.ndarray]:
+    del backend
+    found = fast.scaled_dot_product_attention_quantized_with_scores(
+        case.tensors["queries"], *_rows(case, "keys"), *_rows(case, "values"),
+        **_options(case), **_packing(case), return_lse=case.fields["return_lse"],
+    )  # fmt: skip
+    return _named("out scores lse", found)
+
+
+def _without_scores(case: Case, backend: Any) -> dict[str, np.ndarray]:
+    """No public call asks for this; the package's own attention does."""
+    serve = backend.quantized_attention if case.fields["bits"] else backend.attention
+    found = serve(request(case))
+    if found[1] is not None:
+        raise AssertionError("scores were made that nobody asked for")
+    return _named("out scores lse", found)
+
+
+def _probes(case: Case, backend: Any) -> dict[str, np.ndarray]:
+    del backend
+    packing = _packing(case) if case.fields["bits"] else {}
+    found = fast.scaled_dot_product_attention_with_probes(
+        case.tensors["queries"], _rows(case, "keys"), _rows(case, "values"),
+        case.tensors["probes"], **_options(case), **packing,
+    )  # fmt: skip
+    return _named("out scores lse probe_scores", found)
+
+
+def _accumulate(case: Case, backend: Any) -> dict[str, np.ndarray]:
+    del backend
+    given = (case.tensors["importance"], case.tensors["scores"])
+    return _named("importance", [fast.accumulate_scores(*given, decay=case.fields["decay"])])
+
+
+def _replace(case: Case, backend: Any) -> dict[str, np.ndarray]:
+    del backend
+    names = ("keys", "values", "importance", "positions", "new_keys", "new_values")
+    ranks = case.tensors.get("ranks", case.fields["ranks"] or None)
+    zones = {name: case.fields[name] for name in ("position", "sink_size", "recent_start")}
+    found = fast.replace_worst(*(case.tensors[n] for n in names), ranks=ranks, **zones)
+    return _named("keys values importance positions", found)
+
+
+def _append(case: Case, backend: Any) -> dict[str, np.ndarray]:
+    """The rows that were written, and all others, as they dequantise: back ends may round apart."""
+    del backend
+    fields, tensors = case.fields, case.tensors
+    found = fast.quantize_append(
+        _rows(case, "keys"), _rows(case, "values"), tensors["new_keys"], tensors["new_values"],
+        tensors["slots"], bits=fields["bits"][0], v_bits=fields["bits"][1],
+        group_size=fields["group_size"],
+    )  # fmt: skip
+    arrays = {}
+    for name, packed, bits in zip(("keys", "values"), found, fields["bits"], strict=True):
+        dense = reference.dequantized(*packed, bits=bits, group_size=fields["group_size"])
+        written, others = split(dense, np.array(tensors["slots"]))
+        arrays |= {f"new_{name}": written, f"other_{name}": others.astype(np.float32)}
+    return arrays
+
+
+def split(rows: np.ndarray, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The rows [B, H, N, D] at the slots [B, H, L], and in place those that are not (else 0)."""
+    at = slots.astype(np.int64)[..., None]
+    others = rows.copy()
+    np.put_along_axis(others, at, 0.0, axis=2)
+    return np.take_along_axis(rows, at, axis=2), others
+
+
+def _prefill(case: Case, backend: Any) -> dict[str, np.ndarray]:
+    del backend
+    fields = case.fields
+    found = fast.prefill_scores(
+        case.tensors["queries"], case.tensors["keys"], **_options(case), kind=fields["kind"],
+        importance=case.tensors.get("importance"), decay=fields["decay"],
+        queries=fields["queries"],
+    )  # fmt: skip
+    return _named("importance", [found])
+
+
+_RUN: dict[str, Callable[[Case, Any], dict[str, np.ndarray]]] = {
+    "quantized": _quantized,
+    "without_scores": _without_scores,
+    "probes": _probes,
+    "accumulate": _accumulate,
+    "replace": _replace,
+    "append": _append,
+    "prefill": _prefill,
+}

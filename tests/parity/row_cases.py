@@ -1,0 +1,290 @@
+"""Cases of the operations on a cache's rows, and of the scores of a long chunk, drawn afresh."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+import reference
+from golden.build import (
+    DTYPES,
+    Case,
+    bool_mask,
+    generator,
+    keep_case,
+    shuffled_positions,
+    spread_scores,
+)
+from parity.operations import split
+
+# Astride a simdgroup, a threadgroup of the row kernels, and where decode takes a second pass.
+LENGTHS = (1, 31, 32, 33, 255, 256, 257, 1023, 1024, 1025)
+
+
+def row_cases(seed: int) -> Iterator[Case]:
+    """Moving averages, evictions of one row, rows written, and scores of chunks."""
+    yield from _accumulations(seed)
+    yield from _evictions(seed)
+    yield from _replacements(seed)
+    yield from _appends(seed)
+    yield from _prefills(seed)
+
+
+def _accumulations(seed: int) -> Iterator[Case]:
+    for index, rows in enumerate(LENGTHS):
+        heads = ((2, 1), (4, 2), (6, 2))[index % 3]
+        yield accumulate_case(f"accumulate-rows-{rows}", rows=rows, heads=heads, seed=seed)
+    for queries in (2, 8, 128):
+        yield accumulate_case(f"accumulate-queries-{queries}", queries=queries, seed=seed)
+    yield accumulate_case("accumulate-unmasked", masked=0.0, batch=2, seed=seed)
+    yield accumulate_case("accumulate-all-masked", masked=1.0, seed=seed)
+    yield accumulate_case("accumulate-no-decay", decay=0.0, queries=3, seed=seed)
+
+
+def accumulate_case(
+    name: str,
+    *,
+    rows: int = 40,
+    heads: tuple[int, int] = (4, 2),
+    batch: int = 1,
+    queries: int = 1,
+    masked: float = 0.3,
+    decay: float = 0.95,
+    seed: int = 0,
+) -> Case:
+    """C, four rows in ten not scored yet, and scores of which the share ``masked`` is masked."""
+    rng = generator(name, seed)
+    before = rng.random((batch, heads[1], rows)).astype(np.float32)
+    before[rng.random(before.shape) < 0.4] = np.nan
+    scores = (rng.standard_normal((batch, heads[0], queries, rows)) * 4).astype(np.float32)
+    scores[rng.random(scores.shape) < masked] = -np.inf
+    expected = reference.accumulate(before, scores, decay=decay)
+    largest = np.abs(scores[np.isfinite(scores)]).max(initial=1.0)
+    return _case(
+        {"name": name, "op": "accumulate", "decay": decay},
+        {"importance": mx.array(before), "scores": mx.array(scores)},
+        {"importance": expected},
+        {"importance": reference.tolerance(0.0, float(largest), "float32")},
+    )
+
+
+def _evictions(seed: int) -> Iterator[Case]:
+    """One row, which is an arg-min: each head has another kind of worst row, and ties of it."""
+    worth = ((-np.inf, 0.5), (0.0, -0.0, np.inf), (np.nan, np.nan, 1.0), (0.25, 0.5))
+    for rows in LENGTHS:
+        name = f"evict-one-rows-{rows}"
+        rng = generator(name, seed)
+        scores = np.stack([rng.choice(some, rows) for some in worth])[None]
+        positions = shuffled_positions(rng, scores.shape)
+        positions[:, 3] = np.where(rng.random(rows) < 0.1, -1, positions[:, 3])
+        zones = {"sink_size": rows // 8, "recent_start": 2 * rows - rows // 4}
+        yield keep_case(name, scores, positions, keep=rows, count=1, **zones)
+
+
+def _replacements(seed: int) -> Iterator[Case]:
+    zones = {"sink_size": 4, "recent_start": 60}
+    for index, rows in enumerate((1, 31, 32, 33, 1024)):
+        dtype = [*DTYPES][index % 3]
+        yield replace_case(f"replace-rows-{rows}-{dtype}", rows=rows, dtype=dtype, seed=seed)
+    for dtype in DTYPES:
+        yield replace_case(f"replace-zones-{dtype}", dtype=dtype, **zones, seed=seed)
+        yield replace_case(f"replace-ranks-{dtype}", dtype=dtype, ranks="array", seed=seed)
+    yield replace_case("replace-age", ranks="age", sink_size=4, seed=seed)
+    yield replace_case("replace-unscored", unscored=0.5, batch=2, seed=seed)
+
+
+def replace_case(
+    name: str,
+    *,
+    rows: int = 40,
+    dtype: str = "f32",
+    batch: int = 1,
+    ranks: str = "",
+    unscored: float = 0.0,
+    sink_size: int = 0,
+    recent_start: int | None = None,
+    seed: int = 0,
+) -> Case:
+    """A new row for the worst: ``ranks`` "" (by importance), "age" or "array"."""
+    rng, kind = generator(name, seed), DTYPES[dtype]
+    shape, position = (batch, 2, rows), 3 * rows
+
+    def normal(length: int, size: int) -> mx.array:
+        drawn = rng.standard_normal((*shape[:2], length, size)).astype(np.float32)
+        return mx.array(drawn).astype(kind)
+
+    importance = spread_scores(rng, shape).astype(np.float32)
+    importance[rng.random(shape) < unscored] = np.nan
+    positions = shuffled_positions(rng, shape).astype(np.int32)
+    tensors = {
+        "keys": normal(rows, 32),
+        "values": normal(rows, 64),
+        "importance": mx.array(importance),
+        "positions": mx.array(positions),
+        "new_keys": normal(1, 32),
+        "new_values": normal(1, 64),
+    }
+    by = importance
+    if ranks == "array":
+        by = spread_scores(rng, shape).astype(np.float32)
+        tensors["ranks"] = mx.array(by)
+    elif ranks == "age":
+        by = positions.astype(np.float32)
+    fields = {
+        "name": name,
+        "op": "replace",
+        "position": position,
+        "sink_size": sink_size,
+        "recent_start": recent_start,
+        "ranks": ranks,
+    }
+    expected = {
+        key: reference.float64(tensors[key])
+        for key in ("keys", "values", "importance", "positions")
+    }
+    slots = reference.evict_indices(by, positions, sink_size=sink_size, recent_start=recent_start)
+    for head in np.ndindex(*shape[:2]):
+        at = (*head, int(slots[head][0]))
+        for key in ("keys", "values"):
+            expected[key][at] = reference.float64(tensors[f"new_{key}"])[head][0]
+        expected["importance"][at], expected["positions"][at] = np.nan, position
+    return _case(fields, tensors, expected, dict.fromkeys(expected, 0.0))
+
+
+def _appends(seed: int) -> Iterator[Case]:
+    packings = (((8, 8), 64), ((4, 4), 32), ((8, 4), 128), ((4, 8), 64), ((6, 3), 32), ((2, 5), 32))
+    for index, (bits, group) in enumerate(packings):
+        dtype = [*DTYPES][index % 3]
+        name = f"append-{bits[0]}.{bits[1]}-g{group}-{dtype}"
+        yield append_case(name, bits=bits, group=group, dtype=dtype, count=1, seed=seed)
+    for rows in (31, 32, 33):
+        yield append_case(f"append-all-{rows}-rows", rows=rows, count=rows, seed=seed)
+
+
+def append_case(
+    name: str,
+    *,
+    bits: tuple[int, int] = (8, 8),
+    group: int = 64,
+    dtype: str = "f32",
+    rows: int = 40,
+    count: int,
+    seed: int = 0,
+) -> Case:
+    """``count`` new rows into slots of packed keys and values; the other rows stay as they are."""
+    rng, kind = generator(name, seed), DTYPES[dtype]
+    shape = (2, 2, rows)
+    slots = np.argsort(rng.random(shape), axis=-1)[..., :count].astype(np.uint32)
+    tensors = {"slots": mx.array(slots)}
+    expected, tolerance = {}, {}
+    for side, (of, width) in enumerate((("keys", 128), ("values", 256))):
+        stored, new = (
+            mx.array(rng.standard_normal((*shape[:2], length, width)).astype(np.float32))
+            for length in (rows, count)
+        )
+        packed = mx.quantize(stored.astype(kind), group_size=group, bits=bits[side])
+        for part, array in zip(("words", "scales", "biases"), packed, strict=True):
+            tensors[f"{of}_{part}"] = array
+        tensors[f"new_{of}"] = new.astype(kind)
+        written = reference.float64(tensors[f"new_{of}"])
+        dense = reference.dequantized(*packed, bits=bits[side], group_size=group)
+        expected |= {f"new_{of}": written, f"other_{of}": split(dense, slots)[1]}
+        # One step, and the rounding of scale and bias to their dtype.
+        largest = float(np.abs(written).max())
+        step = 2 * largest / (2 ** bits[side] - 1)
+        rounding = 2 * largest * reference.ULP[reference.dtype_name(tensors[f"new_{of}"])]
+        tolerance |= {f"new_{of}": step + rounding, f"other_{of}": 0.0}
+    fields = {"name": name, "op": "append", "bits": bits, "group_size": group, "slack": 0}
+    return _case(fields, tensors, expected, tolerance)
+
+
+def _prefills(seed: int) -> Iterator[Case]:
+    case = partial(prefill_case, seed=seed)
+    for kind in ("ema", "mass"):
+        for index, dtype in enumerate(DTYPES):
+            causal = "causal" if index else ""
+            yield case(f"prefill-{kind}-{causal or 'unmasked'}-{dtype}", kind=kind, dtype=dtype,
+                       mask=causal, queries=20, batch=1 + index % 2)  # fmt: skip
+        mask = partial(bool_mask, shape=(20, 33), empty=(3,))
+        yield case(f"prefill-{kind}-masked-sinks", kind=kind, queries=20, mask=mask, sinks=True)
+    yield case("prefill-ema-continues", kind="ema", before=True, queries=9, mask="causal")
+    yield case("prefill-ema-last-4-queries", kind="ema", queries=9, counted=4, mask="causal")
+    # Astride the blocks of 2 MiB: of keys, and of queries.
+    for rows in (1023, 1025):
+        yield case(f"prefill-ema-rows-{rows}", kind="ema", queries=130, rows=rows, heads=(4, 1),
+                   mask="causal", size=32)  # fmt: skip
+    yield case("prefill-mass-rows-1025", kind="mass", queries=200, rows=1025, heads=(4, 1),
+               mask="causal", size=32)  # fmt: skip
+
+
+def prefill_case(
+    name: str,
+    *,
+    kind: str,
+    queries: int,
+    rows: int = 33,
+    heads: tuple[int, int] = (4, 2),
+    batch: int = 1,
+    size: int = 32,
+    dtype: str = "f32",
+    mask: Any = "",
+    sinks: bool = False,
+    before: bool = False,
+    counted: int = reference.EMA_QUERIES,
+    seed: int = 0,
+) -> Case:
+    """What a chunk of ``queries`` says of its keys; ``before`` gives C an earlier value."""
+    rng, of = generator(name, seed), DTYPES[dtype]
+
+    def normal(*shape: int) -> mx.array:
+        return mx.array(rng.standard_normal(shape).astype(np.float32)).astype(of)
+
+    tensors = {
+        "queries": normal(batch, heads[0], queries, size),
+        "keys": normal(batch, heads[1], rows, size),
+    }
+    scale, decay = float(np.float32(size**-0.5)), 0.95
+    arguments: dict[str, Any] = {"scale": scale, "mask": mask or None, "sinks": None}
+    if callable(mask):
+        arguments["mask"] = tensors["mask"] = mask(rng)
+    if sinks:
+        arguments["sinks"] = tensors["sinks"] = normal(heads[0])
+    importance = np.full((batch, heads[1], rows), np.nan, np.float32)
+    if before:
+        importance[..., ::2] = rng.random(importance[..., ::2].shape)
+        tensors["importance"] = mx.array(importance)
+    inputs = (tensors["queries"], tensors["keys"], tensors["keys"][..., :1])
+    exact = reference.attention(*inputs, **arguments)
+    allowed = reference.tolerances(*inputs, **arguments, expected=exact)
+    if kind == "ema":
+        expected = reference.accumulate(importance, exact.scores, decay=decay, queries=counted)
+        bound = allowed.scores + reference.tolerance(0.0, np.nanmax(np.abs(expected)), "float32")
+    else:
+        expected = reference.attention_mass(exact.scores, exact.lse, heads[1])
+        # A weight is off by as much, relative, as its logit and the denominator together.
+        relative = allowed.scores + allowed.lse
+        bound = expected.max() * (relative + 4 * reference.ULP["float32"])
+    fields = {
+        "name": name,
+        "op": "prefill",
+        "kind": kind,
+        "scale": scale,
+        "mask": "array" if callable(mask) else mask,
+        "decay": decay,
+        "queries": counted,
+    }
+    return _case(fields, tensors, {"importance": expected}, {"importance": float(bound)})
+
+
+def _case(
+    fields: dict[str, Any],
+    tensors: dict[str, mx.array],
+    expected: dict[str, np.ndarray],
+    tolerance: dict[str, float],
+) -> Case:
+    wanted = {f"{key}64": mx.array(array.astype(np.float32)) for key, array in expected.items()}
+    return Case(fields | {"tolerance": tolerance}, tensors | wanted)

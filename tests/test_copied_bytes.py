@@ -1,0 +1,95 @@
+"""The cache within mlx_lm's asynchronous loop: nothing held changes, nothing is copied for nothing.
+
+The counting is benchmarks/copied_bytes.py's.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_lm.generate import generate_step
+
+from mlx_h2o import make_prompt_cache, native, routing, use_backend
+from tiny_models import random_prompt, tiny_qwen3
+
+BUDGET = 32
+FILE = Path(__file__).parents[1] / "benchmarks" / "copied_bytes.py"
+
+native_only = pytest.mark.skipif(
+    bool(native.unavailable_reason()), reason=native.unavailable_reason() or "available"
+)
+
+
+@pytest.fixture(scope="module")
+def counting():
+    spec = importlib.util.spec_from_file_location("copied_bytes", FILE)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look for it
+    try:
+        spec.loader.exec_module(module)
+        yield module
+    finally:
+        del sys.modules[spec.name]
+
+
+@pytest.mark.parametrize("backend", [None, "composed"])
+@pytest.mark.parametrize("policy", ["h2o", "window", "keydiff"])
+def test_keys_held_within_the_loop_stay_for_ten_steps(policy, backend):
+    model = tiny_qwen3()
+    caches = make_prompt_cache(model, BUDGET, policy=policy)
+    with routing(model), use_backend(backend) if backend else nullcontext():
+        steps = generate_step(
+            mx.array(random_prompt(BUDGET + 8)), model, max_tokens=-1, prompt_cache=caches
+        )
+        for _ in range(3):
+            next(steps)
+        held = [array for cache in caches for array in (cache.keys, cache.values)]
+        before = [np.array(array) for array in held]
+        evicted = caches[0].evicted
+        for _ in range(10):
+            next(steps)
+        assert caches[0].evicted == evicted + 10
+        for array, expected in zip(held, before, strict=True):
+            np.testing.assert_array_equal(np.array(array), expected)
+        # The cache itself went on.
+        now = [array for cache in caches for array in (cache.keys, cache.values)]
+        assert not any(np.array_equal(a, b) for a, b in zip(now, before, strict=True))
+        steps.close()
+
+
+@native_only
+@pytest.mark.parametrize("wait", [False, True])
+@pytest.mark.parametrize("policy", ["h2o", "window", "keydiff"])
+def test_a_full_cache_copies_nothing(counting, policy, wait):
+    arm = counting.Arm("ours", policy, "native", wait=wait)
+    found = counting.measure(arm, tiny_qwen3(), BUDGET, 20)["at the budget"]
+    assert (found["tokens"], found["not_under_way"]) == (20, 0)
+    assert found["copied_bytes"] == 0
+
+
+@native_only
+def test_keys_that_are_held_are_copied_once(counting):
+    """And so the count sees a copy where there is one."""
+    arm = counting.Arm("held", "h2o", "native", hold=True)
+    found = counting.measure(arm, tiny_qwen3(layers=2), BUDGET, 20)
+    assert found["held_keys_unchanged"]
+    assert found["at the budget"]["copies_of_an_array"] == {"keys": 2}
+    assert found["at the budget"]["copied_bytes"] == 2 * (2 * BUDGET * 16) * 4
+
+
+@native_only
+def test_an_address_waits_for_the_schedule_alone():
+    from mlx_h2o import _core
+
+    array = mx.ones((1000,)) + 1
+    assert _core.buffer_address(array) == 0
+    mx.async_eval(array)
+    address = _core.buffer_address(array)
+    mx.synchronize()
+    assert address == _core.buffer_address(array) != 0

@@ -1,0 +1,299 @@
+"""The kernels on a cache's rows, run by the emulator, against the composed back end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import reference
+from emulator import EmulatorBackend, KernelError, Run, metal_kernel
+from emulator.build import compiler
+from mlx_h2o import composed, composed_cache, cuda, fast, metal, use_backend
+from mlx_h2o.backends import register
+from mlx_h2o.cache_requests import accumulate_request
+from mlx_h2o.validate import evict_request
+
+pytestmark = [
+    pytest.mark.emulator,
+    pytest.mark.skipif(
+        compiler() is None and os.environ.get("CI") != "true",
+        reason="no C++ compiler found (g++ or clang++)",
+    ),
+]
+
+SCHEDULES = (Run(), Run("reverse"), Run("random", seed=1), Run("random", seed=2))
+ROWS = (1, 7, 31, 32, 33, 255, 256, 257, 1023, 1024, 1025)
+
+
+@pytest.fixture
+def _emulator() -> Iterator[None]:
+    remove = register("emulator", EmulatorBackend())
+    try:
+        with use_backend("emulator"):
+            yield
+    finally:
+        remove()
+
+
+def same_bits(one: mx.array, other: mx.array) -> bool:
+    return one.shape == other.shape and bool(
+        mx.array_equal(one.view(mx.uint8), other.view(mx.uint8))
+    )
+
+
+def in_every_schedule(call) -> mx.array:
+    """The result of ``call()`` on the emulator, the same bits in every order of the threads."""
+    results = []
+    for run in SCHEDULES:
+        remove = register("emulator", EmulatorBackend(run))
+        try:
+            with use_backend("emulator"):
+                results.append(call())
+        finally:
+            remove()
+    assert all(same_bits(results[0], other) for other in results[1:])
+    return results[0]
+
+
+# accumulate_scores
+
+
+def averages(batch: int, heads: tuple[int, int], queries: int, rows: int, masked: float = 0.3):
+    """C with unscored rows, and scores of which a share is masked, and a few are NaN."""
+    rng = np.random.default_rng([batch, *heads, queries, rows])
+    before = rng.random((batch, heads[1], rows)).astype(np.float32)
+    before[rng.random(before.shape) < 0.4] = np.nan
+    scores = (rng.standard_normal((batch, heads[0], queries, rows)) * 4).astype(np.float32)
+    scores[rng.random(scores.shape) < masked] = -np.inf
+    if masked:
+        scores[rng.random(scores.shape) < 0.05] = np.nan
+    return mx.array(before), mx.array(scores)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_accumulate_one_query_is_bit_equal(rows: int) -> None:
+    for heads in ((1, 1), (4, 2), (24, 3)):
+        for masked in (0.0, 0.3, 1.0):
+            before, scores = averages(2, heads, 1, rows, masked)
+            found = in_every_schedule(
+                lambda b=before, s=scores: fast.accumulate_scores(b, s, decay=0.95)
+            )
+            with use_backend("composed"):
+                expected = fast.accumulate_scores(before, scores, decay=0.95)
+            assert same_bits(found, expected)
+
+
+@pytest.mark.parametrize("queries", [*range(2, 9), 128])
+def test_accumulate_several_queries(queries: int) -> None:
+    for heads, masked in (((4, 2), 0.0), ((4, 2), 0.5), ((6, 1), 0.9)):
+        before, scores = averages(2, heads, queries, 40, masked)
+        found = in_every_schedule(
+            lambda b=before, s=scores: fast.accumulate_scores(b, s, decay=0.7)
+        )
+        expected = reference.accumulate(before, scores, decay=0.7)
+        np.testing.assert_allclose(np.array(found), expected, rtol=1e-6, atol=1e-7)
+        with use_backend("composed"):
+            composed = fast.accumulate_scores(before, scores, decay=0.7)
+        np.testing.assert_allclose(np.array(found), np.array(composed), rtol=2e-6, atol=1e-7)
+
+
+@pytest.mark.usefixtures("_emulator")
+def test_accumulate_takes_any_strides() -> None:
+    before, scores = averages(2, (4, 2), 3, 40)
+    expected = fast.accumulate_scores(before, scores, decay=0.9)
+    wide = mx.contiguous(mx.repeat(before, 2, axis=2))[:, :, ::2]
+    turned = mx.contiguous(scores.swapaxes(1, 3)).swapaxes(1, 3)
+    assert same_bits(fast.accumulate_scores(wide, turned, decay=0.9), expected)
+    sliced = mx.concatenate([before, before], axis=2)[:, :, :40]
+    assert same_bits(fast.accumulate_scores(sliced, scores, decay=0.9), expected)
+
+
+def test_accumulate_faults_are_caught() -> None:
+    """One row too many; a group's heads taken for another's; the first score averaged."""
+    before, scores = averages(1, (4, 2), 2, 40, 0.0)
+    with use_backend("composed"):
+        expected = np.array(fast.accumulate_scores(before, scores, decay=0.9))
+    faults = {
+        "row >= row_count": "row > row_count",
+        "kv_head * heads_of_group": "kv_head",
+        "average != average": "average == 0.0f",
+    }
+    for old, new in faults.items():
+
+        def edit(source: str, old: str = old, new: str = new) -> str:
+            assert old in source
+            return source.replace(old, new)
+
+        remove = register("emulator", EmulatorBackend(edit_source=edit))
+        try:
+            with use_backend("emulator"):
+                found = np.array(fast.accumulate_scores(before, scores, decay=0.9))
+        except KernelError:
+            continue
+        finally:
+            remove()
+        assert not np.allclose(found, expected, equal_nan=True), old
+
+
+# choose_row, behind evict_indices
+
+
+def rows_with_ties(seed: int, heads: int, rows: int) -> tuple[mx.array, mx.array]:
+    """Few different scores, infinities of both signs, both zeros, NaN, and padding."""
+    rng = np.random.default_rng([seed, heads, rows])
+    worth = np.array([-np.inf, -1.5, -0.0, 0.0, 1e-40, 2.0, np.inf, np.nan], np.float32)
+    # Each head lacks some of them, so that every kind of row is the worst of some head.
+    chosen = (worth[rng.permutation(8)[: rng.integers(1, 8)]] for _ in range(2 * heads))
+    scores = np.stack([rng.choice(some, rows) for some in chosen]).reshape(2, heads, rows)
+    positions = np.stack([rng.permutation(3 * rows)[:rows] for _ in range(2 * heads)])
+    positions = positions.reshape(2, heads, rows).astype(np.int32)
+    padded = rng.random(positions.shape) < 0.1
+    padded[:, ::2] = False
+    positions[padded] = -rng.integers(1, 5, padded.sum())
+    return mx.array(scores), mx.array(positions)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_the_row_to_evict_is_the_composed_one(rows: int) -> None:
+    scores, positions = rows_with_ties(1, 8, rows)
+    for zones in (
+        {},
+        {"sink_size": 3},
+        {"recent_start": 2 * rows},
+        {"sink_size": rows, "recent_start": rows + 2},
+        {"recent_start": 0},
+        {"recent_start": -7},
+        {"sink_size": 2**31 - 1},
+        {"recent_start": 2**31 - 1},
+    ):
+        found = in_every_schedule(lambda z=zones: fast.evict_indices(scores, positions, **z))
+        assert found.dtype == mx.uint32 and found.shape == (2, 8, 1)
+        with use_backend("composed"):
+            expected = fast.evict_indices(scores, positions, **zones)
+        assert mx.array_equal(found, expected), zones
+        assert np.array_equal(
+            np.array(found), reference.evict_indices(scores, positions, **zones)
+        ), zones
+
+
+@pytest.mark.usefixtures("_emulator")
+@pytest.mark.parametrize("worth", [-np.inf, np.inf, np.nan, -0.0, 3.0], ids=str)
+def test_of_equals_the_highest_position_goes(worth: float) -> None:
+    positions = mx.array(np.random.default_rng(5).permutation(600).astype(np.int32)[None, None])
+    found = fast.evict_indices(mx.full((1, 1, 600), worth), positions)
+    assert found.item() == mx.argmax(positions).item()
+    found = fast.evict_indices(mx.full((1, 1, 600), worth), -1 - positions)
+    assert found.item() == 599  # all of them padding: the last slot
+
+
+@pytest.mark.usefixtures("_emulator")
+def test_choosing_takes_any_strides_and_several_rows() -> None:
+    scores, positions = rows_with_ties(2, 4, 300)
+    turned = (mx.contiguous(a.swapaxes(1, 2)).swapaxes(1, 2)[..., ::3] for a in (scores, positions))
+    dense = (mx.contiguous(a[..., ::3]) for a in (scores, positions))
+    assert mx.array_equal(fast.evict_indices(*turned), fast.evict_indices(*dense))
+    three = fast.evict_indices(scores, positions, count=3)
+    assert mx.array_equal(three[..., :1], fast.evict_indices(scores, positions))
+
+
+@pytest.mark.usefixtures("_emulator")
+def test_replacement_uses_it() -> None:
+    scores, positions = rows_with_ties(3, 2, 40)
+    keys = mx.random.normal((2, 2, 40, 8))
+    new = mx.ones((2, 2, 1, 8))
+    arguments = (keys, keys, scores, positions, new, new)
+    found = fast.replace_worst(*arguments, position=500, sink_size=2)
+    with use_backend("composed"):
+        expected = fast.replace_worst(*arguments, position=500, sink_size=2)
+    assert all(map(same_bits, found, expected))
+
+
+CHOICE_FAULTS = {
+    "found_worth < worth": "found_worth > worth",
+    "found_place > place": "found_place < place",
+    "place == last_place ? -slot": "true ? -slot",
+    "position < 0 ? row : position": "position",
+    "position < zones[0] ||": "",
+    "|| position >= zones[1]": "",
+    "row < row_count": "row <= row_count",
+    "metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);": "",
+}
+
+
+@pytest.mark.parametrize("old", CHOICE_FAULTS)
+def test_faults_in_the_choice_are_caught(old: str) -> None:
+    def edit(source: str) -> str:
+        assert old in source
+        return source.replace(old, CHOICE_FAULTS[old])
+
+    def caught(run: Run) -> bool:
+        remove = register("emulator", EmulatorBackend(run, edit_source=edit))
+        try:
+            with use_backend("emulator"):
+                found = fast.evict_indices(scores, positions, **zones)
+            return not mx.array_equal(found, expected)
+        except KernelError:
+            return True
+        finally:
+            remove()
+
+    scores, positions = rows_with_ties(4, 16, 1500)
+    # Nearly all rows are protected, or most are not.
+    every_zones = (
+        {"sink_size": 4490},
+        {"recent_start": 10},
+        {"sink_size": 4, "recent_start": 4400},
+    )
+    caught_in = []
+    for zones in every_zones:
+        with use_backend("composed"):
+            expected = fast.evict_indices(scores, positions, **zones)
+        caught_in += [run for run in SCHEDULES if caught(run)]
+    assert caught_in
+
+
+# The Metal back end
+
+
+@pytest.fixture
+def _metal_on_the_emulator(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """metal.py, with the emulator in the place of mx.fast.metal_kernel and of a GPU."""
+    monkeypatch.setattr(mx.fast, "metal_kernel", metal_kernel)
+    monkeypatch.setattr(metal, "runs_on_gpu", lambda stream: True)
+    metal._metal_kernel.cache_clear()
+    yield
+    metal._metal_kernel.cache_clear()
+
+
+@pytest.mark.usefixtures("_metal_on_the_emulator")
+def test_metal_back_end_accumulates() -> None:
+    request = accumulate_request(*averages(2, (4, 2), 1, 40), decay=0.9)
+    expected = composed_cache.accumulate_scores(request)
+    assert same_bits(metal.accumulate_scores(request), expected)
+    assert metal._metal_kernel.cache_info().currsize == 1
+
+
+@pytest.mark.parametrize("backend", [metal, cuda], ids=["metal", "cuda"])
+def test_a_cpu_stream_is_served_by_the_composition(backend) -> None:
+    request = accumulate_request(*averages(2, (4, 2), 1, 40), decay=0.9, stream=mx.Device(mx.cpu))
+    expected = composed_cache.accumulate_scores(request)
+    assert same_bits(backend.accumulate_scores(request), expected)
+
+
+@pytest.mark.usefixtures("_metal_on_the_emulator")
+def test_metal_back_end_chooses_a_row() -> None:
+    scores, positions = rows_with_ties(6, 2, 40)
+    for count in (1, 2):
+        request = evict_request(scores, positions, count=count, sink_size=3)
+        assert mx.array_equal(metal.evict_indices(request), composed.evict_indices(request))
+        assert metal._metal_kernel.cache_info().currsize == 1
+
+
+@pytest.mark.parametrize("backend", [metal, cuda], ids=["metal", "cuda"])
+def test_on_a_cpu_stream_the_composition_chooses(backend) -> None:
+    request = evict_request(*rows_with_ties(7, 2, 40), stream=mx.Device(mx.cpu))
+    assert mx.array_equal(backend.evict_indices(request), composed.evict_indices(request))

@@ -1,0 +1,50 @@
+"""benchmarks/grouped_registers.py: its arithmetic, its drafts, and the table in the docs."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+import nvrtc
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def benchmark():
+    file = ROOT / "benchmarks" / "grouped_registers.py"
+    spec = importlib.util.spec_from_file_location("grouped_registers", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("registers", "simdgroups", "warps"),
+    [(32, 32, 64), (33, 32, 32), (64, 32, 32), (65, 32, 0), (78, 8, 24), (128, 8, 16), (16, 1, 32)],
+)
+def test_resident_warps_come_in_whole_threadgroups(benchmark, registers, simdgroups, warps):
+    assert benchmark.resident_warps(registers, simdgroups) == warps
+
+
+def test_the_documentation_has_the_committed_table(benchmark):
+    result = json.loads((ROOT / "benchmarks/results/grouped_registers.json").read_text())
+    assert {"machine", "compiler", "mlx_h2o"} <= result["environment"].keys()
+    text = (ROOT / "docs" / "grouped-layout.md").read_text()
+    assert benchmark.table(result["results"]) in text
+
+
+def test_a_head_costs_its_query_its_sums_and_two_more(benchmark):
+    try:
+        nvrtc.toolkit()
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    needs = [
+        next(iter(nvrtc.compile_cuda(benchmark.draft(heads, None, 8), "sm_90").values()))
+        for heads in (4, 8)
+    ]
+    assert [each.stack for each in needs] == [0, 0]
+    assert 8 <= (needs[1].registers - needs[0].registers) / 4 <= 12

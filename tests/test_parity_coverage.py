@@ -1,0 +1,113 @@
+"""Every kernel and both sides of every flag have a parity case on the emulator leg."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from emulator import EmulatorBackend
+from mlx_h2o import kernels, launch, launch_rows
+from mlx_h2o.backends import register
+from mlx_h2o.launch import Launch
+from parity import runner
+from parity.legs import EmulatorLeg
+
+tomllib = pytest.importorskip("tomllib", reason="variants.toml is read with Python 3.11")
+
+TABLE = Path(__file__).parents[1] / "metal" / "variants.toml"
+VARIANTS = tomllib.loads(TABLE.read_text("ascii"))
+KERNELS = {name for family in VARIANTS["families"].values() for name in family["kernels"]}
+DECODE = set(VARIANTS["families"]["sdpa_vector"]["kernels"])
+QUANTIZED = {name for name in DECODE if "quantized" in name}
+
+# Flags that are on, and template arguments by name.
+Launched = tuple[frozenset[str], dict[str, object]]
+
+
+@pytest.fixture(scope="module")
+def launched() -> Iterator[dict[str, list[Launched]]]:
+    """What the emulator leg launches in all cases but traces, by kernel; nothing is run."""
+    patch = pytest.MonkeyPatch()
+    resolved: dict[int, tuple[str, frozenset[str]]] = {}
+    found: dict[str, list[Launched]] = defaultdict(list)
+    resolve = kernels.resolve
+
+    def noting(name: str, flags: frozenset[str]) -> kernels.Kernel:
+        kernel = resolve(name, flags)
+        resolved[id(kernel)] = (name, flags & frozenset(kernels.flags_of(name)))
+        return kernel
+
+    def without_running(self: EmulatorBackend, each: Launch):
+        def call(inputs: list[mx.array], **call: object) -> list[mx.array]:
+            name, flags = resolved[id(each.kernel)]
+            found[name].append((flags, dict(each.template)))
+            outputs = zip(each.output_shapes, each.output_dtypes, strict=True)
+            return [mx.zeros(shape, dtype) for shape, dtype in outputs]
+
+        return call
+
+    for module in (launch, launch_rows):
+        patch.setattr(module.kernels, "resolve", noting)
+    patch.setattr(EmulatorBackend, "_kernel", without_running)
+    patch.setattr(EmulatorLeg, "_compile", lambda self, cases: None)
+    patch.setattr(EmulatorLeg, "_reason", "", raising=False)
+    remove = register("emulator", EmulatorBackend())
+    try:
+        leg = EmulatorLeg()
+        cases = [case for case in runner.all_cases(0) if case.fields["op"] != "trace"]
+        served = [case for case in cases if not leg.absent(case)]
+        errors = [outcome.error for _, outcome in leg.run(served, Path()) if outcome.error]
+        assert not errors
+        yield found
+    finally:
+        remove()
+        patch.undo()
+
+
+def test_the_table_is_the_one_that_is_packaged() -> None:
+    assert tuple(VARIANTS["flags"]) == kernels.FLAGS
+    assert {flag for name in KERNELS for flag in kernels.flags_of(name)} == set(kernels.FLAGS)
+
+
+def check(kernel: str, launched: list[Launched]) -> None:
+    assert launched, f"no parity case launches {kernel}"
+    for flag in kernels.flags_of(kernel):
+        sides = {flag in flags for flags, _ in launched}
+        assert len(sides) == 2, (
+            f"no parity case launches {kernel} with {flag} {sides ^ {True, False}}"
+        )
+
+
+@pytest.mark.parametrize("kernel", sorted(KERNELS))
+def test_every_kernel_has_a_case_with_each_flag_on_and_off(kernel: str, launched) -> None:
+    check(kernel, launched[kernel])
+
+
+def test_a_new_kernel_or_flag_without_a_case_fails(launched) -> None:
+    with pytest.raises(AssertionError, match="no parity case launches new_kernel"):
+        check("new_kernel", launched["new_kernel"])
+    dense = [each for each in launched["sdpa_vector"] if "probes" not in each[0]]
+    with pytest.raises(AssertionError, match="sdpa_vector with probes {True}"):
+        check("sdpa_vector", dense)
+
+
+def values(launched: list[Launched], argument: str) -> set[object]:
+    return {template[argument] for _, template in launched}
+
+
+@pytest.mark.parametrize("kernel", sorted(DECODE))
+def test_decode_cases_have_every_dtype_and_both_kinds_of_causal(kernel: str, launched) -> None:
+    assert values(launched[kernel], "CAUSAL") == {False, True}
+    assert values(launched[kernel], "T") == {mx.float32, mx.float16, mx.bfloat16}
+
+
+@pytest.mark.parametrize("kernel", sorted(QUANTIZED))
+def test_packed_cases_have_bits_apart_and_every_group(kernel: str, launched) -> None:
+    assert values(launched[kernel], "G") == {32, 64, 128}
+    assert values(launched[kernel], "S") == {mx.float32, mx.float16, mx.bfloat16}
+    pairs = {(template["KB"], template["VB"]) for _, template in launched[kernel]}
+    assert {(8, 8), (4, 4), (8, 4), (4, 8)} <= pairs

@@ -1,0 +1,225 @@
+"""A fault in an operation that only the package has: the runner fails and names the case."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from emulator import EmulatorBackend, compiler
+from mlx_h2o import composed, composed_cache, quantize_append
+from mlx_h2o.backends import register
+from parity import runner
+from parity.__main__ import main
+from parity.c_leg import CLeg
+from parity.legs import EmulatorLeg, PackageLeg
+from parity.operations import FUNCTIONS
+from parity.swift_leg import SwiftLeg
+
+
+class Composition:
+    """A back end that has every function of its own, and composes them all."""
+
+    name = "broken"
+
+    def unavailable_reason(self) -> str:
+        return ""
+
+    def refuses(self, request: object) -> str:
+        return ""
+
+    def attention(self, request):
+        return composed.attention(request)
+
+    def quantized_attention(self, request):
+        return composed.quantized_attention(request)
+
+    def attention_with_probes(self, request):
+        packed = hasattr(request.keys, "words")
+        serve = self.quantized_attention if packed else self.attention
+        return serve(request), composed.probe_scores(request)
+
+    def accumulate_scores(self, request):
+        return composed_cache.accumulate_scores(request)
+
+    def evict_indices(self, request):
+        return composed.evict_indices(request)
+
+    def quantize_append(self, request):
+        return quantize_append.composed(request)
+
+
+@pytest.fixture
+def run(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> Callable[[str, object], tuple[int, set[str], dict[str, Any]]]:
+    """Run the runner on a back end: exit status, names of the cases that failed, JSON."""
+
+    def runs(cases: str, backend: object):
+        path = tmp_path / "parity.json"
+        options = ["--legs", "reference,composed,broken", "--cases", cases, "--json", str(path)]
+        remove = register("broken", backend)
+        try:
+            status = main([*options, "--build-dir", str(tmp_path)])
+        finally:
+            remove()
+        lines = capfd.readouterr().err.splitlines()
+        return status, {line.split(" (")[0] for line in lines}, json.loads(path.read_text())
+
+    return runs
+
+
+def test_every_operation_agrees_without_a_fault(run) -> None:
+    for op in ("packed-one*", "without*-one*", "probes-one*", "accumulate", "replace", "append"):
+        status, named, found = run(op, Composition())
+        assert (status, named) == (0, set())
+        assert {cells["broken"]["cell"] for cells in found["cases"].values()}.isdisjoint({"n/a"})
+
+
+class NoGroups(Composition):
+    """The scale of a row's first group serves all of them."""
+
+    def quantized_attention(self, request):
+        keys = request.keys
+        first = mx.broadcast_to(keys.scales[..., :1], keys.scales.shape)
+        return composed.quantized_attention(replace(request, keys=replace(keys, scales=first)))
+
+
+class DropsTooMuch(Composition):
+    def quantized_attention(self, request):
+        sparse = 0.02 if request.sparse_v_threshold else 0.0
+        return composed.quantized_attention(replace(request, sparse_v_threshold=sparse))
+
+
+class ScoresAnyway(Composition):
+    def attention(self, request):
+        return composed.attention(replace(request, return_scores=True))
+
+
+class ProbesOff(Composition):
+    def attention_with_probes(self, request):
+        found, probes = super().attention_with_probes(request)
+        return found, probes + (1e-4 if request.probes.shape[2] == 3 else 0)
+
+
+class DecaysWhereMasked(Composition):
+    """C decays where a pair is masked for the whole group."""
+
+    def accumulate_scores(self, request):
+        after = composed_cache.accumulate_scores(request)
+        kept = mx.equal(after, request.importance)
+        return mx.where(kept, after * request.decay, after)
+
+
+class NextSlot(Composition):
+    def evict_indices(self, request):
+        return (composed.evict_indices(request) + 1) % request.scores.shape[2]
+
+
+class WritesNextSlot(Composition):
+    def quantize_append(self, request):
+        return quantize_append.composed(request._replace(slots=request.slots + 1))
+
+
+class BiasesOfAnotherRow(Composition):
+    def quantize_append(self, request):
+        keys, (words, scales, biases) = quantize_append.composed(request)
+        return keys, (words, scales, mx.roll(biases, 1, axis=2))
+
+
+FAULTS = {
+    "packed-one-pass-*-?.?-g32*": (NoGroups(), {
+        "packed-one-pass-causal-sinks-no-lse-4.4-g32-sparse-f16",
+    }),
+    "packed-one-pass-[uc]*": (DropsTooMuch(), {
+        "packed-one-pass-causal-sinks-no-lse-4.4-g32-sparse-f16",
+    }),
+    "without-scores-one-pass-*": (ScoresAnyway(), {
+        "without-scores-one-pass-bool-bf16",
+        "without-scores-one-pass-unmasked-sinks-no-lse-f16",
+    }),
+    "probes-one-pass-dense-*": (ProbesOff(), {"probes-one-pass-dense-additive-f16"}),
+    "accumulate-[uan]*": (DecaysWhereMasked(), {"accumulate-all-masked"}),
+    "replace-rows-3?-*": (NextSlot(), {
+        "replace-rows-31-f16", "replace-rows-32-bf16", "replace-rows-33-f32",
+    }),
+    "evict-one-rows-32": (NextSlot(), {"evict-one-rows-32"}),
+    "append-?.*-f32": (WritesNextSlot(), {"append-8.8-g64-f32", "append-4.8-g64-f32"}),
+    "append-all-3[12]-rows": (BiasesOfAnotherRow(), {"append-all-31-rows", "append-all-32-rows"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("cases", FAULTS)
+def test_a_fault_names_its_cases(run, cases: str) -> None:
+    backend, expected = FAULTS[cases]
+    status, named, found = run(cases, backend)
+    assert status == 1
+    assert named == expected
+    assert len(found["failures"]) == len(expected)
+
+
+KERNEL_FAULTS = {
+    "const int key_step = blocks * NS;": (
+        "const int key_step = NS;",
+        "packed-rows-102?-*",
+        {"packed-rows-1024-8-bf16", "packed-rows-1025-4-f32"},
+    ),
+    "average != average": ("average == 0.0f", "accumulate-rows-33", {"accumulate-rows-33"}),
+    "is_key ? KB : VB": ("KB", "append-?.*-f32", {"append-4.8-g64-f32"}),
+    "found_place > place": ("found_place < place", "evict-one-rows-1023", {"evict-one-rows-1023"}),
+}
+
+
+@pytest.mark.emulator
+@pytest.mark.skipif(
+    compiler() is None and os.environ.get("CI") != "true",
+    reason="no C++ compiler found (g++ or clang++)",
+)
+@pytest.mark.parametrize("text", KERNEL_FAULTS)
+def test_a_fault_in_the_text_of_a_kernel_names_its_cases(run, text: str) -> None:
+    wrong, cases, expected = KERNEL_FAULTS[text]
+    backend = EmulatorBackend(edit_source=lambda source: source.replace(text, wrong))
+    status, named, _ = run(cases, backend)
+    assert (status, named) == (1, expected)
+    status, named, _ = run(cases, EmulatorBackend())
+    assert (status, named) == (0, set())
+
+
+# No silent pass
+
+
+def test_a_back_end_without_the_operation_shows_na(run) -> None:
+    class Attention:
+        name = "broken"
+        unavailable_reason = Composition.unavailable_reason
+        refuses = Composition.refuses
+        attention = Composition.attention
+
+    status, _, found = run("append-all-31-rows", Attention())
+    assert status == 0
+    cell = found["cases"]["append-all-31-rows"]["broken"]
+    assert cell == {"cell": "n/a", "note": "it has no 'append' of its own"}
+    assert found["cases"]["append-all-31-rows"]["composed"]["ok"]
+
+
+def test_what_a_leg_does_not_have_is_absent(tmp_path: Path) -> None:
+    by_op = {case.fields["op"]: case for case in runner.all_cases(0)}
+    by_name = {case.name: case for case in runner.all_cases(0)}
+    assert {*FUNCTIONS} <= {*by_op}
+    for leg in (CLeg("c", "native", tmp_path), SwiftLeg("swift", "native")):
+        absent = {op for op, case in by_op.items() if leg.absent(case)}
+        assert absent == {*FUNCTIONS}
+    remove = register("emulator", EmulatorBackend())
+    try:
+        assert EmulatorLeg().absent(by_name["keep-ties"])
+        assert not EmulatorLeg().absent(by_name["evict-one-rows-33"])
+    finally:
+        remove()
+    composition = PackageLeg("composed")
+    assert not any(composition.absent(case) for case in by_op.values())

@@ -1,0 +1,207 @@
+"""Attention over packed keys and values: its definition, its errors, and who serves it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import mlx_h2o
+import reference
+from emulator.cases import DTYPES, Case, errors
+from mlx_h2o import composed
+from mlx_h2o.backends import register
+from mlx_h2o.validate_quantized import BITS, QUANTIZED_ATTENTION
+
+operation = mlx_h2o.fast.scaled_dot_product_attention_quantized_with_scores
+
+
+def _cases() -> Iterator[Case]:
+    for bits in BITS:
+        for group in (32, 64, 128):
+            other = BITS[BITS.index(bits) - 1]
+            yield Case(sizes=(128, 256), bits=(bits, other), group=group, rows=20, slack=2)
+    for dtype in DTYPES:
+        for mask in ("", "causal", "bool", "add-f32"):
+            yield Case(
+                dtype=dtype, mask=mask, sinks=dtype, bits=(8, 4), queries=3, heads=(4, 2), batch=2
+            )
+        yield Case(dtype=dtype, scales="f16", bits=(4, 4), queries=12, mask="causal")
+    yield Case(bits=(8, 8), rows=300, sparse=4e-3, mask="causal", queries=2, sinks="f32")
+
+
+@pytest.mark.parametrize("case", list(_cases()), ids=str)
+def test_composed_is_the_definition(case: Case) -> None:
+    request = case.request()
+    result = composed.quantized_attention(request)
+    assert max(errors(request, result).values()) <= 1, errors(request, result)
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_reference_reads_the_format_of_mlx(bits: int) -> None:
+    rows = mx.array(np.random.default_rng(bits).standard_normal((2, 3, 5, 96)).astype(np.float32))
+    packed = mx.quantize(rows, group_size=32, bits=bits)
+    expected = np.array(mx.dequantize(*packed, group_size=32, bits=bits))
+    found = reference.dequantized(*packed, bits=bits, group_size=32)
+    assert np.abs(found - expected).max() <= 4 * 2.0**-23 * np.abs(expected).max()
+
+
+def packed(heads: int = 2, rows: int = 10, size: int = 64, bits: int = 8, group: int = 64) -> list:
+    array = mx.array(np.random.default_rng(0).standard_normal((1, heads, rows, size)), mx.float32)
+    return list(mx.quantize(array, group_size=group, bits=bits))
+
+
+QUERIES = mx.ones((1, 4, 1, 64))
+
+
+def test_sparse_v_drops_what_is_below_the_threshold_and_nothing_else() -> None:
+    request = Case(bits=(8, 8), rows=300, sparse=4e-3, queries=2).request()
+    keys, values = ((r.words, r.scales, r.biases) for r in (request.keys, request.values))
+    options = {"scale": request.scale, "return_lse": True}
+    out, scores, lse = operation(
+        request.queries, *keys, *values, sparse_v_threshold=4e-3, **options
+    )
+    full, same_scores, same_lse = operation(request.queries, *keys, *values, **options)
+    assert mx.array_equal(scores, same_scores) and mx.array_equal(lse, same_lse)
+    weights = mx.exp(scores - lse[..., None])
+    dropped = mx.where(weights < 4e-3, weights, 0.0)
+    assert 0.05 < dropped.sum(-1).max() < 0.95
+    rows = composed.dequantized(request.values)
+    assert mx.allclose(full - out, dropped @ rows, atol=1e-5) and not mx.allclose(full, out)
+
+
+def test_results_are_two_or_three() -> None:
+    out, scores = operation(QUERIES, *packed(), *packed(), scale=0.1)
+    assert (out.shape, scores.shape) == ((1, 4, 1, 64), (1, 4, 1, 10))
+    _, _, lse = operation(QUERIES, *packed(), *packed(), scale=0.1, return_lse=True)
+    assert lse.shape == (1, 4, 1) and scores.dtype == lse.dtype == mx.float32
+    wide = operation(QUERIES, *packed(), *packed(size=128, bits=4), scale=0.1, v_bits=4)
+    assert wide[0].shape == (1, 4, 1, 128)
+
+
+class WithoutKernel:
+    """A back end that knows dense attention only."""
+
+    name = "dense_only"
+
+    def unavailable_reason(self) -> str:
+        return ""
+
+    def refuses(self, request: object) -> str:
+        return ""
+
+    def attention(self, request: object) -> None:
+        raise AssertionError
+
+
+def test_a_back_end_without_it_refuses_by_name() -> None:
+    remove = register("dense_only", WithoutKernel())
+    try:
+        with (
+            mlx_h2o.use_backend("dense_only"),
+            pytest.raises(ValueError, match="'dense_only' cannot serve this call: it has no quant"),
+        ):
+            operation(QUERIES, *packed(), *packed(), scale=0.1)
+    finally:
+        remove()
+
+
+def test_composed_serves_it_by_name_and_unnamed() -> None:
+    with mlx_h2o.use_backend("composed"):
+        named = operation(QUERIES, *packed(), *packed(), scale=0.1)
+    unnamed = operation(QUERIES, *packed(), *packed(), scale=0.1, stream=mx.cpu)
+    assert all(mx.allclose(a, b) for a, b in zip(named, unnamed, strict=True))
+
+
+def changed(at: int, array: mx.array, **options: object) -> tuple[list, dict]:
+    arguments = [QUERIES, *packed(), *packed()]
+    arguments[at] = array
+    return arguments, {"scale": 1.0, **options}
+
+
+def plain(**options: object) -> tuple[list, dict]:
+    return [QUERIES, *packed(), *packed()], {"scale": 1.0, **options}
+
+
+WORDS, SCALES, _ = packed()
+
+REFUSED = {
+    "queries have 3 dimensions, expected 4 [B, Hq, Lq, D].": changed(0, QUERIES[0]),
+    "queries are empty: found shape (1, 4, 0, 64), expected every size of [B, Hq, Lq, D] to be "
+    "at least 1.": changed(0, QUERIES[:, :, :0]),
+    "queries are int32, expected float32, float16 or bfloat16.": changed(
+        0, QUERIES.astype(mx.int32)
+    ),
+    "key words have 3 dimensions, expected 4 [B, Hkv, N, ...].": changed(1, WORDS[0]),
+    "value scales are empty: found shape (1, 2, 0, 1), expected every size to be at least "
+    "1.": changed(5, SCALES[:, :, :0]),
+    "key words are float32, expected uint32.": changed(1, WORDS.astype(mx.float32)),
+    "value scales and biases are float32 and float16, expected float32, float16 or bfloat16, both "
+    "the same.": changed(6, SCALES.astype(mx.float16)),
+    "key words have 15 words per row, which at 8 bits is not a multiple of the group size "
+    "64.": changed(1, WORDS[..., :15]),
+    "key scales have shape (1, 2, 9, 1), expected (1, 2, 10, 1) for rows of 64 elements in groups "
+    "of 64.": changed(2, SCALES[:, :, :9]),
+    "queries and keys have head sizes 32 and 64, expected the same.": changed(0, QUERIES[..., :32]),
+    "queries and keys have batch sizes 2 and 1, expected the same.": changed(
+        0, mx.repeat(QUERIES, 2, 0)
+    ),
+    "queries have 3 heads, expected a multiple of the 2 heads of the keys.": changed(
+        0, QUERIES[:, :3]
+    ),
+    "keys and values have lengths 10 and 9, expected the same.": (
+        [QUERIES, *packed(), *packed(rows=9)],
+        {"scale": 1.0},
+    ),
+    "keys and values have head counts 2 and 1, expected the same.": (
+        [QUERIES, *packed(), *packed(heads=1)],
+        {"scale": 1.0},
+    ),
+    "key scales and value scales are float32 and float16, expected the same dtype.": (
+        [QUERIES, *packed(), packed()[0], *(a.astype(mx.float16) for a in packed()[1:])],
+        {"scale": 1.0},
+    ),
+    "bits is 7, expected one of (2, 3, 4, 5, 6, 8).": plain(bits=7),
+    "v_bits is 16, expected one of (2, 3, 4, 5, 6, 8).": plain(v_bits=16),
+    "group_size is 48, expected one of (32, 64, 128).": plain(group_size=48),
+    "scale is nan, expected a finite number.": plain(scale=math.nan),
+    "sparse_v_threshold is 1.0, expected 0 (off) or more, and below 1.": plain(
+        sparse_v_threshold=1.0
+    ),
+    "sparse_v_threshold is -1e-06, expected 0 (off) or more, and below 1.": plain(
+        sparse_v_threshold=-1e-6
+    ),
+    "mask is 'full', expected 'causal', an array or None.": plain(mask="full"),
+    "mask has shape (9,), expected one that broadcasts to [B, Hq, Lq, N] = (1, 4, 1, 10).": plain(
+        mask=mx.zeros((9,))
+    ),
+    "sinks have shape (2,), expected [Hq] = (4,).": plain(sinks=mx.zeros((2,))),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_says_what_it_found_and_what_it_expected(message: str) -> None:
+    arguments, options = REFUSED[message]
+    with pytest.raises(ValueError) as caught:
+        operation(*arguments, **options)
+    assert str(caught.value) == f"[{QUANTIZED_ATTENTION}] {message}"
+
+
+WRONG_TYPES = {
+    "key scales must be an mlx.core.array, found list.": changed(2, [1.0]),
+    "bits must be an integer, found float.": plain(bits=8.0),
+    "v_bits must be an integer, found str.": plain(v_bits="4"),
+    "group_size must be an integer, found bool.": plain(group_size=True),
+    "sparse_v_threshold must be a number, found NoneType.": plain(sparse_v_threshold=None),
+}
+
+
+@pytest.mark.parametrize("message", WRONG_TYPES)
+def test_what_is_of_another_type_is_a_type_error(message: str) -> None:
+    arguments, options = WRONG_TYPES[message]
+    with pytest.raises(TypeError) as caught:
+        operation(*arguments, **options)
+    assert str(caught.value) == f"[{QUANTIZED_ATTENTION}] {message}"
