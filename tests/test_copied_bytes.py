@@ -6,6 +6,7 @@ The counting is benchmarks/copied_bytes.py's.
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -93,3 +94,13 @@ def test_an_address_waits_for_the_schedule_alone():
     address = _core.buffer_address(array)
     mx.synchronize()
     assert address == _core.buffer_address(array) != 0
+
+
+def test_the_committed_result_has_both_models():
+    result = json.loads(FILE.parent.joinpath("results", "copied_bytes.json").read_text())
+    assert {"machine", "mlx", "mlx_h2o"} <= result["environment"].keys()
+    assert [run["model"] for run in result["runs"]] == ["demo", "random-100m"]
+    for run in result["runs"]:
+        for name in ("h2o, native", "window, native", "keydiff, native"):
+            assert run["arms"][name]["at the budget"]["copied_bytes"] == 0
+        assert run["arms"]["h2o, native, keys held"]["held_keys_unchanged"]
