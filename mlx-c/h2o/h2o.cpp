@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "backend.h"
+#include "config.h"
 
 using namespace mlx_h2o_c;
 
@@ -24,7 +25,7 @@ int status(Body&& body) noexcept {
   return 1;
 }
 
-void check_place(const char* op, const char* name, const mlx_array* place) {
+void check_place(const char* op, const char* name, const void* place) {
   if (place == nullptr) {
     throw std::invalid_argument(std::string("[") + op + "] " + name +
                                 " is NULL, expected a place for the result.");
@@ -82,6 +83,22 @@ int mlx_h2o_evict_indices(mlx_array* res, const mlx_array scores, const mlx_arra
     check(select(res, "evict_indices",
                  evict_request(scores, positions, count, sink_size, recent_start, s),
                  &Backend::evict_indices));
+  });
+}
+
+mlx_h2o_config mlx_h2o_config_new(void) { return default_config(); }
+
+int mlx_h2o_config_resolve(mlx_h2o_config* config) {
+  return status([&] {
+    check_place("H2OConfig", "config", config);
+    *config = checked(*config);
+  });
+}
+
+int mlx_h2o_config_preset(mlx_h2o_config* res, const char* name, int max_kv_size) {
+  return status([&] {
+    check_place("H2OConfig.preset", "res", res);
+    *res = preset(name == nullptr ? "" : name, max_kv_size);
   });
 }
 
