@@ -1,5 +1,7 @@
 // The module mlx_h2o._core: core/ for Python. It shares mlx.core's types through the nanobind
 // domain "mlx"; Python-side checks and documentation stand in mlx_h2o.fast.
+#include <cstdint>
+
 #include <mlx/mlx.h>
 #include <mlx/version.h>
 #include <nanobind/nanobind.h>
@@ -7,8 +9,6 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
-
-#include <cstdint>
 
 #include "mlx_h2o/ops.h"
 #include "mlx_h2o/simd.h"
