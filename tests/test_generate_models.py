@@ -65,8 +65,8 @@ def tiny(name: str):
 
 
 def logits(model, caches, tokens: list[int]) -> np.ndarray:
-    """A prompt in two chunks, the rest one by one."""
-    parts = [tokens[:12], tokens[12:24], *[[token] for token in tokens[24:]]]
+    """A prompt in chunks, long and short ones, the rest one by one."""
+    parts = [tokens[:12], tokens[12:19], tokens[19:24], *[[token] for token in tokens[24:]]]
     found = []
     for part in parts:
         found.append(model(mx.array(part)[None], cache=caches)[0])

@@ -117,7 +117,7 @@ class BoundedRows:
         """
         check_attended(keys, self._store)
         store = cast(RowStore, self._store)
-        if self.policy.decay is not None:
+        if self.policy.decay is not None and keys.shape[1] == store.positions.shape[1]:
             out, store.importance = fast.attention_and_accumulate(
                 queries,
                 keys,
@@ -155,7 +155,7 @@ class BoundedRows:
         """
         check_attended(keys, self._store)
         store = cast(RowStore, self._store)
-        if self.policy.decay is None:
+        if self.policy.decay is None or keys.shape[1] != store.positions.shape[1]:
             scores = prefill.last_scores(queries, keys, scale=scale, mask=mask)
             self.update_scores(scores, masked=mask is not None)
             return

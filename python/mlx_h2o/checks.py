@@ -51,14 +51,19 @@ def check_scores(scores: mx.array, store: RowStore | None) -> None:
 
 
 def check_attended(keys: mx.array, store: RowStore | None) -> None:
-    """Keys [B, H, N, D] of as many rows and heads as are stored."""
+    """Keys [B, Hk, N, D] of as many rows as are stored, with a multiple of their heads.
+
+    Latent attention (MLA) may spread the one stored head over several before it attends.
+    """
     op = "[H2OKVCache.attend]"
     if store is None:
         raise ValueError(f"{op} there are no rows to score, expected an update first.")
-    if keys.shape[:3] != store.positions.shape:
+    batch, heads, rows = store.positions.shape
+    found = keys.shape
+    if len(found) != 4 or (found[0], found[2]) != (batch, rows) or found[1] % heads:
         raise ValueError(
-            f"{op} keys have shape {keys.shape}, expected [B, H, N, D] with [B, H, N] = "
-            f"{store.positions.shape} as the stored rows."
+            f"{op} keys have shape {keys.shape}, expected [B, H, N, D] with B = {batch}, "
+            f"H a multiple of {heads}, N = {rows} as the stored rows."
         )
 
 
