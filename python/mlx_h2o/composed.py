@@ -5,12 +5,10 @@ definition that the other back ends are compared with. Inputs are upcast to floa
 softmax are float32, and the output is rounded once, to the dtype of the queries.
 """
 
-import contextlib
-from collections.abc import Iterator
-
 import mlx.core as mx
 
-from mlx_h2o.validate import AttentionRequest, RetentionRequest, StreamLike
+from mlx_h2o.placement import placed
+from mlx_h2o.validate import AttentionRequest, RetentionRequest
 from mlx_h2o.validate_quantized import QuantizedAttentionRequest, QuantizedRows
 
 name = "composed"
@@ -28,15 +26,6 @@ def unavailable_reason() -> str:
 def refuses(request: AttentionRequest | QuantizedAttentionRequest) -> str:
     """Empty: there is nothing valid that it cannot serve."""
     return ""
-
-
-@contextlib.contextmanager
-def _placed(stream: StreamLike) -> Iterator[None]:
-    if stream is None:
-        yield
-    else:
-        with mx.stream(stream):
-            yield
 
 
 def logits(request: AttentionRequest) -> mx.array:
@@ -94,7 +83,7 @@ def quantized_attention(
     request: QuantizedAttentionRequest,
 ) -> tuple[mx.array, mx.array | None, mx.array | None]:
     """The same of quantised rows: dequantised to float32, then the dense definition."""
-    with _placed(request.stream):
+    with placed(request.stream):
         dense = AttentionRequest(
             queries=request.queries,
             keys=dequantized(request.keys),
@@ -123,7 +112,7 @@ def attention_with_probes(
 def probe_scores(request: AttentionRequest | QuantizedAttentionRequest) -> mx.array:
     """scale * probe.k, float32 [B, Hkv, E, N], of every key, masked or not."""
     assert request.probes is not None
-    with _placed(request.stream):
+    with placed(request.stream):
         keys = request.keys
         dense = dequantized(keys) if isinstance(keys, QuantizedRows) else keys.astype(mx.float32)
         probes = request.probes.astype(mx.float32) * request.scale
@@ -133,7 +122,7 @@ def probe_scores(request: AttentionRequest | QuantizedAttentionRequest) -> mx.ar
 def _attend(
     request: AttentionRequest, sparse_v_threshold: float = 0.0
 ) -> tuple[mx.array, mx.array | None, mx.array | None]:
-    with _placed(request.stream):
+    with placed(request.stream):
         batch, heads, length, _ = request.queries.shape
         kv_heads, _, value_size = request.values.shape[1:]
         scores = logits(request)
@@ -179,7 +168,7 @@ def retention_key(request: RetentionRequest) -> mx.array:
 
 def keep_indices(request: RetentionRequest) -> mx.array:
     """Slots of the rows to keep, uint32 [B, H, N - count], ascending."""
-    with _placed(request.stream):
+    with placed(request.stream):
         key = retention_key(request)
         if request.count == 0:
             slots = mx.arange(key.shape[-1], dtype=mx.uint32)
@@ -190,7 +179,7 @@ def keep_indices(request: RetentionRequest) -> mx.array:
 
 def evict_indices(request: RetentionRequest) -> mx.array:
     """Slots of the ``count`` rows to drop, uint32 [B, H, count], the worst first."""
-    with _placed(request.stream):
+    with placed(request.stream):
         key = retention_key(request)
         if request.count == 1:
             return mx.argmin(key, axis=-1, keepdims=True).astype(mx.uint32)

@@ -3,26 +3,13 @@
 Part of the composed back end: what the other back ends are compared with.
 """
 
-import contextlib
-from collections.abc import Iterator
-
 import mlx.core as mx
 
 from mlx_h2o import ema
-from mlx_h2o.arguments import StreamLike
 from mlx_h2o.cache_requests import AccumulateRequest, KeyDiversityRequest, ReplaceRequest
+from mlx_h2o.placement import placed
 
 _LEAST_NORM = 1e-12  # a key of zeros gets the cosine 0, not NaN
-
-
-@contextlib.contextmanager
-def placed(stream: StreamLike) -> Iterator[None]:
-    """Everything inside runs on ``stream``, or where it would run anyway if that is None."""
-    if stream is None:
-        yield
-    else:
-        with mx.stream(stream):
-            yield
 
 
 def accumulate_scores(request: AccumulateRequest) -> mx.array:

@@ -7,7 +7,6 @@ of plain MLX operations; every back end uses it.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal
@@ -15,6 +14,7 @@ from typing import Literal
 import mlx.core as mx
 
 from mlx_h2o import arguments, composed, ema, validate
+from mlx_h2o.placement import placed
 from mlx_h2o.validate import AttentionRequest, StreamLike, dtype_name
 
 __all__ = ["KINDS", "last_scores", "prefill_scores"]
@@ -88,7 +88,7 @@ def prefill_scores(
         raise ValueError(f"[{OP}] queries is {queries}, expected at least 1.")
     if importance is not None:
         _check_importance(arguments.array(OP, "importance", importance), kind, k.shape[:3])
-    with _placed(request.stream):
+    with placed(request.stream):
         if kind == "mass":
             return _mass(request)
         return _moving_average(_last_queries(request, queries), importance, decay)
@@ -142,12 +142,6 @@ def _check_importance(importance: mx.array, kind: str, shape: tuple[int, ...]) -
         raise ValueError(
             f"[{OP}] importance has shape {importance.shape}, expected [B, Hkv, N] = {shape}."
         )
-
-
-@contextlib.contextmanager
-def _placed(stream: StreamLike) -> Iterator[None]:
-    with contextlib.nullcontext() if stream is None else mx.stream(stream):
-        yield
 
 
 def _last_queries(request: AttentionRequest, count: int) -> AttentionRequest:

@@ -10,7 +10,7 @@ import mlx.core as mx
 from mlx_h2o import arguments
 from mlx_h2o.arguments import StreamLike
 from mlx_h2o.backends import operation_of
-from mlx_h2o.composed_cache import placed
+from mlx_h2o.placement import placed
 from mlx_h2o.validate import FLOATS, dtype_name
 
 __all__ = ["QuantizeAppendRequest", "Quantized", "composed", "quantize_append", "written"]
