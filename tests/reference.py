@@ -119,6 +119,13 @@ def dropped_mass(expected: Attention, sparse_v_threshold: float) -> float:
     return float(np.where(weights < sparse_v_threshold, weights, 0).sum(-1).max())
 
 
+def skipped(expected: Attention, sparse_v_threshold: float) -> np.ndarray:
+    """Share of the rows whose weight is below the threshold, [B, Hq, Lq]; masked ones are not."""
+    with np.errstate(invalid="ignore"):
+        weights = np.exp(expected.scores - expected.lse[..., None])
+    return ((weights < sparse_v_threshold) & (expected.scores != -np.inf)).mean(-1)
+
+
 def retention_order(scores, positions, *, sink_size=0, recent_start=None) -> list[int]:
     """Slots of one head, the best first."""
 

@@ -19,7 +19,8 @@ from emulator import EmulatorBackend, KernelError, Run
 from emulator.build import compiler
 from emulator.cases import Case, compile_all, errors, probe_error
 from mlx_h2o import kernels, launch
-from mlx_h2o.launch import AnyAttentionRequest, AttentionResult
+from mlx_h2o.backends import AttentionResult
+from mlx_h2o.launch import AnyAttentionRequest
 
 pytestmark = [
     pytest.mark.emulator,

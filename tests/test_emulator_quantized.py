@@ -97,7 +97,7 @@ def test_within_a_thousandth_of_dequantise_then_dense(rows: int, bits: int, sink
         dtype="f16", sizes=(128, 128), rows=rows, heads=heads, bits=(bits, bits), sinks=sinks
     )
     request = case.request()
-    found, scores, _ = EmulatorBackend().quantized_attention(request)
+    found, scores, *_ = EmulatorBackend().quantized_attention(request)
     keys, values = (
         mx.dequantize(each.words, each.scales, each.biases, group_size=64, bits=bits)
         for each in (request.keys, request.values)
@@ -193,7 +193,7 @@ def test_nan_in_the_mask_stays_in_its_query(defines: tuple[str, ...]) -> None:
     mask = np.array(request.mask)
     mask[0, 2, 1, 5] = math.nan
     request = replace(request, mask=mx.array(mask))
-    out, _, lse = EmulatorBackend(Run(defines=defines)).quantized_attention(request)
+    out, _, lse, _ = EmulatorBackend(Run(defines=defines)).quantized_attention(request)
     hit = np.zeros((1, 4, 2), bool)
     hit[0, 2, 1] = True
     assert np.array_equal(np.isnan(np.array(lse)), hit)

@@ -31,6 +31,9 @@ def _cases() -> Iterator[Case]:
             )
         yield Case(dtype=dtype, scales="f16", bits=(4, 4), queries=12, mask="causal")
     yield Case(bits=(8, 8), rows=300, sparse=4e-3, mask="causal", queries=2, sinks="f32")
+    for mask in ("", "causal", "bool", "add-f32"):
+        yield Case(bits=(8, 4), rows=300, sparse=4e-3, mask=mask, queries=2, skipped=True)
+    yield Case(bits=(8, 8), mask="bool", sinks="f32", skipped=True)
 
 
 @pytest.mark.parametrize("case", list(_cases()), ids=str)
@@ -73,11 +76,42 @@ def test_sparse_v_drops_what_is_below_the_threshold_and_nothing_else() -> None:
     assert mx.allclose(full - out, dropped @ rows, atol=1e-5) and not mx.allclose(full, out)
 
 
-def test_results_are_two_or_three() -> None:
-    out, scores = operation(QUERIES, *packed(), *packed(), scale=0.1)
-    assert (out.shape, scores.shape) == ((1, 4, 1, 64), (1, 4, 1, 10))
-    _, _, lse = operation(QUERIES, *packed(), *packed(), scale=0.1, return_lse=True)
-    assert lse.shape == (1, 4, 1) and scores.dtype == lse.dtype == mx.float32
+def test_skipped_counts_the_rows_that_add_nothing() -> None:
+    """One row takes almost all the weight; a sink and masked pairs change what is skipped."""
+    keys = mx.zeros((1, 2, 10, 64)).at[:, :, 3].add(20 / 64)
+    rows = tuple(mx.quantize(keys, group_size=64, bits=8))
+    options = {"scale": 1.0, "sparse_v_threshold": 1e-6, "return_skipped": True}
+    *_, skipped = operation(QUERIES, *rows, *packed(), **options)
+    assert skipped.dtype == mx.float32 and skipped.shape == (1, 4, 1)
+    assert mx.allclose(skipped, mx.array(0.9), atol=1e-6)
+    *_, skipped = operation(QUERIES, *rows, *packed(), mask=mx.arange(10) < 5, **options)
+    assert mx.allclose(skipped, mx.array(0.4), atol=1e-6)
+    *_, skipped = operation(QUERIES, *rows, *packed(), mask=mx.zeros(10, mx.bool_), **options)
+    assert mx.all(skipped == 0)
+    *_, skipped = operation(QUERIES, *rows, *packed(), sinks=mx.full((4,), 40.0), **options)
+    assert mx.allclose(skipped, mx.array(1.0))
+    mask = mx.zeros(10).at[3].add(math.nan)
+    *_, skipped = operation(QUERIES, *rows, *packed(), mask=mask, **options)
+    assert mx.all(skipped == 0)
+    options["sparse_v_threshold"] = 0.0
+    *_, skipped = operation(QUERIES, *rows, *packed(), **options)
+    assert mx.all(skipped == 0)
+
+
+@pytest.mark.parametrize("return_skipped", [False, True])
+@pytest.mark.parametrize("return_lse", [False, True])
+def test_results_are_what_was_asked_for(return_lse: bool, return_skipped: bool) -> None:
+    found = operation(
+        QUERIES, *packed(), *packed(), scale=0.1,
+        return_lse=return_lse, return_skipped=return_skipped,
+    )  # fmt: skip
+    small = [(1, 4, 1)] * (return_lse + return_skipped)
+    assert [array.shape for array in found] == [(1, 4, 1, 64), (1, 4, 1, 10), *small]
+    if return_lse and return_skipped:
+        assert mx.all(found[2] > 0) and mx.all(found[3] == 0)
+
+
+def test_values_have_bits_and_a_size_of_their_own() -> None:
     wide = operation(QUERIES, *packed(), *packed(size=128, bits=4), scale=0.1, v_bits=4)
     assert wide[0].shape == (1, 4, 1, 128)
 

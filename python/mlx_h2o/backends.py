@@ -5,9 +5,13 @@ A back end is an object (usually a module) with ``name``, ``unavailable_reason()
 ``attention(request)``; it may bring ``keep_indices(request)`` and ``evict_indices(request)``,
 which otherwise are the composed ones, and ``quantized_attention(request)``, without which it
 cannot serve quantised attention, and ``attention_with_probes(request)``, without which the keys
-are read a second time. Unnamed, the best back end that can serve the call runs; a back end that
-was named, by ``use_backend`` or the environment variable MLX_H2O_BACKEND, either serves the call
-or raises ValueError.
+are read a second time. ``attention`` gives (out, scores, lse), ``quantized_attention`` (out,
+scores, lse, skipped), with None where the request does not ask for one; with probes it is ((out,
+scores, lse), scores of the probes), dense or packed.
+
+Unnamed, the best back end that can serve the call runs; a back end that was named, by
+``use_backend`` or the environment variable MLX_H2O_BACKEND, either serves the call or raises
+ValueError.
 """
 
 import contextlib
@@ -33,6 +37,7 @@ from mlx_h2o.validate_quantized import QUANTIZED_ATTENTION, QuantizedAttentionRe
 ENVIRONMENT = "MLX_H2O_BACKEND"
 
 AttentionResult = tuple[mx.array, mx.array | None, mx.array | None]
+QuantizedAttentionResult = tuple[mx.array, mx.array | None, mx.array | None, mx.array | None]
 
 
 class Backend(Protocol):
@@ -51,7 +56,9 @@ class Backend(Protocol):
 class QuantizedBackend(Protocol):
     """What the dispatch asks of a back end that serves quantised attention too."""
 
-    def quantized_attention(self, request: QuantizedAttentionRequest) -> AttentionResult: ...
+    def quantized_attention(
+        self, request: QuantizedAttentionRequest
+    ) -> QuantizedAttentionResult: ...
 
 
 @dataclass(frozen=True)

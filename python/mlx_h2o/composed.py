@@ -76,13 +76,17 @@ def dequantized(rows: QuantizedRows) -> mx.array:
 
 def attention(request: AttentionRequest) -> tuple[mx.array, mx.array | None, mx.array | None]:
     """Attention output, scores and lse as ``fast`` documents them."""
-    return _attend(request)
+    out, scores, lse, _ = _attend(request)
+    return out, scores, lse
 
 
 def quantized_attention(
     request: QuantizedAttentionRequest,
-) -> tuple[mx.array, mx.array | None, mx.array | None]:
-    """The same of quantised rows: dequantised to float32, then the dense definition."""
+) -> tuple[mx.array, mx.array | None, mx.array | None, mx.array | None]:
+    """The same of quantised rows: dequantised to float32, then the dense definition.
+
+    The last of the four is the share of the rows that each query skipped.
+    """
     with placed(request.stream):
         dense = AttentionRequest(
             queries=request.queries,
@@ -97,7 +101,7 @@ def quantized_attention(
             return_lse=request.return_lse,
             stream=request.stream,
         )
-        return _attend(dense, request.sparse_v_threshold)
+        return _attend(dense, request.sparse_v_threshold, request.return_skipped)
 
 
 def attention_with_probes(
@@ -105,7 +109,7 @@ def attention_with_probes(
 ) -> tuple[tuple[mx.array, mx.array | None, mx.array | None], mx.array]:
     """The same, and the scores of the probes."""
     if isinstance(request, QuantizedAttentionRequest):
-        return quantized_attention(request), probe_scores(request)
+        return quantized_attention(request)[:3], probe_scores(request)
     return attention(request), probe_scores(request)
 
 
@@ -120,22 +124,26 @@ def probe_scores(request: AttentionRequest | QuantizedAttentionRequest) -> mx.ar
 
 
 def _attend(
-    request: AttentionRequest, sparse_v_threshold: float = 0.0
-) -> tuple[mx.array, mx.array | None, mx.array | None]:
+    request: AttentionRequest, sparse_v_threshold: float = 0.0, return_skipped: bool = False
+) -> tuple[mx.array, mx.array | None, mx.array | None, mx.array | None]:
     with placed(request.stream):
         batch, heads, length, _ = request.queries.shape
         kv_heads, _, value_size = request.values.shape[1:]
         scores = logits(request)
         weights, total, peak = softmax_parts(scores, request.sinks)
+        skipped = mx.zeros((batch, heads, length)) if return_skipped else None
         if sparse_v_threshold > 0:
             # NaN compares false, and stays.
-            weights = mx.where(weights < sparse_v_threshold * total, 0.0, weights)
+            below = weights < sparse_v_threshold * total
+            weights = mx.where(below, 0.0, weights)
+            if return_skipped:
+                skipped = (below & (scores != -mx.inf)).astype(mx.float32).mean(axis=-1)
         mixed = weights.reshape(batch, kv_heads, -1, weights.shape[-1])
         mixed = mixed @ request.values.astype(mx.float32)
         mixed = mixed.reshape(batch, heads, length, value_size)
         out = mx.where(total == 0, 0.0, mixed / total).astype(request.queries.dtype)
         lse = (peak + mx.log(total)).squeeze(-1) if request.return_lse else None
-        return out, scores if request.return_scores else None, lse
+        return out, scores if request.return_scores else None, lse, skipped
 
 
 def _ordered_bits(scores: mx.array) -> mx.array:

@@ -11,10 +11,12 @@ from typing import cast
 import mlx.core as mx
 
 from mlx_h2o import composed, composed_cache, kernels, launch, launch_rows
+from mlx_h2o.backends import AttentionResult, QuantizedAttentionResult
 from mlx_h2o.cache_requests import AccumulateRequest
 from mlx_h2o.kernels import Kernel
-from mlx_h2o.launch import AnyAttentionRequest, AttentionResult, Execute, Launch
+from mlx_h2o.launch import AnyAttentionRequest, Execute, Launch
 from mlx_h2o.validate import RetentionRequest, StreamLike, runs_on_gpu
+from mlx_h2o.validate_quantized import QuantizedAttentionRequest
 
 name = "cuda"
 
@@ -48,7 +50,9 @@ def attention(request: AnyAttentionRequest) -> AttentionResult:
     return launch.plan(request).run(_executor(request.stream))
 
 
-quantized_attention = attention
+def quantized_attention(request: QuantizedAttentionRequest) -> QuantizedAttentionResult:
+    """The same of packed rows, and the share of them that was skipped."""
+    return launch.plan(request).run_quantized(_executor(request.stream))
 
 
 def attention_with_probes(request: AnyAttentionRequest) -> tuple[AttentionResult, mx.array]:

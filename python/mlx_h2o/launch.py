@@ -12,6 +12,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlx_h2o import kernels
+from mlx_h2o.backends import AttentionResult, QuantizedAttentionResult
 from mlx_h2o.kernels import Kernel
 from mlx_h2o.validate import AttentionRequest
 from mlx_h2o.validate_quantized import QuantizedAttentionRequest
@@ -27,7 +28,6 @@ MOST_BLOCKS = LANES  # a lane of the second pass takes a block
 
 AnyAttentionRequest = AttentionRequest | QuantizedAttentionRequest
 TemplateArgument = tuple[str, int | bool | mx.Dtype]
-AttentionResult = tuple[mx.array, mx.array | None, mx.array | None]
 Triple = tuple[int, int, int]
 
 
@@ -77,6 +77,11 @@ class LaunchPlan:
         made = self.outputs(execute)
         return made["out"], made.get("scores"), made.get("lse")
 
+    def run_quantized(self, execute: Execute) -> QuantizedAttentionResult:
+        """The same of packed rows: (out, scores, lse, skipped)."""
+        made = self.outputs(execute)
+        return made["out"], made.get("scores"), made.get("lse"), made.get("skipped")
+
     def run_with_probes(self, execute: Execute) -> tuple[AttentionResult, mx.array]:
         """The same of a request with probes, and their scores."""
         made = self.outputs(execute)
@@ -93,6 +98,8 @@ class LaunchPlan:
 
 def refuses(request: AnyAttentionRequest) -> str:
     """Why the decode kernels cannot serve this request; empty if they can."""
+    if isinstance(request, QuantizedAttentionRequest) and request.return_skipped:
+        return "the decode kernels do not count the rows that they skip"
     length, head_size = request.queries.shape[2:]
     if length > LONGEST_QUERY:
         return f"decode kernels take up to {LONGEST_QUERY} queries, found Lq = {length}"

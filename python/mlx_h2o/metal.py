@@ -14,12 +14,13 @@ import mlx.core as mx
 
 from mlx_h2o import composed, composed_cache, kernels, launch, launch_rows
 from mlx_h2o import quantize_append as append
+from mlx_h2o.backends import AttentionResult, QuantizedAttentionResult
 from mlx_h2o.cache_requests import AccumulateRequest
 from mlx_h2o.kernels import Kernel
-from mlx_h2o.launch import AnyAttentionRequest, AttentionResult, Execute, Launch, LaunchPlan
+from mlx_h2o.launch import AnyAttentionRequest, Execute, Launch, LaunchPlan
 from mlx_h2o.quantize_append import QuantizeAppendRequest, Quantized
 from mlx_h2o.validate import RetentionRequest, StreamLike, runs_on_gpu
-from mlx_h2o.validate_quantized import QuantizedRows
+from mlx_h2o.validate_quantized import QuantizedAttentionRequest, QuantizedRows
 
 name = "metal"
 
@@ -46,7 +47,10 @@ def attention(request: AnyAttentionRequest) -> AttentionResult:
     return _run(launch.plan(request, *_sizes_for(request)), request.stream)
 
 
-quantized_attention = attention
+def quantized_attention(request: QuantizedAttentionRequest) -> QuantizedAttentionResult:
+    """The same of packed rows, and the share of them that was skipped."""
+    plan = launch.plan(request, *_sizes_for(request))
+    return plan.run_quantized(_executor(request.stream))
 
 
 def attention_with_probes(request: AnyAttentionRequest) -> tuple[AttentionResult, mx.array]:

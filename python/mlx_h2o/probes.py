@@ -9,8 +9,8 @@ from dataclasses import replace
 import mlx.core as mx
 
 from mlx_h2o import arguments, composed
-from mlx_h2o.backends import for_attention, for_quantized_attention
-from mlx_h2o.launch import AnyAttentionRequest, AttentionResult
+from mlx_h2o.backends import AttentionResult, for_attention, for_quantized_attention
+from mlx_h2o.launch import AnyAttentionRequest
 from mlx_h2o.validate import StreamLike, attention_request, dtype_name
 from mlx_h2o.validate_quantized import QuantizedAttentionRequest, quantized_attention_request
 
@@ -160,7 +160,7 @@ def _serve(request: AnyAttentionRequest) -> tuple[AttentionResult, mx.array]:
         packed = for_quantized_attention(request, op=WITH_PROBES)
         function = getattr(packed, "attention_with_probes", None)
         if function is None:
-            return packed.quantized_attention(request), composed.probe_scores(request)
+            return packed.quantized_attention(request)[:3], composed.probe_scores(request)
     else:
         dense = for_attention(request, op=WITH_PROBES)
         function = getattr(dense, "attention_with_probes", None)

@@ -27,6 +27,7 @@ def scaled_dot_product_attention_quantized_with_scores(
     sinks: mx.array | None = None,
     sparse_v_threshold: float = 0.0,
     return_lse: Literal[False] = False,
+    return_skipped: Literal[False] = False,
     stream: StreamLike = None,
 ) -> tuple[mx.array, mx.array]: ...
 
@@ -49,8 +50,55 @@ def scaled_dot_product_attention_quantized_with_scores(
     sinks: mx.array | None = None,
     sparse_v_threshold: float = 0.0,
     return_lse: Literal[True],
+    return_skipped: Literal[False] = False,
     stream: StreamLike = None,
 ) -> tuple[mx.array, mx.array, mx.array]: ...
+
+
+@overload
+def scaled_dot_product_attention_quantized_with_scores(
+    q: mx.array,
+    k_w: mx.array,
+    k_s: mx.array,
+    k_b: mx.array,
+    v_w: mx.array,
+    v_s: mx.array,
+    v_b: mx.array,
+    *,
+    scale: float,
+    bits: int = 8,
+    group_size: int = 64,
+    v_bits: int | None = None,
+    mask: mx.array | str | None = None,
+    sinks: mx.array | None = None,
+    sparse_v_threshold: float = 0.0,
+    return_lse: Literal[False] = False,
+    return_skipped: Literal[True],
+    stream: StreamLike = None,
+) -> tuple[mx.array, mx.array, mx.array]: ...
+
+
+@overload
+def scaled_dot_product_attention_quantized_with_scores(
+    q: mx.array,
+    k_w: mx.array,
+    k_s: mx.array,
+    k_b: mx.array,
+    v_w: mx.array,
+    v_s: mx.array,
+    v_b: mx.array,
+    *,
+    scale: float,
+    bits: int = 8,
+    group_size: int = 64,
+    v_bits: int | None = None,
+    mask: mx.array | str | None = None,
+    sinks: mx.array | None = None,
+    sparse_v_threshold: float = 0.0,
+    return_lse: Literal[True],
+    return_skipped: Literal[True],
+    stream: StreamLike = None,
+) -> tuple[mx.array, mx.array, mx.array, mx.array]: ...
 
 
 def scaled_dot_product_attention_quantized_with_scores(
@@ -70,8 +118,13 @@ def scaled_dot_product_attention_quantized_with_scores(
     sinks: mx.array | None = None,
     sparse_v_threshold: float = 0.0,
     return_lse: bool = False,
+    return_skipped: bool = False,
     stream: StreamLike = None,
-) -> tuple[mx.array, mx.array] | tuple[mx.array, mx.array, mx.array]:
+) -> (
+    tuple[mx.array, mx.array]
+    | tuple[mx.array, mx.array, mx.array]
+    | tuple[mx.array, mx.array, mx.array, mx.array]
+):
     """``scaled_dot_product_attention_with_scores`` of keys and values that ``mx.quantize`` packed.
 
     The kernels dequantise in registers (AtomGradient 2026, section 3.5) and write nothing dense to
@@ -98,12 +151,15 @@ def scaled_dot_product_attention_quantized_with_scores(
             1e-6 is a good value. The kernels compare with the keys seen so far and so skip fewer
             pairs than the definition: results differ by at most the skipped weight times max|V|.
         return_lse: return the log of the denominator too.
+        return_skipped: return too what share of the rows each query skipped.
         stream: stream or device to run on.
 
     Returns:
-        ``(out, scores)``, or ``(out, scores, lse)``, as the dense operation gives for the
-        dequantised rows: ``out`` [B, Hq, Lq, Dv] in the dtype of the queries, ``scores`` float32
-        [B, Hq, Lq, N], ``lse`` float32 [B, Hq, Lq].
+        ``(out, scores)``, and then ``lse`` and ``skipped`` where asked for. The first three are as
+        the dense operation gives them for the dequantised rows: ``out`` [B, Hq, Lq, Dv] in the
+        dtype of the queries, ``scores`` float32 [B, Hq, Lq, N], ``lse`` float32 [B, Hq, Lq].
+        ``skipped`` is float32 [B, Hq, Lq]: the share of the N rows that added nothing to ``out``
+        because their weight was below the threshold; masked pairs are not among them.
 
     Raises:
         ValueError: sizes that do not fit together or to ``bits`` and ``group_size``, empty arrays,
@@ -124,11 +180,12 @@ def scaled_dot_product_attention_quantized_with_scores(
         sinks=sinks,
         sparse_v_threshold=sparse_v_threshold,
         return_lse=return_lse,
+        return_skipped=return_skipped,
         stream=stream,
     )
-    out, scores, lse = for_quantized_attention(request).quantized_attention(request)
+    out, scores, lse, skipped = for_quantized_attention(request).quantized_attention(request)
     assert scores is not None
     if not return_lse:
-        return out, scores
+        return (out, scores) if skipped is None else (out, scores, skipped)
     assert lse is not None
-    return out, scores, lse
+    return (out, scores, lse) if skipped is None else (out, scores, lse, skipped)

@@ -43,6 +43,7 @@ class QuantizedAttentionRequest:
     """One validated call of quantised attention; the fields are those of ``AttentionRequest``.
 
     Pairs whose weight is below ``sparse_v_threshold`` add nothing to the output; 0: all add.
+    ``return_skipped``: what share of a query's rows that was.
     """
 
     queries: mx.array
@@ -57,6 +58,7 @@ class QuantizedAttentionRequest:
     probes: mx.array | None = None
     return_scores: bool = True
     return_lse: bool = False
+    return_skipped: bool = False
     stream: StreamLike = None
 
 
@@ -172,6 +174,7 @@ def quantized_attention_request(
     sparse_v_threshold: float = 0.0,
     return_scores: bool = True,
     return_lse: bool = False,
+    return_skipped: bool = False,
     stream: StreamLike = None,
     op: str = QUANTIZED_ATTENTION,
 ) -> QuantizedAttentionRequest:
@@ -209,5 +212,6 @@ def quantized_attention_request(
         sparse_v_threshold=threshold,
         return_scores=bool(return_scores),
         return_lse=bool(return_lse),
+        return_skipped=bool(return_skipped),
         stream=place,
     )

@@ -12,8 +12,9 @@ from emulator.kernel import EmulatedKernel, Run, metal_kernel
 from emulator.text import MetalText
 from mlx_h2o import composed, kernels, launch, launch_rows
 from mlx_h2o import quantize_append as append
+from mlx_h2o.backends import AttentionResult, QuantizedAttentionResult
 from mlx_h2o.cache_requests import AccumulateRequest
-from mlx_h2o.launch import AnyAttentionRequest, AttentionResult, Launch, LaunchPlan
+from mlx_h2o.launch import AnyAttentionRequest, Launch, LaunchPlan
 from mlx_h2o.quantize_append import QuantizeAppendRequest, Quantized
 from mlx_h2o.validate import RetentionRequest
 
@@ -49,7 +50,10 @@ class EmulatorBackend:
         plan = launch.plan(request, self.simdgroups, self.blocks)
         return plan.run(self._execute)
 
-    quantized_attention = attention
+    def quantized_attention(self, request: AnyAttentionRequest) -> QuantizedAttentionResult:
+        """The same of packed rows, and the share of them that was skipped."""
+        plan = launch.plan(request, self.simdgroups, self.blocks)
+        return plan.run_quantized(self._execute)
 
     def attention_with_probes(
         self, request: AnyAttentionRequest

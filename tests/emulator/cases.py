@@ -14,7 +14,8 @@ import numpy as np
 import reference
 from emulator.backend import EmulatorBackend
 from emulator.kernel import Run
-from mlx_h2o.launch import AnyAttentionRequest, AttentionResult
+from mlx_h2o.backends import AttentionResult, QuantizedAttentionResult
+from mlx_h2o.launch import AnyAttentionRequest
 from mlx_h2o.validate import attention_request
 from mlx_h2o.validate_quantized import (
     QuantizedAttentionRequest,
@@ -50,6 +51,7 @@ class Case:
     group: int = 64
     scales: str = ""
     sparse: float = 0.0
+    skipped: bool = False
     probes: int = 0
 
     def __str__(self) -> str:
@@ -114,6 +116,7 @@ class Case:
             v_bits=self.bits[1],
             group_size=self.group,
             sparse_v_threshold=self.sparse,
+            return_skipped=self.skipped,
             **options,
         )
         return replace(request, probes=probes)
@@ -133,10 +136,13 @@ def dequantized(rows: QuantizedRows) -> mx.array:
     return mx.array(dense.astype(np.float32))
 
 
-def errors(request: AnyAttentionRequest, result: AttentionResult) -> dict[str, float]:
+def errors(
+    request: AnyAttentionRequest, result: AttentionResult | QuantizedAttentionResult
+) -> dict[str, float]:
     """Error of each output as a share of its tolerance: at most 1 is right.
 
-    With sparse V the output may differ by the dropped mass times max |V| more.
+    With sparse V the output may differ by the dropped mass times max |V| more. Which rows were
+    skipped is right where their number is, but for rows whose weight is about the threshold.
     """
     mask = "causal" if request.causal else request.mask
     arrays = (request.queries, request.keys, request.values)
@@ -151,13 +157,26 @@ def errors(request: AnyAttentionRequest, result: AttentionResult) -> dict[str, f
         largest = float(mx.abs(arrays[2]).max())
         more = reference.dropped_mass(expected, sparse) * largest
         allowed = allowed._replace(out=allowed.out + more)
-    return {
+    found_errors = {
         name: reference.error_ratio(
             reference.worst_error(found, getattr(expected, name)), getattr(allowed, name)
         )
-        for name, found in zip(("out", "scores", "lse"), result, strict=True)
+        for name, found in zip(("out", "scores", "lse"), result[:3], strict=True)
         if found is not None
     }
+    if len(result) == 4 and result[3] is not None:
+        found_errors["skipped"] = 0.0 if _skips(expected, result[3], sparse) else math.inf
+    return found_errors
+
+
+def _skips(expected: reference.Attention, found: mx.array, threshold: float) -> bool:
+    """Whether the number of skipped rows is that of the definition."""
+    least, most = (
+        reference.skipped(expected, threshold * (1 + margin)) for margin in (-1e-4, 1e-4)
+    )
+    share, rows = reference.float64(found), expected.scores.shape[-1]
+    counted = np.abs(share * rows - np.round(share * rows)).max() < 1e-3
+    return bool(counted and (least - 1e-6 <= share).all() and (share <= most + 1e-6).all())
 
 
 def probe_error(request: AnyAttentionRequest, found: mx.array) -> float:

@@ -9,8 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from golden.build import Case
-from mlx_h2o.backends import get, register, use_backend
-from mlx_h2o.launch import AttentionResult
+from mlx_h2o.backends import AttentionResult, get, register, use_backend
 from mlx_h2o.validate import AttentionRequest, RetentionRequest
 
 try:
