@@ -168,7 +168,7 @@ FAULTS = [
     Fault(
         "positions are not tied to the keys",
         "bounded",
-        "keys = mx.depends(keys, [self._store.positions, self._store.importance])",
+        "keys = tied(keys, [self._store.positions, self._store.importance])",
         "keys = keys[...]",
         (("BoundedRows", "keys_and_values"),),
         graph,

@@ -6,12 +6,13 @@ from typing import cast
 
 import mlx.core as mx
 
-from . import fast, handed_out, policies, prefill
+from . import fast, handed_out, policies, prefill, stored_attention
 from .checks import check_attended, check_rows, check_scores
 from .config import H2OConfig
 from .ema import MAX_QUERIES
 from .eviction import Eviction
-from .store import RowStore
+from .storage import Storage, Stored, tied
+from .stores import empty_store
 
 __all__ = ["BoundedRows"]
 
@@ -34,7 +35,7 @@ class BoundedRows:
 
     def __init__(self, config: H2OConfig | None = None, *, name: str = "") -> None:
         self._configure(config if config is not None else H2OConfig(), name)
-        self._store: RowStore | None = None
+        self._store: Storage | None = None
         self.offset = 0
         self.evicted = 0
 
@@ -44,8 +45,9 @@ class BoundedRows:
         self.policy = policies.build(config)
         self._unscored = False  # the last update still waits for its scores
         self._surplus = False  # rows of a chunk beyond the budget, to go at the next occasion
+        self._length = 1  # tokens of the last update
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Stored, Stored]:
         """Evict what must go, append the new rows and return all rows for attention.
 
         One token at the full budget overwrites the row that goes, in each head its own slot.
@@ -59,6 +61,7 @@ class BoundedRows:
 
         Returns:
             keys [B, H, N, D] and values [B, H, N, Dv]; for L > 1 the new rows are the last.
+            Where rows are quantised and L is at most 8, both packed: words, scales and biases.
 
         Raises:
             ValueError: shapes or dtypes that do not match each other or the rows stored.
@@ -68,8 +71,9 @@ class BoundedRows:
         self._check_scored()
         self._settle()
         if self._store is None:
-            self._store = RowStore.empty_like(keys, values)
+            self._store = empty_store(self.config, keys, values)
         self._append(self._store, keys, values)
+        self._length = keys.shape[2]
         self.offset += keys.shape[2]
         self._surplus = keys.shape[2] > 1 and self._store.length > self.config.max_kv_size
         self._unscored = self.policy.needs_scores
@@ -90,7 +94,7 @@ class BoundedRows:
             ValueError: no rows yet, or another shape or dtype.
         """
         check_scores(scores, self._store)
-        store = cast(RowStore, self._store)
+        store = cast(Storage, self._store)
         store.importance = self.policy.accumulate(
             store.importance, scores[:, :, -MAX_QUERIES:], masked=masked
         )
@@ -99,8 +103,8 @@ class BoundedRows:
     def attend(
         self,
         queries: mx.array,
-        keys: mx.array,
-        values: mx.array,
+        keys: Stored,
+        values: Stored,
         *,
         scale: float,
         mask: mx.array | str | None = None,
@@ -116,8 +120,13 @@ class BoundedRows:
             ValueError: no rows yet, keys that are not the stored rows, or as the operation.
         """
         check_attended(keys, self._store)
-        store = cast(RowStore, self._store)
-        if self.policy.decay is not None and keys.shape[1] == store.positions.shape[1]:
+        store = cast(Storage, self._store)
+        if (
+            self.policy.decay is not None
+            and isinstance(keys, mx.array)
+            and isinstance(values, mx.array)
+            and keys.shape[1] == store.positions.shape[1]
+        ):
             out, store.importance = fast.attention_and_accumulate(
                 queries,
                 keys,
@@ -130,8 +139,8 @@ class BoundedRows:
             )
             self._unscored = False
             return out
-        out, scores = fast.scaled_dot_product_attention_with_scores(
-            queries, keys, values, scale=scale, mask=mask, sinks=sinks
+        out, scores = stored_attention.attention_with_scores(
+            store, queries, keys, values, scale=scale, mask=mask, sinks=sinks
         )
         self.update_scores(scores, masked=mask is not None)
         tied: mx.array = mx.depends(out, [store.importance])
@@ -154,7 +163,7 @@ class BoundedRows:
             ValueError: no rows yet, keys that are not the stored rows, or as ``prefill_scores``.
         """
         check_attended(keys, self._store)
-        store = cast(RowStore, self._store)
+        store = cast(Storage, self._store)
         if self.policy.decay is None or keys.shape[1] != store.positions.shape[1]:
             scores = prefill.last_scores(queries, keys, scale=scale, mask=mask)
             self.update_scores(scores, masked=mask is not None)
@@ -169,18 +178,18 @@ class BoundedRows:
         )
         self._unscored = False
 
-    def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        """The rows as the last update returned them: [B, H, N, D] and [B, H, N, Dv].
+    def keys_and_values(self) -> tuple[Stored, Stored]:
+        """The rows as the last update returned them.
 
         For layers that share the rows of another. Raises ValueError while there are none.
         """
         if self._store is None:
             raise ValueError("[H2OKVCache.keys_and_values] there are no rows yet.")
-        keys, values = self._store.fetch()
+        keys, values = self._store.handed(self._length)
         if not self._store.tied:
             # Whoever evaluates the keys evaluates these too: otherwise the graph of every step
             # would hang on them until the first eviction.
-            keys = mx.depends(keys, [self._store.positions, self._store.importance])
+            keys = tied(keys, [self._store.positions, self._store.importance])
         handed_out.register(keys, self)
         return keys, values
 
@@ -233,7 +242,7 @@ class BoundedRows:
         """Rows at which a single-token step evicts."""
         return self.config.max_kv_size + self.config.evict_every - 1
 
-    def _append(self, store: RowStore, keys: mx.array, values: mx.array) -> None:
+    def _append(self, store: Storage, keys: mx.array, values: mx.array) -> None:
         added = keys.shape[2]
         if added > 1:
             self._compact(store, self.config.max_kv_size, added)
@@ -245,13 +254,13 @@ class BoundedRows:
             self._compact(store, self.config.max_kv_size - 1, added)
         store.append(keys, values, self.offset, self._limit)
 
-    def _compact(self, store: RowStore, keep: int, added: int) -> None:
+    def _compact(self, store: Storage, keep: int, added: int) -> None:
         excess = store.length - keep
         if excess > 0:
             self._eviction(store, added).compact(keep)
             self.evicted += excess
 
-    def _eviction(self, store: RowStore, added: int) -> Eviction:
+    def _eviction(self, store: Storage, added: int) -> Eviction:
         return Eviction(
             store=store,
             policy=self.policy,

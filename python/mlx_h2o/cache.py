@@ -10,9 +10,9 @@ from typing import Any, NoReturn
 import mlx.core as mx
 
 from .bounded import BoundedRows
-from .checks import check_replacement
 from .config import H2OConfig
-from .store import RowStore
+from .storage import Storage
+from .stores import restored_store
 
 __all__ = ["H2OKVCache"]
 
@@ -31,22 +31,22 @@ class H2OKVCache(BoundedRows):
     """
 
     @property
-    def keys(self) -> mx.array | None:
+    def keys(self) -> Any:
         """The stored keys [B, H, N, D], or None. May be set to an array of the same shape."""
         return None if self._store is None else self._store.fetch()[0]
 
     @keys.setter
-    def keys(self, keys: mx.array) -> None:
-        check_replacement("keys", keys, self._store).keys = keys
+    def keys(self, keys: Any) -> None:
+        self._with_rows("keys").replace_keys(keys)
 
     @property
-    def values(self) -> mx.array | None:
+    def values(self) -> Any:
         """The stored values [B, H, N, Dv], or None. May be set to an array of the same shape."""
         return None if self._store is None else self._store.fetch()[1]
 
     @values.setter
-    def values(self, values: mx.array) -> None:
-        check_replacement("values", values, self._store).values = values
+    def values(self, values: Any) -> None:
+        self._with_rows("values").replace_values(values)
 
     def empty(self) -> bool:
         """Whether no token has been seen."""
@@ -99,10 +99,17 @@ class H2OKVCache(BoundedRows):
             )
         keys, values, importance, positions, offset, evicted, unscored, name, settings = state
         self._configure(H2OConfig(**json.loads(settings)), name)
-        self._store = None if keys is None else RowStore(keys, values, importance, positions)
+        self._store = None
+        if importance is not None:
+            self._store = restored_store(self.config, keys, values, importance, positions)
         self.offset = int(offset)
         self.evicted = int(evicted)
         self._unscored = bool(unscored)
+
+    def _with_rows(self, name: str) -> Storage:
+        if self._store is None:
+            raise ValueError(f"[H2OKVCache.{name}] an array was set, but no rows are stored.")
+        return self._store
 
     @classmethod
     def from_state(cls, state: Sequence[Any]) -> H2OKVCache:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from .store import RowStore
+from .storage import Layout, Storage, Stored
 
-__all__ = ["check_attended", "check_replacement", "check_rows", "check_scores"]
+__all__ = ["check_attended", "check_rows", "check_scores"]
 
 
-def check_rows(keys: mx.array, values: mx.array, store: RowStore | None) -> None:
+def check_rows(keys: mx.array, values: mx.array, store: Storage | None) -> None:
     """New rows [B, H, L, D] and [B, H, L, Dv] that fit each other and the stored ones."""
     op = "[H2OKVCache.update_and_fetch]"
     shape, other = keys.shape, values.shape
@@ -20,22 +20,18 @@ def check_rows(keys: mx.array, values: mx.array, store: RowStore | None) -> None
         )
     if 0 in shape[:3]:
         raise ValueError(f"{op} keys have shape {keys.shape}, expected B, H, L of at least 1.")
-    if store is not None and not (_fits(keys, store.keys) and _fits(values, store.values)):
-        for name, new, stored in (("keys", keys, store.keys), ("values", values, store.values)):
-            found, expected = _layout(new), _layout(stored)
-            if found != expected:
-                raise ValueError(
-                    f"{op} {name} are {found}, expected {expected} as the stored rows."
-                )
+    if store is None:
+        return
+    for name, new, stored in (
+        ("keys", keys, store.key_layout),
+        ("values", values, store.value_layout),
+    ):
+        found = Layout.of(new)
+        if found != stored:
+            raise ValueError(f"{op} {name} are {found}, expected {stored} as the stored rows.")
 
 
-def _fits(new: mx.array, stored: mx.array) -> bool:
-    """Whether the layouts are equal; the texts are only made where they differ."""
-    a, b = new.shape, stored.shape
-    return a[:2] == b[:2] and a[3] == b[3] and new.dtype == stored.dtype
-
-
-def check_scores(scores: mx.array, store: RowStore | None) -> None:
+def check_scores(scores: mx.array, store: Storage | None) -> None:
     """Scores float32 [B, Hq, L, N] of the stored rows."""
     op = "[H2OKVCache.update_scores]"
     if store is None:
@@ -50,8 +46,9 @@ def check_scores(scores: mx.array, store: RowStore | None) -> None:
         )
 
 
-def check_attended(keys: mx.array, store: RowStore | None) -> None:
-    """Keys [B, Hk, N, D] of as many rows as are stored, with a multiple of their heads.
+def check_attended(keys: Stored, store: Storage | None) -> None:
+    """Keys [B, Hk, N, D], or packed ones, of as many rows as are stored, with a multiple of
+    their heads.
 
     Latent attention (MLA) may spread the one stored head over several before it attends.
     """
@@ -59,28 +56,9 @@ def check_attended(keys: mx.array, store: RowStore | None) -> None:
     if store is None:
         raise ValueError(f"{op} there are no rows to score, expected an update first.")
     batch, heads, rows = store.positions.shape
-    found = keys.shape
+    found = (keys[0] if isinstance(keys, tuple) else keys).shape
     if len(found) != 4 or (found[0], found[2]) != (batch, rows) or found[1] % heads:
         raise ValueError(
-            f"{op} keys have shape {keys.shape}, expected [B, H, N, D] with B = {batch}, "
+            f"{op} keys have shape {found}, expected [B, H, N, D] with B = {batch}, "
             f"H a multiple of {heads}, N = {rows} as the stored rows."
         )
-
-
-def check_replacement(name: str, array: mx.array, store: RowStore | None) -> RowStore:
-    """An array that takes the place of all stored keys or values; returns the store."""
-    op = f"[H2OKVCache.{name}]"
-    if store is None:
-        raise ValueError(f"{op} an array of shape {array.shape} was set, but no rows are stored.")
-    stored = store.keys if name == "keys" else store.values
-    if array.ndim != 4 or array.shape[2] != store.length or _layout(array) != _layout(stored):
-        raise ValueError(
-            f"{op} found {array.dtype} {array.shape}, expected {store.length} rows and "
-            f"{_layout(stored)}."
-        )
-    return store
-
-
-def _layout(array: mx.array) -> str:
-    batch, heads, _, width = array.shape
-    return f"{array.dtype} with B = {batch}, H = {heads}, row size {width}"

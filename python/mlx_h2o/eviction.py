@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from . import fast
 from .policies import Policy, Rows
-from .store import RowStore
+from .storage import Storage
 
 __all__ = ["Eviction"]
 
@@ -20,7 +20,7 @@ class Eviction(NamedTuple):
     Replacement and compaction drop the same rows: both rank by ``fast``'s one order.
     """
 
-    store: RowStore
+    store: Storage
     policy: Policy
     offset: int
     added: int
@@ -57,6 +57,6 @@ class Eviction(NamedTuple):
         return self.offset + self.added - self.recent_size
 
     def _ranks(self) -> mx.array:
-        keys, values = self.store.fetch()
+        keys, values = self.store.dense()
         rows = Rows(keys, values, self.store.importance, self.store.positions, self.offset)
         return self.policy.rank(rows)

@@ -14,6 +14,7 @@ import mlx.core as mx
 
 if TYPE_CHECKING:
     from .bounded import BoundedRows
+    from .storage import Stored
 
 __all__ = ["owner_of", "register"]
 
@@ -21,8 +22,12 @@ _Entry = tuple["weakref.ref[mx.array]", "weakref.ref[BoundedRows]"]
 _entries: dict[int, _Entry] = {}
 
 
-def register(keys: mx.array, cache: BoundedRows) -> None:
-    """Remember that ``cache`` handed out ``keys``, for as long as the array object lives."""
+def register(keys: Stored, cache: BoundedRows) -> None:
+    """Remember that ``cache`` handed out ``keys``, for as long as the array object lives.
+
+    Packed keys are known by their words: a tuple has no weak references.
+    """
+    keys = keys[0] if isinstance(keys, tuple) else keys
     identity = id(keys)
 
     def forget(_: object) -> None:
@@ -32,7 +37,8 @@ def register(keys: mx.array, cache: BoundedRows) -> None:
 
 
 def owner_of(keys: object) -> BoundedRows | None:
-    """The living cache that handed out this very array object, or None."""
+    """The living cache that handed out this very array object, or these words, or None."""
+    keys = keys[0] if isinstance(keys, tuple) and keys else keys
     entry = _entries.get(id(keys))
     if entry is None or entry[0]() is not keys:
         return None
