@@ -22,11 +22,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import benchmark_models as models
 import mlx.core as mx
 import numpy as np
-from mlx.utils import tree_flatten
 from mlx_lm.generate import generate_step
-from mlx_lm.models import qwen3
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
 import mlx_h2o
@@ -35,32 +34,6 @@ from mlx_h2o.demo import report
 
 HELD_STEPS = 10
 PHASES = ("filling", "at the budget")
-
-
-def random_model() -> Any:
-    """Random weights in the shape of a model of about 100 million parameters."""
-    mx.random.seed(0)
-    model = qwen3.Model(
-        qwen3.ModelArgs(
-            model_type="qwen3",
-            hidden_size=768,
-            num_hidden_layers=14,
-            intermediate_size=2048,
-            num_attention_heads=12,
-            num_key_value_heads=4,
-            head_dim=64,
-            rms_norm_eps=1e-6,
-            vocab_size=8192,
-            max_position_embeddings=4096,
-            rope_theta=50000.0,
-            tie_word_embeddings=True,
-        )
-    )
-    mx.eval(model.parameters())
-    return model
-
-
-MODELS = {"demo": lambda: mlx_h2o.load("demo")[0], "random-100m": random_model}
 
 
 @dataclass(frozen=True)
@@ -192,7 +165,7 @@ def measure(arm: Arm, model: Any, budget: int, tokens: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--models", nargs="+", choices=models.MODELS, default=list(models.MODELS))
     parser.add_argument("--max-kv-size", type=int, default=128)
     parser.add_argument("--tokens", type=int, default=32, help="at the budget")
     parser.add_argument("--json", type=Path, help="write the result here")
@@ -203,8 +176,8 @@ def main() -> None:
         parser.error(f"expected at least {HELD_STEPS + 2} tokens, found {arguments.tokens}")
     result: dict[str, Any] = {"environment": report.environment(), "runs": []}
     for name in arguments.models:
-        model = MODELS[name]()
-        parameters = sum(array.size for _, array in tree_flatten(model.parameters()))
+        model = models.MODELS[name]()
+        parameters = models.parameters(model)
         print(f"{name}: {parameters:,} parameters, {arguments.max_kv_size} rows")
         arms = {}
         for arm in ARMS:

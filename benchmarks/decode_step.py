@@ -21,54 +21,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import benchmark_models as models
 import mlx.core as mx
 from mlx_lm.generate import generate_step
-from mlx_lm.models import qwen3
 from mlx_lm.models.cache import KVCache, RotatingKVCache
-from mlx_lm.utils import load_model
 
 import mlx_h2o
 from mlx_h2o import native
 from mlx_h2o.demo import report
 from mlx_h2o.policies import names
 
-MODEL = Path(mlx_h2o.__file__).parent / "demo" / "model"
 ROTATING = "rotating"
 FULL = "full"
-
-
-def demo_model() -> Any:
-    """The demo model, 5.5 million parameters."""
-    return load_model(MODEL)[0]
-
-
-def random_model() -> Any:
-    """Random weights in the shape of a model of about 100 million parameters."""
-    return qwen3.Model(
-        qwen3.ModelArgs(
-            model_type="qwen3",
-            hidden_size=768,
-            num_hidden_layers=14,
-            intermediate_size=2048,
-            num_attention_heads=12,
-            num_key_value_heads=4,
-            head_dim=64,
-            rms_norm_eps=1e-6,
-            vocab_size=8192,
-            max_position_embeddings=4096,
-            rope_theta=50000.0,
-            tie_word_embeddings=True,
-        )
-    )
-
-
-MODELS = {"demo": demo_model, "random-100m": random_model}
-
-
-def parameters(model: Any) -> int:
-    from mlx.utils import tree_flatten
-
-    return sum(array.size for _, array in tree_flatten(model.parameters()))
 
 
 class Arm:
@@ -145,7 +109,7 @@ def measure(name: str, model: Any, budget: int, tokens: int, repeats: int) -> di
         }
     return {
         "model": name,
-        "parameters": parameters(model),
+        "parameters": models.parameters(model),
         "max_kv_size": budget,
         "tokens_per_turn": tokens,
         "repeats": repeats,
@@ -156,7 +120,7 @@ def measure(name: str, model: Any, budget: int, tokens: int, repeats: int) -> di
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--models", nargs="+", choices=models.MODELS, default=list(models.MODELS))
     parser.add_argument("--max-kv-size", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=20, help="per turn")
     parser.add_argument("--repeats", type=int, default=15)
@@ -172,7 +136,7 @@ def main() -> None:
     result: dict[str, Any] = {"environment": environment, "runs": []}
     for name in arguments.models:
         run = measure(
-            name, MODELS[name](), arguments.max_kv_size, arguments.tokens, arguments.repeats
+            name, models.MODELS[name](), arguments.max_kv_size, arguments.tokens, arguments.repeats
         )
         result["runs"].append(run)
         print(f"{name}: {run['parameters']:,} parameters, {run['repeats']} repeats, load "

@@ -6,6 +6,7 @@
 #endif
 
 #define H2O_NEGATIVE_INFINITY (-metal::numeric_limits<float>::infinity())
+#define H2O_NAN (metal::numeric_limits<float>::quiet_NaN())
 
 // Where running maxima start: finite, because -inf - -inf is NaN.
 #define H2O_LOWEST (-metal::numeric_limits<float>::max())

@@ -32,10 +32,12 @@ def counting():
     spec = importlib.util.spec_from_file_location("copied_bytes", FILE)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # where dataclasses look for it
+    sys.path.insert(0, str(FILE.parent))  # as for a script
     try:
         spec.loader.exec_module(module)
         yield module
     finally:
+        sys.path.remove(str(FILE.parent))
         del sys.modules[spec.name]
 
 

@@ -200,7 +200,7 @@ def test_the_operation_uses_it() -> None:
 def _metal_on_the_emulator(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """metal.py, with the emulator in the place of mx.fast.metal_kernel and of a GPU."""
     monkeypatch.setattr(mx.fast, "metal_kernel", metal_kernel)
-    monkeypatch.setattr(metal, "runs_on_gpu", lambda stream: True)
+    monkeypatch.setattr(metal._rows, "_serves", lambda stream: True)
     monkeypatch.setattr(metal, "unavailable_reason", lambda: "")
     metal._metal_kernel.cache_clear()
     yield

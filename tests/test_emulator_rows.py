@@ -12,6 +12,7 @@ import pytest
 import reference
 from emulator import EmulatorBackend, KernelError, Run, metal_kernel
 from emulator.build import compiler
+from emulator.row_cases import ROWS, SCHEDULES, in_every_schedule, rows_with_ties, same_bits
 from mlx_h2o import composed, composed_cache, cuda, fast, metal, use_backend
 from mlx_h2o.backends import register
 from mlx_h2o.cache_requests import accumulate_request
@@ -25,9 +26,6 @@ pytestmark = [
     ),
 ]
 
-SCHEDULES = (Run(), Run("reverse"), Run("random", seed=1), Run("random", seed=2))
-ROWS = (1, 7, 31, 32, 33, 255, 256, 257, 1023, 1024, 1025)
-
 
 @pytest.fixture
 def _emulator() -> Iterator[None]:
@@ -37,26 +35,6 @@ def _emulator() -> Iterator[None]:
             yield
     finally:
         remove()
-
-
-def same_bits(one: mx.array, other: mx.array) -> bool:
-    return one.shape == other.shape and bool(
-        mx.array_equal(one.view(mx.uint8), other.view(mx.uint8))
-    )
-
-
-def in_every_schedule(call) -> mx.array:
-    """The result of ``call()`` on the emulator, the same bits in every order of the threads."""
-    results = []
-    for run in SCHEDULES:
-        remove = register("emulator", EmulatorBackend(run))
-        try:
-            with use_backend("emulator"):
-                results.append(call())
-        finally:
-            remove()
-    assert all(same_bits(results[0], other) for other in results[1:])
-    return results[0]
 
 
 # accumulate_scores
@@ -142,21 +120,6 @@ def test_accumulate_faults_are_caught() -> None:
 # choose_row, behind evict_indices
 
 
-def rows_with_ties(seed: int, heads: int, rows: int) -> tuple[mx.array, mx.array]:
-    """Few different scores, infinities of both signs, both zeros, NaN, and padding."""
-    rng = np.random.default_rng([seed, heads, rows])
-    worth = np.array([-np.inf, -1.5, -0.0, 0.0, 1e-40, 2.0, np.inf, np.nan], np.float32)
-    # Each head lacks some of them, so that every kind of row is the worst of some head.
-    chosen = (worth[rng.permutation(8)[: rng.integers(1, 8)]] for _ in range(2 * heads))
-    scores = np.stack([rng.choice(some, rows) for some in chosen]).reshape(2, heads, rows)
-    positions = np.stack([rng.permutation(3 * rows)[:rows] for _ in range(2 * heads)])
-    positions = positions.reshape(2, heads, rows).astype(np.int32)
-    padded = rng.random(positions.shape) < 0.1
-    padded[:, ::2] = False
-    positions[padded] = -rng.integers(1, 5, padded.sum())
-    return mx.array(scores), mx.array(positions)
-
-
 @pytest.mark.parametrize("rows", ROWS)
 def test_the_row_to_evict_is_the_composed_one(rows: int) -> None:
     scores, positions = rows_with_ties(1, 8, rows)
@@ -198,18 +161,6 @@ def test_choosing_takes_any_strides_and_several_rows() -> None:
     assert mx.array_equal(fast.evict_indices(*turned), fast.evict_indices(*dense))
     three = fast.evict_indices(scores, positions, count=3)
     assert mx.array_equal(three[..., :1], fast.evict_indices(scores, positions))
-
-
-@pytest.mark.usefixtures("_emulator")
-def test_replacement_uses_it() -> None:
-    scores, positions = rows_with_ties(3, 2, 40)
-    keys = mx.random.normal((2, 2, 40, 8))
-    new = mx.ones((2, 2, 1, 8))
-    arguments = (keys, keys, scores, positions, new, new)
-    found = fast.replace_worst(*arguments, position=500, sink_size=2)
-    with use_backend("composed"):
-        expected = fast.replace_worst(*arguments, position=500, sink_size=2)
-    assert all(map(same_bits, found, expected))
 
 
 CHOICE_FAULTS = {
@@ -263,7 +214,8 @@ def test_faults_in_the_choice_are_caught(old: str) -> None:
 def _metal_on_the_emulator(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """metal.py, with the emulator in the place of mx.fast.metal_kernel and of a GPU."""
     monkeypatch.setattr(mx.fast, "metal_kernel", metal_kernel)
-    monkeypatch.setattr(metal, "runs_on_gpu", lambda stream: True)
+    # On a machine without one, runs_on_gpu is False of every stream.
+    monkeypatch.setattr(metal._rows, "_serves", lambda stream: True)
     metal._metal_kernel.cache_clear()
     yield
     metal._metal_kernel.cache_clear()

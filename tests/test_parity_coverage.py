@@ -111,3 +111,7 @@ def test_packed_cases_have_bits_apart_and_every_group(kernel: str, launched) -> 
     assert values(launched[kernel], "S") == {mx.float32, mx.float16, mx.bfloat16}
     pairs = {(template["KB"], template["VB"]) for _, template in launched[kernel]}
     assert {(8, 8), (4, 4), (8, 4), (4, 8)} <= pairs
+
+
+def test_rows_are_replaced_by_each_kind_of_rank(launched) -> None:
+    assert values(launched["replace_row"], "AGE") == {False, True}

@@ -1,9 +1,11 @@
   // The row that each head can best do without: an arg-min by the retention order
   // (docs/scores.md).  A threadgroup of NS simdgroups serves one head of one
   // sequence: each thread finds the worst of its rows, then the simdgroups, then
-  // the threadgroup agree.
+  // the threadgroup agree.  With `marks` a new row takes its place: importance
+  // and positions come out with what is remembered of that one.
   //   grid (B * H * NS * 32, 1, 1), threadgroup (NS * 32, 1, 1)
-  //   zones = [first position that is no sink, first position of the recent window]
+  //   zones = [first position that is no sink, first position of the recent window,
+  //   position of the new row]; AGE: the oldest row goes
   constexpr int LANES = 32;
   constexpr int PROTECTED = 0;
   constexpr int SCORED = 1;
@@ -16,12 +18,20 @@
 
   const int lane = int(thread_index_in_simdgroup);
   const int group = int(simdgroup_index_in_threadgroup);
-  const int head_count = scores_shape[1];
-  const int row_count = scores_shape[2];
+  const int head_count = positions_shape[1];
+  const int row_count = positions_shape[2];
   const int batch = int(threadgroup_position_in_grid.x) / head_count;
   const int head = int(threadgroup_position_in_grid.x) % head_count;
-  const int64_t scores_start = batch * scores_strides[0] + head * scores_strides[1];
   const int64_t positions_start = batch * positions_strides[0] + head * positions_strides[1];
+#if marks
+  const int64_t importance_start = batch * importance_strides[0] + head * importance_strides[1];
+#endif
+#if !marks
+  const int64_t scores_start = batch * scores_strides[0] + head * scores_strides[1];
+#endif
+#if ranked
+  const int64_t scores_start = batch * scores_strides[0] + head * scores_strides[1];
+#endif
 
   // The worst row so far: the highest kind, then the lowest worth, then the
   // highest place, then the lowest slot.  -1: no row yet.
@@ -30,8 +40,17 @@
   int place = -1;
   int slot = 0;
   for (int row = group * LANES + lane; row < row_count; row += NS * LANES) {
-    const float score = scores[scores_start + row * scores_strides[2]];
     const int position = positions[positions_start + row * positions_strides[2]];
+#if marks
+#if ranked
+    const float score = scores[scores_start + row * scores_strides[2]];
+#else
+    const float score = AGE ? static_cast<float>(position - zones[2])
+                            : importance[importance_start + row * importance_strides[2]];
+#endif
+#else
+    const float score = scores[scores_start + row * scores_strides[2]];
+#endif
     int found = score != score ? UNSCORED : SCORED;
     if (position < zones[0] || position >= zones[1]) {
       found = PROTECTED;
@@ -73,7 +92,19 @@
       worth = has_row ? worths[lane] : 0.0f;
       place = has_row ? places[lane] : -1;
       slot = has_row ? slots[lane] : 0;
-    } else if (group == 0 && lane == 0) {
-      worst[threadgroup_position_in_grid.x] = uint32_t(first_slot);
+    } else {
+      slot = first_slot;
     }
   }
+  if (group == 0 && lane == 0) {
+    worst[threadgroup_position_in_grid.x] = uint32_t(slot);
+  }
+#if marks
+  const int64_t marked_start = int64_t(threadgroup_position_in_grid.x) * row_count;
+  for (int row = group * LANES + lane; row < row_count; row += NS * LANES) {
+    const float old_importance = importance[importance_start + row * importance_strides[2]];
+    const int old_position = positions[positions_start + row * positions_strides[2]];
+    new_importance[marked_start + row] = row == slot ? H2O_NAN : old_importance;
+    new_positions[marked_start + row] = row == slot ? zones[2] : old_position;
+  }
+#endif

@@ -43,6 +43,7 @@ struct numeric_limits;
 template <>
 struct numeric_limits<float> {
   static constexpr float infinity() { return __builtin_inff(); }
+  static constexpr float quiet_NaN() { return __builtin_nanf(""); }
   static constexpr float max() { return 3.402823466e+38f; }
 };
 

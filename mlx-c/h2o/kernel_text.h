@@ -45,6 +45,7 @@ static const mlx_h2o_kernel_segment mlx_h2o_kernel_header[] = {
      "#define H2O_THREADGROUP(T, name, count) threadgroup T name[count]\n"
      "#endif\n"
      "#define H2O_NEGATIVE_INFINITY (-metal::numeric_limits<float>::infinity())\n"
+     "#define H2O_NAN (metal::numeric_limits<float>::quiet_NaN())\n"
      "#define H2O_LOWEST (-metal::numeric_limits<float>::max())\n"
      "template <typename S>\n"
      "inline int64_t h2o_offset(S strides, int batch, int head, int row, int element) {\n"
@@ -150,10 +151,10 @@ static const mlx_h2o_kernel_segment mlx_h2o_kernel_header[] = {
      "  float total;\n"
      "  float share;\n"
      "};\n"
-     "inline h2o_merged h2o_softmax_merge(h2o_softmax part) {\n"
-     "  h2o_merged all;\n"
-     "  all.maximum = metal::simd_max(part.maximum);\n"},
+     "inline h2o_merged h2o_softmax_merge(h2o_softmax part) {\n"},
     {"",
+     "  h2o_merged all;\n"
+     "  all.maximum = metal::simd_max(part.maximum);\n"
      "  all.share = metal::fast::exp(part.maximum - all.maximum);\n"
      "  all.total = metal::simd_sum(part.total * all.share);\n"
      "  return all;\n"
@@ -1066,19 +1067,19 @@ static const mlx_h2o_kernel_segment mlx_h2o_choose_row_segments[] = {
      "  H2O_THREADGROUP(int, slots, NS);\n"
      "  const int lane = int(thread_index_in_simdgroup);\n"
      "  const int group = int(simdgroup_index_in_threadgroup);\n"
-     "  const int head_count = scores_shape[1];\n"
-     "  const int row_count = scores_shape[2];\n"
+     "  const int head_count = positions_shape[1];\n"
+     "  const int row_count = positions_shape[2];\n"
      "  const int batch = int(threadgroup_position_in_grid.x) / head_count;\n"
      "  const int head = int(threadgroup_position_in_grid.x) % head_count;\n"
-     "  const int64_t scores_start = batch * scores_strides[0] + head * scores_strides[1];\n"
      "  const int64_t positions_start = batch * positions_strides[0] + head * positions_strides[1];\n"
+     "  const int64_t scores_start = batch * scores_strides[0] + head * scores_strides[1];\n"
      "  int kind = -1;\n"
      "  float worth = 0.0f;\n"
      "  int place = -1;\n"
      "  int slot = 0;\n"
      "  for (int row = group * LANES + lane; row < row_count; row += NS * LANES) {\n"
-     "    const float score = scores[scores_start + row * scores_strides[2]];\n"
      "    const int position = positions[positions_start + row * positions_strides[2]];\n"
+     "    const float score = scores[scores_start + row * scores_strides[2]];\n"
      "    int found = score != score ? UNSCORED : SCORED;\n"
      "    if (position < zones[0] || position >= zones[1]) {\n"
      "      found = PROTECTED;\n"
@@ -1117,9 +1118,12 @@ static const mlx_h2o_kernel_segment mlx_h2o_choose_row_segments[] = {
      "      worth = has_row ? worths[lane] : 0.0f;\n"
      "      place = has_row ? places[lane] : -1;\n"
      "      slot = has_row ? slots[lane] : 0;\n"
-     "    } else if (group == 0 && lane == 0) {\n"
-     "      worst[threadgroup_position_in_grid.x] = uint32_t(first_slot);\n"
+     "    } else {\n"
+     "      slot = first_slot;\n"
      "    }\n"
+     "  }\n"
+     "  if (group == 0 && lane == 0) {\n"
+     "    worst[threadgroup_position_in_grid.x] = uint32_t(slot);\n"
      "  }\n"},
 };
 
@@ -1133,6 +1137,226 @@ static const mlx_h2o_kernel_text mlx_h2o_choose_row_text = {
     sizeof(mlx_h2o_choose_row_outputs) / sizeof(mlx_h2o_choose_row_outputs[0]),
     mlx_h2o_choose_row_segments,
     sizeof(mlx_h2o_choose_row_segments) / sizeof(mlx_h2o_choose_row_segments[0]),
+};
+
+static const char* const mlx_h2o_replace_row_template[] = {
+    "NS",
+    "AGE",
+};
+
+static const mlx_h2o_kernel_buffer mlx_h2o_replace_row_inputs[] = {
+    {"importance", ""},
+    {"positions", ""},
+    {"zones", ""},
+};
+
+static const mlx_h2o_kernel_buffer mlx_h2o_replace_row_outputs[] = {
+    {"worst", ""},
+    {"new_importance", ""},
+    {"new_positions", ""},
+};
+
+static const mlx_h2o_kernel_segment mlx_h2o_replace_row_segments[] = {
+    {"",
+     "  constexpr int LANES = 32;\n"
+     "  constexpr int PROTECTED = 0;\n"
+     "  constexpr int SCORED = 1;\n"
+     "  constexpr int UNSCORED = 2;\n"
+     "  constexpr int PADDING = 3;\n"
+     "  H2O_THREADGROUP(int, kinds, NS);\n"
+     "  H2O_THREADGROUP(float, worths, NS);\n"
+     "  H2O_THREADGROUP(int, places, NS);\n"
+     "  H2O_THREADGROUP(int, slots, NS);\n"
+     "  const int lane = int(thread_index_in_simdgroup);\n"
+     "  const int group = int(simdgroup_index_in_threadgroup);\n"
+     "  const int head_count = positions_shape[1];\n"
+     "  const int row_count = positions_shape[2];\n"
+     "  const int batch = int(threadgroup_position_in_grid.x) / head_count;\n"
+     "  const int head = int(threadgroup_position_in_grid.x) % head_count;\n"
+     "  const int64_t positions_start = batch * positions_strides[0] + head * positions_strides[1];\n"
+     "  const int64_t importance_start = batch * importance_strides[0] + head * importance_strides[1];\n"
+     "  int kind = -1;\n"
+     "  float worth = 0.0f;\n"
+     "  int place = -1;\n"
+     "  int slot = 0;\n"
+     "  for (int row = group * LANES + lane; row < row_count; row += NS * LANES) {\n"
+     "    const int position = positions[positions_start + row * positions_strides[2]];\n"
+     "    const float score = AGE ? static_cast<float>(position - zones[2])\n"
+     "                            : importance[importance_start + row * importance_strides[2]];\n"
+     "    int found = score != score ? UNSCORED : SCORED;\n"
+     "    if (position < zones[0] || position >= zones[1]) {\n"
+     "      found = PROTECTED;\n"
+     "    }\n"
+     "    if (position < 0) {\n"
+     "      found = PADDING;\n"
+     "    }\n"
+     "    const float found_worth = found == SCORED ? score : 0.0f;\n"
+     "    const int found_place = position < 0 ? row : position;\n"
+     "    const bool same_worth = found == kind && found_worth == worth;\n"
+     "    if (found > kind || (found == kind && found_worth < worth)\n"
+     "        || (same_worth && found_place > place)) {\n"
+     "      kind = found;\n"
+     "      worth = found_worth;\n"
+     "      place = found_place;\n"
+     "      slot = row;\n"
+     "    }\n"
+     "  }\n"
+     "  for (int round = 0; round < 2; round++) {\n"
+     "    const int worst_kind = metal::simd_max(kind);\n"
+     "    const bool of_kind = kind == worst_kind;\n"
+     "    const float least_worth = -metal::simd_max(of_kind ? -worth : H2O_NEGATIVE_INFINITY);\n"
+     "    const bool of_worth = of_kind && worth == least_worth;\n"
+     "    const int last_place = metal::simd_max(of_worth ? place : -1);\n"
+     "    const int first_slot = -metal::simd_max(of_worth && place == last_place ? -slot : -row_count);\n"
+     "    if (round == 0) {\n"
+     "      if (lane == 0) {\n"
+     "        kinds[group] = worst_kind;\n"
+     "        worths[group] = least_worth;\n"
+     "        places[group] = last_place;\n"
+     "        slots[group] = first_slot;\n"
+     "      }\n"
+     "      metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
+     "      const bool has_row = lane < NS;\n"
+     "      kind = has_row ? kinds[lane] : -1;\n"
+     "      worth = has_row ? worths[lane] : 0.0f;\n"
+     "      place = has_row ? places[lane] : -1;\n"
+     "      slot = has_row ? slots[lane] : 0;\n"
+     "    } else {\n"
+     "      slot = first_slot;\n"
+     "    }\n"
+     "  }\n"
+     "  if (group == 0 && lane == 0) {\n"
+     "    worst[threadgroup_position_in_grid.x] = uint32_t(slot);\n"
+     "  }\n"
+     "  const int64_t marked_start = int64_t(threadgroup_position_in_grid.x) * row_count;\n"
+     "  for (int row = group * LANES + lane; row < row_count; row += NS * LANES) {\n"
+     "    const float old_importance = importance[importance_start + row * importance_strides[2]];\n"
+     "    const int old_position = positions[positions_start + row * positions_strides[2]];\n"
+     "    new_importance[marked_start + row] = row == slot ? H2O_NAN : old_importance;\n"
+     "    new_positions[marked_start + row] = row == slot ? zones[2] : old_position;\n"
+     "  }\n"},
+};
+
+static const mlx_h2o_kernel_text mlx_h2o_replace_row_text = {
+    "replace_row",
+    mlx_h2o_replace_row_template,
+    sizeof(mlx_h2o_replace_row_template) / sizeof(mlx_h2o_replace_row_template[0]),
+    mlx_h2o_replace_row_inputs,
+    sizeof(mlx_h2o_replace_row_inputs) / sizeof(mlx_h2o_replace_row_inputs[0]),
+    mlx_h2o_replace_row_outputs,
+    sizeof(mlx_h2o_replace_row_outputs) / sizeof(mlx_h2o_replace_row_outputs[0]),
+    mlx_h2o_replace_row_segments,
+    sizeof(mlx_h2o_replace_row_segments) / sizeof(mlx_h2o_replace_row_segments[0]),
+};
+
+static const char* const mlx_h2o_replace_row_ranked_template[] = {
+    "NS",
+};
+
+static const mlx_h2o_kernel_buffer mlx_h2o_replace_row_ranked_inputs[] = {
+    {"scores", ""},
+    {"importance", ""},
+    {"positions", ""},
+    {"zones", ""},
+};
+
+static const mlx_h2o_kernel_buffer mlx_h2o_replace_row_ranked_outputs[] = {
+    {"worst", ""},
+    {"new_importance", ""},
+    {"new_positions", ""},
+};
+
+static const mlx_h2o_kernel_segment mlx_h2o_replace_row_ranked_segments[] = {
+    {"",
+     "  constexpr int LANES = 32;\n"
+     "  constexpr int PROTECTED = 0;\n"
+     "  constexpr int SCORED = 1;\n"
+     "  constexpr int UNSCORED = 2;\n"
+     "  constexpr int PADDING = 3;\n"
+     "  H2O_THREADGROUP(int, kinds, NS);\n"
+     "  H2O_THREADGROUP(float, worths, NS);\n"
+     "  H2O_THREADGROUP(int, places, NS);\n"
+     "  H2O_THREADGROUP(int, slots, NS);\n"
+     "  const int lane = int(thread_index_in_simdgroup);\n"
+     "  const int group = int(simdgroup_index_in_threadgroup);\n"
+     "  const int head_count = positions_shape[1];\n"
+     "  const int row_count = positions_shape[2];\n"
+     "  const int batch = int(threadgroup_position_in_grid.x) / head_count;\n"
+     "  const int head = int(threadgroup_position_in_grid.x) % head_count;\n"
+     "  const int64_t positions_start = batch * positions_strides[0] + head * positions_strides[1];\n"
+     "  const int64_t importance_start = batch * importance_strides[0] + head * importance_strides[1];\n"
+     "  const int64_t scores_start = batch * scores_strides[0] + head * scores_strides[1];\n"
+     "  int kind = -1;\n"
+     "  float worth = 0.0f;\n"
+     "  int place = -1;\n"
+     "  int slot = 0;\n"
+     "  for (int row = group * LANES + lane; row < row_count; row += NS * LANES) {\n"
+     "    const int position = positions[positions_start + row * positions_strides[2]];\n"
+     "    const float score = scores[scores_start + row * scores_strides[2]];\n"
+     "    int found = score != score ? UNSCORED : SCORED;\n"
+     "    if (position < zones[0] || position >= zones[1]) {\n"
+     "      found = PROTECTED;\n"
+     "    }\n"
+     "    if (position < 0) {\n"
+     "      found = PADDING;\n"
+     "    }\n"
+     "    const float found_worth = found == SCORED ? score : 0.0f;\n"
+     "    const int found_place = position < 0 ? row : position;\n"
+     "    const bool same_worth = found == kind && found_worth == worth;\n"
+     "    if (found > kind || (found == kind && found_worth < worth)\n"
+     "        || (same_worth && found_place > place)) {\n"
+     "      kind = found;\n"
+     "      worth = found_worth;\n"
+     "      place = found_place;\n"
+     "      slot = row;\n"
+     "    }\n"
+     "  }\n"
+     "  for (int round = 0; round < 2; round++) {\n"
+     "    const int worst_kind = metal::simd_max(kind);\n"
+     "    const bool of_kind = kind == worst_kind;\n"
+     "    const float least_worth = -metal::simd_max(of_kind ? -worth : H2O_NEGATIVE_INFINITY);\n"
+     "    const bool of_worth = of_kind && worth == least_worth;\n"
+     "    const int last_place = metal::simd_max(of_worth ? place : -1);\n"
+     "    const int first_slot = -metal::simd_max(of_worth && place == last_place ? -slot : -row_count);\n"
+     "    if (round == 0) {\n"
+     "      if (lane == 0) {\n"
+     "        kinds[group] = worst_kind;\n"
+     "        worths[group] = least_worth;\n"
+     "        places[group] = last_place;\n"
+     "        slots[group] = first_slot;\n"
+     "      }\n"
+     "      metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
+     "      const bool has_row = lane < NS;\n"
+     "      kind = has_row ? kinds[lane] : -1;\n"
+     "      worth = has_row ? worths[lane] : 0.0f;\n"
+     "      place = has_row ? places[lane] : -1;\n"
+     "      slot = has_row ? slots[lane] : 0;\n"
+     "    } else {\n"
+     "      slot = first_slot;\n"
+     "    }\n"
+     "  }\n"
+     "  if (group == 0 && lane == 0) {\n"
+     "    worst[threadgroup_position_in_grid.x] = uint32_t(slot);\n"
+     "  }\n"
+     "  const int64_t marked_start = int64_t(threadgroup_position_in_grid.x) * row_count;\n"
+     "  for (int row = group * LANES + lane; row < row_count; row += NS * LANES) {\n"
+     "    const float old_importance = importance[importance_start + row * importance_strides[2]];\n"
+     "    const int old_position = positions[positions_start + row * positions_strides[2]];\n"
+     "    new_importance[marked_start + row] = row == slot ? H2O_NAN : old_importance;\n"
+     "    new_positions[marked_start + row] = row == slot ? zones[2] : old_position;\n"
+     "  }\n"},
+};
+
+static const mlx_h2o_kernel_text mlx_h2o_replace_row_ranked_text = {
+    "replace_row_ranked",
+    mlx_h2o_replace_row_ranked_template,
+    sizeof(mlx_h2o_replace_row_ranked_template) / sizeof(mlx_h2o_replace_row_ranked_template[0]),
+    mlx_h2o_replace_row_ranked_inputs,
+    sizeof(mlx_h2o_replace_row_ranked_inputs) / sizeof(mlx_h2o_replace_row_ranked_inputs[0]),
+    mlx_h2o_replace_row_ranked_outputs,
+    sizeof(mlx_h2o_replace_row_ranked_outputs) / sizeof(mlx_h2o_replace_row_ranked_outputs[0]),
+    mlx_h2o_replace_row_ranked_segments,
+    sizeof(mlx_h2o_replace_row_ranked_segments) / sizeof(mlx_h2o_replace_row_ranked_segments[0]),
 };
 
 static const char* const mlx_h2o_pack_rows_template[] = {

@@ -59,6 +59,13 @@ TEMPLATE: dict[str, tuple[str, ...]] = {
     "choose_row": (
         "NS",
     ),
+    "replace_row": (
+        "NS",
+        "AGE",
+    ),
+    "replace_row_ranked": (
+        "NS",
+    ),
     "pack_rows": (
         "T",
         "S",
@@ -133,6 +140,17 @@ INPUTS: dict[str, Pairs] = {
         ("positions", ""),
         ("zones", ""),
     ),
+    "replace_row": (
+        ("importance", ""),
+        ("positions", ""),
+        ("zones", ""),
+    ),
+    "replace_row_ranked": (
+        ("scores", ""),
+        ("importance", ""),
+        ("positions", ""),
+        ("zones", ""),
+    ),
     "pack_rows": (
         ("new_keys", ""),
         ("new_values", ""),
@@ -177,6 +195,16 @@ OUTPUTS: dict[str, Pairs] = {
     "choose_row": (
         ("worst", ""),
     ),
+    "replace_row": (
+        ("worst", ""),
+        ("new_importance", ""),
+        ("new_positions", ""),
+    ),
+    "replace_row_ranked": (
+        ("worst", ""),
+        ("new_importance", ""),
+        ("new_positions", ""),
+    ),
     "pack_rows": (
         ("key_words", ""),
         ("key_scales", ""),
@@ -191,6 +219,7 @@ HEADER = """#if defined(__METAL_VERSION__)
 #define H2O_THREADGROUP(T, name, count) threadgroup T name[count]
 #endif
 #define H2O_NEGATIVE_INFINITY (-metal::numeric_limits<float>::infinity())
+#define H2O_NAN (metal::numeric_limits<float>::quiet_NaN())
 #define H2O_LOWEST (-metal::numeric_limits<float>::max())
 template <typename S>
 inline int64_t h2o_offset(S strides, int batch, int head, int row, int element) {
@@ -326,6 +355,7 @@ struct numeric_limits;
 template <>
 struct numeric_limits<float> {
   static __device__ float infinity() { return __int_as_float(0x7f800000); }
+  static __device__ float quiet_NaN() { return __int_as_float(0x7fc00000); }
   static constexpr __device__ float max() { return 3.402823466e+38f; }
 };
 template <typename T>
@@ -1298,19 +1328,19 @@ SEGMENTS: dict[str, Pairs] = {
   H2O_THREADGROUP(int, slots, NS);
   const int lane = int(thread_index_in_simdgroup);
   const int group = int(simdgroup_index_in_threadgroup);
-  const int head_count = scores_shape[1];
-  const int row_count = scores_shape[2];
+  const int head_count = positions_shape[1];
+  const int row_count = positions_shape[2];
   const int batch = int(threadgroup_position_in_grid.x) / head_count;
   const int head = int(threadgroup_position_in_grid.x) % head_count;
-  const int64_t scores_start = batch * scores_strides[0] + head * scores_strides[1];
   const int64_t positions_start = batch * positions_strides[0] + head * positions_strides[1];
+  const int64_t scores_start = batch * scores_strides[0] + head * scores_strides[1];
   int kind = -1;
   float worth = 0.0f;
   int place = -1;
   int slot = 0;
   for (int row = group * LANES + lane; row < row_count; row += NS * LANES) {
-    const float score = scores[scores_start + row * scores_strides[2]];
     const int position = positions[positions_start + row * positions_strides[2]];
+    const float score = scores[scores_start + row * scores_strides[2]];
     int found = score != score ? UNSCORED : SCORED;
     if (position < zones[0] || position >= zones[1]) {
       found = PROTECTED;
@@ -1349,9 +1379,178 @@ SEGMENTS: dict[str, Pairs] = {
       worth = has_row ? worths[lane] : 0.0f;
       place = has_row ? places[lane] : -1;
       slot = has_row ? slots[lane] : 0;
-    } else if (group == 0 && lane == 0) {
-      worst[threadgroup_position_in_grid.x] = uint32_t(first_slot);
+    } else {
+      slot = first_slot;
     }
+  }
+  if (group == 0 && lane == 0) {
+    worst[threadgroup_position_in_grid.x] = uint32_t(slot);
+  }
+""",
+        ),
+    ),
+    "replace_row": (
+        (
+            "",
+            """  constexpr int LANES = 32;
+  constexpr int PROTECTED = 0;
+  constexpr int SCORED = 1;
+  constexpr int UNSCORED = 2;
+  constexpr int PADDING = 3;
+  H2O_THREADGROUP(int, kinds, NS);
+  H2O_THREADGROUP(float, worths, NS);
+  H2O_THREADGROUP(int, places, NS);
+  H2O_THREADGROUP(int, slots, NS);
+  const int lane = int(thread_index_in_simdgroup);
+  const int group = int(simdgroup_index_in_threadgroup);
+  const int head_count = positions_shape[1];
+  const int row_count = positions_shape[2];
+  const int batch = int(threadgroup_position_in_grid.x) / head_count;
+  const int head = int(threadgroup_position_in_grid.x) % head_count;
+  const int64_t positions_start = batch * positions_strides[0] + head * positions_strides[1];
+  const int64_t importance_start = batch * importance_strides[0] + head * importance_strides[1];
+  int kind = -1;
+  float worth = 0.0f;
+  int place = -1;
+  int slot = 0;
+  for (int row = group * LANES + lane; row < row_count; row += NS * LANES) {
+    const int position = positions[positions_start + row * positions_strides[2]];
+    const float score = AGE ? static_cast<float>(position - zones[2])
+                            : importance[importance_start + row * importance_strides[2]];
+    int found = score != score ? UNSCORED : SCORED;
+    if (position < zones[0] || position >= zones[1]) {
+      found = PROTECTED;
+    }
+    if (position < 0) {
+      found = PADDING;
+    }
+    const float found_worth = found == SCORED ? score : 0.0f;
+    const int found_place = position < 0 ? row : position;
+    const bool same_worth = found == kind && found_worth == worth;
+    if (found > kind || (found == kind && found_worth < worth)
+        || (same_worth && found_place > place)) {
+      kind = found;
+      worth = found_worth;
+      place = found_place;
+      slot = row;
+    }
+  }
+  for (int round = 0; round < 2; round++) {
+    const int worst_kind = metal::simd_max(kind);
+    const bool of_kind = kind == worst_kind;
+    const float least_worth = -metal::simd_max(of_kind ? -worth : H2O_NEGATIVE_INFINITY);
+    const bool of_worth = of_kind && worth == least_worth;
+    const int last_place = metal::simd_max(of_worth ? place : -1);
+    const int first_slot = -metal::simd_max(of_worth && place == last_place ? -slot : -row_count);
+    if (round == 0) {
+      if (lane == 0) {
+        kinds[group] = worst_kind;
+        worths[group] = least_worth;
+        places[group] = last_place;
+        slots[group] = first_slot;
+      }
+      metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+      const bool has_row = lane < NS;
+      kind = has_row ? kinds[lane] : -1;
+      worth = has_row ? worths[lane] : 0.0f;
+      place = has_row ? places[lane] : -1;
+      slot = has_row ? slots[lane] : 0;
+    } else {
+      slot = first_slot;
+    }
+  }
+  if (group == 0 && lane == 0) {
+    worst[threadgroup_position_in_grid.x] = uint32_t(slot);
+  }
+  const int64_t marked_start = int64_t(threadgroup_position_in_grid.x) * row_count;
+  for (int row = group * LANES + lane; row < row_count; row += NS * LANES) {
+    const float old_importance = importance[importance_start + row * importance_strides[2]];
+    const int old_position = positions[positions_start + row * positions_strides[2]];
+    new_importance[marked_start + row] = row == slot ? H2O_NAN : old_importance;
+    new_positions[marked_start + row] = row == slot ? zones[2] : old_position;
+  }
+""",
+        ),
+    ),
+    "replace_row_ranked": (
+        (
+            "",
+            """  constexpr int LANES = 32;
+  constexpr int PROTECTED = 0;
+  constexpr int SCORED = 1;
+  constexpr int UNSCORED = 2;
+  constexpr int PADDING = 3;
+  H2O_THREADGROUP(int, kinds, NS);
+  H2O_THREADGROUP(float, worths, NS);
+  H2O_THREADGROUP(int, places, NS);
+  H2O_THREADGROUP(int, slots, NS);
+  const int lane = int(thread_index_in_simdgroup);
+  const int group = int(simdgroup_index_in_threadgroup);
+  const int head_count = positions_shape[1];
+  const int row_count = positions_shape[2];
+  const int batch = int(threadgroup_position_in_grid.x) / head_count;
+  const int head = int(threadgroup_position_in_grid.x) % head_count;
+  const int64_t positions_start = batch * positions_strides[0] + head * positions_strides[1];
+  const int64_t importance_start = batch * importance_strides[0] + head * importance_strides[1];
+  const int64_t scores_start = batch * scores_strides[0] + head * scores_strides[1];
+  int kind = -1;
+  float worth = 0.0f;
+  int place = -1;
+  int slot = 0;
+  for (int row = group * LANES + lane; row < row_count; row += NS * LANES) {
+    const int position = positions[positions_start + row * positions_strides[2]];
+    const float score = scores[scores_start + row * scores_strides[2]];
+    int found = score != score ? UNSCORED : SCORED;
+    if (position < zones[0] || position >= zones[1]) {
+      found = PROTECTED;
+    }
+    if (position < 0) {
+      found = PADDING;
+    }
+    const float found_worth = found == SCORED ? score : 0.0f;
+    const int found_place = position < 0 ? row : position;
+    const bool same_worth = found == kind && found_worth == worth;
+    if (found > kind || (found == kind && found_worth < worth)
+        || (same_worth && found_place > place)) {
+      kind = found;
+      worth = found_worth;
+      place = found_place;
+      slot = row;
+    }
+  }
+  for (int round = 0; round < 2; round++) {
+    const int worst_kind = metal::simd_max(kind);
+    const bool of_kind = kind == worst_kind;
+    const float least_worth = -metal::simd_max(of_kind ? -worth : H2O_NEGATIVE_INFINITY);
+    const bool of_worth = of_kind && worth == least_worth;
+    const int last_place = metal::simd_max(of_worth ? place : -1);
+    const int first_slot = -metal::simd_max(of_worth && place == last_place ? -slot : -row_count);
+    if (round == 0) {
+      if (lane == 0) {
+        kinds[group] = worst_kind;
+        worths[group] = least_worth;
+        places[group] = last_place;
+        slots[group] = first_slot;
+      }
+      metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+      const bool has_row = lane < NS;
+      kind = has_row ? kinds[lane] : -1;
+      worth = has_row ? worths[lane] : 0.0f;
+      place = has_row ? places[lane] : -1;
+      slot = has_row ? slots[lane] : 0;
+    } else {
+      slot = first_slot;
+    }
+  }
+  if (group == 0 && lane == 0) {
+    worst[threadgroup_position_in_grid.x] = uint32_t(slot);
+  }
+  const int64_t marked_start = int64_t(threadgroup_position_in_grid.x) * row_count;
+  for (int row = group * LANES + lane; row < row_count; row += NS * LANES) {
+    const float old_importance = importance[importance_start + row * importance_strides[2]];
+    const int old_position = positions[positions_start + row * positions_strides[2]];
+    new_importance[marked_start + row] = row == slot ? H2O_NAN : old_importance;
+    new_positions[marked_start + row] = row == slot ? zones[2] : old_position;
   }
 """,
         ),

@@ -9,8 +9,6 @@ from mlx_h2o import cache_requests, composed_cache
 from mlx_h2o.arguments import StreamLike
 from mlx_h2o.backends import for_attention, for_retention, operation_of
 from mlx_h2o.cache_requests import AccumulateRequest, RankName, ReplaceRequest
-from mlx_h2o.placement import placed
-from mlx_h2o.validate import RetentionRequest
 
 __all__ = ["accumulate_scores", "attention_and_accumulate", "key_diversity", "replace_worst"]
 
@@ -184,15 +182,6 @@ def serve_replacement(
     if served is not None:
         result: tuple[mx.array, mx.array, mx.array, mx.array] = served(request)
         return result
-    with placed(request.stream):
-        retention = RetentionRequest(
-            composed_cache.ranks_of(request),
-            request.positions,
-            1,
-            request.sink_size,
-            request.recent_start,
-            request.stream,
-        )
+    retention = composed_cache.retention_of(request)
     slots = for_retention("evict_indices", retention)(retention)
-    k, v, i, p = composed_cache.replaced(request, slots)
-    return k, v, i, p
+    return composed_cache.written(request, slots)

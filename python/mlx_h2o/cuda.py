@@ -10,12 +10,12 @@ from typing import cast
 
 import mlx.core as mx
 
-from mlx_h2o import composed, composed_cache, kernels, launch, launch_rows
+from mlx_h2o import kernels, launch
 from mlx_h2o.backends import AttentionResult, QuantizedAttentionResult
-from mlx_h2o.cache_requests import AccumulateRequest
 from mlx_h2o.kernels import Kernel
 from mlx_h2o.launch import AnyAttentionRequest, Execute, Launch
-from mlx_h2o.validate import RetentionRequest, StreamLike, runs_on_gpu
+from mlx_h2o.row_kernels import RowKernels
+from mlx_h2o.validate import StreamLike, runs_on_gpu
 from mlx_h2o.validate_quantized import QuantizedAttentionRequest
 
 name = "cuda"
@@ -68,23 +68,11 @@ def _executor(stream: StreamLike) -> Execute:
     return execute
 
 
-def accumulate_scores(request: AccumulateRequest) -> mx.array:
-    """The moving average in one kernel; on a CPU stream the composed one."""
-    if not runs_on_gpu(request.stream):
-        return composed_cache.accumulate_scores(request)
-    return _launched(launch_rows.accumulate_scores(request), request.stream)[0]
-
-
-def evict_indices(request: RetentionRequest) -> mx.array:
-    """One row per head in one kernel; several rows, and on a CPU stream, the composed one."""
-    if request.count > 1 or not runs_on_gpu(request.stream):
-        return composed.evict_indices(request)
-    return _launched(launch_rows.choose_row(request), request.stream)[0]
-
-
-def _launched(each: Launch, stream: StreamLike) -> list[mx.array]:
-    kernel = _cuda_kernel(each.kernel, each.threadgroup[0])
-    return kernel(inputs=each.inputs({}), stream=stream, **each.call())
+_rows = RowKernels(_executor)
+accumulate_scores = _rows.accumulate_scores
+evict_indices = _rows.evict_indices
+replace_worst = _rows.replace_worst
+quantize_append = _rows.quantize_append
 
 
 @cache

@@ -9,7 +9,7 @@ from functools import lru_cache
 import mlx.core as mx
 
 from mlx_h2o import kernels
-from mlx_h2o.cache_requests import AccumulateRequest
+from mlx_h2o.cache_requests import AccumulateRequest, ReplaceRequest
 from mlx_h2o.launch import LANES, Launch, TemplateArgument, Triple
 from mlx_h2o.validate import RetentionRequest
 
@@ -52,6 +52,41 @@ def choose_row(request: RetentionRequest) -> Launch:
         threadgroup=(threads, 1, 1),
         outputs=(((batch, heads, 1), mx.uint32),),
         template=(("NS", SIMDGROUPS),),
+    )
+
+
+def replace_row(request: ReplaceRequest, ranks: mx.array | None = None) -> Launch:
+    """The same, and what is remembered of the new row in its place: three outputs.
+
+    ``ranks`` stand for those that the request only names; None: the kernel knows the name.
+    """
+    batch, heads, rows = request.positions.shape
+    threads = SIMDGROUPS * LANES
+    recent_start = _NEVER if request.recent_start is None else request.recent_start
+    given = {
+        "importance": request.importance,
+        "positions": request.positions,
+        "zones": mx.array((request.sink_size, recent_start, request.position), mx.int32),
+    }
+    name = "replace_row"
+    template: list[TemplateArgument] = [("NS", SIMDGROUPS)]
+    if isinstance(request.ranks, mx.array):
+        ranks = request.ranks
+    if ranks is not None:
+        name, given["scores"] = "replace_row_ranked", ranks
+    else:
+        template.append(("AGE", request.ranks == "age"))
+    return _launch(
+        name,
+        given,
+        grid=(batch * heads * threads, 1, 1),
+        threadgroup=(threads, 1, 1),
+        outputs=(
+            ((batch, heads, 1), mx.uint32),
+            ((batch, heads, rows), mx.float32),
+            ((batch, heads, rows), mx.int32),
+        ),
+        template=tuple(template),
     )
 
 
@@ -101,7 +136,7 @@ def _launch(
     return Launch(
         kernel=kernels.resolve(name, frozenset()),
         given=given,
-        template=template,
+        template=tuple(template),
         grid=grid,
         threadgroup=threadgroup,
         output_shapes=tuple(shape for shape, _ in outputs),

@@ -12,14 +12,12 @@ from typing import Any, cast
 
 import mlx.core as mx
 
-from mlx_h2o import composed, composed_cache, kernels, launch, launch_rows
-from mlx_h2o import quantize_append as append
+from mlx_h2o import kernels, launch
 from mlx_h2o.backends import AttentionResult, QuantizedAttentionResult
-from mlx_h2o.cache_requests import AccumulateRequest
 from mlx_h2o.kernels import Kernel
 from mlx_h2o.launch import AnyAttentionRequest, Execute, Launch, LaunchPlan
-from mlx_h2o.quantize_append import QuantizeAppendRequest, Quantized
-from mlx_h2o.validate import RetentionRequest, StreamLike, runs_on_gpu
+from mlx_h2o.row_kernels import RowKernels
+from mlx_h2o.validate import StreamLike, runs_on_gpu
 from mlx_h2o.validate_quantized import QuantizedAttentionRequest, QuantizedRows
 
 name = "metal"
@@ -59,39 +57,6 @@ def attention_with_probes(request: AnyAttentionRequest) -> tuple[AttentionResult
     return plan.run_with_probes(_executor(request.stream))
 
 
-def accumulate_scores(request: AccumulateRequest) -> mx.array:
-    """The moving average in one kernel; on a CPU stream the composed one."""
-    if not runs_on_gpu(request.stream):
-        return composed_cache.accumulate_scores(request)
-    return _launched(launch_rows.accumulate_scores(request), request.stream)[0]
-
-
-def evict_indices(request: RetentionRequest) -> mx.array:
-    """One row per head in one kernel; several rows, and on a CPU stream, the composed one."""
-    if request.count > 1 or not runs_on_gpu(request.stream):
-        return composed.evict_indices(request)
-    return _launched(launch_rows.choose_row(request), request.stream)[0]
-
-
-def quantize_append(request: QuantizeAppendRequest) -> tuple[Quantized, Quantized]:
-    """New keys and values packed in one kernel, then scattered; on a CPU stream, composed."""
-    if not runs_on_gpu(request.stream):
-        return append.composed(request)
-    packing = launch_rows.pack_rows(
-        request.new_keys,
-        request.new_values,
-        bits=request.bits,
-        v_bits=request.v_bits,
-        group_size=request.group_size,
-    )
-    kw, ks, kb, vw, vs, vb = _launched(packing, request.stream)
-    return append.written(request, (kw, ks, kb), (vw, vs, vb))
-
-
-def _launched(each: Launch, stream: StreamLike) -> list[mx.array]:
-    return _metal_kernel(each.kernel)(inputs=each.inputs({}), stream=stream, **each.call())
-
-
 def _run(plan: LaunchPlan, stream: StreamLike) -> AttentionResult:
     return plan.run(_executor(stream))
 
@@ -101,6 +66,13 @@ def _executor(stream: StreamLike) -> Execute:
         return _metal_kernel(each.kernel)(inputs=inputs, stream=stream, **each.call())
 
     return execute
+
+
+_rows = RowKernels(_executor)
+accumulate_scores = _rows.accumulate_scores
+evict_indices = _rows.evict_indices
+replace_worst = _rows.replace_worst
+quantize_append = _rows.quantize_append
 
 
 @cache

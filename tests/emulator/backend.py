@@ -10,12 +10,12 @@ import mlx.core as mx
 from emulator import build
 from emulator.kernel import EmulatedKernel, Run, metal_kernel
 from emulator.text import MetalText
-from mlx_h2o import composed, kernels, launch, launch_rows
-from mlx_h2o import quantize_append as append
+from mlx_h2o import kernels, launch
 from mlx_h2o.backends import AttentionResult, QuantizedAttentionResult
-from mlx_h2o.cache_requests import AccumulateRequest
+from mlx_h2o.cache_requests import AccumulateRequest, ReplaceRequest
 from mlx_h2o.launch import AnyAttentionRequest, Launch, LaunchPlan
 from mlx_h2o.quantize_append import QuantizeAppendRequest, Quantized
+from mlx_h2o.row_kernels import RowKernels
 from mlx_h2o.validate import RetentionRequest
 
 
@@ -65,29 +65,27 @@ class EmulatorBackend:
     def _execute(self, each: Launch, inputs: list[mx.array]) -> list[mx.array]:
         return self._kernel(each)(inputs, **each.call())
 
+    @property
+    def rows(self) -> RowKernels:
+        """The operations on rows by their kernels, evaluated at once, on any stream."""
+        return RowKernels(lambda stream: self._execute, serves=lambda stream: True)
+
     def accumulate_scores(self, request: AccumulateRequest) -> mx.array:
-        """The moving average of scores, evaluated at once."""
-        return self._launched(launch_rows.accumulate_scores(request))[0]
+        return self.rows.accumulate_scores(request)
 
     def evict_indices(self, request: RetentionRequest) -> mx.array:
-        """The row to evict, evaluated at once; several rows are the composition's."""
-        if request.count > 1:
-            return composed.evict_indices(request)
-        return self._launched(launch_rows.choose_row(request))[0]
+        return self.rows.evict_indices(request)
+
+    def replace_worst(self, request: ReplaceRequest) -> tuple[mx.array, ...]:
+        return self.rows.replace_worst(request)
 
     def pack_rows(self, *rows: mx.array, **settings: int) -> list[mx.array]:
-        """New keys and values by Metal's rule, evaluated at once: six arrays."""
-        return self._launched(launch_rows.pack_rows(*rows, **settings))
+        """New keys and values by Metal's rule: six arrays."""
+        keys, values = self.rows.pack_rows(*rows, **settings)
+        return [*keys, *values]
 
     def quantize_append(self, request: QuantizeAppendRequest) -> tuple[Quantized, Quantized]:
-        """The same, written into their slots by MLX."""
-        names = ("bits", "v_bits", "group_size")
-        settings = {name: getattr(request, name) for name in names}
-        packed = self.pack_rows(request.new_keys, request.new_values, **settings)
-        return append.written(request, tuple(packed[:3]), tuple(packed[3:]))
-
-    def _launched(self, each: Launch) -> list[mx.array]:
-        return self._kernel(each)(each.inputs({}), **each.call())
+        return self.rows.quantize_append(request)
 
     def text(self, each: Launch) -> MetalText:
         """What MLX generates for a launch that takes nothing from an earlier one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from mlx_h2o import launch_rows
-from mlx_h2o.cache_requests import accumulate_request
+from mlx_h2o.cache_requests import accumulate_request, replace_request
 from mlx_h2o.launch import Launch
 from mlx_h2o.validate import evict_request
 
@@ -35,3 +35,9 @@ def _launches():
         yield f"accumulate_scores-{name}", launch_rows.accumulate_scores(request)
         rows_of_head = mx.zeros((1, 2, rows)), mx.zeros((1, 2, rows), mx.int32)
         yield f"choose_row-{name}", launch_rows.choose_row(evict_request(*rows_of_head))
+        cache = mx.zeros((1, 2, rows, 8)), mx.zeros((1, 2, rows, 8)), *rows_of_head
+        new = mx.zeros((1, 2, 1, 8)), mx.zeros((1, 2, 1, 8))
+        for ranks in ("importance", "age", rows_of_head[0]):
+            by = ranks if isinstance(ranks, str) else "array"
+            replacing = replace_request(*cache, *new, position=9, ranks=ranks)
+            yield f"replace_row-{by}-{name}", launch_rows.replace_row(replacing)

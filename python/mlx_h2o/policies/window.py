@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
+from ..composed_cache import ages
 from .base import Policy, Rows
 
 __all__ = ["Window"]
@@ -16,6 +17,4 @@ class Window(Policy):
     ranked_by = "age"
 
     def rank(self, rows: Rows) -> mx.array:
-        # The age, not the position: float32 holds every age in a cache, but not every position
-        # of a sequence beyond 2^24 tokens.
-        return (rows.positions - rows.offset).astype(mx.float32)
+        return ages(rows.positions, rows.offset)

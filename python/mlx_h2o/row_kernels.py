@@ -1,0 +1,92 @@
+"""The operations on a cache's rows by kernels, for every machine that runs them.
+
+A back end makes one ``RowKernels`` of its way to run a launch, and names its functions as its own.
+"""
+
+from collections.abc import Callable
+
+import mlx.core as mx
+
+from mlx_h2o import composed, composed_cache, launch_rows
+from mlx_h2o import quantize_append as append
+from mlx_h2o.cache_requests import AccumulateRequest, ReplaceRequest
+from mlx_h2o.launch import Execute, Launch
+from mlx_h2o.placement import placed
+from mlx_h2o.quantize_append import QuantizeAppendRequest, Quantized
+from mlx_h2o.validate import RetentionRequest, StreamLike, runs_on_gpu
+
+
+class RowKernels:
+    """``executor`` gives the function that runs a launch on a stream.
+
+    On a stream that ``serves`` is False of, the compositions run.
+    """
+
+    def __init__(
+        self,
+        executor: Callable[[StreamLike], Execute],
+        serves: Callable[[StreamLike], bool] = runs_on_gpu,
+    ) -> None:
+        self._executor = executor
+        self._serves = serves
+
+    def accumulate_scores(self, request: AccumulateRequest) -> mx.array:
+        """The moving average in one kernel."""
+        if not self._serves(request.stream):
+            return composed_cache.accumulate_scores(request)
+        return self._launched(launch_rows.accumulate_scores(request), request.stream)[0]
+
+    def evict_indices(self, request: RetentionRequest) -> mx.array:
+        """One row per head in one kernel; several rows are the composition's."""
+        if request.count > 1 or not self._serves(request.stream):
+            return composed.evict_indices(request)
+        return self._launched(launch_rows.choose_row(request), request.stream)[0]
+
+    def replace_worst(
+        self, request: ReplaceRequest
+    ) -> tuple[mx.array, mx.array, mx.array, mx.array]:
+        """The row chosen, its score and position written by one kernel, K and V by a scatter each.
+
+        Kernels cannot write into their inputs; MLX's scatter does where nothing else holds them.
+        """
+        if not self._serves(request.stream):
+            return composed_cache.replace_worst(request)
+        with placed(request.stream):
+            ranks = composed_cache.ranks_of(request) if request.ranks == "key_diversity" else None
+        replacing = launch_rows.replace_row(request, ranks)
+        slots, importance, positions = self._launched(replacing, request.stream)
+        return composed_cache.replaced(request, slots, importance, positions)
+
+    def pack_rows(
+        self,
+        new_keys: mx.array,
+        new_values: mx.array,
+        *,
+        bits: int,
+        v_bits: int,
+        group_size: int,
+        stream: StreamLike = None,
+    ) -> tuple[Quantized, Quantized]:
+        """New keys and values, quantised in one kernel."""
+        packing = launch_rows.pack_rows(
+            new_keys, new_values, bits=bits, v_bits=v_bits, group_size=group_size
+        )
+        kw, ks, kb, vw, vs, vb = self._launched(packing, stream)
+        return (kw, ks, kb), (vw, vs, vb)
+
+    def quantize_append(self, request: QuantizeAppendRequest) -> tuple[Quantized, Quantized]:
+        """The same, written into their slots by a scatter of each part."""
+        if not self._serves(request.stream):
+            return append.composed(request)
+        packed = self.pack_rows(
+            request.new_keys,
+            request.new_values,
+            bits=request.bits,
+            v_bits=request.v_bits,
+            group_size=request.group_size,
+            stream=request.stream,
+        )
+        return append.written(request, *packed)
+
+    def _launched(self, each: Launch, stream: StreamLike) -> list[mx.array]:
+        return self._executor(stream)(each, each.inputs({}))
