@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from mlx_h2o.config import H2OConfig
     from mlx_h2o.generate import generate, load, make_prompt_cache, stream_generate
     from mlx_h2o.routing import routing
+    from mlx_h2o.saving import load_prompt_cache, save_prompt_cache
 
 __version__ = "0.1.0"
 
@@ -39,8 +40,10 @@ __all__ = [
     "fast",
     "generate",
     "load",
+    "load_prompt_cache",
     "make_prompt_cache",
     "routing",
+    "save_prompt_cache",
     "stream_generate",
     "use_backend",
 ]
@@ -50,8 +53,10 @@ _LAZY = {
     "H2OKVCache": "mlx_h2o.cache",
     "generate": "mlx_h2o.generate",
     "load": "mlx_h2o.generate",
+    "load_prompt_cache": "mlx_h2o.saving",
     "make_prompt_cache": "mlx_h2o.generate",
     "routing": "mlx_h2o.routing",
+    "save_prompt_cache": "mlx_h2o.saving",
     "stream_generate": "mlx_h2o.generate",
 }
 

@@ -9,7 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Replacements", "Target"]
+__all__ = ["PATCHES", "Replacements", "Target"]
+
+_ABSENT = object()
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,6 +21,8 @@ class Target:
     namespace: dict[str, Any]
     name: str
     wrap: Callable[[Any], Any]
+    must_exist: bool = True
+    """False: a name that is not there is added, and taken away in the end."""
 
     @property
     def key(self) -> tuple[int, str]:
@@ -50,10 +54,11 @@ class Replacements:
     def enter(self, targets: Sequence[Target]) -> None:
         """Replace each target that is not replaced yet, and count one more user of it.
 
-        Raises KeyError, having done nothing, if a namespace lacks the name.
+        Raises KeyError, having done nothing, if a namespace lacks a name that must exist.
         """
         for target in targets:
-            target.namespace[target.name]
+            if target.must_exist:
+                target.namespace[target.name]
         with self._lock:
             for target in targets:
                 replaced = self._replaced.get(target.key)
@@ -68,7 +73,7 @@ class Replacements:
         self._drain()
 
     def _replace(self, target: Target) -> _Replaced:
-        original = target.namespace[target.name]
+        original = target.namespace.get(target.name, _ABSENT)
         replaced = _Replaced(target.namespace, target.name, original, target.wrap(original))
         self._replaced[target.key] = replaced
         target.namespace[target.name] = replaced.replacement
@@ -90,9 +95,21 @@ class Replacements:
 
 
 def _put_back(replaced: _Replaced) -> None:
-    if replaced.namespace.get(replaced.name) is replaced.replacement:
-        replaced.namespace[replaced.name] = replaced.original
+    _restore(replaced.namespace, replaced)
     # A module that was imported meanwhile may have bound the replacement by name.
     for name, module in list(sys.modules.items()):
-        if name.startswith("mlx_lm.") and vars(module).get(replaced.name) is replaced.replacement:
-            vars(module)[replaced.name] = replaced.original
+        if name.startswith("mlx_lm."):
+            _restore(vars(module), replaced)
+
+
+def _restore(namespace: dict[str, Any], replaced: _Replaced) -> None:
+    if namespace.get(replaced.name) is not replaced.replacement:
+        return
+    if replaced.original is _ABSENT:
+        del namespace[replaced.name]
+    else:
+        namespace[replaced.name] = replaced.original
+
+
+PATCHES = Replacements()
+"""The one set of names that this package replaces."""

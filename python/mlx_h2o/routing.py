@@ -22,15 +22,14 @@ from mlx.nn.layers.base import Module
 
 from . import attention
 from .cache import H2OKVCache
-from .replacements import Replacements, Target
+from .registry import class_name_targets
+from .replacements import PATCHES, Target
 
 __all__ = ["model_classes", "model_name", "routing"]
 
 _ATTENTION = "scaled_dot_product_attention"
 _generate = sys.modules["mlx_lm.generate"]  # mlx_lm.generate may also be its function
 _base = mlx_lm.models.base
-
-_replacements = Replacements()
 
 
 @contextlib.contextmanager
@@ -40,8 +39,9 @@ def routing(model: Module | None = None) -> Iterator[None]:
     Other caches are served by mlx_lm's own attention, so contexts may stay open, nest, and be
     used from several threads. Closing the last one leaves mlx_lm as it was.
 
-    Within the context mlx_lm's speculative decoding refuses these caches: it takes back rejected
-    tokens, and evicted rows cannot come back.
+    Within the context mlx_lm's own ``load_prompt_cache`` knows the classes of our caches, and its
+    speculative decoding refuses these caches: it takes back
+    rejected tokens, and evicted rows cannot come back.
 
     Args:
         model: the model to route, custom model files included; None for every mlx_lm model
@@ -58,11 +58,12 @@ def routing(model: Module | None = None) -> Iterator[None]:
         )
     targets.append(Target(vars(_generate), "speculative_generate_step", _refusing_speculation))
     targets.append(Target(vars(_generate), "can_trim_prompt_cache", _refusing_trimming))
-    _replacements.enter(targets)
+    targets += class_name_targets()
+    PATCHES.enter(targets)
     try:
         yield
     finally:
-        _replacements.leave(targets)
+        PATCHES.leave(targets)
 
 
 def model_name(model: Module | None) -> str:

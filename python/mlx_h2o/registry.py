@@ -1,0 +1,29 @@
+"""The cache classes of this package by name: mlx_lm's files hold names, looked up in its module."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mlx_lm.models import cache as mlx_lm_cache
+
+from .cache import H2OKVCache
+from .replacements import Target
+
+__all__ = ["cache_classes", "class_name_targets"]
+
+
+def cache_classes() -> dict[str, type[Any]]:
+    """Every class that a saved prompt cache of ours may name."""
+    return {cls.__name__: cls for cls in (H2OKVCache,)}
+
+
+def class_name_targets() -> list[Target]:
+    """What makes mlx_lm's own ``load_prompt_cache`` and cache lists find our classes."""
+    return [
+        Target(vars(mlx_lm_cache), name, _always(cls), must_exist=False)
+        for name, cls in cache_classes().items()
+    ]
+
+
+def _always(cls: type[Any]) -> Any:
+    return lambda original: cls

@@ -1,0 +1,248 @@
+"""Prompt caches in files: what comes back, what is refused, and that nothing is half done."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import mlx.core as mx
+import mlx_lm.models.cache as mlx_lm_cache
+import numpy as np
+import pytest
+
+from cache_checks import filled
+from mlx_h2o import (
+    H2OKVCache,
+    generate,
+    load_prompt_cache,
+    make_prompt_cache,
+    routing,
+    save_prompt_cache,
+)
+from routing_checks import mlx_lm_stays_as_it_is
+from tiny_models import random_prompt, tiny_llama, tiny_qwen3, tiny_tokenizer
+
+__all__ = ["mlx_lm_stays_as_it_is"]  # a fixture around every test
+
+POLICIES = ("h2o", "window", "keydiff")
+
+
+@pytest.fixture
+def model():
+    return tiny_qwen3()
+
+
+@pytest.fixture
+def saved(model, tmp_path):
+    """A file of caches that have evicted, and the caches."""
+    caches = make_prompt_cache(model, 16)
+    generate(model, tiny_tokenizer(), random_prompt(30), max_tokens=8, prompt_cache=caches)
+    file = tmp_path / "cache.safetensors"
+    save_prompt_cache(file, caches, {"note": "hello"}, model=model)
+    return file, caches
+
+
+def same(one, other) -> None:
+    for a, b in zip(one, other, strict=True):
+        assert type(a) is type(b)
+        for x, y in zip(a.state, b.state, strict=True):
+            if isinstance(x, mx.array):
+                np.testing.assert_array_equal(np.array(x), np.array(y))
+            else:
+                assert x == y
+
+
+def test_what_was_saved_comes_back(model, saved):
+    file, caches = saved
+    loaded, metadata = load_prompt_cache(file, return_metadata=True, model=model)
+    assert metadata == {"note": "hello"}
+    same(loaded, caches)
+    prompt = random_prompt(5, seed=1)
+    texts = [
+        generate(model, tiny_tokenizer(), prompt, max_tokens=20, prompt_cache=found)
+        for found in (caches, loaded)
+    ]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_settings_and_empty_caches_come_back(policy, tmp_path):
+    cache, _ = filled(policy, decay=0.5)
+    save_prompt_cache(tmp_path / "cache", [cache, H2OKVCache()])
+    assert [path.name for path in tmp_path.iterdir()] == ["cache.safetensors"]
+    loaded = load_prompt_cache(tmp_path / "cache")
+    same(loaded, [cache, H2OKVCache()])
+    assert (loaded[0].config, loaded[1].empty()) == (cache.config, True)
+
+
+def test_caches_of_other_kinds_are_saved_beside_ours(tmp_path):
+    cache, _ = filled()
+    other = mlx_lm_cache.RotatingKVCache(max_size=8)
+    other.update_and_fetch(mx.ones((1, 1, 3, 4)), mx.ones((1, 1, 3, 4)))
+    pair = mlx_lm_cache.CacheList(H2OKVCache.from_state(cache.state), mlx_lm_cache.KVCache())
+    pair[1].update_and_fetch(mx.ones((1, 1, 3, 4)), mx.ones((1, 1, 3, 4)))
+    file = tmp_path / "mixed.safetensors"
+    save_prompt_cache(file, [cache, other, pair])
+    loaded = load_prompt_cache(file)
+    assert [type(one).__name__ for one in loaded] == ["H2OKVCache", "RotatingKVCache", "CacheList"]
+    same([loaded[2][0]], [cache])
+    assert loaded[2][1].offset == 3
+
+
+def test_mlx_lm_reads_our_files_within_the_context(model, saved):
+    file, caches = saved
+    with pytest.raises(KeyError, match="H2OKVCache"):
+        mlx_lm_cache.load_prompt_cache(str(file))
+    with routing(model):
+        loaded, metadata = mlx_lm_cache.load_prompt_cache(str(file), return_metadata=True)
+    same(loaded, caches)
+    assert metadata["note"] == "hello"
+    assert not hasattr(mlx_lm_cache, "H2OKVCache")
+
+
+def test_we_read_what_mlx_lm_wrote_of_our_caches(saved, tmp_path):
+    _, caches = saved
+    file = str(tmp_path / "theirs.safetensors")
+    mlx_lm_cache.save_prompt_cache(file, caches, {"a": "b"})
+    loaded, metadata = load_prompt_cache(file, return_metadata=True)
+    same(loaded, caches)
+    assert metadata == {"a": "b"}
+
+
+def test_a_file_without_caches_that_evict_is_left_to_mlx_lm(tmp_path):
+    cache = mlx_lm_cache.KVCache()
+    cache.update_and_fetch(mx.ones((1, 1, 3, 4)), mx.ones((1, 1, 3, 4)))
+    file = str(tmp_path / "theirs.safetensors")
+    mlx_lm_cache.save_prompt_cache(file, [cache], {"a": "b"})
+    with pytest.raises(ValueError, match="holds no cache that evicts"):
+        load_prompt_cache(file)
+
+
+# Files that are not what they should be
+
+
+@pytest.mark.parametrize("left", [0, 7, 8, 100, -1, -1000])
+def test_truncated_files_are_refused(saved, left):
+    file, _ = saved
+    whole = file.read_bytes()
+    file.write_bytes(whole[:left])
+    message = r"^\[load_prompt_cache\] .*cache.safetensors is (damaged: found|no safetensors file)"
+    with pytest.raises(ValueError, match=message):
+        load_prompt_cache(file)
+    file.write_bytes(whole + b"\0")
+    with pytest.raises(ValueError, match=f"found {len(whole) + 1} bytes, expected {len(whole)}"):
+        load_prompt_cache(file)
+
+
+def test_other_files_are_refused(tmp_path):
+    text = tmp_path / "text.safetensors"
+    text.write_text("no arrays in here, only a few words that are longer than a header")
+    with pytest.raises(ValueError, match="is no safetensors file"):
+        load_prompt_cache(text)
+    mx.save_safetensors(str(text), {"weight": mx.ones(3)})
+    with pytest.raises(ValueError, match="is no prompt cache"):
+        load_prompt_cache(text)
+    with pytest.raises(FileNotFoundError):
+        load_prompt_cache(tmp_path / "missing.safetensors")
+
+
+def rewritten(file, change):
+    """The same arrays with other texts."""
+    arrays, texts = mx.load(str(file), return_metadata=True)
+    mx.eval(arrays)
+    change(texts)
+    mx.save_safetensors(str(file), arrays, texts)
+
+
+def test_files_of_a_later_format_are_refused(saved):
+    file, _ = saved
+
+    def later(texts):
+        texts["0.mlx_h2o"] = json.dumps({"format": 2, "version": "9.0"})
+
+    rewritten(file, later)
+    with pytest.raises(ValueError, match=r"has format 2, written by mlx_h2o 9.0: expected at most"):
+        load_prompt_cache(file)
+    rewritten(file, lambda texts: texts.update({"0.mlx_h2o": "{"}))
+    with pytest.raises(ValueError, match="has a damaged entry 'mlx_h2o'"):
+        load_prompt_cache(file)
+
+
+def test_unknown_classes_are_refused(saved):
+    file, _ = saved
+    rewritten(file, lambda texts: texts.update({"1.0": "TurboKVCache"}))
+    with pytest.raises(ValueError, match="holds a 'TurboKVCache', expected caches of mlx_lm and"):
+        load_prompt_cache(file)
+    rewritten(file, lambda texts: texts.update({"1.0": "KVCache"}))
+    with pytest.raises(ValueError, match="cannot be read: "):
+        load_prompt_cache(file)
+
+
+def test_settings_of_another_version_are_refused(saved, monkeypatch):
+    file, caches = saved
+    states = [cache.state for cache in caches]
+    settings = json.loads(states[0][-1]) | {"temperature": 3}
+    monkeypatch.setattr(
+        H2OKVCache, "state", property(lambda self: (*states[0][:-1], json.dumps(settings)))
+    )
+    save_prompt_cache(file, caches)
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="cannot be read: .*temperature"):
+        load_prompt_cache(file)
+
+
+def test_caches_of_another_model_are_refused(saved, tmp_path):
+    file, caches = saved
+    with pytest.raises(ValueError, match="is of the model qwen3, expected llama"):
+        load_prompt_cache(file, model=tiny_llama())
+    with pytest.raises(ValueError, match="holds 2 layers, expected 3 as qwen3 has"):
+        load_prompt_cache(file, model=tiny_qwen3(layers=3))
+    with pytest.raises(ValueError, match="weights of other shapes"):
+        load_prompt_cache(file, model=tiny_qwen3(heads=8))
+    unknown = tmp_path / "unknown.safetensors"
+    save_prompt_cache(unknown, caches)  # only the names of the caches tell
+    assert len(load_prompt_cache(unknown, model=tiny_qwen3(heads=8))) == 2
+    with pytest.raises(ValueError, match="is of the model qwen3, expected llama"):
+        load_prompt_cache(unknown, model=tiny_llama())
+
+
+# Saving
+
+
+@pytest.mark.parametrize(
+    ("caches", "metadata", "text"),
+    [
+        ([], {}, "found no caches, expected one per layer"),
+        ([H2OKVCache()], {"a": 1}, r"metadata holds \['a'\], expected texts"),
+        ([H2OKVCache()], {"a.b": "c"}, r"metadata holds \['a.b'\]"),
+        ([H2OKVCache()], {"mlx_h2o": "c"}, r"metadata holds \['mlx_h2o'\]"),
+        ([H2OKVCache(), 3], {}, "layer 1 is a int, expected a cache with a state"),
+    ],
+)
+def test_what_cannot_be_saved_is_refused(caches, metadata, text, tmp_path):
+    with pytest.raises(ValueError, match=rf"^\[save_prompt_cache\] .*{text}"):
+        save_prompt_cache(tmp_path / "cache.safetensors", caches, metadata)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_save_leaves_the_old_file(saved, monkeypatch):
+    file, caches = saved
+    before = file.read_bytes()
+
+    def fails(name, *_):
+        with open(name, "wb") as half:
+            half.write(before[:100])
+        raise OSError("no space left")
+
+    monkeypatch.setattr(sys.modules["mlx.core"], "save_safetensors", fails)
+    with pytest.raises(OSError, match="no space left"):
+        save_prompt_cache(file, caches)
+    assert file.read_bytes() == before
+    assert list(file.parent.iterdir()) == [file]
+
+
+def test_a_loaded_cache_outlives_its_file(saved):
+    file, caches = saved
+    loaded = load_prompt_cache(file)
+    save_prompt_cache(file, [H2OKVCache()])
+    same(loaded, caches)
