@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import reference
+import reference_ranks
 
 
 @dataclass
@@ -34,47 +35,48 @@ class ReferenceCache:
 
     def update(self, keys: np.ndarray, values: np.ndarray) -> None:
         config, added = self.config, keys.shape[2]
+        self.settle()
+        recent_start = self.offset + added - config.recent_size
+        if added > 1:
+            self.evict(config.max_kv_size, recent_start)
+        elif self.length() >= config.max_kv_size + config.evict_every - 1:
+            self.evict(config.max_kv_size - 1, recent_start)
         for head, rows in self.heads.items():
-            if self.surplus:
-                self.evict(rows, config.max_kv_size, self.offset - config.recent_size)
-            recent_start = self.offset + added - config.recent_size
-            if added > 1:
-                self.evict(rows, config.max_kv_size, recent_start)
-            elif len(rows) >= config.max_kv_size + config.evict_every - 1:
-                self.evict(rows, config.max_kv_size - 1, recent_start)
             rows += [Row(self.offset + i, keys[head][i], values[head][i]) for i in range(added)]
         self.offset += added
-        self.surplus = added > 1 and len(rows) > config.max_kv_size
+        self.surplus = added > 1 and self.length() > config.max_kv_size
+
+    def length(self) -> int:
+        return len(next(iter(self.heads.values())))
 
     def settle(self) -> None:
         """What reading the size of a cache does."""
         if self.surplus:
-            for rows in self.heads.values():
-                self.evict(rows, self.config.max_kv_size, self.offset - self.config.recent_size)
-            self.surplus = False
+            self.evict(self.config.max_kv_size, self.offset - self.config.recent_size)
+        self.surplus = False
 
-    def evict(self, rows: list[Row], keep: int, recent_start: int) -> None:
-        if len(rows) <= keep:
+    def evict(self, keep: int, recent_start: int) -> None:
+        if self.length() <= keep:
             return
-        order = reference.retention_order(
-            self.ranks(rows),
-            [row.position for row in rows],
-            sink_size=self.config.sink_size,
-            recent_start=recent_start,
-        )
-        kept = sorted(order[:keep])
-        rows[:] = [rows[slot] for slot in kept]
+        ranks = {
+            head: reference_ranks.ranks(self.config, head[1], rows) for head, rows in self.items
+        }
+        if self.config.shared_heads:
+            batch = {head[0] for head in ranks}
+            means = {b: np.mean([r for head, r in ranks.items() if head[0] == b], 0) for b in batch}
+            ranks = {head: means[head[0]] for head in ranks}
+        for head, rows in self.items:
+            order = reference.retention_order(
+                ranks[head],
+                [row.position for row in rows],
+                sink_size=self.config.sink_size,
+                recent_start=recent_start,
+            )
+            rows[:] = [rows[slot] for slot in sorted(order[:keep])]
 
-    def ranks(self, rows: list[Row]) -> list[float]:
-        if self.config.policy == "h2o":
-            return [row.score for row in rows]
-        if self.config.policy == "window":
-            return [row.position for row in rows]
-        assert self.config.policy == "keydiff"
-        directions = [row.key / max(np.linalg.norm(row.key), 1e-12) for row in rows]
-        mean = np.mean(directions, axis=0)
-        mean = mean / max(np.linalg.norm(mean), 1e-12)
-        return [-float(direction @ mean) for direction in directions]
+    @property
+    def items(self) -> list:
+        return list(self.heads.items())
 
     def attend(self, queries: np.ndarray, scale: float) -> np.ndarray:
         """Attention of the last L tokens [B, Hq, L, D], and the scores taken in."""
@@ -105,11 +107,9 @@ class ReferenceCache:
             self.absorb_head(rows, scores[b : b + 1, h * group : (h + 1) * group, :, positions])
 
     def absorb_head(self, rows: list[Row], scores: np.ndarray) -> None:
-        if self.config.policy != "h2o":
-            return
-        before = np.array([[[row.score for row in rows]]])
-        after = reference.accumulate(before, scores, decay=self.config.decay)
-        for row, score in zip(rows, after[0, 0], strict=True):
+        before = np.array([row.score for row in rows])
+        after = reference_ranks.accumulate(self.config, before, scores[0])
+        for row, score in zip(rows, after, strict=True):
             row.score = float(score)
 
     def positions(self) -> dict[tuple[int, ...], list[int]]:

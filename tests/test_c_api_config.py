@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import c_api
 from c_api import CError, Library
-from mlx_h2o import H2OConfig
+from mlx_h2o import H2OConfig, policies
 
 SIZES = ("heavy_size", "recent_size")
 PLAIN = ("max_kv_size", "sink_size", "evict_every")
@@ -81,7 +81,7 @@ INTS = st.integers(-3, 300) | st.sampled_from([2**31 - 1, -(2**31)])
         optional={
             **dict.fromkeys(PLAIN, INTS),
             **dict.fromkeys(SIZES, st.none() | INTS),
-            "policy": st.sampled_from(["h2o", "window", "keydiff", "", "lru", "%s%n"]),
+            "policy": st.sampled_from([*policies.names(), "", "lru", "%s%n"]),
             "decay": st.sampled_from([0.0, 0.5, 0.95, 1.0, 1.5, -0.25]),
         },
     )

@@ -126,4 +126,4 @@ def test_the_policy_of_the_documentation_works(monkeypatch):
 
 def test_the_table_of_the_documentation_is_complete():
     page = (Path(__file__).parents[1] / "docs" / "policies.md").read_text()
-    assert tuple(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == policies.names()
+    assert tuple(re.findall(r"^\| `([\w-]+)` \|", page, re.MULTILINE)) == policies.names()

@@ -9,7 +9,8 @@ namespace mlx_h2o_c {
 
 namespace {
 
-const char* const policies[] = {"h2o", "window", "keydiff"};
+const char* const policies[] = {"h2o",    "h2o-sum", "window",      "random", "keydiff",
+                                "snapkv", "tova",    "value-aware", "mix"};
 
 // Heavy hitters take budget / divisor (AtomGradient 2026, sec. 4.1 and table 4: 128, 64 and 32 of
 // 256 rows); the recent window takes what the sinks leave.

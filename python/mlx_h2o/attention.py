@@ -57,7 +57,7 @@ def attend(call: Call, original: Callable[[], mx.array]) -> mx.array:
             queries, keys, values, scale=scale, mask=mask, sinks=arguments.get("sinks")
         )
     out = original()
-    cache.score_chunk(queries, keys, scale=scale, mask=mask)
+    cache.score_chunk(queries, keys, scale=scale, mask=mask, sinks=arguments.get("sinks"))
     # mlx_lm evaluates outputs only: untied, the scores of every step would wait, graph and all.
     tied: mx.array = mx.depends(out, [cast(mx.array, cache.scores)])
     return tied

@@ -6,10 +6,9 @@ from typing import cast
 
 import mlx.core as mx
 
-from . import fast, handed_out, policies, prefill, stored_attention
+from . import fast, handed_out, policies, scoring, stored_attention
 from .checks import check_attended, check_rows, check_scores
 from .config import H2OConfig
-from .ema import MAX_QUERIES
 from .eviction import Eviction
 from .storage import Storage, Stored, tied
 from .stores import empty_store
@@ -79,7 +78,9 @@ class BoundedRows:
         self._unscored = self.policy.needs_scores
         return self.keys_and_values()
 
-    def update_scores(self, scores: mx.array, *, masked: bool = True) -> None:
+    def update_scores(
+        self, scores: mx.array, *, lse: mx.array | None = None, masked: bool = True
+    ) -> None:
         """Take in the scores of the attention that followed an update.
 
         Layers that share their keys may call this several times for one update; each call counts
@@ -87,7 +88,9 @@ class BoundedRows:
 
         Args:
             scores: float32 [B, Hq, L, N], logits before the softmax, -inf where masked, the
-                queries in order, N the rows stored. Only the last 128 queries count.
+                queries in order, N the rows stored. Most policies count the last 128 queries only.
+            lse: float32 [B, Hq, L], where the policy wants weights, ``exp(scores - lse)``; None:
+                of these scores, which is right for attention without sinks.
             masked: False promises that no score is -inf, which saves work.
 
         Raises:
@@ -95,9 +98,7 @@ class BoundedRows:
         """
         check_scores(scores, self._store)
         store = cast(Storage, self._store)
-        store.importance = self.policy.accumulate(
-            store.importance, scores[:, :, -MAX_QUERIES:], masked=masked
-        )
+        store.importance = scoring.after_scores(self.policy, store, scores, lse=lse, masked=masked)
         self._unscored = False
 
     def attend(
@@ -139,10 +140,10 @@ class BoundedRows:
             )
             self._unscored = False
             return out
-        out, scores = stored_attention.attention_with_scores(
+        out, scores, lse = stored_attention.attention_with_scores(
             store, queries, keys, values, scale=scale, mask=mask, sinks=sinks
         )
-        self.update_scores(scores, masked=mask is not None)
+        self.update_scores(scores, lse=lse, masked=mask is not None)
         tied: mx.array = mx.depends(out, [store.importance])
         return tied
 
@@ -153,28 +154,20 @@ class BoundedRows:
         *,
         scale: float,
         mask: mx.array | str | None = None,
+        sinks: mx.array | None = None,
     ) -> None:
         """Take in the scores of a long chunk, which its attention did not return.
 
-        As ``update_scores`` with the scores of the last 128 queries; where the policy allows it
-        they are computed in blocks of keys, so that they are never in memory all at once.
+        As ``update_scores`` with the scores of the queries that the policy counts; where it allows
+        it they are computed in blocks, so that they are never in memory all at once.
 
         Raises:
             ValueError: no rows yet, keys that are not the stored rows, or as ``prefill_scores``.
         """
         check_attended(keys, self._store)
         store = cast(Storage, self._store)
-        if self.policy.decay is None or keys.shape[1] != store.positions.shape[1]:
-            scores = prefill.last_scores(queries, keys, scale=scale, mask=mask)
-            self.update_scores(scores, masked=mask is not None)
-            return
-        store.importance = fast.prefill_scores(
-            queries,
-            keys,
-            scale=scale,
-            mask=mask,
-            importance=store.importance,
-            decay=self.policy.decay,
+        store.importance = scoring.after_chunk(
+            self.policy, store, queries, keys, scale=scale, mask=mask, sinks=sinks
         )
         self._unscored = False
 
@@ -268,6 +261,7 @@ class BoundedRows:
             added=added,
             sink_size=self.config.sink_size,
             recent_size=cast(int, self.config.recent_size),
+            shared_heads=self.config.shared_heads,
         )
 
     def _settle(self) -> None:

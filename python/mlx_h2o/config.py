@@ -31,6 +31,9 @@ class H2OConfig:
         decay: ``a`` of the moving average ``C = a*C + (1-a)*|s|``, at least 0 and below 1.
         evict_every: single-token steps per eviction. With 1 the evicted row is overwritten in
             place; with more, up to ``evict_every - 1`` rows beyond the budget are stored.
+        shared_heads: whether all KV heads of a layer keep the same positions, by the mean of their
+            ranks; else each head chooses by itself.
+        random_seed: for the policy "random": another seed is another sample.
         kv_bits: None. Quantised rows are not available in this version.
 
     Raises:
@@ -44,6 +47,8 @@ class H2OConfig:
     policy: str = "h2o"
     decay: float = 0.95
     evict_every: int = 1
+    shared_heads: bool = False
+    random_seed: int = 0
     kv_bits: int | None = None
 
     def __post_init__(self) -> None:
@@ -56,6 +61,9 @@ class H2OConfig:
             raise ValueError(
                 f"[H2OConfig] decay is {self.decay!r}, expected a number of at least 0, below 1."
             )
+        _check_int("random_seed", self.random_seed, 0)
+        if not isinstance(self.shared_heads, bool):
+            raise ValueError(f"[H2OConfig] shared_heads is {self.shared_heads!r}, expected a bool.")
         if self.policy not in policies.names():
             known = ", ".join(policies.names())
             raise ValueError(f"[H2OConfig] policy is {self.policy!r}, expected one of: {known}.")

@@ -26,6 +26,7 @@ class Eviction(NamedTuple):
     added: int
     sink_size: int
     recent_size: int
+    shared_heads: bool = False
 
     def replace_worst(self, keys: mx.array, values: mx.array) -> None:
         """Overwrite the worst row of each head by the new row; the others stay where they are."""
@@ -35,7 +36,7 @@ class Eviction(NamedTuple):
             self.offset,
             sink_size=self.sink_size,
             recent_start=self._recent_start,
-            ranks=self.policy.ranked_by or self._ranks(),
+            ranks=(None if self.shared_heads else self.policy.ranked_by) or self._ranks(),
         )
 
     def compact(self, keep: int) -> None:
@@ -59,4 +60,8 @@ class Eviction(NamedTuple):
     def _ranks(self) -> mx.array:
         keys, values = self.store.dense()
         rows = Rows(keys, values, self.store.importance, self.store.positions, self.offset)
-        return self.policy.rank(rows)
+        ranks = self.policy.rank(rows)
+        if self.shared_heads:
+            # The same rows in the same slots of every head: NaN in one of them is NaN in the mean.
+            ranks = mx.broadcast_to(mx.mean(ranks, axis=1, keepdims=True), ranks.shape)
+        return ranks

@@ -19,8 +19,8 @@ def attention_with_scores(
     scale: float,
     mask: mx.array | str | None = None,
     sinks: mx.array | None = None,
-) -> tuple[mx.array, mx.array]:
-    """Output and scores, as ``fast.scaled_dot_product_attention_with_scores`` gives them.
+) -> tuple[mx.array, mx.array, mx.array]:
+    """Output, scores and lse, as ``fast.scaled_dot_product_attention_with_scores`` gives them.
 
     ``keys`` and ``values`` are what the store handed out: arrays, or packed rows, which the
     fused kernels read as they are.
@@ -33,9 +33,10 @@ def attention_with_scores(
             scale=scale,
             mask=mask,
             sinks=sinks,
+            return_lse=True,
             **store.attention_settings,
         )
     assert isinstance(values, mx.array)
     return fast.scaled_dot_product_attention_with_scores(
-        queries, keys, values, scale=scale, mask=mask, sinks=sinks
+        queries, keys, values, scale=scale, mask=mask, sinks=sinks, return_lse=True
     )

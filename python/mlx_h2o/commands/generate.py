@@ -111,6 +111,17 @@ def _parser() -> argparse.ArgumentParser:
         default=defaults.evict_every,
         help="tokens per eviction (default: %(default)s)",
     )
+    ours.add_argument(
+        "--shared-heads",
+        action="store_true",
+        help="one choice of rows for all heads of a layer, by the mean of their ranks",
+    )
+    ours.add_argument(
+        "--random-seed",
+        type=int,
+        default=defaults.random_seed,
+        help="of the policy random (default: %(default)s)",
+    )
     return parser
 
 

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING
 
 from .base import Policy, Rows
 from .h2o import H2O
+from .h2o_sum import H2OSum
 from .keydiff import KeyDiff
+from .mix import Mix
+from .random import Random
+from .snapkv import SnapKV
+from .tova import Tova
+from .value_aware import ValueAware
 from .window import Window
 
 if TYPE_CHECKING:
@@ -18,7 +24,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Policy", "Rows", "build", "names"]
 
-_POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in (H2O, Window, KeyDiff)}
+_POLICIES: dict[str, type[Policy]] = {
+    policy.name: policy
+    for policy in (H2O, H2OSum, Window, Random, KeyDiff, SnapKV, Tova, ValueAware, Mix)
+}
 
 
 def names() -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import mlx.core as mx
 
 from ..cache_requests import RankName
+from ..ema import MAX_QUERIES
 
 if TYPE_CHECKING:
     from ..config import H2OConfig
@@ -45,6 +46,11 @@ class Policy(ABC):
     name: ClassVar[str]
     needs_scores: ClassVar[bool] = False
     """Whether attention must hand its scores to the cache after every update."""
+    needs_weights: ClassVar[bool] = False
+    """Whether ``accumulate`` gets weights, ``exp(scores - lse)``, in the place of scores."""
+    chunk_queries: ClassVar[int | None] = MAX_QUERIES
+    """Queries of a chunk that ``accumulate`` sees, counted from its end, at most 128. None: all,
+    and their weights come summed, as one query with one head per KV head."""
     decay: float | None = None
     """Where ``accumulate`` is ``fast.accumulate_scores`` with this decay, attention may do it
     itself, without storing scores; None: it may not."""
@@ -57,14 +63,21 @@ class Policy(ABC):
         return cls()
 
     def accumulate(
-        self, importance: mx.array, scores: mx.array, *, masked: bool = True
+        self,
+        importance: mx.array,
+        scores: mx.array,
+        *,
+        positions: mx.array | None = None,
+        masked: bool = True,
     ) -> mx.array:
         """Take in the scores of one attention.
 
         Args:
             importance: float32 [B, H, N], NaN where a row has not been scored.
             scores: float32 [B, Hq, L, N], logits before the softmax, -inf where masked, queries
-                in order; Hq is a multiple of H.
+                in order; Hq is a multiple of H. Where ``needs_weights``, the weights that the
+                softmax makes of them, 0 where masked.
+            positions: int32 [B, H, N], as in ``Rows``; None: slots are in order of position.
             masked: False promises that no score is -inf, which allows a shorter path.
 
         Returns:

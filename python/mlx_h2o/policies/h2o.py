@@ -35,7 +35,12 @@ class H2O(Policy):
         return cls(config.decay)
 
     def accumulate(
-        self, importance: mx.array, scores: mx.array, *, masked: bool = True
+        self,
+        importance: mx.array,
+        scores: mx.array,
+        *,
+        positions: mx.array | None = None,
+        masked: bool = True,
     ) -> mx.array:
         return fast.accumulate_scores(importance, scores, decay=self.decay, masked=masked)
 

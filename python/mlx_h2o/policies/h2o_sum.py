@@ -1,0 +1,40 @@
+"""h2o-sum: keep the rows with the most attention so far (Zhang et al. 2023, H2O, sec. 4)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import mlx.core as mx
+
+from ..cache_requests import RankName
+from .base import Policy, Rows
+from .weights import add_mass
+
+__all__ = ["H2OSum"]
+
+
+class H2OSum(Policy):
+    """``C`` is the attention mass of a row: its weights, summed over all queries since it came.
+
+    Summed over the query heads of the KV head too. Nothing fades, so older rows have an advantage
+    that the recent window must make up for.
+    """
+
+    name = "h2o-sum"
+    needs_scores = True
+    needs_weights = True
+    ranked_by: ClassVar[RankName | None] = "importance"
+    chunk_queries = None
+
+    def accumulate(
+        self,
+        importance: mx.array,
+        scores: mx.array,
+        *,
+        positions: mx.array | None = None,
+        masked: bool = True,
+    ) -> mx.array:
+        return add_mass(importance, scores)
+
+    def rank(self, rows: Rows) -> mx.array:
+        return rows.importance

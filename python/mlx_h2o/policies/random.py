@@ -1,0 +1,46 @@
+"""random: a sample of all rows seen, the control of every comparison."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+
+from .base import Policy, Rows
+
+if TYPE_CHECKING:
+    from ..config import H2OConfig
+
+__all__ = ["Random"]
+
+
+class Random(Policy):
+    """A row's rank is a hash of its position, its KV head and ``random_seed``.
+
+    So the rows that no window protects are at any time a uniform sample of all that came by, the
+    same in every run, and in batches as alone.
+    """
+
+    name = "random"
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    @classmethod
+    def from_config(cls, config: H2OConfig) -> Random:
+        return cls(config.random_seed)
+
+    def rank(self, rows: Rows) -> mx.array:
+        heads = mx.arange(rows.positions.shape[1], dtype=mx.uint32)[:, None]
+        salt = mx.array(self.seed % 2**32, mx.uint32)
+        mixed = _mixed(_mixed(_mixed(salt) ^ heads) ^ rows.positions.astype(mx.uint32))
+        # The upper 24 bits, which float32 holds exactly.
+        return (mixed >> mx.array(8, mx.uint32)).astype(mx.float32) / 2**24
+
+
+def _mixed(bits: mx.array) -> mx.array:
+    """The finaliser of MurmurHash3: every bit of the input changes half of the output."""
+    bits = bits + mx.array(0x9E3779B9, mx.uint32)
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        bits = (bits ^ (bits >> mx.array(shift, mx.uint32))) * mx.array(factor, mx.uint32)
+    return bits ^ (bits >> mx.array(16, mx.uint32))

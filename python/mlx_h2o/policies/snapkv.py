@@ -1,0 +1,66 @@
+"""snapkv: keep what the last queries of the prompt attend to (Li et al. 2024, SnapKV)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import mlx.core as mx
+
+from .. import fast
+from .base import Policy, Rows
+from .weights import per_kv_head
+
+__all__ = ["SnapKV"]
+
+
+class SnapKV(Policy):
+    """The votes of an observation window of 32 queries, pooled over 7 neighbouring positions.
+
+    A chunk of 32 queries or more sets ``C`` anew: the mean weight that its last 32 gave to a row,
+    and of the rows within 3 places of it, by position, the greatest of these, so that a row stays
+    with its neighbours. The paper evicts once, behind the prompt; here rows go at every token of
+    the answer too, so the window moves on: ``C = 31/32 C + 1/32 w`` for each further query, where
+    the first weight of a row sets ``C``.
+    """
+
+    name = "snapkv"
+    needs_scores = True
+    needs_weights = True
+    ranked_by = "importance"
+    window: ClassVar[int] = 32
+    neighbours: ClassVar[int] = 3
+    chunk_queries = window
+
+    def accumulate(
+        self,
+        importance: mx.array,
+        scores: mx.array,
+        *,
+        positions: mx.array | None = None,
+        masked: bool = True,
+    ) -> mx.array:
+        if scores.shape[2] < self.window:
+            return fast.accumulate_scores(
+                importance, scores, decay=1 - 1 / self.window, masked=False
+            )
+        votes = per_kv_head(scores[:, :, -self.window :], importance.shape[1])
+        return self._pooled(mx.mean(votes, axis=(2, 3)), positions)
+
+    def rank(self, rows: Rows) -> mx.array:
+        return rows.importance
+
+    def _pooled(self, votes: mx.array, positions: mx.array | None) -> mx.array:
+        """The greatest vote of each row and its neighbours; slots are in no order."""
+        if positions is None:
+            return self._greatest(votes)
+        order = mx.argsort(positions, axis=2)
+        pooled = self._greatest(mx.take_along_axis(votes, order, axis=2))
+        return mx.put_along_axis(votes, order, pooled, axis=2)
+
+    def _greatest(self, votes: mx.array) -> mx.array:
+        rows, reach = votes.shape[2], self.neighbours
+        padded = mx.pad(votes, [(0, 0), (0, 0), (reach, reach)], constant_values=-mx.inf)
+        result = votes
+        for start in range(2 * reach + 1):
+            result = mx.maximum(result, padded[:, :, start : start + rows])
+        return result

@@ -1,0 +1,37 @@
+"""tova: keep the rows that the last query attends to (Oren et al. 2024, TOVA)."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from .base import Policy, Rows
+from .weights import per_kv_head
+
+__all__ = ["Tova"]
+
+
+class Tova(Policy):
+    """``C`` is the weight that the last query gave to a row, its query heads averaged.
+
+    The paper averages over all heads of the layer, which is ``shared_heads=True``, and protects
+    no window, which is ``sink_size=0, recent_size=0``.
+    """
+
+    name = "tova"
+    needs_scores = True
+    needs_weights = True
+    ranked_by = "importance"
+    chunk_queries = 1
+
+    def accumulate(
+        self,
+        importance: mx.array,
+        scores: mx.array,
+        *,
+        positions: mx.array | None = None,
+        masked: bool = True,
+    ) -> mx.array:
+        return mx.mean(per_kv_head(scores, importance.shape[1])[:, :, :, -1], axis=2)
+
+    def rank(self, rows: Rows) -> mx.array:
+        return rows.importance

@@ -1,0 +1,85 @@
+"""What each policy makes of scores, and how it ranks rows: NumPy, float64, one head at a time.
+
+Written from docs/policies.md and shared with no code of the package. Rows are in the order of their
+positions; scores [heads of the group, L, N] are logits, -inf where masked.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+import reference
+
+WEIGHTS = ("h2o-sum", "snapkv", "tova", "value-aware", "mix")
+"""Policies whose ``C`` is made of attention weights."""
+
+
+def accumulate(config, before: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    """The new C [N] of a head."""
+    if config.policy == "h2o":
+        return reference.accumulate(before[None, None], scores[None], decay=config.decay)[0, 0]
+    if config.policy not in WEIGHTS:
+        return before
+    with np.errstate(invalid="ignore"):
+        exponentials = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    exponentials = np.nan_to_num(exponentials)
+    total = exponentials.sum(axis=-1, keepdims=True)
+    weights = np.divide(exponentials, total, out=np.zeros_like(exponentials), where=total > 0)
+    if config.policy == "tova":
+        return weights[:, -1].mean(axis=0)
+    if config.policy == "snapkv":
+        return _snapkv(before, weights.mean(axis=0))
+    return np.nan_to_num(before) + weights.sum(axis=(0, 1))
+
+
+def _snapkv(before: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    if len(weights) >= 32:
+        votes = weights[-32:].mean(axis=0)
+        return np.array([votes[max(0, i - 3) : i + 4].max() for i in range(len(votes))])
+    for weight in weights:
+        before = np.where(np.isnan(before), weight, 31 / 32 * before + 1 / 32 * weight)
+    return before
+
+
+def ranks(config, head: int, rows: list) -> np.ndarray:
+    """The rank [N] of the rows of a head, higher is kept."""
+    scores = np.array([row.score for row in rows])
+    if config.policy in ("h2o", "h2o-sum", "tova", "snapkv"):
+        return scores
+    if config.policy == "window":
+        return np.array([row.position for row in rows], np.float64)
+    if config.policy == "random":
+        return np.array([_hash(config.random_seed, head, row.position) for row in rows])
+    if config.policy == "keydiff":
+        return _key_diversity(rows)
+    if config.policy == "value-aware":
+        return scores * np.array([np.abs(row.value).sum() for row in rows])
+    assert config.policy == "mix"
+    return 4 * _places(_key_diversity(rows)) + _places(scores) + 0 * scores
+
+
+def _key_diversity(rows: list) -> np.ndarray:
+    directions = [row.key / max(np.linalg.norm(row.key), 1e-12) for row in rows]
+    mean = np.mean(directions, axis=0)
+    mean = mean / max(np.linalg.norm(mean), 1e-12)
+    return np.array([-float(direction @ mean) for direction in directions])
+
+
+def _places(values: np.ndarray) -> np.ndarray:
+    """0 to N - 1; NaN is least, and of equals the later."""
+    order = sorted(range(len(values)), key=lambda i: (np.nan_to_num(values[i], nan=-np.inf), -i))
+    places = np.empty(len(values))
+    places[order] = np.arange(len(values))
+    return places
+
+
+def _hash(seed: int, head: int, position: int) -> float:
+    bits = _mixed(_mixed(_mixed(seed) ^ head) ^ position)
+    return (bits >> 8) / 2**24
+
+
+def _mixed(bits: int) -> int:
+    bits = (bits + 0x9E3779B9) % 2**32
+    bits = (bits ^ (bits >> 16)) * 0x85EBCA6B % 2**32
+    bits = (bits ^ (bits >> 13)) * 0xC2B2AE35 % 2**32
+    return bits ^ (bits >> 16)
