@@ -243,8 +243,9 @@ def native(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def sanitize(session: nox.Session) -> None:
-    """The C++ tests of core/ with address and undefined-behaviour sanitizers."""
+    """The C++ tests of core/ with address and undefined-behaviour sanitizers, then with TSan."""
     run_native(session, "sanitize", "-DMLX_H2O_SANITIZE=address,undefined")
+    run_native(session, "sanitize-threads", "-DMLX_H2O_SANITIZE=thread")
 
 
 def run_native(session: nox.Session, folder: str, *settings: str) -> None:

@@ -106,6 +106,24 @@ FAULTS = {
         "wanted > last ? 0 : wanted",
         "quantised value of case",
     ),
+    "two workers of a job have one number": (
+        "thread_pool.cpp",
+        "job_.work(next_, static_cast<int>(places(ticket)));",
+        "job_.work(next_, static_cast<int>(places(ticket) + 1) / 2);",
+        "two threads have one number",
+    ),
+    "a sleeping thread is not woken": (
+        "thread_pool.cpp",
+        "for (; count > 0; --count) wake_.notify_one();",
+        "",
+        "a thread did not wake up to help",
+    ),
+    "a child believes in its parent's threads": (
+        "thread_pool.cpp",
+        "pthread_atfork(nullptr, nullptr, begin_child) == 0;",
+        "begin_child != nullptr;",
+        "a child ended with status",
+    ),
 }
 
 pytestmark = pytest.mark.skipif(shutil.which(COMPILER) is None, reason="no C++ compiler")
@@ -118,15 +136,24 @@ def compile_object(source: Path, include: Path, target: Path) -> Path:
 
 
 def run(objects: list[Path], program: Path) -> subprocess.CompletedProcess[str]:
-    subprocess.run([COMPILER, *map(str, objects), "-o", str(program)], check=True)
-    return subprocess.run([str(program), CASES], capture_output=True, text=True, check=False)
+    subprocess.run([COMPILER, *map(str, objects), "-o", str(program), "-pthread"], check=True)
+    return subprocess.run(
+        [str(program), CASES], capture_output=True, text=True, check=False, timeout=300
+    )
 
 
 @pytest.fixture(scope="module")
 def objects(tmp_path_factory) -> dict[str, Path]:
     """Object files of the driver and of the unchanged kernels, by name."""
     folder = tmp_path_factory.mktemp("native")
-    sources = [DRIVER / "native_test.cpp", *sorted(SOURCES.glob("*_kernel.cpp"))]
+    sources = [
+        DRIVER / "native_test.cpp",
+        *(
+            source
+            for part in ("*_kernel.cpp", "thread_*.cpp")
+            for source in sorted(SOURCES.glob(part))
+        ),
+    ]
     return {
         source.stem: compile_object(source, SOURCES, folder / f"{source.stem}.o")
         for source in sources

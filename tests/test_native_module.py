@@ -44,6 +44,7 @@ def fake(**changes):
         "built_for_mlx": mx.__version__,
         "ndim": lambda array: array.ndim,
         "simd_target": lambda: "scalar",
+        "threads": lambda: 1,
     }
     return SimpleNamespace(**{**fitting, **changes})
 

@@ -1,5 +1,7 @@
 #include "checks.h"
 
+#include "thread_count.h"
+
 namespace mx = mlx::core;
 
 namespace mlx_h2o {
@@ -42,6 +44,7 @@ mx::Stream cpu_stream(const char* operation, mx::StreamOrDevice s) {
   if (stream.device != mx::Device::cpu) {
     fail(operation, "the native back end runs on the CPU, found a stream of the GPU.");
   }
+  kernels::thread_count();  // refuses a wrong MLX_H2O_THREADS here, not inside the stream
   return stream;
 }
 

@@ -12,6 +12,7 @@
 
 #include "mlx_h2o/ops.h"
 #include "mlx_h2o/simd.h"
+#include "mlx_h2o/threads.h"
 
 namespace mx = mlx::core;
 namespace nb = nanobind;
@@ -53,6 +54,10 @@ NB_MODULE(_core, m) {
         "MLX_H2O_SIMD names none that this machine runs.");
   m.def("simd_targets", &mlx_h2o::simd_targets,
         "Every SIMD target that this machine runs, the best first.");
+  m.def("threads", &mlx_h2o::threads,
+        "The number of threads in use. Raises ValueError where MLX_H2O_THREADS is none.");
+  m.def("set_threads", &mlx_h2o::set_threads, "count"_a,
+        "Sets the number of threads; 0 is the default.");
   m.def(
       "buffer_address",
       [](const mx::array& array) -> uintptr_t {

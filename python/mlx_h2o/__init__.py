@@ -21,6 +21,7 @@ except ImportError as error:
 
 from mlx_h2o import fast
 from mlx_h2o.backends import BackendStatus, backends, use_backend
+from mlx_h2o.processors import set_threads, threads
 
 if TYPE_CHECKING:
     from mlx_h2o.cache import H2OKVCache
@@ -44,7 +45,9 @@ __all__ = [
     "make_prompt_cache",
     "routing",
     "save_prompt_cache",
+    "set_threads",
     "stream_generate",
+    "threads",
     "use_backend",
 ]
 

@@ -51,7 +51,8 @@ def fault_of(module: ModuleType) -> str:
         )
     try:
         module.simd_target()
-    except ValueError as error:  # MLX_H2O_SIMD
+        module.threads()
+    except ValueError as error:  # MLX_H2O_SIMD, MLX_H2O_THREADS
         return str(error)
     return ""
 
@@ -74,6 +75,11 @@ def _module() -> ModuleType:
     if module is None:
         raise ValueError(f"[native] back end 'native' is not available: {reason}")
     return module
+
+
+def module_or_none() -> ModuleType | None:
+    """The extension where it is installed and fits, for settings that need no back end."""
+    return _state()[0]
 
 
 def unavailable_reason() -> str:

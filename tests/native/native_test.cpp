@@ -1,10 +1,12 @@
 // Drives the kernels of core/ without MLX, on memory of exactly the size that they may read, so
 // that a sanitizer sees any step outside it: h2o_native_test [cases [seed]].
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 
 #include "attention_cases.h"
 #include "cache_cases.h"
+#include "pool_cases.h"
 #include "selection_cases.h"
 
 int main(int argc, char** argv) {
@@ -16,6 +18,7 @@ int main(int argc, char** argv) {
   }
   mlx_h2o::test::Random random(static_cast<unsigned>(seed));
   mlx_h2o::test::Report report;
+  mlx_h2o::test::test_pool(random, std::min(cases, 50), report);
   mlx_h2o::test::test_attention(random, cases, report);
   mlx_h2o::test::test_selection(random, cases * 4, report);
   mlx_h2o::test::test_accumulation(random, cases, report);
