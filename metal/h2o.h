@@ -128,6 +128,14 @@ inline float h2o_softmax_weigh(thread h2o_softmax& state, thread float* sums, fl
   return weight;
 }
 
+// The same where no value stands beside the state.
+inline void h2o_softmax_count(thread h2o_softmax& state, float score) {
+  const float maximum = metal::max(state.maximum, score);
+  const float fade = metal::fast::exp(state.maximum - maximum);
+  state.total = state.total * fade + metal::fast::exp(score - maximum);
+  state.maximum = maximum;
+}
+
 template <int E>
 inline void h2o_add_row(thread float* sums, float weight, thread const float* value) {
   for (int j = 0; j < E; j++) {

@@ -84,8 +84,7 @@ ABSENT = {
 @pytest.mark.parametrize("kernel", [kernel.name for kernel in TABLE.kernels])
 def test_an_output_costs_only_its_own_lines(kernel: str, flag: str) -> None:
     if flag not in kernels.flags_of(kernel):
-        # A kernel without any flag is not one of attention.
-        assert (kernel, flag) in ABSENT or not kernels.flags_of(kernel)
+        assert (kernel, flag) in ABSENT or not kernel.startswith("sdpa_")
         return
     for flags in flag_sets():
         if flag not in flags:

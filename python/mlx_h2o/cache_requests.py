@@ -38,6 +38,23 @@ class AttentionAccumulateRequest(NamedTuple):
     decay: float
 
 
+class PrefillRequest(NamedTuple):
+    """One validated call of ``prefill_scores``.
+
+    ``attention`` has the queries that count, its values are of no account; ``importance`` is None
+    where no row has been scored, and for "mass".
+    """
+
+    attention: AttentionRequest
+    kind: Literal["ema", "mass"]
+    importance: mx.array | None
+    decay: float
+
+    @property
+    def stream(self) -> StreamLike:
+        return self.attention.stream
+
+
 class KeyDiversityRequest(NamedTuple):
     """One validated call of ``key_diversity``."""
 

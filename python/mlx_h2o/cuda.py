@@ -73,6 +73,7 @@ accumulate_scores = _rows.accumulate_scores
 evict_indices = _rows.evict_indices
 replace_worst = _rows.replace_worst
 quantize_append = _rows.quantize_append
+prefill_scores = _rows.prefill_scores
 
 
 @cache

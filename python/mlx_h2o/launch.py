@@ -157,7 +157,7 @@ def flags_of(request: AnyAttentionRequest) -> frozenset[str]:
 
 
 @lru_cache(maxsize=64)
-def _params(*numbers: float) -> mx.array:
+def params(*numbers: float) -> mx.array:
     """The scalars of a kernel: one short array, the same for all layers of a model."""
     return mx.array(numbers, mx.float32)
 
@@ -167,7 +167,7 @@ def _given(request: AnyAttentionRequest, flags: frozenset[str]) -> dict[str, mx.
     scalars = [request.scale, request.mask_threshold]
     if "sparse_v" in flags:
         scalars.append(_sparse_v_threshold(request))
-    given = {"queries": request.queries, "params": _params(*scalars)}
+    given = {"queries": request.queries, "params": params(*scalars)}
     if isinstance(request, QuantizedAttentionRequest):
         for name, rows in (("key", request.keys), ("value", request.values)):
             given[f"{name}_words"] = rows.words

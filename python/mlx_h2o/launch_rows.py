@@ -4,13 +4,12 @@ As in ``launch``, nothing here runs anything.
 """
 
 from collections.abc import Mapping
-from functools import lru_cache
 
 import mlx.core as mx
 
 from mlx_h2o import kernels
 from mlx_h2o.cache_requests import AccumulateRequest, ReplaceRequest
-from mlx_h2o.launch import LANES, Launch, TemplateArgument, Triple
+from mlx_h2o.launch import LANES, Launch, TemplateArgument, Triple, params
 from mlx_h2o.validate import RetentionRequest
 
 SIMDGROUPS = 8  # of a threadgroup: few registers, so any GPU runs it
@@ -26,7 +25,7 @@ def accumulate_scores(request: AccumulateRequest) -> Launch:
         {
             "importance": request.importance,
             "scores": request.scores,
-            "params": _params(request.decay, 1 - request.decay),
+            "params": params(request.decay, 1 - request.decay),
         },
         grid=(-(-rows // threads) * threads, batch * heads, 1),
         threadgroup=(threads, 1, 1),
@@ -116,12 +115,6 @@ def pack_rows(
             ("G", group_size),
         ),
     )
-
-
-@lru_cache(maxsize=8)
-def _params(*numbers: float) -> mx.array:
-    """The scalars of a kernel: the same array for all layers of a model."""
-    return mx.array(numbers, mx.float32)
 
 
 def _launch(

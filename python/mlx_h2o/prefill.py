@@ -1,8 +1,8 @@
 """Scores of a long chunk, one number per key, without a matrix of all queries by all keys.
 
 Attention over a chunk runs on MLX's own fused kernel, which keeps its logits to itself. What a
-cache needs to know of them is computed here a second time, in blocks. There is one implementation,
-of plain MLX operations; every back end uses it.
+cache needs to know of them is computed here a second time, in blocks. The definition is of plain
+MLX operations; a back end may bring ``prefill_scores(request)``.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from typing import Literal
 import mlx.core as mx
 
 from mlx_h2o import arguments, composed, ema, validate
+from mlx_h2o.backends import operation_of
+from mlx_h2o.cache_requests import PrefillRequest
 from mlx_h2o.placement import placed
 from mlx_h2o.validate import AttentionRequest, StreamLike, dtype_name
 
-__all__ = ["KINDS", "last_scores", "prefill_scores"]
+__all__ = ["KINDS", "composed_scores", "last_scores", "prefill_scores", "request"]
 
 OP = "prefill_scores"
 KINDS = ("ema", "mass")
@@ -71,13 +73,45 @@ def prefill_scores(
         "ema" costs min(Lq, queries) * N products of q and k per query head, "mass" Lq * N: those
         of the attention itself, once more. The logits in memory at a time are a few blocks of
         2 MiB, or of one query by all keys ("mass") or of the counted queries by one key ("ema")
-        where that is more.
+        where that is more. On GPU streams kernels serve head sizes that are multiples of 32 up to
+        576: no logit is stored, and "mass" makes each product twice.
 
     Raises:
         ValueError: shapes, dtypes, a mask, sinks or settings other than these.
         TypeError: an argument of another type altogether.
     """
-    request = _request(q, k, scale, mask, sinks, stream)
+    made = request(
+        q,
+        k,
+        scale=scale,
+        mask=mask,
+        sinks=sinks,
+        kind=kind,
+        importance=importance,
+        decay=decay,
+        queries=queries,
+        stream=stream,
+    )
+    served = operation_of(OP, made.stream)
+    result: mx.array = (served or composed_scores)(made)
+    return result
+
+
+def request(
+    q: mx.array,
+    k: mx.array,
+    *,
+    scale: float,
+    mask: mx.array | str | None = None,
+    sinks: mx.array | None = None,
+    kind: Literal["ema", "mass"] = "ema",
+    importance: mx.array | None = None,
+    decay: float = 0.95,
+    queries: int = ema.MAX_QUERIES,
+    stream: StreamLike = None,
+) -> PrefillRequest:
+    """Check the arguments of ``prefill_scores``."""
+    attention = _request(q, k, scale, mask, sinks, stream)
     if kind not in KINDS:
         raise ValueError(f"[{OP}] kind is {kind!r}, expected 'ema' or 'mass'.")
     decay = arguments.number(OP, "decay", decay)
@@ -88,10 +122,17 @@ def prefill_scores(
         raise ValueError(f"[{OP}] queries is {queries}, expected at least 1.")
     if importance is not None:
         _check_importance(arguments.array(OP, "importance", importance), kind, k.shape[:3])
+    if kind == "ema":
+        attention = _last_queries(attention, queries)
+    return PrefillRequest(attention, kind, importance, decay)
+
+
+def composed_scores(request: PrefillRequest) -> mx.array:
+    """The definition: logits in blocks, never all of them."""
     with placed(request.stream):
-        if kind == "mass":
-            return _mass(request)
-        return _moving_average(_last_queries(request, queries), importance, decay)
+        if request.kind == "mass":
+            return _mass(request.attention)
+        return _moving_average(request.attention, request.importance, request.decay)
 
 
 def last_scores(

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import mlx.core as mx
 
-from mlx_h2o import composed, composed_cache, launch_rows
+from mlx_h2o import composed, composed_cache, launch_prefill, launch_rows, prefill
 from mlx_h2o import quantize_append as append
-from mlx_h2o.cache_requests import AccumulateRequest, ReplaceRequest
+from mlx_h2o.cache_requests import AccumulateRequest, PrefillRequest, ReplaceRequest
 from mlx_h2o.launch import Execute, Launch
 from mlx_h2o.placement import placed
 from mlx_h2o.quantize_append import QuantizeAppendRequest, Quantized
@@ -87,6 +87,13 @@ class RowKernels:
             stream=request.stream,
         )
         return append.written(request, *packed)
+
+    def prefill_scores(self, request: PrefillRequest) -> mx.array:
+        """The scores of a chunk in one kernel, its mass in two; other head sizes, composed."""
+        if launch_prefill.refuses(request) or not self._serves(request.stream):
+            return prefill.composed_scores(request)
+        plan = launch_prefill.plan(request)
+        return plan.outputs(self._executor(request.stream))["accumulated"]
 
     def _launched(self, each: Launch, stream: StreamLike) -> list[mx.array]:
         return self._executor(stream)(each, each.inputs({}))

@@ -12,7 +12,7 @@ from emulator.kernel import EmulatedKernel, Run, metal_kernel
 from emulator.text import MetalText
 from mlx_h2o import kernels, launch
 from mlx_h2o.backends import AttentionResult, QuantizedAttentionResult
-from mlx_h2o.cache_requests import AccumulateRequest, ReplaceRequest
+from mlx_h2o.cache_requests import AccumulateRequest, PrefillRequest, ReplaceRequest
 from mlx_h2o.launch import AnyAttentionRequest, Launch, LaunchPlan
 from mlx_h2o.quantize_append import QuantizeAppendRequest, Quantized
 from mlx_h2o.row_kernels import RowKernels
@@ -87,6 +87,9 @@ class EmulatorBackend:
     def quantize_append(self, request: QuantizeAppendRequest) -> tuple[Quantized, Quantized]:
         return self.rows.quantize_append(request)
 
+    def prefill_scores(self, request: PrefillRequest) -> mx.array:
+        return self.rows.prefill_scores(request)
+
     def text(self, each: Launch) -> MetalText:
         """What MLX generates for a launch that takes nothing from an earlier one."""
         return self._kernel(each).text(each.inputs({}), **each.call())
@@ -124,5 +127,5 @@ def stand_ins(plan: LaunchPlan) -> list[tuple[Launch, list[mx.array]]]:
         outputs = zip(each.output_shapes, each.output_dtypes, strict=True)
         return [mx.zeros(shape, dtype) for shape, dtype in outputs]
 
-    plan.run(note)
+    plan.outputs(note)
     return found

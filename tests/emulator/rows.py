@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import mlx.core as mx
 
-from mlx_h2o import launch_rows
+from emulator.backend import stand_ins
+from mlx_h2o import launch_prefill, launch_rows, prefill
 from mlx_h2o.cache_requests import accumulate_request, replace_request
 from mlx_h2o.launch import Launch
 from mlx_h2o.validate import evict_request
@@ -27,8 +30,29 @@ def _packings():
         yield f"pack_rows-{bits}-{value_bits}-{group}", packing
 
 
+def _prefills():
+    """With every mask, each width of a lane's part, with sinks and without."""
+    masks = {
+        "": None,
+        "causal": "causal",
+        "bool": mx.ones((3, 5), mx.bool_),
+        "additive": mx.zeros((3, 5), mx.float16),
+    }
+    for index, (name, mask) in enumerate(masks.items()):
+        dtype = (mx.float32, mx.float16, mx.bfloat16)[index % 3]
+        size = (32, 64, 192, 576)[index]
+        q, k = mx.zeros((1, 4, 3, size), dtype), mx.zeros((1, 2, 5, size), dtype)
+        for kind in prefill.KINDS:
+            sinks = mx.zeros((4,), dtype) if index % 2 else None
+            request = prefill.request(q, k, scale=1.0, mask=mask, sinks=sinks, kind=kind)
+            for each, inputs in stand_ins(launch_prefill.plan(request)):
+                whole = replace(each, given=dict(zip(each.kernel.inputs, inputs, strict=True)))
+                yield f"{each.kernel.name}-{name or 'unmasked'}", whole
+
+
 def _launches():
     yield from _packings()
+    yield from _prefills()
     # Few elements come in another address space.
     for name, rows in (("short", 3), ("long", 40)):
         request = accumulate_request(mx.zeros((1, 2, rows)), mx.zeros((1, 4, 2, rows)), decay=0.9)

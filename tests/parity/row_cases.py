@@ -13,6 +13,7 @@ import reference
 from golden.build import (
     DTYPES,
     Case,
+    additive_mask,
     bool_mask,
     generator,
     keep_case,
@@ -211,6 +212,8 @@ def _prefills(seed: int) -> Iterator[Case]:
                        mask=causal, queries=20, batch=1 + index % 2)  # fmt: skip
         mask = partial(bool_mask, shape=(20, 33), empty=(3,))
         yield case(f"prefill-{kind}-masked-sinks", kind=kind, queries=20, mask=mask, sinks=True)
+        bias = partial(additive_mask, shape=(20, 33), dtype=mx.float16, masked=(-np.inf,))
+        yield case(f"prefill-{kind}-additive", kind=kind, queries=20, mask=bias)
     yield case("prefill-ema-continues", kind="ema", before=True, queries=9, mask="causal")
     yield case("prefill-ema-last-4-queries", kind="ema", queries=9, counted=4, mask="causal")
     # Astride the blocks of 2 MiB: of keys, and of queries.

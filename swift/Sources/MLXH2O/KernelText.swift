@@ -124,6 +124,12 @@ struct KernelText: Sendable {
       }
       return weight;
     }
+    inline void h2o_softmax_count(thread h2o_softmax& state, float score) {
+      const float maximum = metal::max(state.maximum, score);
+      const float fade = metal::fast::exp(state.maximum - maximum);
+      state.total = state.total * fade + metal::fast::exp(score - maximum);
+      state.maximum = maximum;
+    }
     template <int E>
     inline void h2o_add_row(thread float* sums, float weight, thread const float* value) {
       for (int j = 0; j < E; j++) {
@@ -1194,6 +1200,403 @@ struct KernelText: Sendable {
         text: #"""
             if (column == 0) {
               lse[row] = h2o_softmax_lse(merged.maximum, merged.total);
+            }
+
+          """#),
+    ])
+
+  static let prefillAverage = KernelText(
+    name: "prefill_average",
+    template: ["T", "D", "NS", "KEYS", "CAUSAL"],
+    inputs: [
+      Buffer(name: "queries", condition: ""),
+      Buffer(name: "keys", condition: ""),
+      Buffer(name: "mask", condition: "bool_mask"),
+      Buffer(name: "mask", condition: "additive_mask"),
+      Buffer(name: "importance", condition: ""),
+      Buffer(name: "params", condition: ""),
+    ],
+    outputs: [
+      Buffer(name: "accumulated", condition: ""),
+    ],
+    segments: [
+      Segment(
+        condition: "",
+        text: #"""
+            constexpr int LANES = 32;
+            constexpr int KEY_PART = D / LANES;
+            const int lane = int(thread_index_in_simdgroup);
+            const int heads = queries_shape[1];
+            const int query_count = queries_shape[2];
+            const int kv_heads = keys_shape[1];
+            const int key_count = keys_shape[2];
+            const int batch = int(threadgroup_position_in_grid.x) / kv_heads;
+            const int kv_head = int(threadgroup_position_in_grid.x) % kv_heads;
+            const int heads_of_group = heads / kv_heads;
+            const int first_head = kv_head * heads_of_group;
+            const int first_key =
+                (int(threadgroup_position_in_grid.y) * NS + int(simdgroup_index_in_threadgroup)) * KEYS;
+            if (first_key >= key_count) {
+              return;
+            }
+            const int own_keys = metal::min(KEYS, key_count - first_key);
+            const int64_t row_start = int64_t(threadgroup_position_in_grid.x) * key_count + first_key;
+            float own[KEYS][KEY_PART];
+            float results[KEYS];
+            for (int k = 0; k < KEYS; k++) {
+              const int key = first_key + metal::min(k, own_keys - 1);
+              h2o_load<KEY_PART>(
+                  keys + h2o_offset(keys_strides, batch, kv_head, key, lane * KEY_PART),
+                  keys_strides[3],
+                  own[k]);
+              results[k] = importance[batch * importance_strides[0] + kv_head * importance_strides[1]
+                                      + key * importance_strides[2]];
+            }
+            for (int query_index = 0; query_index < query_count; query_index++) {
+              const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;
+              float sums[KEYS];
+              for (int k = 0; k < KEYS; k++) {
+                sums[k] = 0.0f;
+              }
+              int seen[KEYS];
+              for (int k = 0; k < KEYS; k++) {
+                seen[k] = 0;
+              }
+              for (int j = 0; j < heads_of_group; j++) {
+                const int head = first_head + j;
+                if (first_key >= visible_end) {
+                  continue;
+                }
+                float query[KEY_PART];
+                h2o_load<KEY_PART>(
+                    queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),
+                    queries_strides[3],
+                    query);
+                for (int i = 0; i < KEY_PART; i++) {
+                  query[i] *= params[0];
+                }
+                for (int k = 0; k < KEYS; k++) {
+                  bool visible = k < own_keys && first_key + k < visible_end;
+
+          """#),
+      Segment(
+        condition: "bool_mask",
+        text: #"""
+                  visible = visible && mask[h2o_offset(mask_strides, batch, head, query_index, first_key + k)];
+
+          """#),
+      Segment(
+        condition: "additive_mask",
+        text: #"""
+                  float bias = 0.0f;
+                  if (visible) {
+                    bias = static_cast<float>(
+                        mask[h2o_offset(mask_strides, batch, head, query_index, first_key + k)]);
+                    visible = !(bias <= params[1]);
+                  }
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+                  if (visible) {
+                    float score = metal::simd_sum(h2o_dot<KEY_PART>(query, own[k]));
+
+          """#),
+      Segment(
+        condition: "additive_mask",
+        text: #"""
+                    score += bias;
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+                    if (score > H2O_NEGATIVE_INFINITY) {
+                      sums[k] += score;
+                      seen[k] += 1;
+                    }
+                  }
+                }
+              }
+              for (int k = 0; k < KEYS; k++) {
+                if (seen[k] > 0) {
+                  const float size = metal::abs(sums[k] / float(seen[k]));
+                  results[k] = results[k] != results[k] ? size : params[2] * results[k] + params[3] * size;
+                }
+              }
+            }
+            for (int k = 0; k < KEYS; k++) {
+              if (lane == 0 && k < own_keys) {
+                accumulated[row_start + k] = results[k];
+              }
+            }
+
+          """#),
+    ])
+
+  static let prefillMass = KernelText(
+    name: "prefill_mass",
+    template: ["T", "D", "NS", "KEYS", "CAUSAL"],
+    inputs: [
+      Buffer(name: "queries", condition: ""),
+      Buffer(name: "keys", condition: ""),
+      Buffer(name: "mask", condition: "bool_mask"),
+      Buffer(name: "mask", condition: "additive_mask"),
+      Buffer(name: "lses", condition: ""),
+      Buffer(name: "params", condition: ""),
+    ],
+    outputs: [
+      Buffer(name: "accumulated", condition: ""),
+    ],
+    segments: [
+      Segment(
+        condition: "",
+        text: #"""
+            constexpr int LANES = 32;
+            constexpr int KEY_PART = D / LANES;
+            const int lane = int(thread_index_in_simdgroup);
+            const int heads = queries_shape[1];
+            const int query_count = queries_shape[2];
+            const int kv_heads = keys_shape[1];
+            const int key_count = keys_shape[2];
+            const int batch = int(threadgroup_position_in_grid.x) / kv_heads;
+            const int kv_head = int(threadgroup_position_in_grid.x) % kv_heads;
+            const int heads_of_group = heads / kv_heads;
+            const int first_head = kv_head * heads_of_group;
+            const int first_key =
+                (int(threadgroup_position_in_grid.y) * NS + int(simdgroup_index_in_threadgroup)) * KEYS;
+            if (first_key >= key_count) {
+              return;
+            }
+            const int own_keys = metal::min(KEYS, key_count - first_key);
+            const int64_t row_start = int64_t(threadgroup_position_in_grid.x) * key_count + first_key;
+            float own[KEYS][KEY_PART];
+            float results[KEYS];
+            for (int k = 0; k < KEYS; k++) {
+              const int key = first_key + metal::min(k, own_keys - 1);
+              h2o_load<KEY_PART>(
+                  keys + h2o_offset(keys_strides, batch, kv_head, key, lane * KEY_PART),
+                  keys_strides[3],
+                  own[k]);
+              results[k] = 0.0f;
+            }
+            for (int query_index = 0; query_index < query_count; query_index++) {
+              const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;
+              float sums[KEYS];
+              for (int k = 0; k < KEYS; k++) {
+                sums[k] = 0.0f;
+              }
+              for (int j = 0; j < heads_of_group; j++) {
+                const int head = first_head + j;
+                const float lse = lses[(int64_t(batch) * heads + head) * query_count + query_index];
+                if (lse == H2O_NEGATIVE_INFINITY) {
+                  continue;
+                }
+                for (int k = 0; k < KEYS; k++) {
+                  sums[k] += lse - lse;
+                }
+                if (first_key >= visible_end) {
+                  continue;
+                }
+                float query[KEY_PART];
+                h2o_load<KEY_PART>(
+                    queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),
+                    queries_strides[3],
+                    query);
+                for (int i = 0; i < KEY_PART; i++) {
+                  query[i] *= params[0];
+                }
+                for (int k = 0; k < KEYS; k++) {
+                  bool visible = k < own_keys && first_key + k < visible_end;
+
+          """#),
+      Segment(
+        condition: "bool_mask",
+        text: #"""
+                  visible = visible && mask[h2o_offset(mask_strides, batch, head, query_index, first_key + k)];
+
+          """#),
+      Segment(
+        condition: "additive_mask",
+        text: #"""
+                  float bias = 0.0f;
+                  if (visible) {
+                    bias = static_cast<float>(
+                        mask[h2o_offset(mask_strides, batch, head, query_index, first_key + k)]);
+                    visible = !(bias <= params[1]);
+                  }
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+                  if (visible) {
+                    float score = metal::simd_sum(h2o_dot<KEY_PART>(query, own[k]));
+
+          """#),
+      Segment(
+        condition: "additive_mask",
+        text: #"""
+                    score += bias;
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+                    sums[k] += metal::fast::exp(score - lse);
+                  }
+                }
+              }
+              for (int k = 0; k < KEYS; k++) {
+                results[k] += sums[k];
+              }
+            }
+            for (int k = 0; k < KEYS; k++) {
+              if (lane == 0 && k < own_keys) {
+                accumulated[row_start + k] = results[k];
+              }
+            }
+
+          """#),
+    ])
+
+  static let prefillLse = KernelText(
+    name: "prefill_lse",
+    template: ["T", "D", "NS", "QUERIES", "CAUSAL"],
+    inputs: [
+      Buffer(name: "queries", condition: ""),
+      Buffer(name: "keys", condition: ""),
+      Buffer(name: "mask", condition: "bool_mask"),
+      Buffer(name: "mask", condition: "additive_mask"),
+      Buffer(name: "sinks", condition: "sinks"),
+      Buffer(name: "params", condition: ""),
+    ],
+    outputs: [
+      Buffer(name: "lses", condition: ""),
+    ],
+    segments: [
+      Segment(
+        condition: "",
+        text: #"""
+            constexpr int LANES = 32;
+            constexpr int KEY_PART = D / LANES;
+            H2O_THREADGROUP(float, maxima, NS * QUERIES);
+            H2O_THREADGROUP(float, totals, NS * QUERIES);
+            const int lane = int(thread_index_in_simdgroup);
+            const int group = int(simdgroup_index_in_threadgroup);
+            const int heads = queries_shape[1];
+            const int query_count = queries_shape[2];
+            const int kv_heads = keys_shape[1];
+            const int key_count = keys_shape[2];
+            const int batch = int(threadgroup_position_in_grid.x) / kv_heads;
+            const int kv_head = int(threadgroup_position_in_grid.x) % kv_heads;
+            const int heads_of_group = heads / kv_heads;
+            const int row_count = heads_of_group * query_count;
+            const int first_row = int(threadgroup_position_in_grid.y) * QUERIES;
+            float own[QUERIES][KEY_PART];
+            h2o_softmax states[QUERIES];
+            int row_heads[QUERIES];
+            int row_queries[QUERIES];
+            int ends[QUERIES];
+            int last_end = 0;
+            for (int r = 0; r < QUERIES; r++) {
+              const int row = metal::min(first_row + r, row_count - 1);
+              row_heads[r] = kv_head * heads_of_group + row / query_count;
+              row_queries[r] = row % query_count;
+              ends[r] = CAUSAL ? key_count - query_count + row_queries[r] + 1 : key_count;
+              last_end = metal::max(last_end, ends[r]);
+              h2o_load<KEY_PART>(
+                  queries
+                      + h2o_offset(queries_strides, batch, row_heads[r], row_queries[r], lane * KEY_PART),
+                  queries_strides[3],
+                  own[r]);
+              for (int i = 0; i < KEY_PART; i++) {
+                own[r][i] *= params[0];
+              }
+              states[r] = h2o_softmax_empty();
+
+          """#),
+      Segment(
+        condition: "sinks",
+        text: #"""
+              if (group == 0) {
+                h2o_softmax_sink(states[r], static_cast<float>(sinks[row_heads[r] * sinks_strides[0]]));
+              }
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+            }
+            for (int key = group; key < last_end; key += NS) {
+              float elements[KEY_PART];
+              h2o_load<KEY_PART>(
+                  keys + h2o_offset(keys_strides, batch, kv_head, key, lane * KEY_PART),
+                  keys_strides[3],
+                  elements);
+              for (int r = 0; r < QUERIES; r++) {
+                bool visible = key < ends[r];
+
+          """#),
+      Segment(
+        condition: "bool_mask",
+        text: #"""
+                visible =
+                    visible && mask[h2o_offset(mask_strides, batch, row_heads[r], row_queries[r], key)];
+
+          """#),
+      Segment(
+        condition: "additive_mask",
+        text: #"""
+                float bias = 0.0f;
+                if (visible) {
+                  bias = static_cast<float>(
+                      mask[h2o_offset(mask_strides, batch, row_heads[r], row_queries[r], key)]);
+                  visible = !(bias <= params[1]);
+                }
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+                if (visible) {
+                  float score = metal::simd_sum(h2o_dot<KEY_PART>(own[r], elements));
+
+          """#),
+      Segment(
+        condition: "additive_mask",
+        text: #"""
+                  score += bias;
+                  states[r].total += bias - bias;
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+                  h2o_softmax_count(states[r], score);
+                }
+              }
+            }
+            if (lane == 0) {
+              for (int r = 0; r < QUERIES; r++) {
+                maxima[group * QUERIES + r] = states[r].maximum;
+                totals[group * QUERIES + r] = states[r].total;
+              }
+            }
+            metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+            for (int r = group; r < QUERIES; r += NS) {
+              h2o_softmax part = h2o_softmax_empty();
+              if (lane < NS) {
+                part.maximum = maxima[lane * QUERIES + r];
+                part.total = totals[lane * QUERIES + r];
+              }
+              const h2o_merged merged = h2o_softmax_merge(part);
+              const int row = first_row + r;
+              if (lane == 0 && row < row_count) {
+                const int64_t first = (int64_t(batch) * heads + kv_head * heads_of_group) * query_count;
+                lses[first + row] = h2o_softmax_lse(merged.maximum, merged.total);
+              }
             }
 
           """#),
