@@ -200,9 +200,9 @@ FAULTS = {
         "query[i] *= params[0]": "query[i] *= 1.0f",
     },
     "mass": {
-        "score - lse": "score",
-        "lse == H2O_NEGATIVE_INFINITY": "lse == 0.0f",
-        "sums[k] += lse - lse;": "",
+        "score - denominator": "score",
+        "denominator == H2O_NEGATIVE_INFINITY": "denominator == 0.0f",
+        "sums[k] += denominator - denominator;": "",
         "(int64_t(batch) * heads + head) * query_count": "int64_t(head) * query_count",
         "results[k] += sums[k]": "results[k] = sums[k]",
         # Of the denominators.

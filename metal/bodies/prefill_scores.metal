@@ -53,13 +53,13 @@
 #if mass
     for (int j = 0; j < heads_of_group; j++) {
       const int head = first_head + j;
-      const float lse = lses[(int64_t(batch) * heads + head) * query_count + query_index];
-      if (lse == H2O_NEGATIVE_INFINITY) {
+      const float denominator = lses[(int64_t(batch) * heads + head) * query_count + query_index];
+      if (denominator == H2O_NEGATIVE_INFINITY) {
         continue;
       }
       // fast::exp promises nothing for NaN: carry one by hand, to every key.
       for (int k = 0; k < KEYS; k++) {
-        sums[k] += lse - lse;
+        sums[k] += denominator - denominator;
       }
 #else
     int seen[KEYS];
@@ -100,7 +100,7 @@
           score += bias;
 #endif
 #if mass
-          sums[k] += metal::fast::exp(score - lse);
+          sums[k] += metal::fast::exp(score - denominator);
 #else
           // Neither what is masked nor NaN.
           if (score > H2O_NEGATIVE_INFINITY) {

@@ -1169,12 +1169,12 @@ static const mlx_h2o_kernel_segment mlx_h2o_prefill_mass_segments[] = {
      "    }\n"
      "    for (int j = 0; j < heads_of_group; j++) {\n"
      "      const int head = first_head + j;\n"
-     "      const float lse = lses[(int64_t(batch) * heads + head) * query_count + query_index];\n"
-     "      if (lse == H2O_NEGATIVE_INFINITY) {\n"
+     "      const float denominator = lses[(int64_t(batch) * heads + head) * query_count + query_index];\n"
+     "      if (denominator == H2O_NEGATIVE_INFINITY) {\n"
      "        continue;\n"
      "      }\n"
      "      for (int k = 0; k < KEYS; k++) {\n"
-     "        sums[k] += lse - lse;\n"
+     "        sums[k] += denominator - denominator;\n"
      "      }\n"
      "      if (first_key >= visible_end) {\n"
      "        continue;\n"
@@ -1204,7 +1204,7 @@ static const mlx_h2o_kernel_segment mlx_h2o_prefill_mass_segments[] = {
     {"additive_mask",
      "          score += bias;\n"},
     {"",
-     "          sums[k] += metal::fast::exp(score - lse);\n"
+     "          sums[k] += metal::fast::exp(score - denominator);\n"
      "        }\n"
      "      }\n"
      "    }\n"

@@ -1485,12 +1485,12 @@ SEGMENTS: dict[str, Pairs] = {
     }
     for (int j = 0; j < heads_of_group; j++) {
       const int head = first_head + j;
-      const float lse = lses[(int64_t(batch) * heads + head) * query_count + query_index];
-      if (lse == H2O_NEGATIVE_INFINITY) {
+      const float denominator = lses[(int64_t(batch) * heads + head) * query_count + query_index];
+      if (denominator == H2O_NEGATIVE_INFINITY) {
         continue;
       }
       for (int k = 0; k < KEYS; k++) {
-        sums[k] += lse - lse;
+        sums[k] += denominator - denominator;
       }
       if (first_key >= visible_end) {
         continue;
@@ -1535,7 +1535,7 @@ SEGMENTS: dict[str, Pairs] = {
         ),
         (
             "",
-            """          sums[k] += metal::fast::exp(score - lse);
+            """          sums[k] += metal::fast::exp(score - denominator);
         }
       }
     }
