@@ -182,8 +182,6 @@ def test_keys_and_values_may_be_set():
 
 def test_what_is_not_in_this_version_says_so():
     cache = H2OKVCache()
-    with pytest.raises(NotImplementedError, match=r"\[H2OKVCache.merge\] batches"):
-        H2OKVCache.merge([cache, cache])
     with pytest.raises(NotImplementedError, match=r"\[H2OKVCache.to_quantized\] 8-bit rows"):
         cache.to_quantized(group_size=64, bits=8)
 

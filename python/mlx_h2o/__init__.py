@@ -24,9 +24,16 @@ from mlx_h2o.backends import BackendStatus, backends, use_backend
 from mlx_h2o.processors import set_threads, threads
 
 if TYPE_CHECKING:
+    from mlx_h2o.batch import BatchH2OKVCache
     from mlx_h2o.cache import H2OKVCache
     from mlx_h2o.config import H2OConfig
-    from mlx_h2o.generate import generate, load, make_prompt_cache, stream_generate
+    from mlx_h2o.generate import (
+        batch_generate,
+        generate,
+        load,
+        make_prompt_cache,
+        stream_generate,
+    )
     from mlx_h2o.routing import routing
     from mlx_h2o.saving import load_prompt_cache, save_prompt_cache
 
@@ -34,10 +41,12 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BackendStatus",
+    "BatchH2OKVCache",
     "H2OConfig",
     "H2OKVCache",
     "__version__",
     "backends",
+    "batch_generate",
     "fast",
     "generate",
     "load",
@@ -52,8 +61,10 @@ __all__ = [
 ]
 
 _LAZY = {
+    "BatchH2OKVCache": "mlx_h2o.batch",
     "H2OConfig": "mlx_h2o.config",
     "H2OKVCache": "mlx_h2o.cache",
+    "batch_generate": "mlx_h2o.generate",
     "generate": "mlx_h2o.generate",
     "load": "mlx_h2o.generate",
     "load_prompt_cache": "mlx_h2o.saving",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import mlx.core as mx
 
@@ -13,6 +13,9 @@ from .bounded import BoundedRows
 from .config import H2OConfig
 from .storage import Storage
 from .stores import restored_store
+
+if TYPE_CHECKING:
+    from .batch import BatchH2OKVCache
 
 __all__ = ["H2OKVCache"]
 
@@ -124,12 +127,11 @@ class H2OKVCache(BoundedRows):
         return copy
 
     @classmethod
-    def merge(cls, caches: Sequence[Any]) -> NoReturn:
-        """Raises NotImplementedError: batches are not served in this version."""
-        raise NotImplementedError(
-            "[H2OKVCache.merge] batches of sequences are not available in this version: "
-            "expected one sequence at a time."
-        )
+    def merge(cls, caches: Sequence[Any]) -> BatchH2OKVCache:
+        """One cache of several sequences, for batches: see ``BatchH2OKVCache.merge``."""
+        from .batch import BatchH2OKVCache
+
+        return BatchH2OKVCache.merge(caches)
 
     def to_quantized(self, group_size: int = 64, bits: int = 4) -> NoReturn:
         """Raises NotImplementedError: quantised rows are not available in this version."""

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from . import fast
+from .cache_requests import RankName
 from .policies import Policy, Rows
 from .storage import Storage
 
@@ -35,9 +36,13 @@ class Eviction(NamedTuple):
             values,
             self.offset,
             sink_size=self.sink_size,
-            recent_start=self._recent_start,
-            ranks=(None if self.shared_heads else self.policy.ranked_by) or self._ranks(),
+            recent_start=self.recent_start,
+            ranks=self.ranking(),
         )
+
+    def ranking(self) -> mx.array | RankName:
+        """What the rows are ranked by: a name that ``fast.replace_worst`` knows, or the ranks."""
+        return (None if self.shared_heads else self.policy.ranked_by) or self._ranks()
 
     def compact(self, keep: int) -> None:
         """Keep the best ``keep`` rows of each head, in the order of their slots."""
@@ -49,12 +54,13 @@ class Eviction(NamedTuple):
             self.store.positions,
             keep=keep,
             sink_size=self.sink_size,
-            recent_start=self._recent_start,
+            recent_start=self.recent_start,
         )
         self.store.keep(slots)
 
     @property
-    def _recent_start(self) -> int:
+    def recent_start(self) -> int:
+        """The first position of the recent window."""
         return self.offset + self.added - self.recent_size
 
     def _ranks(self) -> mx.array:

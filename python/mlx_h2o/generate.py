@@ -10,13 +10,14 @@ import mlx.core as mx
 import mlx_lm
 from mlx.nn.layers.base import Module
 from mlx.utils import tree_map
-from mlx_lm.generate import GenerationResponse
+from mlx_lm.generate import BatchResponse, GenerationResponse
+from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from .config import H2OConfig
 from .prompt_cache import evicting_caches, make_prompt_cache, summary
 from .routing import routing
 
-__all__ = ["generate", "load", "make_prompt_cache", "stream_generate", "summary"]
+__all__ = ["batch_generate", "generate", "load", "make_prompt_cache", "stream_generate", "summary"]
 
 DEMO = "demo"
 
@@ -83,6 +84,56 @@ def generate(
     with _routed(model, kwargs["prompt_cache"]):
         # mlx_lm returns None where it is verbose and nothing was generated.
         return mlx_lm.generate(model, tokenizer, prompt, verbose=verbose, **kwargs) or ""
+
+
+def batch_generate(
+    model: Module,
+    tokenizer: Any,
+    prompts: Sequence[list[int]],
+    prompt_caches: Sequence[list[Any]] | None = None,
+    max_tokens: int | list[int] = 128,
+    **kwargs: Any,
+) -> BatchResponse:
+    """``mlx_lm.batch_generate`` with caches that evict, each sequence by itself.
+
+    Args:
+        model: an mlx_lm model.
+        tokenizer: its tokenizer.
+        prompts: token ids of each prompt; the lengths may differ.
+        prompt_caches: for each prompt the caches of :func:`make_prompt_cache`, all with the same
+            settings. They are not changed; ``return_prompt_caches=True`` returns what they became.
+        max_tokens: tokens to generate, for all prompts or for each.
+        kwargs: mlx_lm's own arguments, and settings of H2OConfig where there are no
+            ``prompt_caches``.
+
+    Raises:
+        ValueError: no prompts, an empty one, a number of caches other than that of the prompts, or
+            as :func:`stream_generate`.
+    """
+    if len(prompts) == 0:
+        raise ValueError("[batch_generate] found no prompts, expected at least one.")
+    if prompt_caches is None:
+        caches = [_caches("batch_generate", model, dict(kwargs)) for _ in prompts]
+    else:
+        caches = [
+            _caches("batch_generate", model, {**kwargs, "prompt_cache": one})
+            for one in prompt_caches
+        ]
+    if len(caches) != len(prompts):
+        raise ValueError(
+            f"[batch_generate] found {len(caches)} prompt caches, expected {len(prompts)}, one for "
+            "each prompt."
+        )
+    for name in H2OConfig.setting_names():
+        kwargs.pop(name, None)
+    if not isinstance(tokenizer, TokenizerWrapper):
+        tokenizer = TokenizerWrapper(tokenizer)
+    with _routed(model, caches[0]):
+        run: Any = mlx_lm.batch_generate
+        response: BatchResponse = run(
+            model, tokenizer, list(prompts), prompt_caches=caches, max_tokens=max_tokens, **kwargs
+        )
+    return response
 
 
 def _stream(

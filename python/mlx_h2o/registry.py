@@ -6,6 +6,7 @@ from typing import Any
 
 from mlx_lm.models import cache as mlx_lm_cache
 
+from .batch import BatchH2OKVCache
 from .cache import H2OKVCache
 from .replacements import Target
 
@@ -14,7 +15,7 @@ __all__ = ["cache_classes", "class_name_targets"]
 
 def cache_classes() -> dict[str, type[Any]]:
     """Every class that a saved prompt cache of ours may name."""
-    return {cls.__name__: cls for cls in (H2OKVCache,)}
+    return {cls.__name__: cls for cls in (H2OKVCache, BatchH2OKVCache)}
 
 
 def class_name_targets() -> list[Target]:

@@ -1,0 +1,184 @@
+"""mlx_lm's own batch generation with caches that evict: each sequence as it is alone."""
+
+from __future__ import annotations
+
+import copy
+
+import mlx_lm
+import mlx_lm.models.cache as mlx_lm_cache
+import numpy as np
+import pytest
+from mlx_lm.generate import BatchGenerator
+
+from mlx_h2o import (
+    BatchH2OKVCache,
+    H2OKVCache,
+    batch_generate,
+    make_prompt_cache,
+    routing,
+    stream_generate,
+)
+from routing_checks import SETTINGS, mlx_lm_stays_as_it_is
+from tiny_models import random_prompt, tiny_llama, tiny_qwen3, tiny_tokenizer
+
+__all__ = ["mlx_lm_stays_as_it_is"]  # a fixture around every test
+
+LENGTHS = (30, 3, 17)
+PROMPTS = [random_prompt(length, seed=length) for length in LENGTHS]
+
+
+def alone(model, prompt, tokens, **given):
+    """Tokens of one sequence by itself, and its caches."""
+    caches = make_prompt_cache(model, 16, **SETTINGS, **given)
+    found = stream_generate(
+        model, tiny_tokenizer(), prompt, max_tokens=tokens, prompt_cache=caches, prefill_step_size=8
+    )
+    return [response.token for response in found][:tokens], caches
+
+
+def kept(cache) -> list[list[int]]:
+    return np.sort(np.array(cache.positions)[0], axis=1).tolist()
+
+
+@pytest.mark.parametrize("make", [tiny_qwen3, tiny_llama])
+@pytest.mark.parametrize("policy", ["h2o", "window", "keydiff", "tova"])
+def test_each_sequence_gets_the_tokens_that_it_gets_alone(make, policy):
+    model = make()
+    count = 40
+    found = batch_generate(
+        model,
+        tiny_tokenizer(),
+        PROMPTS,
+        max_tokens=count,
+        max_kv_size=16,
+        policy=policy,
+        prefill_step_size=8,
+        return_prompt_caches=True,
+        return_token_ids=True,
+        **SETTINGS,
+    )
+    for prompt, tokens, caches in zip(PROMPTS, found.token_ids, found.caches, strict=True):
+        expected, own = alone(model, prompt, count, policy=policy)
+        assert tokens == expected
+        for one, other in zip(caches, own, strict=True):
+            assert type(one) is H2OKVCache
+            # mlx_lm alone runs one token ahead, and its last one is in the cache.
+            assert (one.size(), one.offset) == (16, len(prompt) + count)
+            assert other.offset - one.offset in (0, 1)
+            if other.offset == one.offset:
+                assert kept(one) == kept(other)
+
+
+def test_sequences_join_and_leave():
+    model = tiny_qwen3()
+    caches = [make_prompt_cache(model, 16, **SETTINGS) for _ in range(5)]
+    prompts = [random_prompt(5 + 6 * index, seed=index) for index in range(5)]
+    limits = [3, 30, 11, 25, 18]
+    with routing(model):
+        batches = BatchGenerator(
+            model, completion_batch_size=3, prefill_batch_size=2, prefill_step_size=8
+        )
+        uids = batches.insert(prompts[:3], limits[:3], caches[:3])
+        tokens, ended = {uid: [] for uid in range(5)}, {}
+        for turn in range(400):
+            if turn == 12:
+                uids += batches.insert(prompts[3:], limits[3:], caches[3:])
+            _, responses = batches.next()
+            for response in responses:
+                tokens[response.uid].append(response.token)
+                if response.finish_reason is not None:
+                    ended[response.uid] = response.prompt_cache
+            held = batches._generation_batch.prompt_cache
+            assert all(type(cache) is BatchH2OKVCache and cache.size() <= 16 for cache in held)
+            if turn > 12 and len(ended) == 5:
+                break
+        batches.close()
+    for uid, prompt, limit in zip(uids, prompts, limits, strict=True):
+        assert tokens[uid] == alone(model, prompt, limit)[0]
+        assert ended[uid][0].size() == min(16, len(prompt) + limit)
+
+
+def test_a_conversation_goes_on_in_a_batch_and_out_of_it():
+    model, tokenizer = tiny_qwen3(), tiny_tokenizer()
+    first = batch_generate(
+        model, tokenizer, PROMPTS, max_tokens=9, max_kv_size=16, return_prompt_caches=True
+    )
+    before = [copy.deepcopy(caches) for caches in first.caches]
+    turns = [random_prompt(6, seed=5), random_prompt(9, seed=6), random_prompt(2, seed=7)]
+    second = batch_generate(
+        model,
+        tokenizer,
+        turns,
+        prompt_caches=first.caches,
+        max_tokens=12,
+        return_token_ids=True,
+    )
+    for turn, caches, left, tokens in zip(
+        turns, before, first.caches, second.token_ids, strict=True
+    ):
+        assert [cache.offset for cache in left] == [cache.offset for cache in caches]
+        found = stream_generate(model, tokenizer, turn, max_tokens=12, prompt_cache=caches)
+        assert [response.token for response in found][:12] == tokens
+
+
+def test_mlx_lms_own_function_takes_our_caches_within_the_context():
+    model = tiny_qwen3()
+    caches = [make_prompt_cache(model, 16, **SETTINGS) for _ in PROMPTS]
+    tokenizer = mlx_lm.tokenizer_utils.TokenizerWrapper(tiny_tokenizer())
+    with routing(model):
+        found = mlx_lm.batch_generate(
+            model,
+            tokenizer,
+            PROMPTS,
+            caches,
+            max_tokens=20,
+            return_token_ids=True,
+            prefill_step_size=8,
+        )
+    for prompt, tokens in zip(PROMPTS, found.token_ids, strict=True):
+        assert tokens == alone(model, prompt, 20)[0]
+    with pytest.raises(RuntimeError, match="qwen3 layer 0 got no scores.*routing"):
+        mlx_lm.batch_generate(model, tokenizer, PROMPTS, caches, max_tokens=20)
+
+
+def test_layers_of_other_kinds_in_the_same_batch():
+    model = tiny_qwen3()
+    made = [make_prompt_cache(model, 16, **SETTINGS) for _ in PROMPTS]
+    for caches in made:
+        caches[1] = mlx_lm_cache.KVCache()
+    found = batch_generate(
+        model, tiny_tokenizer(), PROMPTS, made, max_tokens=20, return_prompt_caches=True
+    )
+    for prompt, (ours, theirs) in zip(PROMPTS, found.caches, strict=True):
+        assert (ours.size(), theirs.size()) == (min(16, len(prompt) + 20), len(prompt) + 20)
+
+
+def test_what_does_not_fit_is_refused():
+    model, tokenizer = tiny_qwen3(), tiny_tokenizer()
+    with pytest.raises(ValueError, match=r"\[batch_generate\] found no prompts"):
+        batch_generate(model, tokenizer, [])
+    with pytest.raises(ValueError, match=r"\[batch_generate\] found 1 prompt caches, expected 3"):
+        batch_generate(model, tokenizer, PROMPTS, [make_prompt_cache(model, 16)])
+    with pytest.raises(ValueError, match=r"found prompt_cache and the settings \['max_kv_size'\]"):
+        batch_generate(model, tokenizer, PROMPTS[:1], [make_prompt_cache(model)], max_kv_size=8)
+    with pytest.raises(ValueError, match="has an empty prompt"):
+        batch_generate(model, tokenizer, [[1, 2], []])
+    mixed = [make_prompt_cache(model, 16), make_prompt_cache(model, 32), make_prompt_cache(model)]
+    with pytest.raises(ValueError, match=r"\[BatchH2OKVCache.merge\] found the settings"):
+        batch_generate(model, tokenizer, PROMPTS, mixed)
+
+
+def test_memory_of_a_batch_is_bounded():
+    model = tiny_qwen3()
+    prompts = [random_prompt(200, seed=seed) for seed in range(3)]
+    caches = batch_generate(
+        model,
+        tiny_tokenizer(),
+        prompts,
+        max_tokens=5,
+        max_kv_size=16,
+        prefill_step_size=16,
+        return_prompt_caches=True,
+    ).caches
+    row = 2 * 16 * 4 + 4 + 4  # key, value, position, score
+    assert {cache.nbytes for one in caches for cache in one} == {2 * 16 * row}
