@@ -3,12 +3,23 @@
 Re-exported by ``fast``. Each call is validated, then served by the best back end (``backends``).
 """
 
+from typing import Any, TypeVar, overload
+
 import mlx.core as mx
 
 from mlx_h2o import cache_requests, composed_cache
 from mlx_h2o.arguments import StreamLike
-from mlx_h2o.backends import for_attention, for_retention, operation_of
-from mlx_h2o.cache_requests import AccumulateRequest, RankName, ReplaceRequest
+from mlx_h2o.backends import (
+    for_attention,
+    for_quantized_attention,
+    for_retention,
+    operation_of,
+)
+from mlx_h2o.cache_requests import AccumulateRequest, AttentionAccumulateRequest
+from mlx_h2o.placement import placed
+from mlx_h2o.replace_requests import Packed, RankName, ReplaceRequest, Statistics
+from mlx_h2o.validate import RetentionRequest
+from mlx_h2o.validate_quantized import QuantizedAttentionRequest
 
 __all__ = ["accumulate_scores", "attention_and_accumulate", "key_diversity", "replace_worst"]
 
@@ -55,44 +66,131 @@ def _accumulate(request: AccumulateRequest) -> mx.array:
     return result
 
 
+@overload
 def attention_and_accumulate(
     q: mx.array,
-    k: mx.array,
-    v: mx.array,
+    k: mx.array | Packed,
+    v: mx.array | Packed,
     importance: mx.array,
     *,
     scale: float,
     decay: float,
     mask: mx.array | str | None = None,
     sinks: mx.array | None = None,
+    positions: None = None,
+    bits: int = 8,
+    group_size: int = 64,
+    v_bits: int | None = None,
+    sparse_v_threshold: float = 0.0,
     stream: StreamLike = None,
-) -> tuple[mx.array, mx.array]:
+) -> tuple[mx.array, mx.array]: ...
+
+
+@overload
+def attention_and_accumulate(
+    q: mx.array,
+    k: mx.array | Packed,
+    v: mx.array | Packed,
+    importance: mx.array,
+    *,
+    scale: float,
+    decay: float,
+    mask: mx.array | str | None = None,
+    sinks: mx.array | None = None,
+    positions: mx.array,
+    sink_size: int = 0,
+    recent_start: int | None = None,
+    bits: int = 8,
+    group_size: int = 64,
+    v_bits: int | None = None,
+    sparse_v_threshold: float = 0.0,
+    stream: StreamLike = None,
+) -> tuple[mx.array, mx.array, mx.array]: ...
+
+
+def attention_and_accumulate(
+    q: mx.array,
+    k: mx.array | Packed,
+    v: mx.array | Packed,
+    importance: mx.array,
+    *,
+    scale: float,
+    decay: float,
+    mask: mx.array | str | None = None,
+    sinks: mx.array | None = None,
+    positions: mx.array | None = None,
+    sink_size: int = 0,
+    recent_start: int | None = None,
+    bits: int = 8,
+    group_size: int = 64,
+    v_bits: int | None = None,
+    sparse_v_threshold: float = 0.0,
+    stream: StreamLike = None,
+) -> tuple[mx.array, mx.array] | tuple[mx.array, mx.array, mx.array]:
     """Attention whose scores go into a moving average; a back end need not store them.
 
     ``scaled_dot_product_attention_with_scores`` followed by ``accumulate_scores``, with the
     arguments and errors of both; at most 128 queries. ``importance`` has the heads of the keys.
+    ``k`` and ``v`` may be packed, each a tuple of words, scales and biases: then it is the
+    quantised operation, and ``bits``, ``group_size``, ``v_bits`` and ``sparse_v_threshold`` are
+    its arguments.
+
+    With ``positions``, int32 [B, Hkv, N], the row is named that ``evict_indices`` of the new
+    importance, these positions, ``sink_size`` and ``recent_start`` names: what the next
+    ``replace_worst`` may be given as ``worst``.
 
     Returns:
         ``(out, importance)``: [B, Hq, Lq, Dv] in the dtype of the queries, and float32
-        [B, Hkv, N]. Evaluating ``out`` evaluates both.
+        [B, Hkv, N]. With ``positions`` also ``worst``, uint32 [B, Hkv]. Evaluating ``out``
+        evaluates all.
     """
     request = cache_requests.attention_accumulate_request(
-        q, k, v, importance, scale=scale, decay=decay, mask=mask, sinks=sinks, stream=stream
-    )
+        q, k, v, importance, scale=scale, decay=decay, mask=mask, sinks=sinks,
+        positions=positions, sink_size=sink_size, recent_start=recent_start, bits=bits,
+        group_size=group_size, v_bits=v_bits, sparse_v_threshold=sparse_v_threshold,
+        stream=stream,
+    )  # fmt: skip
+    return serve_attention_and_accumulate(request)
+
+
+def serve_attention_and_accumulate(
+    request: AttentionAccumulateRequest,
+) -> tuple[mx.array, mx.array] | tuple[mx.array, mx.array, mx.array]:
+    """``attention_and_accumulate`` for arguments that are known to be right.
+
+    A back end's own function takes what its ``fuses(request)`` says, or everything where it has
+    none.
+    """
     attention = request.attention
-    backend = for_attention(attention)
-    fused = getattr(backend, "attention_and_accumulate", None)
-    if fused is not None:
-        out, importance = fused(request)
-        return out, importance
-    out, scores, _ = backend.attention(attention)
-    assert scores is not None
-    masked = attention.mask is not None or (attention.causal and q.shape[2] > 1)
-    following = AccumulateRequest(importance, scores, request.decay, masked, attention.stream)
+    op = "attention_and_accumulate"
+    backend: Any
+    if isinstance(attention, QuantizedAttentionRequest):
+        backend = for_quantized_attention(attention, op=op)
+        attend = backend.quantized_attention
+    else:
+        backend = for_attention(attention, op=op)
+        attend = backend.attention
+    fused = getattr(backend, op, None)
+    if fused is not None and getattr(backend, "fuses", lambda _: True)(request):
+        served: tuple[mx.array, mx.array] | tuple[mx.array, mx.array, mx.array] = fused(request)
+        return served
+    out, scores = attend(attention)[:2]
+    masked = attention.mask is not None or (attention.causal and scores.shape[2] > 1)
+    following = AccumulateRequest(
+        request.importance, scores, request.decay, masked, attention.stream
+    )
     importance = _accumulate(following)
-    # Untied, the scores of every step would wait for someone to ask, graph and all.
-    out = mx.depends(out, [importance])
-    return out, importance
+    if request.positions is None:
+        # Untied, the scores of every step would wait for someone to ask, graph and all.
+        out = mx.depends(out, [importance])
+        return out, importance
+    zones = request.sink_size, request.recent_start
+    retention = RetentionRequest(importance, request.positions, 1, *zones, attention.stream)
+    slots = for_retention("evict_indices", retention)(retention)
+    with placed(attention.stream):
+        worst = mx.squeeze(slots, 2)
+        out = mx.depends(out, [importance, worst])
+    return out, importance, worst
 
 
 def key_diversity(keys: mx.array, *, stream: StreamLike = None) -> mx.array:
@@ -115,9 +213,14 @@ def key_diversity(keys: mx.array, *, stream: StreamLike = None) -> mx.array:
     return result
 
 
+K = TypeVar("K", mx.array, Packed)
+V = TypeVar("V", mx.array, Packed)
+
+
+@overload
 def replace_worst(
-    keys: mx.array,
-    values: mx.array,
+    keys: K,
+    values: V,
     importance: mx.array,
     positions: mx.array,
     new_keys: mx.array,
@@ -127,61 +230,109 @@ def replace_worst(
     sink_size: int = 0,
     recent_start: int | None = None,
     ranks: mx.array | RankName | None = None,
+    worst: mx.array | None = None,
+    statistics: None = None,
+    bits: int = 8,
+    group_size: int = 64,
+    v_bits: int | None = None,
     stream: StreamLike = None,
-) -> tuple[mx.array, mx.array, mx.array, mx.array]:
+) -> tuple[K, V, mx.array, mx.array]: ...
+
+
+@overload
+def replace_worst(
+    keys: K,
+    values: V,
+    importance: mx.array,
+    positions: mx.array,
+    new_keys: mx.array,
+    new_values: mx.array,
+    *,
+    position: int,
+    sink_size: int = 0,
+    recent_start: int | None = None,
+    ranks: mx.array | RankName | None = None,
+    worst: mx.array | None = None,
+    statistics: Statistics,
+    bits: int = 8,
+    group_size: int = 64,
+    v_bits: int | None = None,
+    stream: StreamLike = None,
+) -> tuple[K, V, mx.array, mx.array, mx.array, mx.array]: ...
+
+
+def replace_worst(
+    keys: mx.array | Packed,
+    values: mx.array | Packed,
+    importance: mx.array,
+    positions: mx.array,
+    new_keys: mx.array,
+    new_values: mx.array,
+    *,
+    position: int,
+    sink_size: int = 0,
+    recent_start: int | None = None,
+    ranks: mx.array | RankName | None = None,
+    worst: mx.array | None = None,
+    statistics: Statistics | None = None,
+    bits: int = 8,
+    group_size: int = 64,
+    v_bits: int | None = None,
+    stream: StreamLike = None,
+) -> tuple[Any, ...]:
     """Steady-state eviction: in each head a new row takes the place of the worst one.
 
-    The row is the one that ``evict_indices(ranks, positions, count=1)`` names. Its key and value
-    become the new ones, its importance NaN (not yet scored), its position ``position``.
+    The row is the one that ``evict_indices(ranks, positions, count=1)`` names, or the one that
+    ``worst`` names, which costs no search. Its key and value become the new ones, quantised where
+    the rows are; its importance NaN (not yet scored), its position ``position``.
 
     Args:
-        keys: [B, H, N, D], float32, float16 or bfloat16.
-        values: [B, H, N, Dv], of one of these dtypes.
+        keys: [B, H, N, D], float32, float16 or bfloat16; or packed as ``mx.quantize`` packs them:
+            a tuple of words, scales and biases.
+        values: [B, H, N, Dv], of one of these dtypes; packed where the keys are.
         importance: float32 [B, H, N].
         positions: int32 [B, H, N], distinct within a head; negative: padding.
-        new_keys: [B, H, 1, D], the dtype of the keys.
-        new_values: [B, H, 1, Dv], the dtype of the values.
+        new_keys: [B, H, 1, D], the dtype of the keys, or of their scales.
+        new_values: [B, H, 1, Dv], the dtype of the values, or of their scales.
         position: of the new row, 0 to 2**30 - 1.
         sink_size: the first positions, which are protected.
         recent_start: the first position of the protected recent window; None: no window.
         ranks: float32 [B, H, N], or the name of what they would be: "importance" (as None), "age"
             (the oldest row goes), "key_diversity" (the function of this name).
+        worst: uint32 [B, H], the slots to write, as ``attention_and_accumulate`` returns them;
+            one beyond the last row means the last row. Not together with ``ranks``.
+        statistics: what ``key_statistics`` returned for these keys, to be kept up to date.
+        bits: per element of packed keys, and of packed values unless ``v_bits`` is given.
+        group_size: of packed rows.
+        v_bits: per element of packed values.
         stream: stream or device to run on.
 
     Returns:
-        keys, values, importance and positions. Evaluating the keys evaluates all four. The arrays
-        that were passed never change; where nothing else holds them, a back end may write into
-        their memory, so that a row costs no copy of the others (native: always; composed: where
-        MLX's own scatter does).
+        keys, values, importance and positions; with ``statistics`` then ``key_sum`` and
+        ``inverse_norms``. Evaluating the keys evaluates all. The arrays that were passed never
+        change; where nothing else holds them, a back end may write into their memory, so that a
+        row costs no copy of the others (native: always; composed: where MLX's own scatter does).
 
     Raises:
         ValueError: shapes, dtypes or numbers other than these.
         TypeError: an argument that is not an array or an integer where one is expected.
     """
     request = cache_requests.replace_request(
-        keys,
-        values,
-        importance,
-        positions,
-        new_keys,
-        new_values,
-        position=position,
-        sink_size=sink_size,
-        recent_start=recent_start,
-        ranks=ranks,
-        stream=stream,
-    )
+        keys, values, importance, positions, new_keys, new_values, position=position,
+        sink_size=sink_size, recent_start=recent_start, ranks=ranks, worst=worst,
+        statistics=statistics, bits=bits, group_size=group_size, v_bits=v_bits, stream=stream,
+    )  # fmt: skip
     return serve_replacement(request)
 
 
-def serve_replacement(
-    request: ReplaceRequest,
-) -> tuple[mx.array, mx.array, mx.array, mx.array]:
+def serve_replacement(request: ReplaceRequest) -> tuple[Any, ...]:
     """``replace_worst`` for arguments that are known to be right, such as a store's own."""
     served = operation_of("replace_worst", request.stream)
     if served is not None:
-        result: tuple[mx.array, mx.array, mx.array, mx.array] = served(request)
+        result: tuple[Any, ...] = served(request)
         return result
+    if request.worst is not None:
+        return composed_cache.replace_worst(request)
     retention = composed_cache.retention_of(request)
     slots = for_retention("evict_indices", retention)(retention)
     return composed_cache.written(request, slots)

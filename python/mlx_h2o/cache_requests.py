@@ -11,13 +11,12 @@ import mlx.core as mx
 from mlx_h2o import arguments
 from mlx_h2o.arguments import StreamLike
 from mlx_h2o.ema import MAX_QUERIES
+from mlx_h2o.replace_requests import Packed, as_packed, zones
+from mlx_h2o.replace_requests import RankName as RankName
+from mlx_h2o.replace_requests import ReplaceRequest as ReplaceRequest
+from mlx_h2o.replace_requests import replace_request as replace_request
 from mlx_h2o.validate import FLOATS, AttentionRequest, attention_request, dtype_name
-
-RankName = Literal["importance", "age", "key_diversity"]
-
-_INT32 = 2**31 - 1
-_LAST_POSITION = 2**30 - 1
-_RANK_NAMES = ("importance", "age", "key_diversity")
+from mlx_h2o.validate_quantized import QuantizedAttentionRequest, quantized_attention_request
 
 
 class AccumulateRequest(NamedTuple):
@@ -31,11 +30,18 @@ class AccumulateRequest(NamedTuple):
 
 
 class AttentionAccumulateRequest(NamedTuple):
-    """One validated call of ``attention_and_accumulate``."""
+    """One validated call of ``attention_and_accumulate``.
 
-    attention: AttentionRequest
+    With ``positions`` the row is wanted that ``evict_indices`` of the new importance and these
+    zones names.
+    """
+
+    attention: AttentionRequest | QuantizedAttentionRequest
     importance: mx.array
     decay: float
+    positions: mx.array | None = None
+    sink_size: int = 0
+    recent_start: int | None = None
 
 
 class PrefillRequest(NamedTuple):
@@ -59,22 +65,6 @@ class KeyDiversityRequest(NamedTuple):
     """One validated call of ``key_diversity``."""
 
     keys: mx.array
-    stream: StreamLike = None
-
-
-class ReplaceRequest(NamedTuple):
-    """One validated call of ``replace_worst``: ``ranks`` are an array or a rank's name."""
-
-    keys: mx.array
-    values: mx.array
-    importance: mx.array
-    positions: mx.array
-    new_keys: mx.array
-    new_values: mx.array
-    position: int
-    sink_size: int
-    recent_start: int | None
-    ranks: mx.array | RankName
     stream: StreamLike = None
 
 
@@ -135,30 +125,70 @@ def _check_importance(op: str, importance: mx.array, batch: int, rows: int) -> N
 
 def attention_accumulate_request(
     queries: mx.array,
-    keys: mx.array,
-    values: mx.array,
+    keys: mx.array | Packed,
+    values: mx.array | Packed,
     importance: mx.array,
     *,
     scale: float,
     decay: float,
     mask: mx.array | str | None = None,
     sinks: mx.array | None = None,
+    positions: mx.array | None = None,
+    sink_size: int = 0,
+    recent_start: int | None = None,
+    bits: int = 8,
+    group_size: int = 64,
+    v_bits: int | None = None,
+    sparse_v_threshold: float = 0.0,
     stream: StreamLike = None,
 ) -> AttentionAccumulateRequest:
     """Check the arguments of ``attention_and_accumulate``."""
     op = "attention_and_accumulate"
-    attention = attention_request(
-        queries, keys, values, scale=scale, mask=mask, sinks=sinks, stream=stream, op=op
-    )
+    attention: AttentionRequest | QuantizedAttentionRequest
+    keys, values = as_packed(keys), as_packed(values)
+    if isinstance(keys, tuple) and isinstance(values, tuple):
+        attention = quantized_attention_request(
+            queries, keys, values, scale=scale, bits=bits, group_size=group_size, v_bits=v_bits,
+            mask=mask, sinks=sinks, sparse_v_threshold=sparse_v_threshold, stream=stream, op=op,
+        )  # fmt: skip
+    elif isinstance(keys, tuple) or isinstance(values, tuple):
+        raise TypeError(
+            f"[{op}] keys and values are {type(keys).__name__} and {type(values).__name__}, "
+            "expected two arrays, or two tuples of words, scales and biases."
+        )
+    else:
+        if sparse_v_threshold != 0:
+            raise ValueError(
+                f"[{op}] sparse_v_threshold is {sparse_v_threshold}, expected 0 with dense rows."
+            )
+        attention = attention_request(
+            queries, keys, values, scale=scale, mask=mask, sinks=sinks, stream=stream, op=op
+        )
     importance = arguments.array(op, "importance", importance)
-    batch, heads, rows = keys.shape[:3]
+    batch, heads, rows = attention.keys.shape[:3]
     _check_importance(op, importance, batch, rows)
     if importance.shape[1] != heads:
         raise ValueError(
             f"[{op}] importance has {importance.shape[1]} heads, expected {heads} as the keys."
         )
     _check_queries(op, queries.shape[2])
-    return AttentionAccumulateRequest(attention, importance, _decay(op, decay))
+    decay = _decay(op, decay)
+    if positions is None:
+        if sink_size != 0 or recent_start is not None:
+            raise ValueError(
+                f"[{op}] sink_size and recent_start are {sink_size} and {recent_start} without "
+                "positions, expected positions with them."
+            )
+        return AttentionAccumulateRequest(attention, importance, decay)
+    positions = arguments.array(op, "positions", positions)
+    if positions.shape != importance.shape or positions.dtype != mx.int32:
+        raise ValueError(
+            f"[{op}] positions are {_found(positions)}, "
+            f"expected int32 [B, H, N] = {importance.shape}."
+        )
+    return AttentionAccumulateRequest(
+        attention, importance, decay, positions, *zones(op, sink_size, recent_start)
+    )
 
 
 def key_diversity_request(keys: mx.array, *, stream: StreamLike = None) -> KeyDiversityRequest:
@@ -171,79 +201,3 @@ def key_diversity_request(keys: mx.array, *, stream: StreamLike = None) -> KeyDi
             "[B, H, N, D], every size at least 1."
         )
     return KeyDiversityRequest(keys, arguments.stream(op, stream))
-
-
-def replace_request(
-    keys: mx.array,
-    values: mx.array,
-    importance: mx.array,
-    positions: mx.array,
-    new_keys: mx.array,
-    new_values: mx.array,
-    *,
-    position: int,
-    sink_size: int = 0,
-    recent_start: int | None = None,
-    ranks: mx.array | RankName | None = None,
-    stream: StreamLike = None,
-) -> ReplaceRequest:
-    """Check the arguments of ``replace_worst``."""
-    op = "replace_worst"
-    stored = {"keys": keys, "values": values}
-    for name, array in stored.items():
-        array = arguments.array(op, name, array)
-        if array.ndim != 4 or 0 in array.shape or array.dtype not in FLOATS:
-            raise ValueError(
-                f"[{op}] {name} are {_found(array)}, expected float32, float16 or bfloat16 "
-                "with 4 dimensions, every size at least 1."
-            )
-    rows = keys.shape[:3]
-    if values.shape[:3] != rows:
-        raise ValueError(
-            f"[{op}] keys and values have shapes {keys.shape} and {values.shape}, "
-            "expected the same [B, H, N]."
-        )
-    by = "importance" if ranks is None else ranks
-    per_row = [("importance", importance, mx.float32), ("positions", positions, mx.int32)]
-    if not isinstance(by, str):
-        per_row.append(("ranks", by, mx.float32))
-    elif by not in _RANK_NAMES:
-        raise ValueError(
-            f"[{op}] ranks are {by!r}, expected an array, None or one of {_RANK_NAMES}."
-        )
-    for name, array, dtype in per_row:
-        array = arguments.array(op, name, array)
-        if array.shape != rows or array.dtype != dtype:
-            raise ValueError(
-                f"[{op}] {name} are {_found(array)}, "
-                f"expected {dtype_name(dtype)} [B, H, N] = {rows}."
-            )
-    for name, new in (("keys", new_keys), ("values", new_values)):
-        new = arguments.array(op, f"new_{name}", new)
-        expected = (*rows[:2], 1, stored[name].shape[3])
-        if new.shape != expected or new.dtype != stored[name].dtype:
-            raise ValueError(
-                f"[{op}] new {name} are {_found(new)}, expected "
-                f"{dtype_name(stored[name].dtype)} {expected} as the {name}."
-            )
-    position, sink_size, recent_start = _zones(op, position, sink_size, recent_start)
-    place = arguments.stream(op, stream)
-    return ReplaceRequest(
-        keys, values, importance, positions, new_keys, new_values,
-        position, sink_size, recent_start, by, place,
-    )  # fmt: skip
-
-
-def _zones(
-    op: str, position: object, sink_size: object, recent_start: object
-) -> tuple[int, int, int | None]:
-    place = arguments.integer(op, "position", position)
-    if not 0 <= place <= _LAST_POSITION:
-        raise ValueError(f"[{op}] position is {place}, expected 0 to 2**30 - 1.")
-    sinks = arguments.integer(op, "sink_size", sink_size)
-    if sinks < 0:
-        raise ValueError(f"[{op}] sink_size is {sinks}, expected 0 or more.")
-    if recent_start is None:
-        return place, min(sinks, _INT32), None
-    start = arguments.integer(op, "recent_start", recent_start)
-    return place, min(sinks, _INT32), max(-_INT32, min(start, _INT32))

@@ -3,14 +3,19 @@
 Part of the composed back end: what the other back ends are compared with.
 """
 
+from collections.abc import Callable, Iterator
+from typing import Any
+
 import mlx.core as mx
 
 from mlx_h2o import composed, ema
 from mlx_h2o.cache_requests import AccumulateRequest, KeyDiversityRequest, ReplaceRequest
+from mlx_h2o.key_statistics import LEAST_NORM, dense_rows, inverse_norms_of
 from mlx_h2o.placement import placed
+from mlx_h2o.replace_requests import Packed, Statistics, as_packed
 from mlx_h2o.validate import RetentionRequest
 
-_LEAST_NORM = 1e-12  # a key of zeros gets the cosine 0, not NaN
+Stored = mx.array | Packed
 
 
 def accumulate_scores(request: AccumulateRequest) -> mx.array:
@@ -31,7 +36,7 @@ def key_diversity(request: KeyDiversityRequest) -> mx.array:
 
 def _normalised(vectors: mx.array) -> mx.array:
     norm = mx.sqrt(mx.sum(mx.square(vectors), axis=-1, keepdims=True))
-    return vectors / mx.maximum(norm, _LEAST_NORM)
+    return vectors / mx.maximum(norm, LEAST_NORM)
 
 
 def ages(positions: mx.array, position: int) -> mx.array:
@@ -50,7 +55,8 @@ def ranks_of(request: ReplaceRequest) -> mx.array:
     if request.ranks == "age":
         return ages(request.positions, request.position)
     if request.ranks == "key_diversity":
-        return key_diversity(KeyDiversityRequest(request.keys))
+        keys = dense_rows(request.keys, request.bits, request.group_size)
+        return key_diversity(KeyDiversityRequest(keys))
     return request.importance
 
 
@@ -62,15 +68,24 @@ def retention_of(request: ReplaceRequest) -> RetentionRequest:
     return RetentionRequest(ranks, request.positions, 1, *zones, request.stream)
 
 
-def replace_worst(request: ReplaceRequest) -> tuple[mx.array, mx.array, mx.array, mx.array]:
-    """Keys, values, importance and positions with the new row in place of the worst."""
-    return written(request, composed.evict_indices(retention_of(request)))
+def replace_worst(request: ReplaceRequest) -> tuple[Any, ...]:
+    """Keys, values, importance and positions with the new row in place of the worst, and the
+    statistics where they were given."""
+    return written(request, slots_of(request, composed.evict_indices))
 
 
-def written(
-    request: ReplaceRequest, slots: mx.array
-) -> tuple[mx.array, mx.array, mx.array, mx.array]:
-    """Keys, values, importance and positions with the new row at ``slots`` [B, H, 1]."""
+def slots_of(request: ReplaceRequest, choose: Callable[[RetentionRequest], mx.array]) -> mx.array:
+    """The slots of the rows that go, uint32 [B, H, 1]: those that are known, or chosen."""
+    if request.worst is None:
+        return choose(retention_of(request))
+    with placed(request.stream):
+        # A slot beyond the end is the last: nothing writes out of bounds.
+        last = mx.array(request.positions.shape[2] - 1, mx.uint32)
+        return mx.expand_dims(mx.minimum(request.worst, last), -1)
+
+
+def written(request: ReplaceRequest, slots: mx.array) -> tuple[Any, ...]:
+    """The same with the new row at ``slots`` [B, H, 1]."""
     with placed(request.stream):
         nan = mx.array(mx.nan)
         position = mx.array(request.position, mx.int32)
@@ -81,16 +96,64 @@ def written(
 
 def replaced(
     request: ReplaceRequest, slots: mx.array, importance: mx.array, positions: mx.array
-) -> tuple[mx.array, mx.array, mx.array, mx.array]:
+) -> tuple[Any, ...]:
     """The same where importance and positions have been written: a scatter of keys and values."""
     with placed(request.stream):
-        keys = _scattered(request.keys, slots, request.new_keys)
-        values = _scattered(request.values, slots, request.new_values)
+        new_keys: Stored = request.new_keys
+        new_values: Stored = request.new_values
+        if request.is_packed:
+            size = request.group_size
+            new_keys = as_packed(mx.quantize(request.new_keys, group_size=size, bits=request.bits))
+            new_values = as_packed(
+                mx.quantize(request.new_values, group_size=size, bits=request.v_bits)
+            )
+        statistics: tuple[mx.array, ...] = ()
+        if request.statistics is not None:
+            statistics = _updated(request, request.statistics, slots, new_keys)
+        keys = [_scattered(*pair, slots) for pair in _pairs(request.keys, new_keys)]
+        values = [_scattered(*pair, slots) for pair in _pairs(request.values, new_values)]
         # Whoever evaluates the keys evaluates these too: else the graph of every step would
         # hang on them.
-        return mx.depends(keys, [importance, positions]), values, importance, positions
+        others = [*keys[1:], *values[1:], importance, positions, *statistics]
+        keys[0] = mx.depends(keys[0], others)
+    stored = (tuple(keys), tuple(values)) if request.is_packed else (keys[0], values[0])
+    return *stored, importance, positions, *statistics
 
 
-def _scattered(buffer: mx.array, slots: mx.array, rows: mx.array) -> mx.array:
-    slots = mx.broadcast_to(mx.expand_dims(slots, -1), (*slots.shape, buffer.shape[3]))
-    return mx.put_along_axis(buffer, slots, rows, axis=2)
+def _updated(
+    request: ReplaceRequest, statistics: Statistics, slots: mx.array, new_keys: Stored
+) -> Statistics:
+    """The statistics with the row at ``slots`` gone and the new key, as it is stored, in it."""
+    key_sum, inverse_norms = statistics
+    packing = request.bits, request.group_size
+    rows = [_gathered(part, slots) for part in _parts(request.keys)]
+    old = dense_rows(_stored(rows), *packing)
+    new = dense_rows(new_keys, *packing)
+    old_norms = mx.take_along_axis(inverse_norms, slots, axis=2)
+    new_norms = inverse_norms_of(new)
+    change = new * mx.expand_dims(new_norms, -1) - old * mx.expand_dims(old_norms, -1)
+    return key_sum + change[:, :, 0], mx.put_along_axis(inverse_norms, slots, new_norms, axis=2)
+
+
+def _parts(rows: Stored) -> tuple[mx.array, ...]:
+    return rows if isinstance(rows, tuple) else (rows,)
+
+
+def _stored(parts: list[mx.array]) -> Stored:
+    return (parts[0], parts[1], parts[2]) if len(parts) == 3 else parts[0]
+
+
+def _pairs(stored: Stored, new: Stored) -> Iterator[tuple[mx.array, mx.array]]:
+    return zip(_parts(stored), _parts(new), strict=True)
+
+
+def _wide(slots: mx.array, width: int) -> mx.array:
+    return mx.broadcast_to(mx.expand_dims(slots, -1), (*slots.shape, width))
+
+
+def _gathered(buffer: mx.array, slots: mx.array) -> mx.array:
+    return mx.take_along_axis(buffer, _wide(slots, buffer.shape[3]), axis=2)
+
+
+def _scattered(buffer: mx.array, rows: mx.array, slots: mx.array) -> mx.array:
+    return mx.put_along_axis(buffer, _wide(slots, buffer.shape[3]), rows, axis=2)

@@ -15,6 +15,7 @@ from mlx_h2o.cache_operations import (
     key_diversity,
     replace_worst,
 )
+from mlx_h2o.key_statistics import key_statistics
 from mlx_h2o.prefill import prefill_scores
 from mlx_h2o.probes import scaled_dot_product_attention_with_probes
 from mlx_h2o.quantize_append import quantize_append
@@ -27,6 +28,7 @@ __all__ = [
     "evict_indices",
     "keep_indices",
     "key_diversity",
+    "key_statistics",
     "prefill_scores",
     "quantize_append",
     "replace_worst",

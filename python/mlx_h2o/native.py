@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import functools
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
+from mlx_h2o import composed_cache
 from mlx_h2o.cache_requests import (
     AccumulateRequest,
     AttentionAccumulateRequest,
@@ -147,9 +148,15 @@ def evict_indices(request: RetentionRequest) -> mx.array:
     return slots
 
 
+def fuses(request: AttentionAccumulateRequest) -> bool:
+    """Whether ``attention_and_accumulate`` here takes the request."""
+    return isinstance(request.attention, AttentionRequest) and request.positions is None
+
+
 def attention_and_accumulate(request: AttentionAccumulateRequest) -> tuple[mx.array, mx.array]:
     """Attention output and the new importance; the scores stay inside."""
     attention = request.attention
+    assert isinstance(attention, AttentionRequest)
     out, importance = _module().attention_and_accumulate(
         attention.queries,
         attention.keys,
@@ -179,26 +186,27 @@ def key_diversity(request: KeyDiversityRequest) -> mx.array:
     return ranks
 
 
-def replace_worst(
-    request: ReplaceRequest,
-) -> tuple[mx.array, mx.array, mx.array, mx.array]:
+def replace_worst(request: ReplaceRequest) -> tuple[Any, ...]:
     """Keys, values, importance and positions, in the memory of the inputs where that is free."""
+    if request.is_packed or request.worst is not None or request.statistics is not None:
+        return composed_cache.written(request, composed_cache.slots_of(request, evict_indices))
     given = isinstance(request.ranks, mx.array)
-    keys, values, importance, positions = _module().replace_worst(
-        request.keys,
-        request.values,
-        request.importance,
-        request.positions,
-        request.new_keys,
-        request.new_values,
-        position=request.position,
-        sink_size=request.sink_size,
-        recent_start=request.recent_start,
-        ranked_by="array" if given else request.ranks,
-        ranks=request.ranks if given else None,
-        stream=request.stream,
+    return tuple(
+        _module().replace_worst(
+            request.keys,
+            request.values,
+            request.importance,
+            request.positions,
+            request.new_keys,
+            request.new_values,
+            position=request.position,
+            sink_size=request.sink_size,
+            recent_start=request.recent_start,
+            ranked_by="array" if given else request.ranks,
+            ranks=request.ranks if given else None,
+            stream=request.stream,
+        )
     )
-    return keys, values, importance, positions
 
 
 def quantize_append(request: QuantizeAppendRequest) -> tuple[Quantized, Quantized]:

@@ -4,6 +4,7 @@ A back end makes one ``RowKernels`` of its way to run a launch, and names its fu
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import mlx.core as mx
 
@@ -42,14 +43,12 @@ class RowKernels:
             return composed.evict_indices(request)
         return self._launched(launch_rows.choose_row(request), request.stream)[0]
 
-    def replace_worst(
-        self, request: ReplaceRequest
-    ) -> tuple[mx.array, mx.array, mx.array, mx.array]:
+    def replace_worst(self, request: ReplaceRequest) -> tuple[Any, ...]:
         """The row chosen, its score and position written by one kernel, K and V by a scatter each.
 
         Kernels cannot write into their inputs; MLX's scatter does where nothing else holds them.
         """
-        if not self._serves(request.stream):
+        if request.worst is not None or not self._serves(request.stream):
             return composed_cache.replace_worst(request)
         with placed(request.stream):
             ranks = composed_cache.ranks_of(request) if request.ranks == "key_diversity" else None
