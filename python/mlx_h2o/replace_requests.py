@@ -85,12 +85,13 @@ def replace_request(
             f"[{_OP}] keys and values are {type(keys).__name__} and {type(values).__name__}, "
             "expected two arrays, or two tuples of words, scales and biases."
         )
-    rows = _rows("keys", keys, new_keys, bits, group_size)
-    value_rows = _rows("values", values, new_values, v_bits, group_size)
-    if value_rows != rows:
+    stored = _layout("keys", keys, new_keys, bits, group_size)
+    stored_values = _layout("values", values, new_values, v_bits, group_size)
+    rows = stored.rows
+    if stored_values.rows != rows:
         raise ValueError(
-            f"[{_OP}] keys and values have rows {rows} and {value_rows}, "
-            "expected the same [B, H, N]."
+            f"[{_OP}] keys and values have shapes {(*rows, stored.width)} and "
+            f"{(*stored_values.rows, stored_values.width)}, expected the same [B, H, N]."
         )
     by = "importance" if ranks is None else ranks
     per_row = [("importance", importance, mx.float32), ("positions", positions, mx.int32)]
@@ -102,6 +103,8 @@ def replace_request(
         )
     for name, array, dtype in per_row:
         _check(name, array, rows, dtype, "[B, H, N]")
+    _check_new("keys", new_keys, stored)
+    _check_new("values", new_values, stored_values)
     if worst is not None:
         if ranks is not None:
             raise ValueError(f"[{_OP}] ranks and worst are both given, expected one of them.")
@@ -118,7 +121,7 @@ def replace_request(
 
 def as_packed(rows: Any) -> Any:
     """``mx.quantize`` returns a list, where the operations write of a tuple."""
-    return tuple(rows) if isinstance(rows, list) else rows
+    return tuple(rows) if isinstance(rows, list) and len(rows) == 3 else rows
 
 
 def _found(array: mx.array) -> str:
@@ -148,26 +151,37 @@ def _packing(bits: object, v_bits: object, group_size: object) -> tuple[int, int
     return key_bits, value_bits, size
 
 
-def _rows(
-    name: str, stored: object, new: object, bits: int, group_size: int
-) -> tuple[int, int, int]:
-    """[B, H, N] of stored rows that new rows fit, where both are arrays."""
-    row = arguments.array(_OP, f"new_{name}", new)
-    if not isinstance(stored, tuple):
-        array = arguments.array(_OP, name, stored)
-        if array.ndim != 4 or 0 in array.shape or array.dtype not in FLOATS:
-            raise ValueError(
-                f"[{_OP}] {name} are {_found(array)}, expected float32, float16 or bfloat16 "
-                "with 4 dimensions, every size at least 1."
-            )
-        _check_like(name, row, array.dtype, array.shape)
-        return array.shape[0], array.shape[1], array.shape[2]
+class _Layout(NamedTuple):
+    """Of stored rows, packed or not: [B, H, N], row size and the dtype of new rows."""
+
+    rows: tuple[int, int, int]
+    width: int
+    dtype: mx.Dtype
+
+
+def _layout(name: str, stored: object, new: object, bits: int, group_size: int) -> _Layout:
+    if isinstance(stored, tuple):
+        return _packed_layout(name, stored, new, bits, group_size)
+    array = arguments.array(_OP, name, stored)
+    if array.ndim != 4 or 0 in array.shape or array.dtype not in FLOATS:
+        raise ValueError(
+            f"[{_OP}] {name} are {_found(array)}, expected float32, float16 or bfloat16 "
+            "with 4 dimensions, every size at least 1."
+        )
+    batch, heads, rows, width = array.shape
+    return _Layout((batch, heads, rows), width, array.dtype)
+
+
+def _packed_layout(
+    name: str, stored: tuple[object, ...], new: object, bits: int, group_size: int
+) -> _Layout:
     if len(stored) != 3:
         raise TypeError(f"[{_OP}] {name} must be a tuple of words, scales and biases.")
     words, scales, biases = (
         arguments.array(_OP, f"{part} of the {name}", array)
         for part, array in zip(("words", "scales", "biases"), stored, strict=True)
     )
+    dtype = arguments.array(_OP, f"new_{name}", new).dtype
     if words.ndim != 4 or 0 in words.shape or words.dtype != mx.uint32:
         raise ValueError(
             f"[{_OP}] words of the {name} are {_found(words)}, expected uint32 "
@@ -182,21 +196,21 @@ def _rows(
         )
     expected = (batch, heads, rows, width // group_size)
     for part, array in (("scales", scales), ("biases", biases)):
-        if array.shape != expected or array.dtype != row.dtype or array.dtype not in FLOATS:
+        if array.shape != expected or array.dtype != dtype or array.dtype not in FLOATS:
             raise ValueError(
                 f"[{_OP}] {part} of the {name} are {_found(array)}, "
-                f"expected {expected} in the dtype of the new rows, {dtype_name(row.dtype)}."
+                f"expected {expected} in the dtype of the new rows, {dtype_name(dtype)}."
             )
-    _check_like(name, row, scales.dtype, (batch, heads, rows, width))
-    return batch, heads, rows
+    return _Layout((batch, heads, rows), width, dtype)
 
 
-def _check_like(name: str, new: mx.array, dtype: mx.Dtype, stored: tuple[int, ...]) -> None:
-    expected = (*stored[:2], 1, stored[3])
-    if new.shape != expected or new.dtype != dtype:
+def _check_new(name: str, new: object, stored: _Layout) -> None:
+    row = arguments.array(_OP, f"new_{name}", new)
+    expected = (*stored.rows[:2], 1, stored.width)
+    if row.shape != expected or row.dtype != stored.dtype:
         raise ValueError(
-            f"[{_OP}] new {name} are {_found(new)}, expected "
-            f"{dtype_name(dtype)} {expected} as the {name}."
+            f"[{_OP}] new {name} are {_found(row)}, expected "
+            f"{dtype_name(stored.dtype)} {expected} as the {name}."
         )
 
 
