@@ -172,3 +172,30 @@ inline float h2o_softmax_mean(float sum, float total) {
 inline float h2o_softmax_lse(float maximum, float total) {
   return total == 0.0f ? H2O_NEGATIVE_INFINITY : maximum + metal::precise::log(total);
 }
+
+// The retention order of a row as a number of 64 bits in two words, higher is kept
+// longer: class (padding, unscored, scored, protected), score in the order of its
+// bits, then the lower position first; padding has its slot in the place of one.
+struct h2o_retention {
+  uint32_t upper;
+  uint32_t lower;
+};
+
+inline h2o_retention h2o_retention_key(float score, int position, int slot, int sink_end,
+                                       int recent_start) {
+  const bool is_padding = position < 0;
+  const bool is_protected = position < sink_end || position >= recent_start;
+  const bool is_scored = !is_padding && !is_protected && score == score;
+  const uint32_t kind = is_padding ? 0u : is_protected ? 3u : is_scored ? 2u : 1u;
+  uint32_t ranked = 0u;
+  if (is_scored) {
+    // -0 and 0 are equal.
+    const uint32_t bits = as_type<uint32_t>(score == 0.0f ? 0.0f : score);
+    ranked = (bits >> 31) != 0u ? ~bits : bits | 0x80000000u;
+  }
+  const uint32_t place = 0x3FFFFFFFu - static_cast<uint32_t>(is_padding ? slot : position);
+  h2o_retention key;
+  key.upper = (kind << 30) | (ranked >> 2);
+  key.lower = (ranked << 30) | place;
+  return key;
+}

@@ -33,6 +33,9 @@ struct uint3 {
 #define thread
 #define H2O_THREADGROUP(T, name, count) static threadgroup T name[count]
 
+template <typename To>
+To as_type(float);
+
 namespace metal {
 
 enum class mem_flags { mem_none = 0, mem_device = 1, mem_threadgroup = 2 };

@@ -13,6 +13,11 @@
 typedef unsigned short ushort;
 typedef unsigned int uint;
 
+template <typename To>
+__device__ inline To as_type(float from) {
+  return static_cast<To>(__float_as_uint(from));
+}
+
 namespace metal {
 
 enum class mem_flags { mem_none = 0, mem_device = 1, mem_threadgroup = 2 };

@@ -170,6 +170,27 @@ static const mlx_h2o_kernel_segment mlx_h2o_kernel_header[] = {
      "}\n"
      "inline float h2o_softmax_lse(float maximum, float total) {\n"
      "  return total == 0.0f ? H2O_NEGATIVE_INFINITY : maximum + metal::precise::log(total);\n"
+     "}\n"
+     "struct h2o_retention {\n"
+     "  uint32_t upper;\n"
+     "  uint32_t lower;\n"
+     "};\n"
+     "inline h2o_retention h2o_retention_key(float score, int position, int slot, int sink_end,\n"
+     "                                       int recent_start) {\n"
+     "  const bool is_padding = position < 0;\n"
+     "  const bool is_protected = position < sink_end || position >= recent_start;\n"
+     "  const bool is_scored = !is_padding && !is_protected && score == score;\n"
+     "  const uint32_t kind = is_padding ? 0u : is_protected ? 3u : is_scored ? 2u : 1u;\n"
+     "  uint32_t ranked = 0u;\n"
+     "  if (is_scored) {\n"
+     "    const uint32_t bits = as_type<uint32_t>(score == 0.0f ? 0.0f : score);\n"
+     "    ranked = (bits >> 31) != 0u ? ~bits : bits | 0x80000000u;\n"
+     "  }\n"
+     "  const uint32_t place = 0x3FFFFFFFu - static_cast<uint32_t>(is_padding ? slot : position);\n"
+     "  h2o_retention key;\n"
+     "  key.upper = (kind << 30) | (ranked >> 2);\n"
+     "  key.lower = (ranked << 30) | place;\n"
+     "  return key;\n"
      "}\n"},
 };
 
@@ -1737,6 +1758,116 @@ static const mlx_h2o_kernel_text mlx_h2o_replace_row_ranked_text = {
     sizeof(mlx_h2o_replace_row_ranked_outputs) / sizeof(mlx_h2o_replace_row_ranked_outputs[0]),
     mlx_h2o_replace_row_ranked_segments,
     sizeof(mlx_h2o_replace_row_ranked_segments) / sizeof(mlx_h2o_replace_row_ranked_segments[0]),
+};
+
+static const char* const mlx_h2o_keep_rows_template[] = {
+    "NS",
+};
+
+static const mlx_h2o_kernel_buffer mlx_h2o_keep_rows_inputs[] = {
+    {"scores", ""},
+    {"positions", ""},
+    {"zones", ""},
+};
+
+static const mlx_h2o_kernel_buffer mlx_h2o_keep_rows_outputs[] = {
+    {"kept", ""},
+};
+
+static const mlx_h2o_kernel_segment mlx_h2o_keep_rows_segments[] = {
+    {"",
+     "  constexpr int LANES = 32;\n"
+     "  H2O_THREADGROUP(int, counts, NS);\n"
+     "  const int lane = int(thread_index_in_simdgroup);\n"
+     "  const int group = int(simdgroup_index_in_threadgroup);\n"
+     "  const int head_count = positions_shape[1];\n"
+     "  const int row_count = positions_shape[2];\n"
+     "  const int batch = int(threadgroup_position_in_grid.x) / head_count;\n"
+     "  const int head = int(threadgroup_position_in_grid.x) % head_count;\n"
+     "  const int64_t scores_start = batch * scores_strides[0] + head * scores_strides[1];\n"
+     "  const int64_t positions_start = batch * positions_strides[0] + head * positions_strides[1];\n"
+     "  const int sink_end = zones[0];\n"
+     "  const int recent_start = zones[1];\n"
+     "  const int dropped = zones[2];\n"
+     "  const int kept_count = row_count - dropped;\n"
+     "  uint32_t upper = 0;\n"
+     "  uint32_t lower = 0;\n"
+     "  for (int round = 0; round < 64; round++) {\n"
+     "    const bool is_upper = round < 32;\n"
+     "    const uint32_t bit = 1u << (31 - round % 32);\n"
+     "    const uint32_t candidate = (is_upper ? upper : lower) | bit;\n"
+     "    int below = 0;\n"
+     "    for (int row = group * LANES + lane; row < row_count; row += NS * LANES) {\n"
+     "      const h2o_retention key = h2o_retention_key(\n"
+     "          scores[scores_start + row * scores_strides[2]],\n"
+     "          positions[positions_start + row * positions_strides[2]], row, sink_end, recent_start);\n"
+     "      const bool is_below = is_upper\n"
+     "          ? key.upper < candidate\n"
+     "          : key.upper < upper || (key.upper == upper && key.lower < candidate);\n"
+     "      below += is_below ? 1 : 0;\n"
+     "    }\n"
+     "    below = metal::simd_sum(below);\n"
+     "    if (lane == 0) {\n"
+     "      counts[group] = below;\n"
+     "    }\n"
+     "    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
+     "    const int all_below = metal::simd_sum(lane < NS ? counts[lane] : 0);\n"
+     "    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
+     "    if (all_below <= dropped) {\n"
+     "      if (is_upper) {\n"
+     "        upper = candidate;\n"
+     "      } else {\n"
+     "        lower = candidate;\n"
+     "      }\n"
+     "    }\n"
+     "  }\n"
+     "  const int part = (row_count + NS * LANES - 1) / (NS * LANES) * LANES;\n"
+     "  const int first = group * part;\n"
+     "  for (int pass = 0; pass < 2; pass++) {\n"
+     "    int before = 0;\n"
+     "    if (pass == 1) {\n"
+     "      before = metal::simd_sum(lane < group ? counts[lane] : 0);\n"
+     "    }\n"
+     "    int found = 0;\n"
+     "    for (int start = first; start < first + part; start += LANES) {\n"
+     "      const int row = start + lane;\n"
+     "      int stays = 0;\n"
+     "      if (row < row_count) {\n"
+     "        const h2o_retention key = h2o_retention_key(\n"
+     "            scores[scores_start + row * scores_strides[2]],\n"
+     "            positions[positions_start + row * positions_strides[2]], row, sink_end, recent_start);\n"
+     "        stays = key.upper > upper || (key.upper == upper && key.lower >= lower) ? 1 : 0;\n"
+     "      }\n"
+     "      int so_far = stays;\n"
+     "      for (int distance = 1; distance < LANES; distance *= 2) {\n"
+     "        const int other = metal::simd_shuffle(so_far, ushort(metal::max(lane - distance, 0)));\n"
+     "        so_far += lane >= distance ? other : 0;\n"
+     "      }\n"
+     "      if (pass == 1 && stays == 1) {\n"
+     "        const int place = before + found + so_far - 1;\n"
+     "        kept[int64_t(threadgroup_position_in_grid.x) * kept_count + place] = uint32_t(row);\n"
+     "      }\n"
+     "      found += metal::simd_shuffle(so_far, ushort(LANES - 1));\n"
+     "    }\n"
+     "    if (pass == 0) {\n"
+     "      if (lane == 0) {\n"
+     "        counts[group] = found;\n"
+     "      }\n"
+     "      metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
+     "    }\n"
+     "  }\n"},
+};
+
+static const mlx_h2o_kernel_text mlx_h2o_keep_rows_text = {
+    "keep_rows",
+    mlx_h2o_keep_rows_template,
+    sizeof(mlx_h2o_keep_rows_template) / sizeof(mlx_h2o_keep_rows_template[0]),
+    mlx_h2o_keep_rows_inputs,
+    sizeof(mlx_h2o_keep_rows_inputs) / sizeof(mlx_h2o_keep_rows_inputs[0]),
+    mlx_h2o_keep_rows_outputs,
+    sizeof(mlx_h2o_keep_rows_outputs) / sizeof(mlx_h2o_keep_rows_outputs[0]),
+    mlx_h2o_keep_rows_segments,
+    sizeof(mlx_h2o_keep_rows_segments) / sizeof(mlx_h2o_keep_rows_segments[0]),
 };
 
 static const char* const mlx_h2o_pack_rows_template[] = {

@@ -87,6 +87,9 @@ TEMPLATE: dict[str, tuple[str, ...]] = {
     "replace_row_ranked": (
         "NS",
     ),
+    "keep_rows": (
+        "NS",
+    ),
     "pack_rows": (
         "T",
         "S",
@@ -196,6 +199,11 @@ INPUTS: dict[str, Pairs] = {
         ("positions", ""),
         ("zones", ""),
     ),
+    "keep_rows": (
+        ("scores", ""),
+        ("positions", ""),
+        ("zones", ""),
+    ),
     "pack_rows": (
         ("new_keys", ""),
         ("new_values", ""),
@@ -258,6 +266,9 @@ OUTPUTS: dict[str, Pairs] = {
         ("worst", ""),
         ("new_importance", ""),
         ("new_positions", ""),
+    ),
+    "keep_rows": (
+        ("kept", ""),
     ),
     "pack_rows": (
         ("key_words", ""),
@@ -398,6 +409,27 @@ inline float h2o_softmax_mean(float sum, float total) {
 inline float h2o_softmax_lse(float maximum, float total) {
   return total == 0.0f ? H2O_NEGATIVE_INFINITY : maximum + metal::precise::log(total);
 }
+struct h2o_retention {
+  uint32_t upper;
+  uint32_t lower;
+};
+inline h2o_retention h2o_retention_key(float score, int position, int slot, int sink_end,
+                                       int recent_start) {
+  const bool is_padding = position < 0;
+  const bool is_protected = position < sink_end || position >= recent_start;
+  const bool is_scored = !is_padding && !is_protected && score == score;
+  const uint32_t kind = is_padding ? 0u : is_protected ? 3u : is_scored ? 2u : 1u;
+  uint32_t ranked = 0u;
+  if (is_scored) {
+    const uint32_t bits = as_type<uint32_t>(score == 0.0f ? 0.0f : score);
+    ranked = (bits >> 31) != 0u ? ~bits : bits | 0x80000000u;
+  }
+  const uint32_t place = 0x3FFFFFFFu - static_cast<uint32_t>(is_padding ? slot : position);
+  h2o_retention key;
+  key.upper = (kind << 30) | (ranked >> 2);
+  key.lower = (ranked << 30) | place;
+  return key;
+}
 """
 
 CUDA_SHIM = """#include <cuda_bf16.h>
@@ -408,6 +440,10 @@ CUDA_SHIM = """#include <cuda_bf16.h>
 #endif
 typedef unsigned short ushort;
 typedef unsigned int uint;
+template <typename To>
+__device__ inline To as_type(float from) {
+  return static_cast<To>(__float_as_uint(from));
+}
 namespace metal {
 enum class mem_flags { mem_none = 0, mem_device = 1, mem_threadgroup = 2 };
 template <typename T>
@@ -1943,6 +1979,92 @@ SEGMENTS: dict[str, Pairs] = {
     const int old_position = positions[positions_start + row * positions_strides[2]];
     new_importance[marked_start + row] = row == slot ? H2O_NAN : old_importance;
     new_positions[marked_start + row] = row == slot ? zones[2] : old_position;
+  }
+""",
+        ),
+    ),
+    "keep_rows": (
+        (
+            "",
+            """  constexpr int LANES = 32;
+  H2O_THREADGROUP(int, counts, NS);
+  const int lane = int(thread_index_in_simdgroup);
+  const int group = int(simdgroup_index_in_threadgroup);
+  const int head_count = positions_shape[1];
+  const int row_count = positions_shape[2];
+  const int batch = int(threadgroup_position_in_grid.x) / head_count;
+  const int head = int(threadgroup_position_in_grid.x) % head_count;
+  const int64_t scores_start = batch * scores_strides[0] + head * scores_strides[1];
+  const int64_t positions_start = batch * positions_strides[0] + head * positions_strides[1];
+  const int sink_end = zones[0];
+  const int recent_start = zones[1];
+  const int dropped = zones[2];
+  const int kept_count = row_count - dropped;
+  uint32_t upper = 0;
+  uint32_t lower = 0;
+  for (int round = 0; round < 64; round++) {
+    const bool is_upper = round < 32;
+    const uint32_t bit = 1u << (31 - round % 32);
+    const uint32_t candidate = (is_upper ? upper : lower) | bit;
+    int below = 0;
+    for (int row = group * LANES + lane; row < row_count; row += NS * LANES) {
+      const h2o_retention key = h2o_retention_key(
+          scores[scores_start + row * scores_strides[2]],
+          positions[positions_start + row * positions_strides[2]], row, sink_end, recent_start);
+      const bool is_below = is_upper
+          ? key.upper < candidate
+          : key.upper < upper || (key.upper == upper && key.lower < candidate);
+      below += is_below ? 1 : 0;
+    }
+    below = metal::simd_sum(below);
+    if (lane == 0) {
+      counts[group] = below;
+    }
+    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    const int all_below = metal::simd_sum(lane < NS ? counts[lane] : 0);
+    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    if (all_below <= dropped) {
+      if (is_upper) {
+        upper = candidate;
+      } else {
+        lower = candidate;
+      }
+    }
+  }
+  const int part = (row_count + NS * LANES - 1) / (NS * LANES) * LANES;
+  const int first = group * part;
+  for (int pass = 0; pass < 2; pass++) {
+    int before = 0;
+    if (pass == 1) {
+      before = metal::simd_sum(lane < group ? counts[lane] : 0);
+    }
+    int found = 0;
+    for (int start = first; start < first + part; start += LANES) {
+      const int row = start + lane;
+      int stays = 0;
+      if (row < row_count) {
+        const h2o_retention key = h2o_retention_key(
+            scores[scores_start + row * scores_strides[2]],
+            positions[positions_start + row * positions_strides[2]], row, sink_end, recent_start);
+        stays = key.upper > upper || (key.upper == upper && key.lower >= lower) ? 1 : 0;
+      }
+      int so_far = stays;
+      for (int distance = 1; distance < LANES; distance *= 2) {
+        const int other = metal::simd_shuffle(so_far, ushort(metal::max(lane - distance, 0)));
+        so_far += lane >= distance ? other : 0;
+      }
+      if (pass == 1 && stays == 1) {
+        const int place = before + found + so_far - 1;
+        kept[int64_t(threadgroup_position_in_grid.x) * kept_count + place] = uint32_t(row);
+      }
+      found += metal::simd_shuffle(so_far, ushort(LANES - 1));
+    }
+    if (pass == 0) {
+      if (lane == 0) {
+        counts[group] = found;
+      }
+      metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    }
   }
 """,
         ),

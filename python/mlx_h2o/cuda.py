@@ -71,6 +71,7 @@ def _executor(stream: StreamLike) -> Execute:
 _rows = RowKernels(_executor)
 accumulate_scores = _rows.accumulate_scores
 evict_indices = _rows.evict_indices
+keep_indices = _rows.keep_indices
 replace_worst = _rows.replace_worst
 quantize_append = _rows.quantize_append
 prefill_scores = _rows.prefill_scores

@@ -54,6 +54,25 @@ def choose_row(request: RetentionRequest) -> Launch:
     )
 
 
+def keep_rows(request: RetentionRequest) -> Launch:
+    """One threadgroup per head; fewer rows are dropped than there are."""
+    batch, heads, rows = request.scores.shape
+    threads = SIMDGROUPS * LANES
+    recent_start = _NEVER if request.recent_start is None else request.recent_start
+    return _launch(
+        "keep_rows",
+        {
+            "scores": request.scores,
+            "positions": request.positions,
+            "zones": mx.array((request.sink_size, recent_start, request.count), mx.int32),
+        },
+        grid=(batch * heads * threads, 1, 1),
+        threadgroup=(threads, 1, 1),
+        outputs=(((batch, heads, rows - request.count), mx.uint32),),
+        template=(("NS", SIMDGROUPS),),
+    )
+
+
 def replace_row(request: ReplaceRequest, ranks: mx.array | None = None) -> Launch:
     """The same, and what is remembered of the new row in its place: three outputs.
 

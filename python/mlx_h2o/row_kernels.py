@@ -43,6 +43,12 @@ class RowKernels:
             return composed.evict_indices(request)
         return self._launched(launch_rows.choose_row(request), request.stream)[0]
 
+    def keep_indices(self, request: RetentionRequest) -> mx.array:
+        """The rows that stay, by partial selection in one kernel; all of them, composed."""
+        if request.count == 0 or not self._serves(request.stream):
+            return composed.keep_indices(request)
+        return self._launched(launch_rows.keep_rows(request), request.stream)[0]
+
     def replace_worst(self, request: ReplaceRequest) -> tuple[Any, ...]:
         """The row chosen, its score and position written by one kernel, K and V by a scatter each.
 

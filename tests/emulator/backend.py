@@ -76,6 +76,9 @@ class EmulatorBackend:
     def evict_indices(self, request: RetentionRequest) -> mx.array:
         return self.rows.evict_indices(request)
 
+    def keep_indices(self, request: RetentionRequest) -> mx.array:
+        return self.rows.keep_indices(request)
+
     def replace_worst(self, request: ReplaceRequest) -> tuple[mx.array, ...]:
         return self.rows.replace_worst(request)
 

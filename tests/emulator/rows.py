@@ -10,7 +10,7 @@ from emulator.backend import stand_ins
 from mlx_h2o import launch_prefill, launch_rows, prefill
 from mlx_h2o.cache_requests import accumulate_request, replace_request
 from mlx_h2o.launch import Launch
-from mlx_h2o.validate import evict_request
+from mlx_h2o.validate import evict_request, keep_request
 
 
 def every_row_launch() -> dict[str, Launch]:
@@ -59,6 +59,8 @@ def _launches():
         yield f"accumulate_scores-{name}", launch_rows.accumulate_scores(request)
         rows_of_head = mx.zeros((1, 2, rows)), mx.zeros((1, 2, rows), mx.int32)
         yield f"choose_row-{name}", launch_rows.choose_row(evict_request(*rows_of_head))
+        keeping = keep_request(*rows_of_head, keep=rows - 1)
+        yield f"keep_rows-{name}", launch_rows.keep_rows(keeping)
         cache = mx.zeros((1, 2, rows, 8)), mx.zeros((1, 2, rows, 8)), *rows_of_head
         new = mx.zeros((1, 2, 1, 8)), mx.zeros((1, 2, 1, 8))
         for ranks in ("importance", "age", rows_of_head[0]):

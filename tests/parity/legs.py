@@ -182,11 +182,6 @@ class EmulatorLeg(PackageLeg):
                 self._reason = f"the emulator cannot be imported: {error}"
         return self._reason
 
-    def absent(self, case: Case) -> str:
-        if case.fields["op"] == "keep" and case.fields["count"] != 1:
-            return "it has no selection of its own but that of one row to evict"
-        return super().absent(case)
-
     def versions(self) -> dict[str, str]:
         compiler = str(importlib.import_module("emulator").compiler())
         told = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)

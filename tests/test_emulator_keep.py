@@ -1,0 +1,143 @@
+"""The kernel that selects the rows to keep, run by the emulator, against the composition."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import reference
+from emulator import EmulatorBackend, KernelError, Run, metal_kernel
+from emulator.build import compiler
+from emulator.row_cases import ROWS, in_every_schedule, on_the_emulator, rows_with_ties
+from mlx_h2o import composed, cuda, fast, metal, use_backend
+from mlx_h2o.validate import keep_request
+
+pytestmark = [
+    pytest.mark.emulator,
+    pytest.mark.skipif(
+        compiler() is None and os.environ.get("CI") != "true",
+        reason="no C++ compiler found (g++ or clang++)",
+    ),
+]
+
+
+def zones_of(rows: int) -> tuple[dict[str, int], ...]:
+    return (
+        {},
+        {"sink_size": 3, "recent_start": 3 * rows - rows // 2},
+        {"sink_size": 2**31 - 1},
+        {"recent_start": -7},
+    )
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_the_rows_kept_are_the_composed_ones(rows: int) -> None:
+    scores, positions = rows_with_ties(1, 4, rows)
+    for keep in sorted({1, rows // 3, rows - 1, rows} - {0}):
+        for zones in zones_of(rows)[: 4 if rows < 300 else 2]:
+            call = partial(fast.keep_indices, scores, positions, keep=keep, **zones)
+            found = on_the_emulator(call)
+            assert found.dtype == mx.uint32 and found.shape == (2, 4, keep)
+            assert np.array_equal(
+                np.array(found), reference.keep_indices(scores, positions, keep=keep, **zones)
+            )
+            with use_backend("composed"):
+                assert mx.array_equal(found, call())
+
+
+def test_any_schedule_and_any_strides() -> None:
+    scores, positions = rows_with_ties(2, 4, 300)
+    call = partial(fast.keep_indices, scores, positions, keep=77, sink_size=4)
+    expected = in_every_schedule(call)
+    turned = [mx.contiguous(a.swapaxes(1, 2)).swapaxes(1, 2) for a in (scores, positions)]
+    assert mx.array_equal(
+        on_the_emulator(partial(fast.keep_indices, *turned, keep=77, sink_size=4)), expected
+    )
+
+
+def test_every_bit_of_score_and_position_counts() -> None:
+    """Neighbouring floats of both signs, subnormals too, and positions up to the last one."""
+    bits = np.array([[0, 1, 2, 0x00800000, 0x3F800000, 0x3F800001, 0x7F7FFFFF, 0x7F800000]])
+    magnitudes = bits.astype(np.uint32).view(np.float32)
+    scores = np.concatenate([magnitudes, -magnitudes], axis=1)[None]
+    rng = np.random.default_rng(3)
+    for seed in range(3):
+        order = np.random.default_rng(seed).permutation(16)
+        positions = rng.choice(2**30 - 1, 16, replace=False).astype(np.int32)
+        positions[seed] = 2**30 - 1
+        given = mx.array(scores[..., order]), mx.array(positions[None, None])
+        for keep in range(1, 16):
+            found = on_the_emulator(partial(fast.keep_indices, *given, keep=keep))
+            assert np.array_equal(np.array(found), reference.keep_indices(*given, keep=keep))
+
+
+FAULTS = {
+    "all_below <= dropped": "all_below < dropped",
+    "key.upper == upper && key.lower < candidate": "key.lower < candidate",
+    "key.lower >= lower": "key.lower > lower",
+    "row < row_count; row += NS": "row <= row_count; row += NS",
+    "before + found + so_far - 1": "before + so_far - 1",
+    "lane < group ? counts[lane] : 0": "lane <= group ? counts[lane] : 0",
+    "lane >= distance ? other : 0": "other",
+    "int64_t(threadgroup_position_in_grid.x) * kept_count": "(kept_count - kept_count)",
+}
+HEADER_FAULTS = {
+    "score == 0.0f ? 0.0f : score": "score",
+    "~bits : bits | 0x80000000u": "bits : bits | 0x80000000u",
+    "position < sink_end || ": "",
+    "is_padding ? slot : position": "position",
+    "0x3FFFFFFFu - ": "",
+    "(ranked << 30) | place": "place",
+}
+
+
+@pytest.mark.parametrize("old", [*FAULTS, *HEADER_FAULTS])
+def test_faults_are_caught(old: str) -> None:
+    def edit(text: str) -> str:
+        assert old in text
+        return text.replace(old, (FAULTS | HEADER_FAULTS)[old])
+
+    changes = {"edit_source" if old in FAULTS else "edit_header": edit}
+    caught = []
+    for rows, keep, zones in (
+        (1500, 700, {"sink_size": 1400}),
+        (40, 22, {}),
+        (40, 38, {}),
+        (40, 39, {}),
+    ):
+        given = rows_with_ties(4, 16, rows)
+        if keep == 38:  # scores that differ in their last bits
+            bits = 0x3F800000 + np.random.default_rng(1).integers(0, 4, (2, 16, rows))
+            given = mx.array(bits.astype(np.uint32).view(np.float32)), given[1]
+        call = partial(fast.keep_indices, *given, keep=keep, **zones)
+        with use_backend("composed"):
+            expected = call()
+        for run in (Run(), Run("random", seed=1)):
+            try:
+                found = on_the_emulator(call, EmulatorBackend(run, **changes))
+            except KernelError:
+                caught.append(True)
+            else:
+                caught.append(not mx.array_equal(found, expected))
+    assert any(caught)
+
+
+def test_metal_back_end_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """metal.py, with the emulator in the place of mx.fast.metal_kernel and of a GPU."""
+    monkeypatch.setattr(mx.fast, "metal_kernel", metal_kernel)
+    monkeypatch.setattr(metal._rows, "_serves", lambda stream: True)
+    metal._metal_kernel.cache_clear()
+    request = keep_request(*rows_with_ties(5, 2, 40), keep=30, sink_size=3)
+    assert mx.array_equal(metal.keep_indices(request), composed.keep_indices(request))
+    assert metal._metal_kernel.cache_info().currsize == 1
+    metal._metal_kernel.cache_clear()
+
+
+@pytest.mark.parametrize("backend", [metal, cuda], ids=["metal", "cuda"])
+def test_on_a_cpu_stream_the_composition_keeps(backend) -> None:
+    request = keep_request(*rows_with_ties(6, 2, 40), keep=30, stream=mx.Device(mx.cpu))
+    assert mx.array_equal(backend.keep_indices(request), composed.keep_indices(request))
