@@ -240,7 +240,7 @@ class MeanScore(Policy):
     name = "mean"
     needs_scores = True
 
-    def accumulate(self, importance, scores, *, masked=True):
+    def accumulate(self, importance, scores, *, positions=None, masked=True):
         heads = importance.shape[1]
         return scores.reshape(*scores.shape[:1], heads, -1, scores.shape[3]).mean(axis=2)
 
