@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 
+import mlx.core as mx
 import mlx_lm
-import mlx_lm.models.cache as mlx_lm_cache
 import numpy as np
 import pytest
 from mlx_lm.generate import BatchGenerator
+from mlx_lm.models import gemma3_text
 
 from mlx_h2o import (
     BatchH2OKVCache,
@@ -141,16 +142,48 @@ def test_mlx_lms_own_function_takes_our_caches_within_the_context():
         mlx_lm.batch_generate(model, tokenizer, PROMPTS, caches, max_tokens=20)
 
 
-def test_layers_of_other_kinds_in_the_same_batch():
-    model = tiny_qwen3()
-    made = [make_prompt_cache(model, 16, **SETTINGS) for _ in PROMPTS]
-    for caches in made:
-        caches[1] = mlx_lm_cache.KVCache()
-    found = batch_generate(
-        model, tiny_tokenizer(), PROMPTS, made, max_tokens=20, return_prompt_caches=True
+def tiny_gemma3():
+    """Two layers with a sliding window of 8, one without."""
+    mx.random.seed(1)
+    model = gemma3_text.Model(
+        gemma3_text.ModelArgs(
+            model_type="gemma3_text",
+            hidden_size=32,
+            num_hidden_layers=3,
+            intermediate_size=48,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=16,
+            vocab_size=64,
+            sliding_window=8,
+            sliding_window_pattern=3,
+        )
     )
-    for prompt, (ours, theirs) in zip(PROMPTS, found.caches, strict=True):
-        assert (ours.size(), theirs.size()) == (min(16, len(prompt) + 20), len(prompt) + 20)
+    mx.eval(model.parameters())
+    return model
+
+
+def test_layers_with_caches_of_other_kinds_in_the_same_batch():
+    model = tiny_gemma3()
+    found = batch_generate(
+        model,
+        tiny_tokenizer(),
+        PROMPTS,
+        max_tokens=20,
+        max_kv_size=16,
+        prefill_step_size=8,
+        return_prompt_caches=True,
+        return_token_ids=True,
+        **SETTINGS,
+    )
+    for prompt, caches, tokens in zip(PROMPTS, found.caches, found.token_ids, strict=True):
+        assert [type(cache).__name__ for cache in caches] == [
+            "RotatingKVCache",
+            "RotatingKVCache",
+            "H2OKVCache",
+        ]
+        assert caches[2].size() == 16
+        assert tokens == alone(model, prompt, 20)[0]
 
 
 def test_what_does_not_fit_is_refused():
