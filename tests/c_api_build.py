@@ -7,6 +7,7 @@ from the library under test.
 
 from __future__ import annotations
 
+import functools
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -57,8 +58,11 @@ def compile_one(source: Path, target: Path) -> Path:
     return target
 
 
-def compile_all(directory: Path) -> dict[str, Path]:
-    """The objects of the H2O sources by file name."""
+@functools.cache
+def compile_all(base: Path) -> dict[str, Path]:
+    """The objects of the H2O sources by file name, made once in ``base``."""
+    directory = base / "h2o"
+    directory.mkdir()
     return {
         source.name: compile_one(source, directory / f"{source.stem}.o")
         for source in sorted(SOURCES.glob("*.cpp"))

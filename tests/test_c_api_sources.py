@@ -1,4 +1,4 @@
-"""The C interface as source: headers, public calls only, the Metal path, seeded faults, example."""
+"""The C interface as source: headers, public calls only, seeded faults, example."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-import mlx.core as mx
 import numpy as np
 import pytest
 
 import c_api
 import c_api_build
 import c_api_golden
-from c_api import CODES, CError, Library
+from c_api import CError, Library
 from c_api_headers import INCLUDE, ROOT, declarations
-from mlx_h2o import kernels, launch, validate
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +24,7 @@ def library() -> Library:
 @pytest.fixture(scope="module")
 def objects(library: Library, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Compiled with the public headers alone: no C++ header of MLX is on the path."""
-    return c_api_build.compile_all(tmp_path_factory.mktemp("h2o"))
+    return c_api_build.compile_all(tmp_path_factory.getbasetemp())
 
 
 HEADERS = sorted(str(path.relative_to(root)) for root in INCLUDE for path in root.rglob("*.h"))
@@ -61,23 +59,23 @@ def test_public_calls_alone_are_enough(objects: dict[str, Path], tmp_path: Path)
 
 MUTANTS = {
     "causal is off by one": (
-        "composed.cpp",
+        "composed_attention.cpp",
         "range(r.rows - r.length, r.rows, MLX_INT32, s)",
         "range(r.rows - r.length + 1, r.rows + 1, MLX_INT32, s)",
     ),
     "a fully masked query gives NaN": (
-        "composed.cpp",
+        "composed_attention.cpp",
         "call(mlx_where, nothing, number(0), peak, s)",
         "call(mlx_where, nothing, number(-INFINITY), peak, s)",
     ),
-    "the sink is left out": ("composed.cpp", "if (!sinks.empty())", "if (false)"),
+    "the sink is left out": ("composed_attention.cpp", "if (!sinks.empty())", "if (false)"),
     "lowest finite values do not mask": (
-        "request.cpp",
+        "validate_attention.cpp",
         "request.mask_threshold = mask_threshold(request.mask_dtype);",
         "request.mask_threshold = 4 * mask_threshold(request.mask_dtype);",
     ),
     "ties keep the higher position": (
-        "composed.cpp",
+        "composed_selection.cpp",
         "call(mlx_bitwise_or, upper, call(mlx_astype, place, MLX_UINT64, s), s)",
         "call(mlx_subtract, upper, call(mlx_astype, place, MLX_UINT64, s), s)",
     ),
@@ -134,111 +132,6 @@ def test_a_failure_in_the_middle_is_reported_once(objects: dict[str, Path], tmp_
             attempt(n)
     failing.check(failing.c.mlx_get_active_memory(memory))
     assert memory[0] == before
-
-
-def recorded(library: Library) -> dict[str, list[str]]:
-    """What the fake Metal device was given since the last call."""
-    text = library.ffi.string(library.c.fake_metal_record()).decode()
-    found: dict[str, list[str]] = {}
-    for line in text.split("\x1e")[:-1]:
-        key, value = line.split("\x1f")
-        found.setdefault(key, []).append(value)
-    return found
-
-
-def planned(request: validate.AttentionRequest) -> dict[str, list[str]]:
-    """The same record of the launch that the Python package plans."""
-
-    def words(numbers) -> str:
-        return " ".join(str(int(number)) for number in numbers)
-
-    def code(dtype: mx.Dtype) -> int:
-        return CODES[str(dtype).removeprefix("mlx.core.")]
-
-    (plan,) = launch.plan(request).passes  # C runs in one pass
-    record = {
-        "name": [plan.kernel.name],
-        "inputs": [" ".join(plan.kernel.inputs)],
-        "outputs": [" ".join(plan.kernel.outputs)],
-        "source": [plan.kernel.source],
-        "header": [kernels.HEADER],
-        "switches": ["0 0"],
-        "grid": [words(plan.grid)],
-        "threadgroup": [words(plan.threadgroup)],
-        "input": [words(array.shape) for array in plan.inputs({})],
-        "output": [
-            f"{words(shape)}:{code(dtype)}"
-            for shape, dtype in zip(plan.output_shapes, plan.output_dtypes, strict=True)
-        ],
-    }
-    for name, value in plan.template:
-        number = code(value) if isinstance(value, mx.Dtype) else int(value)
-        record[f"template {name}"] = [str(number)]
-    return record
-
-
-@pytest.fixture(scope="module")
-def metal(objects: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Library:
-    """The H2O part on the fake Metal device."""
-    directory = tmp_path_factory.mktemp("metal")
-    fake = c_api_build.compile_one(c_api_build.FAKES / "fake_metal.cpp", directory / "fake.o")
-    built = c_api_build.link(directory, "metal", [fake, *objects.values()])
-    built.ffi.cdef("const char* fake_metal_record(void); int fake_metal_kernels_made(void);")
-    return built
-
-
-def test_metal_launches_are_those_of_the_python_package(metal: Library) -> None:
-    assert metal.backend_status("metal") == (True, "")
-    masks = {
-        "none": None,
-        "causal": "causal",
-        "bool": mx.ones((3, 40), mx.bool_),
-        "additive": mx.zeros((2, 1, 1, 40), mx.bfloat16),
-    }
-    sizes = ((32, 32), (128, 128), (192, 128), (512, 512), (576, 512))
-    cases = 0
-    for mask in masks.values():
-        for dtype in (mx.float32, mx.float16, mx.bfloat16):
-            for with_sinks, return_lse in ((False, False), (True, False), (True, True)):
-                d, dv = sizes[cases % len(sizes)]
-                cases += 1
-                shapes = ((2, 4, 3, d), (2, 2, 40, d), (2, 2, 40, dv))
-                arrays = [mx.zeros(shape, dtype) for shape in shapes]
-                sinks = mx.zeros((4,), mx.float16) if with_sinks else None
-                more = {"scale": 0.25, "return_lse": return_lse}
-                request = validate.attention_request(*arrays, mask=mask, sinks=sinks, **more)
-                results = metal.attention(
-                    *map(metal.array, arrays),
-                    mask=metal.array(mask) if isinstance(mask, mx.array) else mask,
-                    sinks=None if sinks is None else metal.array(sinks),
-                    **more,
-                )
-                assert recorded(metal) == planned(request)
-                shape = metal.numpy(results["scores"]).shape
-                assert shape == (2, 4, 3, 40) and metal.numpy(results["out"]).shape[-1] == dv
-    assert cases == 36 and metal.c.fake_metal_kernels_made() == 9
-
-
-REFUSED = {
-    "decode kernels take up to 8 queries, found Lq = 9": (9, 32, 32),
-    "the kernels take head sizes that are multiples of 32 up to 576, found D = 40": (1, 40, 32),
-    "the kernels take head sizes that are multiples of 32 up to 576, found Dv = 608": (1, 32, 608),
-}
-
-
-@pytest.mark.parametrize("text", REFUSED)
-def test_metal_refuses_in_the_words_of_the_python_package(metal: Library, text: str) -> None:
-    length, d, dv = REFUSED[text]
-    arrays = [mx.zeros(shape) for shape in ((1, 1, length, d), (1, 1, 9, d), (1, 1, 9, dv))]
-    request = validate.attention_request(*arrays, scale=1.0)
-    assert launch.refuses(request) == text
-    handles = [metal.array(array) for array in arrays]
-    with pytest.raises(CError) as caught, metal.using("metal"):
-        metal.attention(*handles, scale=1.0)
-    op = validate.ATTENTION
-    assert str(caught.value) == f"[{op}] back end 'metal' cannot serve this call: {text}"
-    metal.attention(*handles, scale=1.0)
-    assert recorded(metal) == {}  # unnamed, it was composed
 
 
 def test_the_example_builds_and_runs(library: Library, tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 #include "backend.h"
 
 #include <cstdlib>
-#include <stdexcept>
+
+#include "checks.h"
 
 namespace mlx_h2o_c {
 
@@ -14,14 +15,10 @@ const Backend* const for_cpu[] = {&native_backend, &composed_backend};
 
 thread_local std::string chosen;
 
-[[noreturn]] void fail(const std::string& op, const std::string& text) {
-  throw std::invalid_argument("[" + op + "] " + text);
-}
-
-void check_available(const std::string& op, const Backend& backend) {
+void check_available(const char* op, const Backend& backend) {
   const std::string reason = backend.unavailable_reason();
   if (!reason.empty()) {
-    fail(op, "back end '" + std::string(backend.name) + "' is not available: " + reason);
+    fail(op, "back end '", backend.name, "' is not available: ", reason);
   }
 }
 
@@ -37,24 +34,24 @@ const Backend* named() {
   return &backend_named(environment, "MLX_H2O_BACKEND names the back end");
 }
 
-template <class Serves>
-const Backend& best(bool on_gpu, Serves serves) {
-  const auto choose = [&](const auto& preferred) -> const Backend& {
+std::vector<const Backend*> available(bool on_gpu) {
+  std::vector<const Backend*> found;
+  const auto add = [&](const auto& preferred) {
     for (const Backend* backend : preferred) {
-      if (backend->unavailable_reason().empty() && serves(*backend)) {
-        return *backend;
+      if (backend->unavailable_reason().empty()) {
+        found.push_back(backend);
       }
     }
-    return composed_backend;
   };
-  return on_gpu ? choose(for_gpu) : choose(for_cpu);
+  on_gpu ? add(for_gpu) : add(for_cpu);
+  return found;
 }
 
 std::string no_cuda() { return "the C interface launches no CUDA kernels"; }
 
 }  // namespace
 
-const Backend cuda_backend = {"cuda", no_cuda, nullptr, nullptr, nullptr, nullptr};
+const Backend cuda_backend = {"cuda", no_cuda};
 
 const Backend& backend_named(const std::string& name, const char* what) {
   std::string names;
@@ -64,7 +61,7 @@ const Backend& backend_named(const std::string& name, const char* what) {
     }
     names += (names.empty() ? "" : ", ") + std::string(backend->name);
   }
-  fail("use_backend", std::string(what) + " '" + name + "', expected one of " + names + ".");
+  fail("use_backend", what, " '", name, "', expected one of ", names, ".");
 }
 
 void set_backend(const std::string& name) {
@@ -77,25 +74,28 @@ void set_backend(const std::string& name) {
 const Backend& backend_for_attention(const AttentionRequest& request) {
   const Backend* backend = named();
   if (backend == nullptr) {
-    return best(request.on_gpu, [&](const Backend& b) { return b.refuses(request).empty(); });
+    for (const Backend* each : available(request.on_gpu)) {
+      if (each->refuses(request).empty()) {
+        return *each;
+      }
+    }
+    return composed_backend;
   }
-  check_available(attention_name, *backend);
+  check_available(request.op, *backend);
   const std::string reason = backend->refuses(request);
   if (!reason.empty()) {
-    fail(attention_name,
-         "back end '" + std::string(backend->name) + "' cannot serve this call: " + reason);
+    fail(request.op, "back end '", backend->name, "' cannot serve this call: ", reason);
   }
   return *backend;
 }
 
-const Backend& backend_for_retention(const char* op, bool on_gpu) {
-  const auto selects = [](const Backend& backend) { return backend.keep_indices != nullptr; };
+std::vector<const Backend*> candidates(const char* op, bool on_gpu) {
   const Backend* backend = named();
   if (backend == nullptr) {
-    return best(on_gpu, selects);
+    return available(on_gpu);
   }
   check_available(op, *backend);
-  return selects(*backend) ? *backend : composed_backend;
+  return {backend, &composed_backend};
 }
 
 }  // namespace mlx_h2o_c

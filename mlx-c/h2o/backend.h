@@ -7,16 +7,23 @@
 
 namespace mlx_h2o_c {
 
+// Functions that are NULL are those that a back end does not bring: the composed one serves them.
 struct Backend {
   const char* name;
   // Why it cannot run here; empty if it can.
   std::string (*unavailable_reason)();
   // Why it cannot serve this call; empty if it can.
-  std::string (*refuses)(const AttentionRequest&);
-  AttentionResult (*attention)(const AttentionRequest&);
-  // Without a selection of its own the composed one serves.
+  std::string (*refuses)(const AttentionRequest&) = nullptr;
+  // With probes and skipped rows where the request asks for them.
+  AttentionResult (*attention)(const AttentionRequest&) = nullptr;
   Array (*keep_indices)(const RetentionRequest&) = nullptr;
   Array (*evict_indices)(const RetentionRequest&) = nullptr;
+  Array (*accumulate_scores)(const AccumulateRequest&) = nullptr;
+  AttentionAccumulated (*attention_and_accumulate)(const AttentionAccumulateRequest&) = nullptr;
+  Array (*key_diversity)(const KeyDiversityRequest&) = nullptr;
+  Replaced (*replace_worst)(const ReplaceRequest&) = nullptr;
+  Appended (*quantize_append)(const AppendRequest&) = nullptr;
+  Array (*prefill_scores)(const PrefillRequest&) = nullptr;
 };
 
 extern const Backend metal_backend;
@@ -31,7 +38,22 @@ const Backend& backend_named(const std::string& name, const char* what = "unknow
 // For the calls of this thread; empty: automatic.
 void set_backend(const std::string& name);
 
+// Throws where a back end was named and cannot serve the request.
 const Backend& backend_for_attention(const AttentionRequest& request);
-const Backend& backend_for_retention(const char* op, bool on_gpu);
+
+// The back ends that may serve an operation other than attention, the preferred first: the one that
+// was named, or all that are available for the device; then composed.
+std::vector<const Backend*> candidates(const char* op, bool on_gpu);
+
+// The best of those functions that there are. `operation` is a member of Backend.
+template <class Function>
+Function best(const char* op, bool on_gpu, Function Backend::* operation) {
+  for (const Backend* backend : candidates(op, on_gpu)) {
+    if (backend->*operation != nullptr) {
+      return backend->*operation;
+    }
+  }
+  return nullptr;
+}
 
 }  // namespace mlx_h2o_c

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "mlx_h2o/c/h2o.h"
+#include "mlx_h2o/c/config.h"
 
 namespace mlx_h2o_c {
 

@@ -1,25 +1,25 @@
-// The Metal kernels, through mlx-c's own kernel functions. Compiled everywhere, run where MLX has
-// a Metal device.
-#include <map>
-#include <mutex>
-#include <set>
-#include <sstream>
-#include <vector>
-
+// The Metal kernels of attention. Compiled everywhere, run where MLX has a Metal device.
 #include "backend.h"
-#include "kernel_text.h"
+#include "metal_kernel.h"
+#include "metal_rows.h"
 
 namespace mlx_h2o_c {
 
 namespace {
 
-constexpr int lanes = 32;
+using metal::Flags;
+using metal::lanes;
+using metal::Names;
+using metal::Size;
+using metal::TemplateArgument;
+
 constexpr int longest_query = 8;
 constexpr int widest_head = 576;
 
-using Flags = std::set<std::string>;
-using Kernel = Owned<mlx_fast_metal_kernel, mlx_fast_metal_kernel_free>;
-using Config = Owned<mlx_fast_metal_kernel_config, mlx_fast_metal_kernel_config_free>;
+// From here on the keys are split into blocks.
+constexpr int two_pass_keys = 1024;
+constexpr int keys_of_a_simdgroup = 16;
+constexpr int most_blocks = lanes;  // a lane of the second pass takes a block
 
 std::string unavailable_reason() {
   bool available = false;
@@ -39,6 +39,9 @@ std::string refuses(const AttentionRequest& request) {
   if (!request.on_gpu) {
     return "Metal kernels run on GPU streams, found a CPU stream";
   }
+  if (request.return_skipped) {
+    return "the decode kernels do not count the rows that they skip";
+  }
   if (request.length > longest_query) {
     return "decode kernels take up to " + std::to_string(longest_query) +
            " queries, found Lq = " + std::to_string(request.length);
@@ -47,150 +50,137 @@ std::string refuses(const AttentionRequest& request) {
   return reason.empty() ? head_size_refused("Dv", request.value_size) : reason;
 }
 
-// Whether every flag of a condition is on, and every one written with a "!" off.
-bool holds(const char* condition, const Flags& flags) {
-  std::istringstream terms(condition);
-  for (std::string term; terms >> term;) {
-    const bool negated = term[0] == '!';
-    if ((flags.count(term.substr(negated)) != 0) == negated) {
-      return false;
-    }
-  }
-  return true;
-}
-
-std::string join(const mlx_h2o_kernel_segment* segments, size_t count, const Flags& flags) {
-  std::string text;
-  for (size_t i = 0; i < count; ++i) {
-    text += holds(segments[i].condition, flags) ? segments[i].text : "";
-  }
-  return text;
-}
-
-std::vector<std::string> names(const mlx_h2o_kernel_buffer* buffers, size_t count,
-                               const Flags& flags) {
-  std::vector<std::string> chosen;
-  for (size_t i = 0; i < count; ++i) {
-    if (holds(buffers[i].condition, flags)) {
-      chosen.emplace_back(buffers[i].name);
-    }
-  }
-  return chosen;
-}
-
-StringVector strings(const std::vector<std::string>& values) {
-  StringVector vector(mlx_vector_string_new());
-  for (const std::string& value : values) {
-    check(mlx_vector_string_append_value(vector, value.c_str()));
-  }
-  return vector;
-}
-
-// What mlx_fast_metal_kernel_new takes, resolved for a set of flags.
-struct Resolved {
-  std::vector<std::string> inputs;
-  std::vector<std::string> outputs;
-  mlx_fast_metal_kernel kernel;
-};
-
-const Resolved& resolve(const mlx_h2o_kernel_text& text, const Flags& flags) {
-  // Kept for the life of the process, like the pipelines that MLX caches by name.
-  static auto* const known = new std::map<std::string, Resolved>;
-  static auto* const mutex = new std::mutex;
-
-  std::string name = std::string("h2o_") + text.name;
-  for (const char* flag : mlx_h2o_kernel_flags) {
-    name += flags.count(flag) != 0 ? std::string("_") + flag : "";
-  }
-  const std::lock_guard<std::mutex> lock(*mutex);
-  const auto found = known->find(name);
-  if (found != known->end()) {
-    return found->second;
-  }
-  Resolved resolved;
-  resolved.inputs = names(text.inputs, text.input_count, flags);
-  resolved.outputs = names(text.outputs, text.output_count, flags);
-  const std::string source = join(text.segments, text.segment_count, flags);
-  const size_t header_count = sizeof(mlx_h2o_kernel_header) / sizeof(mlx_h2o_kernel_header[0]);
-  const std::string header = join(mlx_h2o_kernel_header, header_count, flags);
-  // Row contiguity is not asked for: that would copy a sliced cache on every step.
-  resolved.kernel =
-      mlx_fast_metal_kernel_new(name.c_str(), strings(resolved.inputs), strings(resolved.outputs),
-                                source.c_str(), header.c_str(), false, false);
-  if (resolved.kernel.ctx == nullptr) {
-    throw Reported();
-  }
-  return known->emplace(name, std::move(resolved)).first->second;
-}
-
 // Simdgroups per threadgroup: wider rows need more registers per thread. MLX says when it
 // evaluates whether a pipeline can run with so many; a C program cannot try without a report to
 // its error handler, so there is no search for a smaller number as in Python.
-int simdgroups(const AttentionRequest& request) {
+int preferred_simdgroups(const AttentionRequest& request) {
   const int width = request.head_size + request.value_size;
   return width <= 256 ? 32 : width <= 512 ? 16 : 8;
 }
 
-Config config_of(const AttentionRequest& r, const Resolved& resolved) {
-  Config config(mlx_fast_metal_kernel_config_new());
-  const int groups = simdgroups(r);
-  check(
-      mlx_fast_metal_kernel_config_add_template_arg_dtype(config, "T", mlx_array_dtype(r.queries)));
-  check(mlx_fast_metal_kernel_config_add_template_arg_int(config, "D", r.head_size));
-  check(mlx_fast_metal_kernel_config_add_template_arg_int(config, "V", r.value_size));
-  check(mlx_fast_metal_kernel_config_add_template_arg_int(config, "NS", groups));
-  check(mlx_fast_metal_kernel_config_add_template_arg_bool(config, "CAUSAL", r.causal));
-  check(mlx_fast_metal_kernel_config_set_grid(config, r.batch * r.heads * groups * lanes, r.length,
-                                              1));
-  check(mlx_fast_metal_kernel_config_set_thread_group(config, groups * lanes, 1, 1));
-  for (const std::string& name : resolved.outputs) {
-    const int last = name == "out" ? r.value_size : r.rows;
-    const int shape[] = {r.batch, r.heads, r.length, last};
-    check(mlx_fast_metal_kernel_config_add_output_arg(
-        config, shape, name == "lse" ? 3 : 4,
-        name == "out" ? mlx_array_dtype(r.queries) : MLX_FLOAT32));
+// Blocks of keys, each with a threadgroup of its own; 1 means one pass. The largest power of two
+// that leaves every simdgroup enough keys.
+int preferred_blocks(int key_count, int simdgroups) {
+  if (key_count < two_pass_keys) {
+    return 1;
   }
-  return config;
+  const int most = key_count / (keys_of_a_simdgroup * simdgroups);
+  int blocks = 2;
+  while (blocks < most_blocks && 2 * blocks <= most) {
+    blocks *= 2;
+  }
+  return blocks;
 }
 
-AttentionResult attention(const AttentionRequest& r) {
-  Flags flags = {"scores"};
-  const std::pair<const char*, bool> optional_flags[] = {{"bool_mask", r.has_bool_mask()},
-                                                         {"additive_mask", r.has_additive_mask()},
-                                                         {"sinks", r.sinks.ctx != nullptr},
-                                                         {"lse", r.return_lse}};
-  for (const auto& [flag, on] : optional_flags) {
+Flags flags_of(const AttentionRequest& r) {
+  Flags flags;
+  const std::pair<const char*, bool> known[] = {{"bool_mask", r.has_bool_mask()},
+                                                {"additive_mask", r.has_additive_mask()},
+                                                {"sinks", r.sinks.ctx != nullptr},
+                                                {"scores", true},
+                                                {"lse", r.return_lse},
+                                                {"sparse_v", r.sparse_v_threshold > 0},
+                                                {"probes", r.probes.ctx != nullptr}};
+  for (const auto& [flag, on] : known) {
     if (on) {
       flags.insert(flag);
     }
   }
-  const Resolved& resolved = resolve(mlx_h2o_sdpa_vector_text, flags);
+  return flags;
+}
 
-  const float scalars[] = {r.scale, r.mask_threshold};
-  const int scalar_count = 2;
-  const Array params(mlx_array_new_data(scalars, &scalar_count, 1, MLX_FLOAT32));
-  const std::map<std::string, mlx_array> buffers = {{"queries", r.queries}, {"keys", r.keys},
-                                                    {"values", r.values},   {"mask", r.mask},
-                                                    {"sinks", r.sinks},     {"params", params}};
-  const ArrayVector inputs(mlx_vector_array_new());
-  for (const std::string& name : resolved.inputs) {
-    check(mlx_vector_array_append_value(inputs, buffers.at(name)));
+Names names_of(const AttentionRequest& r, mlx_array params, int simdgroups, int blocks) {
+  Names names;
+  names.buffers = {{"queries", r.queries},
+                   {"mask", r.mask},
+                   {"sinks", r.sinks},
+                   {"probes", r.probes},
+                   {"params", params}};
+  const auto number = [](int value) { return TemplateArgument{TemplateArgument::number, value}; };
+  const auto type = [](mlx_array of) {
+    return TemplateArgument{TemplateArgument::type, mlx_array_dtype(of)};
+  };
+  names.arguments = {{"T", type(r.queries)},
+                     {"D", number(r.head_size)},
+                     {"V", number(r.value_size)},
+                     {"NS", number(simdgroups)},
+                     {"CAUSAL", {TemplateArgument::boolean, r.causal}}};
+  if (r.keys.packed()) {
+    for (const auto& [name, rows] : {std::pair("key", &r.keys), std::pair("value", &r.values)}) {
+      names.buffers[std::string(name) + "_words"] = rows->parts[0];
+      names.buffers[std::string(name) + "_scales"] = rows->parts[1];
+      names.buffers[std::string(name) + "_biases"] = rows->parts[2];
+    }
+    names.arguments["S"] = type(r.keys.parts[1]);
+    names.arguments["KB"] = number(r.keys.bits);
+    names.arguments["VB"] = number(r.values.bits);
+    names.arguments["G"] = number(r.keys.group_size);
+  } else {
+    names.buffers["keys"] = r.keys.parts[0];
+    names.buffers["values"] = r.values.parts[0];
   }
+  const int b = r.batch, h = r.heads, q = r.length;
+  names.outputs = {{"out", {{b, h, q, r.value_size}, mlx_array_dtype(r.queries)}},
+                   {"scores", {{b, h, q, r.rows}, MLX_FLOAT32}},
+                   {"lse", {{b, h, q}, MLX_FLOAT32}},
+                   {"probe_scores", {{b, r.kv_heads, r.probe_count(), r.rows}, MLX_FLOAT32}},
+                   {"partial_sums", {{b, h, q, blocks, r.value_size}, MLX_FLOAT32}},
+                   {"partial_maxima", {{b, h, q, blocks}, MLX_FLOAT32}},
+                   {"partial_totals", {{b, h, q, blocks}, MLX_FLOAT32}}};
+  return names;
+}
 
-  ArrayVector outputs(mlx_vector_array_new());
-  check(mlx_fast_metal_kernel_apply(outputs.out(), resolved.kernel, inputs, config_of(r, resolved),
-                                    r.stream));
+// One threadgroup serves one query row, or a block of its keys.
+AttentionResult attention(const AttentionRequest& r) {
+  const Flags flags = flags_of(r);
+  std::vector<float> scalars = {r.scale, r.mask_threshold};
+  if (r.sparse_v_threshold > 0) {
+    scalars.push_back(r.sparse_v_threshold);
+  }
+  const Array params = metal::floats(scalars);
+  const int simdgroups = preferred_simdgroups(r);
+  const int blocks = preferred_blocks(r.rows, simdgroups);
+  Names names = names_of(r, params, simdgroups, blocks);
+  const Size grid = {r.batch * r.heads * simdgroups * lanes, r.length, blocks};
+  const Size threadgroup = {simdgroups * lanes, 1, 1};
+  const bool packed = r.keys.packed();
+  const mlx_h2o_kernel_text& first =
+      blocks == 1 ? (packed ? mlx_h2o_sdpa_vector_quantized_text : mlx_h2o_sdpa_vector_text)
+                  : (packed ? mlx_h2o_sdpa_vector_2pass_1_quantized_text
+                            : mlx_h2o_sdpa_vector_2pass_1_text);
+  std::map<std::string, Array> made =
+      metal::launch(first, flags, names, grid, threadgroup, r.stream);
+  if (blocks > 1) {
+    for (const auto& [name, array] : made) {
+      names.buffers[name] = array;
+    }
+    const Size columns = {r.batch * r.heads * r.length * r.value_size, 1, 1};
+    made.merge(metal::launch(mlx_h2o_sdpa_vector_2pass_2_text, flags, names, columns, {lanes, 1, 1},
+                             r.stream));
+  }
   AttentionResult result;
-  const std::map<std::string, Array*> places = {
-      {"out", &result.out}, {"scores", &result.scores}, {"lse", &result.lse}};
-  for (size_t i = 0; i < resolved.outputs.size(); ++i) {
-    check(mlx_vector_array_get(places.at(resolved.outputs[i])->out(), outputs, i));
-  }
+  result.out = std::move(made["out"]);
+  result.scores = std::move(made["scores"]);
+  result.lse = std::move(made["lse"]);
+  result.probe_scores = std::move(made["probe_scores"]);
   return result;
 }
 
 }  // namespace
 
-const Backend metal_backend = {"metal", unavailable_reason, refuses, attention, nullptr, nullptr};
+const Backend metal_backend = {
+    "metal",
+    unavailable_reason,
+    refuses,
+    attention,
+    nullptr,
+    metal::evict_indices,
+    metal::accumulate_scores,
+    nullptr,
+    nullptr,
+    metal::replace_worst,
+    metal::quantize_append,
+    nullptr,
+};
 
 }  // namespace mlx_h2o_c

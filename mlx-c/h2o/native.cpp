@@ -8,6 +8,8 @@
 #include <stdexcept>
 
 #include <mlx/mlx.h>
+
+#include "composed.h"
 #endif
 
 namespace mlx_h2o_c {
@@ -28,6 +30,22 @@ std::optional<mx::array> optional(mlx_array handle) {
 
 Array wrap(mx::array array) { return Array(mlx_array{new mx::array(std::move(array))}); }
 
+std::vector<mx::array> arrays(const Rows& rows) {
+  std::vector<mx::array> parts;
+  for (const Array& part : rows.parts) {
+    parts.push_back(get(part));
+  }
+  return parts;
+}
+
+std::vector<Array> wrap(const std::vector<mx::array>& arrays, size_t first, size_t count) {
+  std::vector<Array> parts;
+  for (size_t i = first; i < first + count; ++i) {
+    parts.push_back(wrap(arrays.at(i)));
+  }
+  return parts;
+}
+
 std::string unavailable_reason() {
   try {
     mlx_h2o::simd_target();
@@ -38,20 +56,34 @@ std::string unavailable_reason() {
 }
 
 std::string refuses(const AttentionRequest& request) {
-  return request.on_gpu ? "it runs on CPU streams, found a GPU stream" : "";
+  if (request.on_gpu) {
+    return "it runs on CPU streams, found a GPU stream";
+  }
+  return request.keys.packed() ? "it has no quantised attention" : "";
 }
 
-AttentionResult attention(const AttentionRequest& request) {
+AttentionResult attention(const AttentionRequest& r) {
   std::vector<mx::array> outputs = mlx_h2o::scaled_dot_product_attention_with_scores(
-      get(request.queries), get(request.keys), get(request.values), request.scale, request.causal,
-      optional(request.mask), optional(request.sinks), request.return_lse, get(request.stream));
+      get(r.queries), get(r.keys.parts[0]), get(r.values.parts[0]), r.scale, r.causal,
+      optional(r.mask), optional(r.sinks), r.return_lse, get(r.stream));
   AttentionResult result;
   result.out = wrap(outputs.at(0));
   result.scores = wrap(outputs.at(1));
-  if (request.return_lse) {
+  if (r.return_lse) {
     result.lse = wrap(outputs.at(2));
   }
+  if (r.probes.ctx != nullptr) {
+    result.probe_scores = composed::probe_scores(r);
+  }
   return result;
+}
+
+AttentionAccumulated attention_and_accumulate(const AttentionAccumulateRequest& request) {
+  const AttentionRequest& r = request.attention;
+  std::vector<mx::array> outputs = mlx_h2o::attention_and_accumulate(
+      get(r.queries), get(r.keys.parts[0]), get(r.values.parts[0]), get(request.importance),
+      r.scale, request.decay, r.causal, optional(r.mask), optional(r.sinks), get(r.stream));
+  return {wrap(outputs.at(0)), wrap(outputs.at(1))};
 }
 
 Array keep_indices(const RetentionRequest& request) {
@@ -65,6 +97,50 @@ Array evict_indices(const RetentionRequest& request) {
                                      request.sink_size, request.recent_start, get(request.stream)));
 }
 
+Array accumulate_scores(const AccumulateRequest& request) {
+  return wrap(mlx_h2o::accumulate_scores(get(request.importance), get(request.scores),
+                                         request.decay, get(request.stream)));
+}
+
+Array key_diversity(const KeyDiversityRequest& request) {
+  return wrap(mlx_h2o::key_diversity(get(request.keys), get(request.stream)));
+}
+
+mlx_h2o::RankedBy ranked_by(RankedBy by) {
+  switch (by) {
+    case RankedBy::array:
+      return mlx_h2o::RankedBy::array;
+    case RankedBy::age:
+      return mlx_h2o::RankedBy::age;
+    case RankedBy::key_diversity:
+      return mlx_h2o::RankedBy::key_diversity;
+    default:
+      return mlx_h2o::RankedBy::importance;
+  }
+}
+
+Replaced replace_worst(const ReplaceRequest& r) {
+  if (r.keys.packed() || r.values.packed()) {
+    const Array ranks = composed::ranks(r);
+    const Array slots = evict_indices(composed::retention_of(r, ranks));
+    return composed::replaced(r, slots);
+  }
+  const std::vector<mx::array> outputs = mlx_h2o::replace_worst(
+      get(r.keys.parts[0]), get(r.values.parts[0]), get(r.importance), get(r.positions),
+      get(r.new_keys), get(r.new_values), r.position, r.sink_size, r.recent_start,
+      ranked_by(r.ranked_by), optional(r.ranks), get(r.stream));
+  return {wrap(outputs, 0, 1), wrap(outputs, 1, 1), wrap(outputs.at(2)), wrap(outputs.at(3))};
+}
+
+Appended quantize_append(const AppendRequest& r) {
+  const std::vector<mx::array> outputs = mlx_h2o::quantize_append(
+      arrays(r.keys), arrays(r.values), get(r.new_keys), get(r.new_values), get(r.slots),
+      r.keys.bits, r.keys.group_size, r.values.bits, get(r.stream));
+  return {wrap(outputs, 0, 3), wrap(outputs, 3, 3)};
+}
+
+constexpr std::nullptr_t prefill_scores = nullptr;
+
 #else
 
 std::string unavailable_reason() { return "this build has no native kernels"; }
@@ -73,12 +149,20 @@ constexpr std::nullptr_t refuses = nullptr;
 constexpr std::nullptr_t attention = nullptr;
 constexpr std::nullptr_t keep_indices = nullptr;
 constexpr std::nullptr_t evict_indices = nullptr;
+constexpr std::nullptr_t accumulate_scores = nullptr;
+constexpr std::nullptr_t attention_and_accumulate = nullptr;
+constexpr std::nullptr_t key_diversity = nullptr;
+constexpr std::nullptr_t replace_worst = nullptr;
+constexpr std::nullptr_t quantize_append = nullptr;
+constexpr std::nullptr_t prefill_scores = nullptr;
 
 #endif
 
 }  // namespace
 
-const Backend native_backend = {"native",  unavailable_reason, refuses,
-                                attention, keep_indices,       evict_indices};
+const Backend native_backend = {
+    "native",      unavailable_reason, refuses,           attention,
+    keep_indices,  evict_indices,      accumulate_scores, attention_and_accumulate,
+    key_diversity, replace_worst,      quantize_append,   prefill_scores};
 
 }  // namespace mlx_h2o_c

@@ -1,27 +1,50 @@
-// Checked arguments, as the back ends receive them.
+// Checked arguments, as the back ends receive them. Arrays are borrowed from the caller where they
+// are plain handles.
 #pragma once
 
 #include <optional>
+#include <vector>
 
 #include "owned.h"
 
 namespace mlx_h2o_c {
 
-inline constexpr auto attention_name = "scaled_dot_product_attention_with_scores";
+// Queries of a chunk that are scored, counted from its end.
+inline constexpr int most_scored_queries = 128;
 
-// Arrays are borrowed from the caller, but for the mask: it is broadcast to [B, Hq, Lq, N], or
-// empty. An additive mask masks at or below `mask_threshold`.
+// How rows are packed; `has_value_bits` off: the values have the bits of the keys.
+struct Packing {
+  int bits;
+  int group_size;
+  mlx_optional_int value_bits;
+};
+
+// Keys or values [B, Hkv, N, D]: one dense array, or what mlx_quantize made of it.
+struct Rows {
+  std::vector<Array> parts;  // the array; or words, scales and biases
+  int bits = 0;              // 0: dense
+  int group_size = 0;
+  int count = 0;  // N
+  int size = 0;   // D
+
+  bool packed() const { return bits != 0; }
+};
+
 struct AttentionRequest {
+  const char* op;
   mlx_array queries;
-  mlx_array keys;
-  mlx_array values;
+  Rows keys;
+  Rows values;  // packed where the keys are
   float scale;
   bool causal;
-  Array mask;
+  Array mask;  // broadcast to [B, Hq, Lq, N], or empty
   mlx_dtype mask_dtype;
-  float mask_threshold;
-  mlx_array sinks;  // may be empty
+  float mask_threshold;      // an additive mask masks at or below it
+  mlx_array sinks;           // may be empty
+  mlx_array probes;          // [B, Hkv, E, D], may be empty
+  float sparse_v_threshold;  // of packed rows; 0: off
   bool return_lse;
+  bool return_skipped;
   mlx_stream stream;
   bool on_gpu;
 
@@ -35,12 +58,16 @@ struct AttentionRequest {
 
   bool has_bool_mask() const { return !mask.empty() && mask_dtype == MLX_BOOL; }
   bool has_additive_mask() const { return !mask.empty() && mask_dtype != MLX_BOOL; }
+  int probe_count() const { return probes.ctx == nullptr ? 0 : mlx_array_dim(probes, 2); }
 };
 
+// Empty where they were not asked for.
 struct AttentionResult {
   Array out;
   Array scores;
-  Array lse;  // empty where it was not asked for
+  Array lse;
+  Array skipped;
+  Array probe_scores;
 };
 
 // Of the N rows of a head `count` are dropped.
@@ -57,13 +84,79 @@ struct RetentionRequest {
   bool on_gpu;
 };
 
-// Both throw std::invalid_argument whose text begins with the operation's name.
-AttentionRequest attention_request(mlx_array queries, mlx_array keys, mlx_array values, float scale,
-                                   const char* mask_mode, mlx_array mask, mlx_array sinks,
-                                   bool return_lse, mlx_stream stream);
-RetentionRequest keep_request(mlx_array scores, mlx_array positions, int keep, int sink_size,
-                              mlx_optional_int recent_start, mlx_stream stream);
-RetentionRequest evict_request(mlx_array scores, mlx_array positions, int count, int sink_size,
-                               mlx_optional_int recent_start, mlx_stream stream);
+struct AccumulateRequest {
+  mlx_array importance;
+  mlx_array scores;
+  double decay;
+  bool masked;  // off: every score is finite
+  mlx_stream stream;
+  bool on_gpu;
+};
+
+struct AttentionAccumulateRequest {
+  AttentionRequest attention;
+  mlx_array importance;
+  double decay;
+};
+
+struct AttentionAccumulated {
+  Array out;
+  Array importance;
+};
+
+struct KeyDiversityRequest {
+  mlx_array keys;
+  mlx_stream stream;
+  bool on_gpu;
+};
+
+enum class RankedBy { importance, array, age, key_diversity };
+
+struct ReplaceRequest {
+  Rows keys;
+  Rows values;
+  mlx_array importance;
+  mlx_array positions;
+  mlx_array new_keys;
+  mlx_array new_values;
+  int position;
+  int sink_size;
+  std::optional<int> recent_start;
+  RankedBy ranked_by;
+  mlx_array ranks;  // of RankedBy::array
+  mlx_stream stream;
+  bool on_gpu;
+};
+
+struct Replaced {
+  std::vector<Array> keys;
+  std::vector<Array> values;
+  Array importance;
+  Array positions;
+};
+
+struct AppendRequest {
+  Rows keys;
+  Rows values;
+  mlx_array new_keys;
+  mlx_array new_values;
+  mlx_array slots;
+  mlx_stream stream;
+  bool on_gpu;
+};
+
+// Words, scales and biases of both.
+struct Appended {
+  std::vector<Array> keys;
+  std::vector<Array> values;
+};
+
+struct PrefillRequest {
+  AttentionRequest attention;  // whose values are of no account
+  bool mass;                   // else the moving average
+  int counted;                 // queries that the moving average takes in
+  mlx_array importance;        // may be empty
+  double decay;
+};
 
 }  // namespace mlx_h2o_c

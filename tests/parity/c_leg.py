@@ -10,16 +10,19 @@ import numpy as np
 
 from golden.build import Case
 from mlx_h2o.backends import AttentionResult, get, register, use_backend
+from mlx_h2o.cache_requests import AccumulateRequest, KeyDiversityRequest, ReplaceRequest
+from mlx_h2o.quantize_append import QuantizeAppendRequest, Quantized
 from mlx_h2o.validate import AttentionRequest, RetentionRequest
 
 try:
     import c_api
+    import c_api_operations
 except ModuleNotFoundError as error:
     if error.name != "cffi":
         raise
     c_api = None
 
-from parity import traces
+from parity import operations, traces
 from parity.legs import Leg
 from parity.outcome import Outcome
 
@@ -62,6 +65,56 @@ class CBackend:
     def evict_indices(self, request: RetentionRequest) -> mx.array:
         return self._select("evict", request, request.count)
 
+    def accumulate_scores(self, request: AccumulateRequest) -> mx.array:
+        given = map(self.library.array, (request.importance, request.scores))
+        with self.library.using(self.backend):
+            found = c_api_operations.accumulate_scores(
+                self.library, *given, decay=request.decay, masked=request.masked
+            )
+            return mx.array(self.library.numpy(found))
+
+    def key_diversity(self, request: KeyDiversityRequest) -> mx.array:
+        with self.library.using(self.backend):
+            found = c_api_operations.key_diversity(self.library, self.library.array(request.keys))
+            return mx.array(self.library.numpy(found))
+
+    def replace_worst(
+        self, request: ReplaceRequest
+    ) -> tuple[mx.array, mx.array, mx.array, mx.array]:
+        names = ("keys", "values", "importance", "positions", "new_keys", "new_values")
+        given = (self.library.array(getattr(request, name)) for name in names)
+        by = request.ranks
+        with self.library.using(self.backend):
+            found = c_api_operations.replace_worst(
+                self.library,
+                *given,
+                position=request.position,
+                sink_size=request.sink_size,
+                recent_start=request.recent_start,
+                ranks=self.library.array(by) if isinstance(by, mx.array) else by,
+            )
+            k, v, i, p = (
+                mx.array(self.library.numpy(each))
+                for each in (*found["keys"], *found["values"], found["importance"],
+                             found["positions"])
+            )  # fmt: skip
+        return k.astype(request.keys.dtype), v.astype(request.values.dtype), i, p
+
+    def quantize_append(self, request: QuantizeAppendRequest) -> tuple[Quantized, Quantized]:
+        rows = (tuple(map(self.library.array, side)) for side in (request.keys, request.values))
+        new = map(self.library.array, (request.new_keys, request.new_values, request.slots))
+        packing = {name: getattr(request, name) for name in ("bits", "group_size", "v_bits")}
+        with self.library.using(self.backend):
+            found = c_api_operations.quantize_append(self.library, *rows, *new, **packing)
+            keys, values = (
+                tuple(
+                    mx.array(self.library.numpy(part)).astype(given.dtype)
+                    for part, given in zip(side, like, strict=True)
+                )
+                for side, like in zip(found, (request.keys, request.values), strict=True)
+            )
+        return keys, values
+
     def _select(self, operation: str, request: RetentionRequest, number: int) -> mx.array:
         rows = (self.library.array(request.scores), self.library.array(request.positions))
         with self.library.using(self.backend):
@@ -89,6 +142,12 @@ class CLeg(Leg):
         available, reason = self.library.backend_status(self.trace_of)
         return "" if available else f"back end {self.trace_of!r} is not available: {reason}"
 
+    def absent(self, case: Case) -> str:
+        """What the package's back end of this name serves, the C one has to serve too."""
+        if case.fields["op"] == "without_scores":
+            return "no public call asks for it"
+        return operations.absent(case, get(self.trace_of), self.trace_of)
+
     def versions(self) -> dict[str, str]:
         text = c_api.Handle(self.library, "mlx_string")
         self.library.check(self.library.c.mlx_version(text.pointer))
@@ -104,6 +163,8 @@ class CLeg(Leg):
             finally:
                 remove()
         with self.library.using(self.trace_of):
+            if case.fields["op"] in c_api_operations.RUN:
+                return Outcome(c_api_operations.run_case(self.library, case.fields, case.tensors))
             found = self.library.run_case(case.fields, _inputs(case))
         return Outcome({name: np.asarray(array) for name, array in found.items()})
 

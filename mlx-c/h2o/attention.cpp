@@ -1,0 +1,111 @@
+// The public functions of attention.
+#include "mlx_h2o/c/attention.h"
+
+#include "boundary.h"
+#include "operations.h"
+#include "validate.h"
+
+using namespace mlx_h2o_c;
+
+namespace {
+
+void set_where_wanted(mlx_array* place, const Array& array) {
+  if (place != nullptr) {
+    check(mlx_array_set(place, array));
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+int mlx_h2o_scaled_dot_product_attention_with_scores(mlx_array* out, mlx_array* scores,
+                                                     mlx_array* lse, const mlx_array queries,
+                                                     const mlx_array keys, const mlx_array values,
+                                                     float scale, const char* mask_mode,
+                                                     const mlx_array mask_arr,
+                                                     const mlx_array sinks, const mlx_stream s) {
+  return status([&] {
+    const char* op = attention_name;
+    check_place(op, "out", out);
+    check_place(op, "scores", scores);
+    check_present(op, {"queries", queries, "[B, Hq, Lq, D]"});
+    check_present(op, {"keys", keys, "[B, Hkv, N, D]"});
+    check_present(op, {"values", values, "[B, Hkv, N, Dv]"});
+    AttentionRequest request = dense_attention_request(
+        op, queries, dense_rows(keys), dense_rows(values), {scale, mask_mode, mask_arr, sinks, s});
+    request.return_lse = lse != nullptr;
+    const AttentionResult result = serve(request);
+    check(mlx_array_set(out, result.out));
+    check(mlx_array_set(scores, result.scores));
+    set_where_wanted(lse, result.lse);
+  });
+}
+
+int mlx_h2o_scaled_dot_product_attention_quantized_with_scores(
+    mlx_array* out, mlx_array* scores, mlx_array* lse, mlx_array* skipped, const mlx_array queries,
+    const mlx_array k_w, const mlx_array k_s, const mlx_array k_b, const mlx_array v_w,
+    const mlx_array v_s, const mlx_array v_b, float scale, int bits, int group_size,
+    mlx_optional_int v_bits, const char* mask_mode, const mlx_array mask_arr, const mlx_array sinks,
+    float sparse_v_threshold, const mlx_stream s) {
+  return status([&] {
+    const char* op = quantized_attention_name;
+    check_place(op, "out", out);
+    check_place(op, "scores", scores);
+    check_queries(op, queries);
+    const Packing packing = {bits, group_size, v_bits};
+    check_packing(op, packing);
+    Rows keys = packed_rows(op, "key", k_w, k_s, k_b, bits, group_size);
+    Rows values = packed_rows(op, "value", v_w, v_s, v_b, value_bits(packing), group_size);
+    AttentionRequest request =
+        packed_attention_request(op, queries, std::move(keys), std::move(values),
+                                 sparse_v_threshold, {scale, mask_mode, mask_arr, sinks, s});
+    request.return_lse = lse != nullptr;
+    request.return_skipped = skipped != nullptr;
+    const AttentionResult result = serve(request);
+    check(mlx_array_set(out, result.out));
+    check(mlx_array_set(scores, result.scores));
+    set_where_wanted(lse, result.lse);
+    set_where_wanted(skipped, result.skipped);
+  });
+}
+
+int mlx_h2o_scaled_dot_product_attention_with_probes(
+    mlx_array* out, mlx_array* scores, mlx_array* lse, mlx_array* probe_scores,
+    const mlx_array queries, const mlx_vector_array keys, const mlx_vector_array values,
+    const mlx_array probes, float scale, int bits, int group_size, mlx_optional_int v_bits,
+    const char* mask_mode, const mlx_array mask_arr, const mlx_array sinks,
+    float sparse_v_threshold, const mlx_stream s) {
+  return status([&] {
+    const char* op = probes_name;
+    check_place(op, "out", out);
+    check_place(op, "scores", scores);
+    check_place(op, "probe_scores", probe_scores);
+    AttentionRequest request =
+        any_attention_request(op, queries, keys, values, {bits, group_size, v_bits},
+                              sparse_v_threshold, {scale, mask_mode, mask_arr, sinks, s});
+    check_probes(request, probes);
+    request.probes = probes;
+    request.return_lse = lse != nullptr;
+    const AttentionResult result = serve(request);
+    check(mlx_array_set(out, result.out));
+    check(mlx_array_set(scores, result.scores));
+    set_where_wanted(lse, result.lse);
+    check(mlx_array_set(probe_scores, result.probe_scores));
+  });
+}
+
+int mlx_h2o_prefill_scores(mlx_array* res, const mlx_array queries, const mlx_array keys,
+                           float scale, const char* mask_mode, const mlx_array mask_arr,
+                           const mlx_array sinks, const char* kind, const mlx_array importance,
+                           double decay, int counted_queries, const mlx_stream s) {
+  return status([&] {
+    check_place(prefill_name, "res", res);
+    const PrefillRequest request =
+        prefill_request(queries, keys, kind, importance, decay, counted_queries,
+                        {scale, mask_mode, mask_arr, sinks, s});
+    check(mlx_array_set(res, prefill_scores(request)));
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,30 @@
+// The boundary that no exception crosses, and the places of results.
+#pragma once
+
+#include "checks.h"
+
+namespace mlx_h2o_c {
+
+// 0, or 1 after one report to mlx-c's error handler.
+template <class Body>
+int status(Body&& body) noexcept {
+  try {
+    body();
+    return 0;
+  } catch (const Reported&) {
+    // mlx-c has told the handler.
+  } catch (const std::exception& error) {
+    mlx_error("%s", error.what());
+  } catch (...) {
+    mlx_error("%s", "unknown exception");
+  }
+  return 1;
+}
+
+inline void check_place(const char* op, const char* name, const void* place) {
+  if (place == nullptr) {
+    fail(op, name, " is NULL, expected a place for the result.");
+  }
+}
+
+}  // namespace mlx_h2o_c

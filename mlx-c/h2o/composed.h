@@ -1,0 +1,49 @@
+// The compositions, also for back ends that do a part of an operation themselves.
+#pragma once
+
+#include "request.h"
+
+namespace mlx_h2o_c::composed {
+
+// The rows in float32.
+Array dense(const Rows& rows, mlx_stream s);
+// scale * q.k + mask as float32 [B, Hq, Lq, N], -inf where the pair is masked.
+Array logits(const AttentionRequest& request);
+
+// exp(scores - peak), their total with the sinks, and the peak: [B, Hq, L, N or 1].
+struct Softmax {
+  Array weights;
+  Array total;
+  Array peak;
+};
+// Where a query has nothing to attend to, the weights are 0, and the total is, without a sink.
+Softmax softmax(const Array& scores, mlx_array sinks, int heads, mlx_stream s);
+// scale * probe.k of every key, masked or not.
+Array probe_scores(const AttentionRequest& request);
+AttentionResult attention(const AttentionRequest& request);
+
+Array keep_indices(const RetentionRequest& request);
+Array evict_indices(const RetentionRequest& request);
+
+Array accumulate_scores(const AccumulateRequest& request);
+Array key_diversity(const KeyDiversityRequest& request);
+// What rows are ranked by, float32 [B, H, N].
+Array ranks(const ReplaceRequest& request);
+Replaced replace_worst(const ReplaceRequest& request);
+// The choice of the row that is replaced, of these ranks.
+RetentionRequest retention_of(const ReplaceRequest& request, mlx_array ranks);
+// The new row in the slots [B, H, 1]; importance and positions where they are written already.
+Replaced replaced(const ReplaceRequest& request, mlx_array slots);
+Replaced replaced(const ReplaceRequest& request, mlx_array slots, Array importance,
+                  Array positions);
+
+Appended quantize_append(const AppendRequest& request);
+// Packed rows, which replace what they were made of, in the slots of the stored ones.
+Appended written(const AppendRequest& request, const std::vector<Array>& keys,
+                 const std::vector<Array>& values);
+// Words, scales and biases.
+std::vector<Array> quantized(mlx_array rows, int bits, int group_size, mlx_stream s);
+
+Array prefill_scores(const PrefillRequest& request);
+
+}  // namespace mlx_h2o_c::composed

@@ -1,0 +1,51 @@
+#ifndef MLX_H2O_CONFIG_H
+#define MLX_H2O_CONFIG_H
+
+#include <stdbool.h>
+
+#include "mlx/c/mlx.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** \defgroup mlx_h2o_config Settings of an evicting cache
+ */
+/**@{*/
+
+/** What Python calls H2OConfig and Swift H2OConfiguration. */
+typedef struct mlx_h2o_config_ {
+  int max_kv_size; /**< rows that each KV head keeps, at least 1 */
+  int sink_size;   /**< first positions, never evicted; fewer than max_kv_size */
+  mlx_optional_int
+      heavy_size; /**< rows kept by score; no value: half of the budget, or what is left */
+  mlx_optional_int recent_size; /**< the newest rows, never evicted; no value: what is left */
+  const char* policy; /**< a name of docs/policies.md, such as "h2o"; borrowed, not copied */
+  float decay;        /**< a of the moving average C = a*C + (1-a)*|s|, 0 <= a < 1 */
+  int evict_every;    /**< single-token steps per eviction, at least 1 */
+} mlx_h2o_config;
+
+/** The defaults: 256 rows, 4 sinks, sizes without a value, "h2o", 0.95, 1. Nothing to free. */
+mlx_h2o_config mlx_h2o_config_new(void);
+
+/** Check the settings and give heavy_size and recent_size their values, in place: afterwards
+ *  sink_size + heavy_size + recent_size is max_kv_size. Where the three do not fill the budget the
+ *  recent window grows.
+ *  \return 1 for a value out of range, an unknown policy, or sizes beyond the budget; the settings
+ *    are then untouched.
+ */
+int mlx_h2o_config_resolve(mlx_h2o_config* config);
+
+/** The published splits, scaled to max_kv_size (AtomGradient 2026, section 4.1): at 256 rows
+ *  "heavy" 4 sinks, 128 heavy, 124 recent; "balanced" 4, 64, 188; "recent" 4, 32, 220.
+ *  \return 1 for another name, or as mlx_h2o_config_resolve.
+ */
+int mlx_h2o_config_preset(mlx_h2o_config* res, const char* name, int max_kv_size);
+
+/**@}*/
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,110 @@
+#ifndef MLX_H2O_ROWS_H
+#define MLX_H2O_ROWS_H
+
+#include <stdbool.h>
+
+#include "mlx/c/mlx.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** \defgroup mlx_h2o_rows Rows of a cache
+ *  Rows come as vectors: of one array [B, H, N, D], or of words, scales and biases, as mlx_quantize
+ *  returns them. Arrays that were passed never change. Where nothing else holds them a back end may
+ *  use their memory, so that a row costs no copy of the others: give the input's own handle as the
+ *  place of the result, or free it before evaluating.
+ */
+/**@{*/
+
+/** The moving average C = a*C + (1-a)*|s| of every row, over the queries in order.
+ *
+ *  s is the mean of a row's scores over the unmasked query heads of its KV head. A pair that is
+ *  masked for every head of the group leaves C unchanged, and the first unmasked score of a row
+ *  sets C = |s| (AtomGradient 2026, section 3.2, whose C starts at 0).
+ *
+ *  \param[out] res float32 [B, H, N]. With one query the same bits on all CPU back ends.
+ *  \param importance C, float32 [B, H, N], NaN where a row has not been scored.
+ *  \param scores float32 [B, Hq, Lq, N], -inf or NaN where masked; Hq a multiple of H, Lq at most
+ *    128.
+ *  \param decay a, at least 0 and below 1.
+ *  \param masked false promises that every score is finite, which saves work on some back ends.
+ */
+int mlx_h2o_accumulate_scores(mlx_array* res, const mlx_array importance, const mlx_array scores,
+                              double decay, bool masked, const mlx_stream s);
+
+/** Attention whose scores go into a moving average; a back end need not store them.
+ *
+ *  mlx_h2o_scaled_dot_product_attention_with_scores, then mlx_h2o_accumulate_scores, with the
+ *  arguments and errors of both; at most 128 queries.
+ *
+ *  \param[out] out [B, Hq, Lq, Dv]. Evaluating it evaluates the importance too.
+ *  \param[out] new_importance float32 [B, Hkv, N].
+ */
+int mlx_h2o_attention_and_accumulate(mlx_array* out, mlx_array* new_importance,
+                                     const mlx_array queries, const mlx_array keys,
+                                     const mlx_array values, const mlx_array importance,
+                                     float scale, double decay, const char* mask_mode,
+                                     const mlx_array mask_arr /* may be null */,
+                                     const mlx_array sinks /* may be null */, const mlx_stream s);
+
+/** Minus the cosine of each key with the mean of the normalised keys of its head.
+ *
+ *  \param[out] res float32 [B, H, N]; a key of zeros gets 0.
+ *  \param keys [B, H, N, D], float32, float16 or bfloat16.
+ */
+int mlx_h2o_key_diversity(mlx_array* res, const mlx_array keys, const mlx_stream s);
+
+/** Steady-state eviction: in each head a new row takes the place of the worst one.
+ *
+ *  The row is the one that mlx_h2o_evict_indices names for count 1. Its key and value become the
+ *  new ones, its importance NaN, its position `position`. Evaluating the first array of the keys
+ *  evaluates everything.
+ *
+ *  \param[out] new_keys, new_values vectors as given.
+ *  \param keys, values [B, H, N, D] and [B, H, N, Dv], dense or packed, each as it is.
+ *  \param importance float32 [B, H, N].
+ *  \param positions int32 [B, H, N], distinct within a head; negative: padding.
+ *  \param key, value the new row, [B, H, 1, D] and [B, H, 1, Dv], of the dtype of the rows, or of
+ *    the scales of packed ones, into which they are quantised.
+ *  \param position of the new row, 0 to 2^30 - 1.
+ *  \param sink_size, recent_start the protected zones, as in mlx_h2o_keep_indices.
+ *  \param ranked_by "importance" (also ""), "age" (the oldest row goes), "key_diversity", or
+ * "array" for `ranks`.
+ *  \param ranks float32 [B, H, N]; empty unless ranked_by is "array".
+ *  \param bits, group_size, v_bits of packed rows.
+ */
+int mlx_h2o_replace_worst(mlx_vector_array* new_keys, mlx_vector_array* new_values,
+                          mlx_array* new_importance, mlx_array* new_positions,
+                          const mlx_vector_array keys, const mlx_vector_array values,
+                          const mlx_array importance, const mlx_array positions,
+                          const mlx_array key, const mlx_array value, int position, int sink_size,
+                          mlx_optional_int recent_start, const char* ranked_by,
+                          const mlx_array ranks /* may be null */, int bits, int group_size,
+                          mlx_optional_int v_bits, const mlx_stream s);
+
+/** Quantise new rows straight into their slots; they equal mlx_quantize on the same device bit for
+ *  bit. Evaluating the words of the keys evaluates all six arrays.
+ *
+ *  \param[out] new_keys, new_values words, scales and biases.
+ *  \param keys words uint32 [B, H, N, D * bits / 32], scales and biases [B, H, N, D / group_size].
+ *  \param values the same with Dv and v_bits.
+ *  \param key_rows [B, H, L, D], the dtype of the scales: float32, float16 or bfloat16.
+ *  \param value_rows [B, H, L, Dv], the dtype of the values' scales.
+ *  \param slots uint32 [B, H, L], the rows to write, distinct within a head; one beyond the last
+ *    row means the last row.
+ *  \param bits, group_size, v_bits as in the quantised attention.
+ */
+int mlx_h2o_quantize_append(mlx_vector_array* new_keys, mlx_vector_array* new_values,
+                            const mlx_vector_array keys, const mlx_vector_array values,
+                            const mlx_array key_rows, const mlx_array value_rows,
+                            const mlx_array slots, int bits, int group_size,
+                            mlx_optional_int v_bits, const mlx_stream s);
+
+/**@}*/
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,166 @@
+#include "metal_kernel.h"
+
+#include <mutex>
+#include <sstream>
+
+namespace mlx_h2o_c::metal {
+
+namespace {
+
+using Config = Owned<mlx_fast_metal_kernel_config, mlx_fast_metal_kernel_config_free>;
+
+// Whether every flag of a condition is on, and every one written with a "!" off.
+bool holds(const char* condition, const Flags& flags) {
+  std::istringstream terms(condition);
+  for (std::string term; terms >> term;) {
+    const bool negated = term[0] == '!';
+    if ((flags.count(term.substr(negated)) != 0) == negated) {
+      return false;
+    }
+  }
+  return true;
+}
+
+std::string join(const mlx_h2o_kernel_segment* segments, size_t count, const Flags& flags) {
+  std::string text;
+  for (size_t i = 0; i < count; ++i) {
+    text += holds(segments[i].condition, flags) ? segments[i].text : "";
+  }
+  return text;
+}
+
+std::vector<std::string> names(const mlx_h2o_kernel_buffer* buffers, size_t count,
+                               const Flags& flags) {
+  std::vector<std::string> chosen;
+  for (size_t i = 0; i < count; ++i) {
+    if (holds(buffers[i].condition, flags)) {
+      chosen.emplace_back(buffers[i].name);
+    }
+  }
+  return chosen;
+}
+
+StringVector strings(const std::vector<std::string>& values) {
+  StringVector vector(mlx_vector_string_new());
+  for (const std::string& value : values) {
+    check(mlx_vector_string_append_value(vector, value.c_str()));
+  }
+  return vector;
+}
+
+void add_terms(const char* condition, Flags& flags) {
+  std::istringstream terms(condition);
+  for (std::string term; terms >> term;) {
+    flags.insert(term.substr(term[0] == '!'));
+  }
+}
+
+// The flags that make a difference to the kernel.
+Flags flags_of(const mlx_h2o_kernel_text& text) {
+  Flags flags;
+  for (size_t i = 0; i < text.input_count; ++i) {
+    add_terms(text.inputs[i].condition, flags);
+  }
+  for (size_t i = 0; i < text.output_count; ++i) {
+    add_terms(text.outputs[i].condition, flags);
+  }
+  for (size_t i = 0; i < text.segment_count; ++i) {
+    add_terms(text.segments[i].condition, flags);
+  }
+  return flags;
+}
+
+// Those that are on and matter to the kernel are part of its name.
+std::string name_of(const mlx_h2o_kernel_text& text, const Flags& flags) {
+  const Flags known = flags_of(text);
+  std::string name = std::string("h2o_") + text.name;
+  for (const char* flag : mlx_h2o_kernel_flags) {
+    name += flags.count(flag) != 0 && known.count(flag) != 0 ? std::string("_") + flag : "";
+  }
+  return name;
+}
+
+// What mlx_fast_metal_kernel_new takes, resolved for a set of flags.
+struct Resolved {
+  std::vector<std::string> inputs;
+  std::vector<std::string> outputs;
+  mlx_fast_metal_kernel kernel;
+};
+
+const Resolved& resolve(const mlx_h2o_kernel_text& text, const Flags& flags) {
+  // Kept for the life of the process, like the pipelines that MLX caches by name.
+  static auto* const known = new std::map<std::string, Resolved>;
+  static auto* const mutex = new std::mutex;
+
+  const std::string name = name_of(text, flags);
+  const std::lock_guard<std::mutex> lock(*mutex);
+  const auto found = known->find(name);
+  if (found != known->end()) {
+    return found->second;
+  }
+  Resolved resolved;
+  resolved.inputs = names(text.inputs, text.input_count, flags);
+  resolved.outputs = names(text.outputs, text.output_count, flags);
+  const std::string source = join(text.segments, text.segment_count, flags);
+  const size_t header_count = sizeof(mlx_h2o_kernel_header) / sizeof(mlx_h2o_kernel_header[0]);
+  const std::string header = join(mlx_h2o_kernel_header, header_count, flags);
+  // Row contiguity is not asked for: that would copy a sliced cache on every step.
+  resolved.kernel =
+      mlx_fast_metal_kernel_new(name.c_str(), strings(resolved.inputs), strings(resolved.outputs),
+                                source.c_str(), header.c_str(), false, false);
+  if (resolved.kernel.ctx == nullptr) {
+    throw Reported();
+  }
+  return known->emplace(name, std::move(resolved)).first->second;
+}
+
+void add(mlx_fast_metal_kernel_config config, const char* name, const TemplateArgument& argument) {
+  switch (argument.kind) {
+    case TemplateArgument::number:
+      return check(mlx_fast_metal_kernel_config_add_template_arg_int(config, name, argument.value));
+    case TemplateArgument::boolean:
+      return check(
+          mlx_fast_metal_kernel_config_add_template_arg_bool(config, name, argument.value != 0));
+    case TemplateArgument::type:
+      return check(mlx_fast_metal_kernel_config_add_template_arg_dtype(
+          config, name, static_cast<mlx_dtype>(argument.value)));
+  }
+}
+
+}  // namespace
+
+std::map<std::string, Array> launch(const mlx_h2o_kernel_text& text, const Flags& flags,
+                                    const Names& names, Size grid, Size threadgroup,
+                                    mlx_stream stream) {
+  const Resolved& resolved = resolve(text, flags);
+  const Config config(mlx_fast_metal_kernel_config_new());
+  for (size_t i = 0; i < text.template_count; ++i) {
+    add(config, text.template_names[i], names.arguments.at(text.template_names[i]));
+  }
+  check(mlx_fast_metal_kernel_config_set_grid(config, grid.x, grid.y, grid.z));
+  check(mlx_fast_metal_kernel_config_set_thread_group(config, threadgroup.x, threadgroup.y,
+                                                      threadgroup.z));
+  for (const std::string& name : resolved.outputs) {
+    const Output& output = names.outputs.at(name);
+    check(mlx_fast_metal_kernel_config_add_output_arg(config, output.shape.data(),
+                                                      output.shape.size(), output.dtype));
+  }
+  const ArrayVector inputs(mlx_vector_array_new());
+  for (const std::string& name : resolved.inputs) {
+    check(mlx_vector_array_append_value(inputs, names.buffers.at(name)));
+  }
+  ArrayVector outputs(mlx_vector_array_new());
+  check(mlx_fast_metal_kernel_apply(outputs.out(), resolved.kernel, inputs, config, stream));
+  std::map<std::string, Array> made;
+  for (size_t i = 0; i < resolved.outputs.size(); ++i) {
+    check(mlx_vector_array_get(made[resolved.outputs[i]].out(), outputs, i));
+  }
+  return made;
+}
+
+Array floats(const std::vector<float>& values) {
+  const int count = static_cast<int>(values.size());
+  return Array(mlx_array_new_data(values.data(), &count, 1, MLX_FLOAT32));
+}
+
+}  // namespace mlx_h2o_c::metal

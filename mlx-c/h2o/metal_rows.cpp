@@ -1,0 +1,129 @@
+#include "metal_rows.h"
+
+#include <climits>
+
+#include "arrays.h"
+#include "composed.h"
+#include "metal_kernel.h"
+
+namespace mlx_h2o_c::metal {
+
+namespace {
+
+constexpr int simdgroups = 8;  // of a threadgroup: few registers, so any GPU runs it
+constexpr int threads = simdgroups * lanes;
+constexpr int never = INT_MAX;  // a position that no row has
+
+TemplateArgument type(mlx_array array) { return {TemplateArgument::type, mlx_array_dtype(array)}; }
+
+Array integers(const std::vector<int32_t>& values) {
+  const int count = static_cast<int>(values.size());
+  return Array(mlx_array_new_data(values.data(), &count, 1, MLX_INT32));
+}
+
+}  // namespace
+
+// One thread per row and KV head; any number of queries and of heads.
+Array accumulate_scores(const AccumulateRequest& r) {
+  if (!r.on_gpu) {
+    return composed::accumulate_scores(r);
+  }
+  const int batch = mlx_array_dim(r.importance, 0), heads = mlx_array_dim(r.importance, 1);
+  const int rows = mlx_array_dim(r.importance, 2);
+  const Array params = floats({static_cast<float>(r.decay), static_cast<float>(1 - r.decay)});
+  Names names;
+  names.buffers = {{"importance", r.importance}, {"scores", r.scores}, {"params", params}};
+  names.arguments = {{"NS", {TemplateArgument::number, simdgroups}}};
+  names.outputs = {{"accumulated", {{batch, heads, rows}, MLX_FLOAT32}}};
+  const int width = (rows + threads - 1) / threads * threads;
+  return std::move(launch(mlx_h2o_accumulate_scores_text, {}, names, {width, batch * heads, 1},
+                          {threads, 1, 1}, r.stream)["accumulated"]);
+}
+
+// One threadgroup per head.
+Array evict_indices(const RetentionRequest& r) {
+  if (r.count > 1 || !r.on_gpu) {
+    return composed::evict_indices(r);
+  }
+  const Array zones = integers({r.sink_size, r.recent_start.value_or(never)});
+  Names names;
+  names.buffers = {{"scores", r.scores}, {"positions", r.positions}, {"zones", zones}};
+  names.arguments = {{"NS", {TemplateArgument::number, simdgroups}}};
+  names.outputs = {{"worst", {{r.batch, r.heads, 1}, MLX_UINT32}}};
+  return std::move(launch(mlx_h2o_choose_row_text, {}, names, {r.batch * r.heads * threads, 1, 1},
+                          {threads, 1, 1}, r.stream)["worst"]);
+}
+
+// The row chosen, its score and position written by one launch; then K and V are scattered.
+Replaced replace_worst(const ReplaceRequest& r) {
+  if (!r.on_gpu) {
+    return composed::replace_worst(r);
+  }
+  const Array zones = integers({r.sink_size, r.recent_start.value_or(never), r.position});
+  Array ranks;
+  if (r.ranked_by == RankedBy::array || r.ranked_by == RankedBy::key_diversity) {
+    ranks = composed::ranks(r);
+  }
+  const int batch = mlx_array_dim(r.positions, 0), heads = mlx_array_dim(r.positions, 1);
+  const std::vector<int> rows = {batch, heads, mlx_array_dim(r.positions, 2)};
+  Names names;
+  names.buffers = {{"scores", ranks},
+                   {"importance", r.importance},
+                   {"positions", r.positions},
+                   {"zones", zones}};
+  names.arguments = {{"NS", {TemplateArgument::number, simdgroups}},
+                     {"AGE", {TemplateArgument::boolean, r.ranked_by == RankedBy::age}}};
+  names.outputs = {{"worst", {{batch, heads, 1}, MLX_UINT32}},
+                   {"new_importance", {rows, MLX_FLOAT32}},
+                   {"new_positions", {rows, MLX_INT32}}};
+  std::map<std::string, Array> made =
+      launch(ranks.empty() ? mlx_h2o_replace_row_text : mlx_h2o_replace_row_ranked_text, {}, names,
+             {batch * heads * threads, 1, 1}, {threads, 1, 1}, r.stream);
+  return composed::replaced(r, made["worst"], std::move(made["new_importance"]),
+                            std::move(made["new_positions"]));
+}
+
+// New keys and values packed in one launch, one simdgroup per group of elements; then scattered.
+Appended quantize_append(const AppendRequest& r) {
+  if (!r.on_gpu) {
+    return composed::quantize_append(r);
+  }
+  Names names;
+  names.buffers = {{"new_keys", r.new_keys}, {"new_values", r.new_values}};
+  names.arguments = {{"T", type(r.new_keys)},
+                     {"S", type(r.new_values)},
+                     {"KB", {TemplateArgument::number, r.keys.bits}},
+                     {"VB", {TemplateArgument::number, r.values.bits}},
+                     {"G", {TemplateArgument::number, r.keys.group_size}}};
+  size_t groups = 0;
+  const struct {
+    const char* name;
+    mlx_array rows;
+    int bits;
+  } sides[] = {{"key", r.new_keys, r.keys.bits}, {"value", r.new_values, r.values.bits}};
+  for (const auto& [name, rows, bits] : sides) {
+    std::vector<int> shape(4);
+    for (int axis = 0; axis < 4; ++axis) {
+      shape[axis] = mlx_array_dim(rows, axis);
+    }
+    const int size = shape[3];
+    groups += mlx_array_size(rows) / r.keys.group_size;
+    shape[3] = size / r.keys.group_size;
+    for (const char* part : {"_scales", "_biases"}) {
+      names.outputs[std::string(name) + part] = {shape, mlx_array_dtype(rows)};
+    }
+    shape[3] = static_cast<int>(int64_t{size} * bits / 32);
+    names.outputs[std::string(name) + "_words"] = {shape, MLX_UINT32};
+  }
+  std::map<std::string, Array> made =
+      launch(mlx_h2o_pack_rows_text, {}, names, {static_cast<int>(groups) * lanes, 1, 1},
+             {lanes, 1, 1}, r.stream);
+  std::vector<Array> packed[2];
+  for (const char* part : {"_words", "_scales", "_biases"}) {
+    packed[0].push_back(std::move(made[std::string("key") + part]));
+    packed[1].push_back(std::move(made[std::string("value") + part]));
+  }
+  return composed::written(r, packed[0], packed[1]);
+}
+
+}  // namespace mlx_h2o_c::metal

@@ -1,0 +1,364 @@
+"""Calls of the C operations on packed rows, probes and the rows of a cache, and parity cases.
+
+Rows are handles of arrays, or tuples of three: words, scales and biases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+import reference
+from c_api import Handle, Library
+from parity.operations import split
+
+Rows = Handle | tuple[Handle, Handle, Handle]
+
+
+def vector(library: Library, rows: Rows) -> Handle:
+    """The mlx_vector_array of dense or packed rows."""
+    handle = Handle(library, "mlx_vector_array", library.c.mlx_vector_array_new())
+    for part in rows if isinstance(rows, tuple) else (rows,):
+        library.check(library.c.mlx_vector_array_append_value(handle.value, part.value))
+    return handle
+
+
+def items(library: Library, handle: Handle) -> tuple[Handle, ...]:
+    """The arrays of an mlx_vector_array."""
+    found = tuple(
+        Handle(library, "mlx_array") for _ in range(library.c.mlx_vector_array_size(handle.value))
+    )
+    for index, item in enumerate(found):
+        library.check(library.c.mlx_vector_array_get(item.pointer, handle.value, index))
+    return found
+
+
+def optional(library: Library, number: int | None) -> dict[str, Any]:
+    return {"value": number or 0, "has_value": number is not None}
+
+
+def _value(library: Library, handle: Handle | None) -> Any:
+    return library.nothing if handle is None else handle.value
+
+
+def _mask(library: Library, mask: Handle | str | None) -> tuple[bytes, Any]:
+    mode = "" if mask is None else mask if isinstance(mask, str) else "array"
+    return mode.encode(), _value(library, mask if isinstance(mask, Handle) else None)
+
+
+def _places(library: Library, names: Sequence[str], wanted: Sequence[bool]) -> dict[str, Handle]:
+    pairs = zip(names, wanted, strict=True)
+    return {name: Handle(library, "mlx_array") for name, asked in pairs if asked}
+
+
+def _pointers(library: Library, names: Sequence[str], places: dict[str, Handle]) -> list[Any]:
+    null = library.ffi.NULL
+    return [places[name].pointer if name in places else null for name in names]
+
+
+def quantized_attention(
+    library: Library,
+    queries: Handle,
+    keys: Sequence[Handle],
+    values: Sequence[Handle],
+    *,
+    scale: float,
+    bits: int = 8,
+    group_size: int = 64,
+    v_bits: int | None = None,
+    mask: Handle | str | None = None,
+    sinks: Handle | None = None,
+    sparse_v_threshold: float = 0.0,
+    return_lse: bool = True,
+    return_skipped: bool = False,
+) -> dict[str, Handle]:
+    names = ("out", "scores", "lse", "skipped")
+    places = _places(library, names, (True, True, return_lse, return_skipped))
+    rows = [handle.value for handle in (*keys, *values)]
+    library.check(
+        library.c.mlx_h2o_scaled_dot_product_attention_quantized_with_scores(
+            *_pointers(library, names, places), queries.value, *rows, scale, bits, group_size,
+            optional(library, v_bits), *_mask(library, mask), _value(library, sinks),
+            sparse_v_threshold, library.stream.value,
+        )
+    )  # fmt: skip
+    return places
+
+
+def attention_with_probes(
+    library: Library,
+    queries: Handle,
+    keys: Rows,
+    values: Rows,
+    probes: Handle,
+    *,
+    scale: float,
+    bits: int = 8,
+    group_size: int = 64,
+    v_bits: int | None = None,
+    mask: Handle | str | None = None,
+    sinks: Handle | None = None,
+    sparse_v_threshold: float = 0.0,
+    return_lse: bool = True,
+) -> dict[str, Handle]:
+    names = ("out", "scores", "lse", "probe_scores")
+    places = _places(library, names, (True, True, return_lse, True))
+    rows = [vector(library, side) for side in (keys, values)]
+    library.check(
+        library.c.mlx_h2o_scaled_dot_product_attention_with_probes(
+            *_pointers(library, names, places), queries.value, *(each.value for each in rows),
+            probes.value, scale, bits, group_size, optional(library, v_bits),
+            *_mask(library, mask), _value(library, sinks), sparse_v_threshold,
+            library.stream.value,
+        )
+    )  # fmt: skip
+    return places
+
+
+def accumulate_scores(
+    library: Library, importance: Handle, scores: Handle, *, decay: float, masked: bool = True
+) -> Handle:
+    place = Handle(library, "mlx_array")
+    arrays = (importance.value, scores.value)
+    stream = library.stream.value
+    library.check(
+        library.c.mlx_h2o_accumulate_scores(place.pointer, *arrays, decay, masked, stream)
+    )
+    return place
+
+
+def attention_and_accumulate(
+    library: Library,
+    queries: Handle,
+    keys: Handle,
+    values: Handle,
+    importance: Handle,
+    *,
+    scale: float,
+    decay: float,
+    mask: Handle | str | None = None,
+    sinks: Handle | None = None,
+) -> dict[str, Handle]:
+    names = ("out", "importance")
+    places = _places(library, names, (True, True))
+    arrays = [handle.value for handle in (queries, keys, values, importance)]
+    library.check(
+        library.c.mlx_h2o_attention_and_accumulate(
+            *_pointers(library, names, places), *arrays, scale, decay, *_mask(library, mask),
+            _value(library, sinks), library.stream.value,
+        )
+    )  # fmt: skip
+    return places
+
+
+def key_diversity(library: Library, keys: Handle) -> Handle:
+    place = Handle(library, "mlx_array")
+    library.check(library.c.mlx_h2o_key_diversity(place.pointer, keys.value, library.stream.value))
+    return place
+
+
+def replace_worst(
+    library: Library,
+    keys: Rows,
+    values: Rows,
+    importance: Handle,
+    positions: Handle,
+    new_keys: Handle,
+    new_values: Handle,
+    *,
+    position: int,
+    sink_size: int = 0,
+    recent_start: int | None = None,
+    ranks: Handle | str | None = None,
+    bits: int = 8,
+    group_size: int = 64,
+    v_bits: int | None = None,
+) -> dict[str, Any]:
+    """keys and values as tuples of handles; importance and positions."""
+    vectors = [
+        Handle(library, "mlx_vector_array", library.c.mlx_vector_array_new()) for _ in range(2)
+    ]
+    places = _places(library, ("importance", "positions"), (True, True))
+    rows = [vector(library, side) for side in (keys, values)]
+    per_row = [handle.value for handle in (importance, positions, new_keys, new_values)]
+    by = "array" if isinstance(ranks, Handle) else ranks or ""
+    given = _value(library, ranks if isinstance(ranks, Handle) else None)
+    library.check(
+        library.c.mlx_h2o_replace_worst(
+            *(each.pointer for each in vectors), *(each.pointer for each in places.values()),
+            *(each.value for each in rows), *per_row, position, sink_size,
+            optional(library, recent_start), by.encode(), given, bits, group_size,
+            optional(library, v_bits), library.stream.value,
+        )
+    )  # fmt: skip
+    sides = zip(("keys", "values"), vectors, strict=True)
+    return {name: items(library, side) for name, side in sides} | places
+
+
+def quantize_append(
+    library: Library,
+    keys: Rows,
+    values: Rows,
+    new_keys: Handle,
+    new_values: Handle,
+    slots: Handle,
+    *,
+    bits: int = 8,
+    group_size: int = 64,
+    v_bits: int | None = None,
+) -> tuple[tuple[Handle, ...], tuple[Handle, ...]]:
+    places = [
+        Handle(library, "mlx_vector_array", library.c.mlx_vector_array_new()) for _ in range(2)
+    ]
+    rows = [vector(library, side) for side in (keys, values)]
+    library.check(
+        library.c.mlx_h2o_quantize_append(
+            *(each.pointer for each in (*places,)), *(each.value for each in rows),
+            new_keys.value, new_values.value, slots.value, bits, group_size,
+            optional(library, v_bits), library.stream.value,
+        )
+    )  # fmt: skip
+    return items(library, places[0]), items(library, places[1])
+
+
+def prefill_scores(
+    library: Library,
+    queries: Handle,
+    keys: Handle,
+    *,
+    scale: float,
+    mask: Handle | str | None = None,
+    sinks: Handle | None = None,
+    kind: str = "ema",
+    importance: Handle | None = None,
+    decay: float = 0.95,
+    counted: int = 128,
+) -> Handle:
+    place = Handle(library, "mlx_array")
+    library.check(
+        library.c.mlx_h2o_prefill_scores(
+            place.pointer, queries.value, keys.value, scale, *_mask(library, mask),
+            _value(library, sinks), kind.encode(), _value(library, importance), decay, counted,
+            library.stream.value,
+        )
+    )  # fmt: skip
+    return place
+
+
+class _Case:
+    """The inputs of a parity case as handles."""
+
+    def __init__(self, library: Library, fields: dict[str, Any], tensors: dict[str, Any]) -> None:
+        self.library, self.fields = library, fields
+        given = {name: array for name, array in tensors.items() if not name.endswith("64")}
+        self.handles = {name: library.array(array) for name, array in given.items()}
+
+    def rows(self, name: str) -> Any:
+        """Keys or values without their slack."""
+        if name in self.handles:
+            return self._live(self.handles[name])
+        parts = ("words", "scales", "biases")
+        return tuple(self._live(self.handles[f"{name}_{part}"]) for part in parts)
+
+    def _live(self, handle: Handle) -> Handle:
+        slack = self.fields.get("slack", 0)
+        rows = self.library.c.mlx_array_dim(handle.value, 2) - slack
+        return self.library.first_rows(handle, rows) if slack else handle
+
+    def attention(self) -> dict[str, Any]:
+        mask = self.fields["mask"]
+        return {
+            "scale": self.fields["scale"],
+            "mask": self.handles["mask"] if mask == "array" else mask or None,
+            "sinks": self.handles.get("sinks"),
+        }
+
+    def packing(self) -> dict[str, Any]:
+        names = ("bits", "v_bits")
+        pair = dict(zip(names, self.fields["bits"], strict=True)) if self.fields["bits"] else {}
+        return pair | {"group_size": self.fields["group_size"]}
+
+    def numpy(self, found: dict[str, Handle]) -> dict[str, np.ndarray]:
+        return {name: self.library.numpy(a).astype(np.float64) for name, a in found.items()}
+
+
+def _run_quantized(case: _Case) -> dict[str, np.ndarray]:
+    found = quantized_attention(
+        case.library, case.handles["queries"], case.rows("keys"), case.rows("values"),
+        **case.attention(), **case.packing(),
+        sparse_v_threshold=case.fields["sparse_v_threshold"],
+        return_lse=case.fields["return_lse"], return_skipped="skipped" in case.fields["tolerance"],
+    )  # fmt: skip
+    return case.numpy(found)
+
+
+def _run_probes(case: _Case) -> dict[str, np.ndarray]:
+    found = attention_with_probes(
+        case.library, case.handles["queries"], case.rows("keys"), case.rows("values"),
+        case.handles["probes"], **case.attention(),
+        **(case.packing() if case.fields["bits"] else {}),
+    )  # fmt: skip
+    return case.numpy(found)
+
+
+def _run_accumulate(case: _Case) -> dict[str, np.ndarray]:
+    given = (case.handles["importance"], case.handles["scores"])
+    found = accumulate_scores(case.library, *given, decay=case.fields["decay"])
+    return case.numpy({"importance": found})
+
+
+def _run_replace(case: _Case) -> dict[str, np.ndarray]:
+    zones = {name: case.fields[name] for name in ("position", "sink_size", "recent_start")}
+    names = ("importance", "positions", "new_keys", "new_values")
+    found = replace_worst(
+        case.library, case.rows("keys"), case.rows("values"), *(case.handles[n] for n in names),
+        ranks=case.handles.get("ranks", case.fields["ranks"] or None), **zones,
+    )  # fmt: skip
+    found |= {name: found[name][0] for name in ("keys", "values")}
+    return case.numpy(found)
+
+
+def _run_append(case: _Case) -> dict[str, np.ndarray]:
+    names = ("new_keys", "new_values", "slots")
+    found = quantize_append(
+        case.library, case.rows("keys"), case.rows("values"), *(case.handles[n] for n in names),
+        **case.packing(),
+    )  # fmt: skip
+    slots, arrays = case.library.numpy(case.handles["slots"]), {}
+    bits, group_size = case.fields["bits"], case.fields["group_size"]
+    for name, packed, number in zip(("keys", "values"), found, bits, strict=True):
+        parts = [case.library.numpy(part) for part in packed]
+        dense = reference.dequantized(*parts, bits=number, group_size=group_size)
+        written, others = split(dense, slots)
+        arrays |= {f"new_{name}": written, f"other_{name}": others.astype(np.float32)}
+    return arrays
+
+
+def _run_prefill(case: _Case) -> dict[str, np.ndarray]:
+    fields = case.fields
+    found = prefill_scores(
+        case.library, case.handles["queries"], case.handles["keys"], **case.attention(),
+        kind=fields["kind"], importance=case.handles.get("importance"), decay=fields["decay"],
+        counted=fields["queries"],
+    )  # fmt: skip
+    return case.numpy({"importance": found})
+
+
+#: What runs a parity case of each operation beyond attention and selection.
+RUN: dict[str, Callable[[_Case], dict[str, np.ndarray]]] = {
+    "quantized": _run_quantized,
+    "probes": _run_probes,
+    "accumulate": _run_accumulate,
+    "replace": _run_replace,
+    "append": _run_append,
+    "prefill": _run_prefill,
+}
+
+
+def run_case(
+    library: Library, fields: dict[str, Any], tensors: dict[str, Any]
+) -> dict[str, np.ndarray]:
+    """One case on the library; an error of its raises CError."""
+    return RUN[fields["op"]](_Case(library, fields, tensors))

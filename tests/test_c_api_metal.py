@@ -1,0 +1,260 @@
+"""The Metal path of the C interface on a device that records: its launches are Python's."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+import c_api
+import c_api_build
+import c_api_operations
+from c_api import CODES, CError, Library
+from mlx_h2o import (
+    cache_requests,
+    composed_cache,
+    kernels,
+    launch,
+    launch_rows,
+    quantize_append,
+    validate,
+    validate_quantized,
+)
+from mlx_h2o.launch import Launch
+
+DTYPES = (mx.float32, mx.float16, mx.bfloat16)
+MASKS = {
+    "none": lambda rows: None,
+    "causal": lambda rows: "causal",
+    "bool": lambda rows: mx.ones((3, rows), mx.bool_),
+    "additive": lambda rows: mx.zeros((2, 1, 1, rows), mx.bfloat16),
+}
+# Both sides of the boundary of two passes, and where the number of blocks grows.
+ROWS = (40, 1023, 1024, 2048)
+
+Record = dict[str, list[str]]
+
+
+@pytest.fixture(scope="module")
+def library() -> Library:
+    return c_api.required()
+
+
+@pytest.fixture(scope="module")
+def metal(library: Library, tmp_path_factory: pytest.TempPathFactory) -> Library:
+    """The H2O part on the fake Metal device."""
+    directory = tmp_path_factory.mktemp("metal")
+    objects = c_api_build.compile_all(tmp_path_factory.getbasetemp())
+    fake = c_api_build.compile_one(c_api_build.FAKES / "fake_metal.cpp", directory / "fake.o")
+    built = c_api_build.link(directory, "metal", [fake, *objects.values()])
+    built.ffi.cdef("const char* fake_metal_record(void); int fake_metal_kernels_made(void);")
+    return built
+
+
+def recorded(library: Library) -> Record:
+    """What the fake Metal device was given since the last call."""
+    text = library.ffi.string(library.c.fake_metal_record()).decode()
+    found: Record = defaultdict(list)
+    for line in text.split("\x1e")[:-1]:
+        key, value = line.split("\x1f")
+        found[key].append(value)
+    return found
+
+
+def code(dtype: mx.Dtype) -> int:
+    return CODES[str(dtype).removeprefix("mlx.core.")]
+
+
+def words(numbers: Iterable[Any]) -> str:
+    return " ".join(str(int(number)) for number in numbers)
+
+
+def planned(passes: Iterable[Launch]) -> Record:
+    """The same record of launches that the Python package plans."""
+    record: Record = defaultdict(list)
+    made: dict[str, mx.array] = {}
+    for each in passes:
+        shapes = zip(each.output_shapes, each.output_dtypes, strict=True)
+        outputs = [f"{words(shape)}:{code(dtype)}" for shape, dtype in shapes]
+        lines = {
+            "name": [each.kernel.name],
+            "inputs": [" ".join(each.kernel.inputs)],
+            "outputs": [" ".join(each.kernel.outputs)],
+            "source": [each.kernel.source],
+            "header": [kernels.HEADER],
+            "switches": ["0 0"],
+            "grid": [words(each.grid)],
+            "threadgroup": [words(each.threadgroup)],
+            "input": [words(array.shape) for array in each.inputs(made)],
+            "output": outputs,
+        }
+        for name, value in each.template:
+            number = code(value) if isinstance(value, mx.Dtype) else int(value)
+            lines[f"template {name}"] = [str(number)]
+        for key, values in lines.items():
+            record[key] += values
+        shaped = zip(each.kernel.outputs, each.output_shapes, strict=True)
+        made |= {name: mx.zeros(shape) for name, shape in shaped}
+    return record
+
+
+def handle(library: Library, argument: Any) -> Any:
+    """Arrays, alone or packed, as handles; anything else as it is."""
+    if isinstance(argument, tuple):
+        return tuple(handle(library, each) for each in argument)
+    return library.array(argument) if isinstance(argument, mx.array) else argument
+
+
+def test_dense_launches_are_those_of_the_python_package(metal: Library) -> None:
+    assert metal.backend_status("metal") == (True, "")
+    sizes = itertools.cycle(((32, 32), (128, 128), (192, 128), (512, 512), (576, 512)))
+    flags = ((False, False), (True, False), (True, True))
+    before, cases = metal.c.fake_metal_kernels_made(), 0
+    names = set()
+    for rows, mask_of, dtype, (with_sinks, return_lse) in itertools.product(
+        ROWS, MASKS.values(), DTYPES, flags
+    ):
+        d, dv = next(sizes)
+        cases += 1
+        shapes = ((2, 4, 3, d), (2, 2, rows, d), (2, 2, rows, dv))
+        arrays = [mx.zeros(shape, dtype) for shape in shapes]
+        mask, sinks = mask_of(rows), mx.zeros((4,), mx.float16) if with_sinks else None
+        more = {"scale": 0.25, "return_lse": return_lse}
+        request = validate.attention_request(*arrays, mask=mask, sinks=sinks, **more)
+        results = metal.attention(
+            *(metal.array(array) for array in arrays),
+            mask=handle(metal, mask), sinks=handle(metal, sinks), **more,
+        )  # fmt: skip
+        expected = planned(launch.plan(request).passes)
+        names |= set(expected["name"])
+        assert recorded(metal) == expected
+        assert metal.numpy(results["scores"]).shape == (2, 4, 3, rows)
+        assert metal.numpy(results["out"]).shape[-1] == dv
+    assert cases == 144 and metal.c.fake_metal_kernels_made() - before == len(names)
+    # Sinks and masks in one pass and in the first of two; lse where it is written.
+    assert len(names) == 9 + 6 + 2
+
+
+PACKED = [(*bits, group) for bits in ((8, None), (4, 8), (6, 3)) for group in (32, 64)]
+
+
+def packed(rows: int, d: int, bits: int, group: int, dtype: mx.Dtype) -> tuple[mx.array, ...]:
+    return tuple(mx.quantize(mx.zeros((2, 2, rows, d), dtype), group_size=group, bits=bits))
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_packed_launches_are_those_of_the_python_package(metal: Library, rows: int) -> None:
+    for index, (mask_of, (bits, v_bits, group)) in enumerate(
+        itertools.product(MASKS.values(), PACKED)
+    ):
+        dtype, sparse = DTYPES[index % 3], (0.0, 1e-6)[index % 2]
+        q, mask = mx.zeros((2, 4, 3, 128), dtype), mask_of(rows)
+        scales = DTYPES[(index + 1) % 3]
+        keys = packed(rows, 128, bits, group, scales)
+        values = packed(rows, 64, v_bits or bits, group, scales)
+        sinks = mx.zeros((4,)) if index % 4 else None
+        more = {"bits": bits, "v_bits": v_bits, "group_size": group, "scale": 0.25}
+        more |= {"sparse_v_threshold": sparse}
+        request = validate_quantized.quantized_attention_request(
+            q, keys, values, mask=mask, sinks=sinks, return_lse=bool(index % 2), **more
+        )
+        c_api_operations.quantized_attention(
+            metal, *handle(metal, (q, keys, values)), mask=handle(metal, mask),
+            sinks=handle(metal, sinks), return_lse=bool(index % 2), **more,
+        )  # fmt: skip
+        assert recorded(metal) == planned(launch.plan(request).passes)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("bits", [None, 8])
+def test_probe_launches_are_those_of_the_python_package(
+    metal: Library, rows: int, bits: int | None
+) -> None:
+    q, probes = mx.zeros((2, 4, 1, 64)), mx.zeros((2, 2, 3, 64))
+    if bits is None:
+        rows_of: Any = (mx.zeros((2, 2, rows, 64)), mx.zeros((2, 2, rows, 32)))
+        request = validate.attention_request(q, *rows_of, scale=0.5, return_lse=True)
+    else:
+        rows_of = packed(rows, 64, bits, 64, mx.float16), packed(rows, 128, bits, 64, mx.float16)
+        request = validate_quantized.quantized_attention_request(
+            q, *rows_of, scale=0.5, return_lse=True
+        )
+    found = c_api_operations.attention_with_probes(
+        metal, *handle(metal, (q, *rows_of, probes)), scale=0.5
+    )
+    assert recorded(metal) == planned(launch.plan(replace(request, probes=probes)).passes)
+    assert metal.numpy(found["probe_scores"]).shape == (2, 2, 3, rows)
+
+
+def test_row_launches_are_those_of_the_python_package(metal: Library) -> None:
+    importance, positions = mx.zeros((2, 3, 300)), mx.zeros((2, 3, 300), mx.int32)
+    scores = mx.zeros((2, 6, 4, 300))
+    c_api_operations.accumulate_scores(metal, *handle(metal, (importance, scores)), decay=0.9)
+    request = cache_requests.accumulate_request(importance, scores, decay=0.9)
+    assert recorded(metal) == planned([launch_rows.accumulate_scores(request)])
+
+    metal.select("evict", *handle(metal, (importance, positions)), 1, 4, 200)
+    retention = validate.evict_request(importance, positions, sink_size=4, recent_start=200)
+    assert recorded(metal) == planned([launch_rows.choose_row(retention)])
+
+
+@pytest.mark.parametrize("ranks", [None, "age", "key_diversity", "array"])
+def test_replacement_launches_are_those_of_the_python_package(
+    metal: Library, ranks: str | None
+) -> None:
+    importance, positions = mx.zeros((2, 3, 300)), mx.zeros((2, 3, 300), mx.int32)
+    rows = [mx.zeros((2, 3, n, d), mx.float16) for n, d in ((300, 32), (300, 64), (1, 32), (1, 64))]
+    arrays = (*rows[:2], importance, positions, *rows[2:])
+    by = importance if ranks == "array" else ranks
+    zones = {"position": 900, "sink_size": 4, "recent_start": 850}
+    c_api_operations.replace_worst(metal, *handle(metal, arrays), ranks=handle(metal, by), **zones)
+    request = cache_requests.replace_request(*arrays, ranks=by, **zones)
+    made = composed_cache.ranks_of(request) if ranks == "key_diversity" else None
+    assert recorded(metal) == planned([launch_rows.replace_row(request, made)])
+
+
+@pytest.mark.parametrize(("bits", "v_bits"), [(8, 8), (4, 6), (5, 2)])
+def test_append_launches_are_those_of_the_python_package(
+    metal: Library, bits: int, v_bits: int
+) -> None:
+    keys = packed(9, 128, bits, 32, mx.float16)
+    values = packed(9, 64, v_bits, 32, mx.bfloat16)
+    new = mx.zeros((2, 2, 3, 128), mx.float16), mx.zeros((2, 2, 3, 64), mx.bfloat16)
+    slots = mx.zeros((2, 2, 3), mx.uint32)
+    packing = {"bits": bits, "v_bits": v_bits, "group_size": 32}
+    found = c_api_operations.quantize_append(
+        metal, *handle(metal, (keys, values, *new, slots)), **packing
+    )
+    assert recorded(metal) == planned([launch_rows.pack_rows(*new, **packing)])
+    given = quantize_append.composed(
+        quantize_append.QuantizeAppendRequest(keys, values, *new, slots, bits, 32, v_bits)
+    )
+    shapes = [[metal.numpy(part).shape for part in side] for side in found]
+    assert shapes == [[part.shape for part in side] for side in given]
+
+
+REFUSED = {
+    "decode kernels take up to 8 queries, found Lq = 9": (9, 32, 32),
+    "the kernels take head sizes that are multiples of 32 up to 576, found D = 40": (1, 40, 32),
+    "the kernels take head sizes that are multiples of 32 up to 576, found Dv = 608": (1, 32, 608),
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_metal_refuses_in_the_words_of_the_python_package(metal: Library, text: str) -> None:
+    length, d, dv = REFUSED[text]
+    arrays = [mx.zeros(shape) for shape in ((1, 1, length, d), (1, 1, 9, d), (1, 1, 9, dv))]
+    request = validate.attention_request(*arrays, scale=1.0)
+    assert launch.refuses(request) == text
+    handles = [metal.array(array) for array in arrays]
+    with pytest.raises(CError) as caught, metal.using("metal"):
+        metal.attention(*handles, scale=1.0)
+    op = validate.ATTENTION
+    assert str(caught.value) == f"[{op}] back end 'metal' cannot serve this call: {text}"
+    metal.attention(*handles, scale=1.0)
+    assert recorded(metal) == {}  # unnamed, it was composed

@@ -1,0 +1,204 @@
+"""The C operations on packed rows, probes and the rows of a cache: results."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import c_api
+import c_api_operations as operations
+from c_api import CError, Library
+from c_api_headers import ROOT
+from golden.build import Case
+from mlx_h2o import fast, use_backend
+from parity import judge
+from parity.decode_cases import decode_cases
+from parity.outcome import Outcome
+from parity.row_cases import row_cases
+
+BACKENDS = ("composed", "native")
+
+
+@pytest.fixture(scope="module")
+def library() -> Library:
+    return c_api.required()
+
+
+def named(library: Library, backend: str):
+    """Name a back end of this build; one that it lacks skips the test, or fails it in CI."""
+    available, reason = library.backend_status(backend)
+    if not available:
+        c_api.missing(reason)
+    return library.using(backend)
+
+
+@functools.cache
+def served() -> tuple[Case, ...]:
+    drawn = itertools.chain(row_cases(1), decode_cases(1))
+    return tuple(case for case in drawn if case.fields["op"] in operations.RUN)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("op", operations.RUN)
+def test_cases_against_the_reference(library: Library, backend: str, op: str) -> None:
+    cases = [case for case in served() if case.fields["op"] == op]
+    assert len(cases) >= 8
+    with named(library, backend):
+        for case in cases:
+            try:
+                found = operations.run_case(library, case.fields, case.tensors)
+            except CError as error:
+                if backend == "native" and "it has no quantised attention" in str(error):
+                    continue
+                raise
+            verdict = judge.judge(case, Outcome(found))
+            assert verdict.ok, f"{case.name}: {verdict.note}"
+
+
+def test_every_operation_has_a_parity_case(library: Library, monkeypatch) -> None:
+    """A function that is declared, and that no case of the C legs calls, fails here."""
+    folder = ROOT / "mlx-c" / "h2o" / "include" / "mlx_h2o" / "c"
+    declared = {
+        name
+        for header in ("attention", "rows", "selection")
+        for name in re.findall(r"^int (mlx_h2o_\w+)\(", (folder / f"{header}.h").read_text(), re.M)
+    }
+    assert len(declared) >= 11
+    called: set[str] = set()
+
+    class Noting:
+        def __getattr__(self, name: str) -> Any:
+            called.add(name)
+            return getattr(real, name)
+
+    real = library.c
+    monkeypatch.setattr(library, "c", Noting())
+    firsts = {case.fields["op"]: case for case in served()}
+    for case in firsts.values():
+        operations.run_case(library, case.fields, case.tensors)
+    # Served by other cases: golden ones, and traces.
+    elsewhere = {
+        "mlx_h2o_scaled_dot_product_attention_with_scores",
+        "mlx_h2o_keep_indices",
+        "mlx_h2o_evict_indices",
+        "mlx_h2o_key_diversity",
+        "mlx_h2o_attention_and_accumulate",
+    }
+    assert declared - called == elsewhere
+
+
+def normal(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("mask", [None, "causal", "array"])
+def test_attention_and_accumulate_is_one_after_the_other(
+    library: Library, backend: str, mask: str | None
+) -> None:
+    q, k, v = (
+        library.array(normal(i, *s)) for i, s in enumerate([(2, 4, 3, 40)] + [(2, 2, 9, 40)] * 2)
+    )
+    before = normal(4, 2, 2, 9)
+    before[..., ::2] = np.nan
+    importance = library.array(np.abs(before))
+    given = library.array(normal(5, 3, 9) > 0) if mask == "array" else mask
+    with named(library, backend):
+        attended = library.attention(q, k, v, scale=0.2, mask=given)
+        expected = operations.accumulate_scores(library, importance, attended["scores"], decay=0.9)
+        found = operations.attention_and_accumulate(
+            library, q, k, v, importance, scale=0.2, decay=0.9, mask=given
+        )
+        near = {"rtol": 1e-5, "atol": 1e-6}
+        out, old = library.numpy(found["out"]), library.numpy(attended["out"])
+        assert np.allclose(out, old, **near)
+        importance = library.numpy(found["importance"])
+        assert np.allclose(importance, library.numpy(expected), equal_nan=True, **near)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_key_diversity_is_that_of_the_python_package(library: Library, backend: str) -> None:
+    keys = normal(0, 2, 3, 50, 24)
+    keys[0, 0, 3] = 0
+    with named(library, backend), use_backend(backend):
+        found = library.numpy(operations.key_diversity(library, library.array(keys)))
+        expected = np.array(fast.key_diversity(mx.array(keys)))
+    assert np.allclose(found, expected, atol=1e-6) and found[0, 0, 3] == 0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("ranks", [None, "age", "key_diversity"])
+def test_packed_rows_are_replaced_where_they_lie(
+    library: Library, backend: str, ranks: str | None
+) -> None:
+    dense = [mx.array(normal(i, 2, 2, 20, d)) for i, d in enumerate((64, 32))]
+    new = [mx.array(normal(i + 4, 2, 2, 1, d)) for i, d in enumerate((64, 32))]
+    importance = np.abs(normal(9, 2, 2, 20))
+    positions = np.stack([np.random.default_rng(i).permutation(40)[:20] for i in range(4)])
+    positions = positions.reshape(2, 2, 20).astype(np.int32)
+    bits = {"bits": 8, "v_bits": 4, "group_size": 32}
+    stored = [
+        mx.quantize(rows, bits=b, group_size=32) for rows, b in zip(dense, (8, 4), strict=True)
+    ]
+    fresh = [mx.quantize(rows, bits=b, group_size=32) for rows, b in zip(new, (8, 4), strict=True)]
+    zones = {"sink_size": 2, "recent_start": 36}
+    with named(library, backend):
+        rows = [tuple(map(library.array, side)) for side in stored]
+        per_row = library.array(importance), library.array(positions, "int32")
+        by: Any = importance
+        if ranks == "age":
+            by = (positions - 50).astype(np.float32)
+        elif ranks == "key_diversity":
+            dequantized = np.array(mx.dequantize(*stored[0], bits=8, group_size=32))
+            by = library.numpy(operations.key_diversity(library, library.array(dequantized)))
+        worst = library.numpy(library.select("evict", library.array(by), per_row[1], 1, **zones))
+        found = operations.replace_worst(
+            library, *rows, *per_row, *map(library.array, new), position=50, ranks=ranks,
+            **zones, **bits,
+        )  # fmt: skip
+        for name, side, row in zip(("keys", "values"), stored, fresh, strict=True):
+            for part, old, one in zip(found[name], side, row, strict=True):
+                expected = np.array(old).copy()
+                for at in np.ndindex(2, 2):
+                    expected[(*at, worst[at][0])] = np.array(one)[at][0]
+                assert np.array_equal(library.numpy(part), expected)
+        expected = positions.copy()
+        np.put_along_axis(expected, worst.astype(np.int64), 50, axis=2)
+        assert np.array_equal(library.numpy(found["positions"]), expected)
+        scores = library.numpy(found["importance"])
+        assert np.isnan(np.take_along_axis(scores, worst.astype(np.int64), axis=2)).all()
+        assert np.isnan(scores).sum() == 4
+
+
+def test_a_result_may_take_the_place_of_its_input(library: Library) -> None:
+    """Written in place: the buffer of the keys stays where it is over many replacements."""
+    with named(library, "native"):
+        places = [library.array(normal(i, 1, 2, 64, 32)) for i in range(2)]
+        keys, values = (operations.vector(library, rows) for rows in places)
+        importance = library.array(np.abs(normal(3, 1, 2, 64)))
+        positions = library.array(np.tile(np.arange(64), (1, 2, 1)), "int32")
+        del places
+        addresses = set()
+        for position in range(64, 90):
+            row = library.array(normal(position, 1, 2, 1, 32))
+            status = library.c.mlx_h2o_replace_worst(
+                keys.pointer, values.pointer, importance.pointer, positions.pointer, keys.value,
+                values.value, importance.value, positions.value, row.value, row.value, position, 0,
+                operations.optional(library, None), b"age", library.nothing, 8, 64,
+                operations.optional(library, None), library.stream.value,
+            )  # fmt: skip
+            library.check(status)
+            (item,) = operations.items(library, keys)
+            library.check(library.c.mlx_array_eval(item.value))
+            addresses.add(
+                int(library.ffi.cast("intptr_t", library.c.mlx_array_data_float32(item.value)))
+            )
+        assert len(addresses) == 1
+        kept = sorted(library.numpy(positions)[0, 0].tolist())
+        assert kept == list(range(26, 90))
