@@ -180,12 +180,6 @@ def test_keys_and_values_may_be_set():
         H2OKVCache().values = mx.zeros((1, 1, 1, 4))
 
 
-def test_what_is_not_in_this_version_says_so():
-    cache = H2OKVCache()
-    with pytest.raises(NotImplementedError, match=r"\[H2OKVCache.to_quantized\] 8-bit rows"):
-        cache.to_quantized(group_size=64, bits=8)
-
-
 @pytest.mark.parametrize(
     ("keys", "values", "text"),
     [

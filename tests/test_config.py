@@ -77,7 +77,7 @@ def test_more_than_the_budget_is_an_error():
         ),
         ({"shared_heads": 1}, "shared_heads is 1, expected a bool"),
         ({"random_seed": -1}, "random_seed is -1, expected an int of at least 0"),
-        ({"kv_bits": 8}, "kv_bits is 8, but quantised rows are not available"),
+        ({"kv_bits": 7}, "kv_bits is 7, expected one of"),
     ],
 )
 def test_errors_say_what_was_found_and_expected(settings, text):

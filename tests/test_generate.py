@@ -171,8 +171,8 @@ def test_what_is_refused(function):
     name = function.__name__
     with pytest.raises(ValueError, match=rf"\[{name}\] draft_model is given.*not available"):
         call(draft_model=model)
-    with pytest.raises(ValueError, match=r"\[H2OConfig\] kv_bits is 8.*not available"):
-        call(kv_bits=8)
+    with pytest.raises(ValueError, match=rf"\[{name}\] quantized_kv_start is 5000, expected 0"):
+        call(kv_bits=8, quantized_kv_start=5000)
     with pytest.raises(ValueError, match=rf"\[{name}\] found prompt_cache and .*'max_kv_size'"):
         call(prompt_cache=caches, max_kv_size=8)
     with pytest.raises(ValueError, match=r"\[H2OConfig\] policy is 'lru'"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 import pytest
 
@@ -31,12 +32,33 @@ def test_the_command_reads_standard_input_and_prints_only_the_text(capsys, monke
     assert capsys.readouterr().out.strip() == expected.strip()
 
 
+@pytest.mark.parametrize("flags", ["--kv-bits 8", "--kv-bits 8 --v-bits 4 --kv-group-size 32"])
+def test_the_command_quantises(flags, capsys):
+    flags = f"--model demo -p night -m 40 --max-kv-size 32 --policy keydiff {flags}"
+    assert cli.main(["generate", *flags.split()]) == 0
+    printed = capsys.readouterr().out
+    dense = "--model demo -p night -m 40 --max-kv-size 32 --policy keydiff"
+    assert cli.main(["generate", *dense.split()]) == 0
+    found, expected = (
+        int(re.search(r"([\d,]+) bytes", text).group(1).replace(",", ""))
+        for text in (printed, capsys.readouterr().out)
+    )
+    assert found < expected / 2
+
+
+def test_help_says_what_quantized_kv_start_does_here(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["generate", "--help"])
+    assert "Only 0: rows are quantised from the first on." in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
         ("--max-kv-size 4", "sink_size is 4, expected fewer than max_kv_size = 4"),
         ("--max-kv-size 64 --heavy-size 64", "at most max_kv_size = 64"),
-        ("--kv-bits 8", "--kv-bits is not available in this version"),
+        ("--kv-bits 7", "kv_bits is 7, expected one of"),
+        ("--kv-bits 8 --quantized-kv-start 9", "--quantized-kv-start must be 0"),
         ("--draft-model demo", "--draft-model is not available in this version"),
         ("--prompt-cache-file x", "--prompt-cache-file is not available in this version"),
         ("--policy lru", "invalid choice: 'lru'"),

@@ -14,8 +14,10 @@ from transformers import PreTrainedTokenizerFast
 VOCABULARY = 64
 
 
-def tiny_qwen3(*, layers: int = 2, heads: int = 4, kv_heads: int = 2, seed: int = 7):
-    """A float32 Qwen3 with head_dim 16 and large random weights, so that attention is not flat."""
+def tiny_qwen3(
+    *, layers: int = 2, heads: int = 4, kv_heads: int = 2, head_dim: int = 16, seed: int = 7
+):
+    """A float32 Qwen3 with large random weights, so that attention is not flat."""
     mx.random.seed(seed)
     model = qwen3.Model(
         qwen3.ModelArgs(
@@ -29,7 +31,7 @@ def tiny_qwen3(*, layers: int = 2, heads: int = 4, kv_heads: int = 2, seed: int 
             vocab_size=VOCABULARY,
             max_position_embeddings=8192,
             rope_theta=10000.0,
-            head_dim=16,
+            head_dim=head_dim,
             tie_word_embeddings=True,
         )
     )

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         make_prompt_cache,
         stream_generate,
     )
+    from mlx_h2o.quantized_cache import QuantizedH2OKVCache
     from mlx_h2o.routing import routing
     from mlx_h2o.saving import load_prompt_cache, save_prompt_cache
 
@@ -44,6 +45,7 @@ __all__ = [
     "BatchH2OKVCache",
     "H2OConfig",
     "H2OKVCache",
+    "QuantizedH2OKVCache",
     "__version__",
     "backends",
     "batch_generate",
@@ -65,6 +67,7 @@ _LAZY = {
     "H2OConfig": "mlx_h2o.config",
     "H2OKVCache": "mlx_h2o.cache",
     "batch_generate": "mlx_h2o.generate",
+    "QuantizedH2OKVCache": "mlx_h2o.quantized_cache",
     "generate": "mlx_h2o.generate",
     "load": "mlx_h2o.generate",
     "load_prompt_cache": "mlx_h2o.saving",

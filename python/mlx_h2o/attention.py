@@ -8,13 +8,12 @@ from typing import Any, NamedTuple, cast
 import mlx.core as mx
 
 from . import handed_out, validate
-from .backends import for_attention, named
+from .backends import for_attention, for_quantized_attention, named
 from .bounded import BoundedRows
+from .storage import DECODE_QUERIES, Packed
+from .validate_quantized import quantized_attention_request
 
 __all__ = ["Call", "attend"]
-
-_DECODE_QUERIES = 8
-"""Up to here the kernels return output and scores together."""
 
 _PARAMETERS = ("queries", "keys", "values", "cache", "scale", "mask", "sinks")
 
@@ -49,10 +48,12 @@ def attend(call: Call, original: Callable[[], mx.array]) -> mx.array:
     cache, arguments = call.owner, call.arguments
     length = arguments["queries"].shape[2]
     if not cache.policy.needs_scores:
-        return original() if length > _DECODE_QUERIES else _output(arguments, original)
+        if length > DECODE_QUERIES:
+            return original()
+        return _output(arguments, original, cache.attention_settings)
     queries, keys, values = _same_dtype(arguments)
     scale, mask = arguments["scale"], arguments.get("mask")
-    if length <= _DECODE_QUERIES:
+    if length <= DECODE_QUERIES:
         return cache.attend(
             queries, keys, values, scale=scale, mask=mask, sinks=arguments.get("sinks")
         )
@@ -63,11 +64,18 @@ def attend(call: Call, original: Callable[[], mx.array]) -> mx.array:
     return tied
 
 
-def _output(arguments: dict[str, Any], original: Callable[[], mx.array]) -> mx.array:
-    """Attention without scores: native where that serves, which MLX's own on a CPU trails."""
+def _output(
+    arguments: dict[str, Any], original: Callable[[], mx.array], settings: dict[str, Any]
+) -> mx.array:
+    """Attention without scores: native where that serves, which MLX's own on a CPU trails.
+
+    Packed rows are always ours: mlx_lm's attention over them is not fused and takes no sinks.
+    """
+    queries, keys, values = _same_dtype(arguments)
+    if isinstance(keys, tuple):
+        return _packed_output(queries, keys, values, arguments, settings)
     if named() not in (None, "native"):
         return original()
-    queries, keys, values = _same_dtype(arguments)
     request = validate.attention_request(
         queries,
         keys,
@@ -81,10 +89,33 @@ def _output(arguments: dict[str, Any], original: Callable[[], mx.array]) -> mx.a
     return backend.attention(request)[0] if backend.name == "native" else original()
 
 
-def _same_dtype(arguments: dict[str, Any]) -> list[mx.array]:
-    """Queries, keys and values, promoted to one dtype as MLX's own attention does."""
-    arrays: list[mx.array] = [arguments[name] for name in _PARAMETERS[:3]]
-    if arrays[0].dtype == arrays[1].dtype == arrays[2].dtype:
+def _packed_output(
+    queries: mx.array,
+    keys: Packed,
+    values: Packed,
+    arguments: dict[str, Any],
+    settings: dict[str, Any],
+) -> mx.array:
+    request = quantized_attention_request(
+        queries,
+        keys,
+        values,
+        scale=arguments["scale"],
+        mask=arguments.get("mask"),
+        sinks=arguments.get("sinks"),
+        return_scores=False,
+        **settings,
+    )
+    return for_quantized_attention(request).quantized_attention(request)[0]
+
+
+def _same_dtype(arguments: dict[str, Any]) -> list[Any]:
+    """Queries, keys and values, promoted to one dtype as MLX's own attention does.
+
+    Packed rows stay as they are.
+    """
+    arrays: list[Any] = [arguments[name] for name in _PARAMETERS[:3]]
+    if isinstance(arrays[1], tuple) or arrays[0].dtype == arrays[1].dtype == arrays[2].dtype:
         return arrays
     common = mx.result_type(*arrays)
     return [array.astype(common) for array in arrays]

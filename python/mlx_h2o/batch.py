@@ -14,6 +14,7 @@ from .batch_rows import Line, joined, mapped, sliced
 from .batched import BatchedRows
 from .cache import H2OKVCache
 from .config import H2OConfig
+from .quantized_cache import evicting_cache
 from .stores import restored_store
 
 __all__ = ["BatchH2OKVCache"]
@@ -73,7 +74,7 @@ class BatchH2OKVCache(BatchedRows):
             )
         self._settle()
         line = self._lines[index]
-        cache = H2OKVCache(self.config, name=self.name)
+        cache = evicting_cache(self.config, name=self.name)
         cache.offset, cache.evicted = line.tokens, line.tokens - line.rows
         if self._store is not None and line.tokens > 0:
             end = self._store.length

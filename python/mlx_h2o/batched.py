@@ -56,7 +56,7 @@ class BatchedRows(BoundedRows):
         self._check_scored()
         self._settle()
         if self._store is None:
-            self._store = empty_store(self.config, keys, values)
+            self._store = empty_store(self.config, keys, values, self._described())
         spans = [line.span(length) for line in self._lines]
         if self._overwrites(spans, length):
             self._replace(self._store, keys, values)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import mlx.core as mx
 
@@ -70,7 +70,7 @@ class BoundedRows:
         self._check_scored()
         self._settle()
         if self._store is None:
-            self._store = empty_store(self.config, keys, values)
+            self._store = empty_store(self.config, keys, values, self._described())
         self._append(self._store, keys, values)
         self._length = keys.shape[2]
         self.offset += keys.shape[2]
@@ -229,6 +229,16 @@ class BoundedRows:
         """Bytes stored, after the surplus of a chunk has gone: keys, values, scores, positions."""
         self._settle()
         return 0 if self._store is None else self._store.nbytes
+
+    @property
+    def attention_settings(self) -> dict[str, Any]:
+        """What operations on the packed rows handed out must be told of them."""
+        return {} if self._store is None else self._store.attention_settings
+
+    @property
+    def needs_routing(self) -> bool:
+        """Whether attention must be ours: it has to return scores, or to read packed rows."""
+        return self.policy.needs_scores or self.config.kv_bits is not None
 
     @property
     def _limit(self) -> int:

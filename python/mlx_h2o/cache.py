@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, NoReturn
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import mlx.core as mx
 
 from .bounded import BoundedRows
 from .config import H2OConfig
 from .storage import Storage
-from .stores import restored_store
+from .stores import quantized_store, restored_store
 
 if TYPE_CHECKING:
     from .batch import BatchH2OKVCache
@@ -31,11 +31,29 @@ class H2OKVCache(BoundedRows):
     Args:
         config: the settings; None for the defaults.
         name: what error messages call this cache, such as "qwen3 layer 3".
+
+    Raises:
+        ValueError: ``config.kv_bits`` is set; that is for :class:`QuantizedH2OKVCache`.
     """
+
+    _quantized: ClassVar[bool] = False
+
+    def _configure(self, config: H2OConfig, name: str) -> None:
+        if (config.kv_bits is not None) != self._quantized:
+            expected = (
+                "a number, or H2OKVCache" if self._quantized else "None, or QuantizedH2OKVCache"
+            )
+            raise ValueError(
+                f"[{type(self).__name__}] kv_bits is {config.kv_bits}, expected {expected}."
+            )
+        super()._configure(config, name)
 
     @property
     def keys(self) -> Any:
-        """The stored keys [B, H, N, D], or None. May be set to an array of the same shape."""
+        """The stored keys [B, H, N, D], or None. May be set to an array of the same shape.
+
+        Where rows are quantised: their words, scales and biases.
+        """
         return None if self._store is None else self._store.fetch()[0]
 
     @keys.setter
@@ -44,7 +62,7 @@ class H2OKVCache(BoundedRows):
 
     @property
     def values(self) -> Any:
-        """The stored values [B, H, N, Dv], or None. May be set to an array of the same shape."""
+        """The stored values [B, H, N, Dv], or None. May be set, as the keys."""
         return None if self._store is None else self._store.fetch()[1]
 
     @values.setter
@@ -133,9 +151,22 @@ class H2OKVCache(BoundedRows):
 
         return BatchH2OKVCache.merge(caches)
 
-    def to_quantized(self, group_size: int = 64, bits: int = 4) -> NoReturn:
-        """Raises NotImplementedError: quantised rows are not available in this version."""
-        raise NotImplementedError(
-            f"[H2OKVCache.to_quantized] {bits}-bit rows are not available in this version: "
-            "expected kv_bits=None."
-        )
+    def to_quantized(self, group_size: int = 64, bits: int = 4) -> H2OKVCache:
+        """The same rows, scores and positions in a cache that quantises: QuantizedH2OKVCache.
+
+        Later rows are quantised as they come. This cache stays as it is.
+
+        Raises:
+            ValueError: ``bits`` or ``group_size`` that H2OConfig does not know as ``kv_bits`` and
+                ``kv_group_size``; rows of a size that cannot be quantised.
+            RuntimeError: a chunk still waits for its scores.
+        """
+        from .quantized_cache import QuantizedH2OKVCache
+
+        config = replace(self.config, kv_bits=bits, kv_group_size=group_size)
+        self._settle()
+        cache = QuantizedH2OKVCache(config, name=self.name)
+        cache.offset, cache.evicted, cache._unscored = self.offset, self.evicted, self._unscored
+        if self._store is not None:
+            cache._store = quantized_store(config, self._store, self._described())
+        return cache

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from . import policies
+from .validate_quantized import BITS, GROUP_SIZES
 
 __all__ = ["PRESETS", "H2OConfig"]
 
@@ -34,10 +35,14 @@ class H2OConfig:
         shared_heads: whether all KV heads of a layer keep the same positions, by the mean of their
             ranks; else each head chooses by itself.
         random_seed: for the policy "random": another seed is another sample.
-        kv_bits: None. Quantised rows are not available in this version.
+        kv_bits: bits of each element of keys and values: 2, 3, 4, 5, 6 or 8. None: rows stay as
+            they come.
+        v_bits: bits of the values, where they differ from those of the keys.
+        kv_group_size: elements that share a scale and a bias: 32, 64 or 128. Rows whose size it
+            does not divide take 32.
 
     Raises:
-        ValueError: a value out of range, an unknown policy, sizes beyond the budget, or kv_bits.
+        ValueError: a value out of range, an unknown policy, or sizes beyond the budget.
     """
 
     max_kv_size: int = 256
@@ -50,6 +55,8 @@ class H2OConfig:
     shared_heads: bool = False
     random_seed: int = 0
     kv_bits: int | None = None
+    v_bits: int | None = None
+    kv_group_size: int = 64
 
     def __post_init__(self) -> None:
         for name, least in (("max_kv_size", 1), ("sink_size", 0), ("evict_every", 1)):
@@ -67,17 +74,27 @@ class H2OConfig:
         if self.policy not in policies.names():
             known = ", ".join(policies.names())
             raise ValueError(f"[H2OConfig] policy is {self.policy!r}, expected one of: {known}.")
-        if self.kv_bits is not None:
-            raise ValueError(
-                f"[H2OConfig] kv_bits is {self.kv_bits!r}, but quantised rows are not available "
-                "in this version: expected None."
-            )
+        self._check_quantisation()
         if self.sink_size >= self.max_kv_size:
             raise ValueError(
                 f"[H2OConfig] sink_size is {self.sink_size}, expected fewer than "
                 f"max_kv_size = {self.max_kv_size}: no row could ever be evicted."
             )
         self._resolve_sizes()
+
+    def _check_quantisation(self) -> None:
+        for name, known in (
+            ("kv_bits", (None, *BITS)),
+            ("v_bits", (None, *BITS)),
+            ("kv_group_size", GROUP_SIZES),
+        ):
+            value = getattr(self, name)
+            if isinstance(value, bool) or value not in known:
+                raise ValueError(f"[H2OConfig] {name} is {value!r}, expected one of {known}.")
+        if self.v_bits is not None and self.kv_bits is None:
+            raise ValueError(
+                f"[H2OConfig] v_bits is {self.v_bits} and kv_bits is None, expected kv_bits too."
+            )
 
     def _resolve_sizes(self) -> None:
         left = self.max_kv_size - self.sink_size - (self.recent_size or 0)

@@ -188,9 +188,9 @@ def _number(value: mx.array) -> Any:
 
 
 def _routed(model: Any, cache: Sequence[Any]) -> AbstractContextManager[Any]:
-    """Attention that returns scores, for caches that need them; mlx_lm untouched for the rest."""
+    """Our attention, for caches that need it; mlx_lm untouched for the rest."""
     from mlx_h2o.prompt_cache import evicting_caches
     from mlx_h2o.routing import routing
 
-    needed = any(layer.policy.needs_scores for layer in evicting_caches(cache))
+    needed = any(layer.needs_routing for layer in evicting_caches(cache))
     return routing(model) if needed else nullcontext()

@@ -61,8 +61,9 @@ def stream_generate(
         mlx_lm's GenerationResponse, a piece of text each.
 
     Raises:
-        ValueError: settings out of range or given beside ``prompt_cache``; a draft model or
-            kv_bits, which are not available in this version; a model that cannot be served.
+        ValueError: settings out of range or given beside ``prompt_cache``; a draft model,
+            which is not available in this version; a ``quantized_kv_start`` beyond 0; a model
+            that cannot be served.
     """
     kwargs["prompt_cache"] = _caches("stream_generate", model, kwargs)
     return _stream(model, tokenizer, prompt, max_tokens, kwargs)
@@ -150,6 +151,12 @@ def _caches(operation: str, model: Module, kwargs: dict[str, Any]) -> list[Any]:
             f"[{operation}] draft_model is given, expected None: speculative decoding is not "
             "available in this version."
         )
+    start = kwargs.pop("quantized_kv_start", 0)
+    if start:
+        raise ValueError(
+            f"[{operation}] quantized_kv_start is {start}, expected 0: rows are quantised from "
+            "the first on."
+        )
     names = H2OConfig.setting_names()
     settings = {name: kwargs.pop(name) for name in names if name in kwargs}
     given = {name: value for name, value in settings.items() if value is not None}
@@ -165,7 +172,7 @@ def _caches(operation: str, model: Module, kwargs: dict[str, Any]) -> list[Any]:
 
 
 def _routed(model: Module, caches: Sequence[Any]) -> AbstractContextManager[None]:
-    needed = any(cache.policy.needs_scores for cache in evicting_caches(caches))
+    needed = any(cache.needs_routing for cache in evicting_caches(caches))
     return routing(model) if needed else nullcontext()
 
 

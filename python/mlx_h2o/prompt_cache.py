@@ -11,6 +11,7 @@ from mlx_lm.models import cache as mlx_lm_cache
 
 from .cache import H2OKVCache
 from .config import H2OConfig
+from .quantized_cache import evicting_cache
 from .routing import model_classes, model_name
 
 __all__ = ["CacheSummary", "evicting_caches", "make_prompt_cache", "summary"]
@@ -29,8 +30,8 @@ def make_prompt_cache(
 ) -> list[Any]:
     """One cache per layer, as mlx_lm's function of this name makes, but bounded by eviction.
 
-    Exactly the plain ``KVCache`` entries become :class:`H2OKVCache`; rotating, chunked and
-    recurrent caches stay what they are.
+    Exactly the plain ``KVCache`` entries become :class:`H2OKVCache`, or with ``kv_bits``
+    :class:`QuantizedH2OKVCache`; rotating, chunked and recurrent caches stay what they are.
 
     Args:
         model: an mlx_lm model.
@@ -122,7 +123,7 @@ def _config(max_kv_size: int | H2OConfig | None, settings: dict[str, Any]) -> H2
 
 def _replaced(cache: Any, config: H2OConfig, name: str) -> Any:
     if type(cache) is mlx_lm_cache.KVCache:
-        return H2OKVCache(config, name=name)
+        return evicting_cache(config, name=name)
     if type(cache) is mlx_lm_cache.CacheList:
         parts = [_replaced(part, config, name) for part in cache.caches]
         return cast(Any, mlx_lm_cache.CacheList)(*parts)

@@ -8,6 +8,7 @@ from mlx_lm.models import cache as mlx_lm_cache
 
 from .batch import BatchH2OKVCache
 from .cache import H2OKVCache
+from .quantized_cache import QuantizedH2OKVCache
 from .replacements import Target
 
 __all__ = ["cache_classes", "class_name_targets"]
@@ -15,7 +16,8 @@ __all__ = ["cache_classes", "class_name_targets"]
 
 def cache_classes() -> dict[str, type[Any]]:
     """Every class that a saved prompt cache of ours may name."""
-    return {cls.__name__: cls for cls in (H2OKVCache, BatchH2OKVCache)}
+    classes = (H2OKVCache, QuantizedH2OKVCache, BatchH2OKVCache)
+    return {cls.__name__: cls for cls in classes}
 
 
 def class_name_targets() -> list[Target]:

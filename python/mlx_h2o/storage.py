@@ -87,6 +87,10 @@ class Storage(ABC):
         """What operations on packed rows must be told of them; nothing where rows are dense."""
         return {}
 
+    def hands_arrays(self, queries: int) -> bool:
+        """Whether ``handed`` gives arrays to so many queries, not packed rows."""
+        return True
+
     @abstractmethod
     def arrays(self) -> list[mx.array]:
         """Every array that holds keys or values, unused rows included."""

@@ -7,19 +7,37 @@ from typing import Any
 import mlx.core as mx
 
 from .config import H2OConfig
+from .packing import Packing
+from .quantized_store import QuantizedRowStore
 from .storage import Storage
 from .store import RowStore
 
-__all__ = ["empty_store", "restored_store"]
+__all__ = ["empty_store", "quantized_store", "restored_store"]
 
 
-def empty_store(config: H2OConfig, keys: mx.array, values: mx.array) -> Storage:
-    """A store without rows, for rows like ``keys`` and ``values``."""
-    return RowStore.empty_like(keys, values)
+def empty_store(config: H2OConfig, keys: mx.array, values: mx.array, owner: str) -> Storage:
+    """A store without rows, for rows like ``keys`` and ``values``.
+
+    Raises ValueError, naming ``owner``, for rows that cannot be quantised as ``config`` says.
+    """
+    if config.kv_bits is None:
+        return RowStore.empty_like(keys, values)
+    packing = Packing.of(config, keys, values, owner)
+    return QuantizedRowStore.empty_like(keys, values, packing)
+
+
+def quantized_store(config: H2OConfig, store: Storage, owner: str) -> Storage:
+    """The rows of a dense store, quantised as ``config`` says; errors as ``empty_store``."""
+    keys, values = store.dense()
+    packing = Packing.of(config, keys, values, owner)
+    return QuantizedRowStore.of_rows(keys, values, store.importance, store.positions, packing)
 
 
 def restored_store(
     config: H2OConfig, keys: Any, values: Any, importance: mx.array, positions: mx.array
 ) -> Storage:
     """The store whose ``fetch`` gave ``keys`` and ``values``."""
-    return RowStore(keys, values, importance, positions)
+    if config.kv_bits is None:
+        return RowStore(keys, values, importance, positions)
+    packing = Packing.restored(config, keys)
+    return QuantizedRowStore(tuple(keys), tuple(values), importance, positions, packing)

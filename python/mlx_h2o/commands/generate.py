@@ -19,7 +19,7 @@ from ..generate import load, make_prompt_cache, stream_generate, summary
 __all__ = ["run"]
 
 # Flags of mlx_lm that would be without effect or wrong here, and their values when not given.
-_NOT_YET = {"kv_bits": None, "draft_model": None, "prompt_cache_file": None, "image": ()}
+_NOT_YET = {"draft_model": None, "prompt_cache_file": None, "image": ()}
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -29,6 +29,8 @@ def run(arguments: Sequence[str]) -> int:
     for name, absent in _NOT_YET.items():
         if getattr(args, name) != absent:
             parser.error(f"--{name.replace('_', '-')} is not available in this version")
+    if args.quantized_kv_start:
+        parser.error("--quantized-kv-start must be 0: rows are quantised from the first on")
     try:
         config = _config(args)
     except ValueError as error:
@@ -81,7 +83,8 @@ def _parser() -> argparse.ArgumentParser:
         "with the package."
     )
     defaults = H2OConfig()
-    parser.set_defaults(max_kv_size=defaults.max_kv_size)
+    parser.set_defaults(max_kv_size=defaults.max_kv_size, quantized_kv_start=0)
+    _explain(parser, "quantized_kv_start", "Only 0: rows are quantised from the first on.")
     ours = parser.add_argument_group(
         "eviction", f"--max-kv-size is {defaults.max_kv_size} where it is not given"
     )
@@ -122,7 +125,19 @@ def _parser() -> argparse.ArgumentParser:
         default=defaults.random_seed,
         help="of the policy random (default: %(default)s)",
     )
+    ours.add_argument(
+        "--v-bits",
+        type=int,
+        help="bits of the values, where they differ from --kv-bits, those of the keys",
+    )
     return parser
+
+
+def _explain(parser: argparse.ArgumentParser, name: str, text: str) -> None:
+    """Replace the help of one of mlx_lm's flags, whose meaning here is narrower."""
+    for action in parser._actions:
+        if action.dest == name:
+            action.help = text
 
 
 def _config(args: argparse.Namespace) -> H2OConfig:
