@@ -11,6 +11,9 @@
 // Where running maxima start: finite, because -inf - -inf is NaN.
 #define H2O_LOWEST (-metal::numeric_limits<float>::max())
 
+// A key of zeros has the direction 0, not NaN.
+#define H2O_LEAST_NORM 1e-12f
+
 // Offset of [batch, head, row, element] in a strided buffer.
 template <typename S>
 inline int64_t h2o_offset(S strides, int batch, int head, int row, int element) {

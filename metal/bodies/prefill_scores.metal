@@ -83,7 +83,8 @@
       for (int k = 0; k < KEYS; k++) {
         bool visible = k < own_keys && first_key + k < visible_end;
 #if bool_mask
-        visible = visible && mask[h2o_offset(mask_strides, batch, head, query_index, first_key + k)];
+        visible =
+            visible && mask[h2o_offset(mask_strides, batch, head, query_index, first_key + k)];
 #endif
 #if additive_mask
         float bias = 0.0f;

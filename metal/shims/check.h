@@ -56,6 +56,7 @@ float exp(float);
 namespace precise {
 float exp(float);
 float log(float);
+float sqrt(float);
 }  // namespace precise
 
 float max(float, float);

@@ -70,6 +70,7 @@ inline float exp(float x) { return std::exp(x); }
 namespace precise {
 inline float exp(float x) { return std::exp(x); }
 inline float log(float x) { return std::log(x); }
+inline float sqrt(float x) { return std::sqrt(x); }
 }  // namespace precise
 
 template <class T>

@@ -47,6 +47,7 @@ static const mlx_h2o_kernel_segment mlx_h2o_kernel_header[] = {
      "#define H2O_NEGATIVE_INFINITY (-metal::numeric_limits<float>::infinity())\n"
      "#define H2O_NAN (metal::numeric_limits<float>::quiet_NaN())\n"
      "#define H2O_LOWEST (-metal::numeric_limits<float>::max())\n"
+     "#define H2O_LEAST_NORM 1e-12f\n"
      "template <typename S>\n"
      "inline int64_t h2o_offset(S strides, int batch, int head, int row, int element) {\n"
      "  return batch * strides[0] + head * strides[1] + row * strides[2] + element * strides[3];\n"
@@ -143,11 +144,11 @@ static const mlx_h2o_kernel_segment mlx_h2o_kernel_header[] = {
      "inline void h2o_softmax_count(thread h2o_softmax& state, float score) {\n"
      "  const float maximum = metal::max(state.maximum, score);\n"
      "  const float fade = metal::fast::exp(state.maximum - maximum);\n"
-     "  state.total = state.total * fade + metal::fast::exp(score - maximum);\n"
+     "  state.total = state.total * fade + metal::fast::exp(score - maximum);\n"},
+    {"",
      "  state.maximum = maximum;\n"
      "}\n"
-     "template <int E>\n"},
-    {"",
+     "template <int E>\n"
      "inline void h2o_add_row(thread float* sums, float weight, thread const float* value) {\n"
      "  for (int j = 0; j < E; j++) {\n"
      "    sums[j] += weight * value[j];\n"
@@ -1084,7 +1085,8 @@ static const mlx_h2o_kernel_segment mlx_h2o_prefill_average_segments[] = {
      "      for (int k = 0; k < KEYS; k++) {\n"
      "        bool visible = k < own_keys && first_key + k < visible_end;\n"},
     {"bool_mask",
-     "        visible = visible && mask[h2o_offset(mask_strides, batch, head, query_index, first_key + k)];\n"},
+     "        visible =\n"
+     "            visible && mask[h2o_offset(mask_strides, batch, head, query_index, first_key + k)];\n"},
     {"additive_mask",
      "        float bias = 0.0f;\n"
      "        if (visible) {\n"
@@ -1211,7 +1213,8 @@ static const mlx_h2o_kernel_segment mlx_h2o_prefill_mass_segments[] = {
      "      for (int k = 0; k < KEYS; k++) {\n"
      "        bool visible = k < own_keys && first_key + k < visible_end;\n"},
     {"bool_mask",
-     "        visible = visible && mask[h2o_offset(mask_strides, batch, head, query_index, first_key + k)];\n"},
+     "        visible =\n"
+     "            visible && mask[h2o_offset(mask_strides, batch, head, query_index, first_key + k)];\n"},
     {"additive_mask",
      "        float bias = 0.0f;\n"
      "        if (visible) {\n"
@@ -1868,6 +1871,170 @@ static const mlx_h2o_kernel_text mlx_h2o_keep_rows_text = {
     sizeof(mlx_h2o_keep_rows_outputs) / sizeof(mlx_h2o_keep_rows_outputs[0]),
     mlx_h2o_keep_rows_segments,
     sizeof(mlx_h2o_keep_rows_segments) / sizeof(mlx_h2o_keep_rows_segments[0]),
+};
+
+static const char* const mlx_h2o_update_statistics_template[] = {
+    "T",
+    "D",
+    "NS",
+};
+
+static const mlx_h2o_kernel_buffer mlx_h2o_update_statistics_inputs[] = {
+    {"slots", ""},
+    {"key_sum", ""},
+    {"inverse_norms", ""},
+    {"stored_keys", ""},
+    {"new_keys", ""},
+};
+
+static const mlx_h2o_kernel_buffer mlx_h2o_update_statistics_outputs[] = {
+    {"new_key_sum", ""},
+    {"new_inverse_norms", ""},
+};
+
+static const mlx_h2o_kernel_segment mlx_h2o_update_statistics_segments[] = {
+    {"",
+     "  constexpr int LANES = 32;\n"
+     "  constexpr int KEY_PART = D / LANES;\n"
+     "  const int lane = int(thread_index_in_simdgroup);\n"
+     "  const int group = int(simdgroup_index_in_threadgroup);\n"
+     "  const int head_count = inverse_norms_shape[1];\n"
+     "  const int row_count = inverse_norms_shape[2];\n"
+     "  const int batch_head = int(threadgroup_position_in_grid.x);\n"
+     "  const int batch = batch_head / head_count;\n"
+     "  const int head = batch_head % head_count;\n"
+     "  const int64_t norms_start = batch * inverse_norms_strides[0] + head * inverse_norms_strides[1];\n"
+     "  const int64_t copy_start = int64_t(batch_head) * row_count;\n"
+     "  const int slot = int(slots[batch * slots_strides[0] + head * slots_strides[1]]);\n"
+     "  for (int row = group * LANES + lane; row < row_count; row += NS * LANES) {\n"
+     "    if (row != slot) {\n"
+     "      const float norm = inverse_norms[norms_start + row * inverse_norms_strides[2]];\n"
+     "      new_inverse_norms[copy_start + row] = norm;\n"
+     "    }\n"
+     "  }\n"
+     "  if (group == 0) {\n"
+     "    float old_key[KEY_PART];\n"
+     "    float new_key[KEY_PART];\n"
+     "    h2o_load<KEY_PART>(\n"
+     "        stored_keys + h2o_offset(stored_keys_strides, batch, head, slot, lane * KEY_PART),\n"
+     "        stored_keys_strides[3],\n"
+     "        old_key);\n"
+     "    h2o_load<KEY_PART>(\n"
+     "        new_keys + h2o_offset(new_keys_strides, batch, head, 0, lane * KEY_PART),\n"
+     "        new_keys_strides[3],\n"
+     "        new_key);\n"
+     "    const float squares = metal::simd_sum(h2o_dot<KEY_PART>(new_key, new_key));\n"
+     "    const float new_norm = 1.0f / metal::max(metal::precise::sqrt(squares), H2O_LEAST_NORM);\n"
+     "    const float old_norm = inverse_norms[norms_start + slot * inverse_norms_strides[2]];\n"
+     "    for (int j = 0; j < KEY_PART; j++) {\n"
+     "      const int element = lane * KEY_PART + j;\n"
+     "      const float before = key_sum[batch * key_sum_strides[0] + head * key_sum_strides[1]\n"
+     "                                   + element * key_sum_strides[2]];\n"
+     "      new_key_sum[int64_t(batch_head) * D + element] =\n"
+     "          before + (new_key[j] * new_norm - old_key[j] * old_norm);\n"
+     "    }\n"
+     "    if (lane == 0) {\n"
+     "      new_inverse_norms[copy_start + slot] = new_norm;\n"
+     "    }\n"
+     "  }\n"},
+};
+
+static const mlx_h2o_kernel_text mlx_h2o_update_statistics_text = {
+    "update_statistics",
+    mlx_h2o_update_statistics_template,
+    sizeof(mlx_h2o_update_statistics_template) / sizeof(mlx_h2o_update_statistics_template[0]),
+    mlx_h2o_update_statistics_inputs,
+    sizeof(mlx_h2o_update_statistics_inputs) / sizeof(mlx_h2o_update_statistics_inputs[0]),
+    mlx_h2o_update_statistics_outputs,
+    sizeof(mlx_h2o_update_statistics_outputs) / sizeof(mlx_h2o_update_statistics_outputs[0]),
+    mlx_h2o_update_statistics_segments,
+    sizeof(mlx_h2o_update_statistics_segments) / sizeof(mlx_h2o_update_statistics_segments[0]),
+};
+
+static const char* const mlx_h2o_update_statistics_quantized_template[] = {
+    "T",
+    "D",
+    "KB",
+    "G",
+    "NS",
+};
+
+static const mlx_h2o_kernel_buffer mlx_h2o_update_statistics_quantized_inputs[] = {
+    {"slots", ""},
+    {"key_sum", ""},
+    {"inverse_norms", ""},
+    {"key_words", ""},
+    {"key_scales", ""},
+    {"key_biases", ""},
+    {"new_words", ""},
+    {"new_scales", ""},
+    {"new_biases", ""},
+};
+
+static const mlx_h2o_kernel_buffer mlx_h2o_update_statistics_quantized_outputs[] = {
+    {"new_key_sum", ""},
+    {"new_inverse_norms", ""},
+};
+
+static const mlx_h2o_kernel_segment mlx_h2o_update_statistics_quantized_segments[] = {
+    {"",
+     "  constexpr int LANES = 32;\n"
+     "  constexpr int KEY_PART = D / LANES;\n"
+     "  const int lane = int(thread_index_in_simdgroup);\n"
+     "  const int group = int(simdgroup_index_in_threadgroup);\n"
+     "  const int head_count = inverse_norms_shape[1];\n"
+     "  const int row_count = inverse_norms_shape[2];\n"
+     "  const int batch_head = int(threadgroup_position_in_grid.x);\n"
+     "  const int batch = batch_head / head_count;\n"
+     "  const int head = batch_head % head_count;\n"
+     "  const int64_t norms_start = batch * inverse_norms_strides[0] + head * inverse_norms_strides[1];\n"
+     "  const int64_t copy_start = int64_t(batch_head) * row_count;\n"
+     "  const int slot = int(slots[batch * slots_strides[0] + head * slots_strides[1]]);\n"
+     "  for (int row = group * LANES + lane; row < row_count; row += NS * LANES) {\n"
+     "    if (row != slot) {\n"
+     "      const float norm = inverse_norms[norms_start + row * inverse_norms_strides[2]];\n"
+     "      new_inverse_norms[copy_start + row] = norm;\n"
+     "    }\n"
+     "  }\n"
+     "  if (group == 0) {\n"
+     "    float old_key[KEY_PART];\n"
+     "    float new_key[KEY_PART];\n"
+     "    h2o_load_quantized<KEY_PART, KB, G>(\n"
+     "        key_words + h2o_offset(key_words_strides, batch, head, slot, 0), key_words_strides[3],\n"
+     "        key_scales + h2o_offset(key_scales_strides, batch, head, slot, 0), key_scales_strides[3],\n"
+     "        key_biases + h2o_offset(key_biases_strides, batch, head, slot, 0), key_biases_strides[3],\n"
+     "        lane * KEY_PART, old_key);\n"
+     "    h2o_load_quantized<KEY_PART, KB, G>(\n"
+     "        new_words + h2o_offset(new_words_strides, batch, head, 0, 0), new_words_strides[3],\n"
+     "        new_scales + h2o_offset(new_scales_strides, batch, head, 0, 0), new_scales_strides[3],\n"
+     "        new_biases + h2o_offset(new_biases_strides, batch, head, 0, 0), new_biases_strides[3],\n"
+     "        lane * KEY_PART, new_key);\n"
+     "    const float squares = metal::simd_sum(h2o_dot<KEY_PART>(new_key, new_key));\n"
+     "    const float new_norm = 1.0f / metal::max(metal::precise::sqrt(squares), H2O_LEAST_NORM);\n"
+     "    const float old_norm = inverse_norms[norms_start + slot * inverse_norms_strides[2]];\n"
+     "    for (int j = 0; j < KEY_PART; j++) {\n"
+     "      const int element = lane * KEY_PART + j;\n"
+     "      const float before = key_sum[batch * key_sum_strides[0] + head * key_sum_strides[1]\n"
+     "                                   + element * key_sum_strides[2]];\n"
+     "      new_key_sum[int64_t(batch_head) * D + element] =\n"
+     "          before + (new_key[j] * new_norm - old_key[j] * old_norm);\n"
+     "    }\n"
+     "    if (lane == 0) {\n"
+     "      new_inverse_norms[copy_start + slot] = new_norm;\n"
+     "    }\n"
+     "  }\n"},
+};
+
+static const mlx_h2o_kernel_text mlx_h2o_update_statistics_quantized_text = {
+    "update_statistics_quantized",
+    mlx_h2o_update_statistics_quantized_template,
+    sizeof(mlx_h2o_update_statistics_quantized_template) / sizeof(mlx_h2o_update_statistics_quantized_template[0]),
+    mlx_h2o_update_statistics_quantized_inputs,
+    sizeof(mlx_h2o_update_statistics_quantized_inputs) / sizeof(mlx_h2o_update_statistics_quantized_inputs[0]),
+    mlx_h2o_update_statistics_quantized_outputs,
+    sizeof(mlx_h2o_update_statistics_quantized_outputs) / sizeof(mlx_h2o_update_statistics_quantized_outputs[0]),
+    mlx_h2o_update_statistics_quantized_segments,
+    sizeof(mlx_h2o_update_statistics_quantized_segments) / sizeof(mlx_h2o_update_statistics_quantized_segments[0]),
 };
 
 static const char* const mlx_h2o_pack_rows_template[] = {

@@ -86,53 +86,63 @@ def slots_of(request: ReplaceRequest, choose: Callable[[RetentionRequest], mx.ar
 
 def written(request: ReplaceRequest, slots: mx.array) -> tuple[Any, ...]:
     """The same with the new row at ``slots`` [B, H, 1]."""
+    new = new_rows(request)
+    updated: tuple[mx.array, ...] = ()
+    if request.statistics is not None:
+        updated = updated_statistics(request, request.statistics, slots, new[0])
+    return replaced(request, slots, new, (*marked(request, slots), *updated))
+
+
+def new_rows(request: ReplaceRequest) -> tuple[Stored, Stored]:
+    """The new key and value as they are stored."""
+    if not request.is_packed:
+        return request.new_keys, request.new_values
     with placed(request.stream):
-        nan = mx.array(mx.nan)
-        position = mx.array(request.position, mx.int32)
+        size = request.group_size
+        keys = mx.quantize(request.new_keys, group_size=size, bits=request.bits)
+        values = mx.quantize(request.new_values, group_size=size, bits=request.v_bits)
+    return as_packed(keys), as_packed(values)
+
+
+def marked(request: ReplaceRequest, slots: mx.array) -> tuple[mx.array, mx.array]:
+    """Importance and positions with the new row at ``slots``."""
+    with placed(request.stream):
+        nan, position = mx.array(mx.nan), mx.array(request.position, mx.int32)
         importance = mx.put_along_axis(request.importance, slots, nan, axis=2)
-        positions = mx.put_along_axis(request.positions, slots, position, axis=2)
-    return replaced(request, slots, importance, positions)
+        return importance, mx.put_along_axis(request.positions, slots, position, axis=2)
 
 
 def replaced(
-    request: ReplaceRequest, slots: mx.array, importance: mx.array, positions: mx.array
+    request: ReplaceRequest,
+    slots: mx.array,
+    new: tuple[Stored, Stored],
+    others: tuple[mx.array, ...],
 ) -> tuple[Any, ...]:
-    """The same where importance and positions have been written: a scatter of keys and values."""
+    """Keys and values with the new row, as it is stored, at ``slots``, then the ``others``."""
     with placed(request.stream):
-        new_keys: Stored = request.new_keys
-        new_values: Stored = request.new_values
-        if request.is_packed:
-            size = request.group_size
-            new_keys = as_packed(mx.quantize(request.new_keys, group_size=size, bits=request.bits))
-            new_values = as_packed(
-                mx.quantize(request.new_values, group_size=size, bits=request.v_bits)
-            )
-        statistics: tuple[mx.array, ...] = ()
-        if request.statistics is not None:
-            statistics = _updated(request, request.statistics, slots, new_keys)
-        keys = [_scattered(*pair, slots) for pair in _pairs(request.keys, new_keys)]
-        values = [_scattered(*pair, slots) for pair in _pairs(request.values, new_values)]
+        keys = [_scattered(*pair, slots) for pair in _pairs(request.keys, new[0])]
+        values = [_scattered(*pair, slots) for pair in _pairs(request.values, new[1])]
         # Whoever evaluates the keys evaluates these too: else the graph of every step would
         # hang on them.
-        others = [*keys[1:], *values[1:], importance, positions, *statistics]
-        keys[0] = mx.depends(keys[0], others)
-    stored = (tuple(keys), tuple(values)) if request.is_packed else (keys[0], values[0])
-    return *stored, importance, positions, *statistics
+        keys[0] = mx.depends(keys[0], [*keys[1:], *values, *others])
+    return _stored(keys), _stored(values), *others
 
 
-def _updated(
+def updated_statistics(
     request: ReplaceRequest, statistics: Statistics, slots: mx.array, new_keys: Stored
 ) -> Statistics:
     """The statistics with the row at ``slots`` gone and the new key, as it is stored, in it."""
     key_sum, inverse_norms = statistics
     packing = request.bits, request.group_size
-    rows = [_gathered(part, slots) for part in _parts(request.keys)]
-    old = dense_rows(_stored(rows), *packing)
-    new = dense_rows(new_keys, *packing)
-    old_norms = mx.take_along_axis(inverse_norms, slots, axis=2)
-    new_norms = inverse_norms_of(new)
-    change = new * mx.expand_dims(new_norms, -1) - old * mx.expand_dims(old_norms, -1)
-    return key_sum + change[:, :, 0], mx.put_along_axis(inverse_norms, slots, new_norms, axis=2)
+    with placed(request.stream):
+        rows = [_gathered(part, slots) for part in _parts(request.keys)]
+        old = dense_rows(_stored(rows), *packing)
+        new = dense_rows(new_keys, *packing)
+        old_norms = mx.take_along_axis(inverse_norms, slots, axis=2)
+        new_norms = inverse_norms_of(new)
+        change = new * mx.expand_dims(new_norms, -1) - old * mx.expand_dims(old_norms, -1)
+        norms = mx.put_along_axis(inverse_norms, slots, new_norms, axis=2)
+        return key_sum + change[:, :, 0], norms
 
 
 def _parts(rows: Stored) -> tuple[mx.array, ...]:

@@ -9,7 +9,9 @@ import mlx.core as mx
 
 from mlx_h2o import kernels
 from mlx_h2o.cache_requests import AccumulateRequest, ReplaceRequest
-from mlx_h2o.launch import LANES, Launch, TemplateArgument, Triple, params
+from mlx_h2o.composed_cache import Stored
+from mlx_h2o.launch import LANES, WIDEST_HEAD, Launch, TemplateArgument, Triple, params
+from mlx_h2o.replace_requests import Statistics
 from mlx_h2o.validate import RetentionRequest
 
 SIMDGROUPS = 8  # of a threadgroup: few registers, so any GPU runs it
@@ -105,6 +107,45 @@ def replace_row(request: ReplaceRequest, ranks: mx.array | None = None) -> Launc
             ((batch, heads, rows), mx.int32),
         ),
         template=tuple(template),
+    )
+
+
+def refuses_statistics(request: ReplaceRequest) -> str:
+    """Why the kernel cannot update the statistics of these keys; empty if it can."""
+    size = request.new_keys.shape[3]
+    if size % LANES or size > WIDEST_HEAD:
+        return f"the kernel takes multiples of {LANES} up to {WIDEST_HEAD}, found D = {size}"
+    return ""
+
+
+def update_statistics(
+    request: ReplaceRequest, statistics: Statistics, slots: mx.array, new_keys: Stored
+) -> Launch:
+    """One threadgroup per head; ``new_keys`` as they are stored, packed or not."""
+    key_sum, inverse_norms = statistics
+    batch, heads, _ = inverse_norms.shape
+    threads = SIMDGROUPS * LANES
+    given = {"slots": slots, "key_sum": key_sum, "inverse_norms": inverse_norms}
+    template: list[TemplateArgument] = [
+        ("T", request.new_keys.dtype),
+        ("D", request.new_keys.shape[3]),
+    ]
+    name = "update_statistics"
+    if isinstance(request.keys, tuple) and isinstance(new_keys, tuple):
+        name += "_quantized"
+        for side, packed in (("key", request.keys), ("new", new_keys)):
+            parts = zip(("words", "scales", "biases"), packed, strict=True)
+            given |= {f"{side}_{part}": array for part, array in parts}
+        template += [("KB", request.bits), ("G", request.group_size)]
+    elif isinstance(request.keys, mx.array) and isinstance(new_keys, mx.array):
+        given |= {"stored_keys": request.keys, "new_keys": new_keys}
+    return _launch(
+        name,
+        given,
+        grid=(batch * heads * threads, 1, 1),
+        threadgroup=(threads, 1, 1),
+        outputs=((key_sum.shape, mx.float32), (inverse_norms.shape, mx.float32)),
+        template=(*template, ("NS", SIMDGROUPS)),
     )
 
 

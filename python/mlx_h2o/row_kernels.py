@@ -3,7 +3,7 @@
 A back end makes one ``RowKernels`` of its way to run a launch, and names its functions as its own.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -11,9 +11,11 @@ import mlx.core as mx
 from mlx_h2o import composed, composed_cache, launch_prefill, launch_rows, prefill
 from mlx_h2o import quantize_append as append
 from mlx_h2o.cache_requests import AccumulateRequest, PrefillRequest, ReplaceRequest
+from mlx_h2o.composed_cache import Stored
 from mlx_h2o.launch import Execute, Launch
 from mlx_h2o.placement import placed
 from mlx_h2o.quantize_append import QuantizeAppendRequest, Quantized
+from mlx_h2o.replace_requests import Statistics
 from mlx_h2o.validate import RetentionRequest, StreamLike, runs_on_gpu
 
 
@@ -50,17 +52,48 @@ class RowKernels:
         return self._launched(launch_rows.keep_rows(request), request.stream)[0]
 
     def replace_worst(self, request: ReplaceRequest) -> tuple[Any, ...]:
-        """The row chosen, its score and position written by one kernel, K and V by a scatter each.
+        """One kernel chooses the row and writes its score and position, one packs the new row,
+        one updates the statistics; a scatter writes each stored array of K and V.
 
         Kernels cannot write into their inputs; MLX's scatter does where nothing else holds them.
         """
-        if request.worst is not None or not self._serves(request.stream):
+        if not self._serves(request.stream):
             return composed_cache.replace_worst(request)
+        if request.worst is None:
+            slots, *others = self._chosen(request)
+        else:
+            slots = composed_cache.slots_of(request, self.evict_indices)
+            others = [*composed_cache.marked(request, slots)]
+        new = self._new_rows(request)
+        if request.statistics is not None:
+            others += self._updated_statistics(request, request.statistics, slots, new[0])
+        return composed_cache.replaced(request, slots, new, tuple(others))
+
+    def _chosen(self, request: ReplaceRequest) -> list[mx.array]:
         with placed(request.stream):
             ranks = composed_cache.ranks_of(request) if request.ranks == "key_diversity" else None
-        replacing = launch_rows.replace_row(request, ranks)
-        slots, importance, positions = self._launched(replacing, request.stream)
-        return composed_cache.replaced(request, slots, importance, positions)
+        return self._launched(launch_rows.replace_row(request, ranks), request.stream)
+
+    def _new_rows(self, request: ReplaceRequest) -> tuple[Stored, Stored]:
+        if not request.is_packed:
+            return request.new_keys, request.new_values
+        return self.pack_rows(
+            request.new_keys,
+            request.new_values,
+            bits=request.bits,
+            v_bits=request.v_bits,
+            group_size=request.group_size,
+            stream=request.stream,
+        )
+
+    def _updated_statistics(
+        self, request: ReplaceRequest, statistics: Statistics, slots: mx.array, new_keys: Stored
+    ) -> Sequence[mx.array]:
+        """In one kernel; of other head sizes, composed."""
+        if launch_rows.refuses_statistics(request):
+            return composed_cache.updated_statistics(request, statistics, slots, new_keys)
+        updating = launch_rows.update_statistics(request, statistics, slots, new_keys)
+        return self._launched(updating, request.stream)
 
     def pack_rows(
         self,

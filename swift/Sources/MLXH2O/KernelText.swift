@@ -31,6 +31,7 @@ struct KernelText: Sendable {
     #define H2O_NEGATIVE_INFINITY (-metal::numeric_limits<float>::infinity())
     #define H2O_NAN (metal::numeric_limits<float>::quiet_NaN())
     #define H2O_LOWEST (-metal::numeric_limits<float>::max())
+    #define H2O_LEAST_NORM 1e-12f
     template <typename S>
     inline int64_t h2o_offset(S strides, int batch, int head, int row, int element) {
       return batch * strides[0] + head * strides[1] + row * strides[2] + element * strides[3];
@@ -1303,7 +1304,8 @@ struct KernelText: Sendable {
       Segment(
         condition: "bool_mask",
         text: #"""
-                  visible = visible && mask[h2o_offset(mask_strides, batch, head, query_index, first_key + k)];
+                  visible =
+                      visible && mask[h2o_offset(mask_strides, batch, head, query_index, first_key + k)];
 
           """#),
       Segment(
@@ -1435,7 +1437,8 @@ struct KernelText: Sendable {
       Segment(
         condition: "bool_mask",
         text: #"""
-                  visible = visible && mask[h2o_offset(mask_strides, batch, head, query_index, first_key + k)];
+                  visible =
+                      visible && mask[h2o_offset(mask_strides, batch, head, query_index, first_key + k)];
 
           """#),
       Segment(
@@ -2051,6 +2054,142 @@ struct KernelText: Sendable {
                   counts[group] = found;
                 }
                 metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+              }
+            }
+
+          """#),
+    ])
+
+  static let updateStatistics = KernelText(
+    name: "update_statistics",
+    template: ["T", "D", "NS"],
+    inputs: [
+      Buffer(name: "slots", condition: ""),
+      Buffer(name: "key_sum", condition: ""),
+      Buffer(name: "inverse_norms", condition: ""),
+      Buffer(name: "stored_keys", condition: ""),
+      Buffer(name: "new_keys", condition: ""),
+    ],
+    outputs: [
+      Buffer(name: "new_key_sum", condition: ""),
+      Buffer(name: "new_inverse_norms", condition: ""),
+    ],
+    segments: [
+      Segment(
+        condition: "",
+        text: #"""
+            constexpr int LANES = 32;
+            constexpr int KEY_PART = D / LANES;
+            const int lane = int(thread_index_in_simdgroup);
+            const int group = int(simdgroup_index_in_threadgroup);
+            const int head_count = inverse_norms_shape[1];
+            const int row_count = inverse_norms_shape[2];
+            const int batch_head = int(threadgroup_position_in_grid.x);
+            const int batch = batch_head / head_count;
+            const int head = batch_head % head_count;
+            const int64_t norms_start = batch * inverse_norms_strides[0] + head * inverse_norms_strides[1];
+            const int64_t copy_start = int64_t(batch_head) * row_count;
+            const int slot = int(slots[batch * slots_strides[0] + head * slots_strides[1]]);
+            for (int row = group * LANES + lane; row < row_count; row += NS * LANES) {
+              if (row != slot) {
+                const float norm = inverse_norms[norms_start + row * inverse_norms_strides[2]];
+                new_inverse_norms[copy_start + row] = norm;
+              }
+            }
+            if (group == 0) {
+              float old_key[KEY_PART];
+              float new_key[KEY_PART];
+              h2o_load<KEY_PART>(
+                  stored_keys + h2o_offset(stored_keys_strides, batch, head, slot, lane * KEY_PART),
+                  stored_keys_strides[3],
+                  old_key);
+              h2o_load<KEY_PART>(
+                  new_keys + h2o_offset(new_keys_strides, batch, head, 0, lane * KEY_PART),
+                  new_keys_strides[3],
+                  new_key);
+              const float squares = metal::simd_sum(h2o_dot<KEY_PART>(new_key, new_key));
+              const float new_norm = 1.0f / metal::max(metal::precise::sqrt(squares), H2O_LEAST_NORM);
+              const float old_norm = inverse_norms[norms_start + slot * inverse_norms_strides[2]];
+              for (int j = 0; j < KEY_PART; j++) {
+                const int element = lane * KEY_PART + j;
+                const float before = key_sum[batch * key_sum_strides[0] + head * key_sum_strides[1]
+                                             + element * key_sum_strides[2]];
+                new_key_sum[int64_t(batch_head) * D + element] =
+                    before + (new_key[j] * new_norm - old_key[j] * old_norm);
+              }
+              if (lane == 0) {
+                new_inverse_norms[copy_start + slot] = new_norm;
+              }
+            }
+
+          """#),
+    ])
+
+  static let updateStatisticsQuantized = KernelText(
+    name: "update_statistics_quantized",
+    template: ["T", "D", "KB", "G", "NS"],
+    inputs: [
+      Buffer(name: "slots", condition: ""),
+      Buffer(name: "key_sum", condition: ""),
+      Buffer(name: "inverse_norms", condition: ""),
+      Buffer(name: "key_words", condition: ""),
+      Buffer(name: "key_scales", condition: ""),
+      Buffer(name: "key_biases", condition: ""),
+      Buffer(name: "new_words", condition: ""),
+      Buffer(name: "new_scales", condition: ""),
+      Buffer(name: "new_biases", condition: ""),
+    ],
+    outputs: [
+      Buffer(name: "new_key_sum", condition: ""),
+      Buffer(name: "new_inverse_norms", condition: ""),
+    ],
+    segments: [
+      Segment(
+        condition: "",
+        text: #"""
+            constexpr int LANES = 32;
+            constexpr int KEY_PART = D / LANES;
+            const int lane = int(thread_index_in_simdgroup);
+            const int group = int(simdgroup_index_in_threadgroup);
+            const int head_count = inverse_norms_shape[1];
+            const int row_count = inverse_norms_shape[2];
+            const int batch_head = int(threadgroup_position_in_grid.x);
+            const int batch = batch_head / head_count;
+            const int head = batch_head % head_count;
+            const int64_t norms_start = batch * inverse_norms_strides[0] + head * inverse_norms_strides[1];
+            const int64_t copy_start = int64_t(batch_head) * row_count;
+            const int slot = int(slots[batch * slots_strides[0] + head * slots_strides[1]]);
+            for (int row = group * LANES + lane; row < row_count; row += NS * LANES) {
+              if (row != slot) {
+                const float norm = inverse_norms[norms_start + row * inverse_norms_strides[2]];
+                new_inverse_norms[copy_start + row] = norm;
+              }
+            }
+            if (group == 0) {
+              float old_key[KEY_PART];
+              float new_key[KEY_PART];
+              h2o_load_quantized<KEY_PART, KB, G>(
+                  key_words + h2o_offset(key_words_strides, batch, head, slot, 0), key_words_strides[3],
+                  key_scales + h2o_offset(key_scales_strides, batch, head, slot, 0), key_scales_strides[3],
+                  key_biases + h2o_offset(key_biases_strides, batch, head, slot, 0), key_biases_strides[3],
+                  lane * KEY_PART, old_key);
+              h2o_load_quantized<KEY_PART, KB, G>(
+                  new_words + h2o_offset(new_words_strides, batch, head, 0, 0), new_words_strides[3],
+                  new_scales + h2o_offset(new_scales_strides, batch, head, 0, 0), new_scales_strides[3],
+                  new_biases + h2o_offset(new_biases_strides, batch, head, 0, 0), new_biases_strides[3],
+                  lane * KEY_PART, new_key);
+              const float squares = metal::simd_sum(h2o_dot<KEY_PART>(new_key, new_key));
+              const float new_norm = 1.0f / metal::max(metal::precise::sqrt(squares), H2O_LEAST_NORM);
+              const float old_norm = inverse_norms[norms_start + slot * inverse_norms_strides[2]];
+              for (int j = 0; j < KEY_PART; j++) {
+                const int element = lane * KEY_PART + j;
+                const float before = key_sum[batch * key_sum_strides[0] + head * key_sum_strides[1]
+                                             + element * key_sum_strides[2]];
+                new_key_sum[int64_t(batch_head) * D + element] =
+                    before + (new_key[j] * new_norm - old_key[j] * old_norm);
+              }
+              if (lane == 0) {
+                new_inverse_norms[copy_start + slot] = new_norm;
               }
             }
 
