@@ -132,25 +132,46 @@ def accumulate_scores(
 def attention_and_accumulate(
     library: Library,
     queries: Handle,
-    keys: Handle,
-    values: Handle,
+    keys: Rows,
+    values: Rows,
     importance: Handle,
     *,
     scale: float,
     decay: float,
     mask: Handle | str | None = None,
     sinks: Handle | None = None,
+    positions: Handle | None = None,
+    sink_size: int = 0,
+    recent_start: int | None = None,
+    bits: int = 8,
+    group_size: int = 64,
+    v_bits: int | None = None,
+    sparse_v_threshold: float = 0.0,
 ) -> dict[str, Handle]:
-    names = ("out", "importance")
-    places = _places(library, names, (True, True))
-    arrays = [handle.value for handle in (queries, keys, values, importance)]
+    """out and importance; with positions ``worst``."""
+    names = ("out", "importance", "worst")
+    places = _places(library, names, (True, True, positions is not None))
+    rows = [vector(library, side) for side in (keys, values)]
     library.check(
         library.c.mlx_h2o_attention_and_accumulate(
-            *_pointers(library, names, places), *arrays, scale, decay, *_mask(library, mask),
-            _value(library, sinks), library.stream.value,
+            *_pointers(library, names, places), queries.value, *(each.value for each in rows),
+            importance.value, scale, decay, *_mask(library, mask), _value(library, sinks),
+            _value(library, positions), sink_size, optional(library, recent_start), bits,
+            group_size, optional(library, v_bits), sparse_v_threshold, library.stream.value,
         )
     )  # fmt: skip
     return places
+
+
+def key_statistics(
+    library: Library, keys: Rows, *, bits: int = 8, group_size: int = 64
+) -> tuple[Handle, Handle]:
+    """key_sum and inverse_norms."""
+    names = ("key_sum", "inverse_norms")
+    places, rows = _places(library, names, (True, True)), vector(library, keys)
+    pointers, stream = _pointers(library, names, places), library.stream.value
+    library.check(library.c.mlx_h2o_key_statistics(*pointers, rows.value, bits, group_size, stream))
+    return places["key_sum"], places["inverse_norms"]
 
 
 def key_diversity(library: Library, keys: Handle) -> Handle:
@@ -172,24 +193,28 @@ def replace_worst(
     sink_size: int = 0,
     recent_start: int | None = None,
     ranks: Handle | str | None = None,
+    worst: Handle | None = None,
+    statistics: tuple[Handle, Handle] | None = None,
     bits: int = 8,
     group_size: int = 64,
     v_bits: int | None = None,
 ) -> dict[str, Any]:
-    """keys and values as tuples of handles; importance and positions."""
+    """keys and values as tuples of handles; importance and positions, and statistics if given."""
     vectors = [
         Handle(library, "mlx_vector_array", library.c.mlx_vector_array_new()) for _ in range(2)
     ]
-    places = _places(library, ("importance", "positions"), (True, True))
+    names = ("importance", "positions", "key_sum", "inverse_norms")
+    places = _places(library, names, (True, True, *[statistics is not None] * 2))
     rows = [vector(library, side) for side in (keys, values)]
+    known = [_value(library, each) for each in (worst, *(statistics or (None, None)))]
     per_row = [handle.value for handle in (importance, positions, new_keys, new_values)]
     by = "array" if isinstance(ranks, Handle) else ranks or ""
     given = _value(library, ranks if isinstance(ranks, Handle) else None)
     library.check(
         library.c.mlx_h2o_replace_worst(
-            *(each.pointer for each in vectors), *(each.pointer for each in places.values()),
+            *(each.pointer for each in vectors), *_pointers(library, names, places),
             *(each.value for each in rows), *per_row, position, sink_size,
-            optional(library, recent_start), by.encode(), given, bits, group_size,
+            optional(library, recent_start), by.encode(), given, *known, bits, group_size,
             optional(library, v_bits), library.stream.value,
         )
     )  # fmt: skip

@@ -20,6 +20,7 @@ from mlx_h2o import (
     composed_cache,
     kernels,
     launch,
+    launch_prefill,
     launch_rows,
     quantize_append,
     validate,
@@ -198,9 +199,43 @@ def test_row_launches_are_those_of_the_python_package(metal: Library) -> None:
     request = cache_requests.accumulate_request(importance, scores, decay=0.9)
     assert recorded(metal) == planned([launch_rows.accumulate_scores(request)])
 
-    metal.select("evict", *handle(metal, (importance, positions)), 1, 4, 200)
-    retention = validate.evict_request(importance, positions, sink_size=4, recent_start=200)
+    rows, zones = handle(metal, (importance, positions)), {"sink_size": 4, "recent_start": 200}
+    metal.select("evict", *rows, 1, **zones)
+    retention = validate.evict_request(importance, positions, **zones)
     assert recorded(metal) == planned([launch_rows.choose_row(retention)])
+
+    kept = metal.select("keep", *rows, 280, **zones)
+    retention = validate.keep_request(importance, positions, keep=280, **zones)
+    assert recorded(metal) == planned([launch_rows.keep_rows(retention)])
+    assert metal.numpy(kept).shape == (2, 3, 280)
+
+
+@pytest.mark.parametrize("kind", ["ema", "mass"])
+@pytest.mark.parametrize("mask", MASKS)
+def test_prefill_launches_are_those_of_the_python_package(
+    metal: Library, kind: str, mask: str
+) -> None:
+    length = 150 if mask in ("none", "causal") else 3
+    for index, dtype in enumerate(DTYPES):
+        q, k = mx.zeros((2, 4, length, 64), dtype), mx.zeros((2, 2, 170, 64), dtype)
+        given, sinks = MASKS[mask](170), mx.zeros((4,)) if index else None
+        before = mx.zeros((2, 2, 170)) if index == 1 and kind == "ema" else None
+        counted = 128 if index else 2
+        found = c_api_operations.prefill_scores(
+            metal, *handle(metal, (q, k)), scale=0.5, mask=handle(metal, given),
+            sinks=handle(metal, sinks), kind=kind, importance=handle(metal, before), decay=0.9,
+            counted=counted,
+        )  # fmt: skip
+        assert metal.numpy(found).shape == (2, 2, 170)
+        # Only the queries that count are handed to the kernels.
+        last = counted if kind == "ema" else length
+        some = given[:, :, -last:] if isinstance(given, mx.array) and given.ndim == 4 else given
+        some = given[-last:] if isinstance(given, mx.array) and given.ndim == 2 else some
+        attention = validate.attention_request(
+            q[:, :, -last:], k, k, scale=0.5, mask=some, sinks=sinks
+        )
+        request = cache_requests.PrefillRequest(attention, kind, before, 0.9)
+        assert recorded(metal) == planned(launch_prefill.plan(request).passes)
 
 
 @pytest.mark.parametrize("ranks", [None, "age", "key_diversity", "array"])

@@ -88,6 +88,7 @@ def test_every_operation_has_a_parity_case(library: Library, monkeypatch) -> Non
         "mlx_h2o_keep_indices",
         "mlx_h2o_evict_indices",
         "mlx_h2o_key_diversity",
+        "mlx_h2o_key_statistics",
         "mlx_h2o_attention_and_accumulate",
     }
     assert declared - called == elsewhere
@@ -188,9 +189,10 @@ def test_a_result_may_take_the_place_of_its_input(library: Library) -> None:
         for position in range(64, 90):
             row = library.array(normal(position, 1, 2, 1, 32))
             status = library.c.mlx_h2o_replace_worst(
-                keys.pointer, values.pointer, importance.pointer, positions.pointer, keys.value,
+                keys.pointer, values.pointer, importance.pointer, positions.pointer,
+                library.ffi.NULL, library.ffi.NULL, keys.value,
                 values.value, importance.value, positions.value, row.value, row.value, position, 0,
-                operations.optional(library, None), b"age", library.nothing, 8, 64,
+                operations.optional(library, None), b"age", *[library.nothing] * 4, 8, 64,
                 operations.optional(library, None), library.stream.value,
             )  # fmt: skip
             library.check(status)
@@ -202,3 +204,77 @@ def test_a_result_may_take_the_place_of_its_input(library: Library) -> None:
         assert len(addresses) == 1
         kept = sorted(library.numpy(positions)[0, 0].tolist())
         assert kept == list(range(26, 90))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_next_row_and_the_statistics_are_those_of_the_python_package(
+    library: Library, backend: str, packed: bool
+) -> None:
+    """A step of a full cache: attend, name the next row, overwrite it, keep the statistics."""
+    q = mx.array(normal(0, 1, 4, 1, 64))
+    rows: list[Any] = [mx.array(normal(i, 1, 2, 30, 64)) for i in (1, 2)]
+    if packed:
+        rows = [tuple(mx.quantize(side, bits=8, group_size=32)) for side in rows]
+    new = [mx.array(normal(i, 1, 2, 1, 64)) for i in (3, 4)]
+    importance = mx.array(np.abs(normal(5, 1, 2, 30)))
+    positions = mx.array(np.stack([np.random.default_rng(i).permutation(30) for i in (6, 7)])[None])
+    positions = positions.astype(mx.int32)
+    bits = {"bits": 8, "group_size": 32}
+    zones = {"sink_size": 2, "recent_start": 26}
+    averaged = {"scale": 0.125, "decay": 0.9, "positions": positions} | zones | bits
+    with use_backend("composed"):
+        _, c, worst = fast.attention_and_accumulate(q, *rows, importance, **averaged)
+        statistics = fast.key_statistics(rows[0], **bits)
+        expected = fast.replace_worst(
+            *rows, c, positions, *new, position=30, worst=worst, statistics=statistics,
+            **zones, **bits,
+        )  # fmt: skip
+    with named(library, backend):
+        h_rows, h_new = ([handles(library, each) for each in side] for side in (rows, new))
+        h_q, h_i, h_p = (library.array(each) for each in (q, importance, positions))
+        averaged["positions"] = h_p
+        refusal = "it has no quantised attention" if backend == "native" and packed else ""
+        try:
+            found = operations.attention_and_accumulate(library, h_q, *h_rows, h_i, **averaged)
+        except CError as error:
+            if refusal and refusal in str(error):
+                return
+            raise
+        assert np.array_equal(library.numpy(found["worst"]), np.array(worst))
+        sums = operations.key_statistics(library, h_rows[0], **bits)
+        replaced = operations.replace_worst(
+            library, *h_rows, found["importance"], h_p, *h_new, position=30,
+            worst=found["worst"], statistics=sums, **zones, **bits,
+        )  # fmt: skip
+        sides = [rows_of if packed else (rows_of,) for rows_of in expected[:2]]
+        names = ("importance", "positions", "key_sum", "inverse_norms")
+        pairs = [
+            *((replaced["keys"], sides[0]), (replaced["values"], sides[1])),
+            ([replaced[name] for name in names], expected[2:]),
+        ]
+        for made, wanted in pairs:
+            for one, other in zip(made, wanted, strict=True):
+                assert np.allclose(
+                    library.numpy(one), np.array(other), rtol=1e-5, atol=1e-5, equal_nan=True
+                )
+
+
+def handles(library: Library, rows: Any) -> Any:
+    if isinstance(rows, tuple):
+        return tuple(library.array(part) for part in rows)
+    return library.array(rows)
+
+
+def test_threads_are_set_for_the_process(library: Library) -> None:
+    found = library.ffi.new("int*")
+    library.check(library.c.mlx_h2o_set_threads(3))
+    library.check(library.c.mlx_h2o_threads(found))
+    assert found[0] == 3
+    library.check(library.c.mlx_h2o_set_threads(0))
+    library.check(library.c.mlx_h2o_threads(found))
+    assert found[0] >= 1
+    with pytest.raises(CError, match=r"^\[set_threads\] .* 257"):
+        library.check(library.c.mlx_h2o_set_threads(257))
+    with pytest.raises(CError, match=r"^\[threads\] res is NULL"):
+        library.check(library.c.mlx_h2o_threads(library.ffi.NULL))

@@ -55,9 +55,10 @@ inline Array item(mlx_vector_array vector, size_t index) {
 }
 
 // `array`, such that evaluating it evaluates the others too.
-inline Array tied(mlx_array array, std::initializer_list<mlx_array> others) {
+inline Array tied(mlx_array array, const std::vector<mlx_array>& others) {
+  const ArrayVector dependencies(mlx_vector_array_new_data(others.data(), others.size()));
   ArrayVector result(mlx_vector_array_new());
-  check(mlx_depends(result.out(), vector_of({array}), vector_of(others)));
+  check(mlx_depends(result.out(), vector_of({array}), dependencies));
   return item(result, 0);
 }
 

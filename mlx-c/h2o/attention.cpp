@@ -7,16 +7,6 @@
 
 using namespace mlx_h2o_c;
 
-namespace {
-
-void set_where_wanted(mlx_array* place, const Array& array) {
-  if (place != nullptr) {
-    check(mlx_array_set(place, array));
-  }
-}
-
-}  // namespace
-
 extern "C" {
 
 int mlx_h2o_scaled_dot_product_attention_with_scores(mlx_array* out, mlx_array* scores,

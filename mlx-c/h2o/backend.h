@@ -19,8 +19,11 @@ struct Backend {
   Array (*keep_indices)(const RetentionRequest&) = nullptr;
   Array (*evict_indices)(const RetentionRequest&) = nullptr;
   Array (*accumulate_scores)(const AccumulateRequest&) = nullptr;
+  // Whether the next function takes the request; else it is composed of others.
+  bool (*fuses)(const AttentionAccumulateRequest&) = nullptr;
   AttentionAccumulated (*attention_and_accumulate)(const AttentionAccumulateRequest&) = nullptr;
   Array (*key_diversity)(const KeyDiversityRequest&) = nullptr;
+  KeyStatistics (*key_statistics)(const KeyStatisticsRequest&) = nullptr;
   Replaced (*replace_worst)(const ReplaceRequest&) = nullptr;
   Appended (*quantize_append)(const AppendRequest&) = nullptr;
   Array (*prefill_scores)(const PrefillRequest&) = nullptr;
@@ -37,6 +40,10 @@ const Backend& backend_named(const std::string& name, const char* what = "unknow
 
 // For the calls of this thread; empty: automatic.
 void set_backend(const std::string& name);
+
+// Of the native back end; both throw where this build has none.
+int threads();
+void set_threads(int count);
 
 // Throws where a back end was named and cannot serve the request.
 const Backend& backend_for_attention(const AttentionRequest& request);

@@ -30,9 +30,10 @@ Array key_diversity(const KeyDiversityRequest& request);
 // What rows are ranked by, float32 [B, H, N].
 Array ranks(const ReplaceRequest& request);
 Replaced replace_worst(const ReplaceRequest& request);
-// The choice of the row that is replaced, of these ranks.
-RetentionRequest retention_of(const ReplaceRequest& request, mlx_array ranks);
-// The new row in the slots [B, H, 1]; importance and positions where they are written already.
+// The slots of the rows that go, uint32 [B, H, 1]: those that are known, or chosen.
+Array slots_of(const ReplaceRequest& request, Array (*choose)(const RetentionRequest&));
+KeyStatistics key_statistics(const KeyStatisticsRequest& request);
+// The new row in the slots; importance and positions where they are written already.
 Replaced replaced(const ReplaceRequest& request, mlx_array slots);
 Replaced replaced(const ReplaceRequest& request, mlx_array slots, Array importance,
                   Array positions);

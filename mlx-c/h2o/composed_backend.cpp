@@ -20,7 +20,9 @@ const Backend composed_backend = {
     composed::evict_indices,
     composed::accumulate_scores,
     nullptr,  // attention, then the best moving average
+    nullptr,
     composed::key_diversity,
+    composed::key_statistics,
     composed::replace_worst,
     composed::quantize_append,
     composed::prefill_scores,

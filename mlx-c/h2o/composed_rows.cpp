@@ -35,6 +35,43 @@ std::vector<Array> put_all(const Rows& stored, const std::vector<Array>& rows, m
   return result;
 }
 
+// 1 / |key|, float32 [B, H, N], of keys in float32.
+Array inverse_norms(mlx_array keys, mlx_stream s) {
+  const Array squares = call(mlx_sum_axis, call(mlx_square, keys, s), -1, false, s);
+  const Array norms = call(mlx_maximum, call(mlx_sqrt, squares, s), number(least_norm), s);
+  return call(mlx_divide, number(1), norms, s);
+}
+
+Rows with_parts(const Rows& like, std::vector<Array> parts) {
+  return {std::move(parts), like.bits, like.group_size, 1, like.size};
+}
+
+// The statistics with the row in the slots gone and the new key, as it is stored, in it.
+void updated(const ReplaceRequest& r, mlx_array slots, const std::vector<Array>& key,
+             Replaced& result) {
+  const mlx_stream s = r.stream;
+  std::vector<Array> gone, fresh(key.size());
+  for (size_t i = 0; i < key.size(); ++i) {
+    const mlx_array stored = r.keys.parts[i];
+    const int width = mlx_array_dim(stored, 3);
+    const std::vector<int> shape = {mlx_array_dim(slots, 0), mlx_array_dim(slots, 1), 1, width};
+    const Array at = broadcast(call(mlx_expand_dims, slots, -1, s), shape, s);
+    gone.push_back(call(mlx_take_along_axis, stored, at, 2, s));
+    check(mlx_array_set(fresh[i].out(), key[i]));
+  }
+  const Array old_key = dense(with_parts(r.keys, std::move(gone)), s);
+  const Array new_key = dense(with_parts(r.keys, std::move(fresh)), s);
+  const Array old_norms = call(mlx_take_along_axis, r.inverse_norms, slots, 2, s);
+  const Array new_norms = inverse_norms(new_key, s);
+  const auto scaled = [s](mlx_array rows, mlx_array norms) {
+    return call(mlx_multiply, rows, call(mlx_expand_dims, norms, -1, s), s);
+  };
+  const Array change =
+      call(mlx_subtract, scaled(new_key, new_norms), scaled(old_key, old_norms), s);
+  result.key_sum = call(mlx_add, r.key_sum, call(mlx_squeeze_axis, change, 2, s), s);
+  result.inverse_norms = call(mlx_put_along_axis, r.inverse_norms, slots, new_norms, 2, s);
+}
+
 // A row as the stored ones are.
 std::vector<Array> as_stored(const Rows& stored, mlx_array row, mlx_stream s) {
   if (stored.packed()) {
@@ -73,23 +110,20 @@ Array ranks(const ReplaceRequest& r) {
   }
 }
 
-RetentionRequest retention_of(const ReplaceRequest& r, mlx_array ranks) {
-  return {ranks,
-          r.positions,
-          mlx_array_dim(ranks, 0),
-          mlx_array_dim(ranks, 1),
-          mlx_array_dim(ranks, 2),
-          1,
-          r.sink_size,
-          r.recent_start,
-          r.stream,
-          r.on_gpu};
+Array slots_of(const ReplaceRequest& r, Array (*choose)(const RetentionRequest&)) {
+  const mlx_stream s = r.stream;
+  const int rows = mlx_array_dim(r.positions, 2);
+  if (r.worst.ctx != nullptr) {
+    // A slot beyond the end is the last: nothing writes out of bounds.
+    const Array last = scalar(static_cast<uint32_t>(rows - 1), MLX_UINT32);
+    return call(mlx_expand_dims, call(mlx_minimum, r.worst, last, s), -1, s);
+  }
+  const Array by = ranks(r);
+  return choose({by, r.positions, mlx_array_dim(by, 0), mlx_array_dim(by, 1), rows, 1, r.sink_size,
+                 r.recent_start, s, r.on_gpu});
 }
 
-Replaced replace_worst(const ReplaceRequest& r) {
-  const Array by = ranks(r);
-  return replaced(r, evict_indices(retention_of(r, by)));
-}
+Replaced replace_worst(const ReplaceRequest& r) { return replaced(r, slots_of(r, evict_indices)); }
 
 Replaced replaced(const ReplaceRequest& r, mlx_array slots) {
   const mlx_stream s = r.stream;
@@ -99,15 +133,32 @@ Replaced replaced(const ReplaceRequest& r, mlx_array slots) {
 
 Replaced replaced(const ReplaceRequest& r, mlx_array slots, Array importance, Array positions) {
   const mlx_stream s = r.stream;
+  const std::vector<Array> key = as_stored(r.keys, r.new_keys, s);
   Replaced result;
-  result.keys = put_all(r.keys, as_stored(r.keys, r.new_keys, s), slots, s);
+  std::vector<mlx_array> others = {importance, positions};
+  if (r.key_sum.ctx != nullptr) {
+    updated(r, slots, key, result);
+    others.insert(others.end(), {result.key_sum, result.inverse_norms});
+  }
+  result.keys = put_all(r.keys, key, slots, s);
   result.values = put_all(r.values, as_stored(r.values, r.new_values, s), slots, s);
+  for (size_t i = 1; i < result.keys.size(); ++i) {
+    others.insert(others.end(), {result.keys[i], result.values[i]});
+  }
   // Whoever evaluates the keys evaluates these too: else the graph of every step would hang on
   // them.
-  result.keys[0] = tied(result.keys[0], {importance, positions});
+  result.keys[0] = tied(result.keys[0], others);
   result.importance = std::move(importance);
   result.positions = std::move(positions);
   return result;
+}
+
+KeyStatistics key_statistics(const KeyStatisticsRequest& r) {
+  const mlx_stream s = r.stream;
+  const Array keys = dense(r.keys, s);
+  Array norms = inverse_norms(keys, s);
+  const Array directions = call(mlx_multiply, keys, call(mlx_expand_dims, norms, -1, s), s);
+  return {call(mlx_sum_axis, directions, 2, false, s), std::move(norms)};
 }
 
 std::vector<Array> quantized(mlx_array rows, int bits, int group_size, mlx_stream s) {

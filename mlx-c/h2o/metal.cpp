@@ -1,6 +1,7 @@
 // The Metal kernels of attention. Compiled everywhere, run where MLX has a Metal device.
 #include "backend.h"
 #include "metal_kernel.h"
+#include "metal_prefill.h"
 #include "metal_rows.h"
 
 namespace mlx_h2o_c {
@@ -10,11 +11,12 @@ namespace {
 using metal::Flags;
 using metal::lanes;
 using metal::Names;
+using metal::number;
 using metal::Size;
-using metal::TemplateArgument;
+using metal::type;
+using metal::widest_head;
 
 constexpr int longest_query = 8;
-constexpr int widest_head = 576;
 
 // From here on the keys are split into blocks.
 constexpr int two_pass_keys = 1024;
@@ -72,23 +74,6 @@ int preferred_blocks(int key_count, int simdgroups) {
   return blocks;
 }
 
-Flags flags_of(const AttentionRequest& r) {
-  Flags flags;
-  const std::pair<const char*, bool> known[] = {{"bool_mask", r.has_bool_mask()},
-                                                {"additive_mask", r.has_additive_mask()},
-                                                {"sinks", r.sinks.ctx != nullptr},
-                                                {"scores", true},
-                                                {"lse", r.return_lse},
-                                                {"sparse_v", r.sparse_v_threshold > 0},
-                                                {"probes", r.probes.ctx != nullptr}};
-  for (const auto& [flag, on] : known) {
-    if (on) {
-      flags.insert(flag);
-    }
-  }
-  return flags;
-}
-
 Names names_of(const AttentionRequest& r, mlx_array params, int simdgroups, int blocks) {
   Names names;
   names.buffers = {{"queries", r.queries},
@@ -96,15 +81,11 @@ Names names_of(const AttentionRequest& r, mlx_array params, int simdgroups, int 
                    {"sinks", r.sinks},
                    {"probes", r.probes},
                    {"params", params}};
-  const auto number = [](int value) { return TemplateArgument{TemplateArgument::number, value}; };
-  const auto type = [](mlx_array of) {
-    return TemplateArgument{TemplateArgument::type, mlx_array_dtype(of)};
-  };
   names.arguments = {{"T", type(r.queries)},
                      {"D", number(r.head_size)},
                      {"V", number(r.value_size)},
                      {"NS", number(simdgroups)},
-                     {"CAUSAL", {TemplateArgument::boolean, r.causal}}};
+                     {"CAUSAL", metal::boolean(r.causal)}};
   if (r.keys.packed()) {
     for (const auto& [name, rows] : {std::pair("key", &r.keys), std::pair("value", &r.values)}) {
       names.buffers[std::string(name) + "_words"] = rows->parts[0];
@@ -132,7 +113,7 @@ Names names_of(const AttentionRequest& r, mlx_array params, int simdgroups, int 
 
 // One threadgroup serves one query row, or a block of its keys.
 AttentionResult attention(const AttentionRequest& r) {
-  const Flags flags = flags_of(r);
+  const Flags flags = metal::flags_of(r);
   std::vector<float> scalars = {r.scale, r.mask_threshold};
   if (r.sparse_v_threshold > 0) {
     scalars.push_back(r.sparse_v_threshold);
@@ -173,14 +154,16 @@ const Backend metal_backend = {
     unavailable_reason,
     refuses,
     attention,
-    nullptr,
+    metal::keep_indices,
     metal::evict_indices,
     metal::accumulate_scores,
     nullptr,
     nullptr,
+    nullptr,
+    nullptr,
     metal::replace_worst,
     metal::quantize_append,
-    nullptr,
+    metal::prefill_scores,
 };
 
 }  // namespace mlx_h2o_c

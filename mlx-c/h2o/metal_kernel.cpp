@@ -158,6 +158,23 @@ std::map<std::string, Array> launch(const mlx_h2o_kernel_text& text, const Flags
   return made;
 }
 
+Flags flags_of(const AttentionRequest& r) {
+  Flags flags;
+  const std::pair<const char*, bool> known[] = {{"bool_mask", r.has_bool_mask()},
+                                                {"additive_mask", r.has_additive_mask()},
+                                                {"sinks", r.sinks.ctx != nullptr},
+                                                {"scores", true},
+                                                {"lse", r.return_lse},
+                                                {"sparse_v", r.sparse_v_threshold > 0},
+                                                {"probes", r.probes.ctx != nullptr}};
+  for (const auto& [flag, on] : known) {
+    if (on) {
+      flags.insert(flag);
+    }
+  }
+  return flags;
+}
+
 Array floats(const std::vector<float>& values) {
   const int count = static_cast<int>(values.size());
   return Array(mlx_array_new_data(values.data(), &count, 1, MLX_FLOAT32));

@@ -14,8 +14,6 @@ constexpr int simdgroups = 8;  // of a threadgroup: few registers, so any GPU ru
 constexpr int threads = simdgroups * lanes;
 constexpr int never = INT_MAX;  // a position that no row has
 
-TemplateArgument type(mlx_array array) { return {TemplateArgument::type, mlx_array_dtype(array)}; }
-
 Array integers(const std::vector<int32_t>& values) {
   const int count = static_cast<int>(values.size());
   return Array(mlx_array_new_data(values.data(), &count, 1, MLX_INT32));
@@ -33,7 +31,7 @@ Array accumulate_scores(const AccumulateRequest& r) {
   const Array params = floats({static_cast<float>(r.decay), static_cast<float>(1 - r.decay)});
   Names names;
   names.buffers = {{"importance", r.importance}, {"scores", r.scores}, {"params", params}};
-  names.arguments = {{"NS", {TemplateArgument::number, simdgroups}}};
+  names.arguments = {{"NS", number(simdgroups)}};
   names.outputs = {{"accumulated", {{batch, heads, rows}, MLX_FLOAT32}}};
   const int width = (rows + threads - 1) / threads * threads;
   return std::move(launch(mlx_h2o_accumulate_scores_text, {}, names, {width, batch * heads, 1},
@@ -48,15 +46,29 @@ Array evict_indices(const RetentionRequest& r) {
   const Array zones = integers({r.sink_size, r.recent_start.value_or(never)});
   Names names;
   names.buffers = {{"scores", r.scores}, {"positions", r.positions}, {"zones", zones}};
-  names.arguments = {{"NS", {TemplateArgument::number, simdgroups}}};
+  names.arguments = {{"NS", number(simdgroups)}};
   names.outputs = {{"worst", {{r.batch, r.heads, 1}, MLX_UINT32}}};
   return std::move(launch(mlx_h2o_choose_row_text, {}, names, {r.batch * r.heads * threads, 1, 1},
                           {threads, 1, 1}, r.stream)["worst"]);
 }
 
+// One threadgroup per head; fewer rows are dropped than there are.
+Array keep_indices(const RetentionRequest& r) {
+  if (r.count == 0 || !r.on_gpu) {
+    return composed::keep_indices(r);
+  }
+  const Array zones = integers({r.sink_size, r.recent_start.value_or(never), r.count});
+  Names names;
+  names.buffers = {{"scores", r.scores}, {"positions", r.positions}, {"zones", zones}};
+  names.arguments = {{"NS", number(simdgroups)}};
+  names.outputs = {{"kept", {{r.batch, r.heads, r.rows - r.count}, MLX_UINT32}}};
+  return std::move(launch(mlx_h2o_keep_rows_text, {}, names, {r.batch * r.heads * threads, 1, 1},
+                          {threads, 1, 1}, r.stream)["kept"]);
+}
+
 // The row chosen, its score and position written by one launch; then K and V are scattered.
 Replaced replace_worst(const ReplaceRequest& r) {
-  if (!r.on_gpu) {
+  if (r.worst.ctx != nullptr || !r.on_gpu) {
     return composed::replace_worst(r);
   }
   const Array zones = integers({r.sink_size, r.recent_start.value_or(never), r.position});
@@ -71,8 +83,7 @@ Replaced replace_worst(const ReplaceRequest& r) {
                    {"importance", r.importance},
                    {"positions", r.positions},
                    {"zones", zones}};
-  names.arguments = {{"NS", {TemplateArgument::number, simdgroups}},
-                     {"AGE", {TemplateArgument::boolean, r.ranked_by == RankedBy::age}}};
+  names.arguments = {{"NS", number(simdgroups)}, {"AGE", boolean(r.ranked_by == RankedBy::age)}};
   names.outputs = {{"worst", {{batch, heads, 1}, MLX_UINT32}},
                    {"new_importance", {rows, MLX_FLOAT32}},
                    {"new_positions", {rows, MLX_INT32}}};
@@ -92,9 +103,9 @@ Appended quantize_append(const AppendRequest& r) {
   names.buffers = {{"new_keys", r.new_keys}, {"new_values", r.new_values}};
   names.arguments = {{"T", type(r.new_keys)},
                      {"S", type(r.new_values)},
-                     {"KB", {TemplateArgument::number, r.keys.bits}},
-                     {"VB", {TemplateArgument::number, r.values.bits}},
-                     {"G", {TemplateArgument::number, r.keys.group_size}}};
+                     {"KB", number(r.keys.bits)},
+                     {"VB", number(r.values.bits)},
+                     {"G", number(r.keys.group_size)}};
   size_t groups = 0;
   const struct {
     const char* name;

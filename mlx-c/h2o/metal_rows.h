@@ -6,6 +6,7 @@
 namespace mlx_h2o_c::metal {
 
 Array accumulate_scores(const AccumulateRequest& request);
+Array keep_indices(const RetentionRequest& request);
 Array evict_indices(const RetentionRequest& request);
 Replaced replace_worst(const ReplaceRequest& request);
 Appended quantize_append(const AppendRequest& request);

@@ -1,10 +1,12 @@
 // The CPU kernels of core/. The one file that looks into a handle, so it is built only where the
 // mlx-c of this repository is (MLX_H2O_NATIVE).
 #include "backend.h"
+#include "checks.h"
 
 #ifdef MLX_H2O_NATIVE
 #include <mlx_h2o/ops.h>
 #include <mlx_h2o/simd.h>
+#include <mlx_h2o/threads.h>
 #include <stdexcept>
 
 #include <mlx/mlx.h>
@@ -49,8 +51,9 @@ std::vector<Array> wrap(const std::vector<mx::array>& arrays, size_t first, size
 std::string unavailable_reason() {
   try {
     mlx_h2o::simd_target();
+    mlx_h2o::threads();
     return "";
-  } catch (const std::invalid_argument& error) {  // MLX_H2O_SIMD
+  } catch (const std::invalid_argument& error) {  // MLX_H2O_SIMD, MLX_H2O_THREADS
     return error.what();
   }
 }
@@ -78,12 +81,16 @@ AttentionResult attention(const AttentionRequest& r) {
   return result;
 }
 
+bool fuses(const AttentionAccumulateRequest& request) {
+  return !request.attention.keys.packed() && request.positions.ctx == nullptr;
+}
+
 AttentionAccumulated attention_and_accumulate(const AttentionAccumulateRequest& request) {
   const AttentionRequest& r = request.attention;
   std::vector<mx::array> outputs = mlx_h2o::attention_and_accumulate(
       get(r.queries), get(r.keys.parts[0]), get(r.values.parts[0]), get(request.importance),
       r.scale, request.decay, r.causal, optional(r.mask), optional(r.sinks), get(r.stream));
-  return {wrap(outputs.at(0)), wrap(outputs.at(1))};
+  return {wrap(outputs.at(0)), wrap(outputs.at(1)), {}};
 }
 
 Array keep_indices(const RetentionRequest& request) {
@@ -120,16 +127,15 @@ mlx_h2o::RankedBy ranked_by(RankedBy by) {
 }
 
 Replaced replace_worst(const ReplaceRequest& r) {
-  if (r.keys.packed() || r.values.packed()) {
-    const Array ranks = composed::ranks(r);
-    const Array slots = evict_indices(composed::retention_of(r, ranks));
-    return composed::replaced(r, slots);
+  if (r.keys.packed() || r.worst.ctx != nullptr || r.key_sum.ctx != nullptr) {
+    return composed::replaced(r, composed::slots_of(r, evict_indices));
   }
   const std::vector<mx::array> outputs = mlx_h2o::replace_worst(
       get(r.keys.parts[0]), get(r.values.parts[0]), get(r.importance), get(r.positions),
       get(r.new_keys), get(r.new_values), r.position, r.sink_size, r.recent_start,
       ranked_by(r.ranked_by), optional(r.ranks), get(r.stream));
-  return {wrap(outputs, 0, 1), wrap(outputs, 1, 1), wrap(outputs.at(2)), wrap(outputs.at(3))};
+  return {
+      wrap(outputs, 0, 1), wrap(outputs, 1, 1), wrap(outputs.at(2)), wrap(outputs.at(3)), {}, {}};
 }
 
 Appended quantize_append(const AppendRequest& r) {
@@ -138,8 +144,6 @@ Appended quantize_append(const AppendRequest& r) {
       r.keys.bits, r.keys.group_size, r.values.bits, get(r.stream));
   return {wrap(outputs, 0, 3), wrap(outputs, 3, 3)};
 }
-
-constexpr std::nullptr_t prefill_scores = nullptr;
 
 #else
 
@@ -150,19 +154,39 @@ constexpr std::nullptr_t attention = nullptr;
 constexpr std::nullptr_t keep_indices = nullptr;
 constexpr std::nullptr_t evict_indices = nullptr;
 constexpr std::nullptr_t accumulate_scores = nullptr;
+constexpr std::nullptr_t fuses = nullptr;
 constexpr std::nullptr_t attention_and_accumulate = nullptr;
 constexpr std::nullptr_t key_diversity = nullptr;
 constexpr std::nullptr_t replace_worst = nullptr;
 constexpr std::nullptr_t quantize_append = nullptr;
-constexpr std::nullptr_t prefill_scores = nullptr;
 
 #endif
 
 }  // namespace
 
+#ifdef MLX_H2O_NATIVE
+int threads() { return mlx_h2o::threads(); }
+void set_threads(int count) { mlx_h2o::set_threads(count); }
+#else
+int threads() { fail("threads", unavailable_reason(), "."); }
+void set_threads(int /* count */) { fail("set_threads", unavailable_reason(), "."); }
+#endif
+
 const Backend native_backend = {
-    "native",      unavailable_reason, refuses,           attention,
-    keep_indices,  evict_indices,      accumulate_scores, attention_and_accumulate,
-    key_diversity, replace_worst,      quantize_append,   prefill_scores};
+    "native",
+    unavailable_reason,
+    refuses,
+    attention,
+    keep_indices,
+    evict_indices,
+    accumulate_scores,
+    fuses,
+    attention_and_accumulate,
+    key_diversity,
+    nullptr,
+    replace_worst,
+    quantize_append,
+    nullptr,
+};
 
 }  // namespace mlx_h2o_c

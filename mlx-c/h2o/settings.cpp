@@ -40,4 +40,15 @@ int mlx_h2o_backend_status(const char* name, bool* available, mlx_string* reason
   });
 }
 
+int mlx_h2o_threads(int* res) {
+  return status([&] {
+    check_place("threads", "res", res);
+    *res = threads();
+  });
+}
+
+int mlx_h2o_set_threads(int count) {
+  return status([&] { set_threads(count); });
+}
+
 }  // extern "C"

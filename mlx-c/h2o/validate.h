@@ -21,8 +21,9 @@ struct AttentionArguments {
   mlx_stream stream;
 };
 
-// The rows of a vector of one array, or of three, which `packing` describes. `name` is "keys" or
-// "values".
+// The arrays of a vector, one or three. `name` is "keys" or "values".
+std::vector<Array> parts_of(const char* op, const char* name, mlx_vector_array vector);
+// The rows of a vector of one array, or of three, which `packing` describes.
 Rows rows_of(const char* op, const char* name, mlx_vector_array vector, const Packing& packing);
 Rows dense_rows(mlx_array array);
 // `name` is that of one row, "key" or "value".
@@ -55,12 +56,31 @@ RetentionRequest evict_request(mlx_array scores, mlx_array positions, int count,
 AccumulateRequest accumulate_request(mlx_array importance, mlx_array scores, double decay,
                                      bool masked, mlx_stream stream);
 AttentionAccumulateRequest attention_accumulate_request(AttentionRequest attention,
-                                                        mlx_array importance, double decay);
+                                                        mlx_array importance, double decay,
+                                                        mlx_array positions, int sink_size,
+                                                        mlx_optional_int recent_start);
 KeyDiversityRequest key_diversity_request(mlx_array keys, mlx_stream stream);
-ReplaceRequest replace_request(Rows keys, Rows values, mlx_array importance, mlx_array positions,
-                               mlx_array new_keys, mlx_array new_values, int position,
-                               int sink_size, mlx_optional_int recent_start, const char* ranked_by,
-                               mlx_array ranks, mlx_stream stream);
+KeyStatisticsRequest key_statistics_request(mlx_vector_array keys, int bits, int group_size,
+                                            mlx_stream stream);
+
+// What replace_worst takes beside the rows.
+struct ReplaceArguments {
+  mlx_array importance;
+  mlx_array positions;
+  mlx_array new_keys;
+  mlx_array new_values;
+  int position;
+  int sink_size;
+  mlx_optional_int recent_start;
+  const char* ranked_by;
+  mlx_array ranks;
+  mlx_array worst;
+  mlx_array key_sum;
+  mlx_array inverse_norms;
+  mlx_stream stream;
+};
+ReplaceRequest replace_request(mlx_vector_array keys, mlx_vector_array values,
+                               const Packing& packing, const ReplaceArguments& arguments);
 AppendRequest append_request(mlx_vector_array keys, mlx_vector_array values, mlx_array new_keys,
                              mlx_array new_values, mlx_array slots, const Packing& packing,
                              mlx_stream stream);

@@ -215,8 +215,9 @@ AttentionRequest any_attention_request(const char* op, mlx_array queries, mlx_ve
   }
   check_number(op, "sparse_v_threshold", sparse_v_threshold);
   if (sparse_v_threshold != 0) {
-    fail(op, "sparse_v_threshold is ", number_text(sparse_v_threshold),
-         ", expected 0 for keys and values that are not packed.");
+    fail(op, "sparse_v_threshold is ", number_text(sparse_v_threshold), ", expected 0 ",
+         op == std::string(probes_name) ? "for keys and values that are not packed."
+                                        : "with dense rows.");
   }
   return dense_attention_request(op, queries, std::move(k), std::move(v), arguments);
 }

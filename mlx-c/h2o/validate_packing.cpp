@@ -80,7 +80,7 @@ Rows packed_rows(const char* op, const char* name, mlx_array words, mlx_array sc
   return rows;
 }
 
-Rows rows_of(const char* op, const char* name, mlx_vector_array vector, const Packing& packing) {
+std::vector<Array> parts_of(const char* op, const char* name, mlx_vector_array vector) {
   if (vector.ctx == nullptr) {
     fail(op, name, " are an empty handle, expected a vector of arrays.");
   }
@@ -92,8 +92,12 @@ Rows rows_of(const char* op, const char* name, mlx_vector_array vector, const Pa
   for (size_t i = 0; i < count; ++i) {
     check(mlx_vector_array_get(parts[i].out(), vector, i));
   }
-  if (count == 1) {
-    check_present(op, {name, parts[0], "[B, H, N, D]"});
+  return parts;
+}
+
+Rows rows_of(const char* op, const char* name, mlx_vector_array vector, const Packing& packing) {
+  const std::vector<Array> parts = parts_of(op, name, vector);
+  if (parts.size() == 1) {
     return dense_rows(parts[0]);
   }
   check_packing(op, packing);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -27,6 +28,8 @@ from parity.legs import Leg
 from parity.outcome import Outcome
 
 LIBRARY = "libmlxh2oc.*"
+PACKING = ("bits", "group_size", "v_bits")
+STATISTICS = ("key_sum", "inverse_norms")
 
 
 class CBackend:
@@ -78,40 +81,56 @@ class CBackend:
             found = c_api_operations.key_diversity(self.library, self.library.array(request.keys))
             return mx.array(self.library.numpy(found))
 
-    def replace_worst(
-        self, request: ReplaceRequest
-    ) -> tuple[mx.array, mx.array, mx.array, mx.array]:
-        names = ("keys", "values", "importance", "positions", "new_keys", "new_values")
-        given = (self.library.array(getattr(request, name)) for name in names)
-        by = request.ranks
+    def replace_worst(self, request: ReplaceRequest) -> tuple[Any, ...]:
+        sides = (request.keys, request.values)
+        names = ("importance", "positions", "new_keys", "new_values")
+        by, array = request.ranks, self.library.array
+        known = request.worst is not None
+        more = {name: getattr(request, name) for name in PACKING}
         with self.library.using(self.backend):
             found = c_api_operations.replace_worst(
                 self.library,
-                *given,
+                *map(self._rows, sides),
+                *(array(getattr(request, name)) for name in names),
                 position=request.position,
                 sink_size=request.sink_size,
                 recent_start=request.recent_start,
-                ranks=self.library.array(by) if isinstance(by, mx.array) else by,
+                ranks=None if known else array(by) if isinstance(by, mx.array) else by,
+                worst=array(request.worst) if known else None,
+                statistics=tuple(map(array, request.statistics)) if request.statistics else None,
+                **more,
             )
-            k, v, i, p = (
-                mx.array(self.library.numpy(each))
-                for each in (*found["keys"], *found["values"], found["importance"],
-                             found["positions"])
-            )  # fmt: skip
-        return k.astype(request.keys.dtype), v.astype(request.values.dtype), i, p
+            keys, values = (
+                self._like(side, given)
+                for side, given in zip((found["keys"], found["values"]), sides, strict=True)
+            )
+            rest = [name for name in ("importance", "positions", *STATISTICS) if name in found]
+            return keys, values, *(mx.array(self.library.numpy(found[name])) for name in rest)
+
+    def _rows(self, rows: mx.array | Quantized) -> Any:
+        if isinstance(rows, tuple):
+            return tuple(map(self.library.array, rows))
+        return self.library.array(rows)
+
+    def _like(self, found: tuple[Any, ...], given: mx.array | Quantized) -> Any:
+        """The arrays found, as mx.array of the dtypes of those given."""
+        parts = given if isinstance(given, tuple) else (given,)
+        made = tuple(
+            mx.array(self.library.numpy(part)).astype(like.dtype)
+            for part, like in zip(found, parts, strict=True)
+        )
+        return made if isinstance(given, tuple) else made[0]
 
     def quantize_append(self, request: QuantizeAppendRequest) -> tuple[Quantized, Quantized]:
-        rows = (tuple(map(self.library.array, side)) for side in (request.keys, request.values))
+        sides = (request.keys, request.values)
         new = map(self.library.array, (request.new_keys, request.new_values, request.slots))
-        packing = {name: getattr(request, name) for name in ("bits", "group_size", "v_bits")}
+        packing = {name: getattr(request, name) for name in PACKING}
         with self.library.using(self.backend):
-            found = c_api_operations.quantize_append(self.library, *rows, *new, **packing)
+            found = c_api_operations.quantize_append(
+                self.library, *map(self._rows, sides), *new, **packing
+            )
             keys, values = (
-                tuple(
-                    mx.array(self.library.numpy(part)).astype(given.dtype)
-                    for part, given in zip(side, like, strict=True)
-                )
-                for side, like in zip(found, (request.keys, request.values), strict=True)
+                self._like(side, given) for side, given in zip(found, sides, strict=True)
             )
         return keys, values
 

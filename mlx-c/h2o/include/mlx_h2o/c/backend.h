@@ -28,6 +28,17 @@ int mlx_h2o_set_backend(const char* name);
  */
 int mlx_h2o_backend_status(const char* name, bool* available, mlx_string* reason);
 
+/** Threads that one operation of the native back end may use: what was set, else the environment
+ *  variable MLX_H2O_THREADS, else the processors that this process may use.
+ *  \return 1 where this build has no native kernels, or the variable is not a number from 1 to 256.
+ */
+int mlx_h2o_threads(int* res);
+
+/** Set them for the whole process, from the next operation that runs on; 0 returns to the default.
+ *  \return 1 outside 0 to 256, or where this build has no native kernels.
+ */
+int mlx_h2o_set_threads(int count);
+
 /**@}*/
 
 #ifdef __cplusplus
