@@ -127,9 +127,9 @@ def test_the_native_module_refuses_on_its_own():
 
     k, v, c = mx.zeros((*ROWS, 8)), mx.zeros((*ROWS, 4)), mx.zeros(ROWS)
     p, nk, nv = mx.zeros(ROWS, mx.int32), mx.zeros((1, 2, 1, 8)), mx.zeros((1, 2, 1, 4))
-    good = [k, v, c, p, nk, nv]
+    good = [[k], [v], c, p, nk, nv]
     mx.eval(_core.replace_worst(*good, position=5))
-    for index, bad in enumerate([v, k[:, :1], p, c, nv, nk]):
+    for index, bad in enumerate([[v], [k[:, :1]], p, c, nv, nk]):
         arguments = [*good[:index], bad, *good[index + 1 :]]
         with pytest.raises(ValueError, match=r"^\[replace_worst\] .* expected "):
             _core.replace_worst(*arguments, position=5)
@@ -140,6 +140,13 @@ def test_the_native_module_refuses_on_its_own():
         {"position": 5, "ranks": c},
         {"position": 5, "ranked_by": "oldest"},
         {"position": 5, "ranked_by": "array", "ranks": p},
+        {"position": 5, "worst": mx.zeros((1, 2), mx.int32)},
+        {"position": 5, "worst": mx.zeros((1, 1), mx.uint32)},
+        {"position": 5, "worst": mx.zeros((1, 2), mx.uint32), "ranked_by": "array", "ranks": c},
+        {"position": 5, "statistics": [c]},
+        {"position": 5, "statistics": [c, c]},
+        {"position": 5, "bits": 7},
+        {"position": 5, "group_size": 48},
     ):
         with pytest.raises(ValueError, match=r"^\[replace_worst\] .* expected "):
             _core.replace_worst(*good, **given)

@@ -8,6 +8,7 @@
 
 #include "accumulation_checks.h"
 #include "accumulation_kernel.h"
+#include "attention_kernel.h"
 #include "cpu_primitive.h"
 #include "donation.h"
 #include "mlx_h2o/ops.h"
@@ -56,20 +57,16 @@ void AccumulateScores::eval_cpu(const std::vector<mx::array>& inputs,
   a.query_count = scores.shape(2);
   a.decay = kernels::Decay::of(decay_);
   for (int axis = 0; axis < 3; ++axis) a.score_strides[axis] = scores.strides(axis);
-  mx::array workspace({static_cast<int>(kernels::accumulation_workspace_size(a.rows))}, mx::float32,
-                      nullptr, {});
-  workspace.set_data(mx::allocator::malloc(workspace.nbytes()));
-  encoder.add_temporary(workspace);
 
   // The stream keeps the buffers of inputs, outputs and temporaries until its tasks are done.
   encoder.dispatch([a, in_place, importance = mx::array::unsafe_weak_copy(inputs[0]),
                     scores = mx::array::unsafe_weak_copy(scores),
                     result = mx::array::unsafe_weak_copy(outputs[0]),
-                    workspace = mx::array::unsafe_weak_copy(workspace)]() mutable {
+                    target = kernels::simd_target()]() mutable {
     if (!in_place) copy_elements(importance, result.data<float>());
     a.scores = scores.data<float>();
     a.importance = result.data<float>();
-    kernels::accumulate_scores(a, workspace.data<float>());
+    kernels::accumulate_scores(a, target);
   });
 }
 
@@ -110,6 +107,7 @@ mx::array accumulate_scores(const mx::array& importance, const mx::array& scores
   check_query_count(kOperation, scores.shape(2));
   check_decay(kOperation, decay);
   const mx::Stream stream = cpu_stream(kOperation, s);
+  kernels::simd_target();  // refuses a wrong MLX_H2O_SIMD here, not inside the stream
   return mx::array(importance.shape(), mx::float32,
                    std::make_shared<AccumulateScores>(stream, decay), {importance, scores});
 }

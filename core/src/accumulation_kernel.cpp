@@ -1,18 +1,77 @@
+// Compiles the loops once per SIMD target and chooses among them at run time.
 #include "accumulation_kernel.h"
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
+
+#include "attention_kernel.h"
+#include "half.h"
+#include "thread_pool.h"
 
 #if defined(__clang__)
 #pragma STDC FP_CONTRACT OFF  // GCC is told by CMake
 #endif
 
 namespace mlx_h2o::kernels {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+#define MLX_H2O_SWEEPS "accumulation_sweeps.h"
+#include "simd_each_target.h"
+#undef MLX_H2O_SWEEPS
+
+}  // namespace
+
+void accumulate_block(const ScoredBlock& block, SimdTarget target, Worst& worst) {
+  MLX_H2O_CALL_TARGET(target, take_in(block, worst));
+}
+
+Worst find_worst(const float* scores, const int32_t* positions, int count, Zones zones,
+                 SimdTarget target) {
+  constexpr int kBlock = 1024;  // stays in the nearest cache for the second look
+  Worst worst;
+  for (int first = 0; first < count; first += kBlock) {
+    const int rows = std::min(kBlock, count - first);
+    MLX_H2O_CALL_TARGET(target,
+                        search(scores + first, positions + first, rows, first, zones, worst));
+  }
+  return worst;
+}
+
+void accumulate_scores(const AccumulationArguments& a, SimdTarget target) {
+  constexpr int kBlock = 512;
+  const int64_t blocks = (int64_t{a.rows} + kBlock - 1) / kBlock;
+  const int64_t rows_read = int64_t{a.group} * a.query_count * kBlock;
+  const int64_t grain = std::max<int64_t>(1, 65536 / rows_read);
+  parallel_for(
+      int64_t{a.batch} * a.heads * blocks,
+      [&](int64_t item) {
+        const int64_t head = item / blocks;
+        const auto first = static_cast<int>(item % blocks * kBlock);
+        // Within a block the queries of the members are not evenly apart: one query at a time.
+        for (int query = 0; query < a.query_count; ++query) {
+          ScoredBlock block;
+          block.count = std::min(kBlock, a.rows - first);
+          block.group = a.group;
+          block.scores = a.scores + head / a.heads * a.score_strides[0] +
+                         head % a.heads * a.group * a.score_strides[1] +
+                         query * a.score_strides[2] + first;
+          block.stride = a.score_strides[1];
+          block.decay = a.decay;
+          block.importance = a.importance + head * a.rows + first;
+          Worst nobody_asks;
+          accumulate_block(block, target, nobody_asks);
+        }
+      },
+      grain);
+}
 
 void add_scores(const float* scores, int rows, float* sums, float* counts) {
   for (int row = 0; row < rows; ++row) {
-    const bool seen = scores[row] > -std::numeric_limits<float>::infinity();
+    const bool seen = scores[row] > -kInfinity;
     sums[row] += seen ? scores[row] : 0.0f;
     counts[row] += seen ? 1.0f : 0.0f;
   }
@@ -26,26 +85,6 @@ void accumulate(const float* sums, const float* counts, int rows, Decay decay, f
     const float averaged = decay.keep * before + decay.take * score;
     const float scored = before != before ? score : averaged;
     importance[row] = count > 0.0f ? scored : before;
-  }
-}
-
-void accumulate_scores(const AccumulationArguments& a, float* workspace) {
-  float* sums = workspace;
-  float* counts = workspace + a.rows;
-  for (int batch = 0; batch < a.batch; ++batch) {
-    for (int head = 0; head < a.heads; ++head) {
-      float* importance = a.importance + (static_cast<int64_t>(batch) * a.heads + head) * a.rows;
-      for (int query = 0; query < a.query_count; ++query) {
-        std::fill(sums, sums + 2 * static_cast<int64_t>(a.rows), 0.0f);
-        for (int member = 0; member < a.group; ++member) {
-          const float* scores = a.scores + batch * a.score_strides[0] +
-                                (head * a.group + member) * a.score_strides[1] +
-                                query * a.score_strides[2];
-          add_scores(scores, a.rows, sums, counts);
-        }
-        accumulate(sums, counts, a.rows, a.decay, importance);
-      }
-    }
   }
 }
 

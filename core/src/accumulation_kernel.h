@@ -1,9 +1,14 @@
-// The moving average of scores, on plain memory: no MLX in here, so that tests can drive it alone.
+// The moving average of scores and the search for the row that goes next, on plain memory: no MLX
+// in here, so that tests can drive it alone.
 #pragma once
 
 #include <cstdint>
+#include <limits>
+#include <optional>
 
 namespace mlx_h2o::kernels {
+
+enum class SimdTarget;
 
 /// The factors of C = keep * C + take * |s|: keep is the decay a, take is 1 - a, computed in double
 /// precision and rounded once.
@@ -13,14 +18,54 @@ struct Decay {
   static Decay of(double a) { return {static_cast<float>(a), static_cast<float>(1 - a)}; }
 };
 
-/// Adds the scores of one query head to `sums`, and 1 to `counts` where the pair is unmasked:
-/// where the score is neither -inf nor NaN.
-void add_scores(const float* scores, int rows, float* sums, float* counts);
+/// Rows at 0 <= position < sink_size, and at position >= recent_start, are protected.
+struct Zones {
+  int32_t sink_size = 0;
+  int32_t recent_start = std::numeric_limits<int32_t>::max();  // none
 
-/// One step of the average: `s` is sums / counts; rows whose count is 0 stay as they are, and a
-/// row that is NaN, not yet scored, becomes |s|. Multiplications and additions are not fused, so
-/// that every back end and language can repeat them.
-void accumulate(const float* sums, const float* counts, int rows, Decay decay, float* importance);
+  static Zones of(int sink_size, std::optional<int> recent_start) {
+    return {sink_size, recent_start.value_or(std::numeric_limits<int32_t>::max())};
+  }
+};
+
+/// The row that evict_indices(count = 1) names, of those that were looked at.
+struct Worst {
+  /// The lowest goes: 0 padding, 1 NaN, the score as an ordered integer, all ones: protected.
+  uint32_t rank = std::numeric_limits<uint32_t>::max();
+  int32_t order = -1;  // of equals the highest goes: the position, or the slot of padding
+  uint32_t slot = 0;
+
+  void join(const Worst& other) {
+    const bool later = other.order != order ? other.order > order : other.slot > slot;
+    if (other.rank != rank ? other.rank < rank : later) *this = other;
+  }
+};
+
+/// Some rows of one head that follow each other, and scores of queries for them.
+struct ScoredBlock {
+  int count;      // rows
+  int first = 0;  // the slot of the first of them in its head
+  // The scores of member m of the group for query q begin at (m * query_count + q) * stride.
+  int group = 1;
+  int query_count = 1;
+  const float* scores = nullptr;
+  int64_t stride = 0;
+  Decay decay = {0, 1};
+  float* importance = nullptr;         // [count], updated
+  const int32_t* positions = nullptr;  // [count]; null: nobody asks for the worst row
+  Zones zones = {};
+};
+
+/// Takes the queries in, in order, and lets the rows, as they are then, join `worst`. For each
+/// query `s` is the mean of the row's scores that are not masked (-inf or NaN); a row without one
+/// stays as it is, and a row that is NaN, not yet scored, becomes |s|. Multiplications and
+/// additions are not fused, so that every back end and language can repeat them. O(group * queries
+/// * count).
+void accumulate_block(const ScoredBlock& block, SimdTarget target, Worst& worst);
+
+/// The worst of `count` rows by `scores`, which stay as they are.
+Worst find_worst(const float* scores, const int32_t* positions, int count, Zones zones,
+                 SimdTarget target);
 
 /// One call. Strides count elements; the last axis of scores has stride 1.
 struct AccumulationArguments {
@@ -32,10 +77,18 @@ struct AccumulationArguments {
   Decay decay;
 };
 
-/// The number of floats that `accumulate_scores` needs as scratch memory.
-inline int64_t accumulation_workspace_size(int rows) { return 2 * static_cast<int64_t>(rows); }
+/// Takes in the queries in order. O(batch * heads * group * query_count * rows), shared by the
+/// threads of thread_pool.h.
+void accumulate_scores(const AccumulationArguments& arguments, SimdTarget target);
 
-/// Takes in the queries in order. O(batch * heads * group * query_count * rows).
-void accumulate_scores(const AccumulationArguments& arguments, float* workspace);
+// What attention calls until it hands over whole blocks.
+
+/// Adds the scores of one query head to `sums`, and 1 to `counts` where the pair is unmasked.
+void add_scores(const float* scores, int rows, float* sums, float* counts);
+
+/// One step of the average: `s` is sums / counts; rows whose count is 0 stay as they are.
+void accumulate(const float* sums, const float* counts, int rows, Decay decay, float* importance);
+
+inline int64_t accumulation_workspace_size(int rows) { return 2 * static_cast<int64_t>(rows); }
 
 }  // namespace mlx_h2o::kernels

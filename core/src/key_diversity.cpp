@@ -46,19 +46,14 @@ void KeyDiversity::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx
   a.width = keys.shape(3);
   a.type = element_type(keys.dtype());
   for (int axis = 0; axis < 3; ++axis) a.key_strides[axis] = keys.strides(axis);
-  mx::array workspace({static_cast<int>(kernels::key_diversity_workspace_size(a))}, mx::float32,
-                      nullptr, {});
-  workspace.set_data(mx::allocator::malloc(workspace.nbytes()));
-  encoder.add_temporary(workspace);
 
   // The stream keeps the buffers of inputs, outputs and temporaries until its tasks are done.
   encoder.dispatch([a, keys = mx::array::unsafe_weak_copy(keys),
                     result = mx::array::unsafe_weak_copy(outputs[0]),
-                    workspace = mx::array::unsafe_weak_copy(workspace),
                     target = kernels::simd_target()]() mutable {
     a.keys = keys.data<void>();
     a.result = result.data<float>();
-    kernels::key_diversity(a, target, workspace.data<float>());
+    kernels::key_diversity(a, target);
   });
 }
 

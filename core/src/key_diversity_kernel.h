@@ -16,11 +16,9 @@ struct KeyDiversityArguments {
   float* result;  // [batch, heads, rows], contiguous
 };
 
-/// The number of floats that `key_diversity` needs as scratch memory.
-int64_t key_diversity_workspace_size(const KeyDiversityArguments& arguments);
-
 /// result: minus the cosine of each key with the mean of the normalised keys of its head, in
-/// float32; a key of zeros gets 0. Keys are read twice.
-void key_diversity(const KeyDiversityArguments& arguments, SimdTarget target, float* workspace);
+/// float32; a key of zeros gets 0. Keys are read twice. The heads are
+/// shared by the threads of thread_pool.h.
+void key_diversity(const KeyDiversityArguments& arguments, SimdTarget target);
 
 }  // namespace mlx_h2o::kernels

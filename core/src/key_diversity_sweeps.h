@@ -55,24 +55,20 @@ void diversity_of_head(const T* keys, int64_t stride, int rows, int width, float
 }
 
 template <typename T>
-void diversity(const KeyDiversityArguments& a, float* workspace) {
-  for (int batch = 0; batch < a.batch; ++batch) {
-    for (int head = 0; head < a.heads; ++head) {
-      const T* keys =
-          static_cast<const T*>(a.keys) + batch * a.key_strides[0] + head * a.key_strides[1];
-      diversity_of_head(keys, a.key_strides[2], a.rows, a.width, workspace,
-                        a.result + (static_cast<int64_t>(batch) * a.heads + head) * a.rows);
-    }
-  }
+void diversity_of(const KeyDiversityArguments& a, int batch, int head, float* mean) {
+  const T* keys =
+      static_cast<const T*>(a.keys) + batch * a.key_strides[0] + head * a.key_strides[1];
+  diversity_of_head(keys, a.key_strides[2], a.rows, a.width, mean,
+                    a.result + (static_cast<int64_t>(batch) * a.heads + head) * a.rows);
 }
 
-void key_diversity(const KeyDiversityArguments& a, float* workspace) {
+inline void diversity(const KeyDiversityArguments& a, int batch, int head, float* mean) {
   switch (a.type) {
     case ElementType::float32:
-      return diversity<float>(a, workspace);
+      return diversity_of<float>(a, batch, head, mean);
     case ElementType::float16:
-      return diversity<Float16>(a, workspace);
+      return diversity_of<Float16>(a, batch, head, mean);
     case ElementType::bfloat16:
-      return diversity<BFloat16>(a, workspace);
+      return diversity_of<BFloat16>(a, batch, head, mean);
   }
 }

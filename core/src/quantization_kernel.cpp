@@ -2,41 +2,32 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "half.h"
+#include "thread_pool.h"
 
 namespace mlx_h2o::kernels {
 namespace {
 
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr int kMaxGroup = 128;
+
 struct Affine {
   float scale, bias;
 };
-
-// MLX's choice: the edge of the greater magnitude is representable exactly, and so is 0.
-template <typename T>
-Affine affine_of_group(const T* values, int count, float levels) {
-  float low = std::numeric_limits<float>::infinity();
-  float high = -low;
-  for (int i = 0; i < count; ++i) {
-    const float value = to_float(values[i]);
-    low = std::min(low, value);
-    high = std::max(high, value);
-  }
-  const bool negative = std::fabs(low) > std::fabs(high);
-  const float step = std::max((high - low) / levels, 1e-7f);
-  const float scale = negative ? step : -step;
-  const float edge = negative ? low : high;
-  const float zero = std::rint(edge / scale);
-  if (zero == 0) return {scale, 0};
-  return {edge / zero, edge};
-}
 
 // Appends values of a few bits to words, from the lowest bit on.
 class BitWriter {
  public:
   explicit BitWriter(uint32_t* words) : words_(words) {}
 
+  void put(const uint8_t* values, int count, int bits) {
+    for (int i = 0; i < count; ++i) put(values[i], bits);
+  }
+
+ private:
   void put(uint32_t value, int bits) {
     pending_ |= static_cast<uint64_t>(value) << filled_;
     filled_ += bits;
@@ -46,63 +37,77 @@ class BitWriter {
     filled_ -= 32;
   }
 
- private:
   uint32_t* words_;
   uint64_t pending_ = 0;
   int filled_ = 0;
 };
 
-template <typename T>
-void quantize_row(const QuantizationArguments& a, const T* from, uint32_t* words, T* scales,
-                  T* biases) {
-  const auto levels = static_cast<float>((1 << a.bits) - 1);
-  BitWriter writer(words);
-  for (int first = 0; first < a.width; first += a.group_size) {
-    const auto [scale, bias] = affine_of_group(from + first, a.group_size, levels);
-    for (int i = 0; i < a.group_size; ++i) {
-      const float level = std::rint((to_float(from[first + i]) - bias) / scale);
-      // In this order NaN becomes 0.
-      const float clamped = level > 0 ? std::min(level, levels) : 0;
-      writer.put(static_cast<uint32_t>(clamped), a.bits);
-    }
-    *scales++ = round_to<T>(scale);
-    *biases++ = round_to<T>(bias);
-  }
-}
+#define MLX_H2O_SWEEPS "quantization_sweeps.h"
+#include "simd_each_target.h"
+#undef MLX_H2O_SWEEPS
+
+int64_t size_of(ElementType type) { return type == ElementType::float32 ? 4 : 2; }
 
 template <typename T>
-void quantize_all(const QuantizationArguments& a) {
-  const int64_t word_count = static_cast<int64_t>(a.width) * a.bits / 32;
-  const int64_t group_count = a.width / a.group_size;
-  for (int batch = 0; batch < a.batch; ++batch) {
-    for (int head = 0; head < a.heads; ++head) {
-      for (int row = 0; row < a.new_rows; ++row) {
-        const uint32_t wanted =
-            a.slots[batch * a.slot_strides[0] + head * a.slot_strides[1] + row * a.slot_strides[2]];
-        const auto last = static_cast<uint32_t>(a.rows - 1);
-        const int64_t slot = (static_cast<int64_t>(batch) * a.heads + head) * a.rows +
-                             static_cast<int64_t>(std::min(wanted, last));
-        const T* from = static_cast<const T*>(a.from) + batch * a.from_strides[0] +
-                        head * a.from_strides[1] + row * a.from_strides[2];
-        quantize_row(a, from, a.words + slot * word_count,
-                     static_cast<T*>(a.scales) + slot * group_count,
-                     static_cast<T*>(a.biases) + slot * group_count);
-      }
-    }
+void dequantize_groups(const PackedRow& row, int width, float* to) {
+  const T* scales = static_cast<const T*>(row.scales);
+  const T* biases = static_cast<const T*>(row.biases);
+  const uint64_t mask = (uint64_t{1} << row.bits) - 1;
+  for (int i = 0; i < width; ++i) {
+    const int bit = i * row.bits;
+    uint64_t pair = row.words[bit / 32];
+    if (bit % 32 + row.bits > 32) pair |= static_cast<uint64_t>(row.words[bit / 32 + 1]) << 32;
+    const auto level = static_cast<float>((pair >> (bit % 32)) & mask);
+    const int group = i / row.group_size;
+    to[i] = level * to_float(scales[group]) + to_float(biases[group]);
   }
 }
 
 }  // namespace
 
-void quantize_rows(const QuantizationArguments& arguments) {
-  switch (arguments.type) {
+void quantize_row(ElementType type, const void* from, int width, const PackedRow& to,
+                  SimdTarget target) {
+  MLX_H2O_CALL_TARGET(target, quantize_any(type, from, to, width));
+}
+
+void dequantize_row(ElementType type, const PackedRow& row, int width, float* to) {
+  switch (type) {
     case ElementType::float32:
-      return quantize_all<float>(arguments);
+      return dequantize_groups<float>(row, width, to);
     case ElementType::float16:
-      return quantize_all<Float16>(arguments);
+      return dequantize_groups<Float16>(row, width, to);
     case ElementType::bfloat16:
-      return quantize_all<BFloat16>(arguments);
+      return dequantize_groups<BFloat16>(row, width, to);
   }
+}
+
+PackedRow packed_row(ElementType type, const PackedRow& first, int width, int64_t row) {
+  const int64_t words = static_cast<int64_t>(width) * first.bits / 32;
+  const int64_t group_bytes = width / first.group_size * size_of(type);
+  PackedRow result = first;
+  result.words += row * words;
+  result.scales = static_cast<char*>(first.scales) + row * group_bytes;
+  result.biases = static_cast<char*>(first.biases) + row * group_bytes;
+  return result;
+}
+
+void quantize_rows(const QuantizationArguments& a, SimdTarget target) {
+  const auto quantize_one = [&](int64_t item) {
+    const int64_t head = item / a.new_rows;
+    const int64_t new_row = item % a.new_rows;
+    const int64_t batch = head / a.heads;
+    const uint32_t wanted = a.slots[batch * a.slot_strides[0] + head % a.heads * a.slot_strides[1] +
+                                    new_row * a.slot_strides[2]];
+    const auto last = static_cast<uint32_t>(a.rows - 1);
+    const int64_t slot = head * a.rows + static_cast<int64_t>(std::min(wanted, last));
+    const int64_t from = batch * a.from_strides[0] + head % a.heads * a.from_strides[1] +
+                         new_row * a.from_strides[2];
+    quantize_row(a.type, static_cast<const char*>(a.from) + from * size_of(a.type), a.width,
+                 packed_row(a.type, a.to, a.width, slot), target);
+  };
+  // Some thousand elements are a few microseconds.
+  parallel_for(int64_t{a.batch} * a.heads * a.new_rows, quantize_one,
+               std::max<int64_t>(1, 16384 / a.width));
 }
 
 }  // namespace mlx_h2o::kernels

@@ -7,24 +7,41 @@
 
 namespace mlx_h2o::kernels {
 
+/// One packed row: element i has the bits [i * bits, (i + 1) * bits) of its words, counted from the
+/// lowest bit of the first; a scale and a bias stand for each `group_size` elements.
+struct PackedRow {
+  uint32_t* words = nullptr;
+  void* scales = nullptr;
+  void* biases = nullptr;
+  int bits = 8;         // 2, 3, 4, 5, 6 or 8
+  int group_size = 64;  // 32, 64 or 128
+};
+
+/// Packs `width` elements as mx.quantize (affine mode, CPU) does, bit for bit. `type` is that of
+/// the elements, scales and biases.
+void quantize_row(ElementType type, const void* from, int width, const PackedRow& to,
+                  SimdTarget target);
+
+/// level * scale + bias of each element, in float32.
+void dequantize_row(ElementType type, const PackedRow& row, int width, float* to);
+
+/// Row number `row` of contiguous packed arrays whose first row is `first`.
+PackedRow packed_row(ElementType type, const PackedRow& first, int width, int64_t row);
+
 /// New rows of one tensor and the packed tensor they go to. The last axis of the rows has stride 1;
 /// the packed arrays are contiguous.
 struct QuantizationArguments {
   int batch, heads, new_rows;
-  int rows, width;  // of the packed tensor
-  int bits, group_size;
+  int rows, width;          // of the packed tensor
   ElementType type;         // of the rows, scales and biases
   const void* from;         // [batch, heads, new_rows, width]
   int64_t from_strides[3];  // count elements
   const uint32_t* slots;    // [batch, heads, new_rows]; beyond the last row: the last row
   int64_t slot_strides[3];
-  uint32_t* words;  // [batch, heads, rows, width * bits / 32]
-  void* scales;     // [batch, heads, rows, width / group_size]
-  void* biases;
+  PackedRow to;  // the first of [batch, heads, rows]
 };
 
-/// Writes each new row to its slot as mx.quantize (affine mode, CPU) packs it, bit for bit: element
-/// i of a row takes the bits from i * bits on, counted from the lowest bit of its first word.
-void quantize_rows(const QuantizationArguments& arguments);
+/// Writes each new row to its slot, shared by the threads of thread_pool.h.
+void quantize_rows(const QuantizationArguments& arguments, SimdTarget target);
 
 }  // namespace mlx_h2o::kernels

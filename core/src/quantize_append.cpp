@@ -66,8 +66,8 @@ void QuantizeAppend::eval_cpu(const std::vector<mx::array>& inputs,
     a.new_rows = rows.shape(2);
     a.width = rows.shape(3);
     a.rows = outputs[3 * tensor].shape(2);
-    a.bits = bits_[tensor];
-    a.group_size = group_size_;
+    a.to.bits = bits_[tensor];
+    a.to.group_size = group_size_;
     a.type = element_type(rows.dtype());
     for (int axis = 0; axis < 3; ++axis) {
       a.from_strides[axis] = rows.strides(axis);
@@ -80,18 +80,19 @@ void QuantizeAppend::eval_cpu(const std::vector<mx::array>& inputs,
 
   // The stream keeps the buffers of inputs, outputs and temporaries until its tasks are done.
   encoder.dispatch([keys = arguments[0], values = arguments[1], held = std::move(held),
-                    copies = std::vector<bool>(in_place, in_place + 6)]() mutable {
+                    copies = std::vector<bool>(in_place, in_place + 6),
+                    target = kernels::simd_target()]() mutable {
     for (size_t i = 0; i < 6; ++i) {
       if (!copies[i]) copy_elements(held[9 + i], held[i].data<void>());
     }
     for (size_t tensor = 0; tensor < 2; ++tensor) {
       kernels::QuantizationArguments& a = tensor == 0 ? keys : values;
-      a.words = held[3 * tensor].data<uint32_t>();
-      a.scales = held[3 * tensor + 1].data<void>();
-      a.biases = held[3 * tensor + 2].data<void>();
+      a.to.words = held[3 * tensor].data<uint32_t>();
+      a.to.scales = held[3 * tensor + 1].data<void>();
+      a.to.biases = held[3 * tensor + 2].data<void>();
       a.from = held[6 + tensor].data<void>();
       a.slots = held[8].data<uint32_t>();
-      kernels::quantize_rows(a);
+      kernels::quantize_rows(a, target);
     }
   });
 }
@@ -160,6 +161,7 @@ std::vector<mx::array> quantize_append(const std::vector<mx::array>& keys,
          ", expected uint32 [B, H, L] = ", to_text(new_rows), '.');
   }
   const mx::Stream stream = cpu_stream(kOperation, s);
+  kernels::simd_target();  // refuses a wrong MLX_H2O_SIMD here, not inside the stream
   std::vector<mx::array> inputs(keys);
   inputs.insert(inputs.end(), values.begin(), values.end());
   inputs.insert(inputs.end(), {new_keys, new_values, slots});

@@ -1,7 +1,4 @@
-// The operation that overwrites the worst row of each head: checks, the MLX primitive, and its
-// task.
-#include <cstring>
-#include <limits>
+// The operation that overwrites the worst row of each head: the MLX primitive and its task.
 #include <memory>
 #include <utility>
 
@@ -12,6 +9,8 @@
 #include "element_type.h"
 #include "key_diversity_kernel.h"
 #include "mlx_h2o/ops.h"
+#include "replacement_checks.h"
+#include "row_kernel.h"
 #include "selection_kernel.h"
 #include "strided_copy.h"
 
@@ -20,107 +19,142 @@ namespace mx = mlx::core;
 namespace mlx_h2o {
 namespace {
 
-constexpr const char* kOperation = "replace_worst";
-
 struct Settings {
   int position;
   int sink_size;
   std::optional<int> recent_start;
   RankedBy ranked_by;
+  bool knows_worst, has_statistics;
+  int parts;  // of the keys, and of the values: one array, or words, scales and biases
+  int bits, value_bits, group_size;
+
+  bool operator==(const Settings& that) const = default;
+
+  // The places of the inputs. All before the new rows are outputs too.
+  size_t values() const { return static_cast<size_t>(parts); }
+  size_t importance() const { return 2 * static_cast<size_t>(parts); }
+  size_t positions() const { return importance() + 1; }
+  size_t key_sum() const { return importance() + 2; }
+  size_t new_keys() const { return importance() + (has_statistics ? 4 : 2); }
+  size_t new_values() const { return new_keys() + 1; }
+  size_t choice() const { return new_keys() + 2; }  // ranks or slots
 };
 
-/// Inputs: keys [B, H, N, D], values [B, H, N, Dv], importance float32 [B, H, N], positions int32
-/// [B, H, N], new keys [B, H, 1, D], new values [B, H, 1, Dv], and ranks float32 [B, H, N] where
-/// they are given. Outputs: keys, values, importance, positions, in the buffers of the inputs where
+/// Inputs: the one or three arrays of the keys [B, H, N, D], those of the values [B, H, N, Dv],
+/// importance float32 [B, H, N], positions int32 [B, H, N], key_sum float32 [B, H, D] and
+/// inverse_norms float32 [B, H, N] where they are kept; new keys [B, H, 1, D], new values
+/// [B, H, 1, Dv]; the slots uint32 [B, H] where they are known, ranks float32 [B, H, N] where they
+/// are given. Outputs: all that come before the new keys, in the buffers of the inputs where
 /// nothing else holds those.
 class ReplaceWorst : public CpuPrimitive {
  public:
   ReplaceWorst(mx::Stream stream, Settings settings)
-      : CpuPrimitive(stream, kOperation), settings_(settings) {}
+      : CpuPrimitive(stream, kReplaceWorst), settings_(settings) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
 
   const char* name() const override { return "ReplaceWorst"; }
 
   bool is_equivalent(const Primitive& other) const override {
-    const Settings& that = static_cast<const ReplaceWorst&>(other).settings_;
-    return settings_.position == that.position && settings_.sink_size == that.sink_size &&
-           settings_.recent_start == that.recent_start && settings_.ranked_by == that.ranked_by;
+    return settings_ == static_cast<const ReplaceWorst&>(other).settings_;
   }
 
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
-    return {inputs[0].shape(), inputs[1].shape(), inputs[2].shape(), inputs[3].shape()};
+    std::vector<mx::Shape> shapes;
+    for (size_t i = 0; i < settings_.new_keys(); ++i) shapes.push_back(inputs[i].shape());
+    return shapes;
   }
 
  private:
   Settings settings_;
 };
 
-/// Row `slot` of each head of `to`, which is contiguous, becomes the row of `from` [B, H, 1, D].
-void write_rows(const mx::array& from, const std::vector<uint32_t>& slots, mx::array& to) {
-  const size_t row_bytes = static_cast<size_t>(to.shape(3)) * to.itemsize();
-  const int heads = to.shape(1);
-  const char* rows = from.data<char>();
-  char* result = to.data<char>();
-  for (size_t i = 0; i < slots.size(); ++i) {
-    const auto batch = static_cast<int64_t>(i) / heads;
-    const auto head = static_cast<int64_t>(i) % heads;
-    const int64_t offset = batch * from.strides(0) + head * from.strides(1);
-    const size_t slot = i * static_cast<size_t>(to.shape(2)) + slots[i];
-    std::memcpy(result + slot * row_bytes, rows + offset * static_cast<int64_t>(from.itemsize()),
-                row_bytes);
-  }
-}
-
 /// What one evaluation needs; its arrays own nothing.
 struct Task {
   Settings settings;
   std::vector<mx::array> inputs, outputs;
-  bool in_place[4];
-  mx::array ranks, workspace;  // where the ranks are made here
+  std::vector<bool> in_place;
+  mx::array ranks;  // where they are made here
   kernels::SimdTarget target;
 
   void operator()() {
     for (size_t i = 0; i < outputs.size(); ++i) {
       if (!in_place[i]) copy_elements(inputs[i], outputs[i].data<void>());
     }
-    mx::array& keys = outputs[0];
-    auto* importance = outputs[2].data<float>();
-    auto* positions = outputs[3].data<int32_t>();
-    std::vector<uint32_t> slots(static_cast<size_t>(keys.shape(0)) *
-                                static_cast<size_t>(keys.shape(1)));
+    const mx::array& new_keys = inputs[settings.new_keys()];
+    const mx::array& new_values = inputs[settings.new_values()];
+    kernels::RowArguments a{};
+    a.batch = new_keys.shape(0);
+    a.heads = new_keys.shape(1);
+    a.rows = outputs[settings.positions()].shape(2);
+    a.keys = stored(0, new_keys, settings.bits);
+    a.values = stored(settings.values(), new_values, settings.value_bits);
+    a.new_keys = new_keys.data<void>();
+    a.new_values = new_values.data<void>();
+    for (int axis = 0; axis < 2; ++axis) {
+      a.new_key_strides[axis] = new_keys.strides(axis);
+      a.new_value_strides[axis] = new_values.strides(axis);
+    }
+    a.position = settings.position;
+    a.importance = outputs[settings.importance()].data<float>();
+    a.positions = outputs[settings.positions()].data<int32_t>();
+    if (settings.has_statistics) {
+      a.key_sum = outputs[settings.key_sum()].data<float>();
+      a.inverse_norms = outputs[settings.key_sum() + 1].data<float>();
+    }
+    std::vector<uint32_t> chosen;
+    if (settings.knows_worst) {
+      const mx::array& slots = inputs[settings.choice()];
+      a.slots = slots.data<uint32_t>();
+      for (int axis = 0; axis < 2; ++axis) a.slot_strides[axis] = slots.strides(axis);
+    } else {
+      chosen.resize(static_cast<size_t>(a.batch) * static_cast<size_t>(a.heads));
+      choose(a, chosen.data());
+      a.slots = chosen.data();
+      a.slot_strides[0] = a.heads;
+      a.slot_strides[1] = 1;
+    }
+    kernels::write_rows(a, target);
+  }
+
+  kernels::StoredRows stored(size_t first, const mx::array& new_rows, int bits) {
+    kernels::StoredRows rows{element_type(new_rows.dtype()), new_rows.shape(3)};
+    if (settings.parts == 1) {
+      rows.dense = outputs[first].data<void>();
+      return rows;
+    }
+    rows.packed = {outputs[first].data<uint32_t>(), outputs[first + 1].data<void>(),
+                   outputs[first + 2].data<void>(), bits, settings.group_size};
+    return rows;
+  }
+
+  void choose(const kernels::RowArguments& rows, uint32_t* slots) {
+    const mx::array& positions = outputs[settings.positions()];
     kernels::SelectionArguments a{};
-    a.batch = keys.shape(0);
-    a.heads = keys.shape(1);
-    a.rows = keys.shape(2);
+    a.batch = rows.batch;
+    a.heads = rows.heads;
+    a.rows = rows.rows;
     a.sink_size = settings.sink_size;
     a.recent_start = settings.recent_start;
-    a.positions = positions;
+    a.target = target;
+    a.positions = rows.positions;
     const mx::array& ranked = make_ranks();
     a.scores = ranked.data<float>();
     for (int axis = 0; axis < 3; ++axis) {
-      a.position_strides[axis] = outputs[3].strides(axis);
+      a.position_strides[axis] = positions.strides(axis);
       a.score_strides[axis] = ranked.strides(axis);
     }
-    kernels::evict_indices(a, 1, slots.data());
-
-    write_rows(inputs[4], slots, keys);
-    write_rows(inputs[5], slots, outputs[1]);
-    for (size_t i = 0; i < slots.size(); ++i) {
-      const size_t slot = i * static_cast<size_t>(a.rows) + slots[i];
-      importance[slot] = std::numeric_limits<float>::quiet_NaN();
-      positions[slot] = settings.position;
-    }
+    kernels::evict_indices(a, 1, slots);
   }
 
   const mx::array& make_ranks() {
     switch (settings.ranked_by) {
       case RankedBy::importance:
-        return outputs[2];
+        return outputs[settings.importance()];
       case RankedBy::array:
-        return inputs[6];
+        return inputs[settings.choice()];
       case RankedBy::age: {
-        const auto* positions = outputs[3].data<int32_t>();
+        const auto* positions = outputs[settings.positions()].data<int32_t>();
         auto* ages = ranks.data<float>();
         for (size_t i = 0; i < ranks.size(); ++i) {
           // The age, not the position: float32 does not hold every position beyond 2^24.
@@ -132,11 +166,11 @@ struct Task {
         kernels::KeyDiversityArguments a = key_diversity_arguments(outputs[0]);
         a.keys = outputs[0].data<void>();
         a.result = ranks.data<float>();
-        kernels::key_diversity(a, target, workspace.data<float>());
+        kernels::key_diversity(a, target);
         return ranks;
       }
     }
-    return outputs[2];
+    return outputs[settings.importance()];
   }
 
   static kernels::KeyDiversityArguments key_diversity_arguments(const mx::array& keys) {
@@ -161,48 +195,60 @@ mx::array temporary(mx::Shape shape, mx::cpu::CommandEncoder& encoder) {
 void ReplaceWorst::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
   release_sibling_inputs(inputs, outputs);
   auto& encoder = mx::cpu::get_command_encoder(stream());
-  Task task{settings_, {}, {}, {}, mx::array(0.0f), mx::array(0.0f), kernels::simd_target()};
+  Task task{settings_, {}, {}, {}, mx::array(0.0f), kernels::simd_target()};
   for (size_t i = 0; i < outputs.size(); ++i) {
-    task.in_place[i] = take_over(inputs[i], outputs[i]);
+    task.in_place.push_back(take_over(inputs[i], outputs[i]));
     task.outputs.push_back(mx::array::unsafe_weak_copy(outputs[i]));
   }
   // The stream keeps the buffers of inputs, outputs and temporaries until its tasks are done, so
   // the task holds none.
   for (size_t i = 0; i < inputs.size(); ++i) {
-    const bool is_row = i == 4 || i == 5;
+    const bool is_row = i == settings_.new_keys() || i == settings_.new_values();
     task.inputs.push_back(mx::array::unsafe_weak_copy(
         is_row ? with_unit_last_stride(inputs[i], encoder) : inputs[i]));
   }
-  const bool by_keys = settings_.ranked_by == RankedBy::key_diversity;
-  if (by_keys || settings_.ranked_by == RankedBy::age) {
-    task.ranks = temporary(outputs[2].shape(), encoder);
-  }
-  if (by_keys) {
-    const auto a = Task::key_diversity_arguments(outputs[0]);
-    task.workspace =
-        temporary({static_cast<int>(kernels::key_diversity_workspace_size(a))}, encoder);
+  const bool made_here =
+      settings_.ranked_by == RankedBy::key_diversity || settings_.ranked_by == RankedBy::age;
+  if (made_here && !settings_.knows_worst) {
+    task.ranks = temporary(outputs[settings_.importance()].shape(), encoder);
   }
   encoder.dispatch(std::move(task));
 }
 
-void check_like(const char* name, const mx::array& found, const mx::array& stored,
-                const char* what) {
-  check_dimensions(kOperation, name, found, 4, "[B, H, 1, D]");
-  mx::Shape expected = stored.shape();
-  expected[2] = 1;
-  if (found.shape() == expected && found.dtype() == stored.dtype()) return;
-  fail(kOperation, name, " are ", to_text(found.dtype()), ' ', to_text(found.shape()),
-       ", expected ", to_text(stored.dtype()), ' ', to_text(expected), " as the ", what, '.');
-}
-
-void check_per_row(const char* name, const mx::array& found, const mx::Shape& rows,
-                   mx::Dtype dtype) {
-  if (found.shape() == rows && found.dtype() == dtype) return;
-  fail(kOperation, name, " are ", to_text(found.dtype()), ' ', to_text(found.shape()),
-       ", expected ", to_text(dtype), " [B, H, N] = ", to_text(rows), '.');
-}
-
 }  // namespace
+
+std::vector<mx::array> replace_worst(const std::vector<mx::array>& keys,
+                                     const std::vector<mx::array>& values,
+                                     const mx::array& importance, const mx::array& positions,
+                                     const mx::array& new_keys, const mx::array& new_values,
+                                     int position, const ReplacementOptions& options,
+                                     mx::StreamOrDevice s) {
+  check_replacement(keys, values, importance, positions, new_keys, new_values, position, options);
+  const mx::Stream stream = cpu_stream(kReplaceWorst, s);
+  kernels::simd_target();  // refuses a wrong MLX_H2O_SIMD here, not inside the stream
+
+  std::vector<mx::array> inputs(keys);
+  inputs.insert(inputs.end(), values.begin(), values.end());
+  inputs.insert(inputs.end(), {importance, positions});
+  inputs.insert(inputs.end(), options.statistics.begin(), options.statistics.end());
+  std::vector<mx::Dtype> dtypes;
+  for (const mx::array& input : inputs) dtypes.push_back(input.dtype());
+  inputs.insert(inputs.end(), {new_keys, new_values});
+  if (options.worst.has_value()) inputs.push_back(*options.worst);
+  if (options.ranks.has_value()) inputs.push_back(*options.ranks);
+  const Settings settings{position,
+                          options.sink_size,
+                          options.recent_start,
+                          options.ranked_by,
+                          options.worst.has_value(),
+                          !options.statistics.empty(),
+                          static_cast<int>(keys.size()),
+                          options.bits,
+                          options.value_bits,
+                          options.group_size};
+  auto primitive = std::make_shared<ReplaceWorst>(stream, settings);
+  return mx::array::make_arrays(primitive->output_shapes(inputs), dtypes, primitive, inputs);
+}
 
 std::vector<mx::array> replace_worst(const mx::array& keys, const mx::array& values,
                                      const mx::array& importance, const mx::array& positions,
@@ -210,41 +256,13 @@ std::vector<mx::array> replace_worst(const mx::array& keys, const mx::array& val
                                      int position, int sink_size, std::optional<int> recent_start,
                                      RankedBy ranked_by, const std::optional<mx::array>& ranks,
                                      mx::StreamOrDevice s) {
-  check_dimensions(kOperation, "keys", keys, 4, "[B, H, N, D]");
-  check_dimensions(kOperation, "values", values, 4, "[B, H, N, Dv]");
-  check_not_empty(kOperation, "keys", keys, "[B, H, N, D]");
-  check_not_empty(kOperation, "values", values, "[B, H, N, Dv]");
-  const mx::Shape rows{keys.shape(0), keys.shape(1), keys.shape(2)};
-  if (mx::Shape{values.shape(0), values.shape(1), values.shape(2)} != rows) {
-    fail(kOperation, "keys and values have shapes ", to_text(keys.shape()), " and ",
-         to_text(values.shape()), ", expected the same [B, H, N].");
-  }
-  for (const auto& [name, dtype] :
-       {std::pair("keys", keys.dtype()), std::pair("values", values.dtype())}) {
-    if (is_float(dtype)) continue;
-    fail(kOperation, name, " are ", to_text(dtype), ", expected float32, float16 or bfloat16.");
-  }
-  check_per_row("importance values", importance, rows, mx::float32);
-  check_per_row("positions", positions, rows, mx::int32);
-  check_like("new keys", new_keys, keys, "keys");
-  check_like("new values", new_values, values, "values");
-  if (position < 0) fail(kOperation, "position is ", position, ", expected 0 or more.");
-  if (sink_size < 0) fail(kOperation, "sink_size is ", sink_size, ", expected 0 or more.");
-  if (ranks.has_value() != (ranked_by == RankedBy::array)) {
-    fail(kOperation, "ranks are ", ranks.has_value() ? "" : "not ",
-         "given, expected an array of them exactly where rows are ranked by an array.");
-  }
-  if (ranks.has_value()) check_per_row("ranks", *ranks, rows, mx::float32);
-  const mx::Stream stream = cpu_stream(kOperation, s);
-  kernels::simd_target();  // refuses a wrong MLX_H2O_SIMD here, not inside the stream
-
-  std::vector<mx::array> inputs{keys, values, importance, positions, new_keys, new_values};
-  if (ranks.has_value()) inputs.push_back(*ranks);
-  auto primitive = std::make_shared<ReplaceWorst>(
-      stream, Settings{position, sink_size, recent_start, ranked_by});
-  return mx::array::make_arrays(primitive->output_shapes(inputs),
-                                {keys.dtype(), values.dtype(), mx::float32, mx::int32}, primitive,
-                                inputs);
+  ReplacementOptions options;
+  options.sink_size = sink_size;
+  options.recent_start = recent_start;
+  options.ranked_by = ranked_by;
+  options.ranks = ranks;
+  return replace_worst(std::vector{keys}, std::vector{values}, importance, positions, new_keys,
+                       new_values, position, options, s);
 }
 
 }  // namespace mlx_h2o

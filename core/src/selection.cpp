@@ -84,6 +84,7 @@ void SelectRows::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::
   }
   a.sink_size = sink_size_;
   a.recent_start = recent_start_;
+  a.target = kernels::simd_target();
 
   // The stream keeps the buffers of inputs and outputs until its tasks are done, so the task holds
   // none; memory is asked for its address only then, when the inputs are there.

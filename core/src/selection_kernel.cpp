@@ -2,10 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <vector>
 
+#include "accumulation_kernel.h"
 #include "half.h"
+#include "thread_pool.h"
 
 namespace mlx_h2o::kernels {
 namespace {
@@ -67,48 +68,13 @@ void keep_of_head(const SelectionArguments& a, const float* scores, const int32_
   std::sort(result, result + keep);
 }
 
-// The worst row where neither padding nor an unscored row is in question, by loops that compilers
-// vectorise; -1 where one is, or every row is protected.
-int worst_scored_row(const SelectionArguments& a, const float* scores, const int32_t* positions) {
-  constexpr int32_t kNone = std::numeric_limits<int32_t>::max();
-  const int32_t recent_start = a.recent_start.value_or(kNone);
-  const auto is_protected = [&](int32_t position) {
-    return static_cast<int>(position < a.sink_size) | static_cast<int>(position >= recent_start);
-  };
-  // Signed integers in the order of the floats; NaN lies beyond the infinities.
-  const auto ordered_signed = [](float score) {
-    const auto bits = static_cast<int32_t>(to_bits(score + 0.0f));
-    return bits ^ ((bits >> 31) & kNone);
-  };
-  int32_t least = kNone;
-  int special = 0;
-  for (int slot = 0; slot < a.rows; ++slot) {
-    const int32_t position = positions[slot];
-    const int safe = is_protected(position);
-    const int nan = static_cast<int>((to_bits(scores[slot]) & 0x7fffffffu) > 0x7f800000u);
-    special |= static_cast<int>(position < 0) | (nan & ~safe);
-    const int32_t value = safe != 0 ? kNone : ordered_signed(scores[slot]);
-    least = value < least ? value : least;
-  }
-  if ((special & 1) != 0 || least == kNone) return -1;
-  int32_t newest = -1;
-  for (int slot = 0; slot < a.rows; ++slot) {
-    const bool worst = is_protected(positions[slot]) == 0 && ordered_signed(scores[slot]) == least;
-    const int32_t position = worst ? positions[slot] : -1;
-    newest = position > newest ? position : newest;
-  }
-  return static_cast<int>(std::find(positions, positions + a.rows, newest) - positions);
-}
-
 void evict_of_head(const SelectionArguments& a, const float* scores, const int32_t* positions,
                    int count, uint32_t* result) {
   if (count == 1) {
     if (a.score_strides[2] == 1 && a.position_strides[2] == 1) {
-      const int slot = worst_scored_row(a, scores, positions);
-      if (slot >= 0) {
-        *result = static_cast<uint32_t>(slot);
-        return;
-      }
+      const Zones zones = Zones::of(a.sink_size, a.recent_start);
+      *result = find_worst(scores, positions, a.rows, zones, a.target).slot;
+      return;
     }
     Rank worst = rank(a, scores, positions, 0);
     for (int slot = 1; slot < a.rows; ++slot) {
@@ -125,15 +91,18 @@ void evict_of_head(const SelectionArguments& a, const float* scores, const int32
 
 template <typename OfHead>
 void for_each_head(const SelectionArguments& a, int count, uint32_t* result, OfHead of_head) {
-  for (int batch = 0; batch < a.batch; ++batch) {
-    for (int head = 0; head < a.heads; ++head) {
-      const float* scores = a.scores + batch * a.score_strides[0] + head * a.score_strides[1];
-      const int32_t* positions =
-          a.positions + batch * a.position_strides[0] + head * a.position_strides[1];
-      of_head(a, scores, positions, count, result);
-      result += count;
-    }
-  }
+  // A sort costs about 20 times as much as a look at each row.
+  const int64_t work = static_cast<int64_t>(a.rows) * (count == 1 ? 1 : 20);
+  parallel_for(
+      int64_t{a.batch} * a.heads,
+      [&](int64_t item) {
+        const int64_t batch = item / a.heads;
+        const int64_t head = item % a.heads;
+        of_head(a, a.scores + batch * a.score_strides[0] + head * a.score_strides[1],
+                a.positions + batch * a.position_strides[0] + head * a.position_strides[1], count,
+                result + item * count);
+      },
+      std::max<int64_t>(1, 65536 / work));
 }
 
 }  // namespace

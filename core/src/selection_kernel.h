@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <optional>
 
+#include "attention_kernel.h"
+
 namespace mlx_h2o::kernels {
 
 /// One call: `rows` rows per (batch, head). Strides count elements.
@@ -15,6 +17,7 @@ struct SelectionArguments {
   int64_t position_strides[3];
   int sink_size;                    // rows at 0 <= position < sink_size are protected
   std::optional<int> recent_start;  // and so are rows at position >= recent_start
+  SimdTarget target = SimdTarget::scalar;
 };
 
 /// result[batch, heads, keep]: the slots of the best `keep` rows, ascending.

@@ -32,14 +32,17 @@ mlx_h2o::RankedBy ranked_by_name(const std::string& name) {
                               "\", expected importance, array, age or key_diversity.");
 }
 
-std::vector<mx::array> replace_worst(const mx::array& keys, const mx::array& values,
-                                     const mx::array& importance, const mx::array& positions,
-                                     const mx::array& new_keys, const mx::array& new_values,
-                                     int position, int sink_size, std::optional<int> recent_start,
-                                     const std::string& ranked_by,
-                                     const std::optional<mx::array>& ranks, mx::StreamOrDevice s) {
+std::vector<mx::array> replace_worst(
+    const std::vector<mx::array>& keys, const std::vector<mx::array>& values,
+    const mx::array& importance, const mx::array& positions, const mx::array& new_keys,
+    const mx::array& new_values, int position, int sink_size, std::optional<int> recent_start,
+    const std::string& ranked_by, const std::optional<mx::array>& ranks,
+    const std::optional<mx::array>& worst, const std::vector<mx::array>& statistics, int bits,
+    int group_size, int value_bits, mx::StreamOrDevice s) {
   return mlx_h2o::replace_worst(keys, values, importance, positions, new_keys, new_values, position,
-                                sink_size, recent_start, ranked_by_name(ranked_by), ranks, s);
+                                {sink_size, recent_start, ranked_by_name(ranked_by), ranks, worst,
+                                 statistics, bits, value_bits, group_size},
+                                s);
 }
 
 }  // namespace
@@ -97,7 +100,10 @@ NB_MODULE(_core, m) {
   m.def("replace_worst", &replace_worst, "keys"_a, "values"_a, "importance"_a, "positions"_a,
         "new_keys"_a, "new_values"_a, nb::kw_only(), "position"_a, "sink_size"_a = 0,
         "recent_start"_a = nb::none(), "ranked_by"_a = "importance", "ranks"_a = nb::none(),
-        "stream"_a = nb::none(), "[keys, values, importance, positions]; see mlx_h2o.fast.");
+        "worst"_a = nb::none(), "statistics"_a = std::vector<mx::array>{}, "bits"_a = 8,
+        "group_size"_a = 64, "value_bits"_a = 8, "stream"_a = nb::none(),
+        "Keys and values, in one or three arrays each, importance, positions and statistics; see "
+        "mlx_h2o.fast.");
   m.def("quantize_append", &mlx_h2o::quantize_append, "keys"_a, "values"_a, "new_keys"_a,
         "new_values"_a, "slots"_a, nb::kw_only(), "bits"_a, "group_size"_a, "value_bits"_a,
         "stream"_a = nb::none(),

@@ -77,8 +77,8 @@ def key_diversity(
     stream: mx.Stream | mx.ThreadLocalStream | mx.Device | mx.DeviceType | None = None,
 ) -> mx.array: ...
 def replace_worst(
-    keys: mx.array,
-    values: mx.array,
+    keys: collections.abc.Sequence[mx.array],
+    values: collections.abc.Sequence[mx.array],
     importance: mx.array,
     positions: mx.array,
     new_keys: mx.array,
@@ -89,6 +89,11 @@ def replace_worst(
     recent_start: int | None = None,
     ranked_by: str = "importance",
     ranks: mx.array | None = None,
+    worst: mx.array | None = None,
+    statistics: collections.abc.Sequence[mx.array] = [],
+    bits: int = 8,
+    group_size: int = 64,
+    value_bits: int = 8,
     stream: mx.Stream | mx.ThreadLocalStream | mx.Device | mx.DeviceType | None = None,
 ) -> list[mx.array]: ...
 def quantize_append(

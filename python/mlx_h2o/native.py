@@ -187,26 +187,35 @@ def key_diversity(request: KeyDiversityRequest) -> mx.array:
 
 
 def replace_worst(request: ReplaceRequest) -> tuple[Any, ...]:
-    """Keys, values, importance and positions, in the memory of the inputs where that is free."""
-    if request.is_packed or request.worst is not None or request.statistics is not None:
-        return composed_cache.written(request, composed_cache.slots_of(request, evict_indices))
-    given = isinstance(request.ranks, mx.array)
-    return tuple(
-        _module().replace_worst(
-            request.keys,
-            request.values,
-            request.importance,
-            request.positions,
-            request.new_keys,
-            request.new_values,
-            position=request.position,
-            sink_size=request.sink_size,
-            recent_start=request.recent_start,
-            ranked_by="array" if given else request.ranks,
-            ranks=request.ranks if given else None,
-            stream=request.stream,
-        )
+    """Keys, values, importance, positions and statistics, in the memory of the inputs where that
+    is free."""
+    ranks: mx.array | str = request.ranks
+    if request.is_packed and ranks == "key_diversity" and request.worst is None:
+        ranks = composed_cache.retention_of(request).scores
+    given = isinstance(ranks, mx.array)
+    keys, values = request.keys, request.values
+    results = _module().replace_worst(
+        [*keys] if request.is_packed else [keys],
+        [*values] if request.is_packed else [values],
+        request.importance,
+        request.positions,
+        request.new_keys,
+        request.new_values,
+        position=request.position,
+        sink_size=request.sink_size,
+        recent_start=request.recent_start,
+        ranked_by="array" if given else ranks,
+        ranks=ranks if given else None,
+        worst=request.worst,
+        statistics=[] if request.statistics is None else [*request.statistics],
+        bits=request.bits,
+        group_size=request.group_size,
+        value_bits=request.v_bits,
+        stream=request.stream,
     )
+    if request.is_packed:
+        return (tuple(results[:3]), tuple(results[3:6]), *results[6:])
+    return tuple(results)
 
 
 def quantize_append(request: QuantizeAppendRequest) -> tuple[Quantized, Quantized]:

@@ -22,7 +22,8 @@ inline bool near(double found, double expected, double tolerance) {
 inline void test_accumulation(Random& random, int cases, Report& report) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   for (int i = 0; i < cases; ++i) {
-    const int rows = random.between(1, 40);
+    // Some calls are large enough for several threads.
+    const int rows = random.one_in(10) ? random.between(500, 6000) : random.between(1, 40);
     const double decay = random.between(0, 99) / 100.0;
     kernels::AccumulationArguments a{};
     a.batch = random.between(1, 2);
@@ -38,18 +39,23 @@ inline void test_accumulation(Random& random, int cases, Report& report) {
     // Ends with the last row that may be read.
     const int64_t slack = query - rows;
     std::vector<float> scores(static_cast<size_t>(a.batch * a.score_strides[0] - slack));
+    const bool masked = random.one_in(2);
     for (float& score : scores) {
-      score = random.one_in(4)   ? -std::numeric_limits<float>::infinity()
+      score = !masked            ? random.normal()
+              : random.one_in(4) ? -std::numeric_limits<float>::infinity()
               : random.one_in(9) ? nan
                                  : random.normal();
     }
     std::vector<float> importance(static_cast<size_t>(a.batch * a.heads * rows));
     for (float& value : importance) value = random.one_in(3) ? nan : std::fabs(random.normal());
     const std::vector<float> before = importance;
-    std::vector<float> workspace(static_cast<size_t>(kernels::accumulation_workspace_size(rows)));
     a.scores = scores.data();
     a.importance = importance.data();
-    kernels::accumulate_scores(a, workspace.data());
+    kernels::SimdTarget target;
+    do {
+      target = random.choose(kernels::kSimdTargets);
+    } while (!kernels::is_supported(target));
+    kernels::accumulate_scores(a, target);
     for (size_t cell = 0; cell < before.size(); ++cell) {
       const auto row = static_cast<int64_t>(cell) % rows;
       const auto head = static_cast<int64_t>(cell) / rows % a.heads;
@@ -71,7 +77,8 @@ inline void test_accumulation(Random& random, int cases, Report& report) {
         expected = std::isnan(expected) ? s : decay * expected + (1 - decay) * s;
       }
       if (!near(importance[cell], expected, 1e-5)) {
-        report.mismatch("importance of case %d, row %zu: found %g, expected %g", i, cell,
+        report.mismatch("importance of target %s, case %d, row %zu: found %g, expected %g",
+                        kernels::target_name(target), i, cell,
                         static_cast<double>(importance[cell]), expected);
       }
     }
@@ -83,7 +90,7 @@ inline void test_key_diversity(Random& random, int cases, Report& report) {
     kernels::KeyDiversityArguments a{};
     a.batch = 1;
     a.heads = random.between(1, 2);
-    a.rows = random.between(1, 20);
+    a.rows = random.one_in(10) ? random.between(1000, 2000) : random.between(1, 20);
     a.width = random.between(1, 40);
     a.type = kernels::ElementType::float32;
     const int64_t stride = a.width + random.between(0, 3);
@@ -96,8 +103,7 @@ inline void test_key_diversity(Random& random, int cases, Report& report) {
     a.result = found.data();
     for (kernels::SimdTarget target : kernels::kSimdTargets) {
       if (!kernels::is_supported(target)) continue;
-      std::vector<float> workspace(static_cast<size_t>(kernels::key_diversity_workspace_size(a)));
-      kernels::key_diversity(a, target, workspace.data());
+      kernels::key_diversity(a, target);
       for (int head = 0; head < a.heads; ++head) {
         const float* first = keys.data() + head * a.key_strides[1];
         std::vector<double> norms, mean(static_cast<size_t>(a.width));
@@ -135,11 +141,13 @@ inline void test_quantization(Random& random, int cases, Report& report) {
     kernels::QuantizationArguments a{};
     a.batch = 1;
     a.heads = random.between(1, 2);
-    a.new_rows = random.between(1, 2);
-    a.rows = random.between(3, 4);
-    a.group_size = 32 * random.between(1, 2);
-    a.width = a.group_size * random.between(1, 3);
-    a.bits = random.choose(kBits);
+    // Some calls are large enough for several threads.
+    const bool large = random.one_in(10);
+    a.new_rows = large ? 200 : random.between(1, 2);
+    a.rows = a.new_rows + random.between(1, 2);
+    const int group_size = 32 << random.between(0, 2);
+    a.width = group_size * random.between(1, 3);
+    const int bits = random.choose(kBits);
     a.type = kernels::ElementType::float32;
     a.from_strides[2] = a.width;
     a.from_strides[1] = static_cast<int64_t>(a.width) * a.new_rows;
@@ -150,44 +158,48 @@ inline void test_quantization(Random& random, int cases, Report& report) {
     std::vector<uint32_t> slots;
     for (int head = 0; head < a.heads; ++head) {
       const int first = random.between(0, 1);
-      for (int row = 0; row < a.new_rows; ++row) {
-        slots.push_back(row == 0 ? static_cast<uint32_t>(first) : UINT32_MAX);
+      for (int row = 0; row + 1 < a.new_rows; ++row) {
+        slots.push_back(static_cast<uint32_t>(first + row));
       }
+      slots.push_back(UINT32_MAX);
     }
-    const int words_per_row = a.width * a.bits / 32;
-    const int groups = a.width / a.group_size;
+    const int words_per_row = a.width * bits / 32;
+    const int groups = a.width / group_size;
     const auto total = static_cast<size_t>(a.heads * a.rows);
     std::vector<uint32_t> words(total * static_cast<size_t>(words_per_row));
     std::vector<float> scales(total * static_cast<size_t>(groups));
     std::vector<float> biases(scales.size());
     a.from = from.data();
     a.slots = slots.data();
-    a.words = words.data();
-    a.scales = scales.data();
-    a.biases = biases.data();
-    kernels::quantize_rows(a);
+    a.to = {words.data(), scales.data(), biases.data(), bits, group_size};
+    kernels::SimdTarget target;
+    do {
+      target = random.choose(kernels::kSimdTargets);
+    } while (!kernels::is_supported(target));
+    kernels::quantize_rows(a, target);
     for (int head = 0; head < a.heads; ++head) {
       for (int row = 0; row < a.new_rows; ++row) {
         const uint32_t slot = std::min(slots[static_cast<size_t>(head * a.new_rows + row)],
                                        static_cast<uint32_t>(a.rows - 1));
         const size_t stored = static_cast<size_t>(head * a.rows) + slot;
         for (int d = 0; d < a.width; ++d) {
-          const int bit = d * a.bits;
+          const int bit = d * bits;
           const size_t word =
               stored * static_cast<size_t>(words_per_row) + static_cast<size_t>(bit / 32);
           uint64_t pair = words[word];
-          if (bit % 32 + a.bits > 32) pair |= static_cast<uint64_t>(words[word + 1]) << 32;
-          const auto level = static_cast<double>((pair >> (bit % 32)) & ((1u << a.bits) - 1));
+          if (bit % 32 + bits > 32) pair |= static_cast<uint64_t>(words[word + 1]) << 32;
+          const auto level = static_cast<double>((pair >> (bit % 32)) & ((1u << bits) - 1));
           const size_t group =
-              stored * static_cast<size_t>(groups) + static_cast<size_t>(d / a.group_size);
+              stored * static_cast<size_t>(groups) + static_cast<size_t>(d / group_size);
           const float value =
               from[static_cast<size_t>(head * a.from_strides[1] + row * a.width + d)];
           const float steps = std::rint((value - biases[group]) / scales[group]);
           const float expected =
-              std::min(std::max(steps, 0.0f), static_cast<float>((1 << a.bits) - 1));
+              std::min(std::max(steps, 0.0f), static_cast<float>((1 << bits) - 1));
           if (level != static_cast<double>(expected)) {
-            report.mismatch("quantised value of case %d, %d bits: found %g, expected %g", i, a.bits,
-                            level, static_cast<double>(expected));
+            report.mismatch("quantised value of target %s, case %d, %d bits: found %g, expected %g",
+                            kernels::target_name(target), i, bits, level,
+                            static_cast<double>(expected));
           }
         }
       }

@@ -77,6 +77,9 @@ inline void test_selection(Random& random, int cases, Report& report) {
     }
     a.scores = scores.data();
     a.positions = positions.data();
+    do {
+      a.target = random.choose(kernels::kSimdTargets);
+    } while (!kernels::is_supported(a.target));
     const int count = random.one_in(3) ? 1 : random.between(1, rows);
     std::vector<uint32_t> kept(total * static_cast<size_t>(count));
     std::vector<uint32_t> evicted(kept.size());

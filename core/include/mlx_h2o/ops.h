@@ -83,6 +83,33 @@ std::vector<mlx::core::array> replace_worst(
     int sink_size, std::optional<int> recent_start, RankedBy ranked_by = RankedBy::importance,
     const std::optional<mlx::core::array>& ranks = std::nullopt, mlx::core::StreamOrDevice s = {});
 
+/// What `replace_worst` may be told beside its arrays.
+struct ReplacementOptions {
+  int sink_size = 0;
+  std::optional<int> recent_start = std::nullopt;
+  RankedBy ranked_by = RankedBy::importance;
+  std::optional<mlx::core::array> ranks = std::nullopt;  // float32 [B, H, N], with RankedBy::array
+  std::optional<mlx::core::array> worst = std::nullopt;  // uint32 [B, H]: the slots, no search
+  std::vector<mlx::core::array> statistics = {};         // key_sum, inverse_norms; or none
+  int bits = 8;                                          // of packed keys
+  int value_bits = 8;
+  int group_size = 64;
+};
+
+/// The same for rows of any kind: `keys` and `values` are one array each, or packed as words,
+/// scales and biases, where the new rows, in the dtype of the scales, are quantised into their
+/// slots.
+///
+/// With `statistics`, key_sum float32 [B, H, D] of the normalised keys and inverse_norms float32
+/// [B, H, N], these lose the old key and gain the new one, as it is stored. A slot of `worst`
+/// beyond the last row means the last row. Returns the arrays of the keys, of the values,
+/// importance, positions and the statistics.
+std::vector<mlx::core::array> replace_worst(
+    const std::vector<mlx::core::array>& keys, const std::vector<mlx::core::array>& values,
+    const mlx::core::array& importance, const mlx::core::array& positions,
+    const mlx::core::array& new_keys, const mlx::core::array& new_values, int position,
+    const ReplacementOptions& options, mlx::core::StreamOrDevice s = {});
+
 /// Quantises new rows straight into their slots, bit for bit as mx.quantize (affine, CPU) does.
 ///
 /// keys and values are {words uint32 [B, H, N, D * bits / 32], scales and biases

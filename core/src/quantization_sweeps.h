@@ -1,0 +1,61 @@
+// Quantisation of one row, in loops that compilers vectorise for the target of the region. Included
+// once per SIMD target: hence no include guard.
+
+// MLX's choice: the edge of the greater magnitude is representable exactly, and so is 0.
+inline Affine affine_of_group(const float* values, int count, float levels) {
+  constexpr int kParts = 16;
+  float low[kParts];
+  float high[kParts];
+  std::fill(low, low + kParts, kInfinity);
+  std::fill(high, high + kParts, -kInfinity);
+  for (int first = 0; first < count; first += kParts) {  // a group is 32, 64 or 128
+    for (int i = 0; i < kParts; ++i) {
+      const float value = values[first + i];
+      low[i] = value < low[i] ? value : low[i];  // in this order NaN is passed over
+      high[i] = value > high[i] ? value : high[i];
+    }
+  }
+  const float least = *std::min_element(low, low + kParts);
+  const float most = *std::max_element(high, high + kParts);
+  const bool negative = std::fabs(least) > std::fabs(most);
+  const float step = std::max((most - least) / levels, 1e-7f);
+  const float scale = negative ? step : -step;
+  const float edge = negative ? least : most;
+  const float zero = std::rint(edge / scale);
+  if (zero == 0) return {scale, 0};
+  return {edge / zero, edge};
+}
+
+template <typename T>
+void quantize(const T* from, const PackedRow& to, int width) {
+  const auto levels = static_cast<float>((1 << to.bits) - 1);
+  T* scales = static_cast<T*>(to.scales);
+  T* biases = static_cast<T*>(to.biases);
+  BitWriter writer(to.words);
+  float values[kMaxGroup];
+  uint8_t packed[kMaxGroup];
+  for (int first = 0; first < width; first += to.group_size) {
+    for (int i = 0; i < to.group_size; i += kLanes) store(values + i, load(from + first + i));
+    const auto [scale, bias] = affine_of_group(values, to.group_size, levels);
+    for (int i = 0; i < to.group_size; ++i) {
+      const float level = std::rint((values[i] - bias) / scale);
+      const float below = level < levels ? level : levels;
+      // In this order NaN becomes 0.
+      packed[i] = static_cast<uint8_t>(static_cast<int>(level > 0 ? below : 0.0f));
+    }
+    writer.put(packed, to.group_size, to.bits);
+    *scales++ = round_to<T>(scale);
+    *biases++ = round_to<T>(bias);
+  }
+}
+
+inline void quantize_any(ElementType type, const void* from, const PackedRow& to, int width) {
+  switch (type) {
+    case ElementType::float32:
+      return quantize(static_cast<const float*>(from), to, width);
+    case ElementType::float16:
+      return quantize(static_cast<const Float16*>(from), to, width);
+    case ElementType::bfloat16:
+      return quantize(static_cast<const BFloat16*>(from), to, width);
+  }
+}
