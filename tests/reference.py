@@ -183,6 +183,15 @@ def accumulate(seen, scores, *, decay, queries=EMA_QUERIES) -> np.ndarray:
     return total
 
 
+def key_diversity(keys) -> np.ndarray:
+    """Minus the cosine of each key with the mean of the normalised keys of its head."""
+    k = float64(keys)
+    directions = k / np.maximum(np.linalg.norm(k, axis=-1, keepdims=True), 1e-12)
+    mean = directions.mean(axis=2, keepdims=True)
+    mean = mean / np.maximum(np.linalg.norm(mean, axis=-1, keepdims=True), 1e-12)
+    return -(directions * mean).sum(-1)
+
+
 def attention_mass(scores, lse, kv_heads: int) -> np.ndarray:
     """The weights that each key gets, over all queries and query heads: [B, Hkv, N] (H2O).
 

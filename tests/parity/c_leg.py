@@ -163,8 +163,9 @@ class CLeg(Leg):
 
     def absent(self, case: Case) -> str:
         """What the package's back end of this name serves, the C one has to serve too."""
-        if case.fields["op"] == "without_scores":
-            return "no public call asks for it"
+        op = case.fields["op"]
+        if op in operations.FUNCTIONS and op not in c_api_operations.RUN:
+            return f"it has no call for {op!r}"
         return operations.absent(case, get(self.trace_of), self.trace_of)
 
     def versions(self) -> dict[str, str]:

@@ -28,6 +28,8 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = {
     "probes": ("attention_with_probes",),
     "accumulate": ("accumulate_scores",),
     "replace": ("replace_worst", "evict_indices"),
+    "replacement": ("replace_worst",),
+    "attend": ("attention_and_accumulate", "accumulate_scores"),
     "append": ("quantize_append",),
     "prefill": ("prefill_scores",),
 }
@@ -37,7 +39,7 @@ def absent(case: Case, backend: object, name: str) -> str:
     """Why the back end has no part in the case's operation; empty if it has, or is composed."""
     op = case.fields["op"]
     functions = list(FUNCTIONS.get(op, ()))
-    if op == "without_scores" and case.fields["bits"]:
+    if op in ("without_scores", "attend") and case.fields["bits"]:
         functions = ["quantized_attention"]
     if name == "composed" or not functions or any(hasattr(backend, f) for f in functions):
         return ""
@@ -161,6 +163,62 @@ def _append(case: Case, backend: Any) -> dict[str, np.ndarray]:
     return arrays
 
 
+def _attend(case: Case, backend: Any) -> dict[str, np.ndarray]:
+    del backend
+    fields, tensors = case.fields, case.tensors
+    named = {}
+    if "positions" in tensors:
+        zones = {name: fields[name] for name in ("sink_size", "recent_start")}
+        named = {"positions": tensors["positions"], **zones}
+    found = fast.attention_and_accumulate(
+        tensors["queries"], _rows(case, "keys"), _rows(case, "values"), tensors["importance"],
+        **_options(case), **(_packing(case) if fields["bits"] else {}), **named,
+        decay=fields["decay"],
+    )  # fmt: skip
+    return _named("out importance worst", found)
+
+
+def _replacement(case: Case, backend: Any) -> dict[str, np.ndarray]:
+    """Rows as they dequantise, and how far the statistics are from those of the keys."""
+    del backend
+    fields, tensors = case.fields, case.tensors
+    bits, size = fields["bits"] or (8, 8), fields["group_size"]
+    options: dict[str, Any] = {"bits": bits[0], "v_bits": bits[1], "group_size": size}
+    if "worst" in tensors:
+        options["worst"] = tensors["worst"]
+    if "key_sum" in tensors:
+        options["statistics"] = tensors["key_sum"], tensors["inverse_norms"]
+    names = ("importance", "positions", "new_keys", "new_values")
+    *stored, importance, positions, key_sum, norms = (
+        *fast.replace_worst(
+            _rows(case, "keys"), _rows(case, "values"), *(tensors[name] for name in names),
+            position=fields["position"], sink_size=fields["sink_size"], **options,
+        ),
+        *(() if "key_sum" in tensors else (None, None)),
+    )  # fmt: skip
+    arrays = _named("importance positions", (importance, positions))
+    dense = []
+    for name, rows, width in zip(("keys", "values"), stored, bits, strict=True):
+        packed = isinstance(rows, tuple)
+        wide = (
+            reference.dequantized(*rows, bits=width, group_size=size)
+            if packed
+            else reference.float64(rows)
+        )
+        dense.append(wide)
+        written, others = split(wide, np.array(tensors["slots"]))
+        # Expectations are kept as float32, and other rows are to be the same.
+        arrays |= {f"new_{name}": written, f"other_{name}": others.astype(np.float32)}
+    if key_sum is not None:
+        exact = 1 / np.maximum(np.linalg.norm(dense[0], axis=-1), 1e-12)
+        sums = (dense[0] * exact[..., None]).sum(2)
+        arrays |= {
+            "key_sum_error": reference.float64(key_sum) - sums,
+            "norm_error": reference.float64(norms) / exact - 1,
+        }
+    return arrays
+
+
 def split(rows: np.ndarray, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The rows [B, H, N, D] at the slots [B, H, L], and in place those that are not (else 0)."""
     at = slots.astype(np.int64)[..., None]
@@ -186,6 +244,8 @@ _RUN: dict[str, Callable[[Case, Any], dict[str, np.ndarray]]] = {
     "probes": _probes,
     "accumulate": _accumulate,
     "replace": _replace,
+    "replacement": _replacement,
+    "attend": _attend,
     "append": _append,
     "prefill": _prefill,
 }

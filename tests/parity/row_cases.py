@@ -65,7 +65,7 @@ def accumulate_case(
     scores[rng.random(scores.shape) < masked] = -np.inf
     expected = reference.accumulate(before, scores, decay=decay)
     largest = np.abs(scores[np.isfinite(scores)]).max(initial=1.0)
-    return _case(
+    return drawn_case(
         {"name": name, "op": "accumulate", "decay": decay},
         {"importance": mx.array(before), "scores": mx.array(scores)},
         {"importance": expected},
@@ -95,6 +95,9 @@ def _replacements(seed: int) -> Iterator[Case]:
         yield replace_case(f"replace-zones-{dtype}", dtype=dtype, **zones, seed=seed)
         yield replace_case(f"replace-ranks-{dtype}", dtype=dtype, ranks="array", seed=seed)
     yield replace_case("replace-age", ranks="age", sink_size=4, seed=seed)
+    for dtype in DTYPES:
+        yield replace_case(f"replace-key-diversity-{dtype}", dtype=dtype, ranks="key_diversity",
+                           seed=seed)  # fmt: skip
     yield replace_case("replace-unscored", unscored=0.5, batch=2, seed=seed)
 
 
@@ -110,7 +113,7 @@ def replace_case(
     recent_start: int | None = None,
     seed: int = 0,
 ) -> Case:
-    """A new row for the worst: ``ranks`` "" (by importance), "age" or "array"."""
+    """A new row for the worst: ``ranks`` "" (by importance), "array", or a rank's name."""
     rng, kind = generator(name, seed), DTYPES[dtype]
     shape, position = (batch, 2, rows), 3 * rows
 
@@ -135,6 +138,8 @@ def replace_case(
         tensors["ranks"] = mx.array(by)
     elif ranks == "age":
         by = positions.astype(np.float32)
+    elif ranks == "key_diversity":
+        by = reference.key_diversity(tensors["keys"]).astype(np.float32)
     fields = {
         "name": name,
         "op": "replace",
@@ -153,7 +158,7 @@ def replace_case(
         for key in ("keys", "values"):
             expected[key][at] = reference.float64(tensors[f"new_{key}"])[head][0]
         expected["importance"][at], expected["positions"][at] = np.nan, position
-    return _case(fields, tensors, expected, dict.fromkeys(expected, 0.0))
+    return drawn_case(fields, tensors, expected, dict.fromkeys(expected, 0.0))
 
 
 def _appends(seed: int) -> Iterator[Case]:
@@ -200,7 +205,7 @@ def append_case(
         rounding = 2 * largest * reference.ULP[reference.dtype_name(tensors[f"new_{of}"])]
         tolerance |= {f"new_{of}": step + rounding, f"other_{of}": 0.0}
     fields = {"name": name, "op": "append", "bits": bits, "group_size": group, "slack": 0}
-    return _case(fields, tensors, expected, tolerance)
+    return drawn_case(fields, tensors, expected, tolerance)
 
 
 def _prefills(seed: int) -> Iterator[Case]:
@@ -280,10 +285,10 @@ def prefill_case(
         "decay": decay,
         "queries": counted,
     }
-    return _case(fields, tensors, {"importance": expected}, {"importance": float(bound)})
+    return drawn_case(fields, tensors, {"importance": expected}, {"importance": float(bound)})
 
 
-def _case(
+def drawn_case(
     fields: dict[str, Any],
     tensors: dict[str, mx.array],
     expected: dict[str, np.ndarray],

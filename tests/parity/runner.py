@@ -18,6 +18,7 @@ from parity.legs import EmulatorLeg, Leg, PackageLeg, ReferenceLeg
 from parity.outcome import Outcome, Verdict
 from parity.report import Report
 from parity.row_cases import row_cases
+from parity.step_cases import step_cases
 from parity.swift_leg import SwiftLeg
 
 # The order of the columns. The first that runs is the one that all traces are compared with.
@@ -60,7 +61,8 @@ def all_cases(seed: int, pattern: str = "*") -> list[Case]:
 
 @functools.cache
 def _every_case(seed: int) -> tuple[Case, ...]:
-    drawn = (random_cases(seed), fresh_traces(seed), decode_cases(seed), row_cases(seed))
+    families = (random_cases, fresh_traces, decode_cases, row_cases, step_cases)
+    drawn = (family(seed) for family in families)
     cases = (*read(), *boundary_cases(), *itertools.chain(*drawn))
     names = [case.name for case in cases]
     assert len(set(names)) == len(names)

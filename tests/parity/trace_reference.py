@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import reference
+import reference_ranks
 from golden.build import Case
 from mlx_h2o import H2OConfig
 from reference_cache import ReferenceCache, Row
@@ -51,7 +52,7 @@ def _snapshot(cache: ReferenceCache) -> tuple[np.ndarray, np.ndarray]:
 
 def ranks(case: Case, head: tuple[int, ...], scores: dict[int, float]) -> dict[int, float]:
     """What the policy ranks the rows of one head by; ``scores`` is C by position."""
-    cache = ReferenceCache(config_of(case), 1, 1)
     keys = reference.float64(case.tensors["keys"])[head]
     rows = [Row(position, keys[position], keys[position], c) for position, c in scores.items()]
-    return dict(zip(scores, cache.ranks(rows), strict=True))
+    found = reference_ranks.ranks(config_of(case), head[1], rows)
+    return dict(zip(scores, found, strict=True))
