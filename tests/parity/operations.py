@@ -61,7 +61,7 @@ def request(case: Case) -> AnyAttentionRequest:
     q, rows = tensors["queries"], [_rows(case, name) for name in ("keys", "values")]
     made: AnyAttentionRequest
     if fields["bits"]:
-        packing = _packing(case)
+        packing = _packing(case) | {"return_skipped": fields["return_skipped"]}
         made = validate_quantized.quantized_attention_request(q, *rows, **options, **packing)
     else:
         made = validate.attention_request(q, *rows, **options)
@@ -105,11 +105,13 @@ def _named(names: str, found: Any) -> dict[str, np.ndarray]:
 
 def _quantized(case: Case, backend: Any) -> dict[str, np.ndarray]:
     del backend
+    asked = {name: case.fields[name] for name in ("return_lse", "return_skipped")}
     found = fast.scaled_dot_product_attention_quantized_with_scores(
         case.tensors["queries"], *_rows(case, "keys"), *_rows(case, "values"),
-        **_options(case), **_packing(case), return_lse=case.fields["return_lse"],
+        **_options(case), **_packing(case), **asked,
     )  # fmt: skip
-    return _named("out scores lse", found)
+    more = [name.removeprefix("return_") for name, is_asked in asked.items() if is_asked]
+    return _named(" ".join(["out scores", *more]), found)
 
 
 def _without_scores(case: Case, backend: Any) -> dict[str, np.ndarray]:
@@ -118,7 +120,7 @@ def _without_scores(case: Case, backend: Any) -> dict[str, np.ndarray]:
     found = serve(request(case))
     if found[1] is not None:
         raise AssertionError("scores were made that nobody asked for")
-    return _named("out scores lse", found)
+    return _named("out scores lse skipped", found)
 
 
 def _probes(case: Case, backend: Any) -> dict[str, np.ndarray]:
