@@ -7,7 +7,7 @@
 // more registers than a group of 1024 threads may have.
 #ifdef H2O_MAX_THREADS
 #undef __global__
-#define __global__ __attribute__((global)) __launch_bounds__(H2O_MAX_THREADS)
+#define __global__ __attribute__((global)) __launch_bounds__(H2O_MAX_THREADS, 1)
 #endif
 
 typedef unsigned short ushort;

@@ -555,7 +555,7 @@ CUDA_SHIM = """#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #ifdef H2O_MAX_THREADS
 #undef __global__
-#define __global__ __attribute__((global)) __launch_bounds__(H2O_MAX_THREADS)
+#define __global__ __attribute__((global)) __launch_bounds__(H2O_MAX_THREADS, 1)
 #endif
 typedef unsigned short ushort;
 typedef unsigned int uint;
@@ -1649,12 +1649,11 @@ SEGMENTS: dict[str, Pairs] = {
             "",
             """      }
     }
-    for (int from = 0; from < LANES; from++) {
+    for (int from = 0, i = start; from < LANES && i < key_count; from++, i += key_step) {
       const float weight = metal::simd_shuffle(own_weight, ushort(from));
       if (weight == 0.0f) {
         continue;
       }
-      const int i = start + from * key_step;
       float value[VALUE_PART];
       h2o_load_quantized<VALUE_PART, VB, G>(
           value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],
@@ -1951,12 +1950,11 @@ SEGMENTS: dict[str, Pairs] = {
             "",
             """      }
     }
-    for (int from = 0; from < LANES; from++) {
+    for (int from = 0, i = start; from < LANES && i < key_count; from++, i += key_step) {
       const float weight = metal::simd_shuffle(own_weight, ushort(from));
       if (weight == 0.0f) {
         continue;
       }
-      const int i = start + from * key_step;
       float value[VALUE_PART];
       h2o_load_quantized<VALUE_PART, VB, G>(
           value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],

@@ -249,7 +249,7 @@ FAULTS = {
         "own_key < key_count ?", "own_key <= key_count ?", "memory fault", case=SPARSE
     ),
     "the value row of another lane's key": Fault(
-        "start + from * key_step", "start + (31 - from) * key_step", "memory fault", case=SPARSE
+        "i = start; from", "i = start + key_step; from", WRONG, case=SPARSE
     ),
     "weights read before they are there": Fault(
         "  metal::threadgroup_barrier(metal::mem_flags::mem_device | "

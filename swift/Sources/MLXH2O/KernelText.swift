@@ -1407,12 +1407,11 @@ struct KernelText: Sendable {
         text: #"""
                 }
               }
-              for (int from = 0; from < LANES; from++) {
+              for (int from = 0, i = start; from < LANES && i < key_count; from++, i += key_step) {
                 const float weight = metal::simd_shuffle(own_weight, ushort(from));
                 if (weight == 0.0f) {
                   continue;
                 }
-                const int i = start + from * key_step;
                 float value[VALUE_PART];
                 h2o_load_quantized<VALUE_PART, VB, G>(
                     value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],
@@ -1774,12 +1773,11 @@ struct KernelText: Sendable {
         text: #"""
                 }
               }
-              for (int from = 0; from < LANES; from++) {
+              for (int from = 0, i = start; from < LANES && i < key_count; from++, i += key_step) {
                 const float weight = metal::simd_shuffle(own_weight, ushort(from));
                 if (weight == 0.0f) {
                   continue;
                 }
-                const int i = start + from * key_step;
                 float value[VALUE_PART];
                 h2o_load_quantized<VALUE_PART, VB, G>(
                     value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],
