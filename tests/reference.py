@@ -112,21 +112,17 @@ def attention(
     return Attention(out, scores, lse)
 
 
-def _weights(expected: Attention) -> np.ndarray:
+def dropped_mass(expected: Attention, sparse_v_threshold: float) -> float:
+    """The largest sum of weights below the threshold that any query has."""
     with np.errstate(invalid="ignore"):
-        return np.exp(expected.scores - expected.lse[..., None])
-
-
-def dropped_mass(expected: Attention, sparse_v_threshold: float, least: float = 0.0) -> float:
-    """The largest sum of weights below the threshold, and from ``least`` on, of any query."""
-    weights = _weights(expected)
-    dropped = (weights < sparse_v_threshold) & (weights >= least)
-    return float(np.where(dropped, weights, 0).sum(-1).max())
+        weights = np.exp(expected.scores - expected.lse[..., None])
+    return float(np.where(weights < sparse_v_threshold, weights, 0).sum(-1).max())
 
 
 def skipped(expected: Attention, sparse_v_threshold: float) -> np.ndarray:
     """Share of the rows whose weight is below the threshold, [B, Hq, Lq]; masked ones are not."""
-    weights = _weights(expected)
+    with np.errstate(invalid="ignore"):
+        weights = np.exp(expected.scores - expected.lse[..., None])
     return ((weights < sparse_v_threshold) & (expected.scores != -np.inf)).mean(-1)
 
 

@@ -181,6 +181,10 @@ class BatchedRows(BoundedRows):
 
     # Scores
 
+    def ranks_keys(self, queries: mx.array, keys: Stored) -> bool:
+        """Never: the zones of the sequences differ, and padding has keys."""
+        return False
+
     def attend(
         self,
         queries: mx.array,

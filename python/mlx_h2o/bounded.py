@@ -6,10 +6,11 @@ from typing import Any, cast
 
 import mlx.core as mx
 
-from . import fast, handed_out, policies, scoring, stored_attention
-from .checks import check_attended, check_rows, check_scores
+from . import fast, handed_out, key_ranks, policies, scoring, stored_attention
+from .checks import check_attended, check_rows, check_scored, check_scores
 from .config import H2OConfig
 from .eviction import Eviction
+from .key_ranks import KeyRanks
 from .storage import Storage, Stored, tied
 from .stores import empty_store
 
@@ -45,6 +46,7 @@ class BoundedRows:
         self._unscored = False  # the last update still waits for its scores
         self._surplus = False  # rows of a chunk beyond the budget, to go at the next occasion
         self._length = 1  # tokens of the last update
+        self._key_ranks: KeyRanks | None = None
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Stored, Stored]:
         """Evict what must go, append the new rows and return all rows for attention.
@@ -122,12 +124,18 @@ class BoundedRows:
         """
         check_attended(keys, self._store)
         store = cast(Storage, self._store)
+        if self.ranks_keys(queries, keys):
+            shared = self.config.shared_heads
+            out, self._key_ranks = KeyRanks.attend(
+                self._key_ranks, store, queries, keys, values,
+                scale=scale, mask=mask, sinks=sinks, shared_heads=shared,
+            )  # fmt: skip
+            return out
         if (
             self.policy.decay is not None
             and isinstance(keys, mx.array)
             and isinstance(values, mx.array)
             and keys.shape[1] == store.positions.shape[1]
-            and not store.in_segments
         ):
             out, store.importance = fast.attention_and_accumulate(
                 queries,
@@ -147,6 +155,16 @@ class BoundedRows:
         self.update_scores(scores, lse=lse, masked=mask is not None)
         tied: mx.array = mx.depends(out, [store.importance])
         return tied
+
+    def ranks_keys(self, queries: mx.array, keys: Stored) -> bool:
+        """Whether ``attend`` ranks the rows by their keys, in its one read of them."""
+        return (
+            self.policy.ranked_by == "key_diversity"
+            and self.config.evict_every == 1
+            and self._store is not None
+            and self._store.length >= self._limit
+            and key_ranks.pays(queries, keys, self._store)
+        )
 
     def score_chunk(
         self,
@@ -237,11 +255,6 @@ class BoundedRows:
         return {} if self._store is None else self._store.attention_settings
 
     @property
-    def in_segments(self) -> bool:
-        """Whether attention reads the rows in parts; the arrays handed out then serve others."""
-        return self._store is not None and self._store.in_segments
-
-    @property
     def needs_routing(self) -> bool:
         """Whether attention must be ours: it has to return scores, or to read packed rows."""
         return self.policy.needs_scores or self.config.kv_bits is not None
@@ -257,12 +270,12 @@ class BoundedRows:
             self._compact(store, self.config.max_kv_size, added)
         elif store.length >= self._limit:
             if self.config.evict_every == 1:
-                self._eviction(store, added).replace_worst(keys, values)
+                eviction = self._eviction(store, added)
+                self._key_ranks = KeyRanks.through(self._key_ranks, eviction, keys, values)
                 self.evicted += 1
                 return
             self._compact(store, self.config.max_kv_size - 1, added)
-        ranks = self._eviction(store, added).ranks
-        store.append(keys, values, self.offset, self._limit, ranks)
+        store.append(keys, values, self.offset, self._limit)
 
     def _compact(self, store: Storage, keep: int, added: int) -> None:
         excess = store.length - keep
@@ -271,6 +284,7 @@ class BoundedRows:
             self.evicted += excess
 
     def _eviction(self, store: Storage, added: int) -> Eviction:
+        known = self._key_ranks
         return Eviction(
             store=store,
             policy=self.policy,
@@ -279,26 +293,18 @@ class BoundedRows:
             sink_size=self.config.sink_size,
             recent_size=cast(int, self.config.recent_size),
             shared_heads=self.config.shared_heads,
+            ranked=known is not None and known.ranked and known.describes(store),
         )
 
     def _settle(self) -> None:
         """Let the surplus of the last chunk go, with the recent window as it is at rest."""
-        if self._store is None:
-            return
-        if self._surplus:
+        if self._surplus and self._store is not None:
             self._check_scored()
             self._surplus = False
             self._compact(self._store, self.config.max_kv_size, 0)
-        elif not self._unscored:
-            self._store.rest(self._eviction(self._store, 0).ranks)
 
     def _check_scored(self) -> None:
-        if self._unscored:
-            raise RuntimeError(
-                f"[H2OKVCache] {self._described()} got no scores for its last update, and the "
-                f"policy {self.config.policy!r} needs them: call the model within "
-                "mlx_h2o.routing(model), or choose a policy that needs none."
-            )
+        check_scored(self._unscored, self._described(), self.config.policy)
 
     def _described(self) -> str:
         return f"the cache of {self.name}" if self.name else "this cache"

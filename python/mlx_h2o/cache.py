@@ -59,6 +59,7 @@ class H2OKVCache(BoundedRows):
     @keys.setter
     def keys(self, keys: Any) -> None:
         self._with_rows("keys").replace_keys(keys)
+        self._key_ranks = None
 
     @property
     def values(self) -> Any:

@@ -6,7 +6,7 @@ import mlx.core as mx
 
 from .storage import Layout, Storage, Stored
 
-__all__ = ["check_attended", "check_rows", "check_scores"]
+__all__ = ["check_attended", "check_rows", "check_scored", "check_scores"]
 
 
 def check_rows(keys: mx.array, values: mx.array, store: Storage | None) -> None:
@@ -29,6 +29,16 @@ def check_rows(keys: mx.array, values: mx.array, store: Storage | None) -> None:
         found = Layout.of(new)
         if found != stored:
             raise ValueError(f"{op} {name} are {found}, expected {stored} as the stored rows.")
+
+
+def check_scored(unscored: bool, described: str, policy: str) -> None:
+    """RuntimeError where the last update still waits for its scores: eviction is never off."""
+    if unscored:
+        raise RuntimeError(
+            f"[H2OKVCache] {described} got no scores for its last update, and the policy "
+            f"{policy!r} needs them: call the model within mlx_h2o.routing(model), or choose a "
+            "policy that needs none."
+        )
 
 
 def check_scores(scores: mx.array, store: Storage | None) -> None:

@@ -30,13 +30,24 @@ def refuses(request: AttentionRequest | QuantizedAttentionRequest) -> str:
 
 def logits(request: AttentionRequest) -> mx.array:
     """scale * q.k + mask as float32 [B, Hq, Lq, N], -inf where the pair is masked."""
-    batch, heads, length, size = request.queries.shape
-    kv_heads, rows = request.keys.shape[1:3]
-    # The query heads of one KV head become rows of one product: K is not repeated.
+    return _masked(request, _rows_of_products(request) @ _columns_of_products(request))
+
+
+def _rows_of_products(request: AttentionRequest) -> mx.array:
+    """scale * q, the query heads of one KV head as rows of one product: K is not repeated."""
+    batch, kv_heads, _, size = request.keys.shape
     queries = request.queries.astype(mx.float32) * request.scale
-    queries = queries.reshape(batch, kv_heads, -1, size)
-    logits = queries @ request.keys.astype(mx.float32).swapaxes(-1, -2)
-    logits = logits.reshape(batch, heads, length, rows)
+    return queries.reshape(batch, kv_heads, -1, size)
+
+
+def _columns_of_products(request: AttentionRequest) -> mx.array:
+    return request.keys.astype(mx.float32).swapaxes(-1, -2)
+
+
+def _masked(request: AttentionRequest, products: mx.array) -> mx.array:
+    batch, heads, length, _ = request.queries.shape
+    rows = request.keys.shape[2]
+    logits = products.reshape(batch, heads, length, rows)
     if request.causal:
         last = mx.arange(rows - length, rows)[:, None]
         return mx.where(mx.arange(rows) <= last, logits, -mx.inf)
@@ -88,29 +99,43 @@ def quantized_attention(
     The last of the four is the share of the rows that each query skipped.
     """
     with placed(request.stream):
-        dense = AttentionRequest(
-            queries=request.queries,
-            keys=dequantized(request.keys),
-            values=dequantized(request.values),
-            scale=request.scale,
-            causal=request.causal,
-            mask=request.mask,
-            sinks=request.sinks,
-            mask_threshold=request.mask_threshold,
-            return_scores=request.return_scores,
-            return_lse=request.return_lse,
-            stream=request.stream,
-        )
+        dense = _dense(request)
         return _attend(dense, request.sparse_v_threshold, request.return_skipped)
+
+
+def _dense(request: QuantizedAttentionRequest) -> AttentionRequest:
+    return AttentionRequest(
+        queries=request.queries,
+        keys=dequantized(request.keys),
+        values=dequantized(request.values),
+        scale=request.scale,
+        causal=request.causal,
+        mask=request.mask,
+        sinks=request.sinks,
+        mask_threshold=request.mask_threshold,
+        return_scores=request.return_scores,
+        return_lse=request.return_lse,
+        probes=request.probes,
+        stream=request.stream,
+    )
 
 
 def attention_with_probes(
     request: AttentionRequest | QuantizedAttentionRequest,
 ) -> tuple[tuple[mx.array, mx.array | None, mx.array | None], mx.array]:
-    """The same, and the scores of the probes."""
-    if isinstance(request, QuantizedAttentionRequest):
-        return quantized_attention(request)[:3], probe_scores(request)
-    return attention(request), probe_scores(request)
+    """The same, and the scores of the probes, further rows of one product with the keys."""
+    with placed(request.stream):
+        dense, threshold = request, 0.0
+        if isinstance(request, QuantizedAttentionRequest):
+            dense, threshold = _dense(request), request.sparse_v_threshold
+        assert isinstance(dense, AttentionRequest) and dense.probes is not None
+        probes = dense.probes.astype(mx.float32) * dense.scale
+        both = mx.concatenate([_rows_of_products(dense), probes], axis=2)
+        products = both @ _columns_of_products(dense)
+        count = probes.shape[2]
+        scores = _masked(dense, products[:, :, :-count])
+        out, found, lse, _ = _attend(dense, threshold, scores=scores)
+        return (out, found, lse), products[:, :, -count:]
 
 
 def probe_scores(request: AttentionRequest | QuantizedAttentionRequest) -> mx.array:
@@ -124,12 +149,16 @@ def probe_scores(request: AttentionRequest | QuantizedAttentionRequest) -> mx.ar
 
 
 def _attend(
-    request: AttentionRequest, sparse_v_threshold: float = 0.0, return_skipped: bool = False
+    request: AttentionRequest,
+    sparse_v_threshold: float = 0.0,
+    return_skipped: bool = False,
+    *,
+    scores: mx.array | None = None,
 ) -> tuple[mx.array, mx.array | None, mx.array | None, mx.array | None]:
     with placed(request.stream):
         batch, heads, length, _ = request.queries.shape
         kv_heads, _, value_size = request.values.shape[1:]
-        scores = logits(request)
+        scores = logits(request) if scores is None else scores
         weights, total, peak = softmax_parts(scores, request.sinks)
         skipped = mx.zeros((batch, heads, length)) if return_skipped else None
         if sparse_v_threshold > 0:
@@ -191,9 +220,4 @@ def evict_indices(request: RetentionRequest) -> mx.array:
         key = retention_key(request)
         if request.count == 1:
             return mx.argmin(key, axis=-1, keepdims=True).astype(mx.uint32)
-        if request.count == key.shape[-1]:
-            return mx.argsort(key, axis=-1).astype(mx.uint32)
-        # Only those that go are sorted.
-        slots = mx.argpartition(key, request.count, axis=-1)[..., : request.count]
-        order = mx.argsort(mx.take_along_axis(key, slots, axis=-1), axis=-1)
-        return mx.take_along_axis(slots, order, axis=-1).astype(mx.uint32)
+        return mx.argsort(key, axis=-1)[..., : request.count].astype(mx.uint32)

@@ -190,7 +190,7 @@ def _number(value: mx.array) -> Any:
 def _routed(model: Any, cache: Sequence[Any]) -> AbstractContextManager[Any]:
     """Our attention, for caches that need it; mlx_lm untouched for the rest."""
     from mlx_h2o.prompt_cache import evicting_caches
-    from mlx_h2o.routing import routing
+    from mlx_h2o.routing import routing_for
 
-    needed = any(layer.needs_routing for layer in evicting_caches(cache))
-    return routing(model) if needed else nullcontext()
+    ours = list(evicting_caches(cache))
+    return routing_for(model, ours) if ours else nullcontext()

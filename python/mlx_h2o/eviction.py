@@ -28,6 +28,7 @@ class Eviction(NamedTuple):
     sink_size: int
     recent_size: int
     shared_heads: bool = False
+    ranked: bool = False  # the importance of the rows is their rank
 
     def replace_worst(self, keys: mx.array, values: mx.array) -> None:
         """Overwrite the worst row of each head by the new row; the others stay where they are."""
@@ -42,30 +43,32 @@ class Eviction(NamedTuple):
 
     def ranking(self) -> mx.array | RankName:
         """What the rows are ranked by: a name that ``fast.replace_worst`` knows, or the ranks."""
-        return (None if self.shared_heads else self.policy.ranked_by) or self.ranks()
+        if self.ranked:
+            return "importance"
+        return (None if self.shared_heads else self.policy.ranked_by) or self._ranks()
 
     def compact(self, keep: int) -> None:
         """Keep the best ``keep`` rows of each head, in the order of their slots."""
         if keep == 0:
             self.store.truncate(0)
             return
-        ranks = self.ranks()
         slots = fast.keep_indices(
-            ranks,
+            self._ranks(),
             self.store.positions,
             keep=keep,
             sink_size=self.sink_size,
             recent_start=self.recent_start,
         )
-        self.store.keep(slots, ranks=ranks, added=self.added)
+        self.store.keep(slots)
 
     @property
     def recent_start(self) -> int:
         """The first position of the recent window."""
         return self.offset + self.added - self.recent_size
 
-    def ranks(self) -> mx.array:
-        """float32 [B, H, N], higher is kept."""
+    def _ranks(self) -> mx.array:
+        if self.ranked:
+            return self.store.importance
         keys, values = self.store.dense()
         rows = Rows(keys, values, self.store.importance, self.store.positions, self.offset)
         ranks = self.policy.rank(rows)

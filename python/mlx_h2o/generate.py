@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import mlx.core as mx
@@ -15,7 +15,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from .config import H2OConfig
 from .prompt_cache import evicting_caches, make_prompt_cache, summary
-from .routing import routing
+from .routing import routing_for
 
 __all__ = ["batch_generate", "generate", "load", "make_prompt_cache", "stream_generate", "summary"]
 
@@ -172,8 +172,7 @@ def _caches(operation: str, model: Module, kwargs: dict[str, Any]) -> list[Any]:
 
 
 def _routed(model: Module, caches: Sequence[Any]) -> AbstractContextManager[None]:
-    needed = any(cache.needs_routing for cache in evicting_caches(caches))
-    return routing(model) if needed else nullcontext()
+    return routing_for(model, list(evicting_caches(caches)))
 
 
 def _upcast(model: Module) -> None:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import FunctionType, ModuleType
 from typing import Any, cast
 
@@ -25,7 +26,7 @@ from .cache import H2OKVCache
 from .registry import class_name_targets
 from .replacements import PATCHES, Target
 
-__all__ = ["model_classes", "model_name", "routing"]
+__all__ = ["model_classes", "model_name", "routing", "routing_for"]
 
 _ATTENTION = "scaled_dot_product_attention"
 _generate = sys.modules["mlx_lm.generate"]  # mlx_lm.generate may also be its function
@@ -64,6 +65,18 @@ def routing(model: Module | None = None) -> Iterator[None]:
         yield
     finally:
         PATCHES.leave(targets)
+
+
+def routing_for(model: Module, caches: Sequence[Any]) -> AbstractContextManager[None]:
+    """:func:`routing` where the caches need it, or would be served better and the model allows it.
+
+    Args:
+        model: the model.
+        caches: evicting caches of it, and no others.
+    """
+    needed = any(cache.needs_routing for cache in caches)
+    better = any(cache.policy.ranked_by == "key_diversity" for cache in caches)
+    return routing(model) if needed or (better and _targets_of(model)) else nullcontext()
 
 
 def model_name(model: Module | None) -> str:

@@ -7,7 +7,7 @@ import mlx.core as mx
 from .buffers import assigned, capacity_for, gathered, grown, in_use
 from .cache_operations import serve_replacement
 from .cache_requests import RankName, ReplaceRequest
-from .storage import Layout, Ranks, Storage
+from .storage import Layout, Storage
 
 __all__ = ["RowStore"]
 
@@ -55,14 +55,7 @@ class RowStore(Storage):
     def dense(self) -> tuple[mx.array, mx.array]:
         return self.fetch()
 
-    def append(
-        self,
-        keys: mx.array,
-        values: mx.array,
-        offset: int,
-        limit: int,
-        ranks: Ranks | None = None,
-    ) -> None:
+    def append(self, keys: mx.array, values: mx.array, offset: int, limit: int) -> None:
         start = self.length
         end = start + keys.shape[2]
         if end > min(self.keys.shape[2], self.values.shape[2]):
@@ -96,11 +89,13 @@ class RowStore(Storage):
             sink_size,
             recent_start,
             ranks,
+            statistics=self.key_statistics,
         )
-        self.keys, self.values, self.importance, self.positions = serve_replacement(request)
+        self.keys, self.values, self.importance, self.positions, *kept = serve_replacement(request)
+        self.key_statistics = (kept[0], kept[1]) if kept else None
         self.tied = True
 
-    def keep(self, slots: mx.array, *, ranks: mx.array | None = None, added: int = 0) -> None:
+    def keep(self, slots: mx.array) -> None:
         self.keys = gathered(self.keys, slots)
         self.values = gathered(self.values, slots)
         self._keep_remembered(slots)
