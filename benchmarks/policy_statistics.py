@@ -1,0 +1,129 @@
+"""What the measured policies say: paired intervals, the table, and the default that they decide."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Decision", "Difference", "decide", "paired", "table"]
+
+RESAMPLES = 10_000
+REFERENCE = "window"
+CONTROLS = ("random",)
+"""Policies that are measured to compare with, and never the default."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The mean of a paired difference, and its 95 % interval: documents drawn with replacement."""
+
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def significant(self) -> bool:
+        return self.low > 0 or self.high < 0
+
+
+def paired(ours: list[float], others: list[float]) -> Difference:
+    """``ours`` minus ``others``, document by document."""
+    differences = np.asarray(ours) - np.asarray(others)
+    draws = np.random.default_rng(0).integers(0, len(differences), (RESAMPLES, len(differences)))
+    means = differences[draws].mean(axis=1)
+    low, high = np.quantile(means, [0.025, 0.975])
+    return Difference(float(differences.mean()), float(low), float(high))
+
+
+def _per_document(runs: dict[str, Any], policy: str, key: str) -> list[float]:
+    """A figure of each document, averaged over the budgets."""
+    figures = [run[key] for run in runs[policy].values()]
+    return [float(mean) for mean in np.mean(figures, axis=0)]
+
+
+def _recall(runs: dict[str, Any], policy: str) -> list[float]:
+    """Share of its facts that each document keeps, over budgets and both ways of reading."""
+    ways = [_per_document(runs, policy, key) for key in ("recall_by_token", "recall_by_chunk")]
+    return [float(mean) for mean in np.mean(ways, axis=0)]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The policy that the rule chooses, and why in figures: ``as_json`` of it is committed."""
+
+    default: str
+    disqualified: dict[str, Difference]
+    behind: dict[str, Difference]
+    contenders: tuple[str, ...]
+
+
+def decide(runs: dict[str, Any]) -> Decision:
+    """The rule of docs/policies.md.
+
+    A policy whose loss is significantly above that of ``window``, which mlx_lm's users have
+    already, is out. Of the others the one that recalls most facts wins. Those that do not recall
+    significantly less than it are contenders, and the lowest loss decides among them.
+
+    Args:
+        runs: by policy, by budget: "loss", "recall_by_token" and "recall_by_chunk", each with one
+            figure per document.
+    """
+    candidates, disqualified = [], {}
+    reference = _per_document(runs, REFERENCE, "loss")
+    for policy in runs:
+        worse = paired(_per_document(runs, policy, "loss"), reference)
+        if worse.low > 0:
+            disqualified[policy] = worse
+        elif policy not in CONTROLS:
+            candidates.append(policy)
+    best = max(candidates, key=lambda policy: sum(_recall(runs, policy)))
+    behind, contenders = {}, []
+    for policy in candidates:
+        less = paired(_recall(runs, policy), _recall(runs, best))
+        if less.high < 0:
+            behind[policy] = less
+        else:
+            contenders.append(policy)
+    default = min(contenders, key=lambda policy: sum(_per_document(runs, policy, "loss")))
+    return Decision(default, disqualified, behind, tuple(contenders))
+
+
+def table(result: dict[str, Any]) -> str:
+    """Markdown: one line per policy, three columns per budget."""
+    budgets = [str(budget) for budget in result["settings"]["budgets"]]
+    head = ["policy", *(f"{budget}: perplexity, facts by token, by chunk" for budget in budgets)]
+    lines = [" | ".join(head), "|".join("---" for _ in head)]
+    full = result["full"]
+    cells = [
+        f"{_perplexity(full['loss'][budget])}, {_share(full['recall_by_token'])}, "
+        f"{_share(full['recall_by_chunk'])}"
+        for budget in budgets
+    ]
+    lines.append(" | ".join(["full cache", *cells]))
+    for policy, runs in result["policies"].items():
+        cells = [_cell(runs[budget], result["policies"][REFERENCE][budget]) for budget in budgets]
+        lines.append(" | ".join([f"`{policy}`", *cells]))
+    return "\n".join(f"| {line} |" for line in lines)
+
+
+def _cell(run: dict[str, Any], reference: dict[str, Any]) -> str:
+    """The three figures; a sign where the interval of the difference to ``window`` leaves out 0."""
+    parts = [_perplexity(run["loss"]) + _sign(paired(run["loss"], reference["loss"]))]
+    for key in ("recall_by_token", "recall_by_chunk"):
+        parts.append(_share(run[key]) + _sign(paired(run[key], reference[key])))
+    return ", ".join(parts)
+
+
+def _perplexity(losses: list[float]) -> str:
+    return f"{math.exp(float(np.mean(losses))):.2f}"
+
+
+def _share(shares: list[float]) -> str:
+    return f"{float(np.mean(shares)):.0%}"
+
+
+def _sign(difference: Difference) -> str:
+    return ("+" if difference.mean > 0 else "-") if difference.significant else ""
