@@ -131,7 +131,7 @@ inline float h2o_softmax_weigh(thread h2o_softmax& state, thread float* sums, fl
   return weight;
 }
 
-// The same where no value stands beside the state.
+// The same where no value stands beside the state, or it comes later.
 inline void h2o_softmax_count(thread h2o_softmax& state, float score) {
   const float maximum = metal::max(state.maximum, score);
   const float fade = metal::fast::exp(state.maximum - maximum);

@@ -112,17 +112,21 @@ def attention(
     return Attention(out, scores, lse)
 
 
-def dropped_mass(expected: Attention, sparse_v_threshold: float) -> float:
-    """The largest sum of weights below the threshold that any query has."""
+def _weights(expected: Attention) -> np.ndarray:
     with np.errstate(invalid="ignore"):
-        weights = np.exp(expected.scores - expected.lse[..., None])
-    return float(np.where(weights < sparse_v_threshold, weights, 0).sum(-1).max())
+        return np.exp(expected.scores - expected.lse[..., None])
+
+
+def dropped_mass(expected: Attention, sparse_v_threshold: float, least: float = 0.0) -> float:
+    """The largest sum of weights below the threshold, and from ``least`` on, of any query."""
+    weights = _weights(expected)
+    dropped = (weights < sparse_v_threshold) & (weights >= least)
+    return float(np.where(dropped, weights, 0).sum(-1).max())
 
 
 def skipped(expected: Attention, sparse_v_threshold: float) -> np.ndarray:
     """Share of the rows whose weight is below the threshold, [B, Hq, Lq]; masked ones are not."""
-    with np.errstate(invalid="ignore"):
-        weights = np.exp(expected.scores - expected.lse[..., None])
+    weights = _weights(expected)
     return ((weights < sparse_v_threshold) & (expected.scores != -np.inf)).mean(-1)
 
 

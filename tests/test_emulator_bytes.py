@@ -6,14 +6,16 @@ import os
 from dataclasses import replace
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
+import reference
 from emulator import EmulatorBackend, Run
 from emulator.build import compiler
-from emulator.cases import Case
+from emulator.cases import Case, dequantized
 from mlx_h2o.launch import AnyAttentionRequest
 from test_emulator import same_bits
-from test_emulator_quantized import peaked_request
+from test_emulator_quantized import COUNTING, peaked_request
 
 pytestmark = [
     pytest.mark.emulator,
@@ -74,13 +76,41 @@ def test_masked_rows_cost_nothing(blocks: int | None) -> None:
 
 @PASSES
 def test_sparse_v_reads_the_values_of_rows_that_count(blocks: int | None) -> None:
-    first = 4 * (blocks or 1)
-    found = reads(peaked_request(first, 60, sparse_v_threshold=1e-6), blocks)
+    found = reads(peaked_request(COUNTING, 60, sparse_v_threshold=1e-6), blocks)
     assert found["key_words"] == 60 * 64 and found["key_scales"] == 60 * 4
-    assert found["value_words"] == first * 64
-    assert found["value_scales"] == found["value_biases"] == first * 4
-    everything = reads(peaked_request(first, 60), blocks)
+    assert found["value_words"] == 3 * 64
+    assert found["value_scales"] == found["value_biases"] == 3 * 4
+    everything = reads(peaked_request(COUNTING, 60), blocks)
     assert everything["value_words"] == 60 * 64
+
+
+@PASSES
+@pytest.mark.parametrize("scores", [False, True], ids=["logits for itself", "scores"])
+@pytest.mark.parametrize("mask", ["", "bool"])
+def test_sparse_v_reads_values_at_or_above_the_threshold_exactly(
+    mask: str, scores: bool, blocks: int | None
+) -> None:
+    """A row is read where one query of one head of its group needs it, and only there."""
+    threshold, case = 0.01, Case(
+        sizes=(128, 64), heads=(4, 2), queries=2, rows=150, bits=(8, 8), mask=mask, slack=1,
+        sparse=0.01, scores=scores,
+    )  # fmt: skip
+    request = case.request()
+    dense = (request.queries, dequantized(request.keys), dequantized(request.values))
+    expected = reference.attention(*dense, scale=request.scale, mask=request.mask)
+    with np.errstate(invalid="ignore"):
+        weights = np.exp(expected.scores - expected.lse[..., None])
+    weights = np.where(expected.scores == -np.inf, 0.0, weights)
+    assert not (np.abs(weights / threshold - 1) < 1e-4).any(), "a weight is at the threshold"
+    needed = (weights >= threshold).reshape(1, 2, 4, 150).any(2).sum()
+    assert 0.1 < needed / 300 < 0.9
+    found = reads(request, blocks)
+    assert found["value_words"] == needed * 64
+    assert found["value_scales"] == found["value_biases"] == needed * 4
+    if not mask:
+        assert found["key_words"] == 300 * 128
+    # The sweep over the values of several blocks reads the logits as an input.
+    assert found.get("scores", 0) == (4 * 2 * 150 * 4 if blocks else 0)
 
 
 def test_outputs_cost_no_reads() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import mlx.core as mx
@@ -61,10 +61,27 @@ def _cases() -> Iterator[Case]:
         yield Case(blocks=blocks, rows=rows, simdgroups=4, bits=EIGHT, sinks="f32")
     yield Case(bits=EIGHT, scores=False, lse=False)
     yield Case(bits=EIGHT, scores=False, blocks=2)
-    for sparse in (1e-3, 1e-2):
-        for blocks in (None, 2):
-            yield Case(bits=EIGHT, rows=300, sparse=sparse, simdgroups=4, blocks=blocks)
-    yield Case(bits=FOUR, rows=100, sparse=5e-3, mask="add-f32", sinks="f32", queries=2)
+    yield from _sparse_cases()
+
+
+def _sparse_cases() -> Iterator[Case]:
+    sparse = Case(bits=EIGHT, sparse=3e-3, skipped=True)
+    for blocks in (None, 2, 3):
+        for rows in (1, 7, 8, 9, 300):
+            yield replace(sparse, rows=rows, simdgroups=4, blocks=blocks)
+        for skipped in (False, True):
+            yield replace(
+                sparse, bits=(8, 4), rows=100, mask="add-f32", sinks="f32", queries=2, heads=(4, 2),
+                skipped=skipped, simdgroups=4, blocks=blocks, slack=2,
+            )  # fmt: skip
+        yield replace(
+            sparse, dtype="f16", bits=FOUR, rows=70, mask="bool", scores=False, lse=False,
+            simdgroups=4, blocks=blocks,
+        )  # fmt: skip
+    # Astride simdgroups, the second launch, and the number of blocks.
+    for rows in (31, 32, 33, 1023, 1024, 1025, 2047, 2048, 2049):
+        yield replace(sparse, rows=rows, sparse=3e-4, mask="causal", queries=2, heads=(1, 1))
+    yield Case(bits=EIGHT, rows=33, skipped=True)
 
 
 CASES = list(dict.fromkeys(_cases()))
@@ -80,7 +97,8 @@ def test_agrees_with_the_reference_in_every_schedule(case: Case) -> None:
     request = case.request()
     backend = case.backend()
     result = backend.quantized_attention(request)
-    assert (result[1] is not None, result[2] is not None) == (case.scores, case.lse)
+    asked_for = (True, case.scores, case.lse, case.skipped)
+    assert tuple(each is not None for each in result) == asked_for
     assert max(errors(request, result).values()) <= 1, errors(request, result)
     for run in RUNS:
         other = replace(backend, run=run).quantized_attention(request)
@@ -136,11 +154,13 @@ def test_any_strides() -> None:
         assert all(map(same_bits, expected, found))
 
 
-def peaked_request(simdgroups: int, rows: int, **options: object) -> QuantizedAttentionRequest:
-    """Each simdgroup's first key has a logit of about 20, every other one of about -20."""
+def peaked_request(
+    counting: Sequence[int], rows: int, **options: object
+) -> QuantizedAttentionRequest:
+    """These rows have logits of about 20, every other one of about -20."""
     rng = np.random.default_rng(0)
     queries = mx.full((1, 1, 1, 64), 1.0)
-    sign = np.where(np.arange(rows) < simdgroups, 1.0, -1.0)
+    sign = np.where(np.isin(np.arange(rows), counting), 1.0, -1.0)
     noise = 0.01 * rng.standard_normal((1, 1, rows, 64))
     keys = mx.array((noise + sign[:, None] * 20 / 64).astype(np.float32))
     values = mx.array(rng.standard_normal((1, 1, rows, 64)).astype(np.float32))
@@ -148,13 +168,16 @@ def peaked_request(simdgroups: int, rows: int, **options: object) -> QuantizedAt
     return quantized_attention_request(queries, *packed, scale=1.0, return_lse=True, **options)
 
 
+# In the last turn of one simdgroup, and in the middle: no simdgroup sees all of them.
+COUNTING = (17, 30, 59)
+
+
 @pytest.mark.parametrize("blocks", [None, 2], ids=["one pass", "two passes"])
 def test_sparse_v_does_not_read_what_it_skips(blocks: int | None) -> None:
     backend = EmulatorBackend(simdgroups=4, blocks=blocks)
-    first = 4 * (blocks or 1)
-    request = peaked_request(first, 60, sparse_v_threshold=1e-6)
+    request = peaked_request(COUNTING, 60, sparse_v_threshold=1e-6)
     scales = np.array(request.values.scales)
-    scales[:, :, first:] = math.nan
+    scales[:, :, [row for row in range(60) if row not in COUNTING]] = math.nan
     poisoned = replace(request, values=replace(request.values, scales=mx.array(scales)))
     clean, found = (backend.quantized_attention(each) for each in (request, poisoned))
     assert all(map(same_bits, clean, found))
@@ -186,14 +209,16 @@ def test_sparse_v_changes_the_output_by_the_dropped_mass_at_most(threshold: floa
     assert difference <= dropped * float(mx.abs(rows[1]).max()) + 1e-6
 
 
+@pytest.mark.parametrize("blocks", [None, 2], ids=["one pass", "two passes"])
 @pytest.mark.parametrize("defines", [(), ("H2O_LOOSE_NAN",)], ids=["strict", "loose"])
-def test_nan_in_the_mask_stays_in_its_query(defines: tuple[str, ...]) -> None:
+def test_nan_in_the_mask_stays_in_its_query(defines: tuple[str, ...], blocks: int | None) -> None:
     case = Case(mask="add-f32", queries=2, heads=(4, 2), bits=EIGHT, sparse=1e-3)
     request = case.request()
     mask = np.array(request.mask)
     mask[0, 2, 1, 5] = math.nan
     request = replace(request, mask=mx.array(mask))
-    out, _, lse, _ = EmulatorBackend(Run(defines=defines)).quantized_attention(request)
+    backend = EmulatorBackend(Run(defines=defines), blocks=blocks)
+    out, _, lse, _ = backend.quantized_attention(request)
     hit = np.zeros((1, 4, 2), bool)
     hit[0, 2, 1] = True
     assert np.array_equal(np.isnan(np.array(lse)), hit)
@@ -233,21 +258,27 @@ def test_serves_the_public_operation() -> None:
     assert max(errors(replace(request, scale=0.125), found).values()) <= 1
 
 
-@pytest.mark.parametrize(("rows", "passes"), [(40, [256]), (1030, [256, 32])])
+@pytest.mark.parametrize(
+    ("rows", "sparse_passes", "passes"),
+    [(40, [256], [256]), (1030, [256, 256, 32], [256, 32])],
+)
 def test_metal_back_end_runs_it(
-    monkeypatch: pytest.MonkeyPatch, rows: int, passes: list[int]
+    monkeypatch: pytest.MonkeyPatch, rows: int, sparse_passes: list[int], passes: list[int]
 ) -> None:
     gpu = PipelineLimit(300)
     monkeypatch.setattr(mx.fast, "metal_kernel", gpu)
     monkeypatch.setattr(metal, "_simdgroups", {})
     metal._metal_kernel.cache_clear()
     try:
-        request = Case(rows=rows, bits=EIGHT, sinks="f32", sparse=1e-6).request()
+        case = Case(rows=rows, bits=EIGHT, sinks="f32", sparse=1e-4, skipped=True)
+        request = case.request()
         result = metal.quantized_attention(request)
         assert max(errors(request, result).values()) <= 1
-        assert gpu.calls == [1024, 512, *passes, *passes]
-        # Other bits are another kernel.
-        metal.quantized_attention(Case(rows=rows, bits=FOUR).request())
-        assert gpu.calls[2 + 2 * len(passes) :] == [1024, 512, *passes, *passes]
+        assert gpu.calls == [1024, 512, *sparse_passes, *sparse_passes]
+        # Without the threshold, and with other bits, they are other kernels.
+        for other in (replace(case, sparse=0.0), Case(rows=rows, bits=FOUR)):
+            gpu.calls.clear()
+            metal.quantized_attention(other.request())
+            assert gpu.calls == [1024, 512, *passes, *passes]
     finally:
         metal._metal_kernel.cache_clear()

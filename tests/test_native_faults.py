@@ -22,34 +22,46 @@ CASES = "120"
 # name: (file, text, its replacement, what the driver must complain about)
 FAULTS = {
     "a causal query sees one key too many": (
-        "attention_sweeps.h",
+        "attention_rows.h",
         "a.key_count - a.query_count;",
         "a.key_count - a.query_count + 1;",
         "score of target",
     ),
     "query heads are dealt to KV heads in turn": (
-        "attention_sweeps.h",
-        "return kv_head * group + static_cast<int>((rows.first + row) / a.query_count);",
-        "return kv_head + a.kv_heads * static_cast<int>((rows.first + row) / a.query_count) + "
-        "0 * group;",
+        "attention_rows.h",
+        "return piece.kv_head * group + static_cast<int>((piece.first_row + row) / a.query_count);",
+        "return piece.kv_head + a.kv_heads * static_cast<int>((piece.first_row + row) / "
+        "a.query_count) + 0 * group;",
         "score of target",
     ),
     "the sink is left out of the denominator": (
         "attention_sweeps.h",
-        "rows.totals[row] = std::exp(static_cast<double>(sink) - static_cast<double>(largest));",
-        "rows.totals[row] = 0;",
+        "total = std::exp(static_cast<double>(sink) - static_cast<double>(shift));",
+        "total = 0;",
         "lse of target",
     ),
     "an additive mask is compared below its threshold only": (
-        "attention_sweeps.h",
+        "attention_rows.h",
         "bias <= threshold",
         "bias < 2 * threshold",
         "score of target",
     ),
     "the last columns of a value are left out": (
         "attention_tiles.h",
-        "for (; d < width; d += kLanes) {\n    const int lanes",
-        "for (; d + kLanes <= width; d += kLanes) {\n    const int lanes",
+        "for (int d = runs * Source::kRun; d < width; d += kLanes) {\n      add_tail",
+        "for (int d = runs * Source::kRun; d + kLanes <= width; d += kLanes) {\n      add_tail",
+        "out of target",
+    ),
+    "a later maximum does not rescale what was summed": (
+        "attention_sweeps.h",
+        "const float factor = std::exp(before - now);",
+        "const float factor = before > now ? 0.0f : 1.0f;",
+        "of target",
+    ),
+    "spans are added as if they had one maximum": (
+        "attention_sweeps.h",
+        "const double relative = plan.two_phases ? 1 : total.factor(partial.maxima[row]);",
+        "const double relative = 1;",
         "out of target",
     ),
     "a tie keeps the higher position": (

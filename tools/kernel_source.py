@@ -73,11 +73,17 @@ def read_table(metal: Path) -> KernelTable:
     terms = (*flags, *traits)
     kernels = []
     for family in table["families"].values():
-        body = resolve_flags(_read_lines(metal / family["source"]), terms)
+        body = [
+            segment
+            for source in family["source"]
+            for segment in resolve_flags(_read_lines(metal / source), terms)
+        ]
         sides = {side: _buffers(family[side], terms) for side in ("template", "inputs", "outputs")}
         for name, own in family["kernels"].items():
+            if unknown := set(own) - set(terms):
+                raise KernelSourceError(f"variants.toml: {name} has unknown traits {unknown}")
             known = {trait: trait in own for trait in traits}
-            known |= {flag: False for flag, need in table["needs"].items() if need not in own}
+            known |= {flag: True for flag in flags if flag in own}
             template, inputs, outputs = (
                 tuple(
                     Buffer(buffer.name, condition)

@@ -8,9 +8,12 @@
 #include <limits>
 #include <stdexcept>
 #include <type_traits>
+#include <vector>
 
+#include "attention_plan.h"
 #include "half.h"
 #include "simd_regions.h"
+#include "thread_pool.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -19,31 +22,30 @@
 namespace mlx_h2o::kernels {
 namespace {
 
-constexpr int kKeyBlock = 64;
-constexpr int kMaxRows = 256;
-constexpr int64_t kWorkspaceFloats = int64_t{1} << 22;  // where one row does not need more
-
-// Whole vectors of the widest target.
-int64_t padded(int width) { return (static_cast<int64_t>(width) + 15) / 16 * 16; }
-
-int64_t floats_per_row(const AttentionArguments& a) {
-  const int64_t scores = a.return_scores ? 0 : a.key_count;
-  return padded(a.width) + padded(a.value_width) + kKeyBlock + scores;
+// Memory of the calling thread, kept for its next call: at least so many floats.
+float* thread_memory(int64_t floats) {
+  thread_local std::vector<float> memory;
+  if (static_cast<int64_t>(memory.size()) < floats) memory.resize(static_cast<size_t>(floats));
+  return memory.data();
 }
 
-// How many (query head, query) rows of a KV head share one pass over its keys and values.
-int rows_together(const AttentionArguments& a) {
-  const int64_t rows = static_cast<int64_t>(a.query_heads / a.kv_heads) * a.query_count;
-  const int64_t fitting = std::max<int64_t>(1, kWorkspaceFloats / floats_per_row(a));
-  return static_cast<int>(std::min({rows, fitting, static_cast<int64_t>(kMaxRows)}));
-}
+// What the driver calls of a target.
+struct Phases {
+  void (*attend_span)(const AttentionArguments&, const Plan&, const Piece&, const Partial&);
+  void (*add_span)(const AttentionArguments&, const Plan&, const Piece&, const Partial&);
+  void (*finish_unit)(const AttentionArguments&, const Plan&, const Piece&);
+};
 
 namespace scalar {
 #include "simd_scalar.h"
 //
 #include "simd_partial.h"
 //
+#include "attention_stored.h"
+//
 #include "attention_tiles.h"
+//
+#include "attention_rows.h"
 //
 #include "attention_sweeps.h"
 }  // namespace scalar
@@ -61,7 +63,11 @@ namespace avx2 {
 //
 #include "simd_partial.h"
 //
+#include "attention_stored.h"
+//
 #include "attention_tiles.h"
+//
+#include "attention_rows.h"
 //
 #include "attention_sweeps.h"
 }  // namespace avx2
@@ -73,7 +79,11 @@ namespace avx512 {
 //
 #include "simd_partial.h"
 //
+#include "attention_stored.h"
+//
 #include "attention_tiles.h"
+//
+#include "attention_rows.h"
 //
 #include "attention_sweeps.h"
 }  // namespace avx512
@@ -87,11 +97,31 @@ namespace neon {
 //
 #include "simd_partial.h"
 //
+#include "attention_stored.h"
+//
 #include "attention_tiles.h"
+//
+#include "attention_rows.h"
 //
 #include "attention_sweeps.h"
 }  // namespace neon
 #endif
+
+Phases phases_of(SimdTarget target) {
+  switch (target) {
+#if defined(__x86_64__)
+    case SimdTarget::avx2:
+      return {avx2::attend_span, avx2::add_span, avx2::finish_unit};
+    case SimdTarget::avx512:
+      return {avx512::attend_span, avx512::add_span, avx512::finish_unit};
+#elif defined(__aarch64__)
+    case SimdTarget::neon:
+      return {neon::attend_span, neon::add_span, neon::finish_unit};
+#endif
+    default:
+      return {scalar::attend_span, scalar::add_span, scalar::finish_unit};
+  }
+}
 
 SimdTarget choose_target() {
   std::string supported;
@@ -110,9 +140,8 @@ SimdTarget choose_target() {
 }  // namespace
 
 size_t attention_workspace_size(const AttentionArguments& arguments) {
-  const int64_t queries = arguments.accumulate ? arguments.query_count : 0;
-  return static_cast<size_t>(rows_together(arguments) * floats_per_row(arguments) +
-                             queries * accumulation_workspace_size(arguments.key_count));
+  const Plan plan(arguments);
+  return static_cast<size_t>(plan.wave * plan.unit_floats);
 }
 
 bool is_supported(SimdTarget target) {
@@ -159,18 +188,25 @@ SimdTarget simd_target() {
 }
 
 void attention(const AttentionArguments& arguments, SimdTarget target, float* workspace) {
-  switch (target) {
-#if defined(__x86_64__)
-    case SimdTarget::avx2:
-      return avx2::attention(arguments, workspace);
-    case SimdTarget::avx512:
-      return avx512::attention(arguments, workspace);
-#elif defined(__aarch64__)
-    case SimdTarget::neon:
-      return neon::attention(arguments, workspace);
-#endif
-    default:
-      return scalar::attention(arguments, workspace);
+  const Plan plan(arguments);
+  const Phases phases = phases_of(target);
+  for (int64_t first = 0; first < plan.units; first += plan.wave) {
+    const int64_t units = std::min(plan.wave, plan.units - first);
+    const auto unit_of = [&](int64_t unit, int64_t span) {
+      return Piece(arguments, plan, first + unit, span, workspace + unit * plan.unit_floats);
+    };
+    const auto for_spans = [&](auto phase) {
+      parallel_for(units * plan.spans, [&](int64_t item) {
+        const int64_t span = item % plan.spans;
+        const Piece piece = unit_of(item / plan.spans, span);
+        phase(arguments, plan, piece, Partial(plan, piece, span));
+      });
+    };
+    for_spans(phases.attend_span);
+    if (plan.two_phases) for_spans(phases.add_span);
+    for (int64_t unit = 0; unit < units; ++unit) {
+      phases.finish_unit(arguments, plan, unit_of(unit, 0));
+    }
   }
 }
 

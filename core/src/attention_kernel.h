@@ -1,4 +1,5 @@
-// Dense attention with scores on plain memory: no MLX in here, so that tests can drive it alone.
+// Attention over dense or packed rows on plain memory: no MLX in here, so that tests can drive it
+// alone.
 #pragma once
 
 #include <cstddef>
@@ -17,19 +18,32 @@ enum class SimdTarget { scalar, avx2, avx512, neon };
 inline constexpr SimdTarget kSimdTargets[] = {SimdTarget::avx512, SimdTarget::avx2,
                                               SimdTarget::neon, SimdTarget::scalar};
 
+/// How keys or values are packed (affine, as mx.quantize does): element i of a row is the integer
+/// in the bits [i * bits, (i + 1) * bits) of its words, times the scale plus the bias of its group.
+struct Packing {
+  int bits = 0;  // 0: not packed; 2, 3, 4, 5, 6 or 8
+  int group_size = 0;
+  ElementType type = ElementType::float32;  // of scales and biases
+  const void* scales = nullptr;
+  const void* biases = nullptr;
+  int64_t scale_strides[3] = {0, 0, 0};  // batch, head, key; the last axis has stride 1
+  int64_t bias_strides[3] = {0, 0, 0};
+};
+
 /// One call. Strides count elements; the last axis of queries, keys and values has stride 1.
 struct AttentionArguments {
   int batch, query_heads, kv_heads;
   int query_count, key_count;
   int width, value_width;  // D and Dv
 
-  ElementType type;  // of queries, keys, values and out
+  ElementType type;  // of queries, probes, out, and of keys and values that are not packed
   const void* queries;
   const void* keys;
   const void* values;
   int64_t query_strides[3];  // batch, head, query
-  int64_t key_strides[3];    // batch, head, key
+  int64_t key_strides[3];    // batch, head, key; they count words where the rows are packed
   int64_t value_strides[3];
+  Packing key_packing, value_packing;
 
   MaskType mask_type = MaskType::none;
   const void* mask = nullptr;
@@ -41,6 +55,16 @@ struct AttentionArguments {
   float scale = 1;
   bool causal = false;  // bottom-right aligned
 
+  // Where above 0, a pair whose weight is below it adds nothing to `out`.
+  float sparse_threshold = 0;
+  float* skipped = nullptr;  // [batch, query_heads, query_count]: the share of such pairs, or null
+
+  // Further queries of each KV head: scored against every key, without a mask, and no more.
+  int probe_count = 0;
+  const void* probes = nullptr;
+  int64_t probe_strides[3] = {0, 0, 0};  // batch, KV head, probe; the last axis has stride 1
+  float* probe_scores = nullptr;         // [batch, kv_heads, probe_count, key_count], contiguous
+
   void* out;  // [batch, query_heads, query_count, value_width], contiguous
   bool return_scores = true;
   float* scores = nullptr;  // [batch, query_heads, query_count, key_count], contiguous
@@ -51,14 +75,15 @@ struct AttentionArguments {
   Decay decay = {0, 1};
 };
 
-/// The number of floats that `attention` needs as scratch memory; it looks at no pointer. Where
-/// scores are returned it does not grow with the number of keys, else by at most 256 rows of them;
-/// `accumulate` adds two rows for each query.
+/// The number of floats that `attention` needs as scratch memory; it looks at no pointer. At most
+/// 64 MB, unless one KV head needs more, and no logits are in it but for a sparse threshold without
+/// `return_scores`.
 size_t attention_workspace_size(const AttentionArguments& arguments);
 
 /// Computes out, and scores, lse and importance where they are wanted. Keys and values are read
 /// once for all query heads and queries of their KV head, up to 256 (head, query) rows; above that
-/// once for each 256 rows.
+/// once for each 256 rows. The work is shared by the threads of thread_pool.h; the results do not
+/// depend on their number.
 void attention(const AttentionArguments& arguments, SimdTarget target, float* workspace);
 
 /// Whether this machine can run the target.

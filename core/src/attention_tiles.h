@@ -1,8 +1,5 @@
-// The three inner loops of attention, over the Vector of one SIMD target. Included once per target,
-// after its simd_*.h and simd_partial.h, inside its namespace and target region: hence no include
-// guard.
-
-constexpr int kKeyTile = 4;
+// The inner loops of attention: the logits of some rows and keys, and the weighted sums of some
+// values. Included once per SIMD target, after attention_stored.h: hence no include guard.
 
 // exp(x) for x <= 0, to about 2 ulp; 0 where the result would be subnormal; NaN stays NaN.
 inline Vector exp_nonpositive(Vector x) {
@@ -23,102 +20,222 @@ inline Vector exp_nonpositive(Vector x) {
   return zero_below(x, broadcast(-87.3f), p * exponent_from_low_bits(shifted));
 }
 
-// scores[i, j] = scale * queries[i] . keys[j] for Rows x Keys pairs. The queries are padded with
-// zeros to whole vectors, the keys are not.
-template <int Rows, int Keys, typename T>
-inline void dot_tile(const float* queries, int64_t query_stride, const T* keys, int64_t key_stride,
+// scores[i, j] = scale * queries[i] . keys[first + j] for Rows x Keys pairs. The queries are padded
+// with zeros to whole vectors, the keys are not.
+template <int Rows, int Keys, typename Source>
+inline void dot_tile(const float* queries, int64_t query_stride, const Source& keys, int64_t first,
                      int width, float scale, float* scores, int64_t score_stride) {
-  Vector sums[Rows][Keys];
+  constexpr int kVectors = Source::kVectors;
+  Vector sums[Rows * Keys];
   MLX_H2O_UNROLL
-  for (int i = 0; i < Rows; ++i) {
-    MLX_H2O_UNROLL
-    for (int j = 0; j < Keys; ++j) sums[i][j] = broadcast(0);
-  }
-  for (int d = 0; d < width; d += kLanes) {
-    Vector key[Keys];
+  for (int i = 0; i < Rows * Keys; ++i) sums[i] = broadcast(0);
+  const int runs = width / Source::kRun;
+  for (int run = 0; run < runs; ++run) {
+    const float* part = queries + run * Source::kRun;
     MLX_H2O_UNROLL
     for (int j = 0; j < Keys; ++j) {
-      const T* from = keys + j * key_stride + d;
-      key[j] = d + kLanes <= width ? load(from) : load_partial(from, width - d);
+      Vector key[kVectors];
+      keys.load_run(first + j, run, key);
+      MLX_H2O_UNROLL
+      for (int c = 0; c < kVectors; ++c) {
+        MLX_H2O_UNROLL
+        for (int i = 0; i < Rows; ++i) {
+          const Vector query = load(part + i * query_stride + c * kLanes);
+          sums[i * Keys + j] = multiply_add(query, key[c], sums[i * Keys + j]);
+        }
+      }
     }
+  }
+  if constexpr (Source::kHasTail) {
+    for (int d = runs * Source::kRun; d < width; d += kLanes) {
+      MLX_H2O_UNROLL
+      for (int j = 0; j < Keys; ++j) {
+        const Vector key = keys.load_tail(first + j, d, width);
+        MLX_H2O_UNROLL
+        for (int i = 0; i < Rows; ++i) {
+          const Vector query = load(queries + i * query_stride + d);
+          sums[i * Keys + j] = multiply_add(query, key, sums[i * Keys + j]);
+        }
+      }
+    }
+  }
+  if constexpr (Rows * Keys == kSums) {
+    float reduced[kSums];
+    reduce(sums, scale, reduced);
     MLX_H2O_UNROLL
     for (int i = 0; i < Rows; ++i) {
-      const Vector query = load(queries + i * query_stride + d);
+      std::memcpy(scores + i * score_stride, reduced + i * Keys, Keys * sizeof(float));
+    }
+  } else {
+    MLX_H2O_UNROLL
+    for (int i = 0; i < Rows; ++i) {
       MLX_H2O_UNROLL
-      for (int j = 0; j < Keys; ++j) sums[i][j] = multiply_add(query, key[j], sums[i][j]);
+      for (int j = 0; j < Keys; ++j) {
+        scores[i * score_stride + j] = scale * sum(sums[i * Keys + j]);
+      }
     }
   }
-  MLX_H2O_UNROLL
-  for (int i = 0; i < Rows; ++i) {
-    MLX_H2O_UNROLL
-    for (int j = 0; j < Keys; ++j) scores[i * score_stride + j] = scale * sum(sums[i][j]);
-  }
 }
 
-template <int Rows, typename T>
-inline void dot_rows(const float* queries, int64_t query_stride, const T* keys, int64_t key_stride,
+// The same for `key_count` keys.
+template <int Rows, typename Source>
+inline void dot_keys(const float* queries, int64_t query_stride, const Source& keys, int first,
                      int key_count, int width, float scale, float* scores, int64_t score_stride) {
-  int key = 0;
-  for (; key + kKeyTile <= key_count; key += kKeyTile) {
-    dot_tile<Rows, kKeyTile>(queries, query_stride, keys + key * key_stride, key_stride, width,
-                             scale, scores + key, score_stride);
+  constexpr int kKeys = kSums / Rows;
+  int key = first;
+  const int last = first + key_count;
+  for (; key + kKeys <= last; key += kKeys) {
+    dot_tile<Rows, kKeys>(queries, query_stride, keys, key, width, scale, scores + key,
+                          score_stride);
   }
-  for (; key < key_count; ++key) {
-    dot_tile<Rows, 1>(queries, query_stride, keys + key * key_stride, key_stride, width, scale,
-                      scores + key, score_stride);
+  for (; key < last; ++key) {
+    dot_tile<Rows, 1>(queries, query_stride, keys, key, width, scale, scores + key, score_stride);
   }
 }
 
-// sums[i, d : d + Vectors * kLanes] += sum over the listed keys of weights[i, key] * values[key].
-// Summing a block of keys in registers first also keeps long sums accurate.
-template <int Rows, int Vectors, typename T>
-inline void add_values(const float* weights, int64_t weight_stride, const int* keys, int key_count,
-                       const T* values, int64_t value_stride, int lanes, float* sums,
-                       int64_t sum_stride) {
-  Vector block[Rows][Vectors];
+// And for any number of rows.
+template <typename Source>
+inline void dot_rows(const float* queries, int64_t query_stride, int row_count, const Source& keys,
+                     int first, int key_count, int width, float scale, float* scores,
+                     int64_t score_stride) {
+  int row = 0;
+  const auto tile = [&](auto rows) {
+    dot_keys<rows.value>(queries + row * query_stride, query_stride, keys, first, key_count, width,
+                         scale, scores + row * score_stride, score_stride);
+    row += rows.value;
+  };
+  if constexpr (kRowTile == 4) {
+    while (row + 4 <= row_count) tile(std::integral_constant<int, 4>{});
+  }
+  while (row + 2 <= row_count) tile(std::integral_constant<int, 2>{});
+  while (row < row_count) tile(std::integral_constant<int, 1>{});
+}
+
+// sums[i, d] += sum over the keys of weights[i, key] * values[key, d], for Runs runs of elements
+// from `run` on. Keys are listed, or where `keys` is null they are the first `key_count`. Where
+// Mixed, a value whose weight is 0 takes no part, whatever it is.
+template <int Rows, int Runs, bool Mixed, typename Source>
+inline void add_runs(const float* weights, int64_t weight_stride, const int* keys, int key_count,
+                     const Source& values, int run, float* sums, int64_t sum_stride) {
+  constexpr int kVectors = Source::kVectors;
+  Vector block[Rows][Runs * kVectors];
   MLX_H2O_UNROLL
   for (int i = 0; i < Rows; ++i) {
     MLX_H2O_UNROLL
-    for (int c = 0; c < Vectors; ++c) block[i][c] = broadcast(0);
+    for (int c = 0; c < Runs * kVectors; ++c) block[i][c] = broadcast(0);
   }
   for (int index = 0; index < key_count; ++index) {
-    const int key = keys[index];
-    const T* from = values + key * value_stride;
-    Vector value[Vectors];
+    const int key = keys == nullptr ? index : keys[index];
+    Vector weight[Rows];
     MLX_H2O_UNROLL
-    for (int c = 0; c < Vectors; ++c) {
-      value[c] = lanes == kLanes ? load(from + c * kLanes) : load_partial(from, lanes);
-    }
+    for (int i = 0; i < Rows; ++i) weight[i] = broadcast(weights[i * weight_stride + key]);
     MLX_H2O_UNROLL
-    for (int i = 0; i < Rows; ++i) {
-      const Vector weight = broadcast(weights[i * weight_stride + key]);
+    for (int r = 0; r < Runs; ++r) {
+      Vector value[kVectors];
+      values.load_run(key, run + r, value);
       MLX_H2O_UNROLL
-      for (int c = 0; c < Vectors; ++c) block[i][c] = multiply_add(weight, value[c], block[i][c]);
+      for (int c = 0; c < kVectors; ++c) {
+        MLX_H2O_UNROLL
+        for (int i = 0; i < Rows; ++i) {
+          Vector& to = block[i][r * kVectors + c];
+          to = multiply_add(weight[i], Mixed ? where_nonzero(weight[i], value[c]) : value[c], to);
+        }
+      }
     }
   }
   MLX_H2O_UNROLL
   for (int i = 0; i < Rows; ++i) {
     MLX_H2O_UNROLL
-    for (int c = 0; c < Vectors; ++c) {
-      float* to = sums + i * sum_stride + c * kLanes;
+    for (int c = 0; c < Runs * kVectors; ++c) {
+      float* to = sums + i * sum_stride + run * Source::kRun + c * kLanes;
       store(to, load(to) + block[i][c]);
     }
   }
 }
 
-template <int Rows, typename T>
-inline void add_value_rows(const float* weights, int64_t weight_stride, const int* keys,
-                           int key_count, const T* values, int64_t value_stride, int width,
-                           float* sums, int64_t sum_stride) {
-  constexpr int kVectors = 4;
-  int d = 0;
-  for (; d + kVectors * kLanes <= width; d += kVectors * kLanes) {
-    add_values<Rows, kVectors>(weights, weight_stride, keys, key_count, values + d, value_stride,
-                               kLanes, sums + d, sum_stride);
+template <int Rows, bool Mixed, typename Source>
+inline void add_tail(const float* weights, int64_t weight_stride, const int* keys, int key_count,
+                     const Source& values, int d, int width, float* sums, int64_t sum_stride) {
+  Vector block[Rows];
+  MLX_H2O_UNROLL
+  for (int i = 0; i < Rows; ++i) block[i] = broadcast(0);
+  for (int index = 0; index < key_count; ++index) {
+    const int key = keys == nullptr ? index : keys[index];
+    const Vector value = values.load_tail(key, d, width);
+    MLX_H2O_UNROLL
+    for (int i = 0; i < Rows; ++i) {
+      const Vector weight = broadcast(weights[i * weight_stride + key]);
+      block[i] = multiply_add(weight, Mixed ? where_nonzero(weight, value) : value, block[i]);
+    }
   }
-  for (; d < width; d += kLanes) {
-    const int lanes = width - d < kLanes ? width - d : kLanes;
-    add_values<Rows, 1>(weights, weight_stride, keys, key_count, values + d, value_stride, lanes,
-                        sums + d, sum_stride);
+  MLX_H2O_UNROLL
+  for (int i = 0; i < Rows; ++i) {
+    float* to = sums + i * sum_stride + d;
+    store(to, load(to) + block[i]);
+  }
+}
+
+template <int Rows, bool Mixed, typename Source>
+inline void add_values(const float* weights, int64_t weight_stride, const int* keys, int key_count,
+                       const Source& values, int width, float* sums, int64_t sum_stride) {
+  // As many runs as fit the registers, up to two.
+  constexpr int kRuns = 2 * Rows * Source::kVectors <= kSums ? 2 : 1;
+  const int runs = width / Source::kRun;
+  int run = 0;
+  for (; run + kRuns <= runs; run += kRuns) {
+    add_runs<Rows, kRuns, Mixed>(weights, weight_stride, keys, key_count, values, run, sums,
+                                 sum_stride);
+  }
+  for (; run < runs; ++run) {
+    add_runs<Rows, 1, Mixed>(weights, weight_stride, keys, key_count, values, run, sums,
+                             sum_stride);
+  }
+  if constexpr (Source::kHasTail) {
+    for (int d = runs * Source::kRun; d < width; d += kLanes) {
+      add_tail<Rows, Mixed>(weights, weight_stride, keys, key_count, values, d, width, sums,
+                            sum_stride);
+    }
+  }
+}
+
+// One bit for each of kStep weights that is not 0.
+inline uint64_t nonzero(const float* weights) {
+  uint64_t bits = 0;
+  for (int i = 0; i < kStep; i += kLanes) {
+    bits |= uint64_t{nonzero_lanes(load(weights + i))} << i;
+  }
+  return bits;
+}
+
+// The places of the bits, ascending; returns their number.
+inline int list_bits(uint64_t bits, int* places) {
+  int count = 0;
+  for (; bits != 0; bits &= bits - 1) places[count++] = __builtin_ctzll(bits);
+  return count;
+}
+
+// Adds the values of up to kStep keys to Rows rows; there are kStep weights to read. A row whose
+// weight is 0 takes nothing from that key, so that a masked value may hold anything, NaN included;
+// a key that no row wants is not read.
+template <int Rows, typename Source>
+void add_step(const float* weights, int64_t weight_stride, int key_count, const Source& values,
+              int width, float* sums, int64_t sum_stride) {
+  const uint64_t all = ~uint64_t{0} >> (kStep - key_count);
+  uint64_t any = 0, every = all;
+  for (int i = 0; i < Rows; ++i) {
+    const uint64_t own = nonzero(weights + i * weight_stride) & all;
+    any |= own;
+    every &= own;
+  }
+  if (every == all) {
+    return add_values<Rows, false>(weights, weight_stride, nullptr, key_count, values, width, sums,
+                                   sum_stride);
+  }
+  int keys[kStep];
+  if (const int count = list_bits(every, keys); count > 0) {
+    add_values<Rows, false>(weights, weight_stride, keys, count, values, width, sums, sum_stride);
+  }
+  if (const int count = list_bits(any & ~every, keys); count > 0) {
+    add_values<Rows, true>(weights, weight_stride, keys, count, values, width, sums, sum_stride);
   }
 }

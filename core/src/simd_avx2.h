@@ -3,7 +3,9 @@
 using Vector = __m256;
 
 constexpr int kLanes = 8;
-constexpr int kRowTile = 2;  // 16 registers: 2 rows x 4 keys of sums, 4 keys, 1 query
+constexpr int kSums = 8;        // of 16 registers: the sums of one tile
+constexpr int kRowTile = 2;     // rows of the largest tile
+constexpr int kPackedRun = 32;  // elements of a packed row that are unpacked together
 
 inline Vector broadcast(float value) { return _mm256_set1_ps(value); }
 
@@ -39,4 +41,52 @@ inline Vector zero_below(Vector x, Vector limit, Vector value) {
 inline Vector exponent_from_low_bits(Vector value) {
   const __m256i bits = _mm256_slli_epi32(_mm256_castps_si256(value), 23);
   return _mm256_castsi256_ps(_mm256_add_epi32(bits, _mm256_set1_epi32(0x3f800000)));
+}
+
+// One bit for each lane that is not 0; NaN is not.
+inline uint32_t nonzero_lanes(Vector value) {
+  return static_cast<uint32_t>(
+      _mm256_movemask_ps(_mm256_cmp_ps(value, _mm256_setzero_ps(), _CMP_NEQ_UQ)));
+}
+
+// value where the weight is not 0, else 0.
+inline Vector where_nonzero(Vector weight, Vector value) {
+  return _mm256_and_ps(_mm256_cmp_ps(weight, _mm256_setzero_ps(), _CMP_NEQ_UQ), value);
+}
+
+// to[i] = factor * the sum of the lanes of vectors[i].
+inline void reduce(const Vector (&vectors)[kSums], float factor, float* to) {
+  const Vector a = _mm256_hadd_ps(_mm256_hadd_ps(vectors[0], vectors[1]),
+                                  _mm256_hadd_ps(vectors[2], vectors[3]));
+  const Vector b = _mm256_hadd_ps(_mm256_hadd_ps(vectors[4], vectors[5]),
+                                  _mm256_hadd_ps(vectors[6], vectors[7]));
+  const Vector sums = _mm256_permute2f128_ps(a, b, 0x20) + _mm256_permute2f128_ps(a, b, 0x31);
+  _mm256_storeu_ps(to, broadcast(factor) * sums);
+}
+
+// Elements bytes: scale * byte + bias.
+template <int Elements>
+inline void unpack_bytes(const uint8_t* from, float scale, float bias,
+                         Vector (&to)[Elements / kLanes]) {
+  MLX_H2O_UNROLL
+  for (int i = 0; i < Elements / kLanes; ++i) {
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + i * kLanes));
+    const Vector level = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes));
+    to[i] = multiply_add(level, broadcast(scale), broadcast(bias));
+  }
+}
+
+// Elements half bytes, in the order of nibble_order.
+template <int Elements>
+inline void unpack_nibbles(const uint8_t* from, float scale, float bias,
+                           Vector (&to)[Elements / kLanes]) {
+  static_assert(Elements == 32);
+  const __m128i four = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  const __m256i words = _mm256_srlv_epi32(_mm256_broadcastsi128_si256(four),
+                                          _mm256_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4));
+  MLX_H2O_UNROLL
+  for (int i = 0; i < Elements / kLanes; ++i) {
+    const __m256i level = _mm256_and_si256(_mm256_srli_epi32(words, 8 * i), _mm256_set1_epi32(15));
+    to[i] = multiply_add(_mm256_cvtepi32_ps(level), broadcast(scale), broadcast(bias));
+  }
 }

@@ -3,7 +3,9 @@
 using Vector = __m512;
 
 constexpr int kLanes = 16;
-constexpr int kRowTile = 4;  // 32 registers: 4 rows x 4 keys of sums, 4 keys, 1 query
+constexpr int kSums = 16;       // of 32 registers: the sums of one tile
+constexpr int kRowTile = 4;     // rows of the largest tile
+constexpr int kPackedRun = 64;  // elements of a packed row that are unpacked together
 
 inline Vector broadcast(float value) { return _mm512_set1_ps(value); }
 
@@ -40,4 +42,73 @@ inline Vector zero_below(Vector x, Vector limit, Vector value) {
 inline Vector exponent_from_low_bits(Vector value) {
   const __m512i bits = _mm512_slli_epi32(_mm512_castps_si512(value), 23);
   return _mm512_castsi512_ps(_mm512_add_epi32(bits, _mm512_set1_epi32(0x3f800000)));
+}
+
+// One bit for each lane that is not 0; NaN is not.
+inline uint32_t nonzero_lanes(Vector value) {
+  return _mm512_cmp_ps_mask(value, _mm512_setzero_ps(), _CMP_NEQ_UQ);
+}
+
+// value where the weight is not 0, else 0.
+inline Vector where_nonzero(Vector weight, Vector value) {
+  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(weight, _mm512_setzero_ps(), _CMP_NEQ_UQ), value);
+}
+
+inline Vector add_halves(Vector a, Vector b) {
+  return _mm512_shuffle_f32x4(a, b, 0x88) + _mm512_shuffle_f32x4(a, b, 0xdd);
+}
+
+inline Vector add_quarters(Vector a, Vector b, Vector c, Vector d) {
+  return add_halves(add_halves(a, b), add_halves(c, d));
+}
+
+// to[i] = factor * the sum of the lanes of vectors[i].
+inline void reduce(const Vector (&vectors)[kSums], float factor, float* to) {
+  Vector quarter[4];  // [i]: in lane group g four parts of vectors[4 g + i]
+  MLX_H2O_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    quarter[i] = add_quarters(vectors[i], vectors[4 + i], vectors[8 + i], vectors[12 + i]);
+  }
+  const Vector low =
+      _mm512_unpacklo_ps(quarter[0], quarter[1]) + _mm512_unpackhi_ps(quarter[0], quarter[1]);
+  const Vector high =
+      _mm512_unpacklo_ps(quarter[2], quarter[3]) + _mm512_unpackhi_ps(quarter[2], quarter[3]);
+  const __m512d a = _mm512_castps_pd(low), b = _mm512_castps_pd(high);
+  const Vector sums =
+      _mm512_castpd_ps(_mm512_unpacklo_pd(a, b)) + _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
+  _mm512_storeu_ps(to, broadcast(factor) * sums);
+}
+
+// Elements bytes: scale * byte + bias.
+template <int Elements>
+inline void unpack_bytes(const uint8_t* from, float scale, float bias,
+                         Vector (&to)[Elements / kLanes]) {
+  MLX_H2O_UNROLL
+  for (int i = 0; i < Elements / kLanes; ++i) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i * kLanes));
+    const Vector level = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes));
+    to[i] = multiply_add(level, broadcast(scale), broadcast(bias));
+  }
+}
+
+// Elements half bytes, in the order of nibble_order. The 16 levels are a table in a register.
+template <int Elements>
+inline void unpack_nibbles(const uint8_t* from, float scale, float bias,
+                           Vector (&to)[Elements / kLanes]) {
+  const Vector counts = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const Vector levels = multiply_add(counts, broadcast(scale), broadcast(bias));
+  const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  __m512i words, shift;  // the words in a row, as often as they fit
+  if constexpr (Elements == 64) {
+    words = _mm512_broadcast_i64x4(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+    shift = _mm512_slli_epi32(_mm512_srli_epi32(lane, 3), 2);
+  } else {
+    words = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+    shift = _mm512_slli_epi32(_mm512_srli_epi32(lane, 2), 2);
+  }
+  MLX_H2O_UNROLL
+  for (int i = 0; i < Elements / kLanes; ++i) {
+    const __m512i by = _mm512_add_epi32(shift, _mm512_set1_epi32(i * (512 / Elements)));
+    to[i] = _mm512_permutexvar_ps(_mm512_srlv_epi32(words, by), levels);
+  }
 }

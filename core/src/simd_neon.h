@@ -3,7 +3,9 @@
 using Vector = float32x4_t;
 
 constexpr int kLanes = 4;
-constexpr int kRowTile = 4;  // 32 registers: 4 rows x 4 keys of sums, 4 keys, 1 query
+constexpr int kSums = 16;       // of 32 registers: the sums of one tile
+constexpr int kRowTile = 4;     // rows of the largest tile
+constexpr int kPackedRun = 32;  // elements of a packed row that are unpacked together
 
 inline Vector broadcast(float value) { return vdupq_n_f32(value); }
 
@@ -39,4 +41,53 @@ inline Vector zero_below(Vector x, Vector limit, Vector value) {
 inline Vector exponent_from_low_bits(Vector value) {
   const uint32x4_t bits = vshlq_n_u32(vreinterpretq_u32_f32(value), 23);
   return vreinterpretq_f32_u32(vaddq_u32(bits, vdupq_n_u32(0x3f800000u)));
+}
+
+// One bit for each lane that is not 0; NaN is not.
+inline uint32_t nonzero_lanes(Vector value) {
+  const uint32x4_t bit = {1, 2, 4, 8};
+  return vaddvq_u32(vbicq_u32(bit, vceqzq_f32(value)));
+}
+
+// value where the weight is not 0, else 0.
+inline Vector where_nonzero(Vector weight, Vector value) {
+  return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(value), vceqzq_f32(weight)));
+}
+
+// to[i] = factor * the sum of the lanes of vectors[i].
+inline void reduce(const Vector (&vectors)[kSums], float factor, float* to) {
+  MLX_H2O_UNROLL
+  for (int i = 0; i < kSums; i += 4) {
+    const Vector sums = vpaddq_f32(vpaddq_f32(vectors[i], vectors[i + 1]),
+                                   vpaddq_f32(vectors[i + 2], vectors[i + 3]));
+    vst1q_f32(to + i, vmulq_n_f32(sums, factor));
+  }
+}
+
+// Elements bytes: scale * byte + bias.
+template <int Elements>
+inline void unpack_bytes(const uint8_t* from, float scale, float bias,
+                         Vector (&to)[Elements / kLanes]) {
+  MLX_H2O_UNROLL
+  for (int i = 0; i < Elements / kLanes; i += 2) {
+    const uint16x8_t wide = vmovl_u8(vld1_u8(from + i * kLanes));
+    const Vector low = vcvtq_f32_u32(vmovl_u16(vget_low_u16(wide)));
+    const Vector high = vcvtq_f32_u32(vmovl_u16(vget_high_u16(wide)));
+    to[i] = multiply_add(low, broadcast(scale), broadcast(bias));
+    to[i + 1] = multiply_add(high, broadcast(scale), broadcast(bias));
+  }
+}
+
+// Elements half bytes, in the order of nibble_order.
+template <int Elements>
+inline void unpack_nibbles(const uint8_t* from, float scale, float bias,
+                           Vector (&to)[Elements / kLanes]) {
+  static_assert(Elements == 32);
+  uint32x4_t words;
+  std::memcpy(&words, from, sizeof words);
+  MLX_H2O_UNROLL
+  for (int i = 0; i < Elements / kLanes; ++i) {
+    const uint32x4_t level = vandq_u32(vshlq_u32(words, vdupq_n_s32(-4 * i)), vdupq_n_u32(15));
+    to[i] = multiply_add(vcvtq_f32_u32(level), broadcast(scale), broadcast(bias));
+  }
 }

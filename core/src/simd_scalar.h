@@ -5,7 +5,9 @@ using Vector = float __attribute__((vector_size(16)));
 using Bits = uint32_t __attribute__((vector_size(16)));
 
 constexpr int kLanes = 4;
-constexpr int kRowTile = 2;
+constexpr int kSums = 8;        // the sums of one tile
+constexpr int kRowTile = 2;     // rows of the largest tile
+constexpr int kPackedRun = 32;  // elements of a packed row that are unpacked together
 
 inline Vector broadcast(float value) { return Vector{value, value, value, value}; }
 
@@ -40,4 +42,46 @@ inline Vector exponent_from_low_bits(Vector value) {
   bits = (bits << 23) + 0x3f800000u;
   std::memcpy(&value, &bits, sizeof value);
   return value;
+}
+
+// One bit for each lane that is not 0; NaN is not.
+inline uint32_t nonzero_lanes(Vector value) {
+  uint32_t lanes = 0;
+  for (int i = 0; i < kLanes; ++i) lanes |= value[i] != 0 ? 1u << i : 0u;
+  return lanes;
+}
+
+// value where the weight is not 0, else 0.
+inline Vector where_nonzero(Vector weight, Vector value) {
+  return weight != 0 ? value : Vector{0, 0, 0, 0};
+}
+
+// to[i] = factor * the sum of the lanes of vectors[i].
+inline void reduce(const Vector (&vectors)[kSums], float factor, float* to) {
+  for (int i = 0; i < kSums; ++i) to[i] = factor * sum(vectors[i]);
+}
+
+// Elements bytes: scale * byte + bias.
+template <int Elements>
+inline void unpack_bytes(const uint8_t* from, float scale, float bias,
+                         Vector (&to)[Elements / kLanes]) {
+  for (int i = 0; i < Elements / kLanes; ++i) {
+    const uint8_t* bytes = from + i * kLanes;
+    const Vector level = {static_cast<float>(bytes[0]), static_cast<float>(bytes[1]),
+                          static_cast<float>(bytes[2]), static_cast<float>(bytes[3])};
+    to[i] = multiply_add(level, broadcast(scale), broadcast(bias));
+  }
+}
+
+// Elements half bytes, in the order of nibble_order.
+template <int Elements>
+inline void unpack_nibbles(const uint8_t* from, float scale, float bias,
+                           Vector (&to)[Elements / kLanes]) {
+  static_assert(Elements == 32);
+  Bits words;
+  std::memcpy(&words, from, sizeof words);
+  for (int i = 0; i < Elements / kLanes; ++i) {
+    const Vector level = __builtin_convertvector((words >> (4 * i)) & 15, Vector);
+    to[i] = multiply_add(level, broadcast(scale), broadcast(bias));
+  }
 }

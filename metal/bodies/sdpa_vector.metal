@@ -2,21 +2,31 @@
   // simdgroups serves one query row and every key, or, with `blocks`, one block
   // of the keys: a second pass merges the blocks.  Simdgroups take the keys by
   // turns; a lane holds neighbouring elements of the query and of the output.
+  //
+  // `sparse` kernels take two sweeps, the second over the values of the keys that
+  // count; the logits wait in `scores`.  With `blocks` the sweeps are two launches,
+  // `keys` and `values`, because a weight is final when every block has its total.
+  //
   //   grid (B * Hq * NS * 32, Lq, blocks), threadgroup (NS * 32, 1, 1)
   //   T dtype of queries, dense keys and values, and out; D, V their last axes;
   //   KB, VB bits of keys and values, G elements that share a scale;
   //   params = [scale, mask threshold, sparse V threshold]
   constexpr int LANES = 32;
+#if keys
   constexpr int KEY_PART = D / LANES;
-  constexpr int VALUE_PART = V / LANES;
-  H2O_THREADGROUP(float, tile, NS * (LANES + 1));
   H2O_THREADGROUP(float, maxima, NS);
   H2O_THREADGROUP(float, totals, NS);
+#endif
+#if values
+  constexpr int VALUE_PART = V / LANES;
+  H2O_THREADGROUP(float, tile, NS * (LANES + 1));
+#endif
 
   const int lane = int(thread_index_in_simdgroup);
   const int group = int(simdgroup_index_in_threadgroup);
   const int batch_head = int(threadgroup_position_in_grid.x);
   const int query_index = int(threadgroup_position_in_grid.y);
+#if keys
   const int heads = queries_shape[1];
   const int query_count = queries_shape[2];
 #if quantized
@@ -25,6 +35,12 @@
 #else
   const int key_count = keys_shape[2];
   const int kv_heads = keys_shape[1];
+#endif
+#else
+  const int heads = scores_shape[1];
+  const int query_count = scores_shape[2];
+  const int key_count = scores_shape[3];
+  const int kv_heads = value_words_shape[1];
 #endif
   const int batch = batch_head / heads;
   const int head = batch_head % heads;
@@ -40,6 +56,21 @@
   const int key_step = NS;
 #endif
 
+#if values
+  float sums[VALUE_PART];
+  for (int j = 0; j < VALUE_PART; j++) {
+    sums[j] = 0.0f;
+  }
+#if quantized
+  const int64_t value_words_start = h2o_offset(value_words_strides, batch, kv_head, 0, 0);
+  const int64_t value_scales_start = h2o_offset(value_scales_strides, batch, kv_head, 0, 0);
+  const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);
+#else
+  const int64_t value_start = h2o_offset(values_strides, batch, kv_head, 0, lane * VALUE_PART);
+#endif
+#endif
+
+#if keys
   float query[KEY_PART];
   h2o_load<KEY_PART>(
       queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),
@@ -56,10 +87,6 @@
   const int64_t probe_start = h2o_offset(probes_strides, batch, kv_head, 0, lane * KEY_PART);
   const int64_t probe_row = (int64_t(batch) * kv_heads + kv_head) * probe_count;
 #endif
-  float sums[VALUE_PART];
-  for (int j = 0; j < VALUE_PART; j++) {
-    sums[j] = 0.0f;
-  }
   h2o_softmax state = h2o_softmax_empty();
 #if sinks
   if (first_key == 0) {
@@ -71,12 +98,8 @@
   const int64_t key_words_start = h2o_offset(key_words_strides, batch, kv_head, 0, 0);
   const int64_t key_scales_start = h2o_offset(key_scales_strides, batch, kv_head, 0, 0);
   const int64_t key_biases_start = h2o_offset(key_biases_strides, batch, kv_head, 0, 0);
-  const int64_t value_words_start = h2o_offset(value_words_strides, batch, kv_head, 0, 0);
-  const int64_t value_scales_start = h2o_offset(value_scales_strides, batch, kv_head, 0, 0);
-  const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);
 #else
   const int64_t key_start = h2o_offset(keys_strides, batch, kv_head, 0, lane * KEY_PART);
-  const int64_t value_start = h2o_offset(values_strides, batch, kv_head, 0, lane * VALUE_PART);
 #endif
 #if bool_mask
   const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);
@@ -137,10 +160,12 @@
         continue;
       }
 #endif
+#if !sparse
       float value[VALUE_PART];
 #if !quantized
       const int64_t value_row = value_start + i * values_strides[2];
       h2o_load<VALUE_PART>(values + value_row, values_strides[3], value);
+#endif
 #endif
       float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));
 #if additive_mask
@@ -153,14 +178,10 @@
         scores[row * key_count + i] = score;
       }
 #endif
+#if sparse
+      h2o_softmax_count(state, score);
+#else
       const float weight = h2o_softmax_weigh<VALUE_PART>(state, sums, score);
-#if sparse_v
-      // More keys only make a weight smaller: what is negligible among the keys
-      // so far is so among all of them.  The same for all lanes.
-      if (weight < params[2] * state.total) {
-        continue;
-      }
-#endif
 #if quantized
       h2o_load_quantized<VALUE_PART, VB, G>(
           value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],
@@ -171,6 +192,7 @@
           lane * VALUE_PART, value);
 #endif
       h2o_add_row<VALUE_PART>(sums, weight, value);
+#endif
     }
   }
 
@@ -179,7 +201,12 @@
     maxima[group] = state.maximum;
     totals[group] = state.total;
   }
+#if sparse
+  // The logits are for other lanes than the one that wrote them.
+  metal::threadgroup_barrier(metal::mem_flags::mem_device | metal::mem_flags::mem_threadgroup);
+#else
   metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+#endif
   const bool has_part = lane < NS;
   h2o_softmax part = h2o_softmax_empty();
   if (has_part) {
@@ -187,35 +214,4 @@
     part.total = totals[lane];
   }
   const h2o_merged merged = h2o_softmax_merge(part);
-
-  // Through threadgroup memory, one element of every lane at a time: a
-  // simdgroup then sums a column.  A row of 33 keeps the banks apart.
-  for (int j = 0; j < VALUE_PART; j++) {
-    tile[group * (LANES + 1) + lane] = sums[j];
-    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-    for (int column = group; column < LANES; column += NS) {
-      const float column_part = has_part ? tile[lane * (LANES + 1) + column] * merged.share : 0.0f;
-      const float sum = metal::simd_sum(column_part);
-      if (lane == 0) {
-#if blocks
-        partial_sums[(row * blocks + block) * V + column * VALUE_PART + j] = sum;
-#else
-        const float mean = h2o_softmax_mean(sum, merged.total);
-        out[row * V + column * VALUE_PART + j] = static_cast<T>(mean);
-#endif
-      }
-    }
-    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-  }
-#if blocks
-  if (group == 0 && lane == 0) {
-    partial_maxima[row * blocks + block] = merged.maximum;
-    partial_totals[row * blocks + block] = merged.total;
-  }
-#else
-#if lse
-  if (group == 0 && lane == 0) {
-    lse[row] = h2o_softmax_lse(merged.maximum, merged.total);
-  }
-#endif
 #endif

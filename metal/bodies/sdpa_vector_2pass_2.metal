@@ -22,6 +22,13 @@
     sum += share * partial_sums[(row * blocks + b) * V + column];
   }
   out[row * V + column] = static_cast<T>(h2o_softmax_mean(sum, merged.total));
+#if skipped
+  const float rows_skipped =
+      metal::simd_sum(lane < blocks ? partial_skipped[row * blocks + lane] : 0.0f);
+  if (column == 0) {
+    skipped[row] = rows_skipped;
+  }
+#endif
 #if lse
   if (column == 0) {
     lse[row] = h2o_softmax_lse(merged.maximum, merged.total);

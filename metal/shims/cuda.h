@@ -7,7 +7,7 @@
 // more registers than a group of 1024 threads may have.
 #ifdef H2O_MAX_THREADS
 #undef __global__
-#define __global__ __attribute__((global)) __launch_bounds__(H2O_MAX_THREADS)
+#define __global__ __attribute__((global)) __launch_bounds__(H2O_MAX_THREADS, 1)
 #endif
 
 typedef unsigned short ushort;
@@ -21,6 +21,10 @@ __device__ inline To as_type(float from) {
 namespace metal {
 
 enum class mem_flags { mem_none = 0, mem_device = 1, mem_threadgroup = 2 };
+
+__device__ inline mem_flags operator|(mem_flags a, mem_flags b) {
+  return mem_flags(int(a) | int(b));
+}
 
 template <typename T>
 struct numeric_limits;

@@ -35,7 +35,7 @@ static const char* const mlx_h2o_kernel_flags[] = {
     "sinks",
     "scores",
     "lse",
-    "sparse_v",
+    "skipped",
     "probes",
 };
 
@@ -225,10 +225,10 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_segments[] = {
     {"",
      "  constexpr int LANES = 32;\n"
      "  constexpr int KEY_PART = D / LANES;\n"
-     "  constexpr int VALUE_PART = V / LANES;\n"
-     "  H2O_THREADGROUP(float, tile, NS * (LANES + 1));\n"
      "  H2O_THREADGROUP(float, maxima, NS);\n"
      "  H2O_THREADGROUP(float, totals, NS);\n"
+     "  constexpr int VALUE_PART = V / LANES;\n"
+     "  H2O_THREADGROUP(float, tile, NS * (LANES + 1));\n"
      "  const int lane = int(thread_index_in_simdgroup);\n"
      "  const int group = int(simdgroup_index_in_threadgroup);\n"
      "  const int batch_head = int(threadgroup_position_in_grid.x);\n"
@@ -243,6 +243,11 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_segments[] = {
      "  const int64_t row = int64_t(batch_head) * query_count + query_index;\n"
      "  const int first_key = group;\n"
      "  const int key_step = NS;\n"
+     "  float sums[VALUE_PART];\n"
+     "  for (int j = 0; j < VALUE_PART; j++) {\n"
+     "    sums[j] = 0.0f;\n"
+     "  }\n"
+     "  const int64_t value_start = h2o_offset(values_strides, batch, kv_head, 0, lane * VALUE_PART);\n"
      "  float query[KEY_PART];\n"
      "  h2o_load<KEY_PART>(\n"
      "      queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),\n"
@@ -257,18 +262,13 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_segments[] = {
      "  const int64_t probe_start = h2o_offset(probes_strides, batch, kv_head, 0, lane * KEY_PART);\n"
      "  const int64_t probe_row = (int64_t(batch) * kv_heads + kv_head) * probe_count;\n"},
     {"",
-     "  float sums[VALUE_PART];\n"
-     "  for (int j = 0; j < VALUE_PART; j++) {\n"
-     "    sums[j] = 0.0f;\n"
-     "  }\n"
      "  h2o_softmax state = h2o_softmax_empty();\n"},
     {"sinks",
      "  if (first_key == 0) {\n"
      "    h2o_softmax_sink(state, static_cast<float>(sinks[head * sinks_strides[0]]));\n"
      "  }\n"},
     {"",
-     "  const int64_t key_start = h2o_offset(keys_strides, batch, kv_head, 0, lane * KEY_PART);\n"
-     "  const int64_t value_start = h2o_offset(values_strides, batch, kv_head, 0, lane * VALUE_PART);\n"},
+     "  const int64_t key_start = h2o_offset(keys_strides, batch, kv_head, 0, lane * KEY_PART);\n"},
     {"bool_mask",
      "  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);\n"},
     {"additive_mask",
@@ -402,10 +402,10 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_2pass_1_segments[] = {
     {"",
      "  constexpr int LANES = 32;\n"
      "  constexpr int KEY_PART = D / LANES;\n"
-     "  constexpr int VALUE_PART = V / LANES;\n"
-     "  H2O_THREADGROUP(float, tile, NS * (LANES + 1));\n"
      "  H2O_THREADGROUP(float, maxima, NS);\n"
      "  H2O_THREADGROUP(float, totals, NS);\n"
+     "  constexpr int VALUE_PART = V / LANES;\n"
+     "  H2O_THREADGROUP(float, tile, NS * (LANES + 1));\n"
      "  const int lane = int(thread_index_in_simdgroup);\n"
      "  const int group = int(simdgroup_index_in_threadgroup);\n"
      "  const int batch_head = int(threadgroup_position_in_grid.x);\n"
@@ -422,6 +422,11 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_2pass_1_segments[] = {
      "  const int blocks = int(threadgroups_per_grid.z);\n"
      "  const int first_key = block * NS + group;\n"
      "  const int key_step = blocks * NS;\n"
+     "  float sums[VALUE_PART];\n"
+     "  for (int j = 0; j < VALUE_PART; j++) {\n"
+     "    sums[j] = 0.0f;\n"
+     "  }\n"
+     "  const int64_t value_start = h2o_offset(values_strides, batch, kv_head, 0, lane * VALUE_PART);\n"
      "  float query[KEY_PART];\n"
      "  h2o_load<KEY_PART>(\n"
      "      queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),\n"
@@ -436,18 +441,13 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_2pass_1_segments[] = {
      "  const int64_t probe_start = h2o_offset(probes_strides, batch, kv_head, 0, lane * KEY_PART);\n"
      "  const int64_t probe_row = (int64_t(batch) * kv_heads + kv_head) * probe_count;\n"},
     {"",
-     "  float sums[VALUE_PART];\n"
-     "  for (int j = 0; j < VALUE_PART; j++) {\n"
-     "    sums[j] = 0.0f;\n"
-     "  }\n"
      "  h2o_softmax state = h2o_softmax_empty();\n"},
     {"sinks",
      "  if (first_key == 0) {\n"
      "    h2o_softmax_sink(state, static_cast<float>(sinks[head * sinks_strides[0]]));\n"
      "  }\n"},
     {"",
-     "  const int64_t key_start = h2o_offset(keys_strides, batch, kv_head, 0, lane * KEY_PART);\n"
-     "  const int64_t value_start = h2o_offset(values_strides, batch, kv_head, 0, lane * VALUE_PART);\n"},
+     "  const int64_t key_start = h2o_offset(keys_strides, batch, kv_head, 0, lane * KEY_PART);\n"},
     {"bool_mask",
      "  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);\n"},
     {"additive_mask",
@@ -587,10 +587,10 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_quantized_segments[] = {
     {"",
      "  constexpr int LANES = 32;\n"
      "  constexpr int KEY_PART = D / LANES;\n"
-     "  constexpr int VALUE_PART = V / LANES;\n"
-     "  H2O_THREADGROUP(float, tile, NS * (LANES + 1));\n"
      "  H2O_THREADGROUP(float, maxima, NS);\n"
      "  H2O_THREADGROUP(float, totals, NS);\n"
+     "  constexpr int VALUE_PART = V / LANES;\n"
+     "  H2O_THREADGROUP(float, tile, NS * (LANES + 1));\n"
      "  const int lane = int(thread_index_in_simdgroup);\n"
      "  const int group = int(simdgroup_index_in_threadgroup);\n"
      "  const int batch_head = int(threadgroup_position_in_grid.x);\n"
@@ -605,6 +605,13 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_quantized_segments[] = {
      "  const int64_t row = int64_t(batch_head) * query_count + query_index;\n"
      "  const int first_key = group;\n"
      "  const int key_step = NS;\n"
+     "  float sums[VALUE_PART];\n"
+     "  for (int j = 0; j < VALUE_PART; j++) {\n"
+     "    sums[j] = 0.0f;\n"
+     "  }\n"
+     "  const int64_t value_words_start = h2o_offset(value_words_strides, batch, kv_head, 0, 0);\n"
+     "  const int64_t value_scales_start = h2o_offset(value_scales_strides, batch, kv_head, 0, 0);\n"
+     "  const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);\n"
      "  float query[KEY_PART];\n"
      "  h2o_load<KEY_PART>(\n"
      "      queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),\n"
@@ -619,10 +626,6 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_quantized_segments[] = {
      "  const int64_t probe_start = h2o_offset(probes_strides, batch, kv_head, 0, lane * KEY_PART);\n"
      "  const int64_t probe_row = (int64_t(batch) * kv_heads + kv_head) * probe_count;\n"},
     {"",
-     "  float sums[VALUE_PART];\n"
-     "  for (int j = 0; j < VALUE_PART; j++) {\n"
-     "    sums[j] = 0.0f;\n"
-     "  }\n"
      "  h2o_softmax state = h2o_softmax_empty();\n"},
     {"sinks",
      "  if (first_key == 0) {\n"
@@ -631,10 +634,7 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_quantized_segments[] = {
     {"",
      "  const int64_t key_words_start = h2o_offset(key_words_strides, batch, kv_head, 0, 0);\n"
      "  const int64_t key_scales_start = h2o_offset(key_scales_strides, batch, kv_head, 0, 0);\n"
-     "  const int64_t key_biases_start = h2o_offset(key_biases_strides, batch, kv_head, 0, 0);\n"
-     "  const int64_t value_words_start = h2o_offset(value_words_strides, batch, kv_head, 0, 0);\n"
-     "  const int64_t value_scales_start = h2o_offset(value_scales_strides, batch, kv_head, 0, 0);\n"
-     "  const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);\n"},
+     "  const int64_t key_biases_start = h2o_offset(key_biases_strides, batch, kv_head, 0, 0);\n"},
     {"bool_mask",
      "  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);\n"},
     {"additive_mask",
@@ -691,12 +691,7 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_quantized_segments[] = {
      "        scores[row * key_count + i] = score;\n"
      "      }\n"},
     {"",
-     "      const float weight = h2o_softmax_weigh<VALUE_PART>(state, sums, score);\n"},
-    {"sparse_v",
-     "      if (weight < params[2] * state.total) {\n"
-     "        continue;\n"
-     "      }\n"},
-    {"",
+     "      const float weight = h2o_softmax_weigh<VALUE_PART>(state, sums, score);\n"
      "      h2o_load_quantized<VALUE_PART, VB, G>(\n"
      "          value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],\n"
      "          value_scales + (value_scales_start + i * value_scales_strides[2]),\n"
@@ -789,10 +784,10 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_2pass_1_quantized_segmen
     {"",
      "  constexpr int LANES = 32;\n"
      "  constexpr int KEY_PART = D / LANES;\n"
-     "  constexpr int VALUE_PART = V / LANES;\n"
-     "  H2O_THREADGROUP(float, tile, NS * (LANES + 1));\n"
      "  H2O_THREADGROUP(float, maxima, NS);\n"
      "  H2O_THREADGROUP(float, totals, NS);\n"
+     "  constexpr int VALUE_PART = V / LANES;\n"
+     "  H2O_THREADGROUP(float, tile, NS * (LANES + 1));\n"
      "  const int lane = int(thread_index_in_simdgroup);\n"
      "  const int group = int(simdgroup_index_in_threadgroup);\n"
      "  const int batch_head = int(threadgroup_position_in_grid.x);\n"
@@ -809,6 +804,13 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_2pass_1_quantized_segmen
      "  const int blocks = int(threadgroups_per_grid.z);\n"
      "  const int first_key = block * NS + group;\n"
      "  const int key_step = blocks * NS;\n"
+     "  float sums[VALUE_PART];\n"
+     "  for (int j = 0; j < VALUE_PART; j++) {\n"
+     "    sums[j] = 0.0f;\n"
+     "  }\n"
+     "  const int64_t value_words_start = h2o_offset(value_words_strides, batch, kv_head, 0, 0);\n"
+     "  const int64_t value_scales_start = h2o_offset(value_scales_strides, batch, kv_head, 0, 0);\n"
+     "  const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);\n"
      "  float query[KEY_PART];\n"
      "  h2o_load<KEY_PART>(\n"
      "      queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),\n"
@@ -823,10 +825,6 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_2pass_1_quantized_segmen
      "  const int64_t probe_start = h2o_offset(probes_strides, batch, kv_head, 0, lane * KEY_PART);\n"
      "  const int64_t probe_row = (int64_t(batch) * kv_heads + kv_head) * probe_count;\n"},
     {"",
-     "  float sums[VALUE_PART];\n"
-     "  for (int j = 0; j < VALUE_PART; j++) {\n"
-     "    sums[j] = 0.0f;\n"
-     "  }\n"
      "  h2o_softmax state = h2o_softmax_empty();\n"},
     {"sinks",
      "  if (first_key == 0) {\n"
@@ -835,10 +833,7 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_2pass_1_quantized_segmen
     {"",
      "  const int64_t key_words_start = h2o_offset(key_words_strides, batch, kv_head, 0, 0);\n"
      "  const int64_t key_scales_start = h2o_offset(key_scales_strides, batch, kv_head, 0, 0);\n"
-     "  const int64_t key_biases_start = h2o_offset(key_biases_strides, batch, kv_head, 0, 0);\n"
-     "  const int64_t value_words_start = h2o_offset(value_words_strides, batch, kv_head, 0, 0);\n"
-     "  const int64_t value_scales_start = h2o_offset(value_scales_strides, batch, kv_head, 0, 0);\n"
-     "  const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);\n"},
+     "  const int64_t key_biases_start = h2o_offset(key_biases_strides, batch, kv_head, 0, 0);\n"},
     {"bool_mask",
      "  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);\n"},
     {"additive_mask",
@@ -895,12 +890,7 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_2pass_1_quantized_segmen
      "        scores[row * key_count + i] = score;\n"
      "      }\n"},
     {"",
-     "      const float weight = h2o_softmax_weigh<VALUE_PART>(state, sums, score);\n"},
-    {"sparse_v",
-     "      if (weight < params[2] * state.total) {\n"
-     "        continue;\n"
-     "      }\n"},
-    {"",
+     "      const float weight = h2o_softmax_weigh<VALUE_PART>(state, sums, score);\n"
      "      h2o_load_quantized<VALUE_PART, VB, G>(\n"
      "          value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],\n"
      "          value_scales + (value_scales_start + i * value_scales_strides[2]),\n"
@@ -953,6 +943,534 @@ static const mlx_h2o_kernel_text mlx_h2o_sdpa_vector_2pass_1_quantized_text = {
     sizeof(mlx_h2o_sdpa_vector_2pass_1_quantized_segments) / sizeof(mlx_h2o_sdpa_vector_2pass_1_quantized_segments[0]),
 };
 
+static const char* const mlx_h2o_sdpa_vector_sparse_quantized_template[] = {
+    "T",
+    "S",
+    "D",
+    "V",
+    "KB",
+    "VB",
+    "G",
+    "NS",
+    "CAUSAL",
+};
+
+static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_sparse_quantized_inputs[] = {
+    {"queries", ""},
+    {"key_words", ""},
+    {"key_scales", ""},
+    {"key_biases", ""},
+    {"value_words", ""},
+    {"value_scales", ""},
+    {"value_biases", ""},
+    {"mask", "bool_mask"},
+    {"mask", "additive_mask"},
+    {"sinks", "sinks"},
+    {"probes", "probes"},
+    {"params", ""},
+};
+
+static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_sparse_quantized_outputs[] = {
+    {"out", ""},
+    {"scores", ""},
+    {"lse", "lse"},
+    {"skipped", "skipped"},
+    {"probe_scores", "probes"},
+};
+
+static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_sparse_quantized_segments[] = {
+    {"",
+     "  constexpr int LANES = 32;\n"
+     "  constexpr int KEY_PART = D / LANES;\n"
+     "  H2O_THREADGROUP(float, maxima, NS);\n"
+     "  H2O_THREADGROUP(float, totals, NS);\n"
+     "  constexpr int VALUE_PART = V / LANES;\n"
+     "  H2O_THREADGROUP(float, tile, NS * (LANES + 1));\n"
+     "  const int lane = int(thread_index_in_simdgroup);\n"
+     "  const int group = int(simdgroup_index_in_threadgroup);\n"
+     "  const int batch_head = int(threadgroup_position_in_grid.x);\n"
+     "  const int query_index = int(threadgroup_position_in_grid.y);\n"
+     "  const int heads = queries_shape[1];\n"
+     "  const int query_count = queries_shape[2];\n"
+     "  const int key_count = key_words_shape[2];\n"
+     "  const int kv_heads = key_words_shape[1];\n"
+     "  const int batch = batch_head / heads;\n"
+     "  const int head = batch_head % heads;\n"
+     "  const int kv_head = head / (heads / kv_heads);\n"
+     "  const int64_t row = int64_t(batch_head) * query_count + query_index;\n"
+     "  const int first_key = group;\n"
+     "  const int key_step = NS;\n"
+     "  float sums[VALUE_PART];\n"
+     "  for (int j = 0; j < VALUE_PART; j++) {\n"
+     "    sums[j] = 0.0f;\n"
+     "  }\n"
+     "  const int64_t value_words_start = h2o_offset(value_words_strides, batch, kv_head, 0, 0);\n"
+     "  const int64_t value_scales_start = h2o_offset(value_scales_strides, batch, kv_head, 0, 0);\n"
+     "  const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);\n"
+     "  float query[KEY_PART];\n"
+     "  h2o_load<KEY_PART>(\n"
+     "      queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),\n"
+     "      queries_strides[3],\n"
+     "      query);\n"
+     "  for (int j = 0; j < KEY_PART; j++) {\n"
+     "    query[j] *= params[0];\n"
+     "  }\n"},
+    {"probes",
+     "  const bool serves_probes = head % (heads / kv_heads) == 0 && query_index == 0;\n"
+     "  const int probe_count = probes_shape[2];\n"
+     "  const int64_t probe_start = h2o_offset(probes_strides, batch, kv_head, 0, lane * KEY_PART);\n"
+     "  const int64_t probe_row = (int64_t(batch) * kv_heads + kv_head) * probe_count;\n"},
+    {"",
+     "  h2o_softmax state = h2o_softmax_empty();\n"},
+    {"sinks",
+     "  if (first_key == 0) {\n"
+     "    h2o_softmax_sink(state, static_cast<float>(sinks[head * sinks_strides[0]]));\n"
+     "  }\n"},
+    {"",
+     "  const int64_t key_words_start = h2o_offset(key_words_strides, batch, kv_head, 0, 0);\n"
+     "  const int64_t key_scales_start = h2o_offset(key_scales_strides, batch, kv_head, 0, 0);\n"
+     "  const int64_t key_biases_start = h2o_offset(key_biases_strides, batch, kv_head, 0, 0);\n"},
+    {"bool_mask",
+     "  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);\n"},
+    {"additive_mask",
+     "  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);\n"},
+    {"",
+     "  const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;\n"
+     "  for (int i = first_key; i < key_count; i += key_step) {\n"
+     "    bool visible = i < visible_end;\n"},
+    {"bool_mask",
+     "    visible = visible && mask[mask_start + i * mask_strides[3]];\n"},
+    {"additive_mask",
+     "    const float bias = static_cast<float>(mask[mask_start + i * mask_strides[3]]);\n"
+     "    visible = visible && !(bias <= params[1]);\n"},
+    {"",
+     "    if (!visible && lane == 0) {\n"
+     "      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;\n"
+     "    }\n"},
+    {"probes",
+     "    if (visible || serves_probes) {\n"},
+    {"!probes",
+     "    if (visible) {\n"},
+    {"",
+     "      float key[KEY_PART];\n"
+     "      h2o_load_quantized<KEY_PART, KB, G>(\n"
+     "          key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],\n"
+     "          key_scales + (key_scales_start + i * key_scales_strides[2]), key_scales_strides[3],\n"
+     "          key_biases + (key_biases_start + i * key_biases_strides[2]), key_biases_strides[3],\n"
+     "          lane * KEY_PART, key);\n"},
+    {"probes",
+     "      if (serves_probes) {\n"
+     "        for (int e = 0; e < probe_count; e++) {\n"
+     "          float probe[KEY_PART];\n"
+     "          h2o_load<KEY_PART>(\n"
+     "              probes + (probe_start + e * probes_strides[2]),\n"
+     "              probes_strides[3],\n"
+     "              probe);\n"
+     "          const float logit = params[0] * metal::simd_sum(h2o_dot<KEY_PART>(probe, key));\n"
+     "          if (lane == 0) {\n"
+     "            probe_scores[(probe_row + e) * key_count + i] = logit;\n"
+     "          }\n"
+     "        }\n"
+     "      }\n"
+     "      if (!visible) {\n"
+     "        continue;\n"
+     "      }\n"},
+    {"",
+     "      float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));\n"},
+    {"additive_mask",
+     "      score += bias;\n"
+     "      state.total += bias - bias;\n"},
+    {"",
+     "      if (lane == 0) {\n"
+     "        scores[row * key_count + i] = score;\n"
+     "      }\n"
+     "      h2o_softmax_count(state, score);\n"
+     "    }\n"
+     "  }\n"
+     "  if (lane == 0) {\n"
+     "    maxima[group] = state.maximum;\n"
+     "    totals[group] = state.total;\n"
+     "  }\n"
+     "  metal::threadgroup_barrier(metal::mem_flags::mem_device | metal::mem_flags::mem_threadgroup);\n"
+     "  const bool has_part = lane < NS;\n"
+     "  h2o_softmax part = h2o_softmax_empty();\n"
+     "  if (has_part) {\n"
+     "    part.maximum = maxima[lane];\n"
+     "    part.total = totals[lane];\n"
+     "  }\n"
+     "  const h2o_merged merged = h2o_softmax_merge(part);\n"
+     "  const float maximum = merged.maximum;\n"
+     "  const float share = 1.0f;\n"
+     "  const float least = params[2] * merged.total;\n"},
+    {"skipped",
+     "  H2O_THREADGROUP(float, counts, NS);\n"
+     "  float count = 0.0f;\n"},
+    {"",
+     "  for (int start = first_key; start < key_count; start += LANES * key_step) {\n"
+     "    const int own_key = start + lane * key_step;\n"
+     "    const float score =\n"
+     "        own_key < key_count ? scores[row * key_count + own_key] : H2O_NEGATIVE_INFINITY;\n"
+     "    float own_weight = 0.0f;\n"
+     "    if (!(score <= H2O_LOWEST)) {\n"
+     "      own_weight = metal::fast::exp(score - maximum);\n"
+     "      if (own_weight * share < least) {\n"
+     "        own_weight = 0.0f;\n"},
+    {"skipped",
+     "        count += 1.0f;\n"},
+    {"",
+     "      }\n"
+     "    }\n"
+     "    for (int from = 0, i = start; from < LANES && i < key_count; from++, i += key_step) {\n"
+     "      const float weight = metal::simd_shuffle(own_weight, ushort(from));\n"
+     "      if (weight == 0.0f) {\n"
+     "        continue;\n"
+     "      }\n"
+     "      float value[VALUE_PART];\n"
+     "      h2o_load_quantized<VALUE_PART, VB, G>(\n"
+     "          value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],\n"
+     "          value_scales + (value_scales_start + i * value_scales_strides[2]),\n"
+     "          value_scales_strides[3],\n"
+     "          value_biases + (value_biases_start + i * value_biases_strides[2]),\n"
+     "          value_biases_strides[3],\n"
+     "          lane * VALUE_PART, value);\n"
+     "      h2o_add_row<VALUE_PART>(sums, weight, value);\n"
+     "    }\n"
+     "  }\n"},
+    {"skipped",
+     "  const float group_count = metal::simd_sum(count);\n"
+     "  if (lane == 0) {\n"
+     "    counts[group] = group_count;\n"
+     "  }\n"},
+    {"",
+     "  for (int j = 0; j < VALUE_PART; j++) {\n"
+     "    tile[group * (LANES + 1) + lane] = sums[j];\n"
+     "    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
+     "    for (int column = group; column < LANES; column += NS) {\n"
+     "      const float column_part = has_part ? tile[lane * (LANES + 1) + column] : 0.0f;\n"
+     "      const float sum = metal::simd_sum(column_part);\n"
+     "      if (lane == 0) {\n"
+     "        const float mean = h2o_softmax_mean(sum, merged.total);\n"
+     "        out[row * V + column * VALUE_PART + j] = static_cast<T>(mean);\n"
+     "      }\n"
+     "    }\n"
+     "    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
+     "  }\n"},
+    {"skipped",
+     "  const float skipped_rows = metal::simd_sum(has_part ? counts[lane] : 0.0f);\n"
+     "  if (group == 0 && lane == 0) {\n"
+     "    skipped[row] = skipped_rows / float(key_count);\n"
+     "  }\n"},
+    {"lse",
+     "  if (group == 0 && lane == 0) {\n"
+     "    lse[row] = h2o_softmax_lse(merged.maximum, merged.total);\n"
+     "  }\n"},
+};
+
+static const mlx_h2o_kernel_text mlx_h2o_sdpa_vector_sparse_quantized_text = {
+    "sdpa_vector_sparse_quantized",
+    mlx_h2o_sdpa_vector_sparse_quantized_template,
+    sizeof(mlx_h2o_sdpa_vector_sparse_quantized_template) / sizeof(mlx_h2o_sdpa_vector_sparse_quantized_template[0]),
+    mlx_h2o_sdpa_vector_sparse_quantized_inputs,
+    sizeof(mlx_h2o_sdpa_vector_sparse_quantized_inputs) / sizeof(mlx_h2o_sdpa_vector_sparse_quantized_inputs[0]),
+    mlx_h2o_sdpa_vector_sparse_quantized_outputs,
+    sizeof(mlx_h2o_sdpa_vector_sparse_quantized_outputs) / sizeof(mlx_h2o_sdpa_vector_sparse_quantized_outputs[0]),
+    mlx_h2o_sdpa_vector_sparse_quantized_segments,
+    sizeof(mlx_h2o_sdpa_vector_sparse_quantized_segments) / sizeof(mlx_h2o_sdpa_vector_sparse_quantized_segments[0]),
+};
+
+static const char* const mlx_h2o_sdpa_vector_sparse_keys_quantized_template[] = {
+    "T",
+    "S",
+    "D",
+    "KB",
+    "G",
+    "NS",
+    "CAUSAL",
+};
+
+static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_sparse_keys_quantized_inputs[] = {
+    {"queries", ""},
+    {"key_words", ""},
+    {"key_scales", ""},
+    {"key_biases", ""},
+    {"mask", "bool_mask"},
+    {"mask", "additive_mask"},
+    {"sinks", "sinks"},
+    {"probes", "probes"},
+    {"params", ""},
+};
+
+static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_sparse_keys_quantized_outputs[] = {
+    {"partial_maxima", ""},
+    {"partial_totals", ""},
+    {"scores", ""},
+    {"probe_scores", "probes"},
+};
+
+static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_sparse_keys_quantized_segments[] = {
+    {"",
+     "  constexpr int LANES = 32;\n"
+     "  constexpr int KEY_PART = D / LANES;\n"
+     "  H2O_THREADGROUP(float, maxima, NS);\n"
+     "  H2O_THREADGROUP(float, totals, NS);\n"
+     "  const int lane = int(thread_index_in_simdgroup);\n"
+     "  const int group = int(simdgroup_index_in_threadgroup);\n"
+     "  const int batch_head = int(threadgroup_position_in_grid.x);\n"
+     "  const int query_index = int(threadgroup_position_in_grid.y);\n"
+     "  const int heads = queries_shape[1];\n"
+     "  const int query_count = queries_shape[2];\n"
+     "  const int key_count = key_words_shape[2];\n"
+     "  const int kv_heads = key_words_shape[1];\n"
+     "  const int batch = batch_head / heads;\n"
+     "  const int head = batch_head % heads;\n"
+     "  const int kv_head = head / (heads / kv_heads);\n"
+     "  const int64_t row = int64_t(batch_head) * query_count + query_index;\n"
+     "  const int block = int(threadgroup_position_in_grid.z);\n"
+     "  const int blocks = int(threadgroups_per_grid.z);\n"
+     "  const int first_key = block * NS + group;\n"
+     "  const int key_step = blocks * NS;\n"
+     "  float query[KEY_PART];\n"
+     "  h2o_load<KEY_PART>(\n"
+     "      queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),\n"
+     "      queries_strides[3],\n"
+     "      query);\n"
+     "  for (int j = 0; j < KEY_PART; j++) {\n"
+     "    query[j] *= params[0];\n"
+     "  }\n"},
+    {"probes",
+     "  const bool serves_probes = head % (heads / kv_heads) == 0 && query_index == 0;\n"
+     "  const int probe_count = probes_shape[2];\n"
+     "  const int64_t probe_start = h2o_offset(probes_strides, batch, kv_head, 0, lane * KEY_PART);\n"
+     "  const int64_t probe_row = (int64_t(batch) * kv_heads + kv_head) * probe_count;\n"},
+    {"",
+     "  h2o_softmax state = h2o_softmax_empty();\n"},
+    {"sinks",
+     "  if (first_key == 0) {\n"
+     "    h2o_softmax_sink(state, static_cast<float>(sinks[head * sinks_strides[0]]));\n"
+     "  }\n"},
+    {"",
+     "  const int64_t key_words_start = h2o_offset(key_words_strides, batch, kv_head, 0, 0);\n"
+     "  const int64_t key_scales_start = h2o_offset(key_scales_strides, batch, kv_head, 0, 0);\n"
+     "  const int64_t key_biases_start = h2o_offset(key_biases_strides, batch, kv_head, 0, 0);\n"},
+    {"bool_mask",
+     "  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);\n"},
+    {"additive_mask",
+     "  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);\n"},
+    {"",
+     "  const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;\n"
+     "  for (int i = first_key; i < key_count; i += key_step) {\n"
+     "    bool visible = i < visible_end;\n"},
+    {"bool_mask",
+     "    visible = visible && mask[mask_start + i * mask_strides[3]];\n"},
+    {"additive_mask",
+     "    const float bias = static_cast<float>(mask[mask_start + i * mask_strides[3]]);\n"
+     "    visible = visible && !(bias <= params[1]);\n"},
+    {"",
+     "    if (!visible && lane == 0) {\n"
+     "      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;\n"
+     "    }\n"},
+    {"probes",
+     "    if (visible || serves_probes) {\n"},
+    {"!probes",
+     "    if (visible) {\n"},
+    {"",
+     "      float key[KEY_PART];\n"
+     "      h2o_load_quantized<KEY_PART, KB, G>(\n"
+     "          key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],\n"
+     "          key_scales + (key_scales_start + i * key_scales_strides[2]), key_scales_strides[3],\n"
+     "          key_biases + (key_biases_start + i * key_biases_strides[2]), key_biases_strides[3],\n"
+     "          lane * KEY_PART, key);\n"},
+    {"probes",
+     "      if (serves_probes) {\n"
+     "        for (int e = 0; e < probe_count; e++) {\n"
+     "          float probe[KEY_PART];\n"
+     "          h2o_load<KEY_PART>(\n"
+     "              probes + (probe_start + e * probes_strides[2]),\n"
+     "              probes_strides[3],\n"
+     "              probe);\n"
+     "          const float logit = params[0] * metal::simd_sum(h2o_dot<KEY_PART>(probe, key));\n"
+     "          if (lane == 0) {\n"
+     "            probe_scores[(probe_row + e) * key_count + i] = logit;\n"
+     "          }\n"
+     "        }\n"
+     "      }\n"
+     "      if (!visible) {\n"
+     "        continue;\n"
+     "      }\n"},
+    {"",
+     "      float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));\n"},
+    {"additive_mask",
+     "      score += bias;\n"
+     "      state.total += bias - bias;\n"},
+    {"",
+     "      if (lane == 0) {\n"
+     "        scores[row * key_count + i] = score;\n"
+     "      }\n"
+     "      h2o_softmax_count(state, score);\n"
+     "    }\n"
+     "  }\n"
+     "  if (lane == 0) {\n"
+     "    maxima[group] = state.maximum;\n"
+     "    totals[group] = state.total;\n"
+     "  }\n"
+     "  metal::threadgroup_barrier(metal::mem_flags::mem_device | metal::mem_flags::mem_threadgroup);\n"
+     "  const bool has_part = lane < NS;\n"
+     "  h2o_softmax part = h2o_softmax_empty();\n"
+     "  if (has_part) {\n"
+     "    part.maximum = maxima[lane];\n"
+     "    part.total = totals[lane];\n"
+     "  }\n"
+     "  const h2o_merged merged = h2o_softmax_merge(part);\n"
+     "  if (group == 0 && lane == 0) {\n"
+     "    partial_maxima[row * blocks + block] = merged.maximum;\n"
+     "    partial_totals[row * blocks + block] = merged.total;\n"
+     "  }\n"},
+};
+
+static const mlx_h2o_kernel_text mlx_h2o_sdpa_vector_sparse_keys_quantized_text = {
+    "sdpa_vector_sparse_keys_quantized",
+    mlx_h2o_sdpa_vector_sparse_keys_quantized_template,
+    sizeof(mlx_h2o_sdpa_vector_sparse_keys_quantized_template) / sizeof(mlx_h2o_sdpa_vector_sparse_keys_quantized_template[0]),
+    mlx_h2o_sdpa_vector_sparse_keys_quantized_inputs,
+    sizeof(mlx_h2o_sdpa_vector_sparse_keys_quantized_inputs) / sizeof(mlx_h2o_sdpa_vector_sparse_keys_quantized_inputs[0]),
+    mlx_h2o_sdpa_vector_sparse_keys_quantized_outputs,
+    sizeof(mlx_h2o_sdpa_vector_sparse_keys_quantized_outputs) / sizeof(mlx_h2o_sdpa_vector_sparse_keys_quantized_outputs[0]),
+    mlx_h2o_sdpa_vector_sparse_keys_quantized_segments,
+    sizeof(mlx_h2o_sdpa_vector_sparse_keys_quantized_segments) / sizeof(mlx_h2o_sdpa_vector_sparse_keys_quantized_segments[0]),
+};
+
+static const char* const mlx_h2o_sdpa_vector_sparse_values_quantized_template[] = {
+    "S",
+    "V",
+    "VB",
+    "G",
+    "NS",
+};
+
+static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_sparse_values_quantized_inputs[] = {
+    {"value_words", ""},
+    {"value_scales", ""},
+    {"value_biases", ""},
+    {"scores", ""},
+    {"partial_maxima", ""},
+    {"partial_totals", ""},
+    {"params", ""},
+};
+
+static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_sparse_values_quantized_outputs[] = {
+    {"partial_sums", ""},
+    {"partial_skipped", "skipped"},
+};
+
+static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_sparse_values_quantized_segments[] = {
+    {"",
+     "  constexpr int LANES = 32;\n"
+     "  constexpr int VALUE_PART = V / LANES;\n"
+     "  H2O_THREADGROUP(float, tile, NS * (LANES + 1));\n"
+     "  const int lane = int(thread_index_in_simdgroup);\n"
+     "  const int group = int(simdgroup_index_in_threadgroup);\n"
+     "  const int batch_head = int(threadgroup_position_in_grid.x);\n"
+     "  const int query_index = int(threadgroup_position_in_grid.y);\n"
+     "  const int heads = scores_shape[1];\n"
+     "  const int query_count = scores_shape[2];\n"
+     "  const int key_count = scores_shape[3];\n"
+     "  const int kv_heads = value_words_shape[1];\n"
+     "  const int batch = batch_head / heads;\n"
+     "  const int head = batch_head % heads;\n"
+     "  const int kv_head = head / (heads / kv_heads);\n"
+     "  const int64_t row = int64_t(batch_head) * query_count + query_index;\n"
+     "  const int block = int(threadgroup_position_in_grid.z);\n"
+     "  const int blocks = int(threadgroups_per_grid.z);\n"
+     "  const int first_key = block * NS + group;\n"
+     "  const int key_step = blocks * NS;\n"
+     "  float sums[VALUE_PART];\n"
+     "  for (int j = 0; j < VALUE_PART; j++) {\n"
+     "    sums[j] = 0.0f;\n"
+     "  }\n"
+     "  const int64_t value_words_start = h2o_offset(value_words_strides, batch, kv_head, 0, 0);\n"
+     "  const int64_t value_scales_start = h2o_offset(value_scales_strides, batch, kv_head, 0, 0);\n"
+     "  const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);\n"
+     "  const bool has_part = lane < NS;\n"
+     "  h2o_softmax part = h2o_softmax_empty();\n"
+     "  if (lane < blocks) {\n"
+     "    part.maximum = partial_maxima[row * blocks + lane];\n"
+     "    part.total = partial_totals[row * blocks + lane];\n"
+     "  }\n"
+     "  const h2o_merged merged = h2o_softmax_merge(part);\n"
+     "  const float maximum = metal::simd_shuffle(part.maximum, ushort(block));\n"
+     "  const float share = metal::simd_shuffle(merged.share, ushort(block));\n"
+     "  const float least = params[2] * merged.total;\n"},
+    {"skipped",
+     "  H2O_THREADGROUP(float, counts, NS);\n"
+     "  float count = 0.0f;\n"},
+    {"",
+     "  for (int start = first_key; start < key_count; start += LANES * key_step) {\n"
+     "    const int own_key = start + lane * key_step;\n"
+     "    const float score =\n"
+     "        own_key < key_count ? scores[row * key_count + own_key] : H2O_NEGATIVE_INFINITY;\n"
+     "    float own_weight = 0.0f;\n"
+     "    if (!(score <= H2O_LOWEST)) {\n"
+     "      own_weight = metal::fast::exp(score - maximum);\n"
+     "      if (own_weight * share < least) {\n"
+     "        own_weight = 0.0f;\n"},
+    {"skipped",
+     "        count += 1.0f;\n"},
+    {"",
+     "      }\n"
+     "    }\n"
+     "    for (int from = 0, i = start; from < LANES && i < key_count; from++, i += key_step) {\n"
+     "      const float weight = metal::simd_shuffle(own_weight, ushort(from));\n"
+     "      if (weight == 0.0f) {\n"
+     "        continue;\n"
+     "      }\n"
+     "      float value[VALUE_PART];\n"
+     "      h2o_load_quantized<VALUE_PART, VB, G>(\n"
+     "          value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],\n"
+     "          value_scales + (value_scales_start + i * value_scales_strides[2]),\n"
+     "          value_scales_strides[3],\n"
+     "          value_biases + (value_biases_start + i * value_biases_strides[2]),\n"
+     "          value_biases_strides[3],\n"
+     "          lane * VALUE_PART, value);\n"
+     "      h2o_add_row<VALUE_PART>(sums, weight, value);\n"
+     "    }\n"
+     "  }\n"},
+    {"skipped",
+     "  const float group_count = metal::simd_sum(count);\n"
+     "  if (lane == 0) {\n"
+     "    counts[group] = group_count;\n"
+     "  }\n"},
+    {"",
+     "  for (int j = 0; j < VALUE_PART; j++) {\n"
+     "    tile[group * (LANES + 1) + lane] = sums[j];\n"
+     "    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
+     "    for (int column = group; column < LANES; column += NS) {\n"
+     "      const float column_part = has_part ? tile[lane * (LANES + 1) + column] : 0.0f;\n"
+     "      const float sum = metal::simd_sum(column_part);\n"
+     "      if (lane == 0) {\n"
+     "        partial_sums[(row * blocks + block) * V + column * VALUE_PART + j] = sum;\n"
+     "      }\n"
+     "    }\n"
+     "    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
+     "  }\n"},
+    {"skipped",
+     "  const float skipped_rows = metal::simd_sum(has_part ? counts[lane] : 0.0f);\n"
+     "  if (group == 0 && lane == 0) {\n"
+     "    partial_skipped[row * blocks + block] = skipped_rows / float(key_count);\n"
+     "  }\n"},
+};
+
+static const mlx_h2o_kernel_text mlx_h2o_sdpa_vector_sparse_values_quantized_text = {
+    "sdpa_vector_sparse_values_quantized",
+    mlx_h2o_sdpa_vector_sparse_values_quantized_template,
+    sizeof(mlx_h2o_sdpa_vector_sparse_values_quantized_template) / sizeof(mlx_h2o_sdpa_vector_sparse_values_quantized_template[0]),
+    mlx_h2o_sdpa_vector_sparse_values_quantized_inputs,
+    sizeof(mlx_h2o_sdpa_vector_sparse_values_quantized_inputs) / sizeof(mlx_h2o_sdpa_vector_sparse_values_quantized_inputs[0]),
+    mlx_h2o_sdpa_vector_sparse_values_quantized_outputs,
+    sizeof(mlx_h2o_sdpa_vector_sparse_values_quantized_outputs) / sizeof(mlx_h2o_sdpa_vector_sparse_values_quantized_outputs[0]),
+    mlx_h2o_sdpa_vector_sparse_values_quantized_segments,
+    sizeof(mlx_h2o_sdpa_vector_sparse_values_quantized_segments) / sizeof(mlx_h2o_sdpa_vector_sparse_values_quantized_segments[0]),
+};
+
 static const char* const mlx_h2o_sdpa_vector_2pass_2_template[] = {
     "T",
     "V",
@@ -962,11 +1480,13 @@ static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_2pass_2_inputs[] = {
     {"partial_sums", ""},
     {"partial_maxima", ""},
     {"partial_totals", ""},
+    {"partial_skipped", "skipped"},
 };
 
 static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_2pass_2_outputs[] = {
     {"out", ""},
     {"lse", "lse"},
+    {"skipped", "skipped"},
 };
 
 static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_2pass_2_segments[] = {
@@ -989,6 +1509,12 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_2pass_2_segments[] = {
      "    sum += share * partial_sums[(row * blocks + b) * V + column];\n"
      "  }\n"
      "  out[row * V + column] = static_cast<T>(h2o_softmax_mean(sum, merged.total));\n"},
+    {"skipped",
+     "  const float rows_skipped =\n"
+     "      metal::simd_sum(lane < blocks ? partial_skipped[row * blocks + lane] : 0.0f);\n"
+     "  if (column == 0) {\n"
+     "    skipped[row] = rows_skipped;\n"
+     "  }\n"},
     {"lse",
      "  if (column == 0) {\n"
      "    lse[row] = h2o_softmax_lse(merged.maximum, merged.total);\n"

@@ -8,7 +8,7 @@ FLAGS = (
     "sinks",
     "scores",
     "lse",
-    "sparse_v",
+    "skipped",
     "probes",
 )
 
@@ -48,6 +48,33 @@ TEMPLATE: dict[str, tuple[str, ...]] = {
         "G",
         "NS",
         "CAUSAL",
+    ),
+    "sdpa_vector_sparse_quantized": (
+        "T",
+        "S",
+        "D",
+        "V",
+        "KB",
+        "VB",
+        "G",
+        "NS",
+        "CAUSAL",
+    ),
+    "sdpa_vector_sparse_keys_quantized": (
+        "T",
+        "S",
+        "D",
+        "KB",
+        "G",
+        "NS",
+        "CAUSAL",
+    ),
+    "sdpa_vector_sparse_values_quantized": (
+        "S",
+        "V",
+        "VB",
+        "G",
+        "NS",
     ),
     "sdpa_vector_2pass_2": (
         "T",
@@ -161,10 +188,45 @@ INPUTS: dict[str, Pairs] = {
         ("probes", "probes"),
         ("params", ""),
     ),
+    "sdpa_vector_sparse_quantized": (
+        ("queries", ""),
+        ("key_words", ""),
+        ("key_scales", ""),
+        ("key_biases", ""),
+        ("value_words", ""),
+        ("value_scales", ""),
+        ("value_biases", ""),
+        ("mask", "bool_mask"),
+        ("mask", "additive_mask"),
+        ("sinks", "sinks"),
+        ("probes", "probes"),
+        ("params", ""),
+    ),
+    "sdpa_vector_sparse_keys_quantized": (
+        ("queries", ""),
+        ("key_words", ""),
+        ("key_scales", ""),
+        ("key_biases", ""),
+        ("mask", "bool_mask"),
+        ("mask", "additive_mask"),
+        ("sinks", "sinks"),
+        ("probes", "probes"),
+        ("params", ""),
+    ),
+    "sdpa_vector_sparse_values_quantized": (
+        ("value_words", ""),
+        ("value_scales", ""),
+        ("value_biases", ""),
+        ("scores", ""),
+        ("partial_maxima", ""),
+        ("partial_totals", ""),
+        ("params", ""),
+    ),
     "sdpa_vector_2pass_2": (
         ("partial_sums", ""),
         ("partial_maxima", ""),
         ("partial_totals", ""),
+        ("partial_skipped", "skipped"),
     ),
     "prefill_average": (
         ("queries", ""),
@@ -268,9 +330,27 @@ OUTPUTS: dict[str, Pairs] = {
         ("scores", "scores"),
         ("probe_scores", "probes"),
     ),
+    "sdpa_vector_sparse_quantized": (
+        ("out", ""),
+        ("scores", ""),
+        ("lse", "lse"),
+        ("skipped", "skipped"),
+        ("probe_scores", "probes"),
+    ),
+    "sdpa_vector_sparse_keys_quantized": (
+        ("partial_maxima", ""),
+        ("partial_totals", ""),
+        ("scores", ""),
+        ("probe_scores", "probes"),
+    ),
+    "sdpa_vector_sparse_values_quantized": (
+        ("partial_sums", ""),
+        ("partial_skipped", "skipped"),
+    ),
     "sdpa_vector_2pass_2": (
         ("out", ""),
         ("lse", "lse"),
+        ("skipped", "skipped"),
     ),
     "prefill_average": (
         ("accumulated", ""),
@@ -475,7 +555,7 @@ CUDA_SHIM = """#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #ifdef H2O_MAX_THREADS
 #undef __global__
-#define __global__ __attribute__((global)) __launch_bounds__(H2O_MAX_THREADS)
+#define __global__ __attribute__((global)) __launch_bounds__(H2O_MAX_THREADS, 1)
 #endif
 typedef unsigned short ushort;
 typedef unsigned int uint;
@@ -485,6 +565,9 @@ __device__ inline To as_type(float from) {
 }
 namespace metal {
 enum class mem_flags { mem_none = 0, mem_device = 1, mem_threadgroup = 2 };
+__device__ inline mem_flags operator|(mem_flags a, mem_flags b) {
+  return mem_flags(int(a) | int(b));
+}
 template <typename T>
 struct numeric_limits;
 template <>
@@ -557,10 +640,10 @@ SEGMENTS: dict[str, Pairs] = {
             "",
             """  constexpr int LANES = 32;
   constexpr int KEY_PART = D / LANES;
-  constexpr int VALUE_PART = V / LANES;
-  H2O_THREADGROUP(float, tile, NS * (LANES + 1));
   H2O_THREADGROUP(float, maxima, NS);
   H2O_THREADGROUP(float, totals, NS);
+  constexpr int VALUE_PART = V / LANES;
+  H2O_THREADGROUP(float, tile, NS * (LANES + 1));
   const int lane = int(thread_index_in_simdgroup);
   const int group = int(simdgroup_index_in_threadgroup);
   const int batch_head = int(threadgroup_position_in_grid.x);
@@ -575,6 +658,11 @@ SEGMENTS: dict[str, Pairs] = {
   const int64_t row = int64_t(batch_head) * query_count + query_index;
   const int first_key = group;
   const int key_step = NS;
+  float sums[VALUE_PART];
+  for (int j = 0; j < VALUE_PART; j++) {
+    sums[j] = 0.0f;
+  }
+  const int64_t value_start = h2o_offset(values_strides, batch, kv_head, 0, lane * VALUE_PART);
   float query[KEY_PART];
   h2o_load<KEY_PART>(
       queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),
@@ -595,11 +683,7 @@ SEGMENTS: dict[str, Pairs] = {
         ),
         (
             "",
-            """  float sums[VALUE_PART];
-  for (int j = 0; j < VALUE_PART; j++) {
-    sums[j] = 0.0f;
-  }
-  h2o_softmax state = h2o_softmax_empty();
+            """  h2o_softmax state = h2o_softmax_empty();
 """,
         ),
         (
@@ -612,7 +696,6 @@ SEGMENTS: dict[str, Pairs] = {
         (
             "",
             """  const int64_t key_start = h2o_offset(keys_strides, batch, kv_head, 0, lane * KEY_PART);
-  const int64_t value_start = h2o_offset(values_strides, batch, kv_head, 0, lane * VALUE_PART);
 """,
         ),
         (
@@ -754,10 +837,10 @@ SEGMENTS: dict[str, Pairs] = {
             "",
             """  constexpr int LANES = 32;
   constexpr int KEY_PART = D / LANES;
-  constexpr int VALUE_PART = V / LANES;
-  H2O_THREADGROUP(float, tile, NS * (LANES + 1));
   H2O_THREADGROUP(float, maxima, NS);
   H2O_THREADGROUP(float, totals, NS);
+  constexpr int VALUE_PART = V / LANES;
+  H2O_THREADGROUP(float, tile, NS * (LANES + 1));
   const int lane = int(thread_index_in_simdgroup);
   const int group = int(simdgroup_index_in_threadgroup);
   const int batch_head = int(threadgroup_position_in_grid.x);
@@ -774,6 +857,11 @@ SEGMENTS: dict[str, Pairs] = {
   const int blocks = int(threadgroups_per_grid.z);
   const int first_key = block * NS + group;
   const int key_step = blocks * NS;
+  float sums[VALUE_PART];
+  for (int j = 0; j < VALUE_PART; j++) {
+    sums[j] = 0.0f;
+  }
+  const int64_t value_start = h2o_offset(values_strides, batch, kv_head, 0, lane * VALUE_PART);
   float query[KEY_PART];
   h2o_load<KEY_PART>(
       queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),
@@ -794,11 +882,7 @@ SEGMENTS: dict[str, Pairs] = {
         ),
         (
             "",
-            """  float sums[VALUE_PART];
-  for (int j = 0; j < VALUE_PART; j++) {
-    sums[j] = 0.0f;
-  }
-  h2o_softmax state = h2o_softmax_empty();
+            """  h2o_softmax state = h2o_softmax_empty();
 """,
         ),
         (
@@ -811,7 +895,6 @@ SEGMENTS: dict[str, Pairs] = {
         (
             "",
             """  const int64_t key_start = h2o_offset(keys_strides, batch, kv_head, 0, lane * KEY_PART);
-  const int64_t value_start = h2o_offset(values_strides, batch, kv_head, 0, lane * VALUE_PART);
 """,
         ),
         (
@@ -949,10 +1032,10 @@ SEGMENTS: dict[str, Pairs] = {
             "",
             """  constexpr int LANES = 32;
   constexpr int KEY_PART = D / LANES;
-  constexpr int VALUE_PART = V / LANES;
-  H2O_THREADGROUP(float, tile, NS * (LANES + 1));
   H2O_THREADGROUP(float, maxima, NS);
   H2O_THREADGROUP(float, totals, NS);
+  constexpr int VALUE_PART = V / LANES;
+  H2O_THREADGROUP(float, tile, NS * (LANES + 1));
   const int lane = int(thread_index_in_simdgroup);
   const int group = int(simdgroup_index_in_threadgroup);
   const int batch_head = int(threadgroup_position_in_grid.x);
@@ -967,6 +1050,13 @@ SEGMENTS: dict[str, Pairs] = {
   const int64_t row = int64_t(batch_head) * query_count + query_index;
   const int first_key = group;
   const int key_step = NS;
+  float sums[VALUE_PART];
+  for (int j = 0; j < VALUE_PART; j++) {
+    sums[j] = 0.0f;
+  }
+  const int64_t value_words_start = h2o_offset(value_words_strides, batch, kv_head, 0, 0);
+  const int64_t value_scales_start = h2o_offset(value_scales_strides, batch, kv_head, 0, 0);
+  const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);
   float query[KEY_PART];
   h2o_load<KEY_PART>(
       queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),
@@ -987,11 +1077,7 @@ SEGMENTS: dict[str, Pairs] = {
         ),
         (
             "",
-            """  float sums[VALUE_PART];
-  for (int j = 0; j < VALUE_PART; j++) {
-    sums[j] = 0.0f;
-  }
-  h2o_softmax state = h2o_softmax_empty();
+            """  h2o_softmax state = h2o_softmax_empty();
 """,
         ),
         (
@@ -1006,9 +1092,6 @@ SEGMENTS: dict[str, Pairs] = {
             """  const int64_t key_words_start = h2o_offset(key_words_strides, batch, kv_head, 0, 0);
   const int64_t key_scales_start = h2o_offset(key_scales_strides, batch, kv_head, 0, 0);
   const int64_t key_biases_start = h2o_offset(key_biases_strides, batch, kv_head, 0, 0);
-  const int64_t value_words_start = h2o_offset(value_words_strides, batch, kv_head, 0, 0);
-  const int64_t value_scales_start = h2o_offset(value_scales_strides, batch, kv_head, 0, 0);
-  const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);
 """,
         ),
         (
@@ -1108,18 +1191,7 @@ SEGMENTS: dict[str, Pairs] = {
         (
             "",
             """      const float weight = h2o_softmax_weigh<VALUE_PART>(state, sums, score);
-""",
-        ),
-        (
-            "sparse_v",
-            """      if (weight < params[2] * state.total) {
-        continue;
-      }
-""",
-        ),
-        (
-            "",
-            """      h2o_load_quantized<VALUE_PART, VB, G>(
+      h2o_load_quantized<VALUE_PART, VB, G>(
           value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],
           value_scales + (value_scales_start + i * value_scales_strides[2]),
           value_scales_strides[3],
@@ -1169,10 +1241,10 @@ SEGMENTS: dict[str, Pairs] = {
             "",
             """  constexpr int LANES = 32;
   constexpr int KEY_PART = D / LANES;
-  constexpr int VALUE_PART = V / LANES;
-  H2O_THREADGROUP(float, tile, NS * (LANES + 1));
   H2O_THREADGROUP(float, maxima, NS);
   H2O_THREADGROUP(float, totals, NS);
+  constexpr int VALUE_PART = V / LANES;
+  H2O_THREADGROUP(float, tile, NS * (LANES + 1));
   const int lane = int(thread_index_in_simdgroup);
   const int group = int(simdgroup_index_in_threadgroup);
   const int batch_head = int(threadgroup_position_in_grid.x);
@@ -1189,6 +1261,13 @@ SEGMENTS: dict[str, Pairs] = {
   const int blocks = int(threadgroups_per_grid.z);
   const int first_key = block * NS + group;
   const int key_step = blocks * NS;
+  float sums[VALUE_PART];
+  for (int j = 0; j < VALUE_PART; j++) {
+    sums[j] = 0.0f;
+  }
+  const int64_t value_words_start = h2o_offset(value_words_strides, batch, kv_head, 0, 0);
+  const int64_t value_scales_start = h2o_offset(value_scales_strides, batch, kv_head, 0, 0);
+  const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);
   float query[KEY_PART];
   h2o_load<KEY_PART>(
       queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),
@@ -1209,11 +1288,7 @@ SEGMENTS: dict[str, Pairs] = {
         ),
         (
             "",
-            """  float sums[VALUE_PART];
-  for (int j = 0; j < VALUE_PART; j++) {
-    sums[j] = 0.0f;
-  }
-  h2o_softmax state = h2o_softmax_empty();
+            """  h2o_softmax state = h2o_softmax_empty();
 """,
         ),
         (
@@ -1228,9 +1303,6 @@ SEGMENTS: dict[str, Pairs] = {
             """  const int64_t key_words_start = h2o_offset(key_words_strides, batch, kv_head, 0, 0);
   const int64_t key_scales_start = h2o_offset(key_scales_strides, batch, kv_head, 0, 0);
   const int64_t key_biases_start = h2o_offset(key_biases_strides, batch, kv_head, 0, 0);
-  const int64_t value_words_start = h2o_offset(value_words_strides, batch, kv_head, 0, 0);
-  const int64_t value_scales_start = h2o_offset(value_scales_strides, batch, kv_head, 0, 0);
-  const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);
 """,
         ),
         (
@@ -1330,18 +1402,7 @@ SEGMENTS: dict[str, Pairs] = {
         (
             "",
             """      const float weight = h2o_softmax_weigh<VALUE_PART>(state, sums, score);
-""",
-        ),
-        (
-            "sparse_v",
-            """      if (weight < params[2] * state.total) {
-        continue;
-      }
-""",
-        ),
-        (
-            "",
-            """      h2o_load_quantized<VALUE_PART, VB, G>(
+      h2o_load_quantized<VALUE_PART, VB, G>(
           value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],
           value_scales + (value_scales_start + i * value_scales_strides[2]),
           value_scales_strides[3],
@@ -1382,6 +1443,564 @@ SEGMENTS: dict[str, Pairs] = {
 """,
         ),
     ),
+    "sdpa_vector_sparse_quantized": (
+        (
+            "",
+            """  constexpr int LANES = 32;
+  constexpr int KEY_PART = D / LANES;
+  H2O_THREADGROUP(float, maxima, NS);
+  H2O_THREADGROUP(float, totals, NS);
+  constexpr int VALUE_PART = V / LANES;
+  H2O_THREADGROUP(float, tile, NS * (LANES + 1));
+  const int lane = int(thread_index_in_simdgroup);
+  const int group = int(simdgroup_index_in_threadgroup);
+  const int batch_head = int(threadgroup_position_in_grid.x);
+  const int query_index = int(threadgroup_position_in_grid.y);
+  const int heads = queries_shape[1];
+  const int query_count = queries_shape[2];
+  const int key_count = key_words_shape[2];
+  const int kv_heads = key_words_shape[1];
+  const int batch = batch_head / heads;
+  const int head = batch_head % heads;
+  const int kv_head = head / (heads / kv_heads);
+  const int64_t row = int64_t(batch_head) * query_count + query_index;
+  const int first_key = group;
+  const int key_step = NS;
+  float sums[VALUE_PART];
+  for (int j = 0; j < VALUE_PART; j++) {
+    sums[j] = 0.0f;
+  }
+  const int64_t value_words_start = h2o_offset(value_words_strides, batch, kv_head, 0, 0);
+  const int64_t value_scales_start = h2o_offset(value_scales_strides, batch, kv_head, 0, 0);
+  const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);
+  float query[KEY_PART];
+  h2o_load<KEY_PART>(
+      queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),
+      queries_strides[3],
+      query);
+  for (int j = 0; j < KEY_PART; j++) {
+    query[j] *= params[0];
+  }
+""",
+        ),
+        (
+            "probes",
+            """  const bool serves_probes = head % (heads / kv_heads) == 0 && query_index == 0;
+  const int probe_count = probes_shape[2];
+  const int64_t probe_start = h2o_offset(probes_strides, batch, kv_head, 0, lane * KEY_PART);
+  const int64_t probe_row = (int64_t(batch) * kv_heads + kv_head) * probe_count;
+""",
+        ),
+        (
+            "",
+            """  h2o_softmax state = h2o_softmax_empty();
+""",
+        ),
+        (
+            "sinks",
+            """  if (first_key == 0) {
+    h2o_softmax_sink(state, static_cast<float>(sinks[head * sinks_strides[0]]));
+  }
+""",
+        ),
+        (
+            "",
+            """  const int64_t key_words_start = h2o_offset(key_words_strides, batch, kv_head, 0, 0);
+  const int64_t key_scales_start = h2o_offset(key_scales_strides, batch, kv_head, 0, 0);
+  const int64_t key_biases_start = h2o_offset(key_biases_strides, batch, kv_head, 0, 0);
+""",
+        ),
+        (
+            "bool_mask",
+            """  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);
+""",
+        ),
+        (
+            "additive_mask",
+            """  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);
+""",
+        ),
+        (
+            "",
+            """  const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;
+  for (int i = first_key; i < key_count; i += key_step) {
+    bool visible = i < visible_end;
+""",
+        ),
+        (
+            "bool_mask",
+            """    visible = visible && mask[mask_start + i * mask_strides[3]];
+""",
+        ),
+        (
+            "additive_mask",
+            """    const float bias = static_cast<float>(mask[mask_start + i * mask_strides[3]]);
+    visible = visible && !(bias <= params[1]);
+""",
+        ),
+        (
+            "",
+            """    if (!visible && lane == 0) {
+      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;
+    }
+""",
+        ),
+        (
+            "probes",
+            """    if (visible || serves_probes) {
+""",
+        ),
+        (
+            "!probes",
+            """    if (visible) {
+""",
+        ),
+        (
+            "",
+            """      float key[KEY_PART];
+      h2o_load_quantized<KEY_PART, KB, G>(
+          key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],
+          key_scales + (key_scales_start + i * key_scales_strides[2]), key_scales_strides[3],
+          key_biases + (key_biases_start + i * key_biases_strides[2]), key_biases_strides[3],
+          lane * KEY_PART, key);
+""",
+        ),
+        (
+            "probes",
+            """      if (serves_probes) {
+        for (int e = 0; e < probe_count; e++) {
+          float probe[KEY_PART];
+          h2o_load<KEY_PART>(
+              probes + (probe_start + e * probes_strides[2]),
+              probes_strides[3],
+              probe);
+          const float logit = params[0] * metal::simd_sum(h2o_dot<KEY_PART>(probe, key));
+          if (lane == 0) {
+            probe_scores[(probe_row + e) * key_count + i] = logit;
+          }
+        }
+      }
+      if (!visible) {
+        continue;
+      }
+""",
+        ),
+        (
+            "",
+            """      float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));
+""",
+        ),
+        (
+            "additive_mask",
+            """      score += bias;
+      state.total += bias - bias;
+""",
+        ),
+        (
+            "",
+            """      if (lane == 0) {
+        scores[row * key_count + i] = score;
+      }
+      h2o_softmax_count(state, score);
+    }
+  }
+  if (lane == 0) {
+    maxima[group] = state.maximum;
+    totals[group] = state.total;
+  }
+  metal::threadgroup_barrier(metal::mem_flags::mem_device | metal::mem_flags::mem_threadgroup);
+  const bool has_part = lane < NS;
+  h2o_softmax part = h2o_softmax_empty();
+  if (has_part) {
+    part.maximum = maxima[lane];
+    part.total = totals[lane];
+  }
+  const h2o_merged merged = h2o_softmax_merge(part);
+  const float maximum = merged.maximum;
+  const float share = 1.0f;
+  const float least = params[2] * merged.total;
+""",
+        ),
+        (
+            "skipped",
+            """  H2O_THREADGROUP(float, counts, NS);
+  float count = 0.0f;
+""",
+        ),
+        (
+            "",
+            """  for (int start = first_key; start < key_count; start += LANES * key_step) {
+    const int own_key = start + lane * key_step;
+    const float score =
+        own_key < key_count ? scores[row * key_count + own_key] : H2O_NEGATIVE_INFINITY;
+    float own_weight = 0.0f;
+    if (!(score <= H2O_LOWEST)) {
+      own_weight = metal::fast::exp(score - maximum);
+      if (own_weight * share < least) {
+        own_weight = 0.0f;
+""",
+        ),
+        (
+            "skipped",
+            """        count += 1.0f;
+""",
+        ),
+        (
+            "",
+            """      }
+    }
+    for (int from = 0, i = start; from < LANES && i < key_count; from++, i += key_step) {
+      const float weight = metal::simd_shuffle(own_weight, ushort(from));
+      if (weight == 0.0f) {
+        continue;
+      }
+      float value[VALUE_PART];
+      h2o_load_quantized<VALUE_PART, VB, G>(
+          value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],
+          value_scales + (value_scales_start + i * value_scales_strides[2]),
+          value_scales_strides[3],
+          value_biases + (value_biases_start + i * value_biases_strides[2]),
+          value_biases_strides[3],
+          lane * VALUE_PART, value);
+      h2o_add_row<VALUE_PART>(sums, weight, value);
+    }
+  }
+""",
+        ),
+        (
+            "skipped",
+            """  const float group_count = metal::simd_sum(count);
+  if (lane == 0) {
+    counts[group] = group_count;
+  }
+""",
+        ),
+        (
+            "",
+            """  for (int j = 0; j < VALUE_PART; j++) {
+    tile[group * (LANES + 1) + lane] = sums[j];
+    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    for (int column = group; column < LANES; column += NS) {
+      const float column_part = has_part ? tile[lane * (LANES + 1) + column] : 0.0f;
+      const float sum = metal::simd_sum(column_part);
+      if (lane == 0) {
+        const float mean = h2o_softmax_mean(sum, merged.total);
+        out[row * V + column * VALUE_PART + j] = static_cast<T>(mean);
+      }
+    }
+    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+  }
+""",
+        ),
+        (
+            "skipped",
+            """  const float skipped_rows = metal::simd_sum(has_part ? counts[lane] : 0.0f);
+  if (group == 0 && lane == 0) {
+    skipped[row] = skipped_rows / float(key_count);
+  }
+""",
+        ),
+        (
+            "lse",
+            """  if (group == 0 && lane == 0) {
+    lse[row] = h2o_softmax_lse(merged.maximum, merged.total);
+  }
+""",
+        ),
+    ),
+    "sdpa_vector_sparse_keys_quantized": (
+        (
+            "",
+            """  constexpr int LANES = 32;
+  constexpr int KEY_PART = D / LANES;
+  H2O_THREADGROUP(float, maxima, NS);
+  H2O_THREADGROUP(float, totals, NS);
+  const int lane = int(thread_index_in_simdgroup);
+  const int group = int(simdgroup_index_in_threadgroup);
+  const int batch_head = int(threadgroup_position_in_grid.x);
+  const int query_index = int(threadgroup_position_in_grid.y);
+  const int heads = queries_shape[1];
+  const int query_count = queries_shape[2];
+  const int key_count = key_words_shape[2];
+  const int kv_heads = key_words_shape[1];
+  const int batch = batch_head / heads;
+  const int head = batch_head % heads;
+  const int kv_head = head / (heads / kv_heads);
+  const int64_t row = int64_t(batch_head) * query_count + query_index;
+  const int block = int(threadgroup_position_in_grid.z);
+  const int blocks = int(threadgroups_per_grid.z);
+  const int first_key = block * NS + group;
+  const int key_step = blocks * NS;
+  float query[KEY_PART];
+  h2o_load<KEY_PART>(
+      queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),
+      queries_strides[3],
+      query);
+  for (int j = 0; j < KEY_PART; j++) {
+    query[j] *= params[0];
+  }
+""",
+        ),
+        (
+            "probes",
+            """  const bool serves_probes = head % (heads / kv_heads) == 0 && query_index == 0;
+  const int probe_count = probes_shape[2];
+  const int64_t probe_start = h2o_offset(probes_strides, batch, kv_head, 0, lane * KEY_PART);
+  const int64_t probe_row = (int64_t(batch) * kv_heads + kv_head) * probe_count;
+""",
+        ),
+        (
+            "",
+            """  h2o_softmax state = h2o_softmax_empty();
+""",
+        ),
+        (
+            "sinks",
+            """  if (first_key == 0) {
+    h2o_softmax_sink(state, static_cast<float>(sinks[head * sinks_strides[0]]));
+  }
+""",
+        ),
+        (
+            "",
+            """  const int64_t key_words_start = h2o_offset(key_words_strides, batch, kv_head, 0, 0);
+  const int64_t key_scales_start = h2o_offset(key_scales_strides, batch, kv_head, 0, 0);
+  const int64_t key_biases_start = h2o_offset(key_biases_strides, batch, kv_head, 0, 0);
+""",
+        ),
+        (
+            "bool_mask",
+            """  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);
+""",
+        ),
+        (
+            "additive_mask",
+            """  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);
+""",
+        ),
+        (
+            "",
+            """  const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;
+  for (int i = first_key; i < key_count; i += key_step) {
+    bool visible = i < visible_end;
+""",
+        ),
+        (
+            "bool_mask",
+            """    visible = visible && mask[mask_start + i * mask_strides[3]];
+""",
+        ),
+        (
+            "additive_mask",
+            """    const float bias = static_cast<float>(mask[mask_start + i * mask_strides[3]]);
+    visible = visible && !(bias <= params[1]);
+""",
+        ),
+        (
+            "",
+            """    if (!visible && lane == 0) {
+      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;
+    }
+""",
+        ),
+        (
+            "probes",
+            """    if (visible || serves_probes) {
+""",
+        ),
+        (
+            "!probes",
+            """    if (visible) {
+""",
+        ),
+        (
+            "",
+            """      float key[KEY_PART];
+      h2o_load_quantized<KEY_PART, KB, G>(
+          key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],
+          key_scales + (key_scales_start + i * key_scales_strides[2]), key_scales_strides[3],
+          key_biases + (key_biases_start + i * key_biases_strides[2]), key_biases_strides[3],
+          lane * KEY_PART, key);
+""",
+        ),
+        (
+            "probes",
+            """      if (serves_probes) {
+        for (int e = 0; e < probe_count; e++) {
+          float probe[KEY_PART];
+          h2o_load<KEY_PART>(
+              probes + (probe_start + e * probes_strides[2]),
+              probes_strides[3],
+              probe);
+          const float logit = params[0] * metal::simd_sum(h2o_dot<KEY_PART>(probe, key));
+          if (lane == 0) {
+            probe_scores[(probe_row + e) * key_count + i] = logit;
+          }
+        }
+      }
+      if (!visible) {
+        continue;
+      }
+""",
+        ),
+        (
+            "",
+            """      float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));
+""",
+        ),
+        (
+            "additive_mask",
+            """      score += bias;
+      state.total += bias - bias;
+""",
+        ),
+        (
+            "",
+            """      if (lane == 0) {
+        scores[row * key_count + i] = score;
+      }
+      h2o_softmax_count(state, score);
+    }
+  }
+  if (lane == 0) {
+    maxima[group] = state.maximum;
+    totals[group] = state.total;
+  }
+  metal::threadgroup_barrier(metal::mem_flags::mem_device | metal::mem_flags::mem_threadgroup);
+  const bool has_part = lane < NS;
+  h2o_softmax part = h2o_softmax_empty();
+  if (has_part) {
+    part.maximum = maxima[lane];
+    part.total = totals[lane];
+  }
+  const h2o_merged merged = h2o_softmax_merge(part);
+  if (group == 0 && lane == 0) {
+    partial_maxima[row * blocks + block] = merged.maximum;
+    partial_totals[row * blocks + block] = merged.total;
+  }
+""",
+        ),
+    ),
+    "sdpa_vector_sparse_values_quantized": (
+        (
+            "",
+            """  constexpr int LANES = 32;
+  constexpr int VALUE_PART = V / LANES;
+  H2O_THREADGROUP(float, tile, NS * (LANES + 1));
+  const int lane = int(thread_index_in_simdgroup);
+  const int group = int(simdgroup_index_in_threadgroup);
+  const int batch_head = int(threadgroup_position_in_grid.x);
+  const int query_index = int(threadgroup_position_in_grid.y);
+  const int heads = scores_shape[1];
+  const int query_count = scores_shape[2];
+  const int key_count = scores_shape[3];
+  const int kv_heads = value_words_shape[1];
+  const int batch = batch_head / heads;
+  const int head = batch_head % heads;
+  const int kv_head = head / (heads / kv_heads);
+  const int64_t row = int64_t(batch_head) * query_count + query_index;
+  const int block = int(threadgroup_position_in_grid.z);
+  const int blocks = int(threadgroups_per_grid.z);
+  const int first_key = block * NS + group;
+  const int key_step = blocks * NS;
+  float sums[VALUE_PART];
+  for (int j = 0; j < VALUE_PART; j++) {
+    sums[j] = 0.0f;
+  }
+  const int64_t value_words_start = h2o_offset(value_words_strides, batch, kv_head, 0, 0);
+  const int64_t value_scales_start = h2o_offset(value_scales_strides, batch, kv_head, 0, 0);
+  const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);
+  const bool has_part = lane < NS;
+  h2o_softmax part = h2o_softmax_empty();
+  if (lane < blocks) {
+    part.maximum = partial_maxima[row * blocks + lane];
+    part.total = partial_totals[row * blocks + lane];
+  }
+  const h2o_merged merged = h2o_softmax_merge(part);
+  const float maximum = metal::simd_shuffle(part.maximum, ushort(block));
+  const float share = metal::simd_shuffle(merged.share, ushort(block));
+  const float least = params[2] * merged.total;
+""",
+        ),
+        (
+            "skipped",
+            """  H2O_THREADGROUP(float, counts, NS);
+  float count = 0.0f;
+""",
+        ),
+        (
+            "",
+            """  for (int start = first_key; start < key_count; start += LANES * key_step) {
+    const int own_key = start + lane * key_step;
+    const float score =
+        own_key < key_count ? scores[row * key_count + own_key] : H2O_NEGATIVE_INFINITY;
+    float own_weight = 0.0f;
+    if (!(score <= H2O_LOWEST)) {
+      own_weight = metal::fast::exp(score - maximum);
+      if (own_weight * share < least) {
+        own_weight = 0.0f;
+""",
+        ),
+        (
+            "skipped",
+            """        count += 1.0f;
+""",
+        ),
+        (
+            "",
+            """      }
+    }
+    for (int from = 0, i = start; from < LANES && i < key_count; from++, i += key_step) {
+      const float weight = metal::simd_shuffle(own_weight, ushort(from));
+      if (weight == 0.0f) {
+        continue;
+      }
+      float value[VALUE_PART];
+      h2o_load_quantized<VALUE_PART, VB, G>(
+          value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],
+          value_scales + (value_scales_start + i * value_scales_strides[2]),
+          value_scales_strides[3],
+          value_biases + (value_biases_start + i * value_biases_strides[2]),
+          value_biases_strides[3],
+          lane * VALUE_PART, value);
+      h2o_add_row<VALUE_PART>(sums, weight, value);
+    }
+  }
+""",
+        ),
+        (
+            "skipped",
+            """  const float group_count = metal::simd_sum(count);
+  if (lane == 0) {
+    counts[group] = group_count;
+  }
+""",
+        ),
+        (
+            "",
+            """  for (int j = 0; j < VALUE_PART; j++) {
+    tile[group * (LANES + 1) + lane] = sums[j];
+    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    for (int column = group; column < LANES; column += NS) {
+      const float column_part = has_part ? tile[lane * (LANES + 1) + column] : 0.0f;
+      const float sum = metal::simd_sum(column_part);
+      if (lane == 0) {
+        partial_sums[(row * blocks + block) * V + column * VALUE_PART + j] = sum;
+      }
+    }
+    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+  }
+""",
+        ),
+        (
+            "skipped",
+            """  const float skipped_rows = metal::simd_sum(has_part ? counts[lane] : 0.0f);
+  if (group == 0 && lane == 0) {
+    partial_skipped[row * blocks + block] = skipped_rows / float(key_count);
+  }
+""",
+        ),
+    ),
     "sdpa_vector_2pass_2": (
         (
             "",
@@ -1403,6 +2022,15 @@ SEGMENTS: dict[str, Pairs] = {
     sum += share * partial_sums[(row * blocks + b) * V + column];
   }
   out[row * V + column] = static_cast<T>(h2o_softmax_mean(sum, merged.total));
+""",
+        ),
+        (
+            "skipped",
+            """  const float rows_skipped =
+      metal::simd_sum(lane < blocks ? partial_skipped[row * blocks + lane] : 0.0f);
+  if (column == 0) {
+    skipped[row] = rows_skipped;
+  }
 """,
         ),
         (

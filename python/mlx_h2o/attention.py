@@ -50,19 +50,24 @@ def attend(call: Call, original: Callable[[], mx.array]) -> mx.array:
     if not cache.policy.needs_scores:
         if length > DECODE_QUERIES:
             return original()
-        if not cache.ranks_keys(arguments["queries"], arguments["keys"]):
-            return _output(arguments, original, cache.attention_settings)
-    queries, keys, values = _same_dtype(arguments)
-    scale, mask = arguments["scale"], arguments.get("mask")
+        if cache.in_segments or cache.ranks_keys(arguments["queries"], arguments["keys"]):
+            return _decoded(cache, arguments)
+        return _output(arguments, original, cache.attention_settings)
     if length <= DECODE_QUERIES:
-        return cache.attend(
-            queries, keys, values, scale=scale, mask=mask, sinks=arguments.get("sinks")
-        )
+        return _decoded(cache, arguments)
+    queries, keys, _ = _same_dtype(arguments)
+    mask, sinks = arguments.get("mask"), arguments.get("sinks")
     out = original()
-    cache.score_chunk(queries, keys, scale=scale, mask=mask, sinks=arguments.get("sinks"))
+    cache.score_chunk(queries, keys, scale=arguments["scale"], mask=mask, sinks=sinks)
     # mlx_lm evaluates outputs only: untied, the scores of every step would wait, graph and all.
     tied: mx.array = mx.depends(out, [cast(mx.array, cache.scores)])
     return tied
+
+
+def _decoded(cache: BoundedRows, arguments: dict[str, Any]) -> mx.array:
+    queries, keys, values = _same_dtype(arguments)
+    mask, sinks = arguments.get("mask"), arguments.get("sinks")
+    return cache.attend(queries, keys, values, scale=arguments["scale"], mask=mask, sinks=sinks)
 
 
 def _output(

@@ -136,6 +136,7 @@ class BoundedRows:
             and isinstance(keys, mx.array)
             and isinstance(values, mx.array)
             and keys.shape[1] == store.positions.shape[1]
+            and not store.in_segments
         ):
             out, store.importance = fast.attention_and_accumulate(
                 queries,
@@ -255,6 +256,11 @@ class BoundedRows:
         return {} if self._store is None else self._store.attention_settings
 
     @property
+    def in_segments(self) -> bool:
+        """Whether attention reads the rows in parts; the arrays handed out then serve others."""
+        return self._store is not None and self._store.in_segments
+
+    @property
     def needs_routing(self) -> bool:
         """Whether attention must be ours: it has to return scores, or to read packed rows."""
         return self.policy.needs_scores or self.config.kv_bits is not None
@@ -275,7 +281,8 @@ class BoundedRows:
                 self.evicted += 1
                 return
             self._compact(store, self.config.max_kv_size - 1, added)
-        store.append(keys, values, self.offset, self._limit)
+        ranks = self._eviction(store, added).ranks
+        store.append(keys, values, self.offset, self._limit, ranks)
 
     def _compact(self, store: Storage, keep: int, added: int) -> None:
         excess = store.length - keep
@@ -298,10 +305,14 @@ class BoundedRows:
 
     def _settle(self) -> None:
         """Let the surplus of the last chunk go, with the recent window as it is at rest."""
-        if self._surplus and self._store is not None:
+        if self._store is None:
+            return
+        if self._surplus:
             self._check_scored()
             self._surplus = False
             self._compact(self._store, self.config.max_kv_size, 0)
+        elif not self._unscored:
+            self._store.rest(self._eviction(self._store, 0).ranks)
 
     def _check_scored(self) -> None:
         check_scored(self._unscored, self._described(), self.config.policy)

@@ -220,4 +220,9 @@ def evict_indices(request: RetentionRequest) -> mx.array:
         key = retention_key(request)
         if request.count == 1:
             return mx.argmin(key, axis=-1, keepdims=True).astype(mx.uint32)
-        return mx.argsort(key, axis=-1)[..., : request.count].astype(mx.uint32)
+        if request.count == key.shape[-1]:
+            return mx.argsort(key, axis=-1).astype(mx.uint32)
+        # Only those that go are sorted.
+        slots = mx.argpartition(key, request.count, axis=-1)[..., : request.count]
+        order = mx.argsort(mx.take_along_axis(key, slots, axis=-1), axis=-1)
+        return mx.take_along_axis(slots, order, axis=-1).astype(mx.uint32)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, cast
 
 from . import policies
 from .validate_quantized import BITS, GROUP_SIZES
@@ -13,6 +13,9 @@ __all__ = ["PRESETS", "H2OConfig"]
 # Share of the budget given to heavy hitters (AtomGradient 2026, sec. 4.1 and table 4: 128, 64 and
 # 32 of 256 rows). The sinks do not scale with the budget; the recent window takes what is left.
 PRESETS = {"heavy": 1 / 2, "balanced": 1 / 4, "recent": 1 / 8}
+
+DENSE_SIZE = 32
+"""Newest rows that mixed precision leaves as they come."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,11 @@ class H2OConfig:
         v_bits: bits of the values, where they differ from those of the keys.
         kv_group_size: elements that share a scale and a bias: 32, 64 or 128. Rows whose size it
             does not divide take 32.
+        light_bits: mixed precision: 2 or 4, bits of the packed rows that rank in the lower half;
+            ``kv_bits``, then 4 or 8, are those of the upper half. None: all packed rows have the
+            same.
+        dense_size: the newest rows, which stay as they come; fewer than ``recent_size``. None: 32
+            with ``light_bits``, or what a smaller recent window allows; else 0.
 
     Raises:
         ValueError: a value out of range, an unknown policy, or sizes beyond the budget.
@@ -57,6 +65,8 @@ class H2OConfig:
     kv_bits: int | None = None
     v_bits: int | None = None
     kv_group_size: int = 64
+    light_bits: int | None = None
+    dense_size: int | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("max_kv_size", 1), ("sink_size", 0), ("evict_every", 1)):
@@ -81,19 +91,35 @@ class H2OConfig:
                 f"max_kv_size = {self.max_kv_size}: no row could ever be evicted."
             )
         self._resolve_sizes()
+        self._check_dense_rows()
 
     def _check_quantisation(self) -> None:
         for name, known in (
             ("kv_bits", (None, *BITS)),
             ("v_bits", (None, *BITS)),
             ("kv_group_size", GROUP_SIZES),
+            ("light_bits", (None, 2, 4)),
         ):
             value = getattr(self, name)
             if isinstance(value, bool) or value not in known:
                 raise ValueError(f"[H2OConfig] {name} is {value!r}, expected one of {known}.")
-        if self.v_bits is not None and self.kv_bits is None:
+        for name in ("v_bits", "light_bits", "dense_size"):
+            if getattr(self, name) and self.kv_bits is None:
+                raise ValueError(
+                    f"[H2OConfig] {name} is {getattr(self, name)} and kv_bits is None, expected "
+                    "kv_bits too."
+                )
+        if self.light_bits is None:
+            return
+        if self.kv_bits not in (4, 8) or self.light_bits >= self.kv_bits:
             raise ValueError(
-                f"[H2OConfig] v_bits is {self.v_bits} and kv_bits is None, expected kv_bits too."
+                f"[H2OConfig] light_bits is {self.light_bits} and kv_bits {self.kv_bits}, "
+                "expected kv_bits of 4 or 8, and fewer light_bits."
+            )
+        if self.v_bits is not None:
+            raise ValueError(
+                f"[H2OConfig] light_bits is {self.light_bits} and v_bits {self.v_bits}, expected "
+                "one of them."
             )
 
     def _resolve_sizes(self) -> None:
@@ -111,6 +137,24 @@ class H2OConfig:
             )
         object.__setattr__(self, "heavy_size", heavy)
         object.__setattr__(self, "recent_size", self.max_kv_size - self.sink_size - heavy)
+
+    @property
+    def dense_rows(self) -> int:
+        """The newest rows that are not quantised: ``dense_size``, or what None stands for."""
+        if self.dense_size is not None:
+            return self.dense_size
+        return 0 if self.light_bits is None else min(DENSE_SIZE, cast(int, self.recent_size) - 1)
+
+    def _check_dense_rows(self) -> None:
+        if self.dense_size is not None:
+            _check_int("dense_size", self.dense_size, 0)
+        least = 0 if self.light_bits is None else 1
+        most = max(0, cast(int, self.recent_size) - 1)
+        if not least <= self.dense_rows <= most:
+            raise ValueError(
+                f"[H2OConfig] dense_size is {self.dense_size}, expected {least} to {most}: fewer "
+                f"than recent_size = {self.recent_size}."
+            )
 
     @classmethod
     def preset(cls, name: str, max_kv_size: int = 256, **settings: Any) -> H2OConfig:

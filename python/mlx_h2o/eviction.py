@@ -45,28 +45,30 @@ class Eviction(NamedTuple):
         """What the rows are ranked by: a name that ``fast.replace_worst`` knows, or the ranks."""
         if self.ranked:
             return "importance"
-        return (None if self.shared_heads else self.policy.ranked_by) or self._ranks()
+        return (None if self.shared_heads else self.policy.ranked_by) or self.ranks()
 
     def compact(self, keep: int) -> None:
         """Keep the best ``keep`` rows of each head, in the order of their slots."""
         if keep == 0:
             self.store.truncate(0)
             return
+        ranks = self.ranks()
         slots = fast.keep_indices(
-            self._ranks(),
+            ranks,
             self.store.positions,
             keep=keep,
             sink_size=self.sink_size,
             recent_start=self.recent_start,
         )
-        self.store.keep(slots)
+        self.store.keep(slots, ranks=ranks, added=self.added)
 
     @property
     def recent_start(self) -> int:
         """The first position of the recent window."""
         return self.offset + self.added - self.recent_size
 
-    def _ranks(self) -> mx.array:
+    def ranks(self) -> mx.array:
+        """float32 [B, H, N], higher is kept."""
         if self.ranked:
             return self.store.importance
         keys, values = self.store.dense()

@@ -33,7 +33,7 @@ def pays(queries: mx.array, keys: Stored, store: Storage) -> bool:
     On a GPU always for less: the second read is a composition of many. On a CPU a few rows are read
     in less time than it takes to hand out the operations on their sums (docs/decode-step.md).
     """
-    if isinstance(keys, tuple) or queries.dtype != keys.dtype:
+    if isinstance(keys, tuple) or store.in_segments or queries.dtype != keys.dtype:
         return False
     on_gpu = mx.default_device().type == mx.DeviceType.gpu
     return keys.shape[1] == store.positions.shape[1] and (on_gpu or keys.nbytes > SECOND_READ_BYTES)

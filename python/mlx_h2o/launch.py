@@ -5,7 +5,7 @@ and grids, and the Metal, CUDA and test back ends hand that to MLX in their own 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -68,9 +68,14 @@ Execute = Callable[[Launch, list[mx.array]], list[mx.array]]
 
 @dataclass(frozen=True, eq=False)
 class LaunchPlan:
-    """The launches that serve a request, in order; a later one takes what the earlier made."""
+    """The launches that serve a request, in order; a later one takes what the earlier made.
+
+    ``scratch`` names what they make for each other alone; ``known`` is what needs no launch.
+    """
 
     passes: tuple[Launch, ...]
+    scratch: frozenset[str] = frozenset()
+    known: Mapping[str, mx.array] = field(default_factory=dict)
 
     def run(self, execute: Execute) -> AttentionResult:
         """``execute`` each launch; the outputs as (out, scores, lse), None where not asked for."""
@@ -88,18 +93,16 @@ class LaunchPlan:
         return (made["out"], made.get("scores"), made.get("lse")), made["probe_scores"]
 
     def outputs(self, execute: Execute) -> dict[str, mx.array]:
-        """``execute`` each launch; everything that was made, by name."""
-        made: dict[str, mx.array] = {}
+        """``execute`` each launch; everything that was made but scratch, by name."""
+        made: dict[str, mx.array] = dict(self.known)
         for launch in self.passes:
             outputs = execute(launch, launch.inputs(made))
             made.update(zip(launch.kernel.outputs, outputs, strict=True))
-        return made
+        return {name: array for name, array in made.items() if name not in self.scratch}
 
 
 def refuses(request: AnyAttentionRequest) -> str:
     """Why the decode kernels cannot serve this request; empty if they can."""
-    if isinstance(request, QuantizedAttentionRequest) and request.return_skipped:
-        return "the decode kernels do not count the rows that they skip"
     length, head_size = request.queries.shape[2:]
     if length > LONGEST_QUERY:
         return f"decode kernels take up to {LONGEST_QUERY} queries, found Lq = {length}"
@@ -135,10 +138,13 @@ def preferred_blocks(key_count: int, simdgroups: int) -> int:
     return min(MOST_BLOCKS, 1 << (most.bit_length() - 1))
 
 
-def _sparse_v_threshold(request: AnyAttentionRequest) -> float:
-    if isinstance(request, QuantizedAttentionRequest):
-        return request.sparse_v_threshold
-    return 0.0
+def is_sparse(request: AnyAttentionRequest) -> bool:
+    """Whether value rows of little weight are left out, which takes kernels of its own."""
+    return isinstance(request, QuantizedAttentionRequest) and request.sparse_v_threshold > 0
+
+
+def _returns_skipped(request: AnyAttentionRequest) -> bool:
+    return isinstance(request, QuantizedAttentionRequest) and request.return_skipped
 
 
 def flags_of(request: AnyAttentionRequest) -> frozenset[str]:
@@ -150,7 +156,7 @@ def flags_of(request: AnyAttentionRequest) -> frozenset[str]:
         "sinks": request.sinks is not None,
         "scores": request.return_scores,
         "lse": request.return_lse,
-        "sparse_v": _sparse_v_threshold(request) > 0,
+        "skipped": is_sparse(request) and _returns_skipped(request),
         "probes": request.probes is not None,
     }
     return frozenset(flag for flag, on in is_on.items() if on)
@@ -162,13 +168,13 @@ def params(*numbers: float) -> mx.array:
     return mx.array(numbers, mx.float32)
 
 
-def _given(request: AnyAttentionRequest, flags: frozenset[str]) -> dict[str, mx.array]:
+def _given(request: AnyAttentionRequest) -> dict[str, mx.array]:
     """The buffers that come with the request."""
-    scalars = [request.scale, request.mask_threshold]
-    if "sparse_v" in flags:
-        scalars.append(_sparse_v_threshold(request))
-    given = {"queries": request.queries, "params": params(*scalars)}
+    given = {"queries": request.queries, "params": params(request.scale, request.mask_threshold)}
     if isinstance(request, QuantizedAttentionRequest):
+        if is_sparse(request):
+            scalars = (request.scale, request.mask_threshold, request.sparse_v_threshold)
+            given["params"] = params(*scalars)
         for name, rows in (("key", request.keys), ("value", request.values)):
             given[f"{name}_words"] = rows.words
             given[f"{name}_scales"] = rows.scales
@@ -201,8 +207,9 @@ def plan(
     """The launches that serve a request that was not refused.
 
     One threadgroup serves one query row, or a block of its keys, so that neither the number of
-    query heads per key head nor Lq is limited by the size of a threadgroup. ``simdgroups`` and
-    ``blocks`` override the choices of ``preferred_simdgroups`` and ``preferred_blocks``.
+    query heads per key head nor Lq is limited by the size of a threadgroup. With sparse V and
+    several blocks the first pass is two launches: weights are final between them. ``simdgroups``
+    and ``blocks`` override the choices of ``preferred_simdgroups`` and ``preferred_blocks``.
     """
     batch, heads, length, head_size = request.queries.shape
     key_count, value_size = request.keys.shape[2], request.values.shape[3]
@@ -211,7 +218,7 @@ def plan(
     if blocks is None:
         blocks = preferred_blocks(key_count, simdgroups)
     flags = flags_of(request)
-    given = _given(request, flags)
+    given = _given(request)
     arguments = _arguments(request, simdgroups)
     rows = (batch, heads, length)
     probes = 0 if request.probes is None else request.probes.shape[2]
@@ -219,10 +226,12 @@ def plan(
         "out": ((*rows, value_size), request.queries.dtype),
         "scores": ((*rows, key_count), mx.float32),
         "lse": (rows, mx.float32),
+        "skipped": (rows, mx.float32),
         "probe_scores": ((batch, request.keys.shape[1], probes, key_count), mx.float32),
         "partial_sums": ((*rows, blocks, value_size), mx.float32),
         "partial_maxima": ((*rows, blocks), mx.float32),
         "partial_totals": ((*rows, blocks), mx.float32),
+        "partial_skipped": ((*rows, blocks), mx.float32),
     }
 
     def launch(name: str, grid: Triple, threadgroup: Triple) -> Launch:
@@ -237,15 +246,25 @@ def plan(
             output_dtypes=tuple(results[name][1] for name in kernel.outputs),
         )
 
-    suffix = "_quantized" if isinstance(request, QuantizedAttentionRequest) else ""
     grid = (batch * heads * simdgroups * LANES, length, blocks)
     threadgroup = (simdgroups * LANES, 1, 1)
-    if blocks == 1:
-        return LaunchPlan((launch(f"sdpa_vector{suffix}", grid, threadgroup),))
-    columns = (batch * heads * length * value_size, 1, 1)
-    return LaunchPlan(
-        (
-            launch(f"sdpa_vector_2pass_1{suffix}", grid, threadgroup),
-            launch("sdpa_vector_2pass_2", columns, (LANES, 1, 1)),
-        )
-    )
+    launches = [launch(name, grid, threadgroup) for name in _decode_kernels(request, blocks)]
+    if blocks > 1:
+        columns = (batch * heads * length * value_size, 1, 1)
+        launches.append(launch("sdpa_vector_2pass_2", columns, (LANES, 1, 1)))
+    known = {}
+    if _returns_skipped(request) and "skipped" not in flags:
+        known["skipped"] = mx.zeros(rows, stream=request.stream)
+    # The sweep over the values takes the logits from memory, whoever asked for them.
+    scratch = frozenset(() if request.return_scores else ("scores",))
+    return LaunchPlan(tuple(launches), scratch, known)
+
+
+def _decode_kernels(request: AnyAttentionRequest, blocks: int) -> tuple[str, ...]:
+    """The kernels that see keys and values, in order."""
+    if is_sparse(request):
+        if blocks == 1:
+            return ("sdpa_vector_sparse_quantized",)
+        return ("sdpa_vector_sparse_keys_quantized", "sdpa_vector_sparse_values_quantized")
+    first = "sdpa_vector" if blocks == 1 else "sdpa_vector_2pass_1"
+    return (f"{first}_quantized",) if isinstance(request, QuantizedAttentionRequest) else (first,)

@@ -98,6 +98,7 @@ def _sizes_for(request: AnyAttentionRequest) -> tuple[int, int]:
     # Everything that the compiled text depends on, but for the number itself.
     variant = (
         launch.flags_of(request),
+        launch.is_sparse(request),
         request.causal,
         request.queries.dtype,
         None if request.mask is None else request.mask.dtype,

@@ -36,6 +36,16 @@ class Packing(NamedTuple):
         return cls(bits, bits if config.v_bits is None else config.v_bits, size)
 
     @classmethod
+    def tiers(
+        cls, config: H2OConfig, keys: mx.array, values: mx.array, owner: str
+    ) -> list[Packing]:
+        """Those of mixed precision: of the heavy rows, and of the light ones where they differ."""
+        heavy = cls.of(config, keys, values, owner)
+        if config.light_bits is None:
+            return [heavy]
+        return [heavy, cls(config.light_bits, config.light_bits, heavy.group_size)]
+
+    @classmethod
     def restored(cls, config: H2OConfig, keys: Packed) -> Packing:
         """How keys that ``config`` packed are packed: their own shapes tell the group size."""
         bits = cast(int, config.kv_bits)

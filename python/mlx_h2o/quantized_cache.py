@@ -22,6 +22,10 @@ class QuantizedH2OKVCache(H2OKVCache):
     and of the values), which the fused kernels read within ``mlx_h2o.routing``; for longer chunks
     arrays, of the values that are stored. ``keys`` and ``values`` are packed.
 
+    In mixed precision (``config.light_bits``, ``config.dense_size``) the newest rows stay as they
+    come, and older ones are quantised once, when they leave those. Updates then return arrays,
+    which are computed only where attention does not read the rows as they are stored.
+
     Outside of ``mlx_h2o.routing`` mlx_lm's own attention finds ``bits`` and ``group_size`` as on
     its QuantizedKVCache, and reads the rows rightly, unfused; values of other bits than the keys
     it refuses.

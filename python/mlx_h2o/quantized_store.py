@@ -11,7 +11,7 @@ from . import fast
 from .buffers import capacity_for, gathered, grown, in_use
 from .cache_requests import RankName
 from .packing import Packing
-from .storage import DECODE_QUERIES, Packed, Storage
+from .storage import DECODE_QUERIES, Packed, Ranks, Storage
 
 __all__ = ["QuantizedRowStore"]
 
@@ -84,7 +84,14 @@ class QuantizedRowStore(Storage):
     def dense(self) -> tuple[mx.array, mx.array]:
         return self.packing.unpacked(*self.fetch())
 
-    def append(self, keys: mx.array, values: mx.array, offset: int, limit: int) -> None:
+    def append(
+        self,
+        keys: mx.array,
+        values: mx.array,
+        offset: int,
+        limit: int,
+        ranks: Ranks | None = None,
+    ) -> None:
         start, added = self.length, keys.shape[2]
         end = start + added
         if end > self.keys[0].shape[2]:
@@ -108,7 +115,7 @@ class QuantizedRowStore(Storage):
         ranks: mx.array | RankName,
     ) -> None:
         slots = fast.evict_indices(
-            self._ranks(ranks, position),
+            self.ranked(ranks, position),
             self.positions,
             count=1,
             sink_size=sink_size,
@@ -122,7 +129,7 @@ class QuantizedRowStore(Storage):
         self.keys = mx.depends(words, [self.importance, self.positions]), scales, biases
         self.tied = True
 
-    def keep(self, slots: mx.array) -> None:
+    def keep(self, slots: mx.array, *, ranks: mx.array | None = None, added: int = 0) -> None:
         self.keys = _each(lambda part: gathered(part, slots), self.keys)
         self.values = _each(lambda part: gathered(part, slots), self.values)
         self._keep_remembered(slots)
@@ -148,13 +155,6 @@ class QuantizedRowStore(Storage):
         self.keys, self.values = fast.quantize_append(
             self.keys, self.values, keys, values, slots, **self.packing._asdict()
         )
-
-    def _ranks(self, ranks: mx.array | RankName, position: int) -> mx.array:
-        if isinstance(ranks, mx.array):
-            return ranks
-        if ranks == "age":
-            return (self.positions - position).astype(mx.float32)
-        return self.importance if ranks == "importance" else fast.key_diversity(self.dense()[0])
 
 
 def _each(change: Any, rows: Packed) -> Packed:

@@ -8,14 +8,17 @@ evaluated here.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
 
 import mlx.core as mx
 
+from . import fast
 from .cache_requests import RankName
+from .composed_cache import ages
 from .replace_requests import Statistics
 
-__all__ = ["DECODE_QUERIES", "Layout", "Packed", "Storage", "Stored", "tied"]
+__all__ = ["DECODE_QUERIES", "Layout", "Packed", "Ranks", "Segment", "Storage", "Stored", "tied"]
 
 DECODE_QUERIES = 8
 """Up to here the kernels return output and scores together, and read packed rows as they are."""
@@ -25,6 +28,18 @@ Packed = tuple[mx.array, mx.array, mx.array]
 
 Stored = mx.array | Packed
 """Keys or values as attention takes them."""
+
+
+Ranks = Callable[[], mx.array]
+"""Gives float32 [B, H, length], higher is kept; asked only where a store orders its rows."""
+
+
+class Segment(NamedTuple):
+    """Some rows of a store, and what operations must be told of them where they are packed."""
+
+    keys: Stored
+    values: Stored
+    settings: dict[str, Any]
 
 
 def tied(rows: Stored, others: list[mx.array]) -> Stored:
@@ -65,6 +80,10 @@ class Storage(ABC):
         key_statistics: None, or what ``replace_worst`` shall keep up to date; a store that cannot
             leaves it as it is.
     """
+
+    in_segments: ClassVar[bool] = False
+    """Whether ``segments`` gives the rows in parts, which attention should read in place of what
+    ``handed`` gives."""
 
     key_statistics: Statistics | None = None
 
@@ -112,13 +131,27 @@ class Storage(ABC):
     def dense(self) -> tuple[mx.array, mx.array]:
         """The rows in use: [B, H, length, D] and [B, H, length, Dv], in the model's dtype."""
 
+    def segments(self) -> list[Segment]:
+        """The rows in parts, in order of slots, where attention should read them apart."""
+        return []
+
     @abstractmethod
-    def append(self, keys: mx.array, values: mx.array, offset: int, limit: int) -> None:
+    def append(
+        self,
+        keys: mx.array,
+        values: mx.array,
+        offset: int,
+        limit: int,
+        ranks: Ranks | None = None,
+    ) -> None:
         """Add rows behind the others, at positions ``offset`` and up, unscored.
 
-        ``limit`` is the length beyond which no room is made in advance. O(rows added), and
-        O(rows stored) once in 256 rows.
+        ``limit`` is the length beyond which no room is made in advance; ``ranks`` are those of
+        the rows before. O(rows added), and O(rows stored) once in some steps.
         """
+
+    def rest(self, ranks: Ranks | None = None) -> None:  # noqa: B027, most have nothing to do
+        """What a store may do between a chunk, whose scores are in, and the next update."""
 
     @abstractmethod
     def replace_worst(
@@ -137,8 +170,11 @@ class Storage(ABC):
         """
 
     @abstractmethod
-    def keep(self, slots: mx.array) -> None:
-        """Keep only ``slots`` [B, H, n], in that order; no unused rows remain. O(n) rows moved."""
+    def keep(self, slots: mx.array, *, ranks: mx.array | None = None, added: int = 0) -> None:
+        """Keep only ``slots`` [B, H, n], ascending; no unused rows remain. O(n) rows moved.
+
+        ``ranks`` [B, H, length] are those of all rows, ``added`` the tokens about to come.
+        """
 
     @abstractmethod
     def replace_keys(self, keys: Any) -> None:
@@ -148,6 +184,16 @@ class Storage(ABC):
     @abstractmethod
     def replace_values(self, values: Any) -> None:
         """The same of the values."""
+
+    def ranked(self, ranks: mx.array | RankName, position: int) -> mx.array:
+        """The ranks that a name stands for, ``position`` being that of the next row."""
+        if isinstance(ranks, mx.array):
+            return ranks
+        if ranks == "age":
+            return ages(self.positions, position)
+        if ranks == "key_diversity":
+            return fast.key_diversity(self.dense()[0])
+        return self.importance
 
     def truncate(self, length: int) -> None:
         """Forget the rows from slot ``length`` on; their space stays."""

@@ -7,7 +7,7 @@ import mlx.core as mx
 from .buffers import assigned, capacity_for, gathered, grown, in_use
 from .cache_operations import serve_replacement
 from .cache_requests import RankName, ReplaceRequest
-from .storage import Layout, Storage
+from .storage import Layout, Ranks, Storage
 
 __all__ = ["RowStore"]
 
@@ -55,7 +55,14 @@ class RowStore(Storage):
     def dense(self) -> tuple[mx.array, mx.array]:
         return self.fetch()
 
-    def append(self, keys: mx.array, values: mx.array, offset: int, limit: int) -> None:
+    def append(
+        self,
+        keys: mx.array,
+        values: mx.array,
+        offset: int,
+        limit: int,
+        ranks: Ranks | None = None,
+    ) -> None:
         start = self.length
         end = start + keys.shape[2]
         if end > min(self.keys.shape[2], self.values.shape[2]):
@@ -95,7 +102,7 @@ class RowStore(Storage):
         self.key_statistics = (kept[0], kept[1]) if kept else None
         self.tied = True
 
-    def keep(self, slots: mx.array) -> None:
+    def keep(self, slots: mx.array, *, ranks: mx.array | None = None, added: int = 0) -> None:
         self.keys = gathered(self.keys, slots)
         self.values = gathered(self.values, slots)
         self._keep_remembered(slots)

@@ -7,6 +7,7 @@ from typing import Any
 import mlx.core as mx
 
 from .config import H2OConfig
+from .mixed_store import MixedRowStore
 from .packing import Packing
 from .quantized_store import QuantizedRowStore
 from .storage import Storage
@@ -22,6 +23,9 @@ def empty_store(config: H2OConfig, keys: mx.array, values: mx.array, owner: str)
     """
     if config.kv_bits is None:
         return RowStore.empty_like(keys, values)
+    if config.dense_rows:
+        packings = Packing.tiers(config, keys, values, owner)
+        return MixedRowStore.empty_like(keys, values, packings, config.dense_rows)
     packing = Packing.of(config, keys, values, owner)
     return QuantizedRowStore.empty_like(keys, values, packing)
 
@@ -39,5 +43,9 @@ def restored_store(
     """The store whose ``fetch`` gave ``keys`` and ``values``."""
     if config.kv_bits is None:
         return RowStore(keys, values, importance, positions)
+    if config.dense_rows:
+        packings = Packing.tiers(config, keys[-1], values[-1], "this cache")
+        rows = list(keys), list(values), importance, positions
+        return MixedRowStore.restored(*rows, packings, config.dense_rows)
     packing = Packing.restored(config, keys)
     return QuantizedRowStore(tuple(keys), tuple(values), importance, positions, packing)

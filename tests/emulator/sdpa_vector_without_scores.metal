@@ -3,10 +3,10 @@
 // kernel is made here too, by hand.
   constexpr int LANES = 32;
   constexpr int KEY_PART = D / LANES;
-  constexpr int VALUE_PART = V / LANES;
-  H2O_THREADGROUP(float, tile, NS * (LANES + 1));
   H2O_THREADGROUP(float, maxima, NS);
   H2O_THREADGROUP(float, totals, NS);
+  constexpr int VALUE_PART = V / LANES;
+  H2O_THREADGROUP(float, tile, NS * (LANES + 1));
   const int lane = int(thread_index_in_simdgroup);
   const int group = int(simdgroup_index_in_threadgroup);
   const int batch_head = int(threadgroup_position_in_grid.x);
@@ -21,6 +21,11 @@
   const int64_t row = int64_t(batch_head) * query_count + query_index;
   const int first_key = group;
   const int key_step = NS;
+  float sums[VALUE_PART];
+  for (int j = 0; j < VALUE_PART; j++) {
+    sums[j] = 0.0f;
+  }
+  const int64_t value_start = h2o_offset(values_strides, batch, kv_head, 0, lane * VALUE_PART);
   float query[KEY_PART];
   h2o_load<KEY_PART>(
       queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),
@@ -29,13 +34,8 @@
   for (int j = 0; j < KEY_PART; j++) {
     query[j] *= params[0];
   }
-  float sums[VALUE_PART];
-  for (int j = 0; j < VALUE_PART; j++) {
-    sums[j] = 0.0f;
-  }
   h2o_softmax state = h2o_softmax_empty();
   const int64_t key_start = h2o_offset(keys_strides, batch, kv_head, 0, lane * KEY_PART);
-  const int64_t value_start = h2o_offset(values_strides, batch, kv_head, 0, lane * VALUE_PART);
   const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;
   for (int i = first_key; i < key_count; i += key_step) {
     bool visible = i < visible_end;

@@ -48,12 +48,12 @@ def _dense() -> Iterator[Variant]:
 
 def _quantized() -> Iterator[Variant]:
     """Every combination of flags in one pass and in two; dtypes and packings take turns."""
-    combinations = itertools.product(MASKS, *[(False, True)] * 5)
-    for index, (mask, sinks, scores, lse, sparse, two) in enumerate(combinations):
+    combinations = itertools.product(MASKS, *[(False, True)] * 4, ("", "sparse", "skipped"))
+    for index, (mask, sinks, scores, lse, two, sparse) in enumerate(combinations):
         dtype = [*DTYPES][index % 3]
         sizes, bits, group = PACKED[(index + index // 6) % len(PACKED)]
         blocks = 2 if two else None
-        flags = {"sinks": sinks, "scores": scores, "lse": lse, "sparse": sparse}
+        flags = {"sinks": sinks, "scores": scores, "lse": lse, sparse or "sparse": bool(sparse)}
         name = _name(dtype, sizes, mask, blocks, **flags)
         case = Case(
             dtype=dtype,
@@ -68,6 +68,7 @@ def _quantized() -> Iterator[Variant]:
             group=group,
             scales=[*DTYPES][index // 3 % 3],
             sparse=1e-6 if sparse else 0.0,
+            skipped=sparse == "skipped",
         )
         yield f"{name}-bits{bits[0]}.{bits[1]}", case.request(), blocks
 

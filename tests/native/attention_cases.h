@@ -72,13 +72,15 @@ inline AttentionArguments AttentionCase::sizes(Random& random, ElementType type)
   a.kv_heads = random.between(1, 3);
   a.query_heads = a.kv_heads * (random.one_in(4) ? random.between(1, 16) : random.between(1, 4));
   a.query_count = random.one_in(2) ? 1 : random.between(1, 16);
-  a.key_count = random.one_in(20) ? random.between(1023, 1025) : random.choose(kKeyCounts);
+  a.key_count = random.one_in(20)   ? random.between(1023, 1025)
+                : random.one_in(20) ? random.between(500, 2200)
+                                    : random.choose(kKeyCounts);
   a.width = random.choose(kWidths);
   a.value_width = random.choose(kWidths);
-  // Rows beyond one workspace tile: more than 256 (head, query) pairs of a KV head.
+  // More than 256 (head, query) rows of a KV head; their logits come in blocks of 128 keys.
   if (random.one_in(40)) {
     a.query_count = random.between(250, 300);
-    a.key_count = random.between(1, 70);
+    a.key_count = random.between(1, 400);
     a.width = a.value_width = 16;
   }
   return a;

@@ -17,14 +17,14 @@ import numpy as np
 import reference
 from golden.build import DTYPES, Case, additive_mask, attention_case, bool_mask, generator
 
-# The combinations that bring both sides of every flag: mask, sinks, scores, lse, sparse V.
+# The combinations that bring both sides of every flag: mask, sinks, scores, lse.
 COVERING = (
-    ("", False, True, True, 0.0),
-    ("causal", True, True, False, 1e-5),
-    ("bool", False, False, True, 1e-6),
-    ("additive", True, True, True, 0.0),
-    ("", True, False, False, 1e-6),
-    ("bool", True, True, False, 0.0),
+    ("", False, True, True),
+    ("causal", True, True, False),
+    ("bool", False, False, True),
+    ("additive", True, True, True),
+    ("", True, False, False),
+    ("bool", True, True, False),
 )
 # Head sizes, bits of keys and of values, group.
 PACKED = (
@@ -45,7 +45,7 @@ def decode_cases(seed: int) -> Iterator[Case]:
     for (passes, rows), (index, combination) in itertools.product(
         PASSES.items(), enumerate(COVERING)
     ):
-        mask, sinks, scores, lse, sparse = combination
+        mask, sinks, scores, lse = combination
         dtype = [*DTYPES][index % 3]
         case = partial(
             decode_case, rows=rows, dtype=dtype, mask=mask, sinks=sinks, scores=scores, lse=lse,
@@ -58,11 +58,14 @@ def decode_cases(seed: int) -> Iterator[Case]:
             yield _dense(f"{flags}-{dtype}", rows, dtype, mask, sinks, lse, seed)
         sizes, bits, group = PACKED[index]
         kind = "packed" if scores else "packed-without-scores"
-        packing = f"{bits[0]}.{bits[1]}-g{group}{'-sparse' * bool(sparse)}"
-        yield case(
-            f"{kind}-{flags}-{packing}-{dtype}", sizes=sizes, bits=bits, group=group,
-            sparse=sparse, slack=index % 2, scales=[*DTYPES][(index + 1) % 3],
-        )  # fmt: skip
+        packing = f"{bits[0]}.{bits[1]}-g{group}"
+        # Sparse V has kernels of its own; the share of skipped rows is asked for or not.
+        for sparse, what in ((0.0, ""), (1e-5, "-sparse-skipped" if index % 2 else "-sparse")):
+            yield case(
+                f"{kind}-{flags}-{packing}{what}-{dtype}", sizes=sizes, bits=bits, group=group,
+                sparse=sparse, skipped=what.endswith("skipped"), slack=index % 2,
+                scales=[*DTYPES][(index + 1) % 3],
+            )  # fmt: skip
     yield from _lengths(seed)
     yield from _probes(seed)
 
@@ -89,11 +92,14 @@ def _probes(seed: int) -> Iterator[Case]:
     each = itertools.product(PASSES.items(), (None, (8, 4)), ("causal", "additive"))
     for index, ((passes, rows), bits, mask) in enumerate(each):
         dtype = [*DTYPES][index % 3]
-        name = f"probes-{passes}-{'packed' if bits else 'dense'}-{mask}-{dtype}"
-        yield decode_case(
-            name, rows=rows, dtype=dtype, bits=bits, mask=mask, sinks=bool(index % 2),
+        name = f"probes-{passes}-{'packed' if bits else 'dense'}-{mask}"
+        make = partial(
+            decode_case, rows=rows, dtype=dtype, bits=bits, mask=mask, sinks=bool(index % 2),
             probes=1 + 2 * (index % 2), queries=2, seed=seed,
         )  # fmt: skip
+        yield make(f"{name}-{dtype}")
+        if bits and mask == "causal":
+            yield make(f"{name}-sparse-{dtype}", sparse=1e-5)
 
 
 def decode_case(
@@ -112,6 +118,7 @@ def decode_case(
     group: int = 64,
     scales: str = "",
     sparse: float = 0.0,
+    skipped: bool = False,
     probes: int = 0,
     slack: int = 0,
     seed: int = 0,
@@ -148,21 +155,27 @@ def decode_case(
     if sinks:
         arguments["sinks"] = tensors["sinks"] = normal(heads[0])
     q = tensors["queries"]
-    expected = reference.attention(q, *live, **arguments, sparse_v_threshold=sparse)
+    expected = reference.attention(q, *live, **arguments)
     narrow = [a if isinstance(a, mx.array) else mx.array(a.astype(np.float32)) for a in live]
     allowed = reference.tolerances(q, *narrow, **arguments, expected=expected)._asdict()
     if sparse:
+        expected = reference.attention(q, *live, **arguments, sparse_v_threshold=sparse)
         # A kernel may add pairs that the definition drops.
         dropped = reference.dropped_mass(expected, sparse)
         allowed["out"] += dropped * float(np.abs(live[1]).max())
     results = expected._asdict()
+    if skipped:
+        results["skipped"] = reference.skipped(expected, sparse)
+        # A row whose weight is about the threshold is skipped or not.
+        edges = [reference.skipped(expected, sparse * (1 + part)) for part in (-1e-4, 1e-4)]
+        allowed["skipped"] = 1e-6 + float((edges[1] - edges[0]).max())
     if probes:
         tensors["probes"] = normal(1, heads[1], probes, sizes[0])
         p, k = reference.float64(tensors["probes"]), reference.float64(live[0])
         results["probe_scores"] = scale * p @ k.swapaxes(-1, -2)
         products = abs(scale) * np.abs(p) @ np.abs(k).swapaxes(-1, -2)
         allowed["probe_scores"] = reference.tolerance(0.0, float(products.max()), "float32")
-    asked = {"out": True, "scores": scores, "lse": lse or bool(probes), "probe_scores": True}
+    asked = {"scores": scores, "lse": lse or bool(probes)}
     fields = {
         "name": name,
         "op": "probes" if probes else "without_scores" if not scores else "quantized",
@@ -173,7 +186,8 @@ def decode_case(
         "sparse_v_threshold": sparse,
         "return_lse": lse,
         "slack": slack,
-        "tolerance": {key: allowed[key] for key in results if asked[key]},
+        "return_skipped": skipped,
+        "tolerance": {key: allowed[key] for key in results if asked.get(key, True)},
     }
     tensors |= {f"{key}64": mx.array(results[key].astype(np.float32)) for key in results}
     return Case(fields, tensors)

@@ -30,6 +30,7 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = {
     "replace": ("replace_worst", "evict_indices"),
     "replacement": ("replace_worst",),
     "attend": ("attention_and_accumulate", "accumulate_scores"),
+    "steps": ("attention_and_accumulate", "accumulate_scores"),
     "append": ("quantize_append",),
     "prefill": ("prefill_scores",),
 }
@@ -39,7 +40,7 @@ def absent(case: Case, backend: object, name: str) -> str:
     """Why the back end has no part in the case's operation; empty if it has, or is composed."""
     op = case.fields["op"]
     functions = list(FUNCTIONS.get(op, ()))
-    if op in ("without_scores", "attend") and case.fields["bits"]:
+    if op in ("without_scores", "attend", "steps") and case.fields["bits"]:
         functions = ["quantized_attention"]
     if name == "composed" or not functions or any(hasattr(backend, f) for f in functions):
         return ""
@@ -61,7 +62,7 @@ def request(case: Case) -> AnyAttentionRequest:
     q, rows = tensors["queries"], [_rows(case, name) for name in ("keys", "values")]
     made: AnyAttentionRequest
     if fields["bits"]:
-        packing = _packing(case)
+        packing = _packing(case) | {"return_skipped": fields["return_skipped"]}
         made = validate_quantized.quantized_attention_request(q, *rows, **options, **packing)
     else:
         made = validate.attention_request(q, *rows, **options)
@@ -105,11 +106,13 @@ def _named(names: str, found: Any) -> dict[str, np.ndarray]:
 
 def _quantized(case: Case, backend: Any) -> dict[str, np.ndarray]:
     del backend
+    asked = {name: case.fields[name] for name in ("return_lse", "return_skipped")}
     found = fast.scaled_dot_product_attention_quantized_with_scores(
         case.tensors["queries"], *_rows(case, "keys"), *_rows(case, "values"),
-        **_options(case), **_packing(case), return_lse=case.fields["return_lse"],
+        **_options(case), **_packing(case), **asked,
     )  # fmt: skip
-    return _named("out scores lse", found)
+    more = [name.removeprefix("return_") for name, is_asked in asked.items() if is_asked]
+    return _named(" ".join(["out scores", *more]), found)
 
 
 def _without_scores(case: Case, backend: Any) -> dict[str, np.ndarray]:
@@ -118,7 +121,7 @@ def _without_scores(case: Case, backend: Any) -> dict[str, np.ndarray]:
     found = serve(request(case))
     if found[1] is not None:
         raise AssertionError("scores were made that nobody asked for")
-    return _named("out scores lse", found)
+    return _named("out scores lse skipped", found)
 
 
 def _probes(case: Case, backend: Any) -> dict[str, np.ndarray]:
@@ -219,6 +222,46 @@ def _replacement(case: Case, backend: Any) -> dict[str, np.ndarray]:
     return arrays
 
 
+def _steps(case: Case, backend: Any) -> dict[str, np.ndarray]:
+    """Every other step is told by the attention before it which row goes."""
+    del backend
+    fields, tensors = case.fields, case.tensors
+    packed = bool(fields["bits"])
+    names = ("bits", "v_bits", "group_size")
+    packing = {name: _packing(case)[name] for name in names} if packed else {}
+    stored = {}
+    for name, bits in zip(("keys", "values"), fields["bits"] or (0, 0), strict=True):
+        rows = tensors[name][:, :, : tensors["positions"].shape[2]]
+        size = fields["group_size"]
+        stored[name] = tuple(mx.quantize(rows, group_size=size, bits=bits)) if packed else rows
+    k, v, importance, positions = *stored.values(), tensors["importance"], tensors["positions"]
+    of_keys = {name: packing[name] for name in ("bits", "group_size")} if packed else {}
+    statistics = fast.key_statistics(k, **of_keys)
+    outs, places, worst = [], [], None
+    for step in range(tensors["queries"].shape[2]):
+        position = tensors["positions"].shape[2] + step
+        start = position + 1 - fields["recent_size"]
+        new = (tensors[name][:, :, position : position + 1] for name in ("keys", "values"))
+        zones = {"sink_size": fields["sink_size"], "recent_start": start}
+        known = {"worst": worst} if step % 2 else zones
+        k, v, importance, positions, *counted = fast.replace_worst(
+            k, v, importance, positions, *new, position=position, statistics=statistics,
+            **known, **packing,
+        )  # fmt: skip
+        statistics = (counted[0], counted[1])
+        zones["recent_start"] = start + 1
+        out, importance, worst = fast.attention_and_accumulate(
+            tensors["queries"][:, :, step : step + 1], k, v, importance, scale=fields["scale"],
+            decay=fields["decay"], positions=positions, **zones, **packing,
+        )  # fmt: skip
+        outs.append(out)
+        places.append(positions)
+    arrays = {"out": mx.concatenate(outs, axis=2), "positions": mx.stack(places)}
+    found = _named("out positions importance", (*arrays.values(), importance))
+    exact = fast.key_statistics(k, **of_keys)[0]
+    return found | {"key_sum_error": reference.float64(statistics[0] - exact)}
+
+
 def split(rows: np.ndarray, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The rows [B, H, N, D] at the slots [B, H, L], and in place those that are not (else 0)."""
     at = slots.astype(np.int64)[..., None]
@@ -246,6 +289,7 @@ _RUN: dict[str, Callable[[Case, Any], dict[str, np.ndarray]]] = {
     "replace": _replace,
     "replacement": _replacement,
     "attend": _attend,
+    "steps": _steps,
     "append": _append,
     "prefill": _prefill,
 }

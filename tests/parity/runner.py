@@ -20,6 +20,7 @@ from parity.report import Report
 from parity.row_cases import row_cases
 from parity.step_cases import step_cases
 from parity.swift_leg import SwiftLeg
+from parity.trace_cases import trace_cases
 
 # The order of the columns. The first that runs is the one that all traces are compared with.
 NAMES = (
@@ -61,7 +62,7 @@ def all_cases(seed: int, pattern: str = "*") -> list[Case]:
 
 @functools.cache
 def _every_case(seed: int) -> tuple[Case, ...]:
-    families = (random_cases, fresh_traces, decode_cases, row_cases, step_cases)
+    families = (random_cases, fresh_traces, decode_cases, row_cases, step_cases, trace_cases)
     drawn = (family(seed) for family in families)
     cases = (*read(), *boundary_cases(), *itertools.chain(*drawn))
     names = [case.name for case in cases]

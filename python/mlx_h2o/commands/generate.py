@@ -130,6 +130,16 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         help="bits of the values, where they differ from --kv-bits, those of the keys",
     )
+    ours.add_argument(
+        "--light-bits",
+        type=int,
+        help="mixed precision: bits of the rows that rank in the lower half",
+    )
+    ours.add_argument(
+        "--dense-size",
+        type=int,
+        help="newest rows that are not quantised (default: 32 with --light-bits, else 0)",
+    )
     return parser
 
 

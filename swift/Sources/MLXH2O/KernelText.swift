@@ -22,7 +22,7 @@ struct KernelText: Sendable {
   let outputs: [Buffer]
   let segments: [Segment]
 
-  static let flags = ["bool_mask", "additive_mask", "sinks", "scores", "lse", "sparse_v", "probes"]
+  static let flags = ["bool_mask", "additive_mask", "sinks", "scores", "lse", "skipped", "probes"]
 
   static let header = #"""
     #if defined(__METAL_VERSION__)
@@ -204,10 +204,10 @@ struct KernelText: Sendable {
         text: #"""
             constexpr int LANES = 32;
             constexpr int KEY_PART = D / LANES;
-            constexpr int VALUE_PART = V / LANES;
-            H2O_THREADGROUP(float, tile, NS * (LANES + 1));
             H2O_THREADGROUP(float, maxima, NS);
             H2O_THREADGROUP(float, totals, NS);
+            constexpr int VALUE_PART = V / LANES;
+            H2O_THREADGROUP(float, tile, NS * (LANES + 1));
             const int lane = int(thread_index_in_simdgroup);
             const int group = int(simdgroup_index_in_threadgroup);
             const int batch_head = int(threadgroup_position_in_grid.x);
@@ -222,6 +222,11 @@ struct KernelText: Sendable {
             const int64_t row = int64_t(batch_head) * query_count + query_index;
             const int first_key = group;
             const int key_step = NS;
+            float sums[VALUE_PART];
+            for (int j = 0; j < VALUE_PART; j++) {
+              sums[j] = 0.0f;
+            }
+            const int64_t value_start = h2o_offset(values_strides, batch, kv_head, 0, lane * VALUE_PART);
             float query[KEY_PART];
             h2o_load<KEY_PART>(
                 queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),
@@ -244,10 +249,6 @@ struct KernelText: Sendable {
       Segment(
         condition: "",
         text: #"""
-            float sums[VALUE_PART];
-            for (int j = 0; j < VALUE_PART; j++) {
-              sums[j] = 0.0f;
-            }
             h2o_softmax state = h2o_softmax_empty();
 
           """#),
@@ -263,7 +264,6 @@ struct KernelText: Sendable {
         condition: "",
         text: #"""
             const int64_t key_start = h2o_offset(keys_strides, batch, kv_head, 0, lane * KEY_PART);
-            const int64_t value_start = h2o_offset(values_strides, batch, kv_head, 0, lane * VALUE_PART);
 
           """#),
       Segment(
@@ -442,10 +442,10 @@ struct KernelText: Sendable {
         text: #"""
             constexpr int LANES = 32;
             constexpr int KEY_PART = D / LANES;
-            constexpr int VALUE_PART = V / LANES;
-            H2O_THREADGROUP(float, tile, NS * (LANES + 1));
             H2O_THREADGROUP(float, maxima, NS);
             H2O_THREADGROUP(float, totals, NS);
+            constexpr int VALUE_PART = V / LANES;
+            H2O_THREADGROUP(float, tile, NS * (LANES + 1));
             const int lane = int(thread_index_in_simdgroup);
             const int group = int(simdgroup_index_in_threadgroup);
             const int batch_head = int(threadgroup_position_in_grid.x);
@@ -462,6 +462,11 @@ struct KernelText: Sendable {
             const int blocks = int(threadgroups_per_grid.z);
             const int first_key = block * NS + group;
             const int key_step = blocks * NS;
+            float sums[VALUE_PART];
+            for (int j = 0; j < VALUE_PART; j++) {
+              sums[j] = 0.0f;
+            }
+            const int64_t value_start = h2o_offset(values_strides, batch, kv_head, 0, lane * VALUE_PART);
             float query[KEY_PART];
             h2o_load<KEY_PART>(
                 queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),
@@ -484,10 +489,6 @@ struct KernelText: Sendable {
       Segment(
         condition: "",
         text: #"""
-            float sums[VALUE_PART];
-            for (int j = 0; j < VALUE_PART; j++) {
-              sums[j] = 0.0f;
-            }
             h2o_softmax state = h2o_softmax_empty();
 
           """#),
@@ -503,7 +504,6 @@ struct KernelText: Sendable {
         condition: "",
         text: #"""
             const int64_t key_start = h2o_offset(keys_strides, batch, kv_head, 0, lane * KEY_PART);
-            const int64_t value_start = h2o_offset(values_strides, batch, kv_head, 0, lane * VALUE_PART);
 
           """#),
       Segment(
@@ -680,10 +680,10 @@ struct KernelText: Sendable {
         text: #"""
             constexpr int LANES = 32;
             constexpr int KEY_PART = D / LANES;
-            constexpr int VALUE_PART = V / LANES;
-            H2O_THREADGROUP(float, tile, NS * (LANES + 1));
             H2O_THREADGROUP(float, maxima, NS);
             H2O_THREADGROUP(float, totals, NS);
+            constexpr int VALUE_PART = V / LANES;
+            H2O_THREADGROUP(float, tile, NS * (LANES + 1));
             const int lane = int(thread_index_in_simdgroup);
             const int group = int(simdgroup_index_in_threadgroup);
             const int batch_head = int(threadgroup_position_in_grid.x);
@@ -698,6 +698,13 @@ struct KernelText: Sendable {
             const int64_t row = int64_t(batch_head) * query_count + query_index;
             const int first_key = group;
             const int key_step = NS;
+            float sums[VALUE_PART];
+            for (int j = 0; j < VALUE_PART; j++) {
+              sums[j] = 0.0f;
+            }
+            const int64_t value_words_start = h2o_offset(value_words_strides, batch, kv_head, 0, 0);
+            const int64_t value_scales_start = h2o_offset(value_scales_strides, batch, kv_head, 0, 0);
+            const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);
             float query[KEY_PART];
             h2o_load<KEY_PART>(
                 queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),
@@ -720,10 +727,6 @@ struct KernelText: Sendable {
       Segment(
         condition: "",
         text: #"""
-            float sums[VALUE_PART];
-            for (int j = 0; j < VALUE_PART; j++) {
-              sums[j] = 0.0f;
-            }
             h2o_softmax state = h2o_softmax_empty();
 
           """#),
@@ -741,9 +744,6 @@ struct KernelText: Sendable {
             const int64_t key_words_start = h2o_offset(key_words_strides, batch, kv_head, 0, 0);
             const int64_t key_scales_start = h2o_offset(key_scales_strides, batch, kv_head, 0, 0);
             const int64_t key_biases_start = h2o_offset(key_biases_strides, batch, kv_head, 0, 0);
-            const int64_t value_words_start = h2o_offset(value_words_strides, batch, kv_head, 0, 0);
-            const int64_t value_scales_start = h2o_offset(value_scales_strides, batch, kv_head, 0, 0);
-            const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);
 
           """#),
       Segment(
@@ -857,19 +857,6 @@ struct KernelText: Sendable {
         condition: "",
         text: #"""
                 const float weight = h2o_softmax_weigh<VALUE_PART>(state, sums, score);
-
-          """#),
-      Segment(
-        condition: "sparse_v",
-        text: #"""
-                if (weight < params[2] * state.total) {
-                  continue;
-                }
-
-          """#),
-      Segment(
-        condition: "",
-        text: #"""
                 h2o_load_quantized<VALUE_PART, VB, G>(
                     value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],
                     value_scales + (value_scales_start + i * value_scales_strides[2]),
@@ -947,10 +934,10 @@ struct KernelText: Sendable {
         text: #"""
             constexpr int LANES = 32;
             constexpr int KEY_PART = D / LANES;
-            constexpr int VALUE_PART = V / LANES;
-            H2O_THREADGROUP(float, tile, NS * (LANES + 1));
             H2O_THREADGROUP(float, maxima, NS);
             H2O_THREADGROUP(float, totals, NS);
+            constexpr int VALUE_PART = V / LANES;
+            H2O_THREADGROUP(float, tile, NS * (LANES + 1));
             const int lane = int(thread_index_in_simdgroup);
             const int group = int(simdgroup_index_in_threadgroup);
             const int batch_head = int(threadgroup_position_in_grid.x);
@@ -967,6 +954,13 @@ struct KernelText: Sendable {
             const int blocks = int(threadgroups_per_grid.z);
             const int first_key = block * NS + group;
             const int key_step = blocks * NS;
+            float sums[VALUE_PART];
+            for (int j = 0; j < VALUE_PART; j++) {
+              sums[j] = 0.0f;
+            }
+            const int64_t value_words_start = h2o_offset(value_words_strides, batch, kv_head, 0, 0);
+            const int64_t value_scales_start = h2o_offset(value_scales_strides, batch, kv_head, 0, 0);
+            const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);
             float query[KEY_PART];
             h2o_load<KEY_PART>(
                 queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),
@@ -989,10 +983,6 @@ struct KernelText: Sendable {
       Segment(
         condition: "",
         text: #"""
-            float sums[VALUE_PART];
-            for (int j = 0; j < VALUE_PART; j++) {
-              sums[j] = 0.0f;
-            }
             h2o_softmax state = h2o_softmax_empty();
 
           """#),
@@ -1010,9 +1000,6 @@ struct KernelText: Sendable {
             const int64_t key_words_start = h2o_offset(key_words_strides, batch, kv_head, 0, 0);
             const int64_t key_scales_start = h2o_offset(key_scales_strides, batch, kv_head, 0, 0);
             const int64_t key_biases_start = h2o_offset(key_biases_strides, batch, kv_head, 0, 0);
-            const int64_t value_words_start = h2o_offset(value_words_strides, batch, kv_head, 0, 0);
-            const int64_t value_scales_start = h2o_offset(value_scales_strides, batch, kv_head, 0, 0);
-            const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);
 
           """#),
       Segment(
@@ -1126,19 +1113,6 @@ struct KernelText: Sendable {
         condition: "",
         text: #"""
                 const float weight = h2o_softmax_weigh<VALUE_PART>(state, sums, score);
-
-          """#),
-      Segment(
-        condition: "sparse_v",
-        text: #"""
-                if (weight < params[2] * state.total) {
-                  continue;
-                }
-
-          """#),
-      Segment(
-        condition: "",
-        text: #"""
                 h2o_load_quantized<VALUE_PART, VB, G>(
                     value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],
                     value_scales + (value_scales_start + i * value_scales_strides[2]),
@@ -1181,6 +1155,679 @@ struct KernelText: Sendable {
           """#),
     ])
 
+  static let sdpaVectorSparseQuantized = KernelText(
+    name: "sdpa_vector_sparse_quantized",
+    template: ["T", "S", "D", "V", "KB", "VB", "G", "NS", "CAUSAL"],
+    inputs: [
+      Buffer(name: "queries", condition: ""),
+      Buffer(name: "key_words", condition: ""),
+      Buffer(name: "key_scales", condition: ""),
+      Buffer(name: "key_biases", condition: ""),
+      Buffer(name: "value_words", condition: ""),
+      Buffer(name: "value_scales", condition: ""),
+      Buffer(name: "value_biases", condition: ""),
+      Buffer(name: "mask", condition: "bool_mask"),
+      Buffer(name: "mask", condition: "additive_mask"),
+      Buffer(name: "sinks", condition: "sinks"),
+      Buffer(name: "probes", condition: "probes"),
+      Buffer(name: "params", condition: ""),
+    ],
+    outputs: [
+      Buffer(name: "out", condition: ""),
+      Buffer(name: "scores", condition: ""),
+      Buffer(name: "lse", condition: "lse"),
+      Buffer(name: "skipped", condition: "skipped"),
+      Buffer(name: "probe_scores", condition: "probes"),
+    ],
+    segments: [
+      Segment(
+        condition: "",
+        text: #"""
+            constexpr int LANES = 32;
+            constexpr int KEY_PART = D / LANES;
+            H2O_THREADGROUP(float, maxima, NS);
+            H2O_THREADGROUP(float, totals, NS);
+            constexpr int VALUE_PART = V / LANES;
+            H2O_THREADGROUP(float, tile, NS * (LANES + 1));
+            const int lane = int(thread_index_in_simdgroup);
+            const int group = int(simdgroup_index_in_threadgroup);
+            const int batch_head = int(threadgroup_position_in_grid.x);
+            const int query_index = int(threadgroup_position_in_grid.y);
+            const int heads = queries_shape[1];
+            const int query_count = queries_shape[2];
+            const int key_count = key_words_shape[2];
+            const int kv_heads = key_words_shape[1];
+            const int batch = batch_head / heads;
+            const int head = batch_head % heads;
+            const int kv_head = head / (heads / kv_heads);
+            const int64_t row = int64_t(batch_head) * query_count + query_index;
+            const int first_key = group;
+            const int key_step = NS;
+            float sums[VALUE_PART];
+            for (int j = 0; j < VALUE_PART; j++) {
+              sums[j] = 0.0f;
+            }
+            const int64_t value_words_start = h2o_offset(value_words_strides, batch, kv_head, 0, 0);
+            const int64_t value_scales_start = h2o_offset(value_scales_strides, batch, kv_head, 0, 0);
+            const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);
+            float query[KEY_PART];
+            h2o_load<KEY_PART>(
+                queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),
+                queries_strides[3],
+                query);
+            for (int j = 0; j < KEY_PART; j++) {
+              query[j] *= params[0];
+            }
+
+          """#),
+      Segment(
+        condition: "probes",
+        text: #"""
+            const bool serves_probes = head % (heads / kv_heads) == 0 && query_index == 0;
+            const int probe_count = probes_shape[2];
+            const int64_t probe_start = h2o_offset(probes_strides, batch, kv_head, 0, lane * KEY_PART);
+            const int64_t probe_row = (int64_t(batch) * kv_heads + kv_head) * probe_count;
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+            h2o_softmax state = h2o_softmax_empty();
+
+          """#),
+      Segment(
+        condition: "sinks",
+        text: #"""
+            if (first_key == 0) {
+              h2o_softmax_sink(state, static_cast<float>(sinks[head * sinks_strides[0]]));
+            }
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+            const int64_t key_words_start = h2o_offset(key_words_strides, batch, kv_head, 0, 0);
+            const int64_t key_scales_start = h2o_offset(key_scales_strides, batch, kv_head, 0, 0);
+            const int64_t key_biases_start = h2o_offset(key_biases_strides, batch, kv_head, 0, 0);
+
+          """#),
+      Segment(
+        condition: "bool_mask",
+        text: #"""
+            const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);
+
+          """#),
+      Segment(
+        condition: "additive_mask",
+        text: #"""
+            const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+            const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;
+            for (int i = first_key; i < key_count; i += key_step) {
+              bool visible = i < visible_end;
+
+          """#),
+      Segment(
+        condition: "bool_mask",
+        text: #"""
+              visible = visible && mask[mask_start + i * mask_strides[3]];
+
+          """#),
+      Segment(
+        condition: "additive_mask",
+        text: #"""
+              const float bias = static_cast<float>(mask[mask_start + i * mask_strides[3]]);
+              visible = visible && !(bias <= params[1]);
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+              if (!visible && lane == 0) {
+                scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;
+              }
+
+          """#),
+      Segment(
+        condition: "probes",
+        text: #"""
+              if (visible || serves_probes) {
+
+          """#),
+      Segment(
+        condition: "!probes",
+        text: #"""
+              if (visible) {
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+                float key[KEY_PART];
+                h2o_load_quantized<KEY_PART, KB, G>(
+                    key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],
+                    key_scales + (key_scales_start + i * key_scales_strides[2]), key_scales_strides[3],
+                    key_biases + (key_biases_start + i * key_biases_strides[2]), key_biases_strides[3],
+                    lane * KEY_PART, key);
+
+          """#),
+      Segment(
+        condition: "probes",
+        text: #"""
+                if (serves_probes) {
+                  for (int e = 0; e < probe_count; e++) {
+                    float probe[KEY_PART];
+                    h2o_load<KEY_PART>(
+                        probes + (probe_start + e * probes_strides[2]),
+                        probes_strides[3],
+                        probe);
+                    const float logit = params[0] * metal::simd_sum(h2o_dot<KEY_PART>(probe, key));
+                    if (lane == 0) {
+                      probe_scores[(probe_row + e) * key_count + i] = logit;
+                    }
+                  }
+                }
+                if (!visible) {
+                  continue;
+                }
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+                float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));
+
+          """#),
+      Segment(
+        condition: "additive_mask",
+        text: #"""
+                score += bias;
+                state.total += bias - bias;
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+                if (lane == 0) {
+                  scores[row * key_count + i] = score;
+                }
+                h2o_softmax_count(state, score);
+              }
+            }
+            if (lane == 0) {
+              maxima[group] = state.maximum;
+              totals[group] = state.total;
+            }
+            metal::threadgroup_barrier(metal::mem_flags::mem_device | metal::mem_flags::mem_threadgroup);
+            const bool has_part = lane < NS;
+            h2o_softmax part = h2o_softmax_empty();
+            if (has_part) {
+              part.maximum = maxima[lane];
+              part.total = totals[lane];
+            }
+            const h2o_merged merged = h2o_softmax_merge(part);
+            const float maximum = merged.maximum;
+            const float share = 1.0f;
+            const float least = params[2] * merged.total;
+
+          """#),
+      Segment(
+        condition: "skipped",
+        text: #"""
+            H2O_THREADGROUP(float, counts, NS);
+            float count = 0.0f;
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+            for (int start = first_key; start < key_count; start += LANES * key_step) {
+              const int own_key = start + lane * key_step;
+              const float score =
+                  own_key < key_count ? scores[row * key_count + own_key] : H2O_NEGATIVE_INFINITY;
+              float own_weight = 0.0f;
+              if (!(score <= H2O_LOWEST)) {
+                own_weight = metal::fast::exp(score - maximum);
+                if (own_weight * share < least) {
+                  own_weight = 0.0f;
+
+          """#),
+      Segment(
+        condition: "skipped",
+        text: #"""
+                  count += 1.0f;
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+                }
+              }
+              for (int from = 0, i = start; from < LANES && i < key_count; from++, i += key_step) {
+                const float weight = metal::simd_shuffle(own_weight, ushort(from));
+                if (weight == 0.0f) {
+                  continue;
+                }
+                float value[VALUE_PART];
+                h2o_load_quantized<VALUE_PART, VB, G>(
+                    value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],
+                    value_scales + (value_scales_start + i * value_scales_strides[2]),
+                    value_scales_strides[3],
+                    value_biases + (value_biases_start + i * value_biases_strides[2]),
+                    value_biases_strides[3],
+                    lane * VALUE_PART, value);
+                h2o_add_row<VALUE_PART>(sums, weight, value);
+              }
+            }
+
+          """#),
+      Segment(
+        condition: "skipped",
+        text: #"""
+            const float group_count = metal::simd_sum(count);
+            if (lane == 0) {
+              counts[group] = group_count;
+            }
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+            for (int j = 0; j < VALUE_PART; j++) {
+              tile[group * (LANES + 1) + lane] = sums[j];
+              metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+              for (int column = group; column < LANES; column += NS) {
+                const float column_part = has_part ? tile[lane * (LANES + 1) + column] : 0.0f;
+                const float sum = metal::simd_sum(column_part);
+                if (lane == 0) {
+                  const float mean = h2o_softmax_mean(sum, merged.total);
+                  out[row * V + column * VALUE_PART + j] = static_cast<T>(mean);
+                }
+              }
+              metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+            }
+
+          """#),
+      Segment(
+        condition: "skipped",
+        text: #"""
+            const float skipped_rows = metal::simd_sum(has_part ? counts[lane] : 0.0f);
+            if (group == 0 && lane == 0) {
+              skipped[row] = skipped_rows / float(key_count);
+            }
+
+          """#),
+      Segment(
+        condition: "lse",
+        text: #"""
+            if (group == 0 && lane == 0) {
+              lse[row] = h2o_softmax_lse(merged.maximum, merged.total);
+            }
+
+          """#),
+    ])
+
+  static let sdpaVectorSparseKeysQuantized = KernelText(
+    name: "sdpa_vector_sparse_keys_quantized",
+    template: ["T", "S", "D", "KB", "G", "NS", "CAUSAL"],
+    inputs: [
+      Buffer(name: "queries", condition: ""),
+      Buffer(name: "key_words", condition: ""),
+      Buffer(name: "key_scales", condition: ""),
+      Buffer(name: "key_biases", condition: ""),
+      Buffer(name: "mask", condition: "bool_mask"),
+      Buffer(name: "mask", condition: "additive_mask"),
+      Buffer(name: "sinks", condition: "sinks"),
+      Buffer(name: "probes", condition: "probes"),
+      Buffer(name: "params", condition: ""),
+    ],
+    outputs: [
+      Buffer(name: "partial_maxima", condition: ""),
+      Buffer(name: "partial_totals", condition: ""),
+      Buffer(name: "scores", condition: ""),
+      Buffer(name: "probe_scores", condition: "probes"),
+    ],
+    segments: [
+      Segment(
+        condition: "",
+        text: #"""
+            constexpr int LANES = 32;
+            constexpr int KEY_PART = D / LANES;
+            H2O_THREADGROUP(float, maxima, NS);
+            H2O_THREADGROUP(float, totals, NS);
+            const int lane = int(thread_index_in_simdgroup);
+            const int group = int(simdgroup_index_in_threadgroup);
+            const int batch_head = int(threadgroup_position_in_grid.x);
+            const int query_index = int(threadgroup_position_in_grid.y);
+            const int heads = queries_shape[1];
+            const int query_count = queries_shape[2];
+            const int key_count = key_words_shape[2];
+            const int kv_heads = key_words_shape[1];
+            const int batch = batch_head / heads;
+            const int head = batch_head % heads;
+            const int kv_head = head / (heads / kv_heads);
+            const int64_t row = int64_t(batch_head) * query_count + query_index;
+            const int block = int(threadgroup_position_in_grid.z);
+            const int blocks = int(threadgroups_per_grid.z);
+            const int first_key = block * NS + group;
+            const int key_step = blocks * NS;
+            float query[KEY_PART];
+            h2o_load<KEY_PART>(
+                queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),
+                queries_strides[3],
+                query);
+            for (int j = 0; j < KEY_PART; j++) {
+              query[j] *= params[0];
+            }
+
+          """#),
+      Segment(
+        condition: "probes",
+        text: #"""
+            const bool serves_probes = head % (heads / kv_heads) == 0 && query_index == 0;
+            const int probe_count = probes_shape[2];
+            const int64_t probe_start = h2o_offset(probes_strides, batch, kv_head, 0, lane * KEY_PART);
+            const int64_t probe_row = (int64_t(batch) * kv_heads + kv_head) * probe_count;
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+            h2o_softmax state = h2o_softmax_empty();
+
+          """#),
+      Segment(
+        condition: "sinks",
+        text: #"""
+            if (first_key == 0) {
+              h2o_softmax_sink(state, static_cast<float>(sinks[head * sinks_strides[0]]));
+            }
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+            const int64_t key_words_start = h2o_offset(key_words_strides, batch, kv_head, 0, 0);
+            const int64_t key_scales_start = h2o_offset(key_scales_strides, batch, kv_head, 0, 0);
+            const int64_t key_biases_start = h2o_offset(key_biases_strides, batch, kv_head, 0, 0);
+
+          """#),
+      Segment(
+        condition: "bool_mask",
+        text: #"""
+            const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);
+
+          """#),
+      Segment(
+        condition: "additive_mask",
+        text: #"""
+            const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+            const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;
+            for (int i = first_key; i < key_count; i += key_step) {
+              bool visible = i < visible_end;
+
+          """#),
+      Segment(
+        condition: "bool_mask",
+        text: #"""
+              visible = visible && mask[mask_start + i * mask_strides[3]];
+
+          """#),
+      Segment(
+        condition: "additive_mask",
+        text: #"""
+              const float bias = static_cast<float>(mask[mask_start + i * mask_strides[3]]);
+              visible = visible && !(bias <= params[1]);
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+              if (!visible && lane == 0) {
+                scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;
+              }
+
+          """#),
+      Segment(
+        condition: "probes",
+        text: #"""
+              if (visible || serves_probes) {
+
+          """#),
+      Segment(
+        condition: "!probes",
+        text: #"""
+              if (visible) {
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+                float key[KEY_PART];
+                h2o_load_quantized<KEY_PART, KB, G>(
+                    key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],
+                    key_scales + (key_scales_start + i * key_scales_strides[2]), key_scales_strides[3],
+                    key_biases + (key_biases_start + i * key_biases_strides[2]), key_biases_strides[3],
+                    lane * KEY_PART, key);
+
+          """#),
+      Segment(
+        condition: "probes",
+        text: #"""
+                if (serves_probes) {
+                  for (int e = 0; e < probe_count; e++) {
+                    float probe[KEY_PART];
+                    h2o_load<KEY_PART>(
+                        probes + (probe_start + e * probes_strides[2]),
+                        probes_strides[3],
+                        probe);
+                    const float logit = params[0] * metal::simd_sum(h2o_dot<KEY_PART>(probe, key));
+                    if (lane == 0) {
+                      probe_scores[(probe_row + e) * key_count + i] = logit;
+                    }
+                  }
+                }
+                if (!visible) {
+                  continue;
+                }
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+                float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));
+
+          """#),
+      Segment(
+        condition: "additive_mask",
+        text: #"""
+                score += bias;
+                state.total += bias - bias;
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+                if (lane == 0) {
+                  scores[row * key_count + i] = score;
+                }
+                h2o_softmax_count(state, score);
+              }
+            }
+            if (lane == 0) {
+              maxima[group] = state.maximum;
+              totals[group] = state.total;
+            }
+            metal::threadgroup_barrier(metal::mem_flags::mem_device | metal::mem_flags::mem_threadgroup);
+            const bool has_part = lane < NS;
+            h2o_softmax part = h2o_softmax_empty();
+            if (has_part) {
+              part.maximum = maxima[lane];
+              part.total = totals[lane];
+            }
+            const h2o_merged merged = h2o_softmax_merge(part);
+            if (group == 0 && lane == 0) {
+              partial_maxima[row * blocks + block] = merged.maximum;
+              partial_totals[row * blocks + block] = merged.total;
+            }
+
+          """#),
+    ])
+
+  static let sdpaVectorSparseValuesQuantized = KernelText(
+    name: "sdpa_vector_sparse_values_quantized",
+    template: ["S", "V", "VB", "G", "NS"],
+    inputs: [
+      Buffer(name: "value_words", condition: ""),
+      Buffer(name: "value_scales", condition: ""),
+      Buffer(name: "value_biases", condition: ""),
+      Buffer(name: "scores", condition: ""),
+      Buffer(name: "partial_maxima", condition: ""),
+      Buffer(name: "partial_totals", condition: ""),
+      Buffer(name: "params", condition: ""),
+    ],
+    outputs: [
+      Buffer(name: "partial_sums", condition: ""),
+      Buffer(name: "partial_skipped", condition: "skipped"),
+    ],
+    segments: [
+      Segment(
+        condition: "",
+        text: #"""
+            constexpr int LANES = 32;
+            constexpr int VALUE_PART = V / LANES;
+            H2O_THREADGROUP(float, tile, NS * (LANES + 1));
+            const int lane = int(thread_index_in_simdgroup);
+            const int group = int(simdgroup_index_in_threadgroup);
+            const int batch_head = int(threadgroup_position_in_grid.x);
+            const int query_index = int(threadgroup_position_in_grid.y);
+            const int heads = scores_shape[1];
+            const int query_count = scores_shape[2];
+            const int key_count = scores_shape[3];
+            const int kv_heads = value_words_shape[1];
+            const int batch = batch_head / heads;
+            const int head = batch_head % heads;
+            const int kv_head = head / (heads / kv_heads);
+            const int64_t row = int64_t(batch_head) * query_count + query_index;
+            const int block = int(threadgroup_position_in_grid.z);
+            const int blocks = int(threadgroups_per_grid.z);
+            const int first_key = block * NS + group;
+            const int key_step = blocks * NS;
+            float sums[VALUE_PART];
+            for (int j = 0; j < VALUE_PART; j++) {
+              sums[j] = 0.0f;
+            }
+            const int64_t value_words_start = h2o_offset(value_words_strides, batch, kv_head, 0, 0);
+            const int64_t value_scales_start = h2o_offset(value_scales_strides, batch, kv_head, 0, 0);
+            const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);
+            const bool has_part = lane < NS;
+            h2o_softmax part = h2o_softmax_empty();
+            if (lane < blocks) {
+              part.maximum = partial_maxima[row * blocks + lane];
+              part.total = partial_totals[row * blocks + lane];
+            }
+            const h2o_merged merged = h2o_softmax_merge(part);
+            const float maximum = metal::simd_shuffle(part.maximum, ushort(block));
+            const float share = metal::simd_shuffle(merged.share, ushort(block));
+            const float least = params[2] * merged.total;
+
+          """#),
+      Segment(
+        condition: "skipped",
+        text: #"""
+            H2O_THREADGROUP(float, counts, NS);
+            float count = 0.0f;
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+            for (int start = first_key; start < key_count; start += LANES * key_step) {
+              const int own_key = start + lane * key_step;
+              const float score =
+                  own_key < key_count ? scores[row * key_count + own_key] : H2O_NEGATIVE_INFINITY;
+              float own_weight = 0.0f;
+              if (!(score <= H2O_LOWEST)) {
+                own_weight = metal::fast::exp(score - maximum);
+                if (own_weight * share < least) {
+                  own_weight = 0.0f;
+
+          """#),
+      Segment(
+        condition: "skipped",
+        text: #"""
+                  count += 1.0f;
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+                }
+              }
+              for (int from = 0, i = start; from < LANES && i < key_count; from++, i += key_step) {
+                const float weight = metal::simd_shuffle(own_weight, ushort(from));
+                if (weight == 0.0f) {
+                  continue;
+                }
+                float value[VALUE_PART];
+                h2o_load_quantized<VALUE_PART, VB, G>(
+                    value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],
+                    value_scales + (value_scales_start + i * value_scales_strides[2]),
+                    value_scales_strides[3],
+                    value_biases + (value_biases_start + i * value_biases_strides[2]),
+                    value_biases_strides[3],
+                    lane * VALUE_PART, value);
+                h2o_add_row<VALUE_PART>(sums, weight, value);
+              }
+            }
+
+          """#),
+      Segment(
+        condition: "skipped",
+        text: #"""
+            const float group_count = metal::simd_sum(count);
+            if (lane == 0) {
+              counts[group] = group_count;
+            }
+
+          """#),
+      Segment(
+        condition: "",
+        text: #"""
+            for (int j = 0; j < VALUE_PART; j++) {
+              tile[group * (LANES + 1) + lane] = sums[j];
+              metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+              for (int column = group; column < LANES; column += NS) {
+                const float column_part = has_part ? tile[lane * (LANES + 1) + column] : 0.0f;
+                const float sum = metal::simd_sum(column_part);
+                if (lane == 0) {
+                  partial_sums[(row * blocks + block) * V + column * VALUE_PART + j] = sum;
+                }
+              }
+              metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+            }
+
+          """#),
+      Segment(
+        condition: "skipped",
+        text: #"""
+            const float skipped_rows = metal::simd_sum(has_part ? counts[lane] : 0.0f);
+            if (group == 0 && lane == 0) {
+              partial_skipped[row * blocks + block] = skipped_rows / float(key_count);
+            }
+
+          """#),
+    ])
+
   static let sdpaVector2pass2 = KernelText(
     name: "sdpa_vector_2pass_2",
     template: ["T", "V"],
@@ -1188,10 +1835,12 @@ struct KernelText: Sendable {
       Buffer(name: "partial_sums", condition: ""),
       Buffer(name: "partial_maxima", condition: ""),
       Buffer(name: "partial_totals", condition: ""),
+      Buffer(name: "partial_skipped", condition: "skipped"),
     ],
     outputs: [
       Buffer(name: "out", condition: ""),
       Buffer(name: "lse", condition: "lse"),
+      Buffer(name: "skipped", condition: "skipped"),
     ],
     segments: [
       Segment(
@@ -1215,6 +1864,16 @@ struct KernelText: Sendable {
               sum += share * partial_sums[(row * blocks + b) * V + column];
             }
             out[row * V + column] = static_cast<T>(h2o_softmax_mean(sum, merged.total));
+
+          """#),
+      Segment(
+        condition: "skipped",
+        text: #"""
+            const float rows_skipped =
+                metal::simd_sum(lane < blocks ? partial_skipped[row * blocks + lane] : 0.0f);
+            if (column == 0) {
+              skipped[row] = rows_skipped;
+            }
 
           """#),
       Segment(

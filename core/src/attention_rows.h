@@ -1,0 +1,153 @@
+// What happens to the logits of some rows: masks, maxima, weights. Included once per SIMD target,
+// after attention_tiles.h: hence no include guard.
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+inline int query_of(const AttentionArguments& a, const Piece& piece, int row) {
+  return static_cast<int>((piece.first_row + row) % a.query_count);
+}
+
+inline int query_head_of(const AttentionArguments& a, const Piece& piece, int row) {
+  const int group = a.query_heads / a.kv_heads;
+  return piece.kv_head * group + static_cast<int>((piece.first_row + row) / a.query_count);
+}
+
+// How many of `count` keys, from `first` on, causality lets the row see.
+inline int visible_keys(const AttentionArguments& a, const Piece& piece, int row, int first,
+                        int count) {
+  if (!a.causal) return count;
+  const int64_t last = int64_t{query_of(a, piece, row)} + a.key_count - a.query_count;
+  return static_cast<int>(std::clamp<int64_t>(last + 1 - first, 0, count));
+}
+
+// How many of them any row sees.
+inline int visible_to_any(const AttentionArguments& a, const Piece& piece, int first, int count) {
+  if (!a.causal) return count;
+  int seen = 0;
+  for (int row = 0; row < piece.rows && seen < count; ++row) {
+    seen = std::max(seen, visible_keys(a, piece, row, first, count));
+  }
+  return seen;
+}
+
+template <typename Mask>
+inline void mask_scores(float* scores, const Mask* mask, int64_t stride, int count,
+                        float threshold) {
+  for (int i = 0; i < count; ++i) {
+    if constexpr (std::is_same_v<Mask, uint8_t>) {
+      scores[i] = mask[i * stride] != 0 ? scores[i] : -kInfinity;
+    } else {
+      const float bias = to_float(mask[i * stride]);
+      scores[i] = bias <= threshold ? -kInfinity : scores[i] + bias;
+    }
+  }
+}
+
+inline void apply_mask(const AttentionArguments& a, int batch, int head, int query, int key,
+                       int count, float* scores) {
+  const int64_t offset = batch * a.mask_strides[0] + head * a.mask_strides[1] +
+                         query * a.mask_strides[2] + key * a.mask_strides[3];
+  const int64_t stride = a.mask_strides[3];
+  const float threshold = a.mask_threshold;
+  switch (a.mask_type) {
+    case MaskType::none:
+      return;
+    case MaskType::boolean:
+      return mask_scores(scores, static_cast<const uint8_t*>(a.mask) + offset, stride, count,
+                         threshold);
+    case MaskType::float32:
+      return mask_scores(scores, static_cast<const float*>(a.mask) + offset, stride, count,
+                         threshold);
+    case MaskType::float16:
+      return mask_scores(scores, static_cast<const Float16*>(a.mask) + offset, stride, count,
+                         threshold);
+    case MaskType::bfloat16:
+      return mask_scores(scores, static_cast<const BFloat16*>(a.mask) + offset, stride, count,
+                         threshold);
+  }
+}
+
+inline float row_maximum(const float* scores, int count, float maximum_so_far) {
+  int i = 0;
+  if (count >= kLanes) {
+    Vector largest = broadcast(maximum_so_far);
+    for (; i + kLanes <= count; i += kLanes) largest = maximum(load(scores + i), largest);
+    float lanes[kLanes];
+    store(lanes, largest);
+    for (float lane : lanes) maximum_so_far = lane > maximum_so_far ? lane : maximum_so_far;
+  }
+  for (; i < count; ++i) maximum_so_far = scores[i] > maximum_so_far ? scores[i] : maximum_so_far;
+  return maximum_so_far;
+}
+
+// weights[i] = exp(scores[i] - maximum), in place too; returns their sum. Weights below `least`
+// become 0, and stay in the sum.
+inline float weigh(const float* scores, int count, float maximum, float least, float* weights) {
+  const Vector shift = broadcast(maximum);
+  const Vector limit = broadcast(least);
+  Vector total = broadcast(0);
+  int i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    const Vector weight = exp_nonpositive(load(scores + i) - shift);
+    store(weights + i, zero_below(weight, limit, weight));
+    total = total + weight;
+  }
+  float rest = 0;
+  if (i < count) {
+    float lanes[kLanes];
+    store(lanes, exp_nonpositive(load_partial(scores + i, count - i) - shift));
+    for (int lane = 0; i + lane < count; ++lane) {
+      weights[i + lane] = lanes[lane] < least ? 0 : lanes[lane];
+      rest += lanes[lane];
+    }
+  }
+  return sum(total) + rest;
+}
+
+// How many pairs take no part though they are not masked.
+inline int count_skipped(const float* scores, const float* weights, int count) {
+  int skipped = 0;
+  for (int i = 0; i < count; ++i) skipped += scores[i] > -kInfinity && weights[i] == 0 ? 1 : 0;
+  return skipped;
+}
+
+template <typename T>
+void load_row(const AttentionArguments& a, const void* data, int64_t offset, float* to) {
+  const T* from = static_cast<const T*>(data) + offset;
+  const Packing& packing = a.key_packing;
+  if (packing.bits != 4) {
+    widen(from, a.width, to);
+  } else {
+    const int run = packed_run(packing, kPackedRun);
+    for (int d = 0; d < a.width; ++d) {
+      to[d] = to_float(from[d / run * run + nibble_order(d % run, run)]);
+    }
+  }
+  std::fill(to + a.width, to + padded(a.width), 0.0f);
+}
+
+// A query or a probe in float32, padded with zeros, in the order of the unpacked keys.
+inline void load_row(const AttentionArguments& a, const void* data, int64_t offset, float* to) {
+  switch (a.type) {
+    case ElementType::float32:
+      return load_row<float>(a, data, offset, to);
+    case ElementType::float16:
+      return load_row<Float16>(a, data, offset, to);
+    case ElementType::bfloat16:
+      return load_row<BFloat16>(a, data, offset, to);
+  }
+}
+
+// The other way: sums to an output row, in the order of the values' elements.
+template <typename T>
+void store_row(const AttentionArguments& a, const float* sums, T* to) {
+  const Packing& packing = a.value_packing;
+  if (packing.bits != 4) {
+    for (int d = 0; d < a.value_width; ++d) to[d] = round_to<T>(sums[d]);
+    return;
+  }
+  const int run = packed_run(packing, kPackedRun);
+  for (int d = 0; d < a.value_width; ++d) {
+    to[d / run * run + nibble_order(d % run, run)] = round_to<T>(sums[d]);
+  }
+}

@@ -1,0 +1,198 @@
+// Rows of keys or values as they are stored, unpacked a run of elements at a time. Included once
+// per SIMD target, after its simd_*.h and simd_partial.h, inside its namespace and target region:
+// hence no include guard.
+
+constexpr int64_t kAhead = 8192;  // bytes: 2 to 16 KB were tried, cold
+
+// Asks for the lines of a run that comes later: rows follow each other in memory, but several are
+// taken at a time, an order in which the processor does not foresee the next line.
+template <size_t Bytes>
+inline void fetch_ahead(const void* from) {
+  const auto at = reinterpret_cast<uintptr_t>(from) + kAhead;
+  MLX_H2O_UNROLL
+  for (size_t line = 0; line < Bytes; line += 64) {
+    __builtin_prefetch(reinterpret_cast<const void*>(at + line));
+  }
+}
+
+// A run is what `load_run` brings; a row ends with `load_tail` where runs do not cover it.
+template <typename T>
+struct DenseRows {
+  static constexpr int kVectors = 4;
+  static constexpr int kRun = kVectors * kLanes;
+  static constexpr bool kHasTail = true;
+  const T* first;
+  int64_t stride;
+
+  void load_run(int64_t row, int run, Vector (&to)[kVectors]) const {
+    const T* from = first + row * stride + run * kRun;
+    fetch_ahead<kRun * sizeof(T)>(from);
+    MLX_H2O_UNROLL
+    for (int i = 0; i < kVectors; ++i) to[i] = load(from + i * kLanes);
+  }
+  Vector load_tail(int64_t row, int d, int width) const {
+    const T* from = first + row * stride + d;
+    return d + kLanes <= width ? load(from) : load_partial(from, width - d);
+  }
+  void prefetch(int64_t row, int width) const {
+    const char* from = reinterpret_cast<const char*>(first + row * stride);
+    for (size_t at = 0; at < width * sizeof(T); at += 64) __builtin_prefetch(from + at);
+  }
+};
+
+template <int Bits, int Run>
+struct PackedRows {
+  static constexpr int kVectors = Run / kLanes;
+  static constexpr int kRun = Run;
+  static constexpr bool kHasTail = false;
+  const uint8_t* first;
+  int64_t stride;       // bytes
+  const float* scales;  // [row, groups], as are the biases
+  const float* biases;
+  int groups;
+  int group_shift;  // 2^group_shift runs share a scale
+
+  void load_run(int64_t row, int run, Vector (&to)[kVectors]) const {
+    const int64_t group = row * groups + (run >> group_shift);
+    const uint8_t* from = first + row * stride + run * (Run * Bits / 8);
+    fetch_ahead<Run * Bits / 8>(from);
+    if constexpr (Bits == 8) {
+      unpack_bytes<Run>(from, scales[group], biases[group], to);
+    } else {
+      unpack_nibbles<Run>(from, scales[group], biases[group], to);
+    }
+  }
+  Vector load_tail(int64_t, int, int) const { return broadcast(0); }
+  void prefetch(int64_t row, int width) const {
+    const char* from = reinterpret_cast<const char*>(first + row * stride);
+    for (int at = 0; at < width * Bits / 8; at += 64) __builtin_prefetch(from + at);
+  }
+};
+
+template <typename T>
+inline void widen(const T* from, int64_t count, float* to) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) store(to + i, load(from + i));
+  for (; i < count; ++i) to[i] = to_float(from[i]);
+}
+
+// Scales or biases of `count` rows, [count, groups] in float32.
+template <typename T>
+inline void widen_rows(const void* data, const int64_t* strides, const Piece& piece, int64_t first,
+                       int count, int groups, float* to) {
+  const T* from = static_cast<const T*>(data) + piece.batch * strides[0] +
+                  piece.kv_head * strides[1] + first * strides[2];
+  if (strides[2] == groups) return widen(from, int64_t{count} * groups, to);
+  for (int row = 0; row < count; ++row) widen(from + row * strides[2], groups, to + row * groups);
+}
+
+inline void widen_rows(ElementType type, const void* data, const int64_t* strides,
+                       const Piece& piece, int64_t first, int count, int groups, float* to) {
+  switch (type) {
+    case ElementType::float32:
+      return widen_rows<float>(data, strides, piece, first, count, groups, to);
+    case ElementType::float16:
+      return widen_rows<Float16>(data, strides, piece, first, count, groups, to);
+    case ElementType::bfloat16:
+      return widen_rows<BFloat16>(data, strides, piece, first, count, groups, to);
+  }
+}
+
+// One row of any number of bits to float32.
+inline void unpack_row(const uint32_t* words, int width, const Packing& packing,
+                       const float* scales, const float* biases, float* to) {
+  const uint32_t mask = (1u << packing.bits) - 1;
+  for (int i = 0; i < width; ++i) {
+    const int64_t bit = int64_t{i} * packing.bits;
+    const int64_t word = bit / 32;
+    const int shift = static_cast<int>(bit % 32);
+    uint32_t level = words[word] >> shift;
+    if (shift + packing.bits > 32) level |= words[word + 1] << (32 - shift);
+    const int group = i / packing.group_size;
+    to[i] = scales[group] * static_cast<float>(level & mask) + biases[group];
+  }
+}
+
+inline int group_shift(const Packing& packing, int run) {
+  return __builtin_ctz(static_cast<unsigned>(packing.group_size / run));
+}
+
+// Keys or values: where they are, and how they are packed.
+struct Stored {
+  const void* data;
+  const int64_t* strides;
+  const Packing& packing;
+  int width;
+};
+
+inline Stored keys_of(const AttentionArguments& a) {
+  return {a.keys, a.key_strides, a.key_packing, a.width};
+}
+
+inline Stored values_of(const AttentionArguments& a) {
+  return {a.values, a.value_strides, a.value_packing, a.value_width};
+}
+
+template <typename T, typename Work>
+void with_dense(const Stored& stored, const Piece& piece, int64_t first, const Work& work) {
+  const T* data = static_cast<const T*>(stored.data) + piece.batch * stored.strides[0] +
+                  piece.kv_head * stored.strides[1] + first * stored.strides[2];
+  work(DenseRows<T>{data, stored.strides[2]});
+}
+
+template <typename Work>
+void with_packed(const Stored& stored, const Piece& piece, int64_t first, int count, float* memory,
+                 const Work& work) {
+  const Packing& packing = stored.packing;
+  const int groups = stored.width / packing.group_size;
+  float* scales = memory;
+  float* biases = memory + kStep * groups;
+  widen_rows(packing.type, packing.scales, packing.scale_strides, piece, first, count, groups,
+             scales);
+  widen_rows(packing.type, packing.biases, packing.bias_strides, piece, first, count, groups,
+             biases);
+  const uint32_t* words = static_cast<const uint32_t*>(stored.data) +
+                          piece.batch * stored.strides[0] + piece.kv_head * stored.strides[1] +
+                          first * stored.strides[2];
+  if (!is_unpacked_in_registers(packing)) {
+    float* rows = biases + kStep * groups;
+    for (int row = 0; row < count; ++row) {
+      unpack_row(words + row * stored.strides[2], stored.width, packing, scales + row * groups,
+                 biases + row * groups, rows + int64_t{row} * stored.width);
+    }
+    return work(DenseRows<float>{rows, stored.width});
+  }
+  const auto* bytes = reinterpret_cast<const uint8_t*>(words);
+  const int64_t stride = 4 * stored.strides[2];
+  const int run = packed_run(packing, kPackedRun);
+  const int shift = group_shift(packing, run);
+  if constexpr (kPackedRun != 32) {
+    if (run == kPackedRun) {
+      if (packing.bits == 8) {
+        return work(PackedRows<8, kPackedRun>{bytes, stride, scales, biases, groups, shift});
+      }
+      return work(PackedRows<4, kPackedRun>{bytes, stride, scales, biases, groups, shift});
+    }
+  }
+  if (packing.bits == 8) {
+    return work(PackedRows<8, 32>{bytes, stride, scales, biases, groups, shift});
+  }
+  work(PackedRows<4, 32>{bytes, stride, scales, biases, groups, shift});
+}
+
+// Calls `work` with at most kStep stored rows, from the first on, in a type that can load them.
+template <typename Work>
+void with_rows(const AttentionArguments& a, const Stored& stored, const Piece& piece, int64_t first,
+               int count, float* memory, const Work& work) {
+  if (stored.packing.bits != 0) {
+    return with_packed(stored, piece, first, count, memory, work);
+  }
+  switch (a.type) {
+    case ElementType::float32:
+      return with_dense<float>(stored, piece, first, work);
+    case ElementType::float16:
+      return with_dense<Float16>(stored, piece, first, work);
+    case ElementType::bfloat16:
+      return with_dense<BFloat16>(stored, piece, first, work);
+  }
+}

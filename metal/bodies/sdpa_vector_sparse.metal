@@ -1,0 +1,69 @@
+  // Continues sdpa_vector.metal, in `sparse` kernels: the second sweep, over the
+  // logits.  The value row of a pair whose weight is below params[2] is not read
+  // and adds nothing (Turney 2026, sec. 3.1); the denominator has counted it.
+#if !keys
+  // The blocks of the first launch, one in each lane.
+  const bool has_part = lane < NS;
+  h2o_softmax part = h2o_softmax_empty();
+  if (lane < blocks) {
+    part.maximum = partial_maxima[row * blocks + lane];
+    part.total = partial_totals[row * blocks + lane];
+  }
+  const h2o_merged merged = h2o_softmax_merge(part);
+  const float maximum = metal::simd_shuffle(part.maximum, ushort(block));
+  const float share = metal::simd_shuffle(merged.share, ushort(block));
+#endif
+#if sparse
+#if values
+#if keys
+  const float maximum = merged.maximum;
+  const float share = 1.0f;
+#endif
+  // Weights are relative to the maximum of what this threadgroup serves, and
+  // count `share` times in the whole.  Each lane weighs a key of its own; then
+  // all lanes together read the rows that count.
+  const float least = params[2] * merged.total;
+#if skipped
+  H2O_THREADGROUP(float, counts, NS);
+  float count = 0.0f;
+#endif
+  for (int start = first_key; start < key_count; start += LANES * key_step) {
+    const int own_key = start + lane * key_step;
+    const float score =
+        own_key < key_count ? scores[row * key_count + own_key] : H2O_NEGATIVE_INFINITY;
+    float own_weight = 0.0f;
+    // Masked, or NaN of a mask, which is in the total anyway.
+    if (!(score <= H2O_LOWEST)) {
+      own_weight = metal::fast::exp(score - maximum);
+      if (own_weight * share < least) {
+        own_weight = 0.0f;
+#if skipped
+        count += 1.0f;
+#endif
+      }
+    }
+    for (int from = 0, i = start; from < LANES && i < key_count; from++, i += key_step) {
+      const float weight = metal::simd_shuffle(own_weight, ushort(from));
+      // The same for all lanes.
+      if (weight == 0.0f) {
+        continue;
+      }
+      float value[VALUE_PART];
+      h2o_load_quantized<VALUE_PART, VB, G>(
+          value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],
+          value_scales + (value_scales_start + i * value_scales_strides[2]),
+          value_scales_strides[3],
+          value_biases + (value_biases_start + i * value_biases_strides[2]),
+          value_biases_strides[3],
+          lane * VALUE_PART, value);
+      h2o_add_row<VALUE_PART>(sums, weight, value);
+    }
+  }
+#if skipped
+  const float group_count = metal::simd_sum(count);
+  if (lane == 0) {
+    counts[group] = group_count;
+  }
+#endif
+#endif
+#endif
