@@ -6,12 +6,13 @@ Decode attention over packed keys and values, with thresholds from 1e-4 to 1e-8 
 2026, sections 3.2 and 4.8), on what the demo model computes over its text, and on synthetic long
 contexts whose logits are normal with a given standard deviation. Two rules:
 
-- exact, which the composed definition applies: a pair is skipped where its weight is below the
-  threshold. The outputs come from the operation itself.
-- running, which the GPU kernels apply: each simdgroup compares with the keys that it has seen so
-  far. Its share comes from a NumPy model of that rule, which is checked against the bytes that the
-  emulated kernel reads on a small sample. The same rule with one state for all keys, in their
-  order, shows what is lost because the simdgroups know nothing of each other.
+- exact, which the definition and the GPU kernels apply: a pair is skipped where its weight is below
+  the threshold. The outputs come from the composed operation; on small samples the bytes of values
+  that the emulated kernels read, and the share that they report, are checked against it.
+- running, which a kernel of one sweep would apply: each simdgroup compares with the keys that it
+  has seen so far. Its share comes from a NumPy model of that rule, and is why the kernels take two
+  sweeps. The same rule with one state for all keys, in their order, shows what is lost because the
+  simdgroups know nothing of each other.
 
 A row counts as skipped where no query head of its KV head needs it, for then it need not be read.
 Nothing here is a time: neither the emulator nor the composition says how fast a GPU is.
@@ -110,7 +111,7 @@ def attention(sample: Sample, packed: list[mx.array], bits: int, threshold: floa
 
 
 def running_skips(scores: np.ndarray, threshold: float, simdgroups: int, blocks: int) -> np.ndarray:
-    """The pairs that the kernels skip, bool as scores [..., N].
+    """The pairs that kernels of one sweep would skip, bool as scores [..., N].
 
     Simdgroup g of block b takes the keys b * simdgroups + g, and then every (simdgroups *
     blocks)-th one; a pair is skipped where exp(score - m) < threshold * l, with the maximum m and
@@ -187,10 +188,9 @@ def ablation(samples: list[Sample], bits: int) -> dict[str, Any]:
 
 
 def emulated(samples: list[tuple[str, Sample]], bits: int) -> list[dict[str, Any]]:
-    """Rows whose values the emulated kernel does not read, beside those of the NumPy model.
+    """Rows whose values the emulated kernels do not read, beside those that no head needs.
 
-    With the simdgroups and blocks that the kernel is launched with, and with 2 simdgroups and one
-    block, which skip more.
+    In one launch for the two sweeps, and in one for each; and the shares of pairs that they report.
     """
     sys.path.insert(0, str(TESTS))
     from emulator.backend import EmulatorBackend
@@ -199,10 +199,10 @@ def emulated(samples: list[tuple[str, Sample]], bits: int) -> list[dict[str, Any
     results = []
     for name, sample in samples:
         packed = sample.packed(bits)
-        _, scores, _ = attention(sample, packed, bits, 0.0)
-        preferred = launch.preferred_simdgroups(sample.keys.shape[-1], sample.values.shape[-1])
-        launched = (preferred, launch.preferred_blocks(scores.shape[-1], preferred))
-        for simdgroups, blocks in (launched, (2, 1)):
+        _, scores, lse = attention(sample, packed, bits, 0.0)
+        weights = np.exp(scores - lse[..., None])
+        simdgroups = launch.preferred_simdgroups(sample.keys.shape[-1], sample.values.shape[-1])
+        for blocks in (1, 2):
             for threshold in THRESHOLDS:
                 request = quantized_attention_request(
                     sample.queries,
@@ -212,11 +212,12 @@ def emulated(samples: list[tuple[str, Sample]], bits: int) -> list[dict[str, Any
                     bits=bits,
                     group_size=GROUP_SIZE,
                     sparse_v_threshold=threshold,
+                    return_skipped=True,
                 )
                 run = Run(reads={})
                 backend = EmulatorBackend(run, simdgroups=simdgroups, blocks=blocks)
-                mx.eval(*backend.quantized_attention(request)[:2])
-                pairs = running_skips(scores, threshold, simdgroups, blocks)
+                skipped = backend.quantized_attention(request)[3]
+                pairs = weights < threshold
                 rows = rows_of(pairs, sample.keys.shape[1])
                 results.append(
                     {
@@ -227,17 +228,19 @@ def emulated(samples: list[tuple[str, Sample]], bits: int) -> list[dict[str, Any
                         "blocks": blocks,
                         "rows_skipped_by_bytes": 1 - run.reads["value_words"] / packed[3].nbytes,
                         "rows_skipped_by_model": float(rows.mean()),
+                        "pairs_skipped_reported": float(mx.mean(skipped)),
+                        "pairs_skipped_by_model": float(pairs.mean()),
                     }
                 )
     return results
 
 
 def most_skipped(samples: list[Sample]) -> Sample:
-    """The sample where the running rule skips most at 1e-4."""
+    """The sample where most rows are skipped at 1e-4."""
 
     def skipped(sample: Sample) -> float:
-        _, scores, _ = attention(sample, sample.packed(8), 8, 0.0)
-        pairs = running_skips(scores, 1e-4, 2, 1)
+        _, scores, lse = attention(sample, sample.packed(8), 8, 0.0)
+        pairs = np.exp(scores - lse[..., None]) < 1e-4
         return float(rows_of(pairs, sample.keys.shape[1]).mean())
 
     return max(samples, key=skipped)

@@ -147,9 +147,9 @@ def scaled_dot_product_attention_quantized_with_scores(
         mask: None, ``"causal"``, or an array, as in the dense operation.
         sinks: learned logits [Hq], as in the dense operation.
         sparse_v_threshold: a pair whose weight is below it adds nothing to ``out``, and its value
-            row need not be read (Turney 2026); scores and lse do not change. 0 turns it off;
-            1e-6 is a good value. The kernels compare with the keys seen so far and so skip fewer
-            pairs than the definition: results differ by at most the skipped weight times max|V|.
+            row is not read where a kernel serves the call (Turney 2026); scores and lse do not
+            change. 0 turns it off; 1e-6 is a good value. ``out`` changes by at most the skipped
+            weight times max|V|.
         return_lse: return the log of the denominator too.
         return_skipped: return too what share of the rows each query skipped.
         stream: stream or device to run on.
