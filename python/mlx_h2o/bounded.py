@@ -131,14 +131,10 @@ class BoundedRows:
                 scale=scale, mask=mask, sinks=sinks, shared_heads=shared,
             )  # fmt: skip
             return out
-        if (
-            self.policy.decay is not None
-            and isinstance(keys, mx.array)
-            and isinstance(values, mx.array)
-            and keys.shape[1] == store.positions.shape[1]
-            and not store.in_segments
-        ):
-            out, store.importance = fast.attention_and_accumulate(
+        heads = (keys[0] if isinstance(keys, tuple) else keys).shape[1]
+        own_heads = heads == store.positions.shape[1]
+        if self.policy.decay is not None and own_heads and not store.in_segments:
+            result: tuple[mx.array, mx.array] = fast.attention_and_accumulate(
                 queries,
                 keys,
                 values,
@@ -147,7 +143,9 @@ class BoundedRows:
                 decay=self.policy.decay,
                 mask=mask,
                 sinks=sinks,
+                **store.attention_settings,
             )
+            out, store.importance = result
             self._unscored = False
             return out
         out, scores, lse = stored_attention.attention_with_scores(

@@ -9,7 +9,8 @@ import mlx.core as mx
 
 from . import fast
 from .buffers import capacity_for, gathered, grown, in_use
-from .cache_requests import RankName
+from .cache_operations import serve_replacement
+from .cache_requests import RankName, ReplaceRequest
 from .packing import Packing
 from .storage import DECODE_QUERIES, Packed, Ranks, Storage
 
@@ -114,19 +115,22 @@ class QuantizedRowStore(Storage):
         recent_start: int,
         ranks: mx.array | RankName,
     ) -> None:
-        slots = fast.evict_indices(
-            self.ranked(ranks, position),
+        if self.keys[0].shape[2] != self.length:
+            self.keys, self.values = self.fetch()
+        request = ReplaceRequest(
+            self.keys,
+            self.values,
+            self.importance,
             self.positions,
-            count=1,
-            sink_size=sink_size,
-            recent_start=recent_start,
+            keys,
+            values,
+            position,
+            sink_size,
+            recent_start,
+            ranks,
+            **self.packing._asdict(),
         )
-        self._write(keys, values, slots)
-        self.importance = mx.put_along_axis(self.importance, slots, mx.array(mx.nan), axis=2)
-        place = mx.array(position, mx.int32)
-        self.positions = mx.put_along_axis(self.positions, slots, place, axis=2)
-        words, scales, biases = self.keys
-        self.keys = mx.depends(words, [self.importance, self.positions]), scales, biases
+        self.keys, self.values, self.importance, self.positions = serve_replacement(request)
         self.tied = True
 
     def keep(self, slots: mx.array, *, ranks: mx.array | None = None, added: int = 0) -> None:
