@@ -104,7 +104,7 @@ FAULTS = {
         "accumulation_sweeps.h",
         "return position < 0 ? 0u",
         "return position < 0 ? 1u",
-        "worst row of target",
+        "evict_indices: N=",
     ),
     "the row of an earlier block wins a tie": (
         "accumulation_sweeps.h",
@@ -122,7 +122,7 @@ FAULTS = {
         "row_kernel.cpp",
         "a.inverse_norms[row] = inverse_norm(key);",
         "a.inverse_norms[row] = 1;",
-        "inverse norm of case",
+        "key sum of case",
     ),
     "keys count by their length": (
         "key_diversity_sweeps.h",
@@ -134,13 +134,13 @@ FAULTS = {
         "quantization_kernel.cpp",
         "pending_ >>= 32;",
         "pending_ = 0;",
-        "quantised value of case",
+        "quantised value of target",
     ),
     "a slot beyond the end is the first": (
         "quantization_kernel.cpp",
         "std::min(wanted, last)",
         "wanted > last ? 0 : wanted",
-        "quantised value of case",
+        "quantised value of target",
     ),
     "two workers of a job have one number": (
         "thread_pool.cpp",
