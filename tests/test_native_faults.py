@@ -112,6 +112,18 @@ FAULTS = {
         "if (least >= worst.rank) return;",
         "evict_indices: N=",
     ),
+    "a query sees one key too many of a chunk": (
+        "prefill_sweeps.h",
+        "std::clamp<int64_t>(newest + 1 - first, 0, count)",
+        "std::clamp<int64_t>(newest + 2 - first, 0, count)",
+        "prefill",
+    ),
+    "the parts of a mass are not added up": (
+        "prefill_kernel.cpp",
+        "result[key] += from[key];",
+        "result[key] = from[key];",
+        "prefill mass of target",
+    ),
     "the key that goes stays in the sum": (
         "row_kernel.cpp",
         "add_scaled(key, -a.inverse_norms[row], sums);",

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import reference
-from mlx_h2o import H2OKVCache, fast, prefill, use_backend
+import mlx_h2o
+from mlx_h2o import H2OKVCache, fast, native, prefill, use_backend
 from mlx_h2o.policies import Policy
 
 SCALE = 0.25
@@ -52,6 +53,15 @@ def expected_of(kind: str, q, k, mask, *, before=None, sinks=None, decay=0.95, q
         return reference.attention_mass(result.scores, result.lse, k.shape[1])
     before = np.full(k.shape[:3], np.nan) if before is None else before
     return reference.accumulate(before, result.scores, decay=decay, queries=queries)
+
+
+BACKENDS = ["composed"] if native.unavailable_reason() else ["composed", "native"]
+
+
+@pytest.fixture(autouse=True, params=BACKENDS)
+def backend(request: pytest.FixtureRequest):
+    with use_backend(request.param):
+        yield request.param
 
 
 @pytest.fixture(params=[None, 600, 1], ids=["one block", "some blocks", "blocks of one"])
@@ -154,15 +164,28 @@ def test_any_strides() -> None:
         assert mx.allclose(one, other, rtol=1e-6)
 
 
-@pytest.mark.parametrize("backend", ["composed", "native"])
-def test_a_named_back_end_changes_nothing(backend: str) -> None:
-    if backend == "native":
-        pytest.importorskip("mlx_h2o._core")
-    q, k = arrays(12)
-    expected = fast.prefill_scores(q, k, scale=SCALE, mask="causal")
-    with use_backend(backend):
-        found = fast.prefill_scores(q, k, scale=SCALE, mask="causal")
-    assert mx.array_equal(found, expected)
+@pytest.mark.skipif("native" not in BACKENDS, reason="no native back end")
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", prefill.KINDS)
+@pytest.mark.parametrize(
+    ("heads", "length", "keys", "size"),
+    [((4, 2), 100, 300, 72), ((16, 1), 300, 65, 33), ((3, 3), 7, 1, 5), ((128, 1), 70, 130, 64)],
+)
+def test_the_native_one_is_the_definition(kind, dtype, heads, length, keys, size) -> None:
+    """On one thread and on several, of which the results do not depend."""
+    q, k = arrays(12, heads=heads, length=length, keys=keys, size=size, dtype=dtype)
+    given = {"scale": SCALE, "mask": "causal" if keys >= length else None, "kind": kind}
+    given["queries"] = 1000
+    with use_backend("composed"):
+        expected = fast.prefill_scores(q, k, **given)
+    found = []
+    for threads in (1, 3):
+        mlx_h2o.set_threads(threads)
+        with use_backend("native"):
+            found.append(np.array(fast.prefill_scores(q, k, **given)))
+    mlx_h2o.set_threads(None)
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_allclose(found[0], np.array(expected), rtol=5e-5, atol=5e-6)
 
 
 @pytest.mark.parametrize("kind", prefill.KINDS)

@@ -95,6 +95,10 @@ NB_MODULE(_core, m) {
         "[out, importance]; see mlx_h2o.fast.");
   m.def("accumulate_scores", &mlx_h2o::accumulate_scores, "importance"_a, "scores"_a, nb::kw_only(),
         "decay"_a, "stream"_a = nb::none(), "The new importance; see mlx_h2o.fast.");
+  m.def("prefill_scores", &mlx_h2o::prefill_scores, "queries"_a, "keys"_a, nb::kw_only(), "scale"_a,
+        "causal"_a = false, "mask"_a = nb::none(), "sinks"_a = nb::none(), "decay"_a = nb::none(),
+        "importance"_a = nb::none(), "stream"_a = nb::none(),
+        "float32 [B, Hkv, N], the mass where decay is None; see mlx_h2o.fast.");
   m.def("key_diversity", &mlx_h2o::key_diversity, "keys"_a, nb::kw_only(), "stream"_a = nb::none(),
         "float32 [B, H, N]; see mlx_h2o.fast.");
   m.def("replace_worst", &replace_worst, "keys"_a, "values"_a, "importance"_a, "positions"_a,

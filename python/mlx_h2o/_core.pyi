@@ -71,6 +71,18 @@ def accumulate_scores(
     decay: float,
     stream: mx.Stream | mx.ThreadLocalStream | mx.Device | mx.DeviceType | None = None,
 ) -> mx.array: ...
+def prefill_scores(
+    queries: mx.array,
+    keys: mx.array,
+    *,
+    scale: float,
+    causal: bool = False,
+    mask: mx.array | None = None,
+    sinks: mx.array | None = None,
+    decay: float | None = None,
+    importance: mx.array | None = None,
+    stream: mx.Stream | mx.ThreadLocalStream | mx.Device | mx.DeviceType | None = None,
+) -> mx.array: ...
 def key_diversity(
     keys: mx.array,
     *,

@@ -16,6 +16,7 @@ from mlx_h2o.cache_requests import (
     AccumulateRequest,
     AttentionAccumulateRequest,
     KeyDiversityRequest,
+    PrefillRequest,
     ReplaceRequest,
 )
 from mlx_h2o.validate import AttentionRequest, RetentionRequest, runs_on_gpu
@@ -178,6 +179,23 @@ def accumulate_scores(request: AccumulateRequest) -> mx.array:
         request.importance, request.scores, decay=request.decay, stream=request.stream
     )
     return importance
+
+
+def prefill_scores(request: PrefillRequest) -> mx.array:
+    """The moving average or the mass of a chunk, float32 [B, Hkv, N]."""
+    attention = request.attention
+    scores: mx.array = _module().prefill_scores(
+        attention.queries,
+        attention.keys,
+        scale=attention.scale,
+        causal=attention.causal,
+        mask=attention.mask,
+        sinks=attention.sinks,
+        decay=request.decay if request.kind == "ema" else None,
+        importance=request.importance,
+        stream=request.stream,
+    )
+    return scores
 
 
 def key_diversity(request: KeyDiversityRequest) -> mx.array:

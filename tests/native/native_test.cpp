@@ -7,6 +7,7 @@
 #include "attention_cases.h"
 #include "cache_cases.h"
 #include "pool_cases.h"
+#include "prefill_cases.h"
 #include "selection_cases.h"
 #include "step_cases.h"
 
@@ -28,6 +29,7 @@ int main(int argc, char** argv) {
   mlx_h2o::test::test_quantization(random, cases, report);
   mlx_h2o::test::test_worst_row(random, cases, report);
   mlx_h2o::test::test_row_writing(random, cases, report);
+  mlx_h2o::test::test_prefill(random, cases, report);
   std::printf("%d cases from seed %d: %ld mismatches\n", cases, seed, report.mismatches());
   return report.mismatches() == 0 ? 0 : 1;
 }

@@ -60,6 +60,21 @@ mlx::core::array accumulate_scores(const mlx::core::array& importance,
                                    const mlx::core::array& scores, double decay,
                                    mlx::core::StreamOrDevice s = {});
 
+/// Scores of a long chunk of queries, one number per key: float32 [B, Hkv, N].
+///
+/// queries [B, Hq, Lq, D], keys [B, Hkv, N, D], mask and sinks as attention takes them. With
+/// `decay` the moving average of accumulate_scores over all Lq queries in order, from `importance`
+/// float32 [B, Hkv, N] on, or from rows that are not scored; its buffer is reused where nothing
+/// else holds it. Without `decay` the attention mass (Zhang et al. 2023, H2O): the sum of the
+/// weights over queries and query heads. No matrix of all logits is made.
+mlx::core::array prefill_scores(const mlx::core::array& queries, const mlx::core::array& keys,
+                                float scale, bool causal,
+                                const std::optional<mlx::core::array>& mask,
+                                const std::optional<mlx::core::array>& sinks,
+                                std::optional<double> decay,
+                                const std::optional<mlx::core::array>& importance = std::nullopt,
+                                mlx::core::StreamOrDevice s = {});
+
 /// Minus the cosine of each key with the mean of the normalised keys of its head, float32
 /// [B, H, N], of keys [B, H, N, D] in float32, float16 or bfloat16. A key of zeros gets 0.
 mlx::core::array key_diversity(const mlx::core::array& keys, mlx::core::StreamOrDevice s = {});

@@ -1,0 +1,202 @@
+// The operation that sums up the scores of a long chunk: checks, the MLX primitive, the hand-over.
+#include "encoder.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <utility>
+
+#include <mlx/ops.h>
+
+#include "accumulation_checks.h"
+#include "cpu_primitive.h"
+#include "donation.h"
+#include "element_type.h"
+#include "mlx_h2o/ops.h"
+#include "prefill_kernel.h"
+#include "strided_copy.h"
+
+namespace mx = mlx::core;
+
+namespace mlx_h2o {
+namespace {
+
+constexpr const char* kOperation = "prefill_scores";
+
+struct Settings {
+  float scale;
+  bool causal;
+  std::optional<double> decay;  // of the average; none: the mass
+  bool has_importance, has_mask, has_sinks;
+
+  bool operator==(const Settings& that) const = default;
+};
+
+/// Inputs: queries, keys, then importance float32 [B, H, N], the mask [B, Hq, Lq, N] and float32
+/// sinks where there are any. Output: float32 [B, H, N], in the buffer of the importance where
+/// nothing else holds that.
+class PrefillScores : public CpuPrimitive {
+ public:
+  PrefillScores(mx::Stream stream, Settings settings)
+      : CpuPrimitive(stream, kOperation), settings_(settings) {}
+
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
+
+  const char* name() const override { return "PrefillScores"; }
+
+  bool is_equivalent(const Primitive& other) const override {
+    return settings_ == static_cast<const PrefillScores&>(other).settings_;
+  }
+
+  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+    const mx::Shape& keys = inputs[1].shape();
+    return {{keys[0], keys[1], keys[2]}};
+  }
+
+ private:
+  Settings settings_;
+};
+
+kernels::MaskType mask_type(mx::Dtype dtype) {
+  if (dtype == mx::bool_) return kernels::MaskType::boolean;
+  if (dtype == mx::float16) return kernels::MaskType::float16;
+  if (dtype == mx::bfloat16) return kernels::MaskType::bfloat16;
+  return kernels::MaskType::float32;
+}
+
+void PrefillScores::eval_cpu(const std::vector<mx::array>& inputs,
+                             std::vector<mx::array>& outputs) {
+  auto& encoder = mx::cpu::get_command_encoder(stream());
+  const bool starts = settings_.has_importance;
+  const bool in_place = starts && take_over(inputs[2], outputs[0]);
+  if (!starts) outputs[0].set_data(mx::allocator::malloc(outputs[0].nbytes()));
+  const mx::array queries = with_unit_last_stride(inputs[0], encoder);
+  const mx::array keys = with_unit_last_stride(inputs[1], encoder);
+
+  kernels::PrefillArguments call{};
+  call.mass = !settings_.decay.has_value();
+  kernels::AttentionArguments& a = call.attention;
+  a.batch = queries.shape(0);
+  a.query_heads = queries.shape(1);
+  a.kv_heads = keys.shape(1);
+  a.query_count = queries.shape(2);
+  a.key_count = keys.shape(2);
+  a.width = queries.shape(3);
+  a.type = element_type(queries.dtype());
+  a.scale = settings_.scale;
+  a.causal = settings_.causal;
+  if (settings_.decay.has_value()) a.decay = kernels::Decay::of(*settings_.decay);
+  for (int axis = 0; axis < 3; ++axis) {
+    a.query_strides[axis] = queries.strides(axis);
+    a.key_strides[axis] = keys.strides(axis);
+  }
+  std::vector<mx::array> held{outputs[0], queries, keys};
+  held.insert(held.end(), inputs.begin() + 2, inputs.end());
+  if (settings_.has_mask) {
+    const mx::array& mask = inputs[starts ? 3 : 2];
+    a.mask_type = mask_type(mask.dtype());
+    a.mask_threshold =
+        mask.dtype() == mx::bool_ ? 0.0f : static_cast<float>(mx::finfo(mask.dtype()).min / 2);
+    for (int axis = 0; axis < 4; ++axis) a.mask_strides[axis] = mask.strides(axis);
+  }
+  if (settings_.has_sinks) a.sink_stride = inputs.back().strides(0);
+
+  // The stream keeps the buffers of inputs, outputs and temporaries until its tasks are done, so
+  // the task holds none.
+  for (mx::array& array : held) array = mx::array::unsafe_weak_copy(array);
+  encoder.dispatch([call, held = std::move(held), settings = settings_, in_place,
+                    target = kernels::simd_target()]() mutable {
+    auto next = held.begin();
+    mx::array& result = *next++;
+    call.result = result.data<float>();
+    call.attention.queries = (next++)->data<void>();
+    call.attention.keys = (next++)->data<void>();
+    if (settings.has_importance) {
+      if (!in_place) copy_elements(*next, call.result);
+      ++next;
+    } else if (!call.mass) {
+      std::fill_n(call.result, result.size(), std::numeric_limits<float>::quiet_NaN());
+    }
+    if (settings.has_mask) call.attention.mask = (next++)->data<void>();
+    if (settings.has_sinks) call.attention.sinks = (next++)->data<float>();
+    kernels::prefill_scores(call, target);
+  });
+}
+
+void check_queries_and_keys(const mx::array& queries, const mx::array& keys) {
+  check_dimensions(kOperation, "queries", queries, 4, "[B, Hq, Lq, D]");
+  check_dimensions(kOperation, "keys", keys, 4, "[B, Hkv, N, D]");
+  check_not_empty(kOperation, "queries", queries, "[B, Hq, Lq, D]");
+  check_not_empty(kOperation, "keys", keys, "[B, Hkv, N, D]");
+  if (queries.shape(0) != keys.shape(0) || queries.shape(3) != keys.shape(3) ||
+      queries.shape(1) % keys.shape(1) != 0) {
+    fail(kOperation, "queries and keys have shapes ", to_text(queries.shape()), " and ",
+         to_text(keys.shape()), ", expected the same B and D, and Hq a multiple of Hkv.");
+  }
+  if (!is_float(queries.dtype()) || queries.dtype() != keys.dtype()) {
+    fail(kOperation, "queries and keys are ", to_text(queries.dtype()), " and ",
+         to_text(keys.dtype()), ", expected one dtype of float32, float16 and bfloat16.");
+  }
+}
+
+void check_optional(const mx::array& queries, const mx::array& keys, bool causal,
+                    const std::optional<mx::array>& mask, const std::optional<mx::array>& sinks,
+                    const std::optional<mx::array>& importance, bool mass) {
+  if (mask.has_value()) {
+    if (causal) fail(kOperation, "found a mask array and \"causal\", expected one of them.");
+    if (mask->dtype() != mx::bool_ && !is_float(mask->dtype())) {
+      fail(kOperation, "mask is ", to_text(mask->dtype()),
+           ", expected bool, or float32, float16 or bfloat16 to add.");
+    }
+    const mx::Shape pairs{queries.shape(0), queries.shape(1), queries.shape(2), keys.shape(2)};
+    bool broadcasts = mask->ndim() <= 4;
+    for (int axis = 1; broadcasts && axis <= static_cast<int>(mask->ndim()); ++axis) {
+      const int found = mask->shape(-axis);
+      broadcasts = found == 1 || found == pairs[4 - static_cast<size_t>(axis)];
+    }
+    if (!broadcasts) {
+      fail(kOperation, "mask has shape ", to_text(mask->shape()),
+           ", expected one that broadcasts to [B, Hq, Lq, N] = ", to_text(pairs), '.');
+    }
+  }
+  if (sinks.has_value() &&
+      (!is_float(sinks->dtype()) || sinks->shape() != mx::Shape{queries.shape(1)})) {
+    fail(kOperation, "sinks are ", to_text(sinks->dtype()), ' ', to_text(sinks->shape()),
+         ", expected float32, float16 or bfloat16 [Hq] = (", queries.shape(1), ",).");
+  }
+  if (!importance.has_value()) return;
+  if (mass) fail(kOperation, "importance is given for the mass, expected it for the average.");
+  const mx::Shape rows{keys.shape(0), keys.shape(1), keys.shape(2)};
+  if (importance->shape() != rows || importance->dtype() != mx::float32) {
+    fail(kOperation, "importance is ", to_text(importance->dtype()), ' ',
+         to_text(importance->shape()), ", expected float32 [B, Hkv, N] = ", to_text(rows), '.');
+  }
+}
+
+}  // namespace
+
+mx::array prefill_scores(const mx::array& queries, const mx::array& keys, float scale, bool causal,
+                         const std::optional<mx::array>& mask,
+                         const std::optional<mx::array>& sinks, std::optional<double> decay,
+                         const std::optional<mx::array>& importance, mx::StreamOrDevice s) {
+  check_queries_and_keys(queries, keys);
+  check_optional(queries, keys, causal, mask, sinks, importance, !decay.has_value());
+  if (!std::isfinite(scale)) fail(kOperation, "scale is ", scale, ", expected a finite number.");
+  if (decay.has_value()) check_decay(kOperation, *decay);
+  const mx::Stream stream = cpu_stream(kOperation, s);
+  kernels::simd_target();  // refuses a wrong MLX_H2O_SIMD here, not inside the stream
+  const Settings settings{
+      scale, causal, decay, importance.has_value(), mask.has_value(), sinks.has_value()};
+  std::vector<mx::array> inputs{queries, keys};
+  if (importance.has_value()) inputs.push_back(*importance);
+  if (mask.has_value()) {
+    const mx::Shape pairs{queries.shape(0), queries.shape(1), queries.shape(2), keys.shape(2)};
+    inputs.push_back(mx::broadcast_to(*mask, pairs, stream));
+  }
+  if (sinks.has_value()) inputs.push_back(mx::astype(*sinks, mx::float32, stream));
+  return mx::array({keys.shape(0), keys.shape(1), keys.shape(2)}, mx::float32,
+                   std::make_shared<PrefillScores>(stream, settings), std::move(inputs));
+}
+
+}  // namespace mlx_h2o
