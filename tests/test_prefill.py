@@ -8,8 +8,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-import reference
 import mlx_h2o
+import reference
 from mlx_h2o import H2OKVCache, fast, native, prefill, use_backend
 from mlx_h2o.policies import Policy
 
