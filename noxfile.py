@@ -263,6 +263,14 @@ def demo(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def models(session: nox.Session) -> None:
+    """Try the caches on every architecture of mlx_lm, against docs/models.md (-- --write)."""
+    package(session)
+    environment = {"PYTHONPATH": str(ROOT / "tests")}
+    python(session, "-m", "models", *session.posargs, env=environment)
+
+
+@nox.session(venv_backend="none")
 def docs(session: nox.Session) -> None:
     """The README's and the documents' links, file names and commands."""
     package(session)

@@ -34,6 +34,12 @@ if TYPE_CHECKING:
         make_prompt_cache,
         stream_generate,
     )
+    from mlx_h2o.install import (
+        install_kv_eviction,
+        remove_kv_eviction,
+        reset_eviction_scores,
+    )
+    from mlx_h2o.linked import LinkedH2OCache
     from mlx_h2o.quantized_cache import QuantizedH2OKVCache
     from mlx_h2o.routing import routing
     from mlx_h2o.saving import load_prompt_cache, save_prompt_cache
@@ -45,15 +51,19 @@ __all__ = [
     "BatchH2OKVCache",
     "H2OConfig",
     "H2OKVCache",
+    "LinkedH2OCache",
     "QuantizedH2OKVCache",
     "__version__",
     "backends",
     "batch_generate",
     "fast",
     "generate",
+    "install_kv_eviction",
     "load",
     "load_prompt_cache",
     "make_prompt_cache",
+    "remove_kv_eviction",
+    "reset_eviction_scores",
     "routing",
     "save_prompt_cache",
     "set_threads",
@@ -66,7 +76,11 @@ _LAZY = {
     "BatchH2OKVCache": "mlx_h2o.batch",
     "H2OConfig": "mlx_h2o.config",
     "H2OKVCache": "mlx_h2o.cache",
+    "LinkedH2OCache": "mlx_h2o.linked",
     "batch_generate": "mlx_h2o.generate",
+    "install_kv_eviction": "mlx_h2o.install",
+    "remove_kv_eviction": "mlx_h2o.install",
+    "reset_eviction_scores": "mlx_h2o.install",
     "QuantizedH2OKVCache": "mlx_h2o.quantized_cache",
     "generate": "mlx_h2o.generate",
     "load": "mlx_h2o.generate",

@@ -33,8 +33,10 @@ class Call(NamedTuple):
         """
         arguments = dict(zip(_PARAMETERS, args, strict=False)) | kwargs
         owner = handed_out.owner_of(arguments.get("keys"))
-        if owner is None and isinstance(arguments.get("cache"), BoundedRows):
-            owner = arguments["cache"]
+        if owner is None:
+            given = arguments.get("cache")
+            given = getattr(given, "leader", given)  # of the caches of an indexed layer
+            owner = given if isinstance(given, BoundedRows) else None
         return None if owner is None else cls(owner, arguments)
 
 

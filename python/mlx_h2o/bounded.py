@@ -214,6 +214,14 @@ class BoundedRows:
         """int32 [B, H, N]: the place of each stored row in the sequence."""
         return None if self._store is None else self._store.positions
 
+    def reset_scores(self) -> None:
+        """Forget what was accumulated for every row, as if none had been scored yet."""
+        self._settle()
+        if self._store is not None:
+            store = self._store
+            store.importance = mx.full(store.importance.shape, mx.nan, mx.float32)
+            store.tied = False
+
     def trim(self, n: int) -> int:
         """Take back the last ``n`` tokens, or all where there are fewer; returns how many.
 

@@ -8,7 +8,9 @@ from typing import Any, cast
 from . import policies
 from .validate_quantized import BITS, GROUP_SIZES
 
-__all__ = ["PRESETS", "H2OConfig"]
+__all__ = ["HANDED", "PRESETS", "H2OConfig"]
+
+HANDED = ("packed", "arrays", "latents")
 
 # Share of the budget given to heavy hitters (AtomGradient 2026, sec. 4.1 and table 4: 128, 64 and
 # 32 of 256 rows). The sinks do not scale with the budget; the recent window takes what is left.
@@ -48,6 +50,9 @@ class H2OConfig:
             same.
         dense_size: the newest rows, which stay as they come; fewer than ``recent_size``. None: 32
             with ``light_bits``, or what a smaller recent window allows; else 0.
+        kv_handed: what quantised rows are handed to a model as, which ``make_prompt_cache`` knows:
+            "packed"; "arrays" for one that computes with the keys first; "latents" for latent
+            attention (MLA), whose rotary part of a key stays dense.
 
     Raises:
         ValueError: a value out of range, an unknown policy, or sizes beyond the budget.
@@ -67,6 +72,7 @@ class H2OConfig:
     kv_group_size: int = 64
     light_bits: int | None = None
     dense_size: int | None = None
+    kv_handed: str = "packed"
 
     def __post_init__(self) -> None:
         for name, least in (("max_kv_size", 1), ("sink_size", 0), ("evict_every", 1)):
@@ -99,6 +105,7 @@ class H2OConfig:
             ("v_bits", (None, *BITS)),
             ("kv_group_size", GROUP_SIZES),
             ("light_bits", (None, 2, 4)),
+            ("kv_handed", HANDED),
         ):
             value = getattr(self, name)
             if isinstance(value, bool) or value not in known:

@@ -11,7 +11,7 @@ from .config import H2OConfig
 from .storage import Layout, Packed
 from .validate_quantized import GROUP_SIZES
 
-__all__ = ["Packing"]
+__all__ = ["Packing", "unpack"]
 
 _warned: set[tuple[int, int, int]] = set()
 
@@ -54,13 +54,17 @@ class Packing(NamedTuple):
 
     def packed(self, keys: mx.array, values: mx.array) -> tuple[Packed, Packed]:
         """Rows quantised: the one place where it happens beside ``fast.quantize_append``."""
-        k, ks, kb = mx.quantize(keys, group_size=self.group_size, bits=self.bits)
         v, vs, vb = mx.quantize(values, group_size=self.group_size, bits=self.v_bits)
-        return (k, ks, kb), (v, vs, vb)
+        return self.packed_keys(keys), (v, vs, vb)
+
+    def packed_keys(self, keys: mx.array) -> Packed:
+        """Keys quantised, where the values are not."""
+        words, scales, biases = mx.quantize(keys, group_size=self.group_size, bits=self.bits)
+        return words, scales, biases
 
     def unpacked(self, keys: Packed, values: Packed) -> tuple[mx.array, mx.array]:
         """Rows as numbers again, in the dtype of their scales."""
-        return _unpacked(keys, self.bits, self.group_size), _unpacked(
+        return unpack(keys, self.bits, self.group_size), unpack(
             values, self.v_bits, self.group_size
         )
 
@@ -74,7 +78,8 @@ def _layout(rows: Packed, group_size: int) -> Layout:
     return Layout(batch, heads, groups * group_size, rows[1].dtype)
 
 
-def _unpacked(rows: Packed, bits: int, group_size: int) -> mx.array:
+def unpack(rows: Packed, bits: int, group_size: int) -> mx.array:
+    """Packed rows as numbers again, in the dtype of their scales."""
     # Contiguous: MLX has dequantised views of a larger buffer wrongly on some GPUs.
     words, scales, biases = (mx.contiguous(part) for part in rows)
     return mx.dequantize(words, scales, biases, group_size=group_size, bits=bits)

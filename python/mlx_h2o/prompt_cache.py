@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from mlx.nn.layers.base import Module
@@ -11,8 +11,9 @@ from mlx_lm.models import cache as mlx_lm_cache
 
 from .cache import H2OKVCache
 from .config import H2OConfig
+from .linked import LinkedH2OCache
 from .quantized_cache import evicting_cache
-from .routing import model_classes, model_name
+from .routing import calls_attention, model_classes, model_name
 
 __all__ = ["CacheSummary", "evicting_caches", "make_prompt_cache", "summary"]
 
@@ -21,8 +22,13 @@ _REFUSED = {
     "afm7": "its shared layers take the position from the number of stored rows",
     "phi3small": "its block-sparse attention selects rows by their slot",
     "minimax_m3_vl": "its attention selects blocks of rows by their slot",
-    "deepseek_v32": "the rows of its indexer and of its attention would have to go together",
 }
+
+# Modules that compute with the keys between the cache and attention, which packed rows forbid.
+_WANT_ARRAYS = {"phi", "phixtral", "plamo", "stablelm"}
+
+# Modules whose cache lists are attention's rows and its indexer's, which picks rows by their slots.
+_INDEXED = {"deepseek_v32"}
 
 
 def make_prompt_cache(
@@ -45,8 +51,12 @@ def make_prompt_cache(
     config = _config(max_kv_size, settings)
     name = model_name(model)
     _refuse_unserved(model)
+    config = _handing(model, config)
+    linked = bool(_modules_of(model) & _INDEXED)
+    if linked:
+        _check_indexed(model, config)
     caches = [
-        _replaced(cache, config, f"{name} layer {layer}")
+        _replaced(cache, config, f"{name} layer {layer}", linked)
         for layer, cache in enumerate(mlx_lm_cache.make_prompt_cache(model))
     ]
     if not any(True for _ in evicting_caches(caches)):
@@ -98,7 +108,7 @@ def evicting_caches(caches: Sequence[Any]) -> Iterator[H2OKVCache]:
     for cache in caches:
         if isinstance(cache, H2OKVCache):
             yield cache
-        elif isinstance(cache, mlx_lm_cache.CacheList):
+        elif isinstance(cache, mlx_lm_cache.CacheList | LinkedH2OCache):
             yield from evicting_caches(cache.caches)
 
 
@@ -121,20 +131,47 @@ def _config(max_kv_size: int | H2OConfig | None, settings: dict[str, Any]) -> H2
     return H2OConfig(**settings)
 
 
-def _replaced(cache: Any, config: H2OConfig, name: str) -> Any:
+def _replaced(cache: Any, config: H2OConfig, name: str, linked: bool) -> Any:
     if type(cache) is mlx_lm_cache.KVCache:
         return evicting_cache(config, name=name)
+    if type(cache) is mlx_lm_cache.CacheList and linked:
+        return LinkedH2OCache(config, name=name)
     if type(cache) is mlx_lm_cache.CacheList:
-        parts = [_replaced(part, config, name) for part in cache.caches]
+        parts = [_replaced(part, config, name, linked) for part in cache.caches]
         return cast(Any, mlx_lm_cache.CacheList)(*parts)
     return cache
 
 
+def _modules_of(model: Module) -> set[str]:
+    """The files of mlx_lm.models whose classes a model is made of."""
+    names = (cls.__module__.rpartition(".") for cls in model_classes(model))
+    return {module for package, _, module in names if package == "mlx_lm.models"}
+
+
 def _refuse_unserved(model: Module) -> None:
-    for cls in model_classes(model):
-        package, _, module_name = cls.__module__.rpartition(".")
-        if package == "mlx_lm.models" and module_name in _REFUSED:
-            raise ValueError(
-                f"[make_prompt_cache] {model_name(model)} cannot be served: "
-                f"{_REFUSED[module_name]}. Expected another model, or mlx_lm's own caches."
-            )
+    for module in sorted(_modules_of(model) & _REFUSED.keys()):
+        raise ValueError(
+            f"[make_prompt_cache] {model_name(model)} cannot be served: {_REFUSED[module]}. "
+            "Expected another model, or mlx_lm's own caches."
+        )
+
+
+def _handing(model: Module, config: H2OConfig) -> H2OConfig:
+    """The settings, with the form in which this model takes quantised rows."""
+    if config.kv_bits is None or config.kv_handed != "packed":
+        return config
+    modules = _modules_of(model)
+    if "mla" in modules:
+        return replace(config, kv_handed="latents")
+    wants = bool(modules & _WANT_ARRAYS) or not calls_attention(model)
+    return replace(config, kv_handed="arrays") if wants else config
+
+
+def _check_indexed(model: Any, config: H2OConfig) -> None:
+    """While all rows fit under what the indexer picks, it leaves them all to attention."""
+    stored = config.max_kv_size + config.evict_every - 1
+    if stored > model.args.index_topk:
+        raise ValueError(
+            f"[make_prompt_cache] {model_name(model)} picks {model.args.index_topk} rows by an "
+            f"indexer: found max_kv_size + evict_every - 1 = {stored}, expected at most that many."
+        )

@@ -14,7 +14,7 @@ from .cache_requests import RankName, ReplaceRequest
 from .packing import Packing
 from .storage import DECODE_QUERIES, Packed, Ranks, Storage
 
-__all__ = ["QuantizedRowStore"]
+__all__ = ["ArrayHandingStore", "QuantizedRowStore"]
 
 
 class QuantizedRowStore(Storage):
@@ -159,6 +159,13 @@ class QuantizedRowStore(Storage):
         self.keys, self.values = fast.quantize_append(
             self.keys, self.values, keys, values, slots, **self.packing._asdict()
         )
+
+
+class ArrayHandingStore(QuantizedRowStore):
+    """Packed rows of a model that computes with the keys before it attends: it gets arrays."""
+
+    def hands_arrays(self, queries: int) -> bool:
+        return True
 
 
 def _each(change: Any, rows: Packed) -> Packed:

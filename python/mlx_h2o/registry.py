@@ -8,6 +8,7 @@ from mlx_lm.models import cache as mlx_lm_cache
 
 from .batch import BatchH2OKVCache
 from .cache import H2OKVCache
+from .linked import LinkedH2OCache
 from .quantized_cache import QuantizedH2OKVCache
 from .replacements import Target
 
@@ -16,7 +17,7 @@ __all__ = ["cache_classes", "class_name_targets"]
 
 def cache_classes() -> dict[str, type[Any]]:
     """Every class that a saved prompt cache of ours may name."""
-    classes = (H2OKVCache, QuantizedH2OKVCache, BatchH2OKVCache)
+    classes = (H2OKVCache, QuantizedH2OKVCache, BatchH2OKVCache, LinkedH2OCache)
     return {cls.__name__: cls for cls in classes}
 
 

@@ -26,7 +26,7 @@ from .cache import H2OKVCache
 from .registry import class_name_targets
 from .replacements import PATCHES, Target
 
-__all__ = ["model_classes", "model_name", "routing", "routing_for"]
+__all__ = ["calls_attention", "model_classes", "model_name", "routing", "routing_for"]
 
 _ATTENTION = "scaled_dot_product_attention"
 _generate = sys.modules["mlx_lm.generate"]  # mlx_lm.generate may also be its function
@@ -60,6 +60,7 @@ def routing(model: Module | None = None) -> Iterator[None]:
     targets.append(Target(vars(_generate), "speculative_generate_step", _refusing_speculation))
     targets.append(Target(vars(_generate), "can_trim_prompt_cache", _refusing_trimming))
     targets += class_name_targets()
+    del model  # a context that stays open does not keep the model
     PATCHES.enter(targets)
     try:
         yield
@@ -92,6 +93,11 @@ def model_classes(model: Module) -> set[type]:
     """The classes of all modules in a model, and their bases."""
     modules: list[Module] = cast(Any, model).modules()
     return {base for module in modules for base in type(module).__mro__}
+
+
+def calls_attention(model: Module) -> bool:
+    """Whether a model calls mlx_lm's attention function anywhere, so that it can be routed."""
+    return bool(_targets_of(model))
 
 
 def _targets_of(model: Module) -> list[Target]:

@@ -1,0 +1,75 @@
+"""Tiny random models of every architecture that the installed mlx_lm has."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import io
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx_lm.models
+from mlx.utils import tree_map
+
+from .settings import COMMON, SPECIAL
+
+__all__ = ["NotBuiltError", "architectures", "build"]
+
+_PACKED = {"prism_hadamard_qwen35": "its weights exist only packed; its layers are qwen3_5's"}
+
+
+class NotBuiltError(Exception):
+    """A model file that gives no model here, and why."""
+
+
+def architectures() -> list[str]:
+    """Names of the model files, helpers left out by what they define."""
+    folder = Path(mlx_lm.models.__path__[0])
+    names = sorted(path.stem for path in folder.glob("*.py") if path.stem != "__init__")
+    return [name for name in names if _defines_model(folder / f"{name}.py")]
+
+
+def build(name: str, seed: int = 0, **special: Any) -> Any:
+    """A float32 model of this file with two to four small layers and random weights.
+
+    ``special`` settings win over those of the table.
+
+    Raises NotBuiltError where the file cannot be imported, or has no weights that could be random.
+    """
+    if name in _PACKED:
+        raise NotBuiltError(_PACKED[name])
+    module = _import(name)
+    settings = {**_settings(module.ModelArgs), **SPECIAL.get(name, {}), **special}
+    settings["model_type"] = SPECIAL.get(name, {}).get("model_type", name)
+    mx.random.seed(seed)
+    model = module.Model(module.ModelArgs.from_dict(settings))
+    model.update(tree_map(_float32, model.parameters()))
+    model.eval()
+    mx.eval(model.parameters())
+    return model
+
+
+def _defines_model(path: Path) -> bool:
+    text = path.read_text(encoding="utf-8")
+    return "class ModelArgs" in text or "import Model" in text
+
+
+def _import(name: str) -> Any:
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said):
+            return importlib.import_module(f"mlx_lm.models.{name}")
+    except SystemExit as error:  # a file that wants a package of its own leaves the process
+        raise NotBuiltError(said.getvalue().strip().splitlines()[0]) from error
+
+
+def _settings(args: Any) -> dict[str, Any]:
+    names = {field.name for field in dataclasses.fields(args)}
+    return {name: value for name, value in COMMON.items() if name in names}
+
+
+def _float32(weight: mx.array) -> mx.array:
+    floating = mx.issubdtype(weight.dtype, mx.floating)
+    return weight.astype(mx.float32) if floating else weight

@@ -1,0 +1,63 @@
+"""Our caches on one architecture of each kind; ``nox -s models`` tries every one."""
+
+from __future__ import annotations
+
+import pytest
+
+from models import table, tiny
+from models.check import Verdict, check
+
+SERVED = {
+    "llama": (4, 4),
+    "gpt_oss": (2, 4),  # sinks, and sliding windows in every other layer
+    "deepseek_v3": (4, 4),  # latents, and additive masks for every head
+    "longcat_flash": (4, 4),  # two caches a layer
+    "glm_moe_dsa": (4, 4),  # an indexer that follows
+    "qwen3_next": (1, 4),  # linear attention beside
+    "gemma3n": (1, 2),  # layers that share their rows
+    "falcon_h1": (4, 4),  # a recurrence beside attention in every layer
+}
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_what_is_served_keeps_its_promises(name):
+    verdict = check(name)
+    assert (verdict.evicting, verdict.layers) == SERVED[name]
+    assert not verdict.refused
+    assert not table.broken([verdict])
+    assert not verdict.h2o
+    assert not verdict.keydiff
+    assert not verdict.quantised
+
+
+def test_a_model_without_scores_serves_the_policies_that_need_none():
+    verdict = check("gemma2")
+    assert "scores cannot be had" in verdict.h2o
+    assert not verdict.keydiff
+    assert not verdict.quantised
+
+
+def test_a_model_that_reads_slots_is_refused_before_it_runs():
+    assert "by their slot" in check("phi3small").refused
+
+
+def test_a_model_without_plain_caches_is_said():
+    assert check("mamba").absent == "no layer has a plain KVCache"
+
+
+def test_every_model_file_is_in_the_table():
+    names = tiny.architectures()
+    assert len(names) > 100
+    committed = (table.PAGE).read_text(encoding="utf-8")
+    assert not [name for name in names if f"\n| {name} |" not in committed]
+
+
+def test_a_broken_promise_is_told_from_a_refusal():
+    verdicts = [
+        Verdict("one", h2o="broken: 3 rows, expected at most 2"),
+        Verdict("two", h2o="[routing] two does not call it, so: expected another"),
+    ]
+    assert table.broken(verdicts) == ["one: h2o: broken: 3 rows, expected at most 2"]
+    assert "| two | 0 of 0 | partly | no | yes | yes | two does not call it, so |" in table.table(
+        verdicts, "1"
+    )
