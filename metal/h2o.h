@@ -3,6 +3,7 @@
 #if defined(__METAL_VERSION__)
 // The one way to allocate threadgroup memory: each platform's shim has its own.
 #define H2O_THREADGROUP(T, name, count) threadgroup T name[count]
+#define H2O_UNROLL _Pragma("clang loop unroll(full)")
 #endif
 
 #define H2O_NEGATIVE_INFINITY (-metal::numeric_limits<float>::infinity())

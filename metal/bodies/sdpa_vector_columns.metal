@@ -1,7 +1,9 @@
   // Ends sdpa_vector.metal: the sums of all simdgroups, and what is written.
 #if values
   // Through threadgroup memory, one element of every lane at a time: a
-  // simdgroup then sums a column.  A row of 33 keeps the banks apart.
+  // simdgroup then sums a column.  A row of 33 keeps the banks apart.  Unrolled, or
+  // the sums of a wide row would live in memory, where they can be indexed.
+  H2O_UNROLL
   for (int j = 0; j < VALUE_PART; j++) {
     tile[group * (LANES + 1) + lane] = sums[j];
     metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);

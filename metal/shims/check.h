@@ -31,6 +31,7 @@ struct uint3 {
 #define constant __attribute__((address_space(2)))
 #define threadgroup __attribute__((address_space(3)))
 #define thread
+#define H2O_UNROLL _Pragma("clang loop unroll(full)")
 #define H2O_THREADGROUP(T, name, count) static threadgroup T name[count]
 
 template <typename To>

@@ -107,4 +107,5 @@ __device__ inline uint thread_index() {
 #define constant
 #define thread
 #define threadgroup
+#define H2O_UNROLL _Pragma("unroll")
 #define H2O_THREADGROUP(T, name, count) __shared__ T name[count]

@@ -133,6 +133,8 @@ inline void threadgroup_barrier(mem_flags, Site site = Site::current()) {
 
 }  // namespace metal
 
+#define H2O_UNROLL
+
 // The same bytes for every thread of the threadgroup.
 #define H2O_THREADGROUP(T, name, count) \
   T(&name)                              \

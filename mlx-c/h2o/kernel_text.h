@@ -43,6 +43,7 @@ static const mlx_h2o_kernel_segment mlx_h2o_kernel_header[] = {
     {"",
      "#if defined(__METAL_VERSION__)\n"
      "#define H2O_THREADGROUP(T, name, count) threadgroup T name[count]\n"
+     "#define H2O_UNROLL _Pragma(\"clang loop unroll(full)\")\n"
      "#endif\n"
      "#define H2O_NEGATIVE_INFINITY (-metal::numeric_limits<float>::infinity())\n"
      "#define H2O_NAN (metal::numeric_limits<float>::quiet_NaN())\n"
@@ -143,9 +144,9 @@ static const mlx_h2o_kernel_segment mlx_h2o_kernel_header[] = {
      "}\n"
      "inline void h2o_softmax_count(thread h2o_softmax& state, float score) {\n"
      "  const float maximum = metal::max(state.maximum, score);\n"
-     "  const float fade = metal::fast::exp(state.maximum - maximum);\n"
-     "  state.total = state.total * fade + metal::fast::exp(score - maximum);\n"},
+     "  const float fade = metal::fast::exp(state.maximum - maximum);\n"},
     {"",
+     "  state.total = state.total * fade + metal::fast::exp(score - maximum);\n"
      "  state.maximum = maximum;\n"
      "}\n"
      "template <int E>\n"
@@ -340,6 +341,7 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_segments[] = {
      "    part.total = totals[lane];\n"
      "  }\n"
      "  const h2o_merged merged = h2o_softmax_merge(part);\n"
+     "  H2O_UNROLL\n"
      "  for (int j = 0; j < VALUE_PART; j++) {\n"
      "    tile[group * (LANES + 1) + lane] = sums[j];\n"
      "    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
@@ -519,6 +521,7 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_2pass_1_segments[] = {
      "    part.total = totals[lane];\n"
      "  }\n"
      "  const h2o_merged merged = h2o_softmax_merge(part);\n"
+     "  H2O_UNROLL\n"
      "  for (int j = 0; j < VALUE_PART; j++) {\n"
      "    tile[group * (LANES + 1) + lane] = sums[j];\n"
      "    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
@@ -714,6 +717,7 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_quantized_segments[] = {
      "    part.total = totals[lane];\n"
      "  }\n"
      "  const h2o_merged merged = h2o_softmax_merge(part);\n"
+     "  H2O_UNROLL\n"
      "  for (int j = 0; j < VALUE_PART; j++) {\n"
      "    tile[group * (LANES + 1) + lane] = sums[j];\n"
      "    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
@@ -913,6 +917,7 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_2pass_1_quantized_segmen
      "    part.total = totals[lane];\n"
      "  }\n"
      "  const h2o_merged merged = h2o_softmax_merge(part);\n"
+     "  H2O_UNROLL\n"
      "  for (int j = 0; j < VALUE_PART; j++) {\n"
      "    tile[group * (LANES + 1) + lane] = sums[j];\n"
      "    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
@@ -1142,6 +1147,7 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_sparse_quantized_segment
      "    counts[group] = group_count;\n"
      "  }\n"},
     {"",
+     "  H2O_UNROLL\n"
      "  for (int j = 0; j < VALUE_PART; j++) {\n"
      "    tile[group * (LANES + 1) + lane] = sums[j];\n"
      "    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
@@ -1440,6 +1446,7 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_sparse_values_quantized_
      "    counts[group] = group_count;\n"
      "  }\n"},
     {"",
+     "  H2O_UNROLL\n"
      "  for (int j = 0; j < VALUE_PART; j++) {\n"
      "    tile[group * (LANES + 1) + lane] = sums[j];\n"
      "    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"

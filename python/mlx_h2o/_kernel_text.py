@@ -400,6 +400,7 @@ OUTPUTS: dict[str, Pairs] = {
 
 HEADER = """#if defined(__METAL_VERSION__)
 #define H2O_THREADGROUP(T, name, count) threadgroup T name[count]
+#define H2O_UNROLL _Pragma("clang loop unroll(full)")
 #endif
 #define H2O_NEGATIVE_INFINITY (-metal::numeric_limits<float>::infinity())
 #define H2O_NAN (metal::numeric_limits<float>::quiet_NaN())
@@ -630,6 +631,7 @@ __device__ inline uint thread_index() {
 #define constant
 #define thread
 #define threadgroup
+#define H2O_UNROLL _Pragma("unroll")
 #define H2O_THREADGROUP(T, name, count) __shared__ T name[count]
 """
 
@@ -809,6 +811,7 @@ SEGMENTS: dict[str, Pairs] = {
     part.total = totals[lane];
   }
   const h2o_merged merged = h2o_softmax_merge(part);
+  H2O_UNROLL
   for (int j = 0; j < VALUE_PART; j++) {
     tile[group * (LANES + 1) + lane] = sums[j];
     metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
@@ -1008,6 +1011,7 @@ SEGMENTS: dict[str, Pairs] = {
     part.total = totals[lane];
   }
   const h2o_merged merged = h2o_softmax_merge(part);
+  H2O_UNROLL
   for (int j = 0; j < VALUE_PART; j++) {
     tile[group * (LANES + 1) + lane] = sums[j];
     metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
@@ -1213,6 +1217,7 @@ SEGMENTS: dict[str, Pairs] = {
     part.total = totals[lane];
   }
   const h2o_merged merged = h2o_softmax_merge(part);
+  H2O_UNROLL
   for (int j = 0; j < VALUE_PART; j++) {
     tile[group * (LANES + 1) + lane] = sums[j];
     metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
@@ -1424,6 +1429,7 @@ SEGMENTS: dict[str, Pairs] = {
     part.total = totals[lane];
   }
   const h2o_merged merged = h2o_softmax_merge(part);
+  H2O_UNROLL
   for (int j = 0; j < VALUE_PART; j++) {
     tile[group * (LANES + 1) + lane] = sums[j];
     metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
@@ -1677,7 +1683,8 @@ SEGMENTS: dict[str, Pairs] = {
         ),
         (
             "",
-            """  for (int j = 0; j < VALUE_PART; j++) {
+            """  H2O_UNROLL
+  for (int j = 0; j < VALUE_PART; j++) {
     tile[group * (LANES + 1) + lane] = sums[j];
     metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
     for (int column = group; column < LANES; column += NS) {
@@ -1978,7 +1985,8 @@ SEGMENTS: dict[str, Pairs] = {
         ),
         (
             "",
-            """  for (int j = 0; j < VALUE_PART; j++) {
+            """  H2O_UNROLL
+  for (int j = 0; j < VALUE_PART; j++) {
     tile[group * (LANES + 1) + lane] = sums[j];
     metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
     for (int column = group; column < LANES; column += NS) {

@@ -63,6 +63,7 @@
     part.total = totals[lane];
   }
   const h2o_merged merged = h2o_softmax_merge(part);
+  H2O_UNROLL
   for (int j = 0; j < VALUE_PART; j++) {
     tile[group * (LANES + 1) + lane] = sums[j];
     metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);

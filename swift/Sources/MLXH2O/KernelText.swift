@@ -27,6 +27,7 @@ struct KernelText: Sendable {
   static let header = #"""
     #if defined(__METAL_VERSION__)
     #define H2O_THREADGROUP(T, name, count) threadgroup T name[count]
+    #define H2O_UNROLL _Pragma("clang loop unroll(full)")
     #endif
     #define H2O_NEGATIVE_INFINITY (-metal::numeric_limits<float>::infinity())
     #define H2O_NAN (metal::numeric_limits<float>::quiet_NaN())
@@ -391,6 +392,7 @@ struct KernelText: Sendable {
               part.total = totals[lane];
             }
             const h2o_merged merged = h2o_softmax_merge(part);
+            H2O_UNROLL
             for (int j = 0; j < VALUE_PART; j++) {
               tile[group * (LANES + 1) + lane] = sums[j];
               metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
@@ -631,6 +633,7 @@ struct KernelText: Sendable {
               part.total = totals[lane];
             }
             const h2o_merged merged = h2o_softmax_merge(part);
+            H2O_UNROLL
             for (int j = 0; j < VALUE_PART; j++) {
               tile[group * (LANES + 1) + lane] = sums[j];
               metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
@@ -879,6 +882,7 @@ struct KernelText: Sendable {
               part.total = totals[lane];
             }
             const h2o_merged merged = h2o_softmax_merge(part);
+            H2O_UNROLL
             for (int j = 0; j < VALUE_PART; j++) {
               tile[group * (LANES + 1) + lane] = sums[j];
               metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
@@ -1135,6 +1139,7 @@ struct KernelText: Sendable {
               part.total = totals[lane];
             }
             const h2o_merged merged = h2o_softmax_merge(part);
+            H2O_UNROLL
             for (int j = 0; j < VALUE_PART; j++) {
               tile[group * (LANES + 1) + lane] = sums[j];
               metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
@@ -1437,6 +1442,7 @@ struct KernelText: Sendable {
       Segment(
         condition: "",
         text: #"""
+            H2O_UNROLL
             for (int j = 0; j < VALUE_PART; j++) {
               tile[group * (LANES + 1) + lane] = sums[j];
               metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
@@ -1803,6 +1809,7 @@ struct KernelText: Sendable {
       Segment(
         condition: "",
         text: #"""
+            H2O_UNROLL
             for (int j = 0; j < VALUE_PART; j++) {
               tile[group * (LANES + 1) + lane] = sums[j];
               metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
