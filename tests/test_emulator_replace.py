@@ -109,6 +109,17 @@ def test_it_takes_one_launch_and_two_scatters() -> None:
     assert scatters == [given[0].shape, given[1].shape]
 
 
+@pytest.mark.parametrize("rows", ROWS)
+def test_a_known_slot_is_marked(rows: int) -> None:
+    given = arguments(7, rows)
+    # The last of them lies beyond the end.
+    worst = mx.array([[0, rows - 1, rows // 2, rows + 3], [rows // 3, 0, rows - 1, 0]], mx.uint32)
+    call = partial(fast.replace_worst, *given, position=5 * rows, worst=worst)
+    found = in_every_schedule(call)
+    with use_backend("composed"):
+        assert all(map(same_bits, found, call()))
+
+
 FAULTS = {
     "row == slot ? H2O_NAN": "row == slot ? 0.0f",
     "row == slot ? zones[2]": "row == slot + 1 ? zones[2]",
@@ -140,6 +151,32 @@ def test_faults_are_caught(old: str) -> None:
             else:
                 caught.append(not all(map(same_bits, found, expected)))
     assert any(caught)
+
+
+MARK_FAULTS = {
+    "row == slot ? H2O_NAN": "row == slot ? 0.0f",
+    "row == slot ? place[0]": "row == 0 ? place[0]",
+    "row >= row_count": "row > row_count",
+    "batch * slots_strides[0] + head": "head",
+    "int64_t(batch_head) * row_count": "int64_t(head) * row_count",
+}
+
+
+@pytest.mark.parametrize("old", MARK_FAULTS)
+def test_faults_in_marking_are_caught(old: str) -> None:
+    def edit(source: str) -> str:
+        assert old in source
+        return source.replace(old, MARK_FAULTS[old])
+
+    worst = mx.array([[0, 299, 150, 7], [100, 3, 298, 1]], mx.uint32)
+    call = partial(fast.replace_worst, *arguments(8, 300), position=1000, worst=worst)
+    with use_backend("composed"):
+        expected = call()
+    try:
+        found = on_the_emulator(call, EmulatorBackend(edit_source=edit))
+    except KernelError:
+        return
+    assert not all(map(same_bits, found, expected))
 
 
 @pytest.mark.parametrize("ranks", RANKS)

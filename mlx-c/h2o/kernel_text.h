@@ -2296,6 +2296,58 @@ static const mlx_h2o_kernel_text mlx_h2o_replace_row_ranked_text = {
     sizeof(mlx_h2o_replace_row_ranked_segments) / sizeof(mlx_h2o_replace_row_ranked_segments[0]),
 };
 
+static const char* const mlx_h2o_mark_row_template[] = {
+    "NS",
+};
+
+static const mlx_h2o_kernel_buffer mlx_h2o_mark_row_inputs[] = {
+    {"slots", ""},
+    {"importance", ""},
+    {"positions", ""},
+    {"place", ""},
+};
+
+static const mlx_h2o_kernel_buffer mlx_h2o_mark_row_outputs[] = {
+    {"new_importance", ""},
+    {"new_positions", ""},
+};
+
+static const mlx_h2o_kernel_segment mlx_h2o_mark_row_segments[] = {
+    {"",
+     "  constexpr int LANES = 32;\n"
+     "  const int row = int(threadgroup_position_in_grid.x) * NS * LANES\n"
+     "      + int(simdgroup_index_in_threadgroup) * LANES + int(thread_index_in_simdgroup);\n"
+     "  const int head_count = importance_shape[1];\n"
+     "  const int row_count = importance_shape[2];\n"
+     "  if (row >= row_count) {\n"
+     "    return;\n"
+     "  }\n"
+     "  const int batch_head = int(threadgroup_position_in_grid.y);\n"
+     "  const int batch = batch_head / head_count;\n"
+     "  const int head = batch_head % head_count;\n"
+     "  const int slot = int(slots[batch * slots_strides[0] + head * slots_strides[1]]);\n"
+     "  const float old_importance = importance[batch * importance_strides[0]\n"
+     "                                          + head * importance_strides[1]\n"
+     "                                          + row * importance_strides[2]];\n"
+     "  const int old_position = positions[batch * positions_strides[0] + head * positions_strides[1]\n"
+     "                                     + row * positions_strides[2]];\n"
+     "  const int64_t marked = int64_t(batch_head) * row_count + row;\n"
+     "  new_importance[marked] = row == slot ? H2O_NAN : old_importance;\n"
+     "  new_positions[marked] = row == slot ? place[0] : old_position;\n"},
+};
+
+static const mlx_h2o_kernel_text mlx_h2o_mark_row_text = {
+    "mark_row",
+    mlx_h2o_mark_row_template,
+    sizeof(mlx_h2o_mark_row_template) / sizeof(mlx_h2o_mark_row_template[0]),
+    mlx_h2o_mark_row_inputs,
+    sizeof(mlx_h2o_mark_row_inputs) / sizeof(mlx_h2o_mark_row_inputs[0]),
+    mlx_h2o_mark_row_outputs,
+    sizeof(mlx_h2o_mark_row_outputs) / sizeof(mlx_h2o_mark_row_outputs[0]),
+    mlx_h2o_mark_row_segments,
+    sizeof(mlx_h2o_mark_row_segments) / sizeof(mlx_h2o_mark_row_segments[0]),
+};
+
 static const char* const mlx_h2o_keep_rows_template[] = {
     "NS",
 };

@@ -114,6 +114,9 @@ TEMPLATE: dict[str, tuple[str, ...]] = {
     "replace_row_ranked": (
         "NS",
     ),
+    "mark_row": (
+        "NS",
+    ),
     "keep_rows": (
         "NS",
     ),
@@ -273,6 +276,12 @@ INPUTS: dict[str, Pairs] = {
         ("positions", ""),
         ("zones", ""),
     ),
+    "mark_row": (
+        ("slots", ""),
+        ("importance", ""),
+        ("positions", ""),
+        ("place", ""),
+    ),
     "keep_rows": (
         ("scores", ""),
         ("positions", ""),
@@ -374,6 +383,10 @@ OUTPUTS: dict[str, Pairs] = {
     ),
     "replace_row_ranked": (
         ("worst", ""),
+        ("new_importance", ""),
+        ("new_positions", ""),
+    ),
+    "mark_row": (
         ("new_importance", ""),
         ("new_positions", ""),
     ),
@@ -2658,6 +2671,32 @@ SEGMENTS: dict[str, Pairs] = {
     new_importance[marked_start + row] = row == slot ? H2O_NAN : old_importance;
     new_positions[marked_start + row] = row == slot ? zones[2] : old_position;
   }
+""",
+        ),
+    ),
+    "mark_row": (
+        (
+            "",
+            """  constexpr int LANES = 32;
+  const int row = int(threadgroup_position_in_grid.x) * NS * LANES
+      + int(simdgroup_index_in_threadgroup) * LANES + int(thread_index_in_simdgroup);
+  const int head_count = importance_shape[1];
+  const int row_count = importance_shape[2];
+  if (row >= row_count) {
+    return;
+  }
+  const int batch_head = int(threadgroup_position_in_grid.y);
+  const int batch = batch_head / head_count;
+  const int head = batch_head % head_count;
+  const int slot = int(slots[batch * slots_strides[0] + head * slots_strides[1]]);
+  const float old_importance = importance[batch * importance_strides[0]
+                                          + head * importance_strides[1]
+                                          + row * importance_strides[2]];
+  const int old_position = positions[batch * positions_strides[0] + head * positions_strides[1]
+                                     + row * positions_strides[2]];
+  const int64_t marked = int64_t(batch_head) * row_count + row;
+  new_importance[marked] = row == slot ? H2O_NAN : old_importance;
+  new_positions[marked] = row == slot ? place[0] : old_position;
 """,
         ),
     ),

@@ -110,6 +110,25 @@ def replace_row(request: ReplaceRequest, ranks: mx.array | None = None) -> Launc
     )
 
 
+def mark_row(request: ReplaceRequest, slots: mx.array) -> Launch:
+    """One thread per row: what is remembered of the new row at ``slots`` [B, H, 1]."""
+    batch, heads, rows = request.positions.shape
+    threads = SIMDGROUPS * LANES
+    return _launch(
+        "mark_row",
+        {
+            "slots": slots,
+            "importance": request.importance,
+            "positions": request.positions,
+            "place": mx.array((request.position,), mx.int32),
+        },
+        grid=(-(-rows // threads) * threads, batch * heads, 1),
+        threadgroup=(threads, 1, 1),
+        outputs=(((batch, heads, rows), mx.float32), ((batch, heads, rows), mx.int32)),
+        template=(("NS", SIMDGROUPS),),
+    )
+
+
 def refuses_statistics(request: ReplaceRequest) -> str:
     """Why the kernel cannot update the statistics of these keys; empty if it can."""
     size = request.new_keys.shape[3]

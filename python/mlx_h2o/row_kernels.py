@@ -63,7 +63,7 @@ class RowKernels:
             slots, *others = self._chosen(request)
         else:
             slots = composed_cache.slots_of(request, self.evict_indices)
-            others = [*composed_cache.marked(request, slots)]
+            others = self._launched(launch_rows.mark_row(request, slots), request.stream)
         new = self._new_rows(request)
         if request.statistics is not None:
             others += self._updated_statistics(request, request.statistics, slots, new[0])

@@ -83,9 +83,11 @@ def _launches():
         yield f"choose_row-{name}", launch_rows.choose_row(evict_request(*rows_of_head))
         keeping = keep_request(*rows_of_head, keep=rows - 1)
         yield f"keep_rows-{name}", launch_rows.keep_rows(keeping)
+        slots = mx.zeros((1, 2, 1), mx.uint32)
         cache = mx.zeros((1, 2, rows, 8)), mx.zeros((1, 2, rows, 8)), *rows_of_head
         new = mx.zeros((1, 2, 1, 8)), mx.zeros((1, 2, 1, 8))
         for ranks in ("importance", "age", rows_of_head[0]):
             by = ranks if isinstance(ranks, str) else "array"
             replacing = replace_request(*cache, *new, position=9, ranks=ranks)
             yield f"replace_row-{by}-{name}", launch_rows.replace_row(replacing)
+        yield f"mark_row-{name}", launch_rows.mark_row(replacing, slots)
