@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     full["loss"] = {str(b): mean_loss(full["losses"], b) for b in args.budgets}
     del full["losses"]
     result = {
-        "environment": {**report.environment(), "blas": os.environ.get("LD_PRELOAD", "MLX's own")},
+        "environment": {**report.environment(), "blas": _blas()},
         "settings": {
             "documents": [document.source for document in documents],
             "length": args.length,
@@ -140,6 +140,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
                 args.json.write_text(json.dumps(result, indent=1) + "\n")
     result["decision"] = dataclasses.asdict(statistics.decide(result["policies"]))
     return result
+
+
+def _blas() -> str:
+    """The library that was preloaded, without its folder, or that MLX brings none."""
+    preloaded = os.environ.get("LD_PRELOAD", "")
+    return Path(preloaded).name if preloaded else "MLX's own"
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ __all__ = ["Decision", "Difference", "decide", "paired", "table"]
 
 RESAMPLES = 10_000
 REFERENCE = "window"
+_RECALLS = ("recall_by_token", "recall_by_chunk")
 CONTROLS = ("random",)
 """Policies that are measured to compare with, and never the default."""
 
@@ -46,7 +47,7 @@ def _per_document(runs: dict[str, Any], policy: str, key: str) -> list[float]:
 
 def _recall(runs: dict[str, Any], policy: str) -> list[float]:
     """Share of its facts that each document keeps, over budgets and both ways of reading."""
-    ways = [_per_document(runs, policy, key) for key in ("recall_by_token", "recall_by_chunk")]
+    ways = [_per_document(runs, policy, key) for key in _RECALLS]
     return [float(mean) for mean in np.mean(ways, axis=0)]
 
 
@@ -94,27 +95,27 @@ def decide(runs: dict[str, Any]) -> Decision:
 def table(result: dict[str, Any]) -> str:
     """Markdown: one line per policy, three columns per budget."""
     budgets = [str(budget) for budget in result["settings"]["budgets"]]
-    head = ["policy", *(f"{budget}: perplexity, facts by token, by chunk" for budget in budgets)]
-    lines = [" | ".join(head), "|".join("---" for _ in head)]
+    head = ["policy"]
+    for budget in budgets:
+        head += [f"{budget}: perplexity", "by token", "by chunk"]
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], ["full cache"]]
     full = result["full"]
-    cells = [
-        f"{_perplexity(full['loss'][budget])}, {_share(full['recall_by_token'])}, "
-        f"{_share(full['recall_by_chunk'])}"
-        for budget in budgets
-    ]
-    lines.append(" | ".join(["full cache", *cells]))
+    for budget in budgets:
+        lines[-1].append(_perplexity(full["loss"][budget]))
+        lines[-1] += [_share(full[key]) for key in _RECALLS]
+    reference = result["policies"][REFERENCE]
     for policy, runs in result["policies"].items():
-        cells = [_cell(runs[budget], result["policies"][REFERENCE][budget]) for budget in budgets]
-        lines.append(" | ".join([f"`{policy}`", *cells]))
-    return "\n".join(f"| {line} |" for line in lines)
+        lines.append([f"`{policy}`"])
+        for budget in budgets:
+            lines[-1] += _cells(runs[budget], reference[budget])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _cell(run: dict[str, Any], reference: dict[str, Any]) -> str:
+def _cells(run: dict[str, Any], reference: dict[str, Any]) -> list[str]:
     """The three figures; a sign where the interval of the difference to ``window`` leaves out 0."""
-    parts = [_perplexity(run["loss"]) + _sign(paired(run["loss"], reference["loss"]))]
-    for key in ("recall_by_token", "recall_by_chunk"):
-        parts.append(_share(run[key]) + _sign(paired(run[key], reference[key])))
-    return ", ".join(parts)
+    cells = [_perplexity(run["loss"]) + _sign(paired(run["loss"], reference["loss"]))]
+    cells += [_share(run[key]) + _sign(paired(run[key], reference[key])) for key in _RECALLS]
+    return cells
 
 
 def _perplexity(losses: list[float]) -> str:

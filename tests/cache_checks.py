@@ -183,7 +183,12 @@ def check_ties(make) -> None:
     with use_backend("composed"):
         for evict_every in (1, 3):
             config = H2OConfig(
-                max_kv_size=6, sink_size=1, recent_size=1, decay=0.5, evict_every=evict_every
+                max_kv_size=6,
+                sink_size=1,
+                recent_size=1,
+                decay=0.5,
+                evict_every=evict_every,
+                policy="h2o",
             )
             lengths = [4, *[1] * 12]
             total = sum(lengths)

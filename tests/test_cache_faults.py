@@ -68,7 +68,9 @@ def ties():
 
 def chunks():
     lengths = [1, 9, 1, 1, 1, 5, 1]
-    config = H2OConfig(max_kv_size=6, sink_size=1, heavy_size=2, recent_size=3, decay=0.5)
+    config = H2OConfig(
+        max_kv_size=6, sink_size=1, heavy_size=2, recent_size=3, decay=0.5, policy="h2o"
+    )
     scores, keys = exact_trace(np.random.default_rng(11), lengths)
     check_trace([H2OKVCache(config)], config, lengths, scores, keys)
 

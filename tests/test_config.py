@@ -22,7 +22,7 @@ def test_presets_are_those_of_the_paper(name, sink, heavy, recent):
 
 def test_the_default_is_the_heavy_preset():
     assert H2OConfig() == H2OConfig.preset("heavy")
-    assert H2OConfig().policy == "h2o"
+    assert H2OConfig().policy == "keydiff"
     assert H2OConfig().decay == 0.95
     assert H2OConfig(max_kv_size=64) == H2OConfig.preset("heavy", 64)
 
@@ -101,4 +101,4 @@ def test_policies_are_known_by_name():
     for name in policies.names():
         policy = policies.build(H2OConfig(policy=name))
         assert policy.name == name
-    assert policies.build(H2OConfig(decay=0.5)).decay == 0.5
+    assert policies.build(H2OConfig(policy="h2o", decay=0.5)).decay == 0.5

@@ -46,7 +46,7 @@ def test_h2o_is_the_moving_average():
 
 
 def test_h2o_by_hand():
-    policy = policies.build(H2OConfig(decay=0.75))
+    policy = policies.build(H2OConfig(policy="h2o", decay=0.75))
     before = mx.array([[[1.0, float("nan"), 2.0, float("nan")]]])
     # Two query heads, one KV head. Row 1 is new, row 2 is seen by one head, row 3 by none.
     scores = mx.array([[[[4.0, -6.0, -np.inf, -np.inf]], [[-8.0, 2.0, 5.0, -np.inf]]]])
@@ -126,4 +126,5 @@ def test_the_policy_of_the_documentation_works(monkeypatch):
 
 def test_the_table_of_the_documentation_is_complete():
     page = (Path(__file__).parents[1] / "docs" / "policies.md").read_text()
+    page, _, _ = page.partition("## Measured")
     assert tuple(re.findall(r"^\| `([\w-]+)` \|", page, re.MULTILINE)) == policies.names()

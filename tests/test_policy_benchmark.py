@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 import mlx_h2o
-from mlx_h2o import evaluate
+from mlx_h2o import evaluate, policies
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 
@@ -119,3 +120,14 @@ def runs(**figures) -> dict:
 )
 def test_the_rule(statistics, figures, default):
     assert statistics.decide(runs(**figures)).default == default
+
+
+def test_the_committed_result_is_whole_and_decided_the_default(statistics):
+    result = json.loads((FOLDER / "results" / "policies.json").read_text())
+    assert tuple(result["policies"]) == policies.names()
+    assert len(result["settings"]["documents"]) >= 20
+    assert result["settings"]["budgets"] == [64, 128, 256]
+    decision = statistics.decide(result["policies"])
+    assert decision.default == result["decision"]["default"] == mlx_h2o.H2OConfig().policy
+    page = (FOLDER.parent / "docs" / "policies.md").read_text()
+    assert statistics.table(result) in page

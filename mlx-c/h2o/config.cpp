@@ -81,7 +81,7 @@ void resolve_sizes(mlx_h2o_config& config) {
 
 mlx_h2o_config default_config() {
   const mlx_optional_int none = {0, false};
-  return {256, 4, none, none, "h2o", 0.95F, 1};
+  return {256, 4, none, none, "keydiff", 0.95F, 1};
 }
 
 mlx_h2o_config checked(const mlx_h2o_config& config) {

@@ -62,7 +62,7 @@ class H2OConfig:
     sink_size: int = 4
     heavy_size: int | None = None
     recent_size: int | None = None
-    policy: str = "h2o"
+    policy: str = "keydiff"
     decay: float = 0.95
     evict_every: int = 1
     shared_heads: bool = False

@@ -48,7 +48,7 @@ public struct H2OConfiguration: Sendable, Hashable {
     /// - Throws: ``H2OError`` where a value is out of range or the sizes exceed the budget
     public init(
         maxKVSize: Int = 256, sinkSize: Int = 4, heavySize: Int? = nil, recentSize: Int? = nil,
-        policy: PolicyName = .h2o, decay: Double = 0.95, evictEvery: Int = 1, kvBits: Int? = nil
+        policy: PolicyName = .keydiff, decay: Double = 0.95, evictEvery: Int = 1, kvBits: Int? = nil
     ) throws {
         try require("maxKVSize", maxKVSize, atLeast: 1)
         try require("sinkSize", sinkSize, atLeast: 0)
@@ -82,7 +82,7 @@ public struct H2OConfiguration: Sendable, Hashable {
     /// ``init(maxKVSize:sinkSize:heavySize:recentSize:policy:decay:evictEvery:kvBits:)``.
     public init(
         preset: Preset, maxKVSize: Int = 256, sinkSize: Int = 4, recentSize: Int? = nil,
-        policy: PolicyName = .h2o, decay: Double = 0.95, evictEvery: Int = 1, kvBits: Int? = nil
+        policy: PolicyName = .keydiff, decay: Double = 0.95, evictEvery: Int = 1, kvBits: Int? = nil
     ) throws {
         try require("maxKVSize", maxKVSize, atLeast: 1)
         try self.init(

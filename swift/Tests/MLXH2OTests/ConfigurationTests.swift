@@ -8,7 +8,7 @@ private typealias Make = @Sendable () throws -> H2OConfiguration
     @Test func defaultsAreTheHeavyPreset() throws {
         let defaults = try H2OConfiguration()
         #expect(defaults == (try H2OConfiguration(preset: .heavy)))
-        #expect(defaults.policy == .h2o)
+        #expect(defaults.policy == .keydiff)
         #expect(defaults.decay == 0.95)
         #expect(defaults.evictEvery == 1)
     }

@@ -20,12 +20,12 @@ typedef struct mlx_h2o_config_ {
   mlx_optional_int
       heavy_size; /**< rows kept by score; no value: half of the budget, or what is left */
   mlx_optional_int recent_size; /**< the newest rows, never evicted; no value: what is left */
-  const char* policy; /**< a name of docs/policies.md, such as "h2o"; borrowed, not copied */
+  const char* policy; /**< a name of docs/policies.md, such as "keydiff"; borrowed, not copied */
   float decay;        /**< a of the moving average C = a*C + (1-a)*|s|, 0 <= a < 1 */
   int evict_every;    /**< single-token steps per eviction, at least 1 */
 } mlx_h2o_config;
 
-/** The defaults: 256 rows, 4 sinks, sizes without a value, "h2o", 0.95, 1. Nothing to free. */
+/** The defaults: 256 rows, 4 sinks, sizes without a value, "keydiff", 0.95, 1. Nothing to free. */
 mlx_h2o_config mlx_h2o_config_new(void);
 
 /** Check the settings and give heavy_size and recent_size their values, in place: afterwards
