@@ -100,6 +100,12 @@ FAULTS = {
         "importance[i] = before != before ? decay.take * score : averaged;",
         "importance of target",
     ),
+    "the worst row of the last span is the worst of all": (
+        "attention_sweeps.h",
+        "worst.join(Partial(plan, piece, span).worst());",
+        "worst = Partial(plan, piece, span).worst();",
+        "worst row after a step of target",
+    ),
     "padding is no worse than an unscored row": (
         "accumulation_sweeps.h",
         "return position < 0 ? 0u",

@@ -69,23 +69,4 @@ void accumulate_scores(const AccumulationArguments& a, SimdTarget target) {
       grain);
 }
 
-void add_scores(const float* scores, int rows, float* sums, float* counts) {
-  for (int row = 0; row < rows; ++row) {
-    const bool seen = scores[row] > -kInfinity;
-    sums[row] += seen ? scores[row] : 0.0f;
-    counts[row] += seen ? 1.0f : 0.0f;
-  }
-}
-
-void accumulate(const float* sums, const float* counts, int rows, Decay decay, float* importance) {
-  for (int row = 0; row < rows; ++row) {
-    const float before = importance[row];
-    const float count = counts[row];
-    const float score = std::fabs(sums[row] / (count > 1.0f ? count : 1.0f));
-    const float averaged = decay.keep * before + decay.take * score;
-    const float scored = before != before ? score : averaged;
-    importance[row] = count > 0.0f ? scored : before;
-  }
-}
-
 }  // namespace mlx_h2o::kernels

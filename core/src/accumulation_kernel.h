@@ -81,14 +81,4 @@ struct AccumulationArguments {
 /// threads of thread_pool.h.
 void accumulate_scores(const AccumulationArguments& arguments, SimdTarget target);
 
-// What attention calls until it hands over whole blocks.
-
-/// Adds the scores of one query head to `sums`, and 1 to `counts` where the pair is unmasked.
-void add_scores(const float* scores, int rows, float* sums, float* counts);
-
-/// One step of the average: `s` is sums / counts; rows whose count is 0 stay as they are.
-void accumulate(const float* sums, const float* counts, int rows, Decay decay, float* importance);
-
-inline int64_t accumulation_workspace_size(int rows) { return 2 * static_cast<int64_t>(rows); }
-
 }  // namespace mlx_h2o::kernels

@@ -12,7 +12,6 @@
 
 #include "attention_plan.h"
 #include "half.h"
-#include "simd_regions.h"
 #include "thread_pool.h"
 
 #if defined(__x86_64__)
@@ -21,6 +20,8 @@
 
 namespace mlx_h2o::kernels {
 namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // Memory of the calling thread, kept for its next call: at least so many floats.
 float* thread_memory(int64_t floats) {
@@ -36,76 +37,9 @@ struct Phases {
   void (*finish_unit)(const AttentionArguments&, const Plan&, const Piece&);
 };
 
-namespace scalar {
-#include "simd_scalar.h"
-//
-#include "simd_partial.h"
-//
-#include "attention_stored.h"
-//
-#include "attention_tiles.h"
-//
-#include "attention_rows.h"
-//
-#include "attention_sweeps.h"
-}  // namespace scalar
-
-#if defined(__x86_64__)
-#if !defined(__clang__)
-// GCC takes the undefined lanes inside its own AVX-512 header for ours (GCC bug 105593).
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#endif
-MLX_H2O_BEGIN_TARGET(MLX_H2O_AVX2)
-namespace avx2 {
-#include "simd_avx2.h"
-//
-#include "simd_partial.h"
-//
-#include "attention_stored.h"
-//
-#include "attention_tiles.h"
-//
-#include "attention_rows.h"
-//
-#include "attention_sweeps.h"
-}  // namespace avx2
-MLX_H2O_END_TARGET
-
-MLX_H2O_BEGIN_TARGET(MLX_H2O_AVX512)
-namespace avx512 {
-#include "simd_avx512.h"
-//
-#include "simd_partial.h"
-//
-#include "attention_stored.h"
-//
-#include "attention_tiles.h"
-//
-#include "attention_rows.h"
-//
-#include "attention_sweeps.h"
-}  // namespace avx512
-MLX_H2O_END_TARGET
-#if !defined(__clang__)
-#pragma GCC diagnostic pop
-#endif
-#elif defined(__aarch64__)
-namespace neon {
-#include "simd_neon.h"
-//
-#include "simd_partial.h"
-//
-#include "attention_stored.h"
-//
-#include "attention_tiles.h"
-//
-#include "attention_rows.h"
-//
-#include "attention_sweeps.h"
-}  // namespace neon
-#endif
+#define MLX_H2O_SWEEPS "attention_all.h"
+#include "simd_each_target.h"
+#undef MLX_H2O_SWEEPS
 
 Phases phases_of(SimdTarget target) {
   switch (target) {

@@ -1,8 +1,6 @@
 // What happens to the logits of some rows: masks, maxima, weights. Included once per SIMD target,
 // after attention_tiles.h: hence no include guard.
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
 inline int query_of(const AttentionArguments& a, const Piece& piece, int row) {
   return static_cast<int>((piece.first_row + row) % a.query_count);
 }
@@ -28,43 +26,6 @@ inline int visible_to_any(const AttentionArguments& a, const Piece& piece, int f
     seen = std::max(seen, visible_keys(a, piece, row, first, count));
   }
   return seen;
-}
-
-template <typename Mask>
-inline void mask_scores(float* scores, const Mask* mask, int64_t stride, int count,
-                        float threshold) {
-  for (int i = 0; i < count; ++i) {
-    if constexpr (std::is_same_v<Mask, uint8_t>) {
-      scores[i] = mask[i * stride] != 0 ? scores[i] : -kInfinity;
-    } else {
-      const float bias = to_float(mask[i * stride]);
-      scores[i] = bias <= threshold ? -kInfinity : scores[i] + bias;
-    }
-  }
-}
-
-inline void apply_mask(const AttentionArguments& a, int batch, int head, int query, int key,
-                       int count, float* scores) {
-  const int64_t offset = batch * a.mask_strides[0] + head * a.mask_strides[1] +
-                         query * a.mask_strides[2] + key * a.mask_strides[3];
-  const int64_t stride = a.mask_strides[3];
-  const float threshold = a.mask_threshold;
-  switch (a.mask_type) {
-    case MaskType::none:
-      return;
-    case MaskType::boolean:
-      return mask_scores(scores, static_cast<const uint8_t*>(a.mask) + offset, stride, count,
-                         threshold);
-    case MaskType::float32:
-      return mask_scores(scores, static_cast<const float*>(a.mask) + offset, stride, count,
-                         threshold);
-    case MaskType::float16:
-      return mask_scores(scores, static_cast<const Float16*>(a.mask) + offset, stride, count,
-                         threshold);
-    case MaskType::bfloat16:
-      return mask_scores(scores, static_cast<const BFloat16*>(a.mask) + offset, stride, count,
-                         threshold);
-  }
 }
 
 inline float row_maximum(const float* scores, int count, float maximum_so_far) {

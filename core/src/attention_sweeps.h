@@ -5,7 +5,6 @@
 struct Scratch {
   float* queries;  // [rows + probes, query_width]
   float* weights;  // [rows, block_keys]: the logits too, where nobody keeps them
-  float* sums;     // [2, block_keys]: scores of a query's heads, and how many are unmasked
   float* groups;   // of kStep packed rows: scales, biases, and the rows where need be
 };
 
@@ -19,10 +18,9 @@ inline int64_t packed_floats(const Stored& stored) {
 inline Scratch make_scratch(const AttentionArguments& a, const Plan& plan) {
   const int64_t queries = (plan.tile_rows + a.probe_count) * plan.query_width;
   const int64_t weights = plan.tile_rows * plan.block_keys;
-  const int64_t sums = a.accumulate ? 2 * plan.block_keys : 0;
   const int64_t groups = std::max(packed_floats(keys_of(a)), packed_floats(values_of(a)));
-  float* memory = thread_memory(queries + weights + sums + groups);
-  return {memory, memory + queries, memory + queries + weights, memory + queries + weights + sums};
+  float* memory = thread_memory(queries + weights + groups);
+  return {memory, memory + queries, memory + queries + weights};
 }
 
 // The rows of a matrix of floats, of which a block of columns is at hand.
@@ -76,19 +74,24 @@ inline void score_block(const AttentionArguments& a, const Plan& plan, const Pie
   }
 }
 
-// Takes a block of keys into the moving average: in the order of the queries, for each the sum
-// over its heads.
-inline void accumulate_block(const AttentionArguments& a, const Piece& piece,
-                             const Scratch& scratch, const Matrix& logits, int first, int count) {
-  float* counts = scratch.sums + count;
-  for (int query = 0; query < a.query_count; ++query) {
-    std::fill(scratch.sums, scratch.sums + 2 * count, 0.0f);
-    for (int row = query; row < piece.rows; row += a.query_count) {
-      add_scores(logits.row(row), count, scratch.sums, counts);
-    }
-    accumulate(scratch.sums, counts, count, a.decay,
-               a.importance + piece.cache_head(a) * a.key_count + first);
+// Takes the scores of a block of keys into the moving average, and looks for the worst row there.
+inline void accumulate_scores(const AttentionArguments& a, const Piece& piece, const Matrix& logits,
+                              int first, int count, Worst& worst) {
+  ScoredBlock block;
+  block.count = count;
+  block.first = first;
+  block.group = a.query_heads / a.kv_heads;
+  block.query_count = a.query_count;
+  block.scores = logits.first;
+  block.stride = logits.stride;
+  block.decay = a.decay;
+  block.importance = a.importance + piece.cache_head(a) * a.key_count + first;
+  block.zones = a.zones;
+  if (a.worst != nullptr) {
+    block.positions = a.positions + piece.batch * a.position_strides[0] +
+                      piece.kv_head * a.position_strides[1] + first;
   }
+  accumulate_block(block, kTarget, worst);
 }
 
 // Adds the values of `count` keys from `first` on to the sums of the rows.
@@ -140,6 +143,7 @@ inline void attend_span(const AttentionArguments& a, const Plan& plan, const Pie
   if (!plan.two_phases) {
     std::fill(partial.sums, partial.sums + piece.rows * plan.value_width, 0.0f);
   }
+  Worst worst;
   for (int first = piece.first_key; first < piece.last_key;
        first += static_cast<int>(plan.block_keys)) {
     const int count = std::min(static_cast<int>(plan.block_keys), piece.last_key - first);
@@ -150,10 +154,10 @@ inline void attend_span(const AttentionArguments& a, const Plan& plan, const Pie
       float* scores = logits.row(row);
       const int own = visible_keys(a, piece, row, first, count);
       std::fill(scores + own, scores + count, -kInfinity);
-      apply_mask(a, piece.batch, query_head_of(a, piece, row), query_of(a, piece, row), first, own,
-                 scores);
+      mask_logits(a, piece.batch, query_head_of(a, piece, row), query_of(a, piece, row), first, own,
+                  scores);
     }
-    if (a.accumulate) accumulate_block(a, piece, scratch, logits, first, count);
+    if (a.accumulate) accumulate_scores(a, piece, logits, first, count, worst);
     for (int row = 0; row < piece.rows; ++row) {
       const float* scores = logits.row(row);
       const float before = partial.maxima[row];
@@ -170,6 +174,7 @@ inline void attend_span(const AttentionArguments& a, const Plan& plan, const Pie
     }
     if (!plan.two_phases) add_block(a, plan, piece, scratch, first, seen, partial.sums);
   }
+  partial.put(worst);
 }
 
 // The maximum and the total of a row over all spans and its sink, which has no key and no value.
@@ -272,4 +277,8 @@ inline void finish_unit(const AttentionArguments& a, const Plan& plan, const Pie
     }
     a.skipped[output] = skipped / static_cast<float>(a.key_count);
   }
+  if (a.worst == nullptr) return;
+  Worst worst;
+  for (int64_t span = 0; span < plan.spans; ++span) worst.join(Partial(plan, piece, span).worst());
+  a.worst[piece.cache_head(a)] = worst.slot;
 }

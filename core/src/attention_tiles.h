@@ -1,25 +1,6 @@
 // The inner loops of attention: the logits of some rows and keys, and the weighted sums of some
 // values. Included once per SIMD target, after attention_stored.h: hence no include guard.
 
-// exp(x) for x <= 0, to about 2 ulp; 0 where the result would be subnormal; NaN stays NaN.
-inline Vector exp_nonpositive(Vector x) {
-  // Adding 1.5 * 2^23 rounds x / ln 2 to an integer n and leaves n in the low bits.
-  const Vector magic = broadcast(12582912.0f);
-  const Vector shifted = multiply_add(x, broadcast(1.44269504088896341f), magic);
-  const Vector n = shifted - magic;
-  Vector r = multiply_add(n, broadcast(-0.693359375f), x);  // ln 2 in two parts (Cody and Waite)
-  r = multiply_add(n, broadcast(2.12194440e-4f), r);
-  // Minimax polynomial of Cephes' expf on [-ln 2 / 2, ln 2 / 2].
-  Vector p = broadcast(1.9875691500e-4f);
-  p = multiply_add(p, r, broadcast(1.3981999507e-3f));
-  p = multiply_add(p, r, broadcast(8.3334519073e-3f));
-  p = multiply_add(p, r, broadcast(4.1665795894e-2f));
-  p = multiply_add(p, r, broadcast(1.6666665459e-1f));
-  p = multiply_add(p, r, broadcast(5.0000001201e-1f));
-  p = multiply_add(p, r * r, r + broadcast(1.0f));
-  return zero_below(x, broadcast(-87.3f), p * exponent_from_low_bits(shifted));
-}
-
 // scores[i, j] = scale * queries[i] . keys[first + j] for Rows x Keys pairs. The queries are padded
 // with zeros to whole vectors, the keys are not.
 template <int Rows, int Keys, typename Source>

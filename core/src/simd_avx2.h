@@ -2,6 +2,7 @@
 
 using Vector = __m256;
 
+constexpr SimdTarget kTarget = SimdTarget::avx2;
 constexpr int kLanes = 8;
 constexpr int kSums = 8;        // of 16 registers: the sums of one tile
 constexpr int kRowTile = 2;     // rows of the largest tile

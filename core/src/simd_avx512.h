@@ -2,6 +2,7 @@
 
 using Vector = __m512;
 
+constexpr SimdTarget kTarget = SimdTarget::avx512;
 constexpr int kLanes = 16;
 constexpr int kSums = 16;       // of 32 registers: the sums of one tile
 constexpr int kRowTile = 4;     // rows of the largest tile

@@ -2,6 +2,7 @@
 
 using Vector = float32x4_t;
 
+constexpr SimdTarget kTarget = SimdTarget::neon;
 constexpr int kLanes = 4;
 constexpr int kSums = 16;       // of 32 registers: the sums of one tile
 constexpr int kRowTile = 4;     // rows of the largest tile

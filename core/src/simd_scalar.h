@@ -4,6 +4,7 @@
 using Vector = float __attribute__((vector_size(16)));
 using Bits = uint32_t __attribute__((vector_size(16)));
 
+constexpr SimdTarget kTarget = SimdTarget::scalar;
 constexpr int kLanes = 4;
 constexpr int kSums = 8;        // the sums of one tile
 constexpr int kRowTile = 2;     // rows of the largest tile

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -47,6 +48,8 @@ class AttentionCase {
   }
 
   void check(SimdTarget target, Report& report);
+  /// The step of a cache: scores that nobody keeps go into the average, and the worst row is named.
+  void check_step(Random& random, SimdTarget target, Report& report);
 
  private:
   static AttentionArguments sizes(Random& random, ElementType type);
@@ -223,13 +226,77 @@ inline void AttentionCase::check(SimdTarget target, Report& report) {
   }
 }
 
+inline void AttentionCase::check_step(Random& random, SimdTarget target, Report& report) {
+  if (a_.query_count > 128) return;
+  const auto heads = static_cast<size_t>(a_.batch) * static_cast<size_t>(a_.kv_heads);
+  const auto keys = static_cast<size_t>(a_.key_count);
+  const size_t rows = heads * static_cast<size_t>(a_.query_heads / a_.kv_heads) *
+                      static_cast<size_t>(a_.query_count);
+  Elements out(a_.type, rows * static_cast<size_t>(a_.value_width));
+  std::vector<float> scores(rows * keys);
+  AttentionArguments a = a_;
+  a.lse = nullptr;
+  a.out = out.data();
+  a.scores = scores.data();
+  std::vector<float> workspace(kernels::attention_workspace_size(a));
+  kernels::attention(a, target, workspace.data());
+
+  std::vector<float> expected(heads * keys);
+  std::vector<int32_t> positions;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    expected[i] = random.one_in(3) ? std::numeric_limits<float>::quiet_NaN() : 1.0f;
+    positions.push_back(static_cast<int32_t>((i + keys / 2) % keys));
+  }
+  a.zones = kernels::Zones::of(random.between(0, 4), a.key_count - random.between(0, 9));
+  a.return_scores = false;
+  a.accumulate = true;
+  a.decay = kernels::Decay::of(0.9);
+  std::vector<float> importance = expected;
+  a.importance = importance.data();
+  std::vector<uint32_t> worst(heads);
+  a.worst = worst.data();
+  a.positions = positions.data();
+  a.position_strides[0] = static_cast<int64_t>(keys) * a.kv_heads;
+  a.position_strides[1] = a.key_count;
+  workspace.resize(kernels::attention_workspace_size(a));
+  kernels::attention(a, target, workspace.data());
+
+  kernels::AccumulationArguments whole{};
+  whole.batch = a.batch;
+  whole.heads = a.kv_heads;
+  whole.group = a.query_heads / a.kv_heads;
+  whole.query_count = a.query_count;
+  whole.rows = a.key_count;
+  whole.scores = scores.data();
+  whole.score_strides[2] = a.key_count;
+  whole.score_strides[1] = whole.score_strides[2] * a.query_count;
+  whole.score_strides[0] = whole.score_strides[1] * a.query_heads;
+  whole.importance = expected.data();
+  whole.decay = a.decay;
+  kernels::accumulate_scores(whole, target);
+  for (size_t head = 0; head < heads; ++head) {
+    const float* own = importance.data() + head * keys;
+    if (std::memcmp(own, expected.data() + head * keys, keys * sizeof(float)) != 0) {
+      report.mismatch("importance after a step of target %s", kernels::target_name(target));
+    }
+    const uint32_t slot =
+        kernels::find_worst(own, positions.data() + head * keys, a.key_count, a.zones, target).slot;
+    if (slot != worst[head]) {
+      report.mismatch("worst row after a step of target %s: found %u, expected %u",
+                      kernels::target_name(target), worst[head], slot);
+    }
+  }
+}
+
 inline void test_attention(Random& random, int cases, Report& report) {
   static constexpr ElementType kTypes[] = {ElementType::float32, ElementType::float16,
                                            ElementType::bfloat16};
   for (int i = 0; i < cases; ++i) {
     AttentionCase one(random, kTypes[i % 3]);
     for (SimdTarget target : kernels::kSimdTargets) {
-      if (kernels::is_supported(target)) one.check(target, report);
+      if (!kernels::is_supported(target)) continue;
+      one.check(target, report);
+      one.check_step(random, target, report);
     }
   }
 }

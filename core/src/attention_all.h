@@ -1,0 +1,12 @@
+// What attention_kernel.cpp compiles for each SIMD target.
+#include "attention_stored.h"
+//
+#include "simd_exp.h"
+//
+#include "attention_tiles.h"
+//
+#include "logit_masks.h"
+//
+#include "attention_rows.h"
+//
+#include "attention_sweeps.h"
