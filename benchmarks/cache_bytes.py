@@ -1,0 +1,201 @@
+"""Bytes of bounded caches in the shape of Qwen3-8B, and the memory of a process that holds them.
+
+    python benchmarks/cache_bytes.py --json benchmarks/results/cache_bytes.json
+
+Random rows in float16: 8 KV heads of 128 elements in each layer. First, one layer after 2048 tokens
+with a budget of 256 rows, as in AtomGradient 2026, section 4.8: what `nbytes` says, and what of it
+are codes or numbers, scales and biases, scores and positions. Then 32K tokens with a budget of 2048
+rows in a process of its own per cache: what it holds, and its peaks while reading and while
+writing. Chunks and steps are evaluated as mlx_lm does, all layers at once; a layer's attention is
+that of 8 query heads, over the last 128 queries of a chunk, beside arrays of all rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import KVCache
+
+from mlx_h2o import H2OConfig
+from mlx_h2o.demo import report
+from mlx_h2o.quantized_cache import evicting_cache
+
+HEADS, SIZE = 8, 128
+SCALE = SIZE**-0.5
+QUERIES = 128
+CHUNK = 2048
+"""Tokens read at a time, as mlx_lm does."""
+
+# Name, settings, and the compression that the paper states at 2048 tokens to 256 rows.
+ARMS: dict[str, tuple[dict[str, Any], str]] = {
+    "dense": ({}, "~8x"),
+    "8 bits": ({"kv_bits": 8}, "~16x"),
+    "8 and 4 bits by rank, newest 32 dense": ({"kv_bits": 8, "light_bits": 4}, "~21x"),
+    "K8/V4, newest 32 dense": ({"kv_bits": 8, "v_bits": 4, "dense_size": 32}, ""),
+    "K8/V4": ({"kv_bits": 8, "v_bits": 4}, ""),
+    "4 bits": ({"kv_bits": 4}, "~32x"),
+}
+FULL = "full cache"
+
+
+def rows(length: int, seed: int, layer: int = 0) -> mx.array:
+    """Random rows [1, 8, length, 128], float16."""
+    key = mx.random.key(1000 * seed + layer)
+    return mx.random.normal((1, HEADS, length, SIZE), mx.float16, key=key)
+
+
+def cache_of(name: str, budget: int) -> Any:
+    """An empty cache of an arm."""
+    if name == FULL:
+        return KVCache()
+    return evicting_cache(H2OConfig(max_kv_size=budget, **ARMS[name][0]))
+
+
+def chunk(caches: list[Any], length: int, seed: int) -> None:
+    """Read ``length`` tokens, all layers in one evaluation."""
+    before = mx.zeros((), mx.float16)
+    outs = []
+    for layer, cache in enumerate(caches):
+        new = rows(length, seed, layer) + before  # a layer follows the one below it
+        keys, values = cache.update_and_fetch(new, new)
+        queries = new[:, :, -QUERIES:]
+        if hasattr(cache, "score_chunk"):
+            cache.score_chunk(queries, keys, scale=SCALE, mask="causal")
+        before = 0 * (keys[0, 0, 0, 0] + values[0, 0, 0, 0])
+        outs.append(before)
+    mx.eval(outs, [cache.state for cache in caches])
+
+
+def step(caches: list[Any], seed: int) -> None:
+    """Write one token."""
+    before = mx.zeros((), mx.float16)
+    for layer, cache in enumerate(caches):
+        new = rows(1, seed, layer) + before
+        keys, values = cache.update_and_fetch(new, new)
+        if hasattr(cache, "attend"):
+            out = cache.attend(new, keys, values, scale=SCALE)
+        else:
+            out = mx.fast.scaled_dot_product_attention(new, keys, values, scale=SCALE)
+        before = 0 * out[0, 0, 0, 0]
+    mx.eval(before)
+
+
+def one_layer(name: str, tokens: int, budget: int) -> dict[str, Any]:
+    """Bytes of one layer, in all and by kind."""
+    cache = cache_of(name, budget)
+    chunk([cache], tokens - 16, 0)
+    for index in range(16):
+        step([cache], 1 + index)
+    found = {"bytes": cache.nbytes, "rows": cache.size()}
+    if name == FULL:
+        return found
+    arrays = [array for _, array in tree_flatten(cache.state[:2])]
+    groups = [a for a in arrays if a.shape[3] < SIZE and a.dtype != mx.uint32]
+    remembered = cache.scores.nbytes + cache.positions.nbytes
+    scales = sum(array.nbytes for array in groups)
+    return found | {
+        "codes_or_numbers": cache.nbytes - scales - remembered,
+        "scales_and_biases": scales,
+        "scores_and_positions": remembered,
+    }
+
+
+def seed_setting() -> dict[str, dict[str, Any]]:
+    """2048 tokens to 256 rows, one layer."""
+    whole = 2 * 2048 * HEADS * SIZE * 2
+    found = {}
+    for name, (_, stated) in ARMS.items():
+        one = one_layer(name, 2048, 256)
+        codes = one["codes_or_numbers"]
+        found[name] = one | {
+            "compression": whole / one["bytes"],
+            "compression_of_codes_alone": whole / codes,
+            "stated": stated,
+        }
+    return found
+
+
+def _peak_rss() -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("no VmHWM in /proc/self/status")
+
+
+def _forget_peaks() -> None:
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def process(name: str, tokens: int, budget: int, layers: int, length: int) -> dict[str, Any]:
+    """Peaks of this process: call it in a new one."""
+    caches = [cache_of(name, budget) for _ in range(layers)]
+    mx.eval(rows(1, 0))
+    _forget_peaks()
+    idle = _peak_rss()
+    for index in range(tokens // length):
+        chunk(caches, length, index)
+    found: dict[str, Any] = {
+        "bytes": sum(cache.nbytes for cache in caches),
+        "reading": {"mlx_peak": mx.get_peak_memory(), "process_peak": _peak_rss() - idle},
+    }
+    step(caches, tokens)
+    _forget_peaks()
+    for index in range(32):
+        step(caches, tokens + 1 + index)
+    found["writing"] = {"mlx_peak": mx.get_peak_memory(), "process_peak": _peak_rss() - idle}
+    return found
+
+
+def _in_a_process(name: str, *numbers: int) -> dict[str, Any]:
+    command = [sys.executable, __file__, "--arm", name, *map(str, numbers)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--json", type=Path, help="write the results here")
+    parser.add_argument("--tokens", type=int, default=32768, help="default: %(default)s")
+    parser.add_argument("--layers", type=int, default=4, help="of 36 (default: %(default)s)")
+    parser.add_argument("--arm", nargs=5, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.arm is not None:
+        print(json.dumps(process(args.arm[0], *map(int, args.arm[1:]))))
+        return
+    small = seed_setting()
+    print("2048 tokens to 256 rows, one layer")
+    for name, one in small.items():
+        print(
+            f"  {name:40} {one['bytes']:9,} bytes  {one['compression']:5.1f}x, codes alone "
+            f"{one['compression_of_codes_alone']:5.1f}x  {one['stated']}"
+        )
+    print(f"{args.tokens} tokens to 2048 rows, {args.layers} layers, MB")
+    large = {}
+    for name in (FULL, *ARMS):
+        one = large[name] = _in_a_process(name, args.tokens, 2048, args.layers, CHUNK)
+        peaks = [one[when][which] / 1e6 for when in ("reading", "writing")
+                 for which in ("mlx_peak", "process_peak")]  # fmt: skip
+        print(f"  {name:40} {one['bytes'] / 1e6:7.1f}  {' '.join(f'{p:7.1f}' for p in peaks)}")
+    if args.json is not None:
+        content = {
+            "environment": report.environment(),
+            "shape": {"kv_heads": HEADS, "head_size": SIZE, "dtype": "float16"},
+            "one_layer_2048_to_256": small,
+            "processes": {"tokens": args.tokens, "budget": 2048, "layers": args.layers,
+                          "chunk": CHUNK, "arms": large},
+        }  # fmt: skip
+        args.json.write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
