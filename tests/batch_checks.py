@@ -7,7 +7,7 @@ import numpy as np
 
 from mlx_h2o import H2OKVCache, attention
 
-HEADS, GROUP, SIZE, SCALE = 2, 2, 16, 0.25
+HEADS, GROUP, SIZE, SCALE = 2, 2, 32, 0.2
 
 
 class Lone:

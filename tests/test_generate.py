@@ -169,8 +169,6 @@ def test_what_is_refused(function):
         return function(model, tokenizer, [1, 2, 3], **given)
 
     name = function.__name__
-    with pytest.raises(ValueError, match=rf"\[{name}\] draft_model is given.*not available"):
-        call(draft_model=model)
     with pytest.raises(ValueError, match=rf"\[{name}\] quantized_kv_start is 5000, expected 0"):
         call(kv_bits=8, quantized_kv_start=5000)
     with pytest.raises(ValueError, match=rf"\[{name}\] found prompt_cache and .*'max_kv_size'"):

@@ -42,6 +42,16 @@ class BatchH2OKVCache(BatchedRows):
         for cache in caches:
             if not isinstance(cache, H2OKVCache):
                 raise ValueError(f"{op} found a {type(cache).__name__}, expected H2OKVCache only.")
+            if cache.config.speculative:
+                raise ValueError(
+                    f"{op} speculative is {cache.config.speculative}, expected 0: there is no "
+                    "speculative decoding of batches."
+                )
+            if cache.config.dense_rows:
+                raise ValueError(
+                    f"{op} found the settings {cache.config}, expected rows of one precision: "
+                    "there are no batches of caches whose newest rows stay dense."
+                )
             held = 1 if cache.positions is None else cache.positions.shape[0]
             if held != 1:
                 raise ValueError(f"{op} found a cache of {held} sequences, expected one.")

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_flatten, tree_map
+from mlx.utils import tree_map
 
 from .config import H2OConfig
 from .storage import Storage
@@ -64,12 +63,6 @@ class Line:
 def mapped(store: Storage, config: H2OConfig, function: Callable[[mx.array], mx.array]) -> Storage:
     """A store of the arrays [B, H, rows, ...] that ``function`` makes of each array of rows."""
     keys, values = store.fetch()
-    leaves: Any = tree_flatten([keys, values])
-    if any(array.shape[2] != store.length for _, array in leaves):
-        raise ValueError(
-            "[BatchH2OKVCache] the rows of this cache are kept in several forms, which batches do "
-            "not serve: expected rows of one precision."
-        )
     keys, values = tree_map(function, (keys, values))
     return restored_store(
         config, keys, values, function(store.importance), function(store.positions)

@@ -37,6 +37,7 @@ class H2OKVCache(BoundedRows):
     """
 
     _quantized: ClassVar[bool] = False
+    _speculative: ClassVar[bool] = False
 
     def _configure(self, config: H2OConfig, name: str) -> None:
         if (config.kv_bits is not None) != self._quantized:
@@ -45,6 +46,11 @@ class H2OKVCache(BoundedRows):
             )
             raise ValueError(
                 f"[{type(self).__name__}] kv_bits is {config.kv_bits}, expected {expected}."
+            )
+        if config.speculative and not self._speculative:
+            raise ValueError(
+                f"[{type(self).__name__}] speculative is {config.speculative}, expected 0, or a "
+                f"Speculative{type(self).__name__}."
             )
         super()._configure(config, name)
 

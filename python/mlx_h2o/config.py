@@ -40,6 +40,9 @@ class H2OConfig:
         shared_heads: whether all KV heads of a layer keep the same positions, by the mean of their
             ranks; else each head chooses by itself.
         random_seed: for the policy "random": another seed is another sample.
+        speculative: tokens that a draft model may propose at a time. The last ``speculative + 1``
+            tokens are then provisional: beyond the budget, and ``trim`` takes them back exactly,
+            also after evictions. 0: a cache can be trimmed until its first eviction.
         kv_bits: bits of each element of keys and values: 2, 3, 4, 5, 6 or 8. None: rows stay as
             they come.
         v_bits: bits of the values, where they differ from those of the keys.
@@ -67,6 +70,7 @@ class H2OConfig:
     evict_every: int = 1
     shared_heads: bool = False
     random_seed: int = 0
+    speculative: int = 0
     kv_bits: int | None = None
     v_bits: int | None = None
     kv_group_size: int = 64
@@ -85,6 +89,7 @@ class H2OConfig:
                 f"[H2OConfig] decay is {self.decay!r}, expected a number of at least 0, below 1."
             )
         _check_int("random_seed", self.random_seed, 0)
+        _check_int("speculative", self.speculative, 0)
         if not isinstance(self.shared_heads, bool):
             raise ValueError(f"[H2OConfig] shared_heads is {self.shared_heads!r}, expected a bool.")
         if self.policy not in policies.names():
@@ -98,6 +103,12 @@ class H2OConfig:
             )
         self._resolve_sizes()
         self._check_dense_rows()
+        if self.speculative and (self.evict_every != 1 or self.dense_rows):
+            raise ValueError(
+                f"[H2OConfig] speculative is {self.speculative}, evict_every {self.evict_every} "
+                f"and {self.dense_rows} rows stay dense beside packed ones, expected evict_every 1 "
+                "and rows of one precision with speculation."
+            )
 
     def _check_quantisation(self) -> None:
         for name, known in (

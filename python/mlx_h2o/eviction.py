@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
@@ -61,6 +61,17 @@ class Eviction(NamedTuple):
             recent_start=self.recent_start,
         )
         self.store.keep(slots, ranks=ranks, added=self.added)
+
+    def split(self, keep: int) -> tuple[mx.array, mx.array]:
+        """Slots of the rows that ``compact`` would keep, and of the others: uint32 [B, H, n]."""
+        batch, heads, length = self.store.positions.shape
+        if keep == 0:
+            slots = mx.broadcast_to(mx.arange(length, dtype=mx.uint32), (batch, heads, length))
+            return slots[:, :, :0], slots
+        ranks, positions = self.ranks(), self.store.positions
+        zones: Any = {"sink_size": self.sink_size, "recent_start": self.recent_start}
+        kept = fast.keep_indices(ranks, positions, keep=keep, **zones)
+        return kept, fast.evict_indices(ranks, positions, count=length - keep, **zones)
 
     @property
     def recent_start(self) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -14,8 +15,9 @@ from mlx_lm.generate import BatchResponse, GenerationResponse
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from .config import H2OConfig
+from .drafting import DRAFTED
 from .prompt_cache import evicting_caches, make_prompt_cache, summary
-from .routing import routing_for
+from .routing import routing, routing_for
 
 __all__ = ["batch_generate", "generate", "load", "make_prompt_cache", "stream_generate", "summary"]
 
@@ -56,14 +58,16 @@ def stream_generate(
         kwargs: mlx_lm's own arguments; settings of H2OConfig, where ``max_kv_size`` may be a
             whole H2OConfig and None means its default; or ``prompt_cache``, caches of
             :func:`make_prompt_cache`, which are updated in place and bring their own settings.
+            With ``draft_model`` both models get caches, for ``num_draft_tokens`` (2) at a time;
+            a ``prompt_cache`` then holds those of the model and those of the draft model.
 
     Yields:
         mlx_lm's GenerationResponse, a piece of text each.
 
     Raises:
-        ValueError: settings out of range or given beside ``prompt_cache``; a draft model,
-            which is not available in this version; a ``quantized_kv_start`` beyond 0; a model
-            that cannot be served.
+        ValueError: settings out of range or given beside ``prompt_cache``; with a draft model,
+            caches of fewer ``speculative`` tokens than it drafts; a ``quantized_kv_start`` beyond
+            0; a model that cannot be served.
     """
     kwargs["prompt_cache"] = _caches("stream_generate", model, kwargs)
     return _stream(model, tokenizer, prompt, max_tokens, kwargs)
@@ -82,7 +86,7 @@ def generate(
     the timings as they come.
     """
     kwargs["prompt_cache"] = _caches("generate", model, kwargs)
-    with _routed(model, kwargs["prompt_cache"]):
+    with _routed(model, kwargs["prompt_cache"], kwargs.get("draft_model")):
         # mlx_lm returns None where it is verbose and nothing was generated.
         return mlx_lm.generate(model, tokenizer, prompt, verbose=verbose, **kwargs) or ""
 
@@ -111,6 +115,11 @@ def batch_generate(
         ValueError: no prompts, an empty one, a number of caches other than that of the prompts, or
             as :func:`stream_generate`.
     """
+    if kwargs.get("draft_model") is not None:
+        raise ValueError(
+            "[batch_generate] draft_model is given, expected None: there is no speculative "
+            "decoding of batches."
+        )
     if len(prompts) == 0:
         raise ValueError("[batch_generate] found no prompts, expected at least one.")
     if prompt_caches is None:
@@ -140,17 +149,13 @@ def batch_generate(
 def _stream(
     model: Module, tokenizer: Any, prompt: Any, max_tokens: int, kwargs: dict[str, Any]
 ) -> Iterator[GenerationResponse]:
-    with _routed(model, kwargs["prompt_cache"]):
+    with _routed(model, kwargs["prompt_cache"], kwargs.get("draft_model")):
         yield from mlx_lm.stream_generate(model, tokenizer, prompt, max_tokens, **kwargs)
 
 
 def _caches(operation: str, model: Module, kwargs: dict[str, Any]) -> list[Any]:
     """Take our settings out of ``kwargs`` and make the caches, unless the caller brings some."""
-    if kwargs.pop("draft_model", None) is not None:
-        raise ValueError(
-            f"[{operation}] draft_model is given, expected None: speculative decoding is not "
-            "available in this version."
-        )
+    draft = kwargs.get("draft_model")
     start = kwargs.pop("quantized_kv_start", 0)
     if start:
         raise ValueError(
@@ -162,7 +167,10 @@ def _caches(operation: str, model: Module, kwargs: dict[str, Any]) -> list[Any]:
     given = {name: value for name, value in settings.items() if value is not None}
     prompt_cache = kwargs.pop("prompt_cache", None)
     if prompt_cache is None:
-        return make_prompt_cache(model, **given)
+        if draft is None:
+            return make_prompt_cache(model, **given)
+        given = _with_speculation(given, kwargs.get("num_draft_tokens", DRAFTED))
+        return make_prompt_cache(model, **given) + make_prompt_cache(draft, **given)
     if given:
         raise ValueError(
             f"[{operation}] found prompt_cache and the settings {sorted(given)}, expected one or "
@@ -171,8 +179,28 @@ def _caches(operation: str, model: Module, kwargs: dict[str, Any]) -> list[Any]:
     return prompt_cache  # type: ignore[no-any-return]
 
 
-def _routed(model: Module, caches: Sequence[Any]) -> AbstractContextManager[None]:
+def _with_speculation(given: dict[str, Any], drafted: int) -> dict[str, Any]:
+    """The settings, with room for the drafts that mlx_lm will make at a time."""
+    config = given.get("max_kv_size")
+    if isinstance(config, H2OConfig):
+        return (
+            given if config.speculative else {"max_kv_size": replace(config, speculative=drafted)}
+        )
+    return {"speculative": drafted} | given
+
+
+def _routed(
+    model: Module, caches: Sequence[Any], draft_model: Module | None = None
+) -> AbstractContextManager[None]:
+    if draft_model is not None:
+        return _both(model, draft_model)
     return routing_for(model, list(evicting_caches(caches)))
+
+
+@contextmanager
+def _both(model: Module, draft_model: Module) -> Iterator[None]:
+    with routing(model), routing(draft_model):
+        yield
 
 
 def _upcast(model: Module) -> None:

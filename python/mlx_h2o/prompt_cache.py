@@ -12,8 +12,8 @@ from mlx_lm.models import cache as mlx_lm_cache
 from .cache import H2OKVCache
 from .config import H2OConfig
 from .linked import LinkedH2OCache
-from .quantized_cache import evicting_cache
 from .routing import calls_attention, model_classes, model_name
+from .speculative_cache import cache_of
 
 __all__ = ["CacheSummary", "evicting_caches", "make_prompt_cache", "summary"]
 
@@ -133,7 +133,7 @@ def _config(max_kv_size: int | H2OConfig | None, settings: dict[str, Any]) -> H2
 
 def _replaced(cache: Any, config: H2OConfig, name: str, linked: bool) -> Any:
     if type(cache) is mlx_lm_cache.KVCache:
-        return evicting_cache(config, name=name)
+        return cache_of(config, name=name)
     if type(cache) is mlx_lm_cache.CacheList and linked:
         return LinkedH2OCache(config, name=name)
     if type(cache) is mlx_lm_cache.CacheList:

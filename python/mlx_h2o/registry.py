@@ -11,13 +11,21 @@ from .cache import H2OKVCache
 from .linked import LinkedH2OCache
 from .quantized_cache import QuantizedH2OKVCache
 from .replacements import Target
+from .speculative_cache import SpeculativeH2OKVCache, SpeculativeQuantizedH2OKVCache
 
 __all__ = ["cache_classes", "class_name_targets"]
 
 
 def cache_classes() -> dict[str, type[Any]]:
     """Every class that a saved prompt cache of ours may name."""
-    classes = (H2OKVCache, QuantizedH2OKVCache, BatchH2OKVCache, LinkedH2OCache)
+    classes = (
+        H2OKVCache,
+        QuantizedH2OKVCache,
+        SpeculativeH2OKVCache,
+        SpeculativeQuantizedH2OKVCache,
+        BatchH2OKVCache,
+        LinkedH2OCache,
+    )
     return {cls.__name__: cls for cls in classes}
 
 

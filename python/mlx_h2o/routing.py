@@ -17,19 +17,16 @@ from types import FunctionType, ModuleType
 from typing import Any, cast
 
 import mlx.core as mx
-import mlx_lm.generate
 import mlx_lm.models.base
 from mlx.nn.layers.base import Module
 
-from . import attention
-from .cache import H2OKVCache
+from . import attention, drafting
 from .registry import class_name_targets
 from .replacements import PATCHES, Target
 
 __all__ = ["calls_attention", "model_classes", "model_name", "routing", "routing_for"]
 
 _ATTENTION = "scaled_dot_product_attention"
-_generate = sys.modules["mlx_lm.generate"]  # mlx_lm.generate may also be its function
 _base = mlx_lm.models.base
 
 
@@ -41,8 +38,7 @@ def routing(model: Module | None = None) -> Iterator[None]:
     used from several threads. Closing the last one leaves mlx_lm as it was.
 
     Within the context mlx_lm's own ``load_prompt_cache`` knows the classes of our caches, and its
-    speculative decoding refuses these caches: it takes back
-    rejected tokens, and evicted rows cannot come back.
+    speculative decoding refuses those that could not take back the tokens that it rejects.
 
     Args:
         model: the model to route, custom model files included; None for every mlx_lm model
@@ -57,8 +53,7 @@ def routing(model: Module | None = None) -> Iterator[None]:
             f"[routing] {model_name(model)} does not call mlx_lm's attention function, so its "
             "scores cannot be had: expected another model, or a policy that needs no scores."
         )
-    targets.append(Target(vars(_generate), "speculative_generate_step", _refusing_speculation))
-    targets.append(Target(vars(_generate), "can_trim_prompt_cache", _refusing_trimming))
+    targets += drafting.targets()
     targets += class_name_targets()
     del model  # a context that stays open does not keep the model
     PATCHES.enter(targets)
@@ -158,37 +153,3 @@ def _routed(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
         return attention.attend(call, functools.partial(original, *args, **kwargs))
 
     return scaled_dot_product_attention
-
-
-def _is_ours(cache: object) -> bool:
-    parts = getattr(cache, "caches", ())
-    return isinstance(cache, H2OKVCache) or any(_is_ours(part) for part in parts)
-
-
-def _refuse(caches: Any) -> None:
-    if caches is not None and any(_is_ours(cache) for cache in caches):
-        raise ValueError(
-            "[speculative_generate_step] the prompt cache holds an H2OKVCache, whose evicted rows "
-            "cannot come back when a drafted token is rejected: expected mlx_lm's own caches, or "
-            "no draft model."
-        )
-
-
-def _refusing_speculation(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def speculative_generate_step(*args: Any, **kwargs: Any) -> Any:
-        _refuse(kwargs.get("prompt_cache"))
-        return original(*args, **kwargs)
-
-    return speculative_generate_step
-
-
-def _refusing_trimming(original: Callable[..., bool]) -> Callable[..., bool]:
-    """For those who hold the speculative loop itself: it asks this first, by name."""
-
-    @functools.wraps(original)
-    def can_trim_prompt_cache(cache: Any) -> bool:
-        _refuse(cache)
-        return original(cache)
-
-    return can_trim_prompt_cache

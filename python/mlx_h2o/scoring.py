@@ -8,7 +8,7 @@ from . import composed, fast, prefill
 from .policies import Policy
 from .storage import Storage
 
-__all__ = ["after_chunk", "after_scores"]
+__all__ = ["after_chunk", "after_scores", "after_seen", "seen"]
 
 
 def after_scores(
@@ -31,7 +31,23 @@ def after_scores(
     Raises:
         ValueError: ``lse`` of another shape.
     """
-    seen = _weights(scores, lse) if policy.needs_weights else scores
+    return after_seen(policy, store, seen(policy, scores, lse), masked=masked)
+
+
+def seen(
+    policy: Policy, scores: mx.array, lse: mx.array | None, sinks: mx.array | None = None
+) -> mx.array:
+    """What ``accumulate`` takes of scores: themselves, or weights where the policy wants them.
+
+    Where there is no ``lse``, weights are of these scores and ``sinks``.
+    """
+    if not policy.needs_weights:
+        return scores
+    return _shares(scores, sinks) if lse is None else _weights(scores, lse)
+
+
+def after_seen(policy: Policy, store: Storage, seen: mx.array, *, masked: bool = True) -> mx.array:
+    """The importance of the stored rows after what ``seen`` gave, [B, Hq, L, N]."""
     if policy.chunk_queries is not None:
         seen = seen[:, :, -policy.chunk_queries :]
     return policy.accumulate(store.importance, seen, positions=store.positions, masked=masked)
@@ -63,21 +79,19 @@ def after_chunk(
         )
     if policy.chunk_queries is None:
         mass = fast.prefill_scores(queries, keys, scale=scale, mask=mask, sinks=sinks, kind="mass")
-        seen = mx.expand_dims(mass, 2)
+        given = mx.expand_dims(mass, 2)
     else:
         count = policy.chunk_queries
-        seen = prefill.last_scores(queries, keys, scale=scale, mask=mask, queries=count)
+        given = prefill.last_scores(queries, keys, scale=scale, mask=mask, queries=count)
         if policy.needs_weights:
-            seen = _shares(seen, sinks)
+            given = _shares(given, sinks)
     return policy.accumulate(
-        store.importance, seen, positions=store.positions, masked=mask is not None
+        store.importance, given, positions=store.positions, masked=mask is not None
     )
 
 
-def _weights(scores: mx.array, lse: mx.array | None) -> mx.array:
+def _weights(scores: mx.array, lse: mx.array) -> mx.array:
     """``exp(scores - lse)``, 0 where a query sees nothing."""
-    if lse is None:
-        return _shares(scores, None)
     if lse.shape != scores.shape[:3]:
         raise ValueError(
             f"[H2OKVCache.update_scores] lse has shape {lse.shape}, expected [B, Hq, L] = "

@@ -151,7 +151,9 @@ def _explain(parser: argparse.ArgumentParser, name: str, text: str) -> None:
 
 
 def _config(args: argparse.Namespace) -> H2OConfig:
-    return H2OConfig(**{name: getattr(args, name) for name in H2OConfig.setting_names()})
+    return H2OConfig(
+        **{name: getattr(args, name) for name in H2OConfig.setting_names() if hasattr(args, name)}
+    )
 
 
 def _prompt(args: argparse.Namespace, tokenizer: Any) -> Any:

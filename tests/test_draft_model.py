@@ -1,0 +1,128 @@
+"""Speculative decoding by mlx_lm's own loop, with evicting caches for both models."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import mlx_lm.models.cache as mlx_lm_cache
+import numpy as np
+import pytest
+
+from mlx_h2o import H2OConfig, batch_generate, generate, make_prompt_cache, routing, stream_generate
+from mlx_h2o.speculative_cache import SpeculativeH2OKVCache
+from routing_checks import SETTINGS, mlx_lm_stays_as_it_is
+from tiny_models import random_prompt, stock_tokens, tiny_qwen3, tiny_tokenizer
+
+__all__ = ["mlx_lm_stays_as_it_is"]  # a fixture around every test
+
+PROMPT = random_prompt(20)
+
+
+def drafted(model, draft, caches, tokens=40, number=3, **given):
+    """Responses of the whole generation."""
+    return list(
+        stream_generate(
+            model,
+            tiny_tokenizer(),
+            PROMPT,
+            max_tokens=tokens,
+            draft_model=draft,
+            num_draft_tokens=number,
+            prompt_cache=caches,
+            **given,
+        )
+    )
+
+
+def both(model, draft, size, **given):
+    settings = SETTINGS | {"speculative": 3} | given
+    return make_prompt_cache(model, size, **settings) + make_prompt_cache(draft, size, **settings)
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("policy", ["h2o", "keydiff"])
+def test_below_the_budget_the_tokens_are_those_of_mlx_lm(layers, policy):
+    """With a draft model that is mostly wrong, and with one that never is."""
+    model, draft = tiny_qwen3(), tiny_qwen3(layers=layers)
+    responses = drafted(model, draft, both(model, draft, 256, policy=policy))
+    assert [r.token for r in responses][:40] == stock_tokens(model, PROMPT, 40)
+    assert any(r.from_draft for r in responses) or layers == 1
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("policy", ["h2o", "window", "keydiff", "h2o-sum"])
+def test_the_caches_become_those_of_the_accepted_tokens(layers, policy):
+    """Fed in the same groups, without a draft that was rejected, far beyond the budget."""
+    model, draft = tiny_qwen3(), tiny_qwen3(layers=layers)
+    caches = both(model, draft, 16, policy=policy)
+    responses = drafted(model, draft, caches, tokens=60)
+    fresh = make_prompt_cache(model, 16, **SETTINGS, speculative=3, policy=policy)
+    groups, group = [], [PROMPT[-1]]
+    for response in responses[:60]:
+        if response.from_draft:
+            group.append(response.token)
+        else:
+            groups.append(group)
+            group = [response.token]
+    with routing(model):
+        mx.eval(model(mx.array(PROMPT[:-1])[None], cache=fresh))
+        mx.eval([cache.state for cache in fresh])
+        found = []
+        for group in groups:
+            logits = model(mx.array(group)[None], cache=fresh)
+            found += mx.argmax(logits[0], axis=-1).tolist()
+    assert found == [r.token for r in responses][: len(found)]
+    for one, other in zip(caches[:2], fresh, strict=True):
+        assert one.evicted > 20
+        assert one.size() <= 16 + 3 * 4
+        extra = one.offset - other.offset  # of a round that the limit of tokens cut short
+        assert 0 <= extra <= 4
+        if extra == 0:
+            kept = [np.sort(np.array(cache.positions), axis=2) for cache in (one, other)]
+            np.testing.assert_array_equal(*kept)
+
+
+def test_quantised_rows_are_taken_back_too():
+    model, draft = tiny_qwen3(head_dim=32), tiny_qwen3(layers=1, head_dim=32)
+    given = {"kv_bits": 8, "kv_group_size": 32}
+    caches = both(model, draft, 16, **given)
+    responses = drafted(model, draft, caches)
+    assert len(responses) == 40
+    assert {type(cache).__name__ for cache in caches} == {"SpeculativeQuantizedH2OKVCache"}
+    assert all(cache.evicted > 0 for cache in caches)
+
+
+def test_the_settings_make_caches_for_both_models():
+    model, draft, tokenizer = tiny_qwen3(), tiny_qwen3(layers=1), tiny_tokenizer()
+    config = H2OConfig(max_kv_size=16, **SETTINGS)
+    texts = [
+        generate(model, tokenizer, PROMPT, max_tokens=30, draft_model=draft, **given)
+        for given in (
+            {"max_kv_size": 16, **SETTINGS},
+            {"max_kv_size": config},
+            {"max_kv_size": 16, **SETTINGS, "num_draft_tokens": 2, "speculative": 2},
+        )
+    ]
+    assert texts[0] == texts[1] == texts[2]
+    assert len(texts[0].split()) == 30
+
+
+def test_caches_that_could_not_take_back_are_refused_at_the_start():
+    model, draft = tiny_qwen3(), tiny_qwen3(layers=1)
+    for given in ({"speculative": 0}, {"speculative": 2}, {"speculative": 0, "policy": "window"}):
+        caches = both(model, draft, 16, **given)
+        with pytest.raises(ValueError, match=r"\[speculative_generate_step\] .*speculative=3 or"):
+            drafted(model, draft, caches)
+        assert all(cache.empty() for cache in caches)
+    with pytest.raises(ValueError, match=r"\[batch_generate\] draft_model is given, expected None"):
+        batch_generate(model, tiny_tokenizer(), [PROMPT], draft_model=draft)
+
+
+def test_mlx_lms_own_functions_trim_these_caches():
+    model = tiny_qwen3()
+    caches = make_prompt_cache(model, 16, **SETTINGS, speculative=3)
+    assert [type(cache) for cache in caches] == [SpeculativeH2OKVCache] * 2
+    generate(model, tiny_tokenizer(), PROMPT, max_tokens=20, prompt_cache=caches)
+    before = caches[0].offset
+    assert mlx_lm_cache.can_trim_prompt_cache(caches)
+    assert mlx_lm_cache.trim_prompt_cache(caches, 3) == 3
+    assert [cache.offset for cache in caches] == [before - 3] * 2
