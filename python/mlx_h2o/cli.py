@@ -8,8 +8,13 @@ from collections.abc import Sequence
 
 __all__ = ["main"]
 
-_COMMANDS = {"generate": "text from a prompt, with a bounded cache"}
-_PLANNED = ("chat", "server", "evaluate", "benchmark", "cache_prompt")
+_COMMANDS = {
+    "generate": "text from a prompt, with a bounded cache",
+    "chat": "a conversation, in a terminal",
+    "server": "mlx_lm's HTTP server, batches included",
+    "cache_prompt": "read a prompt once, and save its cache",
+}
+_PLANNED = ("evaluate", "benchmark")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

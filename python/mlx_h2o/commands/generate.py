@@ -12,54 +12,62 @@ import mlx.core as mx
 from mlx_lm.generate import DEFAULT_MODEL, setup_arg_parser
 from mlx_lm.sample_utils import make_sampler
 
-from .. import policies
 from ..config import H2OConfig
 from ..generate import load, make_prompt_cache, stream_generate, summary
+from ..prompt_cache import evicting_caches
+from ..saving import load_prompt_cache
+from .options import add_eviction, config_of, explain
 
 __all__ = ["run"]
-
-# Flags of mlx_lm that would be without effect or wrong here, and their values when not given.
-_NOT_YET = {"draft_model": None, "prompt_cache_file": None, "image": ()}
 
 
 def run(arguments: Sequence[str]) -> int:
     """Generate from the command line's arguments; returns the exit status."""
     parser = _parser()
     args = parser.parse_args(arguments)
-    for name, absent in _NOT_YET.items():
-        if getattr(args, name) != absent:
-            parser.error(f"--{name.replace('_', '-')} is not available in this version")
-    if args.quantized_kv_start:
-        parser.error("--quantized-kv-start must be 0: rows are quantised from the first on")
+    if args.image:
+        parser.error("--image is not available in this version")
+    drafted = 0 if args.draft_model is None else args.num_draft_tokens
+    config = config_of(parser, args, speculative=drafted)
     try:
-        config = _config(args)
-    except ValueError as error:
-        parser.error(str(error))
+        return _generate(args, config)
+    except (OSError, ValueError) as error:  # a model that cannot be served, a file of another one
+        print(f"mlx_h2o generate: {error}", file=sys.stderr)
+        return 1
+
+
+def _generate(args: argparse.Namespace, config: H2OConfig) -> int:
     if args.seed is not None:
         mx.random.seed(args.seed)
+    caches, metadata = _saved(args, config)
+    tokenizer_config = json.loads(metadata.get("tokenizer_config", "{}"))
     model, tokenizer = load(
-        args.model or DEFAULT_MODEL,
+        args.model or metadata.get("model") or DEFAULT_MODEL,
         adapter_path=args.adapter_path,
-        tokenizer_config={"trust_remote_code": args.trust_remote_code},
+        tokenizer_config=tokenizer_config | {"trust_remote_code": args.trust_remote_code},
         model_config={"quantize_activations": args.quantize_activations},
         trust_remote_code=args.trust_remote_code,
     )
     for token in args.extra_eos_token:
         tokenizer.add_eos_token(token)
-    try:
+    if caches is not None:  # once more, now that there is a model to compare it with
+        caches = load_prompt_cache(args.prompt_cache_file, model=model)
+    else:
         caches = make_prompt_cache(model, config)
-    except ValueError as error:  # a model that cannot be served, by name
-        print(f"mlx_h2o generate: {error}", file=sys.stderr)
-        return 1
+    draft_model = _draft_model(args, tokenizer)
+    if draft_model is not None:
+        caches = caches + make_prompt_cache(draft_model, config)
     response = None
     for response in stream_generate(
         model,
         tokenizer,
-        _prompt(args, tokenizer),
+        _prompt(args, tokenizer, suffix=args.prompt_cache_file is not None),
         max_tokens=args.max_tokens,
         sampler=_sampler(args, tokenizer),
         prefill_step_size=args.prefill_step_size,
         prompt_cache=caches,
+        draft_model=draft_model,
+        num_draft_tokens=args.num_draft_tokens,
     ):
         print(response.text, end="", flush=True)
     print()
@@ -71,7 +79,8 @@ def run(arguments: Sequence[str]) -> int:
             f"{response.generation_tps:.3f} tokens-per-sec"
         )
         print(f"Peak memory: {response.peak_memory:.3f} GB")
-        print(f"KV cache: {config.policy}, {summary(caches)}")
+        policy = next(evicting_caches(caches)).config.policy
+        print(f"KV cache: {policy}, {summary(caches)}")
     return 0
 
 
@@ -82,82 +91,49 @@ def _parser() -> argparse.ArgumentParser:
         "Generate text with a KV cache that evicts rows. --model demo is a small model that comes "
         "with the package."
     )
-    defaults = H2OConfig()
-    parser.set_defaults(max_kv_size=defaults.max_kv_size, quantized_kv_start=0)
-    _explain(parser, "quantized_kv_start", "Only 0: rows are quantised from the first on.")
-    ours = parser.add_argument_group(
-        "eviction", f"--max-kv-size is {defaults.max_kv_size} where it is not given"
-    )
-    ours.add_argument(
-        "--policy",
-        choices=policies.names(),
-        default=defaults.policy,
-        help="what decides which rows stay (default: %(default)s)",
-    )
-    ours.add_argument(
-        "--sink-size",
-        type=int,
-        default=defaults.sink_size,
-        help="first rows that always stay (default: %(default)s)",
-    )
-    ours.add_argument("--heavy-size", type=int, help="rows kept by score (default: half)")
-    ours.add_argument("--recent-size", type=int, help="newest rows that stay (default: the rest)")
-    ours.add_argument(
-        "--decay",
-        type=float,
-        default=defaults.decay,
-        help="decay of the moving average of scores (default: %(default)s)",
-    )
-    ours.add_argument(
-        "--evict-every",
-        type=int,
-        default=defaults.evict_every,
-        help="tokens per eviction (default: %(default)s)",
-    )
-    ours.add_argument(
-        "--shared-heads",
-        action="store_true",
-        help="one choice of rows for all heads of a layer, by the mean of their ranks",
-    )
-    ours.add_argument(
-        "--random-seed",
-        type=int,
-        default=defaults.random_seed,
-        help="of the policy random (default: %(default)s)",
-    )
-    ours.add_argument(
-        "--v-bits",
-        type=int,
-        help="bits of the values, where they differ from --kv-bits, those of the keys",
-    )
-    ours.add_argument(
-        "--light-bits",
-        type=int,
-        help="mixed precision: bits of the rows that rank in the lower half",
-    )
-    ours.add_argument(
-        "--dense-size",
-        type=int,
-        help="newest rows that are not quantised (default: 32 with --light-bits, else 0)",
-    )
+    parser.set_defaults(max_kv_size=H2OConfig.max_kv_size, quantized_kv_start=0)
+    explain(parser, "quantized_kv_start", "Only 0: rows are quantised from the first on.")
+    explain(parser, "prompt_cache_file", "A file of mlx_h2o cache_prompt, settings included.")
+    add_eviction(parser)
     return parser
 
 
-def _explain(parser: argparse.ArgumentParser, name: str, text: str) -> None:
-    """Replace the help of one of mlx_lm's flags, whose meaning here is narrower."""
-    for action in parser._actions:
-        if action.dest == name:
-            action.help = text
+def _saved(args: argparse.Namespace, config: H2OConfig) -> tuple[Any, dict[str, str]]:
+    """The prompt cache that a flag names, or None, and what was saved with it."""
+    if args.prompt_cache_file is None:
+        return None, {}
+    if args.draft_model is not None:
+        raise ValueError(
+            "--draft-model with --prompt-cache-file: a saved prompt has no cache of the draft model"
+        )
+    if config != H2OConfig():
+        raise ValueError("--prompt-cache-file brings its settings, found others beside it")
+    caches, metadata = load_prompt_cache(args.prompt_cache_file, return_metadata=True)
+    if args.model not in (None, metadata.get("model", args.model)):
+        raise ValueError(
+            f"--prompt-cache-file is of the model {metadata['model']!r}, found --model "
+            f"{args.model!r}"
+        )
+    return caches, metadata
 
 
-def _config(args: argparse.Namespace) -> H2OConfig:
-    return H2OConfig(
-        **{name: getattr(args, name) for name in H2OConfig.setting_names() if hasattr(args, name)}
-    )
+def _draft_model(args: argparse.Namespace, tokenizer: Any) -> Any:
+    if args.draft_model is None:
+        return None
+    model, its_tokenizer = load(args.draft_model)
+    if its_tokenizer.vocab_size != tokenizer.vocab_size:
+        raise ValueError(
+            f"--draft-model has a vocabulary of {its_tokenizer.vocab_size} tokens, expected "
+            f"{tokenizer.vocab_size} as the model"
+        )
+    return model
 
 
-def _prompt(args: argparse.Namespace, tokenizer: Any) -> Any:
-    """The prompt's token ids, through the chat template where the tokenizer has one."""
+def _prompt(args: argparse.Namespace, tokenizer: Any, *, suffix: bool) -> Any:
+    """The prompt's token ids, through the chat template where the tokenizer has one.
+
+    ``suffix``: what the template puts before the prompt is in the saved cache.
+    """
     text = args.prompt.replace("\\n", "\n").replace("\\t", "\t")
     text = sys.stdin.read() if text == "-" else text
     if args.ignore_chat_template or not tokenizer.has_chat_template:
@@ -168,14 +144,24 @@ def _prompt(args: argparse.Namespace, tokenizer: Any) -> Any:
     prefilled = args.prefill_response is not None
     if prefilled:
         messages.append({"role": "assistant", "content": args.prefill_response})
-    text = tokenizer.apply_chat_template(
-        messages,
-        tokenize=False,
-        continue_final_message=prefilled,
-        add_generation_prompt=not prefilled,
-        **json.loads(args.chat_template_config or "{}"),
-    )
-    return tokenizer.encode(text, add_special_tokens=False)
+
+    def formatted() -> str:
+        return str(
+            tokenizer.apply_chat_template(
+                messages,
+                tokenize=False,
+                continue_final_message=prefilled,
+                add_generation_prompt=not prefilled,
+                **json.loads(args.chat_template_config or "{}"),
+            )
+        )
+
+    whole = formatted()
+    if suffix:
+        asking = next(message for message in messages if message["role"] == "user")
+        asking["content"] = "<query>"
+        whole = whole[formatted().index("<query>") :]
+    return tokenizer.encode(whole, add_special_tokens=False)
 
 
 def _sampler(args: argparse.Namespace, tokenizer: Any) -> Any:
