@@ -271,6 +271,13 @@ def models(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def downstream(session: nox.Session) -> None:
+    """What the callers in mlx_lm expect of a cache, with ours: generation, batches, the server."""
+    package(session)
+    python(session, "-m", "pytest", "-q", "-m", "downstream", *session.posargs)
+
+
+@nox.session(venv_backend="none")
 def docs(session: nox.Session) -> None:
     """The README's and the documents' links, file names and commands."""
     package(session)

@@ -16,6 +16,7 @@ sys.path.insert(0, str(TESTS))
 MARKERS = {
     "slow": "takes more than about ten seconds",
     "emulator": "runs the Metal text on the host emulator (needs clang++ or g++)",
+    "downstream": "mlx_lm's own behaviour, with caches of ours in the place of its own",
     "gpu": "needs a GPU that MLX can use",
     "swift": "needs the Swift toolchain",
     "data": "needs the models and corpora of the data directory",

@@ -17,6 +17,8 @@ import pytest
 from mlx_h2o import H2OConfig, cli, load, load_prompt_cache, stream_generate
 from mlx_h2o.demo import model_path
 
+pytestmark = pytest.mark.downstream
+
 FLAGS = "--max-kv-size 24 --sink-size 2"
 TEXT = "It was a dark night, and the wind was in the trees. The captain looked at the sea and"
 

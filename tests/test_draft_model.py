@@ -14,6 +14,8 @@ from tiny_models import random_prompt, stock_tokens, tiny_qwen3, tiny_tokenizer
 
 __all__ = ["mlx_lm_stays_as_it_is"]  # a fixture around every test
 
+pytestmark = pytest.mark.downstream
+
 PROMPT = random_prompt(20)
 
 

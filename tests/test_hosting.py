@@ -17,6 +17,8 @@ from tiny_models import random_prompt, tiny_qwen3, tiny_tokenizer
 
 __all__ = ["mlx_lm_stays_as_it_is"]  # a fixture around every test
 
+pytestmark = pytest.mark.downstream
+
 CONFIG = H2OConfig(max_kv_size=16, **SETTINGS)
 
 

@@ -24,6 +24,8 @@ from tiny_models import random_prompt, tiny_llama, tiny_qwen3, tiny_tokenizer
 
 __all__ = ["mlx_lm_stays_as_it_is"]  # a fixture around every test
 
+pytestmark = pytest.mark.downstream
+
 POLICIES = ("h2o", "window", "keydiff")
 
 

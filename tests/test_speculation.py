@@ -249,8 +249,10 @@ def test_bytes_count_what_is_kept_to_go_back():
 def test_settings_of_speculation():
     with pytest.raises(ValueError, match=r"\[H2OKVCache\] speculative is 2, expected 0, or a Spec"):
         H2OKVCache(config())
-    with pytest.raises(ValueError, match=r"\[H2OConfig\] speculative is 2 and evict_every 3"):
+    with pytest.raises(ValueError, match=r"\[H2OConfig\] speculative is 2, evict_every 3"):
         config(evict_every=3)
+    with pytest.raises(ValueError, match="1 rows stay dense beside packed ones"):
+        config(kv_bits=8, dense_size=1)
     with pytest.raises(ValueError, match=r"\[H2OConfig\] speculative is -1, expected an int"):
         config(speculative=-1)
     with pytest.raises(ValueError, match=r"\[BatchH2OKVCache.merge\] speculative is 2, expected 0"):

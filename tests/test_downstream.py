@@ -1,0 +1,211 @@
+"""What mlx_lm's callers do with a prompt cache, done with each kind of ours."""
+
+from __future__ import annotations
+
+import copy
+
+import mlx.core as mx
+import mlx_lm.models.cache as mlx_lm_cache
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+from mlx_lm.generate import generate_step, maybe_quantize_kv_cache, stream_generate
+from mlx_lm.models.base import create_attention_mask
+
+from mlx_h2o import make_prompt_cache, routing
+from routing_checks import SETTINGS, mlx_lm_stays_as_it_is
+from tiny_models import random_prompt, stock_tokens, tiny_qwen3, tiny_tokenizer
+
+__all__ = ["mlx_lm_stays_as_it_is"]  # a fixture around every test
+
+pytestmark = pytest.mark.downstream
+
+KINDS = {
+    "dense": {},
+    "window": {"policy": "window"},
+    "quantised": {"kv_bits": 8, "kv_group_size": 32},
+    "mixed": {"kv_bits": 8, "light_bits": 4, "kv_group_size": 32, "dense_size": 2},
+    "speculative": {"speculative": 2},
+    "speculative quantised": {"speculative": 2, "kv_bits": 8, "kv_group_size": 32},
+}
+PROMPT = random_prompt(30)
+
+
+@pytest.fixture(params=KINDS)
+def kind(request):
+    return KINDS[request.param]
+
+
+@pytest.fixture
+def model():
+    return tiny_qwen3(head_dim=32)
+
+
+def steps(model, prompt, caches, count, **given) -> list[int]:
+    with routing(model):
+        found = generate_step(
+            mx.array(prompt), model, max_tokens=count, prompt_cache=caches, **given
+        )
+        return [int(token) for token, _ in found]
+
+
+def equal(one, other) -> None:
+    for a, b in zip(one, other, strict=True):
+        found, expected = tree_flatten(a.state), tree_flatten(b.state)
+        assert [name for name, _ in found] == [name for name, _ in expected]
+        for (_, x), (_, y) in zip(found, expected, strict=True):
+            if isinstance(x, mx.array):
+                np.testing.assert_array_equal(np.array(x), np.array(y))
+            else:
+                assert x == y
+
+
+def test_a_large_budget_changes_no_token(model, kind):
+    caches = make_prompt_cache(model, 512, **kind)
+    tokens = steps(model, PROMPT, caches, 40)
+    if "kv_bits" not in kind:
+        assert tokens == stock_tokens(model, PROMPT, 40)
+    assert len(tokens) == 40
+    assert all(cache.evicted == 0 for cache in caches)
+
+
+def test_a_prompt_in_two_parts_is_a_prompt(model, kind):
+    """A saved prefix, and what follows, at the same chunk boundary."""
+    whole, parts = (make_prompt_cache(model, 16, **SETTINGS, **kind) for _ in range(2))
+    expected = steps(model, PROMPT, whole, 12, prefill_step_size=10)
+    with routing(model):
+        for first in (0, 10):
+            mx.eval(model(mx.array(PROMPT[first : first + 10])[None], cache=parts))
+            mx.eval([cache.state for cache in parts])
+    assert steps(model, PROMPT[20:], parts, 12, prefill_step_size=10) == expected
+
+
+def test_a_conversation_on_one_cache(model, kind):
+    caches = make_prompt_cache(model, 16, **SETTINGS, **kind)
+    seen = 0
+    for turn in range(4):
+        prompt = random_prompt(7, seed=turn)
+        steps(model, prompt, caches, 9)
+        seen += 7 + 9
+        assert [cache.offset for cache in caches] == [seen] * 2
+    assert all(cache.size() <= 16 + 6 for cache in caches)
+    assert all(np.isfinite(np.array(cache.positions)).all() for cache in caches)
+
+
+def test_saving_between_turns(model, kind, tmp_path):
+    caches = make_prompt_cache(model, 16, **SETTINGS, **kind)
+    steps(model, PROMPT, caches, 5)
+    file = str(tmp_path / "cache.safetensors")
+    with routing(model):
+        mlx_lm_cache.save_prompt_cache(file, caches, {"turn": "1"})
+        loaded, metadata = mlx_lm_cache.load_prompt_cache(file, return_metadata=True)
+    assert metadata == {"turn": "1"}
+    equal(loaded, caches)
+    assert [type(cache) for cache in loaded] == [type(cache) for cache in caches]
+    assert steps(model, [5, 6, 7], loaded, 8) == steps(model, [5, 6, 7], caches, 8)
+
+
+def test_copies_go_their_own_way(model, kind):
+    caches = make_prompt_cache(model, 16, **SETTINGS, **kind)
+    steps(model, PROMPT, caches, 5)
+    twins = copy.deepcopy(caches)
+    first = steps(model, [1, 2, 3], caches, 10)
+    assert [cache.offset for cache in twins] == [35, 35]
+    assert steps(model, [1, 2, 3], twins, 10) == first
+    equal(caches, twins)
+
+
+def test_trimming_what_was_not_evicted(model, kind):
+    caches = make_prompt_cache(model, 64, **kind)
+    steps(model, PROMPT, caches, 5)
+    assert mlx_lm_cache.can_trim_prompt_cache(caches)
+    assert mlx_lm_cache.trim_prompt_cache(caches, 4) == 4
+    assert {(cache.offset, cache.size()) for cache in caches} == {(31, 31)}
+    assert mlx_lm_cache.trim_prompt_cache(caches, 100) == 31
+    assert {(cache.offset, cache.size()) for cache in caches} == {(0, 0)}
+    again = steps(model, PROMPT, caches, 5)
+    assert again == steps(model, PROMPT, make_prompt_cache(model, 64, **kind), 5)
+
+
+def test_the_store_of_prompts(model, kind):
+    store = mlx_lm_cache.LRUPromptCache(max_size=2)
+    for index in range(3):
+        caches = make_prompt_cache(model, 16, **SETTINGS, **kind)
+        prompt = random_prompt(20, seed=index)
+        steps(model, prompt, caches, 0)
+        store.insert_cache("model", prompt, caches)
+    assert len(store) == 2
+    assert store.nbytes > 0
+    found, rest = store.fetch_nearest_cache("model", [*prompt, 1, 2])
+    assert rest == [1, 2]
+    equal(found, caches)
+    store.trim_to(n_bytes=0)
+    assert (len(store), store.nbytes) == (0, 0)
+
+
+def test_members_that_are_probed(model, kind):
+    caches = make_prompt_cache(model, 16, **SETTINGS, **kind)
+    cache = caches[0]
+    assert (cache.empty(), cache.size(), cache.nbytes, cache.offset) == (True, 0, 0, 0)
+    hidden = mx.zeros((1, 5, 32))
+    assert create_attention_mask(hidden, cache) == "causal"
+    assert create_attention_mask(hidden, cache, return_array=True).shape == (5, 5)
+    assert create_attention_mask(hidden[:, :1], cache) is None
+    maybe_quantize_kv_cache(caches, quantized_kv_start=0, kv_group_size=64, kv_bits=None)
+    assert caches[0] is cache
+    steps(model, PROMPT, caches, 3)
+    assert not cache.empty()
+    assert cache.nbytes > 0
+    leaves = [leaf for _, leaf in tree_flatten(cache.state)]
+    assert all(isinstance(leaf, mx.array | int | float | bool | str | None) for leaf in leaves)
+    assert cache  # `if cache and ...`: an object whose length is 0 would be skipped
+
+
+def test_pipelines_set_keys(model, kind):
+    """Parallelism over layers assigns ``cache.keys`` with a dependency."""
+    if "light_bits" in kind:
+        pytest.skip("rows of several precisions are no arrays that could be set")
+    caches = make_prompt_cache(model, 16, **SETTINGS, **kind)
+    steps(model, PROMPT, caches, 5)
+    keys = caches[0].keys
+    if isinstance(keys, mx.array):
+        caches[0].keys = mx.depends(keys, mx.zeros((1,)))
+    else:
+        caches[0].keys = (mx.depends(keys[0], mx.zeros((1,))), *keys[1:])
+    assert len(steps(model, [1, 2], caches, 4)) == 4
+
+
+def test_samplers_processors_and_progress(model, kind):
+    seen, progress = [], []
+
+    def watching(tokens, logits):
+        seen.append(len(tokens))
+        return logits
+
+    caches = make_prompt_cache(model, 16, **SETTINGS, **kind)
+    steps(
+        model,
+        PROMPT,
+        caches,
+        6,
+        prefill_step_size=10,
+        logits_processors=[watching],
+        sampler=lambda logits: mx.argmax(logits, axis=-1),
+        prompt_progress_callback=lambda done, total: progress.append((done, total)),
+    )
+    assert seen == [30, 31, 32, 33, 34, 35, 36]  # it runs one token ahead
+    assert progress == [(0, 30), (10, 30), (20, 30), (29, 30), (30, 30)]
+
+
+def test_a_generation_that_is_left_early(model, kind):
+    caches = make_prompt_cache(model, 16, **SETTINGS, **kind)
+    with routing(model):
+        for index, _ in enumerate(
+            stream_generate(model, tiny_tokenizer(), PROMPT, 100, prompt_cache=caches)
+        ):
+            if index == 10:
+                break
+    left = caches[0].offset
+    assert 40 <= left <= 43
+    assert len(steps(model, [1, 2, 3], caches, 5)) == 5
+    assert caches[0].offset == left + 3 + 5
