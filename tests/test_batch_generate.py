@@ -32,7 +32,7 @@ PROMPTS = [random_prompt(length, seed=length) for length in LENGTHS]
 
 def alone(model, prompt, tokens, **given):
     """Tokens of one sequence by itself, and its caches."""
-    caches = make_prompt_cache(model, 16, **SETTINGS, **given)
+    caches = make_prompt_cache(model, 16, **SETTINGS | given)
     found = stream_generate(
         model, tiny_tokenizer(), prompt, max_tokens=tokens, prompt_cache=caches, prefill_step_size=8
     )
@@ -54,11 +54,10 @@ def test_each_sequence_gets_the_tokens_that_it_gets_alone(make, policy):
         PROMPTS,
         max_tokens=count,
         max_kv_size=16,
-        policy=policy,
         prefill_step_size=8,
         return_prompt_caches=True,
         return_token_ids=True,
-        **SETTINGS,
+        **SETTINGS | {"policy": policy},
     )
     for prompt, tokens, caches in zip(PROMPTS, found.token_ids, found.caches, strict=True):
         expected, own = alone(model, prompt, count, policy=policy)

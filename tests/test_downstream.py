@@ -71,7 +71,7 @@ def test_a_large_budget_changes_no_token(model, kind):
 
 def test_a_prompt_in_two_parts_is_a_prompt(model, kind):
     """A saved prefix, and what follows, at the same chunk boundary."""
-    whole, parts = (make_prompt_cache(model, 16, **SETTINGS, **kind) for _ in range(2))
+    whole, parts = (make_prompt_cache(model, 16, **(SETTINGS | kind)) for _ in range(2))
     expected = steps(model, PROMPT, whole, 12, prefill_step_size=10)
     with routing(model):
         for first in (0, 10):
@@ -81,7 +81,7 @@ def test_a_prompt_in_two_parts_is_a_prompt(model, kind):
 
 
 def test_a_conversation_on_one_cache(model, kind):
-    caches = make_prompt_cache(model, 16, **SETTINGS, **kind)
+    caches = make_prompt_cache(model, 16, **(SETTINGS | kind))
     seen = 0
     for turn in range(4):
         prompt = random_prompt(7, seed=turn)
@@ -93,7 +93,7 @@ def test_a_conversation_on_one_cache(model, kind):
 
 
 def test_saving_between_turns(model, kind, tmp_path):
-    caches = make_prompt_cache(model, 16, **SETTINGS, **kind)
+    caches = make_prompt_cache(model, 16, **(SETTINGS | kind))
     steps(model, PROMPT, caches, 5)
     file = str(tmp_path / "cache.safetensors")
     with routing(model):
@@ -106,7 +106,7 @@ def test_saving_between_turns(model, kind, tmp_path):
 
 
 def test_copies_go_their_own_way(model, kind):
-    caches = make_prompt_cache(model, 16, **SETTINGS, **kind)
+    caches = make_prompt_cache(model, 16, **(SETTINGS | kind))
     steps(model, PROMPT, caches, 5)
     twins = copy.deepcopy(caches)
     first = steps(model, [1, 2, 3], caches, 10)
@@ -130,7 +130,7 @@ def test_trimming_what_was_not_evicted(model, kind):
 def test_the_store_of_prompts(model, kind):
     store = mlx_lm_cache.LRUPromptCache(max_size=2)
     for index in range(3):
-        caches = make_prompt_cache(model, 16, **SETTINGS, **kind)
+        caches = make_prompt_cache(model, 16, **(SETTINGS | kind))
         prompt = random_prompt(20, seed=index)
         steps(model, prompt, caches, 0)
         store.insert_cache("model", prompt, caches)
@@ -144,7 +144,7 @@ def test_the_store_of_prompts(model, kind):
 
 
 def test_members_that_are_probed(model, kind):
-    caches = make_prompt_cache(model, 16, **SETTINGS, **kind)
+    caches = make_prompt_cache(model, 16, **(SETTINGS | kind))
     cache = caches[0]
     assert (cache.empty(), cache.size(), cache.nbytes, cache.offset) == (True, 0, 0, 0)
     hidden = mx.zeros((1, 5, 32))
@@ -165,7 +165,7 @@ def test_pipelines_set_keys(model, kind):
     """Parallelism over layers assigns ``cache.keys`` with a dependency."""
     if "light_bits" in kind:
         pytest.skip("rows of several precisions are no arrays that could be set")
-    caches = make_prompt_cache(model, 16, **SETTINGS, **kind)
+    caches = make_prompt_cache(model, 16, **(SETTINGS | kind))
     steps(model, PROMPT, caches, 5)
     keys = caches[0].keys
     if isinstance(keys, mx.array):
@@ -182,7 +182,7 @@ def test_samplers_processors_and_progress(model, kind):
         seen.append(len(tokens))
         return logits
 
-    caches = make_prompt_cache(model, 16, **SETTINGS, **kind)
+    caches = make_prompt_cache(model, 16, **(SETTINGS | kind))
     steps(
         model,
         PROMPT,
@@ -198,7 +198,7 @@ def test_samplers_processors_and_progress(model, kind):
 
 
 def test_a_generation_that_is_left_early(model, kind):
-    caches = make_prompt_cache(model, 16, **SETTINGS, **kind)
+    caches = make_prompt_cache(model, 16, **(SETTINGS | kind))
     with routing(model):
         for index, _ in enumerate(
             stream_generate(model, tiny_tokenizer(), PROMPT, 100, prompt_cache=caches)

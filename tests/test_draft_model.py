@@ -57,7 +57,7 @@ def test_the_caches_become_those_of_the_accepted_tokens(layers, policy):
     model, draft = tiny_qwen3(), tiny_qwen3(layers=layers)
     caches = both(model, draft, 16, policy=policy)
     responses = drafted(model, draft, caches, tokens=60)
-    fresh = make_prompt_cache(model, 16, **SETTINGS, speculative=3, policy=policy)
+    fresh = make_prompt_cache(model, 16, **SETTINGS | {"speculative": 3, "policy": policy})
     groups, group = [], [PROMPT[-1]]
     for response in responses[:60]:
         if response.from_draft:

@@ -53,7 +53,6 @@ def routing(model: Module | None = None) -> Iterator[None]:
             f"[routing] {model_name(model)} does not call mlx_lm's attention function, so its "
             "scores cannot be had: expected another model, or a policy that needs no scores."
         )
-    del model  # a context that stays open shall not keep it
     targets += drafting.targets()
     targets += class_name_targets()
     del model  # a context that stays open does not keep the model

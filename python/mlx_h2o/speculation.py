@@ -147,6 +147,11 @@ class SpeculativeRows(BoundedRows):
         scores = prefill.last_scores(queries, keys, scale=scale, mask=mask, queries=last)
         self._keep_aside(scoring.seen(self.policy, scores, None, sinks))
 
+    def reset_scores(self) -> None:
+        """As ``H2OKVCache.reset_scores``; nothing of before can be restored then."""
+        super().reset_scores()
+        self._asides = self._log = ()
+
     def trim(self, n: int) -> int:
         """Take back the last ``n`` tokens, or all where there are fewer; returns how many.
 
