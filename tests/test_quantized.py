@@ -143,11 +143,11 @@ def test_a_back_end_without_it_refuses_by_name() -> None:
         remove()
 
 
-def test_composed_serves_it_by_name_and_unnamed() -> None:
+def test_a_call_without_a_named_back_end_equals_the_composition() -> None:
     with mlx_h2o.use_backend("composed"):
         named = operation(QUERIES, *packed(), *packed(), scale=0.1)
     unnamed = operation(QUERIES, *packed(), *packed(), scale=0.1, stream=mx.cpu)
-    assert all(mx.allclose(a, b) for a, b in zip(named, unnamed, strict=True))
+    assert all(mx.allclose(a, b, atol=1e-5) for a, b in zip(named, unnamed, strict=True))
 
 
 def changed(at: int, array: mx.array, **options: object) -> tuple[list, dict]:

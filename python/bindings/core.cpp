@@ -45,6 +45,22 @@ std::vector<mx::array> replace_worst(
                                 s);
 }
 
+std::vector<mx::array> attention(const mx::array& queries, const std::vector<mx::array>& keys,
+                                 const std::vector<mx::array>& values, float scale, bool causal,
+                                 const std::optional<mx::array>& mask,
+                                 const std::optional<mx::array>& sinks,
+                                 const std::optional<mx::array>& probes,
+                                 const std::optional<mx::array>& importance, double decay,
+                                 float sparse_threshold, int bits, int value_bits, int group_size,
+                                 bool return_scores, bool return_lse, bool return_skipped,
+                                 mx::StreamOrDevice s) {
+  const mlx_h2o::AttentionOptions options{scale,      causal,        mask,       sinks,
+                                          probes,     importance,    decay,      sparse_threshold,
+                                          bits,       value_bits,    group_size, return_scores,
+                                          return_lse, return_skipped};
+  return mlx_h2o::attention(queries, keys, values, options, s);
+}
+
 }  // namespace
 
 NB_MODULE(_core, m) {
@@ -89,6 +105,15 @@ NB_MODULE(_core, m) {
   m.def("scaled_dot_product_attention", &mlx_h2o::scaled_dot_product_attention, "queries"_a,
         "keys"_a, "values"_a, nb::kw_only(), "scale"_a, "causal"_a = false, "mask"_a = nb::none(),
         "sinks"_a = nb::none(), "stream"_a = nb::none(), "The output of attention alone.");
+  m.def("attention", &attention, "queries"_a, "keys"_a, "values"_a, nb::kw_only(), "scale"_a,
+        "causal"_a = false, "mask"_a = nb::none(), "sinks"_a = nb::none(), "probes"_a = nb::none(),
+        "importance"_a = nb::none(), "decay"_a = 0.0, "sparse_threshold"_a = 0.0f, "bits"_a = 8,
+        "value_bits"_a = 8, "group_size"_a = 64, "return_scores"_a = false, "return_lse"_a = false,
+        "return_skipped"_a = false, "stream"_a = nb::none(),
+        "Keys and values in one or three arrays each; [out] and, where asked for, scores, lse, "
+        "skipped, scores of the probes and importance.");
+  m.def("plain_read", &mlx_h2o::plain_read, "arrays"_a, nb::call_guard<nb::gil_scoped_release>(),
+        "Reads all of the memory of evaluated arrays: what benchmarks compare with.");
   m.def("attention_and_accumulate", &mlx_h2o::attention_and_accumulate, "queries"_a, "keys"_a,
         "values"_a, "importance"_a, nb::kw_only(), "scale"_a, "decay"_a, "causal"_a = false,
         "mask"_a = nb::none(), "sinks"_a = nb::none(), "stream"_a = nb::none(),

@@ -51,6 +51,28 @@ def scaled_dot_product_attention(
     sinks: mx.array | None = None,
     stream: mx.Stream | mx.ThreadLocalStream | mx.Device | mx.DeviceType | None = None,
 ) -> mx.array: ...
+def attention(
+    queries: mx.array,
+    keys: collections.abc.Sequence[mx.array],
+    values: collections.abc.Sequence[mx.array],
+    *,
+    scale: float,
+    causal: bool = False,
+    mask: mx.array | None = None,
+    sinks: mx.array | None = None,
+    probes: mx.array | None = None,
+    importance: mx.array | None = None,
+    decay: float = 0.0,
+    sparse_threshold: float = 0.0,
+    bits: int = 8,
+    value_bits: int = 8,
+    group_size: int = 64,
+    return_scores: bool = False,
+    return_lse: bool = False,
+    return_skipped: bool = False,
+    stream: mx.Stream | mx.ThreadLocalStream | mx.Device | mx.DeviceType | None = None,
+) -> list[mx.array]: ...
+def plain_read(arrays: collections.abc.Sequence[mx.array]) -> int: ...
 def attention_and_accumulate(
     queries: mx.array,
     keys: mx.array,

@@ -1,6 +1,7 @@
 """The native CPU back end: the SIMD kernels of core/, as MLX primitives.
 
-It serves every valid request on a CPU stream: any sizes, float32, float16 and bfloat16.
+It serves every valid request on a CPU stream: any sizes, float32, float16 and bfloat16, dense rows
+and packed ones.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from mlx_h2o.cache_requests import (
     ReplaceRequest,
 )
 from mlx_h2o.validate import AttentionRequest, RetentionRequest, runs_on_gpu
+from mlx_h2o.validate_quantized import QuantizedAttentionRequest
 
 if TYPE_CHECKING:  # the module finds this one through the back ends
     from mlx_h2o.quantize_append import QuantizeAppendRequest, Quantized
@@ -89,7 +91,7 @@ def unavailable_reason() -> str:
     return _state()[1]
 
 
-def refuses(request: AttentionRequest) -> str:
+def refuses(request: AttentionRequest | QuantizedAttentionRequest) -> str:
     """Empty for every request on a CPU stream."""
     return "it runs on CPU streams, found a GPU stream" if runs_on_gpu(request.stream) else ""
 
@@ -108,19 +110,72 @@ def attention(request: AttentionRequest) -> tuple[mx.array, mx.array | None, mx.
             stream=request.stream,
         )
         return out, None, None
-    results = _module().scaled_dot_product_attention_with_scores(
-        request.queries,
-        request.keys,
-        request.values,
-        scale=request.scale,
-        causal=request.causal,
-        mask=request.mask,
-        sinks=request.sinks,
-        return_lse=request.return_lse,
-        stream=request.stream,
+    return _attend(request)[0][:3]
+
+
+def quantized_attention(
+    request: QuantizedAttentionRequest,
+) -> tuple[mx.array, mx.array | None, mx.array | None, mx.array | None]:
+    """The same of packed rows, and the share of rows that sparse V left out."""
+    return _attend(request)[0]
+
+
+def attention_with_probes(
+    request: AttentionRequest | QuantizedAttentionRequest,
+) -> tuple[tuple[mx.array, mx.array | None, mx.array | None], mx.array]:
+    """The same, and the scores of the probes, in one read of the keys."""
+    results, found = _attend(request)
+    assert found is not None
+    return results[:3], found
+
+
+def _attend(
+    request: AttentionRequest | QuantizedAttentionRequest,
+) -> tuple[
+    tuple[mx.array, mx.array | None, mx.array | None, mx.array | None],
+    mx.array | None,
+]:
+    """Out, scores, lse and the share skipped; and the scores of the probes."""
+    keys, values, options = _rows(request)
+    results = iter(
+        _module().attention(
+            request.queries,
+            keys,
+            values,
+            scale=request.scale,
+            causal=request.causal,
+            mask=request.mask,
+            sinks=request.sinks,
+            probes=request.probes,
+            return_scores=request.return_scores,
+            return_lse=request.return_lse,
+            stream=request.stream,
+            **options,
+        )
     )
-    scores = results[1] if request.return_scores else None
-    return results[0], scores, results[2] if request.return_lse else None
+    out = next(results)
+    scores = next(results) if request.return_scores else None
+    lse = next(results) if request.return_lse else None
+    skipped = next(results) if options.get("return_skipped") else None
+    return (out, scores, lse, skipped), next(results, None)
+
+
+def _rows(
+    request: AttentionRequest | QuantizedAttentionRequest,
+) -> tuple[list[mx.array], list[mx.array], dict[str, Any]]:
+    """The arrays of keys and of values, and the options of packed ones."""
+    if isinstance(request, AttentionRequest):
+        return [request.keys], [request.values], {}
+    keys, values = request.keys, request.values
+    options = {
+        "bits": keys.bits,
+        "value_bits": values.bits,
+        "group_size": keys.group_size,
+        "sparse_threshold": request.sparse_v_threshold,
+        "return_skipped": request.return_skipped,
+    }
+    packed = ([rows.words, rows.scales, rows.biases] for rows in (keys, values))
+    return next(packed), next(packed), options
 
 
 def keep_indices(request: RetentionRequest) -> mx.array:
@@ -151,24 +206,25 @@ def evict_indices(request: RetentionRequest) -> mx.array:
 
 def fuses(request: AttentionAccumulateRequest) -> bool:
     """Whether ``attention_and_accumulate`` here takes the request."""
-    return isinstance(request.attention, AttentionRequest) and request.positions is None
+    return request.positions is None
 
 
 def attention_and_accumulate(request: AttentionAccumulateRequest) -> tuple[mx.array, mx.array]:
     """Attention output and the new importance; the scores stay inside."""
     attention = request.attention
-    assert isinstance(attention, AttentionRequest)
-    out, importance = _module().attention_and_accumulate(
+    keys, values, options = _rows(attention)
+    out, importance = _module().attention(
         attention.queries,
-        attention.keys,
-        attention.values,
-        request.importance,
+        keys,
+        values,
         scale=attention.scale,
-        decay=request.decay,
         causal=attention.causal,
         mask=attention.mask,
         sinks=attention.sinks,
+        importance=request.importance,
+        decay=request.decay,
         stream=attention.stream,
+        **{**options, "return_skipped": False},
     )
     return out, importance
 

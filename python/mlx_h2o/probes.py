@@ -38,8 +38,8 @@ def scaled_dot_product_attention_with_probes(
     """Attention with its scores, and the scores of further queries in the same read of the keys.
 
     A probe is a query that belongs to a KV head and takes no part in the output; such as the mean
-    of the keys, to rank rows by their likeness to it. The Metal and CUDA kernels read the keys once
-    for queries and probes. Other back ends read them a second time.
+    of the keys, to rank rows by their likeness to it. The Metal and CUDA kernels and the
+    native ones read the keys once for queries and probes; the composition reads them twice.
 
     Args:
         q: queries [B, Hq, Lq, D], as in the operations without probes.

@@ -128,8 +128,8 @@ def scaled_dot_product_attention_quantized_with_scores(
     """``scaled_dot_product_attention_with_scores`` of keys and values that ``mx.quantize`` packed.
 
     The kernels dequantise in registers (AtomGradient 2026, section 3.5) and write nothing dense to
-    memory. Slices of a larger buffer are taken as they are. Back ends without such a kernel, and
-    calls with more than 8 queries, dequantise to float32 first.
+    memory. Slices of a larger buffer are taken as they are. The composition, and GPU calls with
+    more than 8 queries, dequantise to float32 first.
 
     Args:
         q: queries [B, Hq, Lq, D], float32, float16 or bfloat16.

@@ -5,6 +5,7 @@
 // Every operation needs a CPU stream.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <vector>
 
@@ -48,6 +49,42 @@ std::vector<mlx::core::array> attention_and_accumulate(
     const mlx::core::array& importance, float scale, double decay, bool causal = false,
     const std::optional<mlx::core::array>& mask = std::nullopt,
     const std::optional<mlx::core::array>& sinks = std::nullopt, mlx::core::StreamOrDevice s = {});
+
+/// What `attention` may be told beside its arrays.
+struct AttentionOptions {
+  float scale = 1;
+  bool causal = false;
+  std::optional<mlx::core::array> mask = std::nullopt;
+  std::optional<mlx::core::array> sinks = std::nullopt;
+  std::optional<mlx::core::array> probes = std::nullopt;      // [B, Hkv, E, D], the queries' dtype
+  std::optional<mlx::core::array> importance = std::nullopt;  // of attention_and_accumulate
+  double decay = 0;                                           // with importance
+  float sparse_threshold = 0;                                 // below 1; 0 is off
+  int bits = 8;                                               // of packed keys
+  int value_bits = 8;
+  int group_size = 64;
+  bool return_scores = false, return_lse = false, return_skipped = false;
+};
+
+/// Attention over rows of any kind: `keys` and `values` are one array each, or packed as words,
+/// scales and biases (affine, as mx.quantize packs them; 2, 3, 4, 5, 6 or 8 bits, groups of 32, 64
+/// or 128). Packed rows are unpacked in registers at 4 and 8 bits, a few rows at a time at others.
+///
+/// A pair whose weight is below `sparse_threshold` adds nothing to out, and its value is not read
+/// unless another query of its KV head needs it; scores and lse do not change. `probes` are scored
+/// against every key in the same read of the keys, and no more.
+///
+/// Returns out, then, where asked for, scores, lse, the share of a query's rows that the threshold
+/// skipped [B, Hq, Lq], the scores of the probes [B, Hkv, E, N], and the new importance.
+std::vector<mlx::core::array> attention(const mlx::core::array& queries,
+                                        const std::vector<mlx::core::array>& keys,
+                                        const std::vector<mlx::core::array>& values,
+                                        const AttentionOptions& options,
+                                        mlx::core::StreamOrDevice s = {});
+
+/// Reads all of the arrays' memory, on all threads, and returns the sum of its bytes as words: what
+/// a benchmark compares with. The arrays must have been evaluated.
+uint64_t plain_read(const std::vector<mlx::core::array>& arrays);
 
 /// The moving average C = a*C + (1-a)*|s| over the queries in order (AtomGradient 2026, sec. 3.2).
 ///

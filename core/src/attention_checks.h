@@ -1,0 +1,21 @@
+// What attention refuses, whatever its rows are stored as.
+#pragma once
+
+#include <vector>
+
+#include <mlx/array.h>
+
+#include "mlx_h2o/ops.h"
+
+namespace mlx_h2o {
+
+/// Keys or values: one array, or words, scales and biases.
+using Rows = std::vector<mlx::core::array>;
+
+/// [B, Hkv, N, D] of the rows, packed or not.
+mlx::core::Shape shape_of_rows(const Rows& rows, int bits);
+
+void check_attention(const char* operation, const mlx::core::array& queries, const Rows& keys,
+                     const Rows& values, const AttentionOptions& options);
+
+}  // namespace mlx_h2o
