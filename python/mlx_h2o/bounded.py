@@ -6,11 +6,12 @@ from typing import Any, cast
 
 import mlx.core as mx
 
-from . import fast, handed_out, key_ranks, policies, scoring, stored_attention
+from . import handed_out, key_ranks, policies, scoring, stored_attention
 from .checks import check_attended, check_rows, check_scored, check_scores
 from .config import H2OConfig
 from .eviction import Eviction
 from .key_ranks import KeyRanks
+from .known_worst import Zones, scored_attention
 from .storage import Storage, Stored, tied
 from .stores import empty_store
 
@@ -134,26 +135,31 @@ class BoundedRows:
         heads = (keys[0] if isinstance(keys, tuple) else keys).shape[1]
         own_heads = heads == store.positions.shape[1]
         if self.policy.decay is not None and own_heads and not store.in_segments:
-            result: tuple[mx.array, mx.array] = fast.attention_and_accumulate(
+            self._unscored = False
+            return scored_attention(
+                store,
+                self._next_zones(store),
                 queries,
                 keys,
                 values,
-                store.importance,
                 scale=scale,
                 decay=self.policy.decay,
                 mask=mask,
                 sinks=sinks,
-                **store.attention_settings,
             )
-            out, store.importance = result
-            self._unscored = False
-            return out
         out, scores, lse = stored_attention.attention_with_scores(
             store, queries, keys, values, scale=scale, mask=mask, sinks=sinks
         )
         self.update_scores(scores, lse=lse, masked=mask is not None)
         tied: mx.array = mx.depends(out, [store.importance])
         return tied
+
+    def _next_zones(self, store: Storage) -> Zones | None:
+        """Those of the next step, where that will overwrite the row of the least importance."""
+        due = self.config.evict_every == 1 and store.length >= self._limit
+        if not (due and store.takes_known and self.policy.ranked_by == "importance"):
+            return None
+        return Zones(self.config.sink_size, self.offset + 1 - cast(int, self.config.recent_size))
 
     def ranks_keys(self, queries: mx.array, keys: Stored) -> bool:
         """Whether ``attend`` ranks the rows by their keys, in its one read of them."""

@@ -24,6 +24,8 @@ class QuantizedRowStore(Storage):
     sequence gives the same output however it is cut into updates.
     """
 
+    takes_known = True
+
     def __init__(
         self,
         keys: Packed,
@@ -128,6 +130,7 @@ class QuantizedRowStore(Storage):
             sink_size,
             recent_start,
             ranks,
+            worst=self.known_worst(sink_size, recent_start, ranks),
             **self.packing._asdict(),
         )
         self.keys, self.values, self.importance, self.positions = serve_replacement(request)

@@ -16,6 +16,7 @@ import mlx.core as mx
 from . import fast
 from .cache_requests import RankName
 from .composed_cache import ages
+from .known_worst import KnownWorst, Zones
 from .replace_requests import Statistics
 
 __all__ = ["DECODE_QUERIES", "Layout", "Packed", "Ranks", "Segment", "Storage", "Stored", "tied"]
@@ -77,6 +78,7 @@ class Storage(ABC):
         key_layout: of the keys as they come, whatever they are stored as.
         value_layout: the same of the values.
         tied: whether evaluating the keys evaluates importance and positions too.
+        known: the row that goes next, where attention has named it.
         key_statistics: None, or what ``replace_worst`` shall keep up to date; a store that cannot
             leaves it as it is.
     """
@@ -87,6 +89,9 @@ class Storage(ABC):
 
     key_statistics: Statistics | None = None
 
+    takes_known: ClassVar[bool] = False
+    """Whether ``replace_worst`` uses ``known``."""
+
     def __init__(
         self, key_layout: Layout, value_layout: Layout, importance: mx.array, positions: mx.array
     ) -> None:
@@ -95,6 +100,20 @@ class Storage(ABC):
         self.importance = importance
         self.positions = positions
         self.tied = False
+        self.known: KnownWorst | None = None
+
+    def known_worst(
+        self, sink_size: int, recent_start: int, ranks: mx.array | RankName
+    ) -> mx.array | None:
+        """The slots that a search by ``ranks`` would find, where attention has named them.
+
+        Forgets them: the step that asks changes the rows.
+        """
+        known, self.known = self.known, None
+        if known is None or not (isinstance(ranks, str) and ranks == "importance"):
+            return None
+        zones = Zones(sink_size, recent_start)
+        return known.slots if known.holds(self.importance, self.positions, zones) else None
 
     @property
     def length(self) -> int:

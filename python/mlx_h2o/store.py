@@ -19,6 +19,8 @@ class RowStore(Storage):
     end; ``importance`` and ``positions`` have none.
     """
 
+    takes_known = True
+
     def __init__(
         self,
         keys: mx.array,
@@ -96,6 +98,7 @@ class RowStore(Storage):
             sink_size,
             recent_start,
             ranks,
+            worst=self.known_worst(sink_size, recent_start, ranks),
             statistics=self.key_statistics,
         )
         self.keys, self.values, self.importance, self.positions, *kept = serve_replacement(request)
