@@ -171,8 +171,6 @@ def test_statistics_stay_those_of_the_stored_keys(backend, packing, known):
 @pytest.mark.parametrize("mask", [None, "causal", "bool"])
 @pytest.mark.parametrize("rows", [1, 37, 65, 700, 1100])
 def test_attention_names_the_row_that_goes_next(backend, packing, queries, mask, rows):
-    if backend == "native" and packing is not None and not hasattr(native, "quantized_attention"):
-        pytest.skip("the native back end has no quantised attention yet")
     given = Rows(6, rows=rows)
     keys, values = given.stored(packing)
     rng = np.random.default_rng(7)

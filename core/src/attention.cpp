@@ -43,14 +43,18 @@ struct Settings {
   int bits, value_bits, group_size;  // bits are 0 where the rows are not packed
   bool causal, has_mask, has_sinks, has_probes, return_scores, return_lse, return_skipped;
   std::optional<double> decay;  // of the importance, where it is given
+  bool names_worst;
+  int sink_size;
+  std::optional<int> recent_start;
 
   bool operator==(const Settings&) const = default;
 };
 
-/// Inputs: queries, the arrays of keys and of values, then the importance [B, Hkv, N], the probes
-/// [B, Hkv, E, D], the mask [B, Hq, Lq, N] and the float32 sinks where there are any. Outputs: out,
-/// then scores, lse, the share skipped, the scores of the probes and the new importance where they
-/// are wanted; the importance in the buffer of its input where nothing else holds that.
+/// Inputs: queries, the arrays of keys and of values, then the importance [B, Hkv, N], the
+/// positions [B, Hkv, N], the probes [B, Hkv, E, D], the mask [B, Hq, Lq, N] and the float32 sinks
+/// where there are any. Outputs: out, then scores, lse, the share skipped, the scores of the
+/// probes, the new importance and the worst row where they are wanted; the importance in the buffer
+/// of its input where nothing else holds that.
 class Attention : public CpuPrimitive {
  public:
   Attention(mx::Stream stream, const char* operation, Settings settings)
@@ -81,16 +85,21 @@ class Attention : public CpuPrimitive {
     if (settings_.return_lse) shapes.push_back({q[0], q[1], q[2]});
     if (settings_.return_skipped) shapes.push_back({q[0], q[1], q[2]});
     if (settings_.has_probes) {
-      const mx::array& probes = inputs[importance_at() + (settings_.decay.has_value() ? 1 : 0)];
+      const mx::array& probes = inputs[behind_importance()];
       shapes.push_back({k[0], k[1], probes.shape(2), k[2]});
     }
     if (settings_.decay.has_value()) shapes.push_back(inputs[importance_at()].shape());
+    if (settings_.names_worst) shapes.push_back({k[0], k[1]});
     return shapes;
   }
 
  private:
   size_t arrays_of_rows() const { return settings_.bits == 0 ? 1 : 3; }
   size_t importance_at() const { return 1 + 2 * arrays_of_rows(); }
+  size_t behind_importance() const {
+    return importance_at() + (settings_.decay.has_value() ? 1 : 0) +
+           (settings_.names_worst ? 1 : 0);
+  }
 
   Settings settings_;
 };
@@ -114,15 +123,19 @@ void Attention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::a
   release_sibling_inputs(inputs, outputs);
   auto& encoder = mx::cpu::get_command_encoder(stream());
   const bool accumulates = settings_.decay.has_value();
-  const bool in_place = accumulates && take_over(inputs[importance_at()], outputs.back());
-  for (size_t i = 0; i < outputs.size() - (accumulates ? 1 : 0); ++i) {
+  const size_t last = outputs.size() - (settings_.names_worst ? 2 : 1);  // the importance, if any
+  const bool in_place = accumulates && take_over(inputs[importance_at()], outputs[last]);
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (accumulates && i == last) continue;
     outputs[i].set_data(mx::allocator::malloc(outputs[i].nbytes()));
   }
   std::vector<mx::array> held;
   for (size_t i = 0; i < inputs.size(); ++i) {
     const bool is_rows = i < importance_at();
-    const bool is_probes = settings_.has_probes && i == importance_at() + (accumulates ? 1 : 0);
-    held.push_back(is_rows || is_probes ? with_unit_last_stride(inputs[i], encoder) : inputs[i]);
+    const bool is_positions = settings_.names_worst && i == importance_at() + 1;
+    const bool is_probes = settings_.has_probes && i == behind_importance();
+    const bool has_unit_stride = is_rows || is_positions || is_probes;
+    held.push_back(has_unit_stride ? with_unit_last_stride(inputs[i], encoder) : inputs[i]);
   }
   const mx::array& queries = held[0];
   const mx::array* keys = &held[1];
@@ -150,7 +163,11 @@ void Attention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::a
     a.key_packing = packing_of(keys, settings_.bits, settings_.group_size);
     a.value_packing = packing_of(values, settings_.value_bits, settings_.group_size);
   }
-  size_t next_input = importance_at() + (accumulates ? 1 : 0);
+  if (settings_.names_worst) {
+    copy_strides(held[importance_at() + 1], 2, a.position_strides);
+    a.zones = kernels::Zones::of(settings_.sink_size, settings_.recent_start);
+  }
+  size_t next_input = behind_importance();
   if (settings_.has_probes) {
     const mx::array& probes = held[next_input++];
     a.probe_count = probes.shape(2);
@@ -189,6 +206,7 @@ void Attention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::a
     }
     auto importance = next;
     if (a.accumulate) ++next;
+    if (settings.names_worst) a.positions = (next++)->data<int32_t>();
     if (settings.has_probes) a.probes = (next++)->data<void>();
     if (settings.has_mask) a.mask = (next++)->data<void>();
     if (settings.has_sinks) a.sinks = (next++)->data<float>();
@@ -201,6 +219,7 @@ void Attention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::a
       a.importance = (next++)->data<float>();
       if (!in_place) copy_elements(*importance, a.importance);
     }
+    if (settings.names_worst) a.worst = (next++)->data<uint32_t>();
     kernels::attention(a, target, next->data<float>());
   });
 }
@@ -227,11 +246,15 @@ std::vector<mx::array> attend(const char* operation, const mx::array& queries, c
   settings.return_lse = options.return_lse;
   settings.return_skipped = options.return_skipped;
   if (options.importance.has_value()) settings.decay = options.decay;
+  settings.names_worst = options.positions.has_value();
+  settings.sink_size = options.sink_size;
+  settings.recent_start = options.recent_start;
 
   std::vector<mx::array> inputs{queries};
   inputs.insert(inputs.end(), keys.begin(), keys.end());
   inputs.insert(inputs.end(), values.begin(), values.end());
   if (options.importance.has_value()) inputs.push_back(*options.importance);
+  if (options.positions.has_value()) inputs.push_back(*options.positions);
   if (options.probes.has_value()) inputs.push_back(*options.probes);
   if (options.mask.has_value()) {
     const mx::Shape pairs{queries.shape(0), queries.shape(1), queries.shape(2), keys[0].shape(2)};
@@ -244,6 +267,7 @@ std::vector<mx::array> attend(const char* operation, const mx::array& queries, c
   std::vector<mx::Shape> shapes = primitive->output_shapes(inputs);
   std::vector<mx::Dtype> dtypes(shapes.size(), mx::float32);
   dtypes[0] = queries.dtype();
+  if (settings.names_worst) dtypes.back() = mx::uint32;
   return mx::array::make_arrays(std::move(shapes), dtypes, primitive, inputs);
 }
 

@@ -51,13 +51,14 @@ std::vector<mx::array> attention(const mx::array& queries, const std::vector<mx:
                                  const std::optional<mx::array>& sinks,
                                  const std::optional<mx::array>& probes,
                                  const std::optional<mx::array>& importance, double decay,
-                                 float sparse_threshold, int bits, int value_bits, int group_size,
-                                 bool return_scores, bool return_lse, bool return_skipped,
-                                 mx::StreamOrDevice s) {
-  const mlx_h2o::AttentionOptions options{scale,      causal,        mask,       sinks,
-                                          probes,     importance,    decay,      sparse_threshold,
-                                          bits,       value_bits,    group_size, return_scores,
-                                          return_lse, return_skipped};
+                                 const std::optional<mx::array>& positions, int sink_size,
+                                 std::optional<int> recent_start, float sparse_threshold, int bits,
+                                 int value_bits, int group_size, bool return_scores,
+                                 bool return_lse, bool return_skipped, mx::StreamOrDevice s) {
+  const mlx_h2o::AttentionOptions options{
+      scale,      causal,     mask,          sinks,        probes,           importance,
+      decay,      positions,  sink_size,     recent_start, sparse_threshold, bits,
+      value_bits, group_size, return_scores, return_lse,   return_skipped};
   return mlx_h2o::attention(queries, keys, values, options, s);
 }
 
@@ -107,11 +108,12 @@ NB_MODULE(_core, m) {
         "sinks"_a = nb::none(), "stream"_a = nb::none(), "The output of attention alone.");
   m.def("attention", &attention, "queries"_a, "keys"_a, "values"_a, nb::kw_only(), "scale"_a,
         "causal"_a = false, "mask"_a = nb::none(), "sinks"_a = nb::none(), "probes"_a = nb::none(),
-        "importance"_a = nb::none(), "decay"_a = 0.0, "sparse_threshold"_a = 0.0f, "bits"_a = 8,
+        "importance"_a = nb::none(), "decay"_a = 0.0, "positions"_a = nb::none(), "sink_size"_a = 0,
+        "recent_start"_a = nb::none(), "sparse_threshold"_a = 0.0f, "bits"_a = 8,
         "value_bits"_a = 8, "group_size"_a = 64, "return_scores"_a = false, "return_lse"_a = false,
         "return_skipped"_a = false, "stream"_a = nb::none(),
         "Keys and values in one or three arrays each; [out] and, where asked for, scores, lse, "
-        "skipped, scores of the probes and importance.");
+        "skipped, scores of the probes, importance and the worst row.");
   m.def("plain_read", &mlx_h2o::plain_read, "arrays"_a, nb::call_guard<nb::gil_scoped_release>(),
         "Reads all of the memory of evaluated arrays: what benchmarks compare with.");
   m.def("attention_and_accumulate", &mlx_h2o::attention_and_accumulate, "queries"_a, "keys"_a,

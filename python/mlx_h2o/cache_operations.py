@@ -156,11 +156,7 @@ def attention_and_accumulate(
 def serve_attention_and_accumulate(
     request: AttentionAccumulateRequest,
 ) -> tuple[mx.array, mx.array] | tuple[mx.array, mx.array, mx.array]:
-    """``attention_and_accumulate`` for arguments that are known to be right.
-
-    A back end's own function takes what its ``fuses(request)`` says, or everything where it has
-    none.
-    """
+    """``attention_and_accumulate`` for arguments that are known to be right."""
     attention = request.attention
     op = "attention_and_accumulate"
     backend: Any
@@ -171,7 +167,7 @@ def serve_attention_and_accumulate(
         backend = for_attention(attention, op=op)
         attend = backend.attention
     fused = getattr(backend, op, None)
-    if fused is not None and getattr(backend, "fuses", lambda _: True)(request):
+    if fused is not None:
         served: tuple[mx.array, mx.array] | tuple[mx.array, mx.array, mx.array] = fused(request)
         return served
     out, scores = attend(attention)[:2]

@@ -204,29 +204,29 @@ def evict_indices(request: RetentionRequest) -> mx.array:
     return slots
 
 
-def fuses(request: AttentionAccumulateRequest) -> bool:
-    """Whether ``attention_and_accumulate`` here takes the request."""
-    return request.positions is None
-
-
-def attention_and_accumulate(request: AttentionAccumulateRequest) -> tuple[mx.array, mx.array]:
-    """Attention output and the new importance; the scores stay inside."""
+def attention_and_accumulate(request: AttentionAccumulateRequest) -> tuple[mx.array, ...]:
+    """Attention output, the new importance and, where asked for, the row that goes next; the
+    scores stay inside."""
     attention = request.attention
     keys, values, options = _rows(attention)
-    out, importance = _module().attention(
-        attention.queries,
-        keys,
-        values,
-        scale=attention.scale,
-        causal=attention.causal,
-        mask=attention.mask,
-        sinks=attention.sinks,
-        importance=request.importance,
-        decay=request.decay,
-        stream=attention.stream,
-        **{**options, "return_skipped": False},
+    return tuple(
+        _module().attention(
+            attention.queries,
+            keys,
+            values,
+            scale=attention.scale,
+            causal=attention.causal,
+            mask=attention.mask,
+            sinks=attention.sinks,
+            importance=request.importance,
+            decay=request.decay,
+            positions=request.positions,
+            sink_size=request.sink_size,
+            recent_start=request.recent_start,
+            stream=attention.stream,
+            **{**options, "return_skipped": False},
+        )
     )
-    return out, importance
 
 
 def accumulate_scores(request: AccumulateRequest) -> mx.array:

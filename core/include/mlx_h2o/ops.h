@@ -59,8 +59,11 @@ struct AttentionOptions {
   std::optional<mlx::core::array> probes = std::nullopt;      // [B, Hkv, E, D], the queries' dtype
   std::optional<mlx::core::array> importance = std::nullopt;  // of attention_and_accumulate
   double decay = 0;                                           // with importance
-  float sparse_threshold = 0;                                 // below 1; 0 is off
-  int bits = 8;                                               // of packed keys
+  std::optional<mlx::core::array> positions = std::nullopt;   // int32 [B, Hkv, N]: name the worst
+  int sink_size = 0;                                          // row of the new importance
+  std::optional<int> recent_start = std::nullopt;
+  float sparse_threshold = 0;  // below 1; 0 is off
+  int bits = 8;                // of packed keys
   int value_bits = 8;
   int group_size = 64;
   bool return_scores = false, return_lse = false, return_skipped = false;
@@ -75,7 +78,9 @@ struct AttentionOptions {
 /// against every key in the same read of the keys, and no more.
 ///
 /// Returns out, then, where asked for, scores, lse, the share of a query's rows that the threshold
-/// skipped [B, Hq, Lq], the scores of the probes [B, Hkv, E, N], and the new importance.
+/// skipped [B, Hq, Lq], the scores of the probes [B, Hkv, E, N], the new importance, and with
+/// `positions` the row uint32 [B, Hkv] that evict_indices(count = 1) names of it and these zones:
+/// what the next replace_worst may be given.
 std::vector<mlx::core::array> attention(const mlx::core::array& queries,
                                         const std::vector<mlx::core::array>& keys,
                                         const std::vector<mlx::core::array>& values,
