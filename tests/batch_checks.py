@@ -5,7 +5,8 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 
-from mlx_h2o import H2OKVCache, attention
+from mlx_h2o import attention
+from mlx_h2o.quantized_cache import evicting_cache
 
 HEADS, GROUP, SIZE, SCALE = 2, 2, 32, 0.2
 
@@ -17,7 +18,7 @@ class Lone:
         rng = np.random.default_rng(seed)
         shapes = (HEADS * GROUP, HEADS, HEADS)
         self.tokens = [rng.standard_normal((h, 400, SIZE)).astype(np.float32) for h in shapes]
-        self.cache = H2OKVCache(config)
+        self.cache = evicting_cache(config)
         self.seen = 0
 
     def next(self, count: int) -> list[np.ndarray]:
@@ -110,7 +111,7 @@ def rows_of(cache) -> dict:
     if cache.empty():
         return {}
     cache.size()
-    arrays = (cache.positions, cache.scores, cache.keys, cache.values)
+    arrays = (cache.positions, cache.scores, *cache._store.dense())
     positions, scores, keys, values = (np.array(array) for array in arrays)
     found = {}
     for b, h in np.ndindex(*positions.shape[:2]):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from batch_checks import HEADS, SIZE, Lone, chunk, decode, rows_of
 from cache_checks import small
-from mlx_h2o import BatchH2OKVCache, H2OConfig, H2OKVCache, policies
+from mlx_h2o import BatchH2OKVCache, H2OConfig, H2OKVCache, QuantizedH2OKVCache, policies
 
 POLICIES = policies.names()
 
@@ -104,6 +104,43 @@ def test_any_course_of_a_batch(data, policy, evict_every, max_kv_size):
             batch.extend(other)
             alone += others
         check(batch, alone)
+
+
+@pytest.mark.parametrize("given", [{"kv_bits": 8}, {"kv_bits": 8, "v_bits": 4}, {"kv_bits": 4}])
+@pytest.mark.parametrize("policy", ["h2o", "window", "keydiff"])
+def test_quantised_rows(policy, given):
+    """The same packed rows as alone: joining and cutting quantises nothing."""
+    chosen = config(policy, kv_group_size=32, **given)
+    quantised = [QuantizedH2OKVCache(chosen) for _ in range(3)]
+    batch, alone = H2OKVCache.merge(quantised), [Lone(chosen, seed) for seed in (1, 2, 3)]
+    for one, cache in zip(alone, quantised, strict=True):
+        one.cache = cache
+    for lengths in ([5, 17, 9], [3, 1, 30]):
+        chunk(batch, alone, lengths, step=12)
+        check(batch, alone)
+        decode(batch, alone, 9)
+        check(batch, alone)
+    assert type(batch.extract(0)) is QuantizedH2OKVCache
+    found, expected = batch.extract(1), alone[1].cache
+    for one, other in zip(_packed(found), _packed(expected), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def _packed(cache) -> list[np.ndarray]:
+    """Every packed array, rows in the order of positions."""
+    cache.size()
+    order = mx.argsort(cache.positions, axis=2)[..., None]
+    parts = (*cache.keys, *cache.values)
+    return [
+        np.array(mx.take_along_axis(part, mx.broadcast_to(order, part.shape), axis=2))
+        for part in parts
+    ]
+
+
+def test_mixed_precision_is_refused():
+    mixed = config(kv_bits=8, light_bits=4, kv_group_size=32)
+    with pytest.raises(ValueError, match="expected rows of one precision"):
+        H2OKVCache.merge([QuantizedH2OKVCache(mixed)])
 
 
 def test_steps_of_one_token_within_a_padded_prompt():

@@ -11,8 +11,6 @@ from typing import Any
 
 __all__ = ["PATCHES", "Replacements", "Target"]
 
-_ABSENT = object()
-
 
 @dataclass(frozen=True, eq=False)
 class Target:
@@ -33,6 +31,7 @@ class Target:
 class _Replaced:
     namespace: dict[str, Any]
     name: str
+    existed: bool
     original: Any
     replacement: Any
     users: int = 0
@@ -73,8 +72,10 @@ class Replacements:
         self._drain()
 
     def _replace(self, target: Target) -> _Replaced:
-        original = target.namespace.get(target.name, _ABSENT)
-        replaced = _Replaced(target.namespace, target.name, original, target.wrap(original))
+        existed = target.name in target.namespace
+        original = target.namespace.get(target.name)
+        replacement = target.wrap(original)
+        replaced = _Replaced(target.namespace, target.name, existed, original, replacement)
         self._replaced[target.key] = replaced
         target.namespace[target.name] = replaced.replacement
         return replaced
@@ -105,10 +106,10 @@ def _put_back(replaced: _Replaced) -> None:
 def _restore(namespace: dict[str, Any], replaced: _Replaced) -> None:
     if namespace.get(replaced.name) is not replaced.replacement:
         return
-    if replaced.original is _ABSENT:
-        del namespace[replaced.name]
-    else:
+    if replaced.existed:
         namespace[replaced.name] = replaced.original
+    else:
+        del namespace[replaced.name]
 
 
 PATCHES = Replacements()

@@ -1,0 +1,200 @@
+"""Seeded faults in batches, speculation and files: each is caught by the checks of the suite."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from batch_checks import Lone, chunk, decode
+from mlx_h2o import H2OConfig, H2OKVCache, load_prompt_cache, make_prompt_cache, save_prompt_cache
+from mlx_h2o.speculative_cache import cache_of
+from routing_checks import SETTINGS
+from test_batch import check
+from test_cache_faults import Fault, put_in_place
+from test_draft_model import drafted
+from test_speculation import Tokens, config, equal
+from tiny_models import tiny_qwen3
+
+
+def _pair(**given):
+    chosen = H2OConfig(max_kv_size=12, sink_size=2, recent_size=4, policy="h2o", **given)
+    batch = H2OKVCache.merge([H2OKVCache(chosen) for _ in range(2)])
+    return batch, [Lone(chosen, seed) for seed in (1, 2)]
+
+
+def sequences_of_a_batch():
+    for evict_every in (1, 3):
+        batch, alone = _pair(evict_every=evict_every)
+        chunk(batch, alone, [10, 4], step=16)
+        decode(batch, alone, 16)
+        check(batch, alone)
+
+
+def long_prompts_of_a_batch():
+    batch, alone = _pair()
+    chunk(batch, alone, [150, 20], step=200)
+    check(batch, alone)
+
+
+def rewound_drafts():
+    tokens = Tokens(3)
+    cache, other = (cache_of(config()) for _ in range(2))
+    for one in (cache, other):
+        tokens.feed(one, 20)
+        for _ in range(3):
+            tokens.feed(one, 1)
+    for _ in range(3):
+        tokens.feed(cache, 1, 2)
+        cache.trim(2)
+        tokens.feed(other, 1)
+        tokens.feed(cache, 0, 1)
+        tokens.feed(cache, 0, 1)
+        cache.trim(2)
+        equal(cache, other)
+
+
+def drafts_of_a_model():
+    model, draft = tiny_qwen3(), tiny_qwen3(layers=1)
+    caches = make_prompt_cache(model, 16, **SETTINGS) + make_prompt_cache(draft, 16, **SETTINGS)
+    complaint = _complaint(lambda: drafted(model, draft, caches))
+    assert "[speculative_generate_step]" in complaint  # evicted rows would have to come back
+
+
+def _complaint(call) -> str:
+    try:
+        call()
+    except ValueError as error:
+        return str(error)
+    return "nothing"
+
+
+def _cache() -> H2OKVCache:
+    cache = H2OKVCache(H2OConfig(max_kv_size=8, policy="window", sink_size=1))
+    tokens = Lone(cache.config, 1).next(5)
+    cache.update_and_fetch(*(mx.array(part[None]) for part in tokens[1:]))
+    return cache
+
+
+def truncated_files():
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "cache.safetensors"
+        save_prompt_cache(file, [_cache()])
+        file.write_bytes(file.read_bytes()[:-4])
+        assert "is damaged" in _complaint(lambda: load_prompt_cache(file))
+
+
+def interrupted_saves():
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        file = Path(folder) / "cache.safetensors"
+        save_prompt_cache(file, [_cache()])
+        assert file.exists()
+        before = file.read_bytes()
+
+        def fails(name, *_):
+            Path(name).write_bytes(b"half")
+            raise OSError("no space left")
+
+        patch.setattr("mlx.core.save_safetensors", fails)
+        with pytest.raises(OSError, match="no space left"):
+            save_prompt_cache(file, [_cache()])
+        assert file.read_bytes() == before
+
+
+FAULTS = [
+    Fault(
+        "the last row of padding is seen",
+        "batch_masks",
+        "return mx.arange(slots) >= _column(padding)",
+        "return mx.arange(slots) >= _column(padding) - 1",
+        (("mlx_h2o.batch", "decode_mask"),),
+        sequences_of_a_batch,
+    ),
+    Fault(
+        "the sequences of a batch share one clock",
+        "batched",
+        "behind = [clock - line.tokens for line in self._lines]",
+        "behind = [0 for line in self._lines]",
+        (("BatchedRows", "_replace"),),
+        sequences_of_a_batch,
+    ),
+    Fault(
+        "the last queries of a batch count, whosever they are",
+        "batched",
+        "return all(span == (0, self._length) for span in self._spans)",
+        "return True",
+        (("BatchedRows", "_regular"),),
+        long_prompts_of_a_batch,
+    ),
+    Fault(
+        "padding on the right stays where it is",
+        "batched",
+        "ends = [before + stop for _, stop in spans]",
+        "ends = [store.length for _, stop in spans]",
+        (("BatchedRows", "_settle"),),
+        sequences_of_a_batch,
+    ),
+    Fault(
+        "what is committed depends on what comes",
+        "speculation",
+        "self._commit(store, max(self._frontier, self.offset - self._reach))",
+        "self._commit(store, min(self.offset, self.offset + keys.shape[2] - self._reach))",
+        (("SpeculativeRows", "update_and_fetch"),),
+        rewound_drafts,
+    ),
+    Fault(
+        "the scores of rejected queries stay",
+        "speculation",
+        "parts = [aside.part(0, target) for aside in self._asides]",
+        "parts = [aside.part(0, self.offset + n) for aside in self._asides]",
+        (("SpeculativeRows", "trim"),),
+        rewound_drafts,
+    ),
+    Fault(
+        "evictions of a rejected draft are not undone",
+        "speculation",
+        "while self._log and self._log[-1].offset >= target:",
+        "while False:",
+        (("SpeculativeRows", "trim"),),
+        rewound_drafts,
+    ),
+    Fault(
+        "caches that evict for good may be drafted on",
+        "drafting",
+        "if allowed < drafted:",
+        "if allowed < 0:",
+        (("mlx_h2o.drafting", "_check"),),
+        drafts_of_a_model,
+    ),
+    Fault(
+        "a file may be shorter than it says",
+        "safetensors",
+        "if size != expected:",
+        "if size > expected:",
+        (("mlx_h2o.saving", "read_header"),),
+        truncated_files,
+    ),
+    Fault(
+        "a cache is saved in its place",
+        "saving",
+        'beside = os.path.join(folder, f".{name}.{uuid.uuid4().hex}{_SUFFIX}")',
+        "beside = path",
+        (("test_contract_faults", "save_prompt_cache"),),
+        interrupted_saves,
+    ),
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.what)
+def test_the_suite_catches(fault, monkeypatch):
+    with monkeypatch.context() as patch:
+        put_in_place(fault, patch, seeded=False)
+        fault.check()
+    with monkeypatch.context() as patch:
+        put_in_place(fault, patch, seeded=True)
+        with pytest.raises((AssertionError, ValueError)) as caught:
+            fault.check()
+    print(f"{fault.what}: {caught.value!r:.120}")
+    fault.check()
