@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         reset_eviction_scores,
     )
     from mlx_h2o.linked import LinkedH2OCache
+    from mlx_h2o.profiling import profile
     from mlx_h2o.quantized_cache import QuantizedH2OKVCache
     from mlx_h2o.routing import routing
     from mlx_h2o.saving import load_prompt_cache, save_prompt_cache
@@ -62,6 +63,7 @@ __all__ = [
     "load",
     "load_prompt_cache",
     "make_prompt_cache",
+    "profile",
     "remove_kv_eviction",
     "reset_eviction_scores",
     "routing",
@@ -86,6 +88,7 @@ _LAZY = {
     "load": "mlx_h2o.generate",
     "load_prompt_cache": "mlx_h2o.saving",
     "make_prompt_cache": "mlx_h2o.generate",
+    "profile": "mlx_h2o.profiling",
     "routing": "mlx_h2o.routing",
     "save_prompt_cache": "mlx_h2o.saving",
     "stream_generate": "mlx_h2o.generate",

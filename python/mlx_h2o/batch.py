@@ -55,6 +55,11 @@ class BatchH2OKVCache(BatchedRows):
             held = 1 if cache.positions is None else cache.positions.shape[0]
             if held != 1:
                 raise ValueError(f"{op} found a cache of {held} sequences, expected one.")
+        if any(cache.unequal_budgets for cache in caches):
+            raise ValueError(
+                f"{op} found layers with unequal budgets, expected one budget: a batch has one "
+                "mask for all layers."
+            )
         if any(cache.config != caches[0].config for cache in caches):
             raise ValueError(f"{op} {_differing(cache.config for cache in caches)}")
         batch = cls(caches[0].config, name=caches[0].name)

@@ -76,6 +76,16 @@ class H2OKVCache(BoundedRows):
     def values(self, values: Any) -> None:
         self._with_rows("values").replace_values(values)
 
+    unequal_budgets = False
+    """Whether other layers of the model have other budgets."""
+
+    def take_settings(self, config: H2OConfig, *, unequal_budgets: bool) -> None:
+        """Other settings for a cache that has seen no token. Raises ValueError otherwise."""
+        if not self.empty():
+            raise ValueError(f"[H2OKVCache.take_settings] {self._described()} is not empty.")
+        self._configure(config, self.name)
+        self.unequal_budgets = unequal_budgets
+
     def empty(self) -> bool:
         """Whether no token has been seen."""
         return self._store is None
@@ -89,7 +99,8 @@ class H2OKVCache(BoundedRows):
         bool [length, rows + length].
 
         Raises:
-            ValueError: ``window_size`` is given; slots do not tell how old a row is.
+            ValueError: ``window_size`` is given; slots do not tell how old a row is. An array is
+                asked for where other layers have other budgets: it would not fit them.
         """
         if window_size is not None:
             raise ValueError(
@@ -100,6 +111,11 @@ class H2OKVCache(BoundedRows):
             return None
         if not return_array:
             return "causal"
+        if self.unequal_budgets:
+            raise ValueError(
+                f"[H2OKVCache.make_mask] {self._described()} is asked for an array mask, which the "
+                "model uses for all layers, but their budgets are unequal: expected one budget."
+            )
         before = 0 if self._store is None else min(self._store.length, self.config.max_kv_size)
         return mx.arange(before, before + length)[:, None] >= mx.arange(before + length)[None]
 
@@ -148,6 +164,7 @@ class H2OKVCache(BoundedRows):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> H2OKVCache:
         copy = self.from_state(self.state)  # shares arrays: updates make new ones
+        copy.unequal_budgets = self.unequal_budgets
         memo[id(self)] = copy
         return copy
 

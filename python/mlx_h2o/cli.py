@@ -13,6 +13,7 @@ _COMMANDS = {
     "chat": "a conversation, in a terminal",
     "server": "mlx_lm's HTTP server, batches included",
     "cache_prompt": "read a prompt once, and save its cache",
+    "profile": "how the layers of a model attend, and a budget for each",
 }
 _PLANNED = ("evaluate", "benchmark")
 

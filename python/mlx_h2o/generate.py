@@ -134,7 +134,7 @@ def batch_generate(
             f"[batch_generate] found {len(caches)} prompt caches, expected {len(prompts)}, one for "
             "each prompt."
         )
-    for name in H2OConfig.setting_names():
+    for name in (*H2OConfig.setting_names(), "budgets"):
         kwargs.pop(name, None)
     if not isinstance(tokenizer, TokenizerWrapper):
         tokenizer = TokenizerWrapper(tokenizer)
@@ -162,7 +162,7 @@ def _caches(operation: str, model: Module, kwargs: dict[str, Any]) -> list[Any]:
             f"[{operation}] quantized_kv_start is {start}, expected 0: rows are quantised from "
             "the first on."
         )
-    names = H2OConfig.setting_names()
+    names = (*H2OConfig.setting_names(), "budgets")
     settings = {name: kwargs.pop(name) for name in names if name in kwargs}
     given = {name: value for name, value in settings.items() if value is not None}
     prompt_cache = kwargs.pop("prompt_cache", None)

@@ -9,6 +9,7 @@ from typing import Any, cast
 from mlx.nn.layers.base import Module
 from mlx_lm.models import cache as mlx_lm_cache
 
+from .budgets import Budgets, layer_configs
 from .cache import H2OKVCache
 from .config import H2OConfig
 from .linked import LinkedH2OCache
@@ -32,7 +33,11 @@ _INDEXED = {"deepseek_v32"}
 
 
 def make_prompt_cache(
-    model: Module, max_kv_size: int | H2OConfig | None = None, **settings: Any
+    model: Module,
+    max_kv_size: int | H2OConfig | None = None,
+    *,
+    budgets: Budgets | None = None,
+    **settings: Any,
 ) -> list[Any]:
     """One cache per layer, as mlx_lm's function of this name makes, but bounded by eviction.
 
@@ -42,11 +47,15 @@ def make_prompt_cache(
     Args:
         model: an mlx_lm model.
         max_kv_size: rows per KV head, or all the settings as an H2OConfig; None for the default.
+        budgets: for layers that differ, one per layer that evicts, in order: ``max_kv_size``, or
+            all the settings as an H2OConfig; or a file that ``mlx_h2o profile`` wrote.
+            Unequal budgets are refused by models that make one array mask for all layers, when
+            they ask for it, and by batches.
         settings: further settings of H2OConfig.
 
     Raises:
         ValueError: settings out of range, a model whose attention cannot be served, or one
-            without any cache that could evict.
+            without any cache that could evict; other than one budget per evicting layer.
     """
     config = _config(max_kv_size, settings)
     name = model_name(model)
@@ -59,6 +68,8 @@ def make_prompt_cache(
         _replaced(cache, config, f"{name} layer {layer}", linked)
         for layer, cache in enumerate(mlx_lm_cache.make_prompt_cache(model))
     ]
+    if budgets is not None:
+        _give(caches, layer_configs(config, budgets, len(list(evicting_caches(caches)))), linked)
     if not any(True for _ in evicting_caches(caches)):
         raise ValueError(
             f"[make_prompt_cache] {name} makes no plain KVCache, expected at least one layer "
@@ -140,6 +151,23 @@ def _replaced(cache: Any, config: H2OConfig, name: str, linked: bool) -> Any:
         parts = [_replaced(part, config, name, linked) for part in cache.caches]
         return cast(Any, mlx_lm_cache.CacheList)(*parts)
     return cache
+
+
+def _give(caches: list[Any], configs: list[H2OConfig], linked: bool) -> None:
+    """Each evicting cache its own settings."""
+    unequal = len({config.max_kv_size for config in configs}) > 1
+    if unequal and linked:
+        raise ValueError(
+            "[make_prompt_cache] budgets are unequal, expected one for all: the rows of attention "
+            "and indexer are linked."
+        )
+    for cache, config in zip(evicting_caches(caches), configs, strict=True):
+        if config.kv_bits != cache.config.kv_bits:
+            raise ValueError(
+                f"[make_prompt_cache] a budget has kv_bits {config.kv_bits}, expected "
+                f"{cache.config.kv_bits} as the other settings."
+            )
+        cache.take_settings(config, unequal_budgets=unequal)
 
 
 def _modules_of(model: Module) -> set[str]:

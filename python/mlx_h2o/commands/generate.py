@@ -53,7 +53,7 @@ def _generate(args: argparse.Namespace, config: H2OConfig) -> int:
     if caches is not None:  # once more, now that there is a model to compare it with
         caches = load_prompt_cache(args.prompt_cache_file, model=model)
     else:
-        caches = make_prompt_cache(model, config)
+        caches = make_prompt_cache(model, config, budgets=args.budgets)
     draft_model = _draft_model(args, tokenizer)
     if draft_model is not None:
         caches = caches + make_prompt_cache(draft_model, config)
@@ -95,6 +95,11 @@ def _parser() -> argparse.ArgumentParser:
     explain(parser, "quantized_kv_start", "Only 0: rows are quantised from the first on.")
     explain(parser, "prompt_cache_file", "A file of mlx_h2o cache_prompt, settings included.")
     add_eviction(parser)
+    parser.add_argument(
+        "--budgets",
+        metavar="FILE",
+        help="a budget for each layer, of a file that `mlx_h2o profile` wrote",
+    )
     return parser
 
 
@@ -106,7 +111,7 @@ def _saved(args: argparse.Namespace, config: H2OConfig) -> tuple[Any, dict[str, 
         raise ValueError(
             "--draft-model with --prompt-cache-file: a saved prompt has no cache of the draft model"
         )
-    if config != H2OConfig():
+    if config != H2OConfig() or args.budgets is not None:
         raise ValueError("--prompt-cache-file brings its settings, found others beside it")
     caches, metadata = load_prompt_cache(args.prompt_cache_file, return_metadata=True)
     if args.model not in (None, metadata.get("model", args.model)):
