@@ -157,7 +157,8 @@ class BoundedRows:
     def _next_zones(self, store: Storage) -> Zones | None:
         """Those of the next step, where that will overwrite the row of the least importance."""
         due = self.config.evict_every == 1 and store.length >= self._limit
-        if not (due and store.takes_known and self.policy.ranked_by == "importance"):
+        alone = self.policy.ranked_by == "importance" and not self.config.shared_heads
+        if not (due and store.takes_known and alone):
             return None
         return Zones(self.config.sink_size, self.offset + 1 - cast(int, self.config.recent_size))
 
