@@ -149,6 +149,19 @@ def test_steps_of_one_token_within_a_padded_prompt():
     check(batch, alone)
 
 
+def test_sequences_of_one_length_know_the_next_row_to_go():
+    """Attention names it, as alone; another length, and each sequence is searched."""
+    batch, alone = pair(config(), [1, 2])
+    chunk(batch, alone, [12, 12], step=16)
+    decode(batch, alone, 6)
+    check(batch, alone)
+    other, others = pair(config(), [3])
+    chunk(other, others, [20], step=16)
+    batch.extend(other)
+    decode(batch, [*alone, *others], 6)
+    check(batch, [*alone, *others])
+
+
 def test_left_padding_is_no_part_of_the_sequence():
     batch, alone = pair(config(), [1, 2])
     batch.prepare(left_padding=[5, 0])

@@ -14,7 +14,7 @@ import urllib.request
 
 import pytest
 
-from mlx_h2o import H2OConfig, cli, load, load_prompt_cache, stream_generate
+from mlx_h2o import H2OConfig, cli, hosting, load, load_prompt_cache, stream_generate
 from mlx_h2o.demo import model_path
 
 pytestmark = pytest.mark.downstream
@@ -104,6 +104,23 @@ def test_chat(chatting):
     assert refused.returncode == 1
     assert "mlx_h2o chat: " in refused.stderr
     assert "chat_template is not set" in refused.stderr
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_the_benchmark_runs_with_evicting_caches(batch, capsys, monkeypatch):
+    made = []
+    original = hosting.make_prompt_cache
+
+    def counting(model, config):
+        made.append(original(model, config))
+        return made[-1]
+
+    monkeypatch.setattr(hosting, "make_prompt_cache", counting)
+    flags = f"--model demo {FLAGS} -p 40 -g 8 -n 1 -b {batch}"
+    assert cli.main(["benchmark", *flags.split()]) == 0
+    assert "generation_tps=" in capsys.readouterr().out
+    assert len(made) == 2 * batch  # one run to warm up
+    assert {cache.config.max_kv_size for caches in made for cache in caches} == {24}
 
 
 def _free_port() -> int:

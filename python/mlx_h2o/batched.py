@@ -14,6 +14,7 @@ from .bounded import BoundedRows
 from .checks import check_attended, check_rows
 from .config import H2OConfig
 from .eviction import Eviction
+from .known_worst import Zones
 from .storage import Storage, Stored
 from .stores import empty_store
 
@@ -180,6 +181,13 @@ class BatchedRows(BoundedRows):
         self.evicted = sum(line.tokens - line.rows for line in lines)
 
     # Scores
+
+    def _next_zones(self, store: Storage) -> Zones | None:
+        """None where the zones of the sequences differ."""
+        clock, *others = {line.tokens for line in self._lines}
+        zones = super()._next_zones(store) if not others else None
+        recent_size = cast(int, self.config.recent_size)
+        return zones and zones._replace(recent_start=clock + 1 - recent_size)
 
     def ranks_keys(self, queries: mx.array, keys: Stored) -> bool:
         """Never: the zones of the sequences differ, and padding has keys."""

@@ -14,8 +14,9 @@ _COMMANDS = {
     "server": "mlx_lm's HTTP server, batches included",
     "cache_prompt": "read a prompt once, and save its cache",
     "profile": "how the layers of a model attend, and a budget for each",
+    "benchmark": "speed and memory, alone or in batches",
 }
-_PLANNED = ("evaluate", "benchmark")
+_PLANNED = ("evaluate",)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""mlx_lm's own chat and server with caches that evict: their names for making caches, replaced.
+"""mlx_lm's own commands with caches that evict: their names for making caches, replaced.
 
 Within the context ``make_prompt_cache`` of mlx_lm's generation, chat and server makes evicting
 caches, and routes each model that it makes them for. Everything else is mlx_lm's.
@@ -22,7 +22,9 @@ from .routing import routing
 
 __all__ = ["hosting"]
 
-_MODULES = ("mlx_lm.generate", "mlx_lm.chat", "mlx_lm.server", "mlx_lm.cache_prompt")
+_MODULES = tuple(
+    f"mlx_lm.{name}" for name in ("generate", "chat", "server", "cache_prompt", "benchmark")
+)
 
 
 @contextmanager
@@ -34,9 +36,11 @@ def hosting(config: H2OConfig) -> Iterator[None]:
     """
     with ExitStack() as stack:
         host = _Host(config, stack)
-        targets = [Target(space, "make_prompt_cache", host.making) for space in _spaces()]
-        targets += [
-            Target(space, "load", _loading) for space in _spaces() if callable(space.get("load"))
+        targets = [
+            Target(space, name, wrap)
+            for space in (vars(importlib.import_module(module)) for module in _MODULES)
+            for name, wrap in (("make_prompt_cache", host.making), ("load", _loading))
+            if callable(space.get(name))
         ]
         models = vars(importlib.import_module("mlx_lm.models.cache"))
         generation = vars(importlib.import_module("mlx_lm.generate"))
@@ -75,11 +79,6 @@ class _Host:
                 self._stack.enter_context(routing(model))
                 self._routed = [known for known in self._routed if known() is not None]
                 self._routed.append(weakref.ref(model))
-
-
-def _spaces() -> list[dict[str, Any]]:
-    found = [vars(importlib.import_module(name)) for name in _MODULES]
-    return [space for space in found if "make_prompt_cache" in space]
 
 
 def _loading(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""`mlx_h2o chat` and `mlx_h2o server`: mlx_lm's own, with caches that evict."""
+"""`mlx_h2o chat`, `server` and `benchmark`: mlx_lm's own, with caches that evict."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
         drafted = args.num_draft_tokens
         others += ["--draft-model", args.draft_model, "--num-draft-tokens", str(drafted)]
     config = config_of(parser, args, speculative=drafted)
-    if config.dense_rows and command == "server":
+    if config.dense_rows and command != "chat":
         parser.error("--light-bits and --dense-size are not available in batches")
     if "-h" in others or "--help" in others:
         print(parser.format_help())
