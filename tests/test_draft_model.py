@@ -108,6 +108,26 @@ def test_the_settings_make_caches_for_both_models():
     assert len(texts[0].split()) == 30
 
 
+def test_budgets_are_those_of_the_target_model():
+    model, draft = tiny_qwen3(), tiny_qwen3(layers=1)
+    given = {"max_kv_size": 16, "sink_size": 1, "policy": "keydiff", "budgets": [12, 20]}
+    text = generate(
+        model,
+        tiny_tokenizer(),
+        PROMPT,
+        max_tokens=40,
+        draft_model=draft,
+        prefill_step_size=8,
+        **given,
+    )
+    assert len(text.split()) == 40
+    caches = make_prompt_cache(model, **given, speculative=3)
+    assert [(type(c), c.config.max_kv_size) for c in caches] == [
+        (SpeculativeH2OKVCache, 12),
+        (SpeculativeH2OKVCache, 20),
+    ]
+
+
 def test_caches_that_could_not_take_back_are_refused_at_the_start():
     model, draft = tiny_qwen3(), tiny_qwen3(layers=1)
     for given in ({"speculative": 0}, {"speculative": 2}, {"speculative": 0, "policy": "window"}):

@@ -170,7 +170,8 @@ def _caches(operation: str, model: Module, kwargs: dict[str, Any]) -> list[Any]:
         if draft is None:
             return make_prompt_cache(model, **given)
         given = _with_speculation(given, kwargs.get("num_draft_tokens", DRAFTED))
-        return make_prompt_cache(model, **given) + make_prompt_cache(draft, **given)
+        its = {name: value for name, value in given.items() if name != "budgets"}
+        return make_prompt_cache(model, **given) + make_prompt_cache(draft, **its)
     if given:
         raise ValueError(
             f"[{operation}] found prompt_cache and the settings {sorted(given)}, expected one or "
