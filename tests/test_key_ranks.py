@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 
 import mlx_h2o
 from cache_checks import SCALE, exact_trace, random_tokens, rows_by_position, small
-from mlx_h2o import H2OConfig, H2OKVCache, evaluate, fast, key_ranks, use_backend
+from mlx_h2o import (
+    H2OConfig,
+    H2OKVCache,
+    QuantizedH2OKVCache,
+    evaluate,
+    fast,
+    key_ranks,
+    use_backend,
+)
 from mlx_h2o.storage import Storage
 from tiny_models import random_prompt, tiny_qwen3
 
@@ -186,3 +194,35 @@ def test_a_small_cache_on_a_cpu_is_read_twice(monkeypatch):
         queries, keys, values = (mx.array(part) for part in random_tokens(rng, 1))
         k, _ = cache.update_and_fetch(keys, values)
     assert mx.default_device().type == mx.DeviceType.gpu or not cache.ranks_keys(queries, k)
+
+
+@pytest.mark.parametrize("backend", [None, "composed"])
+@pytest.mark.parametrize(("bits", "dtype"), [(8, mx.float32), (4, mx.float16), (8, mx.bfloat16)])
+def test_packed_rows_are_ranked_in_one_read_too(bits, dtype, backend):
+    """The keys as they are stored are what is ranked; the same rows as by a second read."""
+    rng = np.random.default_rng(7)
+    config = H2OConfig(
+        max_kv_size=16, sink_size=2, recent_size=4, policy="keydiff", kv_bits=bits, kv_group_size=32
+    )
+    ours, theirs = QuantizedH2OKVCache(config), QuantizedH2OKVCache(config)
+    with use_backend(backend):
+        for _ in range(60):
+            shapes = ((2, 4, 1, 32), (2, 2, 1, 32), (2, 2, 1, 32))
+            queries, keys, values = (
+                mx.array(rng.standard_normal(shape)).astype(dtype) for shape in shapes
+            )
+            k, v = ours.update_and_fetch(keys, values)
+            if ours.ranks_keys(queries, k):
+                mx.eval(ours.attend(queries, k, v, scale=SCALE))
+                words, *affine = k
+                exact = mx.dequantize(
+                    words, *(part.astype(mx.float32) for part in affine), group_size=32, bits=bits
+                )
+                expected = np.array(fast.key_diversity(exact))
+                tolerance = 1e-4 if dtype == mx.bfloat16 else 2e-6
+                np.testing.assert_allclose(np.array(ours.scores), expected, atol=tolerance)
+            mx.eval(*theirs.update_and_fetch(keys, values)[0])
+            if dtype == mx.float32:
+                assert kept(ours) == kept(theirs)
+    assert ours.evicted == 44
+    assert ours._key_ranks.replaced == 44  # kept up to date, not made anew

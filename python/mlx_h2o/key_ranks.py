@@ -23,8 +23,8 @@ __all__ = ["KeyRanks", "pays"]
 _AFRESH = 1024
 """Replacements after which the statistics are made anew, so that rounding does not add up."""
 
-SECOND_READ_BYTES = 1 << 22
-"""Keys of one layer up to which a CPU reads them again rather than to keep sums of them."""
+SECOND_READ_BYTES = 1 << 21
+"""Keys of one layer below which a CPU reads them again rather than to keep sums of them."""
 
 
 def pays(queries: mx.array, keys: Stored, store: Storage) -> bool:
@@ -33,10 +33,12 @@ def pays(queries: mx.array, keys: Stored, store: Storage) -> bool:
     On a GPU always for less: the second read is a composition of many. On a CPU a few rows are read
     in less time than it takes to hand out the operations on their sums (docs/decode-step.md).
     """
-    if isinstance(keys, tuple) or store.in_segments or queries.dtype != keys.dtype:
+    parts = keys if isinstance(keys, tuple) else (keys,)
+    if store.in_segments or queries.dtype != parts[-1].dtype:  # of packed keys: their biases'
         return False
     on_gpu = mx.default_device().type == mx.DeviceType.gpu
-    return keys.shape[1] == store.positions.shape[1] and (on_gpu or keys.nbytes > SECOND_READ_BYTES)
+    large = on_gpu or sum(part.nbytes for part in parts) >= SECOND_READ_BYTES
+    return large and parts[0].shape[1] == store.positions.shape[1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +60,9 @@ class KeyRanks:
     @classmethod
     def of(cls, keys: Stored, store: Storage) -> KeyRanks:
         """Of the stored keys: reads them all."""
-        return cls(fast.key_statistics(keys), weakref.ref(store.positions))
+        settings = store.attention_settings
+        packing = {name: settings[name] for name in ("bits", "group_size") if name in settings}
+        return cls(fast.key_statistics(keys, **packing), weakref.ref(store.positions))
 
     def describes(self, store: Storage) -> bool:
         """Whether the store holds the very rows that this is about."""
@@ -93,6 +97,7 @@ class KeyRanks:
             scale=scale,
             mask=mask,
             sinks=sinks,
+            **store.attention_settings,
         )
         ranks = mx.sum(logits, axis=2) * (inverse_norms * (-1 / scale))
         if shared_heads:

@@ -131,9 +131,11 @@ class QuantizedRowStore(Storage):
             recent_start,
             ranks,
             worst=self.known_worst(sink_size, recent_start, ranks),
+            statistics=self.key_statistics,
             **self.packing._asdict(),
         )
-        self.keys, self.values, self.importance, self.positions = serve_replacement(request)
+        self.keys, self.values, self.importance, self.positions, *kept = serve_replacement(request)
+        self.key_statistics = (kept[0], kept[1]) if kept else None
         self.tied = True
 
     def keep(self, slots: mx.array, *, ranks: mx.array | None = None, added: int = 0) -> None:
