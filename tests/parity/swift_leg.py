@@ -15,6 +15,8 @@ import numpy as np
 import reference
 from golden.build import Case
 from golden.make import write
+from mlx_h2o.backends import get
+from parity import operations
 from parity.legs import Leg
 from parity.outcome import Outcome
 
@@ -41,6 +43,12 @@ class SwiftLeg(Leg):
         if shutil.which("swift") is None:
             return "swift not found"
         return f"{PRODUCT} is not built: swift build --product {PRODUCT}"
+
+    def absent(self, case: Case) -> str:
+        """What the package's back end of this name serves, the Swift one has to serve too."""
+        if case.fields["op"] == "without_scores":
+            return "no public call asks for it"
+        return operations.absent(case, get(self.trace_of), self.trace_of)
 
     def versions(self) -> dict[str, str]:
         return self._versions
@@ -76,10 +84,22 @@ class SwiftLeg(Leg):
 def _outcome(case: Case, tensors: dict[str, mx.array], errors: dict[str, str]) -> Outcome:
     if case.name in errors:
         return Outcome(error=errors[case.name])
-    found = {}
-    for name in ("out", "scores", "lse", "keep", "evict", "positions"):
-        array = tensors.get(f"{case.name}/{name}")
-        if array is not None:
-            whole = name in ("keep", "evict", "positions")
-            found[name] = np.array(array) if whole else reference.float64(array)
-    return Outcome(found)
+    start = f"{case.name}/"
+    found = {name.removeprefix(start): a for name, a in tensors.items() if name.startswith(start)}
+    if case.fields["op"] == "append":
+        return Outcome(_written(case, found))
+    whole = ("keep", "evict", "positions")
+    return Outcome(
+        {n: np.array(a) if n in whole else reference.float64(a) for n, a in found.items()}
+    )
+
+
+def _written(case: Case, found: dict[str, mx.array]) -> dict[str, np.ndarray]:
+    """Packed rows as they dequantise: those that were written, and the others."""
+    arrays = {}
+    for name, bits in zip(("keys", "values"), case.fields["bits"], strict=True):
+        parts = [found[f"{name}_{part}"] for part in ("words", "scales", "biases")]
+        dense = reference.dequantized(*parts, bits=bits, group_size=case.fields["group_size"])
+        written, others = operations.split(dense, np.array(case.tensors["slots"]))
+        arrays |= {f"new_{name}": written, f"other_{name}": others.astype(np.float32)}
+    return arrays

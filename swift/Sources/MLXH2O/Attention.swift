@@ -61,24 +61,12 @@ extension MLXFast {
         _ mask: ScaledDotProductAttentionMaskMode, _ sinks: MLXArray?, _ stream: StreamOrDevice,
         returnLse: Bool
     ) throws -> (MLXArray, MLXArray, MLXArray) {
-        let array = mask.mask
-        let mode = array == nil ? mask.mode : "array"
-        var output = mlx_array_new()
-        var scores = mlx_array_new()
-        var lse = mlx_array_new()
-        do {
-            try H2OError.catching {
-                Backend.applyCurrent()
-                withUnsafeMutablePointer(to: &lse) { lse in
-                    _ = mlx_h2o_scaled_dot_product_attention_with_scores(
-                        &output, &scores, returnLse ? lse : nil, queries.ctx, keys.ctx, values.ctx,
-                        scale, mode, (array ?? .mlxNone).ctx, (sinks ?? .mlxNone).ctx, stream.ctx)
-                }
-            }
-        } catch {
-            for handle in [output, scores, lse] { mlx_array_free(handle) }
-            throw error
+        let (mode, array) = mask.arguments
+        let found = try results(3) { place in
+            mlx_h2o_scaled_dot_product_attention_with_scores(
+                place, place + 1, returnLse ? place + 2 : nil, queries.ctx, keys.ctx, values.ctx,
+                scale, mode, array.ctx, (sinks ?? .mlxNone).ctx, stream.ctx)
         }
-        return (MLXArray(output), MLXArray(scores), MLXArray(lse))
+        return (found[0], found[1], found[2])
     }
 }

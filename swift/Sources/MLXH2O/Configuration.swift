@@ -17,6 +17,14 @@ public struct H2OConfiguration: Sendable, Hashable {
     /// Single-token steps per eviction. With 1 the evicted row is overwritten in place; with more,
     /// up to `evictEvery - 1` rows beyond the budget are stored.
     public let evictEvery: Int
+    /// Bits of each element of the keys, and of the values unless ``valueBits`` differ: 2, 3, 4, 5, 6
+    /// or 8. Nil: rows stay as they come.
+    public let kvBits: Int?
+    /// Bits of the values; nil: ``kvBits``.
+    public let valueBits: Int?
+    /// Elements that share a scale and a bias: 32, 64 or 128. Rows whose size it does not divide
+    /// take 32.
+    public let kvGroupSize: Int
 
     /// Published splits of the budget (AtomGradient 2026, section 4.1): of 256 rows 4 are sinks and
     /// 128, 64 or 32 are kept by score. The sinks do not scale with the budget; the recent window
@@ -44,11 +52,14 @@ public struct H2OConfiguration: Sendable, Hashable {
     ///   - policy: ranks the rows
     ///   - decay: at least 0, below 1
     ///   - evictEvery: single-token steps per eviction, at least 1
-    ///   - kvBits: nil; quantised rows are not available in this version
+    ///   - kvBits: bits of quantised rows; nil: rows stay as they come
+    ///   - valueBits: bits of quantised values, where they differ from those of the keys
+    ///   - kvGroupSize: elements that share a scale and a bias: 32, 64 or 128
     /// - Throws: ``H2OError`` where a value is out of range or the sizes exceed the budget
     public init(
         maxKVSize: Int = 256, sinkSize: Int = 4, heavySize: Int? = nil, recentSize: Int? = nil,
-        policy: PolicyName = .keydiff, decay: Double = 0.95, evictEvery: Int = 1, kvBits: Int? = nil
+        policy: PolicyName = .keydiff, decay: Double = 0.95, evictEvery: Int = 1, kvBits: Int? = nil,
+        valueBits: Int? = nil, kvGroupSize: Int = 64
     ) throws {
         try require("maxKVSize", maxKVSize, atLeast: 1)
         try require("sinkSize", sinkSize, atLeast: 0)
@@ -58,10 +69,11 @@ public struct H2OConfiguration: Sendable, Hashable {
         guard decay >= 0, decay < 1 else {
             throw failure("decay is \(decay), expected a number of at least 0, below 1.")
         }
-        if let kvBits {
-            throw failure(
-                "kvBits is \(kvBits), but quantised rows are not available in this version: "
-                    + "expected nil.")
+        try requireKnown("kvBits", kvBits, among: [2, 3, 4, 5, 6, 8])
+        try requireKnown("valueBits", valueBits, among: [2, 3, 4, 5, 6, 8])
+        try requireKnown("kvGroupSize", kvGroupSize, among: [32, 64, 128])
+        if let valueBits, kvBits == nil {
+            throw failure("valueBits is \(valueBits) and kvBits is nil, expected kvBits too.")
         }
         guard sinkSize < maxKVSize else {
             throw failure(
@@ -73,22 +85,26 @@ public struct H2OConfiguration: Sendable, Hashable {
         self.policy = policy
         self.decay = decay
         self.evictEvery = evictEvery
+        self.kvBits = kvBits
+        self.valueBits = valueBits
+        self.kvGroupSize = kvGroupSize
         self.heavySize = try Self.heavySize(
             of: maxKVSize, sink: sinkSize, heavy: heavySize, recent: recentSize)
         self.recentSize = maxKVSize - sinkSize - self.heavySize
     }
 
     /// A published split, scaled to `maxKVSize`. The other arguments, and the errors, are those of
-    /// ``init(maxKVSize:sinkSize:heavySize:recentSize:policy:decay:evictEvery:kvBits:)``.
+    /// ``init(maxKVSize:sinkSize:heavySize:recentSize:policy:decay:evictEvery:kvBits:valueBits:kvGroupSize:)``.
     public init(
         preset: Preset, maxKVSize: Int = 256, sinkSize: Int = 4, recentSize: Int? = nil,
-        policy: PolicyName = .keydiff, decay: Double = 0.95, evictEvery: Int = 1, kvBits: Int? = nil
+        policy: PolicyName = .keydiff, decay: Double = 0.95, evictEvery: Int = 1, kvBits: Int? = nil,
+        valueBits: Int? = nil, kvGroupSize: Int = 64
     ) throws {
         try require("maxKVSize", maxKVSize, atLeast: 1)
         try self.init(
             maxKVSize: maxKVSize, sinkSize: sinkSize, heavySize: preset.heavySize(of: maxKVSize),
             recentSize: recentSize, policy: policy, decay: decay, evictEvery: evictEvery,
-            kvBits: kvBits)
+            kvBits: kvBits, valueBits: valueBits, kvGroupSize: kvGroupSize)
     }
 
     private static func heavySize(
@@ -107,6 +123,24 @@ public struct H2OConfiguration: Sendable, Hashable {
     }
 }
 
+extension H2OConfiguration {
+    /// The same with rows quantised to 8 bits.
+    public var with8Bits: H2OConfiguration { H2OConfiguration(self, kvBits: 8) }
+
+    private init(_ other: H2OConfiguration, kvBits: Int) {
+        maxKVSize = other.maxKVSize
+        sinkSize = other.sinkSize
+        heavySize = other.heavySize
+        recentSize = other.recentSize
+        policy = other.policy
+        decay = other.decay
+        evictEvery = other.evictEvery
+        valueBits = other.valueBits
+        kvGroupSize = other.kvGroupSize
+        self.kvBits = kvBits
+    }
+}
+
 private func failure(_ message: String) -> H2OError {
     H2OError("H2OConfiguration", message)
 }
@@ -115,6 +149,11 @@ private func require(_ name: String, _ value: Int, atLeast least: Int) throws {
     guard value >= least else {
         throw failure("\(name) is \(value), expected at least \(least).")
     }
+}
+
+private func requireKnown(_ name: String, _ value: Int?, among known: [Int]) throws {
+    guard let value, !known.contains(value) else { return }
+    throw failure("\(name) is \(value), expected one of \(known).")
 }
 
 extension H2OConfiguration: Codable {
@@ -126,6 +165,9 @@ extension H2OConfiguration: Codable {
         case policy
         case decay
         case evictEvery = "evict_every"
+        case kvBits = "kv_bits"
+        case valueBits = "v_bits"
+        case kvGroupSize = "kv_group_size"
     }
 
     /// Reads the names of the Python settings. Checked as in the other initialisers.
@@ -138,6 +180,9 @@ extension H2OConfiguration: Codable {
             recentSize: values.decode(Int.self, forKey: .recentSize),
             policy: values.decode(PolicyName.self, forKey: .policy),
             decay: values.decode(Double.self, forKey: .decay),
-            evictEvery: values.decode(Int.self, forKey: .evictEvery))
+            evictEvery: values.decode(Int.self, forKey: .evictEvery),
+            kvBits: values.decodeIfPresent(Int.self, forKey: .kvBits),
+            valueBits: values.decodeIfPresent(Int.self, forKey: .valueBits),
+            kvGroupSize: values.decodeIfPresent(Int.self, forKey: .kvGroupSize) ?? 64)
     }
 }

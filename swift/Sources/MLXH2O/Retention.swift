@@ -45,20 +45,10 @@ private func select(
     _ operation: Selection, _ scores: MLXArray, _ positions: MLXArray, _ count: Int,
     _ sinkSize: Int, _ recentStart: Int?, _ stream: StreamOrDevice
 ) throws -> MLXArray {
-    let start = mlx_optional_int(
-        value: Int32(clamping: recentStart ?? 0), has_value: recentStart != nil)
-    var result = mlx_array_new()
-    do {
-        try H2OError.catching {
-            Backend.applyCurrent()
-            // A number beyond int32 says the same as the nearest one inside.
-            _ = operation(
-                &result, scores.ctx, positions.ctx, Int32(clamping: count),
-                Int32(clamping: sinkSize), start, stream.ctx)
-        }
-    } catch {
-        mlx_array_free(result)
-        throw error
-    }
-    return MLXArray(result)
+    // A number beyond int32 says the same as the nearest one inside.
+    try results(1) { place in
+        operation(
+            place, scores.ctx, positions.ctx, Int32(clamping: count), Int32(clamping: sinkSize),
+            optional(recentStart), stream.ctx)
+    }[0]
 }

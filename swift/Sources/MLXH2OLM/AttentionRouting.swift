@@ -29,15 +29,78 @@ public func attentionWithCacheUpdate(
     queries: MLXArray, keys: MLXArray, values: MLXArray, cache: KVCache?, scale: Float,
     mask: MLXFast.ScaledDotProductAttentionMaskMode = .none
 ) -> MLXArray {
-    guard let tracking = cache as? any H2OScoreTracking, tracking.needsScores else {
-        return MLXLMCommon.attentionWithCacheUpdate(
-            queries: queries, keys: keys, values: values, cache: cache, scale: scale, mask: mask)
-    }
     do {
-        return try attend(queries, keys, values, tracking, scale, mask)
+        if let cache = cache as? H2OKVCache, cache.isAttendedHere {
+            return try cache.attend(queries, keys, values, scale, mask)
+        }
+        if let tracking = cache as? any H2OScoreTracking, tracking.needsScores {
+            return try attend(queries, keys, values, tracking, scale, mask)
+        }
     } catch {
         H2OError.report(error)
         return queries
+    }
+    return MLXLMCommon.attentionWithCacheUpdate(
+        queries: queries, keys: keys, values: values, cache: cache, scale: scale, mask: mask)
+}
+
+extension H2OKVCache {
+    /// Whether ``attend(_:_:_:_:_:)`` serves this cache: its policy's scores are a moving average,
+    /// which one operation takes in with attention, or its rows are packed and need none.
+    fileprivate var isAttendedHere: Bool {
+        policy.averageDecay != nil || (configuration.kvBits != nil && !policy.needsScores)
+    }
+
+    /// Append and attend. Up to 8 queries packed rows are read as they are stored, and one operation
+    /// serves attention and average; longer chunks take their scores beside MLX's own attention.
+    fileprivate func attend(
+        _ queries: MLXArray, _ newKeys: MLXArray, _ newValues: MLXArray, _ scale: Float,
+        _ mask: MLXFast.ScaledDotProductAttentionMaskMode
+    ) throws -> MLXArray {
+        try appendRows(newKeys, newValues)
+        guard var store else { return queries }
+        let output: MLXArray
+        let (keys, values) = store.fetch()
+        if queries.dim(2) > maxDecodeQueries {
+            let (keys, values) = store.dense()
+            let arrays = sameDType([queries, keys, values])
+            output = MLXFast.scaledDotProductAttention(
+                queries: arrays[0], keys: arrays[1], values: arrays[2], scale: scale, mask: mask)
+            if let decay = policy.averageDecay {
+                store.importance = try prefillScores(
+                    queries: arrays[0], keys: arrays[1], scale: scale, mask: mask,
+                    importance: store.importance, decay: decay)
+            }
+        } else if store.packing != nil {
+            output = try attendAndScore(
+                PackedRows.self, queries, keys, values, scale, mask, &store)
+        } else {
+            let arrays = sameDType([queries, keys[0], values[0]])
+            output = try attendAndScore(
+                MLXArray.self, arrays[0], [arrays[1]], [arrays[2]], scale, mask, &store)
+        }
+        self.store = store
+        isUnscored = false
+        return depends(input: output, dependencies: trackedState)
+    }
+
+    private func attendAndScore<Rows: CacheRows>(
+        _ kind: Rows.Type, _ queries: MLXArray, _ keys: [MLXArray], _ values: [MLXArray],
+        _ scale: Float, _ mask: MLXFast.ScaledDotProductAttentionMaskMode, _ store: inout RowStore
+    ) throws -> MLXArray {
+        let (bits, groupSize) = (store.packing?.bits ?? 8, store.packing?.groupSize ?? 64)
+        guard let decay = policy.averageDecay else {
+            return try MLXFast.scaledDotProductAttentionQuantizedWithScores(
+                queries: queries, keys: .rows(of: keys), values: .rows(of: values), scale: scale,
+                bits: bits, groupSize: groupSize, valueBits: store.packing?.valueBits, mask: mask
+            ).0
+        }
+        let found = try attentionAndAccumulate(
+            queries: queries, keys: Rows.rows(of: keys), values: Rows.rows(of: values),
+            importance: store.importance, scale: scale, decay: decay, mask: mask, bits: bits,
+            groupSize: groupSize, valueBits: store.packing?.valueBits)
+        store.importance = found.importance
+        return found.output
     }
 }
 

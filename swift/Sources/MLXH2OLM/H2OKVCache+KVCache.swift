@@ -21,9 +21,7 @@ extension H2OKVCache: KVCache {
     /// The budget.
     public var maxSize: Int? { configuration.maxKVSize }
 
-    public func innerState() -> [MLXArray] {
-        store.map { [$0.keys, $0.values, $0.importance, $0.positions] } ?? []
-    }
+    public func innerState() -> [MLXArray] { store?.arrays ?? [] }
 
     /// As ``append(keys:values:)``; reports what that throws, and then returns the arguments.
     public func update(keys: MLXArray, values: MLXArray) -> (MLXArray, MLXArray) {
@@ -88,7 +86,7 @@ extension H2OKVCache: KVCache {
 
     public func copy() -> any KVCache {
         settleOrReport()
-        let copy = H2OKVCache(configuration, name: name)
+        let copy = empty()
         copy.store = store  // updates put new arrays in the place of these and never change them
         copy.offset = offset
         copy.evicted = evicted
@@ -99,18 +97,18 @@ extension H2OKVCache: KVCache {
 
     // MARK: State
 
-    /// keys, values, scores, positions; nothing while there are no rows. What was read stays
-    /// unchanged by later updates. Setting it does not change the counts of ``metaState``.
+    /// keys, values, scores, positions, quantised keys and values as words, scales and biases each;
+    /// nothing while there are no rows. What was read stays unchanged by later updates. Setting it does not change the counts of ``metaState``.
     public var state: [MLXArray] {
         get {
             settleOrReport()
             guard let store else { return [] }
             let (keys, values) = store.fetch()
-            return [keys, values, store.importance, store.positions]
+            return keys + values + [store.importance, store.positions]
         }
         set {
             do {
-                store = try RowStore(state: newValue)
+                store = try RowStore(state: newValue, configuration)
                 hasSurplus = false
             } catch {
                 H2OError.report(error)
@@ -163,18 +161,44 @@ extension H2OKVCache: KVCache {
 
 extension RowStore {
     /// From the arrays of a cache's `state`; nil where there are none.
-    init?(state: [MLXArray]) throws {
+    init?(state: [MLXArray], _ configuration: H2OConfiguration) throws {
         if state.isEmpty { return nil }
         let shapes = state.map(\.shape)
-        guard shapes.count == 4, shapes[0].count == 4, shapes[1].count == 4,
-            shapes.allSatisfy({ $0.prefix(3) == shapes[0].prefix(3) }), shapes[2].count == 3,
-            shapes[3].count == 3, state[2].dtype == .float32, state[3].dtype == .int32
+        let sides = configuration.kvBits == nil ? 1 : 3
+        guard state.count == 2 * sides + 2, shapes.dropLast(2).allSatisfy({ $0.count == 4 }),
+            shapes.allSatisfy({ $0.prefix(3) == shapes[0].prefix(3) }),
+            shapes.suffix(2).allSatisfy({ $0.count == 3 }), !shapes.joined().contains(0),
+            state[2 * sides].dtype == .float32, state[2 * sides + 1].dtype == .int32
         else {
             throw H2OError(
                 "H2OKVCache.state",
-                "found arrays of shapes \(shapes), expected keys [B, H, N, D], values [B, H, N, Dv], "
-                    + "scores float32 [B, H, N] and positions int32 [B, H, N].")
+                "found arrays of shapes \(shapes), expected \(Self.expected(sides)), scores float32 "
+                    + "[B, H, N] and positions int32 [B, H, N].")
         }
-        self.init(keys: state[0], values: state[1], importance: state[2], positions: state[3])
+        let (keys, values) = (Array(state[..<sides]), Array(state[sides..<2 * sides]))
+        let packing = RowPacking(configuration, stored: keys)
+        self.init(
+            keys: keys, values: values, importance: state[2 * sides],
+            positions: state[2 * sides + 1], packing: packing)
+        guard let packing else { return }
+        for (parts, bits) in [(keys, packing.bits), (values, packing.valueBits)] {
+            let size = parts[1].dim(3) * packing.groupSize
+            let fits =
+                parts[0].dtype == .uint32 && [32, 64, 128].contains(packing.groupSize)
+                && parts[0].dim(3) * 32 == size * bits && parts[2].shape == parts[1].shape
+                && parts[1].dtype == parts[2].dtype
+            guard fits else {
+                throw H2OError(
+                    "H2OKVCache.state",
+                    "found words, scales and biases of shapes \(parts.map(\.shape)), expected rows "
+                        + "of \(bits) bits in groups of \(packing.groupSize).")
+            }
+        }
+    }
+
+    private static func expected(_ sides: Int) -> String {
+        sides == 1
+            ? "keys [B, H, N, D], values [B, H, N, Dv]"
+            : "words, scales and biases of the keys and of the values, [B, H, N, ...] each"
     }
 }

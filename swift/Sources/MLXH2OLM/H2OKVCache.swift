@@ -2,10 +2,11 @@ import MLX
 import MLXH2O
 import MLXLMCommon
 
-/// Keys and values of one layer, at most `configuration.maxKVSize` rows per head at rest.
+/// Keys and values of one layer, dense or quantised, at most `configuration.maxKVSize` rows per head at rest.
 ///
 /// `offset` counts the tokens seen and drives RoPE; ``size`` counts the rows stored (AtomGradient
-/// 2026, section 3.3). Each (sequence, KV head) chooses its rows by itself. Below the budget the
+/// 2026, section 3.3). With `configuration.kvBits` the rows are quantised: see
+/// ``QuantizedH2OKVCache``. Each (sequence, KV head) chooses its rows by itself. Below the budget the
 /// rows are in order; after evictions their order in memory means nothing, except that the rows of
 /// the last multi-token update are the last ones, in order.
 ///
@@ -13,7 +14,7 @@ import MLXLMCommon
 /// here, ever. Members of the protocol `KVCache` cannot throw: they report to MLX's error handler,
 /// so that `withError` throws; ``append(keys:values:)`` and ``accumulate(_:isMasked:)`` throw
 /// themselves.
-public final class H2OKVCache {
+public class H2OKVCache {
     public internal(set) var configuration: H2OConfiguration
     /// What error messages call this cache, such as "qwen3 layer 3".
     public internal(set) var name: String
@@ -56,15 +57,34 @@ public final class H2OKVCache {
     /// - Throws: `H2OError` where the rows do not fit each other or the stored ones, or the policy
     ///   needs scores and the last update got none
     public func append(keys: MLXArray, values: MLXArray) throws -> (MLXArray, MLXArray) {
+        try appendRows(keys, values)
+        guard let store else { return (.mlxNone, .mlxNone) }
+        let (keys, values) = store.dense()
+        return (tied(keys), values)
+    }
+
+    /// The same without handing out the rows.
+    func appendRows(_ keys: MLXArray, _ values: MLXArray) throws {
         try checkRows(keys: keys, values: values, against: store)
         try checkScored()
         try settle()
         let added = keys.dim(2)
-        store = try appended(keys, values, to: store ?? RowStore(emptyLike: keys, values))
+        store = try appended(keys, values, to: store ?? emptyStore(for: keys, values))
         offset += added
         hasSurplus = added > 1 && length > configuration.maxKVSize
         isUnscored = policy.needsScores
-        return rows()
+    }
+
+    private func emptyStore(for keys: MLXArray, _ values: MLXArray) throws -> RowStore {
+        let packing = try RowPacking(
+            configuration, keySize: keys.dim(3), valueSize: values.dim(3), owner: described)
+        return RowStore(emptyLike: keys, values, packing: packing)
+    }
+
+    /// The keys, such that evaluating them evaluates what is remembered of the rows: otherwise the
+    /// graph of every step would hang on that until the first eviction.
+    func tied(_ keys: MLXArray) -> MLXArray {
+        depends(input: keys, dependencies: trackedState)
     }
 
     /// Take in the scores of the attention that followed an update. Policies that need none ignore
@@ -74,7 +94,7 @@ public final class H2OKVCache {
     public func accumulate(_ scores: MLXArray, isMasked: Bool = true) throws {
         var store = try checkScores(scores, against: store)
         let skipped = max(0, scores.dim(2) - maxScoredQueries)
-        store.importance = policy.accumulate(
+        store.importance = try policy.accumulate(
             store.importance, scores: scores[0..., 0..., skipped...], isMasked: isMasked)
         self.store = store
         isUnscored = false
@@ -86,11 +106,11 @@ public final class H2OKVCache {
     /// int32 [B, H, N]: the place of each stored row in the sequence.
     public var positions: MLXArray? { store?.positions }
 
-    /// The stored keys [B, H, N, D].
-    public var keys: MLXArray? { store?.fetch().keys }
+    /// The stored keys [B, H, N, D]; quantised ones dequantised.
+    public var keys: MLXArray? { store?.dense().keys }
 
-    /// The stored values [B, H, N, Dv].
-    public var values: MLXArray? { store?.fetch().values }
+    /// The stored values [B, H, N, Dv]; quantised ones dequantised.
+    public var values: MLXArray? { store?.dense().values }
 
     /// Rows stored per head, after the surplus of a chunk has gone.
     public var size: Int {
@@ -106,14 +126,6 @@ public final class H2OKVCache {
 
     private var length: Int { store?.length ?? 0 }
 
-    private func rows() -> (MLXArray, MLXArray) {
-        guard let store else { return (.mlxNone, .mlxNone) }
-        let (keys, values) = store.fetch()
-        // Whoever evaluates the keys evaluates these too: otherwise the graph of every step would
-        // hang on them until the first eviction.
-        return (depends(input: keys, dependencies: [store.positions, store.importance]), values)
-    }
-
     // MARK: Eviction
 
     /// Rows at which a single-token step evicts.
@@ -128,16 +140,16 @@ public final class H2OKVCache {
             store = try compacted(store, keep: configuration.maxKVSize, added: added)
         } else if store.length >= limit {
             if configuration.evictEvery == 1 {
-                let slots = try evictIndices(
-                    ranks(of: store), positions: store.positions, sinkSize: configuration.sinkSize,
-                    recentStart: recentStart(added: added))
-                store.replace(slots, keys, values, offset: offset)
+                try store.replaceWorst(
+                    keys, values, position: offset, sinkSize: configuration.sinkSize,
+                    recentStart: recentStart(added: added),
+                    ranks: policy.rankedBy ?? .array(ranks(of: store)))
                 evicted += 1
                 return store
             }
             store = try compacted(store, keep: configuration.maxKVSize - 1, added: added)
         }
-        store.append(keys, values, offset: offset, limit: limit)
+        try store.append(keys, values, offset: offset, limit: limit)
         return store
     }
 
@@ -149,7 +161,7 @@ public final class H2OKVCache {
             kept.truncate(to: 0)
         } else {
             let slots = try keepIndices(
-                ranks(of: store), positions: store.positions, keep: keep,
+                try ranks(of: store), positions: store.positions, keep: keep,
                 sinkSize: configuration.sinkSize, recentStart: recentStart(added: added))
             kept.keep(slots)
         }
@@ -159,9 +171,9 @@ public final class H2OKVCache {
 
     private func recentStart(added: Int) -> Int { offset + added - configuration.recentSize }
 
-    private func ranks(of store: RowStore) -> MLXArray {
-        let (keys, values) = store.fetch()
-        return policy.rank(
+    private func ranks(of store: RowStore) throws -> MLXArray {
+        let (keys, values) = store.dense()
+        return try policy.rank(
             PolicyRows(
                 keys: keys, values: values, importance: store.importance,
                 positions: store.positions, offset: offset))

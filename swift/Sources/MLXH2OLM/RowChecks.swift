@@ -16,12 +16,11 @@ func checkRows(keys: MLXArray, values: MLXArray, against store: RowStore?) throw
     guard !found.0.prefix(3).contains(0) else {
         throw H2OError(operation, "keys have shape \(found.0), expected B, H, L of at least 1.")
     }
-    guard let store else { return }
-    for (name, new, stored) in [("keys", keys, store.keys), ("values", values, store.values)] {
-        guard layout(new) == layout(stored) else {
+    guard let (keyLayout, valueLayout) = store?.layouts else { return }
+    for (name, new, stored) in [("keys", keys, keyLayout), ("values", values, valueLayout)] {
+        guard RowLayout(new) == stored else {
             throw H2OError(
-                operation,
-                "\(name) are \(layout(new)), expected \(layout(stored)) as the stored rows.")
+                operation, "\(name) are \(RowLayout(new)), expected \(stored) as the stored rows.")
         }
     }
 }
@@ -44,8 +43,4 @@ func checkScores(_ scores: MLXArray, against store: RowStore?) throws -> RowStor
                 + "Hq a multiple of \(rows[1]), N = \(rows[2]).")
     }
     return store
-}
-
-private func layout(_ array: MLXArray) -> String {
-    "\(array.dtype) with B = \(array.dim(0)), H = \(array.dim(1)), row size \(array.dim(3))"
 }

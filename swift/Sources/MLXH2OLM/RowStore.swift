@@ -1,63 +1,96 @@
 import MLX
+import MLXH2O
 
 /// Rows of one layer: keys and values with room to grow, and what is remembered of each row.
 ///
-/// Every update puts new array objects in the place of the old ones and keeps no other reference,
-/// so that MLX can reuse their buffers, and an array that someone else holds never changes. Nothing
-/// is evaluated.
+/// Keys and values are one array each, or words, scales and biases: rows are quantised once, when
+/// they come, straight into their slots, and moved as they are packed. Every update puts new array
+/// objects in the place of the old ones and keeps no other reference, so that MLX can reuse their
+/// buffers, and an array that someone else holds never changes. Nothing is evaluated.
 struct RowStore {
-    /// [B, H, capacity, D], with unused rows at the end.
-    var keys: MLXArray
-    /// [B, H, capacity, Dv], with unused rows at the end.
-    var values: MLXArray
+    /// Each [B, H, capacity, ...], with unused rows at the end.
+    var keys: [MLXArray]
+    var values: [MLXArray]
     /// float32 [B, H, length]; NaN where not yet scored.
     var importance: MLXArray
     /// int32 [B, H, length].
     var positions: MLXArray
+    /// How the rows are packed; nil: they are not.
+    let packing: RowPacking?
 
     private static let step = 256
 
     /// Stores nothing yet, for rows of these shapes and dtypes.
-    init(emptyLike keys: MLXArray, _ values: MLXArray) {
+    init(emptyLike keys: MLXArray, _ values: MLXArray, packing: RowPacking?) {
         let heads = Array(keys.shape.prefix(2))
         self.init(
-            keys: .zeros(heads + [0, keys.dim(3)], dtype: keys.dtype),
-            values: .zeros(heads + [0, values.dim(3)], dtype: values.dtype),
+            keys: Self.parts(of: keys, packing?.bits, packing).map { $0[0..., 0..., ..<0] },
+            values: Self.parts(of: values, packing?.valueBits, packing).map {
+                $0[0..., 0..., ..<0]
+            },
             importance: .zeros(heads + [0], dtype: .float32),
-            positions: .zeros(heads + [0], dtype: .int32))
+            positions: .zeros(heads + [0], dtype: .int32), packing: packing)
     }
 
-    init(keys: MLXArray, values: MLXArray, importance: MLXArray, positions: MLXArray) {
+    init(
+        keys: [MLXArray], values: [MLXArray], importance: MLXArray, positions: MLXArray,
+        packing: RowPacking?
+    ) {
         self.keys = keys
         self.values = values
         self.importance = importance
         self.positions = positions
+        self.packing = packing
     }
 
     var length: Int { positions.dim(2) }
 
-    /// Every stored byte, unused rows included.
-    var nbytes: Int { [keys, values, importance, positions].reduce(0) { $0 + $1.nbytes } }
+    /// Every stored array, those of the keys first.
+    var arrays: [MLXArray] { keys + values + [importance, positions] }
 
-    /// The rows in use.
-    func fetch() -> (keys: MLXArray, values: MLXArray) {
-        (keys[0..., 0..., ..<length], values[0..., 0..., ..<length])
+    /// Every stored byte, unused rows included.
+    var nbytes: Int { arrays.reduce(0) { $0 + $1.nbytes } }
+
+    /// The rows in use, as they are stored.
+    func fetch() -> (keys: [MLXArray], values: [MLXArray]) {
+        (keys.map { $0[0..., 0..., ..<length] }, values.map { $0[0..., 0..., ..<length] })
+    }
+
+    /// The rows in use as arrays [B, H, length, D] and [B, H, length, Dv].
+    func dense() -> (keys: MLXArray, values: MLXArray) {
+        let (keys, values) = fetch()
+        guard let packing else { return (keys[0], values[0]) }
+        return (
+            unpacked(keys, bits: packing.bits, packing),
+            unpacked(
+                values, bits: packing.valueBits, packing)
+        )
+    }
+
+    /// What new rows must look like: dtype and sizes but the length, of keys and of values.
+    var layouts: (keys: RowLayout, values: RowLayout) {
+        (RowLayout(keys, packing), RowLayout(values, packing))
     }
 
     /// Add rows behind the others, at positions `offset` and up, unscored. `limit` is the length
     /// beyond which no room is made in advance.
-    mutating func append(_ newKeys: MLXArray, _ newValues: MLXArray, offset: Int, limit: Int) {
+    mutating func append(
+        _ newKeys: MLXArray, _ newValues: MLXArray, offset: Int, limit: Int
+    ) throws {
         let start = length
         let added = newKeys.dim(2)
         let end = start + added
-        if end > min(keys.dim(2), values.dim(2)) {
+        if end > min(keys[0].dim(2), values[0].dim(2)) {
             let rounded = (end + Self.step - 1) / Self.step * Self.step
             let room = max(end, min(rounded, limit)) - end
-            keys = grown(keys, used: start, newKeys, room: room)
-            values = grown(values, used: start, newValues, room: room)
+            keys = zip(keys, Self.parts(of: newKeys, packing?.bits, packing)).map {
+                grown($0, used: start, $1, room: room)
+            }
+            values = zip(values, Self.parts(of: newValues, packing?.valueBits, packing)).map {
+                grown($0, used: start, $1, room: room)
+            }
         } else {
-            keys = assigned(keys, at: start, newKeys)
-            values = assigned(values, at: start, newValues)
+            try write(newKeys, newValues, at: start)
         }
         let heads = Array(newKeys.shape.prefix(2))
         let unscored = MLXArray.full(heads + [added], values: MLXArray(Float.nan), dtype: .float32)
@@ -67,20 +100,52 @@ struct RowStore {
         positions = concatenated([positions, new], axis: 2)
     }
 
-    /// Write one new row over the slot `slots` [B, H, 1] of each head: O(1) rows moved.
-    mutating func replace(
-        _ slots: MLXArray, _ newKeys: MLXArray, _ newValues: MLXArray, offset: Int
-    ) {
-        keys = written(keys, slots, newKeys)
-        values = written(values, slots, newValues)
-        importance = putAlong(importance, slots, values: MLXArray(Float.nan), axis: 2)
-        positions = putAlong(positions, slots, values: MLXArray(Int32(offset)), axis: 2)
+    private mutating func write(
+        _ newKeys: MLXArray, _ newValues: MLXArray, at start: Int
+    ) throws {
+        guard let packing else {
+            keys = [assigned(keys[0], at: start, newKeys)]
+            values = [assigned(values[0], at: start, newValues)]
+            return
+        }
+        let slots = MLXArray(Int32(start)..<Int32(start + newKeys.dim(2))).asType(.uint32)
+        let (packedKeys, packedValues) = try quantizeAppend(
+            keys: .rows(of: keys), values: .rows(of: values), newKeys: newKeys,
+            newValues: newValues, slots: broadcast(slots, to: newKeys.shape.prefix(3)),
+            bits: packing.bits, groupSize: packing.groupSize, valueBits: packing.valueBits)
+        (keys, values) = (packedKeys.parts, packedValues.parts)
+    }
+
+    /// Write one new row over the worst row of each head: O(1) rows moved.
+    mutating func replaceWorst(
+        _ newKeys: MLXArray, _ newValues: MLXArray, position: Int, sinkSize: Int, recentStart: Int,
+        ranks: RowRanks
+    ) throws {
+        cut()
+        if packing == nil {
+            try replace(MLXArray.self, newKeys, newValues, position, sinkSize, recentStart, ranks)
+        } else {
+            try replace(PackedRows.self, newKeys, newValues, position, sinkSize, recentStart, ranks)
+        }
+    }
+
+    private mutating func replace<Rows: CacheRows>(
+        _ kind: Rows.Type, _ newKeys: MLXArray, _ newValues: MLXArray, _ position: Int,
+        _ sinkSize: Int, _ recentStart: Int, _ ranks: RowRanks
+    ) throws {
+        let found = try MLXH2O.replaceWorst(
+            keys: Rows.rows(of: keys), values: Rows.rows(of: values), importance: importance,
+            positions: positions, newKeys: newKeys, newValues: newValues, position: position,
+            sinkSize: sinkSize, recentStart: recentStart, ranks: ranks, bits: packing?.bits ?? 8,
+            groupSize: packing?.groupSize ?? 64, valueBits: packing?.valueBits)
+        (keys, values) = (found.keys.parts, found.values.parts)
+        (importance, positions) = (found.importance, found.positions)
     }
 
     /// Keep only `slots` [B, H, n], in that order; no unused rows remain. O(n) rows moved.
     mutating func keep(_ slots: MLXArray) {
-        keys = gathered(keys, slots)
-        values = gathered(values, slots)
+        keys = keys.map { gathered($0, slots) }
+        values = values.map { gathered($0, slots) }
         importance = takeAlong(importance, slots, axis: 2)
         positions = takeAlong(positions, slots, axis: 2)
     }
@@ -90,6 +155,26 @@ struct RowStore {
         importance = importance[0..., 0..., ..<length]
         positions = positions[0..., 0..., ..<length]
     }
+
+    /// Give up the unused rows.
+    private mutating func cut() {
+        if (keys + values).contains(where: { $0.dim(2) != length }) { (keys, values) = fetch() }
+    }
+
+    /// Rows as they are stored: the array, or words, scales and biases.
+    private static func parts(of rows: MLXArray, _ bits: Int?, _ packing: RowPacking?) -> [MLXArray]
+    {
+        guard let packing, let bits else { return [rows] }
+        let (words, scales, biases) = quantized(rows, groupSize: packing.groupSize, bits: bits)
+        return [words, scales] + (biases.map { [$0] } ?? [])
+    }
+}
+
+private func unpacked(_ parts: [MLXArray], bits: Int, _ packing: RowPacking) -> MLXArray {
+    // Contiguous: MLX has dequantised views of a larger buffer wrongly on some GPUs.
+    let whole = parts.map { contiguous($0) }
+    return dequantized(
+        whole[0], scales: whole[1], biases: whole[2], groupSize: packing.groupSize, bits: bits)
 }
 
 private func grown(_ buffer: MLXArray, used: Int, _ rows: MLXArray, room: Int) -> MLXArray {
@@ -105,14 +190,8 @@ private func assigned(_ buffer: MLXArray, at start: Int, _ rows: MLXArray) -> ML
     return result
 }
 
-private func perColumn(_ slots: MLXArray, _ width: Int) -> MLXArray {
-    broadcast(slots.expandedDimensions(axis: -1), to: slots.shape + [width])
-}
-
-private func written(_ buffer: MLXArray, _ slots: MLXArray, _ rows: MLXArray) -> MLXArray {
-    putAlong(buffer, perColumn(slots, buffer.dim(3)), values: rows, axis: 2)
-}
-
 private func gathered(_ buffer: MLXArray, _ slots: MLXArray) -> MLXArray {
-    takeAlong(buffer, perColumn(slots, buffer.dim(3)), axis: 2)
+    let wide = broadcast(
+        slots.expandedDimensions(axis: -1), to: slots.shape + [buffer.dim(3)])
+    return takeAlong(buffer, wide, axis: 2)
 }

@@ -12,7 +12,7 @@ extension H2OKVCache {
     /// Write the caches of a model to a safetensors file; evaluates them.
     ///
     /// - Parameters:
-    ///   - caches: one per layer, all of this class
+    ///   - caches: one per layer, all of this class or ``QuantizedH2OKVCache``
     ///   - url: a file that ends in .safetensors
     ///   - metadata: texts to be read back by ``load(from:)``
     /// - Throws: `H2OError` where a cache is of another class, or what writing throws
@@ -50,9 +50,13 @@ extension H2OKVCache {
             )
         }
         let caches = try (0..<max(0, layers)).map { layer in
-            let cache = H2OKVCache(try H2OConfiguration())
-            try cache.restore(metaState: (0..<5).compactMap { texts["\(layer).\($0)"] })
-            cache.store = try RowStore(state: (0..<4).compactMap { arrays["\(layer).\($0)"] })
+            let meta = (0..<5).compactMap { texts["\(layer).\($0)"] }
+            let read = H2OKVCache(try H2OConfiguration())
+            try read.restore(metaState: meta)
+            let cache = evictingCache(read.configuration)
+            try cache.restore(metaState: meta)
+            let parts = (0..<8).compactMap { arrays["\(layer).\($0)"] }
+            cache.store = try RowStore(state: parts, cache.configuration)
             return cache
         }
         let user = texts.compactMap { name, text in

@@ -23,6 +23,13 @@ struct Case {
         let prefill: [Int]?
         let steps: Int?
         let replay: Bool?
+        let bits: [Int]?
+        let groupSize: Int?
+        let sparseVThreshold: Float?
+        let position: Int?
+        let ranks: String?
+        let kind: String?
+        let queries: Int?
         /// Largest error allowed of each result.
         let tolerance: [String: Float]?
     }
@@ -56,6 +63,34 @@ struct Case {
             throw Malformed(description: "there is no tensor '\(name)/\(part)'")
         }
         return array
+    }
+
+    /// The rows of the case, without the slack, which lies behind views that nothing may read past.
+    func rows(_ part: String) throws -> MLXArray {
+        let array = try tensor(part)
+        return array[0..., 0..., ..<(array.dim(2) - (fields.slack ?? 0))]
+    }
+
+    func packedRows(_ side: String) throws -> PackedRows {
+        PackedRows(
+            words: try rows("\(side)_words"), scales: try rows("\(side)_scales"),
+            biases: try rows("\(side)_biases"))
+    }
+
+    func mask() throws -> MLXFast.ScaledDotProductAttentionMaskMode {
+        switch fields.mask {
+        case "causal": .causal
+        case "array": .array(try tensor("mask"))
+        default: .none
+        }
+    }
+
+    /// Bits of keys and of values, and the size of a group.
+    func packing() throws -> (bits: Int, valueBits: Int, groupSize: Int) {
+        guard let bits = fields.bits, bits.count == 2 else {
+            throw Malformed(description: "bits are missing")
+        }
+        return (bits[0], bits[1], try field(\.groupSize, "group_size"))
     }
 
     /// A field that this kind of case must have.

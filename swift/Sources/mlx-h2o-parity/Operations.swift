@@ -3,17 +3,9 @@ import MLXH2O
 
 /// out, scores and lse, as float32.
 func runAttention(_ parity: Case) throws -> [String: MLXArray] {
-    // The rows of the slack lie behind the views, and nothing may read them.
-    let rows = try parity.tensor("keys").dim(2) - (parity.fields.slack ?? 0)
-    let mask: MLXFast.ScaledDotProductAttentionMaskMode =
-        switch parity.fields.mask {
-        case "causal": .causal
-        case "array": .array(try parity.tensor("mask"))
-        default: .none
-        }
+    let mask = try parity.mask()
     let queries = try parity.tensor("queries")
-    let keys = try parity.tensor("keys")[0..., 0..., ..<rows]
-    let values = try parity.tensor("values")[0..., 0..., ..<rows]
+    let (keys, values) = (try parity.rows("keys"), try parity.rows("values"))
     let scale = try parity.field(\.scale, "scale")
     let sinks = parity.optionalTensor("sinks")
     guard parity.fields.returnLse == true else {

@@ -36,7 +36,11 @@ private func versions() -> [String: String] {
 }
 
 private func run(_ parity: Case, _ backend: Backend?) throws -> [String: MLXArray] {
-    let operations = ["attention": runAttention, "keep": runKeep, "trace": runTrace]
+    let operations = [
+        "attention": runAttention, "keep": runKeep, "trace": runTrace, "quantized": runQuantized,
+        "probes": runProbes, "accumulate": runAccumulate, "replace": runReplace,
+        "append": runAppend, "prefill": runPrefill,
+    ]
     guard let operation = operations[parity.fields.op] else {
         throw Case.Malformed(description: "op is '\(parity.fields.op)', which is not known here")
     }

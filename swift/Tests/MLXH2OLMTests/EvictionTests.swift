@@ -99,10 +99,10 @@ import Testing
             for token in 0..<120 {
                 let (queries, keys, values) = tokens.slice(token..<token + 1)
                 _ = try cache.append(keys: keys, values: values)
-                var gathered = store ?? RowStore(emptyLike: keys, values)
+                var gathered = store ?? RowStore(emptyLike: keys, values, packing: nil)
                 if gathered.length == configuration.maxKVSize {
-                    let (oldKeys, oldValues) = gathered.fetch()
-                    let ranks = ranking.rank(
+                    let (oldKeys, oldValues) = gathered.dense()
+                    let ranks = try ranking.rank(
                         PolicyRows(
                             keys: oldKeys, values: oldValues, importance: gathered.importance,
                             positions: gathered.positions, offset: token))
@@ -111,9 +111,9 @@ import Testing
                             ranks, positions: gathered.positions, keep: 15, sinkSize: 3,
                             recentStart: token + 1 - configuration.recentSize))
                 }
-                gathered.append(keys, values, offset: token, limit: 16)
-                let scores = try attention(queries, gathered.fetch())
-                gathered.importance = ranking.accumulate(
+                try gathered.append(keys, values, offset: token, limit: 16)
+                let scores = try attention(queries, gathered.dense())
+                gathered.importance = try ranking.accumulate(
                     gathered.importance, scores: scores, isMasked: true)
                 store = gathered
                 let (ownKeys, ownValues) = (try #require(cache.keys), try #require(cache.values))

@@ -17,13 +17,35 @@ struct Tokens {
                 [1, heads, count, size], dtype: .float32,
                 key: MLXRandom.key(3 * seed + UInt64(index)))
         }
-        lists = arrays.map { array in
-            let values = array.asArray(Float.self).map { Double($0) }
-            return (0..<array.dim(1)).map { head in
-                (0..<count).map { token in
-                    let start = (head * count + token) * size
-                    return Array(values[start..<start + size])
-                }
+        lists = arrays.map(Self.lists)
+    }
+
+    /// The same with keys and values as they are after packing.
+    func rounded(bits: Int, valueBits: Int, groupSize: Int) -> Tokens {
+        let (keys, values) = (arrays[1], arrays[2])
+        let rounded = [(keys, bits), (values, valueBits)].map { rows, bits in
+            let (words, scales, biases) = quantized(rows, groupSize: groupSize, bits: bits)
+            return dequantized(
+                words, scales: scales, biases: biases, groupSize: groupSize, bits: bits)
+        }
+        return Tokens(self, arrays: [arrays[0]] + rounded)
+    }
+
+    private init(_ other: Tokens, arrays: [MLXArray]) {
+        queryHeads = other.queryHeads
+        heads = other.heads
+        size = other.size
+        self.arrays = arrays
+        lists = arrays.map(Self.lists)
+    }
+
+    private static func lists(of array: MLXArray) -> [[[Double]]] {
+        let (heads, count, size) = (array.dim(1), array.dim(2), array.dim(3))
+        let values = array.asArray(Float.self).map { Double($0) }
+        return (0..<heads).map { head in
+            (0..<count).map { token in
+                let start = (head * count + token) * size
+                return Array(values[start..<start + size])
             }
         }
     }

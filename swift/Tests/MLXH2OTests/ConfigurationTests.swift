@@ -68,8 +68,15 @@ private typealias Make = @Sendable () throws -> H2OConfiguration
             { try H2OConfiguration(maxKVSize: 4) }
         ),
         (
-            "kvBits is 8, but quantised rows are not available in this version: expected nil.",
-            { try H2OConfiguration(kvBits: 8) }
+            "kvBits is 7, expected one of [2, 3, 4, 5, 6, 8].", { try H2OConfiguration(kvBits: 7) }
+        ),
+        (
+            "valueBits is 4 and kvBits is nil, expected kvBits too.",
+            { try H2OConfiguration(valueBits: 4) }
+        ),
+        (
+            "kvGroupSize is 48, expected one of [32, 64, 128].",
+            { try H2OConfiguration(kvBits: 8, kvGroupSize: 48) }
         ),
         (
             "sinkSize + heavySize + recentSize is 4 + \(Int.max) + \(Int.max), "

@@ -14,9 +14,13 @@ public struct H2OPolicy: EvictionPolicy {
     }
 
     public var needsScores: Bool { true }
+    public var averageDecay: Double? { decay }
+    public var rankedBy: RowRanks? { .importance }
 
-    public func accumulate(_ importance: MLXArray, scores: MLXArray, isMasked: Bool) -> MLXArray {
-        movingAverage(importance, scores: scores, decay: decay, isMasked: isMasked)
+    public func accumulate(
+        _ importance: MLXArray, scores: MLXArray, isMasked: Bool
+    ) throws -> MLXArray {
+        try accumulateScores(importance, scores: scores, decay: decay, isMasked: isMasked)
     }
 
     public func rank(_ rows: PolicyRows) -> MLXArray { rows.importance }

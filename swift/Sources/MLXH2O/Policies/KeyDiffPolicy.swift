@@ -7,16 +7,7 @@ import MLX
 public struct KeyDiffPolicy: EvictionPolicy {
     public init() {}
 
-    public func rank(_ rows: PolicyRows) -> MLXArray {
-        let directions = normalised(rows.keys.asType(.float32))
-        let mean = normalised(directions.mean(axis: 2, keepDims: true))
-        let cosine = matmul(directions, mean.swappedAxes(-1, -2))
-        return -cosine.squeezed(axis: -1)
-    }
+    public var rankedBy: RowRanks? { .keyDiversity }
 
-    /// A key of zeros gets the cosine 0, not NaN.
-    private func normalised(_ vectors: MLXArray) -> MLXArray {
-        let norm = sqrt(square(vectors).sum(axis: -1, keepDims: true))
-        return vectors / maximum(norm, Float(1e-12))
-    }
+    public func rank(_ rows: PolicyRows) throws -> MLXArray { try keyDiversity(rows.keys) }
 }

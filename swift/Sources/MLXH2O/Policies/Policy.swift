@@ -42,16 +42,27 @@ public protocol EvictionPolicy: Sendable {
     /// Take in the scores of one attention: float32 [B, Hq, L, N], logits before the softmax,
     /// queries in order, -inf where masked; `isMasked` false promises that none is. Returns the new
     /// importance, float32 [B, H, N].
-    func accumulate(_ importance: MLXArray, scores: MLXArray, isMasked: Bool) -> MLXArray
+    func accumulate(_ importance: MLXArray, scores: MLXArray, isMasked: Bool) throws -> MLXArray
 
     /// float32 [B, H, N], higher is kept; NaN goes first. Called only when rows must go.
-    func rank(_ rows: PolicyRows) -> MLXArray
+    func rank(_ rows: PolicyRows) throws -> MLXArray
+
+    /// Where `accumulate` is ``accumulateScores(_:scores:decay:isMasked:stream:)`` with this decay,
+    /// attention may do it itself, without storing scores; nil: it may not.
+    var averageDecay: Double? { get }
+
+    /// What of ``RowRanks`` equals `rank`, if anything does.
+    var rankedBy: RowRanks? { get }
 }
 
 extension EvictionPolicy {
     public var needsScores: Bool { false }
+    public var averageDecay: Double? { nil }
+    public var rankedBy: RowRanks? { nil }
 
-    public func accumulate(_ importance: MLXArray, scores: MLXArray, isMasked: Bool) -> MLXArray {
+    public func accumulate(
+        _ importance: MLXArray, scores: MLXArray, isMasked: Bool
+    ) throws -> MLXArray {
         importance
     }
 }

@@ -1,0 +1,117 @@
+import CMLXH2O
+import Cmlx
+import MLX
+
+/// Queries of a chunk that are scored, counted from its end; at a = 0.95 older ones weigh 0.14 %.
+public let maxScoredQueries = 128
+
+/// The moving average `C = a*C + (1-a)*|s|` of every row, over the queries in order.
+///
+/// `s` is the mean of a row's scores over the unmasked query heads of its KV head. A pair that is
+/// masked for every head of the group leaves C unchanged, and the first unmasked score of a row
+/// sets `C = |s|` (AtomGradient 2026, section 3.2, whose C starts at 0).
+///
+/// - Parameters:
+///   - importance: C, float32 [B, H, N], NaN where a row has not been scored
+///   - scores: float32 [B, Hq, L, N], -inf or NaN where masked; Hq a multiple of H, L at most
+///     ``maxScoredQueries``
+///   - decay: a, at least 0 and below 1
+///   - isMasked: false promises that every score is finite
+///   - stream: stream or device to evaluate on
+/// - Returns: float32 [B, H, N]. With one query the same bits on all CPU back ends
+/// - Throws: ``H2OError`` where an argument is not as above
+public func accumulateScores(
+    _ importance: MLXArray, scores: MLXArray, decay: Double, isMasked: Bool = true,
+    stream: StreamOrDevice = .default
+) throws -> MLXArray {
+    try results(1) { place in
+        mlx_h2o_accumulate_scores(
+            place, importance.ctx, scores.ctx, decay, isMasked, stream.ctx)
+    }[0]
+}
+
+/// What ``attentionAndAccumulate(queries:keys:values:importance:scale:decay:mask:sinks:positions:sinkSize:recentStart:bits:groupSize:valueBits:sparseVThreshold:stream:)``
+/// returns. Evaluating the output evaluates everything.
+public struct AccumulatedAttention {
+    /// [B, Hq, Lq, Dv], in the dtype of the queries.
+    public let output: MLXArray
+    /// float32 [B, Hkv, N].
+    public let importance: MLXArray
+    /// uint32 [B, Hkv]: the row that goes next, where positions were given.
+    public let worst: MLXArray?
+}
+
+/// Attention whose scores go into a moving average; a back end need not store them.
+///
+/// - Parameters:
+///   - queries: [B, Hq, Lq, D]; at most ``maxScoredQueries``
+///   - keys: [B, Hkv, N, D], dense or packed
+///   - values: [B, Hkv, N, Dv], as the keys
+///   - importance: float32 [B, Hkv, N], as in ``accumulateScores(_:scores:decay:isMasked:stream:)``
+///   - decay: as there
+///   - positions: int32 [B, Hkv, N]: then the row is named that ``evictIndices(_:positions:count:sinkSize:recentStart:stream:)``
+///     names of the new importance, with `sinkSize` and `recentStart`
+///   - bits: of packed rows, as `groupSize`, `valueBits` and `sparseVThreshold`
+/// - Throws: ``H2OError``
+public func attentionAndAccumulate<Rows: CacheRows>(
+    queries: MLXArray, keys: Rows, values: Rows, importance: MLXArray, scale: Float, decay: Double,
+    mask: MLXFast.ScaledDotProductAttentionMaskMode = .none, sinks: MLXArray? = nil,
+    positions: MLXArray? = nil, sinkSize: Int = 0, recentStart: Int? = nil, bits: Int = 8,
+    groupSize: Int = 64, valueBits: Int? = nil, sparseVThreshold: Float = 0,
+    stream: StreamOrDevice = .default
+) throws -> AccumulatedAttention {
+    let (mode, array) = mask.arguments
+    let found = try withVector(keys.parts) { keys in
+        try withVector(values.parts) { values in
+            try results(3) { place in
+                mlx_h2o_attention_and_accumulate(
+                    place, place + 1, positions == nil ? nil : place + 2, queries.ctx, keys,
+                    values, importance.ctx, scale, decay, mode, array.ctx,
+                    (sinks ?? .mlxNone).ctx, (positions ?? .mlxNone).ctx,
+                    Int32(clamping: sinkSize), optional(recentStart), Int32(clamping: bits),
+                    Int32(clamping: groupSize), optional(valueBits), sparseVThreshold, stream.ctx)
+            }
+        }
+    }
+    return AccumulatedAttention(
+        output: found[0], importance: found[1], worst: positions == nil ? nil : found[2])
+}
+
+/// What a chunk's queries say of each key.
+public enum ChunkScores: String, Sendable, CaseIterable {
+    /// The moving average over the last queries.
+    case ema
+    /// The attention mass of all queries (Zhang et al. 2023, H2O).
+    case mass
+}
+
+/// What a chunk of queries says of each key, summed up per KV head, without a matrix of all queries
+/// by all keys.
+///
+/// - Parameters:
+///   - queries: [B, Hq, L, D], float32, float16 or bfloat16
+///   - keys: [B, Hkv, N, D], the dtype of the queries
+///   - mask: for all L queries
+///   - sinks: learned logits [Hq], for `.mass`
+///   - kind: `.ema`: exactly what ``accumulateScores(_:scores:decay:isMasked:stream:)`` gives of the
+///     last `countedQueries` queries; NaN where a row is still unscored. `.mass`: the sum of the
+///     weights over all queries, and over the query heads of the KV head
+///   - importance: for `.ema`, the average so far, float32 [B, Hkv, N]; nil: no row has been scored
+///   - decay: for `.ema`
+///   - countedQueries: for `.ema`, at least 1
+/// - Returns: float32 [B, Hkv, N]
+/// - Throws: ``H2OError`` where an argument is not as above
+public func prefillScores(
+    queries: MLXArray, keys: MLXArray, scale: Float,
+    mask: MLXFast.ScaledDotProductAttentionMaskMode = .none, sinks: MLXArray? = nil,
+    kind: ChunkScores = .ema, importance: MLXArray? = nil, decay: Double = 0.95,
+    countedQueries: Int = maxScoredQueries, stream: StreamOrDevice = .default
+) throws -> MLXArray {
+    let (mode, array) = mask.arguments
+    return try results(1) { place in
+        mlx_h2o_prefill_scores(
+            place, queries.ctx, keys.ctx, scale, mode, array.ctx, (sinks ?? .mlxNone).ctx,
+            kind.rawValue, (importance ?? .mlxNone).ctx, decay, Int32(clamping: countedQueries),
+            stream.ctx)
+    }[0]
+}

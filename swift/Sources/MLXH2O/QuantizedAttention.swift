@@ -1,0 +1,110 @@
+import CMLXH2O
+import Cmlx
+import MLX
+
+extension MLXFast {
+    /// Attention with its scores over packed keys and values, which are dequantised in registers.
+    ///
+    /// It gives what
+    /// ``scaledDotProductAttentionWithScores(queries:keys:values:scale:mask:sinks:stream:)`` gives
+    /// for the dequantised rows.
+    ///
+    /// - Parameters:
+    ///   - queries: [B, Hq, Lq, D], float32, float16 or bfloat16
+    ///   - keys: of rows [B, Hkv, N, D]
+    ///   - values: of rows [B, Hkv, N, Dv], with scales of the dtype of the keys' scales
+    ///   - scale: finite factor of the products
+    ///   - bits: of the keys: 2, 3, 4, 5, 6 or 8
+    ///   - groupSize: 32, 64 or 128; D and Dv are multiples of it
+    ///   - valueBits: of the values; nil: `bits`
+    ///   - mask: as for dense rows
+    ///   - sinks: learned logits [Hq]
+    ///   - sparseVThreshold: a pair whose weight is below it adds nothing to the output, and its
+    ///     value need not be read (Turney 2026). 0 is off; 1e-6 is a good value; below 1
+    ///   - stream: stream or device to evaluate on
+    /// - Returns: output and scores
+    /// - Throws: ``H2OError`` where an argument is not as above, or the named back end cannot serve
+    ///   the call
+    public static func scaledDotProductAttentionQuantizedWithScores(
+        queries: MLXArray, keys: PackedRows, values: PackedRows, scale: Float, bits: Int = 8,
+        groupSize: Int = 64, valueBits: Int? = nil,
+        mask: ScaledDotProductAttentionMaskMode = .none, sinks: MLXArray? = nil,
+        sparseVThreshold: Float = 0, stream: StreamOrDevice = .default
+    ) throws -> (MLXArray, MLXArray) {
+        let found = try quantized(
+            queries, keys, values, scale, bits, groupSize, valueBits, mask, sinks,
+            sparseVThreshold, stream, returnsAll: false)
+        return (found[0], found[1])
+    }
+
+    /// The same with the logarithm of the denominator, and `skipped`, float32 [B, Hq, Lq]: the share
+    /// of the N rows that added nothing because their weight was below the threshold.
+    public static func scaledDotProductAttentionQuantizedWithScoresAndLse(
+        queries: MLXArray, keys: PackedRows, values: PackedRows, scale: Float, bits: Int = 8,
+        groupSize: Int = 64, valueBits: Int? = nil,
+        mask: ScaledDotProductAttentionMaskMode = .none, sinks: MLXArray? = nil,
+        sparseVThreshold: Float = 0, stream: StreamOrDevice = .default
+    ) throws -> (AttentionWithScores, skipped: MLXArray) {
+        let found = try quantized(
+            queries, keys, values, scale, bits, groupSize, valueBits, mask, sinks,
+            sparseVThreshold, stream, returnsAll: true)
+        return (
+            AttentionWithScores(output: found[0], scores: found[1], lse: found[2]),
+            skipped: found[3]
+        )
+    }
+
+    private static func quantized(
+        _ queries: MLXArray, _ keys: PackedRows, _ values: PackedRows, _ scale: Float, _ bits: Int,
+        _ groupSize: Int, _ valueBits: Int?, _ mask: ScaledDotProductAttentionMaskMode,
+        _ sinks: MLXArray?, _ sparseVThreshold: Float, _ stream: StreamOrDevice, returnsAll: Bool
+    ) throws -> [MLXArray] {
+        let (mode, array) = mask.arguments
+        return try results(4) { place in
+            mlx_h2o_scaled_dot_product_attention_quantized_with_scores(
+                place, place + 1, returnsAll ? place + 2 : nil, returnsAll ? place + 3 : nil,
+                queries.ctx, keys.words.ctx, keys.scales.ctx, keys.biases.ctx, values.words.ctx,
+                values.scales.ctx, values.biases.ctx, scale, Int32(clamping: bits),
+                Int32(clamping: groupSize), optional(valueBits), mode, array.ctx,
+                (sinks ?? .mlxNone).ctx, sparseVThreshold, stream.ctx)
+        }
+    }
+
+    /// Attention with its scores, and the scores of further queries against the same keys.
+    ///
+    /// A probe is a query of a KV head that takes no part in the output, such as the mean of the
+    /// keys, to rank rows by their likeness to it. The Metal kernels read the keys once for both.
+    ///
+    /// - Parameters:
+    ///   - keys: [B, Hkv, N, D], dense or packed
+    ///   - values: [B, Hkv, N, Dv], as the keys
+    ///   - probes: [B, Hkv, E, D], the dtype of the queries; E is at least 1. Mask and sinks do not
+    ///     apply to them
+    ///   - bits: of packed rows, as `groupSize` and `valueBits`
+    ///   - sparseVThreshold: 0 unless the rows are packed
+    /// - Returns: what attention returns, and float32 [B, Hkv, E, N]: `scale * probe.k` of every key
+    /// - Throws: ``H2OError``
+    public static func scaledDotProductAttentionWithProbes<Rows: CacheRows>(
+        queries: MLXArray, keys: Rows, values: Rows, probes: MLXArray, scale: Float, bits: Int = 8,
+        groupSize: Int = 64, valueBits: Int? = nil,
+        mask: ScaledDotProductAttentionMaskMode = .none, sinks: MLXArray? = nil,
+        sparseVThreshold: Float = 0, stream: StreamOrDevice = .default
+    ) throws -> (AttentionWithScores, probeScores: MLXArray) {
+        let (mode, array) = mask.arguments
+        let found = try withVector(keys.parts) { keys in
+            try withVector(values.parts) { values in
+                try results(4) { place in
+                    mlx_h2o_scaled_dot_product_attention_with_probes(
+                        place, place + 1, place + 2, place + 3, queries.ctx, keys, values,
+                        probes.ctx, scale, Int32(clamping: bits), Int32(clamping: groupSize),
+                        optional(valueBits), mode, array.ctx, (sinks ?? .mlxNone).ctx,
+                        sparseVThreshold, stream.ctx)
+                }
+            }
+        }
+        return (
+            AttentionWithScores(output: found[0], scores: found[1], lse: found[2]),
+            probeScores: found[3]
+        )
+    }
+}

@@ -1,0 +1,58 @@
+import MLX
+import MLXH2O
+
+/// An ``H2OKVCache`` whose rows are quantised once, when they come, straight into their slots.
+///
+/// Rows are evicted, moved, saved and copied as they are packed; none is ever dequantised and
+/// quantised again. `attentionWithCacheUpdate` of this module gives up to 8 queries to the fused
+/// operation over packed rows. It is no `QuantizedKVCacheProtocol`, whose attention is not fused and
+/// returns no scores: `update(keys:values:)` returns arrays of the values that are stored.
+public final class QuantizedH2OKVCache: H2OKVCache {
+    /// - Parameters:
+    ///   - configuration: with `kvBits`; where that is nil, 8 bits
+    ///   - name: what error messages call this cache
+    public override init(_ configuration: H2OConfiguration, name: String = "") {
+        super.init(
+            configuration.kvBits == nil ? configuration.with8Bits : configuration, name: name)
+    }
+
+    /// Bits of the keys.
+    public var bits: Int { configuration.kvBits ?? 8 }
+
+    /// Elements that share a scale and a bias, as stored; before the first row as set.
+    public var groupSize: Int { store?.packing?.groupSize ?? configuration.kvGroupSize }
+
+    /// As ``append(keys:values:)``, but the rows are returned as they are stored.
+    public func appendPacked(
+        keys: MLXArray, values: MLXArray
+    ) throws -> (keys: PackedRows, values: PackedRows) {
+        try appendRows(keys, values)
+        guard let store else {
+            throw H2OError("QuantizedH2OKVCache.appendPacked", "there are no rows.")
+        }
+        let (keys, values) = store.fetch()
+        return (.rows(of: [tied(keys[0])] + keys[1...]), .rows(of: values))
+    }
+
+    /// The stored keys.
+    public var packedKeys: PackedRows? { store.map { .rows(of: $0.fetch().keys) } }
+
+    /// The stored values.
+    public var packedValues: PackedRows? { store.map { .rows(of: $0.fetch().values) } }
+}
+
+extension H2OKVCache {
+    /// A cache of the same class, settings and name without rows.
+    func empty() -> H2OKVCache {
+        self is QuantizedH2OKVCache
+            ? QuantizedH2OKVCache(configuration, name: name)
+            : H2OKVCache(configuration, name: name)
+    }
+}
+
+/// An empty cache of the class that the settings ask for.
+public func evictingCache(_ configuration: H2OConfiguration, name: String = "") -> H2OKVCache {
+    configuration.kvBits == nil
+        ? H2OKVCache(configuration, name: name)
+        : QuantizedH2OKVCache(configuration, name: name)
+}

@@ -1,0 +1,137 @@
+import MLX
+import MLXH2O
+import Testing
+
+private typealias Call = @Sendable () throws -> Void
+
+private func zeros(_ shape: [Int], _ dtype: DType = .float32) -> MLXArray {
+    MLXArray.zeros(shape, dtype: dtype)
+}
+
+private func pack(_ shape: [Int], bits: Int = 8) -> PackedRows {
+    let (words, scales, biases) = quantized(zeros(shape), groupSize: 64, bits: bits)
+    return PackedRows(words: words, scales: scales, biases: biases ?? .mlxNone)
+}
+
+private func attend(
+    queries: [Int] = [1, 4, 1, 64], keys: PackedRows? = nil, values: PackedRows? = nil,
+    bits: Int = 8, groupSize: Int = 64, valueBits: Int? = nil, threshold: Float = 0,
+    scale: Float = 1
+) throws {
+    _ = try MLXFast.scaledDotProductAttentionQuantizedWithScores(
+        queries: zeros(queries), keys: keys ?? pack([1, 2, 5, 64]),
+        values: values ?? pack([1, 2, 5, 64]), scale: scale, bits: bits, groupSize: groupSize,
+        valueBits: valueBits, sparseVThreshold: threshold)
+}
+
+private func replace(
+    keys: [Int] = [1, 2, 5, 64], importance: [Int] = [1, 2, 5], dtype: DType = .int32,
+    row: [Int] = [1, 2, 1, 64], position: Int = 9, sinkSize: Int = 0
+) throws {
+    _ = try replaceWorst(
+        keys: zeros(keys), values: zeros([1, 2, 5, 64]), importance: zeros(importance),
+        positions: zeros([1, 2, 5], dtype), newKeys: zeros(row), newValues: zeros([1, 2, 1, 64]),
+        position: position, sinkSize: sinkSize)
+}
+
+private func append(
+    slots: MLXArray? = nil, bits: Int = 8, rows: [Int] = [1, 2, 3, 64]
+) throws {
+    _ = try quantizeAppend(
+        keys: pack([1, 2, 5, 64]), values: pack([1, 2, 5, 64]), newKeys: zeros(rows),
+        newValues: zeros(rows), slots: slots ?? zeros([1, 2, 3], .uint32), bits: bits)
+}
+
+private func prefill(
+    kind: ChunkScores = .ema, importance: [Int]? = nil, decay: Double = 0.9, counted: Int = 128
+) throws {
+    _ = try prefillScores(
+        queries: zeros([1, 4, 2, 64]), keys: zeros([1, 2, 5, 64]), scale: 1, kind: kind,
+        importance: importance.map { zeros($0) }, decay: decay, countedQueries: counted)
+}
+
+/// Nothing traps: wrong arguments throw, in the words of the Python package.
+@Suite struct OperationErrorTests {
+    private static var empty: PackedRows {
+        PackedRows(words: .mlxNone, scales: .mlxNone, biases: .mlxNone)
+    }
+
+    private static let calls: [(String, Call)] = [
+        (
+            "queries have 3 dimensions, expected 4 [B, Hq, Lq, D].",
+            { try attend(queries: [4, 1, 64]) }
+        ),
+        ("bits is 7, expected one of (2, 3, 4, 5, 6, 8).", { try attend(bits: 7) }),
+        ("v_bits is 1, expected one of (2, 3, 4, 5, 6, 8).", { try attend(valueBits: 1) }),
+        ("group_size is 48, expected one of (32, 64, 128).", { try attend(groupSize: 48) }),
+        ("bits is 2147483647, expected one of", { try attend(bits: .max) }),
+        (
+            "sparse_v_threshold is 1.0, expected 0 (off) or more, and below 1.",
+            { try attend(threshold: 1) }
+        ),
+        ("sparse_v_threshold is nan, expected a finite number.", { try attend(threshold: .nan) }),
+        ("scale is inf, expected a finite number.", { try attend(scale: .infinity) }),
+        ("key words are an empty handle, expected an array", { try attend(keys: empty) }),
+        (
+            "keys and values have lengths 5 and 6, expected the same.",
+            { try attend(values: pack([1, 2, 6, 64])) }
+        ),
+        (
+            "queries have 3 heads, expected a multiple of the 2 heads",
+            { try attend(queries: [1, 3, 1, 64]) }
+        ),
+        (
+            "keys are float32 (2, 5, 64), expected float32, float16 or bfloat16 with 4",
+            { try replace(keys: [2, 5, 64]) }
+        ),
+        (
+            "importance are float32 (1, 2, 4), expected float32 [B, H, N] = (1, 2, 5).",
+            { try replace(importance: [1, 2, 4]) }
+        ),
+        (
+            "positions are uint32 (1, 2, 5), expected int32 [B, H, N] = (1, 2, 5).",
+            { try replace(dtype: .uint32) }
+        ),
+        (
+            "new keys are float32 (1, 2, 2, 64), expected float32 (1, 2, 1, 64) as the keys.",
+            { try replace(row: [1, 2, 2, 64]) }
+        ),
+        ("position is -1, expected 0 to 2**30 - 1.", { try replace(position: -1) }),
+        ("position is 2147483647, expected 0 to 2**30 - 1.", { try replace(position: .max) }),
+        ("sink_size is -3, expected 0 or more.", { try replace(sinkSize: -3) }),
+        (
+            "slots are int32 (1, 2, 3), expected uint32 [B, H, L] = (1, 2, 3).",
+            { try append(slots: zeros([1, 2, 3], .int32)) }
+        ),
+        ("bits is 0, expected one of", { try append(bits: 0) }),
+        ("new keys are float32 (1, 2, 0, 64), expected", { try append(rows: [1, 2, 0, 64]) }),
+        ("decay is 1.0, expected at least 0 and below 1.", { try prefill(decay: 1) }),
+        ("decay is nan, expected a finite number.", { try prefill(decay: .nan) }),
+        ("queries is 0, expected at least 1.", { try prefill(counted: 0) }),
+        (
+            "importance has shape (1, 2, 6), expected [B, Hkv, N] = (1, 2, 5).",
+            { try prefill(importance: [1, 2, 6]) }
+        ),
+        (
+            "importance is given with kind 'mass', expected it with 'ema'.",
+            { try prefill(kind: .mass, importance: [1, 2, 5]) }
+        ),
+        (
+            "scores are float32 (2, 5), expected float32 [B, Hq, Lq, N]",
+            { _ = try accumulateScores(zeros([1, 2, 5]), scores: zeros([2, 5]), decay: 0.5) }
+        ),
+        (
+            "keys are int32 (1, 2, 5, 64), expected float32",
+            { _ = try keyDiversity(zeros([1, 2, 5, 64], .int32)) }
+        ),
+        ("keys are an empty handle, expected an array", { _ = try keyDiversity(.mlxNone) }),
+    ]
+
+    @Test(arguments: calls.indices) func wrongArgumentsThrow(index: Int) throws {
+        let (text, call) = Self.calls[index]
+        let error = #expect(throws: H2OError.self) { try call() }
+        let description = try #require(error).description
+        #expect(description.hasPrefix("["))
+        #expect(description.contains("] " + text), "\(description)")
+    }
+}

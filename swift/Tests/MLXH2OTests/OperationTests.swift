@@ -1,0 +1,201 @@
+import Foundation
+import MLX
+import MLXH2O
+import Testing
+
+private func normal(_ shape: [Int], _ seed: UInt64, _ dtype: DType = .float32) -> MLXArray {
+    MLXRandom.normal(shape, dtype: .float32, key: MLXRandom.key(seed)).asType(dtype)
+}
+
+private func pack(_ rows: MLXArray, bits: Int, groupSize: Int = 32) -> PackedRows {
+    let (words, scales, biases) = quantized(rows, groupSize: groupSize, bits: bits)
+    return PackedRows(words: words, scales: scales, biases: biases ?? .mlxNone)
+}
+
+private func unpack(_ rows: PackedRows, bits: Int, groupSize: Int = 32) -> MLXArray {
+    dequantized(
+        rows.words, scales: rows.scales, biases: rows.biases, groupSize: groupSize, bits: bits)
+}
+
+private func worst(_ one: MLXArray, _ other: MLXArray) -> Float {
+    zip(one.asArray(Float.self), other.asArray(Float.self)).reduce(0) {
+        $1.0 == $1.1 || ($1.0.isNaN && $1.1.isNaN) ? $0 : max($0, abs($1.0 - $1.1))
+    }
+}
+
+/// The operations on packed rows and on the rows of a cache, against compositions of others.
+@Suite struct OperationTests {
+    private let queries = normal([2, 4, 3, 64], 1)
+    private let keys = normal([2, 2, 40, 64], 2)
+    private let values = normal([2, 2, 40, 32], 3)
+    private let positions = MLXArray((0..<160).map { Int32($0 * 7 % 40) }, [2, 2, 40])
+
+    @Test(arguments: [(8, 8), (4, 4), (8, 4)])
+    func packedRowsAreAttendedAsTheyDequantise(bits: Int, valueBits: Int) throws {
+        let (k, v) = (pack(keys, bits: bits), pack(values, bits: valueBits))
+        let sinks = normal([4], 5)
+        let (found, skipped) = try MLXFast.scaledDotProductAttentionQuantizedWithScoresAndLse(
+            queries: queries, keys: k, values: v, scale: 0.125, bits: bits, groupSize: 32,
+            valueBits: valueBits, mask: .causal, sinks: sinks)
+        let expected = try MLXFast.scaledDotProductAttentionWithScoresAndLse(
+            queries: queries, keys: unpack(k, bits: bits), values: unpack(v, bits: valueBits),
+            scale: 0.125, mask: .causal, sinks: sinks)
+        #expect(worst(found.output, expected.output) < 1e-4)
+        #expect(worst(found.scores, expected.scores) < 1e-4)
+        #expect(worst(found.lse, expected.lse) < 1e-4)
+        #expect(skipped.shape == [2, 4, 3])
+        #expect(skipped.asArray(Float.self).allSatisfy { $0 == 0 })
+        let (output, scores) = try MLXFast.scaledDotProductAttentionQuantizedWithScores(
+            queries: queries, keys: k, values: v, scale: 0.125, bits: bits, groupSize: 32,
+            valueBits: valueBits, mask: .causal, sinks: sinks)
+        #expect(worst(output, found.output) == 0)
+        #expect(worst(scores, found.scores) == 0)
+    }
+
+    @Test func sparseValuesAreCounted() throws {
+        let (k, v) = (pack(keys, bits: 8), pack(values, bits: 8))
+        let (found, skipped) = try MLXFast.scaledDotProductAttentionQuantizedWithScoresAndLse(
+            queries: queries, keys: k, values: v, scale: 0.5, groupSize: 32, mask: .causal,
+            sparseVThreshold: 1e-3)
+        let lse = found.lse.asArray(Float.self)
+        var shares = [Float](repeating: 0, count: 24)
+        for (index, score) in found.scores.asArray(Float.self).enumerated()
+        where score > -.infinity && Foundation.exp(Double(score - lse[index / 40])) < 1e-3 {
+            shares[index / 40] += 1.0 / 40
+        }
+        #expect(worst(skipped, MLXArray(shares, [2, 4, 3])) < 1e-6)
+        #expect(shares.contains { $0 > 0.1 })
+    }
+
+    @Test func probesScoreEveryKey() throws {
+        let probes = normal([2, 2, 3, 64], 6)
+        let (found, scores) = try MLXFast.scaledDotProductAttentionWithProbes(
+            queries: queries, keys: keys, values: values, probes: probes, scale: 0.125,
+            mask: .causal)
+        let plain = try MLXFast.scaledDotProductAttentionWithScoresAndLse(
+            queries: queries, keys: keys, values: values, scale: 0.125, mask: .causal)
+        #expect(worst(found.output, plain.output) == 0)
+        let expected = matmul(probes, keys.swappedAxes(-1, -2)) * Float(0.125)
+        #expect(worst(scores, expected) < 1e-5)
+    }
+
+    @Test(arguments: [Backend.native, .composed])
+    func attentionAndAverageInOne(backend: Backend) throws {
+        try withBackend(backend) {
+            let importance = abs(normal([2, 2, 40], 7))
+            let (_, scores) = try MLXFast.scaledDotProductAttentionWithScores(
+                queries: queries, keys: keys, values: values, scale: 0.125, mask: .causal)
+            let expected = try accumulateScores(importance, scores: scores, decay: 0.9)
+            let found = try attentionAndAccumulate(
+                queries: queries, keys: keys, values: values, importance: importance, scale: 0.125,
+                decay: 0.9, mask: .causal, positions: positions, sinkSize: 4, recentStart: 35)
+            #expect(worst(found.importance, expected) < 1e-5)
+            let next = try evictIndices(
+                expected, positions: positions, sinkSize: 4, recentStart: 35)
+            let named = try #require(found.worst)
+            #expect(named.asArray(UInt32.self) == next.asArray(UInt32.self))
+            let plain = try attentionAndAccumulate(
+                queries: queries, keys: keys, values: values, importance: importance, scale: 0.125,
+                decay: 0.9, mask: .causal)
+            #expect(plain.worst == nil)
+            #expect(worst(plain.importance, expected) < 1e-5)
+        }
+    }
+
+    @Test(arguments: [Backend.native, .composed])
+    func chunksAreScoredWithoutTheirMatrix(backend: Backend) throws {
+        try withBackend(backend) {
+            let (_, scores) = try MLXFast.scaledDotProductAttentionWithScores(
+                queries: queries, keys: keys, values: values, scale: 0.125, mask: .causal)
+            let unscored = MLXArray.full([2, 2, 40], values: MLXArray(Float.nan), dtype: .float32)
+            let expected = try accumulateScores(
+                unscored, scores: scores[0..., 0..., 1...], decay: 0.9)
+            let found = try prefillScores(
+                queries: queries, keys: keys, scale: 0.125, mask: .causal, decay: 0.9,
+                countedQueries: 2)
+            #expect(worst(found, expected) < 1e-5)
+            let mass = try prefillScores(
+                queries: queries, keys: keys, scale: 0.125, mask: .causal, kind: .mass)
+            // Every weight once: 2 query heads times 3 queries per KV head.
+            #expect(
+                worst(mass.sum(axis: 2), MLXArray([Float](repeating: 6, count: 4), [2, 2])) < 1e-4)
+        }
+    }
+
+    @Test(arguments: [Backend.native, .composed], [false, true])
+    func aRowIsReplaced(backend: Backend, packed: Bool) throws {
+        try withBackend(backend) {
+            let importance = abs(normal([2, 2, 40], 7))
+            let (newKey, newValue) = (normal([2, 2, 1, 64], 8), normal([2, 2, 1, 32], 9))
+            let slots = try evictIndices(importance, positions: positions, sinkSize: 4)
+            let at = broadcast(slots.expandedDimensions(axis: -1), to: [2, 2, 1, 64])
+            let statistics = try keyStatistics(keys)
+            var found: MLXArray
+            var sum: MLXArray
+            var old = keys
+            var new = newKey
+            if packed {
+                let (k, v) = (pack(keys, bits: 8), pack(values, bits: 4))
+                let replaced = try replaceWorst(
+                    keys: k, values: v, importance: importance, positions: positions,
+                    newKeys: newKey, newValues: newValue, position: 77, sinkSize: 4,
+                    statistics: keyStatistics(k, groupSize: 32), groupSize: 32, valueBits: 4)
+                found = unpack(replaced.keys, bits: 8)
+                sum = try #require(replaced.statistics).keySum
+                old = unpack(k, bits: 8)
+                new = unpack(pack(newKey, bits: 8), bits: 8)
+            } else {
+                let replaced = try replaceWorst(
+                    keys: keys, values: values, importance: importance, positions: positions,
+                    newKeys: newKey, newValues: newValue, position: 77,
+                    worst: slots.squeezed(axis: 2), statistics: statistics)
+                found = replaced.keys
+                sum = try #require(replaced.statistics).keySum
+                let kept = takeAlong(replaced.positions, slots, axis: 2)
+                #expect(kept.asArray(Int32.self) == [77, 77, 77, 77])
+                let unscored = takeAlong(replaced.importance, slots, axis: 2).asArray(Float.self)
+                #expect(unscored.filter(\.isNaN).count == 4)
+            }
+            let expected = putAlong(old, at, values: new, axis: 2)
+            #expect(worst(found, expected) == 0)
+            let sumOfAll = try keyStatistics(expected).keySum
+            #expect(worst(sum, sumOfAll) < 1e-4)
+        }
+    }
+
+    @Test(arguments: [Backend.native, .composed], [DType.float32, .bfloat16])
+    func rowsAreQuantisedIntoTheirSlots(backend: Backend, dtype: DType) throws {
+        try withBackend(backend) {
+            let (k, v) = (keys.asType(dtype), values.asType(dtype))
+            let (newK, newV) = (normal([2, 2, 3, 64], 8, dtype), normal([2, 2, 3, 32], 9, dtype))
+            let slots = MLXArray(
+                [UInt32](repeating: 0, count: 4).flatMap { _ in [5, 0, 39] as [UInt32] }, [2, 2, 3])
+            let found = try quantizeAppend(
+                keys: pack(k, bits: 8), values: pack(v, bits: 4), newKeys: newK, newValues: newV,
+                slots: slots, bits: 8, groupSize: 32, valueBits: 4)
+            for (rows, new, stored, bits) in [
+                (found.keys, newK, k, 8), (found.values, newV, v, 4),
+            ] {
+                let pairs = zip(
+                    rows.parts, zip(pack(new, bits: bits).parts, pack(stored, bits: bits).parts))
+                for (part, (fresh, before)) in pairs {
+                    let at = broadcast(
+                        slots.expandedDimensions(axis: -1), to: [2, 2, 3, part.dim(3)])
+                    let expected = putAlong(before, at, values: fresh, axis: 2)
+                    #expect(part.dtype == before.dtype)
+                    #expect(worst(part, expected) == 0)
+                }
+            }
+        }
+    }
+
+    @Test func keyDiversityIsTheCosineWithTheMean() throws {
+        let found = try keyDiversity(keys)
+        let statistics = try keyStatistics(keys)
+        let directions = keys * statistics.inverseNorms.expandedDimensions(axis: -1)
+        let sum = statistics.keySum
+        let length = sqrt((sum * sum).sum(axis: -1, keepDims: true))
+        let mean = (sum / length).expandedDimensions(axis: -1)
+        #expect(worst(found, Float(0) - matmul(directions, mean).squeezed(axis: -1)) < 1e-5)
+    }
+}
