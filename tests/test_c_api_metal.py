@@ -17,7 +17,6 @@ import c_api_operations
 from c_api import CODES, CError, Library
 from mlx_h2o import (
     cache_requests,
-    composed_cache,
     kernels,
     launch,
     launch_prefill,
@@ -27,6 +26,7 @@ from mlx_h2o import (
     validate_quantized,
 )
 from mlx_h2o.launch import Launch
+from mlx_h2o.row_kernels import RowKernels
 
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 MASKS = {
@@ -160,7 +160,7 @@ def test_packed_launches_are_those_of_the_python_package(metal: Library, rows: i
         values = packed(rows, 64, v_bits or bits, group, scales)
         sinks = mx.zeros((4,)) if index % 4 else None
         more = {"bits": bits, "v_bits": v_bits, "group_size": group, "scale": 0.25}
-        more |= {"sparse_v_threshold": sparse}
+        more |= {"sparse_v_threshold": sparse, "return_skipped": index % 4 < 2}
         request = validate_quantized.quantized_attention_request(
             q, keys, values, mask=mask, sinks=sinks, return_lse=bool(index % 2), **more
         )
@@ -238,19 +238,37 @@ def test_prefill_launches_are_those_of_the_python_package(
         assert recorded(metal) == planned(launch_prefill.plan(request).passes)
 
 
-@pytest.mark.parametrize("ranks", [None, "age", "key_diversity", "array"])
+@pytest.mark.parametrize("ranks", [None, "age", "key_diversity", "array", "worst"])
+@pytest.mark.parametrize("bits", [None, 8])
+@pytest.mark.parametrize("width", [32, 96])
 def test_replacement_launches_are_those_of_the_python_package(
-    metal: Library, ranks: str | None
+    metal: Library, ranks: str | None, bits: int | None, width: int
 ) -> None:
     importance, positions = mx.zeros((2, 3, 300)), mx.zeros((2, 3, 300), mx.int32)
-    rows = [mx.zeros((2, 3, n, d), mx.float16) for n, d in ((300, 32), (300, 64), (1, 32), (1, 64))]
+    shapes = ((300, width), (300, 64), (1, width), (1, 64))
+    rows: list[Any] = [mx.zeros((2, 3, *shape), mx.float16) for shape in shapes]
+    if bits:
+        rows[:2] = (tuple(mx.quantize(each, bits=bits, group_size=32)) for each in rows[:2])
     arrays = (*rows[:2], importance, positions, *rows[2:])
-    by = importance if ranks == "array" else ranks
-    zones = {"position": 900, "sink_size": 4, "recent_start": 850}
-    c_api_operations.replace_worst(metal, *handle(metal, arrays), ranks=handle(metal, by), **zones)
-    request = cache_requests.replace_request(*arrays, ranks=by, **zones)
-    made = composed_cache.ranks_of(request) if ranks == "key_diversity" else None
-    assert recorded(metal) == planned([launch_rows.replace_row(request, made)])
+    more = {"position": 900, "sink_size": 4, "recent_start": 850, "bits": 8, "group_size": 32}
+    if ranks == "worst":
+        known: dict[str, Any] = {"worst": mx.zeros((2, 3), mx.uint32)}
+    else:
+        known = {"ranks": importance if ranks == "array" else ranks}
+    if width == 96:
+        known["statistics"] = mx.zeros((2, 3, width)), mx.zeros((2, 3, 300))
+    given = {name: handle(metal, value) for name, value in known.items()}
+    c_api_operations.replace_worst(metal, *handle(metal, arrays), **given, **more)
+    request = cache_requests.replace_request(*arrays, **known, **more)
+    launches: list[Launch] = []
+
+    def noting(each: Launch, inputs: list[mx.array]) -> list[mx.array]:
+        launches.append(each)
+        shapes = zip(each.output_shapes, each.output_dtypes, strict=True)
+        return [mx.zeros(shape, dtype) for shape, dtype in shapes]
+
+    RowKernels(lambda stream: noting, lambda stream: True).replace_worst(request)
+    assert recorded(metal) == planned(launches)
 
 
 @pytest.mark.parametrize(("bits", "v_bits"), [(8, 8), (4, 6), (5, 2)])

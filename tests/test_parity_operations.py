@@ -251,9 +251,8 @@ def test_what_a_leg_does_not_have_is_absent(tmp_path: Path) -> None:
     swift, c = SwiftLeg("swift", "native"), CLeg("c", "native", tmp_path)
     legs = (swift, c, PackageLeg("native"))
     absent = [{op for op, case in by_op.items() if leg.absent(case)} for leg in legs]
-    assert absent[0] == {*FUNCTIONS}
-    # C has no call for some, and of the others what its back end has.
-    assert absent[1] == absent[2] | {"without_scores", "attend", "replacement", "steps"}
+    # No public call asks for attention without scores; the rest is what the back end has.
+    assert absent[0] == absent[1] == absent[2] | {"without_scores"}
     remove = register("emulator", EmulatorBackend())
     try:
         assert not any(EmulatorLeg().absent(case) for case in by_op.values())

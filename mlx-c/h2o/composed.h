@@ -33,10 +33,16 @@ Replaced replace_worst(const ReplaceRequest& request);
 // The slots of the rows that go, uint32 [B, H, 1]: those that are known, or chosen.
 Array slots_of(const ReplaceRequest& request, Array (*choose)(const RetentionRequest&));
 KeyStatistics key_statistics(const KeyStatisticsRequest& request);
-// The new row in the slots; importance and positions where they are written already.
-Replaced replaced(const ReplaceRequest& request, mlx_array slots);
-Replaced replaced(const ReplaceRequest& request, mlx_array slots, Array importance,
-                  Array positions);
+// What is written beside keys and values: importance, positions and statistics, if there are any.
+Replaced marked(const ReplaceRequest& request, mlx_array slots);
+// The statistics with the row in the slots gone and the new key, as it is stored, in it.
+KeyStatistics updated_statistics(const ReplaceRequest& request, mlx_array slots,
+                                 const std::vector<Array>& new_key);
+// A row as the stored ones are.
+std::vector<Array> as_stored(const Rows& stored, mlx_array row, mlx_stream s);
+// Keys and values with the new row, as it is stored, in the slots; `rest` holds the others.
+Replaced replaced(const ReplaceRequest& request, mlx_array slots, const std::vector<Array>& new_key,
+                  const std::vector<Array>& new_value, Replaced rest);
 
 Appended quantize_append(const AppendRequest& request);
 // Packed rows, which replace what they were made of, in the slots of the stored ones.

@@ -67,7 +67,7 @@ AttentionRequest block(const AttentionRequest& r, Range queries, mlx_array all_k
 Array moving_average(const PrefillRequest& request) {
   const AttentionRequest& r = request.attention;
   const mlx_stream s = r.stream;
-  const Range counted = {std::max(0, r.length - request.counted), r.length};
+  const Range counted = {0, r.length};
   Array importance;
   if (request.importance.ctx != nullptr) {
     check(mlx_array_set(importance.out(), request.importance));
@@ -78,7 +78,7 @@ Array moving_average(const PrefillRequest& request) {
   const bool masked = r.causal || !r.mask.empty();
   std::vector<Array> parts;
   Array after = slice(importance, 2, 0, 0, s);
-  for (const Range keys : blocks(r.rows, logits_of(r, counted.last - counted.first))) {
+  for (const Range keys : blocks(r.rows, logits_of(r, r.length))) {
     Array queries;
     const Array scores = logits(block(r, counted, r.keys.parts[0], keys, after, &queries));
     const Array before = slice(importance, 2, keys.first, keys.last, s);

@@ -46,42 +46,6 @@ Rows with_parts(const Rows& like, std::vector<Array> parts) {
   return {std::move(parts), like.bits, like.group_size, 1, like.size};
 }
 
-// The statistics with the row in the slots gone and the new key, as it is stored, in it.
-void updated(const ReplaceRequest& r, mlx_array slots, const std::vector<Array>& key,
-             Replaced& result) {
-  const mlx_stream s = r.stream;
-  std::vector<Array> gone, fresh(key.size());
-  for (size_t i = 0; i < key.size(); ++i) {
-    const mlx_array stored = r.keys.parts[i];
-    const int width = mlx_array_dim(stored, 3);
-    const std::vector<int> shape = {mlx_array_dim(slots, 0), mlx_array_dim(slots, 1), 1, width};
-    const Array at = broadcast(call(mlx_expand_dims, slots, -1, s), shape, s);
-    gone.push_back(call(mlx_take_along_axis, stored, at, 2, s));
-    check(mlx_array_set(fresh[i].out(), key[i]));
-  }
-  const Array old_key = dense(with_parts(r.keys, std::move(gone)), s);
-  const Array new_key = dense(with_parts(r.keys, std::move(fresh)), s);
-  const Array old_norms = call(mlx_take_along_axis, r.inverse_norms, slots, 2, s);
-  const Array new_norms = inverse_norms(new_key, s);
-  const auto scaled = [s](mlx_array rows, mlx_array norms) {
-    return call(mlx_multiply, rows, call(mlx_expand_dims, norms, -1, s), s);
-  };
-  const Array change =
-      call(mlx_subtract, scaled(new_key, new_norms), scaled(old_key, old_norms), s);
-  result.key_sum = call(mlx_add, r.key_sum, call(mlx_squeeze_axis, change, 2, s), s);
-  result.inverse_norms = call(mlx_put_along_axis, r.inverse_norms, slots, new_norms, 2, s);
-}
-
-// A row as the stored ones are.
-std::vector<Array> as_stored(const Rows& stored, mlx_array row, mlx_stream s) {
-  if (stored.packed()) {
-    return quantized(row, stored.bits, stored.group_size, s);
-  }
-  std::vector<Array> parts(1);
-  check(mlx_array_set(parts[0].out(), row));
-  return parts;
-}
-
 }  // namespace
 
 Array key_diversity(const KeyDiversityRequest& r) {
@@ -123,34 +87,75 @@ Array slots_of(const ReplaceRequest& r, Array (*choose)(const RetentionRequest&)
                  r.recent_start, s, r.on_gpu});
 }
 
-Replaced replace_worst(const ReplaceRequest& r) { return replaced(r, slots_of(r, evict_indices)); }
-
-Replaced replaced(const ReplaceRequest& r, mlx_array slots) {
-  const mlx_stream s = r.stream;
-  return replaced(r, slots, call(mlx_put_along_axis, r.importance, slots, number(NAN), 2, s),
-                  call(mlx_put_along_axis, r.positions, slots, integer(r.position), 2, s));
+Replaced replace_worst(const ReplaceRequest& r) {
+  const Array slots = slots_of(r, evict_indices);
+  const std::vector<Array> key = as_stored(r.keys, r.new_keys, r.stream);
+  Replaced rest = marked(r, slots);
+  if (r.key_sum.ctx != nullptr) {
+    KeyStatistics updated = updated_statistics(r, slots, key);
+    rest.key_sum = std::move(updated.key_sum);
+    rest.inverse_norms = std::move(updated.inverse_norms);
+  }
+  return replaced(r, slots, key, as_stored(r.values, r.new_values, r.stream), std::move(rest));
 }
 
-Replaced replaced(const ReplaceRequest& r, mlx_array slots, Array importance, Array positions) {
+Replaced marked(const ReplaceRequest& r, mlx_array slots) {
   const mlx_stream s = r.stream;
-  const std::vector<Array> key = as_stored(r.keys, r.new_keys, s);
   Replaced result;
-  std::vector<mlx_array> others = {importance, positions};
-  if (r.key_sum.ctx != nullptr) {
-    updated(r, slots, key, result);
-    others.insert(others.end(), {result.key_sum, result.inverse_norms});
+  result.importance = call(mlx_put_along_axis, r.importance, slots, number(NAN), 2, s);
+  result.positions = call(mlx_put_along_axis, r.positions, slots, integer(r.position), 2, s);
+  return result;
+}
+
+KeyStatistics updated_statistics(const ReplaceRequest& r, mlx_array slots,
+                                 const std::vector<Array>& new_key) {
+  const mlx_stream s = r.stream;
+  std::vector<Array> gone, fresh(new_key.size());
+  for (size_t i = 0; i < new_key.size(); ++i) {
+    const mlx_array stored = r.keys.parts[i];
+    const std::vector<int> shape = {mlx_array_dim(slots, 0), mlx_array_dim(slots, 1), 1,
+                                    mlx_array_dim(stored, 3)};
+    const Array at = broadcast(call(mlx_expand_dims, slots, -1, s), shape, s);
+    gone.push_back(call(mlx_take_along_axis, stored, at, 2, s));
+    check(mlx_array_set(fresh[i].out(), new_key[i]));
   }
-  result.keys = put_all(r.keys, key, slots, s);
-  result.values = put_all(r.values, as_stored(r.values, r.new_values, s), slots, s);
-  for (size_t i = 1; i < result.keys.size(); ++i) {
-    others.insert(others.end(), {result.keys[i], result.values[i]});
+  const Array old_rows = dense(with_parts(r.keys, std::move(gone)), s);
+  const Array new_rows = dense(with_parts(r.keys, std::move(fresh)), s);
+  const Array old_norms = call(mlx_take_along_axis, r.inverse_norms, slots, 2, s);
+  const Array new_norms = inverse_norms(new_rows, s);
+  const auto scaled = [s](mlx_array rows, mlx_array norms) {
+    return call(mlx_multiply, rows, call(mlx_expand_dims, norms, -1, s), s);
+  };
+  const Array change =
+      call(mlx_subtract, scaled(new_rows, new_norms), scaled(old_rows, old_norms), s);
+  return {call(mlx_add, r.key_sum, call(mlx_squeeze_axis, change, 2, s), s),
+          call(mlx_put_along_axis, r.inverse_norms, slots, new_norms, 2, s)};
+}
+
+std::vector<Array> as_stored(const Rows& stored, mlx_array row, mlx_stream s) {
+  if (stored.packed()) {
+    return quantized(row, stored.bits, stored.group_size, s);
+  }
+  std::vector<Array> parts(1);
+  check(mlx_array_set(parts[0].out(), row));
+  return parts;
+}
+
+Replaced replaced(const ReplaceRequest& r, mlx_array slots, const std::vector<Array>& new_key,
+                  const std::vector<Array>& new_value, Replaced rest) {
+  rest.keys = put_all(r.keys, new_key, slots, r.stream);
+  rest.values = put_all(r.values, new_value, slots, r.stream);
+  std::vector<mlx_array> others = {rest.importance, rest.positions};
+  for (size_t i = 1; i < rest.keys.size(); ++i) {
+    others.insert(others.end(), {rest.keys[i], rest.values[i]});
+  }
+  if (!rest.key_sum.empty()) {
+    others.insert(others.end(), {rest.key_sum, rest.inverse_norms});
   }
   // Whoever evaluates the keys evaluates these too: else the graph of every step would hang on
   // them.
-  result.keys[0] = tied(result.keys[0], others);
-  result.importance = std::move(importance);
-  result.positions = std::move(positions);
-  return result;
+  rest.keys[0] = tied(rest.keys[0], others);
+  return rest;
 }
 
 KeyStatistics key_statistics(const KeyStatisticsRequest& r) {

@@ -41,9 +41,6 @@ std::string refuses(const AttentionRequest& request) {
   if (!request.on_gpu) {
     return "Metal kernels run on GPU streams, found a CPU stream";
   }
-  if (request.return_skipped) {
-    return "the decode kernels do not count the rows that they skip";
-  }
   if (request.length > longest_query) {
     return "decode kernels take up to " + std::to_string(longest_query) +
            " queries, found Lq = " + std::to_string(request.length);
@@ -104,6 +101,8 @@ Names names_of(const AttentionRequest& r, mlx_array params, int simdgroups, int 
   names.outputs = {{"out", {{b, h, q, r.value_size}, mlx_array_dtype(r.queries)}},
                    {"scores", {{b, h, q, r.rows}, MLX_FLOAT32}},
                    {"lse", {{b, h, q}, MLX_FLOAT32}},
+                   {"skipped", {{b, h, q}, MLX_FLOAT32}},
+                   {"partial_skipped", {{b, h, q, blocks}, MLX_FLOAT32}},
                    {"probe_scores", {{b, r.kv_heads, r.probe_count(), r.rows}, MLX_FLOAT32}},
                    {"partial_sums", {{b, h, q, blocks, r.value_size}, MLX_FLOAT32}},
                    {"partial_maxima", {{b, h, q, blocks}, MLX_FLOAT32}},
@@ -111,11 +110,30 @@ Names names_of(const AttentionRequest& r, mlx_array params, int simdgroups, int 
   return names;
 }
 
+bool is_sparse(const AttentionRequest& r) { return r.sparse_v_threshold > 0; }
+
+// The kernels that see keys and values, in order. With sparse V and several blocks the first pass
+// is two launches: weights are final between them.
+std::vector<const mlx_h2o_kernel_text*> decode_kernels(const AttentionRequest& r, int blocks) {
+  if (is_sparse(r)) {
+    if (blocks == 1) {
+      return {&mlx_h2o_sdpa_vector_sparse_quantized_text};
+    }
+    return {&mlx_h2o_sdpa_vector_sparse_keys_quantized_text,
+            &mlx_h2o_sdpa_vector_sparse_values_quantized_text};
+  }
+  if (r.keys.packed()) {
+    return {blocks == 1 ? &mlx_h2o_sdpa_vector_quantized_text
+                        : &mlx_h2o_sdpa_vector_2pass_1_quantized_text};
+  }
+  return {blocks == 1 ? &mlx_h2o_sdpa_vector_text : &mlx_h2o_sdpa_vector_2pass_1_text};
+}
+
 // One threadgroup serves one query row, or a block of its keys.
 AttentionResult attention(const AttentionRequest& r) {
   const Flags flags = metal::flags_of(r);
   std::vector<float> scalars = {r.scale, r.mask_threshold};
-  if (r.sparse_v_threshold > 0) {
+  if (is_sparse(r)) {
     scalars.push_back(r.sparse_v_threshold);
   }
   const Array params = metal::floats(scalars);
@@ -123,27 +141,31 @@ AttentionResult attention(const AttentionRequest& r) {
   const int blocks = preferred_blocks(r.rows, simdgroups);
   Names names = names_of(r, params, simdgroups, blocks);
   const Size grid = {r.batch * r.heads * simdgroups * lanes, r.length, blocks};
-  const Size threadgroup = {simdgroups * lanes, 1, 1};
-  const bool packed = r.keys.packed();
-  const mlx_h2o_kernel_text& first =
-      blocks == 1 ? (packed ? mlx_h2o_sdpa_vector_quantized_text : mlx_h2o_sdpa_vector_text)
-                  : (packed ? mlx_h2o_sdpa_vector_2pass_1_quantized_text
-                            : mlx_h2o_sdpa_vector_2pass_1_text);
-  std::map<std::string, Array> made =
-      metal::launch(first, flags, names, grid, threadgroup, r.stream);
-  if (blocks > 1) {
+  std::map<std::string, Array> made;
+  // A later launch takes what the earlier made.
+  const auto run = [&](const mlx_h2o_kernel_text& text, Size size, Size threadgroup) {
+    made.merge(metal::launch(text, flags, names, size, threadgroup, r.stream));
     for (const auto& [name, array] : made) {
       names.buffers[name] = array;
     }
-    const Size columns = {r.batch * r.heads * r.length * r.value_size, 1, 1};
-    made.merge(metal::launch(mlx_h2o_sdpa_vector_2pass_2_text, flags, names, columns, {lanes, 1, 1},
-                             r.stream));
+  };
+  for (const mlx_h2o_kernel_text* text : decode_kernels(r, blocks)) {
+    run(*text, grid, {simdgroups * lanes, 1, 1});
+  }
+  if (blocks > 1) {
+    run(mlx_h2o_sdpa_vector_2pass_2_text, {r.batch * r.heads * r.length * r.value_size, 1, 1},
+        {lanes, 1, 1});
   }
   AttentionResult result;
   result.out = std::move(made["out"]);
   result.scores = std::move(made["scores"]);
   result.lse = std::move(made["lse"]);
   result.probe_scores = std::move(made["probe_scores"]);
+  result.skipped = std::move(made["skipped"]);
+  if (r.return_skipped && result.skipped.empty()) {
+    const int shape[] = {r.batch, r.heads, r.length};
+    result.skipped = call(mlx_zeros, shape, size_t{3}, MLX_FLOAT32, r.stream);
+  }
   return result;
 }
 

@@ -160,13 +160,14 @@ std::map<std::string, Array> launch(const mlx_h2o_kernel_text& text, const Flags
 
 Flags flags_of(const AttentionRequest& r) {
   Flags flags;
-  const std::pair<const char*, bool> known[] = {{"bool_mask", r.has_bool_mask()},
-                                                {"additive_mask", r.has_additive_mask()},
-                                                {"sinks", r.sinks.ctx != nullptr},
-                                                {"scores", true},
-                                                {"lse", r.return_lse},
-                                                {"sparse_v", r.sparse_v_threshold > 0},
-                                                {"probes", r.probes.ctx != nullptr}};
+  const std::pair<const char*, bool> known[] = {
+      {"bool_mask", r.has_bool_mask()},
+      {"additive_mask", r.has_additive_mask()},
+      {"sinks", r.sinks.ctx != nullptr},
+      {"scores", true},
+      {"lse", r.return_lse},
+      {"skipped", r.sparse_v_threshold > 0 && r.return_skipped},
+      {"probes", r.probes.ctx != nullptr}};
   for (const auto& [flag, on] : known) {
     if (on) {
       flags.insert(flag);

@@ -33,12 +33,7 @@ Array prefill_scores(const PrefillRequest& request) {
   if (!r.on_gpu || size % lanes != 0 || size > widest_head) {
     return composed::prefill_scores(request);
   }
-  const int length = request.mass ? r.length : std::min(r.length, request.counted);
-  const Array queries = slice(r.queries, 2, r.length - length, r.length, r.stream);
-  Array mask, importance;
-  if (!r.mask.empty()) {
-    mask = slice(r.mask, 2, r.length - length, r.length, r.stream);
-  }
+  Array importance;
   if (request.importance.ctx != nullptr) {
     check(mlx_array_set(importance.out(), request.importance));
   } else {
@@ -48,8 +43,8 @@ Array prefill_scores(const PrefillRequest& request) {
   const Array params = floats({r.scale, r.mask_threshold, static_cast<float>(request.decay),
                                static_cast<float>(1 - request.decay)});
   Names names;
-  names.buffers = {{"queries", queries}, {"keys", r.keys.parts[0]}, {"params", params},
-                   {"mask", mask},       {"sinks", r.sinks},        {"importance", importance}};
+  names.buffers = {{"queries", r.queries}, {"keys", r.keys.parts[0]}, {"params", params},
+                   {"mask", r.mask},       {"sinks", r.sinks},        {"importance", importance}};
   names.arguments = {{"T", type(r.queries)},
                      {"D", number(size)},
                      {"NS", number(simdgroups)},
@@ -57,12 +52,12 @@ Array prefill_scores(const PrefillRequest& request) {
                      {"QUERIES", number(queries_held)},
                      {"CAUSAL", boolean(r.causal)}};
   names.outputs = {{"accumulated", {{r.batch, r.kv_heads, r.rows}, MLX_FLOAT32}},
-                   {"lses", {{r.batch, r.heads, length}, MLX_FLOAT32}}};
+                   {"lses", {{r.batch, r.heads, r.length}, MLX_FLOAT32}}};
   const int key_tiles = tiles(r.rows, simdgroups * keys_held);
   if (!request.mass) {
     return std::move(launched(mlx_h2o_prefill_average_text, r, names, key_tiles)["accumulated"]);
   }
-  const int query_tiles = tiles(int64_t{r.heads / r.kv_heads} * length, queries_held);
+  const int query_tiles = tiles(int64_t{r.heads / r.kv_heads} * r.length, queries_held);
   const std::map<std::string, Array> made =
       launched(mlx_h2o_prefill_lse_text, r, names, query_tiles);
   names.buffers["lses"] = made.at("lses");

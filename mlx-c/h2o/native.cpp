@@ -127,15 +127,50 @@ mlx_h2o::RankedBy ranked_by(RankedBy by) {
 }
 
 Replaced replace_worst(const ReplaceRequest& r) {
-  if (r.keys.packed() || r.worst.ctx != nullptr || r.key_sum.ctx != nullptr) {
-    return composed::replaced(r, composed::slots_of(r, evict_indices));
+  mlx_h2o::ReplacementOptions options;
+  options.sink_size = r.sink_size;
+  options.recent_start = r.recent_start;
+  options.ranked_by = ranked_by(r.ranked_by);
+  Array ranks;
+  if (r.ranked_by == RankedBy::array ||
+      (r.ranked_by == RankedBy::key_diversity && r.keys.packed())) {
+    ranks = composed::ranks(r);
+    options.ranked_by = mlx_h2o::RankedBy::array;
+    options.ranks = get(ranks);
+  }
+  options.worst = optional(r.worst);
+  if (r.key_sum.ctx != nullptr) {
+    options.statistics = {get(r.key_sum), get(r.inverse_norms)};
+  }
+  if (r.keys.packed()) {
+    options.bits = r.keys.bits;
+    options.value_bits = r.values.bits;
+    options.group_size = r.keys.group_size;
   }
   const std::vector<mx::array> outputs = mlx_h2o::replace_worst(
-      get(r.keys.parts[0]), get(r.values.parts[0]), get(r.importance), get(r.positions),
-      get(r.new_keys), get(r.new_values), r.position, r.sink_size, r.recent_start,
-      ranked_by(r.ranked_by), optional(r.ranks), get(r.stream));
-  return {
-      wrap(outputs, 0, 1), wrap(outputs, 1, 1), wrap(outputs.at(2)), wrap(outputs.at(3)), {}, {}};
+      arrays(r.keys), arrays(r.values), get(r.importance), get(r.positions), get(r.new_keys),
+      get(r.new_values), r.position, options, get(r.stream));
+  const size_t parts = r.keys.parts.size();
+  Replaced result{wrap(outputs, 0, parts),
+                  wrap(outputs, parts, parts),
+                  wrap(outputs.at(2 * parts)),
+                  wrap(outputs.at(2 * parts + 1)),
+                  {},
+                  {}};
+  if (r.key_sum.ctx != nullptr) {
+    result.key_sum = wrap(outputs.at(2 * parts + 2));
+    result.inverse_norms = wrap(outputs.at(2 * parts + 3));
+  }
+  return result;
+}
+
+Array prefill_scores(const PrefillRequest& request) {
+  const AttentionRequest& r = request.attention;
+  const std::optional<double> decay =
+      request.mass ? std::nullopt : std::make_optional(request.decay);
+  return wrap(mlx_h2o::prefill_scores(get(r.queries), get(r.keys.parts[0]), r.scale, r.causal,
+                                      optional(r.mask), optional(r.sinks), decay,
+                                      optional(request.importance), get(r.stream)));
 }
 
 Appended quantize_append(const AppendRequest& r) {
@@ -159,6 +194,7 @@ constexpr std::nullptr_t attention_and_accumulate = nullptr;
 constexpr std::nullptr_t key_diversity = nullptr;
 constexpr std::nullptr_t replace_worst = nullptr;
 constexpr std::nullptr_t quantize_append = nullptr;
+constexpr std::nullptr_t prefill_scores = nullptr;
 
 #endif
 
@@ -186,7 +222,7 @@ const Backend native_backend = {
     nullptr,
     replace_worst,
     quantize_append,
-    nullptr,
+    prefill_scores,
 };
 
 }  // namespace mlx_h2o_c

@@ -173,9 +173,9 @@ struct Appended {
 };
 
 struct PrefillRequest {
-  AttentionRequest attention;  // whose values are of no account
+  AttentionRequest attention;  // of the queries that count; its values are of no account
+  Array queries;               // holds those of `attention`
   bool mass;                   // else the moving average
-  int counted;                 // queries that the moving average takes in
   mlx_array importance;        // may be empty
   double decay;
 };

@@ -10,10 +10,22 @@ import mlx.core as mx
 import numpy as np
 
 from golden.build import Case
-from mlx_h2o.backends import AttentionResult, get, register, use_backend
-from mlx_h2o.cache_requests import AccumulateRequest, KeyDiversityRequest, ReplaceRequest
+from mlx_h2o.backends import (
+    AttentionResult,
+    QuantizedAttentionResult,
+    get,
+    register,
+    use_backend,
+)
+from mlx_h2o.cache_requests import (
+    AccumulateRequest,
+    AttentionAccumulateRequest,
+    KeyDiversityRequest,
+    ReplaceRequest,
+)
 from mlx_h2o.quantize_append import QuantizeAppendRequest, Quantized
 from mlx_h2o.validate import AttentionRequest, RetentionRequest
+from mlx_h2o.validate_quantized import QuantizedAttentionRequest, QuantizedRows
 
 try:
     import c_api
@@ -30,6 +42,9 @@ from parity.outcome import Outcome
 LIBRARY = "libmlxh2oc.*"
 PACKING = ("bits", "group_size", "v_bits")
 STATISTICS = ("key_sum", "inverse_norms")
+
+#: Cases that the package runs, with its operations those of C.
+FOLLOWED = ("attend", "replacement", "steps")
 
 
 class CBackend:
@@ -61,6 +76,57 @@ class CBackend:
             arrays = {name: mx.array(self.library.numpy(a)) for name, a in found.items()}
         out = arrays["out"].astype(request.queries.dtype)
         return out, arrays["scores"], arrays.get("lse")
+
+    def quantized_attention(self, request: QuantizedAttentionRequest) -> QuantizedAttentionResult:
+        with self.library.using(self.backend):
+            found = c_api_operations.quantized_attention(
+                self.library,
+                self.library.array(request.queries),
+                self._rows(_parts(request.keys)),
+                self._rows(_parts(request.values)),
+                **self._asked(request),
+                return_lse=request.return_lse,
+                return_skipped=request.return_skipped,
+            )
+            arrays = {name: mx.array(self.library.numpy(a)) for name, a in found.items()}
+        out = arrays["out"].astype(request.queries.dtype)
+        return out, arrays["scores"], arrays.get("lse"), arrays.get("skipped")
+
+    def attention_and_accumulate(self, request: AttentionAccumulateRequest) -> tuple[Any, ...]:
+        attention, array = request.attention, self.library.array
+        more = {} if request.positions is None else {
+            "positions": array(request.positions),
+            "sink_size": request.sink_size,
+            "recent_start": request.recent_start,
+        }  # fmt: skip
+        with self.library.using(self.backend):
+            found = c_api_operations.attention_and_accumulate(
+                self.library,
+                array(attention.queries),
+                *(self._rows(_parts(side)) for side in (attention.keys, attention.values)),
+                array(request.importance),
+                decay=request.decay,
+                **self._asked(attention),
+                **more,
+            )
+            out, *rest = (mx.array(self.library.numpy(a)) for a in found.values())
+        return out.astype(attention.queries.dtype), *rest
+
+    def _asked(self, request: AttentionRequest | QuantizedAttentionRequest) -> dict[str, Any]:
+        """scale, mask, sinks and packing, as the C operations take them."""
+        array = self.library.array
+        asked: dict[str, Any] = {
+            "scale": request.scale,
+            "mask": "causal" if request.causal else request.mask,
+            "sinks": None if request.sinks is None else array(request.sinks),
+        }
+        if isinstance(asked["mask"], mx.array):
+            asked["mask"] = array(asked["mask"])
+        if isinstance(request, QuantizedAttentionRequest):
+            asked |= {"bits": request.keys.bits, "v_bits": request.values.bits}
+            asked["group_size"] = request.keys.group_size
+            asked["sparse_v_threshold"] = request.sparse_v_threshold
+        return asked
 
     def keep_indices(self, request: RetentionRequest) -> mx.array:
         return self._select("keep", request, request.scores.shape[2] - request.count)
@@ -142,6 +208,12 @@ class CBackend:
             return mx.array(self.library.numpy(slots))
 
 
+def _parts(rows: mx.array | QuantizedRows) -> Any:
+    if isinstance(rows, QuantizedRows):
+        return rows.words, rows.scales, rows.biases
+    return rows
+
+
 class CLeg(Leg):
     """libmlxh2oc with one of its back ends named."""
 
@@ -163,9 +235,8 @@ class CLeg(Leg):
 
     def absent(self, case: Case) -> str:
         """What the package's back end of this name serves, the C one has to serve too."""
-        op = case.fields["op"]
-        if op in operations.FUNCTIONS and op not in c_api_operations.RUN:
-            return f"it has no call for {op!r}"
+        if case.fields["op"] == "without_scores":
+            return "no public call asks for it"
         return operations.absent(case, get(self.trace_of), self.trace_of)
 
     def versions(self) -> dict[str, str]:
@@ -175,15 +246,17 @@ class CLeg(Leg):
         return {"mlx": found, "back end": self.trace_of}
 
     def outcome(self, case: Case) -> Outcome:
-        if case.fields["op"] == "trace":
+        op = case.fields["op"]
+        if op == "trace" or op in FOLLOWED:
             remove = register(self.name, CBackend(self.library, self.name, self.trace_of))
+            run = traces.run_python if op == "trace" else operations.run
             try:
                 with use_backend(self.name):
-                    return traces.run_python(case, get(self.name))
+                    return run(case, get(self.name))
             finally:
                 remove()
         with self.library.using(self.trace_of):
-            if case.fields["op"] in c_api_operations.RUN:
+            if op in c_api_operations.RUN:
                 return Outcome(c_api_operations.run_case(self.library, case.fields, case.tensors))
             found = self.library.run_case(case.fields, _inputs(case))
         return Outcome({name: np.asarray(array) for name, array in found.items()})

@@ -1,7 +1,7 @@
-"""The operations that only the package has so far: how a leg of it runs a case of each.
+"""The operations beyond attention and selection: how a leg of the package runs a case of each.
 
-C and Swift legs show "n/a" for them, and so does a back end that has no function of its own for
-one: its column would only repeat another's.
+A back end that has no function of its own for one shows "n/a", in C and Swift too: its column
+would only repeat another's.
 """
 
 from __future__ import annotations
@@ -182,7 +182,6 @@ def _attend(case: Case, backend: Any) -> dict[str, np.ndarray]:
 
 
 def _replacement(case: Case, backend: Any) -> dict[str, np.ndarray]:
-    """Rows as they dequantise, and how far the statistics are from those of the keys."""
     del backend
     fields, tensors = case.fields, case.tensors
     bits, size = fields["bits"] or (8, 8), fields["group_size"]
@@ -199,6 +198,18 @@ def _replacement(case: Case, backend: Any) -> dict[str, np.ndarray]:
         ),
         *(() if "key_sum" in tensors else (None, None)),
     )  # fmt: skip
+    return replacement_arrays(case, stored, importance, positions, key_sum, norms)
+
+
+def replacement_arrays(
+    case: Case, stored: Any, importance: Any, positions: Any, key_sum: Any, norms: Any
+) -> dict[str, np.ndarray]:
+    """Rows as they dequantise, and how far the statistics are from those of the keys.
+
+    ``stored`` are keys and values, arrays or packed.
+    """
+    fields, tensors = case.fields, case.tensors
+    bits, size = fields["bits"] or (8, 8), fields["group_size"]
     arrays = _named("importance positions", (importance, positions))
     dense = []
     for name, rows, width in zip(("keys", "values"), stored, bits, strict=True):

@@ -88,18 +88,29 @@ def _outcome(case: Case, tensors: dict[str, mx.array], errors: dict[str, str]) -
     found = {name.removeprefix(start): a for name, a in tensors.items() if name.startswith(start)}
     if case.fields["op"] == "append":
         return Outcome(_written(case, found))
+    if case.fields["op"] == "replacement":
+        rest = (found.get(n) for n in ("importance", "positions", "key_sum", "inverse_norms"))
+        stored = [_rows(found, name) for name in ("keys", "values")]
+        return Outcome(operations.replacement_arrays(case, stored, *rest))
     whole = ("keep", "evict", "positions")
     return Outcome(
         {n: np.array(a) if n in whole else reference.float64(a) for n, a in found.items()}
     )
 
 
+def _rows(found: dict[str, mx.array], name: str) -> mx.array | tuple[mx.array, ...]:
+    """An array, or words, scales and biases."""
+    parts = tuple(found.get(f"{name}_{part}") for part in ("words", "scales", "biases"))
+    return found.get(name, parts)
+
+
 def _written(case: Case, found: dict[str, mx.array]) -> dict[str, np.ndarray]:
     """Packed rows as they dequantise: those that were written, and the others."""
     arrays = {}
     for name, bits in zip(("keys", "values"), case.fields["bits"], strict=True):
-        parts = [found[f"{name}_{part}"] for part in ("words", "scales", "biases")]
-        dense = reference.dequantized(*parts, bits=bits, group_size=case.fields["group_size"])
+        dense = reference.dequantized(
+            *_rows(found, name), bits=bits, group_size=case.fields["group_size"]
+        )
         written, others = operations.split(dense, np.array(case.tensors["slots"]))
         arrays |= {f"new_{name}": written, f"other_{name}": others.astype(np.float32)}
     return arrays
