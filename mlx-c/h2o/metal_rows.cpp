@@ -94,6 +94,26 @@ Array chosen(const ReplaceRequest& r, Replaced& rest) {
   return std::move(made["worst"]);
 }
 
+// What is remembered of the new row in the slots, in one launch.
+Replaced marked(const ReplaceRequest& r, mlx_array slots) {
+  const int batch = mlx_array_dim(r.positions, 0), heads = mlx_array_dim(r.positions, 1);
+  const int rows = mlx_array_dim(r.positions, 2);
+  const Array place = integers({r.position});
+  Names names;
+  names.buffers = {
+      {"slots", slots}, {"importance", r.importance}, {"positions", r.positions}, {"place", place}};
+  names.arguments = {{"NS", number(simdgroups)}};
+  names.outputs = {{"new_importance", {{batch, heads, rows}, MLX_FLOAT32}},
+                   {"new_positions", {{batch, heads, rows}, MLX_INT32}}};
+  const int width = (rows + threads - 1) / threads * threads;
+  std::map<std::string, Array> made = launch(mlx_h2o_mark_row_text, {}, names,
+                                             {width, batch * heads, 1}, {threads, 1, 1}, r.stream);
+  Replaced rest;
+  rest.importance = std::move(made["new_importance"]);
+  rest.positions = std::move(made["new_positions"]);
+  return rest;
+}
+
 // In one launch; of other head sizes, composed.
 KeyStatistics updated_statistics(const ReplaceRequest& r, mlx_array slots,
                                  const std::vector<Array>& new_key) {
@@ -181,7 +201,7 @@ Replaced replace_worst(const ReplaceRequest& r) {
     slots = chosen(r, rest);
   } else {
     slots = composed::slots_of(r, evict_indices);
-    rest = composed::marked(r, slots);
+    rest = marked(r, slots);
   }
   Appended fresh;
   if (r.keys.packed()) {

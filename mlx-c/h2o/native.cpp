@@ -59,38 +59,64 @@ std::string unavailable_reason() {
 }
 
 std::string refuses(const AttentionRequest& request) {
-  if (request.on_gpu) {
-    return "it runs on CPU streams, found a GPU stream";
+  return request.on_gpu ? "it runs on CPU streams, found a GPU stream" : "";
+}
+
+mlx_h2o::AttentionOptions options_of(const AttentionRequest& r) {
+  mlx_h2o::AttentionOptions options;
+  options.scale = r.scale;
+  options.causal = r.causal;
+  options.mask = optional(r.mask);
+  options.sinks = optional(r.sinks);
+  options.probes = optional(r.probes);
+  options.sparse_threshold = r.sparse_v_threshold;
+  if (r.keys.packed()) {
+    options.bits = r.keys.bits;
+    options.value_bits = r.values.bits;
+    options.group_size = r.keys.group_size;
   }
-  return request.keys.packed() ? "it has no quantised attention" : "";
+  return options;
 }
 
 AttentionResult attention(const AttentionRequest& r) {
-  std::vector<mx::array> outputs = mlx_h2o::scaled_dot_product_attention_with_scores(
-      get(r.queries), get(r.keys.parts[0]), get(r.values.parts[0]), r.scale, r.causal,
-      optional(r.mask), optional(r.sinks), r.return_lse, get(r.stream));
+  mlx_h2o::AttentionOptions options = options_of(r);
+  options.return_scores = true;
+  options.return_lse = r.return_lse;
+  options.return_skipped = r.return_skipped;
+  const std::vector<mx::array> outputs =
+      mlx_h2o::attention(get(r.queries), arrays(r.keys), arrays(r.values), options, get(r.stream));
   AttentionResult result;
-  result.out = wrap(outputs.at(0));
-  result.scores = wrap(outputs.at(1));
-  if (r.return_lse) {
-    result.lse = wrap(outputs.at(2));
-  }
-  if (r.probes.ctx != nullptr) {
-    result.probe_scores = composed::probe_scores(r);
+  size_t next = 0;
+  const std::pair<Array*, bool> places[] = {{&result.out, true},
+                                            {&result.scores, true},
+                                            {&result.lse, r.return_lse},
+                                            {&result.skipped, r.return_skipped},
+                                            {&result.probe_scores, r.probes.ctx != nullptr}};
+  for (const auto& [place, wanted] : places) {
+    if (wanted) {
+      *place = wrap(outputs.at(next++));
+    }
   }
   return result;
 }
 
-bool fuses(const AttentionAccumulateRequest& request) {
-  return !request.attention.keys.packed() && request.positions.ctx == nullptr;
-}
+bool fuses(const AttentionAccumulateRequest& /* request */) { return true; }
 
 AttentionAccumulated attention_and_accumulate(const AttentionAccumulateRequest& request) {
   const AttentionRequest& r = request.attention;
-  std::vector<mx::array> outputs = mlx_h2o::attention_and_accumulate(
-      get(r.queries), get(r.keys.parts[0]), get(r.values.parts[0]), get(request.importance),
-      r.scale, request.decay, r.causal, optional(r.mask), optional(r.sinks), get(r.stream));
-  return {wrap(outputs.at(0)), wrap(outputs.at(1)), {}};
+  mlx_h2o::AttentionOptions options = options_of(r);
+  options.importance = get(request.importance);
+  options.decay = request.decay;
+  options.positions = optional(request.positions);
+  options.sink_size = request.sink_size;
+  options.recent_start = request.recent_start;
+  const std::vector<mx::array> outputs =
+      mlx_h2o::attention(get(r.queries), arrays(r.keys), arrays(r.values), options, get(r.stream));
+  AttentionAccumulated result{wrap(outputs.at(0)), wrap(outputs.at(1)), {}};
+  if (request.positions.ctx != nullptr) {
+    result.worst = wrap(outputs.at(2));
+  }
+  return result;
 }
 
 Array keep_indices(const RetentionRequest& request) {

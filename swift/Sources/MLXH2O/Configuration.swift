@@ -58,7 +58,8 @@ public struct H2OConfiguration: Sendable, Hashable {
     /// - Throws: ``H2OError`` where a value is out of range or the sizes exceed the budget
     public init(
         maxKVSize: Int = 256, sinkSize: Int = 4, heavySize: Int? = nil, recentSize: Int? = nil,
-        policy: PolicyName = .keydiff, decay: Double = 0.95, evictEvery: Int = 1, kvBits: Int? = nil,
+        policy: PolicyName = .keydiff, decay: Double = 0.95, evictEvery: Int = 1,
+        kvBits: Int? = nil,
         valueBits: Int? = nil, kvGroupSize: Int = 64
     ) throws {
         try require("maxKVSize", maxKVSize, atLeast: 1)
@@ -97,7 +98,8 @@ public struct H2OConfiguration: Sendable, Hashable {
     /// ``init(maxKVSize:sinkSize:heavySize:recentSize:policy:decay:evictEvery:kvBits:valueBits:kvGroupSize:)``.
     public init(
         preset: Preset, maxKVSize: Int = 256, sinkSize: Int = 4, recentSize: Int? = nil,
-        policy: PolicyName = .keydiff, decay: Double = 0.95, evictEvery: Int = 1, kvBits: Int? = nil,
+        policy: PolicyName = .keydiff, decay: Double = 0.95, evictEvery: Int = 1,
+        kvBits: Int? = nil,
         valueBits: Int? = nil, kvGroupSize: Int = 64
     ) throws {
         try require("maxKVSize", maxKVSize, atLeast: 1)
