@@ -64,6 +64,30 @@ FAULTS = {
         "const double relative = 1;",
         "out of target",
     ),
+    "half bytes are taken in the order of their words": (
+        "attention_plan.h",
+        "return place % words * 8 + place / words;",
+        "return place + 0 * words;",
+        "of target",
+    ),
+    "all groups of a row have the scale of the first": (
+        "attention_stored.h",
+        "const int group = i / packing.group_size;",
+        "const int group = i / packing.group_size * 0;",
+        "of target",
+    ),
+    "sparse V skips up to twice its threshold": (
+        "attention_sweeps.h",
+        "static_cast<double>(a.sparse_threshold) * total.total",
+        "static_cast<double>(a.sparse_threshold) * 2 * total.total",
+        "of target",
+    ),
+    "causality hides keys from probes": (
+        "attention_sweeps.h",
+        "const int wanted = probed ? count : seen;",
+        "const int wanted = probed ? seen : seen;",
+        "probe score of target",
+    ),
     "a tie keeps the higher position": (
         "selection_kernel.cpp",
         "return order > other.order;",

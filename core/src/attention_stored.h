@@ -2,13 +2,14 @@
 // per SIMD target, after its simd_*.h and simd_partial.h, inside its namespace and target region:
 // hence no include guard.
 
-constexpr int64_t kAhead = 8192;  // bytes: 2 to 16 KB were tried, cold
+// How many bytes before their use lines are asked for: 2 to 16 KB were tried, cold.
+constexpr int64_t kAhead = 8192;
 
 // Asks for the lines of a run that comes later: rows follow each other in memory, but several are
 // taken at a time, an order in which the processor does not foresee the next line.
 template <size_t Bytes>
-inline void fetch_ahead(const void* from) {
-  const auto at = reinterpret_cast<uintptr_t>(from) + kAhead;
+MLX_H2O_INLINE void fetch_ahead(const void* from, int64_t ahead) {
+  const uintptr_t at = reinterpret_cast<uintptr_t>(from) + static_cast<uintptr_t>(ahead);
   MLX_H2O_UNROLL
   for (size_t line = 0; line < Bytes; line += 64) {
     __builtin_prefetch(reinterpret_cast<const void*>(at + line));
@@ -23,20 +24,17 @@ struct DenseRows {
   static constexpr bool kHasTail = true;
   const T* first;
   int64_t stride;
+  int64_t ahead;  // bytes
 
   void load_run(int64_t row, int run, Vector (&to)[kVectors]) const {
     const T* from = first + row * stride + run * kRun;
-    fetch_ahead<kRun * sizeof(T)>(from);
+    fetch_ahead<kRun * sizeof(T)>(from, ahead);
     MLX_H2O_UNROLL
     for (int i = 0; i < kVectors; ++i) to[i] = load(from + i * kLanes);
   }
   Vector load_tail(int64_t row, int d, int width) const {
     const T* from = first + row * stride + d;
     return d + kLanes <= width ? load(from) : load_partial(from, width - d);
-  }
-  void prefetch(int64_t row, int width) const {
-    const char* from = reinterpret_cast<const char*>(first + row * stride);
-    for (size_t at = 0; at < width * sizeof(T); at += 64) __builtin_prefetch(from + at);
   }
 };
 
@@ -51,11 +49,12 @@ struct PackedRows {
   const float* biases;
   int groups;
   int group_shift;  // 2^group_shift runs share a scale
+  int64_t ahead;    // bytes
 
   void load_run(int64_t row, int run, Vector (&to)[kVectors]) const {
     const int64_t group = row * groups + (run >> group_shift);
     const uint8_t* from = first + row * stride + run * (Run * Bits / 8);
-    fetch_ahead<Run * Bits / 8>(from);
+    fetch_ahead<Run * Bits / 8>(from, ahead);
     if constexpr (Bits == 8) {
       unpack_bytes<Run>(from, scales[group], biases[group], to);
     } else {
@@ -63,10 +62,6 @@ struct PackedRows {
     }
   }
   Vector load_tail(int64_t, int, int) const { return broadcast(0); }
-  void prefetch(int64_t row, int width) const {
-    const char* from = reinterpret_cast<const char*>(first + row * stride);
-    for (int at = 0; at < width * Bits / 8; at += 64) __builtin_prefetch(from + at);
-  }
 };
 
 template <typename T>
@@ -117,27 +112,30 @@ inline int group_shift(const Packing& packing, int run) {
   return __builtin_ctz(static_cast<unsigned>(packing.group_size / run));
 }
 
-// Keys or values: where they are, and how they are packed.
+// Keys or values: where they are, how they are packed, and whether all rows are read in order.
 struct Stored {
   const void* data;
   const int64_t* strides;
   const Packing& packing;
   int width;
+  bool in_order;
+
+  int64_t ahead() const { return in_order ? kAhead : 0; }
 };
 
 inline Stored keys_of(const AttentionArguments& a) {
-  return {a.keys, a.key_strides, a.key_packing, a.width};
+  return {a.keys, a.key_strides, a.key_packing, a.width, true};
 }
 
 inline Stored values_of(const AttentionArguments& a) {
-  return {a.values, a.value_strides, a.value_packing, a.value_width};
+  return {a.values, a.value_strides, a.value_packing, a.value_width, !(a.sparse_threshold > 0)};
 }
 
 template <typename T, typename Work>
 void with_dense(const Stored& stored, const Piece& piece, int64_t first, const Work& work) {
   const T* data = static_cast<const T*>(stored.data) + piece.batch * stored.strides[0] +
                   piece.kv_head * stored.strides[1] + first * stored.strides[2];
-  work(DenseRows<T>{data, stored.strides[2]});
+  work(DenseRows<T>{data, stored.strides[2], stored.ahead()});
 }
 
 template <typename Work>
@@ -160,24 +158,42 @@ void with_packed(const Stored& stored, const Piece& piece, int64_t first, int co
       unpack_row(words + row * stored.strides[2], stored.width, packing, scales + row * groups,
                  biases + row * groups, rows + int64_t{row} * stored.width);
     }
-    return work(DenseRows<float>{rows, stored.width});
+    return work(DenseRows<float>{rows, stored.width, 0});
   }
   const auto* bytes = reinterpret_cast<const uint8_t*>(words);
   const int64_t stride = 4 * stored.strides[2];
+  const int64_t ahead = stored.ahead();
   const int run = packed_run(packing, kPackedRun);
   const int shift = group_shift(packing, run);
   if constexpr (kPackedRun != 32) {
     if (run == kPackedRun) {
       if (packing.bits == 8) {
-        return work(PackedRows<8, kPackedRun>{bytes, stride, scales, biases, groups, shift});
+        return work(PackedRows<8, kPackedRun>{bytes, stride, scales, biases, groups, shift, ahead});
       }
-      return work(PackedRows<4, kPackedRun>{bytes, stride, scales, biases, groups, shift});
+      return work(PackedRows<4, kPackedRun>{bytes, stride, scales, biases, groups, shift, ahead});
     }
   }
   if (packing.bits == 8) {
-    return work(PackedRows<8, 32>{bytes, stride, scales, biases, groups, shift});
+    return work(PackedRows<8, 32>{bytes, stride, scales, biases, groups, shift, ahead});
   }
-  work(PackedRows<4, 32>{bytes, stride, scales, biases, groups, shift});
+  work(PackedRows<4, 32>{bytes, stride, scales, biases, groups, shift, ahead});
+}
+
+inline int64_t row_bytes(const AttentionArguments& a, const Stored& stored) {
+  const int64_t element = a.type == ElementType::float32 ? 4 : 2;
+  return stored.packing.bits == 0 ? stored.width * element
+                                  : int64_t{stored.width} * stored.packing.bits / 8;
+}
+
+// Asks for the lines of one row.
+MLX_H2O_INLINE void fetch_row(const AttentionArguments& a, const Stored& stored, const Piece& piece,
+                              int64_t row) {
+  const int64_t bytes = row_bytes(a, stored);
+  const int64_t element = stored.packing.bits != 0 ? 4 : bytes / stored.width;
+  const int64_t at =
+      piece.batch * stored.strides[0] + piece.kv_head * stored.strides[1] + row * stored.strides[2];
+  const char* from = static_cast<const char*>(stored.data) + at * element;
+  for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(from + line);
 }
 
 // Calls `work` with at most kStep stored rows, from the first on, in a type that can load them.

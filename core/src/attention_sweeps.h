@@ -94,12 +94,34 @@ inline void accumulate_scores(const AttentionArguments& a, const Piece& piece, c
   accumulate_block(block, kTarget, worst);
 }
 
+// Asks for the values of a block's keys from `begin` to `end` that a row wants. They are few and
+// far between, so the processor foresees none of them.
+MLX_H2O_INLINE void fetch_wanted(const AttentionArguments& a, const Plan& plan, const Piece& piece,
+                                 const Scratch& scratch, int first, int begin, int end) {
+  for (int step = begin; step < end; step += kStep) {
+    uint64_t any = 0;
+    for (int row = 0; row < piece.rows; ++row) {
+      any |= nonzero(scratch.weights + row * plan.block_keys + step);
+    }
+    any &= ~uint64_t{0} >> (kStep - std::min(kStep, end - step));
+    int keys[kStep];
+    const int wanted = list_bits(any, keys);
+    for (int i = 0; i < wanted; ++i) fetch_row(a, values_of(a), piece, first + step + keys[i]);
+  }
+}
+
 // Adds the values of `count` keys from `first` on to the sums of the rows.
 inline void add_block(const AttentionArguments& a, const Plan& plan, const Piece& piece,
                       const Scratch& scratch, int first, int count, float* sums) {
+  constexpr int kSooner = 8 * kStep;
   for (int step = 0; step < count; step += kStep) {
     const int step_keys = std::min(kStep, count - step);
     const float* weights = scratch.weights + step;
+    if (plan.two_phases) {
+      if (step == 0) fetch_wanted(a, plan, piece, scratch, first, 0, std::min(kSooner, count));
+      fetch_wanted(a, plan, piece, scratch, first, step + kSooner,
+                   std::min(step + kSooner + kStep, count));
+    }
     with_rows(a, values_of(a), piece, first + step, step_keys, scratch.groups,
               [&](const auto& values) {
                 int row = 0;

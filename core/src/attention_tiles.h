@@ -13,16 +13,34 @@ inline void dot_tile(const float* queries, int64_t query_stride, const Source& k
   const int runs = width / Source::kRun;
   for (int run = 0; run < runs; ++run) {
     const float* part = queries + run * Source::kRun;
-    MLX_H2O_UNROLL
-    for (int j = 0; j < Keys; ++j) {
-      Vector key[kVectors];
-      keys.load_run(first + j, run, key);
+    if constexpr (Rows < 4) {
+      MLX_H2O_UNROLL
+      for (int j = 0; j < Keys; ++j) {
+        Vector key[kVectors];
+        keys.load_run(first + j, run, key);
+        MLX_H2O_UNROLL
+        for (int c = 0; c < kVectors; ++c) {
+          MLX_H2O_UNROLL
+          for (int i = 0; i < Rows; ++i) {
+            const Vector query = load(part + i * query_stride + c * kLanes);
+            sums[i * Keys + j] = multiply_add(query, key[c], sums[i * Keys + j]);
+          }
+        }
+      }
+    } else {
+      // The queries of a run do not fit the registers: each is loaded once for all keys.
+      Vector key[Keys][kVectors];
+      MLX_H2O_UNROLL
+      for (int j = 0; j < Keys; ++j) keys.load_run(first + j, run, key[j]);
       MLX_H2O_UNROLL
       for (int c = 0; c < kVectors; ++c) {
         MLX_H2O_UNROLL
         for (int i = 0; i < Rows; ++i) {
           const Vector query = load(part + i * query_stride + c * kLanes);
-          sums[i * Keys + j] = multiply_add(query, key[c], sums[i * Keys + j]);
+          MLX_H2O_UNROLL
+          for (int j = 0; j < Keys; ++j) {
+            sums[i * Keys + j] = multiply_add(query, key[j][c], sums[i * Keys + j]);
+          }
         }
       }
     }

@@ -9,6 +9,9 @@
 #include <arm_neon.h>
 #endif
 
+// GCC takes a function that only prefetches for one without effect, and drops calls of it.
+#define MLX_H2O_INLINE inline __attribute__((always_inline))
+
 #define MLX_H2O_PRAGMA(text) _Pragma(#text)
 #if defined(__clang__)
 #define MLX_H2O_UNROLL MLX_H2O_PRAGMA(clang loop unroll(full))

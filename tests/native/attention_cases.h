@@ -10,6 +10,8 @@
 #include "attention_kernel.h"
 #include "check.h"
 #include "elements.h"
+#include "stored_block.h"
+#include "thread_count.h"
 
 namespace mlx_h2o::test {
 
@@ -26,16 +28,24 @@ class AttentionCase {
   AttentionCase(Random& random, ElementType type)
       : a_(sizes(random, type)),
         queries_(random, type, a_.batch, a_.query_heads, a_.query_count, a_.width),
-        keys_(random, type, a_.batch, a_.kv_heads, a_.key_count, a_.width),
-        values_(random, type, a_.batch, a_.kv_heads, a_.key_count, a_.value_width),
+        probes_(random, type, a_.batch, a_.kv_heads, std::max(1, a_.probe_count), a_.width),
+        keys_(random, type, a_.batch, a_.kv_heads, a_.key_count, a_.width, a_.key_packing),
+        values_(random, type, a_.batch, a_.kv_heads, a_.key_count, a_.value_width,
+                a_.value_packing),
         mask_(ElementType::float32, 0) {
     std::copy_n(queries_.strides, 3, a_.query_strides);
-    std::copy_n(keys_.strides, 3, a_.key_strides);
-    std::copy_n(values_.strides, 3, a_.value_strides);
+    std::copy_n(probes_.strides, 3, a_.probe_strides);
+    std::copy_n(keys_.strides(), 3, a_.key_strides);
+    std::copy_n(values_.strides(), 3, a_.value_strides);
     a_.queries = queries_.elements.data();
-    a_.keys = keys_.elements.data();
-    a_.values = values_.elements.data();
+    a_.probes = probes_.elements.data();
+    a_.keys = keys_.data();
+    a_.values = values_.data();
+    a_.key_packing = keys_.packing();
+    a_.value_packing = values_.packing();
     a_.scale = 1 / std::sqrt(static_cast<float>(a_.width));
+    // The levels of packed keys reach 2^bits: logits as of dense ones.
+    if (a_.key_packing.bits != 0) a_.scale /= static_cast<float>(1 << a_.key_packing.bits);
     a_.causal = random.one_in(3);
     if (!a_.causal) make_mask(random);
     if (random.one_in(3)) {
@@ -53,14 +63,19 @@ class AttentionCase {
 
  private:
   static AttentionArguments sizes(Random& random, ElementType type);
+  static void pack(Random& random, AttentionArguments& a);
   void make_mask(Random& random);
   /// Bias of a pair, -inf where it is masked.
   double bias(int b, int h, int query, int key) const;
+  void check_probes(SimdTarget target, Report& report, const std::vector<float>& found) const;
+  void check_threads(SimdTarget target, Report& report, const Elements& out,
+                     std::vector<float>& workspace);
   void expect(SimdTarget target, Report& report, const char* what, int b, int h, int query,
               int index, double found, double expected, double tolerance) const;
 
   AttentionArguments a_;
-  Block queries_, keys_, values_;
+  Block queries_, probes_;
+  StoredBlock keys_, values_;
   Elements mask_;
   std::vector<unsigned char> allowed_;
   std::vector<float> sinks_;
@@ -86,7 +101,22 @@ inline AttentionArguments AttentionCase::sizes(Random& random, ElementType type)
     a.key_count = random.between(1, 400);
     a.width = a.value_width = 16;
   }
+  if (random.one_in(3)) a.probe_count = random.between(1, 5);
+  if (random.one_in(3)) a.sparse_threshold = random.choose({1e-6f, 1e-3f, 0.02f, 0.5f});
+  a.return_scores = !random.one_in(3);
+  if (random.one_in(2)) pack(random, a);
   return a;
+}
+
+inline void AttentionCase::pack(Random& random, AttentionArguments& a) {
+  static constexpr ElementType kTypes[] = {ElementType::float32, ElementType::float16,
+                                           ElementType::bfloat16};
+  a.key_packing.type = a.value_packing.type = random.choose(kTypes);
+  a.key_packing.group_size = a.value_packing.group_size = random.choose<int>({32, 64, 128});
+  a.key_packing.bits = random.choose<int>({2, 3, 4, 5, 6, 8, 4, 8});
+  a.value_packing.bits = random.choose<int>({2, 3, 4, 5, 6, 8, 4, 8});
+  a.width = a.key_packing.group_size * random.between(1, 3);
+  a.value_width = a.value_packing.group_size * random.between(1, 3);
 }
 
 inline void AttentionCase::make_mask(Random& random) {
@@ -143,11 +173,14 @@ inline void AttentionCase::expect(SimdTarget target, Report& report, const char*
     return;
   }
   report.mismatch(
-      "%s of target %s, type %d, mask %d, causal %d, B=%d Hq=%d Hkv=%d Lq=%d N=%d D=%d Dv=%d at "
+      "%s of target %s, type %d, bits %d and %d, tau %g, mask %d, causal %d, B=%d Hq=%d Hkv=%d "
+      "Lq=%d N=%d D=%d Dv=%d at "
       "[%d, %d, %d, %d]: found %.9g, expected %.9g within %.3g",
-      what, kernels::target_name(target), static_cast<int>(a_.type), static_cast<int>(a_.mask_type),
-      a_.causal ? 1 : 0, a_.batch, a_.query_heads, a_.kv_heads, a_.query_count, a_.key_count,
-      a_.width, a_.value_width, b, h, query, index, found, expected, tolerance);
+      what, kernels::target_name(target), static_cast<int>(a_.type), a_.key_packing.bits,
+      a_.value_packing.bits, static_cast<double>(a_.sparse_threshold),
+      static_cast<int>(a_.mask_type), a_.causal ? 1 : 0, a_.batch, a_.query_heads, a_.kv_heads,
+      a_.query_count, a_.key_count, a_.width, a_.value_width, b, h, query, index, found, expected,
+      tolerance);
 }
 
 inline void AttentionCase::check(SimdTarget target, Report& report) {
@@ -156,11 +189,18 @@ inline void AttentionCase::check(SimdTarget target, Report& report) {
   Elements out(a_.type, rows * static_cast<size_t>(a_.value_width));
   std::vector<float> scores(rows * static_cast<size_t>(a_.key_count));
   std::vector<float> lse(rows);
+  std::vector<float> skipped(rows);
+  std::vector<float> probe_scores(static_cast<size_t>(a_.batch * a_.kv_heads * a_.probe_count) *
+                                  static_cast<size_t>(a_.key_count));
   std::vector<float> workspace(kernels::attention_workspace_size(a_));
   a_.out = out.data();
   a_.scores = scores.data();
   a_.lse = lse.data();
+  a_.skipped = skipped.data();
+  a_.probe_scores = probe_scores.data();
   kernels::attention(a_, target, workspace.data());
+  check_probes(target, report, probe_scores);
+  check_threads(target, report, out, workspace);
 
   const double ulp = a_.type == ElementType::float32   ? 0x1p-23
                      : a_.type == ElementType::float16 ? 0x1p-10
@@ -179,22 +219,27 @@ inline void AttentionCase::check(SimdTarget target, Report& report) {
         for (int n = 0; n < a_.key_count; ++n) {
           double sum = 0;
           double magnitude = 0;
+          double unpacking = 0;
           for (int d = 0; d < a_.width; ++d) {
-            const double term = queries_.elements[queries_.at(b, h, i) + d] *
-                                keys_.elements[keys_.at(b, h / group, n) + d];
+            const double term =
+                queries_.elements[queries_.at(b, h, i) + d] * keys_.value(b, h / group, n, d);
             sum += term;
             magnitude += std::abs(term);
+            unpacking += std::abs(queries_.elements[queries_.at(b, h, i) + d]) * keys_.rounding();
           }
           const double scale = static_cast<double>(a_.scale);
           const double extra = bias(b, h, i, n);
           const double logit = extra == -kInf ? -kInf : scale * sum + extra;
           const double tolerance =
-              0x1p-23 * (4 + std::sqrt(a_.width)) * (scale * magnitude + std::abs(logit));
+              0x1p-23 * (4 + std::sqrt(a_.width)) * (scale * magnitude + std::abs(logit)) +
+              scale * unpacking;
           logits[static_cast<size_t>(n)] = logit;
-          expect(target, report, "score", b, h, i, n,
-                 static_cast<double>(
-                     scores[row * static_cast<size_t>(a_.key_count) + static_cast<size_t>(n)]),
-                 logit, tolerance);
+          if (a_.return_scores) {
+            expect(target, report, "score", b, h, i, n,
+                   static_cast<double>(
+                       scores[row * static_cast<size_t>(a_.key_count) + static_cast<size_t>(n)]),
+                   logit, tolerance);
+          }
           if (logit != -kInf) error = std::max(error, tolerance);
           is_nan |= std::isnan(logit);
           if (logit > peak) peak = logit;
@@ -205,21 +250,40 @@ inline void AttentionCase::check(SimdTarget target, Report& report) {
         const double expected_lse = total == 0 ? -kInf : peak + std::log(total);
         expect(target, report, "lse", b, h, i, 0, static_cast<double>(lse[row]), expected_lse,
                error + 0x1p-20 * (1 + std::abs(expected_lse)));
+        // Which side of the threshold a pair falls on is open where it is as near as the error.
+        const auto threshold = static_cast<double>(a_.sparse_threshold);
+        std::vector<double> weights(logits.size());
+        std::vector<bool> open(logits.size());
+        double fewest = 0, most = 0;
+        for (size_t n = 0; n < logits.size(); ++n) {
+          if (logits[n] == -kInf || total == 0) continue;
+          weights[n] = std::exp(logits[n] - peak) / total;
+          if (threshold == 0 || is_nan) continue;
+          open[n] = std::abs(weights[n] - threshold) <= (2 * error + 1e-5) * threshold;
+          if (weights[n] < threshold || open[n]) most += 1;
+          if (open[n] || weights[n] >= threshold) continue;
+          fewest += 1;
+          weights[n] = 0;
+        }
+        const auto share = static_cast<double>(skipped[row]) * a_.key_count;
+        if (!is_nan && (share < fewest - 1e-3 || share > most + 1e-3)) {
+          expect(target, report, "skipped", b, h, i, 0, share, fewest, most - fewest);
+        }
         for (int d = 0; d < a_.value_width; ++d) {
-          double sum = 0;
-          double largest = 0;
+          double sum = 0, largest = 0, undecided = 0;
           for (int n = 0; n < a_.key_count; ++n) {
-            const double logit = logits[static_cast<size_t>(n)];
-            if (logit == -kInf) continue;
-            const double value = values_.elements[values_.at(b, h / group, n) + d];
-            sum += std::exp(logit - peak) * value;
+            const auto at = static_cast<size_t>(n);
+            if (logits[at] == -kInf) continue;
+            const double value = values_.value(b, h / group, n, d);
+            sum += weights[at] * value;
             largest = std::max(largest, std::abs(value));
+            if (open[at]) undecided += weights[at] * std::abs(value);
           }
-          const double expected = is_nan ? kNan : total == 0 ? 0 : sum / total;
+          const double expected = is_nan ? kNan : total == 0 ? 0 : sum;
           expect(target, report, "out", b, h, i, d,
                  static_cast<double>(
                      out.read(row * static_cast<size_t>(a_.value_width) + static_cast<size_t>(d))),
-                 expected, (2 * error + 4 * ulp) * largest);
+                 expected, (2 * error + 4 * ulp) * largest + undecided + values_.rounding());
         }
       }
     }
@@ -235,7 +299,9 @@ inline void AttentionCase::check_step(Random& random, SimdTarget target, Report&
   Elements out(a_.type, rows * static_cast<size_t>(a_.value_width));
   std::vector<float> scores(rows * keys);
   AttentionArguments a = a_;
-  a.lse = nullptr;
+  a.lse = a.skipped = nullptr;
+  a.probe_count = 0;
+  a.return_scores = true;
   a.out = out.data();
   a.scores = scores.data();
   std::vector<float> workspace(kernels::attention_workspace_size(a));
@@ -288,7 +354,46 @@ inline void AttentionCase::check_step(Random& random, SimdTarget target, Report&
   }
 }
 
+inline void AttentionCase::check_probes(SimdTarget target, Report& report,
+                                        const std::vector<float>& found) const {
+  size_t at = 0;
+  for (int b = 0; b < a_.batch; ++b) {
+    for (int h = 0; h < a_.kv_heads; ++h) {
+      for (int probe = 0; probe < a_.probe_count; ++probe) {
+        for (int n = 0; n < a_.key_count; ++n, ++at) {
+          double sum = 0, magnitude = 0, unpacking = 0;
+          for (int d = 0; d < a_.width; ++d) {
+            const double term =
+                probes_.elements[probes_.at(b, h, probe) + d] * keys_.value(b, h, n, d);
+            sum += term;
+            magnitude += std::abs(term);
+            unpacking += std::abs(probes_.elements[probes_.at(b, h, probe) + d]) * keys_.rounding();
+          }
+          const auto scale = static_cast<double>(a_.scale);
+          expect(target, report, "probe score", b, h, probe, n, static_cast<double>(found[at]),
+                 scale * sum,
+                 scale * (0x1p-23 * (4 + std::sqrt(a_.width)) * magnitude + unpacking));
+        }
+      }
+    }
+  }
+}
+
+// The same bits on one thread.
+inline void AttentionCase::check_threads(SimdTarget target, Report& report, const Elements& out,
+                                         std::vector<float>& workspace) {
+  kernels::set_thread_count(1);
+  Elements alone = out;
+  a_.out = alone.data();
+  kernels::attention(a_, target, workspace.data());
+  kernels::set_thread_count(3);
+  if (alone.same_bits(out)) return;
+  report.mismatch("out of target %s, B=%d Hkv=%d N=%d: one thread gives other bits",
+                  kernels::target_name(target), a_.batch, a_.kv_heads, a_.key_count);
+}
+
 inline void test_attention(Random& random, int cases, Report& report) {
+  kernels::set_thread_count(3);
   static constexpr ElementType kTypes[] = {ElementType::float32, ElementType::float16,
                                            ElementType::bfloat16};
   for (int i = 0; i < cases; ++i) {
@@ -299,6 +404,7 @@ inline void test_attention(Random& random, int cases, Report& report) {
       one.check_step(random, target, report);
     }
   }
+  kernels::set_thread_count(0);
 }
 
 }  // namespace mlx_h2o::test

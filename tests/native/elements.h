@@ -41,6 +41,7 @@ class Elements {
     }
   }
   void* data() { return bytes_.data(); }
+  bool same_bits(const Elements& other) const { return bytes_ == other.bytes_; }
   size_t count() const { return wide_.size(); }
 
  private:

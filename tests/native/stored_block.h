@@ -1,0 +1,94 @@
+// Keys or values of the native test, dense or packed.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "attention_kernel.h"
+#include "check.h"
+#include "elements.h"
+
+namespace mlx_h2o::test {
+
+/// Keys or values: dense, or packed with NaN around scales and biases; each in memory of exactly
+/// its size. The values are those that attention must see.
+class StoredBlock {
+ public:
+  StoredBlock(Random& random, ElementType type, int batch, int heads, int rows, int width,
+              kernels::Packing packing)
+      : packing_(packing),
+        dense_(random, type, batch, heads, packing.bits == 0 ? rows : 1,
+               packing.bits == 0 ? width : 1),
+        scales_(random, packing.type, batch, heads, rows, groups(width)),
+        biases_(random, packing.type, batch, heads, rows, groups(width)),
+        heads_(static_cast<size_t>(heads)),
+        rows_(static_cast<size_t>(rows)),
+        width_(static_cast<size_t>(width)) {
+    if (packing.bits != 0) pack(random, batch, heads, rows, width);
+    for (int b = 0; b < batch; ++b) {
+      for (int h = 0; h < heads; ++h) {
+        for (int row = 0; row < rows; ++row) {
+          for (int d = 0; d < width; ++d) values_.push_back(unpacked(b, h, row, d));
+        }
+      }
+    }
+  }
+
+  const void* data() { return packing_.bits == 0 ? dense_.elements.data() : words_.data(); }
+  const int64_t* strides() const { return packing_.bits == 0 ? dense_.strides : strides_; }
+  const kernels::Packing& packing() const { return packing_; }
+  double value(int b, int h, int row, int d) const {
+    return values_[((static_cast<size_t>(b) * heads_ + static_cast<size_t>(h)) * rows_ +
+                    static_cast<size_t>(row)) *
+                       width_ +
+                   static_cast<size_t>(d)];
+  }
+  /// The most that unpacking in float32 may be off: a product and a bias may nearly cancel.
+  double rounding() const { return rounding_; }
+
+ private:
+  void pack(Random& random, int batch, int heads, int rows, int width) {
+    const int words = width * packing_.bits / 32;
+    strides_[2] = words + (random.one_in(2) ? random.between(1, 3) : 0);
+    strides_[1] = strides_[2] * rows;
+    strides_[0] = strides_[1] * heads;
+    const int64_t count = batch * strides_[0] - (strides_[2] - words);
+    for (int64_t i = 0; i < count; ++i) {
+      words_.push_back(static_cast<uint32_t>(random.between(0, 0x7fffffff)) * 2654435769u);
+    }
+    packing_.scales = scales_.elements.data();
+    packing_.biases = biases_.elements.data();
+    std::copy_n(scales_.strides, 3, packing_.scale_strides);
+    std::copy_n(biases_.strides, 3, packing_.bias_strides);
+  }
+
+  double unpacked(int b, int h, int row, int d) {
+    if (packing_.bits == 0) return dense_.elements[dense_.at(b, h, row) + d];
+    const int64_t first = b * strides_[0] + h * strides_[1] + row * strides_[2];
+    unsigned level = 0;
+    for (int bit = 0; bit < packing_.bits; ++bit) {
+      const int at = d * packing_.bits + bit;
+      const uint32_t word = words_[static_cast<size_t>(first + at / 32)];
+      level |= (word >> (at % 32) & 1u) << bit;
+    }
+    const int group = d / packing_.group_size;
+    const double product = scales_.elements[scales_.at(b, h, row) + group] * level;
+    const double bias = biases_.elements[biases_.at(b, h, row) + group];
+    rounding_ = std::max(rounding_, 0x1p-23 * (std::abs(product) + std::abs(bias)));
+    return product + bias;
+  }
+  int groups(int width) const { return packing_.bits == 0 ? 1 : width / packing_.group_size; }
+
+  kernels::Packing packing_;
+  Block dense_;
+  Block scales_, biases_;
+  std::vector<uint32_t> words_;
+  int64_t strides_[3] = {0, 0, 0};
+  size_t heads_, rows_, width_;
+  double rounding_ = 0;
+  std::vector<double> values_;  // [batch, heads, rows, width]
+};
+
+}  // namespace mlx_h2o::test
