@@ -3,11 +3,12 @@
     python benchmarks/cache_bytes.py --json benchmarks/results/cache_bytes.json
 
 Random rows in float16: 8 KV heads of 128 elements in each layer. First, one layer after 2048 tokens
-with a budget of 256 rows, as in AtomGradient 2026, section 4.8: what `nbytes` says, and what of it
-are codes or numbers, scales and biases, scores and positions. Then 32K tokens with a budget of 2048
-rows in a process of its own per cache: what it holds, and its peaks while reading and while
-writing. Chunks and steps are evaluated as mlx_lm does, all layers at once; a layer's attention is
-that of 8 query heads, over the last 128 queries of a chunk, beside arrays of all rows.
+with a budget of 256 rows and the policy h2o, as in AtomGradient 2026, section 4.8: what `nbytes`
+says, and what of it are codes or numbers, scales and biases, scores and positions. Then 32K tokens
+with a budget of 2048 rows in a process of its own per cache: what it holds, and its peaks while
+reading and while writing. Chunks and steps are evaluated as mlx_lm does, all layers at once; a
+layer's attention is that of 8 query heads, over the last 128 queries of a chunk, beside arrays of
+all rows.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def cache_of(name: str, budget: int) -> Any:
     """An empty cache of an arm."""
     if name == FULL:
         return KVCache()
-    return evicting_cache(H2OConfig(max_kv_size=budget, **ARMS[name][0]))
+    return evicting_cache(H2OConfig(max_kv_size=budget, policy="h2o", **ARMS[name][0]))
 
 
 def chunk(caches: list[Any], length: int, seed: int) -> None:
@@ -66,9 +67,11 @@ def chunk(caches: list[Any], length: int, seed: int) -> None:
         new = rows(length, seed, layer) + before  # a layer follows the one below it
         keys, values = cache.update_and_fetch(new, new)
         queries = new[:, :, -QUERIES:]
+        out = keys[0, 0, 0, 0] + values[0, 0, 0, 0]
         if hasattr(cache, "score_chunk"):
             cache.score_chunk(queries, keys, scale=SCALE, mask="causal")
-        before = 0 * (keys[0, 0, 0, 0] + values[0, 0, 0, 0])
+            out = mx.depends(out, [cache.scores])  # as routing does
+        before = 0 * out
         outs.append(before)
     mx.eval(outs, [cache.state for cache in caches])
 
@@ -166,7 +169,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--json", type=Path, help="write the results here")
     parser.add_argument("--tokens", type=int, default=32768, help="default: %(default)s")
-    parser.add_argument("--layers", type=int, default=4, help="of 36 (default: %(default)s)")
+    parser.add_argument("--layers", type=int, default=8, help="of 36 (default: %(default)s)")
     parser.add_argument("--arm", nargs=5, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.arm is not None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from mlx.utils import tree_flatten
 
 from cache_checks import (
+    SCALE,
     check_graph,
     check_lengths_after_replacements,
     check_trace,
@@ -66,7 +67,7 @@ def filled(policy="h2o", tokens=40, **given):
 
 
 def arrays_of(state) -> list[np.ndarray]:
-    return [np.array(array) for _, array in tree_flatten(state[:4])]
+    return [np.array(array) for _, array in tree_flatten(list(state[:4]))]
 
 
 def assert_same(state, other) -> None:
@@ -134,6 +135,25 @@ def test_replacement_and_compaction_keep_the_same_packed_rows(
     packed = replace(config, kv_bits=4, kv_group_size=32)
     caches = [H2OKVCache(config), QuantizedH2OKVCache(packed), Compacting(packed)]
     check_trace(caches, config, lengths, scores, keys)
+
+
+@pytest.mark.parametrize(("bits", "v_bits", "group_size"), WIDTHS)
+@pytest.mark.parametrize("policy", ["h2o", "keydiff"])
+def test_attention_that_ranks_and_names_rows_keeps_the_same(policy, bits, v_bits, group_size):
+    """What attention says of packed rows on the way is what operations of their own say."""
+    rng = np.random.default_rng(8)
+    by_itself, apart = (small(policy, make=quantised(bits, v_bits, group_size)) for _ in range(2))
+    for length in (20, *[1] * 40, 3, 1, 1, 8, 1, 1):
+        queries, keys, values = (mx.array(rows) for rows in random_tokens(rng, length, SIZE))
+        expected = step(apart, np.array(queries), np.array(keys), np.array(values))
+        mask = by_itself.make_mask(length)
+        k, v = by_itself.update_and_fetch(keys, values)
+        if length > 8:
+            by_itself.score_chunk(queries, k, scale=SCALE, mask=mask)
+        else:
+            out = by_itself.attend(queries, k, v, scale=SCALE, mask=mask)
+            np.testing.assert_allclose(np.array(out), expected, rtol=0, atol=2e-5)
+        assert_same((by_itself.keys, by_itself.positions), (apart.keys, apart.positions))
 
 
 @pytest.mark.parametrize("length", [1, 8, 9])

@@ -89,8 +89,8 @@ FAULTS = [
     faults.Fault(
         "a leaving row ranks by the wrong side",
         "mixed_store",
-        "above = ordered[:, :, packed : packed + 1] > least",
-        "above = ordered[:, :, packed : packed + 1] < least",
+        "above = ranks[:, :, packed : packed + 1] > least",
+        "above = ranks[:, :, packed : packed + 1] < least",
         (("MixedRowStore", "_leave"),),
         mixed.test_a_row_gets_the_bits_of_its_rank_when_it_leaves,
     ),

@@ -30,14 +30,16 @@ SECOND_READ_BYTES = 1 << 21
 def pays(queries: mx.array, keys: Stored, store: Storage) -> bool:
     """Whether ranks in the pass of attention can be had, for less than a second read of the keys.
 
-    On a GPU always for less: the second read is a composition of many. On a CPU a few rows are read
-    in less time than it takes to hand out the operations on their sums (docs/decode-step.md).
+    On a GPU always for less: the second read is a composition of many. So it is of packed keys on a
+    CPU, which would be unpacked; of dense ones a few are read there in less time than it takes to
+    hand out the operations on their sums (docs/decode-step.md).
     """
     parts = keys if isinstance(keys, tuple) else (keys,)
     if store.in_segments or queries.dtype != parts[-1].dtype:  # of packed keys: their biases'
         return False
     on_gpu = mx.default_device().type == mx.DeviceType.gpu
-    large = on_gpu or sum(part.nbytes for part in parts) >= SECOND_READ_BYTES
+    composed = on_gpu or isinstance(keys, tuple)
+    large = composed or sum(part.nbytes for part in parts) >= SECOND_READ_BYTES
     return large and parts[0].shape[1] == store.positions.shape[1]
 
 

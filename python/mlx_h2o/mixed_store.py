@@ -9,9 +9,10 @@ import mlx.core as mx
 
 from . import fast
 from .cache_requests import RankName
-from .packed_rows import PackedRows
+from .packed_rows import PackedRows, gathered_from
 from .packing import Packing
 from .storage import Layout, Packed, Ranks, Segment, Storage, tied
+from .tiers import halves, ordered
 
 __all__ = ["MixedRowStore"]
 
@@ -220,11 +221,11 @@ class MixedRowStore(Storage):
             self._remember(worst, importance, positions)
             return
         light = self.tiers[1]
-        ordered = mx.where(mx.isnan(ranks), -mx.inf, ranks)
-        sinking = mx.argmin(ordered[:, :, : heavy.length], axis=2, keepdims=True)
-        least = mx.take_along_axis(ordered, sinking, axis=2)
+        ranks = ordered(ranks)
+        sinking = mx.argmin(ranks[:, :, : heavy.length], axis=2, keepdims=True)
+        least = mx.take_along_axis(ranks, sinking, axis=2)
         in_heavy = worst < heavy.length
-        above = ordered[:, :, packed : packed + 1] > least
+        above = ranks[:, :, packed : packed + 1] > least
         sinks = mx.logical_and(mx.logical_not(in_heavy), above)
         to_heavy = mx.logical_or(in_heavy, sinks)
         heavy_slot = mx.where(in_heavy, worst, sinking.astype(mx.uint32))
@@ -270,7 +271,7 @@ class MixedRowStore(Storage):
             sources = [other.as_packed(tier.packing) for other in before if other.length]
             if dense:
                 sources.append(PackedRows.of(*leaving, tier.packing))
-            self.tiers.append(_joined(sources, kept) if kept.shape[2] else _none_of(tier))
+            self.tiers.append(gathered_from(sources, kept) if kept.shape[2] else tier.none())
         self.keys = self.keys[:, :, dense:]
         self.values = self.values[:, :, dense:]
         order = mx.concatenate([*chosen, slots[:, :, count:]], axis=2)
@@ -281,32 +282,11 @@ class MixedRowStore(Storage):
         return [mx.zeros((*self.positions.shape[:2], 0), mx.uint32) for _ in self.tiers]
 
     def _split(self, slots: mx.array, ranks: mx.array) -> list[mx.array]:
-        """Which of the rows to be packed go to each tier: half of them, the heavier ones first.
-
-        Rows of the light tier come after all others, since they gain nothing elsewhere.
-        """
+        """Which of the rows to be packed go to each tier."""
         if len(self.tiers) == 1:
             return [slots]
-        heavy = (slots.shape[2] + 1) // 2
-        ordered = mx.where(mx.isnan(ranks), -mx.inf, ranks)
-        found = mx.take_along_axis(ordered, slots, axis=2)
-        place = mx.argsort(mx.argsort(-found, axis=2), axis=2)
-        first, last = self.tiers[0].length, self.packed_length
-        light = mx.logical_and(slots >= first, slots < last)
-        place = place + mx.where(light, slots.shape[2], 0)
-        order = mx.take_along_axis(slots, mx.argsort(place, axis=2), axis=2)
-        return [mx.sort(order[:, :, :heavy], axis=2), mx.sort(order[:, :, heavy:], axis=2)]
-
-
-def _joined(sources: Sequence[PackedRows], slots: mx.array) -> PackedRows:
-    rows = sources[0]
-    for source in sources[1:]:
-        rows = source.behind(rows)
-    return rows.at(slots)
-
-
-def _none_of(tier: PackedRows) -> PackedRows:
-    return tier.each(lambda part: part[:, :, :0])
+        light = slice(self.tiers[0].length, self.packed_length)
+        return [*halves(slots, ordered(ranks), light)]
 
 
 def _triple(parts: Sequence[mx.array], start: int) -> Packed:

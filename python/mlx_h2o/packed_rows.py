@@ -12,7 +12,7 @@ from .packing import Packing
 from .recoding import recoded
 from .storage import Packed
 
-__all__ = ["PackedRows"]
+__all__ = ["PackedRows", "gathered_from"]
 
 
 class PackedRows(NamedTuple):
@@ -36,7 +36,11 @@ class PackedRows(NamedTuple):
             mx.zeros((*shape, 1, values.shape[3]), values.dtype),
             packing,
         )
-        return one.each(lambda part: part[:, :, :0])
+        return one.none()
+
+    def none(self) -> PackedRows:
+        """No rows, packed as these."""
+        return self.each(lambda part: part[:, :, :0])
 
     @property
     def length(self) -> int:
@@ -90,3 +94,11 @@ class PackedRows(NamedTuple):
             recoded(self.values, own.v_bits, packing.v_bits),
             packing,
         )
+
+
+def gathered_from(sources: Sequence[PackedRows], slots: mx.array) -> PackedRows:
+    """The rows at ``slots`` [B, H, n] of all sources, one behind the other, packed alike."""
+    rows = sources[0]
+    for source in sources[1:]:
+        rows = source.behind(rows)
+    return rows.at(slots)

@@ -13,6 +13,9 @@ from .validate_quantized import GROUP_SIZES
 
 __all__ = ["Packing", "unpack"]
 
+_BLOCK = 256
+"""Rows that are unpacked at a time where MLX would need much memory for all at once."""
+
 _warned: set[tuple[int, int, int]] = set()
 
 
@@ -82,7 +85,19 @@ def unpack(rows: Packed, bits: int, group_size: int) -> mx.array:
     """Packed rows as numbers again, in the dtype of their scales."""
     # Contiguous: MLX has dequantised views of a larger buffer wrongly on some GPUs.
     words, scales, biases = (mx.contiguous(part) for part in rows)
-    return mx.dequantize(words, scales, biases, group_size=group_size, bits=bits)
+    count, half = words.shape[2], scales.dtype != mx.float32
+    if not half or count <= _BLOCK or mx.default_device().type == mx.DeviceType.gpu:
+        return mx.dequantize(words, scales, biases, group_size=group_size, bits=bits)
+    # On a CPU MLX composes this of operations in float32, five times as large as the result.
+    parts: list[mx.array] = []
+    for start in range(0, count, _BLOCK):
+        some = slice(start, start + _BLOCK)
+        block = words[:, :, some]
+        if parts:  # without an order MLX may begin many blocks before it ends the first
+            block = mx.depends(block, [parts[-1]])
+        scale, bias = scales[:, :, some], biases[:, :, some]
+        parts.append(mx.dequantize(block, scale, bias, group_size=group_size, bits=bits))
+    return mx.concatenate(parts, axis=2)
 
 
 def _group_size(wanted: int, width: int, value_width: int, owner: str) -> int:

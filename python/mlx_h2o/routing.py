@@ -51,7 +51,8 @@ def routing(model: Module | None = None) -> Iterator[None]:
     if not targets:
         raise ValueError(
             f"[routing] {model_name(model)} does not call mlx_lm's attention function, so its "
-            "scores cannot be had: expected another model, or a policy that needs no scores."
+            "scores cannot be had: expected another model, or a policy that needs no scores and "
+            "kv_bits=None."
         )
     targets += drafting.targets()
     targets += class_name_targets()
