@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import sys
+import types
 
 import mlx_lm.models.base
 import pytest
@@ -46,6 +47,10 @@ def mlx_lm_stays_as_it_is():
     now = order_of_globals()
     assert all(now[name][: len(names)] == names for name, names in order.items())
     assert not any("_routed" in repr(value) for value in after.values())
+    modules = {name for name, _ in before}
+    added = {key for key in after.keys() - before.keys() if key[0] in modules}
+    # A submodule that was imported meanwhile is bound to its package.
+    assert not {key for key in added if not isinstance(after[key], types.ModuleType)}
 
 
 def patched(module) -> bool:

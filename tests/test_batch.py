@@ -227,6 +227,21 @@ def test_a_batch_below_its_budget_may_be_trimmed():
         batch.trim(1)
 
 
+@pytest.mark.parametrize("policy", ["h2o", "window"])
+def test_the_graph_of_a_step_does_not_grow(policy, tmp_path):
+    """Whoever evaluates the output evaluates positions and scores, of unequal sequences too."""
+    batch, alone = pair(config(policy), [1, 2])
+    chunk(batch, alone, [10, 4], step=16)
+    sizes = []
+    for step in range(60):
+        decode(batch, alone, 1)
+        if step in (20, 55):
+            file = tmp_path / "graph.dot"
+            mx.export_to_dot(str(file), batch.positions, batch.scores, *batch._store.arrays())
+            sizes.append(file.read_text().count("->"))
+    assert sizes[0] == sizes[1] < 40
+
+
 def test_bytes_and_size():
     batch, alone = pair(config(), [1, 2])
     assert (batch.empty(), batch.nbytes, batch.size()) == (True, 0, 0)
