@@ -108,8 +108,8 @@ FAULTS = {
     ),
     "the last recent row is not protected from replacement": (
         "accumulation_sweeps.h",
-        "(position >= zones.recent_start)",
-        "(position > zones.recent_start)",
+        "position >= zones.recent_start",
+        "position > zones.recent_start",
         "worst row of target",
     ),
     "a masked pair pulls the average towards zero": (
@@ -132,8 +132,8 @@ FAULTS = {
     ),
     "padding is no worse than an unscored row": (
         "accumulation_sweeps.h",
-        "return position < 0 ? 0u",
-        "return position < 0 ? 1u",
+        "return position < 0 ? Worst::kPadding",
+        "return position < 0 ? Worst::kNotANumber",
         "evict_indices: N=",
     ),
     "the row of an earlier block wins a tie": (

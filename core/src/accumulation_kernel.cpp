@@ -18,6 +18,7 @@ namespace mlx_h2o::kernels {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr int kSearched = 512;  // rows that stay in the nearest cache for a second look
 
 #define MLX_H2O_SWEEPS "accumulation_sweeps.h"
 #include "simd_each_target.h"
@@ -31,13 +32,8 @@ void accumulate_block(const ScoredBlock& block, SimdTarget target, Worst& worst)
 
 Worst find_worst(const float* scores, const int32_t* positions, int count, Zones zones,
                  SimdTarget target) {
-  constexpr int kBlock = 1024;  // stays in the nearest cache for the second look
   Worst worst;
-  for (int first = 0; first < count; first += kBlock) {
-    const int rows = std::min(kBlock, count - first);
-    MLX_H2O_CALL_TARGET(target,
-                        search(scores + first, positions + first, rows, first, zones, worst));
-  }
+  MLX_H2O_CALL_TARGET(target, search(scores, positions, count, 0, zones, worst));
   return worst;
 }
 

@@ -30,8 +30,12 @@ struct Zones {
 
 /// The row that evict_indices(count = 1) names, of those that were looked at.
 struct Worst {
-  /// The lowest goes: 0 padding, 1 NaN, the score as an ordered integer, all ones: protected.
-  uint32_t rank = std::numeric_limits<uint32_t>::max();
+  static constexpr int32_t kPadding = std::numeric_limits<int32_t>::min();
+  static constexpr int32_t kNotANumber = kPadding + 1;
+  static constexpr int32_t kProtected = std::numeric_limits<int32_t>::max();
+
+  /// The lowest goes: one of these, or between them the score as an integer of the same order.
+  int32_t rank = kProtected;
   int32_t order = -1;  // of equals the highest goes: the position, or the slot of padding
   uint32_t slot = 0;
 

@@ -73,35 +73,44 @@ inline void average(const float* scores, int64_t stride, int members, int count,
   }
 }
 
-inline uint32_t rank_of(float score, int32_t position, Zones zones) {
-  const uint32_t bits = to_bits(score + 0.0f);  // -0 and +0 are equal
-  const uint32_t ordered = bits ^ ((bits >> 31) != 0 ? 0xffffffffu : 0x80000000u);
-  const uint32_t scored = (bits & 0x7fffffffu) > 0x7f800000u ? 1u : ordered;
-  const bool safe = (position < zones.sink_size) | (position >= zones.recent_start);
-  return position < 0 ? 0u : (safe ? 0xffffffffu : scored);
+// In the order of Worst::rank; signed, as the comparisons of vectors are.
+inline int32_t rank_of(float score, int32_t position, Zones zones) {
+  const auto bits = static_cast<int32_t>(to_bits(score + 0.0f));  // -0 and +0 are equal
+  const int32_t ordered = bits ^ ((bits >> 31) & Worst::kProtected);
+  int32_t rank = (bits & Worst::kProtected) > 0x7f800000 ? Worst::kNotANumber : ordered;
+  rank = position >= zones.recent_start ? Worst::kProtected : rank;
+  rank = position < zones.sink_size ? Worst::kProtected : rank;
+  return position < 0 ? Worst::kPadding : rank;
 }
 
-// Rows from slot `first` of their head on.
-inline void search(const float* scores, const int32_t* positions, int count, int first, Zones zones,
-                   Worst& worst) {
-  uint32_t least = 0xffffffffu;
-  for (int i = 0; i < count; ++i) {
-    const uint32_t rank = rank_of(scores[i], positions[i], zones);
-    least = rank < least ? rank : least;
-  }
+// Rows from slot `first` of their head on, at most kSearched of them.
+inline void search_part(const float* scores, const int32_t* positions, int count, int first,
+                        Zones zones, Worst& worst) {
+  int32_t ranks[kSearched];  // apart from the minimum: compilers vectorise the two only singly
+  for (int i = 0; i < count; ++i) ranks[i] = rank_of(scores[i], positions[i], zones);
+  int32_t least = Worst::kProtected;
+  for (int i = 0; i < count; ++i) least = ranks[i] < least ? ranks[i] : least;
   if (least > worst.rank) return;
   int32_t latest = -1;
   for (int i = 0; i < count; ++i) {
     const int32_t order = positions[i] < 0 ? first + i : positions[i];
-    const int32_t own = rank_of(scores[i], positions[i], zones) == least ? order : -1;
+    const int32_t own = ranks[i] == least ? order : -1;
     latest = own > latest ? own : latest;
   }
   if (least == worst.rank && latest < worst.order) return;
   for (int i = count - 1; i >= 0; --i) {
     const int32_t order = positions[i] < 0 ? first + i : positions[i];
-    if (order != latest || rank_of(scores[i], positions[i], zones) != least) continue;
+    if (order != latest || ranks[i] != least) continue;
     worst = {least, latest, static_cast<uint32_t>(first + i)};
     return;
+  }
+}
+
+inline void search(const float* scores, const int32_t* positions, int count, int first, Zones zones,
+                   Worst& worst) {
+  for (int done = 0; done < count; done += kSearched) {
+    search_part(scores + done, positions + done, std::min(kSearched, count - done), first + done,
+                zones, worst);
   }
 }
 

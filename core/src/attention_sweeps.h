@@ -74,6 +74,22 @@ inline void score_block(const AttentionArguments& a, const Plan& plan, const Pie
   }
 }
 
+inline const int32_t* positions_at(const AttentionArguments& a, const Piece& piece, int first) {
+  return a.positions + piece.batch * a.position_strides[0] + piece.kv_head * a.position_strides[1] +
+         first;
+}
+
+// Asks for the importance and positions of a block, which are wanted when its keys are done.
+inline void fetch_remembered(const AttentionArguments& a, const Piece& piece, int first,
+                             int count) {
+  const float* importance = a.importance + piece.cache_head(a) * a.key_count + first;
+  constexpr int kLine = 16;
+  for (int i = 0; i < count; i += kLine) __builtin_prefetch(importance + i, 1);
+  if (a.worst == nullptr) return;
+  const int32_t* positions = positions_at(a, piece, first);
+  for (int i = 0; i < count; i += kLine) __builtin_prefetch(positions + i);
+}
+
 // Takes the scores of a block of keys into the moving average, and looks for the worst row there.
 inline void accumulate_scores(const AttentionArguments& a, const Piece& piece, const Matrix& logits,
                               int first, int count, Worst& worst) {
@@ -87,10 +103,7 @@ inline void accumulate_scores(const AttentionArguments& a, const Piece& piece, c
   block.decay = a.decay;
   block.importance = a.importance + piece.cache_head(a) * a.key_count + first;
   block.zones = a.zones;
-  if (a.worst != nullptr) {
-    block.positions = a.positions + piece.batch * a.position_strides[0] +
-                      piece.kv_head * a.position_strides[1] + first;
-  }
+  if (a.worst != nullptr) block.positions = positions_at(a, piece, first);
   accumulate_block(block, kTarget, worst);
 }
 
@@ -171,6 +184,7 @@ inline void attend_span(const AttentionArguments& a, const Plan& plan, const Pie
     const int count = std::min(static_cast<int>(plan.block_keys), piece.last_key - first);
     const Matrix logits = logits_at(a, plan, piece, scratch, first);
     const int seen = visible_to_any(a, piece, first, count);
+    if (a.accumulate) fetch_remembered(a, piece, first, count);
     score_block(a, plan, piece, scratch, first, seen, count, logits);
     for (int row = 0; row < piece.rows; ++row) {
       float* scores = logits.row(row);
