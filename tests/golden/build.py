@@ -12,6 +12,7 @@ import numpy as np
 import reference
 
 DTYPES = {"f32": mx.float32, "f16": mx.float16, "bf16": mx.bfloat16}
+GRID_GROUP = 32
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,14 @@ def shuffled_positions(rng: np.random.Generator, shape: tuple[int, ...], *, gaps
     return np.array(drawn).reshape(shape)
 
 
+def on_grid(rng: np.random.Generator, bits: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Rows whose groups span the whole range of their levels: scale and bias are exact."""
+    low, high = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+    levels = rng.integers(low, high + 1, (*shape[:-1], shape[-1] // GRID_GROUP, GRID_GROUP))
+    levels[..., 0], levels[..., 1] = low, high
+    return levels.reshape(shape) * 2.0 ** (2 - bits)
+
+
 def trace_case(
     name: str,
     *,
@@ -174,9 +183,14 @@ def trace_case(
     dtype: str = "f16",
     decay: float = 0.95,
     replay: bool = False,
+    bits: tuple[int, int] | None = None,
     seed: int = 0,
 ) -> Case:
-    """A cache trace: chunks of ``prefill``, then ``steps`` single tokens at a fixed budget."""
+    """A cache trace: chunks of ``prefill``, then ``steps`` single tokens at a fixed budget.
+
+    With ``bits`` of keys and values the cache quantises, in groups of 32: the rows lie on the grid
+    of their packing, so that every machine packs them exactly.
+    """
     rng, kind = generator(name, seed), DTYPES[dtype]
     total = sum(prefill) + steps
     # Keys share directions and differ in length, so that heads disagree about what matters.
@@ -188,6 +202,10 @@ def trace_case(
         "keys": mx.array(keys.astype(np.float32)).astype(kind),
         "values": _normal(rng, (batch, heads[1], total, size), kind),
     }
+    if bits:
+        for name_of, width in zip(("keys", "values"), bits, strict=True):
+            grid = on_grid(rng, width, (batch, heads[1], total, size))
+            tensors[name_of] = mx.array(grid.astype(np.float32)).astype(kind)
     if replay:
         recorded = rng.standard_normal((steps, batch, heads[0], total)).astype(np.float32)
         tensors["recorded"] = mx.array(recorded)
@@ -205,4 +223,6 @@ def trace_case(
         "scale": float(np.float32(size**-0.5)),
         "replay": replay,
     }
+    if bits:
+        fields |= {"kv_bits": bits[0], "v_bits": bits[1], "kv_group_size": GRID_GROUP}
     return Case(fields, tensors)

@@ -14,11 +14,10 @@ import mlx.core as mx
 import numpy as np
 
 import reference
-from golden.build import DTYPES, Case, generator
+from golden.build import DTYPES, GRID_GROUP, Case, generator, on_grid
 from parity.row_cases import drawn_case
 
 ROWS, STEPS, SINKS, RECENT, DECAY, WIDTH = 33, 24, 2, 8, 0.9, 64
-GROUP = 32
 
 
 class _TooCloseError(Exception):
@@ -38,19 +37,11 @@ def trace_cases(seed: int) -> Iterator[Case]:
                 continue
 
 
-def _on_grid(rng: np.random.Generator, bits: int, count: int) -> np.ndarray:
-    """Rows whose groups span the whole range of their levels: scale and bias are exact."""
-    low, high = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
-    levels = rng.integers(low, high + 1, (1, 2, count, WIDTH // GROUP, GROUP))
-    levels[..., 0], levels[..., 1] = low, high
-    return levels.reshape(1, 2, count, WIDTH) * 2.0 ** (2 - bits)
-
-
 def _steps_case(name: str, rng: np.random.Generator, bits: Any, dtype: str) -> Case:
     kind = DTYPES[dtype]
     total = ROWS + STEPS
     rows = {
-        side: mx.array(_on_grid(rng, b, total).astype(np.float32)).astype(kind)
+        side: mx.array(on_grid(rng, b, (1, 2, total, WIDTH)).astype(np.float32)).astype(kind)
         for side, b in zip(("keys", "values"), bits or (8, 8), strict=True)
     }
     queries = rng.standard_normal((1, 4, STEPS, WIDTH)).astype(np.float32)
@@ -61,7 +52,7 @@ def _steps_case(name: str, rng: np.random.Generator, bits: Any, dtype: str) -> C
     scale = float(np.float32(WIDTH**-0.5))
     expected, allowed = _followed(tensors, scale)
     fields = {
-        "name": name, "op": "steps", "bits": bits, "group_size": GROUP, "scale": scale,
+        "name": name, "op": "steps", "bits": bits, "group_size": GRID_GROUP, "scale": scale,
         "decay": DECAY, "sink_size": SINKS, "recent_size": RECENT, "slack": 0,
         "sparse_v_threshold": 0.0,
     }  # fmt: skip

@@ -11,11 +11,13 @@ from mlx_h2o import H2OConfig
 from reference_cache import ReferenceCache, Row
 
 SETTINGS = ("max_kv_size", "sink_size", "heavy_size", "recent_size", "policy", "decay")
+PACKING = ("kv_bits", "v_bits", "kv_group_size")
 
 
 def config_of(case: Case) -> H2OConfig:
     """The settings of a trace case."""
-    return H2OConfig(**{name: case.fields[name] for name in SETTINGS})
+    packing = {name: case.fields[name] for name in PACKING if name in case.fields}
+    return H2OConfig(**{name: case.fields[name] for name in SETTINGS}, **packing)
 
 
 def run_reference(case: Case) -> dict[str, np.ndarray]:

@@ -7,8 +7,9 @@ import numpy as np
 
 import reference
 from golden.build import Case
-from mlx_h2o import H2OKVCache, composed, validate
+from mlx_h2o import H2OKVCache, composed, validate, validate_quantized
 from mlx_h2o.backends import Backend
+from mlx_h2o.quantized_cache import evicting_cache
 from parity.outcome import Outcome, Verdict, failed
 from parity.trace_reference import config_of, ranks
 
@@ -22,7 +23,7 @@ def run_python(case: Case, backend: Backend) -> Outcome:
     The caller names the back end too, so that selection runs on it.
     """
     fields, tensors = case.fields, case.tensors
-    cache = H2OKVCache(config_of(case))
+    cache = evicting_cache(config_of(case))
     start, steps = 0, []
     for index, length in enumerate([*fields["prefill"], *[1] * fields["steps"]]):
         step = index - len(fields["prefill"])
@@ -31,9 +32,7 @@ def run_python(case: Case, backend: Backend) -> Outcome:
         q, k, v = (tensors[name][:, :, part] for name in ("queries", "keys", "values"))
         keys, values = cache.update_and_fetch(k, v)
         mask = "causal" if length > 1 else None
-        request = validate.attention_request(q, keys, values, scale=fields["scale"], mask=mask)
-        chosen = composed if backend.refuses(request) else backend
-        out, scores, _ = chosen.attention(request)
+        out, scores = _attended(case, backend, q, keys, values, mask)
         if step >= 0 and fields["replay"]:
             scores = _recorded_at(tensors["recorded"][step], cache.positions)
         cache.update_scores(scores)
@@ -41,6 +40,20 @@ def run_python(case: Case, backend: Backend) -> Outcome:
             steps.append(_snapshot(cache, out))
     columns = zip(("positions", "scores", "out"), zip(*steps, strict=True), strict=True)
     return Outcome({name: np.stack(rows) for name, rows in columns})
+
+
+def _attended(case, backend, q, keys, values, mask) -> tuple[mx.array, mx.array]:
+    """Attention over dense rows, or over packed ones where the cache hands those out."""
+    options = {"scale": case.fields["scale"], "mask": mask}
+    if isinstance(keys, tuple):
+        names = {"bits": "kv_bits", "v_bits": "v_bits", "group_size": "kv_group_size"}
+        options |= {name: case.fields[field] for name, field in names.items()}
+        request = validate_quantized.quantized_attention_request(q, keys, values, **options)
+        chosen = composed if backend.refuses(request) else backend
+        return chosen.quantized_attention(request)[:2]
+    request = validate.attention_request(q, keys, values, **options)
+    chosen = composed if backend.refuses(request) else backend
+    return chosen.attention(request)[:2]
 
 
 def _recorded_at(recorded: mx.array, positions: mx.array) -> mx.array:

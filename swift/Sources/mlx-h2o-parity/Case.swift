@@ -23,6 +23,9 @@ struct Case {
         let prefill: [Int]?
         let steps: Int?
         let replay: Bool?
+        let kvBits: Int?
+        let vBits: Int?
+        let kvGroupSize: Int?
         let bits: [Int]?
         let groupSize: Int?
         let sparseVThreshold: Float?

@@ -5,7 +5,7 @@ import MLXH2OLM
 /// A whole cache trace: chunks, then one token at a time. After each of these steps the kept
 /// positions of every head, ascending, and C in the same order, are recorded, and the output.
 func runTrace(_ parity: Case) throws -> [String: MLXArray] {
-    let cache = H2OKVCache(try configuration(of: parity), name: parity.name)
+    let cache = evictingCache(try configuration(of: parity), name: parity.name)
     let tensors = try ["queries", "keys", "values"].map { try parity.tensor($0) }
     let scale = try parity.field(\.scale, "scale")
     let prefill = try parity.field(\.prefill, "prefill")
@@ -18,10 +18,8 @@ func runTrace(_ parity: Case) throws -> [String: MLXArray] {
     for (index, length) in (prefill + Array(repeating: 1, count: steps)).enumerated() {
         let part = tensors.map { $0[0..., 0..., start..<start + length] }
         start += length
-        let (keys, values) = try cache.append(keys: part[1], values: part[2])
-        let (output, computed) = try MLXFast.scaledDotProductAttentionWithScores(
-            queries: part[0], keys: keys, values: values, scale: scale,
-            mask: length > 1 ? .causal : .none)
+        let (output, computed) = try attended(
+            part, cache, scale: scale, mask: length > 1 ? .causal : .none)
         guard index >= prefill.count else {
             try cache.accumulate(computed)
             continue
@@ -45,6 +43,22 @@ func runTrace(_ parity: Case) throws -> [String: MLXArray] {
     ]
 }
 
+/// Appends and attends: a quantised cache hands out packed rows, for few queries.
+private func attended(
+    _ part: [MLXArray], _ cache: H2OKVCache, scale: Float,
+    mask: MLXFast.ScaledDotProductAttentionMaskMode
+) throws -> (MLXArray, MLXArray) {
+    if let cache = cache as? QuantizedH2OKVCache, part[0].dim(2) <= 8 {
+        let (keys, values) = try cache.appendPacked(keys: part[1], values: part[2])
+        return try MLXFast.scaledDotProductAttentionQuantizedWithScores(
+            queries: part[0], keys: keys, values: values, scale: scale, bits: cache.bits,
+            groupSize: cache.groupSize, valueBits: cache.configuration.valueBits, mask: mask)
+    }
+    let (keys, values) = try cache.append(keys: part[1], values: part[2])
+    return try MLXFast.scaledDotProductAttentionWithScores(
+        queries: part[0], keys: keys, values: values, scale: scale, mask: mask)
+}
+
 private func configuration(of parity: Case) throws -> H2OConfiguration {
     let name = try parity.field(\.policy, "policy")
     guard let policy = PolicyName(rawValue: name) else {
@@ -54,7 +68,8 @@ private func configuration(of parity: Case) throws -> H2OConfiguration {
         maxKVSize: try parity.field(\.maxKvSize, "max_kv_size"),
         sinkSize: try parity.field(\.sinkSize, "sink_size"),
         heavySize: parity.fields.heavySize, recentSize: parity.fields.recentSize, policy: policy,
-        decay: try parity.field(\.decay, "decay"))
+        decay: try parity.field(\.decay, "decay"), kvBits: parity.fields.kvBits,
+        valueBits: parity.fields.vBits, kvGroupSize: parity.fields.kvGroupSize ?? 64)
 }
 
 /// Recorded scores [steps, B, Hq, T] of one step, in the order of the slots: [B, Hq, 1, N].
