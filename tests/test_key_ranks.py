@@ -158,6 +158,18 @@ def test_keys_that_are_set_are_ranked_anew():
         assert kept(cache) == kept(other)
 
 
+def test_ranks_that_are_forgotten_are_made_anew():
+    rng = np.random.default_rng(8)
+    cache, other = small("keydiff"), small("keydiff")
+    for index in range(30):
+        tokens = random_tokens(rng, 1)
+        attend(cache, *tokens)
+        attend(other, *tokens, routed=False)
+        if index >= 20:
+            cache.reset_scores()
+        assert kept(cache) == kept(other)
+
+
 @pytest.mark.parametrize("scale", [0.3, 1.0, 7.0])
 def test_importance_is_minus_the_cosine_at_any_scale(scale):
     rng = np.random.default_rng(5)

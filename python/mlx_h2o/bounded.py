@@ -224,6 +224,7 @@ class BoundedRows:
     def reset_scores(self) -> None:
         """Forget what was accumulated for every row, as if none had been scored yet."""
         self._settle()
+        self._key_ranks = None
         if self._store is not None:
             store = self._store
             store.importance = mx.full(store.importance.shape, mx.nan, mx.float32)
