@@ -54,6 +54,8 @@ struct AttentionArguments {
   int64_t sink_stride = 1;
   float scale = 1;
   bool causal = false;  // bottom-right aligned
+  bool return_scores = true;
+  bool accumulate = false;  // whether the scores of this call enter `importance`
 
   // Where above 0, a pair whose weight is below it adds nothing to `out`.
   float sparse_threshold = 0;
@@ -65,12 +67,10 @@ struct AttentionArguments {
   int64_t probe_strides[3] = {0, 0, 0};  // batch, KV head, probe; the last axis has stride 1
   float* probe_scores = nullptr;         // [batch, kv_heads, probe_count, key_count], contiguous
 
-  void* out;  // [batch, query_heads, query_count, value_width], contiguous
-  bool return_scores = true;
+  void* out;                // [batch, query_heads, query_count, value_width], contiguous
   float* scores = nullptr;  // [batch, query_heads, query_count, key_count], contiguous
   float* lse = nullptr;     // [batch, query_heads, query_count], contiguous; null: not wanted
 
-  bool accumulate = false;      // whether the scores of this call enter `importance`
   float* importance = nullptr;  // [batch, kv_heads, key_count], contiguous, updated in place
   Decay decay = {0, 1};
   // The row that evict_indices(count = 1) names of the importance as this call leaves it.

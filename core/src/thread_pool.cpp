@@ -150,15 +150,15 @@ class Workers {
     return number(ticket);
   }
 
+  alignas(64) std::atomic<uint64_t> ticket_{0};
   std::vector<std::thread> threads_;
-  int wanted_ = 0;
   Job job_;
   alignas(64) std::atomic<int64_t> next_{0};
-  alignas(64) std::atomic<uint64_t> ticket_{0};
-  alignas(64) std::atomic<uint64_t> sleepers_{0};
-  std::atomic<bool> stop_{false};
   std::mutex mutex_;
   std::condition_variable wake_;
+  int wanted_ = 0;
+  std::atomic<bool> stop_{false};
+  alignas(64) std::atomic<uint64_t> sleepers_{0};
 };
 
 // Who holds `owned` may use `workers`.
