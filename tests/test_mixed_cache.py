@@ -106,6 +106,15 @@ def test_recoded_rows_keep_the_upper_bits_or_all(bits, to, dtype):
     assert mx.all(wrong <= bound).item()
 
 
+@pytest.mark.parametrize(("bits", "to"), [(4, 8), (2, 4), (2, 8)])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16])
+def test_rows_that_were_given_more_space_come_back_as_they_were(bits, to, dtype):
+    rows = mx.random.normal((2, 3, 50, 128), key=mx.random.key(2)).astype(dtype)
+    packed = mx.quantize(rows, group_size=64, bits=bits)
+    again = recoded(recoded(packed, bits, to), to, bits)
+    assert all(mx.array_equal(one, other).item() for one, other in zip(packed, again, strict=True))
+
+
 # What is kept
 
 
@@ -169,13 +178,18 @@ def check_rows(cache, rows, before):
             continue
         assert place[2] not in newest
         bits = packings[segment].bits, packings[segment].v_bits
-        for row, width in zip(found, (4, 4) if place in light else bits, strict=True):
-            # MLX moves the scale so that 0 is a level: errors reach a step at the other end.
-            wrong = np.abs(row - rows[place]).max()
-            assert wrong <= 1.1 * np.ptp(rows[place]) / (2**width - 1)
-        if place in before and (before[place][0] == segment or place in light):
-            for row, was in zip(found, before[place][1:], strict=True):
-                np.testing.assert_array_equal(row, was)
+        # MLX moves the scale so that 0 is a level: errors reach a step at the other end.
+        steps = [np.ptp(rows[place]) / (2**width - 1) for width in bits]
+        wrong = [np.abs(row - rows[place]).max() for row in found]
+        if any(one > 1.1 * step for one, step in zip(wrong, steps, strict=True)):
+            # Two evictions in one update may cut a row down and give it a heavy slot again.
+            assert place in light or cache.config.evict_every > 1
+            assert max(wrong) <= 1.1 * np.ptp(rows[place]) / (2**4 - 1)
+            light = light | {place}
+        was = before[place][0] if place in before else None
+        if was == segment or (was == 1 < len(packings)):
+            same = all(map(np.array_equal, found, before[place][1:]))
+            assert same or (place in light and was == 0)
         if place in light:
             now[place] = (1, *found)  # it gains nothing in a heavy slot
     return now

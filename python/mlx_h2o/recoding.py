@@ -16,7 +16,9 @@ def recoded(rows: Packed, bits: int, to: int) -> Packed:
 
     Fewer bits keep the upper ones of each code: the level in the middle of those that fall
     together, so that the error is at most half a step of the new scale, beside that of before.
-    More bits keep codes, scales and biases as they are: the same numbers in more space.
+    More bits keep codes, scales and biases as they are: the same numbers in more space. Groups
+    whose codes would fit into fewer bits, as those do, come back as they were: quantisation itself
+    always uses the range of its codes.
     """
     words, scales, biases = rows
     if bits == to:
@@ -27,9 +29,14 @@ def recoded(rows: Packed, bits: int, to: int) -> Packed:
     lost = bits - to
     step = scales.astype(mx.float32)
     middle = biases.astype(mx.float32) + step * ((2**lost - 1) / 2)
-    codes = codes >> mx.array(lost, mx.uint32)
-    dtype = scales.dtype
-    return _words(codes, to), (step * 2**lost).astype(dtype), middle.astype(dtype)
+    grouped = codes.reshape(*scales.shape, -1)
+    fit = mx.max(grouped, axis=-1) < 2**to
+    grouped = mx.where(mx.expand_dims(fit, -1), grouped, grouped >> mx.array(lost, mx.uint32))
+    return (
+        _words(grouped.reshape(codes.shape), to),
+        mx.where(fit, scales, (step * 2**lost).astype(scales.dtype)),
+        mx.where(fit, biases, middle.astype(biases.dtype)),
+    )
 
 
 def _shifts(bits: int) -> mx.array:
