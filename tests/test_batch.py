@@ -39,7 +39,8 @@ def check(batch, alone) -> None:
             for position, (score, key, value) in rows.items():
                 assert position in found[head], f"sequence {place}, head {head}: {position}"
                 other = found[head][position]
-                np.testing.assert_allclose(other[0], score, rtol=1e-4, atol=1e-5)
+                if batch.policy.needs_scores:  # else it may hold ranks that came by the way
+                    np.testing.assert_allclose(other[0], score, rtol=1e-4, atol=1e-5)
                 np.testing.assert_array_equal(other[1], key)
                 np.testing.assert_array_equal(other[2], value)
             assert len(rows) == len(found[head])
