@@ -57,6 +57,10 @@ def codes():
     mixed.test_recoded_rows_keep_the_upper_bits_or_all(8, 4, mx.float32)
 
 
+def codes_given_more_space():
+    mixed.test_rows_that_were_given_more_space_come_back_as_they_were(4, 8, mx.float32)
+
+
 def halves():
     mixed.test_at_the_budget_the_newest_are_dense_and_the_rest_in_halves("h2o", "8 and 4 by rank")
 
@@ -125,6 +129,14 @@ FAULTS = [
         "step * 0",
         (("test_mixed_cache", "recoded"),),
         codes,
+    ),
+    faults.Fault(
+        "a row of 4 bits in an 8-bit slot is cut down again",
+        "recoding",
+        "fit = mx.max(grouped, axis=-1) < 2**to",
+        "fit = mx.max(grouped, axis=-1) < 0",
+        (("test_mixed_cache", "recoded"),),
+        codes_given_more_space,
     ),
     faults.Fault(
         "sinks count in every segment",
