@@ -82,10 +82,10 @@ FAULTS = {
         "static_cast<double>(a.sparse_threshold) * 2 * total.total",
         "of target",
     ),
-    "causality hides keys from probes": (
+    "every probe is the first": (
         "attention_sweeps.h",
-        "const int wanted = probed ? count : seen;",
-        "const int wanted = probed ? seen : seen;",
+        "probe * a.probe_strides[2];",
+        "0 * a.probe_strides[2];",
         "probe score of target",
     ),
     "a tie keeps the higher position": (
