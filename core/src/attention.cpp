@@ -50,8 +50,8 @@ struct Settings {
   bool operator==(const Settings&) const = default;
 };
 
-/// Inputs: queries, the arrays of keys and of values, then the importance [B, Hkv, N], the
-/// positions [B, Hkv, N], the probes [B, Hkv, E, D], the mask [B, Hq, Lq, N] and the float32 sinks
+/// Inputs: queries, the arrays of keys and of values, then the positions [B, Hkv, N], the
+/// importance [B, Hkv, N], the probes [B, Hkv, E, D], the mask [B, Hq, Lq, N] and the float32 sinks
 /// where there are any. Outputs: out, then scores, lse, the share skipped, the scores of the
 /// probes, the new importance and the worst row where they are wanted; the importance in the buffer
 /// of its input where nothing else holds that.
@@ -95,10 +95,10 @@ class Attention : public CpuPrimitive {
 
  private:
   size_t arrays_of_rows() const { return settings_.bits == 0 ? 1 : 3; }
-  size_t importance_at() const { return 1 + 2 * arrays_of_rows(); }
+  size_t behind_rows() const { return 1 + 2 * arrays_of_rows(); }
+  size_t importance_at() const { return behind_rows() + (settings_.names_worst ? 1 : 0); }
   size_t behind_importance() const {
-    return importance_at() + (settings_.decay.has_value() ? 1 : 0) +
-           (settings_.names_worst ? 1 : 0);
+    return importance_at() + (settings_.decay.has_value() ? 1 : 0);
   }
 
   Settings settings_;
@@ -131,10 +131,9 @@ void Attention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::a
   }
   std::vector<mx::array> held;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    const bool is_rows = i < importance_at();
-    const bool is_positions = settings_.names_worst && i == importance_at() + 1;
+    const bool is_rows_or_positions = i < importance_at();
     const bool is_probes = settings_.has_probes && i == behind_importance();
-    const bool has_unit_stride = is_rows || is_positions || is_probes;
+    const bool has_unit_stride = is_rows_or_positions || is_probes;
     held.push_back(has_unit_stride ? with_unit_last_stride(inputs[i], encoder) : inputs[i]);
   }
   const mx::array& queries = held[0];
@@ -164,7 +163,7 @@ void Attention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::a
     a.value_packing = packing_of(values, settings_.value_bits, settings_.group_size);
   }
   if (settings_.names_worst) {
-    copy_strides(held[importance_at() + 1], 2, a.position_strides);
+    copy_strides(held[behind_rows()], 2, a.position_strides);
     a.zones = kernels::Zones::of(settings_.sink_size, settings_.recent_start);
   }
   size_t next_input = behind_importance();
@@ -204,9 +203,9 @@ void Attention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::a
       a.value_packing.scales = (next++)->data<void>();
       a.value_packing.biases = (next++)->data<void>();
     }
+    if (settings.names_worst) a.positions = (next++)->data<int32_t>();
     auto importance = next;
     if (a.accumulate) ++next;
-    if (settings.names_worst) a.positions = (next++)->data<int32_t>();
     if (settings.has_probes) a.probes = (next++)->data<void>();
     if (settings.has_mask) a.mask = (next++)->data<void>();
     if (settings.has_sinks) a.sinks = (next++)->data<float>();
@@ -253,8 +252,11 @@ std::vector<mx::array> attend(const char* operation, const mx::array& queries, c
   std::vector<mx::array> inputs{queries};
   inputs.insert(inputs.end(), keys.begin(), keys.end());
   inputs.insert(inputs.end(), values.begin(), values.end());
-  if (options.importance.has_value()) inputs.push_back(*options.importance);
+  // The importance comes last of what the step before wrote: of the outputs of one primitive MLX
+  // evaluates the last that is asked for, and until its task is done holds the others' buffers,
+  // which then could not be taken over.
   if (options.positions.has_value()) inputs.push_back(*options.positions);
+  if (options.importance.has_value()) inputs.push_back(*options.importance);
   if (options.probes.has_value()) inputs.push_back(*options.probes);
   if (options.mask.has_value()) {
     const mx::Shape pairs{queries.shape(0), queries.shape(1), queries.shape(2), keys[0].shape(2)};
