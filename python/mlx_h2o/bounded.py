@@ -1,4 +1,4 @@
-"""Rows of one layer under a budget: when rows go, and what an update, its scores and a trim do."""
+"""Rows of one layer under a budget: when rows come and go, and what a trim does."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from typing import Any, cast
 
 import mlx.core as mx
 
-from . import handed_out, key_ranks, policies, scoring, stored_attention
-from .checks import check_attended, check_rows, check_scored, check_scores
+from . import handed_out, policies
+from .attended import AttendedRows
+from .checks import check_rows, check_scored
 from .config import H2OConfig
 from .eviction import Eviction
 from .key_ranks import KeyRanks
-from .known_worst import Zones, scored_attention
 from .storage import Storage, Stored, tied
 from .stores import empty_store
 
 __all__ = ["BoundedRows"]
 
 
-class BoundedRows:
+class BoundedRows(AttendedRows):
     """At most ``config.max_kv_size`` rows per head at rest; each head chooses its own.
 
     A step is: evict on the scores so far, append, attend, take in the scores. Below the budget
@@ -80,121 +80,6 @@ class BoundedRows:
         self._surplus = keys.shape[2] > 1 and self._store.length > self.config.max_kv_size
         self._unscored = self.policy.needs_scores
         return self.keys_and_values()
-
-    def update_scores(
-        self, scores: mx.array, *, lse: mx.array | None = None, masked: bool = True
-    ) -> None:
-        """Take in the scores of the attention that followed an update.
-
-        Layers that share their keys may call this several times for one update; each call counts
-        as further queries. Policies that need no scores ignore it.
-
-        Args:
-            scores: float32 [B, Hq, L, N], logits before the softmax, -inf where masked, the
-                queries in order, N the rows stored. Most policies count the last 128 queries only.
-            lse: float32 [B, Hq, L], where the policy wants weights, ``exp(scores - lse)``; None:
-                of these scores, which is right for attention without sinks.
-            masked: False promises that no score is -inf, which saves work.
-
-        Raises:
-            ValueError: no rows yet, or another shape or dtype.
-        """
-        check_scores(scores, self._store)
-        store = cast(Storage, self._store)
-        store.importance = scoring.after_scores(self.policy, store, scores, lse=lse, masked=masked)
-        self._unscored = False
-
-    def attend(
-        self,
-        queries: mx.array,
-        keys: Stored,
-        values: Stored,
-        *,
-        scale: float,
-        mask: mx.array | str | None = None,
-        sinks: mx.array | None = None,
-    ) -> mx.array:
-        """Attention over the rows of the last update, whose scores the policy takes in.
-
-        As ``fast.scaled_dot_product_attention_with_scores`` followed by ``update_scores``, but
-        where the policy allows it in one operation that need not store the scores. Evaluating
-        the output evaluates both. At most 128 queries.
-
-        Raises:
-            ValueError: no rows yet, keys that are not the stored rows, or as the operation.
-        """
-        check_attended(keys, self._store)
-        store = cast(Storage, self._store)
-        if self.ranks_keys(queries, keys):
-            shared = self.config.shared_heads
-            out, self._key_ranks = KeyRanks.attend(
-                self._key_ranks, store, queries, keys, values,
-                scale=scale, mask=mask, sinks=sinks, shared_heads=shared,
-            )  # fmt: skip
-            return out
-        heads = (keys[0] if isinstance(keys, tuple) else keys).shape[1]
-        own_heads = heads == store.positions.shape[1]
-        if self.policy.decay is not None and own_heads and not store.in_segments:
-            self._unscored = False
-            return scored_attention(
-                store,
-                self._next_zones(store),
-                queries,
-                keys,
-                values,
-                scale=scale,
-                decay=self.policy.decay,
-                mask=mask,
-                sinks=sinks,
-            )
-        out, scores, lse = stored_attention.attention_with_scores(
-            store, queries, keys, values, scale=scale, mask=mask, sinks=sinks
-        )
-        self.update_scores(scores, lse=lse, masked=mask is not None)
-        tied: mx.array = mx.depends(out, [store.importance])
-        return tied
-
-    def _next_zones(self, store: Storage) -> Zones | None:
-        """Those of the next step, where that will overwrite the row of the least importance."""
-        due = self.config.evict_every == 1 and store.length >= self._limit
-        alone = self.policy.ranked_by == "importance" and not self.config.shared_heads
-        if not (due and store.takes_known and alone):
-            return None
-        return Zones(self.config.sink_size, self.offset + 1 - cast(int, self.config.recent_size))
-
-    def ranks_keys(self, queries: mx.array, keys: Stored) -> bool:
-        """Whether ``attend`` ranks the rows by their keys, in its one read of them."""
-        return (
-            self.policy.ranked_by == "key_diversity"
-            and self.config.evict_every == 1
-            and self._store is not None
-            and self._store.length >= self._limit
-            and key_ranks.pays(queries, keys, self._store)
-        )
-
-    def score_chunk(
-        self,
-        queries: mx.array,
-        keys: mx.array,
-        *,
-        scale: float,
-        mask: mx.array | str | None = None,
-        sinks: mx.array | None = None,
-    ) -> None:
-        """Take in the scores of a long chunk, which its attention did not return.
-
-        As ``update_scores`` with the scores of the queries that the policy counts; where it allows
-        it they are computed in blocks, so that they are never in memory all at once.
-
-        Raises:
-            ValueError: no rows yet, keys that are not the stored rows, or as ``prefill_scores``.
-        """
-        check_attended(keys, self._store)
-        store = cast(Storage, self._store)
-        store.importance = scoring.after_chunk(
-            self.policy, store, queries, keys, scale=scale, mask=mask, sinks=sinks
-        )
-        self._unscored = False
 
     def keys_and_values(self) -> tuple[Stored, Stored]:
         """The rows as the last update returned them.
@@ -278,11 +163,6 @@ class BoundedRows:
     def needs_routing(self) -> bool:
         """Whether attention must be ours: it has to return scores, or to read packed rows."""
         return self.policy.needs_scores or self.config.kv_bits is not None
-
-    @property
-    def _limit(self) -> int:
-        """Rows at which a single-token step evicts."""
-        return self.config.max_kv_size + self.config.evict_every - 1
 
     def _append(self, store: Storage, keys: mx.array, values: mx.array) -> None:
         added = keys.shape[2]
