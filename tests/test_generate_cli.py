@@ -71,12 +71,6 @@ def test_the_command_says_what_is_wrong(flags, text, capsys):
     assert text in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["evaluate"])
-def test_commands_that_are_not_in_this_version(name, capsys):
-    assert cli.main([name, "--model", "demo"]) == 2
-    assert f"mlx_h2o: '{name}' is not in this version." in capsys.readouterr().err
-
-
 def test_help_and_mistakes(capsys):
     assert cli.main(["sing"]) == 2
     assert "'sing' is not a command" in capsys.readouterr().err

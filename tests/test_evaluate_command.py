@@ -1,0 +1,62 @@
+"""`mlx_h2o evaluate`: the table, the figures behind it, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from mlx_h2o import cli, demo
+
+
+@pytest.fixture
+def text(tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_text(demo.text()[:2000], encoding="utf-8")
+    return str(file)
+
+
+def evaluated(text, *flags):
+    return ["evaluate", "--model", "demo", "--text", text, "--length", "120", *flags]
+
+
+def test_arms_are_compared_on_the_same_tokens(text, tmp_path, capsys):
+    file = tmp_path / "found.json"
+    flags = ("--max-kv-size", "48", "--policies", "keydiff", "window", "--json", str(file))
+    assert cli.main(evaluated(text, *flags)) == 0
+    shown = capsys.readouterr().out
+    found = json.loads(file.read_text(encoding="utf-8"))
+    assert [arm["cache"] for arm in found] == ["full cache", "rotating", "keydiff", "window"]
+    assert {len(arm["losses"]) for arm in found} == {120 - 48}
+    full, rotating, keydiff, window = found
+    assert f"{keydiff['perplexity']:.2f}" in shown
+    # Sinks and the newest rows: the same rows as RotatingKVCache.
+    assert window["perplexity"] == pytest.approx(rotating["perplexity"], rel=1e-3)
+    assert keydiff["losses"] != window["losses"]
+    assert window["kv_bytes"] < full["kv_bytes"] / 2
+
+
+def test_quantised_rows_take_fewer_bytes(text, tmp_path):
+    bytes_of = {}
+    for bits in ("8", "4"):
+        file = tmp_path / f"{bits}.json"
+        flags = ("--max-kv-size", "48", "--kv-bits", bits, "--json", str(file))
+        assert cli.main(evaluated(text, *flags)) == 0
+        bytes_of[bits] = json.loads(file.read_text(encoding="utf-8"))[-1]["kv_bytes"]
+    assert bytes_of["4"] < bytes_of["8"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--max-kv-size", "300"), "120 tokens, expected more than --max-kv-size = 300"),
+        (("--text", "/no/such/file"), "--text: "),
+        (("--sink-size", "999"), "sink_size"),
+        (("--policies", "best"), "invalid choice"),
+    ],
+)
+def test_mistakes_end_the_command(text, flags, message, capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(evaluated(text, *flags))
+    assert end.value.code == 2
+    assert message in capsys.readouterr().err
