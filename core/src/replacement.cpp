@@ -232,6 +232,7 @@ std::vector<mx::array> replace_worst(const std::vector<mx::array>& keys,
   inputs.insert(inputs.end(), {importance, positions});
   inputs.insert(inputs.end(), options.statistics.begin(), options.statistics.end());
   std::vector<mx::Dtype> dtypes;
+  dtypes.reserve(inputs.size());
   for (const mx::array& input : inputs) dtypes.push_back(input.dtype());
   inputs.insert(inputs.end(), {new_keys, new_values});
   if (options.worst.has_value()) inputs.push_back(*options.worst);
