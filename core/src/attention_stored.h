@@ -9,10 +9,10 @@ constexpr int64_t kAhead = 8192;
 // taken at a time, an order in which the processor does not foresee the next line.
 template <size_t Bytes>
 MLX_H2O_INLINE void fetch_ahead(const void* from, int64_t ahead) {
-  const uintptr_t at = reinterpret_cast<uintptr_t>(from) + static_cast<uintptr_t>(ahead);
+  const char* at = static_cast<const char*>(from) + ahead;
   MLX_H2O_UNROLL
   for (size_t line = 0; line < Bytes; line += 64) {
-    __builtin_prefetch(reinterpret_cast<const void*>(at + line));
+    __builtin_prefetch(at + line);
   }
 }
 

@@ -98,16 +98,15 @@ inline void dot_rows(const float* queries, int64_t query_stride, int row_count, 
                      int first, int key_count, int width, float scale, float* scores,
                      int64_t score_stride) {
   int row = 0;
-  const auto tile = [&](auto rows) {
-    dot_keys<rows.value>(queries + row * query_stride, query_stride, keys, first, key_count, width,
-                         scale, scores + row * score_stride, score_stride);
-    row += rows.value;
+  const auto tile = [&](auto rows, int at) {
+    dot_keys<rows.value>(queries + at * query_stride, query_stride, keys, first, key_count, width,
+                         scale, scores + at * score_stride, score_stride);
   };
   if constexpr (kRowTile == 4) {
-    while (row + 4 <= row_count) tile(std::integral_constant<int, 4>{});
+    for (; row + 4 <= row_count; row += 4) tile(std::integral_constant<int, 4>{}, row);
   }
-  while (row + 2 <= row_count) tile(std::integral_constant<int, 2>{});
-  while (row < row_count) tile(std::integral_constant<int, 1>{});
+  for (; row + 2 <= row_count; row += 2) tile(std::integral_constant<int, 2>{}, row);
+  for (; row < row_count; ++row) tile(std::integral_constant<int, 1>{}, row);
 }
 
 // sums[i, d] += sum over the keys of weights[i, key] * values[key, d], for Runs runs of elements

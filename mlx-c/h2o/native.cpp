@@ -112,7 +112,9 @@ AttentionAccumulated attention_and_accumulate(const AttentionAccumulateRequest& 
   options.recent_start = request.recent_start;
   const std::vector<mx::array> outputs =
       mlx_h2o::attention(get(r.queries), arrays(r.keys), arrays(r.values), options, get(r.stream));
-  AttentionAccumulated result{wrap(outputs.at(0)), wrap(outputs.at(1)), {}};
+  AttentionAccumulated result;
+  result.out = wrap(outputs.at(0));
+  result.importance = wrap(outputs.at(1));
   if (request.positions.ctx != nullptr) {
     result.worst = wrap(outputs.at(2));
   }
