@@ -69,8 +69,8 @@ FAULTS = [
     faults.Fault(
         "values stay where they are in a gather",
         "quantized_store",
-        "self.values = _each(lambda part: gathered(part, slots), self.values)",
-        "self.values = _each(lambda part: part[:, :, : slots.shape[2]], self.values)",
+        "self.values = each(lambda part: gathered(part, slots), self.values)",
+        "self.values = each(lambda part: part[:, :, : slots.shape[2]], self.values)",
         (("QuantizedRowStore", "keep"),),
         gathered,
     ),

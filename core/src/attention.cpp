@@ -26,18 +26,6 @@ constexpr const char* kWithProbes = "scaled_dot_product_attention_with_probes";
 constexpr const char* kAndAccumulate = "attention_and_accumulate";
 constexpr const char* kAttention = "scaled_dot_product_attention";
 
-kernels::MaskType mask_type(mx::Dtype dtype) {
-  if (dtype == mx::bool_) return kernels::MaskType::boolean;
-  if (dtype == mx::float16) return kernels::MaskType::float16;
-  if (dtype == mx::bfloat16) return kernels::MaskType::bfloat16;
-  return kernels::MaskType::float32;
-}
-
-// Half of the dtype's lowest finite value: models pass that value as well as -inf.
-float mask_threshold(mx::Dtype dtype) {
-  return dtype == mx::bool_ ? 0.0f : static_cast<float>(mx::finfo(dtype).min / 2);
-}
-
 struct Settings {
   float scale, sparse_threshold;
   int bits, value_bits, group_size;  // bits are 0 where the rows are not packed

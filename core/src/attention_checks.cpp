@@ -86,22 +86,6 @@ void check_packed(const char* operation, const char* name, const Rows& rows, int
   }
 }
 
-void check_mask(const char* operation, const mx::array& mask, const mx::Shape& pairs) {
-  if (mask.dtype() != mx::bool_ && !is_float(mask.dtype())) {
-    fail(operation, "mask is ", to_text(mask.dtype()),
-         ", expected bool, or float32, float16 or bfloat16 to add.");
-  }
-  bool broadcasts = mask.ndim() <= pairs.size();
-  for (int axis = 1; broadcasts && axis <= static_cast<int>(mask.ndim()); ++axis) {
-    const int found = mask.shape(-axis);
-    broadcasts = found == 1 || found == pairs[pairs.size() - static_cast<size_t>(axis)];
-  }
-  if (!broadcasts) {
-    fail(operation, "mask has shape ", to_text(mask.shape()),
-         ", expected one that broadcasts to [B, Hq, Lq, N] = ", to_text(pairs), '.');
-  }
-}
-
 void check_sinks(const char* operation, const mx::array& sinks, int heads) {
   if (!is_float(sinks.dtype())) {
     fail(operation, "sinks are ", to_text(sinks.dtype()),
@@ -133,6 +117,22 @@ mx::Shape shape_of_rows(const Rows& rows, int bits) {
   mx::Shape shape = rows[0].shape();
   if (rows.size() == 3) shape[3] = shape[3] * 32 / bits;
   return shape;
+}
+
+void check_mask(const char* operation, const mx::array& mask, const mx::Shape& pairs) {
+  if (mask.dtype() != mx::bool_ && !is_float(mask.dtype())) {
+    fail(operation, "mask is ", to_text(mask.dtype()),
+         ", expected bool, or float32, float16 or bfloat16 to add.");
+  }
+  bool broadcasts = mask.ndim() <= pairs.size();
+  for (int axis = 1; broadcasts && axis <= static_cast<int>(mask.ndim()); ++axis) {
+    const int found = mask.shape(-axis);
+    broadcasts = found == 1 || found == pairs[pairs.size() - static_cast<size_t>(axis)];
+  }
+  if (!broadcasts) {
+    fail(operation, "mask has shape ", to_text(mask.shape()),
+         ", expected one that broadcasts to [B, Hq, Lq, N] = ", to_text(pairs), '.');
+  }
 }
 
 void check_attention(const char* operation, const mx::array& queries, const Rows& keys,

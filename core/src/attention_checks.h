@@ -15,6 +15,9 @@ using Rows = std::vector<mlx::core::array>;
 /// [B, Hkv, N, D] of the rows, packed or not.
 mlx::core::Shape shape_of_rows(const Rows& rows, int bits);
 
+/// A mask that broadcasts to `pairs`, [B, Hq, Lq, N].
+void check_mask(const char* operation, const mlx::core::array& mask, const mlx::core::Shape& pairs);
+
 void check_attention(const char* operation, const mlx::core::array& queries, const Rows& keys,
                      const Rows& values, const AttentionOptions& options);
 

@@ -10,6 +10,7 @@
 #include <mlx/ops.h>
 
 #include "accumulation_checks.h"
+#include "attention_checks.h"
 #include "cpu_primitive.h"
 #include "donation.h"
 #include "element_type.h"
@@ -58,13 +59,6 @@ class PrefillScores : public CpuPrimitive {
   Settings settings_;
 };
 
-kernels::MaskType mask_type(mx::Dtype dtype) {
-  if (dtype == mx::bool_) return kernels::MaskType::boolean;
-  if (dtype == mx::float16) return kernels::MaskType::float16;
-  if (dtype == mx::bfloat16) return kernels::MaskType::bfloat16;
-  return kernels::MaskType::float32;
-}
-
 void PrefillScores::eval_cpu(const std::vector<mx::array>& inputs,
                              std::vector<mx::array>& outputs) {
   auto& encoder = mx::cpu::get_command_encoder(stream());
@@ -96,8 +90,7 @@ void PrefillScores::eval_cpu(const std::vector<mx::array>& inputs,
   if (settings_.has_mask) {
     const mx::array& mask = inputs[starts ? 3 : 2];
     a.mask_type = mask_type(mask.dtype());
-    a.mask_threshold =
-        mask.dtype() == mx::bool_ ? 0.0f : static_cast<float>(mx::finfo(mask.dtype()).min / 2);
+    a.mask_threshold = mask_threshold(mask.dtype());
     for (int axis = 0; axis < 4; ++axis) a.mask_strides[axis] = mask.strides(axis);
   }
   if (settings_.has_sinks) a.sink_stride = inputs.back().strides(0);
@@ -145,20 +138,8 @@ void check_optional(const mx::array& queries, const mx::array& keys, bool causal
                     const std::optional<mx::array>& importance, bool mass) {
   if (mask.has_value()) {
     if (causal) fail(kOperation, "found a mask array and \"causal\", expected one of them.");
-    if (mask->dtype() != mx::bool_ && !is_float(mask->dtype())) {
-      fail(kOperation, "mask is ", to_text(mask->dtype()),
-           ", expected bool, or float32, float16 or bfloat16 to add.");
-    }
-    const mx::Shape pairs{queries.shape(0), queries.shape(1), queries.shape(2), keys.shape(2)};
-    bool broadcasts = mask->ndim() <= 4;
-    for (int axis = 1; broadcasts && axis <= static_cast<int>(mask->ndim()); ++axis) {
-      const int found = mask->shape(-axis);
-      broadcasts = found == 1 || found == pairs[4 - static_cast<size_t>(axis)];
-    }
-    if (!broadcasts) {
-      fail(kOperation, "mask has shape ", to_text(mask->shape()),
-           ", expected one that broadcasts to [B, Hq, Lq, N] = ", to_text(pairs), '.');
-    }
+    check_mask(kOperation, *mask,
+               {queries.shape(0), queries.shape(1), queries.shape(2), keys.shape(2)});
   }
   if (sinks.has_value() &&
       (!is_float(sinks->dtype()) || sinks->shape() != mx::Shape{queries.shape(1)})) {

@@ -1,4 +1,4 @@
-"""Arrays [B, H, capacity, width] whose first rows are in use: growth, assignment, gathers.
+"""Arrays [B, H, capacity, width] whose first rows are in use: growth, assignment, slots.
 
 Nothing changes an array that was passed; all results are new objects.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-__all__ = ["assigned", "capacity_for", "gathered", "grown", "in_use"]
+__all__ = ["assigned", "capacity_for", "gathered", "grown", "in_use", "written"]
 
 _STEP = 256
 
@@ -34,10 +34,18 @@ def assigned(buffer: mx.array, start: int, rows: mx.array) -> mx.array:
 
 def gathered(buffer: mx.array, slots: mx.array) -> mx.array:
     """The rows at ``slots`` [B, H, n]."""
-    index = mx.broadcast_to(mx.expand_dims(slots, -1), (*slots.shape, buffer.shape[3]))
-    return mx.take_along_axis(buffer, index, axis=2)
+    return mx.take_along_axis(buffer, _wide(slots, buffer), axis=2)
+
+
+def written(buffer: mx.array, slots: mx.array, rows: mx.array) -> mx.array:
+    """``rows`` [B, H, n, width] at ``slots`` [B, H, n], in place where nothing else holds it."""
+    return mx.put_along_axis(buffer, _wide(slots, buffer), rows, axis=2)
 
 
 def in_use(buffer: mx.array, length: int) -> mx.array:
     """The first ``length`` rows, always a new array object: a view where possible."""
     return buffer[...] if buffer.shape[2] == length else buffer[:, :, :length]
+
+
+def _wide(slots: mx.array, buffer: mx.array) -> mx.array:
+    return mx.broadcast_to(mx.expand_dims(slots, -1), (*slots.shape, buffer.shape[3]))

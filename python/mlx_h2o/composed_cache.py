@@ -8,7 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlx_h2o import composed, ema
+from mlx_h2o import buffers, composed, ema
 from mlx_h2o.cache_requests import AccumulateRequest, KeyDiversityRequest, ReplaceRequest
 from mlx_h2o.key_statistics import LEAST_NORM, dense_rows, inverse_norms_of
 from mlx_h2o.placement import placed
@@ -120,8 +120,8 @@ def replaced(
 ) -> tuple[Any, ...]:
     """Keys and values with the new row, as it is stored, at ``slots``, then the ``others``."""
     with placed(request.stream):
-        keys = [_scattered(*pair, slots) for pair in _pairs(request.keys, new[0])]
-        values = [_scattered(*pair, slots) for pair in _pairs(request.values, new[1])]
+        keys = [buffers.written(old, slots, part) for old, part in _pairs(request.keys, new[0])]
+        values = [buffers.written(old, slots, part) for old, part in _pairs(request.values, new[1])]
         # Whoever evaluates the keys evaluates these too: else the graph of every step would
         # hang on them.
         keys[0] = mx.depends(keys[0], [*keys[1:], *values, *others])
@@ -135,7 +135,7 @@ def updated_statistics(
     key_sum, inverse_norms = statistics
     packing = request.bits, request.group_size
     with placed(request.stream):
-        rows = [_gathered(part, slots) for part in _parts(request.keys)]
+        rows = [buffers.gathered(part, slots) for part in _parts(request.keys)]
         old = dense_rows(_stored(rows), *packing)
         new = dense_rows(new_keys, *packing)
         old_norms = mx.take_along_axis(inverse_norms, slots, axis=2)
@@ -155,15 +155,3 @@ def _stored(parts: list[mx.array]) -> Stored:
 
 def _pairs(stored: Stored, new: Stored) -> Iterator[tuple[mx.array, mx.array]]:
     return zip(_parts(stored), _parts(new), strict=True)
-
-
-def _wide(slots: mx.array, width: int) -> mx.array:
-    return mx.broadcast_to(mx.expand_dims(slots, -1), (*slots.shape, width))
-
-
-def _gathered(buffer: mx.array, slots: mx.array) -> mx.array:
-    return mx.take_along_axis(buffer, _wide(slots, buffer.shape[3]), axis=2)
-
-
-def _scattered(buffer: mx.array, rows: mx.array, slots: mx.array) -> mx.array:
-    return mx.put_along_axis(buffer, _wide(slots, buffer.shape[3]), rows, axis=2)

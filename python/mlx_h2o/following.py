@@ -8,7 +8,7 @@ from typing import Any, cast
 import mlx.core as mx
 
 from .bounded import BoundedRows
-from .buffers import gathered, in_use
+from .buffers import gathered, in_use, written
 from .storage import Layout
 
 __all__ = ["FollowingRows"]
@@ -55,8 +55,8 @@ class FollowingRows:
             self._keys, self._values, self._positions = keys, values, new
         elif self._replaces(added, before, leading):
             slot = mx.argmax(leading == self.offset, axis=2, keepdims=True)
-            self._keys = _put(self._keys, slot, keys)
-            self._values = _put(self._values, slot, values)
+            self._keys = written(self._keys, slot, keys)
+            self._values = written(self._values, slot, values)
             self._positions = leading
         else:
             self._keys = mx.concatenate([self._keys, keys], axis=2)
@@ -153,11 +153,6 @@ class FollowingRows:
             self._keys, self._values = self._keys[:, :, :end], self._values[:, :, :end]
             self._positions = self._positions[:, :, :end]
         self.offset -= n
-
-
-def _put(rows: mx.array, slot: mx.array, new: mx.array) -> mx.array:
-    index = mx.broadcast_to(slot[..., None], (*slot.shape, rows.shape[3]))
-    return mx.put_along_axis(rows, index, new, axis=2)
 
 
 def _instead(name: str, found: mx.array, stored: mx.array | None) -> mx.array:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 
 from . import fast
-from .buffers import assigned, capacity_for, gathered, grown, in_use
+from .buffers import assigned, capacity_for, gathered, grown, in_use, written
 from .cache_requests import RankName
-from .packing import Packing, unpack
+from .packing import Packing, each, triple, unpack
 from .storage import Layout, Packed, Ranks, Storage, Stored
 
 __all__ = ["LatentRowStore"]
@@ -56,7 +56,7 @@ class LatentRowStore(Storage):
         heads = keys.shape[:2]
         packed = packing.packed_keys(mx.zeros((*heads, 1, keys.shape[3]), keys.dtype))
         return cls(
-            _each(lambda part: part[:, :, :0], packed),
+            each(lambda part: part[:, :, :0], packed),
             mx.zeros((*heads, 0, values.shape[3]), values.dtype),
             mx.zeros((*heads, 0), mx.float32),
             mx.zeros((*heads, 0), mx.int32),
@@ -74,7 +74,7 @@ class LatentRowStore(Storage):
     def fetch(self) -> tuple[Packed, mx.array]:
         """The rows in use, views where possible."""
         end = self.length
-        return _each(lambda part: in_use(part, end), self.keys), in_use(self.values, end)
+        return each(lambda part: in_use(part, end), self.keys), in_use(self.values, end)
 
     def hands_arrays(self, queries: int) -> bool:
         return queries > 1
@@ -100,11 +100,11 @@ class LatentRowStore(Storage):
         if end > min(self.keys[0].shape[2], self.values.shape[2]):
             capacity = capacity_for(end, limit)
             parts = zip(self.keys, packed, strict=True)
-            self.keys = _packed(grown(stored, start, new, capacity) for stored, new in parts)
+            self.keys = triple(grown(stored, start, new, capacity) for stored, new in parts)
             self.values = grown(self.values, start, values, capacity)
         else:
             parts = zip(self.keys, packed, strict=True)
-            self.keys = _packed(assigned(stored, start, new) for stored, new in parts)
+            self.keys = triple(assigned(stored, start, new) for stored, new in parts)
             self.values = assigned(self.values, start, values)
         self._remember_unscored(added, offset)
 
@@ -120,29 +120,29 @@ class LatentRowStore(Storage):
     ) -> None:
         self._cut()
         slots = fast.evict_indices(
-            self._ranks(ranks, position),
+            self.ranked(ranks, position),
             self.positions,
             count=1,
             sink_size=sink_size,
             recent_start=recent_start,
         )
         parts = zip(self.keys, self.packing.packed_keys(keys), strict=True)
-        self.keys = _packed(_put(stored, slots, new) for stored, new in parts)
-        self.values = _put(self.values, slots, values)
+        self.keys = triple(written(stored, slots, new) for stored, new in parts)
+        self.values = written(self.values, slots, values)
         self.importance = mx.put_along_axis(self.importance, slots, mx.array(mx.nan), axis=2)
         place = mx.array(position, mx.int32)
         self.positions = mx.put_along_axis(self.positions, slots, place, axis=2)
         self.tied = False
 
     def keep(self, slots: mx.array, *, ranks: mx.array | None = None, added: int = 0) -> None:
-        self.keys = _each(lambda part: gathered(part, slots), self.keys)
+        self.keys = each(lambda part: gathered(part, slots), self.keys)
         self.values = gathered(self.values, slots)
         self._keep_remembered(slots)
 
     def replace_keys(self, keys: Any) -> None:
         stored = self.fetch()[0]
         self._check("keys", list(keys), list(stored))
-        self.keys = cast(Packed, tuple(keys))
+        self.keys = triple(keys)
 
     def replace_values(self, values: Any) -> None:
         self._check("values", [values], [self.fetch()[1]])
@@ -158,24 +158,3 @@ class LatentRowStore(Storage):
         """Give up the unused rows."""
         if self.values.shape[2] != self.length or self.keys[0].shape[2] != self.length:
             self.keys, self.values = self.fetch()
-
-    def _ranks(self, ranks: mx.array | RankName, position: int) -> mx.array:
-        if isinstance(ranks, mx.array):
-            return ranks
-        if ranks == "age":
-            return (self.positions - position).astype(mx.float32)
-        return self.importance if ranks == "importance" else fast.key_diversity(self.dense()[0])
-
-
-def _packed(parts: Any) -> Packed:
-    words, scales, biases = parts
-    return words, scales, biases
-
-
-def _each(change: Any, rows: Packed) -> Packed:
-    return _packed(change(part) for part in rows)
-
-
-def _put(rows: mx.array, slots: mx.array, new: mx.array) -> mx.array:
-    index = mx.broadcast_to(slots[..., None], (*slots.shape, rows.shape[3]))
-    return mx.put_along_axis(rows, index, new, axis=2)

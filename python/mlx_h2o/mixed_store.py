@@ -10,8 +10,8 @@ import mlx.core as mx
 from . import fast
 from .cache_requests import RankName
 from .packed_rows import PackedRows, gathered_from
-from .packing import Packing
-from .storage import Layout, Packed, Ranks, Segment, Storage, tied
+from .packing import Packing, triple
+from .storage import Layout, Ranks, Segment, Storage, tied
 from .tiers import halves, ordered
 
 __all__ = ["MixedRowStore"]
@@ -71,8 +71,8 @@ class MixedRowStore(Storage):
     ) -> MixedRowStore:
         """The store whose ``fetch`` gave ``keys`` and ``values``."""
         tiers = [
-            PackedRows(_triple(keys, 3 * tier), _triple(values, 3 * tier), packing)
-            for tier, packing in enumerate(packings)
+            PackedRows(triple(keys[at : at + 3]), triple(values[at : at + 3]), packing)
+            for at, packing in zip(range(0, 3 * len(packings), 3), packings, strict=True)
         ]
         return cls(tiers, keys[-1], values[-1], importance, positions, dense_size)
 
@@ -287,7 +287,3 @@ class MixedRowStore(Storage):
             return [slots]
         light = slice(self.tiers[0].length, self.packed_length)
         return [*halves(slots, ordered(ranks), light)]
-
-
-def _triple(parts: Sequence[mx.array], start: int) -> Packed:
-    return parts[start], parts[start + 1], parts[start + 2]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from .buffers import gathered
+from .buffers import gathered, written
 from .packing import Packing
 from .recoding import recoded
 from .storage import Packed
@@ -72,13 +72,8 @@ class PackedRows(NamedTuple):
 
     def written(self, slots: mx.array, rows: PackedRows) -> PackedRows:
         """With ``rows`` at ``slots`` [B, H, 1], in place where nothing else holds the arrays."""
-        at = mx.expand_dims(slots, -1)
-        return self._of(
-            [
-                mx.put_along_axis(stored, mx.broadcast_to(at, part.shape), part, axis=2)
-                for stored, part in zip(self.arrays(), rows.arrays(), strict=True)
-            ]
-        )
+        pairs = zip(self.arrays(), rows.arrays(), strict=True)
+        return self._of([written(stored, slots, part) for stored, part in pairs])
 
     def chosen(self, where: mx.array, others: PackedRows) -> PackedRows:
         """These rows where ``where`` [B, H, N], else ``others``."""

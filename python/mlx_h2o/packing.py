@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, cast
 
 import mlx.core as mx
@@ -11,7 +12,7 @@ from .config import H2OConfig
 from .storage import Layout, Packed
 from .validate_quantized import GROUP_SIZES
 
-__all__ = ["Packing", "unpack"]
+__all__ = ["Packing", "each", "triple", "unpack"]
 
 _BLOCK = 256
 """Rows that are unpacked at a time where MLX would need much memory for all at once."""
@@ -74,6 +75,17 @@ class Packing(NamedTuple):
     def layouts(self, keys: Packed, values: Packed) -> tuple[Layout, Layout]:
         """Those of the rows that were packed."""
         return _layout(keys, self.group_size), _layout(values, self.group_size)
+
+
+def triple(parts: Iterable[mx.array]) -> Packed:
+    """Words, scales and biases, in this order."""
+    words, scales, biases = parts
+    return words, scales, biases
+
+
+def each(change: Callable[[mx.array], mx.array], rows: Packed) -> Packed:
+    """The rows whose three arrays are ``change`` of these."""
+    return triple(change(part) for part in rows)
 
 
 def _layout(rows: Packed, group_size: int) -> Layout:

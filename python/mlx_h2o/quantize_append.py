@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from mlx_h2o import arguments
+from mlx_h2o import arguments, buffers
 from mlx_h2o.arguments import StreamLike
 from mlx_h2o.backends import operation_of
 from mlx_h2o.placement import placed
@@ -108,9 +108,9 @@ def written(
     """The stored arrays with packed rows [B, H, L, ...] in their slots, by MLX's own scatter."""
     with placed(request.stream):
         last = mx.array(request.keys[0].shape[2] - 1, mx.uint32)
-        slots = mx.expand_dims(mx.minimum(request.slots, last), -1)
+        slots = mx.minimum(request.slots, last)
         kw, ks, kb, vw, vs, vb = (
-            mx.put_along_axis(stored, mx.broadcast_to(slots, part.shape), part, axis=2)
+            buffers.written(stored, slots, part)
             for stored, part in zip((*request.keys, *request.values), (*keys, *values), strict=True)
         )
         # The rows of one step hang together, or the graph of what nobody reads would grow.

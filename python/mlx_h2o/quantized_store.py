@@ -11,7 +11,7 @@ from . import fast
 from .buffers import capacity_for, gathered, grown, in_use
 from .cache_operations import serve_replacement
 from .cache_requests import RankName, ReplaceRequest
-from .packing import Packing
+from .packing import Packing, each, triple
 from .storage import DECODE_QUERIES, Packed, Ranks, Storage
 
 __all__ = ["ArrayHandingStore", "QuantizedRowStore"]
@@ -60,7 +60,7 @@ class QuantizedRowStore(Storage):
             mx.zeros((*heads, 1, keys.shape[3]), keys.dtype),
             mx.zeros((*heads, 1, values.shape[3]), values.dtype),
         )
-        k, v = (_each(lambda part: part[:, :, :0], rows) for rows in packed)
+        k, v = (each(lambda part: part[:, :, :0], rows) for rows in packed)
         return cls(k, v, *remembered, packing)
 
     @property
@@ -74,8 +74,8 @@ class QuantizedRowStore(Storage):
         """The rows in use, views where possible."""
         end = self.length
         return (
-            _each(lambda part: in_use(part, end), self.keys),
-            _each(lambda part: in_use(part, end), self.values),
+            each(lambda part: in_use(part, end), self.keys),
+            each(lambda part: in_use(part, end), self.values),
         )
 
     def hands_arrays(self, queries: int) -> bool:
@@ -139,8 +139,8 @@ class QuantizedRowStore(Storage):
         self.tied = True
 
     def keep(self, slots: mx.array, *, ranks: mx.array | None = None, added: int = 0) -> None:
-        self.keys = _each(lambda part: gathered(part, slots), self.keys)
-        self.values = _each(lambda part: gathered(part, slots), self.values)
+        self.keys = each(lambda part: gathered(part, slots), self.keys)
+        self.values = each(lambda part: gathered(part, slots), self.values)
         self._keep_remembered(slots)
 
     def replace_keys(self, keys: Any) -> None:
@@ -157,8 +157,7 @@ class QuantizedRowStore(Storage):
                 f"[H2OKVCache.{name}] found {shapes}, expected words, scales and biases as "
                 f"stored: {expected}."
             )
-        words, scales, biases = found
-        return words, scales, biases
+        return triple(found)
 
     def _write(self, keys: mx.array, values: mx.array, slots: mx.array) -> None:
         self.keys, self.values = fast.quantize_append(
@@ -173,13 +172,6 @@ class ArrayHandingStore(QuantizedRowStore):
         return True
 
 
-def _each(change: Any, rows: Packed) -> Packed:
-    words, scales, biases = rows
-    return change(words), change(scales), change(biases)
-
-
 def _grown(stored: Packed, used: int, new: Packed, capacity: int) -> Packed:
-    words, scales, biases = (
-        grown(buffer, used, rows, capacity) for buffer, rows in zip(stored, new, strict=True)
-    )
-    return words, scales, biases
+    pairs = zip(stored, new, strict=True)
+    return triple(grown(buffer, used, rows, capacity) for buffer, rows in pairs)
