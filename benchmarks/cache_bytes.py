@@ -25,8 +25,8 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import KVCache
 
 from mlx_h2o import H2OConfig
+from mlx_h2o.caches.quantized_cache import evicting_cache
 from mlx_h2o.demo import report
-from mlx_h2o.quantized_cache import evicting_cache
 
 HEADS, SIZE = 8, 128
 SCALE = SIZE**-0.5

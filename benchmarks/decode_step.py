@@ -27,8 +27,8 @@ from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
 import mlx_h2o
-from mlx_h2o import native
 from mlx_h2o.demo import report
+from mlx_h2o.operations import native
 from mlx_h2o.policies import names
 
 ROTATING = "rotating"

@@ -22,8 +22,8 @@ TESTS = Path(__file__).resolve().parents[1] / "tests"
 sys.path.insert(0, str(TESTS))
 
 import nvrtc  # noqa: E402
-from mlx_h2o import cuda  # noqa: E402
 from mlx_h2o.demo import report  # noqa: E402
+from mlx_h2o.operations import cuda  # noqa: E402
 
 SIZE = 128
 WARP = 32

@@ -19,8 +19,10 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlx_h2o import H2OConfig, H2OKVCache, attention, key_ranks, threads
+from mlx_h2o import H2OConfig, H2OKVCache, threads
+from mlx_h2o.caches import key_ranks
 from mlx_h2o.demo import report
+from mlx_h2o.lm import attention
 
 HEADS, KV_HEADS, SIZE = 16, 8, 128
 WAYS = {"one read": ("keydiff", -1), "second read": ("keydiff", 1 << 60), "window": ("window", 0)}

@@ -23,10 +23,11 @@ import mlx.core as mx
 from mlx_lm.models.base import quantized_scaled_dot_product_attention
 
 import mlx_h2o
-from mlx_h2o import _core, fast, native
+from mlx_h2o import _core, fast
 from mlx_h2o.demo import report
-from mlx_h2o.validate import attention_request
-from mlx_h2o.validate_quantized import quantized_attention_request
+from mlx_h2o.operations import native
+from mlx_h2o.operations.validate import attention_request
+from mlx_h2o.operations.validate_quantized import quantized_attention_request
 
 COLD_BYTES = 256 << 20
 HEADS, KV_HEADS, WIDTH = 16, 8, 128

@@ -26,10 +26,11 @@ from typing import Any
 import mlx.core as mx
 
 import mlx_h2o
-from mlx_h2o import fast, native, use_backend
+from mlx_h2o import fast, use_backend
 from mlx_h2o.demo import report
-from mlx_h2o.validate import AttentionRequest
-from mlx_h2o.validate_quantized import quantized_attention_request
+from mlx_h2o.operations import native
+from mlx_h2o.operations.validate import AttentionRequest
+from mlx_h2o.operations.validate_quantized import quantized_attention_request
 
 HEADS, KV_HEADS, SIZE = 16, 8, 128
 SCALE = SIZE**-0.5

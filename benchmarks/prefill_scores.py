@@ -18,8 +18,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlx_h2o import composed, ema, fast, prefill, validate
+from mlx_h2o import fast
 from mlx_h2o.demo import report
+from mlx_h2o.operations import composed, ema, prefill, validate
 
 SIZE = 64
 SCALE = SIZE**-0.5

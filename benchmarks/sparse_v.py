@@ -33,9 +33,10 @@ import numpy as np
 from mlx_lm.models import qwen3
 
 import mlx_h2o
-from mlx_h2o import demo, fast, launch
+from mlx_h2o import demo, fast
 from mlx_h2o.demo import report
-from mlx_h2o.validate_quantized import quantized_attention_request
+from mlx_h2o.operations import launch
+from mlx_h2o.operations.validate_quantized import quantized_attention_request
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 THRESHOLDS = (1e-4, 1e-5, 1e-6, 1e-7, 1e-8)

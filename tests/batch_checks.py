@@ -5,8 +5,8 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 
-from mlx_h2o import attention
-from mlx_h2o.quantized_cache import evicting_cache
+from mlx_h2o.caches.quantized_cache import evicting_cache
+from mlx_h2o.lm import attention
 
 HEADS, GROUP, SIZE, SCALE = 2, 2, 32, 0.2
 

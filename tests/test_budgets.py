@@ -11,7 +11,7 @@ import pytest
 
 import mlx_h2o
 from mlx_h2o import H2OConfig, cli, demo, evaluate, fast
-from mlx_h2o.profiling import LayerProfile, Profile
+from mlx_h2o.lm.profiling import LayerProfile, Profile
 from tiny_models import random_prompt, stock_tokens, tiny_qwen3
 
 

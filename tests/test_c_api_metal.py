@@ -15,7 +15,7 @@ import c_api
 import c_api_build
 import c_api_operations
 from c_api import CODES, CError, Library
-from mlx_h2o import (
+from mlx_h2o.operations import (
     cache_requests,
     kernels,
     launch,
@@ -25,8 +25,8 @@ from mlx_h2o import (
     validate,
     validate_quantized,
 )
-from mlx_h2o.launch import Launch
-from mlx_h2o.row_kernels import RowKernels
+from mlx_h2o.operations.launch import Launch
+from mlx_h2o.operations.row_kernels import RowKernels
 
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 MASKS = {

@@ -25,11 +25,11 @@ from cache_checks import (
     exact_trace,
 )
 from mlx_h2o import H2OConfig, H2OKVCache, fast, use_backend
-from mlx_h2o.replacements import Replacements
+from mlx_h2o.lm.replacements import Replacements
 from routing_checks import everything_of_mlx_lm
 from tiny_models import tiny_qwen3
 
-routing_module = importlib.import_module("mlx_h2o.routing")
+routing_module = importlib.import_module("mlx_h2o.lm.routing")
 
 
 @dataclass(frozen=True)
@@ -100,15 +100,15 @@ def mlx_lm_is_put_back():
 FAULTS = [
     Fault(
         "the recent window is off by one",
-        "eviction",
+        "caches.eviction",
         "return self.offset + self.added - self.recent_size",
         "return self.offset + self.added - self.recent_size + 1",
-        (("mlx_h2o.bounded", "Eviction"),),
+        (("mlx_h2o.caches.bounded", "Eviction"),),
         rows_of_h2o,
     ),
     Fault(
         "the recent window of a surplus reaches beyond the sequence",
-        "bounded",
+        "caches.bounded",
         "self._compact(self._store, self.config.max_kv_size, 0)",
         "self._compact(self._store, self.config.max_kv_size, 2)",
         (("BoundedRows", "_settle"),),
@@ -116,31 +116,31 @@ FAULTS = [
     ),
     Fault(
         "masked pairs decay",
-        "ema",
+        "operations.ema",
         "return result if unmasked is None else mx.where(unmasked, result, importance)",
         "return result",
-        (("mlx_h2o.composed_cache", "ema"),),
+        (("mlx_h2o.operations.composed_cache", "ema"),),
         moving_average,
     ),
     Fault(
         "the first score is not set but averaged with 0, as the paper does",
-        "ema",
+        "operations.ema",
         "mx.where(mx.isnan(importance), new, ",
         "mx.where(mx.isnan(importance), (1 - decay) * new, ",
-        (("mlx_h2o.composed_cache", "ema"),),
+        (("mlx_h2o.operations.composed_cache", "ema"),),
         moving_average,
     ),
     Fault(
         "the queries of a chunk are averaged in the wrong order",
-        "ema",
+        "operations.ema",
         "(mx.expand_dims(count, 2) - so_far)",
         "(so_far - 1)",
-        (("mlx_h2o.composed_cache", "ema"),),
+        (("mlx_h2o.operations.composed_cache", "ema"),),
         moving_average,
     ),
     Fault(
         "the offset follows the physical length",
-        "bounded",
+        "caches.bounded",
         "self.offset += keys.shape[2]",
         "self.offset = self._store.length",
         (("BoundedRows", "update_and_fetch"),),
@@ -148,7 +148,7 @@ FAULTS = [
     ),
     Fault(
         "the mask is made for the logical length",
-        "cache",
+        "caches.cache",
         "min(self._store.length, self.config.max_kv_size)",
         "self.offset",
         (("H2OKVCache", "make_mask"),),
@@ -156,23 +156,23 @@ FAULTS = [
     ),
     Fault(
         "a replaced row inherits the score of the evicted one",
-        "composed_cache",
+        "operations.composed_cache",
         "importance = mx.put_along_axis(request.importance, slots, nan, axis=2)",
         "importance = request.importance",
-        (("mlx_h2o.composed_cache", "marked"),),
+        (("mlx_h2o.operations.composed_cache", "marked"),),
         composed_rows_of_h2o,
     ),
     Fault(
         "ties go to the higher position",
-        "composed",
+        "operations.composed",
         "place = ((1 << _POSITION_BITS) - 1) - place",
         "place = place",
-        (("mlx_h2o.composed", "retention_key"),),
+        (("mlx_h2o.operations.composed", "retention_key"),),
         ties,
     ),
     Fault(
         "positions are not tied to the keys",
-        "bounded",
+        "caches.bounded",
         "keys = tied(keys, [self._store.positions, self._store.importance])",
         "keys = keys[...]",
         (("BoundedRows", "keys_and_values"),),
@@ -180,7 +180,7 @@ FAULTS = [
     ),
     Fault(
         "the last context to close puts nothing back",
-        "replacements",
+        "lm.replacements",
         "if replaced.users == 0:",
         "if replaced.users < 0:",
         (("Replacements", "_drain"),),
@@ -198,7 +198,7 @@ def loaded_from_text(fault: Fault, patch: pytest.MonkeyPatch, *, seeded: bool):
     assert changed != source
     name = f"{real.__name__}_again"
     module = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader=None))
-    module.__package__ = "mlx_h2o"
+    module.__package__ = real.__package__
     patch.setitem(sys.modules, name, module)  # dataclasses look themselves up
     text = changed if seeded else source
     exec(compile(text, f"{real.__file__}, again", "exec"), vars(module))
@@ -213,7 +213,7 @@ def put_in_place(fault: Fault, patch: pytest.MonkeyPatch, *, seeded: bool) -> No
         if hasattr(real, holder):
             patch.setattr(getattr(real, holder), name, vars(getattr(module, holder))[name])
         else:
-            value = module if name == fault.module else getattr(module, name)
+            value = module if name == fault.module.rpartition(".")[2] else getattr(module, name)
             patch.setattr(importlib.import_module(holder), name, value)
 
 

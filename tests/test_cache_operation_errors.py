@@ -5,7 +5,8 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from mlx_h2o import fast, native
+from mlx_h2o import fast
+from mlx_h2o.operations import native
 
 ROWS = (1, 2, 5)
 

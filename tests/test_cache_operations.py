@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import reference
-from mlx_h2o import fast, native, use_backend
+from mlx_h2o import fast, use_backend
+from mlx_h2o.operations import native
 
 BACKENDS = ["composed"] if native.unavailable_reason() else ["composed", "native"]
 DTYPES = [mx.float32, mx.float16, mx.bfloat16]

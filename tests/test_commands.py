@@ -14,8 +14,9 @@ import urllib.request
 
 import pytest
 
-from mlx_h2o import H2OConfig, cli, hosting, load, load_prompt_cache, stream_generate
+from mlx_h2o import H2OConfig, cli, load, load_prompt_cache, stream_generate
 from mlx_h2o.demo import model_path
+from mlx_h2o.lm import hosting
 
 pytestmark = pytest.mark.downstream
 

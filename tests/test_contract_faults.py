@@ -10,7 +10,7 @@ import pytest
 
 from batch_checks import Lone, chunk, decode
 from mlx_h2o import H2OConfig, H2OKVCache, load_prompt_cache, make_prompt_cache, save_prompt_cache
-from mlx_h2o.speculative_cache import cache_of
+from mlx_h2o.caches.speculative_cache import cache_of
 from routing_checks import SETTINGS
 from test_batch import check
 from test_cache_faults import Fault, put_in_place
@@ -106,15 +106,15 @@ def interrupted_saves():
 FAULTS = [
     Fault(
         "the last row of padding is seen",
-        "batch_masks",
+        "caches.batch_masks",
         "return mx.arange(slots) >= _column(padding)",
         "return mx.arange(slots) >= _column(padding) - 1",
-        (("mlx_h2o.batch", "decode_mask"),),
+        (("mlx_h2o.caches.batch", "decode_mask"),),
         sequences_of_a_batch,
     ),
     Fault(
         "the sequences of a batch share one clock",
-        "batched",
+        "caches.batched",
         "behind = [clock - line.tokens for line in self._lines]",
         "behind = [0 for line in self._lines]",
         (("BatchedRows", "_replace"),),
@@ -122,7 +122,7 @@ FAULTS = [
     ),
     Fault(
         "the last queries of a batch count, whosever they are",
-        "batched",
+        "caches.batched",
         "return all(span == (0, self._length) for span in self._spans)",
         "return True",
         (("BatchedRows", "_regular"),),
@@ -130,7 +130,7 @@ FAULTS = [
     ),
     Fault(
         "padding on the right stays where it is",
-        "batched",
+        "caches.batched",
         "ends = [before + stop for _, stop in spans]",
         "ends = [store.length for _, stop in spans]",
         (("BatchedRows", "_settle"),),
@@ -138,7 +138,7 @@ FAULTS = [
     ),
     Fault(
         "what is committed depends on what comes",
-        "speculation",
+        "caches.speculation",
         "self._commit(store, max(self._frontier, self.offset - self._reach))",
         "self._commit(store, min(self.offset, self.offset + keys.shape[2] - self._reach))",
         (("SpeculativeRows", "update_and_fetch"),),
@@ -146,7 +146,7 @@ FAULTS = [
     ),
     Fault(
         "the scores of rejected queries stay",
-        "speculation",
+        "caches.speculation",
         "parts = [aside.part(0, target) for aside in self._asides]",
         "parts = [aside.part(0, self.offset + n) for aside in self._asides]",
         (("SpeculativeRows", "trim"),),
@@ -154,7 +154,7 @@ FAULTS = [
     ),
     Fault(
         "evictions of a rejected draft are not undone",
-        "speculation",
+        "caches.speculation",
         "while self._log and self._log[-1].offset >= target:",
         "while False:",
         (("SpeculativeRows", "trim"),),
@@ -162,23 +162,23 @@ FAULTS = [
     ),
     Fault(
         "caches that evict for good may be drafted on",
-        "drafting",
+        "lm.drafting",
         "if allowed < drafted:",
         "if allowed < 0:",
-        (("mlx_h2o.drafting", "_check"),),
+        (("mlx_h2o.lm.drafting", "_check"),),
         drafts_of_a_model,
     ),
     Fault(
         "a file may be shorter than it says",
-        "safetensors",
+        "lm.safetensors",
         "if size != expected:",
         "if size > expected:",
-        (("mlx_h2o.saving", "read_header"),),
+        (("mlx_h2o.lm.saving", "read_header"),),
         truncated_files,
     ),
     Fault(
         "a cache is saved in its place",
-        "saving",
+        "lm.saving",
         'beside = os.path.join(folder, f".{name}.{uuid.uuid4().hex}{_SUFFIX}")',
         "beside = path",
         (("test_contract_faults", "save_prompt_cache"),),

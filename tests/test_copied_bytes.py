@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 from mlx_lm.generate import generate_step
 
-from mlx_h2o import make_prompt_cache, native, routing, use_backend
+from mlx_h2o import make_prompt_cache, routing, use_backend
+from mlx_h2o.operations import native
 from tiny_models import random_prompt, tiny_qwen3
 
 BUDGET = 32

@@ -16,8 +16,8 @@ from emulator.backend import stand_ins
 from emulator.cases import DTYPES, Case
 from emulator.rows import every_row_launch
 from emulator.variants import every_variant, request
-from mlx_h2o import launch
-from mlx_h2o.launch import AnyAttentionRequest, Launch
+from mlx_h2o.operations import launch
+from mlx_h2o.operations.launch import AnyAttentionRequest, Launch
 
 # What one threadgroup may have in all.
 REGISTERS = 65536

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mlx_h2o import H2OConfig, batch_generate, generate, make_prompt_cache, routing, stream_generate
-from mlx_h2o.speculative_cache import SpeculativeH2OKVCache
+from mlx_h2o.caches.speculative_cache import SpeculativeH2OKVCache
 from routing_checks import SETTINGS, mlx_lm_stays_as_it_is
 from tiny_models import random_prompt, stock_tokens, tiny_qwen3, tiny_tokenizer
 

@@ -15,9 +15,9 @@ import mlx_h2o
 from emulator import EmulatorBackend, KernelError, Run, metal_kernel
 from emulator.build import compiler
 from emulator.cases import DTYPES, Case, compile_all, errors
-from mlx_h2o import kernels, metal
-from mlx_h2o.backends import register
-from mlx_h2o.validate import AttentionRequest, attention_request
+from mlx_h2o.operations import kernels, metal
+from mlx_h2o.operations.backends import register
+from mlx_h2o.operations.validate import AttentionRequest, attention_request
 
 pytestmark = [
     pytest.mark.emulator,

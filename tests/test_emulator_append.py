@@ -12,8 +12,9 @@ import pytest
 from emulator import EmulatorBackend, KernelError, Run, metal_kernel
 from emulator.build import compiler
 from emulator.cases import DTYPES
-from mlx_h2o import fast, metal, use_backend
-from mlx_h2o.backends import register
+from mlx_h2o import fast, use_backend
+from mlx_h2o.operations import metal
+from mlx_h2o.operations.backends import register
 
 pytestmark = [
     pytest.mark.emulator,

@@ -13,7 +13,7 @@ import reference
 from emulator import EmulatorBackend, Run
 from emulator.build import compiler
 from emulator.cases import Case, dequantized
-from mlx_h2o.launch import AnyAttentionRequest
+from mlx_h2o.operations.launch import AnyAttentionRequest
 from test_emulator import same_bits
 from test_emulator_quantized import COUNTING, peaked_request
 

@@ -24,10 +24,10 @@ from emulator.faults import (
     WRONG,
     Fault,
 )
-from mlx_h2o import kernels, launch
-from mlx_h2o.backends import AttentionResult, QuantizedAttentionResult
-from mlx_h2o.launch import AnyAttentionRequest
-from mlx_h2o.validate_quantized import QuantizedAttentionRequest
+from mlx_h2o.operations import kernels, launch
+from mlx_h2o.operations.backends import AttentionResult, QuantizedAttentionResult
+from mlx_h2o.operations.launch import AnyAttentionRequest
+from mlx_h2o.operations.validate_quantized import QuantizedAttentionRequest
 
 pytestmark = [
     pytest.mark.emulator,

@@ -13,8 +13,9 @@ import reference
 from emulator import EmulatorBackend, KernelError, Run, metal_kernel
 from emulator.build import compiler
 from emulator.row_cases import ROWS, in_every_schedule, on_the_emulator, rows_with_ties
-from mlx_h2o import composed, cuda, fast, metal, use_backend
-from mlx_h2o.validate import keep_request
+from mlx_h2o import fast, use_backend
+from mlx_h2o.operations import composed, cuda, metal
+from mlx_h2o.operations.validate import keep_request
 
 pytestmark = [
     pytest.mark.emulator,

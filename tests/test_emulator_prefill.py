@@ -15,8 +15,9 @@ from emulator import EmulatorBackend, KernelError, Run, metal_kernel
 from emulator.build import compiler
 from emulator.cases import DTYPES
 from emulator.row_cases import in_every_schedule, on_the_emulator
-from mlx_h2o import cuda, fast, metal, prefill, use_backend
-from mlx_h2o.backends import operation_of
+from mlx_h2o import fast, use_backend
+from mlx_h2o.operations import cuda, metal, prefill
+from mlx_h2o.operations.backends import operation_of
 
 pytestmark = [
     pytest.mark.emulator,

@@ -14,8 +14,8 @@ import mlx_h2o
 from emulator import EmulatorBackend, Run
 from emulator.build import compiler
 from emulator.cases import Case, compile_all, errors, probe_error
-from mlx_h2o import metal
-from mlx_h2o.backends import register
+from mlx_h2o.operations import metal
+from mlx_h2o.operations.backends import register
 from test_emulator import PipelineLimit, same_bits
 
 pytestmark = [

@@ -15,9 +15,12 @@ import mlx_h2o
 from emulator import EmulatorBackend, Run
 from emulator.build import compiler
 from emulator.cases import DTYPES, Case, compile_all, errors
-from mlx_h2o import metal
-from mlx_h2o.backends import register
-from mlx_h2o.validate_quantized import QuantizedAttentionRequest, quantized_attention_request
+from mlx_h2o.operations import metal
+from mlx_h2o.operations.backends import register
+from mlx_h2o.operations.validate_quantized import (
+    QuantizedAttentionRequest,
+    quantized_attention_request,
+)
 from test_emulator import PipelineLimit, same_bits
 
 pytestmark = [

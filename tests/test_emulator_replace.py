@@ -18,8 +18,9 @@ from emulator.row_cases import (
     rows_with_ties,
     same_bits,
 )
-from mlx_h2o import composed_cache, cuda, fast, metal, use_backend
-from mlx_h2o.cache_requests import replace_request
+from mlx_h2o import fast, use_backend
+from mlx_h2o.operations import composed_cache, cuda, metal
+from mlx_h2o.operations.cache_requests import replace_request
 
 pytestmark = [
     pytest.mark.emulator,

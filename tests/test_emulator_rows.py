@@ -13,10 +13,11 @@ import reference
 from emulator import EmulatorBackend, KernelError, Run, metal_kernel
 from emulator.build import compiler
 from emulator.row_cases import ROWS, SCHEDULES, in_every_schedule, rows_with_ties, same_bits
-from mlx_h2o import composed, composed_cache, cuda, fast, metal, use_backend
-from mlx_h2o.backends import register
-from mlx_h2o.cache_requests import accumulate_request
-from mlx_h2o.validate import evict_request
+from mlx_h2o import fast, use_backend
+from mlx_h2o.operations import composed, composed_cache, cuda, metal
+from mlx_h2o.operations.backends import register
+from mlx_h2o.operations.cache_requests import accumulate_request
+from mlx_h2o.operations.validate import evict_request
 
 pytestmark = [
     pytest.mark.emulator,

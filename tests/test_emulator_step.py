@@ -13,7 +13,8 @@ import reference
 from emulator import EmulatorBackend, KernelError, Run, metal_kernel
 from emulator.build import compiler
 from emulator.row_cases import SCHEDULES, in_every_schedule, on_the_emulator, same_bits
-from mlx_h2o import fast, metal, use_backend
+from mlx_h2o import fast, use_backend
+from mlx_h2o.operations import metal
 
 pytestmark = [
     pytest.mark.emulator,

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 import reference
 from golden.build import Case
 from golden.make import read
-from mlx_h2o import backends, fast, use_backend, validate
-from mlx_h2o.backends import for_attention, get
+from mlx_h2o import backends, fast, use_backend
+from mlx_h2o.operations import validate
+from mlx_h2o.operations.backends import for_attention, get
 
 CASES = read()
 ATTENTION = [case for case in CASES if case.fields["op"] == "attention"]

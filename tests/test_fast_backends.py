@@ -11,8 +11,16 @@ import mlx.core as mx
 import pytest
 
 import mlx_h2o
-from mlx_h2o import backends, composed, fast, use_backend, validate
-from mlx_h2o.backends import ENVIRONMENT, for_attention, for_retention, get, named, register
+from mlx_h2o import backends, fast, use_backend
+from mlx_h2o.operations import composed, validate
+from mlx_h2o.operations.backends import (
+    ENVIRONMENT,
+    for_attention,
+    for_retention,
+    get,
+    named,
+    register,
+)
 
 PACKAGE = Path(mlx_h2o.__file__).parents[1]
 
@@ -236,7 +244,7 @@ def test_public_names() -> None:
 
 def test_functions_are_not_hidden_by_the_modules_of_the_same_name() -> None:
     code = (
-        "import mlx_h2o.generate, mlx_h2o.routing, mlx_h2o.backends\n"
+        "import mlx_h2o.lm.generate, mlx_h2o.lm.routing, mlx_h2o.operations.backends\n"
         "import mlx_h2o, types\n"
         "names = ('generate', 'routing', 'backends')\n"
         "print([isinstance(getattr(mlx_h2o, n), types.FunctionType) or type(getattr(mlx_h2o, n))"

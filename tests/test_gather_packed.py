@@ -6,7 +6,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_h2o import buffers, fast, use_backend
+from mlx_h2o import fast, use_backend
+from mlx_h2o.operations import buffers
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from mlx_h2o import (
     routing,
     stream_generate,
 )
-from mlx_h2o.generate import summary
+from mlx_h2o.lm.generate import summary
 from tiny_models import random_prompt, stock_tokens, tiny_llama, tiny_qwen3, tiny_tokenizer
 
 PROMPT = 40

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mlx_h2o import make_prompt_cache, routing
-from mlx_h2o.generate import summary
+from mlx_h2o.lm.generate import summary
 from tiny_models import random_prompt
 
 # What any of the models may ask for; each takes what it knows.

@@ -11,7 +11,7 @@ import pytest
 from mlx_lm.generate import BatchGenerator
 
 from mlx_h2o import BatchH2OKVCache, H2OConfig, H2OKVCache, generate, make_prompt_cache
-from mlx_h2o.hosting import hosting
+from mlx_h2o.lm.hosting import hosting
 from routing_checks import SETTINGS, mlx_lm_stays_as_it_is, patched, qwen3
 from tiny_models import random_prompt, tiny_qwen3, tiny_tokenizer
 

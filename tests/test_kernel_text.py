@@ -15,8 +15,9 @@ import pytest
 from emulator import EmulatorBackend
 from emulator.build import compiler
 from emulator.variants import every_variant
-from mlx_h2o import _kernel_text, cuda, kernels, launch
-from mlx_h2o.validate import AttentionRequest, attention_request
+from mlx_h2o import _kernel_text
+from mlx_h2o.operations import cuda, kernels, launch
+from mlx_h2o.operations.validate import AttentionRequest, attention_request
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGER = ROOT / "tools" / "package_kernels.py"

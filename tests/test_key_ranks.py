@@ -12,16 +12,9 @@ from hypothesis import strategies as st
 
 import mlx_h2o
 from cache_checks import SCALE, exact_trace, random_tokens, rows_by_position, small
-from mlx_h2o import (
-    H2OConfig,
-    H2OKVCache,
-    QuantizedH2OKVCache,
-    evaluate,
-    fast,
-    key_ranks,
-    use_backend,
-)
-from mlx_h2o.storage import Storage
+from mlx_h2o import H2OConfig, H2OKVCache, QuantizedH2OKVCache, evaluate, fast, use_backend
+from mlx_h2o.caches import key_ranks
+from mlx_h2o.stores.storage import Storage
 from tiny_models import random_prompt, tiny_qwen3
 
 

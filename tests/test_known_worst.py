@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlx_h2o import H2OConfig, H2OKVCache, native, use_backend
-from mlx_h2o.known_worst import KnownWorst, Zones
-from mlx_h2o.quantized_cache import QuantizedH2OKVCache
+from mlx_h2o import H2OConfig, H2OKVCache, use_backend
+from mlx_h2o.caches.quantized_cache import QuantizedH2OKVCache
+from mlx_h2o.operations import native
+from mlx_h2o.stores.known_worst import KnownWorst, Zones
 
 BACKENDS = ["composed"] if native.unavailable_reason() else ["composed", "native"]
 SHAPE = (2, 2, 32)  # B, H, D

@@ -23,10 +23,10 @@ from mlx_h2o import (
     policies,
     routing,
     save_prompt_cache,
-    stored_attention,
 )
-from mlx_h2o.recoding import recoded
-from mlx_h2o.storage import Segment
+from mlx_h2o.caches import stored_attention
+from mlx_h2o.stores.recoding import recoded
+from mlx_h2o.stores.storage import Segment
 from reference_cache import ReferenceCache
 from tiny_models import random_prompt, tiny_qwen3
 

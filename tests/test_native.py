@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import reference
-from mlx_h2o import fast, native, use_backend
+from mlx_h2o import fast, use_backend
+from mlx_h2o.operations import native
 
 pytestmark = pytest.mark.skipif(
     bool(native.unavailable_reason()), reason=native.unavailable_reason() or "available"

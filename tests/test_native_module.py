@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import native_build
-from mlx_h2o import fast, native, use_backend
-from mlx_h2o.validate import attention_request
+from mlx_h2o import fast, use_backend
+from mlx_h2o.operations import native
+from mlx_h2o.operations.validate import attention_request
 
 OP = "scaled_dot_product_attention_with_scores"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_h2o import native
+from mlx_h2o.operations import native
 
 TESTS = Path(__file__).parent
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import mlx_h2o
-from mlx_h2o import native
+from mlx_h2o.operations import native
 
 STUB = Path(mlx_h2o.__file__).with_name("_core.pyi")
 

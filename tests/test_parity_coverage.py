@@ -10,9 +10,9 @@ import mlx.core as mx
 import pytest
 
 from emulator import EmulatorBackend
-from mlx_h2o import kernels, launch, launch_rows
-from mlx_h2o.backends import register
-from mlx_h2o.launch import Launch
+from mlx_h2o.operations import kernels, launch, launch_rows
+from mlx_h2o.operations.backends import register
+from mlx_h2o.operations.launch import Launch
 from parity import runner
 from parity.legs import EmulatorLeg
 

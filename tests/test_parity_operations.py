@@ -13,8 +13,8 @@ import mlx.core as mx
 import pytest
 
 from emulator import EmulatorBackend, compiler
-from mlx_h2o import composed, composed_cache, quantize_append
-from mlx_h2o.backends import register
+from mlx_h2o.operations import composed, composed_cache, quantize_append
+from mlx_h2o.operations.backends import register
 from parity import runner
 from parity.__main__ import main
 from parity.c_leg import CLeg

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from cache_checks import check_accumulate
-from mlx_h2o import H2OConfig, H2OKVCache, ema, policies
+from mlx_h2o import H2OConfig, H2OKVCache, policies
+from mlx_h2o.operations import ema
 
 
 def rows(*, keys, importance=None, positions=None, offset=100):

@@ -10,7 +10,8 @@ import pytest
 
 import mlx_h2o
 import reference
-from mlx_h2o import H2OKVCache, fast, native, prefill, use_backend
+from mlx_h2o import H2OKVCache, fast, use_backend
+from mlx_h2o.operations import native, prefill
 from mlx_h2o.policies import Policy
 
 SCALE = 0.25

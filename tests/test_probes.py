@@ -10,9 +10,9 @@ import pytest
 
 import mlx_h2o
 from emulator.cases import Case, errors, probe_error
-from mlx_h2o import composed
-from mlx_h2o.backends import register
-from mlx_h2o.probes import WITH_PROBES
+from mlx_h2o.operations import composed
+from mlx_h2o.operations.backends import register
+from mlx_h2o.operations.probes import WITH_PROBES
 
 operation = mlx_h2o.fast.scaled_dot_product_attention_with_probes
 

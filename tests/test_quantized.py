@@ -12,9 +12,9 @@ import pytest
 import mlx_h2o
 import reference
 from emulator.cases import DTYPES, Case, errors
-from mlx_h2o import composed
-from mlx_h2o.backends import register
-from mlx_h2o.validate_quantized import BITS, QUANTIZED_ATTENTION
+from mlx_h2o.operations import composed
+from mlx_h2o.operations.backends import register
+from mlx_h2o.operations.validate_quantized import BITS, QUANTIZED_ATTENTION
 
 operation = mlx_h2o.fast.scaled_dot_product_attention_quantized_with_scores
 

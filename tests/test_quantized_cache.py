@@ -27,10 +27,10 @@ from mlx_h2o import (
     H2OKVCache,
     QuantizedH2OKVCache,
     load_prompt_cache,
-    packing,
     policies,
     save_prompt_cache,
 )
+from mlx_h2o.stores import packing
 
 POLICIES = policies.names()
 SIZE = 64

@@ -16,7 +16,6 @@ from mlx_h2o import (
     H2OConfig,
     H2OKVCache,
     QuantizedH2OKVCache,
-    attention,
     batch_generate,
     generate,
     make_prompt_cache,
@@ -26,6 +25,7 @@ from mlx_h2o import (
     use_backend,
 )
 from mlx_h2o.evaluate import peak_memory, prefill
+from mlx_h2o.lm import attention
 from tiny_models import random_prompt, tiny_llama, tiny_qwen3, tiny_tokenizer
 
 POLICIES = policies.names()

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 import reference
-from mlx_h2o import H2OConfig, H2OKVCache, attention, fast, native, use_backend
+from mlx_h2o import H2OConfig, H2OKVCache, fast, use_backend
+from mlx_h2o.lm import attention
+from mlx_h2o.operations import native
 
 BACKENDS = ["composed"] if native.unavailable_reason() else ["composed", "native"]
 NATIVE = pytest.mark.skipif("native" not in BACKENDS, reason=native.unavailable_reason() or "here")

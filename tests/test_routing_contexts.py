@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from mlx_h2o import routing
-from mlx_h2o.replacements import Replacements, Target
+from mlx_h2o.lm.replacements import Replacements, Target
 from routing_checks import llama, mlx_lm_stays_as_it_is, patched, qwen3, stream
 from tiny_models import tiny_llama, tiny_qwen3
 

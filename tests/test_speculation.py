@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from batch_checks import GROUP, HEADS, SIZE, attended
 from mlx_h2o import H2OConfig, H2OKVCache, load_prompt_cache, policies, save_prompt_cache
-from mlx_h2o.speculative_cache import SpeculativeH2OKVCache, cache_of
+from mlx_h2o.caches.speculative_cache import SpeculativeH2OKVCache, cache_of
 
 POLICIES = policies.names()
 

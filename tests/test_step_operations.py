@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import reference
-from mlx_h2o import fast, native, use_backend
+from mlx_h2o import fast, use_backend
+from mlx_h2o.operations import native
 
 BACKENDS = ["composed"] if native.unavailable_reason() else ["composed", "native"]
 PACKINGS = [(8, 8, 64), (4, 4, 32), (8, 4, 32), (3, 6, 64)]

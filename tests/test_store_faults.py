@@ -68,7 +68,7 @@ def halves():
 FAULTS = [
     faults.Fault(
         "values stay where they are in a gather",
-        "quantized_store",
+        "stores.quantized_store",
         "self.values = each(lambda part: gathered(part, slots), self.values)",
         "self.values = each(lambda part: part[:, :, : slots.shape[2]], self.values)",
         (("QuantizedRowStore", "keep"),),
@@ -76,7 +76,7 @@ FAULTS = [
     ),
     faults.Fault(
         "rows are written one slot further",
-        "quantized_store",
+        "stores.quantized_store",
         "slots = mx.arange(start, end, dtype=mx.uint32)",
         "slots = mx.arange(start + 1, end + 1, dtype=mx.uint32)",
         (("QuantizedRowStore", "append"),),
@@ -84,7 +84,7 @@ FAULTS = [
     ),
     faults.Fault(
         "bits are there while arrays are handed out",
-        "quantized_cache",
+        "caches.quantized_cache",
         "if self._store is not None and self._store.hands_arrays(self._length):",
         "if False:",
         (("QuantizedH2OKVCache", "bits"),),
@@ -92,7 +92,7 @@ FAULTS = [
     ),
     faults.Fault(
         "a leaving row ranks by the wrong side",
-        "mixed_store",
+        "stores.mixed_store",
         "above = ranks[:, :, packed : packed + 1] > least",
         "above = ranks[:, :, packed : packed + 1] < least",
         (("MixedRowStore", "_leave"),),
@@ -100,7 +100,7 @@ FAULTS = [
     ),
     faults.Fault(
         "a row that sinks leaves its position behind",
-        "mixed_store",
+        "stores.mixed_store",
         "mx.where(sinks, sunk[1], positions),",
         "positions,",
         (("MixedRowStore", "_leave"),),
@@ -108,7 +108,7 @@ FAULTS = [
     ),
     faults.Fault(
         "positions are not tied to the newest rows",
-        "mixed_store",
+        "stores.mixed_store",
         "keys = tied(self.keys, [self.positions, self.importance])",
         "keys = self.keys",
         (("MixedRowStore", "segments"),),
@@ -116,7 +116,7 @@ FAULTS = [
     ),
     faults.Fault(
         "no row leaves after a chunk",
-        "mixed_store",
+        "stores.mixed_store",
         "newest = min(self.keys.shape[2], max(0, self.dense_size - added))",
         "newest = self.keys.shape[2]",
         (("MixedRowStore", "keep"),),
@@ -124,7 +124,7 @@ FAULTS = [
     ),
     faults.Fault(
         "a code that lost bits stands for the lowest of its levels",
-        "recoding",
+        "stores.recoding",
         "step * ((2**lost - 1) / 2)",
         "step * 0",
         (("test_mixed_cache", "recoded"),),
@@ -132,7 +132,7 @@ FAULTS = [
     ),
     faults.Fault(
         "a row of 4 bits in an 8-bit slot is cut down again",
-        "recoding",
+        "stores.recoding",
         "fit = mx.max(grouped, axis=-1) < 2**to",
         "fit = mx.max(grouped, axis=-1) < 0",
         (("test_mixed_cache", "recoded"),),
@@ -140,18 +140,18 @@ FAULTS = [
     ),
     faults.Fault(
         "sinks count in every segment",
-        "stored_attention",
+        "caches.stored_attention",
         "sinks=sinks if last else None",
         "sinks=sinks",
-        (("mlx_h2o.stored_attention", "merged_attention"),),
+        (("mlx_h2o.caches.stored_attention", "merged_attention"),),
         merged_with_sinks,
     ),
     faults.Fault(
         "a query that sees nothing gives NaN",
-        "stored_attention",
+        "caches.stored_attention",
         "mx.where(whole == -mx.inf, 0.0, mx.exp(each - whole))",
         "mx.exp(each - whole)",
-        (("mlx_h2o.stored_attention", "merged_attention"),),
+        (("mlx_h2o.caches.stored_attention", "merged_attention"),),
         merged_where_all_is_masked,
     ),
 ]

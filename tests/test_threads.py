@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import mlx_h2o
-from mlx_h2o import fast, native, use_backend
+from mlx_h2o import fast, use_backend
+from mlx_h2o.operations import native
 
 pytestmark = pytest.mark.skipif(bool(native.unavailable_reason()), reason="no native back end")
 

@@ -6,8 +6,6 @@ and import mlx_lm only when they are first used.
 """
 
 import importlib
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 try:
@@ -20,30 +18,26 @@ except ImportError as error:
     ) from error
 
 from mlx_h2o import fast
-from mlx_h2o.backends import BackendStatus, backends, use_backend
-from mlx_h2o.processors import set_threads, threads
+from mlx_h2o.operations.backends import BackendStatus, backends, use_backend
+from mlx_h2o.operations.processors import set_threads, threads
 
 if TYPE_CHECKING:
-    from mlx_h2o.batch import BatchH2OKVCache
-    from mlx_h2o.cache import H2OKVCache
+    from mlx_h2o.caches.batch import BatchH2OKVCache
+    from mlx_h2o.caches.cache import H2OKVCache
+    from mlx_h2o.caches.linked import LinkedH2OCache
+    from mlx_h2o.caches.quantized_cache import QuantizedH2OKVCache
     from mlx_h2o.config import H2OConfig
-    from mlx_h2o.generate import (
+    from mlx_h2o.lm.generate import (
         batch_generate,
         generate,
         load,
         make_prompt_cache,
         stream_generate,
     )
-    from mlx_h2o.install import (
-        install_kv_eviction,
-        remove_kv_eviction,
-        reset_eviction_scores,
-    )
-    from mlx_h2o.linked import LinkedH2OCache
-    from mlx_h2o.profiling import profile
-    from mlx_h2o.quantized_cache import QuantizedH2OKVCache
-    from mlx_h2o.routing import routing
-    from mlx_h2o.saving import load_prompt_cache, save_prompt_cache
+    from mlx_h2o.lm.install import install_kv_eviction, remove_kv_eviction, reset_eviction_scores
+    from mlx_h2o.lm.profiling import profile
+    from mlx_h2o.lm.routing import routing
+    from mlx_h2o.lm.saving import load_prompt_cache, save_prompt_cache
 
 __version__ = "0.1.0"
 
@@ -75,23 +69,23 @@ __all__ = [
 ]
 
 _LAZY = {
-    "BatchH2OKVCache": "mlx_h2o.batch",
+    "BatchH2OKVCache": "mlx_h2o.caches.batch",
     "H2OConfig": "mlx_h2o.config",
-    "H2OKVCache": "mlx_h2o.cache",
-    "LinkedH2OCache": "mlx_h2o.linked",
-    "batch_generate": "mlx_h2o.generate",
-    "install_kv_eviction": "mlx_h2o.install",
-    "remove_kv_eviction": "mlx_h2o.install",
-    "reset_eviction_scores": "mlx_h2o.install",
-    "QuantizedH2OKVCache": "mlx_h2o.quantized_cache",
-    "generate": "mlx_h2o.generate",
-    "load": "mlx_h2o.generate",
-    "load_prompt_cache": "mlx_h2o.saving",
-    "make_prompt_cache": "mlx_h2o.generate",
-    "profile": "mlx_h2o.profiling",
-    "routing": "mlx_h2o.routing",
-    "save_prompt_cache": "mlx_h2o.saving",
-    "stream_generate": "mlx_h2o.generate",
+    "H2OKVCache": "mlx_h2o.caches.cache",
+    "LinkedH2OCache": "mlx_h2o.caches.linked",
+    "batch_generate": "mlx_h2o.lm.generate",
+    "install_kv_eviction": "mlx_h2o.lm.install",
+    "remove_kv_eviction": "mlx_h2o.lm.install",
+    "reset_eviction_scores": "mlx_h2o.lm.install",
+    "QuantizedH2OKVCache": "mlx_h2o.caches.quantized_cache",
+    "generate": "mlx_h2o.lm.generate",
+    "load": "mlx_h2o.lm.generate",
+    "load_prompt_cache": "mlx_h2o.lm.saving",
+    "make_prompt_cache": "mlx_h2o.lm.generate",
+    "profile": "mlx_h2o.lm.profiling",
+    "routing": "mlx_h2o.lm.routing",
+    "save_prompt_cache": "mlx_h2o.lm.saving",
+    "stream_generate": "mlx_h2o.lm.generate",
 }
 
 
@@ -105,19 +99,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-class _Package(ModuleType):
-    """Some functions share the name of the submodule that defines them (`generate`, `routing`).
-
-    The import system binds a submodule to its package when it is first loaded, from wherever
-    that happens; the public name must stay the function.
-    """
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if isinstance(value, ModuleType) and name in _LAZY:
-            return
-        super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

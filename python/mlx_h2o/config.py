@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any, cast
 
 from . import policies
-from .validate_quantized import BITS, GROUP_SIZES
+from .operations.validate_quantized import BITS, GROUP_SIZES
 
 __all__ = ["HANDED", "PRESETS", "H2OConfig"]
 

@@ -189,8 +189,8 @@ def _number(value: mx.array) -> Any:
 
 def _routed(model: Any, cache: Sequence[Any]) -> AbstractContextManager[Any]:
     """Our attention, for caches that need it; mlx_lm untouched for the rest."""
-    from mlx_h2o.prompt_cache import evicting_caches
-    from mlx_h2o.routing import routing_for
+    from mlx_h2o.lm.prompt_cache import evicting_caches
+    from mlx_h2o.lm.routing import routing_for
 
     ours = list(evicting_caches(cache))
     return routing_for(model, ours) if ours else nullcontext()

@@ -10,13 +10,13 @@ import mlx.core as mx
 from emulator import build
 from emulator.kernel import EmulatedKernel, Run, metal_kernel
 from emulator.text import MetalText
-from mlx_h2o import kernels, launch
-from mlx_h2o.backends import AttentionResult, QuantizedAttentionResult
-from mlx_h2o.cache_requests import AccumulateRequest, PrefillRequest, ReplaceRequest
-from mlx_h2o.launch import AnyAttentionRequest, Launch, LaunchPlan
-from mlx_h2o.quantize_append import QuantizeAppendRequest, Quantized
-from mlx_h2o.row_kernels import RowKernels
-from mlx_h2o.validate import RetentionRequest
+from mlx_h2o.operations import kernels, launch
+from mlx_h2o.operations.backends import AttentionResult, QuantizedAttentionResult
+from mlx_h2o.operations.cache_requests import AccumulateRequest, PrefillRequest, ReplaceRequest
+from mlx_h2o.operations.launch import AnyAttentionRequest, Launch, LaunchPlan
+from mlx_h2o.operations.quantize_append import QuantizeAppendRequest, Quantized
+from mlx_h2o.operations.row_kernels import RowKernels
+from mlx_h2o.operations.validate import RetentionRequest
 
 
 def _unchanged(text: str) -> str:

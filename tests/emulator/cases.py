@@ -14,10 +14,10 @@ import numpy as np
 import reference
 from emulator.backend import EmulatorBackend
 from emulator.kernel import Run
-from mlx_h2o.backends import AttentionResult, QuantizedAttentionResult
-from mlx_h2o.launch import AnyAttentionRequest
-from mlx_h2o.validate import attention_request
-from mlx_h2o.validate_quantized import (
+from mlx_h2o.operations.backends import AttentionResult, QuantizedAttentionResult
+from mlx_h2o.operations.launch import AnyAttentionRequest
+from mlx_h2o.operations.validate import attention_request
+from mlx_h2o.operations.validate_quantized import (
     QuantizedAttentionRequest,
     QuantizedRows,
     quantized_attention_request,

@@ -10,7 +10,7 @@ import numpy as np
 from emulator.backend import EmulatorBackend
 from emulator.kernel import Run
 from mlx_h2o import use_backend
-from mlx_h2o.backends import register
+from mlx_h2o.operations.backends import register
 
 SCHEDULES = (Run(), Run("reverse"), Run("random", seed=1), Run("random", seed=2))
 ROWS = (1, 7, 31, 32, 33, 255, 256, 257, 1023, 1024, 1025)

@@ -7,10 +7,10 @@ from dataclasses import replace
 import mlx.core as mx
 
 from emulator.backend import stand_ins
-from mlx_h2o import launch_prefill, launch_rows, prefill
-from mlx_h2o.cache_requests import accumulate_request, replace_request
-from mlx_h2o.launch import Launch
-from mlx_h2o.validate import evict_request, keep_request
+from mlx_h2o.operations import launch_prefill, launch_rows, prefill
+from mlx_h2o.operations.cache_requests import accumulate_request, replace_request
+from mlx_h2o.operations.launch import Launch
+from mlx_h2o.operations.validate import evict_request, keep_request
 
 
 def every_row_launch() -> dict[str, Launch]:

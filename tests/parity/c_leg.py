@@ -10,22 +10,22 @@ import mlx.core as mx
 import numpy as np
 
 from golden.build import Case
-from mlx_h2o.backends import (
+from mlx_h2o.operations.backends import (
     AttentionResult,
     QuantizedAttentionResult,
     get,
     register,
     use_backend,
 )
-from mlx_h2o.cache_requests import (
+from mlx_h2o.operations.cache_requests import (
     AccumulateRequest,
     AttentionAccumulateRequest,
     KeyDiversityRequest,
     ReplaceRequest,
 )
-from mlx_h2o.quantize_append import QuantizeAppendRequest, Quantized
-from mlx_h2o.validate import AttentionRequest, RetentionRequest
-from mlx_h2o.validate_quantized import QuantizedAttentionRequest, QuantizedRows
+from mlx_h2o.operations.quantize_append import QuantizeAppendRequest, Quantized
+from mlx_h2o.operations.validate import AttentionRequest, RetentionRequest
+from mlx_h2o.operations.validate_quantized import QuantizedAttentionRequest, QuantizedRows
 
 try:
     import c_api

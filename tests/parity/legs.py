@@ -16,8 +16,9 @@ import numpy as np
 import mlx_h2o
 import reference
 from golden.build import Case
-from mlx_h2o import fast, launch, use_backend, validate
-from mlx_h2o.backends import Backend, get, register
+from mlx_h2o import fast, use_backend
+from mlx_h2o.operations import launch, validate
+from mlx_h2o.operations.backends import Backend, get, register
 from parity import operations, traces
 from parity.outcome import Outcome
 from parity.trace_reference import run_reference

@@ -15,8 +15,9 @@ import numpy as np
 
 import reference
 from golden.build import Case
-from mlx_h2o import fast, validate, validate_quantized
-from mlx_h2o.launch import AnyAttentionRequest
+from mlx_h2o import fast
+from mlx_h2o.operations import validate, validate_quantized
+from mlx_h2o.operations.launch import AnyAttentionRequest
 from parity.outcome import Outcome
 
 DECODE = ("quantized", "without_scores", "probes")

@@ -15,7 +15,7 @@ import numpy as np
 import reference
 from golden.build import Case
 from golden.make import write
-from mlx_h2o.backends import get
+from mlx_h2o.operations.backends import get
 from parity import operations
 from parity.legs import Leg
 from parity.outcome import Outcome

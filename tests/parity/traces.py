@@ -7,9 +7,10 @@ import numpy as np
 
 import reference
 from golden.build import Case
-from mlx_h2o import H2OKVCache, composed, validate, validate_quantized
-from mlx_h2o.backends import Backend
-from mlx_h2o.quantized_cache import evicting_cache
+from mlx_h2o import H2OKVCache
+from mlx_h2o.caches.quantized_cache import evicting_cache
+from mlx_h2o.operations import composed, validate, validate_quantized
+from mlx_h2o.operations.backends import Backend
 from parity.outcome import Outcome, Verdict, failed
 from parity.trace_reference import config_of, ranks
 

@@ -12,10 +12,10 @@ import mlx.core as mx
 from mlx_lm.cache_prompt import setup_arg_parser
 from mlx_lm.generate import generate_step
 
-from ..generate import load, make_prompt_cache, summary
-from ..prompt_cache import evicting_caches
-from ..routing import routing_for
-from ..saving import save_prompt_cache
+from ..lm.generate import load, make_prompt_cache, summary
+from ..lm.prompt_cache import evicting_caches
+from ..lm.routing import routing_for
+from ..lm.saving import save_prompt_cache
 from .options import add_eviction, config_of, explain
 
 __all__ = ["run"]

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from .. import evaluate, policies
 from ..config import H2OConfig
-from ..generate import load, make_prompt_cache
+from ..lm.generate import load, make_prompt_cache
 from .options import add_eviction, add_quantisation, config_of
 
 __all__ = ["run"]

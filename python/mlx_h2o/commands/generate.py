@@ -13,9 +13,9 @@ from mlx_lm.generate import DEFAULT_MODEL, setup_arg_parser
 from mlx_lm.sample_utils import make_sampler
 
 from ..config import H2OConfig
-from ..generate import load, make_prompt_cache, stream_generate, summary
-from ..prompt_cache import evicting_caches
-from ..saving import load_prompt_cache
+from ..lm.generate import load, make_prompt_cache, stream_generate, summary
+from ..lm.prompt_cache import evicting_caches
+from ..lm.saving import load_prompt_cache
 from .options import add_eviction, config_of, explain
 
 __all__ = ["run"]

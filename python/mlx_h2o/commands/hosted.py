@@ -7,7 +7,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from ..hosting import hosting
+from ..lm.hosting import hosting
 from .options import add_eviction, add_quantisation, config_of
 
 __all__ = ["run"]

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..config import H2OConfig
-from ..generate import load
-from ..profiling import profile
+from ..lm.generate import load
+from ..lm.profiling import profile
 
 __all__ = ["run"]
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import mlx.core as mx
 
-from ..cache_requests import RankName
-from ..ema import MAX_QUERIES
+from ..operations.cache_requests import RankName
+from ..operations.ema import MAX_QUERIES
 
 if TYPE_CHECKING:
     from ..config import H2OConfig

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from .. import composed
-from ..validate import RetentionRequest
+from ..operations import composed
+from ..operations.validate import RetentionRequest
 
 __all__ = ["add_mass", "order", "per_kv_head"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from ..composed_cache import ages
+from ..operations.composed_cache import ages
 from .base import Policy, Rows
 
 __all__ = ["Window"]

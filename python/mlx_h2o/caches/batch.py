@@ -1,0 +1,306 @@
+"""The evicting cache of several sequences, as mlx_lm's continuous batching asks for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, astuple
+from typing import Any
+
+import mlx.core as mx
+
+from ..config import H2OConfig
+from ..stores.choice import restored_store
+from .batch_masks import chunk_mask, decode_mask
+from .batch_rows import Line, joined, mapped, sliced
+from .batched import BatchedRows
+from .cache import H2OKVCache
+from .quantized_cache import evicting_cache
+
+__all__ = ["BatchH2OKVCache"]
+
+_STATE = ("keys", "values", "scores", "positions", "unscored", "name", "lines", "settings")
+
+
+class BatchH2OKVCache(BatchedRows):
+    """Several sequences of one layer, each of which evicts as it would alone.
+
+    ``H2OKVCache.merge`` makes one, ``extract`` gives a sequence back. Updates and scores are
+    :class:`BatchedRows`'s.
+    """
+
+    @classmethod
+    def merge(cls, caches: Sequence[Any]) -> BatchH2OKVCache:
+        """The sequences of caches of one sequence each, settings and evictions included.
+
+        Raises:
+            ValueError: no caches, settings that differ, caches of another class or of batches.
+        """
+        op = "[BatchH2OKVCache.merge]"
+        if not caches:
+            raise ValueError(f"{op} found no caches, expected at least one.")
+        for cache in caches:
+            if not isinstance(cache, H2OKVCache):
+                raise ValueError(f"{op} found a {type(cache).__name__}, expected H2OKVCache only.")
+            if cache.config.speculative:
+                raise ValueError(
+                    f"{op} speculative is {cache.config.speculative}, expected 0: there is no "
+                    "speculative decoding of batches."
+                )
+            if cache.config.dense_rows:
+                raise ValueError(
+                    f"{op} found the settings {cache.config}, expected rows of one precision: "
+                    "there are no batches of caches whose newest rows stay dense."
+                )
+            held = 1 if cache.positions is None else cache.positions.shape[0]
+            if held != 1:
+                raise ValueError(f"{op} found a cache of {held} sequences, expected one.")
+        if any(cache.unequal_budgets for cache in caches):
+            raise ValueError(
+                f"{op} found layers with unequal budgets, expected one budget: a batch has one "
+                "mask for all layers."
+            )
+        if any(cache.config != caches[0].config for cache in caches):
+            raise ValueError(f"{op} {_differing(cache.config for cache in caches)}")
+        batch = cls(caches[0].config, name=caches[0].name)
+        batch._join([cls._alone(cache) for cache in caches])
+        return batch
+
+    @classmethod
+    def _alone(cls, cache: H2OKVCache) -> BatchH2OKVCache:
+        rows = cache.size()
+        alone = cls(cache.config, name=cache.name)
+        alone._store, alone._unscored = cache._store, cache._unscored
+        if alone._store is not None:
+            # A copy: the cache goes on by itself.
+            alone._store = mapped(alone._store, cache.config, lambda array: array[...])
+        alone._start([Line(tokens=cache.offset, rows=rows)])
+        return alone
+
+    def extract(self, index: int) -> H2OKVCache:
+        """The cache of one sequence, without padding.
+
+        Raises ValueError where there is no such sequence.
+        """
+        if not 0 <= index < len(self._lines):
+            raise ValueError(
+                f"[BatchH2OKVCache.extract] index is {index}, expected 0 to "
+                f"{len(self._lines) - 1}, one of the sequences."
+            )
+        self._settle()
+        line = self._lines[index]
+        cache = evicting_cache(self.config, name=self.name)
+        cache.offset, cache.evicted = line.tokens, line.tokens - line.rows
+        if self._store is not None and line.tokens > 0:
+            end = self._store.length
+            one = sliced(self._store, self.config, [index], end - line.rows, end)
+            # A copy: a view would hold the rows of all the others.
+            cache._store = mapped(one, self.config, mx.contiguous)
+            cache._unscored = self._unscored
+        return cache
+
+    def filter(self, batch_indices: Sequence[int] | mx.array) -> None:
+        """Keep only some sequences, in the order given; none is allowed."""
+        found: Any = (
+            batch_indices.tolist() if isinstance(batch_indices, mx.array) else batch_indices
+        )
+        keep = [int(index) for index in found]
+        wrong = [index for index in keep if not 0 <= index < len(self._lines)]
+        if wrong:
+            raise ValueError(
+                f"[BatchH2OKVCache.filter] found the indices {wrong}, expected 0 to "
+                f"{len(self._lines) - 1}."
+            )
+        self._settle()
+        lines = [Line(*astuple(self._lines[index])) for index in keep]
+        rows = max((line.rows for line in lines), default=0)
+        if self._store is not None:
+            end = self._store.length
+            tokens = any(line.tokens for line in lines)
+            chosen = sliced(self._store, self.config, keep, end - rows, end) if keep else None
+            self._store = chosen if tokens else None
+        self._start(lines)
+
+    def extend(self, other: BatchH2OKVCache) -> None:
+        """Add the sequences of another batch behind these.
+
+        Raises ValueError for a cache of another kind or with other settings.
+        """
+        op = "[BatchH2OKVCache.extend]"
+        if not isinstance(other, BatchH2OKVCache):
+            raise ValueError(f"{op} found a {type(other).__name__}, expected a BatchH2OKVCache.")
+        if other.config != self.config:
+            raise ValueError(f"{op} {_differing((self.config, other.config))}")
+        self._settle()
+        other._settle()
+        self._join([self, other])
+
+    def _join(self, batches: Sequence[BatchH2OKVCache]) -> None:
+        """Become the sequences of all ``batches``, which are settled."""
+        lines = [Line(*astuple(line)) for batch in batches for line in batch._lines]
+        like = next((batch._store for batch in batches if batch._store is not None), None)
+        unscored = any(batch._unscored for batch in batches)
+        if like is not None:
+            parts, first = [], 0
+            for batch in batches:
+                count = len(batch._lines)
+                store = batch._store or mapped(like, self.config, _none_of(count))
+                if count > 0:
+                    parts.append((range(first, first + count), store))
+                first += count
+            self._store = joined(parts, self.config) if parts else None
+        self._unscored = unscored
+        self._start(lines)
+
+    def prepare(
+        self,
+        *,
+        left_padding: Sequence[int] | None = None,
+        lengths: Sequence[int] | None = None,
+        right_padding: Sequence[int] | None = None,
+    ) -> None:
+        """Announce padding among the tokens to come, before the model is called.
+
+        Args:
+            left_padding: tokens of padding that come first, for each sequence; only while the
+                batch is empty.
+            lengths: tokens of its own that each sequence is given before ``finalize``; what comes
+                then is padding.
+            right_padding: how much that is; needs ``lengths``.
+
+        Raises:
+            ValueError: numbers other than one per sequence, or padding at a wrong moment.
+        """
+        op = "[BatchH2OKVCache.prepare]"
+        given = {"left_padding": left_padding, "lengths": lengths, "right_padding": right_padding}
+        for name, numbers in given.items():
+            if numbers is None:
+                continue
+            if len(numbers) != len(self._lines) or min(numbers, default=0) < 0:
+                raise ValueError(
+                    f"{op} {name} is {list(numbers)}, expected {len(self._lines)} numbers of at "
+                    "least 0, one per sequence."
+                )
+        if left_padding is not None and self._store is not None:
+            raise ValueError(f"{op} left_padding is given, expected it before the first tokens.")
+        if right_padding is not None and max(right_padding, default=0) > 0 and lengths is None:
+            raise ValueError(f"{op} right_padding is given without lengths, expected both.")
+        for place, line in enumerate(self._lines):
+            if left_padding is not None:
+                line.before += int(left_padding[place])
+            if lengths is not None:
+                line.remaining = int(lengths[place])
+        self._count()
+
+    def finalize(self) -> None:
+        """End what ``prepare`` announced on the right; padding goes to the left."""
+        self._settle()
+        for line in self._lines:
+            line.remaining = None
+
+    def make_mask(
+        self, length: int, window_size: int | None = None, return_array: bool = False
+    ) -> mx.array | str | None:
+        """The mask for the next ``length`` tokens: as of ``H2OKVCache``, without padding.
+
+        bool [B, 1, length, rows + length] where any sequence has padding.
+        """
+        if window_size is not None:
+            raise ValueError(
+                f"[BatchH2OKVCache.make_mask] window_size is {window_size}, expected None: "
+                f"{self._described()} evicts rows, and cannot serve a sliding-window layer."
+            )
+        self._settle()
+        before = 0 if self._store is None else self._store.length
+        spans = [line.span(length) for line in self._lines]
+        if self._overwrites(spans, length):
+            rows = [min(line.rows + 1, before) for line in self._lines]
+            return decode_mask([before - count for count in rows], before)
+        kept = self._kept([stop - start for start, stop in spans])
+        if kept != [line.rows for line in self._lines]:
+            before = max(kept)
+        padding = [before - rows for rows in kept]
+        if length == 1 and all(span == (0, 1) for span in spans):
+            return decode_mask(padding, before + 1)
+        mask = chunk_mask(padding, spans, before, length)
+        if mask is not None or length == 1:
+            return mask
+        if not return_array:
+            return "causal"
+        return mx.arange(before, before + length)[:, None] >= mx.arange(before + length)[None]
+
+    def empty(self) -> bool:
+        """Whether no token has been seen."""
+        return self._store is None
+
+    def is_trimmable(self) -> bool:
+        """Whether ``trim`` is exact: until the first eviction, done or due, and not after."""
+        self._settle()
+        return self.evicted == 0
+
+    def trim(self, n: int) -> int:
+        """Take back the last ``n`` tokens of every sequence, or all where one has fewer.
+
+        Raises ValueError where rows have been evicted.
+        """
+        if not self.is_trimmable():
+            raise ValueError(
+                f"[BatchH2OKVCache.trim] {self._described()} has evicted rows, expected one that "
+                "has not: see is_trimmable()."
+            )
+        n = max(0, min(n, 0 if self._store is None else self._store.length))
+        if self._store is not None:
+            self._store.truncate(self._store.length - n)
+        for line in self._lines:
+            line.tokens = line.rows = max(0, line.rows - n)
+        self._count()
+        return n
+
+    @property
+    def state(self) -> tuple[Any, ...]:
+        """keys, values, scores, positions, unscored, name, lines, settings; the last two JSON."""
+        self._settle()
+        store = self._store
+        rows = (None,) * 4 if store is None else (*store.fetch(), store.importance, store.positions)
+        lines = json.dumps([astuple(line) for line in self._lines])
+        return (*rows, self._unscored, self.name, lines, json.dumps(asdict(self.config)))
+
+    @state.setter
+    def state(self, state: Sequence[Any]) -> None:
+        if len(state) != len(_STATE):
+            raise ValueError(
+                f"[BatchH2OKVCache.state] found {len(state)} parts, expected {len(_STATE)}: "
+                f"{', '.join(_STATE)}."
+            )
+        keys, values, importance, positions, unscored, name, lines, settings = state
+        self._configure(H2OConfig(**json.loads(settings)), name)
+        self._store = None
+        if importance is not None:
+            self._store = restored_store(self.config, keys, values, importance, positions)
+        self._unscored = bool(unscored)
+        self._start([Line(*line) for line in json.loads(lines)])
+
+    @classmethod
+    def from_state(cls, state: Sequence[Any]) -> BatchH2OKVCache:
+        """A cache with the given ``state``, settings included."""
+        cache = cls.__new__(cls)
+        cache.state = state
+        return cache
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> BatchH2OKVCache:
+        copy = self.from_state(self.state)  # shares arrays: updates make new ones
+        memo[id(self)] = copy
+        return copy
+
+
+def _none_of(count: int) -> Any:
+    """Makes of an array [B, H, N, ...] one of ``count`` sequences without rows."""
+    return lambda array: mx.zeros((count, array.shape[1], 0, *array.shape[3:]), array.dtype)
+
+
+def _differing(configs: Iterable[H2OConfig]) -> str:
+    first, *others = dict.fromkeys(configs)
+    return (
+        f"found the settings {others[0]} beside {first}, expected the same: a batch has one budget "
+        "and one policy."
+    )

@@ -1,0 +1,97 @@
+"""The evicting caches that can take drafted tokens back (``config.speculative``)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, cast
+
+import mlx.core as mx
+
+from ..config import H2OConfig
+from .asides import Aside
+from .cache import H2OKVCache
+from .quantized_cache import QuantizedH2OKVCache
+from .speculation import SpeculativeRows
+
+__all__ = ["SpeculativeH2OKVCache", "SpeculativeQuantizedH2OKVCache", "cache_of"]
+
+
+def cache_of(config: H2OConfig, *, name: str = "") -> H2OKVCache:
+    """An empty cache of the class that ``config`` asks for."""
+    plain, speculative = (
+        (H2OKVCache, SpeculativeH2OKVCache)
+        if config.kv_bits is None
+        else (QuantizedH2OKVCache, SpeculativeQuantizedH2OKVCache)
+    )
+    return (speculative if config.speculative else plain)(config, name=name)
+
+
+class SpeculativeH2OKVCache(SpeculativeRows, H2OKVCache):
+    """An :class:`H2OKVCache` whose last ``config.speculative + 1`` tokens are provisional.
+
+    For mlx_lm's speculative decoding. It holds up to ``2 * speculative + 2`` rows per head beyond
+    the budget, and what is needed to undo as many evictions.
+    """
+
+    _speculative = True
+
+    def make_mask(
+        self, length: int, window_size: int | None = None, return_array: bool = False
+    ) -> mx.array | str | None:
+        """As ``H2OKVCache.make_mask``."""
+        mask = super().make_mask(length, window_size, return_array)
+        if not isinstance(mask, mx.array):
+            return mask
+        before = self._rows_before()
+        return mx.arange(before, before + length)[:, None] >= mx.arange(before + length)[None]
+
+    def _rows_before(self) -> int:
+        """Rows of earlier tokens that the next update will return."""
+        if self._store is None:
+            return 0
+        frontier = max(self._frontier, self.offset - self._reach)
+        committed = self._committed(self._store) + frontier - self._frontier
+        return min(committed, self.config.max_kv_size) + self.offset - frontier
+
+    @property
+    def state(self) -> tuple[Any, ...]:
+        """That of H2OKVCache, with the tokens committed, what the others say, and of whom (JSON).
+
+        What would undo commitments is not part of it: a cache that was saved can take back what
+        is provisional.
+        """
+        base = H2OKVCache.state.fget(self)  # type: ignore[attr-defined]
+        if not self._asides:
+            return (*base, self._frontier, None, "[]")
+        slots = cast(Any, self._store).length
+        seen = mx.concatenate([aside.wide(slots) for aside in self._asides], axis=2)
+        spans = [[aside.start, aside.stop] for aside in self._asides]
+        return (*base, self._frontier, seen, json.dumps(spans))
+
+    @state.setter
+    def state(self, state: Sequence[Any]) -> None:
+        if len(state) < 4:
+            raise ValueError(f"[H2OKVCache.state] found {len(state)} parts, expected 12.")
+        *base, frontier, seen, spans = state
+        H2OKVCache.state.fset(self, base)  # type: ignore[attr-defined]
+        self._frontier = int(frontier)
+        asides, first = [], 0
+        for start, stop in json.loads(spans):
+            end = first + stop - start
+            asides.append(Aside(start, seen[:, :, first:end], self._unseen))
+            first = end
+        self._asides = tuple(asides)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> H2OKVCache:
+        copy = super().__deepcopy__(memo)
+        assert isinstance(copy, SpeculativeH2OKVCache)
+        copy._log = self._log  # nothing in it ever changes
+        return copy
+
+
+class SpeculativeQuantizedH2OKVCache(SpeculativeH2OKVCache, QuantizedH2OKVCache):
+    """A :class:`QuantizedH2OKVCache` whose last ``config.speculative + 1`` tokens are provisional.
+
+    Provisional rows are quantised as they come, once; what is evicted is held as it is packed.
+    """

@@ -1,0 +1,1 @@
+"""mlx_lm's side: models and their caches, attention routed, generation, files, budgets."""

@@ -1,0 +1,77 @@
+"""A budget for each layer: of a list, or of a file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from ..config import H2OConfig
+
+__all__ = ["Budgets", "layer_configs", "scaled", "sizes"]
+
+Budgets = Sequence[int | H2OConfig] | str | PathLike[str]
+"""Per evicting layer: ``max_kv_size``, or all settings; or a file that holds them."""
+
+_SIZES = ("max_kv_size", "heavy_size", "recent_size")
+
+
+def scaled(config: H2OConfig, max_kv_size: int) -> H2OConfig:
+    """The settings with another budget; the share of heavy rows stays."""
+    assert config.heavy_size is not None
+    heavy = config.heavy_size * max_kv_size // max(config.max_kv_size, 1)
+    heavy = max(0, min(heavy, max_kv_size - config.sink_size - 1))
+    return replace(config, max_kv_size=max_kv_size, heavy_size=heavy, recent_size=None)
+
+
+def sizes(config: H2OConfig) -> dict[str, int]:
+    """What a file of budgets holds of a layer."""
+    return {name: getattr(config, name) for name in _SIZES}
+
+
+def layer_configs(config: H2OConfig, budgets: Budgets, layers: int) -> list[H2OConfig]:
+    """The settings of each evicting layer.
+
+    Raises:
+        ValueError: not one budget per layer, one that is none, or a file that holds none.
+    """
+    given = _read(budgets) if isinstance(budgets, str | PathLike) else budgets
+    if len(given) != layers:
+        raise ValueError(
+            f"[make_prompt_cache] found {len(given)} budgets, expected one for each of the "
+            f"{layers} layers that evict."
+        )
+    return [_config(config, budget) for budget in given]
+
+
+def _config(config: H2OConfig, budget: Any) -> H2OConfig:
+    if isinstance(budget, H2OConfig):
+        return budget
+    if isinstance(budget, dict) and set(budget) <= set(_SIZES) and "max_kv_size" in budget:
+        given: dict[str, Any] = dict.fromkeys(_SIZES) | budget
+        return replace(config, **given)
+    if isinstance(budget, int) and not isinstance(budget, bool):
+        if budget <= config.sink_size:
+            return replace(config, max_kv_size=budget, heavy_size=None, recent_size=None)
+        return scaled(config, budget)
+    raise ValueError(
+        f"[make_prompt_cache] a budget is {budget!r}, expected an int, an H2OConfig, or in a file "
+        f"an object with max_kv_size and no more than {', '.join(_SIZES)}."
+    )
+
+
+def _read(path: str | PathLike[str]) -> Sequence[Any]:
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"[make_prompt_cache] {path} is not JSON: {error}.") from error
+    if not isinstance(found, dict) or not isinstance(found.get("budgets"), list):
+        raise ValueError(
+            f"[make_prompt_cache] {path} holds {type(found).__name__}, expected an object with a "
+            "list of budgets, as Profile.save() writes it."
+        )
+    budgets: list[Any] = found["budgets"]
+    return budgets

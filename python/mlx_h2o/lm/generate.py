@@ -1,0 +1,213 @@
+"""mlx_lm's loading and generation, with caches that evict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import mlx_lm
+from mlx.nn.layers.base import Module
+from mlx.utils import tree_map
+from mlx_lm.generate import BatchResponse, GenerationResponse
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+from ..config import H2OConfig
+from .drafting import DRAFTED
+from .prompt_cache import evicting_caches, make_prompt_cache, summary
+from .routing import routing, routing_for
+
+__all__ = ["batch_generate", "generate", "load", "make_prompt_cache", "stream_generate", "summary"]
+
+DEMO = "demo"
+
+
+def load(path_or_hf_repo: str, *args: Any, **kwargs: Any) -> Any:
+    """``mlx_lm.load``, with the model that comes with this package under the name "demo".
+
+    Where MLX computes on the CPU, float16 weights become float32: float16 arithmetic is several
+    times slower there. The other arguments and the result are mlx_lm's: ``(model, tokenizer)``,
+    and the config where ``return_config=True``.
+    """
+    if path_or_hf_repo == DEMO:
+        from ..demo import model_path
+
+        path_or_hf_repo = str(model_path())
+    loaded = mlx_lm.load(path_or_hf_repo, *args, **kwargs)
+    if mx.default_device().type == mx.DeviceType.cpu:
+        _upcast(loaded[0])
+    return loaded
+
+
+def stream_generate(
+    model: Module,
+    tokenizer: Any,
+    prompt: str | mx.array | Sequence[int],
+    max_tokens: int = 256,
+    **kwargs: Any,
+) -> Iterator[GenerationResponse]:
+    """``mlx_lm.stream_generate`` with evicting caches.
+
+    Args:
+        model: an mlx_lm model.
+        tokenizer: its tokenizer.
+        prompt: text or token ids.
+        max_tokens: tokens to generate, -1 for no limit.
+        kwargs: mlx_lm's own arguments; settings of H2OConfig, where ``max_kv_size`` may be a
+            whole H2OConfig and None means its default; or ``prompt_cache``, caches of
+            :func:`make_prompt_cache`, which are updated in place and bring their own settings.
+            With ``draft_model`` both models get caches, for ``num_draft_tokens`` (2) at a time;
+            a ``prompt_cache`` then holds those of the model and those of the draft model.
+
+    Yields:
+        mlx_lm's GenerationResponse, a piece of text each.
+
+    Raises:
+        ValueError: settings out of range or given beside ``prompt_cache``; with a draft model,
+            caches of fewer ``speculative`` tokens than it drafts; a ``quantized_kv_start`` beyond
+            0; a model that cannot be served.
+    """
+    kwargs["prompt_cache"] = _caches("stream_generate", model, kwargs)
+    return _stream(model, tokenizer, prompt, max_tokens, kwargs)
+
+
+def generate(
+    model: Module,
+    tokenizer: Any,
+    prompt: str | list[int],
+    verbose: bool = False,
+    **kwargs: Any,
+) -> str:
+    """``mlx_lm.generate`` with evicting caches: the whole text at once.
+
+    Arguments and errors are those of :func:`stream_generate`; ``verbose`` prints the text and
+    the timings as they come.
+    """
+    kwargs["prompt_cache"] = _caches("generate", model, kwargs)
+    with _routed(model, kwargs["prompt_cache"], kwargs.get("draft_model")):
+        # mlx_lm returns None where it is verbose and nothing was generated.
+        return mlx_lm.generate(model, tokenizer, prompt, verbose=verbose, **kwargs) or ""
+
+
+def batch_generate(
+    model: Module,
+    tokenizer: Any,
+    prompts: Sequence[list[int]],
+    prompt_caches: Sequence[list[Any]] | None = None,
+    max_tokens: int | list[int] = 128,
+    **kwargs: Any,
+) -> BatchResponse:
+    """``mlx_lm.batch_generate`` with caches that evict, each sequence by itself.
+
+    Args:
+        model: an mlx_lm model.
+        tokenizer: its tokenizer.
+        prompts: token ids of each prompt; the lengths may differ.
+        prompt_caches: for each prompt the caches of :func:`make_prompt_cache`, all with the same
+            settings. They are not changed; ``return_prompt_caches=True`` returns what they became.
+        max_tokens: tokens to generate, for all prompts or for each.
+        kwargs: mlx_lm's own arguments, and settings of H2OConfig where there are no
+            ``prompt_caches``.
+
+    Raises:
+        ValueError: no prompts, an empty one, a number of caches other than that of the prompts, or
+            as :func:`stream_generate`.
+    """
+    if kwargs.get("draft_model") is not None:
+        raise ValueError(
+            "[batch_generate] draft_model is given, expected None: there is no speculative "
+            "decoding of batches."
+        )
+    if len(prompts) == 0:
+        raise ValueError("[batch_generate] found no prompts, expected at least one.")
+    if prompt_caches is None:
+        caches = [_caches("batch_generate", model, dict(kwargs)) for _ in prompts]
+    else:
+        caches = [
+            _caches("batch_generate", model, {**kwargs, "prompt_cache": one})
+            for one in prompt_caches
+        ]
+    if len(caches) != len(prompts):
+        raise ValueError(
+            f"[batch_generate] found {len(caches)} prompt caches, expected {len(prompts)}, one for "
+            "each prompt."
+        )
+    for name in (*H2OConfig.setting_names(), "budgets"):
+        kwargs.pop(name, None)
+    if not isinstance(tokenizer, TokenizerWrapper):
+        tokenizer = TokenizerWrapper(tokenizer)
+    with _routed(model, caches[0]):
+        run: Any = mlx_lm.batch_generate
+        response: BatchResponse = run(
+            model, tokenizer, list(prompts), prompt_caches=caches, max_tokens=max_tokens, **kwargs
+        )
+    return response
+
+
+def _stream(
+    model: Module, tokenizer: Any, prompt: Any, max_tokens: int, kwargs: dict[str, Any]
+) -> Iterator[GenerationResponse]:
+    with _routed(model, kwargs["prompt_cache"], kwargs.get("draft_model")):
+        yield from mlx_lm.stream_generate(model, tokenizer, prompt, max_tokens, **kwargs)
+
+
+def _caches(operation: str, model: Module, kwargs: dict[str, Any]) -> list[Any]:
+    """Take our settings out of ``kwargs`` and make the caches, unless the caller brings some."""
+    draft = kwargs.get("draft_model")
+    start = kwargs.pop("quantized_kv_start", 0)
+    if start:
+        raise ValueError(
+            f"[{operation}] quantized_kv_start is {start}, expected 0: rows are quantised from "
+            "the first on."
+        )
+    names = (*H2OConfig.setting_names(), "budgets")
+    settings = {name: kwargs.pop(name) for name in names if name in kwargs}
+    given = {name: value for name, value in settings.items() if value is not None}
+    prompt_cache = kwargs.pop("prompt_cache", None)
+    if prompt_cache is None:
+        if draft is None:
+            return make_prompt_cache(model, **given)
+        given = _with_speculation(given, kwargs.get("num_draft_tokens", DRAFTED))
+        its = {name: value for name, value in given.items() if name != "budgets"}
+        return make_prompt_cache(model, **given) + make_prompt_cache(draft, **its)
+    if given:
+        raise ValueError(
+            f"[{operation}] found prompt_cache and the settings {sorted(given)}, expected one or "
+            "the other: caches bring their own settings."
+        )
+    return prompt_cache  # type: ignore[no-any-return]
+
+
+def _with_speculation(given: dict[str, Any], drafted: int) -> dict[str, Any]:
+    """The settings, with room for the drafts that mlx_lm will make at a time."""
+    config = given.get("max_kv_size")
+    if isinstance(config, H2OConfig):
+        return (
+            given if config.speculative else {"max_kv_size": replace(config, speculative=drafted)}
+        )
+    return {"speculative": drafted} | given
+
+
+def _routed(
+    model: Module, caches: Sequence[Any], draft_model: Module | None = None
+) -> AbstractContextManager[None]:
+    if draft_model is not None:
+        return _both(model, draft_model)
+    return routing_for(model, list(evicting_caches(caches)))
+
+
+@contextmanager
+def _both(model: Module, draft_model: Module) -> Iterator[None]:
+    with routing(model), routing(draft_model):
+        yield
+
+
+def _upcast(model: Module) -> None:
+    def upcast(weight: Any) -> Any:
+        is_half = isinstance(weight, mx.array) and weight.dtype == mx.float16
+        return weight.astype(mx.float32) if is_half else weight
+
+    weights: Any = model
+    weights.update(tree_map(upcast, weights.parameters()))

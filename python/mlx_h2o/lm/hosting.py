@@ -1,0 +1,109 @@
+"""mlx_lm's own commands with caches that evict: their names for making caches, replaced.
+
+Within the context ``make_prompt_cache`` of mlx_lm's generation, chat and server makes evicting
+caches, and routes each model that it makes them for. Everything else is mlx_lm's.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from ..config import H2OConfig
+from .generate import load
+from .prompt_cache import evicting_caches, make_prompt_cache
+from .replacements import PATCHES, Target
+from .routing import routing
+
+__all__ = ["hosting"]
+
+_MODULES = tuple(
+    f"mlx_lm.{name}" for name in ("generate", "chat", "server", "cache_prompt", "benchmark")
+)
+
+
+@contextmanager
+def hosting(config: H2OConfig) -> Iterator[None]:
+    """Within the context mlx_lm's chat and server make caches of these settings.
+
+    ``load`` there knows the model "demo" too. Models that cannot be served raise ValueError as they
+    are loaded.
+    """
+    with ExitStack() as stack:
+        host = _Host(config, stack)
+        targets = [
+            Target(space, name, wrap)
+            for space in (vars(importlib.import_module(module)) for module in _MODULES)
+            for name, wrap in (("make_prompt_cache", host.making), ("load", _loading))
+            if callable(space.get(name))
+        ]
+        models = vars(importlib.import_module("mlx_lm.models.cache"))
+        generation = vars(importlib.import_module("mlx_lm.generate"))
+        targets.append(Target(models, "can_trim_prompt_cache", _trimmable_at_will))
+        targets.append(Target(generation, "trim_prompt_cache", _trimming))
+        PATCHES.enter(targets)
+        try:
+            yield
+        finally:
+            PATCHES.leave(targets)
+
+
+class _Host:
+    """Makes caches, and keeps each model routed that it made some for."""
+
+    def __init__(self, config: H2OConfig, stack: ExitStack) -> None:
+        self._config = config
+        self._stack = stack
+        self._lock = threading.Lock()
+        self._routed: list[weakref.ref[Any]] = []  # a strong one would keep unloaded models
+
+    def making(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def make(model: Any, max_kv_size: int | None = None) -> list[Any]:
+            caches = make_prompt_cache(model, self._config)
+            self._route(model, caches)
+            return caches
+
+        return make
+
+    def _route(self, model: Any, caches: Sequence[Any]) -> None:
+        if not any(cache.needs_routing for cache in evicting_caches(caches)):
+            return
+        with self._lock:
+            if not any(known() is model for known in self._routed):
+                self._stack.enter_context(routing(model))
+                self._routed = [known for known in self._routed if known() is not None]
+                self._routed.append(weakref.ref(model))
+
+
+def _loading(original: Callable[..., Any]) -> Callable[..., Any]:
+    return functools.wraps(original)(load)
+
+
+def _trimmable_at_will(original: Callable[..., bool]) -> Callable[..., bool]:
+    """For LRUPromptCache, which trims by any number: only what has never evicted allows that."""
+
+    @functools.wraps(original)
+    def can_trim_prompt_cache(cache: Any) -> bool:
+        whole = all(one.evicted == 0 for one in evicting_caches(cache))
+        return whole and original(cache)
+
+    return can_trim_prompt_cache
+
+
+def _trimming(original: Callable[..., int]) -> Callable[..., int]:
+    """For the speculative loop, which takes back no more than it drafted."""
+
+    @functools.wraps(original)
+    def trim_prompt_cache(cache: Any, num_tokens: int) -> int:
+        if not all(one.is_trimmable() for one in cache):
+            return original(cache, num_tokens)
+        trimmed: list[int] = [one.trim(num_tokens) for one in cache]
+        return max(trimmed, default=0)
+
+    return trim_prompt_cache

@@ -1,0 +1,128 @@
+"""Eviction that stays with a model until it is removed, for callers that make no caches themselves.
+
+The interface of Genoma Labs' kv-cache-eviction-mla: a budget of heavy hitters between the sinks and
+the recent rows. Here it serves every model that :func:`mlx_h2o.make_prompt_cache` serves, latent
+attention (MLA) among them, and nothing of the model's code is replaced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any, cast
+
+from mlx.nn.layers.base import Module
+from mlx_lm.models import cache as mlx_lm_cache
+
+from ..config import H2OConfig
+from .prompt_cache import evicting_caches, make_prompt_cache
+from .routing import model_name, routing
+
+__all__ = ["install_kv_eviction", "remove_kv_eviction", "reset_eviction_scores"]
+
+_making: contextvars.ContextVar[bool] = contextvars.ContextVar("mlx_h2o_making", default=False)
+_lock = threading.Lock()
+_MARK = "_mlx_h2o_installed"
+
+
+def install_kv_eviction(
+    model: Module,
+    *,
+    budget: int = 2048,
+    n_sink: int = 4,
+    n_recent: int = 256,
+    evict_every: int = 1,
+    **settings: Any,
+) -> None:
+    """From now on mlx_lm's own ``make_prompt_cache(model)`` makes caches that evict.
+
+    Generation by mlx_lm then keeps at most ``n_sink + budget + n_recent`` rows per layer and head
+    at rest, until :func:`remove_kv_eviction`. The model is routed meanwhile.
+
+    Args:
+        model: an mlx_lm model.
+        budget: rows kept by score.
+        n_sink: the first positions, which stay.
+        n_recent: the newest rows, which stay.
+        evict_every: single-token steps per eviction.
+        settings: further settings of H2OConfig.
+
+    Raises:
+        ValueError: eviction is installed already, settings out of range, or a model that cannot
+            be served.
+    """
+    config = H2OConfig(
+        max_kv_size=n_sink + budget + n_recent,
+        sink_size=n_sink,
+        heavy_size=budget,
+        recent_size=n_recent,
+        evict_every=evict_every,
+        **settings,
+    )
+    with _lock:
+        if getattr(model, _MARK, None) is not None:
+            raise ValueError(
+                f"[install_kv_eviction] eviction is installed on {model_name(model)} already: "
+                "expected remove_kv_eviction first."
+            )
+        make_prompt_cache(model, config)  # refuses what cannot be served, before anything changes
+        context = contextlib.ExitStack()
+        context.enter_context(routing(model))
+        stock = getattr(type(model), "make_cache", None)
+        # Attributes of this one model, which shadow its class's: no other model sees them.
+        object.__setattr__(model, "make_cache", _maker(weakref.ref(model), config, stock))
+        object.__setattr__(model, _MARK, weakref.finalize(model, context.close))
+
+
+def remove_kv_eviction(model: Module) -> None:
+    """Undo :func:`install_kv_eviction`. Caches that exist go on, but need ``routing`` again.
+
+    Raises:
+        ValueError: eviction is not installed on this model.
+    """
+    with _lock:
+        leave = getattr(model, _MARK, None)
+        if leave is None:
+            raise ValueError(
+                f"[remove_kv_eviction] eviction is not installed on {model_name(model)}: expected "
+                "install_kv_eviction first."
+            )
+        object.__delattr__(model, "make_cache")
+        object.__delattr__(model, _MARK)
+        leave()
+
+
+def reset_eviction_scores(caches: Sequence[Any]) -> None:
+    """Forget the scores of all stored rows, so that what follows decides anew.
+
+    A new generation with new caches starts without scores anyway; this is for a kept cache.
+
+    Raises:
+        ValueError: none of the caches evicts.
+    """
+    found = list(evicting_caches(caches))
+    if not found:
+        raise ValueError("[reset_eviction_scores] none of the caches evicts, expected some.")
+    for cache in found:
+        cache.reset_scores()
+
+
+def _maker(model: weakref.ref[Any], config: H2OConfig, stock: Any) -> Any:
+    def make_cache() -> list[Any]:
+        served = model()
+        if _making.get():
+            return list(stock(served)) if stock is not None else _plain(served)
+        token = _making.set(True)
+        try:
+            return make_prompt_cache(cast(Module, served), config)
+        finally:
+            _making.reset(token)
+
+    return make_cache
+
+
+def _plain(model: Any) -> list[Any]:
+    return [cast(Any, mlx_lm_cache.KVCache)() for _ in model.layers]

@@ -1,0 +1,41 @@
+"""The cache classes of this package by name: mlx_lm's files hold names, looked up in its module."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mlx_lm.models import cache as mlx_lm_cache
+
+from ..caches.batch import BatchH2OKVCache
+from ..caches.cache import H2OKVCache
+from ..caches.linked import LinkedH2OCache
+from ..caches.quantized_cache import QuantizedH2OKVCache
+from ..caches.speculative_cache import SpeculativeH2OKVCache, SpeculativeQuantizedH2OKVCache
+from .replacements import Target
+
+__all__ = ["cache_classes", "class_name_targets"]
+
+
+def cache_classes() -> dict[str, type[Any]]:
+    """Every class that a saved prompt cache of ours may name."""
+    classes = (
+        H2OKVCache,
+        QuantizedH2OKVCache,
+        SpeculativeH2OKVCache,
+        SpeculativeQuantizedH2OKVCache,
+        BatchH2OKVCache,
+        LinkedH2OCache,
+    )
+    return {cls.__name__: cls for cls in classes}
+
+
+def class_name_targets() -> list[Target]:
+    """What makes mlx_lm's own ``load_prompt_cache`` and cache lists find our classes."""
+    return [
+        Target(vars(mlx_lm_cache), name, _always(cls), must_exist=False)
+        for name, cls in cache_classes().items()
+    ]
+
+
+def _always(cls: type[Any]) -> Any:
+    return lambda original: cls

@@ -1,0 +1,212 @@
+"""Prompt caches in files: safetensors as mlx_lm writes them, and what they were made with.
+
+A file holds one more entry than mlx_lm's: the format, the version of this package, the number of
+layers and, where the model was given, a fingerprint of it. mlx_lm reads such a file within
+``routing``; this package also reads what mlx_lm wrote of its caches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from mlx.nn.layers.base import Module
+from mlx.utils import tree_flatten
+from mlx_lm.models import cache as mlx_lm_cache
+
+from .prompt_cache import evicting_caches
+from .registry import cache_classes, class_name_targets
+from .replacements import PATCHES
+from .routing import model_name
+from .safetensors import read_header
+
+__all__ = ["FORMAT", "load_prompt_cache", "save_prompt_cache"]
+
+FORMAT = 1
+"""Files of a higher format are refused. Raised when older readers would misread a file."""
+
+_ENTRY = "mlx_h2o"
+_SUFFIX = ".safetensors"
+
+
+def save_prompt_cache(
+    file_name: str | os.PathLike[str],
+    cache: Sequence[Any],
+    metadata: dict[str, str] | None = None,
+    *,
+    model: Module | None = None,
+) -> None:
+    """Write a prompt cache to a ``.safetensors`` file, whole or not at all.
+
+    The file is written beside its place and renamed, so that an interruption leaves the old file,
+    if any, as it was. Surplus rows of a chunk go before.
+
+    Args:
+        file_name: where; ``.safetensors`` is added where it is missing, as mlx_lm does.
+        cache: one cache per layer, such as those of ``make_prompt_cache``.
+        metadata: texts to be stored with it.
+        model: the model that the cache belongs to, which loading then compares.
+
+    Raises:
+        ValueError: no caches, metadata that is not text, or a cache that cannot be saved.
+        OSError: the file cannot be written.
+    """
+    op = "[save_prompt_cache]"
+    if len(cache) == 0:
+        raise ValueError(f"{op} found no caches, expected one per layer.")
+    metadata = dict(metadata or {})
+    wrong = [name for name, text in metadata.items() if not _may_be_saved(name, text)]
+    if wrong:
+        raise ValueError(
+            f"{op} metadata holds {wrong}, expected texts named by texts without dots, none of "
+            f"them {_ENTRY!r}."
+        )
+    for layer, one in enumerate(cache):
+        if not hasattr(one, "state") or not hasattr(type(one), "from_state"):
+            raise ValueError(
+                f"{op} layer {layer} is a {type(one).__name__}, expected a cache with a state."
+            )
+    metadata[_ENTRY] = json.dumps(_description(cache, model))
+    path = os.fspath(file_name)
+    path = path if path.endswith(_SUFFIX) else path + _SUFFIX
+    folder, name = os.path.split(path)
+    beside = os.path.join(folder, f".{name}.{uuid.uuid4().hex}{_SUFFIX}")
+    try:
+        mlx_lm_cache.save_prompt_cache(beside, list(cache), metadata)
+        _flush(beside)
+        os.replace(beside, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(beside)
+
+
+def load_prompt_cache(
+    file_name: str | os.PathLike[str],
+    return_metadata: bool = False,
+    *,
+    model: Module | None = None,
+) -> Any:
+    """The prompt cache that a file holds, settings included.
+
+    Args:
+        file_name: a file of ``save_prompt_cache``, or of mlx_lm's function of this name.
+        return_metadata: return ``(cache, metadata)``.
+        model: the model that it will be used with, to be compared with the one that it is of.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a truncated file or none of a prompt cache; one of a later format, of another
+            model, or without a cache that evicts. No cache is returned then.
+    """
+    path = os.fspath(file_name)
+    if not os.path.exists(path) and os.path.exists(path + _SUFFIX):
+        path += _SUFFIX
+    text = read_header(path, "load_prompt_cache").get("__metadata__")
+    if not isinstance(text, dict) or not any(key.startswith("1.") for key in text):
+        raise _unfit(path, "is no prompt cache: it names no cache classes")
+    description = _read_description(path, text.get(f"0.{_ENTRY}"))
+    _check_classes(path, [text[key] for key in text if key.startswith("1.")])
+    cache, metadata = _read(path)
+    if description.get("layers", len(cache)) != len(cache):
+        raise _unfit(path, f"holds {len(cache)} layers, expected {description['layers']}")
+    if not any(True for _ in evicting_caches(cache)):
+        raise _unfit(path, "holds no cache that evicts: expected it to be loaded by mlx_lm")
+    if model is not None:
+        _check_model(path, description, cache, model)
+    metadata = {key: value for key, value in metadata.items() if key != _ENTRY}
+    return (cache, metadata) if return_metadata else cache
+
+
+def _read(path: str) -> tuple[list[Any], dict[str, str]]:
+    """mlx_lm's own reader, in whose module our classes are named meanwhile."""
+    targets = class_name_targets()
+    PATCHES.enter(targets)
+    try:
+        load: Any = mlx_lm_cache.load_prompt_cache
+        cache, metadata = load(path, return_metadata=True)
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise _unfit(path, f"cannot be read: {error}") from error
+    finally:
+        PATCHES.leave(targets)
+    return cache, metadata
+
+
+def _description(cache: Sequence[Any], model: Module | None) -> dict[str, Any]:
+    from .. import __version__
+
+    found: dict[str, Any] = {"format": FORMAT, "version": __version__, "layers": len(cache)}
+    if model is not None:
+        found |= {"model": model_name(model), "fingerprint": _fingerprint(model)}
+    return found
+
+
+def _fingerprint(model: Any) -> str:
+    """Of the names and shapes of a model's weights; quantised weights make another model."""
+    weights: Any = tree_flatten(model.parameters())
+    shapes = sorted((name, array.shape) for name, array in weights)
+    return hashlib.sha256(repr(shapes).encode()).hexdigest()[:16]
+
+
+def _read_description(path: str, text: str | None) -> dict[str, Any]:
+    if text is None:  # written by mlx_lm
+        return {}
+    try:
+        found = json.loads(text)
+        format_ = int(found["format"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise _unfit(path, f"has a damaged entry {_ENTRY!r}: {text!r}") from error
+    if format_ > FORMAT:
+        raise _unfit(
+            path,
+            f"has format {format_}, written by mlx_h2o {found.get('version')}: expected at most "
+            f"{FORMAT}, or a newer mlx_h2o to read it",
+        )
+    assert isinstance(found, dict)
+    return found
+
+
+def _check_classes(path: str, names: Sequence[str]) -> None:
+    known = cache_classes()
+    for name in names:
+        if name not in known and not isinstance(getattr(mlx_lm_cache, name, None), type):
+            raise _unfit(
+                path, f"holds a {name!r}, expected caches of mlx_lm and {', '.join(known)}"
+            )
+
+
+def _check_model(path: str, description: dict[str, Any], cache: list[Any], model: Any) -> None:
+    name, layers = model_name(model), len(mlx_lm_cache.make_prompt_cache(model))
+    if len(cache) != layers:
+        raise _unfit(path, f"holds {len(cache)} layers, expected {layers} as {name} has")
+    of = description.get("model")
+    if of is None:
+        of = next(iter(evicting_caches(cache))).name.rpartition(" layer ")[0]
+    if of not in ("", name):
+        raise _unfit(path, f"is of the model {of}, expected {name}")
+    found, expected = description.get("fingerprint"), _fingerprint(model)
+    if found is not None and found != expected:
+        raise _unfit(
+            path,
+            f"is of a {of} model with weights of other shapes (fingerprint {found}), expected "
+            f"{expected}",
+        )
+
+
+def _flush(path: str) -> None:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
+def _may_be_saved(name: object, text: object) -> bool:
+    # mlx_lm takes a dot in a name for a level of a tree.
+    texts = isinstance(name, str) and isinstance(text, str)
+    return texts and name != _ENTRY and "." not in str(name)
+
+
+def _unfit(path: str, problem: str) -> ValueError:
+    return ValueError(f"[load_prompt_cache] {path} {problem}.")

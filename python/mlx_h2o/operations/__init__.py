@@ -1,0 +1,1 @@
+"""The operations: checks and requests, the back ends that serve them, and their definitions."""

@@ -1,0 +1,228 @@
+"""The composed back end: the semantics of every operation in plain MLX operations.
+
+It runs wherever MLX runs, serves every request that validation lets through, and is the
+definition that the other back ends are compared with. Inputs are upcast to float32, logits and
+softmax are float32, and the output is rounded once, to the dtype of the queries.
+"""
+
+import mlx.core as mx
+
+from mlx_h2o.operations.placement import placed
+from mlx_h2o.operations.validate import AttentionRequest, RetentionRequest
+from mlx_h2o.operations.validate_quantized import QuantizedAttentionRequest, QuantizedRows
+
+name = "composed"
+
+# Classes of rows, the worst first, in the two upper bits of the retention key.
+_PADDING, _UNSCORED, _SCORED, _PROTECTED = range(4)
+_POSITION_BITS = 30
+
+
+def unavailable_reason() -> str:
+    """Empty: plain MLX operations run on every MLX back end."""
+    return ""
+
+
+def refuses(request: AttentionRequest | QuantizedAttentionRequest) -> str:
+    """Empty: there is nothing valid that it cannot serve."""
+    return ""
+
+
+def logits(request: AttentionRequest) -> mx.array:
+    """scale * q.k + mask as float32 [B, Hq, Lq, N], -inf where the pair is masked."""
+    return _masked(request, _rows_of_products(request) @ _columns_of_products(request))
+
+
+def _rows_of_products(request: AttentionRequest) -> mx.array:
+    """scale * q, the query heads of one KV head as rows of one product: K is not repeated."""
+    batch, kv_heads, _, size = request.keys.shape
+    queries = request.queries.astype(mx.float32) * request.scale
+    return queries.reshape(batch, kv_heads, -1, size)
+
+
+def _columns_of_products(request: AttentionRequest) -> mx.array:
+    return request.keys.astype(mx.float32).swapaxes(-1, -2)
+
+
+def _masked(request: AttentionRequest, products: mx.array) -> mx.array:
+    batch, heads, length, _ = request.queries.shape
+    rows = request.keys.shape[2]
+    logits = products.reshape(batch, heads, length, rows)
+    if request.causal:
+        last = mx.arange(rows - length, rows)[:, None]
+        return mx.where(mx.arange(rows) <= last, logits, -mx.inf)
+    mask = request.mask
+    if mask is None:
+        return logits
+    if mask.dtype == mx.bool_:
+        return mx.where(mask, logits, -mx.inf)
+    bias = mask.astype(mx.float32)
+    # NaN compares false: it is not masked, and reaches the output of its query.
+    return mx.where(bias <= request.mask_threshold, -mx.inf, logits + bias)
+
+
+def softmax_parts(scores: mx.array, sinks: mx.array | None) -> tuple[mx.array, mx.array, mx.array]:
+    """``exp(scores - peak)``, their total with the sinks [Hq], and the peak: [B, Hq, L, N or 1].
+
+    Where a query has nothing to attend to, the weights are 0, and the total is, without a sink.
+    """
+    peak = scores.max(axis=-1, keepdims=True)
+    if sinks is not None:
+        sinks = sinks.astype(mx.float32)[None, :, None, None]
+        peak = mx.maximum(peak, sinks)
+    # With nothing to attend to the peak is -inf, and -inf - -inf would be NaN.
+    peak = mx.where(peak == -mx.inf, 0.0, peak)
+    weights = mx.exp(scores - peak)
+    total = weights.sum(axis=-1, keepdims=True)
+    if sinks is not None:
+        total = total + mx.exp(sinks - peak)
+    return weights, total, peak
+
+
+def dequantized(rows: QuantizedRows) -> mx.array:
+    """The rows as float32 [B, Hkv, N, D], from scales and biases that were upcast first."""
+    pair = rows.scales.astype(mx.float32), rows.biases.astype(mx.float32)
+    return mx.dequantize(rows.words, *pair, group_size=rows.group_size, bits=rows.bits)
+
+
+def attention(request: AttentionRequest) -> tuple[mx.array, mx.array | None, mx.array | None]:
+    """Attention output, scores and lse as ``fast`` documents them."""
+    out, scores, lse, _ = _attend(request)
+    return out, scores, lse
+
+
+def quantized_attention(
+    request: QuantizedAttentionRequest,
+) -> tuple[mx.array, mx.array | None, mx.array | None, mx.array | None]:
+    """The same of quantised rows: dequantised to float32, then the dense definition.
+
+    The last of the four is the share of the rows that each query skipped.
+    """
+    with placed(request.stream):
+        dense = _dense(request)
+        return _attend(dense, request.sparse_v_threshold, request.return_skipped)
+
+
+def _dense(request: QuantizedAttentionRequest) -> AttentionRequest:
+    return AttentionRequest(
+        queries=request.queries,
+        keys=dequantized(request.keys),
+        values=dequantized(request.values),
+        scale=request.scale,
+        causal=request.causal,
+        mask=request.mask,
+        sinks=request.sinks,
+        mask_threshold=request.mask_threshold,
+        return_scores=request.return_scores,
+        return_lse=request.return_lse,
+        probes=request.probes,
+        stream=request.stream,
+    )
+
+
+def attention_with_probes(
+    request: AttentionRequest | QuantizedAttentionRequest,
+) -> tuple[tuple[mx.array, mx.array | None, mx.array | None], mx.array]:
+    """The same, and the scores of the probes, further rows of one product with the keys."""
+    with placed(request.stream):
+        dense, threshold = request, 0.0
+        if isinstance(request, QuantizedAttentionRequest):
+            dense, threshold = _dense(request), request.sparse_v_threshold
+        assert isinstance(dense, AttentionRequest) and dense.probes is not None
+        probes = dense.probes.astype(mx.float32) * dense.scale
+        both = mx.concatenate([_rows_of_products(dense), probes], axis=2)
+        products = both @ _columns_of_products(dense)
+        count = probes.shape[2]
+        scores = _masked(dense, products[:, :, :-count])
+        out, found, lse, _ = _attend(dense, threshold, scores=scores)
+        return (out, found, lse), products[:, :, -count:]
+
+
+def probe_scores(request: AttentionRequest | QuantizedAttentionRequest) -> mx.array:
+    """scale * probe.k, float32 [B, Hkv, E, N], of every key, masked or not."""
+    assert request.probes is not None
+    with placed(request.stream):
+        keys = request.keys
+        dense = dequantized(keys) if isinstance(keys, QuantizedRows) else keys.astype(mx.float32)
+        probes = request.probes.astype(mx.float32) * request.scale
+        return probes @ dense.swapaxes(-1, -2)
+
+
+def _attend(
+    request: AttentionRequest,
+    sparse_v_threshold: float = 0.0,
+    return_skipped: bool = False,
+    *,
+    scores: mx.array | None = None,
+) -> tuple[mx.array, mx.array | None, mx.array | None, mx.array | None]:
+    with placed(request.stream):
+        batch, heads, length, _ = request.queries.shape
+        kv_heads, _, value_size = request.values.shape[1:]
+        scores = logits(request) if scores is None else scores
+        weights, total, peak = softmax_parts(scores, request.sinks)
+        skipped = mx.zeros((batch, heads, length)) if return_skipped else None
+        if sparse_v_threshold > 0:
+            # NaN compares false, and stays.
+            below = weights < sparse_v_threshold * total
+            weights = mx.where(below, 0.0, weights)
+            if return_skipped:
+                skipped = (below & (scores != -mx.inf)).astype(mx.float32).mean(axis=-1)
+        mixed = weights.reshape(batch, kv_heads, -1, weights.shape[-1])
+        mixed = mixed @ request.values.astype(mx.float32)
+        mixed = mixed.reshape(batch, heads, length, value_size)
+        out = mx.where(total == 0, 0.0, mixed / total).astype(request.queries.dtype)
+        lse = (peak + mx.log(total)).squeeze(-1) if request.return_lse else None
+        return out, scores if request.return_scores else None, lse, skipped
+
+
+def _ordered_bits(scores: mx.array) -> mx.array:
+    """uint32 in the order of the float32 scores; -0 and +0 are the same."""
+    bits = (scores + 0.0).view(mx.uint32)
+    sign = mx.array(1 << 31, mx.uint32)
+    return mx.where(bits >= sign, ~bits, bits | sign)
+
+
+def retention_key(request: RetentionRequest) -> mx.array:
+    """uint64 [B, H, N], higher is kept longer; distinct within a head, so no tie remains.
+
+    class << 62 | ordered score << 30 | (2^30 - 1 - position), where only the class of scored
+    rows carries a score, and padding has its slot in the place of a position.
+    """
+    scores, positions = request.scores, request.positions
+    protected = positions < request.sink_size
+    if request.recent_start is not None:
+        protected = protected | (positions >= request.recent_start)
+    classes = mx.where(mx.isnan(scores), _UNSCORED, _SCORED)
+    classes = mx.where(protected, _PROTECTED, classes)
+    classes = mx.where(positions < 0, _PADDING, classes)
+    ranked = mx.where(classes == _SCORED, _ordered_bits(scores), mx.array(0, mx.uint32))
+    place = mx.where(positions < 0, mx.arange(positions.shape[-1], dtype=mx.int32), positions)
+    place = ((1 << _POSITION_BITS) - 1) - place
+    key = classes.astype(mx.uint64) << mx.array(62, mx.uint64)
+    key = key | (ranked.astype(mx.uint64) << mx.array(_POSITION_BITS, mx.uint64))
+    return key | place.astype(mx.uint64)
+
+
+def keep_indices(request: RetentionRequest) -> mx.array:
+    """Slots of the rows to keep, uint32 [B, H, N - count], ascending."""
+    with placed(request.stream):
+        key = retention_key(request)
+        if request.count == 0:
+            slots = mx.arange(key.shape[-1], dtype=mx.uint32)
+            return mx.broadcast_to(slots, key.shape)
+        order = mx.argpartition(key, request.count, axis=-1)
+        return mx.sort(order[..., request.count :], axis=-1).astype(mx.uint32)
+
+
+def evict_indices(request: RetentionRequest) -> mx.array:
+    """Slots of the ``count`` rows to drop, uint32 [B, H, count], the worst first."""
+    with placed(request.stream):
+        key = retention_key(request)
+        if request.count == 1:
+            return mx.argmin(key, axis=-1, keepdims=True).astype(mx.uint32)
+        if request.count == key.shape[-1]:
+            return mx.argsort(key, axis=-1).astype(mx.uint32)
+        # Only those that go are sorted.
+        slots = mx.argpartition(key, request.count, axis=-1)[..., : request.count]
+        order = mx.argsort(mx.take_along_axis(key, slots, axis=-1), axis=-1)
+        return mx.take_along_axis(slots, order, axis=-1).astype(mx.uint32)

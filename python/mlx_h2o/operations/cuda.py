@@ -1,0 +1,91 @@
+"""Back end "cuda": the same decode kernels through ``mx.fast.cuda_kernel``.
+
+The shim in front of the shared header gives the Metal vocabulary its CUDA meaning. This back
+end has been compiled (by NVRTC, in the tests) and has not been run on a GPU.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import cast
+
+import mlx.core as mx
+
+from mlx_h2o.operations import kernels, launch
+from mlx_h2o.operations.backends import AttentionResult, QuantizedAttentionResult
+from mlx_h2o.operations.kernels import Kernel
+from mlx_h2o.operations.launch import AnyAttentionRequest, Execute, Launch
+from mlx_h2o.operations.row_kernels import RowKernels
+from mlx_h2o.operations.validate import StreamLike, runs_on_gpu
+from mlx_h2o.operations.validate_quantized import QuantizedAttentionRequest
+
+name = "cuda"
+
+
+def unavailable_reason() -> str:
+    """Why the back end cannot run on this machine; empty if it can."""
+    module = getattr(mx, "cuda", None)
+    if module is not None and module.is_available():
+        return ""
+    return "MLX has no CUDA device on this machine (pip install 'mlx-h2o[cuda13]')"
+
+
+def refuses(request: AnyAttentionRequest) -> str:
+    """Why the back end cannot serve this request; empty if it can."""
+    if not runs_on_gpu(request.stream):
+        return "CUDA kernels run on GPU streams, found a CPU stream"
+    return launch.refuses(request)
+
+
+def header(threads: int) -> str:
+    """What stands before a kernel that runs with ``threads`` threads per threadgroup.
+
+    MLX's generated kernel has no launch bounds, without which the compiler may use more
+    registers than a group of that size can have; the shim adds them.
+    """
+    return f"#define H2O_MAX_THREADS {threads}\n{kernels.CUDA_SHIM}{kernels.HEADER}"
+
+
+def attention(request: AnyAttentionRequest) -> AttentionResult:
+    """Attention with scores."""
+    return launch.plan(request).run(_executor(request.stream))
+
+
+def quantized_attention(request: QuantizedAttentionRequest) -> QuantizedAttentionResult:
+    """The same of packed rows, and the share of them that was skipped."""
+    return launch.plan(request).run_quantized(_executor(request.stream))
+
+
+def attention_with_probes(request: AnyAttentionRequest) -> tuple[AttentionResult, mx.array]:
+    """Attention, dense or quantised, and the scores of the probes."""
+    return launch.plan(request).run_with_probes(_executor(request.stream))
+
+
+def _executor(stream: StreamLike) -> Execute:
+    def execute(each: Launch, inputs: list[mx.array]) -> list[mx.array]:
+        kernel = _cuda_kernel(each.kernel, each.threadgroup[0])
+        return kernel(inputs=inputs, stream=stream, **each.call())
+
+    return execute
+
+
+_rows = RowKernels(_executor)
+accumulate_scores = _rows.accumulate_scores
+evict_indices = _rows.evict_indices
+keep_indices = _rows.keep_indices
+replace_worst = _rows.replace_worst
+quantize_append = _rows.quantize_append
+prefill_scores = _rows.prefill_scores
+
+
+@cache
+def _cuda_kernel(kernel: Kernel, threads: int) -> Callable[..., list[mx.array]]:
+    # Row contiguity is not asked for: that would copy a sliced cache on every step.
+    compiled = mx.fast.cuda_kernel(
+        name=kernel.name,
+        input_names=list(kernel.inputs),
+        output_names=list(kernel.outputs),
+        source=kernel.source,
+        header=header(threads),
+        ensure_row_contiguous=False,
+    )
+    return cast(Callable[..., list[mx.array]], compiled)

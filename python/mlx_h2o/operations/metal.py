@@ -1,0 +1,157 @@
+"""Back end "metal": the decode kernels through ``mx.fast.metal_kernel``.
+
+MLX compiles a kernel when it is first used. How many threads a compiled kernel may run with
+depends on the registers it came to need and cannot be asked for, so the first use of a variant
+tries a tiny call and halves the number of simdgroups until MLX takes it.
+"""
+
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+from functools import cache
+from typing import Any, cast
+
+import mlx.core as mx
+
+from mlx_h2o.operations import kernels, launch
+from mlx_h2o.operations.backends import AttentionResult, QuantizedAttentionResult
+from mlx_h2o.operations.kernels import Kernel
+from mlx_h2o.operations.launch import AnyAttentionRequest, Execute, Launch, LaunchPlan
+from mlx_h2o.operations.row_kernels import RowKernels
+from mlx_h2o.operations.validate import StreamLike, runs_on_gpu
+from mlx_h2o.operations.validate_quantized import QuantizedAttentionRequest, QuantizedRows
+
+name = "metal"
+
+# How MLX says that a pipeline cannot run with as many threads as were asked for.
+_TOO_MANY_THREADS = "Thread group size"
+
+_simdgroups: dict[Hashable, int] = {}
+
+
+def unavailable_reason() -> str:
+    """Why the back end cannot run on this machine; empty if it can."""
+    return "" if mx.metal.is_available() else "MLX has no Metal device on this machine"
+
+
+def refuses(request: AnyAttentionRequest) -> str:
+    """Why the back end cannot serve this request; empty if it can."""
+    if not runs_on_gpu(request.stream):
+        return "Metal kernels run on GPU streams, found a CPU stream"
+    return launch.refuses(request)
+
+
+def attention(request: AnyAttentionRequest) -> AttentionResult:
+    """Attention with scores. The first call of a variant compiles it and evaluates a tiny case."""
+    return _run(launch.plan(request, *_sizes_for(request)), request.stream)
+
+
+def quantized_attention(request: QuantizedAttentionRequest) -> QuantizedAttentionResult:
+    """The same of packed rows, and the share of them that was skipped."""
+    plan = launch.plan(request, *_sizes_for(request))
+    return plan.run_quantized(_executor(request.stream))
+
+
+def attention_with_probes(request: AnyAttentionRequest) -> tuple[AttentionResult, mx.array]:
+    """Attention, dense or quantised, and the scores of the probes."""
+    plan = launch.plan(request, *_sizes_for(request))
+    return plan.run_with_probes(_executor(request.stream))
+
+
+def _run(plan: LaunchPlan, stream: StreamLike) -> AttentionResult:
+    return plan.run(_executor(stream))
+
+
+def _executor(stream: StreamLike) -> Execute:
+    def execute(each: Launch, inputs: list[mx.array]) -> list[mx.array]:
+        return _metal_kernel(each.kernel)(inputs=inputs, stream=stream, **each.call())
+
+    return execute
+
+
+_rows = RowKernels(_executor)
+accumulate_scores = _rows.accumulate_scores
+evict_indices = _rows.evict_indices
+keep_indices = _rows.keep_indices
+replace_worst = _rows.replace_worst
+quantize_append = _rows.quantize_append
+prefill_scores = _rows.prefill_scores
+
+
+@cache
+def _metal_kernel(kernel: Kernel) -> Callable[..., list[mx.array]]:
+    # Row contiguity is not asked for: that would copy a sliced cache on every step.
+    compiled = mx.fast.metal_kernel(
+        name=kernel.name,
+        input_names=list(kernel.inputs),
+        output_names=list(kernel.outputs),
+        source=kernel.source,
+        header=kernels.HEADER,
+        ensure_row_contiguous=False,
+    )
+    return cast(Callable[..., list[mx.array]], compiled)
+
+
+def _sizes_for(request: AnyAttentionRequest) -> tuple[int, int]:
+    """Simdgroups that this variant runs with on this machine, and blocks of keys."""
+    preferred = launch.preferred_simdgroups(request.keys.shape[3], request.values.shape[3])
+    blocks = launch.preferred_blocks(request.keys.shape[2], preferred)
+    # Everything that the compiled text depends on, but for the number itself.
+    variant = (
+        launch.flags_of(request),
+        launch.is_sparse(request),
+        request.causal,
+        request.queries.dtype,
+        None if request.mask is None else request.mask.dtype,
+        None if request.sinks is None else request.sinks.dtype,
+        _rows_variant(request.keys),
+        _rows_variant(request.values),
+        blocks > 1,
+    )
+    if variant not in _simdgroups:
+        _simdgroups[variant] = _find_simdgroups(_tiny(request), preferred, min(blocks, 2))
+    return _simdgroups[variant], blocks
+
+
+def _rows_variant(rows: mx.array | QuantizedRows) -> Hashable:
+    if isinstance(rows, QuantizedRows):
+        return rows.shape[3], rows.bits, rows.group_size, rows.scales.dtype
+    return rows.shape[3]
+
+
+def _tiny(request: AnyAttentionRequest) -> AnyAttentionRequest:
+    """A request for the same variant, of one query, one head and one key."""
+
+    def zeros(array: mx.array, *shape: int) -> mx.array:
+        return mx.zeros(shape, array.dtype)
+
+    def row(array: mx.array) -> mx.array:
+        return zeros(array, 1, 1, 1, array.shape[3])
+
+    def rows(found: mx.array | QuantizedRows) -> mx.array | QuantizedRows:
+        if not isinstance(found, QuantizedRows):
+            return row(found)
+        return replace(
+            found, words=row(found.words), scales=row(found.scales), biases=row(found.biases)
+        )
+
+    changes: dict[str, Any] = {
+        "queries": row(request.queries),
+        "keys": rows(request.keys),
+        "values": rows(request.values),
+        "mask": None if request.mask is None else zeros(request.mask, 1, 1, 1, 1),
+        "sinks": None if request.sinks is None else zeros(request.sinks, 1),
+        "probes": None if request.probes is None else row(request.probes),
+    }
+    return replace(request, **changes)
+
+
+def _find_simdgroups(tiny: AnyAttentionRequest, simdgroups: int, blocks: int) -> int:
+    while True:
+        try:
+            mx.eval(_run(launch.plan(tiny, simdgroups, blocks), tiny.stream)[0])
+        except ValueError as error:
+            if _TOO_MANY_THREADS not in str(error) or simdgroups == 1:
+                raise
+            simdgroups //= 2
+        else:
+            return simdgroups

@@ -1,0 +1,198 @@
+"""Quantisation of new rows straight into their slots: checks, definition and dispatch.
+
+Re-exported by ``fast``. A back end may bring ``quantize_append(request)``.
+"""
+
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from mlx_h2o.operations import arguments, buffers
+from mlx_h2o.operations.arguments import StreamLike
+from mlx_h2o.operations.backends import operation_of
+from mlx_h2o.operations.placement import placed
+from mlx_h2o.operations.validate import FLOATS, dtype_name
+
+__all__ = ["QuantizeAppendRequest", "Quantized", "composed", "quantize_append", "written"]
+
+Quantized = tuple[mx.array, mx.array, mx.array]
+"""Words, scales and biases, as ``mx.quantize`` returns them."""
+
+_OP = "quantize_append"
+_BITS = (2, 3, 4, 5, 6, 8)
+_GROUP_SIZES = (32, 64, 128)
+_PARTS = ("words", "scales", "biases")
+
+
+class QuantizeAppendRequest(NamedTuple):
+    """One validated call of ``quantize_append``; ``v_bits`` is resolved."""
+
+    keys: Quantized
+    values: Quantized
+    new_keys: mx.array
+    new_values: mx.array
+    slots: mx.array
+    bits: int
+    group_size: int
+    v_bits: int
+    stream: StreamLike = None
+
+
+def quantize_append(
+    quantised_keys: Quantized,
+    quantised_values: Quantized,
+    new_keys: mx.array,
+    new_values: mx.array,
+    slots: mx.array,
+    *,
+    bits: int = 8,
+    group_size: int = 64,
+    v_bits: int | None = None,
+    stream: StreamLike = None,
+) -> tuple[Quantized, Quantized]:
+    """Quantise new rows of K and V straight into their slots.
+
+    The packed rows equal ``mx.quantize`` on the same device bit for bit (affine mode; Metal and
+    the CPU round differently).
+
+    Args:
+        quantised_keys: words uint32 [B, H, N, D * bits / 32], scales and biases
+            [B, H, N, D / group_size].
+        quantised_values: the same with Dv and ``v_bits``.
+        new_keys: [B, H, L, D], the dtype of the scales: float32, float16 or bfloat16.
+        new_values: [B, H, L, Dv], the dtype of the values' scales.
+        slots: uint32 [B, H, L], the rows to write, distinct within a head; one beyond the last
+            row means the last row.
+        bits: 2, 3, 4, 5, 6 or 8.
+        group_size: 32, 64 or 128; D and Dv are multiples of it.
+        v_bits: those of the values; None: ``bits``.
+        stream: stream or device to run on.
+
+    Returns:
+        Keys and values, each words, scales and biases. Evaluating the words of the keys evaluates
+        all six. The arrays that were passed never change; where nothing else holds them, their
+        memory may be used.
+
+    Raises:
+        ValueError: shapes, dtypes or numbers other than these.
+        TypeError: an argument that is not an array or an integer where one is expected.
+    """
+    request = _request(
+        quantised_keys,
+        quantised_values,
+        new_keys,
+        new_values,
+        slots,
+        bits=bits,
+        group_size=group_size,
+        v_bits=v_bits,
+        stream=stream,
+    )
+    served = operation_of(_OP, request.stream)
+    result: tuple[Quantized, Quantized] = (served or composed)(request)
+    return result
+
+
+def composed(request: QuantizeAppendRequest) -> tuple[Quantized, Quantized]:
+    """The definition: ``mx.quantize``, then a scatter of each part."""
+    with placed(request.stream):
+        group_size = request.group_size
+        k, ks, kb = mx.quantize(request.new_keys, group_size=group_size, bits=request.bits)
+        v, vs, vb = mx.quantize(request.new_values, group_size=group_size, bits=request.v_bits)
+    return written(request, (k, ks, kb), (v, vs, vb))
+
+
+def written(
+    request: QuantizeAppendRequest, keys: Quantized, values: Quantized
+) -> tuple[Quantized, Quantized]:
+    """The stored arrays with packed rows [B, H, L, ...] in their slots, by MLX's own scatter."""
+    with placed(request.stream):
+        last = mx.array(request.keys[0].shape[2] - 1, mx.uint32)
+        slots = mx.minimum(request.slots, last)
+        kw, ks, kb, vw, vs, vb = (
+            buffers.written(stored, slots, part)
+            for stored, part in zip((*request.keys, *request.values), (*keys, *values), strict=True)
+        )
+        # The rows of one step hang together, or the graph of what nobody reads would grow.
+        kw = mx.depends(kw, [ks, kb, vw, vs, vb])
+    return (kw, ks, kb), (vw, vs, vb)
+
+
+def _request(
+    keys: Quantized,
+    values: Quantized,
+    new_keys: mx.array,
+    new_values: mx.array,
+    slots: mx.array,
+    *,
+    bits: int,
+    group_size: int,
+    v_bits: int | None,
+    stream: StreamLike,
+) -> QuantizeAppendRequest:
+    bits = arguments.integer(_OP, "bits", bits)
+    v_bits = bits if v_bits is None else arguments.integer(_OP, "v_bits", v_bits)
+    for name, number in (("bits", bits), ("v_bits", v_bits)):
+        if number not in _BITS:
+            raise ValueError(f"[{_OP}] {name} is {number}, expected one of {_BITS}.")
+    group_size = arguments.integer(_OP, "group_size", group_size)
+    if group_size not in _GROUP_SIZES:
+        raise ValueError(f"[{_OP}] group_size is {group_size}, expected one of {_GROUP_SIZES}.")
+    new_rows = _check_new_rows(new_keys, new_values)
+    stored = [
+        _check_packed("keys", keys, new_keys, bits, group_size),
+        _check_packed("values", values, new_values, v_bits, group_size),
+    ]
+    if stored[0] != stored[1]:
+        raise ValueError(
+            f"[{_OP}] keys and values have {stored[0]} and {stored[1]} rows, expected the same."
+        )
+    slots = arguments.array(_OP, "slots", slots)
+    if slots.shape != new_rows or slots.dtype != mx.uint32:
+        raise ValueError(
+            f"[{_OP}] slots are {dtype_name(slots.dtype)} {slots.shape}, "
+            f"expected uint32 [B, H, L] = {new_rows}."
+        )
+    place = arguments.stream(_OP, stream)
+    k, v = (keys[0], keys[1], keys[2]), (values[0], values[1], values[2])
+    return QuantizeAppendRequest(k, v, new_keys, new_values, slots, bits, group_size, v_bits, place)
+
+
+def _check_new_rows(new_keys: mx.array, new_values: mx.array) -> tuple[int, ...]:
+    for name, new in (("keys", new_keys), ("values", new_values)):
+        new = arguments.array(_OP, f"new_{name}", new)
+        if new.ndim != 4 or 0 in new.shape or new.dtype not in FLOATS:
+            raise ValueError(
+                f"[{_OP}] new {name} are {dtype_name(new.dtype)} {new.shape}, expected float32, "
+                "float16 or bfloat16 [B, H, L, D], every size at least 1."
+            )
+    if new_keys.shape[:3] != new_values.shape[:3]:
+        raise ValueError(
+            f"[{_OP}] new keys and values have shapes {new_keys.shape} and {new_values.shape}, "
+            "expected the same [B, H, L]."
+        )
+    return tuple(new_keys.shape[:3])
+
+
+def _check_packed(name: str, packed: Quantized, new: mx.array, bits: int, group_size: int) -> int:
+    """The rows stored, of packed arrays that fit each other and the new rows."""
+    if not isinstance(packed, tuple | list) or len(packed) != 3:
+        raise TypeError(f"[{_OP}] quantised {name} must be a tuple of words, scales and biases.")
+    batch, heads, _, width = new.shape
+    if width % group_size:
+        raise ValueError(
+            f"[{_OP}] rows of the {name} have {width} elements, "
+            f"expected a multiple of group_size = {group_size}."
+        )
+    words = arguments.array(_OP, f"words of the {name}", packed[0])
+    rows = int(words.shape[2]) if words.ndim == 4 else 0
+    groups = width // group_size
+    for part, array, last in zip(_PARTS, packed, (width * bits // 32, groups, groups), strict=True):
+        array = arguments.array(_OP, f"{part} of the {name}", array)
+        dtype = mx.uint32 if part == "words" else new.dtype
+        if array.shape != (batch, heads, rows, last) or array.dtype != dtype or rows == 0:
+            raise ValueError(
+                f"[{_OP}] {part} of the {name} are {dtype_name(array.dtype)} {array.shape}, "
+                f"expected {dtype_name(dtype)} ({batch}, {heads}, N, {last}), N at least 1."
+            )
+    return rows

@@ -1,0 +1,137 @@
+"""The operations on a cache's rows by kernels, for every machine that runs them.
+
+A back end makes one ``RowKernels`` of its way to run a launch, and names its functions as its own.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from mlx_h2o.operations import composed, composed_cache, launch_prefill, launch_rows, prefill
+from mlx_h2o.operations import quantize_append as append
+from mlx_h2o.operations.cache_requests import AccumulateRequest, PrefillRequest, ReplaceRequest
+from mlx_h2o.operations.composed_cache import Stored
+from mlx_h2o.operations.launch import Execute, Launch
+from mlx_h2o.operations.placement import placed
+from mlx_h2o.operations.quantize_append import QuantizeAppendRequest, Quantized
+from mlx_h2o.operations.replace_requests import Statistics
+from mlx_h2o.operations.validate import RetentionRequest, StreamLike, runs_on_gpu
+
+
+class RowKernels:
+    """``executor`` gives the function that runs a launch on a stream.
+
+    On a stream that ``serves`` is False of, the compositions run.
+    """
+
+    def __init__(
+        self,
+        executor: Callable[[StreamLike], Execute],
+        serves: Callable[[StreamLike], bool] = runs_on_gpu,
+    ) -> None:
+        self._executor = executor
+        self._serves = serves
+
+    def accumulate_scores(self, request: AccumulateRequest) -> mx.array:
+        """The moving average in one kernel."""
+        if not self._serves(request.stream):
+            return composed_cache.accumulate_scores(request)
+        return self._launched(launch_rows.accumulate_scores(request), request.stream)[0]
+
+    def evict_indices(self, request: RetentionRequest) -> mx.array:
+        """One row per head in one kernel; several rows are the composition's."""
+        if request.count > 1 or not self._serves(request.stream):
+            return composed.evict_indices(request)
+        return self._launched(launch_rows.choose_row(request), request.stream)[0]
+
+    def keep_indices(self, request: RetentionRequest) -> mx.array:
+        """The rows that stay, by partial selection in one kernel; all of them, composed."""
+        if request.count == 0 or not self._serves(request.stream):
+            return composed.keep_indices(request)
+        return self._launched(launch_rows.keep_rows(request), request.stream)[0]
+
+    def replace_worst(self, request: ReplaceRequest) -> tuple[Any, ...]:
+        """One kernel chooses the row and writes its score and position, one packs the new row,
+        one updates the statistics; a scatter writes each stored array of K and V.
+
+        Kernels cannot write into their inputs; MLX's scatter does where nothing else holds them.
+        """
+        if not self._serves(request.stream):
+            return composed_cache.replace_worst(request)
+        if request.worst is None:
+            slots, *others = self._chosen(request)
+        else:
+            slots = composed_cache.slots_of(request, self.evict_indices)
+            others = self._launched(launch_rows.mark_row(request, slots), request.stream)
+        new = self._new_rows(request)
+        if request.statistics is not None:
+            others += self._updated_statistics(request, request.statistics, slots, new[0])
+        return composed_cache.replaced(request, slots, new, tuple(others))
+
+    def _chosen(self, request: ReplaceRequest) -> list[mx.array]:
+        with placed(request.stream):
+            ranks = composed_cache.ranks_of(request) if request.ranks == "key_diversity" else None
+        return self._launched(launch_rows.replace_row(request, ranks), request.stream)
+
+    def _new_rows(self, request: ReplaceRequest) -> tuple[Stored, Stored]:
+        if not request.is_packed:
+            return request.new_keys, request.new_values
+        return self.pack_rows(
+            request.new_keys,
+            request.new_values,
+            bits=request.bits,
+            v_bits=request.v_bits,
+            group_size=request.group_size,
+            stream=request.stream,
+        )
+
+    def _updated_statistics(
+        self, request: ReplaceRequest, statistics: Statistics, slots: mx.array, new_keys: Stored
+    ) -> Sequence[mx.array]:
+        """In one kernel; of other head sizes, composed."""
+        if launch_rows.refuses_statistics(request):
+            return composed_cache.updated_statistics(request, statistics, slots, new_keys)
+        updating = launch_rows.update_statistics(request, statistics, slots, new_keys)
+        return self._launched(updating, request.stream)
+
+    def pack_rows(
+        self,
+        new_keys: mx.array,
+        new_values: mx.array,
+        *,
+        bits: int,
+        v_bits: int,
+        group_size: int,
+        stream: StreamLike = None,
+    ) -> tuple[Quantized, Quantized]:
+        """New keys and values, quantised in one kernel."""
+        packing = launch_rows.pack_rows(
+            new_keys, new_values, bits=bits, v_bits=v_bits, group_size=group_size
+        )
+        kw, ks, kb, vw, vs, vb = self._launched(packing, stream)
+        return (kw, ks, kb), (vw, vs, vb)
+
+    def quantize_append(self, request: QuantizeAppendRequest) -> tuple[Quantized, Quantized]:
+        """The same, written into their slots by a scatter of each part."""
+        if not self._serves(request.stream):
+            return append.composed(request)
+        packed = self.pack_rows(
+            request.new_keys,
+            request.new_values,
+            bits=request.bits,
+            v_bits=request.v_bits,
+            group_size=request.group_size,
+            stream=request.stream,
+        )
+        return append.written(request, *packed)
+
+    def prefill_scores(self, request: PrefillRequest) -> mx.array:
+        """The scores of a chunk in one kernel, its mass in two; other head sizes, composed."""
+        if launch_prefill.refuses(request) or not self._serves(request.stream):
+            return prefill.composed_scores(request)
+        plan = launch_prefill.plan(request)
+        return plan.outputs(self._executor(request.stream))["accumulated"]
+
+    def _launched(self, each: Launch, stream: StreamLike) -> list[mx.array]:
+        return self._executor(stream)(each, each.inputs({}))

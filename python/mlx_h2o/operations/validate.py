@@ -1,0 +1,290 @@
+"""Checks of the operations' arguments together, and the validated requests that back ends receive.
+
+Every error is raised here, before a back end is chosen, so that all of them refuse the same
+calls with the same words. Texts begin with the operation's name in brackets, as MLX's do.
+"""
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from mlx_h2o.operations import arguments
+from mlx_h2o.operations.arguments import StreamLike as StreamLike
+
+ATTENTION = "scaled_dot_product_attention_with_scores"
+
+_INT32 = 2**31 - 1
+
+FLOATS: tuple[mx.Dtype, ...] = (mx.float32, mx.float16, mx.bfloat16)
+
+_MASK_THRESHOLDS = {dtype: float(mx.finfo(dtype).min) / 2 for dtype in FLOATS}
+
+Shape = tuple[int, ...]
+
+
+def dtype_name(dtype: mx.Dtype) -> str:
+    """``mlx.core.float16`` is ``float16`` in messages."""
+    return str(dtype).removeprefix("mlx.core.")
+
+
+def device_of(stream: StreamLike) -> mx.Device:
+    """The device that a call with this ``stream`` argument runs on."""
+    if stream is None:
+        return mx.default_device()
+    return stream.device if isinstance(stream, mx.Stream) else stream
+
+
+def runs_on_gpu(stream: StreamLike) -> bool:
+    """Whether a call with this ``stream`` argument runs on a GPU."""
+    return bool(device_of(stream).type == mx.DeviceType.gpu)
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionRequest:
+    """One validated attention call. Shapes as in ``fast``; nothing has been copied.
+
+    ``mask`` is already broadcast to [B, Hq, Lq, N] (strides may be 0) and is bool or additive;
+    an additive entry at or below ``mask_threshold`` masks its pair. ``causal`` and ``mask``
+    exclude each other. ``probes`` [B, Hkv, E, D], in the dtype of the queries, are served by
+    ``attention_with_probes`` alone. Where ``return_scores`` or ``return_lse`` is false the back
+    end may return None in that place.
+    """
+
+    queries: mx.array
+    keys: mx.array
+    values: mx.array
+    scale: float
+    causal: bool = False
+    mask: mx.array | None = None
+    sinks: mx.array | None = None
+    mask_threshold: float = 0.0
+    probes: mx.array | None = None
+    return_scores: bool = True
+    return_lse: bool = False
+    stream: StreamLike = None
+
+
+@dataclass(frozen=True, eq=False)
+class RetentionRequest:
+    """One validated call of ``keep_indices`` or ``evict_indices``; ``count`` rows are dropped."""
+
+    scores: mx.array
+    positions: mx.array
+    count: int
+    sink_size: int = 0
+    recent_start: int | None = None
+    stream: StreamLike = None
+
+
+def _check_shapes(op: str, queries: Shape, keys: Shape, values: Shape) -> None:
+    # Once for what is right, since this runs once per layer and token; then one by one.
+    if (
+        len(queries) == len(keys) == len(values) == 4
+        and keys[:3] == values[:3]
+        and (queries[0], queries[3]) == (keys[0], keys[3])
+        and not (0 in queries or 0 in keys or 0 in values or queries[1] % keys[1])
+    ):
+        return
+    named = (
+        ("queries", queries, "[B, Hq, Lq, D]"),
+        ("keys", keys, "[B, Hkv, N, D]"),
+        ("values", values, "[B, Hkv, N, Dv]"),
+    )
+    for name, shape, layout in named:
+        if len(shape) != 4:
+            raise ValueError(f"[{op}] {name} have {len(shape)} dimensions, expected 4 {layout}.")
+    for name, shape, layout in named:
+        if 0 in shape:
+            raise ValueError(
+                f"[{op}] {name} are empty: found shape {shape}, "
+                f"expected every size of {layout} to be at least 1."
+            )
+    same = (
+        ("queries and keys have batch sizes", queries[0], keys[0]),
+        ("keys and values have batch sizes", keys[0], values[0]),
+        ("queries and keys have head sizes", queries[3], keys[3]),
+        ("keys and values have head counts", keys[1], values[1]),
+        ("keys and values have lengths", keys[2], values[2]),
+    )
+    for what, one, other in same:
+        if one != other:
+            raise ValueError(f"[{op}] {what} {one} and {other}, expected the same.")
+    if queries[1] % keys[1]:
+        raise ValueError(
+            f"[{op}] queries have {queries[1]} heads, "
+            f"expected a multiple of the {keys[1]} heads of the keys."
+        )
+
+
+def _check_dtypes(op: str, queries: mx.Dtype, keys: mx.Dtype, values: mx.Dtype) -> None:
+    if queries == keys == values and queries in FLOATS:
+        return
+    for name, dtype in (("queries", queries), ("keys", keys), ("values", values)):
+        if dtype not in FLOATS:
+            raise ValueError(
+                f"[{op}] {name} are {dtype_name(dtype)}, expected float32, float16 or bfloat16."
+            )
+    found = ", ".join(map(dtype_name, (queries, keys, values)))
+    raise ValueError(
+        f"[{op}] queries, keys and values are {found}, expected the same dtype of all three."
+    )
+
+
+def _check_mask(op: str, mask: mx.array, shape: Shape) -> None:
+    if mask.dtype != mx.bool_ and mask.dtype not in FLOATS:
+        raise ValueError(
+            f"[{op}] mask is {dtype_name(mask.dtype)}, "
+            "expected bool, or float32, float16 or bfloat16 to add."
+        )
+    found = mask.shape
+    wanted = shape[len(shape) - len(found) :]
+    if len(found) > len(shape) or any(
+        size not in (1, full) for size, full in zip(found, wanted, strict=True)
+    ):
+        raise ValueError(
+            f"[{op}] mask has shape {found}, "
+            f"expected one that broadcasts to [B, Hq, Lq, N] = {shape}."
+        )
+
+
+def placed_mask(
+    op: str, mask: mx.array | str | None, shape: Shape, stream: StreamLike
+) -> tuple[bool, float, mx.array | None]:
+    """``causal``, ``mask_threshold`` and ``mask`` of a request, from the argument ``mask``."""
+    if mask is None:
+        return False, 0.0, None
+    if isinstance(mask, str):
+        if mask != "causal":
+            raise ValueError(f"[{op}] mask is {mask!r}, expected 'causal', an array or None.")
+        return True, 0.0, None
+    _check_mask(op, arguments.array(op, "mask", mask), shape)
+    threshold = 0.0 if mask.dtype == mx.bool_ else _MASK_THRESHOLDS[mask.dtype]
+    return False, threshold, mx.broadcast_to(mask, shape, stream=stream)
+
+
+def check_sinks(op: str, sinks: mx.array, heads: int) -> None:
+    """Raise ValueError where ``sinks`` are not float [Hq]."""
+    if sinks.dtype not in FLOATS:
+        raise ValueError(
+            f"[{op}] sinks are {dtype_name(sinks.dtype)}, expected float32, float16 or bfloat16."
+        )
+    if sinks.shape != (heads,):
+        raise ValueError(f"[{op}] sinks have shape {sinks.shape}, expected [Hq] = ({heads},).")
+
+
+def attention_request(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    *,
+    scale: float,
+    mask: mx.array | str | None = None,
+    sinks: mx.array | None = None,
+    return_scores: bool = True,
+    return_lse: bool = False,
+    stream: StreamLike = None,
+    op: str = ATTENTION,
+) -> AttentionRequest:
+    """Check the arguments of attention. Raises TypeError and ValueError as ``fast`` documents."""
+    queries = arguments.array(op, "queries", queries)
+    keys = arguments.array(op, "keys", keys)
+    values = arguments.array(op, "values", values)
+    query_shape, key_shape = queries.shape, keys.shape
+    _check_shapes(op, query_shape, key_shape, values.shape)
+    _check_dtypes(op, queries.dtype, keys.dtype, values.dtype)
+    number = arguments.number(op, "scale", scale)
+    place = arguments.stream(op, stream)
+    shape = (*query_shape[:3], key_shape[2])
+    causal, threshold, pairs = placed_mask(op, mask, shape, place)
+    if sinks is not None:
+        check_sinks(op, arguments.array(op, "sinks", sinks), query_shape[1])
+    return AttentionRequest(
+        queries=queries,
+        keys=keys,
+        values=values,
+        scale=number,
+        causal=causal,
+        mask=pairs,
+        sinks=sinks,
+        mask_threshold=threshold,
+        return_scores=bool(return_scores),
+        return_lse=bool(return_lse),
+        stream=place,
+    )
+
+
+def _check_rows(op: str, scores: mx.array, positions: mx.array) -> int:
+    for name, array in (("scores", scores), ("positions", positions)):
+        if array.ndim != 3:
+            raise ValueError(f"[{op}] {name} have {array.ndim} dimensions, expected 3 [B, H, N].")
+    if scores.shape != positions.shape:
+        raise ValueError(
+            f"[{op}] scores and positions have shapes {scores.shape} and {positions.shape}, "
+            "expected the same."
+        )
+    if 0 in scores.shape:
+        raise ValueError(
+            f"[{op}] scores are empty: found shape {scores.shape}, "
+            "expected every size of [B, H, N] to be at least 1."
+        )
+    if scores.dtype != mx.float32:
+        raise ValueError(f"[{op}] scores are {dtype_name(scores.dtype)}, expected float32.")
+    if positions.dtype != mx.int32:
+        raise ValueError(f"[{op}] positions are {dtype_name(positions.dtype)}, expected int32.")
+    return int(scores.shape[2])
+
+
+def _retention(
+    op: str,
+    scores: mx.array,
+    positions: mx.array,
+    name: str,
+    number: int,
+    sink_size: int,
+    recent_start: int | None,
+    stream: StreamLike,
+) -> RetentionRequest:
+    scores = arguments.array(op, "scores", scores)
+    positions = arguments.array(op, "positions", positions)
+    rows = _check_rows(op, scores, positions)
+    number = arguments.integer(op, name, number)
+    if not 1 <= number <= rows:
+        raise ValueError(f"[{op}] {name} is {number}, expected 1 to N = {rows}.")
+    sink_size = arguments.integer(op, "sink_size", sink_size)
+    if sink_size < 0:
+        raise ValueError(f"[{op}] sink_size is {sink_size}, expected 0 or more.")
+    if recent_start is not None:
+        recent_start = arguments.integer(op, "recent_start", recent_start)
+        # Positions end far below: a limit outside int32 says the same as the nearest one inside.
+        recent_start = max(-_INT32, min(recent_start, _INT32))
+    count = rows - number if name == "keep" else number
+    place = arguments.stream(op, stream)
+    return RetentionRequest(scores, positions, count, min(sink_size, _INT32), recent_start, place)
+
+
+def keep_request(
+    scores: mx.array,
+    positions: mx.array,
+    *,
+    keep: int,
+    sink_size: int = 0,
+    recent_start: int | None = None,
+    stream: StreamLike = None,
+) -> RetentionRequest:
+    """Check the arguments of ``keep_indices``."""
+    zones = (sink_size, recent_start)
+    return _retention("keep_indices", scores, positions, "keep", keep, *zones, stream)
+
+
+def evict_request(
+    scores: mx.array,
+    positions: mx.array,
+    *,
+    count: int = 1,
+    sink_size: int = 0,
+    recent_start: int | None = None,
+    stream: StreamLike = None,
+) -> RetentionRequest:
+    """Check the arguments of ``evict_indices``."""
+    zones = (sink_size, recent_start)
+    return _retention("evict_indices", scores, positions, "count", count, *zones, stream)

@@ -1,0 +1,1 @@
+"""Stores of one layer's rows: dense, quantised, of mixed precision, latent."""
