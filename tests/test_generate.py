@@ -144,6 +144,12 @@ def test_load_knows_the_demo_and_upcasts_on_a_cpu(demo):
     assert len(load("demo", return_config=True)) == 3
 
 
+@pytest.mark.parametrize("name", ["/nowhere", "./nowhere", "a/b/c"])
+def test_load_says_that_a_directory_is_missing(name):
+    with pytest.raises(ValueError, match=rf"\[load\] {name} is not a directory, expected one that"):
+        load(name)
+
+
 def test_a_given_cache_is_used_and_goes_on():
     model, tokenizer = tiny_qwen3(), tiny_tokenizer()
     caches = make_prompt_cache(model, 16)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -30,15 +31,28 @@ def load(path_or_hf_repo: str, *args: Any, **kwargs: Any) -> Any:
     Where MLX computes on the CPU, float16 weights become float32: float16 arithmetic is several
     times slower there. The other arguments and the result are mlx_lm's: ``(model, tokenizer)``,
     and the config where ``return_config=True``.
+
+    Raises:
+        ValueError: a name that can only be a directory is none.
     """
     if path_or_hf_repo == DEMO:
         from ..demo import model_path
 
         path_or_hf_repo = str(model_path())
+    elif _is_path(path_or_hf_repo) and not Path(path_or_hf_repo).is_dir():
+        raise ValueError(
+            f"[load] {path_or_hf_repo} is not a directory, expected one that holds a model, a name "
+            f'on the hub, or "{DEMO}".'
+        )
     loaded = mlx_lm.load(path_or_hf_repo, *args, **kwargs)
     if mx.default_device().type == mx.DeviceType.cpu:
         _upcast(loaded[0])
     return loaded
+
+
+def _is_path(name: str) -> bool:
+    """Whether it cannot be a name on the hub, which is ``name`` or ``owner/name``."""
+    return name.startswith(("/", ".", "~")) or name.count("/") > 1
 
 
 def stream_generate(
