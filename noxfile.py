@@ -26,6 +26,7 @@ EXTRAS = PROJECT["project"]["optional-dependencies"]
 LINT_TOOLS = [line for line in EXTRAS["dev"] if line.startswith(("ruff", "clang-format"))]
 # NVRTC compiles the kernels' CUDA form; no GPU and no toolkit needed.
 CUDA_COMPILER = [f"nvidia-cuda-{part}==13.0.*" for part in ("nvrtc", "runtime", "crt", "cccl")]
+QEMU = ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu")
 C_SOURCES = ("core", "mlx-c", "python/bindings", "tests/native", "examples/c")
 
 nox.options.sessions = ["lint", "types", "tests"]
@@ -248,11 +249,24 @@ def sanitize(session: nox.Session) -> None:
     run_native(session, "sanitize-threads", "-DMLX_H2O_SANITIZE=thread")
 
 
-def run_native(session: nox.Session, folder: str, *settings: str) -> None:
-    build = cmake(
-        session, folder, "-DMLX_H2O_BUILD_PYTHON=OFF", "-DMLX_H2O_BUILD_TESTS=ON", *settings
-    )
-    session.run(str(build / "h2o_native_test"), *session.posargs, external=True)
+@nox.session(venv_backend="none")
+def neon(session: nox.Session) -> None:
+    """The C++ tests of core/ built for AArch64, under QEMU: NEON and the portable vectors."""
+    tools = ("aarch64-linux-gnu-g++", "qemu-aarch64")
+    if missing := [tool for tool in tools if shutil.which(tool) is None]:
+        hint = "Debian 12: apt install g++-aarch64-linux-gnu qemu-user"
+        absent(session, f"{' and '.join(missing)} not found ({hint}): NEON is NOT tested")
+        return
+    toolchain = ROOT / "tests" / "native" / "aarch64.cmake"
+    run_native(session, "neon", f"-DCMAKE_TOOLCHAIN_FILE={toolchain}", emulator=QEMU)
+
+
+def run_native(
+    session: nox.Session, folder: str, *settings: str, emulator: tuple[str, ...] = ()
+) -> None:
+    settings = ("-DMLX_H2O_BUILD_PYTHON=OFF", "-DMLX_H2O_BUILD_TESTS=ON", *settings)
+    build = cmake(session, folder, *settings)
+    session.run(*emulator, str(build / "h2o_native_test"), *session.posargs, external=True)
 
 
 @nox.session(venv_backend="none")

@@ -6,18 +6,16 @@ always differs from the source. Only the kernel that it touches is compiled agai
 
 import os
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-SOURCES = ROOT / "core" / "src"
-DRIVER = ROOT / "tests" / "native"
+from native_driver import Toolchain
+
 COMPILER = os.environ.get("CXX") or next(
     filter(shutil.which, ("c++", "g++", "clang++")), "no compiler"
 )
-CASES = "120"
+TOOLS = Toolchain(COMPILER)
 
 # name: (file, text, its replacement, what the driver must complain about)
 FAULTS = {
@@ -204,60 +202,19 @@ FAULTS = {
     ),
 }
 
-# A header that several kernels include: the one whose cases must see its faults.
-SHARED = {"logit_masks.h": "attention_kernel"}
-
 pytestmark = pytest.mark.skipif(shutil.which(COMPILER) is None, reason="no C++ compiler")
-
-
-def compile_object(source: Path, include: Path, target: Path) -> Path:
-    flags = ["-std=c++20", "-O1", f"-I{include}", "-c", str(source), "-o", str(target)]
-    subprocess.run([COMPILER, *flags], check=True)
-    return target
-
-
-def run(objects: list[Path], program: Path) -> subprocess.CompletedProcess[str]:
-    subprocess.run([COMPILER, *map(str, objects), "-o", str(program), "-pthread"], check=True)
-    return subprocess.run(
-        [str(program), CASES], capture_output=True, text=True, check=False, timeout=300
-    )
 
 
 @pytest.fixture(scope="module")
 def objects(tmp_path_factory) -> dict[str, Path]:
-    """Object files of the driver and of the unchanged kernels, by name."""
-    folder = tmp_path_factory.mktemp("native")
-    sources = [
-        DRIVER / "native_test.cpp",
-        *(
-            source
-            for part in ("*_kernel.cpp", "thread_*.cpp")
-            for source in sorted(SOURCES.glob(part))
-        ),
-    ]
-    return {
-        source.stem: compile_object(source, SOURCES, folder / f"{source.stem}.o")
-        for source in sources
-    }
+    return TOOLS.compile_all(tmp_path_factory.mktemp("native"))
 
 
 def test_the_unchanged_kernels_pass(objects, tmp_path):
-    result = run(list(objects.values()), tmp_path / "unchanged")
+    result = TOOLS.run(list(objects.values()), tmp_path / "unchanged")
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-@pytest.mark.parametrize(("file", "text", "replacement", "complaint"), FAULTS.values(), ids=FAULTS)
-def test_a_seeded_fault_is_caught(objects, tmp_path, file, text, replacement, complaint):
-    source = (SOURCES / file).read_text()
-    assert source.count(text) == 1, f"the fault does not apply to {file} exactly once"
-    mutant = source.replace(text, replacement)
-    assert mutant != source
-    copy = tmp_path / "src"
-    shutil.copytree(SOURCES, copy)
-    (copy / file).write_text(mutant)
-    named = (name for name in objects if file.startswith(name.removesuffix("_kernel")))
-    (kernel,) = (SHARED[file],) if file in SHARED else named
-    changed = compile_object(copy / f"{kernel}.cpp", copy, tmp_path / "mutant.o")
-    result = run([*{**objects, kernel: changed}.values()], tmp_path / "mutant")
-    assert result.returncode == 1, "the fault went unnoticed"
-    assert complaint in result.stderr
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_a_seeded_fault_is_caught(objects, tmp_path, fault):
+    TOOLS.assert_caught(objects, tmp_path, fault)

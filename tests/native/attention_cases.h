@@ -55,6 +55,12 @@ class AttentionCase {
       }
       a_.sinks = sinks_.data();
     }
+    // What no query sees may hold anything.
+    if (a_.sparse_threshold > 0 || !random.one_in(4)) return;
+    for (int head = 0; head < a_.batch * a_.kv_heads; ++head) {
+      values_.spoil(head / a_.kv_heads, head % a_.kv_heads, random.between(0, a_.key_count - 1),
+                    random.between(0, a_.value_width - 1));
+    }
   }
 
   void check(SimdTarget target, Report& report);

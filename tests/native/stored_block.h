@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "attention_kernel.h"
@@ -39,11 +40,21 @@ class StoredBlock {
   const void* data() { return packing_.bits == 0 ? dense_.elements.data() : words_.data(); }
   const int64_t* strides() const { return packing_.bits == 0 ? dense_.strides : strides_; }
   const kernels::Packing& packing() const { return packing_; }
-  double value(int b, int h, int row, int d) const {
-    return values_[((static_cast<size_t>(b) * heads_ + static_cast<size_t>(h)) * rows_ +
-                    static_cast<size_t>(row)) *
-                       width_ +
-                   static_cast<size_t>(d)];
+  double value(int b, int h, int row, int d) const { return values_[index(b, h, row, d)]; }
+  /// Makes an element of a row NaN, or where it is packed its whole group.
+  void spoil(int b, int h, int row, int d) {
+    constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+    int first = d, count = 1;
+    if (packing_.bits == 0) {
+      dense_.elements.set(static_cast<size_t>(dense_.at(b, h, row) + d), kNan);
+    } else {
+      count = packing_.group_size;
+      first = d / count * count;
+      biases_.elements.set(static_cast<size_t>(biases_.at(b, h, row) + first / count), kNan);
+    }
+    for (int i = first; i < first + count; ++i) {
+      values_[index(b, h, row, i)] = static_cast<double>(kNan);
+    }
   }
   /// The most that unpacking in float32 may be off: a product and a bias may nearly cancel.
   double rounding() const { return rounding_; }
@@ -78,6 +89,10 @@ class StoredBlock {
     const double bias = biases_.elements[biases_.at(b, h, row) + group];
     rounding_ = std::max(rounding_, 0x1p-23 * (std::abs(product) + std::abs(bias)));
     return product + bias;
+  }
+  size_t index(int b, int h, int row, int d) const {
+    const size_t head = static_cast<size_t>(b) * heads_ + static_cast<size_t>(h);
+    return (head * rows_ + static_cast<size_t>(row)) * width_ + static_cast<size_t>(d);
   }
   int groups(int width) const { return packing_.bits == 0 ? 1 : width / packing_.group_size; }
 
