@@ -6,9 +6,10 @@ import tempfile
 from pathlib import Path
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
-from batch_checks import Lone, chunk, decode
+from batch_checks import HEADS, Lone, chunk, decode
 from mlx_h2o import H2OConfig, H2OKVCache, load_prompt_cache, make_prompt_cache, save_prompt_cache
 from mlx_h2o.caches.speculative_cache import cache_of
 from routing_checks import SETTINGS
@@ -53,6 +54,30 @@ def rewound_drafts():
         tokens.feed(cache, 0, 1)
         tokens.feed(cache, 0, 1)
         cache.trim(2)
+        tokens.feed(cache, 0, 2)
+        cache.trim(2)
+        equal(cache, other)
+
+
+def drafts_without_a_window():
+    tokens, chosen = Tokens(4), config("h2o", recent_size=0, max_kv_size=4, heavy_size=3)
+    cache = cache_of(chosen)
+    for _ in range(30):
+        tokens.feed(cache, 1)
+        newest = list(range(max(0, cache.offset - 5), cache.offset))  # one more is just committed
+        found = np.sort(np.array(cache.positions)[0], axis=1)[:, -len(newest) :].tolist()
+        assert found == [newest] * HEADS
+
+
+def steps_in_place():
+    tokens = Tokens(5)
+    cache, other = (cache_of(config(recent_size=0, heavy_size=7, speculative=4)) for _ in range(2))
+    for one in (cache, other):
+        tokens.feed(one, 20)
+    other._store.by_slot = False  # gathers
+    for turn in range(24):
+        for one in (cache, other):
+            tokens.feed(one, (1, 1, 4, 1, 3, 5)[turn % 6])
         equal(cache, other)
 
 
@@ -138,11 +163,51 @@ FAULTS = [
     ),
     Fault(
         "what is committed depends on what comes",
-        "caches.speculation",
-        "self._commit(store, max(self._frontier, self.offset - self._reach))",
-        "self._commit(store, min(self.offset, self.offset + keys.shape[2] - self._reach))",
-        (("SpeculativeRows", "update_and_fetch"),),
+        "caches.provisional",
+        "frontier = max(self._frontier, self.offset - self._reach)",
+        "frontier = min(self.offset, self.offset + keys.shape[2] - self._reach)",
+        (("ProvisionalRows", "_advance"),),
         rewound_drafts,
+    ),
+    Fault(
+        "rows that were moved stay where they went",
+        "caches.rewinding",
+        "store.set_rows(self.source, store.rows_at(self.slots))",
+        "pass",
+        (("Overwritten", "undo"),),
+        rewound_drafts,
+    ),
+    Fault(
+        "rows that went do not come back",
+        "caches.rewinding",
+        "store.set_rows(self.slots, self.rows)",
+        "pass",
+        (("Overwritten", "undo"),),
+        rewound_drafts,
+    ),
+    Fault(
+        "rows move and what is said of them does not",
+        "caches.provisional",
+        "if done.source is not None:",
+        "if False:",
+        (("ProvisionalRows", "_write_over"),),
+        rewound_drafts,
+    ),
+    Fault(
+        "one row too few moves",
+        "caches.rewinding",
+        "start = length - count",
+        "start = length - max(1, count - 1)",
+        (("mlx_h2o.caches.provisional", "overwrite"),),
+        steps_in_place,
+    ),
+    Fault(
+        "provisional rows may go",
+        "caches.provisional",
+        "_replace(offset=offset, before=offset)",
+        "_replace(offset=offset)",
+        (("ProvisionalRows", "_worst"),),
+        drafts_without_a_window,
     ),
     Fault(
         "the scores of rejected queries stay",

@@ -1,23 +1,22 @@
-"""What is kept of provisional tokens: what their queries say, and how things stood before them."""
+"""What the queries of provisional tokens say of the stored rows, until they are committed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
 
-from ..stores.storage import Storage
+from ..operations.buffers import exchanged
 
-__all__ = ["Aside", "Before", "arrays_of", "bytes_of", "taken"]
+__all__ = ["Aside", "taken"]
 
 
 class Aside(NamedTuple):
     """What queries that are not committed say: as ``Policy.accumulate`` takes it.
 
     start: position of the first query.
-    seen: float32 [B, Hq, queries, slots]; later slots were not seen.
+    seen: float32 [B, Hq, queries, slots]. What it has for a row of a later position means nothing:
+        such rows lie in later slots, or in those of rows that went.
     unseen: what stands for a row that a query does not see.
     """
 
@@ -34,6 +33,8 @@ class Aside(NamedTuple):
         low, high = max(start, self.start), min(stop, self.stop)
         if low >= high:
             return None
+        if (low, high) == (self.start, self.stop):
+            return self
         part = self.seen[:, :, low - self.start : high - self.start]
         return self._replace(start=low, seen=part)
 
@@ -41,47 +42,31 @@ class Aside(NamedTuple):
         """``seen`` for so many slots."""
         missing = slots - self.seen.shape[3]
         if missing <= 0:
-            return self.seen[:, :, :, :slots]
+            return self.seen[:, :, :, :slots] if missing else self.seen
         more = mx.full((*self.seen.shape[:3], missing), self.unseen, self.seen.dtype)
         return mx.concatenate([self.seen, more], axis=3)
+
+    def visible(self, own: mx.array) -> mx.array:
+        """``seen`` for the slots of bool ``own`` [B, H, slots]; the others are unseen."""
+        seen = self.wide(own.shape[2])
+        own = mx.repeat(own, seen.shape[1] // own.shape[1], axis=1)
+        return mx.where(mx.expand_dims(own, 2), seen, self.unseen)
 
     def moved(self, slots: mx.array, length: int) -> Aside:
         """Of rows that move: that in slot ``slots[i]`` of ``length`` goes to slot i."""
         seen = self.wide(length)
-        index = mx.repeat(slots, seen.shape[1] // slots.shape[1], axis=1)[:, :, None]
-        index = mx.broadcast_to(index, (*seen.shape[:3], slots.shape[2]))
-        return self._replace(seen=mx.take_along_axis(seen, index, axis=3))
+        return self._replace(seen=mx.take_along_axis(seen, self._of_queries(slots), axis=3))
 
+    def exchanged(self, source: mx.array, target: mx.array, length: int) -> Aside:
+        """Of rows that move: those in ``source`` [B, H, n] of ``length`` go to ``target``."""
+        seen, places = self.wide(length), (self._of_queries(source), self._of_queries(target))
+        return self._replace(seen=exchanged(seen, *places, axis=3))
 
-class Before(NamedTuple):
-    """How things stood before an update, less the keys and values that are still stored.
-
-    gone: the rows that the update evicted.
-    """
-
-    offset: int
-    frontier: int
-    evicted: int
-    positions: mx.array
-    importance: mx.array
-    asides: tuple[Aside, ...]
-    gone: tuple[Storage, ...] = ()
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes kept, those of asides excepted that are still waiting."""
-        held = sum(bytes_of(arrays_of(gone)) for gone in self.gone)
-        return self.positions.nbytes + self.importance.nbytes + held
-
-
-def arrays_of(store: Storage) -> list[mx.array]:
-    """Every array of a store."""
-    leaves: Any = tree_flatten([*store.fetch(), store.positions])
-    return [array for _, array in leaves]
-
-
-def bytes_of(arrays: Sequence[mx.array]) -> int:
-    return sum(array.nbytes for array in arrays)
+    def _of_queries(self, slots: mx.array) -> mx.array:
+        """``slots`` [B, H, n] for each query: [B, Hq, queries, n]."""
+        batch, heads, queries, _ = self.seen.shape
+        slots = mx.repeat(slots, heads // slots.shape[1], axis=1)
+        return mx.broadcast_to(mx.expand_dims(slots, 2), (batch, heads, queries, slots.shape[2]))
 
 
 def taken(array: mx.array, slots: mx.array) -> mx.array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -17,7 +17,8 @@ __all__ = ["Eviction"]
 class Eviction(NamedTuple):
     """One eviction from ``store``, before ``added`` tokens are appended at ``offset``.
 
-    Positions below ``sink_size`` and from ``offset + added - recent_size`` on are protected.
+    Positions below ``sink_size`` and from ``offset + added - recent_size`` on are protected; so are
+    those from ``before`` on, where that is given.
     Replacement and compaction drop the same rows: both rank by ``fast``'s one order.
     """
 
@@ -29,6 +30,7 @@ class Eviction(NamedTuple):
     recent_size: int
     shared_heads: bool = False
     ranked: bool = False  # the importance of the rows is their rank
+    before: int | None = None
 
     def replace_worst(self, keys: mx.array, values: mx.array) -> None:
         """Overwrite the worst row of each head by the new row; the others stay where they are."""
@@ -62,21 +64,22 @@ class Eviction(NamedTuple):
         )
         self.store.keep(slots, ranks=ranks, added=self.added)
 
-    def split(self, keep: int) -> tuple[mx.array, mx.array]:
-        """Slots of the rows that ``compact`` would keep, and of the others: uint32 [B, H, n]."""
-        batch, heads, length = self.store.positions.shape
-        if keep == 0:
-            slots = mx.broadcast_to(mx.arange(length, dtype=mx.uint32), (batch, heads, length))
-            return slots[:, :, :0], slots
-        ranks, positions = self.ranks(), self.store.positions
-        zones: Any = {"sink_size": self.sink_size, "recent_start": self.recent_start}
-        kept = fast.keep_indices(ranks, positions, keep=keep, **zones)
-        return kept, fast.evict_indices(ranks, positions, count=length - keep, **zones)
+    def worst(self, count: int) -> mx.array:
+        """Slots uint32 [B, H, count] of the rows that go, in no particular order."""
+        ranks = self.store.ranked(self.ranking(), self.offset)
+        return fast.evict_indices(
+            ranks,
+            self.store.positions,
+            count=count,
+            sink_size=self.sink_size,
+            recent_start=self.recent_start,
+        )
 
     @property
     def recent_start(self) -> int:
         """The first position of the recent window."""
-        return self.offset + self.added - self.recent_size
+        start = self.offset + self.added - self.recent_size
+        return start if self.before is None else min(start, self.before)
 
     def ranks(self) -> mx.array:
         """float32 [B, H, N], higher is kept."""

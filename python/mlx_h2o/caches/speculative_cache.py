@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
+from mlx.utils import tree_map
 
 from ..config import H2OConfig
-from .asides import Aside
+from .asides import Aside, taken
+from .batch_rows import mapped
 from .cache import H2OKVCache
 from .quantized_cache import QuantizedH2OKVCache
 from .speculation import SpeculativeRows
@@ -58,15 +60,19 @@ class SpeculativeH2OKVCache(SpeculativeRows, H2OKVCache):
     def state(self) -> tuple[Any, ...]:
         """That of H2OKVCache, with the tokens committed, what the others say, and of whom (JSON).
 
-        What would undo commitments is not part of it: a cache that was saved can take back what
-        is provisional.
+        Rows are in the order of positions. What would undo commitments is not part of it: a cache
+        that was saved can take back what is provisional.
         """
         base = H2OKVCache.state.fget(self)  # type: ignore[attr-defined]
-        if not self._asides:
+        asides, store = self._asides, self._store
+        if store is not None and not self._ordered:
+            slots = mx.argsort(store.positions, axis=2)
+            asides = tuple(aside.moved(slots, store.length) for aside in asides)
+            base = (*tree_map(lambda array: taken(array, slots), base[:4]), *base[4:])
+        if store is None or not asides:
             return (*base, self._frontier, None, "[]")
-        slots = cast(Any, self._store).length
-        seen = mx.concatenate([aside.wide(slots) for aside in self._asides], axis=2)
-        spans = [[aside.start, aside.stop] for aside in self._asides]
+        seen = mx.concatenate([aside.wide(store.length) for aside in asides], axis=2)
+        spans = [[aside.start, aside.stop] for aside in asides]
         return (*base, self._frontier, seen, json.dumps(spans))
 
     @state.setter
@@ -86,7 +92,11 @@ class SpeculativeH2OKVCache(SpeculativeRows, H2OKVCache):
     def __deepcopy__(self, memo: dict[int, Any]) -> H2OKVCache:
         copy = super().__deepcopy__(memo)
         assert isinstance(copy, SpeculativeH2OKVCache)
-        copy._log = self._log  # nothing in it ever changes
+        # The log speaks of slots, and nothing in it ever changes.
+        copy._log, copy._asides = self._log, self._asides
+        copy._ordered, copy._tail = self._ordered, self._tail
+        if self._store is not None:
+            copy._store = mapped(self._store, self.config, lambda array: array[...])
         return copy
 
 

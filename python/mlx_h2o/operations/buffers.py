@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-__all__ = ["assigned", "capacity_for", "gathered", "grown", "in_use", "written"]
+__all__ = ["assigned", "capacity_for", "exchanged", "gathered", "grown", "in_use", "written"]
 
 _STEP = 256
 
@@ -40,6 +40,12 @@ def gathered(buffer: mx.array, slots: mx.array) -> mx.array:
 def written(buffer: mx.array, slots: mx.array, rows: mx.array) -> mx.array:
     """``rows`` [B, H, n, width] at ``slots`` [B, H, n], in place where nothing else holds it."""
     return mx.put_along_axis(buffer, _wide(slots, buffer), rows, axis=2)
+
+
+def exchanged(array: mx.array, source: mx.array, target: mx.array, *, axis: int) -> mx.array:
+    """What is at the indices ``source`` along ``axis`` is at ``target`` too."""
+    found = mx.take_along_axis(array, source, axis=axis)
+    return mx.put_along_axis(array, target, found, axis=axis)
 
 
 def in_use(buffer: mx.array, length: int) -> mx.array:

@@ -23,6 +23,8 @@ class LatentRowStore(Storage):
     models multiply the latents of a chunk, and the rotary parts always, so those are arrays.
     """
 
+    by_slot = True
+
     def __init__(
         self,
         keys: Packed,
@@ -133,6 +135,12 @@ class LatentRowStore(Storage):
         place = mx.array(position, mx.int32)
         self.positions = mx.put_along_axis(self.positions, slots, place, axis=2)
         self.tied = False
+
+    def write(self, keys: mx.array, values: mx.array, slots: mx.array) -> None:
+        self.set_rows(slots, [*self.packing.packed_keys(keys), values])
+
+    def _rebind(self, arrays: list[mx.array]) -> None:
+        self.keys, self.values = triple(arrays[:3]), arrays[3]
 
     def keep(self, slots: mx.array, *, ranks: mx.array | None = None, added: int = 0) -> None:
         self.keys = each(lambda part: gathered(part, slots), self.keys)

@@ -25,6 +25,7 @@ class QuantizedRowStore(Storage):
     """
 
     takes_known = True
+    by_slot = True
 
     def __init__(
         self,
@@ -104,7 +105,7 @@ class QuantizedRowStore(Storage):
             self.values = _grown(self.values, start, v, capacity)
         else:
             slots = mx.arange(start, end, dtype=mx.uint32)
-            self._write(keys, values, mx.broadcast_to(slots, keys.shape[:3]))
+            self.write(keys, values, mx.broadcast_to(slots, keys.shape[:3]))
         self._remember_unscored(added, offset)
 
     def replace_worst(
@@ -138,6 +139,15 @@ class QuantizedRowStore(Storage):
         self.key_statistics = (kept[0], kept[1]) if kept else None
         self.tied = True
 
+    def write(self, keys: mx.array, values: mx.array, slots: mx.array) -> None:
+        self.reserve(max(part.shape[2] for part in self.arrays()))  # one side may have been set
+        self.keys, self.values = fast.quantize_append(
+            self.keys, self.values, keys, values, slots, **self.packing._asdict()
+        )
+
+    def _rebind(self, arrays: list[mx.array]) -> None:
+        self.keys, self.values = triple(arrays[:3]), triple(arrays[3:])
+
     def keep(self, slots: mx.array, *, ranks: mx.array | None = None, added: int = 0) -> None:
         self.keys = each(lambda part: gathered(part, slots), self.keys)
         self.values = each(lambda part: gathered(part, slots), self.values)
@@ -158,11 +168,6 @@ class QuantizedRowStore(Storage):
                 f"stored: {expected}."
             )
         return triple(found)
-
-    def _write(self, keys: mx.array, values: mx.array, slots: mx.array) -> None:
-        self.keys, self.values = fast.quantize_append(
-            self.keys, self.values, keys, values, slots, **self.packing._asdict()
-        )
 
 
 class ArrayHandingStore(QuantizedRowStore):

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 import mlx.core as mx
 
 from .. import fast
+from ..operations.buffers import gathered, grown, written
 from ..operations.cache_requests import RankName
 from ..operations.composed_cache import ages
 from ..operations.replace_requests import Statistics
@@ -91,6 +92,9 @@ class Storage(ABC):
 
     takes_known: ClassVar[bool] = False
     """Whether ``replace_worst`` uses ``known``."""
+
+    by_slot: ClassVar[bool] = False
+    """Whether rows are read and written by their slots: ``rows_at``, ``set_rows``, ``write``."""
 
     def __init__(
         self, key_layout: Layout, value_layout: Layout, importance: mx.array, positions: mx.array
@@ -204,6 +208,30 @@ class Storage(ABC):
     def replace_values(self, values: Any) -> None:
         """The same of the values."""
 
+    def rows_at(self, slots: mx.array) -> list[mx.array]:
+        """Keys and values at ``slots`` [B, H, n] as they are stored, in the order of ``arrays``."""
+        return [gathered(array, slots) for array in self.arrays()]
+
+    def set_rows(self, slots: mx.array, rows: list[mx.array]) -> None:
+        """Put rows as ``rows_at`` gives them at ``slots``, in place where nothing else holds the
+        arrays. Importance and positions are not touched."""
+        pairs = zip(self.arrays(), rows, strict=True)
+        self._rebind([written(array, slots, new) for array, new in pairs])
+
+    def write(self, keys: mx.array, values: mx.array, slots: mx.array) -> None:
+        """The same of new rows [B, H, n, D] and [B, H, n, Dv], stored as rows are here."""
+        raise NotImplementedError(f"[{type(self).__name__}.write] rows have no slots of their own.")
+
+    def reserve(self, length: int) -> None:
+        """Room for ``length`` rows."""
+        arrays = self.arrays()
+        if any(array.shape[2] < length for array in arrays):
+            self._rebind([_roomy(array, length) for array in arrays])
+
+    def _rebind(self, arrays: list[mx.array]) -> None:
+        """Take the place of ``arrays()``."""
+        raise NotImplementedError(f"[{type(self).__name__}] rows have no slots of their own.")
+
     def ranked(self, ranks: mx.array | RankName, position: int) -> mx.array:
         """The ranks that a name stands for, ``position`` being that of the next row."""
         if isinstance(ranks, mx.array):
@@ -235,3 +263,8 @@ class Storage(ABC):
         self.tied = False
         self.importance = mx.take_along_axis(self.importance, slots, axis=2)
         self.positions = mx.take_along_axis(self.positions, slots, axis=2)
+
+
+def _roomy(array: mx.array, length: int) -> mx.array:
+    used = array.shape[2]
+    return array if used >= length else grown(array, used, array[:, :, :0], length)

@@ -20,6 +20,7 @@ class RowStore(Storage):
     """
 
     takes_known = True
+    by_slot = True
 
     def __init__(
         self,
@@ -104,6 +105,12 @@ class RowStore(Storage):
         self.keys, self.values, self.importance, self.positions, *kept = serve_replacement(request)
         self.key_statistics = (kept[0], kept[1]) if kept else None
         self.tied = True
+
+    def write(self, keys: mx.array, values: mx.array, slots: mx.array) -> None:
+        self.set_rows(slots, [keys, values])
+
+    def _rebind(self, arrays: list[mx.array]) -> None:
+        self.keys, self.values = arrays
 
     def keep(self, slots: mx.array, *, ranks: mx.array | None = None, added: int = 0) -> None:
         self.keys = gathered(self.keys, slots)

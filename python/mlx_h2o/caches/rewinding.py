@@ -1,0 +1,127 @@
+"""What it takes to undo an update: how things stood before it, and the rows that it let go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+from mlx.utils import tree_flatten, tree_map
+
+from ..config import H2OConfig
+from ..operations.buffers import exchanged
+from ..stores.choice import restored_store
+from ..stores.storage import Storage
+from .asides import Aside, taken
+
+__all__ = ["Before", "Overwritten", "overwrite", "overwrite_one"]
+
+
+class Overwritten(NamedTuple):
+    """What an update in place wrote over: the rows that went, and where others were moved.
+
+    length: rows per head before.
+    slots: uint32 [B, H, n], where the rows that went were.
+    rows: those, as they were stored.
+    source: None, or the slots that other rows were moved from, to ``slots``.
+    """
+
+    length: int
+    slots: mx.array
+    rows: list[mx.array]
+    source: mx.array | None = None
+
+    def undo(self, store: Storage) -> None:
+        """Put every row where it was; importance and positions are not touched."""
+        store.reserve(self.length)
+        if self.source is not None:
+            store.set_rows(self.source, store.rows_at(self.slots))
+        store.set_rows(self.slots, self.rows)
+
+
+def overwrite_one(
+    store: Storage, slots: mx.array, keys: mx.array, values: mx.array, position: int
+) -> Overwritten:
+    """Write one new row over the row at ``slots`` [B, H, 1] of each head."""
+    rows = store.rows_at(slots)
+    keys, values = mx.depends([keys, values], rows)  # first read, then written over
+    store.write(keys, values, slots)
+    place = mx.array(position, mx.int32)
+    store.importance = mx.put_along_axis(store.importance, slots, mx.array(mx.nan), axis=2)
+    store.positions = mx.put_along_axis(store.positions, slots, place, axis=2)
+    return Overwritten(store.length, slots, rows)
+
+
+def overwrite(store: Storage, slots: mx.array) -> Overwritten:
+    """Let the rows at ``slots`` [B, H, n] go: those of the last n slots, which stay, take their
+    places. Where n is 1, the last may be the one that goes."""
+    rows = store.rows_at(slots)
+    length, count = store.length, slots.shape[2]
+    start = length - count
+    last = mx.broadcast_to(mx.arange(start, length, dtype=mx.uint32), slots.shape)
+    store.set_rows(slots, mx.depends(store.rows_at(last), rows))
+    store.importance = exchanged(store.importance, last, slots, axis=2)
+    store.positions = exchanged(store.positions, last, slots, axis=2)
+    store.truncate(start)
+    return Overwritten(length, slots, rows, last)
+
+
+class Before(NamedTuple):
+    """How things stood before an update, less the keys and values that are still stored.
+
+    gone: the rows that the update evicted where it gathered the others.
+    overwritten: the same where it wrote in place.
+    """
+
+    offset: int
+    frontier: int
+    evicted: int
+    positions: mx.array
+    importance: mx.array
+    asides: tuple[Aside, ...]
+    ordered: bool
+    tail: int
+    gone: Storage | None = None
+    overwritten: Overwritten | None = None
+
+    @property
+    def held(self) -> list[mx.array]:
+        """The rows that are kept for this."""
+        if self.overwritten is not None:
+            return self.overwritten.rows
+        if self.gone is None:
+            return []
+        leaves: Any = tree_flatten([*self.gone.fetch(), self.gone.positions])
+        return [array for _, array in leaves]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes kept, those of asides excepted."""
+        held: Sequence[mx.array] = self.held
+        return self.positions.nbytes + self.importance.nbytes + sum(a.nbytes for a in held)
+
+    def restored(self, store: Storage, config: H2OConfig) -> Storage:
+        """The rows as they were, each in its slot; ``store`` has those of the update, or what is
+        left of it."""
+        if self.gone is not None:
+            return self._merged(store, self.gone, config)
+        if self.overwritten is not None:
+            self.overwritten.undo(store)
+        store.positions, store.importance = self.positions, self.importance
+        store.tied = False
+        return store
+
+    def _merged(self, store: Storage, gone: Storage, config: H2OConfig) -> Storage:
+        """Of an update that gathered: its rows are the last, and those that went are apart."""
+        left = self.positions.shape[2] - gone.length
+        store.truncate(left)
+        keys, values = tree_map(_behind, store.fetch(), gone.fetch())
+        order = mx.argsort(_behind(store.positions, gone.positions), axis=2)
+        place = mx.argsort(mx.argsort(self.positions, axis=2), axis=2)
+        slots = mx.take_along_axis(order, place, axis=2)
+        keys, values = tree_map(lambda array: taken(array, slots), (keys, values))
+        return restored_store(config, keys, values, self.importance, self.positions)
+
+
+def _behind(rows: mx.array, more: mx.array) -> mx.array:
+    return mx.concatenate([rows, more], axis=2)
