@@ -11,7 +11,7 @@ import pytest
 
 import native_build
 from mlx_h2o import fast, use_backend
-from mlx_h2o.operations import native
+from mlx_h2o.operations import native, native_module
 from mlx_h2o.operations.validate import attention_request
 
 OP = "scaled_dot_product_attention_with_scores"
@@ -58,20 +58,22 @@ def raising(error):
 
 
 def test_an_extension_that_fits_has_no_fault():
-    assert native.fault_of(fake()) == ""
+    assert native_module.fault_of(fake()) == ""
     major, minor, *_ = mx.__version__.split(".")
-    assert native.fault_of(fake(built_for_mlx=f"{major}.{minor}.99")) == ""
+    assert native_module.fault_of(fake(built_for_mlx=f"{major}.{minor}.99")) == ""
 
 
 def test_an_extension_for_another_mlx_is_not_called():
     module = fake(built_for_mlx="0.31.2", ndim=raising(AssertionError("called")))
-    assert native.fault_of(module) == (
+    assert native_module.fault_of(module) == (
         f"the extension was built for MLX 0.31.2, found MLX {mx.__version__}"
     )
 
 
 def test_an_extension_of_another_nanobind_is_refused():
-    reason = native.fault_of(fake(ndim=raising(TypeError("incompatible function arguments"))))
+    reason = native_module.fault_of(
+        fake(ndim=raising(TypeError("incompatible function arguments")))
+    )
     assert reason.startswith("the extension does not know mlx.core.array")
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import mlx_h2o
 from mlx_h2o import fast, use_backend
-from mlx_h2o.operations import native
+from mlx_h2o.operations import native, native_module
 
 pytestmark = pytest.mark.skipif(bool(native.unavailable_reason()), reason="no native back end")
 
@@ -73,7 +73,7 @@ def test_what_is_no_integer_is_refused(count):
 
 
 def test_without_the_extension_there_is_one_thread(monkeypatch):
-    monkeypatch.setattr(native, "module_or_none", lambda: None)
+    monkeypatch.setattr(native_module, "module_or_none", lambda: None)
     mlx_h2o.set_threads(4)
     assert mlx_h2o.threads() == 1
 

@@ -8,18 +8,14 @@ from typing import Literal, overload
 import mlx.core as mx
 
 from mlx_h2o.operations import validate
+from mlx_h2o.operations.accumulation import accumulate_scores, attention_and_accumulate
 from mlx_h2o.operations.backends import for_attention, for_retention
-from mlx_h2o.operations.cache_operations import (
-    accumulate_scores,
-    attention_and_accumulate,
-    key_diversity,
-    replace_worst,
-)
 from mlx_h2o.operations.key_statistics import key_statistics
 from mlx_h2o.operations.prefill import prefill_scores
 from mlx_h2o.operations.probes import scaled_dot_product_attention_with_probes
 from mlx_h2o.operations.quantize_append import quantize_append
 from mlx_h2o.operations.quantized import scaled_dot_product_attention_quantized_with_scores
+from mlx_h2o.operations.replacement import key_diversity, replace_worst
 from mlx_h2o.operations.validate import StreamLike
 
 __all__ = [

@@ -6,8 +6,6 @@ and packed ones.
 
 from __future__ import annotations
 
-import functools
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -20,6 +18,8 @@ from mlx_h2o.operations.cache_requests import (
     PrefillRequest,
     ReplaceRequest,
 )
+from mlx_h2o.operations.native_module import required as _module
+from mlx_h2o.operations.native_module import unavailable_reason as unavailable_reason
 from mlx_h2o.operations.validate import AttentionRequest, RetentionRequest, runs_on_gpu
 from mlx_h2o.operations.validate_quantized import QuantizedAttentionRequest
 
@@ -27,68 +27,6 @@ if TYPE_CHECKING:  # the module finds this one through the back ends
     from mlx_h2o.operations.quantize_append import QuantizeAppendRequest, Quantized
 
 name = "native"
-
-
-# Not in the stubs of mlx.core.
-_MLX_VERSION = str(vars(mx)["__version__"])
-
-
-def _minor(version: str) -> tuple[str, ...]:
-    return tuple(version.split(".")[:2])
-
-
-def fault_of(module: ModuleType) -> str:
-    """Why an extension that could be imported does not fit this process; empty if it fits.
-
-    MLX promises its C++ interface, and nanobind its type registry, only within one minor
-    version: an extension built for another could crash, so nothing of it is called before this.
-    """
-    built_for = str(module.built_for_mlx)
-    if _minor(built_for) != _minor(_MLX_VERSION):
-        return f"the extension was built for MLX {built_for}, found MLX {_MLX_VERSION}"
-    try:
-        module.ndim(mx.zeros(()))
-    except TypeError:
-        return (
-            "the extension does not know mlx.core.array: it was built with another version of "
-            "nanobind than MLX"
-        )
-    try:
-        module.simd_target()
-        module.threads()
-    except ValueError as error:  # MLX_H2O_SIMD, MLX_H2O_THREADS
-        return str(error)
-    return ""
-
-
-@functools.cache
-def _state() -> tuple[ModuleType | None, str]:
-    """The extension, or None and the reason."""
-    try:
-        from mlx_h2o import _core
-    except ImportError as error:
-        if isinstance(error, ModuleNotFoundError) or "cannot import name" in str(error):
-            return None, "the extension mlx_h2o._core is not installed (built without a compiler?)"
-        return None, f"the extension mlx_h2o._core cannot be loaded: {error}"
-    fault = fault_of(_core)
-    return (None, fault) if fault else (_core, "")
-
-
-def _module() -> ModuleType:
-    module, reason = _state()
-    if module is None:
-        raise ValueError(f"[native] back end 'native' is not available: {reason}")
-    return module
-
-
-def module_or_none() -> ModuleType | None:
-    """The extension where it is installed and fits, for settings that need no back end."""
-    return _state()[0]
-
-
-def unavailable_reason() -> str:
-    """Empty where the extension is installed and fits the MLX of this process."""
-    return _state()[1]
 
 
 def refuses(request: AttentionRequest | QuantizedAttentionRequest) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlx_h2o.operations import arguments, native
+from mlx_h2o.operations import arguments, native_module
 
 __all__ = ["set_threads", "threads"]
 
@@ -15,7 +15,7 @@ def threads() -> int:
     What ``set_threads`` said, else the environment variable MLX_H2O_THREADS, else the processors
     that this process may use. 1 where there is no native back end.
     """
-    module = native.module_or_none()
+    module = native_module.module_or_none()
     return 1 if module is None else int(module.threads())
 
 
@@ -33,6 +33,6 @@ def set_threads(count: int | None) -> None:
         count = arguments.integer("set_threads", "count", count)
         if not 1 <= count <= _MOST:
             raise ValueError(f"[set_threads] count is {count}, expected 1 to {_MOST}.")
-    module = native.module_or_none()
+    module = native_module.module_or_none()
     if module is not None:
         module.set_threads(count or 0)

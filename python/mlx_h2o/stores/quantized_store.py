@@ -9,8 +9,8 @@ import mlx.core as mx
 
 from .. import fast
 from ..operations.buffers import capacity_for, gathered, grown, in_use
-from ..operations.cache_operations import serve_replacement
 from ..operations.cache_requests import RankName, ReplaceRequest
+from ..operations.replacement import serve_replacement
 from .packing import Packing, each, triple
 from .storage import DECODE_QUERIES, Packed, Ranks, Storage
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import mlx.core as mx
 
 from ..operations.buffers import assigned, capacity_for, gathered, grown, in_use
-from ..operations.cache_operations import serve_replacement
 from ..operations.cache_requests import RankName, ReplaceRequest
+from ..operations.replacement import serve_replacement
 from .storage import Layout, Ranks, Storage
 
 __all__ = ["RowStore"]

@@ -1,0 +1,72 @@
+"""The extension ``mlx_h2o._core``: whether it is installed and fits this process."""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+
+import mlx.core as mx
+
+__all__ = ["fault_of", "module_or_none", "required", "unavailable_reason"]
+
+# Not in the stubs of mlx.core.
+_MLX_VERSION = str(vars(mx)["__version__"])
+
+
+def _minor(version: str) -> tuple[str, ...]:
+    return tuple(version.split(".")[:2])
+
+
+def fault_of(module: ModuleType) -> str:
+    """Why an extension that could be imported does not fit this process; empty if it fits.
+
+    MLX promises its C++ interface, and nanobind its type registry, only within one minor
+    version: an extension built for another could crash, so nothing of it is called before this.
+    """
+    built_for = str(module.built_for_mlx)
+    if _minor(built_for) != _minor(_MLX_VERSION):
+        return f"the extension was built for MLX {built_for}, found MLX {_MLX_VERSION}"
+    try:
+        module.ndim(mx.zeros(()))
+    except TypeError:
+        return (
+            "the extension does not know mlx.core.array: it was built with another version of "
+            "nanobind than MLX"
+        )
+    try:
+        module.simd_target()
+        module.threads()
+    except ValueError as error:  # MLX_H2O_SIMD, MLX_H2O_THREADS
+        return str(error)
+    return ""
+
+
+@functools.cache
+def _state() -> tuple[ModuleType | None, str]:
+    """The extension, or None and the reason."""
+    try:
+        from mlx_h2o import _core
+    except ImportError as error:
+        if isinstance(error, ModuleNotFoundError) or "cannot import name" in str(error):
+            return None, "the extension mlx_h2o._core is not installed (built without a compiler?)"
+        return None, f"the extension mlx_h2o._core cannot be loaded: {error}"
+    fault = fault_of(_core)
+    return (None, fault) if fault else (_core, "")
+
+
+def required() -> ModuleType:
+    """The extension. Raises ValueError where it is not installed or does not fit."""
+    module, reason = _state()
+    if module is None:
+        raise ValueError(f"[native] back end 'native' is not available: {reason}")
+    return module
+
+
+def module_or_none() -> ModuleType | None:
+    """The extension where it is installed and fits, for settings that need no back end."""
+    return _state()[0]
+
+
+def unavailable_reason() -> str:
+    """Empty where the extension is installed and fits the MLX of this process."""
+    return _state()[1]
