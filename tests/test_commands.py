@@ -1,16 +1,11 @@
-"""The commands around generate: saved prompts, a draft model, mlx_lm's chat and server."""
+"""The commands around generate: saved prompts, a draft model, mlx_lm's chat, what is refused."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import socket
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 
 import pytest
 
@@ -122,53 +117,6 @@ def test_the_benchmark_runs_with_evicting_caches(batch, capsys, monkeypatch):
     assert "generation_tps=" in capsys.readouterr().out
     assert len(made) == 2 * batch  # one run to warm up
     assert {cache.config.max_kv_size for caches in made for cache in caches} == {24}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _ask(port: int, prompt: str, tokens: int = 12) -> dict:
-    body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0}
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/v1/completions",
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        return json.load(answer)
-
-
-@pytest.mark.parametrize("drafts", ["", "--draft-model demo --num-draft-tokens 2"])
-def test_the_server_answers_with_evicting_caches(drafts, tmp_path):
-    port = _free_port()
-    flags = f"--model demo --port {port} {FLAGS} --policy keydiff {drafts}".split()
-    log = tmp_path / "log"
-    with log.open("w") as file:
-        server = subprocess.Popen(
-            command("server", *flags),
-            stdout=file,
-            stderr=file,
-            env={**os.environ, "HF_HUB_OFFLINE": "1"},
-        )
-    try:
-        for _ in range(600):
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5)
-                break
-            except (urllib.error.URLError, ConnectionError):
-                assert server.poll() is None, log.read_text()
-                time.sleep(0.1)
-        first = _ask(port, TEXT)
-        longer = _ask(port, TEXT + first["choices"][0]["text"] + " and then the old man said")
-    finally:
-        server.terminate()
-        server.wait(30)
-    assert first["usage"]["completion_tokens"] == 12
-    assert longer["choices"][0]["text"]
-    assert "Traceback" not in log.read_text()
 
 
 def test_the_server_says_what_it_does_not_serve(capsys):

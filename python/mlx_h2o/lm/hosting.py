@@ -18,7 +18,7 @@ from ..config import H2OConfig
 from .generate import load
 from .prompt_cache import evicting_caches, make_prompt_cache
 from .replacements import PATCHES, Target
-from .routing import routing
+from .routing import gains_by_routing, routing
 
 __all__ = ["hosting"]
 
@@ -32,7 +32,9 @@ def hosting(config: H2OConfig) -> Iterator[None]:
     """Within the context mlx_lm's chat and server make caches of these settings.
 
     ``load`` there knows the model "demo" too. Models that cannot be served raise ValueError as they
-    are loaded.
+    are loaded; so does a draft model that a request names where ``config.speculative`` is 0. A
+    request that asks for more draft tokens than ``config.speculative`` gets that many at a time,
+    which changes its speed and not what is asked.
     """
     with ExitStack() as stack:
         host = _Host(config, stack)
@@ -46,6 +48,7 @@ def hosting(config: H2OConfig) -> Iterator[None]:
         generation = vars(importlib.import_module("mlx_lm.generate"))
         targets.append(Target(models, "can_trim_prompt_cache", _trimmable_at_will))
         targets.append(Target(generation, "trim_prompt_cache", _trimming))
+        targets += _server_targets(config.speculative)
         PATCHES.enter(targets)
         try:
             yield
@@ -72,13 +75,47 @@ class _Host:
         return make
 
     def _route(self, model: Any, caches: Sequence[Any]) -> None:
-        if not any(cache.needs_routing for cache in evicting_caches(caches)):
+        if not gains_by_routing(model, list(evicting_caches(caches))):
             return
         with self._lock:
             if not any(known() is model for known in self._routed):
                 self._stack.enter_context(routing(model))
                 self._routed = [known for known in self._routed if known() is not None]
                 self._routed.append(weakref.ref(model))
+
+
+def _server_targets(speculative: int) -> list[Target]:
+    """What keeps a server's requests within the drafts that its caches can take back."""
+
+    def drafting(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def stream_generate(*args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("draft_model") is not None:
+                kwargs["num_draft_tokens"] = min(kwargs["num_draft_tokens"], speculative)
+            return original(*args, **kwargs)
+
+        return stream_generate
+
+    def providing(original: type[Any]) -> type[Any]:
+        class ModelProvider(original):  # type: ignore[misc]
+            def load(self, *args: Any, **kwargs: Any) -> Any:
+                loaded = super().load(*args, **kwargs)
+                if self.draft_model is not None and speculative == 0:
+                    self.reset()
+                    raise ValueError(
+                        "[server] the request names a draft model, whose rejected tokens the "
+                        "caches of this server cannot take back: expected --draft-model when it "
+                        "was started."
+                    )
+                return loaded
+
+        return ModelProvider
+
+    server = vars(importlib.import_module("mlx_lm.server"))
+    return [
+        Target(server, "stream_generate", drafting),
+        Target(server, "ModelProvider", providing),
+    ]
 
 
 def _loading(original: Callable[..., Any]) -> Callable[..., Any]:

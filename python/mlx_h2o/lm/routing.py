@@ -65,15 +65,20 @@ def routing(model: Module | None = None) -> Iterator[None]:
 
 
 def routing_for(model: Module, caches: Sequence[Any]) -> AbstractContextManager[None]:
-    """:func:`routing` where the caches need it, or would be served better and the model allows it.
+    """:func:`routing` where :func:`gains_by_routing` says so.
 
     Args:
         model: the model.
         caches: evicting caches of it, and no others.
     """
+    return routing(model) if gains_by_routing(model, caches) else nullcontext()
+
+
+def gains_by_routing(model: Module, caches: Sequence[Any]) -> bool:
+    """Whether evicting caches need routing, or would be served better and the model allows it."""
     needed = any(cache.needs_routing for cache in caches)
     better = any(cache.policy.ranked_by == "key_diversity" for cache in caches)
-    return routing(model) if needed or (better and _targets_of(model)) else nullcontext()
+    return needed or (better and bool(_targets_of(model)))
 
 
 def model_name(model: Module | None) -> str:
