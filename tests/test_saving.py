@@ -12,6 +12,7 @@ import pytest
 
 from cache_checks import filled
 from mlx_h2o import (
+    H2OConfig,
     H2OKVCache,
     generate,
     load_prompt_cache,
@@ -70,10 +71,11 @@ def test_what_was_saved_comes_back(model, saved):
 @pytest.mark.parametrize("policy", POLICIES)
 def test_settings_and_empty_caches_come_back(policy, tmp_path):
     cache, _ = filled(policy, decay=0.5)
-    save_prompt_cache(tmp_path / "cache", [cache, H2OKVCache()])
+    empty = H2OKVCache(H2OConfig(max_kv_size=cache.config.max_kv_size))
+    save_prompt_cache(tmp_path / "cache", [cache, empty])
     assert [path.name for path in tmp_path.iterdir()] == ["cache.safetensors"]
     loaded = load_prompt_cache(tmp_path / "cache")
-    same(loaded, [cache, H2OKVCache()])
+    same(loaded, [cache, empty])
     assert (loaded[0].config, loaded[1].empty()) == (cache.config, True)
 
 
@@ -160,14 +162,62 @@ def test_files_of_a_later_format_are_refused(saved):
     file, _ = saved
 
     def later(texts):
-        texts["0.mlx_h2o"] = json.dumps({"format": 2, "version": "9.0"})
+        texts["0.mlx_h2o"] = json.dumps({"format": 3, "version": "9.0"})
 
     rewritten(file, later)
-    with pytest.raises(ValueError, match=r"has format 2, written by mlx_h2o 9.0: expected at most"):
+    with pytest.raises(ValueError, match=r"has format 3, written by mlx_h2o 9.0: expected at most"):
         load_prompt_cache(file)
     rewritten(file, lambda texts: texts.update({"0.mlx_h2o": "{"}))
     with pytest.raises(ValueError, match="has a damaged entry 'mlx_h2o'"):
         load_prompt_cache(file)
+
+
+def unequal_caches(model):
+    caches = make_prompt_cache(model, budgets=[12, 30])
+    generate(model, tiny_tokenizer(), random_prompt(40), max_tokens=3, prompt_cache=caches)
+    return caches
+
+
+def refuses_one_mask(caches) -> None:
+    for cache in caches:
+        assert cache.unequal_budgets
+        with pytest.raises(ValueError, match="but their budgets are unequal"):
+            cache.make_mask(5, return_array=True)
+        with pytest.raises(ValueError, match="a batch has one mask for all layers"):
+            cache.merge([cache])
+
+
+def test_unequal_budgets_are_still_known_after_saving(model, tmp_path):
+    caches = unequal_caches(model)
+    file = tmp_path / "cache.safetensors"
+    save_prompt_cache(file, caches, model=model)
+    loaded = load_prompt_cache(file, model=model)
+    same(loaded, caches)
+    refuses_one_mask(loaded)
+    empty = make_prompt_cache(model, budgets=[12, 30])
+    refuses_one_mask([cache.to_quantized(32, 8) for cache in empty])
+    mlx_lm_cache.save_prompt_cache(str(file), caches)
+    with routing(model):
+        refuses_one_mask(mlx_lm_cache.load_prompt_cache(str(file)))
+
+
+def test_files_of_the_first_format_are_read_and_written(model, saved, tmp_path):
+    file, _ = saved
+
+    def format_of(file):
+        return json.loads(mx.load(str(file), return_metadata=True)[1]["0.mlx_h2o"])["format"]
+
+    assert format_of(file) == 1  # nothing in it that older readers would not know
+    assert not any(cache.unequal_budgets for cache in load_prompt_cache(file))
+    unequal = unequal_caches(model)
+    file = tmp_path / "unequal.safetensors"
+    save_prompt_cache(file, unequal)
+    assert format_of(file) == 2
+    for cache in unequal:  # as it was written before there was the mark
+        cache.unequal_budgets = False
+    save_prompt_cache(file, unequal)
+    assert format_of(file) == 1
+    refuses_one_mask(load_prompt_cache(file))
 
 
 def test_unknown_classes_are_refused(saved):

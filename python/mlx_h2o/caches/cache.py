@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["H2OKVCache"]
 
 _STATE = ("keys", "values", "scores", "positions", "offset", "evicted", "unscored", "name")
+_UNEQUAL = "unequal_budgets"
 
 
 class H2OKVCache(BoundedRows):
@@ -77,7 +78,7 @@ class H2OKVCache(BoundedRows):
         self._with_rows("values").replace_values(values)
 
     unequal_budgets = False
-    """Whether other layers of the model have other budgets."""
+    """Whether other layers of the model have other budgets; a part of the state."""
 
     def take_settings(self, config: H2OConfig, *, unequal_budgets: bool) -> None:
         """Other settings for a cache that has seen no token. Raises ValueError otherwise."""
@@ -130,7 +131,10 @@ class H2OKVCache(BoundedRows):
         self._settle()
         store = self._store
         rows = (None,) * 4 if store is None else (*store.fetch(), store.importance, store.positions)
-        settings = json.dumps(asdict(self.config))
+        given = asdict(self.config)
+        if self.unequal_budgets:  # else it is not there, and files are what they always were
+            given[_UNEQUAL] = True
+        settings = json.dumps(given)
         return (*rows, self.offset, self.evicted, self._unscored, self.name, settings)
 
     @state.setter
@@ -142,7 +146,9 @@ class H2OKVCache(BoundedRows):
                 f"{', '.join(_STATE)}, settings."
             )
         keys, values, importance, positions, offset, evicted, unscored, name, settings = state
-        self._configure(H2OConfig(**json.loads(settings)), name)
+        given = json.loads(settings)
+        self.unequal_budgets = bool(given.pop(_UNEQUAL, False))
+        self._configure(H2OConfig(**given), name)
         self._store = None
         if importance is not None:
             self._store = restored_store(self.config, keys, values, importance, positions)
@@ -164,7 +170,6 @@ class H2OKVCache(BoundedRows):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> H2OKVCache:
         copy = self.from_state(self.state)  # shares arrays: updates make new ones
-        copy.unequal_budgets = self.unequal_budgets
         memo[id(self)] = copy
         return copy
 
@@ -191,6 +196,7 @@ class H2OKVCache(BoundedRows):
         self._settle()
         cache = QuantizedH2OKVCache(config, name=self.name)
         cache.offset, cache.evicted, cache._unscored = self.offset, self.evicted, self._unscored
+        cache.unequal_budgets = self.unequal_budgets
         if self._store is not None:
             cache._store = quantized_store(config, self._store, self._described())
         return cache

@@ -27,8 +27,12 @@ from .safetensors import read_header
 
 __all__ = ["FORMAT", "load_prompt_cache", "save_prompt_cache"]
 
-FORMAT = 1
-"""Files of a higher format are refused. Raised when older readers would misread a file."""
+FORMAT = 2
+"""Files of a higher format are refused. Raised when older readers would misread a file.
+
+1: one budget for all layers. 2: the settings of a cache may say that budgets are unequal; a file
+that does not need it is still written as 1.
+"""
 
 _ENTRY = "mlx_h2o"
 _SUFFIX = ".safetensors"
@@ -114,8 +118,12 @@ def load_prompt_cache(
     cache, metadata = _read(path)
     if description.get("layers", len(cache)) != len(cache):
         raise _unfit(path, f"holds {len(cache)} layers, expected {description['layers']}")
-    if not any(True for _ in evicting_caches(cache)):
+    evicting = list(evicting_caches(cache))
+    if not evicting:
         raise _unfit(path, "holds no cache that evicts: expected it to be loaded by mlx_lm")
+    if len({one.config.max_kv_size for one in evicting}) > 1:
+        for one in evicting:  # files of format 1 do not say so
+            one.unequal_budgets = True
     if model is not None:
         _check_model(path, description, cache, model)
     metadata = {key: value for key, value in metadata.items() if key != _ENTRY}
@@ -139,7 +147,9 @@ def _read(path: str) -> tuple[list[Any], dict[str, str]]:
 def _description(cache: Sequence[Any], model: Module | None) -> dict[str, Any]:
     from .. import __version__
 
-    found: dict[str, Any] = {"format": FORMAT, "version": __version__, "layers": len(cache)}
+    unequal = any(one.unequal_budgets for one in evicting_caches(cache))
+    format_ = FORMAT if unequal else 1
+    found: dict[str, Any] = {"format": format_, "version": __version__, "layers": len(cache)}
     if model is not None:
         found |= {"model": model_name(model), "fingerprint": _fingerprint(model)}
     return found
