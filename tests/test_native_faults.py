@@ -144,7 +144,7 @@ FAULTS = {
         "prefill_sweeps.h",
         "std::clamp<int64_t>(newest + 1 - first, 0, count)",
         "std::clamp<int64_t>(newest + 2 - first, 0, count)",
-        "operations.prefill",
+        "prefill",
     ),
     "the parts of a mass are not added up": (
         "prefill_kernel.cpp",
