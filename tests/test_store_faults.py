@@ -9,7 +9,7 @@ import test_cache_faults as faults
 import test_mixed_cache as mixed
 import test_quantized_cache as quantised
 import test_quantized_routing as routed
-from mlx_h2o import H2OConfig
+from mlx_h2o import H2OConfig, use_backend
 
 
 def quantised_reference():
@@ -65,6 +65,11 @@ def halves():
     mixed.test_at_the_budget_the_newest_are_dense_and_the_rest_in_halves("h2o", "8 and 4 by rank")
 
 
+def composed_tiers():
+    with use_backend("composed"):
+        mixed.test_a_row_gets_the_bits_of_its_rank_when_it_leaves()
+
+
 FAULTS = [
     faults.Fault(
         "values stay where they are in a gather",
@@ -92,25 +97,25 @@ FAULTS = [
     ),
     faults.Fault(
         "a leaving row ranks by the wrong side",
-        "stores.mixed_store",
-        "above = ranks[:, :, packed : packed + 1] > least",
-        "above = ranks[:, :, packed : packed + 1] < least",
-        (("MixedRowStore", "_leave"),),
-        mixed.test_a_row_gets_the_bits_of_its_rank_when_it_leaves,
+        "stores.tier_replacement",
+        "above = ranks[:, :, packed : packed + 1] > mx",
+        "above = ranks[:, :, packed : packed + 1] < mx",
+        (("mlx_h2o.stores.tier_replacement", "_two_tiers"),),
+        composed_tiers,
     ),
     faults.Fault(
         "a row that sinks leaves its position behind",
-        "stores.mixed_store",
-        "mx.where(sinks, sunk[1], positions),",
-        "positions,",
-        (("MixedRowStore", "_leave"),),
-        mixed.test_a_row_gets_the_bits_of_its_rank_when_it_leaves,
+        "stores.tier_replacement",
+        "(worst, mx.where(sinks, sinking, worst)),",
+        "",
+        (("mlx_h2o.stores.tier_replacement", "_two_tiers"),),
+        composed_tiers,
     ),
     faults.Fault(
         "positions are not tied to the newest rows",
         "stores.mixed_store",
-        "keys = tied(self.keys, [self.positions, self.importance])",
-        "keys = self.keys",
+        "keys = tied(keys, [self.positions, self.importance])",
+        "pass",
         (("MixedRowStore", "segments"),),
         graph_of_the_output,
     ),
@@ -141,17 +146,17 @@ FAULTS = [
     faults.Fault(
         "sinks count in every segment",
         "caches.stored_attention",
-        "sinks=sinks if last else None",
-        "sinks=sinks",
-        (("mlx_h2o.caches.stored_attention", "merged_attention"),),
+        "yield segment, part, sinks if last else None",
+        "yield segment, part, sinks",
+        (("mlx_h2o.caches.stored_attention", "_shared"),),
         merged_with_sinks,
     ),
     faults.Fault(
         "a query that sees nothing gives NaN",
         "caches.stored_attention",
-        "mx.where(whole == -mx.inf, 0.0, mx.exp(each - whole))",
-        "mx.exp(each - whole)",
-        (("mlx_h2o.caches.stored_attention", "merged_attention"),),
+        "shares = mx.where(mx.expand_dims(whole, -1) == -mx.inf, 0.0, shares)",
+        "pass",
+        (("mlx_h2o.caches.stored_attention", "_merged"),),
         merged_where_all_is_masked,
     ),
 ]

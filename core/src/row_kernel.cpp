@@ -13,14 +13,12 @@ namespace {
 
 constexpr float kLeastNorm = 1e-12f;
 
-int64_t size_of(ElementType type) { return type == ElementType::float32 ? 4 : 2; }
-
 void write_row(const StoredRows& to, int64_t row, const void* from, SimdTarget target) {
   if (to.dense == nullptr) {
     return quantize_row(to.type, from, to.width, packed_row(to.type, to.packed, to.width, row),
                         target);
   }
-  const int64_t bytes = to.width * size_of(to.type);
+  const int64_t bytes = to.width * element_size(to.type);
   std::memcpy(static_cast<char*>(to.dense) + row * bytes, from, static_cast<size_t>(bytes));
 }
 
@@ -30,12 +28,17 @@ void to_floats(const void* from, int count, float* to) {
   for (int i = 0; i < count; ++i) to[i] = to_float(elements[i]);
 }
 
+}  // namespace
+
+int64_t element_size(ElementType type) { return type == ElementType::float32 ? 4 : 2; }
+
 void read_row(const StoredRows& from, int64_t row, float* to) {
   if (from.dense == nullptr) {
     return dequantize_row(from.type, packed_row(from.type, from.packed, from.width, row),
                           from.width, to);
   }
-  const void* first = static_cast<const char*>(from.dense) + row * from.width * size_of(from.type);
+  const void* first =
+      static_cast<const char*>(from.dense) + row * from.width * element_size(from.type);
   switch (from.type) {
     case ElementType::float32:
       return to_floats<float>(first, from.width, to);
@@ -57,8 +60,6 @@ float inverse_norm(const std::vector<float>& row) {
   return 1 / (norm < kLeastNorm ? kLeastNorm : norm);  // not std::max: it would hide NaN
 }
 
-}  // namespace
-
 void write_rows(const RowArguments& a, SimdTarget target) {
   std::vector<float> key(a.key_sum == nullptr ? 0 : static_cast<size_t>(a.keys.width));
   for (int64_t head = 0; head < int64_t{a.batch} * a.heads; ++head) {
@@ -69,7 +70,7 @@ void write_rows(const RowArguments& a, SimdTarget target) {
     const int64_t row = head * a.rows + std::min(wanted, last);
     const auto new_row = [&](const void* rows, const int64_t* strides, ElementType type) {
       const int64_t offset = batch * strides[0] + of_batch * strides[1];
-      return static_cast<const char*>(rows) + offset * size_of(type);
+      return static_cast<const char*>(rows) + offset * element_size(type);
     };
     float* sums = a.key_sum == nullptr ? nullptr : a.key_sum + head * a.keys.width;
     if (sums != nullptr) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "quantization_kernel.h"
 
@@ -35,5 +36,17 @@ struct RowArguments {
 
 /// Writes the new row of each head over the one at its slot. O(width) per head.
 void write_rows(const RowArguments& arguments, SimdTarget target);
+
+/// Bytes of one element.
+int64_t element_size(ElementType type);
+
+/// Row number `row` in float32, dequantised in float32 where it is packed.
+void read_row(const StoredRows& from, int64_t row, float* to);
+
+/// Adds `factor` times the row to as many sums.
+void add_scaled(const std::vector<float>& row, float factor, float* sums);
+
+/// 1 over the norm of the row, at most 1e12.
+float inverse_norm(const std::vector<float>& row);
 
 }  // namespace mlx_h2o::kernels

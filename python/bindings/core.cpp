@@ -62,6 +62,18 @@ std::vector<mx::array> attention(const mx::array& queries, const std::vector<mx:
   return mlx_h2o::attention(queries, keys, values, options, s);
 }
 
+std::vector<mx::array> replace_in_tiers(
+    const std::vector<mx::array>& tiers, const mx::array& keys, const mx::array& values,
+    const mx::array& importance, const mx::array& positions, const mx::array& new_keys,
+    const mx::array& new_values, int position, int sink_size, std::optional<int> recent_start,
+    const std::optional<mx::array>& ranks, const std::vector<mx::array>& statistics,
+    const std::vector<int>& bits, const std::vector<int>& value_bits, int group_size,
+    mx::StreamOrDevice s) {
+  return mlx_h2o::replace_in_tiers(
+      tiers, keys, values, importance, positions, new_keys, new_values, position,
+      {sink_size, recent_start, ranks, statistics, bits, value_bits, group_size}, s);
+}
+
 }  // namespace
 
 NB_MODULE(_core, m) {
@@ -135,6 +147,12 @@ NB_MODULE(_core, m) {
         "group_size"_a = 64, "value_bits"_a = 8, "stream"_a = nb::none(),
         "Keys and values, in one or three arrays each, importance, positions and statistics; see "
         "mlx_h2o.fast.");
+  m.def("replace_in_tiers", &replace_in_tiers, "tiers"_a, "keys"_a, "values"_a, "importance"_a,
+        "positions"_a, "new_keys"_a, "new_values"_a, nb::kw_only(), "position"_a, "sink_size"_a = 0,
+        "recent_start"_a = nb::none(), "ranks"_a = nb::none(),
+        "statistics"_a = std::vector<mx::array>{}, "bits"_a = std::vector<int>{8},
+        "value_bits"_a = std::vector<int>{8}, "group_size"_a = 64, "stream"_a = nb::none(),
+        "Arrays of the tiers, the newest keys and values, importance, positions and statistics.");
   m.def("quantize_append", &mlx_h2o::quantize_append, "keys"_a, "values"_a, "new_keys"_a,
         "new_values"_a, "slots"_a, nb::kw_only(), "bits"_a, "group_size"_a, "value_bits"_a,
         "stream"_a = nb::none(),

@@ -133,6 +133,25 @@ def replace_worst(
     value_bits: int = 8,
     stream: mx.Stream | mx.ThreadLocalStream | mx.Device | mx.DeviceType | None = None,
 ) -> list[mx.array]: ...
+def replace_in_tiers(
+    tiers: collections.abc.Sequence[mx.array],
+    keys: mx.array,
+    values: mx.array,
+    importance: mx.array,
+    positions: mx.array,
+    new_keys: mx.array,
+    new_values: mx.array,
+    *,
+    position: int,
+    sink_size: int = 0,
+    recent_start: int | None = None,
+    ranks: mx.array | None = None,
+    statistics: collections.abc.Sequence[mx.array] = [],
+    bits: collections.abc.Sequence[int] = [8],
+    value_bits: collections.abc.Sequence[int] = [8],
+    group_size: int = 64,
+    stream: mx.Stream | mx.ThreadLocalStream | mx.Device | mx.DeviceType | None = None,
+) -> list[mx.array]: ...
 def quantize_append(
     keys: collections.abc.Sequence[mx.array],
     values: collections.abc.Sequence[mx.array],

@@ -167,6 +167,37 @@ std::vector<mlx::core::array> replace_worst(
     const mlx::core::array& new_keys, const mlx::core::array& new_values, int position,
     const ReplacementOptions& options, mlx::core::StreamOrDevice s = {});
 
+/// What `replace_in_tiers` must be told beside its arrays.
+struct TierOptions {
+  int sink_size = 0;
+  std::optional<int> recent_start = std::nullopt;
+  std::optional<mlx::core::array> ranks = std::nullopt;  // float32 [B, H, N]; else the importance
+  std::vector<mlx::core::array> statistics = {};         // key_sum, inverse_norms; or none
+  std::vector<int> bits = {8};                           // of the keys of each tier
+  std::vector<int> value_bits = {8};
+  int group_size = 64;
+};
+
+/// Steady-state eviction where the newest rows are dense and the others packed, in one tier or in
+/// two, the second with fewer bits (2 or 4 of 4 or 8): slots are those of the tiers in order, then
+/// of the newest rows in order of position.
+///
+/// In each head the worst packed row goes (evict_indices(count = 1), where the newest rows are
+/// protected), the oldest of the newest rows is quantised, and the new row comes last. The
+/// quantised row takes the slot of the row that goes; where that is in the second tier and it ranks
+/// above the lightest row of the first (NaN is the lightest; of equals the lower slot), that one is
+/// cut down to the upper bits of its codes and goes there, and it takes that one's slot.
+///
+/// tiers are {words, scales, biases of the keys, then of the values} of each tier; the other arrays
+/// as of replace_worst. Returns the arrays of the tiers, the newest keys and values, importance,
+/// positions and the statistics, in the buffers of the inputs where nothing else holds those.
+std::vector<mlx::core::array> replace_in_tiers(
+    const std::vector<mlx::core::array>& tiers, const mlx::core::array& keys,
+    const mlx::core::array& values, const mlx::core::array& importance,
+    const mlx::core::array& positions, const mlx::core::array& new_keys,
+    const mlx::core::array& new_values, int position, const TierOptions& options,
+    mlx::core::StreamOrDevice s = {});
+
 /// Quantises new rows straight into their slots, bit for bit as mx.quantize (affine, CPU) does.
 ///
 /// keys and values are {words uint32 [B, H, N, D * bits / 32], scales and biases

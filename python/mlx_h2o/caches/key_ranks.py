@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass, replace
+from typing import Any
 
 import mlx.core as mx
 
@@ -16,6 +17,7 @@ from .. import fast
 from ..operations.key_statistics import inverse_norms_of
 from ..operations.replace_requests import Statistics
 from ..stores.storage import Storage, Stored
+from . import stored_attention
 from .eviction import Eviction
 
 __all__ = ["KeyRanks", "pays"]
@@ -35,10 +37,10 @@ def pays(queries: mx.array, keys: Stored, store: Storage) -> bool:
     hand out the operations on their sums (docs/decode-step.md).
     """
     parts = keys if isinstance(keys, tuple) else (keys,)
-    if store.in_segments or queries.dtype != parts[-1].dtype:  # of packed keys: their biases'
+    if queries.dtype != parts[-1].dtype:  # of packed keys: their biases'
         return False
     on_gpu = mx.default_device().type == mx.DeviceType.gpu
-    composed = on_gpu or isinstance(keys, tuple)
+    composed = on_gpu or isinstance(keys, tuple) or store.in_segments
     large = composed or sum(part.nbytes for part in parts) >= SECOND_READ_BYTES
     return large and parts[0].shape[1] == store.positions.shape[1]
 
@@ -62,9 +64,13 @@ class KeyRanks:
     @classmethod
     def of(cls, keys: Stored, store: Storage) -> KeyRanks:
         """Of the stored keys: reads them all."""
-        settings = store.attention_settings
-        packing = {name: settings[name] for name in ("bits", "group_size") if name in settings}
-        return cls(fast.key_statistics(keys, **packing), weakref.ref(store.positions))
+        if store.in_segments:
+            found = [_statistics_of(one.keys, one.settings) for one in store.segments()]
+            norms = mx.concatenate([part[1] for part in found], axis=2)
+            statistics = sum((part[0] for part in found[1:]), start=found[0][0]), norms
+        else:
+            statistics = _statistics_of(keys, store.attention_settings)
+        return cls(statistics, weakref.ref(store.positions))
 
     def describes(self, store: Storage) -> bool:
         """Whether the store holds the very rows that this is about."""
@@ -91,15 +97,9 @@ class KeyRanks:
         if known is None or not known.describes(store):
             known = cls.of(keys, store)
         key_sum, inverse_norms = known.statistics
-        out, _, _, logits = fast.scaled_dot_product_attention_with_probes(
-            queries,
-            keys,
-            values,
-            _probes(key_sum, queries.dtype),
-            scale=scale,
-            mask=mask,
-            sinks=sinks,
-            **store.attention_settings,
+        probes = _probes(key_sum, queries.dtype)
+        out, logits = stored_attention.attention_with_probes(
+            store, queries, keys, values, probes, scale=scale, mask=mask, sinks=sinks
         )
         ranks = mx.sum(logits, axis=2) * (inverse_norms * (-1 / scale))
         if shared_heads:
@@ -124,6 +124,11 @@ class KeyRanks:
         if known is None or statistics is None or statistics is known.statistics:
             return None
         return cls(statistics, weakref.ref(store.positions), replaced=known.replaced + 1)
+
+
+def _statistics_of(keys: Stored, settings: dict[str, Any]) -> Statistics:
+    packing = {name: settings[name] for name in ("bits", "group_size") if name in settings}
+    return fast.key_statistics(keys, **packing)
 
 
 def _probes(key_sum: mx.array, dtype: mx.Dtype) -> mx.array:

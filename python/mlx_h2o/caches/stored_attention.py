@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import cast
 
 import mlx.core as mx
 
 from .. import fast
 from ..stores.storage import Segment, Storage, Stored
 
-__all__ = ["attention_with_scores", "merged_attention"]
+__all__ = [
+    "attention_with_probes",
+    "attention_with_scores",
+    "merged_attention",
+    "merged_probes",
+]
 
 
 def attention_with_scores(
@@ -40,6 +46,27 @@ def attention_with_scores(
     )
 
 
+def attention_with_probes(
+    store: Storage,
+    queries: mx.array,
+    keys: Stored,
+    values: Stored,
+    probes: mx.array,
+    *,
+    scale: float,
+    mask: mx.array | str | None = None,
+    sinks: mx.array | None = None,
+) -> tuple[mx.array, mx.array]:
+    """Output, and the logits of ``probes`` [B, H, E, D] at all rows, float32 [B, H, E, N]."""
+    if store.in_segments:
+        return merged_probes(store.segments(), queries, probes, scale=scale, mask=mask, sinks=sinks)
+    out, _, _, logits = fast.scaled_dot_product_attention_with_probes(
+        queries, keys, values, probes,
+        scale=scale, mask=mask, sinks=sinks, **store.attention_settings,
+    )  # fmt: skip
+    return out, logits
+
+
 def merged_attention(
     segments: Sequence[Segment],
     queries: mx.array,
@@ -63,26 +90,70 @@ def merged_attention(
     Returns:
         Output in the dtype of the queries, scores float32 [B, Hq, Lq, N] and lse [B, Hq, Lq].
     """
-    outs, scores, lses = [], [], []
+    parts = [
+        _of_one(segment, queries, scale=scale, mask=part, sinks=sink)
+        for segment, part, sink in _shared(segments, mask, sinks)
+    ]
+    outs, scores, lses = zip(*parts, strict=True)
+    out, lse = _merged(outs, lses, seen=not isinstance(mask, mx.array))
+    return out, mx.concatenate([*scores], axis=-1), lse
+
+
+def merged_probes(
+    segments: Sequence[Segment],
+    queries: mx.array,
+    probes: mx.array,
+    *,
+    scale: float,
+    mask: mx.array | str | None = None,
+    sinks: mx.array | None = None,
+) -> tuple[mx.array, mx.array]:
+    """The output of ``merged_attention``, and the logits of ``probes`` [B, H, E, N]."""
+    outs, lses, logits = [], [], []
+    for segment, part, sink in _shared(segments, mask, sinks):
+        out, _, lse, found = fast.scaled_dot_product_attention_with_probes(
+            queries, segment.keys, segment.values, probes,
+            scale=scale, mask=part, sinks=sink, **segment.settings,
+        )  # fmt: skip
+        outs.append(out)
+        lses.append(lse)
+        logits.append(found)
+    out, _ = _merged(outs, lses, seen=not isinstance(mask, mx.array))
+    return out, mx.concatenate(logits, axis=-1)
+
+
+def _shared(
+    segments: Sequence[Segment], mask: mx.array | str | None, sinks: mx.array | None
+) -> Iterator[tuple[Segment, mx.array | str | None, mx.array | None]]:
+    """Each segment with its part of the mask; the sinks go to the last one."""
     start = 0
     for segment in segments:
         last = segment is segments[-1]
-        rows = (segment.keys[0] if isinstance(segment.keys, tuple) else segment.keys).shape[2]
         part = mask if last else None
+        rows = (segment.keys[0] if isinstance(segment.keys, tuple) else segment.keys).shape[2]
         if isinstance(mask, mx.array):
             part = mask if mask.shape[-1] == 1 else mask[..., start : start + rows]
         start += rows
-        out, score, lse = _of_one(
-            segment, queries, scale=scale, mask=part, sinks=sinks if last else None
-        )
-        outs.append(out)
-        scores.append(score)
-        lses.append(lse)
-    each = mx.stack(lses)
-    whole = mx.logsumexp(each, axis=0)
-    shares = mx.where(whole == -mx.inf, 0.0, mx.exp(each - whole))
-    mixed = mx.sum(mx.stack(outs).astype(mx.float32) * mx.expand_dims(shares, -1), axis=0)
-    return mixed.astype(queries.dtype), mx.concatenate(scores, axis=-1), whole
+        yield segment, part, sinks if last else None
+
+
+def _merged(
+    outs: Sequence[mx.array], lses: Sequence[mx.array], *, seen: bool
+) -> tuple[mx.array, mx.array]:
+    """The outputs averaged by their shares of the common denominator, and the log of that.
+
+    ``seen`` promises that every query sees something.
+    """
+    if len(outs) == 1:
+        return outs[0], lses[0]
+    each = mx.stack([*lses], axis=-1)
+    whole = mx.logsumexp(each, axis=-1)
+    shares = mx.softmax(each, axis=-1)
+    if not seen:
+        shares = mx.where(mx.expand_dims(whole, -1) == -mx.inf, 0.0, shares)
+    # float32 by promotion.
+    mixed = sum(out * shares[..., at : at + 1] for at, out in enumerate(outs))
+    return cast(mx.array, mixed).astype(outs[0].dtype), whole
 
 
 def _of_one(

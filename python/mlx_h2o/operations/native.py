@@ -20,6 +20,8 @@ from mlx_h2o.operations.cache_requests import (
 )
 from mlx_h2o.operations.native_module import required as _module
 from mlx_h2o.operations.native_module import unavailable_reason as unavailable_reason
+from mlx_h2o.operations.native_tiers import replaced_in_tiers
+from mlx_h2o.operations.tier_requests import TierRequest
 from mlx_h2o.operations.validate import AttentionRequest, RetentionRequest, runs_on_gpu
 from mlx_h2o.operations.validate_quantized import QuantizedAttentionRequest
 
@@ -244,3 +246,8 @@ def quantize_append(request: QuantizeAppendRequest) -> tuple[Quantized, Quantize
         stream=request.stream,
     )
     return (kw, ks, kb), (vw, vs, vb)
+
+
+def replace_in_tiers(request: TierRequest) -> TierRequest:
+    """The rows after the replacement, in the memory of the inputs where that is free."""
+    return replaced_in_tiers(_module(), request)

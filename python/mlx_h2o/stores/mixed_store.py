@@ -7,11 +7,12 @@ from typing import Any
 
 import mlx.core as mx
 
-from .. import fast
 from ..operations.cache_requests import RankName
+from ..operations.tier_requests import TierRequest, TierRows
 from .packed_rows import PackedRows, gathered_from
 from .packing import Packing, triple
-from .storage import Layout, Ranks, Segment, Storage, tied
+from .storage import Layout, Ranks, Segment, Storage, Stored, tied
+from .tier_replacement import serve_tier_replacement
 from .tiers import halves, ordered
 
 __all__ = ["MixedRowStore"]
@@ -110,8 +111,10 @@ class MixedRowStore(Storage):
             for tier in self.tiers
             if tier.length
         ]
-        # What evaluates the output evaluates these too, or the graph of every step would grow.
-        keys = tied(self.keys, [self.positions, self.importance])
+        keys: Stored = self.keys
+        if not self.tied:
+            # What evaluates the output evaluates these too, or the graph of every step would grow.
+            keys = tied(keys, [self.positions, self.importance])
         return [*found, Segment(keys, self.values, {})]
 
     def append(
@@ -155,29 +158,36 @@ class MixedRowStore(Storage):
         recent_start: int,
         ranks: mx.array | RankName,
     ) -> None:
-        ranked = self.ranked(ranks, position)
         if self.keys.shape[2] > self.dense_size:
+            ranked = self.ranked(ranks, position)
             order = self._arrange(self._all_slots(), self.dense_size, ranked)
-            ranked = mx.take_along_axis(ranked, order, axis=2)
-        worst = fast.evict_indices(
-            ranked,
+            ranks = mx.take_along_axis(ranked, order, axis=2)
+        by_importance = isinstance(ranks, str) and ranks == "importance"
+        heavy = self.tiers[0].packing
+        request = TierRequest(
+            tuple(TierRows(*tier[:2], *tier.packing[:2]) for tier in self.tiers),
+            self.keys,
+            self.values,
+            self.importance,
             self.positions,
-            count=1,
-            sink_size=sink_size,
-            recent_start=recent_start,
+            keys,
+            values,
+            position,
+            sink_size,
+            recent_start,
+            heavy.group_size,
+            None if by_importance else self.ranked(ranks, position),
+            self.key_statistics,
         )
-        self._leave(ranked, worst)
-        self.keys = mx.concatenate([self.keys[:, :, 1:], keys], axis=2)
-        self.values = mx.concatenate([self.values[:, :, 1:], values], axis=2)
-        # The oldest of the newest rows went, the new one is the last.
-        packed = self.packed_length
-        self.importance = mx.concatenate(
-            [self.importance[:, :, :packed], self.importance[:, :, packed + 1 :]], axis=2
-        )
-        self.positions = mx.concatenate(
-            [self.positions[:, :, :packed], self.positions[:, :, packed + 1 :]], axis=2
-        )
-        self._remember_unscored(1, position)
+        found = serve_tier_replacement(request)
+        self.tiers = [
+            tier._replace(keys=rows.keys, values=rows.values)
+            for tier, rows in zip(self.tiers, found.tiers, strict=True)
+        ]
+        self.keys, self.values = found.keys, found.values
+        self.importance, self.positions = found.importance, found.positions
+        self.key_statistics = found.statistics
+        self.tied = True
 
     def replace_keys(self, keys: Any) -> None:
         self._replace_rows("keys", keys, 0)
@@ -203,58 +213,6 @@ class MixedRowStore(Storage):
 
     def _ranks(self, ranks: Ranks | None) -> mx.array:
         return self.importance if ranks is None else ranks()
-
-    def _leave(self, ranks: mx.array, worst: mx.array) -> None:
-        """Pack the oldest of the newest rows; the row ``worst`` [B, H, 1] makes place for it.
-
-        Where the place is in the light tier and the new row ranks above the lightest of the heavy
-        tier, that one goes to the light tier, and the new row takes its slot.
-        """
-        packed, heavy = self.packed_length, self.tiers[0]
-        leaving = self.keys[:, :, :1], self.values[:, :, :1]
-        importance, positions = (
-            rows[:, :, packed : packed + 1] for rows in (self.importance, self.positions)
-        )
-        comes = PackedRows.of(*leaving, heavy.packing)
-        if packed == heavy.length:
-            self.tiers[0] = heavy.written(worst, comes)
-            self._remember(worst, importance, positions)
-            return
-        light = self.tiers[1]
-        ranks = ordered(ranks)
-        sinking = mx.argmin(ranks[:, :, : heavy.length], axis=2, keepdims=True)
-        least = mx.take_along_axis(ranks, sinking, axis=2)
-        in_heavy = worst < heavy.length
-        above = ranks[:, :, packed : packed + 1] > least
-        sinks = mx.logical_and(mx.logical_not(in_heavy), above)
-        to_heavy = mx.logical_or(in_heavy, sinks)
-        heavy_slot = mx.where(in_heavy, worst, sinking.astype(mx.uint32))
-        light_slot = mx.where(in_heavy, mx.array(0, mx.uint32), worst - heavy.length)
-        there = heavy.at(heavy_slot)
-        new_light = there.as_packed(light.packing).chosen(
-            sinks, PackedRows.of(*leaving, light.packing)
-        )
-        new_light = light.at(light_slot).chosen(in_heavy, new_light)
-        # Each tier is written at one slot of every head, where need be with what is there.
-        sunk = [
-            mx.take_along_axis(rows, heavy_slot, axis=2)
-            for rows in (self.importance, self.positions)
-        ]
-        self.tiers = [
-            heavy.written(heavy_slot, comes.chosen(to_heavy, there)),
-            light.written(light_slot, new_light),
-        ]
-        self._remember(
-            worst,
-            mx.where(sinks, sunk[0], importance),
-            mx.where(sinks, sunk[1], positions),
-        )
-        taken = mx.where(to_heavy, heavy_slot, worst)
-        self._remember(taken, importance, positions)
-
-    def _remember(self, slots: mx.array, importance: mx.array, positions: mx.array) -> None:
-        self.importance = mx.put_along_axis(self.importance, slots, importance, axis=2)
-        self.positions = mx.put_along_axis(self.positions, slots, positions, axis=2)
 
     def _arrange(self, slots: mx.array, newest: int, ranks: mx.array) -> mx.array:
         """Keep the rows at ``slots`` [B, H, n], ascending, the last ``newest`` of them dense.

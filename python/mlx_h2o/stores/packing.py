@@ -95,10 +95,13 @@ def _layout(rows: Packed, group_size: int) -> Layout:
 
 def unpack(rows: Packed, bits: int, group_size: int) -> mx.array:
     """Packed rows as numbers again, in the dtype of their scales."""
-    # Contiguous: MLX has dequantised views of a larger buffer wrongly on some GPUs.
-    words, scales, biases = (mx.contiguous(part) for part in rows)
+    words, scales, biases = rows
     count, half = words.shape[2], scales.dtype != mx.float32
-    if not half or count <= _BLOCK or mx.default_device().type == mx.DeviceType.gpu:
+    on_gpu = mx.default_device().type == mx.DeviceType.gpu
+    if on_gpu:
+        # MLX has dequantised views of a larger buffer wrongly on some GPUs.
+        words, scales, biases = each(mx.contiguous, rows)
+    if not half or count <= _BLOCK or on_gpu:
         return mx.dequantize(words, scales, biases, group_size=group_size, bits=bits)
     # On a CPU MLX composes this of operations in float32, five times as large as the result.
     parts: list[mx.array] = []
