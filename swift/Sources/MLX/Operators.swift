@@ -78,4 +78,13 @@ extension MLXArray {
     }
     public static func .&& (a: MLXArray, b: MLXArray) -> MLXArray { binary(mlx_logical_and, a, b) }
     public static func .|| (a: MLXArray, b: MLXArray) -> MLXArray { binary(mlx_logical_or, a, b) }
+
+    public static func ^ (a: MLXArray, b: MLXArray) -> MLXArray { binary(mlx_bitwise_xor, a, b) }
+    public static func ^ (a: MLXArray, b: some ScalarOrArray) -> MLXArray {
+        binary(mlx_bitwise_xor, a, b)
+    }
+    public static func >> (a: MLXArray, b: MLXArray) -> MLXArray { binary(mlx_right_shift, a, b) }
+    public static func >> (a: MLXArray, b: some ScalarOrArray) -> MLXArray {
+        binary(mlx_right_shift, a, b)
+    }
 }

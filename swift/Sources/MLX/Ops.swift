@@ -17,6 +17,19 @@ func reduce(
     return MLXArray(result)
 }
 
+typealias ReductionOverAxes = (
+    UnsafeMutablePointer<mlx_array>, mlx_array, UnsafePointer<Int32>?, Int, Bool, mlx_stream
+) -> Int32
+
+func reduce(
+    _ operation: ReductionOverAxes, _ array: MLXArray, axes: [Int], keepDims: Bool,
+    _ stream: StreamOrDevice
+) -> MLXArray {
+    var result = mlx_array_new()
+    _ = operation(&result, array.ctx, axes.int32, axes.count, keepDims, stream.ctx)
+    return MLXArray(result)
+}
+
 /// Calls `body` with the arrays as C takes them.
 func withVector<R>(_ arrays: some Collection<MLXArray>, _ body: (mlx_vector_array) -> R) -> R {
     let vector = arrays.map(\.ctx).withUnsafeBufferPointer {
@@ -179,10 +192,26 @@ public func depends(input: MLXArray, dependencies: [MLXArray]) -> MLXArray {
 }
 
 extension MLXArray {
+    public func exp(stream: StreamOrDevice = .default) -> MLXArray {
+        unary(mlx_exp, self, stream)
+    }
+
+    public func sum(
+        axes: some Collection<Int>, keepDims: Bool = false, stream: StreamOrDevice = .default
+    ) -> MLXArray {
+        reduce(mlx_sum_axes, self, axes: Array(axes), keepDims: keepDims, stream)
+    }
+
     public func sum(
         axis: Int, keepDims: Bool = false, stream: StreamOrDevice = .default
     ) -> MLXArray {
         reduce(mlx_sum_axis, self, axis: axis, keepDims: keepDims, stream)
+    }
+
+    public func mean(
+        axes: some Collection<Int>, keepDims: Bool = false, stream: StreamOrDevice = .default
+    ) -> MLXArray {
+        reduce(mlx_mean_axes, self, axes: Array(axes), keepDims: keepDims, stream)
     }
 
     public func mean(

@@ -17,6 +17,8 @@ public struct H2OConfiguration: Sendable, Hashable {
     /// Single-token steps per eviction. With 1 the evicted row is overwritten in place; with more,
     /// up to `evictEvery - 1` rows beyond the budget are stored.
     public let evictEvery: Int
+    /// Of the policy `random`: another seed is another sample.
+    public let randomSeed: Int
     /// Bits of each element of the keys, and of the values unless ``valueBits`` differ: 2, 3, 4, 5, 6
     /// or 8. Nil: rows stay as they come.
     public let kvBits: Int?
@@ -52,6 +54,7 @@ public struct H2OConfiguration: Sendable, Hashable {
     ///   - policy: ranks the rows
     ///   - decay: at least 0, below 1
     ///   - evictEvery: single-token steps per eviction, at least 1
+    ///   - randomSeed: of the policy `random`, at least 0
     ///   - kvBits: bits of quantised rows; nil: rows stay as they come
     ///   - valueBits: bits of quantised values, where they differ from those of the keys
     ///   - kvGroupSize: elements that share a scale and a bias: 32, 64 or 128
@@ -59,12 +62,12 @@ public struct H2OConfiguration: Sendable, Hashable {
     public init(
         maxKVSize: Int = 256, sinkSize: Int = 4, heavySize: Int? = nil, recentSize: Int? = nil,
         policy: PolicyName = .keydiff, decay: Double = 0.95, evictEvery: Int = 1,
-        kvBits: Int? = nil,
-        valueBits: Int? = nil, kvGroupSize: Int = 64
+        randomSeed: Int = 0, kvBits: Int? = nil, valueBits: Int? = nil, kvGroupSize: Int = 64
     ) throws {
         try require("maxKVSize", maxKVSize, atLeast: 1)
         try require("sinkSize", sinkSize, atLeast: 0)
         try require("evictEvery", evictEvery, atLeast: 1)
+        try require("randomSeed", randomSeed, atLeast: 0)
         try require("heavySize", heavySize ?? 0, atLeast: 0)
         try require("recentSize", recentSize ?? 0, atLeast: 0)
         guard decay >= 0, decay < 1 else {
@@ -86,6 +89,7 @@ public struct H2OConfiguration: Sendable, Hashable {
         self.policy = policy
         self.decay = decay
         self.evictEvery = evictEvery
+        self.randomSeed = randomSeed
         self.kvBits = kvBits
         self.valueBits = valueBits
         self.kvGroupSize = kvGroupSize
@@ -95,18 +99,20 @@ public struct H2OConfiguration: Sendable, Hashable {
     }
 
     /// A published split, scaled to `maxKVSize`. The other arguments, and the errors, are those of
-    /// ``init(maxKVSize:sinkSize:heavySize:recentSize:policy:decay:evictEvery:kvBits:valueBits:kvGroupSize:)``.
+    /// ``init(maxKVSize:sinkSize:heavySize:recentSize:policy:decay:evictEvery:randomSeed:kvBits:valueBits:kvGroupSize:)``.
     public init(
         preset: Preset, maxKVSize: Int = 256, sinkSize: Int = 4, recentSize: Int? = nil,
         policy: PolicyName = .keydiff, decay: Double = 0.95, evictEvery: Int = 1,
-        kvBits: Int? = nil,
-        valueBits: Int? = nil, kvGroupSize: Int = 64
+        randomSeed: Int = 0, kvBits: Int? = nil, valueBits: Int? = nil, kvGroupSize: Int = 64
     ) throws {
         try require("maxKVSize", maxKVSize, atLeast: 1)
+        try require("sinkSize", sinkSize, atLeast: 0)
+        // At least one recent row, which gives the newest row time to be scored.
+        let heavySize = max(0, min(preset.heavySize(of: maxKVSize), maxKVSize - sinkSize - 1))
         try self.init(
-            maxKVSize: maxKVSize, sinkSize: sinkSize, heavySize: preset.heavySize(of: maxKVSize),
+            maxKVSize: maxKVSize, sinkSize: sinkSize, heavySize: heavySize,
             recentSize: recentSize, policy: policy, decay: decay, evictEvery: evictEvery,
-            kvBits: kvBits, valueBits: valueBits, kvGroupSize: kvGroupSize)
+            randomSeed: randomSeed, kvBits: kvBits, valueBits: valueBits, kvGroupSize: kvGroupSize)
     }
 
     private static func heavySize(
@@ -137,6 +143,7 @@ extension H2OConfiguration {
         policy = other.policy
         decay = other.decay
         evictEvery = other.evictEvery
+        randomSeed = other.randomSeed
         valueBits = other.valueBits
         kvGroupSize = other.kvGroupSize
         self.kvBits = kvBits
@@ -167,6 +174,7 @@ extension H2OConfiguration: Codable {
         case policy
         case decay
         case evictEvery = "evict_every"
+        case randomSeed = "random_seed"
         case kvBits = "kv_bits"
         case valueBits = "v_bits"
         case kvGroupSize = "kv_group_size"
@@ -183,6 +191,7 @@ extension H2OConfiguration: Codable {
             policy: values.decode(PolicyName.self, forKey: .policy),
             decay: values.decode(Double.self, forKey: .decay),
             evictEvery: values.decode(Int.self, forKey: .evictEvery),
+            randomSeed: values.decodeIfPresent(Int.self, forKey: .randomSeed) ?? 0,
             kvBits: values.decodeIfPresent(Int.self, forKey: .kvBits),
             valueBits: values.decodeIfPresent(Int.self, forKey: .valueBits),
             kvGroupSize: values.decodeIfPresent(Int.self, forKey: .kvGroupSize) ?? 64)

@@ -2,7 +2,8 @@ import MLX
 import MLXH2O
 import MLXLMCommon
 
-/// Keys and values of one layer, dense or quantised, at most `configuration.maxKVSize` rows per head at rest.
+/// Keys and values of one layer, dense or quantised, at most `configuration.maxKVSize` rows per head
+/// at rest.
 ///
 /// `offset` counts the tokens seen and drives RoPE; ``size`` counts the rows stored (AtomGradient
 /// 2026, section 3.3). With `configuration.kvBits` the rows are quantised: see
@@ -29,6 +30,8 @@ public class H2OKVCache {
     var isUnscored = false
     /// Rows of a chunk beyond the budget, to go at the next occasion.
     var hasSurplus = false
+    /// Bytes of dense keys below which a CPU reads them again; another number only in tests.
+    var secondReadBytes = KeyRanks.secondReadBytes
 
     public init(_ configuration: H2OConfiguration, name: String = "") {
         self.configuration = configuration
@@ -90,12 +93,19 @@ public class H2OKVCache {
     /// Take in the scores of the attention that followed an update. Policies that need none ignore
     /// them.
     ///
-    /// - Throws: `H2OError` where there are no rows yet, or the scores have another shape or dtype
-    public func accumulate(_ scores: MLXArray, isMasked: Bool = true) throws {
-        var store = try checkScores(scores, against: store)
-        let skipped = max(0, scores.dim(2) - maxScoredQueries)
-        store.importance = try policy.accumulate(
-            store.importance, scores: scores[0..., 0..., skipped...], isMasked: isMasked)
+    /// - Parameters:
+    ///   - scores: float32 [B, Hq, L, N], logits before the softmax, -inf where masked, the queries
+    ///     in order, N the rows stored. How many count, from the end, is the policy's choice
+    ///   - lse: float32 [B, Hq, L], where the policy wants weights, `exp(scores - lse)`; nil: of
+    ///     these scores, which is right for attention without sinks
+    ///   - isMasked: false promises that no score is -inf, which saves work
+    /// - Throws: `H2OError` where there are no rows yet, or an argument has another shape or dtype
+    public func accumulate(
+        _ scores: MLXArray, lse: MLXArray? = nil, isMasked: Bool = true
+    ) throws {
+        var store = try checkScores(scores, lse, against: store)
+        store.importance = try policy.importance(
+            of: store, scores: scores, lse: lse, isMasked: isMasked)
         self.store = store
         isUnscored = false
     }
@@ -118,7 +128,8 @@ public class H2OKVCache {
         return length
     }
 
-    /// Bytes stored, after the surplus of a chunk has gone: keys, values, scores, positions.
+    /// Bytes stored, after the surplus of a chunk has gone: keys, values, scores, positions, and
+    /// what attention has found out of the rows for the next step.
     public var nbytes: Int {
         settleOrReport()
         return store?.nbytes ?? 0
@@ -140,10 +151,9 @@ public class H2OKVCache {
             store = try compacted(store, keep: configuration.maxKVSize, added: added)
         } else if store.length >= limit {
             if configuration.evictEvery == 1 {
+                let ranks = try ranking(of: store)
                 try store.replaceWorst(
-                    keys, values, position: offset, sinkSize: configuration.sinkSize,
-                    recentStart: recentStart(added: added),
-                    ranks: policy.rankedBy ?? .array(ranks(of: store)))
+                    keys, values, position: offset, zones: zones(added: added), ranks: ranks)
                 evicted += 1
                 return store
             }
@@ -160,18 +170,34 @@ public class H2OKVCache {
         if keep == 0 {
             kept.truncate(to: 0)
         } else {
+            let zones = zones(added: added)
             let slots = try keepIndices(
                 try ranks(of: store), positions: store.positions, keep: keep,
-                sinkSize: configuration.sinkSize, recentStart: recentStart(added: added))
+                sinkSize: zones.sinkSize, recentStart: zones.recentStart)
             kept.keep(slots)
         }
         evicted += store.length - keep
         return kept
     }
 
-    private func recentStart(added: Int) -> Int { offset + added - configuration.recentSize }
+    /// What is protected when `added` tokens are appended at `offset`.
+    func zones(added: Int) -> Zones {
+        Zones(
+            sinkSize: configuration.sinkSize,
+            recentStart: offset + added - configuration.recentSize)
+    }
+
+    /// Whether the next token, if it comes alone, overwrites a row.
+    var isReplacementDue: Bool { configuration.evictEvery == 1 && length >= limit }
+
+    /// What the next row to go is found by: a rank that the operation knows, or the ranks.
+    private func ranking(of store: RowStore) throws -> RowRanks {
+        if store.areRanked { return .importance }
+        return try policy.rankedBy ?? .array(ranks(of: store))
+    }
 
     private func ranks(of store: RowStore) throws -> MLXArray {
+        if store.areRanked { return store.importance }
         let (keys, values) = store.dense()
         return try policy.rank(
             PolicyRows(

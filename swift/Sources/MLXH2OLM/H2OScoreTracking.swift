@@ -17,7 +17,7 @@ public protocol H2OScoreTracking: KVCache {
     ///
     /// - Parameters:
     ///   - scores: float32 [B, Hq, L, N], logits before the softmax, -inf where masked, the queries
-    ///     in order, N the rows stored. Only the last 128 queries count.
+    ///     in order, N the rows stored; of a chunk of more than 8 only the last 128 queries
     ///   - isMasked: false promises that no score is -inf, which saves work
     func updateScores(_ scores: MLXArray, isMasked: Bool)
 

@@ -25,8 +25,10 @@ func checkRows(keys: MLXArray, values: MLXArray, against store: RowStore?) throw
     }
 }
 
-/// Scores float32 [B, Hq, L, N] of the stored rows.
-func checkScores(_ scores: MLXArray, against store: RowStore?) throws -> RowStore {
+/// Scores float32 [B, Hq, L, N] of the stored rows, and lse float32 [B, Hq, L].
+func checkScores(
+    _ scores: MLXArray, _ lse: MLXArray?, against store: RowStore?
+) throws -> RowStore {
     let operation = "H2OKVCache.updateScores"
     guard let store else {
         throw H2OError(operation, "there are no rows to score, expected an update first.")
@@ -41,6 +43,12 @@ func checkScores(_ scores: MLXArray, against store: RowStore?) throws -> RowStor
             operation,
             "scores are \(scores.dtype) \(found), expected float32 [B, Hq, L, N] with B = \(rows[0]), "
                 + "Hq a multiple of \(rows[1]), N = \(rows[2]).")
+    }
+    if let lse, lse.dtype != .float32 || lse.shape != Array(found.dropLast()) {
+        throw H2OError(
+            operation,
+            "lse is \(lse.dtype) \(lse.shape), expected float32 [B, Hq, L] = "
+                + "\(Array(found.dropLast())) as the scores.")
     }
     return store
 }

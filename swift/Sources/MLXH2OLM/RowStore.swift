@@ -12,11 +12,20 @@ struct RowStore {
     var keys: [MLXArray]
     var values: [MLXArray]
     /// float32 [B, H, length]; NaN where not yet scored.
-    var importance: MLXArray
+    var importance: MLXArray {
+        didSet {
+            keyRanks?.areCurrent = false
+            knownWorst = nil
+        }
+    }
     /// int32 [B, H, length].
     var positions: MLXArray
     /// How the rows are packed; nil: they are not.
     let packing: RowPacking?
+    /// What is known of the stored keys, where attention ranks them.
+    var keyRanks: KeyRanks?
+    /// The row that goes next, where attention has named it.
+    var knownWorst: KnownWorst?
 
     private static let step = 256
 
@@ -46,7 +55,13 @@ struct RowStore {
     var length: Int { positions.dim(2) }
 
     /// Every stored array, those of the keys first.
-    var arrays: [MLXArray] { keys + values + [importance, positions] }
+    var arrays: [MLXArray] { keys + values + remembered }
+
+    /// What is remembered of the rows.
+    var remembered: [MLXArray] {
+        let named = knownWorst.map { [$0.slots] } ?? []
+        return [importance, positions] + (keyRanks?.statistics.arrays ?? []) + named
+    }
 
     /// Every stored byte, unused rows included.
     var nbytes: Int { arrays.reduce(0) { $0 + $1.nbytes } }
@@ -62,8 +77,7 @@ struct RowStore {
         guard let packing else { return (keys[0], values[0]) }
         return (
             unpacked(keys, bits: packing.bits, packing),
-            unpacked(
-                values, bits: packing.valueBits, packing)
+            unpacked(values, bits: packing.valueBits, packing)
         )
     }
 
@@ -98,6 +112,7 @@ struct RowStore {
             MLXArray(Int32(offset)..<Int32(offset + added)), to: heads + [added])
         importance = concatenated([importance, unscored], axis: 2)
         positions = concatenated([positions, new], axis: 2)
+        keyRanks = nil
     }
 
     private mutating func write(
@@ -118,28 +133,34 @@ struct RowStore {
 
     /// Write one new row over the worst row of each head: O(1) rows moved.
     mutating func replaceWorst(
-        _ newKeys: MLXArray, _ newValues: MLXArray, position: Int, sinkSize: Int, recentStart: Int,
+        _ newKeys: MLXArray, _ newValues: MLXArray, position: Int, zones: Zones,
         ranks: RowRanks
     ) throws {
         cut()
         if packing == nil {
-            try replace(MLXArray.self, newKeys, newValues, position, sinkSize, recentStart, ranks)
+            try replace(MLXArray.self, newKeys, newValues, position, zones, ranks)
         } else {
-            try replace(PackedRows.self, newKeys, newValues, position, sinkSize, recentStart, ranks)
+            try replace(PackedRows.self, newKeys, newValues, position, zones, ranks)
         }
     }
 
     private mutating func replace<Rows: CacheRows>(
         _ kind: Rows.Type, _ newKeys: MLXArray, _ newValues: MLXArray, _ position: Int,
-        _ sinkSize: Int, _ recentStart: Int, _ ranks: RowRanks
+        _ zones: Zones, _ ranks: RowRanks
     ) throws {
+        let followed = keyRanks.flatMap { $0.canBeFollowed ? $0 : nil }
         let found = try MLXH2O.replaceWorst(
             keys: Rows.rows(of: keys), values: Rows.rows(of: values), importance: importance,
             positions: positions, newKeys: newKeys, newValues: newValues, position: position,
-            sinkSize: sinkSize, recentStart: recentStart, ranks: ranks, bits: packing?.bits ?? 8,
+            sinkSize: zones.sinkSize, recentStart: zones.recentStart, ranks: ranks,
+            worst: knownWorst.flatMap { $0.zones == zones ? $0.slots : nil },
+            statistics: followed?.statistics, bits: packing?.bits ?? 8,
             groupSize: packing?.groupSize ?? 64, valueBits: packing?.valueBits)
         (keys, values) = (found.keys.parts, found.values.parts)
         (importance, positions) = (found.importance, found.positions)
+        keyRanks = found.statistics.map {
+            KeyRanks(statistics: $0, replaced: (followed?.replaced ?? 0) + 1)
+        }
     }
 
     /// Keep only `slots` [B, H, n], in that order; no unused rows remain. O(n) rows moved.
@@ -148,12 +169,14 @@ struct RowStore {
         values = values.map { gathered($0, slots) }
         importance = takeAlong(importance, slots, axis: 2)
         positions = takeAlong(positions, slots, axis: 2)
+        keyRanks = nil
     }
 
     /// Forget the rows from slot `length` on; their space stays.
     mutating func truncate(to length: Int) {
         importance = importance[0..., 0..., ..<length]
         positions = positions[0..., 0..., ..<length]
+        keyRanks = nil
     }
 
     /// Give up the unused rows.

@@ -67,6 +67,26 @@ import Testing
         }
     }
 
+    /// Chunks above and below 8 and 32 queries, and single tokens between them.
+    @Test(arguments: PolicyName.allCases, [Backend.native, .composed])
+    func everyPolicyThroughChunks(policy: PolicyName, backend: Backend) throws {
+        let configuration = try H2OConfiguration(
+            maxKVSize: 20, sinkSize: 2, heavySize: 9, policy: policy)
+        let tokens = Tokens(count: 180, seed: 23)
+        let cache = H2OKVCache(configuration)
+        var reference = reference(configuration)
+        let ones = Array(repeating: 1, count: 12)
+        var start = 0
+        try withBackend(backend) {
+            for length in [40] + ones + [9] + ones + [36, 8, 3] + ones + [31] + ones {
+                try feed(start..<start + length, of: tokens, to: cache, and: &reference)
+                start += length
+                let expected = [0, 1].map { reference.positions(head: $0) }
+                #expect(sortedPositions(cache.positions) == expected, "after \(start)")
+            }
+        }
+    }
+
     /// The chunk is stored behind the others and cut down at the next occasion, not before.
     @Test func theSurplusOfAChunkGoesLate() throws {
         let configuration = try H2OConfiguration(maxKVSize: 16, sinkSize: 2, heavySize: 8)
@@ -113,8 +133,8 @@ import Testing
                 }
                 try gathered.append(keys, values, offset: token, limit: 16)
                 let scores = try attention(queries, gathered.dense())
-                gathered.importance = try ranking.accumulate(
-                    gathered.importance, scores: scores, isMasked: true)
+                gathered.importance = try ranking.importance(
+                    of: gathered, scores: scores, lse: nil, isMasked: true)
                 store = gathered
                 let (ownKeys, ownValues) = (try #require(cache.keys), try #require(cache.values))
                 try cache.accumulate(try attention(queries, (ownKeys, ownValues)))

@@ -79,28 +79,25 @@ struct ReferenceCache {
         }
     }
 
-    /// C = a*C + (1-a)*|s| for each query in order.
+    /// What the queries say of each row goes into its importance.
     private mutating func score(_ queries: [[[Double]]], head: Int) {
         let count = queries[0].count
-        for token in 0..<count {
-            let perQuery = (0..<group).map {
-                logits(queries[head * group + $0][token], token, of: count, head: head)
-            }
-            for row in heads[head].indices {
-                let seen = perQuery.compactMap { $0[row] }
-                guard !seen.isEmpty else { continue }
-                let new = abs(seen.reduce(0, +) / Double(seen.count))
-                heads[head][row].importance =
-                    heads[head][row].importance.map { decay * $0 + (1 - decay) * new } ?? new
+        // [query][query head of the group][row]
+        let logits = (0..<count).map { token in
+            (0..<group).map {
+                self.logits(queries[head * group + $0][token], token, of: count, head: head)
             }
         }
+        let before = heads[head].map(\.importance)
+        let after = ReferencePolicy(name: policy, decay: decay).accumulate(before, logits)
+        for row in heads[head].indices { heads[head][row].importance = after[row] }
     }
 
     /// The rows are ranked once, by all that are there; then the worst go together.
     private mutating func evict(to size: Int, recentStart: Int) {
         for head in heads.indices where heads[head].count > size {
             let rows = heads[head]
-            let ranks = ranks(head: head)
+            let ranks = ReferencePolicy(name: policy, decay: decay).ranks(rows, head: head)
             let open = rows.indices.filter {
                 rows[$0].position >= sinkSize && rows[$0].position < recentStart
             }
@@ -110,26 +107,6 @@ struct ReferenceCache {
             }
             let gone = Set(worst.prefix(rows.count - size))
             heads[head] = rows.indices.filter { !gone.contains($0) }.map { rows[$0] }
-        }
-    }
-
-    private func ranks(head: Int) -> [Double] {
-        switch policy {
-        case "window": heads[head].map { Double($0.position) }
-        case "keydiff": diversity(head: head)
-        default: heads[head].map { $0.importance ?? -.infinity }
-        }
-    }
-
-    /// Minus the cosine of each key with the mean of the normalised keys.
-    private func diversity(head: Int) -> [Double] {
-        func length(_ vector: [Double]) -> Double { sqrt(vector.reduce(0) { $0 + $1 * $1 }) }
-        let directions = heads[head].map { row in row.key.map { $0 / length(row.key) } }
-        let mean = directions[0].indices.map { column in
-            directions.reduce(0) { $0 + $1[column] } / Double(directions.count)
-        }
-        return directions.map { direction in
-            -zip(direction, mean).reduce(0) { $0 + $1.0 * $1.1 } / length(mean)
         }
     }
 }

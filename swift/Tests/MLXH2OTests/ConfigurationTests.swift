@@ -16,6 +16,8 @@ private typealias Make = @Sendable () throws -> H2OConfiguration
     @Test(arguments: [
         (H2OConfiguration.Preset.heavy, 256, [4, 128, 124]), (.balanced, 256, [4, 64, 188]),
         (.recent, 256, [4, 32, 220]), (.heavy, 64, [4, 32, 28]), (.recent, 20, [4, 2, 14]),
+        // One recent row, so that the newest row has time to be scored.
+        (.heavy, 8, [4, 3, 1]), (.recent, 5, [4, 0, 1]),
     ])
     func presetsScale(preset: H2OConfiguration.Preset, size: Int, expected: [Int]) throws {
         let made = try H2OConfiguration(preset: preset, maxKVSize: size)
@@ -54,6 +56,12 @@ private typealias Make = @Sendable () throws -> H2OConfiguration
         ("sinkSize is -1, expected at least 0.", { try H2OConfiguration(sinkSize: -1) }),
         ("heavySize is -1, expected at least 0.", { try H2OConfiguration(heavySize: -1) }),
         ("recentSize is -2, expected at least 0.", { try H2OConfiguration(recentSize: -2) }),
+        ("randomSeed is -1, expected at least 0.", { try H2OConfiguration(randomSeed: -1) }),
+        (
+            "policy is 'h2o_sum', expected one of: h2o, h2o-sum, window, random, keydiff, snapkv, "
+                + "tova, value-aware, mix.",
+            { try H2OConfiguration(policy: PolicyName(named: "h2o_sum")) }
+        ),
         ("evictEvery is 0, expected at least 1.", { try H2OConfiguration(evictEvery: 0) }),
         (
             "decay is 1.0, expected a number of at least 0, below 1.",
@@ -93,13 +101,19 @@ private typealias Make = @Sendable () throws -> H2OConfiguration
     }
 
     @Test func survivesJSONAndChecksWhatItReads() throws {
-        let made = try H2OConfiguration(maxKVSize: 48, policy: .keydiff, decay: 0.5, evictEvery: 3)
+        let made = try H2OConfiguration(
+            maxKVSize: 48, policy: .valueAware, decay: 0.5, evictEvery: 3, randomSeed: 7)
         let data = try JSONEncoder().encode(made)
         #expect(try JSONDecoder().decode(H2OConfiguration.self, from: data) == made)
-        let broken = String(decoding: data, as: UTF8.self).replacing(
-            "\"max_kv_size\":48", with: "\"max_kv_size\":3")
-        #expect(throws: H2OError.self) {
-            try JSONDecoder().decode(H2OConfiguration.self, from: Data(broken.utf8))
+        for (good, bad) in [
+            ("\"max_kv_size\":48", "\"max_kv_size\":3"), ("\"value-aware\"", "\"value_aware\""),
+        ] {
+            let text = String(decoding: data, as: UTF8.self)
+            #expect(text.contains(good))
+            let broken = Data(text.replacing(good, with: bad).utf8)
+            #expect(throws: H2OError.self) {
+                try JSONDecoder().decode(H2OConfiguration.self, from: broken)
+            }
         }
     }
 }

@@ -23,7 +23,8 @@ import Testing
         let shape = [1, scores.count, scores[0].count, rows]
         let found = try H2OPolicy(decay: decay).accumulate(
             MLXArray(before.map { Float($0 ?? .nan) }, [1, 1, rows]),
-            scores: MLXArray(scores.joined().joined().map { Float($0) }, shape), isMasked: isMasked)
+            scores: MLXArray(scores.joined().joined().map { Float($0) }, shape),
+            positions: MLXArray(Int32(0)..<Int32(rows), [1, 1, rows]), isMasked: isMasked)
         #expect(found.shape == [1, 1, rows])
         for (one, other) in zip(found.asArray(Float.self), expected(before, scores)) {
             if let other {

@@ -18,10 +18,10 @@ public struct H2OPolicy: EvictionPolicy {
     public var rankedBy: RowRanks? { .importance }
 
     public func accumulate(
-        _ importance: MLXArray, scores: MLXArray, isMasked: Bool
+        _ importance: MLXArray, scores: MLXArray, positions: MLXArray, isMasked: Bool
     ) throws -> MLXArray {
         try accumulateScores(importance, scores: scores, decay: decay, isMasked: isMasked)
     }
 
-    public func rank(_ rows: PolicyRows) -> MLXArray { rows.importance }
+    public func rank(_ rows: PolicyRows) throws -> MLXArray { rows.importance }
 }

@@ -1,12 +1,5 @@
 import MLX
 
-/// Names of the policies.
-public enum PolicyName: String, Sendable, Codable, CaseIterable {
-    case h2o
-    case window
-    case keydiff
-}
-
 /// The stored rows of one layer, as a policy sees them; slots are in no particular order.
 public struct PolicyRows {
     /// [B, H, N, D], the model's dtype, with RoPE applied.
@@ -39,10 +32,27 @@ public protocol EvictionPolicy: Sendable {
     /// Whether attention must hand its scores to the cache after every update.
     var needsScores: Bool { get }
 
-    /// Take in the scores of one attention: float32 [B, Hq, L, N], logits before the softmax,
-    /// queries in order, -inf where masked; `isMasked` false promises that none is. Returns the new
-    /// importance, float32 [B, H, N].
-    func accumulate(_ importance: MLXArray, scores: MLXArray, isMasked: Bool) throws -> MLXArray
+    /// Whether `accumulate` gets weights, `exp(scores - lse)`, in the place of scores.
+    var needsWeights: Bool { get }
+
+    /// Queries of a chunk that `accumulate` sees, counted from its end, at most
+    /// ``maxScoredQueries``. Nil: all; of a long chunk their weights come summed, as one query with
+    /// one head per KV head.
+    var chunkQueries: Int? { get }
+
+    /// Take in what one attention says of the rows.
+    ///
+    /// - Parameters:
+    ///   - importance: float32 [B, H, N], NaN where a row has not been scored
+    ///   - scores: float32 [B, Hq, L, N], logits before the softmax, queries in order, -inf where
+    ///     masked; Hq is a multiple of H. With ``needsWeights`` the weights that the softmax makes
+    ///     of them, 0 where masked
+    ///   - positions: int32 [B, H, N], as in ``PolicyRows``
+    ///   - isMasked: false promises that no score is -inf
+    /// - Returns: the new importance, float32 [B, H, N]
+    func accumulate(
+        _ importance: MLXArray, scores: MLXArray, positions: MLXArray, isMasked: Bool
+    ) throws -> MLXArray
 
     /// float32 [B, H, N], higher is kept; NaN goes first. Called only when rows must go.
     func rank(_ rows: PolicyRows) throws -> MLXArray
@@ -57,23 +67,14 @@ public protocol EvictionPolicy: Sendable {
 
 extension EvictionPolicy {
     public var needsScores: Bool { false }
+    public var needsWeights: Bool { false }
+    public var chunkQueries: Int? { maxScoredQueries }
     public var averageDecay: Double? { nil }
     public var rankedBy: RowRanks? { nil }
 
     public func accumulate(
-        _ importance: MLXArray, scores: MLXArray, isMasked: Bool
+        _ importance: MLXArray, scores: MLXArray, positions: MLXArray, isMasked: Bool
     ) throws -> MLXArray {
         importance
-    }
-}
-
-extension H2OConfiguration {
-    /// The policy that is named, with its settings.
-    public func makePolicy() -> any EvictionPolicy {
-        switch policy {
-        case .h2o: H2OPolicy(decay: decay)
-        case .window: WindowPolicy()
-        case .keydiff: KeyDiffPolicy()
-        }
     }
 }

@@ -1,0 +1,55 @@
+/// Names of the policies, the same in every language: see docs/policies.md.
+public enum PolicyName: String, Sendable, Codable, CaseIterable {
+    /// ``H2OPolicy``
+    case h2o
+    /// ``H2OSumPolicy``
+    case h2oSum = "h2o-sum"
+    /// ``WindowPolicy``
+    case window
+    /// ``RandomPolicy``
+    case random
+    /// ``KeyDiffPolicy``
+    case keydiff
+    /// ``SnapKVPolicy``
+    case snapkv
+    /// ``TovaPolicy``
+    case tova
+    /// ``ValueAwarePolicy``
+    case valueAware = "value-aware"
+    /// ``MixPolicy``
+    case mix
+
+    /// The policy of this name, as a command line or a file spells it.
+    ///
+    /// - Throws: ``H2OError`` for another name
+    public init(named name: String) throws {
+        guard let found = PolicyName(rawValue: name) else {
+            let known = Self.allCases.map(\.rawValue).joined(separator: ", ")
+            throw H2OError(
+                "H2OConfiguration", "policy is '\(name)', expected one of: \(known).")
+        }
+        self = found
+    }
+
+    /// Checked as in ``init(named:)``.
+    public init(from decoder: any Decoder) throws {
+        try self.init(named: decoder.singleValueContainer().decode(String.self))
+    }
+}
+
+extension H2OConfiguration {
+    /// The policy that is named, with its settings.
+    public func makePolicy() -> any EvictionPolicy {
+        switch policy {
+        case .h2o: H2OPolicy(decay: decay)
+        case .h2oSum: H2OSumPolicy()
+        case .window: WindowPolicy()
+        case .random: RandomPolicy(seed: randomSeed)
+        case .keydiff: KeyDiffPolicy()
+        case .snapkv: SnapKVPolicy()
+        case .tova: TovaPolicy()
+        case .valueAware: ValueAwarePolicy()
+        case .mix: MixPolicy()
+        }
+    }
+}

@@ -1,0 +1,150 @@
+import MLX
+import MLXH2O
+import Testing
+
+@testable import MLXH2OLM
+
+/// keydiff's ranks in the pass of attention against a second read of the keys.
+@Suite struct KeyRanksTests {
+    private func cache(
+        secondReadBytes: Int, kvBits: Int? = nil, rows: Int = 16
+    ) throws -> H2OKVCache {
+        let cache = evictingCache(
+            try H2OConfiguration(
+                maxKVSize: rows, sinkSize: 2, heavySize: rows / 2, policy: .keydiff,
+                kvBits: kvBits, kvGroupSize: 32))
+        cache.secondReadBytes = secondReadBytes
+        return cache
+    }
+
+    private func feed(
+        _ tokens: Tokens, _ range: Range<Int>, _ cache: H2OKVCache, _ dtype: DType = .float32
+    ) throws -> MLXArray {
+        let (queries, keys, values) = tokens.slice(range)
+        return try withError {
+            let output = MLXH2OLM.attentionWithCacheUpdate(
+                queries: queries.asType(dtype), keys: keys.asType(dtype),
+                values: values.asType(dtype), cache: cache, scale: 0.25,
+                mask: range.count > 1 ? .causal : .none)
+            eval(output)
+            return output
+        }
+    }
+
+    /// Chunks and single tokens: the same rows, whichever read ranks them.
+    @Test(
+        arguments: [DType.float32, .float16, .bfloat16], [Backend.native, .composed])
+    func oneReadKeepsWhatTwoKeep(dtype: DType, backend: Backend) throws {
+        let tokens = Tokens(count: 260, seed: 31)
+        let (one, two) = (try cache(secondReadBytes: 0), try cache(secondReadBytes: .max))
+        var start = 0
+        try withBackend(backend) {
+            for length in [7] + Array(repeating: 1, count: 100) + [3]
+                + Array(repeating: 1, count: 60) + [20] + Array(repeating: 1, count: 60)
+            {
+                let range = start..<start + length
+                start += length
+                let outputs = try [one, two].map { try feed(tokens, range, $0, dtype) }
+                #expect(sortedPositions(one.positions) == sortedPositions(two.positions))
+                let pairs = zip(
+                    outputs[0].asArray(Float.self), outputs[1].asArray(Float.self))
+                #expect(pairs.allSatisfy { abs($0 - $1) < (dtype == .float32 ? 1e-5 : 0.05) })
+            }
+        }
+        #expect(one.store?.areRanked == true)
+        #expect(two.store?.areRanked == false)
+    }
+
+    /// Packed rows are ranked as they are stored; a copy goes on as the cache does.
+    @Test(arguments: [nil, Backend.composed])
+    func packedRowsAreRankedAsTheyAreStored(backend: Backend?) throws {
+        let tokens = Tokens(count: 120, seed: 32)
+        let ranked = try cache(secondReadBytes: .max, kvBits: 8)
+        let plain = try cache(secondReadBytes: .max, kvBits: 8)
+        try withBackend(backend) {
+            for token in 0..<80 {
+                _ = try feed(tokens, token..<token + 1, ranked)
+                // Without attention nothing is ranked but by a second read.
+                let (_, keys, values) = tokens.slice(token..<token + 1)
+                _ = try plain.append(keys: keys, values: values)
+                #expect(sortedPositions(ranked.positions) == sortedPositions(plain.positions))
+            }
+            let copy = try #require(ranked.copy() as? H2OKVCache)
+            for token in 80..<120 {
+                for one in [ranked, copy] { _ = try feed(tokens, token..<token + 1, one) }
+                #expect(sortedPositions(ranked.positions) == sortedPositions(copy.positions))
+            }
+        }
+        #expect(ranked.store?.areRanked == true)
+        #expect(plain.store?.areRanked == false)
+    }
+
+    /// The sum and the norms follow the rows: after many steps they are what all keys give.
+    @Test func theStatisticsFollowTheRows() throws {
+        let tokens = Tokens(count: 200, seed: 33)
+        let cache = try cache(secondReadBytes: 0)
+        for token in 0..<200 { _ = try feed(tokens, token..<token + 1, cache) }
+        let known = try #require(cache.store?.keyRanks)
+        #expect(known.replaced == 184)
+        let fresh = try keyStatistics(try #require(cache.keys))
+        for (one, other) in [
+            (known.statistics.keySum, fresh.keySum),
+            (known.statistics.inverseNorms, fresh.inverseNorms),
+        ] {
+            let pairs = zip(one.asArray(Float.self), other.asArray(Float.self))
+            #expect(pairs.allSatisfy { abs($0 - $1) < 1e-5 })
+        }
+    }
+
+    /// After so many replacements the statistics are made from the keys again, and go on.
+    @Test func theStatisticsAreMadeAnew() throws {
+        let tokens = Tokens(count: 1100, heads: 1, seed: 34)
+        let cache = try cache(secondReadBytes: 0, rows: 8)
+        var counts: [Int] = []
+        for token in 0..<1100 {
+            _ = try feed(tokens, token..<token + 1, cache)
+            counts.append(cache.store?.keyRanks?.replaced ?? -1)
+        }
+        #expect(counts.max() == 1024)
+        // 8 rows, 1,024 replacements that are followed, one that is not, and the rest.
+        #expect(counts[8 + 1023] == 1024)
+        #expect(counts[8 + 1024] == 0)
+        #expect(counts[1099] == 1099 - (8 + 1024))
+    }
+
+    /// Whatever changes the rows, or what is remembered of them, ends what was known.
+    @Test func whatWasKnownEndsWithTheRows() throws {
+        let tokens = Tokens(count: 60, seed: 35)
+        let cache = try cache(secondReadBytes: 0)
+        for token in 0..<30 { _ = try feed(tokens, token..<token + 1, cache) }
+        #expect(cache.store?.areRanked == true)
+        let (_, keys, values) = tokens.slice(30..<31)
+        _ = try cache.append(keys: keys, values: values)
+        #expect(cache.store?.areRanked == false)
+        #expect(cache.store?.keyRanks != nil)
+        _ = try cache.append(keys: keys, values: values)
+        #expect(cache.store?.keyRanks == nil)
+        _ = try feed(tokens, 31..<32, cache)
+        #expect(cache.store?.areRanked == true)
+        cache.state = cache.state
+        #expect(cache.store?.keyRanks == nil)
+    }
+
+    /// h2o's attention names the row of the next step, and only for that step.
+    @Test func attentionNamesTheNextRow() throws {
+        let tokens = Tokens(count: 40, seed: 36)
+        let cache = try filled(12, small(), tokens)
+        let known = try #require(cache.store?.knownWorst)
+        #expect(known.zones == cache.zones(added: 1))
+        let before = try #require(cache.positions).asArray(Int32.self)
+        let slots = known.slots.asArray(UInt32.self).map { Int($0) }
+        let (_, keys, values) = tokens.slice(12..<13)
+        _ = try cache.append(keys: keys, values: values)
+        #expect(cache.store?.knownWorst == nil)
+        let after = try #require(cache.positions).asArray(Int32.self)
+        let changed = before.indices.filter { before[$0] != after[$0] }
+        #expect(changed == [slots[0], 8 + slots[1]])
+        let young = try filled(5, small(), tokens)
+        #expect(young.store?.knownWorst == nil)
+    }
+}
