@@ -183,11 +183,14 @@ def trace_case(
     dtype: str = "f16",
     decay: float = 0.95,
     replay: bool = False,
+    routed: bool = False,
     bits: tuple[int, int] | None = None,
     seed: int = 0,
 ) -> Case:
     """A cache trace: chunks of ``prefill``, then ``steps`` single tokens at a fixed budget.
 
+    ``routed``: through the attention that a model is routed to, which may score, average, rank
+    and name rows in one operation; else attention, then its scores, one after the other.
     With ``bits`` of keys and values the cache quantises, in groups of 32: the rows lie on the grid
     of their packing, so that every machine packs them exactly.
     """
@@ -223,6 +226,8 @@ def trace_case(
         "scale": float(np.float32(size**-0.5)),
         "replay": replay,
     }
+    if routed:
+        fields["routed"] = True
     if bits:
         fields |= {"kv_bits": bits[0], "v_bits": bits[1], "kv_group_size": GRID_GROUP}
     return Case(fields, tensors)

@@ -16,6 +16,7 @@ from parity.c_leg import CLeg
 from parity.decode_cases import decode_cases
 from parity.legs import EmulatorLeg, Leg, PackageLeg, ReferenceLeg
 from parity.outcome import Outcome, Verdict
+from parity.policy_cases import policy_cases
 from parity.report import Report
 from parity.row_cases import row_cases
 from parity.step_cases import step_cases
@@ -62,7 +63,15 @@ def all_cases(seed: int, pattern: str = "*") -> list[Case]:
 
 @functools.cache
 def _every_case(seed: int) -> tuple[Case, ...]:
-    families = (random_cases, fresh_traces, decode_cases, row_cases, step_cases, trace_cases)
+    families = (
+        random_cases,
+        fresh_traces,
+        policy_cases,
+        decode_cases,
+        row_cases,
+        step_cases,
+        trace_cases,
+    )
     drawn = (family(seed) for family in families)
     cases = (*read(), *boundary_cases(), *itertools.chain(*drawn))
     names = [case.name for case in cases]

@@ -6,11 +6,13 @@ import mlx.core as mx
 import numpy as np
 
 import reference
+import reference_ranks
 from golden.build import Case
 from mlx_h2o import H2OKVCache
 from mlx_h2o.caches.quantized_cache import evicting_cache
 from mlx_h2o.operations import composed, validate, validate_quantized
 from mlx_h2o.operations.backends import Backend
+from mlx_h2o.stores.storage import DECODE_QUERIES
 from parity.outcome import Outcome, Verdict, failed
 from parity.trace_reference import config_of, ranks
 
@@ -33,14 +35,28 @@ def run_python(case: Case, backend: Backend) -> Outcome:
         q, k, v = (tensors[name][:, :, part] for name in ("queries", "keys", "values"))
         keys, values = cache.update_and_fetch(k, v)
         mask = "causal" if length > 1 else None
-        out, scores = _attended(case, backend, q, keys, values, mask)
-        if step >= 0 and fields["replay"]:
-            scores = _recorded_at(tensors["recorded"][step], cache.positions)
-        cache.update_scores(scores)
+        if fields.get("routed"):
+            out = _routed(case, backend, cache, q, keys, values, mask)
+        else:
+            out, scores = _attended(case, backend, q, keys, values, mask)
+            if step >= 0 and fields["replay"]:
+                scores = _recorded_at(tensors["recorded"][step], cache.positions)
+            cache.update_scores(scores)
         if step >= 0:
             steps.append(_snapshot(cache, out))
     columns = zip(("positions", "scores", "out"), zip(*steps, strict=True), strict=True)
     return Outcome({name: np.stack(rows) for name, rows in columns})
+
+
+def _routed(case, backend, cache, q, keys, values, mask) -> mx.array:
+    """As the attention that models are routed to: the cache's own, or a chunk and its scores."""
+    scale = case.fields["scale"]
+    if q.shape[2] <= DECODE_QUERIES:
+        return cache.attend(q, keys, values, scale=scale, mask=mask)
+    out, _ = _attended(case, backend, q, keys, values, mask)
+    if cache.policy.needs_scores:
+        cache.score_chunk(q, keys, scale=scale, mask=mask)
+    return out
 
 
 def _attended(case, backend, q, keys, values, mask) -> tuple[mx.array, mx.array]:
@@ -153,7 +169,7 @@ def _output_ratio(case: Case, outcome: Outcome) -> float:
 
 def _scores_ratio(case: Case, outcome: Outcome, expected: Outcome) -> float:
     """Worst relative error of C over NEAR, in the rows that both have."""
-    if case.fields["policy"] != "h2o":
+    if case.fields["policy"] not in ("h2o", *reference_ranks.WEIGHTS):
         return 0.0
     same = outcome.arrays["positions"] == expected.arrays["positions"]
     found, wanted = (np.where(same, o.arrays["scores"], 0.0) for o in (outcome, expected))

@@ -23,6 +23,7 @@ struct Case {
         let prefill: [Int]?
         let steps: Int?
         let replay: Bool?
+        let routed: Bool?
         let kvBits: Int?
         let vBits: Int?
         let kvGroupSize: Int?

@@ -7,40 +7,70 @@ import MLXH2OLM
 func runTrace(_ parity: Case) throws -> [String: MLXArray] {
     let cache = evictingCache(try configuration(of: parity), name: parity.name)
     let tensors = try ["queries", "keys", "values"].map { try parity.tensor($0) }
-    let scale = try parity.field(\.scale, "scale")
     let prefill = try parity.field(\.prefill, "prefill")
     let steps = try parity.field(\.steps, "steps")
-    let recorded = parity.fields.replay == true ? try parity.tensor("recorded") : nil
-    var positions: [MLXArray] = []
-    var importance: [MLXArray] = []
-    var outputs: [MLXArray] = []
+    var recorded = Recorded()
     var start = 0
     for (index, length) in (prefill + Array(repeating: 1, count: steps)).enumerated() {
         let part = tensors.map { $0[0..., 0..., start..<start + length] }
         start += length
-        let (output, computed) = try attended(
-            part, cache, scale: scale, mask: length > 1 ? .causal : .none)
-        guard index >= prefill.count else {
-            try cache.accumulate(computed)
-            continue
-        }
-        guard let kept = cache.positions else { continue }
         let step = index - prefill.count
-        try cache.accumulate(
-            recorded.map { scores(of: $0, step: step, at: kept) } ?? computed)
-        guard let scores = cache.scores else { continue }
+        let output = try attended(parity, part, cache, step: step)
+        if step >= 0 { recorded.take(cache, output) }
+    }
+    return recorded.results
+}
+
+/// What is known after each step.
+private struct Recorded {
+    private var positions: [MLXArray] = []
+    private var importance: [MLXArray] = []
+    private var outputs: [MLXArray] = []
+
+    mutating func take(_ cache: H2OKVCache, _ output: MLXArray) {
+        guard let kept = cache.positions, let scores = cache.scores else { return }
         let order = argSort(kept, axis: -1)
         let size = cache.configuration.maxKVSize
-        positions.append(
-            padded(takeAlong(kept, order, axis: -1), to: size, with: MLXArray(Int32(-1))))
-        importance.append(
-            padded(takeAlong(scores, order, axis: -1), to: size, with: MLXArray(Float.nan)))
-        outputs.append(output.squeezed(axis: 2).asType(.float32))
-        eval(positions[step], importance[step], outputs[step])
+        let found = [
+            padded(takeAlong(kept, order, axis: -1), to: size, with: MLXArray(Int32(-1))),
+            padded(takeAlong(scores, order, axis: -1), to: size, with: MLXArray(Float.nan)),
+            output.squeezed(axis: 2).asType(.float32),
+        ]
+        eval(found)
+        positions.append(found[0])
+        importance.append(found[1])
+        outputs.append(found[2])
     }
-    return [
-        "positions": stacked(positions), "scores": stacked(importance), "out": stacked(outputs),
-    ]
+
+    var results: [String: MLXArray] {
+        [
+            "positions": stacked(positions), "scores": stacked(importance),
+            "out": stacked(outputs),
+        ]
+    }
+}
+
+/// One update and its attention, as a model is routed to it; or attention, and then its scores, or
+/// those that the case has recorded.
+private func attended(
+    _ parity: Case, _ part: [MLXArray], _ cache: H2OKVCache, step: Int
+) throws -> MLXArray {
+    let scale = try parity.field(\.scale, "scale")
+    let mask: MLXFast.ScaledDotProductAttentionMaskMode = part[0].dim(2) > 1 ? .causal : .none
+    if parity.fields.routed == true {
+        return try withError {
+            MLXH2OLM.attentionWithCacheUpdate(
+                queries: part[0], keys: part[1], values: part[2], cache: cache, scale: scale,
+                mask: mask)
+        }
+    }
+    let (output, computed) = try attended(part, cache, scale: scale, mask: mask)
+    guard step >= 0, parity.fields.replay == true, let kept = cache.positions else {
+        try cache.accumulate(computed)
+        return output
+    }
+    try cache.accumulate(scores(of: parity.tensor("recorded"), step: step, at: kept))
+    return output
 }
 
 /// Appends and attends: a quantised cache hands out packed rows, for few queries.
@@ -60,14 +90,11 @@ private func attended(
 }
 
 private func configuration(of parity: Case) throws -> H2OConfiguration {
-    let name = try parity.field(\.policy, "policy")
-    guard let policy = PolicyName(rawValue: name) else {
-        throw Case.Malformed(description: "policy is '\(name)', which this build does not have")
-    }
-    return try H2OConfiguration(
+    try H2OConfiguration(
         maxKVSize: try parity.field(\.maxKvSize, "max_kv_size"),
         sinkSize: try parity.field(\.sinkSize, "sink_size"),
-        heavySize: parity.fields.heavySize, recentSize: parity.fields.recentSize, policy: policy,
+        heavySize: parity.fields.heavySize, recentSize: parity.fields.recentSize,
+        policy: PolicyName(named: parity.field(\.policy, "policy")),
         decay: try parity.field(\.decay, "decay"), kvBits: parity.fields.kvBits,
         valueBits: parity.fields.vBits, kvGroupSize: parity.fields.kvGroupSize ?? 64)
 }
