@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
+from typing import NamedTuple, cast
 
 import mlx.core as mx
 
@@ -19,6 +19,14 @@ from .checks import check_attended, check_rows
 from .eviction import Eviction
 
 __all__ = ["BatchedRows"]
+
+
+class _Shift(NamedTuple):
+    """``by`` moves the rows of these positions, whose sequences are so far behind the longest."""
+
+    positions: mx.array
+    behind: list[int]
+    by: mx.array
 
 
 class BatchedRows(BoundedRows):
@@ -43,6 +51,7 @@ class BatchedRows(BoundedRows):
     def _start(self, lines: list[Line]) -> None:
         self._lines = lines
         self._spans: list[tuple[int, int]] = []  # of the last update, while it is to be settled
+        self._shift: _Shift | None = None
         self._count()
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Stored, Stored]:
@@ -80,13 +89,12 @@ class BatchedRows(BoundedRows):
         """
         sinks = self.config.sink_size
         clock = max(line.tokens for line in self._lines)
-        behind = [clock - line.tokens for line in self._lines]
         eviction = self._eviction_of(store, clock, 1)
         ranks = eviction.ranking()
-        shift = mx.array(behind, mx.int32)[:, None, None] if any(behind) else None
+        behind = [clock - line.tokens for line in self._lines]
+        shift = self._shift_of(store, behind)
         if shift is not None:
-            moved = store.positions + shift
-            store.positions = mx.where(store.positions < sinks, store.positions, moved)
+            store.positions = store.positions + shift
         store.replace_worst(
             keys,
             values,
@@ -96,13 +104,29 @@ class BatchedRows(BoundedRows):
             ranks=ranks,
         )
         if shift is not None:
-            moved = store.positions - shift
-            store.positions = mx.where(store.positions < sinks, store.positions, moved)
+            if self._padded(store):  # a row may have come where there was padding
+                column = mx.array(behind, mx.int32)[:, None, None]
+                shift = mx.where(store.positions < sinks, 0, column)
+            store.positions = store.positions - shift
             store.tied = False
+            self._shift = _Shift(store.positions, behind, shift)
         for line in self._lines:
             line.advance(1)
             line.rows = min(line.rows, store.length)
         self._count()
+
+    def _shift_of(self, store: Storage, behind: list[int]) -> mx.array | None:
+        """int32 [B, H, N]: how far each row but the sinks moves; None: no sequence is behind."""
+        if not any(behind):
+            return None
+        known = self._shift
+        if known is not None and known.positions is store.positions and known.behind == behind:
+            return known.by
+        column = mx.array(behind, mx.int32)[:, None, None]
+        return mx.where(store.positions < self.config.sink_size, 0, column)
+
+    def _padded(self, store: Storage) -> bool:
+        return any(line.rows < store.length for line in self._lines)
 
     def _append_rows(
         self, store: Storage, keys: mx.array, values: mx.array, spans: list[tuple[int, int]]
