@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include "attention_kernel.h"
 #include "half.h"
@@ -18,7 +19,6 @@ namespace mlx_h2o::kernels {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr int kSearched = 512;  // rows that stay in the nearest cache for a second look
 
 #define MLX_H2O_SWEEPS "accumulation_sweeps.h"
 #include "simd_each_target.h"
@@ -33,7 +33,7 @@ void accumulate_block(const ScoredBlock& block, SimdTarget target, Worst& worst)
 Worst find_worst(const float* scores, const int32_t* positions, int count, Zones zones,
                  SimdTarget target) {
   Worst worst;
-  MLX_H2O_CALL_TARGET(target, search(scores, positions, count, 0, zones, worst));
+  MLX_H2O_CALL_TARGET(target, search(scores, positions, count, zones, worst));
   return worst;
 }
 

@@ -1,124 +1,173 @@
-// The loops of the moving average and of the search for the worst row, which compilers vectorise
-// for the target of the region. Included once per SIMD target: hence no include guard.
+// One pass over the rows of a head: the moving average, and the search for the worst row as it is
+// then. In the compiler's own vectors, which every target has; the rows behind the last whole
+// vector one by one, by the same text. Included once per SIMD target, after its simd_*.h: hence no
+// include guard.
 
-// Whether any score of a query is masked (-inf) or NaN.
-inline bool has_unseen(const float* scores, int64_t stride, int members, int count) {
-  int unseen = 0;
-  for (int member = 0; member < members; ++member) {
-    const float* row = scores + member * stride;
-    for (int i = 0; i < count; ++i) unseen |= row[i] > -kInfinity ? 0 : 1;
-  }
-  return unseen != 0;
+using Floats = float __attribute__((vector_size(sizeof(Vector))));
+using Ints = int32_t __attribute__((vector_size(sizeof(Vector))));
+
+template <typename To, typename From>
+inline To lanes_at(const From* from) {
+  To lanes;
+  std::memcpy(&lanes, from, sizeof lanes);
+  return lanes;
 }
 
-// C = keep * C + take * |mean|, of sums over Members scores that are all unmasked.
-template <int Members>
-inline void average_seen(const float* __restrict scores, int64_t stride, int count, Decay decay,
-                         float* __restrict importance) {
-  for (int i = 0; i < count; ++i) {
-    float sum = scores[i];
-    MLX_H2O_UNROLL
-    for (int member = 1; member < Members; ++member) sum += scores[member * stride + i];
-    // By a power of two: the same bits as the division.
-    const float score = std::fabs(sum * (1.0f / Members));
-    const float before = importance[i];
-    const float averaged = decay.keep * before + decay.take * score;
-    importance[i] = before != before ? score : averaged;
-  }
+inline bool all_finite(float value) { return value - value == 0; }
+inline bool all_finite(Floats value) {
+  return nonzero_lanes(reinterpret_cast<Vector>(value - value)) == 0;  // inf and NaN become NaN
 }
 
-// The same for any group and any mask.
-inline void average_any(const float* scores, int64_t stride, int members, int count, Decay decay,
-                        float* __restrict importance) {
-  constexpr int kPart = 256;
-  float sums[kPart];
-  float counts[kPart];
-  for (int first = 0; first < count; first += kPart) {
-    const int part = std::min(kPart, count - first);
-    std::fill(sums, sums + part, 0.0f);
-    std::fill(counts, counts + part, 0.0f);
+inline float absolute(float value) { return std::fabs(value); }
+inline Floats absolute(Floats value) {
+  const Ints bits = lanes_at<Ints>(&value) & std::numeric_limits<int32_t>::max();
+  return lanes_at<Floats>(&bits);
+}
+
+// The mean of the scores that are not masked (-inf or NaN), and their number.
+template <typename Float>
+struct Mean {
+  Float value{}, count{};
+
+  Mean(const float* scores, int64_t stride, int members) {
+    const Float one = Float{} + 1.0f;
     for (int member = 0; member < members; ++member) {
-      const float* row = scores + member * stride + first;
-      for (int i = 0; i < part; ++i) {
-        const bool seen = row[i] > -kInfinity;
-        sums[i] += seen ? row[i] : 0.0f;
-        counts[i] += seen ? 1.0f : 0.0f;
-      }
+      const auto score = lanes_at<Float>(scores + member * stride);
+      value += score > -kInfinity ? score : Float{};
+      count += score > -kInfinity ? one : Float{};
     }
-    for (int i = 0; i < part; ++i) {
-      const float before = importance[first + i];
-      const float seen = counts[i];
-      const float score = std::fabs(sums[i] / (seen > 1.0f ? seen : 1.0f));
-      const float averaged = decay.keep * before + decay.take * score;
-      const float scored = before != before ? score : averaged;
-      importance[first + i] = seen > 0.0f ? scored : before;
+    value /= count > one ? count : one;
+  }
+};
+
+// C = keep * C + take * |mean|; `before` is C. Members is the number of the group's members where
+// that is a small power of two, else 0.
+template <int Members, typename Float>
+inline Float averaged(const float* scores, int64_t stride, int members, Decay decay, Float before) {
+  const auto with = [&](Float score) {
+    const Float result = decay.keep * before + decay.take * score;
+    return before == before ? result : score;
+  };
+  if constexpr (Members != 0) {
+    auto sum = lanes_at<Float>(scores);
+    MLX_H2O_UNROLL
+    for (int member = 1; member < Members; ++member) {
+      sum += lanes_at<Float>(scores + member * stride);
+    }
+    // Nothing is masked, and the product by a power of two has the bits of the division.
+    if (all_finite(sum)) return with(absolute(sum * (1.0f / Members)));
+  }
+  const Mean<Float> mean(scores, stride, members);
+  return mean.count > 0 ? with(absolute(mean.value)) : before;
+}
+
+// The worst of the rows that each lane has seen.
+template <typename Float, typename Int>
+struct WorstOfLanes {
+  using Scores = Float;
+  using Positions = Int;
+  static constexpr int kCount = std::is_same_v<Int, int32_t> ? 1 : kLanes;
+
+  Int sink_size, recent_start;  // of the zones, in every lane
+  Int rank = Int{} + Worst::kProtected;
+  Int order = Int{} - 1;
+  Int slot{};
+
+  explicit WorstOfLanes(Zones zones)
+      : sink_size(Int{} + zones.sink_size), recent_start(Int{} + zones.recent_start) {}
+
+  // In the order of Worst::rank; signed, as the comparisons of vectors are.
+  Int rank_of(Float score, Int position) const {
+    score += 0.0f;  // -0 and +0 are equal
+    const auto bits = lanes_at<Int>(&score);
+    Int rank = bits ^ ((bits >> 31) & Worst::kProtected);
+    rank = score == score ? rank : Int{} + Worst::kNotANumber;
+    rank = position >= recent_start ? Int{} + Worst::kProtected : rank;
+    rank = position < sink_size ? Int{} + Worst::kProtected : rank;
+    return position < 0 ? Int{} + Worst::kPadding : rank;
+  }
+
+  // The slots ascend from one call to the next: of equals the later goes.
+  void join(Float score, Int position, Int own_slot) {
+    const Int own_rank = rank_of(score, position);
+    const Int own_order = position < 0 ? own_slot : position;
+    const auto later = (own_rank < rank) | ((own_rank == rank) & (own_order >= order));
+    rank = later ? own_rank : rank;
+    order = later ? own_order : order;
+    slot = later ? own_slot : slot;
+  }
+
+  void put(Worst& worst) const {
+    int32_t ranks[kCount], orders[kCount], slots[kCount];
+    std::memcpy(ranks, &rank, sizeof rank);
+    std::memcpy(orders, &order, sizeof order);
+    std::memcpy(slots, &slot, sizeof slot);
+    int32_t least = Worst::kProtected;
+    for (int32_t own : ranks) least = own < least ? own : least;
+    for (int lane = 0; lane < kCount; ++lane) {
+      if (ranks[lane] != least) continue;
+      worst.join({ranks[lane], orders[lane], static_cast<uint32_t>(slots[lane])});
     }
   }
+};
+
+template <typename Work>
+inline void for_rows(int count, int first_slot, Zones zones, Worst& worst, const Work& work) {
+  Ints slots;
+  for (int lane = 0; lane < kLanes; ++lane) slots[lane] = first_slot + lane;
+  int row = 0;
+  if (count >= kLanes) {
+    WorstOfLanes<Floats, Ints> lanes(zones);
+    for (; row + kLanes <= count; row += kLanes) {
+      work(row, slots, lanes);
+      slots += kLanes;
+    }
+    lanes.put(worst);
+  }
+  if (row == count) return;
+  WorstOfLanes<float, int32_t> rest(zones);
+  for (; row < count; ++row) work(row, first_slot + row, rest);
+  rest.put(worst);
 }
 
-inline void average(const float* scores, int64_t stride, int members, int count, Decay decay,
-                    float* importance) {
-  const bool seen = !has_unseen(scores, stride, members, count);
-  switch (seen ? members : 0) {
-    case 1:
-      return average_seen<1>(scores, stride, count, decay, importance);
-    case 2:
-      return average_seen<2>(scores, stride, count, decay, importance);
-    case 4:
-      return average_seen<4>(scores, stride, count, decay, importance);
-    case 8:
-      return average_seen<8>(scores, stride, count, decay, importance);
-    default:
-      return average_any(scores, stride, members, count, decay, importance);
-  }
-}
-
-// In the order of Worst::rank; signed, as the comparisons of vectors are.
-inline int32_t rank_of(float score, int32_t position, Zones zones) {
-  const auto bits = static_cast<int32_t>(to_bits(score + 0.0f));  // -0 and +0 are equal
-  const int32_t ordered = bits ^ ((bits >> 31) & Worst::kProtected);
-  int32_t rank = (bits & Worst::kProtected) > 0x7f800000 ? Worst::kNotANumber : ordered;
-  rank = position >= zones.recent_start ? Worst::kProtected : rank;
-  rank = position < zones.sink_size ? Worst::kProtected : rank;
-  return position < 0 ? Worst::kPadding : rank;
-}
-
-// Rows from slot `first` of their head on, at most kSearched of them.
-inline void search_part(const float* scores, const int32_t* positions, int count, int first,
-                        Zones zones, Worst& worst) {
-  int32_t ranks[kSearched];  // apart from the minimum: compilers vectorise the two only singly
-  for (int i = 0; i < count; ++i) ranks[i] = rank_of(scores[i], positions[i], zones);
-  int32_t least = Worst::kProtected;
-  for (int i = 0; i < count; ++i) least = ranks[i] < least ? ranks[i] : least;
-  if (least > worst.rank) return;
-  int32_t latest = -1;
-  for (int i = 0; i < count; ++i) {
-    const int32_t order = positions[i] < 0 ? first + i : positions[i];
-    const int32_t own = ranks[i] == least ? order : -1;
-    latest = own > latest ? own : latest;
-  }
-  if (least == worst.rank && latest < worst.order) return;
-  for (int i = count - 1; i >= 0; --i) {
-    const int32_t order = positions[i] < 0 ? first + i : positions[i];
-    if (order != latest || ranks[i] != least) continue;
-    worst = {least, latest, static_cast<uint32_t>(first + i)};
-    return;
-  }
-}
-
-inline void search(const float* scores, const int32_t* positions, int count, int first, Zones zones,
-                   Worst& worst) {
-  for (int done = 0; done < count; done += kSearched) {
-    search_part(scores + done, positions + done, std::min(kSearched, count - done), first + done,
-                zones, worst);
-  }
+template <int Members>
+inline void take_in_group(const ScoredBlock& block, Worst& worst) {
+  const ScoredBlock b = block;  // which no store can change
+  const auto work = [&](int row, auto slots, auto& worst_of_lanes) {
+    using Lanes = std::remove_reference_t<decltype(worst_of_lanes)>;
+    auto importance = lanes_at<typename Lanes::Scores>(b.importance + row);
+    for (int query = 0; query < b.query_count; ++query) {
+      importance = averaged<Members>(b.scores + query * b.stride + row, b.query_count * b.stride,
+                                     b.group, b.decay, importance);
+    }
+    std::memcpy(b.importance + row, &importance, sizeof importance);
+    if (b.positions == nullptr) return;
+    const auto positions = lanes_at<typename Lanes::Positions>(b.positions + row);
+    worst_of_lanes.join(importance, positions, slots);
+  };
+  for_rows(b.count, b.first, b.zones, worst, work);
 }
 
 inline void take_in(const ScoredBlock& block, Worst& worst) {
-  for (int query = 0; query < block.query_count; ++query) {
-    average(block.scores + query * block.stride, block.query_count * block.stride, block.group,
-            block.count, block.decay, block.importance);
+  switch (block.group) {
+    case 1:
+      return take_in_group<1>(block, worst);
+    case 2:
+      return take_in_group<2>(block, worst);
+    case 4:
+      return take_in_group<4>(block, worst);
+    case 8:
+      return take_in_group<8>(block, worst);
+    default:
+      return take_in_group<0>(block, worst);
   }
-  if (block.positions == nullptr) return;
-  search(block.importance, block.positions, block.count, block.first, block.zones, worst);
+}
+
+inline void search(const float* scores, const int32_t* positions, int count, Zones zones,
+                   Worst& worst) {
+  for_rows(count, 0, zones, worst, [&](int row, auto slots, auto& worst_of_lanes) {
+    using Lanes = std::remove_reference_t<decltype(worst_of_lanes)>;
+    worst_of_lanes.join(lanes_at<typename Lanes::Scores>(scores + row),
+                        lanes_at<typename Lanes::Positions>(positions + row), slots);
+  });
 }

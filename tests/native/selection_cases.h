@@ -30,7 +30,8 @@ inline std::vector<uint32_t> retention_order(const float* scores, const int32_t*
   };
   std::vector<uint32_t> order(static_cast<size_t>(rows));
   std::iota(order.begin(), order.end(), 0u);
-  std::sort(order.begin(), order.end(), [&](uint32_t x, uint32_t y) { return rank(x) < rank(y); });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](uint32_t x, uint32_t y) { return rank(x) < rank(y); });
   return order;
 }
 

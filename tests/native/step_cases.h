@@ -24,6 +24,7 @@ inline kernels::SimdTarget random_target(Random& random) {
 
 /// Blocks in any order join to the row that a sort by the whole order puts last.
 inline void test_worst_row(Random& random, int cases, Report& report) {
+  static constexpr float kZeros[] = {0.0f, -0.0f};
   for (int i = 0; i < cases; ++i) {
     const int rows = random.between(1, 400);
     const int block_rows = random.between(1, 200);
@@ -35,10 +36,16 @@ inline void test_worst_row(Random& random, int cases, Report& report) {
     std::vector<float> scores;
     std::vector<int32_t> positions;
     const int group = random.between(1, 9);
+    // What goes first is often not there, or nothing else would ever be the worst.
+    const int padding = random.one_in(2) ? 60 : 100'000;
+    const int unscored = random.one_in(2) ? 3 : 100'000;
+    const int spread = random.one_in(2) ? 2 : 0;  // 0: all positions are among a few
     for (int row = 0; row < rows; ++row) {
-      importance.push_back(random.one_in(3) ? std::numeric_limits<float>::quiet_NaN()
-                                            : std::fabs(random.normal()));
-      positions.push_back(random.one_in(60) ? -1 : 2 * row);
+      importance.push_back(random.one_in(unscored) ? std::numeric_limits<float>::quiet_NaN()
+                           : random.one_in(2)      ? random.choose(kZeros)
+                                                   : std::fabs(random.normal()));
+      positions.push_back(random.one_in(padding) ? -random.between(1, 3)
+                                                 : spread * row + random.between(0, 9));
     }
     for (size_t n = positions.size() - 1; n > 0; --n) {
       std::swap(positions[n],
