@@ -74,6 +74,24 @@ FAULTS = {
         "const int group = i / packing.group_size * 0;",
         "of target",
     ),
+    "a run has the scale of the row's first group": (
+        "attention_stored.h",
+        "const int64_t group = int64_t{run >> group_shift} * kStep + row;",
+        "const int64_t group = row;",
+        "of target",
+    ),
+    "two groups of a row change scales": (
+        "attention_stored.h",
+        "store(to + row, even);\n      store(to + kStep + row, odd);",
+        "store(to + row, odd);\n      store(to + kStep + row, even);",
+        "of target",
+    ),
+    "the second four keys of a tile are the first": (
+        "attention_stored.h",
+        "return quads[row / 4] + row % 4 * stride;",
+        "return quads[row / 8] + row % 4 * stride;",
+        "of target",
+    ),
     "sparse V skips up to twice its threshold": (
         "attention_sweeps.h",
         "static_cast<double>(a.sparse_threshold) * total.total",

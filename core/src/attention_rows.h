@@ -72,19 +72,25 @@ inline int count_skipped(const float* scores, const float* weights, int count) {
   return skipped;
 }
 
-template <typename T>
-void load_row(const AttentionArguments& a, const void* data, int64_t offset, float* to) {
-  const T* from = static_cast<const T*>(data) + offset;
-  const Packing& packing = a.key_packing;
-  if (packing.bits != 4) {
-    widen(from, a.width, to);
-  } else {
-    const int run = packed_run(packing, kPackedRun);
-    for (int d = 0; d < a.width; ++d) {
-      to[d] = to_float(from[d / run * run + nibble_order(d % run, run)]);
+// Puts the elements of a query into the order of unpacked half bytes.
+template <int Run>
+void order_runs(int width, float* query) {
+  for (int first = 0; first < width; first += Run) {
+    float elements[Run];
+    std::memcpy(elements, query + first, sizeof elements);
+    for (int place = 0; place < Run; ++place) {
+      query[first + place] = elements[nibble_order(place, Run)];
     }
   }
+}
+
+template <typename T>
+void load_row(const AttentionArguments& a, const void* data, int64_t offset, float* to) {
+  widen(static_cast<const T*>(data) + offset, a.width, to);
   std::fill(to + a.width, to + padded(a.width), 0.0f);
+  if (a.key_packing.bits != 4) return;
+  if (packed_run(a.key_packing, kPackedRun) == 32) return order_runs<32>(a.width, to);
+  order_runs<kPackedRun>(a.width, to);
 }
 
 // A query or a probe in float32, padded with zeros, in the order of the unpacked keys.

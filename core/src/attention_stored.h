@@ -16,6 +16,33 @@ MLX_H2O_INLINE void fetch_ahead(const void* from, int64_t ahead) {
   }
 }
 
+// Keeps the compiler from computing addresses ahead of a loop, for which registers are too few.
+MLX_H2O_INLINE void keep(const char*& pointer) { __asm__("" : "+r"(pointer)); }
+
+// Where the same run of some rows is, from run to run. Four rows share a pointer.
+template <int Rows>
+struct Cursor {
+  static constexpr int kQuads = (Rows + 3) / 4;
+  const char* quads[kQuads];
+  int64_t stride;  // bytes
+
+  Cursor(const void* first, int64_t row_bytes) : stride(row_bytes) {
+    MLX_H2O_UNROLL
+    for (int i = 0; i < kQuads; ++i) {
+      quads[i] = static_cast<const char*>(first) + 4 * i * row_bytes;
+      keep(quads[i]);
+    }
+  }
+  MLX_H2O_INLINE const char* row(int row) const { return quads[row / 4] + row % 4 * stride; }
+  MLX_H2O_INLINE void advance(int64_t bytes) {
+    MLX_H2O_UNROLL
+    for (int i = 0; i < kQuads; ++i) {
+      quads[i] += bytes;
+      keep(quads[i]);
+    }
+  }
+};
+
 // A run is what `load_run` brings; a row ends with `load_tail` where runs do not cover it.
 template <typename T>
 struct DenseRows {
@@ -26,9 +53,12 @@ struct DenseRows {
   int64_t stride;
   int64_t ahead;  // bytes
 
-  void load_run(int64_t row, int run, Vector (&to)[kVectors]) const {
-    const T* from = first + row * stride + run * kRun;
-    fetch_ahead<kRun * sizeof(T)>(from, ahead);
+  static constexpr int64_t kRunBytes = kRun * sizeof(T);
+  const void* at(int64_t row, int run) const { return first + row * stride + run * kRun; }
+  int64_t row_bytes() const { return stride * static_cast<int64_t>(sizeof(T)); }
+  MLX_H2O_INLINE void load_run(const void* at, int64_t, int, Vector (&to)[kVectors]) const {
+    const T* from = static_cast<const T*>(at);
+    fetch_ahead<kRunBytes>(from, ahead);
     MLX_H2O_UNROLL
     for (int i = 0; i < kVectors; ++i) to[i] = load(from + i * kLanes);
   }
@@ -45,16 +75,18 @@ struct PackedRows {
   static constexpr bool kHasTail = false;
   const uint8_t* first;
   int64_t stride;       // bytes
-  const float* scales;  // [row, groups], as are the biases
+  const float* scales;  // [groups, kStep], as are the biases
   const float* biases;
-  int groups;
   int group_shift;  // 2^group_shift runs share a scale
   int64_t ahead;    // bytes
 
-  void load_run(int64_t row, int run, Vector (&to)[kVectors]) const {
-    const int64_t group = row * groups + (run >> group_shift);
-    const uint8_t* from = first + row * stride + run * (Run * Bits / 8);
-    fetch_ahead<Run * Bits / 8>(from, ahead);
+  static constexpr int64_t kRunBytes = Run * Bits / 8;
+  const void* at(int64_t row, int run) const { return first + row * stride + run * kRunBytes; }
+  int64_t row_bytes() const { return stride; }
+  MLX_H2O_INLINE void load_run(const void* at, int64_t row, int run, Vector (&to)[kVectors]) const {
+    const int64_t group = int64_t{run >> group_shift} * kStep + row;
+    const auto* from = static_cast<const uint8_t*>(at);
+    fetch_ahead<kRunBytes>(from, ahead);
     if constexpr (Bits == 8) {
       unpack_bytes<Run>(from, scales[group], biases[group], to);
     } else {
@@ -71,14 +103,36 @@ inline void widen(const T* from, int64_t count, float* to) {
   for (; i < count; ++i) to[i] = to_float(from[i]);
 }
 
-// Scales or biases of `count` rows, [count, groups] in float32.
+// Scales or biases of `count` rows, [groups, kStep] in float32.
 template <typename T>
 inline void widen_rows(const void* data, const int64_t* strides, const Piece& piece, int64_t first,
                        int count, int groups, float* to) {
   const T* from = static_cast<const T*>(data) + piece.batch * strides[0] +
                   piece.kv_head * strides[1] + first * strides[2];
-  if (strides[2] == groups) return widen(from, int64_t{count} * groups, to);
-  for (int row = 0; row < count; ++row) widen(from + row * strides[2], groups, to + row * groups);
+  int row = 0;
+  if (strides[2] == groups && groups == 1) return widen(from, count, to);
+  if (strides[2] == groups && groups == 2) {
+    for (; row + kLanes <= count; row += kLanes) {
+      Vector even, odd;
+      split_pairs(load(from + 2 * row), load(from + 2 * row + kLanes), even, odd);
+      store(to + row, even);
+      store(to + kStep + row, odd);
+    }
+  }
+  for (; row < count; ++row) {
+    float* place = to + row;
+    const T* own = from + row * strides[2];
+    int group = 0;
+    for (; group + kLanes <= groups; group += kLanes) {
+      float lanes[kLanes];
+      store(lanes, load(own + group));
+      for (int lane = 0; lane < kLanes; ++lane) place[(group + lane) * kStep] = lanes[lane];
+    }
+    if (group == groups) continue;
+    float lanes[kLanes];
+    store(lanes, load_partial(own + group, groups - group));
+    for (int lane = 0; group + lane < groups; ++lane) place[(group + lane) * kStep] = lanes[lane];
+  }
 }
 
 inline void widen_rows(ElementType type, const void* data, const int64_t* strides,
@@ -93,7 +147,7 @@ inline void widen_rows(ElementType type, const void* data, const int64_t* stride
   }
 }
 
-// One row of any number of bits to float32.
+// One row of any number of bits to float32; its scales and biases are kStep apart.
 inline void unpack_row(const uint32_t* words, int width, const Packing& packing,
                        const float* scales, const float* biases, float* to) {
   const uint32_t mask = (1u << packing.bits) - 1;
@@ -104,7 +158,7 @@ inline void unpack_row(const uint32_t* words, int width, const Packing& packing,
     uint32_t level = words[word] >> shift;
     if (shift + packing.bits > 32) level |= words[word + 1] << (32 - shift);
     const int group = i / packing.group_size;
-    to[i] = scales[group] * static_cast<float>(level & mask) + biases[group];
+    to[i] = scales[group * kStep] * static_cast<float>(level & mask) + biases[group * kStep];
   }
 }
 
@@ -155,8 +209,8 @@ void with_packed(const Stored& stored, const Piece& piece, int64_t first, int co
   if (!is_unpacked_in_registers(packing)) {
     float* rows = biases + kStep * groups;
     for (int row = 0; row < count; ++row) {
-      unpack_row(words + row * stored.strides[2], stored.width, packing, scales + row * groups,
-                 biases + row * groups, rows + int64_t{row} * stored.width);
+      unpack_row(words + row * stored.strides[2], stored.width, packing, scales + row, biases + row,
+                 rows + int64_t{row} * stored.width);
     }
     return work(DenseRows<float>{rows, stored.width, 0});
   }
@@ -168,15 +222,15 @@ void with_packed(const Stored& stored, const Piece& piece, int64_t first, int co
   if constexpr (kPackedRun != 32) {
     if (run == kPackedRun) {
       if (packing.bits == 8) {
-        return work(PackedRows<8, kPackedRun>{bytes, stride, scales, biases, groups, shift, ahead});
+        return work(PackedRows<8, kPackedRun>{bytes, stride, scales, biases, shift, ahead});
       }
-      return work(PackedRows<4, kPackedRun>{bytes, stride, scales, biases, groups, shift, ahead});
+      return work(PackedRows<4, kPackedRun>{bytes, stride, scales, biases, shift, ahead});
     }
   }
   if (packing.bits == 8) {
-    return work(PackedRows<8, 32>{bytes, stride, scales, biases, groups, shift, ahead});
+    return work(PackedRows<8, 32>{bytes, stride, scales, biases, shift, ahead});
   }
-  work(PackedRows<4, 32>{bytes, stride, scales, biases, groups, shift, ahead});
+  work(PackedRows<4, 32>{bytes, stride, scales, biases, shift, ahead});
 }
 
 inline int64_t row_bytes(const AttentionArguments& a, const Stored& stored) {

@@ -11,13 +11,14 @@ inline void dot_tile(const float* queries, int64_t query_stride, const Source& k
   MLX_H2O_UNROLL
   for (int i = 0; i < Rows * Keys; ++i) sums[i] = broadcast(0);
   const int runs = width / Source::kRun;
-  for (int run = 0; run < runs; ++run) {
+  Cursor<Keys> cursor(keys.at(first, 0), keys.row_bytes());
+  for (int run = 0; run < runs; ++run, cursor.advance(Source::kRunBytes)) {
     const float* part = queries + run * Source::kRun;
     if constexpr (Rows < 4) {
       MLX_H2O_UNROLL
       for (int j = 0; j < Keys; ++j) {
         Vector key[kVectors];
-        keys.load_run(first + j, run, key);
+        keys.load_run(cursor.row(j), first + j, run, key);
         MLX_H2O_UNROLL
         for (int c = 0; c < kVectors; ++c) {
           MLX_H2O_UNROLL
@@ -31,7 +32,7 @@ inline void dot_tile(const float* queries, int64_t query_stride, const Source& k
       // The queries of a run do not fit the registers: each is loaded once for all keys.
       Vector key[Keys][kVectors];
       MLX_H2O_UNROLL
-      for (int j = 0; j < Keys; ++j) keys.load_run(first + j, run, key[j]);
+      for (int j = 0; j < Keys; ++j) keys.load_run(cursor.row(j), first + j, run, key[j]);
       MLX_H2O_UNROLL
       for (int c = 0; c < kVectors; ++c) {
         MLX_H2O_UNROLL
@@ -130,7 +131,7 @@ inline void add_runs(const float* weights, int64_t weight_stride, const int* key
     MLX_H2O_UNROLL
     for (int r = 0; r < Runs; ++r) {
       Vector value[kVectors];
-      values.load_run(key, run + r, value);
+      values.load_run(values.at(key, run + r), key, run + r, value);
       MLX_H2O_UNROLL
       for (int c = 0; c < kVectors; ++c) {
         MLX_H2O_UNROLL

@@ -55,8 +55,16 @@ inline Vector where_nonzero(Vector weight, Vector value) {
   return _mm256_and_ps(_mm256_cmp_ps(weight, _mm256_setzero_ps(), _CMP_NEQ_UQ), value);
 }
 
+// Of the lanes of two vectors, one after the other, those at even and those at odd places.
+inline void split_pairs(Vector low, Vector high, Vector& even, Vector& odd) {
+  const Vector a = _mm256_permute2f128_ps(low, high, 0x20);
+  const Vector b = _mm256_permute2f128_ps(low, high, 0x31);
+  even = _mm256_shuffle_ps(a, b, 0x88);
+  odd = _mm256_shuffle_ps(a, b, 0xdd);
+}
+
 // to[i] = factor * the sum of the lanes of vectors[i].
-inline void reduce(const Vector (&vectors)[kSums], float factor, float* to) {
+MLX_H2O_INLINE void reduce(const Vector (&vectors)[kSums], float factor, float* to) {
   const Vector a = _mm256_hadd_ps(_mm256_hadd_ps(vectors[0], vectors[1]),
                                   _mm256_hadd_ps(vectors[2], vectors[3]));
   const Vector b = _mm256_hadd_ps(_mm256_hadd_ps(vectors[4], vectors[5]),

@@ -55,6 +55,14 @@ inline Vector where_nonzero(Vector weight, Vector value) {
   return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(weight, _mm512_setzero_ps(), _CMP_NEQ_UQ), value);
 }
 
+// Of the lanes of two vectors, one after the other, those at even and those at odd places.
+inline void split_pairs(Vector low, Vector high, Vector& even, Vector& odd) {
+  const __m512i places =
+      _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  even = _mm512_permutex2var_ps(low, places, high);
+  odd = _mm512_permutex2var_ps(low, _mm512_add_epi32(places, _mm512_set1_epi32(1)), high);
+}
+
 inline Vector add_halves(Vector a, Vector b) {
   return _mm512_shuffle_f32x4(a, b, 0x88) + _mm512_shuffle_f32x4(a, b, 0xdd);
 }
@@ -64,7 +72,7 @@ inline Vector add_quarters(Vector a, Vector b, Vector c, Vector d) {
 }
 
 // to[i] = factor * the sum of the lanes of vectors[i].
-inline void reduce(const Vector (&vectors)[kSums], float factor, float* to) {
+MLX_H2O_INLINE void reduce(const Vector (&vectors)[kSums], float factor, float* to) {
   Vector quarter[4];  // [i]: in lane group g four parts of vectors[4 g + i]
   MLX_H2O_UNROLL
   for (int i = 0; i < 4; ++i) {

@@ -55,8 +55,14 @@ inline Vector where_nonzero(Vector weight, Vector value) {
   return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(value), vceqzq_f32(weight)));
 }
 
+// Of the lanes of two vectors, one after the other, those at even and those at odd places.
+inline void split_pairs(Vector low, Vector high, Vector& even, Vector& odd) {
+  even = vuzp1q_f32(low, high);
+  odd = vuzp2q_f32(low, high);
+}
+
 // to[i] = factor * the sum of the lanes of vectors[i].
-inline void reduce(const Vector (&vectors)[kSums], float factor, float* to) {
+MLX_H2O_INLINE void reduce(const Vector (&vectors)[kSums], float factor, float* to) {
   MLX_H2O_UNROLL
   for (int i = 0; i < kSums; i += 4) {
     const Vector sums = vpaddq_f32(vpaddq_f32(vectors[i], vectors[i + 1]),

@@ -57,8 +57,14 @@ inline Vector where_nonzero(Vector weight, Vector value) {
   return weight != 0 ? value : Vector{0, 0, 0, 0};
 }
 
+// Of the lanes of two vectors, one after the other, those at even and those at odd places.
+inline void split_pairs(Vector low, Vector high, Vector& even, Vector& odd) {
+  even = Vector{low[0], low[2], high[0], high[2]};
+  odd = Vector{low[1], low[3], high[1], high[3]};
+}
+
 // to[i] = factor * the sum of the lanes of vectors[i].
-inline void reduce(const Vector (&vectors)[kSums], float factor, float* to) {
+MLX_H2O_INLINE void reduce(const Vector (&vectors)[kSums], float factor, float* to) {
   for (int i = 0; i < kSums; ++i) to[i] = factor * sum(vectors[i]);
 }
 
