@@ -101,8 +101,8 @@ FAULTS = [
     Fault(
         "the recent window is off by one",
         "caches.eviction",
-        "return self.offset + self.added - self.recent_size",
-        "return self.offset + self.added - self.recent_size + 1",
+        "start = self.offset + self.added - self.recent_size",
+        "start = self.offset + self.added - self.recent_size + 1",
         (("mlx_h2o.caches.bounded", "Eviction"),),
         rows_of_h2o,
     ),

@@ -16,6 +16,7 @@ from routing_checks import SETTINGS
 from test_batch import check
 from test_cache_faults import Fault, put_in_place
 from test_draft_model import drafted
+from test_linked import linked_drafts, sequences_that_come_and_go
 from test_speculation import Tokens, config, equal
 from tiny_models import tiny_qwen3
 
@@ -224,6 +225,30 @@ FAULTS = [
         "while False:",
         (("SpeculativeRows", "trim"),),
         rewound_drafts,
+    ),
+    Fault(
+        "what goes with the rows of a batch is not moved",
+        "caches.batch_rows",
+        "found.companions = tuple(function(array) for array in store.companions)",
+        "found.companions = store.companions",
+        (("mlx_h2o.caches.batch_rows", "mapped"), ("mlx_h2o.caches.batch", "mapped")),
+        sequences_that_come_and_go,
+    ),
+    Fault(
+        "what goes with rows that are gathered is not",
+        "stores.storage",
+        "self.companions = tuple(gathered(array, slots) for array in self.companions)",
+        "self.companions = tuple(a[:, :, : slots.shape[2]] for a in self.companions)",
+        (("Storage", "_keep_remembered"),),
+        sequences_that_come_and_go,
+    ),
+    Fault(
+        "what goes with drafted rows stays where they were",
+        "stores.storage",
+        "self.companions = tuple(found[len(arrays) :])",
+        "pass",
+        (("Storage", "set_rows"),),
+        linked_drafts,
     ),
     Fault(
         "caches that evict for good may be drafted on",

@@ -90,11 +90,6 @@ def test_rows_that_do_not_fit_are_refused():
         cache[1].keys = rows([1, 2, 3], 8, 0)
 
 
-def test_batches_are_refused_by_name():
-    with pytest.raises(NotImplementedError, match="indexer"):
-        LinkedH2OCache.merge([LinkedH2OCache()])
-
-
 def test_an_indexed_model_evicts_while_its_indexer_picks():
     # A chunk brings more rows than the indexer picks, so that it does pick by slot.
     model = tiny.build("deepseek_v32", index_topk=24)

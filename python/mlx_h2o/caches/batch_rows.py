@@ -64,9 +64,11 @@ def mapped(store: Storage, config: H2OConfig, function: Callable[[mx.array], mx.
     """A store of the arrays [B, H, rows, ...] that ``function`` makes of each array of rows."""
     keys, values = store.fetch()
     keys, values = tree_map(function, (keys, values))
-    return restored_store(
+    found = restored_store(
         config, keys, values, function(store.importance), function(store.positions)
     )
+    found.companions = tuple(function(array) for array in store.companions)
+    return found
 
 
 def sliced(
@@ -91,9 +93,10 @@ def padded(store: Storage, config: H2OConfig, length: int) -> Storage:
         return store
     keys, values = tree_map(lambda array: _behind(added, array, 0), store.fetch())
     importance = _behind(added, store.importance, mx.nan)
-    return restored_store(
-        config, keys, values, importance, _behind(added, store.positions, PADDING)
-    )
+    positions = _behind(added, store.positions, PADDING)
+    found = restored_store(config, keys, values, importance, positions)
+    found.companions = tuple(_behind(added, array, 0) for array in store.companions)
+    return found
 
 
 def joined(parts: Sequence[tuple[Sequence[int], Storage]], config: H2OConfig) -> Storage:
@@ -113,6 +116,8 @@ def joined(parts: Sequence[tuple[Sequence[int], Storage]], config: H2OConfig) ->
         mx.concatenate([store.importance for store in stores]),
         mx.concatenate([store.positions for store in stores]),
     )
+    beside = zip(*(store.companions for store in stores), strict=True)
+    whole.companions = tuple(mx.concatenate(list(arrays)) for arrays in beside)
     if places == sorted(places):
         return whole
     order = mx.array(sorted(range(len(places)), key=places.__getitem__))

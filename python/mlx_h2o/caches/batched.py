@@ -65,6 +65,7 @@ class BatchedRows(BoundedRows):
             )
         self._check_scored()
         self._settle()
+        self._begin()
         if self._store is None:
             self._store = empty_store(self.config, keys, values, self._described())
         spans = [line.span(length) for line in self._lines]
@@ -89,6 +90,7 @@ class BatchedRows(BoundedRows):
         """
         sinks = self.config.sink_size
         clock = max(line.tokens for line in self._lines)
+        self._overwrote = True
         eviction = self._eviction_of(store, clock, 1)
         ranks = eviction.ranking()
         behind = [clock - line.tokens for line in self._lines]

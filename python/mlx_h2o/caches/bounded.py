@@ -33,6 +33,8 @@ class BoundedRows(AttendedRows):
         offset: tokens seen, which only ``trim`` lowers; RoPE is driven by it, not by ``size()``
             (AtomGradient 2026, sec. 3.3).
         evicted: rows per head that have gone.
+        updates: how many there were, in this object.
+        offset_before: the offset before the last of them.
     """
 
     def __init__(self, config: H2OConfig | None = None, *, name: str = "") -> None:
@@ -49,6 +51,9 @@ class BoundedRows(AttendedRows):
         self._surplus = False  # rows of a chunk beyond the budget, to go at the next occasion
         self._length = 1  # tokens of the last update
         self._key_ranks: KeyRanks | None = None
+        self.updates = 0
+        self.offset_before: int = 0
+        self._overwrote = False  # the last update wrote its one row over another
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Stored, Stored]:
         """Evict what must go, append the new rows and return all rows for attention.
@@ -73,6 +78,7 @@ class BoundedRows(AttendedRows):
         check_rows(keys, values, self._store)
         self._check_scored()
         self._settle()
+        self._begin()
         if self._store is None:
             self._store = empty_store(self.config, keys, values, self._described())
         self._append(self._store, keys, values)
@@ -96,6 +102,47 @@ class BoundedRows(AttendedRows):
             keys = tied(keys, [self._store.positions, self._store.importance])
         handed_out.register(keys, self)
         return keys, values
+
+    def newest_slots(self) -> mx.array:
+        """uint32 [B, H, L]: where the rows of the last update lie, until anything else happens.
+
+        Raises ValueError while there are none.
+        """
+        store = self._store
+        if store is None:
+            raise ValueError("[H2OKVCache.newest_slots] there are no rows yet.")
+        batch, heads, length = store.positions.shape
+        if not self._overwrote:
+            slots = mx.arange(length - self._length, length, dtype=mx.uint32)
+            return mx.broadcast_to(slots, (batch, heads, self._length))
+        newest = mx.array(self.offset, mx.int32).reshape(-1, 1, 1) - 1
+        return mx.argmax(store.positions == newest, axis=2, keepdims=True)
+
+    def saved_order(self) -> mx.array | None:
+        """Slots [B, H, N] in the order that a state has rows in; None: as they are."""
+        return None
+
+    @property
+    def keys(self) -> Any:
+        """The stored keys [B, H, N, D], or None. May be set to an array of the same shape.
+
+        Where rows are quantised: their words, scales and biases.
+        """
+        return None if self._store is None else self._store.fetch()[0]
+
+    @keys.setter
+    def keys(self, keys: Any) -> None:
+        self._with_rows("keys").replace_keys(keys)
+        self._key_ranks = None
+
+    @property
+    def values(self) -> Any:
+        """The stored values [B, H, N, Dv], or None. May be set, as the keys."""
+        return None if self._store is None else self._store.fetch()[1]
+
+    @values.setter
+    def values(self, values: Any) -> None:
+        self._with_rows("values").replace_values(values)
 
     @property
     def scores(self) -> mx.array | None:
@@ -165,12 +212,24 @@ class BoundedRows(AttendedRows):
         """Whether attention must be ours: it has to return scores, or to read packed rows."""
         return self.policy.needs_scores or self.config.kv_bits is not None
 
+    def _begin(self) -> None:
+        """Of an update, before anything changes that a later one depends on."""
+        self.updates += 1
+        self.offset_before = self.offset
+        self._overwrote = False
+
+    def _with_rows(self, name: str) -> Storage:
+        if self._store is None:
+            raise ValueError(f"[H2OKVCache.{name}] an array was set, but no rows are stored.")
+        return self._store
+
     def _append(self, store: Storage, keys: mx.array, values: mx.array) -> None:
         added = keys.shape[2]
         if added > 1:
             self._compact(store, self.config.max_kv_size, added)
         elif store.length >= self._limit:
             if self.config.evict_every == 1:
+                self._overwrote = True
                 eviction = self._eviction(store, added)
                 self._key_ranks = KeyRanks.through(self._key_ranks, eviction, keys, values)
                 self.evicted += 1

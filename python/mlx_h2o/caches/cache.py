@@ -11,7 +11,6 @@ import mlx.core as mx
 
 from ..config import H2OConfig
 from ..stores.choice import quantized_store, restored_store
-from ..stores.storage import Storage
 from .bounded import BoundedRows
 
 if TYPE_CHECKING:
@@ -54,28 +53,6 @@ class H2OKVCache(BoundedRows):
                 f"Speculative{type(self).__name__}."
             )
         super()._configure(config, name)
-
-    @property
-    def keys(self) -> Any:
-        """The stored keys [B, H, N, D], or None. May be set to an array of the same shape.
-
-        Where rows are quantised: their words, scales and biases.
-        """
-        return None if self._store is None else self._store.fetch()[0]
-
-    @keys.setter
-    def keys(self, keys: Any) -> None:
-        self._with_rows("keys").replace_keys(keys)
-        self._key_ranks = None
-
-    @property
-    def values(self) -> Any:
-        """The stored values [B, H, N, Dv], or None. May be set, as the keys."""
-        return None if self._store is None else self._store.fetch()[1]
-
-    @values.setter
-    def values(self, values: Any) -> None:
-        self._with_rows("values").replace_values(values)
 
     unequal_budgets = False
     """Whether other layers of the model have other budgets; a part of the state."""
@@ -155,11 +132,6 @@ class H2OKVCache(BoundedRows):
         self.offset = int(offset)
         self.evicted = int(evicted)
         self._unscored = bool(unscored)
-
-    def _with_rows(self, name: str) -> Storage:
-        if self._store is None:
-            raise ValueError(f"[H2OKVCache.{name}] an array was set, but no rows are stored.")
-        return self._store
 
     @classmethod
     def from_state(cls, state: Sequence[Any]) -> H2OKVCache:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 
-from ..operations.buffers import gathered, in_use, written
+from ..operations.buffers import written
 from ..stores.storage import Layout
+from .asides import taken
 from .bounded import BoundedRows
 
 __all__ = ["FollowingRows"]
@@ -17,9 +18,9 @@ __all__ = ["FollowingRows"]
 class FollowingRows:
     """Keys and values that go with the rows of a leader, such as an indexer's beside attention's.
 
-    An update follows the leader's of the same tokens: what the leader evicted goes here too, and
-    every row lies in the slot that the leader gave it. It has as many heads as the leader, or one
-    that follows the leader's only one.
+    They lie in the leader's store, which moves, drops and brings back whole rows: so there is
+    nothing to decide here, whether the leader holds one sequence, a batch, or provisional rows. An
+    update follows the leader's of the same tokens. They have as many heads as the leader.
 
     Args:
         leader: the rows that a policy decides about.
@@ -27,10 +28,13 @@ class FollowingRows:
 
     def __init__(self, leader: BoundedRows) -> None:
         self.leader = leader
-        self._keys: mx.array | None = None
-        self._values: mx.array | None = None
-        self._positions: mx.array | None = None
-        self.offset = 0
+        self._followed = leader.updates
+
+    @property
+    def offset(self) -> Any:
+        """Tokens seen, as the leader counts them; during an update those before it."""
+        behind = self._followed != self.leader.updates
+        return self.leader.offset_before if behind else self.leader.offset
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Take in new rows [B, H, L, D] and [B, H, L, Dv] and return all, as the leader holds them.
@@ -41,52 +45,27 @@ class FollowingRows:
         """
         self._check(keys, values)
         added = keys.shape[2]
-        if self.leader.offset != self.offset + added:
+        store, slots = self.leader._store, None
+        if store is not None and self.leader.updates == self._followed + 1:
+            slots = self.leader.newest_slots()
+        if store is None or slots is None or slots.shape[2] != added:
             raise RuntimeError(
-                f"[FollowingRows.update_and_fetch] found {added} tokens after {self.offset}, "
-                f"expected to follow the leader, which has had {self.leader.offset}."
+                f"[FollowingRows.update_and_fetch] found {added} tokens after {self._followed} "
+                f"updates, expected to follow the leader, which has had {self.leader.updates}."
             )
-        heads = keys.shape[:2]
-        new = mx.arange(self.offset, self.offset + added, dtype=mx.int32)
-        new = mx.broadcast_to(new, (*heads, added))
-        leading = cast(mx.array, self.leader.positions)
-        before = self._positions
-        if before is None or self._keys is None or self._values is None:
-            self._keys, self._values, self._positions = keys, values, new
-        elif self._replaces(added, before, leading):
-            slot = mx.argmax(leading == self.offset, axis=2, keepdims=True)
-            self._keys = written(self._keys, slot, keys)
-            self._values = written(self._values, slot, values)
-            self._positions = leading
+        if store.companions:
+            pairs = zip(store.companions, (keys, values), strict=True)
+            store.companions = tuple(written(stored, slots, new) for stored, new in pairs)
+        elif store.length == added:
+            store.companions = keys, values
         else:
-            self._keys = mx.concatenate([self._keys, keys], axis=2)
-            self._values = mx.concatenate([self._values, values], axis=2)
-            self._positions = mx.concatenate([before, new], axis=2)
-        self.offset += added
-        self._follow()
-        return in_use(self._keys, self._keys.shape[2]), in_use(self._values, self._values.shape[2])
-
-    def _replaces(self, added: int, before: mx.array, leading: mx.array) -> bool:
-        """Whether the leader wrote its one new row over one that is here too."""
-        alone = added == 1 and self.leader.config.evict_every == 1
-        return alone and before.shape == leading.shape
-
-    def _follow(self) -> None:
-        """Keep what the leader holds, in its order. Nothing to do where both have all rows."""
-        leading, own = self.leader.positions, self._positions
-        if leading is None or own is None or self._keys is None or self._values is None:
-            return
-        if leading.shape[2] == own.shape[2]:
-            return
-        # The leader's rows are some of ours: the n-th by position there is the n-th of them here.
-        held = mx.any(own[..., None] == leading[:, :, None], axis=3)
-        count = leading.shape[2]
-        ours = mx.argsort(mx.where(held, own, mx.iinfo(mx.int32).max), axis=2)[:, :, :count]
-        place = mx.argsort(mx.argsort(leading, axis=2), axis=2)
-        slots = mx.take_along_axis(ours, place, axis=2)
-        self._keys = gathered(self._keys, slots)
-        self._values = gathered(self._values, slots)
-        self._positions = leading
+            raise RuntimeError(
+                "[FollowingRows.update_and_fetch] the leader has rows of before, which have none "
+                "here, expected to follow it from its first."
+            )
+        self._followed = self.leader.updates
+        found_keys, found_values = store.companions
+        return found_keys[...], found_values[...]
 
     def _check(self, keys: mx.array, values: mx.array) -> None:
         op = "[FollowingRows.update_and_fetch]"
@@ -95,8 +74,9 @@ class FollowingRows:
                 raise ValueError(f"{op} {name} have shape {array.shape}, expected [B, H, L, D].")
         if keys.shape[:3] != values.shape[:3]:
             raise ValueError(f"{op} keys and values have shapes {keys.shape} and {values.shape}.")
-        for name, new, stored in (("keys", keys, self._keys), ("values", values, self._values)):
-            if stored is not None and Layout.of(new) != Layout.of(stored):
+        stored_rows = zip(("keys", "values"), (keys, values), self._companions(), strict=False)
+        for name, new, stored in stored_rows:
+            if Layout.of(new) != Layout.of(stored):
                 raise ValueError(f"{op} {name} are {Layout.of(new)}, expected {Layout.of(stored)}.")
         leading = self.leader.positions
         if leading is not None and leading.shape[:2] != keys.shape[:2]:
@@ -105,60 +85,72 @@ class FollowingRows:
                 "leader."
             )
 
+    def _companions(self) -> tuple[mx.array, ...]:
+        store = self.leader._store
+        return () if store is None else store.companions
+
     @property
     def keys(self) -> mx.array | None:
         """The stored keys [B, H, N, D], or None. May be set to an array of the same shape."""
-        self._follow()
-        return None if self._keys is None else in_use(self._keys, self._keys.shape[2])
+        found = self._companions()
+        return found[0][...] if found else None
 
     @keys.setter
     def keys(self, keys: mx.array) -> None:
-        self._keys = _instead("keys", keys, self.keys)
+        self._set("keys", 0, keys)
 
     @property
     def values(self) -> mx.array | None:
         """The stored values [B, H, N, Dv], or None. May be set to an array of the same shape."""
-        self._follow()
-        return None if self._values is None else in_use(self._values, self._values.shape[2])
+        found = self._companions()
+        return found[1][...] if found else None
 
     @values.setter
     def values(self, values: mx.array) -> None:
-        self._values = _instead("values", values, self.values)
+        self._set("values", 1, values)
+
+    def _set(self, name: str, place: int, found: mx.array) -> None:
+        store, companions = self.leader._store, [*self._companions()]
+        stored = companions[place] if companions else None
+        if (
+            store is None
+            or stored is None
+            or found.shape != stored.shape
+            or found.dtype != stored.dtype
+        ):
+            expected = (
+                "none, before any update" if stored is None else f"{stored.dtype} {stored.shape}"
+            )
+            raise ValueError(
+                f"[FollowingRows.{name}] found {found.dtype} {found.shape}, expected {expected}."
+            )
+        companions[place] = found
+        store.companions = tuple(companions)
 
     @property
     def positions(self) -> mx.array | None:
         """int32 [B, H, N]: the place of each stored row in the sequence."""
-        self._follow()
-        return self._positions
+        return self.leader.positions
 
     @property
     def state(self) -> tuple[Any, ...]:
-        """keys, values, positions and offset, after the leader's surplus has gone."""
-        return self.keys, self.values, self.positions, self.offset
+        """keys, values, positions and offset, to be read after the leader's, in its order."""
+        found, slots = self._companions(), self.leader.saved_order()
+        positions = self.leader.positions
+        if not found or positions is None:
+            return None, None, None, self.offset
+        arrays = [*found, positions]
+        if slots is not None:
+            arrays = [taken(array, slots) for array in arrays]
+        return *arrays, self.offset
 
     @state.setter
     def state(self, state: Sequence[Any]) -> None:
-        self._keys, self._values, self._positions, offset = state
-        self.offset = int(offset)
+        keys, values, _, _ = state
+        if keys is not None and self.leader._store is not None:
+            self.leader._store.companions = keys, values
 
     @property
     def nbytes(self) -> int:
-        """Bytes stored: keys, values and positions."""
-        return sum(a.nbytes for a in (self.keys, self.values, self.positions) if a is not None)
-
-    def trim(self, n: int) -> None:
-        """Take back the last ``n`` tokens, which are the last rows of a cache without evictions."""
-        if self._keys is not None and self._values is not None and self._positions is not None:
-            end = self._keys.shape[2] - n
-            self._keys, self._values = self._keys[:, :, :end], self._values[:, :, :end]
-            self._positions = self._positions[:, :, :end]
-        self.offset -= n
-
-
-def _instead(name: str, found: mx.array, stored: mx.array | None) -> mx.array:
-    if stored is None or found.shape != stored.shape or found.dtype != stored.dtype:
-        expected = "none, before any update" if stored is None else f"{stored.dtype} {stored.shape}"
-        raise ValueError(
-            f"[FollowingRows.{name}] found {found.dtype} {found.shape}, expected {expected}."
-        )
-    return found
+        """Bytes stored: keys and values."""
+        return sum(array.nbytes for array in self._companions())

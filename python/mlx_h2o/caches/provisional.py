@@ -83,7 +83,7 @@ class ProvisionalRows(BoundedRows):
         count = going.shape[2]
         store.tied = False
         if count == keys.shape[2] == 1:
-            self._ordered, self._tail = False, 0
+            self._ordered, self._tail, self._overwrote = False, 0, True
             return overwrite_one(store, going, keys, values, self.offset)
         done = overwrite(store, going)  # the last rows are provisional: none of those goes
         if done.source is not None:

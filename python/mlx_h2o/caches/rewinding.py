@@ -91,7 +91,7 @@ class Before(NamedTuple):
             return self.overwritten.rows
         if self.gone is None:
             return []
-        leaves: Any = tree_flatten([*self.gone.fetch(), self.gone.positions])
+        leaves: Any = tree_flatten([*self.gone.fetch(), self.gone.positions, self.gone.companions])
         return [array for _, array in leaves]
 
     @property
@@ -107,8 +107,7 @@ class Before(NamedTuple):
             return self._merged(store, self.gone, config)
         if self.overwritten is not None:
             self.overwritten.undo(store)
-        store.positions, store.importance = self.positions, self.importance
-        store.tied = False
+        store.remember(self.importance, self.positions)
         return store
 
     def _merged(self, store: Storage, gone: Storage, config: H2OConfig) -> Storage:
@@ -120,7 +119,10 @@ class Before(NamedTuple):
         place = mx.argsort(mx.argsort(self.positions, axis=2), axis=2)
         slots = mx.take_along_axis(order, place, axis=2)
         keys, values = tree_map(lambda array: taken(array, slots), (keys, values))
-        return restored_store(config, keys, values, self.importance, self.positions)
+        found = restored_store(config, keys, values, self.importance, self.positions)
+        beside = zip(store.companions, gone.companions, strict=True)
+        found.companions = tuple(taken(_behind(*arrays), slots) for arrays in beside)
+        return found
 
 
 def _behind(rows: mx.array, more: mx.array) -> mx.array:

@@ -44,6 +44,7 @@ class SpeculativeRows(ProvisionalRows):
         check_rows(keys, values, self._store)
         self._check_scored()
         self._settle()
+        self._begin()
         if self._store is None:
             self._store = empty_store(self.config, keys, values, self._described())
         store, added = self._store, keys.shape[2]

@@ -16,17 +16,22 @@ from .cache import H2OKVCache
 from .quantized_cache import QuantizedH2OKVCache
 from .speculation import SpeculativeRows
 
-__all__ = ["SpeculativeH2OKVCache", "SpeculativeQuantizedH2OKVCache", "cache_of"]
+__all__ = ["SpeculativeH2OKVCache", "SpeculativeQuantizedH2OKVCache", "cache_of", "class_of"]
 
 
 def cache_of(config: H2OConfig, *, name: str = "") -> H2OKVCache:
     """An empty cache of the class that ``config`` asks for."""
-    plain, speculative = (
+    return class_of(config.kv_bits, config.speculative)(config, name=name)
+
+
+def class_of(kv_bits: int | None, speculative: int) -> type[H2OKVCache]:
+    """The class of caches with these settings."""
+    plain, provisional = (
         (H2OKVCache, SpeculativeH2OKVCache)
-        if config.kv_bits is None
+        if kv_bits is None
         else (QuantizedH2OKVCache, SpeculativeQuantizedH2OKVCache)
     )
-    return (speculative if config.speculative else plain)(config, name=name)
+    return provisional if speculative else plain
 
 
 class SpeculativeH2OKVCache(SpeculativeRows, H2OKVCache):
@@ -56,6 +61,11 @@ class SpeculativeH2OKVCache(SpeculativeRows, H2OKVCache):
         committed = self._committed(self._store) + frontier - self._frontier
         return min(committed, self.config.max_kv_size) + self.offset - frontier
 
+    def saved_order(self) -> mx.array | None:
+        """That of positions."""
+        store = self._store
+        return None if store is None or self._ordered else mx.argsort(store.positions, axis=2)
+
     @property
     def state(self) -> tuple[Any, ...]:
         """That of H2OKVCache, with the tokens committed, what the others say, and of whom (JSON).
@@ -64,9 +74,8 @@ class SpeculativeH2OKVCache(SpeculativeRows, H2OKVCache):
         that was saved can take back what is provisional.
         """
         base = H2OKVCache.state.fget(self)  # type: ignore[attr-defined]
-        asides, store = self._asides, self._store
-        if store is not None and not self._ordered:
-            slots = mx.argsort(store.positions, axis=2)
+        asides, store, slots = self._asides, self._store, self.saved_order()
+        if store is not None and slots is not None:
             asides = tuple(aside.moved(slots, store.length) for aside in asides)
             base = (*tree_map(lambda array: taken(array, slots), base[:4]), *base[4:])
         if store is None or not asides:

@@ -8,7 +8,7 @@ from mlx_lm.models import cache as mlx_lm_cache
 
 from ..caches.batch import BatchH2OKVCache
 from ..caches.cache import H2OKVCache
-from ..caches.linked import LinkedH2OCache
+from ..caches.linked import BatchLinkedH2OCache, LinkedH2OCache
 from ..caches.quantized_cache import QuantizedH2OKVCache
 from ..caches.speculative_cache import SpeculativeH2OKVCache, SpeculativeQuantizedH2OKVCache
 from .replacements import Target
@@ -25,6 +25,7 @@ def cache_classes() -> dict[str, type[Any]]:
         SpeculativeQuantizedH2OKVCache,
         BatchH2OKVCache,
         LinkedH2OCache,
+        BatchLinkedH2OCache,
     )
     return {cls.__name__: cls for cls in classes}
 

@@ -128,16 +128,16 @@ class LatentRowStore(Storage):
             sink_size=sink_size,
             recent_start=recent_start,
         )
-        parts = zip(self.keys, self.packing.packed_keys(keys), strict=True)
-        self.keys = triple(written(stored, slots, new) for stored, new in parts)
-        self.values = written(self.values, slots, values)
+        self.write(keys, values, slots)
         self.importance = mx.put_along_axis(self.importance, slots, mx.array(mx.nan), axis=2)
         place = mx.array(position, mx.int32)
         self.positions = mx.put_along_axis(self.positions, slots, place, axis=2)
         self.tied = False
 
     def write(self, keys: mx.array, values: mx.array, slots: mx.array) -> None:
-        self.set_rows(slots, [*self.packing.packed_keys(keys), values])
+        parts = zip(self.keys, self.packing.packed_keys(keys), strict=True)
+        self.keys = triple(written(stored, slots, new) for stored, new in parts)
+        self.values = written(self.values, slots, values)
 
     def _rebind(self, arrays: list[mx.array]) -> None:
         self.keys, self.values = triple(arrays[:3]), arrays[3]

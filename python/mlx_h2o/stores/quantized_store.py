@@ -140,7 +140,7 @@ class QuantizedRowStore(Storage):
         self.tied = True
 
     def write(self, keys: mx.array, values: mx.array, slots: mx.array) -> None:
-        self.reserve(max(part.shape[2] for part in self.arrays()))  # one side may have been set
+        self._make_room(max(part.shape[2] for part in self.arrays()))  # one side may have been set
         self.keys, self.values = fast.quantize_append(
             self.keys, self.values, keys, values, slots, **self.packing._asdict()
         )

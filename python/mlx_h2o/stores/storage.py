@@ -80,6 +80,8 @@ class Storage(ABC):
         value_layout: the same of the values.
         tied: whether evaluating the keys evaluates importance and positions too.
         known: the row that goes next, where attention has named it.
+        companions: arrays [B, H, length, ...] that go with the rows, as the keys of an indexer do;
+            rows that come have zeros there until somebody sets them. ``nbytes`` leaves them out.
         key_statistics: None, or what ``replace_worst`` shall keep up to date; a store that cannot
             leaves it as it is.
     """
@@ -105,6 +107,7 @@ class Storage(ABC):
         self.positions = positions
         self.tied = False
         self.known: KnownWorst | None = None
+        self.companions: tuple[mx.array, ...] = ()
 
     def known_worst(
         self, sink_size: int, recent_start: int, ranks: mx.array | RankName
@@ -209,21 +212,28 @@ class Storage(ABC):
         """The same of the values."""
 
     def rows_at(self, slots: mx.array) -> list[mx.array]:
-        """Keys and values at ``slots`` [B, H, n] as they are stored, in the order of ``arrays``."""
-        return [gathered(array, slots) for array in self.arrays()]
+        """Keys and values at ``slots`` [B, H, n] as they are stored, and what goes with them."""
+        return [gathered(array, slots) for array in (*self.arrays(), *self.companions)]
 
     def set_rows(self, slots: mx.array, rows: list[mx.array]) -> None:
         """Put rows as ``rows_at`` gives them at ``slots``, in place where nothing else holds the
         arrays. Importance and positions are not touched."""
-        pairs = zip(self.arrays(), rows, strict=True)
-        self._rebind([written(array, slots, new) for array, new in pairs])
+        arrays = self.arrays()
+        pairs = zip((*arrays, *self.companions), rows, strict=True)
+        found = [written(array, slots, new) for array, new in pairs]
+        self._rebind(found[: len(arrays)])
+        self.companions = tuple(found[len(arrays) :])
 
     def write(self, keys: mx.array, values: mx.array, slots: mx.array) -> None:
         """The same of new rows [B, H, n, D] and [B, H, n, Dv], stored as rows are here."""
         raise NotImplementedError(f"[{type(self).__name__}.write] rows have no slots of their own.")
 
     def reserve(self, length: int) -> None:
-        """Room for ``length`` rows."""
+        """Room for ``length`` rows, also among what goes with them."""
+        self._make_room(length)
+        self.companions = tuple(_roomy(array, length) for array in self.companions)
+
+    def _make_room(self, length: int) -> None:
         arrays = self.arrays()
         if any(array.shape[2] < length for array in arrays):
             self._rebind([_roomy(array, length) for array in arrays])
@@ -244,9 +254,13 @@ class Storage(ABC):
 
     def truncate(self, length: int) -> None:
         """Forget the rows from slot ``length`` on; their space stays."""
+        self.remember(self.importance[:, :, :length], self.positions[:, :, :length])
+
+    def remember(self, importance: mx.array, positions: mx.array) -> None:
+        """Importance and positions of the rows in use, which may become fewer."""
         self.tied = False
-        self.importance = self.importance[:, :, :length]
-        self.positions = self.positions[:, :, :length]
+        self.importance, self.positions = importance, positions
+        self.companions = tuple(array[:, :, : self.length] for array in self.companions)
 
     def _remember_unscored(self, added: int, offset: int) -> None:
         """Importance and positions of ``added`` rows behind the others."""
@@ -257,12 +271,14 @@ class Storage(ABC):
         positions = mx.broadcast_to(positions, (*heads, added))
         self.importance = mx.concatenate([self.importance, unscored], axis=2)
         self.positions = mx.concatenate([self.positions, positions], axis=2)
+        self.companions = tuple(_roomy(array, self.length) for array in self.companions)
 
     def _keep_remembered(self, slots: mx.array) -> None:
         """Importance and positions of ``slots``."""
         self.tied = False
         self.importance = mx.take_along_axis(self.importance, slots, axis=2)
         self.positions = mx.take_along_axis(self.positions, slots, axis=2)
+        self.companions = tuple(gathered(array, slots) for array in self.companions)
 
 
 def _roomy(array: mx.array, length: int) -> mx.array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from ..operations.buffers import assigned, capacity_for, gathered, grown, in_use
+from ..operations.buffers import assigned, capacity_for, gathered, grown, in_use, written
 from ..operations.cache_requests import RankName, ReplaceRequest
 from ..operations.replacement import serve_replacement
 from .storage import Layout, Ranks, Storage
@@ -107,7 +107,10 @@ class RowStore(Storage):
         self.tied = True
 
     def write(self, keys: mx.array, values: mx.array, slots: mx.array) -> None:
-        self.set_rows(slots, [keys, values])
+        self.keys, self.values = (
+            written(self.keys, slots, keys),
+            written(self.values, slots, values),
+        )
 
     def _rebind(self, arrays: list[mx.array]) -> None:
         self.keys, self.values = arrays
