@@ -138,12 +138,6 @@ def _packed(cache) -> list[np.ndarray]:
     ]
 
 
-def test_mixed_precision_is_refused():
-    mixed = config(kv_bits=8, light_bits=4, kv_group_size=32)
-    with pytest.raises(ValueError, match="expected rows of one precision"):
-        H2OKVCache.merge([QuantizedH2OKVCache(mixed)])
-
-
 def test_steps_of_one_token_within_a_padded_prompt():
     batch, alone = pair(config(max_kv_size=3, sink_size=0, recent_size=1), [1, 2])
     chunk(batch, alone, [4, 5], step=1)

@@ -91,6 +91,28 @@ def test_quantised_batches(policy):
         assert [cache.nbytes for cache in caches] == [16 * 2 * (2 * (32 + 8) + 8)] * 2
 
 
+@pytest.mark.parametrize("policy", ["h2o", "keydiff"])
+def test_batches_in_mixed_precision(policy):
+    model = tiny_qwen3(head_dim=32)
+    given = {"policy": policy, "kv_bits": 8, "light_bits": 4, "kv_group_size": 32, "dense_size": 2}
+    found = batch_generate(
+        model,
+        tiny_tokenizer(),
+        PROMPTS,
+        max_tokens=30,
+        max_kv_size=16,
+        prefill_step_size=8,
+        return_prompt_caches=True,
+        return_token_ids=True,
+        **SETTINGS | given,
+    )
+    packed = 7 * 2 * (32 + 8) + 7 * 2 * (16 + 8)
+    for prompt, tokens, caches in zip(PROMPTS, found.token_ids, found.caches, strict=True):
+        assert tokens == alone(model, prompt, 30, **given)[0]
+        expected = 2 * (packed + 2 * 2 * 32 * 4 + 16 * 8)
+        assert [cache.nbytes for cache in caches] == [expected] * 2
+
+
 def test_sequences_join_and_leave():
     model = tiny_qwen3()
     caches = [make_prompt_cache(model, 16, **SETTINGS) for _ in range(5)]

@@ -231,3 +231,34 @@ def test_packed_rows_are_ranked_in_one_read_too(bits, dtype, backend):
                 assert kept(ours) == kept(theirs)
     assert ours.evicted == 44
     assert ours._key_ranks.replaced == 44  # kept up to date, not made anew
+
+
+@pytest.mark.parametrize("backend", [None, "composed"])
+@pytest.mark.parametrize("given", [{"light_bits": 4}, {"v_bits": 4, "dense_size": 3}])
+@pytest.mark.parametrize("shared_heads", [False, True])
+def test_rows_of_mixed_precision_are_ranked_in_one_read_too(given, shared_heads, backend):
+    """Each segment as it is stored; the same rows as by a second read."""
+    rng = np.random.default_rng(7)
+    config = H2OConfig(
+        max_kv_size=16, sink_size=2, recent_size=4, policy="keydiff", kv_bits=8, kv_group_size=32,
+        shared_heads=shared_heads, **given,
+    )  # fmt: skip
+    ours, theirs = QuantizedH2OKVCache(config), QuantizedH2OKVCache(config)
+    with use_backend(backend):
+        for _ in range(60):
+            shapes = ((2, 4, 1, 32), (2, 2, 1, 32), (2, 2, 1, 32))
+            queries, keys, values = (
+                mx.array(rng.standard_normal(shape), mx.float32) for shape in shapes
+            )
+            k, v = ours.update_and_fetch(keys, values)
+            if ours.ranks_keys(queries, k):
+                mx.eval(ours.attend(queries, k, v, scale=SCALE))
+                expected = np.array(fast.key_diversity(k))
+                if shared_heads:
+                    expected = np.broadcast_to(expected.mean(axis=1, keepdims=True), expected.shape)
+                np.testing.assert_allclose(np.array(ours.scores), expected, atol=2e-6)
+            mx.eval(*theirs.update_and_fetch(keys, values)[0])
+            assert kept(ours) == kept(theirs)
+    assert ours.evicted == 44
+    if backend is None and mx.default_device().type == mx.DeviceType.cpu:
+        assert ours._key_ranks.replaced > 40  # kept up to date, not made anew

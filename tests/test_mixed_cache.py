@@ -454,10 +454,3 @@ def test_the_newest_32_are_dense_by_default():
     assert H2OConfig(kv_bits=8, light_bits=4).dense_rows == 32
     assert H2OConfig(max_kv_size=16, kv_bits=8, light_bits=4).dense_rows == 3
     assert H2OConfig(kv_bits=8, v_bits=4).dense_rows == 0
-
-
-def test_batches_refuse_mixed_rows():
-    cache, _ = filled()
-    one = copy.deepcopy(cache)
-    with pytest.raises(ValueError, match="expected rows of one precision"):
-        H2OKVCache.merge([cache, one])

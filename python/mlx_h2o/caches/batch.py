@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, astuple
 from typing import Any
 
@@ -15,6 +15,7 @@ from .batch_masks import chunk_mask, decode_mask
 from .batch_rows import Line, joined, mapped, sliced
 from .batched import BatchedRows
 from .cache import H2OKVCache
+from .merging import check_mergeable, differing
 from .quantized_cache import evicting_cache
 
 __all__ = ["BatchH2OKVCache"]
@@ -36,35 +37,18 @@ class BatchH2OKVCache(BatchedRows):
         Raises:
             ValueError: no caches, settings that differ, caches of another class or of batches.
         """
-        op = "[BatchH2OKVCache.merge]"
-        if not caches:
-            raise ValueError(f"{op} found no caches, expected at least one.")
-        for cache in caches:
-            if not isinstance(cache, H2OKVCache):
-                raise ValueError(f"{op} found a {type(cache).__name__}, expected H2OKVCache only.")
-            if cache.config.speculative:
-                raise ValueError(
-                    f"{op} speculative is {cache.config.speculative}, expected 0: there is no "
-                    "speculative decoding of batches."
-                )
-            if cache.config.dense_rows:
-                raise ValueError(
-                    f"{op} found the settings {cache.config}, expected rows of one precision: "
-                    "there are no batches of caches whose newest rows stay dense."
-                )
-            held = 1 if cache.positions is None else cache.positions.shape[0]
-            if held != 1:
-                raise ValueError(f"{op} found a cache of {held} sequences, expected one.")
-        if any(cache.unequal_budgets for cache in caches):
-            raise ValueError(
-                f"{op} found layers with unequal budgets, expected one budget: a batch has one "
-                "mask for all layers."
-            )
-        if any(cache.config != caches[0].config for cache in caches):
-            raise ValueError(f"{op} {_differing(cache.config for cache in caches)}")
-        batch = cls(caches[0].config, name=caches[0].name)
-        batch._join([cls._alone(cache) for cache in caches])
+        check_mergeable(caches)
+        kind = cls._for(caches[0].config)
+        batch = kind(caches[0].config, name=caches[0].name)
+        batch._join([kind._alone(cache) for cache in caches])
         return batch
+
+    @classmethod
+    def _for(cls, config: H2OConfig) -> type[BatchH2OKVCache]:
+        """The class that serves ``config``."""
+        from .batch_mixed import BatchMixedH2OKVCache
+
+        return BatchMixedH2OKVCache if config.dense_rows else cls
 
     @classmethod
     def _alone(cls, cache: H2OKVCache) -> BatchH2OKVCache:
@@ -82,11 +66,7 @@ class BatchH2OKVCache(BatchedRows):
 
         Raises ValueError where there is no such sequence.
         """
-        if not 0 <= index < len(self._lines):
-            raise ValueError(
-                f"[BatchH2OKVCache.extract] index is {index}, expected 0 to "
-                f"{len(self._lines) - 1}, one of the sequences."
-            )
+        self._check_index(index)
         self._settle()
         line = self._lines[index]
         cache = evicting_cache(self.config, name=self.name)
@@ -99,18 +79,16 @@ class BatchH2OKVCache(BatchedRows):
             cache._unscored = self._unscored
         return cache
 
+    def _check_index(self, index: int) -> None:
+        if not 0 <= index < len(self._lines):
+            raise ValueError(
+                f"[BatchH2OKVCache.extract] index is {index}, expected 0 to "
+                f"{len(self._lines) - 1}, one of the sequences."
+            )
+
     def filter(self, batch_indices: Sequence[int] | mx.array) -> None:
         """Keep only some sequences, in the order given; none is allowed."""
-        found: Any = (
-            batch_indices.tolist() if isinstance(batch_indices, mx.array) else batch_indices
-        )
-        keep = [int(index) for index in found]
-        wrong = [index for index in keep if not 0 <= index < len(self._lines)]
-        if wrong:
-            raise ValueError(
-                f"[BatchH2OKVCache.filter] found the indices {wrong}, expected 0 to "
-                f"{len(self._lines) - 1}."
-            )
+        keep = self._checked_indices(batch_indices)
         self._settle()
         lines = [Line(*astuple(self._lines[index])) for index in keep]
         rows = max((line.rows for line in lines), default=0)
@@ -121,6 +99,19 @@ class BatchH2OKVCache(BatchedRows):
             self._store = chosen if tokens else None
         self._start(lines)
 
+    def _checked_indices(self, batch_indices: Sequence[int] | mx.array) -> list[int]:
+        found: Any = (
+            batch_indices.tolist() if isinstance(batch_indices, mx.array) else batch_indices
+        )
+        keep = [int(index) for index in found]
+        wrong = [index for index in keep if not 0 <= index < len(self._lines)]
+        if wrong:
+            raise ValueError(
+                f"[BatchH2OKVCache.filter] found the indices {wrong}, expected 0 to "
+                f"{len(self._lines) - 1}."
+            )
+        return keep
+
     def extend(self, other: BatchH2OKVCache) -> None:
         """Add the sequences of another batch behind these.
 
@@ -130,7 +121,7 @@ class BatchH2OKVCache(BatchedRows):
         if not isinstance(other, BatchH2OKVCache):
             raise ValueError(f"{op} found a {type(other).__name__}, expected a BatchH2OKVCache.")
         if other.config != self.config:
-            raise ValueError(f"{op} {_differing((self.config, other.config))}")
+            raise ValueError(f"{op} {differing((self.config, other.config))}")
         self._settle()
         other._settle()
         self._join([self, other])
@@ -181,7 +172,7 @@ class BatchH2OKVCache(BatchedRows):
                     f"{op} {name} is {list(numbers)}, expected {len(self._lines)} numbers of at "
                     "least 0, one per sequence."
                 )
-        if left_padding is not None and self._store is not None:
+        if left_padding is not None and not self.empty():
             raise ValueError(f"{op} left_padding is given, expected it before the first tokens.")
         if right_padding is not None and max(right_padding, default=0) > 0 and lengths is None:
             raise ValueError(f"{op} right_padding is given without lengths, expected both.")
@@ -205,11 +196,7 @@ class BatchH2OKVCache(BatchedRows):
 
         bool [B, 1, length, rows + length] where any sequence has padding.
         """
-        if window_size is not None:
-            raise ValueError(
-                f"[BatchH2OKVCache.make_mask] window_size is {window_size}, expected None: "
-                f"{self._described()} evicts rows, and cannot serve a sliding-window layer."
-            )
+        self._check_window(window_size)
         self._settle()
         before = 0 if self._store is None else self._store.length
         spans = [line.span(length) for line in self._lines]
@@ -229,6 +216,13 @@ class BatchH2OKVCache(BatchedRows):
             return "causal"
         return mx.arange(before, before + length)[:, None] >= mx.arange(before + length)[None]
 
+    def _check_window(self, window_size: int | None) -> None:
+        if window_size is not None:
+            raise ValueError(
+                f"[BatchH2OKVCache.make_mask] window_size is {window_size}, expected None: "
+                f"{self._described()} evicts rows, and cannot serve a sliding-window layer."
+            )
+
     def empty(self) -> bool:
         """Whether no token has been seen."""
         return self._store is None
@@ -243,11 +237,7 @@ class BatchH2OKVCache(BatchedRows):
 
         Raises ValueError where rows have been evicted.
         """
-        if not self.is_trimmable():
-            raise ValueError(
-                f"[BatchH2OKVCache.trim] {self._described()} has evicted rows, expected one that "
-                "has not: see is_trimmable()."
-            )
+        self._check_trim()
         n = max(0, min(n, 0 if self._store is None else self._store.length))
         if self._store is not None:
             self._store.truncate(self._store.length - n)
@@ -255,6 +245,13 @@ class BatchH2OKVCache(BatchedRows):
             line.tokens = line.rows = max(0, line.rows - n)
         self._count()
         return n
+
+    def _check_trim(self) -> None:
+        if not self.is_trimmable():
+            raise ValueError(
+                f"[BatchH2OKVCache.trim] {self._described()} has evicted rows, expected one that "
+                "has not: see is_trimmable()."
+            )
 
     @property
     def state(self) -> tuple[Any, ...]:
@@ -296,11 +293,3 @@ class BatchH2OKVCache(BatchedRows):
 def _none_of(count: int) -> Any:
     """Makes of an array [B, H, N, ...] one of ``count`` sequences without rows."""
     return lambda array: mx.zeros((count, array.shape[1], 0, *array.shape[3:]), array.dtype)
-
-
-def _differing(configs: Iterable[H2OConfig]) -> str:
-    first, *others = dict.fromkeys(configs)
-    return (
-        f"found the settings {others[0]} beside {first}, expected the same: a batch has one budget "
-        "and one policy."
-    )

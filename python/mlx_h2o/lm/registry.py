@@ -7,6 +7,7 @@ from typing import Any
 from mlx_lm.models import cache as mlx_lm_cache
 
 from ..caches.batch import BatchH2OKVCache
+from ..caches.batch_mixed import BatchMixedH2OKVCache
 from ..caches.cache import H2OKVCache
 from ..caches.linked import BatchLinkedH2OCache, LinkedH2OCache
 from ..caches.quantized_cache import QuantizedH2OKVCache
@@ -24,6 +25,7 @@ def cache_classes() -> dict[str, type[Any]]:
         SpeculativeH2OKVCache,
         SpeculativeQuantizedH2OKVCache,
         BatchH2OKVCache,
+        BatchMixedH2OKVCache,
         LinkedH2OCache,
         BatchLinkedH2OCache,
     )

@@ -162,6 +162,7 @@ class MixedRowStore(Storage):
             ranked = self.ranked(ranks, position)
             order = self._arrange(self._all_slots(), self.dense_size, ranked)
             ranks = mx.take_along_axis(ranked, order, axis=2)
+            self.key_statistics = None  # of rows that were elsewhere, and not as packed
         by_importance = isinstance(ranks, str) and ranks == "importance"
         heavy = self.tiers[0].packing
         request = TierRequest(
