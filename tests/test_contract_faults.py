@@ -135,7 +135,7 @@ FAULTS = [
         "caches.batch_masks",
         "return mx.arange(slots) >= _column(padding)",
         "return mx.arange(slots) >= _column(padding) - 1",
-        (("mlx_h2o.caches.batch", "decode_mask"),),
+        (("mlx_h2o.caches.batch_padding", "decode_mask"),),
         sequences_of_a_batch,
     ),
     Fault(

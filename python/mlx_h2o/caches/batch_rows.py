@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import mlx.core as mx
 from mlx.utils import tree_map
@@ -16,7 +17,7 @@ from ..config import H2OConfig
 from ..stores.choice import restored_store
 from ..stores.storage import Storage
 
-__all__ = ["Line", "joined", "mapped", "padded", "sliced"]
+__all__ = ["Line", "Shift", "joined", "mapped", "padded", "sliced"]
 
 PADDING = -1
 
@@ -58,6 +59,14 @@ class Line:
         self.before -= start
         if self.remaining is not None:
             self.remaining -= stop - start
+
+
+class Shift(NamedTuple):
+    """``by`` moves the rows of these positions, whose sequences are so far behind the longest."""
+
+    positions: mx.array
+    behind: list[int]
+    by: mx.array
 
 
 def mapped(store: Storage, config: H2OConfig, function: Callable[[mx.array], mx.array]) -> Storage:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, cast
+from typing import cast
 
 import mlx.core as mx
 
@@ -13,20 +13,12 @@ from ..stores.known_worst import Zones
 from ..stores.storage import Storage, Stored
 from . import stored_attention
 from .batch_masks import new_positions
-from .batch_rows import PADDING, Line, joined, sliced
+from .batch_rows import PADDING, Line, Shift, joined, sliced
 from .bounded import BoundedRows
 from .checks import check_attended, check_rows
 from .eviction import Eviction
 
 __all__ = ["BatchedRows"]
-
-
-class _Shift(NamedTuple):
-    """``by`` moves the rows of these positions, whose sequences are so far behind the longest."""
-
-    positions: mx.array
-    behind: list[int]
-    by: mx.array
 
 
 class BatchedRows(BoundedRows):
@@ -51,7 +43,7 @@ class BatchedRows(BoundedRows):
     def _start(self, lines: list[Line]) -> None:
         self._lines = lines
         self._spans: list[tuple[int, int]] = []  # of the last update, while it is to be settled
-        self._shift: _Shift | None = None
+        self._shift: Shift | None = None
         self._count()
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Stored, Stored]:
@@ -111,7 +103,7 @@ class BatchedRows(BoundedRows):
                 shift = mx.where(store.positions < sinks, 0, column)
             store.positions = store.positions - shift
             store.tied = False
-            self._shift = _Shift(store.positions, behind, shift)
+            self._shift = Shift(store.positions, behind, shift)
         for line in self._lines:
             line.advance(1)
             line.rows = min(line.rows, store.length)
