@@ -23,7 +23,7 @@ import mlx.core as mx
 from mlx_lm.models.base import quantized_scaled_dot_product_attention
 
 import mlx_h2o
-from mlx_h2o import _core, fast
+from mlx_h2o import _core
 from mlx_h2o.demo import report
 from mlx_h2o.operations import native
 from mlx_h2o.operations.validate import attention_request
@@ -69,11 +69,12 @@ def arrays(side: Any) -> list[mx.array]:
 
 
 def dense(scores: bool = False) -> Run:
+    """With and without scores by the same calls, so that a ratio compares the kernels."""
+
     def run(queries: mx.array, layer: Layer) -> Any:
-        if scores:
-            return fast.scaled_dot_product_attention_with_scores(queries, *layer, scale=SCALE)
-        request = attention_request(queries, *layer, scale=SCALE, return_scores=False)
-        return native.attention(request)[0]
+        request = attention_request(queries, *layer, scale=SCALE, return_scores=scores)
+        out, found, _ = native.attention(request)
+        return (out, found) if scores else out
 
     return run
 

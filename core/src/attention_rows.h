@@ -41,6 +41,16 @@ inline float row_maximum(const float* scores, int count, float maximum_so_far) {
   return maximum_so_far;
 }
 
+// Copies scores to the caller's memory, past the caches where the target can: a store through them
+// reads each line first, and nothing here reads it again. `end_streams` makes them visible.
+inline void stream_out(const float* scores, int count, float* to) {
+  const auto behind = static_cast<int>(reinterpret_cast<uintptr_t>(to) / sizeof(float) % kLanes);
+  int i = std::min((kLanes - behind) % kLanes, count);
+  std::copy(scores, scores + i, to);
+  for (; i + kLanes <= count; i += kLanes) stream(to + i, load(scores + i));
+  std::copy(scores + i, scores + count, to + i);
+}
+
 // weights[i] = exp(scores[i] - maximum), in place too; returns their sum. Weights below `least`
 // become 0, and stay in the sum.
 inline float weigh(const float* scores, int count, float maximum, float least, float* weights) {

@@ -156,11 +156,15 @@ inline void add_block(const AttentionArguments& a, const Plan& plan, const Piece
 // Where nothing is seen, any finite shift makes every weight exp(-inf) = 0.
 inline float shift_of(float maximum) { return maximum == -kInfinity ? 0 : maximum; }
 
+inline Matrix scores_at(const AttentionArguments& a, const Plan& plan, const Piece& piece,
+                        int first) {
+  return {a.scores + piece.output_row(a, plan) * a.key_count + first, a.key_count};
+}
+
+// Where the logits of a block are worked on.
 inline Matrix logits_at(const AttentionArguments& a, const Plan& plan, const Piece& piece,
                         const Scratch& scratch, int first) {
-  if (a.return_scores) {
-    return {a.scores + piece.output_row(a, plan) * a.key_count + first, a.key_count};
-  }
+  if (a.return_scores && plan.two_phases) return scores_at(a, plan, piece, first);
   if (plan.keep_logits) {
     return {piece.unit + plan.spans * plan.partial_floats + first, a.key_count};
   }
@@ -178,6 +182,7 @@ inline void attend_span(const AttentionArguments& a, const Plan& plan, const Pie
   if (!plan.two_phases) {
     std::fill(partial.sums, partial.sums + piece.rows * plan.value_width, 0.0f);
   }
+  const bool hands_out = a.return_scores && !plan.two_phases;
   Worst worst;
   for (int first = piece.first_key; first < piece.last_key;
        first += static_cast<int>(plan.block_keys)) {
@@ -196,6 +201,7 @@ inline void attend_span(const AttentionArguments& a, const Plan& plan, const Pie
     if (a.accumulate) accumulate_scores(a, piece, logits, first, count, worst);
     for (int row = 0; row < piece.rows; ++row) {
       const float* scores = logits.row(row);
+      if (hands_out) stream_out(scores, count, scores_at(a, plan, piece, first).row(row));
       const float before = partial.maxima[row];
       const float now = row_maximum(scores, count, before);
       if (now != before && first != piece.first_key) {
@@ -210,6 +216,7 @@ inline void attend_span(const AttentionArguments& a, const Plan& plan, const Pie
     }
     if (!plan.two_phases) add_block(a, plan, piece, scratch, first, seen, partial.sums);
   }
+  if (hands_out) end_streams();
   partial.put(worst);
 }
 

@@ -23,6 +23,12 @@ inline Vector load(const BFloat16* from) {
 
 inline void store(float* to, Vector value) { _mm512_storeu_ps(to, value); }
 
+// A store to an aligned place that leaves the caches as they are.
+inline void stream(float* to, Vector value) { _mm512_stream_ps(to, value); }
+
+// Orders the streams before this before what other threads see of this one.
+inline void end_streams() { _mm_sfence(); }
+
 inline Vector multiply_add(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
 
 inline Vector maximum(Vector a, Vector b) { return _mm512_max_ps(a, b); }

@@ -26,6 +26,10 @@ inline Vector load(const BFloat16* from) {
 
 inline void store(float* to, Vector value) { vst1q_f32(to, value); }
 
+inline void stream(float* to, Vector value) { store(to, value); }
+
+inline void end_streams() {}
+
 inline Vector multiply_add(Vector a, Vector b, Vector c) { return vfmaq_f32(c, a, b); }
 
 inline Vector maximum(Vector a, Vector b) { return vmaxq_f32(a, b); }

@@ -25,6 +25,10 @@ inline Vector load(const Half* from) {
 
 inline void store(float* to, Vector value) { std::memcpy(to, &value, sizeof value); }
 
+inline void stream(float* to, Vector value) { store(to, value); }
+
+inline void end_streams() {}
+
 inline Vector multiply_add(Vector a, Vector b, Vector c) { return a * b + c; }
 
 inline Vector maximum(Vector a, Vector b) { return a > b ? a : b; }
