@@ -18,7 +18,7 @@ struct KeyRanks {
     let statistics: KeyStatistics
     /// Rows per head since the statistics were made from all keys.
     let replaced: Int
-    /// Whether the importance of the rows is their rank.
+    /// Whether the importance of the rows is their rank: from attention to the next replacement.
     var areCurrent = false
 
     init(statistics: KeyStatistics, replaced: Int = 0) {

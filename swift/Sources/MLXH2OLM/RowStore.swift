@@ -13,10 +13,7 @@ struct RowStore {
     var values: [MLXArray]
     /// float32 [B, H, length]; NaN where not yet scored.
     var importance: MLXArray {
-        didSet {
-            keyRanks?.areCurrent = false
-            knownWorst = nil
-        }
+        didSet { knownWorst = nil }
     }
     /// int32 [B, H, length].
     var positions: MLXArray

@@ -55,6 +55,24 @@ import Testing
         #expect(two.store?.areRanked == false)
     }
 
+    /// As near as float32, in half precision too: the mean goes in as two probes.
+    @Test(arguments: [DType.float32, .float16, .bfloat16], [nil, 8])
+    func theRanksAreThoseOfTheKeys(dtype: DType, kvBits: Int?) throws {
+        let tokens = Tokens(count: 20, seed: 37)
+        let cache = try cache(secondReadBytes: 0, kvBits: kvBits)
+        for token in 0..<20 { _ = try feed(tokens, token..<token + 1, cache, dtype) }
+        var keys = try #require(cache.keys)
+        if let packed = (cache as? QuantizedH2OKVCache)?.packedKeys {
+            // The kernels dequantise in float32, MLX in the dtype of the scales.
+            keys = dequantized(
+                packed.words, scales: packed.scales.asType(.float32),
+                biases: packed.biases.asType(.float32), groupSize: 32, bits: 8)
+        }
+        let expected = try keyDiversity(keys).asArray(Float.self)
+        let found = try #require(cache.scores).asArray(Float.self)
+        #expect(zip(found, expected).allSatisfy { abs($0 - $1) < 2e-5 })
+    }
+
     /// Packed rows are ranked as they are stored; a copy goes on as the cache does.
     @Test(arguments: [nil, Backend.composed])
     func packedRowsAreRankedAsTheyAreStored(backend: Backend?) throws {
