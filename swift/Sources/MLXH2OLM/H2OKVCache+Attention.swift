@@ -47,8 +47,10 @@ extension H2OKVCache {
         _ kind: Rows.Type, _ queries: MLXArray, _ scale: Float,
         _ mask: MLXFast.ScaledDotProductAttentionMaskMode, _ store: inout RowStore
     ) throws -> MLXArray {
-        if case .keyDiversity? = policy.rankedBy, isReplacementDue,
-            store.canRankKeys(for: queries, scale: scale, secondReadBytes: secondReadBytes)
+        let evictEvery = configuration.evictEvery
+        let least = secondReadBytes ?? KeyRanks.secondReadBytes(evictEvery: evictEvery)
+        if case .keyDiversity? = policy.rankedBy, isEvictionDue,
+            store.canRankKeys(for: queries, scale: scale, secondReadBytes: least)
         {
             return try store.attendAndRank(kind, queries, scale: scale, mask: mask)
         }
@@ -71,7 +73,8 @@ extension H2OKVCache {
     ) throws -> MLXArray {
         let rows = Rows.self == MLXArray.self ? promoted(queries, store) : nil
         let (keys, values) = store.fetch()
-        let next = isReplacementDue ? zones(added: 1) : nil
+        let isNamed = isEvictionDue && configuration.evictEvery == 1
+        let next = isNamed ? zones(added: 1) : nil
         let found = try attentionAndAccumulate(
             queries: rows?[0] ?? queries, keys: Rows.rows(of: rows.map { [$0[1]] } ?? keys),
             values: Rows.rows(of: rows.map { [$0[2]] } ?? values), importance: store.importance,

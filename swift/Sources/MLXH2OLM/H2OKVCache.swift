@@ -30,8 +30,8 @@ public class H2OKVCache {
     var isUnscored = false
     /// Rows of a chunk beyond the budget, to go at the next occasion.
     var hasSurplus = false
-    /// Bytes of dense keys below which a CPU reads them again; another number only in tests.
-    var secondReadBytes = KeyRanks.secondReadBytes
+    /// In the place of ``KeyRanks/secondReadBytes(evictEvery:)``; only in tests.
+    var secondReadBytes: Int?
 
     public init(_ configuration: H2OConfiguration, name: String = "") {
         self.configuration = configuration
@@ -171,10 +171,17 @@ public class H2OKVCache {
             kept.truncate(to: 0)
         } else {
             let zones = zones(added: added)
+            let ranks = try ranks(of: store)
             let slots = try keepIndices(
-                try ranks(of: store), positions: store.positions, keep: keep,
-                sinkSize: zones.sinkSize, recentStart: zones.recentStart)
-            kept.keep(slots)
+                ranks, positions: store.positions, keep: keep, sinkSize: zones.sinkSize,
+                recentStart: zones.recentStart)
+            let gone =
+                try !store.areRanked
+                ? nil
+                : evictIndices(
+                    ranks, positions: store.positions, count: store.length - keep,
+                    sinkSize: zones.sinkSize, recentStart: zones.recentStart)
+            try kept.keep(slots, gone: gone)
         }
         evicted += store.length - keep
         return kept
@@ -187,8 +194,8 @@ public class H2OKVCache {
             recentStart: offset + added - configuration.recentSize)
     }
 
-    /// Whether the next token, if it comes alone, overwrites a row.
-    var isReplacementDue: Bool { configuration.evictEvery == 1 && length >= limit }
+    /// Whether rows go with the next token, if it comes alone.
+    var isEvictionDue: Bool { length >= limit }
 
     /// What the next row to go is found by: a rank that the operation knows, or the ranks.
     private func ranking(of store: RowStore) throws -> RowRanks {

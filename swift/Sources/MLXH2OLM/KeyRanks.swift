@@ -7,18 +7,19 @@ import MLXH2O
 /// needs are logits of keys that this step's attention reads anyway, and only the sum of the
 /// normalised keys and their norms must be known, which change by one row at a time.
 struct KeyRanks {
-    /// Bytes of a layer's dense keys below which a CPU reads them again, in less time than it takes
-    /// to hand out the operations on their sums.
-    static let secondReadBytes = 1 << 21
+    /// Bytes of a layer's dense keys, for each sequence, below which a CPU reads them again for
+    /// every row that goes, rather than to keep sums of them; `evictEvery` above 1: where rows go in
+    /// groups, the sums cost more there, and the read comes once per group.
+    static func secondReadBytes(evictEvery: Int) -> Int { evictEvery == 1 ? 1 << 21 : 1 << 24 }
 
-    /// Replacements after which the statistics are made anew, so that rounding does not add up.
-    private static let afresh = 1024
+    /// Rows per head that go until the statistics are made anew, so that rounding does not add up.
+    static let afresh = 1024
 
-    /// Of the stored keys.
+    /// Of the first rows; those behind have been appended since.
     let statistics: KeyStatistics
-    /// Rows per head since the statistics were made from all keys.
+    /// Rows per head that went since the statistics were made from all keys.
     let replaced: Int
-    /// Whether the importance of the rows is their rank: from attention to the next replacement.
+    /// Whether the importance of the rows is their rank: from attention to the next change of rows.
     var areCurrent = false
 
     init(statistics: KeyStatistics, replaced: Int = 0) {
@@ -26,8 +27,31 @@ struct KeyRanks {
         self.replaced = replaced
     }
 
-    /// Whether the next replacement shall keep the statistics up to date.
-    var canBeFollowed: Bool { areCurrent && replaced < Self.afresh }
+    /// The keys that were appended taken in: reads those alone.
+    func withAppended(to store: RowStore) throws -> KeyRanks {
+        let start = statistics.inverseNorms.dim(2)
+        guard start < store.length else { return self }
+        let new = try store.statistics(ofKeys: store.fetch().keys.map { $0[0..., 0..., start...] })
+        return KeyRanks(
+            statistics: KeyStatistics(
+                keySum: statistics.keySum + new.keySum,
+                inverseNorms: concatenated([statistics.inverseNorms, new.inverseNorms], axis: 2)),
+            replaced: replaced)
+    }
+
+    /// Without the rows at `gone` [B, H, n], the others in the order of `slots`. Nil where the ranks
+    /// are not those of all rows.
+    func without(
+        _ gone: MLXArray, keeping slots: MLXArray, of store: RowStore
+    ) throws -> KeyRanks? {
+        guard areCurrent else { return nil }
+        let lost = try store.statistics(ofKeys: store.keys.map { gathered($0, gone) })
+        return KeyRanks(
+            statistics: KeyStatistics(
+                keySum: statistics.keySum - lost.keySum,
+                inverseNorms: takeAlong(statistics.inverseNorms, slots, axis: 2)),
+            replaced: replaced + gone.dim(2))
+    }
 }
 
 extension KeyStatistics {
@@ -41,13 +65,13 @@ extension RowStore {
     /// Whether ranks in the pass of attention can be had, for less than a second read of the keys.
     ///
     /// On a GPU always for less: the second read is a composition of many operations. So it is of
-    /// packed keys on a CPU, which would be unpacked.
+    /// packed keys on a CPU, which would be unpacked; of dense ones from so many bytes on.
     func canRankKeys(for queries: MLXArray, scale: Float, secondReadBytes: Int) -> Bool {
         let (keys, values) = layouts
         guard scale != 0, queries.dtype == keys.dtype, queries.dtype == values.dtype else {
             return false
         }
-        let used = positions.size * keys.size * keys.dtype.size
+        let used = length * keys.heads * keys.size * keys.dtype.size
         return packing != nil || Device.defaultDevice().deviceType == .gpu
             || used >= secondReadBytes
     }
@@ -60,9 +84,10 @@ extension RowStore {
         let (keyParts, valueParts) = fetch()
         let (keys, values) = (Rows.rows(of: keyParts), Rows.rows(of: valueParts))
         let (bits, groupSize) = (packing?.bits ?? 8, packing?.groupSize ?? 64)
+        let followed = keyRanks.flatMap { $0.replaced < KeyRanks.afresh ? $0 : nil }
         let known =
-            try keyRanks
-            ?? KeyRanks(statistics: keyStatistics(keys, bits: bits, groupSize: groupSize))
+            try followed?.withAppended(to: self)
+            ?? KeyRanks(statistics: statistics(ofKeys: keyParts))
         let (found, logits) = try MLXFast.scaledDotProductAttentionWithProbes(
             queries: queries, keys: keys, values: values,
             probes: probes(known.statistics.keySum, dtype: queries.dtype), scale: scale, bits: bits,
@@ -71,6 +96,13 @@ extension RowStore {
         keyRanks = known
         keyRanks?.areCurrent = true
         return found.output
+    }
+
+    /// Of keys that are stored as ours are.
+    fileprivate func statistics(ofKeys parts: [MLXArray]) throws -> KeyStatistics {
+        guard let packing else { return try keyStatistics(parts[0]) }
+        return try keyStatistics(
+            PackedRows.rows(of: parts), bits: packing.bits, groupSize: packing.groupSize)
     }
 }
 

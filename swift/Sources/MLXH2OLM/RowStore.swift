@@ -109,7 +109,7 @@ struct RowStore {
             MLXArray(Int32(offset)..<Int32(offset + added)), to: heads + [added])
         importance = concatenated([importance, unscored], axis: 2)
         positions = concatenated([positions, new], axis: 2)
-        keyRanks = nil
+        keyRanks?.areCurrent = false
     }
 
     private mutating func write(
@@ -145,7 +145,7 @@ struct RowStore {
         _ kind: Rows.Type, _ newKeys: MLXArray, _ newValues: MLXArray, _ position: Int,
         _ zones: Zones, _ ranks: RowRanks
     ) throws {
-        let followed = keyRanks.flatMap { $0.canBeFollowed ? $0 : nil }
+        let followed = areRanked ? keyRanks : nil
         let found = try MLXH2O.replaceWorst(
             keys: Rows.rows(of: keys), values: Rows.rows(of: values), importance: importance,
             positions: positions, newKeys: newKeys, newValues: newValues, position: position,
@@ -161,12 +161,15 @@ struct RowStore {
     }
 
     /// Keep only `slots` [B, H, n], in that order; no unused rows remain. O(n) rows moved.
-    mutating func keep(_ slots: MLXArray) {
+    ///
+    /// With the slots of the others, `gone`, what is known of the keys stays known: that reads the
+    /// keys that go.
+    mutating func keep(_ slots: MLXArray, gone: MLXArray? = nil) throws {
+        keyRanks = try gone.flatMap { try keyRanks?.without($0, keeping: slots, of: self) }
         keys = keys.map { gathered($0, slots) }
         values = values.map { gathered($0, slots) }
         importance = takeAlong(importance, slots, axis: 2)
         positions = takeAlong(positions, slots, axis: 2)
-        keyRanks = nil
     }
 
     /// Forget the rows from slot `length` on; their space stays.
@@ -210,7 +213,7 @@ private func assigned(_ buffer: MLXArray, at start: Int, _ rows: MLXArray) -> ML
     return result
 }
 
-private func gathered(_ buffer: MLXArray, _ slots: MLXArray) -> MLXArray {
+func gathered(_ buffer: MLXArray, _ slots: MLXArray) -> MLXArray {
     let wide = broadcast(
         slots.expandedDimensions(axis: -1), to: slots.shape + [buffer.dim(3)])
     return takeAlong(buffer, wide, axis: 2)

@@ -126,7 +126,7 @@ import Testing
                         PolicyRows(
                             keys: oldKeys, values: oldValues, importance: gathered.importance,
                             positions: gathered.positions, offset: token))
-                    gathered.keep(
+                    try gathered.keep(
                         try keepIndices(
                             ranks, positions: gathered.positions, keep: 15, sinkSize: 3,
                             recentStart: token + 1 - configuration.recentSize))
