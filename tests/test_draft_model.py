@@ -83,9 +83,10 @@ def test_the_caches_become_those_of_the_accepted_tokens(layers, policy):
             np.testing.assert_array_equal(*kept)
 
 
-def test_quantised_rows_are_taken_back_too():
+@pytest.mark.parametrize("rows", [{}, {"light_bits": 4, "dense_size": 2}])
+def test_quantised_rows_are_taken_back_too(rows):
     model, draft = tiny_qwen3(head_dim=32), tiny_qwen3(layers=1, head_dim=32)
-    given = {"kv_bits": 8, "kv_group_size": 32}
+    given = {"kv_bits": 8, "kv_group_size": 32} | rows
     caches = both(model, draft, 16, **given)
     responses = drafted(model, draft, caches)
     assert len(responses) == 40

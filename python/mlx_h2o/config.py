@@ -103,11 +103,10 @@ class H2OConfig:
             )
         self._resolve_sizes()
         self._check_dense_rows()
-        if self.speculative and (self.evict_every != 1 or self.dense_rows):
+        if self.speculative and self.evict_every != 1:
             raise ValueError(
-                f"[H2OConfig] speculative is {self.speculative}, evict_every {self.evict_every} "
-                f"and {self.dense_rows} rows stay dense beside packed ones, expected evict_every 1 "
-                "and rows of one precision with speculation."
+                f"[H2OConfig] speculative is {self.speculative} and evict_every "
+                f"{self.evict_every}, expected evict_every 1 with speculation."
             )
 
     def _check_quantisation(self) -> None:

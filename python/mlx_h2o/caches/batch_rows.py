@@ -15,6 +15,7 @@ from mlx.utils import tree_map
 
 from ..config import H2OConfig
 from ..stores.choice import restored_store
+from ..stores.mixed_store import MixedRowStore
 from ..stores.storage import Storage
 
 __all__ = ["Line", "Shift", "joined", "mapped", "padded", "sliced"]
@@ -88,6 +89,8 @@ def sliced(
     if some == list(range(store.positions.shape[0])):
         if (start, stop) == (0, store.length):
             return store
+        if isinstance(store, MixedRowStore) and start == 0:
+            return store.first(stop)
         return mapped(store, config, lambda array: array[:, :, start:stop])
     if some == list(range(some[0], some[-1] + 1)):
         return mapped(store, config, lambda array: array[some[0] : some[-1] + 1, :, start:stop])

@@ -7,6 +7,8 @@ free. So nothing is gathered, and the buffers keep their size.
 
 from __future__ import annotations
 
+import copy
+
 import mlx.core as mx
 
 from .. import fast
@@ -42,7 +44,11 @@ class ProvisionalRows(BoundedRows):
     def _before(self, store: Storage) -> Before:
         remembered = store.positions, store.importance, self._asides
         order = self._ordered, self._tail
-        return Before(self.offset, self._frontier, self.evicted, *remembered, *order)
+        before = Before(self.offset, self._frontier, self.evicted, *remembered, *order)
+        if not store.in_segments:
+            return before
+        # Packing a row cannot be undone. Nothing is copied: the arrays are those of now.
+        return before._replace(whole=copy.copy(store))
 
     def _advance(self, store: Storage, keys: mx.array, values: mx.array) -> Before:
         """Commit what is due, as one update, and store the new rows; what it takes to undo that.
@@ -94,12 +100,20 @@ class ProvisionalRows(BoundedRows):
         return done
 
     def _append_behind(self, store: Storage, keys: mx.array, values: mx.array) -> None:
+        length, slots = store.length, store.rest(self._eviction(store, 0).ranks)
+        if slots is not None:
+            self._asides = tuple(aside.moved(slots, length) for aside in self._asides)
         store.append(keys, values, self.offset, self.config.max_kv_size + 2 * self._reach)
         self._tail += keys.shape[2]
 
-    def _gather_others(self, store: Storage, going: mx.array) -> Storage:
-        """Keep all rows but those at ``going``, in the order of positions; return those."""
-        gone = mapped(store, self.config, lambda array: taken(array, going))
+    def _gather_others(self, store: Storage, going: mx.array) -> Storage | None:
+        """Keep all rows but those at ``going``, in the order of positions; return those.
+
+        None in mixed precision, where what was before is held as a whole.
+        """
+        gone = None
+        if not store.in_segments:
+            gone = mapped(store, self.config, lambda array: taken(array, going))
         last = mx.array(mx.iinfo(mx.int32).max)
         order = mx.argsort(mx.put_along_axis(store.positions, going, last, axis=2), axis=2)
         self._rearrange(store, order[:, :, : store.length - going.shape[2]])
@@ -112,7 +126,8 @@ class ProvisionalRows(BoundedRows):
 
     def _rearrange(self, store: Storage, slots: mx.array) -> None:
         length = store.length
-        store.keep(slots)
+        ranks = self._eviction(store, 0).ranks() if store.in_segments else None
+        slots = store.keep(slots, ranks=ranks)
         self._asides = tuple(aside.moved(slots, length) for aside in self._asides)
         self._ordered, self._tail = True, 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -71,6 +72,7 @@ class Before(NamedTuple):
 
     gone: the rows that the update evicted where it gathered the others.
     overwritten: the same where it wrote in place.
+    whole: all rows, where it may have packed some.
     """
 
     offset: int
@@ -83,6 +85,7 @@ class Before(NamedTuple):
     tail: int
     gone: Storage | None = None
     overwritten: Overwritten | None = None
+    whole: Storage | None = None
 
     @property
     def held(self) -> list[mx.array]:
@@ -100,9 +103,19 @@ class Before(NamedTuple):
         held: Sequence[mx.array] = self.held
         return self.positions.nbytes + self.importance.nbytes + sum(a.nbytes for a in held)
 
+    def held_beside(self, store: Storage | None) -> dict[int, mx.array]:
+        """The arrays of ``whole`` that the store no longer has, by their identity."""
+        if self.whole is None:
+            return {}
+        own = set() if store is None else {id(array) for array in store.arrays()}
+        return {id(array): array for array in self.whole.arrays() if id(array) not in own}
+
     def restored(self, store: Storage, config: H2OConfig) -> Storage:
         """The rows as they were, each in its slot; ``store`` has those of the update, or what is
         left of it."""
+        if self.whole is not None:
+            # Copies may share this log: what is restored is not the one that it holds.
+            return copy.copy(self.whole)
         if self.gone is not None:
             return self._merged(store, self.gone, config)
         if self.overwritten is not None:

@@ -106,7 +106,9 @@ class SpeculativeRows(ProvisionalRows):
             store, queries, keys, values, scale=scale, mask=mask, sinks=sinks
         )
         self.update_scores(scores, lse=lse, masked=True)
-        result: mx.array = mx.depends(out, [store.importance, self._asides[-1].seen])
+        # Where rows move in every step, what is kept aside moves with them.
+        asides = self._asides if store.in_segments else self._asides[-1:]
+        result: mx.array = mx.depends(out, [store.importance, *(one.seen for one in asides)])
         return result
 
     def score_chunk(
@@ -191,7 +193,9 @@ class SpeculativeRows(ProvisionalRows):
         waiting = {id(aside.seen): aside.seen for aside in self._asides}
         for entry in self._log:
             waiting |= {id(aside.seen): aside.seen for aside in entry.asides}
-        kept = sum(seen.nbytes for seen in waiting.values())
+        for entry in self._log:
+            waiting |= entry.held_beside(self._store)
+        kept = sum(array.nbytes for array in waiting.values())
         return super().nbytes + kept + sum(entry.nbytes for entry in self._log)
 
     def _settle(self) -> None:

@@ -26,7 +26,7 @@ def empty_store(config: H2OConfig, keys: mx.array, values: mx.array, owner: str)
         return RowStore.empty_like(keys, values)
     if config.dense_rows:
         packings = Packing.tiers(config, keys, values, owner)
-        return MixedRowStore.empty_like(keys, values, packings, config.dense_rows)
+        return MixedRowStore.empty_like(keys, values, packings, _newest(config))
     return _class_of(config).empty_like(keys, values, _packing(config, keys, values, owner))
 
 
@@ -46,13 +46,18 @@ def restored_store(
     if config.dense_rows:
         packings = Packing.tiers(config, keys[-1], values[-1], "this cache")
         rows = list(keys), list(values), importance, positions
-        return MixedRowStore.restored(*rows, packings, config.dense_rows)
+        return MixedRowStore.restored(*rows, packings, _newest(config))
     packing = Packing.restored(config, keys)
     if config.kv_handed != "latents":
         values = tuple(values)
     cls: Any = _class_of(config)
     store: Storage = cls(tuple(keys), values, importance, positions, packing)
     return store
+
+
+def _newest(config: H2OConfig) -> int:
+    """Rows that stay dense: with speculation those that are provisional, too."""
+    return config.dense_rows + (config.speculative + 1 if config.speculative else 0)
 
 
 _Packed = type[QuantizedRowStore] | type[LatentRowStore]

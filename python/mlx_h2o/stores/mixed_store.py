@@ -131,13 +131,23 @@ class MixedRowStore(Storage):
         self.values = mx.concatenate([self.values, values], axis=2)
         self._remember_unscored(keys.shape[2], offset)
 
-    def rest(self, ranks: Ranks | None = None) -> None:
-        if self.keys.shape[2] >= 2 * self.dense_size:
-            self._arrange(self._all_slots(), self.dense_size, self._ranks(ranks))
+    def rest(self, ranks: Ranks | None = None) -> mx.array | None:
+        if self.keys.shape[2] < 2 * self.dense_size:
+            return None
+        return self._arrange(self._all_slots(), self.dense_size, self._ranks(ranks))
 
-    def keep(self, slots: mx.array, *, ranks: mx.array | None = None, added: int = 0) -> None:
+    def keep(self, slots: mx.array, *, ranks: mx.array | None = None, added: int = 0) -> mx.array:
         newest = min(self.keys.shape[2], max(0, self.dense_size - added))
-        self._arrange(slots, newest, self.importance if ranks is None else ranks)
+        return self._arrange(slots, newest, self.importance if ranks is None else ranks)
+
+    def first(self, length: int) -> MixedRowStore:
+        """The rows of the first slots, at least those that are packed."""
+        end = length - self.packed_length
+        if end < 0:
+            raise ValueError(f"[MixedRowStore.first] found {length}, expected the packed rows too.")
+        remembered = self.importance[:, :, :length], self.positions[:, :, :length]
+        rows = self.keys[:, :, :end], self.values[:, :, :end]
+        return MixedRowStore(self.tiers, *rows, *remembered, self.dense_size)
 
     def truncate(self, length: int) -> None:
         """Forget the newest rows: ``length`` of each head remain."""

@@ -148,10 +148,11 @@ class QuantizedRowStore(Storage):
     def _rebind(self, arrays: list[mx.array]) -> None:
         self.keys, self.values = triple(arrays[:3]), triple(arrays[3:])
 
-    def keep(self, slots: mx.array, *, ranks: mx.array | None = None, added: int = 0) -> None:
+    def keep(self, slots: mx.array, *, ranks: mx.array | None = None, added: int = 0) -> mx.array:
         self.keys = each(lambda part: gathered(part, slots), self.keys)
         self.values = each(lambda part: gathered(part, slots), self.values)
         self._keep_remembered(slots)
+        return slots
 
     def replace_keys(self, keys: Any) -> None:
         self.keys = self._checked("keys", keys, self.fetch()[0])

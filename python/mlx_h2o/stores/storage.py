@@ -176,8 +176,12 @@ class Storage(ABC):
         the rows before. O(rows added), and O(rows stored) once in some steps.
         """
 
-    def rest(self, ranks: Ranks | None = None) -> None:  # noqa: B027, most have nothing to do
-        """What a store may do between a chunk, whose scores are in, and the next update."""
+    def rest(self, ranks: Ranks | None = None) -> mx.array | None:
+        """What a store may do between a chunk, whose scores are in, and the next update.
+
+        Returns the slots [B, H, length] where rows were, if they moved.
+        """
+        return None
 
     @abstractmethod
     def replace_worst(
@@ -196,10 +200,11 @@ class Storage(ABC):
         """
 
     @abstractmethod
-    def keep(self, slots: mx.array, *, ranks: mx.array | None = None, added: int = 0) -> None:
+    def keep(self, slots: mx.array, *, ranks: mx.array | None = None, added: int = 0) -> mx.array:
         """Keep only ``slots`` [B, H, n], ascending; no unused rows remain. O(n) rows moved.
 
-        ``ranks`` [B, H, length] are those of all rows, ``added`` the tokens about to come.
+        ``ranks`` [B, H, length] are those of all rows, ``added`` the tokens about to come. Returns
+        where each row was: ``slots``, but for a store that has an order of its own.
         """
 
     @abstractmethod

@@ -115,10 +115,11 @@ class RowStore(Storage):
     def _rebind(self, arrays: list[mx.array]) -> None:
         self.keys, self.values = arrays
 
-    def keep(self, slots: mx.array, *, ranks: mx.array | None = None, added: int = 0) -> None:
+    def keep(self, slots: mx.array, *, ranks: mx.array | None = None, added: int = 0) -> mx.array:
         self.keys = gathered(self.keys, slots)
         self.values = gathered(self.values, slots)
         self._keep_remembered(slots)
+        return slots
 
     def replace_keys(self, keys: mx.array) -> None:
         self._check("keys", keys, self.key_layout)
