@@ -93,10 +93,40 @@ FAULTS = {
         "of target",
     ),
     "sparse V skips up to twice its threshold": (
-        "attention_sweeps.h",
+        "attention_sparse.h",
         "static_cast<double>(a.sparse_threshold) * total.total",
         "static_cast<double>(a.sparse_threshold) * 2 * total.total",
         "of target",
+    ),
+    "a masked pair counts as skipped": (
+        "attention_sparse.h",
+        "std::popcount(seen & ~wanted)",
+        "std::popcount((all & ~wanted) | (seen & 0))",
+        "skipped of target",
+    ),
+    "a row has the weights that another row wants": (
+        "attention_sparse.h",
+        "store(weights + i, zero_below(x, broadcast(limit), exp_nonpositive(x)));",
+        "store(weights + i, exp_nonpositive(x + zero_below(x, broadcast(limit), broadcast(0))));",
+        "out of target",
+    ),
+    "wanted keys are used twice": (
+        "attention_sparse.h",
+        "std::memmove(keys_, keys_ + used,",
+        "std::memmove(keys_, keys_ + 0 * used,",
+        "out of target",
+    ),
+    "a listed row has the scale of its place": (
+        "attention_listed.h",
+        "together[i] = from[keys[i] * strides[2] + group];",
+        "together[i] = from[i * strides[2] + group];",
+        "out of target",
+    ),
+    "wanted keys are taken for neighbours": (
+        "attention_sparse.h",
+        "return keys[count - 1] - keys[0] == count - 1;",
+        "return keys[count - 1] - keys[0] <= count;",
+        "out of target",
     ),
     "every probe is the first": (
         "attention_sweeps.h",

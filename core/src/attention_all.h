@@ -1,6 +1,8 @@
 // What attention_kernel.cpp compiles for each SIMD target.
 #include "attention_stored.h"
 //
+#include "attention_listed.h"
+//
 #include "simd_exp.h"
 //
 #include "attention_tiles.h"
@@ -10,3 +12,5 @@
 #include "attention_rows.h"
 //
 #include "attention_sweeps.h"
+//
+#include "attention_sparse.h"

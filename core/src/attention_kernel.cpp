@@ -2,6 +2,7 @@
 #include "attention_kernel.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>

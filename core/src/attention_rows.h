@@ -51,16 +51,14 @@ inline void stream_out(const float* scores, int count, float* to) {
   std::copy(scores + i, scores + count, to + i);
 }
 
-// weights[i] = exp(scores[i] - maximum), in place too; returns their sum. Weights below `least`
-// become 0, and stay in the sum.
-inline float weigh(const float* scores, int count, float maximum, float least, float* weights) {
+// weights[i] = exp(scores[i] - maximum), in place too; returns their sum.
+inline float weigh(const float* scores, int count, float maximum, float* weights) {
   const Vector shift = broadcast(maximum);
-  const Vector limit = broadcast(least);
   Vector total = broadcast(0);
   int i = 0;
   for (; i + kLanes <= count; i += kLanes) {
     const Vector weight = exp_nonpositive(load(scores + i) - shift);
-    store(weights + i, zero_below(weight, limit, weight));
+    store(weights + i, weight);
     total = total + weight;
   }
   float rest = 0;
@@ -68,18 +66,11 @@ inline float weigh(const float* scores, int count, float maximum, float least, f
     float lanes[kLanes];
     store(lanes, exp_nonpositive(load_partial(scores + i, count - i) - shift));
     for (int lane = 0; i + lane < count; ++lane) {
-      weights[i + lane] = lanes[lane] < least ? 0 : lanes[lane];
+      weights[i + lane] = lanes[lane];
       rest += lanes[lane];
     }
   }
   return sum(total) + rest;
-}
-
-// How many pairs take no part though they are not masked.
-inline int count_skipped(const float* scores, const float* weights, int count) {
-  int skipped = 0;
-  for (int i = 0; i < count; ++i) skipped += scores[i] > -kInfinity && weights[i] == 0 ? 1 : 0;
-  return skipped;
 }
 
 // Puts the elements of a query into the order of unpacked half bytes.

@@ -166,30 +166,55 @@ inline int group_shift(const Packing& packing, int run) {
   return __builtin_ctz(static_cast<unsigned>(packing.group_size / run));
 }
 
-// Keys or values: where they are, how they are packed, and whether all rows are read in order.
+// Keys or values: where they are, and how they are packed.
 struct Stored {
   const void* data;
   const int64_t* strides;
   const Packing& packing;
   int width;
-  bool in_order;
-
-  int64_t ahead() const { return in_order ? kAhead : 0; }
 };
 
 inline Stored keys_of(const AttentionArguments& a) {
-  return {a.keys, a.key_strides, a.key_packing, a.width, true};
+  return {a.keys, a.key_strides, a.key_packing, a.width};
 }
 
 inline Stored values_of(const AttentionArguments& a) {
-  return {a.values, a.value_strides, a.value_packing, a.value_width, !(a.sparse_threshold > 0)};
+  return {a.values, a.value_strides, a.value_packing, a.value_width};
 }
 
 template <typename T, typename Work>
 void with_dense(const Stored& stored, const Piece& piece, int64_t first, const Work& work) {
   const T* data = static_cast<const T*>(stored.data) + piece.batch * stored.strides[0] +
                   piece.kv_head * stored.strides[1] + first * stored.strides[2];
-  work(DenseRows<T>{data, stored.strides[2], stored.ahead()});
+  work(DenseRows<T>{data, stored.strides[2], kAhead});
+}
+
+inline const uint32_t* words_of(const Stored& stored, const Piece& piece, int64_t first) {
+  return static_cast<const uint32_t*>(stored.data) + piece.batch * stored.strides[0] +
+         piece.kv_head * stored.strides[1] + first * stored.strides[2];
+}
+
+// Calls `work` with packed rows that are unpacked in registers.
+template <typename Work>
+void with_unpacking(const Stored& stored, const uint32_t* words, const float* scales,
+                    const float* biases, const Work& work) {
+  const Packing& packing = stored.packing;
+  const auto* bytes = reinterpret_cast<const uint8_t*>(words);
+  const int64_t stride = 4 * stored.strides[2];
+  const int run = packed_run(packing, kPackedRun);
+  const int shift = group_shift(packing, run);
+  if constexpr (kPackedRun != 32) {
+    if (run == kPackedRun) {
+      if (packing.bits == 8) {
+        return work(PackedRows<8, kPackedRun>{bytes, stride, scales, biases, shift, kAhead});
+      }
+      return work(PackedRows<4, kPackedRun>{bytes, stride, scales, biases, shift, kAhead});
+    }
+  }
+  if (packing.bits == 8) {
+    return work(PackedRows<8, 32>{bytes, stride, scales, biases, shift, kAhead});
+  }
+  work(PackedRows<4, 32>{bytes, stride, scales, biases, shift, kAhead});
 }
 
 template <typename Work>
@@ -203,51 +228,29 @@ void with_packed(const Stored& stored, const Piece& piece, int64_t first, int co
              scales);
   widen_rows(packing.type, packing.biases, packing.bias_strides, piece, first, count, groups,
              biases);
-  const uint32_t* words = static_cast<const uint32_t*>(stored.data) +
-                          piece.batch * stored.strides[0] + piece.kv_head * stored.strides[1] +
-                          first * stored.strides[2];
-  if (!is_unpacked_in_registers(packing)) {
-    float* rows = biases + kStep * groups;
-    for (int row = 0; row < count; ++row) {
-      unpack_row(words + row * stored.strides[2], stored.width, packing, scales + row, biases + row,
-                 rows + int64_t{row} * stored.width);
-    }
-    return work(DenseRows<float>{rows, stored.width, 0});
+  const uint32_t* words = words_of(stored, piece, first);
+  if (is_unpacked_in_registers(packing)) {
+    return with_unpacking(stored, words, scales, biases, work);
   }
-  const auto* bytes = reinterpret_cast<const uint8_t*>(words);
-  const int64_t stride = 4 * stored.strides[2];
-  const int64_t ahead = stored.ahead();
-  const int run = packed_run(packing, kPackedRun);
-  const int shift = group_shift(packing, run);
-  if constexpr (kPackedRun != 32) {
-    if (run == kPackedRun) {
-      if (packing.bits == 8) {
-        return work(PackedRows<8, kPackedRun>{bytes, stride, scales, biases, shift, ahead});
-      }
-      return work(PackedRows<4, kPackedRun>{bytes, stride, scales, biases, shift, ahead});
-    }
+  float* rows = biases + kStep * groups;
+  for (int row = 0; row < count; ++row) {
+    unpack_row(words + row * stored.strides[2], stored.width, packing, scales + row, biases + row,
+               rows + int64_t{row} * stored.width);
   }
-  if (packing.bits == 8) {
-    return work(PackedRows<8, 32>{bytes, stride, scales, biases, shift, ahead});
-  }
-  work(PackedRows<4, 32>{bytes, stride, scales, biases, shift, ahead});
+  work(DenseRows<float>{rows, stored.width, 0});
 }
 
-inline int64_t row_bytes(const AttentionArguments& a, const Stored& stored) {
-  const int64_t element = a.type == ElementType::float32 ? 4 : 2;
-  return stored.packing.bits == 0 ? stored.width * element
-                                  : int64_t{stored.width} * stored.packing.bits / 8;
-}
-
-// Asks for the lines of one row.
-MLX_H2O_INLINE void fetch_row(const AttentionArguments& a, const Stored& stored, const Piece& piece,
-                              int64_t row) {
-  const int64_t bytes = row_bytes(a, stored);
-  const int64_t element = stored.packing.bits != 0 ? 4 : bytes / stored.width;
-  const int64_t at =
-      piece.batch * stored.strides[0] + piece.kv_head * stored.strides[1] + row * stored.strides[2];
-  const char* from = static_cast<const char*>(stored.data) + at * element;
-  for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(from + line);
+template <typename Work>
+void with_dense_rows(const AttentionArguments& a, const Stored& stored, const Piece& piece,
+                     int64_t first, const Work& work) {
+  switch (a.type) {
+    case ElementType::float32:
+      return with_dense<float>(stored, piece, first, work);
+    case ElementType::float16:
+      return with_dense<Float16>(stored, piece, first, work);
+    case ElementType::bfloat16:
+      return with_dense<BFloat16>(stored, piece, first, work);
+  }
 }
 
 // Calls `work` with at most kStep stored rows, from the first on, in a type that can load them.
@@ -257,12 +260,5 @@ void with_rows(const AttentionArguments& a, const Stored& stored, const Piece& p
   if (stored.packing.bits != 0) {
     return with_packed(stored, piece, first, count, memory, work);
   }
-  switch (a.type) {
-    case ElementType::float32:
-      return with_dense<float>(stored, piece, first, work);
-    case ElementType::float16:
-      return with_dense<Float16>(stored, piece, first, work);
-    case ElementType::bfloat16:
-      return with_dense<BFloat16>(stored, piece, first, work);
-  }
+  with_dense_rows(a, stored, piece, first, work);
 }

@@ -107,48 +107,15 @@ inline void accumulate_scores(const AttentionArguments& a, const Piece& piece, c
   accumulate_block(block, kTarget, worst);
 }
 
-// Asks for the values of a block's keys from `begin` to `end` that a row wants. They are few and
-// far between, so the processor foresees none of them.
-MLX_H2O_INLINE void fetch_wanted(const AttentionArguments& a, const Plan& plan, const Piece& piece,
-                                 const Scratch& scratch, int first, int begin, int end) {
-  for (int step = begin; step < end; step += kStep) {
-    uint64_t any = 0;
-    for (int row = 0; row < piece.rows; ++row) {
-      any |= nonzero(scratch.weights + row * plan.block_keys + step);
-    }
-    any &= ~uint64_t{0} >> (kStep - std::min(kStep, end - step));
-    int keys[kStep];
-    const int wanted = list_bits(any, keys);
-    for (int i = 0; i < wanted; ++i) fetch_row(a, values_of(a), piece, first + step + keys[i]);
-  }
-}
-
 // Adds the values of `count` keys from `first` on to the sums of the rows.
 inline void add_block(const AttentionArguments& a, const Plan& plan, const Piece& piece,
                       const Scratch& scratch, int first, int count, float* sums) {
-  constexpr int kSooner = 8 * kStep;
   for (int step = 0; step < count; step += kStep) {
     const int step_keys = std::min(kStep, count - step);
-    const float* weights = scratch.weights + step;
-    if (plan.two_phases) {
-      if (step == 0) fetch_wanted(a, plan, piece, scratch, first, 0, std::min(kSooner, count));
-      fetch_wanted(a, plan, piece, scratch, first, step + kSooner,
-                   std::min(step + kSooner + kStep, count));
-    }
     with_rows(a, values_of(a), piece, first + step, step_keys, scratch.groups,
               [&](const auto& values) {
-                int row = 0;
-                const auto tile = [&](auto rows) {
-                  add_step<rows.value>(weights + row * plan.block_keys, plan.block_keys, step_keys,
-                                       values, a.value_width, sums + row * plan.value_width,
-                                       plan.value_width);
-                  row += rows.value;
-                };
-                if constexpr (kRowTile == 4) {
-                  while (row + 4 <= piece.rows) tile(std::integral_constant<int, 4>{});
-                }
-                while (row + 2 <= piece.rows) tile(std::integral_constant<int, 2>{});
-                while (row < piece.rows) tile(std::integral_constant<int, 1>{});
+                add_rows(scratch.weights + step, plan.block_keys, piece.rows, step_keys, values,
+                         a.value_width, sums, plan.value_width);
               });
   }
 }
@@ -212,7 +179,7 @@ inline void attend_span(const AttentionArguments& a, const Plan& plan, const Pie
       }
       partial.maxima[row] = now;
       partial.totals[row] +=
-          weigh(scores, count, shift_of(now), 0, scratch.weights + row * plan.block_keys);
+          weigh(scores, count, shift_of(now), scratch.weights + row * plan.block_keys);
     }
     if (!plan.two_phases) add_block(a, plan, piece, scratch, first, seen, partial.sums);
   }
@@ -246,34 +213,6 @@ struct Total {
     return std::exp(static_cast<double>(shift_of(maximum)) - static_cast<double>(shift));
   }
 };
-
-// Phase 2: the values of a span, whose logits and totals are known.
-inline void add_span(const AttentionArguments& a, const Plan& plan, const Piece& piece,
-                     const Partial& partial) {
-  const Scratch scratch = make_scratch(a, plan);
-  std::fill(partial.sums, partial.sums + piece.rows * plan.value_width, 0.0f);
-  std::fill(partial.skipped, partial.skipped + piece.rows, 0.0f);
-  float* shifts = scratch.queries;  // free in this phase, and wide enough for two floats a row
-  float* least = scratch.queries + piece.rows;
-  for (int row = 0; row < piece.rows; ++row) {
-    const Total total(a, plan, piece, row);
-    shifts[row] = total.shift;
-    least[row] = static_cast<float>(static_cast<double>(a.sparse_threshold) * total.total);
-  }
-  for (int first = piece.first_key; first < piece.last_key;
-       first += static_cast<int>(plan.block_keys)) {
-    const int count = std::min(static_cast<int>(plan.block_keys), piece.last_key - first);
-    const Matrix logits = logits_at(a, plan, piece, scratch, first);
-    for (int row = 0; row < piece.rows; ++row) {
-      float* weights = scratch.weights + row * plan.block_keys;
-      weigh(logits.row(row), count, shifts[row], least[row], weights);
-      if (a.skipped != nullptr) {
-        partial.skipped[row] += static_cast<float>(count_skipped(logits.row(row), weights, count));
-      }
-    }
-    add_block(a, plan, piece, scratch, first, count, partial.sums);
-  }
-}
 
 // The output of one row from the sums of its spans, in their order.
 template <typename T>

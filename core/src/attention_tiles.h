@@ -175,8 +175,9 @@ inline void add_tail(const float* weights, int64_t weight_stride, const int* key
 }
 
 template <int Rows, bool Mixed, typename Source>
-inline void add_values(const float* weights, int64_t weight_stride, const int* keys, int key_count,
-                       const Source& values, int width, float* sums, int64_t sum_stride) {
+MLX_H2O_INLINE void add_values(const float* weights, int64_t weight_stride, const int* keys,
+                               int key_count, const Source& values, int width, float* sums,
+                               int64_t sum_stride) {
   // As many runs as fit the registers, up to two.
   constexpr int kRuns = 2 * Rows * Source::kVectors <= kSums ? 2 : 1;
   const int runs = width / Source::kRun;
@@ -206,10 +207,10 @@ inline uint64_t nonzero(const float* weights) {
   return bits;
 }
 
-// The places of the bits, ascending; returns their number.
-inline int list_bits(uint64_t bits, int* places) {
+// The places of the bits, ascending, counted from `first`; returns their number.
+inline int list_bits(uint64_t bits, int first, int* places) {
   int count = 0;
-  for (; bits != 0; bits &= bits - 1) places[count++] = __builtin_ctzll(bits);
+  for (; bits != 0; bits &= bits - 1) places[count++] = first + __builtin_ctzll(bits);
   return count;
 }
 
@@ -231,10 +232,27 @@ void add_step(const float* weights, int64_t weight_stride, int key_count, const 
                                    sum_stride);
   }
   int keys[kStep];
-  if (const int count = list_bits(every, keys); count > 0) {
+  if (const int count = list_bits(every, 0, keys); count > 0) {
     add_values<Rows, false>(weights, weight_stride, keys, count, values, width, sums, sum_stride);
   }
-  if (const int count = list_bits(any & ~every, keys); count > 0) {
+  if (const int count = list_bits(any & ~every, 0, keys); count > 0) {
     add_values<Rows, true>(weights, weight_stride, keys, count, values, width, sums, sum_stride);
   }
+}
+
+// The same for any number of rows.
+template <typename Source>
+inline void add_rows(const float* weights, int64_t weight_stride, int row_count, int key_count,
+                     const Source& values, int width, float* sums, int64_t sum_stride) {
+  int row = 0;
+  const auto tile = [&](auto rows) {
+    add_step<rows.value>(weights + row * weight_stride, weight_stride, key_count, values, width,
+                         sums + row * sum_stride, sum_stride);
+    row += rows.value;
+  };
+  if constexpr (kRowTile == 4) {
+    while (row + 4 <= row_count) tile(std::integral_constant<int, 4>{});
+  }
+  while (row + 2 <= row_count) tile(std::integral_constant<int, 2>{});
+  while (row < row_count) tile(std::integral_constant<int, 1>{});
 }

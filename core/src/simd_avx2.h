@@ -50,6 +50,11 @@ inline Vector exponent_from_low_bits(Vector value) {
   return _mm256_castsi256_ps(_mm256_add_epi32(bits, _mm256_set1_epi32(0x3f800000)));
 }
 
+// One bit for each lane of x that is at its limit, above it, or NaN.
+inline uint32_t lanes_not_below(Vector x, Vector limit) {
+  return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(x, limit, _CMP_NLT_UQ)));
+}
+
 // One bit for each lane that is not 0; NaN is not.
 inline uint32_t nonzero_lanes(Vector value) {
   return static_cast<uint32_t>(
@@ -81,8 +86,8 @@ MLX_H2O_INLINE void reduce(const Vector (&vectors)[kSums], float factor, float* 
 
 // Elements bytes: scale * byte + bias.
 template <int Elements>
-inline void unpack_bytes(const uint8_t* from, float scale, float bias,
-                         Vector (&to)[Elements / kLanes]) {
+MLX_H2O_INLINE void unpack_bytes(const uint8_t* from, float scale, float bias,
+                                 Vector (&to)[Elements / kLanes]) {
   MLX_H2O_UNROLL
   for (int i = 0; i < Elements / kLanes; ++i) {
     const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + i * kLanes));
@@ -93,8 +98,8 @@ inline void unpack_bytes(const uint8_t* from, float scale, float bias,
 
 // Elements half bytes, in the order of nibble_order.
 template <int Elements>
-inline void unpack_nibbles(const uint8_t* from, float scale, float bias,
-                           Vector (&to)[Elements / kLanes]) {
+MLX_H2O_INLINE void unpack_nibbles(const uint8_t* from, float scale, float bias,
+                                   Vector (&to)[Elements / kLanes]) {
   static_assert(Elements == 32);
   const __m128i four = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
   const __m256i words = _mm256_srlv_epi32(_mm256_broadcastsi128_si256(four),

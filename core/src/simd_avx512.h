@@ -51,6 +51,11 @@ inline Vector exponent_from_low_bits(Vector value) {
   return _mm512_castsi512_ps(_mm512_add_epi32(bits, _mm512_set1_epi32(0x3f800000)));
 }
 
+// One bit for each lane of x that is at its limit, above it, or NaN.
+inline uint32_t lanes_not_below(Vector x, Vector limit) {
+  return _mm512_cmp_ps_mask(x, limit, _CMP_NLT_UQ);
+}
+
 // One bit for each lane that is not 0; NaN is not.
 inline uint32_t nonzero_lanes(Vector value) {
   return _mm512_cmp_ps_mask(value, _mm512_setzero_ps(), _CMP_NEQ_UQ);
@@ -96,8 +101,8 @@ MLX_H2O_INLINE void reduce(const Vector (&vectors)[kSums], float factor, float* 
 
 // Elements bytes: scale * byte + bias.
 template <int Elements>
-inline void unpack_bytes(const uint8_t* from, float scale, float bias,
-                         Vector (&to)[Elements / kLanes]) {
+MLX_H2O_INLINE void unpack_bytes(const uint8_t* from, float scale, float bias,
+                                 Vector (&to)[Elements / kLanes]) {
   MLX_H2O_UNROLL
   for (int i = 0; i < Elements / kLanes; ++i) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i * kLanes));
@@ -108,8 +113,8 @@ inline void unpack_bytes(const uint8_t* from, float scale, float bias,
 
 // Elements half bytes, in the order of nibble_order. The 16 levels are a table in a register.
 template <int Elements>
-inline void unpack_nibbles(const uint8_t* from, float scale, float bias,
-                           Vector (&to)[Elements / kLanes]) {
+MLX_H2O_INLINE void unpack_nibbles(const uint8_t* from, float scale, float bias,
+                                   Vector (&to)[Elements / kLanes]) {
   const Vector counts = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   const Vector levels = multiply_add(counts, broadcast(scale), broadcast(bias));
   const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);

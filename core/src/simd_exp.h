@@ -1,6 +1,9 @@
 // The exponential function on the Vector of one SIMD target. Included once per target, after its
 // simd_*.h: hence no include guard.
 
+// Below it the exponential is taken for 0.
+constexpr float kLeastExponent = -87.3f;
+
 // exp(x) for x <= 0, to about 2 ulp; 0 where the result would be subnormal; NaN stays NaN.
 inline Vector exp_nonpositive(Vector x) {
   // Adding 1.5 * 2^23 rounds x / ln 2 to an integer n and leaves n in the low bits.
@@ -17,5 +20,5 @@ inline Vector exp_nonpositive(Vector x) {
   p = multiply_add(p, r, broadcast(1.6666665459e-1f));
   p = multiply_add(p, r, broadcast(5.0000001201e-1f));
   p = multiply_add(p, r * r, r + broadcast(1.0f));
-  return zero_below(x, broadcast(-87.3f), p * exponent_from_low_bits(shifted));
+  return zero_below(x, broadcast(kLeastExponent), p * exponent_from_low_bits(shifted));
 }

@@ -48,6 +48,12 @@ inline Vector exponent_from_low_bits(Vector value) {
   return vreinterpretq_f32_u32(vaddq_u32(bits, vdupq_n_u32(0x3f800000u)));
 }
 
+// One bit for each lane of x that is at its limit, above it, or NaN.
+inline uint32_t lanes_not_below(Vector x, Vector limit) {
+  const uint32x4_t bit = {1, 2, 4, 8};
+  return vaddvq_u32(vbicq_u32(bit, vcltq_f32(x, limit)));
+}
+
 // One bit for each lane that is not 0; NaN is not.
 inline uint32_t nonzero_lanes(Vector value) {
   const uint32x4_t bit = {1, 2, 4, 8};
@@ -77,8 +83,8 @@ MLX_H2O_INLINE void reduce(const Vector (&vectors)[kSums], float factor, float* 
 
 // Elements bytes: scale * byte + bias.
 template <int Elements>
-inline void unpack_bytes(const uint8_t* from, float scale, float bias,
-                         Vector (&to)[Elements / kLanes]) {
+MLX_H2O_INLINE void unpack_bytes(const uint8_t* from, float scale, float bias,
+                                 Vector (&to)[Elements / kLanes]) {
   MLX_H2O_UNROLL
   for (int i = 0; i < Elements / kLanes; i += 2) {
     const uint16x8_t wide = vmovl_u8(vld1_u8(from + i * kLanes));
@@ -91,8 +97,8 @@ inline void unpack_bytes(const uint8_t* from, float scale, float bias,
 
 // Elements half bytes, in the order of nibble_order.
 template <int Elements>
-inline void unpack_nibbles(const uint8_t* from, float scale, float bias,
-                           Vector (&to)[Elements / kLanes]) {
+MLX_H2O_INLINE void unpack_nibbles(const uint8_t* from, float scale, float bias,
+                                   Vector (&to)[Elements / kLanes]) {
   static_assert(Elements == 32);
   uint32x4_t words;
   std::memcpy(&words, from, sizeof words);

@@ -49,6 +49,13 @@ inline Vector exponent_from_low_bits(Vector value) {
   return value;
 }
 
+// One bit for each lane of x that is at its limit, above it, or NaN.
+inline uint32_t lanes_not_below(Vector x, Vector limit) {
+  uint32_t lanes = 0;
+  for (int i = 0; i < kLanes; ++i) lanes |= x[i] < limit[i] ? 0u : 1u << i;
+  return lanes;
+}
+
 // One bit for each lane that is not 0; NaN is not.
 inline uint32_t nonzero_lanes(Vector value) {
   uint32_t lanes = 0;
@@ -74,8 +81,8 @@ MLX_H2O_INLINE void reduce(const Vector (&vectors)[kSums], float factor, float* 
 
 // Elements bytes: scale * byte + bias.
 template <int Elements>
-inline void unpack_bytes(const uint8_t* from, float scale, float bias,
-                         Vector (&to)[Elements / kLanes]) {
+MLX_H2O_INLINE void unpack_bytes(const uint8_t* from, float scale, float bias,
+                                 Vector (&to)[Elements / kLanes]) {
   for (int i = 0; i < Elements / kLanes; ++i) {
     const uint8_t* bytes = from + i * kLanes;
     const Vector level = {static_cast<float>(bytes[0]), static_cast<float>(bytes[1]),
@@ -86,8 +93,8 @@ inline void unpack_bytes(const uint8_t* from, float scale, float bias,
 
 // Elements half bytes, in the order of nibble_order.
 template <int Elements>
-inline void unpack_nibbles(const uint8_t* from, float scale, float bias,
-                           Vector (&to)[Elements / kLanes]) {
+MLX_H2O_INLINE void unpack_nibbles(const uint8_t* from, float scale, float bias,
+                                   Vector (&to)[Elements / kLanes]) {
   static_assert(Elements == 32);
   Bits words;
   std::memcpy(&words, from, sizeof words);

@@ -111,6 +111,13 @@ inline AttentionArguments AttentionCase::sizes(Random& random, ElementType type)
   if (random.one_in(3)) a.sparse_threshold = random.choose({1e-6f, 1e-3f, 0.02f, 0.5f});
   a.return_scores = !random.one_in(3);
   if (random.one_in(2)) pack(random, a);
+  // Thresholds about the mean weight: long lists of wanted keys, with gaps.
+  if (random.one_in(10)) {
+    a.query_count = 1;
+    a.key_count = random.between(65, 700);
+    a.sparse_threshold =
+        0.3f * static_cast<float>(random.between(1, 4)) / static_cast<float>(a.key_count);
+  }
   return a;
 }
 
