@@ -184,6 +184,7 @@ def trace_case(
     decay: float = 0.95,
     replay: bool = False,
     routed: bool = False,
+    shared_heads: bool = False,
     bits: tuple[int, int] | None = None,
     seed: int = 0,
 ) -> Case:
@@ -226,8 +227,9 @@ def trace_case(
         "scale": float(np.float32(size**-0.5)),
         "replay": replay,
     }
-    if routed:
-        fields["routed"] = True
+    fields |= {
+        name: True for name, on in (("routed", routed), ("shared_heads", shared_heads)) if on
+    }
     if bits:
         fields |= {"kv_bits": bits[0], "v_bits": bits[1], "kv_group_size": GRID_GROUP}
     return Case(fields, tensors)

@@ -10,19 +10,20 @@ from mlx_h2o import policies
 
 
 def policy_cases(seed: int) -> Iterator[Case]:
-    """Dense rows and packed ones, a chunk of every kind, then single tokens."""
+    """Dense rows, each head by itself or all alike, and packed ones; a chunk of every kind, then
+    single tokens."""
     dtypes = itertools.cycle(DTYPES)
     for policy, dtype in zip(policies.names(), dtypes, strict=False):
-        for bits in (None, (8, 4)):
-            packing = "" if bits is None else f"-{bits[0]}.{bits[1]}"
+        for kind in ("", "-shared", "-8.4"):
             yield trace_case(
-                f"trace-{seed}-routed-{policy}{packing}",
+                f"trace-{seed}-routed-{policy}{kind}",
                 policy=policy,
                 routed=True,
+                shared_heads=kind == "-shared",
                 zones=(2, 16, 14),
                 prefill=(40, 5, 9),
                 steps=80,
                 dtype=dtype,
-                bits=bits,
+                bits=(8, 4) if kind == "-8.4" else None,
                 seed=seed,
             )

@@ -11,13 +11,13 @@ from mlx_h2o import H2OConfig
 from reference_cache import ReferenceCache, Row
 
 SETTINGS = ("max_kv_size", "sink_size", "heavy_size", "recent_size", "policy", "decay")
-PACKING = ("kv_bits", "v_bits", "kv_group_size")
+OPTIONAL = ("kv_bits", "v_bits", "kv_group_size", "shared_heads")
 
 
 def config_of(case: Case) -> H2OConfig:
     """The settings of a trace case."""
-    packing = {name: case.fields[name] for name in PACKING if name in case.fields}
-    return H2OConfig(**{name: case.fields[name] for name in SETTINGS}, **packing)
+    others = {name: case.fields[name] for name in OPTIONAL if name in case.fields}
+    return H2OConfig(**{name: case.fields[name] for name in SETTINGS}, **others)
 
 
 def run_reference(case: Case) -> dict[str, np.ndarray]:
@@ -54,7 +54,7 @@ def _snapshot(cache: ReferenceCache) -> tuple[np.ndarray, np.ndarray]:
 
 def ranks(case: Case, head: tuple[int, ...], scores: dict[int, float]) -> dict[int, float]:
     """What the policy ranks the rows of one head by; ``scores`` is C by position."""
-    keys = reference.float64(case.tensors["keys"])[head]
-    rows = [Row(position, keys[position], keys[position], c) for position, c in scores.items()]
+    keys, values = (reference.float64(case.tensors[name])[head] for name in ("keys", "values"))
+    rows = [Row(position, keys[position], values[position], c) for position, c in scores.items()]
     found = reference_ranks.ranks(config_of(case), head[1], rows)
     return dict(zip(scores, found, strict=True))

@@ -17,6 +17,9 @@ public struct H2OConfiguration: Sendable, Hashable {
     /// Single-token steps per eviction. With 1 the evicted row is overwritten in place; with more,
     /// up to `evictEvery - 1` rows beyond the budget are stored.
     public let evictEvery: Int
+    /// Whether all KV heads of a layer keep the same positions, by the mean of their ranks; else each
+    /// head chooses by itself.
+    public let sharedHeads: Bool
     /// Of the policy `random`: another seed is another sample.
     public let randomSeed: Int
     /// Bits of each element of the keys, and of the values unless ``valueBits`` differ: 2, 3, 4, 5, 6
@@ -54,6 +57,7 @@ public struct H2OConfiguration: Sendable, Hashable {
     ///   - policy: ranks the rows
     ///   - decay: at least 0, below 1
     ///   - evictEvery: single-token steps per eviction, at least 1
+    ///   - sharedHeads: whether all KV heads keep the same positions
     ///   - randomSeed: of the policy `random`, at least 0
     ///   - kvBits: bits of quantised rows; nil: rows stay as they come
     ///   - valueBits: bits of quantised values, where they differ from those of the keys
@@ -62,7 +66,8 @@ public struct H2OConfiguration: Sendable, Hashable {
     public init(
         maxKVSize: Int = 256, sinkSize: Int = 4, heavySize: Int? = nil, recentSize: Int? = nil,
         policy: PolicyName = .keydiff, decay: Double = 0.95, evictEvery: Int = 1,
-        randomSeed: Int = 0, kvBits: Int? = nil, valueBits: Int? = nil, kvGroupSize: Int = 64
+        sharedHeads: Bool = false, randomSeed: Int = 0, kvBits: Int? = nil, valueBits: Int? = nil,
+        kvGroupSize: Int = 64
     ) throws {
         try require("maxKVSize", maxKVSize, atLeast: 1)
         try require("sinkSize", sinkSize, atLeast: 0)
@@ -89,6 +94,7 @@ public struct H2OConfiguration: Sendable, Hashable {
         self.policy = policy
         self.decay = decay
         self.evictEvery = evictEvery
+        self.sharedHeads = sharedHeads
         self.randomSeed = randomSeed
         self.kvBits = kvBits
         self.valueBits = valueBits
@@ -99,11 +105,12 @@ public struct H2OConfiguration: Sendable, Hashable {
     }
 
     /// A published split, scaled to `maxKVSize`. The other arguments, and the errors, are those of
-    /// ``init(maxKVSize:sinkSize:heavySize:recentSize:policy:decay:evictEvery:randomSeed:kvBits:valueBits:kvGroupSize:)``.
+    /// ``init(maxKVSize:sinkSize:heavySize:recentSize:policy:decay:evictEvery:sharedHeads:randomSeed:kvBits:valueBits:kvGroupSize:)``.
     public init(
         preset: Preset, maxKVSize: Int = 256, sinkSize: Int = 4, recentSize: Int? = nil,
         policy: PolicyName = .keydiff, decay: Double = 0.95, evictEvery: Int = 1,
-        randomSeed: Int = 0, kvBits: Int? = nil, valueBits: Int? = nil, kvGroupSize: Int = 64
+        sharedHeads: Bool = false, randomSeed: Int = 0, kvBits: Int? = nil, valueBits: Int? = nil,
+        kvGroupSize: Int = 64
     ) throws {
         try require("maxKVSize", maxKVSize, atLeast: 1)
         try require("sinkSize", sinkSize, atLeast: 0)
@@ -112,7 +119,8 @@ public struct H2OConfiguration: Sendable, Hashable {
         try self.init(
             maxKVSize: maxKVSize, sinkSize: sinkSize, heavySize: heavySize,
             recentSize: recentSize, policy: policy, decay: decay, evictEvery: evictEvery,
-            randomSeed: randomSeed, kvBits: kvBits, valueBits: valueBits, kvGroupSize: kvGroupSize)
+            sharedHeads: sharedHeads, randomSeed: randomSeed, kvBits: kvBits, valueBits: valueBits,
+            kvGroupSize: kvGroupSize)
     }
 
     private static func heavySize(
@@ -143,6 +151,7 @@ extension H2OConfiguration {
         policy = other.policy
         decay = other.decay
         evictEvery = other.evictEvery
+        sharedHeads = other.sharedHeads
         randomSeed = other.randomSeed
         valueBits = other.valueBits
         kvGroupSize = other.kvGroupSize
@@ -174,6 +183,7 @@ extension H2OConfiguration: Codable {
         case policy
         case decay
         case evictEvery = "evict_every"
+        case sharedHeads = "shared_heads"
         case randomSeed = "random_seed"
         case kvBits = "kv_bits"
         case valueBits = "v_bits"
@@ -191,6 +201,7 @@ extension H2OConfiguration: Codable {
             policy: values.decode(PolicyName.self, forKey: .policy),
             decay: values.decode(Double.self, forKey: .decay),
             evictEvery: values.decode(Int.self, forKey: .evictEvery),
+            sharedHeads: values.decodeIfPresent(Bool.self, forKey: .sharedHeads) ?? false,
             randomSeed: values.decodeIfPresent(Int.self, forKey: .randomSeed) ?? 0,
             kvBits: values.decodeIfPresent(Int.self, forKey: .kvBits),
             valueBits: values.decodeIfPresent(Int.self, forKey: .valueBits),

@@ -52,7 +52,8 @@ extension H2OKVCache {
         if case .keyDiversity? = policy.rankedBy, isEvictionDue,
             store.canRankKeys(for: queries, scale: scale, secondReadBytes: least)
         {
-            return try store.attendAndRank(kind, queries, scale: scale, mask: mask)
+            return try store.attendAndRank(
+                kind, queries, scale: scale, mask: mask, sharedHeads: configuration.sharedHeads)
         }
         if let decay = policy.averageDecay {
             return try attendAndAverage(kind, queries, scale, mask, decay, &store)
@@ -73,7 +74,8 @@ extension H2OKVCache {
     ) throws -> MLXArray {
         let rows = Rows.self == MLXArray.self ? promoted(queries, store) : nil
         let (keys, values) = store.fetch()
-        let isNamed = isEvictionDue && configuration.evictEvery == 1
+        let isNamed =
+            isEvictionDue && configuration.evictEvery == 1 && !configuration.sharedHeads
         let next = isNamed ? zones(added: 1) : nil
         let found = try attentionAndAccumulate(
             queries: rows?[0] ?? queries, keys: Rows.rows(of: rows.map { [$0[1]] } ?? keys),

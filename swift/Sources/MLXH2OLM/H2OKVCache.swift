@@ -7,8 +7,8 @@ import MLXLMCommon
 ///
 /// `offset` counts the tokens seen and drives RoPE; ``size`` counts the rows stored (AtomGradient
 /// 2026, section 3.3). With `configuration.kvBits` the rows are quantised: see
-/// ``QuantizedH2OKVCache``. Each (sequence, KV head) chooses its rows by itself. Below the budget the
-/// rows are in order; after evictions their order in memory means nothing, except that the rows of
+/// ``QuantizedH2OKVCache``. Each (sequence, KV head) chooses its rows by itself, unless
+/// `configuration.sharedHeads`. Below the budget the rows are in order; after evictions their order in memory means nothing, except that the rows of
 /// the last multi-token update are the last ones, in order.
 ///
 /// A step is: evict on the scores so far, append, attend, take in the scores. Nothing is evaluated
@@ -200,16 +200,18 @@ public class H2OKVCache {
     /// What the next row to go is found by: a rank that the operation knows, or the ranks.
     private func ranking(of store: RowStore) throws -> RowRanks {
         if store.areRanked { return .importance }
-        return try policy.rankedBy ?? .array(ranks(of: store))
+        let known = configuration.sharedHeads ? nil : policy.rankedBy
+        return try known ?? .array(ranks(of: store))
     }
 
     private func ranks(of store: RowStore) throws -> MLXArray {
         if store.areRanked { return store.importance }
         let (keys, values) = store.dense()
-        return try policy.rank(
+        let ranks = try policy.rank(
             PolicyRows(
                 keys: keys, values: values, importance: store.importance,
                 positions: store.positions, offset: offset))
+        return configuration.sharedHeads ? sharedByHeads(ranks) : ranks
     }
 
     /// Let the surplus of the last chunk go, with the recent window as it is at rest.

@@ -79,7 +79,7 @@ extension RowStore {
     /// Attention of at most 8 queries; the importance becomes the ranks of the keys.
     mutating func attendAndRank<Rows: CacheRows>(
         _ kind: Rows.Type, _ queries: MLXArray, scale: Float,
-        mask: MLXFast.ScaledDotProductAttentionMaskMode
+        mask: MLXFast.ScaledDotProductAttentionMaskMode, sharedHeads: Bool
     ) throws -> MLXArray {
         let (keyParts, valueParts) = fetch()
         let (keys, values) = (Rows.rows(of: keyParts), Rows.rows(of: valueParts))
@@ -92,7 +92,8 @@ extension RowStore {
             queries: queries, keys: keys, values: values,
             probes: probes(known.statistics.keySum, dtype: queries.dtype), scale: scale, bits: bits,
             groupSize: groupSize, valueBits: packing?.valueBits, mask: mask)
-        importance = logits.sum(axis: 2) * (known.statistics.inverseNorms * (-1 / scale))
+        let ranks = logits.sum(axis: 2) * (known.statistics.inverseNorms * (-1 / scale))
+        importance = sharedHeads ? sharedByHeads(ranks) : ranks
         keyRanks = known
         keyRanks?.areCurrent = true
         return found.output
@@ -104,6 +105,12 @@ extension RowStore {
         return try keyStatistics(
             PackedRows.rows(of: parts), bits: packing.bits, groupSize: packing.groupSize)
     }
+}
+
+/// The mean of the ranks [B, H, N] of all heads in the place of each head's own. The heads hold the
+/// same rows in the same slots, and NaN in one of them is NaN in the mean.
+func sharedByHeads(_ ranks: MLXArray) -> MLXArray {
+    broadcast(ranks.mean(axis: 1, keepDims: true), to: ranks.shape)
 }
 
 /// The mean direction [B, H, E, D] of the keys; of half precision two parts, whose logits add up.

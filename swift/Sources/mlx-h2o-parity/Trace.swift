@@ -95,7 +95,8 @@ private func configuration(of parity: Case) throws -> H2OConfiguration {
         sinkSize: try parity.field(\.sinkSize, "sink_size"),
         heavySize: parity.fields.heavySize, recentSize: parity.fields.recentSize,
         policy: PolicyName(named: parity.field(\.policy, "policy")),
-        decay: try parity.field(\.decay, "decay"), kvBits: parity.fields.kvBits,
+        decay: try parity.field(\.decay, "decay"),
+        sharedHeads: parity.fields.sharedHeads ?? false, kvBits: parity.fields.kvBits,
         valueBits: parity.fields.vBits, kvGroupSize: parity.fields.kvGroupSize ?? 64)
 }
 

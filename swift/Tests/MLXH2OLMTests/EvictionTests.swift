@@ -12,7 +12,8 @@ import Testing
         ReferenceCache(
             maxKVSize: configuration.maxKVSize, sinkSize: configuration.sinkSize,
             recentSize: configuration.recentSize, policy: configuration.policy.rawValue,
-            decay: configuration.decay, scale: Double(scale), group: 2, heads: [[], []])
+            decay: configuration.decay, scale: Double(scale), group: 2,
+            sharedHeads: configuration.sharedHeads, heads: [[], []])
     }
 
     /// Feeds both, and compares what attention says and which rows stay.
@@ -67,13 +68,22 @@ import Testing
         }
     }
 
-    /// Chunks above and below 8 and 32 queries, and single tokens between them.
-    @Test(arguments: PolicyName.allCases, [Backend.native, .composed])
-    func everyPolicyThroughChunks(policy: PolicyName, backend: Backend) throws {
-        let configuration = try H2OConfiguration(
-            maxKVSize: 20, sinkSize: 2, heavySize: 9, policy: policy)
+    /// Chunks above and below 8 and 32 queries, and single tokens between them; each head by itself
+    /// and all by the mean of their ranks.
+    @Test(arguments: PolicyName.allCases, [false, true])
+    func everyPolicyThroughChunks(policy: PolicyName, sharedHeads: Bool) throws {
+        for backend in [Backend.native, .composed] {
+            try throughChunks(
+                H2OConfiguration(
+                    maxKVSize: 20, sinkSize: 2, heavySize: 9, policy: policy,
+                    sharedHeads: sharedHeads), backend)
+        }
+    }
+
+    private func throughChunks(_ configuration: H2OConfiguration, _ backend: Backend) throws {
         let tokens = Tokens(count: 180, seed: 23)
         let cache = H2OKVCache(configuration)
+        cache.secondReadBytes = 0
         var reference = reference(configuration)
         let ones = Array(repeating: 1, count: 12)
         var start = 0
@@ -83,6 +93,7 @@ import Testing
                 start += length
                 let expected = [0, 1].map { reference.positions(head: $0) }
                 #expect(sortedPositions(cache.positions) == expected, "after \(start)")
+                if configuration.sharedHeads { #expect(expected[0] == expected[1]) }
             }
         }
     }

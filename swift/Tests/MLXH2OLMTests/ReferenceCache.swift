@@ -18,6 +18,8 @@ struct ReferenceCache {
     let scale: Double
     /// Query heads per KV head.
     let group: Int
+    /// All heads evict by the mean of their ranks.
+    var sharedHeads = false
     /// One list per KV head, in the order of arrival.
     var heads: [[Row]]
     var offset = 0
@@ -95,9 +97,15 @@ struct ReferenceCache {
 
     /// The rows are ranked once, by all that are there; then the worst go together.
     private mutating func evict(to size: Int, recentStart: Int) {
-        for head in heads.indices where heads[head].count > size {
-            let rows = heads[head]
-            let ranks = ReferencePolicy(name: policy, decay: decay).ranks(rows, head: head)
+        let policy = ReferencePolicy(name: policy, decay: decay)
+        guard heads[0].count > size else { return }
+        var ranks = heads.enumerated().map { policy.ranks($1, head: $0) }
+        if sharedHeads {
+            let means = heads[0].indices.map { row in ranks.reduce(0) { $0 + $1[row] } }
+            ranks = heads.map { _ in means }
+        }
+        for head in heads.indices {
+            let (rows, ranks) = (heads[head], ranks[head])
             let open = rows.indices.filter {
                 rows[$0].position >= sinkSize && rows[$0].position < recentStart
             }

@@ -102,7 +102,8 @@ private typealias Make = @Sendable () throws -> H2OConfiguration
 
     @Test func survivesJSONAndChecksWhatItReads() throws {
         let made = try H2OConfiguration(
-            maxKVSize: 48, policy: .valueAware, decay: 0.5, evictEvery: 3, randomSeed: 7)
+            maxKVSize: 48, policy: .valueAware, decay: 0.5, evictEvery: 3,
+            sharedHeads: true, randomSeed: 7)
         let data = try JSONEncoder().encode(made)
         #expect(try JSONDecoder().decode(H2OConfiguration.self, from: data) == made)
         for (good, bad) in [
