@@ -261,6 +261,39 @@ def neon(session: nox.Session) -> None:
     run_native(session, "neon", f"-DCMAKE_TOOLCHAIN_FILE={toolchain}", emulator=QEMU)
 
 
+@nox.session(venv_backend="none")
+def sanitize_c(session: nox.Session) -> None:
+    """The tests of the C interface with ASan and UBSan in the library (GCC; 4 minutes)."""
+    compiler = shutil.which("g++")
+    if compiler is None or sys.platform != "linux":
+        absent(session, "g++ on Linux not found: its sanitizers are what Python can preload")
+        return
+    package(session)
+    build = cmake(
+        session,
+        "sanitize-c",
+        *("-DMLX_H2O_BUILD_PYTHON=OFF", "-DMLX_H2O_BUILD_C=ON"),
+        *("-DMLX_H2O_SANITIZE=address,undefined", "-DCMAKE_CXX_FLAGS_RELEASE=-O1"),
+        f"-DCMAKE_CXX_COMPILER={compiler}",
+    )
+    # Before Python itself, and with the C++ library, whose exceptions ASan must find at its start.
+    libraries = ("libasan.so", "libubsan.so", "libstdc++.so.6")
+    command = [(compiler, f"-print-file-name={name}") for name in libraries]
+    found = [session.run(*ask, external=True, silent=True).strip() for ask in command]
+    env = {
+        "MLX_H2O_C_LIBRARY": str(build / "libmlxh2oc.so"),
+        "LD_PRELOAD": " ".join(found),
+        # Python leaks by design, and one test watches resident memory, which a quarantine fills.
+        "ASAN_OPTIONS": "detect_leaks=0:quarantine_size_mb=2",
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+    }
+    # The other C tests build libraries and programs of their own.
+    parts = ("", "_config", "_errors", "_operation_errors", "_operations", "_safety")
+    tests = [f"tests/test_c_api{part}.py" for part in parts]
+    # Not captured, or what a sanitizer says as it ends the process would be lost.
+    python(session, "-m", "pytest", "-q", "--capture=no", *tests, *session.posargs, env=env)
+
+
 def run_native(
     session: nox.Session, folder: str, *settings: str, emulator: tuple[str, ...] = ()
 ) -> None:

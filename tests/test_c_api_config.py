@@ -56,8 +56,9 @@ def outcome_of_c(library: Library, values: dict[str, Any]) -> Any:
     except CError as error:
         assert read(library, config) == before, "a refused struct was changed"
         return str(error)
-    del policy
-    return read(library, config)
+    result = read(library, config)
+    del policy  # the struct pointed to it until here
+    return result
 
 
 def outcome_of_python(values: dict[str, Any]) -> Any:
