@@ -34,6 +34,7 @@ from mlx_h2o.operations import native
 
 HELD_STEPS = 10
 PHASES = ("filling", "at the budget")
+PARTS = ("words", "scales", "biases")
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,13 @@ class Arm:
     backend: str | None = None
     wait: bool = False  # for every token, so that nothing is under way
     hold: bool = False  # the keys, over HELD_STEPS tokens at the budget
+    bits: int | None = None  # of packed rows
 
     def caches(self, model: Any, budget: int) -> list[Any]:
         if self.policy is not None:
-            return mlx_h2o.make_prompt_cache(model, budget, policy=self.policy)
+            return mlx_h2o.make_prompt_cache(
+                model, budget, policy=self.policy, kv_bits=self.bits, kv_group_size=32
+            )
         full = self.name == "KVCache"
         return [KVCache() if full else RotatingKVCache(budget, keep=4) for _ in model.layers]
 
@@ -68,6 +72,8 @@ ARMS = (
     Arm("h2o, native, waiting", "h2o", "native", wait=True),
     Arm("window, native", "window", "native"),
     Arm("keydiff, native", "keydiff", "native"),
+    Arm("h2o, 8 bits, native", "h2o", "native", bits=8),
+    Arm("keydiff, 4 bits, native", "keydiff", "native", bits=4),
     Arm("h2o, composed", "h2o", "composed"),
     Arm("RotatingKVCache"),
     Arm("KVCache"),
@@ -77,8 +83,18 @@ ARMS = (
 def stored_arrays(cache: Any) -> dict[str, mx.array]:
     """The arrays that a cache stores, themselves: a view would be another array."""
     store = getattr(cache, "_store", cache)
-    names = ("keys", "values", "importance", "positions")
-    return {name: getattr(store, name) for name in names if hasattr(store, name)}
+    found: dict[str, mx.array] = {}
+    for name in ("keys", "values", "importance", "positions"):
+        stored = getattr(store, name, None)
+        if isinstance(stored, tuple):
+            found |= {f"{name}, {part}": one for part, one in zip(PARTS, stored, strict=True)}
+        elif stored is not None:
+            found[name] = stored
+    return found
+
+
+def _parts(rows: Any) -> list[mx.array]:
+    return list(rows) if isinstance(rows, tuple) else [rows]
 
 
 @dataclass
@@ -147,7 +163,7 @@ def measure(arm: Arm, model: Any, budget: int, tokens: int) -> dict[str, Any]:
         watch.start_anew()
         for token in range(tokens):
             if arm.hold and token == 2:
-                held = [cache.keys for cache in caches]
+                held = [part for cache in caches for part in _parts(cache.keys)]
                 expected = [np.array(array) for array in held]
             next(steps)
             if arm.wait:

@@ -78,6 +78,37 @@ def test_a_full_cache_copies_nothing(counting, policy, wait):
 
 
 @native_only
+@pytest.mark.parametrize("wait", [False, True])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("policy", ["h2o", "window", "keydiff", "tova"])
+def test_a_full_cache_of_packed_rows_copies_nothing(counting, policy, bits, wait):
+    """Words, scales and biases of keys and values, each where it was at every step."""
+    arm = counting.Arm("packed", policy, "native", wait=wait, bits=bits)
+    model = tiny_qwen3(head_dim=32)
+    found = counting.measure(arm, model, BUDGET, 20)["at the budget"]
+    assert (found["tokens"], found["not_under_way"]) == (20, 0)
+    # These policies make what they remember anew at every step, here and for dense rows.
+    anew = {"importance"} if policy in ("keydiff", "tova") else set()
+    assert set(found["copies_of_an_array"]) == anew
+    watched = counting.stored_arrays(make_prompt_cache(model, 8, kv_bits=bits)[0])
+    assert watched == {}  # there is nothing yet
+    cache = make_prompt_cache(model, 8, kv_bits=bits, kv_group_size=32)[0]
+    cache.update_and_fetch(mx.ones((1, 2, 3, 32)), mx.ones((1, 2, 3, 32)))
+    assert len(counting.stored_arrays(cache)) == 8
+
+
+@native_only
+def test_packed_keys_that_are_held_are_copied_once(counting):
+    """And so the count sees a copy of each of their arrays."""
+    arm = counting.Arm("held", "h2o", "native", hold=True, bits=8)
+    found = counting.measure(arm, tiny_qwen3(layers=2, head_dim=32), BUDGET, 20)
+    assert found["held_keys_unchanged"]
+    copies = found["at the budget"]["copies_of_an_array"]
+    assert copies == {f"keys, {part}": 2 for part in counting.PARTS}
+    assert found["at the budget"]["copied_bytes"] == 2 * (2 * BUDGET) * (32 + 4 + 4)
+
+
+@native_only
 def test_keys_that_are_held_are_copied_once(counting):
     """And so the count sees a copy where there is one."""
     arm = counting.Arm("held", "h2o", "native", hold=True)
