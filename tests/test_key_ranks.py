@@ -20,7 +20,8 @@ from tiny_models import random_prompt, tiny_qwen3
 
 @pytest.fixture(autouse=True)
 def _always(monkeypatch):
-    monkeypatch.setattr(key_ranks, "SECOND_READ_BYTES", -1)
+    for name in ("SECOND_READ_BYTES", "GROUP_READ_BYTES", "DRAFT_READ_BYTES"):
+        monkeypatch.setattr(key_ranks, name, -1)
 
 
 def attend(cache, queries, keys, values, *, routed: bool = True) -> None:

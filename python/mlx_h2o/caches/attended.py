@@ -26,6 +26,8 @@ class AttendedRows:
     _store: Storage | None
     _unscored: bool
     """The last update still waits for its scores."""
+    _length: int
+    """Tokens of the last update."""
     _key_ranks: KeyRanks | None
 
     def update_scores(
@@ -113,11 +115,23 @@ class AttendedRows:
         """Whether ``attend`` ranks the rows by their keys, in its one read of them."""
         return (
             self.policy.ranked_by == "key_diversity"
-            and self.config.evict_every == 1
             and self._store is not None
-            and self._store.length >= self._limit
-            and key_ranks.pays(queries, keys, self._store)
+            and self._evicts_next(self._store)
+            and key_ranks.pays(queries, keys, self._store, self._second_read_bytes)
         )
+
+    @property
+    def _second_read_bytes(self) -> int:
+        """Keys below which a second read of them costs less on a CPU."""
+        groups = self.config.evict_every > 1
+        return key_ranks.GROUP_READ_BYTES if groups else key_ranks.SECOND_READ_BYTES
+
+    def _evicts_next(self, store: Storage) -> bool:
+        """Whether the next eviction is due, and ranks the very rows that attention reads now."""
+        if store.in_segments and self.config.evict_every > 1:
+            return False  # nothing is known of rows that move as others come
+        beyond = self._length > 1 and store.length > self.config.max_kv_size
+        return beyond or store.length >= self._limit
 
     def score_chunk(
         self,

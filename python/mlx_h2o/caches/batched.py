@@ -13,10 +13,12 @@ from ..stores.known_worst import Zones
 from ..stores.storage import Storage, Stored
 from . import stored_attention
 from .batch_masks import new_positions
+from .batch_ranks import joined_ranks, sliced_ranks
 from .batch_rows import PADDING, Line, Shift, joined, sliced
 from .bounded import BoundedRows
 from .checks import check_attended, check_rows
 from .eviction import Eviction
+from .key_ranks import KeyRanks
 
 __all__ = ["BatchedRows"]
 
@@ -87,6 +89,7 @@ class BatchedRows(BoundedRows):
         ranks = eviction.ranking()
         behind = [clock - line.tokens for line in self._lines]
         shift = self._shift_of(store, behind)
+        known = KeyRanks.offered(self._known(store), store)
         if shift is not None:
             store.positions = store.positions + shift
         store.replace_worst(
@@ -98,12 +101,13 @@ class BatchedRows(BoundedRows):
             ranks=ranks,
         )
         if shift is not None:
-            if self._padded(store):  # a row may have come where there was padding
+            if min(line.rows for line in self._lines) < store.length:  # over padding, perhaps
                 column = mx.array(behind, mx.int32)[:, None, None]
                 shift = mx.where(store.positions < sinks, 0, column)
             store.positions = store.positions - shift
             store.tied = False
             self._shift = Shift(store.positions, behind, shift)
+        self._key_ranks = KeyRanks.taken(known, store)
         for line in self._lines:
             line.advance(1)
             line.rows = min(line.rows, store.length)
@@ -119,9 +123,6 @@ class BatchedRows(BoundedRows):
         column = mx.array(behind, mx.int32)[:, None, None]
         return mx.where(store.positions < self.config.sink_size, 0, column)
 
-    def _padded(self, store: Storage) -> bool:
-        return any(line.rows < store.length for line in self._lines)
-
     def _append_rows(
         self, store: Storage, keys: mx.array, values: mx.array, spans: list[tuple[int, int]]
     ) -> None:
@@ -131,10 +132,11 @@ class BatchedRows(BoundedRows):
         if kept != [line.rows for line in self._lines]:
             store = self._rebuilt(store, [store.length] * len(kept), kept, added)
         positions = new_positions([line.tokens for line in self._lines], spans, length, PADDING)
-        before = store.positions
+        before, known = store.positions, self._known(store)
         store.append(keys, values, 0, self._limit)
         positions = mx.broadcast_to(positions, (*before.shape[:2], length))
         store.positions = mx.concatenate([before, positions], axis=2)
+        self._key_ranks = known and known.appended(store)
         self._store = store
         for line, rows in zip(self._lines, kept, strict=True):
             line.rows = rows
@@ -181,13 +183,19 @@ class BatchedRows(BoundedRows):
         for place, line in enumerate(self._lines):
             key = (ends[place], line.rows, kept[place], line.tokens, added[place])
             alike.setdefault(key, []).append(place)
-        parts = []
+        parts, ranks = [], []
+        whole = None if store.in_segments else self._known(store)
         for (end, rows, keep, tokens, new), members in alike.items():
             part = sliced(store, self.config, members, end - rows, end)
+            known = whole and sliced_ranks(whole, part, members, end - rows, end)
             if keep < rows:
-                self._eviction_of(part, tokens, new).compact(keep)
+                eviction = self._eviction_of(part, tokens, new)
+                known = KeyRanks.through_compaction(known, eviction, keep)
             parts.append((members, part))
-        return joined(parts, self.config)
+            ranks.append(known)
+        result = joined(parts, self.config)
+        self._key_ranks = joined_ranks(parts, ranks, result)
+        return result
 
     def _eviction_of(self, store: Storage, offset: int, added: int) -> Eviction:
         return self._eviction(store, added)._replace(offset=offset)
@@ -207,9 +215,9 @@ class BatchedRows(BoundedRows):
         recent_size = cast(int, self.config.recent_size)
         return zones and zones._replace(recent_start=clock + 1 - recent_size)
 
-    def ranks_keys(self, queries: mx.array, keys: Stored) -> bool:
-        """Never: the zones of the sequences differ, and padding has keys."""
-        return False
+    def _evicts_next(self, store: Storage) -> bool:
+        """Not while padding of the last update still has keys."""
+        return self._regular() and super()._evicts_next(store)
 
     def attend(
         self,

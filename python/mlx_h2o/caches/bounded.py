@@ -133,7 +133,7 @@ class BoundedRows(AttendedRows):
     @keys.setter
     def keys(self, keys: Any) -> None:
         self._with_rows("keys").replace_keys(keys)
-        self._key_ranks = None
+        self._forget_ranks()
 
     @property
     def values(self) -> Any:
@@ -157,7 +157,7 @@ class BoundedRows(AttendedRows):
     def reset_scores(self) -> None:
         """Forget what was accumulated for every row, as if none had been scored yet."""
         self._settle()
-        self._key_ranks = None
+        self._forget_ranks()
         if self._store is not None:
             store = self._store
             store.importance = mx.full(store.importance.shape, mx.nan, mx.float32)
@@ -193,7 +193,11 @@ class BoundedRows(AttendedRows):
 
     @property
     def nbytes(self) -> int:
-        """Bytes stored, after the surplus of a chunk has gone: keys, values, scores, positions."""
+        """Bytes stored, after the surplus of a chunk has gone: keys, values, scores, positions.
+
+        Not what keydiff keeps to rank them in attention's pass, a number per row, which is made
+        anew where it is missing.
+        """
         self._settle()
         return 0 if self._store is None else self._store.nbytes
 
@@ -236,16 +240,28 @@ class BoundedRows(AttendedRows):
                 return
             self._compact(store, self.config.max_kv_size - 1, added)
         ranks = self._eviction(store, added).ranks
+        known = self._known(store)
         store.append(keys, values, self.offset, self._limit, ranks)
+        self._key_ranks = known and known.appended(store)
 
     def _compact(self, store: Storage, keep: int, added: int) -> None:
         excess = store.length - keep
         if excess > 0:
-            self._eviction(store, added).compact(keep)
+            eviction = self._eviction(store, added)
+            self._key_ranks = KeyRanks.through_compaction(self._known(store), eviction, keep)
             self.evicted += excess
 
-    def _eviction(self, store: Storage, added: int) -> Eviction:
+    def _forget_ranks(self) -> None:
+        """What is known of the keys holds no longer."""
+        self._key_ranks = None
+
+    def _known(self, store: Storage) -> KeyRanks | None:
+        """What is known of the keys of these rows."""
         known = self._key_ranks
+        return known if known is not None and known.describes(store) else None
+
+    def _eviction(self, store: Storage, added: int) -> Eviction:
+        known = self._known(store)
         return Eviction(
             store=store,
             policy=self.policy,
@@ -254,7 +270,7 @@ class BoundedRows(AttendedRows):
             sink_size=self.config.sink_size,
             recent_size=cast(int, self.config.recent_size),
             shared_heads=self.config.shared_heads,
-            ranked=known is not None and known.ranked and known.describes(store),
+            ranked=known is not None and known.ranked,
         )
 
     def _settle(self) -> None:

@@ -55,18 +55,25 @@ class Eviction(NamedTuple):
             self.store.truncate(0)
             return
         ranks = self.ranks()
-        slots = fast.keep_indices(
+        self.store.keep(self.best(keep, ranks), ranks=ranks, added=self.added)
+
+    def best(self, keep: int, ranks: mx.array) -> mx.array:
+        """Slots uint32 [B, H, keep], ascending, of the rows that stay by these ranks."""
+        return fast.keep_indices(
             ranks,
             self.store.positions,
             keep=keep,
             sink_size=self.sink_size,
             recent_start=self.recent_start,
         )
-        self.store.keep(slots, ranks=ranks, added=self.added)
 
-    def worst(self, count: int) -> mx.array:
-        """Slots uint32 [B, H, count] of the rows that go, in no particular order."""
-        ranks = self.store.ranked(self.ranking(), self.offset)
+    def worst(self, count: int, ranks: mx.array | None = None) -> mx.array:
+        """Slots uint32 [B, H, count] of the rows that go, in no particular order.
+
+        By ``ranks`` [B, H, N], where they are known already.
+        """
+        if ranks is None:
+            ranks = self.store.ranked(self.ranking(), self.offset)
         return fast.evict_indices(
             ranks,
             self.store.positions,

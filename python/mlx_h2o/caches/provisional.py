@@ -13,11 +13,14 @@ import mlx.core as mx
 
 from .. import fast
 from ..config import H2OConfig
-from ..stores.storage import Storage
+from ..operations.buffers import gathered
+from ..stores.storage import Storage, Stored
 from . import scoring
 from .asides import Aside, taken
 from .batch_rows import mapped, sliced
 from .bounded import BoundedRows
+from .key_ranks import each_part
+from .provisional_ranks import ProvisionalRanks
 from .rewinding import Before, Overwritten, overwrite, overwrite_one
 
 __all__ = ["ProvisionalRows"]
@@ -37,6 +40,7 @@ class ProvisionalRows(BoundedRows):
         self._asides: tuple[Aside, ...] = ()
         self._ordered = True  # slots are in the order of positions
         self._tail = 0  # where they are not: last slots with the newest tokens, in order
+        self._next_ranks: ProvisionalRanks | None = None
 
     def _committed(self, store: Storage) -> int:
         return store.length - (self.offset - self._frontier)
@@ -44,7 +48,8 @@ class ProvisionalRows(BoundedRows):
     def _before(self, store: Storage) -> Before:
         remembered = store.positions, store.importance, self._asides
         order = self._ordered, self._tail
-        before = Before(self.offset, self._frontier, self.evicted, *remembered, *order)
+        ranks = self._known_ranks(store)
+        before = Before(self.offset, self._frontier, self.evicted, *remembered, *order, ranks=ranks)
         if not store.in_segments:
             return before
         # Packing a row cannot be undone. Nothing is copied: the arrays are those of now.
@@ -58,25 +63,33 @@ class ProvisionalRows(BoundedRows):
         before, added = self._before(store), keys.shape[2]
         if added > self._reach:
             self._straighten(store)  # nothing of before can be undone
+            self._next_ranks = None
+        known = self._known_ranks(store)
         frontier = max(self._frontier, self.offset - self._reach)
         count = frontier - self._frontier
         excess = self._committed(store) + count - self.config.max_kv_size if count else 0
         going: mx.array | None = None
+        ranks = known.ranks_for(count) if known is not None and count > 0 else None
         if excess > 0 and count == 1:
-            going = self._worst(store, excess, self._frontier, 1)
+            going = self._worst(store, excess, self._frontier, 1, ranks)
         self._take_in(store, frontier)
         if excess > 0 and count > 1:
-            going = self._worst(store, excess, frontier, 0)
+            going = self._worst(store, excess, frontier, 0, ranks)
         self.evicted += max(0, excess)
         if going is None:
             self._append_behind(store, keys, values)
+            self._next_ranks = self._known_after(known, store, count, None, keys)
             return before
         if not self._in_place(store, excess, added):
             gone = self._gather_others(store, going)
+            known = self._next_ranks
             self._append_behind(store, keys, values)
+            lost = None if gone is None else gone.fetch()[0]
+            self._next_ranks = self._known_after(known, store, count, lost, keys)
             return before._replace(gone=gone)
-        overwritten = self._write_over(store, going, keys, values)
-        return before._replace(overwritten=overwritten)
+        done = self._write_over(store, going, keys, values)
+        self._next_ranks = self._known_after(known, store, count, done.keys(store), keys, done)
+        return before._replace(overwritten=done)
 
     def _in_place(self, store: Storage, excess: int, added: int) -> bool:
         """Of a chunk, and where the newest rows are not the last, the others are gathered."""
@@ -125,9 +138,10 @@ class ProvisionalRows(BoundedRows):
             self._rearrange(store, mx.argsort(store.positions, axis=2))
 
     def _rearrange(self, store: Storage, slots: mx.array) -> None:
-        length = store.length
+        length, known = store.length, self._known_ranks(store)
         ranks = self._eviction(store, 0).ranks() if store.in_segments else None
         slots = store.keep(slots, ranks=ranks)
+        self._next_ranks = known and known.moved(slots, store)
         self._asides = tuple(aside.moved(slots, length) for aside in self._asides)
         self._ordered, self._tail = True, 0
 
@@ -135,23 +149,71 @@ class ProvisionalRows(BoundedRows):
         """Let the rows of the newest ``count`` tokens go, for good."""
         if count > self._tail:
             self._straighten(store)  # there is no log then: it reaches as far as what it is of
+        known = self._known_ranks(store)
         store.truncate(store.length - count)
+        self._next_ranks = known and known.without_newest(count, store)
         self._tail = max(0, self._tail - count)
 
     def _restore(self, before: Before) -> None:
         """All as it stood before an update."""
         assert self._store is not None
         self._store = before.restored(self._store, self.config)
-        self._asides = before.asides
+        self._asides, self._next_ranks = before.asides, before.ranks
         self._ordered, self._tail = before.ordered, before.tail
         self.offset, self._frontier = before.offset, before.frontier
         self.evicted = before.evicted
 
+    def _known_ranks(self, store: Storage) -> ProvisionalRanks | None:
+        """What is known of the keys of these rows."""
+        known = self._next_ranks
+        return known if known is not None and known.describes(store) else None
+
+    @classmethod
+    def _known_after(
+        cls,
+        known: ProvisionalRanks | None,
+        store: Storage,
+        count: int,
+        gone: Stored | None,
+        keys: mx.array,
+        done: Overwritten | None = None,
+    ) -> ProvisionalRanks | None:
+        """What is known after an update that committed ``count`` tokens and stored ``keys``."""
+        if known is None:
+            return None
+        known, slot = known.committing(count, gone, store), None
+        if done is not None and done.source is None:
+            slot = done.slots
+        elif done is not None and done.source is not None:
+            known = known.exchanged(done.source, done.slots)
+        return known.with_new(cls._newest_keys(store, keys, slot), store, slot)
+
+    def _forget_ranks(self) -> None:
+        super()._forget_ranks()
+        self._next_ranks = None
+
+    @staticmethod
+    def _newest_keys(store: Storage, keys: mx.array, slot: mx.array | None = None) -> Stored:
+        """New keys as they are stored: behind the others, or one at ``slot``."""
+        stored = store.fetch()[0]
+        if not isinstance(stored, tuple):
+            return keys
+        if slot is not None:
+            return each_part(lambda part: gathered(part, slot), stored)
+        return each_part(lambda part: part[:, :, store.length - keys.shape[2] :], stored)
+
     # Which rows go
 
-    def _worst(self, store: Storage, count: int, offset: int, added: int) -> mx.array:
-        """Slots uint32 [B, H, count] of those that go of the rows before position ``offset``."""
+    def _worst(
+        self, store: Storage, count: int, offset: int, added: int, ranks: mx.array | None = None
+    ) -> mx.array:
+        """Slots uint32 [B, H, count] of those that go of the rows before position ``offset``.
+
+        ``ranks`` [B, H, N], where attention gave them.
+        """
         eviction = self._eviction(store, added)._replace(offset=offset, before=offset)
+        if ranks is not None:
+            return eviction.worst(count, ranks)
         if self.policy.ranked_by in ("importance", "age"):  # each row by itself
             return eviction.worst(count)
         candidates = store.length - (self.offset - offset)

@@ -12,8 +12,9 @@ from mlx.utils import tree_flatten, tree_map
 from ..config import H2OConfig
 from ..operations.buffers import exchanged
 from ..stores.choice import restored_store
-from ..stores.storage import Storage
+from ..stores.storage import Storage, Stored
 from .asides import Aside, taken
+from .provisional_ranks import ProvisionalRanks
 
 __all__ = ["Before", "Overwritten", "overwrite", "overwrite_one"]
 
@@ -31,6 +32,12 @@ class Overwritten(NamedTuple):
     slots: mx.array
     rows: list[mx.array]
     source: mx.array | None = None
+
+    def keys(self, store: Storage) -> Stored:
+        """The keys of the rows that went."""
+        if not isinstance(store.fetch()[0], tuple):
+            return self.rows[0]
+        return self.rows[0], self.rows[1], self.rows[2]
 
     def undo(self, store: Storage) -> None:
         """Put every row where it was; importance and positions are not touched."""
@@ -73,6 +80,7 @@ class Before(NamedTuple):
     gone: the rows that the update evicted where it gathered the others.
     overwritten: the same where it wrote in place.
     whole: all rows, where it may have packed some.
+    ranks: what was known of the keys.
     """
 
     offset: int
@@ -86,6 +94,7 @@ class Before(NamedTuple):
     gone: Storage | None = None
     overwritten: Overwritten | None = None
     whole: Storage | None = None
+    ranks: ProvisionalRanks | None = None
 
     @property
     def held(self) -> list[mx.array]:
@@ -101,7 +110,8 @@ class Before(NamedTuple):
     def nbytes(self) -> int:
         """Bytes kept, those of asides excepted."""
         held: Sequence[mx.array] = self.held
-        return self.positions.nbytes + self.importance.nbytes + sum(a.nbytes for a in held)
+        ranks = 0 if self.ranks is None else self.ranks.nbytes
+        return self.positions.nbytes + self.importance.nbytes + ranks + sum(a.nbytes for a in held)
 
     def held_beside(self, store: Storage | None) -> dict[int, mx.array]:
         """The arrays of ``whole`` that the store no longer has, by their identity."""

@@ -17,11 +17,12 @@ from ..config import H2OConfig
 from ..operations import prefill
 from ..stores.choice import empty_store
 from ..stores.storage import Storage, Stored, tied
-from . import handed_out, scoring, stored_attention
+from . import handed_out, key_ranks, scoring, stored_attention
 from .asides import Aside
 from .batch_rows import sliced
 from .checks import check_attended, check_rows, check_scores
 from .provisional import ProvisionalRows
+from .provisional_ranks import ProvisionalRanks
 from .rewinding import Before
 
 __all__ = ["SpeculativeRows"]
@@ -67,13 +68,30 @@ class SpeculativeRows(ProvisionalRows):
         keys, values = store.handed(self._length)
         # Untied, they would hold the rows of every step until somebody asks for them.
         loose = [aside.seen for aside in self._asides] + (self._log[-1].held if self._log else [])
+        known = self._known_ranks(store)
+        loose += [] if known is None else known.arrays
         keys = tied(keys, [store.positions, store.importance, *loose])
         handed_out.register(keys, self)
         return keys, values
 
     def ranks_keys(self, queries: mx.array, keys: Stored) -> bool:
-        """Never: the rows that attention reads are not those that the next eviction ranks."""
-        return False
+        """Whether ``attend`` ranks the rows by their keys, for each number of tokens that the next
+        update may commit, in its one read of them."""
+        store = self._store
+        return (
+            self.policy.ranked_by == "key_diversity"
+            and store is not None
+            and store.by_slot
+            and not self._surplus
+            and self._committable > 0
+            and self._committed(store) + self._committable > self.config.max_kv_size
+            and key_ranks.pays(queries, keys, store, key_ranks.DRAFT_READ_BYTES)
+        )
+
+    @property
+    def _committable(self) -> int:
+        """Tokens that the next update commits where none is taken back."""
+        return self.offset - self._reach - self._frontier
 
     def update_scores(
         self, scores: mx.array, *, lse: mx.array | None = None, masked: bool = True
@@ -102,6 +120,13 @@ class SpeculativeRows(ProvisionalRows):
         """As ``H2OKVCache.attend``; what provisional queries say is kept aside."""
         check_attended(keys, self._store)
         store = cast(Storage, self._store)
+        if self.ranks_keys(queries, keys):
+            out, self._next_ranks = ProvisionalRanks.attend(
+                self._known_ranks(store), store, queries, keys, values,
+                counts=self._committable, provisional=self.offset - self._frontier,
+                shared_heads=self.config.shared_heads, scale=scale, mask=mask, sinks=sinks,
+            )  # fmt: skip
+            return out
         out, scores, lse = stored_attention.attention_with_scores(
             store, queries, keys, values, scale=scale, mask=mask, sinks=sinks
         )
@@ -179,7 +204,9 @@ class SpeculativeRows(ProvisionalRows):
         self.offset = target
         parts = [aside.part(0, target) for aside in self._asides]
         self._asides = tuple(part for part in parts if part is not None)
-        self._frontier = min(self._frontier, target)
+        if target < self._frontier:
+            self._frontier = target
+            self._forget_ranks()
         self._unscored = False
         return n
 
