@@ -119,6 +119,25 @@ def test_statistics_of_groups_are_exact_for_long(monkeypatch, bits):
     np.testing.assert_allclose(np.array(cache.scores), expected, rtol=0, atol=2e-6)
 
 
+@pytest.mark.parametrize("bits", [None, 8])
+@pytest.mark.parametrize("sequences", [1, 2])
+def test_nothing_hangs_on_what_is_known(tmp_path, bits, sequences):
+    """Whoever evaluates the keys evaluates the statistics: untied, they would hold the rows of
+    before a compaction until the next one."""
+    rng = np.random.default_rng(6)
+    config = keydiff(16, 4, kv_bits=bits, kv_group_size=32)
+    cache = evicting_cache(config)
+    if sequences == 2:
+        cache = BatchH2OKVCache.merge([alone(config, rows, rng) for rows in (16, 12)])
+    for _ in range(30):
+        attend(cache, *tokens(rng, sequences))
+        known = cache._key_ranks
+        if known is not None:
+            mx.export_to_dot(str(tmp_path / "graph.dot"), *known.statistics)
+            assert "label" not in (tmp_path / "graph.dot").read_text().replace('label=""', "")
+    assert known is not None and cache.evicted >= 12
+
+
 def alone(config: H2OConfig, rows: int, rng) -> H2OKVCache:
     cache = evicting_cache(config)
     if rows:

@@ -99,7 +99,9 @@ class BoundedRows(AttendedRows):
         if not self._store.tied:
             # Whoever evaluates the keys evaluates these too: otherwise the graph of every step
             # would hang on them until the first eviction.
-            keys = tied(keys, [self._store.positions, self._store.importance])
+            known = self._known(self._store)
+            beside = () if known is None else known.statistics
+            keys = tied(keys, [self._store.positions, self._store.importance, *beside])
         handed_out.register(keys, self)
         return keys, values
 
