@@ -50,7 +50,8 @@ def merged_with_sinks():
 
 
 def merged_where_all_is_masked():
-    mixed.test_segments_merge_to_attention_over_one_array(3, "all masked", False)
+    with use_backend("composed"):
+        mixed.test_segments_merge_to_attention_over_one_array(3, "all masked", False)
 
 
 def codes():

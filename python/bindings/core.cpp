@@ -153,6 +153,11 @@ NB_MODULE(_core, m) {
         "statistics"_a = std::vector<mx::array>{}, "bits"_a = std::vector<int>{8},
         "value_bits"_a = std::vector<int>{8}, "group_size"_a = 64, "stream"_a = nb::none(),
         "Arrays of the tiers, the newest keys and values, importance, positions and statistics.");
+  m.def("merge_segments", &mlx_h2o::merge_segments, "outs"_a, "lses"_a, "scores"_a, nb::kw_only(),
+        "stream"_a = nb::none(), "Output, lse and scores of all segments.");
+  m.def("rows_as_arrays", &mlx_h2o::rows_as_arrays, "tiers"_a, "keys"_a, "values"_a, nb::kw_only(),
+        "bits"_a, "value_bits"_a, "group_size"_a, "stream"_a = nb::none(),
+        "Keys and values of all segments.");
   m.def("quantize_append", &mlx_h2o::quantize_append, "keys"_a, "values"_a, "new_keys"_a,
         "new_values"_a, "slots"_a, nb::kw_only(), "bits"_a, "group_size"_a, "value_bits"_a,
         "stream"_a = nb::none(),

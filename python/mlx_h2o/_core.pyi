@@ -152,6 +152,23 @@ def replace_in_tiers(
     group_size: int = 64,
     stream: mx.Stream | mx.ThreadLocalStream | mx.Device | mx.DeviceType | None = None,
 ) -> list[mx.array]: ...
+def merge_segments(
+    outs: collections.abc.Sequence[mx.array],
+    lses: collections.abc.Sequence[mx.array],
+    scores: collections.abc.Sequence[mx.array],
+    *,
+    stream: mx.Stream | mx.ThreadLocalStream | mx.Device | mx.DeviceType | None = None,
+) -> list[mx.array]: ...
+def rows_as_arrays(
+    tiers: collections.abc.Sequence[mx.array],
+    keys: mx.array,
+    values: mx.array,
+    *,
+    bits: collections.abc.Sequence[int],
+    value_bits: collections.abc.Sequence[int],
+    group_size: int,
+    stream: mx.Stream | mx.ThreadLocalStream | mx.Device | mx.DeviceType | None = None,
+) -> list[mx.array]: ...
 def quantize_append(
     keys: collections.abc.Sequence[mx.array],
     values: collections.abc.Sequence[mx.array],

@@ -198,6 +198,24 @@ std::vector<mlx::core::array> replace_in_tiers(
     const mlx::core::array& new_values, int position, const TierOptions& options,
     mlx::core::StreamOrDevice s = {});
 
+/// Attention over rows in segments put together: outs [B, Hq, L, D] and lses float32 [B, Hq, L] of
+/// each, and scores float32 [B, H, Q, N], of which N differs. The outputs are averaged by their
+/// shares exp(lse_i - lse) of the common denominator; a query that no segment shows anything gives
+/// zeros. Returns out, lse, and the scores one behind the other.
+std::vector<mlx::core::array> merge_segments(const std::vector<mlx::core::array>& outs,
+                                             const std::vector<mlx::core::array>& lses,
+                                             const std::vector<mlx::core::array>& scores,
+                                             mlx::core::StreamOrDevice s = {});
+
+/// The rows of replace_in_tiers as keys [B, H, N, D] and values [B, H, N, Dv]: packed ones
+/// dequantised in float32 and rounded once, then the newest `keys` and `values`, whose dtype it is.
+std::vector<mlx::core::array> rows_as_arrays(const std::vector<mlx::core::array>& tiers,
+                                             const mlx::core::array& keys,
+                                             const mlx::core::array& values,
+                                             const std::vector<int>& bits,
+                                             const std::vector<int>& value_bits, int group_size,
+                                             mlx::core::StreamOrDevice s = {});
+
 /// Quantises new rows straight into their slots, bit for bit as mx.quantize (affine, CPU) does.
 ///
 /// keys and values are {words uint32 [B, H, N, D * bits / 32], scales and biases

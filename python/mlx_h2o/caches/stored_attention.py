@@ -8,6 +8,7 @@ from typing import cast
 import mlx.core as mx
 
 from .. import fast
+from ..operations.backends import operation_of
 from ..stores.storage import Segment, Storage, Stored
 
 __all__ = [
@@ -95,8 +96,8 @@ def merged_attention(
         for segment, part, sink in _shared(segments, mask, sinks)
     ]
     outs, scores, lses = zip(*parts, strict=True)
-    out, lse = _merged(outs, lses, seen=not isinstance(mask, mx.array))
-    return out, mx.concatenate([*scores], axis=-1), lse
+    out, lse, joined = _merged(outs, lses, scores, seen=not isinstance(mask, mx.array))
+    return out, joined, lse
 
 
 def merged_probes(
@@ -118,8 +119,8 @@ def merged_probes(
         outs.append(out)
         lses.append(lse)
         logits.append(found)
-    out, _ = _merged(outs, lses, seen=not isinstance(mask, mx.array))
-    return out, mx.concatenate(logits, axis=-1)
+    out, _, joined = _merged(outs, lses, logits, seen=not isinstance(mask, mx.array))
+    return out, joined
 
 
 def _shared(
@@ -138,14 +139,19 @@ def _shared(
 
 
 def _merged(
-    outs: Sequence[mx.array], lses: Sequence[mx.array], *, seen: bool
-) -> tuple[mx.array, mx.array]:
-    """The outputs averaged by their shares of the common denominator, and the log of that.
+    outs: Sequence[mx.array], lses: Sequence[mx.array], scores: Sequence[mx.array], *, seen: bool
+) -> tuple[mx.array, mx.array, mx.array]:
+    """The outputs averaged by their shares of the common denominator, the log of that, and the
+    scores, one behind the other.
 
     ``seen`` promises that every query sees something.
     """
     if len(outs) == 1:
-        return outs[0], lses[0]
+        return outs[0], lses[0], scores[0]
+    served = operation_of("merge_segments", None)
+    if served is not None:
+        found: tuple[mx.array, mx.array, mx.array] = served(outs, lses, scores)
+        return found
     each = mx.stack([*lses], axis=-1)
     whole = mx.logsumexp(each, axis=-1)
     shares = mx.softmax(each, axis=-1)
@@ -153,7 +159,8 @@ def _merged(
         shares = mx.where(mx.expand_dims(whole, -1) == -mx.inf, 0.0, shares)
     # float32 by promotion.
     mixed = sum(out * shares[..., at : at + 1] for at, out in enumerate(outs))
-    return cast(mx.array, mixed).astype(outs[0].dtype), whole
+    out = cast(mx.array, mixed).astype(outs[0].dtype)
+    return out, whole, mx.concatenate([*scores], axis=-1)
 
 
 def _of_one(

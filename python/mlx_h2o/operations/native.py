@@ -6,6 +6,7 @@ and packed ones.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -20,8 +21,8 @@ from mlx_h2o.operations.cache_requests import (
 )
 from mlx_h2o.operations.native_module import required as _module
 from mlx_h2o.operations.native_module import unavailable_reason as unavailable_reason
-from mlx_h2o.operations.native_tiers import replaced_in_tiers
-from mlx_h2o.operations.tier_requests import TierRequest
+from mlx_h2o.operations.native_tiers import replaced_in_tiers, unpacked_tiers
+from mlx_h2o.operations.tier_requests import TierRequest, TierRows
 from mlx_h2o.operations.validate import AttentionRequest, RetentionRequest, runs_on_gpu
 from mlx_h2o.operations.validate_quantized import QuantizedAttentionRequest
 
@@ -251,3 +252,18 @@ def quantize_append(request: QuantizeAppendRequest) -> tuple[Quantized, Quantize
 def replace_in_tiers(request: TierRequest) -> TierRequest:
     """The rows after the replacement, in the memory of the inputs where that is free."""
     return replaced_in_tiers(_module(), request)
+
+
+def merge_segments(
+    outs: Sequence[mx.array], lses: Sequence[mx.array], scores: Sequence[mx.array]
+) -> tuple[mx.array, mx.array, mx.array]:
+    """Output, lse and scores of all segments of the rows."""
+    out, lse, joined = _module().merge_segments([*outs], [*lses], [*scores])
+    return out, lse, joined
+
+
+def rows_as_arrays(
+    tiers: Sequence[TierRows], keys: mx.array, values: mx.array, group_size: int
+) -> tuple[mx.array, mx.array]:
+    """Keys and values of all segments, the packed ones dequantised in float32."""
+    return unpacked_tiers(_module(), tiers, keys, values, group_size)

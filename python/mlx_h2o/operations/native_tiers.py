@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from mlx_h2o.operations.tier_requests import TierRequest
+import mlx.core as mx
 
-__all__ = ["replaced_in_tiers"]
+from mlx_h2o.operations.tier_requests import TierRequest, TierRows
+
+__all__ = ["replaced_in_tiers", "unpacked_tiers"]
 
 
 def replaced_in_tiers(module: Any, request: TierRequest) -> TierRequest:
@@ -44,3 +47,18 @@ def replaced_in_tiers(module: Any, request: TierRequest) -> TierRequest:
         positions=positions,
         statistics=(kept[0], kept[1]) if kept else None,
     )
+
+
+def unpacked_tiers(
+    module: Any, tiers: Sequence[TierRows], keys: mx.array, values: mx.array, group_size: int
+) -> tuple[mx.array, mx.array]:
+    """Keys and values of the tiers and of the newest rows, one behind the other."""
+    found = module.rows_as_arrays(
+        [part for tier in tiers for part in (*tier.keys, *tier.values)],
+        keys,
+        values,
+        bits=[tier.bits for tier in tiers],
+        value_bits=[tier.v_bits for tier in tiers],
+        group_size=group_size,
+    )
+    return found[0], found[1]

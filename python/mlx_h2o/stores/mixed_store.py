@@ -7,6 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..operations.backends import operation_of
 from ..operations.cache_requests import RankName
 from ..operations.tier_requests import TierRequest, TierRows
 from .packed_rows import PackedRows, gathered_from
@@ -100,6 +101,13 @@ class MixedRowStore(Storage):
         return self.dense()
 
     def dense(self) -> tuple[mx.array, mx.array]:
+        served = operation_of("rows_as_arrays", None)
+        if served is not None:
+            group_size = self.tiers[0].packing.group_size
+            found: tuple[mx.array, mx.array] = served(
+                self._tier_rows(), self.keys, self.values, group_size
+            )
+            return found
         parts = [tier.dense() for tier in self.tiers if tier.length]
         keys = [*(part[0] for part in parts), self.keys]
         values = [*(part[1] for part in parts), self.values]
@@ -176,7 +184,7 @@ class MixedRowStore(Storage):
         by_importance = isinstance(ranks, str) and ranks == "importance"
         heavy = self.tiers[0].packing
         request = TierRequest(
-            tuple(TierRows(*tier[:2], *tier.packing[:2]) for tier in self.tiers),
+            self._tier_rows(),
             self.keys,
             self.values,
             self.importance,
@@ -217,6 +225,9 @@ class MixedRowStore(Storage):
         remembered = self.importance, self.positions
         other = MixedRowStore.restored(keys, values, *remembered, packings, self.dense_size)
         self.tiers, self.keys, self.values = other.tiers, other.keys, other.values
+
+    def _tier_rows(self) -> tuple[TierRows, ...]:
+        return tuple(TierRows(*tier[:2], *tier.packing[:2]) for tier in self.tiers)
 
     def _all_slots(self) -> mx.array:
         slots = mx.arange(self.length, dtype=mx.uint32)

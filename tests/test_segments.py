@@ -1,0 +1,131 @@
+"""Rows in segments on the native back end: merged attention, and the rows as arrays."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlx_h2o import fast, use_backend
+from mlx_h2o.caches import stored_attention
+from mlx_h2o.operations import native
+from mlx_h2o.stores.storage import Segment
+from test_tier_replacement import GROUP, WIDTHS, request_of
+
+pytestmark = pytest.mark.skipif(
+    bool(native.unavailable_reason()), reason="no native back end: nothing to compare"
+)
+BOUND = {mx.float32: 1e-6, mx.float16: 2e-3, mx.bfloat16: 1.6e-2}
+
+
+def rows(rng, *shape, dtype=mx.float32):
+    return mx.array(rng.standard_normal(shape), mx.float32).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
+@pytest.mark.parametrize("length", [1, 3])
+@pytest.mark.parametrize("masked", [False, True])
+def test_native_merging_is_that_of_the_definition(dtype, length, masked):
+    rng = np.random.default_rng(1)
+    segments = [
+        Segment(rows(rng, 2, 2, n, 32, dtype=dtype), rows(rng, 2, 2, n, 48, dtype=dtype), {})
+        for n in (5, 1, 9)
+    ]
+    queries = rows(rng, 2, 4, length, 32, dtype=dtype)
+    mask = np.array(rng.random((2, 4, length, 15)) < 0.5)
+    mask[0, 1] = False  # a query that sees nothing
+    mask[1, 2, :, :5] = False  # one that sees nothing in the first segment
+    given = {"scale": 0.2, "mask": mx.array(mask) if masked else "causal",
+             "sinks": None if masked else mx.array([0.0, 1.0, -2.0, 3.0])}  # fmt: skip
+    found = stored_attention.merged_attention(segments, queries, **given)
+    with use_backend("composed"):
+        expected = stored_attention.merged_attention(segments, queries, **given)
+    assert [one.dtype for one in found] == [one.dtype for one in expected]
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(
+            np.array(one.astype(mx.float32)), np.array(other.astype(mx.float32)),
+            rtol=BOUND[dtype], atol=BOUND[dtype],
+        )  # fmt: skip
+
+
+def test_nan_stays_in_its_query():
+    rng = np.random.default_rng(2)
+    outs = [rows(rng, 1, 2, 3, 32) for _ in "ab"]
+    lses = [rows(rng, 1, 2, 3) for _ in "ab"]
+    lses[1] = mx.where(mx.arange(3) == 1, mx.nan, lses[1])
+    scores = [rows(rng, 1, 2, 3, n) for n in (4, 2)]
+    out, lse, joined = native.merge_segments(outs, lses, scores)
+    assert np.isnan(np.array(lse)).tolist() == [[[False, True, False]] * 2]
+    assert (np.isnan(np.array(out)).all(axis=-1) == np.isnan(np.array(lse))).all()
+    np.testing.assert_array_equal(np.array(joined), np.concatenate(scores, axis=-1))
+
+
+def test_views_are_merged_as_they_look():
+    rng = np.random.default_rng(3)
+    outs = [rows(rng, 1, 3, 2, 32).swapaxes(1, 2) for _ in "ab"]
+    lses = [rows(rng, 1, 3, 2).swapaxes(1, 2) for _ in "ab"]
+    scores = [rows(rng, 1, 3, 2, n).swapaxes(1, 2) for n in (4, 2)]
+    found = native.merge_segments(outs, lses, scores)
+    plain = [[mx.contiguous(one) for one in some] for some in (outs, lses, scores)]
+    for one, other in zip(found, native.merge_segments(*plain), strict=True):
+        np.testing.assert_array_equal(np.array(one), np.array(other))
+
+
+@pytest.mark.parametrize("kind", sorted(WIDTHS))
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
+def test_rows_as_arrays_are_the_dequantised_and_the_newest(kind, dtype):
+    request = request_of(np.random.default_rng(4), kind, dtype)
+    found = native.rows_as_arrays(request.tiers, request.keys, request.values, GROUP)
+    for side, newest in enumerate((request.keys, request.values)):
+        parts = []
+        for tier in request.tiers:
+            words, *affine = tier[side]
+            exact = [part.astype(mx.float32) for part in affine]
+            parts.append(mx.dequantize(words, *exact, group_size=GROUP, bits=tier[2 + side]))
+        expected = mx.concatenate([*(part.astype(dtype) for part in parts), newest], axis=2)
+        assert found[side].dtype == dtype
+        np.testing.assert_allclose(
+            np.array(found[side].astype(mx.float32)), np.array(expected.astype(mx.float32)),
+            rtol=BOUND[dtype], atol=1e-6,
+        )  # fmt: skip
+    cut = [tier._replace(keys=tuple(part[:, :, 1:] for part in tier.keys),
+                         values=tuple(part[:, :, 1:] for part in tier.values))
+           for tier in request.tiers]  # fmt: skip
+    views = native.rows_as_arrays(cut, request.keys[:, :, :0], request.values[:, :, :0], GROUP)
+    start = request.tiers[0].keys[0].shape[2]
+    np.testing.assert_array_equal(
+        np.array(views[0].astype(mx.float32))[:, :, : start - 1],
+        np.array(found[0].astype(mx.float32))[:, :, 1:start],
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda outs, lses, scores: (outs[:1], lses, scores), "found 1 outputs, 2 lse"),
+        (lambda outs, lses, scores: (outs, lses[::-1], scores), "lse are"),
+        (lambda outs, lses, scores: (outs, lses, [scores[0], scores[1][:, :1]]), "scores are"),
+        (lambda outs, lses, scores: ([outs[0].astype(mx.int32)] * 2, lses, scores), "outputs are"),
+        (lambda outs, lses, scores: ([], [], []), "at least one"),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused(change, text):
+    rng = np.random.default_rng(5)
+    parts = ([rows(rng, 1, 2, 3, 32)] * 2, [rows(rng, 1, 2, 3), rows(rng, 1, 2, 4)],
+             [rows(rng, 1, 2, 3, 4)] * 2)  # fmt: skip
+    if "lse are" not in text:
+        parts = (parts[0], [parts[1][0]] * 2, parts[2])
+    with pytest.raises(ValueError, match=rf"^\[merge_segments\] .*{text}"):
+        native.merge_segments(*change(*parts))
+
+
+def test_rows_that_do_not_fit_are_refused():
+    request = request_of(np.random.default_rng(4), "8 and 4", mx.float32)
+    rest = request.keys, request.values
+    with pytest.raises(ValueError, match=r"^\[rows_as_arrays\] words are uint32"):
+        native.rows_as_arrays([request.tiers[0]._replace(bits=4)], *rest, GROUP)
+    with pytest.raises(ValueError, match=r"^\[rows_as_arrays\] .* expected the same \[B, H, N\]"):
+        native.rows_as_arrays(request.tiers, request.keys[:, :, 1:], request.values, GROUP)
+    with pytest.raises(ValueError, match=r"^\[rows_as_arrays\] rows of 64 elements have 7 bits"):
+        native.rows_as_arrays([request.tiers[0]._replace(bits=7)], *rest, GROUP)
+    assert fast.key_diversity(native.rows_as_arrays(request.tiers, *rest, GROUP)[0]).shape[2] == 12
