@@ -12,12 +12,15 @@ struct Listed {
   const int* keys;
 
   const void* at(int64_t place, int run) const { return rows.at(keys[place], run); }
+  MLX_H2O_INLINE void fetch_run(const void* at, int64_t place) const {
+    const int64_t ahead = int64_t{keys[place + kStep] - keys[place]} * rows.row_bytes();
+    const char* later = static_cast<const char*>(at) + ahead;
+    fetch<Rows::kRunBytes>(later);
+    __builtin_prefetch(later + Rows::kRunBytes - 1);
+  }
   MLX_H2O_INLINE void load_run(const void* at, int64_t place, int run,
                                Vector (&to)[kVectors]) const {
-    Rows own = rows;
-    own.ahead = int64_t{keys[place + kStep] - keys[place]} * rows.row_bytes();
-    own.load_run(at, place, run, to);
-    __builtin_prefetch(static_cast<const char*>(at) + own.ahead + Rows::kRunBytes - 1);
+    rows.load_run(at, place, run, to);
   }
   Vector load_tail(int64_t place, int d, int width) const {
     return rows.load_tail(keys[place], d, width);

@@ -8,8 +8,7 @@ constexpr int64_t kAhead = 8192;
 // Asks for the lines of a run that comes later: rows follow each other in memory, but several are
 // taken at a time, an order in which the processor does not foresee the next line.
 template <size_t Bytes>
-MLX_H2O_INLINE void fetch_ahead(const void* from, int64_t ahead) {
-  const char* at = static_cast<const char*>(from) + ahead;
+MLX_H2O_INLINE void fetch(const char* at) {
   MLX_H2O_UNROLL
   for (size_t line = 0; line < Bytes; line += 64) {
     __builtin_prefetch(at + line);
@@ -56,9 +55,11 @@ struct DenseRows {
   static constexpr int64_t kRunBytes = kRun * sizeof(T);
   const void* at(int64_t row, int run) const { return first + row * stride + run * kRun; }
   int64_t row_bytes() const { return stride * static_cast<int64_t>(sizeof(T)); }
+  MLX_H2O_INLINE void fetch_run(const void* at, int64_t) const {
+    fetch<kRunBytes>(static_cast<const char*>(at) + ahead);
+  }
   MLX_H2O_INLINE void load_run(const void* at, int64_t, int, Vector (&to)[kVectors]) const {
     const T* from = static_cast<const T*>(at);
-    fetch_ahead<kRunBytes>(from, ahead);
     MLX_H2O_UNROLL
     for (int i = 0; i < kVectors; ++i) to[i] = load(from + i * kLanes);
   }
@@ -83,10 +84,12 @@ struct PackedRows {
   static constexpr int64_t kRunBytes = Run * Bits / 8;
   const void* at(int64_t row, int run) const { return first + row * stride + run * kRunBytes; }
   int64_t row_bytes() const { return stride; }
+  MLX_H2O_INLINE void fetch_run(const void* at, int64_t) const {
+    fetch<kRunBytes>(static_cast<const char*>(at) + ahead);
+  }
   MLX_H2O_INLINE void load_run(const void* at, int64_t row, int run, Vector (&to)[kVectors]) const {
     const int64_t group = int64_t{run >> group_shift} * kStep + row;
     const auto* from = static_cast<const uint8_t*>(at);
-    fetch_ahead<kRunBytes>(from, ahead);
     if constexpr (Bits == 8) {
       unpack_bytes<Run>(from, scales[group], biases[group], to);
     } else {
@@ -109,6 +112,9 @@ inline void widen_rows(const void* data, const int64_t* strides, const Piece& pi
                        int count, int groups, float* to) {
   const T* from = static_cast<const T*>(data) + piece.batch * strides[0] +
                   piece.kv_head * strides[1] + first * strides[2];
+  // Those of the step after the next: a page holds few, so the processor hardly foresees them.
+  const auto* later = reinterpret_cast<const char*>(from + 2 * kStep * strides[2]);
+  for (int64_t i = 0; i < kStep * groups * int64_t{sizeof(T)}; i += 64) fetch<64>(later + i);
   int row = 0;
   if (strides[2] == groups && groups == 1) return widen(from, count, to);
   if (strides[2] == groups && groups == 2) {

@@ -12,12 +12,15 @@ inline void dot_tile(const float* queries, int64_t query_stride, const Source& k
   for (int i = 0; i < Rows * Keys; ++i) sums[i] = broadcast(0);
   const int runs = width / Source::kRun;
   Cursor<Keys> cursor(keys.at(first, 0), keys.row_bytes());
-  for (int run = 0; run < runs; ++run, cursor.advance(Source::kRunBytes)) {
+  const char* later = static_cast<const char*>(keys.at(first, 0)) + keys.ahead;
+  for (int run = 0; run < runs;
+       ++run, cursor.advance(Source::kRunBytes), later += Keys * Source::kRunBytes) {
     const float* part = queries + run * Source::kRun;
     if constexpr (Rows < 4) {
       MLX_H2O_UNROLL
       for (int j = 0; j < Keys; ++j) {
         Vector key[kVectors];
+        fetch<Source::kRunBytes>(later + j * Source::kRunBytes);
         keys.load_run(cursor.row(j), first + j, run, key);
         MLX_H2O_UNROLL
         for (int c = 0; c < kVectors; ++c) {
@@ -32,7 +35,10 @@ inline void dot_tile(const float* queries, int64_t query_stride, const Source& k
       // The queries of a run do not fit the registers: each is loaded once for all keys.
       Vector key[Keys][kVectors];
       MLX_H2O_UNROLL
-      for (int j = 0; j < Keys; ++j) keys.load_run(cursor.row(j), first + j, run, key[j]);
+      for (int j = 0; j < Keys; ++j) {
+        fetch<Source::kRunBytes>(later + j * Source::kRunBytes);
+        keys.load_run(cursor.row(j), first + j, run, key[j]);
+      }
       MLX_H2O_UNROLL
       for (int c = 0; c < kVectors; ++c) {
         MLX_H2O_UNROLL
@@ -131,7 +137,9 @@ inline void add_runs(const float* weights, int64_t weight_stride, const int* key
     MLX_H2O_UNROLL
     for (int r = 0; r < Runs; ++r) {
       Vector value[kVectors];
-      values.load_run(values.at(key, run + r), key, run + r, value);
+      const void* from = values.at(key, run + r);
+      values.fetch_run(from, key);
+      values.load_run(from, key, run + r, value);
       MLX_H2O_UNROLL
       for (int c = 0; c < kVectors; ++c) {
         MLX_H2O_UNROLL
