@@ -1,0 +1,62 @@
+// The MLX primitive of attention: its inputs and outputs, and what it is asked for.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "cpu_primitive.h"
+
+namespace mlx_h2o {
+
+/// What one attention is asked for, beside its arrays.
+struct AttentionSettings {
+  float scale, sparse_threshold;
+  int bits, value_bits, group_size;  // bits are 0 where the rows are not packed
+  bool causal, has_mask, has_sinks, has_probes, return_scores, return_lse, return_skipped;
+  std::optional<double> decay;  // of the importance, where it is given
+  bool names_worst;
+  int sink_size;
+  std::optional<int> recent_start;
+
+  bool operator==(const AttentionSettings&) const = default;
+};
+
+/// Inputs: queries, the arrays of keys and of values, then the positions [B, Hkv, N], the
+/// importance [B, Hkv, N], the probes [B, Hkv, E, D], the mask [B, Hq, Lq, N] and the float32 sinks
+/// where there are any. Outputs: out, then scores, lse, the share skipped, the scores of the
+/// probes, the new importance and the worst row where they are wanted; the importance in the buffer
+/// of its input where nothing else holds that.
+class Attention : public CpuPrimitive {
+ public:
+  Attention(mlx::core::Stream stream, const char* operation, AttentionSettings settings)
+      : CpuPrimitive(stream, operation), settings_(settings) {}
+
+  void eval_cpu(const std::vector<mlx::core::array>& inputs,
+                std::vector<mlx::core::array>& outputs) override;
+
+  const char* name() const override {
+    return settings_.decay.has_value() ? "AttentionAndAccumulate"
+           : settings_.has_probes      ? "AttentionWithProbes"
+           : settings_.bits != 0       ? "QuantizedAttention"
+           : settings_.return_scores   ? "AttentionWithScores"
+                                       : "Attention";
+  }
+
+  bool is_equivalent(const Primitive& other) const override {
+    return settings_ == static_cast<const Attention&>(other).settings_;
+  }
+
+  std::vector<mlx::core::Shape> output_shapes(const std::vector<mlx::core::array>& inputs) override;
+
+ private:
+  size_t arrays_of_rows() const { return settings_.bits == 0 ? 1 : 3; }
+  size_t behind_rows() const { return 1 + 2 * arrays_of_rows(); }
+  size_t importance_at() const { return behind_rows() + (settings_.names_worst ? 1 : 0); }
+  size_t behind_importance() const {
+    return importance_at() + (settings_.decay.has_value() ? 1 : 0);
+  }
+
+  AttentionSettings settings_;
+};
+
+}  // namespace mlx_h2o
