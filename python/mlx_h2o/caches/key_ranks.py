@@ -27,7 +27,7 @@ __all__ = ["AFRESH", "KeyRanks", "each_part", "packing_of", "pays", "ranks_of"]
 AFRESH = 1024
 """Replacements after which the statistics are made anew, so that rounding does not add up."""
 
-SECOND_READ_BYTES = 1 << 21
+SECOND_READ_BYTES = 1 << 22
 """Keys of a sequence in one layer below which a CPU reads them again for every row that goes,
 rather than to keep sums of them (benchmarks/keydiff_read.py)."""
 
@@ -49,6 +49,8 @@ def pays(queries: mx.array, keys: Stored, store: Storage, least: int) -> bool:
     parts = keys if isinstance(keys, tuple) else (keys,)
     if queries.dtype != parts[-1].dtype:  # of packed keys: their biases'
         return False
+    if isinstance(keys, mx.array) and keys.shape[3] != store.key_layout.width:
+        return False  # made of the stored rows, as latent attention does with a chunk
     on_gpu = mx.default_device().type == mx.DeviceType.gpu
     composed = on_gpu or isinstance(keys, tuple) or store.in_segments
     large = composed or sum(part.nbytes for part in parts) >= least * parts[0].shape[0]
