@@ -19,6 +19,7 @@ from mlx_h2o import (
     routing,
     stream_generate,
 )
+from mlx_h2o.caches.batch_mixed import BatchMixedH2OKVCache
 from routing_checks import SETTINGS, mlx_lm_stays_as_it_is
 from tiny_models import random_prompt, tiny_llama, tiny_qwen3, tiny_tokenizer
 
@@ -113,9 +114,13 @@ def test_batches_in_mixed_precision(policy):
         assert [cache.nbytes for cache in caches] == [expected] * 2
 
 
-def test_sequences_join_and_leave():
-    model = tiny_qwen3()
-    caches = [make_prompt_cache(model, 16, **SETTINGS) for _ in range(5)]
+@pytest.mark.parametrize(
+    "rows", [{}, {"kv_bits": 8, "light_bits": 4, "kv_group_size": 32, "dense_size": 2}]
+)
+def test_sequences_join_and_leave(rows):
+    model = tiny_qwen3(head_dim=32)
+    given = SETTINGS | rows
+    caches = [make_prompt_cache(model, 16, **given) for _ in range(5)]
     prompts = [random_prompt(5 + 6 * index, seed=index) for index in range(5)]
     limits = [3, 30, 11, 25, 18]
     with routing(model):
@@ -133,12 +138,13 @@ def test_sequences_join_and_leave():
                 if response.finish_reason is not None:
                     ended[response.uid] = response.prompt_cache
             held = batches._generation_batch.prompt_cache
-            assert all(type(cache) is BatchH2OKVCache and cache.size() <= 16 for cache in held)
+            kind = BatchMixedH2OKVCache if rows else BatchH2OKVCache
+            assert all(type(cache) is kind and cache.size() <= 16 for cache in held)
             if turn > 12 and len(ended) == 5:
                 break
         batches.close()
     for uid, prompt, limit in zip(uids, prompts, limits, strict=True):
-        assert tokens[uid] == alone(model, prompt, limit)[0]
+        assert tokens[uid] == alone(model, prompt, limit, **rows)[0]
         assert ended[uid][0].size() == min(16, len(prompt) + limit)
 
 
