@@ -253,14 +253,13 @@ template <typename Source>
 inline void add_rows(const float* weights, int64_t weight_stride, int row_count, int key_count,
                      const Source& values, int width, float* sums, int64_t sum_stride) {
   int row = 0;
-  const auto tile = [&](auto rows) {
-    add_step<rows.value>(weights + row * weight_stride, weight_stride, key_count, values, width,
-                         sums + row * sum_stride, sum_stride);
-    row += rows.value;
+  const auto tile = [&](auto rows, int at) {
+    add_step<rows.value>(weights + at * weight_stride, weight_stride, key_count, values, width,
+                         sums + at * sum_stride, sum_stride);
   };
   if constexpr (kRowTile == 4) {
-    while (row + 4 <= row_count) tile(std::integral_constant<int, 4>{});
+    for (; row + 4 <= row_count; row += 4) tile(std::integral_constant<int, 4>{}, row);
   }
-  while (row + 2 <= row_count) tile(std::integral_constant<int, 2>{});
-  while (row < row_count) tile(std::integral_constant<int, 1>{});
+  for (; row + 2 <= row_count; row += 2) tile(std::integral_constant<int, 2>{}, row);
+  for (; row < row_count; ++row) tile(std::integral_constant<int, 1>{}, row);
 }
