@@ -173,7 +173,7 @@ FAULTS = [
     Fault(
         "rows that were moved stay where they went",
         "caches.rewinding",
-        "store.set_rows(self.source, store.rows_at(self.slots))",
+        "store.assign(self.start, moved)",
         "pass",
         (("Overwritten", "undo"),),
         rewound_drafts,
@@ -181,15 +181,15 @@ FAULTS = [
     Fault(
         "rows that went do not come back",
         "caches.rewinding",
-        "store.set_rows(self.slots, self.rows)",
-        "pass",
+        "moved = store.exchange(self.slots, self.rows)",
+        "return",
         (("Overwritten", "undo"),),
         rewound_drafts,
     ),
     Fault(
         "rows move and what is said of them does not",
         "caches.provisional",
-        "if done.source is not None:",
+        "if source is not None:",
         "if False:",
         (("ProvisionalRows", "_write_over"),),
         rewound_drafts,
@@ -245,9 +245,13 @@ FAULTS = [
     Fault(
         "what goes with drafted rows stays where they were",
         "stores.storage",
-        "self.companions = tuple(found[len(arrays) :])",
-        "pass",
-        (("Storage", "set_rows"),),
+        "request = RowExchange([*arrays, *self.companions], slots, rows, start)",
+        "request = RowExchange(arrays, slots, rows and rows[: len(arrays)], start)\n"
+        "        exchange_rows(request)\n"
+        "        found, old = exchange_rows(request)\n"
+        "        self._rebind(found)\n"
+        "        return [*old, *(a[:, :, : slots.shape[2]] for a in self.companions)]",
+        (("Storage", "exchange"),),
         linked_drafts,
     ),
     Fault(

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from batch_checks import GROUP, HEADS, SIZE, attended
 from mlx_h2o import H2OConfig, H2OKVCache, load_prompt_cache, policies, save_prompt_cache
 from mlx_h2o.caches.speculative_cache import SpeculativeH2OKVCache, cache_of
+from mlx_h2o.operations import native
 
 POLICIES = policies.names()
 BY_RANK = {"kv_bits": 8, "light_bits": 4, "dense_size": 2}
@@ -313,3 +314,26 @@ def test_settings_of_speculation():
     with pytest.raises(ValueError, match=r"\[H2OKVCache.state\] found 3 parts, expected 12"):
         SpeculativeH2OKVCache.from_state((1, 2, 3))
     assert json.loads(cache_of(config()).state[8])["speculative"] == 2
+
+
+@pytest.mark.skipif(bool(native.unavailable_reason()), reason="others copy where MLX does")
+@pytest.mark.parametrize("kv_bits", [None, 8])
+@pytest.mark.parametrize("policy", ["h2o", "window", "keydiff"])
+def test_tokens_are_written_in_place(policy, kv_bits):
+    """One by one, as a draft model proposes them, each over the row that goes."""
+    tokens, cache = Tokens(9), cache_of(config(policy, max_kv_size=40, kv_bits=kv_bits))
+    tokens.feed(cache, 60)
+
+    def addresses() -> list[int]:
+        arrays = cache._store.arrays()
+        mx.eval(arrays)
+        mx.synchronize()
+        return [np.array(array, copy=False).ctypes.data for array in arrays]
+
+    for _ in range(5):
+        tokens.feed(cache, 1)
+    before, evicted = addresses(), cache.evicted
+    for _ in range(20):
+        tokens.feed(cache, 1)
+        assert addresses() == before
+    assert cache.evicted == evicted + 20

@@ -158,6 +158,9 @@ NB_MODULE(_core, m) {
   m.def("rows_as_arrays", &mlx_h2o::rows_as_arrays, "tiers"_a, "keys"_a, "values"_a, nb::kw_only(),
         "bits"_a, "value_bits"_a, "group_size"_a, "stream"_a = nb::none(),
         "Keys and values of all segments.");
+  m.def("exchange_rows", &mlx_h2o::exchange_rows, "buffers"_a, "slots"_a, "rows"_a, nb::kw_only(),
+        "start"_a = 0, "stream"_a = nb::none(),
+        "The buffers with rows at the slots, then the rows that were there.");
   m.def("quantize_append", &mlx_h2o::quantize_append, "keys"_a, "values"_a, "new_keys"_a,
         "new_values"_a, "slots"_a, nb::kw_only(), "bits"_a, "group_size"_a, "value_bits"_a,
         "stream"_a = nb::none(),

@@ -233,6 +233,19 @@ std::vector<mlx::core::array> quantize_append(const std::vector<mlx::core::array
                                               int group_size, int value_bits,
                                               mlx::core::StreamOrDevice s = {});
 
+/// Rows that take the places of others, which are handed back.
+///
+/// buffers [B, H, N, width], of two or four bytes per element; slots uint32 [B, H, n], distinct
+/// within a head (beyond N they mean N - 1). rows are one array [B, H, n, width] per buffer, or
+/// none: then the rows at `start` and up are written, which stay where they are too.
+///
+/// Returns the buffers, each in its own memory where nothing else holds that, then of each the
+/// rows that were at the slots.
+std::vector<mlx::core::array> exchange_rows(const std::vector<mlx::core::array>& buffers,
+                                            const mlx::core::array& slots,
+                                            const std::vector<mlx::core::array>& rows, int start,
+                                            mlx::core::StreamOrDevice s = {});
+
 /// The slots of the `keep` rows of each head that are worth most, uint32 [B, H, keep], ascending.
 ///
 /// scores float32 [B, H, N]; positions int32 [B, H, N], distinct within a head, below 0 for

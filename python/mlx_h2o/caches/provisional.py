@@ -105,8 +105,9 @@ class ProvisionalRows(BoundedRows):
             self._ordered, self._tail, self._overwrote = False, 0, True
             return overwrite_one(store, going, keys, values, self.offset)
         done = overwrite(store, going)  # the last rows are provisional: none of those goes
-        if done.source is not None:
-            moved = done.source, going, done.length
+        source = done.source
+        if source is not None:
+            moved = source, going, done.length
             self._asides = tuple(aside.exchanged(*moved) for aside in self._asides)
         self._ordered, self._tail = False, 0
         self._append_behind(store, keys, values)
@@ -182,10 +183,11 @@ class ProvisionalRows(BoundedRows):
         if known is None:
             return None
         known, slot = known.committing(count, gone, store), None
-        if done is not None and done.source is None:
+        source = None if done is None else done.source
+        if done is not None and source is None:
             slot = done.slots
-        elif done is not None and done.source is not None:
-            known = known.exchanged(done.source, done.slots)
+        elif done is not None and source is not None:
+            known = known.exchanged(source, done.slots)
         return known.with_new(cls._newest_keys(store, keys, slot), store, slot)
 
     def _forget_ranks(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
@@ -25,13 +25,22 @@ class Overwritten(NamedTuple):
     length: rows per head before.
     slots: uint32 [B, H, n], where the rows that went were.
     rows: those, as they were stored.
-    source: None, or the slots that other rows were moved from, to ``slots``.
+    start: None, or the first of the slots that other rows were moved from, to ``slots``.
     """
 
     length: int
     slots: mx.array
     rows: list[mx.array]
-    source: mx.array | None = None
+    start: int | None = None
+
+    @property
+    def source(self) -> mx.array | None:
+        """None, or the slots that other rows were moved from, as ``slots``."""
+        if self.start is None:
+            return None
+        return mx.broadcast_to(
+            mx.arange(self.start, self.length, dtype=mx.uint32), self.slots.shape
+        )
 
     def keys(self, store: Storage) -> Stored:
         """The keys of the rows that went."""
@@ -42,18 +51,17 @@ class Overwritten(NamedTuple):
     def undo(self, store: Storage) -> None:
         """Put every row where it was; importance and positions are not touched."""
         store.reserve(self.length)
-        if self.source is not None:
-            store.set_rows(self.source, store.rows_at(self.slots))
-        store.set_rows(self.slots, self.rows)
+        moved = store.exchange(self.slots, self.rows)
+        if self.start is not None:
+            store.assign(self.start, moved)
+            store.exchange(self.slots, self.rows)  # one may have been among the last
 
 
 def overwrite_one(
     store: Storage, slots: mx.array, keys: mx.array, values: mx.array, position: int
 ) -> Overwritten:
     """Write one new row over the row at ``slots`` [B, H, 1] of each head."""
-    rows = store.rows_at(slots)
-    keys, values = mx.depends([keys, values], rows)  # first read, then written over
-    store.write(keys, values, slots)
+    rows = store.exchange(slots, store.as_stored(keys, values))
     place = mx.array(position, mx.int32)
     store.importance = mx.put_along_axis(store.importance, slots, mx.array(mx.nan), axis=2)
     store.positions = mx.put_along_axis(store.positions, slots, place, axis=2)
@@ -63,15 +71,15 @@ def overwrite_one(
 def overwrite(store: Storage, slots: mx.array) -> Overwritten:
     """Let the rows at ``slots`` [B, H, n] go: those of the last n slots, which stay, take their
     places. Where n is 1, the last may be the one that goes."""
-    rows = store.rows_at(slots)
     length, count = store.length, slots.shape[2]
     start = length - count
-    last = mx.broadcast_to(mx.arange(start, length, dtype=mx.uint32), slots.shape)
-    store.set_rows(slots, mx.depends(store.rows_at(last), rows))
+    rows = store.exchange(slots, None, start)
+    done = Overwritten(length, slots, rows, start)
+    last = cast(mx.array, done.source)
     store.importance = exchanged(store.importance, last, slots, axis=2)
     store.positions = exchanged(store.positions, last, slots, axis=2)
     store.truncate(start)
-    return Overwritten(length, slots, rows, last)
+    return done
 
 
 class Before(NamedTuple):

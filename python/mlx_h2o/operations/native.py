@@ -28,6 +28,7 @@ from mlx_h2o.operations.validate_quantized import QuantizedAttentionRequest
 
 if TYPE_CHECKING:  # the module finds this one through the back ends
     from mlx_h2o.operations.quantize_append import QuantizeAppendRequest, Quantized
+    from mlx_h2o.operations.row_exchange import RowExchange
 
 name = "native"
 
@@ -231,6 +232,14 @@ def replace_worst(request: ReplaceRequest) -> tuple[Any, ...]:
     if request.is_packed:
         return (tuple(results[:3]), tuple(results[3:6]), *results[6:])
     return tuple(results)
+
+
+def exchange_rows(request: RowExchange) -> list[mx.array]:
+    """The buffers, in their own memory where that is free, then the rows that were there."""
+    results: list[mx.array] = _module().exchange_rows(
+        request.buffers, request.slots, request.rows or [], start=request.start
+    )
+    return results
 
 
 def quantize_append(request: QuantizeAppendRequest) -> tuple[Quantized, Quantized]:

@@ -139,6 +139,9 @@ class LatentRowStore(Storage):
         self.keys = triple(written(stored, slots, new) for stored, new in parts)
         self.values = written(self.values, slots, values)
 
+    def _stored(self, keys: mx.array, values: mx.array) -> list[mx.array]:
+        return [*self.packing.packed_keys(keys), values]
+
     def _rebind(self, arrays: list[mx.array]) -> None:
         self.keys, self.values = triple(arrays[:3]), arrays[3]
 

@@ -145,6 +145,10 @@ class QuantizedRowStore(Storage):
             self.keys, self.values, keys, values, slots, **self.packing._asdict()
         )
 
+    def _stored(self, keys: mx.array, values: mx.array) -> list[mx.array]:
+        packed_keys, packed_values = self.packing.packed(keys, values)
+        return [*packed_keys, *packed_values]
+
     def _rebind(self, arrays: list[mx.array]) -> None:
         self.keys, self.values = triple(arrays[:3]), triple(arrays[3:])
 

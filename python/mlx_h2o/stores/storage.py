@@ -14,10 +14,11 @@ from typing import Any, ClassVar, NamedTuple
 import mlx.core as mx
 
 from .. import fast
-from ..operations.buffers import gathered, grown, written
+from ..operations.buffers import assigned, gathered, grown
 from ..operations.cache_requests import RankName
 from ..operations.composed_cache import ages
 from ..operations.replace_requests import Statistics
+from ..operations.row_exchange import RowExchange, exchange_rows
 from .known_worst import KnownWorst, Zones
 
 __all__ = ["DECODE_QUERIES", "Layout", "Packed", "Ranks", "Segment", "Storage", "Stored", "tied"]
@@ -96,7 +97,7 @@ class Storage(ABC):
     """Whether ``replace_worst`` uses ``known``."""
 
     by_slot: ClassVar[bool] = False
-    """Whether rows are read and written by their slots: ``rows_at``, ``set_rows``, ``write``."""
+    """Whether rows are read and written by their slots: ``exchange``, ``assign``."""
 
     def __init__(
         self, key_layout: Layout, value_layout: Layout, importance: mx.array, positions: mx.array
@@ -216,22 +217,36 @@ class Storage(ABC):
     def replace_values(self, values: Any) -> None:
         """The same of the values."""
 
-    def rows_at(self, slots: mx.array) -> list[mx.array]:
-        """Keys and values at ``slots`` [B, H, n] as they are stored, and what goes with them."""
-        return [gathered(array, slots) for array in (*self.arrays(), *self.companions)]
+    def exchange(
+        self, slots: mx.array, rows: list[mx.array] | None, start: int = 0
+    ) -> list[mx.array]:
+        """Put rows at ``slots`` [B, H, n], and return those that were there.
 
-    def set_rows(self, slots: mx.array, rows: list[mx.array]) -> None:
-        """Put rows as ``rows_at`` gives them at ``slots``, in place where nothing else holds the
-        arrays. Importance and positions are not touched."""
+        Rows are as they are stored: of each of ``arrays`` and of what goes with them; None: those
+        at the slots ``start`` and up. Importance and positions are not touched.
+        """
+        arrays = self.arrays()
+        request = RowExchange([*arrays, *self.companions], slots, rows, start)
+        found, old = exchange_rows(request)
+        self._rebind(found[: len(arrays)])
+        self.companions = tuple(found[len(arrays) :])
+        return old
+
+    def assign(self, start: int, rows: list[mx.array]) -> None:
+        """Put rows as ``exchange`` gives them at the slots from ``start`` on."""
         arrays = self.arrays()
         pairs = zip((*arrays, *self.companions), rows, strict=True)
-        found = [written(array, slots, new) for array, new in pairs]
+        found = [assigned(array, start, new) for array, new in pairs]
         self._rebind(found[: len(arrays)])
         self.companions = tuple(found[len(arrays) :])
 
-    def write(self, keys: mx.array, values: mx.array, slots: mx.array) -> None:
-        """The same of new rows [B, H, n, D] and [B, H, n, Dv], stored as rows are here."""
-        raise NotImplementedError(f"[{type(self).__name__}.write] rows have no slots of their own.")
+    def as_stored(self, keys: mx.array, values: mx.array) -> list[mx.array]:
+        """New rows as ``exchange`` takes them; what goes with them is zeros."""
+        beside = [mx.zeros((*keys.shape[:3], c.shape[3]), c.dtype) for c in self.companions]
+        return [*self._stored(keys, values), *beside]
+
+    def _stored(self, keys: mx.array, values: mx.array) -> list[mx.array]:
+        raise NotImplementedError(f"[{type(self).__name__}] rows have no slots of their own.")
 
     def reserve(self, length: int) -> None:
         """Room for ``length`` rows, also among what goes with them."""

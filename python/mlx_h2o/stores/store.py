@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from ..operations.buffers import assigned, capacity_for, gathered, grown, in_use, written
+from ..operations.buffers import assigned, capacity_for, gathered, grown, in_use
 from ..operations.cache_requests import RankName, ReplaceRequest
 from ..operations.replacement import serve_replacement
 from .storage import Layout, Ranks, Storage
@@ -106,11 +106,8 @@ class RowStore(Storage):
         self.key_statistics = (kept[0], kept[1]) if kept else None
         self.tied = True
 
-    def write(self, keys: mx.array, values: mx.array, slots: mx.array) -> None:
-        self.keys, self.values = (
-            written(self.keys, slots, keys),
-            written(self.values, slots, values),
-        )
+    def _stored(self, keys: mx.array, values: mx.array) -> list[mx.array]:
+        return [keys, values]
 
     def _rebind(self, arrays: list[mx.array]) -> None:
         self.keys, self.values = arrays
