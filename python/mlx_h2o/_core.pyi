@@ -169,6 +169,14 @@ def rows_as_arrays(
     group_size: int,
     stream: mx.Stream | mx.ThreadLocalStream | mx.Device | mx.DeviceType | None = None,
 ) -> list[mx.array]: ...
+def exchange_rows(
+    buffers: collections.abc.Sequence[mx.array],
+    slots: mx.array,
+    rows: collections.abc.Sequence[mx.array],
+    *,
+    start: int = 0,
+    stream: mx.Stream | mx.ThreadLocalStream | mx.Device | mx.DeviceType | None = None,
+) -> list[mx.array]: ...
 def quantize_append(
     keys: collections.abc.Sequence[mx.array],
     values: collections.abc.Sequence[mx.array],
