@@ -154,20 +154,20 @@ FAULTS = {
     ),
     "the last recent row is not protected from replacement": (
         "accumulation_sweeps.h",
-        "position >= zones.recent_start",
-        "position > zones.recent_start",
+        "rank = position >= recent_start ?",
+        "rank = position > recent_start ?",
         "evict_indices: N=",
     ),
     "a masked pair pulls the average towards zero": (
         "accumulation_sweeps.h",
-        "importance[first + i] = seen > 0.0f ? scored : before;",
-        "importance[first + i] = scored;",
+        "return mean.count > 0 ? with(absolute(mean.value)) : before;",
+        "return with(absolute(mean.value));",
         "importance of target",
     ),
     "the first score is averaged with zero": (
         "accumulation_sweeps.h",
-        "importance[i] = before != before ? score : averaged;",
-        "importance[i] = before != before ? decay.take * score : averaged;",
+        "return before == before ? result : score;",
+        "return before == before ? result : decay.take * score;",
         "importance of target",
     ),
     "the worst row of the last span is the worst of all": (
@@ -178,14 +178,14 @@ FAULTS = {
     ),
     "padding is no worse than an unscored row": (
         "accumulation_sweeps.h",
-        "return position < 0 ? Worst::kPadding",
-        "return position < 0 ? Worst::kNotANumber",
+        "position < 0 ? Int{} + Worst::kPadding",
+        "position < 0 ? Int{} + Worst::kNotANumber",
         "evict_indices: N=",
     ),
     "the row of an earlier block wins a tie": (
         "accumulation_sweeps.h",
-        "if (least > worst.rank) return;",
-        "if (least >= worst.rank) return;",
+        "(own_rank == rank) & (own_order >= order)",
+        "(own_rank == rank) & (own_order < order)",
         "worst row after a step of target",
     ),
     "a query sees one key too many of a chunk": (
