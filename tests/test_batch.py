@@ -237,6 +237,17 @@ def test_the_graph_of_a_step_does_not_grow(policy, tmp_path):
     assert sizes[0] == sizes[1] < 40
 
 
+def test_a_sink_that_came_over_padding_stays_where_it_is():
+    chosen = config(max_kv_size=3, sink_size=1, recent_size=1)
+    batch, alone = pair(chosen, [0, 1])
+    other, others = pair(chosen, [2])
+    chunk(other, others, [3], step=4)
+    batch.extend(other)
+    alone += others
+    decode(batch, alone, 8)
+    check(batch, alone)
+
+
 def test_bytes_and_size():
     batch, alone = pair(config(), [1, 2])
     assert (batch.empty(), batch.nbytes, batch.size()) == (True, 0, 0)

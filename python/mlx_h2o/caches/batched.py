@@ -101,12 +101,14 @@ class BatchedRows(BoundedRows):
             ranks=ranks,
         )
         if shift is not None:
-            if min(line.rows for line in self._lines) < store.length:  # over padding, perhaps
+            padded = min(line.rows for line in self._lines) < store.length
+            if padded:  # a row may have come in its place
                 column = mx.array(behind, mx.int32)[:, None, None]
                 shift = mx.where(store.positions < sinks, 0, column)
             store.positions = store.positions - shift
             store.tied = False
-            self._shift = Shift(store.positions, behind, shift)
+            # A row that came over padding may be a sink, which moves no more.
+            self._shift = None if padded else Shift(store.positions, behind, shift)
         self._key_ranks = KeyRanks.taken(known, store)
         for line in self._lines:
             line.advance(1)
