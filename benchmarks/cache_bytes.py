@@ -103,10 +103,12 @@ def one_layer(name: str, tokens: int, budget: int) -> dict[str, Any]:
     groups = [a for a in arrays if a.shape[3] < SIZE and a.dtype != mx.uint32]
     remembered = cache.scores.nbytes + cache.positions.nbytes
     scales = sum(array.nbytes for array in groups)
+    stored = sum(array.nbytes for array in arrays)
     return found | {
-        "codes_or_numbers": cache.nbytes - scales - remembered,
+        "codes_or_numbers": stored - scales,
         "scales_and_biases": scales,
         "scores_and_positions": remembered,
+        "named": cache.nbytes - stored - remembered,
     }
 
 

@@ -197,11 +197,11 @@ class BoundedRows(AttendedRows):
     def nbytes(self) -> int:
         """Bytes stored, after the surplus of a chunk has gone: keys, values, scores, positions.
 
-        Not what keydiff keeps to rank them in attention's pass, a number per row, which is made
-        anew where it is missing.
+        And what keydiff keeps to rank rows in attention's pass: a norm per row, a sum per head.
         """
         self._settle()
-        return 0 if self._store is None else self._store.nbytes
+        ranks = 0 if self._key_ranks is None else self._key_ranks.nbytes
+        return ranks + (0 if self._store is None else self._store.nbytes)
 
     @property
     def attention_settings(self) -> dict[str, Any]:

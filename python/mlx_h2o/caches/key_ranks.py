@@ -94,6 +94,11 @@ class KeyRanks:
         """Rows that the statistics are of."""
         return self.statistics[1].shape[2]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the sums and norms; the ranks are the importance that the store counts."""
+        return sum(array.nbytes for array in self.statistics)
+
     @classmethod
     def attend(
         cls,

@@ -129,8 +129,9 @@ class Storage(ABC):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of every stored array, unused rows included."""
-        arrays = (*self.arrays(), self.importance, self.positions)
+        """Bytes of every stored array, unused rows and the name of the next to go included."""
+        named = () if self.known is None else (self.known.slots,)
+        arrays = (*self.arrays(), self.importance, self.positions, *named)
         return sum(array.nbytes for array in arrays)
 
     @property
