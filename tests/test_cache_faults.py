@@ -173,7 +173,7 @@ FAULTS = [
     Fault(
         "positions are not tied to the keys",
         "caches.bounded",
-        "keys = tied(keys, [self._store.positions, self._store.importance])",
+        "keys = tied(keys, [self._store.positions, self._store.importance, *beside])",
         "keys = keys[...]",
         (("BoundedRows", "keys_and_values"),),
         graph,
