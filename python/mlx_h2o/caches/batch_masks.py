@@ -17,17 +17,23 @@ def decode_mask(padding: Sequence[int], slots: int) -> mx.array | None:
 
 
 def chunk_mask(
-    padding: Sequence[int], spans: Sequence[tuple[int, int]], before: int, length: int
-) -> mx.array | None:
+    padding: Sequence[int],
+    spans: Sequence[tuple[int, int]],
+    before: int,
+    length: int,
+    *,
+    return_array: bool,
+) -> mx.array | str:
     """For ``length`` new tokens behind ``before`` slots: bool [B, 1, length, before + length].
 
-    None where the causal mask says it all. A token that is padding sees only itself: its scores
-    reach no row of the sequence, and its output is finite, which the next layer needs.
+    Where the causal mask says it all, "causal", or with ``return_array`` that mask [length,
+    before + length]. A token that is padding sees only itself: its scores reach no row of the
+    sequence, and its output is finite, which the next layer needs.
     """
-    if not any(padding) and all(span == (0, length) for span in spans):
-        return None
     slots = mx.arange(before + length)
     queries = mx.arange(length)[:, None]
+    if not any(padding) and all(span == (0, length) for span in spans):
+        return slots <= queries + before if return_array else "causal"
     itself = slots == queries + before
     starts = _column([start for start, _ in spans])
     own = (queries >= starts) & (queries < _column([stop for _, stop in spans]))

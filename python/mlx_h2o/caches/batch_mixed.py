@@ -96,12 +96,8 @@ class BatchMixedH2OKVCache(GroupedRows):
             added = [stop - start for start, stop in spans]
             padding = [before + 1 - rows - new for rows, new in zip(kept, added, strict=True)]
             return decode_mask(padding, before + 1)
-        mask = chunk_mask([before - rows for rows in kept], spans, before, length)
-        if mask is not None:
-            return mask
-        if not return_array:
-            return "causal"
-        return mx.arange(before, before + length)[:, None] >= mx.arange(before + length)[None]
+        padding = [before - rows for rows in kept]
+        return chunk_mask(padding, spans, before, length, return_array=return_array)
 
     def size(self) -> int:
         """Rows stored per head of the longest sequence, after the surplus of a chunk has gone."""

@@ -85,12 +85,7 @@ class PaddedRows(BatchedRows):
         padding = [before - rows for rows in kept]
         if length == 1 and all(span == (0, 1) for span in spans):
             return decode_mask(padding, before + 1)
-        mask = chunk_mask(padding, spans, before, length)
-        if mask is not None or length == 1:
-            return mask
-        if not return_array:
-            return "causal"
-        return mx.arange(before, before + length)[:, None] >= mx.arange(before + length)[None]
+        return chunk_mask(padding, spans, before, length, return_array=return_array)
 
     def _check_window(self, window_size: int | None) -> None:
         if window_size is not None:

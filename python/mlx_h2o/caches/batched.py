@@ -82,7 +82,6 @@ class BatchedRows(BoundedRows):
         One operation knows one position for all: so sequences that are behind the longest are
         moved up to it, but for their sinks, which keeps the order within each.
         """
-        sinks = self.config.sink_size
         clock = max(line.tokens for line in self._lines)
         self._overwrote = True
         eviction = self._eviction_of(store, clock, 1)
@@ -96,15 +95,14 @@ class BatchedRows(BoundedRows):
             keys,
             values,
             clock,
-            sink_size=sinks,
+            sink_size=self.config.sink_size,
             recent_start=eviction.recent_start,
             ranks=ranks,
         )
         if shift is not None:
             padded = min(line.rows for line in self._lines) < store.length
             if padded:  # a row may have come in its place
-                column = mx.array(behind, mx.int32)[:, None, None]
-                shift = mx.where(store.positions < sinks, 0, column)
+                shift = self._past_sinks(store, behind)
             store.positions = store.positions - shift
             store.tied = False
             # A row that came over padding may be a sink, which moves no more.
@@ -122,6 +120,10 @@ class BatchedRows(BoundedRows):
         known = self._shift
         if known is not None and known.positions is store.positions and known.behind == behind:
             return known.by
+        return self._past_sinks(store, behind)
+
+    def _past_sinks(self, store: Storage, behind: list[int]) -> mx.array:
+        """int32 [B, H, N]: how far its sequence is behind, for each row but the sinks."""
         column = mx.array(behind, mx.int32)[:, None, None]
         return mx.where(store.positions < self.config.sink_size, 0, column)
 
