@@ -34,17 +34,23 @@ class Eviction(NamedTuple):
 
     def run(self) -> None:
         """Evict. The rows behind move into the slots of those that go: no more than that moves."""
-        table, due = self.table, set(self.due)
+        lengths = self.table.lengths
+        for length in sorted({lengths[line] for line in self.due}):
+            self._run([line for line in self.due if lengths[line] == length], length)
+
+    def _run(self, due: Sequence[int], length: int) -> None:
+        """Of lines with so many rows each."""
+        table = self.table
         rows = [self.keep if line in due else n for line, n in enumerate(table.lengths)]
         if self.keep == 0:
             table.truncate(rows)
             return
-        positions = table.positions(self.offsets)
-        some = None if len(due) == table.lines else mx.array(list(self.due))
-        length = table.width - self.tail
-        kept = self.kept(positions[:, :, :length], self.keep - self.tail, some)
-        lines = range(table.shape[0]) if some is None else self.due
-        table.close_gaps(kept, list(lines), rows, positions, length, self.tail)
+        positions, ranked = table.positions(self.offsets), length - self.tail
+        alike = self._replace(due=due)
+        some = None if len(due) == table.lines else mx.array(list(due))
+        kept = alike.kept(positions[:, :, :ranked], self.keep - self.tail, some)
+        lines = range(table.shape[0]) if some is None else due
+        table.close_gaps(kept, list(lines), rows, positions, ranked, self.tail)
 
     def kept(self, positions: mx.array, keep: int, lines: mx.array | None = None) -> mx.array:
         """Slots uint32 [lines, H, keep], ascending, of the first rows that stay."""
