@@ -111,7 +111,9 @@ def decode_step(result: dict[str, Any]) -> str:
         if name == "rotating":
             continue
         ratios = [run["arms"][name]["ratio_to_rotating"] for run in runs]
-        cells = [" / ".join(f"{one[key]:.2f}" for key in ("min", "median", "max")) for one in ratios]
+        cells = [
+            " / ".join(f"{one[key]:.2f}" for key in ("min", "median", "max")) for one in ratios
+        ]
         rows.append([name, *cells])
     models = [f"{run['model']}, {run['parameters'] / 1e6:.1f}M parameters" for run in runs]
     return _markdown(["cache or policy", *models], rows)
@@ -171,7 +173,9 @@ def _benchmark(name: str) -> Any:
 
 def _markdown(head: list[str], rows: Rows) -> str:
     lines = [f"| {' | '.join(row)} |" for row in (head, *rows)]
-    return "\n".join([lines[0].replace("|  |", "| |"), f"|---|{'---:|' * (len(head) - 1)}", *lines[1:]])
+    return "\n".join(
+        [lines[0].replace("|  |", "| |"), f"|---|{'---:|' * (len(head) - 1)}", *lines[1:]]
+    )
 
 
 def main() -> int:
