@@ -38,9 +38,13 @@ def segments_of(table: Table, width: int, sparse_v: float = 0.0) -> list[Rows]:
     """The first ``width`` slots in parts, in order."""
     found = []
     for one, keys, values in table.views(width):
-        packed = len(keys) > 1
-        settings = settings_of(one.keys, one.values, sparse_v)
-        found.append(Rows(keys if packed else keys[0], values if packed else values[0], settings))
+        found.append(
+            Rows(
+                keys if one.keys.bits else one.keys.decode(keys),
+                values if one.values.bits else one.values.decode(values),
+                settings_of(one.keys, one.values, sparse_v),
+            )
+        )
     return found
 
 

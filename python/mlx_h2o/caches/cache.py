@@ -241,7 +241,7 @@ class H2OKVCache(ScoredRows):
         sides = []
         for column in (tail.keys, tail.values):
             parts = column.view(count)
-            packed = len(parts) > 1 and not self._hands_arrays
+            packed = column.bits is not None and not self._hands_arrays
             sides.append(parts if packed else column.decode(parts))
         return sides[0], sides[1]
 
