@@ -203,8 +203,9 @@ std::vector<mlx::core::array> quantize_append(const std::vector<mlx::core::array
 /// scores float32 [B, H, N]; positions int32 [B, H, N], distinct within a head, below 0 for
 /// padding; 1 <= keep <= N. Best first: rows at 0 <= position < sink_size or position >=
 /// recent_start, whatever their score; the higher score; NaN; padding. Of equals the lower position
-/// is kept, of padding the lower slot (Zhang et al. 2023, H2O: sinks and recent rows stay, heavy
-/// hitters fill the rest). recent_start is int32 [] or [B]: one for all sequences, or one each.
+/// is kept, of padding the lower slot. Sinks are StreamingLLM's (Xiao et al. 2024), recent rows and
+/// heavy hitters H2O's (Zhang et al. 2023). recent_start is int32 [] or [B]: one for all sequences,
+/// or one each.
 mlx::core::array keep_indices(const mlx::core::array& scores, const mlx::core::array& positions,
                               int keep, int sink_size = 0,
                               const std::optional<mlx::core::array>& recent_start = std::nullopt,

@@ -273,8 +273,12 @@ class H2OKVCache(ScoredRows):
         if len(table.segments) > 1:
             keys, values = table.dense(width=self._width)
             return keys, values
-        tail, arrays = table.segments[0], self._hands_arrays
-        return tail.keys.handed(self._width, arrays), tail.values.handed(self._width, arrays)
+        keys, values = table.segments[0].keys, table.segments[0].values
+        arrays, width = self._hands_arrays, self._width
+        return (
+            keys.handed(width, arrays or keys.bits is None),
+            values.handed(width, arrays or values.bits is None),
+        )
 
     @property
     def _hands_arrays(self) -> bool:

@@ -28,7 +28,7 @@ class Column(ABC):
     """
 
     bits: int | None = None
-    """Bits of an element of packed rows; None: rows are plain arrays."""
+    """Bits of packed rows that attention reads; None: it gets what ``decode`` returns."""
     group_size: int | None = None
 
     def __init__(self, parts: Parts = ()) -> None:

@@ -47,7 +47,7 @@ def restored_table(config: H2OConfig, keys: Any, values: Any) -> Table:
     parts: list[Parts] = [
         tuple(rows) if isinstance(rows, tuple | list) else (rows,) for rows in (keys, values)
     ]
-    size = _packed(cast(int, config.kv_bits), parts[0]).group_size if len(parts[0]) > 1 else 0
+    size = 0 if config.kv_bits is None else _packed(config.kv_bits, parts[0]).group_size
     columns = [like.like(rows) for like, rows in zip(_tail(config, size), parts, strict=True)]
     return Table([Segment(columns[0], columns[1], [columns[0].capacity])])
 
