@@ -1,7 +1,7 @@
 import MLX
 import MLXH2O
 
-extension RowStore {
+extension RowTable {
     /// From the arrays of a cache's `state`; nil where there are none.
     init?(state: [MLXArray], _ configuration: H2OConfiguration) throws {
         if state.isEmpty { return nil }

@@ -1,28 +1,23 @@
 import MLX
 import MLXH2O
 
-/// Rows of one layer: keys and values with room to grow, and what is remembered of each row.
+/// Rows of one layer as a table: a row is one slot of every column.
 ///
-/// Keys and values are one array each, or words, scales and biases: rows are quantised once, when
-/// they come, straight into their slots, and moved as they are packed. Every update puts new array
-/// objects in the place of the old ones and keeps no other reference, so that MLX can reuse their
-/// buffers, and an array that someone else holds never changes. Nothing is evaluated.
-struct RowStore {
+/// Keys and values are one column each, or words, scales and biases: rows are quantised once, when
+/// they come, straight into their slots, and moved as they are packed. Whatever happens to rows is a
+/// choice of slots, and then `taken` or `put` of every column. Every update puts new
+/// array objects in the place of the old ones and keeps no other reference, so that MLX can reuse
+/// their buffers, and an array that someone else holds never changes. Nothing is evaluated.
+struct RowTable {
     /// Each [B, H, capacity, ...], with unused rows at the end.
-    var keys: [MLXArray]
-    var values: [MLXArray]
+    private(set) var keys: [MLXArray]
+    private(set) var values: [MLXArray]
     /// float32 [B, H, length]; NaN where not yet scored.
-    var importance: MLXArray {
-        didSet { knownWorst = nil }
-    }
+    var importance: MLXArray
     /// int32 [B, H, length].
-    var positions: MLXArray
+    private(set) var positions: MLXArray
     /// How the rows are packed; nil: they are not.
     let packing: RowPacking?
-    /// What is known of the stored keys, where attention ranks them.
-    var keyRanks: KeyRanks?
-    /// The row that goes next, where attention has named it.
-    var knownWorst: KnownWorst?
 
     private static let step = 256
 
@@ -55,10 +50,7 @@ struct RowStore {
     var arrays: [MLXArray] { keys + values + remembered }
 
     /// What is remembered of the rows.
-    var remembered: [MLXArray] {
-        let named = knownWorst.map { [$0.slots] } ?? []
-        return [importance, positions] + (keyRanks?.statistics.arrays ?? []) + named
-    }
+    var remembered: [MLXArray] { [importance, positions] }
 
     /// Every stored byte, unused rows included.
     var nbytes: Int { arrays.reduce(0) { $0 + $1.nbytes } }
@@ -82,6 +74,8 @@ struct RowStore {
     var layouts: (keys: RowLayout, values: RowLayout) {
         (RowLayout(keys, packing), RowLayout(values, packing))
     }
+
+    // MARK: Rows that come
 
     /// Add rows behind the others, at positions `offset` and up, unscored. `limit` is the length
     /// beyond which no room is made in advance.
@@ -109,7 +103,6 @@ struct RowStore {
             MLXArray(Int32(offset)..<Int32(offset + added)), to: heads + [added])
         importance = concatenated([importance, unscored], axis: 2)
         positions = concatenated([positions, new], axis: 2)
-        keyRanks?.areCurrent = false
     }
 
     private mutating func write(
@@ -128,60 +121,39 @@ struct RowStore {
         (keys, values) = (packedKeys.parts, packedValues.parts)
     }
 
-    /// Write one new row over the worst row of each head: O(1) rows moved.
-    mutating func replaceWorst(
-        _ newKeys: MLXArray, _ newValues: MLXArray, position: Int, zones: Zones,
-        ranks: RowRanks
-    ) throws {
-        cut()
-        if packing == nil {
-            try replace(MLXArray.self, newKeys, newValues, position, zones, ranks)
-        } else {
-            try replace(PackedRows.self, newKeys, newValues, position, zones, ranks)
-        }
-    }
+    // MARK: Rows that go
 
-    private mutating func replace<Rows: CacheRows>(
-        _ kind: Rows.Type, _ newKeys: MLXArray, _ newValues: MLXArray, _ position: Int,
-        _ zones: Zones, _ ranks: RowRanks
-    ) throws {
-        let followed = areRanked ? keyRanks : nil
-        let found = try MLXH2O.replaceWorst(
-            keys: Rows.rows(of: keys), values: Rows.rows(of: values), importance: importance,
-            positions: positions, newKeys: newKeys, newValues: newValues, position: position,
-            sinkSize: zones.sinkSize, recentStart: zones.recentStart, ranks: ranks,
-            worst: knownWorst.flatMap { $0.zones == zones ? $0.slots : nil },
-            statistics: followed?.statistics, bits: packing?.bits ?? 8,
-            groupSize: packing?.groupSize ?? 64, valueBits: packing?.valueBits)
-        (keys, values) = (found.keys.parts, found.values.parts)
-        (importance, positions) = (found.importance, found.positions)
-        keyRanks = found.statistics.map {
-            KeyRanks(statistics: $0, replaced: (followed?.replaced ?? 0) + 1)
-        }
-    }
+    /// Keep only `slots` [B, H, n], in that order, in new memory. O(n) rows moved.
+    mutating func keep(_ slots: MLXArray) { change { taken($0, slots) } }
 
-    /// Keep only `slots` [B, H, n], in that order; no unused rows remain. O(n) rows moved.
-    ///
-    /// With the slots of the others, `gone`, what is known of the keys stays known: that reads the
-    /// keys that go.
-    mutating func keep(_ slots: MLXArray, gone: MLXArray? = nil) throws {
-        keyRanks = try gone.flatMap { try keyRanks?.without($0, keeping: slots, of: self) }
-        keys = keys.map { gathered($0, slots) }
-        values = values.map { gathered($0, slots) }
-        importance = takeAlong(importance, slots, axis: 2)
-        positions = takeAlong(positions, slots, axis: 2)
+    /// Keep only `slots` [B, H, n], ascending: of the others, those below slot n are overwritten by
+    /// the rows that stay behind it. O(length - n) rows moved.
+    mutating func fillHoles(keeping slots: MLXArray) {
+        let (kept, gone) = (slots.dim(2), length - slots.dim(2))
+        // 0, -1, -2, ... at the slots that go, and 1 at the others: sorted, they go from the last
+        // slot to the first.
+        let falling = MLXArray((0..<Int32(length)).map { -$0 })
+        let marks = putAlong(
+            broadcast(falling, to: positions.shape), slots, values: MLXArray(Int32(1)), axis: 2)
+        let lost = argSort(marks, axis: 2)[0..., 0..., ..<gone]
+        // The holes are the last of the lost slots, and as many of the last that stay lie behind
+        // slot n. What the pairs before these write lies behind it too, where nothing is read.
+        let moves = min(kept, gone)
+        let sources = slots[0..., 0..., (kept - moves)...]
+        let targets = lost[0..., 0..., (gone - moves)...]
+        change { put(taken($0, sources), at: targets, of: $0) }
+        truncate(to: kept)
     }
 
     /// Forget the rows from slot `length` on; their space stays.
     mutating func truncate(to length: Int) {
         importance = importance[0..., 0..., ..<length]
         positions = positions[0..., 0..., ..<length]
-        keyRanks = nil
     }
 
-    /// Give up the unused rows.
-    private mutating func cut() {
-        if (keys + values).contains(where: { $0.dim(2) != length }) { (keys, values) = fetch() }
+    private mutating func change(_ column: (MLXArray) -> MLXArray) {
+        (keys, values) = (keys.map(column), values.map(column))
+        (importance, positions) = (column(importance), column(positions))
     }
 
     /// Rows as they are stored: the array, or words, scales and biases.
@@ -200,21 +172,31 @@ private func unpacked(_ parts: [MLXArray], bits: Int, _ packing: RowPacking) -> 
         whole[0], scales: whole[1], biases: whole[2], groupSize: packing.groupSize, bits: bits)
 }
 
-private func grown(_ buffer: MLXArray, used: Int, _ rows: MLXArray, room: Int) -> MLXArray {
+private func grown(_ column: MLXArray, used: Int, _ rows: MLXArray, room: Int) -> MLXArray {
     let shape = Array(rows.shape.prefix(2)) + [room, rows.dim(3)]
-    let parts = [buffer[0..., 0..., ..<used], rows, MLXArray.zeros(shape, dtype: rows.dtype)]
+    let parts = [column[0..., 0..., ..<used], rows, MLXArray.zeros(shape, dtype: rows.dtype)]
     return concatenated(parts.filter { $0.dim(2) > 0 }, axis: 2)
 }
 
-private func assigned(_ buffer: MLXArray, at start: Int, _ rows: MLXArray) -> MLXArray {
+private func assigned(_ column: MLXArray, at start: Int, _ rows: MLXArray) -> MLXArray {
     // An object of our own: assignment changes the object that it is made on.
-    let result = buffer[.ellipsis]
+    let result = column[.ellipsis]
     result[0..., 0..., start..<start + rows.dim(2)] = rows
     return result
 }
 
-func gathered(_ buffer: MLXArray, _ slots: MLXArray) -> MLXArray {
-    let wide = broadcast(
-        slots.expandedDimensions(axis: -1), to: slots.shape + [buffer.dim(3)])
-    return takeAlong(buffer, wide, axis: 2)
+/// The rows of a column at `slots` [B, H, n].
+private func taken(_ column: MLXArray, _ slots: MLXArray) -> MLXArray {
+    takeAlong(column, spread(slots, over: column), axis: 2)
+}
+
+/// A column with `rows` at `slots` [B, H, n].
+private func put(_ rows: MLXArray, at slots: MLXArray, of column: MLXArray) -> MLXArray {
+    putAlong(column, spread(slots, over: column), values: rows, axis: 2)
+}
+
+/// The slots for every element of a row.
+private func spread(_ slots: MLXArray, over column: MLXArray) -> MLXArray {
+    guard column.ndim > slots.ndim else { return slots }
+    return broadcast(slots.expandedDimensions(axis: -1), to: slots.shape + [column.dim(3)])
 }
