@@ -64,7 +64,7 @@ extension H2OKVCache {
             queries: rows?[0] ?? queries, keys: Rows.rows(of: rows.map { [$0[1]] } ?? keys),
             values: Rows.rows(of: rows.map { [$0[2]] } ?? values), importance: table.importance,
             scale: scale, decay: decay, mask: mask, bits: table.packing?.bits ?? 8,
-            groupSize: table.packing?.groupSize ?? 64, valueBits: table.packing?.valueBits)
+            groupSize: table.packing?.groupSize ?? 64, valueBits: table.values.packing?.bits)
         table.importance = found.importance
         return found.output
     }
@@ -82,7 +82,7 @@ extension H2OKVCache {
         let (keys, values) = table.fetch()
         return try MLXFast.scaledDotProductAttentionQuantizedWithScores(
             queries: queries, keys: .rows(of: keys), values: .rows(of: values), scale: scale,
-            bits: packing.bits, groupSize: packing.groupSize, valueBits: packing.valueBits,
+            bits: packing.bits, groupSize: packing.groupSize, valueBits: table.values.packing?.bits,
             mask: mask
         ).0
     }
@@ -99,7 +99,7 @@ extension H2OKVCache {
         let (keys, values) = table.fetch()
         return try MLXFast.scaledDotProductAttentionQuantizedWithScoresAndLse(
             queries: queries, keys: .rows(of: keys), values: .rows(of: values), scale: scale,
-            bits: packing.bits, groupSize: packing.groupSize, valueBits: packing.valueBits,
+            bits: packing.bits, groupSize: packing.groupSize, valueBits: table.values.packing?.bits,
             mask: mask
         ).0
     }

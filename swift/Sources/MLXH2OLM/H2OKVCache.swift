@@ -66,7 +66,8 @@ public class H2OKVCache {
         try checkRows(keys: keys, values: values, against: table)
         try checkScored()
         try flush()
-        var table = try self.table ?? emptyTable(for: keys, values)
+        var table =
+            try self.table ?? RowTable(emptyFor: keys, values, configuration, owner: described)
         let added = keys.dim(2)
         let gone = added == 1 ? try makeRoom(in: &table) : 0
         try table.append(keys, values, offset: offset, limit: configuration.maxKVSize)
@@ -74,12 +75,6 @@ public class H2OKVCache {
         offset += added
         evicted += gone
         isUnscored = policy.needsScores
-    }
-
-    private func emptyTable(for keys: MLXArray, _ values: MLXArray) throws -> RowTable {
-        let packing = try RowPacking(
-            configuration, keySize: keys.dim(3), valueSize: values.dim(3), owner: described)
-        return RowTable(emptyLike: keys, values, packing: packing)
     }
 
     /// The keys, such that evaluating them evaluates what is remembered of the rows: otherwise the

@@ -16,8 +16,10 @@ func checkRows(keys: MLXArray, values: MLXArray, against table: RowTable?) throw
     guard !found.0.prefix(3).contains(0) else {
         throw H2OError(operation, "keys have shape \(found.0), expected B, H, L of at least 1.")
     }
-    guard let (keyLayout, valueLayout) = table?.layouts else { return }
-    for (name, new, stored) in [("keys", keys, keyLayout), ("values", values, valueLayout)] {
+    guard let table else { return }
+    for (name, new, stored) in [
+        ("keys", keys, table.keys.layout), ("values", values, table.values.layout),
+    ] {
         guard RowLayout(new) == stored else {
             throw H2OError(
                 operation, "\(name) are \(RowLayout(new)), expected \(stored) as the stored rows.")

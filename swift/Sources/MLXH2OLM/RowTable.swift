@@ -3,51 +3,67 @@ import MLXH2O
 
 /// Rows of one layer as a table: a row is one slot of every column.
 ///
-/// Keys and values are one column each, or words, scales and biases: rows are quantised once, when
-/// they come, straight into their slots, and moved as they are packed. Whatever happens to rows is a
-/// choice of slots, and then `taken` or `put` of every column. Every update puts new
-/// array objects in the place of the old ones and keeps no other reference, so that MLX can reuse
-/// their buffers, and an array that someone else holds never changes. Nothing is evaluated.
+/// Rows are quantised once, when they come, straight into their slots, and moved as they are packed.
+/// Whatever happens to rows is a choice of slots, and then `taken` or `put` of every column. Every
+/// update puts new array objects in the place of the old ones and keeps no other reference, so that
+/// MLX can reuse their buffers, and an array that someone else holds never changes. Nothing is
+/// evaluated.
 struct RowTable {
-    /// Each [B, H, capacity, ...], with unused rows at the end.
-    private(set) var keys: [MLXArray]
-    private(set) var values: [MLXArray]
+    /// With unused rows at the end, as the values.
+    private(set) var keys: Column
+    private(set) var values: Column
     /// float32 [B, H, length]; NaN where not yet scored.
     var importance: MLXArray
     /// int32 [B, H, length].
     private(set) var positions: MLXArray
-    /// How the rows are packed; nil: they are not.
-    let packing: RowPacking?
 
     private static let step = 256
 
-    /// Stores nothing yet, for rows of these shapes and dtypes.
-    init(emptyLike keys: MLXArray, _ values: MLXArray, packing: RowPacking?) {
-        let heads = Array(keys.shape.prefix(2))
-        self.init(
-            keys: Self.parts(of: keys, packing?.bits, packing).map { $0[0..., 0..., ..<0] },
-            values: Self.parts(of: values, packing?.valueBits, packing).map {
-                $0[0..., 0..., ..<0]
-            },
-            importance: .zeros(heads + [0], dtype: .float32),
-            positions: .zeros(heads + [0], dtype: .int32), packing: packing)
-    }
-
-    init(
-        keys: [MLXArray], values: [MLXArray], importance: MLXArray, positions: MLXArray,
-        packing: RowPacking?
-    ) {
+    init(keys: Column, values: Column, importance: MLXArray, positions: MLXArray) {
         self.keys = keys
         self.values = values
         self.importance = importance
         self.positions = positions
-        self.packing = packing
+    }
+
+    /// Stores nothing yet, for rows of these shapes and dtypes. Sizes that `kvGroupSize` does not
+    /// divide take groups of 32.
+    init(
+        emptyFor keys: MLXArray, _ values: MLXArray, _ configuration: H2OConfiguration,
+        owner: String
+    ) throws {
+        let (keySize, valueSize) = (keys.dim(3), values.dim(3))
+        let fitting = [configuration.kvGroupSize, 32].first {
+            keySize % $0 == 0 && valueSize % $0 == 0
+        }
+        if configuration.kvBits != nil && fitting == nil {
+            throw H2OError(
+                "QuantizedH2OKVCache",
+                "\(owner) has keys of \(keySize) and values of \(valueSize) elements, which neither "
+                    + "kvGroupSize = \(configuration.kvGroupSize) nor 32 divides: expected "
+                    + "multiples of 32, or kvBits nil.")
+        }
+        func column(_ rows: MLXArray, bits: Int?) -> Column {
+            let packing = bits.flatMap { bits in
+                fitting.map { Packing(bits: bits, groupSize: $0) }
+            }
+            return Column(rows[0..., 0..., ..<1], packing).first(0)
+        }
+        let heads = Array(keys.shape.prefix(2))
+        self.init(
+            keys: column(keys, bits: configuration.kvBits),
+            values: column(values, bits: configuration.valueBits ?? configuration.kvBits),
+            importance: .zeros(heads + [0], dtype: .float32),
+            positions: .zeros(heads + [0], dtype: .int32))
     }
 
     var length: Int { positions.dim(2) }
 
+    /// Bits of the keys and size of a group; nil: rows stay as they come.
+    var packing: Packing? { keys.packing }
+
     /// Every stored array, those of the keys first.
-    var arrays: [MLXArray] { keys + values + remembered }
+    var arrays: [MLXArray] { keys.parts + values.parts + remembered }
 
     /// What is remembered of the rows.
     var remembered: [MLXArray] { [importance, positions] }
@@ -57,22 +73,12 @@ struct RowTable {
 
     /// The rows in use, as they are stored.
     func fetch() -> (keys: [MLXArray], values: [MLXArray]) {
-        (keys.map { $0[0..., 0..., ..<length] }, values.map { $0[0..., 0..., ..<length] })
+        (keys.first(length).parts, values.first(length).parts)
     }
 
     /// The rows in use as arrays [B, H, length, D] and [B, H, length, Dv].
     func dense() -> (keys: MLXArray, values: MLXArray) {
-        let (keys, values) = fetch()
-        guard let packing else { return (keys[0], values[0]) }
-        return (
-            unpacked(keys, bits: packing.bits, packing),
-            unpacked(values, bits: packing.valueBits, packing)
-        )
-    }
-
-    /// What new rows must look like: dtype and sizes but the length, of keys and of values.
-    var layouts: (keys: RowLayout, values: RowLayout) {
-        (RowLayout(keys, packing), RowLayout(values, packing))
+        (keys.first(length).dense, values.first(length).dense)
     }
 
     // MARK: Rows that come
@@ -82,20 +88,15 @@ struct RowTable {
     mutating func append(
         _ newKeys: MLXArray, _ newValues: MLXArray, offset: Int, limit: Int
     ) throws {
-        let start = length
         let added = newKeys.dim(2)
-        let end = start + added
-        if end > min(keys[0].dim(2), values[0].dim(2)) {
+        let end = length + added
+        if end > min(keys.capacity, values.capacity) {
             let rounded = (end + Self.step - 1) / Self.step * Self.step
             let room = max(end, min(rounded, limit)) - end
-            keys = zip(keys, Self.parts(of: newKeys, packing?.bits, packing)).map {
-                grown($0, used: start, $1, room: room)
-            }
-            values = zip(values, Self.parts(of: newValues, packing?.valueBits, packing)).map {
-                grown($0, used: start, $1, room: room)
-            }
+            keys = keys.grown(used: length, newKeys, room: room)
+            values = values.grown(used: length, newValues, room: room)
         } else {
-            try write(newKeys, newValues, at: start)
+            try write(newKeys, newValues)
         }
         let heads = Array(newKeys.shape.prefix(2))
         let unscored = MLXArray.full(heads + [added], values: MLXArray(Float.nan), dtype: .float32)
@@ -105,20 +106,28 @@ struct RowTable {
         positions = concatenated([positions, new], axis: 2)
     }
 
-    private mutating func write(
-        _ newKeys: MLXArray, _ newValues: MLXArray, at start: Int
-    ) throws {
+    /// Into the slots behind the last row.
+    private mutating func write(_ newKeys: MLXArray, _ newValues: MLXArray) throws {
+        let end = length + newKeys.dim(2)
         guard let packing else {
-            keys = [assigned(keys[0], at: start, newKeys)]
-            values = [assigned(values[0], at: start, newValues)]
+            let used = length..<end
+            func written(_ part: MLXArray, _ rows: MLXArray) -> MLXArray {
+                // An object of our own: assignment changes the object that it is made on.
+                let result = part[.ellipsis]
+                result[0..., 0..., used] = rows
+                return result
+            }
+            keys = keys.with { written($0, newKeys) }
+            values = values.with { written($0, newValues) }
             return
         }
-        let slots = MLXArray(Int32(start)..<Int32(start + newKeys.dim(2))).asType(.uint32)
+        let slots = MLXArray(Int32(length)..<Int32(end)).asType(.uint32)
         let (packedKeys, packedValues) = try quantizeAppend(
-            keys: .rows(of: keys), values: .rows(of: values), newKeys: newKeys,
+            keys: .rows(of: keys.parts), values: .rows(of: values.parts), newKeys: newKeys,
             newValues: newValues, slots: broadcast(slots, to: newKeys.shape.prefix(3)),
-            bits: packing.bits, groupSize: packing.groupSize, valueBits: packing.valueBits)
-        (keys, values) = (packedKeys.parts, packedValues.parts)
+            bits: packing.bits, groupSize: packing.groupSize, valueBits: values.packing?.bits)
+        keys = Column(parts: packedKeys.parts, packing: keys.packing)
+        values = Column(parts: packedValues.parts, packing: values.packing)
     }
 
     // MARK: Rows that go
@@ -152,37 +161,9 @@ struct RowTable {
     }
 
     private mutating func change(_ column: (MLXArray) -> MLXArray) {
-        (keys, values) = (keys.map(column), values.map(column))
+        (keys, values) = (keys.with(column), values.with(column))
         (importance, positions) = (column(importance), column(positions))
     }
-
-    /// Rows as they are stored: the array, or words, scales and biases.
-    private static func parts(of rows: MLXArray, _ bits: Int?, _ packing: RowPacking?) -> [MLXArray]
-    {
-        guard let packing, let bits else { return [rows] }
-        let (words, scales, biases) = quantized(rows, groupSize: packing.groupSize, bits: bits)
-        return [words, scales] + (biases.map { [$0] } ?? [])
-    }
-}
-
-private func unpacked(_ parts: [MLXArray], bits: Int, _ packing: RowPacking) -> MLXArray {
-    // Contiguous: MLX has dequantised views of a larger buffer wrongly on some GPUs.
-    let whole = parts.map { contiguous($0) }
-    return dequantized(
-        whole[0], scales: whole[1], biases: whole[2], groupSize: packing.groupSize, bits: bits)
-}
-
-private func grown(_ column: MLXArray, used: Int, _ rows: MLXArray, room: Int) -> MLXArray {
-    let shape = Array(rows.shape.prefix(2)) + [room, rows.dim(3)]
-    let parts = [column[0..., 0..., ..<used], rows, MLXArray.zeros(shape, dtype: rows.dtype)]
-    return concatenated(parts.filter { $0.dim(2) > 0 }, axis: 2)
-}
-
-private func assigned(_ column: MLXArray, at start: Int, _ rows: MLXArray) -> MLXArray {
-    // An object of our own: assignment changes the object that it is made on.
-    let result = column[.ellipsis]
-    result[0..., 0..., start..<start + rows.dim(2)] = rows
-    return result
 }
 
 /// The rows of a column at `slots` [B, H, n].

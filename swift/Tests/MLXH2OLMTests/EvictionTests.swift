@@ -166,7 +166,7 @@ import Testing
     @Test(arguments: [1, 3, 7, 11]) func holesAreFilledFromBehind(gone: Int) throws {
         let tokens = Tokens(count: 12, seed: 7)
         let (_, keys, values) = tokens.slice(0..<12)
-        var table = RowTable(emptyLike: keys, values, packing: nil)
+        var table = try RowTable(emptyFor: keys, values, H2OConfiguration(), owner: "")
         try table.append(keys, values, offset: 0, limit: 20)
         let ranks = MLXRandom.normal([1, 2, 12], dtype: .float32, key: MLXRandom.key(UInt64(gone)))
         let slots = try keepIndices(ranks, positions: table.positions, keep: 12 - gone)
