@@ -24,6 +24,7 @@ struct Case {
         let steps: Int?
         let replay: Bool?
         let routed: Bool?
+        let evictEvery: Int?
         let sharedHeads: Bool?
         let kvBits: Int?
         let vBits: Int?
