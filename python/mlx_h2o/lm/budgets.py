@@ -21,8 +21,9 @@ _SIZES = ("max_kv_size", "heavy_size", "recent_size")
 
 def scaled(config: H2OConfig, max_kv_size: int) -> H2OConfig:
     """The settings with another budget; the share of heavy rows stays."""
-    assert config.heavy_size is not None
-    heavy = config.heavy_size * max_kv_size // max(config.max_kv_size, 1)
+    if config.max_kv_size is None or config.heavy_size is None:  # no share to keep
+        return replace(config, max_kv_size=max_kv_size)
+    heavy = config.heavy_size * max_kv_size // config.max_kv_size
     heavy = max(0, min(heavy, max_kv_size - config.sink_size - 1))
     return replace(config, max_kv_size=max_kv_size, heavy_size=heavy, recent_size=None)
 
