@@ -60,7 +60,9 @@ class ReferenceCache:
         excess = self.size + added - budget
         if (added == 1 or added <= self.tail) and excess > 0:
             group = min(self.config.evict_every, self.config.heavy_size + 1)
-            self.evict(max(excess, group), self.offset + added)
+            window = max(self.config.recent_size, self.tail) - added
+            free = self.size - self.config.sink_size - max(0, window)
+            self.evict(max(excess, min(group, free)), self.offset + added)
         for head, rows in enumerate(self.heads):
             rows += [
                 Row(self.offset + i, keys[head, i], values[head, i]) for i in range(keys.shape[1])
@@ -76,7 +78,7 @@ class ReferenceCache:
         self.surplus = False
 
     def evict(self, count: int, end: int) -> None:
-        """``count`` rows of each head go, but none that is protected where the sequence ends."""
+        """``count`` rows of each head go; the newest before ``end`` are protected."""
         recent_start = end - max(self.config.recent_size, self.tail)
         ranked = [
             [row for row in rows if not self.tail or row.position < end - self.tail]
@@ -86,10 +88,6 @@ class ReferenceCache:
         if self.config.shared_heads:
             ranks = [np.mean(ranks, axis=0)] * len(ranks)
         for head, rows in enumerate(self.heads):
-            protected = [
-                row.position < self.config.sink_size or row.position >= recent_start for row in rows
-            ]
-            going = min(count, len(rows) - sum(protected))
             by_position = dict(
                 zip((row.position for row in ranked[head]), ranks[head], strict=True)
             )
@@ -99,8 +97,8 @@ class ReferenceCache:
                 sink_size=self.config.sink_size,
                 recent_start=recent_start,
             )
-            rows[:] = [rows[slot] for slot in sorted(order[: len(rows) - going])]
-        self.evicted += going
+            rows[:] = [rows[slot] for slot in sorted(order[: len(rows) - count])]
+        self.evicted += count
 
     def trim(self, count: int) -> None:
         """The last tokens go, and what their queries saw, as far as it was not taken in."""

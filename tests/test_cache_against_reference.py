@@ -1,7 +1,7 @@
 """Every kind of cache through one life of events, against the slow reference after each of them.
 
-All pairs of column, policy, batch, drafts and group come up here; all combinations do in the
-exhaustive session.
+All pairs of column, policy, mode and group come up here; all combinations do in the exhaustive
+session.
 """
 
 from __future__ import annotations
@@ -14,19 +14,22 @@ from cache_columns import COLUMNS
 from cache_courses import Course
 from mlx_h2o import policies
 
-BATCHES = ("alone", "three alike", "ragged")
-DRAFTS = (0, 2, 4)
+MODES = (
+    *((kind, drafts) for kind in ("alone", "three alike") for drafts in (0, 2, 4)),
+    *((kind, 0) for kind in ("ragged", "ragged, padded on the left", "ragged, token by token")),
+)
+"""Sequences, and how many tokens may be drafted at a time."""
+
 GROUPS = (1, 4, 16)
-AXES = (tuple(COLUMNS), policies.names(), BATCHES, DRAFTS, GROUPS)
+AXES = (tuple(COLUMNS), policies.names(), MODES, GROUPS)
 
 
 def covering() -> list[tuple]:
     """All columns with all policies, the other settings so that every pair of two comes up."""
     found = []
-    for c, p in product(range(len(AXES[0])), range(len(AXES[1]))):
-        others = (c + p, c + 2 * p + c // 3, 2 * c + p + p // 3 + c // 3)
-        rest = [axis[i % 3] for axis, i in zip(AXES[2:], others, strict=True)]
-        found.append((AXES[0][c], AXES[1][p], *rest))
+    for c, p in product(range(len(COLUMNS)), range(len(AXES[1]))):
+        mode = MODES[(c + p) % len(MODES)]
+        found.append((AXES[0][c], AXES[1][p], mode, GROUPS[(c + p // 3 + c // 3) % 3]))
     return found
 
 
@@ -57,12 +60,11 @@ def of_one_clock(course: Course, drafts: int) -> None:
     course.tokens(9)
 
 
-def of_ragged_sequences(course: Course, drafts: int, joining: Course) -> None:
+def of_ragged_sequences(course: Course, joining: Course, *, left: bool, step: int) -> None:
     """Prompts with padding, sequences that leave and join."""
-    course.prompts([5, 17, 9], step=8)
+    course.prompts([5, 17, 9], step=step, left=left)
     course.tokens(6)
-    drafting(course, drafts)
-    course.prompts([1, 30, 2], step=10)
+    course.prompts([1, 30, 2], step=step)
     course.tokens(3)
     course.prompts([3, 3, 3])
     course.filter([2, 0])
@@ -86,27 +88,29 @@ def drafting(course: Course, drafts: int) -> None:
         course.draft(drafts + 1, 0)
 
 
-def live(column: str, policy: str, batch: str, drafts: int, group: int) -> None:
-    settings = {"speculative": drafts, "evict_every": group}
-    if batch == "ragged":
-        courses = [Course(column, policy, n, seed=n, **settings) for n in (3, 1)]
-        of_ragged_sequences(courses[0], drafts, courses[1])
+def live(column: str, policy: str, mode: tuple[str, int], group: int) -> None:
+    kind, drafts = mode
+    if kind.startswith("ragged"):
+        courses = [Course(column, policy, n, seed=n, evict_every=group) for n in (3, 1)]
+        left, step = kind.endswith("left"), 1 if kind.endswith("token") else 8
+        of_ragged_sequences(*courses, left=left, step=step)
     else:
-        count = None if batch == "alone" else 3
-        of_one_clock(Course(column, policy, count, equal=True, **settings), drafts)
+        count, settings = None if kind == "alone" else 3, {"speculative": drafts}
+        course = Course(column, policy, count, equal=True, evict_every=group, **settings)
+        of_one_clock(course, drafts)
 
 
-@pytest.mark.parametrize(("column", "policy", "batch", "drafts", "group"), covering())
-def test_a_life(column, policy, batch, drafts, group):
-    live(column, policy, batch, drafts, group)
+@pytest.mark.parametrize(("column", "policy", "mode", "group"), covering())
+def test_a_life(column, policy, mode, group):
+    live(column, policy, mode, group)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("column", COLUMNS)
 @pytest.mark.parametrize("policy", policies.names())
 def test_every_life(column, policy):
-    for batch, drafts, group in product(BATCHES, DRAFTS, GROUPS):
-        live(column, policy, batch, drafts, group)
+    for mode, group in product(MODES, GROUPS):
+        live(column, policy, mode, group)
 
 
 @pytest.mark.parametrize("shared_heads", [False, True])

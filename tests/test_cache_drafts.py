@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cache_columns import COLUMNS
 from cache_courses import Course
 from cache_invariants import check_same, seen_from_outside
-from mlx_h2o import H2OConfig, policies
+from mlx_h2o import H2OConfig, H2OKVCache, policies
 
 
 def draft_apart(one: Course, other: Course, accepted: int, rejected: int) -> None:
@@ -119,6 +119,11 @@ def test_copies_take_back_drafts_too(how, column):
         one.trim(3)
         one.draft(2, 2)
     check_same(seen_from_outside(course.cache), seen_from_outside(twin.cache))
+
+
+def test_batches_take_no_drafts():
+    with pytest.raises(ValueError, match=r"\[BatchH2OKVCache.merge\] speculative is 2, expected 0"):
+        H2OKVCache.merge([Course(speculative=2).cache])
 
 
 def test_settings_of_drafts():

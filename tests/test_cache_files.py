@@ -110,7 +110,7 @@ def test_a_file_of_before_goes_on_as_it_did(name):
 
 
 def test_a_file_of_mixed_precision_goes_on():
-    """The same positions and rows; newer versions pack other ones first, so outputs differ a bit."""
+    """The same positions and rows; other ones are packed first now, so outputs differ a bit."""
     cache, _ = earlier("mixed_h2o")
     assert type(cache) is QuantizedH2OKVCache
     assert (cache.offset, cache.evicted, cache.size()) == (45, 29, 16)

@@ -40,11 +40,12 @@ class Life(RuleBasedStateMachine):
 
     course: Course
     batch = st.sampled_from([None, 2])
+    speculative = st.sampled_from([0, 0, 1, 3])
 
     @initialize(data=st.data())
     def begin(self, data: st.DataObject) -> None:
         column = data.draw(st.sampled_from(sorted(COLUMNS)), "column")
-        speculative = data.draw(st.sampled_from([0, 0, 1, 3]), "speculative")
+        speculative = data.draw(self.speculative, "speculative")
         least = 3 if COLUMNS[column].mixed else 0
         dense = COLUMNS[column].settings.get("dense_size", 0)
         sinks = data.draw(st.integers(0, 2), "sinks")
@@ -111,6 +112,7 @@ class RaggedLife(Life):
     """A merged batch, whose sequences join, leave and are of any length."""
 
     batch = st.sampled_from([1, 2, 3])
+    speculative = st.just(0)  # there is no speculative decoding of batches
 
     @precondition(lambda self: self.room)
     @rule(data=st.data(), step=st.sampled_from([1, 4, 64]))
