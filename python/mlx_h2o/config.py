@@ -67,7 +67,7 @@ class H2OConfig:
     recent_size: int | None = None
     policy: str = "keydiff"
     decay: float = 0.95
-    evict_every: int = 1
+    evict_every: int = 16
     shared_heads: bool = False
     random_seed: int = 0
     speculative: int = 0
@@ -76,6 +76,7 @@ class H2OConfig:
     kv_group_size: int = 64
     light_bits: int | None = None
     dense_size: int | None = None
+    sparse_v: float = 0.0
     kv_handed: str = "packed"
 
     def __post_init__(self) -> None:
@@ -103,10 +104,10 @@ class H2OConfig:
             )
         self._resolve_sizes()
         self._check_dense_rows()
-        if self.speculative and self.evict_every != 1:
+        if self.max_kv_size <= self.sink_size + self.reach:
             raise ValueError(
-                f"[H2OConfig] speculative is {self.speculative} and evict_every "
-                f"{self.evict_every}, expected evict_every 1 with speculation."
+                f"[H2OConfig] max_kv_size is {self.max_kv_size}, expected more than sink_size + "
+                f"speculative + 1 = {self.sink_size + self.reach}."
             )
 
     def _check_quantisation(self) -> None:
@@ -161,6 +162,21 @@ class H2OConfig:
         if self.dense_size is not None:
             return self.dense_size
         return 0 if self.light_bits is None else min(DENSE_SIZE, cast(int, self.recent_size) - 1)
+
+    @property
+    def mixed(self) -> bool:
+        """Whether rows are kept in more than one precision."""
+        return self.light_bits is not None or self.dense_rows > 0
+
+    @property
+    def group(self) -> int:
+        """Rows that leave together: ``evict_every``, as far as no protected row would have to."""
+        return min(self.evict_every, cast(int, self.heavy_size) + 1)
+
+    @property
+    def reach(self) -> int:
+        """The newest tokens that ``trim`` takes back without a trace: none without speculation."""
+        return self.speculative + 1 if self.speculative else 0
 
     def _check_dense_rows(self) -> None:
         if self.dense_size is not None:

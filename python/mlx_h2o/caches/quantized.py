@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from ..config import H2OConfig
 from .cache import H2OKVCache
 
 __all__ = ["QuantizedH2OKVCache", "evicting_cache"]
-
-
-def evicting_cache(config: H2OConfig, *, name: str = "") -> H2OKVCache:
-    """An empty cache of the class that ``config`` asks for."""
-    cls = H2OKVCache if config.kv_bits is None else QuantizedH2OKVCache
-    return cls(config, name=name)
 
 
 class QuantizedH2OKVCache(H2OKVCache):
@@ -48,18 +44,16 @@ class QuantizedH2OKVCache(H2OKVCache):
     def bits(self) -> int:
         """Bits of the keys. There is no such attribute after an update that returned arrays:
         mlx_lm's attention takes its presence for packed rows."""
-        if self._store is not None and self._store.hands_arrays(self._length):
+        if self._table is not None and (self.in_segments or self._hands_arrays):
             raise AttributeError("bits: the rows of the last update were returned as arrays")
-        assert self.config.kv_bits is not None
-        return self.config.kv_bits
+        return cast(int, self.config.kv_bits)
 
     @property
     def group_size(self) -> int:
         """Elements that share a scale and a bias, as stored; before the first row as set."""
-        if self._store is None:
+        if self._table is None:
             return self.config.kv_group_size
-        found: int = self._store.attention_settings["group_size"]
-        return found
+        return cast(int, self._table.segments[0].keys.group_size)
 
     def to_quantized(self, group_size: int = 64, bits: int = 4) -> QuantizedH2OKVCache:
         """This cache itself, as mlx_lm asks after every step.
@@ -75,3 +69,14 @@ class QuantizedH2OKVCache(H2OKVCache):
                 "quantised once."
             )
         return self
+
+
+H2OKVCache._packed = QuantizedH2OKVCache
+
+
+def evicting_cache(config: H2OConfig, *, name: str = "") -> H2OKVCache:
+    """An empty cache of the class that ``config`` asks for."""
+    cls = H2OKVCache if config.kv_bits is None else QuantizedH2OKVCache
+    return cls(config, name=name)
+
+
