@@ -65,7 +65,7 @@ def stored_rows(cache) -> tuple[np.ndarray, np.ndarray]:
     bits = config.kv_bits, config.v_bits or config.kv_bits
     for rows, width in zip(cache.keys_and_values(), bits, strict=True):
         if isinstance(rows, tuple):
-            rows = mx.dequantize(*rows, group_size=cache.group_size, bits=width)
+            rows = mx.dequantize(*rows, group_size=SIZE, bits=width)
         found.append(np.array(rows))
     return found[0], found[1]
 

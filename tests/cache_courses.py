@@ -76,6 +76,7 @@ class Course:
         self.config, self.ragged = config, ragged
         self.sequences = [Sequence(self.config, 97 * seed + i) for i in range(batch or 1)]
         self.windows = [0] * len(self.sequences)  # where protected rows begin
+        self.coming = [0] * len(self.sequences)  # padding on the left
         self.cache: Any = new_cache(self.config)
         if self.ragged:
             self.cache = H2OKVCache.merge([new_cache(self.config) for _ in self.sequences])
@@ -108,6 +109,7 @@ class Course:
         padding = [longest - length for length in lengths]
         if left:
             self.cache.prepare(left_padding=padding)
+            self.coming = padding
         elif any(padding):
             self.cache.prepare(lengths=lengths, right_padding=padding)
         fed = []
@@ -156,6 +158,7 @@ class Course:
         self.cache.filter(indices)
         self.sequences = [self.sequences[index] for index in indices]
         self.windows = [self.windows[index] for index in indices]
+        self.coming = [0] * len(indices)
         self.check()
 
     def extend(self, other: Course) -> None:
@@ -165,6 +168,7 @@ class Course:
         self.cache.extend(other.cache)
         self.sequences += other.sequences
         self.windows += other.windows
+        self.coming += other.coming
         self.check()
 
     def extract(self, index: int) -> Course:
@@ -173,7 +177,7 @@ class Course:
         found = copy.copy(self)
         found.cache, found.ragged = self.cache.extract(index), False
         found.sequences = [copy.deepcopy(self.sequences[index])]
-        found.windows = [self.windows[index]]
+        found.windows, found.coming = [self.windows[index]], [0]
         found.check()
         return found
 
@@ -201,6 +205,7 @@ class Course:
         k, v = cache.update_and_fetch(mx.array(keys), mx.array(values))
         given = {"scale": SCALE, "mask": mask}
         attended = k if self.column.latents else v
+        self.coming = [n - start for n, (start, _) in zip(self.coming, spans, strict=True)]
         for b, (start, stop) in enumerate(spans):
             own = [keys[b, :, start:stop], values[b, :, start:stop]]
             self.sequences[b].takes(own)
@@ -243,13 +248,15 @@ class Course:
         """The same rows, scores, offsets and counts as the references, and the invariants."""
         cache, references = self.cache, self.references
         offsets = [reference.offset for reference in references]
-        assert np.array(cache.offset).reshape(-1).tolist() == offsets[: None if self.ragged else 1]
+        places = [seen - n for seen, n in zip(offsets, self.coming, strict=True)]
+        assert np.array(cache.offset).reshape(-1).tolist() == places[: None if self.ragged else 1]
         self.windows = [
             max(before, offset - max(self.config.recent_size, reference.tail))
             for before, offset, reference in zip(self.windows, offsets, references, strict=True)
         ]
         surplus = any(reference.surplus for reference in references)
-        check_invariants(cache, newest=newest, window=self.windows, surplus=surplus)
+        given = {"window": self.windows, "surplus": surplus, "offsets": offsets}
+        check_invariants(cache, newest=newest, **given)
         if cache.empty():
             assert not any(offsets)
             return

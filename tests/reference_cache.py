@@ -113,7 +113,7 @@ class ReferenceCache:
         self.surplus = self.size > self.config.max_kv_size
 
     def commit(self, border: int) -> None:
-        """Take in what queries before ``border`` saw; rows that came later are as they were."""
+        """Take in what queries before ``border`` saw of the rows that were there for the last."""
         self.committed = max(self.committed, border)
         for head, waiting in enumerate(self.held):
             for seen in waiting:
@@ -126,7 +126,7 @@ class ReferenceCache:
                 before = [there[p].score if p in there else np.nan for p in seen.positions]
                 after = reference_ranks.take_in(self.config, np.array(before), ready)
                 for position, score in zip(seen.positions, after, strict=True):
-                    if position in there:
+                    if position in there and position < seen.start:
                         there[position].score = float(score)
             waiting[:] = [seen for seen in waiting if seen.values.shape[1]]
 

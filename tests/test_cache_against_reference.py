@@ -29,7 +29,7 @@ def covering() -> list[tuple]:
     found = []
     for c, p in product(range(len(COLUMNS)), range(len(AXES[1]))):
         mode = MODES[(c + p) % len(MODES)]
-        found.append((AXES[0][c], AXES[1][p], mode, GROUPS[(c + p // 3 + c // 3) % 3]))
+        found.append((AXES[0][c], AXES[1][p], mode, GROUPS[(c // 3 + 2 * (p // 3)) % 3]))
     return found
 
 
