@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from .. import fast
-from ..operations.backends import operation_of
+from ..operations.backends import resolve
 from .column import Column
 from .table import Table
 
-__all__ = ["DECODE_QUERIES", "Rows", "attention_with_scores", "merged_attention", "segments_of"]
+__all__ = ["DECODE_QUERIES", "Rows", "attention_with_scores", "masking", "merged_attention", "segments_of", "settings_of"]
 
 DECODE_QUERIES = 8
 """Up to here the kernels return output and scores together, and read packed rows as they are."""
@@ -30,7 +29,7 @@ def settings_of(keys: Column, values: Column, sparse_v: float = 0.0) -> dict[str
     """What operations must be told of packed rows; nothing of arrays."""
     if keys.bits is None:
         return {}
-    found = {"bits": keys.bits, "v_bits": values.bits or keys.bits, "group_size": keys.group_size}
+    found: dict[str, Any] = {"bits": keys.bits, "v_bits": values.bits or keys.bits, "group_size": keys.group_size}
     return found | ({"sparse_v_threshold": sparse_v} if sparse_v else {})
 
 
@@ -54,15 +53,20 @@ def attention_with_scores(
 ) -> tuple[mx.array, mx.array, mx.array]:
     """Output, scores and lse, as ``fast.scaled_dot_product_attention_with_scores`` gives them."""
     keys, values, settings = rows
-    if isinstance(keys, tuple):
-        return fast.scaled_dot_product_attention_quantized_with_scores(
-            queries, *keys, *values, scale=scale, mask=mask, sinks=sinks, return_lse=True, **settings
-        )
-    if keys.dtype != queries.dtype:
+    if not settings and keys.dtype != queries.dtype:
         keys, values = keys.astype(queries.dtype), values.astype(queries.dtype)
-    return fast.scaled_dot_product_attention_with_scores(
-        queries, keys, values, scale=scale, mask=mask, sinks=sinks, return_lse=True
-    )
+    causal, shown = masking(mask)
+    found = resolve().attention(
+        queries, keys, values, scale=scale, causal=causal, mask=shown, sinks=sinks,
+        return_scores=True, return_lse=True, **settings,
+    )  # fmt: skip
+    assert found.scores is not None and found.lse is not None
+    return found.out, found.scores, found.lse
+
+
+def masking(mask: mx.array | str | None) -> tuple[bool, mx.array | None]:
+    """A mask as operations take it that check nothing: whether it is causal, and the array."""
+    return (True, None) if isinstance(mask, str) else (False, mask)
 
 
 def merged_attention(
@@ -92,21 +96,11 @@ def merged_attention(
         attention_with_scores(segment, queries, scale=scale, mask=part, sinks=sink)
         for segment, part, sink in _shared(segments, mask, sinks)
     ]
+    if len(found) == 1:
+        return found[0]
     outs, scores, lses = zip(*found, strict=True)
-    if len(outs) == 1:
-        return outs[0], scores[0], lses[0]
-    served = operation_of("merge_segments", None)
-    if served is not None:
-        out, lse, joined = served(outs, lses, scores)
-        return out, joined, lse
-    each = mx.stack([*lses], axis=-1)
-    lse = mx.logsumexp(each, axis=-1)
-    shares = mx.softmax(each, axis=-1)
-    if isinstance(mask, mx.array):  # else every query sees something
-        shares = mx.where(mx.expand_dims(lse, -1) == -mx.inf, 0.0, shares)
-    mixed = sum(out * shares[..., at : at + 1] for at, out in enumerate(outs))  # in float32
-    out = cast(mx.array, mixed).astype(queries.dtype)
-    return out, mx.concatenate([*scores], axis=-1), lse
+    out, lse, joined = resolve().merge_segments(outs, lses, scores)
+    return out, joined, lse
 
 
 def _shared(

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from .. import fast
+from ..operations.backends import resolve
 from ..policies import Policy, Rows
 from .table import Table
 
@@ -41,19 +41,16 @@ class Eviction(NamedTuple):
             return
         positions = table.positions(self.offsets)
         some = None if len(due) == table.lines else mx.array(list(self.due))
-        length, keep = table.width - self.tail, self.keep - self.tail
-        moves = self._moves(self.kept(positions[:, :, :length], keep, some), length, keep)
-        if some is not None:  # rows of the other lines stay where they are
-            still = mx.arange(moves[0].shape[2], dtype=mx.uint32)
-            still = mx.broadcast_to(still, (*table.shape, still.shape[0]))
-            moves = _with(still, some, moves[0]), _with(still, some, moves[1])
-        table.move(*moves, rows, positions)
+        length = table.width - self.tail
+        kept = self.kept(positions[:, :, :length], self.keep - self.tail, some)
+        lines = range(table.shape[0]) if some is None else self.due
+        table.close_gaps(kept, list(lines), rows, positions, length, self.tail)
 
     def kept(self, positions: mx.array, keep: int, lines: mx.array | None = None) -> mx.array:
         """Slots uint32 [lines, H, keep], ascending, of the first rows that stay."""
         ranks = self.ranks(positions, lines)
         start = [self.recent_start[line] for line in self.due]
-        return fast.keep_indices(
+        return resolve().keep_indices(
             ranks,
             positions if lines is None else positions[lines],
             keep=keep,
@@ -68,23 +65,6 @@ class Eviction(NamedTuple):
             # The same rows in the same slots of every head: NaN in one is NaN in the mean.
             found = mx.broadcast_to(mx.mean(found, axis=1, keepdims=True), found.shape)
         return found
-
-    def _moves(self, kept: mx.array, length: int, keep: int) -> tuple[mx.array, mx.array]:
-        """From which slots, and to which, rows move; a row that moves to its own slot stays."""
-        count = min(keep, length - keep)
-        # From the back: first the rows that lie beyond what stays, then some that stay in place.
-        source = kept[:, :, keep - count :][:, :, ::-1]
-        slots = mx.arange(keep, dtype=mx.uint32)
-        marks = mx.zeros((*kept.shape[:2], length), mx.uint32)
-        marks = mx.put_along_axis(marks, kept, mx.array(keep, mx.uint32), axis=2)
-        holes = mx.sort(marks[:, :, :keep] + slots, axis=2)[:, :, :count]
-        target = mx.where(source >= keep, holes, source)
-        if self.tail:
-            newest = mx.arange(self.tail, dtype=mx.uint32)
-            newest = mx.broadcast_to(newest, (*kept.shape[:2], self.tail))
-            source = mx.concatenate([source, newest + length], axis=2)
-            target = mx.concatenate([target, newest + keep], axis=2)
-        return source, target
 
 
 def ranked(
@@ -102,9 +82,3 @@ def ranked(
     if importance is None:
         importance = mx.full(positions.shape, mx.nan, mx.float32)
     return policy.rank(Rows(some(keys), some(values), some(importance), some(positions), offset))
-
-
-def _with(whole: mx.array, lines: mx.array, some: mx.array) -> mx.array:
-    whole = whole[...]
-    whole[lines] = some
-    return whole

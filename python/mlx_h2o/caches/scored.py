@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import mlx.core as mx
 
-from .. import fast
 from ..config import H2OConfig
 from ..operations import prefill
+from ..operations.backends import resolve
 from ..policies import Policy
 from . import scoring
-from .attention import Rows, attention_with_scores, merged_attention, segments_of, settings_of
+from .attention import Rows, masking, merged_attention, segments_of, settings_of
 from .checks import check_attended, check_scores
 from .table import Table
 
@@ -86,9 +86,10 @@ class ScoredRows:
         decay = self.policy.decay
         if decay is not None and own and not (self.in_segments or self._spans or self.config.reach):
             importance = self._importance(table)
-            out, importance = fast.attention_and_accumulate(
-                queries, keys, values, importance, scale=scale, decay=decay, mask=mask, sinks=sinks,
-                **self.attention_settings,
+            causal, shown = masking(mask)
+            out, importance = resolve().attention_and_accumulate(
+                queries, keys, values, importance, scale=scale, decay=decay, causal=causal,
+                mask=shown, sinks=sinks, **self.attention_settings,
             )  # fmt: skip
             self._take_in(table, importance)
             return out
@@ -97,10 +98,15 @@ class ScoredRows:
         else:
             segments = [Rows(keys, values, self.attention_settings)]
         if not self.policy.needs_scores and len(segments) == 1:
-            out, _, _ = attention_with_scores(
-                segments[0], queries, scale=scale, mask=mask, sinks=sinks
-            )
-            return out
+            causal, shown = masking(mask)
+            return (
+                resolve()
+                .attention(
+                    queries, keys, values, scale=scale, causal=causal, mask=shown, sinks=sinks,
+                    **segments[0].settings,
+                )
+                .out
+            )  # fmt: skip
         out, scores, lse = merged_attention(segments, queries, scale=scale, mask=mask, sinks=sinks)
         if not self.policy.needs_scores:
             return out

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from .column import Column, Parts, at, padded, put_at
+from ..operations.backends import resolve
+from .column import Column, Parts, padded, put_at
 
 __all__ = ["NONE", "Segment", "Table"]
 
@@ -230,19 +231,29 @@ class Table:
 
     # Rows that go, and rows that move
 
-    def move(self, source: mx.array, target: mx.array, rows: Sequence[int], placed: mx.array) -> None:
-        """Put the rows at ``source`` [B, H, n] to ``target``; ``rows`` of each line remain.
+    def close_gaps(
+        self,
+        kept: mx.array,
+        lines: Sequence[int],
+        rows: Sequence[int],
+        positions: mx.array,
+        start: int,
+        tail: int,
+    ) -> None:
+        """Keep the rows at ``kept`` [b, H, K] of the sequences in ``lines``, in the first slots,
+        and behind them ``tail`` rows from slot ``start`` on; ``rows`` of each line remain.
 
-        ``placed`` are the positions before. Only of a table of one segment.
+        ``positions`` are those before. Only of a table of one segment.
         """
-        tail = self.tail
-        for column in (tail.keys, tail.values):
-            column.put(target, column.take(source))
-        for name, array in self.beside.items():
-            self.beside[name] = put_at(array, target, at(array, source))
-        placed = put_at(placed, target, at(placed, source))
+        columns = (self.tail.keys, self.tail.values)
+        buffers = [*(part for one in columns for part in one.parts), *self.beside.values()]
+        found = resolve().compact_rows([*buffers, positions], kept, lines, start, tail)
+        for column in columns:
+            count = len(column.parts)
+            column.parts, found = tuple(found[:count]), found[count:]
+        self.beside = dict(zip(self.beside, found[:-1], strict=True))
         self._cut(list(rows))
-        self.place(placed[:, :, : self.width])
+        self.place(found[-1][:, :, : self.width])
 
     def truncate(self, rows: Sequence[int]) -> None:
         """Keep the first ``rows`` of each line's tail."""

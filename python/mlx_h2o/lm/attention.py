@@ -9,10 +9,10 @@ import mlx.core as mx
 
 from .. import fast
 from ..caches import handed_out
-from ..caches.attention import DECODE_QUERIES
+from ..caches.attention import DECODE_QUERIES, masking
 from ..caches.cache import H2OKVCache
-from ..operations import prefill, validate
-from ..operations.backends import for_attention, named
+from ..operations import prefill
+from ..operations.backends import resolve
 
 __all__ = ["attend"]
 
@@ -67,13 +67,13 @@ def attend(
     if short and (owner.in_segments or isinstance(keys, tuple)):
         # mlx_lm's attention over packed rows is not fused and takes no sinks.
         return owner.attend(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
-    if not short or named() not in (None, "native"):
+    operations = resolve()
+    if not short or operations.name != "native":  # which is ahead of MLX's own on a CPU
         return stock()
-    request = validate.attention_request(
-        queries, keys, values, scale=scale, mask=mask, sinks=sinks, return_scores=False
-    )
-    backend = for_attention(request)  # native attention is ahead of MLX's own on a CPU
-    return backend.attention(request)[0] if backend.name == "native" else stock()
+    causal, shown = masking(mask)
+    return operations.attention(
+        queries, keys, values, scale=scale, causal=causal, mask=shown, sinks=sinks
+    ).out
 
 
 def _foreign(
