@@ -75,10 +75,11 @@ def step_of(row: np.ndarray, bits: int) -> float:
     return 1.1 * float(np.ptp(row)) / (2**bits - 1)
 
 
-def check_mixed(column: Column, newest: bool, found: np.ndarray, came: np.ndarray, v: int) -> None:
+def check_mixed(column: Column, dense: bool, found: np.ndarray, came: np.ndarray, v: int) -> None:
     """A stored key (``v`` = 0) or value (1) of mixed precision: as it came, or within a step."""
-    if newest:
+    if dense:
         np.testing.assert_array_equal(found, came)
     else:
         coarsest = column.settings.get("light_bits", column.bits[v])
-        assert np.abs(found - came).max() <= step_of(came, coarsest)
+        wrong, step = np.abs(found - came).max(), step_of(came, coarsest)
+        assert wrong <= step, f"{wrong} off, a step of {coarsest} bits is {step}"

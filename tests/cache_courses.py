@@ -273,7 +273,7 @@ class Course:
                 assert positions[b, h, slots].tolist() == [row.position for row in rows], where
                 if cache.policy.needs_scores:
                     self._check_scores(sequence.reference, rows, scores[b, h, slots], where)
-                self._check_rows(sequence, h, rows, (keys[b, h, slots], values[b, h, slots]))
+                self._check_rows(b, h, (keys[b, h, slots], values[b, h, slots]))
 
     def _check_scores(self, reference, rows, found: np.ndarray, where: str) -> None:
         """Of the rows that no trim can reach."""
@@ -281,13 +281,14 @@ class Course:
         expected = np.array([row.score for row in rows])[final]
         np.testing.assert_allclose(found[final], expected, rtol=3e-4, atol=1e-5, err_msg=where)
 
-    def _check_rows(self, sequence: Sequence, head: int, rows, found) -> None:
-        first_dense = sequence.reference.offset - self.config.dense_rows
-        for at, row in enumerate(rows):
+    def _check_rows(self, b: int, head: int, found: tuple[np.ndarray, np.ndarray]) -> None:
+        sequence = self.sequences[b]
+        newest = self.windows[b] + max(self.config.recent_size, sequence.reference.tail)
+        for at, row in enumerate(sequence.reference.heads[head]):
             for part in range(2):
                 if self.column.mixed:
                     came = sequence.came[part][head, row.position]
-                    newest = row.position >= first_dense
-                    check_mixed(self.column, newest, found[part][at], came, part)
+                    dense = row.position >= newest - self.config.dense_rows
+                    check_mixed(self.column, dense, found[part][at], came, part)
                 else:
                     np.testing.assert_array_equal(found[part][at], (row.key, row.value)[part])
