@@ -36,10 +36,11 @@ def settings_of(keys: Column, values: Column, sparse_v: float = 0.0) -> dict[str
 def segments_of(table: Table, width: int, sparse_v: float = 0.0) -> list[Rows]:
     """The first ``width`` slots in parts, in order."""
     found = []
-    for one, keys, values in table.views(width):
-        packed = len(keys) > 1
-        settings = settings_of(one.keys, one.values, sparse_v)
-        found.append(Rows(keys if packed else keys[0], values if packed else values[0], settings))
+    for one, count in zip(table.segments, table.widths(width), strict=True):
+        if count:
+            packed = one.keys.bits is not None
+            keys, values = one.keys.handed(count, not packed), one.values.handed(count, not packed)
+            found.append(Rows(keys, values, settings_of(one.keys, one.values, sparse_v)))
     return found
 
 

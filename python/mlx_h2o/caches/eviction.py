@@ -11,7 +11,7 @@ from ..operations.backends import resolve
 from ..policies import Policy, Rows
 from .table import Table
 
-__all__ = ["Eviction", "ranked"]
+__all__ = ["Eviction"]
 
 
 class Eviction(NamedTuple):
@@ -60,25 +60,38 @@ class Eviction(NamedTuple):
 
     def ranks(self, positions: mx.array, lines: mx.array | None = None) -> mx.array:
         """float32 [lines, H, N] of the first N rows."""
-        found = ranked(self.table, self.policy, positions, max(self.offsets), lines)
+        found = self.policy.rank(TableRows(self.table, positions, max(self.offsets), lines))
         if self.shared_heads:
             # The same rows in the same slots of every head: NaN in one is NaN in the mean.
             found = mx.broadcast_to(mx.mean(found, axis=1, keepdims=True), found.shape)
         return found
 
 
-def ranked(
-    table: Table, policy: Policy, positions: mx.array, offset: int, lines: mx.array | None = None
-) -> mx.array:
-    """float32 [lines, H, N]: the ranks of the first N rows, whose ``positions`` these are."""
-    length = positions.shape[2]
+class TableRows(Rows):
+    """The first rows of some lines of a table, read only as far as a policy asks."""
 
-    def some(array: mx.array) -> mx.array:
-        array = array if array.shape[2] == length else array[:, :, :length]
-        return array if lines is None else array[lines]
+    def __init__(
+        self, table: Table, positions: mx.array, offset: int, lines: mx.array | None = None
+    ) -> None:
+        self._table, self._lines, self._length = table, lines, positions.shape[2]
+        self.positions = positions if lines is None else positions[lines]
+        self.offset = offset
 
-    keys, values = table.dense()
-    importance = table.beside.get("importance")
-    if importance is None:
-        importance = mx.full(positions.shape, mx.nan, mx.float32)
-    return policy.rank(Rows(some(keys), some(values), some(importance), some(positions), offset))
+    def _some(self, array: mx.array) -> mx.array:
+        array = array if array.shape[2] == self._length else array[:, :, : self._length]
+        return array if self._lines is None else array[self._lines]
+
+    @property
+    def keys(self) -> mx.array:
+        return self._some(self._table.dense(("keys",))[0])
+
+    @property
+    def values(self) -> mx.array:
+        return self._some(self._table.dense(("values",))[0])
+
+    @property
+    def importance(self) -> mx.array:
+        found = self._table.beside.get("importance")
+        if found is None:
+            return mx.full(self.positions.shape, mx.nan, mx.float32)
+        return self._some(found)
