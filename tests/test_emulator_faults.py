@@ -58,9 +58,7 @@ def _compiled() -> None:
     compile_all((fault.backend(Run()), request_for(fault.case)) for fault in FAULTS.values())
 
 
-def outcome(
-    backend: EmulatorBackend, request: AttentionRequest
-) -> tuple[AttentionResult, bool]:
+def outcome(backend: EmulatorBackend, request: AttentionRequest) -> tuple[AttentionResult, bool]:
     """The result, and whether the scores of the probes are wrong."""
     result = backend.attention(request)
     return result, request.probes is not None and probe_error(request, result.probe_scores) > 1

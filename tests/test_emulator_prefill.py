@@ -263,7 +263,9 @@ def test_other_head_sizes_and_a_cpu_stream_are_composed() -> None:
     q, k = arrays(15)
     for backend in (metal, cuda):
         request = prefill.request(q, k, scale=SCALE, stream=mx.Device(mx.cpu))
-        assert mx.array_equal(backend.prefill_scores(request), composed_prefill.prefill_scores(request))
+        assert mx.array_equal(
+            backend.prefill_scores(request), composed_prefill.prefill_scores(request)
+        )
 
 
 @pytest.mark.parametrize("kind", prefill.KINDS)

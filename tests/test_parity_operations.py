@@ -217,10 +217,14 @@ KERNEL_FAULTS = {
     "average != average": ("average == 0.0f", "accumulate-rows-33", {"accumulate-rows-33"}),
     "is_key ? KB : VB": ("KB", "append-?.*-f32", {"append-4.8-g64-f32"}),
     "recent_starts[batch * recent_starts_strides[0]]": (
-        "recent_starts[0]", "evict-1-of-two-clocks", {"evict-1-of-two-clocks"},
+        "recent_starts[0]",
+        "evict-1-of-two-clocks",
+        {"evict-1-of-two-clocks"},
     ),
     "newest[batch * newest_strides[0]]": (
-        "newest[0]", "replace-of-two-clocks-importance", {"replace-of-two-clocks-importance"},
+        "newest[0]",
+        "replace-of-two-clocks-importance",
+        {"replace-of-two-clocks-importance"},
     ),
     "found_place > place": ("found_place < place", "evict-one-rows-1023", {"evict-one-rows-1023"}),
 }
