@@ -5,18 +5,26 @@
 
 namespace mlx_h2o_c {
 
+// A call begins: no message has come from mlx-c on this thread yet.
+void expect_no_error() noexcept;
+// To the error handler of mlx-c, and to this thread's last error.
+void report(const char* text) noexcept;
+// mlx-c has told the handler; this thread's last error must not stay that of an earlier call.
+void note_reported() noexcept;
+
 // 0, or 1 after one report to mlx-c's error handler.
 template <class Body>
 int status(Body&& body) noexcept {
+  expect_no_error();
   try {
     body();
     return 0;
   } catch (const Reported&) {
-    // mlx-c has told the handler.
+    note_reported();
   } catch (const std::exception& error) {
-    mlx_error("%s", error.what());
+    report(error.what());
   } catch (...) {
-    mlx_error("%s", "unknown exception");
+    report("unknown exception");
   }
   return 1;
 }
