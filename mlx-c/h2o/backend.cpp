@@ -2,16 +2,18 @@
 
 #include <cstdlib>
 
-#include "checks.h"
+#include "boundary.h"
+#include "mlx_h2o/c/backend.h"
 
 namespace mlx_h2o_c {
 
 namespace {
 
+std::string no_cuda() { return "the C interface launches no CUDA kernels"; }
+constexpr Backend cuda_backend = {"cuda", no_cuda};
+
 // In the order of preference. Composed is the last of both devices.
 const Backend* const all[] = {&metal_backend, &cuda_backend, &native_backend, &composed_backend};
-const Backend* const for_gpu[] = {&metal_backend, &cuda_backend, &composed_backend};
-const Backend* const for_cpu[] = {&native_backend, &composed_backend};
 
 thread_local std::string chosen;
 
@@ -20,6 +22,18 @@ void check_available(const char* op, const Backend& backend) {
   if (!reason.empty()) {
     fail(op, "back end '", backend.name, "' is not available: ", reason);
   }
+}
+
+// `what` introduces the name in the message.
+const Backend& backend_named(const std::string& name, const char* what = "unknown back end") {
+  std::string names;
+  for (const Backend* backend : all) {
+    if (name == backend->name) {
+      return *backend;
+    }
+    names += (names.empty() ? "" : ", ") + std::string(backend->name);
+  }
+  fail("use_backend", what, " '", name, "', expected one of ", names, ".");
 }
 
 // The back end that was named, by the program or by the environment; NULL: none was.
@@ -34,68 +48,89 @@ const Backend* named() {
   return &backend_named(environment, "MLX_H2O_BACKEND names the back end");
 }
 
-std::vector<const Backend*> available(bool on_gpu) {
+}  // namespace
+
+std::vector<const Backend*> candidates(const char* op, bool on_gpu) {
+  if (const Backend* backend = named()) {
+    check_available(op, *backend);
+    return {backend, &composed_backend};
+  }
   std::vector<const Backend*> found;
-  const auto add = [&](const auto& preferred) {
-    for (const Backend* backend : preferred) {
-      if (backend->unavailable_reason().empty()) {
-        found.push_back(backend);
-      }
+  for (const Backend* backend : all) {
+    const bool fits = backend != (on_gpu ? &native_backend : &metal_backend);
+    if (fits && backend->unavailable_reason().empty()) {
+      found.push_back(backend);
     }
-  };
-  on_gpu ? add(for_gpu) : add(for_cpu);
+  }
   return found;
 }
 
-std::string no_cuda() { return "the C interface launches no CUDA kernels"; }
-
-}  // namespace
-
-const Backend cuda_backend = {"cuda", no_cuda};
-
-const Backend& backend_named(const std::string& name, const char* what) {
-  std::string names;
-  for (const Backend* backend : all) {
-    if (name == backend->name) {
+const Backend& backend_for_attention(const AttentionRequest& request) {
+  const bool by_name = named() != nullptr;
+  for (const Backend* backend : candidates(request.op, request.on_gpu)) {
+    const std::string reason = backend->refuses(request);
+    if (reason.empty()) {
       return *backend;
     }
-    names += (names.empty() ? "" : ", ") + std::string(backend->name);
-  }
-  fail("use_backend", what, " '", name, "', expected one of ", names, ".");
-}
-
-void set_backend(const std::string& name) {
-  if (!name.empty()) {
-    check_available("use_backend", backend_named(name));
-  }
-  chosen = name;
-}
-
-const Backend& backend_for_attention(const AttentionRequest& request) {
-  const Backend* backend = named();
-  if (backend == nullptr) {
-    for (const Backend* each : available(request.on_gpu)) {
-      if (each->refuses(request).empty()) {
-        return *each;
-      }
+    if (by_name) {
+      fail(request.op, "back end '", backend->name, "' cannot serve this call: ", reason);
     }
-    return composed_backend;
   }
-  check_available(request.op, *backend);
-  const std::string reason = backend->refuses(request);
-  if (!reason.empty()) {
-    fail(request.op, "back end '", backend->name, "' cannot serve this call: ", reason);
-  }
-  return *backend;
+  return composed_backend;
 }
 
-std::vector<const Backend*> candidates(const char* op, bool on_gpu) {
-  const Backend* backend = named();
-  if (backend == nullptr) {
-    return available(on_gpu);
+AttentionAccumulated attention_and_accumulate(const AttentionAccumulateRequest& request) {
+  const AttentionRequest& attention = request.attention;
+  const Backend& backend = backend_for_attention(attention);
+  if (backend.attention_and_accumulate != nullptr) {
+    return backend.attention_and_accumulate(request);
   }
-  check_available(op, *backend);
-  return {backend, &composed_backend};
+  const AttentionResult found = backend.attention(attention);
+  const bool masked = !attention.mask.empty() || (attention.causal && attention.length > 1);
+  Array importance = serve("accumulate_scores", &Backend::accumulate_scores,
+                           AccumulateRequest{request.importance, found.scores, request.decay,
+                                             masked, attention.stream, attention.on_gpu});
+  // Untied, the scores of every step would wait for someone to ask, graph and all.
+  return {tied(found.out, {importance}), std::move(importance)};
 }
 
 }  // namespace mlx_h2o_c
+
+using namespace mlx_h2o_c;
+
+extern "C" {
+
+int mlx_h2o_set_backend(const char* name) {
+  return status([&] {
+    const std::string wanted = name == nullptr ? "" : name;
+    if (!wanted.empty()) {
+      check_available("use_backend", backend_named(wanted));
+    }
+    chosen = wanted;
+  });
+}
+
+int mlx_h2o_backend_status(const char* name, bool* available, mlx_string* reason) {
+  return status([&] {
+    const std::string why = backend_named(name == nullptr ? "" : name).unavailable_reason();
+    if (reason != nullptr) {
+      check(mlx_string_set(reason, String(mlx_string_new_data(why.c_str()))));
+    }
+    if (available != nullptr) {
+      *available = why.empty();
+    }
+  });
+}
+
+int mlx_h2o_threads(int* res) {
+  return status([&] {
+    check_place("threads", "res", res);
+    *res = threads();
+  });
+}
+
+int mlx_h2o_set_threads(int count) {
+  return status([&] { set_threads(count); });
+}
+
+}  // extern "C"

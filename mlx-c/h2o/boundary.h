@@ -35,19 +35,15 @@ inline void check_place(const char* op, const char* name, const void* place) {
   }
 }
 
-// What is given and the place of its result belong together.
-inline void check_together(const char* op, const char* name, const void* given, const char* place,
-                           const void* pointer) {
-  if ((given == nullptr) != (pointer == nullptr)) {
-    fail(op, given == nullptr ? place : name, " is given without ", given == nullptr ? name : place,
-         ", expected both or neither.");
-  }
-}
-
-inline void set_where_wanted(mlx_array* place, const Array& array) {
+// Nothing where the place is NULL.
+inline void give(mlx_array* place, const Array& array) {
   if (place != nullptr) {
     check(mlx_array_set(place, array));
   }
+}
+
+inline void give(mlx_vector_array* place, const std::vector<Array>& arrays) {
+  check(mlx_vector_array_set(place, vector_of(arrays)));
 }
 
 }  // namespace mlx_h2o_c

@@ -2,7 +2,7 @@
 // float32, and the output is rounded once.
 #include <cmath>
 
-#include "arrays.h"
+#include "backend.h"
 #include "composed.h"
 
 namespace mlx_h2o_c::composed {
@@ -119,3 +119,22 @@ AttentionResult attention(const AttentionRequest& r) {
 }
 
 }  // namespace mlx_h2o_c::composed
+
+namespace mlx_h2o_c {
+
+const Backend composed_backend = {
+    "composed",
+    [] { return std::string(); },
+    [](const AttentionRequest& /* request */) { return std::string(); },
+    composed::attention,
+    nullptr,  // attention, then the best moving average
+    composed::prefill_scores,
+    composed::accumulate_scores,
+    composed::keep_indices,
+    composed::evict_indices,
+    composed::key_diversity,
+    composed::replace_worst,
+    composed::quantize_append,
+};
+
+}  // namespace mlx_h2o_c

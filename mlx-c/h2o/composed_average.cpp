@@ -3,7 +3,6 @@
 // then rounded once.
 #include <cmath>
 
-#include "arrays.h"
 #include "composed.h"
 
 namespace mlx_h2o_c::composed {

@@ -2,7 +2,6 @@
 // are made in blocks.
 #include <cmath>
 
-#include "arrays.h"
 #include "composed.h"
 
 namespace mlx_h2o_c::composed {

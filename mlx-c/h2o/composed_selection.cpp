@@ -1,7 +1,4 @@
 // The definition of the selection of rows in plain MLX operations.
-#include <cstdint>
-
-#include "arrays.h"
 #include "composed.h"
 
 namespace mlx_h2o_c::composed {
@@ -21,17 +18,17 @@ Array ordered_bits(mlx_array scores, mlx_stream s) {
               call(mlx_bitwise_or, bits, sign, s), s);
 }
 
-Array row_class(Class value) { return scalar<int32_t>(value, MLX_INT32); }
+Array row_class(Class value) { return integer(value); }
 
 // uint64 [B, H, N], higher is kept longer, distinct within a head:
 // class << 62 | ordered score << 30 | (2^30 - 1 - position). Only the class of scored rows carries
 // a score, and padding has its slot in the place of a position.
 Array retention_key(const RetentionRequest& r) {
   const mlx_stream s = r.stream;
-  const Array is_padding = call(mlx_less, r.positions, scalar<int32_t>(0, MLX_INT32), s);
-  Array is_protected = call(mlx_less, r.positions, scalar<int32_t>(r.sink_size, MLX_INT32), s);
-  if (r.recent_start) {
-    const Array start = scalar<int32_t>(*r.recent_start, MLX_INT32);
+  const Array is_padding = call(mlx_less, r.positions, integer(0), s);
+  Array is_protected = call(mlx_less, r.positions, integer(r.sink_size), s);
+  if (r.recent_start.ctx != nullptr) {
+    const Array start = per_sequence(r.recent_start, s);
     is_protected =
         call(mlx_logical_or, is_protected, call(mlx_greater_equal, r.positions, start, s), s);
   }
@@ -44,7 +41,7 @@ Array retention_key(const RetentionRequest& r) {
   const Array ranked =
       call(mlx_where, is_scored, ordered_bits(r.scores, s), scalar<uint32_t>(0, MLX_UINT32), s);
   const Array slots = range(0, r.rows, MLX_INT32, s);
-  const Array place = call(mlx_subtract, scalar<int32_t>((1 << position_bits) - 1, MLX_INT32),
+  const Array place = call(mlx_subtract, integer((1 << position_bits) - 1),
                            call(mlx_where, is_padding, slots, r.positions, s), s);
 
   const auto shifted = [s](mlx_array part, uint64_t bits) {

@@ -1,8 +1,7 @@
 // The Metal kernels of attention. Compiled everywhere, run where MLX has a Metal device.
+#include "metal.h"
+
 #include "backend.h"
-#include "metal_kernel.h"
-#include "metal_prefill.h"
-#include "metal_rows.h"
 
 namespace mlx_h2o_c {
 
@@ -141,7 +140,7 @@ AttentionResult attention(const AttentionRequest& r) {
   const int blocks = preferred_blocks(r.rows, simdgroups);
   Names names = names_of(r, params, simdgroups, blocks);
   const Size grid = {r.batch * r.heads * simdgroups * lanes, r.length, blocks};
-  std::map<std::string, Array> made;
+  metal::Outputs made;
   // A later launch takes what the earlier made.
   const auto run = [&](const mlx_h2o_kernel_text& text, Size size, Size threadgroup) {
     made.merge(metal::launch(text, flags, names, size, threadgroup, r.stream));
@@ -176,16 +175,14 @@ const Backend metal_backend = {
     unavailable_reason,
     refuses,
     attention,
+    nullptr,  // attention, then the average
+    metal::prefill_scores,
+    metal::accumulate_scores,
     metal::keep_indices,
     metal::evict_indices,
-    metal::accumulate_scores,
-    nullptr,
-    nullptr,
-    nullptr,
-    nullptr,
+    nullptr,  // the composition
     metal::replace_worst,
     metal::quantize_append,
-    metal::prefill_scores,
 };
 
 }  // namespace mlx_h2o_c

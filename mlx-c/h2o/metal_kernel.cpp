@@ -1,7 +1,7 @@
-#include "metal_kernel.h"
-
 #include <mutex>
 #include <sstream>
+
+#include "metal.h"
 
 namespace mlx_h2o_c::metal {
 
@@ -129,9 +129,8 @@ void add(mlx_fast_metal_kernel_config config, const char* name, const TemplateAr
 
 }  // namespace
 
-std::map<std::string, Array> launch(const mlx_h2o_kernel_text& text, const Flags& flags,
-                                    const Names& names, Size grid, Size threadgroup,
-                                    mlx_stream stream) {
+Outputs launch(const mlx_h2o_kernel_text& text, const Flags& flags, const Names& names, Size grid,
+               Size threadgroup, mlx_stream stream) {
   const Resolved& resolved = resolve(text, flags);
   const Config config(mlx_fast_metal_kernel_config_new());
   for (size_t i = 0; i < text.template_count; ++i) {
@@ -174,11 +173,6 @@ Flags flags_of(const AttentionRequest& r) {
     }
   }
   return flags;
-}
-
-Array floats(const std::vector<float>& values) {
-  const int count = static_cast<int>(values.size());
-  return Array(mlx_array_new_data(values.data(), &count, 1, MLX_FLOAT32));
 }
 
 }  // namespace mlx_h2o_c::metal

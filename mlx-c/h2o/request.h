@@ -1,18 +1,11 @@
-// Checked arguments, as the back ends receive them. Arrays are borrowed from the caller where they
-// are plain handles.
+// Checked arguments, as the back ends receive them. Plain handles are borrowed from the caller.
 #pragma once
 
-#include <optional>
-#include <vector>
-
-#include "owned.h"
+#include "arrays.h"
 
 namespace mlx_h2o_c {
 
-// Queries of a chunk that are scored, counted from its end.
-inline constexpr int most_scored_queries = 128;
-
-// How rows are packed; `has_value_bits` off: the values have the bits of the keys.
+// How rows are packed; `value_bits` without a value: the values have the bits of the keys.
 struct Packing {
   int bits;
   int group_size;
@@ -79,7 +72,7 @@ struct RetentionRequest {
   int rows;
   int count;
   int sink_size;
-  std::optional<int> recent_start;
+  mlx_array recent_start;  // int32 [] or [B], may be empty
   mlx_stream stream;
   bool on_gpu;
 };
@@ -93,83 +86,15 @@ struct AccumulateRequest {
   bool on_gpu;
 };
 
-// With positions the row is wanted that the new importance and these zones name.
 struct AttentionAccumulateRequest {
   AttentionRequest attention;
   mlx_array importance;
   double decay;
-  mlx_array positions;  // may be empty
-  int sink_size;
-  std::optional<int> recent_start;
 };
 
 struct AttentionAccumulated {
   Array out;
   Array importance;
-  Array worst;  // uint32 [B, H]
-};
-
-struct KeyDiversityRequest {
-  mlx_array keys;
-  mlx_stream stream;
-  bool on_gpu;
-};
-
-struct KeyStatisticsRequest {
-  Rows keys;
-  mlx_stream stream;
-  bool on_gpu;
-};
-
-struct KeyStatistics {
-  Array key_sum;
-  Array inverse_norms;
-};
-
-enum class RankedBy { importance, array, age, key_diversity };
-
-struct ReplaceRequest {
-  Rows keys;
-  Rows values;
-  mlx_array importance;
-  mlx_array positions;
-  mlx_array new_keys;
-  mlx_array new_values;
-  int position;
-  int sink_size;
-  std::optional<int> recent_start;
-  RankedBy ranked_by;
-  mlx_array ranks;          // of RankedBy::array
-  mlx_array worst;          // uint32 [B, H], the slots where they are known; may be empty
-  mlx_array key_sum;        // float32 [B, H, D], may be empty, and then the norms are
-  mlx_array inverse_norms;  // float32 [B, H, N]
-  mlx_stream stream;
-  bool on_gpu;
-};
-
-struct Replaced {
-  std::vector<Array> keys;
-  std::vector<Array> values;
-  Array importance;
-  Array positions;
-  Array key_sum;
-  Array inverse_norms;
-};
-
-struct AppendRequest {
-  Rows keys;
-  Rows values;
-  mlx_array new_keys;
-  mlx_array new_values;
-  mlx_array slots;
-  mlx_stream stream;
-  bool on_gpu;
-};
-
-// Words, scales and biases of both.
-struct Appended {
-  std::vector<Array> keys;
-  std::vector<Array> values;
 };
 
 struct PrefillRequest {
@@ -178,6 +103,49 @@ struct PrefillRequest {
   bool mass;                   // else the moving average
   mlx_array importance;        // may be empty
   double decay;
+};
+
+struct KeyDiversityRequest {
+  mlx_array keys;
+  mlx_stream stream;
+  bool on_gpu;
+};
+
+// Keys and values, and new rows of both.
+struct StoredRows {
+  Rows keys;
+  Rows values;
+  mlx_array new_keys;
+  mlx_array new_values;
+  mlx_stream stream;
+  bool on_gpu;
+};
+
+enum class RankedBy { importance, array, age, key_diversity };
+
+struct ReplaceRequest : StoredRows {
+  mlx_array importance;
+  mlx_array positions;
+  mlx_array position;  // int32 [] or [B]
+  int sink_size;
+  mlx_array recent_start;  // int32 [] or [B], may be empty
+  RankedBy ranked_by;
+  mlx_array ranks;  // of RankedBy::array
+};
+
+struct AppendRequest : StoredRows {
+  mlx_array slots;
+};
+
+// The parts of the keys and of the values.
+struct Written {
+  std::vector<Array> keys;
+  std::vector<Array> values;
+};
+
+struct Replaced : Written {
+  Array importance;
+  Array positions;
 };
 
 }  // namespace mlx_h2o_c

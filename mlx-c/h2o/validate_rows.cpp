@@ -1,12 +1,12 @@
-// Operations on the rows of a cache: moving average and ranks.
-#include "checks.h"
+// The moving average of scores, ranks, and the selection of rows.
 #include "validate.h"
 
 namespace mlx_h2o_c {
 
 namespace {
 
-constexpr auto accumulate_name = "accumulate_scores";
+// Queries of a chunk that are scored at once.
+constexpr int most_scored_queries = 128;
 
 void check_importance(const char* op, mlx_array importance, int batch, int rows) {
   check_present(op, {"importance", importance, "[B, H, N]"});
@@ -24,11 +24,16 @@ void check_query_count(const char* op, int found) {
   }
 }
 
+void check_dtype(const char* op, const Named& named, mlx_dtype dtype) {
+  if (mlx_array_dtype(named.array) != dtype) {
+    fail(op, named.name, " are ", dtype_name(named.array), ", expected ", dtype_name(dtype), ".");
+  }
+}
+
 }  // namespace
 
-AccumulateRequest accumulate_request(mlx_array importance, mlx_array scores, double decay,
-                                     bool masked, mlx_stream stream) {
-  const char* op = accumulate_name;
+AccumulateRequest accumulate_request(const char* op, mlx_array importance, mlx_array scores,
+                                     double decay, bool masked, mlx_stream stream) {
   check_present(op, {"scores", scores, "[B, Hq, Lq, N]"});
   if (mlx_array_ndim(scores) != 4 || has_empty_axis(scores) ||
       mlx_array_dtype(scores) != MLX_FLOAT32) {
@@ -48,9 +53,7 @@ AccumulateRequest accumulate_request(mlx_array importance, mlx_array scores, dou
 }
 
 AttentionAccumulateRequest attention_accumulate_request(AttentionRequest attention,
-                                                        mlx_array importance, double decay,
-                                                        mlx_array positions, int sink_size,
-                                                        mlx_optional_int recent_start) {
+                                                        mlx_array importance, double decay) {
   const char* op = attention.op;
   check_importance(op, importance, attention.batch, attention.rows);
   if (mlx_array_dim(importance, 1) != attention.kv_heads) {
@@ -59,41 +62,36 @@ AttentionAccumulateRequest attention_accumulate_request(AttentionRequest attenti
   }
   check_query_count(op, attention.length);
   check_decay(op, decay);
-  if (positions.ctx == nullptr) {
-    if (sink_size != 0 || recent_start.has_value) {
-      fail(op, "sink_size and recent_start are ", sink_size, " and ",
-           recent_start.has_value ? std::to_string(recent_start.value) : "None",
-           " without positions, expected positions with them.");
-    }
-  } else if (shape_of(positions) != shape_of(importance) ||
-             mlx_array_dtype(positions) != MLX_INT32) {
-    fail(op, "positions are ", found_text(positions),
-         ", expected int32 [B, H, N] = ", shape_text(importance), ".");
-  }
-  check_sink_size(op, sink_size);
-  return {std::move(attention), importance, decay, positions, sink_size, value_of(recent_start)};
+  return {std::move(attention), importance, decay};
 }
 
-KeyDiversityRequest key_diversity_request(mlx_array keys, mlx_stream stream) {
-  const char* op = "key_diversity";
-  check_present(op, {"keys", keys, "[B, H, N, D]"});
-  if (mlx_array_ndim(keys) != 4 || has_empty_axis(keys) || !is_float(keys)) {
-    fail(op, "keys are ", found_text(keys),
-         ", expected float32, float16 or bfloat16 [B, H, N, D], every size at least 1.");
-  }
+KeyDiversityRequest key_diversity_request(const char* op, mlx_array keys, mlx_stream stream) {
+  check_float_rows(op, {"keys", keys, "[B, H, N, D]"});
   return {keys, stream, runs_on_gpu(op, stream)};
 }
 
-KeyStatisticsRequest key_statistics_request(mlx_vector_array keys, int bits, int group_size,
-                                            mlx_stream stream) {
-  const char* op = "key_statistics";
-  Rows rows = rows_of(op, "keys", keys, {bits, group_size, {0, false}});
-  const mlx_array dense = rows.parts[0];
-  if (!rows.packed() && (mlx_array_ndim(dense) != 4 || has_empty_axis(dense) || !is_float(dense))) {
-    fail(op, "keys are ", found_text(dense),
-         ", expected float32, float16 or bfloat16 [B, H, N, D], every size at least 1.");
+RetentionRequest retention_request(const char* op, mlx_array scores, mlx_array positions,
+                                   const char* name, int number, int sink_size,
+                                   mlx_array recent_start, mlx_stream stream) {
+  const Named rows[] = {{"scores", scores, "[B, H, N]"}, {"positions", positions, "[B, H, N]"}};
+  for (const Named& named : rows) {
+    check_present(op, named);
   }
-  return {std::move(rows), stream, runs_on_gpu(op, stream)};
+  for (const Named& named : rows) {
+    check_rank(op, named, 3);
+  }
+  const Shape shape = shape_of(scores);
+  check_same(op, "scores and positions have shapes", shape, shape_of(positions));
+  check_not_empty(op, rows[0]);
+  check_dtype(op, rows[0], MLX_FLOAT32);
+  check_dtype(op, rows[1], MLX_INT32);
+  if (number < 1 || number > shape[2]) {
+    fail(op, name, " is ", number, ", expected 1 to N = ", shape[2], ".");
+  }
+  check_sink_size(op, sink_size);
+  check_per_sequence(op, "recent_start", recent_start, shape[0]);
+  return {scores, positions, shape[0],     shape[1], shape[2],
+          number, sink_size, recent_start, stream,   runs_on_gpu(op, stream)};
 }
 
 }  // namespace mlx_h2o_c
