@@ -64,10 +64,6 @@ Array call(int (*operation)(mlx_array*, Parameters...), const Arguments&... argu
   return result;
 }
 
-inline Array reshape(mlx_array array, std::initializer_list<int> shape, mlx_stream s) {
-  return call(mlx_reshape, array, shape.begin(), shape.size(), s);
-}
-
 // A scalar of exactly this dtype; T has its representation.
 template <class T>
 Array scalar(T value, mlx_dtype dtype) {
@@ -78,10 +74,6 @@ Array scalar(T value, mlx_dtype dtype) {
 inline Array number(float value) { return scalar(value, MLX_FLOAT32); }
 inline Array integer(int32_t value) { return scalar(value, MLX_INT32); }
 
-inline Array upcast(mlx_array array, mlx_stream s) {
-  return call(mlx_astype, array, MLX_FLOAT32, s);
-}
-
 inline Array range(int start, int stop, mlx_dtype dtype, mlx_stream s) {
   return call(mlx_arange, double(start), double(stop), 1.0, dtype, s);
 }
@@ -90,17 +82,53 @@ inline Array broadcast(mlx_array array, const std::vector<int>& shape, mlx_strea
   return call(mlx_broadcast_to, array, shape.data(), shape.size(), s);
 }
 
+inline Array zeros(const std::vector<int>& shape, mlx_stream s) {
+  return call(mlx_zeros, shape.data(), shape.size(), MLX_FLOAT32, s);
+}
+
+inline Array copied(mlx_array array) {
+  Array copy;
+  check(mlx_array_set(copy.out(), array));
+  return copy;
+}
+
 // array[..., first:last, ...] along one axis.
 inline Array slice(mlx_array array, size_t axis, int first, int last, mlx_stream s) {
   const size_t count = mlx_array_ndim(array);
-  std::vector<int> start(count, 0), stop(count), strides(count, 1);
-  for (size_t i = 0; i < count; ++i) {
-    stop[i] = mlx_array_dim(array, static_cast<int>(i));
-  }
+  const int* shape = mlx_array_shape(array);
+  std::vector<int> start(count, 0), stop(shape, shape + count), strides(count, 1);
   start[axis] = first;
   stop[axis] = last;
   return call(mlx_slice, array, start.data(), count, stop.data(), count, strides.data(), count, s);
 }
+
+// An array of a composition: what is made of it runs on its stream.
+class Value : public Array {
+ public:
+  Value(Array array, mlx_stream s) : Array(std::move(array)), s_(s) {}
+  Value(mlx_array array, mlx_stream s) : Value(copied(array), s) {}
+
+  template <class... Parameters, class... Arguments>
+  Value then(int (*operation)(mlx_array*, Parameters...), const Arguments&... arguments) const {
+    return {call(operation, mlx_array(*this), arguments..., s_), s_};
+  }
+  Value operator+(mlx_array other) const { return then(mlx_add, other); }
+  Value operator-(mlx_array other) const { return then(mlx_subtract, other); }
+  Value operator*(mlx_array other) const { return then(mlx_multiply, other); }
+  Value operator/(mlx_array other) const { return then(mlx_divide, other); }
+  Value at_least(mlx_array other) const { return then(mlx_maximum, other); }
+  Value where(mlx_array yes, mlx_array no) const { return then(mlx_where, yes, no); }
+  Value as(mlx_dtype dtype) const { return then(mlx_astype, dtype); }
+  Value reshaped(std::initializer_list<int> shape) const {
+    return then(mlx_reshape, shape.begin(), shape.size());
+  }
+  Value sliced(size_t axis, int first, int last) const {
+    return {slice(*this, axis, first, last, s_), s_};
+  }
+
+ private:
+  mlx_stream s_;
+};
 
 inline ArrayVector vector_of(std::initializer_list<mlx_array> arrays) {
   return ArrayVector(mlx_vector_array_new_data(arrays.begin(), arrays.size()));
@@ -112,12 +140,6 @@ inline ArrayVector vector_of(const std::vector<Array>& arrays) {
     check(mlx_vector_array_append_value(vector, array));
   }
   return vector;
-}
-
-inline Array copied(mlx_array array) {
-  Array copy;
-  check(mlx_array_set(copy.out(), array));
-  return copy;
 }
 
 inline std::vector<Array> items(mlx_vector_array vector) {

@@ -92,7 +92,7 @@ int mlx_h2o_prefill_scores(mlx_array* res, const mlx_array queries, const mlx_ar
     const PrefillRequest request =
         prefill_request(op, queries, keys, kind, importance, decay, counted_queries,
                         {scale, mask_mode, mask_arr, sinks, s});
-    give(res, serve(op, &Backend::prefill_scores, request, request.attention.on_gpu));
+    give(res, serve(op, &Backend::prefill_scores, request));
   });
 }
 

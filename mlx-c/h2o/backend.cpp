@@ -50,15 +50,15 @@ const Backend* named() {
 
 }  // namespace
 
-std::vector<const Backend*> candidates(const char* op, bool on_gpu) {
+std::vector<const Backend*> candidates(const char* op, mlx_stream stream) {
+  const Backend* other_device = runs_on_gpu(op, stream) ? &native_backend : &metal_backend;
   if (const Backend* backend = named()) {
     check_available(op, *backend);
-    return {backend, &composed_backend};
+    return {backend == other_device ? &composed_backend : backend, &composed_backend};
   }
   std::vector<const Backend*> found;
   for (const Backend* backend : all) {
-    const bool fits = backend != (on_gpu ? &native_backend : &metal_backend);
-    if (fits && backend->unavailable_reason().empty()) {
+    if (backend != other_device && backend->unavailable_reason().empty()) {
       found.push_back(backend);
     }
   }
@@ -66,14 +66,17 @@ std::vector<const Backend*> candidates(const char* op, bool on_gpu) {
 }
 
 const Backend& backend_for_attention(const AttentionRequest& request) {
-  const bool by_name = named() != nullptr;
-  for (const Backend* backend : candidates(request.op, request.on_gpu)) {
+  if (const Backend* backend = named()) {
+    check_available(request.op, *backend);
     const std::string reason = backend->refuses(request);
-    if (reason.empty()) {
-      return *backend;
-    }
-    if (by_name) {
+    if (!reason.empty()) {
       fail(request.op, "back end '", backend->name, "' cannot serve this call: ", reason);
+    }
+    return *backend;
+  }
+  for (const Backend* backend : candidates(request.op, request.stream)) {
+    if (backend->refuses(request).empty()) {
+      return *backend;
     }
   }
   return composed_backend;
@@ -87,9 +90,9 @@ AttentionAccumulated attention_and_accumulate(const AttentionAccumulateRequest& 
   }
   const AttentionResult found = backend.attention(attention);
   const bool masked = !attention.mask.empty() || (attention.causal && attention.length > 1);
-  Array importance = serve("accumulate_scores", &Backend::accumulate_scores,
-                           AccumulateRequest{request.importance, found.scores, request.decay,
-                                             masked, attention.stream, attention.on_gpu});
+  Array importance = serve(
+      "accumulate_scores", &Backend::accumulate_scores,
+      AccumulateRequest{request.importance, found.scores, request.decay, masked, attention.stream});
   // Untied, the scores of every step would wait for someone to ask, graph and all.
   return {tied(found.out, {importance}), std::move(importance)};
 }

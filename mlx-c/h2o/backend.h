@@ -37,26 +37,20 @@ void set_threads(int count);
 // Throws where a back end was named and cannot serve the request.
 const Backend& backend_for_attention(const AttentionRequest& request);
 
-// The back ends that may serve another operation, the preferred first: the one that was named, or
-// all that are available for the device; then composed.
-std::vector<const Backend*> candidates(const char* op, bool on_gpu);
+// The back ends that may serve another operation on the stream, the preferred first: the one that
+// was named, or all that are available; then composed.
+std::vector<const Backend*> candidates(const char* op, mlx_stream stream);
 
 // The result of the best back end that brings the operation.
 template <class Result, class Request>
-Result serve(const char* op, Result (*Backend::*operation)(const Request&), const Request& request,
-             bool on_gpu) {
-  for (const Backend* backend : candidates(op, on_gpu)) {
+Result serve(const char* op, Result (*Backend::*operation)(const Request&),
+             const Request& request) {
+  for (const Backend* backend : candidates(op, request.stream)) {
     if (backend->*operation != nullptr) {
       return (backend->*operation)(request);
     }
   }
   return (composed_backend.*operation)(request);
-}
-
-template <class Result, class Request>
-Result serve(const char* op, Result (*Backend::*operation)(const Request&),
-             const Request& request) {
-  return serve(op, operation, request, request.on_gpu);
 }
 
 // By one kernel where the back end of the attention has it, else attention and then the average.

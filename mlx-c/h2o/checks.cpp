@@ -106,13 +106,19 @@ void check_float_rows(const char* op, const Named& named) {
 }
 
 void check_per_sequence(const char* op, const char* name, mlx_array array, int batch) {
-  if (array.ctx == nullptr) {
-    return;
+  const Shape shape = shape_of(array), expected = {batch};
+  if (mlx_array_dtype(array) != MLX_INT32 || (!shape.empty() && shape != expected)) {
+    fail(op, name, " is ", found_text(array), ", expected int32 () or [B] = ", text_of(expected),
+         ".");
   }
-  const Shape shape = shape_of(array);
-  if (mlx_array_dtype(array) != MLX_INT32 || (!shape.empty() && shape != Shape{batch})) {
-    fail(op, name, " is ", found_text(array), ", expected an integer, or int32 () or [B] = (",
-         batch, ",).");
+}
+
+void check_zones(const char* op, int sink_size, mlx_array recent_start, int batch) {
+  if (sink_size < 0) {
+    fail(op, "sink_size is ", sink_size, ", expected 0 or more.");
+  }
+  if (recent_start.ctx != nullptr) {
+    check_per_sequence(op, "recent_start", recent_start, batch);
   }
 }
 
@@ -143,12 +149,6 @@ void check_decay(const char* op, double decay) {
   check_number(op, "decay", decay);
   if (!(decay >= 0 && decay < 1)) {
     fail(op, "decay is ", text_of(decay), ", expected at least 0 and below 1.");
-  }
-}
-
-void check_sink_size(const char* op, int sink_size) {
-  if (sink_size < 0) {
-    fail(op, "sink_size is ", sink_size, ", expected 0 or more.");
   }
 }
 

@@ -53,8 +53,10 @@ void check_float(const char* op, const Named& named);
 void check_array(const char* op, const Named& named, mlx_dtype dtype, const Shape& shape);
 // Present, with four axes of at least 1, of a float dtype.
 void check_float_rows(const char* op, const Named& named);
-// Empty, or one integer for all sequences, or one each.
+// int32 [] or [B]: one number for all sequences, or one each.
 void check_per_sequence(const char* op, const char* name, mlx_array array, int batch);
+// The protected zones; recent_start may be empty.
+void check_zones(const char* op, int sink_size, mlx_array recent_start, int batch);
 
 // `what` begins the message and says of which two things: "queries and keys have batch sizes".
 template <class Value>
@@ -71,6 +73,5 @@ void check_one_of(const char* op, const char* name, int value, const Shape& know
 // Finite in float32, which every back end holds it in.
 void check_number(const char* op, const char* name, double value);
 void check_decay(const char* op, double decay);
-void check_sink_size(const char* op, int sink_size);
 
 }  // namespace mlx_h2o_c

@@ -6,20 +6,18 @@
 namespace mlx_h2o_c::composed {
 
 // The rows in float32.
-Array dense(const Rows& rows, mlx_stream s);
+Value dense(const Rows& rows, mlx_stream s);
 // scale * q.k + mask as float32 [B, Hq, Lq, N], -inf where the pair is masked.
-Array logits(const AttentionRequest& request);
+Value logits(const AttentionRequest& request);
 
 // exp(scores - peak), their total with the sinks, and the peak: [B, Hq, L, N or 1].
 struct Softmax {
-  Array weights;
-  Array total;
-  Array peak;
+  Value weights;
+  Value total;
+  Value peak;
 };
 // Where a query has nothing to attend to, the weights are 0, and the total is, without a sink.
-Softmax softmax(const Array& scores, mlx_array sinks, int heads, mlx_stream s);
-// scale * probe.k of every key, masked or not.
-Array probe_scores(const AttentionRequest& request);
+Softmax softmax(const Value& scores, mlx_array sinks, int heads, mlx_stream s);
 AttentionResult attention(const AttentionRequest& request);
 
 Array prefill_scores(const PrefillRequest& request);
@@ -28,7 +26,7 @@ Array accumulate_scores(const AccumulateRequest& request);
 Array keep_indices(const RetentionRequest& request);
 Array evict_indices(const RetentionRequest& request);
 // One number for all sequences, or one each, as [] or [B, 1, 1].
-Array per_sequence(mlx_array numbers, mlx_stream s);
+Value per_sequence(mlx_array numbers, mlx_stream s);
 
 Array key_diversity(const KeyDiversityRequest& request);
 // What rows are ranked by, float32 [B, H, N].

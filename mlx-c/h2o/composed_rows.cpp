@@ -9,10 +9,9 @@ namespace {
 
 constexpr float least_norm = 1e-12F;  // a key of zeros gets the cosine 0, not NaN
 
-Array normalised(const Array& vectors, mlx_stream s) {
-  const Array squares = call(mlx_sum_axis, call(mlx_square, vectors, s), -1, true, s);
-  const Array norm = call(mlx_sqrt, squares, s);
-  return call(mlx_divide, vectors, call(mlx_maximum, norm, number(least_norm), s), s);
+Value normalised(const Value& vectors) {
+  const Value norm = vectors.then(mlx_square).then(mlx_sum_axis, -1, true).then(mlx_sqrt);
+  return vectors / norm.at_least(number(least_norm));
 }
 
 // `rows` [B, H, L, E] in the slots [B, H, L] of the stored ones.
@@ -58,16 +57,16 @@ Written written(const StoredRows& r, mlx_array slots, const Written& fresh,
 }  // namespace
 
 Array key_diversity(const KeyDiversityRequest& r) {
-  const mlx_stream s = r.stream;
-  const Array directions = normalised(upcast(r.keys, s), s);
-  const Array mean = normalised(call(mlx_mean_axis, directions, 2, true, s), s);
-  const Array cosines = call(mlx_matmul, directions, call(mlx_swapaxes, mean, -1, -2, s), s);
-  return call(mlx_negative, call(mlx_squeeze_axis, cosines, -1, s), s);
+  const Value directions = normalised(Value(r.keys, r.stream).as(MLX_FLOAT32));
+  const Value mean = normalised(directions.then(mlx_mean_axis, 2, true));
+  const Value cosines = directions.then(mlx_matmul, mean.then(mlx_swapaxes, -1, -2));
+  return cosines.then(mlx_squeeze_axis, -1).then(mlx_negative);
 }
 
-Array per_sequence(mlx_array numbers, mlx_stream s) {
-  return mlx_array_ndim(numbers) == 0 ? copied(numbers)
-                                      : reshape(numbers, {mlx_array_dim(numbers, 0), 1, 1}, s);
+Value per_sequence(mlx_array numbers, mlx_stream s) {
+  Value value(numbers, s);
+  return mlx_array_ndim(numbers) == 0 ? std::move(value)
+                                      : value.reshaped({mlx_array_dim(numbers, 0), 1, 1});
 }
 
 Array ranks(const ReplaceRequest& r) {
@@ -76,9 +75,9 @@ Array ranks(const ReplaceRequest& r) {
     case RankedBy::age:
       // The age, not the position: float32 holds every age in a cache, but not every position of
       // a sequence beyond 2^24 tokens.
-      return upcast(call(mlx_subtract, r.positions, per_sequence(r.position, s), s), s);
+      return (Value(r.positions, s) - per_sequence(r.position, s)).as(MLX_FLOAT32);
     case RankedBy::key_diversity:
-      return key_diversity({dense(r.keys, s), s, r.on_gpu});
+      return key_diversity({dense(r.keys, s), s});
     default:
       return copied(r.ranked_by == RankedBy::array ? r.ranks : r.importance);
   }
@@ -93,11 +92,11 @@ Replaced replace_worst(const ReplaceRequest& r) {
   const Array by = ranks(r);
   const int batch = mlx_array_dim(by, 0), heads = mlx_array_dim(by, 1);
   const Array slots = evict_indices(
-      {by, r.positions, batch, heads, r.keys.count, 1, r.sink_size, r.recent_start, s, r.on_gpu});
-  const Array position = per_sequence(r.position, s);
+      {by, r.positions, batch, heads, r.keys.count, 1, r.sink_size, r.recent_start, s});
+  const Value importance(r.importance, s), positions(r.positions, s);
   return replaced(r, slots, as_stored(r),
-                  call(mlx_put_along_axis, r.importance, slots, number(NAN), 2, s),
-                  call(mlx_put_along_axis, r.positions, slots, position, 2, s));
+                  importance.then(mlx_put_along_axis, slots, number(NAN), 2),
+                  positions.then(mlx_put_along_axis, slots, per_sequence(r.position, s), 2));
 }
 
 Replaced replaced(const ReplaceRequest& r, mlx_array slots, const Written& fresh, Array importance,

@@ -162,8 +162,7 @@ AttentionResult attention(const AttentionRequest& r) {
   result.probe_scores = std::move(made["probe_scores"]);
   result.skipped = std::move(made["skipped"]);
   if (r.return_skipped && result.skipped.empty()) {
-    const int shape[] = {r.batch, r.heads, r.length};
-    result.skipped = call(mlx_zeros, shape, size_t{3}, MLX_FLOAT32, r.stream);
+    result.skipped = zeros({r.batch, r.heads, r.length}, r.stream);
   }
   return result;
 }

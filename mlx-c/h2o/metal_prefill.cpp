@@ -28,7 +28,7 @@ Outputs launched(const mlx_h2o_kernel_text& text, const AttentionRequest& r, con
 Array prefill_scores(const PrefillRequest& request) {
   const AttentionRequest& r = request.attention;
   const int size = r.head_size;
-  if (!r.on_gpu || size % lanes != 0 || size > widest_head) {
+  if (size % lanes != 0 || size > widest_head) {
     return composed::prefill_scores(request);
   }
   // Of no row so far: one NaN in memory.

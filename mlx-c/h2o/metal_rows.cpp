@@ -78,9 +78,6 @@ Written packed(const StoredRows& r) {
 
 // One thread per row and KV head; any number of queries and of heads.
 Array accumulate_scores(const AccumulateRequest& r) {
-  if (!r.on_gpu) {
-    return composed::accumulate_scores(r);
-  }
   const int batch = mlx_array_dim(r.importance, 0), heads = mlx_array_dim(r.importance, 1);
   const int rows = mlx_array_dim(r.importance, 2);
   const Array params = floats({static_cast<float>(r.decay), static_cast<float>(1 - r.decay)});
@@ -93,14 +90,14 @@ Array accumulate_scores(const AccumulateRequest& r) {
 }
 
 Array evict_indices(const RetentionRequest& r) {
-  if (r.count > 1 || !r.on_gpu) {
+  if (r.count > 1) {
     return composed::evict_indices(r);
   }
   return selected(mlx_h2o_choose_row_text, r, {r.sink_size}, "worst", 1);
 }
 
 Array keep_indices(const RetentionRequest& r) {
-  if (r.count == 0 || !r.on_gpu) {
+  if (r.count == 0) {
     return composed::keep_indices(r);
   }
   return selected(mlx_h2o_keep_rows_text, r, {r.sink_size, r.count}, "kept", r.rows - r.count);
@@ -109,9 +106,6 @@ Array keep_indices(const RetentionRequest& r) {
 // A launch chooses the row and writes its score and position, one packs the new row; a scatter
 // writes each stored array.
 Replaced replace_worst(const ReplaceRequest& r) {
-  if (!r.on_gpu) {
-    return composed::replace_worst(r);
-  }
   Array ranks;
   if (r.ranked_by == RankedBy::array || r.ranked_by == RankedBy::key_diversity) {
     ranks = composed::ranks(r);
@@ -136,8 +130,6 @@ Replaced replace_worst(const ReplaceRequest& r) {
                             std::move(made["new_positions"]));
 }
 
-Written quantize_append(const AppendRequest& r) {
-  return r.on_gpu ? composed::appended(r, packed(r)) : composed::quantize_append(r);
-}
+Written quantize_append(const AppendRequest& r) { return composed::appended(r, packed(r)); }
 
 }  // namespace mlx_h2o_c::metal

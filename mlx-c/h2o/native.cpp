@@ -145,24 +145,13 @@ Array key_diversity(const KeyDiversityRequest& r) {
   return wrap(mlx_h2o::key_diversity(get(r.keys), get(r.stream)));
 }
 
-mlx_h2o::RankedBy ranked_by(RankedBy by) {
-  switch (by) {
-    case RankedBy::array:
-      return mlx_h2o::RankedBy::array;
-    case RankedBy::age:
-      return mlx_h2o::RankedBy::age;
-    case RankedBy::key_diversity:
-      return mlx_h2o::RankedBy::key_diversity;
-    default:
-      return mlx_h2o::RankedBy::importance;
-  }
-}
+static_assert(int(RankedBy::key_diversity) == int(mlx_h2o::RankedBy::key_diversity));
 
 Replaced replace_worst(const ReplaceRequest& r) {
   mlx_h2o::ReplacementOptions options;
   options.sink_size = r.sink_size;
   options.recent_start = optional(r.recent_start);
-  options.ranked_by = ranked_by(r.ranked_by);
+  options.ranked_by = static_cast<mlx_h2o::RankedBy>(r.ranked_by);
   if (r.ranked_by == RankedBy::array ||
       (r.ranked_by == RankedBy::key_diversity && r.keys.packed())) {
     options.ranked_by = mlx_h2o::RankedBy::array;

@@ -41,16 +41,8 @@ struct AttentionRequest {
   mlx_stream stream;
   bool on_gpu;
 
-  int batch;
-  int heads;
-  int kv_heads;
-  int length;
-  int rows;
-  int head_size;
-  int value_size;
+  int batch, heads, kv_heads, length, rows, head_size, value_size;
 
-  bool has_bool_mask() const { return !mask.empty() && mask_dtype == MLX_BOOL; }
-  bool has_additive_mask() const { return !mask.empty() && mask_dtype != MLX_BOOL; }
   int probe_count() const { return probes.ctx == nullptr ? 0 : mlx_array_dim(probes, 2); }
 };
 
@@ -67,14 +59,10 @@ struct AttentionResult {
 struct RetentionRequest {
   mlx_array scores;
   mlx_array positions;
-  int batch;
-  int heads;
-  int rows;
-  int count;
+  int batch, heads, rows, count;
   int sink_size;
   mlx_array recent_start;  // int32 [] or [B], may be empty
   mlx_stream stream;
-  bool on_gpu;
 };
 
 struct AccumulateRequest {
@@ -83,7 +71,6 @@ struct AccumulateRequest {
   double decay;
   bool masked;  // off: every score is finite
   mlx_stream stream;
-  bool on_gpu;
 };
 
 struct AttentionAccumulateRequest {
@@ -103,12 +90,12 @@ struct PrefillRequest {
   bool mass;                   // else the moving average
   mlx_array importance;        // may be empty
   double decay;
+  mlx_stream stream;
 };
 
 struct KeyDiversityRequest {
   mlx_array keys;
   mlx_stream stream;
-  bool on_gpu;
 };
 
 // Keys and values, and new rows of both.
@@ -118,7 +105,6 @@ struct StoredRows {
   mlx_array new_keys;
   mlx_array new_values;
   mlx_stream stream;
-  bool on_gpu;
 };
 
 enum class RankedBy { importance, array, age, key_diversity };

@@ -46,21 +46,4 @@ PrefillRequest prefill_request(const char* op, mlx_array queries, mlx_array keys
                                mlx_array importance, double decay, int counted,
                                const AttentionArguments& arguments);
 
-AccumulateRequest accumulate_request(const char* op, mlx_array importance, mlx_array scores,
-                                     double decay, bool masked, mlx_stream stream);
-AttentionAccumulateRequest attention_accumulate_request(AttentionRequest attention,
-                                                        mlx_array importance, double decay);
-KeyDiversityRequest key_diversity_request(const char* op, mlx_array keys, mlx_stream stream);
-// `number`, which messages call `name`, becomes the count of the request.
-RetentionRequest retention_request(const char* op, mlx_array scores, mlx_array positions,
-                                   const char* name, int number, int sink_size,
-                                   mlx_array recent_start, mlx_stream stream);
-
-// These two take what need not be resolved in the request itself.
-ReplaceRequest replace_request(const char* op, mlx_vector_array keys, mlx_vector_array values,
-                               const Packing& packing, const char* ranked_by,
-                               ReplaceRequest request);
-AppendRequest append_request(const char* op, mlx_vector_array keys, mlx_vector_array values,
-                             const Packing& packing, AppendRequest request);
-
 }  // namespace mlx_h2o_c

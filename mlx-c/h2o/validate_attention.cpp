@@ -241,6 +241,7 @@ PrefillRequest prefill_request(const char* op, mlx_array queries, mlx_array keys
     fail(op, "kind is '", name, "', expected 'ema' or 'mass'.");
   }
   request.mass = name == "mass";
+  request.stream = arguments.stream;
   check_decay(op, decay);
   request.decay = decay;
   if (counted < 1) {
