@@ -105,10 +105,9 @@ def failing_call(upstream: Library) -> int:
     scores = upstream.array(np.zeros((1, 1, 8), np.float32))
     positions = upstream.array(np.arange(8).reshape(1, 1, 8), "int32")
     result = Handle(upstream, "mlx_array")
-    none = {"value": 0, "has_value": False}
     upstream.c.fail_at(0)
     try:
-        arguments = (scores.value, positions.value, 4, 0, none, upstream.stream.value)
+        arguments = (scores.value, positions.value, 4, 0, upstream.nothing, upstream.stream.value)
         return upstream.c.mlx_h2o_keep_indices(result.pointer, *arguments)
     finally:
         upstream.c.fail_at(-1)

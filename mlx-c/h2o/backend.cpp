@@ -82,7 +82,7 @@ const Backend& backend_for_attention(const AttentionRequest& request) {
   return composed_backend;
 }
 
-AttentionAccumulated attention_and_accumulate(const AttentionAccumulateRequest& request) {
+AttentionAccumulated attend_and_accumulate(const AttentionAccumulateRequest& request) {
   const AttentionRequest& attention = request.attention;
   const Backend& backend = backend_for_attention(attention);
   if (backend.attention_and_accumulate != nullptr) {

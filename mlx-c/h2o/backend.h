@@ -54,6 +54,6 @@ Result serve(const char* op, Result (*Backend::*operation)(const Request&),
 }
 
 // By one kernel where the back end of the attention has it, else attention and then the average.
-AttentionAccumulated attention_and_accumulate(const AttentionAccumulateRequest& request);
+AttentionAccumulated attend_and_accumulate(const AttentionAccumulateRequest& request);
 
 }  // namespace mlx_h2o_c

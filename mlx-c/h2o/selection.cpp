@@ -134,7 +134,7 @@ int mlx_h2o_attention_and_accumulate(mlx_array* out, mlx_array* new_importance,
     check_query_count(op, attention.length);
     check_decay(op, decay);
     const AttentionAccumulated result =
-        attention_and_accumulate({std::move(attention), importance, decay});
+        attend_and_accumulate({std::move(attention), importance, decay});
     give(out, result.out);
     give(new_importance, result.importance);
   });

@@ -44,6 +44,7 @@ struct Thread {
   Array importance = values({1, heads, rows}, 0.125F);
   Array positions = broadcast(range(0, rows, MLX_INT32, s), {1, heads, rows}, s);
   Array new_row = values({1, heads, 1, size}, 0.75F);
+  Array next = integer(rows), each = broadcast(integer(12), {1}, s);  // for all, or one each
   Array slots = broadcast(scalar(uint32_t{3}, MLX_UINT32), {1, heads, 1}, s);
   ArrayVector dense = vector_of({keys}), packed = quantized(keys);
 
@@ -68,7 +69,8 @@ struct Thread {
                                                               queries, keys, keys, 0.125F, "causal",
                                                               nothing, nothing, s),
              "attention with scores");
-    const Array words = item(packed, 0), scales = item(packed, 1), biases = item(packed, 2);
+    const std::vector<Array> parts = items(packed);
+    const mlx_array words = parts[0], scales = parts[1], biases = parts[2];
     succeeds(mlx_h2o_scaled_dot_product_attention_quantized_with_scores(
                  out.out(), scores.out(), lse.out(), skipped.out(), queries, words, scales, biases,
                  words, scales, biases, 0.125F, 8, group, none, "", nothing, nothing, 1e-3F, s),
@@ -94,22 +96,22 @@ struct Thread {
     ArrayVector new_keys, new_values;
     Array new_importance, new_positions;
     for (const ArrayVector* stored : {&dense, &packed}) {
-      succeeds(mlx_h2o_attention_and_accumulate(out.out(), average.out(), nullptr, queries, *stored,
-                                                *stored, importance, 0.125F, 0.5, "", nothing,
-                                                nothing, nothing, 0, none, 8, group, none, 0, s),
+      succeeds(mlx_h2o_attention_and_accumulate(out.out(), average.out(), queries, *stored, *stored,
+                                                importance, 0.125F, 0.5, "", nothing, nothing, 8,
+                                                group, none, 0, s),
                "attention and accumulate");
       check(mlx_array_eval(out));
-      succeeds(mlx_h2o_replace_worst(new_keys.out(), new_values.out(), new_importance.out(),
-                                     new_positions.out(), nullptr, nullptr, *stored, *stored,
-                                     importance, positions, new_row, new_row, rows, 2, none, "age",
-                                     nothing, nothing, nothing, nothing, 8, group, none, s),
-               "replace worst");
-      check(mlx_array_eval(item(new_keys, 0)));
+      succeeds(
+          mlx_h2o_replace_worst(new_keys.out(), new_values.out(), new_importance.out(),
+                                new_positions.out(), *stored, *stored, importance, positions,
+                                new_row, new_row, next, 2, each, "age", nothing, 8, group, none, s),
+          "replace worst");
+      check(mlx_array_eval(items(new_keys)[0]));
     }
     succeeds(mlx_h2o_quantize_append(new_keys.out(), new_values.out(), packed, packed, new_row,
                                      new_row, slots, 8, group, none, s),
              "quantize append");
-    check(mlx_array_eval(item(new_keys, 0)));
+    check(mlx_array_eval(items(new_keys)[0]));
     Array scores, lse;
     check(mlx_h2o_scaled_dot_product_attention_with_scores(
         out.out(), scores.out(), lse.out(), queries, keys, keys, 1, "", nothing, nothing, s));
@@ -119,8 +121,9 @@ struct Thread {
     check(mlx_array_eval(average));
     check(mlx_array_eval(diversity));
     Array kept, evicted;
-    succeeds(mlx_h2o_keep_indices(kept.out(), importance, positions, 8, 2, {12, true}, s), "keep");
-    succeeds(mlx_h2o_evict_indices(evicted.out(), importance, positions, 4, 2, none, s), "evict");
+    succeeds(mlx_h2o_keep_indices(kept.out(), importance, positions, 8, 2, each, s), "keep");
+    succeeds(mlx_h2o_evict_indices(evicted.out(), importance, positions, 4, 2, nothing, s),
+             "evict");
     check(mlx_array_eval(kept));
     check(mlx_array_eval(evicted));
   }
@@ -128,7 +131,7 @@ struct Thread {
   // `who` sets the messages of this thread apart from those of the other.
   void failures(int who) const {
     Array kept;
-    fails(mlx_h2o_keep_indices(kept.out(), importance, positions, rows + who, 0, none, s),
+    fails(mlx_h2o_keep_indices(kept.out(), importance, positions, rows + who, 0, nothing, s),
           "[keep_indices] keep is " + std::to_string(rows + who) + ", expected 1 to N = 16.");
     Array sum;
     if (mlx_add(sum.out(), keys, importance, s) == 0 ||
