@@ -15,9 +15,7 @@ namespace mlx_h2o_c {
 struct Reported {};
 
 inline void check(int status) {
-  if (status != 0) {
-    throw Reported();
-  }
+  if (status != 0) throw Reported();
 }
 
 template <class Handle, auto Free>
@@ -26,9 +24,7 @@ class Owned {
   Owned() = default;
   // Takes over a new handle; mlx-c reports the error and returns an empty one where it cannot.
   explicit Owned(Handle created) : handle_(created) {
-    if (handle_.ctx == nullptr) {
-      throw Reported();
-    }
+    if (handle_.ctx == nullptr) throw Reported();
   }
   Owned(Owned&& other) noexcept : handle_(std::exchange(other.handle_, Handle{})) {}
   Owned& operator=(Owned&& other) noexcept {
@@ -36,9 +32,7 @@ class Owned {
     return *this;
   }
   ~Owned() {
-    if (handle_.ctx != nullptr) {
-      Free(handle_);
-    }
+    if (handle_.ctx != nullptr) Free(handle_);
   }
 
   operator Handle() const { return handle_; }
@@ -136,9 +130,7 @@ inline ArrayVector vector_of(std::initializer_list<mlx_array> arrays) {
 
 inline ArrayVector vector_of(const std::vector<Array>& arrays) {
   ArrayVector vector(mlx_vector_array_new());
-  for (const Array& array : arrays) {
-    check(mlx_vector_array_append_value(vector, array));
-  }
+  for (const Array& array : arrays) check(mlx_vector_array_append_value(vector, array));
   return vector;
 }
 

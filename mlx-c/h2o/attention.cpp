@@ -7,6 +7,23 @@
 
 using namespace mlx_h2o_c;
 
+namespace {
+
+// The results that have a place.
+void attend(AttentionRequest& request, mlx_array* out, mlx_array* scores, mlx_array* lse,
+            mlx_array* skipped, mlx_array* probe_scores) {
+  request.return_lse = lse != nullptr;
+  request.return_skipped = skipped != nullptr;
+  const AttentionResult result = backend_for_attention(request).attention(request);
+  give(out, result.out);
+  give(scores, result.scores);
+  give(lse, result.lse);
+  give(skipped, result.skipped);
+  give(probe_scores, result.probe_scores);
+}
+
+}  // namespace
+
 extern "C" {
 
 int mlx_h2o_scaled_dot_product_attention_with_scores(mlx_array* out, mlx_array* scores,
@@ -21,11 +38,7 @@ int mlx_h2o_scaled_dot_product_attention_with_scores(mlx_array* out, mlx_array* 
     check_place(op, "scores", scores);
     AttentionRequest request =
         dense_attention_request(op, queries, keys, values, {scale, mask_mode, mask_arr, sinks, s});
-    request.return_lse = lse != nullptr;
-    const AttentionResult result = backend_for_attention(request).attention(request);
-    give(out, result.out);
-    give(scores, result.scores);
-    give(lse, result.lse);
+    attend(request, out, scores, lse, nullptr, nullptr);
   });
 }
 
@@ -47,13 +60,7 @@ int mlx_h2o_scaled_dot_product_attention_quantized_with_scores(
     AttentionRequest request =
         packed_attention_request(op, queries, std::move(keys), std::move(values),
                                  sparse_v_threshold, {scale, mask_mode, mask_arr, sinks, s});
-    request.return_lse = lse != nullptr;
-    request.return_skipped = skipped != nullptr;
-    const AttentionResult result = backend_for_attention(request).attention(request);
-    give(out, result.out);
-    give(scores, result.scores);
-    give(lse, result.lse);
-    give(skipped, result.skipped);
+    attend(request, out, scores, lse, skipped, nullptr);
   });
 }
 
@@ -73,12 +80,7 @@ int mlx_h2o_scaled_dot_product_attention_with_probes(
                               sparse_v_threshold, {scale, mask_mode, mask_arr, sinks, s});
     check_probes(request, probes);
     request.probes = probes;
-    request.return_lse = lse != nullptr;
-    const AttentionResult result = backend_for_attention(request).attention(request);
-    give(out, result.out);
-    give(scores, result.scores);
-    give(lse, result.lse);
-    give(probe_scores, result.probe_scores);
+    attend(request, out, scores, lse, nullptr, probe_scores);
   });
 }
 

@@ -19,18 +19,14 @@ thread_local std::string chosen;
 
 void check_available(const char* op, const Backend& backend) {
   const std::string reason = backend.unavailable_reason();
-  if (!reason.empty()) {
-    fail(op, "back end '", backend.name, "' is not available: ", reason);
-  }
+  if (!reason.empty()) fail(op, "back end '", backend.name, "' is not available: ", reason);
 }
 
 // `what` introduces the name in the message.
 const Backend& backend_named(const std::string& name, const char* what = "unknown back end") {
   std::string names;
   for (const Backend* backend : all) {
-    if (name == backend->name) {
-      return *backend;
-    }
+    if (name == backend->name) return *backend;
     names += (names.empty() ? "" : ", ") + std::string(backend->name);
   }
   fail("use_backend", what, " '", name, "', expected one of ", names, ".");
@@ -38,13 +34,9 @@ const Backend& backend_named(const std::string& name, const char* what = "unknow
 
 // The back end that was named, by the program or by the environment; NULL: none was.
 const Backend* named() {
-  if (!chosen.empty()) {
-    return &backend_named(chosen);
-  }
+  if (!chosen.empty()) return &backend_named(chosen);
   const char* environment = std::getenv("MLX_H2O_BACKEND");
-  if (environment == nullptr || environment[0] == '\0') {
-    return nullptr;
-  }
+  if (environment == nullptr || environment[0] == '\0') return nullptr;
   return &backend_named(environment, "MLX_H2O_BACKEND names the back end");
 }
 
@@ -58,9 +50,7 @@ std::vector<const Backend*> candidates(const char* op, mlx_stream stream) {
   }
   std::vector<const Backend*> found;
   for (const Backend* backend : all) {
-    if (backend != other_device && backend->unavailable_reason().empty()) {
-      found.push_back(backend);
-    }
+    if (backend != other_device && backend->unavailable_reason().empty()) found.push_back(backend);
   }
   return found;
 }
@@ -75,9 +65,7 @@ const Backend& backend_for_attention(const AttentionRequest& request) {
     return *backend;
   }
   for (const Backend* backend : candidates(request.op, request.stream)) {
-    if (backend->refuses(request).empty()) {
-      return *backend;
-    }
+    if (backend->refuses(request).empty()) return *backend;
   }
   return composed_backend;
 }
@@ -85,9 +73,7 @@ const Backend& backend_for_attention(const AttentionRequest& request) {
 AttentionAccumulated attend_and_accumulate(const AttentionAccumulateRequest& request) {
   const AttentionRequest& attention = request.attention;
   const Backend& backend = backend_for_attention(attention);
-  if (backend.attention_and_accumulate != nullptr) {
-    return backend.attention_and_accumulate(request);
-  }
+  if (backend.attention_and_accumulate != nullptr) return backend.attention_and_accumulate(request);
   const AttentionResult found = backend.attention(attention);
   const bool masked = !attention.mask.empty() || (attention.causal && attention.length > 1);
   Array importance = serve(
@@ -106,9 +92,7 @@ extern "C" {
 int mlx_h2o_set_backend(const char* name) {
   return status([&] {
     const std::string wanted = name == nullptr ? "" : name;
-    if (!wanted.empty()) {
-      check_available("use_backend", backend_named(wanted));
-    }
+    if (!wanted.empty()) check_available("use_backend", backend_named(wanted));
     chosen = wanted;
   });
 }
@@ -116,12 +100,8 @@ int mlx_h2o_set_backend(const char* name) {
 int mlx_h2o_backend_status(const char* name, bool* available, mlx_string* reason) {
   return status([&] {
     const std::string why = backend_named(name == nullptr ? "" : name).unavailable_reason();
-    if (reason != nullptr) {
-      check(mlx_string_set(reason, String(mlx_string_new_data(why.c_str()))));
-    }
-    if (available != nullptr) {
-      *available = why.empty();
-    }
+    if (reason != nullptr) check(mlx_string_set(reason, String(mlx_string_new_data(why.c_str()))));
+    if (available != nullptr) *available = why.empty();
   });
 }
 

@@ -46,9 +46,7 @@ template <class Result, class Request>
 Result serve(const char* op, Result (*Backend::*operation)(const Request&),
              const Request& request) {
   for (const Backend* backend : candidates(op, request.stream)) {
-    if (backend->*operation != nullptr) {
-      return (backend->*operation)(request);
-    }
+    if (backend->*operation != nullptr) return (backend->*operation)(request);
   }
   return (composed_backend.*operation)(request);
 }

@@ -30,16 +30,12 @@ int status(Body&& body) noexcept {
 }
 
 inline void check_place(const char* op, const char* name, const void* place) {
-  if (place == nullptr) {
-    fail(op, name, " is NULL, expected a place for the result.");
-  }
+  if (place == nullptr) fail(op, name, " is NULL, expected a place for the result.");
 }
 
 // Nothing where the place is NULL.
 inline void give(mlx_array* place, const Array& array) {
-  if (place != nullptr) {
-    check(mlx_array_set(place, array));
-  }
+  if (place != nullptr) check(mlx_array_set(place, array));
 }
 
 inline void give(mlx_vector_array* place, const std::vector<Array>& arrays) {

@@ -12,9 +12,7 @@ namespace {
 // The shortest digits that read back as the same number.
 template <class Number>
 std::string shortest(Number number) {
-  if (!std::isfinite(number)) {
-    return std::isnan(number) ? "nan" : number > 0 ? "inf" : "-inf";
-  }
+  if (!std::isfinite(number)) return std::isnan(number) ? "nan" : number > 0 ? "inf" : "-inf";
   char digits[64];
   const std::to_chars_result result = std::to_chars(digits, digits + sizeof digits, number);
   std::string text(digits, result.ptr);
@@ -114,18 +112,12 @@ void check_per_sequence(const char* op, const char* name, mlx_array array, int b
 }
 
 void check_zones(const char* op, int sink_size, mlx_array recent_start, int batch) {
-  if (sink_size < 0) {
-    fail(op, "sink_size is ", sink_size, ", expected 0 or more.");
-  }
-  if (recent_start.ctx != nullptr) {
-    check_per_sequence(op, "recent_start", recent_start, batch);
-  }
+  if (sink_size < 0) fail(op, "sink_size is ", sink_size, ", expected 0 or more.");
+  if (recent_start.ctx != nullptr) check_per_sequence(op, "recent_start", recent_start, batch);
 }
 
 bool runs_on_gpu(const char* op, mlx_stream stream) {
-  if (stream.ctx == nullptr) {
-    fail(op, "the stream is an empty handle, expected a stream.");
-  }
+  if (stream.ctx == nullptr) fail(op, "the stream is an empty handle, expected a stream.");
   Device device;
   check(mlx_stream_get_device(device.out(), stream));
   mlx_device_type type = MLX_CPU;

@@ -22,9 +22,7 @@ Value scaled(const AttentionRequest& r, mlx_array vectors) {
 
 Value dense(const Rows& rows, mlx_stream s) {
   const Value first(mlx_array(rows.parts[0]), s);
-  if (!rows.packed()) {
-    return first.as(MLX_FLOAT32);
-  }
+  if (!rows.packed()) return first.as(MLX_FLOAT32);
   const Value scales(mlx_array(rows.parts[1]), s), biases(mlx_array(rows.parts[2]), s);
   return first.then(mlx_dequantize, scales.as(MLX_FLOAT32), biases.as(MLX_FLOAT32),
                     mlx_optional_int{rows.group_size, true}, mlx_optional_int{rows.bits, true},
@@ -45,13 +43,9 @@ Value logits(const AttentionRequest& r) {
         Value(range(0, r.rows, MLX_INT32, s), s).then(mlx_less_equal, last.reshaped({r.length, 1}));
     return seen.where(logits, masked);
   }
-  if (r.mask.empty()) {
-    return logits;
-  }
+  if (r.mask.empty()) return logits;
   const Value mask(mlx_array(r.mask), s);
-  if (r.mask_dtype == MLX_BOOL) {
-    return mask.where(logits, masked);
-  }
+  if (r.mask_dtype == MLX_BOOL) return mask.where(logits, masked);
   const Value bias = mask.as(MLX_FLOAT32);
   // NaN compares false: it is not masked, and reaches the output of its query.
   const Value hidden = bias.then(mlx_less_equal, number(r.mask_threshold));
@@ -70,9 +64,7 @@ Softmax softmax(const Value& scores, mlx_array sink_logits, int heads, mlx_strea
   peak = nothing.where(number(0), peak);
   Value weights = (scores - peak).then(mlx_exp);
   Value total = weights.then(mlx_sum_axis, -1, true);
-  if (!sinks.empty()) {
-    total = total + (sinks - peak).then(mlx_exp);
-  }
+  if (!sinks.empty()) total = total + (sinks - peak).then(mlx_exp);
   return {std::move(weights), std::move(total), std::move(peak)};
 }
 
@@ -103,9 +95,7 @@ AttentionResult attention(const AttentionRequest& r) {
   if (r.return_lse) {
     result.lse = (parts.peak + parts.total.then(mlx_log)).then(mlx_squeeze_axis, -1);
   }
-  if (r.probes.ctx != nullptr) {
-    result.probe_scores = products(r, scaled(r, r.probes));
-  }
+  if (r.probes.ctx != nullptr) result.probe_scores = products(r, scaled(r, r.probes));
   result.scores = std::move(scores);
   return result;
 }

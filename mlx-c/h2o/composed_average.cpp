@@ -36,9 +36,7 @@ Value one_query(const AccumulateRequest& r, const GroupMean& group) {
   const Value moved = before * number(static_cast<float>(r.decay)) +
                       fresh * number(static_cast<float>(1 - r.decay));
   Value result = before.then(mlx_isnan).where(fresh, moved);
-  if (group.unmasked.empty()) {
-    return result;
-  }
+  if (group.unmasked.empty()) return result;
   return group.unmasked.then(mlx_squeeze_axis, 2).where(result, before);
 }
 

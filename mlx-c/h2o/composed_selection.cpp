@@ -57,9 +57,7 @@ Array keep_indices(const RetentionRequest& r) {
 
 Array evict_indices(const RetentionRequest& r) {
   const Value key = retention_key(r);
-  if (r.count == 1) {
-    return key.then(mlx_argmin_axis, -1, true).as(MLX_UINT32);
-  }
+  if (r.count == 1) return key.then(mlx_argmin_axis, -1, true).as(MLX_UINT32);
   return key.then(mlx_argsort_axis, -1).sliced(2, 0, r.count).as(MLX_UINT32);
 }
 

@@ -24,9 +24,7 @@ struct Preset {
 constexpr Preset presets[] = {{"heavy", 2}, {"balanced", 4}, {"recent", 8}};
 
 void check_int(const char* name, int value, int least) {
-  if (value < least) {
-    fail(op, name, " is ", value, ", expected an int of at least ", least, ".");
-  }
+  if (value < least) fail(op, name, " is ", value, ", expected an int of at least ", least, ".");
 }
 
 // "one of: a, b": of things that have the name `name_of` gives.
@@ -44,12 +42,6 @@ void check_policy(const char* policy) {
   if (std::find(std::begin(policies), std::end(policies), found) == std::end(policies)) {
     fail(op, "policy is '", found, "', expected ",
          one_of(policies, [](const char* name) { return name; }), ".");
-  }
-}
-
-void check_decay_setting(float decay) {
-  if (!(decay >= 0 && decay < 1)) {
-    fail(op, "decay is ", decay, ", expected a number of at least 0, below 1.");
   }
 }
 
@@ -75,16 +67,15 @@ void resolve_sizes(mlx_h2o_config& config) {
 }
 
 mlx_h2o_config checked(mlx_h2o_config config) {
+  const auto given = [](mlx_optional_int size) { return size.has_value ? size.value : 0; };
   check_int("max_kv_size", config.max_kv_size, 1);
   check_int("sink_size", config.sink_size, 0);
   check_int("evict_every", config.evict_every, 1);
-  if (config.heavy_size.has_value) {
-    check_int("heavy_size", config.heavy_size.value, 0);
+  check_int("heavy_size", given(config.heavy_size), 0);
+  check_int("recent_size", given(config.recent_size), 0);
+  if (!(config.decay >= 0 && config.decay < 1)) {
+    fail(op, "decay is ", config.decay, ", expected a number of at least 0, below 1.");
   }
-  if (config.recent_size.has_value) {
-    check_int("recent_size", config.recent_size.value, 0);
-  }
-  check_decay_setting(config.decay);
   check_policy(config.policy);
   if (config.sink_size >= config.max_kv_size) {
     fail(op, "sink_size is ", config.sink_size,

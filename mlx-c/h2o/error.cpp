@@ -25,14 +25,10 @@ bool ends_with(const std::string& text, const std::string& end) {
 // mlx-c appends " at FILE:LINE".
 std::string without_position(const std::string& text) {
   const size_t at = text.rfind(" at "), digits = text.find_last_not_of("0123456789");
-  if (at == std::string::npos || digits + 1 == text.size() || text[digits] != ':') {
-    return text;
-  }
+  if (at == std::string::npos || digits + 1 == text.size() || text[digits] != ':') return text;
   const std::string position = text.substr(0, digits);
   for (const char* end : {source, ".cpp", ".c", ".h"}) {
-    if (ends_with(position, end)) {
-      return text.substr(0, at);
-    }
+    if (ends_with(position, end)) return text.substr(0, at);
   }
   return text;
 }

@@ -13,17 +13,13 @@ using Config = Owned<mlx_fast_metal_kernel_config, mlx_fast_metal_kernel_config_
 std::map<std::string, bool> terms_of(const char* condition) {
   std::map<std::string, bool> terms;
   std::istringstream words(condition);
-  for (std::string word; words >> word;) {
-    terms[word.substr(word[0] == '!')] = word[0] != '!';
-  }
+  for (std::string word; words >> word;) terms[word.substr(word[0] == '!')] = word[0] != '!';
   return terms;
 }
 
 bool holds(const char* condition, const Flags& flags) {
   for (const auto& [flag, on] : terms_of(condition)) {
-    if ((flags.count(flag) != 0) != on) {
-      return false;
-    }
+    if ((flags.count(flag) != 0) != on) return false;
   }
   return true;
 }
@@ -40,9 +36,7 @@ std::vector<std::string> names(const mlx_h2o_kernel_buffer* buffers, size_t coun
                                const Flags& flags) {
   std::vector<std::string> chosen;
   for (size_t i = 0; i < count; ++i) {
-    if (holds(buffers[i].condition, flags)) {
-      chosen.emplace_back(buffers[i].name);
-    }
+    if (holds(buffers[i].condition, flags)) chosen.emplace_back(buffers[i].name);
   }
   return chosen;
 }
@@ -59,9 +53,7 @@ StringVector strings(const std::vector<std::string>& values) {
 std::string name_of(const mlx_h2o_kernel_text& text, const Flags& flags) {
   std::map<std::string, bool> known;
   const auto add = [&](const auto* things, size_t count) {
-    for (size_t i = 0; i < count; ++i) {
-      known.merge(terms_of(things[i].condition));
-    }
+    for (size_t i = 0; i < count; ++i) known.merge(terms_of(things[i].condition));
   };
   add(text.inputs, text.input_count);
   add(text.outputs, text.output_count);
@@ -88,9 +80,7 @@ const Resolved& resolve(const mlx_h2o_kernel_text& text, const Flags& flags) {
   const std::string name = name_of(text, flags);
   const std::lock_guard<std::mutex> lock(*mutex);
   const auto found = known->find(name);
-  if (found != known->end()) {
-    return found->second;
-  }
+  if (found != known->end()) return found->second;
   Resolved resolved;
   resolved.inputs = names(text.inputs, text.input_count, flags);
   resolved.outputs = names(text.outputs, text.output_count, flags);
@@ -101,9 +91,7 @@ const Resolved& resolve(const mlx_h2o_kernel_text& text, const Flags& flags) {
   resolved.kernel =
       mlx_fast_metal_kernel_new(name.c_str(), strings(resolved.inputs), strings(resolved.outputs),
                                 source.c_str(), header.c_str(), false, false);
-  if (resolved.kernel.ctx == nullptr) {
-    throw Reported();
-  }
+  if (resolved.kernel.ctx == nullptr) throw Reported();
   return known->emplace(name, std::move(resolved)).first->second;
 }
 
@@ -145,9 +133,7 @@ Outputs launch(const mlx_h2o_kernel_text& text, const Flags& flags, const Names&
   check(mlx_fast_metal_kernel_apply(outputs.out(), resolved.kernel, inputs, config, stream));
   std::vector<Array> arrays = items(outputs);
   Outputs made;
-  for (size_t i = 0; i < arrays.size(); ++i) {
-    made[resolved.outputs[i]] = std::move(arrays[i]);
-  }
+  for (size_t i = 0; i < arrays.size(); ++i) made[resolved.outputs[i]] = std::move(arrays[i]);
   return made;
 }
 
@@ -162,9 +148,7 @@ Flags flags_of(const AttentionRequest& r) {
       {"skipped", r.sparse_v_threshold > 0 && r.return_skipped},
       {"probes", r.probes.ctx != nullptr}};
   for (const auto& [flag, on] : known) {
-    if (on) {
-      flags.insert(flag);
-    }
+    if (on) flags.insert(flag);
   }
   return flags;
 }

@@ -28,9 +28,7 @@ Outputs launched(const mlx_h2o_kernel_text& text, const AttentionRequest& r, con
 Array prefill_scores(const PrefillRequest& request) {
   const AttentionRequest& r = request.attention;
   const int size = r.head_size;
-  if (size % lanes != 0 || size > widest_head) {
-    return composed::prefill_scores(request);
-  }
+  if (size % lanes != 0 || size > widest_head) return composed::prefill_scores(request);
   // Of no row so far: one NaN in memory.
   const Array importance =
       request.importance.ctx != nullptr

@@ -90,16 +90,12 @@ Array accumulate_scores(const AccumulateRequest& r) {
 }
 
 Array evict_indices(const RetentionRequest& r) {
-  if (r.count > 1) {
-    return composed::evict_indices(r);
-  }
+  if (r.count > 1) return composed::evict_indices(r);
   return selected(mlx_h2o_choose_row_text, r, {r.sink_size}, "worst", 1);
 }
 
 Array keep_indices(const RetentionRequest& r) {
-  if (r.count == 0) {
-    return composed::keep_indices(r);
-  }
+  if (r.count == 0) return composed::keep_indices(r);
   return selected(mlx_h2o_keep_rows_text, r, {r.sink_size, r.count}, "kept", r.rows - r.count);
 }
 

@@ -31,9 +31,7 @@ std::optional<mx::array> optional(mlx_array handle) {
 
 std::vector<mx::array> arrays(const Rows& rows) {
   std::vector<mx::array> parts;
-  for (const Array& part : rows.parts) {
-    parts.push_back(get(part));
-  }
+  for (const Array& part : rows.parts) parts.push_back(get(part));
   return parts;
 }
 
@@ -42,9 +40,7 @@ Array wrap(mx::array array) { return Array(mlx_array{new mx::array(std::move(arr
 // The next `count` of the outputs.
 std::vector<Array> wrap(std::vector<mx::array>::const_iterator& next, size_t count) {
   std::vector<Array> parts;
-  for (size_t i = 0; i < count; ++i) {
-    parts.push_back(wrap(*next++));
-  }
+  for (size_t i = 0; i < count; ++i) parts.push_back(wrap(*next++));
   return parts;
 }
 
@@ -103,9 +99,7 @@ AttentionResult attention(const AttentionRequest& r) {
                                             {&result.skipped, r.return_skipped},
                                             {&result.probe_scores, r.probes.ctx != nullptr}};
   for (const auto& [place, wanted] : places) {
-    if (wanted) {
-      *place = wrap(outputs.at(next++));
-    }
+    if (wanted) *place = wrap(outputs.at(next++));
   }
   return result;
 }

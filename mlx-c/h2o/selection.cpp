@@ -41,12 +41,8 @@ RetentionRequest retention_request(const char* op, mlx_array scores, mlx_array p
                                    const char* name, int number, int sink_size,
                                    mlx_array recent_start, mlx_stream stream) {
   const Named rows[] = {{"scores", scores, "[B, H, N]"}, {"positions", positions, "[B, H, N]"}};
-  for (const Named& named : rows) {
-    check_present(op, named);
-  }
-  for (const Named& named : rows) {
-    check_rank(op, named, 3);
-  }
+  for (const Named& named : rows) check_present(op, named);
+  for (const Named& named : rows) check_rank(op, named, 3);
   const Shape shape = shape_of(scores);
   check_same(op, "scores and positions have shapes", shape, shape_of(positions));
   check_not_empty(op, rows[0]);

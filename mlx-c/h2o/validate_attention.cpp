@@ -102,9 +102,7 @@ AttentionRequest finished(const char* op, mlx_array queries, Rows keys, Rows val
     request.mask_threshold = mask_threshold(request.mask_dtype);
     request.mask = broadcast(arguments.mask, pairs, arguments.stream);
   }
-  if (arguments.sinks.ctx != nullptr) {
-    check_sinks(op, arguments.sinks, request.heads);
-  }
+  if (arguments.sinks.ctx != nullptr) check_sinks(op, arguments.sinks, request.heads);
   return request;
 }
 
@@ -119,9 +117,7 @@ void keep_last(PrefillRequest& request, int count) {
   AttentionRequest& r = request.attention;
   request.queries = slice(r.queries, 2, r.length - count, r.length, r.stream);
   r.queries = request.queries;
-  if (!r.mask.empty()) {
-    r.mask = slice(r.mask, 2, r.length - count, r.length, r.stream);
-  }
+  if (!r.mask.empty()) r.mask = slice(r.mask, 2, r.length - count, r.length, r.stream);
   r.length = count;
 }
 
@@ -140,20 +136,12 @@ AttentionRequest dense_attention_request(const char* op, mlx_array queries, mlx_
   const Named all[] = {{"queries", queries, query_layout},
                        {"keys", keys, "[B, Hkv, N, D]"},
                        {"values", values, "[B, Hkv, N, Dv]"}};
-  for (const Named& each : all) {
-    check_present(op, each);
-  }
-  for (const Named& each : all) {
-    check_rank(op, each, 4);
-  }
-  for (const Named& each : all) {
-    check_not_empty(op, each);
-  }
+  for (const Named& each : all) check_present(op, each);
+  for (const Named& each : all) check_rank(op, each, 4);
+  for (const Named& each : all) check_not_empty(op, each);
   Rows k = dense_rows(keys), v = dense_rows(values);
   check_together(op, queries, k, v);
-  for (const Named& each : all) {
-    check_float(op, each);
-  }
+  for (const Named& each : all) check_float(op, each);
   const mlx_dtype dtype = mlx_array_dtype(queries);
   if (dtype != mlx_array_dtype(keys) || dtype != mlx_array_dtype(values)) {
     fail(op, "queries, keys and values are ", dtype_name(queries), ", ", dtype_name(keys), ", ",
@@ -237,26 +225,16 @@ PrefillRequest prefill_request(const char* op, mlx_array queries, mlx_array keys
   PrefillRequest request{};
   request.attention = dense_attention_request(op, queries, keys, keys, arguments);
   const std::string name = kind == nullptr ? "" : kind;
-  if (name != "ema" && name != "mass") {
-    fail(op, "kind is '", name, "', expected 'ema' or 'mass'.");
-  }
+  if (name != "ema" && name != "mass") fail(op, "kind is '", name, "', expected 'ema' or 'mass'.");
   request.mass = name == "mass";
   request.stream = arguments.stream;
   check_decay(op, decay);
   request.decay = decay;
-  if (counted < 1) {
-    fail(op, "queries is ", counted, ", expected at least 1.");
-  }
+  if (counted < 1) fail(op, "queries is ", counted, ", expected at least 1.");
   request.importance = importance;
-  if (!request.mass && counted < request.attention.length) {
-    keep_last(request, counted);
-  }
-  if (importance.ctx == nullptr) {
-    return request;
-  }
-  if (request.mass) {
-    fail(op, "importance is given with kind '", name, "', expected it with 'ema'.");
-  }
+  if (!request.mass && counted < request.attention.length) keep_last(request, counted);
+  if (importance.ctx == nullptr) return request;
+  if (request.mass) fail(op, "importance is given with kind '", name, "', expected it with 'ema'.");
   if (mlx_array_dtype(importance) != MLX_FLOAT32) {
     fail(op, "importance is ", dtype_name(importance), ", expected float32.");
   }

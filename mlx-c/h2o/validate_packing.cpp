@@ -24,9 +24,7 @@ int packed_width(const char* op, const std::string& what, mlx_array words, int b
 }
 
 std::vector<Array> parts_of(const char* op, const char* name, mlx_vector_array vector) {
-  if (vector.ctx == nullptr) {
-    fail(op, name, " are an empty handle, expected a vector of arrays.");
-  }
+  if (vector.ctx == nullptr) fail(op, name, " are an empty handle, expected a vector of arrays.");
   const size_t count = mlx_vector_array_size(vector);
   if (count != 1 && count != 3) {
     fail(op, name, " are ", count, " arrays, expected 1, or 3: words, scales and biases.");
@@ -73,9 +71,7 @@ Rows packed_rows(const char* op, const std::string& name, mlx_array words, mlx_a
            ".");
     }
   }
-  for (const Named& part : parts) {
-    rows.parts.push_back(copied(part.array));
-  }
+  for (const Named& part : parts) rows.parts.push_back(copied(part.array));
   return rows;
 }
 

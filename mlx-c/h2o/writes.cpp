@@ -138,9 +138,7 @@ int mlx_h2o_replace_worst(mlx_vector_array* new_keys, mlx_vector_array* new_valu
     const RankedBy by = rank_named(op, ranked_by, ranks);
     check_array(op, {"importance", importance, "[B, H, N]"}, MLX_FLOAT32, k.shape);
     check_array(op, {"positions", positions, "[B, H, N]"}, MLX_INT32, k.shape);
-    if (by == RankedBy::array) {
-      check_array(op, {"ranks", ranks, "[B, H, N]"}, MLX_FLOAT32, k.shape);
-    }
+    if (by == RankedBy::array) check_array(op, {"ranks", ranks, "[B, H, N]"}, MLX_FLOAT32, k.shape);
     check_new_row(op, "keys", key, k);
     check_new_row(op, "values", value, v);
     check_present(op, {"position", position, "[] or [B]"});
