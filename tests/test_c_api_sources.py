@@ -65,8 +65,8 @@ MUTANTS = {
     ),
     "a fully masked query gives NaN": (
         "composed_attention.cpp",
-        "call(mlx_where, nothing, number(0), peak, s)",
-        "call(mlx_where, nothing, number(-INFINITY), peak, s)",
+        "peak = nothing.where(number(0), peak);",
+        "peak = nothing.where(number(-INFINITY), peak);",
     ),
     "the sink is left out": ("composed_attention.cpp", "if (!sinks.empty())", "if (false)"),
     "lowest finite values do not mask": (
@@ -76,8 +76,8 @@ MUTANTS = {
     ),
     "ties keep the higher position": (
         "composed_selection.cpp",
-        "call(mlx_bitwise_or, upper, call(mlx_astype, place, MLX_UINT64, s), s)",
-        "call(mlx_subtract, upper, call(mlx_astype, place, MLX_UINT64, s), s)",
+        "upper.then(mlx_bitwise_or, place.as(MLX_UINT64))",
+        "upper.then(mlx_subtract, place.as(MLX_UINT64))",
     ),
 }
 
