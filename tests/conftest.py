@@ -15,6 +15,8 @@ sys.path.insert(0, str(TESTS))
 
 MARKERS = {
     "slow": "takes more than about ten seconds",
+    "faults": "puts an error into the product and asks whether it is noticed (nox -s faults)",
+    "exhaustive": "one of many settings alike, or many random ones (nox -s exhaustive)",
     "emulator": "runs the Metal text on the host emulator (needs clang++ or g++)",
     "downstream": "mlx_lm's own behaviour, with caches of ours in the place of its own",
     "gpu": "needs a GPU that MLX can use",
