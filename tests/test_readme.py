@@ -18,7 +18,7 @@ from mlx_h2o.cli import main
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SESSIONS = {
     node.name: ast.get_docstring(node)
     for node in ast.parse((ROOT / "noxfile.py").read_text()).body
@@ -113,14 +113,6 @@ def test_the_memory_numbers() -> None:
 def test_every_document_is_on_the_map() -> None:
     for document in (ROOT / "docs").glob("*.md"):
         assert f"](docs/{document.name})" in README
-
-
-def test_seeded_faults_are_in_the_tests_that_are_said_to_catch_them() -> None:
-    text = (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| ([^|]+) \|.*\[(tests/[\w/]+\.py)\].*\|$", text, flags=re.MULTILINE)
-    assert len(rows) >= 10
-    for fault, path in rows:
-        assert f'"{fault}"' in (ROOT / path).read_text(encoding="utf-8"), f"{path} lacks {fault!r}"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
