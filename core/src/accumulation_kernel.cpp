@@ -26,8 +26,8 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 }  // namespace
 
-void accumulate_block(const ScoredBlock& block, SimdTarget target, Worst& worst) {
-  MLX_H2O_CALL_TARGET(target, take_in(block, worst));
+void accumulate_block(const ScoredBlock& block, SimdTarget target) {
+  MLX_H2O_CALL_TARGET(target, take_in(block));
 }
 
 Worst find_worst(const float* scores, const int32_t* positions, int count, Zones zones,
@@ -58,8 +58,7 @@ void accumulate_scores(const AccumulationArguments& a, SimdTarget target) {
           block.stride = a.score_strides[1];
           block.decay = a.decay;
           block.importance = a.importance + head * a.rows + first;
-          Worst nobody_asks;
-          accumulate_block(block, target, nobody_asks);
+          accumulate_block(block, target);
         }
       },
       grain);

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <limits>
-#include <optional>
 
 namespace mlx_h2o::kernels {
 
@@ -22,10 +21,6 @@ struct Decay {
 struct Zones {
   int32_t sink_size = 0;
   int32_t recent_start = std::numeric_limits<int32_t>::max();  // none
-
-  static Zones of(int sink_size, std::optional<int> recent_start) {
-    return {sink_size, recent_start.value_or(std::numeric_limits<int32_t>::max())};
-  }
 };
 
 /// The row that evict_indices(count = 1) names, of those that were looked at.
@@ -47,27 +42,23 @@ struct Worst {
 
 /// Some rows of one head that follow each other, and scores of queries for them.
 struct ScoredBlock {
-  int count;      // rows
-  int first = 0;  // the slot of the first of them in its head
+  int count;  // rows
   // The scores of member m of the group for query q begin at (m * query_count + q) * stride.
   int group = 1;
   int query_count = 1;
   const float* scores = nullptr;
   int64_t stride = 0;
   Decay decay = {0, 1};
-  float* importance = nullptr;         // [count], updated
-  const int32_t* positions = nullptr;  // [count]; null: nobody asks for the worst row
-  Zones zones = {};
+  float* importance = nullptr;  // [count], updated
 };
 
-/// Takes the queries in, in order, and lets the rows, as they are then, join `worst`. For each
-/// query `s` is the mean of the row's scores that are not masked (-inf or NaN); a row without one
-/// stays as it is, and a row that is NaN, not yet scored, becomes |s|. Multiplications and
-/// additions are not fused, so that every back end and language can repeat them. O(group * queries
-/// * count).
-void accumulate_block(const ScoredBlock& block, SimdTarget target, Worst& worst);
+/// Takes the queries in, in order. For each query `s` is the mean of the row's scores that are not
+/// masked (-inf or NaN); a row without one stays as it is, and a row that is NaN, not yet scored,
+/// becomes |s|. Multiplications and additions are not fused, so that every back end and language
+/// can repeat them. O(group * queries * count).
+void accumulate_block(const ScoredBlock& block, SimdTarget target);
 
-/// The worst of `count` rows by `scores`, which stay as they are.
+/// The worst of `count` rows by `scores`.
 Worst find_worst(const float* scores, const int32_t* positions, int count, Zones zones,
                  SimdTarget target);
 

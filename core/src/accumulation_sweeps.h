@@ -1,7 +1,6 @@
-// One pass over the rows of a head: the moving average, and the search for the worst row as it is
-// then. In the compiler's own vectors, which every target has; the rows behind the last whole
-// vector one by one, by the same text. Included once per SIMD target, after its simd_*.h: hence no
-// include guard.
+// One pass over the rows of a head: the moving average, or the search for the worst row. In the
+// compiler's own vectors, which every target has; the rows behind the last whole vector one by one,
+// by the same text. Included once per SIMD target, after its simd_*.h: hence no include guard.
 
 using Floats = float __attribute__((vector_size(sizeof(Vector))));
 using Ints = int32_t __attribute__((vector_size(sizeof(Vector))));
@@ -64,8 +63,6 @@ inline Float averaged(const float* scores, int64_t stride, int members, Decay de
 // The worst of the rows that each lane has seen.
 template <typename Float, typename Int>
 struct WorstOfLanes {
-  using Scores = Float;
-  using Positions = Int;
   static constexpr int kCount = std::is_same_v<Int, int32_t> ? 1 : kLanes;
 
   Int sink_size, recent_start;  // of the zones, in every lane
@@ -111,63 +108,56 @@ struct WorstOfLanes {
   }
 };
 
+// Whole vectors of rows, then those behind them: `work` is told the first row, and the type to use.
 template <typename Work>
-inline void for_rows(int count, int first_slot, Zones zones, Worst& worst, const Work& work) {
-  Ints slots;
-  for (int lane = 0; lane < kLanes; ++lane) slots[lane] = first_slot + lane;
+inline void for_rows(int count, const Work& work) {
   int row = 0;
-  if (count >= kLanes) {
-    WorstOfLanes<Floats, Ints> lanes(zones);
-    for (; row + kLanes <= count; row += kLanes) {
-      work(row, slots, lanes);
-      slots += kLanes;
-    }
-    lanes.put(worst);
-  }
-  if (row == count) return;
-  WorstOfLanes<float, int32_t> rest(zones);
-  for (; row < count; ++row) work(row, first_slot + row, rest);
-  rest.put(worst);
+  for (; row + kLanes <= count; row += kLanes) work(row, Floats{});
+  for (; row < count; ++row) work(row, 0.0f);
 }
 
 template <int Members>
-inline void take_in_group(const ScoredBlock& block, Worst& worst) {
+inline void take_in_group(const ScoredBlock& block) {
   const ScoredBlock b = block;  // which no store can change
-  const auto work = [&](int row, auto slots, auto& worst_of_lanes) {
-    using Lanes = std::remove_reference_t<decltype(worst_of_lanes)>;
-    auto importance = lanes_at<typename Lanes::Scores>(b.importance + row);
+  for_rows(b.count, [&](int row, auto of_type) {
+    auto importance = lanes_at<decltype(of_type)>(b.importance + row);
     for (int query = 0; query < b.query_count; ++query) {
       importance = averaged<Members>(b.scores + query * b.stride + row, b.query_count * b.stride,
                                      b.group, b.decay, importance);
     }
     std::memcpy(b.importance + row, &importance, sizeof importance);
-    if (b.positions == nullptr) return;
-    const auto positions = lanes_at<typename Lanes::Positions>(b.positions + row);
-    worst_of_lanes.join(importance, positions, slots);
-  };
-  for_rows(b.count, b.first, b.zones, worst, work);
+  });
 }
 
-inline void take_in(const ScoredBlock& block, Worst& worst) {
+inline void take_in(const ScoredBlock& block) {
   switch (block.group) {
     case 1:
-      return take_in_group<1>(block, worst);
+      return take_in_group<1>(block);
     case 2:
-      return take_in_group<2>(block, worst);
+      return take_in_group<2>(block);
     case 4:
-      return take_in_group<4>(block, worst);
+      return take_in_group<4>(block);
     case 8:
-      return take_in_group<8>(block, worst);
+      return take_in_group<8>(block);
     default:
-      return take_in_group<0>(block, worst);
+      return take_in_group<0>(block);
   }
 }
 
 inline void search(const float* scores, const int32_t* positions, int count, Zones zones,
                    Worst& worst) {
-  for_rows(count, 0, zones, worst, [&](int row, auto slots, auto& worst_of_lanes) {
-    using Lanes = std::remove_reference_t<decltype(worst_of_lanes)>;
-    worst_of_lanes.join(lanes_at<typename Lanes::Scores>(scores + row),
-                        lanes_at<typename Lanes::Positions>(positions + row), slots);
+  WorstOfLanes<Floats, Ints> lanes(zones);
+  WorstOfLanes<float, int32_t> rest(zones);
+  Ints slots;
+  for (int lane = 0; lane < kLanes; ++lane) slots[lane] = lane;
+  for_rows(count, [&](int row, auto of_type) {
+    if constexpr (std::is_same_v<decltype(of_type), float>) {
+      rest.join(scores[row], positions[row], row);
+    } else {
+      lanes.join(lanes_at<Floats>(scores + row), lanes_at<Ints>(positions + row), slots);
+      slots += kLanes;
+    }
   });
+  lanes.put(worst);
+  rest.put(worst);
 }

@@ -44,17 +44,10 @@ std::vector<mx::array> attend(const char* operation, const mx::array& queries, c
   settings.return_lse = options.return_lse;
   settings.return_skipped = options.return_skipped;
   if (options.importance.has_value()) settings.decay = options.decay;
-  settings.names_worst = options.positions.has_value();
-  settings.sink_size = options.sink_size;
-  settings.recent_start = options.recent_start;
 
   std::vector<mx::array> inputs{queries};
   inputs.insert(inputs.end(), keys.begin(), keys.end());
   inputs.insert(inputs.end(), values.begin(), values.end());
-  // The importance comes last of what the step before wrote: of the outputs of one primitive MLX
-  // evaluates the last that is asked for, and until its task is done holds the others' buffers,
-  // which then could not be taken over.
-  if (options.positions.has_value()) inputs.push_back(*options.positions);
   if (options.importance.has_value()) inputs.push_back(*options.importance);
   if (options.probes.has_value()) inputs.push_back(*options.probes);
   if (options.mask.has_value()) {
@@ -68,7 +61,6 @@ std::vector<mx::array> attend(const char* operation, const mx::array& queries, c
   std::vector<mx::Shape> shapes = primitive->output_shapes(inputs);
   std::vector<mx::Dtype> dtypes(shapes.size(), mx::float32);
   dtypes[0] = queries.dtype();
-  if (settings.names_worst) dtypes.back() = mx::uint32;
   return mx::array::make_arrays(std::move(shapes), dtypes, primitive, inputs);
 }
 

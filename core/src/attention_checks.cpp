@@ -172,10 +172,7 @@ void check_attention(const char* operation, const mx::array& queries, const Rows
   if (options.mask.has_value()) check_mask(operation, *options.mask, pairs);
   if (options.sinks.has_value()) check_sinks(operation, *options.sinks, queries.shape(1));
   if (options.probes.has_value()) check_probes(operation, *options.probes, queries, shape);
-  if (!options.importance.has_value()) {
-    if (!options.positions.has_value()) return;
-    fail(operation, "positions are given without importance, expected both.");
-  }
+  if (!options.importance.has_value()) return;
   check_importance(operation, *options.importance, pairs[0], pairs[3], shape[1]);
   if (options.importance->shape(1) != shape[1]) {
     fail(operation, "importance has ", options.importance->shape(1), " heads, expected ", shape[1],
@@ -183,14 +180,6 @@ void check_attention(const char* operation, const mx::array& queries, const Rows
   }
   check_query_count(operation, pairs[2]);
   check_decay(operation, options.decay);
-  if (options.sink_size < 0) {
-    fail(operation, "sink_size is ", options.sink_size, ", expected 0 or more.");
-  }
-  if (!options.positions.has_value()) return;
-  const mx::Shape& rows = options.importance->shape();
-  if (options.positions->shape() == rows && options.positions->dtype() == mx::int32) return;
-  fail(operation, "positions are ", to_text(options.positions->dtype()), ' ',
-       to_text(options.positions->shape()), ", expected int32 [B, H, N] = ", to_text(rows), '.');
 }
 
 }  // namespace mlx_h2o

@@ -73,11 +73,6 @@ struct AttentionArguments {
 
   float* importance = nullptr;  // [batch, kv_heads, key_count], contiguous, updated in place
   Decay decay = {0, 1};
-  // The row that evict_indices(count = 1) names of the importance as this call leaves it.
-  uint32_t* worst = nullptr;           // [batch, kv_heads], contiguous; null: nobody asks
-  const int32_t* positions = nullptr;  // [batch, kv_heads, key_count]; the last axis has stride 1
-  int64_t position_strides[2] = {0, 0};
-  Zones zones = {};
 };
 
 /// The number of floats that `attention` needs as scratch memory; it looks at no pointer. At most

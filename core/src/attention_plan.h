@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 
 #include "attention_kernel.h"
 
@@ -14,7 +13,6 @@ inline constexpr int kMaxRows = 256;    // (query head, query) rows that share a
 inline constexpr int kMaxBlock = 1024;  // keys whose logits are held at a time
 inline constexpr int kMinSpan = 512;    // keys that are worth an item
 inline constexpr int64_t kItems = 64;   // enough to keep many threads busy to the end
-inline constexpr int64_t kWorstFloats = sizeof(Worst) / sizeof(float);
 inline constexpr int64_t kBlockFloats = int64_t{1} << 15;
 inline constexpr int64_t kWorkspaceFloats = int64_t{1} << 24;
 
@@ -33,12 +31,11 @@ struct Plan {
   int64_t block_keys;   // a span's keys are taken in blocks of so many
   int64_t query_width;  // padded, as is value_width
   int64_t value_width;
-  bool two_phases;   // all weights before any value
-  bool keep_logits;  // in the workspace: two phases need all, and the caller wants none
-  int64_t
-      partial_floats;   // what an item leaves: maxima, totals, shares skipped, the worst row, sums
-  int64_t unit_floats;  // of the workspace
-  int64_t wave;         // units at a time
+  bool two_phases;         // all weights before any value
+  bool keep_logits;        // in the workspace: two phases need all, and the caller wants none
+  int64_t partial_floats;  // what an item leaves: maxima, totals, shares skipped, sums
+  int64_t unit_floats;     // of the workspace
+  int64_t wave;            // units at a time
 
   explicit Plan(const AttentionArguments& a)
       : head_rows(static_cast<int64_t>(a.query_heads / a.kv_heads) * a.query_count),
@@ -57,7 +54,7 @@ struct Plan {
     spans = (a.key_count + span_keys - 1) / span_keys;
     const int64_t fitting = kBlockFloats / (tile_rows + a.probe_count) / kStep * kStep;
     block_keys = std::clamp<int64_t>(fitting, kStep, std::min<int64_t>(kMaxBlock, span_keys));
-    partial_floats = tile_rows * (3 + value_width) + kWorstFloats;
+    partial_floats = tile_rows * (3 + value_width);
     unit_floats = spans * partial_floats + (keep_logits ? tile_rows * a.key_count : 0);
     wave = std::clamp<int64_t>(kWorkspaceFloats / unit_floats, 1, units);
   }
@@ -94,23 +91,13 @@ struct Partial {
   float* maxima;   // [rows]
   float* totals;   // [rows], relative to the maxima
   float* skipped;  // [rows], counts
-  float* worst_row;
-  float* sums;  // [rows, value_width], relative to the maxima
+  float* sums;     // [rows, value_width], relative to the maxima
 
   Partial(const Plan& plan, const Piece& piece, int64_t span)
       : maxima(piece.unit + span * plan.partial_floats),
         totals(maxima + plan.tile_rows),
         skipped(totals + plan.tile_rows),
-        worst_row(skipped + plan.tile_rows),
-        sums(worst_row + kWorstFloats) {}
-
-  // Of the keys of the item, where it is asked for.
-  void put(const Worst& worst) const { std::memcpy(worst_row, &worst, sizeof worst); }
-  Worst worst() const {
-    Worst result;
-    std::memcpy(static_cast<void*>(&result), worst_row, sizeof result);
-    return result;
-  }
+        sums(skipped + plan.tile_rows) {}
 };
 
 /// Elements of a packed row that are unpacked together share a scale.

@@ -47,7 +47,6 @@ std::vector<mx::Shape> Attention::output_shapes(const std::vector<mx::array>& in
     shapes.push_back({k[0], k[1], probes.shape(2), k[2]});
   }
   if (settings_.decay.has_value()) shapes.push_back(inputs[importance_at()].shape());
-  if (settings_.names_worst) shapes.push_back({k[0], k[1]});
   return shapes;
 }
 
@@ -55,7 +54,7 @@ void Attention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::a
   release_sibling_inputs(inputs, outputs);
   auto& encoder = mx::cpu::get_command_encoder(stream());
   const bool accumulates = settings_.decay.has_value();
-  const size_t last = outputs.size() - (settings_.names_worst ? 2 : 1);  // the importance, if any
+  const size_t last = outputs.size() - 1;  // the importance, if any
   const bool in_place = accumulates && take_over(inputs[importance_at()], outputs[last]);
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (accumulates && i == last) continue;
@@ -63,9 +62,8 @@ void Attention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::a
   }
   std::vector<mx::array> held;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    const bool is_rows_or_positions = i < importance_at();
     const bool is_probes = settings_.has_probes && i == behind_importance();
-    const bool has_unit_stride = is_rows_or_positions || is_probes;
+    const bool has_unit_stride = i < importance_at() || is_probes;
     held.push_back(has_unit_stride ? with_unit_last_stride(inputs[i], encoder) : inputs[i]);
   }
   const mx::array& queries = held[0];
@@ -93,10 +91,6 @@ void Attention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::a
   if (settings_.bits != 0) {
     a.key_packing = packing_of(keys, settings_.bits, settings_.group_size);
     a.value_packing = packing_of(values, settings_.value_bits, settings_.group_size);
-  }
-  if (settings_.names_worst) {
-    copy_strides(held[behind_rows()], 2, a.position_strides);
-    a.zones = kernels::Zones::of(settings_.sink_size, settings_.recent_start);
   }
   size_t next_input = behind_importance();
   if (settings_.has_probes) {
@@ -135,7 +129,6 @@ void Attention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::a
       a.value_packing.scales = (next++)->data<void>();
       a.value_packing.biases = (next++)->data<void>();
     }
-    if (settings.names_worst) a.positions = (next++)->data<int32_t>();
     auto importance = next;
     if (a.accumulate) ++next;
     if (settings.has_probes) a.probes = (next++)->data<void>();
@@ -150,7 +143,6 @@ void Attention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::a
       a.importance = (next++)->data<float>();
       if (!in_place) copy_elements(*importance, a.importance);
     }
-    if (settings.names_worst) a.worst = (next++)->data<uint32_t>();
     kernels::attention(a, target, next->data<float>());
   });
 }

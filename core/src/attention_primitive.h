@@ -14,18 +14,14 @@ struct AttentionSettings {
   int bits, value_bits, group_size;  // bits are 0 where the rows are not packed
   bool causal, has_mask, has_sinks, has_probes, return_scores, return_lse, return_skipped;
   std::optional<double> decay;  // of the importance, where it is given
-  bool names_worst;
-  int sink_size;
-  std::optional<int> recent_start;
 
   bool operator==(const AttentionSettings&) const = default;
 };
 
-/// Inputs: queries, the arrays of keys and of values, then the positions [B, Hkv, N], the
-/// importance [B, Hkv, N], the probes [B, Hkv, E, D], the mask [B, Hq, Lq, N] and the float32 sinks
-/// where there are any. Outputs: out, then scores, lse, the share skipped, the scores of the
-/// probes, the new importance and the worst row where they are wanted; the importance in the buffer
-/// of its input where nothing else holds that.
+/// Inputs: queries, the arrays of keys and of values, then the importance [B, Hkv, N], the probes
+/// [B, Hkv, E, D], the mask [B, Hq, Lq, N] and the float32 sinks where there are any. Outputs: out,
+/// then scores, lse, the share skipped, the scores of the probes and the new importance where they
+/// are wanted; the importance in the buffer of its input where nothing else holds that.
 class Attention : public CpuPrimitive {
  public:
   Attention(mlx::core::Stream stream, const char* operation, AttentionSettings settings)
@@ -50,8 +46,7 @@ class Attention : public CpuPrimitive {
 
  private:
   size_t arrays_of_rows() const { return settings_.bits == 0 ? 1 : 3; }
-  size_t behind_rows() const { return 1 + 2 * arrays_of_rows(); }
-  size_t importance_at() const { return behind_rows() + (settings_.names_worst ? 1 : 0); }
+  size_t importance_at() const { return 1 + 2 * arrays_of_rows(); }
   size_t behind_importance() const {
     return importance_at() + (settings_.decay.has_value() ? 1 : 0);
   }

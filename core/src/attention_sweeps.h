@@ -74,37 +74,26 @@ inline void score_block(const AttentionArguments& a, const Plan& plan, const Pie
   }
 }
 
-inline const int32_t* positions_at(const AttentionArguments& a, const Piece& piece, int first) {
-  return a.positions + piece.batch * a.position_strides[0] + piece.kv_head * a.position_strides[1] +
-         first;
-}
-
-// Asks for the importance and positions of a block, which are wanted when its keys are done.
-inline void fetch_remembered(const AttentionArguments& a, const Piece& piece, int first,
+// Asks for the importance of a block, which is wanted when its keys are done.
+inline void fetch_importance(const AttentionArguments& a, const Piece& piece, int first,
                              int count) {
   const float* importance = a.importance + piece.cache_head(a) * a.key_count + first;
   constexpr int kLine = 16;
   for (int i = 0; i < count; i += kLine) __builtin_prefetch(importance + i, 1);
-  if (a.worst == nullptr) return;
-  const int32_t* positions = positions_at(a, piece, first);
-  for (int i = 0; i < count; i += kLine) __builtin_prefetch(positions + i);
 }
 
-// Takes the scores of a block of keys into the moving average, and looks for the worst row there.
+// Takes the scores of a block of keys into the moving average.
 inline void accumulate_scores(const AttentionArguments& a, const Piece& piece, const Matrix& logits,
-                              int first, int count, Worst& worst) {
+                              int first, int count) {
   ScoredBlock block;
   block.count = count;
-  block.first = first;
   block.group = a.query_heads / a.kv_heads;
   block.query_count = a.query_count;
   block.scores = logits.first;
   block.stride = logits.stride;
   block.decay = a.decay;
   block.importance = a.importance + piece.cache_head(a) * a.key_count + first;
-  block.zones = a.zones;
-  if (a.worst != nullptr) block.positions = positions_at(a, piece, first);
-  accumulate_block(block, kTarget, worst);
+  accumulate_block(block, kTarget);
 }
 
 // Adds the values of `count` keys from `first` on to the sums of the rows.
@@ -150,13 +139,12 @@ inline void attend_span(const AttentionArguments& a, const Plan& plan, const Pie
     std::fill(partial.sums, partial.sums + piece.rows * plan.value_width, 0.0f);
   }
   const bool hands_out = a.return_scores && !plan.two_phases;
-  Worst worst;
   for (int first = piece.first_key; first < piece.last_key;
        first += static_cast<int>(plan.block_keys)) {
     const int count = std::min(static_cast<int>(plan.block_keys), piece.last_key - first);
     const Matrix logits = logits_at(a, plan, piece, scratch, first);
     const int seen = visible_to_any(a, piece, first, count);
-    if (a.accumulate) fetch_remembered(a, piece, first, count);
+    if (a.accumulate) fetch_importance(a, piece, first, count);
     score_block(a, plan, piece, scratch, first, seen, count, logits);
     for (int row = 0; row < piece.rows; ++row) {
       float* scores = logits.row(row);
@@ -165,7 +153,7 @@ inline void attend_span(const AttentionArguments& a, const Plan& plan, const Pie
       mask_logits(a, piece.batch, query_head_of(a, piece, row), query_of(a, piece, row), first, own,
                   scores);
     }
-    if (a.accumulate) accumulate_scores(a, piece, logits, first, count, worst);
+    if (a.accumulate) accumulate_scores(a, piece, logits, first, count);
     for (int row = 0; row < piece.rows; ++row) {
       const float* scores = logits.row(row);
       if (hands_out) stream_out(scores, count, scores_at(a, plan, piece, first).row(row));
@@ -184,7 +172,6 @@ inline void attend_span(const AttentionArguments& a, const Plan& plan, const Pie
     if (!plan.two_phases) add_block(a, plan, piece, scratch, first, seen, partial.sums);
   }
   if (hands_out) end_streams();
-  partial.put(worst);
 }
 
 // The maximum and the total of a row over all spans and its sink, which has no key and no value.
@@ -259,8 +246,4 @@ inline void finish_unit(const AttentionArguments& a, const Plan& plan, const Pie
     }
     a.skipped[output] = skipped / static_cast<float>(a.key_count);
   }
-  if (a.worst == nullptr) return;
-  Worst worst;
-  for (int64_t span = 0; span < plan.spans; ++span) worst.join(Partial(plan, piece, span).worst());
-  a.worst[piece.cache_head(a)] = worst.slot;
 }

@@ -39,6 +39,14 @@ void check_not_empty(const char* operation, const char* name, const mx::array& a
        ", expected every size of ", layout, " to be at least 1.");
 }
 
+void check_per_sequence(const char* operation, const char* name, const mx::array& array,
+                        int batch) {
+  const mx::Shape expected{batch};
+  if (array.dtype() == mx::int32 && (array.ndim() == 0 || array.shape() == expected)) return;
+  fail(operation, name, " is ", to_text(array.dtype()), ' ', to_text(array.shape()),
+       ", expected int32 () or [B] = ", to_text(expected), '.');
+}
+
 mx::Stream cpu_stream(const char* operation, mx::StreamOrDevice s) {
   const mx::Stream stream = mx::to_stream(s);
   if (stream.device != mx::Device::cpu) {

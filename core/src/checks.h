@@ -1,6 +1,7 @@
 // Checks of arguments that both operations share, with one wording for every language.
 #pragma once
 
+#include <cstdint>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -35,6 +36,15 @@ void check_dimensions(const char* operation, const char* name, const mlx::core::
 /// Refuses arrays with a size of 0.
 void check_not_empty(const char* operation, const char* name, const mlx::core::array& array,
                      const char* layout);
+
+/// Refuses what is not int32 [] or [B], one number for all sequences or one each.
+void check_per_sequence(const char* operation, const char* name, const mlx::core::array& array,
+                        int batch);
+
+/// How far apart the numbers of two sequences lie.
+inline int64_t stride_of_sequences(const mlx::core::array& array) {
+  return array.size() == 1 ? 0 : array.strides(0);
+}
 
 /// The stream to run on; refuses one that is not of the CPU.
 mlx::core::Stream cpu_stream(const char* operation, mlx::core::StreamOrDevice s);

@@ -78,8 +78,7 @@ void average(const PrefillArguments& call, SimdTarget target) {
       MLX_H2O_CALL_TARGET(target, score_rows(a, batch, kv_head, rows, first, block.count, scratch,
                                              scratch.logits, kKeyBlock));
       block.query_count = static_cast<int>(queries);
-      Worst nobody_asks;
-      accumulate_block(block, target, nobody_asks);
+      accumulate_block(block, target);
     }
   });
 }

@@ -20,11 +20,9 @@ namespace mlx_h2o {
 namespace {
 
 struct Settings {
-  int position;
   int sink_size;
-  std::optional<int> recent_start;
   RankedBy ranked_by;
-  bool knows_worst, has_statistics;
+  bool has_recent_start;
   int parts;  // of the keys, and of the values: one array, or words, scales and biases
   int bits, value_bits, group_size;
 
@@ -34,18 +32,18 @@ struct Settings {
   size_t values() const { return static_cast<size_t>(parts); }
   size_t importance() const { return 2 * static_cast<size_t>(parts); }
   size_t positions() const { return importance() + 1; }
-  size_t key_sum() const { return importance() + 2; }
-  size_t new_keys() const { return importance() + (has_statistics ? 4 : 2); }
+  size_t new_keys() const { return importance() + 2; }
   size_t new_values() const { return new_keys() + 1; }
-  size_t choice() const { return new_keys() + 2; }  // ranks or slots
+  size_t position() const { return new_keys() + 2; }
+  size_t recent_start() const { return position() + 1; }
+  size_t ranks() const { return recent_start() + (has_recent_start ? 1 : 0); }
 };
 
 /// Inputs: the one or three arrays of the keys [B, H, N, D], those of the values [B, H, N, Dv],
-/// importance float32 [B, H, N], positions int32 [B, H, N], key_sum float32 [B, H, D] and
-/// inverse_norms float32 [B, H, N] where they are kept; new keys [B, H, 1, D], new values
-/// [B, H, 1, Dv]; the slots uint32 [B, H] where they are known, ranks float32 [B, H, N] where they
-/// are given. Outputs: all that come before the new keys, in the buffers of the inputs where
-/// nothing else holds those.
+/// importance float32 [B, H, N], positions int32 [B, H, N]; new keys [B, H, 1, D], new values
+/// [B, H, 1, Dv], the position int32 [] or [B]; then, where they are given, recent_start, as the
+/// position, and ranks float32 [B, H, N]. Outputs: all that come before the new keys, in the
+/// buffers of the inputs where nothing else holds those.
 class ReplaceWorst : public CpuPrimitive {
  public:
   ReplaceWorst(mx::Stream stream, Settings settings)
@@ -95,25 +93,13 @@ struct Task {
       a.new_key_strides[axis] = new_keys.strides(axis);
       a.new_value_strides[axis] = new_values.strides(axis);
     }
-    a.position = settings.position;
+    a.position = inputs[settings.position()].data<int32_t>();
+    a.position_stride = stride_of_sequences(inputs[settings.position()]);
     a.importance = outputs[settings.importance()].data<float>();
     a.positions = outputs[settings.positions()].data<int32_t>();
-    if (settings.has_statistics) {
-      a.key_sum = outputs[settings.key_sum()].data<float>();
-      a.inverse_norms = outputs[settings.key_sum() + 1].data<float>();
-    }
-    std::vector<uint32_t> chosen;
-    if (settings.knows_worst) {
-      const mx::array& slots = inputs[settings.choice()];
-      a.slots = slots.data<uint32_t>();
-      for (int axis = 0; axis < 2; ++axis) a.slot_strides[axis] = slots.strides(axis);
-    } else {
-      chosen.resize(static_cast<size_t>(a.batch) * static_cast<size_t>(a.heads));
-      choose(a, chosen.data());
-      a.slots = chosen.data();
-      a.slot_strides[0] = a.heads;
-      a.slot_strides[1] = 1;
-    }
+    std::vector<uint32_t> chosen(static_cast<size_t>(a.batch) * static_cast<size_t>(a.heads));
+    choose(a, chosen.data());
+    a.slots = chosen.data();
     kernels::write_rows(a, target);
   }
 
@@ -135,10 +121,14 @@ struct Task {
     a.heads = rows.heads;
     a.rows = rows.rows;
     a.sink_size = settings.sink_size;
-    a.recent_start = settings.recent_start;
+    if (settings.has_recent_start) {
+      const mx::array& starts = inputs[settings.recent_start()];
+      a.recent_start = starts.data<int32_t>();
+      a.recent_start_stride = stride_of_sequences(starts);
+    }
     a.target = target;
     a.positions = rows.positions;
-    const mx::array& ranked = make_ranks();
+    const mx::array& ranked = make_ranks(rows);
     a.scores = ranked.data<float>();
     for (int axis = 0; axis < 3; ++axis) {
       a.position_strides[axis] = positions.strides(axis);
@@ -147,18 +137,19 @@ struct Task {
     kernels::evict_indices(a, 1, slots);
   }
 
-  const mx::array& make_ranks() {
+  const mx::array& make_ranks(const kernels::RowArguments& rows) {
     switch (settings.ranked_by) {
       case RankedBy::importance:
         return outputs[settings.importance()];
       case RankedBy::array:
-        return inputs[settings.choice()];
+        return inputs[settings.ranks()];
       case RankedBy::age: {
-        const auto* positions = outputs[settings.positions()].data<int32_t>();
+        const int64_t of_sequence = int64_t{rows.heads} * rows.rows;
         auto* ages = ranks.data<float>();
-        for (size_t i = 0; i < ranks.size(); ++i) {
+        for (int64_t i = 0; i < rows.batch * of_sequence; ++i) {
           // The age, not the position: float32 does not hold every position beyond 2^24.
-          ages[i] = static_cast<float>(positions[i] - settings.position);
+          const int32_t newest = rows.position[i / of_sequence * rows.position_stride];
+          ages[i] = static_cast<float>(rows.positions[i] - newest);
         }
         return ranks;
       }
@@ -209,7 +200,7 @@ void ReplaceWorst::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx
   }
   const bool made_here =
       settings_.ranked_by == RankedBy::key_diversity || settings_.ranked_by == RankedBy::age;
-  if (made_here && !settings_.knows_worst) {
+  if (made_here) {
     task.ranks = temporary(outputs[settings_.importance()].shape(), encoder);
   }
   encoder.dispatch(std::move(task));
@@ -221,7 +212,7 @@ std::vector<mx::array> replace_worst(const std::vector<mx::array>& keys,
                                      const std::vector<mx::array>& values,
                                      const mx::array& importance, const mx::array& positions,
                                      const mx::array& new_keys, const mx::array& new_values,
-                                     int position, const ReplacementOptions& options,
+                                     const mx::array& position, const ReplacementOptions& options,
                                      mx::StreamOrDevice s) {
   check_replacement(keys, values, importance, positions, new_keys, new_values, position, options);
   const mx::Stream stream = cpu_stream(kReplaceWorst, s);
@@ -230,40 +221,21 @@ std::vector<mx::array> replace_worst(const std::vector<mx::array>& keys,
   std::vector<mx::array> inputs(keys);
   inputs.insert(inputs.end(), values.begin(), values.end());
   inputs.insert(inputs.end(), {importance, positions});
-  inputs.insert(inputs.end(), options.statistics.begin(), options.statistics.end());
   std::vector<mx::Dtype> dtypes;
   dtypes.reserve(inputs.size());
   for (const mx::array& input : inputs) dtypes.push_back(input.dtype());
-  inputs.insert(inputs.end(), {new_keys, new_values});
-  if (options.worst.has_value()) inputs.push_back(*options.worst);
+  inputs.insert(inputs.end(), {new_keys, new_values, position});
+  if (options.recent_start.has_value()) inputs.push_back(*options.recent_start);
   if (options.ranks.has_value()) inputs.push_back(*options.ranks);
-  const Settings settings{position,
-                          options.sink_size,
-                          options.recent_start,
+  const Settings settings{options.sink_size,
                           options.ranked_by,
-                          options.worst.has_value(),
-                          !options.statistics.empty(),
+                          options.recent_start.has_value(),
                           static_cast<int>(keys.size()),
                           options.bits,
                           options.value_bits,
                           options.group_size};
   auto primitive = std::make_shared<ReplaceWorst>(stream, settings);
   return mx::array::make_arrays(primitive->output_shapes(inputs), dtypes, primitive, inputs);
-}
-
-std::vector<mx::array> replace_worst(const mx::array& keys, const mx::array& values,
-                                     const mx::array& importance, const mx::array& positions,
-                                     const mx::array& new_keys, const mx::array& new_values,
-                                     int position, int sink_size, std::optional<int> recent_start,
-                                     RankedBy ranked_by, const std::optional<mx::array>& ranks,
-                                     mx::StreamOrDevice s) {
-  ReplacementOptions options;
-  options.sink_size = sink_size;
-  options.recent_start = recent_start;
-  options.ranked_by = ranked_by;
-  options.ranks = ranks;
-  return replace_worst(std::vector{keys}, std::vector{values}, importance, positions, new_keys,
-                       new_values, position, options, s);
 }
 
 }  // namespace mlx_h2o

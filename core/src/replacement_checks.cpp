@@ -68,29 +68,23 @@ void check_packing(const ReplacementOptions& options) {
   }
 }
 
-void check_choice(const ReplacementOptions& options, const mx::Shape& rows, bool packed) {
+void check_ranks(const ReplacementOptions& options, const mx::Shape& rows, bool packed) {
   const bool by_array = options.ranked_by == RankedBy::array;
   if (options.ranks.has_value() != by_array) {
     fail(kReplaceWorst, "ranks are ", options.ranks.has_value() ? "" : "not ",
          "given, expected an array of them exactly where rows are ranked by an array.");
   }
-  if (options.ranks.has_value()) {
-    check_array("ranks", *options.ranks, rows, mx::float32, "[B, H, N]");
-  }
-  if (!options.worst.has_value()) {
-    if (!packed || options.ranked_by != RankedBy::key_diversity) return;
-    fail(kReplaceWorst, "packed rows are ranked by key_diversity, expected an array of ranks.");
-  }
-  if (by_array) fail(kReplaceWorst, "ranks and worst are both given, expected one of them.");
-  check_array("worst", *options.worst, {rows[0], rows[1]}, mx::uint32, "[B, H]");
+  if (by_array) check_array("ranks", *options.ranks, rows, mx::float32, "[B, H, N]");
+  if (!packed || options.ranked_by != RankedBy::key_diversity) return;
+  fail(kReplaceWorst, "packed rows are ranked by key_diversity, expected an array of ranks.");
 }
 
 }  // namespace
 
 void check_replacement(const std::vector<mx::array>& keys, const std::vector<mx::array>& values,
                        const mx::array& importance, const mx::array& positions,
-                       const mx::array& new_keys, const mx::array& new_values, int position,
-                       const ReplacementOptions& options) {
+                       const mx::array& new_keys, const mx::array& new_values,
+                       const mx::array& position, const ReplacementOptions& options) {
   check_packing(options);
   for (const auto* found : {&new_keys, &new_values}) {
     if (is_float(found->dtype())) continue;
@@ -116,19 +110,14 @@ void check_replacement(const std::vector<mx::array>& keys, const std::vector<mx:
   check_like("new keys", new_keys, packed ? keys[1].dtype() : keys[0].dtype(), shape, "keys");
   check_like("new values", new_values, packed ? values[1].dtype() : values[0].dtype(), value_shape,
              "values");
-  if (position < 0) fail(kReplaceWorst, "position is ", position, ", expected 0 or more.");
+  check_per_sequence(kReplaceWorst, "position", position, rows[0]);
+  if (options.recent_start.has_value()) {
+    check_per_sequence(kReplaceWorst, "recent_start", *options.recent_start, rows[0]);
+  }
   if (options.sink_size < 0) {
     fail(kReplaceWorst, "sink_size is ", options.sink_size, ", expected 0 or more.");
   }
-  check_choice(options, rows, packed);
-  if (options.statistics.empty()) return;
-  if (options.statistics.size() != 2) {
-    fail(kReplaceWorst, "statistics are ", options.statistics.size(),
-         " arrays, expected key_sum and inverse_norms.");
-  }
-  check_array("key_sum values", options.statistics[0], {rows[0], rows[1], shape[3]}, mx::float32,
-              "[B, H, D]");
-  check_array("inverse norms", options.statistics[1], rows, mx::float32, "[B, H, N]");
+  check_ranks(options, rows, packed);
 }
 
 }  // namespace mlx_h2o

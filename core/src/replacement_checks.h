@@ -16,6 +16,6 @@ void check_replacement(const std::vector<mlx::core::array>& keys,
                        const std::vector<mlx::core::array>& values,
                        const mlx::core::array& importance, const mlx::core::array& positions,
                        const mlx::core::array& new_keys, const mlx::core::array& new_values,
-                       int position, const ReplacementOptions& options);
+                       const mlx::core::array& position, const ReplacementOptions& options);
 
 }  // namespace mlx_h2o

@@ -1,17 +1,12 @@
 #include "row_kernel.h"
 
-#include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <limits>
-#include <vector>
 
 #include "half.h"
 
 namespace mlx_h2o::kernels {
 namespace {
-
-constexpr float kLeastNorm = 1e-12f;
 
 void write_row(const StoredRows& to, int64_t row, const void* from, SimdTarget target) {
   if (to.dense == nullptr) {
@@ -49,43 +44,19 @@ void read_row(const StoredRows& from, int64_t row, float* to) {
   }
 }
 
-void add_scaled(const std::vector<float>& row, float factor, float* sums) {
-  for (size_t d = 0; d < row.size(); ++d) sums[d] += row[d] * factor;
-}
-
-float inverse_norm(const std::vector<float>& row) {
-  float squares = 0;
-  for (float value : row) squares += value * value;
-  const float norm = std::sqrt(squares);
-  return 1 / (norm < kLeastNorm ? kLeastNorm : norm);  // not std::max: it would hide NaN
-}
-
 void write_rows(const RowArguments& a, SimdTarget target) {
-  std::vector<float> key(a.key_sum == nullptr ? 0 : static_cast<size_t>(a.keys.width));
   for (int64_t head = 0; head < int64_t{a.batch} * a.heads; ++head) {
     const int64_t batch = head / a.heads;
     const int64_t of_batch = head % a.heads;
-    const auto last = static_cast<uint32_t>(a.rows - 1);
-    const uint32_t wanted = a.slots[batch * a.slot_strides[0] + of_batch * a.slot_strides[1]];
-    const int64_t row = head * a.rows + std::min(wanted, last);
+    const int64_t row = head * a.rows + a.slots[head];
     const auto new_row = [&](const void* rows, const int64_t* strides, ElementType type) {
       const int64_t offset = batch * strides[0] + of_batch * strides[1];
       return static_cast<const char*>(rows) + offset * element_size(type);
     };
-    float* sums = a.key_sum == nullptr ? nullptr : a.key_sum + head * a.keys.width;
-    if (sums != nullptr) {
-      read_row(a.keys, row, key.data());
-      add_scaled(key, -a.inverse_norms[row], sums);
-    }
     write_row(a.keys, row, new_row(a.new_keys, a.new_key_strides, a.keys.type), target);
     write_row(a.values, row, new_row(a.new_values, a.new_value_strides, a.values.type), target);
-    if (sums != nullptr) {
-      read_row(a.keys, row, key.data());  // as it is stored
-      a.inverse_norms[row] = inverse_norm(key);
-      add_scaled(key, a.inverse_norms[row], sums);
-    }
     a.importance[row] = std::numeric_limits<float>::quiet_NaN();
-    a.positions[row] = a.position;
+    a.positions[row] = a.position[batch * a.position_stride];
   }
 }
 

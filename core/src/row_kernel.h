@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 #include "quantization_kernel.h"
 
@@ -25,13 +24,11 @@ struct RowArguments {
   const void* new_values;
   int64_t new_key_strides[2];  // batch, head
   int64_t new_value_strides[2];
-  const uint32_t* slots;  // [batch, heads]: where; beyond the last row: the last row
-  int64_t slot_strides[2];
-  int position;
-  float* importance;               // [batch, heads, rows]: NaN, not yet scored
-  int32_t* positions;              // [batch, heads, rows]
-  float* key_sum = nullptr;        // [batch, heads, width] of the normalised keys; null: not kept
-  float* inverse_norms = nullptr;  // [batch, heads, rows]
+  const uint32_t* slots;    // [batch, heads], contiguous: where
+  const int32_t* position;  // [batch] with its stride
+  int64_t position_stride;
+  float* importance;   // [batch, heads, rows]: NaN, not yet scored
+  int32_t* positions;  // [batch, heads, rows]
 };
 
 /// Writes the new row of each head over the one at its slot. O(width) per head.
@@ -42,11 +39,5 @@ int64_t element_size(ElementType type);
 
 /// Row number `row` in float32, dequantised in float32 where it is packed.
 void read_row(const StoredRows& from, int64_t row, float* to);
-
-/// Adds `factor` times the row to as many sums.
-void add_scaled(const std::vector<float>& row, float factor, float* sums);
-
-/// 1 over the norm of the row, at most 1e12.
-float inverse_norm(const std::vector<float>& row);
 
 }  // namespace mlx_h2o::kernels

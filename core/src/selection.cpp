@@ -7,7 +7,7 @@
 #include <mlx/ops.h>
 #include <mlx/primitives.h>
 
-#include "checks.h"
+#include "cpu_primitive.h"
 #include "mlx_h2o/ops.h"
 #include "selection_kernel.h"
 
@@ -22,30 +22,17 @@ const char* operation_name(Choice choice) {
   return choice == Choice::keep ? "keep_indices" : "evict_indices";
 }
 
-/// Inputs: scores float32 [B, H, N], positions int32 [B, H, N]. Output: uint32 [B, H, count].
-class SelectRows : public mx::Primitive {
+/// Inputs: scores float32 [B, H, N], positions int32 [B, H, N] and, where there is a window,
+/// recent_start int32 [] or [B]. Output: uint32 [B, H, count].
+class SelectRows : public CpuPrimitive {
  public:
-  SelectRows(mx::Stream stream, Choice choice, int count, int sink_size,
-             std::optional<int> recent_start)
-      : Primitive(stream),
+  SelectRows(mx::Stream stream, Choice choice, int count, int sink_size)
+      : CpuPrimitive(stream, operation_name(choice)),
         choice_(choice),
         count_(count),
-        sink_size_(sink_size),
-        recent_start_(recent_start) {}
+        sink_size_(sink_size) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
-
-  void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
-    throw std::runtime_error(std::string("[") + operation_name(choice_) +
-                             "] the native back end has no GPU implementation; expected a CPU "
-                             "stream.");
-  }
-
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap(const std::vector<mx::array>&,
-                                                           const std::vector<int>&) override {
-    fail(operation_name(choice_),
-         "the native back end cannot be vmapped; use the batch axis, or the composed back end.");
-  }
 
   const char* name() const override {
     return choice_ == Choice::keep ? "KeepIndices" : "EvictIndices";
@@ -53,8 +40,7 @@ class SelectRows : public mx::Primitive {
 
   bool is_equivalent(const Primitive& other) const override {
     const auto& that = static_cast<const SelectRows&>(other);
-    return choice_ == that.choice_ && count_ == that.count_ && sink_size_ == that.sink_size_ &&
-           recent_start_ == that.recent_start_;
+    return choice_ == that.choice_ && count_ == that.count_ && sink_size_ == that.sink_size_;
   }
 
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
@@ -65,7 +51,6 @@ class SelectRows : public mx::Primitive {
   Choice choice_;
   int count_;
   int sink_size_;
-  std::optional<int> recent_start_;
 };
 
 void SelectRows::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
@@ -83,17 +68,22 @@ void SelectRows::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::
     a.position_strides[axis] = positions.strides(axis);
   }
   a.sink_size = sink_size_;
-  a.recent_start = recent_start_;
+  std::optional<mx::array> starts;
+  if (inputs.size() == 3) {
+    starts = mx::array::unsafe_weak_copy(inputs[2]);
+    a.recent_start_stride = stride_of_sequences(inputs[2]);
+  }
   a.target = kernels::simd_target();
 
   // The stream keeps the buffers of inputs and outputs until its tasks are done, so the task holds
   // none; memory is asked for its address only then, when the inputs are there.
   mx::cpu::get_command_encoder(stream()).dispatch(
       [a, choice = choice_, count = count_, scores = mx::array::unsafe_weak_copy(scores),
-       positions = mx::array::unsafe_weak_copy(positions),
+       positions = mx::array::unsafe_weak_copy(positions), starts = std::move(starts),
        result = mx::array::unsafe_weak_copy(result)]() mutable {
         a.scores = scores.data<float>();
         a.positions = positions.data<int32_t>();
+        if (starts.has_value()) a.recent_start = starts->data<int32_t>();
         auto* to = result.data<uint32_t>();
         choice == Choice::keep ? kernels::keep_indices(a, count, to)
                                : kernels::evict_indices(a, count, to);
@@ -102,7 +92,7 @@ void SelectRows::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::
 
 mx::array select_rows(Choice choice, const char* count_name, const mx::array& scores,
                       const mx::array& positions, int count, int sink_size,
-                      std::optional<int> recent_start, mx::StreamOrDevice s) {
+                      const std::optional<mx::array>& recent_start, mx::StreamOrDevice s) {
   const char* operation = operation_name(choice);
   check_dimensions(operation, "scores", scores, 3, "[B, H, N]");
   check_dimensions(operation, "positions", positions, 3, "[B, H, N]");
@@ -121,21 +111,27 @@ mx::array select_rows(Choice choice, const char* count_name, const mx::array& sc
     fail(operation, count_name, " is ", count, ", expected 1 to N = ", scores.shape(2), '.');
   }
   if (sink_size < 0) fail(operation, "sink_size is ", sink_size, ", expected 0 or more.");
+  std::vector<mx::array> inputs{scores, positions};
+  if (recent_start.has_value()) {
+    check_per_sequence(operation, "recent_start", *recent_start, scores.shape(0));
+    inputs.push_back(*recent_start);
+  }
   const mx::Stream stream = cpu_stream(operation, s);
   return mx::array({scores.shape(0), scores.shape(1), count}, mx::uint32,
-                   std::make_shared<SelectRows>(stream, choice, count, sink_size, recent_start),
-                   {scores, positions});
+                   std::make_shared<SelectRows>(stream, choice, count, sink_size),
+                   std::move(inputs));
 }
 
 }  // namespace
 
 mx::array keep_indices(const mx::array& scores, const mx::array& positions, int keep, int sink_size,
-                       std::optional<int> recent_start, mx::StreamOrDevice s) {
+                       const std::optional<mx::array>& recent_start, mx::StreamOrDevice s) {
   return select_rows(Choice::keep, "keep", scores, positions, keep, sink_size, recent_start, s);
 }
 
 mx::array evict_indices(const mx::array& scores, const mx::array& positions, int count,
-                        int sink_size, std::optional<int> recent_start, mx::StreamOrDevice s) {
+                        int sink_size, const std::optional<mx::array>& recent_start,
+                        mx::StreamOrDevice s) {
   return select_rows(Choice::evict, "count", scores, positions, count, sink_size, recent_start, s);
 }
 

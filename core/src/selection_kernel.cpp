@@ -32,35 +32,40 @@ uint32_t ordered(float score) {
   return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
 }
 
-Rank rank(const SelectionArguments& a, const float* scores, const int32_t* positions, int slot) {
-  const int32_t position = positions[slot * a.position_strides[2]];
+// One head.
+struct Head {
+  const SelectionArguments& a;
+  const float* scores;
+  const int32_t* positions;
+  Zones zones;
+};
+
+Rank rank(const Head& head, int slot) {
+  const int32_t position = head.positions[slot * head.a.position_strides[2]];
   const auto unscored = [&](RetentionClass retention, int32_t order) {
     return Rank{uint64_t{retention} << 32, order, static_cast<uint32_t>(slot)};
   };
   if (position < 0) return unscored(kPadding, slot);
-  if (position < a.sink_size) return unscored(kProtected, position);
-  if (a.recent_start.has_value() && position >= *a.recent_start) {
+  if (position < head.zones.sink_size || position >= head.zones.recent_start) {
     return unscored(kProtected, position);
   }
-  const float score = scores[slot * a.score_strides[2]];
+  const float score = head.scores[slot * head.a.score_strides[2]];
   if (std::isnan(score)) return unscored(kNotANumber, position);
   return {uint64_t{kScored} << 32 | ordered(score), position, static_cast<uint32_t>(slot)};
 }
 
-std::vector<Rank> all_ranks(const SelectionArguments& a, const float* scores,
-                            const int32_t* positions) {
-  std::vector<Rank> ranks(static_cast<size_t>(a.rows));
-  for (int slot = 0; slot < a.rows; ++slot) {
-    ranks[static_cast<size_t>(slot)] = rank(a, scores, positions, slot);
+std::vector<Rank> all_ranks(const Head& head) {
+  std::vector<Rank> ranks(static_cast<size_t>(head.a.rows));
+  for (int slot = 0; slot < head.a.rows; ++slot) {
+    ranks[static_cast<size_t>(slot)] = rank(head, slot);
   }
   return ranks;
 }
 
-void keep_of_head(const SelectionArguments& a, const float* scores, const int32_t* positions,
-                  int keep, uint32_t* result) {
-  std::vector<Rank> ranks = all_ranks(a, scores, positions);
+void keep_of_head(const Head& head, int keep, uint32_t* result) {
+  std::vector<Rank> ranks = all_ranks(head);
   const auto end = ranks.begin() + keep;
-  if (keep < a.rows) {
+  if (keep < head.a.rows) {
     std::nth_element(ranks.begin(), end, ranks.end(),
                      [](const Rank& x, const Rank& y) { return y < x; });
   }
@@ -68,29 +73,26 @@ void keep_of_head(const SelectionArguments& a, const float* scores, const int32_
   std::sort(result, result + keep);
 }
 
-void evict_of_head(const SelectionArguments& a, const float* scores, const int32_t* positions,
-                   int count, uint32_t* result) {
+void evict_of_head(const Head& head, int count, uint32_t* result) {
+  const SelectionArguments& a = head.a;
   if (count == 1) {
     if (a.score_strides[2] == 1 && a.position_strides[2] == 1) {
-      const Zones zones = Zones::of(a.sink_size, a.recent_start);
-      *result = find_worst(scores, positions, a.rows, zones, a.target).slot;
+      *result = find_worst(head.scores, head.positions, a.rows, head.zones, a.target).slot;
       return;
     }
-    Rank worst = rank(a, scores, positions, 0);
-    for (int slot = 1; slot < a.rows; ++slot) {
-      worst = std::min(worst, rank(a, scores, positions, slot));
-    }
+    Rank worst = rank(head, 0);
+    for (int slot = 1; slot < a.rows; ++slot) worst = std::min(worst, rank(head, slot));
     *result = worst.slot;
     return;
   }
-  std::vector<Rank> ranks = all_ranks(a, scores, positions);
+  std::vector<Rank> ranks = all_ranks(head);
   const auto end = ranks.begin() + count;
   std::partial_sort(ranks.begin(), end, ranks.end());
   std::transform(ranks.begin(), end, result, [](const Rank& x) { return x.slot; });
 }
 
-template <typename OfHead>
-void for_each_head(const SelectionArguments& a, int count, uint32_t* result, OfHead of_head) {
+void for_each_head(const SelectionArguments& a, int count, uint32_t* result,
+                   void (*of_head)(const Head&, int, uint32_t*)) {
   // A sort costs about 20 times as much as a look at each row.
   const int64_t work = static_cast<int64_t>(a.rows) * (count == 1 ? 1 : 20);
   parallel_for(
@@ -98,9 +100,10 @@ void for_each_head(const SelectionArguments& a, int count, uint32_t* result, OfH
       [&](int64_t item) {
         const int64_t batch = item / a.heads;
         const int64_t head = item % a.heads;
-        of_head(a, a.scores + batch * a.score_strides[0] + head * a.score_strides[1],
-                a.positions + batch * a.position_strides[0] + head * a.position_strides[1], count,
-                result + item * count);
+        of_head({a, a.scores + batch * a.score_strides[0] + head * a.score_strides[1],
+                 a.positions + batch * a.position_strides[0] + head * a.position_strides[1],
+                 a.zones_of(batch)},
+                count, result + item * count);
       },
       std::max<int64_t>(1, 65536 / work));
 }

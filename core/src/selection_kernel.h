@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 
 #include "attention_kernel.h"
 
@@ -15,9 +14,15 @@ struct SelectionArguments {
   int64_t score_strides[3];  // batch, head, row
   const int32_t* positions;  // below 0: padding
   int64_t position_strides[3];
-  int sink_size;                    // rows at 0 <= position < sink_size are protected
-  std::optional<int> recent_start;  // and so are rows at position >= recent_start
+  int sink_size;                          // rows at 0 <= position < sink_size are protected
+  const int32_t* recent_start = nullptr;  // [batch]: and rows at or behind it; null: no window
+  int64_t recent_start_stride = 0;
   SimdTarget target = SimdTarget::scalar;
+
+  Zones zones_of(int64_t sequence) const {
+    if (recent_start == nullptr) return {sink_size};
+    return {sink_size, recent_start[sequence * recent_start_stride]};
+  }
 };
 
 /// result[batch, heads, keep]: the slots of the best `keep` rows, ascending.

@@ -32,16 +32,42 @@ mlx_h2o::RankedBy ranked_by_name(const std::string& name) {
                               "\", expected importance, array, age or key_diversity.");
 }
 
-std::vector<mx::array> replace_worst(
-    const std::vector<mx::array>& keys, const std::vector<mx::array>& values,
-    const mx::array& importance, const mx::array& positions, const mx::array& new_keys,
-    const mx::array& new_values, int position, int sink_size, std::optional<int> recent_start,
-    const std::string& ranked_by, const std::optional<mx::array>& ranks,
-    const std::optional<mx::array>& worst, const std::vector<mx::array>& statistics, int bits,
-    int group_size, int value_bits, mx::StreamOrDevice s) {
-  return mlx_h2o::replace_worst(keys, values, importance, positions, new_keys, new_values, position,
-                                {sink_size, recent_start, ranked_by_name(ranked_by), ranks, worst,
-                                 statistics, bits, value_bits, group_size},
+/// One number for all sequences, or an array of one each.
+using PerSequence = std::variant<int, mx::array>;
+
+mx::array as_array(const PerSequence& value) {
+  if (const int* number = std::get_if<int>(&value)) return mx::array(*number, mx::int32);
+  return std::get<mx::array>(value);
+}
+
+std::optional<mx::array> as_array(const std::optional<PerSequence>& value) {
+  return value.has_value() ? std::optional<mx::array>(as_array(*value)) : std::nullopt;
+}
+
+mx::array keep_indices(const mx::array& scores, const mx::array& positions, int keep, int sink_size,
+                       const std::optional<PerSequence>& recent_start, mx::StreamOrDevice s) {
+  return mlx_h2o::keep_indices(scores, positions, keep, sink_size, as_array(recent_start), s);
+}
+
+mx::array evict_indices(const mx::array& scores, const mx::array& positions, int count,
+                        int sink_size, const std::optional<PerSequence>& recent_start,
+                        mx::StreamOrDevice s) {
+  return mlx_h2o::evict_indices(scores, positions, count, sink_size, as_array(recent_start), s);
+}
+
+std::vector<mx::array> replace_worst(const std::vector<mx::array>& keys,
+                                     const std::vector<mx::array>& values,
+                                     const mx::array& importance, const mx::array& positions,
+                                     const mx::array& new_keys, const mx::array& new_values,
+                                     const PerSequence& position, int sink_size,
+                                     const std::optional<PerSequence>& recent_start,
+                                     const std::string& ranked_by,
+                                     const std::optional<mx::array>& ranks, int bits,
+                                     int group_size, int value_bits, mx::StreamOrDevice s) {
+  return mlx_h2o::replace_worst(keys, values, importance, positions, new_keys, new_values,
+                                as_array(position),
+                                {sink_size, as_array(recent_start), ranked_by_name(ranked_by),
+                                 ranks, bits, value_bits, group_size},
                                 s);
 }
 
@@ -51,27 +77,14 @@ std::vector<mx::array> attention(const mx::array& queries, const std::vector<mx:
                                  const std::optional<mx::array>& sinks,
                                  const std::optional<mx::array>& probes,
                                  const std::optional<mx::array>& importance, double decay,
-                                 const std::optional<mx::array>& positions, int sink_size,
-                                 std::optional<int> recent_start, float sparse_threshold, int bits,
-                                 int value_bits, int group_size, bool return_scores,
-                                 bool return_lse, bool return_skipped, mx::StreamOrDevice s) {
-  const mlx_h2o::AttentionOptions options{
-      scale,      causal,     mask,          sinks,        probes,           importance,
-      decay,      positions,  sink_size,     recent_start, sparse_threshold, bits,
-      value_bits, group_size, return_scores, return_lse,   return_skipped};
+                                 float sparse_threshold, int bits, int value_bits, int group_size,
+                                 bool return_scores, bool return_lse, bool return_skipped,
+                                 mx::StreamOrDevice s) {
+  const mlx_h2o::AttentionOptions options{scale,      causal,        mask,       sinks,
+                                          probes,     importance,    decay,      sparse_threshold,
+                                          bits,       value_bits,    group_size, return_scores,
+                                          return_lse, return_skipped};
   return mlx_h2o::attention(queries, keys, values, options, s);
-}
-
-std::vector<mx::array> replace_in_tiers(
-    const std::vector<mx::array>& tiers, const mx::array& keys, const mx::array& values,
-    const mx::array& importance, const mx::array& positions, const mx::array& new_keys,
-    const mx::array& new_values, int position, int sink_size, std::optional<int> recent_start,
-    const std::optional<mx::array>& ranks, const std::vector<mx::array>& statistics,
-    const std::vector<int>& bits, const std::vector<int>& value_bits, int group_size,
-    mx::StreamOrDevice s) {
-  return mlx_h2o::replace_in_tiers(
-      tiers, keys, values, importance, positions, new_keys, new_values, position,
-      {sink_size, recent_start, ranks, statistics, bits, value_bits, group_size}, s);
 }
 
 }  // namespace
@@ -108,11 +121,11 @@ NB_MODULE(_core, m) {
         nb::kw_only(), "scale"_a, "causal"_a = false, "mask"_a = nb::none(), "sinks"_a = nb::none(),
         "return_lse"_a = false, "stream"_a = nb::none(),
         "[out, scores] or, with return_lse, [out, scores, lse]; see mlx_h2o.fast.");
-  m.def("keep_indices", &mlx_h2o::keep_indices, "scores"_a, "positions"_a, nb::kw_only(), "keep"_a,
+  m.def("keep_indices", &keep_indices, "scores"_a, "positions"_a, nb::kw_only(), "keep"_a,
         "sink_size"_a = 0, "recent_start"_a = nb::none(), "stream"_a = nb::none(),
         "Slots of the rows to keep, ascending; see mlx_h2o.fast.");
-  m.def("evict_indices", &mlx_h2o::evict_indices, "scores"_a, "positions"_a, nb::kw_only(),
-        "count"_a = 1, "sink_size"_a = 0, "recent_start"_a = nb::none(), "stream"_a = nb::none(),
+  m.def("evict_indices", &evict_indices, "scores"_a, "positions"_a, nb::kw_only(), "count"_a = 1,
+        "sink_size"_a = 0, "recent_start"_a = nb::none(), "stream"_a = nb::none(),
         "Slots of the rows to drop, worst first; see mlx_h2o.fast.");
 
   m.def("scaled_dot_product_attention", &mlx_h2o::scaled_dot_product_attention, "queries"_a,
@@ -120,12 +133,11 @@ NB_MODULE(_core, m) {
         "sinks"_a = nb::none(), "stream"_a = nb::none(), "The output of attention alone.");
   m.def("attention", &attention, "queries"_a, "keys"_a, "values"_a, nb::kw_only(), "scale"_a,
         "causal"_a = false, "mask"_a = nb::none(), "sinks"_a = nb::none(), "probes"_a = nb::none(),
-        "importance"_a = nb::none(), "decay"_a = 0.0, "positions"_a = nb::none(), "sink_size"_a = 0,
-        "recent_start"_a = nb::none(), "sparse_threshold"_a = 0.0f, "bits"_a = 8,
+        "importance"_a = nb::none(), "decay"_a = 0.0, "sparse_threshold"_a = 0.0f, "bits"_a = 8,
         "value_bits"_a = 8, "group_size"_a = 64, "return_scores"_a = false, "return_lse"_a = false,
         "return_skipped"_a = false, "stream"_a = nb::none(),
         "Keys and values in one or three arrays each; [out] and, where asked for, scores, lse, "
-        "skipped, scores of the probes, importance and the worst row.");
+        "skipped, scores of the probes and importance.");
   m.def("plain_read", &mlx_h2o::plain_read, "arrays"_a, nb::call_guard<nb::gil_scoped_release>(),
         "Reads all of the memory of evaluated arrays: what benchmarks compare with.");
   m.def("attention_and_accumulate", &mlx_h2o::attention_and_accumulate, "queries"_a, "keys"_a,
@@ -143,24 +155,14 @@ NB_MODULE(_core, m) {
   m.def("replace_worst", &replace_worst, "keys"_a, "values"_a, "importance"_a, "positions"_a,
         "new_keys"_a, "new_values"_a, nb::kw_only(), "position"_a, "sink_size"_a = 0,
         "recent_start"_a = nb::none(), "ranked_by"_a = "importance", "ranks"_a = nb::none(),
-        "worst"_a = nb::none(), "statistics"_a = std::vector<mx::array>{}, "bits"_a = 8,
-        "group_size"_a = 64, "value_bits"_a = 8, "stream"_a = nb::none(),
-        "Keys and values, in one or three arrays each, importance, positions and statistics; see "
+        "bits"_a = 8, "group_size"_a = 64, "value_bits"_a = 8, "stream"_a = nb::none(),
+        "Keys and values, in one or three arrays each, importance and positions; see "
         "mlx_h2o.fast.");
-  m.def("replace_in_tiers", &replace_in_tiers, "tiers"_a, "keys"_a, "values"_a, "importance"_a,
-        "positions"_a, "new_keys"_a, "new_values"_a, nb::kw_only(), "position"_a, "sink_size"_a = 0,
-        "recent_start"_a = nb::none(), "ranks"_a = nb::none(),
-        "statistics"_a = std::vector<mx::array>{}, "bits"_a = std::vector<int>{8},
-        "value_bits"_a = std::vector<int>{8}, "group_size"_a = 64, "stream"_a = nb::none(),
-        "Arrays of the tiers, the newest keys and values, importance, positions and statistics.");
   m.def("merge_segments", &mlx_h2o::merge_segments, "outs"_a, "lses"_a, "scores"_a, nb::kw_only(),
         "stream"_a = nb::none(), "Output, lse and scores of all segments.");
   m.def("rows_as_arrays", &mlx_h2o::rows_as_arrays, "tiers"_a, "keys"_a, "values"_a, nb::kw_only(),
         "bits"_a, "value_bits"_a, "group_size"_a, "stream"_a = nb::none(),
         "Keys and values of all segments.");
-  m.def("exchange_rows", &mlx_h2o::exchange_rows, "buffers"_a, "slots"_a, "rows"_a, nb::kw_only(),
-        "start"_a = 0, "stream"_a = nb::none(),
-        "The buffers with rows at the slots, then the rows that were there.");
   m.def("quantize_append", &mlx_h2o::quantize_append, "keys"_a, "values"_a, "new_keys"_a,
         "new_values"_a, "slots"_a, nb::kw_only(), "bits"_a, "group_size"_a, "value_bits"_a,
         "stream"_a = nb::none(),

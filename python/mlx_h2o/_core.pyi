@@ -28,7 +28,7 @@ def keep_indices(
     *,
     keep: int,
     sink_size: int = 0,
-    recent_start: int | None = None,
+    recent_start: int | mx.array | None = None,
     stream: mx.Stream | mx.ThreadLocalStream | mx.Device | mx.DeviceType | None = None,
 ) -> mx.array: ...
 def evict_indices(
@@ -37,7 +37,7 @@ def evict_indices(
     *,
     count: int = 1,
     sink_size: int = 0,
-    recent_start: int | None = None,
+    recent_start: int | mx.array | None = None,
     stream: mx.Stream | mx.ThreadLocalStream | mx.Device | mx.DeviceType | None = None,
 ) -> mx.array: ...
 def scaled_dot_product_attention(
@@ -63,9 +63,6 @@ def attention(
     probes: mx.array | None = None,
     importance: mx.array | None = None,
     decay: float = 0.0,
-    positions: mx.array | None = None,
-    sink_size: int = 0,
-    recent_start: int | None = None,
     sparse_threshold: float = 0.0,
     bits: int = 8,
     value_bits: int = 8,
@@ -121,35 +118,14 @@ def replace_worst(
     new_keys: mx.array,
     new_values: mx.array,
     *,
-    position: int,
+    position: int | mx.array,
     sink_size: int = 0,
-    recent_start: int | None = None,
+    recent_start: int | mx.array | None = None,
     ranked_by: str = "importance",
     ranks: mx.array | None = None,
-    worst: mx.array | None = None,
-    statistics: collections.abc.Sequence[mx.array] = [],
     bits: int = 8,
     group_size: int = 64,
     value_bits: int = 8,
-    stream: mx.Stream | mx.ThreadLocalStream | mx.Device | mx.DeviceType | None = None,
-) -> list[mx.array]: ...
-def replace_in_tiers(
-    tiers: collections.abc.Sequence[mx.array],
-    keys: mx.array,
-    values: mx.array,
-    importance: mx.array,
-    positions: mx.array,
-    new_keys: mx.array,
-    new_values: mx.array,
-    *,
-    position: int,
-    sink_size: int = 0,
-    recent_start: int | None = None,
-    ranks: mx.array | None = None,
-    statistics: collections.abc.Sequence[mx.array] = [],
-    bits: collections.abc.Sequence[int] = [8],
-    value_bits: collections.abc.Sequence[int] = [8],
-    group_size: int = 64,
     stream: mx.Stream | mx.ThreadLocalStream | mx.Device | mx.DeviceType | None = None,
 ) -> list[mx.array]: ...
 def merge_segments(
@@ -167,14 +143,6 @@ def rows_as_arrays(
     bits: collections.abc.Sequence[int],
     value_bits: collections.abc.Sequence[int],
     group_size: int,
-    stream: mx.Stream | mx.ThreadLocalStream | mx.Device | mx.DeviceType | None = None,
-) -> list[mx.array]: ...
-def exchange_rows(
-    buffers: collections.abc.Sequence[mx.array],
-    slots: mx.array,
-    rows: collections.abc.Sequence[mx.array],
-    *,
-    start: int = 0,
     stream: mx.Stream | mx.ThreadLocalStream | mx.Device | mx.DeviceType | None = None,
 ) -> list[mx.array]: ...
 def quantize_append(

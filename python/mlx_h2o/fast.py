@@ -9,13 +9,13 @@ import mlx.core as mx
 
 from mlx_h2o.operations import validate
 from mlx_h2o.operations.accumulation import accumulate_scores, attention_and_accumulate
-from mlx_h2o.operations.backends import for_attention, for_retention
-from mlx_h2o.operations.key_statistics import key_statistics
+from mlx_h2o.operations.backends import resolve
 from mlx_h2o.operations.prefill import prefill_scores
 from mlx_h2o.operations.probes import scaled_dot_product_attention_with_probes
 from mlx_h2o.operations.quantize_append import quantize_append
 from mlx_h2o.operations.quantized import scaled_dot_product_attention_quantized_with_scores
 from mlx_h2o.operations.replacement import key_diversity, replace_worst
+from mlx_h2o.operations.requests import PerSequence, RetentionRequest
 from mlx_h2o.operations.validate import StreamLike
 
 __all__ = [
@@ -24,7 +24,6 @@ __all__ = [
     "evict_indices",
     "keep_indices",
     "key_diversity",
-    "key_statistics",
     "prefill_scores",
     "quantize_append",
     "replace_worst",
@@ -108,7 +107,8 @@ def scaled_dot_product_attention_with_scores(
     request = validate.attention_request(
         q, k, v, scale=scale, mask=mask, sinks=sinks, return_lse=return_lse, stream=stream
     )
-    out, scores, lse = for_attention(request).attention(request)
+    operations = resolve(request.stream, op=validate.ATTENTION)
+    out, scores, lse = operations.serve_attention(request, validate.ATTENTION)[:3]
     assert scores is not None
     if not return_lse:
         return out, scores
@@ -122,7 +122,7 @@ def keep_indices(
     *,
     keep: int,
     sink_size: int = 0,
-    recent_start: int | None = None,
+    recent_start: PerSequence | None = None,
     stream: StreamLike = None,
 ) -> mx.array:
     """Slots of the rows that stay when a cache is cut down to ``keep`` rows per head.
@@ -136,7 +136,8 @@ def keep_indices(
         positions: int32 [B, H, N], distinct within a head and below 2**30; negative: padding.
         keep: rows to keep, 1 to N.
         sink_size: the first positions, which are protected.
-        recent_start: the first position of the protected recent window; None: no window.
+        recent_start: the first position of the protected recent window, or int32 [B]: one for
+            each sequence; None: no window.
         stream: stream or device to run on.
 
     Returns:
@@ -154,7 +155,7 @@ def keep_indices(
         recent_start=recent_start,
         stream=stream,
     )
-    return for_retention("keep_indices", request)(request)
+    return _select("keep_indices", request)
 
 
 def evict_indices(
@@ -163,7 +164,7 @@ def evict_indices(
     *,
     count: int = 1,
     sink_size: int = 0,
-    recent_start: int | None = None,
+    recent_start: PerSequence | None = None,
     stream: StreamLike = None,
 ) -> mx.array:
     """Slots of the ``count`` rows that ``keep_indices(keep=N - count)`` drops, the worst first.
@@ -182,4 +183,9 @@ def evict_indices(
         recent_start=recent_start,
         stream=stream,
     )
-    return for_retention("evict_indices", request)(request)
+    return _select("evict_indices", request)
+
+
+def _select(op: str, request: RetentionRequest) -> mx.array:
+    slots: mx.array = resolve(request.stream, op=op).function(op)(request)
+    return slots

@@ -134,9 +134,12 @@ def keep_case(
     keep: int,
     count: int,
     sink_size: int = 0,
-    recent_start: int | None = None,
+    recent_start: int | np.ndarray | None = None,
 ) -> Case:
-    """A selection case: rows to keep, and (apart from it) ``count`` rows to evict."""
+    """A selection case: rows to keep, and (apart from it) ``count`` rows to evict.
+
+    ``recent_start`` is one for all sequences, or an array of one each, which is a tensor.
+    """
     s, p = scores.astype(np.float32), positions.astype(np.int32)
     zones = {"sink_size": sink_size, "recent_start": recent_start}
     tensors = {
@@ -145,6 +148,9 @@ def keep_case(
         "keep": mx.array(reference.keep_indices(s, p, keep=keep, **zones)),
         "evict": mx.array(reference.evict_indices(s, p, count=count, **zones)),
     }
+    if isinstance(recent_start, np.ndarray):
+        tensors["recent_start"] = mx.array(recent_start.astype(np.int32))
+        zones["recent_start"] = None
     return Case({"name": name, "op": "keep", "keep": keep, "count": count, **zones}, tensors)
 
 

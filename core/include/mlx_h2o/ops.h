@@ -59,11 +59,8 @@ struct AttentionOptions {
   std::optional<mlx::core::array> probes = std::nullopt;      // [B, Hkv, E, D], the queries' dtype
   std::optional<mlx::core::array> importance = std::nullopt;  // of attention_and_accumulate
   double decay = 0;                                           // with importance
-  std::optional<mlx::core::array> positions = std::nullopt;   // int32 [B, Hkv, N]: name the worst
-  int sink_size = 0;                                          // row of the new importance
-  std::optional<int> recent_start = std::nullopt;
-  float sparse_threshold = 0;  // below 1; 0 is off
-  int bits = 8;                // of packed keys
+  float sparse_threshold = 0;                                 // below 1; 0 is off
+  int bits = 8;                                               // of packed keys
   int value_bits = 8;
   int group_size = 64;
   bool return_scores = false, return_lse = false, return_skipped = false;
@@ -78,9 +75,7 @@ struct AttentionOptions {
 /// against every key in the same read of the keys, and no more.
 ///
 /// Returns out, then, where asked for, scores, lse, the share of a query's rows that the threshold
-/// skipped [B, Hq, Lq], the scores of the probes [B, Hkv, E, N], the new importance, and with
-/// `positions` the row uint32 [B, Hkv] that evict_indices(count = 1) names of it and these zones:
-/// what the next replace_worst may be given.
+/// skipped [B, Hq, Lq], the scores of the probes [B, Hkv, E, N], and the new importance.
 std::vector<mlx::core::array> attention(const mlx::core::array& queries,
                                         const std::vector<mlx::core::array>& keys,
                                         const std::vector<mlx::core::array>& values,
@@ -124,78 +119,34 @@ mlx::core::array key_diversity(const mlx::core::array& keys, mlx::core::StreamOr
 /// What `replace_worst` ranks rows by: the importance, an array, the position, or `key_diversity`.
 enum class RankedBy { importance, array, age, key_diversity };
 
-/// Steady-state eviction: overwrites in each head the row that evict_indices(count = 1) names.
-///
-/// keys [B, H, N, D] and values [B, H, N, Dv], each of a float dtype; importance float32 and
-/// positions int32 [B, H, N]; new_keys [B, H, 1, D] and new_values [B, H, 1, Dv]. The row's
-/// importance becomes NaN, its position `position`. Rows are ranked by `ranked_by`; `ranks`
-/// float32 [B, H, N] are given exactly where that is RankedBy::array.
-///
-/// Returns {keys, values, importance, positions} as siblings: evaluating one evaluates all. Each is
-/// written in the buffer of its input where nothing else holds that, else in a copy.
-std::vector<mlx::core::array> replace_worst(
-    const mlx::core::array& keys, const mlx::core::array& values,
-    const mlx::core::array& importance, const mlx::core::array& positions,
-    const mlx::core::array& new_keys, const mlx::core::array& new_values, int position,
-    int sink_size, std::optional<int> recent_start, RankedBy ranked_by = RankedBy::importance,
-    const std::optional<mlx::core::array>& ranks = std::nullopt, mlx::core::StreamOrDevice s = {});
-
 /// What `replace_worst` may be told beside its arrays.
 struct ReplacementOptions {
   int sink_size = 0;
-  std::optional<int> recent_start = std::nullopt;
+  std::optional<mlx::core::array> recent_start = std::nullopt;  // int32 [] or [B]
   RankedBy ranked_by = RankedBy::importance;
   std::optional<mlx::core::array> ranks = std::nullopt;  // float32 [B, H, N], with RankedBy::array
-  std::optional<mlx::core::array> worst = std::nullopt;  // uint32 [B, H]: the slots, no search
-  std::vector<mlx::core::array> statistics = {};         // key_sum, inverse_norms; or none
   int bits = 8;                                          // of packed keys
   int value_bits = 8;
   int group_size = 64;
 };
 
-/// The same for rows of any kind: `keys` and `values` are one array each, or packed as words,
-/// scales and biases, where the new rows, in the dtype of the scales, are quantised into their
-/// slots.
+/// Steady-state eviction: overwrites in each head the row that evict_indices(count = 1) names.
 ///
-/// With `statistics`, key_sum float32 [B, H, D] of the normalised keys and inverse_norms float32
-/// [B, H, N], these lose the old key and gain the new one, as it is stored. A slot of `worst`
-/// beyond the last row means the last row. Returns the arrays of the keys, of the values,
-/// importance, positions and the statistics.
+/// keys [B, H, N, D] and values [B, H, N, Dv] are one array each, of a float dtype, or packed as
+/// words, scales and biases, where the new rows, in the dtype of the scales, are quantised into
+/// their slots; importance float32 and positions int32 [B, H, N]; new_keys [B, H, 1, D] and
+/// new_values [B, H, 1, Dv]. The row's importance becomes NaN, its position `position`, int32 [] or
+/// [B]: one for all sequences, or one each. Rows are ranked by `ranked_by`; `ranks` are given
+/// exactly where that is RankedBy::array.
+///
+/// Returns the arrays of the keys, of the values, importance and positions as siblings: evaluating
+/// one evaluates all. Each is written in the buffer of its input where nothing else holds that,
+/// else in a copy.
 std::vector<mlx::core::array> replace_worst(
     const std::vector<mlx::core::array>& keys, const std::vector<mlx::core::array>& values,
     const mlx::core::array& importance, const mlx::core::array& positions,
-    const mlx::core::array& new_keys, const mlx::core::array& new_values, int position,
-    const ReplacementOptions& options, mlx::core::StreamOrDevice s = {});
-
-/// What `replace_in_tiers` must be told beside its arrays.
-struct TierOptions {
-  int sink_size = 0;
-  std::optional<int> recent_start = std::nullopt;
-  std::optional<mlx::core::array> ranks = std::nullopt;  // float32 [B, H, N]; else the importance
-  std::vector<mlx::core::array> statistics = {};         // key_sum, inverse_norms; or none
-  std::vector<int> bits = {8};                           // of the keys of each tier
-  std::vector<int> value_bits = {8};
-  int group_size = 64;
-};
-
-/// Steady-state eviction where the newest rows are dense and the others packed, in one tier or in
-/// two, the second with fewer bits (2 or 4 of 4 or 8): slots are those of the tiers in order, then
-/// of the newest rows in order of position.
-///
-/// In each head the worst packed row goes (evict_indices(count = 1), where the newest rows are
-/// protected), the oldest of the newest rows is quantised, and the new row comes last. The
-/// quantised row takes the slot of the row that goes; where that is in the second tier and it ranks
-/// above the lightest row of the first (NaN is the lightest; of equals the lower slot), that one is
-/// cut down to the upper bits of its codes and goes there, and it takes that one's slot.
-///
-/// tiers are {words, scales, biases of the keys, then of the values} of each tier; the other arrays
-/// as of replace_worst. Returns the arrays of the tiers, the newest keys and values, importance,
-/// positions and the statistics, in the buffers of the inputs where nothing else holds those.
-std::vector<mlx::core::array> replace_in_tiers(
-    const std::vector<mlx::core::array>& tiers, const mlx::core::array& keys,
-    const mlx::core::array& values, const mlx::core::array& importance,
-    const mlx::core::array& positions, const mlx::core::array& new_keys,
-    const mlx::core::array& new_values, int position, const TierOptions& options,
+    const mlx::core::array& new_keys, const mlx::core::array& new_values,
+    const mlx::core::array& position, const ReplacementOptions& options,
     mlx::core::StreamOrDevice s = {});
 
 /// Attention over rows in segments put together: outs [B, Hq, L, D] and lses float32 [B, Hq, L] of
@@ -207,8 +158,10 @@ std::vector<mlx::core::array> merge_segments(const std::vector<mlx::core::array>
                                              const std::vector<mlx::core::array>& scores,
                                              mlx::core::StreamOrDevice s = {});
 
-/// The rows of replace_in_tiers as keys [B, H, N, D] and values [B, H, N, Dv]: packed ones
-/// dequantised in float32 and rounded once, then the newest `keys` and `values`, whose dtype it is.
+/// Packed rows in tiers, then dense `keys` and `values`, as keys [B, H, N, D] and values
+/// [B, H, N, Dv]: the packed ones dequantised in float32 and rounded once to the dtype of the
+/// dense. tiers are {words, scales, biases of the keys, then of the values} of each tier, `bits`
+/// and `value_bits` those of each.
 std::vector<mlx::core::array> rows_as_arrays(const std::vector<mlx::core::array>& tiers,
                                              const mlx::core::array& keys,
                                              const mlx::core::array& values,
@@ -233,36 +186,23 @@ std::vector<mlx::core::array> quantize_append(const std::vector<mlx::core::array
                                               int group_size, int value_bits,
                                               mlx::core::StreamOrDevice s = {});
 
-/// Rows that take the places of others, which are handed back.
-///
-/// buffers [B, H, N, width], of two or four bytes per element; slots uint32 [B, H, n], distinct
-/// within a head (beyond N they mean N - 1). rows are one array [B, H, n, width] per buffer, or
-/// none: then the rows at `start` and up are written, which stay where they are too.
-///
-/// Returns the buffers, each in its own memory where nothing else holds that, then of each the
-/// rows that were at the slots.
-std::vector<mlx::core::array> exchange_rows(const std::vector<mlx::core::array>& buffers,
-                                            const mlx::core::array& slots,
-                                            const std::vector<mlx::core::array>& rows, int start,
-                                            mlx::core::StreamOrDevice s = {});
-
 /// The slots of the `keep` rows of each head that are worth most, uint32 [B, H, keep], ascending.
 ///
 /// scores float32 [B, H, N]; positions int32 [B, H, N], distinct within a head, below 0 for
 /// padding; 1 <= keep <= N. Best first: rows at 0 <= position < sink_size or position >=
 /// recent_start, whatever their score; the higher score; NaN; padding. Of equals the lower position
 /// is kept, of padding the lower slot (Zhang et al. 2023, H2O: sinks and recent rows stay, heavy
-/// hitters fill the rest).
+/// hitters fill the rest). recent_start is int32 [] or [B]: one for all sequences, or one each.
 mlx::core::array keep_indices(const mlx::core::array& scores, const mlx::core::array& positions,
                               int keep, int sink_size = 0,
-                              std::optional<int> recent_start = std::nullopt,
+                              const std::optional<mlx::core::array>& recent_start = std::nullopt,
                               mlx::core::StreamOrDevice s = {});
 
 /// The slots of the `count` rows of each head that keep_indices(keep = N - count) leaves out,
 /// uint32 [B, H, count], worst first; 1 <= count <= N. With count = 1 a single pass, no sort.
 mlx::core::array evict_indices(const mlx::core::array& scores, const mlx::core::array& positions,
                                int count = 1, int sink_size = 0,
-                               std::optional<int> recent_start = std::nullopt,
+                               const std::optional<mlx::core::array>& recent_start = std::nullopt,
                                mlx::core::StreamOrDevice s = {});
 
 }  // namespace mlx_h2o

@@ -10,8 +10,8 @@ import mlx.core as mx
 from ..caches import handed_out
 from ..caches.bounded import BoundedRows
 from ..operations import validate
-from ..operations.backends import for_attention, for_quantized_attention, named
-from ..operations.validate_quantized import quantized_attention_request
+from ..operations.backends import named, resolve
+from ..operations.validate_quantized import QUANTIZED_ATTENTION, quantized_attention_request
 from ..stores.storage import DECODE_QUERIES, Packed
 
 __all__ = ["Call", "attend"]
@@ -94,8 +94,8 @@ def _output(
         sinks=arguments.get("sinks"),
         return_scores=False,
     )
-    backend = for_attention(request)
-    return backend.attention(request)[0] if backend.name == "native" else original()
+    backend = resolve().backend_for(request, validate.ATTENTION)
+    return backend.attention(request).out if backend.name == "native" else original()
 
 
 def _packed_output(
@@ -115,7 +115,7 @@ def _packed_output(
         return_scores=False,
         **settings,
     )
-    return for_quantized_attention(request).quantized_attention(request)[0]
+    return resolve().serve_attention(request, QUANTIZED_ATTENTION).out
 
 
 def _same_dtype(arguments: dict[str, Any]) -> list[Any]:

@@ -10,6 +10,12 @@ import mlx.core as mx
 
 StreamLike = mx.Stream | mx.Device | None
 
+FLOATS: tuple[mx.Dtype, ...] = (mx.float32, mx.float16, mx.bfloat16)
+BITS = (2, 3, 4, 5, 6, 8)
+GROUP_SIZES = (32, 64, 128)
+
+_INT32 = 2**31 - 1
+
 _FLOAT32 = float(mx.finfo(mx.float32).max)
 
 
@@ -54,3 +60,60 @@ def number(op: str, name: str, value: object) -> float:
     if not abs(found) <= _FLOAT32:
         raise ValueError(f"[{op}] {name} is {found}, expected a finite number.")
     return found
+
+
+def dtype_name(dtype: mx.Dtype) -> str:
+    """``mlx.core.float16`` is ``float16`` in messages."""
+    return str(dtype).removeprefix("mlx.core.")
+
+
+def found(array: mx.array) -> str:
+    """Dtype and shape, as messages say them."""
+    return f"{dtype_name(array.dtype)} {array.shape}"
+
+
+def packing(op: str, bits: object, v_bits: object, group_size: object) -> tuple[int, int, int]:
+    """Bits of the keys and of the values, and the group size, of packed rows."""
+    key_bits = integer(op, "bits", bits)
+    value_bits = key_bits if v_bits is None else integer(op, "v_bits", v_bits)
+    size = integer(op, "group_size", group_size)
+    known = (("bits", key_bits, BITS), ("v_bits", value_bits, BITS))
+    for name, value, expected in (*known, ("group_size", size, GROUP_SIZES)):
+        if value not in expected:
+            raise ValueError(f"[{op}] {name} is {value}, expected one of {expected}.")
+    return key_bits, value_bits, size
+
+
+def decay(op: str, value: object) -> float:
+    """The factor of a moving average."""
+    factor = number(op, "decay", value)
+    if not 0 <= factor < 1:
+        raise ValueError(f"[{op}] decay is {factor}, expected at least 0 and below 1.")
+    return factor
+
+
+def per_sequence(op: str, name: str, value: object, batch: int) -> int | mx.array:
+    """One integer for all sequences, or int32 [] or [B]."""
+    if not isinstance(value, mx.array):
+        return integer(op, name, value)
+    if value.dtype != mx.int32 or value.shape not in ((), (batch,)):
+        raise ValueError(
+            f"[{op}] {name} is {found(value)}, "
+            f"expected an integer, or int32 () or [B] = ({batch},)."
+        )
+    return value
+
+
+def zones(
+    op: str, sink_size: object, recent_start: object, batch: int
+) -> tuple[int, int | mx.array | None]:
+    """The protected zones; integers are cut to int32."""
+    sinks = integer(op, "sink_size", sink_size)
+    if sinks < 0:
+        raise ValueError(f"[{op}] sink_size is {sinks}, expected 0 or more.")
+    if recent_start is not None:
+        recent_start = per_sequence(op, "recent_start", recent_start, batch)
+        if isinstance(recent_start, int):
+            # Positions end far below: a limit outside int32 says the same as the nearest inside.
+            recent_start = max(-_INT32, min(recent_start, _INT32))
+    return min(sinks, _INT32), recent_start

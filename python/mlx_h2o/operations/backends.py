@@ -2,16 +2,12 @@
 
 A back end is an object (usually a module) with ``name``, ``unavailable_reason() -> str``,
 ``refuses(request) -> str`` (both empty when there is nothing in the way) and
-``attention(request)``; it may bring ``keep_indices(request)`` and ``evict_indices(request)``,
-which otherwise are the composed ones, and ``quantized_attention(request)``, without which it
-cannot serve quantised attention, and ``attention_with_probes(request)``, without which the keys
-are read a second time. ``attention`` gives (out, scores, lse), ``quantized_attention`` (out,
-scores, lse, skipped), with None where the request does not ask for one; with probes it is ((out,
-scores, lse), scores of the probes), dense or packed.
+``attention(request)``, for rows that are packed or not, with probes or without. It may bring
+functions of the other operations (``resolved``), each of its request; else the composed ones serve.
 
 Unnamed, the best back end that can serve the call runs; a back end that was named, by
 ``use_backend`` or the environment variable MLX_H2O_BACKEND, either serves the call or raises
-ValueError.
+ValueError. The variable is read once.
 """
 
 import contextlib
@@ -20,28 +16,21 @@ import importlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from functools import cache
+from typing import Protocol, cast
 
 import mlx.core as mx
 
 from mlx_h2o.operations import composed
-from mlx_h2o.operations.validate import (
-    ATTENTION,
-    AttentionRequest,
-    RetentionRequest,
-    StreamLike,
-    runs_on_gpu,
-)
-from mlx_h2o.operations.validate_quantized import QUANTIZED_ATTENTION, QuantizedAttentionRequest
+from mlx_h2o.operations.requests import AttentionRequest, AttentionResult
+from mlx_h2o.operations.resolved import Operations
+from mlx_h2o.operations.validate import StreamLike, device_of, runs_on_gpu
 
 ENVIRONMENT = "MLX_H2O_BACKEND"
 
-AttentionResult = tuple[mx.array, mx.array | None, mx.array | None]
-QuantizedAttentionResult = tuple[mx.array, mx.array | None, mx.array | None, mx.array | None]
-
 
 class Backend(Protocol):
-    """What the dispatch asks of a back end; retention operations are optional."""
+    """What the dispatch asks of a back end; it may have more."""
 
     @property
     def name(self) -> str: ...
@@ -51,14 +40,6 @@ class Backend(Protocol):
     def refuses(self, request: AttentionRequest) -> str: ...
 
     def attention(self, request: AttentionRequest) -> AttentionResult: ...
-
-
-class QuantizedBackend(Protocol):
-    """What the dispatch asks of a back end that serves quantised attention too."""
-
-    def quantized_attention(
-        self, request: QuantizedAttentionRequest
-    ) -> QuantizedAttentionResult: ...
 
 
 @dataclass(frozen=True)
@@ -116,18 +97,19 @@ def _known(name: str, where: str) -> str:
     return name
 
 
+@cache
+def _from_environment() -> str | None:
+    name = os.environ.get(ENVIRONMENT)
+    return _known(name, f"{ENVIRONMENT} names the back end") if name else None
+
+
 def named() -> str | None:
     """The back end that was named for this context, else by the environment, else None.
 
     Raises ValueError where the environment names one that does not exist.
     """
     name = _current.get()
-    if name is not None:
-        return name
-    from_environment = os.environ.get(ENVIRONMENT)
-    if not from_environment:
-        return None
-    return _known(from_environment, f"{ENVIRONMENT} names the back end")
+    return _from_environment() if name is None else name
 
 
 def _preferred(gpu: bool) -> tuple[str, ...]:
@@ -174,6 +156,7 @@ def register(name: str, backend: Backend) -> Callable[[], None]:
 
     def remove() -> None:
         _registered.pop(name, None)
+        forget()
 
     return remove
 
@@ -186,72 +169,45 @@ def get(name: str, *, op: str = "use_backend") -> Backend:
     return _registered[name]
 
 
-def for_attention(request: AttentionRequest, *, op: str = ATTENTION) -> Backend:
-    """The back end that serves this request.
+_latest: tuple[str | None, mx.Device | None, Operations | None] = (None, None, None)
+_resolved: dict[tuple[str | None, bool], Operations] = {}
 
-    Raises ValueError where one was named and it cannot.
+
+def resolve(stream: StreamLike = None, *, op: str = "resolve") -> Operations:
+    """The operations as they are served on ``stream``, or where a call without one would run.
+
+    Cheap where nothing has changed since the last call; to be asked for in every step, since
+    ``use_backend`` and MLX's default device may change. ``op`` introduces errors.
+
+    Raises:
+        ValueError: a back end was named and it is not available.
     """
-    name = named()
-    if name is not None:
-        backend = get(name, op=op)
-        reason = backend.refuses(request)
-        if reason:
-            raise ValueError(f"[{op}] back end {name!r} cannot serve this call: {reason}")
-        return backend
-    for candidate in _preferred(runs_on_gpu(request.stream)):
-        if not _unavailable(candidate) and not _registered[candidate].refuses(request):
-            return _registered[candidate]
-    raise AssertionError("composed refused a valid request")
+    global _latest
+    name = _current.get()
+    device = mx.default_device() if stream is None else device_of(stream)
+    latest_name, latest_device, operations = _latest
+    if operations is not None and name == latest_name and device == latest_device:
+        return operations
+    wanted, gpu = named(), bool(device.type == mx.DeviceType.gpu)
+    found = _resolved.get((wanted, gpu))
+    if found is None:
+        found = _resolved[wanted, gpu] = _operations(wanted, gpu, op)
+    _latest = (name, device, found)
+    return found
 
 
-def for_quantized_attention(
-    request: QuantizedAttentionRequest, *, op: str = QUANTIZED_ATTENTION
-) -> QuantizedBackend:
-    """The back end that serves this request. Raises ValueError where a named one cannot."""
-    name = named()
-    if name is not None:
-        get(name, op=op)
-    for candidate in (name,) if name is not None else _preferred(runs_on_gpu(request.stream)):
-        if _unavailable(candidate):
-            continue
-        reason = _refuses_quantized(_registered[candidate], request)
-        if not reason:
-            return cast(QuantizedBackend, _registered[candidate])
-        if candidate == name:
-            raise ValueError(f"[{op}] back end {name!r} cannot serve this call: {reason}")
-    raise AssertionError("composed refused a valid request")
-
-
-def _refuses_quantized(backend: Backend, request: QuantizedAttentionRequest) -> str:
-    if not hasattr(backend, "quantized_attention"):
-        return "it has no quantised attention"
-    # Such a back end takes both kinds of request here.
-    refuses = cast(Callable[[QuantizedAttentionRequest], str], backend.refuses)
-    return refuses(request)
-
-
-def operation_of(op: str, stream: StreamLike) -> Callable[..., Any] | None:
-    """The function by which a back end serves an operation on a cache's rows.
-
-    It is called with the operation's validated request. None: no back end that serves calls on
-    this stream brings one, and the composition does. Raises ValueError where a back end was
-    named and it is not available.
-    """
-    name = named()
-    if name is not None:
-        candidates: tuple[str, ...] = (name,)
-        get(name, op=op)
+def _operations(wanted: str | None, gpu: bool, op: str) -> Operations:
+    if wanted is not None:
+        candidates = [get(wanted, op=op)]
     else:
-        candidates = _preferred(runs_on_gpu(stream))
-    for candidate in candidates:
-        if not _unavailable(candidate):
-            function = getattr(_registered[candidate], op, None)
-            if function is not None:
-                return cast(Callable[..., Any], function)
-    return None
+        candidates = [_registered[name] for name in _preferred(gpu) if not _unavailable(name)]
+    make = getattr(candidates[0], "Operations", Operations)
+    return cast(Operations, make(wanted, candidates))
 
 
-def for_retention(op: str, request: RetentionRequest) -> Callable[[RetentionRequest], mx.array]:
-    """The function that serves ``keep_indices`` or ``evict_indices`` for this request."""
-    function = operation_of(op, request.stream) or getattr(composed, op)
-    return cast(Callable[[RetentionRequest], mx.array], function)
+def forget() -> None:
+    """Look at the environment and at the machine again, for tests."""
+    global _latest
+    _latest = (None, None, None)
+    _resolved.clear()
+    _from_environment.cache_clear()

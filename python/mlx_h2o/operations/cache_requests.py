@@ -1,85 +1,21 @@
-"""Checks of the operations on a cache's rows, and the validated requests that back ends receive.
-
-Requests are named tuples, which are made faster than frozen dataclasses: some are made once per
-layer and token.
-"""
-
-from typing import Literal, NamedTuple
+"""Checks of the operations on a cache's rows."""
 
 import mlx.core as mx
 
 from mlx_h2o.operations import arguments
-from mlx_h2o.operations.arguments import StreamLike
+from mlx_h2o.operations.arguments import FLOATS, StreamLike
+from mlx_h2o.operations.arguments import found as _found
 from mlx_h2o.operations.ema import MAX_QUERIES
-from mlx_h2o.operations.replace_requests import Packed, as_packed, zones
-from mlx_h2o.operations.replace_requests import RankName as RankName
-from mlx_h2o.operations.replace_requests import ReplaceRequest as ReplaceRequest
+from mlx_h2o.operations.replace_requests import as_packed
 from mlx_h2o.operations.replace_requests import replace_request as replace_request
-from mlx_h2o.operations.validate import FLOATS, AttentionRequest, attention_request, dtype_name
-from mlx_h2o.operations.validate_quantized import (
-    QuantizedAttentionRequest,
-    quantized_attention_request,
+from mlx_h2o.operations.requests import (
+    AccumulateRequest,
+    AttentionAccumulateRequest,
+    KeyDiversityRequest,
+    Packed,
 )
-
-
-class AccumulateRequest(NamedTuple):
-    """One validated call of ``accumulate_scores``; ``masked`` is False if no score is masked."""
-
-    importance: mx.array
-    scores: mx.array
-    decay: float
-    masked: bool = True
-    stream: StreamLike = None
-
-
-class AttentionAccumulateRequest(NamedTuple):
-    """One validated call of ``attention_and_accumulate``.
-
-    With ``positions`` the row is wanted that ``evict_indices`` of the new importance and these
-    zones names.
-    """
-
-    attention: AttentionRequest | QuantizedAttentionRequest
-    importance: mx.array
-    decay: float
-    positions: mx.array | None = None
-    sink_size: int = 0
-    recent_start: int | None = None
-
-
-class PrefillRequest(NamedTuple):
-    """One validated call of ``prefill_scores``.
-
-    ``attention`` has the queries that count, its values are of no account; ``importance`` is None
-    where no row has been scored, and for "mass".
-    """
-
-    attention: AttentionRequest
-    kind: Literal["ema", "mass"]
-    importance: mx.array | None
-    decay: float
-
-    @property
-    def stream(self) -> StreamLike:
-        return self.attention.stream
-
-
-class KeyDiversityRequest(NamedTuple):
-    """One validated call of ``key_diversity``."""
-
-    keys: mx.array
-    stream: StreamLike = None
-
-
-def _found(array: mx.array) -> str:
-    return f"{dtype_name(array.dtype)} {array.shape}"
-
-
-def _decay(op: str, decay: object) -> float:
-    found = arguments.number(op, "decay", decay)
-    if not 0 <= found < 1:
-        raise ValueError(f"[{op}] decay is {found}, expected at least 0 and below 1.")
-    return found
+from mlx_h2o.operations.validate import attention_request
+from mlx_h2o.operations.validate_quantized import quantized_attention_request
 
 
 def _check_queries(op: str, found: int) -> None:
@@ -113,7 +49,7 @@ def accumulate_request(
         )
     _check_queries(op, found[2])
     place = arguments.stream(op, stream)
-    return AccumulateRequest(importance, scores, _decay(op, decay), bool(masked), place)
+    return AccumulateRequest(importance, scores, arguments.decay(op, decay), bool(masked), place)
 
 
 def _check_importance(op: str, importance: mx.array, batch: int, rows: int) -> None:
@@ -136,9 +72,6 @@ def attention_accumulate_request(
     decay: float,
     mask: mx.array | str | None = None,
     sinks: mx.array | None = None,
-    positions: mx.array | None = None,
-    sink_size: int = 0,
-    recent_start: int | None = None,
     bits: int = 8,
     group_size: int = 64,
     v_bits: int | None = None,
@@ -147,7 +80,6 @@ def attention_accumulate_request(
 ) -> AttentionAccumulateRequest:
     """Check the arguments of ``attention_and_accumulate``."""
     op = "attention_and_accumulate"
-    attention: AttentionRequest | QuantizedAttentionRequest
     keys, values = as_packed(keys), as_packed(values)
     if isinstance(keys, tuple) and isinstance(values, tuple):
         attention = quantized_attention_request(
@@ -175,23 +107,7 @@ def attention_accumulate_request(
             f"[{op}] importance has {importance.shape[1]} heads, expected {heads} as the keys."
         )
     _check_queries(op, queries.shape[2])
-    decay = _decay(op, decay)
-    if positions is None:
-        if sink_size != 0 or recent_start is not None:
-            raise ValueError(
-                f"[{op}] sink_size and recent_start are {sink_size} and {recent_start} without "
-                "positions, expected positions with them."
-            )
-        return AttentionAccumulateRequest(attention, importance, decay)
-    positions = arguments.array(op, "positions", positions)
-    if positions.shape != importance.shape or positions.dtype != mx.int32:
-        raise ValueError(
-            f"[{op}] positions are {_found(positions)}, "
-            f"expected int32 [B, H, N] = {importance.shape}."
-        )
-    return AttentionAccumulateRequest(
-        attention, importance, decay, positions, *zones(op, sink_size, recent_start)
-    )
+    return AttentionAccumulateRequest(attention, importance, arguments.decay(op, decay))
 
 
 def key_diversity_request(keys: mx.array, *, stream: StreamLike = None) -> KeyDiversityRequest:

@@ -5,11 +5,18 @@ definition that the other back ends are compared with. Inputs are upcast to floa
 softmax are float32, and the output is rounded once, to the dtype of the queries.
 """
 
+from dataclasses import replace
+
 import mlx.core as mx
 
 from mlx_h2o.operations.placement import placed
-from mlx_h2o.operations.validate import AttentionRequest, RetentionRequest
-from mlx_h2o.operations.validate_quantized import QuantizedAttentionRequest, QuantizedRows
+from mlx_h2o.operations.requests import (
+    AttentionRequest,
+    AttentionResult,
+    PerSequence,
+    QuantizedRows,
+    RetentionRequest,
+)
 
 name = "composed"
 
@@ -23,14 +30,14 @@ def unavailable_reason() -> str:
     return ""
 
 
-def refuses(request: AttentionRequest | QuantizedAttentionRequest) -> str:
+def refuses(request: AttentionRequest) -> str:
     """Empty: there is nothing valid that it cannot serve."""
     return ""
 
 
 def logits(request: AttentionRequest) -> mx.array:
     """scale * q.k + mask as float32 [B, Hq, Lq, N], -inf where the pair is masked."""
-    return _masked(request, _rows_of_products(request) @ _columns_of_products(request))
+    return _masked(request, _rows_of_products(request) @ _columns(request.keys))
 
 
 def _rows_of_products(request: AttentionRequest) -> mx.array:
@@ -40,8 +47,8 @@ def _rows_of_products(request: AttentionRequest) -> mx.array:
     return queries.reshape(batch, kv_heads, -1, size)
 
 
-def _columns_of_products(request: AttentionRequest) -> mx.array:
-    return request.keys.astype(mx.float32).swapaxes(-1, -2)
+def _columns(keys: mx.array | QuantizedRows) -> mx.array:
+    return dense(keys).swapaxes(-1, -2)
 
 
 def _masked(request: AttentionRequest, products: mx.array) -> mx.array:
@@ -79,100 +86,52 @@ def softmax_parts(scores: mx.array, sinks: mx.array | None) -> tuple[mx.array, m
     return weights, total, peak
 
 
-def dequantized(rows: QuantizedRows) -> mx.array:
-    """The rows as float32 [B, Hkv, N, D], from scales and biases that were upcast first."""
+def dense(rows: mx.array | QuantizedRows) -> mx.array:
+    """The rows as float32 [B, Hkv, N, D]; packed ones from scales and biases upcast first."""
+    if isinstance(rows, mx.array):
+        return rows.astype(mx.float32)
     pair = rows.scales.astype(mx.float32), rows.biases.astype(mx.float32)
     return mx.dequantize(rows.words, *pair, group_size=rows.group_size, bits=rows.bits)
 
 
-def attention(request: AttentionRequest) -> tuple[mx.array, mx.array | None, mx.array | None]:
-    """Attention output, scores and lse as ``fast`` documents them."""
-    out, scores, lse, _ = _attend(request)
-    return out, scores, lse
-
-
-def quantized_attention(
-    request: QuantizedAttentionRequest,
-) -> tuple[mx.array, mx.array | None, mx.array | None, mx.array | None]:
-    """The same of quantised rows: dequantised to float32, then the dense definition.
-
-    The last of the four is the share of the rows that each query skipped.
-    """
+def attention(request: AttentionRequest) -> AttentionResult:
+    """Attention as ``fast`` documents it; packed rows are dequantised to float32 first."""
     with placed(request.stream):
-        dense = _dense(request)
-        return _attend(dense, request.sparse_v_threshold, request.return_skipped)
-
-
-def _dense(request: QuantizedAttentionRequest) -> AttentionRequest:
-    return AttentionRequest(
-        queries=request.queries,
-        keys=dequantized(request.keys),
-        values=dequantized(request.values),
-        scale=request.scale,
-        causal=request.causal,
-        mask=request.mask,
-        sinks=request.sinks,
-        mask_threshold=request.mask_threshold,
-        return_scores=request.return_scores,
-        return_lse=request.return_lse,
-        probes=request.probes,
-        stream=request.stream,
-    )
-
-
-def attention_with_probes(
-    request: AttentionRequest | QuantizedAttentionRequest,
-) -> tuple[tuple[mx.array, mx.array | None, mx.array | None], mx.array]:
-    """The same, and the scores of the probes, further rows of one product with the keys."""
-    with placed(request.stream):
-        dense, threshold = request, 0.0
-        if isinstance(request, QuantizedAttentionRequest):
-            dense, threshold = _dense(request), request.sparse_v_threshold
-        assert isinstance(dense, AttentionRequest) and dense.probes is not None
-        probes = dense.probes.astype(mx.float32) * dense.scale
-        both = mx.concatenate([_rows_of_products(dense), probes], axis=2)
-        products = both @ _columns_of_products(dense)
-        count = probes.shape[2]
-        scores = _masked(dense, products[:, :, :-count])
-        out, found, lse, _ = _attend(dense, threshold, scores=scores)
-        return (out, found, lse), products[:, :, -count:]
-
-
-def probe_scores(request: AttentionRequest | QuantizedAttentionRequest) -> mx.array:
-    """scale * probe.k, float32 [B, Hkv, E, N], of every key, masked or not."""
-    assert request.probes is not None
-    with placed(request.stream):
-        keys = request.keys
-        dense = dequantized(keys) if isinstance(keys, QuantizedRows) else keys.astype(mx.float32)
+        if request.is_packed:
+            keys, values = dense(request.keys), dense(request.values)
+            request = replace(request, keys=keys, values=values)
+        if request.probes is None:
+            return _attend(request, logits(request))
+        # The probes are further rows of one product with the keys.
         probes = request.probes.astype(mx.float32) * request.scale
-        return probes @ dense.swapaxes(-1, -2)
+        both = mx.concatenate([_rows_of_products(request), probes], axis=2)
+        products = both @ _columns(request.keys)
+        count = probes.shape[2]
+        found = _attend(request, _masked(request, products[:, :, :-count]))
+        return found._replace(probe_scores=products[:, :, -count:])
 
 
-def _attend(
-    request: AttentionRequest,
-    sparse_v_threshold: float = 0.0,
-    return_skipped: bool = False,
-    *,
-    scores: mx.array | None = None,
-) -> tuple[mx.array, mx.array | None, mx.array | None, mx.array | None]:
-    with placed(request.stream):
-        batch, heads, length, _ = request.queries.shape
-        kv_heads, _, value_size = request.values.shape[1:]
-        scores = logits(request) if scores is None else scores
-        weights, total, peak = softmax_parts(scores, request.sinks)
-        skipped = mx.zeros((batch, heads, length)) if return_skipped else None
-        if sparse_v_threshold > 0:
-            # NaN compares false, and stays.
-            below = weights < sparse_v_threshold * total
-            weights = mx.where(below, 0.0, weights)
-            if return_skipped:
-                skipped = (below & (scores != -mx.inf)).astype(mx.float32).mean(axis=-1)
-        mixed = weights.reshape(batch, kv_heads, -1, weights.shape[-1])
-        mixed = mixed @ request.values.astype(mx.float32)
-        mixed = mixed.reshape(batch, heads, length, value_size)
-        out = mx.where(total == 0, 0.0, mixed / total).astype(request.queries.dtype)
-        lse = (peak + mx.log(total)).squeeze(-1) if request.return_lse else None
-        return out, scores if request.return_scores else None, lse, skipped
+def _attend(request: AttentionRequest, scores: mx.array) -> AttentionResult:
+    batch, heads, length, _ = request.queries.shape
+    kv_heads, _, value_size = request.values.shape[1:]
+    weights, total, peak = softmax_parts(scores, request.sinks)
+    skipped = mx.zeros((batch, heads, length)) if request.return_skipped else None
+    if request.sparse_v_threshold > 0:
+        # NaN compares false, and stays.
+        below = weights < request.sparse_v_threshold * total
+        weights = mx.where(below, 0.0, weights)
+        if request.return_skipped:
+            skipped = (below & (scores != -mx.inf)).astype(mx.float32).mean(axis=-1)
+    mixed = weights.reshape(batch, kv_heads, -1, weights.shape[-1]) @ dense(request.values)
+    mixed = mixed.reshape(batch, heads, length, value_size)
+    out = mx.where(total == 0, 0.0, mixed / total).astype(request.queries.dtype)
+    lse = (peak + mx.log(total)).squeeze(-1) if request.return_lse else None
+    return AttentionResult(out, scores if request.return_scores else None, lse, skipped)
+
+
+def beside_rows(value: PerSequence) -> PerSequence:
+    """What broadcasts against [B, H, N]."""
+    return value.reshape(-1, 1, 1) if isinstance(value, mx.array) else value
 
 
 def _ordered_bits(scores: mx.array) -> mx.array:
@@ -191,7 +150,7 @@ def retention_key(request: RetentionRequest) -> mx.array:
     scores, positions = request.scores, request.positions
     protected = positions < request.sink_size
     if request.recent_start is not None:
-        protected = protected | (positions >= request.recent_start)
+        protected = protected | (positions >= beside_rows(request.recent_start))
     classes = mx.where(mx.isnan(scores), _UNSCORED, _SCORED)
     classes = mx.where(protected, _PROTECTED, classes)
     classes = mx.where(positions < 0, _PADDING, classes)

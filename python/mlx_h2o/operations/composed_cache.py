@@ -3,23 +3,27 @@
 Part of the composed back end: what the other back ends are compared with.
 """
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import mlx.core as mx
 
 from mlx_h2o.operations import buffers, composed, ema
-from mlx_h2o.operations.cache_requests import (
+from mlx_h2o.operations.placement import placed
+from mlx_h2o.operations.requests import (
     AccumulateRequest,
     KeyDiversityRequest,
+    Packed,
+    PerSequence,
+    QuantizeAppendRequest,
+    QuantizedRows,
     ReplaceRequest,
+    RetentionRequest,
 )
-from mlx_h2o.operations.key_statistics import LEAST_NORM, dense_rows, inverse_norms_of
-from mlx_h2o.operations.placement import placed
-from mlx_h2o.operations.replace_requests import Packed, Statistics, as_packed
-from mlx_h2o.operations.validate import RetentionRequest
 
 Stored = mx.array | Packed
+Replaced = tuple[Stored, Stored, mx.array, mx.array]
+
+LEAST_NORM = 1e-12  # a key of zeros has the direction 0, not NaN
 
 
 def accumulate_scores(request: AccumulateRequest) -> mx.array:
@@ -43,13 +47,13 @@ def _normalised(vectors: mx.array) -> mx.array:
     return vectors / mx.maximum(norm, LEAST_NORM)
 
 
-def ages(positions: mx.array, position: int) -> mx.array:
+def ages(positions: mx.array, position: PerSequence) -> mx.array:
     """The rank "age", float32: the oldest row is the lowest.
 
     The age, not the position: float32 holds every age in a cache, but not every position of a
     sequence beyond 2^24 tokens.
     """
-    return (positions - position).astype(mx.float32)
+    return (positions - composed.beside_rows(position)).astype(mx.float32)
 
 
 def ranks_of(request: ReplaceRequest) -> mx.array:
@@ -59,7 +63,9 @@ def ranks_of(request: ReplaceRequest) -> mx.array:
     if request.ranks == "age":
         return ages(request.positions, request.position)
     if request.ranks == "key_diversity":
-        keys = dense_rows(request.keys, request.bits, request.group_size)
+        keys = request.keys
+        if isinstance(keys, tuple):
+            keys = composed.dense(QuantizedRows(*keys, request.bits, request.group_size))
         return key_diversity(KeyDiversityRequest(keys))
     return request.importance
 
@@ -72,29 +78,10 @@ def retention_of(request: ReplaceRequest) -> RetentionRequest:
     return RetentionRequest(ranks, request.positions, 1, *zones, request.stream)
 
 
-def replace_worst(request: ReplaceRequest) -> tuple[Any, ...]:
-    """Keys, values, importance and positions with the new row in place of the worst, and the
-    statistics where they were given."""
-    return written(request, slots_of(request, composed.evict_indices))
-
-
-def slots_of(request: ReplaceRequest, choose: Callable[[RetentionRequest], mx.array]) -> mx.array:
-    """The slots of the rows that go, uint32 [B, H, 1]: those that are known, or chosen."""
-    if request.worst is None:
-        return choose(retention_of(request))
-    with placed(request.stream):
-        # A slot beyond the end is the last: nothing writes out of bounds.
-        last = mx.array(request.positions.shape[2] - 1, mx.uint32)
-        return mx.expand_dims(mx.minimum(request.worst, last), -1)
-
-
-def written(request: ReplaceRequest, slots: mx.array) -> tuple[Any, ...]:
-    """The same with the new row at ``slots`` [B, H, 1]."""
-    new = new_rows(request)
-    updated: tuple[mx.array, ...] = ()
-    if request.statistics is not None:
-        updated = updated_statistics(request, request.statistics, slots, new[0])
-    return replaced(request, slots, new, (*marked(request, slots), *updated))
+def replace_worst(request: ReplaceRequest) -> Replaced:
+    """Keys, values, importance and positions with the new row in place of the worst."""
+    slots = composed.evict_indices(retention_of(request))
+    return replaced(request, slots, new_rows(request), marked(request, slots))
 
 
 def new_rows(request: ReplaceRequest) -> tuple[Stored, Stored]:
@@ -105,14 +92,18 @@ def new_rows(request: ReplaceRequest) -> tuple[Stored, Stored]:
         size = request.group_size
         keys = mx.quantize(request.new_keys, group_size=size, bits=request.bits)
         values = mx.quantize(request.new_values, group_size=size, bits=request.v_bits)
-    return as_packed(keys), as_packed(values)
+    return _stored(keys), _stored(values)
 
 
 def marked(request: ReplaceRequest, slots: mx.array) -> tuple[mx.array, mx.array]:
     """Importance and positions with the new row at ``slots``."""
     with placed(request.stream):
-        nan, position = mx.array(mx.nan), mx.array(request.position, mx.int32)
+        nan = mx.array(mx.nan)
+        position = composed.beside_rows(request.position)
+        if isinstance(position, int):
+            position = mx.array(position, mx.int32)
         importance = mx.put_along_axis(request.importance, slots, nan, axis=2)
+        position = mx.broadcast_to(position, slots.shape)
         return importance, mx.put_along_axis(request.positions, slots, position, axis=2)
 
 
@@ -120,8 +111,8 @@ def replaced(
     request: ReplaceRequest,
     slots: mx.array,
     new: tuple[Stored, Stored],
-    others: tuple[mx.array, ...],
-) -> tuple[Any, ...]:
+    others: tuple[mx.array, mx.array],
+) -> Replaced:
     """Keys and values with the new row, as it is stored, at ``slots``, then the ``others``."""
     with placed(request.stream):
         keys = [buffers.written(old, slots, part) for old, part in _pairs(request.keys, new[0])]
@@ -132,28 +123,34 @@ def replaced(
     return _stored(keys), _stored(values), *others
 
 
-def updated_statistics(
-    request: ReplaceRequest, statistics: Statistics, slots: mx.array, new_keys: Stored
-) -> Statistics:
-    """The statistics with the row at ``slots`` gone and the new key, as it is stored, in it."""
-    key_sum, inverse_norms = statistics
-    packing = request.bits, request.group_size
+def quantize_append(request: QuantizeAppendRequest) -> tuple[Packed, Packed]:
+    """``mx.quantize``, then a scatter of each part."""
     with placed(request.stream):
-        rows = [buffers.gathered(part, slots) for part in _parts(request.keys)]
-        old = dense_rows(_stored(rows), *packing)
-        new = dense_rows(new_keys, *packing)
-        old_norms = mx.take_along_axis(inverse_norms, slots, axis=2)
-        new_norms = inverse_norms_of(new)
-        change = new * mx.expand_dims(new_norms, -1) - old * mx.expand_dims(old_norms, -1)
-        norms = mx.put_along_axis(inverse_norms, slots, new_norms, axis=2)
-        return key_sum + change[:, :, 0], norms
+        group_size = request.group_size
+        k, ks, kb = mx.quantize(request.new_keys, group_size=group_size, bits=request.bits)
+        v, vs, vb = mx.quantize(request.new_values, group_size=group_size, bits=request.v_bits)
+    return appended(request, (k, ks, kb), (v, vs, vb))
+
+
+def appended(request: QuantizeAppendRequest, keys: Packed, values: Packed) -> tuple[Packed, Packed]:
+    """The stored arrays with packed rows [B, H, L, ...] in their slots, by MLX's own scatter."""
+    with placed(request.stream):
+        last = mx.array(request.keys[0].shape[2] - 1, mx.uint32)
+        slots = mx.minimum(request.slots, last)
+        kw, ks, kb, vw, vs, vb = (
+            buffers.written(stored, slots, part)
+            for stored, part in zip((*request.keys, *request.values), (*keys, *values), strict=True)
+        )
+        # The rows of one step hang together, or the graph of what nobody reads would grow.
+        kw = mx.depends(kw, [ks, kb, vw, vs, vb])
+    return (kw, ks, kb), (vw, vs, vb)
 
 
 def _parts(rows: Stored) -> tuple[mx.array, ...]:
     return rows if isinstance(rows, tuple) else (rows,)
 
 
-def _stored(parts: list[mx.array]) -> Stored:
+def _stored(parts: Sequence[mx.array]) -> Stored:
     return (parts[0], parts[1], parts[2]) if len(parts) == 3 else parts[0]
 
 

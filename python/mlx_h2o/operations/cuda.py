@@ -11,12 +11,11 @@ from typing import cast
 import mlx.core as mx
 
 from mlx_h2o.operations import kernels, launch
-from mlx_h2o.operations.backends import AttentionResult, QuantizedAttentionResult
 from mlx_h2o.operations.kernels import Kernel
-from mlx_h2o.operations.launch import AnyAttentionRequest, Execute, Launch
+from mlx_h2o.operations.launch import Execute, Launch
+from mlx_h2o.operations.requests import AttentionRequest, AttentionResult
 from mlx_h2o.operations.row_kernels import RowKernels
 from mlx_h2o.operations.validate import StreamLike, runs_on_gpu
-from mlx_h2o.operations.validate_quantized import QuantizedAttentionRequest
 
 name = "cuda"
 
@@ -29,7 +28,7 @@ def unavailable_reason() -> str:
     return "MLX has no CUDA device on this machine (pip install 'mlx-h2o[cuda13]')"
 
 
-def refuses(request: AnyAttentionRequest) -> str:
+def refuses(request: AttentionRequest) -> str:
     """Why the back end cannot serve this request; empty if it can."""
     if not runs_on_gpu(request.stream):
         return "CUDA kernels run on GPU streams, found a CPU stream"
@@ -45,19 +44,9 @@ def header(threads: int) -> str:
     return f"#define H2O_MAX_THREADS {threads}\n{kernels.CUDA_SHIM}{kernels.HEADER}"
 
 
-def attention(request: AnyAttentionRequest) -> AttentionResult:
+def attention(request: AttentionRequest) -> AttentionResult:
     """Attention with scores."""
     return launch.plan(request).run(_executor(request.stream))
-
-
-def quantized_attention(request: QuantizedAttentionRequest) -> QuantizedAttentionResult:
-    """The same of packed rows, and the share of them that was skipped."""
-    return launch.plan(request).run_quantized(_executor(request.stream))
-
-
-def attention_with_probes(request: AnyAttentionRequest) -> tuple[AttentionResult, mx.array]:
-    """Attention, dense or quantised, and the scores of the probes."""
-    return launch.plan(request).run_with_probes(_executor(request.stream))
 
 
 def _executor(stream: StreamLike) -> Execute:

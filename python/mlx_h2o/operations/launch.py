@@ -12,10 +12,8 @@ from typing import Any
 import mlx.core as mx
 
 from mlx_h2o.operations import kernels
-from mlx_h2o.operations.backends import AttentionResult, QuantizedAttentionResult
 from mlx_h2o.operations.kernels import Kernel
-from mlx_h2o.operations.validate import AttentionRequest
-from mlx_h2o.operations.validate_quantized import QuantizedAttentionRequest
+from mlx_h2o.operations.requests import AttentionRequest, AttentionResult, QuantizedRows
 
 LANES = 32  # threads of a simdgroup
 LONGEST_QUERY = 8
@@ -26,7 +24,6 @@ TWO_PASS_KEYS = 1024
 KEYS_OF_A_SIMDGROUP = 16
 MOST_BLOCKS = LANES  # a lane of the second pass takes a block
 
-AnyAttentionRequest = AttentionRequest | QuantizedAttentionRequest
 TemplateArgument = tuple[str, int | bool | mx.Dtype]
 Triple = tuple[int, int, int]
 
@@ -78,19 +75,9 @@ class LaunchPlan:
     known: Mapping[str, mx.array] = field(default_factory=dict)
 
     def run(self, execute: Execute) -> AttentionResult:
-        """``execute`` each launch; the outputs as (out, scores, lse), None where not asked for."""
+        """``execute`` each launch; None where something was not asked for."""
         made = self.outputs(execute)
-        return made["out"], made.get("scores"), made.get("lse")
-
-    def run_quantized(self, execute: Execute) -> QuantizedAttentionResult:
-        """The same of packed rows: (out, scores, lse, skipped)."""
-        made = self.outputs(execute)
-        return made["out"], made.get("scores"), made.get("lse"), made.get("skipped")
-
-    def run_with_probes(self, execute: Execute) -> tuple[AttentionResult, mx.array]:
-        """The same of a request with probes, and their scores."""
-        made = self.outputs(execute)
-        return (made["out"], made.get("scores"), made.get("lse")), made["probe_scores"]
+        return AttentionResult(made["out"], *map(made.get, AttentionResult._fields[1:]))
 
     def outputs(self, execute: Execute) -> dict[str, mx.array]:
         """``execute`` each launch; everything that was made but scratch, by name."""
@@ -101,7 +88,7 @@ class LaunchPlan:
         return {name: array for name, array in made.items() if name not in self.scratch}
 
 
-def refuses(request: AnyAttentionRequest) -> str:
+def refuses(request: AttentionRequest) -> str:
     """Why the decode kernels cannot serve this request; empty if they can."""
     length, head_size = request.queries.shape[2:]
     if length > LONGEST_QUERY:
@@ -138,16 +125,12 @@ def preferred_blocks(key_count: int, simdgroups: int) -> int:
     return min(MOST_BLOCKS, 1 << (most.bit_length() - 1))
 
 
-def is_sparse(request: AnyAttentionRequest) -> bool:
+def is_sparse(request: AttentionRequest) -> bool:
     """Whether value rows of little weight are left out, which takes kernels of its own."""
-    return isinstance(request, QuantizedAttentionRequest) and request.sparse_v_threshold > 0
+    return request.sparse_v_threshold > 0
 
 
-def _returns_skipped(request: AnyAttentionRequest) -> bool:
-    return isinstance(request, QuantizedAttentionRequest) and request.return_skipped
-
-
-def flags_of(request: AnyAttentionRequest) -> frozenset[str]:
+def flags_of(request: AttentionRequest) -> frozenset[str]:
     """The flags that this request turns on."""
     mask = request.mask
     is_on = {
@@ -156,7 +139,7 @@ def flags_of(request: AnyAttentionRequest) -> frozenset[str]:
         "sinks": request.sinks is not None,
         "scores": request.return_scores,
         "lse": request.return_lse,
-        "skipped": is_sparse(request) and _returns_skipped(request),
+        "skipped": is_sparse(request) and request.return_skipped,
         "probes": request.probes is not None,
     }
     return frozenset(flag for flag, on in is_on.items() if on)
@@ -168,24 +151,24 @@ def params(*numbers: float) -> mx.array:
     return mx.array(numbers, mx.float32)
 
 
-def _given(request: AnyAttentionRequest) -> dict[str, mx.array]:
+def _given(request: AttentionRequest) -> dict[str, mx.array]:
     """The buffers that come with the request."""
     given = {"queries": request.queries, "params": params(request.scale, request.mask_threshold)}
-    if isinstance(request, QuantizedAttentionRequest):
-        if is_sparse(request):
-            scalars = (request.scale, request.mask_threshold, request.sparse_v_threshold)
-            given["params"] = params(*scalars)
-        for name, rows in (("key", request.keys), ("value", request.values)):
+    if is_sparse(request):
+        scalars = (request.scale, request.mask_threshold, request.sparse_v_threshold)
+        given["params"] = params(*scalars)
+    for name, rows in (("key", request.keys), ("value", request.values)):
+        if isinstance(rows, QuantizedRows):
             given[f"{name}_words"] = rows.words
             given[f"{name}_scales"] = rows.scales
             given[f"{name}_biases"] = rows.biases
-    else:
-        given |= {"keys": request.keys, "values": request.values}
+        else:
+            given[f"{name}s"] = rows
     optional = {"mask": request.mask, "sinks": request.sinks, "probes": request.probes}
     return given | {name: array for name, array in optional.items() if array is not None}
 
 
-def _arguments(request: AnyAttentionRequest, simdgroups: int) -> dict[str, int | bool | mx.Dtype]:
+def _arguments(request: AttentionRequest, simdgroups: int) -> dict[str, int | bool | mx.Dtype]:
     arguments: dict[str, int | bool | mx.Dtype] = {
         "T": request.queries.dtype,
         "D": request.queries.shape[3],
@@ -193,7 +176,7 @@ def _arguments(request: AnyAttentionRequest, simdgroups: int) -> dict[str, int |
         "NS": simdgroups,
         "CAUSAL": request.causal,
     }
-    if isinstance(request, QuantizedAttentionRequest):
+    if isinstance(request.keys, QuantizedRows) and isinstance(request.values, QuantizedRows):
         arguments["S"] = request.keys.scales.dtype
         arguments["KB"] = request.keys.bits
         arguments["VB"] = request.values.bits
@@ -202,7 +185,7 @@ def _arguments(request: AnyAttentionRequest, simdgroups: int) -> dict[str, int |
 
 
 def plan(
-    request: AnyAttentionRequest, simdgroups: int | None = None, blocks: int | None = None
+    request: AttentionRequest, simdgroups: int | None = None, blocks: int | None = None
 ) -> LaunchPlan:
     """The launches that serve a request that was not refused.
 
@@ -253,18 +236,18 @@ def plan(
         columns = (batch * heads * length * value_size, 1, 1)
         launches.append(launch("sdpa_vector_2pass_2", columns, (LANES, 1, 1)))
     known = {}
-    if _returns_skipped(request) and "skipped" not in flags:
+    if request.return_skipped and "skipped" not in flags:
         known["skipped"] = mx.zeros(rows, stream=request.stream)
     # The sweep over the values takes the logits from memory, whoever asked for them.
     scratch = frozenset(() if request.return_scores else ("scores",))
     return LaunchPlan(tuple(launches), scratch, known)
 
 
-def _decode_kernels(request: AnyAttentionRequest, blocks: int) -> tuple[str, ...]:
+def _decode_kernels(request: AttentionRequest, blocks: int) -> tuple[str, ...]:
     """The kernels that see keys and values, in order."""
     if is_sparse(request):
         if blocks == 1:
             return ("sdpa_vector_sparse_quantized",)
         return ("sdpa_vector_sparse_keys_quantized", "sdpa_vector_sparse_values_quantized")
     first = "sdpa_vector" if blocks == 1 else "sdpa_vector_2pass_1"
-    return (f"{first}_quantized",) if isinstance(request, QuantizedAttentionRequest) else (first,)
+    return (f"{first}_quantized",) if request.is_packed else (first,)

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 import mlx.core as mx
 
 from mlx_h2o.operations import kernels
-from mlx_h2o.operations.cache_requests import PrefillRequest
 from mlx_h2o.operations.launch import (
     LANES,
     WIDEST_HEAD,
@@ -18,6 +17,7 @@ from mlx_h2o.operations.launch import (
     flags_of,
     params,
 )
+from mlx_h2o.operations.requests import PrefillRequest
 
 SIMDGROUPS = 8  # of a threadgroup
 KEYS = 4  # that a simdgroup holds in registers, for every query
@@ -47,6 +47,7 @@ def plan(request: PrefillRequest) -> LaunchPlan:
     batch, heads, length, _ = attention.queries.shape
     kv_heads, rows = attention.keys.shape[1:3]
     numbers = (attention.scale, attention.mask_threshold, request.decay, 1 - request.decay)
+    assert isinstance(attention.keys, mx.array)
     given = {"queries": attention.queries, "keys": attention.keys, "params": params(*numbers)}
     optional = {"mask": attention.mask, "sinks": attention.sinks}
     given |= {name: array for name, array in optional.items() if array is not None}

@@ -4,22 +4,18 @@ As in ``launch``, nothing here runs anything.
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 import mlx.core as mx
 
 from mlx_h2o.operations import kernels
-from mlx_h2o.operations.cache_requests import AccumulateRequest, ReplaceRequest
-from mlx_h2o.operations.composed_cache import Stored
-from mlx_h2o.operations.launch import (
-    LANES,
-    WIDEST_HEAD,
-    Launch,
-    TemplateArgument,
-    Triple,
-    params,
+from mlx_h2o.operations.launch import LANES, Launch, TemplateArgument, Triple, params
+from mlx_h2o.operations.requests import (
+    AccumulateRequest,
+    PerSequence,
+    ReplaceRequest,
+    RetentionRequest,
 )
-from mlx_h2o.operations.replace_requests import Statistics
-from mlx_h2o.operations.validate import RetentionRequest
 
 SIMDGROUPS = 8  # of a threadgroup: few registers, so any GPU runs it
 _NEVER = 2**31 - 1  # a position that no row has
@@ -46,18 +42,9 @@ def accumulate_scores(request: AccumulateRequest) -> Launch:
 def choose_row(request: RetentionRequest) -> Launch:
     """One threadgroup per head; ``request.count`` is 1."""
     batch, heads, _ = request.scores.shape
-    threads = SIMDGROUPS * LANES
-    recent_start = _NEVER if request.recent_start is None else request.recent_start
-    return _launch(
+    return _per_head(
         "choose_row",
-        {
-            "scores": request.scores,
-            "positions": request.positions,
-            # Another in every step: no use to keep it.
-            "zones": mx.array((request.sink_size, recent_start), mx.int32),
-        },
-        grid=(batch * heads * threads, 1, 1),
-        threadgroup=(threads, 1, 1),
+        {"scores": request.scores, **_zones(request, request.sink_size)},
         outputs=(((batch, heads, 1), mx.uint32),),
         template=(("NS", SIMDGROUPS),),
     )
@@ -66,17 +53,9 @@ def choose_row(request: RetentionRequest) -> Launch:
 def keep_rows(request: RetentionRequest) -> Launch:
     """One threadgroup per head; fewer rows are dropped than there are."""
     batch, heads, rows = request.scores.shape
-    threads = SIMDGROUPS * LANES
-    recent_start = _NEVER if request.recent_start is None else request.recent_start
-    return _launch(
+    return _per_head(
         "keep_rows",
-        {
-            "scores": request.scores,
-            "positions": request.positions,
-            "zones": mx.array((request.sink_size, recent_start, request.count), mx.int32),
-        },
-        grid=(batch * heads * threads, 1, 1),
-        threadgroup=(threads, 1, 1),
+        {"scores": request.scores, **_zones(request, request.sink_size, request.count)},
         outputs=(((batch, heads, rows - request.count), mx.uint32),),
         template=(("NS", SIMDGROUPS),),
     )
@@ -88,12 +67,10 @@ def replace_row(request: ReplaceRequest, ranks: mx.array | None = None) -> Launc
     ``ranks`` stand for those that the request only names; None: the kernel knows the name.
     """
     batch, heads, rows = request.positions.shape
-    threads = SIMDGROUPS * LANES
-    recent_start = _NEVER if request.recent_start is None else request.recent_start
     given = {
         "importance": request.importance,
-        "positions": request.positions,
-        "zones": mx.array((request.sink_size, recent_start, request.position), mx.int32),
+        "newest": _of_sequences(request.position, batch),
+        **_zones(request, request.sink_size),
     }
     name = "replace_row"
     template: list[TemplateArgument] = [("NS", SIMDGROUPS)]
@@ -103,11 +80,9 @@ def replace_row(request: ReplaceRequest, ranks: mx.array | None = None) -> Launc
         name, given["scores"] = "replace_row_ranked", ranks
     else:
         template.append(("AGE", request.ranks == "age"))
-    return _launch(
+    return _per_head(
         name,
         given,
-        grid=(batch * heads * threads, 1, 1),
-        threadgroup=(threads, 1, 1),
         outputs=(
             ((batch, heads, 1), mx.uint32),
             ((batch, heads, rows), mx.float32),
@@ -117,62 +92,26 @@ def replace_row(request: ReplaceRequest, ranks: mx.array | None = None) -> Launc
     )
 
 
-def mark_row(request: ReplaceRequest, slots: mx.array) -> Launch:
-    """One thread per row: what is remembered of the new row at ``slots`` [B, H, 1]."""
-    batch, heads, rows = request.positions.shape
-    threads = SIMDGROUPS * LANES
-    return _launch(
-        "mark_row",
-        {
-            "slots": slots,
-            "importance": request.importance,
-            "positions": request.positions,
-            "place": mx.array((request.position,), mx.int32),
-        },
-        grid=(-(-rows // threads) * threads, batch * heads, 1),
-        threadgroup=(threads, 1, 1),
-        outputs=(((batch, heads, rows), mx.float32), ((batch, heads, rows), mx.int32)),
-        template=(("NS", SIMDGROUPS),),
-    )
+def _of_sequences(value: PerSequence, batch: int) -> mx.array:
+    """int32 [B]; one number for all has no stride."""
+    # Another in every step: no use to keep it.
+    array = mx.array(value, mx.int32) if isinstance(value, int) else value
+    return mx.broadcast_to(array, (batch,))
 
 
-def refuses_statistics(request: ReplaceRequest) -> str:
-    """Why the kernel cannot update the statistics of these keys; empty if it can."""
-    size = request.new_keys.shape[3]
-    if size % LANES or size > WIDEST_HEAD:
-        return f"the kernel takes multiples of {LANES} up to {WIDEST_HEAD}, found D = {size}"
-    return ""
+def _zones(request: RetentionRequest | ReplaceRequest, *numbers: int) -> dict[str, mx.array]:
+    """The positions, where the recent window begins in each sequence, and the ``numbers``."""
+    start = _NEVER if request.recent_start is None else request.recent_start
+    return {
+        "positions": request.positions,
+        "recent_starts": _of_sequences(start, request.positions.shape[0]),
+        "zones": _integers(*numbers),
+    }
 
 
-def update_statistics(
-    request: ReplaceRequest, statistics: Statistics, slots: mx.array, new_keys: Stored
-) -> Launch:
-    """One threadgroup per head; ``new_keys`` as they are stored, packed or not."""
-    key_sum, inverse_norms = statistics
-    batch, heads, _ = inverse_norms.shape
-    threads = SIMDGROUPS * LANES
-    given = {"slots": slots, "key_sum": key_sum, "inverse_norms": inverse_norms}
-    template: list[TemplateArgument] = [
-        ("T", request.new_keys.dtype),
-        ("D", request.new_keys.shape[3]),
-    ]
-    name = "update_statistics"
-    if isinstance(request.keys, tuple) and isinstance(new_keys, tuple):
-        name += "_quantized"
-        for side, packed in (("key", request.keys), ("new", new_keys)):
-            parts = zip(("words", "scales", "biases"), packed, strict=True)
-            given |= {f"{side}_{part}": array for part, array in parts}
-        template += [("KB", request.bits), ("G", request.group_size)]
-    elif isinstance(request.keys, mx.array) and isinstance(new_keys, mx.array):
-        given |= {"stored_keys": request.keys, "new_keys": new_keys}
-    return _launch(
-        name,
-        given,
-        grid=(batch * heads * threads, 1, 1),
-        threadgroup=(threads, 1, 1),
-        outputs=((key_sum.shape, mx.float32), (inverse_norms.shape, mx.float32)),
-        template=(*template, ("NS", SIMDGROUPS)),
-    )
+@lru_cache(maxsize=64)
+def _integers(*numbers: int) -> mx.array:
+    return mx.array(numbers, mx.int32)
 
 
 def pack_rows(
@@ -200,6 +139,27 @@ def pack_rows(
             ("VB", v_bits),
             ("G", group_size),
         ),
+    )
+
+
+def _per_head(
+    name: str,
+    given: Mapping[str, mx.array],
+    *,
+    outputs: tuple[tuple[tuple[int, ...], mx.Dtype], ...],
+    template: tuple[TemplateArgument, ...],
+) -> Launch:
+    """One threadgroup per head of each sequence."""
+    batch, heads, _ = given["positions"].shape
+    threads = SIMDGROUPS * LANES
+    grid = (batch * heads * threads, 1, 1)
+    return _launch(
+        name,
+        given,
+        grid=grid,
+        threadgroup=(threads, 1, 1),
+        outputs=outputs,
+        template=template,
     )
 
 

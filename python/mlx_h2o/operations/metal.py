@@ -13,12 +13,11 @@ from typing import Any, cast
 import mlx.core as mx
 
 from mlx_h2o.operations import kernels, launch
-from mlx_h2o.operations.backends import AttentionResult, QuantizedAttentionResult
 from mlx_h2o.operations.kernels import Kernel
-from mlx_h2o.operations.launch import AnyAttentionRequest, Execute, Launch, LaunchPlan
+from mlx_h2o.operations.launch import Execute, Launch
+from mlx_h2o.operations.requests import AttentionRequest, AttentionResult, QuantizedRows
 from mlx_h2o.operations.row_kernels import RowKernels
 from mlx_h2o.operations.validate import StreamLike, runs_on_gpu
-from mlx_h2o.operations.validate_quantized import QuantizedAttentionRequest, QuantizedRows
 
 name = "metal"
 
@@ -33,32 +32,16 @@ def unavailable_reason() -> str:
     return "" if mx.metal.is_available() else "MLX has no Metal device on this machine"
 
 
-def refuses(request: AnyAttentionRequest) -> str:
+def refuses(request: AttentionRequest) -> str:
     """Why the back end cannot serve this request; empty if it can."""
     if not runs_on_gpu(request.stream):
         return "Metal kernels run on GPU streams, found a CPU stream"
     return launch.refuses(request)
 
 
-def attention(request: AnyAttentionRequest) -> AttentionResult:
+def attention(request: AttentionRequest) -> AttentionResult:
     """Attention with scores. The first call of a variant compiles it and evaluates a tiny case."""
-    return _run(launch.plan(request, *_sizes_for(request)), request.stream)
-
-
-def quantized_attention(request: QuantizedAttentionRequest) -> QuantizedAttentionResult:
-    """The same of packed rows, and the share of them that was skipped."""
-    plan = launch.plan(request, *_sizes_for(request))
-    return plan.run_quantized(_executor(request.stream))
-
-
-def attention_with_probes(request: AnyAttentionRequest) -> tuple[AttentionResult, mx.array]:
-    """Attention, dense or quantised, and the scores of the probes."""
-    plan = launch.plan(request, *_sizes_for(request))
-    return plan.run_with_probes(_executor(request.stream))
-
-
-def _run(plan: LaunchPlan, stream: StreamLike) -> AttentionResult:
-    return plan.run(_executor(stream))
+    return launch.plan(request, *_sizes_for(request)).run(_executor(request.stream))
 
 
 def _executor(stream: StreamLike) -> Execute:
@@ -91,7 +74,7 @@ def _metal_kernel(kernel: Kernel) -> Callable[..., list[mx.array]]:
     return cast(Callable[..., list[mx.array]], compiled)
 
 
-def _sizes_for(request: AnyAttentionRequest) -> tuple[int, int]:
+def _sizes_for(request: AttentionRequest) -> tuple[int, int]:
     """Simdgroups that this variant runs with on this machine, and blocks of keys."""
     preferred = launch.preferred_simdgroups(request.keys.shape[3], request.values.shape[3])
     blocks = launch.preferred_blocks(request.keys.shape[2], preferred)
@@ -118,7 +101,7 @@ def _rows_variant(rows: mx.array | QuantizedRows) -> Hashable:
     return rows.shape[3]
 
 
-def _tiny(request: AnyAttentionRequest) -> AnyAttentionRequest:
+def _tiny(request: AttentionRequest) -> AttentionRequest:
     """A request for the same variant, of one query, one head and one key."""
 
     def zeros(array: mx.array, *shape: int) -> mx.array:
@@ -130,8 +113,8 @@ def _tiny(request: AnyAttentionRequest) -> AnyAttentionRequest:
     def rows(found: mx.array | QuantizedRows) -> mx.array | QuantizedRows:
         if not isinstance(found, QuantizedRows):
             return row(found)
-        return replace(
-            found, words=row(found.words), scales=row(found.scales), biases=row(found.biases)
+        return found._replace(
+            words=row(found.words), scales=row(found.scales), biases=row(found.biases)
         )
 
     changes: dict[str, Any] = {
@@ -145,10 +128,10 @@ def _tiny(request: AnyAttentionRequest) -> AnyAttentionRequest:
     return replace(request, **changes)
 
 
-def _find_simdgroups(tiny: AnyAttentionRequest, simdgroups: int, blocks: int) -> int:
+def _find_simdgroups(tiny: AttentionRequest, simdgroups: int, blocks: int) -> int:
     while True:
         try:
-            mx.eval(_run(launch.plan(tiny, simdgroups, blocks), tiny.stream)[0])
+            mx.eval(launch.plan(tiny, simdgroups, blocks).run(_executor(tiny.stream)).out)
         except ValueError as error:
             if _TOO_MANY_THREADS not in str(error) or simdgroups == 1:
                 raise

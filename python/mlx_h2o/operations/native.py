@@ -7,77 +7,40 @@ and packed ones.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 
-from mlx_h2o.operations import composed_cache
-from mlx_h2o.operations.cache_requests import (
-    AccumulateRequest,
-    AttentionAccumulateRequest,
-    KeyDiversityRequest,
-    PrefillRequest,
-    ReplaceRequest,
-)
+from mlx_h2o.operations import composed_cache, resolved
+from mlx_h2o.operations.arguments import StreamLike
 from mlx_h2o.operations.native_module import required as _module
 from mlx_h2o.operations.native_module import unavailable_reason as unavailable_reason
-from mlx_h2o.operations.native_tiers import replaced_in_tiers, unpacked_tiers
-from mlx_h2o.operations.tier_requests import TierRequest, TierRows
-from mlx_h2o.operations.validate import AttentionRequest, RetentionRequest, runs_on_gpu
-from mlx_h2o.operations.validate_quantized import QuantizedAttentionRequest
-
-if TYPE_CHECKING:  # the module finds this one through the back ends
-    from mlx_h2o.operations.quantize_append import QuantizeAppendRequest, Quantized
-    from mlx_h2o.operations.row_exchange import RowExchange
+from mlx_h2o.operations.requests import (
+    AccumulateRequest,
+    AttentionAccumulateRequest,
+    AttentionRequest,
+    AttentionResult,
+    KeyDiversityRequest,
+    Packed,
+    PerSequence,
+    PrefillRequest,
+    QuantizeAppendRequest,
+    QuantizedRows,
+    ReplaceRequest,
+    RetentionRequest,
+)
+from mlx_h2o.operations.validate import runs_on_gpu
 
 name = "native"
 
 
-def refuses(request: AttentionRequest | QuantizedAttentionRequest) -> str:
+def refuses(request: AttentionRequest) -> str:
     """Empty for every request on a CPU stream."""
     return "it runs on CPU streams, found a GPU stream" if runs_on_gpu(request.stream) else ""
 
 
-def attention(request: AttentionRequest) -> tuple[mx.array, mx.array | None, mx.array | None]:
-    """Attention output, scores and lse as ``fast`` documents them."""
-    if not (request.return_scores or request.return_lse):
-        out = _module().scaled_dot_product_attention(
-            request.queries,
-            request.keys,
-            request.values,
-            scale=request.scale,
-            causal=request.causal,
-            mask=request.mask,
-            sinks=request.sinks,
-            stream=request.stream,
-        )
-        return out, None, None
-    return _attend(request)[0][:3]
-
-
-def quantized_attention(
-    request: QuantizedAttentionRequest,
-) -> tuple[mx.array, mx.array | None, mx.array | None, mx.array | None]:
-    """The same of packed rows, and the share of rows that sparse V left out."""
-    return _attend(request)[0]
-
-
-def attention_with_probes(
-    request: AttentionRequest | QuantizedAttentionRequest,
-) -> tuple[tuple[mx.array, mx.array | None, mx.array | None], mx.array]:
-    """The same, and the scores of the probes, in one read of the keys."""
-    results, found = _attend(request)
-    assert found is not None
-    return results[:3], found
-
-
-def _attend(
-    request: AttentionRequest | QuantizedAttentionRequest,
-) -> tuple[
-    tuple[mx.array, mx.array | None, mx.array | None, mx.array | None],
-    mx.array | None,
-]:
-    """Out, scores, lse and the share skipped; and the scores of the probes."""
+def attention(request: AttentionRequest) -> AttentionResult:
+    """Attention as ``fast`` documents it; keys are read once for queries and probes."""
     keys, values, options = _rows(request)
     results = iter(
         _module().attention(
@@ -91,33 +54,53 @@ def _attend(
             probes=request.probes,
             return_scores=request.return_scores,
             return_lse=request.return_lse,
+            return_skipped=request.return_skipped,
             stream=request.stream,
             **options,
         )
     )
-    out = next(results)
-    scores = next(results) if request.return_scores else None
-    lse = next(results) if request.return_lse else None
-    skipped = next(results) if options.get("return_skipped") else None
-    return (out, scores, lse, skipped), next(results, None)
+    return AttentionResult(
+        next(results),
+        next(results) if request.return_scores else None,
+        next(results) if request.return_lse else None,
+        next(results) if request.return_skipped else None,
+        next(results, None),
+    )
 
 
-def _rows(
-    request: AttentionRequest | QuantizedAttentionRequest,
-) -> tuple[list[mx.array], list[mx.array], dict[str, Any]]:
+def _rows(request: AttentionRequest) -> tuple[list[mx.array], list[mx.array], dict[str, Any]]:
     """The arrays of keys and of values, and the options of packed ones."""
-    if isinstance(request, AttentionRequest):
-        return [request.keys], [request.values], {}
     keys, values = request.keys, request.values
+    if not (isinstance(keys, QuantizedRows) and isinstance(values, QuantizedRows)):
+        assert isinstance(keys, mx.array) and isinstance(values, mx.array)
+        return [keys], [values], {}
     options = {
         "bits": keys.bits,
         "value_bits": values.bits,
         "group_size": keys.group_size,
         "sparse_threshold": request.sparse_v_threshold,
-        "return_skipped": request.return_skipped,
     }
-    packed = ([rows.words, rows.scales, rows.biases] for rows in (keys, values))
-    return next(packed), next(packed), options
+    return [*keys[:3]], [*values[:3]], options
+
+
+def attention_and_accumulate(request: AttentionAccumulateRequest) -> tuple[mx.array, mx.array]:
+    """Attention output and the new importance; the scores stay inside."""
+    attention = request.attention
+    keys, values, options = _rows(attention)
+    out, importance = _module().attention(
+        attention.queries,
+        keys,
+        values,
+        scale=attention.scale,
+        causal=attention.causal,
+        mask=attention.mask,
+        sinks=attention.sinks,
+        importance=request.importance,
+        decay=request.decay,
+        stream=attention.stream,
+        **options,
+    )
+    return out, importance
 
 
 def keep_indices(request: RetentionRequest) -> mx.array:
@@ -144,31 +127,6 @@ def evict_indices(request: RetentionRequest) -> mx.array:
         stream=request.stream,
     )
     return slots
-
-
-def attention_and_accumulate(request: AttentionAccumulateRequest) -> tuple[mx.array, ...]:
-    """Attention output, the new importance and, where asked for, the row that goes next; the
-    scores stay inside."""
-    attention = request.attention
-    keys, values, options = _rows(attention)
-    return tuple(
-        _module().attention(
-            attention.queries,
-            keys,
-            values,
-            scale=attention.scale,
-            causal=attention.causal,
-            mask=attention.mask,
-            sinks=attention.sinks,
-            importance=request.importance,
-            decay=request.decay,
-            positions=request.positions,
-            sink_size=request.sink_size,
-            recent_start=request.recent_start,
-            stream=attention.stream,
-            **{**options, "return_skipped": False},
-        )
-    )
 
 
 def accumulate_scores(request: AccumulateRequest) -> mx.array:
@@ -203,10 +161,9 @@ def key_diversity(request: KeyDiversityRequest) -> mx.array:
 
 
 def replace_worst(request: ReplaceRequest) -> tuple[Any, ...]:
-    """Keys, values, importance, positions and statistics, in the memory of the inputs where that
-    is free."""
+    """Keys, values, importance and positions, in the memory of the inputs where that is free."""
     ranks: mx.array | str = request.ranks
-    if request.is_packed and ranks == "key_diversity" and request.worst is None:
+    if request.is_packed and isinstance(ranks, str) and ranks == "key_diversity":
         ranks = composed_cache.retention_of(request).scores
     given = isinstance(ranks, mx.array)
     keys, values = request.keys, request.values
@@ -222,8 +179,6 @@ def replace_worst(request: ReplaceRequest) -> tuple[Any, ...]:
         recent_start=request.recent_start,
         ranked_by="array" if given else ranks,
         ranks=ranks if given else None,
-        worst=request.worst,
-        statistics=[] if request.statistics is None else [*request.statistics],
         bits=request.bits,
         group_size=request.group_size,
         value_bits=request.v_bits,
@@ -234,15 +189,7 @@ def replace_worst(request: ReplaceRequest) -> tuple[Any, ...]:
     return tuple(results)
 
 
-def exchange_rows(request: RowExchange) -> list[mx.array]:
-    """The buffers, in their own memory where that is free, then the rows that were there."""
-    results: list[mx.array] = _module().exchange_rows(
-        request.buffers, request.slots, request.rows or [], start=request.start
-    )
-    return results
-
-
-def quantize_append(request: QuantizeAppendRequest) -> tuple[Quantized, Quantized]:
+def quantize_append(request: QuantizeAppendRequest) -> tuple[Packed, Packed]:
     """Keys and values as ``fast`` documents them, in the memory of the inputs where it is free."""
     kw, ks, kb, vw, vs, vb = _module().quantize_append(
         list(request.keys),
@@ -258,21 +205,114 @@ def quantize_append(request: QuantizeAppendRequest) -> tuple[Quantized, Quantize
     return (kw, ks, kb), (vw, vs, vb)
 
 
-def replace_in_tiers(request: TierRequest) -> TierRequest:
-    """The rows after the replacement, in the memory of the inputs where that is free."""
-    return replaced_in_tiers(_module(), request)
-
-
 def merge_segments(
-    outs: Sequence[mx.array], lses: Sequence[mx.array], scores: Sequence[mx.array]
+    outs: Sequence[mx.array],
+    lses: Sequence[mx.array],
+    scores: Sequence[mx.array],
+    stream: StreamLike = None,
 ) -> tuple[mx.array, mx.array, mx.array]:
     """Output, lse and scores of all segments of the rows."""
-    out, lse, joined = _module().merge_segments([*outs], [*lses], [*scores])
+    out, lse, joined = _module().merge_segments([*outs], [*lses], [*scores], stream=stream)
     return out, lse, joined
 
 
 def rows_as_arrays(
-    tiers: Sequence[TierRows], keys: mx.array, values: mx.array, group_size: int
+    tiers: Sequence[mx.array],
+    keys: mx.array,
+    values: mx.array,
+    bits: Sequence[int],
+    v_bits: Sequence[int],
+    group_size: int,
+    stream: StreamLike = None,
 ) -> tuple[mx.array, mx.array]:
     """Keys and values of all segments, the packed ones dequantised in float32."""
-    return unpacked_tiers(_module(), tiers, keys, values, group_size)
+    found = _module().rows_as_arrays(
+        [*tiers], keys, values, bits=[*bits], value_bits=[*v_bits], group_size=group_size,
+        stream=stream,
+    )  # fmt: skip
+    return found[0], found[1]
+
+
+class Operations(resolved.Operations):
+    """What a decode step asks for goes to the extension as it comes, without a request."""
+
+    def attention(
+        self,
+        queries: mx.array,
+        keys: mx.array | Packed,
+        values: mx.array | Packed,
+        *,
+        scale: float,
+        causal: bool = False,
+        mask: mx.array | None = None,
+        sinks: mx.array | None = None,
+        probes: mx.array | None = None,
+        bits: int = 8,
+        group_size: int = 64,
+        v_bits: int = 8,
+        sparse_v_threshold: float = 0.0,
+        return_scores: bool = False,
+        return_lse: bool = False,
+        stream: StreamLike = None,
+    ) -> AttentionResult:
+        found = _module().attention(
+            queries,
+            keys if isinstance(keys, tuple) else (keys,),
+            values if isinstance(values, tuple) else (values,),
+            scale=scale, causal=causal, mask=mask, sinks=sinks, probes=probes,
+            sparse_threshold=sparse_v_threshold, bits=bits, value_bits=v_bits,
+            group_size=group_size, return_scores=return_scores, return_lse=return_lse,
+            stream=stream,
+        )  # fmt: skip
+        rest = iter(found)
+        return AttentionResult(
+            next(rest),
+            next(rest) if return_scores else None,
+            next(rest) if return_lse else None,
+            None,
+            next(rest, None),
+        )
+
+    def attention_and_accumulate(
+        self,
+        queries: mx.array,
+        keys: mx.array | Packed,
+        values: mx.array | Packed,
+        importance: mx.array,
+        *,
+        scale: float,
+        decay: float,
+        causal: bool = False,
+        mask: mx.array | None = None,
+        sinks: mx.array | None = None,
+        bits: int = 8,
+        group_size: int = 64,
+        v_bits: int = 8,
+        sparse_v_threshold: float = 0.0,
+        stream: StreamLike = None,
+    ) -> tuple[mx.array, mx.array]:
+        out, updated = _module().attention(
+            queries,
+            keys if isinstance(keys, tuple) else (keys,),
+            values if isinstance(values, tuple) else (values,),
+            scale=scale, causal=causal, mask=mask, sinks=sinks, importance=importance,
+            decay=decay, sparse_threshold=sparse_v_threshold, bits=bits, value_bits=v_bits,
+            group_size=group_size, stream=stream,
+        )  # fmt: skip
+        return out, updated
+
+    def evict_indices(
+        self,
+        scores: mx.array,
+        positions: mx.array,
+        *,
+        count: int = 1,
+        sink_size: int = 0,
+        recent_start: PerSequence | None = None,
+        stream: StreamLike = None,
+    ) -> mx.array:
+        slots: mx.array = _module().evict_indices(
+            scores, positions, count=count, sink_size=sink_size, recent_start=recent_start,
+            stream=stream,
+        )  # fmt: skip
+        return slots

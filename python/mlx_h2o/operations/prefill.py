@@ -1,31 +1,25 @@
 """Scores of a long chunk, one number per key, without a matrix of all queries by all keys.
 
 Attention over a chunk runs on MLX's own fused kernel, which keeps its logits to itself. What a
-cache needs to know of them is computed here a second time, in blocks. The definition is of plain
-MLX operations; a back end may bring ``prefill_scores(request)``.
+cache needs to know of them is computed a second time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal
 
 import mlx.core as mx
 
 from mlx_h2o.operations import arguments, composed, ema, validate
-from mlx_h2o.operations.backends import operation_of
-from mlx_h2o.operations.cache_requests import PrefillRequest
-from mlx_h2o.operations.placement import placed
-from mlx_h2o.operations.validate import AttentionRequest, StreamLike, dtype_name
+from mlx_h2o.operations.backends import resolve
+from mlx_h2o.operations.requests import AttentionRequest, PrefillRequest
+from mlx_h2o.operations.validate import StreamLike, dtype_name
 
-__all__ = ["KINDS", "composed_scores", "last_scores", "prefill_scores", "request"]
+__all__ = ["KINDS", "last_scores", "prefill_scores", "request"]
 
 OP = "prefill_scores"
 KINDS = ("ema", "mass")
-
-BLOCK_BYTES = 1 << 21
-"""The logits of one block, in float32, take at most this much, or one row or column of them."""
 
 
 def prefill_scores(
@@ -92,8 +86,7 @@ def prefill_scores(
         queries=queries,
         stream=stream,
     )
-    served = operation_of(OP, made.stream)
-    result: mx.array = (served or composed_scores)(made)
+    result: mx.array = resolve(made.stream, op=OP).function(OP)(made)
     return result
 
 
@@ -114,9 +107,7 @@ def request(
     attention = _request(q, k, scale, mask, sinks, stream)
     if kind not in KINDS:
         raise ValueError(f"[{OP}] kind is {kind!r}, expected 'ema' or 'mass'.")
-    decay = arguments.number(OP, "decay", decay)
-    if not 0 <= decay < 1:
-        raise ValueError(f"[{OP}] decay is {decay}, expected at least 0 and below 1.")
+    decay = arguments.decay(OP, decay)
     queries = arguments.integer(OP, "queries", queries)
     if queries < 1:
         raise ValueError(f"[{OP}] queries is {queries}, expected at least 1.")
@@ -125,14 +116,6 @@ def request(
     if kind == "ema":
         attention = _last_queries(attention, queries)
     return PrefillRequest(attention, kind, importance, decay)
-
-
-def composed_scores(request: PrefillRequest) -> mx.array:
-    """The definition: logits in blocks, never all of them."""
-    with placed(request.stream):
-        if request.kind == "mass":
-            return _mass(request.attention)
-        return _moving_average(request.attention, request.importance, request.decay)
 
 
 def last_scores(
@@ -189,70 +172,3 @@ def _last_queries(request: AttentionRequest, count: int) -> AttentionRequest:
     """The request of the last ``count`` queries; a bottom-right causal mask fits as it is."""
     mask = None if request.mask is None else request.mask[:, :, -count:]
     return replace(request, queries=request.queries[:, :, -count:], mask=mask)
-
-
-def _causal(request: AttentionRequest, first: int, last: int, start: int, stop: int) -> mx.array:
-    """Whether the queries ``first`` to ``last`` see the keys ``start`` to ``stop``, 1 more each."""
-    newest = request.keys.shape[2] - request.queries.shape[2]
-    return mx.arange(start, stop) <= mx.arange(newest + first, newest + last)[:, None]
-
-
-def _block(
-    request: AttentionRequest, rows: tuple[int, int], columns: tuple[int, int], after: mx.array
-) -> mx.array:
-    """Logits [B, Hq, rows, columns], computed after ``after``.
-
-    Without an order MLX may begin many blocks before it ends the first.
-    """
-    (first, last), (start, stop) = rows, columns
-    mask = request.mask
-    if request.causal:
-        shape = (*request.queries.shape[:2], last - first, stop - start)
-        mask = mx.broadcast_to(_causal(request, first, last, start, stop), shape)
-    elif mask is not None:
-        mask = mask[:, :, first:last, start:stop]
-    return composed.logits(
-        replace(
-            request,
-            queries=mx.depends(request.queries[:, :, first:last], [after]),
-            keys=request.keys[:, :, start:stop],
-            causal=False,
-            mask=mask,
-        )
-    )
-
-
-def _ranges(count: int, bytes_of_one: int) -> Iterator[tuple[int, int]]:
-    size = max(1, BLOCK_BYTES // bytes_of_one)
-    for start in range(0, count, size):
-        yield start, min(start + size, count)
-
-
-def _moving_average(
-    request: AttentionRequest, importance: mx.array | None, decay: float
-) -> mx.array:
-    batch, heads, length, _ = request.queries.shape
-    kv_heads, keys = request.keys.shape[1:3]
-    masked = request.causal or request.mask is not None
-    if importance is None:
-        importance = mx.full((batch, kv_heads, keys), mx.nan)
-    parts = [importance[:, :, :0]]
-    for start, stop in _ranges(keys, batch * heads * length * 4):
-        scores = _block(request, (0, length), (start, stop), parts[-1])
-        before = importance[:, :, start:stop]
-        parts.append(ema.accumulate(before, scores, decay=decay, masked=masked))
-    return mx.concatenate(parts[1:], axis=2)
-
-
-def _mass(request: AttentionRequest) -> mx.array:
-    batch, heads, length, _ = request.queries.shape
-    kv_heads, keys = request.keys.shape[1:3]
-    # Once, not for every block.
-    request = replace(request, keys=request.keys.astype(mx.float32))
-    mass = mx.zeros((batch, kv_heads, keys))
-    for first, last in _ranges(length, batch * heads * keys * 4):
-        scores = _block(request, (first, last), (0, keys), mass)
-        weights, total, _ = composed.softmax_parts(scores, request.sinks)
-        shares = mx.where(total == 0, 0.0, 1 / total).reshape(batch, kv_heads, 1, -1)
-        mass = mass + (shares @ weights.reshape(batch, kv_heads, -1, keys)).squeeze(2)
-    return mass

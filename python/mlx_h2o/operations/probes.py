@@ -8,14 +8,11 @@ from dataclasses import replace
 
 import mlx.core as mx
 
-from mlx_h2o.operations import arguments, composed
-from mlx_h2o.operations.backends import AttentionResult, for_attention, for_quantized_attention
-from mlx_h2o.operations.launch import AnyAttentionRequest
+from mlx_h2o.operations import arguments
+from mlx_h2o.operations.backends import resolve
+from mlx_h2o.operations.requests import AttentionRequest
 from mlx_h2o.operations.validate import StreamLike, attention_request, dtype_name
-from mlx_h2o.operations.validate_quantized import (
-    QuantizedAttentionRequest,
-    quantized_attention_request,
-)
+from mlx_h2o.operations.validate_quantized import quantized_attention_request
 
 WITH_PROBES = "scaled_dot_product_attention_with_probes"
 
@@ -41,8 +38,8 @@ def scaled_dot_product_attention_with_probes(
     """Attention with its scores, and the scores of further queries in the same read of the keys.
 
     A probe is a query that belongs to a KV head and takes no part in the output; such as the mean
-    of the keys, to rank rows by their likeness to it. The Metal and CUDA kernels and the
-    native ones read the keys once for queries and probes; the composition reads them twice.
+    of the keys, to rank rows by their likeness to it. The keys are read once for
+    queries and probes.
 
     Args:
         q: queries [B, Hq, Lq, D], as in the operations without probes.
@@ -72,8 +69,10 @@ def scaled_dot_product_attention_with_probes(
         q, k, v, scale, bits, group_size, v_bits, mask, sinks, sparse_v_threshold, stream
     )
     _check_probes(arguments.array(WITH_PROBES, "probes", probes), request)
-    (out, scores, lse), found = _serve(replace(request, probes=probes))
-    assert scores is not None and lse is not None
+    operations = resolve(request.stream, op=WITH_PROBES)
+    request = replace(request, probes=probes)
+    out, scores, lse, _, found = operations.serve_attention(request, WITH_PROBES)
+    assert scores is not None and lse is not None and found is not None
     return out, scores, lse, found
 
 
@@ -89,7 +88,7 @@ def _request(
     sinks: mx.array | None,
     sparse_v_threshold: float,
     stream: StreamLike,
-) -> AnyAttentionRequest:
+) -> AttentionRequest:
     op = WITH_PROBES
     keys, values = _packed("keys", k), _packed("values", v)
     if keys is not None and values is not None:
@@ -140,7 +139,7 @@ def _packed(name: str, rows: mx.array | Packed) -> tuple[mx.array, mx.array, mx.
     return (rows[0], rows[1], rows[2])
 
 
-def _check_probes(probes: mx.array, request: AnyAttentionRequest) -> None:
+def _check_probes(probes: mx.array, request: AttentionRequest) -> None:
     op, wanted = WITH_PROBES, request.keys.shape
     if probes.ndim != 4:
         raise ValueError(f"[{op}] probes have {probes.ndim} dimensions, expected 4 [B, Hkv, E, D].")
@@ -155,19 +154,3 @@ def _check_probes(probes: mx.array, request: AnyAttentionRequest) -> None:
             f"[{op}] probes are {dtype_name(probes.dtype)}, "
             f"expected the dtype of the queries, {dtype_name(request.queries.dtype)}."
         )
-
-
-def _serve(request: AnyAttentionRequest) -> tuple[AttentionResult, mx.array]:
-    """By the back end that serves the call without probes; by two reads if it knows none."""
-    if isinstance(request, QuantizedAttentionRequest):
-        packed = for_quantized_attention(request, op=WITH_PROBES)
-        function = getattr(packed, "attention_with_probes", None)
-        if function is None:
-            return packed.quantized_attention(request)[:3], composed.probe_scores(request)
-    else:
-        dense = for_attention(request, op=WITH_PROBES)
-        function = getattr(dense, "attention_with_probes", None)
-        if function is None:
-            return dense.attention(request), composed.probe_scores(request)
-    served: tuple[AttentionResult, mx.array] = function(request)
-    return served

@@ -1,46 +1,21 @@
-"""Quantisation of new rows straight into their slots: checks, definition and dispatch.
-
-Re-exported by ``fast``. A back end may bring ``quantize_append(request)``.
-"""
-
-from typing import NamedTuple
+"""Quantisation of new rows straight into their slots; re-exported by ``fast``."""
 
 import mlx.core as mx
 
-from mlx_h2o.operations import arguments, buffers
-from mlx_h2o.operations.arguments import StreamLike
-from mlx_h2o.operations.backends import operation_of
-from mlx_h2o.operations.placement import placed
-from mlx_h2o.operations.validate import FLOATS, dtype_name
+from mlx_h2o.operations import arguments
+from mlx_h2o.operations.arguments import FLOATS, StreamLike, dtype_name
+from mlx_h2o.operations.backends import resolve
+from mlx_h2o.operations.requests import Packed, QuantizeAppendRequest
 
-__all__ = ["QuantizeAppendRequest", "Quantized", "composed", "quantize_append", "written"]
-
-Quantized = tuple[mx.array, mx.array, mx.array]
-"""Words, scales and biases, as ``mx.quantize`` returns them."""
+__all__ = ["quantize_append"]
 
 _OP = "quantize_append"
-_BITS = (2, 3, 4, 5, 6, 8)
-_GROUP_SIZES = (32, 64, 128)
 _PARTS = ("words", "scales", "biases")
 
 
-class QuantizeAppendRequest(NamedTuple):
-    """One validated call of ``quantize_append``; ``v_bits`` is resolved."""
-
-    keys: Quantized
-    values: Quantized
-    new_keys: mx.array
-    new_values: mx.array
-    slots: mx.array
-    bits: int
-    group_size: int
-    v_bits: int
-    stream: StreamLike = None
-
-
 def quantize_append(
-    quantised_keys: Quantized,
-    quantised_values: Quantized,
+    quantised_keys: Packed,
+    quantised_values: Packed,
     new_keys: mx.array,
     new_values: mx.array,
     slots: mx.array,
@@ -49,7 +24,7 @@ def quantize_append(
     group_size: int = 64,
     v_bits: int | None = None,
     stream: StreamLike = None,
-) -> tuple[Quantized, Quantized]:
+) -> tuple[Packed, Packed]:
     """Quantise new rows of K and V straight into their slots.
 
     The packed rows equal ``mx.quantize`` on the same device bit for bit (affine mode; Metal and
@@ -88,39 +63,13 @@ def quantize_append(
         v_bits=v_bits,
         stream=stream,
     )
-    served = operation_of(_OP, request.stream)
-    result: tuple[Quantized, Quantized] = (served or composed)(request)
+    result: tuple[Packed, Packed] = resolve(request.stream, op=_OP).function(_OP)(request)
     return result
 
 
-def composed(request: QuantizeAppendRequest) -> tuple[Quantized, Quantized]:
-    """The definition: ``mx.quantize``, then a scatter of each part."""
-    with placed(request.stream):
-        group_size = request.group_size
-        k, ks, kb = mx.quantize(request.new_keys, group_size=group_size, bits=request.bits)
-        v, vs, vb = mx.quantize(request.new_values, group_size=group_size, bits=request.v_bits)
-    return written(request, (k, ks, kb), (v, vs, vb))
-
-
-def written(
-    request: QuantizeAppendRequest, keys: Quantized, values: Quantized
-) -> tuple[Quantized, Quantized]:
-    """The stored arrays with packed rows [B, H, L, ...] in their slots, by MLX's own scatter."""
-    with placed(request.stream):
-        last = mx.array(request.keys[0].shape[2] - 1, mx.uint32)
-        slots = mx.minimum(request.slots, last)
-        kw, ks, kb, vw, vs, vb = (
-            buffers.written(stored, slots, part)
-            for stored, part in zip((*request.keys, *request.values), (*keys, *values), strict=True)
-        )
-        # The rows of one step hang together, or the graph of what nobody reads would grow.
-        kw = mx.depends(kw, [ks, kb, vw, vs, vb])
-    return (kw, ks, kb), (vw, vs, vb)
-
-
 def _request(
-    keys: Quantized,
-    values: Quantized,
+    keys: Packed,
+    values: Packed,
     new_keys: mx.array,
     new_values: mx.array,
     slots: mx.array,
@@ -130,18 +79,11 @@ def _request(
     v_bits: int | None,
     stream: StreamLike,
 ) -> QuantizeAppendRequest:
-    bits = arguments.integer(_OP, "bits", bits)
-    v_bits = bits if v_bits is None else arguments.integer(_OP, "v_bits", v_bits)
-    for name, number in (("bits", bits), ("v_bits", v_bits)):
-        if number not in _BITS:
-            raise ValueError(f"[{_OP}] {name} is {number}, expected one of {_BITS}.")
-    group_size = arguments.integer(_OP, "group_size", group_size)
-    if group_size not in _GROUP_SIZES:
-        raise ValueError(f"[{_OP}] group_size is {group_size}, expected one of {_GROUP_SIZES}.")
+    bits, value_bits, group_size = arguments.packing(_OP, bits, v_bits, group_size)
     new_rows = _check_new_rows(new_keys, new_values)
     stored = [
         _check_packed("keys", keys, new_keys, bits, group_size),
-        _check_packed("values", values, new_values, v_bits, group_size),
+        _check_packed("values", values, new_values, value_bits, group_size),
     ]
     if stored[0] != stored[1]:
         raise ValueError(
@@ -155,7 +97,9 @@ def _request(
         )
     place = arguments.stream(_OP, stream)
     k, v = (keys[0], keys[1], keys[2]), (values[0], values[1], values[2])
-    return QuantizeAppendRequest(k, v, new_keys, new_values, slots, bits, group_size, v_bits, place)
+    return QuantizeAppendRequest(
+        k, v, new_keys, new_values, slots, bits, group_size, value_bits, place
+    )
 
 
 def _check_new_rows(new_keys: mx.array, new_values: mx.array) -> tuple[int, ...]:
@@ -174,7 +118,7 @@ def _check_new_rows(new_keys: mx.array, new_values: mx.array) -> tuple[int, ...]
     return tuple(new_keys.shape[:3])
 
 
-def _check_packed(name: str, packed: Quantized, new: mx.array, bits: int, group_size: int) -> int:
+def _check_packed(name: str, packed: Packed, new: mx.array, bits: int, group_size: int) -> int:
     """The rows stored, of packed arrays that fit each other and the new rows."""
     if not isinstance(packed, tuple | list) or len(packed) != 3:
         raise TypeError(f"[{_OP}] quantised {name} must be a tuple of words, scales and biases.")

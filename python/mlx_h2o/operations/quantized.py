@@ -4,9 +4,9 @@ from typing import Literal, overload
 
 import mlx.core as mx
 
-from mlx_h2o.operations.backends import for_quantized_attention
+from mlx_h2o.operations.backends import resolve
 from mlx_h2o.operations.validate import StreamLike
-from mlx_h2o.operations.validate_quantized import quantized_attention_request
+from mlx_h2o.operations.validate_quantized import QUANTIZED_ATTENTION, quantized_attention_request
 
 
 @overload
@@ -183,7 +183,8 @@ def scaled_dot_product_attention_quantized_with_scores(
         return_skipped=return_skipped,
         stream=stream,
     )
-    out, scores, lse, skipped = for_quantized_attention(request).quantized_attention(request)
+    operations = resolve(request.stream, op=QUANTIZED_ATTENTION)
+    out, scores, lse, skipped, _ = operations.serve_attention(request, QUANTIZED_ATTENTION)
     assert scores is not None
     if not return_lse:
         return (out, scores) if skipped is None else (out, scores, skipped)

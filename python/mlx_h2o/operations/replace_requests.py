@@ -1,61 +1,19 @@
-"""Checks of ``replace_worst``, and the validated request that back ends receive.
-
-The request is a named tuple, which is made faster than a frozen dataclass: one is made per layer
-and token.
-"""
+"""Checks of ``replace_worst``."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
 from mlx_h2o.operations import arguments
-from mlx_h2o.operations.arguments import StreamLike
-from mlx_h2o.operations.validate import FLOATS, dtype_name
-from mlx_h2o.operations.validate_quantized import BITS, GROUP_SIZES
-
-RankName = Literal["importance", "age", "key_diversity"]
-
-Packed = tuple[mx.array, mx.array, mx.array]
-"""Rows as ``mx.quantize`` packs them: words, scales and biases."""
-
-Statistics = tuple[mx.array, mx.array]
-"""What ``key_statistics`` returns."""
+from mlx_h2o.operations.arguments import FLOATS, StreamLike, dtype_name
+from mlx_h2o.operations.arguments import found as _found
+from mlx_h2o.operations.requests import Packed, PerSequence, RankName, ReplaceRequest
 
 _OP = "replace_worst"
-_INT32 = 2**31 - 1
 _LAST_POSITION = 2**30 - 1
 _RANK_NAMES = ("importance", "age", "key_diversity")
-
-
-class ReplaceRequest(NamedTuple):
-    """One validated call of ``replace_worst``.
-
-    ``keys`` and ``values`` are arrays, or both packed with ``bits`` and ``v_bits`` per element.
-    ``ranks`` are an array or a rank's name, and mean nothing where ``worst`` names the rows.
-    """
-
-    keys: mx.array | Packed
-    values: mx.array | Packed
-    importance: mx.array
-    positions: mx.array
-    new_keys: mx.array
-    new_values: mx.array
-    position: int
-    sink_size: int
-    recent_start: int | None
-    ranks: mx.array | RankName
-    stream: StreamLike = None
-    worst: mx.array | None = None
-    statistics: Statistics | None = None
-    bits: int = 8
-    v_bits: int = 8
-    group_size: int = 64
-
-    @property
-    def is_packed(self) -> bool:
-        return isinstance(self.keys, tuple)
 
 
 def replace_request(
@@ -66,19 +24,17 @@ def replace_request(
     new_keys: mx.array,
     new_values: mx.array,
     *,
-    position: int,
+    position: PerSequence,
     sink_size: int = 0,
-    recent_start: int | None = None,
+    recent_start: PerSequence | None = None,
     ranks: mx.array | RankName | None = None,
-    worst: mx.array | None = None,
-    statistics: Statistics | None = None,
     bits: int = 8,
     group_size: int = 64,
     v_bits: int | None = None,
     stream: StreamLike = None,
 ) -> ReplaceRequest:
     """Check the arguments of ``replace_worst``."""
-    bits, v_bits, group_size = _packing(bits, v_bits, group_size)
+    bits, value_bits, group_size = arguments.packing(_OP, bits, v_bits, group_size)
     keys, values = as_packed(keys), as_packed(values)
     if isinstance(keys, tuple) != isinstance(values, tuple):
         raise TypeError(
@@ -86,7 +42,7 @@ def replace_request(
             "expected two arrays, or two tuples of words, scales and biases."
         )
     stored = _layout("keys", keys, new_keys, bits, group_size)
-    stored_values = _layout("values", values, new_values, v_bits, group_size)
+    stored_values = _layout("values", values, new_values, value_bits, group_size)
     rows = stored.rows
     if stored_values.rows != rows:
         raise ValueError(
@@ -105,27 +61,19 @@ def replace_request(
         _check(name, array, rows, dtype, "[B, H, N]")
     _check_new("keys", new_keys, stored)
     _check_new("values", new_values, stored_values)
-    if worst is not None:
-        if ranks is not None:
-            raise ValueError(f"[{_OP}] ranks and worst are both given, expected one of them.")
-        _check("worst", worst, rows[:2], mx.uint32, "[B, H]")
-    if statistics is not None:
-        statistics = _statistics(statistics, rows, new_keys.shape[3])
-    position, sink_size, recent_start = _zones(position, sink_size, recent_start)
-    place = arguments.stream(_OP, stream)
+    position = arguments.per_sequence(_OP, "position", position, rows[0])
+    if isinstance(position, int) and not 0 <= position <= _LAST_POSITION:
+        raise ValueError(f"[{_OP}] position is {position}, expected 0 to 2**30 - 1.")
+    zones = arguments.zones(_OP, sink_size, recent_start, rows[0])
     return ReplaceRequest(
-        keys, values, importance, positions, new_keys, new_values, position, sink_size,
-        recent_start, by, place, worst, statistics, bits, v_bits, group_size,
+        keys, values, importance, positions, new_keys, new_values, position, *zones, by,
+        arguments.stream(_OP, stream), bits, value_bits, group_size,
     )  # fmt: skip
 
 
 def as_packed(rows: Any) -> Any:
     """``mx.quantize`` returns a list, where the operations write of a tuple."""
     return tuple(rows) if isinstance(rows, list) and len(rows) == 3 else rows
-
-
-def _found(array: mx.array) -> str:
-    return f"{dtype_name(array.dtype)} {array.shape}"
 
 
 def _check(
@@ -137,18 +85,6 @@ def _check(
             f"[{_OP}] {name} are {_found(found)}, expected {dtype_name(dtype)} {layout} = {shape}."
         )
     return found
-
-
-def _packing(bits: object, v_bits: object, group_size: object) -> tuple[int, int, int]:
-    key_bits = arguments.integer(_OP, "bits", bits)
-    value_bits = key_bits if v_bits is None else arguments.integer(_OP, "v_bits", v_bits)
-    size = arguments.integer(_OP, "group_size", group_size)
-    for name, number in (("bits", key_bits), ("v_bits", value_bits)):
-        if number not in BITS:
-            raise ValueError(f"[{_OP}] {name} is {number}, expected one of {BITS}.")
-    if size not in GROUP_SIZES:
-        raise ValueError(f"[{_OP}] group_size is {size}, expected one of {GROUP_SIZES}.")
-    return key_bits, value_bits, size
 
 
 class _Layout(NamedTuple):
@@ -212,34 +148,3 @@ def _check_new(name: str, new: object, stored: _Layout) -> None:
             f"[{_OP}] new {name} are {_found(row)}, expected "
             f"{dtype_name(stored.dtype)} {expected} as the {name}."
         )
-
-
-def _statistics(statistics: object, rows: tuple[int, int, int], width: int) -> Statistics:
-    if not isinstance(statistics, tuple) or len(statistics) != 2:
-        raise TypeError(f"[{_OP}] statistics must be a tuple of key_sum and inverse_norms.")
-    key_sum, inverse_norms = statistics
-    shape = (*rows[:2], width)
-    return (
-        _check("key_sum", key_sum, shape, mx.float32, "[B, H, D]"),
-        _check("inverse_norms", inverse_norms, rows, mx.float32, "[B, H, N]"),
-    )
-
-
-def _zones(
-    position: object, sink_size: object, recent_start: object
-) -> tuple[int, int, int | None]:
-    place = arguments.integer(_OP, "position", position)
-    if not 0 <= place <= _LAST_POSITION:
-        raise ValueError(f"[{_OP}] position is {place}, expected 0 to 2**30 - 1.")
-    return (place, *zones(_OP, sink_size, recent_start))
-
-
-def zones(op: str, sink_size: object, recent_start: object) -> tuple[int, int | None]:
-    """The protected zones, cut to int32."""
-    sinks = arguments.integer(op, "sink_size", sink_size)
-    if sinks < 0:
-        raise ValueError(f"[{op}] sink_size is {sinks}, expected 0 or more.")
-    if recent_start is None:
-        return min(sinks, _INT32), None
-    start = arguments.integer(op, "recent_start", recent_start)
-    return min(sinks, _INT32), max(-_INT32, min(start, _INT32))

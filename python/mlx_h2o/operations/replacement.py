@@ -3,16 +3,19 @@
 Re-exported by ``fast``. Each call is validated, then served by the best back end (``backends``).
 """
 
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, cast
 
 import mlx.core as mx
 
-from mlx_h2o.operations import cache_requests, composed_cache
+from mlx_h2o.operations import cache_requests
 from mlx_h2o.operations.arguments import StreamLike
-from mlx_h2o.operations.backends import for_retention, operation_of
-from mlx_h2o.operations.replace_requests import Packed, RankName, ReplaceRequest, Statistics
+from mlx_h2o.operations.backends import resolve
+from mlx_h2o.operations.requests import Packed, PerSequence, RankName
 
-__all__ = ["key_diversity", "replace_worst", "serve_replacement"]
+__all__ = ["key_diversity", "replace_worst"]
+
+K = TypeVar("K", mx.array, Packed)
+V = TypeVar("V", mx.array, Packed)
 
 
 def key_diversity(keys: mx.array, *, stream: StreamLike = None) -> mx.array:
@@ -30,16 +33,11 @@ def key_diversity(keys: mx.array, *, stream: StreamLike = None) -> mx.array:
         TypeError: ``keys`` is not an array.
     """
     request = cache_requests.key_diversity_request(keys, stream=stream)
-    served = operation_of("key_diversity", request.stream)
-    result: mx.array = (served or composed_cache.key_diversity)(request)
+    op = "key_diversity"
+    result: mx.array = resolve(request.stream, op=op).function(op)(request)
     return result
 
 
-K = TypeVar("K", mx.array, Packed)
-V = TypeVar("V", mx.array, Packed)
-
-
-@overload
 def replace_worst(
     keys: K,
     values: V,
@@ -48,65 +46,20 @@ def replace_worst(
     new_keys: mx.array,
     new_values: mx.array,
     *,
-    position: int,
+    position: PerSequence,
     sink_size: int = 0,
-    recent_start: int | None = None,
+    recent_start: PerSequence | None = None,
     ranks: mx.array | RankName | None = None,
-    worst: mx.array | None = None,
-    statistics: None = None,
     bits: int = 8,
     group_size: int = 64,
     v_bits: int | None = None,
     stream: StreamLike = None,
-) -> tuple[K, V, mx.array, mx.array]: ...
-
-
-@overload
-def replace_worst(
-    keys: K,
-    values: V,
-    importance: mx.array,
-    positions: mx.array,
-    new_keys: mx.array,
-    new_values: mx.array,
-    *,
-    position: int,
-    sink_size: int = 0,
-    recent_start: int | None = None,
-    ranks: mx.array | RankName | None = None,
-    worst: mx.array | None = None,
-    statistics: Statistics,
-    bits: int = 8,
-    group_size: int = 64,
-    v_bits: int | None = None,
-    stream: StreamLike = None,
-) -> tuple[K, V, mx.array, mx.array, mx.array, mx.array]: ...
-
-
-def replace_worst(
-    keys: mx.array | Packed,
-    values: mx.array | Packed,
-    importance: mx.array,
-    positions: mx.array,
-    new_keys: mx.array,
-    new_values: mx.array,
-    *,
-    position: int,
-    sink_size: int = 0,
-    recent_start: int | None = None,
-    ranks: mx.array | RankName | None = None,
-    worst: mx.array | None = None,
-    statistics: Statistics | None = None,
-    bits: int = 8,
-    group_size: int = 64,
-    v_bits: int | None = None,
-    stream: StreamLike = None,
-) -> tuple[Any, ...]:
+) -> tuple[K, V, mx.array, mx.array]:
     """Steady-state eviction: in each head a new row takes the place of the worst one.
 
-    The row is the one that ``evict_indices(ranks, positions, count=1)`` names, or the one that
-    ``worst`` names, which costs no search. Its key and value become the new ones, quantised where
-    the rows are; its importance NaN (not yet scored), its position ``position``.
+    The row is the one that ``evict_indices(ranks, positions, count=1)`` names. Its key and value
+    become the new ones, quantised where the rows are; its importance NaN (not yet scored), its
+    position ``position``.
 
     Args:
         keys: [B, H, N, D], float32, float16 or bfloat16; or packed as ``mx.quantize`` packs them:
@@ -116,24 +69,22 @@ def replace_worst(
         positions: int32 [B, H, N], distinct within a head; negative: padding.
         new_keys: [B, H, 1, D], the dtype of the keys, or of their scales.
         new_values: [B, H, 1, Dv], the dtype of the values, or of their scales.
-        position: of the new row, 0 to 2**30 - 1.
+        position: of the new row, 0 to 2**30 - 1, or int32 [B]: one for each sequence.
         sink_size: the first positions, which are protected.
-        recent_start: the first position of the protected recent window; None: no window.
+        recent_start: the first position of the protected recent window, or int32 [B]; None: no
+            window.
         ranks: float32 [B, H, N], or the name of what they would be: "importance" (as None), "age"
             (the oldest row goes), "key_diversity" (the function of this name).
-        worst: uint32 [B, H], the slots to write, as ``attention_and_accumulate`` returns them;
-            one beyond the last row means the last row. Not together with ``ranks``.
-        statistics: what ``key_statistics`` returned for these keys, to be kept up to date.
         bits: per element of packed keys, and of packed values unless ``v_bits`` is given.
         group_size: of packed rows.
         v_bits: per element of packed values.
         stream: stream or device to run on.
 
     Returns:
-        keys, values, importance and positions; with ``statistics`` then ``key_sum`` and
-        ``inverse_norms``. Evaluating the keys evaluates all. The arrays that were passed never
-        change; where nothing else holds them, a back end may write into their memory, so that a
-        row costs no copy of the others (native: always; composed: where MLX's own scatter does).
+        keys, values, importance and positions. Evaluating the keys evaluates all. The arrays that
+        were passed never change; where nothing else holds them, a back end may write into their
+        memory, so that a row costs no copy of the others (native: always; composed: where MLX's
+        own scatter does).
 
     Raises:
         ValueError: shapes, dtypes or numbers other than these.
@@ -141,20 +92,9 @@ def replace_worst(
     """
     request = cache_requests.replace_request(
         keys, values, importance, positions, new_keys, new_values, position=position,
-        sink_size=sink_size, recent_start=recent_start, ranks=ranks, worst=worst,
-        statistics=statistics, bits=bits, group_size=group_size, v_bits=v_bits, stream=stream,
+        sink_size=sink_size, recent_start=recent_start, ranks=ranks, bits=bits,
+        group_size=group_size, v_bits=v_bits, stream=stream,
     )  # fmt: skip
-    return serve_replacement(request)
-
-
-def serve_replacement(request: ReplaceRequest) -> tuple[Any, ...]:
-    """``replace_worst`` for arguments that are known to be right, such as a store's own."""
-    served = operation_of("replace_worst", request.stream)
-    if served is not None:
-        result: tuple[Any, ...] = served(request)
-        return result
-    if request.worst is not None:
-        return composed_cache.replace_worst(request)
-    retention = composed_cache.retention_of(request)
-    slots = for_retention("evict_indices", retention)(retention)
-    return composed_cache.written(request, slots)
+    op = "replace_worst"
+    found: Any = resolve(request.stream, op=op).function(op)(request)
+    return cast("tuple[K, V, mx.array, mx.array]", found)

@@ -3,20 +3,29 @@
 A back end makes one ``RowKernels`` of its way to run a launch, and names its functions as its own.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import mlx.core as mx
 
-from mlx_h2o.operations import composed, composed_cache, launch_prefill, launch_rows, prefill
-from mlx_h2o.operations import quantize_append as append
-from mlx_h2o.operations.cache_requests import AccumulateRequest, PrefillRequest, ReplaceRequest
-from mlx_h2o.operations.composed_cache import Stored
+from mlx_h2o.operations import (
+    composed,
+    composed_cache,
+    composed_prefill,
+    launch_prefill,
+    launch_rows,
+)
+from mlx_h2o.operations.composed_cache import Replaced
 from mlx_h2o.operations.launch import Execute, Launch
 from mlx_h2o.operations.placement import placed
-from mlx_h2o.operations.quantize_append import QuantizeAppendRequest, Quantized
-from mlx_h2o.operations.replace_requests import Statistics
-from mlx_h2o.operations.validate import RetentionRequest, StreamLike, runs_on_gpu
+from mlx_h2o.operations.requests import (
+    AccumulateRequest,
+    Packed,
+    PrefillRequest,
+    QuantizeAppendRequest,
+    ReplaceRequest,
+    RetentionRequest,
+)
+from mlx_h2o.operations.validate import StreamLike, runs_on_gpu
 
 
 class RowKernels:
@@ -51,49 +60,30 @@ class RowKernels:
             return composed.keep_indices(request)
         return self._launched(launch_rows.keep_rows(request), request.stream)[0]
 
-    def replace_worst(self, request: ReplaceRequest) -> tuple[Any, ...]:
-        """One kernel chooses the row and writes its score and position, one packs the new row,
-        one updates the statistics; a scatter writes each stored array of K and V.
+    def replace_worst(self, request: ReplaceRequest) -> Replaced:
+        """One kernel chooses the row and writes its score and position, one packs the new row; a
+        scatter writes each stored array of K and V.
 
         Kernels cannot write into their inputs; MLX's scatter does where nothing else holds them.
         """
         if not self._serves(request.stream):
             return composed_cache.replace_worst(request)
-        if request.worst is None:
-            slots, *others = self._chosen(request)
-        else:
-            slots = composed_cache.slots_of(request, self.evict_indices)
-            others = self._launched(launch_rows.mark_row(request, slots), request.stream)
-        new = self._new_rows(request)
-        if request.statistics is not None:
-            others += self._updated_statistics(request, request.statistics, slots, new[0])
-        return composed_cache.replaced(request, slots, new, tuple(others))
-
-    def _chosen(self, request: ReplaceRequest) -> list[mx.array]:
         with placed(request.stream):
             ranks = composed_cache.ranks_of(request) if request.ranks == "key_diversity" else None
-        return self._launched(launch_rows.replace_row(request, ranks), request.stream)
-
-    def _new_rows(self, request: ReplaceRequest) -> tuple[Stored, Stored]:
-        if not request.is_packed:
-            return request.new_keys, request.new_values
-        return self.pack_rows(
-            request.new_keys,
-            request.new_values,
-            bits=request.bits,
-            v_bits=request.v_bits,
-            group_size=request.group_size,
-            stream=request.stream,
-        )
-
-    def _updated_statistics(
-        self, request: ReplaceRequest, statistics: Statistics, slots: mx.array, new_keys: Stored
-    ) -> Sequence[mx.array]:
-        """In one kernel; of other head sizes, composed."""
-        if launch_rows.refuses_statistics(request):
-            return composed_cache.updated_statistics(request, statistics, slots, new_keys)
-        updating = launch_rows.update_statistics(request, statistics, slots, new_keys)
-        return self._launched(updating, request.stream)
+            choosing = launch_rows.replace_row(request, ranks)
+        slots, importance, positions = self._launched(choosing, request.stream)
+        new: tuple[composed_cache.Stored, composed_cache.Stored]
+        new = request.new_keys, request.new_values
+        if request.is_packed:
+            new = self.pack_rows(
+                request.new_keys,
+                request.new_values,
+                bits=request.bits,
+                v_bits=request.v_bits,
+                group_size=request.group_size,
+                stream=request.stream,
+            )
+        return composed_cache.replaced(request, slots, new, (importance, positions))
 
     def pack_rows(
         self,
@@ -104,7 +94,7 @@ class RowKernels:
         v_bits: int,
         group_size: int,
         stream: StreamLike = None,
-    ) -> tuple[Quantized, Quantized]:
+    ) -> tuple[Packed, Packed]:
         """New keys and values, quantised in one kernel."""
         packing = launch_rows.pack_rows(
             new_keys, new_values, bits=bits, v_bits=v_bits, group_size=group_size
@@ -112,10 +102,10 @@ class RowKernels:
         kw, ks, kb, vw, vs, vb = self._launched(packing, stream)
         return (kw, ks, kb), (vw, vs, vb)
 
-    def quantize_append(self, request: QuantizeAppendRequest) -> tuple[Quantized, Quantized]:
+    def quantize_append(self, request: QuantizeAppendRequest) -> tuple[Packed, Packed]:
         """The same, written into their slots by a scatter of each part."""
         if not self._serves(request.stream):
-            return append.composed(request)
+            return composed_cache.quantize_append(request)
         packed = self.pack_rows(
             request.new_keys,
             request.new_values,
@@ -124,12 +114,12 @@ class RowKernels:
             group_size=request.group_size,
             stream=request.stream,
         )
-        return append.written(request, *packed)
+        return composed_cache.appended(request, *packed)
 
     def prefill_scores(self, request: PrefillRequest) -> mx.array:
         """The scores of a chunk in one kernel, its mass in two; other head sizes, composed."""
         if launch_prefill.refuses(request) or not self._serves(request.stream):
-            return prefill.composed_scores(request)
+            return composed_prefill.prefill_scores(request)
         plan = launch_prefill.plan(request)
         return plan.outputs(self._executor(request.stream))["accumulated"]
 

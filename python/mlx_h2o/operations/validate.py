@@ -1,30 +1,23 @@
-"""Checks of the operations' arguments together, and the validated requests that back ends receive.
+"""Checks of the arguments of attention and of the selection of rows.
 
 Every error is raised here, before a back end is chosen, so that all of them refuse the same
 calls with the same words. Texts begin with the operation's name in brackets, as MLX's do.
 """
 
-from dataclasses import dataclass
-
 import mlx.core as mx
 
 from mlx_h2o.operations import arguments
+from mlx_h2o.operations.arguments import FLOATS as FLOATS
 from mlx_h2o.operations.arguments import StreamLike as StreamLike
+from mlx_h2o.operations.arguments import dtype_name as dtype_name
+from mlx_h2o.operations.requests import AttentionRequest as AttentionRequest
+from mlx_h2o.operations.requests import RetentionRequest as RetentionRequest
 
 ATTENTION = "scaled_dot_product_attention_with_scores"
 
-_INT32 = 2**31 - 1
-
-FLOATS: tuple[mx.Dtype, ...] = (mx.float32, mx.float16, mx.bfloat16)
-
-_MASK_THRESHOLDS = {dtype: float(mx.finfo(dtype).min) / 2 for dtype in FLOATS}
+MASK_THRESHOLDS = {dtype: float(mx.finfo(dtype).min) / 2 for dtype in FLOATS}
 
 Shape = tuple[int, ...]
-
-
-def dtype_name(dtype: mx.Dtype) -> str:
-    """``mlx.core.float16`` is ``float16`` in messages."""
-    return str(dtype).removeprefix("mlx.core.")
 
 
 def device_of(stream: StreamLike) -> mx.Device:
@@ -37,43 +30,6 @@ def device_of(stream: StreamLike) -> mx.Device:
 def runs_on_gpu(stream: StreamLike) -> bool:
     """Whether a call with this ``stream`` argument runs on a GPU."""
     return bool(device_of(stream).type == mx.DeviceType.gpu)
-
-
-@dataclass(frozen=True, eq=False)
-class AttentionRequest:
-    """One validated attention call. Shapes as in ``fast``; nothing has been copied.
-
-    ``mask`` is already broadcast to [B, Hq, Lq, N] (strides may be 0) and is bool or additive;
-    an additive entry at or below ``mask_threshold`` masks its pair. ``causal`` and ``mask``
-    exclude each other. ``probes`` [B, Hkv, E, D], in the dtype of the queries, are served by
-    ``attention_with_probes`` alone. Where ``return_scores`` or ``return_lse`` is false the back
-    end may return None in that place.
-    """
-
-    queries: mx.array
-    keys: mx.array
-    values: mx.array
-    scale: float
-    causal: bool = False
-    mask: mx.array | None = None
-    sinks: mx.array | None = None
-    mask_threshold: float = 0.0
-    probes: mx.array | None = None
-    return_scores: bool = True
-    return_lse: bool = False
-    stream: StreamLike = None
-
-
-@dataclass(frozen=True, eq=False)
-class RetentionRequest:
-    """One validated call of ``keep_indices`` or ``evict_indices``; ``count`` rows are dropped."""
-
-    scores: mx.array
-    positions: mx.array
-    count: int
-    sink_size: int = 0
-    recent_start: int | None = None
-    stream: StreamLike = None
 
 
 def _check_shapes(op: str, queries: Shape, keys: Shape, values: Shape) -> None:
@@ -158,7 +114,7 @@ def placed_mask(
             raise ValueError(f"[{op}] mask is {mask!r}, expected 'causal', an array or None.")
         return True, 0.0, None
     _check_mask(op, arguments.array(op, "mask", mask), shape)
-    threshold = 0.0 if mask.dtype == mx.bool_ else _MASK_THRESHOLDS[mask.dtype]
+    threshold = 0.0 if mask.dtype == mx.bool_ else MASK_THRESHOLDS[mask.dtype]
     return False, threshold, mx.broadcast_to(mask, shape, stream=stream)
 
 
@@ -241,7 +197,7 @@ def _retention(
     name: str,
     number: int,
     sink_size: int,
-    recent_start: int | None,
+    recent_start: int | mx.array | None,
     stream: StreamLike,
 ) -> RetentionRequest:
     scores = arguments.array(op, "scores", scores)
@@ -250,16 +206,9 @@ def _retention(
     number = arguments.integer(op, name, number)
     if not 1 <= number <= rows:
         raise ValueError(f"[{op}] {name} is {number}, expected 1 to N = {rows}.")
-    sink_size = arguments.integer(op, "sink_size", sink_size)
-    if sink_size < 0:
-        raise ValueError(f"[{op}] sink_size is {sink_size}, expected 0 or more.")
-    if recent_start is not None:
-        recent_start = arguments.integer(op, "recent_start", recent_start)
-        # Positions end far below: a limit outside int32 says the same as the nearest one inside.
-        recent_start = max(-_INT32, min(recent_start, _INT32))
+    zones = arguments.zones(op, sink_size, recent_start, scores.shape[0])
     count = rows - number if name == "keep" else number
-    place = arguments.stream(op, stream)
-    return RetentionRequest(scores, positions, count, min(sink_size, _INT32), recent_start, place)
+    return RetentionRequest(scores, positions, count, *zones, arguments.stream(op, stream))
 
 
 def keep_request(
@@ -268,7 +217,7 @@ def keep_request(
     *,
     keep: int,
     sink_size: int = 0,
-    recent_start: int | None = None,
+    recent_start: int | mx.array | None = None,
     stream: StreamLike = None,
 ) -> RetentionRequest:
     """Check the arguments of ``keep_indices``."""
@@ -282,7 +231,7 @@ def evict_request(
     *,
     count: int = 1,
     sink_size: int = 0,
-    recent_start: int | None = None,
+    recent_start: int | mx.array | None = None,
     stream: StreamLike = None,
 ) -> RetentionRequest:
     """Check the arguments of ``evict_indices``."""

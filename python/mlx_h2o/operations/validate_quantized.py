@@ -1,10 +1,11 @@
-"""Checks of quantised attention's arguments, and the validated request that back ends receive."""
-
-from dataclasses import dataclass
+"""Checks of attention's arguments where rows are packed, or may be."""
 
 import mlx.core as mx
 
 from mlx_h2o.operations import arguments
+from mlx_h2o.operations.arguments import BITS as BITS
+from mlx_h2o.operations.arguments import GROUP_SIZES as GROUP_SIZES
+from mlx_h2o.operations.requests import AttentionRequest, QuantizedRows
 from mlx_h2o.operations.validate import (
     FLOATS,
     Shape,
@@ -15,51 +16,6 @@ from mlx_h2o.operations.validate import (
 )
 
 QUANTIZED_ATTENTION = "scaled_dot_product_attention_quantized_with_scores"
-
-BITS = (2, 3, 4, 5, 6, 8)
-GROUP_SIZES = (32, 64, 128)
-
-
-@dataclass(frozen=True, eq=False)
-class QuantizedRows:
-    """Keys or values as ``mx.quantize`` packs them: uint32 words, and a scale and a bias for
-    each ``group_size`` elements. ``shape`` is that of the dense rows, [B, Hkv, N, D].
-    """
-
-    words: mx.array
-    scales: mx.array
-    biases: mx.array
-    bits: int
-    group_size: int
-
-    @property
-    def shape(self) -> Shape:
-        """[B, Hkv, N, D] of what is packed."""
-        return (*self.words.shape[:3], self.words.shape[3] * 32 // self.bits)
-
-
-@dataclass(frozen=True, eq=False)
-class QuantizedAttentionRequest:
-    """One validated call of quantised attention; the fields are those of ``AttentionRequest``.
-
-    Pairs whose weight is below ``sparse_v_threshold`` add nothing to the output; 0: all add.
-    ``return_skipped``: what share of a query's rows that was.
-    """
-
-    queries: mx.array
-    keys: QuantizedRows
-    values: QuantizedRows
-    scale: float
-    causal: bool = False
-    mask: mx.array | None = None
-    sinks: mx.array | None = None
-    mask_threshold: float = 0.0
-    sparse_v_threshold: float = 0.0
-    probes: mx.array | None = None
-    return_scores: bool = True
-    return_lse: bool = False
-    return_skipped: bool = False
-    stream: StreamLike = None
 
 
 def _check_queries(op: str, queries: mx.array) -> None:
@@ -77,13 +33,6 @@ def _check_queries(op: str, queries: mx.array) -> None:
             f"[{op}] queries are {dtype_name(queries.dtype)}, "
             "expected float32, float16 or bfloat16."
         )
-
-
-def _setting(op: str, name: str, value: object, known: tuple[int, ...]) -> int:
-    number = arguments.integer(op, name, value)
-    if number not in known:
-        raise ValueError(f"[{op}] {name} is {number}, expected one of {known}.")
-    return number
 
 
 def packed_rows(
@@ -177,15 +126,13 @@ def quantized_attention_request(
     return_skipped: bool = False,
     stream: StreamLike = None,
     op: str = QUANTIZED_ATTENTION,
-) -> QuantizedAttentionRequest:
+) -> AttentionRequest:
     """Check the arguments of quantised attention; ``keys`` and ``values`` are (words, scales,
     biases). Raises TypeError and ValueError as ``fast`` documents.
     """
     queries = arguments.array(op, "queries", queries)
     _check_queries(op, queries)
-    bits = _setting(op, "bits", bits, BITS)
-    value_bits = bits if v_bits is None else _setting(op, "v_bits", v_bits, BITS)
-    group_size = _setting(op, "group_size", group_size, GROUP_SIZES)
+    bits, value_bits, group_size = arguments.packing(op, bits, v_bits, group_size)
     packed_keys = packed_rows(op, "key", keys, bits=bits, group_size=group_size)
     packed_values = packed_rows(op, "value", values, bits=value_bits, group_size=group_size)
     _check_together(op, queries.shape, packed_keys, packed_values)
@@ -200,7 +147,7 @@ def quantized_attention_request(
     causal, mask_threshold, pairs = placed_mask(op, mask, shape, place)
     if sinks is not None:
         check_sinks(op, arguments.array(op, "sinks", sinks), queries.shape[1])
-    return QuantizedAttentionRequest(
+    return AttentionRequest(
         queries=queries,
         keys=packed_keys,
         values=packed_values,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import mlx.core as mx
 
-from ..operations.cache_requests import RankName
+from ..operations.requests import RankName
 from ..operations.ema import MAX_QUERIES
 
 if TYPE_CHECKING:

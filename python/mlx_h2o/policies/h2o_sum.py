@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import mlx.core as mx
 
-from ..operations.cache_requests import RankName
+from ..operations.requests import RankName
 from .base import Policy, Rows
 from .weights import add_mass
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from ..operations import composed
-from ..operations.validate import RetentionRequest
+from ..operations.requests import RetentionRequest
 
 __all__ = ["add_mass", "order", "per_kv_head"]
 

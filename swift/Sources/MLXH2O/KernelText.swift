@@ -2348,6 +2348,7 @@ struct KernelText: Sendable {
     inputs: [
       Buffer(name: "scores", condition: ""),
       Buffer(name: "positions", condition: ""),
+      Buffer(name: "recent_starts", condition: ""),
       Buffer(name: "zones", condition: ""),
     ],
     outputs: [
@@ -2373,6 +2374,7 @@ struct KernelText: Sendable {
             const int batch = int(threadgroup_position_in_grid.x) / head_count;
             const int head = int(threadgroup_position_in_grid.x) % head_count;
             const int64_t positions_start = batch * positions_strides[0] + head * positions_strides[1];
+            const int recent_start = recent_starts[batch * recent_starts_strides[0]];
             const int64_t scores_start = batch * scores_strides[0] + head * scores_strides[1];
             int kind = -1;
             float worth = 0.0f;
@@ -2382,7 +2384,7 @@ struct KernelText: Sendable {
               const int position = positions[positions_start + row * positions_strides[2]];
               const float score = scores[scores_start + row * scores_strides[2]];
               int found = score != score ? UNSCORED : SCORED;
-              if (position < zones[0] || position >= zones[1]) {
+              if (position < zones[0] || position >= recent_start) {
                 found = PROTECTED;
               }
               if (position < 0) {
@@ -2436,6 +2438,8 @@ struct KernelText: Sendable {
     inputs: [
       Buffer(name: "importance", condition: ""),
       Buffer(name: "positions", condition: ""),
+      Buffer(name: "recent_starts", condition: ""),
+      Buffer(name: "newest", condition: ""),
       Buffer(name: "zones", condition: ""),
     ],
     outputs: [
@@ -2463,6 +2467,8 @@ struct KernelText: Sendable {
             const int batch = int(threadgroup_position_in_grid.x) / head_count;
             const int head = int(threadgroup_position_in_grid.x) % head_count;
             const int64_t positions_start = batch * positions_strides[0] + head * positions_strides[1];
+            const int recent_start = recent_starts[batch * recent_starts_strides[0]];
+            const int newest_position = newest[batch * newest_strides[0]];
             const int64_t importance_start = batch * importance_strides[0] + head * importance_strides[1];
             int kind = -1;
             float worth = 0.0f;
@@ -2470,10 +2476,10 @@ struct KernelText: Sendable {
             int slot = 0;
             for (int row = group * LANES + lane; row < row_count; row += NS * LANES) {
               const int position = positions[positions_start + row * positions_strides[2]];
-              const float score = AGE ? static_cast<float>(position - zones[2])
+              const float score = AGE ? static_cast<float>(position - newest_position)
                                       : importance[importance_start + row * importance_strides[2]];
               int found = score != score ? UNSCORED : SCORED;
-              if (position < zones[0] || position >= zones[1]) {
+              if (position < zones[0] || position >= recent_start) {
                 found = PROTECTED;
               }
               if (position < 0) {
@@ -2522,7 +2528,7 @@ struct KernelText: Sendable {
               const float old_importance = importance[importance_start + row * importance_strides[2]];
               const int old_position = positions[positions_start + row * positions_strides[2]];
               new_importance[marked_start + row] = row == slot ? H2O_NAN : old_importance;
-              new_positions[marked_start + row] = row == slot ? zones[2] : old_position;
+              new_positions[marked_start + row] = row == slot ? newest_position : old_position;
             }
 
           """#),
@@ -2535,6 +2541,8 @@ struct KernelText: Sendable {
       Buffer(name: "scores", condition: ""),
       Buffer(name: "importance", condition: ""),
       Buffer(name: "positions", condition: ""),
+      Buffer(name: "recent_starts", condition: ""),
+      Buffer(name: "newest", condition: ""),
       Buffer(name: "zones", condition: ""),
     ],
     outputs: [
@@ -2562,6 +2570,8 @@ struct KernelText: Sendable {
             const int batch = int(threadgroup_position_in_grid.x) / head_count;
             const int head = int(threadgroup_position_in_grid.x) % head_count;
             const int64_t positions_start = batch * positions_strides[0] + head * positions_strides[1];
+            const int recent_start = recent_starts[batch * recent_starts_strides[0]];
+            const int newest_position = newest[batch * newest_strides[0]];
             const int64_t importance_start = batch * importance_strides[0] + head * importance_strides[1];
             const int64_t scores_start = batch * scores_strides[0] + head * scores_strides[1];
             int kind = -1;
@@ -2572,7 +2582,7 @@ struct KernelText: Sendable {
               const int position = positions[positions_start + row * positions_strides[2]];
               const float score = scores[scores_start + row * scores_strides[2]];
               int found = score != score ? UNSCORED : SCORED;
-              if (position < zones[0] || position >= zones[1]) {
+              if (position < zones[0] || position >= recent_start) {
                 found = PROTECTED;
               }
               if (position < 0) {
@@ -2621,49 +2631,8 @@ struct KernelText: Sendable {
               const float old_importance = importance[importance_start + row * importance_strides[2]];
               const int old_position = positions[positions_start + row * positions_strides[2]];
               new_importance[marked_start + row] = row == slot ? H2O_NAN : old_importance;
-              new_positions[marked_start + row] = row == slot ? zones[2] : old_position;
+              new_positions[marked_start + row] = row == slot ? newest_position : old_position;
             }
-
-          """#),
-    ])
-
-  static let markRow = KernelText(
-    name: "mark_row",
-    template: ["NS"],
-    inputs: [
-      Buffer(name: "slots", condition: ""),
-      Buffer(name: "importance", condition: ""),
-      Buffer(name: "positions", condition: ""),
-      Buffer(name: "place", condition: ""),
-    ],
-    outputs: [
-      Buffer(name: "new_importance", condition: ""),
-      Buffer(name: "new_positions", condition: ""),
-    ],
-    segments: [
-      Segment(
-        condition: "",
-        text: #"""
-            constexpr int LANES = 32;
-            const int row = int(threadgroup_position_in_grid.x) * NS * LANES
-                + int(simdgroup_index_in_threadgroup) * LANES + int(thread_index_in_simdgroup);
-            const int head_count = importance_shape[1];
-            const int row_count = importance_shape[2];
-            if (row >= row_count) {
-              return;
-            }
-            const int batch_head = int(threadgroup_position_in_grid.y);
-            const int batch = batch_head / head_count;
-            const int head = batch_head % head_count;
-            const int slot = int(slots[batch * slots_strides[0] + head * slots_strides[1]]);
-            const float old_importance = importance[batch * importance_strides[0]
-                                                    + head * importance_strides[1]
-                                                    + row * importance_strides[2]];
-            const int old_position = positions[batch * positions_strides[0] + head * positions_strides[1]
-                                               + row * positions_strides[2]];
-            const int64_t marked = int64_t(batch_head) * row_count + row;
-            new_importance[marked] = row == slot ? H2O_NAN : old_importance;
-            new_positions[marked] = row == slot ? place[0] : old_position;
 
           """#),
     ])
@@ -2674,6 +2643,7 @@ struct KernelText: Sendable {
     inputs: [
       Buffer(name: "scores", condition: ""),
       Buffer(name: "positions", condition: ""),
+      Buffer(name: "recent_starts", condition: ""),
       Buffer(name: "zones", condition: ""),
     ],
     outputs: [
@@ -2694,8 +2664,8 @@ struct KernelText: Sendable {
             const int64_t scores_start = batch * scores_strides[0] + head * scores_strides[1];
             const int64_t positions_start = batch * positions_strides[0] + head * positions_strides[1];
             const int sink_end = zones[0];
-            const int recent_start = zones[1];
-            const int dropped = zones[2];
+            const int recent_start = recent_starts[batch * recent_starts_strides[0]];
+            const int dropped = zones[1];
             const int kept_count = row_count - dropped;
             uint32_t upper = 0;
             uint32_t lower = 0;
@@ -2761,142 +2731,6 @@ struct KernelText: Sendable {
                   counts[group] = found;
                 }
                 metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-              }
-            }
-
-          """#),
-    ])
-
-  static let updateStatistics = KernelText(
-    name: "update_statistics",
-    template: ["T", "D", "NS"],
-    inputs: [
-      Buffer(name: "slots", condition: ""),
-      Buffer(name: "key_sum", condition: ""),
-      Buffer(name: "inverse_norms", condition: ""),
-      Buffer(name: "stored_keys", condition: ""),
-      Buffer(name: "new_keys", condition: ""),
-    ],
-    outputs: [
-      Buffer(name: "new_key_sum", condition: ""),
-      Buffer(name: "new_inverse_norms", condition: ""),
-    ],
-    segments: [
-      Segment(
-        condition: "",
-        text: #"""
-            constexpr int LANES = 32;
-            constexpr int KEY_PART = D / LANES;
-            const int lane = int(thread_index_in_simdgroup);
-            const int group = int(simdgroup_index_in_threadgroup);
-            const int head_count = inverse_norms_shape[1];
-            const int row_count = inverse_norms_shape[2];
-            const int batch_head = int(threadgroup_position_in_grid.x);
-            const int batch = batch_head / head_count;
-            const int head = batch_head % head_count;
-            const int64_t norms_start = batch * inverse_norms_strides[0] + head * inverse_norms_strides[1];
-            const int64_t copy_start = int64_t(batch_head) * row_count;
-            const int slot = int(slots[batch * slots_strides[0] + head * slots_strides[1]]);
-            for (int row = group * LANES + lane; row < row_count; row += NS * LANES) {
-              if (row != slot) {
-                const float norm = inverse_norms[norms_start + row * inverse_norms_strides[2]];
-                new_inverse_norms[copy_start + row] = norm;
-              }
-            }
-            if (group == 0) {
-              float old_key[KEY_PART];
-              float new_key[KEY_PART];
-              h2o_load<KEY_PART>(
-                  stored_keys + h2o_offset(stored_keys_strides, batch, head, slot, lane * KEY_PART),
-                  stored_keys_strides[3],
-                  old_key);
-              h2o_load<KEY_PART>(
-                  new_keys + h2o_offset(new_keys_strides, batch, head, 0, lane * KEY_PART),
-                  new_keys_strides[3],
-                  new_key);
-              const float squares = metal::simd_sum(h2o_dot<KEY_PART>(new_key, new_key));
-              const float new_norm = 1.0f / metal::max(metal::precise::sqrt(squares), H2O_LEAST_NORM);
-              const float old_norm = inverse_norms[norms_start + slot * inverse_norms_strides[2]];
-              for (int j = 0; j < KEY_PART; j++) {
-                const int element = lane * KEY_PART + j;
-                const float before = key_sum[batch * key_sum_strides[0] + head * key_sum_strides[1]
-                                             + element * key_sum_strides[2]];
-                new_key_sum[int64_t(batch_head) * D + element] =
-                    before + (new_key[j] * new_norm - old_key[j] * old_norm);
-              }
-              if (lane == 0) {
-                new_inverse_norms[copy_start + slot] = new_norm;
-              }
-            }
-
-          """#),
-    ])
-
-  static let updateStatisticsQuantized = KernelText(
-    name: "update_statistics_quantized",
-    template: ["T", "D", "KB", "G", "NS"],
-    inputs: [
-      Buffer(name: "slots", condition: ""),
-      Buffer(name: "key_sum", condition: ""),
-      Buffer(name: "inverse_norms", condition: ""),
-      Buffer(name: "key_words", condition: ""),
-      Buffer(name: "key_scales", condition: ""),
-      Buffer(name: "key_biases", condition: ""),
-      Buffer(name: "new_words", condition: ""),
-      Buffer(name: "new_scales", condition: ""),
-      Buffer(name: "new_biases", condition: ""),
-    ],
-    outputs: [
-      Buffer(name: "new_key_sum", condition: ""),
-      Buffer(name: "new_inverse_norms", condition: ""),
-    ],
-    segments: [
-      Segment(
-        condition: "",
-        text: #"""
-            constexpr int LANES = 32;
-            constexpr int KEY_PART = D / LANES;
-            const int lane = int(thread_index_in_simdgroup);
-            const int group = int(simdgroup_index_in_threadgroup);
-            const int head_count = inverse_norms_shape[1];
-            const int row_count = inverse_norms_shape[2];
-            const int batch_head = int(threadgroup_position_in_grid.x);
-            const int batch = batch_head / head_count;
-            const int head = batch_head % head_count;
-            const int64_t norms_start = batch * inverse_norms_strides[0] + head * inverse_norms_strides[1];
-            const int64_t copy_start = int64_t(batch_head) * row_count;
-            const int slot = int(slots[batch * slots_strides[0] + head * slots_strides[1]]);
-            for (int row = group * LANES + lane; row < row_count; row += NS * LANES) {
-              if (row != slot) {
-                const float norm = inverse_norms[norms_start + row * inverse_norms_strides[2]];
-                new_inverse_norms[copy_start + row] = norm;
-              }
-            }
-            if (group == 0) {
-              float old_key[KEY_PART];
-              float new_key[KEY_PART];
-              h2o_load_quantized<KEY_PART, KB, G>(
-                  key_words + h2o_offset(key_words_strides, batch, head, slot, 0), key_words_strides[3],
-                  key_scales + h2o_offset(key_scales_strides, batch, head, slot, 0), key_scales_strides[3],
-                  key_biases + h2o_offset(key_biases_strides, batch, head, slot, 0), key_biases_strides[3],
-                  lane * KEY_PART, old_key);
-              h2o_load_quantized<KEY_PART, KB, G>(
-                  new_words + h2o_offset(new_words_strides, batch, head, 0, 0), new_words_strides[3],
-                  new_scales + h2o_offset(new_scales_strides, batch, head, 0, 0), new_scales_strides[3],
-                  new_biases + h2o_offset(new_biases_strides, batch, head, 0, 0), new_biases_strides[3],
-                  lane * KEY_PART, new_key);
-              const float squares = metal::simd_sum(h2o_dot<KEY_PART>(new_key, new_key));
-              const float new_norm = 1.0f / metal::max(metal::precise::sqrt(squares), H2O_LEAST_NORM);
-              const float old_norm = inverse_norms[norms_start + slot * inverse_norms_strides[2]];
-              for (int j = 0; j < KEY_PART; j++) {
-                const int element = lane * KEY_PART + j;
-                const float before = key_sum[batch * key_sum_strides[0] + head * key_sum_strides[1]
-                                             + element * key_sum_strides[2]];
-                new_key_sum[int64_t(batch_head) * D + element] =
-                    before + (new_key[j] * new_norm - old_key[j] * old_norm);
-              }
-              if (lane == 0) {
-                new_inverse_norms[copy_start + slot] = new_norm;
               }
             }
 

@@ -82,6 +82,13 @@ struct Case {
             biases: try rows("\(side)_biases"))
     }
 
+    /// Of the new row: one for all sequences, or one each.
+    func position() throws -> any PerSequence {
+        try optionalTensor("position") ?? field(\.position, "position")
+    }
+
+    func recentStart() -> (any PerSequence)? { optionalTensor("recent_start") ?? fields.recentStart }
+
     func mask() throws -> MLXFast.ScaledDotProductAttentionMaskMode {
         switch fields.mask {
         case "causal": .causal

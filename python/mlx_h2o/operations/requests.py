@@ -1,0 +1,181 @@
+"""What back ends receive: arguments that are known to be right.
+
+Validation makes them of what a user passes, and ``resolved`` of what our own caches pass. They are
+made once per layer and token, so nothing here is a frozen dataclass, which takes longer to make.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import mlx.core as mx
+
+from mlx_h2o.operations.arguments import StreamLike
+
+Packed = tuple[mx.array, mx.array, mx.array]
+"""Rows as ``mx.quantize`` packs them: words, scales and biases."""
+
+PerSequence = int | mx.array
+"""One number for all sequences, or int32 [] or [B]."""
+
+RankName = Literal["importance", "age", "key_diversity"]
+
+
+class QuantizedRows(NamedTuple):
+    """Keys or values as ``mx.quantize`` packs them: uint32 words, and a scale and a bias for
+    each ``group_size`` elements. ``shape`` is that of the dense rows, [B, Hkv, N, D].
+    """
+
+    words: mx.array
+    scales: mx.array
+    biases: mx.array
+    bits: int
+    group_size: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[B, Hkv, N, D] of what is packed."""
+        return (*self.words.shape[:3], self.words.shape[3] * 32 // self.bits)
+
+
+@dataclass(slots=True, eq=False)
+class AttentionRequest:
+    """One attention call. Shapes as in ``fast``; nothing has been copied.
+
+    ``keys`` and ``values`` are both arrays, or both packed. ``mask`` is already broadcast to
+    [B, Hq, Lq, N] (strides may be 0) and is bool or additive; an additive entry at or below
+    ``mask_threshold`` masks its pair. ``causal`` and ``mask`` exclude each other. ``probes``
+    [B, Hkv, E, D] have the dtype of the queries. Of packed rows, pairs whose weight is below
+    ``sparse_v_threshold`` add nothing to the output; 0: all add. Where ``return_scores``,
+    ``return_lse`` or ``return_skipped`` is false the back end may give None in that place.
+    """
+
+    queries: mx.array
+    keys: mx.array | QuantizedRows
+    values: mx.array | QuantizedRows
+    scale: float
+    causal: bool = False
+    mask: mx.array | None = None
+    sinks: mx.array | None = None
+    mask_threshold: float = 0.0
+    sparse_v_threshold: float = 0.0
+    probes: mx.array | None = None
+    return_scores: bool = True
+    return_lse: bool = False
+    return_skipped: bool = False
+    stream: StreamLike = None
+
+    @property
+    def is_packed(self) -> bool:
+        return isinstance(self.keys, QuantizedRows)
+
+    @property
+    def hides(self) -> bool:
+        """Whether there may be a pair that is masked."""
+        return self.mask is not None or (self.causal and self.queries.shape[2] > 1)
+
+
+class AttentionResult(NamedTuple):
+    """What a back end makes of it; None where it was not asked for."""
+
+    out: mx.array
+    scores: mx.array | None = None
+    lse: mx.array | None = None
+    skipped: mx.array | None = None
+    probe_scores: mx.array | None = None
+
+
+@dataclass(slots=True, eq=False)
+class RetentionRequest:
+    """One call of ``keep_indices`` or ``evict_indices``; ``count`` rows are dropped."""
+
+    scores: mx.array
+    positions: mx.array
+    count: int
+    sink_size: int = 0
+    recent_start: PerSequence | None = None
+    stream: StreamLike = None
+
+
+class AccumulateRequest(NamedTuple):
+    """One call of ``accumulate_scores``; ``masked`` is False if no score is masked."""
+
+    importance: mx.array
+    scores: mx.array
+    decay: float
+    masked: bool = True
+    stream: StreamLike = None
+
+
+class AttentionAccumulateRequest(NamedTuple):
+    """One call of ``attention_and_accumulate``."""
+
+    attention: AttentionRequest
+    importance: mx.array
+    decay: float
+
+
+class PrefillRequest(NamedTuple):
+    """One call of ``prefill_scores``.
+
+    ``attention`` has the queries that count, its values are of no account; ``importance`` is None
+    where no row has been scored, and for "mass".
+    """
+
+    attention: AttentionRequest
+    kind: Literal["ema", "mass"]
+    importance: mx.array | None
+    decay: float
+
+    @property
+    def stream(self) -> StreamLike:
+        return self.attention.stream
+
+
+class KeyDiversityRequest(NamedTuple):
+    """One call of ``key_diversity``."""
+
+    keys: mx.array
+    stream: StreamLike = None
+
+
+class ReplaceRequest(NamedTuple):
+    """One call of ``replace_worst``.
+
+    ``keys`` and ``values`` are arrays, or both packed with ``bits`` and ``v_bits`` per element.
+    ``ranks`` are an array or a rank's name.
+    """
+
+    keys: mx.array | Packed
+    values: mx.array | Packed
+    importance: mx.array
+    positions: mx.array
+    new_keys: mx.array
+    new_values: mx.array
+    position: PerSequence
+    sink_size: int
+    recent_start: PerSequence | None
+    ranks: mx.array | RankName
+    stream: StreamLike = None
+    bits: int = 8
+    v_bits: int = 8
+    group_size: int = 64
+
+    @property
+    def is_packed(self) -> bool:
+        return isinstance(self.keys, tuple)
+
+
+class QuantizeAppendRequest(NamedTuple):
+    """One call of ``quantize_append``; ``v_bits`` is resolved."""
+
+    keys: Packed
+    values: Packed
+    new_keys: mx.array
+    new_values: mx.array
+    slots: mx.array
+    bits: int
+    group_size: int
+    v_bits: int
+    stream: StreamLike = None
