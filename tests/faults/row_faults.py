@@ -29,9 +29,12 @@ FAULTS = {
             "choose_row", "position < 0 ? row : position", "position"
         ),
         "sinks may go": Edit("choose_row", "position < zones[0] ||", ""),
-        "recent rows may go": Edit("choose_row", "|| position >= zones[1]", ""),
+        "recent rows may go": Edit("choose_row", "|| position >= recent_start", ""),
         "a row behind the last is looked at": Edit(
             "choose_row", "row < row_count", "row <= row_count"
+        ),
+        "all sequences have the window of the first": Edit(
+            "choose_row", "recent_starts[batch * recent_starts_strides[0]]", "recent_starts[0]"
         ),
         "simdgroups do not wait for each other's choice": Edit("choose_row", BARRIER, ""),
     },
@@ -74,14 +77,19 @@ FAULTS = {
     "replace": {
         "a new row has a score": Edit("replace_row", "row == slot ? H2O_NAN", "row == slot ? 0.0f"),
         "a new row is marked beside the chosen one": Edit(
-            "replace_row", "row == slot ? zones[2]", "row == slot + 1 ? zones[2]"
+            "replace_row", "row == slot ? newest_position", "row == slot + 1 ? newest_position"
         ),
-        "the youngest row goes": Edit("replace_row", "position - zones[2]", "zones[2] - position"),
+        "the youngest row goes": Edit(
+            "replace_row", "position - newest_position", "newest_position - position"
+        ),
         "all heads are marked as the first": Edit(
             "replace_row", "int64_t(threadgroup_position_in_grid.x) * row_count", "0"
         ),
         "sequences follow each other without rows": Edit(
             "replace_row", "batch * importance_strides[0] + head", "batch + head"
+        ),
+        "all sequences have the position of the first": Edit(
+            "replace_row", "newest[batch * newest_strides[0]]", "newest[0]"
         ),
         "one simdgroup knows the row": Edit(
             "replace_row", "slot = first_slot;", "slot = group == 0 ? first_slot : slot;"

@@ -17,8 +17,7 @@ from faults import attention_faults as dense
 from faults import sparse_faults as sparse
 from faults.attention_faults import WRONG, Fault
 from faults.metal import seeded
-from mlx_h2o.operations.launch import AnyAttentionRequest
-from mlx_h2o.operations.validate_quantized import QuantizedAttentionRequest
+from mlx_h2o.operations.requests import AttentionRequest
 
 pytestmark = [
     pytest.mark.emulator,
@@ -33,7 +32,7 @@ SCHEDULES = (Run("forward"), Run("reverse"), Run("random", seed=3))
 
 
 @cache
-def request_for(case: Case) -> AnyAttentionRequest:
+def request_for(case: Case) -> AttentionRequest:
     """The call that a fault is shown on; a masked one has all the corners of masks in it."""
     request = case.request()
     if case.mask != "add-f32":
@@ -47,17 +46,15 @@ def request_for(case: Case) -> AnyAttentionRequest:
     return replace(request, mask=mx.array(mask), sinks=mx.array(sinks))
 
 
-def is_wrong(backend: EmulatorBackend, request: AnyAttentionRequest) -> bool:
+def is_wrong(backend: EmulatorBackend, request: AttentionRequest) -> bool:
     """Whether any output differs from the reference by more than its tolerance."""
-    if request.probes is not None:
-        result, found = backend.attention_with_probes(request)
-        return probe_error(request, found) > 1 or max(errors(request, result).values()) > 1
-    if isinstance(request, QuantizedAttentionRequest):
-        return max(errors(request, backend.quantized_attention(request)).values()) > 1
-    return max(errors(request, backend.attention(request)).values()) > 1
+    result = backend.attention(request)
+    if request.probes is not None and probe_error(request, result.probe_scores) > 1:
+        return True
+    return max(errors(request, result).values()) > 1
 
 
-def symptom(backend: EmulatorBackend, request: AnyAttentionRequest) -> str:
+def symptom(backend: EmulatorBackend, request: AttentionRequest) -> str:
     """How it shows that something is wrong; empty where nothing is."""
     try:
         return WRONG if is_wrong(backend, request) else ""

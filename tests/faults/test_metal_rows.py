@@ -86,7 +86,8 @@ def choosing() -> list[Call]:
         {"recent_start": 10},
         {"sink_size": 4, "recent_start": 4400},
     )
-    return [partial(fast.evict_indices, *rows, **zones) for zones in every_zones]
+    calls = [partial(fast.evict_indices, *rows, **zones) for zones in every_zones]
+    return [*calls, partial(fast.evict_indices, *rows, recent_start=mx.array([4400, 10]))]
 
 
 def keeping() -> list[Call]:
@@ -104,7 +105,8 @@ def keeping() -> list[Call]:
 def replacing() -> list[Call]:
     rows = arguments(4, 300)
     by = ("importance", "age")
-    return [partial(fast.replace_worst, *rows, **options(ranks, 300)) for ranks in by]
+    calls = [partial(fast.replace_worst, *rows, **options(ranks, 300)) for ranks in by]
+    return [*calls, partial(fast.replace_worst, *rows, position=mx.array([900, 1000]))]
 
 
 def scoring(kind: str) -> list[Call]:
