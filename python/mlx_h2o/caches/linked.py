@@ -12,27 +12,171 @@ import mlx.core as mx
 from ..config import H2OConfig
 from .batch import BatchH2OKVCache
 from .cache import H2OKVCache
-from .following import FollowingRows
-from .speculative_cache import cache_of, class_of
+from .quantized import QuantizedH2OKVCache, evicting_cache
 
-__all__ = ["BatchLinkedH2OCache", "LinkedH2OCache"]
+__all__ = ["BatchLinkedH2OCache", "FollowingRows", "LinkedH2OCache"]
 
-_SETTINGS = 8
-"""Where the state of an :class:`H2OKVCache` has its settings."""
+_NAMES = ("following keys", "following values")
 
 
-class _Linked:
-    """Rows that a policy decides about, and those that follow them."""
+class FollowingRows:
+    """Keys and values that go with the rows of a leader, such as an indexer's beside attention's.
 
-    leader: Any
-    _follower: FollowingRows
+    They lie beside the leader's rows in its table, which moves, drops and brings back whole rows:
+    so there is nothing to decide here, whether the leader holds one sequence, a batch or drafts. An
+    update follows the leader's of the same tokens. They have as many heads as the leader.
 
-    def _lead(self, leader: Any) -> None:
+    Args:
+        leader: the cache that a policy decides about.
+    """
+
+    def __init__(self, leader: H2OKVCache) -> None:
+        self.leader = leader
+        self._followed = leader.updates
+        self._before = leader.offset
+
+    @property
+    def offset(self) -> Any:
+        """Tokens seen, as the leader counts them; during an update those before it."""
+        if self._followed == self.leader.updates:
+            self._before = self.leader.offset
+        return self._before
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Take in new rows [B, H, L, D] and [B, H, L, Dv] and return all, as the leader holds them.
+
+        Raises:
+            ValueError: shapes that do not match the rows stored or the leader's.
+            RuntimeError: the leader has not had the same tokens before.
+        """
+        op = "[FollowingRows.update_and_fetch]"
+        self._check(keys, values)
+        leader, added = self.leader, keys.shape[2]
+        table = leader._table
+        if table is None or leader.updates != self._followed + 1 or leader._length != added:
+            raise RuntimeError(
+                f"{op} found {added} tokens after {self._followed} updates, expected to follow the "
+                f"leader, which has had {leader.updates}."
+            )
+        if self._stored() is None and leader.evicted + leader.size() > added:
+            raise RuntimeError(
+                f"{op} the leader has rows of before, which have none here, expected to follow it "
+                "from its first."
+            )
+        for name, rows in zip(_NAMES, (keys, values), strict=True):
+            table.put_newest(name, rows)
+        self._followed, self._before = leader.updates, leader.offset
+        width = leader._width
+        found = [table.beside[name][:, :, :width] for name in _NAMES]
+        return found[0], found[1]
+
+    def _check(self, keys: mx.array, values: mx.array) -> None:
+        op = "[FollowingRows.update_and_fetch]"
+        for name, array in (("keys", keys), ("values", values)):
+            if array.ndim != 4 or 0 in array.shape[:3]:
+                raise ValueError(f"{op} {name} have shape {array.shape}, expected [B, H, L, D].")
+        if keys.shape[:3] != values.shape[:3]:
+            raise ValueError(f"{op} keys and values have shapes {keys.shape} and {values.shape}.")
+        table, stored = self.leader._table, self._stored()
+        for name, new, old in zip(("keys", "values"), (keys, values), stored or (), strict=False):
+            found, expected = ((*a.shape[:2], a.shape[3], str(a.dtype)) for a in (new, old))
+            if found != expected:
+                raise ValueError(f"{op} {name} are {found}, expected {expected} as the stored rows.")
+        if table is not None and table.shape != keys.shape[:2]:
+            raise ValueError(
+                f"{op} keys have shape {keys.shape}, expected B, H = {table.shape} as the leader."
+            )
+
+    def _stored(self) -> tuple[mx.array, ...] | None:
+        table = self.leader._table
+        if table is None or _NAMES[0] not in table.beside:
+            return None
+        return tuple(table.beside[name][:, :, : table.width] for name in _NAMES)
+
+    @property
+    def keys(self) -> mx.array | None:
+        """The stored keys [B, H, N, D], or None. May be set to an array of the same shape."""
+        found = self._stored()
+        return found and found[0]
+
+    @keys.setter
+    def keys(self, keys: mx.array) -> None:
+        self._set(0, keys)
+
+    @property
+    def values(self) -> mx.array | None:
+        """The stored values [B, H, N, Dv], or None. May be set to an array of the same shape."""
+        found = self._stored()
+        return found and found[1]
+
+    @values.setter
+    def values(self, values: mx.array) -> None:
+        self._set(1, values)
+
+    def _set(self, side: int, rows: mx.array) -> None:
+        table, stored = self.leader._table, self._stored()
+        old = None if stored is None else stored[side]
+        if table is None or old is None or rows.shape != old.shape or rows.dtype != old.dtype:
+            expected = "none, before any update" if old is None else f"{old.dtype} {old.shape}"
+            raise ValueError(
+                f"[FollowingRows.{('keys', 'values')[side]}] found {rows.dtype} {rows.shape}, "
+                f"expected {expected}."
+            )
+        table.beside[_NAMES[side]][:, :, : table.width] = rows
+
+    @property
+    def positions(self) -> mx.array | None:
+        """int32 [B, H, N]: the place of each stored row in the sequence."""
+        return self.leader.positions
+
+    @property
+    def state(self) -> tuple[Any, ...]:
+        """keys, values, positions and offset, to be read after the leader's, in its order."""
+        found = self._stored()
+        if found is None:
+            return None, None, None, self.offset
+        return *found, self.positions, self.offset
+
+    @state.setter
+    def state(self, state: Sequence[Any]) -> None:
+        table = self.leader._table
+        if state[0] is not None and table is not None:
+            for name, rows in zip(_NAMES, state[:2], strict=True):
+                table.attach(name, rows, 0.0)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes stored: keys and values."""
+        table = self.leader._table
+        return 0 if table is None else sum(table.beside[n].nbytes for n in _NAMES if n in table.beside)
+
+
+class LinkedH2OCache:
+    """An :class:`H2OKVCache` and the rows that follow it, in the place of a CacheList of two.
+
+    The model reads ``cache[0]``, the latents that a policy decides about, and ``cache[1]``, the
+    keys of its indexer, which picks rows by their slots: so both evict in lockstep.
+
+    Args:
+        config: the settings; None for the defaults.
+        name: what error messages call this cache, such as "deepseek_v32 layer 3".
+    """
+
+    def __init__(self, config: H2OConfig | None = None, *, name: str = "") -> None:
+        self._lead(evicting_cache(config or H2OConfig(), name=name))
+
+    def _lead(self, leader: H2OKVCache) -> None:
         self.leader = leader
         self._follower = FollowingRows(leader)
 
+    @classmethod
+    def _of(cls, leader: H2OKVCache) -> Any:
+        found = cls.__new__(cls)
+        found._lead(leader)
+        return found
+
     @property
-    def caches(self) -> tuple[Any, Any]:
+    def caches(self) -> tuple[H2OKVCache, FollowingRows]:
         """The leader and its follower."""
         return self.leader, self._follower
 
@@ -45,99 +189,57 @@ class _Linked:
         return self.leader.offset
 
     def size(self) -> int:
-        """Rows stored per head, after the surplus of a chunk has gone."""
-        size: int = self.leader.size()
-        return size
+        """Rows stored per head."""
+        return self.leader.size()
 
     def empty(self) -> bool:
         """Whether no token has been seen."""
-        empty: bool = self.leader.empty()
-        return empty
+        return self.leader.empty()
 
     @property
     def nbytes(self) -> int:
         """Bytes of both."""
-        nbytes: int = self.leader.nbytes + self._follower.nbytes
-        return nbytes
+        return self.leader.nbytes
+
+    def flush(self) -> None:
+        """Let the surplus of a chunk go, of both."""
+        self.leader.flush()
 
     def is_trimmable(self) -> bool:
         """Whether ``trim`` is exact, as the leader's."""
-        trimmable: bool = self.leader.is_trimmable()
-        return trimmable
+        return self.leader.is_trimmable()
 
     def trim(self, n: int) -> int:
         """Take back the last ``n`` tokens of both, as the leader's."""
-        taken: int = self.leader.trim(n)
-        return taken
+        return self.leader.trim(n)
 
     @property
     def state(self) -> list[Any]:
         """The states of both."""
         return [self.leader.state, self._follower.state]
 
-    def _restore(self, leader: Any, state: Sequence[Any]) -> None:
-        self._lead(leader)
-        self._follower.state = state[1]
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        found = type(self).__new__(type(self))
-        found._lead(copy.deepcopy(self.leader))
-        store = found.leader._store
-        if store is not None:
-            store.companions = self.leader._store.companions  # updates make new ones
-        memo[id(self)] = found
-        return found
-
-
-class LinkedH2OCache(_Linked):
-    """An :class:`H2OKVCache` and the rows that follow it, in the place of a CacheList of two.
-
-    The model reads ``cache[0]``, the latents that a policy decides about, and ``cache[1]``, the
-    keys of its indexer, which picks rows by their slots: so both evict in lockstep.
-
-    Args:
-        config: the settings; None for the defaults.
-        name: what error messages call this cache, such as "deepseek_v32 layer 3".
-    """
-
-    leader: H2OKVCache
-
-    def __init__(self, config: H2OConfig | None = None, *, name: str = "") -> None:
-        self._lead(cache_of(config or H2OConfig(), name=name))
-
-    @property
-    def state(self) -> list[Any]:
-        """The states of both."""
-        return super().state
-
     @state.setter
     def state(self, state: Sequence[Any]) -> None:
         if len(state) != 2:
-            raise ValueError(f"[LinkedH2OCache.state] found {len(state)} parts, expected 2.")
-        settings = json.loads(state[0][_SETTINGS])
-        leader = class_of(settings["kv_bits"], settings["speculative"]).from_state(state[0])
-        self._restore(leader, state)
+            raise ValueError(f"[{type(self).__name__}.state] found {len(state)} parts, expected 2.")
+        self._lead(self._restored(state[0]))
+        self._follower.state = state[1]
+
+    def _restored(self, state: Sequence[Any]) -> H2OKVCache:
+        bits = json.loads(state[8])["kv_bits"]
+        return (H2OKVCache if bits is None else QuantizedH2OKVCache).from_state(state)
 
     @classmethod
-    def from_state(cls, state: Sequence[Any]) -> LinkedH2OCache:
+    def from_state(cls, state: Sequence[Any]) -> Any:
         """A cache with the given ``state``, settings included."""
         cache = cls.__new__(cls)
         cache.state = state
         return cache
 
-    @classmethod
-    def merge(cls, caches: Sequence[Any]) -> BatchLinkedH2OCache:
-        """One cache of several sequences, for batches: see ``BatchH2OKVCache.merge``."""
-        return BatchLinkedH2OCache.merge(caches)
-
-
-class BatchLinkedH2OCache(_Linked):
-    """A :class:`BatchH2OKVCache` and the rows that follow it: a batch of linked caches.
-
-    ``LinkedH2OCache.merge`` makes one, ``extract`` gives a sequence back.
-    """
-
-    leader: BatchH2OKVCache
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        found = self._of(copy.deepcopy(self.leader))
+        memo[id(self)] = found
+        return found
 
     @classmethod
     def merge(cls, caches: Sequence[Any]) -> BatchLinkedH2OCache:
@@ -148,18 +250,25 @@ class BatchLinkedH2OCache(_Linked):
                     f"[BatchLinkedH2OCache.merge] found a {type(cache).__name__}, expected "
                     "LinkedH2OCache only."
                 )
-        return cls._of(BatchH2OKVCache.merge([cache.leader for cache in caches]))
+        leader = BatchH2OKVCache.merge([cache.leader for cache in caches])
+        merged: BatchLinkedH2OCache = BatchLinkedH2OCache._of(leader)
+        return merged
 
-    @classmethod
-    def _of(cls, leader: BatchH2OKVCache) -> BatchLinkedH2OCache:
-        found = cls.__new__(cls)
-        found._lead(leader)
-        return found
+
+class BatchLinkedH2OCache(LinkedH2OCache):
+    """A :class:`BatchH2OKVCache` and the rows that follow it: a batch of linked caches.
+
+    ``LinkedH2OCache.merge`` makes one, ``extract`` gives a sequence back.
+    """
+
+    leader: BatchH2OKVCache
+
+    def _restored(self, state: Sequence[Any]) -> H2OKVCache:
+        return BatchH2OKVCache.from_state(state)
 
     def extract(self, index: int) -> LinkedH2OCache:
         """The cache of one sequence, as ``BatchH2OKVCache.extract``."""
-        found = LinkedH2OCache.__new__(LinkedH2OCache)
-        found._lead(self.leader.extract(index))
+        found: LinkedH2OCache = LinkedH2OCache._of(self.leader.extract(index))
         return found
 
     def filter(self, batch_indices: Sequence[int] | mx.array) -> None:
@@ -182,21 +291,3 @@ class BatchLinkedH2OCache(_Linked):
     def finalize(self) -> None:
         """As ``BatchH2OKVCache.finalize``, of both."""
         self.leader.finalize()
-
-    @property
-    def state(self) -> list[Any]:
-        """The states of both."""
-        return super().state
-
-    @state.setter
-    def state(self, state: Sequence[Any]) -> None:
-        if len(state) != 2:
-            raise ValueError(f"[BatchLinkedH2OCache.state] found {len(state)} parts, expected 2.")
-        self._restore(BatchH2OKVCache.from_state(state[0]), state)
-
-    @classmethod
-    def from_state(cls, state: Sequence[Any]) -> BatchLinkedH2OCache:
-        """A cache with the given ``state``, settings included."""
-        cache = cls.__new__(cls)
-        cache.state = state
-        return cache

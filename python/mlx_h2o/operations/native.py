@@ -205,6 +205,19 @@ def quantize_append(request: QuantizeAppendRequest) -> tuple[Packed, Packed]:
     return (kw, ks, kb), (vw, vs, vb)
 
 
+def compact_rows(
+    buffers: Sequence[mx.array],
+    kept: mx.array,
+    lines: Sequence[int],
+    start: int = 0,
+    tail: int = 0,
+    stream: StreamLike = None,
+) -> list[mx.array]:
+    """The buffers, in the memory of the inputs where that is free."""
+    found: list[mx.array] = _module().compact_rows(buffers, kept, lines, start, tail, stream=stream)
+    return found
+
+
 def merge_segments(
     outs: Sequence[mx.array],
     lses: Sequence[mx.array],

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import mlx.core as mx
 
-from mlx_h2o.operations import composed, composed_cache, composed_prefill, composed_segments
+from mlx_h2o.operations import (
+    compaction,
+    composed,
+    composed_cache,
+    composed_prefill,
+    composed_segments,
+)
 from mlx_h2o.operations.arguments import StreamLike
 from mlx_h2o.operations.placement import placed
 from mlx_h2o.operations.requests import (
@@ -42,6 +48,7 @@ _DEFINITIONS: dict[str, Callable[..., Any]] = {
     "replace_worst": composed_cache.replace_worst,
     "quantize_append": composed_cache.quantize_append,
     "prefill_scores": composed_prefill.prefill_scores,
+    "compact_rows": compaction.compact_rows,
     "merge_segments": composed_segments.merge_segments,
     "rows_as_arrays": composed_segments.rows_as_arrays,
 }
@@ -59,6 +66,7 @@ class Operations:
     def __init__(self, named: str | None, candidates: Sequence[Backend]) -> None:
         self._named = named
         self._candidates = tuple(candidates)
+        self.name = candidates[0].name
 
     # Requests
 
@@ -239,6 +247,21 @@ class Operations:
             keys, values, new_keys, new_values, slots, bits, group_size, v_bits, stream
         )
         return cast("tuple[Packed, Packed]", self.function("quantize_append")(request))
+
+    def compact_rows(
+        self,
+        buffers: Sequence[mx.array],
+        kept: mx.array,
+        lines: Sequence[int],
+        start: int = 0,
+        tail: int = 0,
+        *,
+        stream: StreamLike = None,
+    ) -> list[mx.array]:
+        """Of the sequences in ``lines`` the rows in the slots ``kept`` uint32 [b, H, K], ascending,
+        and then ``tail`` rows from slot ``start`` on, in the first slots of each buffer."""
+        compact = self.function("compact_rows")
+        return cast("list[mx.array]", compact(buffers, kept, lines, start, tail, stream))
 
     def merge_segments(
         self,
