@@ -219,15 +219,21 @@ class Library:
         positions: Handle,
         number: int,
         sink_size: int = 0,
-        recent_start: int | None = None,
+        recent_start: int | Handle | None = None,
     ) -> Handle:
         """``operation`` is "keep" or "evict"; ``number`` its number of rows."""
         result = Handle(self, "mlx_array")
         function = getattr(self.c, f"mlx_h2o_{operation}_indices")
-        start = {"value": recent_start or 0, "has_value": recent_start is not None}
+        start = self.of_sequences(recent_start)
         place, rows = result.pointer, (scores.value, positions.value)
-        self.check(function(place, *rows, number, sink_size, start, self.stream.value))
+        self.check(function(place, *rows, number, sink_size, start.value, self.stream.value))
         return result
+
+    def of_sequences(self, value: int | Handle | None) -> Handle:
+        """A number for all sequences as int32 [], or what is an array or nothing already."""
+        if value is None:
+            return Handle(self, "mlx_array")
+        return value if isinstance(value, Handle) else self.array(np.array(value, np.int32))
 
     def run_case(self, case: dict[str, Any], tensors: dict[str, Any]) -> dict[str, np.ndarray]:
         """Run one parity case of an operation in OPERATIONS.
@@ -237,7 +243,7 @@ class Library:
         """
         inputs = {name: self.array(values) for name, values in tensors.items()}
         if case["op"] == "keep":
-            zones = (case["sink_size"], case["recent_start"])
+            zones = (case["sink_size"], inputs.get("recent_start", case["recent_start"]))
             rows = (inputs["scores"], inputs["positions"])
             keep = self.select("keep", *rows, case["keep"], *zones)
             evict = self.select("evict", *rows, case["count"], *zones)

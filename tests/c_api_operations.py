@@ -140,38 +140,23 @@ def attention_and_accumulate(
     decay: float,
     mask: Handle | str | None = None,
     sinks: Handle | None = None,
-    positions: Handle | None = None,
-    sink_size: int = 0,
-    recent_start: int | None = None,
     bits: int = 8,
     group_size: int = 64,
     v_bits: int | None = None,
     sparse_v_threshold: float = 0.0,
 ) -> dict[str, Handle]:
-    """out and importance; with positions ``worst``."""
-    names = ("out", "importance", "worst")
-    places = _places(library, names, (True, True, positions is not None))
+    """out and importance."""
+    names = ("out", "importance")
+    places = _places(library, names, (True, True))
     rows = [vector(library, side) for side in (keys, values)]
     library.check(
         library.c.mlx_h2o_attention_and_accumulate(
             *_pointers(library, names, places), queries.value, *(each.value for each in rows),
             importance.value, scale, decay, *_mask(library, mask), _value(library, sinks),
-            _value(library, positions), sink_size, optional(library, recent_start), bits,
-            group_size, optional(library, v_bits), sparse_v_threshold, library.stream.value,
+            bits, group_size, optional(library, v_bits), sparse_v_threshold, library.stream.value,
         )
     )  # fmt: skip
     return places
-
-
-def key_statistics(
-    library: Library, keys: Rows, *, bits: int = 8, group_size: int = 64
-) -> tuple[Handle, Handle]:
-    """key_sum and inverse_norms."""
-    names = ("key_sum", "inverse_norms")
-    places, rows = _places(library, names, (True, True)), vector(library, keys)
-    pointers, stream = _pointers(library, names, places), library.stream.value
-    library.check(library.c.mlx_h2o_key_statistics(*pointers, rows.value, bits, group_size, stream))
-    return places["key_sum"], places["inverse_norms"]
 
 
 def key_diversity(library: Library, keys: Handle) -> Handle:
@@ -189,32 +174,30 @@ def replace_worst(
     new_keys: Handle,
     new_values: Handle,
     *,
-    position: int,
+    position: int | Handle,
     sink_size: int = 0,
-    recent_start: int | None = None,
+    recent_start: int | Handle | None = None,
     ranks: Handle | str | None = None,
-    worst: Handle | None = None,
-    statistics: tuple[Handle, Handle] | None = None,
     bits: int = 8,
     group_size: int = 64,
     v_bits: int | None = None,
 ) -> dict[str, Any]:
-    """keys and values as tuples of handles; importance and positions, and statistics if given."""
+    """keys and values as tuples of handles; importance and positions."""
     vectors = [
         Handle(library, "mlx_vector_array", library.c.mlx_vector_array_new()) for _ in range(2)
     ]
-    names = ("importance", "positions", "key_sum", "inverse_norms")
-    places = _places(library, names, (True, True, *[statistics is not None] * 2))
+    names = ("importance", "positions")
+    places = _places(library, names, (True, True))
     rows = [vector(library, side) for side in (keys, values)]
-    known = [_value(library, each) for each in (worst, *(statistics or (None, None)))]
+    place, start = library.of_sequences(position), library.of_sequences(recent_start)
     per_row = [handle.value for handle in (importance, positions, new_keys, new_values)]
     by = "array" if isinstance(ranks, Handle) else ranks or ""
     given = _value(library, ranks if isinstance(ranks, Handle) else None)
     library.check(
         library.c.mlx_h2o_replace_worst(
             *(each.pointer for each in vectors), *_pointers(library, names, places),
-            *(each.value for each in rows), *per_row, position, sink_size,
-            optional(library, recent_start), by.encode(), given, *known, bits, group_size,
+            *(each.value for each in rows), *per_row, place.value, sink_size,
+            start.value, by.encode(), given, bits, group_size,
             optional(library, v_bits), library.stream.value,
         )
     )  # fmt: skip
@@ -335,7 +318,10 @@ def _run_accumulate(case: _Case) -> dict[str, np.ndarray]:
 
 
 def _run_replace(case: _Case) -> dict[str, np.ndarray]:
-    zones = {name: case.fields[name] for name in ("position", "sink_size", "recent_start")}
+    zones = {
+        name: case.handles.get(name, case.fields[name])
+        for name in ("position", "sink_size", "recent_start")
+    }
     names = ("importance", "positions", "new_keys", "new_values")
     found = replace_worst(
         case.library, case.rows("keys"), case.rows("values"), *(case.handles[n] for n in names),

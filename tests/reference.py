@@ -146,12 +146,21 @@ def retention_order(scores, positions, *, sink_size=0, recent_start=None) -> lis
     return sorted(range(len(scores)), key=rank)
 
 
+def of_sequence(numbers, sequence: int):
+    """The number of one sequence: the same for all, or one each. None stays None."""
+    if numbers is None:
+        return None
+    flat = np.array(numbers).reshape(-1)
+    return int(flat[sequence if flat.size > 1 else 0])
+
+
 def keep_indices(scores, positions, *, keep, sink_size=0, recent_start=None) -> np.ndarray:
-    """Slots to keep, ascending, uint32 [B, H, keep]."""
+    """Slots to keep, ascending, uint32 [B, H, keep]. recent_start: one number, or one each."""
     s, p = np.array(scores), np.array(positions)
     kept = np.zeros((*s.shape[:2], keep), np.uint32)
     for head in np.ndindex(*s.shape[:2]):
-        order = retention_order(s[head], p[head], sink_size=sink_size, recent_start=recent_start)
+        start = of_sequence(recent_start, head[0])
+        order = retention_order(s[head], p[head], sink_size=sink_size, recent_start=start)
         kept[head] = sorted(order[:keep])
     return kept
 
@@ -161,7 +170,8 @@ def evict_indices(scores, positions, *, count=1, sink_size=0, recent_start=None)
     s, p = np.array(scores), np.array(positions)
     dropped = np.zeros((*s.shape[:2], count), np.uint32)
     for head in np.ndindex(*s.shape[:2]):
-        order = retention_order(s[head], p[head], sink_size=sink_size, recent_start=recent_start)
+        start = of_sequence(recent_start, head[0])
+        order = retention_order(s[head], p[head], sink_size=sink_size, recent_start=start)
         dropped[head] = order[::-1][:count]
     return dropped
 

@@ -46,6 +46,15 @@ def test_a_shared_budget_that_is_too_small_is_refused():
         profile_of((1, 1), (1, 1)).by_entropy(H2OConfig(), 9)
 
 
+def test_a_profile_needs_a_budget_to_share_out():
+    unbounded = H2OConfig(max_kv_size=None)
+    for way in ("by_entropy", "by_concentration"):
+        with pytest.raises(ValueError, match=rf"\[Profile.{way}\] max_kv_size is None"):
+            getattr(profile_of((1, 1), (1, 1)), way)(unbounded)
+    found = profile_of((1, 1), (1, 1)).by_entropy(unbounded, 64)
+    assert found == [H2OConfig(max_kv_size=32)] * 2
+
+
 def test_the_profile_is_what_numpy_makes_of_the_scores(monkeypatch):
     """Every watched step of every layer, from the scores that attention returned."""
     model = tiny_qwen3()

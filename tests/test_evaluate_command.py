@@ -22,7 +22,8 @@ def evaluated(text, *flags):
 
 def test_arms_are_compared_on_the_same_tokens(text, tmp_path, capsys):
     file = tmp_path / "found.json"
-    flags = ("--max-kv-size", "48", "--policies", "keydiff", "window", "--json", str(file))
+    sizes = ("--max-kv-size", "48", "--evict-every", "1")
+    flags = (*sizes, "--policies", "keydiff", "window", "--json", str(file))
     assert cli.main(evaluated(text, *flags)) == 0
     shown = capsys.readouterr().out
     found = json.loads(file.read_text(encoding="utf-8"))
@@ -46,6 +47,23 @@ def test_quantised_rows_take_fewer_bytes(text, tmp_path):
     assert bytes_of["4"] < bytes_of["8"]
 
 
+def test_mixed_precision_and_budgets(text, tmp_path):
+    file, budgets = tmp_path / "found.json", tmp_path / "budgets.json"
+    budgets.write_text(json.dumps({"budgets": [64, 48, 48, 48, 48, 32]}))
+    flags = ("--max-kv-size", "48", "--evict-every", "1", "--json", str(file))
+    found = {}
+    for kind, more in {
+        "8": "--kv-bits 8",
+        "mixed": "--kv-bits 8 --light-bits 4 --dense-size 4",
+        "budgets": f"--kv-bits 8 --budgets {budgets}",
+    }.items():
+        assert cli.main(evaluated(text, *flags, *more.split())) == 0
+        found[kind] = json.loads(file.read_text(encoding="utf-8"))[-1]
+    losses = [arm["losses"] for arm in found.values()]
+    assert losses[0] != losses[1] != losses[2] != losses[0]
+    assert found["budgets"]["kv_bytes"] == found["8"]["kv_bytes"]  # as many rows, elsewhere
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -53,6 +71,8 @@ def test_quantised_rows_take_fewer_bytes(text, tmp_path):
         (("--text", "/no/such/file"), "--text: "),
         (("--sink-size", "999"), "sink_size"),
         (("--policies", "best"), "invalid choice"),
+        (("--max-kv-size", "48", "--budgets", "/no/such/file"), "/no/such/file"),
+        (("--max-kv-size", "none", "--chunk", "300"), "expected more than --chunk = 300"),
     ],
 )
 def test_mistakes_end_the_command(text, flags, message, capsys):

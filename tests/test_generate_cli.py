@@ -60,7 +60,10 @@ def test_help_says_what_quantized_kv_start_does_here(capsys):
         ("--kv-bits 7", "kv_bits is 7, expected one of"),
         ("--kv-bits 8 --quantized-kv-start 9", "--quantized-kv-start must be 0"),
         ("--image x.png", "--image is not available in this version"),
-        ("--draft-model demo --evict-every 2", "expected evict_every 1"),
+        ("--draft-model demo --max-kv-size 8", "at least sink_size + speculative + 2 = 9 rows"),
+        ("--sparse-v 1e-6", "sparse_v is 1e-06 and kv_bits is None"),
+        ("--max-kv-size many", "invalid"),
+        ("--max-kv-size none --kv-bits 8 --light-bits 4", "and max_kv_size None"),
         ("--policy lru", "invalid choice: 'lru'"),
     ],
 )

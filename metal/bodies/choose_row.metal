@@ -4,8 +4,9 @@
   // the threadgroup agree.  With `marks` a new row takes its place: importance
   // and positions come out with what is remembered of that one.
   //   grid (B * H * NS * 32, 1, 1), threadgroup (NS * 32, 1, 1)
-  //   zones = [first position that is no sink, first position of the recent window,
-  //   position of the new row]; AGE: the oldest row goes
+  //   zones = [first position that is no sink]; of each sequence recent_starts =
+  //   first position of the recent window, newest = position of the new row; AGE:
+  //   the oldest row goes
   constexpr int LANES = 32;
   constexpr int PROTECTED = 0;
   constexpr int SCORED = 1;
@@ -23,7 +24,9 @@
   const int batch = int(threadgroup_position_in_grid.x) / head_count;
   const int head = int(threadgroup_position_in_grid.x) % head_count;
   const int64_t positions_start = batch * positions_strides[0] + head * positions_strides[1];
+  const int recent_start = recent_starts[batch * recent_starts_strides[0]];
 #if marks
+  const int newest_position = newest[batch * newest_strides[0]];
   const int64_t importance_start = batch * importance_strides[0] + head * importance_strides[1];
 #endif
 #if !marks
@@ -45,14 +48,14 @@
 #if ranked
     const float score = scores[scores_start + row * scores_strides[2]];
 #else
-    const float score = AGE ? static_cast<float>(position - zones[2])
+    const float score = AGE ? static_cast<float>(position - newest_position)
                             : importance[importance_start + row * importance_strides[2]];
 #endif
 #else
     const float score = scores[scores_start + row * scores_strides[2]];
 #endif
     int found = score != score ? UNSCORED : SCORED;
-    if (position < zones[0] || position >= zones[1]) {
+    if (position < zones[0] || position >= recent_start) {
       found = PROTECTED;
     }
     if (position < 0) {
@@ -105,6 +108,6 @@
     const float old_importance = importance[importance_start + row * importance_strides[2]];
     const int old_position = positions[positions_start + row * positions_strides[2]];
     new_importance[marked_start + row] = row == slot ? H2O_NAN : old_importance;
-    new_positions[marked_start + row] = row == slot ? zones[2] : old_position;
+    new_positions[marked_start + row] = row == slot ? newest_position : old_position;
   }
 #endif

@@ -4,8 +4,8 @@
   // two words; the key of the worst row that stays is found bit by bit, by counting the
   // rows below a candidate, so that nothing is sorted.
   //   grid (B * H * NS * 32, 1, 1), threadgroup (NS * 32, 1, 1)
-  //   zones = [first position that is no sink, first position of the recent window,
-  //   dropped]
+  //   zones = [first position that is no sink, dropped]; recent_starts = first
+  //   position of the recent window of each sequence
   constexpr int LANES = 32;
   H2O_THREADGROUP(int, counts, NS);
 
@@ -18,8 +18,8 @@
   const int64_t scores_start = batch * scores_strides[0] + head * scores_strides[1];
   const int64_t positions_start = batch * positions_strides[0] + head * positions_strides[1];
   const int sink_end = zones[0];
-  const int recent_start = zones[1];
-  const int dropped = zones[2];
+  const int recent_start = recent_starts[batch * recent_starts_strides[0]];
+  const int dropped = zones[1];
   const int kept_count = row_count - dropped;
 
   // Bits 0 to 31 of the round are the upper word's, the highest first, then the lower's.

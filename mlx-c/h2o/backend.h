@@ -23,7 +23,6 @@ struct Backend {
   bool (*fuses)(const AttentionAccumulateRequest&) = nullptr;
   AttentionAccumulated (*attention_and_accumulate)(const AttentionAccumulateRequest&) = nullptr;
   Array (*key_diversity)(const KeyDiversityRequest&) = nullptr;
-  KeyStatistics (*key_statistics)(const KeyStatisticsRequest&) = nullptr;
   Replaced (*replace_worst)(const ReplaceRequest&) = nullptr;
   Appended (*quantize_append)(const AppendRequest&) = nullptr;
   Array (*prefill_scores)(const PrefillRequest&) = nullptr;

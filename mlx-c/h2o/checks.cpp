@@ -100,14 +100,21 @@ void check_decay(const char* op, double decay) {
   }
 }
 
-void check_sink_size(const char* op, int sink_size) {
-  if (sink_size < 0) {
-    fail(op, "sink_size is ", sink_size, ", expected 0 or more.");
+void check_per_sequence(const char* op, const char* name, mlx_array array, int batch) {
+  const Shape shape = shape_of(array), expected = {batch};
+  if (mlx_array_dtype(array) != MLX_INT32 || (!shape.empty() && shape != expected)) {
+    fail(op, name, " is ", found_text(array), ", expected int32 () or [B] = ", shape_text(expected),
+         ".");
   }
 }
 
-std::optional<int> value_of(mlx_optional_int number) {
-  return number.has_value ? std::make_optional(number.value) : std::nullopt;
+void check_zones(const char* op, int sink_size, mlx_array recent_start, int batch) {
+  if (sink_size < 0) {
+    fail(op, "sink_size is ", sink_size, ", expected 0 or more.");
+  }
+  if (recent_start.ctx != nullptr) {
+    check_per_sequence(op, "recent_start", recent_start, batch);
+  }
 }
 
 }  // namespace mlx_h2o_c

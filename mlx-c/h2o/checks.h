@@ -2,7 +2,6 @@
 // package.
 #pragma once
 
-#include <optional>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -53,7 +52,9 @@ void check_one_of(const char* op, const char* name, int value, std::initializer_
 // Finite in float32, which every back end holds it in.
 void check_number(const char* op, const char* name, double value);
 void check_decay(const char* op, double decay);
-void check_sink_size(const char* op, int sink_size);
-std::optional<int> value_of(mlx_optional_int number);
+// int32 [] or [B]: one number for all sequences, or one each.
+void check_per_sequence(const char* op, const char* name, mlx_array array, int batch);
+// The protected zones; recent_start may be empty.
+void check_zones(const char* op, int sink_size, mlx_array recent_start, int batch);
 
 }  // namespace mlx_h2o_c

@@ -22,6 +22,8 @@ Softmax softmax(const Array& scores, mlx_array sinks, int heads, mlx_stream s);
 Array probe_scores(const AttentionRequest& request);
 AttentionResult attention(const AttentionRequest& request);
 
+// One number for all sequences, or one each, as it broadcasts against [B, H, N].
+Array beside_rows(mlx_array numbers, mlx_stream s);
 Array keep_indices(const RetentionRequest& request);
 Array evict_indices(const RetentionRequest& request);
 
@@ -30,14 +32,6 @@ Array key_diversity(const KeyDiversityRequest& request);
 // What rows are ranked by, float32 [B, H, N].
 Array ranks(const ReplaceRequest& request);
 Replaced replace_worst(const ReplaceRequest& request);
-// The slots of the rows that go, uint32 [B, H, 1]: those that are known, or chosen.
-Array slots_of(const ReplaceRequest& request, Array (*choose)(const RetentionRequest&));
-KeyStatistics key_statistics(const KeyStatisticsRequest& request);
-// What is written beside keys and values: importance, positions and statistics, if there are any.
-Replaced marked(const ReplaceRequest& request, mlx_array slots);
-// The statistics with the row in the slots gone and the new key, as it is stored, in it.
-KeyStatistics updated_statistics(const ReplaceRequest& request, mlx_array slots,
-                                 const std::vector<Array>& new_key);
 // A row as the stored ones are.
 std::vector<Array> as_stored(const Rows& stored, mlx_array row, mlx_stream s);
 // Keys and values with the new row, as it is stored, in the slots; `rest` holds the others.

@@ -22,7 +22,6 @@ const Backend composed_backend = {
     nullptr,  // attention, then the best moving average
     nullptr,
     composed::key_diversity,
-    composed::key_statistics,
     composed::replace_worst,
     composed::quantize_append,
     composed::prefill_scores,

@@ -30,8 +30,8 @@ Array retention_key(const RetentionRequest& r) {
   const mlx_stream s = r.stream;
   const Array is_padding = call(mlx_less, r.positions, scalar<int32_t>(0, MLX_INT32), s);
   Array is_protected = call(mlx_less, r.positions, scalar<int32_t>(r.sink_size, MLX_INT32), s);
-  if (r.recent_start) {
-    const Array start = scalar<int32_t>(*r.recent_start, MLX_INT32);
+  if (r.recent_start.ctx != nullptr) {
+    const Array start = beside_rows(r.recent_start, s);
     is_protected =
         call(mlx_logical_or, is_protected, call(mlx_greater_equal, r.positions, start, s), s);
   }
@@ -55,6 +55,11 @@ Array retention_key(const RetentionRequest& r) {
 }
 
 }  // namespace
+
+Array beside_rows(mlx_array numbers, mlx_stream s) {
+  const int shape[] = {-1, 1, 1};
+  return call(mlx_reshape, numbers, shape, size_t{3}, s);
+}
 
 Array keep_indices(const RetentionRequest& r) {
   const mlx_stream s = r.stream;

@@ -1984,6 +1984,7 @@ static const char* const mlx_h2o_choose_row_template[] = {
 static const mlx_h2o_kernel_buffer mlx_h2o_choose_row_inputs[] = {
     {"scores", ""},
     {"positions", ""},
+    {"recent_starts", ""},
     {"zones", ""},
 };
 
@@ -2009,6 +2010,7 @@ static const mlx_h2o_kernel_segment mlx_h2o_choose_row_segments[] = {
      "  const int batch = int(threadgroup_position_in_grid.x) / head_count;\n"
      "  const int head = int(threadgroup_position_in_grid.x) % head_count;\n"
      "  const int64_t positions_start = batch * positions_strides[0] + head * positions_strides[1];\n"
+     "  const int recent_start = recent_starts[batch * recent_starts_strides[0]];\n"
      "  const int64_t scores_start = batch * scores_strides[0] + head * scores_strides[1];\n"
      "  int kind = -1;\n"
      "  float worth = 0.0f;\n"
@@ -2018,7 +2020,7 @@ static const mlx_h2o_kernel_segment mlx_h2o_choose_row_segments[] = {
      "    const int position = positions[positions_start + row * positions_strides[2]];\n"
      "    const float score = scores[scores_start + row * scores_strides[2]];\n"
      "    int found = score != score ? UNSCORED : SCORED;\n"
-     "    if (position < zones[0] || position >= zones[1]) {\n"
+     "    if (position < zones[0] || position >= recent_start) {\n"
      "      found = PROTECTED;\n"
      "    }\n"
      "    if (position < 0) {\n"
@@ -2084,6 +2086,8 @@ static const char* const mlx_h2o_replace_row_template[] = {
 static const mlx_h2o_kernel_buffer mlx_h2o_replace_row_inputs[] = {
     {"importance", ""},
     {"positions", ""},
+    {"recent_starts", ""},
+    {"newest", ""},
     {"zones", ""},
 };
 
@@ -2111,6 +2115,8 @@ static const mlx_h2o_kernel_segment mlx_h2o_replace_row_segments[] = {
      "  const int batch = int(threadgroup_position_in_grid.x) / head_count;\n"
      "  const int head = int(threadgroup_position_in_grid.x) % head_count;\n"
      "  const int64_t positions_start = batch * positions_strides[0] + head * positions_strides[1];\n"
+     "  const int recent_start = recent_starts[batch * recent_starts_strides[0]];\n"
+     "  const int newest_position = newest[batch * newest_strides[0]];\n"
      "  const int64_t importance_start = batch * importance_strides[0] + head * importance_strides[1];\n"
      "  int kind = -1;\n"
      "  float worth = 0.0f;\n"
@@ -2118,10 +2124,10 @@ static const mlx_h2o_kernel_segment mlx_h2o_replace_row_segments[] = {
      "  int slot = 0;\n"
      "  for (int row = group * LANES + lane; row < row_count; row += NS * LANES) {\n"
      "    const int position = positions[positions_start + row * positions_strides[2]];\n"
-     "    const float score = AGE ? static_cast<float>(position - zones[2])\n"
+     "    const float score = AGE ? static_cast<float>(position - newest_position)\n"
      "                            : importance[importance_start + row * importance_strides[2]];\n"
      "    int found = score != score ? UNSCORED : SCORED;\n"
-     "    if (position < zones[0] || position >= zones[1]) {\n"
+     "    if (position < zones[0] || position >= recent_start) {\n"
      "      found = PROTECTED;\n"
      "    }\n"
      "    if (position < 0) {\n"
@@ -2170,7 +2176,7 @@ static const mlx_h2o_kernel_segment mlx_h2o_replace_row_segments[] = {
      "    const float old_importance = importance[importance_start + row * importance_strides[2]];\n"
      "    const int old_position = positions[positions_start + row * positions_strides[2]];\n"
      "    new_importance[marked_start + row] = row == slot ? H2O_NAN : old_importance;\n"
-     "    new_positions[marked_start + row] = row == slot ? zones[2] : old_position;\n"
+     "    new_positions[marked_start + row] = row == slot ? newest_position : old_position;\n"
      "  }\n"},
 };
 
@@ -2194,6 +2200,8 @@ static const mlx_h2o_kernel_buffer mlx_h2o_replace_row_ranked_inputs[] = {
     {"scores", ""},
     {"importance", ""},
     {"positions", ""},
+    {"recent_starts", ""},
+    {"newest", ""},
     {"zones", ""},
 };
 
@@ -2221,6 +2229,8 @@ static const mlx_h2o_kernel_segment mlx_h2o_replace_row_ranked_segments[] = {
      "  const int batch = int(threadgroup_position_in_grid.x) / head_count;\n"
      "  const int head = int(threadgroup_position_in_grid.x) % head_count;\n"
      "  const int64_t positions_start = batch * positions_strides[0] + head * positions_strides[1];\n"
+     "  const int recent_start = recent_starts[batch * recent_starts_strides[0]];\n"
+     "  const int newest_position = newest[batch * newest_strides[0]];\n"
      "  const int64_t importance_start = batch * importance_strides[0] + head * importance_strides[1];\n"
      "  const int64_t scores_start = batch * scores_strides[0] + head * scores_strides[1];\n"
      "  int kind = -1;\n"
@@ -2231,7 +2241,7 @@ static const mlx_h2o_kernel_segment mlx_h2o_replace_row_ranked_segments[] = {
      "    const int position = positions[positions_start + row * positions_strides[2]];\n"
      "    const float score = scores[scores_start + row * scores_strides[2]];\n"
      "    int found = score != score ? UNSCORED : SCORED;\n"
-     "    if (position < zones[0] || position >= zones[1]) {\n"
+     "    if (position < zones[0] || position >= recent_start) {\n"
      "      found = PROTECTED;\n"
      "    }\n"
      "    if (position < 0) {\n"
@@ -2280,7 +2290,7 @@ static const mlx_h2o_kernel_segment mlx_h2o_replace_row_ranked_segments[] = {
      "    const float old_importance = importance[importance_start + row * importance_strides[2]];\n"
      "    const int old_position = positions[positions_start + row * positions_strides[2]];\n"
      "    new_importance[marked_start + row] = row == slot ? H2O_NAN : old_importance;\n"
-     "    new_positions[marked_start + row] = row == slot ? zones[2] : old_position;\n"
+     "    new_positions[marked_start + row] = row == slot ? newest_position : old_position;\n"
      "  }\n"},
 };
 
@@ -2296,58 +2306,6 @@ static const mlx_h2o_kernel_text mlx_h2o_replace_row_ranked_text = {
     sizeof(mlx_h2o_replace_row_ranked_segments) / sizeof(mlx_h2o_replace_row_ranked_segments[0]),
 };
 
-static const char* const mlx_h2o_mark_row_template[] = {
-    "NS",
-};
-
-static const mlx_h2o_kernel_buffer mlx_h2o_mark_row_inputs[] = {
-    {"slots", ""},
-    {"importance", ""},
-    {"positions", ""},
-    {"place", ""},
-};
-
-static const mlx_h2o_kernel_buffer mlx_h2o_mark_row_outputs[] = {
-    {"new_importance", ""},
-    {"new_positions", ""},
-};
-
-static const mlx_h2o_kernel_segment mlx_h2o_mark_row_segments[] = {
-    {"",
-     "  constexpr int LANES = 32;\n"
-     "  const int row = int(threadgroup_position_in_grid.x) * NS * LANES\n"
-     "      + int(simdgroup_index_in_threadgroup) * LANES + int(thread_index_in_simdgroup);\n"
-     "  const int head_count = importance_shape[1];\n"
-     "  const int row_count = importance_shape[2];\n"
-     "  if (row >= row_count) {\n"
-     "    return;\n"
-     "  }\n"
-     "  const int batch_head = int(threadgroup_position_in_grid.y);\n"
-     "  const int batch = batch_head / head_count;\n"
-     "  const int head = batch_head % head_count;\n"
-     "  const int slot = int(slots[batch * slots_strides[0] + head * slots_strides[1]]);\n"
-     "  const float old_importance = importance[batch * importance_strides[0]\n"
-     "                                          + head * importance_strides[1]\n"
-     "                                          + row * importance_strides[2]];\n"
-     "  const int old_position = positions[batch * positions_strides[0] + head * positions_strides[1]\n"
-     "                                     + row * positions_strides[2]];\n"
-     "  const int64_t marked = int64_t(batch_head) * row_count + row;\n"
-     "  new_importance[marked] = row == slot ? H2O_NAN : old_importance;\n"
-     "  new_positions[marked] = row == slot ? place[0] : old_position;\n"},
-};
-
-static const mlx_h2o_kernel_text mlx_h2o_mark_row_text = {
-    "mark_row",
-    mlx_h2o_mark_row_template,
-    sizeof(mlx_h2o_mark_row_template) / sizeof(mlx_h2o_mark_row_template[0]),
-    mlx_h2o_mark_row_inputs,
-    sizeof(mlx_h2o_mark_row_inputs) / sizeof(mlx_h2o_mark_row_inputs[0]),
-    mlx_h2o_mark_row_outputs,
-    sizeof(mlx_h2o_mark_row_outputs) / sizeof(mlx_h2o_mark_row_outputs[0]),
-    mlx_h2o_mark_row_segments,
-    sizeof(mlx_h2o_mark_row_segments) / sizeof(mlx_h2o_mark_row_segments[0]),
-};
-
 static const char* const mlx_h2o_keep_rows_template[] = {
     "NS",
 };
@@ -2355,6 +2313,7 @@ static const char* const mlx_h2o_keep_rows_template[] = {
 static const mlx_h2o_kernel_buffer mlx_h2o_keep_rows_inputs[] = {
     {"scores", ""},
     {"positions", ""},
+    {"recent_starts", ""},
     {"zones", ""},
 };
 
@@ -2375,8 +2334,8 @@ static const mlx_h2o_kernel_segment mlx_h2o_keep_rows_segments[] = {
      "  const int64_t scores_start = batch * scores_strides[0] + head * scores_strides[1];\n"
      "  const int64_t positions_start = batch * positions_strides[0] + head * positions_strides[1];\n"
      "  const int sink_end = zones[0];\n"
-     "  const int recent_start = zones[1];\n"
-     "  const int dropped = zones[2];\n"
+     "  const int recent_start = recent_starts[batch * recent_starts_strides[0]];\n"
+     "  const int dropped = zones[1];\n"
      "  const int kept_count = row_count - dropped;\n"
      "  uint32_t upper = 0;\n"
      "  uint32_t lower = 0;\n"
@@ -2456,170 +2415,6 @@ static const mlx_h2o_kernel_text mlx_h2o_keep_rows_text = {
     sizeof(mlx_h2o_keep_rows_outputs) / sizeof(mlx_h2o_keep_rows_outputs[0]),
     mlx_h2o_keep_rows_segments,
     sizeof(mlx_h2o_keep_rows_segments) / sizeof(mlx_h2o_keep_rows_segments[0]),
-};
-
-static const char* const mlx_h2o_update_statistics_template[] = {
-    "T",
-    "D",
-    "NS",
-};
-
-static const mlx_h2o_kernel_buffer mlx_h2o_update_statistics_inputs[] = {
-    {"slots", ""},
-    {"key_sum", ""},
-    {"inverse_norms", ""},
-    {"stored_keys", ""},
-    {"new_keys", ""},
-};
-
-static const mlx_h2o_kernel_buffer mlx_h2o_update_statistics_outputs[] = {
-    {"new_key_sum", ""},
-    {"new_inverse_norms", ""},
-};
-
-static const mlx_h2o_kernel_segment mlx_h2o_update_statistics_segments[] = {
-    {"",
-     "  constexpr int LANES = 32;\n"
-     "  constexpr int KEY_PART = D / LANES;\n"
-     "  const int lane = int(thread_index_in_simdgroup);\n"
-     "  const int group = int(simdgroup_index_in_threadgroup);\n"
-     "  const int head_count = inverse_norms_shape[1];\n"
-     "  const int row_count = inverse_norms_shape[2];\n"
-     "  const int batch_head = int(threadgroup_position_in_grid.x);\n"
-     "  const int batch = batch_head / head_count;\n"
-     "  const int head = batch_head % head_count;\n"
-     "  const int64_t norms_start = batch * inverse_norms_strides[0] + head * inverse_norms_strides[1];\n"
-     "  const int64_t copy_start = int64_t(batch_head) * row_count;\n"
-     "  const int slot = int(slots[batch * slots_strides[0] + head * slots_strides[1]]);\n"
-     "  for (int row = group * LANES + lane; row < row_count; row += NS * LANES) {\n"
-     "    if (row != slot) {\n"
-     "      const float norm = inverse_norms[norms_start + row * inverse_norms_strides[2]];\n"
-     "      new_inverse_norms[copy_start + row] = norm;\n"
-     "    }\n"
-     "  }\n"
-     "  if (group == 0) {\n"
-     "    float old_key[KEY_PART];\n"
-     "    float new_key[KEY_PART];\n"
-     "    h2o_load<KEY_PART>(\n"
-     "        stored_keys + h2o_offset(stored_keys_strides, batch, head, slot, lane * KEY_PART),\n"
-     "        stored_keys_strides[3],\n"
-     "        old_key);\n"
-     "    h2o_load<KEY_PART>(\n"
-     "        new_keys + h2o_offset(new_keys_strides, batch, head, 0, lane * KEY_PART),\n"
-     "        new_keys_strides[3],\n"
-     "        new_key);\n"
-     "    const float squares = metal::simd_sum(h2o_dot<KEY_PART>(new_key, new_key));\n"
-     "    const float new_norm = 1.0f / metal::max(metal::precise::sqrt(squares), H2O_LEAST_NORM);\n"
-     "    const float old_norm = inverse_norms[norms_start + slot * inverse_norms_strides[2]];\n"
-     "    for (int j = 0; j < KEY_PART; j++) {\n"
-     "      const int element = lane * KEY_PART + j;\n"
-     "      const float before = key_sum[batch * key_sum_strides[0] + head * key_sum_strides[1]\n"
-     "                                   + element * key_sum_strides[2]];\n"
-     "      new_key_sum[int64_t(batch_head) * D + element] =\n"
-     "          before + (new_key[j] * new_norm - old_key[j] * old_norm);\n"
-     "    }\n"
-     "    if (lane == 0) {\n"
-     "      new_inverse_norms[copy_start + slot] = new_norm;\n"
-     "    }\n"
-     "  }\n"},
-};
-
-static const mlx_h2o_kernel_text mlx_h2o_update_statistics_text = {
-    "update_statistics",
-    mlx_h2o_update_statistics_template,
-    sizeof(mlx_h2o_update_statistics_template) / sizeof(mlx_h2o_update_statistics_template[0]),
-    mlx_h2o_update_statistics_inputs,
-    sizeof(mlx_h2o_update_statistics_inputs) / sizeof(mlx_h2o_update_statistics_inputs[0]),
-    mlx_h2o_update_statistics_outputs,
-    sizeof(mlx_h2o_update_statistics_outputs) / sizeof(mlx_h2o_update_statistics_outputs[0]),
-    mlx_h2o_update_statistics_segments,
-    sizeof(mlx_h2o_update_statistics_segments) / sizeof(mlx_h2o_update_statistics_segments[0]),
-};
-
-static const char* const mlx_h2o_update_statistics_quantized_template[] = {
-    "T",
-    "D",
-    "KB",
-    "G",
-    "NS",
-};
-
-static const mlx_h2o_kernel_buffer mlx_h2o_update_statistics_quantized_inputs[] = {
-    {"slots", ""},
-    {"key_sum", ""},
-    {"inverse_norms", ""},
-    {"key_words", ""},
-    {"key_scales", ""},
-    {"key_biases", ""},
-    {"new_words", ""},
-    {"new_scales", ""},
-    {"new_biases", ""},
-};
-
-static const mlx_h2o_kernel_buffer mlx_h2o_update_statistics_quantized_outputs[] = {
-    {"new_key_sum", ""},
-    {"new_inverse_norms", ""},
-};
-
-static const mlx_h2o_kernel_segment mlx_h2o_update_statistics_quantized_segments[] = {
-    {"",
-     "  constexpr int LANES = 32;\n"
-     "  constexpr int KEY_PART = D / LANES;\n"
-     "  const int lane = int(thread_index_in_simdgroup);\n"
-     "  const int group = int(simdgroup_index_in_threadgroup);\n"
-     "  const int head_count = inverse_norms_shape[1];\n"
-     "  const int row_count = inverse_norms_shape[2];\n"
-     "  const int batch_head = int(threadgroup_position_in_grid.x);\n"
-     "  const int batch = batch_head / head_count;\n"
-     "  const int head = batch_head % head_count;\n"
-     "  const int64_t norms_start = batch * inverse_norms_strides[0] + head * inverse_norms_strides[1];\n"
-     "  const int64_t copy_start = int64_t(batch_head) * row_count;\n"
-     "  const int slot = int(slots[batch * slots_strides[0] + head * slots_strides[1]]);\n"
-     "  for (int row = group * LANES + lane; row < row_count; row += NS * LANES) {\n"
-     "    if (row != slot) {\n"
-     "      const float norm = inverse_norms[norms_start + row * inverse_norms_strides[2]];\n"
-     "      new_inverse_norms[copy_start + row] = norm;\n"
-     "    }\n"
-     "  }\n"
-     "  if (group == 0) {\n"
-     "    float old_key[KEY_PART];\n"
-     "    float new_key[KEY_PART];\n"
-     "    h2o_load_quantized<KEY_PART, KB, G>(\n"
-     "        key_words + h2o_offset(key_words_strides, batch, head, slot, 0), key_words_strides[3],\n"
-     "        key_scales + h2o_offset(key_scales_strides, batch, head, slot, 0), key_scales_strides[3],\n"
-     "        key_biases + h2o_offset(key_biases_strides, batch, head, slot, 0), key_biases_strides[3],\n"
-     "        lane * KEY_PART, old_key);\n"
-     "    h2o_load_quantized<KEY_PART, KB, G>(\n"
-     "        new_words + h2o_offset(new_words_strides, batch, head, 0, 0), new_words_strides[3],\n"
-     "        new_scales + h2o_offset(new_scales_strides, batch, head, 0, 0), new_scales_strides[3],\n"
-     "        new_biases + h2o_offset(new_biases_strides, batch, head, 0, 0), new_biases_strides[3],\n"
-     "        lane * KEY_PART, new_key);\n"
-     "    const float squares = metal::simd_sum(h2o_dot<KEY_PART>(new_key, new_key));\n"
-     "    const float new_norm = 1.0f / metal::max(metal::precise::sqrt(squares), H2O_LEAST_NORM);\n"
-     "    const float old_norm = inverse_norms[norms_start + slot * inverse_norms_strides[2]];\n"
-     "    for (int j = 0; j < KEY_PART; j++) {\n"
-     "      const int element = lane * KEY_PART + j;\n"
-     "      const float before = key_sum[batch * key_sum_strides[0] + head * key_sum_strides[1]\n"
-     "                                   + element * key_sum_strides[2]];\n"
-     "      new_key_sum[int64_t(batch_head) * D + element] =\n"
-     "          before + (new_key[j] * new_norm - old_key[j] * old_norm);\n"
-     "    }\n"
-     "    if (lane == 0) {\n"
-     "      new_inverse_norms[copy_start + slot] = new_norm;\n"
-     "    }\n"
-     "  }\n"},
-};
-
-static const mlx_h2o_kernel_text mlx_h2o_update_statistics_quantized_text = {
-    "update_statistics_quantized",
-    mlx_h2o_update_statistics_quantized_template,
-    sizeof(mlx_h2o_update_statistics_quantized_template) / sizeof(mlx_h2o_update_statistics_quantized_template[0]),
-    mlx_h2o_update_statistics_quantized_inputs,
-    sizeof(mlx_h2o_update_statistics_quantized_inputs) / sizeof(mlx_h2o_update_statistics_quantized_inputs[0]),
-    mlx_h2o_update_statistics_quantized_outputs,
-    sizeof(mlx_h2o_update_statistics_quantized_outputs) / sizeof(mlx_h2o_update_statistics_quantized_outputs[0]),
-    mlx_h2o_update_statistics_quantized_segments,
-    sizeof(mlx_h2o_update_statistics_quantized_segments) / sizeof(mlx_h2o_update_statistics_quantized_segments[0]),
 };
 
 static const char* const mlx_h2o_pack_rows_template[] = {

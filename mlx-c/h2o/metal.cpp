@@ -182,7 +182,6 @@ const Backend metal_backend = {
     nullptr,
     nullptr,
     nullptr,
-    nullptr,
     metal::replace_worst,
     metal::quantize_append,
     metal::prefill_scores,

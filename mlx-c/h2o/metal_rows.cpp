@@ -19,6 +19,12 @@ Array integers(const std::vector<int32_t>& values) {
   return Array(mlx_array_new_data(values.data(), &count, 1, MLX_INT32));
 }
 
+// int32 [B]; one number for all has no stride. Empty: no window.
+Array of_sequences(mlx_array numbers, int batch, mlx_stream s) {
+  return numbers.ctx == nullptr ? broadcast(integer(never), {batch}, s)
+                                : broadcast(numbers, {batch}, s);
+}
+
 }  // namespace
 
 // One thread per row and KV head; any number of queries and of heads.
@@ -43,9 +49,13 @@ Array evict_indices(const RetentionRequest& r) {
   if (r.count > 1 || !r.on_gpu) {
     return composed::evict_indices(r);
   }
-  const Array zones = integers({r.sink_size, r.recent_start.value_or(never)});
+  const Array zones = integers({r.sink_size});
+  const Array starts = of_sequences(r.recent_start, r.batch, r.stream);
   Names names;
-  names.buffers = {{"scores", r.scores}, {"positions", r.positions}, {"zones", zones}};
+  names.buffers = {{"scores", r.scores},
+                   {"positions", r.positions},
+                   {"recent_starts", starts},
+                   {"zones", zones}};
   names.arguments = {{"NS", number(simdgroups)}};
   names.outputs = {{"worst", {{r.batch, r.heads, 1}, MLX_UINT32}}};
   return std::move(launch(mlx_h2o_choose_row_text, {}, names, {r.batch * r.heads * threads, 1, 1},
@@ -57,9 +67,13 @@ Array keep_indices(const RetentionRequest& r) {
   if (r.count == 0 || !r.on_gpu) {
     return composed::keep_indices(r);
   }
-  const Array zones = integers({r.sink_size, r.recent_start.value_or(never), r.count});
+  const Array zones = integers({r.sink_size, r.count});
+  const Array starts = of_sequences(r.recent_start, r.batch, r.stream);
   Names names;
-  names.buffers = {{"scores", r.scores}, {"positions", r.positions}, {"zones", zones}};
+  names.buffers = {{"scores", r.scores},
+                   {"positions", r.positions},
+                   {"recent_starts", starts},
+                   {"zones", zones}};
   names.arguments = {{"NS", number(simdgroups)}};
   names.outputs = {{"kept", {{r.batch, r.heads, r.rows - r.count}, MLX_UINT32}}};
   return std::move(launch(mlx_h2o_keep_rows_text, {}, names, {r.batch * r.heads * threads, 1, 1},
@@ -70,18 +84,19 @@ namespace {
 
 // The row chosen, its score and position written by one launch.
 Array chosen(const ReplaceRequest& r, Replaced& rest) {
-  const Array zones = integers({r.sink_size, r.recent_start.value_or(never), r.position});
+  const Array zones = integers({r.sink_size});
   Array ranks;
   if (r.ranked_by == RankedBy::array || r.ranked_by == RankedBy::key_diversity) {
     ranks = composed::ranks(r);
   }
   const int batch = mlx_array_dim(r.positions, 0), heads = mlx_array_dim(r.positions, 1);
   const std::vector<int> rows = {batch, heads, mlx_array_dim(r.positions, 2)};
+  const Array starts = of_sequences(r.recent_start, batch, r.stream);
+  const Array newest = of_sequences(r.position, batch, r.stream);
   Names names;
-  names.buffers = {{"scores", ranks},
-                   {"importance", r.importance},
-                   {"positions", r.positions},
-                   {"zones", zones}};
+  names.buffers = {{"scores", ranks},          {"importance", r.importance},
+                   {"positions", r.positions}, {"recent_starts", starts},
+                   {"newest", newest},         {"zones", zones}};
   names.arguments = {{"NS", number(simdgroups)}, {"AGE", boolean(r.ranked_by == RankedBy::age)}};
   names.outputs = {{"worst", {{batch, heads, 1}, MLX_UINT32}},
                    {"new_importance", {rows, MLX_FLOAT32}},
@@ -92,58 +107,6 @@ Array chosen(const ReplaceRequest& r, Replaced& rest) {
   rest.importance = std::move(made["new_importance"]);
   rest.positions = std::move(made["new_positions"]);
   return std::move(made["worst"]);
-}
-
-// What is remembered of the new row in the slots, in one launch.
-Replaced marked(const ReplaceRequest& r, mlx_array slots) {
-  const int batch = mlx_array_dim(r.positions, 0), heads = mlx_array_dim(r.positions, 1);
-  const int rows = mlx_array_dim(r.positions, 2);
-  const Array place = integers({r.position});
-  Names names;
-  names.buffers = {
-      {"slots", slots}, {"importance", r.importance}, {"positions", r.positions}, {"place", place}};
-  names.arguments = {{"NS", number(simdgroups)}};
-  names.outputs = {{"new_importance", {{batch, heads, rows}, MLX_FLOAT32}},
-                   {"new_positions", {{batch, heads, rows}, MLX_INT32}}};
-  const int width = (rows + threads - 1) / threads * threads;
-  std::map<std::string, Array> made = launch(mlx_h2o_mark_row_text, {}, names,
-                                             {width, batch * heads, 1}, {threads, 1, 1}, r.stream);
-  Replaced rest;
-  rest.importance = std::move(made["new_importance"]);
-  rest.positions = std::move(made["new_positions"]);
-  return rest;
-}
-
-// In one launch; of other head sizes, composed.
-KeyStatistics updated_statistics(const ReplaceRequest& r, mlx_array slots,
-                                 const std::vector<Array>& new_key) {
-  const int size = r.keys.size;
-  if (size % lanes != 0 || size > widest_head) {
-    return composed::updated_statistics(r, slots, new_key);
-  }
-  const int batch = mlx_array_dim(r.positions, 0), heads = mlx_array_dim(r.positions, 1);
-  Names names;
-  names.buffers = {{"slots", slots}, {"key_sum", r.key_sum}, {"inverse_norms", r.inverse_norms}};
-  names.arguments = {{"T", type(r.new_keys)}, {"D", number(size)}, {"NS", number(simdgroups)}};
-  if (r.keys.packed()) {
-    const char* const parts[] = {"words", "scales", "biases"};
-    for (size_t i = 0; i < 3; ++i) {
-      names.buffers[std::string("key_") + parts[i]] = r.keys.parts[i];
-      names.buffers[std::string("new_") + parts[i]] = new_key[i];
-    }
-    names.arguments["KB"] = number(r.keys.bits);
-    names.arguments["G"] = number(r.keys.group_size);
-  } else {
-    names.buffers["stored_keys"] = r.keys.parts[0];
-    names.buffers["new_keys"] = new_key[0];
-  }
-  names.outputs = {
-      {"new_key_sum", {{batch, heads, size}, MLX_FLOAT32}},
-      {"new_inverse_norms", {{batch, heads, mlx_array_dim(r.positions, 2)}, MLX_FLOAT32}}};
-  std::map<std::string, Array> made = launch(
-      r.keys.packed() ? mlx_h2o_update_statistics_quantized_text : mlx_h2o_update_statistics_text,
-      {}, names, {batch * heads * threads, 1, 1}, {threads, 1, 1}, r.stream);
-  return {std::move(made["new_key_sum"]), std::move(made["new_inverse_norms"])};
 }
 
 // New keys and values packed in one launch, one simdgroup per group of elements.
@@ -189,31 +152,20 @@ Appended packed(mlx_array keys, mlx_array values, const Rows& key_rows, const Ro
 
 }  // namespace
 
-// A launch chooses the row and writes its score and position, one packs the new row, one updates
-// the statistics; a scatter writes each stored array.
+// A launch chooses the row and writes its score and position, one packs the new row; a scatter
+// writes each stored array.
 Replaced replace_worst(const ReplaceRequest& r) {
   if (!r.on_gpu) {
     return composed::replace_worst(r);
   }
   Replaced rest;
-  Array slots;
-  if (r.worst.ctx == nullptr) {
-    slots = chosen(r, rest);
-  } else {
-    slots = composed::slots_of(r, evict_indices);
-    rest = marked(r, slots);
-  }
+  const Array slots = chosen(r, rest);
   Appended fresh;
   if (r.keys.packed()) {
     fresh = packed(r.new_keys, r.new_values, r.keys, r.values, r.stream);
   } else {
     fresh = {composed::as_stored(r.keys, r.new_keys, r.stream),
              composed::as_stored(r.values, r.new_values, r.stream)};
-  }
-  if (r.key_sum.ctx != nullptr) {
-    KeyStatistics updated = updated_statistics(r, slots, fresh.keys);
-    rest.key_sum = std::move(updated.key_sum);
-    rest.inverse_norms = std::move(updated.inverse_norms);
   }
   return composed::replaced(r, slots, fresh.keys, fresh.values, std::move(rest));
 }

@@ -107,29 +107,24 @@ AttentionAccumulated attention_and_accumulate(const AttentionAccumulateRequest& 
   mlx_h2o::AttentionOptions options = options_of(r);
   options.importance = get(request.importance);
   options.decay = request.decay;
-  options.positions = optional(request.positions);
-  options.sink_size = request.sink_size;
-  options.recent_start = request.recent_start;
   const std::vector<mx::array> outputs =
       mlx_h2o::attention(get(r.queries), arrays(r.keys), arrays(r.values), options, get(r.stream));
   AttentionAccumulated result;
   result.out = wrap(outputs.at(0));
   result.importance = wrap(outputs.at(1));
-  if (request.positions.ctx != nullptr) {
-    result.worst = wrap(outputs.at(2));
-  }
   return result;
 }
 
 Array keep_indices(const RetentionRequest& request) {
   return wrap(mlx_h2o::keep_indices(get(request.scores), get(request.positions),
                                     request.rows - request.count, request.sink_size,
-                                    request.recent_start, get(request.stream)));
+                                    optional(request.recent_start), get(request.stream)));
 }
 
 Array evict_indices(const RetentionRequest& request) {
   return wrap(mlx_h2o::evict_indices(get(request.scores), get(request.positions), request.count,
-                                     request.sink_size, request.recent_start, get(request.stream)));
+                                     request.sink_size, optional(request.recent_start),
+                                     get(request.stream)));
 }
 
 Array accumulate_scores(const AccumulateRequest& request) {
@@ -157,7 +152,7 @@ mlx_h2o::RankedBy ranked_by(RankedBy by) {
 Replaced replace_worst(const ReplaceRequest& r) {
   mlx_h2o::ReplacementOptions options;
   options.sink_size = r.sink_size;
-  options.recent_start = r.recent_start;
+  options.recent_start = optional(r.recent_start);
   options.ranked_by = ranked_by(r.ranked_by);
   Array ranks;
   if (r.ranked_by == RankedBy::array ||
@@ -166,10 +161,6 @@ Replaced replace_worst(const ReplaceRequest& r) {
     options.ranked_by = mlx_h2o::RankedBy::array;
     options.ranks = get(ranks);
   }
-  options.worst = optional(r.worst);
-  if (r.key_sum.ctx != nullptr) {
-    options.statistics = {get(r.key_sum), get(r.inverse_norms)};
-  }
   if (r.keys.packed()) {
     options.bits = r.keys.bits;
     options.value_bits = r.values.bits;
@@ -177,19 +168,10 @@ Replaced replace_worst(const ReplaceRequest& r) {
   }
   const std::vector<mx::array> outputs = mlx_h2o::replace_worst(
       arrays(r.keys), arrays(r.values), get(r.importance), get(r.positions), get(r.new_keys),
-      get(r.new_values), r.position, options, get(r.stream));
+      get(r.new_values), get(r.position), options, get(r.stream));
   const size_t parts = r.keys.parts.size();
-  Replaced result{wrap(outputs, 0, parts),
-                  wrap(outputs, parts, parts),
-                  wrap(outputs.at(2 * parts)),
-                  wrap(outputs.at(2 * parts + 1)),
-                  {},
-                  {}};
-  if (r.key_sum.ctx != nullptr) {
-    result.key_sum = wrap(outputs.at(2 * parts + 2));
-    result.inverse_norms = wrap(outputs.at(2 * parts + 3));
-  }
-  return result;
+  return {wrap(outputs, 0, parts), wrap(outputs, parts, parts), wrap(outputs.at(2 * parts)),
+          wrap(outputs.at(2 * parts + 1))};
 }
 
 Array prefill_scores(const PrefillRequest& request) {
@@ -247,7 +229,6 @@ const Backend native_backend = {
     fuses,
     attention_and_accumulate,
     key_diversity,
-    nullptr,
     replace_worst,
     quantize_append,
     prefill_scores,

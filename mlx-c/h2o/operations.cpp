@@ -33,24 +33,12 @@ AttentionAccumulated attention_and_accumulate(const AttentionAccumulateRequest& 
   result.importance = accumulate_scores({request.importance, found.scores, request.decay, masked,
                                          attention.stream, attention.on_gpu});
   // Untied, the scores of every step would wait for someone to ask, graph and all.
-  std::vector<mlx_array> others = {result.importance};
-  if (request.positions.ctx != nullptr) {
-    const Array slots = evict_indices({result.importance, request.positions, attention.batch,
-                                       attention.kv_heads, attention.rows, 1, request.sink_size,
-                                       request.recent_start, attention.stream, attention.on_gpu});
-    result.worst = call(mlx_squeeze_axis, slots, -1, attention.stream);
-    others.push_back(result.worst);
-  }
-  result.out = tied(found.out, others);
+  result.out = tied(found.out, {result.importance});
   return result;
 }
 
 Array key_diversity(const KeyDiversityRequest& request) {
   return best("key_diversity", request.on_gpu, &Backend::key_diversity)(request);
-}
-
-KeyStatistics key_statistics(const KeyStatisticsRequest& request) {
-  return best("key_statistics", request.on_gpu, &Backend::key_statistics)(request);
 }
 
 Replaced replace_worst(const ReplaceRequest& request) {

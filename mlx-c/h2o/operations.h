@@ -11,7 +11,6 @@ Array evict_indices(const RetentionRequest& request);
 Array accumulate_scores(const AccumulateRequest& request);
 AttentionAccumulated attention_and_accumulate(const AttentionAccumulateRequest& request);
 Array key_diversity(const KeyDiversityRequest& request);
-KeyStatistics key_statistics(const KeyStatisticsRequest& request);
 Replaced replace_worst(const ReplaceRequest& request);
 Appended quantize_append(const AppendRequest& request);
 Array prefill_scores(const PrefillRequest& request);

@@ -2,7 +2,6 @@
 // are plain handles.
 #pragma once
 
-#include <optional>
 #include <vector>
 
 #include "owned.h"
@@ -79,7 +78,7 @@ struct RetentionRequest {
   int rows;
   int count;
   int sink_size;
-  std::optional<int> recent_start;
+  mlx_array recent_start;  // int32 [] or [B]; may be empty
   mlx_stream stream;
   bool on_gpu;
 };
@@ -93,37 +92,21 @@ struct AccumulateRequest {
   bool on_gpu;
 };
 
-// With positions the row is wanted that the new importance and these zones name.
 struct AttentionAccumulateRequest {
   AttentionRequest attention;
   mlx_array importance;
   double decay;
-  mlx_array positions;  // may be empty
-  int sink_size;
-  std::optional<int> recent_start;
 };
 
 struct AttentionAccumulated {
   Array out;
   Array importance;
-  Array worst;  // uint32 [B, H]
 };
 
 struct KeyDiversityRequest {
   mlx_array keys;
   mlx_stream stream;
   bool on_gpu;
-};
-
-struct KeyStatisticsRequest {
-  Rows keys;
-  mlx_stream stream;
-  bool on_gpu;
-};
-
-struct KeyStatistics {
-  Array key_sum;
-  Array inverse_norms;
 };
 
 enum class RankedBy { importance, array, age, key_diversity };
@@ -135,14 +118,11 @@ struct ReplaceRequest {
   mlx_array positions;
   mlx_array new_keys;
   mlx_array new_values;
-  int position;
+  mlx_array position;  // int32 [] or [B]
   int sink_size;
-  std::optional<int> recent_start;
+  mlx_array recent_start;  // int32 [] or [B]; may be empty
   RankedBy ranked_by;
-  mlx_array ranks;          // of RankedBy::array
-  mlx_array worst;          // uint32 [B, H], the slots where they are known; may be empty
-  mlx_array key_sum;        // float32 [B, H, D], may be empty, and then the norms are
-  mlx_array inverse_norms;  // float32 [B, H, N]
+  mlx_array ranks;  // of RankedBy::array
   mlx_stream stream;
   bool on_gpu;
 };
@@ -152,8 +132,6 @@ struct Replaced {
   std::vector<Array> values;
   Array importance;
   Array positions;
-  Array key_sum;
-  Array inverse_norms;
 };
 
 struct AppendRequest {

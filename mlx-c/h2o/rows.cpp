@@ -12,7 +12,7 @@ using namespace mlx_h2o_c;
 extern "C" {
 
 int mlx_h2o_keep_indices(mlx_array* res, const mlx_array scores, const mlx_array positions,
-                         int keep, int sink_size, mlx_optional_int recent_start,
+                         int keep, int sink_size, const mlx_array recent_start,
                          const mlx_stream s) {
   return status([&] {
     check_place("keep_indices", "res", res);
@@ -22,7 +22,7 @@ int mlx_h2o_keep_indices(mlx_array* res, const mlx_array scores, const mlx_array
 }
 
 int mlx_h2o_evict_indices(mlx_array* res, const mlx_array scores, const mlx_array positions,
-                          int count, int sink_size, mlx_optional_int recent_start,
+                          int count, int sink_size, const mlx_array recent_start,
                           const mlx_stream s) {
   return status([&] {
     check_place("evict_indices", "res", res);
@@ -40,27 +40,23 @@ int mlx_h2o_accumulate_scores(mlx_array* res, const mlx_array importance, const 
   });
 }
 
-int mlx_h2o_attention_and_accumulate(mlx_array* out, mlx_array* new_importance, mlx_array* worst,
+int mlx_h2o_attention_and_accumulate(mlx_array* out, mlx_array* new_importance,
                                      const mlx_array queries, const mlx_vector_array keys,
                                      const mlx_vector_array values, const mlx_array importance,
                                      float scale, double decay, const char* mask_mode,
-                                     const mlx_array mask_arr, const mlx_array sinks,
-                                     const mlx_array positions, int sink_size,
-                                     mlx_optional_int recent_start, int bits, int group_size,
-                                     mlx_optional_int v_bits, float sparse_v_threshold,
-                                     const mlx_stream s) {
+                                     const mlx_array mask_arr, const mlx_array sinks, int bits,
+                                     int group_size, mlx_optional_int v_bits,
+                                     float sparse_v_threshold, const mlx_stream s) {
   return status([&] {
     const char* op = "attention_and_accumulate";
     check_place(op, "out", out);
     check_place(op, "new_importance", new_importance);
-    check_together(op, "positions", positions.ctx, "worst", worst);
     const AttentionAccumulated result = attention_and_accumulate(attention_accumulate_request(
         any_attention_request(op, queries, keys, values, {bits, group_size, v_bits},
                               sparse_v_threshold, {scale, mask_mode, mask_arr, sinks, s}),
-        importance, decay, positions, sink_size, recent_start));
+        importance, decay));
     check(mlx_array_set(out, result.out));
     check(mlx_array_set(new_importance, result.importance));
-    set_where_wanted(worst, result.worst);
   });
 }
 
@@ -71,39 +67,22 @@ int mlx_h2o_key_diversity(mlx_array* res, const mlx_array keys, const mlx_stream
   });
 }
 
-int mlx_h2o_key_statistics(mlx_array* key_sum, mlx_array* inverse_norms,
-                           const mlx_vector_array keys, int bits, int group_size,
-                           const mlx_stream s) {
-  return status([&] {
-    check_place("key_statistics", "key_sum", key_sum);
-    check_place("key_statistics", "inverse_norms", inverse_norms);
-    const KeyStatistics result = key_statistics(key_statistics_request(keys, bits, group_size, s));
-    check(mlx_array_set(key_sum, result.key_sum));
-    check(mlx_array_set(inverse_norms, result.inverse_norms));
-  });
-}
-
 int mlx_h2o_replace_worst(mlx_vector_array* new_keys, mlx_vector_array* new_values,
                           mlx_array* new_importance, mlx_array* new_positions,
-                          mlx_array* new_key_sum, mlx_array* new_inverse_norms,
                           const mlx_vector_array keys, const mlx_vector_array values,
                           const mlx_array importance, const mlx_array positions,
-                          const mlx_array key, const mlx_array value, int position, int sink_size,
-                          mlx_optional_int recent_start, const char* ranked_by,
-                          const mlx_array ranks, const mlx_array worst, const mlx_array key_sum,
-                          const mlx_array inverse_norms, int bits, int group_size,
-                          mlx_optional_int v_bits, const mlx_stream s) {
+                          const mlx_array key, const mlx_array value, const mlx_array position,
+                          int sink_size, const mlx_array recent_start, const char* ranked_by,
+                          const mlx_array ranks, int bits, int group_size, mlx_optional_int v_bits,
+                          const mlx_stream s) {
   return status([&] {
     const char* op = "replace_worst";
     check_place(op, "new_keys", new_keys);
     check_place(op, "new_values", new_values);
     check_place(op, "new_importance", new_importance);
     check_place(op, "new_positions", new_positions);
-    check_together(op, "key_sum", key_sum.ctx, "new_key_sum", new_key_sum);
-    check_together(op, "inverse_norms", inverse_norms.ctx, "new_inverse_norms", new_inverse_norms);
-    const ReplaceArguments arguments = {importance, positions,     key,       value, position,
-                                        sink_size,  recent_start,  ranked_by, ranks, worst,
-                                        key_sum,    inverse_norms, s};
+    const ReplaceArguments arguments = {importance, positions,    key,       value, position,
+                                        sink_size,  recent_start, ranked_by, ranks, s};
     const Replaced result =
         replace_worst(replace_request(keys, values, {bits, group_size, v_bits}, arguments));
     const ArrayVector k = vector_of(result.keys), v = vector_of(result.values);
@@ -111,8 +90,6 @@ int mlx_h2o_replace_worst(mlx_vector_array* new_keys, mlx_vector_array* new_valu
     check(mlx_vector_array_set(new_values, v));
     check(mlx_array_set(new_importance, result.importance));
     check(mlx_array_set(new_positions, result.positions));
-    set_where_wanted(new_key_sum, result.key_sum);
-    set_where_wanted(new_inverse_norms, result.inverse_norms);
   });
 }
 

@@ -49,19 +49,15 @@ PrefillRequest prefill_request(mlx_array queries, mlx_array keys, const char* ki
                                const AttentionArguments& arguments);
 
 RetentionRequest keep_request(mlx_array scores, mlx_array positions, int keep, int sink_size,
-                              mlx_optional_int recent_start, mlx_stream stream);
+                              mlx_array recent_start, mlx_stream stream);
 RetentionRequest evict_request(mlx_array scores, mlx_array positions, int count, int sink_size,
-                               mlx_optional_int recent_start, mlx_stream stream);
+                               mlx_array recent_start, mlx_stream stream);
 
 AccumulateRequest accumulate_request(mlx_array importance, mlx_array scores, double decay,
                                      bool masked, mlx_stream stream);
 AttentionAccumulateRequest attention_accumulate_request(AttentionRequest attention,
-                                                        mlx_array importance, double decay,
-                                                        mlx_array positions, int sink_size,
-                                                        mlx_optional_int recent_start);
+                                                        mlx_array importance, double decay);
 KeyDiversityRequest key_diversity_request(mlx_array keys, mlx_stream stream);
-KeyStatisticsRequest key_statistics_request(mlx_vector_array keys, int bits, int group_size,
-                                            mlx_stream stream);
 
 // What replace_worst takes beside the rows.
 struct ReplaceArguments {
@@ -69,14 +65,11 @@ struct ReplaceArguments {
   mlx_array positions;
   mlx_array new_keys;
   mlx_array new_values;
-  int position;
+  mlx_array position;
   int sink_size;
-  mlx_optional_int recent_start;
+  mlx_array recent_start;
   const char* ranked_by;
   mlx_array ranks;
-  mlx_array worst;
-  mlx_array key_sum;
-  mlx_array inverse_norms;
   mlx_stream stream;
 };
 ReplaceRequest replace_request(mlx_vector_array keys, mlx_vector_array values,

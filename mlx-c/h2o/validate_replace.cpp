@@ -7,7 +7,6 @@ namespace mlx_h2o_c {
 namespace {
 
 constexpr auto op = "replace_worst";
-constexpr int last_position = (1 << 30) - 1;
 
 // Of stored rows, packed or not.
 struct Layout {
@@ -110,16 +109,6 @@ Rows stored_rows(const char* name, mlx_vector_array vector, mlx_array fresh, int
   return rows;
 }
 
-void check_statistics(const ReplaceArguments& a, const Shape& rows, int width) {
-  if ((a.key_sum.ctx == nullptr) != (a.inverse_norms.ctx == nullptr)) {
-    fail(op, "of key_sum and inverse_norms one is an empty handle, expected both or neither.");
-  }
-  if (a.key_sum.ctx != nullptr) {
-    check_array("key_sum", a.key_sum, {rows[0], rows[1], width}, MLX_FLOAT32, "[B, H, D]");
-    check_array("inverse_norms", a.inverse_norms, rows, MLX_FLOAT32, "[B, H, N]");
-  }
-}
-
 }  // namespace
 
 ReplaceRequest replace_request(mlx_vector_array keys, mlx_vector_array values,
@@ -150,24 +139,13 @@ ReplaceRequest replace_request(mlx_vector_array keys, mlx_vector_array values,
   }
   check_new_row("keys", a.new_keys, layout);
   check_new_row("values", a.new_values, value_layout);
-  if (a.worst.ctx != nullptr) {
-    if (a.ranked_by != nullptr && a.ranked_by[0] != '\0') {
-      fail(op, "ranks and worst are both given, expected one of them.");
-    }
-    check_array("worst", a.worst, {rows[0], rows[1]}, MLX_UINT32, "[B, H]");
-  }
-  check_statistics(a, rows, layout.width);
-  if (a.position < 0 || a.position > last_position) {
-    fail(op, "position is ", a.position, ", expected 0 to 2**30 - 1.");
-  }
-  check_sink_size(op, a.sink_size);
+  check_present(op, {"position", a.position, "[] or [B]"});
+  check_per_sequence(op, "position", a.position, rows[0]);
+  check_zones(op, a.sink_size, a.recent_start, rows[0]);
   const bool on_gpu = runs_on_gpu(op, a.stream);
-  return {std::move(k), std::move(v),    a.importance,
-          a.positions,  a.new_keys,      a.new_values,
-          a.position,   a.sink_size,     value_of(a.recent_start),
-          by,           a.ranks,         a.worst,
-          a.key_sum,    a.inverse_norms, a.stream,
-          on_gpu};
+  return {std::move(k), std::move(v), a.importance, a.positions,    a.new_keys,
+          a.new_values, a.position,   a.sink_size,  a.recent_start, by,
+          a.ranks,      a.stream,     on_gpu};
 }
 
 }  // namespace mlx_h2o_c

@@ -48,9 +48,7 @@ AccumulateRequest accumulate_request(mlx_array importance, mlx_array scores, dou
 }
 
 AttentionAccumulateRequest attention_accumulate_request(AttentionRequest attention,
-                                                        mlx_array importance, double decay,
-                                                        mlx_array positions, int sink_size,
-                                                        mlx_optional_int recent_start) {
+                                                        mlx_array importance, double decay) {
   const char* op = attention.op;
   check_importance(op, importance, attention.batch, attention.rows);
   if (mlx_array_dim(importance, 1) != attention.kv_heads) {
@@ -59,19 +57,7 @@ AttentionAccumulateRequest attention_accumulate_request(AttentionRequest attenti
   }
   check_query_count(op, attention.length);
   check_decay(op, decay);
-  if (positions.ctx == nullptr) {
-    if (sink_size != 0 || recent_start.has_value) {
-      fail(op, "sink_size and recent_start are ", sink_size, " and ",
-           recent_start.has_value ? std::to_string(recent_start.value) : "None",
-           " without positions, expected positions with them.");
-    }
-  } else if (shape_of(positions) != shape_of(importance) ||
-             mlx_array_dtype(positions) != MLX_INT32) {
-    fail(op, "positions are ", found_text(positions),
-         ", expected int32 [B, H, N] = ", shape_text(importance), ".");
-  }
-  check_sink_size(op, sink_size);
-  return {std::move(attention), importance, decay, positions, sink_size, value_of(recent_start)};
+  return {std::move(attention), importance, decay};
 }
 
 KeyDiversityRequest key_diversity_request(mlx_array keys, mlx_stream stream) {
@@ -82,18 +68,6 @@ KeyDiversityRequest key_diversity_request(mlx_array keys, mlx_stream stream) {
          ", expected float32, float16 or bfloat16 [B, H, N, D], every size at least 1.");
   }
   return {keys, stream, runs_on_gpu(op, stream)};
-}
-
-KeyStatisticsRequest key_statistics_request(mlx_vector_array keys, int bits, int group_size,
-                                            mlx_stream stream) {
-  const char* op = "key_statistics";
-  Rows rows = rows_of(op, "keys", keys, {bits, group_size, {0, false}});
-  const mlx_array dense = rows.parts[0];
-  if (!rows.packed() && (mlx_array_ndim(dense) != 4 || has_empty_axis(dense) || !is_float(dense))) {
-    fail(op, "keys are ", found_text(dense),
-         ", expected float32, float16 or bfloat16 [B, H, N, D], every size at least 1.");
-  }
-  return {std::move(rows), stream, runs_on_gpu(op, stream)};
 }
 
 }  // namespace mlx_h2o_c

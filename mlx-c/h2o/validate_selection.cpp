@@ -8,7 +8,7 @@ namespace {
 
 RetentionRequest retention_request(const char* op, mlx_array scores, mlx_array positions,
                                    const char* name, int number, int sink_size,
-                                   mlx_optional_int recent_start, mlx_stream stream) {
+                                   mlx_array recent_start, mlx_stream stream) {
   const Named rows[] = {{"scores", scores, "[B, H, N]"}, {"positions", positions, "[B, H, N]"}};
   for (const Named& named : rows) {
     check_present(op, named);
@@ -36,18 +36,15 @@ RetentionRequest retention_request(const char* op, mlx_array scores, mlx_array p
   if (number < 1 || number > shape[2]) {
     fail(op, name, " is ", number, ", expected 1 to N = ", shape[2], ".");
   }
-  check_sink_size(op, sink_size);
-  return RetentionRequest{scores,    positions,
-                          shape[0],  shape[1],
-                          shape[2],  number,
-                          sink_size, value_of(recent_start),
-                          stream,    runs_on_gpu(op, stream)};
+  check_zones(op, sink_size, recent_start, shape[0]);
+  return RetentionRequest{scores, positions, shape[0],     shape[1], shape[2],
+                          number, sink_size, recent_start, stream,   runs_on_gpu(op, stream)};
 }
 
 }  // namespace
 
 RetentionRequest keep_request(mlx_array scores, mlx_array positions, int keep, int sink_size,
-                              mlx_optional_int recent_start, mlx_stream stream) {
+                              mlx_array recent_start, mlx_stream stream) {
   RetentionRequest request = retention_request("keep_indices", scores, positions, "keep", keep,
                                                sink_size, recent_start, stream);
   request.count = request.rows - keep;
@@ -55,7 +52,7 @@ RetentionRequest keep_request(mlx_array scores, mlx_array positions, int keep, i
 }
 
 RetentionRequest evict_request(mlx_array scores, mlx_array positions, int count, int sink_size,
-                               mlx_optional_int recent_start, mlx_stream stream) {
+                               mlx_array recent_start, mlx_stream stream) {
   return retention_request("evict_indices", scores, positions, "count", count, sink_size,
                            recent_start, stream);
 }

@@ -114,22 +114,7 @@ TEMPLATE: dict[str, tuple[str, ...]] = {
     "replace_row_ranked": (
         "NS",
     ),
-    "mark_row": (
-        "NS",
-    ),
     "keep_rows": (
-        "NS",
-    ),
-    "update_statistics": (
-        "T",
-        "D",
-        "NS",
-    ),
-    "update_statistics_quantized": (
-        "T",
-        "D",
-        "KB",
-        "G",
         "NS",
     ),
     "pack_rows": (
@@ -263,47 +248,29 @@ INPUTS: dict[str, Pairs] = {
     "choose_row": (
         ("scores", ""),
         ("positions", ""),
+        ("recent_starts", ""),
         ("zones", ""),
     ),
     "replace_row": (
         ("importance", ""),
         ("positions", ""),
+        ("recent_starts", ""),
+        ("newest", ""),
         ("zones", ""),
     ),
     "replace_row_ranked": (
         ("scores", ""),
         ("importance", ""),
         ("positions", ""),
+        ("recent_starts", ""),
+        ("newest", ""),
         ("zones", ""),
-    ),
-    "mark_row": (
-        ("slots", ""),
-        ("importance", ""),
-        ("positions", ""),
-        ("place", ""),
     ),
     "keep_rows": (
         ("scores", ""),
         ("positions", ""),
+        ("recent_starts", ""),
         ("zones", ""),
-    ),
-    "update_statistics": (
-        ("slots", ""),
-        ("key_sum", ""),
-        ("inverse_norms", ""),
-        ("stored_keys", ""),
-        ("new_keys", ""),
-    ),
-    "update_statistics_quantized": (
-        ("slots", ""),
-        ("key_sum", ""),
-        ("inverse_norms", ""),
-        ("key_words", ""),
-        ("key_scales", ""),
-        ("key_biases", ""),
-        ("new_words", ""),
-        ("new_scales", ""),
-        ("new_biases", ""),
     ),
     "pack_rows": (
         ("new_keys", ""),
@@ -386,20 +353,8 @@ OUTPUTS: dict[str, Pairs] = {
         ("new_importance", ""),
         ("new_positions", ""),
     ),
-    "mark_row": (
-        ("new_importance", ""),
-        ("new_positions", ""),
-    ),
     "keep_rows": (
         ("kept", ""),
-    ),
-    "update_statistics": (
-        ("new_key_sum", ""),
-        ("new_inverse_norms", ""),
-    ),
-    "update_statistics_quantized": (
-        ("new_key_sum", ""),
-        ("new_inverse_norms", ""),
     ),
     "pack_rows": (
         ("key_words", ""),
@@ -2452,6 +2407,7 @@ SEGMENTS: dict[str, Pairs] = {
   const int batch = int(threadgroup_position_in_grid.x) / head_count;
   const int head = int(threadgroup_position_in_grid.x) % head_count;
   const int64_t positions_start = batch * positions_strides[0] + head * positions_strides[1];
+  const int recent_start = recent_starts[batch * recent_starts_strides[0]];
   const int64_t scores_start = batch * scores_strides[0] + head * scores_strides[1];
   int kind = -1;
   float worth = 0.0f;
@@ -2461,7 +2417,7 @@ SEGMENTS: dict[str, Pairs] = {
     const int position = positions[positions_start + row * positions_strides[2]];
     const float score = scores[scores_start + row * scores_strides[2]];
     int found = score != score ? UNSCORED : SCORED;
-    if (position < zones[0] || position >= zones[1]) {
+    if (position < zones[0] || position >= recent_start) {
       found = PROTECTED;
     }
     if (position < 0) {
@@ -2527,6 +2483,8 @@ SEGMENTS: dict[str, Pairs] = {
   const int batch = int(threadgroup_position_in_grid.x) / head_count;
   const int head = int(threadgroup_position_in_grid.x) % head_count;
   const int64_t positions_start = batch * positions_strides[0] + head * positions_strides[1];
+  const int recent_start = recent_starts[batch * recent_starts_strides[0]];
+  const int newest_position = newest[batch * newest_strides[0]];
   const int64_t importance_start = batch * importance_strides[0] + head * importance_strides[1];
   int kind = -1;
   float worth = 0.0f;
@@ -2534,10 +2492,10 @@ SEGMENTS: dict[str, Pairs] = {
   int slot = 0;
   for (int row = group * LANES + lane; row < row_count; row += NS * LANES) {
     const int position = positions[positions_start + row * positions_strides[2]];
-    const float score = AGE ? static_cast<float>(position - zones[2])
+    const float score = AGE ? static_cast<float>(position - newest_position)
                             : importance[importance_start + row * importance_strides[2]];
     int found = score != score ? UNSCORED : SCORED;
-    if (position < zones[0] || position >= zones[1]) {
+    if (position < zones[0] || position >= recent_start) {
       found = PROTECTED;
     }
     if (position < 0) {
@@ -2586,7 +2544,7 @@ SEGMENTS: dict[str, Pairs] = {
     const float old_importance = importance[importance_start + row * importance_strides[2]];
     const int old_position = positions[positions_start + row * positions_strides[2]];
     new_importance[marked_start + row] = row == slot ? H2O_NAN : old_importance;
-    new_positions[marked_start + row] = row == slot ? zones[2] : old_position;
+    new_positions[marked_start + row] = row == slot ? newest_position : old_position;
   }
 """,
         ),
@@ -2610,6 +2568,8 @@ SEGMENTS: dict[str, Pairs] = {
   const int batch = int(threadgroup_position_in_grid.x) / head_count;
   const int head = int(threadgroup_position_in_grid.x) % head_count;
   const int64_t positions_start = batch * positions_strides[0] + head * positions_strides[1];
+  const int recent_start = recent_starts[batch * recent_starts_strides[0]];
+  const int newest_position = newest[batch * newest_strides[0]];
   const int64_t importance_start = batch * importance_strides[0] + head * importance_strides[1];
   const int64_t scores_start = batch * scores_strides[0] + head * scores_strides[1];
   int kind = -1;
@@ -2620,7 +2580,7 @@ SEGMENTS: dict[str, Pairs] = {
     const int position = positions[positions_start + row * positions_strides[2]];
     const float score = scores[scores_start + row * scores_strides[2]];
     int found = score != score ? UNSCORED : SCORED;
-    if (position < zones[0] || position >= zones[1]) {
+    if (position < zones[0] || position >= recent_start) {
       found = PROTECTED;
     }
     if (position < 0) {
@@ -2669,34 +2629,8 @@ SEGMENTS: dict[str, Pairs] = {
     const float old_importance = importance[importance_start + row * importance_strides[2]];
     const int old_position = positions[positions_start + row * positions_strides[2]];
     new_importance[marked_start + row] = row == slot ? H2O_NAN : old_importance;
-    new_positions[marked_start + row] = row == slot ? zones[2] : old_position;
+    new_positions[marked_start + row] = row == slot ? newest_position : old_position;
   }
-""",
-        ),
-    ),
-    "mark_row": (
-        (
-            "",
-            """  constexpr int LANES = 32;
-  const int row = int(threadgroup_position_in_grid.x) * NS * LANES
-      + int(simdgroup_index_in_threadgroup) * LANES + int(thread_index_in_simdgroup);
-  const int head_count = importance_shape[1];
-  const int row_count = importance_shape[2];
-  if (row >= row_count) {
-    return;
-  }
-  const int batch_head = int(threadgroup_position_in_grid.y);
-  const int batch = batch_head / head_count;
-  const int head = batch_head % head_count;
-  const int slot = int(slots[batch * slots_strides[0] + head * slots_strides[1]]);
-  const float old_importance = importance[batch * importance_strides[0]
-                                          + head * importance_strides[1]
-                                          + row * importance_strides[2]];
-  const int old_position = positions[batch * positions_strides[0] + head * positions_strides[1]
-                                     + row * positions_strides[2]];
-  const int64_t marked = int64_t(batch_head) * row_count + row;
-  new_importance[marked] = row == slot ? H2O_NAN : old_importance;
-  new_positions[marked] = row == slot ? place[0] : old_position;
 """,
         ),
     ),
@@ -2714,8 +2648,8 @@ SEGMENTS: dict[str, Pairs] = {
   const int64_t scores_start = batch * scores_strides[0] + head * scores_strides[1];
   const int64_t positions_start = batch * positions_strides[0] + head * positions_strides[1];
   const int sink_end = zones[0];
-  const int recent_start = zones[1];
-  const int dropped = zones[2];
+  const int recent_start = recent_starts[batch * recent_starts_strides[0]];
+  const int dropped = zones[1];
   const int kept_count = row_count - dropped;
   uint32_t upper = 0;
   uint32_t lower = 0;
@@ -2781,106 +2715,6 @@ SEGMENTS: dict[str, Pairs] = {
         counts[group] = found;
       }
       metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-    }
-  }
-""",
-        ),
-    ),
-    "update_statistics": (
-        (
-            "",
-            """  constexpr int LANES = 32;
-  constexpr int KEY_PART = D / LANES;
-  const int lane = int(thread_index_in_simdgroup);
-  const int group = int(simdgroup_index_in_threadgroup);
-  const int head_count = inverse_norms_shape[1];
-  const int row_count = inverse_norms_shape[2];
-  const int batch_head = int(threadgroup_position_in_grid.x);
-  const int batch = batch_head / head_count;
-  const int head = batch_head % head_count;
-  const int64_t norms_start = batch * inverse_norms_strides[0] + head * inverse_norms_strides[1];
-  const int64_t copy_start = int64_t(batch_head) * row_count;
-  const int slot = int(slots[batch * slots_strides[0] + head * slots_strides[1]]);
-  for (int row = group * LANES + lane; row < row_count; row += NS * LANES) {
-    if (row != slot) {
-      const float norm = inverse_norms[norms_start + row * inverse_norms_strides[2]];
-      new_inverse_norms[copy_start + row] = norm;
-    }
-  }
-  if (group == 0) {
-    float old_key[KEY_PART];
-    float new_key[KEY_PART];
-    h2o_load<KEY_PART>(
-        stored_keys + h2o_offset(stored_keys_strides, batch, head, slot, lane * KEY_PART),
-        stored_keys_strides[3],
-        old_key);
-    h2o_load<KEY_PART>(
-        new_keys + h2o_offset(new_keys_strides, batch, head, 0, lane * KEY_PART),
-        new_keys_strides[3],
-        new_key);
-    const float squares = metal::simd_sum(h2o_dot<KEY_PART>(new_key, new_key));
-    const float new_norm = 1.0f / metal::max(metal::precise::sqrt(squares), H2O_LEAST_NORM);
-    const float old_norm = inverse_norms[norms_start + slot * inverse_norms_strides[2]];
-    for (int j = 0; j < KEY_PART; j++) {
-      const int element = lane * KEY_PART + j;
-      const float before = key_sum[batch * key_sum_strides[0] + head * key_sum_strides[1]
-                                   + element * key_sum_strides[2]];
-      new_key_sum[int64_t(batch_head) * D + element] =
-          before + (new_key[j] * new_norm - old_key[j] * old_norm);
-    }
-    if (lane == 0) {
-      new_inverse_norms[copy_start + slot] = new_norm;
-    }
-  }
-""",
-        ),
-    ),
-    "update_statistics_quantized": (
-        (
-            "",
-            """  constexpr int LANES = 32;
-  constexpr int KEY_PART = D / LANES;
-  const int lane = int(thread_index_in_simdgroup);
-  const int group = int(simdgroup_index_in_threadgroup);
-  const int head_count = inverse_norms_shape[1];
-  const int row_count = inverse_norms_shape[2];
-  const int batch_head = int(threadgroup_position_in_grid.x);
-  const int batch = batch_head / head_count;
-  const int head = batch_head % head_count;
-  const int64_t norms_start = batch * inverse_norms_strides[0] + head * inverse_norms_strides[1];
-  const int64_t copy_start = int64_t(batch_head) * row_count;
-  const int slot = int(slots[batch * slots_strides[0] + head * slots_strides[1]]);
-  for (int row = group * LANES + lane; row < row_count; row += NS * LANES) {
-    if (row != slot) {
-      const float norm = inverse_norms[norms_start + row * inverse_norms_strides[2]];
-      new_inverse_norms[copy_start + row] = norm;
-    }
-  }
-  if (group == 0) {
-    float old_key[KEY_PART];
-    float new_key[KEY_PART];
-    h2o_load_quantized<KEY_PART, KB, G>(
-        key_words + h2o_offset(key_words_strides, batch, head, slot, 0), key_words_strides[3],
-        key_scales + h2o_offset(key_scales_strides, batch, head, slot, 0), key_scales_strides[3],
-        key_biases + h2o_offset(key_biases_strides, batch, head, slot, 0), key_biases_strides[3],
-        lane * KEY_PART, old_key);
-    h2o_load_quantized<KEY_PART, KB, G>(
-        new_words + h2o_offset(new_words_strides, batch, head, 0, 0), new_words_strides[3],
-        new_scales + h2o_offset(new_scales_strides, batch, head, 0, 0), new_scales_strides[3],
-        new_biases + h2o_offset(new_biases_strides, batch, head, 0, 0), new_biases_strides[3],
-        lane * KEY_PART, new_key);
-    const float squares = metal::simd_sum(h2o_dot<KEY_PART>(new_key, new_key));
-    const float new_norm = 1.0f / metal::max(metal::precise::sqrt(squares), H2O_LEAST_NORM);
-    const float old_norm = inverse_norms[norms_start + slot * inverse_norms_strides[2]];
-    for (int j = 0; j < KEY_PART; j++) {
-      const int element = lane * KEY_PART + j;
-      const float before = key_sum[batch * key_sum_strides[0] + head * key_sum_strides[1]
-                                   + element * key_sum_strides[2]];
-      new_key_sum[int64_t(batch_head) * D + element] =
-          before + (new_key[j] * new_norm - old_key[j] * old_norm);
-    }
-    if (lane == 0) {
-      new_inverse_norms[copy_start + slot] = new_norm;
     }
   }
 """,

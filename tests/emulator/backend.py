@@ -11,12 +11,18 @@ from emulator import build
 from emulator.kernel import EmulatedKernel, Run, metal_kernel
 from emulator.text import MetalText
 from mlx_h2o.operations import kernels, launch
-from mlx_h2o.operations.backends import AttentionResult, QuantizedAttentionResult
-from mlx_h2o.operations.cache_requests import AccumulateRequest, PrefillRequest, ReplaceRequest
-from mlx_h2o.operations.launch import AnyAttentionRequest, Launch, LaunchPlan
-from mlx_h2o.operations.quantize_append import QuantizeAppendRequest, Quantized
+from mlx_h2o.operations.launch import Launch, LaunchPlan
+from mlx_h2o.operations.requests import (
+    AccumulateRequest,
+    AttentionRequest,
+    AttentionResult,
+    Packed,
+    PrefillRequest,
+    QuantizeAppendRequest,
+    ReplaceRequest,
+    RetentionRequest,
+)
 from mlx_h2o.operations.row_kernels import RowKernels
-from mlx_h2o.operations.validate import RetentionRequest
 
 
 def _unchanged(text: str) -> str:
@@ -41,26 +47,14 @@ class EmulatorBackend:
         """Why the emulator cannot run here; empty if it can."""
         return "" if build.compiler() else "no C++ compiler found (g++ or clang++)"
 
-    def refuses(self, request: AnyAttentionRequest) -> str:
+    def refuses(self, request: AttentionRequest) -> str:
         """Why the kernels cannot serve this request; empty if they can."""
         return launch.refuses(request)
 
-    def attention(self, request: AnyAttentionRequest) -> AttentionResult:
+    def attention(self, request: AttentionRequest) -> AttentionResult:
         """Attention with scores, evaluated at once. Raises KernelError, BuildError."""
         plan = launch.plan(request, self.simdgroups, self.blocks)
         return plan.run(self._execute)
-
-    def quantized_attention(self, request: AnyAttentionRequest) -> QuantizedAttentionResult:
-        """The same of packed rows, and the share of them that was skipped."""
-        plan = launch.plan(request, self.simdgroups, self.blocks)
-        return plan.run_quantized(self._execute)
-
-    def attention_with_probes(
-        self, request: AnyAttentionRequest
-    ) -> tuple[AttentionResult, mx.array]:
-        """The same, and the scores of the probes."""
-        plan = launch.plan(request, self.simdgroups, self.blocks)
-        return plan.run_with_probes(self._execute)
 
     def _execute(self, each: Launch, inputs: list[mx.array]) -> list[mx.array]:
         return self._kernel(each)(inputs, **each.call())
@@ -87,7 +81,7 @@ class EmulatorBackend:
         keys, values = self.rows.pack_rows(*rows, **settings)
         return [*keys, *values]
 
-    def quantize_append(self, request: QuantizeAppendRequest) -> tuple[Quantized, Quantized]:
+    def quantize_append(self, request: QuantizeAppendRequest) -> tuple[Packed, Packed]:
         return self.rows.quantize_append(request)
 
     def prefill_scores(self, request: PrefillRequest) -> mx.array:
@@ -97,14 +91,14 @@ class EmulatorBackend:
         """What MLX generates for a launch that takes nothing from an earlier one."""
         return self._kernel(each).text(each.inputs({}), **each.call())
 
-    def compile(self, request: AnyAttentionRequest) -> Callable[[], object]:
+    def compile(self, request: AttentionRequest) -> Callable[[], object]:
         """What is left to do to have the request's kernels in the cache; any thread may do it."""
         texts = self.texts(request)
         if self.run.reads is not None:
             raise ValueError("kernels that count what they read are compiled when they run")
         return lambda: [build.compile_text(text, self.run.defines) for text in texts]
 
-    def texts(self, request: AnyAttentionRequest) -> list[MetalText]:
+    def texts(self, request: AttentionRequest) -> list[MetalText]:
         """What MLX generates for the request, pass by pass."""
         plan = launch.plan(request, self.simdgroups, self.blocks)
         return [self._kernel(each).text(inputs, **each.call()) for each, inputs in stand_ins(plan)]

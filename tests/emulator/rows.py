@@ -50,29 +50,7 @@ def _prefills():
                 yield f"{each.kernel.name}-{name or 'unmasked'}", whole
 
 
-def _statistics():
-    """Of dense keys in each dtype, and of packed ones whose parts lie differently in words."""
-    norms = mx.zeros((1, 2, 9))
-    for index, packing in enumerate((None, (8, 8, 64), None, (3, 3, 32), None)):
-        dtype = (mx.float32, mx.float16, mx.bfloat16)[index % 3]
-        size = (32, 64, 128, 192, 576)[index]
-        rows, new = mx.zeros((1, 2, 9, size), dtype), mx.zeros((1, 2, 1, size), dtype)
-        stored, packed, settings = rows, new, {}
-        if packing is not None:
-            settings = {"bits": packing[0], "group_size": packing[2]}
-            stored, packed = (tuple(mx.quantize(a, **settings)) for a in (rows, new))
-        statistics = mx.zeros((1, 2, size)), norms
-        marks = norms, mx.zeros((1, 2, 9), mx.int32)
-        request = replace_request(
-            stored, stored, *marks, new, new, position=9, statistics=statistics, **settings
-        )
-        slots = mx.zeros((1, 2, 1), mx.uint32)
-        updating = launch_rows.update_statistics(request, statistics, slots, packed)
-        yield f"update_statistics-{size}", updating
-
-
 def _launches():
-    yield from _statistics()
     yield from _packings()
     yield from _prefills()
     # Few elements come in another address space.
@@ -83,11 +61,9 @@ def _launches():
         yield f"choose_row-{name}", launch_rows.choose_row(evict_request(*rows_of_head))
         keeping = keep_request(*rows_of_head, keep=rows - 1)
         yield f"keep_rows-{name}", launch_rows.keep_rows(keeping)
-        slots = mx.zeros((1, 2, 1), mx.uint32)
         cache = mx.zeros((1, 2, rows, 8)), mx.zeros((1, 2, rows, 8)), *rows_of_head
         new = mx.zeros((1, 2, 1, 8)), mx.zeros((1, 2, 1, 8))
         for ranks in ("importance", "age", rows_of_head[0]):
             by = ranks if isinstance(ranks, str) else "array"
             replacing = replace_request(*cache, *new, position=9, ranks=ranks)
             yield f"replace_row-{by}-{name}", launch_rows.replace_row(replacing)
-        yield f"mark_row-{name}", launch_rows.mark_row(replacing, slots)

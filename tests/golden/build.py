@@ -134,9 +134,12 @@ def keep_case(
     keep: int,
     count: int,
     sink_size: int = 0,
-    recent_start: int | None = None,
+    recent_start: int | np.ndarray | None = None,
 ) -> Case:
-    """A selection case: rows to keep, and (apart from it) ``count`` rows to evict."""
+    """A selection case: rows to keep, and (apart from it) ``count`` rows to evict.
+
+    ``recent_start`` is one for all sequences, or an array of one each, which is a tensor.
+    """
     s, p = scores.astype(np.float32), positions.astype(np.int32)
     zones = {"sink_size": sink_size, "recent_start": recent_start}
     tensors = {
@@ -145,6 +148,9 @@ def keep_case(
         "keep": mx.array(reference.keep_indices(s, p, keep=keep, **zones)),
         "evict": mx.array(reference.evict_indices(s, p, count=count, **zones)),
     }
+    if isinstance(recent_start, np.ndarray):
+        tensors["recent_start"] = mx.array(recent_start.astype(np.int32))
+        zones["recent_start"] = None
     return Case({"name": name, "op": "keep", "keep": keep, "count": count, **zones}, tensors)
 
 
@@ -185,13 +191,14 @@ def trace_case(
     replay: bool = False,
     routed: bool = False,
     shared_heads: bool = False,
+    evict_every: int = 1,
     bits: tuple[int, int] | None = None,
     seed: int = 0,
 ) -> Case:
     """A cache trace: chunks of ``prefill``, then ``steps`` single tokens at a fixed budget.
 
-    ``routed``: through the attention that a model is routed to, which may score, average, rank
-    and name rows in one operation; else attention, then its scores, one after the other.
+    ``routed``: through the attention that a model is routed to, which may score and average in
+    one operation; else attention, then its scores, one after the other.
     With ``bits`` of keys and values the cache quantises, in groups of 32: the rows lie on the grid
     of their packing, so that every machine packs them exactly.
     """
@@ -230,6 +237,8 @@ def trace_case(
     fields |= {
         name: True for name, on in (("routed", routed), ("shared_heads", shared_heads)) if on
     }
+    if evict_every > 1:
+        fields["evict_every"] = evict_every
     if bits:
         fields |= {"kv_bits": bits[0], "v_bits": bits[1], "kv_group_size": GRID_GROUP}
     return Case(fields, tensors)

@@ -10,22 +10,19 @@ import mlx.core as mx
 import numpy as np
 
 from golden.build import Case
-from mlx_h2o.operations.backends import (
-    AttentionResult,
-    QuantizedAttentionResult,
-    get,
-    register,
-    use_backend,
-)
-from mlx_h2o.operations.cache_requests import (
+from mlx_h2o.operations.backends import get, register, use_backend
+from mlx_h2o.operations.requests import (
     AccumulateRequest,
     AttentionAccumulateRequest,
+    AttentionRequest,
+    AttentionResult,
     KeyDiversityRequest,
+    Packed,
+    QuantizeAppendRequest,
+    QuantizedRows,
     ReplaceRequest,
+    RetentionRequest,
 )
-from mlx_h2o.operations.quantize_append import QuantizeAppendRequest, Quantized
-from mlx_h2o.operations.validate import AttentionRequest, RetentionRequest
-from mlx_h2o.operations.validate_quantized import QuantizedAttentionRequest, QuantizedRows
 
 try:
     import c_api
@@ -41,7 +38,6 @@ from parity.outcome import Outcome
 
 LIBRARY = "libmlxh2oc.*"
 PACKING = ("bits", "group_size", "v_bits")
-STATISTICS = ("key_sum", "inverse_norms")
 
 #: Cases that the package runs, with its operations those of C.
 FOLLOWED = ("attend", "replacement", "steps")
@@ -63,42 +59,31 @@ class CBackend:
         return ""
 
     def attention(self, request: AttentionRequest) -> AttentionResult:
+        """Dense or packed rows, with probes or without."""
         handle = self.library.array
-        mask = "causal" if request.causal else request.mask
+        queries = handle(request.queries)
+        sides = [self._rows(_parts(side)) for side in (request.keys, request.values)]
+        asked = self._asked(request) | {"return_lse": request.return_lse}
         with self.library.using(self.backend):
-            found = self.library.attention(
-                *map(handle, (request.queries, request.keys, request.values)),
-                scale=request.scale,
-                mask=handle(mask) if isinstance(mask, mx.array) else mask,
-                sinks=None if request.sinks is None else handle(request.sinks),
-                return_lse=request.return_lse,
-            )
+            if request.probes is not None:
+                found = c_api_operations.attention_with_probes(
+                    self.library, queries, *sides, handle(request.probes), **asked
+                )
+            elif request.is_packed:
+                asked["return_skipped"] = request.return_skipped
+                found = c_api_operations.quantized_attention(
+                    self.library, queries, *sides, **asked
+                )
+            else:
+                found = self.library.attention(queries, *sides, **asked)
             arrays = {name: mx.array(self.library.numpy(a)) for name, a in found.items()}
-        out = arrays["out"].astype(request.queries.dtype)
-        return out, arrays["scores"], arrays.get("lse")
+        arrays["out"] = arrays["out"].astype(request.queries.dtype)
+        return AttentionResult(**arrays)
 
-    def quantized_attention(self, request: QuantizedAttentionRequest) -> QuantizedAttentionResult:
-        with self.library.using(self.backend):
-            found = c_api_operations.quantized_attention(
-                self.library,
-                self.library.array(request.queries),
-                self._rows(_parts(request.keys)),
-                self._rows(_parts(request.values)),
-                **self._asked(request),
-                return_lse=request.return_lse,
-                return_skipped=request.return_skipped,
-            )
-            arrays = {name: mx.array(self.library.numpy(a)) for name, a in found.items()}
-        out = arrays["out"].astype(request.queries.dtype)
-        return out, arrays["scores"], arrays.get("lse"), arrays.get("skipped")
-
-    def attention_and_accumulate(self, request: AttentionAccumulateRequest) -> tuple[Any, ...]:
+    def attention_and_accumulate(
+        self, request: AttentionAccumulateRequest
+    ) -> tuple[mx.array, mx.array]:
         attention, array = request.attention, self.library.array
-        more = {} if request.positions is None else {
-            "positions": array(request.positions),
-            "sink_size": request.sink_size,
-            "recent_start": request.recent_start,
-        }  # fmt: skip
         with self.library.using(self.backend):
             found = c_api_operations.attention_and_accumulate(
                 self.library,
@@ -107,12 +92,11 @@ class CBackend:
                 array(request.importance),
                 decay=request.decay,
                 **self._asked(attention),
-                **more,
             )
-            out, *rest = (mx.array(self.library.numpy(a)) for a in found.values())
-        return out.astype(attention.queries.dtype), *rest
+            out, importance = (mx.array(self.library.numpy(a)) for a in found.values())
+        return out.astype(attention.queries.dtype), importance
 
-    def _asked(self, request: AttentionRequest | QuantizedAttentionRequest) -> dict[str, Any]:
+    def _asked(self, request: AttentionRequest | PackedAttentionRequest) -> dict[str, Any]:
         """scale, mask, sinks and packing, as the C operations take them."""
         array = self.library.array
         asked: dict[str, Any] = {
@@ -122,7 +106,7 @@ class CBackend:
         }
         if isinstance(asked["mask"], mx.array):
             asked["mask"] = array(asked["mask"])
-        if isinstance(request, QuantizedAttentionRequest):
+        if request.is_packed:
             asked |= {"bits": request.keys.bits, "v_bits": request.values.bits}
             asked["group_size"] = request.keys.group_size
             asked["sparse_v_threshold"] = request.sparse_v_threshold
@@ -151,34 +135,34 @@ class CBackend:
         sides = (request.keys, request.values)
         names = ("importance", "positions", "new_keys", "new_values")
         by, array = request.ranks, self.library.array
-        known = request.worst is not None
         more = {name: getattr(request, name) for name in PACKING}
         with self.library.using(self.backend):
             found = c_api_operations.replace_worst(
                 self.library,
                 *map(self._rows, sides),
                 *(array(getattr(request, name)) for name in names),
-                position=request.position,
+                position=self._of_sequences(request.position),
                 sink_size=request.sink_size,
-                recent_start=request.recent_start,
-                ranks=None if known else array(by) if isinstance(by, mx.array) else by,
-                worst=array(request.worst) if known else None,
-                statistics=tuple(map(array, request.statistics)) if request.statistics else None,
+                recent_start=self._of_sequences(request.recent_start),
+                ranks=array(by) if isinstance(by, mx.array) else by,
                 **more,
             )
             keys, values = (
                 self._like(side, given)
                 for side, given in zip((found["keys"], found["values"]), sides, strict=True)
             )
-            rest = [name for name in ("importance", "positions", *STATISTICS) if name in found]
-            return keys, values, *(mx.array(self.library.numpy(found[name])) for name in rest)
+            rest = (found[name] for name in ("importance", "positions"))
+            return keys, values, *(mx.array(self.library.numpy(array)) for array in rest)
 
-    def _rows(self, rows: mx.array | Quantized) -> Any:
+    def _of_sequences(self, value: int | mx.array | None) -> Any:
+        return self.library.array(value) if isinstance(value, mx.array) else value
+
+    def _rows(self, rows: mx.array | Packed) -> Any:
         if isinstance(rows, tuple):
             return tuple(map(self.library.array, rows))
         return self.library.array(rows)
 
-    def _like(self, found: tuple[Any, ...], given: mx.array | Quantized) -> Any:
+    def _like(self, found: tuple[Any, ...], given: mx.array | Packed) -> Any:
         """The arrays found, as mx.array of the dtypes of those given."""
         parts = given if isinstance(given, tuple) else (given,)
         made = tuple(
@@ -187,7 +171,7 @@ class CBackend:
         )
         return made if isinstance(given, tuple) else made[0]
 
-    def quantize_append(self, request: QuantizeAppendRequest) -> tuple[Quantized, Quantized]:
+    def quantize_append(self, request: QuantizeAppendRequest) -> tuple[Packed, Packed]:
         sides = (request.keys, request.values)
         new = map(self.library.array, (request.new_keys, request.new_values, request.slots))
         packing = {name: getattr(request, name) for name in PACKING}
@@ -203,12 +187,12 @@ class CBackend:
     def _select(self, operation: str, request: RetentionRequest, number: int) -> mx.array:
         rows = (self.library.array(request.scores), self.library.array(request.positions))
         with self.library.using(self.backend):
-            zones = (request.sink_size, request.recent_start)
+            zones = (request.sink_size, self._of_sequences(request.recent_start))
             slots = self.library.select(operation, *rows, number, *zones)
             return mx.array(self.library.numpy(slots))
 
 
-def _parts(rows: mx.array | QuantizedRows) -> Any:
+def _parts(rows: mx.array | PackedRows) -> Any:
     if isinstance(rows, QuantizedRows):
         return rows.words, rows.scales, rows.biases
     return rows
@@ -264,4 +248,5 @@ class CLeg(Leg):
 
 def _inputs(case: Case) -> dict[str, mx.array]:
     names = ("queries", "keys", "values", "mask", "sinks", "scores", "positions")
+    names += ("recent_start",)
     return {name: case.tensors[name] for name in names if name in case.tensors}

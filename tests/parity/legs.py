@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 
+from typing import Any
+
 import mlx.core as mx
 import numpy as np
 
@@ -19,6 +21,7 @@ from golden.build import Case
 from mlx_h2o import fast, use_backend
 from mlx_h2o.operations import launch, validate
 from mlx_h2o.operations.backends import Backend, get, register
+from mlx_h2o.operations.requests import AttentionRequest
 from parity import operations, traces
 from parity.outcome import Outcome
 from parity.trace_reference import run_reference
@@ -77,9 +80,10 @@ def options(case: Case) -> dict[str, object]:
     }
 
 
-def zones(case: Case) -> dict[str, int | None]:
+def zones(case: Case) -> dict[str, Any]:
     """sink_size and recent_start of a selection case."""
-    return {name: case.fields[name] for name in ("sink_size", "recent_start")}
+    start = case.tensors.get("recent_start", case.fields["recent_start"])
+    return {"sink_size": case.fields["sink_size"], "recent_start": start}
 
 
 class ReferenceLeg(Leg):
@@ -207,7 +211,7 @@ class EmulatorLeg(PackageLeg):
         with contextlib.suppress(importlib.import_module("emulator").BuildError):
             compile_all(work.values())
 
-    def _request(self, case: Case) -> launch.AnyAttentionRequest | None:
+    def _request(self, case: Case) -> AttentionRequest | None:
         if case.fields["op"] in operations.DECODE:
             return operations.request(case)
         if case.fields["op"] != "attention":

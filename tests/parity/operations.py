@@ -17,16 +17,16 @@ import reference
 from golden.build import Case
 from mlx_h2o import fast
 from mlx_h2o.operations import validate, validate_quantized
-from mlx_h2o.operations.launch import AnyAttentionRequest
+from mlx_h2o.operations.requests import AttentionRequest
 from parity.outcome import Outcome
 
 DECODE = ("quantized", "without_scores", "probes")
 
 # Functions of a back end, any of which makes it serve the operation itself.
 FUNCTIONS: Mapping[str, tuple[str, ...]] = {
-    "quantized": ("quantized_attention",),
+    "quantized": ("attention",),
     "without_scores": ("attention",),
-    "probes": ("attention_with_probes",),
+    "probes": ("attention",),
     "accumulate": ("accumulate_scores",),
     "replace": ("replace_worst", "evict_indices"),
     "replacement": ("replace_worst",),
@@ -41,8 +41,6 @@ def absent(case: Case, backend: object, name: str) -> str:
     """Why the back end has no part in the case's operation; empty if it has, or is composed."""
     op = case.fields["op"]
     functions = list(FUNCTIONS.get(op, ()))
-    if op in ("without_scores", "attend", "steps") and case.fields["bits"]:
-        functions = ["quantized_attention"]
     if name == "composed" or not functions or any(hasattr(backend, f) for f in functions):
         return ""
     return f"it has no {op!r} of its own"
@@ -53,7 +51,7 @@ def run(case: Case, backend: Any) -> Outcome:
     return Outcome(_RUN[case.fields["op"]](case, backend))
 
 
-def request(case: Case) -> AnyAttentionRequest:
+def request(case: Case) -> AttentionRequest:
     """The validated call of a case of decode attention; scores are left out where not expected."""
     fields, tensors = case.fields, case.tensors
     options = _options(case) | {
@@ -61,7 +59,7 @@ def request(case: Case) -> AnyAttentionRequest:
         "return_lse": "lse" in fields["tolerance"],
     }
     q, rows = tensors["queries"], [_rows(case, name) for name in ("keys", "values")]
-    made: AnyAttentionRequest
+    made: AttentionRequest
     if fields["bits"]:
         packing = _packing(case) | {"return_skipped": fields["return_skipped"]}
         made = validate_quantized.quantized_attention_request(q, *rows, **options, **packing)
@@ -118,8 +116,7 @@ def _quantized(case: Case, backend: Any) -> dict[str, np.ndarray]:
 
 def _without_scores(case: Case, backend: Any) -> dict[str, np.ndarray]:
     """No public call asks for this; the package's own attention does."""
-    serve = backend.quantized_attention if case.fields["bits"] else backend.attention
-    found = serve(request(case))
+    found = backend.attention(request(case))
     if found[1] is not None:
         raise AssertionError("scores were made that nobody asked for")
     return _named("out scores lse skipped", found)
@@ -145,9 +142,14 @@ def _replace(case: Case, backend: Any) -> dict[str, np.ndarray]:
     del backend
     names = ("keys", "values", "importance", "positions", "new_keys", "new_values")
     ranks = case.tensors.get("ranks", case.fields["ranks"] or None)
-    zones = {name: case.fields[name] for name in ("position", "sink_size", "recent_start")}
-    found = fast.replace_worst(*(case.tensors[n] for n in names), ranks=ranks, **zones)
+    found = fast.replace_worst(*(case.tensors[n] for n in names), ranks=ranks, **_zones(case))
     return _named("keys values importance positions", found)
+
+
+def _zones(case: Case) -> dict[str, Any]:
+    """The position of the new row and the zones: one for all sequences, or one each."""
+    names = ("position", "sink_size", "recent_start")
+    return {name: case.tensors.get(name, case.fields[name]) for name in names}
 
 
 def _append(case: Case, backend: Any) -> dict[str, np.ndarray]:
@@ -170,16 +172,11 @@ def _append(case: Case, backend: Any) -> dict[str, np.ndarray]:
 def _attend(case: Case, backend: Any) -> dict[str, np.ndarray]:
     del backend
     fields, tensors = case.fields, case.tensors
-    named = {}
-    if "positions" in tensors:
-        zones = {name: fields[name] for name in ("sink_size", "recent_start")}
-        named = {"positions": tensors["positions"], **zones}
     found = fast.attention_and_accumulate(
         tensors["queries"], _rows(case, "keys"), _rows(case, "values"), tensors["importance"],
-        **_options(case), **(_packing(case) if fields["bits"] else {}), **named,
-        decay=fields["decay"],
+        **_options(case), **(_packing(case) if fields["bits"] else {}), decay=fields["decay"],
     )  # fmt: skip
-    return _named("out importance worst", found)
+    return _named("out importance", found)
 
 
 def _replacement(case: Case, backend: Any) -> dict[str, np.ndarray]:
@@ -187,32 +184,21 @@ def _replacement(case: Case, backend: Any) -> dict[str, np.ndarray]:
     fields, tensors = case.fields, case.tensors
     bits, size = fields["bits"] or (8, 8), fields["group_size"]
     options: dict[str, Any] = {"bits": bits[0], "v_bits": bits[1], "group_size": size}
-    if "worst" in tensors:
-        options["worst"] = tensors["worst"]
-    if "key_sum" in tensors:
-        options["statistics"] = tensors["key_sum"], tensors["inverse_norms"]
     names = ("importance", "positions", "new_keys", "new_values")
-    *stored, importance, positions, key_sum, norms = (
-        *fast.replace_worst(
-            _rows(case, "keys"), _rows(case, "values"), *(tensors[name] for name in names),
-            position=fields["position"], sink_size=fields["sink_size"], **options,
-        ),
-        *(() if "key_sum" in tensors else (None, None)),
+    *stored, importance, positions = fast.replace_worst(
+        _rows(case, "keys"), _rows(case, "values"), *(tensors[name] for name in names),
+        **_zones(case), **options,
     )  # fmt: skip
-    return replacement_arrays(case, stored, importance, positions, key_sum, norms)
+    return replacement_arrays(case, stored, importance, positions)
 
 
 def replacement_arrays(
-    case: Case, stored: Any, importance: Any, positions: Any, key_sum: Any, norms: Any
+    case: Case, stored: Any, importance: Any, positions: Any
 ) -> dict[str, np.ndarray]:
-    """Rows as they dequantise, and how far the statistics are from those of the keys.
-
-    ``stored`` are keys and values, arrays or packed.
-    """
+    """Rows as they dequantise; ``stored`` are keys and values, arrays or packed."""
     fields, tensors = case.fields, case.tensors
     bits, size = fields["bits"] or (8, 8), fields["group_size"]
     arrays = _named("importance positions", (importance, positions))
-    dense = []
     for name, rows, width in zip(("keys", "values"), stored, bits, strict=True):
         packed = isinstance(rows, tuple)
         wide = (
@@ -220,22 +206,13 @@ def replacement_arrays(
             if packed
             else reference.float64(rows)
         )
-        dense.append(wide)
         written, others = split(wide, np.array(tensors["slots"]))
         # Expectations are kept as float32, and other rows are to be the same.
         arrays |= {f"new_{name}": written, f"other_{name}": others.astype(np.float32)}
-    if key_sum is not None:
-        exact = 1 / np.maximum(np.linalg.norm(dense[0], axis=-1), 1e-12)
-        sums = (dense[0] * exact[..., None]).sum(2)
-        arrays |= {
-            "key_sum_error": reference.float64(key_sum) - sums,
-            "norm_error": reference.float64(norms) / exact - 1,
-        }
     return arrays
 
 
 def _steps(case: Case, backend: Any) -> dict[str, np.ndarray]:
-    """Every other step is told by the attention before it which row goes."""
     del backend
     fields, tensors = case.fields, case.tensors
     packed = bool(fields["bits"])
@@ -247,31 +224,25 @@ def _steps(case: Case, backend: Any) -> dict[str, np.ndarray]:
         size = fields["group_size"]
         stored[name] = tuple(mx.quantize(rows, group_size=size, bits=bits)) if packed else rows
     k, v, importance, positions = *stored.values(), tensors["importance"], tensors["positions"]
-    of_keys = {name: packing[name] for name in ("bits", "group_size")} if packed else {}
-    statistics = fast.key_statistics(k, **of_keys)
-    outs, places, worst = [], [], None
+    outs, places = [], []
     for step in range(tensors["queries"].shape[2]):
         position = tensors["positions"].shape[2] + step
-        start = position + 1 - fields["recent_size"]
         new = (tensors[name][:, :, position : position + 1] for name in ("keys", "values"))
-        zones = {"sink_size": fields["sink_size"], "recent_start": start}
-        known = {"worst": worst} if step % 2 else zones
-        k, v, importance, positions, *counted = fast.replace_worst(
-            k, v, importance, positions, *new, position=position, statistics=statistics,
-            **known, **packing,
-        )  # fmt: skip
-        statistics = (counted[0], counted[1])
-        zones["recent_start"] = start + 1
-        out, importance, worst = fast.attention_and_accumulate(
+        zones = {
+            "sink_size": fields["sink_size"],
+            "recent_start": position + 1 - fields["recent_size"],
+        }
+        k, v, importance, positions = fast.replace_worst(
+            k, v, importance, positions, *new, position=position, **zones, **packing
+        )
+        out, importance = fast.attention_and_accumulate(
             tensors["queries"][:, :, step : step + 1], k, v, importance, scale=fields["scale"],
-            decay=fields["decay"], positions=positions, **zones, **packing,
+            decay=fields["decay"], **packing,
         )  # fmt: skip
         outs.append(out)
         places.append(positions)
     arrays = {"out": mx.concatenate(outs, axis=2), "positions": mx.stack(places)}
-    found = _named("out positions importance", (*arrays.values(), importance))
-    exact = fast.key_statistics(k, **of_keys)[0]
-    return found | {"key_sum_error": reference.float64(statistics[0] - exact)}
+    return _named("out positions importance", (*arrays.values(), importance))
 
 
 def split(rows: np.ndarray, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

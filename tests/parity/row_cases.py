@@ -84,6 +84,13 @@ def _evictions(seed: int) -> Iterator[Case]:
         positions[:, 3] = np.where(rng.random(rows) < 0.1, -1, positions[:, 3])
         zones = {"sink_size": rows // 8, "recent_start": 2 * rows - rows // 4}
         yield keep_case(name, scores, positions, keep=rows, count=1, **zones)
+    for count in (1, 7):
+        name = f"evict-{count}-of-two-clocks"
+        rng = generator(name, seed)
+        scores, positions = spread_scores(rng, (2, 2, 40)), shuffled_positions(rng, (2, 2, 40))
+        starts = np.array([70, 20])
+        yield keep_case(name, scores, positions, keep=33, count=count, sink_size=4,
+                        recent_start=starts)  # fmt: skip
 
 
 def _replacements(seed: int) -> Iterator[Case]:
@@ -99,6 +106,9 @@ def _replacements(seed: int) -> Iterator[Case]:
         yield replace_case(f"replace-key-diversity-{dtype}", dtype=dtype, ranks="key_diversity",
                            seed=seed)  # fmt: skip
     yield replace_case("replace-unscored", unscored=0.5, batch=2, seed=seed)
+    for ranks in ("", "age", "array"):
+        yield replace_case(f"replace-of-two-clocks-{ranks or 'importance'}", ranks=ranks, batch=2,
+                           clocks=(70, 20), sink_size=4, seed=seed)  # fmt: skip
 
 
 def replace_case(
@@ -111,9 +121,13 @@ def replace_case(
     unscored: float = 0.0,
     sink_size: int = 0,
     recent_start: int | None = None,
+    clocks: tuple[int, ...] = (),
     seed: int = 0,
 ) -> Case:
-    """A new row for the worst: ``ranks`` "" (by importance), "array", or a rank's name."""
+    """A new row for the worst: ``ranks`` "" (by importance), "array", or a rank's name.
+
+    ``clocks``: where the window of each sequence begins; its new row comes 50 positions later.
+    """
     rng, kind = generator(name, seed), DTYPES[dtype]
     shape, position = (batch, 2, rows), 3 * rows
 
@@ -132,6 +146,9 @@ def replace_case(
         "new_keys": normal(1, 32),
         "new_values": normal(1, 64),
     }
+    if clocks:
+        tensors["recent_start"] = mx.array(clocks, mx.int32)
+        tensors["position"] = tensors["recent_start"] + 50
     by = importance
     if ranks == "array":
         by = spread_scores(rng, shape).astype(np.float32)
@@ -152,12 +169,14 @@ def replace_case(
         key: reference.float64(tensors[key])
         for key in ("keys", "values", "importance", "positions")
     }
-    slots = reference.evict_indices(by, positions, sink_size=sink_size, recent_start=recent_start)
+    starts, places = clocks or recent_start, tensors.get("position", position)
+    slots = reference.evict_indices(by, positions, sink_size=sink_size, recent_start=starts)
     for head in np.ndindex(*shape[:2]):
         at = (*head, int(slots[head][0]))
         for key in ("keys", "values"):
             expected[key][at] = reference.float64(tensors[f"new_{key}"])[head][0]
-        expected["importance"][at], expected["positions"][at] = np.nan, position
+        expected["importance"][at] = np.nan
+        expected["positions"][at] = reference.of_sequence(places, head[0])
     return drawn_case(fields, tensors, expected, dict.fromkeys(expected, 0.0))
 
 

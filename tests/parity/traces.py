@@ -67,7 +67,7 @@ def _attended(case, backend, q, keys, values, mask) -> tuple[mx.array, mx.array]
         options |= {name: case.fields[field] for name, field in names.items()}
         request = validate_quantized.quantized_attention_request(q, keys, values, **options)
         chosen = composed if backend.refuses(request) else backend
-        return chosen.quantized_attention(request)[:2]
+        return chosen.attention(request)[:2]
     request = validate.attention_request(q, keys, values, **options)
     chosen = composed if backend.refuses(request) else backend
     return chosen.attention(request)[:2]

@@ -36,14 +36,12 @@ def settings_of(keys: Column, values: Column, sparse_v: float = 0.0) -> dict[str
 def segments_of(table: Table, width: int, sparse_v: float = 0.0) -> list[Rows]:
     """The first ``width`` slots in parts, in order."""
     found = []
-    for one, keys, values in table.views(width):
-        found.append(
-            Rows(
-                keys if one.keys.bits else one.keys.decode(keys),
-                values if one.values.bits else one.values.decode(values),
-                settings_of(one.keys, one.values, sparse_v),
+    for one, count in zip(table.segments, table.widths(width), strict=True):
+        if count:
+            keys, values = (
+                side.handed(count, side.bits is None) for side in (one.keys, one.values)
             )
-        )
+            found.append(Rows(keys, values, settings_of(one.keys, one.values, sparse_v)))
     return found
 
 

@@ -126,6 +126,7 @@ class BatchH2OKVCache(H2OKVCache):
             raise ValueError(f"{op} left_padding is given, expected it before the first tokens.")
         if right_padding is not None and max(right_padding, default=0) > 0 and lengths is None:
             raise ValueError(f"{op} right_padding is given without lengths, expected both.")
+        self._free = 0
         if left_padding is not None:
             self._left = [a + int(b) for a, b in zip(self._left, left_padding, strict=True)]
         if lengths is not None:

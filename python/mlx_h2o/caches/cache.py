@@ -79,6 +79,8 @@ class H2OKVCache(ScoredRows):
         self._surplus = table is not None and max(table.lengths, default=0) > self._budget
         self._handed: tuple[Any, Any] | None = None
         self._identity = 0
+        self._free = 0  # tokens that may come one by one before anything else happens
+        self._like: tuple[Any, ...] = ()  # shapes and dtypes of the last update
         self._length = 1
         self._width = 0 if table is None else table.width
         self._spans = []
@@ -119,6 +121,8 @@ class H2OKVCache(ScoredRows):
             ValueError: shapes or dtypes that do not match each other or the rows stored.
             RuntimeError: the policy needs scores and the last update got none.
         """
+        if self._free and self._like == (keys.shape, values.shape, keys.dtype, values.dtype):
+            return self._append_one(keys, values)
         check_rows(keys, values, self._table)
         self._check_scored()
         self._release()
@@ -138,6 +142,36 @@ class H2OKVCache(ScoredRows):
         self._surplus = added > 1 and max(table.lengths) > self._budget
         self._unscored = self.policy.needs_scores
         self.updates += 1
+        self._free = self._room_for_one(table) if added == 1 and not spans else 0
+        self._like = keys.shape, values.shape, keys.dtype, values.dtype
+        return self._hand_out(table)
+
+    def _room_for_one(self, table: Table) -> int:
+        """How many tokens may come one by one before anything else happens than an append."""
+        rows = table.tail.rows
+        if self.config.reach or len(rows) > 1 and min(rows) != max(rows):
+            return 0
+        limit = self._tail_limit if self.config.mixed else self._budget
+        left = self._budget - table.lengths[0]
+        return max(0, min(left, min(limit, table.tail.capacity) - rows[0]))
+
+    def _append_one(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        """One token where there is room: the step that nearly all steps are."""
+        table = cast(Table, self._table)
+        if self._unscored:
+            self._check_scored()
+        self._release()
+        self._free -= 1
+        self._length = 1
+        tail = table.segments[-1]
+        start, width = tail.rows[0], self._width + 1
+        tail.keys.append(start, keys, 0)
+        tail.values.append(start, values, 0)
+        tail.rows = [start + 1] * len(tail.rows)
+        self._advance([1] * len(tail.rows))
+        self._width = width
+        self._unscored = self.policy.needs_scores
+        self.updates += 1
         return self._hand_out(table)
 
     def _own_spans(self, added: int) -> list[tuple[int, int]]:
@@ -150,10 +184,10 @@ class H2OKVCache(ScoredRows):
     def _make_room(self, table: Table, counts: Sequence[int]) -> Table:
         """The table with room for so many rows of each line; what is due goes."""
         config, added = self.config, max(counts)
-        if config.reach:
-            self._settle_waiting(self._tokens[0] + added - config.reach)
         if self._surplus:
             table = self._let_surplus_go(table)
+        if config.reach:
+            self._settle_waiting(self._tokens[0] + added - config.reach)
         keeps = [self._kept(rows, count) for rows, count in zip(table.lengths, counts, strict=True)]
         due = [line for line, keep in enumerate(keeps) if keep < table.lengths[line]]
         if due:
@@ -217,6 +251,7 @@ class H2OKVCache(ScoredRows):
             return
         self._check_scored()
         self._release()
+        self._free = 0
         table = self._let_surplus_go(table)
         if not self.config.mixed:
             table.fit(self._budget)
@@ -235,15 +270,15 @@ class H2OKVCache(ScoredRows):
 
     def _as_handed(self, table: Table) -> tuple[Any, Any]:
         """Keys and values as attention of the last update takes them."""
-        if self.in_segments:
-            return table.dense(self._width)
-        tail, count = table.tail, self._width
-        sides = []
-        for column in (tail.keys, tail.values):
-            parts = column.view(count)
-            packed = column.bits is not None and not self._hands_arrays
-            sides.append(parts if packed else column.decode(parts))
-        return sides[0], sides[1]
+        if len(table.segments) > 1:
+            keys, values = table.dense(width=self._width)
+            return keys, values
+        keys, values = table.segments[0].keys, table.segments[0].values
+        arrays, width = self._hands_arrays, self._width
+        return (
+            keys.handed(width, arrays or keys.bits is None),
+            values.handed(width, arrays or values.bits is None),
+        )
 
     @property
     def _hands_arrays(self) -> bool:
@@ -311,6 +346,7 @@ class H2OKVCache(ScoredRows):
         if self._table is None:
             raise ValueError(f"[H2OKVCache.{name}] an array was set, but no rows are stored.")
         self._release()
+        self._free = 0
         formats.set_rows(self._table, name, rows)
 
     @property
@@ -390,6 +426,7 @@ class H2OKVCache(ScoredRows):
         if n == 0 or table is None:
             return 0
         self._release()
+        self._free = 0
         gone = [min(n, rows) for rows in table.lengths]
         left = [rows - count for rows, count in zip(table.tail.rows, gone, strict=True)]
         self._drop_waiting(self._tokens[0] - n)

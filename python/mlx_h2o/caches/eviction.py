@@ -11,7 +11,7 @@ from ..operations.backends import resolve
 from ..policies import Policy, Rows
 from .table import Table
 
-__all__ = ["Eviction", "ranked"]
+__all__ = ["Eviction"]
 
 
 class Eviction(NamedTuple):
@@ -34,17 +34,23 @@ class Eviction(NamedTuple):
 
     def run(self) -> None:
         """Evict. The rows behind move into the slots of those that go: no more than that moves."""
-        table, due = self.table, set(self.due)
+        lengths = self.table.lengths
+        for length in sorted({lengths[line] for line in self.due}):
+            self._run([line for line in self.due if lengths[line] == length], length)
+
+    def _run(self, due: Sequence[int], length: int) -> None:
+        """Of lines with so many rows each."""
+        table = self.table
         rows = [self.keep if line in due else n for line, n in enumerate(table.lengths)]
         if self.keep == 0:
             table.truncate(rows)
             return
-        positions = table.positions(self.offsets)
-        some = None if len(due) == table.lines else mx.array(list(self.due))
-        length = table.width - self.tail
-        kept = self.kept(positions[:, :, :length], self.keep - self.tail, some)
-        lines = range(table.shape[0]) if some is None else self.due
-        table.close_gaps(kept, list(lines), rows, positions, length, self.tail)
+        positions, ranked = table.positions(self.offsets), length - self.tail
+        alike = self._replace(due=due)
+        some = None if len(due) == table.lines else mx.array(list(due))
+        kept = alike.kept(positions[:, :, :ranked], self.keep - self.tail, some)
+        lines = range(table.shape[0]) if some is None else due
+        table.close_gaps(kept, list(lines), rows, positions, ranked, self.tail)
 
     def kept(self, positions: mx.array, keep: int, lines: mx.array | None = None) -> mx.array:
         """Slots uint32 [lines, H, keep], ascending, of the first rows that stay."""
@@ -60,25 +66,38 @@ class Eviction(NamedTuple):
 
     def ranks(self, positions: mx.array, lines: mx.array | None = None) -> mx.array:
         """float32 [lines, H, N] of the first N rows."""
-        found = ranked(self.table, self.policy, positions, max(self.offsets), lines)
+        found = self.policy.rank(TableRows(self.table, positions, max(self.offsets), lines))
         if self.shared_heads:
             # The same rows in the same slots of every head: NaN in one is NaN in the mean.
             found = mx.broadcast_to(mx.mean(found, axis=1, keepdims=True), found.shape)
         return found
 
 
-def ranked(
-    table: Table, policy: Policy, positions: mx.array, offset: int, lines: mx.array | None = None
-) -> mx.array:
-    """float32 [lines, H, N]: the ranks of the first N rows, whose ``positions`` these are."""
-    length = positions.shape[2]
+class TableRows(Rows):
+    """The first rows of some lines of a table, read only as far as a policy asks."""
 
-    def some(array: mx.array) -> mx.array:
-        array = array if array.shape[2] == length else array[:, :, :length]
-        return array if lines is None else array[lines]
+    def __init__(
+        self, table: Table, positions: mx.array, offset: int, lines: mx.array | None = None
+    ) -> None:
+        self._table, self._lines, self._length = table, lines, positions.shape[2]
+        self.positions = positions if lines is None else positions[lines]
+        self.offset = offset
 
-    keys, values = table.dense()
-    importance = table.beside.get("importance")
-    if importance is None:
-        importance = mx.full(positions.shape, mx.nan, mx.float32)
-    return policy.rank(Rows(some(keys), some(values), some(importance), some(positions), offset))
+    def _some(self, array: mx.array) -> mx.array:
+        array = array if array.shape[2] == self._length else array[:, :, : self._length]
+        return array if self._lines is None else array[self._lines]
+
+    @property
+    def keys(self) -> mx.array:
+        return self._some(self._table.dense(("keys",))[0])
+
+    @property
+    def values(self) -> mx.array:
+        return self._some(self._table.dense(("values",))[0])
+
+    @property
+    def importance(self) -> mx.array:
+        found = self._table.beside.get("importance")
+        if found is None:
+            return mx.full(self.positions.shape, mx.nan, mx.float32)
+        return self._some(found)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import mlx.core as mx
 
@@ -32,6 +33,10 @@ class Segment:
     @property
     def width(self) -> int:
         return max(self.rows)
+
+    @property
+    def capacity(self) -> int:
+        return min(self.keys.capacity, self.values.capacity)
 
     def each(self, change: Callable[[Column], Column]) -> Segment:
         return Segment(change(self.keys), change(self.values), list(self.rows))
@@ -83,28 +88,29 @@ class Table:
     @property
     def shape(self) -> tuple[int, int]:
         """B and H."""
-        batch, heads, _, _ = self.tail.keys.layout
+        batch, heads = self.segments[-1].keys.parts[0].shape[:2]
         return batch, heads
 
-    def views(self, width: int | None = None) -> list[tuple[Segment, Parts, Parts]]:
-        """The first ``width`` slots, or those in use, of each segment that has any."""
+    def widths(self, width: int | None = None) -> list[int]:
+        """Slots in use of each segment, or of the first ``width`` slots."""
         counts = [one.width for one in self.segments]
         if width is not None:
-            counts[-1] = width - self.packed_width
-        return [
-            (one, one.keys.view(count), one.values.view(count))
-            for one, count in zip(self.segments, counts, strict=True)
-            if count
-        ]
+            counts[-1] = width - sum(counts[:-1])
+        return counts
 
-    def dense(self, width: int | None = None) -> tuple[mx.array, mx.array]:
-        """The same as arrays [B, H, width, D] and [B, H, width, Dv]."""
-        views = self.views(width)
-        keys = [one.keys.decode(parts) for one, parts, _ in views]
-        values = [one.values.decode(parts) for one, _, parts in views]
-        if len(views) == 1:
-            return keys[0], values[0]
-        return mx.concatenate(keys, axis=2), mx.concatenate(values, axis=2)
+    def dense(
+        self, sides: Sequence[str] = ("keys", "values"), width: int | None = None
+    ) -> tuple[mx.array, ...]:
+        """The rows in use as arrays [B, H, width, D] and [B, H, width, Dv]."""
+        found = []
+        for side in sides:
+            parts = [
+                getattr(one, side).rows(count)
+                for one, count in zip(self.segments, self.widths(width), strict=True)
+                if count
+            ]
+            found.append(parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2))
+        return tuple(found)
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -123,20 +129,18 @@ class Table:
     def positions(self, offsets: Sequence[int]) -> mx.array:
         """int32 [B, H, width]: the place of each row in its sequence of ``offsets`` tokens."""
         before, tail = self.packed_width, self.tail
-        slots, width = mx.arange(tail.width, dtype=mx.int32), tail.width
         rows, known = tail.rows, self._known
-        shape = (*self.shape, before + width)
-        uniform = len(set(offsets)) == len(set(rows)) == len(set(known)) == 1
-        if uniform:
-            new = slots[known[0] :] + (offsets[0] - rows[0])
-            if self._placed is None:
-                return mx.broadcast_to(new, shape)
-            if known == rows:
+        if len(rows) == 1 or len(set(offsets)) == len(set(rows)) == len(set(known)) == 1:
+            if self._placed is not None and known == rows:
                 return self._placed
-            new = mx.broadcast_to(new, (*shape[:2], rows[0] - known[0]))
-            return mx.concatenate([self._placed, new], axis=2)
+            count, end = rows[0] - known[0], offsets[0]
+            new = mx.arange(end - count, end, dtype=mx.int32)
+            new = mx.broadcast_to(new, (*self.shape, count))
+            return new if self._placed is None else mx.concatenate([self._placed, new], axis=2)
+        width = tail.width
+        slots, shape = mx.arange(width, dtype=mx.int32), (*self.shape, width)
         first = _column([offset - count for offset, count in zip(offsets, rows, strict=True)])
-        found = mx.broadcast_to(slots + first, (*shape[:2], width))
+        found = mx.broadcast_to(slots + first, shape)
         if self._placed is not None:
             packed = self._placed[:, :, :before]
             placed = padded(self._placed[:, :, before:], width, NONE)[:, :, :width]
@@ -191,6 +195,15 @@ class Table:
         tail.rows = [rows + count for rows, count in zip(tail.rows, counts, strict=True)]
         if self.beside:
             self._make_room_beside()
+            if self._newest is not None:  # slots may hold what queries saw of unused ones
+                self._clear_newest(keys.shape[:3])
+
+    def _clear_newest(self, shape: Sequence[int]) -> None:
+        slots = cast(mx.array, self._newest) + mx.array(self.packed_width, mx.uint32)
+        slots = mx.broadcast_to(slots, shape)
+        for name, array in self.beside.items():
+            fill = mx.full((*shape, *array.shape[3:]), self.fills[name], array.dtype)
+            self.beside[name] = put_at(array, slots, fill)
 
     def put_newest(self, name: str, rows: mx.array) -> None:
         """Set what goes with the rows of the last append, [B, H, L, width]."""

@@ -197,8 +197,9 @@ def _handing(model: Module, config: H2OConfig) -> H2OConfig:
 
 def _check_indexed(model: Any, config: H2OConfig) -> None:
     """While all rows fit under what the indexer picks, it leaves them all to attention."""
-    if config.max_kv_size is None or config.max_kv_size > model.args.index_topk:
+    rows = config.max_kv_size
+    if rows is None or rows > model.args.index_topk:
         raise ValueError(
             f"[make_prompt_cache] {model_name(model)} picks {model.args.index_topk} rows by an "
-            f"indexer: found max_kv_size = {config.max_kv_size}, expected at most that many."
+            f"indexer: found max_kv_size {rows}, expected at most that many."
         )

@@ -69,7 +69,7 @@ def replace_row(request: ReplaceRequest, ranks: mx.array | None = None) -> Launc
     batch, heads, rows = request.positions.shape
     given = {
         "importance": request.importance,
-        "place": _of_sequences(request.position, batch),
+        "newest": _of_sequences(request.position, batch),
         **_zones(request, request.sink_size),
     }
     name = "replace_row"
@@ -104,7 +104,7 @@ def _zones(request: RetentionRequest | ReplaceRequest, *numbers: int) -> dict[st
     start = _NEVER if request.recent_start is None else request.recent_start
     return {
         "positions": request.positions,
-        "recent": _of_sequences(start, request.positions.shape[0]),
+        "recent_starts": _of_sequences(start, request.positions.shape[0]),
         "zones": _integers(*numbers),
     }
 

@@ -14,8 +14,8 @@ public struct H2OConfiguration: Sendable, Hashable {
     public let policy: PolicyName
     /// `a` of the moving average `C = a*C + (1-a)*|s|`.
     public let decay: Double
-    /// Single-token steps per eviction. With 1 the evicted row is overwritten in place; with more,
-    /// up to `evictEvery - 1` rows beyond the budget are stored.
+    /// Rows of each head that leave a full cache together, so that a step in so many evicts. Never
+    /// more than `maxKVSize` rows are kept; with 1 a row goes for each that comes.
     public let evictEvery: Int
     /// Whether all KV heads of a layer keep the same positions, by the mean of their ranks; else each
     /// head chooses by itself.
@@ -56,7 +56,8 @@ public struct H2OConfiguration: Sendable, Hashable {
     ///     what the other two leave
     ///   - policy: ranks the rows
     ///   - decay: at least 0, below 1
-    ///   - evictEvery: single-token steps per eviction, at least 1
+    ///   - evictEvery: rows that leave a full cache together, at least 1; no more go than are not
+    ///     protected
     ///   - sharedHeads: whether all KV heads keep the same positions
     ///   - randomSeed: of the policy `random`, at least 0
     ///   - kvBits: bits of quantised rows; nil: rows stay as they come
@@ -65,7 +66,7 @@ public struct H2OConfiguration: Sendable, Hashable {
     /// - Throws: ``H2OError`` where a value is out of range or the sizes exceed the budget
     public init(
         maxKVSize: Int = 256, sinkSize: Int = 4, heavySize: Int? = nil, recentSize: Int? = nil,
-        policy: PolicyName = .keydiff, decay: Double = 0.95, evictEvery: Int = 1,
+        policy: PolicyName = .keydiff, decay: Double = 0.95, evictEvery: Int = 16,
         sharedHeads: Bool = false, randomSeed: Int = 0, kvBits: Int? = nil, valueBits: Int? = nil,
         kvGroupSize: Int = 64
     ) throws {
@@ -108,7 +109,7 @@ public struct H2OConfiguration: Sendable, Hashable {
     /// ``init(maxKVSize:sinkSize:heavySize:recentSize:policy:decay:evictEvery:sharedHeads:randomSeed:kvBits:valueBits:kvGroupSize:)``.
     public init(
         preset: Preset, maxKVSize: Int = 256, sinkSize: Int = 4, recentSize: Int? = nil,
-        policy: PolicyName = .keydiff, decay: Double = 0.95, evictEvery: Int = 1,
+        policy: PolicyName = .keydiff, decay: Double = 0.95, evictEvery: Int = 16,
         sharedHeads: Bool = false, randomSeed: Int = 0, kvBits: Int? = nil, valueBits: Int? = nil,
         kvGroupSize: Int = 64
     ) throws {

@@ -30,15 +30,13 @@ public func accumulateScores(
     }[0]
 }
 
-/// What ``attentionAndAccumulate(queries:keys:values:importance:scale:decay:mask:sinks:positions:sinkSize:recentStart:bits:groupSize:valueBits:sparseVThreshold:stream:)``
+/// What ``attentionAndAccumulate(queries:keys:values:importance:scale:decay:mask:sinks:bits:groupSize:valueBits:sparseVThreshold:stream:)``
 /// returns. Evaluating the output evaluates everything.
 public struct AccumulatedAttention {
     /// [B, Hq, Lq, Dv], in the dtype of the queries.
     public let output: MLXArray
     /// float32 [B, Hkv, N].
     public let importance: MLXArray
-    /// uint32 [B, Hkv]: the row that goes next, where positions were given.
-    public let worst: MLXArray?
 }
 
 /// Attention whose scores go into a moving average; a back end need not store them.
@@ -49,32 +47,26 @@ public struct AccumulatedAttention {
 ///   - values: [B, Hkv, N, Dv], as the keys
 ///   - importance: float32 [B, Hkv, N], as in ``accumulateScores(_:scores:decay:isMasked:stream:)``
 ///   - decay: as there
-///   - positions: int32 [B, Hkv, N]: then the row is named that ``evictIndices(_:positions:count:sinkSize:recentStart:stream:)``
-///     names of the new importance, with `sinkSize` and `recentStart`
 ///   - bits: of packed rows, as `groupSize`, `valueBits` and `sparseVThreshold`
 /// - Throws: ``H2OError``
 public func attentionAndAccumulate<Rows: CacheRows>(
     queries: MLXArray, keys: Rows, values: Rows, importance: MLXArray, scale: Float, decay: Double,
     mask: MLXFast.ScaledDotProductAttentionMaskMode = .none, sinks: MLXArray? = nil,
-    positions: MLXArray? = nil, sinkSize: Int = 0, recentStart: Int? = nil, bits: Int = 8,
-    groupSize: Int = 64, valueBits: Int? = nil, sparseVThreshold: Float = 0,
+    bits: Int = 8, groupSize: Int = 64, valueBits: Int? = nil, sparseVThreshold: Float = 0,
     stream: StreamOrDevice = .default
 ) throws -> AccumulatedAttention {
     let (mode, array) = mask.arguments
     let found = try withVector(keys.parts) { keys in
         try withVector(values.parts) { values in
-            try results(3) { place in
+            try results(2) { place in
                 mlx_h2o_attention_and_accumulate(
-                    place, place + 1, positions == nil ? nil : place + 2, queries.ctx, keys,
-                    values, importance.ctx, scale, decay, mode, array.ctx,
-                    (sinks ?? .mlxNone).ctx, (positions ?? .mlxNone).ctx,
-                    Int32(clamping: sinkSize), optional(recentStart), Int32(clamping: bits),
+                    place, place + 1, queries.ctx, keys, values, importance.ctx, scale, decay, mode,
+                    array.ctx, (sinks ?? .mlxNone).ctx, Int32(clamping: bits),
                     Int32(clamping: groupSize), optional(valueBits), sparseVThreshold, stream.ctx)
             }
         }
     }
-    return AccumulatedAttention(
-        output: found[0], importance: found[1], worst: positions == nil ? nil : found[2])
+    return AccumulatedAttention(output: found[0], importance: found[1])
 }
 
 /// What a chunk's queries say of each key.

@@ -27,28 +27,13 @@ public enum RowRanks {
     }
 }
 
-/// Sum of the normalised keys of each head, and the reciprocal norm of each key.
-public struct KeyStatistics {
-    /// float32 [B, H, D].
-    public let keySum: MLXArray
-    /// float32 [B, H, N], at most 1e12.
-    public let inverseNorms: MLXArray
-
-    public init(keySum: MLXArray, inverseNorms: MLXArray) {
-        self.keySum = keySum
-        self.inverseNorms = inverseNorms
-    }
-}
-
-/// What ``replaceWorst(keys:values:importance:positions:newKeys:newValues:position:sinkSize:recentStart:ranks:worst:statistics:bits:groupSize:valueBits:stream:)``
+/// What ``replaceWorst(keys:values:importance:positions:newKeys:newValues:position:sinkSize:recentStart:ranks:bits:groupSize:valueBits:stream:)``
 /// returns. Evaluating the keys evaluates everything.
 public struct ReplacedRows<Rows: CacheRows> {
     public let keys: Rows
     public let values: Rows
     public let importance: MLXArray
     public let positions: MLXArray
-    /// Where statistics were given.
-    public let statistics: KeyStatistics?
 }
 
 /// Minus the cosine of each key with the mean of the normalised keys of its head.
@@ -58,25 +43,6 @@ public struct ReplacedRows<Rows: CacheRows> {
 /// - Throws: ``H2OError`` where the keys are not as above
 public func keyDiversity(_ keys: MLXArray, stream: StreamOrDevice = .default) throws -> MLXArray {
     try results(1) { place in mlx_h2o_key_diversity(place, keys.ctx, stream.ctx) }[0]
-}
-
-/// What ``keyDiversity(_:stream:)`` needs to know of the keys; replacements keep it up to date.
-///
-/// - Parameters:
-///   - keys: [B, H, N, D], dense, or packed: then of the keys as they dequantise
-///   - bits: of packed keys, as `groupSize`
-/// - Throws: ``H2OError`` where the keys are not as above
-public func keyStatistics(
-    _ keys: some CacheRows, bits: Int = 8, groupSize: Int = 64, stream: StreamOrDevice = .default
-) throws -> KeyStatistics {
-    let found = try withVector(keys.parts) { keys in
-        try results(2) { place in
-            mlx_h2o_key_statistics(
-                place, place + 1, keys, Int32(clamping: bits), Int32(clamping: groupSize),
-                stream.ctx)
-        }
-    }
-    return KeyStatistics(keySum: found[0], inverseNorms: found[1])
 }
 
 /// Steady-state eviction: in each head a new row takes the place of the worst one.
@@ -94,43 +60,37 @@ public func keyStatistics(
 ///   - newKeys: [B, H, 1, D], the dtype of the keys, or of the scales of packed ones, into which
 ///     they are quantised
 ///   - newValues: [B, H, 1, Dv]
-///   - position: of the new row, 0 to 2^30 - 1
+///   - position: of the new row, 0 to 2^30 - 1, an `Int`, or int32 [B]: one for each sequence
 ///   - sinkSize: the first positions, which are protected
-///   - recentStart: the first position of the protected recent window; nil: no window
+///   - recentStart: the first position of the protected recent window, as `position`; nil: no
+///     window
 ///   - ranks: what the rows are ranked by
-///   - worst: uint32 [B, H], the slots where they are known; then nothing is ranked
-///   - statistics: of ``keyStatistics(_:bits:groupSize:stream:)``, to be kept up to date
 ///   - bits: of packed rows, as `groupSize` and `valueBits`
 ///   - stream: stream or device to evaluate on
 /// - Throws: ``H2OError`` where an argument is not as above
 public func replaceWorst<Rows: CacheRows>(
     keys: Rows, values: Rows, importance: MLXArray, positions: MLXArray, newKeys: MLXArray,
-    newValues: MLXArray, position: Int, sinkSize: Int = 0, recentStart: Int? = nil,
-    ranks: RowRanks = .importance, worst: MLXArray? = nil, statistics: KeyStatistics? = nil,
-    bits: Int = 8, groupSize: Int = 64, valueBits: Int? = nil, stream: StreamOrDevice = .default
+    newValues: MLXArray, position: any PerSequence, sinkSize: Int = 0,
+    recentStart: (any PerSequence)? = nil, ranks: RowRanks = .importance, bits: Int = 8,
+    groupSize: Int = 64, valueBits: Int? = nil, stream: StreamOrDevice = .default
 ) throws -> ReplacedRows<Rows> {
-    let known = statistics != nil
+    let (place, start) = (position.perSequence, recentStart?.perSequence ?? .mlxNone)
     let (found, newK, newV) = try withVector(keys.parts) { keys in
         try withVector(values.parts) { values in
             try vectorResults { newKeyRows, newValueRows in
-                try results(4) { place in
+                try results(2) { marks in
                     mlx_h2o_replace_worst(
-                        newKeyRows, newValueRows, place, place + 1, known ? place + 2 : nil,
-                        known ? place + 3 : nil, keys, values, importance.ctx, positions.ctx,
-                        newKeys.ctx, newValues.ctx, Int32(clamping: position),
-                        Int32(clamping: sinkSize), optional(recentStart),
-                        worst == nil ? ranks.name : "",
-                        (worst == nil ? ranks.array ?? .mlxNone : .mlxNone).ctx,
-                        (worst ?? .mlxNone).ctx, (statistics?.keySum ?? .mlxNone).ctx,
-                        (statistics?.inverseNorms ?? .mlxNone).ctx, Int32(clamping: bits),
+                        newKeyRows, newValueRows, marks, marks + 1, keys, values, importance.ctx,
+                        positions.ctx, newKeys.ctx, newValues.ctx, place.ctx,
+                        Int32(clamping: sinkSize), start.ctx, ranks.name,
+                        (ranks.array ?? .mlxNone).ctx, Int32(clamping: bits),
                         Int32(clamping: groupSize), optional(valueBits), stream.ctx)
                 }
             }
         }
     }
     return ReplacedRows(
-        keys: .rows(of: newK), values: .rows(of: newV), importance: found[0], positions: found[1],
-        statistics: known ? KeyStatistics(keySum: found[2], inverseNorms: found[3]) : nil)
+        keys: .rows(of: newK), values: .rows(of: newV), importance: found[0], positions: found[1])
 }
 
 /// Quantise new rows of keys and values straight into their slots.

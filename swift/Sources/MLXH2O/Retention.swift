@@ -2,6 +2,20 @@ import CMLXH2O
 import Cmlx
 import MLX
 
+/// One number for all sequences, an `Int`, or one for each, int32 [B].
+public protocol PerSequence {
+    /// int32 [] or [B].
+    var perSequence: MLXArray { get }
+}
+
+extension Int: PerSequence {
+    public var perSequence: MLXArray { MLXArray(Int32(clamping: self)) }
+}
+
+extension MLXArray: PerSequence {
+    public var perSequence: MLXArray { self }
+}
+
 /// Slots of the rows that stay when a cache is cut down to `keep` rows per head.
 ///
 /// Best first: protected rows (0 <= position < `sinkSize`, or position >= `recentStart`); then
@@ -13,13 +27,14 @@ import MLX
 ///   - positions: int32 [B, H, N], distinct within a head and below 2^30; negative: padding
 ///   - keep: rows to keep, 1 to N
 ///   - sinkSize: the first positions, which are protected
-///   - recentStart: the first position of the protected recent window; nil: no window
+///   - recentStart: the first position of the protected recent window, an `Int`, or int32 [B]: one
+///     for each sequence; nil: no window
 ///   - stream: stream or device to evaluate on
 /// - Returns: uint32 [B, H, keep], ascending
 /// - Throws: ``H2OError`` where an argument is not as above
 public func keepIndices(
     _ scores: MLXArray, positions: MLXArray, keep: Int, sinkSize: Int = 0,
-    recentStart: Int? = nil, stream: StreamOrDevice = .default
+    recentStart: (any PerSequence)? = nil, stream: StreamOrDevice = .default
 ) throws -> MLXArray {
     try select(mlx_h2o_keep_indices, scores, positions, keep, sinkSize, recentStart, stream)
 }
@@ -31,24 +46,24 @@ public func keepIndices(
 /// - Throws: ``H2OError``, as there
 public func evictIndices(
     _ scores: MLXArray, positions: MLXArray, count: Int = 1, sinkSize: Int = 0,
-    recentStart: Int? = nil, stream: StreamOrDevice = .default
+    recentStart: (any PerSequence)? = nil, stream: StreamOrDevice = .default
 ) throws -> MLXArray {
     try select(mlx_h2o_evict_indices, scores, positions, count, sinkSize, recentStart, stream)
 }
 
 private typealias Selection = (
-    UnsafeMutablePointer<mlx_array>, mlx_array, mlx_array, Int32, Int32, mlx_optional_int,
-    mlx_stream
+    UnsafeMutablePointer<mlx_array>, mlx_array, mlx_array, Int32, Int32, mlx_array, mlx_stream
 ) -> Int32
 
 private func select(
     _ operation: Selection, _ scores: MLXArray, _ positions: MLXArray, _ count: Int,
-    _ sinkSize: Int, _ recentStart: Int?, _ stream: StreamOrDevice
+    _ sinkSize: Int, _ recentStart: (any PerSequence)?, _ stream: StreamOrDevice
 ) throws -> MLXArray {
     // A number beyond int32 says the same as the nearest one inside.
-    try results(1) { place in
+    let start = recentStart?.perSequence ?? .mlxNone
+    return try results(1) { place in
         operation(
             place, scores.ctx, positions.ctx, Int32(clamping: count), Int32(clamping: sinkSize),
-            optional(recentStart), stream.ctx)
+            start.ctx, stream.ctx)
     }[0]
 }

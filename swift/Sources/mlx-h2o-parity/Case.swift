@@ -24,6 +24,7 @@ struct Case {
         let steps: Int?
         let replay: Bool?
         let routed: Bool?
+        let evictEvery: Int?
         let sharedHeads: Bool?
         let kvBits: Int?
         let vBits: Int?
@@ -81,6 +82,13 @@ struct Case {
             words: try rows("\(side)_words"), scales: try rows("\(side)_scales"),
             biases: try rows("\(side)_biases"))
     }
+
+    /// Of the new row: one for all sequences, or one each.
+    func position() throws -> any PerSequence {
+        try optionalTensor("position") ?? field(\.position, "position")
+    }
+
+    func recentStart() -> (any PerSequence)? { optionalTensor("recent_start") ?? fields.recentStart }
 
     func mask() throws -> MLXFast.ScaledDotProductAttentionMaskMode {
         switch fields.mask {

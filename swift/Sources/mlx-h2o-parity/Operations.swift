@@ -23,7 +23,7 @@ func runKeep(_ parity: Case) throws -> [String: MLXArray] {
     let scores = try parity.tensor("scores")
     let positions = try parity.tensor("positions")
     let sinkSize = parity.fields.sinkSize ?? 0
-    let recentStart = parity.fields.recentStart
+    let recentStart = parity.recentStart()
     return [
         "keep": try keepIndices(
             scores, positions: positions, keep: try parity.field(\.keep, "keep"),

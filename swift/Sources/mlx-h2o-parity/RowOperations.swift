@@ -61,8 +61,8 @@ func runReplace(_ parity: Case) throws -> [String: MLXArray] {
         keys: parity.tensor("keys"), values: parity.tensor("values"),
         importance: parity.tensor("importance"), positions: parity.tensor("positions"),
         newKeys: parity.tensor("new_keys"), newValues: parity.tensor("new_values"),
-        position: parity.field(\.position, "position"), sinkSize: parity.fields.sinkSize ?? 0,
-        recentStart: parity.fields.recentStart, ranks: ranks)
+        position: parity.position(), sinkSize: parity.fields.sinkSize ?? 0,
+        recentStart: parity.recentStart(), ranks: ranks)
     return [
         "keys": found.keys.asType(.float32), "values": found.values.asType(.float32),
         "importance": found.importance, "positions": found.positions,

@@ -3,7 +3,7 @@ import MLXH2O
 
 // A decode step by the operations themselves, over dense or packed rows.
 
-/// out, importance, and worst where the case has positions.
+/// out and importance.
 func runAttend(_ parity: Case) throws -> [String: MLXArray] {
     guard parity.fields.bits != nil else {
         return try attend(parity, parity.rows("keys"), parity.rows("values"), (8, 8, 64))
@@ -17,18 +17,13 @@ private typealias Packing = (bits: Int, valueBits: Int, groupSize: Int)
 private func attend<Rows: CacheRows>(
     _ parity: Case, _ keys: Rows, _ values: Rows, _ packing: Packing
 ) throws -> [String: MLXArray] {
-    let positions = parity.optionalTensor("positions")
     let found = try attentionAndAccumulate(
         queries: parity.tensor("queries"), keys: keys, values: values,
         importance: parity.tensor("importance"), scale: parity.field(\.scale, "scale"),
         decay: parity.field(\.decay, "decay"), mask: parity.mask(),
-        sinks: parity.optionalTensor("sinks"), positions: positions,
-        sinkSize: positions == nil ? 0 : parity.fields.sinkSize ?? 0,
-        recentStart: positions == nil ? nil : parity.fields.recentStart, bits: packing.bits,
-        groupSize: packing.groupSize, valueBits: packing.valueBits)
-    var results = ["out": found.output.asType(.float32), "importance": found.importance]
-    results["worst"] = found.worst
-    return results
+        sinks: parity.optionalTensor("sinks"), bits: packing.bits, groupSize: packing.groupSize,
+        valueBits: packing.valueBits, sparseVThreshold: parity.fields.sparseVThreshold ?? 0)
+    return ["out": found.output.asType(.float32), "importance": found.importance]
 }
 
 /// Everything that the replacement returns, packed rows part by part.
@@ -43,19 +38,13 @@ func runReplacement(_ parity: Case) throws -> [String: MLXArray] {
 private func replacement<Rows: CacheRows>(
     _ parity: Case, _ keys: Rows, _ values: Rows, _ packing: Packing
 ) throws -> [String: MLXArray] {
-    let statistics = parity.optionalTensor("key_sum").flatMap { sum in
-        parity.optionalTensor("inverse_norms").map { KeyStatistics(keySum: sum, inverseNorms: $0) }
-    }
     let found = try replaceWorst(
         keys: keys, values: values, importance: parity.tensor("importance"),
         positions: parity.tensor("positions"), newKeys: parity.tensor("new_keys"),
-        newValues: parity.tensor("new_values"), position: parity.field(\.position, "position"),
-        sinkSize: parity.fields.sinkSize ?? 0, worst: parity.optionalTensor("worst"),
-        statistics: statistics, bits: packing.bits, groupSize: packing.groupSize,
-        valueBits: packing.valueBits)
+        newValues: parity.tensor("new_values"), position: parity.position(),
+        sinkSize: parity.fields.sinkSize ?? 0, recentStart: parity.recentStart(),
+        bits: packing.bits, groupSize: packing.groupSize, valueBits: packing.valueBits)
     var results = ["importance": found.importance, "positions": found.positions]
-    results["key_sum"] = found.statistics?.keySum
-    results["inverse_norms"] = found.statistics?.inverseNorms
     for (side, rows) in [("keys", found.keys), ("values", found.values)] {
         let names = rows.parts.count == 1 ? [side] : partNames(side)
         for (name, part) in zip(names, rows.parts) {
@@ -69,7 +58,7 @@ private func partNames(_ side: String) -> [String] {
     ["words", "scales", "biases"].map { "\(side)_\($0)" }
 }
 
-/// Many steps: out, positions after each, importance, and how far the sum of the keys has drifted.
+/// Many steps: out, positions after each, and importance.
 func runSteps(_ parity: Case) throws -> [String: MLXArray] {
     let count = try parity.tensor("positions").dim(2)
     let (keys, values) = (
@@ -90,7 +79,6 @@ private func pack(_ rows: MLXArray, _ bits: Int, _ groupSize: Int) -> PackedRows
     return PackedRows(words: words, scales: scales, biases: biases ?? .mlxNone)
 }
 
-/// Every other step is told by the attention before it which row goes.
 private func steps<Rows: CacheRows>(
     _ parity: Case, _ keys: Rows, _ values: Rows, _ packing: Packing
 ) throws -> [String: MLXArray] {
@@ -102,37 +90,28 @@ private func steps<Rows: CacheRows>(
     var importance = try parity.tensor("importance")
     var positions = try parity.tensor("positions")
     let first = positions.dim(2)
-    var statistics = try keyStatistics(keys, bits: packing.bits, groupSize: packing.groupSize)
-    var worst: MLXArray?
     var outputs: [MLXArray] = []
     var places: [MLXArray] = []
     for step in 0..<queries.dim(2) {
         let position = first + step
-        let isKnown = step % 2 == 1
         let replaced = try replaceWorst(
             keys: keys, values: values, importance: importance, positions: positions,
             newKeys: allKeys[0..., 0..., position..<position + 1],
             newValues: allValues[0..., 0..., position..<position + 1], position: position,
-            sinkSize: isKnown ? 0 : sinkSize,
-            recentStart: isKnown ? nil : position + 1 - recentSize, worst: isKnown ? worst : nil,
-            statistics: statistics, bits: packing.bits, groupSize: packing.groupSize,
-            valueBits: packing.valueBits)
+            sinkSize: sinkSize, recentStart: position + 1 - recentSize, bits: packing.bits,
+            groupSize: packing.groupSize, valueBits: packing.valueBits)
         (keys, values, positions) = (replaced.keys, replaced.values, replaced.positions)
-        statistics = replaced.statistics ?? statistics
         let attended = try attentionAndAccumulate(
             queries: queries[0..., 0..., step..<step + 1], keys: keys, values: values,
             importance: replaced.importance, scale: parity.field(\.scale, "scale"),
-            decay: parity.field(\.decay, "decay"), positions: positions, sinkSize: sinkSize,
-            recentStart: position + 2 - recentSize, bits: packing.bits,
+            decay: parity.field(\.decay, "decay"), bits: packing.bits,
             groupSize: packing.groupSize, valueBits: packing.valueBits)
-        (importance, worst) = (attended.importance, attended.worst)
+        importance = attended.importance
         outputs.append(attended.output)
         places.append(positions)
     }
-    let exact = try keyStatistics(keys, bits: packing.bits, groupSize: packing.groupSize).keySum
     return [
         "out": concatenated(outputs, axis: 2).asType(.float32),
         "positions": stacked(places).asType(.float32), "importance": importance,
-        "key_sum_error": statistics.keySum - exact,
     ]
 }

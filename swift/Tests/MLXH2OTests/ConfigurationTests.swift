@@ -10,7 +10,7 @@ private typealias Make = @Sendable () throws -> H2OConfiguration
         #expect(defaults == (try H2OConfiguration(preset: .heavy)))
         #expect(defaults.policy == .keydiff)
         #expect(defaults.decay == 0.95)
-        #expect(defaults.evictEvery == 1)
+        #expect(defaults.evictEvery == 16)
     }
 
     @Test(arguments: [

@@ -40,19 +40,15 @@ int mlx_h2o_accumulate_scores(mlx_array* res, const mlx_array importance, const 
  *
  *  \param[out] out [B, Hq, Lq, Dv]. Evaluating it evaluates the others too.
  *  \param[out] new_importance float32 [B, Hkv, N].
- *  \param[out] worst uint32 [B, Hkv], or NULL where `positions` are empty: the row that
- *    mlx_h2o_evict_indices names of the new importance, what the next mlx_h2o_replace_worst may be
- *    given.
- *  \param positions int32 [B, Hkv, N], or empty; sink_size and recent_start come with them.
  */
-int mlx_h2o_attention_and_accumulate(
-    mlx_array* out, mlx_array* new_importance, mlx_array* worst /* may be null */,
-    const mlx_array queries, const mlx_vector_array keys, const mlx_vector_array values,
-    const mlx_array importance, float scale, double decay, const char* mask_mode,
-    const mlx_array mask_arr /* may be null */, const mlx_array sinks /* may be null */,
-    const mlx_array positions /* may be null */, int sink_size, mlx_optional_int recent_start,
-    int bits, int group_size, mlx_optional_int v_bits, float sparse_v_threshold,
-    const mlx_stream s);
+int mlx_h2o_attention_and_accumulate(mlx_array* out, mlx_array* new_importance,
+                                     const mlx_array queries, const mlx_vector_array keys,
+                                     const mlx_vector_array values, const mlx_array importance,
+                                     float scale, double decay, const char* mask_mode,
+                                     const mlx_array mask_arr /* may be null */,
+                                     const mlx_array sinks /* may be null */, int bits,
+                                     int group_size, mlx_optional_int v_bits,
+                                     float sparse_v_threshold, const mlx_stream s);
 
 /** Minus the cosine of each key with the mean of the normalised keys of its head.
  *
@@ -61,18 +57,6 @@ int mlx_h2o_attention_and_accumulate(
  */
 int mlx_h2o_key_diversity(mlx_array* res, const mlx_array keys, const mlx_stream s);
 
-/** Sum of the normalised keys of each head, and the reciprocal norm of each key: what
- *  mlx_h2o_key_diversity needs of the keys. mlx_h2o_replace_worst keeps them up to date.
- *
- *  \param[out] key_sum float32 [B, H, D].
- *  \param[out] inverse_norms float32 [B, H, N], at most 1e12.
- *  \param keys one array, or words, scales and biases: then of the keys as they dequantise.
- *  \param bits, group_size of packed keys.
- */
-int mlx_h2o_key_statistics(mlx_array* key_sum, mlx_array* inverse_norms,
-                           const mlx_vector_array keys, int bits, int group_size,
-                           const mlx_stream s);
-
 /** Steady-state eviction: in each head a new row takes the place of the worst one.
  *
  *  The row is the one that mlx_h2o_evict_indices names for count 1. Its key and value become the
@@ -80,33 +64,27 @@ int mlx_h2o_key_statistics(mlx_array* key_sum, mlx_array* inverse_norms,
  *  evaluates everything.
  *
  *  \param[out] new_keys, new_values vectors as given.
- *  \param[out] new_key_sum, new_inverse_norms the statistics with the old key out and the new one
- *    in, as it is stored; NULL where `key_sum` and `inverse_norms` are empty.
  *  \param keys, values [B, H, N, D] and [B, H, N, Dv], both dense or both packed.
  *  \param importance float32 [B, H, N].
  *  \param positions int32 [B, H, N], distinct within a head; negative: padding.
  *  \param key, value the new row, [B, H, 1, D] and [B, H, 1, Dv], of the dtype of the rows, or of
  *    the scales of packed ones, into which they are quantised.
- *  \param position of the new row, 0 to 2^30 - 1.
+ *  \param position of the new row, 0 to 2^30 - 1, int32 [] or [B]: one for all sequences, or one
+ *    each.
  *  \param sink_size, recent_start the protected zones, as in mlx_h2o_keep_indices.
  *  \param ranked_by "importance" (also ""), "age" (the oldest row goes), "key_diversity", or
  * "array" for `ranks`.
  *  \param ranks float32 [B, H, N]; empty unless ranked_by is "array".
- *  \param worst uint32 [B, H], the slots where they are known, and nothing is ranked; or empty. A
- *    slot beyond the last row means the last row.
- *  \param key_sum, inverse_norms of mlx_h2o_key_statistics, or both empty.
  *  \param bits, group_size, v_bits of packed rows.
  */
-int mlx_h2o_replace_worst(
-    mlx_vector_array* new_keys, mlx_vector_array* new_values, mlx_array* new_importance,
-    mlx_array* new_positions, mlx_array* new_key_sum /* may be null */,
-    mlx_array* new_inverse_norms /* may be null */, const mlx_vector_array keys,
-    const mlx_vector_array values, const mlx_array importance, const mlx_array positions,
-    const mlx_array key, const mlx_array value, int position, int sink_size,
-    mlx_optional_int recent_start, const char* ranked_by, const mlx_array ranks /* may be null */,
-    const mlx_array worst /* may be null */, const mlx_array key_sum /* may be null */,
-    const mlx_array inverse_norms /* may be null */, int bits, int group_size,
-    mlx_optional_int v_bits, const mlx_stream s);
+int mlx_h2o_replace_worst(mlx_vector_array* new_keys, mlx_vector_array* new_values,
+                          mlx_array* new_importance, mlx_array* new_positions,
+                          const mlx_vector_array keys, const mlx_vector_array values,
+                          const mlx_array importance, const mlx_array positions,
+                          const mlx_array key, const mlx_array value, const mlx_array position,
+                          int sink_size, const mlx_array recent_start /* may be null */,
+                          const char* ranked_by, const mlx_array ranks /* may be null */, int bits,
+                          int group_size, mlx_optional_int v_bits, const mlx_stream s);
 
 /** Quantise new rows straight into their slots; they equal mlx_quantize on the same device bit for
  *  bit. Evaluating the words of the keys evaluates all six arrays.

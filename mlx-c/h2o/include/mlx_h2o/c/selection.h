@@ -24,11 +24,12 @@ extern "C" {
  *  \param positions int32 [B, H, N], distinct within a head and below 2^30; negative: padding.
  *  \param keep 1 to N.
  *  \param sink_size the number of first positions that are protected, 0 or more.
- *  \param recent_start the first position of the protected recent window; without a value, none.
+ *  \param recent_start the first position of the protected recent window, int32 [] or [B]: one for
+ *    all sequences, or one each; empty, no window.
  *  \return 1 for shapes, dtypes or numbers other than these.
  */
 int mlx_h2o_keep_indices(mlx_array* res, const mlx_array scores, const mlx_array positions,
-                         int keep, int sink_size, mlx_optional_int recent_start,
+                         int keep, int sink_size, const mlx_array recent_start /* may be null */,
                          const mlx_stream s);
 
 /** Slots of the `count` rows (1 to N) that mlx_h2o_keep_indices with N - count drops.
@@ -37,7 +38,7 @@ int mlx_h2o_keep_indices(mlx_array* res, const mlx_array scores, const mlx_array
  *  Everything else is as in mlx_h2o_keep_indices.
  */
 int mlx_h2o_evict_indices(mlx_array* res, const mlx_array scores, const mlx_array positions,
-                          int count, int sink_size, mlx_optional_int recent_start,
+                          int count, int sink_size, const mlx_array recent_start /* may be null */,
                           const mlx_stream s);
 
 /**@}*/

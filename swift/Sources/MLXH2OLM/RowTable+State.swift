@@ -1,7 +1,7 @@
 import MLX
 import MLXH2O
 
-extension RowStore {
+extension RowTable {
     /// From the arrays of a cache's `state`; nil where there are none.
     init?(state: [MLXArray], _ configuration: H2OConfiguration) throws {
         if state.isEmpty { return nil }
@@ -17,25 +17,21 @@ extension RowStore {
                 "found arrays of shapes \(shapes), expected \(Self.expected(sides)), scores float32 "
                     + "[B, H, N] and positions int32 [B, H, N].")
         }
-        let (keys, values) = (Array(state[..<sides]), Array(state[sides..<2 * sides]))
-        let packing = RowPacking(configuration, stored: keys)
+        let bits = configuration.kvBits
+        guard let keys = Column(stored: Array(state[..<sides]), bits: bits),
+            let values = Column(
+                stored: Array(state[sides..<2 * sides]), bits: configuration.valueBits ?? bits),
+            keys.packing?.groupSize == values.packing?.groupSize
+        else {
+            throw H2OError(
+                "H2OKVCache.state",
+                "found \(zip(state, shapes).prefix(2 * sides).map { "\($0.dtype) \($1)" }), expected "
+                    + "keys of \(bits ?? 0) bits and values of \(configuration.valueBits ?? bits ?? 0),"
+                    + " words uint32, in groups of the same size: 32, 64 or 128.")
+        }
         self.init(
             keys: keys, values: values, importance: state[2 * sides],
-            positions: state[2 * sides + 1], packing: packing)
-        guard let packing else { return }
-        for (parts, bits) in [(keys, packing.bits), (values, packing.valueBits)] {
-            let size = parts[1].dim(3) * packing.groupSize
-            let fits =
-                parts[0].dtype == .uint32 && [32, 64, 128].contains(packing.groupSize)
-                && parts[0].dim(3) * 32 == size * bits && parts[2].shape == parts[1].shape
-                && parts[1].dtype == parts[2].dtype
-            guard fits else {
-                throw H2OError(
-                    "H2OKVCache.state",
-                    "found words, scales and biases of shapes \(parts.map(\.shape)), expected rows "
-                        + "of \(bits) bits in groups of \(packing.groupSize).")
-            }
-        }
+            positions: state[2 * sides + 1])
     }
 
     private static func expected(_ sides: Int) -> String {
