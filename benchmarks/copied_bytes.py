@@ -82,9 +82,11 @@ ARMS = (
 
 def stored_arrays(cache: Any) -> dict[str, mx.array]:
     """The arrays that a cache stores, themselves: a view would be another array."""
-    table = getattr(cache, "_table", None)
-    if table is None:
+    if not hasattr(cache, "_table"):
         return {name: getattr(cache, name) for name in ("keys", "values")}
+    table = cache._table
+    if table is None:
+        return {}
     found: dict[str, mx.array] = dict(table.beside)
     for name in ("keys", "values"):
         parts = getattr(table.tail, name).parts
