@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, cast
 
 from . import policies
@@ -108,8 +108,8 @@ class H2OConfig:
             known = ", ".join(policies.names())
             raise ValueError(f"[H2OConfig] policy is {self.policy!r}, expected one of: {known}.")
         self._check_quantisation()
-        if self.evict_every is None:
-            object.__setattr__(self, "evict_every", max(1, (self.max_kv_size or 0) // 32))
+        if self.evict_every is None and self.max_kv_size is not None:
+            object.__setattr__(self, "evict_every", _group_of(self.max_kv_size))
         if self.max_kv_size is None:
             self._check_unbounded()
             return
@@ -218,6 +218,14 @@ class H2OConfig:
                 f"than recent_size = {recent}."
             )
 
+    def with_budget(self, max_kv_size: int, heavy_size: int | None = None) -> H2OConfig:
+        """The same settings for another budget; what was not chosen follows it."""
+        same = self.evict_every == _group_of(self.max_kv_size)
+        group = None if same else self.evict_every
+        return replace(
+            self, max_kv_size=max_kv_size, heavy_size=heavy_size, recent_size=None, evict_every=group
+        )
+
     @classmethod
     def preset(cls, name: str, max_kv_size: int = 256, **settings: Any) -> H2OConfig:
         """What was published: the policy "h2o", and splits of the budget scaled to ``max_kv_size``.
@@ -242,6 +250,11 @@ class H2OConfig:
     def setting_names(cls) -> tuple[str, ...]:
         """Names of all settings, for callers that split them from other keyword arguments."""
         return tuple(field.name for field in fields(cls))
+
+
+def _group_of(max_kv_size: int | None) -> int | None:
+    """Rows that leave together where nobody says how many: measured, benchmarks/evict_every.py."""
+    return None if max_kv_size is None else max(1, max_kv_size // 32)
 
 
 def _check_int(name: str, value: object, least: int) -> None:

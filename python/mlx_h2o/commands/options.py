@@ -41,7 +41,7 @@ _FLAGS: dict[str, dict[str, Any]] = {
     },
     "evict_every": {
         "type": int,
-        "help": f"rows that are evicted together (default: {_DEFAULT.evict_every})",
+        "help": "rows that are evicted together (default: one row of 32)",
     },
     "shared_heads": {
         "action": "store_true",

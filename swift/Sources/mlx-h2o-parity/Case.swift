@@ -88,7 +88,9 @@ struct Case {
         try optionalTensor("position") ?? field(\.position, "position")
     }
 
-    func recentStart() -> (any PerSequence)? { optionalTensor("recent_start") ?? fields.recentStart }
+    func recentStart() -> (any PerSequence)? {
+        optionalTensor("recent_start") ?? fields.recentStart
+    }
 
     func mask() throws -> MLXFast.ScaledDotProductAttentionMaskMode {
         switch fields.mask {

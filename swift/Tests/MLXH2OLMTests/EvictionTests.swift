@@ -110,7 +110,8 @@ import Testing
 
     /// A chunk is appended whole and cut down at the next occasion, not before.
     @Test func theSurplusOfAChunkGoesLate() throws {
-        let configuration = try H2OConfiguration(maxKVSize: 16, sinkSize: 2, heavySize: 8)
+        let configuration = try H2OConfiguration(
+            maxKVSize: 16, sinkSize: 2, heavySize: 8, evictEvery: 16)
         let tokens = Tokens(count: 60, seed: 9)
         let cache = H2OKVCache(configuration)
         var reference = ReferenceCache(configuration, scale: scale, group: 2)
@@ -194,7 +195,8 @@ import Testing
     @Test(arguments: [1, 3], [0, 1]) func everythingMayGo(rows: Int, recent: Int) throws {
         let cache = H2OKVCache(
             try H2OConfiguration(
-                maxKVSize: rows, sinkSize: 0, heavySize: rows - recent, policy: .window))
+                maxKVSize: rows, sinkSize: 0, heavySize: rows - recent, policy: .window,
+                evictEvery: 16))
         let tokens = Tokens(count: 9, seed: 4)
         for token in 0..<9 {
             let (_, keys, values) = tokens.slice(token..<token + 1)
@@ -206,7 +208,8 @@ import Testing
     /// Sinks stay where no row is recent, however large a group may be.
     @Test func sinksStayWithoutAWindow() throws {
         let cache = H2OKVCache(
-            try H2OConfiguration(maxKVSize: 6, sinkSize: 2, heavySize: 4, policy: .window))
+            try H2OConfiguration(
+                maxKVSize: 6, sinkSize: 2, heavySize: 4, policy: .window, evictEvery: 16))
         let tokens = Tokens(count: 9, seed: 4)
         for token in 0..<9 {
             let (_, keys, values) = tokens.slice(token..<token + 1)

@@ -148,6 +148,44 @@ private func worst(_ one: MLXArray, _ other: MLXArray) -> Float {
         }
     }
 
+    /// A batch does to each sequence what is done to it alone, with its own window and position.
+    @Test(arguments: [Backend.native, .composed]) func sequencesStandApart(backend: Backend) throws
+    {
+        try withBackend(backend) {
+            let importance = abs(normal([2, 2, 40], 7))
+            let (newKey, newValue) = (normal([2, 2, 1, 64], 8), normal([2, 2, 1, 32], 9))
+            let (starts, places) = ([35, 11], [77, 50])
+            let kept = try keepIndices(
+                importance, positions: positions, keep: 30, sinkSize: 4,
+                recentStart: MLXArray(starts))
+            let replaced = try replaceWorst(
+                keys: keys, values: values, importance: importance, positions: positions,
+                newKeys: newKey, newValues: newValue, position: MLXArray(places), sinkSize: 4,
+                recentStart: MLXArray(starts))
+            for b in 0..<2 {
+                let alone = try keepIndices(
+                    importance[b..<b + 1], positions: positions[b..<b + 1], keep: 30, sinkSize: 4,
+                    recentStart: starts[b])
+                #expect(
+                    kept[b..<b + 1].asArray(UInt32.self) == alone.asArray(UInt32.self))
+                let row = try replaceWorst(
+                    keys: keys[b..<b + 1], values: values[b..<b + 1],
+                    importance: importance[b..<b + 1], positions: positions[b..<b + 1],
+                    newKeys: newKey[b..<b + 1], newValues: newValue[b..<b + 1],
+                    position: places[b], sinkSize: 4, recentStart: starts[b])
+                #expect(
+                    replaced.positions[b..<b + 1].asArray(Int32.self)
+                        == row.positions.asArray(Int32.self))
+                #expect(worst(replaced.keys[b..<b + 1], row.keys) == 0)
+                #expect(worst(replaced.values[b..<b + 1], row.values) == 0)
+            }
+            #expect(throws: H2OError.self) {
+                try keepIndices(
+                    importance, positions: positions, keep: 30, recentStart: MLXArray([1, 2, 3]))
+            }
+        }
+    }
+
     @Test(arguments: [Backend.native, .composed], [DType.float32, .bfloat16])
     func rowsAreQuantisedIntoTheirSlots(backend: Backend, dtype: DType) throws {
         try withBackend(backend) {
