@@ -58,9 +58,7 @@ def stored_rows(cache) -> tuple[np.ndarray, np.ndarray]:
     config, found = cache.config, []
     bits = config.kv_bits, config.v_bits or config.kv_bits
     for rows, width in zip(cache.keys_and_values(), bits, strict=True):
-        if isinstance(rows, tuple) and rows[0].size == 0:
-            rows = mx.zeros((*rows[0].shape[:3], SIZE))
-        elif isinstance(rows, tuple):
+        if isinstance(rows, tuple):
             rows = mx.dequantize(*rows, group_size=SIZE, bits=width)
         found.append(np.array(rows))
     return found[0], found[1]
