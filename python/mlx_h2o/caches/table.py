@@ -199,6 +199,15 @@ class Table:
             if self._newest is not None:  # slots may hold what queries saw of unused ones
                 self._clear_newest(keys.shape[:3])
 
+    def append_one(self, keys: mx.array, values: mx.array) -> None:
+        """The same of one row where there is room, and where all lines have as many rows."""
+        tail = self.segments[-1]
+        start = tail.rows[0]
+        tail.keys.append(start, keys, 0)
+        tail.values.append(start, values, 0)
+        tail.rows = [start + 1] * len(tail.rows)
+        self._newest = None
+
     def _clear_newest(self, shape: Sequence[int]) -> None:
         slots = cast(mx.array, self._newest) + mx.array(self.packed_width, mx.uint32)
         slots = mx.broadcast_to(slots, shape)
