@@ -26,9 +26,11 @@ pytestmark = [
 ]
 
 
-def zones_of(rows: int) -> tuple[dict[str, int], ...]:
+def zones_of(rows: int) -> tuple[dict[str, int | mx.array], ...]:
+    clocks = mx.array([3 * rows - rows // 2, 2 * rows], mx.int32)
     return (
         {},
+        {"sink_size": 3, "recent_start": clocks},
         {"sink_size": 3, "recent_start": 3 * rows - rows // 2},
         {"sink_size": 2**31 - 1},
         {"recent_start": -7},
@@ -39,7 +41,7 @@ def zones_of(rows: int) -> tuple[dict[str, int], ...]:
 def test_the_rows_kept_are_the_composed_ones(rows: int) -> None:
     scores, positions = rows_with_ties(1, 4, rows)
     for keep in sorted({1, rows // 3, rows - 1, rows} - {0}):
-        for zones in zones_of(rows)[: 4 if rows < 300 else 2]:
+        for zones in zones_of(rows)[: 5 if rows < 300 else 2]:
             call = partial(fast.keep_indices, scores, positions, keep=keep, **zones)
             found = on_the_emulator(call)
             assert found.dtype == mx.uint32 and found.shape == (2, 4, keep)
@@ -77,6 +79,7 @@ def test_every_bit_of_score_and_position_counts() -> None:
 
 
 FAULTS = {
+    "recent_starts[batch * recent_starts_strides[0]]": "recent_starts[0]",
     "all_below <= dropped": "all_below < dropped",
     "key.upper == upper && key.lower < candidate": "key.lower < candidate",
     "key.lower >= lower": "key.lower > lower",
@@ -109,6 +112,7 @@ def test_faults_are_caught(old: str) -> None:
         (40, 22, {}),
         (40, 38, {}),
         (40, 39, {}),
+        (40, 20, {"recent_start": mx.array([110, 30], mx.int32)}),
     ):
         given = rows_with_ties(4, 16, rows)
         if keep == 38:  # scores that differ in their last bits
