@@ -32,8 +32,6 @@ from mlx_h2o.operations.validate import MASK_THRESHOLDS
 if TYPE_CHECKING:
     from mlx_h2o.operations.backends import Backend
 
-__all__ = ["Operations"]
-
 _DEFINITIONS: dict[str, Callable[..., Any]] = {
     "keep_indices": composed.keep_indices,
     "evict_indices": composed.evict_indices,
@@ -59,8 +57,6 @@ class Operations:
     def __init__(self, named: str | None, candidates: Sequence[Backend]) -> None:
         self._named = named
         self._candidates = tuple(candidates)
-
-    # Requests
 
     def backend_for(self, request: AttentionRequest, op: str) -> Backend:
         """Who serves this attention. Raises ValueError where one was named and it cannot."""
@@ -102,8 +98,6 @@ class Operations:
         # Untied, the scores of every step would wait for someone to ask, graph and all.
         with placed(attention.stream):
             return mx.depends(found.out, [importance]), importance
-
-    # Arguments
 
     def attention(
         self,
