@@ -27,6 +27,8 @@ LINT_TOOLS = [line for line in EXTRAS["dev"] if line.startswith(("ruff", "clang-
 # NVRTC compiles the kernels' CUDA form; no GPU and no toolkit needed.
 CUDA_COMPILER = [f"nvidia-cuda-{part}==13.0.*" for part in ("nvrtc", "runtime", "crt", "cccl")]
 QEMU = ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu")
+# Tests share nothing but what they build, so that they run side by side; a file stays together.
+SIDE_BY_SIDE = ("-n", str(min(4, os.cpu_count() or 1)), "--dist", "loadfile")
 C_SOURCES = ("core", "mlx-c", "python/bindings", "tests/native", "examples/c")
 
 nox.options.sessions = ["lint", "types", "tests"]
@@ -127,21 +129,30 @@ def swift_build(session: nox.Session, swift: str, *arguments: str) -> None:
 
 
 def run_swift(session: nox.Session, swift: str) -> None:
-    swift_build(session, swift, "--build-tests")
     session.run(swift, "test", "--skip-build", external=True)
     session.run(swift, "run", "--skip-build", "mlx-h2o-example", external=True)
 
 
-def legs(session: nox.Session, swift: str | None) -> dict[str, str]:
-    """Build what tests call beside the package; returns the environment variables that name it."""
+def c_library(session: nox.Session) -> dict[str, str]:
+    """Build the package and the C library; returns the environment variable that names it."""
     package(session)
     build = cmake(session, "c", "-DMLX_H2O_BUILD_PYTHON=OFF", "-DMLX_H2O_BUILD_C=ON")
-    env = {"MLX_H2O_C_LIBRARY": str(build / "libmlxh2oc.so")}
+    return {"MLX_H2O_C_LIBRARY": str(build / "libmlxh2oc.so")}
+
+
+def legs(session: nox.Session, swift: str | None) -> dict[str, str]:
+    """Build what tests call beside the package; returns the environment variables that name it."""
+    env = c_library(session)
     if swift is not None:
-        swift_build(session, swift)
+        swift_build(session, swift, "--build-tests")
         folder = session.run(swift, "build", "--show-bin-path", external=True, silent=True).strip()
         env["MLX_H2O_SWIFT_PARITY"] = str(Path(folder) / "mlx-h2o-parity")
     return env
+
+
+def pytest(session: nox.Session, *arguments: str, env: dict[str, str] | None = None) -> None:
+    """Run pytest with these arguments and those behind ``--``."""
+    python(session, "-m", "pytest", "-q", *arguments, *session.posargs, env=env)
 
 
 def run_parity(session: nox.Session, env: dict[str, str]) -> None:
@@ -202,11 +213,11 @@ def types(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
-    """Everything that proves the product: swift test, parity of all languages, pytest."""
+    """Every suite once, at a size that one waits for: swift test, parity, pytest."""
     if sys.platform == "darwin":
         session.warn("On macOS xcodebuild tests the Swift package, and parity runs on Linux.")
         package(session)
-        python(session, "-m", "pytest", *session.posargs)
+        pytest(session)
         return
     swift = swift_or_warn(session)
     env = legs(session, swift)
@@ -214,7 +225,23 @@ def tests(session: nox.Session) -> None:
     if swift is not None:
         run_swift(session, swift)
     run_parity(session, env)
-    python(session, "-m", "pytest", *session.posargs, env=env)
+    pytest(session, *SIDE_BY_SIDE, env=env)
+
+
+@nox.session(venv_backend="none")
+def faults(session: nox.Session) -> None:
+    """Errors put into the product one at a time: the checks notice each of them."""
+    pytest(
+        session, *SIDE_BY_SIDE[:2], "--dist", "worksteal", "-m", "faults", env=c_library(session)
+    )
+
+
+@nox.session(venv_backend="none")
+def exhaustive(session: nox.Session) -> None:
+    """The settings that `tests` leaves out of its matrices, and many more random examples."""
+    env = c_library(session) | {"MLX_H2O_EXHAUSTIVE": "1"}
+    python(session, "-m", "pip", "install", "-q", *CUDA_COMPILER)
+    pytest(session, *SIDE_BY_SIDE, "-m", "exhaustive or examples", env=env)
 
 
 @nox.session(venv_backend="none")
@@ -227,6 +254,7 @@ def swift(session: nox.Session) -> None:
         absent(session, "on macOS the Swift package is built and tested by xcodebuild")
     else:
         swift_lint(session, found)
+        swift_build(session, found, "--build-tests")
         run_swift(session, found)
 
 
@@ -263,7 +291,7 @@ def neon(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def sanitize_c(session: nox.Session) -> None:
-    """The tests of the C interface with ASan and UBSan in the library (GCC; 4 minutes)."""
+    """The tests of the C interface with ASan and UBSan, one with LSan (GCC; 4 minutes)."""
     compiler = shutil.which("g++")
     if compiler is None or sys.platform != "linux":
         absent(session, "g++ on Linux not found: its sanitizers are what Python can preload")
@@ -284,14 +312,15 @@ def sanitize_c(session: nox.Session) -> None:
         "MLX_H2O_C_LIBRARY": str(build / "libmlxh2oc.so"),
         "LD_PRELOAD": " ".join(found),
         # Python leaks by design, and one test watches resident memory, which a quarantine fills.
+        # LSan looks at the program of test_c_api_leaks.py.
         "ASAN_OPTIONS": "detect_leaks=0:quarantine_size_mb=2",
         "UBSAN_OPTIONS": "print_stacktrace=1",
     }
     # The other C tests build libraries and programs of their own.
-    parts = ("", "_config", "_errors", "_operation_errors", "_operations", "_safety")
+    parts = ("", "_config", "_errors", "_leaks", "_operation_errors", "_operations", "_safety")
     tests = [f"tests/test_c_api{part}.py" for part in parts]
     # Not captured, or what a sanitizer says as it ends the process would be lost.
-    python(session, "-m", "pytest", "-q", "--capture=no", *tests, *session.posargs, env=env)
+    pytest(session, "--capture=no", *tests, env=env)
 
 
 def run_native(
@@ -321,11 +350,11 @@ def models(session: nox.Session) -> None:
 def downstream(session: nox.Session) -> None:
     """What the callers in mlx_lm expect of a cache, with ours: generation, batches, the server."""
     package(session)
-    python(session, "-m", "pytest", "-q", "-m", "downstream", *session.posargs)
+    pytest(session, "-m", "downstream")
 
 
 @nox.session(venv_backend="none")
 def docs(session: nox.Session) -> None:
     """The README's and the documents' links, file names and commands."""
     package(session)
-    python(session, "-m", "pytest", "-q", "tests/test_readme.py", *session.posargs)
+    pytest(session, "tests/test_readme.py")

@@ -1,4 +1,4 @@
-"""Builds of the H2O part of the C interface for tests: patched, or with fakes before mlx-c.
+"""Builds of the H2O part of the C interface for tests: with faults, or with fakes before mlx-c.
 
 The sources see nothing but public mlx-c headers, as they do against the mlx-c of mlx-swift. A
 library made here brings its own copies of what it compiles and takes the rest, mlx-c included,
@@ -7,14 +7,17 @@ from the library under test.
 
 from __future__ import annotations
 
-import functools
 import shutil
 import subprocess
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+import pytest
 
 import c_api
 from c_api_headers import INCLUDE, ROOT
+from made_once import made_once
 
 SOURCES = ROOT / "mlx-c" / "h2o"
 FAKES = Path(__file__).parent / "c_api_fakes"
@@ -58,22 +61,13 @@ def compile_one(source: Path, target: Path) -> Path:
     return target
 
 
-@functools.cache
-def compile_all(base: Path) -> dict[str, Path]:
-    """The objects of the H2O sources by file name, made once in ``base``."""
-    directory = base / "h2o"
-    directory.mkdir()
-    return {
-        source.name: compile_one(source, directory / f"{source.stem}.o")
-        for source in sorted(SOURCES.glob("*.cpp"))
-    }
+def objects(factory: pytest.TempPathFactory) -> list[Path]:
+    """The objects of the H2O sources."""
+    sources = sorted(SOURCES.glob("*.cpp"))
 
+    def make(folder: Path) -> None:
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda s: compile_one(s, folder / f"{s.stem}.o"), sources))
 
-def compile_patched(directory: Path, name: str, before: str, after: str) -> Path:
-    """The object of one source with one piece of its text replaced."""
-    text = (SOURCES / name).read_text()
-    assert text.count(before) == 1, f"{before!r} stands {text.count(before)} times in {name}"
-    patched = directory / f"patched_{name}"
-    patched.write_text(text.replace(before, after))
-    assert patched.read_text() != text
-    return compile_one(patched, patched.with_suffix(".o"))
+    folder = made_once(factory, "h2o-objects", make)
+    return [folder / f"{source.stem}.o" for source in sources]

@@ -21,6 +21,9 @@ HEADS, GROUP, SCALE = 2, 2, 0.25
 PACKED_QUERIES = 8
 """Up to so many tokens at a time are attended by the cache itself."""
 
+BY_ROWS = ("keydiff", "value-aware", "mix")
+"""Policies that rank rows by what is stored of them."""
+
 SMALL = {"max_kv_size": 14, "sink_size": 2, "recent_size": 5}
 
 
@@ -150,6 +153,7 @@ class Course:
         self.cache.flush()
         for reference in self.references:
             reference.flush()
+        self._take_rows()
         self.check()
 
     def filter(self, indices: list[int]) -> None:
@@ -199,6 +203,8 @@ class Course:
     def _forward(self, parts: list[list[np.ndarray]], spans: list[tuple[int, int]]) -> None:
         """One forward of a layer; ``spans`` says which of the tokens are a sequence's own."""
         cache = self.cache
+        if self.column.mixed and self.config.policy in BY_ROWS:
+            self.flush()  # else rows are packed between two evictions of one update
         queries, keys, values = (np.stack(arrays) for arrays in zip(*parts, strict=True))
         length = queries.shape[2]
         mask = cache.make_mask(length)
@@ -215,8 +221,7 @@ class Course:
                 self.references[b].update(*own)
             else:
                 self.references[b].flush()
-        if self.column.mixed:
-            self._take_rows()
+        self._take_rows()
         if length <= PACKED_QUERIES:
             out = cache.attend(mx.array(queries), k, attended, **given)
         else:
@@ -233,7 +238,9 @@ class Course:
         self.check(newest=[stop - start for start, stop in spans])
 
     def _take_rows(self) -> None:
-        """The references go on with the rows as the cache has them, precision and all."""
+        """Of mixed precision the references go on with the rows as the cache has packed them."""
+        if not self.column.mixed or self.cache.empty():
+            return
         positions = np.array(self.cache.positions)
         keys, values = stored_rows(self.cache)
         for b, reference in enumerate(self.references):

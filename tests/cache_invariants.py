@@ -57,6 +57,7 @@ def check_invariants(
         surplus: whether rows of a chunk may be there beyond the budget.
     """
     config = cache.config
+    mixed = bool(config.light_bits or config.dense_rows)
     seen = seen_from_outside(cache)
     check_same(seen, seen_from_outside(cache))  # looking at it changes nothing
     if cache.empty():
@@ -74,12 +75,12 @@ def check_invariants(
         protected = {*range(min(config.sink_size, offset)), *range(max(0, start), offset)}
         for found in positions[b].tolist():
             rows = [position for position in found if position >= 0]
-            if not config.dense_rows:  # mixed precision has unused slots in each segment
+            if not mixed:  # mixed precision has unused slots in each segment
                 assert len(found) == cache.size()
                 assert found[length:] == [-1] * (len(found) - length)
             assert len(set(rows)) == length and max(rows, default=-1) < offset
             assert protected <= set(rows), f"gone: {protected - set(rows)}"
-            if length == offset and not config.dense_rows:
+            if length == offset and not mixed:
                 assert rows == list(range(offset))  # in order before anything went
             if newest is not None:
                 assert rows[length - newest[b] :] == list(range(offset - newest[b], offset))

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import shutil
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,10 @@ sys.path.insert(0, str(TESTS))
 
 MARKERS = {
     "slow": "takes more than about ten seconds",
+    "faults": "puts an error into the product and asks whether it is noticed (nox -s faults)",
+    "exhaustive": "one of many settings alike (nox -s exhaustive)",
+    "matrix(quick)": "many settings alike, of which so many are tried in a plain run",
+    "examples": "random examples: a few in a plain run, many in nox -s exhaustive",
     "emulator": "runs the Metal text on the host emulator (needs clang++ or g++)",
     "downstream": "mlx_lm's own behaviour, with caches of ours in the place of its own",
     "gpu": "needs a GPU that MLX can use",
@@ -44,6 +49,21 @@ def missing() -> list[str]:
 def pytest_configure(config: pytest.Config) -> None:
     for name, meaning in MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test with the marker ``matrix(quick)`` all settings but some are ``exhaustive``."""
+    tests: dict[tuple[Path, str], list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("matrix") is not None:
+            tests[item.path, item.nodeid.partition("[")[0]].append(item)
+    for settings in tests.values():
+        (quick,) = settings[0].get_closest_marker("matrix").args
+        kept = {len(settings) * i // quick for i in range(quick)}
+        for index, item in enumerate(settings):
+            if index not in kept:
+                item.add_marker(pytest.mark.exhaustive)
 
 
 def pytest_report_header() -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 
@@ -156,17 +156,27 @@ class BatchH2OKVCache(H2OKVCache):
         config, planned = self.config, []
         for line, (start, stop) in enumerate(spans):
             own = [one.rows[line] for one in table.segments]
-            for budget in (self._budget, None):
-                rows = sum(own)
-                kept = self._kept(rows, stop - start) if budget is None else min(rows, budget)
-                if budget is not None and not self._surplus:
-                    kept = rows
-                if not config.mixed:
-                    own = [kept]
-                elif kept < rows or (budget is None and tiers.overfull(config, own[-1])):
-                    own = tiers.planned(config, kept, own[-1])
+            rows, added = sum(own), stop - start
+            if self._surplus and rows > self._budget:
+                own = self._after(own, self._budget, 0)
+            own = self._after(own, self._kept(sum(own), added), added)
+            if config.mixed and tiers.overfull(config, own[-1]):
+                own = tiers.planned(config, sum(own), own[-1])
             planned.append(own)
         return planned
+
+    def _after(self, rows: list[int], kept: int, added: int) -> list[int]:
+        """Rows in every segment after an eviction before ``added`` tokens, if it is one."""
+        if kept == sum(rows):
+            return rows
+        if not self.config.mixed:
+            return [kept]
+        protected = max(0, cast(int, self.config.recent_size) - added)
+        return tiers.planned(self.config, kept, min(rows[-1], protected))
+
+    def _room_for_one(self, table: Table) -> int:
+        padded = any(self._left) or any(own is not None for own in self._own)
+        return 0 if padded else super()._room_for_one(table)
 
     # Sequences that join and leave
 

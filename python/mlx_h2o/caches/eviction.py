@@ -32,6 +32,12 @@ class Eviction(NamedTuple):
     tail: int = 0
     shared_heads: bool = False
 
+    @property
+    def protected(self) -> int:
+        """The newest rows of the first line in ``due`` that are protected."""
+        line = self.due[0]
+        return max(0, self.offsets[line] - self.recent_start[line])
+
     def run(self) -> None:
         """Evict. The rows behind move into the slots of those that go: no more than that moves."""
         lengths = self.table.lengths

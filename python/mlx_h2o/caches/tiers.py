@@ -20,9 +20,9 @@ from .table import Segment, Table
 __all__ = ["overfull", "packed", "planned", "tail_limit", "truncated"]
 
 
-def planned(config: H2OConfig, kept: int, tail: int) -> list[int]:
-    """Rows of each segment, of which ``kept`` stay, where the tail held ``tail``."""
-    newest = min(kept, tail, config.dense_rows + config.reach)
+def planned(config: H2OConfig, kept: int, dense: int) -> list[int]:
+    """Rows of each segment when ``kept`` stay, the newest of ``dense`` rows as they came."""
+    newest = min(kept, dense, config.dense_rows + config.reach)
     old = kept - newest
     if config.light_bits is None:
         return [old, newest]
@@ -94,7 +94,10 @@ def _arranged(eviction: Eviction, config: H2OConfig) -> Table:
         newest = mx.arange(ranked, ranked + eviction.tail, dtype=mx.uint32)
         newest = mx.broadcast_to(newest, (*slots.shape[:2], eviction.tail))
         slots = mx.concatenate([slots, newest], axis=2)
-    counts = planned(config, keep, table.tail.rows[0])
+    dense = table.tail.rows[0]
+    if keep < table.width:  # what stays in place must be what is sure to stay
+        dense = min(dense, eviction.protected)
+    counts = planned(config, keep, dense)
     if config.dense_rows == 0:  # as published: the newest are light, whatever they were before
         ranks = -positions.astype(mx.float32)
     ranks = mx.where(mx.isnan(ranks), -mx.inf, ranks)

@@ -1,0 +1,100 @@
+"""Builds and runs the native test driver, h2o_native_test, with a fault in one kernel."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from faults.text import Edit
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ROOT / "core" / "src"
+DRIVER = ROOT / "tests" / "native" / "native_test.cpp"
+SECONDS = 300
+
+
+@dataclass(frozen=True)
+class Fault(Edit):
+    """An edit of core/src, and the words with which the driver must complain."""
+
+    caught: str = ""
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """A compiler, and what runs its programs where this machine does not."""
+
+    compiler: str
+    emulator: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    cases: str = "120"
+
+    def compile_object(self, source: Path, target: Path, level: str = "-O1") -> Path:
+        # No fused multiply-add in the moving average, as in CMakeLists.txt.
+        flags = ["-std=c++20", level, "-ffp-contract=off", *self.flags, f"-I{source.parent}"]
+        if source == DRIVER:
+            flags.append(f"-I{SOURCES}")
+        subprocess.run([self.compiler, *flags, "-c", source, "-o", target], check=True)
+        return target
+
+    def compile_all(self, folder: Path) -> None:
+        """Object files of the driver and of the unchanged kernels, by the names of the sources."""
+        with ThreadPoolExecutor(2) as pool:
+            sources = [DRIVER, *kernels()]
+            list(pool.map(lambda s: self.compile_object(s, folder / f"{s.stem}.o"), sources))
+
+    def complaint(self, objects: list[Path], program: Path, words: str) -> str:
+        """The first line of the driver that has the words; its last lines where none has.
+
+        The driver is stopped there: the rest of its cases would say the same.
+        """
+        link = [self.compiler, *objects, "-o", program, "-pthread"]
+        subprocess.run(link, check=True)
+        command = ["timeout", str(SECONDS), *self.emulator, program, self.cases]
+        lines = []
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as driver:
+            for line in driver.stderr or ():
+                lines.append(line)
+                if words in line:
+                    driver.kill()
+                    return line
+        return f"status {driver.returncode}: {''.join(lines[-5:])}"
+
+    def assert_caught(
+        self, objects: Path, folder: Path, fault: Fault, only: tuple[str, ...] = ()
+    ) -> None:
+        """Compiles what the fault is in again (of that what ``only`` names) and runs the driver."""
+        units = {source.stem: objects / f"{source.stem}.o" for source in (DRIVER, *kernels())}
+        file, text = fault.apply_to([*sorted(SOURCES.glob("*.h")), *kernels()])
+        copy = folder / "src"
+        copy.mkdir()
+        for source in (*SOURCES.glob("*.h"), *kernels()):
+            (copy / source.name).write_text(source.read_text("utf-8"), "utf-8")
+        (copy / file.name).write_text(text, "utf-8")
+        changed = [s for s in kernels() if file in read_by(s) and (not only or s.stem in only)]
+        assert changed, f"{file.name} is in no kernel"
+        for source in changed:
+            # Compiling takes longer than running.
+            target = folder / f"{source.stem}.o"
+            units[source.stem] = self.compile_object(copy / source.name, target, "-O0")
+        found = self.complaint([*units.values()], folder / "mutant", fault.caught)
+        assert fault.caught in found, found
+
+
+def kernels() -> list[Path]:
+    """The sources that need no MLX."""
+    return [*sorted(SOURCES.glob("*_kernel.cpp")), *sorted(SOURCES.glob("thread_*.cpp"))]
+
+
+def read_by(source: Path) -> set[Path]:
+    """The source, and what it includes, directly or not."""
+    found, waiting = {source}, [source]
+    while waiting:
+        names = re.findall(r'"(\w+\.h)"', waiting.pop().read_text("utf-8"))
+        new = {SOURCES / name for name in names if (SOURCES / name).exists()} - found
+        found |= new
+        waiting += new
+    return found

@@ -1,0 +1,170 @@
+"""Faults in the Metal text of the operations on rows, by what shows them."""
+
+from __future__ import annotations
+
+from faults.metal import BARRIER
+from faults.text import Edit
+
+FAULTS = {
+    "accumulate": {
+        "a row too many is averaged": Edit(
+            "accumulate_scores", "row >= row_count", "row > row_count"
+        ),
+        "a group's heads are taken for another's": Edit(
+            "accumulate_scores", "kv_head * heads_of_group", "kv_head"
+        ),
+        "the first score is averaged": Edit(
+            "accumulate_scores", "average != average", "average == 0.0f"
+        ),
+    },
+    "choose": {
+        "the best row goes": Edit("choose_row", "found_worth < worth", "found_worth > worth"),
+        "of equals the lowest position goes": Edit(
+            "choose_row", "found_place > place", "found_place < place"
+        ),
+        "any slot of the worst score goes": Edit(
+            "choose_row", "of_worth && place == last_place ? -slot", "true ? -slot"
+        ),
+        "padding is told apart by its position": Edit(
+            "choose_row", "position < 0 ? row : position", "position"
+        ),
+        "sinks may go": Edit("choose_row", "position < zones[0] ||", ""),
+        "recent rows may go": Edit("choose_row", "|| position >= recent_start", ""),
+        "a row behind the last is looked at": Edit(
+            "choose_row", "row < row_count", "row <= row_count"
+        ),
+        "all sequences have the window of the first": Edit(
+            "choose_row", "recent_starts[batch * recent_starts_strides[0]]", "recent_starts[0]"
+        ),
+        "simdgroups do not wait for each other's choice": Edit("choose_row", BARRIER, ""),
+    },
+    "keep": {
+        "one row too many is dropped": Edit(
+            "keep_rows", "all_below <= dropped", "all_below < dropped"
+        ),
+        "the upper word does not count below a threshold": Edit(
+            "keep_rows", "key.upper == upper && key.lower < candidate", "key.lower < candidate"
+        ),
+        "the row at the threshold goes": Edit(
+            "keep_rows", "key.lower >= lower", "key.lower > lower"
+        ),
+        "a row behind the last is counted": Edit(
+            "keep_rows", "row < row_count; row += NS", "row <= row_count; row += NS"
+        ),
+        "rows found before are written over": Edit(
+            "keep_rows", "before + found + so_far - 1", "before + so_far - 1"
+        ),
+        "a simdgroup counts itself among those before": Edit(
+            "keep_rows", "lane < group ? counts[lane]", "lane <= group ? counts[lane]"
+        ),
+        "lanes add what no lane before them has": Edit(
+            "keep_rows", "lane >= distance ? other : 0", "other"
+        ),
+        "all heads are written to the first": Edit("keep_rows", "int64_t(...) * kept_count", "0"),
+        "minus zero is less than zero": Edit(
+            "h2o_retention_key", "score == 0.0f ? 0.0f : score", "score"
+        ),
+        "negative scores in reverse": Edit("h2o_retention_key", "~bits : bits |", "bits : bits |"),
+        "no row is a sink": Edit("h2o_retention_key", "position < sink_end ||", ""),
+        "padding has no slot": Edit(
+            "h2o_retention_key", "is_padding ? slot : position", "position"
+        ),
+        "of equals the lower position goes": Edit("h2o_retention_key", "0x3FFFFFFFu -", ""),
+        "the last bits of a score are left out": Edit(
+            "h2o_retention_key", "(ranked << 30) | place", "place"
+        ),
+    },
+    "replace": {
+        "a new row has a score": Edit("replace_row", "row == slot ? H2O_NAN", "row == slot ? 0.0f"),
+        "a new row is marked beside the chosen one": Edit(
+            "replace_row", "row == slot ? newest_position", "row == slot + 1 ? newest_position"
+        ),
+        "the youngest row goes": Edit(
+            "replace_row", "position - newest_position", "newest_position - position"
+        ),
+        "all heads are marked as the first": Edit(
+            "replace_row", "int64_t(threadgroup_position_in_grid.x) * row_count", "0"
+        ),
+        "sequences follow each other without rows": Edit(
+            "replace_row", "batch * importance_strides[0] + head", "batch + head"
+        ),
+        "all sequences have the position of the first": Edit(
+            "replace_row", "newest[batch * newest_strides[0]]", "newest[0]"
+        ),
+        "one simdgroup knows the row": Edit(
+            "replace_row", "slot = first_slot;", "slot = group == 0 ? first_slot : slot;"
+        ),
+        "a row behind the last is marked": Edit(
+            "replace_row", "row < row_count;", "row <= row_count;", every=True
+        ),
+    },
+    "average": {
+        "decay and its complement change places": Edit(
+            "prefill_average",
+            "params[2] * results[k] + params[3] * size",
+            "params[3] * results[k] + params[2] * size",
+        ),
+        "the first score of a chunk is averaged": Edit(
+            "prefill_average", "results[k] != results[k]", "results[k] == 0.0f"
+        ),
+        "a query does not see its own key": Edit(
+            "prefill_average", "query_index + 1", "query_index"
+        ),
+        "a block of keys is seen by its first": Edit(
+            "prefill_average", "first_key + k < visible_end", "first_key < visible_end"
+        ),
+        "negative scores do not count": Edit(
+            "prefill_average", "score > H2O_NEGATIVE_INFINITY", "score > 0.0f"
+        ),
+        "heads of a chunk are taken for another group's": Edit(
+            "prefill_average", "kv_head * heads_of_group", "kv_head"
+        ),
+        "keys behind the last are written": Edit(
+            "prefill_average", "lane == 0 && k < own_keys", "lane == 0"
+        ),
+        "queries of a chunk are not scaled": Edit("prefill_average", "*= params[0]", "*= 1.0f"),
+    },
+    "mass": {
+        "weights are not over their total": Edit("prefill_mass", "score - denominator", "score"),
+        "a query that sees nothing has weights": Edit(
+            "prefill_mass", "denominator == H2O_NEGATIVE_INFINITY", "denominator == 0.0f"
+        ),
+        "NaN of a mask is left to exp": Edit(
+            "prefill_mass", "sums[k] += denominator - denominator;", ""
+        ),
+        "sequences have the denominators of the first": Edit(
+            "prefill_mass", "(int64_t(batch) * heads + head) * query_count", "head * query_count"
+        ),
+        "the last query's weights alone": Edit("prefill_mass", "results[k] +=", "results[k] ="),
+        "NaN of a mask is left out of the denominator": Edit("prefill_lse", "bias - bias", "0.0f"),
+        "all simdgroups' parts are the first's": Edit(
+            "prefill_lse", "lane * QUERIES + r", "r", every=True
+        ),
+        "denominators are merged before they are there": Edit("prefill_lse", BARRIER, ""),
+        "rows behind the last have a denominator": Edit("prefill_lse", "row < row_count", "true"),
+        "the last query's keys alone": Edit(
+            "prefill_lse", "last_end = metal::max(...);", "last_end = ends[r];"
+        ),
+        "query rows are dealt to heads in turn": Edit(
+            "prefill_lse", "row / query_count", "row / heads_of_group"
+        ),
+        "every simdgroup counts the sink": Edit("prefill_lse", "if (group == 0) {", "{"),
+    },
+    "pack": {
+        "a group does not reach up to zero": Edit(
+            "pack_rows", "float most = 0.0f;", "float most = H2O_NEGATIVE_INFINITY;"
+        ),
+        "halves are rounded to even": Edit(
+            "pack_rows",
+            "metal::round((element - bias) / scale)",
+            "metal::rint((element - bias) / scale)",
+        ),
+        "the farther end is not hit": Edit("pack_rows", "is_low ? scale : -scale", "scale"),
+        "zero is not hit": Edit("pack_rows", "is_zero ? scale : edge / steps", "scale"),
+        "a word behind the last is written": Edit("pack_rows", "lane < words", "lane <= words"),
+        "bits in the next word are forgotten": Edit("pack_rows", "level >> -shift", "0u"),
+        "values are read at the places of keys": Edit(
+            "pack_rows", "index - all_key_groups", "index"
+        ),
+    },
+}

@@ -1,0 +1,76 @@
+"""Faults in the compositions of the C interface: a golden case fails for each of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import c_api
+import c_api_build
+import c_api_golden
+from faults.text import Edit
+
+FAULTS = {
+    "causal is off by one": Edit(
+        "logits",
+        "range(r.rows - r.length, r.rows, ",
+        "range(r.rows - r.length + 1, r.rows + 1, ",
+    ),
+    "a fully masked query gives NaN": Edit(
+        "softmax", "mlx_where, nothing, number(0)", "mlx_where, nothing, number(-INFINITY)"
+    ),
+    "the sink is left out": Edit("softmax", "if (!sinks.empty())", "if (false)"),
+    "the lse leaves out the largest logit": Edit(
+        "attention", "mlx_add, parts.peak, ", "mlx_maximum, parts.peak, "
+    ),
+    "a KV head serves heads that lie apart": Edit(
+        "attention",
+        "{r.batch, r.heads, r.length, r.value_size}",
+        "{r.batch, r.length, r.heads, r.value_size}",
+    ),
+    "lowest finite values do not mask": Edit(
+        "",
+        "request.mask_threshold = mask_threshold(",
+        "request.mask_threshold = 4 * mask_threshold(",
+    ),
+    "ties keep the higher position": Edit(
+        "retention_key", "mlx_bitwise_or, upper, ", "mlx_subtract, upper, "
+    ),
+    "sinks reach one row further": Edit("retention_key", "(r.sink_size, ", "(r.sink_size + 1, "),
+    "recent rows begin one later": Edit(
+        "retention_key", "mlx_greater_equal, r.positions, ", "mlx_greater, r.positions, "
+    ),
+    "what was never scored ranks with what was": Edit(
+        "retention_key",
+        "row_class(unscored), row_class(scored)",
+        "row_class(scored), row_class(scored)",
+    ),
+    "rows are kept in the order of their rank": Edit(
+        "keep_indices", "call(mlx_sort_axis, kept, -1, s)", "kept"
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def objects(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    c_api.required()
+    return c_api_build.objects(tmp_path_factory)
+
+
+def failures(folder: Path, units: list[Path]) -> list[str]:
+    with (library := c_api_build.link(folder, "h2o", units)).using("composed"):
+        return c_api_golden.failures(library)
+
+
+def test_the_unchanged_sources_pass(objects: list[Path], tmp_path: Path) -> None:
+    assert failures(tmp_path, objects) == []
+
+
+@pytest.mark.parametrize("edit", FAULTS.values(), ids=FAULTS)
+def test_a_fault_is_caught(objects: list[Path], tmp_path: Path, edit: Edit) -> None:
+    file, text = edit.apply_to(sorted(c_api_build.SOURCES.glob("*.cpp")))
+    (changed := tmp_path / file.name).write_text(text, "utf-8")
+    units = {unit.stem: unit for unit in objects}
+    units[file.stem] = c_api_build.compile_one(changed, tmp_path / f"{file.stem}.o")
+    assert failures(tmp_path, sorted(units.values())) != []

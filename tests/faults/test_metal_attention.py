@@ -1,0 +1,93 @@
+"""Faults in the Metal text of decode attention: the emulator and the reference catch each."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from functools import cache
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from emulator import EmulatorBackend, KernelError, Run
+from emulator.build import compiler
+from emulator.cases import Case, errors, probe_error
+from faults import attention_faults as dense
+from faults import sparse_faults as sparse
+from faults.attention_faults import WRONG, Fault
+from faults.metal import seeded
+from mlx_h2o.operations.requests import AttentionRequest
+
+pytestmark = [
+    pytest.mark.emulator,
+    pytest.mark.skipif(
+        compiler() is None and os.environ.get("CI") != "true",
+        reason="no C++ compiler found (g++ or clang++)",
+    ),
+]
+
+FAULTS = dense.FAULTS | sparse.FAULTS
+SCHEDULES = (Run("forward"), Run("reverse"), Run("random", seed=3))
+
+
+@cache
+def request_for(case: Case) -> AttentionRequest:
+    """The call that a fault is shown on; a masked one has all the corners of masks in it."""
+    request = case.request()
+    if case.mask != "add-f32":
+        return request
+    mask = np.array(request.mask)
+    mask[0, 1, 0, 3:6] = np.finfo(np.float32).min
+    mask[0, 2, 1, 7] = np.nan
+    # The first head has neither keys nor a sink.
+    sinks = np.array(request.sinks)
+    sinks[0] = -np.inf
+    return replace(request, mask=mx.array(mask), sinks=mx.array(sinks))
+
+
+def is_wrong(backend: EmulatorBackend, request: AttentionRequest) -> bool:
+    """Whether any output differs from the reference by more than its tolerance."""
+    result = backend.attention(request)
+    if request.probes is not None and probe_error(request, result.probe_scores) > 1:
+        return True
+    return max(errors(request, result).values()) > 1
+
+
+def symptom(backend: EmulatorBackend, request: AttentionRequest) -> str:
+    """How it shows that something is wrong; empty where nothing is."""
+    try:
+        return WRONG if is_wrong(backend, request) else ""
+    except KernelError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Fault.case,
+        dense.MASKED,
+        dense.TWO_PASS,
+        dense.PACKED,
+        sparse.SPARSE,
+        sparse.SPARSE_BLOCKS,
+        dense.PROBED,
+    ],
+    ids=str,
+)
+def test_the_kernel_without_a_fault_passes(case: Case) -> None:
+    for run in SCHEDULES:
+        assert symptom(case.backend(run), request_for(case)) == ""
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_fault_is_caught(name: str) -> None:
+    fault = FAULTS[name]
+    found = []
+    for run in SCHEDULES:
+        backend = seeded(fault, fault.case.backend(run))
+        found.append(symptom(backend, request_for(fault.case)))
+        backend.was_edited()
+        if fault.caught in found[-1]:
+            return
+    raise AssertionError(f"expected {fault.caught!r}, found {found}")

@@ -1,0 +1,162 @@
+"""Faults in the Metal text of the operations on rows: the emulator catches each of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from emulator import EmulatorBackend, KernelError, Run
+from emulator.build import compiler
+from emulator.row_cases import SCHEDULES, on_the_emulator, rows_with_ties
+from faults.metal import seeded
+from faults.row_faults import FAULTS
+from mlx_h2o import fast, use_backend
+from mlx_h2o.operations import backends
+from test_emulator_append import expected_of, rows_of
+from test_emulator_prefill import SCALE, arrays, mask_of
+from test_emulator_replace import arguments, options
+from test_emulator_rows import averages
+
+pytestmark = [
+    pytest.mark.emulator,
+    pytest.mark.skipif(
+        compiler() is None and os.environ.get("CI") != "true",
+        reason="no C++ compiler found (g++ or clang++)",
+    ),
+]
+
+LOOSE = Run(defines=("H2O_LOOSE_NAN",))
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Work:
+    """Calls on rows; what they give, by the composition unless ``expected`` says it otherwise."""
+
+    calls: Callable[[], list[Call]]
+    runs: tuple[Run, ...] = SCHEDULES
+    expected: Callable[[Call], object] | None = None
+    nearly: bool = False
+
+    def is_wrong(self, call: Call, backend: EmulatorBackend) -> bool:
+        try:
+            found = on_the_emulator(call, backend)
+        except KernelError:
+            return True
+        return not all(map(self.equal, _arrays(found), _arrays(expected_result(self, call))))
+
+    def equal(self, one: mx.array, other: mx.array) -> bool:
+        if self.nearly:
+            return np.allclose(np.array(one), np.array(other), 1e-3, 1e-4, equal_nan=True)
+        return bool(mx.array_equal(one, other, equal_nan=True))
+
+
+def _arrays(found: object) -> list[mx.array]:
+    return [found] if isinstance(found, mx.array) else list(found)
+
+
+@cache
+def calls_of(work: Work) -> list[Call]:
+    return work.calls()
+
+
+@cache
+def expected_result(work: Work, call: Call) -> object:
+    if work.expected is not None:
+        return work.expected(call)
+    with use_backend("composed"):
+        return call()
+
+
+def accumulating() -> list[Call]:
+    return [partial(fast.accumulate_scores, *averages(1, (4, 2), 2, 40, 0.0), decay=0.9)]
+
+
+def choosing() -> list[Call]:
+    """Nearly all rows are protected, or most are not."""
+    rows = rows_with_ties(4, 16, 1500)
+    every_zones = (
+        {"sink_size": 4490},
+        {"recent_start": 10},
+        {"sink_size": 4, "recent_start": 4400},
+    )
+    calls = [partial(fast.evict_indices, *rows, **zones) for zones in every_zones]
+    return [*calls, partial(fast.evict_indices, *rows, recent_start=mx.array([4400, 10]))]
+
+
+def keeping() -> list[Call]:
+    last_bits = 0x3F800000 + np.random.default_rng(1).integers(0, 4, (2, 16, 40))
+    rows, few = rows_with_ties(4, 16, 1500), rows_with_ties(4, 16, 40)
+    close = mx.array(last_bits.astype(np.uint32).view(np.float32)), few[1]
+    return [
+        partial(fast.keep_indices, *rows, keep=700, sink_size=1400),
+        partial(fast.keep_indices, *few, keep=22),
+        partial(fast.keep_indices, *close, keep=38),
+        partial(fast.keep_indices, *few, keep=39),
+    ]
+
+
+def replacing() -> list[Call]:
+    rows = arguments(4, 300)
+    by = ("importance", "age")
+    calls = [partial(fast.replace_worst, *rows, **options(ranks, 300)) for ranks in by]
+    return [*calls, partial(fast.replace_worst, *rows, position=mx.array([900, 1000]))]
+
+
+def scoring(kind: str) -> list[Call]:
+    q, k = arrays(13, (4, 2), 9, 37)
+    bias = mx.where(mx.arange(37) == 5, mx.nan, mx.zeros((2, 4, 9, 37)))
+    bias[:, 1:] = 0
+    call = partial(fast.prefill_scores, q, k, scale=SCALE, kind=kind)
+    sinks = {"sinks": mx.array([1.0, 2.0, 3.0, -1.0])} if kind == "mass" else {}
+    causal = partial(call, mask="causal", **sinks)
+    return [causal, partial(call, mask=mask_of("bool", q, k)), partial(call, mask=bias)]
+
+
+PACKED = rows_of(4, "f32", 1, 2, 4, 64), rows_of(5, "f32", 1, 2, 4, 96)
+
+
+def packing() -> list[Call]:
+    return [lambda: backends.get("emulator").pack_rows(*PACKED, bits=4, v_bits=3, group_size=32)]
+
+
+def packed(call: Call) -> object:
+    return [*expected_of(PACKED[0], 4, 32), *expected_of(PACKED[1], 3, 32)]
+
+
+WORK = {
+    "accumulate": Work(accumulating, nearly=True, runs=SCHEDULES[:1]),
+    "choose": Work(choosing),
+    "keep": Work(keeping, runs=(Run(), Run("random", seed=1))),
+    "replace": Work(replacing),
+    "average": Work(partial(scoring, "ema"), nearly=True, runs=(Run(), Run("reverse"), LOOSE)),
+    "mass": Work(partial(scoring, "mass"), nearly=True, runs=(Run(), Run("reverse"), LOOSE)),
+    "pack": Work(packing, expected=packed, runs=SCHEDULES[:1]),
+}
+
+
+@pytest.mark.parametrize("work", WORK.values(), ids=WORK)
+def test_the_kernels_without_a_fault_pass(work: Work) -> None:
+    for call in calls_of(work):
+        assert not any(work.is_wrong(call, EmulatorBackend(run)) for run in work.runs)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind in FAULTS for name in FAULTS[kind]]
+)
+def test_fault_is_caught(kind: str, name: str) -> None:
+    work, edit = WORK[kind], FAULTS[kind][name]
+    for call in calls_of(work):
+        for run in work.runs:
+            backend = seeded(edit, EmulatorBackend(run))
+            wrong = work.is_wrong(call, backend)
+            backend.was_edited()
+            if wrong:
+                return
+    raise AssertionError("the fault went unnoticed")

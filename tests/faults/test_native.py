@@ -1,0 +1,197 @@
+"""Faults in the native kernels, each of which the native test driver must catch.
+
+Only the kernels that read the changed file are compiled again.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from faults.driver import Fault, Toolchain
+from made_once import made_once
+
+COMPILER = os.environ.get("CXX") or next(
+    filter(shutil.which, ("c++", "g++", "clang++")), "no compiler"
+)
+TOOLS = Toolchain(COMPILER)
+
+ATTENTION = {
+    "a causal query sees one key too many": Fault(
+        "visible_keys", "- a.query_count;", "- a.query_count + 1;", caught="score of target"
+    ),
+    "query heads are dealt to KV heads in turn": Fault(
+        "query_head_of",
+        "return piece.kv_head * group + ...;",
+        "return piece.kv_head + a.kv_heads * (...) + 0 * group;",
+        caught="of target",
+    ),
+    "the sink is left out of the denominator": Fault(
+        "Total::Total", "total = std::exp(...);", "total = 0;", caught="lse of target"
+    ),
+    "an additive mask is compared below its threshold only": Fault(
+        "mask_logits", "bias <= threshold", "bias < 2 * threshold", caught="of target"
+    ),
+    "the last columns of a value are left out": Fault(
+        "add_values",
+        "d < width; d += kLanes) { add_tail",
+        "d + kLanes <= width; d += kLanes) { add_tail",
+        caught="out of target",
+    ),
+    "a later maximum does not rescale what was summed": Fault(
+        "attend_span",
+        "float factor = std::exp(before - now);",
+        "float factor = before > now ? 0.0f : 1.0f;",
+        caught="of target",
+    ),
+    "spans are added as if they had one maximum": Fault(
+        "finish_row", "double relative = ...;", "double relative = 1;", caught="out of target"
+    ),
+    "half bytes are taken in the order of their words": Fault(
+        "nibble_order",
+        "return place % words * 8 + place / words;",
+        "return place + 0 * words;",
+        caught="of target",
+    ),
+    "all groups of a row have the scale of the first": Fault(
+        "unpack_row", "i / packing.group_size;", "i / packing.group_size * 0;", caught="of target"
+    ),
+    "a run has the scale of the row's first group": Fault(
+        "PackedRows::load_run", "* kStep + row;", "* 0 + row;", caught="of target"
+    ),
+    "two groups of a row change scales": Fault(
+        "widen_rows",
+        "store(to + row, even); store(to + kStep + row, odd);",
+        "store(to + row, odd); store(to + kStep + row, even);",
+        caught="of target",
+    ),
+    "the second four keys of a tile are the first": Fault(
+        "Cursor::row", "quads[row / 4]", "quads[row / 8]", caught="of target"
+    ),
+    "sparse V skips up to twice its threshold": Fault(
+        "limits", "* total.total", "* 2 * total.total", caught="of target"
+    ),
+    "a masked pair counts as skipped": Fault(
+        "WantedKeys::look_at",
+        "std::popcount(seen & ~wanted)",
+        "std::popcount((all & ~wanted) | (seen & 0))",
+        caught="skipped of target",
+    ),
+    "a row has the weights that another row wants": Fault(
+        "weigh_listed",
+        "zero_below(x, broadcast(limit), exp_nonpositive(x))",
+        "exp_nonpositive(x + zero_below(x, broadcast(limit), broadcast(0)))",
+        caught="out of target",
+    ),
+    "wanted keys are used twice": Fault(
+        "WantedKeys::drop", "keys_ + used,", "keys_ + 0 * used,", caught="out of target"
+    ),
+    "a listed row has the scale of its place": Fault(
+        "widen_listed", "keys[i] * strides[2] +", "i * strides[2] +", caught="out of target"
+    ),
+    "wanted keys are taken for neighbours": Fault(
+        "follow_each_other", "== count - 1;", "<= count;", caught="out of target"
+    ),
+    "every probe is the first": Fault(
+        "load_queries",
+        "probe * a.probe_strides[2]",
+        "0 * a.probe_strides[2]",
+        caught="probe score of target",
+    ),
+}
+
+ROWS = {
+    "a tie keeps the higher position": Fault(
+        "Rank", "order > other.order", "order < other.order", caught="_indices: N="
+    ),
+    "NaN ranks as the best score": Fault(
+        "rank", "unscored(kNotANumber,", "unscored(kProtected,", caught="_indices: N="
+    ),
+    "the recent rows start one later": Fault(
+        "rank", "position >= ", "position > ", caught="_indices: N="
+    ),
+    "the last recent row is not protected from replacement": Fault(
+        "WorstOfLanes::rank_of",
+        "position >= recent_start",
+        "position > recent_start",
+        caught="evict_indices: N=",
+    ),
+    "padding is no worse than an unscored row": Fault(
+        "WorstOfLanes::rank_of", "Worst::kPadding", "Worst::kNotANumber", caught="evict_indices: N="
+    ),
+    "the row of an earlier block wins a tie": Fault(
+        "WorstOfLanes::join",
+        "own_order >= order",
+        "own_order < order",
+        caught="evict_indices: N=",
+    ),
+    "a masked pair pulls the average towards zero": Fault(
+        "averaged",
+        "return mean.count > 0 ? ... : before;",
+        "return ...;",
+        caught="importance of target",
+    ),
+    "the first score is averaged with zero": Fault(
+        "averaged", "result : score;", "result : decay.take * score;", caught="importance of target"
+    ),
+    "a query sees one key too many of a chunk": Fault(
+        "score_rows", "newest + 1 - first", "newest + 2 - first", caught="prefill"
+    ),
+    "the parts of a mass are not added up": Fault(
+        "mass", "result[key] += ", "result[key] = ", caught="prefill mass of target"
+    ),
+    "keys count by their length": Fault(
+        "diversity_of_head",
+        "add_scaled(key, result[row], ",
+        "add_scaled(key, 1.0f, ",
+        caught="key diversity of target",
+    ),
+    "a packed value loses its upper bits at the end of a word": Fault(
+        "BitWriter::put", "pending_ >>= 32;", "pending_ = 0;", caught="quantised value of target"
+    ),
+    "a slot beyond the end is the first": Fault(
+        "quantize_rows",
+        "std::min(wanted, last)",
+        "wanted > last ? 0 : wanted",
+        caught="quantised value of target",
+    ),
+}
+
+THREADS = {
+    "two workers of a job have one number": Fault(
+        "Workers::help",
+        "static_cast<int>(places(ticket))",
+        "static_cast<int>(places(ticket) + 1) / 2",
+        caught="two threads have one number",
+    ),
+    "a sleeping thread is not woken": Fault(
+        "Workers::wake", "wake_.notify_one();", ";", caught="a thread did not wake up to help"
+    ),
+    "a child believes in its parent's threads": Fault(
+        "workers_for",
+        "pthread_atfork(nullptr, nullptr, begin_child) == 0;",
+        "begin_child != nullptr;",
+        caught="a child ended with status",
+    ),
+}
+FAULTS = ATTENTION | ROWS | THREADS
+
+pytestmark = pytest.mark.skipif(shutil.which(COMPILER) is None, reason="no C++ compiler")
+
+
+@pytest.fixture(scope="module")
+def objects(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made_once(tmp_path_factory, "native", TOOLS.compile_all)
+
+
+def test_the_unchanged_kernels_pass(objects: Path, tmp_path: Path) -> None:
+    found = TOOLS.complaint(sorted(objects.glob("*.o")), tmp_path / "unchanged", "\0")
+    assert found.startswith("status 0:"), found
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_a_fault_is_caught(objects: Path, tmp_path: Path, fault: Fault) -> None:
+    TOOLS.assert_caught(objects, tmp_path, fault)
