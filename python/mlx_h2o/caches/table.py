@@ -258,18 +258,15 @@ class Table:
 
         ``positions`` are those before. Only of a table of one segment.
         """
-        compact_rows = resolve().compact_rows
-
-        def closed(buffer: mx.array) -> mx.array:
-            # Alone: MLX holds the outputs of one operation together until all are written, and an
-            # append that follows would copy them.
-            return compact_rows([buffer], kept, lines, start, tail)[0]
-
-        for column in (self.tail.keys, self.tail.values):
-            column.parts = tuple(closed(part) for part in column.parts)
-        self.beside = {name: closed(array) for name, array in self.beside.items()}
+        columns = (self.tail.keys, self.tail.values)
+        buffers = [*(part for one in columns for part in one.parts), *self.beside.values()]
+        found = resolve().compact_rows([*buffers, positions], kept, lines, start, tail)
+        for column in columns:
+            count = len(column.parts)
+            column.parts, found = tuple(found[:count]), found[count:]
+        self.beside = dict(zip(self.beside, found[:-1], strict=True))
         self._cut(list(rows))
-        self.place(closed(positions)[:, :, : self.width])
+        self.place(found[-1][:, :, : self.width])
 
     def truncate(self, rows: Sequence[int]) -> None:
         """Keep the first ``rows`` of each line's tail."""
