@@ -209,11 +209,14 @@ def compact_rows(
     tail: int = 0,
     stream: StreamLike = None,
 ) -> list[mx.array]:
-    """The buffers, in the memory of the inputs where that is free."""
-    found: list[mx.array] = _module().compact_rows(
-        [*buffers], kept, [*lines], start, tail, stream=stream
-    )
-    return found
+    """The buffers, in the memory of the inputs where that is free.
+
+    One at a time: MLX holds all outputs of an operation until it has run, and what is appended to
+    them in the same evaluation would copy them.
+    """
+    one = _module().compact_rows
+    where = [*lines]
+    return [one([each], kept, where, start, tail, stream=stream)[0] for each in buffers]
 
 
 def merge_segments(
