@@ -14,7 +14,8 @@ from typing import cast
 import mlx.core as mx
 
 from ..operations.backends import resolve
-from .column import Column, Parts, padded, put_at
+from ..operations.buffers import padded, written
+from .column import Column, Parts
 
 __all__ = ["NONE", "Segment", "Table"]
 
@@ -203,7 +204,7 @@ class Table:
         slots = mx.broadcast_to(slots, shape)
         for name, array in self.beside.items():
             fill = mx.full((*shape, *array.shape[3:]), self.fills[name], array.dtype)
-            self.beside[name] = put_at(array, slots, fill)
+            self.beside[name] = written(array, slots, fill)
 
     def put_newest(self, name: str, rows: mx.array) -> None:
         """Set what goes with the rows of the last append, [B, H, L, width]."""
@@ -217,7 +218,7 @@ class Table:
             return
         slots = self._newest + mx.array(self.packed_width, mx.uint32)
         slots = mx.broadcast_to(slots, rows.shape[:3])
-        self.beside[name] = put_at(self.beside[name], slots, rows)
+        self.beside[name] = written(self.beside[name], slots, rows)
 
     def _slots(self, added: int, spans: Sequence[tuple[int, int]]) -> mx.array:
         """[lines, 1, L]: where new rows go in the tail."""
@@ -366,7 +367,9 @@ class Table:
 
     def copy(self) -> Table:
         """The same rows; whichever is written first gets arrays of its own."""
-        same = [one.each(lambda column: column.each(lambda part: part[...])) for one in self.segments]
+        same = [
+            one.each(lambda column: column.each(lambda part: part[...])) for one in self.segments
+        ]
         found = Table(same)
         found._placed, found._known = self._placed, list(self._known)
         found.fills = dict(self.fills)

@@ -215,7 +215,9 @@ def compact_rows(
     stream: StreamLike = None,
 ) -> list[mx.array]:
     """The buffers, in the memory of the inputs where that is free."""
-    found: list[mx.array] = _module().compact_rows(buffers, kept, lines, start, tail, stream=stream)
+    found: list[mx.array] = _module().compact_rows(
+        [*buffers], kept, [*lines], start, tail, stream=stream
+    )
     return found
 
 
