@@ -17,15 +17,16 @@ import c_api_operations
 from c_api import CODES, CError, Library
 from mlx_h2o.operations import (
     cache_requests,
+    composed_cache,
     kernels,
     launch,
     launch_prefill,
     launch_rows,
-    quantize_append,
     validate,
     validate_quantized,
 )
 from mlx_h2o.operations.launch import Launch
+from mlx_h2o.operations.requests import PrefillRequest, QuantizeAppendRequest
 from mlx_h2o.operations.row_kernels import RowKernels
 
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
@@ -234,11 +235,11 @@ def test_prefill_launches_are_those_of_the_python_package(
         attention = validate.attention_request(
             q[:, :, -last:], k, k, scale=0.5, mask=some, sinks=sinks
         )
-        request = cache_requests.PrefillRequest(attention, kind, before, 0.9)
+        request = PrefillRequest(attention, kind, before, 0.9)
         assert recorded(metal) == planned(launch_prefill.plan(request).passes)
 
 
-@pytest.mark.parametrize("ranks", [None, "age", "key_diversity", "array", "worst"])
+@pytest.mark.parametrize("ranks", [None, "age", "key_diversity", "array"])
 @pytest.mark.parametrize("bits", [None, 8])
 @pytest.mark.parametrize("width", [32, 96])
 def test_replacement_launches_are_those_of_the_python_package(
@@ -250,13 +251,12 @@ def test_replacement_launches_are_those_of_the_python_package(
     if bits:
         rows[:2] = (tuple(mx.quantize(each, bits=bits, group_size=32)) for each in rows[:2])
     arrays = (*rows[:2], importance, positions, *rows[2:])
-    more = {"position": 900, "sink_size": 4, "recent_start": 850, "bits": 8, "group_size": 32}
-    if ranks == "worst":
-        known: dict[str, Any] = {"worst": mx.zeros((2, 3), mx.uint32)}
+    more: dict[str, Any] = {"sink_size": 4, "bits": 8, "group_size": 32}
+    known: dict[str, Any] = {"ranks": importance if ranks == "array" else ranks}
+    if width == 32:
+        known |= {"position": 900, "recent_start": 850}
     else:
-        known = {"ranks": importance if ranks == "array" else ranks}
-    if width == 96:
-        known["statistics"] = mx.zeros((2, 3, width)), mx.zeros((2, 3, 300))
+        known |= {"position": mx.array([900, 70]), "recent_start": mx.array([850, 20])}
     given = {name: handle(metal, value) for name, value in known.items()}
     c_api_operations.replace_worst(metal, *handle(metal, arrays), **given, **more)
     request = cache_requests.replace_request(*arrays, **known, **more)
@@ -284,8 +284,8 @@ def test_append_launches_are_those_of_the_python_package(
         metal, *handle(metal, (keys, values, *new, slots)), **packing
     )
     assert recorded(metal) == planned([launch_rows.pack_rows(*new, **packing)])
-    given = quantize_append.composed(
-        quantize_append.QuantizeAppendRequest(keys, values, *new, slots, bits, 32, v_bits)
+    given = composed_cache.quantize_append(
+        QuantizeAppendRequest(keys, values, *new, slots, bits, 32, v_bits)
     )
     shapes = [[metal.numpy(part).shape for part in side] for side in found]
     assert shapes == [[part.shape for part in side] for side in given]

@@ -152,9 +152,7 @@ def test_any_strides() -> None:
         assert all(map(same_bits, expected, found))
 
 
-def peaked_request(
-    counting: Sequence[int], rows: int, **options: object
-) -> AttentionRequest:
+def peaked_request(counting: Sequence[int], rows: int, **options: object) -> AttentionRequest:
     """These rows have logits of about 20, every other one of about -20."""
     rng = np.random.default_rng(0)
     queries = mx.full((1, 1, 1, 64), 1.0)

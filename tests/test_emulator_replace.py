@@ -109,12 +109,11 @@ def test_it_takes_one_launch_and_two_scatters() -> None:
     assert scatters == [given[0].shape, given[1].shape]
 
 
-@pytest.mark.parametrize("rows", ROWS)
-def test_a_known_slot_is_marked(rows: int) -> None:
-    given = arguments(7, rows)
-    # The last of them lies beyond the end.
-    worst = mx.array([[0, rows - 1, rows // 2, rows + 3], [rows // 3, 0, rows - 1, 0]], mx.uint32)
-    call = partial(fast.replace_worst, *given, position=5 * rows, worst=worst)
+@pytest.mark.parametrize("ranks", RANKS)
+def test_each_sequence_has_its_own_clock(ranks: str) -> None:
+    given = arguments(7, 40)
+    clocks = {"position": mx.array([121, 30]), "recent_start": mx.array([100, 9])}
+    call = partial(fast.replace_worst, *given, **options(ranks, 40, sink_size=2) | clocks)
     found = in_every_schedule(call)
     with use_backend("composed"):
         assert all(map(same_bits, found, call()))

@@ -229,9 +229,7 @@ def test_operations_without_checks_give_what_those_of_fast_give(name: str) -> No
             given = (q, *rows, importance)
             pairs += zip(
                 ops.attention_and_accumulate(*given, scale=0.1, decay=0.9, causal=True, **more),
-                fast.attention_and_accumulate(
-                    *given, scale=0.1, decay=0.9, mask="causal", **more
-                ),
+                fast.attention_and_accumulate(*given, scale=0.1, decay=0.9, mask="causal", **more),
                 strict=True,
             )
         zones = {"sink_size": 2, "recent_start": starts}

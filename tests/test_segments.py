@@ -136,12 +136,14 @@ def test_parts_that_do_not_fit_are_refused(change, text):
 
 
 def test_rows_that_do_not_fit_are_refused():
-    request = request_of(np.random.default_rng(4), "8 and 4", mx.float32)
-    rest = request.keys, request.values
+    rng = np.random.default_rng(4)
+    newest = rows(rng, 1, 2, 5, 64), rows(rng, 1, 2, 5, 64)
+    tier = [part for side in newest for part in mx.quantize(side, group_size=GROUP, bits=8)]
     with pytest.raises(ValueError, match=r"^\[rows_as_arrays\] words are uint32"):
-        native.rows_as_arrays([request.tiers[0]._replace(bits=4)], *rest, GROUP)
+        native.rows_as_arrays(tier, *newest, [4], [8], GROUP)
     with pytest.raises(ValueError, match=r"^\[rows_as_arrays\] .* expected the same \[B, H, N\]"):
-        native.rows_as_arrays(request.tiers, request.keys[:, :, 1:], request.values, GROUP)
+        native.rows_as_arrays(tier, newest[0][:, :, 1:], newest[1], [8], [8], GROUP)
     with pytest.raises(ValueError, match=r"^\[rows_as_arrays\] rows of 64 elements have 7 bits"):
-        native.rows_as_arrays([request.tiers[0]._replace(bits=7)], *rest, GROUP)
-    assert fast.key_diversity(native.rows_as_arrays(request.tiers, *rest, GROUP)[0]).shape[2] == 12
+        native.rows_as_arrays(tier, *newest, [7], [8], GROUP)
+    whole, _ = native.rows_as_arrays(tier, *newest, [8], [8], GROUP)
+    assert fast.key_diversity(whole).shape[2] == 10

@@ -131,9 +131,7 @@ def dequantized(rows: QuantizedRows) -> mx.array:
     return mx.array(dense.astype(np.float32))
 
 
-def errors(
-    request: AttentionRequest, result: AttentionResult
-) -> dict[str, float]:
+def errors(request: AttentionRequest, result: AttentionResult) -> dict[str, float]:
     """Error of each output as a share of its tolerance: at most 1 is right.
 
     With sparse V, rows whose weight is about the threshold may be skipped or not: so much more may
