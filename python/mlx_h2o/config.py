@@ -223,7 +223,11 @@ class H2OConfig:
         same = self.evict_every == _group_of(self.max_kv_size)
         group = None if same else self.evict_every
         return replace(
-            self, max_kv_size=max_kv_size, heavy_size=heavy_size, recent_size=None, evict_every=group
+            self,
+            max_kv_size=max_kv_size,
+            heavy_size=heavy_size,
+            recent_size=None,
+            evict_every=group,
         )
 
     @classmethod

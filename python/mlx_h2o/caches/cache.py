@@ -149,7 +149,7 @@ class H2OKVCache(ScoredRows):
     def _room_for_one(self, table: Table) -> int:
         """How many tokens may come one by one before anything else happens than an append."""
         rows = table.tail.rows
-        if self.config.reach or len(rows) > 1 and min(rows) != max(rows):
+        if self.config.reach or (len(rows) > 1 and min(rows) != max(rows)):
             return 0
         limit = self._tail_limit if self.config.mixed else self._budget
         left = self._budget - table.lengths[0]
@@ -163,13 +163,9 @@ class H2OKVCache(ScoredRows):
         self._release()
         self._free -= 1
         self._length = 1
-        tail = table.segments[-1]
-        start, width = tail.rows[0], self._width + 1
-        tail.keys.append(start, keys, 0)
-        tail.values.append(start, values, 0)
-        tail.rows = [start + 1] * len(tail.rows)
-        self._advance([1] * len(tail.rows))
-        self._width = width
+        table.append_one(keys, values)
+        self._advance([1] * len(self._tokens))
+        self._width += 1
         self._unscored = self.policy.needs_scores
         self.updates += 1
         return self._hand_out(table)
@@ -451,7 +447,9 @@ class H2OKVCache(ScoredRows):
         read. With speculation one more: the scores of the newest queries, which wait.
         """
         table = self._table
-        rows = (None,) * 4 if table is None else (*formats.stored(table), self.scores, self.positions)
+        rows = (
+            (None,) * 4 if table is None else (*formats.stored(table), self.scores, self.positions)
+        )
         given = asdict(self.config)
         if self.unequal_budgets:  # else it is not there, and files are what they always were
             given["unequal_budgets"] = True

@@ -9,10 +9,11 @@ import mlx.core as mx
 
 from .. import fast
 from ..caches import handed_out
-from ..caches.attention import DECODE_QUERIES, masking
+from ..caches.attention import DECODE_QUERIES
 from ..caches.cache import H2OKVCache
 from ..operations import prefill
 from ..operations.backends import resolve
+from ..operations.segments import masking
 
 __all__ = ["attend"]
 
