@@ -10,7 +10,7 @@ import mlx.core as mx
 import pytest
 
 from cache_courses import Course
-from faults.change import argument, assigned, condition, constant, replaced, returned
+from faults.change import argument, assigned, condition, replaced, returned
 from faults.place import Fault, assert_caught
 from mlx_h2o import load_prompt_cache, save_prompt_cache
 from test_cache_mixed import (
@@ -104,7 +104,7 @@ FAULTS = [
     Fault(
         "the surplus goes as if a token came",
         "caches.cache:H2OKVCache._let_surplus_go",
-        constant(0).becomes("2"),
+        argument("_evict", 3).becomes("[2] * len(self._tokens)"),
         partial(life, policy="random", heavy_size=0, recent_size=12),
     ),
     Fault(
@@ -223,8 +223,8 @@ FAULTS = [
     ),
     Fault(
         "a code that lost bits stands for the lowest of its levels",
-        "caches.affine:recoded",
-        constant(2, at=3).becomes("1e9"),
+        "operations.recoding:recoded",
+        assigned("middle").becomes("biases.astype(mx.float32)"),
         codes,
     ),
     Fault(
