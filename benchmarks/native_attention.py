@@ -90,7 +90,7 @@ def packed(bits: int, scores: bool = False, threshold: float = 0.0) -> Run:
             sparse_v_threshold=threshold,
             return_scores=scores,
         )
-        out, found, *_ = native.quantized_attention(request)
+        out, found, *_ = native.attention(request)
         return (out, found) if scores else out
 
     return run
@@ -294,7 +294,7 @@ def sparse_case(rows: int, threads: list[int], repeats: int) -> Any:
         sparse_v_threshold=THRESHOLD,
         return_skipped=True,
     )
-    skipped = native.quantized_attention(request)[3]
+    skipped = native.attention(request)[3]
     assert skipped is not None
     case.measure(repeats)
     return {**case.result(compare), "share_skipped": round(skipped.mean().item(), 4)}

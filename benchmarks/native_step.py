@@ -94,7 +94,7 @@ class Cache:
         packed = quantized_attention_request(
             query, self.keys, self.values, scale=SCALE, return_scores=False, **self.options
         )
-        return native.quantized_attention(packed)[0]
+        return native.attention(packed)[0]
 
 
 FIXED = mx.full((1, KV_HEADS), 5, mx.uint32)

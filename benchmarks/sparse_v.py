@@ -217,7 +217,7 @@ def emulated(samples: list[tuple[str, Sample]], bits: int) -> list[dict[str, Any
                 )
                 run = Run(reads={})
                 backend = EmulatorBackend(run, simdgroups=simdgroups, blocks=blocks)
-                skipped = backend.quantized_attention(request)[3]
+                skipped = backend.attention(request)[3]
                 pairs = weights < threshold
                 rows = rows_of(pairs, sample.keys.shape[1])
                 results.append(

@@ -22,11 +22,11 @@ from mlx_h2o.operations import (
     launch,
     launch_prefill,
     launch_rows,
-    requests,
     validate,
     validate_quantized,
 )
 from mlx_h2o.operations.launch import Launch
+from mlx_h2o.operations.requests import PrefillRequest, QuantizeAppendRequest
 from mlx_h2o.operations.row_kernels import RowKernels
 
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
@@ -235,7 +235,7 @@ def test_prefill_launches_are_those_of_the_python_package(
         attention = validate.attention_request(
             q[:, :, -last:], k, k, scale=0.5, mask=some, sinks=sinks
         )
-        request = requests.PrefillRequest(attention, kind, before, 0.9)
+        request = PrefillRequest(attention, kind, before, 0.9)
         assert recorded(metal) == planned(launch_prefill.plan(request).passes)
 
 
@@ -251,12 +251,14 @@ def test_replacement_launches_are_those_of_the_python_package(
     if bits:
         rows[:2] = (tuple(mx.quantize(each, bits=bits, group_size=32)) for each in rows[:2])
     arrays = (*rows[:2], importance, positions, *rows[2:])
-    more = {"position": 900, "sink_size": 4, "recent_start": 850, "bits": 8, "group_size": 32}
+    more: dict[str, Any] = {"sink_size": 4, "bits": 8, "group_size": 32}
     known: dict[str, Any] = {"ranks": importance if ranks == "array" else ranks}
-    if width == 96:
-        more |= {name: mx.array([more[name], 7], mx.int32) for name in ("position", "recent_start")}
-    given = {name: handle(metal, value) for name, value in (known | more).items()}
-    c_api_operations.replace_worst(metal, *handle(metal, arrays), **given)
+    if width == 32:
+        known |= {"position": 900, "recent_start": 850}
+    else:
+        known |= {"position": mx.array([900, 70]), "recent_start": mx.array([850, 20])}
+    given = {name: handle(metal, value) for name, value in known.items()}
+    c_api_operations.replace_worst(metal, *handle(metal, arrays), **given, **more)
     request = cache_requests.replace_request(*arrays, **known, **more)
     launches: list[Launch] = []
 
@@ -283,7 +285,7 @@ def test_append_launches_are_those_of_the_python_package(
     )
     assert recorded(metal) == planned([launch_rows.pack_rows(*new, **packing)])
     given = composed_cache.quantize_append(
-        requests.QuantizeAppendRequest(keys, values, *new, slots, bits, 32, v_bits)
+        QuantizeAppendRequest(keys, values, *new, slots, bits, 32, v_bits)
     )
     shapes = [[metal.numpy(part).shape for part in side] for side in found]
     assert shapes == [[part.shape for part in side] for side in given]

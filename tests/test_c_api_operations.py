@@ -199,10 +199,9 @@ def test_a_result_may_take_the_place_of_its_input(library: Library) -> None:
             row = library.array(normal(position, 1, 2, 1, 32))
             place = library.of_sequences(position)
             status = library.c.mlx_h2o_replace_worst(
-                keys.pointer, values.pointer, importance.pointer, positions.pointer,
-                keys.value, values.value, importance.value, positions.value, row.value, row.value,
-                place.value, 0, library.nothing, b"age", library.nothing,
-                8, 64,
+                keys.pointer, values.pointer, importance.pointer, positions.pointer, keys.value,
+                values.value, importance.value, positions.value, row.value, row.value,
+                place.value, 0, library.nothing, b"age", library.nothing, 8, 64,
                 operations.optional(library, None), library.stream.value,
             )  # fmt: skip
             library.check(status)
@@ -218,48 +217,42 @@ def test_a_result_may_take_the_place_of_its_input(library: Library) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("ranks", [None, "age"])
-def test_every_sequence_has_its_own_clock(
-    library: Library, backend: str, packed: bool, ranks: str | None
+def test_a_step_of_two_sequences_is_that_of_the_python_package(
+    library: Library, backend: str, packed: bool
 ) -> None:
-    """Positions and windows of two sequences, as if each were alone."""
+    """A step of a full cache, in which each sequence has a clock of its own."""
+    q = mx.array(normal(0, 2, 4, 1, 64))
     rows: list[Any] = [mx.array(normal(i, 2, 2, 30, 64)) for i in (1, 2)]
+    if packed:
+        rows = [tuple(mx.quantize(side, bits=8, group_size=32)) for side in rows]
     new = [mx.array(normal(i, 2, 2, 1, 64)) for i in (3, 4)]
     importance = mx.array(np.abs(normal(5, 2, 2, 30)))
     order = [np.random.default_rng(i).permutation(30) for i in range(4)]
-    starts = np.array([0, 70])[:, None, None]
-    positions = mx.array(np.stack(order).reshape(2, 2, 30) + starts, mx.int32)
-    clocks = {"position": mx.array([30, 100], mx.int32), "recent_start": mx.array([20, 95])}
-    more = {"sink_size": 2, "ranks": ranks, "bits": 8, "group_size": 32}
-
-    def replaced(part: slice) -> dict[str, Any]:
-        """Of some sequences, whose numbers are one for all where there is one sequence."""
-        sides: list[Any] = [side[part] for side in rows]
-        if packed:
-            sides = [tuple(mx.quantize(side, bits=8, group_size=32)) for side in sides]
-        numbers = {name: value[part].astype(mx.int32) for name, value in clocks.items()}
-        if part != slice(None):
-            numbers = {name: value[0] for name, value in numbers.items()}
-        arrays = (importance[part], positions[part], *(row[part] for row in new))
-        found = operations.replace_worst(
-            library,
-            *(handles(library, side) for side in sides),
-            *map(library.array, arrays),
-            **{name: library.array(value) for name, value in numbers.items()},
-            **more,
-        )
-        flat = {f"keys {i}": each for i, each in enumerate(found["keys"])}
-        flat |= {f"values {i}": each for i, each in enumerate(found["values"])}
-        flat |= {name: found[name] for name in ("importance", "positions")}
-        return {name: library.numpy(each) for name, each in flat.items()}
-
+    positions = mx.array(np.stack(order).reshape(2, 2, 30)).astype(mx.int32)
+    bits = {"bits": 8, "group_size": 32}
+    clocks = {"position": mx.array([30, 41]), "recent_start": mx.array([26, 5])}
+    averaged = {"scale": 0.125, "decay": 0.9} | bits
+    with use_backend("composed"):
+        _, c = fast.attention_and_accumulate(q, *rows, importance, **averaged)
+        expected = fast.replace_worst(*rows, c, positions, *new, sink_size=2, **clocks, **bits)
     with named(library, backend):
-        together = replaced(slice(None))
-        alone = [replaced(slice(i, i + 1)) for i in range(2)]
-    assert {30, 100} <= set(together["positions"].ravel().tolist())
-    for name, value in together.items():
-        expected = np.concatenate([each[name] for each in alone])
-        assert np.array_equal(value, expected, equal_nan=name == "importance"), name
+        h_rows, h_new = ([handles(library, each) for each in side] for side in (rows, new))
+        h_q, h_i, h_p = (library.array(each) for each in (q, importance, positions))
+        found = operations.attention_and_accumulate(library, h_q, *h_rows, h_i, **averaged)
+        h_clocks = {name: library.array(each) for name, each in clocks.items()}
+        replaced = operations.replace_worst(
+            library, *h_rows, found["importance"], h_p, *h_new, sink_size=2, **h_clocks, **bits
+        )
+        sides = [rows_of if packed else (rows_of,) for rows_of in expected[:2]]
+        pairs = [
+            *((replaced["keys"], sides[0]), (replaced["values"], sides[1])),
+            ([replaced[name] for name in ("importance", "positions")], expected[2:]),
+        ]
+        for made, wanted in pairs:
+            for one, other in zip(made, wanted, strict=True):
+                assert np.allclose(
+                    library.numpy(one), np.array(other), rtol=1e-5, atol=1e-5, equal_nan=True
+                )
 
 
 def handles(library: Library, rows: Any) -> Any:

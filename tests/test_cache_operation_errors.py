@@ -135,17 +135,14 @@ def test_the_native_module_refuses_on_its_own():
         with pytest.raises(ValueError, match=r"^\[replace_worst\] .* expected "):
             _core.replace_worst(*arguments, position=5)
     for given in (
-        {"position": -1},
+        {"position": mx.zeros((2,), mx.int32)},
+        {"position": mx.zeros((1,))},
+        {"position": 5, "recent_start": mx.zeros((1, 1), mx.int32)},
         {"position": 5, "sink_size": -1},
         {"position": 5, "ranked_by": "array"},
         {"position": 5, "ranks": c},
         {"position": 5, "ranked_by": "oldest"},
         {"position": 5, "ranked_by": "array", "ranks": p},
-        {"position": 5, "worst": mx.zeros((1, 2), mx.int32)},
-        {"position": 5, "worst": mx.zeros((1, 1), mx.uint32)},
-        {"position": 5, "worst": mx.zeros((1, 2), mx.uint32), "ranked_by": "array", "ranks": c},
-        {"position": 5, "statistics": [c]},
-        {"position": 5, "statistics": [c, c]},
         {"position": 5, "bits": 7},
         {"position": 5, "group_size": 48},
     ):

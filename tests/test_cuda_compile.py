@@ -17,7 +17,8 @@ from emulator.cases import DTYPES, Case
 from emulator.rows import every_row_launch
 from emulator.variants import every_variant, request
 from mlx_h2o.operations import launch
-from mlx_h2o.operations.launch import AnyAttentionRequest, Launch
+from mlx_h2o.operations.launch import Launch
+from mlx_h2o.operations.requests import AttentionRequest
 
 # What one threadgroup may have in all.
 REGISTERS = 65536
@@ -29,7 +30,7 @@ Prepared = tuple[Launch, list[mx.array]]
 
 
 def prepared(
-    request: AnyAttentionRequest, simdgroups: int | None = None, blocks: int | None = None
+    request: AttentionRequest, simdgroups: int | None = None, blocks: int | None = None
 ) -> list[Prepared]:
     """The launches for a request, each with stand-ins for its inputs."""
     return stand_ins(launch.plan(request, simdgroups, blocks))

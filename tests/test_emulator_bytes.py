@@ -13,7 +13,7 @@ import reference
 from emulator import EmulatorBackend, Run
 from emulator.build import compiler
 from emulator.cases import Case, dequantized
-from mlx_h2o.operations.launch import AnyAttentionRequest
+from mlx_h2o.operations.requests import AttentionRequest
 from test_emulator import same_bits
 from test_emulator_quantized import COUNTING, peaked_request
 
@@ -29,7 +29,7 @@ PASSES = pytest.mark.parametrize("blocks", [None, 2], ids=["one pass", "two pass
 DENSE = Case(dtype="f16", sizes=(128, 128), heads=(4, 2), rows=40, slack=3)
 
 
-def reads(request: AnyAttentionRequest, blocks: int | None, simdgroups: int = 4) -> dict[str, int]:
+def reads(request: AttentionRequest, blocks: int | None, simdgroups: int = 4) -> dict[str, int]:
     """Bytes read of each input."""
     run = Run(reads={})
     counting = EmulatorBackend(run, simdgroups=simdgroups, blocks=blocks)

@@ -25,9 +25,7 @@ from emulator.faults import (
     Fault,
 )
 from mlx_h2o.operations import kernels, launch
-from mlx_h2o.operations.backends import AttentionResult, QuantizedAttentionResult
-from mlx_h2o.operations.launch import AnyAttentionRequest
-from mlx_h2o.operations.validate_quantized import QuantizedAttentionRequest
+from mlx_h2o.operations.requests import AttentionRequest, AttentionResult
 
 pytestmark = [
     pytest.mark.emulator,
@@ -41,7 +39,7 @@ SCHEDULES = (Run("forward"), Run("reverse"), Run("random", seed=3))
 
 
 @cache
-def request_for(case: Case) -> AnyAttentionRequest:
+def request_for(case: Case) -> AttentionRequest:
     """The call that a fault is shown on; a masked one has all the corners of masks in it."""
     request = case.request()
     if case.mask != "add-f32":
@@ -60,19 +58,13 @@ def _compiled() -> None:
     compile_all((fault.backend(Run()), request_for(fault.case)) for fault in FAULTS.values())
 
 
-def outcome(
-    backend: EmulatorBackend, request: AnyAttentionRequest
-) -> tuple[AttentionResult | QuantizedAttentionResult, bool]:
+def outcome(backend: EmulatorBackend, request: AttentionRequest) -> tuple[AttentionResult, bool]:
     """The result, and whether the scores of the probes are wrong."""
-    if isinstance(request, QuantizedAttentionRequest) and request.probes is None:
-        return backend.quantized_attention(request), False
-    if request.probes is None:
-        return backend.attention(request), False
-    result, found = backend.attention_with_probes(request)
-    return result, probe_error(request, found) > 1
+    result = backend.attention(request)
+    return result, request.probes is not None and probe_error(request, result.probe_scores) > 1
 
 
-def symptoms(fault: Fault | Case, request: AnyAttentionRequest) -> list[str]:
+def symptoms(fault: Fault | Case, request: AttentionRequest) -> list[str]:
     """What is wrong with the kernel, one line for each schedule that shows it."""
     found = []
     for run in SCHEDULES:

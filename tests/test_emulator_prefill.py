@@ -16,8 +16,8 @@ from emulator.build import compiler
 from emulator.cases import DTYPES
 from emulator.row_cases import in_every_schedule, on_the_emulator
 from mlx_h2o import fast, use_backend
-from mlx_h2o.operations import cuda, metal, prefill
-from mlx_h2o.operations.backends import operation_of
+from mlx_h2o.operations import composed_prefill, cuda, metal, prefill
+from mlx_h2o.operations.backends import resolve
 
 pytestmark = [
     pytest.mark.emulator,
@@ -263,7 +263,9 @@ def test_other_head_sizes_and_a_cpu_stream_are_composed() -> None:
     q, k = arrays(15)
     for backend in (metal, cuda):
         request = prefill.request(q, k, scale=SCALE, stream=mx.Device(mx.cpu))
-        assert mx.array_equal(backend.prefill_scores(request), prefill.composed_scores(request))
+        assert mx.array_equal(
+            backend.prefill_scores(request), composed_prefill.prefill_scores(request)
+        )
 
 
 @pytest.mark.parametrize("kind", prefill.KINDS)
@@ -275,7 +277,7 @@ def test_metal_back_end_scores_a_chunk(kind: str, monkeypatch: pytest.MonkeyPatc
     metal._metal_kernel.cache_clear()
     q, k = arrays(16)
     with use_backend("metal"):
-        assert operation_of("prefill_scores", None) == metal.prefill_scores
+        assert resolve().function("prefill_scores") == metal.prefill_scores
         found = fast.prefill_scores(q, k, scale=SCALE, mask="causal", kind=kind)
     check(found, expected_of(kind, q, k, "causal"))
     assert metal._metal_kernel.cache_info().currsize == (2 if kind == "mass" else 1)

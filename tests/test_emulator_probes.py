@@ -52,14 +52,14 @@ def _compiled() -> None:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_probes_are_scored_and_change_nothing_else(case: Case) -> None:
     request, backend = case.request(), case.backend()
-    result, scores = backend.attention_with_probes(request)
+    result = backend.attention(request)
+    scores = result.probe_scores
     assert scores.shape == (case.batch, case.heads[1], case.probes, case.rows)
     assert probe_error(request, scores) <= 1
     without = backend.attention(replace(request, probes=None))
-    assert all(map(same_bits, result, without))
+    assert all(map(same_bits, result[:4], without))
     for run in (Run("reverse"), Run("random", seed=1), Run("random", seed=2)):
-        other, same = replace(backend, run=run).attention_with_probes(request)
-        assert all(map(same_bits, (*result, scores), (*other, same))), run
+        assert all(map(same_bits, result, replace(backend, run=run).attention(request))), run
 
 
 @pytest.mark.parametrize("bits", [None, (8, 8)], ids=["dense", "packed"])
@@ -68,7 +68,7 @@ def test_keys_are_read_once(bits: tuple[int, int] | None, blocks: int | None) ->
     case = Case(dtype="f16", bits=bits, blocks=blocks, simdgroups=4, probes=3, heads=(4, 2))
     request = case.request()
     reads, without = {}, {}
-    case.backend(Run(reads=reads)).attention_with_probes(request)
+    case.backend(Run(reads=reads)).attention(request)
     case.backend(Run(reads=without)).attention(replace(request, probes=None))
     assert reads.pop("probes") == 2 * 3 * 64 * 2
     assert reads == without
@@ -78,15 +78,15 @@ def test_values_of_masked_rows_are_not_read() -> None:
     request = Case(mask="bool", probes=1, heads=(2, 2)).request()
     masked = mx.logical_not(request.mask)[:, :, 0, :, None]
     poisoned = replace(request, values=mx.where(masked, math.nan, request.values))
-    clean, found = (EmulatorBackend().attention_with_probes(each) for each in (request, poisoned))
-    assert all(map(same_bits, (*clean[0], clean[1]), (*found[0], found[1])))
+    clean, found = (EmulatorBackend().attention(each) for each in (request, poisoned))
+    assert all(map(same_bits, clean, found))
 
 
 def test_strided_probes() -> None:
     request = Case(probes=2, heads=(4, 2)).request()
-    _, expected = EmulatorBackend().attention_with_probes(request)
+    expected = EmulatorBackend().attention(request).probe_scores
     columns = mx.contiguous(request.probes.swapaxes(-1, -2)).swapaxes(-1, -2)
-    _, found = EmulatorBackend().attention_with_probes(replace(request, probes=columns))
+    found = EmulatorBackend().attention(replace(request, probes=columns)).probe_scores
     assert same_bits(expected, found)
 
 
@@ -112,8 +112,9 @@ def test_metal_back_end_runs_them(monkeypatch: pytest.MonkeyPatch) -> None:
     metal._metal_kernel.cache_clear()
     try:
         request = Case(rows=1030, bits=(8, 8), probes=1).request()
-        result, scores = metal.attention_with_probes(request)
-        assert max(errors(request, result).values()) <= 1 and probe_error(request, scores) <= 1
+        result = metal.attention(request)
+        assert max(errors(request, result).values()) <= 1
+        assert probe_error(request, result.probe_scores) <= 1
         assert gpu.calls == [1024, 512, 32, 512, 32]
     finally:
         metal._metal_kernel.cache_clear()

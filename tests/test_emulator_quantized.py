@@ -17,10 +17,8 @@ from emulator.build import compiler
 from emulator.cases import DTYPES, Case, compile_all, errors
 from mlx_h2o.operations import metal
 from mlx_h2o.operations.backends import register
-from mlx_h2o.operations.validate_quantized import (
-    QuantizedAttentionRequest,
-    quantized_attention_request,
-)
+from mlx_h2o.operations.requests import AttentionRequest
+from mlx_h2o.operations.validate_quantized import quantized_attention_request
 from test_emulator import PipelineLimit, same_bits
 
 pytestmark = [
@@ -99,12 +97,12 @@ def _compiled() -> None:
 def test_agrees_with_the_reference_in_every_schedule(case: Case) -> None:
     request = case.request()
     backend = case.backend()
-    result = backend.quantized_attention(request)
+    result = backend.attention(request)
     asked_for = (True, case.scores, case.lse, case.skipped)
     assert tuple(each is not None for each in result) == asked_for
     assert max(errors(request, result).values()) <= 1, errors(request, result)
     for run in RUNS:
-        other = replace(backend, run=run).quantized_attention(request)
+        other = replace(backend, run=run).attention(request)
         assert all(map(same_bits, result, other)), run
 
 
@@ -118,7 +116,7 @@ def test_within_a_thousandth_of_dequantise_then_dense(rows: int, bits: int, sink
         dtype="f16", sizes=(128, 128), rows=rows, heads=heads, bits=(bits, bits), sinks=sinks
     )
     request = case.request()
-    found, scores, *_ = EmulatorBackend().quantized_attention(request)
+    found, scores, *_ = EmulatorBackend().attention(request)
     keys, values = (
         mx.dequantize(each.words, each.scales, each.biases, group_size=64, bits=bits)
         for each in (request.keys, request.values)
@@ -134,7 +132,7 @@ def test_within_a_thousandth_of_dequantise_then_dense(rows: int, bits: int, sink
 def test_any_strides() -> None:
     case = Case(bits=(8, 4), group=32, heads=(4, 2), batch=2, queries=2, rows=40, slack=2)
     request = case.request()
-    expected = EmulatorBackend().quantized_attention(request)
+    expected = EmulatorBackend().attention(request)
 
     def columns(array: mx.array) -> mx.array:
         return mx.contiguous(array.swapaxes(-1, -2)).swapaxes(-1, -2)
@@ -153,13 +151,11 @@ def test_any_strides() -> None:
             )
 
         other = replace(request, keys=viewed(request.keys), values=viewed(request.values))
-        found = EmulatorBackend().quantized_attention(other)
+        found = EmulatorBackend().attention(other)
         assert all(map(same_bits, expected, found))
 
 
-def peaked_request(
-    counting: Sequence[int], rows: int, **options: object
-) -> QuantizedAttentionRequest:
+def peaked_request(counting: Sequence[int], rows: int, **options: object) -> AttentionRequest:
     """These rows have logits of about 20, every other one of about -20."""
     rng = np.random.default_rng(0)
     queries = mx.full((1, 1, 1, 64), 1.0)
@@ -182,12 +178,12 @@ def test_sparse_v_does_not_read_what_it_skips(blocks: int | None) -> None:
     scales = np.array(request.values.scales)
     scales[:, :, [row for row in range(60) if row not in COUNTING]] = math.nan
     poisoned = replace(request, values=replace(request.values, scales=mx.array(scales)))
-    clean, found = (backend.quantized_attention(each) for each in (request, poisoned))
+    clean, found = (backend.attention(each) for each in (request, poisoned))
     assert all(map(same_bits, clean, found))
     assert max(errors(request, clean).values()) <= 1
     # The poison is seen where nothing is skipped, and the skipped rows stay in the rest.
     without = [replace(each, sparse_v_threshold=0.0) for each in (request, poisoned)]
-    everything, spoilt = (backend.quantized_attention(each) for each in without)
+    everything, spoilt = (backend.attention(each) for each in without)
     assert mx.all(mx.isnan(spoilt[0]))
     assert same_bits(everything[1], clean[1]) and same_bits(everything[2], clean[2])
 
@@ -202,9 +198,9 @@ def test_sparse_v_changes_the_output_by_the_dropped_mass_at_most(threshold: floa
         queries, *packed, scale=0.5, group_size=32, sparse_v_threshold=threshold, return_lse=True
     )
     backend = EmulatorBackend(simdgroups=4)
-    result = backend.quantized_attention(request)
+    result = backend.attention(request)
     assert max(errors(request, result).values()) <= 1
-    full = backend.quantized_attention(replace(request, sparse_v_threshold=0.0))
+    full = backend.attention(replace(request, sparse_v_threshold=0.0))
     difference = float(mx.abs(result[0] - full[0]).max())
     weights = mx.exp(result[1] - result[2][..., None])
     dropped = float(mx.where(weights < threshold, weights, 0.0).sum(-1).max())
@@ -221,7 +217,7 @@ def test_nan_in_the_mask_stays_in_its_query(defines: tuple[str, ...], blocks: in
     mask[0, 2, 1, 5] = math.nan
     request = replace(request, mask=mx.array(mask))
     backend = EmulatorBackend(Run(defines=defines), blocks=blocks)
-    out, _, lse, _ = backend.quantized_attention(request)
+    out, _, lse, *_ = backend.attention(request)
     hit = np.zeros((1, 4, 2), bool)
     hit[0, 2, 1] = True
     assert np.array_equal(np.isnan(np.array(lse)), hit)
@@ -237,7 +233,7 @@ def test_rows_that_are_masked_are_not_read() -> None:
         return replace(rows, scales=mx.where(masked, math.nan, rows.scales))
 
     other = replace(request, keys=poisoned(request.keys), values=poisoned(request.values))
-    clean, found = (EmulatorBackend().quantized_attention(each) for each in (request, other))
+    clean, found = (EmulatorBackend().attention(each) for each in (request, other))
     assert all(map(same_bits, clean, found))
 
 
@@ -275,13 +271,13 @@ def test_metal_back_end_runs_it(
     try:
         case = Case(rows=rows, bits=EIGHT, sinks="f32", sparse=1e-4, skipped=True)
         request = case.request()
-        result = metal.quantized_attention(request)
+        result = metal.attention(request)
         assert max(errors(request, result).values()) <= 1
         assert gpu.calls == [1024, 512, *sparse_passes, *sparse_passes]
         # Without the threshold, and with other bits, they are other kernels.
         for other in (replace(case, sparse=0.0), Case(rows=rows, bits=FOUR)):
             gpu.calls.clear()
-            metal.quantized_attention(other.request())
+            metal.attention(other.request())
             assert gpu.calls == [1024, 512, *passes, *passes]
     finally:
         metal._metal_kernel.cache_clear()

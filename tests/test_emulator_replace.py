@@ -110,12 +110,11 @@ def test_it_takes_one_launch_and_two_scatters() -> None:
     assert scatters == [given[0].shape, given[1].shape]
 
 
-@pytest.mark.parametrize("rows", ROWS)
-def test_a_known_slot_is_marked(rows: int) -> None:
-    given = arguments(7, rows)
-    # The last of them lies beyond the end.
-    worst = mx.array([[0, rows - 1, rows // 2, rows + 3], [rows // 3, 0, rows - 1, 0]], mx.uint32)
-    call = partial(fast.replace_worst, *given, position=5 * rows, worst=worst)
+@pytest.mark.parametrize("ranks", RANKS)
+def test_each_sequence_has_its_own_clock(ranks: str) -> None:
+    given = arguments(7, 40)
+    clocks = {"position": mx.array([121, 30]), "recent_start": mx.array([100, 9])}
+    call = partial(fast.replace_worst, *given, **options(ranks, 40, sink_size=2) | clocks)
     found = in_every_schedule(call)
     with use_backend("composed"):
         assert all(map(same_bits, found, call()))
@@ -123,10 +122,12 @@ def test_a_known_slot_is_marked(rows: int) -> None:
 
 FAULTS = {
     "row == slot ? H2O_NAN": "row == slot ? 0.0f",
-    "row == slot ? zones[2]": "row == slot + 1 ? zones[2]",
-    "position - zones[2]": "zones[2] - position",
+    "row == slot ? newest_position": "row == slot + 1 ? newest_position",
+    "position - newest_position": "newest_position - position",
     "int64_t(threadgroup_position_in_grid.x) * row_count": "0",
     "batch * importance_strides[0] + head": "batch + head",
+    "recent_starts[batch * recent_starts_strides[0]]": "recent_starts[0]",
+    "newest[batch * newest_strides[0]]": "newest[0]",
     "      slot = first_slot;": "      slot = group == 0 ? first_slot : slot;",
     "row < row_count; row += NS": "row <= row_count; row += NS",
 }
@@ -139,9 +140,10 @@ def test_faults_are_caught(old: str) -> None:
         return source.replace(old, FAULTS[old])
 
     given = arguments(4, 300)
+    clocks = {"position": mx.array([901, 950]), "recent_start": mx.array([800, 200])}
     caught = []
     for ranks in ("importance", "age"):
-        call = partial(fast.replace_worst, *given, **options(ranks, 300))
+        call = partial(fast.replace_worst, *given, **options(ranks, 300) | clocks)
         with use_backend("composed"):
             expected = call()
         for run in SCHEDULES:
@@ -152,32 +154,6 @@ def test_faults_are_caught(old: str) -> None:
             else:
                 caught.append(not all(map(same_bits, found, expected)))
     assert any(caught)
-
-
-MARK_FAULTS = {
-    "row == slot ? H2O_NAN": "row == slot ? 0.0f",
-    "row == slot ? place[0]": "row == 0 ? place[0]",
-    "row >= row_count": "row > row_count",
-    "batch * slots_strides[0] + head": "head",
-    "int64_t(batch_head) * row_count": "int64_t(head) * row_count",
-}
-
-
-@pytest.mark.parametrize("old", MARK_FAULTS)
-def test_faults_in_marking_are_caught(old: str) -> None:
-    def edit(source: str) -> str:
-        assert old in source
-        return source.replace(old, MARK_FAULTS[old])
-
-    worst = mx.array([[0, 299, 150, 7], [100, 3, 298, 1]], mx.uint32)
-    call = partial(fast.replace_worst, *arguments(8, 300), position=1000, worst=worst)
-    with use_backend("composed"):
-        expected = call()
-    try:
-        found = on_the_emulator(call, EmulatorBackend(edit_source=edit))
-    except KernelError:
-        return
-    assert not all(map(same_bits, found, expected))
 
 
 @pytest.mark.parametrize("ranks", RANKS)

@@ -13,7 +13,7 @@ from golden.build import Case
 from golden.make import read
 from mlx_h2o import backends, fast, use_backend
 from mlx_h2o.operations import validate
-from mlx_h2o.operations.backends import for_attention, get
+from mlx_h2o.operations.backends import get, resolve
 
 CASES = read()
 ATTENTION = [case for case in CASES if case.fields["op"] == "attention"]
@@ -113,7 +113,7 @@ def test_scores_and_lse_are_made_only_on_request() -> None:
         if name is None:
             continue
         with use_backend(name):
-            out, scores, lse = for_attention(request).attention(request)
+            out, scores, lse, *_ = resolve().serve_attention(request)
         assert scores is None and lse is None
         assert reference.worst_error(out, reference.attention(q, q, q, scale=1.0).out) < 1e-5
 

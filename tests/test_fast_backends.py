@@ -15,12 +15,13 @@ from mlx_h2o import backends, fast, use_backend
 from mlx_h2o.operations import composed, validate
 from mlx_h2o.operations.backends import (
     ENVIRONMENT,
-    for_attention,
-    for_retention,
+    forget,
     get,
     named,
     register,
+    resolve,
 )
+from mlx_h2o.operations.resolved import Operations
 
 PACKAGE = Path(mlx_h2o.__file__).parents[1]
 
@@ -44,6 +45,13 @@ class Recorder:
         return composed.attention(request)
 
 
+@pytest.fixture(autouse=True)
+def _environment_is_read_again():
+    forget()
+    yield
+    forget()
+
+
 @pytest.fixture
 def registered(request: pytest.FixtureRequest):
     removals = []
@@ -65,6 +73,7 @@ def attend(rows: int = 5):
 
 def test_backends_says_what_runs_and_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(ENVIRONMENT, raising=False)
+    forget()
     found = backends()
     assert list(found)[:4] == ["metal", "cuda", "native", "composed"]
     assert found["composed"].available
@@ -106,6 +115,7 @@ def test_a_back_end_that_is_not_available(registered, monkeypatch: pytest.Monkey
     with pytest.raises(ValueError, match=rf"^\[use_backend\] {refusal}"), use_backend("recorder"):
         pass
     monkeypatch.setenv(ENVIRONMENT, "recorder")
+    forget()
     with pytest.raises(ValueError, match=rf"^\[scaled_dot_.*\] {refusal}"):
         attend()
     scores, positions = mx.zeros((1, 1, 4)), mx.zeros((1, 1, 4), mx.int32)
@@ -137,15 +147,18 @@ def test_the_environment_names_the_process_default(
 ) -> None:
     recorder = registered()
     monkeypatch.setenv(ENVIRONMENT, "recorder")
+    forget()
     assert backends()["recorder"].default
     attend()
     with use_backend("composed"):
         attend()
     assert recorder.calls == 1
     monkeypatch.setenv(ENVIRONMENT, "nonsense")
+    forget()
     with pytest.raises(ValueError, match=f"{ENVIRONMENT} names the back end 'nonsense', expected"):
         attend()
     monkeypatch.setenv(ENVIRONMENT, "")
+    forget()
     attend()
 
 
@@ -169,21 +182,96 @@ def test_a_name_is_taken_once(registered) -> None:
 
 def test_selection_falls_back_to_composed_where_a_back_end_has_none(registered) -> None:
     registered()
-    request = validate.evict_request(mx.zeros((1, 1, 4)), mx.zeros((1, 1, 4), mx.int32))
     with use_backend("recorder"):
-        assert for_retention("evict_indices", request) is composed.evict_indices
+        assert resolve().function("evict_indices") is composed.evict_indices
+
+
+def test_what_is_resolved_follows_the_name_and_the_device(registered) -> None:
+    registered()
+    first = resolve()
+    assert resolve() is first
+    with use_backend("recorder"):
+        named = resolve()
+        assert named is not first and named is resolve()
+        assert resolve(mx.Device(mx.cpu)) is not first
+    with use_backend("composed"):
+        assert type(resolve()) is Operations
+    assert resolve() is first and resolve(mx.default_device()) is first
+
+
+@pytest.mark.parametrize("name", ["composed", "native"])
+def test_operations_without_checks_give_what_those_of_fast_give(name: str) -> None:
+    if not backends()[name].available:
+        pytest.skip(f"no back end {name!r}")
+    q, k, v = mx.random.normal((2, 4, 3, 64)), *mx.random.normal((2, 2, 2, 40, 64))
+    importance, positions = mx.random.normal((2, 2, 40)), mx.zeros((2, 2, 40), mx.int32)
+    positions = positions + mx.arange(40)
+    mask, starts = mx.random.normal((3, 40)) > 0, mx.array([30, 20])
+    packed = [tuple(mx.quantize(rows, bits=4)) for rows in (k, v)]
+    settings = {"bits": 4, "v_bits": 4, "sparse_v_threshold": 1e-2}
+    with use_backend(name):
+        ops = resolve()
+        mine = ops.attention(q, k, v, scale=0.1, mask=mask, return_scores=True, return_lse=True)
+        theirs = fast.scaled_dot_product_attention_with_scores(
+            q, k, v, scale=0.1, mask=mask, return_lse=True
+        )
+        pairs = list(zip(mine[:3], theirs, strict=True))
+        assert ops.attention(q, k, v, scale=0.1).scores is None
+        pairs.append(
+            (
+                ops.attention(q, *packed, scale=0.1, causal=True, **settings).out,
+                fast.scaled_dot_product_attention_quantized_with_scores(
+                    q, *packed[0], *packed[1], scale=0.1, mask="causal", **settings
+                )[0],
+            )
+        )
+        for rows, more in (((k, v), {}), (packed, settings)):
+            given = (q, *rows, importance)
+            pairs += zip(
+                ops.attention_and_accumulate(*given, scale=0.1, decay=0.9, causal=True, **more),
+                fast.attention_and_accumulate(*given, scale=0.1, decay=0.9, mask="causal", **more),
+                strict=True,
+            )
+        zones = {"sink_size": 2, "recent_start": starts}
+        pairs += [
+            (
+                ops.keep_indices(importance, positions, keep=9, **zones),
+                fast.keep_indices(importance, positions, keep=9, **zones),
+            ),
+            (
+                ops.evict_indices(importance, positions, count=3, **zones),
+                fast.evict_indices(importance, positions, count=3, **zones),
+            ),
+            (ops.key_diversity(k), fast.key_diversity(k)),
+            (
+                ops.accumulate_scores(importance, theirs[1], decay=0.9),
+                fast.accumulate_scores(importance, theirs[1], decay=0.9),
+            ),
+            (
+                ops.prefill_scores(q, k, scale=0.1, causal=True, decay=0.9),
+                fast.prefill_scores(q, k, scale=0.1, mask="causal", decay=0.9),
+            ),
+            (
+                ops.prefill_scores(q, k, scale=0.1, causal=True),
+                fast.prefill_scores(q, k, scale=0.1, mask="causal", kind="mass"),
+            ),
+        ]
+        for found, expected in pairs:
+            assert found.dtype == expected.dtype
+            assert mx.array_equal(found, expected, equal_nan=True)
 
 
 def test_unnamed_the_composed_back_end_serves_what_others_refuse(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv(ENVIRONMENT, raising=False)
+    forget()
     q = mx.zeros((1, 2, 1, 32))
     request = validate.attention_request(q, q, q, scale=1.0, stream=mx.cpu)
     for name in ("native", "metal", "cuda"):
         if backends()[name].available:
             monkeypatch.setattr(get(name), "refuses", lambda request: "not today")
-    assert for_attention(request) is composed
+    assert resolve(mx.Device(mx.cpu)).backend_for(request, "attention") is composed
 
 
 # Importing

@@ -148,8 +148,8 @@ FAULTS = {
     ),
     "the recent rows start one later": (
         "selection_kernel.cpp",
-        "position >= *a.recent_start",
-        "position > *a.recent_start",
+        "position >= head.zones.recent_start",
+        "position > head.zones.recent_start",
         "_indices: N=",
     ),
     "the last recent row is not protected from replacement": (
@@ -170,23 +170,17 @@ FAULTS = {
         "return before == before ? result : decay.take * score;",
         "importance of target",
     ),
-    "the worst row of the last span is the worst of all": (
-        "attention_sweeps.h",
-        "worst.join(Partial(plan, piece, span).worst());",
-        "worst = Partial(plan, piece, span).worst();",
-        "worst row after a step of target",
-    ),
     "padding is no worse than an unscored row": (
         "accumulation_sweeps.h",
         "position < 0 ? Int{} + Worst::kPadding",
         "position < 0 ? Int{} + Worst::kNotANumber",
         "evict_indices: N=",
     ),
-    "the row of an earlier block wins a tie": (
+    "the newest of equal rows is kept": (
         "accumulation_sweeps.h",
         "(own_rank == rank) & (own_order >= order)",
         "(own_rank == rank) & (own_order < order)",
-        "worst row after a step of target",
+        "worst row of target",
     ),
     "a query sees one key too many of a chunk": (
         "prefill_sweeps.h",
@@ -200,17 +194,17 @@ FAULTS = {
         "result[key] = from[key];",
         "prefill mass of target",
     ),
-    "the key that goes stays in the sum": (
+    "every new row is at the position of the first sequence's": (
         "row_kernel.cpp",
-        "add_scaled(key, -a.inverse_norms[row], sums);",
-        "add_scaled(key, 0.0f, sums);",
-        "key sum of case",
+        "a.position[batch * a.position_stride];",
+        "a.position[0];",
+        "row written, case",
     ),
-    "the new key counts as if it were of length 1": (
-        "row_kernel.cpp",
-        "a.inverse_norms[row] = inverse_norm(key);",
-        "a.inverse_norms[row] = 1;",
-        "key sum of case",
+    "the window of the first sequence is that of all": (
+        "selection_kernel.cpp",
+        "a.zones_of(batch)",
+        "a.zones_of(0)",
+        "_indices: N=",
     ),
     "keys count by their length": (
         "key_diversity_sweeps.h",

@@ -13,7 +13,7 @@ import mlx.core as mx
 import pytest
 
 from emulator import EmulatorBackend, compiler
-from mlx_h2o.operations import composed, composed_cache, quantize_append
+from mlx_h2o.operations import composed, composed_cache
 from mlx_h2o.operations.backends import register
 from parity import runner
 from parity.__main__ import main
@@ -37,14 +37,6 @@ class Composition:
     def attention(self, request):
         return composed.attention(request)
 
-    def quantized_attention(self, request):
-        return composed.quantized_attention(request)
-
-    def attention_with_probes(self, request):
-        packed = hasattr(request.keys, "words")
-        serve = self.quantized_attention if packed else self.attention
-        return serve(request)[:3], composed.probe_scores(request)
-
     def accumulate_scores(self, request):
         return composed_cache.accumulate_scores(request)
 
@@ -52,11 +44,15 @@ class Composition:
         return composed.evict_indices(request)
 
     def replace_worst(self, request):
-        slots = composed_cache.slots_of(request, self.evict_indices)
-        return composed_cache.written(request, slots)
+        slots = self.evict_indices(composed_cache.retention_of(request))
+        new, marks = self.new_rows(request), composed_cache.marked(request, slots)
+        return composed_cache.replaced(request, slots, new, marks)
+
+    def new_rows(self, request):
+        return composed_cache.new_rows(request)
 
     def quantize_append(self, request):
-        return quantize_append.composed(request)
+        return composed_cache.quantize_append(request)
 
 
 @pytest.fixture
@@ -90,16 +86,16 @@ def test_every_operation_agrees_without_a_fault(run) -> None:
 class NoGroups(Composition):
     """The scale of a row's first group serves all of them."""
 
-    def quantized_attention(self, request):
+    def attention(self, request):
         keys = request.keys
         first = mx.broadcast_to(keys.scales[..., :1], keys.scales.shape)
-        return composed.quantized_attention(replace(request, keys=replace(keys, scales=first)))
+        return composed.attention(replace(request, keys=replace(keys, scales=first)))
 
 
 class DropsTooMuch(Composition):
-    def quantized_attention(self, request):
+    def attention(self, request):
         sparse = 0.02 if request.sparse_v_threshold else 0.0
-        return composed.quantized_attention(replace(request, sparse_v_threshold=sparse))
+        return composed.attention(replace(request, sparse_v_threshold=sparse))
 
 
 class ScoresAnyway(Composition):
@@ -108,9 +104,10 @@ class ScoresAnyway(Composition):
 
 
 class ProbesOff(Composition):
-    def attention_with_probes(self, request):
-        found, probes = super().attention_with_probes(request)
-        return found, probes + (1e-4 if request.probes.shape[2] == 3 else 0)
+    def attention(self, request):
+        found = super().attention(request)
+        off = 1e-4 if request.probes.shape[2] == 3 else 0
+        return found._replace(probe_scores=found.probe_scores + off)
 
 
 class DecaysWhereMasked(Composition):
@@ -127,35 +124,43 @@ class NextSlot(Composition):
         return (composed.evict_indices(request) + 1) % request.scores.shape[2]
 
 
-class ForgetsTheOldKey(Composition):
-    """The sum of the keys only grows."""
+class OneClock(Composition):
+    """The window of the first sequence is that of all."""
+
+    def evict_indices(self, request):
+        start = request.recent_start
+        if isinstance(start, mx.array):
+            start = start.reshape(-1)[0]
+        return composed.evict_indices(replace(request, recent_start=start))
+
+
+class PositionOfTheFirst(Composition):
+    """The new row of every sequence is at the position of the first one's."""
 
     def replace_worst(self, request):
-        *others, key_sum, norms = super().replace_worst(request)
-        if request.statistics is None:
-            return *others, key_sum, norms
-        old = mx.take_along_axis(norms, composed_cache.slots_of(request, self.evict_indices), 2)
-        return *others, key_sum + old, norms
+        position = request.position
+        if isinstance(position, mx.array):
+            position = mx.broadcast_to(position.reshape(-1)[:1], position.shape)
+        return super().replace_worst(request._replace(position=position))
 
 
 class BiasesOfAnotherGroup(Composition):
-    def replace_worst(self, request):
+    def new_rows(self, request):
+        keys, values = super().new_rows(request)
         if not request.is_packed or request.bits == request.v_bits:
-            return super().replace_worst(request)
-        slots = composed_cache.slots_of(request, self.evict_indices)
-        keys, (words, scales, biases) = composed_cache.new_rows(request)
-        new = keys, (words, scales, mx.roll(biases, 1, axis=3))
-        return composed_cache.replaced(request, slots, new, composed_cache.marked(request, slots))
+            return keys, values
+        words, scales, biases = values
+        return keys, (words, scales, mx.roll(biases, 1, axis=3))
 
 
 class WritesNextSlot(Composition):
     def quantize_append(self, request):
-        return quantize_append.composed(request._replace(slots=request.slots + 1))
+        return composed_cache.quantize_append(request._replace(slots=request.slots + 1))
 
 
 class BiasesOfAnotherRow(Composition):
     def quantize_append(self, request):
-        keys, (words, scales, biases) = quantize_append.composed(request)
+        keys, (words, scales, biases) = composed_cache.quantize_append(request)
         return keys, (words, scales, mx.roll(biases, 1, axis=2))
 
 
@@ -178,14 +183,16 @@ FAULTS = {
         "replace-rows-31-f16", "replace-rows-32-bf16", "replace-rows-33-f32",
     }),
     "evict-one-rows-32": (NextSlot(), {"evict-one-rows-32"}),
-    "attend-dense-37*": (NextSlot(), {"attend-dense-37-worst-f16"}),
-    "steps-*": (NextSlot(), {"steps-dense-f32", "steps-8.8-f16", "steps-4.8-bf16"}),
-    "replacement-dense*": (ForgetsTheOldKey(), {
-        "replacement-dense-statistics-f16", "replacement-dense-known-statistics-f32",
+    "evict-?-of-two-clocks": (OneClock(), {"evict-1-of-two-clocks", "evict-7-of-two-clocks"}),
+    "replace-of-two-clocks-*": (PositionOfTheFirst(), {
+        "replace-of-two-clocks-importance", "replace-of-two-clocks-age",
+        "replace-of-two-clocks-array",
     }),
-    "replacement-[48].[48]*-bf16": (BiasesOfAnotherGroup(), {
-        "replacement-4.8-g32-bf16", "replacement-4.8-g32-known-statistics-bf16",
-        "replacement-8.4-g64-known-bf16",
+    "replacement-dense-*": (OneClock(), {"replacement-dense-of-two-clocks"}),
+    "steps-*": (NextSlot(), {"steps-dense-f32", "steps-8.8-f16", "steps-4.8-bf16"}),
+    "replacement-[48].[48]-*": (BiasesOfAnotherGroup(), {
+        "replacement-4.8-g32-bf16", "replacement-8.4-g64-f32",
+        "replacement-4.8-g32-of-two-clocks", "replacement-8.4-g64-of-two-clocks",
     }),
     "append-?.*-f32": (WritesNextSlot(), {"append-8.8-g64-f32", "append-4.8-g64-f32"}),
     "append-all-3[12]-rows": (BiasesOfAnotherRow(), {"append-all-31-rows", "append-all-32-rows"}),
@@ -209,6 +216,16 @@ KERNEL_FAULTS = {
     ),
     "average != average": ("average == 0.0f", "accumulate-rows-33", {"accumulate-rows-33"}),
     "is_key ? KB : VB": ("KB", "append-?.*-f32", {"append-4.8-g64-f32"}),
+    "recent_starts[batch * recent_starts_strides[0]]": (
+        "recent_starts[0]",
+        "evict-1-of-two-clocks",
+        {"evict-1-of-two-clocks"},
+    ),
+    "newest[batch * newest_strides[0]]": (
+        "newest[0]",
+        "replace-of-two-clocks-importance",
+        {"replace-of-two-clocks-importance"},
+    ),
     "found_place > place": ("found_place < place", "evict-one-rows-1023", {"evict-one-rows-1023"}),
 }
 

@@ -11,7 +11,7 @@ import pytest
 import mlx_h2o
 import reference
 from mlx_h2o import H2OKVCache, fast, use_backend
-from mlx_h2o.operations import native, prefill
+from mlx_h2o.operations import composed_prefill, native, prefill
 from mlx_h2o.policies import Policy
 
 SCALE = 0.25
@@ -68,7 +68,7 @@ def backend(request: pytest.FixtureRequest):
 @pytest.fixture(params=[None, 600, 1], ids=["one block", "some blocks", "blocks of one"])
 def _block_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param is not None:
-        monkeypatch.setattr(prefill, "BLOCK_BYTES", request.param)
+        monkeypatch.setattr(composed_prefill, "BLOCK_BYTES", request.param)
 
 
 @pytest.mark.usefixtures("_block_bytes")

@@ -27,32 +27,9 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_composed_is_the_definition(case: Case) -> None:
     request = case.request()
-    result, scores = composed.attention_with_probes(request)
-    assert probe_error(request, scores) <= 1
+    result = composed.attention(request)
+    assert probe_error(request, result.probe_scores) <= 1
     assert max(errors(request, result).values()) <= 1
-
-
-class WithoutProbes:
-    """A back end that knows attention and no probes."""
-
-    name = "without_probes"
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-
-    def unavailable_reason(self) -> str:
-        return ""
-
-    def refuses(self, request: object) -> str:
-        return ""
-
-    def attention(self, request):
-        self.calls.append("dense")
-        return composed.attention(request)
-
-    def quantized_attention(self, request):
-        self.calls.append("packed")
-        return composed.quantized_attention(request)
 
 
 def rows(seed: int, count: int = 10, size: int = 64) -> mx.array:
@@ -67,21 +44,12 @@ def packed(seed: int) -> tuple:
 QUERIES, PROBES = mx.ones((1, 4, 1, 64)), rows(3, count=1)
 
 
-def test_a_back_end_without_probes_serves_the_rest() -> None:
-    backend = WithoutProbes()
-    remove = register(backend.name, backend)
-    try:
-        with mlx_h2o.use_backend(backend.name):
-            found = operation(QUERIES, rows(1), rows(2), PROBES, scale=0.1)
-            # mx.quantize gives a list.
-            from_packed = operation(QUERIES, list(packed(1)), packed(2), PROBES, scale=0.1)
-    finally:
-        remove()
-    assert backend.calls == ["dense", "packed"]
+def test_rows_that_are_packed_are_scored_as_they_dequantise() -> None:
     with mlx_h2o.use_backend("composed"):
         expected = operation(QUERIES, rows(1), rows(2), PROBES, scale=0.1)
-    assert all(mx.array_equal(a, b) for a, b in zip(found, expected, strict=True))
-    assert mx.allclose(from_packed[3], expected[3], atol=0.02)
+        # mx.quantize gives a list.
+        found = operation(QUERIES, list(packed(1)), packed(2), PROBES, scale=0.1)
+    assert mx.allclose(found[3], expected[3], atol=0.02)
 
 
 def test_unnamed_on_a_cpu_it_agrees_with_composed() -> None:
@@ -127,16 +95,28 @@ def test_says_what_it_found_and_what_it_expected(message: str) -> None:
     assert str(caught.value) == f"[{WITH_PROBES}] {message}"
 
 
+class Tired:
+    name = "tired"
+
+    def unavailable_reason(self) -> str:
+        return ""
+
+    def refuses(self, request: object) -> str:
+        return "it is tired"
+
+    def attention(self, request: object) -> None:
+        raise AssertionError
+
+
 def test_a_named_back_end_that_refuses_says_which_operation() -> None:
-    backend = WithoutProbes()
-    backend.refuses = lambda request: "it is tired"
+    backend = Tired()
     remove = register(backend.name, backend)
     try:
         for keys, values in ((rows(1), rows(2)), (packed(1), packed(2))):
             with mlx_h2o.use_backend(backend.name), pytest.raises(ValueError) as caught:
                 operation(QUERIES, keys, values, PROBES, scale=1.0)
             assert str(caught.value) == (
-                f"[{WITH_PROBES}] back end 'without_probes' cannot serve this call: it is tired"
+                f"[{WITH_PROBES}] back end 'tired' cannot serve this call: it is tired"
             )
     finally:
         remove()

@@ -14,6 +14,7 @@ import reference
 from emulator.cases import DTYPES, Case, errors
 from mlx_h2o.operations import composed
 from mlx_h2o.operations.backends import register
+from mlx_h2o.operations.requests import AttentionRequest
 from mlx_h2o.operations.validate_quantized import BITS, QUANTIZED_ATTENTION
 
 operation = mlx_h2o.fast.scaled_dot_product_attention_quantized_with_scores
@@ -39,7 +40,7 @@ def _cases() -> Iterator[Case]:
 @pytest.mark.parametrize("case", list(_cases()), ids=str)
 def test_composed_is_the_definition(case: Case) -> None:
     request = case.request()
-    result = composed.quantized_attention(request)
+    result = composed.attention(request)
     assert max(errors(request, result).values()) <= 1, errors(request, result)
 
 
@@ -72,7 +73,7 @@ def test_sparse_v_drops_what_is_below_the_threshold_and_nothing_else() -> None:
     weights = mx.exp(scores - lse[..., None])
     dropped = mx.where(weights < 4e-3, weights, 0.0)
     assert 0.05 < dropped.sum(-1).max() < 0.95
-    rows = composed.dequantized(request.values)
+    rows = composed.dense(request.values)
     assert mx.allclose(full - out, dropped @ rows, atol=1e-5) and not mx.allclose(full, out)
 
 
@@ -124,8 +125,8 @@ class WithoutKernel:
     def unavailable_reason(self) -> str:
         return ""
 
-    def refuses(self, request: object) -> str:
-        return ""
+    def refuses(self, request: AttentionRequest) -> str:
+        return "it has no quantised attention" if request.is_packed else ""
 
     def attention(self, request: object) -> None:
         raise AssertionError

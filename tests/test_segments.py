@@ -6,15 +6,14 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_h2o import fast, use_backend
-from mlx_h2o.caches import stored_attention
-from mlx_h2o.operations import native
-from mlx_h2o.stores.storage import Segment
-from test_tier_replacement import GROUP, WIDTHS, request_of
+from mlx_h2o import fast
+from mlx_h2o.operations import composed_segments, native
 
 pytestmark = pytest.mark.skipif(
     bool(native.unavailable_reason()), reason="no native back end: nothing to compare"
 )
+GROUP = 32
+WIDTHS = {"one": [(8, 8)], "two": [(8, 4), (4, 2)], "odd": [(6, 3), (5, 8)]}
 BOUND = {mx.float32: 1e-6, mx.float16: 2e-3, mx.bfloat16: 1.6e-2}
 
 
@@ -28,18 +27,35 @@ def rows(rng, *shape, dtype=mx.float32):
 def test_native_merging_is_that_of_the_definition(dtype, length, masked):
     rng = np.random.default_rng(1)
     segments = [
-        Segment(rows(rng, 2, 2, n, 32, dtype=dtype), rows(rng, 2, 2, n, 48, dtype=dtype), {})
+        (rows(rng, 2, 2, n, 32, dtype=dtype), rows(rng, 2, 2, n, 48, dtype=dtype))
         for n in (5, 1, 9)
     ]
     queries = rows(rng, 2, 4, length, 32, dtype=dtype)
     mask = np.array(rng.random((2, 4, length, 15)) < 0.5)
     mask[0, 1] = False  # a query that sees nothing
     mask[1, 2, :, :5] = False  # one that sees nothing in the first segment
-    given = {"scale": 0.2, "mask": mx.array(mask) if masked else "causal",
-             "sinks": None if masked else mx.array([0.0, 1.0, -2.0, 3.0])}  # fmt: skip
-    found = stored_attention.merged_attention(segments, queries, **given)
-    with use_backend("composed"):
-        expected = stored_attention.merged_attention(segments, queries, **given)
+    if not masked:
+        mask[...] = True
+    parts, start = [], 0
+    for keys, values in segments:
+        part = mx.array(mask[..., start : start + keys.shape[2]])
+        start += keys.shape[2]
+        parts.append(
+            fast.scaled_dot_product_attention_with_scores(
+                queries, keys, values, scale=0.2, mask=part, return_lse=True
+            )
+        )
+    outs, scores, lses = zip(*parts, strict=True)
+    found = native.merge_segments(outs, lses, scores)
+    expected = composed_segments.merge_segments(outs, lses, scores)
+    whole = fast.scaled_dot_product_attention_with_scores(
+        queries, *(mx.concatenate(side, axis=2) for side in zip(*segments, strict=True)),
+        scale=0.2, mask=mx.array(mask), return_lse=True,
+    )  # fmt: skip
+    np.testing.assert_allclose(
+        np.array(found[0].astype(mx.float32)), np.array(whole[0].astype(mx.float32)),
+        rtol=4 * BOUND[dtype], atol=4 * BOUND[dtype],
+    )  # fmt: skip
     assert [one.dtype for one in found] == [one.dtype for one in expected]
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(
@@ -74,25 +90,25 @@ def test_views_are_merged_as_they_look():
 @pytest.mark.parametrize("kind", sorted(WIDTHS))
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
 def test_rows_as_arrays_are_the_dequantised_and_the_newest(kind, dtype):
-    request = request_of(np.random.default_rng(4), kind, dtype)
-    found = native.rows_as_arrays(request.tiers, request.keys, request.values, GROUP)
-    for side, newest in enumerate((request.keys, request.values)):
-        parts = []
-        for tier in request.tiers:
-            words, *affine = tier[side]
-            exact = [part.astype(mx.float32) for part in affine]
-            parts.append(mx.dequantize(words, *exact, group_size=GROUP, bits=tier[2 + side]))
-        expected = mx.concatenate([*(part.astype(dtype) for part in parts), newest], axis=2)
-        assert found[side].dtype == dtype
+    rng = np.random.default_rng(4)
+    newest = rows(rng, 2, 3, 5, 64, dtype=dtype), rows(rng, 2, 3, 5, 96, dtype=dtype)
+    tiers = []
+    for count, bits in zip((7, 4), WIDTHS[kind], strict=False):
+        for width, each in zip((64, 96), bits, strict=True):
+            stored = rows(rng, 2, 3, count, width, dtype=dtype)
+            tiers += mx.quantize(stored, group_size=GROUP, bits=each)
+    packing = ([each[0] for each in WIDTHS[kind]], [each[1] for each in WIDTHS[kind]], GROUP)
+    found = native.rows_as_arrays(tiers, *newest, *packing)
+    expected = composed_segments.rows_as_arrays(tiers, *newest, *packing)
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype == dtype
         np.testing.assert_allclose(
-            np.array(found[side].astype(mx.float32)), np.array(expected.astype(mx.float32)),
+            np.array(one.astype(mx.float32)), np.array(other.astype(mx.float32)),
             rtol=BOUND[dtype], atol=1e-6,
         )  # fmt: skip
-    cut = [tier._replace(keys=tuple(part[:, :, 1:] for part in tier.keys),
-                         values=tuple(part[:, :, 1:] for part in tier.values))
-           for tier in request.tiers]  # fmt: skip
-    views = native.rows_as_arrays(cut, request.keys[:, :, :0], request.values[:, :, :0], GROUP)
-    start = request.tiers[0].keys[0].shape[2]
+    cut = [part[:, :, 1:] for part in tiers]
+    views = native.rows_as_arrays(cut, *(side[:, :, :0] for side in newest), *packing)
+    start = tiers[0].shape[2]
     np.testing.assert_array_equal(
         np.array(views[0].astype(mx.float32))[:, :, : start - 1],
         np.array(found[0].astype(mx.float32))[:, :, 1:start],
@@ -120,12 +136,14 @@ def test_parts_that_do_not_fit_are_refused(change, text):
 
 
 def test_rows_that_do_not_fit_are_refused():
-    request = request_of(np.random.default_rng(4), "8 and 4", mx.float32)
-    rest = request.keys, request.values
+    rng = np.random.default_rng(4)
+    newest = rows(rng, 1, 2, 5, 64), rows(rng, 1, 2, 5, 64)
+    tier = [part for side in newest for part in mx.quantize(side, group_size=GROUP, bits=8)]
     with pytest.raises(ValueError, match=r"^\[rows_as_arrays\] words are uint32"):
-        native.rows_as_arrays([request.tiers[0]._replace(bits=4)], *rest, GROUP)
+        native.rows_as_arrays(tier, *newest, [4], [8], GROUP)
     with pytest.raises(ValueError, match=r"^\[rows_as_arrays\] .* expected the same \[B, H, N\]"):
-        native.rows_as_arrays(request.tiers, request.keys[:, :, 1:], request.values, GROUP)
+        native.rows_as_arrays(tier, newest[0][:, :, 1:], newest[1], [8], [8], GROUP)
     with pytest.raises(ValueError, match=r"^\[rows_as_arrays\] rows of 64 elements have 7 bits"):
-        native.rows_as_arrays([request.tiers[0]._replace(bits=7)], *rest, GROUP)
-    assert fast.key_diversity(native.rows_as_arrays(request.tiers, *rest, GROUP)[0]).shape[2] == 12
+        native.rows_as_arrays(tier, *newest, [7], [8], GROUP)
+    whole, _ = native.rows_as_arrays(tier, *newest, [8], [8], GROUP)
+    assert fast.key_diversity(whole).shape[2] == 10

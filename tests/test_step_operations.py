@@ -1,4 +1,4 @@
-"""The operations of a decode step: packed rows, known slots, key statistics, the next row to go."""
+"""The operations of a decode step: packed rows, numbers per sequence, the next row to go."""
 
 from __future__ import annotations
 
@@ -76,17 +76,17 @@ def with_new(stored: mx.array, new: mx.array, slots: np.ndarray) -> mx.array:
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
 @pytest.mark.parametrize("packing", [None, *PACKINGS], ids=str)
-@pytest.mark.parametrize("known", [False, True])
-def test_rows_of_every_kind_are_replaced(backend, packing, dtype, known):
+@pytest.mark.parametrize("clocks", [(30, 50), ([30, 12], [50, 41])], ids=["one", "of each"])
+def test_rows_of_every_kind_are_replaced(backend, packing, dtype, clocks):
     rows = Rows(0, dtype=dtype)
-    zones = {"sink_size": 3, "recent_start": 30}
+    start, position = (mx.array(n, mx.int32) if isinstance(n, list) else n for n in clocks)
+    zones = {"sink_size": 3, "recent_start": start}
     slots = reference.evict_indices(np.array(rows.importance), np.array(rows.positions), **zones)
     slots = slots[..., 0]
-    how = {"worst": mx.array(slots, mx.uint32)} if known else {}
     given = rows.arguments(packing)
     before = [np.array(part.view(mx.uint8)) for part in (*parts(given[0]), *parts(given[1]))]
     keys, values, importance, positions = fast.replace_worst(
-        *given, position=50, **zones, **how, **settings(packing)
+        *given, position=position, **zones, **settings(packing)
     )
     new = (rows.new_keys, rows.new_values)
     if packing is not None:
@@ -95,19 +95,12 @@ def test_rows_of_every_kind_are_replaced(backend, packing, dtype, known):
         for part in zip(parts(found), parts(stored), parts(row), strict=True):
             same(part[0], with_new(part[1], part[2], slots))
     nan = mx.full((2, 3, 1), mx.nan)
-    place = mx.full((2, 3, 1), 50, mx.int32)
+    place = mx.broadcast_to(mx.array(position, mx.int32).reshape(-1, 1, 1), (2, 3, 1))
     same(importance[..., None], with_new(rows.importance[..., None], nan[..., None], slots))
     same(positions[..., None], with_new(rows.positions[..., None], place[..., None], slots))
     after = [np.array(part.view(mx.uint8)) for part in (*parts(given[0]), *parts(given[1]))]
     for one, other in zip(before, after, strict=True):
         np.testing.assert_array_equal(one, other)
-
-
-def test_a_slot_beyond_the_end_is_the_last(backend):
-    rows = Rows(1)
-    worst = mx.full((2, 3), 2**32 - 1, mx.uint32)
-    keys, *_ = fast.replace_worst(*rows.arguments(), position=50, worst=worst)
-    same(keys, with_new(rows.keys, rows.new_keys, np.full((2, 3), 36)))
 
 
 @pytest.mark.parametrize("rank", ["importance", "age", "key_diversity"])
@@ -128,67 +121,43 @@ def test_ranks_of_packed_rows(backend, packing, rank):
     np.testing.assert_array_equal(np.argmax(np.array(found[3]) == 50, axis=2), expected[..., 0])
 
 
-@pytest.mark.parametrize("packing", [None, *PACKINGS], ids=str)
-def test_key_statistics_are_those_of_the_directions(backend, packing):
-    rows = Rows(3, dtype=mx.float32)
-    keys = rows.stored(packing)[0]
-    bits = {} if packing is None else {"bits": packing[0], "group_size": packing[2]}
-    key_sum, inverse_norms = fast.key_statistics(keys, **bits)
-    dense = np.array(rows.keys if packing is None else mx.dequantize(*keys, **bits), np.float64)
-    norms = np.linalg.norm(dense, axis=-1)
-    np.testing.assert_allclose(np.array(inverse_norms), 1 / norms, rtol=1e-5)
-    expected = (dense / norms[..., None]).sum(axis=2)
-    np.testing.assert_allclose(np.array(key_sum), expected, rtol=1e-4, atol=1e-5)
-
-
-def test_a_key_of_zeros_has_no_direction(backend):
-    key_sum, inverse_norms = fast.key_statistics(mx.zeros((1, 1, 3, 8)))
-    assert np.array(key_sum).tolist() == [[[0] * 8]]
-    np.testing.assert_allclose(np.array(inverse_norms), 1e12)
-
-
-@pytest.mark.parametrize("packing", [None, (8, 8, 32), (4, 8, 64)], ids=str)
-@pytest.mark.parametrize("known", [False, True])
-def test_statistics_stay_those_of_the_stored_keys(backend, packing, known):
-    rows = Rows(4, dtype=mx.float32)
-    keys, values, importance, positions, *_ = rows.arguments(packing)
-    bits = {} if packing is None else {"bits": packing[0], "group_size": packing[2]}
-    statistics = fast.key_statistics(keys, **bits)
-    rng = np.random.default_rng(5)
-    for step in range(20):
-        new = mx.array(rng.standard_normal((2, 3, 1, 64)).astype(np.float32))
-        how = {"worst": mx.array(rng.integers(0, 37, (2, 3)), mx.uint32)} if known else {}
-        keys, values, importance, positions, *statistics = fast.replace_worst(
-            keys, values, importance, positions, new, mx.concatenate([new, new], 3),
-            position=37 + step, statistics=tuple(statistics), **how, **settings(packing),
-        )  # fmt: skip
-        expected = fast.key_statistics(keys, **bits)
-        np.testing.assert_allclose(statistics[0], expected[0], rtol=1e-4, atol=2e-5)
-        np.testing.assert_allclose(statistics[1], expected[1], rtol=1e-5)
-
-
-@pytest.mark.parametrize("packing", [None, (8, 8, 64), (8, 4, 32)], ids=str)
-@pytest.mark.parametrize("queries", [1, 3])
-@pytest.mark.parametrize("mask", [None, "causal", "bool"])
-@pytest.mark.parametrize("rows", [1, 37, 65, 700, 1100])
-def test_attention_names_the_row_that_goes_next(backend, packing, queries, mask, rows):
-    given = Rows(6, rows=rows)
-    keys, values = given.stored(packing)
-    rng = np.random.default_rng(7)
-    q = mx.array(rng.standard_normal((2, 12, queries, 64)).astype(np.float32)).astype(mx.float16)
-    if mask == "bool":
-        mask = mx.array(rng.random((2, 1, queries, rows)) < 0.7)
-    zones = {"sink_size": 4, "recent_start": max(rows - 9, 5)}
-    options = {"scale": 0.125, "decay": 0.9, "mask": mask, **settings(packing)}
-    expected = fast.attention_and_accumulate(q, keys, values, given.importance, **options)
-    out, importance, worst = fast.attention_and_accumulate(
-        q, keys, values, given.importance, positions=given.positions, **zones, **options
+@pytest.mark.parametrize("rank", ["importance", "age", "array"])
+def test_each_sequence_goes_by_its_own_clock(backend, rank):
+    """Two sequences together lose the rows, and gain those, that they would alone."""
+    rows = Rows(3)
+    array = mx.array(np.random.default_rng(4).standard_normal((2, 3, 37)).astype(np.float32))
+    starts, places = [33, 5], [40, 37]
+    ranks = array if rank == "array" else rank
+    found = fast.replace_worst(
+        *rows.arguments(), position=mx.array(places), recent_start=mx.array(starts), ranks=ranks
     )
-    same(out, expected[0])
-    same(importance, expected[1])
-    slots = reference.evict_indices(np.array(importance), np.array(given.positions), **zones)
-    np.testing.assert_array_equal(np.array(worst), slots[..., 0])
-    assert worst.dtype == mx.uint32
+    for b in range(2):
+        one = slice(b, b + 1)
+        alone = fast.replace_worst(
+            *(argument[one] for argument in rows.arguments()), position=places[b],
+            recent_start=starts[b], ranks=ranks if isinstance(ranks, str) else ranks[one],
+        )  # fmt: skip
+        for together, single in zip(found, alone, strict=True):
+            same(together[one], single)
+
+
+@pytest.mark.parametrize("packing", PACKINGS, ids=str)
+def test_values_of_little_weight_are_left_out_of_a_step_too(backend, packing):
+    rows = Rows(5, rows=300, dtype=mx.float32)
+    keys, values = rows.stored(packing)
+    q = mx.array(np.random.default_rng(6).standard_normal((2, 6, 1, 64)).astype(np.float32))
+    options = {"scale": 0.4, **settings(packing)}
+    sparse = {"sparse_v_threshold": 0.02}
+    operation = fast.scaled_dot_product_attention_quantized_with_scores
+    expected, scores = operation(q, *keys, *values, **options, **sparse)
+    plain, _ = operation(q, *keys, *values, **options)
+    assert mx.abs(expected - plain).max() > 1e-3
+    out, importance = fast.attention_and_accumulate(
+        q, keys, values, rows.importance, decay=0.9, **options, **sparse
+    )
+    assert mx.allclose(out, expected, atol=1e-5)
+    after = fast.accumulate_scores(rows.importance, scores, decay=0.9)
+    assert mx.allclose(importance, after, atol=1e-5, equal_nan=True)
 
 
 SPECIAL = {
@@ -203,42 +172,21 @@ SPECIAL = {
 
 
 @pytest.mark.parametrize("special", SPECIAL)
+@pytest.mark.parametrize("rows", [70, 700, 1100])
 @pytest.mark.parametrize("zones", [{}, {"sink_size": 3}, {"recent_start": 0}, {"recent_start": 60}])
-def test_the_next_row_in_special_cases(backend, special, zones):
-    """Every pair is masked, so that the importance stays as it is."""
-    given = Rows(8, rows=70)
+def test_the_next_row_in_special_cases(backend, special, rows, zones):
+    given = Rows(8, rows=rows)
     importance, positions = np.array(given.importance), np.array(given.positions)
     SPECIAL[special](importance, positions)
-    q = mx.ones((2, 6, 1, 64), mx.float16)
-    mask = mx.zeros((2, 1, 1, 70), mx.bool_)
-    _, found, worst = fast.attention_and_accumulate(
-        q, given.keys, given.values, mx.array(importance), positions=mx.array(positions),
-        scale=1.0, decay=0.9, mask=mask, **zones,
-    )  # fmt: skip
-    np.testing.assert_array_equal(np.array(found), importance)
+    found = fast.evict_indices(mx.array(importance), mx.array(positions), **zones)
     slots = reference.evict_indices(importance, positions, **zones)
-    np.testing.assert_array_equal(np.array(worst), slots[..., 0])
-
-
-def test_positions_may_be_a_view(backend):
-    given = Rows(9)
-    wide = mx.repeat(given.positions, 2, axis=2)[:, :, ::2]
-    q = mx.ones((2, 6, 1, 64), mx.float16)
-    results = [
-        fast.attention_and_accumulate(
-            q, given.keys, given.values, given.importance, scale=0.1, decay=0.9, positions=places
-        )
-        for places in (given.positions, wide)
-    ]
-    same(results[0][2], results[1][2])
+    np.testing.assert_array_equal(np.array(found), slots)
 
 
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"positions": mx.zeros((2, 3, 36), mx.int32)}, "positions are int32 (2, 3, 36), expected"),
-        ({"positions": mx.zeros((2, 3, 37))}, "positions are float32 (2, 3, 37), expected int32"),
-        ({"sink_size": 1}, "sink_size and recent_start are 1 and None without positions"),
+        ({"decay": 1.0}, "decay is 1.0, expected at least 0 and below 1"),
         ({"sparse_v_threshold": 0.1}, "sparse_v_threshold is 0.1, expected 0 with dense rows"),
     ],
     ids=str,
@@ -248,27 +196,26 @@ def test_what_attention_refuses(changes, text):
     q = mx.ones((2, 6, 1, 64), mx.float16)
     with pytest.raises(ValueError) as caught:
         fast.attention_and_accumulate(
-            q, rows.keys, rows.values, rows.importance, scale=1.0, decay=0.9, **changes
+            q, rows.keys, rows.values, rows.importance, **{"scale": 1.0, "decay": 0.9, **changes}
         )
     assert str(caught.value).startswith("[attention_and_accumulate] " + text)
-
-
-STATISTICS = (mx.zeros((2, 3, 64)), mx.zeros((2, 3, 37)))
 
 
 @pytest.mark.parametrize(
     ("packing", "changes", "error", "text"),
     [
-        (None, {"worst": mx.zeros((2, 3), mx.int32)}, ValueError, "worst are int32 (2, 3), expect"),
-        (None, {"worst": mx.zeros((2, 2), mx.uint32)}, ValueError, "worst are uint32 (2, 2), exp"),
         (
             None,
-            {"worst": mx.zeros((2, 3), mx.uint32), "ranks": "age"},
+            {"position": mx.zeros((3,), mx.int32)},
             ValueError,
-            "ranks and worst are both given",
+            "position is int32 (3,), expected an integer, or int32 () or [B] = (2,).",
         ),
-        (None, {"statistics": STATISTICS[:1]}, TypeError, "statistics must be a tuple of key_sum"),
-        (None, {"statistics": STATISTICS[::-1]}, ValueError, "key_sum are float32 (2, 3, 37), exp"),
+        (
+            None,
+            {"recent_start": mx.zeros((2,))},
+            ValueError,
+            "recent_start is float32 (2,), expected an integer, or int32 () or [B] = (2,).",
+        ),
         ((8, 8, 64), {"bits": 7}, ValueError, "bits is 7, expected one of"),
         ((8, 8, 64), {"group_size": 16}, ValueError, "group_size is 16, expected one of"),
         ((8, 8, 64), {"bits": 4}, ValueError, "scales of the keys are float16 (2, 3, 37, 1), exp"),
@@ -278,7 +225,8 @@ STATISTICS = (mx.zeros((2, 3, 64)), mx.zeros((2, 3, 37)))
 def test_what_replacement_refuses(packing, changes, error, text):
     rows = Rows(11)
     with pytest.raises(error) as caught:
-        fast.replace_worst(*rows.arguments(packing), position=5, **{**settings(packing), **changes})
+        given = {"position": 5, **settings(packing), **changes}
+        fast.replace_worst(*rows.arguments(packing), **given)
     assert str(caught.value).startswith("[replace_worst] " + text)
 
 

@@ -14,14 +14,9 @@ import numpy as np
 import reference
 from emulator.backend import EmulatorBackend
 from emulator.kernel import Run
-from mlx_h2o.operations.backends import AttentionResult, QuantizedAttentionResult
-from mlx_h2o.operations.launch import AnyAttentionRequest
+from mlx_h2o.operations.requests import AttentionRequest, AttentionResult, QuantizedRows
 from mlx_h2o.operations.validate import attention_request
-from mlx_h2o.operations.validate_quantized import (
-    QuantizedAttentionRequest,
-    QuantizedRows,
-    quantized_attention_request,
-)
+from mlx_h2o.operations.validate_quantized import quantized_attention_request
 
 DTYPES = {"f32": mx.float32, "f16": mx.float16, "bf16": mx.bfloat16}
 
@@ -62,7 +57,7 @@ class Case:
         """The emulator, with the launch that the case asks for."""
         return EmulatorBackend(run or Run(), simdgroups=self.simdgroups, blocks=self.blocks)
 
-    def request(self) -> AnyAttentionRequest:
+    def request(self) -> AttentionRequest:
         """The call, with data that depends on the case alone."""
         rng = np.random.default_rng(list(str(self).encode()))
         shape = (self.batch, self.heads[0], self.queries, self.rows)
@@ -136,9 +131,7 @@ def dequantized(rows: QuantizedRows) -> mx.array:
     return mx.array(dense.astype(np.float32))
 
 
-def errors(
-    request: AnyAttentionRequest, result: AttentionResult | QuantizedAttentionResult
-) -> dict[str, float]:
+def errors(request: AttentionRequest, result: AttentionResult) -> dict[str, float]:
     """Error of each output as a share of its tolerance: at most 1 is right.
 
     With sparse V, rows whose weight is about the threshold may be skipped or not: so much more may
@@ -147,7 +140,7 @@ def errors(
     mask = "causal" if request.causal else request.mask
     arrays = (request.queries, request.keys, request.values)
     sparse = 0.0
-    if isinstance(request, QuantizedAttentionRequest):
+    if request.is_packed:
         sparse = request.sparse_v_threshold
         arrays = (request.queries, dequantized(request.keys), dequantized(request.values))
     options = {"scale": request.scale, "mask": mask, "sinks": request.sinks}
@@ -165,7 +158,7 @@ def errors(
         for name, found in zip(("out", "scores", "lse"), result[:3], strict=True)
         if found is not None
     }
-    if len(result) == 4 and result[3] is not None:
+    if len(result) > 3 and result[3] is not None:
         found_errors["skipped"] = 0.0 if _skips(expected, result[3], sparse) else math.inf
     return found_errors
 
@@ -183,7 +176,7 @@ def _skips(expected: reference.Attention, found: mx.array, threshold: float) -> 
     return bool(counted and (least - 1e-6 <= share).all() and (share <= most + 1e-6).all())
 
 
-def probe_error(request: AnyAttentionRequest, found: mx.array) -> float:
+def probe_error(request: AttentionRequest, found: mx.array) -> float:
     """Error of the scores of the probes as a share of their tolerance."""
     keys = request.keys
     dense = dequantized(keys) if isinstance(keys, QuantizedRows) else keys
@@ -194,7 +187,7 @@ def probe_error(request: AnyAttentionRequest, found: mx.array) -> float:
     return reference.error_ratio(reference.worst_error(found, expected), allowed)
 
 
-def compile_all(work: Iterable[tuple[EmulatorBackend, AnyAttentionRequest]]) -> None:
+def compile_all(work: Iterable[tuple[EmulatorBackend, AttentionRequest]]) -> None:
     """Compile the kernels of these requests side by side, each text once."""
     steps: list[Callable[[], object]] = [backend.compile(request) for backend, request in work]
     with ThreadPoolExecutor(max_workers=min(2, os.cpu_count() or 1)) as pool:

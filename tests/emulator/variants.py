@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import mlx.core as mx
 
 from emulator.cases import DTYPES, Case
-from mlx_h2o.operations.launch import AnyAttentionRequest
-from mlx_h2o.operations.validate import AttentionRequest, attention_request
+from mlx_h2o.operations.requests import AttentionRequest
+from mlx_h2o.operations.validate import attention_request
 
 # One size of each width of a lane's part; 192/128, where the two sides differ.
 SIZES = ((32, 32), (64, 64), (192, 128), (576, 512))
@@ -25,7 +25,7 @@ PACKED = (
     ((96, 96), (5, 2), 32),
 )
 
-Variant = tuple[str, AnyAttentionRequest, int | None]
+Variant = tuple[str, AttentionRequest, int | None]
 
 
 def every_variant() -> Iterator[Variant]:

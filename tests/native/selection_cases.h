@@ -16,13 +16,12 @@ namespace mlx_h2o::test {
 
 /// The slots of one head, best first.
 inline std::vector<uint32_t> retention_order(const float* scores, const int32_t* positions,
-                                             int rows, int sink_size,
-                                             std::optional<int> recent_start) {
+                                             int rows, const kernels::Zones& zones) {
   const auto rank = [&](uint32_t slot) {
     const float score = scores[slot];
     const int32_t position = positions[slot];
     if (position < 0) return std::tuple(3, 0.0, static_cast<int>(slot));
-    if (position < sink_size || (recent_start.has_value() && position >= *recent_start)) {
+    if (position < zones.sink_size || position >= zones.recent_start) {
       return std::tuple(0, 0.0, position);
     }
     if (std::isnan(score)) return std::tuple(2, 0.0, position);
@@ -52,7 +51,9 @@ inline void test_selection(Random& random, int cases, Report& report) {
     a.heads = heads;
     a.rows = rows;
     a.sink_size = random.between(0, 4);
-    if (random.one_in(2)) a.recent_start = random.between(0, 2 * rows);
+    const std::vector<int32_t> starts{random.between(0, 2 * rows), random.between(0, 2 * rows)};
+    if (random.one_in(2)) a.recent_start = starts.data();
+    a.recent_start_stride = random.between(0, 1);
     const int64_t stride = rows + slack;
     const int64_t strides[3] = {heads * stride, stride, 1};
     std::copy_n(strides, 3, a.score_strides);
@@ -88,8 +89,8 @@ inline void test_selection(Random& random, int cases, Report& report) {
     kernels::evict_indices(a, count, evicted.data());
     for (size_t head = 0; head < total; ++head) {
       const size_t first = head * static_cast<size_t>(stride);
-      auto best = retention_order(scores.data() + first, positions.data() + first, rows,
-                                  a.sink_size, a.recent_start);
+      const kernels::Zones zones = a.zones_of(static_cast<int64_t>(head) / heads);
+      auto best = retention_order(scores.data() + first, positions.data() + first, rows, zones);
       std::vector<uint32_t> worst(best.rbegin(), best.rbegin() + count);
       best.resize(static_cast<size_t>(count));
       std::sort(best.begin(), best.end());

@@ -71,9 +71,7 @@ class CBackend:
                 )
             elif request.is_packed:
                 asked["return_skipped"] = request.return_skipped
-                found = c_api_operations.quantized_attention(
-                    self.library, queries, *sides, **asked
-                )
+                found = c_api_operations.quantized_attention(self.library, queries, *sides, **asked)
             else:
                 found = self.library.attention(queries, *sides, **asked)
             arrays = {name: mx.array(self.library.numpy(a)) for name, a in found.items()}

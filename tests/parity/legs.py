@@ -9,7 +9,6 @@ import subprocess
 from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
-
 from typing import Any
 
 import mlx.core as mx

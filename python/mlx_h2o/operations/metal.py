@@ -113,8 +113,8 @@ def _tiny(request: AttentionRequest) -> AttentionRequest:
     def rows(found: mx.array | QuantizedRows) -> mx.array | QuantizedRows:
         if not isinstance(found, QuantizedRows):
             return row(found)
-        return found._replace(
-            words=row(found.words), scales=row(found.scales), biases=row(found.biases)
+        return replace(
+            found, words=row(found.words), scales=row(found.scales), biases=row(found.biases)
         )
 
     changes: dict[str, Any] = {

@@ -80,7 +80,8 @@ def _rows(request: AttentionRequest) -> tuple[list[mx.array], list[mx.array], di
         "group_size": keys.group_size,
         "sparse_threshold": request.sparse_v_threshold,
     }
-    return [*keys[:3]], [*values[:3]], options
+    packed = ([rows.words, rows.scales, rows.biases] for rows in (keys, values))
+    return next(packed), next(packed), options
 
 
 def attention_and_accumulate(request: AttentionAccumulateRequest) -> tuple[mx.array, mx.array]:

@@ -22,7 +22,8 @@ PerSequence = int | mx.array
 RankName = Literal["importance", "age", "key_diversity"]
 
 
-class QuantizedRows(NamedTuple):
+@dataclass(slots=True, eq=False)
+class QuantizedRows:
     """Keys or values as ``mx.quantize`` packs them: uint32 words, and a scale and a bias for
     each ``group_size`` elements. ``shape`` is that of the dense rows, [B, Hkv, N, D].
     """

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import mlx.core as mx
 
-from ..operations.requests import RankName
 from ..operations.ema import MAX_QUERIES
+from ..operations.requests import RankName
 
 if TYPE_CHECKING:
     from ..config import H2OConfig
