@@ -264,16 +264,15 @@ class H2OKVCache(ScoredRows):
         self._identity = handed_out.register(keys, self._me)
         return keys, values
 
-    def _as_handed(self, table: Table) -> tuple[Any, Any]:
+    def _as_handed(self, table: Table) -> tuple[Any, ...]:
         """Keys and values as attention of the last update takes them."""
+        width = self._width
         if len(table.segments) > 1:
-            keys, values = table.dense(width=self._width)
-            return keys, values
-        keys, values = table.segments[0].keys, table.segments[0].values
-        arrays, width = self._hands_arrays, self._width
+            return table.dense(width=width)
+        one, arrays = table.segments[0], self._hands_arrays
         return (
-            keys.handed(width, arrays or keys.bits is None),
-            values.handed(width, arrays or values.bits is None),
+            one.keys.handed(width, arrays or one.keys.bits is None),
+            one.values.handed(width, arrays or one.values.bits is None),
         )
 
     @property
