@@ -245,7 +245,7 @@ class Course:
 
     def _take_rows(self) -> None:
         """Of mixed precision the references go on with the rows as the cache has packed them."""
-        if not self.column.mixed or self.cache.empty():
+        if not self.column.mixed or self.cache.size() == 0:
             return
         positions = np.array(self.cache.positions)
         keys, values = stored_rows(self.cache)
@@ -270,7 +270,7 @@ class Course:
         surplus = any(reference.surplus for reference in references)
         given = {"window": self.windows, "surplus": surplus, "offsets": offsets}
         check_invariants(cache, newest=newest, **given)
-        if cache.empty():
+        if cache.size() == 0:
             assert not any(offsets)
             return
         evicted = [reference.evicted for reference in references]
