@@ -12,8 +12,8 @@ import c_api
 from c_api import CError, Library
 from mlx_h2o import H2OConfig, policies
 
-SIZES = ("heavy_size", "recent_size")
-PLAIN = ("max_kv_size", "sink_size", "evict_every")
+SIZES = ("heavy_size", "recent_size", "evict_every")
+PLAIN = ("max_kv_size", "sink_size")
 
 
 @pytest.fixture(scope="module")

@@ -254,14 +254,20 @@ class H2OKVCache(ScoredRows):
         self._width = table.width
 
     def _hand_out(self, table: Table) -> tuple[Any, Any]:
+        tail = table.segments[-1].keys
+        in_parts = len(table.segments) > 1
+        if table.changed and in_parts:
+            tail.parts = (mx.depends(tail.parts[0], table.loose),)
         keys, values = self._as_handed(table)
-        if table.changed:
+        if table.changed and not in_parts:
             # Whoever evaluates the keys evaluates these too: otherwise the graph of every step
             # would hang on them until the next eviction.
-            table.changed = False
             keys = _tied(keys, table.loose)
-        self._handed = keys, values
-        self._identity = handed_out.register(keys, self._me)
+        table.changed = False
+        # Arrays that are made of packed rows live no longer than attention needs them.
+        held = not in_parts and (isinstance(keys, tuple) or tail.bits is None)
+        self._handed = (keys, values) if held else None
+        self._identity = handed_out.register(keys, self._me, held=held)
         return keys, values
 
     def _as_handed(self, table: Table) -> tuple[Any, ...]:
@@ -284,13 +290,11 @@ class H2OKVCache(ScoredRows):
 
     def _release(self) -> None:
         """Hold no longer what was handed out, so that MLX may write in place."""
-        if self._handed is not None:
-            self._handed = None
-            handed_out.forget(self._identity)
+        self._handed = None
+        handed_out.forget(self._identity)
 
     def __del__(self) -> None:
-        if getattr(self, "_handed", None) is not None:
-            handed_out.forget(self._identity)
+        handed_out.forget(getattr(self, "_identity", 0))
 
     def keys_and_values(self) -> tuple[Any, Any]:
         """The rows as the last update returned them.
