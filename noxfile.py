@@ -155,9 +155,9 @@ def pytest(session: nox.Session, *arguments: str, env: dict[str, str] | None = N
     python(session, "-m", "pytest", "-q", *arguments, *session.posargs, env=env)
 
 
-def run_parity(session: nox.Session, env: dict[str, str]) -> None:
+def run_parity(session: nox.Session, env: dict[str, str], *options: str) -> None:
     REPORTS.mkdir(exist_ok=True)
-    command = ("-m", "parity", "--json", str(REPORTS / "parity.json"))
+    command = ("-m", "parity", "--json", str(REPORTS / "parity.json"), *options)
     python(session, *command, env=env | {"PYTHONPATH": str(ROOT / "tests")})
 
 
@@ -224,7 +224,7 @@ def tests(session: nox.Session) -> None:
     python(session, "-m", "pip", "install", "-q", *CUDA_COMPILER)
     if swift is not None:
         run_swift(session, swift)
-    run_parity(session, env)
+    run_parity(session, env, "--emulate", "8")
     pytest(session, *SIDE_BY_SIDE, env=env)
 
 
@@ -241,6 +241,7 @@ def exhaustive(session: nox.Session) -> None:
     """The settings that `tests` leaves out of its matrices, and many more random examples."""
     env = c_library(session) | {"MLX_H2O_EXHAUSTIVE": "1"}
     python(session, "-m", "pip", "install", "-q", *CUDA_COMPILER)
+    run_parity(session, env, "--legs", "reference,composed,emulator")
     pytest(session, *SIDE_BY_SIDE, "-m", "exhaustive or examples", env=env)
 
 

@@ -60,6 +60,7 @@ def check(q, k, v, *, mask=None, sinks=None, scale=None):
     return [reference.float64(a) for a in found]
 
 
+@pytest.mark.matrix(63)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rows", LENGTHS)
 @pytest.mark.parametrize(("width", "value_width"), WIDTHS)

@@ -54,7 +54,8 @@ class AffineColumn(Column):
         return mx.concatenate(blocks, axis=2)
 
     def _unpacked(self, parts: Parts) -> mx.array:
-        return mx.dequantize(*parts, group_size=self.group_size, bits=self.bits)
+        words, scales, biases = parts
+        return mx.dequantize(words, scales, biases, group_size=self.group_size, bits=self.bits)
 
     def like(self, parts: Parts) -> AffineColumn:
         return AffineColumn(self.bits, self.group_size, parts)

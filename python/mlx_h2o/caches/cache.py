@@ -163,13 +163,9 @@ class H2OKVCache(ScoredRows):
         self._release()
         self._free -= 1
         self._length = 1
-        tail = table.segments[-1]
-        start, width = tail.rows[0], self._width + 1
-        tail.keys.append(start, keys, 0)
-        tail.values.append(start, values, 0)
-        tail.rows = [start + 1] * len(tail.rows)
-        self._advance([1] * len(tail.rows))
-        self._width = width
+        table.append_one(keys, values)
+        self._advance([1] * len(self._tokens))
+        self._width += 1
         self._unscored = self.policy.needs_scores
         self.updates += 1
         return self._hand_out(table)

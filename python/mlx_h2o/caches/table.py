@@ -199,6 +199,15 @@ class Table:
             if self._newest is not None:  # slots may hold what queries saw of unused ones
                 self._clear_newest(keys.shape[:3])
 
+    def append_one(self, keys: mx.array, values: mx.array) -> None:
+        """The same of one row where there is room, and where all lines have as many rows."""
+        tail = self.segments[-1]
+        start = tail.rows[0]
+        tail.keys.append(start, keys, 0)
+        tail.values.append(start, values, 0)
+        tail.rows = [start + 1] * len(tail.rows)
+        self._newest = None
+
     def _clear_newest(self, shape: Sequence[int]) -> None:
         slots = cast(mx.array, self._newest) + mx.array(self.packed_width, mx.uint32)
         slots = mx.broadcast_to(slots, shape)
@@ -259,18 +268,15 @@ class Table:
 
         ``positions`` are those before. Only of a table of one segment.
         """
-        compact_rows = resolve().compact_rows
-
-        def closed(buffer: mx.array) -> mx.array:
-            # Alone: MLX holds the outputs of one operation together until all are written, and an
-            # append that follows would copy them.
-            return compact_rows([buffer], kept, lines, start, tail)[0]
-
-        for column in (self.tail.keys, self.tail.values):
-            column.parts = tuple(closed(part) for part in column.parts)
-        self.beside = {name: closed(array) for name, array in self.beside.items()}
+        columns = (self.tail.keys, self.tail.values)
+        buffers = [*(part for one in columns for part in one.parts), *self.beside.values()]
+        found = resolve().compact_rows([*buffers, positions], kept, lines, start, tail)
+        for column in columns:
+            count = len(column.parts)
+            column.parts, found = tuple(found[:count]), found[count:]
+        self.beside = dict(zip(self.beside, found[:-1], strict=True))
         self._cut(list(rows))
-        self.place(closed(positions)[:, :, : self.width])
+        self.place(found[-1][:, :, : self.width])
 
     def truncate(self, rows: Sequence[int]) -> None:
         """Keep the first ``rows`` of each line's tail."""
@@ -308,10 +314,13 @@ class Table:
         index, some = mx.array(list(lines)), list(lines)
         widths = [max(one.rows[line] for line in some) for one in self.segments]
         segments = [
-            Segment(*(_chosen(column, index, width) for column in (one.keys, one.values)),
-                    [one.rows[line] for line in some])
+            Segment(
+                _chosen(one.keys, index, width),
+                _chosen(one.values, index, width),
+                [one.rows[line] for line in some],
+            )
             for one, width in zip(self.segments, widths, strict=True)
-        ]  # fmt: skip
+        ]
         found = Table(segments)
         slots = self._kept_slots(widths)
         found.place(self.positions(offsets)[index][:, :, slots])
