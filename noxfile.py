@@ -292,7 +292,7 @@ def neon(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def sanitize_c(session: nox.Session) -> None:
-    """The tests of the C interface with ASan and UBSan in the library (GCC; 4 minutes)."""
+    """The tests of the C interface with ASan and UBSan, one with LSan (GCC; 4 minutes)."""
     compiler = shutil.which("g++")
     if compiler is None or sys.platform != "linux":
         absent(session, "g++ on Linux not found: its sanitizers are what Python can preload")
@@ -313,11 +313,12 @@ def sanitize_c(session: nox.Session) -> None:
         "MLX_H2O_C_LIBRARY": str(build / "libmlxh2oc.so"),
         "LD_PRELOAD": " ".join(found),
         # Python leaks by design, and one test watches resident memory, which a quarantine fills.
+        # LSan looks at the program of test_c_api_leaks.py.
         "ASAN_OPTIONS": "detect_leaks=0:quarantine_size_mb=2",
         "UBSAN_OPTIONS": "print_stacktrace=1",
     }
     # The other C tests build libraries and programs of their own.
-    parts = ("", "_config", "_errors", "_operation_errors", "_operations", "_safety")
+    parts = ("", "_config", "_errors", "_leaks", "_operation_errors", "_operations", "_safety")
     tests = [f"tests/test_c_api{part}.py" for part in parts]
     # Not captured, or what a sanitizer says as it ends the process would be lost.
     pytest(session, "--capture=no", *tests, env=env)

@@ -82,14 +82,16 @@ ARMS = (
 
 def stored_arrays(cache: Any) -> dict[str, mx.array]:
     """The arrays that a cache stores, themselves: a view would be another array."""
-    store = getattr(cache, "_store", cache)
-    found: dict[str, mx.array] = {}
-    for name in ("keys", "values", "importance", "positions"):
-        stored = getattr(store, name, None)
-        if isinstance(stored, tuple):
-            found |= {f"{name}, {part}": one for part, one in zip(PARTS, stored, strict=True)}
-        elif stored is not None:
-            found[name] = stored
+    if not hasattr(cache, "_table"):
+        return {name: getattr(cache, name) for name in ("keys", "values")}
+    table = cache._table
+    if table is None:
+        return {}
+    found: dict[str, mx.array] = dict(table.beside)
+    for name in ("keys", "values"):
+        parts = getattr(table.tail, name).parts
+        names = [name] if len(parts) == 1 else [f"{name}, {part}" for part in PARTS]
+        found |= zip(names, parts, strict=True)
     return found
 
 

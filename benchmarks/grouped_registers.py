@@ -120,7 +120,7 @@ def measure() -> list[dict[str, Any]]:
 
 
 def table(results: list[dict[str, Any]]) -> str:
-    """The table of docs/grouped-layout.md."""
+    """A line per draft."""
     lines = [
         "| rows | query heads | simdgroups | registers | bytes of local memory "
         "| resident warps of 64 |",

@@ -20,7 +20,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlx_h2o import H2OConfig
-from mlx_h2o.caches.quantized_cache import evicting_cache
+from mlx_h2o.caches.quantized import evicting_cache
 from mlx_h2o.demo import report
 
 BASE = "8 bits"

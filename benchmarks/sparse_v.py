@@ -247,8 +247,8 @@ def most_skipped(samples: list[Sample]) -> Sample:
     return max(samples, key=skipped)
 
 
-def table(result: dict[str, Any], bits: int = 8) -> str:
-    """The table of docs/sparse-v.md."""
+def table(result: dict[str, Any], bits: int = 8, threshold: float | None = None) -> str:
+    """A line per sample and threshold; of one threshold only, where it is given."""
     lines = [
         "| sample | threshold | pairs, exact | pairs, running | rows, exact | rows, running "
         "| rows, one state | worst dropped mass | worst error | mean error |",
@@ -258,6 +258,8 @@ def table(result: dict[str, Any], bits: int = 8) -> str:
         if source["bits"] != bits:
             continue
         for each in source["thresholds"]:
+            if threshold not in (None, each["threshold"]):
+                continue
             lines.append(
                 f"| {source['source']} | {each['threshold']:.0e} "
                 f"| {each['pairs_below']:.1%} | {each['pairs_skipped_running']:.1%} "
@@ -265,6 +267,24 @@ def table(result: dict[str, Any], bits: int = 8) -> str:
                 f"| {each['rows_skipped_running_single']:.1%} | {each['worst_dropped_mass']:.1e} "
                 f"| {each['worst_error']:.1e} | {each['mean_error']:.1e} |"
             )
+    return "\n".join(lines)
+
+
+def summary(result: dict[str, Any]) -> str:
+    """A line per threshold: the worst of all samples."""
+    lines = [
+        "| threshold | worst error, in parts of what packing itself errs | worst dropped mass |",
+        f"|{'---|' * 3}",
+    ]
+    for threshold in THRESHOLDS:
+        found = [
+            (each["worst_error"] / source["worst_error_of_packing"], each["worst_dropped_mass"])
+            for source in result["sources"]
+            for each in source["thresholds"]
+            if each["threshold"] == threshold
+        ]
+        error, mass = (max(column) for column in zip(*found, strict=True))
+        lines.append(f"| {threshold:.0e} | {error:.2g} | {mass:.1e} |")
     return "\n".join(lines)
 
 

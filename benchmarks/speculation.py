@@ -30,7 +30,7 @@ import numpy as np
 from mlx_lm.models.cache import KVCache
 
 import mlx_h2o
-from mlx_h2o.caches.speculative_cache import cache_of
+from mlx_h2o.caches.quantized import evicting_cache
 from mlx_h2o.demo import report
 
 ITSELF, REPLAY, PLAIN = "drafts for itself", "replay", "plain"
@@ -218,7 +218,7 @@ def cache_work(model: Any, settings: dict[str, Any], repeats: int) -> dict[str, 
     caches, times = {}, {kind: [] for kind in kinds}
     with mlx_h2o.routing():
         for kind, (run, speculative) in kinds.items():
-            caches[kind] = cache_of(mlx_h2o.H2OConfig(**given, speculative=speculative))
+            caches[kind] = evicting_cache(mlx_h2o.H2OConfig(**given, speculative=speculative))
             mx.eval(forward(caches[kind], long))
             for _ in range(10):
                 run(caches[kind])

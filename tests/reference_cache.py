@@ -1,4 +1,4 @@
-"""The slow reference of the cache: lists of rows per head, literally as docs/cache.md says.
+"""The slow reference of the cache: one sequence, lists of rows per head, as docs/cache.md says.
 
 It shares no code with the package. Rows stay in the order of their positions, a query sees every
 row whose position is not beyond its own, and everything is float64.
@@ -16,7 +16,7 @@ import reference_ranks
 
 @dataclass
 class Row:
-    """One stored row of one head; ``score`` is C, NaN before the first unmasked score."""
+    """One stored row of one head; ``score`` is C, NaN before the first score."""
 
     position: int
     key: np.ndarray
@@ -24,98 +24,148 @@ class Row:
     score: float = np.nan
 
 
-class ReferenceCache:
-    """Takes NumPy arrays: keys [B, H, L, D], values [B, H, L, Dv]; settings as of H2OConfig."""
+@dataclass
+class Seen:
+    """What the queries of one update saw of one head: [group, L, N], of rows at ``positions``."""
 
-    def __init__(self, config, batch: int, heads: int) -> None:
+    start: int
+    positions: list[int]
+    values: np.ndarray
+
+
+class ReferenceCache:
+    """Takes NumPy arrays: keys [H, L, D], values [H, L, Dv]; settings as of H2OConfig."""
+
+    def __init__(self, config, heads: int) -> None:
         self.config = config
-        self.heads = {head: [] for head in np.ndindex(batch, heads)}
-        self.offset = 0
+        self.heads: list[list[Row]] = [[] for _ in range(heads)]
+        self.held: list[list[Seen]] = [[] for _ in range(heads)]  # of queries that may be trimmed
+        self.offset = self.evicted = self.committed = 0
         self.surplus = False
+
+    @property
+    def tail(self) -> int:
+        """Newest rows that a trim may take back at any time."""
+        return self.config.speculative + 1 if self.config.speculative else 0
+
+    @property
+    def size(self) -> int:
+        return len(self.heads[0])
 
     def update(self, keys: np.ndarray, values: np.ndarray) -> None:
-        config, added = self.config, keys.shape[2]
-        self.settle()
-        recent_start = self.offset + added - config.recent_size
-        if added > 1:
-            self.evict(config.max_kv_size, recent_start)
-        elif self.length() >= config.max_kv_size + config.evict_every - 1:
-            self.evict(config.max_kv_size - 1, recent_start)
-        for head, rows in self.heads.items():
-            rows += [Row(self.offset + i, keys[head][i], values[head][i]) for i in range(added)]
+        """Rows go where that is due, then the new ones are appended."""
+        added, budget = keys.shape[1], self.config.max_kv_size
+        self.flush()
+        self.commit(self.offset + added - self.tail)
+        excess = self.size + added - budget
+        if (added == 1 or added <= self.tail) and excess > 0:
+            group = min(self.config.evict_every, self.config.heavy_size + 1)
+            window = max(self.config.recent_size, self.tail) - added
+            free = self.size - self.config.sink_size - max(0, window)
+            self.evict(max(excess, min(group, free)), self.offset + added)
+        for head, rows in enumerate(self.heads):
+            rows += [
+                Row(self.offset + i, keys[head, i], values[head, i]) for i in range(keys.shape[1])
+            ]
         self.offset += added
-        self.surplus = added > 1 and self.length() > config.max_kv_size
+        self.surplus = self.size > budget
 
-    def length(self) -> int:
-        return len(next(iter(self.heads.values())))
-
-    def settle(self) -> None:
-        """What reading the size of a cache does."""
+    def flush(self) -> None:
+        """The surplus of a chunk goes."""
         if self.surplus:
-            self.evict(self.config.max_kv_size, self.offset - self.config.recent_size)
+            self.commit(self.offset - self.tail)
+            self.evict(self.size - self.config.max_kv_size, self.offset)
         self.surplus = False
 
-    def evict(self, keep: int, recent_start: int) -> None:
-        if self.length() <= keep:
-            return
-        ranks = {
-            head: reference_ranks.ranks(self.config, head[1], rows) for head, rows in self.items
-        }
+    def evict(self, count: int, end: int) -> None:
+        """``count`` rows of each head go; the newest before ``end`` are protected."""
+        recent_start = end - max(self.config.recent_size, self.tail)
+        ranked = [
+            [row for row in rows if not self.tail or row.position < end - self.tail]
+            for rows in self.heads
+        ]
+        ranks = [reference_ranks.ranks(self.config, head, rows) for head, rows in enumerate(ranked)]
         if self.config.shared_heads:
-            batch = {head[0] for head in ranks}
-            means = {b: np.mean([r for head, r in ranks.items() if head[0] == b], 0) for b in batch}
-            ranks = {head: means[head[0]] for head in ranks}
-        for head, rows in self.items:
+            ranks = [np.mean(ranks, axis=0)] * len(ranks)
+        for head, rows in enumerate(self.heads):
+            by_position = dict(
+                zip((row.position for row in ranked[head]), ranks[head], strict=True)
+            )
             order = reference.retention_order(
-                ranks[head],
+                [by_position.get(row.position, np.nan) for row in rows],
                 [row.position for row in rows],
                 sink_size=self.config.sink_size,
                 recent_start=recent_start,
             )
-            rows[:] = [rows[slot] for slot in sorted(order[:keep])]
+            rows[:] = [rows[slot] for slot in sorted(order[: len(rows) - count])]
+        self.evicted += count
 
-    @property
-    def items(self) -> list:
-        return list(self.heads.items())
+    def trim(self, count: int) -> None:
+        """The last tokens go, and what their queries saw, as far as it was not taken in."""
+        if self.offset - count < self.committed and (self.evicted or self.surplus):
+            raise ValueError(f"{count} tokens reach behind {self.committed}")
+        self.offset -= count
+        for head, rows in enumerate(self.heads):
+            rows[:] = [row for row in rows if row.position < self.offset]
+            for seen in self.held[head]:
+                seen.values = seen.values[:, : max(0, self.offset - seen.start)]
+        self.committed = min(self.committed, self.offset)
+        self.surplus = self.size > self.config.max_kv_size
+
+    def commit(self, border: int) -> None:
+        """Take in what queries before ``border`` saw of the rows that were there for the last."""
+        self.committed = max(self.committed, border)
+        for head, waiting in enumerate(self.held):
+            for seen in waiting:
+                ready = seen.values[:, : max(0, border - seen.start)]
+                if ready.shape[1] == 0:
+                    continue
+                seen.values = seen.values[:, ready.shape[1] :]
+                seen.start += ready.shape[1]
+                there = {row.position: row for row in self.heads[head]}
+                before = [there[p].score if p in there else np.nan for p in seen.positions]
+                after = reference_ranks.take_in(self.config, np.array(before), ready)
+                for position, score in zip(seen.positions, after, strict=True):
+                    if position in there and position < seen.start:
+                        there[position].score = float(score)
+            waiting[:] = [seen for seen in waiting if seen.values.shape[1]]
 
     def attend(self, queries: np.ndarray, scale: float) -> np.ndarray:
-        """Attention of the last L tokens [B, Hq, L, D], and the scores taken in."""
-        batch, query_heads, length, _ = queries.shape
-        out = {}
-        for (b, h), rows in self.heads.items():
-            group = query_heads // (len(self.heads) // batch)
-            of_group = slice(h * group, (h + 1) * group)
+        """Attention of the last L tokens [Hq, L, D], and what they saw taken in."""
+        group, length = len(queries) // len(self.heads), queries.shape[1]
+        outs = []
+        for head, rows in enumerate(self.heads):
             positions = np.array([row.position for row in rows])
             asking = np.arange(self.offset - length, self.offset)
             found = reference.attention(
-                queries[b : b + 1, of_group],
+                queries[None, head * group : (head + 1) * group],
                 np.array([[[row.key for row in rows]]]),
                 np.array([[[row.value for row in rows]]]),
                 scale=scale,
                 mask=positions[None] <= asking[:, None],
             )
-            out[b, h] = found.out[0]
-            self.absorb_head(rows, found.scores)
-        heads = len(self.heads) // batch
-        return np.stack([np.concatenate([out[b, h] for h in range(heads)]) for b in range(batch)])
+            outs.append(found.out[0])
+            self.hold(head, found.scores[0])
+        self.commit(self.offset - self.tail)
+        return np.concatenate(outs)
 
     def absorb(self, scores: np.ndarray) -> None:
-        """Take in scores [B, Hq, L, T] given by position, for all positions of the sequence."""
-        group = scores.shape[1] // (len(self.heads) // scores.shape[0])
-        for (b, h), rows in self.heads.items():
+        """Take in scores [Hq, L, T] given by position, for all positions of the sequence."""
+        group = len(scores) // len(self.heads)
+        for head, rows in enumerate(self.heads):
             positions = [row.position for row in rows]
-            self.absorb_head(rows, scores[b : b + 1, h * group : (h + 1) * group, :, positions])
+            self.hold(head, scores[head * group : (head + 1) * group][..., positions])
+        self.commit(self.offset - self.tail)
 
-    def absorb_head(self, rows: list[Row], scores: np.ndarray) -> None:
-        before = np.array([row.score for row in rows])
-        after = reference_ranks.accumulate(self.config, before, scores[0])
-        for row, score in zip(rows, after, strict=True):
-            row.score = float(score)
+    def hold(self, head: int, scores: np.ndarray) -> None:
+        positions = [row.position for row in self.heads[head]]
+        seen = reference_ranks.seen(self.config, scores)
+        self.held[head].append(Seen(self.offset - scores.shape[1], positions, seen))
 
-    def positions(self) -> dict[tuple[int, ...], list[int]]:
-        """The positions kept, ascending, of each (sequence, KV head)."""
-        return {head: [row.position for row in rows] for head, rows in self.heads.items()}
+    def positions(self) -> list[list[int]]:
+        """The positions kept, ascending, of each KV head."""
+        return [[row.position for row in rows] for rows in self.heads]
 
-    def scores(self) -> dict[tuple[int, ...], list[float]]:
+    def scores(self) -> list[list[float]]:
         """C of each row, in the order of ``positions``."""
-        return {head: [row.score for row in rows] for head, rows in self.heads.items()}
+        return [[row.score for row in rows] for rows in self.heads]

@@ -16,20 +16,31 @@ WEIGHTS = ("h2o-sum", "snapkv", "tova", "value-aware", "mix")
 
 def accumulate(config, before: np.ndarray, scores: np.ndarray) -> np.ndarray:
     """The new C [N] of a head."""
-    if config.policy == "h2o":
-        return reference.accumulate(before[None, None], scores[None], decay=config.decay)[0, 0]
+    return take_in(config, before, seen(config, scores))
+
+
+def seen(config, scores: np.ndarray) -> np.ndarray:
+    """What the policy is told of logits: themselves, or the weights that the softmax makes."""
     if config.policy not in WEIGHTS:
-        return before
+        return scores
     with np.errstate(invalid="ignore"):
         exponentials = np.exp(scores - scores.max(axis=-1, keepdims=True))
     exponentials = np.nan_to_num(exponentials)
     total = exponentials.sum(axis=-1, keepdims=True)
-    weights = np.divide(exponentials, total, out=np.zeros_like(exponentials), where=total > 0)
+    return np.divide(exponentials, total, out=np.zeros_like(exponentials), where=total > 0)
+
+
+def take_in(config, before: np.ndarray, given: np.ndarray) -> np.ndarray:
+    """The new C [N] of a head, of what ``seen`` made [heads of the group, L, N]."""
+    if config.policy == "h2o":
+        return reference.accumulate(before[None, None], given[None], decay=config.decay)[0, 0]
+    if config.policy not in WEIGHTS:
+        return before
     if config.policy == "tova":
-        return weights[:, -1].mean(axis=0)
+        return given[:, -1].mean(axis=0)
     if config.policy == "snapkv":
-        return _snapkv(before, weights.mean(axis=0))
-    return np.nan_to_num(before) + weights.sum(axis=(0, 1))
+        return _snapkv(before, given.mean(axis=0))
+    return np.nan_to_num(before) + given.sum(axis=(0, 1))
 
 
 def _snapkv(before: np.ndarray, weights: np.ndarray) -> np.ndarray:

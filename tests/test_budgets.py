@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import mlx_h2o
-from mlx_h2o import H2OConfig, cli, demo, evaluate, fast
+from mlx_h2o import H2OConfig, cli, demo, evaluate
+from mlx_h2o.caches import attention
 from mlx_h2o.lm.profiling import LayerProfile, Profile
 from tiny_models import random_prompt, stock_tokens, tiny_qwen3
 
@@ -46,18 +47,27 @@ def test_a_shared_budget_that_is_too_small_is_refused():
         profile_of((1, 1), (1, 1)).by_entropy(H2OConfig(), 9)
 
 
+def test_a_profile_needs_a_budget_to_share_out():
+    unbounded = H2OConfig(max_kv_size=None)
+    for way in ("by_entropy", "by_concentration"):
+        with pytest.raises(ValueError, match=rf"\[Profile.{way}\] max_kv_size is None"):
+            getattr(profile_of((1, 1), (1, 1)), way)(unbounded)
+    found = profile_of((1, 1), (1, 1)).by_entropy(unbounded, 64)
+    assert found == [H2OConfig(max_kv_size=32)] * 2
+
+
 def test_the_profile_is_what_numpy_makes_of_the_scores(monkeypatch):
     """Every watched step of every layer, from the scores that attention returned."""
     model = tiny_qwen3()
     seen = []
-    original = fast.scaled_dot_product_attention_with_scores
+    original = attention.attention_with_scores
 
     def watched(*args, **kwargs):
         found = original(*args, **kwargs)
         seen.append(np.array(found[1], np.float64))
         return found
 
-    monkeypatch.setattr(fast, "scaled_dot_product_attention_with_scores", watched)
+    monkeypatch.setattr(attention, "attention_with_scores", watched)
     found = mlx_h2o.profile(model, [random_prompt(70), random_prompt(66, seed=2)], prompt=50)
     assert (found.model, found.steps, len(found.layers)) == ("qwen3", 36, 2)
     seen = [scores for scores in seen if scores.shape[2] == 1]
@@ -94,6 +104,8 @@ def test_each_layer_keeps_its_own_budget(policy):
     model = tiny_qwen3()
     caches = mlx_h2o.make_prompt_cache(model, budgets=[12, 30], policy=policy, sink_size=2)
     evaluate.prefill(model, caches, random_prompt(60), chunk=20)
+    for cache in caches:
+        cache.flush()
     assert [cache.size() for cache in caches] == [12, 30]
     evaluate.prefill(model, caches, random_prompt(20, seed=4), chunk=7)
     assert [cache.keys.shape[2] for cache in copy.deepcopy(caches)] == [12, 30]

@@ -172,7 +172,6 @@ def test_null_places_and_empty_handles(library: Library) -> None:
     q, k, v = (library.array(python_array(shape, FLOAT)) for shape in (Q, K, V))
     out, scores = Handle(library, "mlx_array"), Handle(library, "mlx_array")
     no_stream = library.ffi.new("mlx_stream*")[0]
-    no_start = {"value": 0, "has_value": False}
     rows = library.array(np.zeros((1, 1, 3), np.float32)), library.array(np.zeros((1, 1, 3)), INT)
 
     def attend(out=out.pointer, scores=scores.pointer, q=q.value, k=k.value, s=None):
@@ -183,7 +182,7 @@ def test_null_places_and_empty_handles(library: Library) -> None:
 
     def keep(res=out.pointer, scores=rows[0].value, s=None):
         return c.mlx_h2o_keep_indices(
-            *(res, scores, rows[1].value, 1, 0, no_start), library.stream.value if s is None else s
+            *(res, scores, rows[1].value, 1, 0, nothing), library.stream.value if s is None else s
         )
 
     calls = {

@@ -224,6 +224,22 @@ def test_row_operations_refuse_with_the_words_of_the_python_package(
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("name", ["position", "recent_start"])
+@pytest.mark.parametrize("wrong", [mx.zeros((3,), mx.int32), mx.zeros((), mx.float32)])
+def test_one_number_per_sequence(library: Library, name: str, wrong: mx.array) -> None:
+    arrays, more = split(RIGHT["replace_worst"], {"position"})
+    given = more | {name: library.array(wrong)}
+    with pytest.raises(CError) as caught:
+        operations.replace_worst(library, *handles(library, arrays), **given)
+    found = f"{str(wrong.dtype).removeprefix('mlx.core.')} {wrong.shape}"
+    assert str(caught.value) == (
+        f"[replace_worst] {name} is {found}, expected int32 () or [B] = (1,)."
+    )
+
+
+ERRORS = ("last_error", "keep_error")
+
+
 def declared(library: Library) -> list[str]:
     return [name for name in dir(library.c) if name.startswith("mlx_h2o_")]
 
@@ -241,10 +257,10 @@ def test_empty_arguments_are_refused_by_name(library: Library, places: bool) -> 
         name
         for name in declared(library)
         if not name.startswith(
-            ("mlx_h2o_config", "mlx_h2o_set", "mlx_h2o_backend", "mlx_h2o_threads")
+            tuple(f"mlx_h2o_{word}" for word in ("config", "set", "backend", "threads", *ERRORS))
         )
     ]
-    assert len(names) >= 11
+    assert len(names) >= 10
     for name in names:
         function = getattr(library.c, name)
         kinds = library.ffi.typeof(function).args

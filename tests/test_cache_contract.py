@@ -1,4 +1,4 @@
-"""H2OKVCache: the members that mlx_lm asks of a cache, and errors."""
+"""H2OKVCache: the members that mlx_lm asks of a cache, masks, and errors."""
 
 from __future__ import annotations
 
@@ -7,45 +7,202 @@ import copy
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx.utils import tree_flatten
 
-from cache_checks import filled, random_tokens, small, step
-from mlx_h2o import H2OKVCache, policies
+from cache_checks import filled, random_tokens, rows_by_position, small, step
+from cache_columns import COLUMNS, SIZE, new_cache
+from cache_courses import Course
+from cache_invariants import check_same, seen_from_outside
+from mlx_h2o import H2OConfig, H2OKVCache, QuantizedH2OKVCache, policies
 
 POLICIES = policies.names()
 
 
-def test_an_empty_cache():
-    cache = H2OKVCache()
-    assert cache.empty()
-    assert (cache.size(), cache.nbytes, cache.offset) == (0, 0, 0)
+@pytest.mark.parametrize("column", COLUMNS)
+def test_an_empty_cache(column):
+    cache = Course(column).cache
+    assert cache.empty() and bool(cache)
+    assert (cache.size(), cache.nbytes, cache.offset, cache.evicted) == (0, 0, 0, 0)
     assert (cache.keys, cache.values, cache.scores, cache.positions) == (None,) * 4
     assert cache.is_trimmable()
     assert cache.trim(3) == 0
+    cache.flush()
     assert cache.make_mask(3, return_array=True).tolist() == np.tri(3, dtype=bool).tolist()
-    assert bool(cache)
-    again = H2OKVCache.from_state(cache.state)
+    again = type(cache).from_state(cache.state)
     assert again.empty()
     assert again.config == cache.config
-    for name in ("bits", "group_size", "__len__"):
-        assert not hasattr(cache, name)  # mlx_lm takes their presence for something else
-    with pytest.raises(ValueError, match="no rows"):
+    with pytest.raises(ValueError, match=r"\[H2OKVCache.keys_and_values\] there are no rows"):
         cache.keys_and_values()
 
 
-def test_nbytes_counts_every_array():
-    cache, _ = filled("h2o")
-    per_row = 16 * 4 + 16 * 4 + 4 + 4  # key, value, score, position
-    assert cache.nbytes == 2 * 2 * 16 * per_row
+def test_what_mlx_lm_takes_for_something_else_is_not_there():
+    for name in ("bits", "group_size", "__len__"):
+        assert not hasattr(H2OKVCache(), name)
 
 
-def test_room_grows_in_steps_up_to_the_budget():
-    cache = small("window", max_kv_size=300)
-    keys = mx.zeros((1, 1, 1, 4), mx.float16)
-    rooms = set()
-    for _ in range(320):
-        cache.update_and_fetch(keys, keys)
-        rooms.add(cache.nbytes - cache.size() * 8)
-    assert rooms == {256 * 16, 300 * 16}
+def test_each_class_takes_its_own_settings():
+    with pytest.raises(ValueError, match=r"\[H2OKVCache\] kv_bits is 8, expected None"):
+        H2OKVCache(H2OConfig(kv_bits=8))
+    with pytest.raises(ValueError, match=r"\[QuantizedH2OKVCache\] kv_bits is None, expected a"):
+        QuantizedH2OKVCache(H2OConfig())
+
+
+# The surplus of a chunk
+
+
+@pytest.mark.parametrize("column", ["dense", "8 bits", "8 and 4"])
+def test_who_looks_changes_nothing_and_flush_evicts(column):
+    course = Course(column)
+    course.chunk(30)
+    cache = course.cache
+    assert not cache.is_trimmable()
+    before = seen_from_outside(cache)
+    assert before["size"] == 30
+    check_same(before, seen_from_outside(cache))
+    course.flush()
+    assert (cache.size(), cache.evicted) == (14, 16)
+    course.flush()  # a second time there is nothing to do
+
+
+@pytest.mark.parametrize("how", ["copy", "state", "update", "merge", "to_quantized"])
+def test_the_surplus_goes_at_the_first_occasion(how):
+    course = Course()
+    course.chunk(30)
+    if how == "update":
+        course.chunk(1)
+        return
+    cache = course.cache
+    if how == "copy":
+        found = copy.deepcopy(cache)
+    elif how == "state":
+        found = H2OKVCache.from_state(cache.state)
+        found.flush()
+    elif how == "merge":
+        found = H2OKVCache.merge([cache])
+    else:
+        found = cache.to_quantized(32, 8)
+    assert found.size() == 14
+    course.flush()
+    assert rows_by_position(found)[0] == rows_by_position(cache)[0]
+
+
+# Masks
+
+
+def test_masks_fit_what_the_update_returns():
+    cache, rng = filled()
+    assert cache.make_mask(1) is None
+    assert cache.make_mask(1, return_array=True) is None
+    assert cache.make_mask(4) == "causal"
+    for length in (2, 30, 3, 1, 5):
+        mask = cache.make_mask(length, return_array=True)
+        keys = mx.array(random_tokens(rng, length)[1])
+        stored, _ = cache.update_and_fetch(keys, keys)
+        rows = stored.shape[2]
+        cache.update_scores(mx.ones((2, 4, length, rows)))
+        if length > 1:
+            assert mask.shape == (length, rows)
+            seen = [rows - length + i + 1 for i in range(length)]
+            assert mask.sum(axis=1).tolist() == seen
+
+
+def test_a_window_is_refused():
+    with pytest.raises(
+        ValueError, match=r"\[H2OKVCache.make_mask\] window_size is 8.*tiny layer 0"
+    ):
+        small().make_mask(4, window_size=8)
+
+
+# Trims
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_trim_is_exact_before_the_first_eviction(column):
+    course = Course(column, "keydiff")
+    course.tokens(12)
+    course.trim(5)
+    assert (course.cache.offset, course.cache.size()) == (7, 7)
+    for length in (3, 1, 9, 1, 1):
+        course.chunk(length)
+    assert course.cache.evicted > 0
+
+
+def test_trim_takes_at_most_all():
+    cache, rng = filled(tokens=5)
+    assert cache.trim(9) == 5
+    assert (cache.size(), cache.offset) == (0, 0)
+    step(cache, *random_tokens(rng, 3))
+    assert np.array(cache.positions)[0, 0].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("tokens", [17, 40])
+def test_trim_after_an_eviction_is_an_error(tokens):
+    cache, _ = filled(tokens=tokens)
+    assert not cache.is_trimmable()
+    with pytest.raises(ValueError, match=r"\[H2OKVCache.trim\].*tiny layer 0 has evicted rows"):
+        cache.trim(1)
+
+
+# What is handed out, and what may be set
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_what_was_handed_out_does_not_change(column):
+    course = Course(column)
+    course.tokens(20)
+    cache = course.cache
+    arrays = [cache.keys, cache.values, cache.scores, cache.positions, cache.state[:4]]
+    held = [array for _, array in tree_flatten(arrays)]
+    before = [np.array(array) for array in held]
+    for length in (1, 1, 9, 1, 1):
+        course.chunk(length)
+    for array, expected in zip(held, before, strict=True):
+        np.testing.assert_array_equal(np.array(array), expected)
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_keys_and_values_may_be_set(column):
+    """As mlx_lm's pipelines do, to make others wait for something."""
+    course = Course(column, "window")
+    course.tokens(10)
+    cache = course.cache
+
+    def waiting(rows):
+        if isinstance(rows, mx.array):
+            return mx.depends(rows, mx.zeros((1,)))
+        return type(rows)(mx.depends(part, mx.zeros((1,))) for part in rows)
+
+    cache.keys, cache.values = waiting(cache.keys), waiting(cache.values)
+    course.check()
+    course.tokens(8)
+    with pytest.raises(ValueError, match=r"\[H2OKVCache.keys\] found .*expected"):
+        cache.keys = mx.zeros((1, 2, 3, SIZE))
+    with pytest.raises(ValueError, match=r"\[H2OKVCache.values\].*no rows are stored"):
+        new_cache(course.config).values = mx.zeros((1, 1, 1, 4))
+
+
+def test_values_that_are_set_are_kept():
+    cache, rng = filled("window", tokens=10)
+    cache.values = cache.values * 2
+    expected = np.array(cache.values)
+    _, keys, values = random_tokens(rng, 1)
+    _, stored = cache.update_and_fetch(mx.array(keys), mx.array(values))
+    np.testing.assert_array_equal(np.array(stored)[:, :, :-1], expected)
+
+
+def test_keys_that_are_set_are_ranked_anew():
+    cache, _ = filled("keydiff", tokens=16)
+    rng = np.random.default_rng(2)
+    others = rng.standard_normal((2, 2, 16, 16)).astype(np.float32)
+    cache.keys = mx.array(others)
+    twin = H2OKVCache.from_state(cache.state)
+    token = random_tokens(rng, 1)
+    for one in (cache, twin):
+        step(one, *token)
+    assert rows_by_position(cache)[0] == rows_by_position(twin)[0]
+
+
+# Rows that do not fit
 
 
 def test_dtypes_are_kept():
@@ -58,126 +215,6 @@ def test_dtypes_are_kept():
         assert [a.shape for a in stored] == [(1, 1, 16, 4), (1, 1, 16, 6)]
         assert cache.scores.dtype == mx.float32
         assert cache.positions.dtype == mx.int32
-
-
-def test_trim_is_exact_before_the_first_eviction():
-    rng = np.random.default_rng(6)
-    tokens = [random_tokens(rng, 1) for _ in range(12)]
-    cache, shorter = small("keydiff"), small("keydiff")
-    for token in tokens[:12]:
-        step(cache, *token)
-    for token in tokens[:7]:
-        step(shorter, *token)
-    assert cache.is_trimmable()
-    assert cache.trim(5) == 5
-    assert (cache.offset, cache.size()) == (7, 7)
-    for one, other in zip(cache.state[:4], shorter.state[:4], strict=True):
-        np.testing.assert_array_equal(np.array(one), np.array(other))
-    more = [random_tokens(rng, length) for length in (3, 1, 9, 1, 1)]
-    for token in more:
-        np.testing.assert_array_equal(step(cache, *token), step(shorter, *token))
-    assert cache.evicted == shorter.evicted == 6
-
-
-def test_trim_takes_at_most_all():
-    cache, _ = filled(tokens=5)
-    assert cache.trim(9) == 5
-    assert (cache.size(), cache.offset) == (0, 0)
-
-
-def test_trim_after_an_eviction_is_an_error():
-    cache, _ = filled(tokens=17)
-    assert not cache.is_trimmable()
-    with pytest.raises(ValueError, match=r"\[H2OKVCache.trim\].*tiny layer 0 has evicted rows"):
-        cache.trim(1)
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_state_restores_everything(policy):
-    cache, rng = filled(policy, decay=0.9)
-    again = H2OKVCache.from_state(cache.state)
-    assert (again.config, again.name) == (cache.config, cache.name)
-    assert (again.offset, again.evicted, again.nbytes) == (40, 24, cache.nbytes)
-    for length in (1, 4, 1, 1):
-        token = random_tokens(rng, length)
-        np.testing.assert_array_equal(step(cache, *token), step(again, *token))
-    for one, other in zip(cache.state[:4], again.state[:4], strict=True):
-        np.testing.assert_array_equal(np.array(one), np.array(other))
-
-
-def test_state_remembers_that_scores_are_due():
-    cache, rng = filled()
-    keys = mx.array(random_tokens(rng, 1)[1])
-    cache.update_and_fetch(keys, keys)
-    again = H2OKVCache.from_state(cache.state)
-    with pytest.raises(RuntimeError, match="got no scores"):
-        again.update_and_fetch(keys, keys)
-
-
-def test_states_of_another_kind_are_refused():
-    with pytest.raises(ValueError, match=r"\[H2OKVCache.state\] found 3 parts, expected 9"):
-        H2OKVCache.from_state((None, None, 0))
-
-
-def test_mlx_lm_saves_the_state(tmp_path, monkeypatch):
-    from mlx_lm.models import cache as mlx_lm_cache
-
-    cache, _ = filled(decay=0.9)
-    empty = H2OKVCache()
-    file = str(tmp_path / "cache.safetensors")
-    mlx_lm_cache.save_prompt_cache(file, [cache, empty], {"model": "tiny"})
-    # mlx_lm looks classes up in its own module.
-    monkeypatch.setattr(mlx_lm_cache, "H2OKVCache", H2OKVCache, raising=False)
-    (loaded, loaded_empty), metadata = mlx_lm_cache.load_prompt_cache(file, return_metadata=True)
-    assert metadata == {"model": "tiny"}
-    assert loaded.config == cache.config
-    assert loaded_empty.empty()
-    for one, other in zip(cache.state[:4], loaded.state[:4], strict=True):
-        np.testing.assert_array_equal(np.array(one), np.array(other))
-    assert loaded.state[4:] == cache.state[4:]
-
-
-@pytest.mark.parametrize("tokens", [10, 40])
-def test_copies_are_independent(tokens):
-    cache, _ = filled(tokens=tokens)
-    twin = copy.deepcopy(cache)
-    before = [np.array(part) for part in twin.state[:4]]
-    outputs = [step(cache, *token) for token in _tokens(5)]
-    for one, other in zip(twin.state[:4], before, strict=True):
-        np.testing.assert_array_equal(np.array(one), other)
-    assert (twin.offset, cache.offset) == (tokens, tokens + 9)
-    again = [step(twin, *token) for token in _tokens(5)]
-    for one, other in zip(outputs, again, strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
-def _tokens(seed):
-    rng = np.random.default_rng(seed)
-    return [random_tokens(rng, length) for length in (1, 1, 3, 1, 1, 1, 1)]
-
-
-def test_what_was_handed_out_does_not_change():
-    cache, rng = filled()
-    held = [cache.keys, cache.values, cache.scores, cache.positions, *cache.state[:4]]
-    before = [np.array(array) for array in held]
-    for length in (1, 1, 5, 1, 1):
-        step(cache, *random_tokens(rng, length))
-    for one, other in zip(held, before, strict=True):
-        np.testing.assert_array_equal(np.array(one), other)
-
-
-def test_keys_and_values_may_be_set():
-    cache, rng = filled("window", tokens=10)
-    cache.keys = mx.depends(cache.keys, mx.zeros((1,)))
-    cache.values = cache.values * 2
-    expected = np.array(cache.values)
-    _, keys, values = random_tokens(rng, 1)
-    _, stored = cache.update_and_fetch(mx.array(keys), mx.array(values))
-    np.testing.assert_array_equal(np.array(stored)[:, :, :-1], expected)
-    with pytest.raises(ValueError, match=r"\[H2OKVCache.keys\] found .*expected 11 rows"):
-        cache.keys = cache.keys[:, :, :5]
-    with pytest.raises(ValueError, match=r"\[H2OKVCache.values\].*no rows are stored"):
-        H2OKVCache().values = mx.zeros((1, 1, 1, 4))
 
 
 @pytest.mark.parametrize(
@@ -204,22 +241,19 @@ def test_rows_of_another_dtype():
     keys = mx.zeros((2, 2, 1, 16), mx.float16)
     with pytest.raises(ValueError, match="keys are mlx.core.float16.*as the stored rows"):
         cache.update_and_fetch(keys, keys)
+    packed = Course("8 bits").cache
+    packed.update_and_fetch(*[mx.zeros((1, 2, 1, SIZE))] * 2)
+    for shape, dtype in (((1, 2, 1, SIZE), mx.float16), ((1, 2, 1, 2 * SIZE), mx.float32)):
+        with pytest.raises(ValueError, match="as the stored rows"):
+            packed.update_and_fetch(mx.zeros(shape, dtype), mx.zeros(shape, dtype))
+    assert packed.offset == 1
 
 
-@pytest.mark.parametrize(
-    "scores",
-    [
-        mx.zeros((2, 4, 1, 4)),
-        mx.zeros((2, 3, 1, 3)),
-        mx.zeros((1, 4, 1, 3)),
-        mx.zeros((2, 4, 3)),
-        mx.zeros((2, 4, 1, 3), mx.float16),
-        mx.zeros((2, 4, 0, 3)),
-    ],
-)
-def test_scores_that_do_not_fit(scores):
-    cache, _ = filled(tokens=3)
-    with pytest.raises(ValueError, match=r"^\[H2OKVCache.update_scores\] scores are .*N = 3"):
-        cache.update_scores(scores)
-    with pytest.raises(ValueError, match="no rows to score"):
-        H2OKVCache().update_scores(scores)
+def test_settings_are_taken_only_while_there_is_no_token():
+    cache = small()
+    cache.take_settings(H2OConfig(max_kv_size=20), unequal_budgets=True)
+    assert (cache.config.max_kv_size, cache.unequal_budgets) == (20, True)
+    with pytest.raises(ValueError, match=r"\[H2OKVCache.make_mask\].*their budgets are unequal"):
+        cache.make_mask(3, return_array=True)
+    with pytest.raises(ValueError, match=r"\[H2OKVCache.take_settings\].*is not empty"):
+        filled(tokens=1)[0].take_settings(H2OConfig(), unequal_budgets=False)

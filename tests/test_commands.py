@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import pytest
 
-from mlx_h2o import H2OConfig, cli, load, load_prompt_cache, stream_generate
+from mlx_h2o import (
+    H2OConfig,
+    cli,
+    load,
+    load_prompt_cache,
+    make_prompt_cache,
+    save_prompt_cache,
+    stream_generate,
+)
+from mlx_h2o.commands import hosted
 from mlx_h2o.demo import model_path
 from mlx_h2o.lm import hosting
 
 pytestmark = pytest.mark.downstream
 
-FLAGS = "--max-kv-size 24 --sink-size 2"
+FLAGS = "--max-kv-size 24 --sink-size 2 --evict-every 1"
 TEXT = "It was a dark night, and the wind was in the trees. The captain looked at the sea and"
 
 
@@ -33,7 +44,9 @@ def test_a_saved_prompt_goes_on(tmp_path, capsys):
     printed = capsys.readouterr().out
     model, tokenizer = load("demo")
     caches = load_prompt_cache(file, model=model)
-    assert caches[0].config == H2OConfig(max_kv_size=24, sink_size=2, policy="keydiff")
+    assert caches[0].config == H2OConfig(
+        max_kv_size=24, sink_size=2, policy="keydiff", evict_every=1
+    )
     expected = stream_generate(
         model, tokenizer, tokenizer.encode(" said that"), max_tokens=12, prompt_cache=caches
     )
@@ -107,8 +120,8 @@ def test_the_benchmark_runs_with_evicting_caches(batch, capsys, monkeypatch):
     made = []
     original = hosting.make_prompt_cache
 
-    def counting(model, config):
-        made.append(original(model, config))
+    def counting(model, config, **given):
+        made.append(original(model, config, **given))
         return made[-1]
 
     monkeypatch.setattr(hosting, "make_prompt_cache", counting)
@@ -119,12 +132,112 @@ def test_the_benchmark_runs_with_evicting_caches(batch, capsys, monkeypatch):
     assert {cache.config.max_kv_size for caches in made for cache in caches} == {24}
 
 
-def test_the_server_says_what_it_does_not_serve(capsys):
+ALL_FLAGS = (
+    "--max-kv-size 60 --policy window --sink-size 2 --heavy-size 30 --recent-size 28 --decay 0.5 "
+    "--evict-every 4 --shared-heads --random-seed 3 --kv-bits 8 --kv-group-size 32 --light-bits 4 "
+    "--dense-size 0 --sparse-v 1e-6"
+)
+ASKED = H2OConfig(
+    max_kv_size=60, policy="window", sink_size=2, heavy_size=30, recent_size=28, decay=0.5,
+    evict_every=4, shared_heads=True, random_seed=3, kv_bits=8, kv_group_size=32, light_bits=4,
+    dense_size=0, sparse_v=1e-6,
+)  # fmt: skip
+COMMANDS = ("generate", "chat", "server", "cache_prompt", "benchmark")
+
+
+class StoppedError(Exception):
+    """Instead of the command itself."""
+
+
+def asked(command: str, flags: str, monkeypatch) -> dict[str, object]:
+    """What a command asks of ``hosting``."""
+    found = {}
+
+    @contextmanager
+    def noting(config, budgets=None):
+        found.update(config=config, budgets=budgets)
+        raise StoppedError
+        yield
+
+    monkeypatch.setattr(hosted, "hosting", noting)
+    with pytest.raises(StoppedError):
+        cli.main([command, *flags.split()])
+    return found
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_every_flag(command, monkeypatch):
+    found = asked(command, f"{ALL_FLAGS} --budgets file.json", monkeypatch)
+    assert found == {"config": ASKED, "budgets": "file.json"}
+    assert asked(command, "", monkeypatch) == {"config": H2OConfig(), "budgets": None}
+    found = asked(command, "--max-kv-size none --kv-bits 8 --v-bits 4", monkeypatch)
+    assert found["config"] == H2OConfig(max_kv_size=None, kv_bits=8, v_bits=4)
+
+
+def test_the_server_and_its_drafts(capsys, monkeypatch):
+    found = asked("server", "--draft-model demo --num-draft-tokens 5", monkeypatch)
+    assert found["config"] == H2OConfig(speculative=5)
     with pytest.raises(SystemExit):
-        cli.main(["server", "--kv-bits", "8", "--light-bits", "4"])
-    assert "not available in batches" in capsys.readouterr().err
+        cli.main(["server", "--draft-model", "demo", "--budgets", "file.json"])
+    assert "--budgets with --draft-model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_our_flags_and_mlx_lms(command, capsys):
     with pytest.raises(SystemExit):
-        cli.main(["server", "--help"])
-    printed = capsys.readouterr().out
-    assert "--policy" in printed
-    assert "--prompt-cache-bytes" in printed
+        cli.main([command, "--help"])
+    ours, _, theirs = capsys.readouterr().out.partition("Options of mlx_lm's own")
+    for flag in ("--policy", "--light-bits", "--sparse-v", "--budgets", "a quarter of the"):
+        assert flag in " ".join(ours.split())
+    assert "--model" in theirs
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_mixed_precision_in_the_benchmark(batch, capsys):
+    flags = f"--model demo --max-kv-size 48 --kv-bits 8 --light-bits 4 -p 60 -g 4 -n 1 -b {batch}"
+    assert cli.main(["benchmark", *flags.split()]) == 0
+    assert "generation_tps=" in capsys.readouterr().out
+
+
+@pytest.fixture
+def budgets(tmp_path):
+    file = tmp_path / "budgets.json"
+    file.write_text(json.dumps({"budgets": [30, 24, 24, 24, 24, 18]}))
+    return str(file)
+
+
+def test_budgets_in_a_generation_and_a_saved_prompt(budgets, tmp_path, capsys):
+    file = str(tmp_path / "prompt.safetensors")
+    given = ["--model", "demo", "--budgets", budgets, *FLAGS.split(), "--prompt", TEXT + TEXT]
+    assert cli.main(["generate", *given, "-m", "4"]) == 0
+    assert "6 of 6 layers evict, 30 rows" in capsys.readouterr().out
+    assert cli.main(["cache_prompt", *given, "--prompt-cache-file", file]) == 0
+    sizes = [cache.config.max_kv_size for cache in load_prompt_cache(file)]
+    assert sizes == [30, 24, 24, 24, 24, 18]
+
+
+def test_a_saved_prompt_without_the_words_of_mlx_lm(tmp_path, capsys):
+    """One that was saved by a program, of which the file says neither model nor tokenizer."""
+    file = str(tmp_path / "prompt.safetensors")
+    model, tokenizer = load("demo")
+    caches = make_prompt_cache(model, 24)
+    stream = stream_generate(model, tokenizer, TEXT, max_tokens=2, prompt_cache=caches)
+    assert len(list(stream)) == 2
+    save_prompt_cache(file, caches)
+    flags = ["-p", "x", "-m", "2", "--prompt-cache-file", file]
+    assert cli.main(["generate", *flags, "--model", "demo"]) == 0
+    assert "KV cache: keydiff, 6 of 6" in capsys.readouterr().out
+
+
+def test_a_server_with_budgets_takes_requests_one_by_one(monkeypatch):
+    import mlx_lm.server
+
+    given = argparse.Namespace(
+        model="demo", draft_model=None, adapter_path=None, trust_remote_code=False,
+        chat_template=None, use_default_chat_template=False, pipeline=False,
+    )  # fmt: skip
+    for budgets, expected in ((None, True), ([30, 24, 24, 24, 24, 18], False)):
+        with hosting.hosting(H2OConfig(), budgets):
+            provider = mlx_lm.server.ModelProvider(given)
+            provider.load("demo")
+            assert provider.is_batchable is expected

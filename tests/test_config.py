@@ -16,15 +16,15 @@ def test_presets_are_those_of_the_paper(name, sink, heavy, recent):
     config = H2OConfig.preset(name)
     sizes = (config.sink_size, config.heavy_size, config.recent_size)
     assert sizes == (sink, heavy, recent)
-    assert config.max_kv_size == 256
-    assert H2OConfig.preset(name, 1024, policy="window").heavy_size == 4 * heavy
+    assert (config.max_kv_size, config.policy) == (256, "h2o")
+    other = H2OConfig.preset(name, 1024, policy="window")
+    assert (other.heavy_size, other.policy) == (4 * heavy, "window")
 
 
-def test_the_default_is_the_heavy_preset():
-    assert H2OConfig() == H2OConfig.preset("heavy")
-    assert H2OConfig().policy == "keydiff"
+def test_the_default_has_the_sizes_of_the_heavy_preset():
+    assert H2OConfig() == H2OConfig.preset("heavy", policy="keydiff")
     assert H2OConfig().decay == 0.95
-    assert H2OConfig(max_kv_size=64) == H2OConfig.preset("heavy", 64)
+    assert H2OConfig(max_kv_size=64) == H2OConfig.preset("heavy", 64, policy="keydiff")
 
 
 @pytest.mark.parametrize("max_kv_size", [5, 6, 7, 8, 9, 31, 32, 33, 255, 257, 4096])
@@ -35,7 +35,7 @@ def test_sizes_fill_the_budget(name, max_kv_size):
     assert config.recent_size >= 1
     scaled = H2OConfig.preset(name, max_kv_size)
     assert scaled.sink_size + scaled.heavy_size + scaled.recent_size == max_kv_size
-    assert scaled == config or name != "heavy"
+    assert (scaled.heavy_size == config.heavy_size) or name != "heavy"
 
 
 def test_recent_grows_to_fill():
@@ -78,12 +78,53 @@ def test_more_than_the_budget_is_an_error():
         ({"shared_heads": 1}, "shared_heads is 1, expected a bool"),
         ({"random_seed": -1}, "random_seed is -1, expected an int of at least 0"),
         ({"kv_bits": 7}, "kv_bits is 7, expected one of"),
+        ({"kv_bits": 8, "sparse_v": 1}, "sparse_v is 1, expected a number of at least 0, below 1"),
+        ({"kv_bits": 8, "sparse_v": -1e-6}, "sparse_v is -1e-06, expected a number"),
+        ({"kv_bits": 8, "sparse_v": float("nan")}, "sparse_v is nan"),
+        ({"kv_bits": 8, "sparse_v": "1e-6"}, "sparse_v is '1e-6'"),
+        ({"kv_bits": 8, "sparse_v": None}, "sparse_v is None"),
+        ({"kv_bits": 8, "sparse_v": False}, "sparse_v is False"),
+        ({"sparse_v": 1e-6}, "sparse_v is 1e-06 and kv_bits is None, expected kv_bits too"),
+        (
+            {"max_kv_size": 9, "sink_size": 4, "speculative": 4},
+            "max_kv_size is 9 and speculative 4, expected at least sink_size + speculative + 2 = "
+            "10 rows",
+        ),
+        ({"max_kv_size": None, "heavy_size": 3}, "heavy_size is 3 and max_kv_size None, expected"),
+        ({"max_kv_size": None, "recent_size": 3}, "recent_size is 3 and max_kv_size None"),
+        ({"max_kv_size": None, "kv_bits": 8, "light_bits": 4}, "light_bits is 4 and max_kv_size N"),
+        ({"max_kv_size": None, "kv_bits": 8, "dense_size": 4}, "dense_size is 4 and max_kv_size N"),
+        (
+            {"kv_bits": 8, "light_bits": 4, "recent_size": 1, "heavy_size": 251},
+            "recent_size is 1 with light_bits, expected at least 2",
+        ),
     ],
 )
 def test_errors_say_what_was_found_and_expected(settings, text):
     with pytest.raises(ValueError, match=r"^\[H2OConfig\]") as error:
         H2OConfig(**settings)
     assert text in str(error.value)
+
+
+def test_a_cache_without_a_budget():
+    config = H2OConfig(max_kv_size=None, kv_bits=8, sparse_v=1e-6)
+    assert (config.max_kv_size, config.heavy_size, config.recent_size) == (None, None, None)
+    assert config.dense_rows == 0
+    assert H2OConfig(**dataclasses.asdict(config)) == config  # as files have it
+    assert H2OConfig(max_kv_size=None, speculative=4).speculative == 4
+    bounded = dataclasses.replace(config, max_kv_size=64)
+    assert bounded == H2OConfig(max_kv_size=64, kv_bits=8, sparse_v=1e-6)
+
+
+def test_mixed_precision_as_published_has_no_dense_rows():
+    settings = {"kv_bits": 8, "light_bits": 4}
+    assert H2OConfig(**settings, dense_size=0).dense_rows == 0
+    assert H2OConfig(**settings, dense_size=0, recent_size=1, heavy_size=251).dense_rows == 0
+    assert H2OConfig(**settings).dense_rows == 32
+
+
+def test_drafts_need_room_beside_the_sinks():
+    assert H2OConfig(max_kv_size=10, sink_size=4, speculative=4, evict_every=3).recent_size == 1
 
 
 def test_unknown_preset():

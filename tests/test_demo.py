@@ -98,7 +98,7 @@ def test_the_demo_runs_quietly_and_writes_what_it_shows(tmp_path: Path) -> None:
     )
     written = json.loads(result.read_text())
     arms = {arm["name"]: arm for arm in written["arms"]}
-    assert list(arms) == ["full cache", "rotating", "H2O h2o", "H2O keydiff"]
+    assert list(arms) == ["full cache", "rotating", "h2o", "keydiff"]
     full = arms.pop("full cache")
     assert (full["evicted_rows_per_layer"], full["top1_agreement"]) == (0, 1.0)
     for arm in arms.values():

@@ -35,6 +35,8 @@ def test_plain_mlx_lm_evicts_and_then_does_not(build):
         caches = mlx_lm_cache.make_prompt_cache(model)
         assert all(type(cache) is mlx_h2o.H2OKVCache for cache in caches)
         mx.eval(model(tokens, cache=caches))
+        for cache in caches:
+            cache.flush()
         assert {cache.size() for cache in caches} == {20}
         for _ in range(5):
             mx.eval(model(tokens[:, :1], cache=caches))
@@ -44,6 +46,20 @@ def test_plain_mlx_lm_evicts_and_then_does_not(build):
         mlx_h2o.remove_kv_eviction(model)
     assert type(mlx_lm_cache.make_prompt_cache(model)[0]) is mlx_lm_cache.KVCache
     assert generated(model, tokens[0]) == plain
+
+
+def test_the_published_policy_and_the_published_peak():
+    """Accumulated attention, over all heads; evict_every - 1 rows more between evictions."""
+    model = tiny_qwen3()
+    mlx_h2o.install_kv_eviction(model, evict_every=4, **SIZES)
+    config = mlx_lm_cache.make_prompt_cache(model)[0].config
+    mlx_h2o.remove_kv_eviction(model)
+    assert (config.policy, config.shared_heads, config.evict_every) == ("h2o-sum", True, 4)
+    assert (config.max_kv_size, config.sink_size, config.recent_size) == (23, 2, 8)
+    mlx_h2o.install_kv_eviction(model, policy="keydiff", shared_heads=False, **SIZES)
+    config = mlx_lm_cache.make_prompt_cache(model)[0].config
+    mlx_h2o.remove_kv_eviction(model)
+    assert (config.policy, config.shared_heads, config.max_kv_size) == ("keydiff", False, 20)
 
 
 def test_twice_and_never_are_refused():

@@ -147,23 +147,17 @@ def test_python_table_is_the_table() -> None:
             assert found == tuple((buffer.name, buffer.condition) for buffer in buffers)
 
 
-def test_swift_and_c_hold_the_same_text() -> None:
-    """Read back from the generated files: names in order, and every line of text."""
-    swift = (ROOT / "swift/Sources/MLXH2O/KernelText.swift").read_text("utf-8")
+def test_c_holds_the_same_text() -> None:
+    """Read back from the generated file: names in order, and every line of text."""
     c = (ROOT / "mlx-c/h2o/kernel_text.h").read_text("utf-8")
     named = [
         (b.name, b.condition) for kernel in TABLE.kernels for b in (*kernel.inputs, *kernel.outputs)
     ]
-    assert re.findall(r'Buffer\(name: "(\w*)", condition: "([\w !]*)"\)', swift) == named
     assert re.findall(r'\{"(\w+)", "([\w !]*)"\}', c) == named
     segments = [segment for kernel in TABLE.kernels for segment in kernel.segments]
     lines = [line for s in (*TABLE.header, *segments) for line in s.text.splitlines()]
     literals = re.findall(r'^     "(.*)\\n"\}?,?$', c, re.MULTILINE)
     assert [line.replace('\\"', '"').replace("\\\\", "\\") for line in literals] == lines
-    texts = re.findall(r'#"""\n(.*?)( *)"""#', swift, re.DOTALL)
-    assert [
-        line.removeprefix(indent) for text, indent in texts for line in text.splitlines() if line
-    ] == lines
 
 
 def test_c_header_compiles_by_the_strict_rules(tmp_path: Path) -> None:

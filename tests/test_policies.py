@@ -118,7 +118,8 @@ def test_the_policy_of_the_documentation_works(monkeypatch):
     written: dict = {}
     exec(example, written)
     monkeypatch.setitem(policies._POLICIES, "value-norm", written["ValueNorm"])
-    cache = H2OKVCache(H2OConfig(max_kv_size=4, sink_size=1, recent_size=1, policy="value-norm"))
+    sizes = {"max_kv_size": 4, "sink_size": 1, "recent_size": 1, "evict_every": 1}
+    cache = H2OKVCache(H2OConfig(policy="value-norm", **sizes))
     for length in (1.0, 3.0, 2.0, 5.0, 4.0, 0.5):
         row = mx.full((1, 1, 1, 2), length)
         cache.update_and_fetch(row, row)

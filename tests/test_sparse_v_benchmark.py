@@ -85,11 +85,6 @@ def committed():
     return json.loads((FOLDER / "results" / "sparse_v.json").read_text())
 
 
-def test_the_documentation_has_the_committed_table(benchmark):
-    text = (FOLDER.parent / "docs" / "sparse-v.md").read_text()
-    assert benchmark.table(committed()) in text
-
-
 def test_the_committed_result_supports_the_default():
     """1e-6, the value that the documentation gives, errs a tenth of what packing does, at most."""
     result = committed()

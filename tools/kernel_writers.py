@@ -1,8 +1,8 @@
-"""Write the table of kernels as a Python module, a Swift file and a C header."""
+"""Write the table of kernels as a Python module and a C header."""
 
 from __future__ import annotations
 
-from kernel_source import Buffer, Kernel, KernelTable, Segment
+from kernel_source import Buffer, KernelTable, Segment
 
 NOTICE = "Generated from metal/ by tools/package_kernels.py; do not edit."
 
@@ -46,69 +46,6 @@ def python_module(table: KernelTable) -> str:
         parts.append(f"    {_quoted(kernel.name)}: (\n{body}    ),\n")
     parts.append("}\n")
     return "".join(parts)
-
-
-def swift_file(table: KernelTable) -> str:
-    """`swift/Sources/MLXH2O/KernelText.swift`."""
-
-    def entries(items: list[tuple[str, str, str]], indent: int) -> str:
-        pad = " " * indent
-        return "".join(
-            f"{pad}{kind}({arguments}condition: {_quoted(c)}),\n" for kind, arguments, c in items
-        )
-
-    def buffers(items: tuple[Buffer, ...]) -> str:
-        return entries([("Buffer", f"name: {_quoted(b.name)}, ", b.condition) for b in items], 8)
-
-    def kernel_value(kernel: Kernel) -> str:
-        template = ", ".join(_quoted(name) for name in kernel.template)
-        segments = "".join(
-            f"      Segment(\n        condition: {_quoted(segment.condition)},\n"
-            f"        text: {_swift_text(segment.text, 10)}),\n"
-            for segment in kernel.segments
-        )
-        return (
-            f"  static let {_camel(kernel.name)} = KernelText(\n"
-            f"    name: {_quoted(kernel.name)},\n"
-            f"    template: [{template}],\n"
-            f"    inputs: [\n{_dedent(buffers(kernel.inputs))}    ],\n"
-            f"    outputs: [\n{_dedent(buffers(kernel.outputs))}    ],\n"
-            f"    segments: [\n{segments}    ])\n"
-        )
-
-    header = "".join(segment.text for segment in table.header)
-    flags = ", ".join(_quoted(flag) for flag in table.flags)
-    kernels = "\n".join(kernel_value(kernel) for kernel in table.kernels)
-    return f"""// {NOTICE}
-// swift-format-ignore-file
-
-/// The text of a GPU kernel, for `MLXFast.metalKernel`.
-///
-/// Segments and buffers exist when their condition holds: flags separated by
-/// spaces, all of which must be on, or off where a flag has a "!" before it.
-struct KernelText: Sendable {{
-  struct Segment: Sendable {{
-    let condition: String
-    let text: String
-  }}
-
-  struct Buffer: Sendable {{
-    let name: String
-    let condition: String
-  }}
-
-  let name: String
-  let template: [String]
-  let inputs: [Buffer]
-  let outputs: [Buffer]
-  let segments: [Segment]
-
-  static let flags = [{flags}]
-
-  static let header = {_swift_text(header, 4)}
-
-{kernels}}}
-"""
 
 
 def c_header(table: KernelTable) -> str:
@@ -188,21 +125,5 @@ def _python_text(text: str) -> str:
     return f'r"""{text}"""' if "\\" in text else f'"""{text}"""'
 
 
-def _swift_text(text: str, indent: int) -> str:
-    # The indentation of the closing quotes is taken off every line.
-    pad = " " * indent
-    lines = "".join(f"{pad}{line}\n" if line else "\n" for line in text.split("\n"))
-    return f'#"""\n{lines}{pad}"""#'
-
-
 def _c_text(text: str) -> str:
     return "\n".join(f'     {_quoted(line)[:-1]}\\n"' for line in text.splitlines())
-
-
-def _camel(name: str) -> str:
-    first, *rest = name.split("_")
-    return first + "".join(word.capitalize() for word in rest)
-
-
-def _dedent(text: str) -> str:
-    return "".join(line.removeprefix("  ") for line in text.splitlines(keepends=True))

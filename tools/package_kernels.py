@@ -1,4 +1,4 @@
-"""Package the kernels of metal/ for Python, Swift and C.
+"""Package the kernels of metal/ for Python and C.
 
     python tools/package_kernels.py           write the generated files
     python tools/package_kernels.py --check   fail where one is out of step
@@ -16,13 +16,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 from kernel_source import KernelSourceError, read_table
-from kernel_writers import c_header, python_module, swift_file
+from kernel_writers import c_header, python_module
 
 ROOT = Path(__file__).resolve().parent.parent
 
 TARGETS = {
     "python/mlx_h2o/_kernel_text.py": python_module,
-    "swift/Sources/MLXH2O/KernelText.swift": swift_file,
     "mlx-c/h2o/kernel_text.h": c_header,
 }
 

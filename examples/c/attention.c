@@ -26,7 +26,7 @@ static mlx_array wave(int rows, float phase) {
 int main(void) {
   const int per_head[] = {1, HEADS, ROWS};
   const mlx_array none = mlx_array_new();
-  const mlx_optional_int recent_start = {ROWS - 4, true};
+  const mlx_array recent_start = mlx_array_new_int(ROWS - 4);
   mlx_stream s = mlx_default_cpu_stream_new();
   mlx_array queries = wave(1, 0), keys = wave(ROWS, 1), values = wave(ROWS, 2);
   mlx_array out = mlx_array_new(), scores = mlx_array_new(), importance = mlx_array_new();
@@ -47,7 +47,8 @@ int main(void) {
     for (int i = 0; i < KEEP; ++i) printf(" %u", slots[head * KEEP + i]);
     printf("\n");
   }
-  mlx_array owned[] = {queries, keys, values, out, scores, importance, positions, kept};
+  mlx_array owned[] = {queries,    keys,      values, out,         scores,
+                       importance, positions, kept,   recent_start};
   for (size_t i = 0; i < sizeof owned / sizeof owned[0]; ++i) mlx_array_free(owned[i]);
   return mlx_stream_free(s);
 }

@@ -1,20 +1,72 @@
-// Short forms of the mlx-c calls that compositions are written in.
+// mlx-c handles that release themselves, so that no error path leaks, and short forms of the calls
+// that compositions are written in.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
+#include <initializer_list>
+#include <utility>
 #include <vector>
 
-#include "owned.h"
+#include "mlx/c/mlx.h"
 
 namespace mlx_h2o_c {
 
+// Thrown where an mlx-c call failed: it has reported the error itself.
+struct Reported {};
+
+inline void check(int status) {
+  if (status != 0) throw Reported();
+}
+
+template <class Handle, auto Free>
+class Owned {
+ public:
+  Owned() = default;
+  // Takes over a new handle; mlx-c reports the error and returns an empty one where it cannot.
+  explicit Owned(Handle created) : handle_(created) {
+    if (handle_.ctx == nullptr) throw Reported();
+  }
+  Owned(Owned&& other) noexcept : handle_(std::exchange(other.handle_, Handle{})) {}
+  Owned& operator=(Owned&& other) noexcept {
+    std::swap(handle_, other.handle_);
+    return *this;
+  }
+  ~Owned() {
+    if (handle_.ctx != nullptr) Free(handle_);
+  }
+
+  operator Handle() const { return handle_; }
+  bool empty() const { return handle_.ctx == nullptr; }
+  // The place for a result.
+  Handle* out() { return &handle_; }
+
+ private:
+  Handle handle_{};
+};
+
+using Array = Owned<mlx_array, mlx_array_free>;
+using ArrayVector = Owned<mlx_vector_array, mlx_vector_array_free>;
+using Device = Owned<mlx_device, mlx_device_free>;
+using String = Owned<mlx_string, mlx_string_free>;
+using StringVector = Owned<mlx_vector_string, mlx_vector_string_free>;
+
+// One mlx-c operation: its result, or an exception.
+template <class... Parameters, class... Arguments>
+Array call(int (*operation)(mlx_array*, Parameters...), const Arguments&... arguments) {
+  Array result;
+  check(operation(result.out(), arguments...));
+  return result;
+}
+
+// A scalar of exactly this dtype; T has its representation.
+template <class T>
+Array scalar(T value, mlx_dtype dtype) {
+  const int no_sizes = 0;
+  return Array(mlx_array_new_data(&value, &no_sizes, 0, dtype));
+}
+
 inline Array number(float value) { return scalar(value, MLX_FLOAT32); }
 inline Array integer(int32_t value) { return scalar(value, MLX_INT32); }
-
-inline Array upcast(mlx_array array, mlx_stream s) {
-  return call(mlx_astype, array, MLX_FLOAT32, s);
-}
 
 inline Array range(int start, int stop, mlx_dtype dtype, mlx_stream s) {
   return call(mlx_arange, double(start), double(stop), 1.0, dtype, s);
@@ -24,17 +76,53 @@ inline Array broadcast(mlx_array array, const std::vector<int>& shape, mlx_strea
   return call(mlx_broadcast_to, array, shape.data(), shape.size(), s);
 }
 
+inline Array zeros(const std::vector<int>& shape, mlx_stream s) {
+  return call(mlx_zeros, shape.data(), shape.size(), MLX_FLOAT32, s);
+}
+
+inline Array copied(mlx_array array) {
+  Array copy;
+  check(mlx_array_set(copy.out(), array));
+  return copy;
+}
+
 // array[..., first:last, ...] along one axis.
 inline Array slice(mlx_array array, size_t axis, int first, int last, mlx_stream s) {
   const size_t count = mlx_array_ndim(array);
-  std::vector<int> start(count, 0), stop(count), strides(count, 1);
-  for (size_t i = 0; i < count; ++i) {
-    stop[i] = mlx_array_dim(array, static_cast<int>(i));
-  }
+  const int* shape = mlx_array_shape(array);
+  std::vector<int> start(count, 0), stop(shape, shape + count), strides(count, 1);
   start[axis] = first;
   stop[axis] = last;
   return call(mlx_slice, array, start.data(), count, stop.data(), count, strides.data(), count, s);
 }
+
+// An array of a composition: what is made of it runs on its stream.
+class Value : public Array {
+ public:
+  Value(Array array, mlx_stream s) : Array(std::move(array)), s_(s) {}
+  Value(mlx_array array, mlx_stream s) : Value(copied(array), s) {}
+
+  template <class... Parameters, class... Arguments>
+  Value then(int (*operation)(mlx_array*, Parameters...), const Arguments&... arguments) const {
+    return {call(operation, mlx_array(*this), arguments..., s_), s_};
+  }
+  Value operator+(mlx_array other) const { return then(mlx_add, other); }
+  Value operator-(mlx_array other) const { return then(mlx_subtract, other); }
+  Value operator*(mlx_array other) const { return then(mlx_multiply, other); }
+  Value operator/(mlx_array other) const { return then(mlx_divide, other); }
+  Value at_least(mlx_array other) const { return then(mlx_maximum, other); }
+  Value where(mlx_array yes, mlx_array no) const { return then(mlx_where, yes, no); }
+  Value as(mlx_dtype dtype) const { return then(mlx_astype, dtype); }
+  Value reshaped(std::initializer_list<int> shape) const {
+    return then(mlx_reshape, shape.begin(), shape.size());
+  }
+  Value sliced(size_t axis, int first, int last) const {
+    return {slice(*this, axis, first, last, s_), s_};
+  }
+
+ private:
+  mlx_stream s_;
+};
 
 inline ArrayVector vector_of(std::initializer_list<mlx_array> arrays) {
   return ArrayVector(mlx_vector_array_new_data(arrays.begin(), arrays.size()));
@@ -42,16 +130,16 @@ inline ArrayVector vector_of(std::initializer_list<mlx_array> arrays) {
 
 inline ArrayVector vector_of(const std::vector<Array>& arrays) {
   ArrayVector vector(mlx_vector_array_new());
-  for (const Array& array : arrays) {
-    check(mlx_vector_array_append_value(vector, array));
-  }
+  for (const Array& array : arrays) check(mlx_vector_array_append_value(vector, array));
   return vector;
 }
 
-inline Array item(mlx_vector_array vector, size_t index) {
-  Array array;
-  check(mlx_vector_array_get(array.out(), vector, index));
-  return array;
+inline std::vector<Array> items(mlx_vector_array vector) {
+  std::vector<Array> arrays(mlx_vector_array_size(vector));
+  for (size_t i = 0; i < arrays.size(); ++i) {
+    check(mlx_vector_array_get(arrays[i].out(), vector, i));
+  }
+  return arrays;
 }
 
 // `array`, such that evaluating it evaluates the others too.
@@ -59,7 +147,7 @@ inline Array tied(mlx_array array, const std::vector<mlx_array>& others) {
   const ArrayVector dependencies(mlx_vector_array_new_data(others.data(), others.size()));
   ArrayVector result(mlx_vector_array_new());
   check(mlx_depends(result.out(), vector_of({array}), dependencies));
-  return item(result, 0);
+  return std::move(items(result)[0]);
 }
 
 }  // namespace mlx_h2o_c

@@ -1,11 +1,28 @@
 // The public functions of attention.
 #include "mlx_h2o/c/attention.h"
 
+#include "backend.h"
 #include "boundary.h"
-#include "operations.h"
 #include "validate.h"
 
 using namespace mlx_h2o_c;
+
+namespace {
+
+// The results that have a place.
+void attend(AttentionRequest& request, mlx_array* out, mlx_array* scores, mlx_array* lse,
+            mlx_array* skipped, mlx_array* probe_scores) {
+  request.return_lse = lse != nullptr;
+  request.return_skipped = skipped != nullptr;
+  const AttentionResult result = backend_for_attention(request).attention(request);
+  give(out, result.out);
+  give(scores, result.scores);
+  give(lse, result.lse);
+  give(skipped, result.skipped);
+  give(probe_scores, result.probe_scores);
+}
+
+}  // namespace
 
 extern "C" {
 
@@ -16,19 +33,12 @@ int mlx_h2o_scaled_dot_product_attention_with_scores(mlx_array* out, mlx_array* 
                                                      const mlx_array mask_arr,
                                                      const mlx_array sinks, const mlx_stream s) {
   return status([&] {
-    const char* op = attention_name;
+    const char* op = "scaled_dot_product_attention_with_scores";
     check_place(op, "out", out);
     check_place(op, "scores", scores);
-    check_present(op, {"queries", queries, "[B, Hq, Lq, D]"});
-    check_present(op, {"keys", keys, "[B, Hkv, N, D]"});
-    check_present(op, {"values", values, "[B, Hkv, N, Dv]"});
-    AttentionRequest request = dense_attention_request(
-        op, queries, dense_rows(keys), dense_rows(values), {scale, mask_mode, mask_arr, sinks, s});
-    request.return_lse = lse != nullptr;
-    const AttentionResult result = serve(request);
-    check(mlx_array_set(out, result.out));
-    check(mlx_array_set(scores, result.scores));
-    set_where_wanted(lse, result.lse);
+    AttentionRequest request =
+        dense_attention_request(op, queries, keys, values, {scale, mask_mode, mask_arr, sinks, s});
+    attend(request, out, scores, lse, nullptr, nullptr);
   });
 }
 
@@ -39,7 +49,7 @@ int mlx_h2o_scaled_dot_product_attention_quantized_with_scores(
     mlx_optional_int v_bits, const char* mask_mode, const mlx_array mask_arr, const mlx_array sinks,
     float sparse_v_threshold, const mlx_stream s) {
   return status([&] {
-    const char* op = quantized_attention_name;
+    const char* op = "scaled_dot_product_attention_quantized_with_scores";
     check_place(op, "out", out);
     check_place(op, "scores", scores);
     check_queries(op, queries);
@@ -50,13 +60,7 @@ int mlx_h2o_scaled_dot_product_attention_quantized_with_scores(
     AttentionRequest request =
         packed_attention_request(op, queries, std::move(keys), std::move(values),
                                  sparse_v_threshold, {scale, mask_mode, mask_arr, sinks, s});
-    request.return_lse = lse != nullptr;
-    request.return_skipped = skipped != nullptr;
-    const AttentionResult result = serve(request);
-    check(mlx_array_set(out, result.out));
-    check(mlx_array_set(scores, result.scores));
-    set_where_wanted(lse, result.lse);
-    set_where_wanted(skipped, result.skipped);
+    attend(request, out, scores, lse, skipped, nullptr);
   });
 }
 
@@ -76,12 +80,7 @@ int mlx_h2o_scaled_dot_product_attention_with_probes(
                               sparse_v_threshold, {scale, mask_mode, mask_arr, sinks, s});
     check_probes(request, probes);
     request.probes = probes;
-    request.return_lse = lse != nullptr;
-    const AttentionResult result = serve(request);
-    check(mlx_array_set(out, result.out));
-    check(mlx_array_set(scores, result.scores));
-    set_where_wanted(lse, result.lse);
-    check(mlx_array_set(probe_scores, result.probe_scores));
+    attend(request, out, scores, lse, nullptr, probe_scores);
   });
 }
 
@@ -90,11 +89,12 @@ int mlx_h2o_prefill_scores(mlx_array* res, const mlx_array queries, const mlx_ar
                            const mlx_array sinks, const char* kind, const mlx_array importance,
                            double decay, int counted_queries, const mlx_stream s) {
   return status([&] {
-    check_place(prefill_name, "res", res);
+    const char* op = "prefill_scores";
+    check_place(op, "res", res);
     const PrefillRequest request =
-        prefill_request(queries, keys, kind, importance, decay, counted_queries,
+        prefill_request(op, queries, keys, kind, importance, decay, counted_queries,
                         {scale, mask_mode, mask_arr, sinks, s});
-    check(mlx_array_set(res, prefill_scores(request)));
+    give(res, serve(op, &Backend::prefill_scores, request));
   });
 }
 

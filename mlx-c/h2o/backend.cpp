@@ -2,100 +2,118 @@
 
 #include <cstdlib>
 
-#include "checks.h"
+#include "boundary.h"
+#include "mlx_h2o/c/backend.h"
 
 namespace mlx_h2o_c {
 
 namespace {
 
+std::string no_cuda() { return "the C interface launches no CUDA kernels"; }
+constexpr Backend cuda_backend = {"cuda", no_cuda};
+
 // In the order of preference. Composed is the last of both devices.
 const Backend* const all[] = {&metal_backend, &cuda_backend, &native_backend, &composed_backend};
-const Backend* const for_gpu[] = {&metal_backend, &cuda_backend, &composed_backend};
-const Backend* const for_cpu[] = {&native_backend, &composed_backend};
 
 thread_local std::string chosen;
 
 void check_available(const char* op, const Backend& backend) {
   const std::string reason = backend.unavailable_reason();
-  if (!reason.empty()) {
-    fail(op, "back end '", backend.name, "' is not available: ", reason);
-  }
+  if (!reason.empty()) fail(op, "back end '", backend.name, "' is not available: ", reason);
 }
 
-// The back end that was named, by the program or by the environment; NULL: none was.
-const Backend* named() {
-  if (!chosen.empty()) {
-    return &backend_named(chosen);
-  }
-  const char* environment = std::getenv("MLX_H2O_BACKEND");
-  if (environment == nullptr || environment[0] == '\0') {
-    return nullptr;
-  }
-  return &backend_named(environment, "MLX_H2O_BACKEND names the back end");
-}
-
-std::vector<const Backend*> available(bool on_gpu) {
-  std::vector<const Backend*> found;
-  const auto add = [&](const auto& preferred) {
-    for (const Backend* backend : preferred) {
-      if (backend->unavailable_reason().empty()) {
-        found.push_back(backend);
-      }
-    }
-  };
-  on_gpu ? add(for_gpu) : add(for_cpu);
-  return found;
-}
-
-std::string no_cuda() { return "the C interface launches no CUDA kernels"; }
-
-}  // namespace
-
-const Backend cuda_backend = {"cuda", no_cuda};
-
-const Backend& backend_named(const std::string& name, const char* what) {
+// `what` introduces the name in the message.
+const Backend& backend_named(const std::string& name, const char* what = "unknown back end") {
   std::string names;
   for (const Backend* backend : all) {
-    if (name == backend->name) {
-      return *backend;
-    }
+    if (name == backend->name) return *backend;
     names += (names.empty() ? "" : ", ") + std::string(backend->name);
   }
   fail("use_backend", what, " '", name, "', expected one of ", names, ".");
 }
 
-void set_backend(const std::string& name) {
-  if (!name.empty()) {
-    check_available("use_backend", backend_named(name));
+// The back end that was named, by the program or by the environment; NULL: none was.
+const Backend* named() {
+  if (!chosen.empty()) return &backend_named(chosen);
+  const char* environment = std::getenv("MLX_H2O_BACKEND");
+  if (environment == nullptr || environment[0] == '\0') return nullptr;
+  return &backend_named(environment, "MLX_H2O_BACKEND names the back end");
+}
+
+}  // namespace
+
+std::vector<const Backend*> candidates(const char* op, mlx_stream stream) {
+  const Backend* other_device = runs_on_gpu(op, stream) ? &native_backend : &metal_backend;
+  if (const Backend* backend = named()) {
+    check_available(op, *backend);
+    return {backend == other_device ? &composed_backend : backend, &composed_backend};
   }
-  chosen = name;
+  std::vector<const Backend*> found;
+  for (const Backend* backend : all) {
+    if (backend != other_device && backend->unavailable_reason().empty()) found.push_back(backend);
+  }
+  return found;
 }
 
 const Backend& backend_for_attention(const AttentionRequest& request) {
-  const Backend* backend = named();
-  if (backend == nullptr) {
-    for (const Backend* each : available(request.on_gpu)) {
-      if (each->refuses(request).empty()) {
-        return *each;
-      }
+  if (const Backend* backend = named()) {
+    check_available(request.op, *backend);
+    const std::string reason = backend->refuses(request);
+    if (!reason.empty()) {
+      fail(request.op, "back end '", backend->name, "' cannot serve this call: ", reason);
     }
-    return composed_backend;
+    return *backend;
   }
-  check_available(request.op, *backend);
-  const std::string reason = backend->refuses(request);
-  if (!reason.empty()) {
-    fail(request.op, "back end '", backend->name, "' cannot serve this call: ", reason);
+  for (const Backend* backend : candidates(request.op, request.stream)) {
+    if (backend->refuses(request).empty()) return *backend;
   }
-  return *backend;
+  return composed_backend;
 }
 
-std::vector<const Backend*> candidates(const char* op, bool on_gpu) {
-  const Backend* backend = named();
-  if (backend == nullptr) {
-    return available(on_gpu);
-  }
-  check_available(op, *backend);
-  return {backend, &composed_backend};
+AttentionAccumulated attend_and_accumulate(const AttentionAccumulateRequest& request) {
+  const AttentionRequest& attention = request.attention;
+  const Backend& backend = backend_for_attention(attention);
+  if (backend.attention_and_accumulate != nullptr) return backend.attention_and_accumulate(request);
+  const AttentionResult found = backend.attention(attention);
+  const bool masked = !attention.mask.empty() || (attention.causal && attention.length > 1);
+  Array importance = serve(
+      "accumulate_scores", &Backend::accumulate_scores,
+      AccumulateRequest{request.importance, found.scores, request.decay, masked, attention.stream});
+  // Untied, the scores of every step would wait for someone to ask, graph and all.
+  return {tied(found.out, {importance}), std::move(importance)};
 }
 
 }  // namespace mlx_h2o_c
+
+using namespace mlx_h2o_c;
+
+extern "C" {
+
+int mlx_h2o_set_backend(const char* name) {
+  return status([&] {
+    const std::string wanted = name == nullptr ? "" : name;
+    if (!wanted.empty()) check_available("use_backend", backend_named(wanted));
+    chosen = wanted;
+  });
+}
+
+int mlx_h2o_backend_status(const char* name, bool* available, mlx_string* reason) {
+  return status([&] {
+    const std::string why = backend_named(name == nullptr ? "" : name).unavailable_reason();
+    if (reason != nullptr) check(mlx_string_set(reason, String(mlx_string_new_data(why.c_str()))));
+    if (available != nullptr) *available = why.empty();
+  });
+}
+
+int mlx_h2o_threads(int* res) {
+  return status([&] {
+    check_place("threads", "res", res);
+    *res = threads();
+  });
+}
+
+int mlx_h2o_set_threads(int count) {
+  return status([&] { set_threads(count); });
+}
+
+}  // extern "C"

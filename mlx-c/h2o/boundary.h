@@ -5,41 +5,41 @@
 
 namespace mlx_h2o_c {
 
+// A call begins: no message has come from mlx-c on this thread yet.
+void expect_no_error() noexcept;
+// To the error handler of mlx-c, and to this thread's last error.
+void report(const char* text) noexcept;
+// mlx-c has told the handler; this thread's last error must not stay that of an earlier call.
+void note_reported() noexcept;
+
 // 0, or 1 after one report to mlx-c's error handler.
 template <class Body>
 int status(Body&& body) noexcept {
+  expect_no_error();
   try {
     body();
     return 0;
   } catch (const Reported&) {
-    // mlx-c has told the handler.
+    note_reported();
   } catch (const std::exception& error) {
-    mlx_error("%s", error.what());
+    report(error.what());
   } catch (...) {
-    mlx_error("%s", "unknown exception");
+    report("unknown exception");
   }
   return 1;
 }
 
 inline void check_place(const char* op, const char* name, const void* place) {
-  if (place == nullptr) {
-    fail(op, name, " is NULL, expected a place for the result.");
-  }
+  if (place == nullptr) fail(op, name, " is NULL, expected a place for the result.");
 }
 
-// What is given and the place of its result belong together.
-inline void check_together(const char* op, const char* name, const void* given, const char* place,
-                           const void* pointer) {
-  if ((given == nullptr) != (pointer == nullptr)) {
-    fail(op, given == nullptr ? place : name, " is given without ", given == nullptr ? name : place,
-         ", expected both or neither.");
-  }
+// Nothing where the place is NULL.
+inline void give(mlx_array* place, const Array& array) {
+  if (place != nullptr) check(mlx_array_set(place, array));
 }
 
-inline void set_where_wanted(mlx_array* place, const Array& array) {
-  if (place != nullptr) {
-    check(mlx_array_set(place, array));
-  }
+inline void give(mlx_vector_array* place, const std::vector<Array>& arrays) {
+  check(mlx_vector_array_set(place, vector_of(arrays)));
 }
 
 }  // namespace mlx_h2o_c

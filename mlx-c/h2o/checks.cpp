@@ -12,9 +12,7 @@ namespace {
 // The shortest digits that read back as the same number.
 template <class Number>
 std::string shortest(Number number) {
-  if (!std::isfinite(number)) {
-    return std::isnan(number) ? "nan" : number > 0 ? "inf" : "-inf";
-  }
+  if (!std::isfinite(number)) return std::isnan(number) ? "nan" : number > 0 ? "inf" : "-inf";
   char digits[64];
   const std::to_chars_result result = std::to_chars(digits, digits + sizeof digits, number);
   std::string text(digits, result.ptr);
@@ -31,7 +29,7 @@ Shape shape_of(mlx_array array) {
   return shape;
 }
 
-std::string shape_text(const Shape& shape) {
+std::string text_of(const Shape& shape) {
   std::string text = "(";
   for (size_t axis = 0; axis < shape.size(); ++axis) {
     text += (axis > 0 ? ", " : "") + std::to_string(shape[axis]);
@@ -39,10 +37,8 @@ std::string shape_text(const Shape& shape) {
   return text + (shape.size() == 1 ? ",)" : ")");
 }
 
-std::string shape_text(mlx_array array) { return shape_text(shape_of(array)); }
-
-std::string number_text(double number) { return shortest(number); }
-std::string number_text(float number) { return shortest(number); }
+std::string text_of(double number) { return shortest(number); }
+std::string text_of(float number) { return shortest(number); }
 
 const char* dtype_name(mlx_dtype dtype) {
   static const char* const names[] = {"bool",    "uint8",   "uint16",   "uint32",   "uint64",
@@ -54,7 +50,7 @@ const char* dtype_name(mlx_dtype dtype) {
 const char* dtype_name(mlx_array array) { return dtype_name(mlx_array_dtype(array)); }
 
 std::string found_text(mlx_array array) {
-  return std::string(dtype_name(array)) + " " + shape_text(array);
+  return std::string(dtype_name(array)) + " " + text_of(shape_of(array));
 }
 
 bool is_float(mlx_array array) {
@@ -70,10 +66,58 @@ void check_present(const char* op, const Named& named) {
   }
 }
 
-bool runs_on_gpu(const char* op, mlx_stream stream) {
-  if (stream.ctx == nullptr) {
-    fail(op, "the stream is an empty handle, expected a stream.");
+void check_rank(const char* op, const Named& named, size_t rank) {
+  const size_t found = mlx_array_ndim(named.array);
+  if (found != rank) {
+    fail(op, named.name, " have ", found, " dimensions, expected ", rank, " ", named.layout, ".");
   }
+}
+
+void check_not_empty(const char* op, const Named& named) {
+  if (has_empty_axis(named.array)) {
+    fail(op, named.name, " are empty: found shape ", text_of(shape_of(named.array)),
+         ", expected every size of ", named.layout, " to be at least 1.");
+  }
+}
+
+void check_float(const char* op, const Named& named) {
+  if (!is_float(named.array)) {
+    fail(op, named.name, " are ", dtype_name(named.array),
+         ", expected float32, float16 or bfloat16.");
+  }
+}
+
+void check_array(const char* op, const Named& named, mlx_dtype dtype, const Shape& shape) {
+  check_present(op, named);
+  if (shape_of(named.array) != shape || mlx_array_dtype(named.array) != dtype) {
+    fail(op, named.name, " are ", found_text(named.array), ", expected ", dtype_name(dtype), " ",
+         named.layout, " = ", text_of(shape), ".");
+  }
+}
+
+void check_float_rows(const char* op, const Named& named) {
+  check_present(op, named);
+  if (mlx_array_ndim(named.array) != 4 || has_empty_axis(named.array) || !is_float(named.array)) {
+    fail(op, named.name, " are ", found_text(named.array),
+         ", expected float32, float16 or bfloat16 ", named.layout, ", every size at least 1.");
+  }
+}
+
+void check_per_sequence(const char* op, const char* name, mlx_array array, int batch) {
+  const Shape shape = shape_of(array), expected = {batch};
+  if (mlx_array_dtype(array) != MLX_INT32 || (!shape.empty() && shape != expected)) {
+    fail(op, name, " is ", found_text(array), ", expected int32 () or [B] = ", text_of(expected),
+         ".");
+  }
+}
+
+void check_zones(const char* op, int sink_size, mlx_array recent_start, int batch) {
+  if (sink_size < 0) fail(op, "sink_size is ", sink_size, ", expected 0 or more.");
+  if (recent_start.ctx != nullptr) check_per_sequence(op, "recent_start", recent_start, batch);
+}
+
+bool runs_on_gpu(const char* op, mlx_stream stream) {
+  if (stream.ctx == nullptr) fail(op, "the stream is an empty handle, expected a stream.");
   Device device;
   check(mlx_stream_get_device(device.out(), stream));
   mlx_device_type type = MLX_CPU;
@@ -81,39 +125,22 @@ bool runs_on_gpu(const char* op, mlx_stream stream) {
   return type == MLX_GPU;
 }
 
-void check_one_of(const char* op, const char* name, int value, std::initializer_list<int> known) {
+void check_one_of(const char* op, const char* name, int value, const Shape& known) {
   if (std::find(known.begin(), known.end(), value) == known.end()) {
-    fail(op, name, " is ", value, ", expected one of ", shape_text(Shape(known)), ".");
+    fail(op, name, " is ", value, ", expected one of ", text_of(known), ".");
   }
 }
 
 void check_number(const char* op, const char* name, double value) {
   if (!(std::abs(value) <= FLT_MAX)) {
-    fail(op, name, " is ", number_text(value), ", expected a finite number.");
+    fail(op, name, " is ", text_of(value), ", expected a finite number.");
   }
 }
 
 void check_decay(const char* op, double decay) {
   check_number(op, "decay", decay);
   if (!(decay >= 0 && decay < 1)) {
-    fail(op, "decay is ", number_text(decay), ", expected at least 0 and below 1.");
-  }
-}
-
-void check_per_sequence(const char* op, const char* name, mlx_array array, int batch) {
-  const Shape shape = shape_of(array), expected = {batch};
-  if (mlx_array_dtype(array) != MLX_INT32 || (!shape.empty() && shape != expected)) {
-    fail(op, name, " is ", found_text(array), ", expected int32 () or [B] = ", shape_text(expected),
-         ".");
-  }
-}
-
-void check_zones(const char* op, int sink_size, mlx_array recent_start, int batch) {
-  if (sink_size < 0) {
-    fail(op, "sink_size is ", sink_size, ", expected 0 or more.");
-  }
-  if (recent_start.ctx != nullptr) {
-    check_per_sequence(op, "recent_start", recent_start, batch);
+    fail(op, "decay is ", text_of(decay), ", expected at least 0 and below 1.");
   }
 }
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "owned.h"
+#include "arrays.h"
 
 namespace mlx_h2o_c {
 
@@ -23,7 +23,7 @@ using Shape = std::vector<int>;
 
 // What a message calls an array, and its layout in the documentation.
 struct Named {
-  const char* name;
+  std::string name;
   mlx_array array;
   const char* layout;
 };
@@ -31,10 +31,10 @@ struct Named {
 Shape shape_of(mlx_array array);
 
 // As Python writes a tuple, and a number.
-std::string shape_text(const Shape& shape);
-std::string shape_text(mlx_array array);
-std::string number_text(double number);
-std::string number_text(float number);
+std::string text_of(const Shape& shape);
+std::string text_of(double number);
+std::string text_of(float number);
+inline std::string text_of(int number) { return std::to_string(number); }
 
 const char* dtype_name(mlx_dtype dtype);
 const char* dtype_name(mlx_array array);
@@ -46,15 +46,32 @@ bool is_float(mlx_array array);
 bool has_empty_axis(mlx_array array);
 
 void check_present(const char* op, const Named& named);
-// Whether the stream's device is a GPU; an empty handle is an error.
-bool runs_on_gpu(const char* op, mlx_stream stream);
-void check_one_of(const char* op, const char* name, int value, std::initializer_list<int> known);
-// Finite in float32, which every back end holds it in.
-void check_number(const char* op, const char* name, double value);
-void check_decay(const char* op, double decay);
+void check_rank(const char* op, const Named& named, size_t rank);
+void check_not_empty(const char* op, const Named& named);
+void check_float(const char* op, const Named& named);
+// Present, of this dtype and shape.
+void check_array(const char* op, const Named& named, mlx_dtype dtype, const Shape& shape);
+// Present, with four axes of at least 1, of a float dtype.
+void check_float_rows(const char* op, const Named& named);
 // int32 [] or [B]: one number for all sequences, or one each.
 void check_per_sequence(const char* op, const char* name, mlx_array array, int batch);
 // The protected zones; recent_start may be empty.
 void check_zones(const char* op, int sink_size, mlx_array recent_start, int batch);
+
+// `what` begins the message and says of which two things: "queries and keys have batch sizes".
+template <class Value>
+void check_same(const char* op, const char* what, const Value& one, const Value& other,
+                const char* expected = "the same") {
+  if (one != other) {
+    fail(op, what, " ", text_of(one), " and ", text_of(other), ", expected ", expected, ".");
+  }
+}
+
+// Whether the stream's device is a GPU; an empty handle is an error.
+bool runs_on_gpu(const char* op, mlx_stream stream);
+void check_one_of(const char* op, const char* name, int value, const Shape& known);
+// Finite in float32, which every back end holds it in.
+void check_number(const char* op, const char* name, double value);
+void check_decay(const char* op, double decay);
 
 }  // namespace mlx_h2o_c

@@ -2,120 +2,121 @@
 // float32, and the output is rounded once.
 #include <cmath>
 
-#include "arrays.h"
+#include "backend.h"
 #include "composed.h"
 
 namespace mlx_h2o_c::composed {
 
 namespace {
 
-// The pairs whose weight is below the threshold. NaN compares false, and stays.
-Array dropped_pairs(const Softmax& parts, float threshold, mlx_stream s) {
-  const Array least = call(mlx_multiply, parts.total, number(threshold), s);
-  return call(mlx_less, parts.weights, least, s);
+// One product with all keys.
+Value products(const AttentionRequest& r, const Value& vectors) {
+  return vectors.then(mlx_matmul, dense(r.keys, r.stream).then(mlx_swapaxes, -1, -2));
 }
 
-// The share of the N rows that a query drops though it sees them: [B, Hq, Lq].
-Array share_of(const Array& dropped, const Array& scores, mlx_stream s) {
-  const Array seen = call(mlx_not_equal, scores, number(-INFINITY), s);
-  const Array skipped = upcast(call(mlx_logical_and, dropped, seen, s), s);
-  return call(mlx_mean_axis, skipped, -1, false, s);
+Value scaled(const AttentionRequest& r, mlx_array vectors) {
+  return Value(vectors, r.stream).as(MLX_FLOAT32) * number(r.scale);
 }
 
 }  // namespace
 
-Array dense(const Rows& rows, mlx_stream s) {
-  if (!rows.packed()) {
-    return upcast(rows.parts[0], s);
-  }
-  const Array scales = upcast(rows.parts[1], s), biases = upcast(rows.parts[2], s);
-  return call(mlx_dequantize, rows.parts[0], scales, biases,
-              mlx_optional_int{rows.group_size, true}, mlx_optional_int{rows.bits, true}, "affine",
-              mlx_array{}, mlx_optional_dtype{MLX_FLOAT32, false}, s);
+Value dense(const Rows& rows, mlx_stream s) {
+  const Value first(mlx_array(rows.parts[0]), s);
+  if (!rows.packed()) return first.as(MLX_FLOAT32);
+  const Value scales(mlx_array(rows.parts[1]), s), biases(mlx_array(rows.parts[2]), s);
+  return first.then(mlx_dequantize, scales.as(MLX_FLOAT32), biases.as(MLX_FLOAT32),
+                    mlx_optional_int{rows.group_size, true}, mlx_optional_int{rows.bits, true},
+                    "affine", mlx_array{}, mlx_optional_dtype{MLX_FLOAT32, false});
 }
 
-Array logits(const AttentionRequest& r) {
+Value logits(const AttentionRequest& r) {
   const mlx_stream s = r.stream;
   // The query heads of one KV head become rows of one product: K is not repeated.
   const int group_rows = r.heads / r.kv_heads * r.length;
-  const Array scaled = call(mlx_multiply, upcast(r.queries, s), number(r.scale), s);
-  const Array queries = reshape(scaled, {r.batch, r.kv_heads, group_rows, r.head_size}, s);
-  const Array keys = call(mlx_swapaxes, dense(r.keys, s), -1, -2, s);
-  Array logits =
-      reshape(call(mlx_matmul, queries, keys, s), {r.batch, r.heads, r.length, r.rows}, s);
+  const Value queries =
+      scaled(r, r.queries).reshaped({r.batch, r.kv_heads, group_rows, r.head_size});
+  Value logits = products(r, queries).reshaped({r.batch, r.heads, r.length, r.rows});
   const Array masked = number(-INFINITY);
   if (r.causal) {
-    const Array last = range(r.rows - r.length, r.rows, MLX_INT32, s);
-    const Array seen =
-        call(mlx_less_equal, range(0, r.rows, MLX_INT32, s), reshape(last, {r.length, 1}, s), s);
-    return call(mlx_where, seen, logits, masked, s);
+    const Value last(range(r.rows - r.length, r.rows, MLX_INT32, s), s);
+    const Value seen =
+        Value(range(0, r.rows, MLX_INT32, s), s).then(mlx_less_equal, last.reshaped({r.length, 1}));
+    return seen.where(logits, masked);
   }
-  if (r.has_bool_mask()) {
-    return call(mlx_where, r.mask, logits, masked, s);
-  }
-  if (r.has_additive_mask()) {
-    const Array bias = upcast(r.mask, s);
-    // NaN compares false: it is not masked, and reaches the output of its query.
-    const Array hidden = call(mlx_less_equal, bias, number(r.mask_threshold), s);
-    return call(mlx_where, hidden, masked, call(mlx_add, logits, bias, s), s);
-  }
-  return logits;
+  if (r.mask.empty()) return logits;
+  const Value mask(mlx_array(r.mask), s);
+  if (r.mask_dtype == MLX_BOOL) return mask.where(logits, masked);
+  const Value bias = mask.as(MLX_FLOAT32);
+  // NaN compares false: it is not masked, and reaches the output of its query.
+  const Value hidden = bias.then(mlx_less_equal, number(r.mask_threshold));
+  return hidden.where(masked, logits + bias);
 }
 
-Softmax softmax(const Array& scores, mlx_array sink_logits, int heads, mlx_stream s) {
-  Array peak = call(mlx_max_axis, scores, -1, true, s);
-  Array sinks;
+Softmax softmax(const Value& scores, mlx_array sink_logits, int heads, mlx_stream s) {
+  Value peak = scores.then(mlx_max_axis, -1, true);
+  Value sinks(Array(), s);
   if (sink_logits.ctx != nullptr) {
-    sinks = reshape(upcast(sink_logits, s), {1, heads, 1, 1}, s);
-    peak = call(mlx_maximum, peak, sinks, s);
+    sinks = Value(sink_logits, s).as(MLX_FLOAT32).reshaped({1, heads, 1, 1});
+    peak = peak.at_least(sinks);
   }
   // With nothing to attend to the peak is -inf, and -inf - -inf would be NaN.
-  const Array nothing = call(mlx_equal, peak, number(-INFINITY), s);
-  peak = call(mlx_where, nothing, number(0), peak, s);
-  Array weights = call(mlx_exp, call(mlx_subtract, scores, peak, s), s);
-  Array total = call(mlx_sum_axis, weights, -1, true, s);
-  if (!sinks.empty()) {
-    total = call(mlx_add, total, call(mlx_exp, call(mlx_subtract, sinks, peak, s), s), s);
-  }
+  const Value nothing = peak.then(mlx_equal, number(-INFINITY));
+  peak = nothing.where(number(0), peak);
+  Value weights = (scores - peak).then(mlx_exp);
+  Value total = weights.then(mlx_sum_axis, -1, true);
+  if (!sinks.empty()) total = total + (sinks - peak).then(mlx_exp);
   return {std::move(weights), std::move(total), std::move(peak)};
-}
-
-Array probe_scores(const AttentionRequest& r) {
-  const mlx_stream s = r.stream;
-  const Array scaled = call(mlx_multiply, upcast(r.probes, s), number(r.scale), s);
-  return call(mlx_matmul, scaled, call(mlx_swapaxes, dense(r.keys, s), -1, -2, s), s);
 }
 
 AttentionResult attention(const AttentionRequest& r) {
   const mlx_stream s = r.stream;
   AttentionResult result;
-  result.scores = logits(r);
-  Softmax parts = softmax(result.scores, r.sinks, r.heads, s);
+  Value scores = logits(r);
+  Softmax parts = softmax(scores, r.sinks, r.heads, s);
   if (r.sparse_v_threshold > 0) {
-    const Array dropped = dropped_pairs(parts, r.sparse_v_threshold, s);
-    parts.weights = call(mlx_where, dropped, number(0), parts.weights, s);
+    // The pairs whose weight is below the threshold. NaN compares false, and stays.
+    const Value dropped = parts.weights.then(mlx_less, parts.total * number(r.sparse_v_threshold));
+    parts.weights = dropped.where(number(0), parts.weights);
     if (r.return_skipped) {
-      result.skipped = share_of(dropped, result.scores, s);
+      // The share of the N rows that a query drops though it sees them: [B, Hq, Lq].
+      const Value seen = scores.then(mlx_not_equal, number(-INFINITY));
+      result.skipped =
+          dropped.then(mlx_logical_and, seen).as(MLX_FLOAT32).then(mlx_mean_axis, -1, false);
     }
   } else if (r.return_skipped) {
-    const int shape[] = {r.batch, r.heads, r.length};
-    result.skipped = call(mlx_zeros, shape, size_t{3}, MLX_FLOAT32, s);
+    result.skipped = zeros({r.batch, r.heads, r.length}, s);
   }
   const int group_rows = r.heads / r.kv_heads * r.length;
-  const Array grouped = reshape(parts.weights, {r.batch, r.kv_heads, group_rows, r.rows}, s);
-  const Array mixed = reshape(call(mlx_matmul, grouped, dense(r.values, s), s),
-                              {r.batch, r.heads, r.length, r.value_size}, s);
-  const Array out = call(mlx_where, call(mlx_equal, parts.total, number(0), s), number(0),
-                         call(mlx_divide, mixed, parts.total, s), s);
-  result.out = call(mlx_astype, out, mlx_array_dtype(r.queries), s);
+  const Value mixed = parts.weights.reshaped({r.batch, r.kv_heads, group_rows, r.rows})
+                          .then(mlx_matmul, dense(r.values, s))
+                          .reshaped({r.batch, r.heads, r.length, r.value_size});
+  const Value nothing = parts.total.then(mlx_equal, number(0));
+  result.out = nothing.where(number(0), mixed / parts.total).as(mlx_array_dtype(r.queries));
   if (r.return_lse) {
-    const Array lse = call(mlx_add, parts.peak, call(mlx_log, parts.total, s), s);
-    result.lse = call(mlx_squeeze_axis, lse, -1, s);
+    result.lse = (parts.peak + parts.total.then(mlx_log)).then(mlx_squeeze_axis, -1);
   }
-  if (r.probes.ctx != nullptr) {
-    result.probe_scores = probe_scores(r);
-  }
+  if (r.probes.ctx != nullptr) result.probe_scores = products(r, scaled(r, r.probes));
+  result.scores = std::move(scores);
   return result;
 }
 
 }  // namespace mlx_h2o_c::composed
+
+namespace mlx_h2o_c {
+
+const Backend composed_backend = {
+    "composed",
+    [] { return std::string(); },
+    [](const AttentionRequest& /* request */) { return std::string(); },
+    composed::attention,
+    nullptr,  // attention, then the best moving average
+    composed::prefill_scores,
+    composed::accumulate_scores,
+    composed::keep_indices,
+    composed::evict_indices,
+    composed::key_diversity,
+    composed::replace_worst,
+    composed::quantize_append,
+};
+
+}  // namespace mlx_h2o_c

@@ -2,7 +2,6 @@
 // are made in blocks.
 #include <cmath>
 
-#include "arrays.h"
 #include "composed.h"
 
 namespace mlx_h2o_c::composed {
@@ -31,14 +30,14 @@ int64_t logits_of(const AttentionRequest& r, int64_t pairs) {
   return int64_t{4} * r.batch * r.heads * pairs;
 }
 
-// The request of some queries and some keys, computed after `after`: without an order MLX may
-// begin many blocks before it ends the first.
-AttentionRequest block(const AttentionRequest& r, Range queries, mlx_array all_keys, Range keys,
-                       mlx_array after, Array* held) {
+// The logits of some queries and some keys, computed after `after`: without an order MLX may begin
+// many blocks before it ends the first.
+Value block(const AttentionRequest& r, Range queries, mlx_array all_keys, Range keys,
+            mlx_array after) {
   const mlx_stream s = r.stream;
   AttentionRequest part{};
-  *held = tied(slice(r.queries, 2, queries.first, queries.last, s), {after});
-  part.queries = *held;
+  const Array own = tied(slice(r.queries, 2, queries.first, queries.last, s), {after});
+  part.queries = own;
   part.keys.parts.push_back(slice(all_keys, 2, keys.first, keys.last, s));
   part.scale = r.scale;
   part.stream = s;
@@ -48,63 +47,54 @@ AttentionRequest block(const AttentionRequest& r, Range queries, mlx_array all_k
   part.length = queries.last - queries.first;
   part.rows = keys.last - keys.first;
   part.head_size = r.head_size;
-  part.mask_dtype = r.mask_dtype;
+  part.mask_dtype = r.causal ? MLX_BOOL : r.mask_dtype;
   part.mask_threshold = r.mask_threshold;
   if (r.causal) {
     const int newest = r.rows - r.length;
-    const Array last = range(newest + queries.first, newest + queries.last, MLX_INT32, s);
-    const Array columns = range(keys.first, keys.last, MLX_INT32, s);
-    const Array seen = call(mlx_less_equal, columns, reshape(last, {part.length, 1}, s), s);
-    part.mask = broadcast(seen, {r.batch, r.heads, part.length, part.rows}, s);
-    part.mask_dtype = MLX_BOOL;
+    const Value last(range(newest + queries.first, newest + queries.last, MLX_INT32, s), s);
+    const Value columns(range(keys.first, keys.last, MLX_INT32, s), s);
+    part.mask = broadcast(columns.then(mlx_less_equal, last.reshaped({part.length, 1})),
+                          {r.batch, r.heads, part.length, part.rows}, s);
   } else if (!r.mask.empty()) {
     const Array rows = slice(r.mask, 2, queries.first, queries.last, s);
     part.mask = slice(rows, 3, keys.first, keys.last, s);
   }
-  return part;
+  return logits(part);
 }
 
-Array moving_average(const PrefillRequest& request) {
+Value moving_average(const PrefillRequest& request) {
   const AttentionRequest& r = request.attention;
   const mlx_stream s = r.stream;
-  const Range counted = {0, r.length};
-  Array importance;
-  if (request.importance.ctx != nullptr) {
-    check(mlx_array_set(importance.out(), request.importance));
-  } else {
-    const int shape[] = {r.batch, r.kv_heads, r.rows};
-    importance = call(mlx_full, shape, size_t{3}, number(NAN), MLX_FLOAT32, s);
-  }
+  const Array importance = request.importance.ctx != nullptr
+                               ? copied(request.importance)
+                               : broadcast(number(NAN), {r.batch, r.kv_heads, r.rows}, s);
   const bool masked = r.causal || !r.mask.empty();
   std::vector<Array> parts;
   Array after = slice(importance, 2, 0, 0, s);
   for (const Range keys : blocks(r.rows, logits_of(r, r.length))) {
-    Array queries;
-    const Array scores = logits(block(r, counted, r.keys.parts[0], keys, after, &queries));
+    const Value scores = block(r, {0, r.length}, r.keys.parts[0], keys, after);
     const Array before = slice(importance, 2, keys.first, keys.last, s);
-    parts.push_back(accumulate_scores({before, scores, request.decay, masked, s, r.on_gpu}));
-    check(mlx_array_set(after.out(), parts.back()));
+    parts.push_back(accumulate_scores({before, scores, request.decay, masked, s}));
+    after = copied(parts.back());
   }
-  return call(mlx_concatenate_axis, vector_of(parts), 2, s);
+  return {call(mlx_concatenate_axis, vector_of(parts), 2, s), s};
 }
 
 // The sum of the weights over all queries, and over the query heads of the KV head.
-Array mass(const PrefillRequest& request) {
+Value mass(const PrefillRequest& request) {
   const AttentionRequest& r = request.attention;
   const mlx_stream s = r.stream;
-  const Array keys = upcast(r.keys.parts[0], s);  // once, not for every block
-  const int shape[] = {r.batch, r.kv_heads, r.rows};
-  Array mass = call(mlx_zeros, shape, size_t{3}, MLX_FLOAT32, s);
+  const Array keys = call(mlx_astype, r.keys.parts[0], MLX_FLOAT32, s);  // not in every block
+  Value mass(zeros({r.batch, r.kv_heads, r.rows}, s), s);
   for (const Range queries : blocks(r.length, logits_of(r, r.rows))) {
-    Array held;
-    const Array scores = logits(block(r, queries, keys, {0, r.rows}, mass, &held));
-    const Softmax parts = softmax(scores, r.sinks, r.heads, s);
-    const Array shares = call(mlx_where, call(mlx_equal, parts.total, number(0), s), number(0),
-                              call(mlx_reciprocal, parts.total, s), s);
+    const Softmax parts = softmax(block(r, queries, keys, {0, r.rows}, mass), r.sinks, r.heads, s);
+    const Value nothing = parts.total.then(mlx_equal, number(0));
     const int rows = r.heads / r.kv_heads * (queries.last - queries.first);
-    const Array weighed = call(mlx_matmul, reshape(shares, {r.batch, r.kv_heads, 1, rows}, s),
-                               reshape(parts.weights, {r.batch, r.kv_heads, rows, r.rows}, s), s);
-    mass = call(mlx_add, mass, call(mlx_squeeze_axis, weighed, 2, s), s);
+    const Value weights = parts.weights.reshaped({r.batch, r.kv_heads, rows, r.rows});
+    const Value weighed = nothing.where(number(0), parts.total.then(mlx_reciprocal))
+                              .reshaped({r.batch, r.kv_heads, 1, rows})
+                              .then(mlx_matmul, weights);
+    mass = mass + weighed.then(mlx_squeeze_axis, 2);
   }
   return mass;
 }

@@ -1,7 +1,6 @@
 // The definitions of the operations on a cache's rows in plain MLX operations.
 #include <cmath>
 
-#include "arrays.h"
 #include "composed.h"
 
 namespace mlx_h2o_c::composed {
@@ -10,123 +9,107 @@ namespace {
 
 constexpr float least_norm = 1e-12F;  // a key of zeros gets the cosine 0, not NaN
 
-Array normalised(const Array& vectors, mlx_stream s) {
-  const Array squares = call(mlx_sum_axis, call(mlx_square, vectors, s), -1, true, s);
-  const Array norm = call(mlx_sqrt, squares, s);
-  return call(mlx_divide, vectors, call(mlx_maximum, norm, number(least_norm), s), s);
+Value normalised(const Value& vectors) {
+  const Value norm = vectors.then(mlx_square).then(mlx_sum_axis, -1, true).then(mlx_sqrt);
+  return vectors / norm.at_least(number(least_norm));
 }
 
 // `rows` [B, H, L, E] in the slots [B, H, L] of the stored ones.
-Array put(mlx_array stored, mlx_array slots, mlx_array rows, mlx_stream s) {
-  std::vector<int> shape(4);
-  for (int axis = 0; axis < 4; ++axis) {
-    shape[axis] = mlx_array_dim(rows, axis);
-  }
-  const Array at = broadcast(call(mlx_expand_dims, slots, -1, s), shape, s);
-  return call(mlx_put_along_axis, stored, at, rows, 2, s);
-}
-
-std::vector<Array> put_all(const Rows& stored, const std::vector<Array>& rows, mlx_array slots,
-                           mlx_stream s) {
+std::vector<Array> put(const Rows& stored, const std::vector<Array>& rows, mlx_array slots,
+                       mlx_stream s) {
+  const Array expanded = call(mlx_expand_dims, slots, -1, s);
   std::vector<Array> result;
   for (size_t i = 0; i < rows.size(); ++i) {
-    result.push_back(put(stored.parts[i], slots, rows[i], s));
+    const Array at = broadcast(expanded,
+                               {mlx_array_dim(slots, 0), mlx_array_dim(slots, 1),
+                                mlx_array_dim(slots, 2), mlx_array_dim(rows[i], 3)},
+                               s);
+    result.push_back(call(mlx_put_along_axis, stored.parts[i], at, rows[i], 2, s));
   }
+  return result;
+}
+
+std::vector<Array> as_stored(const Rows& stored, mlx_array rows, mlx_stream s) {
+  if (!stored.packed()) {
+    std::vector<Array> parts;
+    parts.push_back(copied(rows));
+    return parts;
+  }
+  ArrayVector packed(mlx_vector_array_new());
+  check(mlx_quantize(packed.out(), rows, mlx_optional_int{stored.group_size, true},
+                     mlx_optional_int{stored.bits, true}, "affine", mlx_array{}, s));
+  return items(packed);
+}
+
+// With the new rows, as they are stored, in the slots. The rows of one step hang together: whoever
+// evaluates the first array of the keys evaluates the rest, and `others`, or their graph would
+// grow.
+Written written(const StoredRows& r, mlx_array slots, const Written& fresh,
+                std::vector<mlx_array> others) {
+  Written result{put(r.keys, fresh.keys, slots, r.stream),
+                 put(r.values, fresh.values, slots, r.stream)};
+  others.insert(others.end(), result.keys.begin() + 1, result.keys.end());
+  others.insert(others.end(), result.values.begin(), result.values.end());
+  result.keys[0] = tied(result.keys[0], others);
   return result;
 }
 
 }  // namespace
 
 Array key_diversity(const KeyDiversityRequest& r) {
-  const mlx_stream s = r.stream;
-  const Array directions = normalised(upcast(r.keys, s), s);
-  const Array mean = normalised(call(mlx_mean_axis, directions, 2, true, s), s);
-  const Array cosines = call(mlx_matmul, directions, call(mlx_swapaxes, mean, -1, -2, s), s);
-  return call(mlx_negative, call(mlx_squeeze_axis, cosines, -1, s), s);
+  const Value directions = normalised(Value(r.keys, r.stream).as(MLX_FLOAT32));
+  const Value mean = normalised(directions.then(mlx_mean_axis, 2, true));
+  const Value cosines = directions.then(mlx_matmul, mean.then(mlx_swapaxes, -1, -2));
+  return cosines.then(mlx_squeeze_axis, -1).then(mlx_negative);
+}
+
+Value per_sequence(mlx_array numbers, mlx_stream s) {
+  Value value(numbers, s);
+  return mlx_array_ndim(numbers) == 0 ? std::move(value)
+                                      : value.reshaped({mlx_array_dim(numbers, 0), 1, 1});
 }
 
 Array ranks(const ReplaceRequest& r) {
-  Array ranks;
+  const mlx_stream s = r.stream;
   switch (r.ranked_by) {
     case RankedBy::age:
       // The age, not the position: float32 holds every age in a cache, but not every position of
       // a sequence beyond 2^24 tokens.
-      return upcast(call(mlx_subtract, r.positions, beside_rows(r.position, r.stream), r.stream),
-                    r.stream);
+      return (Value(r.positions, s) - per_sequence(r.position, s)).as(MLX_FLOAT32);
     case RankedBy::key_diversity:
-      return key_diversity({dense(r.keys, r.stream), r.stream, r.on_gpu});
-    case RankedBy::array:
-      check(mlx_array_set(ranks.out(), r.ranks));
-      return ranks;
+      return key_diversity({dense(r.keys, s), s});
     default:
-      check(mlx_array_set(ranks.out(), r.importance));
-      return ranks;
+      return copied(r.ranked_by == RankedBy::array ? r.ranks : r.importance);
   }
+}
+
+Written as_stored(const StoredRows& r) {
+  return {as_stored(r.keys, r.new_keys, r.stream), as_stored(r.values, r.new_values, r.stream)};
 }
 
 Replaced replace_worst(const ReplaceRequest& r) {
   const mlx_stream s = r.stream;
   const Array by = ranks(r);
   const int batch = mlx_array_dim(by, 0), heads = mlx_array_dim(by, 1);
-  const Array slots = evict_indices({by, r.positions, batch, heads, mlx_array_dim(by, 2), 1,
-                                     r.sink_size, r.recent_start, s, r.on_gpu});
-  const Array position = broadcast(beside_rows(r.position, s), {batch, heads, 1}, s);
-  Replaced rest;
-  rest.importance = call(mlx_put_along_axis, r.importance, slots, number(NAN), 2, s);
-  rest.positions = call(mlx_put_along_axis, r.positions, slots, position, 2, s);
-  return replaced(r, slots, as_stored(r.keys, r.new_keys, s), as_stored(r.values, r.new_values, s),
-                  std::move(rest));
+  const Array slots = evict_indices(
+      {by, r.positions, batch, heads, r.keys.count, 1, r.sink_size, r.recent_start, s});
+  const Value importance(r.importance, s), positions(r.positions, s);
+  return replaced(r, slots, as_stored(r),
+                  importance.then(mlx_put_along_axis, slots, number(NAN), 2),
+                  positions.then(mlx_put_along_axis, slots, per_sequence(r.position, s), 2));
 }
 
-std::vector<Array> as_stored(const Rows& stored, mlx_array row, mlx_stream s) {
-  if (stored.packed()) {
-    return quantized(row, stored.bits, stored.group_size, s);
-  }
-  std::vector<Array> parts(1);
-  check(mlx_array_set(parts[0].out(), row));
-  return parts;
+Replaced replaced(const ReplaceRequest& r, mlx_array slots, const Written& fresh, Array importance,
+                  Array positions) {
+  Written rows = written(r, slots, fresh, {importance, positions});
+  return {std::move(rows), std::move(importance), std::move(positions)};
 }
 
-Replaced replaced(const ReplaceRequest& r, mlx_array slots, const std::vector<Array>& new_key,
-                  const std::vector<Array>& new_value, Replaced rest) {
-  rest.keys = put_all(r.keys, new_key, slots, r.stream);
-  rest.values = put_all(r.values, new_value, slots, r.stream);
-  std::vector<mlx_array> others = {rest.importance, rest.positions};
-  for (size_t i = 1; i < rest.keys.size(); ++i) {
-    others.insert(others.end(), {rest.keys[i], rest.values[i]});
-  }
-  // Whoever evaluates the keys evaluates these too: else the graph of every step would hang on
-  // them.
-  rest.keys[0] = tied(rest.keys[0], others);
-  return rest;
-}
+Written quantize_append(const AppendRequest& r) { return appended(r, as_stored(r)); }
 
-std::vector<Array> quantized(mlx_array rows, int bits, int group_size, mlx_stream s) {
-  ArrayVector packed(mlx_vector_array_new());
-  check(mlx_quantize(packed.out(), rows, mlx_optional_int{group_size, true},
-                     mlx_optional_int{bits, true}, "affine", mlx_array{}, s));
-  std::vector<Array> parts;
-  for (size_t i = 0; i < 3; ++i) {
-    parts.push_back(item(packed, i));
-  }
-  return parts;
-}
-
-Appended quantize_append(const AppendRequest& r) {
-  return written(r, quantized(r.new_keys, r.keys.bits, r.keys.group_size, r.stream),
-                 quantized(r.new_values, r.values.bits, r.values.group_size, r.stream));
-}
-
-Appended written(const AppendRequest& r, const std::vector<Array>& keys,
-                 const std::vector<Array>& values) {
-  const mlx_stream s = r.stream;
+Written appended(const AppendRequest& r, const Written& fresh) {
   const Array last = scalar(static_cast<uint32_t>(r.keys.count - 1), MLX_UINT32);
-  const Array slots = call(mlx_minimum, r.slots, last, s);
-  Appended result{put_all(r.keys, keys, slots, s), put_all(r.values, values, slots, s)};
-  // The rows of one step hang together, or the graph of what nobody reads would grow.
-  result.keys[0] = tied(result.keys[0], {result.keys[1], result.keys[2], result.values[0],
-                                         result.values[1], result.values[2]});
-  return result;
+  return written(r, call(mlx_minimum, r.slots, last, r.stream), fresh, {});
 }
 
 }  // namespace mlx_h2o_c::composed

@@ -1,13 +1,16 @@
-#include "config.h"
+// The settings of an evicting cache, checked as Python's H2OConfig checks them.
+#include "mlx_h2o/c/config.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <cstdio>
-#include <stdexcept>
 
-namespace mlx_h2o_c {
+#include "boundary.h"
+
+using namespace mlx_h2o_c;
 
 namespace {
+
+constexpr auto op = "H2OConfig";
 
 const char* const policies[] = {"h2o",    "h2o-sum", "window",      "random", "keydiff",
                                 "snapkv", "tova",    "value-aware", "mix"};
@@ -18,22 +21,18 @@ struct Preset {
   const char* name;
   int divisor;
 };
-const Preset presets[] = {{"heavy", 2}, {"balanced", 4}, {"recent", 8}};
-
-[[noreturn]] void fail(const std::string& text) { throw std::invalid_argument(text); }
+constexpr Preset presets[] = {{"heavy", 2}, {"balanced", 4}, {"recent", 8}};
 
 void check_int(const char* name, int value, int least) {
-  if (value < least) {
-    fail(std::string("[H2OConfig] ") + name + " is " + std::to_string(value) +
-         ", expected an int of at least " + std::to_string(least) + ".");
-  }
+  if (value < least) fail(op, name, " is ", value, ", expected an int of at least ", least, ".");
 }
 
-template <class Names, class NameOf>
-std::string joined(const Names& names, NameOf name_of) {
+// "one of: a, b": of things that have the name `name_of` gives.
+template <class Things, class NameOf>
+std::string one_of(const Things& things, NameOf name_of) {
   std::string text;
-  for (const auto& name : names) {
-    text += (text.empty() ? "" : ", ") + std::string(name_of(name));
+  for (const auto& thing : things) {
+    text += (text.empty() ? "one of: " : ", ") + std::string(name_of(thing));
   }
   return text;
 }
@@ -41,17 +40,8 @@ std::string joined(const Names& names, NameOf name_of) {
 void check_policy(const char* policy) {
   const std::string found = policy == nullptr ? "" : policy;
   if (std::find(std::begin(policies), std::end(policies), found) == std::end(policies)) {
-    fail("[H2OConfig] policy is '" + found +
-         "', expected one of: " + joined(policies, [](const char* name) { return name; }) + ".");
-  }
-}
-
-void check_decay(float decay) {
-  if (!(decay >= 0 && decay < 1)) {
-    char number[32];
-    std::snprintf(number, sizeof number, "%g", static_cast<double>(decay));
-    fail(std::string("[H2OConfig] decay is ") + number +
-         ", expected a number of at least 0, below 1.");
+    fail(op, "policy is '", found, "', expected ",
+         one_of(policies, [](const char* name) { return name; }), ".");
   }
 }
 
@@ -68,57 +58,70 @@ void resolve_sizes(mlx_h2o_config& config) {
     heavy = std::max<int64_t>(0, std::min<int64_t>(config.max_kv_size / 2, spare));
   }
   if (left < heavy) {
-    fail("[H2OConfig] sink_size + heavy_size + recent_size is " + std::to_string(config.sink_size) +
-         " + " + std::to_string(heavy) + " + " + std::to_string(recent) + " = " +
-         std::to_string(config.sink_size + heavy + recent) +
-         ", expected at most max_kv_size = " + std::to_string(config.max_kv_size) + ".");
+    fail(op, "sink_size + heavy_size + recent_size is ", config.sink_size, " + ", heavy, " + ",
+         recent, " = ", config.sink_size + heavy + recent,
+         ", expected at most max_kv_size = ", config.max_kv_size, ".");
   }
   config.heavy_size = some(heavy);
   config.recent_size = some(config.max_kv_size - config.sink_size - heavy);
 }
 
-}  // namespace
-
-mlx_h2o_config default_config() {
-  const mlx_optional_int none = {0, false};
-  return {256, 4, none, none, "keydiff", 0.95F, 1};
-}
-
-mlx_h2o_config checked(const mlx_h2o_config& config) {
+mlx_h2o_config checked(mlx_h2o_config config) {
+  const auto given = [](mlx_optional_int size) { return size.has_value ? size.value : 0; };
   check_int("max_kv_size", config.max_kv_size, 1);
   check_int("sink_size", config.sink_size, 0);
   check_int("evict_every", config.evict_every, 1);
-  if (config.heavy_size.has_value) {
-    check_int("heavy_size", config.heavy_size.value, 0);
+  check_int("heavy_size", given(config.heavy_size), 0);
+  check_int("recent_size", given(config.recent_size), 0);
+  if (!(config.decay >= 0 && config.decay < 1)) {
+    fail(op, "decay is ", config.decay, ", expected a number of at least 0, below 1.");
   }
-  if (config.recent_size.has_value) {
-    check_int("recent_size", config.recent_size.value, 0);
-  }
-  check_decay(config.decay);
   check_policy(config.policy);
   if (config.sink_size >= config.max_kv_size) {
-    fail("[H2OConfig] sink_size is " + std::to_string(config.sink_size) +
-         ", expected fewer than max_kv_size = " + std::to_string(config.max_kv_size) +
+    fail(op, "sink_size is ", config.sink_size,
+         ", expected fewer than max_kv_size = ", config.max_kv_size,
          ": no row could ever be evicted.");
   }
-  mlx_h2o_config resolved = config;
-  resolve_sizes(resolved);
-  return resolved;
+  resolve_sizes(config);
+  return config;
 }
 
 mlx_h2o_config preset(const std::string& name, int max_kv_size) {
   const auto found = std::find_if(std::begin(presets), std::end(presets),
                                   [&](const Preset& preset) { return name == preset.name; });
   if (found == std::end(presets)) {
-    fail("[H2OConfig.preset] name is '" + name + "', expected one of: " +
-         joined(presets, [](const Preset& preset) { return preset.name; }) + ".");
+    fail("H2OConfig.preset", "name is '", name, "', expected ",
+         one_of(presets, [](const Preset& preset) { return preset.name; }), ".");
   }
   check_int("max_kv_size", max_kv_size, 1);
-  mlx_h2o_config config = default_config();
+  mlx_h2o_config config = mlx_h2o_config_new();
   config.max_kv_size = max_kv_size;
   const int spare = max_kv_size - config.sink_size - 1;
   config.heavy_size = some(std::max(0, std::min(max_kv_size / found->divisor, spare)));
   return checked(config);
 }
 
-}  // namespace mlx_h2o_c
+}  // namespace
+
+extern "C" {
+
+mlx_h2o_config mlx_h2o_config_new(void) {
+  const mlx_optional_int none = {0, false};
+  return {256, 4, none, none, "keydiff", 0.95F, 1};
+}
+
+int mlx_h2o_config_resolve(mlx_h2o_config* config) {
+  return status([&] {
+    check_place(op, "config", config);
+    *config = checked(*config);
+  });
+}
+
+int mlx_h2o_config_preset(mlx_h2o_config* res, const char* name, int max_kv_size) {
+  return status([&] {
+    check_place("H2OConfig.preset", "res", res);
+    *res = preset(name == nullptr ? "" : name, max_kv_size);
+  });
+}
+
+}  // extern "C"

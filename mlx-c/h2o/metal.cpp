@@ -1,20 +1,11 @@
 // The Metal kernels of attention. Compiled everywhere, run where MLX has a Metal device.
-#include "backend.h"
-#include "metal_kernel.h"
-#include "metal_prefill.h"
-#include "metal_rows.h"
+#include "metal.h"
 
-namespace mlx_h2o_c {
+#include "backend.h"
+
+namespace mlx_h2o_c::metal {
 
 namespace {
-
-using metal::Flags;
-using metal::lanes;
-using metal::Names;
-using metal::number;
-using metal::Size;
-using metal::type;
-using metal::widest_head;
 
 constexpr int longest_query = 8;
 
@@ -30,17 +21,13 @@ std::string unavailable_reason() {
 }
 
 std::string head_size_refused(const char* name, int size) {
-  if (size % lanes == 0 && size <= widest_head) {
-    return "";
-  }
+  if (size % lanes == 0 && size <= widest_head) return "";
   return "the kernels take head sizes that are multiples of " + std::to_string(lanes) + " up to " +
          std::to_string(widest_head) + ", found " + name + " = " + std::to_string(size);
 }
 
 std::string refuses(const AttentionRequest& request) {
-  if (!request.on_gpu) {
-    return "Metal kernels run on GPU streams, found a CPU stream";
-  }
+  if (!request.on_gpu) return "Metal kernels run on GPU streams, found a CPU stream";
   if (request.length > longest_query) {
     return "decode kernels take up to " + std::to_string(longest_query) +
            " queries, found Lq = " + std::to_string(request.length);
@@ -60,14 +47,10 @@ int preferred_simdgroups(const AttentionRequest& request) {
 // Blocks of keys, each with a threadgroup of its own; 1 means one pass. The largest power of two
 // that leaves every simdgroup enough keys.
 int preferred_blocks(int key_count, int simdgroups) {
-  if (key_count < two_pass_keys) {
-    return 1;
-  }
+  if (key_count < two_pass_keys) return 1;
   const int most = key_count / (keys_of_a_simdgroup * simdgroups);
   int blocks = 2;
-  while (blocks < most_blocks && 2 * blocks <= most) {
-    blocks *= 2;
-  }
+  while (blocks < most_blocks && 2 * blocks <= most) blocks *= 2;
   return blocks;
 }
 
@@ -82,7 +65,7 @@ Names names_of(const AttentionRequest& r, mlx_array params, int simdgroups, int 
                      {"D", number(r.head_size)},
                      {"V", number(r.value_size)},
                      {"NS", number(simdgroups)},
-                     {"CAUSAL", metal::boolean(r.causal)}};
+                     {"CAUSAL", boolean(r.causal)}};
   if (r.keys.packed()) {
     for (const auto& [name, rows] : {std::pair("key", &r.keys), std::pair("value", &r.values)}) {
       names.buffers[std::string(name) + "_words"] = rows->parts[0];
@@ -114,77 +97,69 @@ bool is_sparse(const AttentionRequest& r) { return r.sparse_v_threshold > 0; }
 
 // The kernels that see keys and values, in order. With sparse V and several blocks the first pass
 // is two launches: weights are final between them.
-std::vector<const mlx_h2o_kernel_text*> decode_kernels(const AttentionRequest& r, int blocks) {
-  if (is_sparse(r)) {
-    if (blocks == 1) {
-      return {&mlx_h2o_sdpa_vector_sparse_quantized_text};
-    }
+std::vector<const mlx_h2o_kernel_text*> decode_kernels(const AttentionRequest& r, bool one_pass) {
+  if (is_sparse(r) && !one_pass) {
     return {&mlx_h2o_sdpa_vector_sparse_keys_quantized_text,
             &mlx_h2o_sdpa_vector_sparse_values_quantized_text};
   }
+  if (is_sparse(r)) return {&mlx_h2o_sdpa_vector_sparse_quantized_text};
   if (r.keys.packed()) {
-    return {blocks == 1 ? &mlx_h2o_sdpa_vector_quantized_text
-                        : &mlx_h2o_sdpa_vector_2pass_1_quantized_text};
+    return {one_pass ? &mlx_h2o_sdpa_vector_quantized_text
+                     : &mlx_h2o_sdpa_vector_2pass_1_quantized_text};
   }
-  return {blocks == 1 ? &mlx_h2o_sdpa_vector_text : &mlx_h2o_sdpa_vector_2pass_1_text};
+  return {one_pass ? &mlx_h2o_sdpa_vector_text : &mlx_h2o_sdpa_vector_2pass_1_text};
 }
 
 // One threadgroup serves one query row, or a block of its keys.
 AttentionResult attention(const AttentionRequest& r) {
-  const Flags flags = metal::flags_of(r);
+  const Flags flags = flags_of(r);
   std::vector<float> scalars = {r.scale, r.mask_threshold};
-  if (is_sparse(r)) {
-    scalars.push_back(r.sparse_v_threshold);
-  }
-  const Array params = metal::floats(scalars);
+  if (is_sparse(r)) scalars.push_back(r.sparse_v_threshold);
+  const Array params = floats(scalars);
   const int simdgroups = preferred_simdgroups(r);
   const int blocks = preferred_blocks(r.rows, simdgroups);
   Names names = names_of(r, params, simdgroups, blocks);
   const Size grid = {r.batch * r.heads * simdgroups * lanes, r.length, blocks};
-  std::map<std::string, Array> made;
+  Outputs made;
   // A later launch takes what the earlier made.
   const auto run = [&](const mlx_h2o_kernel_text& text, Size size, Size threadgroup) {
-    made.merge(metal::launch(text, flags, names, size, threadgroup, r.stream));
-    for (const auto& [name, array] : made) {
-      names.buffers[name] = array;
-    }
+    made.merge(launch(text, flags, names, size, threadgroup, r.stream));
+    for (const auto& [name, array] : made) names.buffers[name] = array;
   };
-  for (const mlx_h2o_kernel_text* text : decode_kernels(r, blocks)) {
+  for (const mlx_h2o_kernel_text* text : decode_kernels(r, blocks == 1)) {
     run(*text, grid, {simdgroups * lanes, 1, 1});
   }
   if (blocks > 1) {
     run(mlx_h2o_sdpa_vector_2pass_2_text, {r.batch * r.heads * r.length * r.value_size, 1, 1},
         {lanes, 1, 1});
   }
-  AttentionResult result;
-  result.out = std::move(made["out"]);
-  result.scores = std::move(made["scores"]);
-  result.lse = std::move(made["lse"]);
-  result.probe_scores = std::move(made["probe_scores"]);
-  result.skipped = std::move(made["skipped"]);
+  AttentionResult result{std::move(made["out"]), std::move(made["scores"]), std::move(made["lse"]),
+                         std::move(made["skipped"]), std::move(made["probe_scores"])};
   if (r.return_skipped && result.skipped.empty()) {
-    const int shape[] = {r.batch, r.heads, r.length};
-    result.skipped = call(mlx_zeros, shape, size_t{3}, MLX_FLOAT32, r.stream);
+    result.skipped = zeros({r.batch, r.heads, r.length}, r.stream);
   }
   return result;
 }
 
 }  // namespace
 
+}  // namespace mlx_h2o_c::metal
+
+namespace mlx_h2o_c {
+
 const Backend metal_backend = {
     "metal",
-    unavailable_reason,
-    refuses,
-    attention,
+    metal::unavailable_reason,
+    metal::refuses,
+    metal::attention,
+    nullptr,  // attention, then the average
+    metal::prefill_scores,
+    metal::accumulate_scores,
     metal::keep_indices,
     metal::evict_indices,
-    metal::accumulate_scores,
-    nullptr,
-    nullptr,
-    nullptr,
+    nullptr,  // the composition
     metal::replace_worst,
     metal::quantize_append,
-    metal::prefill_scores,
 };
 
 }  // namespace mlx_h2o_c

@@ -1,7 +1,7 @@
-#include "metal_kernel.h"
-
 #include <mutex>
 #include <sstream>
+
+#include "metal.h"
 
 namespace mlx_h2o_c::metal {
 
@@ -9,14 +9,17 @@ namespace {
 
 using Config = Owned<mlx_fast_metal_kernel_config, mlx_fast_metal_kernel_config_free>;
 
-// Whether every flag of a condition is on, and every one written with a "!" off.
+// The flags of a condition, and whether each must be on; those with a "!" must be off.
+std::map<std::string, bool> terms_of(const char* condition) {
+  std::map<std::string, bool> terms;
+  std::istringstream words(condition);
+  for (std::string word; words >> word;) terms[word.substr(word[0] == '!')] = word[0] != '!';
+  return terms;
+}
+
 bool holds(const char* condition, const Flags& flags) {
-  std::istringstream terms(condition);
-  for (std::string term; terms >> term;) {
-    const bool negated = term[0] == '!';
-    if ((flags.count(term.substr(negated)) != 0) == negated) {
-      return false;
-    }
+  for (const auto& [flag, on] : terms_of(condition)) {
+    if ((flags.count(flag) != 0) != on) return false;
   }
   return true;
 }
@@ -33,9 +36,7 @@ std::vector<std::string> names(const mlx_h2o_kernel_buffer* buffers, size_t coun
                                const Flags& flags) {
   std::vector<std::string> chosen;
   for (size_t i = 0; i < count; ++i) {
-    if (holds(buffers[i].condition, flags)) {
-      chosen.emplace_back(buffers[i].name);
-    }
+    if (holds(buffers[i].condition, flags)) chosen.emplace_back(buffers[i].name);
   }
   return chosen;
 }
@@ -48,31 +49,15 @@ StringVector strings(const std::vector<std::string>& values) {
   return vector;
 }
 
-void add_terms(const char* condition, Flags& flags) {
-  std::istringstream terms(condition);
-  for (std::string term; terms >> term;) {
-    flags.insert(term.substr(term[0] == '!'));
-  }
-}
-
-// The flags that make a difference to the kernel.
-Flags flags_of(const mlx_h2o_kernel_text& text) {
-  Flags flags;
-  for (size_t i = 0; i < text.input_count; ++i) {
-    add_terms(text.inputs[i].condition, flags);
-  }
-  for (size_t i = 0; i < text.output_count; ++i) {
-    add_terms(text.outputs[i].condition, flags);
-  }
-  for (size_t i = 0; i < text.segment_count; ++i) {
-    add_terms(text.segments[i].condition, flags);
-  }
-  return flags;
-}
-
-// Those that are on and matter to the kernel are part of its name.
+// With the flags that are on and make a difference to the kernel.
 std::string name_of(const mlx_h2o_kernel_text& text, const Flags& flags) {
-  const Flags known = flags_of(text);
+  std::map<std::string, bool> known;
+  const auto add = [&](const auto* things, size_t count) {
+    for (size_t i = 0; i < count; ++i) known.merge(terms_of(things[i].condition));
+  };
+  add(text.inputs, text.input_count);
+  add(text.outputs, text.output_count);
+  add(text.segments, text.segment_count);
   std::string name = std::string("h2o_") + text.name;
   for (const char* flag : mlx_h2o_kernel_flags) {
     name += flags.count(flag) != 0 && known.count(flag) != 0 ? std::string("_") + flag : "";
@@ -95,9 +80,7 @@ const Resolved& resolve(const mlx_h2o_kernel_text& text, const Flags& flags) {
   const std::string name = name_of(text, flags);
   const std::lock_guard<std::mutex> lock(*mutex);
   const auto found = known->find(name);
-  if (found != known->end()) {
-    return found->second;
-  }
+  if (found != known->end()) return found->second;
   Resolved resolved;
   resolved.inputs = names(text.inputs, text.input_count, flags);
   resolved.outputs = names(text.outputs, text.output_count, flags);
@@ -108,9 +91,7 @@ const Resolved& resolve(const mlx_h2o_kernel_text& text, const Flags& flags) {
   resolved.kernel =
       mlx_fast_metal_kernel_new(name.c_str(), strings(resolved.inputs), strings(resolved.outputs),
                                 source.c_str(), header.c_str(), false, false);
-  if (resolved.kernel.ctx == nullptr) {
-    throw Reported();
-  }
+  if (resolved.kernel.ctx == nullptr) throw Reported();
   return known->emplace(name, std::move(resolved)).first->second;
 }
 
@@ -129,9 +110,8 @@ void add(mlx_fast_metal_kernel_config config, const char* name, const TemplateAr
 
 }  // namespace
 
-std::map<std::string, Array> launch(const mlx_h2o_kernel_text& text, const Flags& flags,
-                                    const Names& names, Size grid, Size threadgroup,
-                                    mlx_stream stream) {
+Outputs launch(const mlx_h2o_kernel_text& text, const Flags& flags, const Names& names, Size grid,
+               Size threadgroup, mlx_stream stream) {
   const Resolved& resolved = resolve(text, flags);
   const Config config(mlx_fast_metal_kernel_config_new());
   for (size_t i = 0; i < text.template_count; ++i) {
@@ -151,34 +131,26 @@ std::map<std::string, Array> launch(const mlx_h2o_kernel_text& text, const Flags
   }
   ArrayVector outputs(mlx_vector_array_new());
   check(mlx_fast_metal_kernel_apply(outputs.out(), resolved.kernel, inputs, config, stream));
-  std::map<std::string, Array> made;
-  for (size_t i = 0; i < resolved.outputs.size(); ++i) {
-    check(mlx_vector_array_get(made[resolved.outputs[i]].out(), outputs, i));
-  }
+  std::vector<Array> arrays = items(outputs);
+  Outputs made;
+  for (size_t i = 0; i < arrays.size(); ++i) made[resolved.outputs[i]] = std::move(arrays[i]);
   return made;
 }
 
 Flags flags_of(const AttentionRequest& r) {
   Flags flags;
   const std::pair<const char*, bool> known[] = {
-      {"bool_mask", r.has_bool_mask()},
-      {"additive_mask", r.has_additive_mask()},
+      {"bool_mask", !r.mask.empty() && r.mask_dtype == MLX_BOOL},
+      {"additive_mask", !r.mask.empty() && r.mask_dtype != MLX_BOOL},
       {"sinks", r.sinks.ctx != nullptr},
       {"scores", true},
       {"lse", r.return_lse},
       {"skipped", r.sparse_v_threshold > 0 && r.return_skipped},
       {"probes", r.probes.ctx != nullptr}};
   for (const auto& [flag, on] : known) {
-    if (on) {
-      flags.insert(flag);
-    }
+    if (on) flags.insert(flag);
   }
   return flags;
-}
-
-Array floats(const std::vector<float>& values) {
-  const int count = static_cast<int>(values.size());
-  return Array(mlx_array_new_data(values.data(), &count, 1, MLX_FLOAT32));
 }
 
 }  // namespace mlx_h2o_c::metal

@@ -1,10 +1,8 @@
-#include "metal_prefill.h"
-
+// Scores of a long chunk as Metal launches.
 #include <cmath>
 
-#include "arrays.h"
 #include "composed.h"
-#include "metal_kernel.h"
+#include "metal.h"
 
 namespace mlx_h2o_c::metal {
 
@@ -17,8 +15,8 @@ constexpr int queries_held = 4;  // by a simdgroup in registers, for every key
 int tiles(int64_t count, int of) { return static_cast<int>((count + of - 1) / of); }
 
 // One threadgroup per KV head and tile.
-std::map<std::string, Array> launched(const mlx_h2o_kernel_text& text, const AttentionRequest& r,
-                                      const Names& names, int count) {
+Outputs launched(const mlx_h2o_kernel_text& text, const AttentionRequest& r, const Names& names,
+                 int count) {
   const int threads = simdgroups * lanes;
   return launch(text, flags_of(r), names, {r.batch * r.kv_heads * threads, count, 1},
                 {threads, 1, 1}, r.stream);
@@ -30,16 +28,12 @@ std::map<std::string, Array> launched(const mlx_h2o_kernel_text& text, const Att
 Array prefill_scores(const PrefillRequest& request) {
   const AttentionRequest& r = request.attention;
   const int size = r.head_size;
-  if (!r.on_gpu || size % lanes != 0 || size > widest_head) {
-    return composed::prefill_scores(request);
-  }
-  Array importance;
-  if (request.importance.ctx != nullptr) {
-    check(mlx_array_set(importance.out(), request.importance));
-  } else {
-    // Of no row so far: one NaN in memory.
-    importance = broadcast(mlx_h2o_c::number(NAN), {r.batch, r.kv_heads, r.rows}, r.stream);
-  }
+  if (size % lanes != 0 || size > widest_head) return composed::prefill_scores(request);
+  // Of no row so far: one NaN in memory.
+  const Array importance =
+      request.importance.ctx != nullptr
+          ? copied(request.importance)
+          : broadcast(mlx_h2o_c::number(NAN), {r.batch, r.kv_heads, r.rows}, r.stream);
   const Array params = floats({r.scale, r.mask_threshold, static_cast<float>(request.decay),
                                static_cast<float>(1 - request.decay)});
   Names names;
@@ -58,8 +52,7 @@ Array prefill_scores(const PrefillRequest& request) {
     return std::move(launched(mlx_h2o_prefill_average_text, r, names, key_tiles)["accumulated"]);
   }
   const int query_tiles = tiles(int64_t{r.heads / r.kv_heads} * r.length, queries_held);
-  const std::map<std::string, Array> made =
-      launched(mlx_h2o_prefill_lse_text, r, names, query_tiles);
+  const Outputs made = launched(mlx_h2o_prefill_lse_text, r, names, query_tiles);
   names.buffers["lses"] = made.at("lses");
   return std::move(launched(mlx_h2o_prefill_mass_text, r, names, key_tiles)["accumulated"]);
 }

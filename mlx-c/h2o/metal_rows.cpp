@@ -1,10 +1,8 @@
-#include "metal_rows.h"
-
+// Operations on a cache's rows as Metal launches.
 #include <climits>
 
-#include "arrays.h"
 #include "composed.h"
-#include "metal_kernel.h"
+#include "metal.h"
 
 namespace mlx_h2o_c::metal {
 
@@ -14,135 +12,61 @@ constexpr int simdgroups = 8;  // of a threadgroup: few registers, so any GPU ru
 constexpr int threads = simdgroups * lanes;
 constexpr int never = INT_MAX;  // a position that no row has
 
-Array integers(const std::vector<int32_t>& values) {
-  const int count = static_cast<int>(values.size());
-  return Array(mlx_array_new_data(values.data(), &count, 1, MLX_INT32));
+Outputs launched(const mlx_h2o_kernel_text& text, Names& names, int width, int height,
+                 mlx_stream stream) {
+  names.arguments["NS"] = number(simdgroups);
+  return launch(text, {}, names, {width, height, 1}, {threads, 1, 1}, stream);
 }
 
-// int32 [B]; one number for all has no stride. Empty: no window.
+// int32 [B]: of one number for all sequences, without a stride.
 Array of_sequences(mlx_array numbers, int batch, mlx_stream s) {
-  return numbers.ctx == nullptr ? broadcast(integer(never), {batch}, s)
-                                : broadcast(numbers, {batch}, s);
+  return broadcast(numbers, {batch}, s);
 }
 
-}  // namespace
-
-// One thread per row and KV head; any number of queries and of heads.
-Array accumulate_scores(const AccumulateRequest& r) {
-  if (!r.on_gpu) {
-    return composed::accumulate_scores(r);
-  }
-  const int batch = mlx_array_dim(r.importance, 0), heads = mlx_array_dim(r.importance, 1);
-  const int rows = mlx_array_dim(r.importance, 2);
-  const Array params = floats({static_cast<float>(r.decay), static_cast<float>(1 - r.decay)});
-  Names names;
-  names.buffers = {{"importance", r.importance}, {"scores", r.scores}, {"params", params}};
-  names.arguments = {{"NS", number(simdgroups)}};
-  names.outputs = {{"accumulated", {{batch, heads, rows}, MLX_FLOAT32}}};
-  const int width = (rows + threads - 1) / threads * threads;
-  return std::move(launch(mlx_h2o_accumulate_scores_text, {}, names, {width, batch * heads, 1},
-                          {threads, 1, 1}, r.stream)["accumulated"]);
+Array recent_starts(mlx_array recent_start, int batch, mlx_stream s) {
+  return recent_start.ctx == nullptr ? of_sequences(integer(never), batch, s)
+                                     : of_sequences(recent_start, batch, s);
 }
 
-// One threadgroup per head.
-Array evict_indices(const RetentionRequest& r) {
-  if (r.count > 1 || !r.on_gpu) {
-    return composed::evict_indices(r);
-  }
-  const Array zones = integers({r.sink_size});
-  const Array starts = of_sequences(r.recent_start, r.batch, r.stream);
+// One threadgroup per head; `zones` are the size of the sink and what else the kernel asks for.
+Array selected(const mlx_h2o_kernel_text& text, const RetentionRequest& r,
+               const std::vector<int32_t>& zones, const char* output, int count) {
+  const Array starts = recent_starts(r.recent_start, r.batch, r.stream);
+  const Array numbers = integers(zones);
   Names names;
   names.buffers = {{"scores", r.scores},
                    {"positions", r.positions},
                    {"recent_starts", starts},
-                   {"zones", zones}};
-  names.arguments = {{"NS", number(simdgroups)}};
-  names.outputs = {{"worst", {{r.batch, r.heads, 1}, MLX_UINT32}}};
-  return std::move(launch(mlx_h2o_choose_row_text, {}, names, {r.batch * r.heads * threads, 1, 1},
-                          {threads, 1, 1}, r.stream)["worst"]);
-}
-
-// One threadgroup per head; fewer rows are dropped than there are.
-Array keep_indices(const RetentionRequest& r) {
-  if (r.count == 0 || !r.on_gpu) {
-    return composed::keep_indices(r);
-  }
-  const Array zones = integers({r.sink_size, r.count});
-  const Array starts = of_sequences(r.recent_start, r.batch, r.stream);
-  Names names;
-  names.buffers = {{"scores", r.scores},
-                   {"positions", r.positions},
-                   {"recent_starts", starts},
-                   {"zones", zones}};
-  names.arguments = {{"NS", number(simdgroups)}};
-  names.outputs = {{"kept", {{r.batch, r.heads, r.rows - r.count}, MLX_UINT32}}};
-  return std::move(launch(mlx_h2o_keep_rows_text, {}, names, {r.batch * r.heads * threads, 1, 1},
-                          {threads, 1, 1}, r.stream)["kept"]);
-}
-
-namespace {
-
-// The row chosen, its score and position written by one launch.
-Array chosen(const ReplaceRequest& r, Replaced& rest) {
-  const Array zones = integers({r.sink_size});
-  Array ranks;
-  if (r.ranked_by == RankedBy::array || r.ranked_by == RankedBy::key_diversity) {
-    ranks = composed::ranks(r);
-  }
-  const int batch = mlx_array_dim(r.positions, 0), heads = mlx_array_dim(r.positions, 1);
-  const std::vector<int> rows = {batch, heads, mlx_array_dim(r.positions, 2)};
-  const Array starts = of_sequences(r.recent_start, batch, r.stream);
-  const Array newest = of_sequences(r.position, batch, r.stream);
-  Names names;
-  names.buffers = {{"scores", ranks},          {"importance", r.importance},
-                   {"positions", r.positions}, {"recent_starts", starts},
-                   {"newest", newest},         {"zones", zones}};
-  names.arguments = {{"NS", number(simdgroups)}, {"AGE", boolean(r.ranked_by == RankedBy::age)}};
-  names.outputs = {{"worst", {{batch, heads, 1}, MLX_UINT32}},
-                   {"new_importance", {rows, MLX_FLOAT32}},
-                   {"new_positions", {rows, MLX_INT32}}};
-  std::map<std::string, Array> made =
-      launch(ranks.empty() ? mlx_h2o_replace_row_text : mlx_h2o_replace_row_ranked_text, {}, names,
-             {batch * heads * threads, 1, 1}, {threads, 1, 1}, r.stream);
-  rest.importance = std::move(made["new_importance"]);
-  rest.positions = std::move(made["new_positions"]);
-  return std::move(made["worst"]);
+                   {"zones", numbers}};
+  names.outputs = {{output, {{r.batch, r.heads, count}, MLX_UINT32}}};
+  return std::move(launched(text, names, r.batch * r.heads * threads, 1, r.stream)[output]);
 }
 
 // New keys and values packed in one launch, one simdgroup per group of elements.
-Appended packed(mlx_array keys, mlx_array values, const Rows& key_rows, const Rows& value_rows,
-                mlx_stream stream) {
+Written packed(const StoredRows& r) {
   Names names;
-  names.buffers = {{"new_keys", keys}, {"new_values", values}};
-  names.arguments = {{"T", type(keys)},
-                     {"S", type(values)},
-                     {"KB", number(key_rows.bits)},
-                     {"VB", number(value_rows.bits)},
-                     {"G", number(key_rows.group_size)}};
+  names.buffers = {{"new_keys", r.new_keys}, {"new_values", r.new_values}};
+  names.arguments = {{"T", type(r.new_keys)},
+                     {"S", type(r.new_values)},
+                     {"KB", number(r.keys.bits)},
+                     {"VB", number(r.values.bits)},
+                     {"G", number(r.keys.group_size)}};
   size_t groups = 0;
-  const struct {
-    const char* name;
-    mlx_array rows;
-    int bits;
-  } sides[] = {{"key", keys, key_rows.bits}, {"value", values, value_rows.bits}};
-  for (const auto& [name, rows, bits] : sides) {
-    std::vector<int> shape(4);
-    for (int axis = 0; axis < 4; ++axis) {
-      shape[axis] = mlx_array_dim(rows, axis);
-    }
-    const int size = shape[3];
-    groups += mlx_array_size(rows) / key_rows.group_size;
-    shape[3] = size / key_rows.group_size;
-    for (const char* part : {"_scales", "_biases"}) {
-      names.outputs[std::string(name) + part] = {shape, mlx_array_dtype(rows)};
-    }
+  const auto add = [&](const std::string& name, mlx_array rows, int bits) {
+    const int size = mlx_array_dim(rows, 3);
+    std::vector<int> shape = {mlx_array_dim(rows, 0), mlx_array_dim(rows, 1),
+                              mlx_array_dim(rows, 2), size / r.keys.group_size};
+    groups += mlx_array_size(rows) / r.keys.group_size;
+    names.outputs[name + "_scales"] = {shape, mlx_array_dtype(rows)};
+    names.outputs[name + "_biases"] = {shape, mlx_array_dtype(rows)};
     shape[3] = static_cast<int>(int64_t{size} * bits / 32);
-    names.outputs[std::string(name) + "_words"] = {shape, MLX_UINT32};
-  }
-  std::map<std::string, Array> made =
-      launch(mlx_h2o_pack_rows_text, {}, names, {static_cast<int>(groups) * lanes, 1, 1},
-             {lanes, 1, 1}, stream);
-  Appended result;
+    names.outputs[name + "_words"] = {shape, MLX_UINT32};
+  };
+  add("key", r.new_keys, r.keys.bits);
+  add("value", r.new_values, r.values.bits);
+  Outputs made = launch(mlx_h2o_pack_rows_text, {}, names, {static_cast<int>(groups) * lanes, 1, 1},
+                        {lanes, 1, 1}, r.stream);
+  Written result;
   for (const char* part : {"_words", "_scales", "_biases"}) {
     result.keys.push_back(std::move(made[std::string("key") + part]));
     result.values.push_back(std::move(made[std::string("value") + part]));
@@ -152,30 +76,56 @@ Appended packed(mlx_array keys, mlx_array values, const Rows& key_rows, const Ro
 
 }  // namespace
 
+// One thread per row and KV head; any number of queries and of heads.
+Array accumulate_scores(const AccumulateRequest& r) {
+  const int batch = mlx_array_dim(r.importance, 0), heads = mlx_array_dim(r.importance, 1);
+  const int rows = mlx_array_dim(r.importance, 2);
+  const Array params = floats({static_cast<float>(r.decay), static_cast<float>(1 - r.decay)});
+  Names names;
+  names.buffers = {{"importance", r.importance}, {"scores", r.scores}, {"params", params}};
+  names.outputs = {{"accumulated", {{batch, heads, rows}, MLX_FLOAT32}}};
+  const int width = (rows + threads - 1) / threads * threads;
+  return std::move(launched(mlx_h2o_accumulate_scores_text, names, width, batch * heads,
+                            r.stream)["accumulated"]);
+}
+
+Array evict_indices(const RetentionRequest& r) {
+  if (r.count > 1) return composed::evict_indices(r);
+  return selected(mlx_h2o_choose_row_text, r, {r.sink_size}, "worst", 1);
+}
+
+Array keep_indices(const RetentionRequest& r) {
+  if (r.count == 0) return composed::keep_indices(r);
+  return selected(mlx_h2o_keep_rows_text, r, {r.sink_size, r.count}, "kept", r.rows - r.count);
+}
+
 // A launch chooses the row and writes its score and position, one packs the new row; a scatter
 // writes each stored array.
 Replaced replace_worst(const ReplaceRequest& r) {
-  if (!r.on_gpu) {
-    return composed::replace_worst(r);
+  Array ranks;
+  if (r.ranked_by == RankedBy::array || r.ranked_by == RankedBy::key_diversity) {
+    ranks = composed::ranks(r);
   }
-  Replaced rest;
-  const Array slots = chosen(r, rest);
-  Appended fresh;
-  if (r.keys.packed()) {
-    fresh = packed(r.new_keys, r.new_values, r.keys, r.values, r.stream);
-  } else {
-    fresh = {composed::as_stored(r.keys, r.new_keys, r.stream),
-             composed::as_stored(r.values, r.new_values, r.stream)};
-  }
-  return composed::replaced(r, slots, fresh.keys, fresh.values, std::move(rest));
+  const int batch = mlx_array_dim(r.positions, 0), heads = mlx_array_dim(r.positions, 1);
+  const std::vector<int> rows = {batch, heads, r.keys.count};
+  const Array starts = recent_starts(r.recent_start, batch, r.stream);
+  const Array newest = of_sequences(r.position, batch, r.stream), zones = integers({r.sink_size});
+  Names names;
+  names.buffers = {{"scores", ranks},          {"importance", r.importance},
+                   {"positions", r.positions}, {"recent_starts", starts},
+                   {"newest", newest},         {"zones", zones}};
+  names.arguments = {{"AGE", boolean(r.ranked_by == RankedBy::age)}};
+  names.outputs = {{"worst", {{batch, heads, 1}, MLX_UINT32}},
+                   {"new_importance", {rows, MLX_FLOAT32}},
+                   {"new_positions", {rows, MLX_INT32}}};
+  Outputs made =
+      launched(ranks.empty() ? mlx_h2o_replace_row_text : mlx_h2o_replace_row_ranked_text, names,
+               batch * heads * threads, 1, r.stream);
+  const Written fresh = r.keys.packed() ? packed(r) : composed::as_stored(r);
+  return composed::replaced(r, made["worst"], fresh, std::move(made["new_importance"]),
+                            std::move(made["new_positions"]));
 }
 
-Appended quantize_append(const AppendRequest& r) {
-  if (!r.on_gpu) {
-    return composed::quantize_append(r);
-  }
-  const Appended fresh = packed(r.new_keys, r.new_values, r.keys, r.values, r.stream);
-  return composed::written(r, fresh.keys, fresh.values);
-}
+Written quantize_append(const AppendRequest& r) { return composed::appended(r, packed(r)); }
 
 }  // namespace mlx_h2o_c::metal

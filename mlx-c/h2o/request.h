@@ -1,17 +1,11 @@
-// Checked arguments, as the back ends receive them. Arrays are borrowed from the caller where they
-// are plain handles.
+// Checked arguments, as the back ends receive them. Plain handles are borrowed from the caller.
 #pragma once
 
-#include <vector>
-
-#include "owned.h"
+#include "arrays.h"
 
 namespace mlx_h2o_c {
 
-// Queries of a chunk that are scored, counted from its end.
-inline constexpr int most_scored_queries = 128;
-
-// How rows are packed; `has_value_bits` off: the values have the bits of the keys.
+// How rows are packed; `value_bits` without a value: the values have the bits of the keys.
 struct Packing {
   int bits;
   int group_size;
@@ -47,16 +41,8 @@ struct AttentionRequest {
   mlx_stream stream;
   bool on_gpu;
 
-  int batch;
-  int heads;
-  int kv_heads;
-  int length;
-  int rows;
-  int head_size;
-  int value_size;
+  int batch, heads, kv_heads, length, rows, head_size, value_size;
 
-  bool has_bool_mask() const { return !mask.empty() && mask_dtype == MLX_BOOL; }
-  bool has_additive_mask() const { return !mask.empty() && mask_dtype != MLX_BOOL; }
   int probe_count() const { return probes.ctx == nullptr ? 0 : mlx_array_dim(probes, 2); }
 };
 
@@ -73,14 +59,10 @@ struct AttentionResult {
 struct RetentionRequest {
   mlx_array scores;
   mlx_array positions;
-  int batch;
-  int heads;
-  int rows;
-  int count;
+  int batch, heads, rows, count;
   int sink_size;
-  mlx_array recent_start;  // int32 [] or [B]; may be empty
+  mlx_array recent_start;  // int32 [] or [B], may be empty
   mlx_stream stream;
-  bool on_gpu;
 };
 
 struct AccumulateRequest {
@@ -89,7 +71,6 @@ struct AccumulateRequest {
   double decay;
   bool masked;  // off: every score is finite
   mlx_stream stream;
-  bool on_gpu;
 };
 
 struct AttentionAccumulateRequest {
@@ -103,59 +84,54 @@ struct AttentionAccumulated {
   Array importance;
 };
 
-struct KeyDiversityRequest {
-  mlx_array keys;
-  mlx_stream stream;
-  bool on_gpu;
-};
-
-enum class RankedBy { importance, array, age, key_diversity };
-
-struct ReplaceRequest {
-  Rows keys;
-  Rows values;
-  mlx_array importance;
-  mlx_array positions;
-  mlx_array new_keys;
-  mlx_array new_values;
-  mlx_array position;  // int32 [] or [B]
-  int sink_size;
-  mlx_array recent_start;  // int32 [] or [B]; may be empty
-  RankedBy ranked_by;
-  mlx_array ranks;  // of RankedBy::array
-  mlx_stream stream;
-  bool on_gpu;
-};
-
-struct Replaced {
-  std::vector<Array> keys;
-  std::vector<Array> values;
-  Array importance;
-  Array positions;
-};
-
-struct AppendRequest {
-  Rows keys;
-  Rows values;
-  mlx_array new_keys;
-  mlx_array new_values;
-  mlx_array slots;
-  mlx_stream stream;
-  bool on_gpu;
-};
-
-// Words, scales and biases of both.
-struct Appended {
-  std::vector<Array> keys;
-  std::vector<Array> values;
-};
-
 struct PrefillRequest {
   AttentionRequest attention;  // of the queries that count; its values are of no account
   Array queries;               // holds those of `attention`
   bool mass;                   // else the moving average
   mlx_array importance;        // may be empty
   double decay;
+  mlx_stream stream;
+};
+
+struct KeyDiversityRequest {
+  mlx_array keys;
+  mlx_stream stream;
+};
+
+// Keys and values, and new rows of both.
+struct StoredRows {
+  Rows keys;
+  Rows values;
+  mlx_array new_keys;
+  mlx_array new_values;
+  mlx_stream stream;
+};
+
+enum class RankedBy { importance, array, age, key_diversity };
+
+struct ReplaceRequest : StoredRows {
+  mlx_array importance;
+  mlx_array positions;
+  mlx_array position;  // int32 [] or [B]
+  int sink_size;
+  mlx_array recent_start;  // int32 [] or [B], may be empty
+  RankedBy ranked_by;
+  mlx_array ranks;  // of RankedBy::array
+};
+
+struct AppendRequest : StoredRows {
+  mlx_array slots;
+};
+
+// The parts of the keys and of the values.
+struct Written {
+  std::vector<Array> keys;
+  std::vector<Array> values;
+};
+
+struct Replaced : Written {
+  Array importance;
+  Array positions;
 };
 
 }  // namespace mlx_h2o_c

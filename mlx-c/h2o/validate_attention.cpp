@@ -1,66 +1,24 @@
-// Attention, over dense rows and over packed ones.
+// Attention, over dense rows and over packed ones, and the scores of a long chunk.
 #include <cfloat>
-#include <cmath>
 
-#include "checks.h"
 #include "validate.h"
 
 namespace mlx_h2o_c {
 
 namespace {
 
-void check_dense_shapes(const char* op, mlx_array queries, mlx_array keys, mlx_array values) {
-  const Named layouts[] = {{"queries", queries, "[B, Hq, Lq, D]"},
-                           {"keys", keys, "[B, Hkv, N, D]"},
-                           {"values", values, "[B, Hkv, N, Dv]"}};
-  for (const auto& [name, array, layout] : layouts) {
-    if (mlx_array_ndim(array) != 4) {
-      fail(op, name, " have ", mlx_array_ndim(array), " dimensions, expected 4 ", layout, ".");
-    }
-  }
-  for (const auto& [name, array, layout] : layouts) {
-    if (has_empty_axis(array)) {
-      fail(op, name, " are empty: found shape ", shape_text(array), ", expected every size of ",
-           layout, " to be at least 1.");
-    }
-  }
-}
+constexpr auto query_layout = "[B, Hq, Lq, D]";
 
 void check_together(const char* op, mlx_array queries, const Rows& keys, const Rows& values) {
-  const mlx_array k = keys.parts[0], v = values.parts[0];
-  const struct {
-    const char* what;
-    int one;
-    int other;
-  } same[] = {
-      {"queries and keys have batch sizes", mlx_array_dim(queries, 0), mlx_array_dim(k, 0)},
-      {"keys and values have batch sizes", mlx_array_dim(k, 0), mlx_array_dim(v, 0)},
-      {"queries and keys have head sizes", mlx_array_dim(queries, 3), keys.size},
-      {"keys and values have head counts", mlx_array_dim(k, 1), mlx_array_dim(v, 1)},
-      {"keys and values have lengths", keys.count, values.count},
-  };
-  for (const auto& [what, one, other] : same) {
-    if (one != other) {
-      fail(op, what, " ", one, " and ", other, ", expected the same.");
-    }
-  }
-  if (mlx_array_dim(queries, 1) % mlx_array_dim(k, 1) != 0) {
-    fail(op, "queries have ", mlx_array_dim(queries, 1), " heads, expected a multiple of the ",
-         mlx_array_dim(k, 1), " heads of the keys.");
-  }
-}
-
-void check_dense_dtypes(const char* op, mlx_array queries, mlx_array keys, mlx_array values) {
-  const Named named[] = {{"queries", queries, ""}, {"keys", keys, ""}, {"values", values, ""}};
-  for (const auto& [name, array, _] : named) {
-    if (!is_float(array)) {
-      fail(op, name, " are ", dtype_name(array), ", expected float32, float16 or bfloat16.");
-    }
-  }
-  if (mlx_array_dtype(queries) != mlx_array_dtype(keys) ||
-      mlx_array_dtype(keys) != mlx_array_dtype(values)) {
-    fail(op, "queries, keys and values are ", dtype_name(queries), ", ", dtype_name(keys), ", ",
-         dtype_name(values), ", expected the same dtype of all three.");
+  const Shape q = shape_of(queries), k = shape_of(keys.parts[0]), v = shape_of(values.parts[0]);
+  check_same(op, "queries and keys have batch sizes", q[0], k[0]);
+  check_same(op, "keys and values have batch sizes", k[0], v[0]);
+  check_same(op, "queries and keys have head sizes", q[3], keys.size);
+  check_same(op, "keys and values have head counts", k[1], v[1]);
+  check_same(op, "keys and values have lengths", k[2], v[2]);
+  if (q[1] % k[1] != 0) {
+    fail(op, "queries have ", q[1], " heads, expected a multiple of the ", k[1],
+         " heads of the keys.");
   }
 }
 
@@ -76,32 +34,29 @@ void check_mask(const char* op, mlx_array mask, const Shape& wanted) {
     broadcasts = size == 1 || size == wanted[wanted.size() - back];
   }
   if (!broadcasts) {
-    fail(op, "mask has shape ", shape_text(found),
-         ", expected one that broadcasts to [B, Hq, Lq, N] = ", shape_text(wanted), ".");
+    fail(op, "mask has shape ", text_of(found),
+         ", expected one that broadcasts to [B, Hq, Lq, N] = ", text_of(wanted), ".");
   }
 }
 
 void check_sinks(const char* op, mlx_array sinks, int heads) {
-  if (!is_float(sinks)) {
-    fail(op, "sinks are ", dtype_name(sinks), ", expected float32, float16 or bfloat16.");
-  }
-  if (mlx_array_ndim(sinks) != 1 || mlx_array_dim(sinks, 0) != heads) {
-    fail(op, "sinks have shape ", shape_text(sinks), ", expected [Hq] = (", heads, ",).");
+  check_float(op, {"sinks", sinks, ""});
+  if (shape_of(sinks) != Shape{heads}) {
+    fail(op, "sinks have shape ", text_of(shape_of(sinks)), ", expected [Hq] = (", heads, ",).");
   }
 }
 
 // Whether the mode asks for the array.
-bool check_mask_mode(const char* op, const char* mode, mlx_array mask) {
-  const std::string name = mode == nullptr ? "" : mode;
-  if (name != "" && name != "causal" && name != "array") {
-    fail(op, "mask_mode is '", name, "', expected '', 'causal' or 'array'.");
+bool check_mask_mode(const char* op, const std::string& mode, mlx_array mask) {
+  if (mode != "" && mode != "causal" && mode != "array") {
+    fail(op, "mask_mode is '", mode, "', expected '', 'causal' or 'array'.");
   }
-  const bool wants = name == "array";
+  const bool wants = mode == "array";
   if (wants && mask.ctx == nullptr) {
     fail(op, "mask_mode is 'array' and mask_arr an empty handle, expected a mask.");
   }
   if (!wants && mask.ctx != nullptr) {
-    fail(op, "mask_mode is '", name, "' and mask_arr an array, expected mask_mode 'array'.");
+    fail(op, "mask_mode is '", mode, "' and mask_arr an array, expected mask_mode 'array'.");
   }
   return wants;
 }
@@ -122,60 +77,78 @@ float mask_threshold(mlx_dtype dtype) {
 AttentionRequest finished(const char* op, mlx_array queries, Rows keys, Rows values,
                           const AttentionArguments& arguments) {
   AttentionRequest request{};
+  const Shape q = shape_of(queries);
   request.op = op;
   request.queries = queries;
   request.scale = arguments.scale;
   request.sinks = arguments.sinks;
   request.stream = arguments.stream;
-  request.batch = mlx_array_dim(queries, 0);
-  request.heads = mlx_array_dim(queries, 1);
+  request.on_gpu = runs_on_gpu(op, arguments.stream);
+  request.batch = q[0];
+  request.heads = q[1];
   request.kv_heads = mlx_array_dim(keys.parts[0], 1);
-  request.length = mlx_array_dim(queries, 2);
+  request.length = q[2];
   request.rows = keys.count;
   request.head_size = keys.size;
   request.value_size = values.size;
   request.keys = std::move(keys);
   request.values = std::move(values);
-  request.on_gpu = runs_on_gpu(op, arguments.stream);
-  if (check_mask_mode(op, arguments.mask_mode, arguments.mask)) {
-    const mlx_array mask = arguments.mask;
+  const std::string mode = arguments.mask_mode == nullptr ? "" : arguments.mask_mode;
+  request.causal = mode == "causal";
+  if (check_mask_mode(op, mode, arguments.mask)) {
     const Shape pairs = {request.batch, request.heads, request.length, request.rows};
-    check_mask(op, mask, pairs);
-    request.mask_dtype = mlx_array_dtype(mask);
+    check_mask(op, arguments.mask, pairs);
+    request.mask_dtype = mlx_array_dtype(arguments.mask);
     request.mask_threshold = mask_threshold(request.mask_dtype);
-    request.mask = call(mlx_broadcast_to, mask, pairs.data(), pairs.size(), arguments.stream);
-  } else {
-    request.causal = arguments.mask_mode != nullptr && arguments.mask_mode[0] != '\0';
+    request.mask = broadcast(arguments.mask, pairs, arguments.stream);
   }
-  if (arguments.sinks.ctx != nullptr) {
-    check_sinks(op, arguments.sinks, request.heads);
-  }
+  if (arguments.sinks.ctx != nullptr) check_sinks(op, arguments.sinks, request.heads);
   return request;
+}
+
+Rows dense_rows(mlx_array array) {
+  Rows rows{{}, 0, 0, mlx_array_dim(array, 2), mlx_array_dim(array, 3)};
+  rows.parts.push_back(copied(array));
+  return rows;
+}
+
+// The last `count` queries; a bottom-right causal mask fits as it is.
+void keep_last(PrefillRequest& request, int count) {
+  AttentionRequest& r = request.attention;
+  request.queries = slice(r.queries, 2, r.length - count, r.length, r.stream);
+  r.queries = request.queries;
+  if (!r.mask.empty()) r.mask = slice(r.mask, 2, r.length - count, r.length, r.stream);
+  r.length = count;
 }
 
 }  // namespace
 
 void check_queries(const char* op, mlx_array queries) {
-  check_present(op, {"queries", queries, "[B, Hq, Lq, D]"});
-  if (mlx_array_ndim(queries) != 4) {
-    fail(op, "queries have ", mlx_array_ndim(queries), " dimensions, expected 4 [B, Hq, Lq, D].");
-  }
-  if (has_empty_axis(queries)) {
-    fail(op, "queries are empty: found shape ", shape_text(queries),
-         ", expected every size of [B, Hq, Lq, D] to be at least 1.");
-  }
-  if (!is_float(queries)) {
-    fail(op, "queries are ", dtype_name(queries), ", expected float32, float16 or bfloat16.");
-  }
+  const Named named = {"queries", queries, query_layout};
+  check_present(op, named);
+  check_rank(op, named, 4);
+  check_not_empty(op, named);
+  check_float(op, named);
 }
 
-AttentionRequest dense_attention_request(const char* op, mlx_array queries, Rows keys, Rows values,
-                                         const AttentionArguments& arguments) {
-  check_dense_shapes(op, queries, keys.parts[0], values.parts[0]);
-  check_together(op, queries, keys, values);
-  check_dense_dtypes(op, queries, keys.parts[0], values.parts[0]);
+AttentionRequest dense_attention_request(const char* op, mlx_array queries, mlx_array keys,
+                                         mlx_array values, const AttentionArguments& arguments) {
+  const Named all[] = {{"queries", queries, query_layout},
+                       {"keys", keys, "[B, Hkv, N, D]"},
+                       {"values", values, "[B, Hkv, N, Dv]"}};
+  for (const Named& each : all) check_present(op, each);
+  for (const Named& each : all) check_rank(op, each, 4);
+  for (const Named& each : all) check_not_empty(op, each);
+  Rows k = dense_rows(keys), v = dense_rows(values);
+  check_together(op, queries, k, v);
+  for (const Named& each : all) check_float(op, each);
+  const mlx_dtype dtype = mlx_array_dtype(queries);
+  if (dtype != mlx_array_dtype(keys) || dtype != mlx_array_dtype(values)) {
+    fail(op, "queries, keys and values are ", dtype_name(queries), ", ", dtype_name(keys), ", ",
+         dtype_name(values), ", expected the same dtype of all three.");
+  }
   check_number(op, "scale", arguments.scale);
-  return finished(op, queries, std::move(keys), std::move(values), arguments);
+  return finished(op, queries, std::move(k), std::move(v), arguments);
 }
 
 AttentionRequest packed_attention_request(const char* op, mlx_array queries, Rows keys, Rows values,
@@ -189,7 +162,7 @@ AttentionRequest packed_attention_request(const char* op, mlx_array queries, Row
   check_number(op, "scale", arguments.scale);
   check_number(op, "sparse_v_threshold", sparse_v_threshold);
   if (!(sparse_v_threshold >= 0 && sparse_v_threshold < 1)) {
-    fail(op, "sparse_v_threshold is ", number_text(sparse_v_threshold),
+    fail(op, "sparse_v_threshold is ", text_of(sparse_v_threshold),
          ", expected 0 (off) or more, and below 1.");
   }
   AttentionRequest request = finished(op, queries, std::move(keys), std::move(values), arguments);
@@ -201,44 +174,77 @@ AttentionRequest any_attention_request(const char* op, mlx_array queries, mlx_ve
                                        mlx_vector_array values, const Packing& packing,
                                        float sparse_v_threshold,
                                        const AttentionArguments& arguments) {
-  check_present(op, {"queries", queries, "[B, Hq, Lq, D]"});
-  Rows k = rows_of(op, "keys", keys, packing), v = rows_of(op, "values", values, packing);
-  if (k.packed() != v.packed()) {
-    fail(op,
-         k.packed() ? "keys are packed and values are not" : "values are packed and keys are not",
-         ", expected both or none.");
-  }
-  if (k.packed()) {
+  check_present(op, {"queries", queries, query_layout});
+  std::vector<Array> k = parts_of(op, "keys", keys), v = parts_of(op, "values", values);
+  check_both_packed(op, k.size() == 3, v.size() == 3);
+  if (k.size() == 3) {
+    check_packing(op, packing);
+    const int group_size = packing.group_size;
+    Rows key_rows = packed_rows(op, "key", k[0], k[1], k[2], packing.bits, group_size);
+    Rows value_rows = packed_rows(op, "value", v[0], v[1], v[2], value_bits(packing), group_size);
     check_queries(op, queries);
-    return packed_attention_request(op, queries, std::move(k), std::move(v), sparse_v_threshold,
-                                    arguments);
+    return packed_attention_request(op, queries, std::move(key_rows), std::move(value_rows),
+                                    sparse_v_threshold, arguments);
   }
   check_number(op, "sparse_v_threshold", sparse_v_threshold);
   if (sparse_v_threshold != 0) {
-    fail(op, "sparse_v_threshold is ", number_text(sparse_v_threshold), ", expected 0 ",
+    fail(op, "sparse_v_threshold is ", text_of(sparse_v_threshold), ", expected 0 ",
          op == std::string(probes_name) ? "for keys and values that are not packed."
                                         : "with dense rows.");
   }
-  return dense_attention_request(op, queries, std::move(k), std::move(v), arguments);
+  return dense_attention_request(op, queries, k[0], v[0], arguments);
 }
 
 void check_probes(const AttentionRequest& request, mlx_array probes) {
   const char* op = request.op;
-  check_present(op, {"probes", probes, "[B, Hkv, E, D]"});
-  if (mlx_array_ndim(probes) != 4) {
-    fail(op, "probes have ", mlx_array_ndim(probes), " dimensions, expected 4 [B, Hkv, E, D].");
-  }
+  const Named named = {"probes", probes, "[B, Hkv, E, D]"};
+  check_present(op, named);
+  check_rank(op, named, 4);
   const Shape found = shape_of(probes);
   if (found[0] != request.batch || found[1] != request.kv_heads || found[3] != request.head_size ||
       found[2] == 0) {
-    fail(op, "probes have shape ", shape_text(found), ", expected [B, Hkv, E, D] = (",
-         request.batch, ", ", request.kv_heads, ", E, ", request.head_size,
-         ") with E of at least 1.");
+    fail(op, "probes have shape ", text_of(found), ", expected [B, Hkv, E, D] = (", request.batch,
+         ", ", request.kv_heads, ", E, ", request.head_size, ") with E of at least 1.");
   }
   if (mlx_array_dtype(probes) != mlx_array_dtype(request.queries)) {
     fail(op, "probes are ", dtype_name(probes), ", expected the dtype of the queries, ",
          dtype_name(request.queries), ".");
   }
+}
+
+PrefillRequest prefill_request(const char* op, mlx_array queries, mlx_array keys, const char* kind,
+                               mlx_array importance, double decay, int counted,
+                               const AttentionArguments& arguments) {
+  check_present(op, {"queries", queries, query_layout});
+  check_present(op, {"keys", keys, "[B, Hkv, N, D]"});
+  if (is_float(queries) && is_float(keys) && mlx_array_dtype(queries) != mlx_array_dtype(keys)) {
+    fail(op, "queries and keys are ", dtype_name(queries), " and ", dtype_name(keys),
+         ", expected the same dtype.");
+  }
+  // The rules of attention hold, whose values are of no account here.
+  PrefillRequest request{};
+  request.attention = dense_attention_request(op, queries, keys, keys, arguments);
+  const std::string name = kind == nullptr ? "" : kind;
+  if (name != "ema" && name != "mass") fail(op, "kind is '", name, "', expected 'ema' or 'mass'.");
+  request.mass = name == "mass";
+  request.stream = arguments.stream;
+  check_decay(op, decay);
+  request.decay = decay;
+  if (counted < 1) fail(op, "queries is ", counted, ", expected at least 1.");
+  request.importance = importance;
+  if (!request.mass && counted < request.attention.length) keep_last(request, counted);
+  if (importance.ctx == nullptr) return request;
+  if (request.mass) fail(op, "importance is given with kind '", name, "', expected it with 'ema'.");
+  if (mlx_array_dtype(importance) != MLX_FLOAT32) {
+    fail(op, "importance is ", dtype_name(importance), ", expected float32.");
+  }
+  Shape rows = shape_of(keys);
+  rows.pop_back();
+  if (shape_of(importance) != rows) {
+    fail(op, "importance has shape ", text_of(shape_of(importance)),
+         ", expected [B, Hkv, N] = ", text_of(rows), ".");
+  }
+  return request;
 }
 
 }  // namespace mlx_h2o_c

@@ -1,18 +1,7 @@
 // Rows as dense arrays or as mlx_quantize packs them.
-#include "checks.h"
 #include "validate.h"
 
 namespace mlx_h2o_c {
-
-namespace {
-
-Array copied(mlx_array array) {
-  Array copy;
-  check(mlx_array_set(copy.out(), array));
-  return copy;
-}
-
-}  // namespace
 
 int value_bits(const Packing& packing) {
   return packing.value_bits.has_value ? packing.value_bits.value : packing.bits;
@@ -24,27 +13,43 @@ void check_packing(const char* op, const Packing& packing) {
   check_one_of(op, "group_size", packing.group_size, {32, 64, 128});
 }
 
-Rows dense_rows(mlx_array array) {
-  Rows rows;
-  rows.parts.push_back(copied(array));
-  if (mlx_array_ndim(array) == 4) {
-    rows.count = mlx_array_dim(array, 2);
-    rows.size = mlx_array_dim(array, 3);
+int packed_width(const char* op, const std::string& what, mlx_array words, int bits,
+                 int group_size) {
+  const int64_t packed = int64_t{32} * mlx_array_dim(words, 3);
+  if (packed % bits != 0 || packed / bits % group_size != 0) {
+    fail(op, what, " have ", mlx_array_dim(words, 3), " words per row, which at ", bits,
+         " bits is not a multiple of the group size ", group_size, ".");
   }
-  return rows;
+  return static_cast<int>(packed / bits);
 }
 
-Rows packed_rows(const char* op, const char* name, mlx_array words, mlx_array scales,
+std::vector<Array> parts_of(const char* op, const char* name, mlx_vector_array vector) {
+  if (vector.ctx == nullptr) fail(op, name, " are an empty handle, expected a vector of arrays.");
+  const size_t count = mlx_vector_array_size(vector);
+  if (count != 1 && count != 3) {
+    fail(op, name, " are ", count, " arrays, expected 1, or 3: words, scales and biases.");
+  }
+  return items(vector);
+}
+
+void check_both_packed(const char* op, bool keys, bool values) {
+  if (keys != values) {
+    fail(op, keys ? "keys are packed and values are not" : "values are packed and keys are not",
+         ", expected both or none.");
+  }
+}
+
+Rows packed_rows(const char* op, const std::string& name, mlx_array words, mlx_array scales,
                  mlx_array biases, int bits, int group_size) {
-  const Named parts[] = {{"words", words, ""}, {"scales", scales, ""}, {"biases", biases, ""}};
-  for (const auto& [part, array, _] : parts) {
-    const std::string what = std::string(name) + " " + part;
-    check_present(op, {what.c_str(), array, "[B, Hkv, N, ...]"});
-    if (mlx_array_ndim(array) != 4) {
-      fail(op, what, " have ", mlx_array_ndim(array), " dimensions, expected 4 [B, Hkv, N, ...].");
-    }
-    if (has_empty_axis(array)) {
-      fail(op, what, " are empty: found shape ", shape_text(array),
+  const char* const layout = "[B, Hkv, N, ...]";
+  const Named parts[] = {{name + " words", words, layout},
+                         {name + " scales", scales, layout},
+                         {name + " biases", biases, layout}};
+  for (const Named& part : parts) {
+    check_present(op, part);
+    check_rank(op, part, 4);
+    if (has_empty_axis(part.array)) {
+      fail(op, part.name, " are empty: found shape ", text_of(shape_of(part.array)),
            ", expected every size to be at least 1.");
     }
   }
@@ -55,55 +60,19 @@ Rows packed_rows(const char* op, const char* name, mlx_array words, mlx_array sc
     fail(op, name, " scales and biases are ", dtype_name(scales), " and ", dtype_name(biases),
          ", expected float32, float16 or bfloat16, both the same.");
   }
-  const int64_t packed = int64_t{32} * mlx_array_dim(words, 3);
-  const int64_t size = packed / bits;
-  if (packed % bits != 0 || size % group_size != 0) {
-    fail(op, name, " words have ", mlx_array_dim(words, 3), " words per row, which at ", bits,
-         " bits is not a multiple of the group size ", group_size, ".");
-  }
+  Rows rows{{}, bits, group_size, mlx_array_dim(words, 2), 0};
+  rows.size = packed_width(op, parts[0].name, words, bits, group_size);
   Shape expected = shape_of(words);
-  expected[3] = static_cast<int>(size / group_size);
-  for (const auto& [part, array, _] : {parts[1], parts[2]}) {
-    if (shape_of(array) != expected) {
-      fail(op, name, " ", part, " have shape ", shape_text(array), ", expected ",
-           shape_text(expected), " for rows of ", size, " elements in groups of ", group_size, ".");
+  expected[3] = rows.size / group_size;
+  for (const Named& part : {parts[1], parts[2]}) {
+    if (shape_of(part.array) != expected) {
+      fail(op, part.name, " have shape ", text_of(shape_of(part.array)), ", expected ",
+           text_of(expected), " for rows of ", rows.size, " elements in groups of ", group_size,
+           ".");
     }
   }
-  Rows rows;
-  for (const mlx_array part : {words, scales, biases}) {
-    rows.parts.push_back(copied(part));
-  }
-  rows.bits = bits;
-  rows.group_size = group_size;
-  rows.count = expected[2];
-  rows.size = static_cast<int>(size);
+  for (const Named& part : parts) rows.parts.push_back(copied(part.array));
   return rows;
-}
-
-std::vector<Array> parts_of(const char* op, const char* name, mlx_vector_array vector) {
-  if (vector.ctx == nullptr) {
-    fail(op, name, " are an empty handle, expected a vector of arrays.");
-  }
-  const size_t count = mlx_vector_array_size(vector);
-  if (count != 1 && count != 3) {
-    fail(op, name, " are ", count, " arrays, expected 1, or 3: words, scales and biases.");
-  }
-  std::vector<Array> parts(count);
-  for (size_t i = 0; i < count; ++i) {
-    check(mlx_vector_array_get(parts[i].out(), vector, i));
-  }
-  return parts;
-}
-
-Rows rows_of(const char* op, const char* name, mlx_vector_array vector, const Packing& packing) {
-  const std::vector<Array> parts = parts_of(op, name, vector);
-  if (parts.size() == 1) {
-    return dense_rows(parts[0]);
-  }
-  check_packing(op, packing);
-  const bool of_values = std::string(name) == "values";
-  return packed_rows(op, of_values ? "value" : "key", parts[0], parts[1], parts[2],
-                     of_values ? value_bits(packing) : packing.bits, packing.group_size);
 }
 
 }  // namespace mlx_h2o_c

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mlx_h2o.caches.batch import BatchH2OKVCache
     from mlx_h2o.caches.cache import H2OKVCache
     from mlx_h2o.caches.linked import BatchLinkedH2OCache, LinkedH2OCache
-    from mlx_h2o.caches.quantized_cache import QuantizedH2OKVCache
+    from mlx_h2o.caches.quantized import QuantizedH2OKVCache
     from mlx_h2o.config import H2OConfig
     from mlx_h2o.lm.generate import (
         batch_generate,
@@ -79,7 +79,7 @@ _LAZY = {
     "install_kv_eviction": "mlx_h2o.lm.install",
     "remove_kv_eviction": "mlx_h2o.lm.install",
     "reset_eviction_scores": "mlx_h2o.lm.install",
-    "QuantizedH2OKVCache": "mlx_h2o.caches.quantized_cache",
+    "QuantizedH2OKVCache": "mlx_h2o.caches.quantized",
     "generate": "mlx_h2o.lm.generate",
     "load": "mlx_h2o.lm.generate",
     "load_prompt_cache": "mlx_h2o.lm.saving",

@@ -128,6 +128,15 @@ def replace_worst(
     value_bits: int = 8,
     stream: mx.Stream | mx.ThreadLocalStream | mx.Device | mx.DeviceType | None = None,
 ) -> list[mx.array]: ...
+def compact_rows(
+    buffers: list[mx.array],
+    kept: mx.array,
+    lines: list[int],
+    start: int = 0,
+    tail: int = 0,
+    *,
+    stream: mx.Stream | mx.Device | None = None,
+) -> list[mx.array]: ...
 def merge_segments(
     outs: collections.abc.Sequence[mx.array],
     lses: collections.abc.Sequence[mx.array],

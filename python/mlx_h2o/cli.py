@@ -17,6 +17,7 @@ _COMMANDS = {
     "evaluate": "what a bounded cache costs on a text",
     "benchmark": "speed and memory, alone or in batches",
 }
+_OURS = ("profile", "evaluate")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,9 +32,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"mlx_h2o {__version__}")
         return 0
     command, *rest = given
-    if command in _COMMANDS:
+    if command in _OURS:
         module = importlib.import_module(f".commands.{command}", __package__)
         return int(module.run(rest))
+    if command in _COMMANDS:
+        from .commands import hosted
+
+        return hosted.run(command, rest)
     print(f"mlx_h2o: {command!r} is not a command.\n{_usage()}", file=sys.stderr)
     return 2
 

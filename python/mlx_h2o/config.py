@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, cast
 
 from . import policies
@@ -25,24 +25,28 @@ class H2OConfig:
     """Settings of :class:`mlx_h2o.H2OKVCache`.
 
     The sizes that are not given are resolved here, so that after construction
-    ``sink_size + heavy_size + recent_size == max_kv_size`` always holds.
+    ``sink_size + heavy_size + recent_size == max_kv_size`` holds wherever there is a budget.
 
     Args:
-        max_kv_size: rows that each KV head keeps (at least 1).
+        max_kv_size: rows that each KV head holds at most (at least 1); while a prompt is read, a
+            chunk more. A quarter of the context is what AtomGradient 2026 recommends (sec. 5.3).
+            None: unbounded, no row is ever evicted.
         sink_size: positions ``0 .. sink_size - 1`` are never evicted; fewer than ``max_kv_size``.
         heavy_size: rows kept by score. None: half of the budget, or what the other two leave.
         recent_size: the newest rows, never evicted. None, or where the three sizes do not fill
             the budget: what the other two leave.
         policy: name of the policy that ranks rows, one of :func:`mlx_h2o.policies.names`.
         decay: ``a`` of the moving average ``C = a*C + (1-a)*|s|``, at least 0 and below 1.
-        evict_every: single-token steps per eviction. With 1 the evicted row is overwritten in
-            place; with more, up to ``evict_every - 1`` rows beyond the budget are stored.
+        evict_every: rows that are evicted together, at most ``heavy_size + 1``: a full cache holds
+            between ``max_kv_size - evict_every + 1`` and ``max_kv_size`` rows, and ranks them once
+            in ``evict_every`` tokens. None: one row of 32, at least 1; more would cost recall.
         shared_heads: whether all KV heads of a layer keep the same positions, by the mean of their
             ranks; else each head chooses by itself.
         random_seed: for the policy "random": another seed is another sample.
         speculative: tokens that a draft model may propose at a time. The last ``speculative + 1``
-            tokens are then provisional: beyond the budget, and ``trim`` takes them back exactly,
-            also after evictions. 0: a cache can be trimmed until its first eviction.
+            rows are then provisional: they count in the budget, are never evicted, and ``trim``
+            takes them back exactly, also after evictions. 0: a cache can be trimmed until its
+            first eviction.
         kv_bits: bits of each element of keys and values: 2, 3, 4, 5, 6 or 8. None: rows stay as
             they come.
         v_bits: bits of the values, where they differ from those of the keys.
@@ -51,23 +55,29 @@ class H2OConfig:
         light_bits: mixed precision: 2 or 4, bits of the packed rows that rank in the lower half;
             ``kv_bits``, then 4 or 8, are those of the upper half. None: all packed rows have the
             same.
-        dense_size: the newest rows, which stay as they come; fewer than ``recent_size``. None: 32
-            with ``light_bits``, or what a smaller recent window allows; else 0.
+        dense_size: the newest rows, which stay as they come; fewer than ``recent_size``. With
+            ``light_bits`` and 0 the rows of the recent window have ``light_bits`` and all others
+            ``kv_bits`` (AtomGradient 2026, sec. 4.8); up to ``evict_every - 1`` of the newest wait
+            as they came. None: 32 with ``light_bits``, or what a smaller recent window allows;
+            else 0.
         kv_handed: what quantised rows are handed to a model as, which ``make_prompt_cache`` knows:
             "packed"; "arrays" for one that computes with the keys first; "latents" for latent
             attention (MLA), whose rotary part of a key stays dense.
+        sparse_v: threshold of sparse V dequantisation, below 1: attention skips the values of
+            quantised rows whose weight is below it (Turney 2026). 1e-6 is the one of the paper.
+            0: all are read.
 
     Raises:
         ValueError: a value out of range, an unknown policy, or sizes beyond the budget.
     """
 
-    max_kv_size: int = 256
+    max_kv_size: int | None = 256
     sink_size: int = 4
     heavy_size: int | None = None
     recent_size: int | None = None
     policy: str = "keydiff"
     decay: float = 0.95
-    evict_every: int = 1
+    evict_every: int | None = None
     shared_heads: bool = False
     random_seed: int = 0
     speculative: int = 0
@@ -77,36 +87,44 @@ class H2OConfig:
     light_bits: int | None = None
     dense_size: int | None = None
     kv_handed: str = "packed"
+    sparse_v: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, least in (("max_kv_size", 1), ("sink_size", 0), ("evict_every", 1)):
+        for name, least in (
+            ("sink_size", 0), ("random_seed", 0), ("speculative", 0)
+        ):  # fmt: skip
             _check_int(name, getattr(self, name), least)
-        for name in ("heavy_size", "recent_size"):
+        for name, least in (
+            ("max_kv_size", 1), ("heavy_size", 0), ("recent_size", 0), ("dense_size", 0),
+            ("evict_every", 1),
+        ):  # fmt: skip
             if getattr(self, name) is not None:
-                _check_int(name, getattr(self, name), 0)
-        if not isinstance(self.decay, int | float) or not 0 <= self.decay < 1:
-            raise ValueError(
-                f"[H2OConfig] decay is {self.decay!r}, expected a number of at least 0, below 1."
-            )
-        _check_int("random_seed", self.random_seed, 0)
-        _check_int("speculative", self.speculative, 0)
+                _check_int(name, getattr(self, name), least)
+        for name in ("decay", "sparse_v"):
+            _check_share(name, getattr(self, name))
         if not isinstance(self.shared_heads, bool):
             raise ValueError(f"[H2OConfig] shared_heads is {self.shared_heads!r}, expected a bool.")
         if self.policy not in policies.names():
             known = ", ".join(policies.names())
             raise ValueError(f"[H2OConfig] policy is {self.policy!r}, expected one of: {known}.")
         self._check_quantisation()
+        if self.evict_every is None and self.max_kv_size is not None:
+            object.__setattr__(self, "evict_every", _group_of(self.max_kv_size))
+        if self.max_kv_size is None:
+            self._check_unbounded()
+            return
         if self.sink_size >= self.max_kv_size:
             raise ValueError(
                 f"[H2OConfig] sink_size is {self.sink_size}, expected fewer than "
                 f"max_kv_size = {self.max_kv_size}: no row could ever be evicted."
             )
-        self._resolve_sizes()
+        self._resolve_sizes(self.max_kv_size)
         self._check_dense_rows()
-        if self.speculative and self.evict_every != 1:
+        least = self.sink_size + self.speculative + 2
+        if self.speculative and self.max_kv_size < least:
             raise ValueError(
-                f"[H2OConfig] speculative is {self.speculative} and evict_every "
-                f"{self.evict_every}, expected evict_every 1 with speculation."
+                f"[H2OConfig] max_kv_size is {self.max_kv_size} and speculative "
+                f"{self.speculative}, expected at least sink_size + speculative + 2 = {least} rows."
             )
 
     def _check_quantisation(self) -> None:
@@ -120,7 +138,7 @@ class H2OConfig:
             value = getattr(self, name)
             if isinstance(value, bool) or value not in known:
                 raise ValueError(f"[H2OConfig] {name} is {value!r}, expected one of {known}.")
-        for name in ("v_bits", "light_bits", "dense_size"):
+        for name in ("v_bits", "light_bits", "dense_size", "sparse_v"):
             if getattr(self, name) and self.kv_bits is None:
                 raise ValueError(
                     f"[H2OConfig] {name} is {getattr(self, name)} and kv_bits is None, expected "
@@ -139,47 +157,86 @@ class H2OConfig:
                 "one of them."
             )
 
-    def _resolve_sizes(self) -> None:
-        left = self.max_kv_size - self.sink_size - (self.recent_size or 0)
+    def _check_unbounded(self) -> None:
+        """Nothing that only an eviction gives a meaning to."""
+        for name in ("heavy_size", "recent_size", "light_bits", "dense_size"):
+            if getattr(self, name):
+                raise ValueError(
+                    f"[H2OConfig] {name} is {getattr(self, name)} and max_kv_size None, expected a "
+                    "max_kv_size too: an unbounded cache keeps all rows alike."
+                )
+
+    def _resolve_sizes(self, rows: int) -> None:
+        left = rows - self.sink_size - (self.recent_size or 0)
         heavy = self.heavy_size
         if heavy is None:
             # At least one recent row, which gives the newest row time to be scored.
             spare = left if self.recent_size is not None else left - 1
-            heavy = max(0, min(int(self.max_kv_size * PRESETS["heavy"]), spare))
+            heavy = max(0, min(int(rows * PRESETS["heavy"]), spare))
         if left < heavy:
             raise ValueError(
                 f"[H2OConfig] sink_size + heavy_size + recent_size is {self.sink_size} + {heavy} + "
                 f"{self.recent_size or 0} = {self.sink_size + heavy + (self.recent_size or 0)}, "
-                f"expected at most max_kv_size = {self.max_kv_size}."
+                f"expected at most max_kv_size = {rows}."
             )
         object.__setattr__(self, "heavy_size", heavy)
-        object.__setattr__(self, "recent_size", self.max_kv_size - self.sink_size - heavy)
+        object.__setattr__(self, "recent_size", rows - self.sink_size - heavy)
 
     @property
     def dense_rows(self) -> int:
         """The newest rows that are not quantised: ``dense_size``, or what None stands for."""
-        if self.dense_size is not None:
-            return self.dense_size
-        return 0 if self.light_bits is None else min(DENSE_SIZE, cast(int, self.recent_size) - 1)
+        if self.dense_size is not None or self.light_bits is None:
+            return self.dense_size or 0
+        return min(DENSE_SIZE, cast(int, self.recent_size) - 1)
+
+    @property
+    def mixed(self) -> bool:
+        """Whether rows are kept in more than one precision."""
+        return self.light_bits is not None or self.dense_rows > 0
+
+    @property
+    def group(self) -> int:
+        """Rows that leave together: ``evict_every``, as far as no protected row would have to."""
+        return min(self.evict_every or 1, (self.heavy_size or 0) + 1)
+
+    @property
+    def reach(self) -> int:
+        """The newest tokens that ``trim`` takes back without a trace: none without speculation."""
+        return self.speculative + 1 if self.speculative else 0
 
     def _check_dense_rows(self) -> None:
-        if self.dense_size is not None:
-            _check_int("dense_size", self.dense_size, 0)
-        least = 0 if self.light_bits is None else 1
-        most = max(0, cast(int, self.recent_size) - 1)
-        if not least <= self.dense_rows <= most:
+        recent = cast(int, self.recent_size)
+        if self.light_bits is not None and self.dense_size is None and recent < 2:
             raise ValueError(
-                f"[H2OConfig] dense_size is {self.dense_size}, expected {least} to {most}: fewer "
-                f"than recent_size = {self.recent_size}."
+                f"[H2OConfig] recent_size is {recent} with light_bits, expected at least 2: fewer "
+                "rows are dense; or dense_size=0."
             )
+        most = max(0, recent - 1)
+        if self.dense_rows > most:
+            raise ValueError(
+                f"[H2OConfig] dense_size is {self.dense_size}, expected 0 to {most}: fewer "
+                f"than recent_size = {recent}."
+            )
+
+    def with_budget(self, max_kv_size: int, heavy_size: int | None = None) -> H2OConfig:
+        """The same settings for another budget; what was not chosen follows it."""
+        same = self.evict_every == _group_of(self.max_kv_size)
+        group = None if same else self.evict_every
+        return replace(
+            self,
+            max_kv_size=max_kv_size,
+            heavy_size=heavy_size,
+            recent_size=None,
+            evict_every=group,
+        )
 
     @classmethod
     def preset(cls, name: str, max_kv_size: int = 256, **settings: Any) -> H2OConfig:
-        """The published splits of the budget, scaled to ``max_kv_size``.
+        """What was published: the policy "h2o", and splits of the budget scaled to ``max_kv_size``.
 
         At 256 rows: "heavy" 4 sinks, 128 heavy, 124 recent; "balanced" 4, 64, 188; "recent"
-        4, 32, 220 (AtomGradient 2026, sec. 4.1). Further settings are passed to the constructor
-        and win over the preset.
+        4, 32, 220 (AtomGradient 2026, sec. 4.1). Further settings, ``policy`` among them, are
+        passed to the constructor and win over the preset.
 
         Raises:
             ValueError: unknown name, or as the constructor.
@@ -191,7 +248,7 @@ class H2OConfig:
         if settings.get("heavy_size") is None:
             spare = max_kv_size - settings.get("sink_size", cls.sink_size) - 1
             settings["heavy_size"] = max(0, min(int(max_kv_size * PRESETS[name]), spare))
-        return cls(max_kv_size=max_kv_size, **settings)
+        return cls(max_kv_size=max_kv_size, **({"policy": "h2o"} | settings))
 
     @classmethod
     def setting_names(cls) -> tuple[str, ...]:
@@ -199,6 +256,18 @@ class H2OConfig:
         return tuple(field.name for field in fields(cls))
 
 
+def _group_of(max_kv_size: int | None) -> int | None:
+    """Rows that leave together where nobody says how many: measured, benchmarks/evict_every.py."""
+    return None if max_kv_size is None else max(1, max_kv_size // 32)
+
+
 def _check_int(name: str, value: object, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"[H2OConfig] {name} is {value!r}, expected an int of at least {least}.")
+
+
+def _check_share(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+        raise ValueError(
+            f"[H2OConfig] {name} is {value!r}, expected a number of at least 0, below 1."
+        )

@@ -191,13 +191,14 @@ def trace_case(
     replay: bool = False,
     routed: bool = False,
     shared_heads: bool = False,
+    evict_every: int = 1,
     bits: tuple[int, int] | None = None,
     seed: int = 0,
 ) -> Case:
     """A cache trace: chunks of ``prefill``, then ``steps`` single tokens at a fixed budget.
 
-    ``routed``: through the attention that a model is routed to, which may score, average, rank
-    and name rows in one operation; else attention, then its scores, one after the other.
+    ``routed``: through the attention that a model is routed to, which may score and average in
+    one operation; else attention, then its scores, one after the other.
     With ``bits`` of keys and values the cache quantises, in groups of 32: the rows lie on the grid
     of their packing, so that every machine packs them exactly.
     """
@@ -236,6 +237,8 @@ def trace_case(
     fields |= {
         name: True for name, on in (("routed", routed), ("shared_heads", shared_heads)) if on
     }
+    if evict_every > 1:
+        fields["evict_every"] = evict_every
     if bits:
         fields |= {"kv_bits": bits[0], "v_bits": bits[1], "kv_group_size": GRID_GROUP}
     return Case(fields, tensors)

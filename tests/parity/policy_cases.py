@@ -10,16 +10,17 @@ from mlx_h2o import policies
 
 
 def policy_cases(seed: int) -> Iterator[Case]:
-    """Dense rows, each head by itself or all alike, and packed ones; a chunk of every kind, then
-    single tokens."""
+    """Dense rows, each head by itself or all alike, and packed ones, in groups of every kind;
+    chunks, then single tokens."""
     dtypes = itertools.cycle(DTYPES)
     for policy, dtype in zip(policies.names(), dtypes, strict=False):
-        for kind in ("", "-shared", "-8.4"):
+        for kind, every in (("", 16), ("-shared", 5), ("-8.4", 1)):
             yield trace_case(
                 f"trace-{seed}-routed-{policy}{kind}",
                 policy=policy,
                 routed=True,
                 shared_heads=kind == "-shared",
+                evict_every=every,
                 zones=(2, 16, 14),
                 prefill=(40, 5, 9),
                 steps=80,

@@ -89,7 +89,7 @@ def _outcome(case: Case, tensors: dict[str, mx.array], errors: dict[str, str]) -
     if case.fields["op"] == "append":
         return Outcome(_written(case, found))
     if case.fields["op"] == "replacement":
-        rest = (found.get(n) for n in ("importance", "positions", "key_sum", "inverse_norms"))
+        rest = (found.get(name) for name in ("importance", "positions"))
         stored = [_rows(found, name) for name in ("keys", "values")]
         return Outcome(operations.replacement_arrays(case, stored, *rest))
     whole = ("keep", "evict", "positions")

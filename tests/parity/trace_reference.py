@@ -17,38 +17,41 @@ OPTIONAL = ("kv_bits", "v_bits", "kv_group_size", "shared_heads")
 def config_of(case: Case) -> H2OConfig:
     """The settings of a trace case."""
     others = {name: case.fields[name] for name in OPTIONAL if name in case.fields}
+    others["evict_every"] = case.fields.get("evict_every", 1)
     return H2OConfig(**{name: case.fields[name] for name in SETTINGS}, **others)
 
 
 def run_reference(case: Case) -> dict[str, np.ndarray]:
     """``positions`` and ``scores`` (C) after each step, as the legs give them."""
     inputs = {name: reference.float64(array) for name, array in case.tensors.items()}
-    cache = ReferenceCache(config_of(case), *inputs["keys"].shape[:2])
+    batch, heads = inputs["keys"].shape[:2]
+    sequences = [ReferenceCache(config_of(case), heads) for _ in range(batch)]
     start, steps = 0, []
     for index, length in enumerate([*case.fields["prefill"], *[1] * case.fields["steps"]]):
         step = index - len(case.fields["prefill"])
-        q, k, v = (
-            inputs[name][:, :, start : start + length] for name in ("queries", "keys", "values")
-        )
+        part = slice(start, start + length)
         start += length
-        cache.update(k, v)
-        if step >= 0 and case.fields["replay"]:
-            cache.absorb(inputs["recorded"][step][:, :, None])
-        else:
-            cache.attend(q, case.fields["scale"])
+        for b, cache in enumerate(sequences):
+            q, k, v = (inputs[name][b, :, part] for name in ("queries", "keys", "values"))
+            cache.update(k, v)
+            if step >= 0 and case.fields["replay"]:
+                cache.absorb(inputs["recorded"][step][b, :, None])
+            else:
+                cache.attend(q, case.fields["scale"])
         if step >= 0:
-            steps.append(_snapshot(cache))
+            steps.append(_snapshot(sequences))
     positions, scores = (np.stack(column) for column in zip(*steps, strict=True))
     return {"positions": positions, "scores": scores}
 
 
-def _snapshot(cache: ReferenceCache) -> tuple[np.ndarray, np.ndarray]:
-    heads = max(cache.heads)
-    shape = (heads[0] + 1, heads[1] + 1, cache.config.max_kv_size)
+def _snapshot(sequences: list[ReferenceCache]) -> tuple[np.ndarray, np.ndarray]:
+    budget = sequences[0].config.max_kv_size
+    shape = (len(sequences), len(sequences[0].heads), budget)
     positions, scores = np.full(shape, -1, np.int32), np.full(shape, np.nan)
-    for at, rows in cache.heads.items():
-        positions[at][: len(rows)] = [row.position for row in rows]
-        scores[at][: len(rows)] = [row.score for row in rows]
+    for b, cache in enumerate(sequences):
+        for h, rows in enumerate(cache.heads):
+            positions[b, h, : len(rows)] = [row.position for row in rows]
+            scores[b, h, : len(rows)] = [row.score for row in rows]
     return positions, scores
 
 

@@ -9,10 +9,10 @@ import reference
 import reference_ranks
 from golden.build import Case
 from mlx_h2o import H2OKVCache
-from mlx_h2o.caches.quantized_cache import evicting_cache
+from mlx_h2o.caches.attention import DECODE_QUERIES
+from mlx_h2o.caches.quantized import evicting_cache
 from mlx_h2o.operations import composed, validate, validate_quantized
 from mlx_h2o.operations.backends import Backend
-from mlx_h2o.stores.storage import DECODE_QUERIES
 from parity.outcome import Outcome, Verdict, failed
 from parity.trace_reference import config_of, ranks
 

@@ -149,6 +149,18 @@ std::vector<mlx::core::array> replace_worst(
     const mlx::core::array& position, const ReplacementOptions& options,
     mlx::core::StreamOrDevice s = {});
 
+/// Rows that stay close the gaps of those that go, in place.
+///
+/// buffers are [B, H, C] or [B, H, C, width] of any dtypes of two or four bytes. Of the sequences in
+/// `lines` the rows in the slots `kept`, uint32 [b, H, K], ascending, stay: the last of them, beyond
+/// slot K, fill the slots below it that fall free, the last one the first. Then `tail` rows from
+/// slot `start` on follow them. Returns the buffers, written in the memory of the inputs where
+/// nothing else holds that; what is behind the rows that stay means nothing.
+std::vector<mlx::core::array> compact_rows(const std::vector<mlx::core::array>& buffers,
+                                           const mlx::core::array& kept,
+                                           const std::vector<int>& lines, int start = 0,
+                                           int tail = 0, mlx::core::StreamOrDevice s = {});
+
 /// Attention over rows in segments put together: outs [B, Hq, L, D] and lses float32 [B, Hq, L] of
 /// each, and scores float32 [B, H, Q, N], of which N differs. The outputs are averaged by their
 /// shares exp(lse_i - lse) of the common denominator; a query that no segment shows anything gives
@@ -191,8 +203,9 @@ std::vector<mlx::core::array> quantize_append(const std::vector<mlx::core::array
 /// scores float32 [B, H, N]; positions int32 [B, H, N], distinct within a head, below 0 for
 /// padding; 1 <= keep <= N. Best first: rows at 0 <= position < sink_size or position >=
 /// recent_start, whatever their score; the higher score; NaN; padding. Of equals the lower position
-/// is kept, of padding the lower slot (Zhang et al. 2023, H2O: sinks and recent rows stay, heavy
-/// hitters fill the rest). recent_start is int32 [] or [B]: one for all sequences, or one each.
+/// is kept, of padding the lower slot. Sinks are StreamingLLM's (Xiao et al. 2024), recent rows and
+/// heavy hitters H2O's (Zhang et al. 2023). recent_start is int32 [] or [B]: one for all sequences,
+/// or one each.
 mlx::core::array keep_indices(const mlx::core::array& scores, const mlx::core::array& positions,
                               int keep, int sink_size = 0,
                               const std::optional<mlx::core::array>& recent_start = std::nullopt,

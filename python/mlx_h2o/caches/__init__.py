@@ -1,1 +1,3 @@
-"""The caches: rows under a budget, scored, evicted, taken back, in batches, in lockstep."""
+"""The caches: a table of rows under a budget, for one sequence and for many."""
+
+from . import batch, quantized  # noqa: F401  (they name themselves to the class of one sequence)

@@ -3,31 +3,185 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, astuple
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any, cast
 
 import mlx.core as mx
 
 from ..config import H2OConfig
-from ..stores.choice import restored_store
-from .batch_padding import PaddedRows
-from .batch_rows import Line, joined, mapped, sliced
+from . import formats, tiers
+from .batch_masks import mask_of
 from .cache import H2OKVCache
-from .merging import check_mergeable, differing
-from .quantized_cache import evicting_cache
+from .quantized import evicting_cache
+from .scored import IMPORTANCE
+from .table import Segment, Table
 
 __all__ = ["BatchH2OKVCache"]
 
 _STATE = ("keys", "values", "scores", "positions", "unscored", "name", "lines", "settings")
 
 
-class BatchH2OKVCache(PaddedRows):
+class BatchH2OKVCache(H2OKVCache):
     """Several sequences of one layer, each of which evicts as it would alone.
 
-    ``H2OKVCache.merge`` makes one, ``extract`` gives a sequence back. Updates and scores are
-    :class:`BatchedRows`'s.
+    ``H2OKVCache.merge`` makes one, ``extract`` gives a sequence back. The rows of a sequence fill
+    the first slots; unused slots behind them, and padding among the tokens that come, are masked,
+    never kept where a row could be, and their queries never score.
+
+    Attributes:
+        offset: int32 [B], tokens seen by each sequence, less the padding that is still to come.
+        evicted: rows per head that have gone, summed over the sequences.
     """
+
+    def __init__(
+        self, config: H2OConfig | None = None, batch_size: int = 0, *, name: str = ""
+    ) -> None:
+        self._configure(config if config is not None else H2OConfig(), name)
+        self._start([0] * batch_size)
+
+    def _configure(self, config: H2OConfig, name: str) -> None:
+        # Dense rows or packed ones: what they are is the columns' affair.
+        self._quantized = config.kv_bits is not None  # type: ignore[misc]
+        super()._configure(config, name)
+
+    def _start(self, tokens: list[int], table: Table | None = None) -> None:
+        super()._start(tokens, table)
+        self._left = [0] * len(tokens)  # tokens of padding that are still to come
+        self._own: list[int | None] = [None] * len(tokens)  # own tokens before padding comes
+        self._count()
+
+    def _count(self) -> None:
+        places = [seen - left for seen, left in zip(self._tokens, self._left, strict=True)]
+        self._offset = mx.array(places, mx.int32)
+
+    @property
+    def offset(self) -> Any:
+        """int32 [B]: tokens seen by each sequence, less the padding that is still to come."""
+        return self._offset
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        """As ``H2OKVCache.update_and_fetch``, for keys [B, H, L, D] of all sequences at once."""
+        if keys.ndim == 4 and keys.shape[0] != len(self._tokens):
+            raise ValueError(
+                f"[BatchH2OKVCache.update_and_fetch] keys have shape {keys.shape}, expected B = "
+                f"{len(self._tokens)} sequences."
+            )
+        return super().update_and_fetch(keys, values)
+
+    def _own_spans(self, added: int) -> list[tuple[int, int]]:
+        spans = self._next_spans(added)
+        self._left = [left - start for left, (start, _) in zip(self._left, spans, strict=True)]
+        self._own = [
+            None if own is None else own - (stop - start)
+            for own, (start, stop) in zip(self._own, spans, strict=True)
+        ]
+        return [] if all(span == (0, added) for span in spans) else spans
+
+    def _next_spans(self, added: int) -> list[tuple[int, int]]:
+        """Which of the next tokens are each sequence's own: from, and up to."""
+        spans = []
+        for left, own in zip(self._left, self._own, strict=True):
+            start = min(left, added)
+            spans.append((start, min(added, start + (added if own is None else own))))
+        return spans
+
+    def _advance(self, counts: Sequence[int]) -> None:
+        super()._advance(counts)
+        self._count()
+
+    # Padding
+
+    def prepare(
+        self,
+        *,
+        left_padding: Sequence[int] | None = None,
+        lengths: Sequence[int] | None = None,
+        right_padding: Sequence[int] | None = None,
+    ) -> None:
+        """Announce padding among the tokens to come, before the model is called.
+
+        Args:
+            left_padding: tokens of padding that come first, for each sequence; only while the
+                batch is empty.
+            lengths: tokens of its own that each sequence is given before ``finalize``; what comes
+                then is padding.
+            right_padding: how much that is; needs ``lengths``.
+
+        Raises:
+            ValueError: numbers other than one per sequence, or padding at a wrong moment.
+        """
+        op = "[BatchH2OKVCache.prepare]"
+        given = {"left_padding": left_padding, "lengths": lengths, "right_padding": right_padding}
+        for name, numbers in given.items():
+            if numbers is None:
+                continue
+            if len(numbers) != len(self._tokens) or min(numbers, default=0) < 0:
+                raise ValueError(
+                    f"{op} {name} is {list(numbers)}, expected {len(self._tokens)} numbers of at "
+                    "least 0, one per sequence."
+                )
+        if left_padding is not None and not self.empty():
+            raise ValueError(f"{op} left_padding is given, expected it before the first tokens.")
+        if right_padding is not None and max(right_padding, default=0) > 0 and lengths is None:
+            raise ValueError(f"{op} right_padding is given without lengths, expected both.")
+        self._free = 0
+        if left_padding is not None:
+            self._left = [a + int(b) for a, b in zip(self._left, left_padding, strict=True)]
+        if lengths is not None:
+            self._own = [int(count) for count in lengths]
+        self._count()
+
+    def finalize(self) -> None:
+        """End what ``prepare`` announced on the right."""
+        self._own = [None] * len(self._tokens)
+
+    def make_mask(
+        self, length: int, window_size: int | None = None, return_array: bool = False
+    ) -> mx.array | str | None:
+        """The mask for the next ``length`` tokens: as of ``H2OKVCache``, without what is unused.
+
+        bool [B, 1, length, slots] where sequences differ or any has padding.
+        """
+        if window_size is not None:
+            return super().make_mask(length, window_size, return_array)
+        spans = self._next_spans(length)
+        table = self._table
+        rows = [[0] for _ in spans] if table is None else self._planned(table, spans)
+        return mask_of(rows, spans, length, return_array=return_array)
+
+    def _planned(self, table: Table, spans: Sequence[tuple[int, int]]) -> list[list[int]]:
+        """For each sequence its rows in every segment, as they will be when the tokens come."""
+        config, planned = self.config, []
+        for line, (start, stop) in enumerate(spans):
+            own = [one.rows[line] for one in table.segments]
+            rows, added = sum(own), stop - start
+            if self._surplus and rows > self._budget:
+                own = self._after(own, self._budget, 0)
+            own = self._after(own, self._kept(sum(own), added), added)
+            if config.mixed and tiers.overfull(config, own[-1]):
+                own = tiers.planned(config, sum(own), own[-1], self._recent(added))
+            planned.append(own)
+        return planned
+
+    def _after(self, rows: list[int], kept: int, added: int) -> list[int]:
+        """Rows in every segment after an eviction before ``added`` tokens, if it is one."""
+        if kept == sum(rows):
+            return rows
+        if not self.config.mixed:
+            return [kept]
+        protected = self._recent(added)
+        return tiers.planned(self.config, kept, min(rows[-1], protected), protected)
+
+    def _recent(self, added: int) -> int:
+        """Stored rows that are protected as recent when so many more come."""
+        return max(0, cast(int, self.config.recent_size) - added)
+
+    def _room_for_one(self, table: Table) -> int:
+        padded = any(self._left) or any(own is not None for own in self._own)
+        return 0 if padded else super()._room_for_one(table)
+
+    # Sequences that join and leave
 
     @classmethod
     def merge(cls, caches: Sequence[Any]) -> BatchH2OKVCache:
@@ -36,80 +190,15 @@ class BatchH2OKVCache(PaddedRows):
         Raises:
             ValueError: no caches, settings that differ, caches of another class or of batches.
         """
-        check_mergeable(caches)
-        kind = cls._for(caches[0].config)
-        batch = kind(caches[0].config, name=caches[0].name)
-        batch._join([kind._alone(cache) for cache in caches])
+        _check_mergeable(caches)
+        first = caches[0]
+        batch = cls(first.config, len(caches), name=first.name)
+        for cache in caches:
+            cache.flush()
+        tables = [None if one._table is None else one._table.copy() for one in caches]
+        batch._join(tables, [one._tokens for one in caches])
+        batch._unscored = any(one._unscored for one in caches)
         return batch
-
-    @classmethod
-    def _for(cls, config: H2OConfig) -> type[BatchH2OKVCache]:
-        """The class that serves ``config``."""
-        from .batch_mixed import BatchMixedH2OKVCache
-
-        return BatchMixedH2OKVCache if config.dense_rows else cls
-
-    @classmethod
-    def _alone(cls, cache: H2OKVCache) -> BatchH2OKVCache:
-        rows = cache.size()
-        alone = cls(cache.config, name=cache.name)
-        alone._store, alone._unscored = cache._store, cache._unscored
-        if alone._store is not None:
-            # A copy: the cache goes on by itself.
-            alone._store = mapped(alone._store, cache.config, lambda array: array[...])
-        alone._start([Line(tokens=cache.offset, rows=rows)])
-        return alone
-
-    def extract(self, index: int) -> H2OKVCache:
-        """The cache of one sequence, without padding.
-
-        Raises ValueError where there is no such sequence.
-        """
-        self._check_index(index)
-        self._settle()
-        line = self._lines[index]
-        cache = evicting_cache(self.config, name=self.name)
-        cache.offset, cache.evicted = line.tokens, line.tokens - line.rows
-        if self._store is not None and line.tokens > 0:
-            end = self._store.length
-            one = sliced(self._store, self.config, [index], end - line.rows, end)
-            # A copy: a view would hold the rows of all the others.
-            cache._store = mapped(one, self.config, mx.contiguous)
-            cache._unscored = self._unscored
-        return cache
-
-    def _check_index(self, index: int) -> None:
-        if not 0 <= index < len(self._lines):
-            raise ValueError(
-                f"[BatchH2OKVCache.extract] index is {index}, expected 0 to "
-                f"{len(self._lines) - 1}, one of the sequences."
-            )
-
-    def filter(self, batch_indices: Sequence[int] | mx.array) -> None:
-        """Keep only some sequences, in the order given; none is allowed."""
-        keep = self._checked_indices(batch_indices)
-        self._settle()
-        lines = [Line(*astuple(self._lines[index])) for index in keep]
-        rows = max((line.rows for line in lines), default=0)
-        if self._store is not None:
-            end = self._store.length
-            tokens = any(line.tokens for line in lines)
-            chosen = sliced(self._store, self.config, keep, end - rows, end) if keep else None
-            self._store = chosen if tokens else None
-        self._start(lines)
-
-    def _checked_indices(self, batch_indices: Sequence[int] | mx.array) -> list[int]:
-        found: Any = (
-            batch_indices.tolist() if isinstance(batch_indices, mx.array) else batch_indices
-        )
-        keep = [int(index) for index in found]
-        wrong = [index for index in keep if not 0 <= index < len(self._lines)]
-        if wrong:
-            raise ValueError(
-                f"[BatchH2OKVCache.filter] found the indices {wrong}, expected 0 to "
-                f"{len(self._lines) - 1}."
-            )
-        return keep
 
     def extend(self, other: BatchH2OKVCache) -> None:
         """Add the sequences of another batch behind these.
@@ -120,62 +209,92 @@ class BatchH2OKVCache(PaddedRows):
         if not isinstance(other, BatchH2OKVCache):
             raise ValueError(f"{op} found a {type(other).__name__}, expected a BatchH2OKVCache.")
         if other.config != self.config:
-            raise ValueError(f"{op} {differing((self.config, other.config))}")
-        self._settle()
-        other._settle()
-        self._join([self, other])
-
-    def _join(self, batches: Sequence[BatchH2OKVCache]) -> None:
-        """Become the sequences of all ``batches``, which are settled."""
-        lines = [Line(*astuple(line)) for batch in batches for line in batch._lines]
-        like = next((batch._store for batch in batches if batch._store is not None), None)
-        unscored = any(batch._unscored for batch in batches)
-        if like is not None:
-            parts, first = [], 0
-            for batch in batches:
-                count = len(batch._lines)
-                store = batch._store or mapped(like, self.config, _none_of(count))
-                if count > 0:
-                    parts.append((range(first, first + count), store))
-                first += count
-            self._store = joined(parts, self.config) if parts else None
-        self._unscored = unscored
-        self._start(lines)
-
-    def is_trimmable(self) -> bool:
-        """Whether ``trim`` is exact: until the first eviction, done or due, and not after."""
-        self._settle()
-        return self.evicted == 0
-
-    def trim(self, n: int) -> int:
-        """Take back the last ``n`` tokens of every sequence, or all where one has fewer.
-
-        Raises ValueError where rows have been evicted.
-        """
-        self._check_trim()
-        n = max(0, min(n, 0 if self._store is None else self._store.length))
-        if self._store is not None:
-            self._store.truncate(self._store.length - n)
-        for line in self._lines:
-            line.tokens = line.rows = max(0, line.rows - n)
+            raise ValueError(f"{op} {_differing((self.config, other.config))}")
+        self.flush()
+        other.flush()
+        unscored = self._unscored or other._unscored
+        theirs = None if other._table is None else other._table.copy()
+        left, own = [*self._left, *other._left], [*self._own, *other._own]
+        self._join([self._table, theirs], [self._tokens, other._tokens])
+        self._unscored, self._left, self._own = unscored, left, own
         self._count()
-        return n
 
-    def _check_trim(self) -> None:
-        if not self.is_trimmable():
+    def _join(self, tables: Sequence[Table | None], tokens: Sequence[list[int]]) -> None:
+        """Become the sequences of all these tables; None has no rows."""
+        like = next((table for table in tables if table is not None), None)
+        joined = None
+        if like is not None:
+            filled = [
+                _none_like(like, len(lines)) if table is None else table
+                for table, lines in zip(tables, tokens, strict=True)
+                if lines
+            ]
+            joined = Table.join(filled, [lines for lines in tokens if lines])
+        self._start([seen for lines in tokens for seen in lines], joined)
+
+    def extract(self, index: int) -> H2OKVCache:
+        """The cache of one sequence, in arrays of its own.
+
+        Raises ValueError where there is no such sequence.
+        """
+        if not 0 <= index < len(self._tokens):
             raise ValueError(
-                f"[BatchH2OKVCache.trim] {self._described()} has evicted rows, expected one that "
-                "has not: see is_trimmable()."
+                f"[BatchH2OKVCache.extract] index is {index}, expected 0 to "
+                f"{len(self._tokens) - 1}, one of the sequences."
             )
+        self.flush()
+        cache = evicting_cache(self.config, name=self.name)
+        if self._table is not None and self._tokens[index]:
+            table = self._table.select([index], self._tokens)
+            cache._start([self._tokens[index]], table)
+            cache._unscored = self._unscored
+        return cache
+
+    def filter(self, batch_indices: Sequence[int] | mx.array) -> None:
+        """Keep only some sequences, in the order given; none is allowed."""
+        found: Any = (
+            batch_indices.tolist() if isinstance(batch_indices, mx.array) else batch_indices
+        )
+        keep = [int(index) for index in found]
+        wrong = [index for index in keep if not 0 <= index < len(self._tokens)]
+        if wrong:
+            raise ValueError(
+                f"[BatchH2OKVCache.filter] found the indices {wrong}, expected 0 to "
+                f"{len(self._tokens) - 1}."
+            )
+        self.flush()
+        left, own, unscored = self._left, self._own, self._unscored
+        tokens = [self._tokens[index] for index in keep]
+        table = self._table if any(tokens) else None
+        self._release()
+        self._start(tokens, table and table.select(keep, self._tokens))
+        self._left, self._own = [left[index] for index in keep], [own[index] for index in keep]
+        self._unscored = unscored
+        self._count()
+
+    # State and copies
+
+    def _copy_to(self, copy: H2OKVCache) -> None:
+        super()._copy_to(copy)
+        assert isinstance(copy, BatchH2OKVCache)
+        copy._left, copy._own = list(self._left), list(self._own)
+        copy._count()
 
     @property
     def state(self) -> tuple[Any, ...]:
         """keys, values, scores, positions, unscored, name, lines, settings; the last two JSON."""
-        self._settle()
-        store = self._store
-        rows = (None,) * 4 if store is None else (*store.fetch(), store.importance, store.positions)
-        lines = json.dumps([astuple(line) for line in self._lines])
-        return (*rows, self._unscored, self.name, lines, json.dumps(asdict(self.config)))
+        table = self._table
+        rows = (None,) * 4
+        if table is not None:
+            rows = (*formats.stored(table), self.scores, self.positions)
+        lines = {
+            "tokens": self._tokens,
+            "rows": [] if table is None else [one.rows for one in table.segments],
+            "before": self._left,
+            "remaining": self._own,
+        }
+        settings = json.dumps(asdict(self.config))
+        return (*rows, self._unscored, self.name, json.dumps(lines), settings)
 
     @state.setter
     def state(self, state: Sequence[Any]) -> None:
@@ -186,25 +305,74 @@ class BatchH2OKVCache(PaddedRows):
             )
         keys, values, importance, positions, unscored, name, lines, settings = state
         self._configure(H2OConfig(**json.loads(settings)), name)
-        self._store = None
+        found = json.loads(lines)
+        if isinstance(found, list):
+            raise ValueError(
+                "[BatchH2OKVCache.state] found a batch of an earlier version, expected one of "
+                "this version: extract its sequences there."
+            )
+        table = None
         if importance is not None:
-            self._store = restored_store(self.config, keys, values, importance, positions)
+            table = formats.restored_table(self.config, keys, values)
+            for segment, counts in zip(table.segments, found["rows"], strict=True):
+                segment.rows = list(counts)
+            table.place(positions)
+            if self.policy.needs_scores:
+                table.attach(IMPORTANCE, importance, float("nan"))
+        self._start(list(found["tokens"]), table)
+        self._left, self._own = list(found["before"]), list(found["remaining"])
         self._unscored = bool(unscored)
-        self._start([Line(*line) for line in json.loads(lines)])
-
-    @classmethod
-    def from_state(cls, state: Sequence[Any]) -> BatchH2OKVCache:
-        """A cache with the given ``state``, settings included."""
-        cache = cls.__new__(cls)
-        cache.state = state
-        return cache
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> BatchH2OKVCache:
-        copy = self.from_state(self.state)  # shares arrays: updates make new ones
-        memo[id(self)] = copy
-        return copy
+        self._count()
 
 
-def _none_of(count: int) -> Any:
-    """Makes of an array [B, H, N, ...] one of ``count`` sequences without rows."""
-    return lambda array: mx.zeros((count, array.shape[1], 0, *array.shape[3:]), array.dtype)
+H2OKVCache._batch = BatchH2OKVCache
+
+
+def _none_like(table: Table, lines: int) -> Table:
+    """Lines without rows, kept as those of a table."""
+
+    def none(part: mx.array) -> mx.array:
+        return mx.zeros((lines, part.shape[1], 0, *part.shape[3:]), part.dtype)
+
+    found = Table(
+        [
+            Segment(*(column.each(none) for column in (one.keys, one.values)), [0] * lines)
+            for one in table.segments
+        ]
+    )
+    found.fills = dict(table.fills)
+    found.beside = {name: none(array) for name, array in table.beside.items()}
+    return found
+
+
+def _check_mergeable(caches: Sequence[Any]) -> None:
+    op = "[BatchH2OKVCache.merge]"
+    if not caches:
+        raise ValueError(f"{op} found no caches, expected at least one.")
+    for cache in caches:
+        if not isinstance(cache, H2OKVCache):
+            raise ValueError(f"{op} found a {type(cache).__name__}, expected H2OKVCache only.")
+        if cache.config.speculative:
+            raise ValueError(
+                f"{op} speculative is {cache.config.speculative}, expected 0: there is no "
+                "speculative decoding of batches."
+            )
+        held = 1 if cache._table is None else cache._table.shape[0]
+        if held != 1:
+            raise ValueError(f"{op} found a cache of {held} sequences, expected one.")
+    if any(cache.unequal_budgets for cache in caches):
+        raise ValueError(
+            f"{op} found layers with unequal budgets, expected one budget: a batch has one "
+            "mask for all layers."
+        )
+    if any(cache.config != caches[0].config for cache in caches):
+        raise ValueError(f"{op} {_differing(cache.config for cache in caches)}")
+
+
+def _differing(configs: Iterable[H2OConfig]) -> str:
+    """What is wrong with settings that are not the same."""
+    first, *others = dict.fromkeys(configs)
+    return (
+        f"found the settings {others[0]} beside {first}, expected the same: a batch has one budget "
+        "and one policy."
+    )

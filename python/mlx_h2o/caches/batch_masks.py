@@ -6,54 +6,51 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-__all__ = ["chunk_mask", "decode_mask", "new_positions"]
+__all__ = ["mask_of"]
 
 
-def decode_mask(padding: Sequence[int], slots: int) -> mx.array | None:
-    """For one token: bool [B, 1, 1, slots], false in the first ``padding`` slots; None: all."""
-    if not any(padding):
-        return None
-    return mx.arange(slots) >= _column(padding)
-
-
-def chunk_mask(
-    padding: Sequence[int],
+def mask_of(
+    rows: Sequence[Sequence[int]],
     spans: Sequence[tuple[int, int]],
-    before: int,
     length: int,
     *,
     return_array: bool,
-) -> mx.array | str:
-    """For ``length`` new tokens behind ``before`` slots: bool [B, 1, length, before + length].
+) -> mx.array | str | None:
+    """For ``length`` new tokens: bool [B, 1, length, slots].
 
-    Where the causal mask says it all, "causal", or with ``return_array`` that mask [length,
-    before + length]. A token that is padding sees only itself: its scores reach no row of the
-    sequence, and its output is finite, which the next layer needs.
+    Where the causal mask says it all, None for one token, "causal" for more, or with
+    ``return_array`` that mask [length, slots]. A token that is padding sees only itself: its scores
+    reach no row of the sequence, and its output is finite, which the next layer needs.
+
+    Args:
+        rows: for each sequence its rows in every segment, before the tokens come to the last one.
+        spans: which tokens are each sequence's own: from, and up to.
+        length: tokens.
+        return_array: whether "causal" will not do.
     """
-    slots = mx.arange(before + length)
-    queries = mx.arange(length)[:, None]
-    if not any(padding) and all(span == (0, length) for span in spans):
-        return slots <= queries + before if return_array else "causal"
-    itself = slots == queries + before
+    widths = [max(one) for one in zip(*rows, strict=True)] if rows else [0]
+    whole = all(span == (0, length) for span in spans)
+    if whole and all(list(one) == widths for one in rows):
+        if length == 1:
+            return None
+        before = sum(widths)
+        causal = mx.arange(before + length) <= mx.arange(length)[:, None] + before
+        return causal if return_array else "causal"
+    parts = []
+    for place, width in enumerate(widths[:-1]):
+        used = mx.arange(width) < _column([one[place] for one in rows])
+        parts.append(mx.broadcast_to(used, (len(rows), 1, length, width)))
+    slots = mx.arange(widths[-1] + length)
+    before = _column([one[-1] for one in rows])
+    token = mx.arange(length)[:, None]
     starts = _column([start for start, _ in spans])
-    own = (queries >= starts) & (queries < _column([stop for _, stop in spans]))
-    first = _column([pad + start for pad, (start, _) in zip(padding, spans, strict=True)])
-    return itself | (own & (slots >= first) & (slots <= queries + before))
-
-
-def new_positions(
-    tokens: Sequence[int], spans: Sequence[tuple[int, int]], length: int, padding: int
-) -> mx.array:
-    """int32 [B, 1, length]: the places of new tokens in their sequences."""
-    column = mx.arange(length, dtype=mx.int32)
-    starts = [start for start, _ in spans]
-    first = [seen - start for seen, start in zip(tokens, starts, strict=True)]
-    positions = column + mx.array(first, mx.int32)[:, None, None]
-    if any(span != (0, length) for span in spans):
-        stops = mx.array([stop for _, stop in spans])[:, None, None]
-        own = (column >= mx.array(starts)[:, None, None]) & (column < stops)
-        positions = mx.where(own, positions, padding)
-    return positions
+    own = (token >= starts) & (token < _column([stop for _, stop in spans]))
+    place_of = before + (token - starts) % length
+    newest = (slots == place_of) | (own & (slots <= place_of))
+    if parts:  # a token of padding sees no packed rows either
+        parts = [part & own for part in parts]
+        return mx.concatenate([*parts, newest], axis=-1)
+    return newest
 
 
 def _column(numbers: Sequence[int]) -> mx.array:

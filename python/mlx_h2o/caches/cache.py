@@ -1,72 +1,369 @@
-"""The evicting KV cache, with the members that mlx_lm asks of a cache."""
+"""The evicting KV cache: when rows come and go, and the members that mlx_lm asks of a cache."""
 
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import mlx.core as mx
 
+from .. import policies
 from ..config import H2OConfig
-from ..stores.choice import quantized_store, restored_store
-from .bounded import BoundedRows
-
-if TYPE_CHECKING:
-    from .batch import BatchH2OKVCache
+from . import formats, handed_out, tiers
+from .attention import DECODE_QUERIES
+from .checks import check_rows
+from .eviction import Eviction
+from .scored import IMPORTANCE, ScoredRows
+from .table import Table
 
 __all__ = ["H2OKVCache"]
 
-_STATE = ("keys", "values", "scores", "positions", "offset", "evicted", "unscored", "name")
-_UNEQUAL = "unequal_budgets"
+_UNBOUNDED = 2**31 - 1
 
 
-class H2OKVCache(BoundedRows):
-    """Keys and values of one layer, of which a policy keeps ``config.max_kv_size`` rows.
+class H2OKVCache(ScoredRows):
+    """Keys and values of one layer, of which a policy keeps ``config.max_kv_size`` rows per head.
 
     It takes the place of mlx_lm's KVCache, but is none: a subclass would inherit a batched form
-    that does not evict. Updates and scores are :class:`BoundedRows`'s. Nothing is evaluated here.
+    that does not evict. A step is: evict on the scores so far, append, attend, take in the scores.
+    Below the budget rows are in order of position. After evictions slots mean nothing, except that
+    the rows of an update are the last ones, in order. Nothing is evaluated here.
 
     Args:
         config: the settings; None for the defaults.
         name: what error messages call this cache, such as "qwen3 layer 3".
+
+    Attributes:
+        config: the settings.
+        name: what error messages call these rows.
+        policy: what ranks the rows.
+        unequal_budgets: whether other layers of the model have other budgets; saved with the rows.
 
     Raises:
         ValueError: ``config.kv_bits`` is set; that is for :class:`QuantizedH2OKVCache`.
     """
 
     _quantized: ClassVar[bool] = False
-    _speculative: ClassVar[bool] = False
+    _batch: ClassVar[Any]
+    """The class of several sequences, which names itself here; ``_packed`` that of packed rows."""
+    _packed: ClassVar[Any]
+
+    def __init__(self, config: H2OConfig | None = None, *, name: str = "") -> None:
+        self._configure(config if config is not None else H2OConfig(), name)
+        self._start([0])
 
     def _configure(self, config: H2OConfig, name: str) -> None:
-        if (config.kv_bits is not None) != self._quantized:
+        if self._quantized != (config.kv_bits is not None):
             expected = (
                 "a number, or H2OKVCache" if self._quantized else "None, or QuantizedH2OKVCache"
             )
             raise ValueError(
                 f"[{type(self).__name__}] kv_bits is {config.kv_bits}, expected {expected}."
             )
-        if config.speculative and not self._speculative:
-            raise ValueError(
-                f"[{type(self).__name__}] speculative is {config.speculative}, expected 0, or a "
-                f"Speculative{type(self).__name__}."
+        self.config = config
+        self.name = name
+        self.policy = policies.build(config)
+        self.unequal_budgets = False
+        self._budget = config.max_kv_size or _UNBOUNDED
+        self._tail_limit = tiers.tail_limit(config) if config.mixed else self._budget
+        self._me = weakref.ref(self)
+
+    def _start(self, tokens: list[int], table: Table | None = None) -> None:
+        """Hold these rows, at rest."""
+        self._table = table
+        self._tokens = tokens
+        self._unscored = False
+        self._surplus = table is not None and max(table.lengths, default=0) > self._budget
+        self._handed: tuple[Any, Any] | None = None
+        self._identity = 0
+        self._free = 0  # tokens that may come one by one before anything else happens
+        self._like: tuple[Any, ...] = ()  # shapes and dtypes of the last update
+        self._length = 1
+        self._width = 0 if table is None else table.width
+        self._spans = []
+        self._waiting = []
+        self.updates = 0
+
+    @property
+    def offset(self) -> Any:
+        """Tokens seen, which only ``trim`` lowers: RoPE is driven by it, not by ``size()``
+        (AtomGradient 2026, sec. 3.3)."""
+        return self._tokens[0]
+
+    @property
+    def evicted(self) -> int:
+        """Rows per head that have gone."""
+        if self._table is None:
+            return 0
+        return sum(self._tokens) - sum(self._table.lengths)
+
+    # Rows that come
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        """Evict what must go, append the new rows and return all rows for attention.
+
+        Where a token finds the budget full, a group of ``config.group`` rows goes first. Several
+        tokens are stored behind the others, so that bottom-right causal masks fit; what is then
+        beyond the budget, the surplus, goes at the next update or ``flush()``.
+
+        Args:
+            keys: [B, H, L, D] with RoPE applied, L at least 1.
+            values: [B, H, L, Dv].
+
+        Returns:
+            keys [B, H, N, D] and values [B, H, N, Dv], of which the new rows are the last.
+            Where rows are quantised and L is at most 8, both packed: words, scales and biases.
+
+        Raises:
+            ValueError: shapes or dtypes that do not match each other or the rows stored.
+            RuntimeError: the policy needs scores and the last update got none.
+        """
+        if self._free and self._like == (keys.shape, values.shape, keys.dtype, values.dtype):
+            return self._append_one(keys, values)
+        check_rows(keys, values, self._table)
+        self._check_scored()
+        self._release()
+        table, added = self._table, keys.shape[2]
+        if table is None:
+            self._table = table = formats.new_table(
+                self.config, keys, values, len(self._tokens), self._described()
             )
-        super()._configure(config, name)
+        self._spans = spans = self._own_spans(added)
+        counts = [stop - start for start, stop in spans] if spans else [added] * len(self._tokens)
+        table = self._make_room(table, counts)
+        before = table.tail.width
+        table.append(keys, values, self._tail_limit, spans)
+        self._advance(counts)
+        self._length = added
+        self._width = table.packed_width + max(before + added if spans else 0, table.tail.width)
+        self._surplus = added > 1 and max(table.lengths) > self._budget
+        self._unscored = self.policy.needs_scores
+        self.updates += 1
+        self._free = self._room_for_one(table) if added == 1 and not spans else 0
+        self._like = keys.shape, values.shape, keys.dtype, values.dtype
+        return self._hand_out(table)
 
-    unequal_budgets = False
-    """Whether other layers of the model have other budgets; a part of the state."""
+    def _room_for_one(self, table: Table) -> int:
+        """How many tokens may come one by one before anything else happens than an append."""
+        rows = table.tail.rows
+        if self.config.reach or (len(rows) > 1 and min(rows) != max(rows)):
+            return 0
+        limit = self._tail_limit if self.config.mixed else self._budget
+        left = self._budget - table.lengths[0]
+        return max(0, min(left, min(limit, table.tail.capacity) - rows[0]))
 
-    def take_settings(self, config: H2OConfig, *, unequal_budgets: bool) -> None:
-        """Other settings for a cache that has seen no token. Raises ValueError otherwise."""
-        if not self.empty():
-            raise ValueError(f"[H2OKVCache.take_settings] {self._described()} is not empty.")
-        self._configure(config, self.name)
-        self.unequal_budgets = unequal_budgets
+    def _append_one(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        """One token where there is room: the step that nearly all steps are."""
+        table = cast(Table, self._table)
+        if self._unscored:
+            self._check_scored()
+        self._release()
+        self._free -= 1
+        self._length = 1
+        table.append_one(keys, values)
+        self._advance([1] * len(self._tokens))
+        self._width += 1
+        self._unscored = self.policy.needs_scores
+        self.updates += 1
+        return self._hand_out(table)
+
+    def _own_spans(self, added: int) -> list[tuple[int, int]]:
+        """Which of the new tokens are each line's own; empty: all."""
+        return []
+
+    def _advance(self, counts: Sequence[int]) -> None:
+        self._tokens = [seen + count for seen, count in zip(self._tokens, counts, strict=True)]
+
+    def _make_room(self, table: Table, counts: Sequence[int]) -> Table:
+        """The table with room for so many rows of each line; what is due goes."""
+        config, added = self.config, max(counts)
+        if self._surplus:
+            table = self._let_surplus_go(table)
+        if config.reach:
+            self._settle_waiting(self._tokens[0] + added - config.reach)
+        keeps = [self._kept(rows, count) for rows, count in zip(table.lengths, counts, strict=True)]
+        due = [line for line, keep in enumerate(keeps) if keep < table.lengths[line]]
+        if due:
+            table = self._evict(table, due, keeps[due[0]], counts)
+        if config.mixed:
+            full = [n for n, rows in enumerate(table.tail.rows) if tiers.overfull(config, rows)]
+            if full:
+                table = self._evict(table, full, _UNBOUNDED, counts)
+        elif added == 1:
+            table.fit(self._budget)
+        return table
+
+    def _kept(self, rows: int, added: int) -> int:
+        """Of a line's rows, how many stay when so many come."""
+        if rows + added <= self._budget or not 0 < added <= max(1, self.config.reach):
+            return rows
+        need = rows + added - self._budget
+        return rows - min(max(need, self.config.group), max(need, self._evictable(rows, added)))
+
+    def _evictable(self, rows: int, added: int) -> int:
+        """Of a line's rows, how many no range protects."""
+        recent = max(cast(int, self.config.recent_size), self.config.reach)
+        return rows - self.config.sink_size - max(0, recent - added)
+
+    def _evict(self, table: Table, due: Sequence[int], keep: int, counts: Sequence[int]) -> Table:
+        """Let all but the best ``keep`` rows of the lines in ``due`` go, before rows come."""
+        config = self.config
+        recent = max(cast(int, config.recent_size), config.reach)
+        eviction = Eviction(
+            table=table,
+            policy=self.policy,
+            offsets=self._tokens,
+            due=due,
+            keep=min(keep, table.width),
+            sink_size=config.sink_size,
+            recent_start=[n + new - recent for n, new in zip(self._tokens, counts, strict=True)],
+            tail=min(table.tail.rows[0], max(0, config.reach - max(counts))),
+            shared_heads=config.shared_heads,
+        )
+        if config.mixed:
+            self._table = table = tiers.packed(eviction, config)
+        else:
+            eviction.run()
+        return table
+
+    def _let_surplus_go(self, table: Table) -> Table:
+        self._surplus = False
+        due = [line for line, rows in enumerate(table.lengths) if rows > self._budget]
+        if not due:
+            return table
+        self._settle_waiting(self._tokens[0] - self.config.reach)
+        return self._evict(table, due, self._budget, [0] * len(self._tokens))
+
+    def flush(self) -> None:
+        """Let the surplus of a chunk go, and give up room that is no longer needed.
+
+        Raises RuntimeError where the chunk still waits for its scores.
+        """
+        table = self._table
+        if table is None or not self._surplus:
+            return
+        self._check_scored()
+        self._release()
+        self._free = 0
+        table = self._let_surplus_go(table)
+        if not self.config.mixed:
+            table.fit(self._budget)
+        self._width = table.width
+
+    def _hand_out(self, table: Table) -> tuple[Any, Any]:
+        keys, values = self._as_handed(table)
+        if table.changed:
+            # Whoever evaluates the keys evaluates these too: otherwise the graph of every step
+            # would hang on them until the next eviction.
+            table.changed = False
+            keys = _tied(keys, table.loose)
+        self._handed = keys, values
+        self._identity = handed_out.register(keys, self._me)
+        return keys, values
+
+    def _as_handed(self, table: Table) -> tuple[Any, Any]:
+        """Keys and values as attention of the last update takes them."""
+        if len(table.segments) > 1:
+            keys, values = table.dense(width=self._width)
+            return keys, values
+        keys, values = table.segments[0].keys, table.segments[0].values
+        arrays, width = self._hands_arrays, self._width
+        return (
+            keys.handed(width, arrays or keys.bits is None),
+            values.handed(width, arrays or values.bits is None),
+        )
+
+    @property
+    def _hands_arrays(self) -> bool:
+        """Whether packed rows are handed out as arrays."""
+        handed = self.config.kv_handed
+        most = 1 if handed == "latents" else DECODE_QUERIES
+        return handed == "arrays" or self._length > most
+
+    def _release(self) -> None:
+        """Hold no longer what was handed out, so that MLX may write in place."""
+        if self._handed is not None:
+            self._handed = None
+            handed_out.forget(self._identity)
+
+    def __del__(self) -> None:
+        if getattr(self, "_handed", None) is not None:
+            handed_out.forget(self._identity)
+
+    def keys_and_values(self) -> tuple[Any, Any]:
+        """The rows as the last update returned them.
+
+        For layers that share the rows of another. Raises ValueError while there are none.
+        """
+        if self._table is None:
+            raise ValueError("[H2OKVCache.keys_and_values] there are no rows yet.")
+        return self._handed if self._handed is not None else self._hand_out(self._table)
+
+    # What there is
+
+    def size(self) -> int:
+        """Rows stored per head, the surplus of a chunk included."""
+        return 0 if self._table is None else max(self._table.lengths, default=0)
 
     def empty(self) -> bool:
         """Whether no token has been seen."""
-        return self._store is None
+        return self._table is None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of every array stored: keys, values, scores, positions, and room for more."""
+        return 0 if self._table is None else sum(array.nbytes for array in self._table.arrays)
+
+    @property
+    def keys(self) -> Any:
+        """The stored keys [B, H, N, D], or None. May be set to an array of the same shape.
+
+        Where rows are quantised: their words, scales and biases.
+        """
+        return None if self._table is None else formats.stored(self._table)[0]
+
+    @keys.setter
+    def keys(self, keys: Any) -> None:
+        self._set("keys", keys)
+
+    @property
+    def values(self) -> Any:
+        """The stored values [B, H, N, Dv], or None. May be set, as the keys."""
+        return None if self._table is None else formats.stored(self._table)[1]
+
+    @values.setter
+    def values(self, values: Any) -> None:
+        self._set("values", values)
+
+    def _set(self, name: str, rows: Any) -> None:
+        if self._table is None:
+            raise ValueError(f"[H2OKVCache.{name}] an array was set, but no rows are stored.")
+        self._release()
+        self._free = 0
+        formats.set_rows(self._table, name, rows)
+
+    @property
+    def scores(self) -> mx.array | None:
+        """float32 [B, H, N]: what the policy accumulated for each row, NaN where nothing yet."""
+        table = self._table
+        if table is None:
+            return None
+        if IMPORTANCE in table.beside:
+            return table.beside[IMPORTANCE][:, :, : table.width]
+        return mx.full((*table.shape, table.width), mx.nan, mx.float32)
+
+    @property
+    def positions(self) -> mx.array | None:
+        """int32 [B, H, N]: the place of each stored row in the sequence, -1 where there is none."""
+        return None if self._table is None else self._table.positions(self._tokens)
+
+    @property
+    def needs_routing(self) -> bool:
+        """Whether attention must be ours: it has to return scores, or to read packed rows."""
+        return self.policy.needs_scores or self.config.kv_bits is not None
 
     def make_mask(
         self, length: int, window_size: int | None = None, return_array: bool = False
@@ -94,8 +391,52 @@ class H2OKVCache(BoundedRows):
                 f"[H2OKVCache.make_mask] {self._described()} is asked for an array mask, which the "
                 "model uses for all layers, but their budgets are unequal: expected one budget."
             )
-        before = 0 if self._store is None else min(self._store.length, self.config.max_kv_size)
+        before = self._kept(min(self.size(), self._budget), length)
         return mx.arange(before, before + length)[:, None] >= mx.arange(before + length)[None]
+
+    # Rows that are taken back
+
+    def is_trimmable(self) -> bool:
+        """Whether ``trim`` is exact: until the first eviction, done or due, and not after it; with
+        speculation always, for the newest tokens."""
+        return self.config.reach > 0 or not (self.evicted or self._surplus)
+
+    def trim(self, n: int) -> int:
+        """Take back the last ``n`` tokens, or all where there are fewer; returns how many.
+
+        With speculation up to ``speculative + 1`` tokens leave no trace. Else the rows are exact;
+        the scores that the taken back queries gave to the others remain.
+
+        Raises:
+            ValueError: rows have been evicted, so that the earlier rows cannot be restored.
+        """
+        n = max(0, min(min(self._tokens), n)) if len(self._tokens) == 1 else max(0, n)
+        reach = min(self.config.reach, self._tokens[0])
+        if (self.evicted or self._surplus) and (n > reach or not self.config.reach):
+            wanted = f"at most {reach}" if self.config.reach else "none: see is_trimmable()"
+            raise ValueError(
+                f"[{type(self).__name__}.trim] {self._described()} has evicted rows and was asked "
+                f"to take back {n} tokens, expected {wanted}."
+            )
+        table = self._table
+        if n == 0 or table is None:
+            return 0
+        self._release()
+        self._free = 0
+        gone = [min(n, rows) for rows in table.lengths]
+        left = [rows - count for rows, count in zip(table.tail.rows, gone, strict=True)]
+        self._drop_waiting(self._tokens[0] - n)
+        if min(left) < 0:
+            self._table = table = tiers.truncated(table, self._tokens, gone, self.config)
+        else:
+            table.truncate(left)
+        self._advance([-count for count in gone])
+        self._width = table.width
+        self._surplus = self._surplus and self.size() > self._budget
+        self._unscored = False
+        return max(gone)
+
+    # State, copies, other forms
 
     @property
     def state(self) -> tuple[Any, ...]:
@@ -103,35 +444,43 @@ class H2OKVCache(BoundedRows):
 
         The first four are None in an empty cache. Leaves are arrays, ints, bools and strings, so
         that mlx_lm can save them; the settings are JSON. Later updates do not change what was
-        read. Surplus rows of a chunk go before.
+        read. With speculation one more: the scores of the newest queries, which wait.
         """
-        self._settle()
-        store = self._store
-        rows = (None,) * 4 if store is None else (*store.fetch(), store.importance, store.positions)
+        table = self._table
+        rows = (
+            (None,) * 4 if table is None else (*formats.stored(table), self.scores, self.positions)
+        )
         given = asdict(self.config)
         if self.unequal_budgets:  # else it is not there, and files are what they always were
-            given[_UNEQUAL] = True
+            given["unequal_budgets"] = True
         settings = json.dumps(given)
-        return (*rows, self.offset, self.evicted, self._unscored, self.name, settings)
+        found = (*rows, self.offset, self.evicted, self._unscored, self.name, settings)
+        return (*found, self._waiting_scores()) if self.config.reach else found
 
     @state.setter
     def state(self, state: Sequence[Any]) -> None:
         # Also serves objects that were made without __init__.
-        if len(state) != len(_STATE) + 1:
+        if len(state) not in (9, 10, 12):
             raise ValueError(
-                f"[H2OKVCache.state] found {len(state)} parts, expected {len(_STATE) + 1}: "
-                f"{', '.join(_STATE)}, settings."
+                f"[H2OKVCache.state] found {len(state)} parts, expected 9: keys, values, scores, "
+                "positions, offset, evicted, unscored, name, settings; or 10 with speculation."
             )
-        keys, values, importance, positions, offset, evicted, unscored, name, settings = state
+        keys, values, importance, positions, offset, _, unscored, name, settings, *more = state
         given = json.loads(settings)
-        self.unequal_budgets = bool(given.pop(_UNEQUAL, False))
+        unequal = bool(given.pop("unequal_budgets", False))
         self._configure(H2OConfig(**given), name)
-        self._store = None
+        self.unequal_budgets = unequal
+        table = None
         if importance is not None:
-            self._store = restored_store(self.config, keys, values, importance, positions)
-        self.offset = int(offset)
-        self.evicted = int(evicted)
+            table = formats.restored_table(self.config, keys, values)
+            table.place(positions)
+            if self.policy.needs_scores:
+                table.attach(IMPORTANCE, importance, float("nan"))
+        self._start([int(offset)], table)
         self._unscored = bool(unscored)
+        waiting = more[-2] if len(more) == 3 else more[0] if more else None  # 12: of old files
+        if waiting is not None and table is not None:
+            self._keep_waiting(table, waiting)
 
     @classmethod
     def from_state(cls, state: Sequence[Any]) -> H2OKVCache:
@@ -141,18 +490,32 @@ class H2OKVCache(BoundedRows):
         return cache
 
     def __deepcopy__(self, memo: dict[int, Any]) -> H2OKVCache:
-        copy = self.from_state(self.state)  # shares arrays: updates make new ones
+        self.flush()
+        copy = type(self).__new__(type(self))
+        copy._configure(self.config, self.name)
+        copy.unequal_budgets = self.unequal_budgets
+        self._copy_to(copy)
         memo[id(self)] = copy
         return copy
 
+    def _copy_to(self, copy: H2OKVCache) -> None:
+        copy._start(list(self._tokens), None if self._table is None else self._table.copy())
+        copy._unscored, copy._length = self._unscored, self._length
+        copy._waiting, copy._spans = list(self._waiting), list(self._spans)
+
+    def take_settings(self, config: H2OConfig, *, unequal_budgets: bool) -> None:
+        """Other settings for a cache that has seen no token. Raises ValueError otherwise."""
+        if not self.empty():
+            raise ValueError(f"[H2OKVCache.take_settings] {self._described()} is not empty.")
+        self._configure(config, self.name)
+        self.unequal_budgets = unequal_budgets
+
     @classmethod
-    def merge(cls, caches: Sequence[Any]) -> BatchH2OKVCache:
+    def merge(cls, caches: Sequence[Any]) -> Any:
         """One cache of several sequences, for batches: see ``BatchH2OKVCache.merge``."""
-        from .batch import BatchH2OKVCache
+        return cls._batch.merge(caches)
 
-        return BatchH2OKVCache.merge(caches)
-
-    def to_quantized(self, group_size: int = 64, bits: int = 4) -> H2OKVCache:
+    def to_quantized(self, group_size: int = 64, bits: int = 4) -> Any:
         """The same rows, scores and positions in a cache that quantises: QuantizedH2OKVCache.
 
         Later rows are quantised as they come. This cache stays as it is.
@@ -162,13 +525,30 @@ class H2OKVCache(BoundedRows):
                 ``kv_group_size``; rows of a size that cannot be quantised.
             RuntimeError: a chunk still waits for its scores.
         """
-        from .quantized_cache import QuantizedH2OKVCache
-
         config = replace(self.config, kv_bits=bits, kv_group_size=group_size)
-        self._settle()
-        cache = QuantizedH2OKVCache(config, name=self.name)
-        cache.offset, cache.evicted, cache._unscored = self.offset, self.evicted, self._unscored
+        self.flush()
+        cache = self._packed(config, name=self.name)
+        table = self._table and formats.quantized(config, self._table, self._described())
+        cache._start(list(self._tokens), table)
+        cache._unscored, cache._waiting = self._unscored, list(self._waiting)
         cache.unequal_budgets = self.unequal_budgets
-        if self._store is not None:
-            cache._store = quantized_store(config, self._store, self._described())
         return cache
+
+    def _check_scored(self) -> None:
+        """Eviction is never silently off."""
+        if self._unscored:
+            raise RuntimeError(
+                f"[H2OKVCache] {self._described()} got no scores for its last update, and the "
+                f"policy {self.config.policy!r} needs them: call the model within "
+                "mlx_h2o.routing(model), or choose a policy that needs none."
+            )
+
+    def _described(self) -> str:
+        return f"the cache of {self.name}" if self.name else "this cache"
+
+
+def _tied(rows: Any, others: list[mx.array]) -> Any:
+    """``rows``, whose evaluation evaluates ``others`` too."""
+    if isinstance(rows, tuple):
+        return (mx.depends(rows[0], others), *rows[1:])
+    return mx.depends(rows, others)

@@ -1,101 +1,109 @@
-"""Which rows go, by a policy and the windows it must respect, and their removal from the store."""
+"""Which rows go, by a policy and the protected ranges, and how the others close the ranks."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import mlx.core as mx
 
-from .. import fast
-from ..operations.cache_requests import RankName
+from ..operations.backends import resolve
 from ..policies import Policy, Rows
-from ..stores.storage import Storage
+from .table import Table
 
 __all__ = ["Eviction"]
 
 
 class Eviction(NamedTuple):
-    """One eviction from ``store``, before ``added`` tokens are appended at ``offset``.
+    """One eviction from ``table``, whose lines have seen ``offsets`` tokens.
 
-    Positions below ``sink_size`` and from ``offset + added - recent_size`` on are protected; so are
-    those from ``before`` on, where that is given.
-    Replacement and compaction drop the same rows: both rank by ``fast``'s one order.
+    keep: rows that stay of each line in ``due``; the other lines stay as they are.
+    recent_start: for each line the first position of its protected recent range.
+    tail: the newest rows, which are neither ranked nor evicted, and stay the last ones in order.
     """
 
-    store: Storage
+    table: Table
     policy: Policy
-    offset: int
-    added: int
+    offsets: Sequence[int]
+    due: Sequence[int]
+    keep: int
     sink_size: int
-    recent_size: int
+    recent_start: Sequence[int]
+    tail: int = 0
     shared_heads: bool = False
-    ranked: bool = False  # the importance of the rows is their rank
-    before: int | None = None
-
-    def replace_worst(self, keys: mx.array, values: mx.array) -> None:
-        """Overwrite the worst row of each head by the new row; the others stay where they are."""
-        self.store.replace_worst(
-            keys,
-            values,
-            self.offset,
-            sink_size=self.sink_size,
-            recent_start=self.recent_start,
-            ranks=self.ranking(),
-        )
-
-    def ranking(self) -> mx.array | RankName:
-        """What the rows are ranked by: a name that ``fast.replace_worst`` knows, or the ranks."""
-        if self.ranked:
-            return "importance"
-        return (None if self.shared_heads else self.policy.ranked_by) or self.ranks()
-
-    def compact(self, keep: int) -> None:
-        """Keep the best ``keep`` rows of each head, in the order of their slots."""
-        if keep == 0:
-            self.store.truncate(0)
-            return
-        ranks = self.ranks()
-        self.store.keep(self.best(keep, ranks), ranks=ranks, added=self.added)
-
-    def best(self, keep: int, ranks: mx.array) -> mx.array:
-        """Slots uint32 [B, H, keep], ascending, of the rows that stay by these ranks."""
-        return fast.keep_indices(
-            ranks,
-            self.store.positions,
-            keep=keep,
-            sink_size=self.sink_size,
-            recent_start=self.recent_start,
-        )
-
-    def worst(self, count: int, ranks: mx.array | None = None) -> mx.array:
-        """Slots uint32 [B, H, count] of the rows that go, in no particular order.
-
-        By ``ranks`` [B, H, N], where they are known already.
-        """
-        if ranks is None:
-            ranks = self.store.ranked(self.ranking(), self.offset)
-        return fast.evict_indices(
-            ranks,
-            self.store.positions,
-            count=count,
-            sink_size=self.sink_size,
-            recent_start=self.recent_start,
-        )
 
     @property
-    def recent_start(self) -> int:
-        """The first position of the recent window."""
-        start = self.offset + self.added - self.recent_size
-        return start if self.before is None else min(start, self.before)
+    def protected(self) -> int:
+        """The newest rows of the first line in ``due`` that are protected."""
+        line = self.due[0]
+        return max(0, self.offsets[line] - self.recent_start[line])
 
-    def ranks(self) -> mx.array:
-        """float32 [B, H, N], higher is kept."""
-        if self.ranked:
-            return self.store.importance
-        keys, values = self.store.dense()
-        rows = Rows(keys, values, self.store.importance, self.store.positions, self.offset)
-        ranks = self.policy.rank(rows)
+    def run(self) -> None:
+        """Evict. The rows behind move into the slots of those that go: no more than that moves."""
+        lengths = self.table.lengths
+        for length in sorted({lengths[line] for line in self.due}):
+            self._run([line for line in self.due if lengths[line] == length], length)
+
+    def _run(self, due: Sequence[int], length: int) -> None:
+        """Of lines with so many rows each."""
+        table = self.table
+        rows = [self.keep if line in due else n for line, n in enumerate(table.lengths)]
+        if self.keep == 0:
+            table.truncate(rows)
+            return
+        positions, ranked = table.positions(self.offsets), length - self.tail
+        alike = self._replace(due=due)
+        some = None if len(due) == table.lines else mx.array(list(due))
+        kept = alike.kept(positions[:, :, :ranked], self.keep - self.tail, some)
+        lines = range(table.shape[0]) if some is None else due
+        table.close_gaps(kept, list(lines), rows, positions, ranked, self.tail)
+
+    def kept(self, positions: mx.array, keep: int, lines: mx.array | None = None) -> mx.array:
+        """Slots uint32 [lines, H, keep], ascending, of the first rows that stay."""
+        ranks = self.ranks(positions, lines)
+        start = [self.recent_start[line] for line in self.due]
+        return resolve().keep_indices(
+            ranks,
+            positions if lines is None else positions[lines],
+            keep=keep,
+            sink_size=self.sink_size,
+            recent_start=start[0] if len(set(start)) == 1 else mx.array(start, mx.int32),
+        )
+
+    def ranks(self, positions: mx.array, lines: mx.array | None = None) -> mx.array:
+        """float32 [lines, H, N] of the first N rows."""
+        found = self.policy.rank(TableRows(self.table, positions, max(self.offsets), lines))
         if self.shared_heads:
-            # The same rows in the same slots of every head: NaN in one of them is NaN in the mean.
-            ranks = mx.broadcast_to(mx.mean(ranks, axis=1, keepdims=True), ranks.shape)
-        return ranks
+            # The same rows in the same slots of every head: NaN in one is NaN in the mean.
+            found = mx.broadcast_to(mx.mean(found, axis=1, keepdims=True), found.shape)
+        return found
+
+
+class TableRows(Rows):
+    """The first rows of some lines of a table, read only as far as a policy asks."""
+
+    def __init__(
+        self, table: Table, positions: mx.array, offset: int, lines: mx.array | None = None
+    ) -> None:
+        self._table, self._lines, self._length = table, lines, positions.shape[2]
+        self.positions = positions if lines is None else positions[lines]
+        self.offset = offset
+
+    def _some(self, array: mx.array) -> mx.array:
+        array = array if array.shape[2] == self._length else array[:, :, : self._length]
+        return array if self._lines is None else array[self._lines]
+
+    @property
+    def keys(self) -> mx.array:
+        return self._some(self._table.dense(("keys",))[0])
+
+    @property
+    def values(self) -> mx.array:
+        return self._some(self._table.dense(("values",))[0])
+
+    @property
+    def importance(self) -> mx.array:
+        found = self._table.beside.get("importance")
+        if found is None:
+            return mx.full(self.positions.shape, mx.nan, mx.float32)
+        return self._some(found)

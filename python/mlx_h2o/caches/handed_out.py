@@ -1,45 +1,37 @@
 """Which cache handed out an array of keys: the one thing that attention can always be asked.
 
 Models pass None, another layer's cache or a list of caches to attention, but they pass on the
-keys themselves. Only weak references are kept: a strong one would stop MLX from reusing the
-buffer of the keys for the next update.
+keys themselves. A cache holds what it handed out until its next update, so that an identity stays
+its own for as long.
 """
 
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING
-
-import mlx.core as mx
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..stores.storage import Stored
-    from .bounded import BoundedRows
+    from .cache import H2OKVCache
 
-__all__ = ["owner_of", "register"]
+__all__ = ["forget", "owner_of", "register"]
 
-_Entry = tuple["weakref.ref[mx.array]", "weakref.ref[BoundedRows]"]
-_entries: dict[int, _Entry] = {}
+_owners: dict[int, weakref.ref[H2OKVCache]] = {}
 
 
-def register(keys: Stored, cache: BoundedRows) -> None:
-    """Remember that ``cache`` handed out ``keys``, for as long as the array object lives.
-
-    Packed keys are known by their words: a tuple has no weak references.
-    """
-    keys = keys[0] if isinstance(keys, tuple) else keys
-    identity = id(keys)
-
-    def forget(_: object) -> None:
-        _entries.pop(identity, None)
-
-    _entries[identity] = (weakref.ref(keys, forget), weakref.ref(cache))
+def register(keys: Any, cache: weakref.ref[H2OKVCache]) -> int:
+    """Remember who handed out ``keys``: an array, or packed rows, known by their words."""
+    identity = id(keys[0] if isinstance(keys, tuple) else keys)
+    _owners[identity] = cache
+    return identity
 
 
-def owner_of(keys: object) -> BoundedRows | None:
+def forget(identity: int) -> None:
+    """What is known by this identity is held no longer."""
+    _owners.pop(identity, None)
+
+
+def owner_of(keys: object) -> H2OKVCache | None:
     """The living cache that handed out this very array object, or these words, or None."""
     keys = keys[0] if isinstance(keys, tuple) and keys else keys
-    entry = _entries.get(id(keys))
-    if entry is None or entry[0]() is not keys:
-        return None
-    return entry[1]()
+    found = _owners.get(id(keys))
+    return None if found is None else found()

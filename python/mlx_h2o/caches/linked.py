@@ -5,34 +5,161 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 
 from ..config import H2OConfig
 from .batch import BatchH2OKVCache
 from .cache import H2OKVCache
-from .following import FollowingRows
-from .speculative_cache import cache_of, class_of
+from .quantized import QuantizedH2OKVCache, evicting_cache
 
-__all__ = ["BatchLinkedH2OCache", "LinkedH2OCache"]
+__all__ = ["BatchLinkedH2OCache", "FollowingRows", "LinkedH2OCache"]
 
-_SETTINGS = 8
-"""Where the state of an :class:`H2OKVCache` has its settings."""
+_NAMES = ("following keys", "following values")
 
 
-class _Linked:
-    """Rows that a policy decides about, and those that follow them."""
+class FollowingRows:
+    """Keys and values that go with the rows of a leader, such as an indexer's beside attention's.
 
-    leader: Any
-    _follower: FollowingRows
+    They lie beside the leader's rows in its table, which moves, drops and brings back whole rows:
+    so there is nothing to decide here, whether the leader holds one sequence, a batch or drafts. An
+    update follows the leader's of the same tokens. They have as many heads as the leader.
 
-    def _lead(self, leader: Any) -> None:
+    Args:
+        leader: the cache that a policy decides about.
+    """
+
+    def __init__(self, leader: H2OKVCache) -> None:
+        self.leader = leader
+        self._followed = leader.updates
+        self._before = leader.offset
+
+    @property
+    def offset(self) -> Any:
+        """Tokens seen, as the leader counts them; during an update those before it."""
+        if self._followed == self.leader.updates:
+            self._before = self.leader.offset
+        return self._before
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Take in new rows [B, H, L, D] and [B, H, L, Dv] and return all, as the leader holds them.
+
+        Raises:
+            ValueError: shapes that do not match the rows stored or the leader's.
+            RuntimeError: the leader has not had the same tokens before.
+        """
+        op = "[FollowingRows.update_and_fetch]"
+        leader, added = self.leader, keys.shape[2] if keys.ndim == 4 else 0
+        table = leader._table
+        for name, rows, stored in zip(
+            ("keys", "values"), (keys, values), self._stored(), strict=True
+        ):
+            expected: Any = "[B, H, L, width], B and H as the leader, L as the keys"
+            fits = rows.ndim == 4 and 0 not in rows.shape[:3] and rows.shape[2] == added
+            if fits and table is not None:
+                fits = rows.shape[:2] == table.shape
+            if fits and stored is not None:
+                expected = f"{stored.dtype} [B, H, L, {stored.shape[3]}] as the stored rows"
+                fits = (rows.shape[3], rows.dtype) == (stored.shape[3], stored.dtype)
+            if not fits:
+                raise ValueError(f"{op} {name} are {rows.dtype} {rows.shape}, expected {expected}.")
+        if table is None or leader.updates != self._followed + 1 or leader._length != added:
+            raise RuntimeError(
+                f"{op} found {added} tokens after {self._followed} updates, expected to follow the "
+                f"leader, which has had {leader.updates}."
+            )
+        if self.keys is None and leader.evicted + leader.size() > added:
+            raise RuntimeError(
+                f"{op} the leader has rows of before, which have none here, expected to follow it "
+                "from its first."
+            )
+        for name, rows in zip(_NAMES, (keys, values), strict=True):
+            table.put_newest(name, rows)
+        self._followed, self._before = leader.updates, leader.offset
+        found = [table.beside[name][:, :, : leader._width] for name in _NAMES]
+        return found[0], found[1]
+
+    def _stored(self) -> list[mx.array | None]:
+        table = self.leader._table
+        if table is None or _NAMES[0] not in table.beside:
+            return [None, None]
+        return [table.beside[name][:, :, : table.width] for name in _NAMES]
+
+    @property
+    def keys(self) -> mx.array | None:
+        """The stored keys [B, H, N, D], or None."""
+        return self._stored()[0]
+
+    @property
+    def values(self) -> mx.array | None:
+        """The stored values [B, H, N, Dv], or None."""
+        return self._stored()[1]
+
+    @property
+    def positions(self) -> mx.array | None:
+        """int32 [B, H, N]: the place of each stored row in the sequence."""
+        return self.leader.positions
+
+    @property
+    def state(self) -> tuple[Any, ...]:
+        """keys, values, positions and offset, to be read after the leader's, in its order."""
+        keys, values = self._stored()
+        return keys, values, None if keys is None else self.positions, self.offset
+
+    @state.setter
+    def state(self, state: Sequence[Any]) -> None:
+        table = self.leader._table
+        if state[0] is not None and table is not None:
+            for name, rows in zip(_NAMES, state[:2], strict=True):
+                table.attach(name, rows, 0.0)
+
+
+_OF_BOTH = {
+    "offset",
+    "size",
+    "empty",
+    "nbytes",
+    "flush",
+    "is_trimmable",
+    "trim",
+    "prepare",
+    "finalize",
+}
+
+
+class LinkedH2OCache:
+    """An :class:`H2OKVCache` and the rows that follow it, in the place of a CacheList of two.
+
+    The model reads ``cache[0]``, the latents that a policy decides about, and ``cache[1]``, the
+    keys of its indexer, which picks rows by their slots: so both evict in lockstep. What mlx_lm
+    asks of a cache is the leader's to answer.
+
+    Args:
+        config: the settings; None for the defaults.
+        name: what error messages call this cache, such as "deepseek_v32 layer 3".
+    """
+
+    def __init__(self, config: H2OConfig | None = None, *, name: str = "") -> None:
+        self._lead(evicting_cache(config or H2OConfig(), name=name))
+
+    def _lead(self, leader: H2OKVCache) -> None:
         self.leader = leader
         self._follower = FollowingRows(leader)
 
+    @classmethod
+    def _of(cls, leader: H2OKVCache) -> Any:
+        found = cls.__new__(cls)
+        found._lead(leader)
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OF_BOTH:
+            return getattr(self.leader, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     @property
-    def caches(self) -> tuple[Any, Any]:
+    def caches(self) -> tuple[H2OKVCache, FollowingRows]:
         """The leader and its follower."""
         return self.leader, self._follower
 
@@ -40,104 +167,31 @@ class _Linked:
         return self.caches[index]
 
     @property
-    def offset(self) -> Any:
-        """Tokens seen; of a batch int32 [B]."""
-        return self.leader.offset
-
-    def size(self) -> int:
-        """Rows stored per head, after the surplus of a chunk has gone."""
-        size: int = self.leader.size()
-        return size
-
-    def empty(self) -> bool:
-        """Whether no token has been seen."""
-        empty: bool = self.leader.empty()
-        return empty
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of both."""
-        nbytes: int = self.leader.nbytes + self._follower.nbytes
-        return nbytes
-
-    def is_trimmable(self) -> bool:
-        """Whether ``trim`` is exact, as the leader's."""
-        trimmable: bool = self.leader.is_trimmable()
-        return trimmable
-
-    def trim(self, n: int) -> int:
-        """Take back the last ``n`` tokens of both, as the leader's."""
-        taken: int = self.leader.trim(n)
-        return taken
-
-    @property
     def state(self) -> list[Any]:
         """The states of both."""
         return [self.leader.state, self._follower.state]
 
-    def _restore(self, leader: Any, state: Sequence[Any]) -> None:
-        self._lead(leader)
-        self._follower.state = state[1]
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        found = type(self).__new__(type(self))
-        found._lead(copy.deepcopy(self.leader))
-        store = found.leader._store
-        if store is not None:
-            store.companions = self.leader._store.companions  # updates make new ones
-        memo[id(self)] = found
-        return found
-
-
-class LinkedH2OCache(_Linked):
-    """An :class:`H2OKVCache` and the rows that follow it, in the place of a CacheList of two.
-
-    The model reads ``cache[0]``, the latents that a policy decides about, and ``cache[1]``, the
-    keys of its indexer, which picks rows by their slots: so both evict in lockstep.
-
-    Args:
-        config: the settings; None for the defaults.
-        name: what error messages call this cache, such as "deepseek_v32 layer 3".
-    """
-
-    leader: H2OKVCache
-
-    def __init__(self, config: H2OConfig | None = None, *, name: str = "") -> None:
-        self._lead(cache_of(config or H2OConfig(), name=name))
-
-    @property
-    def state(self) -> list[Any]:
-        """The states of both."""
-        return super().state
-
     @state.setter
     def state(self, state: Sequence[Any]) -> None:
         if len(state) != 2:
-            raise ValueError(f"[LinkedH2OCache.state] found {len(state)} parts, expected 2.")
-        settings = json.loads(state[0][_SETTINGS])
-        leader = class_of(settings["kv_bits"], settings["speculative"]).from_state(state[0])
-        self._restore(leader, state)
+            raise ValueError(f"[{type(self).__name__}.state] found {len(state)} parts, expected 2.")
+        self._lead(self._restored(state[0]))
+        self._follower.state = state[1]
+
+    def _restored(self, state: Sequence[Any]) -> H2OKVCache:
+        bits = json.loads(state[8])["kv_bits"]
+        return (H2OKVCache if bits is None else QuantizedH2OKVCache).from_state(state)
 
     @classmethod
-    def from_state(cls, state: Sequence[Any]) -> LinkedH2OCache:
+    def from_state(cls, state: Sequence[Any]) -> Any:
         """A cache with the given ``state``, settings included."""
         cache = cls.__new__(cls)
         cache.state = state
         return cache
 
-    @classmethod
-    def merge(cls, caches: Sequence[Any]) -> BatchLinkedH2OCache:
-        """One cache of several sequences, for batches: see ``BatchH2OKVCache.merge``."""
-        return BatchLinkedH2OCache.merge(caches)
-
-
-class BatchLinkedH2OCache(_Linked):
-    """A :class:`BatchH2OKVCache` and the rows that follow it: a batch of linked caches.
-
-    ``LinkedH2OCache.merge`` makes one, ``extract`` gives a sequence back.
-    """
-
-    leader: BatchH2OKVCache
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        found = memo[id(self)] = self._of(copy.deepcopy(self.leader))
+        return found
 
     @classmethod
     def merge(cls, caches: Sequence[Any]) -> BatchLinkedH2OCache:
@@ -148,23 +202,29 @@ class BatchLinkedH2OCache(_Linked):
                     f"[BatchLinkedH2OCache.merge] found a {type(cache).__name__}, expected "
                     "LinkedH2OCache only."
                 )
-        return cls._of(BatchH2OKVCache.merge([cache.leader for cache in caches]))
+        leader = BatchH2OKVCache.merge([cache.leader for cache in caches])
+        return cast(BatchLinkedH2OCache, BatchLinkedH2OCache._of(leader))
 
-    @classmethod
-    def _of(cls, leader: BatchH2OKVCache) -> BatchLinkedH2OCache:
-        found = cls.__new__(cls)
-        found._lead(leader)
-        return found
+
+class BatchLinkedH2OCache(LinkedH2OCache):
+    """A :class:`BatchH2OKVCache` and the rows that follow it: a batch of linked caches.
+
+    ``LinkedH2OCache.merge`` makes one, ``extract`` gives a sequence back.
+    """
+
+    leader: BatchH2OKVCache
+
+    def _restored(self, state: Sequence[Any]) -> H2OKVCache:
+        return BatchH2OKVCache.from_state(state)
 
     def extract(self, index: int) -> LinkedH2OCache:
         """The cache of one sequence, as ``BatchH2OKVCache.extract``."""
-        found = LinkedH2OCache.__new__(LinkedH2OCache)
-        found._lead(self.leader.extract(index))
-        return found
+        return cast(LinkedH2OCache, LinkedH2OCache._of(self.leader.extract(index)))
 
     def filter(self, batch_indices: Sequence[int] | mx.array) -> None:
         """As ``BatchH2OKVCache.filter``, of both."""
         self.leader.filter(batch_indices)
+        self._lead(self.leader)
 
     def extend(self, other: BatchLinkedH2OCache) -> None:
         """As ``BatchH2OKVCache.extend``, of both."""
@@ -174,29 +234,4 @@ class BatchLinkedH2OCache(_Linked):
                 "BatchLinkedH2OCache."
             )
         self.leader.extend(other.leader)
-
-    def prepare(self, **padding: Any) -> None:
-        """As ``BatchH2OKVCache.prepare``, of both."""
-        self.leader.prepare(**padding)
-
-    def finalize(self) -> None:
-        """As ``BatchH2OKVCache.finalize``, of both."""
-        self.leader.finalize()
-
-    @property
-    def state(self) -> list[Any]:
-        """The states of both."""
-        return super().state
-
-    @state.setter
-    def state(self, state: Sequence[Any]) -> None:
-        if len(state) != 2:
-            raise ValueError(f"[BatchLinkedH2OCache.state] found {len(state)} parts, expected 2.")
-        self._restore(BatchH2OKVCache.from_state(state[0]), state)
-
-    @classmethod
-    def from_state(cls, state: Sequence[Any]) -> BatchLinkedH2OCache:
-        """A cache with the given ``state``, settings included."""
-        cache = cls.__new__(cls)
-        cache.state = state
-        return cache
+        self._lead(self.leader)

@@ -16,7 +16,7 @@ from rich.table import Table
 from .. import evaluate, policies
 from ..config import H2OConfig
 from ..lm.generate import load, make_prompt_cache
-from .options import add_eviction, add_quantisation, config_of
+from .options import add_cache_flags, config_of
 
 __all__ = ["run"]
 
@@ -32,17 +32,21 @@ def run(arguments: Sequence[str]) -> int:
         parser.error(f"--text: {error}")
     model, tokenizer = load(args.model)
     tokens = tokenizer.encode(text)[: args.length]
-    if len(tokens) < config.max_kv_size + 2:
+    first = args.chunk if config.max_kv_size is None else config.max_kv_size
+    if len(tokens) < first + 2:
         parser.error(
-            f"--text has {len(tokens)} tokens, expected more than --max-kv-size = "
-            f"{config.max_kv_size}: otherwise nothing is evicted"
+            f"--text has {len(tokens)} tokens, expected more than --max-kv-size = {first}: "
+            "otherwise nothing is evicted"
+            if config.max_kv_size is not None
+            else f"--text has {len(tokens)} tokens, expected more than --chunk = {first}"
         )
+    budgets = getattr(args, "budgets", None)
     try:
         found = [
-            _measure(name, model, make(), tokens, config.max_kv_size, args.chunk)
-            for name, make in _arms(model, config, args.policies or [args.policy])
+            _measure(name, model, make(), tokens, first, args.chunk)
+            for name, make in _arms(model, config, budgets, args.policies or [config.policy])
         ]
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         parser.error(str(error))
     Console().print(_table(found, len(tokens), config))
     if args.json is not None:
@@ -69,20 +73,22 @@ def _parser() -> argparse.ArgumentParser:
         "--policies", nargs="+", choices=policies.names(), help="compare these, not only --policy"
     )
     parser.add_argument("--json", type=Path, help="write the figures, unrounded, to this file")
-    add_quantisation(parser)
-    add_eviction(parser)
+    add_cache_flags(parser)
     return parser
 
 
-def _arms(model: Any, config: H2OConfig, names: Sequence[str]) -> list[tuple[str, Any]]:
+def _arms(
+    model: Any, config: H2OConfig, budgets: str | None, names: Sequence[str]
+) -> list[tuple[str, Any]]:
     """A name, and what makes the caches; the full cache first, as the others are compared to it."""
     from mlx_lm.models.cache import make_prompt_cache as stock
 
     def ours(policy: str) -> Any:
-        return lambda: make_prompt_cache(model, replace(config, policy=policy))
+        return lambda: make_prompt_cache(model, replace(config, policy=policy), budgets=budgets)
 
     arms = [("full cache", lambda: stock(model))]
-    if not hasattr(model, "make_cache"):  # mlx_lm then ignores the size
+    # A model with make_cache ignores the size; there is none without a budget.
+    if config.max_kv_size is not None and not hasattr(model, "make_cache"):
         arms.append(("rotating", lambda: stock(model, config.max_kv_size)))
     return arms + [(name, ours(name)) for name in names]
 
@@ -104,7 +110,8 @@ def _measure(
 
 def _table(found: Sequence[dict[str, Any]], length: int, config: H2OConfig) -> Table:
     full = found[0]["top1"]
-    title = f"{length} tokens, budget {config.max_kv_size} rows"
+    rows = "no budget" if config.max_kv_size is None else f"budget {config.max_kv_size} rows"
+    title = f"{length} tokens, {rows}"
     table = Table(title=title, title_justify="left")
     for column in ("cache", "perplexity", "same top token", "KV cache, MB", "peak, MB"):
         table.add_column(column, justify="left" if column == "cache" else "right")

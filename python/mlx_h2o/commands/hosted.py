@@ -1,14 +1,22 @@
-"""`mlx_h2o chat`, `server` and `benchmark`: mlx_lm's own, with caches that evict."""
+"""mlx_lm's generate, chat, server, cache_prompt and benchmark, with caches that evict."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from ..lm.hosting import hosting
-from .options import add_eviction, add_quantisation, config_of
+from mlx_lm.generate import DEFAULT_MODEL
+
+from ..config import H2OConfig
+from ..lm.generate import generate, make_prompt_cache, summary
+from ..lm.hosting import Host, hosting
+from ..lm.prompt_cache import evicting_caches
+from ..lm.replacements import PATCHES, Target
+from ..lm.saving import load_prompt_cache, save_prompt_cache
+from .options import add_cache_flags, config_of
 
 __all__ = ["run"]
 
@@ -17,23 +25,33 @@ def run(command: str, arguments: Sequence[str]) -> int:
     """Run mlx_lm's command of this name with the arguments that are not ours; the exit status."""
     parser = _parser(command)
     args, others = parser.parse_known_args(arguments)
+    if getattr(args, "image", None):
+        parser.error("--image is not available in this version")
+    budgets = getattr(args, "budgets", None)
+    if args.model is not None:
+        others += ["--model", args.model]
     drafted = 0
     if args.draft_model is not None:
+        if command == "server" and budgets is not None:
+            parser.error("--budgets with --draft-model: its layers are not those of the file")
         drafted = args.num_draft_tokens
         others += ["--draft-model", args.draft_model, "--num-draft-tokens", str(drafted)]
     config = config_of(parser, args, speculative=drafted)
-    if config.dense_rows and command != "chat":
-        parser.error("--light-bits and --dense-size are not available in batches")
     if "-h" in others or "--help" in others:
         print(parser.format_help())
-        print(f"Options of mlx_lm's own {command}:\n")
-    main = importlib.import_module(f"mlx_lm.{command}").main
+        print(f"Options of mlx_lm's own {command}; those above come first:\n")
+    module = importlib.import_module(f"mlx_lm.{command}")
     before = sys.argv
     sys.argv = [f"mlx_h2o {command}", *others]
     try:
-        with hosting(config):
-            main()
-    except ValueError as error:  # a model that cannot be served, or without a chat template
+        with hosting(config, budgets) as host:
+            targets = [
+                Target(vars(module), name, _always(ours))
+                for name, ours in _REPLACED.get(command, _nothing)(host, args.model).items()
+            ]
+            with PATCHES.replaced(targets):
+                module.main()
+    except (OSError, ValueError) as error:  # such as a model or a file that cannot be served
         print(f"mlx_h2o {command}: {error}", file=sys.stderr)
         return 1
     finally:
@@ -44,15 +62,90 @@ def run(command: str, arguments: Sequence[str]) -> int:
 def _parser(command: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"mlx_h2o {command}",
-        description=f"mlx_lm's {command} with KV caches that evict rows.",
+        description=f"mlx_lm's {command} with KV caches that evict rows. --model demo is a small "
+        "model that comes with the package.",
         add_help=False,
         allow_abbrev=False,  # what is not ours is mlx_lm's
     )
-    add_quantisation(parser)
-    add_eviction(parser)
-    drafts = parser.add_argument_group("speculative decoding (server)")
+    parser.add_argument("--model", help="a directory, a name on the hub, or 'demo'")
+    add_cache_flags(parser)
+    if command == "generate":
+        parser.add_argument("--image", nargs="+", help="not available in this version")
+    drafts = parser.add_argument_group("speculative decoding (generate and server)")
     drafts.add_argument("--draft-model", help="a model that proposes tokens")
     drafts.add_argument(
         "--num-draft-tokens", type=int, default=3, help="tokens it proposes (default: %(default)s)"
     )
     return parser
+
+
+def _generation(host: Host, model: str | None) -> dict[str, Callable[..., Any]]:
+    """What `generate` calls of ours: caches for both models, and those of a file."""
+    file = ""
+
+    def load(file_name: str, return_metadata: bool = True) -> tuple[list[Any], dict[str, str]]:
+        nonlocal file
+        file = file_name
+        if host.config.speculative:
+            raise ValueError(
+                "--draft-model with --prompt-cache-file: a saved prompt has no cache of the draft "
+                "model"
+            )
+        if host.config != H2OConfig() or host.budgets is not None:
+            raise ValueError("--prompt-cache-file brings its settings, found others beside it")
+        caches, metadata = load_prompt_cache(file, return_metadata=True)
+        of = metadata.setdefault("model", model or DEFAULT_MODEL)
+        if model not in (None, of):
+            raise ValueError(f"--prompt-cache-file is of the model {of!r}, found --model {model!r}")
+        return caches, {"tokenizer_config": "{}"} | metadata
+
+    def generating(
+        loaded: Any, tokenizer: Any, prompt: Any, *, verbose: bool, draft_model: Any, **given: Any
+    ) -> str:
+        for name in ("max_kv_size", "kv_bits", "kv_group_size", "quantized_kv_start"):
+            del given[name]  # mlx_lm's defaults: the caches bring their settings
+        if given.pop("prompt_cache") is not None:
+            caches = load_prompt_cache(file, model=loaded)  # now that there is one to compare
+        else:
+            caches = make_prompt_cache(loaded, host.config, budgets=host.budgets)
+        if draft_model is not None:
+            caches = caches + make_prompt_cache(draft_model, host.config)
+        text = generate(
+            loaded,
+            tokenizer,
+            prompt,
+            verbose,
+            prompt_cache=caches,
+            draft_model=draft_model,
+            **given,
+        )
+        if verbose:
+            _print_summary(caches)
+        return text
+
+    return {"load_prompt_cache": load, "generate": generating}
+
+
+def _saving(host: Host, model: str | None) -> dict[str, Callable[..., Any]]:
+    """What `cache_prompt` calls of ours: files that say what they were made with."""
+
+    def save(file_name: str, cache: list[Any], metadata: dict[str, str]) -> None:
+        save_prompt_cache(file_name, cache, metadata, model=host.model())
+        _print_summary(cache)
+
+    return {"save_prompt_cache": save}
+
+
+def _print_summary(caches: list[Any]) -> None:
+    print(f"KV cache: {next(evicting_caches(caches)).config.policy}, {summary(caches)}")
+
+
+def _always(ours: Callable[..., Any]) -> Callable[[Any], Any]:
+    return lambda original: ours
+
+
+def _nothing(host: Host, model: str | None) -> dict[str, Callable[..., Any]]:
+    return {}
+
+
+_REPLACED = {"generate": _generation, "cache_prompt": _saving}

@@ -7,22 +7,23 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..config import H2OConfig
 from ..lm.generate import load
 from ..lm.profiling import profile
+from .options import add_cache_flags, config_of
 
 __all__ = ["run"]
 
 
 def run(arguments: Sequence[str]) -> int:
     """Profile a model on a text, print a line per layer, write the file; the exit status."""
-    args = _parser().parse_args(arguments)
+    parser = _parser()
+    args = parser.parse_args(arguments)
+    config = config_of(parser, args)
     try:
         model, tokenizer = load(args.model)
         text = args.text.read_text(encoding="utf-8")
         tokens = tokenizer.encode(text, add_special_tokens=False)[: args.tokens]
         found = profile(model, [tokens])
-        config = H2OConfig(max_kv_size=args.max_kv_size, sink_size=args.sink_size)
         by = found.by_entropy if args.by == "entropy" else found.by_concentration
         budgets = by(config)
         found.save(args.json, budgets)
@@ -40,7 +41,6 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    defaults = H2OConfig()
     parser = argparse.ArgumentParser(
         prog="mlx_h2o profile",
         description="Entropy, concentration and variance of the attention of each layer over a "
@@ -57,11 +57,5 @@ def _parser() -> argparse.ArgumentParser:
         help="entropy: one budget for all layers, shared out; concentration: the split of heavy "
         "and recent rows of equal budgets (default: %(default)s)",
     )
-    parser.add_argument(
-        "--max-kv-size",
-        type=int,
-        default=defaults.max_kv_size,
-        help="rows per layer, on average (default: %(default)s)",
-    )
-    parser.add_argument("--sink-size", type=int, default=defaults.sink_size)
+    add_cache_flags(parser, only=("max_kv_size", "sink_size"))
     return parser

@@ -27,6 +27,6 @@ def arms(model: Any, max_kv_size: int) -> list[Arm]:
     return [
         Arm("full cache", lambda: stock(model)),
         Arm("rotating", lambda: stock(model, max_kv_size)),  # RotatingKVCache(keep=4)
-        Arm("H2O h2o", h2o("h2o")),
-        Arm("H2O keydiff", h2o("keydiff")),
+        Arm("h2o", h2o("h2o")),
+        Arm("keydiff", h2o("keydiff")),
     ]

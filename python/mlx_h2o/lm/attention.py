@@ -1,130 +1,101 @@
-"""Attention for a model whose cache may be ours: the output, and the scores to the cache."""
+"""Attention for a model whose cache wants its scores: the output, and the scores to the cache."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import mlx.core as mx
 
+from .. import fast
 from ..caches import handed_out
-from ..caches.bounded import BoundedRows
-from ..operations import validate
-from ..operations.backends import named, resolve
-from ..operations.validate_quantized import QUANTIZED_ATTENTION, quantized_attention_request
-from ..stores.storage import DECODE_QUERIES, Packed
+from ..caches.attention import DECODE_QUERIES
+from ..caches.cache import H2OKVCache
+from ..operations import prefill
+from ..operations.backends import resolve
+from ..operations.segments import masking
 
-__all__ = ["Call", "attend"]
-
-_PARAMETERS = ("queries", "keys", "values", "cache", "scale", "mask", "sinks")
+__all__ = ["attend"]
 
 
-class Call(NamedTuple):
-    """A call of mlx_lm's attention function, and the cache of ours whose rows it reads."""
+def attend(
+    original: Callable[..., mx.array],
+    queries: mx.array,
+    keys: Any,
+    values: Any,
+    cache: Any = None,
+    scale: float = 1.0,
+    mask: mx.array | str | None = None,
+    sinks: mx.array | None = None,
+    **more: Any,
+) -> mx.array:
+    """mlx_lm's attention function, which hands its scores to the cache whose rows it reads.
 
-    owner: BoundedRows
-    arguments: dict[str, Any]
-
-    @classmethod
-    def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
-        """None where no cache of ours is concerned.
-
-        The keys tell whose rows they are; the cache argument only where they do not, since some
-        models pass None, another layer's cache or a list of caches.
-        """
-        arguments = dict(zip(_PARAMETERS, args, strict=False)) | kwargs
-        owner = handed_out.owner_of(arguments.get("keys"))
-        if owner is None:
-            given = arguments.get("cache")
-            given = getattr(given, "leader", given)  # of the caches of an indexed layer
-            owner = given if isinstance(given, BoundedRows) else None
-        return None if owner is None else cls(owner, arguments)
-
-
-def attend(call: Call, original: Callable[[], mx.array]) -> mx.array:
-    """The output of attention, to which the scores of the cache are tied.
+    The keys tell whose rows they are; the cache argument only where they do not, since some models
+    pass None, another layer's cache or a list of caches. Any cache that has ``update_scores`` gets
+    scores; others, and policies that need none, are served without.
 
     Up to 8 queries the fast operation returns both. A longer chunk takes its output from
-    ``original``, the same call of mlx_lm's own attention, and the scores of its last 128 queries
-    beside it, so that no matrix of all queries by all rows is made.
+    ``original``, mlx_lm's own attention, and the scores of its last 128 queries beside it, so that
+    no matrix of all queries by all rows is made.
     """
-    cache, arguments = call.owner, call.arguments
-    length = arguments["queries"].shape[2]
-    if not cache.policy.needs_scores:
-        if length > DECODE_QUERIES:
-            return original()
-        if cache.in_segments or cache.ranks_keys(arguments["queries"], arguments["keys"]):
-            return _decoded(cache, arguments)
-        return _output(arguments, original, cache.attention_settings)
-    if length <= DECODE_QUERIES:
-        return _decoded(cache, arguments)
-    queries, keys, _ = _same_dtype(arguments)
-    mask, sinks = arguments.get("mask"), arguments.get("sinks")
-    out = original()
-    cache.score_chunk(queries, keys, scale=arguments["scale"], mask=mask, sinks=sinks)
-    # mlx_lm evaluates outputs only: untied, the scores of every step would wait, graph and all.
-    tied: mx.array = mx.depends(out, [cast(mx.array, cache.scores)])
-    return tied
+    owner = handed_out.owner_of(keys)
+    if owner is None:
+        given = getattr(cache, "leader", cache)  # of the caches of an indexed layer
+        if isinstance(given, H2OKVCache):
+            owner = given
+        elif not hasattr(cache, "update_scores"):
+            return original(queries, keys, values, cache, scale, mask, sinks=sinks, **more)
+    if not isinstance(keys, tuple) and not queries.dtype == keys.dtype == values.dtype:
+        # Promoted to one dtype, as MLX's own attention does.
+        common = mx.result_type(queries, keys, values)
+        queries, keys, values = (rows.astype(common) for rows in (queries, keys, values))
+
+    def stock() -> mx.array:
+        return original(queries, keys, values, cache, scale, mask, sinks=sinks, **more)
+
+    if owner is None:
+        return _foreign(cache, stock, queries, keys, values, scale, mask, sinks)
+    short = queries.shape[2] <= DECODE_QUERIES
+    if owner.policy.needs_scores:
+        if short:
+            return owner.attend(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
+        out = stock()
+        owner.score_chunk(queries, keys, scale=scale, mask=mask, sinks=sinks)
+        # mlx_lm evaluates outputs only: untied, the scores of every step would wait, graph and all.
+        tied: mx.array = mx.depends(out, [cast(mx.array, owner.scores)])
+        return tied
+    if short and (owner.in_segments or isinstance(keys, tuple)):
+        # mlx_lm's attention over packed rows is not fused and takes no sinks.
+        return owner.attend(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
+    operations = resolve()
+    if not short or operations.name != "native":  # which is ahead of MLX's own on a CPU
+        return stock()
+    causal, shown = masking(mask)
+    return operations.attention(
+        queries, keys, values, scale=scale, causal=causal, mask=shown, sinks=sinks
+    ).out
 
 
-def _decoded(cache: BoundedRows, arguments: dict[str, Any]) -> mx.array:
-    queries, keys, values = _same_dtype(arguments)
-    mask, sinks = arguments.get("mask"), arguments.get("sinks")
-    return cache.attend(queries, keys, values, scale=arguments["scale"], mask=mask, sinks=sinks)
-
-
-def _output(
-    arguments: dict[str, Any], original: Callable[[], mx.array], settings: dict[str, Any]
-) -> mx.array:
-    """Attention without scores: native where that serves, which MLX's own on a CPU trails.
-
-    Packed rows are always ours: mlx_lm's attention over them is not fused and takes no sinks.
-    """
-    queries, keys, values = _same_dtype(arguments)
-    if isinstance(keys, tuple):
-        return _packed_output(queries, keys, values, arguments, settings)
-    if named() not in (None, "native"):
-        return original()
-    request = validate.attention_request(
-        queries,
-        keys,
-        values,
-        scale=arguments["scale"],
-        mask=arguments.get("mask"),
-        sinks=arguments.get("sinks"),
-        return_scores=False,
-    )
-    backend = resolve().backend_for(request, validate.ATTENTION)
-    return backend.attention(request).out if backend.name == "native" else original()
-
-
-def _packed_output(
+def _foreign(
+    cache: Any,
+    stock: Callable[[], mx.array],
     queries: mx.array,
-    keys: Packed,
-    values: Packed,
-    arguments: dict[str, Any],
-    settings: dict[str, Any],
+    keys: Any,
+    values: Any,
+    scale: float,
+    mask: mx.array | str | None,
+    sinks: mx.array | None,
 ) -> mx.array:
-    request = quantized_attention_request(
-        queries,
-        keys,
-        values,
-        scale=arguments["scale"],
-        mask=arguments.get("mask"),
-        sinks=arguments.get("sinks"),
-        return_scores=False,
-        **settings,
+    """For a cache of somebody else's that asks for scores, float32 [B, Hq, L, N]."""
+    if queries.shape[2] > DECODE_QUERIES or isinstance(keys, tuple):
+        out = stock()
+        if isinstance(keys, tuple):
+            keys = mx.dequantize(*keys, group_size=cache.group_size, bits=cache.bits)
+        cache.update_scores(prefill.last_scores(queries, keys, scale=scale, mask=mask))
+        return out
+    out, scores = fast.scaled_dot_product_attention_with_scores(
+        queries, keys, values, scale=scale, mask=mask, sinks=sinks
     )
-    return resolve().serve_attention(request, QUANTIZED_ATTENTION).out
-
-
-def _same_dtype(arguments: dict[str, Any]) -> list[Any]:
-    """Queries, keys and values, promoted to one dtype as MLX's own attention does.
-
-    Packed rows stay as they are.
-    """
-    arrays: list[Any] = [arguments[name] for name in _PARAMETERS[:3]]
-    if isinstance(arrays[1], tuple) or arrays[0].dtype == arrays[1].dtype == arrays[2].dtype:
-        return arrays
-    common = mx.result_type(*arrays)
-    return [array.astype(common) for array in arrays]
+    cache.update_scores(scores)
+    return out

@@ -21,10 +21,11 @@ _SIZES = ("max_kv_size", "heavy_size", "recent_size")
 
 def scaled(config: H2OConfig, max_kv_size: int) -> H2OConfig:
     """The settings with another budget; the share of heavy rows stays."""
-    assert config.heavy_size is not None
-    heavy = config.heavy_size * max_kv_size // max(config.max_kv_size, 1)
+    if config.max_kv_size is None or config.heavy_size is None:  # no share to keep
+        return config.with_budget(max_kv_size)
+    heavy = config.heavy_size * max_kv_size // config.max_kv_size
     heavy = max(0, min(heavy, max_kv_size - config.sink_size - 1))
-    return replace(config, max_kv_size=max_kv_size, heavy_size=heavy, recent_size=None)
+    return config.with_budget(max_kv_size, heavy)
 
 
 def sizes(config: H2OConfig) -> dict[str, int]:
@@ -55,7 +56,7 @@ def _config(config: H2OConfig, budget: Any) -> H2OConfig:
         return replace(config, **given)
     if isinstance(budget, int) and not isinstance(budget, bool):
         if budget <= config.sink_size:
-            return replace(config, max_kv_size=budget, heavy_size=None, recent_size=None)
+            return config.with_budget(budget)
         return scaled(config, budget)
     raise ValueError(
         f"[make_prompt_cache] a budget is {budget!r}, expected an int, an H2OConfig, or in a file "

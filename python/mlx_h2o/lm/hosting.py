@@ -15,12 +15,13 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from ..config import H2OConfig
+from .budgets import Budgets
 from .generate import load
 from .prompt_cache import evicting_caches, make_prompt_cache
 from .replacements import PATCHES, Target
 from .routing import gains_by_routing, routing
 
-__all__ = ["hosting"]
+__all__ = ["Host", "hosting"]
 
 _MODULES = tuple(
     f"mlx_lm.{name}" for name in ("generate", "chat", "server", "cache_prompt", "benchmark")
@@ -28,16 +29,17 @@ _MODULES = tuple(
 
 
 @contextmanager
-def hosting(config: H2OConfig) -> Iterator[None]:
+def hosting(config: H2OConfig, budgets: Budgets | None = None) -> Iterator[Host]:
     """Within the context mlx_lm's chat and server make caches of these settings.
 
     ``load`` there knows the model "demo" too. Models that cannot be served raise ValueError as they
     are loaded; so does a draft model that a request names where ``config.speculative`` is 0. A
     request that asks for more draft tokens than ``config.speculative`` gets that many at a time,
-    which changes its speed and not what is asked.
+    which changes its speed and not what is asked. With ``budgets`` of
+    :func:`mlx_h2o.make_prompt_cache` a server takes requests one by one, not in batches.
     """
     with ExitStack() as stack:
-        host = _Host(config, stack)
+        host = Host(config, budgets, stack)
         targets = [
             Target(space, name, wrap)
             for space in (vars(importlib.import_module(module)) for module in _MODULES)
@@ -48,19 +50,24 @@ def hosting(config: H2OConfig) -> Iterator[None]:
         generation = vars(importlib.import_module("mlx_lm.generate"))
         targets.append(Target(models, "can_trim_prompt_cache", _trimmable_at_will))
         targets.append(Target(generation, "trim_prompt_cache", _trimming))
-        targets += _server_targets(config.speculative)
-        PATCHES.enter(targets)
-        try:
-            yield
-        finally:
-            PATCHES.leave(targets)
+        targets += _server_targets(config.speculative, batches=budgets is None)
+        with PATCHES.replaced(targets):
+            yield host
 
 
-class _Host:
-    """Makes caches, and keeps each model routed that it made some for."""
+class Host:
+    """Makes caches, and keeps each model routed that it made some for.
 
-    def __init__(self, config: H2OConfig, stack: ExitStack) -> None:
-        self._config = config
+    Attributes:
+        config: the settings.
+        budgets: those of each layer, or None.
+        model: the last model that caches were made for, while it lives.
+    """
+
+    def __init__(self, config: H2OConfig, budgets: Budgets | None, stack: ExitStack) -> None:
+        self.config = config
+        self.budgets = budgets
+        self.model: Callable[[], Any] = lambda: None
         self._stack = stack
         self._lock = threading.Lock()
         self._routed: list[weakref.ref[Any]] = []  # a strong one would keep unloaded models
@@ -68,7 +75,8 @@ class _Host:
     def making(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def make(model: Any, max_kv_size: int | None = None) -> list[Any]:
-            caches = make_prompt_cache(model, self._config)
+            caches = make_prompt_cache(model, self.config, budgets=self.budgets)
+            self.model = weakref.ref(model)
             self._route(model, caches)
             return caches
 
@@ -84,8 +92,8 @@ class _Host:
                 self._routed.append(weakref.ref(model))
 
 
-def _server_targets(speculative: int) -> list[Target]:
-    """What keeps a server's requests within the drafts that its caches can take back."""
+def _server_targets(speculative: int, *, batches: bool) -> list[Target]:
+    """What keeps a server's requests within what its caches can do."""
 
     def drafting(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -107,6 +115,8 @@ def _server_targets(speculative: int) -> list[Target]:
                         "caches of this server cannot take back: expected --draft-model when it "
                         "was started."
                     )
+                if not batches:
+                    self.is_batchable = False
                 return loaded
 
         return ModelProvider

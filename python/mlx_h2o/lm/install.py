@@ -1,8 +1,9 @@
 """Eviction that stays with a model until it is removed, for callers that make no caches themselves.
 
 The interface of Genoma Labs' kv-cache-eviction-mla: a budget of heavy hitters between the sinks and
-the recent rows. Here it serves every model that :func:`mlx_h2o.make_prompt_cache` serves, latent
-attention (MLA) among them, and nothing of the model's code is replaced.
+the recent rows, by the attention mass that they accumulated over all heads. Here it serves every
+model that :func:`mlx_h2o.make_prompt_cache` serves, latent attention (MLA) among them, and nothing
+of the model's code is replaced.
 """
 
 from __future__ import annotations
@@ -35,12 +36,15 @@ def install_kv_eviction(
     n_sink: int = 4,
     n_recent: int = 256,
     evict_every: int = 1,
+    policy: str = "h2o-sum",
+    shared_heads: bool = True,
     **settings: Any,
 ) -> None:
     """From now on mlx_lm's own ``make_prompt_cache(model)`` makes caches that evict.
 
-    Generation by mlx_lm then keeps at most ``n_sink + budget + n_recent`` rows per layer and head
-    at rest, until :func:`remove_kv_eviction`. The model is routed meanwhile.
+    Generation by mlx_lm then keeps ``n_sink + budget + n_recent`` rows per layer and head whenever
+    rows were evicted, and at most ``evict_every - 1`` more, until :func:`remove_kv_eviction`. The
+    model is routed meanwhile.
 
     Args:
         model: an mlx_lm model.
@@ -48,18 +52,23 @@ def install_kv_eviction(
         n_sink: the first positions, which stay.
         n_recent: the newest rows, which stay.
         evict_every: single-token steps per eviction.
+        policy: what ranks the rows; "h2o-sum" is the published accumulated attention.
+        shared_heads: whether all heads of a layer keep the same rows, as published.
         settings: further settings of H2OConfig.
 
     Raises:
         ValueError: eviction is installed already, settings out of range, or a model that cannot
             be served.
     """
+    waiting = evict_every - 1  # rows that come before the next eviction
     config = H2OConfig(
-        max_kv_size=n_sink + budget + n_recent,
+        max_kv_size=n_sink + budget + n_recent + waiting,
         sink_size=n_sink,
-        heavy_size=budget,
+        heavy_size=budget + waiting,
         recent_size=n_recent,
         evict_every=evict_every,
+        policy=policy,
+        shared_heads=shared_heads,
         **settings,
     )
     with _lock:
@@ -107,6 +116,7 @@ def reset_eviction_scores(caches: Sequence[Any]) -> None:
     if not found:
         raise ValueError("[reset_eviction_scores] none of the caches evicts, expected some.")
     for cache in found:
+        cache.flush()  # the surplus of a chunk goes by the scores that it has
         cache.reset_scores()
 
 

@@ -73,7 +73,7 @@ class Profile:
         who found no gain by it).
         """
         mean = sum(layer.concentration for layer in self.layers) / len(self.layers)
-        available = config.max_kv_size - config.sink_size
+        available = _budget("by_concentration", config) - config.sink_size
         shares = [_clip(0.5 + (x.concentration / mean - 1) * 2.5, 0.3, 0.7) for x in self.layers]
         return [
             replace(config, heavy_size=round(share * available), recent_size=None)
@@ -92,7 +92,7 @@ class Profile:
                 Their sum is met exactly.
         """
         count = len(self.layers)
-        total = config.max_kv_size * count if rows is None else rows
+        total = _budget("by_entropy", config) * count if rows is None else rows
         if total < count * (config.sink_size + 1):
             raise ValueError(
                 f"[Profile.by_entropy] rows is {total} for {count} layers, expected at least "
@@ -196,3 +196,9 @@ def _variance(scores: mx.array) -> mx.array:
 
 def _clip(value: float, low: float, high: float) -> float:
     return max(low, min(value, high))
+
+
+def _budget(operation: str, config: H2OConfig) -> int:
+    if config.max_kv_size is None:
+        raise ValueError(f"[Profile.{operation}] max_kv_size is None, expected a number of rows.")
+    return config.max_kv_size

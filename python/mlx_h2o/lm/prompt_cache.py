@@ -11,7 +11,7 @@ from mlx_lm.models import cache as mlx_lm_cache
 
 from ..caches.cache import H2OKVCache
 from ..caches.linked import LinkedH2OCache
-from ..caches.speculative_cache import cache_of
+from ..caches.quantized import evicting_cache
 from ..config import H2OConfig
 from .budgets import Budgets, layer_configs
 from .routing import calls_attention, model_classes, model_name
@@ -144,7 +144,7 @@ def _config(max_kv_size: int | H2OConfig | None, settings: dict[str, Any]) -> H2
 
 def _replaced(cache: Any, config: H2OConfig, name: str, linked: bool) -> Any:
     if type(cache) is mlx_lm_cache.KVCache:
-        return cache_of(config, name=name)
+        return evicting_cache(config, name=name)
     if type(cache) is mlx_lm_cache.CacheList and linked:
         return LinkedH2OCache(config, name=name)
     if type(cache) is mlx_lm_cache.CacheList:
@@ -197,11 +197,9 @@ def _handing(model: Module, config: H2OConfig) -> H2OConfig:
 
 def _check_indexed(model: Any, config: H2OConfig) -> None:
     """While all rows fit under what the indexer picks, it leaves them all to attention."""
-    stored, what = config.max_kv_size + config.evict_every - 1, "evict_every - 1"
-    if config.speculative:
-        stored, what = config.max_kv_size + 2 * (config.speculative + 1), "2 * (speculative + 1)"
-    if stored > model.args.index_topk:
+    rows = config.max_kv_size
+    if rows is None or rows > model.args.index_topk:
         raise ValueError(
             f"[make_prompt_cache] {model_name(model)} picks {model.args.index_topk} rows by an "
-            f"indexer: found max_kv_size + {what} = {stored}, expected at most that many."
+            f"indexer: found max_kv_size {rows}, expected at most that many."
         )

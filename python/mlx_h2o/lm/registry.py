@@ -7,11 +7,9 @@ from typing import Any
 from mlx_lm.models import cache as mlx_lm_cache
 
 from ..caches.batch import BatchH2OKVCache
-from ..caches.batch_mixed import BatchMixedH2OKVCache
 from ..caches.cache import H2OKVCache
 from ..caches.linked import BatchLinkedH2OCache, LinkedH2OCache
-from ..caches.quantized_cache import QuantizedH2OKVCache
-from ..caches.speculative_cache import SpeculativeH2OKVCache, SpeculativeQuantizedH2OKVCache
+from ..caches.quantized import QuantizedH2OKVCache
 from .replacements import Target
 
 __all__ = ["cache_classes", "class_name_targets"]
@@ -22,14 +20,16 @@ def cache_classes() -> dict[str, type[Any]]:
     classes = (
         H2OKVCache,
         QuantizedH2OKVCache,
-        SpeculativeH2OKVCache,
-        SpeculativeQuantizedH2OKVCache,
         BatchH2OKVCache,
-        BatchMixedH2OKVCache,
         LinkedH2OCache,
         BatchLinkedH2OCache,
     )
-    return {cls.__name__: cls for cls in classes}
+    found: dict[str, type[Any]] = {cls.__name__: cls for cls in classes}
+    # Names in files of earlier versions.
+    return found | {
+        "SpeculativeH2OKVCache": H2OKVCache,
+        "SpeculativeQuantizedH2OKVCache": QuantizedH2OKVCache,
+    }
 
 
 def class_name_targets() -> list[Target]:

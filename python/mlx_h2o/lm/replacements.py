@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,6 +71,15 @@ class Replacements:
         """Undo one ``enter`` of the same targets; the last user of each puts its original back."""
         self._left.append(targets)
         self._drain()
+
+    @contextmanager
+    def replaced(self, targets: Sequence[Target]) -> Iterator[None]:
+        """Within the context these targets are replaced."""
+        self.enter(targets)
+        try:
+            yield
+        finally:
+            self.leave(targets)
 
     def _replace(self, target: Target) -> _Replaced:
         existed = target.name in target.namespace

@@ -76,9 +76,7 @@ def routing_for(model: Module, caches: Sequence[Any]) -> AbstractContextManager[
 
 def gains_by_routing(model: Module, caches: Sequence[Any]) -> bool:
     """Whether evicting caches need routing, or would be served better and the model allows it."""
-    needed = any(cache.needs_routing for cache in caches)
-    better = any(cache.policy.ranked_by == "key_diversity" for cache in caches)
-    return needed or (better and bool(_targets_of(model)))
+    return any(cache.needs_routing for cache in caches) or calls_attention(model)
 
 
 def model_name(model: Module | None) -> str:
@@ -153,9 +151,6 @@ def _routed(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
 
     @functools.wraps(original)
     def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> mx.array:
-        call = attention.Call.of(args, kwargs)
-        if call is None:
-            return original(*args, **kwargs)
-        return attention.attend(call, functools.partial(original, *args, **kwargs))
+        return attention.attend(original, *args, **kwargs)
 
     return scaled_dot_product_attention

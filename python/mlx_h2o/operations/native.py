@@ -1,8 +1,4 @@
-"""The native CPU back end: the SIMD kernels of core/, as MLX primitives.
-
-It serves every valid request on a CPU stream: any sizes, float32, float16 and bfloat16, dense rows
-and packed ones.
-"""
+"""The native CPU back end: the SIMD kernels of core/, for every valid request on a CPU stream."""
 
 from __future__ import annotations
 
@@ -22,7 +18,6 @@ from mlx_h2o.operations.requests import (
     AttentionResult,
     KeyDiversityRequest,
     Packed,
-    PerSequence,
     PrefillRequest,
     QuantizeAppendRequest,
     QuantizedRows,
@@ -206,6 +201,24 @@ def quantize_append(request: QuantizeAppendRequest) -> tuple[Packed, Packed]:
     return (kw, ks, kb), (vw, vs, vb)
 
 
+def compact_rows(
+    buffers: Sequence[mx.array],
+    kept: mx.array,
+    lines: Sequence[int],
+    start: int = 0,
+    tail: int = 0,
+    stream: StreamLike = None,
+) -> list[mx.array]:
+    """The buffers, in the memory of the inputs where that is free.
+
+    One at a time: MLX holds all outputs of an operation until it has run, and what is appended to
+    them in the same evaluation would copy them.
+    """
+    one = _module().compact_rows
+    where = [*lines]
+    return [one([each], kept, where, start, tail, stream=stream)[0] for each in buffers]
+
+
 def merge_segments(
     outs: Sequence[mx.array],
     lses: Sequence[mx.array],
@@ -301,19 +314,3 @@ class Operations(resolved.Operations):
             group_size=group_size, stream=stream,
         )  # fmt: skip
         return out, updated
-
-    def evict_indices(
-        self,
-        scores: mx.array,
-        positions: mx.array,
-        *,
-        count: int = 1,
-        sink_size: int = 0,
-        recent_start: PerSequence | None = None,
-        stream: StreamLike = None,
-    ) -> mx.array:
-        slots: mx.array = _module().evict_indices(
-            scores, positions, count=count, sink_size=sink_size, recent_start=recent_start,
-            stream=stream,
-        )  # fmt: skip
-        return slots

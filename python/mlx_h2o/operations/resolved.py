@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import mlx.core as mx
 
-from mlx_h2o.operations import composed, composed_cache, composed_prefill, composed_segments
+from mlx_h2o.operations import (
+    compaction,
+    composed,
+    composed_cache,
+    composed_prefill,
+    composed_segments,
+)
 from mlx_h2o.operations.arguments import StreamLike
 from mlx_h2o.operations.placement import placed
 from mlx_h2o.operations.requests import (
@@ -32,8 +38,6 @@ from mlx_h2o.operations.validate import MASK_THRESHOLDS
 if TYPE_CHECKING:
     from mlx_h2o.operations.backends import Backend
 
-__all__ = ["Operations"]
-
 _DEFINITIONS: dict[str, Callable[..., Any]] = {
     "keep_indices": composed.keep_indices,
     "evict_indices": composed.evict_indices,
@@ -42,6 +46,7 @@ _DEFINITIONS: dict[str, Callable[..., Any]] = {
     "replace_worst": composed_cache.replace_worst,
     "quantize_append": composed_cache.quantize_append,
     "prefill_scores": composed_prefill.prefill_scores,
+    "compact_rows": compaction.compact_rows,
     "merge_segments": composed_segments.merge_segments,
     "rows_as_arrays": composed_segments.rows_as_arrays,
 }
@@ -59,8 +64,7 @@ class Operations:
     def __init__(self, named: str | None, candidates: Sequence[Backend]) -> None:
         self._named = named
         self._candidates = tuple(candidates)
-
-    # Requests
+        self.name = candidates[0].name
 
     def backend_for(self, request: AttentionRequest, op: str) -> Backend:
         """Who serves this attention. Raises ValueError where one was named and it cannot."""
@@ -102,8 +106,6 @@ class Operations:
         # Untied, the scores of every step would wait for someone to ask, graph and all.
         with placed(attention.stream):
             return mx.depends(found.out, [importance]), importance
-
-    # Arguments
 
     def attention(
         self,
@@ -239,6 +241,21 @@ class Operations:
             keys, values, new_keys, new_values, slots, bits, group_size, v_bits, stream
         )
         return cast("tuple[Packed, Packed]", self.function("quantize_append")(request))
+
+    def compact_rows(
+        self,
+        buffers: Sequence[mx.array],
+        kept: mx.array,
+        lines: Sequence[int],
+        start: int = 0,
+        tail: int = 0,
+        *,
+        stream: StreamLike = None,
+    ) -> list[mx.array]:
+        """Of the sequences in ``lines`` the rows in the slots ``kept`` uint32 [b, H, K], ascending,
+        and then ``tail`` rows from slot ``start`` on, in the first slots of each buffer."""
+        compact = self.function("compact_rows")
+        return cast("list[mx.array]", compact(buffers, kept, lines, start, tail, stream))
 
     def merge_segments(
         self,

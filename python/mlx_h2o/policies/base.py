@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Policy", "Rows"]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Rows:
     """The stored rows of one layer, as a policy sees them; slots are in no particular order.
 

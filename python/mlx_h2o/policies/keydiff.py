@@ -14,9 +14,7 @@ class KeyDiff(Policy):
     """Rank of a row: minus the cosine of its key with the mean normalised key of its head.
 
     The mean is taken over all rows stored when rows must go, in float32. It needs no scores, so
-    it works without routing. Within routing the ranks come with attention's own read of the keys;
-    on a CPU a small cache reads them a second time, because that is faster there
-    (docs/decode-step.md, "keydiff in one read").
+    it works without routing.
     """
 
     name = "keydiff"

@@ -14,8 +14,8 @@ public struct H2OConfiguration: Sendable, Hashable {
     public let policy: PolicyName
     /// `a` of the moving average `C = a*C + (1-a)*|s|`.
     public let decay: Double
-    /// Single-token steps per eviction. With 1 the evicted row is overwritten in place; with more,
-    /// up to `evictEvery - 1` rows beyond the budget are stored.
+    /// Rows of each head that leave a full cache together, so that a step in so many evicts. Never
+    /// more than `maxKVSize` rows are kept; with 1 a row goes for each that comes.
     public let evictEvery: Int
     /// Whether all KV heads of a layer keep the same positions, by the mean of their ranks; else each
     /// head chooses by itself.
@@ -56,7 +56,8 @@ public struct H2OConfiguration: Sendable, Hashable {
     ///     what the other two leave
     ///   - policy: ranks the rows
     ///   - decay: at least 0, below 1
-    ///   - evictEvery: single-token steps per eviction, at least 1
+    ///   - evictEvery: rows that leave a full cache together, at least 1; no more go than are not
+    ///     protected; nil: one row of 32, as measured
     ///   - sharedHeads: whether all KV heads keep the same positions
     ///   - randomSeed: of the policy `random`, at least 0
     ///   - kvBits: bits of quantised rows; nil: rows stay as they come
@@ -65,13 +66,13 @@ public struct H2OConfiguration: Sendable, Hashable {
     /// - Throws: ``H2OError`` where a value is out of range or the sizes exceed the budget
     public init(
         maxKVSize: Int = 256, sinkSize: Int = 4, heavySize: Int? = nil, recentSize: Int? = nil,
-        policy: PolicyName = .keydiff, decay: Double = 0.95, evictEvery: Int = 1,
+        policy: PolicyName = .keydiff, decay: Double = 0.95, evictEvery: Int? = nil,
         sharedHeads: Bool = false, randomSeed: Int = 0, kvBits: Int? = nil, valueBits: Int? = nil,
         kvGroupSize: Int = 64
     ) throws {
         try require("maxKVSize", maxKVSize, atLeast: 1)
         try require("sinkSize", sinkSize, atLeast: 0)
-        try require("evictEvery", evictEvery, atLeast: 1)
+        try require("evictEvery", evictEvery ?? 1, atLeast: 1)
         try require("randomSeed", randomSeed, atLeast: 0)
         try require("heavySize", heavySize ?? 0, atLeast: 0)
         try require("recentSize", recentSize ?? 0, atLeast: 0)
@@ -93,7 +94,7 @@ public struct H2OConfiguration: Sendable, Hashable {
         self.sinkSize = sinkSize
         self.policy = policy
         self.decay = decay
-        self.evictEvery = evictEvery
+        self.evictEvery = evictEvery ?? max(1, maxKVSize / 32)
         self.sharedHeads = sharedHeads
         self.randomSeed = randomSeed
         self.kvBits = kvBits
@@ -104,11 +105,12 @@ public struct H2OConfiguration: Sendable, Hashable {
         self.recentSize = maxKVSize - sinkSize - self.heavySize
     }
 
-    /// A published split, scaled to `maxKVSize`. The other arguments, and the errors, are those of
+    /// What was published: the policy `h2o`, and a split scaled to `maxKVSize`. The other arguments,
+    /// and the errors:
     /// ``init(maxKVSize:sinkSize:heavySize:recentSize:policy:decay:evictEvery:sharedHeads:randomSeed:kvBits:valueBits:kvGroupSize:)``.
     public init(
         preset: Preset, maxKVSize: Int = 256, sinkSize: Int = 4, recentSize: Int? = nil,
-        policy: PolicyName = .keydiff, decay: Double = 0.95, evictEvery: Int = 1,
+        policy: PolicyName = .h2o, decay: Double = 0.95, evictEvery: Int? = nil,
         sharedHeads: Bool = false, randomSeed: Int = 0, kvBits: Int? = nil, valueBits: Int? = nil,
         kvGroupSize: Int = 64
     ) throws {

@@ -74,6 +74,9 @@ public func replaceWorst<Rows: CacheRows>(
     recentStart: (any PerSequence)? = nil, ranks: RowRanks = .importance, bits: Int = 8,
     groupSize: Int = 64, valueBits: Int? = nil, stream: StreamOrDevice = .default
 ) throws -> ReplacedRows<Rows> {
+    if let position = position as? Int, !(0..<1 << 30).contains(position) {
+        throw H2OError("replace_worst", "position is \(position), expected 0 to 2**30 - 1.")
+    }
     let (place, start) = (position.perSequence, recentStart?.perSequence ?? .mlxNone)
     let (found, newK, newV) = try withVector(keys.parts) { keys in
         try withVector(values.parts) { values in

@@ -16,119 +16,97 @@ extension H2OKVCache {
         _ mask: MLXFast.ScaledDotProductAttentionMaskMode
     ) throws -> MLXArray {
         try appendRows(newKeys, newValues)
-        guard var store else { return queries }
+        guard var table else { return queries }
         let output: MLXArray
         if queries.dim(2) > maxDecodeQueries {
-            output = try attendByChunk(queries, scale, mask, &store)
-        } else if store.packing != nil {
-            output = try attendByFew(PackedRows.self, queries, scale, mask, &store)
+            output = try attendByChunk(queries, scale, mask, &table)
+        } else if let decay = policy.averageDecay {
+            output =
+                try table.packing == nil
+                ? attendAndAverage(MLXArray.self, queries, scale, mask, decay, &table)
+                : attendAndAverage(PackedRows.self, queries, scale, mask, decay, &table)
+        } else if policy.needsScores {
+            let found = try attentionWithScores(queries, scale, mask, table)
+            let isMasked = if case .none = mask { false } else { true }
+            table.importance = try policy.importance(
+                of: table, scores: found.scores, lse: found.lse, isMasked: isMasked)
+            output = found.output
         } else {
-            output = try attendByFew(MLXArray.self, queries, scale, mask, &store)
+            output = try attention(queries, scale, mask, table)
         }
-        self.store = store
+        self.table = table
         isUnscored = false
-        return depends(input: output, dependencies: store.remembered)
+        return depends(input: output, dependencies: table.remembered)
     }
 
     private func attendByChunk(
         _ queries: MLXArray, _ scale: Float, _ mask: MLXFast.ScaledDotProductAttentionMaskMode,
-        _ store: inout RowStore
+        _ table: inout RowTable
     ) throws -> MLXArray {
-        let (keys, values) = store.dense()
+        let (keys, values) = table.dense()
         let arrays = sameDType([queries, keys, values])
         let output = MLXFast.scaledDotProductAttention(
             queries: arrays[0], keys: arrays[1], values: arrays[2], scale: scale, mask: mask)
-        store.importance = try policy.importance(
-            of: store, afterChunk: arrays[0], keys: arrays[1], scale: scale, mask: mask)
+        table.importance = try policy.importance(
+            of: table, afterChunk: arrays[0], keys: arrays[1], scale: scale, mask: mask)
         return output
     }
 
-    private func attendByFew<Rows: CacheRows>(
-        _ kind: Rows.Type, _ queries: MLXArray, _ scale: Float,
-        _ mask: MLXFast.ScaledDotProductAttentionMaskMode, _ store: inout RowStore
-    ) throws -> MLXArray {
-        let evictEvery = configuration.evictEvery
-        let least = secondReadBytes ?? KeyRanks.secondReadBytes(evictEvery: evictEvery)
-        if case .keyDiversity? = policy.rankedBy, isEvictionDue,
-            store.canRankKeys(for: queries, scale: scale, secondReadBytes: least)
-        {
-            return try store.attendAndRank(
-                kind, queries, scale: scale, mask: mask, sharedHeads: configuration.sharedHeads)
-        }
-        if let decay = policy.averageDecay {
-            return try attendAndAverage(kind, queries, scale, mask, decay, &store)
-        }
-        guard policy.needsScores else { return try attention(queries, scale, mask, store) }
-        let found = try attentionWithScores(queries, scale, mask, store)
-        let isMasked = if case .none = mask { false } else { true }
-        store.importance = try policy.importance(
-            of: store, scores: found.scores, lse: found.lse, isMasked: isMasked)
-        return found.output
-    }
-
-    /// Attention that takes its scores into the moving average, and names the row that goes next.
+    /// Attention that takes its scores into the moving average.
     private func attendAndAverage<Rows: CacheRows>(
         _ kind: Rows.Type, _ queries: MLXArray, _ scale: Float,
         _ mask: MLXFast.ScaledDotProductAttentionMaskMode, _ decay: Double,
-        _ store: inout RowStore
+        _ table: inout RowTable
     ) throws -> MLXArray {
-        let rows = Rows.self == MLXArray.self ? promoted(queries, store) : nil
-        let (keys, values) = store.fetch()
-        let isNamed =
-            isEvictionDue && configuration.evictEvery == 1 && !configuration.sharedHeads
-        let next = isNamed ? zones(added: 1) : nil
+        let rows = table.packing == nil ? promoted(queries, table) : nil
+        let (keys, values) = table.fetch()
         let found = try attentionAndAccumulate(
             queries: rows?[0] ?? queries, keys: Rows.rows(of: rows.map { [$0[1]] } ?? keys),
-            values: Rows.rows(of: rows.map { [$0[2]] } ?? values), importance: store.importance,
-            scale: scale, decay: decay, mask: mask,
-            positions: next == nil ? nil : store.positions, sinkSize: next?.sinkSize ?? 0,
-            recentStart: next?.recentStart, bits: store.packing?.bits ?? 8,
-            groupSize: store.packing?.groupSize ?? 64, valueBits: store.packing?.valueBits)
-        store.importance = found.importance
-        if let worst = found.worst, let next {
-            store.knownWorst = KnownWorst(slots: worst, zones: next)
-        }
+            values: Rows.rows(of: rows.map { [$0[2]] } ?? values), importance: table.importance,
+            scale: scale, decay: decay, mask: mask, bits: table.packing?.bits ?? 8,
+            groupSize: table.packing?.groupSize ?? 64, valueBits: table.values.packing?.bits)
+        table.importance = found.importance
         return found.output
     }
 
     /// Attention without scores: MLX's own, or the fused one over packed rows.
     private func attention(
         _ queries: MLXArray, _ scale: Float, _ mask: MLXFast.ScaledDotProductAttentionMaskMode,
-        _ store: RowStore
+        _ table: RowTable
     ) throws -> MLXArray {
-        guard let packing = store.packing else {
-            let rows = promoted(queries, store)
+        guard let packing = table.packing else {
+            let rows = promoted(queries, table)
             return MLXFast.scaledDotProductAttention(
                 queries: rows[0], keys: rows[1], values: rows[2], scale: scale, mask: mask)
         }
-        let (keys, values) = store.fetch()
+        let (keys, values) = table.fetch()
         return try MLXFast.scaledDotProductAttentionQuantizedWithScores(
             queries: queries, keys: .rows(of: keys), values: .rows(of: values), scale: scale,
-            bits: packing.bits, groupSize: packing.groupSize, valueBits: packing.valueBits,
+            bits: packing.bits, groupSize: packing.groupSize, valueBits: table.values.packing?.bits,
             mask: mask
         ).0
     }
 
     private func attentionWithScores(
         _ queries: MLXArray, _ scale: Float, _ mask: MLXFast.ScaledDotProductAttentionMaskMode,
-        _ store: RowStore
+        _ table: RowTable
     ) throws -> AttentionWithScores {
-        guard let packing = store.packing else {
-            let rows = promoted(queries, store)
+        guard let packing = table.packing else {
+            let rows = promoted(queries, table)
             return try MLXFast.scaledDotProductAttentionWithScoresAndLse(
                 queries: rows[0], keys: rows[1], values: rows[2], scale: scale, mask: mask)
         }
-        let (keys, values) = store.fetch()
+        let (keys, values) = table.fetch()
         return try MLXFast.scaledDotProductAttentionQuantizedWithScoresAndLse(
             queries: queries, keys: .rows(of: keys), values: .rows(of: values), scale: scale,
-            bits: packing.bits, groupSize: packing.groupSize, valueBits: packing.valueBits,
+            bits: packing.bits, groupSize: packing.groupSize, valueBits: table.values.packing?.bits,
             mask: mask
         ).0
     }
 
-    /// Queries, keys and values of a dense store in one dtype.
-    private func promoted(_ queries: MLXArray, _ store: RowStore) -> [MLXArray] {
-        let (keys, values) = store.dense()
+    /// Queries, keys and values of a dense table in one dtype.
+    private func promoted(_ queries: MLXArray, _ table: RowTable) -> [MLXArray] {
+        let (keys, values) = table.dense()
         return sameDType([queries, keys, values])
     }
 }

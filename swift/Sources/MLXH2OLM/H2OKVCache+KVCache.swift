@@ -14,14 +14,14 @@ extension H2OKVCache: H2OScoreTracking {
         }
     }
 
-    public var trackedState: [MLXArray] { store?.remembered ?? [] }
+    public var trackedState: [MLXArray] { table?.remembered ?? [] }
 }
 
 extension H2OKVCache: KVCache {
     /// The budget.
     public var maxSize: Int? { configuration.maxKVSize }
 
-    public func innerState() -> [MLXArray] { store?.arrays ?? [] }
+    public func innerState() -> [MLXArray] { table?.arrays ?? [] }
 
     /// As ``append(keys:values:)``; reports what that throws, and then returns the arguments.
     public func update(keys: MLXArray, values: MLXArray) -> (MLXArray, MLXArray) {
@@ -50,7 +50,7 @@ extension H2OKVCache: KVCache {
         }
         if n == 1 { return .none }
         guard returnArray else { return .causal }
-        let before = min(store?.length ?? 0, configuration.maxKVSize)
+        let before = min(size, configuration.maxKVSize)
         return .array(createCausalMask(n: n, offset: before))
     }
 
@@ -77,21 +77,19 @@ extension H2OKVCache: KVCache {
             return 0
         }
         let count = max(0, min(offset, n))
-        if count > 0, let length = store?.length {
-            store?.truncate(to: length - count)
-            offset -= count
-        }
+        let left = size - count
+        table?.truncate(to: left)
+        offset -= count
         return count
     }
 
     public func copy() -> any KVCache {
-        settleOrReport()
+        flushOrReport()
         let copy = empty()
-        copy.store = store  // updates put new arrays in the place of these and never change them
+        copy.table = table  // updates put new arrays in the place of these and never change them
         copy.offset = offset
         copy.evicted = evicted
         copy.isUnscored = isUnscored
-        copy.hasSurplus = hasSurplus
         return copy
     }
 
@@ -102,15 +100,13 @@ extension H2OKVCache: KVCache {
     /// Setting it does not change the counts of ``metaState``.
     public var state: [MLXArray] {
         get {
-            settleOrReport()
-            guard let store else { return [] }
-            let (keys, values) = store.fetch()
-            return keys + values + [store.importance, store.positions]
+            guard let table else { return [] }
+            let (keys, values) = table.fetch()
+            return keys + values + table.remembered
         }
         set {
             do {
-                store = try RowStore(state: newValue, configuration)
-                hasSurplus = false
+                table = try RowTable(state: newValue, configuration)
             } catch {
                 H2OError.report(error)
             }
@@ -120,7 +116,6 @@ extension H2OKVCache: KVCache {
     /// Offset, evicted rows, whether scores are missing, name, and the settings as JSON.
     public var metaState: [String] {
         get {
-            settleOrReport()
             let settings = (try? JSONEncoder().encode(configuration)) ?? Data()
             return [
                 String(offset), String(evicted), String(isUnscored), name,

@@ -2,19 +2,18 @@ import MLX
 import MLXH2O
 import MLXLMCommon
 
-/// Keys and values of one layer, dense or quantised, at most `configuration.maxKVSize` rows per head
-/// at rest.
+/// Keys and values of one layer, dense or quantised, at most `configuration.maxKVSize` rows per head.
 ///
 /// `offset` counts the tokens seen and drives RoPE; ``size`` counts the rows stored (AtomGradient
 /// 2026, section 3.3). With `configuration.kvBits` the rows are quantised: see
 /// ``QuantizedH2OKVCache``. Each (sequence, KV head) chooses its rows by itself, unless
-/// `configuration.sharedHeads`. Below the budget the rows are in order; after evictions their order in memory means nothing, except that the rows of
-/// the last multi-token update are the last ones, in order.
+/// `configuration.sharedHeads`. Below the budget the rows are in order; after evictions their order
+/// in memory means nothing, except that the rows of the last update are the last ones, in order.
 ///
 /// A step is: evict on the scores so far, append, attend, take in the scores. Nothing is evaluated
-/// here, ever. Members of the protocol `KVCache` cannot throw: they report to MLX's error handler,
-/// so that `withError` throws; ``append(keys:values:)`` and ``accumulate(_:isMasked:)`` throw
-/// themselves.
+/// here, ever, and properties change nothing. Members of the protocol `KVCache` cannot throw: they
+/// report to MLX's error handler, so that `withError` throws; ``append(keys:values:)``,
+/// ``accumulate(_:lse:isMasked:)`` and ``flush()`` throw themselves.
 public class H2OKVCache {
     public internal(set) var configuration: H2OConfiguration
     /// What error messages call this cache, such as "qwen3 layer 3".
@@ -25,13 +24,9 @@ public class H2OKVCache {
     public internal(set) var evicted = 0
 
     var policy: any EvictionPolicy
-    var store: RowStore?
+    var table: RowTable?
     /// The last update still waits for its scores.
     var isUnscored = false
-    /// Rows of a chunk beyond the budget, to go at the next occasion.
-    var hasSurplus = false
-    /// In the place of ``KeyRanks/secondReadBytes(evictEvery:)``; only in tests.
-    var secondReadBytes: Int?
 
     public init(_ configuration: H2OConfiguration, name: String = "") {
         self.configuration = configuration
@@ -48,40 +43,38 @@ public class H2OKVCache {
 
     /// Evict what must go, append the new rows and return all rows for attention.
     ///
-    /// One token at the full budget overwrites the row that goes, in each head its own slot.
-    /// Several tokens are stored behind the others, in order, so that bottom-right causal masks
-    /// fit, and what is then beyond the budget goes at the next occasion: an update, `state`,
-    /// ``size``, ``nbytes`` or a copy.
+    /// One token in a full cache lets `configuration.evictEvery` rows of each head go, so that the
+    /// next ones find room. Several tokens are appended to what is there, and what is then beyond
+    /// the budget goes with the next update, or with ``flush()``.
     ///
     /// - Parameters:
     ///   - keys: [B, H, L, D] with RoPE applied, L at least 1
     ///   - values: [B, H, L, Dv]
-    /// - Returns: keys [B, H, N, D] and values [B, H, N, Dv]; for L > 1 the new rows are the last
+    /// - Returns: keys [B, H, N, D] and values [B, H, N, Dv]; the new rows are the last, in order,
+    ///   so that bottom-right causal masks fit
     /// - Throws: `H2OError` where the rows do not fit each other or the stored ones, or the policy
     ///   needs scores and the last update got none
     public func append(keys: MLXArray, values: MLXArray) throws -> (MLXArray, MLXArray) {
         try appendRows(keys, values)
-        guard let store else { return (.mlxNone, .mlxNone) }
-        let (keys, values) = store.dense()
+        guard let table else { return (.mlxNone, .mlxNone) }
+        let (keys, values) = table.dense()
         return (tied(keys), values)
     }
 
     /// The same without handing out the rows.
     func appendRows(_ keys: MLXArray, _ values: MLXArray) throws {
-        try checkRows(keys: keys, values: values, against: store)
+        try checkRows(keys: keys, values: values, against: table)
         try checkScored()
-        try settle()
+        try flush()
+        var table =
+            try self.table ?? RowTable(emptyFor: keys, values, configuration, owner: described)
         let added = keys.dim(2)
-        store = try appended(keys, values, to: store ?? emptyStore(for: keys, values))
+        let gone = added == 1 ? try makeRoom(in: &table) : 0
+        try table.append(keys, values, offset: offset, limit: configuration.maxKVSize)
+        self.table = table
         offset += added
-        hasSurplus = added > 1 && length > configuration.maxKVSize
+        evicted += gone
         isUnscored = policy.needsScores
-    }
-
-    private func emptyStore(for keys: MLXArray, _ values: MLXArray) throws -> RowStore {
-        let packing = try RowPacking(
-            configuration, keySize: keys.dim(3), valueSize: values.dim(3), owner: described)
-        return RowStore(emptyLike: keys, values, packing: packing)
     }
 
     /// The keys, such that evaluating them evaluates what is remembered of the rows: otherwise the
@@ -103,127 +96,83 @@ public class H2OKVCache {
     public func accumulate(
         _ scores: MLXArray, lse: MLXArray? = nil, isMasked: Bool = true
     ) throws {
-        var store = try checkScores(scores, lse, against: store)
-        store.importance = try policy.importance(
-            of: store, scores: scores, lse: lse, isMasked: isMasked)
-        self.store = store
+        var table = try checkScores(scores, lse, against: table)
+        table.importance = try policy.importance(
+            of: table, scores: scores, lse: lse, isMasked: isMasked)
+        self.table = table
         isUnscored = false
     }
 
     /// float32 [B, H, N]: what the policy accumulated for each row, NaN before its first score.
-    public var scores: MLXArray? { store?.importance }
+    public var scores: MLXArray? { table?.importance }
 
     /// int32 [B, H, N]: the place of each stored row in the sequence.
-    public var positions: MLXArray? { store?.positions }
+    public var positions: MLXArray? { table?.positions }
 
     /// The stored keys [B, H, N, D]; quantised ones dequantised.
-    public var keys: MLXArray? { store?.dense().keys }
+    public var keys: MLXArray? { table?.dense().keys }
 
     /// The stored values [B, H, N, Dv]; quantised ones dequantised.
-    public var values: MLXArray? { store?.dense().values }
+    public var values: MLXArray? { table?.dense().values }
 
-    /// Rows stored per head, after the surplus of a chunk has gone.
-    public var size: Int {
-        settleOrReport()
-        return length
-    }
+    /// Rows stored per head, the surplus of a chunk included.
+    public var size: Int { table?.length ?? 0 }
 
-    /// Bytes stored, after the surplus of a chunk has gone: keys, values, scores, positions, and
-    /// what attention has found out of the rows for the next step.
-    public var nbytes: Int {
-        settleOrReport()
-        return store?.nbytes ?? 0
-    }
-
-    private var length: Int { store?.length ?? 0 }
+    /// Bytes stored, room for further rows included: keys, values, scores and positions.
+    public var nbytes: Int { table?.nbytes ?? 0 }
 
     // MARK: Eviction
 
-    /// Rows at which a single-token step evicts.
-    private var limit: Int { configuration.maxKVSize + configuration.evictEvery - 1 }
-
-    private func appended(
-        _ keys: MLXArray, _ values: MLXArray, to store: RowStore
-    ) throws -> RowStore {
-        var store = store
-        let added = keys.dim(2)
-        if added > 1 {
-            store = try compacted(store, keep: configuration.maxKVSize, added: added)
-        } else if store.length >= limit {
-            if configuration.evictEvery == 1 {
-                let ranks = try ranking(of: store)
-                try store.replaceWorst(
-                    keys, values, position: offset, zones: zones(added: added), ranks: ranks)
-                evicted += 1
-                return store
-            }
-            store = try compacted(store, keep: configuration.maxKVSize - 1, added: added)
-        }
-        try store.append(keys, values, offset: offset, limit: limit)
-        return store
+    /// Let the surplus of the last chunk go, if there is any: what is beyond the budget.
+    ///
+    /// The next update, a copy, and ``save(_:to:metadata:)`` do so themselves.
+    ///
+    /// - Throws: `H2OError` where rows must go and the policy needs scores that have not come yet
+    public func flush() throws {
+        guard hasSurplus, var table else { return }
+        try checkScored()
+        let gone = table.length - configuration.maxKVSize
+        table.keep(try kept(configuration.maxKVSize, of: table, recentBefore: offset))
+        self.table = table
+        evicted += gone
     }
 
-    /// The best `keep` rows of each head, in the order of their slots.
-    private func compacted(_ store: RowStore, keep: Int, added: Int) throws -> RowStore {
-        guard store.length > keep else { return store }
-        var kept = store
-        if keep == 0 {
-            kept.truncate(to: 0)
+    func flushOrReport() {
+        do { try flush() } catch { H2OError.report(error) }
+    }
+
+    /// Rows of a chunk beyond the budget, to go at the next occasion.
+    var hasSurplus: Bool { size > configuration.maxKVSize }
+
+    /// Let a group of rows go where there is no room for one more: no more than are not protected
+    /// then. Returns how many of each head went.
+    private func makeRoom(in table: inout RowTable) throws -> Int {
+        guard table.length == configuration.maxKVSize else { return 0 }
+        let protected = configuration.sinkSize + max(0, configuration.recentSize - 1)
+        let gone = min(configuration.evictEvery, table.length - protected)
+        if gone == table.length {
+            table.truncate(to: 0)
         } else {
-            let zones = zones(added: added)
-            let ranks = try ranks(of: store)
-            let slots = try keepIndices(
-                ranks, positions: store.positions, keep: keep, sinkSize: zones.sinkSize,
-                recentStart: zones.recentStart)
-            let gone =
-                try !store.areRanked
-                ? nil
-                : evictIndices(
-                    ranks, positions: store.positions, count: store.length - keep,
-                    sinkSize: zones.sinkSize, recentStart: zones.recentStart)
-            try kept.keep(slots, gone: gone)
+            let slots = try kept(table.length - gone, of: table, recentBefore: offset + 1)
+            table.fillHoles(keeping: slots)
         }
-        evicted += store.length - keep
-        return kept
+        return gone
     }
 
-    /// What is protected when `added` tokens are appended at `offset`.
-    func zones(added: Int) -> Zones {
-        Zones(
-            sinkSize: configuration.sinkSize,
-            recentStart: offset + added - configuration.recentSize)
-    }
-
-    /// Whether rows go with the next token, if it comes alone.
-    var isEvictionDue: Bool { length >= limit }
-
-    /// What the next row to go is found by: a rank that the operation knows, or the ranks.
-    private func ranking(of store: RowStore) throws -> RowRanks {
-        if store.areRanked { return .importance }
-        let known = configuration.sharedHeads ? nil : policy.rankedBy
-        return try known ?? .array(ranks(of: store))
-    }
-
-    private func ranks(of store: RowStore) throws -> MLXArray {
-        if store.areRanked { return store.importance }
-        let (keys, values) = store.dense()
+    /// Slots of the best `count` rows of each head, ascending. The sinks are protected, and the
+    /// recent window that ends before the position `end`.
+    private func kept(
+        _ count: Int, of table: RowTable, recentBefore end: Int
+    ) throws -> MLXArray {
+        let (keys, values) = table.dense()
         let ranks = try policy.rank(
             PolicyRows(
-                keys: keys, values: values, importance: store.importance,
-                positions: store.positions, offset: offset))
-        return configuration.sharedHeads ? sharedByHeads(ranks) : ranks
-    }
-
-    /// Let the surplus of the last chunk go, with the recent window as it is at rest.
-    func settle() throws {
-        guard hasSurplus, let store else { return }
-        try checkScored()
-        self.store = try compacted(store, keep: configuration.maxKVSize, added: 0)
-        hasSurplus = false
-    }
-
-    func settleOrReport() {
-        do { try settle() } catch { H2OError.report(error) }
+                keys: keys, values: values, importance: table.importance,
+                positions: table.positions, offset: offset))
+        return try keepIndices(
+            configuration.sharedHeads ? sharedByHeads(ranks) : ranks, positions: table.positions,
+            keep: count, sinkSize: configuration.sinkSize,
+            recentStart: end - configuration.recentSize)
     }
 
     private func checkScored() throws {
@@ -237,4 +186,10 @@ public class H2OKVCache {
     }
 
     var described: String { name.isEmpty ? "this cache" : "the cache of \(name)" }
+}
+
+/// The mean of the ranks [B, H, N] of all heads in the place of each head's own. The heads hold the
+/// same rows in the same slots, and NaN in one of them is NaN in the mean.
+private func sharedByHeads(_ ranks: MLXArray) -> MLXArray {
+    broadcast(ranks.mean(axis: 1, keepDims: true), to: ranks.shape)
 }

@@ -20,25 +20,25 @@ public final class QuantizedH2OKVCache: H2OKVCache {
     public var bits: Int { configuration.kvBits ?? 8 }
 
     /// Elements that share a scale and a bias, as stored; before the first row as set.
-    public var groupSize: Int { store?.packing?.groupSize ?? configuration.kvGroupSize }
+    public var groupSize: Int { table?.packing?.groupSize ?? configuration.kvGroupSize }
 
     /// As ``append(keys:values:)``, but the rows are returned as they are stored.
     public func appendPacked(
         keys: MLXArray, values: MLXArray
     ) throws -> (keys: PackedRows, values: PackedRows) {
         try appendRows(keys, values)
-        guard let store else {
+        guard let table else {
             throw H2OError("QuantizedH2OKVCache.appendPacked", "there are no rows.")
         }
-        let (keys, values) = store.fetch()
+        let (keys, values) = table.fetch()
         return (.rows(of: [tied(keys[0])] + keys[1...]), .rows(of: values))
     }
 
     /// The stored keys.
-    public var packedKeys: PackedRows? { store.map { .rows(of: $0.fetch().keys) } }
+    public var packedKeys: PackedRows? { table.map { .rows(of: $0.fetch().keys) } }
 
     /// The stored values.
-    public var packedValues: PackedRows? { store.map { .rows(of: $0.fetch().values) } }
+    public var packedValues: PackedRows? { table.map { .rows(of: $0.fetch().values) } }
 }
 
 extension H2OKVCache {

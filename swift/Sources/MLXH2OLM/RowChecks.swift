@@ -4,7 +4,7 @@ import MLXH2O
 // What a cache is given. All throw H2OError that names what was found and what was expected.
 
 /// New rows [B, H, L, D] and [B, H, L, Dv] that fit each other and the stored ones.
-func checkRows(keys: MLXArray, values: MLXArray, against store: RowStore?) throws {
+func checkRows(keys: MLXArray, values: MLXArray, against table: RowTable?) throws {
     let operation = "H2OKVCache.update"
     let found = (keys.shape, values.shape)
     guard found.0.count == 4, found.1.count == 4, found.0.prefix(3) == found.1.prefix(3) else {
@@ -16,8 +16,10 @@ func checkRows(keys: MLXArray, values: MLXArray, against store: RowStore?) throw
     guard !found.0.prefix(3).contains(0) else {
         throw H2OError(operation, "keys have shape \(found.0), expected B, H, L of at least 1.")
     }
-    guard let (keyLayout, valueLayout) = store?.layouts else { return }
-    for (name, new, stored) in [("keys", keys, keyLayout), ("values", values, valueLayout)] {
+    guard let table else { return }
+    for (name, new, stored) in [
+        ("keys", keys, table.keys.layout), ("values", values, table.values.layout),
+    ] {
         guard RowLayout(new) == stored else {
             throw H2OError(
                 operation, "\(name) are \(RowLayout(new)), expected \(stored) as the stored rows.")
@@ -27,13 +29,13 @@ func checkRows(keys: MLXArray, values: MLXArray, against store: RowStore?) throw
 
 /// Scores float32 [B, Hq, L, N] of the stored rows, and lse float32 [B, Hq, L].
 func checkScores(
-    _ scores: MLXArray, _ lse: MLXArray?, against store: RowStore?
-) throws -> RowStore {
+    _ scores: MLXArray, _ lse: MLXArray?, against table: RowTable?
+) throws -> RowTable {
     let operation = "H2OKVCache.updateScores"
-    guard let store else {
+    guard let table else {
         throw H2OError(operation, "there are no rows to score, expected an update first.")
     }
-    let rows = store.positions.shape
+    let rows = table.positions.shape
     let found = scores.shape
     let fits =
         found.count == 4 && found[0] == rows[0] && found[3] == rows[2] && !found.contains(0)
@@ -50,5 +52,5 @@ func checkScores(
             "lse is \(lse.dtype) \(lse.shape), expected float32 [B, Hq, L] = "
                 + "\(Array(found.dropLast())) as the scores.")
     }
-    return store
+    return table
 }

@@ -27,7 +27,7 @@ extension H2OKVCache {
                     "H2OKVCache.save",
                     "layer \(layer) has a \(type(of: cache)), expected an H2OKVCache.")
             }
-            try cache.settle()
+            try cache.flush()
             for (part, array) in cache.state.enumerated() { arrays["\(layer).\(part)"] = array }
             for (part, text) in cache.metaState.enumerated() { texts["\(layer).\(part)"] = text }
         }
@@ -56,7 +56,7 @@ extension H2OKVCache {
             let cache = evictingCache(read.configuration)
             try cache.restore(metaState: meta)
             let parts = (0..<8).compactMap { arrays["\(layer).\($0)"] }
-            cache.store = try RowStore(state: parts, cache.configuration)
+            cache.table = try RowTable(state: parts, cache.configuration)
             return cache
         }
         let user = texts.compactMap { name, text in

@@ -6,38 +6,38 @@ import MLXH2O
 extension EvictionPolicy {
     /// The importance of the stored rows, float32 [B, H, N], after these scores.
     func importance(
-        of store: RowStore, scores: MLXArray, lse: MLXArray?, isMasked: Bool
+        of table: RowTable, scores: MLXArray, lse: MLXArray?, isMasked: Bool
     ) throws -> MLXArray {
-        guard needsScores else { return store.importance }
+        guard needsScores else { return table.importance }
         let first = max(0, scores.dim(2) - (chunkQueries ?? scores.dim(2)))
         let counted = scores[0..., 0..., first...]
         let taken =
             needsWeights ? weights(of: counted, lse: lse.map { $0[0..., 0..., first...] }) : counted
         return try accumulate(
-            store.importance, scores: taken, positions: store.positions, isMasked: isMasked)
+            table.importance, scores: taken, positions: table.positions, isMasked: isMasked)
     }
 
     /// The same of a long chunk whose attention returned no scores; where the policy allows it
     /// without a matrix of all queries by all keys.
     func importance(
-        of store: RowStore, afterChunk queries: MLXArray, keys: MLXArray, scale: Float,
+        of table: RowTable, afterChunk queries: MLXArray, keys: MLXArray, scale: Float,
         mask: MLXFast.ScaledDotProductAttentionMaskMode
     ) throws -> MLXArray {
         if let averageDecay {
             return try prefillScores(
                 queries: queries, keys: keys, scale: scale, mask: mask,
-                importance: store.importance, decay: averageDecay)
+                importance: table.importance, decay: averageDecay)
         }
-        guard needsScores else { return store.importance }
+        guard needsScores else { return table.importance }
         guard let chunkQueries else {
             let mass = try prefillScores(
                 queries: queries, keys: keys, scale: scale, mask: mask, kind: .mass)
             return try accumulate(
-                store.importance, scores: mass.expandedDimensions(axis: 2),
-                positions: store.positions, isMasked: true)
+                table.importance, scores: mass.expandedDimensions(axis: 2),
+                positions: table.positions, isMasked: true)
         }
         let scores = try lastScores(queries, keys, scale: scale, mask: mask, count: chunkQueries)
-        return try importance(of: store, scores: scores, lse: nil, isMasked: true)
+        return try importance(of: table, scores: scores, lse: nil, isMasked: true)
     }
 }
 

@@ -24,6 +24,7 @@ struct Case {
         let steps: Int?
         let replay: Bool?
         let routed: Bool?
+        let evictEvery: Int?
         let sharedHeads: Bool?
         let kvBits: Int?
         let vBits: Int?
@@ -87,7 +88,9 @@ struct Case {
         try optionalTensor("position") ?? field(\.position, "position")
     }
 
-    func recentStart() -> (any PerSequence)? { optionalTensor("recent_start") ?? fields.recentStart }
+    func recentStart() -> (any PerSequence)? {
+        optionalTensor("recent_start") ?? fields.recentStart
+    }
 
     func mask() throws -> MLXFast.ScaledDotProductAttentionMaskMode {
         switch fields.mask {

@@ -96,7 +96,8 @@ private func configuration(of parity: Case) throws -> H2OConfiguration {
         heavySize: parity.fields.heavySize, recentSize: parity.fields.recentSize,
         policy: PolicyName(named: parity.field(\.policy, "policy")),
         decay: try parity.field(\.decay, "decay"),
-        sharedHeads: parity.fields.sharedHeads ?? false, kvBits: parity.fields.kvBits,
+        evictEvery: parity.fields.evictEvery ?? 1, sharedHeads: parity.fields.sharedHeads ?? false,
+        kvBits: parity.fields.kvBits,
         valueBits: parity.fields.vBits, kvGroupSize: parity.fields.kvGroupSize ?? 64)
 }
 

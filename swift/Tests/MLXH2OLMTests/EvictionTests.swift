@@ -8,14 +8,6 @@ import Testing
 @Suite struct EvictionTests {
     private let scale = Float(32).squareRoot() / 32
 
-    private func reference(_ configuration: H2OConfiguration) -> ReferenceCache {
-        ReferenceCache(
-            maxKVSize: configuration.maxKVSize, sinkSize: configuration.sinkSize,
-            recentSize: configuration.recentSize, policy: configuration.policy.rawValue,
-            decay: configuration.decay, scale: Double(scale), group: 2,
-            sharedHeads: configuration.sharedHeads, heads: [[], []])
-    }
-
     /// Feeds both, and compares what attention says and which rows stay.
     private func feed(
         _ range: Range<Int>, of tokens: Tokens, to cache: H2OKVCache,
@@ -34,162 +26,195 @@ import Testing
             queries: lists.queries, keys: lists.keys, values: lists.values)
         let errors = zip(output, expected.joined().joined()).map { abs(Double($0) - $1) }
         #expect(errors.allSatisfy { $0 < 1e-5 }, "tokens \(range)")
+        #expect(sortedPositions(cache.positions) == reference.positions, "tokens \(range)")
     }
 
-    /// Lq 1 to 8 after 100 replacements, and a token behind them; the slots differ in every head.
+    /// Lq 1 to 8 after 60 single tokens in a full cache, and a token behind them; the slots differ
+    /// in every head.
     @Test(arguments: PolicyName.allCases, [Backend.native, .composed])
-    func chunksAfterReplacements(policy: PolicyName, backend: Backend) throws {
+    func chunksAfterEvictions(policy: PolicyName, backend: Backend) throws {
         let configuration = try H2OConfiguration(
-            maxKVSize: 24, sinkSize: 2, heavySize: 12, policy: policy)
-        let tokens = Tokens(count: 140, seed: 1)
-        let replaced = H2OKVCache(configuration)
-        var expected = reference(configuration)
+            maxKVSize: 24, sinkSize: 2, heavySize: 12, policy: policy, evictEvery: 4)
+        let tokens = Tokens(count: 100, seed: 1)
+        let full = H2OKVCache(configuration)
+        var expected = ReferenceCache(configuration, scale: scale, group: 2)
         try withBackend(backend) {
-            try feed(0..<24, of: tokens, to: replaced, and: &expected)
-            for token in 24..<124 {
-                try feed(token..<token + 1, of: tokens, to: replaced, and: &expected)
+            try feed(0..<24, of: tokens, to: full, and: &expected)
+            for token in 24..<84 {
+                try feed(token..<token + 1, of: tokens, to: full, and: &expected)
             }
         }
-        #expect(replaced.evicted == 100)
-        #expect(replaced.size == 24)
-        #expect(replaced.offset == 124)
-        let slots = try #require(replaced.positions).asArray(Int32.self)
+        #expect((full.evicted, full.size, full.offset) == (60, 24, 84))
+        let slots = try #require(full.positions).asArray(Int32.self)
         if policy != .window { #expect(slots[..<24] != slots[24...]) }
         for length in 1...8 {
-            let cache = try #require(replaced.copy() as? H2OKVCache)
+            let cache = try #require(full.copy() as? H2OKVCache)
             var reference = expected
             try withBackend(backend) {
-                try feed(124..<124 + length, of: tokens, to: cache, and: &reference)
-                let next = 124 + length
+                try feed(84..<84 + length, of: tokens, to: cache, and: &reference)
+                let next = 84 + length
                 try feed(next..<next + 1, of: tokens, to: cache, and: &reference)
             }
-            #expect(
-                sortedPositions(cache.positions) == [0, 1].map { reference.positions(head: $0) })
         }
     }
 
     /// Chunks above and below 8 and 32 queries, and single tokens between them; each head by itself
     /// and all by the mean of their ranks.
-    @Test(arguments: PolicyName.allCases, [false, true])
-    func everyPolicyThroughChunks(policy: PolicyName, sharedHeads: Bool) throws {
-        for backend in [Backend.native, .composed] {
-            try throughChunks(
-                H2OConfiguration(
-                    maxKVSize: 20, sinkSize: 2, heavySize: 9, policy: policy,
-                    sharedHeads: sharedHeads), backend)
-        }
-    }
-
-    private func throughChunks(_ configuration: H2OConfiguration, _ backend: Backend) throws {
+    @Test(
+        arguments: PolicyName.allCases,
+        [(1, false, Backend.native), (4, true, .composed), (16, false, .native)])
+    func everyPolicyThroughChunks(policy: PolicyName, run: (Int, Bool, Backend)) throws {
+        let (every, sharedHeads, backend) = run
+        let configuration = try H2OConfiguration(
+            maxKVSize: 20, sinkSize: 2, heavySize: 9, policy: policy, evictEvery: every,
+            sharedHeads: sharedHeads)
         let tokens = Tokens(count: 180, seed: 23)
         let cache = H2OKVCache(configuration)
-        cache.secondReadBytes = 0
-        var reference = reference(configuration)
+        var reference = ReferenceCache(configuration, scale: scale, group: 2)
         let ones = Array(repeating: 1, count: 12)
         var start = 0
         try withBackend(backend) {
             for length in [40] + ones + [9] + ones + [36, 8, 3] + ones + [31] + ones {
                 try feed(start..<start + length, of: tokens, to: cache, and: &reference)
                 start += length
-                let expected = [0, 1].map { reference.positions(head: $0) }
-                #expect(sortedPositions(cache.positions) == expected, "after \(start)")
-                if configuration.sharedHeads { #expect(expected[0] == expected[1]) }
+                if sharedHeads { #expect(reference.positions[0] == reference.positions[1]) }
             }
         }
     }
 
-    /// The chunk is stored behind the others and cut down at the next occasion, not before.
+    /// Never more than `maxKVSize` rows, the protected ones among them, the newest in the last slot;
+    /// a group goes when there is no room, and as many rows come before the next one goes.
+    @Test(arguments: [1, 4, 16], [PolicyName.keydiff, .h2o])
+    func rowsLeaveInGroups(every: Int, policy: PolicyName) throws {
+        let configuration = try H2OConfiguration(
+            maxKVSize: 24, sinkSize: 3, heavySize: 9, policy: policy, evictEvery: every)
+        let tokens = Tokens(count: 90, seed: 2)
+        let cache = H2OKVCache(configuration)
+        // 10 rows are not protected when a token comes.
+        let group = min(every, 10)
+        var size = 0
+        for token in 0..<90 {
+            eval(attend(tokens, token..<token + 1, cache))
+            size = size == 24 ? 24 - group + 1 : size + 1
+            #expect((cache.size, cache.offset) == (size, token + 1))
+            #expect(cache.evicted == token + 1 - size)
+            let slots = try #require(cache.positions).asArray(Int32.self).map { Int($0) }
+            let expected = Set(0..<min(3, token + 1)).union(max(0, token - 11)...token)
+            for head in [slots[..<size], slots[size...]] {
+                #expect(head.last == token)
+                #expect(Set(head).count == size)
+                #expect(expected.isSubset(of: head))
+            }
+        }
+    }
+
+    /// A chunk is appended whole and cut down at the next occasion, not before.
     @Test func theSurplusOfAChunkGoesLate() throws {
-        let configuration = try H2OConfiguration(maxKVSize: 16, sinkSize: 2, heavySize: 8)
+        let configuration = try H2OConfiguration(
+            maxKVSize: 16, sinkSize: 2, heavySize: 8, evictEvery: 16)
         let tokens = Tokens(count: 60, seed: 9)
         let cache = H2OKVCache(configuration)
-        var reference = reference(configuration)
-        var start = 0
+        var reference = ReferenceCache(configuration, scale: scale, group: 2)
+        var (start, sizes) = (0, [Int]())
         for length in [10, 30, 1, 5, 12, 1, 1] {
             try feed(start..<start + length, of: tokens, to: cache, and: &reference)
             start += length
-            #expect(cache.positions?.dim(2) == reference.heads[0].count)
+            sizes.append(cache.size)
             #expect(cache.isTrimmable == (start == 10))
         }
-        reference.settle()
-        #expect(cache.size == 16)
-        #expect(
-            sortedPositions(cache.positions) == [0, 1].map { reference.positions(head: $0) })
+        // 9 rows are not protected when a token comes: they are a group.
+        #expect(sizes == [10, 40, 8, 13, 25, 8, 9])
     }
 
-    /// Replacement in place keeps what compaction by gather keeps, at every step.
-    @Test(arguments: PolicyName.allCases, [Backend.native, .composed])
-    func replacementEqualsCompaction(policy: PolicyName, backend: Backend) throws {
+    /// What is there is looked at and not changed; ``H2OKVCache/flush()`` lets the surplus go.
+    @Test(arguments: [nil, 8]) func onlyFlushLetsRowsGo(kvBits: Int?) throws {
         let configuration = try H2OConfiguration(
-            maxKVSize: 16, sinkSize: 3, heavySize: 6, policy: policy)
-        let tokens = Tokens(count: 120, seed: 5)
-        let cache = H2OKVCache(configuration)
-        let ranking = configuration.makePolicy()
-        var store: RowStore?
-        try withBackend(backend) {
-            for token in 0..<120 {
-                let (queries, keys, values) = tokens.slice(token..<token + 1)
-                _ = try cache.append(keys: keys, values: values)
-                var gathered = store ?? RowStore(emptyLike: keys, values, packing: nil)
-                if gathered.length == configuration.maxKVSize {
-                    let (oldKeys, oldValues) = gathered.dense()
-                    let ranks = try ranking.rank(
-                        PolicyRows(
-                            keys: oldKeys, values: oldValues, importance: gathered.importance,
-                            positions: gathered.positions, offset: token))
-                    try gathered.keep(
-                        try keepIndices(
-                            ranks, positions: gathered.positions, keep: 15, sinkSize: 3,
-                            recentStart: token + 1 - configuration.recentSize))
-                }
-                try gathered.append(keys, values, offset: token, limit: 16)
-                let scores = try attention(queries, gathered.dense())
-                gathered.importance = try ranking.importance(
-                    of: gathered, scores: scores, lse: nil, isMasked: true)
-                store = gathered
-                let (ownKeys, ownValues) = (try #require(cache.keys), try #require(cache.values))
-                try cache.accumulate(try attention(queries, (ownKeys, ownValues)))
-                #expect(sortedPositions(cache.positions) == sortedPositions(gathered.positions))
-            }
+            maxKVSize: 16, sinkSize: 2, heavySize: 8, kvBits: kvBits, kvGroupSize: 32)
+        let tokens = Tokens(count: 30, seed: 9)
+        let cache = evictingCache(configuration)
+        _ = attend(tokens, 0..<30, cache, mask: .causal)
+        for _ in 0..<2 {
+            #expect((cache.size, cache.evicted, cache.offset) == (30, 0, 30))
+            #expect(cache.nbytes == 2 * 30 * (kvBits == nil ? 264 : 88))
+            #expect(cache.state.allSatisfy { $0.dim(2) == 30 })
+            #expect(cache.metaState[..<2] == ["30", "0"])
+            #expect(cache.scores?.dim(2) == 30)
+            #expect(cache.keys?.dim(2) == 30)
+            #expect(cache.values?.dim(2) == 30)
+            #expect(!cache.isTrimmable)
+            #expect(sortedPositions(cache.positions) == [Array(0..<30), Array(0..<30)])
         }
-        #expect(cache.evicted == 104)
-        #expect(cache.keys?.shape == [1, 2, 16, 32])
+        try cache.flush()
+        let kept = sortedPositions(cache.positions)
+        #expect((cache.size, cache.evicted, cache.offset) == (16, 14, 30))
+        #expect(kept.allSatisfy { Set([0, 1] + Array(24..<30)).isSubset(of: $0) })
+        try cache.flush()
+        #expect(sortedPositions(cache.positions) == kept)
+        #expect(cache.evicted == 14)
     }
 
-    private func attention(
-        _ queries: MLXArray, _ rows: (keys: MLXArray, values: MLXArray)
-    ) throws -> MLXArray {
-        try MLXFast.scaledDotProductAttentionWithScores(
-            queries: queries, keys: rows.keys, values: rows.values, scale: scale
-        ).1
+    @Test func flushWaitsForScores() throws {
+        let (_, keys, values) = Tokens(count: 20, seed: 9).slice(0..<20)
+        let cache = H2OKVCache(try small())
+        _ = try cache.append(keys: keys, values: values)
+        #expect(throws: H2OError.self) { try cache.flush() }
+        try cache.accumulate(MLXArray.zeros([1, 4, 1, 20], dtype: .float32))
+        try cache.flush()
+        #expect(cache.size == 8)
     }
 
-    @Test(arguments: [1, 2, 5]) func evictEveryBoundsTheRows(every: Int) throws {
-        let configuration = try H2OConfiguration(
-            maxKVSize: 8, sinkSize: 1, policy: .window, evictEvery: every)
-        let tokens = Tokens(count: 40, seed: 2)
-        let cache = H2OKVCache(configuration)
-        var sizes: Set<Int> = []
-        for token in 0..<40 {
-            let (_, keys, values) = tokens.slice(token..<token + 1)
-            _ = try cache.append(keys: keys, values: values)
-            if token >= 20 { sizes.insert(cache.size) }
+    /// Rows from behind fill the holes, of every column; no other row moves.
+    @Test(arguments: [1, 3, 7, 11]) func holesAreFilledFromBehind(gone: Int) throws {
+        let tokens = Tokens(count: 12, seed: 7)
+        let (_, keys, values) = tokens.slice(0..<12)
+        var table = try RowTable(emptyFor: keys, values, H2OConfiguration(), owner: "")
+        try table.append(keys, values, offset: 0, limit: 20)
+        let ranks = MLXRandom.normal([1, 2, 12], dtype: .float32, key: MLXRandom.key(UInt64(gone)))
+        let slots = try keepIndices(ranks, positions: table.positions, keep: 12 - gone)
+        var gathered = table
+        gathered.keep(slots)
+        table.fillHoles(keeping: slots)
+        #expect(table.length == 12 - gone)
+        #expect(sortedPositions(table.positions) == sortedPositions(gathered.positions))
+        let positions = table.positions.asArray(Int32.self)
+        let stayed = gathered.positions.asArray(Int32.self)
+        for (at, position) in positions.enumerated() {
+            let (head, slot) = (at / (12 - gone), at % (12 - gone))
+            let ofHead = stayed[head * (12 - gone)..<(head + 1) * (12 - gone)]
+            #expect(Int(position) == slot || !ofHead.contains(Int32(slot)))
         }
-        #expect(sizes == Set(8...8 + every - 1))
-        let newest = sortedPositions(cache.positions)[0].suffix(7)
-        #expect(Array(newest) == Array(33..<40))
+        let wide = broadcast(
+            table.positions.expandedDimensions(axis: -1), to: [1, 2, 12 - gone, 32])
+        for (found, all) in [(table.dense().keys, keys), (table.dense().values, values)] {
+            #expect(
+                found.asArray(Float.self) == takeAlong(all, wide, axis: 2).asArray(Float.self))
+        }
     }
 
-    /// A budget of one row must not ask for the best 0 of 1.
-    @Test func aBudgetOfOneRow() throws {
+    /// Budgets of which everything goes at once, and of which nothing is protected.
+    @Test(arguments: [1, 3], [0, 1]) func everythingMayGo(rows: Int, recent: Int) throws {
         let cache = H2OKVCache(
-            try H2OConfiguration(maxKVSize: 1, sinkSize: 0, policy: .window, evictEvery: 2))
-        let tokens = Tokens(count: 6, seed: 4)
-        for token in 0..<6 {
+            try H2OConfiguration(
+                maxKVSize: rows, sinkSize: 0, heavySize: rows - recent, policy: .window,
+                evictEvery: 16))
+        let tokens = Tokens(count: 9, seed: 4)
+        for token in 0..<9 {
+            let (_, keys, values) = tokens.slice(token..<token + 1)
+            _ = try cache.append(keys: keys, values: values)
+            #expect(sortedPositions(cache.positions)[0] == Array(token - token % rows...token))
+        }
+    }
+
+    /// Sinks stay where no row is recent, however large a group may be.
+    @Test func sinksStayWithoutAWindow() throws {
+        let cache = H2OKVCache(
+            try H2OConfiguration(
+                maxKVSize: 6, sinkSize: 2, heavySize: 4, policy: .window, evictEvery: 16))
+        let tokens = Tokens(count: 9, seed: 4)
+        for token in 0..<9 {
             let (_, keys, values) = tokens.slice(token..<token + 1)
             _ = try cache.append(keys: keys, values: values)
         }
-        #expect(sortedPositions(cache.positions)[0].last == 5)
-        #expect(cache.size <= 2)
+        #expect(sortedPositions(cache.positions)[0] == [0, 1, 6, 7, 8])
     }
 }

@@ -1,4 +1,5 @@
 import Foundation
+import MLXH2O
 
 /// The slow cache that the fast one is compared with: lists of rows, in double precision, one head
 /// after the other, written from the definitions and sharing no code with the package.
@@ -13,16 +14,31 @@ struct ReferenceCache {
     let maxKVSize: Int
     let sinkSize: Int
     let recentSize: Int
+    let evictEvery: Int
     let policy: String
     let decay: Double
     let scale: Double
     /// Query heads per KV head.
     let group: Int
     /// All heads evict by the mean of their ranks.
-    var sharedHeads = false
+    let sharedHeads: Bool
     /// One list per KV head, in the order of arrival.
     var heads: [[Row]]
     var offset = 0
+
+    /// Settings as of a configuration, for two KV heads.
+    init(_ configuration: H2OConfiguration, scale: Float, group: Int) {
+        maxKVSize = configuration.maxKVSize
+        sinkSize = configuration.sinkSize
+        recentSize = configuration.recentSize
+        evictEvery = configuration.evictEvery
+        policy = configuration.policy.rawValue
+        decay = configuration.decay
+        sharedHeads = configuration.sharedHeads
+        self.scale = Double(scale)
+        self.group = group
+        heads = [[], []]
+    }
 
     /// Rows [head][token][column]. Evicts, appends and attends; `queries` are per query head.
     /// Returns the output [query head][token][column].
@@ -30,9 +46,11 @@ struct ReferenceCache {
         queries: [[[Double]]], keys: [[[Double]]], values: [[[Double]]]
     ) -> [[[Double]]] {
         let added = keys[0].count
-        settle()
-        if added == 1 {
-            evict(to: maxKVSize - 1, recentStart: offset + 1 - recentSize)
+        flush()
+        if added == 1, heads[0].count == maxKVSize {
+            let recentStart = offset + 1 - recentSize
+            let open = heads[0].count { $0.position >= sinkSize && $0.position < recentStart }
+            evict(to: maxKVSize - min(evictEvery, open), recentStart: recentStart)
         }
         for head in heads.indices {
             for token in 0..<added {
@@ -51,11 +69,12 @@ struct ReferenceCache {
     }
 
     /// What is beyond the budget goes before anything else happens.
-    mutating func settle() {
+    mutating func flush() {
         evict(to: maxKVSize, recentStart: offset - recentSize)
     }
 
-    func positions(head: Int) -> [Int] { heads[head].map(\.position).sorted() }
+    /// The positions of each head, ascending.
+    var positions: [[Int]] { heads.map { $0.map(\.position).sorted() } }
 
     private func logits(_ query: [Double], _ token: Int, of count: Int, head: Int) -> [Double?] {
         heads[head].map { row in

@@ -65,8 +65,8 @@ import Testing
 
     @Test func bytesAreAllCounted() throws {
         let cache = try filled(12, small(), Tokens(count: 12, seed: 3))
-        // Keys, values, scores, positions, and the row of each head that attention has named.
-        #expect(cache.nbytes == 2 * 8 * (32 * 4 + 32 * 4 + 4 + 4) + 2 * 4)
+        // Keys, values, scores and positions.
+        #expect(cache.nbytes == 2 * 8 * (32 * 4 + 32 * 4 + 4 + 4))
     }
 
     @Test func filesHoldEverything() throws {

@@ -13,9 +13,9 @@ func attend(
         queries: queries, keys: keys, values: values, cache: cache, scale: 0.25, mask: mask)
 }
 
-/// Settings for 8 rows: 1 sink, 4 heavy, 3 recent.
+/// Settings for 8 rows: 1 sink, 4 heavy, 3 recent; two leave together.
 func small(_ policy: PolicyName = .h2o) throws -> H2OConfiguration {
-    try H2OConfiguration(maxKVSize: 8, sinkSize: 1, heavySize: 4, policy: policy)
+    try H2OConfiguration(maxKVSize: 8, sinkSize: 1, heavySize: 4, policy: policy, evictEvery: 2)
 }
 
 /// A cache of these settings that has seen the first `count` tokens one at a time.

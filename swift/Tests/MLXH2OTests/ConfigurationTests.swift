@@ -7,10 +7,23 @@ private typealias Make = @Sendable () throws -> H2OConfiguration
 @Suite struct ConfigurationTests {
     @Test func defaultsAreTheHeavyPreset() throws {
         let defaults = try H2OConfiguration()
-        #expect(defaults == (try H2OConfiguration(preset: .heavy)))
+        #expect(defaults == (try H2OConfiguration(preset: .heavy, policy: .keydiff)))
         #expect(defaults.policy == .keydiff)
         #expect(defaults.decay == 0.95)
-        #expect(defaults.evictEvery == 1)
+    }
+
+    /// The paper's splits mean its policy.
+    @Test(arguments: H2OConfiguration.Preset.allCases)
+    func presetsAreWhatWasPublished(preset: H2OConfiguration.Preset) throws {
+        #expect(try H2OConfiguration(preset: preset).policy == .h2o)
+        #expect(try H2OConfiguration(preset: preset, policy: .tova).policy == .tova)
+    }
+
+    @Test(arguments: [(1, 1), (31, 1), (64, 2), (256, 8), (1000, 31)])
+    func oneRowOf32LeavesAtATime(rows: Int, group: Int) throws {
+        let made = try H2OConfiguration(maxKVSize: rows, sinkSize: 0)
+        #expect(made.evictEvery == group)
+        #expect(try H2OConfiguration(maxKVSize: rows, sinkSize: 0, evictEvery: 5).evictEvery == 5)
     }
 
     @Test(arguments: [

@@ -97,7 +97,7 @@ private func prefill(
             { try replace(row: [1, 2, 2, 64]) }
         ),
         ("position is -1, expected 0 to 2**30 - 1.", { try replace(position: -1) }),
-        ("position is 2147483647, expected 0 to 2**30 - 1.", { try replace(position: .max) }),
+        ("position is 1073741824, expected 0 to 2**30 - 1.", { try replace(position: 1 << 30) }),
         ("sink_size is -3, expected 0 or more.", { try replace(sinkSize: -3) }),
         (
             "slots are int32 (1, 2, 3), expected uint32 [B, H, L] = (1, 2, 3).",

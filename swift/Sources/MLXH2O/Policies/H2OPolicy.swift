@@ -15,7 +15,6 @@ public struct H2OPolicy: EvictionPolicy {
 
     public var needsScores: Bool { true }
     public var averageDecay: Double? { decay }
-    public var rankedBy: RowRanks? { .importance }
 
     public func accumulate(
         _ importance: MLXArray, scores: MLXArray, positions: MLXArray, isMasked: Bool

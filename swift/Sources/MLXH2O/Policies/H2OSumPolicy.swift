@@ -11,7 +11,6 @@ public struct H2OSumPolicy: EvictionPolicy {
     public var needsScores: Bool { true }
     public var needsWeights: Bool { true }
     public var chunkQueries: Int? { nil }
-    public var rankedBy: RowRanks? { .importance }
 
     public func accumulate(
         _ importance: MLXArray, scores: MLXArray, positions: MLXArray, isMasked: Bool

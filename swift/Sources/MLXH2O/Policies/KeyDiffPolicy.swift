@@ -7,7 +7,5 @@ import MLX
 public struct KeyDiffPolicy: EvictionPolicy {
     public init() {}
 
-    public var rankedBy: RowRanks? { .keyDiversity }
-
     public func rank(_ rows: PolicyRows) throws -> MLXArray { try keyDiversity(rows.keys) }
 }

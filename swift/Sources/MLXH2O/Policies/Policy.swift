@@ -60,9 +60,6 @@ public protocol EvictionPolicy: Sendable {
     /// Where `accumulate` is ``accumulateScores(_:scores:decay:isMasked:stream:)`` with this decay,
     /// attention may do it itself, without storing scores; nil: it may not.
     var averageDecay: Double? { get }
-
-    /// What of ``RowRanks`` equals `rank`, if anything does.
-    var rankedBy: RowRanks? { get }
 }
 
 extension EvictionPolicy {
@@ -70,7 +67,6 @@ extension EvictionPolicy {
     public var needsWeights: Bool { false }
     public var chunkQueries: Int? { maxScoredQueries }
     public var averageDecay: Double? { nil }
-    public var rankedBy: RowRanks? { nil }
 
     public func accumulate(
         _ importance: MLXArray, scores: MLXArray, positions: MLXArray, isMasked: Bool

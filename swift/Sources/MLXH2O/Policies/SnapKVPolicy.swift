@@ -16,7 +16,6 @@ public struct SnapKVPolicy: EvictionPolicy {
     public var needsScores: Bool { true }
     public var needsWeights: Bool { true }
     public var chunkQueries: Int? { Self.window }
-    public var rankedBy: RowRanks? { .importance }
 
     public func accumulate(
         _ importance: MLXArray, scores: MLXArray, positions: MLXArray, isMasked: Bool

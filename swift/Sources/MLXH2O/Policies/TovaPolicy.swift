@@ -10,7 +10,6 @@ public struct TovaPolicy: EvictionPolicy {
     public var needsScores: Bool { true }
     public var needsWeights: Bool { true }
     public var chunkQueries: Int? { 1 }
-    public var rankedBy: RowRanks? { .importance }
 
     public func accumulate(
         _ importance: MLXArray, scores: MLXArray, positions: MLXArray, isMasked: Bool

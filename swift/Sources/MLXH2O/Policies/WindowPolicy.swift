@@ -5,8 +5,6 @@ import MLX
 public struct WindowPolicy: EvictionPolicy {
     public init() {}
 
-    public var rankedBy: RowRanks? { .age }
-
     /// By age, not position: float32 holds every age in a cache, but not every position of a
     /// sequence beyond 2^24 tokens.
     public func rank(_ rows: PolicyRows) -> MLXArray {

@@ -4,8 +4,9 @@
  * calls, and like them only build a graph: mlx_eval computes.
  *
  * Errors: 1 is returned after one report to mlx-c's error handler, whose text begins with the
- * name of the operation in brackets and says what was found and what was expected. Results are
- * then untouched. Nothing ends the process (mlx-c's own default handler does: set one).
+ * name of the operation in brackets and says what was found and what was expected;
+ * mlx_h2o_last_error() has it for the thread. Results are then untouched. Nothing ends the process
+ * (mlx-c's own default handler does: set one, such as mlx_h2o_keep_error).
  */
 #ifndef MLX_H2O_H
 #define MLX_H2O_H
@@ -13,6 +14,7 @@
 #include "mlx_h2o/c/attention.h"
 #include "mlx_h2o/c/backend.h"
 #include "mlx_h2o/c/config.h"
+#include "mlx_h2o/c/error.h"
 #include "mlx_h2o/c/rows.h"
 #include "mlx_h2o/c/selection.h"
 

@@ -38,7 +38,7 @@ int mlx_h2o_accumulate_scores(mlx_array* res, const mlx_array importance, const 
  *  mlx_h2o_scaled_dot_product_attention_with_scores, or the same of packed rows, and then
  *  mlx_h2o_accumulate_scores, with the arguments and errors of both; at most 128 queries.
  *
- *  \param[out] out [B, Hq, Lq, Dv]. Evaluating it evaluates the others too.
+ *  \param[out] out [B, Hq, Lq, Dv]. Evaluating it evaluates the average too.
  *  \param[out] new_importance float32 [B, Hkv, N].
  */
 int mlx_h2o_attention_and_accumulate(mlx_array* out, mlx_array* new_importance,
@@ -69,11 +69,10 @@ int mlx_h2o_key_diversity(mlx_array* res, const mlx_array keys, const mlx_stream
  *  \param positions int32 [B, H, N], distinct within a head; negative: padding.
  *  \param key, value the new row, [B, H, 1, D] and [B, H, 1, Dv], of the dtype of the rows, or of
  *    the scales of packed ones, into which they are quantised.
- *  \param position of the new row, 0 to 2^30 - 1, int32 [] or [B]: one for all sequences, or one
- *    each.
+ *  \param position of the new row, int32 [] for all sequences or [B], one each; 0 to 2^30 - 1.
  *  \param sink_size, recent_start the protected zones, as in mlx_h2o_keep_indices.
  *  \param ranked_by "importance" (also ""), "age" (the oldest row goes), "key_diversity", or
- * "array" for `ranks`.
+ *    "array" for `ranks`.
  *  \param ranks float32 [B, H, N]; empty unless ranked_by is "array".
  *  \param bits, group_size, v_bits of packed rows.
  */

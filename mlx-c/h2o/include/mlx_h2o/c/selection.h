@@ -24,8 +24,8 @@ extern "C" {
  *  \param positions int32 [B, H, N], distinct within a head and below 2^30; negative: padding.
  *  \param keep 1 to N.
  *  \param sink_size the number of first positions that are protected, 0 or more.
- *  \param recent_start the first position of the protected recent window, int32 [] or [B]: one for
- *    all sequences, or one each; empty, no window.
+ *  \param recent_start the first position of the protected recent window, int32 [] for all
+ * sequences or [B], one each; empty: there is none.
  *  \return 1 for shapes, dtypes or numbers other than these.
  */
 int mlx_h2o_keep_indices(mlx_array* res, const mlx_array scores, const mlx_array positions,

@@ -1,0 +1,69 @@
+// The packaged Metal kernels, launched through mlx-c's own kernel functions.
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+
+#include "kernel_text.h"
+#include "request.h"
+
+namespace mlx_h2o_c::metal {
+
+inline constexpr int lanes = 32;  // threads of a simdgroup
+inline constexpr int widest_head = 576;
+
+using Flags = std::set<std::string>;
+using Outputs = std::map<std::string, Array>;
+
+struct TemplateArgument {
+  enum Kind { number, boolean, type } kind;
+  int value;
+};
+
+inline TemplateArgument number(int value) { return {TemplateArgument::number, value}; }
+inline TemplateArgument boolean(bool value) { return {TemplateArgument::boolean, value}; }
+inline TemplateArgument type(mlx_array of) { return {TemplateArgument::type, mlx_array_dtype(of)}; }
+
+struct Output {
+  std::vector<int> shape;
+  mlx_dtype dtype;
+};
+
+struct Size {
+  int x;
+  int y;
+  int z;
+};
+
+// Everything by name, of which a kernel takes what its text asks for.
+struct Names {
+  std::map<std::string, mlx_array> buffers;
+  std::map<std::string, TemplateArgument> arguments;
+  std::map<std::string, Output> outputs;
+};
+
+// Runs the kernel that `text` is with these flags; the outputs by name.
+Outputs launch(const mlx_h2o_kernel_text& text, const Flags& flags, const Names& names, Size grid,
+               Size threadgroup, mlx_stream stream);
+
+// The flags that a request of attention turns on.
+Flags flags_of(const AttentionRequest& request);
+
+// An array [n] of these values.
+template <class T>
+Array vector(const std::vector<T>& values, mlx_dtype dtype) {
+  const int count = static_cast<int>(values.size());
+  return Array(mlx_array_new_data(values.data(), &count, 1, dtype));
+}
+inline Array floats(const std::vector<float>& values) { return vector(values, MLX_FLOAT32); }
+inline Array integers(const std::vector<int32_t>& values) { return vector(values, MLX_INT32); }
+
+Array prefill_scores(const PrefillRequest& request);
+Array accumulate_scores(const AccumulateRequest& request);
+Array keep_indices(const RetentionRequest& request);
+Array evict_indices(const RetentionRequest& request);
+Replaced replace_worst(const ReplaceRequest& request);
+Written quantize_append(const AppendRequest& request);
+
+}  // namespace mlx_h2o_c::metal

@@ -1,0 +1,36 @@
+"""The rows of a table as attention takes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..operations.segments import Rows
+from .column import Column
+from .table import Table
+
+__all__ = ["DECODE_QUERIES", "segments_of", "settings_of"]
+
+DECODE_QUERIES = 8
+"""Up to here the kernels return output and scores together, and read packed rows as they are."""
+
+
+def settings_of(keys: Column, values: Column, sparse_v: float = 0.0) -> dict[str, Any]:
+    """What operations must be told of packed rows; nothing of arrays."""
+    if keys.bits is None:
+        return {}
+    found: dict[str, Any] = {
+        "bits": keys.bits, "v_bits": values.bits or keys.bits, "group_size": keys.group_size
+    }  # fmt: skip
+    return found | ({"sparse_v_threshold": sparse_v} if sparse_v else {})
+
+
+def segments_of(table: Table, width: int, sparse_v: float = 0.0) -> list[Rows]:
+    """The first ``width`` slots in parts, in order."""
+    found = []
+    for one, count in zip(table.segments, table.widths(width), strict=True):
+        if count:
+            keys, values = (
+                side.handed(count, side.bits is None) for side in (one.keys, one.values)
+            )
+            found.append(Rows(keys, values, settings_of(one.keys, one.values, sparse_v)))
+    return found

@@ -1,0 +1,137 @@
+"""A column of rows: how the keys, or the values, of one layer are kept.
+
+A new row format is one subclass with ``encode`` and ``decode``; nothing else here knows it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from ..operations.buffers import gathered, padded, written
+
+__all__ = ["Column", "DenseColumn", "Parts"]
+
+Parts = tuple[mx.array, ...]
+"""Rows as a column keeps them: arrays [B, H, N, ...]."""
+
+_STEP = 256
+"""Room grows by so many rows at a time."""
+
+
+class Column(ABC):
+    """Rows [B, H, capacity, ...], of which the table says which slots are in use.
+
+    ``parts`` are written in place and belong to the column alone: whatever leaves it is another
+    array object. Nothing is evaluated.
+    """
+
+    bits: int | None = None
+    """Bits of packed rows that attention reads; None: it gets what ``decode`` returns."""
+    group_size: int | None = None
+
+    def __init__(self, parts: Parts = ()) -> None:
+        self.parts = parts
+
+    @abstractmethod
+    def encode(self, rows: mx.array) -> Parts:
+        """Rows [B, H, L, D] as they are kept."""
+
+    @abstractmethod
+    def decode(self, parts: Parts) -> mx.array:
+        """Kept rows as an array [B, H, N, D], in the dtype in which they came."""
+
+    @abstractmethod
+    def like(self, parts: Parts) -> Column:
+        """Other rows that are kept the same way."""
+
+    @property
+    @abstractmethod
+    def layout(self) -> tuple[int, int, int, mx.Dtype]:
+        """B, H, the size of a row and its dtype, as rows come."""
+
+    @property
+    def capacity(self) -> int:
+        return self.parts[0].shape[2] if self.parts else 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays, unused rows included."""
+        return sum(part.nbytes for part in self.parts)
+
+    def view(self, count: int) -> Parts:
+        """The first ``count`` slots."""
+        if count == self.capacity:
+            return tuple(part[...] for part in self.parts)
+        return tuple(part[:, :, :count] for part in self.parts)
+
+    def rows(self, count: int) -> mx.array:
+        """The same as an array."""
+        return self.decode(self.view(count))
+
+    def handed(self, count: int, as_array: bool) -> Any:
+        """The same as attention takes it: an array, or the parts of packed rows."""
+        return self.rows(count) if as_array else self.view(count)
+
+    def append(self, start: int, rows: mx.array, limit: int) -> None:
+        """Write new rows from slot ``start`` on; no more than ``limit`` rows of room in advance."""
+        end, new = start + rows.shape[2], self.encode(rows)
+        if end > self.capacity:
+            self.parts = _grown(self.parts, start, new, end, limit)
+            return
+        for part, added in zip(self.parts, new, strict=True):
+            part[:, :, start:end] = added
+
+    def put(self, slots: mx.array, parts: Parts) -> None:
+        """Write kept rows at ``slots`` [B, H, n]."""
+        pairs = zip(self.parts, parts, strict=True)
+        self.parts = tuple(written(part, slots, new) for part, new in pairs)
+
+    def take(self, slots: mx.array) -> Parts:
+        """The kept rows at ``slots`` [B, H, n]."""
+        return tuple(gathered(part, slots) for part in self.parts)
+
+    def resized(self, capacity: int) -> Column:
+        """The first slots, up to ``capacity``, in arrays of their own of that size."""
+        return self.each(lambda part: padded(part[:, :, :capacity], capacity, 0))
+
+    def each(self, change: Callable[[mx.array], mx.array]) -> Column:
+        """The rows whose arrays are ``change`` of these."""
+        return self.like(tuple(change(part) for part in self.parts))
+
+
+class DenseColumn(Column):
+    """Rows as they come."""
+
+    def encode(self, rows: mx.array) -> Parts:
+        return (rows,)
+
+    def decode(self, parts: Parts) -> mx.array:
+        return parts[0]
+
+    def like(self, parts: Parts) -> DenseColumn:
+        return DenseColumn(parts)
+
+    def handed(self, count: int, as_array: bool) -> mx.array:
+        (part,) = self.parts
+        return part[...] if part.shape[2] == count else part[:, :, :count]
+
+    @property
+    def layout(self) -> tuple[int, int, int, mx.Dtype]:
+        batch, heads, _, width = self.parts[0].shape
+        return batch, heads, width, self.parts[0].dtype
+
+
+def _grown(parts: Parts, used: int, new: Parts, end: int, limit: int) -> Parts:
+    """The first ``used`` rows, then the new ones, then room."""
+    capacity = max(end, min(-(-end // _STEP) * _STEP, limit))
+    rows: Sequence[Any] = new
+    if used:
+        rows = [
+            mx.concatenate([part[:, :, :used], added], axis=2)
+            for part, added in zip(parts, new, strict=True)
+        ]
+    return tuple(padded(part, capacity, 0) for part in rows)

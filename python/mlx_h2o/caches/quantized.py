@@ -1,0 +1,80 @@
+"""The evicting KV cache whose rows are quantised."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from ..config import H2OConfig
+from .cache import H2OKVCache
+
+__all__ = ["QuantizedH2OKVCache", "evicting_cache"]
+
+
+class QuantizedH2OKVCache(H2OKVCache):
+    """An :class:`H2OKVCache` whose rows are quantised once, when they come (``config.kv_bits``).
+
+    Rows are evicted, moved, saved and copied as they are packed; none is ever quantised again.
+    Up to 8 tokens at a time, updates return packed rows (words, scales and biases of the keys,
+    and of the values), which the fused kernels read within ``mlx_h2o.routing``; for longer chunks
+    arrays, of the values that are stored. ``keys`` and ``values`` are packed.
+
+    In mixed precision (``config.light_bits``, ``config.dense_size``) the newest rows stay as they
+    come, and older ones are quantised once, when they leave those. Updates then return arrays,
+    which are computed only where attention does not read the rows as they are stored.
+
+    Outside of ``mlx_h2o.routing`` mlx_lm's own attention finds ``bits`` and ``group_size`` as on
+    its QuantizedKVCache, and reads the rows rightly, unfused; values of other bits than the keys
+    it refuses.
+
+    Args:
+        config: the settings; None for the defaults with 8 bits.
+        name: what error messages call this cache, such as "qwen3 layer 3".
+
+    Raises:
+        ValueError: ``config.kv_bits`` is None; at the first update, rows whose size neither
+            ``kv_group_size`` nor 32 divides.
+    """
+
+    _quantized = True
+
+    def __init__(self, config: H2OConfig | None = None, *, name: str = "") -> None:
+        super().__init__(H2OConfig(kv_bits=8) if config is None else config, name=name)
+
+    @property
+    def bits(self) -> int:
+        """Bits of the keys. There is no such attribute after an update that returned arrays:
+        mlx_lm's attention takes its presence for packed rows."""
+        if self._table is not None and (self.in_segments or self._hands_arrays):
+            raise AttributeError("bits: the rows of the last update were returned as arrays")
+        return cast(int, self.config.kv_bits)
+
+    @property
+    def group_size(self) -> int:
+        """Elements that share a scale and a bias, as stored; before the first row as set."""
+        if self._table is None:
+            return self.config.kv_group_size
+        return cast(int, self._table.segments[0].keys.group_size)
+
+    def to_quantized(self, group_size: int = 64, bits: int = 4) -> QuantizedH2OKVCache:
+        """This cache itself, as mlx_lm asks after every step.
+
+        Raises:
+            ValueError: other settings than its own: no row is quantised twice.
+        """
+        own = self.config.kv_group_size, self.config.kv_bits
+        if (group_size, bits) != own:
+            raise ValueError(
+                f"[QuantizedH2OKVCache.to_quantized] found group_size {group_size} and bits "
+                f"{bits}, expected {own[0]} and {own[1]} as {self._described()} has: rows are "
+                "quantised once."
+            )
+        return self
+
+
+H2OKVCache._packed = QuantizedH2OKVCache
+
+
+def evicting_cache(config: H2OConfig, *, name: str = "") -> H2OKVCache:
+    """An empty cache of the class that ``config`` asks for."""
+    cls = H2OKVCache if config.kv_bits is None else QuantizedH2OKVCache
+    return cls(config, name=name)

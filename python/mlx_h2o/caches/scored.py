@@ -1,0 +1,330 @@
+"""Attention over the rows of one layer: the output, and what the policy takes in of the scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import mlx.core as mx
+
+from ..config import H2OConfig
+from ..operations import prefill
+from ..operations.backends import resolve
+from ..operations.segments import Rows, masking, merged_attention
+from ..policies import Policy, scoring
+from .attention import segments_of, settings_of
+from .checks import check_attended, check_scores
+from .table import Table
+
+__all__ = ["ScoredRows"]
+
+IMPORTANCE = "importance"
+_WAITING = "waiting"
+
+
+class ScoredRows:
+    """Stored rows that attention reads; :class:`H2OKVCache` says when rows come and go.
+
+    With speculation, what the newest queries say waits beside the rows until they can no longer be
+    taken back.
+    """
+
+    config: H2OConfig
+    policy: Policy
+    _table: Table | None
+    _tokens: list[int]
+    """Of each line, those seen."""
+    _unscored: bool
+    """The last update still waits for its scores."""
+    _length: int
+    """Tokens of the last update."""
+    _width: int
+    """Slots that it handed out."""
+    _spans: list[tuple[int, int]]
+    """Which of its tokens are each line's own, where some are padding."""
+    _waiting: list[tuple[int, int]]
+    """Position and number of the queries whose scores wait."""
+
+    @property
+    def in_segments(self) -> bool:
+        """Whether attention reads the rows in parts; the arrays handed out then serve others."""
+        return self._table is not None and len(self._table.segments) > 1
+
+    @property
+    def attention_settings(self) -> dict[str, Any]:
+        """What operations on the packed rows handed out must be told of them."""
+        if self._table is None:
+            return {}
+        tail = self._table.tail
+        # The values of latent attention are the keys.
+        values = tail.keys if self.config.kv_handed == "latents" else tail.values
+        return settings_of(tail.keys, values, self.config.sparse_v)
+
+    def attend(
+        self,
+        queries: mx.array,
+        keys: Any,
+        values: Any,
+        *,
+        scale: float,
+        mask: mx.array | str | None = None,
+        sinks: mx.array | None = None,
+    ) -> mx.array:
+        """Attention over the rows of the last update, whose scores the policy takes in.
+
+        As ``fast.scaled_dot_product_attention_with_scores`` followed by ``update_scores``, but
+        where the policy allows it in one operation that need not store the scores. Evaluating
+        the output evaluates both. At most 128 queries.
+
+        Raises:
+            ValueError: no rows yet, keys that are not the stored rows, or as the operation.
+        """
+        check_attended(keys, self._table, self._width)
+        table = cast(Table, self._table)
+        heads = (keys[0] if isinstance(keys, tuple) else keys).shape[1]
+        own = heads == table.shape[1]
+        decay = self.policy.decay
+        if decay is not None and own and not (self.in_segments or self._spans or self.config.reach):
+            importance = self._importance(table)
+            causal, shown = masking(mask)
+            out, importance = resolve().attention_and_accumulate(
+                queries, keys, values, importance, scale=scale, decay=decay, causal=causal,
+                mask=shown, sinks=sinks, **self.attention_settings,
+            )  # fmt: skip
+            self._take_in(table, importance)
+            return out
+        if self.in_segments and own:
+            segments = segments_of(table, self._width, self.config.sparse_v)
+        else:
+            segments = [Rows(keys, values, self.attention_settings)]
+        if not self.policy.needs_scores and len(segments) == 1:
+            causal, shown = masking(mask)
+            return (
+                resolve()
+                .attention(
+                    queries, keys, values, scale=scale, causal=causal, mask=shown, sinks=sinks,
+                    **segments[0].settings,
+                )
+                .out
+            )  # fmt: skip
+        out, scores, lse = merged_attention(segments, queries, scale=scale, mask=mask, sinks=sinks)
+        if not self.policy.needs_scores:
+            return out
+        self.update_scores(scores, lse=lse, masked=mask is not None)
+        tied: mx.array = mx.depends(out, list(table.beside.values()))
+        return tied
+
+    def update_scores(
+        self, scores: mx.array, *, lse: mx.array | None = None, masked: bool = True
+    ) -> None:
+        """Take in the scores of the attention that followed an update.
+
+        Layers that share their keys may call this several times for one update; each call counts
+        as further queries. Policies that need no scores ignore it.
+
+        Args:
+            scores: float32 [B, Hq, L, N], logits before the softmax, -inf where masked, the
+                queries in order, N the rows stored. Most policies count the last 128 queries only.
+            lse: float32 [B, Hq, L], where the policy wants weights, ``exp(scores - lse)``; None:
+                of these scores, which is right for attention without sinks.
+            masked: False promises that no score is -inf, which saves work.
+
+        Raises:
+            ValueError: no rows yet, or another shape or dtype.
+        """
+        check_scores(scores, self._table, self._width)
+        if not self.policy.needs_scores:
+            return
+        table = cast(Table, self._table)
+        given = scoring.seen(self.policy, scores, lse)
+        if self._spans:
+
+            def take(line: int, own: slice, slots: mx.array, old: mx.array) -> mx.array:
+                some = mx.take(given[line : line + 1, :, own], slots, axis=3)
+                return scoring.fold(self.policy, old, some, self._positions_at(line, slots))
+
+            self._of_each_line(table, take)
+        elif self.config.reach:
+            count = given.shape[2]
+            first = max(0, count - self.config.reach)
+            if first:
+                self._fold(table, given[:, :, :first], self._tokens[0] - count)
+                given = mx.contiguous(given[:, :, first:])
+            self._keep_waiting(table, given)
+        else:
+            old, positions = self._importance(table), self._positions(table)
+            self._take_in(table, scoring.fold(self.policy, old, given, positions, masked=masked))
+        self._unscored = False
+
+    def score_chunk(
+        self,
+        queries: mx.array,
+        keys: mx.array,
+        *,
+        scale: float,
+        mask: mx.array | str | None = None,
+        sinks: mx.array | None = None,
+    ) -> None:
+        """Take in the scores of a long chunk, which its attention did not return.
+
+        As ``update_scores`` with the scores of the queries that the policy counts; where it allows
+        it they are computed in blocks, so that they are never in memory all at once.
+
+        Raises:
+            ValueError: no rows yet, keys that are not the stored rows, or as ``prefill_scores``.
+        """
+        check_attended(keys, self._table, self._width)
+        table, policy = cast(Table, self._table), self.policy
+        if self._spans:
+            shape = (queries.shape[0], 1, queries.shape[2], self._width)
+
+            def take(line: int, own: slice, slots: mx.array, old: mx.array) -> mx.array:
+                one = slice(line, line + 1)
+                part: Any = mask
+                if isinstance(mask, mx.array):
+                    whole = (shape[0], *(mask.shape[-3:-2] or (1,)), *shape[2:])
+                    part = mx.take(mx.broadcast_to(mask, whole)[one, :, own], slots, axis=3)
+                return scoring.chunk_seen(
+                    policy, old, self._positions_at(line, slots), queries[one, :, own],
+                    mx.take(keys[one], slots, axis=2), scale=scale, mask=part, sinks=sinks,
+                )  # fmt: skip
+
+            self._of_each_line(table, take)
+            self._unscored = False
+            return
+        last = min(self.config.reach, queries.shape[2])
+        head = queries.shape[2] - last
+        count = self._width - last  # the rows of the last queries are the last
+        if head:
+            before = mask[..., :head, :count] if isinstance(mask, mx.array) else mask
+            self._take_in(
+                table,
+                scoring.chunk_seen(
+                    policy, self._importance(table)[:, :, :count],
+                    self._positions(table)[:, :, :count], queries[:, :, :head],
+                    keys[:, :, :count], scale=scale, mask=before, sinks=sinks,
+                ),
+            )  # fmt: skip
+        if last:
+            found = prefill.last_scores(queries, keys, scale=scale, mask=mask, queries=last)
+            self._keep_waiting(table, scoring.seen(policy, found, None, sinks))
+        self._unscored = False
+
+    def reset_scores(self) -> None:
+        """Forget what was accumulated for every row, as if none had been scored yet."""
+        table = self._table
+        if table is not None and IMPORTANCE in table.beside:
+            table.attach(IMPORTANCE, None, float("nan"))
+        self._drop_waiting()
+
+    def _importance(self, table: Table) -> mx.array:
+        """That of the rows in use, [B, H, N]."""
+        if IMPORTANCE not in table.beside:
+            table.attach(IMPORTANCE, None, float("nan"))
+        found, width = table.beside[IMPORTANCE], table.width
+        return found if found.shape[2] == width else found[:, :, :width]
+
+    def _take_in(self, table: Table, importance: mx.array) -> None:
+        """That of the first rows is now this."""
+        if table.beside[IMPORTANCE].shape == importance.shape:
+            table.beside[IMPORTANCE] = importance
+        else:
+            table.beside[IMPORTANCE][:, :, : importance.shape[2]] = importance
+        self._unscored = False
+
+    def _positions(self, table: Table) -> mx.array:
+        return table.positions(self._tokens)
+
+    def _positions_at(self, line: int, slots: mx.array) -> mx.array:
+        return mx.take(self._positions(cast(Table, self._table))[line : line + 1], slots, axis=2)
+
+    def _of_each_line(
+        self, table: Table, take: Callable[[int, slice, mx.array, mx.array], mx.array]
+    ) -> None:
+        """Let each line by itself take in what concerns its own queries and slots."""
+        self._importance(table)
+        whole, parts = table.beside[IMPORTANCE], []
+        for line, (start, stop) in enumerate(self._spans):
+            one = whole[line : line + 1]
+            if stop > start:
+                slots = table.slots_of(line)
+                one[:, :, slots] = take(
+                    line, slice(start, stop), slots, mx.take(one, slots, axis=2)
+                )
+            parts.append(one)
+        table.beside[IMPORTANCE] = mx.concatenate(parts)
+
+    def _waiting_scores(self) -> mx.array | None:
+        """What waits, [B, Hq, queries, N]."""
+        table = self._table
+        if table is None or not self._waiting:
+            return None
+        return self._waiting_part(table, 0, sum(count for _, count in self._waiting))
+
+    # Speculation: what queries say that may be taken back
+
+    def _keep_waiting(self, table: Table, given: mx.array) -> None:
+        """Keep ``given`` [B, Hq, L, N], of the last L tokens, beside the rows."""
+        batch, _, count, width = given.shape
+        shape = (batch, table.shape[1], -1, count, width)
+        columns = given.reshape(shape).transpose(0, 1, 4, 3, 2).reshape(batch, shape[1], width, -1)
+        if self._waiting:
+            columns = mx.concatenate([table.beside[_WAITING][:, :, :width], columns], axis=3)
+        table.attach(_WAITING, columns, scoring.unseen(self.policy))
+        self._waiting.append((self._tokens[0] - count, count))
+
+    def _waiting_part(self, table: Table, first: int, count: int) -> mx.array:
+        """Of the queries from the ``first`` one on, as the policy takes them, [B, Hq, count, N]."""
+        columns = table.beside[_WAITING][:, :, : table.width]
+        group = columns.shape[3] // sum(number for _, number in self._waiting)
+        part = columns[..., first * group : (first + count) * group]
+        batch, heads, width, _ = part.shape
+        part = part.reshape(batch, heads, width, count, group).transpose(0, 1, 4, 3, 2)
+        return part.reshape(batch, heads * group, count, width)
+
+    def _settle_waiting(self, border: int) -> None:
+        """Take in what queries before the position ``border`` say."""
+        table = self._table
+        if table is None or not self._waiting or self._waiting[0][0] >= border:
+            return
+        left, kept, first = [], [], 0
+        for start, number in self._waiting:
+            count = max(0, min(number, border - start))
+            if count:
+                self._fold(table, self._waiting_part(table, first, count), start)
+            if count < number:
+                left.append((start + count, number - count))
+                kept.append(self._waiting_part(table, first + count, number - count))
+            first += number
+        self._put_waiting(table, left, kept)
+
+    def _drop_waiting(self, border: int = 0) -> None:
+        """Forget what queries from the position ``border`` on said."""
+        table = self._table
+        if table is None or not self._waiting:
+            return
+        left, kept, first = [], [], 0
+        for start, number in self._waiting:
+            count = max(0, min(number, border - start))
+            if count:
+                left.append((start, count))
+                kept.append(self._waiting_part(table, first, count))
+            first += number
+        self._put_waiting(table, left, kept)
+
+    def _put_waiting(self, table: Table, left: list[tuple[int, int]], kept: list[mx.array]) -> None:
+        tokens, self._waiting = self._tokens, []
+        table.beside.pop(_WAITING)
+        table.fills.pop(_WAITING)
+        for (start, count), given in zip(left, kept, strict=True):
+            self._tokens = [start + count]
+            self._keep_waiting(table, given)
+        self._tokens = tokens
+
+    def _fold(self, table: Table, given: mx.array, start: int) -> None:
+        """What queries from ``start`` on saw of the rows that were there, taken in."""
+        newer = self._tokens[0] - start - given.shape[2]
+        count = table.width - newer
+        old = self._importance(table)[:, :, :count]
+        positions = self._positions(table)[:, :, :count]
+        self._take_in(table, scoring.fold(self.policy, old, given[..., :count], positions))

@@ -1,0 +1,408 @@
+"""Rows of one layer as a table: columns of keys and values, and what else goes with a row.
+
+A table holds one line, or one for each sequence of a batch. The rows of a line fill the first slots
+of each segment; slots behind them are unused. Every event, be it an eviction, a trim or a sequence
+that leaves, says which rows go to which slots, and the columns take and put them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import mlx.core as mx
+
+from ..operations.backends import resolve
+from ..operations.buffers import padded, written
+from .column import Column, Parts
+
+__all__ = ["NONE", "Segment", "Table"]
+
+NONE = -1
+"""The position of an unused slot."""
+
+
+@dataclass
+class Segment:
+    """Rows that are kept in one way; ``rows`` of each line are in use."""
+
+    keys: Column
+    values: Column
+    rows: list[int]
+
+    @property
+    def width(self) -> int:
+        return max(self.rows)
+
+    @property
+    def capacity(self) -> int:
+        return min(self.keys.capacity, self.values.capacity)
+
+    def each(self, change: Callable[[Column], Column]) -> Segment:
+        return Segment(change(self.keys), change(self.values), list(self.rows))
+
+
+class Table:
+    """Segments of rows, of which the last one takes the new rows.
+
+    Attributes:
+        segments: all but the last hold packed rows of mixed precision.
+        beside: arrays [B, H, slots, ...] of what else goes with a row, and in ``fills`` what unused
+            slots hold. They have as many slots as the segments have room for.
+    """
+
+    def __init__(self, segments: list[Segment]) -> None:
+        self.segments = segments
+        self.beside: dict[str, mx.array] = {}
+        self.fills: dict[str, float] = {}
+        self._newest: mx.array | None = None  # slots of the last append; None: the last of the tail
+        self.changed = False  # beside attention, which reads what it changes
+        # The rows of the tail beyond ``known`` have come one after the other.
+        self._placed: mx.array | None = None
+        self._known = [0] * len(segments[-1].rows)
+
+    @property
+    def tail(self) -> Segment:
+        return self.segments[-1]
+
+    @property
+    def lines(self) -> int:
+        return len(self.segments[-1].rows)
+
+    @property
+    def packed_width(self) -> int:
+        """Slots before the tail."""
+        return sum(segment.width for segment in self.segments[:-1])
+
+    @property
+    def width(self) -> int:
+        return self.packed_width + self.tail.width
+
+    @property
+    def lengths(self) -> list[int]:
+        """Rows of each line."""
+        if len(self.segments) == 1:
+            return self.segments[0].rows
+        return [sum(rows) for rows in zip(*(one.rows for one in self.segments), strict=True)]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """B and H."""
+        batch, heads = self.segments[-1].keys.parts[0].shape[:2]
+        return batch, heads
+
+    def widths(self, width: int | None = None) -> list[int]:
+        """Slots in use of each segment, or of the first ``width`` slots."""
+        counts = [one.width for one in self.segments]
+        if width is not None:
+            counts[-1] = width - sum(counts[:-1])
+        return counts
+
+    def dense(
+        self, sides: Sequence[str] = ("keys", "values"), width: int | None = None
+    ) -> tuple[mx.array, ...]:
+        """The rows in use as arrays [B, H, width, D] and [B, H, width, Dv]."""
+        found = []
+        for side in sides:
+            parts = [
+                getattr(one, side).rows(count)
+                for one, count in zip(self.segments, self.widths(width), strict=True)
+                if count
+            ]
+            found.append(parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2))
+        return tuple(found)
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """Every array that is stored."""
+        columns = [column for one in self.segments for column in (one.keys, one.values)]
+        placed = [] if self._placed is None else [self._placed]
+        return [*(part for one in columns for part in one.parts), *self.beside.values(), *placed]
+
+    @property
+    def loose(self) -> list[mx.array]:
+        """What attention does not read: whoever evaluates a step must evaluate it too."""
+        return [*self.beside.values(), *([] if self._placed is None else [self._placed])]
+
+    # Positions
+
+    def positions(self, offsets: Sequence[int]) -> mx.array:
+        """int32 [B, H, width]: the place of each row in its sequence of ``offsets`` tokens."""
+        before, tail = self.packed_width, self.tail
+        rows, known = tail.rows, self._known
+        if len(rows) == 1 or len(set(offsets)) == len(set(rows)) == len(set(known)) == 1:
+            if self._placed is not None and known == rows:
+                return self._placed
+            count, end = rows[0] - known[0], offsets[0]
+            new = mx.arange(end - count, end, dtype=mx.int32)
+            new = mx.broadcast_to(new, (*self.shape, count))
+            return new if self._placed is None else mx.concatenate([self._placed, new], axis=2)
+        width = tail.width
+        slots, shape = mx.arange(width, dtype=mx.int32), (*self.shape, width)
+        first = _column([offset - count for offset, count in zip(offsets, rows, strict=True)])
+        found = mx.broadcast_to(slots + first, shape)
+        if self._placed is not None:
+            packed = self._placed[:, :, :before]
+            placed = padded(self._placed[:, :, before:], width, NONE)[:, :, :width]
+            found = mx.where(slots < _column(known), placed, found)
+        found = mx.where(slots < _column(rows), found, NONE)
+        return mx.concatenate([packed, found], axis=2) if before else found
+
+    def place(self, positions: mx.array | None) -> None:
+        """Remember the positions of all rows; None: they follow each other from 0."""
+        self.changed = True
+        self._placed = positions
+        self._known = [0] * self.lines if positions is None else list(self.tail.rows)
+
+    def slots_of(self, line: int) -> mx.array:
+        """uint32 [n]: the slots of a line's rows."""
+        parts, start = [], 0
+        for one in self.segments:
+            parts.append(mx.arange(start, start + one.rows[line], dtype=mx.uint32))
+            start += one.width
+        return mx.concatenate(parts)
+
+    def share_positions(self, other: Table) -> None:
+        """Have the rows in the places that another table's have."""
+        self._placed, self._known = other._placed, list(other._known)
+
+    # Rows that come
+
+    def append(
+        self, keys: mx.array, values: mx.array, limit: int, spans: Sequence[tuple[int, int]] = ()
+    ) -> None:
+        """Add rows [B, H, L, D] behind those of each line.
+
+        Args:
+            keys: new keys.
+            values: new values.
+            limit: rows beyond which no room is made in advance.
+            spans: which of the rows are a line's own, from and up to; the others, padding, lie
+                behind them, in slots that stay unused. None given: all.
+        """
+        tail, added = self.tail, keys.shape[2]
+        self._newest = None
+        if not spans and len(set(tail.rows)) == 1:
+            start = tail.rows[0]
+            tail.keys.append(start, keys, limit)
+            tail.values.append(start, values, limit)
+        else:
+            self._newest = slots = self._slots(added, spans)
+            for column, rows in ((tail.keys, keys), (tail.values, values)):
+                column.parts = _with_room(column, column.encode(rows), tail.width + added, limit)
+                column.put(mx.broadcast_to(slots, rows.shape[:3]), column.encode(rows))
+        counts = [stop - start for start, stop in spans] if spans else [added] * len(tail.rows)
+        tail.rows = [rows + count for rows, count in zip(tail.rows, counts, strict=True)]
+        if self.beside:
+            self._make_room_beside()
+            if self._newest is not None:  # slots may hold what queries saw of unused ones
+                self._clear_newest(keys.shape[:3])
+
+    def append_one(self, keys: mx.array, values: mx.array) -> None:
+        """The same of one row where there is room, and where all lines have as many rows."""
+        tail = self.segments[-1]
+        start = tail.rows[0]
+        tail.keys.append(start, keys, 0)
+        tail.values.append(start, values, 0)
+        tail.rows = [start + 1] * len(tail.rows)
+        self._newest = None
+
+    def _clear_newest(self, shape: Sequence[int]) -> None:
+        slots = cast(mx.array, self._newest) + mx.array(self.packed_width, mx.uint32)
+        slots = mx.broadcast_to(slots, shape)
+        for name, array in self.beside.items():
+            fill = mx.full((*shape, *array.shape[3:]), self.fills[name], array.dtype)
+            self.beside[name] = written(array, slots, fill)
+
+    def put_newest(self, name: str, rows: mx.array) -> None:
+        """Set what goes with the rows of the last append, [B, H, L, width]."""
+        added = rows.shape[2]
+        if name not in self.beside:
+            shape = (*rows.shape[:2], self.packed_width + self.tail.keys.capacity, rows.shape[3])
+            self.fills[name] = 0.0
+            self.beside[name] = mx.zeros(shape, rows.dtype)
+        if self._newest is None:
+            self.beside[name][:, :, self.width - added : self.width] = rows
+            return
+        slots = self._newest + mx.array(self.packed_width, mx.uint32)
+        slots = mx.broadcast_to(slots, rows.shape[:3])
+        self.beside[name] = written(self.beside[name], slots, rows)
+
+    def _slots(self, added: int, spans: Sequence[tuple[int, int]]) -> mx.array:
+        """[lines, 1, L]: where new rows go in the tail."""
+        token = mx.arange(added, dtype=mx.int32)
+        if spans:
+            token = (token - _column([start for start, _ in spans])) % added
+        return (token + _column(self.tail.rows)).astype(mx.uint32)
+
+    def _make_room_beside(self) -> None:
+        capacity = self.packed_width + self.tail.keys.capacity
+        for name, array in self.beside.items():
+            if array.shape[2] < capacity:
+                self.changed = True
+                self.beside[name] = padded(array, capacity, self.fills[name])
+
+    def attach(self, name: str, array: mx.array | None, fill: float, width: int = 0) -> None:
+        """Keep ``array`` [B, H, n, ...] beside the first n rows; None: ``fill`` for all."""
+        capacity = self.packed_width + self.tail.keys.capacity
+        if array is None:
+            shape = (*self.shape, capacity, *([width] if width else []))
+            array = mx.full(shape, fill, mx.float32)
+        self.fills[name] = fill
+        self.beside[name] = padded(array, capacity, fill)
+
+    # Rows that go, and rows that move
+
+    def close_gaps(
+        self,
+        kept: mx.array,
+        lines: Sequence[int],
+        rows: Sequence[int],
+        positions: mx.array,
+        start: int,
+        tail: int,
+    ) -> None:
+        """Keep the rows at ``kept`` [b, H, K] of the sequences in ``lines``, in the first slots,
+        and behind them ``tail`` rows from slot ``start`` on; ``rows`` of each line remain.
+
+        ``positions`` are those before. Only of a table of one segment.
+        """
+        columns = (self.tail.keys, self.tail.values)
+        buffers = [*(part for one in columns for part in one.parts), *self.beside.values()]
+        found = resolve().compact_rows([*buffers, positions], kept, lines, start, tail)
+        for column in columns:
+            count = len(column.parts)
+            column.parts, found = tuple(found[:count]), found[count:]
+        self.beside = dict(zip(self.beside, found[:-1], strict=True))
+        self._cut(list(rows))
+        self.place(found[-1][:, :, : self.width])
+
+    def truncate(self, rows: Sequence[int]) -> None:
+        """Keep the first ``rows`` of each line's tail."""
+        self._cut(list(rows))
+        self._known = [min(known, count) for known, count in zip(self._known, rows, strict=True)]
+        if self._placed is not None:
+            self._placed = self._placed[:, :, : self.packed_width + max(self._known)]
+
+    def _cut(self, rows: list[int]) -> None:
+        """``rows`` of the tail stay in use; the others are forgotten."""
+        self.changed = True
+        self.tail.rows = rows
+        before = self.packed_width
+        for name, array in self.beside.items():
+            if len(set(rows)) == 1:
+                if before + rows[0] < array.shape[2]:
+                    array[:, :, before + rows[0] :] = self.fills[name]
+                continue
+            slots = mx.arange(array.shape[2]) - before
+            used = mx.expand_dims(slots < _column(rows), list(range(3, array.ndim)))
+            self.beside[name] = mx.where(used, array, self.fills[name])
+
+    def fit(self, limit: int) -> None:
+        """Give up room for more than ``limit`` rows in the tail."""
+        capacity = max(limit, self.tail.width)
+        if self.tail.keys.capacity > capacity or self.tail.values.capacity > capacity:
+            self.segments[-1] = self.tail.each(lambda column: column.resized(capacity))
+            end = self.packed_width + capacity
+            self.beside = {name: mx.contiguous(a[:, :, :end]) for name, a in self.beside.items()}
+
+    # Lines that leave, and lines that join
+
+    def select(self, lines: Sequence[int], offsets: Sequence[int]) -> Table:
+        """A copy of some lines, in arrays of their own, without the room that none of them uses."""
+        index, some = mx.array(list(lines)), list(lines)
+        widths = [max(one.rows[line] for line in some) for one in self.segments]
+        segments = [
+            Segment(
+                _chosen(one.keys, index, width),
+                _chosen(one.values, index, width),
+                [one.rows[line] for line in some],
+            )
+            for one, width in zip(self.segments, widths, strict=True)
+        ]
+        found = Table(segments)
+        slots = self._kept_slots(widths)
+        found.place(self.positions(offsets)[index][:, :, slots])
+        found.fills = dict(self.fills)
+        found.beside = {name: array[index][:, :, slots] for name, array in self.beside.items()}
+        return found
+
+    def _kept_slots(self, widths: Sequence[int]) -> mx.array:
+        """The first ``widths`` slots of each segment."""
+        parts, start = [], 0
+        for one, width in zip(self.segments, widths, strict=True):
+            parts.append(mx.arange(start, start + width))
+            start += one.width
+        return mx.concatenate(parts)
+
+    @classmethod
+    def join(cls, tables: Sequence[Table], offsets: Sequence[Sequence[int]]) -> Table:
+        """The lines of all ``tables``, one behind the other."""
+        if len(tables) == 1:
+            return tables[0]
+        first = tables[0]
+        segments = []
+        for place in range(len(first.segments)):
+            parts = [table.segments[place] for table in tables]
+            width = max(one.width for one in parts)
+            keys = _stacked([one.keys for one in parts], width)
+            values = _stacked([one.values for one in parts], width)
+            segments.append(Segment(keys, values, [rows for one in parts for rows in one.rows]))
+        found = cls(segments)
+        widths = [one.width for one in segments]
+        arrays = [
+            table._spread(table.positions(given), widths, NONE)
+            for table, given in zip(tables, offsets, strict=True)
+        ]
+        found.place(mx.concatenate(arrays))
+        for name, fill in {n: f for table in tables for n, f in table.fills.items()}.items():
+            like = next(table.beside[name] for table in tables if name in table.beside)
+            arrays = []
+            for table in tables:
+                shape = (*table.shape, table.width, *like.shape[3:])
+                array = table.beside.get(name, mx.full(shape, fill, like.dtype))
+                arrays.append(table._spread(array, widths, fill))
+            found.fills[name], found.beside[name] = fill, mx.concatenate(arrays)
+        return found
+
+    def _spread(self, array: mx.array, widths: Sequence[int], fill: float) -> mx.array:
+        """An array of all slots, in segments of other widths."""
+        parts, start = [], 0
+        for one, width in zip(self.segments, widths, strict=True):
+            parts.append(padded(array[:, :, start : start + one.width], width, fill))
+            start += one.width
+        return mx.concatenate(parts, axis=2) if len(parts) > 1 else parts[0]
+
+    def copy(self) -> Table:
+        """The same rows; whichever is written first gets arrays of its own."""
+        same = [
+            one.each(lambda column: column.each(lambda part: part[...])) for one in self.segments
+        ]
+        found = Table(same)
+        found._placed, found._known = self._placed, list(self._known)
+        found.fills = dict(self.fills)
+        found.beside = {name: array[...] for name, array in self.beside.items()}
+        return found
+
+
+def _column(numbers: Sequence[int]) -> mx.array:
+    return mx.array(list(numbers), mx.int32)[:, None, None]
+
+
+def _chosen(column: Column, index: mx.array, width: int) -> Column:
+    return column.each(lambda part: part[index][:, :, :width])
+
+
+def _stacked(columns: Sequence[Column], width: int) -> Column:
+    parts = [[padded(part[:, :, :width], width, 0) for part in one.parts] for one in columns]
+    return columns[0].like(tuple(mx.concatenate(list(same)) for same in zip(*parts, strict=True)))
+
+
+def _with_room(column: Column, like: Parts, capacity: int, limit: int) -> Parts:
+    """The arrays of a column with room for so many rows, each shaped as in ``like``."""
+    if column.capacity >= capacity:
+        return column.parts
+    capacity = max(capacity, min(2 * capacity, limit))
+    parts = column.parts or tuple(part[:, :, :0] for part in like)
+    return tuple(padded(part, capacity, 0) for part in parts)

@@ -1,0 +1,177 @@
+"""Mixed precision: the newest rows as they come, older ones packed once, with more bits or fewer.
+
+The segments of such a table are the heavy rows, the light rows where there are such, and a tail of
+dense rows. Rows change their segment in groups: when rows go, or when the tail is full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import mlx.core as mx
+
+from ..config import H2OConfig
+from ..operations.buffers import gathered, padded
+from .affine import AffineColumn
+from .column import Column
+from .eviction import Eviction
+from .table import Segment, Table
+
+__all__ = ["overfull", "packed", "planned", "tail_limit", "truncated"]
+
+
+def planned(config: H2OConfig, kept: int, dense: int, protected: int) -> list[int]:
+    """Rows of each segment when ``kept`` stay, of which ``protected`` are recent and some of the
+    newest ``dense`` as they came."""
+    newest = min(kept, dense, config.dense_rows + config.reach)
+    old = kept - newest
+    if config.light_bits is None:
+        return [old, newest]
+    # As published, without dense rows, the recent range is light.
+    light = old // 2 if config.dense_rows else min(old, max(0, protected - newest))
+    return [old - light, light, newest]
+
+
+def tail_limit(config: H2OConfig) -> int:
+    """Dense rows at rest, at most."""
+    return config.dense_rows + config.group + config.reach
+
+
+def overfull(config: H2OConfig, tail: int) -> bool:
+    """Whether rows must leave the tail before others come."""
+    return tail >= tail_limit(config)
+
+
+def packed(eviction: Eviction, config: H2OConfig) -> Table:
+    """The table after an eviction, in which older rows of the lines concerned are packed."""
+    table, offsets, due = eviction.table, eviction.offsets, set(eviction.due)
+    same = all(len(set(one.rows)) == 1 for one in table.segments)
+    if same and len(due) == table.lines:
+        return _arranged(eviction, config)
+    tables = []
+    for line in range(table.lines):
+        alone = table.select([line], offsets)
+        if line in due:
+            own = eviction._replace(
+                table=alone,
+                offsets=[offsets[line]],
+                due=[0],
+                recent_start=[eviction.recent_start[line]],
+                keep=min(eviction.keep, alone.lengths[0]),
+            )
+            alone = _arranged(own, config)
+        tables.append(alone)
+    return Table.join(tables, [[offset] for offset in offsets])
+
+
+def truncated(
+    table: Table, offsets: Sequence[int], gone: Sequence[int], config: H2OConfig
+) -> Table:
+    """The table without the newest rows of each line, where none has been evicted."""
+    tables, left = [], []
+    for line, (offset, count) in enumerate(zip(offsets, gone, strict=True)):
+        alone = table if table.lines == 1 else table.select([line], offsets)
+        rows = alone.lengths[0] - count
+        positions = alone.positions([offset])
+        slots = mx.sort(mx.argsort(positions, axis=2)[:, :, :rows], axis=2).astype(mx.uint32)
+        counts = [rows, *[0] * (len(table.segments) - 1)]  # no row loses precision
+        tables.append(_rearranged(alone, positions, slots, -positions, counts, config))
+        left.append([offset - count])
+    return Table.join(tables, left)
+
+
+def _arranged(eviction: Eviction, config: H2OConfig) -> Table:
+    """Of a table whose lines have the same numbers of rows, all of which are due."""
+    table, keep = eviction.table, eviction.keep
+    positions = table.positions(eviction.offsets)
+    ranks = eviction.ranks(positions)
+    if keep == table.width:
+        slots = mx.broadcast_to(mx.arange(keep, dtype=mx.uint32), positions.shape)
+    else:
+        ranked = positions.shape[2] - eviction.tail
+        slots = eviction.kept(positions[:, :, :ranked], keep - eviction.tail)
+        newest = mx.arange(ranked, ranked + eviction.tail, dtype=mx.uint32)
+        newest = mx.broadcast_to(newest, (*slots.shape[:2], eviction.tail))
+        slots = mx.concatenate([slots, newest], axis=2)
+    dense = table.tail.rows[0]
+    if keep < table.width:  # what stays in place must be what is sure to stay
+        dense = min(dense, eviction.protected)
+    counts = planned(config, keep, dense, eviction.protected)
+    if config.dense_rows == 0:  # as published: the newest are light, whatever they were before
+        ranks = -positions.astype(mx.float32)
+    ranks = mx.where(mx.isnan(ranks), -mx.inf, ranks)
+    return _rearranged(table, positions, slots, ranks, counts, config)
+
+
+def _rearranged(
+    table: Table,
+    positions: mx.array,
+    slots: mx.array,
+    ranks: mx.array,
+    counts: Sequence[int],
+    config: H2OConfig,
+) -> Table:
+    """The rows at ``slots``, ascending, the last ``counts[-1]`` of which stay in the tail.
+
+    O(rows). Gathers each segment; a row that changes its bits keeps the upper ones of its codes.
+    """
+    newest = counts[-1]
+    old = slots[:, :, : slots.shape[2] - newest]
+    chosen = [old] if len(table.segments) == 2 else _split(table, old, ranks, counts, config)
+    start = table.tail.rows[0] - newest
+    segments = [
+        _gathered(table, segment, some, start)
+        for segment, some in zip(table.segments, chosen, strict=False)
+    ]
+    tail = table.tail.each(
+        lambda column: column.each(
+            lambda part: padded(part[:, :, start : start + newest], tail_limit(config), 0)
+        )
+    )
+    tail.rows = [newest] * table.lines
+    found = Table([*segments, tail])
+    order = mx.concatenate([*chosen, slots[:, :, slots.shape[2] - newest :]], axis=2)
+    found.place(gathered(positions, order))
+    for name, array in table.beside.items():
+        found.attach(name, gathered(array, order), table.fills[name])
+    return found
+
+
+def _gathered(table: Table, segment: Segment, slots: mx.array, leaving: int) -> Segment:
+    """A packed segment of the rows at ``slots``, ``leaving`` rows of the tail among them."""
+
+    def column(own: Column, all_: Sequence[Column]) -> Column:
+        if slots.shape[2] == 0:
+            return own.each(lambda part: part[:, :, :0])
+        packed = cast(AffineColumn, own)
+        parts = [
+            cast(AffineColumn, one).of_bits(packed.bits).parts for one in all_[:-1] if one.capacity
+        ]
+        if leaving:
+            parts.append(packed.encode(all_[-1].rows(leaving)))
+        together = [mx.concatenate(list(same), axis=2) for same in zip(*parts, strict=True)]
+        return own.like(tuple(gathered(part, slots) for part in together))
+
+    return Segment(
+        column(segment.keys, [one.keys for one in table.segments]),
+        column(segment.values, [one.values for one in table.segments]),
+        [slots.shape[2]] * table.lines,
+    )
+
+
+def _split(
+    table: Table, slots: mx.array, ranks: mx.array, counts: Sequence[int], config: H2OConfig
+) -> list[mx.array]:
+    """The heavy and the light ones of ``slots``, each ascending.
+
+    Light are the rows of lower rank; those that are light already count as lighter than all
+    others, since they would gain nothing. As published, light are the newest.
+    """
+    before, heavy = table.segments[0].width, counts[0]
+    place = mx.argsort(mx.argsort(-gathered(ranks, slots), axis=2), axis=2)
+    if config.dense_rows:
+        was_light = (slots >= before) & (slots < table.packed_width)
+        place = place + mx.where(was_light, slots.shape[2], 0)
+    order = gathered(slots, mx.argsort(place, axis=2))
+    return [mx.sort(order[:, :, :heavy], axis=2), mx.sort(order[:, :, heavy:], axis=2)]

@@ -1,0 +1,82 @@
+"""What a policy makes of the scores of one attention: of scores that are there, or of a chunk."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from .. import fast
+from ..operations import composed, prefill
+from .base import Policy
+
+__all__ = ["chunk_seen", "fold", "seen", "unseen"]
+
+
+def unseen(policy: Policy) -> float:
+    """What stands for a row that a query does not see."""
+    return 0.0 if policy.needs_weights else -float("inf")
+
+
+def seen(
+    policy: Policy, scores: mx.array, lse: mx.array | None, sinks: mx.array | None = None
+) -> mx.array:
+    """What ``accumulate`` takes of scores: themselves, or weights where the policy wants them.
+
+    Where there is no ``lse``, weights are of these scores and ``sinks``. Raises ValueError for an
+    ``lse`` of another shape.
+    """
+    if not policy.needs_weights:
+        return scores
+    if lse is None:
+        weights, total, _ = composed.softmax_parts(scores, sinks)
+        return mx.where(total == 0, 0.0, weights / total)
+    if lse.shape != scores.shape[:3]:
+        raise ValueError(
+            f"[H2OKVCache.update_scores] lse has shape {lse.shape}, expected [B, Hq, L] = "
+            f"{scores.shape[:3]} as the scores."
+        )
+    lse = mx.expand_dims(lse, -1)
+    return mx.where(lse == -mx.inf, 0.0, mx.exp(scores - lse))
+
+
+def fold(
+    policy: Policy,
+    importance: mx.array,
+    given: mx.array,
+    positions: mx.array,
+    *,
+    masked: bool = True,
+) -> mx.array:
+    """The importance [B, H, N] of rows after what queries saw of them, ``given`` [B, Hq, L, N]."""
+    if policy.chunk_queries is not None:
+        given = given[:, :, -policy.chunk_queries :]
+    return policy.accumulate(importance, given, positions=positions, masked=masked)
+
+
+def chunk_seen(
+    policy: Policy,
+    importance: mx.array,
+    positions: mx.array,
+    queries: mx.array,
+    keys: mx.array,
+    *,
+    scale: float,
+    mask: mx.array | str | None,
+    sinks: mx.array | None,
+) -> mx.array:
+    """The importance after a chunk whose attention returned no scores.
+
+    In blocks of keys or queries where the policy allows it, so that the scores are never in memory
+    all at once.
+    """
+    if policy.decay is not None and keys.shape[1] == positions.shape[1]:
+        return fast.prefill_scores(
+            queries, keys, scale=scale, mask=mask, importance=importance, decay=policy.decay
+        )
+    if policy.chunk_queries is None:
+        mass = fast.prefill_scores(queries, keys, scale=scale, mask=mask, sinks=sinks, kind="mass")
+        given = mx.expand_dims(mass, 2)
+    else:
+        count = policy.chunk_queries
+        given = prefill.last_scores(queries, keys, scale=scale, mask=mask, queries=count)
+        given = seen(policy, given, None, sinks)
+    return policy.accumulate(importance, given, positions=positions, masked=mask is not None)

@@ -1,1 +1,0 @@
-"""Stores of one layer's rows: dense, quantised, of mixed precision, latent."""

@@ -1,0 +1,183 @@
+import MLX
+import MLXH2O
+
+/// Rows of one layer as a table: a row is one slot of every column.
+///
+/// Rows are quantised once, when they come, straight into their slots, and moved as they are packed.
+/// Whatever happens to rows is a choice of slots, and then `taken` or `put` of every column. Every
+/// update puts new array objects in the place of the old ones and keeps no other reference, so that
+/// MLX can reuse their buffers, and an array that someone else holds never changes. Nothing is
+/// evaluated.
+struct RowTable {
+    /// With unused rows at the end, as the values.
+    private(set) var keys: Column
+    private(set) var values: Column
+    /// float32 [B, H, length]; NaN where not yet scored.
+    var importance: MLXArray
+    /// int32 [B, H, length].
+    private(set) var positions: MLXArray
+
+    private static let step = 256
+
+    init(keys: Column, values: Column, importance: MLXArray, positions: MLXArray) {
+        self.keys = keys
+        self.values = values
+        self.importance = importance
+        self.positions = positions
+    }
+
+    /// Stores nothing yet, for rows of these shapes and dtypes. Sizes that `kvGroupSize` does not
+    /// divide take groups of 32.
+    init(
+        emptyFor keys: MLXArray, _ values: MLXArray, _ configuration: H2OConfiguration,
+        owner: String
+    ) throws {
+        let (keySize, valueSize) = (keys.dim(3), values.dim(3))
+        let fitting = [configuration.kvGroupSize, 32].first {
+            keySize % $0 == 0 && valueSize % $0 == 0
+        }
+        if configuration.kvBits != nil && fitting == nil {
+            throw H2OError(
+                "QuantizedH2OKVCache",
+                "\(owner) has keys of \(keySize) and values of \(valueSize) elements, which neither "
+                    + "kvGroupSize = \(configuration.kvGroupSize) nor 32 divides: expected "
+                    + "multiples of 32, or kvBits nil.")
+        }
+        func column(_ rows: MLXArray, bits: Int?) -> Column {
+            let packing = bits.flatMap { bits in
+                fitting.map { Packing(bits: bits, groupSize: $0) }
+            }
+            return Column(rows[0..., 0..., ..<1], packing).first(0)
+        }
+        let heads = Array(keys.shape.prefix(2))
+        self.init(
+            keys: column(keys, bits: configuration.kvBits),
+            values: column(values, bits: configuration.valueBits ?? configuration.kvBits),
+            importance: .zeros(heads + [0], dtype: .float32),
+            positions: .zeros(heads + [0], dtype: .int32))
+    }
+
+    var length: Int { positions.dim(2) }
+
+    /// Bits of the keys and size of a group; nil: rows stay as they come.
+    var packing: Packing? { keys.packing }
+
+    /// Every stored array, those of the keys first.
+    var arrays: [MLXArray] { keys.parts + values.parts + remembered }
+
+    /// What is remembered of the rows.
+    var remembered: [MLXArray] { [importance, positions] }
+
+    /// Every stored byte, unused rows included.
+    var nbytes: Int { arrays.reduce(0) { $0 + $1.nbytes } }
+
+    /// The rows in use, as they are stored.
+    func fetch() -> (keys: [MLXArray], values: [MLXArray]) {
+        (keys.first(length).parts, values.first(length).parts)
+    }
+
+    /// The rows in use as arrays [B, H, length, D] and [B, H, length, Dv].
+    func dense() -> (keys: MLXArray, values: MLXArray) {
+        (keys.first(length).dense, values.first(length).dense)
+    }
+
+    // MARK: Rows that come
+
+    /// Add rows behind the others, at positions `offset` and up, unscored. `limit` is the length
+    /// beyond which no room is made in advance.
+    mutating func append(
+        _ newKeys: MLXArray, _ newValues: MLXArray, offset: Int, limit: Int
+    ) throws {
+        let added = newKeys.dim(2)
+        let end = length + added
+        if end > min(keys.capacity, values.capacity) {
+            let rounded = (end + Self.step - 1) / Self.step * Self.step
+            let room = max(end, min(rounded, limit)) - end
+            keys = keys.grown(used: length, newKeys, room: room)
+            values = values.grown(used: length, newValues, room: room)
+        } else {
+            try write(newKeys, newValues)
+        }
+        let heads = Array(newKeys.shape.prefix(2))
+        let unscored = MLXArray.full(heads + [added], values: MLXArray(Float.nan), dtype: .float32)
+        let new = broadcast(
+            MLXArray(Int32(offset)..<Int32(offset + added)), to: heads + [added])
+        importance = concatenated([importance, unscored], axis: 2)
+        positions = concatenated([positions, new], axis: 2)
+    }
+
+    /// Into the slots behind the last row.
+    private mutating func write(_ newKeys: MLXArray, _ newValues: MLXArray) throws {
+        let end = length + newKeys.dim(2)
+        guard let packing else {
+            let used = length..<end
+            func written(_ part: MLXArray, _ rows: MLXArray) -> MLXArray {
+                // An object of our own: assignment changes the object that it is made on.
+                let result = part[.ellipsis]
+                result[0..., 0..., used] = rows
+                return result
+            }
+            keys = keys.with { written($0, newKeys) }
+            values = values.with { written($0, newValues) }
+            return
+        }
+        let slots = MLXArray(Int32(length)..<Int32(end)).asType(.uint32)
+        let (packedKeys, packedValues) = try quantizeAppend(
+            keys: .rows(of: keys.parts), values: .rows(of: values.parts), newKeys: newKeys,
+            newValues: newValues, slots: broadcast(slots, to: newKeys.shape.prefix(3)),
+            bits: packing.bits, groupSize: packing.groupSize, valueBits: values.packing?.bits)
+        keys = Column(parts: packedKeys.parts, packing: keys.packing)
+        values = Column(parts: packedValues.parts, packing: values.packing)
+    }
+
+    // MARK: Rows that go
+
+    /// Keep only `slots` [B, H, n], in that order, in new memory. O(n) rows moved.
+    mutating func keep(_ slots: MLXArray) { change { taken($0, slots) } }
+
+    /// Keep only `slots` [B, H, n], ascending: of the others, those below slot n are overwritten by
+    /// the rows that stay behind it. O(length - n) rows moved.
+    mutating func fillHoles(keeping slots: MLXArray) {
+        let (kept, gone) = (slots.dim(2), length - slots.dim(2))
+        // 0, -1, -2, ... at the slots that go, and 1 at the others: sorted, they go from the last
+        // slot to the first.
+        let falling = MLXArray((0..<Int32(length)).map { -$0 })
+        let marks = putAlong(
+            broadcast(falling, to: positions.shape), slots, values: MLXArray(Int32(1)), axis: 2)
+        let lost = argSort(marks, axis: 2)[0..., 0..., ..<gone]
+        // The holes are the last of the lost slots, and as many of the last that stay lie behind
+        // slot n. What the pairs before these write lies behind it too, where nothing is read.
+        let moves = min(kept, gone)
+        let sources = slots[0..., 0..., (kept - moves)...]
+        let targets = lost[0..., 0..., (gone - moves)...]
+        change { put(taken($0, sources), at: targets, of: $0) }
+        truncate(to: kept)
+    }
+
+    /// Forget the rows from slot `length` on; their space stays.
+    mutating func truncate(to length: Int) {
+        importance = importance[0..., 0..., ..<length]
+        positions = positions[0..., 0..., ..<length]
+    }
+
+    private mutating func change(_ column: (MLXArray) -> MLXArray) {
+        (keys, values) = (keys.with(column), values.with(column))
+        (importance, positions) = (column(importance), column(positions))
+    }
+}
+
+/// The rows of a column at `slots` [B, H, n].
+private func taken(_ column: MLXArray, _ slots: MLXArray) -> MLXArray {
+    takeAlong(column, spread(slots, over: column), axis: 2)
+}
+
+/// A column with `rows` at `slots` [B, H, n].
+private func put(_ rows: MLXArray, at slots: MLXArray, of column: MLXArray) -> MLXArray {
+    putAlong(column, spread(slots, over: column), values: rows, axis: 2)
+}
+
+/// The slots for every element of a row.
+private func spread(_ slots: MLXArray, over column: MLXArray) -> MLXArray {
+    guard column.ndim > slots.ndim else { return slots }
+    return broadcast(slots.expandedDimensions(axis: -1), to: slots.shape + [column.dim(3)])
+}

@@ -1,0 +1,78 @@
+"""The ways in which a cache may keep its rows, and what a stored row may differ from the given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from mlx_h2o import H2OConfig, H2OKVCache, QuantizedH2OKVCache
+
+SIZE = 32
+"""Elements of a key and of a value: one group."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """Settings that ask for rows of one kind."""
+
+    settings: dict[str, Any]
+    mixed: bool = False
+    latents: bool = False
+
+
+def _packed(**settings: Any) -> dict[str, Any]:
+    return {"kv_group_size": SIZE, **settings}
+
+
+COLUMNS = {
+    "dense": Column({}),
+    "8 bits": Column(_packed(kv_bits=8)),
+    "4 bits": Column(_packed(kv_bits=4)),
+    "K8 V4": Column(_packed(kv_bits=8, v_bits=4)),
+    "8 and 4": Column(_packed(kv_bits=8, light_bits=4, dense_size=3), mixed=True),
+    "K8 V4, newest dense": Column(_packed(kv_bits=8, v_bits=4, dense_size=3), mixed=True),
+    "published": Column(_packed(kv_bits=8, light_bits=4, dense_size=0), mixed=True),
+    "arrays": Column(_packed(kv_bits=8, kv_handed="arrays")),
+    "latents": Column(_packed(kv_bits=8, kv_handed="latents"), latents=True),
+}
+
+
+def new_cache(config: H2OConfig, name: str = "tiny layer 0") -> H2OKVCache:
+    """An empty cache of the class that the settings ask for."""
+    return (H2OKVCache if config.kv_bits is None else QuantizedH2OKVCache)(config, name=name)
+
+
+def rounded(rows: np.ndarray, bits: int | None) -> np.ndarray:
+    """Rows quantised and read again, each by itself and once."""
+    if bits is None or 0 in rows.shape:
+        return rows
+    parts = mx.quantize(mx.array(rows), group_size=SIZE, bits=bits)
+    return np.array(mx.dequantize(*parts, group_size=SIZE, bits=bits))
+
+
+def stored_rows(cache) -> tuple[np.ndarray, np.ndarray]:
+    """Keys and values [B, H, N, D] in the order of the slots, unpacked."""
+    config, found = cache.config, []
+    bits = config.kv_bits, config.v_bits or config.kv_bits
+    for rows, width in zip(cache.keys_and_values(), bits, strict=True):
+        if isinstance(rows, tuple):
+            rows = mx.dequantize(*rows, group_size=SIZE, bits=width)
+        found.append(np.array(rows))
+    return found[0], found[1]
+
+
+def step_of(row: np.ndarray, bits: int) -> float:
+    """The largest error of a row of one group; MLX moves the scale so that 0 is a level."""
+    return 1.1 * float(np.ptp(row)) / (2**bits - 1)
+
+
+def check_mixed(found: np.ndarray, came: np.ndarray, dense: bool, coarsest: int) -> None:
+    """A stored row of mixed precision: as it came, or within a step of the fewest bits."""
+    if dense:
+        np.testing.assert_array_equal(found, came)
+    else:
+        wrong, step = np.abs(found - came).max(), step_of(came, coarsest)
+        assert wrong <= step, f"{wrong} off, a step of {coarsest} bits is {step}"

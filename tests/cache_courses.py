@@ -1,0 +1,308 @@
+"""What happens to a cache, and the same told to the slow reference: after each event they agree.
+
+A course has one cache and a reference for each of its sequences. Everything goes through what is
+public of a cache.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from cache_columns import COLUMNS, SIZE, check_mixed, new_cache, rounded, stored_rows
+from cache_invariants import check_invariants
+from mlx_h2o import H2OConfig, H2OKVCache
+from reference_cache import ReferenceCache
+
+HEADS, GROUP, SCALE = 2, 2, 0.25
+PACKED_QUERIES = 8
+"""Up to so many tokens at a time are attended by the cache itself."""
+
+BY_ROWS = ("keydiff", "value-aware", "mix")
+"""Policies that rank rows by what is stored of them."""
+
+SMALL = {"max_kv_size": 14, "sink_size": 2, "recent_size": 5}
+
+
+class Sequence:
+    """A sequence of random tokens, and its reference."""
+
+    def __init__(self, config: H2OConfig, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.accepted = self.random(420)
+        self.came = [array.copy() for array in self.accepted[1:]]  # drafts too, while they last
+        self.reference = ReferenceCache(config, HEADS)
+
+    def random(self, count: int) -> list[np.ndarray]:
+        """Queries, keys and values [heads, count, SIZE] of tokens that nobody accepted."""
+        heads = HEADS * GROUP, HEADS, HEADS
+        return [self.rng.standard_normal((h, count, SIZE)).astype(np.float32) for h in heads]
+
+    def next(self, count: int, drafts: int = 0) -> list[np.ndarray]:
+        """The next tokens of the sequence, and drafts behind them that are other ones."""
+        start = self.reference.offset
+        parts = zip(self.accepted, self.random(drafts), strict=True)
+        return [np.concatenate([a[:, start : start + count], d], axis=1) for a, d in parts]
+
+    def takes(self, rows: list[np.ndarray]) -> None:
+        """Remember which keys and values come next."""
+        start = self.reference.offset
+        for came, new in zip(self.came, rows, strict=True):
+            came[:, start : start + new.shape[1]] = new
+
+
+class Course:
+    """A cache of ``batch`` sequences, and what befalls it.
+
+    ``batch`` None: one sequence in a cache of its own; a number with ``equal``: so many in a cache
+    with one clock; else a merged batch whose sequences may be of any length.
+    """
+
+    def __init__(
+        self,
+        column: str = "dense",
+        policy: str = "h2o",
+        batch: int | None = None,
+        *,
+        equal: bool = False,
+        seed: int = 0,
+        **settings: Any,
+    ) -> None:
+        self.column = COLUMNS[column]
+        given = SMALL | {"policy": policy} | self.column.settings | settings
+        self._begin(H2OConfig(**given), batch, batch is not None and not equal, seed)
+
+    def _begin(self, config: H2OConfig, batch: int | None, ragged: bool, seed: int) -> None:
+        self.config, self.ragged = config, ragged
+        self.sequences = [Sequence(self.config, 97 * seed + i) for i in range(batch or 1)]
+        self.windows = [0] * len(self.sequences)  # where protected rows begin
+        self.coming = [0] * len(self.sequences)  # padding on the left
+        self.cache: Any = new_cache(self.config)
+        if self.ragged:
+            self.cache = H2OKVCache.merge([new_cache(self.config) for _ in self.sequences])
+
+    def new(self, batch: int, seed: int) -> Course:
+        """A merged batch of other sequences with the same settings."""
+        found = copy.copy(self)
+        found._begin(self.config, batch, True, seed)
+        return found
+
+    @property
+    def references(self) -> list[ReferenceCache]:
+        return [sequence.reference for sequence in self.sequences]
+
+    @property
+    def bits(self) -> tuple[int | None, int | None]:
+        """Of keys and of values; None: as they come."""
+        bits = self.config.kv_bits
+        return bits, None if self.column.latents else self.config.v_bits or bits
+
+    # Events
+
+    def tokens(self, count: int) -> None:
+        """Tokens one by one."""
+        for _ in range(count):
+            self.chunk(1)
+
+    def chunk(self, length: int, drafts: int = 0) -> None:
+        """As many tokens of every sequence in one update."""
+        parts = [sequence.next(length, drafts) for sequence in self.sequences]
+        self._forward(parts, [(0, length + drafts)] * len(parts))
+
+    def prompts(self, lengths: list[int], *, step: int = 64, left: bool = False) -> None:
+        """A prompt for each sequence, padded to the longest, in steps, as mlx_lm feeds them."""
+        longest = max(lengths)
+        padding = [longest - length for length in lengths]
+        if left:
+            self.cache.prepare(left_padding=padding)
+            self.coming = padding
+        elif any(padding):
+            self.cache.prepare(lengths=lengths, right_padding=padding)
+        fed = []
+        for sequence, length, pad in zip(self.sequences, lengths, padding, strict=True):
+            both = [sequence.next(length), sequence.random(pad)]
+            if left:
+                both.reverse()
+            fed.append([np.concatenate(parts, axis=1) for parts in zip(*both, strict=True)])
+        for first in range(0, longest, step):
+            end = min(first + step, longest)
+            spans = []
+            for length, pad in zip(lengths, padding, strict=True):
+                low, high = (pad, longest) if left else (0, length)
+                spans.append(tuple(min(max(edge, first), end) - first for edge in (low, high)))
+            self._forward([[a[:, first:end] for a in arrays] for arrays in fed], spans)
+        if any(padding) and not left:
+            self.cache.finalize()
+            self.check()
+
+    def draft(self, accepted: int, rejected: int, *, at_once: bool = True) -> None:
+        """Drafts, of which the first are accepted, and the others taken back."""
+        if at_once:
+            self.chunk(accepted, rejected)
+        else:
+            self.tokens(accepted)
+            for _ in range(rejected):
+                self.chunk(0, 1)
+        self.trim(rejected)
+
+    def trim(self, count: int) -> None:
+        assert self.cache.is_trimmable()
+        assert self.cache.trim(count) == count
+        for reference in self.references:
+            reference.trim(count)
+        self.check()
+
+    def flush(self) -> None:
+        self.cache.flush()
+        for reference in self.references:
+            reference.flush()
+        self._take_rows()
+        self.check()
+
+    def filter(self, indices: list[int]) -> None:
+        """Only these sequences stay, in this order."""
+        self.flush()
+        self.cache.filter(indices)
+        self.sequences = [self.sequences[index] for index in indices]
+        self.windows = [self.windows[index] for index in indices]
+        self.coming = [0] * len(indices)
+        self.check()
+
+    def extend(self, other: Course) -> None:
+        """The sequences of another course join."""
+        self.flush()
+        other.flush()
+        self.cache.extend(other.cache)
+        self.sequences += other.sequences
+        self.windows += other.windows
+        self.coming += other.coming
+        self.check()
+
+    def extract(self, index: int) -> Course:
+        """A course of its own for one sequence; this one goes on with it too."""
+        self.flush()
+        found = copy.copy(self)
+        found.cache, found.ragged = self.cache.extract(index), False
+        found.sequences = [copy.deepcopy(self.sequences[index])]
+        found.windows, found.coming = [self.windows[index]], [0]
+        found.check()
+        return found
+
+    def copied(self, how: str = "copy") -> Course:
+        """A course that goes on with a copy of the cache, or with its state in another object."""
+        self.flush()
+        found = copy.copy(self)
+        found.sequences = copy.deepcopy(self.sequences)
+        if how == "copy":
+            found.cache = copy.deepcopy(self.cache)
+        else:
+            found.cache = type(self.cache).from_state(self.cache.state)
+        assert type(found.cache) is type(self.cache)
+        found.check()
+        return found
+
+    # What both sides do of an event, and whether they agree
+
+    def _forward(self, parts: list[list[np.ndarray]], spans: list[tuple[int, int]]) -> None:
+        """One forward of a layer; ``spans`` says which of the tokens are a sequence's own."""
+        cache = self.cache
+        if self.column.mixed and self.config.policy in BY_ROWS:
+            self.flush()  # else rows are packed between two evictions of one update
+        queries, keys, values = (np.stack(arrays) for arrays in zip(*parts, strict=True))
+        length = queries.shape[2]
+        mask = cache.make_mask(length)
+        k, v = cache.update_and_fetch(mx.array(keys), mx.array(values))
+        given = {"scale": SCALE, "mask": mask}
+        attended = k if self.column.latents else v
+        self.coming = [n - start for n, (start, _) in zip(self.coming, spans, strict=True)]
+        for b, (start, stop) in enumerate(spans):
+            own = [keys[b, :, start:stop], values[b, :, start:stop]]
+            self.sequences[b].takes(own)
+            if not self.column.mixed:
+                own = [rounded(a, bits) for a, bits in zip(own, self.bits, strict=True)]
+            if stop > start:
+                self.references[b].update(*own)
+            else:
+                self.references[b].flush()
+        self._take_rows()
+        if length <= PACKED_QUERIES:
+            out = cache.attend(mx.array(queries), k, attended, **given)
+        else:
+            out = mx.fast.scaled_dot_product_attention(mx.array(queries), k, attended, **given)
+            if cache.policy.needs_scores:
+                cache.score_chunk(mx.array(queries), k, **given)
+        assert np.isfinite(np.array(out)).all()
+        for b, (start, stop) in enumerate(spans):
+            if stop > start:
+                expected = self.references[b].attend(queries[b, :, start:stop], SCALE)
+                if not self.column.latents:
+                    found = np.array(out[b, :, start:stop])
+                    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=3e-5)
+        self.check(newest=[stop - start for start, stop in spans])
+
+    def _take_rows(self) -> None:
+        """Of mixed precision the references go on with the rows as the cache has packed them."""
+        if not self.column.mixed or self.cache.empty():
+            return
+        positions = np.array(self.cache.positions)
+        keys, values = stored_rows(self.cache)
+        for b, reference in enumerate(self.references):
+            for h, rows in enumerate(reference.heads):
+                slots = {int(p): slot for slot, p in enumerate(positions[b, h])}
+                for row in rows:
+                    if row.position in slots:
+                        slot = slots[row.position]
+                        row.key, row.value = keys[b, h, slot], values[b, h, slot]
+
+    def check(self, newest: list[int] | None = None) -> None:
+        """The same rows, scores, offsets and counts as the references, and the invariants."""
+        cache, references = self.cache, self.references
+        offsets = [reference.offset for reference in references]
+        places = [seen - n for seen, n in zip(offsets, self.coming, strict=True)]
+        assert np.array(cache.offset).reshape(-1).tolist() == places[: None if self.ragged else 1]
+        self.windows = [
+            max(before, offset - max(self.config.recent_size, reference.tail))
+            for before, offset, reference in zip(self.windows, offsets, references, strict=True)
+        ]
+        surplus = any(reference.surplus for reference in references)
+        given = {"window": self.windows, "surplus": surplus, "offsets": offsets}
+        check_invariants(cache, newest=newest, **given)
+        if cache.empty():
+            assert not any(offsets)
+            return
+        evicted = [reference.evicted for reference in references]
+        assert cache.evicted == sum(evicted[: None if self.ragged else 1])
+        assert cache.size() == max(reference.size for reference in references)
+        positions, scores = np.array(cache.positions), np.array(cache.scores)
+        keys, values = stored_rows(cache)
+        for b, sequence in enumerate(self.sequences):
+            for h, rows in enumerate(sequence.reference.heads):
+                slots = np.argsort(positions[b, h])
+                slots = slots[positions[b, h, slots] >= 0]
+                where = f"sequence {b}, head {h}"
+                assert positions[b, h, slots].tolist() == [row.position for row in rows], where
+                if cache.policy.needs_scores:
+                    self._check_scores(sequence.reference, rows, scores[b, h, slots], where)
+                self._check_rows(b, h, (keys[b, h, slots], values[b, h, slots]))
+
+    def _check_scores(self, reference, rows, found: np.ndarray, where: str) -> None:
+        """Of the rows that no trim can reach."""
+        final = [row.position < reference.offset - reference.tail for row in rows]
+        expected = np.array([row.score for row in rows])[final]
+        np.testing.assert_allclose(found[final], expected, rtol=3e-4, atol=1e-5, err_msg=where)
+
+    def _check_rows(self, b: int, head: int, found: tuple[np.ndarray, np.ndarray]) -> None:
+        sequence = self.sequences[b]
+        newest = self.windows[b] + max(self.config.recent_size, sequence.reference.tail)
+        for at, row in enumerate(sequence.reference.heads[head]):
+            for part in range(2):
+                if self.column.mixed:
+                    came = sequence.came[part][head, row.position]
+                    dense = row.position >= newest - self.config.dense_rows
+                    coarsest = self.config.light_bits or self.bits[part]
+                    check_mixed(found[part][at], came, dense, coarsest)
+                else:
+                    np.testing.assert_array_equal(found[part][at], (row.key, row.value)[part])

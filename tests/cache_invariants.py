@@ -1,0 +1,88 @@
+"""What holds of an evicting cache at any time, as code. Raises AssertionError."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_flatten
+
+
+def arrays_of(state: Any) -> list[mx.array]:
+    """The keys, values, scores and positions of a state, packed parts one by one."""
+    return [array for _, array in tree_flatten(list(state[:4]))]
+
+
+def seen_from_outside(cache) -> dict[str, Any]:
+    """What every getter says."""
+    found = {
+        "size": cache.size(),
+        "nbytes": cache.nbytes,
+        "evicted": cache.evicted,
+        "empty": cache.empty(),
+        "trimmable": cache.is_trimmable(),
+        "offset": np.array(cache.offset),
+        "settings": repr(cache.state[4:]),
+    }
+    if not cache.empty():
+        arrays = [cache.keys, cache.values, cache.scores, cache.positions, cache.state[:4]]
+        found |= {name: np.array(array) for name, array in tree_flatten(arrays)}
+    return found
+
+
+def check_same(one: dict[str, Any], other: dict[str, Any]) -> None:
+    """Two answers of ``seen_from_outside``."""
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        np.testing.assert_array_equal(value, other[name], err_msg=name)
+
+
+def check_invariants(
+    cache,
+    *,
+    newest: Sequence[int] | None = None,
+    window: Sequence[int] | None = None,
+    offsets: Sequence[int] | None = None,
+    surplus: bool = False,
+) -> None:
+    """Of a cache between two events.
+
+    Args:
+        cache: of float32 rows or packed ones.
+        newest: rows of each sequence that came with the event, which lie in its last slots.
+        window: where the protected rows of each sequence begin; None: the recent window.
+        offsets: tokens that each sequence has seen; None: as the cache says.
+        surplus: whether rows of a chunk may be there beyond the budget.
+    """
+    config = cache.config
+    mixed = bool(config.light_bits or config.dense_rows)
+    seen = seen_from_outside(cache)
+    check_same(seen, seen_from_outside(cache))  # looking at it changes nothing
+    if cache.empty():
+        assert (cache.size(), cache.nbytes) == (0, 0)
+        return
+    positions = np.array(cache.positions)
+    if offsets is None:
+        offsets = np.broadcast_to(np.array(cache.offset), positions.shape[:1]).tolist()
+    lengths = (positions >= 0).sum(axis=2)
+    assert cache.size() == lengths.max()
+    assert surplus or cache.size() <= config.max_kv_size
+    for b, offset in enumerate(offsets):
+        (length,) = set(lengths[b].tolist())  # as many in every head
+        start = offset - config.recent_size if window is None else window[b]
+        protected = {*range(min(config.sink_size, offset)), *range(max(0, start), offset)}
+        for found in positions[b].tolist():
+            rows = [position for position in found if position >= 0]
+            if not mixed:  # mixed precision has unused slots in each segment
+                assert len(found) == cache.size()
+                assert found[length:] == [-1] * (len(found) - length)
+            assert len(set(rows)) == length and max(rows, default=-1) < offset
+            assert protected <= set(rows), f"gone: {protected - set(rows)}"
+            if length == offset and not mixed:
+                assert rows == list(range(offset))  # in order before anything went
+            if newest is not None:
+                assert rows[length - newest[b] :] == list(range(offset - newest[b], offset))
+    rows = [array for _, array in tree_flatten([cache.keys, cache.values])]
+    assert cache.nbytes >= sum(array.nbytes for array in rows)

@@ -1,0 +1,185 @@
+"""Every kind of cache through one life of events, against the slow reference after each of them.
+
+All pairs of column, policy, mode and group come up here; all combinations do in the exhaustive
+session.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations, product
+
+import pytest
+
+from cache_columns import COLUMNS
+from cache_courses import Course
+from mlx_h2o import policies
+
+MODES = (
+    *((kind, drafts) for kind in ("alone", "three alike") for drafts in (0, 2, 4)),
+    *((kind, 0) for kind in ("ragged", "ragged, padded on the left", "ragged, token by token")),
+)
+"""Sequences, and how many tokens may be drafted at a time."""
+
+GROUPS = (1, 4, 16)
+AXES = (tuple(COLUMNS), policies.names(), MODES, GROUPS)
+
+
+def covering() -> list[tuple]:
+    """All columns with all policies, the other settings so that every pair of two comes up."""
+    found = []
+    for c, p in product(range(len(COLUMNS)), range(len(AXES[1]))):
+        mode = MODES[(c + p) % len(MODES)]
+        found.append((AXES[0][c], AXES[1][p], mode, GROUPS[(c // 3 + 2 * (p // 3)) % 3]))
+    return found
+
+
+def test_the_covering_set_has_every_pair():
+    cases = covering()
+    for one, other in combinations(range(len(AXES)), 2):
+        there = {(case[one], case[other]) for case in cases}
+        assert there == set(product(AXES[one], AXES[other])), (one, other)
+
+
+def of_one_clock(course: Course, drafts: int) -> None:
+    """Short and long chunks, tokens, and drafts where there are any."""
+    course.chunk(5)
+    course.tokens(2)
+    course.trim(3)  # nothing has gone
+    course.chunk(12)
+    course.tokens(9)
+    course.chunk(20)
+    course.flush()
+    course.tokens(10)
+    course.chunk(3)
+    drafting(course, drafts)
+    course.tokens(5)
+    course.chunk(40)
+    course.chunk(9)
+    course.copied("state").tokens(3)
+    course.copied().chunk(4)
+    course.tokens(9)
+
+
+def of_ragged_sequences(course: Course, joining: Course, *, left: bool, step: int) -> None:
+    """Prompts with padding, sequences that leave and join."""
+    course.prompts([5, 17, 9], step=step, left=left)
+    course.tokens(6)
+    course.prompts([1, 30, 2], step=step)
+    course.tokens(3)
+    course.prompts([3, 3, 3])
+    course.filter([2, 0])
+    course.tokens(2)
+    joining.prompts([7])
+    course.extend(joining)
+    course.tokens(7)
+    course.extract(1).tokens(3)
+    course.copied("state").tokens(2)
+    course.prompts([40, 0, 12])
+    course.tokens(9)
+
+
+def drafting(course: Course, drafts: int) -> None:
+    if drafts:
+        course.draft(1, drafts)
+        course.draft(drafts, 1)
+        course.draft(2, drafts - 1, at_once=False)
+        course.draft(0, drafts + 1)
+        course.tokens(2)
+        course.draft(drafts + 1, 0)
+
+
+def live(column: str, policy: str, mode: tuple[str, int], group: int) -> None:
+    kind, drafts = mode
+    if kind.startswith("ragged"):
+        courses = [Course(column, policy, n, seed=n, evict_every=group) for n in (3, 1)]
+        left, step = kind.endswith("left"), 1 if kind.endswith("token") else 8
+        of_ragged_sequences(*courses, left=left, step=step)
+    else:
+        count, settings = None if kind == "alone" else 3, {"speculative": drafts}
+        course = Course(column, policy, count, equal=True, evict_every=group, **settings)
+        of_one_clock(course, drafts)
+
+
+@pytest.mark.parametrize(("column", "policy", "mode", "group"), covering())
+def test_a_life(column, policy, mode, group):
+    live(column, policy, mode, group)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("column", COLUMNS)
+@pytest.mark.parametrize("policy", policies.names())
+def test_every_life(column, policy):
+    for mode, group in product(MODES, GROUPS):
+        live(column, policy, mode, group)
+
+
+@pytest.mark.parametrize("shared_heads", [False, True])
+@pytest.mark.parametrize("policy", policies.names())
+def test_long_chunks_and_shared_heads(policy, shared_heads):
+    """More queries than the average looks back, of sequences that stand apart."""
+    settings = {"shared_heads": shared_heads, "evict_every": 4}
+    course = Course("dense", policy, 2, max_kv_size=40, recent_size=10, **settings)
+    course.prompts([150, 33])
+    course.tokens(6)
+    course.prompts([31, 64])
+    course.tokens(6)
+    if shared_heads:
+        assert all(r.positions()[0] == r.positions()[1] for r in course.references)
+
+
+@pytest.mark.parametrize("column", ["8 and 4", "K8 V4, newest dense"])
+@pytest.mark.parametrize("policy", ["h2o", "keydiff"])
+def test_the_newest_32_rows_dense(column, policy):
+    """The default of ``light_bits``, at a budget that has room for it."""
+    given = {"max_kv_size": 64, "recent_size": 40, "dense_size": None if column[-1] == "4" else 32}
+    course = Course(column, policy, evict_every=8, **given)
+    course.chunk(50)
+    course.tokens(30)
+    course.chunk(20)
+    course.tokens(12)
+
+
+@pytest.mark.parametrize("column", ["dense", "8 bits", "8 and 4"])
+@pytest.mark.parametrize("policy", ["h2o", "keydiff", "window"])
+def test_padding_on_the_left_is_no_part_of_a_sequence(column, policy):
+    course = Course(column, policy, 2)
+    course.cache.prepare(left_padding=[5, 0])
+    assert course.cache.offset.tolist() == [-5, 0]
+    course = Course(column, policy, 2)
+    course.prompts([3, 8], step=4, left=True)
+    course.tokens(12)
+
+
+@pytest.mark.parametrize("budget", [3, 4, 5])
+@pytest.mark.parametrize("policy", policies.names())
+def test_small_budgets(policy, budget):
+    """No sinks, a window of one row, all that remains in the others."""
+    course = Course("dense", policy, max_kv_size=budget, sink_size=0, recent_size=1)
+    course.tokens(budget)
+    course.chunk(2)
+    course.tokens(5)
+    batch = Course("dense", policy, 2, max_kv_size=budget, sink_size=1, recent_size=1)
+    batch.prompts([1, budget + 1], step=1)
+    batch.tokens(4)
+
+
+@pytest.mark.parametrize("budget", [23, 24, 25])
+@pytest.mark.parametrize("policy", policies.names())
+def test_nothing_goes_below_the_budget(policy, budget):
+    course = Course("dense", policy, max_kv_size=budget, evict_every=1)
+    course.chunk(20)
+    course.tokens(4)
+    assert course.cache.evicted == max(0, 24 - budget)
+    assert course.cache.size() == min(24, budget)
+
+
+@pytest.mark.parametrize("group", [1, 3, 7, 8, 9])
+def test_as_many_rows_go_together_as_the_settings_say(group):
+    """Never more rows than the budget, and at most ``heavy_size + 1`` go at once."""
+    course = Course("dense", "h2o", evict_every=group)
+    sizes = []
+    for _ in range(50):
+        course.tokens(1)
+        sizes.append(course.cache.size())
+    assert max(sizes) == 14
+    assert min(sizes[13:]) == 14 - min(group, 8) + 1

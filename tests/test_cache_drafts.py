@@ -1,0 +1,139 @@
+"""Drafts: the newest rows are a tail that a trim may cut at any time, and that leaves no trace."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cache_columns import COLUMNS
+from cache_courses import Course
+from cache_invariants import check_same, seen_from_outside
+from mlx_h2o import H2OConfig, H2OKVCache, policies
+
+
+def draft_apart(one: Course, other: Course, accepted: int, rejected: int) -> None:
+    """Both are given the same tokens, and drafts of their own that are taken back."""
+    for course in (one, other):
+        course.draft(accepted, rejected)
+    check_same(without_padding(one), without_padding(other))
+
+
+def without_padding(course: Course) -> dict:
+    found = seen_from_outside(course.cache)
+    return {name: value for name, value in found.items() if name != "settings"}
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+@pytest.mark.parametrize("policy", policies.names())
+def test_what_was_rejected_does_not_matter(policy, column):
+    """Caches whose drafts differ are the same when these are gone, to the bit."""
+    one, other = (Course(column, policy, speculative=3) for _ in range(2))
+    for sequence in other.sequences:
+        sequence.rng = np.random.default_rng(12345)
+    for course in (one, other):
+        course.chunk(20)
+    for accepted, rejected in ((1, 3), (3, 1), (0, 4), (0, 4), (2, 2), (4, 0), (1, 2), (1, 3)):
+        draft_apart(one, other, accepted, rejected)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    rounds=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), st.booleans()), max_size=12),
+    policy=st.sampled_from(["h2o", "window", "keydiff", "tova", "snapkv"]),
+    column=st.sampled_from(["dense", "8 bits", "8 and 4"]),
+    prompt=st.sampled_from([1, 5, 14, 30]),
+    evict_every=st.sampled_from([1, 3, 16]),
+)
+def test_a_model_that_drafts(rounds, policy, column, prompt, evict_every):
+    course = Course(column, policy, speculative=3, evict_every=evict_every)
+    course.chunk(prompt)
+    for drafted, rejected, at_once in rounds:
+        if drafted:
+            rejected = min(drafted, rejected)
+            course.draft(drafted - rejected, rejected, at_once=at_once)
+
+
+@pytest.mark.parametrize("policy", ["h2o", "window", "keydiff"])
+def test_the_last_tokens_are_never_evicted(policy):
+    """Without a recent window too, and at the least budget that there may be."""
+    given = {"sink_size": 1, "recent_size": 0, "heavy_size": 5, "max_kv_size": 6}
+    course = Course("dense", policy, speculative=3, **given)
+    for _ in range(30):
+        course.chunk(1)
+        newest = list(range(max(0, course.cache.offset - 4), course.cache.offset))
+        for found in np.array(course.cache.positions)[0].tolist():
+            assert sorted(found)[-len(newest) :] == newest
+    for rejected in (4, 1, 0, 3, 2, 4):
+        course.draft(4 - rejected, rejected)
+
+
+def test_drafts_cost_no_rows():
+    """The budget counts them; some rows go up to ``speculative + 1`` tokens earlier."""
+    with_drafts, without = Course(speculative=3, evict_every=1), Course(evict_every=1)
+    for course in (with_drafts, without):
+        course.tokens(11)
+        assert course.cache.evicted == 0
+    with_drafts.draft(0, 4)
+    assert (with_drafts.cache.size(), with_drafts.cache.evicted) == (10, 1)
+    for course in (with_drafts, without):
+        course.tokens(4)
+    assert (without.cache.size(), without.cache.evicted) == (14, 1)
+
+
+def test_trims_that_reach_too_far_are_refused():
+    course = Course(speculative=2)
+    course.chunk(30)
+    course.tokens(3)
+    assert course.cache.is_trimmable()
+    before = seen_from_outside(course.cache)
+    with pytest.raises(
+        ValueError, match=r"\[H2OKVCache.trim\] .* asked to take back 4 tokens, expected"
+    ):
+        course.cache.trim(4)
+    check_same(before, seen_from_outside(course.cache))
+    course.trim(3)
+    course.tokens(2)
+
+
+def test_below_the_budget_everything_may_be_taken_back():
+    course = Course(speculative=2)
+    course.chunk(9)
+    course.trim(9)
+    assert course.cache.size() == 0
+    course.chunk(5)
+    course.tokens(12)
+
+
+@pytest.mark.parametrize("column", ["dense", "8 bits", "8 and 4"])
+@pytest.mark.parametrize("how", ["copy", "state"])
+def test_copies_take_back_drafts_too(how, column):
+    course = Course(column, speculative=3)
+    course.chunk(30)
+    course.chunk(1, 3)
+    twin = course.copied(how)
+    for one in (course, twin):
+        one.trim(3)
+        one.draft(2, 2)
+    found, expected = (seen_from_outside(one.cache) for one in (twin, course))
+    for name in ("nbytes", "settings"):  # a copy has no more room than it needs
+        del found[name], expected[name]
+    check_same(found, expected)
+
+
+def test_batches_take_no_drafts():
+    with pytest.raises(ValueError, match=r"\[BatchH2OKVCache.merge\] speculative is 2, expected 0"):
+        H2OKVCache.merge([Course(speculative=2).cache])
+
+
+def test_settings_of_drafts():
+    with pytest.raises(ValueError, match=r"\[H2OConfig\] speculative is -1, expected an int"):
+        H2OConfig(speculative=-1)
+    # One row must be left that may go.
+    with pytest.raises(ValueError, match=r"\[H2OConfig\].*speculative"):
+        H2OConfig(max_kv_size=8, sink_size=3, speculative=4)
+    H2OConfig(max_kv_size=9, sink_size=3, speculative=4)
+    assert json.loads(Course(speculative=2).cache.state[8])["speculative"] == 2

@@ -1,0 +1,153 @@
+"""Any course of events: hypothesis draws them, the reference says after each what must be there."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from cache_columns import COLUMNS
+from cache_courses import Course
+from mlx_h2o import policies
+
+EXAMPLES = int(os.environ.get("MLX_H2O_EXAMPLES", "300"))
+"""Of each machine in an exhaustive run."""
+
+LENGTHS = st.sampled_from([1, 1, 2, 3, 5, 9, 16])
+
+
+def quick(examples: int) -> settings:
+    return settings(
+        max_examples=examples,
+        stateful_step_count=12,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+class Life(RuleBasedStateMachine):
+    """One sequence, or several with one clock."""
+
+    course: Course
+    batch = st.sampled_from([None, 2])
+    speculative = st.sampled_from([0, 0, 1, 3])
+
+    @initialize(data=st.data())
+    def begin(self, data: st.DataObject) -> None:
+        column = data.draw(st.sampled_from(sorted(COLUMNS)), "column")
+        speculative = data.draw(self.speculative, "speculative")
+        least = 3 if COLUMNS[column].mixed else 0
+        dense = COLUMNS[column].settings.get("dense_size", 0)
+        sinks = data.draw(st.integers(0, 2), "sinks")
+        recent = data.draw(st.integers(least + 1 if dense else 1, 6), "recent")
+        heavy = data.draw(st.integers(0, 5), "heavy")
+        budget = max(sinks + recent + heavy, sinks + speculative + 3)
+        self.course = Course(
+            column,
+            data.draw(st.sampled_from(policies.names()), "policy"),
+            data.draw(self.batch, "batch"),
+            equal=not isinstance(self, RaggedLife),
+            max_kv_size=budget,
+            sink_size=sinks,
+            recent_size=budget - sinks - heavy,
+            heavy_size=heavy,
+            speculative=speculative,
+            evict_every=data.draw(st.sampled_from([1, 2, 4, 16]), "evict_every"),
+            shared_heads=data.draw(st.booleans(), "shared_heads"),
+        )
+
+    @property
+    def room(self) -> bool:
+        """Whether the sequences have tokens left."""
+        return all(reference.offset < 350 for reference in self.course.references)
+
+    @precondition(lambda self: self.room)
+    @rule(length=LENGTHS)
+    def chunk(self, length: int) -> None:
+        self.course.chunk(length)
+
+    @precondition(lambda self: self.room)
+    @rule(count=st.integers(1, 8))
+    def tokens(self, count: int) -> None:
+        self.course.tokens(count)
+
+    @precondition(lambda self: self.room and self.course.config.speculative)
+    @rule(data=st.data(), at_once=st.booleans())
+    def draft(self, data: st.DataObject, at_once: bool) -> None:
+        most = self.course.config.speculative + 1
+        total = data.draw(st.integers(1, most), "drafted")
+        accepted = data.draw(st.integers(0, total), "accepted")
+        self.course.draft(accepted, total - accepted, at_once=at_once)
+
+    @precondition(lambda self: self.course.cache.is_trimmable() and not self.course.cache.evicted)
+    @rule(data=st.data())
+    def trim(self, data: st.DataObject) -> None:
+        shortest = min(reference.offset for reference in self.course.references)
+        self.course.trim(data.draw(st.integers(0, shortest), "trimmed"))
+
+    @rule()
+    def flush(self) -> None:
+        self.course.flush()
+
+    @rule(how=st.sampled_from(["copy", "state"]))
+    def go_on_with_a_copy(self, how: str) -> None:
+        self.course = self.course.copied(how)
+
+    @invariant()
+    def agrees(self) -> None:
+        self.course.check()
+
+
+class RaggedLife(Life):
+    """A merged batch, whose sequences join, leave and are of any length."""
+
+    batch = st.sampled_from([1, 2, 3])
+    speculative = st.just(0)  # there is no speculative decoding of batches
+
+    @precondition(lambda self: self.room)
+    @rule(data=st.data(), step=st.sampled_from([1, 4, 64]))
+    def prompts(self, data: st.DataObject, step: int) -> None:
+        count = len(self.course.sequences)
+        lengths = st.lists(st.integers(0, 14), min_size=count, max_size=count)
+        lengths = data.draw(lengths.filter(any), "lengths")
+        self.course.prompts(lengths, step=step)
+
+    @rule(data=st.data())
+    def some_leave(self, data: st.DataObject) -> None:
+        places = range(len(self.course.sequences))
+        order = data.draw(st.permutations(places), "order")
+        self.course.filter(order[: data.draw(st.integers(1, len(order)), "left")])
+
+    @precondition(lambda self: len(self.course.sequences) < 4)
+    @rule(length=st.integers(0, 16), seed=st.integers(10, 99))
+    def one_joins(self, length: int, seed: int) -> None:
+        other = self.course.new(1, seed)
+        if length:
+            other.prompts([length])
+        self.course.extend(other)
+
+    @rule(data=st.data())
+    def one_goes_on_alone(self, data: st.DataObject) -> None:
+        place = data.draw(st.integers(0, len(self.course.sequences) - 1), "place")
+        self.course.extract(place).tokens(1)
+
+
+@pytest.mark.parametrize("machine", [Life, RaggedLife])
+def test_any_life(machine):
+    run_state_machine_as_test(machine, settings=quick(25))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("machine", [Life, RaggedLife])
+def test_any_of_many_lives(machine):
+    run_state_machine_as_test(machine, settings=settings(quick(EXAMPLES), stateful_step_count=30))

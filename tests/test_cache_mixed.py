@@ -1,0 +1,272 @@
+"""Mixed precision: the newest rows dense, older ones packed once, the light half coarser."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_h2o.caches.affine import recoded
+
+from cache_columns import COLUMNS, SIZE, step_of
+from cache_courses import HEADS, Course
+from cache_invariants import arrays_of
+from mlx_h2o import (
+    H2OConfig,
+    make_prompt_cache,
+    policies,
+    routing,
+)
+from tiny_models import random_prompt, tiny_qwen3
+
+MIXED = [name for name, column in COLUMNS.items() if column.mixed]
+BY_RANK, BY_PART = "8 and 4", "K8 V4, newest dense"
+
+
+def segments(cache) -> list[tuple[int, int | None, int | None]]:
+    """Of each segment, from the slots before: its rows, the bits of its keys and of its values."""
+    keys, values = list(cache.keys), list(cache.values)
+    found = []
+    while len(keys) > 1:
+        bits = [32 * part[0].shape[-1] // SIZE for part in (keys, values)]
+        found.append((keys[0].shape[2], *bits))
+        keys, values = keys[3:], values[3:]
+    return [*found, (keys[0].shape[2], None, None)]
+
+
+def bits_by_position(cache) -> dict[tuple[int, int], int]:
+    """Of each head and position the bits of its key, 32 where it is dense."""
+    bits = [width or 32 for rows, width, _ in segments(cache) for _ in range(rows)]
+    positions = np.array(cache.positions)[0]
+    return {(h, int(p)): bits[slot] for h in range(HEADS) for slot, p in enumerate(positions[h])}
+
+
+# Codes
+
+
+@pytest.mark.parametrize(("bits", "to"), [(8, 4), (8, 2), (4, 2), (4, 8), (2, 8), (8, 8)])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16])
+def test_recoded_rows_keep_the_upper_bits_or_all(bits, to, dtype):
+    rows = mx.random.normal((2, 3, 50, 128), key=mx.random.key(1)).astype(dtype)
+    packed = mx.quantize(rows, group_size=64, bits=bits)
+    again = recoded(packed, bits, to)
+    expected = mx.quantize(rows, group_size=64, bits=to)
+    assert [(a.shape, a.dtype) for a in again] == [(a.shape, a.dtype) for a in expected]
+    before = mx.dequantize(*packed, group_size=64, bits=bits)
+    after = mx.dequantize(*again, group_size=64, bits=to)
+    if to >= bits:
+        assert mx.array_equal(before, after).item()
+        return
+    widest = rows.reshape(2, 3, 50, 2, 64)
+    widest = widest.max(axis=-1) - widest.min(axis=-1)
+    wrong = mx.abs(after - rows).reshape(2, 3, 50, 2, 64).max(axis=-1)
+    # Half a step of the new codes, a step of the old ones, and what the dtype rounds.
+    bound = widest * (0.5 * 2 ** (bits - to) / (2**bits - 1) + 1 / (2**bits - 1)) + 4e-3
+    assert mx.all(wrong <= bound).item()
+
+
+@pytest.mark.parametrize(("bits", "to"), [(4, 8), (2, 4), (2, 8)])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16])
+def test_rows_that_were_given_more_space_come_back_as_they_were(bits, to, dtype):
+    rows = mx.random.normal((2, 3, 50, 128), key=mx.random.key(2)).astype(dtype)
+    packed = mx.quantize(rows, group_size=64, bits=bits)
+    again = recoded(recoded(packed, bits, to), to, bits)
+    assert all(mx.array_equal(one, other).item() for one, other in zip(packed, again, strict=True))
+
+
+# Which rows have which bits
+
+
+@pytest.mark.parametrize("group", [1, 4])
+@pytest.mark.parametrize("policy", policies.names())
+def test_the_newest_are_dense_and_the_rest_in_halves(policy, group):
+    for column, tiers in ((BY_RANK, 2), (BY_PART, 1)):
+        course = Course(column, policy, evict_every=group)
+        course.chunk(30)
+        for length in (1, 3, 12, 1, 1, 1, 1, 1, 30):
+            course.chunk(length)
+            course.flush()
+            found = segments(course.cache)
+            assert len(found) == tiers + 1
+            assert 3 <= found[-1][0] < 3 + 3 + max(3, group)
+            if tiers == 2:
+                (heavy, *bits), (light, *coarse), _ = found
+                assert (bits, coarse) == ([8, 8], [4, 4])
+                assert 0 <= heavy - light <= 1
+            else:
+                assert found[0][1:] == (8, 4)
+
+
+@pytest.mark.parametrize("group", [1, 4])
+@pytest.mark.parametrize("column", MIXED)
+@pytest.mark.parametrize("policy", ["h2o", "window", "keydiff"])
+def test_no_row_gains_precision_and_none_is_packed_twice(policy, column, group):
+    """A row that keeps its bits keeps its numbers; fewer bits are the upper ones of those."""
+    course = Course(column, policy, evict_every=group)
+    course.chunk(20)
+    least = {}
+    for length in (*[1] * 20, 3, 1, 9, *[1] * 10):
+        course.chunk(length)
+        errors = errors_by_position(course)
+        for place, wrong in errors.items():
+            assert wrong >= least.get(place, 0) - 1e-6  # never nearer to what came
+        least = errors
+
+
+def errors_by_position(course: Course) -> dict[tuple[int, int], float]:
+    """By head and position, how far a stored key is from the one that came."""
+    keys, _ = (np.array(rows) for rows in course.cache.keys_and_values())
+    positions = np.array(course.cache.positions)[0]
+    came = course.sequences[0].came[0]
+    return {
+        (h, int(p)): float(np.abs(keys[0, h, slot] - came[h, p]).max())
+        for h in range(HEADS)
+        for slot, p in enumerate(positions[h])
+    }
+
+
+def test_the_light_rows_are_those_of_lower_rank_when_they_leave():
+    """What leaves the dense rows is light where it ranks below what stays heavy."""
+    course = Course(BY_RANK, "h2o", max_kv_size=20, recent_size=6, evict_every=4)
+    course.chunk(20)
+    course.tokens(12)
+    seen = 0
+    for _ in range(40):
+        cache = course.cache
+        before, slow = bits_by_position(cache), course.references[0]
+        ranks = [
+            dict(zip(positions, scores, strict=True))
+            for positions, scores in zip(slow.positions(), slow.scores(), strict=True)
+        ]
+        course.chunk(1)
+        after = bits_by_position(cache)
+        left = {place for place, bits in before.items() if bits == 32 and place in after}
+        for h in range(HEADS):
+            by_bits = {
+                bits: [ranks[h][p] for g, p in left if g == h and after[g, p] == bits]
+                for bits in (8, 4)
+            }
+            if all(by_bits.values()):
+                assert min(by_bits[8]) >= max(by_bits[4])
+                seen += 1
+    assert seen > 5
+
+
+def test_as_published_the_recent_window_is_light_and_all_others_are_not():
+    """8 bits for sinks and heavy rows, 4 for the recent ones (AtomGradient 2026)."""
+    for group in (1, 4):
+        course = Course("published", "h2o", evict_every=group)
+        course.chunk(30)
+        course.flush()
+        for _ in range(20):
+            bits = bits_by_position(course.cache)
+            for (_, position), width in bits.items():
+                start = course.cache.offset - course.config.recent_size
+                if width == 32:
+                    assert position >= course.cache.offset - group + 1
+                elif width == 4:
+                    assert position >= start - group + 1
+                else:
+                    assert position < start
+            course.tokens(1)
+
+
+def test_a_heavy_row_of_the_published_form_keeps_8_bits():
+    """Sinks of a chunk were never in the recent window."""
+    course = Course("published", "h2o", evict_every=1)
+    course.chunk(30)
+    course.tokens(4)
+    came, keys = course.sequences[0].came[0], np.array(course.cache.keys_and_values()[0])
+    positions = np.array(course.cache.positions)[0]
+    for h in range(HEADS):
+        slot = int(np.argmax(positions[h] == 0))
+        assert np.abs(keys[0, h, slot] - came[h, 0]).max() <= step_of(came[h, 0], 8)
+        assert not np.array_equal(keys[0, h, slot], came[h, 0])
+
+
+# Attention, bytes, models
+
+
+@pytest.mark.parametrize("column", MIXED)
+@pytest.mark.parametrize("policy", ["h2o", "keydiff"])
+def test_a_batch_packs_each_sequence_as_alone(policy, column):
+    """The same numbers, row by row."""
+    batch = Course(column, policy, 2, evict_every=4)
+    alone = [Course(column, policy, evict_every=4) for _ in range(2)]
+    for course, sequence in zip(alone, batch.new(2, 0).sequences, strict=True):
+        course.sequences = [sequence]
+    for lengths, count in (([5, 17], 9), ([3, 3], 9), ([1, 30], 9)):
+        batch.prompts(lengths)
+        batch.tokens(count)
+        for place, (course, length) in enumerate(zip(alone, lengths, strict=True)):
+            course.chunk(length)
+            course.tokens(count)
+            found = batch.extract(place)
+            course.flush()
+            assert segments(found.cache) == segments(course.cache)
+            assert errors_by_position(found) == errors_by_position(course)
+
+
+def test_nbytes_counts_what_is_stored():
+    packed = {8: SIZE + 8, 4: SIZE // 2 + 8}
+    for column in (BY_RANK, BY_PART):
+        course = Course(column, evict_every=1)
+        course.chunk(40)
+        course.flush()
+        rows = sum(
+            count * (2 * SIZE * 4 if bits is None else packed[bits] + packed[v_bits])
+            for count, bits, v_bits in segments(course.cache)
+        )
+        stored = sum(array.nbytes for array in arrays_of(course.cache.state))
+        assert stored == HEADS * (rows + 14 * 8)
+        # The dense rows have room for a group more.
+        assert stored <= course.cache.nbytes <= stored + HEADS * 6 * (2 * SIZE * 4 + 8)
+
+
+def test_in_a_model():
+    """Close to the dense cache's logits, the same inside and outside of routing."""
+    model = tiny_qwen3(head_dim=32)
+    prompt = random_prompt(60)
+    by_rank = {"kv_bits": 8, "light_bits": 4, "kv_group_size": 32, "dense_size": 4}
+    found = []
+    for settings_of, routed in (({}, True), (by_rank, True), (by_rank, False)):
+        given = {"max_kv_size": 64, "recent_size": 20, "policy": "keydiff"}
+        caches = make_prompt_cache(model, **given, **settings_of)
+        logits = []
+        with routing(model) if routed else mx.stream(mx.cpu):
+            for start, stop in ((0, 30), *((i, i + 1) for i in range(30, 60))):
+                tokens = mx.array(prompt[start:stop])[None]
+                logits.append(model(tokens, cache=caches)[0])
+                mx.eval(logits[-1], [cache.state for cache in caches])
+        found.append(np.array(mx.concatenate(logits)))
+    np.testing.assert_allclose(found[1], found[2], rtol=0, atol=1e-3)
+    off = np.abs(found[1] - found[0]).max(axis=-1)
+    assert off[:29].max() < 1e-3  # nothing is packed before the first chunk is over
+    assert off.max() < 0.3 * np.abs(found[0]).max()
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"light_bits": 4}, "light_bits is 4 and kv_bits is None"),
+        ({"dense_size": 4}, "dense_size is 4 and kv_bits is None"),
+        ({"kv_bits": 8, "light_bits": 3}, "light_bits is 3, expected one of"),
+        ({"kv_bits": 6, "light_bits": 4}, "expected kv_bits of 4 or 8"),
+        ({"kv_bits": 4, "light_bits": 4}, "expected kv_bits of 4 or 8, and fewer light_bits"),
+        ({"kv_bits": 8, "light_bits": 4, "v_bits": 4}, "expected one of them"),
+        ({"kv_bits": 8, "dense_size": 64, "recent_size": 64}, "dense_size is 64, expected 0 to 63"),
+        ({"kv_bits": 8, "dense_size": -1}, "dense_size is -1"),
+    ],
+)
+def test_settings_that_are_refused(given, text):
+    if given.get("recent_size"):
+        given = given | {"heavy_size": 252 - given["recent_size"]}
+    with pytest.raises(ValueError, match=r"^\[H2OConfig\] ") as error:
+        H2OConfig(**given)
+    assert text in str(error.value)
+
+
+def test_the_newest_32_are_dense_by_default():
+    assert H2OConfig(kv_bits=8, light_bits=4).dense_rows == 32
+    assert H2OConfig(max_kv_size=16, kv_bits=8, light_bits=4).dense_rows == 3
+    assert H2OConfig(kv_bits=8, v_bits=4).dense_rows == 0
+    assert H2OConfig(kv_bits=8, light_bits=4, dense_size=0).dense_rows == 0

@@ -1,0 +1,219 @@
+"""QuantizedH2OKVCache: each row is packed once, moved as it is, and handed out as it is stored."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from cache_columns import SIZE, new_cache, rounded
+from cache_courses import SMALL, Course
+from cache_invariants import arrays_of
+from mlx_h2o import H2OConfig, H2OKVCache, QuantizedH2OKVCache, policies
+from mlx_h2o.caches import affine
+
+WIDTHS = [(8, None), (4, None), (8, 4), (3, 6), (2, None)]
+
+
+def packed_cache(policy="h2o", **given) -> QuantizedH2OKVCache:
+    chosen = SMALL | {"policy": policy, "kv_bits": 8, "kv_group_size": SIZE} | given
+    return QuantizedH2OKVCache(H2OConfig(**chosen), name="tiny layer 0")
+
+
+@pytest.fixture
+def nothing_is_packed(monkeypatch: pytest.MonkeyPatch):
+    """Call it, and from then on packing and unpacking rows is an error."""
+
+    def refuse(*arguments: object, **named: object) -> None:
+        raise AssertionError("rows were packed or unpacked")
+
+    def forbid() -> None:
+        monkeypatch.setattr(mx, "quantize", refuse)
+        monkeypatch.setattr(mx, "dequantize", refuse)
+
+    return forbid
+
+
+@pytest.mark.parametrize(("bits", "v_bits"), WIDTHS)
+@pytest.mark.parametrize("policy", ["h2o", "window", "keydiff"])
+def test_any_bits(policy, bits, v_bits):
+    course = Course("8 bits", policy, kv_bits=bits, v_bits=v_bits, evict_every=4)
+    for length in (20, 1, 1, 1, 9, 1, 3, 1, 1, 1, 1):
+        course.chunk(length)
+
+
+@pytest.mark.parametrize("batch", [None, 2])
+def test_the_codes_are_those_of_the_rows_as_they_came(batch):
+    """After chunks, evictions and moves: bit by bit what packing them once gives."""
+    course = Course("K8 V4", batch=batch, evict_every=4)
+    course.chunk(20)
+    course.tokens(9)
+    cache = course.cache if batch is None else course.cache.extract(1)
+    came = course.sequences[-1].came
+    positions = np.array(cache.positions)[0][..., None]
+    for stored, rows, bits in ((cache.keys, came[0], 8), (cache.values, came[1], 4)):
+        expected = mx.quantize(mx.array(rows), group_size=SIZE, bits=bits)
+        for part, whole in zip(stored, expected, strict=True):
+            found = np.take_along_axis(np.array(whole), positions, axis=1)
+            np.testing.assert_array_equal(np.array(part)[0], found)
+
+
+@pytest.mark.parametrize("policy", ["h2o", "window", "random"])
+def test_evicting_packs_and_unpacks_nothing(policy, nothing_is_packed):
+    course = Course("4 bits", policy)
+    course.chunk(30)
+    cache = course.cache
+    nothing_is_packed()
+    cache.flush()
+    mx.eval(arrays_of(cache.state))
+    with pytest.raises(AssertionError, match="packed or unpacked"):
+        cache.update_and_fetch(*[mx.ones((1, 2, 1, SIZE))] * 2)
+
+
+@pytest.mark.parametrize("length", [1, 8, 9])
+def test_up_to_8_tokens_rows_are_handed_out_packed(length):
+    course = Course("8 bits")
+    course.tokens(20)
+    cache = course.cache
+    _, keys, values = (part[None] for part in course.sequences[0].next(length))
+    k, v = cache.update_and_fetch(mx.array(keys), mx.array(values))
+    packed = length <= 8
+    assert isinstance(k, tuple) == isinstance(v, tuple) == packed
+    assert hasattr(cache, "bits") == packed  # mlx_lm's attention takes it for packed rows
+    assert cache.group_size == SIZE
+    if packed:
+        assert [part.shape[2] for part in (*k, *v)] == [cache.positions.shape[2]] * 6
+    else:
+        np.testing.assert_array_equal(np.array(k)[:, :, -length:], rounded(keys, 8))
+    again, _ = cache.keys_and_values()
+    assert isinstance(again, tuple) == packed
+
+
+def test_an_array_is_handed_out_where_a_model_computes_with_keys():
+    for length in (1, 8, 9):
+        course = Course("arrays")
+        course.chunk(length)
+        k, v = course.cache.keys_and_values()
+        assert isinstance(k, mx.array) and isinstance(v, mx.array)
+
+
+def test_latents_are_packed_and_rotary_parts_are_not():
+    course = Course("latents")
+    course.tokens(3)
+    words, scales, _ = course.cache.keys
+    assert (words.dtype, words.shape[-1]) == (mx.uint32, SIZE * 8 // 32)
+    assert scales.shape[-1] == 1
+    assert (course.cache.values.dtype, course.cache.values.shape[-1]) == (mx.float32, SIZE)
+    k, v = course.cache.keys_and_values()
+    assert isinstance(k, tuple) and isinstance(v, mx.array)
+
+
+@pytest.mark.parametrize("policy", policies.names())
+def test_the_output_does_not_depend_on_how_the_tokens_come(policy):
+    """A chunk reads what is stored, so it and single tokens see the same rows."""
+    whole, by_one = (Course("8 bits", policy) for _ in range(2))
+    whole.chunk(12)
+    by_one.tokens(12)
+    for one, other in zip(arrays_of(whole.cache.state)[:6], arrays_of(by_one.cache.state)[:6]):  # noqa: B905
+        np.testing.assert_array_equal(np.array(one), np.array(other))
+
+
+@pytest.mark.parametrize(("bits", "v_bits"), WIDTHS)
+@pytest.mark.parametrize("dtype", [mx.float16, mx.float32])
+def test_nbytes_counts_every_array(bits, v_bits, dtype):
+    cache = packed_cache("window", kv_bits=bits, v_bits=v_bits, evict_every=1)
+    token = mx.random.normal((1, 2, 1, 2 * SIZE)).astype(dtype)
+    for _ in range(20):
+        cache.update_and_fetch(token, token)
+    groups = 2 * 2 * dtype.size  # of each group a scale and a bias
+    row = 2 * SIZE * bits // 8 + 2 * SIZE * (v_bits or bits) // 8 + 2 * groups
+    # And positions, but for the newest row, whose place is known; the policy wants no scores.
+    assert cache.nbytes == 2 * (14 * row + 13 * 4)
+
+
+# Sizes of groups
+
+
+def test_a_width_that_the_group_does_not_divide_takes_32_and_says_so_once(monkeypatch):
+    monkeypatch.setattr(affine, "_warned", set())
+    rows = mx.random.normal((1, 1, 1, 96))
+    first, second = (packed_cache("window", kv_group_size=64) for _ in range(2))
+    with pytest.warns(UserWarning, match=r"96.*kv_group_size = 64 does not divide: groups of 32"):
+        first.update_and_fetch(rows, rows)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        second.update_and_fetch(rows, rows)
+        assert (first.group_size, second.group_size) == (32, 32)
+        restored = QuantizedH2OKVCache.from_state(second.state)
+        assert restored.group_size == 32
+        assert second.to_quantized(group_size=64, bits=8) is second
+
+
+@pytest.mark.parametrize("given", [{}, {"light_bits": 4}])
+def test_a_width_that_no_group_divides_is_refused_and_nothing_is_done(given):
+    cache = packed_cache("window", kv_group_size=64, **given)
+    rows = mx.zeros((1, 1, 1, 80))
+    with pytest.raises(ValueError, match=r"tiny layer 0 has keys of 80.*neither .*64 nor 32"):
+        cache.update_and_fetch(rows, rows)
+    assert cache.empty() and cache.offset == 0
+
+
+def test_an_empty_one_has_8_bits():
+    assert (QuantizedH2OKVCache().bits, QuantizedH2OKVCache().group_size) == (8, 64)
+
+
+# to_quantized
+
+
+@pytest.mark.parametrize("policy", policies.names())
+@pytest.mark.parametrize("tokens", [0, 10, 40])
+def test_to_quantized_goes_on_with_the_same_rows(policy, tokens):
+    course = Course("dense", policy, evict_every=4)
+    course.tokens(tokens)
+    dense = course.cache
+    packed = dense.to_quantized(group_size=32, bits=4)
+    assert type(packed) is QuantizedH2OKVCache
+    assert packed.config == replace(dense.config, kv_bits=4, kv_group_size=32)
+    assert (packed.offset, packed.evicted, packed.name) == (tokens, dense.evicted, dense.name)
+    assert packed.to_quantized(group_size=32, bits=4) is packed
+    with pytest.raises(ValueError, match=r"bits 8, expected 32 and 4 as .*tiny layer 0"):
+        packed.to_quantized(group_size=32, bits=8)
+    course.check()  # the dense one is as it was
+    if tokens:
+        expected = mx.quantize(dense.keys, group_size=32, bits=4)
+        for one, other in zip(packed.keys, expected, strict=True):
+            np.testing.assert_array_equal(np.array(one), np.array(other))
+        for name in ("scores", "positions"):
+            found, before = (np.array(getattr(one, name)) for one in (packed, dense))
+            np.testing.assert_array_equal(found, before)
+    twin = new_cache(packed.config)
+    assert type(twin) is type(packed)
+    for length in (1, 3, 9, 1):
+        rows = [mx.ones((1, 2, length, SIZE))] * 2
+        packed.update_and_fetch(*rows)
+        packed.update_scores(mx.ones((1, 4, length, packed.positions.shape[2])))
+    assert packed.offset == tokens + 14
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"kv_bits": 7}, "kv_bits is 7, expected one of"),
+        ({"kv_bits": True}, "kv_bits is True"),
+        ({"v_bits": 4}, "v_bits is 4 and kv_bits is None"),
+        ({"kv_bits": 8, "v_bits": 1}, "v_bits is 1"),
+        ({"kv_bits": 8, "kv_group_size": 48}, "kv_group_size is 48, expected one of"),
+    ],
+)
+def test_settings_that_are_refused(given, text):
+    with pytest.raises(ValueError, match=r"^\[H2OConfig\] ") as error:
+        H2OConfig(**given)
+    assert text in str(error.value)
+
+
+def test_a_dense_cache_takes_no_bits():
+    with pytest.raises(ValueError, match=r"\[H2OKVCache\] kv_bits is 8, expected None"):
+        H2OKVCache(H2OConfig(kv_bits=8))

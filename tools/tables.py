@@ -1,0 +1,197 @@
+#!/usr/bin/env python3
+"""Write the measured tables of the README and the documents from the committed results, or check.
+
+python tools/tables.py            # writes every page
+python tools/tables.py --check    # fails if a page shows anything but its result
+
+A table stands between "<!-- table: NAME -->" and "<!-- end of table -->", for a NAME of TABLES.
+"""
+
+import importlib
+import json
+import re
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+Rows = list[list[str]]
+
+
+def demo(result: dict[str, Any]) -> str:
+    """Four caches on one text, as ``python -m mlx_h2o.demo`` wrote them; and their settings."""
+    arms, settings = result["arms"], result["settings"]
+    rows = [
+        ["tokens/s, generating", *(f"{median(arm['tokens_per_second']):.0f}" for arm in arms)],
+        ["KV cache, MB", *(f"{arm['kv_bytes'] / 1e6:.2f}" for arm in arms)],
+        ["peak memory reading, MB", *(f"{arm['peak_prefill_bytes'] / 1e6:.1f}" for arm in arms)],
+        ["peak memory writing, MB", *(f"{arm['peak_decode_bytes'] / 1e6:.1f}" for arm in arms)],
+        ["rows evicted per layer", *(str(arm["evicted_rows_per_layer"]) for arm in arms)],
+        ["perplexity after eviction", *(f"{arm['perplexity']:.2f}" for arm in arms)],
+        ["same top token as full", *(f"{arm['top1_agreement']:.1%}" for arm in arms)],
+    ]
+    if result["recall_counts"]:
+        recalled = (f"{sum(a['facts_recalled'])} of {len(a['facts_recalled'])}" for a in arms)
+        rows.append(["planted facts recalled", *recalled])
+    said = f"{settings['tokens']} tokens, budget {settings['max_kv_size']} rows"
+    table = _markdown(["", *(arm["name"] for arm in arms)], rows)
+    return f"{table}\n\n{said}; speeds are medians, the caches taking turns."
+
+
+def policies(result: dict[str, Any]) -> str:
+    """Every policy at three budgets."""
+    return str(_benchmark("policy_statistics").table(result))
+
+
+def budgets(result: dict[str, Any]) -> str:
+    """The same rows spent in three ways over the layers."""
+    return str(_benchmark("budgets").table(result))
+
+
+def sparse_v(result: dict[str, Any]) -> str:
+    """What each threshold drops, and what 1e-6 skips."""
+    benchmark = _benchmark("sparse_v")
+    return f"{benchmark.summary(result)}\n\n{benchmark.table(result, threshold=1e-6)}"
+
+
+def layer_bytes(result: dict[str, Any]) -> str:
+    """Bytes of one layer."""
+    rows = [
+        [
+            name,
+            f"{one['bytes']:,}",
+            f"{one['compression']:.1f}",
+            f"{one['compression_of_codes_alone']:.1f}",
+            one["stated"].rstrip("x") or "-",
+        ]
+        for name, one in result["one_layer_2048_to_256"].items()
+    ]
+    head = ["cache", "bytes", "smaller by", "codes or numbers alone", "the paper says"]
+    return _markdown(head, rows)
+
+
+def process_bytes(result: dict[str, Any]) -> str:
+    """Megabytes that a process needs."""
+    head = ["cache", "stored"]
+    peaks = [(when, which) for when in ("reading", "writing") for which in ("mlx", "process")]
+    head += [f"{when}, {'MLX' if which == 'mlx' else which}" for when, which in peaks]
+    rows = []
+    for name, one in result["processes"]["arms"].items():
+        numbers = [one["bytes"], *(one[when][f"{which}_peak"] for when, which in peaks)]
+        rows.append([name, *(f"{number / 1e6:.1f}" for number in numbers)])
+    return _markdown(head, rows)
+
+
+def precision(result: dict[str, Any]) -> str:
+    """Perplexity of fewer bits, beside an evicting cache of dense rows."""
+    found, rows = result["budgets"], []
+    for name in next(iter(found.values())):
+        rows.append([name])
+        for of in (one[name] for one in found.values()):
+            low, high = of["percent_to_dense_from"], of["percent_to_dense_to"]
+            rows[-1] += [f"{of['perplexity']:.2f}", f"{of['percent_to_dense']:+.2f}"]
+            rows[-1].append(f"{low:+.2f} to {high:+.2f}")
+    head = ["cache"]
+    for budget in found:
+        head += [f"{budget} rows: perplexity", "to dense, %", "between"]
+    return _markdown(head, rows)
+
+
+def decode_step(result: dict[str, Any]) -> str:
+    """Speed of decoding as a multiple of RotatingKVCache's."""
+    runs = result["runs"]
+    rows = []
+    for name in runs[0]["arms"]:
+        if name == "rotating":
+            continue
+        ratios = [run["arms"][name]["ratio_to_rotating"] for run in runs]
+        cells = [
+            " / ".join(f"{one[key]:.2f}" for key in ("min", "median", "max")) for one in ratios
+        ]
+        rows.append([name, *cells])
+    models = [f"{run['model']}, {run['parameters'] / 1e6:.1f}M parameters" for run in runs]
+    return _markdown(["cache or policy", *models], rows)
+
+
+# The name of a table, the result that it shows, and who writes it.
+TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
+    "demo": ("demo.json", demo),
+    "policies": ("policies.json", policies),
+    "budgets": ("budgets.json", budgets),
+    "sparse V": ("sparse_v.json", sparse_v),
+    "bytes of a layer": ("cache_bytes.json", layer_bytes),
+    "bytes of a process": ("cache_bytes.json", process_bytes),
+    "precision": ("mixed_precision.json", precision),
+    "decode step": ("decode_step.json", decode_step),
+}
+
+_MARKED = re.compile(r"(<!-- table: ([^\n]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+
+
+def rewritten(page: Path, text: str) -> str:
+    """The text of ``page`` with each table of TABLES, and below it machine and versions."""
+
+    def table(found: re.Match[str]) -> str:
+        if found[2] not in TABLES:
+            return found[0]  # nox -s models writes its own
+        file, write = TABLES[found[2]]
+        result = json.loads((RESULTS / file).read_text(encoding="utf-8"))
+        up = "../" * (len(page.relative_to(ROOT).parts) - 1)
+        said = f"{_environment(result['environment'])} ([result]({up}benchmarks/results/{file}))."
+        lines = textwrap.wrap(said, width=100, break_on_hyphens=False, break_long_words=False)
+        return "\n".join([f"{found[1]}{write(result)}", "", *lines, found[3]])
+
+    return _MARKED.sub(table, text)
+
+
+def shown(text: str) -> list[str]:
+    """Names of the tables that ``text`` shows."""
+    return [found[2] for found in _MARKED.finditer(text)]
+
+
+def _environment(machine: dict[str, str]) -> str:
+    said = (
+        f"{machine['machine']}, {machine['cores']} cores, {machine['system']}, "
+        f"Python {machine['python']}, MLX {machine['mlx']}, mlx-lm {machine['mlx_lm']}, "
+        f"back end {machine['backend']}"
+    )
+    return f"{said}, {machine['blas']}" if "blas" in machine else said
+
+
+def _benchmark(name: str) -> Any:
+    folder = str(ROOT / "benchmarks")
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    return importlib.import_module(name)
+
+
+def _markdown(head: list[str], rows: Rows) -> str:
+    lines = [f"| {' | '.join(row)} |" for row in (head, *rows)]
+    return "\n".join(
+        [lines[0].replace("|  |", "| |"), f"|---|{'---:|' * (len(head) - 1)}", *lines[1:]]
+    )
+
+
+def main() -> int:
+    stale = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        wanted = rewritten(page, text)
+        if wanted != text:
+            stale.append(str(page.relative_to(ROOT)))
+            if "--check" not in sys.argv[1:]:
+                page.write_text(wanted, encoding="utf-8")
+    if stale and "--check" in sys.argv[1:]:
+        print(f"out of step with its result: {', '.join(stale)}; run tools/tables.py")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
