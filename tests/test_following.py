@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import mlx_h2o
 from mlx_h2o import H2OConfig, LinkedH2OCache
 from models import tiny
+from sizes import examples
 
 
 def rows(positions: list[int], width: int, salt: float) -> mx.array:
@@ -33,7 +34,8 @@ def step(cache: LinkedH2OCache, count: int, random: np.random.Generator):
     cache[0].update_scores(mx.array(scores))
 
 
-@settings(max_examples=40, deadline=None)
+@pytest.mark.examples
+@settings(max_examples=examples(40), deadline=None)
 @given(
     steps=st.lists(st.sampled_from([1, 1, 1, 2, 5, 9]), min_size=1, max_size=40),
     evict_every=st.sampled_from([1, 3]),
