@@ -292,7 +292,7 @@ def neon(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def sanitize_c(session: nox.Session) -> None:
-    """The tests of the C interface with ASan and UBSan, one with LSan (GCC; 4 minutes)."""
+    """The tests of the C interface with ASan, UBSan and LSan in the library (GCC; 4 minutes)."""
     compiler = shutil.which("g++")
     if compiler is None or sys.platform != "linux":
         absent(session, "g++ on Linux not found: its sanitizers are what Python can preload")

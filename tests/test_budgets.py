@@ -11,7 +11,6 @@ import pytest
 
 import mlx_h2o
 from mlx_h2o import H2OConfig, cli, demo, evaluate
-from mlx_h2o.caches import attention
 from mlx_h2o.lm.profiling import LayerProfile, Profile
 from tiny_models import random_prompt, stock_tokens, tiny_qwen3
 
@@ -60,14 +59,13 @@ def test_the_profile_is_what_numpy_makes_of_the_scores(monkeypatch):
     """Every watched step of every layer, from the scores that attention returned."""
     model = tiny_qwen3()
     seen = []
-    original = attention.attention_with_scores
+    original = mlx_h2o.H2OKVCache.update_scores
 
-    def watched(*args, **kwargs):
-        found = original(*args, **kwargs)
-        seen.append(np.array(found[1], np.float64))
-        return found
+    def watched(self, scores, **given):
+        seen.append(np.array(scores, np.float64))
+        return original(self, scores, **given)
 
-    monkeypatch.setattr(attention, "attention_with_scores", watched)
+    monkeypatch.setattr(mlx_h2o.H2OKVCache, "update_scores", watched)
     found = mlx_h2o.profile(model, [random_prompt(70), random_prompt(66, seed=2)], prompt=50)
     assert (found.model, found.steps, len(found.layers)) == ("qwen3", 36, 2)
     seen = [scores for scores in seen if scores.shape[2] == 1]

@@ -284,7 +284,7 @@ class BatchH2OKVCache(H2OKVCache):
     def state(self) -> tuple[Any, ...]:
         """keys, values, scores, positions, unscored, name, lines, settings; the last two JSON."""
         table = self._table
-        rows = (None,) * 4
+        rows: tuple[Any, ...] = (None,) * 4
         if table is not None:
             rows = (*formats.stored(table), self.scores, self.positions)
         lines = {
@@ -335,10 +335,7 @@ def _none_like(table: Table, lines: int) -> Table:
         return mx.zeros((lines, part.shape[1], 0, *part.shape[3:]), part.dtype)
 
     found = Table(
-        [
-            Segment(*(column.each(none) for column in (one.keys, one.values)), [0] * lines)
-            for one in table.segments
-        ]
+        [Segment(one.keys.each(none), one.values.each(none), [0] * lines) for one in table.segments]
     )
     found.fills = dict(table.fills)
     found.beside = {name: none(array) for name, array in table.beside.items()}
