@@ -155,9 +155,9 @@ def pytest(session: nox.Session, *arguments: str, env: dict[str, str] | None = N
     python(session, "-m", "pytest", "-q", *arguments, *session.posargs, env=env)
 
 
-def run_parity(session: nox.Session, env: dict[str, str]) -> None:
+def run_parity(session: nox.Session, env: dict[str, str], *options: str) -> None:
     REPORTS.mkdir(exist_ok=True)
-    command = ("-m", "parity", "--json", str(REPORTS / "parity.json"))
+    command = ("-m", "parity", "--json", str(REPORTS / "parity.json"), *options)
     python(session, *command, env=env | {"PYTHONPATH": str(ROOT / "tests")})
 
 
@@ -224,7 +224,7 @@ def tests(session: nox.Session) -> None:
     python(session, "-m", "pip", "install", "-q", *CUDA_COMPILER)
     if swift is not None:
         run_swift(session, swift)
-    run_parity(session, env)
+    run_parity(session, env, "--emulate", "8")
     pytest(session, *SIDE_BY_SIDE, env=env)
 
 
@@ -241,6 +241,7 @@ def exhaustive(session: nox.Session) -> None:
     """The settings that `tests` leaves out of its matrices, and many more random examples."""
     env = c_library(session) | {"MLX_H2O_EXHAUSTIVE": "1"}
     python(session, "-m", "pip", "install", "-q", *CUDA_COMPILER)
+    run_parity(session, env, "--legs", "reference,composed,emulator")
     pytest(session, *SIDE_BY_SIDE, "-m", "exhaustive or examples", env=env)
 
 
@@ -291,7 +292,7 @@ def neon(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def sanitize_c(session: nox.Session) -> None:
-    """The tests of the C interface with ASan and UBSan, one with LSan (GCC; 4 minutes)."""
+    """The tests of the C interface with ASan, UBSan and LSan in the library (GCC; 4 minutes)."""
     compiler = shutil.which("g++")
     if compiler is None or sys.platform != "linux":
         absent(session, "g++ on Linux not found: its sanitizers are what Python can preload")

@@ -8,8 +8,8 @@ cache of 64 rows with groups of 16 holds 49 to 64. What that costs is measured h
 of one row. Documents, readings and figures are those of benchmarks/policies.py; differences are
 paired by document.
 
-``--models`` takes folders besides "demo". What the result file already has of the same settings is
-not measured again.
+The default, ``max_kv_size // 32``, is always among the groups. ``--models`` takes folders besides
+"demo". What the result file already has of the same settings is not measured again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     settings = {
         "length": args.length,
         "facts_per_document": args.facts,
-        "budgets": args.budgets,
         "prompt": PROMPT,
         "chunk": CHUNK,
         "documents": args.documents,
@@ -71,7 +70,8 @@ def _measure_groups(
 ) -> None:
     tokens = mx.array([document.planted.tokens for document in documents])
     known = runs.setdefault(str(budget), {})
-    for group in groups:
+    default = H2OConfig(max_kv_size=budget).group
+    for group in sorted({int(ALONE), default, *groups}):
         if str(group) in known:
             continue
         config = H2OConfig(max_kv_size=budget, policy=policy, evict_every=group)
@@ -122,22 +122,27 @@ def verdicts(runs: Any, budgets: list[str]) -> list[str]:
 def table(result: dict[str, Any]) -> str:
     """Markdown: a line per model, policy and size of group, three columns per budget.
 
-    A sign where the interval of the difference to single rows leaves out 0.
+    A sign where the interval of the difference to single rows leaves out 0; nothing where that
+    group was not measured at that budget.
     """
-    budgets = [str(budget) for budget in result["settings"]["budgets"]]
+    places = [place["policies"] for place in result["models"].values()]
+    measured = {budget for place in places for runs in place.values() for budget in runs}
+    budgets = sorted(measured, key=int)
     head = ["model", "policy", "group"]
     for budget in budgets:
         head += [f"{budget}: loss", "by token", "by chunk"]
     lines = [head, ["---", "---", "---:", *["---:"] * (3 * len(budgets))]]
     for model, place in result["models"].items():
         for policy, runs in place["policies"].items():
-            for group in runs[budgets[0]]:
+            for group in sorted({group for run in runs.values() for group in run}, key=int):
                 cells = [_cell(runs, budget, group, name) for budget in budgets for name in FIGURES]
                 lines.append([model, f"`{policy}`", group, *cells])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _cell(runs: Any, budget: str, group: str, figure: str) -> str:
+    if group not in runs.get(budget, {}):
+        return ""
     mean = float(np.mean(runs[budget][group][figure]))
     found = difference(runs, [budget], group, figure)
     sign = ("+" if found.mean > 0 else "-") if found.significant else ""
@@ -158,7 +163,13 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
-    print(table(run(args)))
+    result = run(args)
+    print(table(result))
+    for model, place in result["models"].items():
+        for policy, runs in place["policies"].items():
+            for budget, groups in runs.items():
+                found = [group for group in groups if free(runs, budget, group)]
+                print(f"{model}, {policy}, {budget} rows: no cost shown for {', '.join(found)}")
 
 
 if __name__ == "__main__":

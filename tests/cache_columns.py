@@ -22,12 +22,6 @@ class Column:
     mixed: bool = False
     latents: bool = False
 
-    @property
-    def bits(self) -> tuple[int | None, int | None]:
-        """Of keys and of values; None: as they come."""
-        bits = self.settings.get("kv_bits")
-        return bits, None if self.latents else self.settings.get("v_bits", bits)
-
 
 def _packed(**settings: Any) -> dict[str, Any]:
     return {"kv_group_size": SIZE, **settings}
@@ -75,11 +69,10 @@ def step_of(row: np.ndarray, bits: int) -> float:
     return 1.1 * float(np.ptp(row)) / (2**bits - 1)
 
 
-def check_mixed(column: Column, dense: bool, found: np.ndarray, came: np.ndarray, v: int) -> None:
-    """A stored key (``v`` = 0) or value (1) of mixed precision: as it came, or within a step."""
+def check_mixed(found: np.ndarray, came: np.ndarray, dense: bool, coarsest: int) -> None:
+    """A stored row of mixed precision: as it came, or within a step of the fewest bits."""
     if dense:
         np.testing.assert_array_equal(found, came)
     else:
-        coarsest = column.settings.get("light_bits", column.bits[v])
         wrong, step = np.abs(found - came).max(), step_of(came, coarsest)
         assert wrong <= step, f"{wrong} off, a step of {coarsest} bits is {step}"

@@ -94,6 +94,12 @@ class Course:
     def references(self) -> list[ReferenceCache]:
         return [sequence.reference for sequence in self.sequences]
 
+    @property
+    def bits(self) -> tuple[int | None, int | None]:
+        """Of keys and of values; None: as they come."""
+        bits = self.config.kv_bits
+        return bits, None if self.column.latents else self.config.v_bits or bits
+
     # Events
 
     def tokens(self, count: int) -> None:
@@ -216,7 +222,7 @@ class Course:
             own = [keys[b, :, start:stop], values[b, :, start:stop]]
             self.sequences[b].takes(own)
             if not self.column.mixed:
-                own = [rounded(a, bits) for a, bits in zip(own, self.column.bits, strict=True)]
+                own = [rounded(a, bits) for a, bits in zip(own, self.bits, strict=True)]
             if stop > start:
                 self.references[b].update(*own)
             else:
@@ -239,7 +245,7 @@ class Course:
 
     def _take_rows(self) -> None:
         """Of mixed precision the references go on with the rows as the cache has packed them."""
-        if not self.column.mixed or self.cache.empty():
+        if not self.column.mixed or self.cache.size() == 0:
             return
         positions = np.array(self.cache.positions)
         keys, values = stored_rows(self.cache)
@@ -264,7 +270,7 @@ class Course:
         surplus = any(reference.surplus for reference in references)
         given = {"window": self.windows, "surplus": surplus, "offsets": offsets}
         check_invariants(cache, newest=newest, **given)
-        if cache.empty():
+        if cache.size() == 0:
             assert not any(offsets)
             return
         evicted = [reference.evicted for reference in references]
@@ -296,6 +302,7 @@ class Course:
                 if self.column.mixed:
                     came = sequence.came[part][head, row.position]
                     dense = row.position >= newest - self.config.dense_rows
-                    check_mixed(self.column, dense, found[part][at], came, part)
+                    coarsest = self.config.light_bits or self.bits[part]
+                    check_mixed(found[part][at], came, dense, coarsest)
                 else:
                     np.testing.assert_array_equal(found[part][at], (row.key, row.value)[part])

@@ -19,7 +19,6 @@ from mlx_h2o import (
     routing,
     stream_generate,
 )
-from mlx_h2o.caches.batch_mixed import BatchMixedH2OKVCache
 from routing_checks import SETTINGS, mlx_lm_stays_as_it_is
 from tiny_models import random_prompt, tiny_llama, tiny_qwen3, tiny_tokenizer
 
@@ -89,7 +88,8 @@ def test_quantised_batches(policy):
     )
     for prompt, tokens, caches in zip(PROMPTS, found.token_ids, found.caches, strict=True):
         assert tokens == alone(model, prompt, 30, **given)[0]
-        assert [cache.nbytes for cache in caches] == [16 * 2 * (2 * (32 + 8) + 8)] * 2
+        beside = 4 + 4 * (policy == "h2o")  # a position, and a score where one is wanted
+        assert [cache.nbytes for cache in caches] == [16 * 2 * (2 * (32 + 8) + beside)] * 2
 
 
 @pytest.mark.parametrize("policy", ["h2o", "keydiff"])
@@ -110,8 +110,9 @@ def test_batches_in_mixed_precision(policy):
     packed = 7 * 2 * (32 + 8) + 7 * 2 * (16 + 8)
     for prompt, tokens, caches in zip(PROMPTS, found.token_ids, found.caches, strict=True):
         assert tokens == alone(model, prompt, 30, **given)[0]
-        expected = 2 * (packed + 2 * 2 * 32 * 4 + 16 * 8)
-        assert [cache.nbytes for cache in caches] == [expected] * 2
+        # Two to four dense rows, until two of them leave together.
+        least, most = (2 * (packed + n * 2 * 32 * 4 + 16 * 4) for n in (2, 4))
+        assert all(least <= cache.nbytes <= most + 2 * 20 * 8 for cache in caches)
 
 
 @pytest.mark.parametrize(
@@ -138,8 +139,7 @@ def test_sequences_join_and_leave(rows):
                 if response.finish_reason is not None:
                     ended[response.uid] = response.prompt_cache
             held = batches._generation_batch.prompt_cache
-            kind = BatchMixedH2OKVCache if rows else BatchH2OKVCache
-            assert all(type(cache) is kind and cache.size() <= 16 for cache in held)
+            assert all(type(cache) is BatchH2OKVCache and cache.size() <= 16 for cache in held)
             if turn > 12 and len(ended) == 5:
                 break
         batches.close()
@@ -262,5 +262,5 @@ def test_memory_of_a_batch_is_bounded():
         prefill_step_size=16,
         return_prompt_caches=True,
     ).caches
-    row = 2 * 16 * 4 + 4 + 4  # key, value, position, score
+    row = 2 * 16 * 4 + 4  # key, value, position
     assert {cache.nbytes for one in caches for cache in one} == {2 * 16 * row}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import mlx_h2o
-from mlx_h2o import H2OConfig, cli, demo, evaluate, fast
+from mlx_h2o import H2OConfig, cli, demo, evaluate
 from mlx_h2o.lm.profiling import LayerProfile, Profile
 from tiny_models import random_prompt, stock_tokens, tiny_qwen3
 
@@ -59,14 +59,13 @@ def test_the_profile_is_what_numpy_makes_of_the_scores(monkeypatch):
     """Every watched step of every layer, from the scores that attention returned."""
     model = tiny_qwen3()
     seen = []
-    original = fast.scaled_dot_product_attention_with_scores
+    original = mlx_h2o.H2OKVCache.update_scores
 
-    def watched(*args, **kwargs):
-        found = original(*args, **kwargs)
-        seen.append(np.array(found[1], np.float64))
-        return found
+    def watched(self, scores, **given):
+        seen.append(np.array(scores, np.float64))
+        return original(self, scores, **given)
 
-    monkeypatch.setattr(fast, "scaled_dot_product_attention_with_scores", watched)
+    monkeypatch.setattr(mlx_h2o.H2OKVCache, "update_scores", watched)
     found = mlx_h2o.profile(model, [random_prompt(70), random_prompt(66, seed=2)], prompt=50)
     assert (found.model, found.steps, len(found.layers)) == ("qwen3", 36, 2)
     seen = [scores for scores in seen if scores.shape[2] == 1]
@@ -103,6 +102,8 @@ def test_each_layer_keeps_its_own_budget(policy):
     model = tiny_qwen3()
     caches = mlx_h2o.make_prompt_cache(model, budgets=[12, 30], policy=policy, sink_size=2)
     evaluate.prefill(model, caches, random_prompt(60), chunk=20)
+    for cache in caches:
+        cache.flush()
     assert [cache.size() for cache in caches] == [12, 30]
     evaluate.prefill(model, caches, random_prompt(20, seed=4), chunk=7)
     assert [cache.keys.shape[2] for cache in copy.deepcopy(caches)] == [12, 30]

@@ -25,18 +25,38 @@ def of_budget(column: str, policy: str, budget: int, **settings):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_full_cache_holds_no_view_of_its_rows(policy):
-    """Only weak references to what was handed out, so that MLX may write in place."""
+def test_an_update_lets_go_of_what_was_handed_out_before(policy):
+    """So that MLX may write in place."""
     rng = np.random.default_rng(1)
     cache = small(policy)
     for _ in range(20):
         step(cache, *random_tokens(rng, 1))
     _, keys, values = random_tokens(rng, 1)
-    handed = cache.update_and_fetch(mx.array(keys), mx.array(values))
-    gone = [weakref.ref(array) for array in handed]
+    gone = [
+        weakref.ref(array) for array in cache.update_and_fetch(mx.array(keys), mx.array(values))
+    ]
+    cache.update_scores(mx.ones((2, 4, 1, 16)))
+    cache.update_and_fetch(mx.array(keys), mx.array(values))
+    gc.collect()
+    assert all(reference() is None for reference in gone)
+
+
+@pytest.mark.parametrize("column", ["8 bits", "8 and 4", "arrays", "latents"])
+def test_no_unpacked_rows_are_held_after_a_chunk(column):
+    """Of a long prompt, while the other layers have their turn."""
+    cache = of_budget(column, "window", 256, kv_bits=8)
+    rows = mx.random.normal((1, 2, 1024, 256))
+    cache.update_and_fetch(rows[:, :, :32], rows[:, :, :32])
+    mx.eval([array for _, array in tree_flatten([cache.keys, cache.values])])
+    mx.clear_cache()
+    before = mx.get_active_memory() - cache.nbytes
+    handed = cache.update_and_fetch(rows, rows)
+    mx.eval(handed)
     del handed
     gc.collect()
-    assert [reference() for reference in gone] == [None, None]
+    mx.eval([array for _, array in tree_flatten([cache.keys, cache.values])])
+    held = mx.get_active_memory() - before - cache.nbytes
+    assert held < rows.nbytes / 4, f"{held} bytes beside {cache.nbytes}"
 
 
 @pytest.mark.parametrize("evict_every", [1, 16])
@@ -60,7 +80,9 @@ def test_tokens_are_written_in_place(policy, column, speculative, evict_every):
     (_, rows), *_ = tree_flatten([cache.keys])
     # keydiff reads all keys as an array where rows go, which is not the cache's affair.
     if policy != "keydiff":
-        assert mx.get_peak_memory() - before < rows.nbytes / 2
+        # What the newest queries say waits in arrays that are made anew.
+        allowed = rows.nbytes if speculative else rows.nbytes / 2
+        assert mx.get_peak_memory() - before < allowed
 
 
 def advance(cache, length: int) -> None:
@@ -86,7 +108,10 @@ def test_the_graph_of_a_step_does_not_grow(policy, column, budget, speculative):
     for index in range(160):
         queries, keys, values = (mx.array(part)[None] for part in sequence.random(1))
         k, v = cache.update_and_fetch(keys, values)
-        mx.eval(cache.attend(queries, k, k if column == "latents" else v, scale=SCALE))
+        if column == "latents":  # models read the rotary parts before
+            mx.eval(cache.attend(queries, k, k, scale=SCALE), v)
+        else:
+            mx.eval(cache.attend(queries, k, v, scale=SCALE))
         del k, v
         if index in (62, 158):  # as many tokens after rows went, or left the dense ones
             sizes.append(edges([cache.keys, cache.values, cache.scores, cache.positions]))
@@ -130,7 +155,7 @@ def test_the_graph_of_a_batch_does_not_grow(policy, column):
         del k, v
         if index in (62, 126):
             sizes.append(edges([cache.keys, cache.values, cache.scores, cache.positions]))
-    assert sizes[1] <= sizes[0] < 120, sizes
+    assert sizes[1] <= sizes[0] < 250, sizes
 
 
 def test_room_grows_in_steps_up_to_the_budget():
@@ -141,8 +166,7 @@ def test_room_grows_in_steps_up_to_the_budget():
         cache.update_and_fetch(keys, keys)
         rooms.add(cache.nbytes // 16)
     assert len(rooms) <= 4
-    full = 300 * (16 + 4 + 4)  # key, value, score, position
-    assert cache.nbytes == full
+    assert cache.nbytes == 300 * 16 + 299 * 4  # keys and values, and all positions but the newest
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -157,5 +181,5 @@ def test_a_chunk_leaves_no_room_behind(policy):
         cache.update_scores(mx.zeros((2, 4, length, k.shape[2])))
     cache.flush()
     assert (cache.offset, cache.size()) == (100, 16)
-    per_row = 16 * 4 + 16 * 4 + 4 + 4  # key, value, score, position
+    per_row = 16 * 4 + 16 * 4 + 4 + 4 * cache.policy.needs_scores  # key, value, position, score
     assert cache.nbytes == 2 * 2 * 16 * per_row

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import mlx.core as mx
 import mlx_lm.models.cache as mlx_lm_cache
-import numpy as np
 import pytest
 
-from mlx_h2o import H2OConfig, batch_generate, generate, make_prompt_cache, routing, stream_generate
-from mlx_h2o.caches.speculative_cache import SpeculativeH2OKVCache
+from mlx_h2o import (
+    H2OConfig,
+    H2OKVCache,
+    batch_generate,
+    generate,
+    make_prompt_cache,
+    routing,
+    stream_generate,
+)
 from routing_checks import SETTINGS, mlx_lm_stays_as_it_is
 from tiny_models import random_prompt, stock_tokens, tiny_qwen3, tiny_tokenizer
 
@@ -52,8 +58,8 @@ def test_below_the_budget_the_tokens_are_those_of_mlx_lm(layers, policy):
 
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("policy", ["h2o", "window", "keydiff", "h2o-sum"])
-def test_the_caches_become_those_of_the_accepted_tokens(layers, policy):
-    """Fed in the same groups, without a draft that was rejected, far beyond the budget."""
+def test_rejected_drafts_leave_no_trace(layers, policy):
+    """Fed in the same rounds with other drafts, far beyond the budget: the same tokens and rows."""
     model, draft = tiny_qwen3(), tiny_qwen3(layers=layers)
     caches = both(model, draft, 16, policy=policy)
     responses = drafted(model, draft, caches, tokens=60)
@@ -67,20 +73,17 @@ def test_the_caches_become_those_of_the_accepted_tokens(layers, policy):
             group = [response.token]
     with routing(model):
         mx.eval(model(mx.array(PROMPT[:-1])[None], cache=fresh))
-        mx.eval([cache.state for cache in fresh])
         found = []
-        for group in groups:
-            logits = model(mx.array(group)[None], cache=fresh)
-            found += mx.argmax(logits[0], axis=-1).tolist()
-    assert found == [r.token for r in responses][: len(found)]
-    for one, other in zip(caches[:2], fresh, strict=True):
+        for place, group in enumerate(groups[:-2]):  # the limit of tokens cuts the last ones short
+            drafts = random_prompt(4 - len(group), seed=place)
+            logits = model(mx.array([*group, *drafts])[None], cache=fresh)
+            found += mx.argmax(logits[0, : len(group)], axis=-1).tolist()
+            for cache in fresh:
+                assert cache.trim(len(drafts)) == len(drafts)
+    assert found == [response.token for response in responses][: len(found)]
+    for one in (*caches, *fresh):
         assert one.evicted > 20
-        assert one.size() <= 16 + 3 * 4
-        extra = one.offset - other.offset  # of a round that the limit of tokens cut short
-        assert 0 <= extra <= 4
-        if extra == 0:
-            kept = [np.sort(np.array(cache.positions), axis=2) for cache in (one, other)]
-            np.testing.assert_array_equal(*kept)
+        assert one.size() <= 16
 
 
 @pytest.mark.parametrize("rows", [{}, {"light_bits": 4, "dense_size": 2}])
@@ -90,7 +93,7 @@ def test_quantised_rows_are_taken_back_too(rows):
     caches = both(model, draft, 16, **given)
     responses = drafted(model, draft, caches)
     assert len(responses) == 40
-    assert {type(cache).__name__ for cache in caches} == {"SpeculativeQuantizedH2OKVCache"}
+    assert {type(cache).__name__ for cache in caches} == {"QuantizedH2OKVCache"}
     assert all(cache.evicted > 0 for cache in caches)
 
 
@@ -124,8 +127,8 @@ def test_budgets_are_those_of_the_target_model():
     assert len(text.split()) == 40
     caches = make_prompt_cache(model, **given, speculative=3)
     assert [(type(c), c.config.max_kv_size) for c in caches] == [
-        (SpeculativeH2OKVCache, 12),
-        (SpeculativeH2OKVCache, 20),
+        (H2OKVCache, 12),
+        (H2OKVCache, 20),
     ]
 
 
@@ -143,7 +146,7 @@ def test_caches_that_could_not_take_back_are_refused_at_the_start():
 def test_mlx_lms_own_functions_trim_these_caches():
     model = tiny_qwen3()
     caches = make_prompt_cache(model, 16, **SETTINGS, speculative=3)
-    assert [type(cache) for cache in caches] == [SpeculativeH2OKVCache] * 2
+    assert [type(cache) for cache in caches] == [H2OKVCache] * 2
     generate(model, tiny_tokenizer(), PROMPT, max_tokens=20, prompt_cache=caches)
     before = caches[0].offset
     assert mlx_lm_cache.can_trim_prompt_cache(caches)

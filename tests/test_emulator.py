@@ -14,7 +14,7 @@ import pytest
 import mlx_h2o
 from emulator import EmulatorBackend, KernelError, Run, metal_kernel
 from emulator.build import compiler
-from emulator.cases import DTYPES, Case, compile_all, errors
+from emulator.cases import DTYPES, Case, errors
 from mlx_h2o.operations import kernels, metal
 from mlx_h2o.operations.backends import register
 from mlx_h2o.operations.validate import AttentionRequest, attention_request
@@ -77,17 +77,13 @@ def _two_pass_cases() -> Iterator[Case]:
 CASES = list(dict.fromkeys(_cases()))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _compiled() -> None:
-    compile_all((case.backend(), case.request()) for case in CASES)
-
-
 def same_bits(one: mx.array | None, other: mx.array | None) -> bool:
     if one is None or other is None:
         return one is other
     return bool(mx.array_equal(one.view(mx.uint8), other.view(mx.uint8)))
 
 
+@pytest.mark.matrix(20)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_agrees_with_the_reference_in_every_schedule(case: Case) -> None:
     request = case.request()

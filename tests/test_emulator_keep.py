@@ -26,9 +26,11 @@ pytestmark = [
 ]
 
 
-def zones_of(rows: int) -> tuple[dict[str, int], ...]:
+def zones_of(rows: int) -> tuple[dict[str, int | mx.array], ...]:
+    clocks = mx.array([3 * rows - rows // 2, 2 * rows], mx.int32)
     return (
         {},
+        {"sink_size": 3, "recent_start": clocks},
         {"sink_size": 3, "recent_start": 3 * rows - rows // 2},
         {"sink_size": 2**31 - 1},
         {"recent_start": -7},
@@ -39,7 +41,7 @@ def zones_of(rows: int) -> tuple[dict[str, int], ...]:
 def test_the_rows_kept_are_the_composed_ones(rows: int) -> None:
     scores, positions = rows_with_ties(1, 4, rows)
     for keep in sorted({1, rows // 3, rows - 1, rows} - {0}):
-        for zones in zones_of(rows)[: 4 if rows < 300 else 2]:
+        for zones in zones_of(rows)[: 5 if rows < 300 else 2]:
             call = partial(fast.keep_indices, scores, positions, keep=keep, **zones)
             found = on_the_emulator(call)
             assert found.dtype == mx.uint32 and found.shape == (2, 4, keep)

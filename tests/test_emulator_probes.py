@@ -13,7 +13,7 @@ import pytest
 import mlx_h2o
 from emulator import EmulatorBackend, Run
 from emulator.build import compiler
-from emulator.cases import Case, compile_all, errors, probe_error
+from emulator.cases import Case, errors, probe_error
 from mlx_h2o.operations import metal
 from mlx_h2o.operations.backends import register
 from test_emulator import PipelineLimit, same_bits
@@ -44,11 +44,7 @@ def _cases() -> Iterator[Case]:
 CASES = list(_cases())
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _compiled() -> None:
-    compile_all((case.backend(), case.request()) for case in CASES)
-
-
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_probes_are_scored_and_change_nothing_else(case: Case) -> None:
     request, backend = case.request(), case.backend()

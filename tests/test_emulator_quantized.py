@@ -14,7 +14,7 @@ import pytest
 import mlx_h2o
 from emulator import EmulatorBackend, Run
 from emulator.build import compiler
-from emulator.cases import DTYPES, Case, compile_all, errors
+from emulator.cases import DTYPES, Case, errors
 from mlx_h2o.operations import metal
 from mlx_h2o.operations.backends import register
 from mlx_h2o.operations.requests import AttentionRequest
@@ -88,11 +88,7 @@ def _sparse_cases() -> Iterator[Case]:
 CASES = list(dict.fromkeys(_cases()))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _compiled() -> None:
-    compile_all((case.backend(), case.request()) for case in CASES)
-
-
+@pytest.mark.matrix(20)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_agrees_with_the_reference_in_every_schedule(case: Case) -> None:
     request = case.request()
@@ -106,6 +102,7 @@ def test_agrees_with_the_reference_in_every_schedule(case: Case) -> None:
         assert all(map(same_bits, result, other)), run
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("sinks", ["", "f16"], ids=["no sinks", "sinks"])
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("rows", [64, 256, 1024, 4096])

@@ -61,7 +61,18 @@ def test_mixed_precision_and_budgets(text, tmp_path):
         found[kind] = json.loads(file.read_text(encoding="utf-8"))[-1]
     losses = [arm["losses"] for arm in found.values()]
     assert losses[0] != losses[1] != losses[2] != losses[0]
-    assert found["budgets"]["kv_bytes"] == found["8"]["kv_bytes"]  # as many rows, elsewhere
+    bytes_of = {kind: arm["kv_bytes"] for kind, arm in found.items()}
+    assert bytes_of["budgets"] == pytest.approx(bytes_of["8"], rel=1e-3)  # as many rows, elsewhere
+
+
+def test_without_a_budget_rows_are_only_quantised(text, tmp_path):
+    file = tmp_path / "found.json"
+    flags = ("--max-kv-size", "none", "--kv-bits", "8", "--sparse-v", "1e-6", "--chunk", "48")
+    assert cli.main(evaluated(text, *flags, "--json", str(file))) == 0
+    full, ours = json.loads(file.read_text(encoding="utf-8"))
+    assert (full["cache"], ours["cache"]) == ("full cache", "keydiff")
+    assert ours["losses"] == pytest.approx(full["losses"], abs=0.2)
+    assert ours["losses"] != full["losses"]
 
 
 @pytest.mark.parametrize(

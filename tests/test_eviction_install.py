@@ -35,6 +35,8 @@ def test_plain_mlx_lm_evicts_and_then_does_not(build):
         caches = mlx_lm_cache.make_prompt_cache(model)
         assert all(type(cache) is mlx_h2o.H2OKVCache for cache in caches)
         mx.eval(model(tokens, cache=caches))
+        for cache in caches:
+            cache.flush()
         assert {cache.size() for cache in caches} == {20}
         for _ in range(5):
             mx.eval(model(tokens[:, :1], cache=caches))

@@ -46,6 +46,29 @@ def test_the_command_quantises(flags, capsys):
     assert found < expected / 2
 
 
+def test_without_a_budget_nothing_is_evicted(capsys):
+    """And a threshold that nothing is below leaves the text as it is."""
+    texts = []
+    for flags in ("", "--sparse-v 1e-9"):
+        given = f"--model demo -p night -m 60 --temp 0 --max-kv-size none --kv-bits 8 {flags}"
+        assert cli.main(["generate", *given.split()]) == 0
+        text, _, figures = capsys.readouterr().out.partition("Prompt:")
+        assert "6 of 6 layers evict, 6" in figures and " 0 evicted" in figures
+        texts.append(text)
+    assert texts[0] == texts[1]
+
+
+def test_sparse_v_reaches_attention(capsys):
+    """A threshold that drops most of the values changes what is said."""
+    for size in ("none", "32"):
+        texts = []
+        for flags in ("", "--sparse-v 0.2"):
+            given = f"--model demo -p night -m 40 --temp 0 --max-kv-size {size} --kv-bits 8 {flags}"
+            assert cli.main(["generate", *given.split(), "--verbose", "False"]) == 0
+            texts.append(capsys.readouterr().out)
+        assert texts[0] != texts[1]
+
+
 def test_help_says_what_quantized_kv_start_does_here(capsys):
     with pytest.raises(SystemExit):
         cli.main(["generate", "--help"])

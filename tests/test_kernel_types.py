@@ -14,6 +14,8 @@ from emulator.build import SHIMS
 from emulator.rows import every_row_launch
 from emulator.text import MetalText
 from emulator.variants import every_variant
+from faults.metal import seeded
+from faults.text import Edit
 
 FLAGS = (
     "-x",
@@ -85,26 +87,31 @@ def test_kernels_on_rows_have_their_types_right(compiler: str) -> None:
 
 # Each is right on a machine with one address space.
 MISTAKES = {
-    "a threadgroup array behind a plain pointer": (
-        "  const bool has_part",
-        "  float* part_maxima = maxima;\n  part_maxima[0] = 0.0f;\n  const bool has_part",
+    "a threadgroup array behind a plain pointer": Edit(
+        "sdpa_vector",
+        "const bool has_part",
+        "float* part_maxima = maxima;\n  part_maxima[0] = 0.0f;\n  const bool has_part",
     ),
-    "a short input taken for device memory": (
-        "  h2o_softmax state",
-        "  const device float* scalars = params;\n  (void)scalars;\n  h2o_softmax state",
+    "a short input taken for device memory": Edit(
+        "sdpa_vector",
+        "h2o_softmax state",
+        "const device float* scalars = params;\n  (void)scalars;\n  h2o_softmax state",
     ),
-    "an output behind a threadgroup pointer": (
-        "  h2o_softmax state",
-        "  threadgroup float* row_scores = scores;\n  (void)row_scores;\n  h2o_softmax state",
+    "an output behind a threadgroup pointer": Edit(
+        "sdpa_vector",
+        "h2o_softmax state",
+        "threadgroup float* row_scores = scores;\n  (void)row_scores;\n  h2o_softmax state",
     ),
-    "a write to an input": ("  h2o_softmax state", "  keys[0] = 0;\n  h2o_softmax state"),
+    "a write to an input": Edit(
+        "sdpa_vector", "h2o_softmax state", "keys[0] = 0;\n  h2o_softmax state"
+    ),
 }
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_wrong_address_space_is_an_error(compiler: str, name: str) -> None:
-    old, new = MISTAKES[name]
-    backend = EmulatorBackend(edit_source=lambda source: source.replace(old, new, 1))
+    backend = seeded(MISTAKES[name])
     request, _ = VARIANTS["f32-192x128-unmasked-scores"]
     (changed,), (right,) = backend.texts(request), EmulatorBackend().texts(request)
     assert changed.text != right.text

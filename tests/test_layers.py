@@ -10,7 +10,7 @@ import pytest
 import mlx_h2o
 
 PACKAGE = Path(mlx_h2o.__file__).parent
-LAYERS = ("operations", "policies", "stores", "caches", "lm", "commands")
+LAYERS = ("operations", "policies", "caches", "lm", "commands")
 
 
 def imported(file: Path) -> set[str]:

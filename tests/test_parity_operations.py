@@ -13,6 +13,8 @@ import mlx.core as mx
 import pytest
 
 from emulator import EmulatorBackend, compiler
+from faults.metal import in_one_kernel, seeded
+from faults.text import Edit
 from mlx_h2o.operations import composed, composed_cache
 from mlx_h2o.operations.backends import register
 from parity import runner
@@ -209,24 +211,27 @@ def test_a_fault_names_its_cases(run, cases: str) -> None:
 
 
 KERNEL_FAULTS = {
-    "const int key_step = blocks * NS;": (
-        "const int key_step = NS;",
-        "packed-rows-102?-*",
+    "packed-rows-102?-*": (
+        Edit("sdpa_vector_2pass_1", "key_step = blocks * NS", "key_step = NS"),
         {"packed-rows-1024-8-bf16", "packed-rows-1025-4-f32"},
     ),
-    "average != average": ("average == 0.0f", "accumulate-rows-33", {"accumulate-rows-33"}),
-    "is_key ? KB : VB": ("KB", "append-?.*-f32", {"append-4.8-g64-f32"}),
-    "recent_starts[batch * recent_starts_strides[0]]": (
-        "recent_starts[0]",
-        "evict-1-of-two-clocks",
+    "accumulate-rows-33": (
+        Edit("accumulate_scores", "average != average", "average == 0.0f"),
+        {"accumulate-rows-33"},
+    ),
+    "append-?.*-f32": (Edit("pack_rows", "is_key ? KB : VB", "KB"), {"append-4.8-g64-f32"}),
+    "evict-1-of-two-clocks": (
+        Edit("choose_row", "recent_starts[batch * recent_starts_strides[0]]", "recent_starts[0]"),
         {"evict-1-of-two-clocks"},
     ),
-    "newest[batch * newest_strides[0]]": (
-        "newest[0]",
-        "replace-of-two-clocks-importance",
+    "replace-of-two-clocks-importance": (
+        Edit("replace_row", "newest[batch * newest_strides[0]]", "newest[0]"),
         {"replace-of-two-clocks-importance"},
     ),
-    "found_place > place": ("found_place < place", "evict-one-rows-1023", {"evict-one-rows-1023"}),
+    "evict-one-rows-1023": (
+        Edit("choose_row", "found_place > place", "found_place < place"),
+        {"evict-one-rows-1023"},
+    ),
 }
 
 
@@ -235,11 +240,13 @@ KERNEL_FAULTS = {
     compiler() is None and os.environ.get("CI") != "true",
     reason="no C++ compiler found (g++ or clang++)",
 )
-@pytest.mark.parametrize("text", KERNEL_FAULTS)
-def test_a_fault_in_the_text_of_a_kernel_names_its_cases(run, text: str) -> None:
-    wrong, cases, expected = KERNEL_FAULTS[text]
-    backend = EmulatorBackend(edit_source=lambda source: source.replace(text, wrong))
+@pytest.mark.faults
+@pytest.mark.parametrize("cases", KERNEL_FAULTS)
+def test_a_fault_in_the_text_of_a_kernel_names_its_cases(run, cases: str) -> None:
+    edit, expected = KERNEL_FAULTS[cases]
+    backend = seeded(edit)
     status, named, _ = run(cases, backend)
+    in_one_kernel(edit, backend.edited)
     assert (status, named) == (1, expected)
     status, named, _ = run(cases, EmulatorBackend())
     assert (status, named) == (0, set())

@@ -83,13 +83,28 @@ def serving(folder: Path, flags: str) -> Iterator[Server]:
     assert "Traceback" not in server.log.read_text()
 
 
-@pytest.mark.parametrize("drafts", ["", "--draft-model demo --num-draft-tokens 2"])
-def test_it_answers_with_evicting_caches(drafts, tmp_path):
-    with serving(tmp_path, drafts) as server:
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "",
+        "--draft-model demo --num-draft-tokens 2",
+        "--kv-bits 8 --light-bits 4 --dense-size 4 --sparse-v 1e-6",
+        "--kv-bits 8 --light-bits 4 --dense-size 0",
+    ],
+)
+def test_it_answers_with_evicting_caches(flags, tmp_path):
+    with serving(tmp_path, flags) as server:
         first = server.ask(TEXT)
         longer = server.ask(TEXT + first["choices"][0]["text"] + " and then the old man said")
     assert first["usage"]["completion_tokens"] == 12
     assert longer["choices"][0]["text"]
+
+
+def test_it_answers_with_a_budget_for_each_layer(tmp_path):
+    file = tmp_path / "budgets.json"
+    file.write_text(json.dumps({"budgets": [30, 24, 24, 24, 24, 18]}))
+    with serving(tmp_path, f"--budgets {file}") as server:
+        assert server.ask(TEXT + TEXT)["usage"]["completion_tokens"] == 12
 
 
 def test_more_draft_tokens_than_the_flag_are_as_many_as_the_flag(tmp_path):

@@ -22,6 +22,8 @@ AttentionResult attention(const AttentionRequest& request);
 
 Array prefill_scores(const PrefillRequest& request);
 Array accumulate_scores(const AccumulateRequest& request);
+// Of no row so far: one NaN in memory.
+Array importance_so_far(const PrefillRequest& request);
 
 Array keep_indices(const RetentionRequest& request);
 Array evict_indices(const RetentionRequest& request);

@@ -65,9 +65,7 @@ Value block(const AttentionRequest& r, Range queries, mlx_array all_keys, Range 
 Value moving_average(const PrefillRequest& request) {
   const AttentionRequest& r = request.attention;
   const mlx_stream s = r.stream;
-  const Array importance = request.importance.ctx != nullptr
-                               ? copied(request.importance)
-                               : broadcast(number(NAN), {r.batch, r.kv_heads, r.rows}, s);
+  const Array importance = importance_so_far(request);
   const bool masked = r.causal || !r.mask.empty();
   std::vector<Array> parts;
   Array after = slice(importance, 2, 0, 0, s);
@@ -100,6 +98,13 @@ Value mass(const PrefillRequest& request) {
 }
 
 }  // namespace
+
+Array importance_so_far(const PrefillRequest& request) {
+  const AttentionRequest& r = request.attention;
+  return request.importance.ctx != nullptr
+             ? copied(request.importance)
+             : broadcast(number(NAN), {r.batch, r.kv_heads, r.rows}, r.stream);
+}
 
 Array prefill_scores(const PrefillRequest& request) {
   return request.mass ? mass(request) : moving_average(request);

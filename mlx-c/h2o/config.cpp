@@ -70,9 +70,9 @@ mlx_h2o_config checked(mlx_h2o_config config) {
   const auto given = [](mlx_optional_int size) { return size.has_value ? size.value : 0; };
   check_int("max_kv_size", config.max_kv_size, 1);
   check_int("sink_size", config.sink_size, 0);
-  check_int("evict_every", config.evict_every, 1);
   check_int("heavy_size", given(config.heavy_size), 0);
   check_int("recent_size", given(config.recent_size), 0);
+  if (config.evict_every.has_value) check_int("evict_every", config.evict_every.value, 1);
   if (!(config.decay >= 0 && config.decay < 1)) {
     fail(op, "decay is ", config.decay, ", expected a number of at least 0, below 1.");
   }
@@ -82,6 +82,7 @@ mlx_h2o_config checked(mlx_h2o_config config) {
          ", expected fewer than max_kv_size = ", config.max_kv_size,
          ": no row could ever be evicted.");
   }
+  if (!config.evict_every.has_value) config.evict_every = some(std::max(1, config.max_kv_size / 32));
   resolve_sizes(config);
   return config;
 }
@@ -96,6 +97,7 @@ mlx_h2o_config preset(const std::string& name, int max_kv_size) {
   check_int("max_kv_size", max_kv_size, 1);
   mlx_h2o_config config = mlx_h2o_config_new();
   config.max_kv_size = max_kv_size;
+  config.policy = "h2o";  // the paper's
   const int spare = max_kv_size - config.sink_size - 1;
   config.heavy_size = some(std::max(0, std::min(max_kv_size / found->divisor, spare)));
   return checked(config);
@@ -107,7 +109,7 @@ extern "C" {
 
 mlx_h2o_config mlx_h2o_config_new(void) {
   const mlx_optional_int none = {0, false};
-  return {256, 4, none, none, "keydiff", 0.95F, 1};
+  return {256, 4, none, none, "keydiff", 0.95F, none};
 }
 
 int mlx_h2o_config_resolve(mlx_h2o_config* config) {

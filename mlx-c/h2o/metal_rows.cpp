@@ -1,4 +1,4 @@
-// Operations on a cache's rows as Metal launches.
+// Operations on a cache's rows, and the scores of a long chunk, as Metal launches.
 #include <climits>
 
 #include "composed.h"
@@ -10,28 +10,28 @@ namespace {
 
 constexpr int simdgroups = 8;  // of a threadgroup: few registers, so any GPU runs it
 constexpr int threads = simdgroups * lanes;
-constexpr int never = INT_MAX;  // a position that no row has
+constexpr int never = INT_MAX;   // a position that no row has
+constexpr int keys_held = 4;     // by a simdgroup in registers, for every query
+constexpr int queries_held = 4;  // by a simdgroup in registers, for every key
+
+int tiles(int64_t count, int of) { return static_cast<int>((count + of - 1) / of); }
 
 Outputs launched(const mlx_h2o_kernel_text& text, Names& names, int width, int height,
-                 mlx_stream stream) {
+                 mlx_stream stream, const Flags& flags = {}) {
   names.arguments["NS"] = number(simdgroups);
-  return launch(text, {}, names, {width, height, 1}, {threads, 1, 1}, stream);
+  return launch(text, flags, names, {width, height, 1}, {threads, 1, 1}, stream);
 }
 
-// int32 [B]: of one number for all sequences, without a stride.
+// int32 [B], of one number for all sequences without a stride. Empty: no window.
 Array of_sequences(mlx_array numbers, int batch, mlx_stream s) {
-  return broadcast(numbers, {batch}, s);
-}
-
-Array recent_starts(mlx_array recent_start, int batch, mlx_stream s) {
-  return recent_start.ctx == nullptr ? of_sequences(integer(never), batch, s)
-                                     : of_sequences(recent_start, batch, s);
+  return numbers.ctx == nullptr ? broadcast(integer(never), {batch}, s)
+                                : broadcast(numbers, {batch}, s);
 }
 
 // One threadgroup per head; `zones` are the size of the sink and what else the kernel asks for.
 Array selected(const mlx_h2o_kernel_text& text, const RetentionRequest& r,
                const std::vector<int32_t>& zones, const char* output, int count) {
-  const Array starts = recent_starts(r.recent_start, r.batch, r.stream);
+  const Array starts = of_sequences(r.recent_start, r.batch, r.stream);
   const Array numbers = integers(zones);
   Names names;
   names.buffers = {{"scores", r.scores},
@@ -84,7 +84,7 @@ Array accumulate_scores(const AccumulateRequest& r) {
   Names names;
   names.buffers = {{"importance", r.importance}, {"scores", r.scores}, {"params", params}};
   names.outputs = {{"accumulated", {{batch, heads, rows}, MLX_FLOAT32}}};
-  const int width = (rows + threads - 1) / threads * threads;
+  const int width = tiles(rows, threads) * threads;
   return std::move(launched(mlx_h2o_accumulate_scores_text, names, width, batch * heads,
                             r.stream)["accumulated"]);
 }
@@ -108,7 +108,7 @@ Replaced replace_worst(const ReplaceRequest& r) {
   }
   const int batch = mlx_array_dim(r.positions, 0), heads = mlx_array_dim(r.positions, 1);
   const std::vector<int> rows = {batch, heads, r.keys.count};
-  const Array starts = recent_starts(r.recent_start, batch, r.stream);
+  const Array starts = of_sequences(r.recent_start, batch, r.stream);
   const Array newest = of_sequences(r.position, batch, r.stream), zones = integers({r.sink_size});
   Names names;
   names.buffers = {{"scores", ranks},          {"importance", r.importance},
@@ -127,5 +127,37 @@ Replaced replace_worst(const ReplaceRequest& r) {
 }
 
 Written quantize_append(const AppendRequest& r) { return composed::appended(r, packed(r)); }
+
+// One launch for the average; for the mass the denominators of all queries first.
+Array prefill_scores(const PrefillRequest& request) {
+  const AttentionRequest& r = request.attention;
+  const int size = r.head_size;
+  if (size % lanes != 0 || size > widest_head) return composed::prefill_scores(request);
+  const Array importance = composed::importance_so_far(request);
+  const Array params = floats({r.scale, r.mask_threshold, static_cast<float>(request.decay),
+                               static_cast<float>(1 - request.decay)});
+  Names names;
+  names.buffers = {{"queries", r.queries}, {"keys", r.keys.parts[0]}, {"params", params},
+                   {"mask", r.mask},       {"sinks", r.sinks},        {"importance", importance}};
+  names.arguments = {{"T", type(r.queries)},
+                     {"D", number(size)},
+                     {"KEYS", number(keys_held)},
+                     {"QUERIES", number(queries_held)},
+                     {"CAUSAL", boolean(r.causal)}};
+  names.outputs = {{"accumulated", {{r.batch, r.kv_heads, r.rows}, MLX_FLOAT32}},
+                   {"lses", {{r.batch, r.heads, r.length}, MLX_FLOAT32}}};
+  // One threadgroup per KV head and tile.
+  const auto run = [&](const mlx_h2o_kernel_text& text, int count) {
+    return launched(text, names, r.batch * r.kv_heads * threads, count, r.stream, flags_of(r));
+  };
+  const int key_tiles = tiles(r.rows, simdgroups * keys_held);
+  if (!request.mass) {
+    return std::move(run(mlx_h2o_prefill_average_text, key_tiles)["accumulated"]);
+  }
+  const int query_tiles = tiles(int64_t{r.heads / r.kv_heads} * r.length, queries_held);
+  const Outputs made = run(mlx_h2o_prefill_lse_text, query_tiles);
+  names.buffers["lses"] = made.at("lses");
+  return std::move(run(mlx_h2o_prefill_mass_text, key_tiles)["accumulated"]);
+}
 
 }  // namespace mlx_h2o_c::metal

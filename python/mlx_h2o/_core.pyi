@@ -129,9 +129,9 @@ def replace_worst(
     stream: mx.Stream | mx.ThreadLocalStream | mx.Device | mx.DeviceType | None = None,
 ) -> list[mx.array]: ...
 def compact_rows(
-    buffers: Sequence[mx.array],
+    buffers: list[mx.array],
     kept: mx.array,
-    lines: Sequence[int],
+    lines: list[int],
     start: int = 0,
     tail: int = 0,
     *,

@@ -90,16 +90,11 @@ class H2OConfig:
     sparse_v: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("sink_size", 0), ("random_seed", 0), ("speculative", 0)
-        ):  # fmt: skip
-            _check_int(name, getattr(self, name), least)
-        for name, least in (
-            ("max_kv_size", 1), ("heavy_size", 0), ("recent_size", 0), ("dense_size", 0),
-            ("evict_every", 1),
-        ):  # fmt: skip
+        for name in ("sink_size", "random_seed", "speculative"):
+            _check_int(name, getattr(self, name), 0)
+        for name in ("max_kv_size", "evict_every", "heavy_size", "recent_size", "dense_size"):
             if getattr(self, name) is not None:
-                _check_int(name, getattr(self, name), least)
+                _check_int(name, getattr(self, name), int(name in ("max_kv_size", "evict_every")))
         for name in ("decay", "sparse_v"):
             _check_share(name, getattr(self, name))
         if not isinstance(self.shared_heads, bool):
@@ -223,7 +218,11 @@ class H2OConfig:
         same = self.evict_every == _group_of(self.max_kv_size)
         group = None if same else self.evict_every
         return replace(
-            self, max_kv_size=max_kv_size, heavy_size=heavy_size, recent_size=None, evict_every=group
+            self,
+            max_kv_size=max_kv_size,
+            heavy_size=heavy_size,
+            recent_size=None,
+            evict_every=group,
         )
 
     @classmethod

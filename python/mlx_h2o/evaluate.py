@@ -110,13 +110,14 @@ def teacher_forced(
         raise ValueError(
             f"[teacher_forced] first is {first}, expected 1 <= first < {len(tokens)} tokens."
         )
-    losses, top1 = [], []
+    losses: list[Any] = []
+    top1: list[Any] = []
     with _routed(model, cache):
         logits = prefill(model, cache, tokens[:first], chunk=chunk)
         for index in range(first, len(tokens)):
             loss = mx.logsumexp(logits.astype(mx.float32)) - logits[tokens[index]]
-            losses.append(float(_number(loss)))
-            top1.append(int(_number(mx.argmax(logits))))
+            losses.append(loss.item())
+            top1.append(mx.argmax(logits).item())
             if progress is not None:
                 progress(index + 1 - first, len(tokens) - first)
             if index + 1 < len(tokens):
@@ -177,14 +178,10 @@ def _answers(model: Any, cache: list[Any], fact: Fact) -> bool:
     with _routed(model, cache):
         logits = prefill(model, cache, fact.prompt, chunk=1)
         for expected in fact.answer:
-            if int(_number(mx.argmax(logits))) != expected:
+            if mx.argmax(logits).item() != expected:
                 return False
             logits = model(mx.array([[expected]]), cache=cache)[0, -1]
     return True
-
-
-def _number(value: mx.array) -> Any:
-    return value.item()  # typed as possibly complex
 
 
 def _routed(model: Any, cache: Sequence[Any]) -> AbstractContextManager[Any]:

@@ -29,7 +29,9 @@ FAULTS = {
             "choose_row", "position < 0 ? row : position", "position"
         ),
         "sinks may go": Edit("choose_row", "position < zones[0] ||", ""),
-        "recent rows may go": Edit("choose_row", "|| position >= recent_start", ""),
+        "recent rows may go": Edit(
+            "choose_row", "position >= recent_start", "position - recent_start > 0x7FFFFF"
+        ),
         "a row behind the last is looked at": Edit(
             "choose_row", "row < row_count", "row <= row_count"
         ),
@@ -60,7 +62,9 @@ FAULTS = {
         "lanes add what no lane before them has": Edit(
             "keep_rows", "lane >= distance ? other : 0", "other"
         ),
-        "all heads are written to the first": Edit("keep_rows", "int64_t(...) * kept_count", "0"),
+        "all heads are written to the first": Edit(
+            "keep_rows", "int64_t(...) * kept_count", "(kept_count - kept_count)"
+        ),
         "minus zero is less than zero": Edit(
             "h2o_retention_key", "score == 0.0f ? 0.0f : score", "score"
         ),

@@ -122,11 +122,38 @@ ROWS = {
     "padding is no worse than an unscored row": Fault(
         "WorstOfLanes::rank_of", "Worst::kPadding", "Worst::kNotANumber", caught="evict_indices: N="
     ),
-    "the row of an earlier block wins a tie": Fault(
+    "the newest of equal rows is kept": Fault(
         "WorstOfLanes::join",
         "own_order >= order",
         "own_order < order",
-        caught="evict_indices: N=",
+        caught="worst row of target",
+    ),
+    "every new row is at the position of the first sequence's": Fault(
+        "write_rows",
+        "a.position[batch * a.position_stride]",
+        "a.position[0]",
+        caught="row written, case",
+    ),
+    "the window of the first sequence is that of all": Fault(
+        "", "a.zones_of(batch)", "a.zones_of(0)", caught="_indices: N="
+    ),
+    "a sink of a chunk is left out of the mass": Fault(
+        "add_mass",
+        "shift) + std::exp(...);",
+        "shift);",
+        caught="prefill mass of target",
+    ),
+    "a group of positive elements reaches up to its least": Fault(
+        "affine_of_group",
+        "negative ? least : most",
+        "negative ? most : least",
+        caught="quantised value of target",
+    ),
+    "what is not a whole vector has no weight": Fault(
+        "weigh_row",
+        "total += static_cast<double>(lanes[lane]);",
+        "",
+        caught="prefill mass of target",
     ),
     "a masked pair pulls the average towards zero": Fault(
         "averaged",

@@ -29,6 +29,13 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
         metavar="DIR",
         help="where the C library is looked for, and case files are written (default: build)",
     )
+    parser.add_argument(
+        "--emulate",
+        type=int,
+        default=1,
+        metavar="N",
+        help="the emulator, which compiles its kernels, serves every N-th case (default: all)",
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the cases that are drawn afresh")
     options = parser.parse_args(given)
     options.legs = [name for name in options.legs.split(",") if name]
@@ -48,7 +55,11 @@ def main(given: list[str] | None = None) -> int:
         console.print(f"no case is named {options.cases!r}", style="bold red", highlight=False)
         return 2
     report = run(
-        cases, options.legs, options.build_dir, say=lambda text: console.print(text, style="dim")
+        cases,
+        options.legs,
+        options.build_dir,
+        say=lambda text: console.print(text, style="dim"),
+        emulate=options.emulate,
     )
     report.print(console)
     if options.json is not None:

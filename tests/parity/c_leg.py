@@ -94,7 +94,7 @@ class CBackend:
             out, importance = (mx.array(self.library.numpy(a)) for a in found.values())
         return out.astype(attention.queries.dtype), importance
 
-    def _asked(self, request: AttentionRequest | PackedAttentionRequest) -> dict[str, Any]:
+    def _asked(self, request: AttentionRequest) -> dict[str, Any]:
         """scale, mask, sinks and packing, as the C operations take them."""
         array = self.library.array
         asked: dict[str, Any] = {
@@ -190,7 +190,7 @@ class CBackend:
             return mx.array(self.library.numpy(slots))
 
 
-def _parts(rows: mx.array | PackedRows) -> Any:
+def _parts(rows: mx.array | QuantizedRows) -> Any:
     if isinstance(rows, QuantizedRows):
         return rows.words, rows.scales, rows.biases
     return rows

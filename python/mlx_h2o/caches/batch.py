@@ -13,7 +13,6 @@ from ..config import H2OConfig
 from . import formats, tiers
 from .batch_masks import mask_of
 from .cache import H2OKVCache
-from .column import at
 from .quantized import evicting_cache
 from .scored import IMPORTANCE
 from .table import Segment, Table
@@ -161,7 +160,7 @@ class BatchH2OKVCache(H2OKVCache):
                 own = self._after(own, self._budget, 0)
             own = self._after(own, self._kept(sum(own), added), added)
             if config.mixed and tiers.overfull(config, own[-1]):
-                own = tiers.planned(config, sum(own), own[-1])
+                own = tiers.planned(config, sum(own), own[-1], self._recent(added))
             planned.append(own)
         return planned
 
@@ -171,8 +170,12 @@ class BatchH2OKVCache(H2OKVCache):
             return rows
         if not self.config.mixed:
             return [kept]
-        protected = max(0, cast(int, self.config.recent_size) - added)
-        return tiers.planned(self.config, kept, min(rows[-1], protected))
+        protected = self._recent(added)
+        return tiers.planned(self.config, kept, min(rows[-1], protected), protected)
+
+    def _recent(self, added: int) -> int:
+        """Stored rows that are protected as recent when so many more come."""
+        return max(0, cast(int, self.config.recent_size) - added)
 
     def _room_for_one(self, table: Table) -> int:
         padded = any(self._left) or any(own is not None for own in self._own)
@@ -281,7 +284,7 @@ class BatchH2OKVCache(H2OKVCache):
     def state(self) -> tuple[Any, ...]:
         """keys, values, scores, positions, unscored, name, lines, settings; the last two JSON."""
         table = self._table
-        rows = (None,) * 4
+        rows: tuple[Any, ...] = (None,) * 4
         if table is not None:
             rows = (*formats.stored(table), self.scores, self.positions)
         lines = {
@@ -303,17 +306,14 @@ class BatchH2OKVCache(H2OKVCache):
         keys, values, importance, positions, unscored, name, lines, settings = state
         self._configure(H2OConfig(**json.loads(settings)), name)
         found = json.loads(lines)
-        old = isinstance(found, list)  # of earlier versions, whose rows were on the right
-        if old:
-            tokens, rows, before, remaining = [list(one) for one in zip(*found, strict=True)]
-            found = {"tokens": tokens, "rows": [rows], "before": before, "remaining": remaining}
+        if isinstance(found, list):
+            raise ValueError(
+                "[BatchH2OKVCache.state] found a batch of an earlier version, expected one of "
+                "this version: extract its sequences there."
+            )
         table = None
         if importance is not None:
             table = formats.restored_table(self.config, keys, values)
-            if old:
-                table, positions, importance = _to_the_left(
-                    table, found["rows"][0], positions, importance
-                )
             for segment, counts in zip(table.segments, found["rows"], strict=True):
                 segment.rows = list(counts)
             table.place(positions)
@@ -335,27 +335,11 @@ def _none_like(table: Table, lines: int) -> Table:
         return mx.zeros((lines, part.shape[1], 0, *part.shape[3:]), part.dtype)
 
     found = Table(
-        [
-            Segment(*(column.each(none) for column in (one.keys, one.values)), [0] * lines)
-            for one in table.segments
-        ]
+        [Segment(one.keys.each(none), one.values.each(none), [0] * lines) for one in table.segments]
     )
     found.fills = dict(table.fills)
     found.beside = {name: none(array) for name, array in table.beside.items()}
     return found
-
-
-def _to_the_left(
-    table: Table, rows: Sequence[int], positions: mx.array, importance: mx.array
-) -> tuple[Table, mx.array, mx.array]:
-    """Rows that fill the last slots, moved to the first."""
-    width = positions.shape[2]
-    shift = mx.array([width - count for count in rows])[:, None, None]
-    slots = ((mx.arange(width) + shift) % width).astype(mx.uint32)
-    slots = mx.broadcast_to(slots, positions.shape)
-    (one,) = table.segments
-    moved = Table([one.each(lambda column: column.each(lambda part: at(part, slots)))])
-    return moved, at(positions, slots), at(importance, slots)
 
 
 def _check_mergeable(caches: Sequence[Any]) -> None:

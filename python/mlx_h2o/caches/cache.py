@@ -149,7 +149,7 @@ class H2OKVCache(ScoredRows):
     def _room_for_one(self, table: Table) -> int:
         """How many tokens may come one by one before anything else happens than an append."""
         rows = table.tail.rows
-        if self.config.reach or len(rows) > 1 and min(rows) != max(rows):
+        if self.config.reach or (len(rows) > 1 and min(rows) != max(rows)):
             return 0
         limit = self._tail_limit if self.config.mixed else self._budget
         left = self._budget - table.lengths[0]
@@ -163,13 +163,9 @@ class H2OKVCache(ScoredRows):
         self._release()
         self._free -= 1
         self._length = 1
-        tail = table.segments[-1]
-        start, width = tail.rows[0], self._width + 1
-        tail.keys.append(start, keys, 0)
-        tail.values.append(start, values, 0)
-        tail.rows = [start + 1] * len(tail.rows)
-        self._advance([1] * len(tail.rows))
-        self._width = width
+        table.append_one(keys, values)
+        self._advance([1] * len(self._tokens))
+        self._width += 1
         self._unscored = self.policy.needs_scores
         self.updates += 1
         return self._hand_out(table)
@@ -258,26 +254,31 @@ class H2OKVCache(ScoredRows):
         self._width = table.width
 
     def _hand_out(self, table: Table) -> tuple[Any, Any]:
+        tail = table.segments[-1].keys
+        in_parts = len(table.segments) > 1
+        if table.changed and in_parts:
+            tail.parts = (mx.depends(tail.parts[0], table.loose),)
         keys, values = self._as_handed(table)
-        if table.changed:
+        if table.changed and not in_parts:
             # Whoever evaluates the keys evaluates these too: otherwise the graph of every step
             # would hang on them until the next eviction.
-            table.changed = False
             keys = _tied(keys, table.loose)
-        self._handed = keys, values
-        self._identity = handed_out.register(keys, self._me)
+        table.changed = False
+        # Arrays that are made of packed rows live no longer than attention needs them.
+        held = not in_parts and (isinstance(keys, tuple) or tail.bits is None)
+        self._handed = (keys, values) if held else None
+        self._identity = handed_out.register(keys, self._me, held=held)
         return keys, values
 
-    def _as_handed(self, table: Table) -> tuple[Any, Any]:
+    def _as_handed(self, table: Table) -> tuple[Any, ...]:
         """Keys and values as attention of the last update takes them."""
+        width = self._width
         if len(table.segments) > 1:
-            keys, values = table.dense(width=self._width)
-            return keys, values
-        keys, values = table.segments[0].keys, table.segments[0].values
-        arrays, width = self._hands_arrays, self._width
+            return table.dense(width=width)
+        one, arrays = table.segments[0], self._hands_arrays
         return (
-            keys.handed(width, arrays or keys.bits is None),
-            values.handed(width, arrays or values.bits is None),
+            one.keys.handed(width, arrays or one.keys.bits is None),
+            one.values.handed(width, arrays or one.values.bits is None),
         )
 
     @property
@@ -289,13 +290,11 @@ class H2OKVCache(ScoredRows):
 
     def _release(self) -> None:
         """Hold no longer what was handed out, so that MLX may write in place."""
-        if self._handed is not None:
-            self._handed = None
-            handed_out.forget(self._identity)
+        self._handed = None
+        handed_out.forget(self._identity)
 
     def __del__(self) -> None:
-        if getattr(self, "_handed", None) is not None:
-            handed_out.forget(self._identity)
+        handed_out.forget(getattr(self, "_identity", 0))
 
     def keys_and_values(self) -> tuple[Any, Any]:
         """The rows as the last update returned them.
@@ -451,7 +450,9 @@ class H2OKVCache(ScoredRows):
         read. With speculation one more: the scores of the newest queries, which wait.
         """
         table = self._table
-        rows = (None,) * 4 if table is None else (*formats.stored(table), self.scores, self.positions)
+        rows = (
+            (None,) * 4 if table is None else (*formats.stored(table), self.scores, self.positions)
+        )
         given = asdict(self.config)
         if self.unequal_budgets:  # else it is not there, and files are what they always were
             given["unequal_budgets"] = True

@@ -11,7 +11,9 @@ from typing import Any
 
 import mlx.core as mx
 
-__all__ = ["Column", "DenseColumn", "Parts", "at", "padded", "put_at"]
+from ..operations.buffers import gathered, padded, written
+
+__all__ = ["Column", "DenseColumn", "Parts"]
 
 Parts = tuple[mx.array, ...]
 """Rows as a column keeps them: arrays [B, H, N, ...]."""
@@ -86,11 +88,11 @@ class Column(ABC):
     def put(self, slots: mx.array, parts: Parts) -> None:
         """Write kept rows at ``slots`` [B, H, n]."""
         pairs = zip(self.parts, parts, strict=True)
-        self.parts = tuple(put_at(part, slots, new) for part, new in pairs)
+        self.parts = tuple(written(part, slots, new) for part, new in pairs)
 
     def take(self, slots: mx.array) -> Parts:
         """The kept rows at ``slots`` [B, H, n]."""
-        return tuple(at(part, slots) for part in self.parts)
+        return tuple(gathered(part, slots) for part in self.parts)
 
     def resized(self, capacity: int) -> Column:
         """The first slots, up to ``capacity``, in arrays of their own of that size."""
@@ -121,31 +123,6 @@ class DenseColumn(Column):
     def layout(self) -> tuple[int, int, int, mx.Dtype]:
         batch, heads, _, width = self.parts[0].shape
         return batch, heads, width, self.parts[0].dtype
-
-
-def at(array: mx.array, slots: mx.array) -> mx.array:
-    """The rows at ``slots`` [B, H, n] of an array [B, H, N] or [B, H, N, width]."""
-    return mx.take_along_axis(array, _wide(slots, array), axis=2)
-
-
-def put_at(array: mx.array, slots: mx.array, rows: mx.array) -> mx.array:
-    """``rows`` at ``slots``, in place where nothing else holds the array."""
-    return mx.put_along_axis(array, _wide(slots, array), rows, axis=2)
-
-
-def padded(array: mx.array, length: int, fill: float) -> mx.array:
-    """``length`` slots, of which the last may be ``fill``; always another array."""
-    missing = length - array.shape[2]
-    if missing <= 0:
-        return mx.contiguous(array)
-    shape = (*array.shape[:2], missing, *array.shape[3:])
-    return mx.concatenate([array, mx.full(shape, fill, array.dtype)], axis=2)
-
-
-def _wide(slots: mx.array, array: mx.array) -> mx.array:
-    if array.ndim == 3:
-        return slots
-    return mx.broadcast_to(mx.expand_dims(slots, -1), (*slots.shape, array.shape[3]))
 
 
 def _grown(parts: Parts, used: int, new: Parts, end: int, limit: int) -> Parts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import mlx.core as mx
 
@@ -72,15 +72,17 @@ class Eviction(NamedTuple):
 
     def ranks(self, positions: mx.array, lines: mx.array | None = None) -> mx.array:
         """float32 [lines, H, N] of the first N rows."""
-        found = self.policy.rank(TableRows(self.table, positions, max(self.offsets), lines))
+        found = self.policy.rank(
+            cast(Rows, TableRows(self.table, positions, max(self.offsets), lines))
+        )
         if self.shared_heads:
             # The same rows in the same slots of every head: NaN in one is NaN in the mean.
             found = mx.broadcast_to(mx.mean(found, axis=1, keepdims=True), found.shape)
         return found
 
 
-class TableRows(Rows):
-    """The first rows of some lines of a table, read only as far as a policy asks."""
+class TableRows:
+    """``Rows``: the first rows of some lines of a table, read only as far as a policy asks."""
 
     def __init__(
         self, table: Table, positions: mx.array, offset: int, lines: mx.array | None = None

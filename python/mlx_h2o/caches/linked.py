@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 
@@ -50,15 +50,26 @@ class FollowingRows:
             RuntimeError: the leader has not had the same tokens before.
         """
         op = "[FollowingRows.update_and_fetch]"
-        self._check(keys, values)
-        leader, added = self.leader, keys.shape[2]
+        leader, added = self.leader, keys.shape[2] if keys.ndim == 4 else 0
         table = leader._table
+        for name, rows, stored in zip(
+            ("keys", "values"), (keys, values), self._stored(), strict=True
+        ):
+            expected: Any = "[B, H, L, width], B and H as the leader, L as the keys"
+            fits = rows.ndim == 4 and 0 not in rows.shape[:3] and rows.shape[2] == added
+            if fits and table is not None:
+                fits = rows.shape[:2] == table.shape
+            if fits and stored is not None:
+                expected = f"{stored.dtype} [B, H, L, {stored.shape[3]}] as the stored rows"
+                fits = (rows.shape[3], rows.dtype) == (stored.shape[3], stored.dtype)
+            if not fits:
+                raise ValueError(f"{op} {name} are {rows.dtype} {rows.shape}, expected {expected}.")
         if table is None or leader.updates != self._followed + 1 or leader._length != added:
             raise RuntimeError(
                 f"{op} found {added} tokens after {self._followed} updates, expected to follow the "
                 f"leader, which has had {leader.updates}."
             )
-        if self._stored() is None and leader.evicted + leader.size() > added:
+        if self.keys is None and leader.evicted + leader.size() > added:
             raise RuntimeError(
                 f"{op} the leader has rows of before, which have none here, expected to follow it "
                 "from its first."
@@ -66,63 +77,24 @@ class FollowingRows:
         for name, rows in zip(_NAMES, (keys, values), strict=True):
             table.put_newest(name, rows)
         self._followed, self._before = leader.updates, leader.offset
-        width = leader._width
-        found = [table.beside[name][:, :, :width] for name in _NAMES]
+        found = [table.beside[name][:, :, : leader._width] for name in _NAMES]
         return found[0], found[1]
 
-    def _check(self, keys: mx.array, values: mx.array) -> None:
-        op = "[FollowingRows.update_and_fetch]"
-        for name, array in (("keys", keys), ("values", values)):
-            if array.ndim != 4 or 0 in array.shape[:3]:
-                raise ValueError(f"{op} {name} have shape {array.shape}, expected [B, H, L, D].")
-        if keys.shape[:3] != values.shape[:3]:
-            raise ValueError(f"{op} keys and values have shapes {keys.shape} and {values.shape}.")
-        table, stored = self.leader._table, self._stored()
-        for name, new, old in zip(("keys", "values"), (keys, values), stored or (), strict=False):
-            found, expected = ((*a.shape[:2], a.shape[3], str(a.dtype)) for a in (new, old))
-            if found != expected:
-                raise ValueError(f"{op} {name} are {found}, expected {expected} as the stored rows.")
-        if table is not None and table.shape != keys.shape[:2]:
-            raise ValueError(
-                f"{op} keys have shape {keys.shape}, expected B, H = {table.shape} as the leader."
-            )
-
-    def _stored(self) -> tuple[mx.array, ...] | None:
+    def _stored(self) -> list[mx.array | None]:
         table = self.leader._table
         if table is None or _NAMES[0] not in table.beside:
-            return None
-        return tuple(table.beside[name][:, :, : table.width] for name in _NAMES)
+            return [None, None]
+        return [table.beside[name][:, :, : table.width] for name in _NAMES]
 
     @property
     def keys(self) -> mx.array | None:
-        """The stored keys [B, H, N, D], or None. May be set to an array of the same shape."""
-        found = self._stored()
-        return found and found[0]
-
-    @keys.setter
-    def keys(self, keys: mx.array) -> None:
-        self._set(0, keys)
+        """The stored keys [B, H, N, D], or None."""
+        return self._stored()[0]
 
     @property
     def values(self) -> mx.array | None:
-        """The stored values [B, H, N, Dv], or None. May be set to an array of the same shape."""
-        found = self._stored()
-        return found and found[1]
-
-    @values.setter
-    def values(self, values: mx.array) -> None:
-        self._set(1, values)
-
-    def _set(self, side: int, rows: mx.array) -> None:
-        table, stored = self.leader._table, self._stored()
-        old = None if stored is None else stored[side]
-        if table is None or old is None or rows.shape != old.shape or rows.dtype != old.dtype:
-            expected = "none, before any update" if old is None else f"{old.dtype} {old.shape}"
-            raise ValueError(
-                f"[FollowingRows.{('keys', 'values')[side]}] found {rows.dtype} {rows.shape}, "
-                f"expected {expected}."
-            )
-        table.beside[_NAMES[side]][:, :, : table.width] = rows
+        """The stored values [B, H, N, Dv], or None."""
+        return self._stored()[1]
 
     @property
     def positions(self) -> mx.array | None:
@@ -132,10 +104,8 @@ class FollowingRows:
     @property
     def state(self) -> tuple[Any, ...]:
         """keys, values, positions and offset, to be read after the leader's, in its order."""
-        found = self._stored()
-        if found is None:
-            return None, None, None, self.offset
-        return *found, self.positions, self.offset
+        keys, values = self._stored()
+        return keys, values, None if keys is None else self.positions, self.offset
 
     @state.setter
     def state(self, state: Sequence[Any]) -> None:
@@ -144,18 +114,26 @@ class FollowingRows:
             for name, rows in zip(_NAMES, state[:2], strict=True):
                 table.attach(name, rows, 0.0)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes stored: keys and values."""
-        table = self.leader._table
-        return 0 if table is None else sum(table.beside[n].nbytes for n in _NAMES if n in table.beside)
+
+_OF_BOTH = {
+    "offset",
+    "size",
+    "empty",
+    "nbytes",
+    "flush",
+    "is_trimmable",
+    "trim",
+    "prepare",
+    "finalize",
+}
 
 
 class LinkedH2OCache:
     """An :class:`H2OKVCache` and the rows that follow it, in the place of a CacheList of two.
 
     The model reads ``cache[0]``, the latents that a policy decides about, and ``cache[1]``, the
-    keys of its indexer, which picks rows by their slots: so both evict in lockstep.
+    keys of its indexer, which picks rows by their slots: so both evict in lockstep. What mlx_lm
+    asks of a cache is the leader's to answer.
 
     Args:
         config: the settings; None for the defaults.
@@ -175,6 +153,11 @@ class LinkedH2OCache:
         found._lead(leader)
         return found
 
+    def __getattr__(self, name: str) -> Any:
+        if name in _OF_BOTH:
+            return getattr(self.leader, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     @property
     def caches(self) -> tuple[H2OKVCache, FollowingRows]:
         """The leader and its follower."""
@@ -182,36 +165,6 @@ class LinkedH2OCache:
 
     def __getitem__(self, index: int) -> Any:
         return self.caches[index]
-
-    @property
-    def offset(self) -> Any:
-        """Tokens seen; of a batch int32 [B]."""
-        return self.leader.offset
-
-    def size(self) -> int:
-        """Rows stored per head."""
-        return self.leader.size()
-
-    def empty(self) -> bool:
-        """Whether no token has been seen."""
-        return self.leader.empty()
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of both."""
-        return self.leader.nbytes
-
-    def flush(self) -> None:
-        """Let the surplus of a chunk go, of both."""
-        self.leader.flush()
-
-    def is_trimmable(self) -> bool:
-        """Whether ``trim`` is exact, as the leader's."""
-        return self.leader.is_trimmable()
-
-    def trim(self, n: int) -> int:
-        """Take back the last ``n`` tokens of both, as the leader's."""
-        return self.leader.trim(n)
 
     @property
     def state(self) -> list[Any]:
@@ -237,8 +190,7 @@ class LinkedH2OCache:
         return cache
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        found = self._of(copy.deepcopy(self.leader))
-        memo[id(self)] = found
+        found = memo[id(self)] = self._of(copy.deepcopy(self.leader))
         return found
 
     @classmethod
@@ -251,8 +203,7 @@ class LinkedH2OCache:
                     "LinkedH2OCache only."
                 )
         leader = BatchH2OKVCache.merge([cache.leader for cache in caches])
-        merged: BatchLinkedH2OCache = BatchLinkedH2OCache._of(leader)
-        return merged
+        return cast(BatchLinkedH2OCache, BatchLinkedH2OCache._of(leader))
 
 
 class BatchLinkedH2OCache(LinkedH2OCache):
@@ -268,12 +219,12 @@ class BatchLinkedH2OCache(LinkedH2OCache):
 
     def extract(self, index: int) -> LinkedH2OCache:
         """The cache of one sequence, as ``BatchH2OKVCache.extract``."""
-        found: LinkedH2OCache = LinkedH2OCache._of(self.leader.extract(index))
-        return found
+        return cast(LinkedH2OCache, LinkedH2OCache._of(self.leader.extract(index)))
 
     def filter(self, batch_indices: Sequence[int] | mx.array) -> None:
         """As ``BatchH2OKVCache.filter``, of both."""
         self.leader.filter(batch_indices)
+        self._lead(self.leader)
 
     def extend(self, other: BatchLinkedH2OCache) -> None:
         """As ``BatchH2OKVCache.extend``, of both."""
@@ -283,11 +234,4 @@ class BatchLinkedH2OCache(LinkedH2OCache):
                 "BatchLinkedH2OCache."
             )
         self.leader.extend(other.leader)
-
-    def prepare(self, **padding: Any) -> None:
-        """As ``BatchH2OKVCache.prepare``, of both."""
-        self.leader.prepare(**padding)
-
-    def finalize(self) -> None:
-        """As ``BatchH2OKVCache.finalize``, of both."""
-        self.leader.finalize()
+        self._lead(self.leader)

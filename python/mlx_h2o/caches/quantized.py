@@ -78,5 +78,3 @@ def evicting_cache(config: H2OConfig, *, name: str = "") -> H2OKVCache:
     """An empty cache of the class that ``config`` asks for."""
     cls = H2OKVCache if config.kv_bits is None else QuantizedH2OKVCache
     return cls(config, name=name)
-
-

@@ -10,9 +10,9 @@ import mlx.core as mx
 from ..config import H2OConfig
 from ..operations import prefill
 from ..operations.backends import resolve
-from ..policies import Policy
-from . import scoring
-from .attention import Rows, masking, merged_attention, segments_of, settings_of
+from ..operations.segments import Rows, masking, merged_attention
+from ..policies import Policy, scoring
+from .attention import segments_of, settings_of
 from .checks import check_attended, check_scores
 from .table import Table
 
@@ -248,7 +248,9 @@ class ScoredRows:
             one = whole[line : line + 1]
             if stop > start:
                 slots = table.slots_of(line)
-                one[:, :, slots] = take(line, slice(start, stop), slots, mx.take(one, slots, axis=2))
+                one[:, :, slots] = take(
+                    line, slice(start, stop), slots, mx.take(one, slots, axis=2)
+                )
             parts.append(one)
         table.beside[IMPORTANCE] = mx.concatenate(parts)
 
@@ -263,7 +265,7 @@ class ScoredRows:
 
     def _keep_waiting(self, table: Table, given: mx.array) -> None:
         """Keep ``given`` [B, Hq, L, N], of the last L tokens, beside the rows."""
-        batch, heads, count, width = given.shape
+        batch, _, count, width = given.shape
         shape = (batch, table.shape[1], -1, count, width)
         columns = given.reshape(shape).transpose(0, 1, 4, 3, 2).reshape(batch, shape[1], width, -1)
         if self._waiting:

@@ -14,7 +14,8 @@ from typing import cast
 import mlx.core as mx
 
 from ..operations.backends import resolve
-from .column import Column, Parts, padded, put_at
+from ..operations.buffers import padded, written
+from .column import Column, Parts
 
 __all__ = ["NONE", "Segment", "Table"]
 
@@ -198,12 +199,21 @@ class Table:
             if self._newest is not None:  # slots may hold what queries saw of unused ones
                 self._clear_newest(keys.shape[:3])
 
+    def append_one(self, keys: mx.array, values: mx.array) -> None:
+        """The same of one row where there is room, and where all lines have as many rows."""
+        tail = self.segments[-1]
+        start = tail.rows[0]
+        tail.keys.append(start, keys, 0)
+        tail.values.append(start, values, 0)
+        tail.rows = [start + 1] * len(tail.rows)
+        self._newest = None
+
     def _clear_newest(self, shape: Sequence[int]) -> None:
         slots = cast(mx.array, self._newest) + mx.array(self.packed_width, mx.uint32)
         slots = mx.broadcast_to(slots, shape)
         for name, array in self.beside.items():
             fill = mx.full((*shape, *array.shape[3:]), self.fills[name], array.dtype)
-            self.beside[name] = put_at(array, slots, fill)
+            self.beside[name] = written(array, slots, fill)
 
     def put_newest(self, name: str, rows: mx.array) -> None:
         """Set what goes with the rows of the last append, [B, H, L, width]."""
@@ -217,7 +227,7 @@ class Table:
             return
         slots = self._newest + mx.array(self.packed_width, mx.uint32)
         slots = mx.broadcast_to(slots, rows.shape[:3])
-        self.beside[name] = put_at(self.beside[name], slots, rows)
+        self.beside[name] = written(self.beside[name], slots, rows)
 
     def _slots(self, added: int, spans: Sequence[tuple[int, int]]) -> mx.array:
         """[lines, 1, L]: where new rows go in the tail."""
@@ -304,10 +314,13 @@ class Table:
         index, some = mx.array(list(lines)), list(lines)
         widths = [max(one.rows[line] for line in some) for one in self.segments]
         segments = [
-            Segment(*(_chosen(column, index, width) for column in (one.keys, one.values)),
-                    [one.rows[line] for line in some])
+            Segment(
+                _chosen(one.keys, index, width),
+                _chosen(one.values, index, width),
+                [one.rows[line] for line in some],
+            )
             for one, width in zip(self.segments, widths, strict=True)
-        ]  # fmt: skip
+        ]
         found = Table(segments)
         slots = self._kept_slots(widths)
         found.place(self.positions(offsets)[index][:, :, slots])
@@ -363,7 +376,9 @@ class Table:
 
     def copy(self) -> Table:
         """The same rows; whichever is written first gets arrays of its own."""
-        same = [one.each(lambda column: column.each(lambda part: part[...])) for one in self.segments]
+        same = [
+            one.each(lambda column: column.each(lambda part: part[...])) for one in self.segments
+        ]
         found = Table(same)
         found._placed, found._known = self._placed, list(self._known)
         found.fills = dict(self.fills)

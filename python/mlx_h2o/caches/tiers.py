@@ -12,24 +12,24 @@ from typing import cast
 import mlx.core as mx
 
 from ..config import H2OConfig
+from ..operations.buffers import gathered, padded
 from .affine import AffineColumn
-from .column import Column, at, padded
+from .column import Column
 from .eviction import Eviction
 from .table import Segment, Table
 
 __all__ = ["overfull", "packed", "planned", "tail_limit", "truncated"]
 
 
-def planned(config: H2OConfig, kept: int, dense: int) -> list[int]:
-    """Rows of each segment when ``kept`` stay, the newest of ``dense`` rows as they came."""
+def planned(config: H2OConfig, kept: int, dense: int, protected: int) -> list[int]:
+    """Rows of each segment when ``kept`` stay, of which ``protected`` are recent and some of the
+    newest ``dense`` as they came."""
     newest = min(kept, dense, config.dense_rows + config.reach)
     old = kept - newest
     if config.light_bits is None:
         return [old, newest]
-    if config.dense_rows == 0:  # as published: the recent range is light
-        light = min(old, max(0, cast(int, config.recent_size) - newest))
-    else:
-        light = old // 2
+    # As published, without dense rows, the recent range is light.
+    light = old // 2 if config.dense_rows else min(old, max(0, protected - newest))
     return [old - light, light, newest]
 
 
@@ -97,7 +97,7 @@ def _arranged(eviction: Eviction, config: H2OConfig) -> Table:
     dense = table.tail.rows[0]
     if keep < table.width:  # what stays in place must be what is sure to stay
         dense = min(dense, eviction.protected)
-    counts = planned(config, keep, dense)
+    counts = planned(config, keep, dense, eviction.protected)
     if config.dense_rows == 0:  # as published: the newest are light, whatever they were before
         ranks = -positions.astype(mx.float32)
     ranks = mx.where(mx.isnan(ranks), -mx.inf, ranks)
@@ -132,9 +132,9 @@ def _rearranged(
     tail.rows = [newest] * table.lines
     found = Table([*segments, tail])
     order = mx.concatenate([*chosen, slots[:, :, slots.shape[2] - newest :]], axis=2)
-    found.place(at(positions, order))
+    found.place(gathered(positions, order))
     for name, array in table.beside.items():
-        found.attach(name, at(array, order), table.fills[name])
+        found.attach(name, gathered(array, order), table.fills[name])
     return found
 
 
@@ -151,7 +151,7 @@ def _gathered(table: Table, segment: Segment, slots: mx.array, leaving: int) -> 
         if leaving:
             parts.append(packed.encode(all_[-1].rows(leaving)))
         together = [mx.concatenate(list(same), axis=2) for same in zip(*parts, strict=True)]
-        return own.like(tuple(at(part, slots) for part in together))
+        return own.like(tuple(gathered(part, slots) for part in together))
 
     return Segment(
         column(segment.keys, [one.keys for one in table.segments]),
@@ -169,9 +169,9 @@ def _split(
     others, since they would gain nothing. As published, light are the newest.
     """
     before, heavy = table.segments[0].width, counts[0]
-    place = mx.argsort(mx.argsort(-at(ranks, slots), axis=2), axis=2)
+    place = mx.argsort(mx.argsort(-gathered(ranks, slots), axis=2), axis=2)
     if config.dense_rows:
         was_light = (slots >= before) & (slots < table.packed_width)
         place = place + mx.where(was_light, slots.shape[2], 0)
-    order = at(slots, mx.argsort(place, axis=2))
+    order = gathered(slots, mx.argsort(place, axis=2))
     return [mx.sort(order[:, :, :heavy], axis=2), mx.sort(order[:, :, heavy:], axis=2)]

@@ -32,13 +32,12 @@ def run(arguments: Sequence[str]) -> int:
         parser.error(f"--text: {error}")
     model, tokenizer = load(args.model)
     tokens = tokenizer.encode(text)[: args.length]
-    first = args.chunk if config.max_kv_size is None else config.max_kv_size
+    first = config.max_kv_size or args.chunk
     if len(tokens) < first + 2:
+        flag = "--max-kv-size" if config.max_kv_size else "--chunk"
         parser.error(
-            f"--text has {len(tokens)} tokens, expected more than --max-kv-size = {first}: "
-            "otherwise nothing is evicted"
-            if config.max_kv_size is not None
-            else f"--text has {len(tokens)} tokens, expected more than --chunk = {first}"
+            f"--text has {len(tokens)} tokens, expected more than {flag} = {first}: otherwise "
+            "nothing is evicted, or predicted"
         )
     budgets = getattr(args, "budgets", None)
     try:
@@ -110,8 +109,7 @@ def _measure(
 
 def _table(found: Sequence[dict[str, Any]], length: int, config: H2OConfig) -> Table:
     full = found[0]["top1"]
-    rows = "no budget" if config.max_kv_size is None else f"budget {config.max_kv_size} rows"
-    title = f"{length} tokens, {rows}"
+    title = f"{length} tokens, budget {config.max_kv_size or 'of any number of'} rows"
     table = Table(title=title, title_justify="left")
     for column in ("cache", "perplexity", "same top token", "KV cache, MB", "peak, MB"):
         table.add_column(column, justify="left" if column == "cache" else "right")

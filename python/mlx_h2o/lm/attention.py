@@ -9,10 +9,11 @@ import mlx.core as mx
 
 from .. import fast
 from ..caches import handed_out
-from ..caches.attention import DECODE_QUERIES, masking
+from ..caches.attention import DECODE_QUERIES
 from ..caches.cache import H2OKVCache
 from ..operations import prefill
 from ..operations.backends import resolve
+from ..operations.segments import masking
 
 __all__ = ["attend"]
 
@@ -90,7 +91,9 @@ def _foreign(
     if queries.shape[2] > DECODE_QUERIES or isinstance(keys, tuple):
         out = stock()
         if isinstance(keys, tuple):
-            keys = mx.dequantize(*keys, group_size=cache.group_size, bits=cache.bits)
+            words, scales, biases = keys
+            packing = {"group_size": cache.group_size, "bits": cache.bits}
+            keys = mx.dequantize(words, scales, biases, **packing)
         cache.update_scores(prefill.last_scores(queries, keys, scale=scale, mask=mask))
         return out
     out, scores = fast.scaled_dot_product_attention_with_scores(

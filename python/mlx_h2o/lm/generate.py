@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ def load(path_or_hf_repo: str, *args: Any, **kwargs: Any) -> Any:
         )
     loaded = mlx_lm.load(path_or_hf_repo, *args, **kwargs)
     if mx.default_device().type == mx.DeviceType.cpu:
-        _upcast(loaded[0])
+        loaded[0].update(tree_map(_upcast, loaded[0].parameters()))
     return loaded
 
 
@@ -197,31 +197,23 @@ def _caches(operation: str, model: Module, kwargs: dict[str, Any]) -> list[Any]:
 def _with_speculation(given: dict[str, Any], drafted: int) -> dict[str, Any]:
     """The settings, with room for the drafts that mlx_lm will make at a time."""
     config = given.get("max_kv_size")
-    if isinstance(config, H2OConfig):
-        return (
-            given if config.speculative else {"max_kv_size": replace(config, speculative=drafted)}
-        )
-    return {"speculative": drafted} | given
-
-
-def _routed(
-    model: Module, caches: Sequence[Any], draft_model: Module | None = None
-) -> AbstractContextManager[None]:
-    if draft_model is not None:
-        return _both(model, draft_model)
-    return routing_for(model, list(evicting_caches(caches)))
+    if not isinstance(config, H2OConfig):
+        return {"speculative": drafted} | given
+    if config.speculative:
+        return given
+    return given | {"max_kv_size": replace(config, speculative=drafted)}
 
 
 @contextmanager
-def _both(model: Module, draft_model: Module) -> Iterator[None]:
-    with routing(model), routing(draft_model):
-        yield
+def _routed(model: Any, caches: Sequence[Any], draft_model: Any = None) -> Iterator[None]:
+    if draft_model is None:
+        with routing_for(model, list(evicting_caches(caches))):
+            yield
+    else:
+        with routing(model), routing(draft_model):
+            yield
 
 
-def _upcast(model: Module) -> None:
-    def upcast(weight: Any) -> Any:
-        is_half = isinstance(weight, mx.array) and weight.dtype == mx.float16
-        return weight.astype(mx.float32) if is_half else weight
-
-    weights: Any = model
-    weights.update(tree_map(upcast, weights.parameters()))
+def _upcast(weight: Any) -> Any:
+    is_half = isinstance(weight, mx.array) and weight.dtype == mx.float16
+    return weight.astype(mx.float32) if is_half else weight

@@ -23,9 +23,7 @@ from .routing import gains_by_routing, routing
 
 __all__ = ["Host", "hosting"]
 
-_MODULES = tuple(
-    f"mlx_lm.{name}" for name in ("generate", "chat", "server", "cache_prompt", "benchmark")
-)
+_MODULES = ("generate", "chat", "server", "cache_prompt", "benchmark")
 
 
 @contextmanager
@@ -41,16 +39,16 @@ def hosting(config: H2OConfig, budgets: Budgets | None = None) -> Iterator[Host]
     with ExitStack() as stack:
         host = Host(config, budgets, stack)
         targets = [
-            Target(space, name, wrap)
-            for space in (vars(importlib.import_module(module)) for module in _MODULES)
-            for name, wrap in (("make_prompt_cache", host.making), ("load", _loading))
-            if callable(space.get(name))
+            _target(module, name, wrap)
+            for module in _MODULES
+            for name, wrap in (("make_prompt_cache", host.making), ("load", lambda original: load))
+            if hasattr(importlib.import_module(f"mlx_lm.{module}"), name)
         ]
-        models = vars(importlib.import_module("mlx_lm.models.cache"))
-        generation = vars(importlib.import_module("mlx_lm.generate"))
-        targets.append(Target(models, "can_trim_prompt_cache", _trimmable_at_will))
-        targets.append(Target(generation, "trim_prompt_cache", _trimming))
-        targets += _server_targets(config.speculative, batches=budgets is None)
+        targets += [
+            _target("models.cache", "can_trim_prompt_cache", _trimmable_at_will),
+            _target("generate", "trim_prompt_cache", _trimming),
+            *_server_targets(config.speculative, batches=budgets is None),
+        ]
         with PATCHES.replaced(targets):
             yield host
 
@@ -121,36 +119,27 @@ def _server_targets(speculative: int, *, batches: bool) -> list[Target]:
 
         return ModelProvider
 
-    server = vars(importlib.import_module("mlx_lm.server"))
     return [
-        Target(server, "stream_generate", drafting),
-        Target(server, "ModelProvider", providing),
+        _target("server", "stream_generate", drafting),
+        _target("server", "ModelProvider", providing),
     ]
 
 
-def _loading(original: Callable[..., Any]) -> Callable[..., Any]:
-    return functools.wraps(original)(load)
+def _target(module: str, name: str, wrap: Callable[[Any], Any]) -> Target:
+    return Target(vars(importlib.import_module(f"mlx_lm.{module}")), name, wrap)
 
 
 def _trimmable_at_will(original: Callable[..., bool]) -> Callable[..., bool]:
     """For LRUPromptCache, which trims by any number: only what has never evicted allows that."""
-
-    @functools.wraps(original)
-    def can_trim_prompt_cache(cache: Any) -> bool:
-        whole = all(one.evicted == 0 for one in evicting_caches(cache))
-        return whole and original(cache)
-
-    return can_trim_prompt_cache
+    return lambda cache: not any(c.evicted for c in evicting_caches(cache)) and original(cache)
 
 
 def _trimming(original: Callable[..., int]) -> Callable[..., int]:
     """For the speculative loop, which takes back no more than it drafted."""
 
-    @functools.wraps(original)
     def trim_prompt_cache(cache: Any, num_tokens: int) -> int:
         if not all(one.is_trimmable() for one in cache):
             return original(cache, num_tokens)
-        trimmed: list[int] = [one.trim(num_tokens) for one in cache]
-        return max(trimmed, default=0)
+        return max((one.trim(num_tokens) for one in cache), default=0)
 
     return trim_prompt_cache

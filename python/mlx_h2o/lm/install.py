@@ -116,6 +116,7 @@ def reset_eviction_scores(caches: Sequence[Any]) -> None:
     if not found:
         raise ValueError("[reset_eviction_scores] none of the caches evicts, expected some.")
     for cache in found:
+        cache.flush()  # the surplus of a chunk goes by the scores that it has
         cache.reset_scores()
 
 

@@ -146,8 +146,8 @@ def profile(
                 out = model(mx.array([[token]]), cache=caches)
                 mx.eval(out, [recorder.sums for recorder in recorders])
             watched += len(tokens) - prompt
-    layers = [recorder.means(watched) for recorder in recorders]
-    return Profile(model_name(model), watched, tuple(layers))
+    layers = (cast(list[float], (recorder.sums / watched).tolist()) for recorder in recorders)
+    return Profile(model_name(model), watched, tuple(LayerProfile(*layer) for layer in layers))
 
 
 class _Recorder(Policy):
@@ -159,10 +159,6 @@ class _Recorder(Policy):
     def __init__(self) -> None:
         self.sums = mx.zeros(3)
 
-    def means(self, steps: int) -> LayerProfile:
-        """Of all that was watched."""
-        return LayerProfile(*(total / steps for total in cast(list[float], self.sums.tolist())))
-
     def accumulate(
         self,
         importance: mx.array,
@@ -172,26 +168,16 @@ class _Recorder(Policy):
         masked: bool = True,
     ) -> mx.array:
         if scores.shape[2] == 1:
-            self.sums = self.sums + mx.stack([_entropy(scores), _share(scores), _variance(scores)])
+            logs = scores - mx.logsumexp(scores, axis=-1, keepdims=True)
+            entropy = mx.mean(-mx.sum(mx.exp(logs) * logs, axis=-1))
+            sizes = mx.abs(scores)
+            heaviest = mx.sum(mx.topk(sizes, _HEAVIEST, axis=-1), axis=-1)
+            share = mx.mean(heaviest / mx.maximum(mx.sum(sizes, axis=-1), 1e-30))
+            self.sums = self.sums + mx.stack([entropy, share, mx.mean(mx.var(scores, axis=-1))])
         return mx.zeros(importance.shape)
 
     def rank(self, rows: Rows) -> mx.array:
         return rows.importance
-
-
-def _entropy(scores: mx.array) -> mx.array:
-    logs = scores - mx.logsumexp(scores, axis=-1, keepdims=True)
-    return mx.mean(-mx.sum(mx.exp(logs) * logs, axis=-1))
-
-
-def _share(scores: mx.array) -> mx.array:
-    sizes = mx.abs(scores)
-    heaviest = mx.sum(mx.topk(sizes, _HEAVIEST, axis=-1), axis=-1)
-    return mx.mean(heaviest / mx.maximum(mx.sum(sizes, axis=-1), 1e-30))
-
-
-def _variance(scores: mx.array) -> mx.array:
-    return mx.mean(mx.var(scores, axis=-1))
 
 
 def _clip(value: float, low: float, high: float) -> float:

@@ -30,12 +30,21 @@ class Target:
 
 @dataclass(eq=False)
 class _Replaced:
-    namespace: dict[str, Any]
-    name: str
+    target: Target
     existed: bool
     original: Any
     replacement: Any
     users: int = 0
+
+    def restore(self, namespace: dict[str, Any]) -> None:
+        """Put the original back where a namespace has the replacement."""
+        name = self.target.name
+        if namespace.get(name) is not self.replacement:
+            return
+        if self.existed:
+            namespace[name] = self.original
+        else:
+            del namespace[name]
 
 
 class Replacements:
@@ -82,10 +91,9 @@ class Replacements:
             self.leave(targets)
 
     def _replace(self, target: Target) -> _Replaced:
-        existed = target.name in target.namespace
         original = target.namespace.get(target.name)
-        replacement = target.wrap(original)
-        replaced = _Replaced(target.namespace, target.name, existed, original, replacement)
+        existed = target.name in target.namespace
+        replaced = _Replaced(target, existed, original, target.wrap(original))
         self._replaced[target.key] = replaced
         target.namespace[target.name] = replaced.replacement
         return replaced
@@ -106,20 +114,11 @@ class Replacements:
 
 
 def _put_back(replaced: _Replaced) -> None:
-    _restore(replaced.namespace, replaced)
+    replaced.restore(replaced.target.namespace)
     # A module that was imported meanwhile may have bound the replacement by name.
     for name, module in list(sys.modules.items()):
         if name.startswith("mlx_lm."):
-            _restore(vars(module), replaced)
-
-
-def _restore(namespace: dict[str, Any], replaced: _Replaced) -> None:
-    if namespace.get(replaced.name) is not replaced.replacement:
-        return
-    if replaced.existed:
-        namespace[replaced.name] = replaced.original
-    else:
-        del namespace[replaced.name]
+            replaced.restore(vars(module))
 
 
 PATCHES = Replacements()

@@ -75,6 +75,8 @@ def save_prompt_cache(
             raise ValueError(
                 f"{op} layer {layer} is a {type(one).__name__}, expected a cache with a state."
             )
+    for one in evicting_caches(cache):
+        one.flush()
     metadata[_ENTRY] = json.dumps(_description(cache, model))
     path = os.fspath(file_name)
     path = path if path.endswith(_SUFFIX) else path + _SUFFIX

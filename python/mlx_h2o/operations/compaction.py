@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from mlx_h2o.operations.arguments import StreamLike
+from mlx_h2o.operations.buffers import gathered, written
 from mlx_h2o.operations.placement import placed
 
 __all__ = ["compact_rows"]
@@ -43,7 +44,7 @@ def compact_rows(
             stay = mx.broadcast_to(mx.arange(source.shape[2], dtype=mx.uint32), shape)
             index = mx.array(list(lines))
             source, target = _with(stay, index, source), _with(stay, index, target)
-        return [_moved(buffer, source, target) for buffer in buffers]
+        return [written(each, target, gathered(each, source)) for each in buffers]
 
 
 def _moves(kept: mx.array, capacity: int, start: int, tail: int) -> tuple[mx.array, mx.array]:
@@ -60,14 +61,6 @@ def _moves(kept: mx.array, capacity: int, start: int, tail: int) -> tuple[mx.arr
         source = mx.concatenate([source, newest + start], axis=2)
         target = mx.concatenate([target, newest + keep], axis=2)
     return source, target
-
-
-def _moved(buffer: mx.array, source: mx.array, target: mx.array) -> mx.array:
-    if buffer.ndim == 4:
-        shape = (*source.shape, buffer.shape[3])
-        source, target = (mx.broadcast_to(mx.expand_dims(s, -1), shape) for s in (source, target))
-    found = mx.take_along_axis(buffer, source, axis=2)
-    return mx.put_along_axis(buffer, target, found, axis=2)
 
 
 def _with(whole: mx.array, index: mx.array, some: mx.array) -> mx.array:

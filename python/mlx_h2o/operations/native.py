@@ -1,8 +1,4 @@
-"""The native CPU back end: the SIMD kernels of core/, as MLX primitives.
-
-It serves every valid request on a CPU stream: any sizes, float32, float16 and bfloat16, dense rows
-and packed ones.
-"""
+"""The native CPU back end: the SIMD kernels of core/, for every valid request on a CPU stream."""
 
 from __future__ import annotations
 
@@ -22,7 +18,6 @@ from mlx_h2o.operations.requests import (
     AttentionResult,
     KeyDiversityRequest,
     Packed,
-    PerSequence,
     PrefillRequest,
     QuantizeAppendRequest,
     QuantizedRows,
@@ -220,7 +215,8 @@ def compact_rows(
     them in the same evaluation would copy them.
     """
     one = _module().compact_rows
-    return [one([each], kept, lines, start, tail, stream=stream)[0] for each in buffers]
+    where = [*lines]
+    return [one([each], kept, where, start, tail, stream=stream)[0] for each in buffers]
 
 
 def merge_segments(
@@ -318,19 +314,3 @@ class Operations(resolved.Operations):
             group_size=group_size, stream=stream,
         )  # fmt: skip
         return out, updated
-
-    def evict_indices(
-        self,
-        scores: mx.array,
-        positions: mx.array,
-        *,
-        count: int = 1,
-        sink_size: int = 0,
-        recent_start: PerSequence | None = None,
-        stream: StreamLike = None,
-    ) -> mx.array:
-        slots: mx.array = _module().evict_indices(
-            scores, positions, count=count, sink_size=sink_size, recent_start=recent_start,
-            stream=stream,
-        )  # fmt: skip
-        return slots

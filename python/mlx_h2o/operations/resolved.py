@@ -38,8 +38,6 @@ from mlx_h2o.operations.validate import MASK_THRESHOLDS
 if TYPE_CHECKING:
     from mlx_h2o.operations.backends import Backend
 
-__all__ = ["Operations"]
-
 _DEFINITIONS: dict[str, Callable[..., Any]] = {
     "keep_indices": composed.keep_indices,
     "evict_indices": composed.evict_indices,
@@ -67,8 +65,6 @@ class Operations:
         self._named = named
         self._candidates = tuple(candidates)
         self.name = candidates[0].name
-
-    # Requests
 
     def backend_for(self, request: AttentionRequest, op: str) -> Backend:
         """Who serves this attention. Raises ValueError where one was named and it cannot."""
@@ -110,8 +106,6 @@ class Operations:
         # Untied, the scores of every step would wait for someone to ask, graph and all.
         with placed(attention.stream):
             return mx.depends(found.out, [importance]), importance
-
-    # Arguments
 
     def attention(
         self,

@@ -22,13 +22,13 @@ typedef struct mlx_h2o_config_ {
   mlx_optional_int recent_size; /**< the newest rows, never evicted; no value: what is left */
   const char* policy; /**< a name of docs/policies.md, such as "keydiff"; borrowed, not copied */
   float decay;        /**< a of the moving average C = a*C + (1-a)*|s|, 0 <= a < 1 */
-  int evict_every;    /**< single-token steps per eviction, at least 1 */
+  mlx_optional_int evict_every; /**< rows that leave together; no value: one row of 32 */
 } mlx_h2o_config;
 
-/** The defaults: 256 rows, 4 sinks, sizes without a value, "keydiff", 0.95, 1. Nothing to free. */
+/** The defaults: 256 rows, 4 sinks, sizes without a value, "keydiff", 0.95. Nothing to free. */
 mlx_h2o_config mlx_h2o_config_new(void);
 
-/** Check the settings and give heavy_size and recent_size their values, in place: afterwards
+/** Check the settings and give those without a value their values, in place: afterwards
  *  sink_size + heavy_size + recent_size is max_kv_size. Where the three do not fill the budget the
  *  recent window grows.
  *  \return 1 for a value out of range, an unknown policy, or sizes beyond the budget; the settings
@@ -36,7 +36,7 @@ mlx_h2o_config mlx_h2o_config_new(void);
  */
 int mlx_h2o_config_resolve(mlx_h2o_config* config);
 
-/** The published splits, scaled to max_kv_size (AtomGradient 2026, section 4.1): at 256 rows
+/** The published splits of "h2o", scaled to max_kv_size (AtomGradient 2026, sec. 4.1): at 256 rows
  *  "heavy" 4 sinks, 128 heavy, 124 recent; "balanced" 4, 64, 188; "recent" 4, 32, 220.
  *  \return 1 for another name, or as mlx_h2o_config_resolve.
  */

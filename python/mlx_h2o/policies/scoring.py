@@ -6,7 +6,7 @@ import mlx.core as mx
 
 from .. import fast
 from ..operations import composed, prefill
-from ..policies import Policy
+from .base import Policy
 
 __all__ = ["chunk_seen", "fold", "seen", "unseen"]
 
