@@ -5,7 +5,6 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_h2o.caches.affine import recoded
 
 from cache_columns import COLUMNS, SIZE, step_of
 from cache_courses import HEADS, Course
@@ -16,6 +15,7 @@ from mlx_h2o import (
     policies,
     routing,
 )
+from mlx_h2o.operations.recoding import recoded
 from tiny_models import random_prompt, tiny_qwen3
 
 MIXED = [name for name, column in COLUMNS.items() if column.mixed]

@@ -1,0 +1,247 @@
+"""Faults of the caches: each is noticed by a life against the slow reference."""
+
+from __future__ import annotations
+
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from cache_courses import Course
+from faults.change import argument, assigned, condition, replaced, returned
+from faults.place import Fault, assert_caught
+from mlx_h2o import load_prompt_cache, save_prompt_cache
+from test_cache_mixed import (
+    test_recoded_rows_keep_the_upper_bits_or_all as recoded_rows,
+)
+from test_cache_mixed import (
+    test_the_light_rows_are_those_of_lower_rank_when_they_leave as light_rows,
+)
+from test_linked_caches import (
+    test_sequences_come_and_go_with_the_rows_that_follow as linked_rows,
+)
+
+
+def life(column: str = "dense", policy: str = "h2o", **settings) -> None:
+    """One sequence: chunks, tokens, a trim and copies."""
+    course = Course(column, policy, **{"evict_every": 4} | settings)
+    course.chunk(5)
+    course.trim(2)
+    course.chunk(20)
+    course.tokens(10)
+    course.chunk(3)
+    course.tokens(4)
+    course.copied("state").tokens(2)
+    course.copied().tokens(2)
+
+
+def batch(column: str = "dense", policy: str = "h2o", **settings) -> None:
+    """Sequences of any length that come and go."""
+    course = Course(column, policy, 3, **{"evict_every": 4} | settings)
+    course.prompts([5, 30, 9], step=12)
+    course.tokens(9)
+    course.prompts([3, 1, 20])
+    course.filter([2, 0])
+    other = course.new(1, 5)
+    other.prompts([6])
+    course.extend(other)
+    course.tokens(6)
+    course.extract(2).tokens(2)
+
+
+def drafts(column: str = "dense", policy: str = "h2o", **settings) -> None:
+    """Tokens that are taken back, beyond the budget."""
+    course = Course(column, policy, **{"speculative": 3, "evict_every": 4} | settings)
+    course.chunk(20)
+    for accepted, rejected in ((1, 3), (4, 0), (0, 4), (2, 2), (1, 0), (1, 3)):
+        course.draft(accepted, rejected)
+    course.draft(2, 2, at_once=False)
+    course.tokens(6)
+
+
+def truncated_file() -> None:
+    course = Course()
+    course.chunk(5)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "cache.safetensors"
+        save_prompt_cache(file, [course.cache])
+        file.write_bytes(file.read_bytes()[:-4])
+        with pytest.raises(ValueError) as found:
+            load_prompt_cache(file)
+        assert "is damaged" in str(found.value)
+
+
+def padded_on_the_left() -> None:
+    course = Course(batch=2)
+    course.prompts([3, 8], step=4, left=True)
+    course.tokens(8)
+
+
+def unscored() -> None:
+    cache = Course().cache
+    rows = [mx.zeros((1, 2, 1, 32))] * 2
+    cache.update_and_fetch(*rows)
+    try:
+        cache.update_and_fetch(*rows)
+    except RuntimeError:
+        return
+    raise AssertionError("an update without scores went through")
+
+
+def codes() -> None:
+    recoded_rows(8, 4, mx.float32)
+
+
+FAULTS = [
+    Fault(
+        "the recent window is off by one",
+        "caches.cache:H2OKVCache._evict",
+        argument("Eviction", "recent_start").becomes("[n + 1 for n in _]"),
+        partial(life, policy="random", recent_size=9),
+    ),
+    Fault(
+        "the surplus goes as if a token came",
+        "caches.cache:H2OKVCache._let_surplus_go",
+        argument("_evict", 3).becomes("[2] * len(self._tokens)"),
+        partial(life, policy="random", heavy_size=0, recent_size=12),
+    ),
+    Fault(
+        "the last row of the budget stays empty",
+        "caches.cache:H2OKVCache._kept",
+        replaced("<=", "<", at=1),
+        drafts,
+    ),
+    Fault(
+        "groups are as large as the settings say, whatever is protected",
+        "caches.cache:H2OKVCache._evictable",
+        returned().becomes("rows"),
+        partial(drafts, heavy_size=12, recent_size=0, evict_every=16),
+    ),
+    Fault(
+        "a fast step does not ask for scores",
+        "caches.cache:H2OKVCache._check_scored",
+        condition().becomes("False"),
+        unscored,
+    ),
+    Fault(
+        "an eviction names the wrong keep",
+        "caches.eviction:Eviction._run",
+        argument("kept", 1).becomes("_ - 1 if self.tail else _"),
+        drafts,
+    ),
+    Fault(
+        "sinks are not protected",
+        "caches.eviction:Eviction.kept",
+        argument("keep_indices", "sink_size").becomes("0"),
+        life,
+    ),
+    Fault(
+        "heads that share choose by themselves",
+        "caches.eviction:Eviction.ranks",
+        condition().becomes("False"),
+        partial(life, shared_heads=True),
+    ),
+    Fault(
+        "ranks are of all rows, drafts too",
+        "caches.cache:H2OKVCache._evict",
+        argument("Eviction", "tail").becomes("0"),
+        partial(drafts, policy="keydiff"),
+    ),
+    Fault(
+        "rejected queries leave their scores",
+        "caches.scored:ScoredRows._drop_waiting",
+        argument("min", 1, at=1).becomes("number"),
+        drafts,
+    ),
+    Fault(
+        "what waits is taken in at once",
+        "caches.cache:H2OKVCache._make_room",
+        argument("_settle_waiting", 0).becomes("self._tokens[0]"),
+        drafts,
+    ),
+    Fault(
+        "what a held query did not see counts as seen",
+        "caches.scored:ScoredRows._fold",
+        assigned("newer").becomes("0"),
+        partial(drafts, policy="snapkv"),
+    ),
+    Fault(
+        "tokens lie where they come, padding or not",
+        "caches.batch_masks:mask_of",
+        assigned("place_of").becomes("before + token"),
+        padded_on_the_left,
+    ),
+    Fault(
+        "a token sees the one that comes after it",
+        "caches.batch_masks:mask_of",
+        assigned("newest").becomes("own & (slots <= place_of + 1)"),
+        batch,
+    ),
+    Fault(
+        "unused packed slots are seen",
+        "caches.batch_masks:mask_of",
+        replaced("<", "<=", at=1),
+        partial(batch, column="8 and 4"),
+    ),
+    Fault(
+        "all sequences are given the protected range of the first",
+        "caches.eviction:Eviction.kept",
+        argument("keep_indices", "recent_start").becomes("start[0]"),
+        partial(batch, policy="random"),
+    ),
+    Fault(
+        "sequences that stay are evicted from too",
+        "caches.eviction:Eviction._run",
+        assigned("rows").becomes("[self.keep] * len(table.lengths)"),
+        batch,
+    ),
+    Fault(
+        "padding on the left is not waited for",
+        "caches.batch:BatchH2OKVCache._next_spans",
+        assigned("start").becomes("0"),
+        padded_on_the_left,
+    ),
+    Fault(
+        "positions are lost when sequences leave",
+        "caches.table:Table.select",
+        argument("place", 0).becomes("None"),
+        batch,
+    ),
+    Fault(
+        "the newest rows are packed with the others",
+        "caches.tiers:planned",
+        argument("min", 2, at=1).becomes("0"),
+        partial(life, column="8 and 4"),
+    ),
+    Fault(
+        "the light rows are those of higher rank",
+        "caches.tiers:_split",
+        returned().becomes("_[::-1]"),
+        light_rows,
+    ),
+    Fault(
+        "a code that lost bits stands for the lowest of its levels",
+        "operations.recoding:recoded",
+        assigned("middle").becomes("biases.astype(mx.float32)"),
+        codes,
+    ),
+    Fault(
+        "what goes with the rows stays where it was",
+        "caches.table:Table.close_gaps",
+        assigned("self.beside").becomes("self.beside"),
+        partial(linked_rows, "window", 3),
+    ),
+    Fault(
+        "a file may be shorter than it says",
+        "lm.safetensors:read_header",
+        replaced("!=", ">", at=2),
+        truncated_file,
+    ),
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.what)
+def test_fault_is_caught(fault: Fault) -> None:
+    assert_caught(fault)
