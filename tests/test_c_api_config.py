@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import c_api
 from c_api import CError, Library
 from mlx_h2o import H2OConfig, policies
+from sizes import examples
 
 SIZES = ("heavy_size", "recent_size", "evict_every")
 PLAIN = ("max_kv_size", "sink_size")
@@ -76,6 +77,7 @@ def test_the_defaults_are_pythons(library):
 INTS = st.integers(-3, 300) | st.sampled_from([2**31 - 1, -(2**31)])
 
 
+@pytest.mark.examples
 @given(
     values=st.fixed_dictionaries(
         {},
@@ -87,7 +89,7 @@ INTS = st.integers(-3, 300) | st.sampled_from([2**31 - 1, -(2**31)])
         },
     )
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_any_settings_come_out_as_in_python(library, values):
     found, expected = outcome_of_c(library, values), outcome_of_python(values)
     if isinstance(expected, str):  # C's decay is always a float, which Python spells with a point

@@ -14,6 +14,7 @@ from golden.make import read
 from mlx_h2o import backends, fast, use_backend
 from mlx_h2o.operations import validate
 from mlx_h2o.operations.backends import get, resolve
+from sizes import examples
 
 CASES = read()
 ATTENTION = [case for case in CASES if case.fields["op"] == "attention"]
@@ -169,8 +170,9 @@ def selection(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, dict[str, int | 
     )
 
 
+@pytest.mark.examples
 @pytest.mark.parametrize("backend", AVAILABLE, ids=str)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(drawn=st.composite(selection)(), data=st.data())
 def test_selection_property(
     backend: str | None, drawn: tuple[np.ndarray, np.ndarray, dict[str, int]], data: st.DataObject
@@ -192,8 +194,9 @@ def test_selection_property(
         assert gone | set(kept[0, head].tolist()) == set(range(rows))
 
 
+@pytest.mark.examples
 @pytest.mark.parametrize("backend", AVAILABLE, ids=str)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     heads=st.tuples(st.integers(1, 3), st.integers(1, 4)),
     sizes=st.tuples(st.integers(1, 70), st.integers(1, 70)),

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import reference
 from mlx_h2o import fast, use_backend
 from mlx_h2o.operations import native
+from sizes import examples
 
 pytestmark = pytest.mark.skipif(
     bool(native.unavailable_reason()), reason=native.unavailable_reason() or "available"
@@ -242,7 +243,8 @@ def selections(draw):
     return np.float32(scores).reshape(shape), positions.reshape(shape), number, settings_
 
 
-@settings(max_examples=150, deadline=None)
+@pytest.mark.examples
+@settings(max_examples=examples(150), deadline=None)
 @given(selections())
 def test_selection(drawn):
     scores, positions, number, protected = drawn

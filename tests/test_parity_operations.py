@@ -13,7 +13,7 @@ import mlx.core as mx
 import pytest
 
 from emulator import EmulatorBackend, compiler
-from faults.metal import seeded
+from faults.metal import in_one_kernel, seeded
 from faults.text import Edit
 from mlx_h2o.operations import composed, composed_cache
 from mlx_h2o.operations.backends import register
@@ -246,7 +246,7 @@ def test_a_fault_in_the_text_of_a_kernel_names_its_cases(run, cases: str) -> Non
     edit, expected = KERNEL_FAULTS[cases]
     backend = seeded(edit)
     status, named, _ = run(cases, backend)
-    backend.was_edited()
+    in_one_kernel(edit, backend.edited)
     assert (status, named) == (1, expected)
     status, named, _ = run(cases, EmulatorBackend())
     assert (status, named) == (0, set())

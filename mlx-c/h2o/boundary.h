@@ -30,7 +30,7 @@ int status(Body&& body) noexcept {
 }
 
 inline void check_place(const char* op, const char* name, const void* place) {
-  if (place == nullptr) fail(op, name, " is NULL, expected a place for the result.");
+  expect(place != nullptr, op, name, " is NULL, expected a place for the result.");
 }
 
 // Nothing where the place is NULL.

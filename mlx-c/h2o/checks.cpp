@@ -29,7 +29,7 @@ Shape shape_of(mlx_array array) {
   return shape;
 }
 
-std::string text_of(const Shape& shape) {
+std::string shown(const Shape& shape) {
   std::string text = "(";
   for (size_t axis = 0; axis < shape.size(); ++axis) {
     text += (axis > 0 ? ", " : "") + std::to_string(shape[axis]);
@@ -37,8 +37,8 @@ std::string text_of(const Shape& shape) {
   return text + (shape.size() == 1 ? ",)" : ")");
 }
 
-std::string text_of(double number) { return shortest(number); }
-std::string text_of(float number) { return shortest(number); }
+std::string number_text(double number) { return shortest(number); }
+std::string number_text(float number) { return shortest(number); }
 
 const char* dtype_name(mlx_dtype dtype) {
   static const char* const names[] = {"bool",    "uint8",   "uint16",   "uint32",   "uint64",
@@ -49,8 +49,10 @@ const char* dtype_name(mlx_dtype dtype) {
 
 const char* dtype_name(mlx_array array) { return dtype_name(mlx_array_dtype(array)); }
 
-std::string found_text(mlx_array array) {
-  return std::string(dtype_name(array)) + " " + text_of(shape_of(array));
+std::string shown(ShapeOf shape) { return shown(shape_of(shape.array)); }
+
+std::string shown(Found found) {
+  return std::string(dtype_name(found.array)) + " " + shown(shape_of(found.array));
 }
 
 bool is_float(mlx_array array) {
@@ -61,63 +63,53 @@ bool is_float(mlx_array array) {
 bool has_empty_axis(mlx_array array) { return mlx_array_size(array) == 0; }
 
 void check_present(const char* op, const Named& named) {
-  if (named.array.ctx == nullptr) {
-    fail(op, named.name, " are an empty handle, expected an array ", named.layout, ".");
-  }
+  expect(named.array.ctx != nullptr, op, named.name, " are an empty handle, expected an array ",
+         named.layout, ".");
 }
 
 void check_rank(const char* op, const Named& named, size_t rank) {
   const size_t found = mlx_array_ndim(named.array);
-  if (found != rank) {
-    fail(op, named.name, " have ", found, " dimensions, expected ", rank, " ", named.layout, ".");
-  }
+  expect(found == rank, op, named.name, " have ", found, " dimensions, expected ", rank, " ",
+         named.layout, ".");
 }
 
 void check_not_empty(const char* op, const Named& named) {
-  if (has_empty_axis(named.array)) {
-    fail(op, named.name, " are empty: found shape ", text_of(shape_of(named.array)),
-         ", expected every size of ", named.layout, " to be at least 1.");
-  }
+  expect(!has_empty_axis(named.array), op, named.name, " are empty: found shape ",
+         ShapeOf{named.array}, ", expected every size of ", named.layout, " to be at least 1.");
 }
 
 void check_float(const char* op, const Named& named) {
-  if (!is_float(named.array)) {
-    fail(op, named.name, " are ", dtype_name(named.array),
+  expect(is_float(named.array), op, named.name, " are ", dtype_name(named.array),
          ", expected float32, float16 or bfloat16.");
-  }
 }
 
 void check_array(const char* op, const Named& named, mlx_dtype dtype, const Shape& shape) {
   check_present(op, named);
-  if (shape_of(named.array) != shape || mlx_array_dtype(named.array) != dtype) {
-    fail(op, named.name, " are ", found_text(named.array), ", expected ", dtype_name(dtype), " ",
-         named.layout, " = ", text_of(shape), ".");
-  }
+  expect(shape_of(named.array) == shape && mlx_array_dtype(named.array) == dtype, op, named.name,
+         " are ", Found{named.array}, ", expected ", dtype_name(dtype), " ", named.layout, " = ",
+         shape, ".");
 }
 
 void check_float_rows(const char* op, const Named& named) {
   check_present(op, named);
-  if (mlx_array_ndim(named.array) != 4 || has_empty_axis(named.array) || !is_float(named.array)) {
-    fail(op, named.name, " are ", found_text(named.array),
-         ", expected float32, float16 or bfloat16 ", named.layout, ", every size at least 1.");
-  }
+  expect(mlx_array_ndim(named.array) == 4 && !has_empty_axis(named.array) && is_float(named.array),
+         op, named.name, " are ", Found{named.array}, ", expected float32, float16 or bfloat16 ",
+         named.layout, ", every size at least 1.");
 }
 
 void check_per_sequence(const char* op, const char* name, mlx_array array, int batch) {
   const Shape shape = shape_of(array), expected = {batch};
-  if (mlx_array_dtype(array) != MLX_INT32 || (!shape.empty() && shape != expected)) {
-    fail(op, name, " is ", found_text(array), ", expected int32 () or [B] = ", text_of(expected),
-         ".");
-  }
+  expect(mlx_array_dtype(array) == MLX_INT32 && (shape.empty() || shape == expected), op, name,
+         " is ", Found{array}, ", expected int32 () or [B] = ", expected, ".");
 }
 
 void check_zones(const char* op, int sink_size, mlx_array recent_start, int batch) {
-  if (sink_size < 0) fail(op, "sink_size is ", sink_size, ", expected 0 or more.");
+  expect(sink_size >= 0, op, "sink_size is ", sink_size, ", expected 0 or more.");
   if (recent_start.ctx != nullptr) check_per_sequence(op, "recent_start", recent_start, batch);
 }
 
 bool runs_on_gpu(const char* op, mlx_stream stream) {
-  if (stream.ctx == nullptr) fail(op, "the stream is an empty handle, expected a stream.");
+  expect(stream.ctx != nullptr, op, "the stream is an empty handle, expected a stream.");
   Device device;
   check(mlx_stream_get_device(device.out(), stream));
   mlx_device_type type = MLX_CPU;
@@ -126,21 +118,20 @@ bool runs_on_gpu(const char* op, mlx_stream stream) {
 }
 
 void check_one_of(const char* op, const char* name, int value, const Shape& known) {
-  if (std::find(known.begin(), known.end(), value) == known.end()) {
-    fail(op, name, " is ", value, ", expected one of ", text_of(known), ".");
-  }
+  expect(std::find(known.begin(), known.end(), value) != known.end(), op, name, " is ", value,
+         ", expected one of ", known, ".");
 }
 
 void check_number(const char* op, const char* name, double value) {
   if (!(std::abs(value) <= FLT_MAX)) {
-    fail(op, name, " is ", text_of(value), ", expected a finite number.");
+    fail(op, name, " is ", number_text(value), ", expected a finite number.");
   }
 }
 
 void check_decay(const char* op, double decay) {
   check_number(op, "decay", decay);
   if (!(decay >= 0 && decay < 1)) {
-    fail(op, "decay is ", text_of(decay), ", expected at least 0 and below 1.");
+    fail(op, "decay is ", number_text(decay), ", expected at least 0 and below 1.");
   }
 }
 

@@ -11,14 +11,6 @@
 
 namespace mlx_h2o_c {
 
-template <class... Parts>
-[[noreturn]] void fail(const char* op, const Parts&... parts) {
-  std::ostringstream message;
-  message << '[' << op << "] ";
-  (message << ... << parts);
-  throw std::invalid_argument(message.str());
-}
-
 using Shape = std::vector<int>;
 
 // What a message calls an array, and its layout in the documentation.
@@ -28,19 +20,42 @@ struct Named {
   const char* layout;
 };
 
+// An array in a message, as "float32 (2, 3)", and its shape alone.
+struct Found {
+  mlx_array array;
+};
+struct ShapeOf {
+  mlx_array array;
+};
+
 Shape shape_of(mlx_array array);
-
-// As Python writes a tuple, and a number.
-std::string text_of(const Shape& shape);
-std::string text_of(double number);
-std::string text_of(float number);
-inline std::string text_of(int number) { return std::to_string(number); }
-
 const char* dtype_name(mlx_dtype dtype);
 const char* dtype_name(mlx_array array);
 
-// "float32 (2, 3)".
-std::string found_text(mlx_array array);
+// As Python writes a tuple, and a number.
+std::string shown(const Shape& shape);
+std::string shown(Found found);
+std::string shown(ShapeOf shape);
+std::string number_text(double number);
+std::string number_text(float number);
+template <class Part>
+const Part& shown(const Part& part) {
+  return part;
+}
+
+template <class... Parts>
+[[noreturn]] void fail(const char* op, const Parts&... parts) {
+  std::ostringstream message;
+  message << '[' << op << "] ";
+  (message << ... << shown(parts));
+  throw std::invalid_argument(message.str());
+}
+
+// Words that cost nothing where all is right.
+template <class... Parts>
+void expect(bool right, const char* op, const Parts&... parts) {
+  if (!right) fail(op, parts...);
+}
 
 bool is_float(mlx_array array);
 bool has_empty_axis(mlx_array array);
@@ -62,9 +77,7 @@ void check_zones(const char* op, int sink_size, mlx_array recent_start, int batc
 template <class Value>
 void check_same(const char* op, const char* what, const Value& one, const Value& other,
                 const char* expected = "the same") {
-  if (one != other) {
-    fail(op, what, " ", text_of(one), " and ", text_of(other), ", expected ", expected, ".");
-  }
+  expect(one == other, op, what, " ", one, " and ", other, ", expected ", expected, ".");
 }
 
 // Whether the stream's device is a GPU; an empty handle is an error.

@@ -24,7 +24,7 @@ struct Preset {
 constexpr Preset presets[] = {{"heavy", 2}, {"balanced", 4}, {"recent", 8}};
 
 void check_int(const char* name, int value, int least) {
-  if (value < least) fail(op, name, " is ", value, ", expected an int of at least ", least, ".");
+  expect(value >= least, op, name, " is ", value, ", expected an int of at least ", least, ".");
 }
 
 // "one of: a, b": of things that have the name `name_of` gives.
@@ -57,11 +57,9 @@ void resolve_sizes(mlx_h2o_config& config) {
     const int64_t spare = config.recent_size.has_value ? left : left - 1;
     heavy = std::max<int64_t>(0, std::min<int64_t>(config.max_kv_size / 2, spare));
   }
-  if (left < heavy) {
-    fail(op, "sink_size + heavy_size + recent_size is ", config.sink_size, " + ", heavy, " + ",
-         recent, " = ", config.sink_size + heavy + recent,
+  expect(left >= heavy, op, "sink_size + heavy_size + recent_size is ", config.sink_size, " + ",
+         heavy, " + ", recent, " = ", config.sink_size + heavy + recent,
          ", expected at most max_kv_size = ", config.max_kv_size, ".");
-  }
   config.heavy_size = some(heavy);
   config.recent_size = some(config.max_kv_size - config.sink_size - heavy);
 }
@@ -73,15 +71,12 @@ mlx_h2o_config checked(mlx_h2o_config config) {
   check_int("heavy_size", given(config.heavy_size), 0);
   check_int("recent_size", given(config.recent_size), 0);
   if (config.evict_every.has_value) check_int("evict_every", config.evict_every.value, 1);
-  if (!(config.decay >= 0 && config.decay < 1)) {
-    fail(op, "decay is ", config.decay, ", expected a number of at least 0, below 1.");
-  }
+  expect(config.decay >= 0 && config.decay < 1, op, "decay is ", config.decay,
+         ", expected a number of at least 0, below 1.");
   check_policy(config.policy);
-  if (config.sink_size >= config.max_kv_size) {
-    fail(op, "sink_size is ", config.sink_size,
+  expect(config.sink_size < config.max_kv_size, op, "sink_size is ", config.sink_size,
          ", expected fewer than max_kv_size = ", config.max_kv_size,
          ": no row could ever be evicted.");
-  }
   if (!config.evict_every.has_value) config.evict_every = some(std::max(1, config.max_kv_size / 32));
   resolve_sizes(config);
   return config;

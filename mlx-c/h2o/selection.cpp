@@ -18,22 +18,18 @@ void check_average(const char* op, mlx_array importance, int batch, int rows) {
   check_present(op, {"importance", importance, "[B, H, N]"});
   const Shape shape = shape_of(importance);
   const bool fits = shape.size() == 3 && shape[0] == batch && shape[2] == rows && shape[1] > 0;
-  if (!fits || mlx_array_dtype(importance) != MLX_FLOAT32) {
-    fail(op, "importance is ", found_text(importance),
-         ", expected float32 [B, H, N] with B = ", batch, ", N = ", rows, ".");
-  }
+  expect(fits && mlx_array_dtype(importance) == MLX_FLOAT32, op, "importance is ",
+         Found{importance}, ", expected float32 [B, H, N] with B = ", batch, ", N = ", rows, ".");
 }
 
 void check_query_count(const char* op, int found) {
-  if (found > most_scored_queries) {
-    fail(op, "found ", found, " queries, expected at most ", most_scored_queries, ".");
-  }
+  expect(found <= most_scored_queries, op, "found ", found, " queries, expected at most ",
+         most_scored_queries, ".");
 }
 
 void check_dtype(const char* op, const Named& named, mlx_dtype dtype) {
-  if (mlx_array_dtype(named.array) != dtype) {
-    fail(op, named.name, " are ", dtype_name(named.array), ", expected ", dtype_name(dtype), ".");
-  }
+  expect(mlx_array_dtype(named.array) == dtype, op, named.name, " are ", dtype_name(named.array),
+         ", expected ", dtype_name(dtype), ".");
 }
 
 // `number`, which messages call `name`, is the count of the request.
@@ -48,9 +44,8 @@ RetentionRequest retention_request(const char* op, mlx_array scores, mlx_array p
   check_not_empty(op, rows[0]);
   check_dtype(op, rows[0], MLX_FLOAT32);
   check_dtype(op, rows[1], MLX_INT32);
-  if (number < 1 || number > shape[2]) {
-    fail(op, name, " is ", number, ", expected 1 to N = ", shape[2], ".");
-  }
+  expect(number >= 1 && number <= shape[2], op, name, " is ", number,
+         ", expected 1 to N = ", shape[2], ".");
   check_zones(op, sink_size, recent_start, shape[0]);
   return {scores, positions, shape[0], shape[1], shape[2], number, sink_size, recent_start, stream};
 }
@@ -91,16 +86,13 @@ int mlx_h2o_accumulate_scores(mlx_array* res, const mlx_array importance, const 
     check_place(op, "res", res);
     check_present(op, {"scores", scores, "[B, Hq, Lq, N]"});
     const Shape found = shape_of(scores);
-    if (found.size() != 4 || has_empty_axis(scores) || mlx_array_dtype(scores) != MLX_FLOAT32) {
-      fail(op, "scores are ", found_text(scores),
+    expect(found.size() == 4 && !has_empty_axis(scores) && mlx_array_dtype(scores) == MLX_FLOAT32,
+           op, "scores are ", Found{scores},
            ", expected float32 [B, Hq, Lq, N], every size at least 1.");
-    }
     check_average(op, importance, found[0], found[3]);
     const int heads = mlx_array_dim(importance, 1);
-    if (found[1] % heads != 0) {
-      fail(op, "scores have ", found[1], " heads, expected a multiple of the ", heads,
-           " heads of importance.");
-    }
+    expect(found[1] % heads == 0, op, "scores have ", found[1],
+           " heads, expected a multiple of the ", heads, " heads of importance.");
     check_query_count(op, found[2]);
     check_decay(op, decay);
     give(res, serve(op, &Backend::accumulate_scores,
@@ -123,10 +115,8 @@ int mlx_h2o_attention_and_accumulate(mlx_array* out, mlx_array* new_importance,
         any_attention_request(op, queries, keys, values, {bits, group_size, v_bits},
                               sparse_v_threshold, {scale, mask_mode, mask_arr, sinks, s});
     check_average(op, importance, attention.batch, attention.rows);
-    if (mlx_array_dim(importance, 1) != attention.kv_heads) {
-      fail(op, "importance has ", mlx_array_dim(importance, 1), " heads, expected ",
-           attention.kv_heads, " as the keys.");
-    }
+    expect(mlx_array_dim(importance, 1) == attention.kv_heads, op, "importance has ",
+           mlx_array_dim(importance, 1), " heads, expected ", attention.kv_heads, " as the keys.");
     check_query_count(op, attention.length);
     check_decay(op, decay);
     const AttentionAccumulated result =

@@ -16,48 +16,38 @@ void check_together(const char* op, mlx_array queries, const Rows& keys, const R
   check_same(op, "queries and keys have head sizes", q[3], keys.size);
   check_same(op, "keys and values have head counts", k[1], v[1]);
   check_same(op, "keys and values have lengths", k[2], v[2]);
-  if (q[1] % k[1] != 0) {
-    fail(op, "queries have ", q[1], " heads, expected a multiple of the ", k[1],
+  expect(q[1] % k[1] == 0, op, "queries have ", q[1], " heads, expected a multiple of the ", k[1],
          " heads of the keys.");
-  }
 }
 
 void check_mask(const char* op, mlx_array mask, const Shape& wanted) {
-  if (mlx_array_dtype(mask) != MLX_BOOL && !is_float(mask)) {
-    fail(op, "mask is ", dtype_name(mask),
+  expect(mlx_array_dtype(mask) == MLX_BOOL || is_float(mask), op, "mask is ", dtype_name(mask),
          ", expected bool, or float32, float16 or bfloat16 to add.");
-  }
   const Shape found = shape_of(mask);
   bool broadcasts = found.size() <= wanted.size();
   for (size_t back = 1; broadcasts && back <= found.size(); ++back) {
     const int size = found[found.size() - back];
     broadcasts = size == 1 || size == wanted[wanted.size() - back];
   }
-  if (!broadcasts) {
-    fail(op, "mask has shape ", text_of(found),
-         ", expected one that broadcasts to [B, Hq, Lq, N] = ", text_of(wanted), ".");
-  }
+  expect(broadcasts, op, "mask has shape ", found,
+         ", expected one that broadcasts to [B, Hq, Lq, N] = ", wanted, ".");
 }
 
 void check_sinks(const char* op, mlx_array sinks, int heads) {
   check_float(op, {"sinks", sinks, ""});
-  if (shape_of(sinks) != Shape{heads}) {
-    fail(op, "sinks have shape ", text_of(shape_of(sinks)), ", expected [Hq] = (", heads, ",).");
-  }
+  expect(shape_of(sinks) == Shape{heads}, op, "sinks have shape ", ShapeOf{sinks},
+         ", expected [Hq] = (", heads, ",).");
 }
 
 // Whether the mode asks for the array.
 bool check_mask_mode(const char* op, const std::string& mode, mlx_array mask) {
-  if (mode != "" && mode != "causal" && mode != "array") {
-    fail(op, "mask_mode is '", mode, "', expected '', 'causal' or 'array'.");
-  }
+  expect(mode == "" || mode == "causal" || mode == "array", op, "mask_mode is '", mode,
+         "', expected '', 'causal' or 'array'.");
   const bool wants = mode == "array";
-  if (wants && mask.ctx == nullptr) {
-    fail(op, "mask_mode is 'array' and mask_arr an empty handle, expected a mask.");
-  }
-  if (!wants && mask.ctx != nullptr) {
-    fail(op, "mask_mode is '", mode, "' and mask_arr an array, expected mask_mode 'array'.");
-  }
+  expect(!wants || mask.ctx != nullptr, op,
+         "mask_mode is 'array' and mask_arr an empty handle, expected a mask.");
+  expect(wants || mask.ctx == nullptr, op, "mask_mode is '", mode,
+         "' and mask_arr an array, expected mask_mode 'array'.");
   return wants;
 }
 
@@ -143,10 +133,9 @@ AttentionRequest dense_attention_request(const char* op, mlx_array queries, mlx_
   check_together(op, queries, k, v);
   for (const Named& each : all) check_float(op, each);
   const mlx_dtype dtype = mlx_array_dtype(queries);
-  if (dtype != mlx_array_dtype(keys) || dtype != mlx_array_dtype(values)) {
-    fail(op, "queries, keys and values are ", dtype_name(queries), ", ", dtype_name(keys), ", ",
+  expect(dtype == mlx_array_dtype(keys) && dtype == mlx_array_dtype(values), op,
+         "queries, keys and values are ", dtype_name(queries), ", ", dtype_name(keys), ", ",
          dtype_name(values), ", expected the same dtype of all three.");
-  }
   check_number(op, "scale", arguments.scale);
   return finished(op, queries, std::move(k), std::move(v), arguments);
 }
@@ -155,14 +144,13 @@ AttentionRequest packed_attention_request(const char* op, mlx_array queries, Row
                                           float sparse_v_threshold,
                                           const AttentionArguments& arguments) {
   check_together(op, queries, keys, values);
-  if (mlx_array_dtype(keys.parts[1]) != mlx_array_dtype(values.parts[1])) {
-    fail(op, "key scales and value scales are ", dtype_name(keys.parts[1]), " and ",
+  expect(mlx_array_dtype(keys.parts[1]) == mlx_array_dtype(values.parts[1]), op,
+         "key scales and value scales are ", dtype_name(keys.parts[1]), " and ",
          dtype_name(values.parts[1]), ", expected the same dtype.");
-  }
   check_number(op, "scale", arguments.scale);
   check_number(op, "sparse_v_threshold", sparse_v_threshold);
   if (!(sparse_v_threshold >= 0 && sparse_v_threshold < 1)) {
-    fail(op, "sparse_v_threshold is ", text_of(sparse_v_threshold),
+    fail(op, "sparse_v_threshold is ", number_text(sparse_v_threshold),
          ", expected 0 (off) or more, and below 1.");
   }
   AttentionRequest request = finished(op, queries, std::move(keys), std::move(values), arguments);
@@ -188,7 +176,7 @@ AttentionRequest any_attention_request(const char* op, mlx_array queries, mlx_ve
   }
   check_number(op, "sparse_v_threshold", sparse_v_threshold);
   if (sparse_v_threshold != 0) {
-    fail(op, "sparse_v_threshold is ", text_of(sparse_v_threshold), ", expected 0 ",
+    fail(op, "sparse_v_threshold is ", number_text(sparse_v_threshold), ", expected 0 ",
          op == std::string(probes_name) ? "for keys and values that are not packed."
                                         : "with dense rows.");
   }
@@ -201,15 +189,13 @@ void check_probes(const AttentionRequest& request, mlx_array probes) {
   check_present(op, named);
   check_rank(op, named, 4);
   const Shape found = shape_of(probes);
-  if (found[0] != request.batch || found[1] != request.kv_heads || found[3] != request.head_size ||
-      found[2] == 0) {
-    fail(op, "probes have shape ", text_of(found), ", expected [B, Hkv, E, D] = (", request.batch,
-         ", ", request.kv_heads, ", E, ", request.head_size, ") with E of at least 1.");
-  }
-  if (mlx_array_dtype(probes) != mlx_array_dtype(request.queries)) {
-    fail(op, "probes are ", dtype_name(probes), ", expected the dtype of the queries, ",
-         dtype_name(request.queries), ".");
-  }
+  expect(found[0] == request.batch && found[1] == request.kv_heads &&
+             found[3] == request.head_size && found[2] > 0,
+         op, "probes have shape ", found, ", expected [B, Hkv, E, D] = (", request.batch, ", ",
+         request.kv_heads, ", E, ", request.head_size, ") with E of at least 1.");
+  expect(mlx_array_dtype(probes) == mlx_array_dtype(request.queries), op, "probes are ",
+         dtype_name(probes), ", expected the dtype of the queries, ", dtype_name(request.queries),
+         ".");
 }
 
 PrefillRequest prefill_request(const char* op, mlx_array queries, mlx_array keys, const char* kind,
@@ -217,33 +203,29 @@ PrefillRequest prefill_request(const char* op, mlx_array queries, mlx_array keys
                                const AttentionArguments& arguments) {
   check_present(op, {"queries", queries, query_layout});
   check_present(op, {"keys", keys, "[B, Hkv, N, D]"});
-  if (is_float(queries) && is_float(keys) && mlx_array_dtype(queries) != mlx_array_dtype(keys)) {
-    fail(op, "queries and keys are ", dtype_name(queries), " and ", dtype_name(keys),
+  expect(!is_float(queries) || !is_float(keys) || mlx_array_dtype(queries) == mlx_array_dtype(keys),
+         op, "queries and keys are ", dtype_name(queries), " and ", dtype_name(keys),
          ", expected the same dtype.");
-  }
   // The rules of attention hold, whose values are of no account here.
   PrefillRequest request{};
   request.attention = dense_attention_request(op, queries, keys, keys, arguments);
   const std::string name = kind == nullptr ? "" : kind;
-  if (name != "ema" && name != "mass") fail(op, "kind is '", name, "', expected 'ema' or 'mass'.");
+  expect(name == "ema" || name == "mass", op, "kind is '", name, "', expected 'ema' or 'mass'.");
   request.mass = name == "mass";
   request.stream = arguments.stream;
   check_decay(op, decay);
   request.decay = decay;
-  if (counted < 1) fail(op, "queries is ", counted, ", expected at least 1.");
+  expect(counted >= 1, op, "queries is ", counted, ", expected at least 1.");
   request.importance = importance;
   if (!request.mass && counted < request.attention.length) keep_last(request, counted);
   if (importance.ctx == nullptr) return request;
   if (request.mass) fail(op, "importance is given with kind '", name, "', expected it with 'ema'.");
-  if (mlx_array_dtype(importance) != MLX_FLOAT32) {
-    fail(op, "importance is ", dtype_name(importance), ", expected float32.");
-  }
+  expect(mlx_array_dtype(importance) == MLX_FLOAT32, op, "importance is ", dtype_name(importance),
+         ", expected float32.");
   Shape rows = shape_of(keys);
   rows.pop_back();
-  if (shape_of(importance) != rows) {
-    fail(op, "importance has shape ", text_of(shape_of(importance)),
-         ", expected [B, Hkv, N] = ", text_of(rows), ".");
-  }
+  expect(shape_of(importance) == rows, op, "importance has shape ", ShapeOf{importance},
+         ", expected [B, Hkv, N] = ", rows, ".");
   return request;
 }
 

@@ -16,19 +16,17 @@ void check_packing(const char* op, const Packing& packing) {
 int packed_width(const char* op, const std::string& what, mlx_array words, int bits,
                  int group_size) {
   const int64_t packed = int64_t{32} * mlx_array_dim(words, 3);
-  if (packed % bits != 0 || packed / bits % group_size != 0) {
-    fail(op, what, " have ", mlx_array_dim(words, 3), " words per row, which at ", bits,
+  expect(packed % bits == 0 && packed / bits % group_size == 0, op, what, " have ",
+         mlx_array_dim(words, 3), " words per row, which at ", bits,
          " bits is not a multiple of the group size ", group_size, ".");
-  }
   return static_cast<int>(packed / bits);
 }
 
 std::vector<Array> parts_of(const char* op, const char* name, mlx_vector_array vector) {
-  if (vector.ctx == nullptr) fail(op, name, " are an empty handle, expected a vector of arrays.");
+  expect(vector.ctx != nullptr, op, name, " are an empty handle, expected a vector of arrays.");
   const size_t count = mlx_vector_array_size(vector);
-  if (count != 1 && count != 3) {
-    fail(op, name, " are ", count, " arrays, expected 1, or 3: words, scales and biases.");
-  }
+  expect(count == 1 || count == 3, op, name, " are ", count,
+         " arrays, expected 1, or 3: words, scales and biases.");
   return items(vector);
 }
 
@@ -48,28 +46,22 @@ Rows packed_rows(const char* op, const std::string& name, mlx_array words, mlx_a
   for (const Named& part : parts) {
     check_present(op, part);
     check_rank(op, part, 4);
-    if (has_empty_axis(part.array)) {
-      fail(op, part.name, " are empty: found shape ", text_of(shape_of(part.array)),
-           ", expected every size to be at least 1.");
-    }
+    expect(!has_empty_axis(part.array), op, part.name, " are empty: found shape ",
+           ShapeOf{part.array}, ", expected every size to be at least 1.");
   }
-  if (mlx_array_dtype(words) != MLX_UINT32) {
-    fail(op, name, " words are ", dtype_name(words), ", expected uint32.");
-  }
-  if (!is_float(scales) || mlx_array_dtype(scales) != mlx_array_dtype(biases)) {
-    fail(op, name, " scales and biases are ", dtype_name(scales), " and ", dtype_name(biases),
+  expect(mlx_array_dtype(words) == MLX_UINT32, op, name, " words are ", dtype_name(words),
+         ", expected uint32.");
+  expect(is_float(scales) && mlx_array_dtype(scales) == mlx_array_dtype(biases), op, name,
+         " scales and biases are ", dtype_name(scales), " and ", dtype_name(biases),
          ", expected float32, float16 or bfloat16, both the same.");
-  }
   Rows rows{{}, bits, group_size, mlx_array_dim(words, 2), 0};
   rows.size = packed_width(op, parts[0].name, words, bits, group_size);
   Shape expected = shape_of(words);
   expected[3] = rows.size / group_size;
   for (const Named& part : {parts[1], parts[2]}) {
-    if (shape_of(part.array) != expected) {
-      fail(op, part.name, " have shape ", text_of(shape_of(part.array)), ", expected ",
-           text_of(expected), " for rows of ", rows.size, " elements in groups of ", group_size,
-           ".");
-    }
+    expect(shape_of(part.array) == expected, op, part.name, " have shape ", ShapeOf{part.array},
+           ", expected ", expected, " for rows of ", rows.size, " elements in groups of ",
+           group_size, ".");
   }
   for (const Named& part : parts) rows.parts.push_back(copied(part.array));
   return rows;

@@ -31,11 +31,10 @@ Stored stored_rows(const char* op, const std::string& name, mlx_vector_array vec
     dtype = mlx_array_dtype(first);
     rows.size = mlx_array_dim(first, 3);
   } else {
-    if (mlx_array_ndim(first) != 4 || has_empty_axis(first) ||
-        mlx_array_dtype(first) != MLX_UINT32) {
-      fail(op, "words of the ", name, " are ", found_text(first),
+    expect(mlx_array_ndim(first) == 4 && !has_empty_axis(first) &&
+               mlx_array_dtype(first) == MLX_UINT32,
+           op, "words of the ", name, " are ", Found{first},
            ", expected uint32 [B, H, N, D * bits / 32], every size at least 1.");
-    }
     rows.bits = bits;
     rows.size = packed_width(op, "words of the " + name, first, bits, group_size);
   }
@@ -44,10 +43,9 @@ Stored stored_rows(const char* op, const std::string& name, mlx_vector_array vec
   shape[3] = rows.size / group_size;
   for (size_t i = 1; i < rows.parts.size(); ++i) {
     const mlx_array part = rows.parts[i];
-    if (shape_of(part) != shape || mlx_array_dtype(part) != dtype || !is_float(part)) {
-      fail(op, part_names[i], " of the ", name, " are ", found_text(part), ", expected ",
-           text_of(shape), " in the dtype of the new rows, ", dtype_name(fresh), ".");
-    }
+    expect(shape_of(part) == shape && mlx_array_dtype(part) == dtype && is_float(part), op,
+           part_names[i], " of the ", name, " are ", Found{part}, ", expected ", shape,
+           " in the dtype of the new rows, ", dtype_name(fresh), ".");
   }
   shape.pop_back();
   return {std::move(rows), std::move(shape), dtype};
@@ -55,24 +53,20 @@ Stored stored_rows(const char* op, const std::string& name, mlx_vector_array vec
 
 void check_new_row(const char* op, const char* name, mlx_array found, const Stored& stored) {
   const Shape expected = {stored.shape[0], stored.shape[1], 1, stored.rows.size};
-  if (shape_of(found) != expected || mlx_array_dtype(found) != stored.dtype) {
-    fail(op, "new ", name, " are ", found_text(found), ", expected ", dtype_name(stored.dtype), " ",
-         text_of(expected), " as the ", name, ".");
-  }
+  expect(shape_of(found) == expected && mlx_array_dtype(found) == stored.dtype, op, "new ", name,
+         " are ", Found{found}, ", expected ", dtype_name(stored.dtype), " ", expected, " as the ",
+         name, ".");
 }
 
 RankedBy rank_named(const char* op, const char* ranked_by, mlx_array ranks) {
   const std::string name = ranked_by == nullptr || *ranked_by == 0 ? "importance" : ranked_by;
   const char* const known[] = {"importance", "array", "age", "key_diversity"};  // as in RankedBy
   const auto found = std::find(std::begin(known), std::end(known), name);
-  if (found == std::end(known)) {
-    fail(op, "ranked_by is '", name,
+  expect(found != std::end(known), op, "ranked_by is '", name,
          "', expected 'importance', 'age', 'key_diversity' or 'array'.");
-  }
   const RankedBy by = static_cast<RankedBy>(found - std::begin(known));
-  if (by == RankedBy::array && ranks.ctx == nullptr) {
-    fail(op, "ranked_by is 'array' and ranks an empty handle, expected ranks.");
-  }
+  expect(by != RankedBy::array || ranks.ctx != nullptr, op,
+         "ranked_by is 'array' and ranks an empty handle, expected ranks.");
   if (by != RankedBy::array && ranks.ctx != nullptr) {
     fail(op, "ranked_by is '", ranked_by == nullptr ? "" : ranked_by,
          "' and ranks an array, expected ranked_by 'array'.");
@@ -83,15 +77,12 @@ RankedBy rank_named(const char* op, const char* ranked_by, mlx_array ranks) {
 // Words, scales and biases that fit each other and the new rows.
 Rows appended_rows(const char* op, const char* name, mlx_vector_array stored, mlx_array fresh,
                    int bits, int group_size) {
-  if (stored.ctx == nullptr || mlx_vector_array_size(stored) != 3) {
-    fail(op, "quantised ", name, " must be a vector of words, scales and biases.");
-  }
+  expect(stored.ctx != nullptr && mlx_vector_array_size(stored) == 3, op, "quantised ", name,
+         " must be a vector of words, scales and biases.");
   const Shape added = shape_of(fresh);
   const int width = added[3];
-  if (width % group_size != 0) {
-    fail(op, "rows of the ", name, " have ", width,
+  expect(width % group_size == 0, op, "rows of the ", name, " have ", width,
          " elements, expected a multiple of group_size = ", group_size, ".");
-  }
   Rows rows{items(stored), bits, group_size, 0, width};
   rows.count = mlx_array_ndim(rows.parts[0]) == 4 ? mlx_array_dim(rows.parts[0], 2) : 0;
   for (size_t i = 0; i < 3; ++i) {
@@ -99,10 +90,9 @@ Rows appended_rows(const char* op, const char* name, mlx_vector_array stored, ml
     const mlx_dtype dtype = i == 0 ? MLX_UINT32 : mlx_array_dtype(fresh);
     const int64_t last = i == 0 ? int64_t{width} * bits / 32 : width / group_size;
     const Shape expected = {added[0], added[1], rows.count, static_cast<int>(last)};
-    if (shape_of(part) != expected || mlx_array_dtype(part) != dtype || rows.count == 0) {
-      fail(op, part_names[i], " of the ", name, " are ", found_text(part), ", expected ",
-           dtype_name(dtype), " (", added[0], ", ", added[1], ", N, ", last, "), N at least 1.");
-    }
+    expect(shape_of(part) == expected && mlx_array_dtype(part) == dtype && rows.count > 0, op,
+           part_names[i], " of the ", name, " are ", Found{part}, ", expected ", dtype_name(dtype),
+           " (", added[0], ", ", added[1], ", N, ", last, "), N at least 1.");
   }
   return rows;
 }
@@ -182,9 +172,8 @@ int mlx_h2o_quantize_append(mlx_vector_array* new_keys, mlx_vector_array* new_va
     added.pop_back();
     Rows k = appended_rows(op, "keys", keys, key_rows, bits, group_size);
     Rows v = appended_rows(op, "values", values, value_rows, value_bits(packing), group_size);
-    if (k.count != v.count) {
-      fail(op, "keys and values have ", k.count, " and ", v.count, " rows, expected the same.");
-    }
+    expect(k.count == v.count, op, "keys and values have ", k.count, " and ", v.count,
+           " rows, expected the same.");
     check_array(op, {"slots", slots, "[B, H, L]"}, MLX_UINT32, added);
     const Written result =
         serve(op, &Backend::quantize_append,

@@ -13,7 +13,7 @@ from faults.text import Edit
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "core" / "src"
 DRIVER = ROOT / "tests" / "native" / "native_test.cpp"
-SECONDS = 300
+SECONDS = 600
 
 
 @dataclass(frozen=True)

@@ -45,10 +45,11 @@ class SeededBackend(EmulatorBackend):
             each = replace(each, kernel=replace(each.kernel, source=source))
         return super()._kernel(each)
 
-    def was_edited(self) -> None:
-        """Raises PlaceError unless one kernel of those that ran had the edit."""
-        if len(set(self.edited)) != 1:
-            raise PlaceError(f"{self.edit}: in {sorted(set(self.edited))}, expected one kernel")
+
+def in_one_kernel(edit: Edit, edited: list[str]) -> None:
+    """Raises PlaceError unless one kernel of those that ran had the edit."""
+    if len(set(edited)) != 1:
+        raise PlaceError(f"{edit}: in {sorted(set(edited))}, expected one kernel")
 
 
 def seeded(edit: Edit, plain: EmulatorBackend | None = None) -> SeededBackend:

@@ -16,7 +16,7 @@ from emulator.cases import Case, errors, probe_error
 from faults import attention_faults as dense
 from faults import sparse_faults as sparse
 from faults.attention_faults import WRONG, Fault
-from faults.metal import seeded
+from faults.metal import in_one_kernel, seeded
 from mlx_h2o.operations.requests import AttentionRequest
 
 pytestmark = [
@@ -87,7 +87,7 @@ def test_fault_is_caught(name: str) -> None:
     for run in SCHEDULES:
         backend = seeded(fault, fault.case.backend(run))
         found.append(symptom(backend, request_for(fault.case)))
-        backend.was_edited()
+        in_one_kernel(fault, backend.edited)
         if fault.caught in found[-1]:
             return
     raise AssertionError(f"expected {fault.caught!r}, found {found}")
