@@ -81,7 +81,11 @@ ARMS = (
 
 
 def stored_arrays(cache: Any) -> dict[str, mx.array]:
-    """The arrays that a cache stores, themselves: a view would be another array."""
+    """The arrays that a cache stores, themselves: a view would be another array.
+
+    But for positions: those of the newest rows follow from the offset and are not stored, and all
+    are written anew when rows go, 4 bytes per row and head.
+    """
     if not hasattr(cache, "_table"):
         return {name: getattr(cache, name) for name in ("keys", "values")}
     table = cache._table

@@ -90,6 +90,9 @@ struct Compaction {
 
 void CompactRows::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
   release_sibling_inputs(inputs, outputs);
+  // What ranked the rows may still read them, and would make a copy of the whole buffer necessary.
+  const auto shared = [](const mx::array& input) { return !input.is_donatable(); };
+  if (std::any_of(inputs.begin(), inputs.end() - 1, shared)) mx::synchronize(stream());
   auto& encoder = mx::cpu::get_command_encoder(stream());
   std::vector<Compaction> tasks;
   tasks.reserve(outputs.size());

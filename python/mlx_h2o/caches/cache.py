@@ -257,12 +257,12 @@ class H2OKVCache(ScoredRows):
         tail = table.segments[-1].keys
         in_parts = len(table.segments) > 1
         if table.changed and in_parts:
-            tail.parts = (mx.depends(tail.parts[0], table.loose),)
+            tail.parts = (mx.depends(tail.parts[0], table.loose(scored=False)),)
         keys, values = self._as_handed(table)
         if table.changed and not in_parts:
             # Whoever evaluates the keys evaluates these too: otherwise the graph of every step
             # would hang on them until the next eviction.
-            keys = _tied(keys, table.loose)
+            keys = _tied(keys, table.loose(self.policy.needs_scores))
         table.changed = False
         # Arrays that are made of packed rows live no longer than attention needs them.
         held = not in_parts and (isinstance(keys, tuple) or tail.bits is None)

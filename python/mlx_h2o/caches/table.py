@@ -120,10 +120,13 @@ class Table:
         placed = [] if self._placed is None else [self._placed]
         return [*(part for one in columns for part in one.parts), *self.beside.values(), *placed]
 
-    @property
-    def loose(self) -> list[mx.array]:
-        """What attention does not read: whoever evaluates a step must evaluate it too."""
-        return [*self.beside.values(), *([] if self._placed is None else [self._placed])]
+    def loose(self, scored: bool) -> list[mx.array]:
+        """What attention does not read: whoever evaluates a step must evaluate it too.
+
+        Rows that are ``scored`` take in what attention says, and it is tied to its output.
+        """
+        placed = [] if self._placed is None else [self._placed]
+        return placed if scored else [*self.beside.values(), *placed]
 
     # Positions
 

@@ -1,0 +1,201 @@
+"""Python time of one decoding step of one layer, beside RotatingKVCache's in the same process.
+
+    python benchmarks/host_time.py --label after --json benchmarks/results/host_time.json
+
+A step is ``update_and_fetch`` and attention as a routed model calls it, at a full budget, with one
+token: the graph is built, and evaluated only between turns, which is not counted. The arms take
+turns, the order rotates, and a ratio compares a turn with RotatingKVCache's of the same round,
+whose attention is mlx_lm's own.
+
+The path of a GPU is built without one: a stand-in takes the place of every Metal kernel and makes
+arrays of the same shapes, so what is measured is all but MLX's own few microseconds for a kernel.
+"Calls" are the operations of mlx.core that a step makes, counted apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import mlx.core as mx
+import mlx_lm.models.base as base
+from mlx_lm.models.cache import QuantizedKVCache, RotatingKVCache
+
+import mlx_h2o
+from mlx_h2o import H2OConfig, H2OKVCache, QuantizedH2OKVCache
+from mlx_h2o.demo import report
+from mlx_h2o.lm import routing
+from mlx_h2o.operations import backends, metal
+
+ROWS, HEADS, KV_HEADS, SIZE = 256, 8, 4, 64
+ROTATING, STOCK = "rotating", "mlx_lm 8 bits"
+ARMS: dict[str, dict[str, Any]] = {
+    **{policy: {"policy": policy} for policy in ("keydiff", "h2o", "window", "snapkv")},
+    **{f"8 bits {p}": {"policy": p, "kv_bits": 8} for p in ("keydiff", "h2o", "window")},
+    **{
+        f"mixed {policy}": {"policy": policy, "kv_bits": 8, "light_bits": 4}
+        for policy in ("keydiff", "h2o")
+    },
+}
+_stock: Callable[..., mx.array] = base.scaled_dot_product_attention
+_routed = routing._routed(_stock)
+
+
+class Arm:
+    """A full cache, and the attention that reads it."""
+
+    def __init__(self, name: str) -> None:
+        self.attend = _routed if name in ARMS else _stock
+        if name == ROTATING:
+            self.cache: Any = RotatingKVCache(ROWS, keep=4)
+        elif name == STOCK:
+            self.cache = QuantizedKVCache(group_size=64, bits=8)
+        else:
+            config = H2OConfig(max_kv_size=ROWS, **ARMS[name])
+            kind = H2OKVCache if config.kv_bits is None else QuantizedH2OKVCache
+            self.cache = kind(config)
+        self.seconds: list[float] = []
+        shapes = (HEADS, KV_HEADS, KV_HEADS)
+        self.rows = [mx.random.normal((1, heads, 1, SIZE)) for heads in shapes]
+        mx.eval(self.rows)
+        for _ in range(ROWS + 40):
+            mx.eval(self.step())
+
+    def step(self) -> mx.array:
+        queries, keys, values = self.rows
+        found = self.cache.update_and_fetch(keys, values)
+        return self.attend(queries, *found, self.cache, scale=SIZE**-0.5, mask=None)
+
+    def take_turn(self, steps: int) -> None:
+        gc.collect()
+        gc.disable()
+        start = time.perf_counter()
+        for _ in range(steps):
+            out = self.step()
+        self.seconds.append((time.perf_counter() - start) / steps)
+        gc.enable()
+        mx.eval(out)
+
+    def calls(self, steps: int) -> float:
+        """Operations of mlx.core, and of our extension, that a step makes."""
+        count = 0
+
+        def counted(function: Any) -> Any:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                nonlocal count
+                count += 1
+                return function(*args, **kwargs)
+
+            return call
+
+        modules: list[ModuleType] = [mx, mx.fast]
+        with contextlib.suppress(ImportError):
+            from mlx_h2o import _core
+
+            modules.append(_core)
+        with contextlib.ExitStack() as stack:
+            for module in modules:
+                for name, value in vars(module).items():
+                    if type(value).__name__ in ("nb_func", "builtin_function_or_method"):
+                        stack.enter_context(mock.patch.object(module, name, counted(value)))
+            for name in ("__getitem__", "__setitem__"):
+                original = getattr(mx.array, name)
+                with contextlib.suppress(TypeError):
+                    stack.enter_context(mock.patch.object(mx.array, name, counted(original)))
+            for _ in range(steps):
+                out = self.step()
+        mx.eval(out)
+        return count / steps
+
+
+def _stand_in(**kernel: Any) -> Callable[..., list[mx.array]]:
+    """In the place of ``mx.fast.metal_kernel``: outputs of the right shapes that hang on inputs."""
+
+    def run(**call: Any) -> list[mx.array]:
+        shapes, dtypes = call["output_shapes"], call["output_dtypes"]
+        return [mx.zeros(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
+
+    return run
+
+
+@contextlib.contextmanager
+def gpu_without_one() -> Iterator[None]:
+    """The back end "metal", whose kernels are stand-ins, as the one that is named."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(mx.fast, "metal_kernel", _stand_in))
+        stack.enter_context(mock.patch.object(metal, "unavailable_reason", str))
+        for module in (metal, __import__("mlx_h2o.operations.launch", fromlist=["launch"])):
+            if hasattr(module, "runs_on_gpu"):
+                stack.enter_context(mock.patch.object(module, "runs_on_gpu", lambda stream: True))
+        stack.enter_context(mlx_h2o.use_backend("metal"))
+        yield
+
+
+def measure(backend: str, rounds: int, steps: int) -> dict[str, Any]:
+    named = gpu_without_one() if backend == "metal" else mlx_h2o.use_backend(backend)
+    with named:
+        arms = {name: Arm(name) for name in (ROTATING, STOCK, *ARMS)}
+        names = list(arms)
+        for turn in range(rounds):
+            for place in range(len(names)):
+                arms[names[(turn + place) % len(names)]].take_turn(steps)
+        found = {}
+        for name, arm in arms.items():
+            pairs = zip(arm.seconds, arms[ROTATING].seconds, strict=True)
+            found[name] = {
+                "microseconds": spread([1e6 * seconds for seconds in arm.seconds]),
+                "times_rotating": spread([ours / theirs for ours, theirs in pairs]),
+                "calls": round(arm.calls(64), 1),
+            }
+            print(f"{backend:9} {name:18}", found[name], flush=True)
+    return found
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    return {
+        "min": round(min(values), 2),
+        "median": round(statistics.median(values), 2),
+        "max": round(max(values), 2),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--backends", nargs="+", default=["native", "composed", "metal"])
+    parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--steps", type=int, default=64, help="of a turn (default %(default)s)")
+    parser.add_argument("--label", default="after", help="name of this run (default %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="add the run to this file")
+    args = parser.parse_args()
+    result: dict[str, Any] = {
+        "environment": report.environment(),
+        "rows": ROWS,
+        "heads": [HEADS, KV_HEADS],
+        "size": SIZE,
+        "rounds": args.rounds,
+        "steps_per_turn": args.steps,
+        "load_average": round(os.getloadavg()[0], 2),
+        "backends": {},
+    }
+    for backend in args.backends:
+        if backend != "metal" and backends.backends()[backend].reason:
+            print(f"{backend}: left out, {backends.backends()[backend].reason}")
+            continue
+        result["backends"][backend] = measure(backend, args.rounds, args.steps)
+    if args.json is not None:
+        before = json.loads(args.json.read_text()) if args.json.exists() else {}
+        args.json.write_text(json.dumps(before | {args.label: result}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
