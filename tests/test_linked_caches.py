@@ -186,6 +186,9 @@ def test_what_does_not_follow_is_refused():
     cache[0].update_and_fetch(rows([[1]], 8, 0), rows([[1]], 8, 0))
     with pytest.raises(ValueError, match=r"keys are .*9\), expected .*8"):
         cache[1].update_and_fetch(rows([[1]], 9, 0), rows([[1]], 8, 0))
+    with pytest.raises(ValueError, match="keys"):
+        cache[1].keys = rows([[1, 2, 3]], 8, 0)
+    cache[1].keys = cache[1].keys * 1  # as models do, to make others wait for something
     leader = LinkedH2OCache(H2OConfig(policy="window"))
     leader[0].update_and_fetch(rows([[0, 1]], 8, 0), rows([[0, 1]], 8, 0))
     with pytest.raises(RuntimeError, match="found 1 tokens after 0 updates"):
