@@ -12,46 +12,22 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from cache_columns import COLUMNS, SIZE, check_mixed, new_cache, rounded, stored_rows
+from cache_columns import COLUMNS, check_mixed, new_cache, rounded, stored_rows
 from cache_invariants import check_invariants
+from cache_sequences import HEADS, Sequence
 from mlx_h2o import H2OConfig, H2OKVCache
 from reference_cache import ReferenceCache
 
-HEADS, GROUP, SCALE = 2, 2, 0.25
+SCALE = 0.25
 PACKED_QUERIES = 8
 """Up to so many tokens at a time are attended by the cache itself."""
+
+__all__ = ["HEADS", "SCALE", "SMALL", "Course", "Sequence"]
 
 BY_ROWS = ("keydiff", "value-aware", "mix")
 """Policies that rank rows by what is stored of them."""
 
 SMALL = {"max_kv_size": 14, "sink_size": 2, "recent_size": 5}
-
-
-class Sequence:
-    """A sequence of random tokens, and its reference."""
-
-    def __init__(self, config: H2OConfig, seed: int) -> None:
-        self.rng = np.random.default_rng(seed)
-        self.accepted = self.random(420)
-        self.came = [array.copy() for array in self.accepted[1:]]  # drafts too, while they last
-        self.reference = ReferenceCache(config, HEADS)
-
-    def random(self, count: int) -> list[np.ndarray]:
-        """Queries, keys and values [heads, count, SIZE] of tokens that nobody accepted."""
-        heads = HEADS * GROUP, HEADS, HEADS
-        return [self.rng.standard_normal((h, count, SIZE)).astype(np.float32) for h in heads]
-
-    def next(self, count: int, drafts: int = 0) -> list[np.ndarray]:
-        """The next tokens of the sequence, and drafts behind them that are other ones."""
-        start = self.reference.offset
-        parts = zip(self.accepted, self.random(drafts), strict=True)
-        return [np.concatenate([a[:, start : start + count], d], axis=1) for a, d in parts]
-
-    def takes(self, rows: list[np.ndarray]) -> None:
-        """Remember which keys and values come next."""
-        start = self.reference.offset
-        for came, new in zip(self.came, rows, strict=True):
-            came[:, start : start + new.shape[1]] = new
 
 
 class Course:

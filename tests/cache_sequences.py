@@ -1,0 +1,38 @@
+"""A sequence of random tokens that a cache and the slow reference are both told."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cache_columns import SIZE
+from mlx_h2o import H2OConfig
+from reference_cache import ReferenceCache
+
+HEADS, GROUP = 2, 2
+
+
+class Sequence:
+    """A sequence of random tokens, and its reference."""
+
+    def __init__(self, config: H2OConfig, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.accepted = self.random(420)
+        self.came = [array.copy() for array in self.accepted[1:]]  # drafts too, while they last
+        self.reference = ReferenceCache(config, HEADS)
+
+    def random(self, count: int) -> list[np.ndarray]:
+        """Queries, keys and values [heads, count, SIZE] of tokens that nobody accepted."""
+        heads = HEADS * GROUP, HEADS, HEADS
+        return [self.rng.standard_normal((h, count, SIZE)).astype(np.float32) for h in heads]
+
+    def next(self, count: int, drafts: int = 0) -> list[np.ndarray]:
+        """The next tokens of the sequence, and drafts behind them that are other ones."""
+        start = self.reference.offset
+        parts = zip(self.accepted, self.random(drafts), strict=True)
+        return [np.concatenate([a[:, start : start + count], d], axis=1) for a, d in parts]
+
+    def takes(self, rows: list[np.ndarray]) -> None:
+        """Remember which keys and values come next."""
+        start = self.reference.offset
+        for came, new in zip(self.came, rows, strict=True):
+            came[:, start : start + new.shape[1]] = new
