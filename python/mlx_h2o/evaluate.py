@@ -146,8 +146,8 @@ def top1_agreement(run: TeacherForced, full: TeacherForced) -> float:
 def recall(model: Any, cache: list[Any], facts: Sequence[Fact]) -> tuple[bool, ...]:
     """Ask each fact behind what `cache` holds: whether greedy decoding gives the whole answer.
 
-    Every fact is asked on a copy of its own: `cache` keeps its rows, but for the surplus of a chunk,
-    and no question sees another.
+    Every fact is asked on a copy of its own: `cache` loses no more than the surplus of a chunk, and
+    no question sees another.
     """
     return tuple(_answers(model, copy.deepcopy(cache), fact) for fact in facts)
 
