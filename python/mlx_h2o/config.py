@@ -57,7 +57,7 @@ class H2OConfig:
             same.
         dense_size: the newest rows, which stay as they come; fewer than ``recent_size``. With
             ``light_bits`` and 0 the rows of the recent window have ``light_bits`` and all others
-            ``kv_bits`` (AtomGradient 2026, sec. 4.8); up to ``evict_every - 1`` of the newest wait
+            ``kv_bits`` (AtomGradient 2026, sec. 4.8); up to ``evict_every`` of the newest wait
             as they came. None: 32 with ``light_bits``, or what a smaller recent window allows;
             else 0.
         kv_handed: what quantised rows are handed to a model as, which ``make_prompt_cache`` knows:

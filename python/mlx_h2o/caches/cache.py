@@ -152,7 +152,7 @@ class H2OKVCache(ScoredRows):
         if self.config.reach or (len(rows) > 1 and min(rows) != max(rows)):
             return 0
         limit = self._tail_limit if self.config.mixed else self._budget
-        left = self._budget - table.lengths[0]
+        left = self._budget - max(table.lengths)
         return max(0, min(left, min(limit, table.tail.capacity) - rows[0]))
 
     def _append_one(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
@@ -447,7 +447,8 @@ class H2OKVCache(ScoredRows):
 
         The first four are None in an empty cache. Leaves are arrays, ints, bools and strings, so
         that mlx_lm can save them; the settings are JSON. Later updates do not change what was
-        read. With speculation one more: the scores of the newest queries, which wait.
+        read. With speculation two more: the scores of the newest queries, which wait, and the
+        positions and numbers of these (JSON).
         """
         table = self._table
         rows = (
@@ -458,15 +459,17 @@ class H2OKVCache(ScoredRows):
             given["unequal_budgets"] = True
         settings = json.dumps(given)
         found = (*rows, self.offset, self.evicted, self._unscored, self.name, settings)
-        return (*found, self._waiting_scores()) if self.config.reach else found
+        if not self.config.reach:
+            return found
+        return (*found, self._waiting_scores(), json.dumps(self._waiting))
 
     @state.setter
     def state(self, state: Sequence[Any]) -> None:
         # Also serves objects that were made without __init__.
-        if len(state) not in (9, 10, 12):
+        if len(state) not in (9, 11, 12):
             raise ValueError(
                 f"[H2OKVCache.state] found {len(state)} parts, expected 9: keys, values, scores, "
-                "positions, offset, evicted, unscored, name, settings; or 10 with speculation."
+                "positions, offset, evicted, unscored, name, settings; or 11 with speculation."
             )
         keys, values, importance, positions, offset, _, unscored, name, settings, *more = state
         given = json.loads(settings)
@@ -481,9 +484,11 @@ class H2OKVCache(ScoredRows):
                 table.attach(IMPORTANCE, importance, float("nan"))
         self._start([int(offset)], table)
         self._unscored = bool(unscored)
-        waiting = more[-2] if len(more) == 3 else more[0] if more else None  # 12: of old files
-        if waiting is not None and table is not None:
-            self._keep_waiting(table, waiting)
+        if more and more[-2] is not None and table is not None:
+            waiting = [(start, count) for start, count in json.loads(more[-1])]
+            if len(more) == 3:  # of earlier versions, which wrote where they end
+                waiting = [(start, stop - start) for start, stop in waiting]
+            self._restore_waiting(table, more[-2], waiting)
 
     @classmethod
     def from_state(cls, state: Sequence[Any]) -> H2OKVCache:

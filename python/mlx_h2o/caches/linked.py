@@ -88,13 +88,36 @@ class FollowingRows:
 
     @property
     def keys(self) -> mx.array | None:
-        """The stored keys [B, H, N, D], or None."""
+        """The stored keys [B, H, N, D], or None. May be set to an array of the same shape."""
         return self._stored()[0]
+
+    @keys.setter
+    def keys(self, keys: mx.array) -> None:
+        self._set(0, keys)
 
     @property
     def values(self) -> mx.array | None:
-        """The stored values [B, H, N, Dv], or None."""
+        """The stored values [B, H, N, Dv], or None. May be set, as the keys."""
         return self._stored()[1]
+
+    @values.setter
+    def values(self, values: mx.array) -> None:
+        self._set(1, values)
+
+    def _set(self, side: int, rows: mx.array) -> None:
+        table, old = self.leader._table, self._stored()[side]
+        if table is None or old is None or (rows.shape, rows.dtype) != (old.shape, old.dtype):
+            expected = "none, before any update" if old is None else f"{old.dtype} {old.shape}"
+            raise ValueError(
+                f"[FollowingRows.{('keys', 'values')[side]}] found {rows.dtype} {rows.shape}, "
+                f"expected {expected}."
+            )
+        table.beside[_NAMES[side]][:, :, : table.width] = rows
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes stored, which the leader's count too."""
+        return sum(rows.nbytes for rows in self._stored() if rows is not None)
 
     @property
     def positions(self) -> mx.array | None:

@@ -312,10 +312,20 @@ class ScoredRows:
             first += number
         self._put_waiting(table, left, kept)
 
+    def _restore_waiting(
+        self, table: Table, given: mx.array, waiting: list[tuple[int, int]]
+    ) -> None:
+        """Of ``waiting`` queries what ``given`` [B, Hq, queries, N] says, one behind the other."""
+        ends = [sum(count for _, count in waiting[: place + 1]) for place in range(len(waiting))]
+        parts = [
+            given[:, :, end - count : end] for end, (_, count) in zip(ends, waiting, strict=True)
+        ]
+        self._put_waiting(table, waiting, parts)
+
     def _put_waiting(self, table: Table, left: list[tuple[int, int]], kept: list[mx.array]) -> None:
         tokens, self._waiting = self._tokens, []
-        table.beside.pop(_WAITING)
-        table.fills.pop(_WAITING)
+        table.beside.pop(_WAITING, None)
+        table.fills.pop(_WAITING, None)
         for (start, count), given in zip(left, kept, strict=True):
             self._tokens = [start + count]
             self._keep_waiting(table, given)
