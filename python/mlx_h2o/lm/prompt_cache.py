@@ -201,5 +201,5 @@ def _check_indexed(model: Any, config: H2OConfig) -> None:
     if rows is None or rows > model.args.index_topk:
         raise ValueError(
             f"[make_prompt_cache] {model_name(model)} picks {model.args.index_topk} rows by an "
-            f"indexer: found max_kv_size {rows}, expected at most that many."
+            f"indexer: found max_kv_size = {rows}, expected at most that many."
         )
