@@ -1,5 +1,6 @@
 #include "attention_checks.h"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -173,7 +174,9 @@ void check_attention(const char* operation, const mx::array& queries, const Rows
   if (options.sinks.has_value()) check_sinks(operation, *options.sinks, queries.shape(1));
   if (options.probes.has_value()) check_probes(operation, *options.probes, queries, shape);
   if (!options.importance.has_value()) return;
-  check_importance(operation, *options.importance, pairs[0], pairs[3], shape[1]);
+  const mx::array& importance = *options.importance;  // it may have room for more rows
+  const int rows = importance.ndim() == 3 ? std::max(importance.shape(2), pairs[3]) : pairs[3];
+  check_importance(operation, importance, pairs[0], rows, shape[1]);
   if (options.importance->shape(1) != shape[1]) {
     fail(operation, "importance has ", options.importance->shape(1), " heads, expected ", shape[1],
          " as the keys.");

@@ -71,7 +71,8 @@ struct AttentionArguments {
   float* scores = nullptr;  // [batch, query_heads, query_count, key_count], contiguous
   float* lse = nullptr;     // [batch, query_heads, query_count], contiguous; null: not wanted
 
-  float* importance = nullptr;  // [batch, kv_heads, key_count], contiguous, updated in place
+  float* importance = nullptr;  // [batch, kv_heads, importance_rows], contiguous, updated in place
+  int importance_rows = 0;      // at least key_count, of which the others stay; 0: key_count
   Decay decay = {0, 1};
 };
 

@@ -140,6 +140,7 @@ void Attention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::a
     if (settings.return_skipped) a.skipped = (next++)->data<float>();
     if (settings.has_probes) a.probe_scores = (next++)->data<float>();
     if (a.accumulate) {
+      a.importance_rows = next->shape(2);
       a.importance = (next++)->data<float>();
       if (!in_place) copy_elements(*importance, a.importance);
     }

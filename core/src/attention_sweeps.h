@@ -74,10 +74,16 @@ inline void score_block(const AttentionArguments& a, const Plan& plan, const Pie
   }
 }
 
+// That of the rows from `first` on of a piece.
+inline float* importance_at(const AttentionArguments& a, const Piece& piece, int first) {
+  const int rows = a.importance_rows == 0 ? a.key_count : a.importance_rows;
+  return a.importance + piece.cache_head(a) * rows + first;
+}
+
 // Asks for the importance of a block, which is wanted when its keys are done.
 inline void fetch_importance(const AttentionArguments& a, const Piece& piece, int first,
                              int count) {
-  const float* importance = a.importance + piece.cache_head(a) * a.key_count + first;
+  const float* importance = importance_at(a, piece, first);
   constexpr int kLine = 16;
   for (int i = 0; i < count; i += kLine) __builtin_prefetch(importance + i, 1);
 }
@@ -92,7 +98,7 @@ inline void accumulate_scores(const AttentionArguments& a, const Piece& piece, c
   block.scores = logits.first;
   block.stride = logits.stride;
   block.decay = a.decay;
-  block.importance = a.importance + piece.cache_head(a) * a.key_count + first;
+  block.importance = importance_at(a, piece, first);
   accumulate_block(block, kTarget);
 }
 

@@ -158,6 +158,8 @@ NB_MODULE(_core, m) {
         "bits"_a = 8, "group_size"_a = 64, "value_bits"_a = 8, "stream"_a = nb::none(),
         "Keys and values, in one or three arrays each, importance and positions; see "
         "mlx_h2o.fast.");
+  m.def("append_rows", &mlx_h2o::append_rows, "buffers"_a, "rows"_a, "start"_a, nb::kw_only(),
+        "stream"_a = nb::none());
   m.def("compact_rows", &mlx_h2o::compact_rows, "buffers"_a, "kept"_a, "lines"_a, "start"_a = 0,
         "tail"_a = 0, nb::kw_only(), "stream"_a = nb::none());
   m.def("merge_segments", &mlx_h2o::merge_segments, "outs"_a, "lses"_a, "scores"_a, nb::kw_only(),

@@ -128,6 +128,13 @@ def replace_worst(
     value_bits: int = 8,
     stream: mx.Stream | mx.ThreadLocalStream | mx.Device | mx.DeviceType | None = None,
 ) -> list[mx.array]: ...
+def append_rows(
+    buffers: list[mx.array],
+    rows: list[mx.array],
+    start: int,
+    *,
+    stream: mx.Stream | mx.Device | None = None,
+) -> list[mx.array]: ...
 def compact_rows(
     buffers: list[mx.array],
     kept: mx.array,

@@ -75,7 +75,8 @@ struct AttentionOptions {
 /// against every key in the same read of the keys, and no more.
 ///
 /// Returns out, then, where asked for, scores, lse, the share of a query's rows that the threshold
-/// skipped [B, Hq, Lq], the scores of the probes [B, Hkv, E, N], and the new importance.
+/// skipped [B, Hq, Lq], the scores of the probes [B, Hkv, E, N], and the new importance. That may
+/// have room for more rows than there are keys, which stay as they are.
 std::vector<mlx::core::array> attention(const mlx::core::array& queries,
                                         const std::vector<mlx::core::array>& keys,
                                         const std::vector<mlx::core::array>& values,
@@ -148,6 +149,13 @@ std::vector<mlx::core::array> replace_worst(
     const mlx::core::array& new_keys, const mlx::core::array& new_values,
     const mlx::core::array& position, const ReplacementOptions& options,
     mlx::core::StreamOrDevice s = {});
+
+/// New rows [B, H, L, width] in the slots from `start` on of buffers [B, H, C, width] of the same
+/// dtypes: the buffers, in the memory of the inputs where nothing else holds that, and then of each
+/// the first `start` + L slots.
+std::vector<mlx::core::array> append_rows(const std::vector<mlx::core::array>& buffers,
+                                          const std::vector<mlx::core::array>& rows, int start,
+                                          mlx::core::StreamOrDevice s = {});
 
 /// Rows that stay close the gaps of those that go, in place.
 ///

@@ -29,8 +29,6 @@ def segments_of(table: Table, width: int, sparse_v: float = 0.0) -> list[Rows]:
     found = []
     for one, count in zip(table.segments, table.widths(width), strict=True):
         if count:
-            keys, values = (
-                side.handed(count, side.bits is None) for side in (one.keys, one.values)
-            )
+            keys, values = (side.given(side.view(count), False) for side in (one.keys, one.values))
             found.append(Rows(keys, values, settings_of(one.keys, one.values, sparse_v)))
     return found

@@ -177,9 +177,12 @@ class BatchH2OKVCache(H2OKVCache):
         """Stored rows that are protected as recent when so many more come."""
         return max(0, cast(int, self.config.recent_size) - added)
 
+    @property
+    def _padded(self) -> bool:
+        return any(self._left) or any(own is not None for own in self._own)
+
     def _room_for_one(self, table: Table) -> int:
-        padded = any(self._left) or any(own is not None for own in self._own)
-        return 0 if padded else super()._room_for_one(table)
+        return 0 if self._padded else super()._room_for_one(table)
 
     # Sequences that join and leave
 

@@ -121,8 +121,11 @@ class H2OKVCache(ScoredRows):
             ValueError: shapes or dtypes that do not match each other or the rows stored.
             RuntimeError: the policy needs scores and the last update got none.
         """
-        if self._free and self._like == (keys.shape, values.shape, keys.dtype, values.dtype):
-            return self._append_one(keys, values)
+        if self._like == (keys.shape, values.shape, keys.dtype, values.dtype):
+            if not self._free:
+                self._make_room_for_one(keys.shape[2])
+            if self._free:
+                return self._append_one(keys, values)
         check_rows(keys, values, self._table)
         self._check_scored()
         self._release()
@@ -146,6 +149,17 @@ class H2OKVCache(ScoredRows):
         self._like = keys.shape, values.shape, keys.dtype, values.dtype
         return self._hand_out(table)
 
+    def _make_room_for_one(self, added: int) -> None:
+        """Let go what is due before one token, where it is one for every line."""
+        table = self._table
+        if added == 1 and table is not None and not (self.config.reach or self._padded):
+            self._check_scored()
+            self._release()
+            table = self._make_room(table, [1] * len(self._tokens))
+            self._spans = []
+            self._width = table.width
+            self._free = self._room_for_one(table)
+
     def _room_for_one(self, table: Table) -> int:
         """How many tokens may come one by one before anything else happens than an append."""
         rows = table.tail.rows
@@ -155,6 +169,11 @@ class H2OKVCache(ScoredRows):
         left = self._budget - max(table.lengths)
         return max(0, min(left, min(limit, table.tail.capacity) - rows[0]))
 
+    @property
+    def _padded(self) -> bool:
+        """Whether padding is to come."""
+        return False
+
     def _append_one(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """One token where there is room: the step that nearly all steps are."""
         table = cast(Table, self._table)
@@ -163,12 +182,27 @@ class H2OKVCache(ScoredRows):
         self._release()
         self._free -= 1
         self._length = 1
-        table.append_one(keys, values)
-        self._advance([1] * len(self._tokens))
+        views = table.append_one(keys, values)
+        tokens = self._tokens
+        if len(tokens) == 1:
+            tokens[0] += 1
+        else:
+            self._advance([1] * len(tokens))
         self._width += 1
         self._unscored = self.policy.needs_scores
         self.updates += 1
-        return self._hand_out(table)
+        if len(table.segments) > 1 or table.changed:
+            return self._hand_out(table)
+        tail, arrays = table.segments[0], self._hands_arrays
+        self._handed = handed = (
+            tail.keys.given(views[0], arrays),
+            tail.values.given(views[1], arrays),
+        )
+        held = isinstance(handed[0], tuple) or tail.keys.bits is None
+        self._identity = handed_out.register(handed[0], self._me, held=held)
+        if not held:
+            self._handed = None
+        return handed
 
     def _own_spans(self, added: int) -> list[tuple[int, int]]:
         """Which of the new tokens are each line's own; empty: all."""
@@ -277,8 +311,8 @@ class H2OKVCache(ScoredRows):
             return table.dense(width=width)
         one, arrays = table.segments[0], self._hands_arrays
         return (
-            one.keys.handed(width, arrays or one.keys.bits is None),
-            one.values.handed(width, arrays or one.values.bits is None),
+            one.keys.given(one.keys.view(width), arrays),
+            one.values.given(one.values.view(width), arrays),
         )
 
     @property

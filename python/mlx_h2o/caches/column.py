@@ -72,9 +72,9 @@ class Column(ABC):
         """The same as an array."""
         return self.decode(self.view(count))
 
-    def handed(self, count: int, as_array: bool) -> Any:
-        """The same as attention takes it: an array, or the parts of packed rows."""
-        return self.rows(count) if as_array else self.view(count)
+    def given(self, parts: Parts, as_array: bool) -> Any:
+        """Kept rows as attention takes them: an array, or the parts of packed rows."""
+        return self.decode(parts) if as_array or self.bits is None else parts
 
     def append(self, start: int, rows: mx.array, limit: int) -> None:
         """Write new rows from slot ``start`` on; no more than ``limit`` rows of room in advance."""
@@ -114,10 +114,6 @@ class DenseColumn(Column):
 
     def like(self, parts: Parts) -> DenseColumn:
         return DenseColumn(parts)
-
-    def handed(self, count: int, as_array: bool) -> mx.array:
-        (part,) = self.parts
-        return part[...] if part.shape[2] == count else part[:, :, :count]
 
     @property
     def layout(self) -> tuple[int, int, int, mx.Dtype]:

@@ -85,9 +85,10 @@ class ScoredRows:
         own = heads == table.shape[1]
         decay = self.policy.decay
         if decay is not None and own and not (self.in_segments or self._spans or self.config.reach):
-            importance = self._importance(table)
+            operations = resolve()
+            importance = self._importance(table, operations.importance_may_have_room)
             causal, shown = masking(mask)
-            out, importance = resolve().attention_and_accumulate(
+            out, importance = operations.attention_and_accumulate(
                 queries, keys, values, importance, scale=scale, decay=decay, causal=causal,
                 mask=shown, sinks=sinks, **self.attention_settings,
             )  # fmt: skip
@@ -217,12 +218,14 @@ class ScoredRows:
             table.attach(IMPORTANCE, None, float("nan"))
         self._drop_waiting()
 
-    def _importance(self, table: Table) -> mx.array:
-        """That of the rows in use, [B, H, N]."""
+    def _importance(self, table: Table, with_room: bool = False) -> mx.array:
+        """That of the rows in use, [B, H, N]; or of all that there is room for."""
         if IMPORTANCE not in table.beside:
             table.attach(IMPORTANCE, None, float("nan"))
-        found, width = table.beside[IMPORTANCE], table.width
-        return found if found.shape[2] == width else found[:, :, :width]
+        found = table.beside[IMPORTANCE]
+        if with_room or found.shape[2] == table.width:
+            return found
+        return found[:, :, : table.width]
 
     def _take_in(self, table: Table, importance: mx.array) -> None:
         """That of the first rows is now this."""

@@ -202,14 +202,21 @@ class Table:
             if self._newest is not None:  # slots may hold what queries saw of unused ones
                 self._clear_newest(keys.shape[:3])
 
-    def append_one(self, keys: mx.array, values: mx.array) -> None:
-        """The same of one row where there is room, and where all lines have as many rows."""
+    def append_one(self, keys: mx.array, values: mx.array) -> tuple[Parts, Parts]:
+        """The same of one row where there is room, and where all lines have as many rows.
+
+        Returns the tail's slots in use, as ``Column.view`` gives them.
+        """
         tail = self.segments[-1]
-        start = tail.rows[0]
-        tail.keys.append(start, keys, 0)
-        tail.values.append(start, values, 0)
+        kept, others = tail.keys, tail.values
+        start, count = tail.rows[0], len(kept.parts)
+        rows = [*kept.encode(keys), *others.encode(values)]
+        found = resolve().append_rows([*kept.parts, *others.parts], rows, start)
+        middle = len(rows)
+        kept.parts, others.parts = tuple(found[:count]), tuple(found[count:middle])
         tail.rows = [start + 1] * len(tail.rows)
         self._newest = None
+        return tuple(found[middle : middle + count]), tuple(found[middle + count :])
 
     def _clear_newest(self, shape: Sequence[int]) -> None:
         slots = cast(mx.array, self._newest) + mx.array(self.packed_width, mx.uint32)

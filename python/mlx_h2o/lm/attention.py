@@ -72,9 +72,9 @@ def attend(
     if not short or operations.name != "native":  # which is ahead of MLX's own on a CPU
         return stock()
     causal, shown = masking(mask)
-    return operations.attention(
+    return operations.output(
         queries, keys, values, scale=scale, causal=causal, mask=shown, sinks=sinks
-    ).out
+    )
 
 
 def _foreign(

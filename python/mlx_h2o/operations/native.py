@@ -201,6 +201,12 @@ def quantize_append(request: QuantizeAppendRequest) -> tuple[Packed, Packed]:
     return (kw, ks, kb), (vw, vs, vb)
 
 
+def append_rows(buffers: list[mx.array], rows: list[mx.array], start: int) -> list[mx.array]:
+    """The buffers and their first slots, in one call."""
+    found: list[mx.array] = _module().append_rows(buffers, rows, start)
+    return found
+
+
 def compact_rows(
     buffers: Sequence[mx.array],
     kept: mx.array,
@@ -249,6 +255,29 @@ def rows_as_arrays(
 
 class Operations(resolved.Operations):
     """What a decode step asks for goes to the extension as it comes, without a request."""
+
+    importance_may_have_room = True
+
+    def append_rows(
+        self, buffers: list[mx.array], rows: list[mx.array], start: int
+    ) -> list[mx.array]:
+        return append_rows(buffers, rows, start)
+
+    def output(
+        self,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        *,
+        scale: float,
+        causal: bool = False,
+        mask: mx.array | None = None,
+        sinks: mx.array | None = None,
+    ) -> mx.array:
+        out: mx.array = _module().scaled_dot_product_attention(
+            queries, keys, values, scale=scale, causal=causal, mask=mask, sinks=sinks
+        )
+        return out
 
     def attention(
         self,

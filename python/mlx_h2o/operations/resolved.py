@@ -61,6 +61,10 @@ class Operations:
     [B].
     """
 
+    importance_may_have_room = False
+    """Whether ``attention_and_accumulate`` takes importance of more rows than there are keys,
+    in place: the others stay as they are."""
+
     def __init__(self, named: str | None, candidates: Sequence[Backend]) -> None:
         self._named = named
         self._candidates = tuple(candidates)
@@ -241,6 +245,33 @@ class Operations:
             keys, values, new_keys, new_values, slots, bits, group_size, v_bits, stream
         )
         return cast("tuple[Packed, Packed]", self.function("quantize_append")(request))
+
+    def append_rows(
+        self, buffers: list[mx.array], rows: list[mx.array], start: int
+    ) -> list[mx.array]:
+        """New rows [B, H, L, width] from slot ``start`` on: the buffers, written in place where
+        nothing else holds them, and then the first ``start + L`` slots of each."""
+        end = start + rows[0].shape[2]
+        for buffer, new in zip(buffers, rows, strict=True):
+            buffer[:, :, start:end] = new
+        return [*buffers, *(buffer[:, :, :end] for buffer in buffers)]
+
+    def output(
+        self,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        *,
+        scale: float,
+        causal: bool = False,
+        mask: mx.array | None = None,
+        sinks: mx.array | None = None,
+    ) -> mx.array:
+        """Attention over arrays without scores."""
+        found = self.attention(
+            queries, keys, values, scale=scale, causal=causal, mask=mask, sinks=sinks
+        )
+        return found.out
 
     def compact_rows(
         self,

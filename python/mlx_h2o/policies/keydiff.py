@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from .. import fast
+from ..operations.backends import resolve
 from .base import Policy, Rows
 
 __all__ = ["KeyDiff"]
@@ -21,4 +21,4 @@ class KeyDiff(Policy):
     ranked_by = "key_diversity"
 
     def rank(self, rows: Rows) -> mx.array:
-        return fast.key_diversity(rows.keys)
+        return resolve().key_diversity(rows.keys)
