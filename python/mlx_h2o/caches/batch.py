@@ -86,6 +86,9 @@ class BatchH2OKVCache(H2OKVCache):
             spans.append((start, min(added, start + (added if own is None else own))))
         return spans
 
+    def _advance_one(self) -> None:
+        self._advance([1] * len(self._tokens))
+
     def _advance(self, counts: Sequence[int]) -> None:
         super()._advance(counts)
         self._count()

@@ -183,11 +183,7 @@ class H2OKVCache(ScoredRows):
         self._free -= 1
         self._length = 1
         views = table.append_one(keys, values)
-        tokens = self._tokens
-        if len(tokens) == 1:
-            tokens[0] += 1
-        else:
-            self._advance([1] * len(tokens))
+        self._advance_one()
         self._width += 1
         self._unscored = self.policy.needs_scores
         self.updates += 1
@@ -207,6 +203,9 @@ class H2OKVCache(ScoredRows):
     def _own_spans(self, added: int) -> list[tuple[int, int]]:
         """Which of the new tokens are each line's own; empty: all."""
         return []
+
+    def _advance_one(self) -> None:
+        self._tokens[0] += 1
 
     def _advance(self, counts: Sequence[int]) -> None:
         self._tokens = [seen + count for seen, count in zip(self._tokens, counts, strict=True)]
