@@ -77,10 +77,9 @@ def test_a_leg_without_a_fault_passes(broken) -> None:
 
 
 def one_score_off(request, found):
-    out, scores, lse = found
     if request.queries.shape[2] == 3:
-        scores[..., -1] += 1e-4
-    return out, scores, lse
+        found.scores[..., -1] += 1e-4
+    return found
 
 
 def test_a_small_error_in_scores_names_its_cases(broken) -> None:
@@ -93,10 +92,9 @@ def test_a_small_error_in_scores_names_its_cases(broken) -> None:
 
 
 def ignores_the_sinks_in_lse(request, found):
-    out, scores, lse = found
-    if lse is None or request.sinks is None:
+    if found.lse is None or request.sinks is None:
         return found
-    return out, scores, mx.logsumexp(scores, axis=-1)
+    return found._replace(lse=mx.logsumexp(found.scores, axis=-1))
 
 
 def test_lse_without_the_sink(broken) -> None:
@@ -107,7 +105,7 @@ def test_lse_without_the_sink(broken) -> None:
 
 def test_nan_instead_of_zeros(broken) -> None:
     def fault(request, found):
-        return mx.where(found[0] == 0, mx.nan, found[0]), *found[1:]
+        return found._replace(out=mx.where(found.out == 0, mx.nan, found.out))
 
     status, stderr, _ = broken("*masked-query-f32", fault=fault)
     assert status == 1
@@ -150,7 +148,7 @@ def test_a_trace_whose_eviction_is_off_by_one(broken) -> None:
 
 def test_a_trace_whose_scores_are_off(broken) -> None:
     def fault(request, found):
-        return found[0], found[1] * 1.01, found[2]
+        return found._replace(scores=None if found.scores is None else found.scores * 1.01)
 
     status, stderr, _ = broken("trace-h2o", fault=fault)
     assert status == 1
@@ -159,7 +157,7 @@ def test_a_trace_whose_scores_are_off(broken) -> None:
 
 def test_a_trace_whose_output_is_off(broken) -> None:
     def fault(request, found):
-        return found[0] * 1.02, *found[1:]
+        return found._replace(out=found.out * 1.02)
 
     status, stderr, _ = broken("trace-keydiff", fault=fault)
     assert status == 1

@@ -19,7 +19,7 @@ __all__ = ["attend"]
 
 
 def attend(
-    original: Callable[..., mx.array],
+    stock: Callable[[], mx.array],
     queries: mx.array,
     keys: Any,
     values: Any,
@@ -27,7 +27,7 @@ def attend(
     scale: float = 1.0,
     mask: mx.array | str | None = None,
     sinks: mx.array | None = None,
-    **more: Any,
+    **_: Any,
 ) -> mx.array:
     """mlx_lm's attention function, which hands its scores to the cache whose rows it reads.
 
@@ -36,8 +36,8 @@ def attend(
     scores; others, and policies that need none, are served without.
 
     Up to 8 queries the fast operation returns both. A longer chunk takes its output from
-    ``original``, mlx_lm's own attention, and the scores of its last 128 queries beside it, so that
-    no matrix of all queries by all rows is made.
+    ``stock``, the same call of mlx_lm's own attention, and the scores of its last 128 queries
+    beside it, so that no matrix of all queries by all rows is made.
     """
     owner = handed_out.owner_of(keys)
     if owner is None:
@@ -45,14 +45,11 @@ def attend(
         if isinstance(given, H2OKVCache):
             owner = given
         elif not hasattr(cache, "update_scores"):
-            return original(queries, keys, values, cache, scale, mask, sinks=sinks, **more)
+            return stock()
     if not isinstance(keys, tuple) and not queries.dtype == keys.dtype == values.dtype:
         # Promoted to one dtype, as MLX's own attention does.
         common = mx.result_type(queries, keys, values)
         queries, keys, values = (rows.astype(common) for rows in (queries, keys, values))
-
-    def stock() -> mx.array:
-        return original(queries, keys, values, cache, scale, mask, sinks=sinks, **more)
 
     if owner is None:
         return _foreign(cache, stock, queries, keys, values, scale, mask, sinks)

@@ -151,6 +151,7 @@ def _routed(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
 
     @functools.wraps(original)
     def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> mx.array:
-        return attention.attend(original, *args, **kwargs)
+        stock = functools.partial(original, *args, **kwargs)
+        return attention.attend(stock, *args, **kwargs)
 
     return scaled_dot_product_attention
