@@ -103,7 +103,7 @@ def test_the_demo_runs_quietly_and_writes_what_it_shows(tmp_path: Path) -> None:
     assert (full["evicted_rows_per_layer"], full["top1_agreement"]) == (0, 1.0)
     for arm in arms.values():
         # The text, less the token that generation starts from, and what was fed while generating.
-        assert 260 - 64 <= arm["evicted_rows_per_layer"] <= 260 + 4 - 64
+        assert 260 - 64 <= arm["evicted_rows_per_layer"] <= 260 + 4 - 64 + 1  # groups of 2
         assert arm["kv_bytes"] < 0.5 * full["kv_bytes"]
         assert f"{arm['perplexity']:.2f}" in done.stdout
         assert arm["generated"]

@@ -129,20 +129,20 @@ def replace_worst(
     stream: mx.Stream | mx.ThreadLocalStream | mx.Device | mx.DeviceType | None = None,
 ) -> list[mx.array]: ...
 def append_rows(
-    buffers: list[mx.array],
-    rows: list[mx.array],
+    buffers: collections.abc.Sequence[mx.array],
+    rows: collections.abc.Sequence[mx.array],
     start: int,
     *,
-    stream: mx.Stream | mx.Device | None = None,
+    stream: mx.Stream | mx.ThreadLocalStream | mx.Device | mx.DeviceType | None = None,
 ) -> list[mx.array]: ...
 def compact_rows(
-    buffers: list[mx.array],
+    buffers: collections.abc.Sequence[mx.array],
     kept: mx.array,
-    lines: list[int],
+    lines: collections.abc.Sequence[int],
     start: int = 0,
     tail: int = 0,
     *,
-    stream: mx.Stream | mx.Device | None = None,
+    stream: mx.Stream | mx.ThreadLocalStream | mx.Device | mx.DeviceType | None = None,
 ) -> list[mx.array]: ...
 def merge_segments(
     outs: collections.abc.Sequence[mx.array],
