@@ -63,8 +63,8 @@ struct Compaction {
     for (int axis = 3; axis < static_cast<int>(buffer.ndim()); ++axis)
       row_bytes *= static_cast<size_t>(buffer.shape(axis));
     const auto heads = static_cast<size_t>(buffer.shape(1));
-    const auto place = static_cast<size_t>(lines[static_cast<size_t>(line)]) * heads +
-                       static_cast<size_t>(head);
+    const auto place =
+        static_cast<size_t>(lines[static_cast<size_t>(line)]) * heads + static_cast<size_t>(head);
     char* rows = buffer.data<char>() + place * static_cast<size_t>(capacity) * row_bytes;
     const auto move = [&](int from, int to) {
       std::memmove(rows + static_cast<size_t>(to) * row_bytes,

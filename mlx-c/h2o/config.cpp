@@ -77,7 +77,8 @@ mlx_h2o_config checked(mlx_h2o_config config) {
   expect(config.sink_size < config.max_kv_size, op, "sink_size is ", config.sink_size,
          ", expected fewer than max_kv_size = ", config.max_kv_size,
          ": no row could ever be evicted.");
-  if (!config.evict_every.has_value) config.evict_every = some(std::max(1, config.max_kv_size / 32));
+  if (!config.evict_every.has_value)
+    config.evict_every = some(std::max(1, config.max_kv_size / 32));
   resolve_sizes(config);
   return config;
 }

@@ -109,7 +109,10 @@ AttentionAccumulated attention_and_accumulate(const AttentionAccumulateRequest& 
   options.importance = get(request.importance);
   options.decay = request.decay;
   const std::vector<mx::array> outputs = attend(request.attention, options);
-  return {wrap(outputs.at(0)), wrap(outputs.at(1))};
+  AttentionAccumulated result;
+  result.out = wrap(outputs.at(0));
+  result.importance = wrap(outputs.at(1));
+  return result;
 }
 
 Array prefill_scores(const PrefillRequest& request) {
@@ -157,7 +160,12 @@ Replaced replace_worst(const ReplaceRequest& r) {
       get(r.new_values), get(r.position), options, get(r.stream));
   auto next = outputs.begin();
   const size_t parts = r.keys.parts.size();
-  return {{wrap(next, parts), wrap(next, parts)}, wrap(*next), wrap(*(next + 1))};
+  Replaced result;
+  result.keys = wrap(next, parts);
+  result.values = wrap(next, parts);
+  result.importance = wrap(*next);
+  result.positions = wrap(*(next + 1));
+  return result;
 }
 
 Written quantize_append(const AppendRequest& r) {

@@ -18,11 +18,13 @@ FAULTS = {
         "range(r.rows - r.length + 1, r.rows + 1, ",
     ),
     "a fully masked query gives NaN": Edit(
-        "softmax", "mlx_where, nothing, number(0)", "mlx_where, nothing, number(-INFINITY)"
+        "softmax", "nothing.where(number(0), peak)", "nothing.where(number(-INFINITY), peak)"
     ),
     "the sink is left out": Edit("softmax", "if (!sinks.empty())", "if (false)"),
     "the lse leaves out the largest logit": Edit(
-        "attention", "mlx_add, parts.peak, ", "mlx_maximum, parts.peak, "
+        "attention",
+        "parts.peak + parts.total.then(mlx_log)",
+        "parts.peak.at_least(parts.total.then(mlx_log))",
     ),
     "a KV head serves heads that lie apart": Edit(
         "attention",
@@ -35,19 +37,21 @@ FAULTS = {
         "request.mask_threshold = 4 * mask_threshold(",
     ),
     "ties keep the higher position": Edit(
-        "retention_key", "mlx_bitwise_or, upper, ", "mlx_subtract, upper, "
+        "retention_key", "upper.then(mlx_bitwise_or, place", "upper.then(mlx_subtract, place"
     ),
-    "sinks reach one row further": Edit("retention_key", "(r.sink_size, ", "(r.sink_size + 1, "),
+    "sinks reach one row further": Edit(
+        "retention_key", "integer(r.sink_size)", "integer(r.sink_size + 1)"
+    ),
     "recent rows begin one later": Edit(
-        "retention_key", "mlx_greater_equal, r.positions, ", "mlx_greater, r.positions, "
+        "retention_key", "mlx_greater_equal, per_sequence", "mlx_greater, per_sequence"
     ),
     "what was never scored ranks with what was": Edit(
         "retention_key",
-        "row_class(unscored), row_class(scored)",
-        "row_class(scored), row_class(scored)",
+        "where(integer(unscored), integer(scored))",
+        "where(integer(scored), integer(scored))",
     ),
     "rows are kept in the order of their rank": Edit(
-        "keep_indices", "call(mlx_sort_axis, kept, -1, s)", "kept"
+        "keep_indices", ".then(mlx_sort_axis, -1).as(MLX_UINT32)", ".as(MLX_UINT32)"
     ),
 }
 

@@ -126,7 +126,7 @@ ROWS = {
         "WorstOfLanes::join",
         "own_order >= order",
         "own_order < order",
-        caught="worst row of target",
+        caught="evict_indices",
     ),
     "every new row is at the position of the first sequence's": Fault(
         "write_rows",

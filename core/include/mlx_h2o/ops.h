@@ -159,10 +159,10 @@ std::vector<mlx::core::array> append_rows(const std::vector<mlx::core::array>& b
 
 /// Rows that stay close the gaps of those that go, in place.
 ///
-/// buffers are [B, H, C] or [B, H, C, width] of any dtypes of two or four bytes. Of the sequences in
-/// `lines` the rows in the slots `kept`, uint32 [b, H, K], ascending, stay: the last of them, beyond
-/// slot K, fill the slots below it that fall free, the last one the first. Then `tail` rows from
-/// slot `start` on follow them. Returns the buffers, written in the memory of the inputs where
+/// buffers are [B, H, C] or [B, H, C, width] of any dtypes of two or four bytes. Of the sequences
+/// in `lines` the rows in the slots `kept`, uint32 [b, H, K], ascending, stay: the last of them,
+/// beyond slot K, fill the slots below it that fall free, the last one the first. Then `tail` rows
+/// from slot `start` on follow them. Returns the buffers, written in the memory of the inputs where
 /// nothing else holds that; what is behind the rows that stay means nothing.
 std::vector<mlx::core::array> compact_rows(const std::vector<mlx::core::array>& buffers,
                                            const mlx::core::array& kept,
