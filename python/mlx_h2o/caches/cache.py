@@ -190,15 +190,9 @@ class H2OKVCache(ScoredRows):
         if len(table.segments) > 1 or table.changed:
             return self._hand_out(table)
         tail, arrays = table.segments[0], self._hands_arrays
-        self._handed = handed = (
-            tail.keys.given(views[0], arrays),
-            tail.values.given(views[1], arrays),
+        return self._known(
+            table, tail.keys.given(views[0], arrays), tail.values.given(views[1], arrays)
         )
-        held = isinstance(handed[0], tuple) or tail.keys.bits is None
-        self._identity = handed_out.register(handed[0], self._me, held=held)
-        if not held:
-            self._handed = None
-        return handed
 
     def _own_spans(self, added: int) -> list[tuple[int, int]]:
         """Which of the new tokens are each line's own; empty: all."""
@@ -297,8 +291,13 @@ class H2OKVCache(ScoredRows):
             # would hang on them until the next eviction.
             keys = _tied(keys, table.loose(self.policy.needs_scores))
         table.changed = False
+        return self._known(table, keys, values)
+
+    def _known(self, table: Table, keys: Any, values: Any) -> tuple[Any, Any]:
+        """Keys and values that are known from now on as handed out by this cache."""
         # Arrays that are made of packed rows live no longer than attention needs them.
-        held = not in_parts and (isinstance(keys, tuple) or tail.bits is None)
+        plain = isinstance(keys, tuple) or table.segments[-1].keys.bits is None
+        held = len(table.segments) == 1 and plain
         self._handed = (keys, values) if held else None
         self._identity = handed_out.register(keys, self._me, held=held)
         return keys, values

@@ -193,8 +193,9 @@ class Table:
         else:
             self._newest = slots = self._slots(added, spans)
             for column, rows in ((tail.keys, keys), (tail.values, values)):
-                column.parts = _with_room(column, column.encode(rows), tail.width + added, limit)
-                column.put(mx.broadcast_to(slots, rows.shape[:3]), column.encode(rows))
+                new = column.encode(rows)
+                column.parts = _with_room(column, new, tail.width + added, limit)
+                column.put(mx.broadcast_to(slots, rows.shape[:3]), new)
         counts = [stop - start for start, stop in spans] if spans else [added] * len(tail.rows)
         tail.rows = [rows + count for rows, count in zip(tail.rows, counts, strict=True)]
         if self.beside:

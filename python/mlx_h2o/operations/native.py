@@ -201,12 +201,6 @@ def quantize_append(request: QuantizeAppendRequest) -> tuple[Packed, Packed]:
     return (kw, ks, kb), (vw, vs, vb)
 
 
-def append_rows(buffers: list[mx.array], rows: list[mx.array], start: int) -> list[mx.array]:
-    """The buffers and their first slots, in one call."""
-    found: list[mx.array] = _module().append_rows(buffers, rows, start)
-    return found
-
-
 def compact_rows(
     buffers: Sequence[mx.array],
     kept: mx.array,
@@ -261,7 +255,8 @@ class Operations(resolved.Operations):
     def append_rows(
         self, buffers: list[mx.array], rows: list[mx.array], start: int
     ) -> list[mx.array]:
-        return append_rows(buffers, rows, start)
+        found: list[mx.array] = _module().append_rows(buffers, rows, start)
+        return found
 
     def output(
         self,
