@@ -59,7 +59,10 @@ def stored_rows(cache) -> tuple[np.ndarray, np.ndarray]:
     bits = config.kv_bits, config.v_bits or config.kv_bits
     for rows, width in zip(cache.keys_and_values(), bits, strict=True):
         if isinstance(rows, tuple):
-            rows = mx.dequantize(*rows, group_size=SIZE, bits=width)
+            if rows[0].shape[2] == 0:  # MLX unpacks no rows of none
+                rows = mx.zeros((*rows[1].shape[:3], SIZE))
+            else:
+                rows = mx.dequantize(*rows, group_size=SIZE, bits=width)
         found.append(np.array(rows))
     return found[0], found[1]
 

@@ -246,7 +246,7 @@ class Course:
         surplus = any(reference.surplus for reference in references)
         given = {"window": self.windows, "surplus": surplus, "offsets": offsets}
         check_invariants(cache, newest=newest, **given)
-        if cache.size() == 0:
+        if cache.empty():
             assert not any(offsets)
             return
         evicted = [reference.evicted for reference in references]

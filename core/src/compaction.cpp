@@ -1,7 +1,4 @@
 // Rows that stay close the gaps of those that go: the MLX primitive and its task.
-//
-// One operation for all buffers, because MLX copies a buffer that an operation writes while another
-// one that reads it is still under way.
 #include "encoder.h"
 
 #include <algorithm>
@@ -22,8 +19,8 @@ namespace {
 
 constexpr const char* kCompactRows = "compact_rows";
 
-/// Inputs: buffers [B, H, C, ...], then kept uint32 [b, H, K]. Outputs: the buffers, in place where
-/// nothing else holds them.
+/// Inputs: a buffer [B, H, C, ...] and kept uint32 [b, H, K]. Output: the buffer, in place where
+/// nothing else holds it.
 class CompactRows : public CpuPrimitive {
  public:
   CompactRows(mx::Stream stream, std::vector<int> lines, int start, int tail)
@@ -43,7 +40,7 @@ class CompactRows : public CpuPrimitive {
   int start_, tail_;
 };
 
-/// One buffer; the arrays own nothing.
+/// The arrays own nothing.
 struct Compaction {
   mx::array before, buffer, kept;
   std::vector<int> lines;
@@ -89,70 +86,47 @@ struct Compaction {
 };
 
 void CompactRows::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
-  release_sibling_inputs(inputs, outputs);
   // What ranked the rows may still read them, and would make a copy of the whole buffer necessary.
-  const auto shared = [](const mx::array& input) { return !input.is_donatable(); };
-  if (std::any_of(inputs.begin(), inputs.end() - 1, shared)) mx::synchronize(stream());
+  if (!inputs[0].is_donatable()) mx::synchronize(stream());
+  const bool in_place = take_over(inputs[0], outputs[0]);
   auto& encoder = mx::cpu::get_command_encoder(stream());
-  std::vector<Compaction> tasks;
-  tasks.reserve(outputs.size());
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    const bool in_place = take_over(inputs[i], outputs[i]);
-    tasks.push_back({mx::array::unsafe_weak_copy(inputs[i]),
-                     mx::array::unsafe_weak_copy(outputs[i]),
-                     mx::array::unsafe_weak_copy(inputs.back()), lines_, start_, tail_, in_place});
-  }
-  encoder.dispatch([tasks = std::move(tasks)]() mutable {
-    for (Compaction& task : tasks) task();
-  });
+  encoder.dispatch(
+      Compaction{mx::array::unsafe_weak_copy(inputs[0]), mx::array::unsafe_weak_copy(outputs[0]),
+                 mx::array::unsafe_weak_copy(inputs[1]), lines_, start_, tail_, in_place});
 }
 
-void check(const std::vector<mx::array>& buffers, const mx::array& kept,
-           const std::vector<int>& lines, int start, int tail) {
+void check(const mx::array& buffer, const mx::array& kept, const std::vector<int>& lines, int start,
+           int tail) {
   check_dimensions(kCompactRows, "kept", kept, 3, "[b, H, K]");
-  check_not_empty(kCompactRows, "kept", kept, "[b, H, K]");
   if (kept.dtype() != mx::uint32 || static_cast<size_t>(kept.shape(0)) != lines.size()) {
     fail(kCompactRows, "kept are ", to_text(kept.dtype()), " ", to_text(kept.shape()), " for ",
          lines.size(), " lines, expected uint32 [b, H, K] with as many.");
   }
-  for (const mx::array& buffer : buffers) {
-    const bool axes = buffer.ndim() == 3 || buffer.ndim() == 4;
-    if (!axes || buffer.shape(1) != kept.shape(1)) {
-      fail(kCompactRows, "a buffer has shape ", to_text(buffer.shape()), " and kept ",
-           to_text(kept.shape()), ", expected [B, H, C] or [B, H, C, width] of the same H.");
-    }
-    const int end = std::max(kept.shape(2) + tail, start + tail);
-    if (start < 0 || tail < 0 || end > buffer.shape(2)) {
-      fail(kCompactRows, "found ", kept.shape(2), " rows and ", tail, " from slot ", start,
-           " on in a buffer of ", buffer.shape(2), ", expected them within it.");
-    }
-    for (int line : lines) {
-      if (line < 0 || line >= buffer.shape(0)) {
-        fail(kCompactRows, "found line ", line, " of ", buffer.shape(0), ".");
-      }
+  const bool axes = buffer.ndim() == 3 || buffer.ndim() == 4;
+  if (!axes || buffer.shape(1) != kept.shape(1)) {
+    fail(kCompactRows, "a buffer has shape ", to_text(buffer.shape()), " and kept ",
+         to_text(kept.shape()), ", expected [B, H, C] or [B, H, C, width] of the same H.");
+  }
+  const int end = std::max(kept.shape(2) + tail, start + tail);
+  if (start < 0 || tail < 0 || end > buffer.shape(2)) {
+    fail(kCompactRows, "found ", kept.shape(2), " rows and ", tail, " from slot ", start,
+         " on in a buffer of ", buffer.shape(2), ", expected them within it.");
+  }
+  for (int line : lines) {
+    if (line < 0 || line >= buffer.shape(0)) {
+      fail(kCompactRows, "found line ", line, " of ", buffer.shape(0), ".");
     }
   }
 }
 
 }  // namespace
 
-std::vector<mx::array> compact_rows(const std::vector<mx::array>& buffers, const mx::array& kept,
-                                    const std::vector<int>& lines, int start, int tail,
-                                    mx::StreamOrDevice s) {
-  check(buffers, kept, lines, start, tail);
+mx::array compact_rows(const mx::array& buffer, const mx::array& kept,
+                       const std::vector<int>& lines, int start, int tail, mx::StreamOrDevice s) {
+  check(buffer, kept, lines, start, tail);
   const mx::Stream stream = cpu_stream(kCompactRows, s);
-  std::vector<mx::array> inputs(buffers);
-  inputs.push_back(kept);
-  std::vector<mx::Shape> shapes;
-  std::vector<mx::Dtype> dtypes;
-  shapes.reserve(buffers.size());
-  dtypes.reserve(buffers.size());
-  for (const mx::array& buffer : buffers) {
-    shapes.push_back(buffer.shape());
-    dtypes.push_back(buffer.dtype());
-  }
   auto primitive = std::make_shared<CompactRows>(stream, lines, start, tail);
-  return mx::array::make_arrays(shapes, dtypes, primitive, inputs);
+  return mx::array(buffer.shape(), buffer.dtype(), std::move(primitive), {buffer, kept});
 }
 
 }  // namespace mlx_h2o

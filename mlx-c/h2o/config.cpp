@@ -68,9 +68,9 @@ mlx_h2o_config checked(mlx_h2o_config config) {
   const auto given = [](mlx_optional_int size) { return size.has_value ? size.value : 0; };
   check_int("sink_size", config.sink_size, 0);
   check_int("max_kv_size", config.max_kv_size, 1);
+  if (config.evict_every.has_value) check_int("evict_every", config.evict_every.value, 1);
   check_int("heavy_size", given(config.heavy_size), 0);
   check_int("recent_size", given(config.recent_size), 0);
-  if (config.evict_every.has_value) check_int("evict_every", config.evict_every.value, 1);
   expect(config.decay >= 0 && config.decay < 1, op, "decay is ", config.decay,
          ", expected a number of at least 0, below 1.");
   check_policy(config.policy);

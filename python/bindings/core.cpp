@@ -160,7 +160,7 @@ NB_MODULE(_core, m) {
         "mlx_h2o.fast.");
   m.def("append_rows", &mlx_h2o::append_rows, "buffers"_a, "rows"_a, "start"_a, nb::kw_only(),
         "stream"_a = nb::none());
-  m.def("compact_rows", &mlx_h2o::compact_rows, "buffers"_a, "kept"_a, "lines"_a, "start"_a = 0,
+  m.def("compact_rows", &mlx_h2o::compact_rows, "buffer"_a, "kept"_a, "lines"_a, "start"_a = 0,
         "tail"_a = 0, nb::kw_only(), "stream"_a = nb::none());
   m.def("merge_segments", &mlx_h2o::merge_segments, "outs"_a, "lses"_a, "scores"_a, nb::kw_only(),
         "stream"_a = nb::none(), "Output, lse and scores of all segments.");

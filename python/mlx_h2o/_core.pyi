@@ -136,14 +136,14 @@ def append_rows(
     stream: mx.Stream | mx.ThreadLocalStream | mx.Device | mx.DeviceType | None = None,
 ) -> list[mx.array]: ...
 def compact_rows(
-    buffers: collections.abc.Sequence[mx.array],
+    buffer: mx.array,
     kept: mx.array,
     lines: collections.abc.Sequence[int],
     start: int = 0,
     tail: int = 0,
     *,
     stream: mx.Stream | mx.ThreadLocalStream | mx.Device | mx.DeviceType | None = None,
-) -> list[mx.array]: ...
+) -> mx.array: ...
 def merge_segments(
     outs: collections.abc.Sequence[mx.array],
     lses: collections.abc.Sequence[mx.array],

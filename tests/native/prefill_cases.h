@@ -43,6 +43,12 @@ inline void test_prefill(Random& random, int cases, Report& report) {
     }
     const std::vector<float> before = result;
     call.result = result.data();
+    std::vector<float> sinks(static_cast<size_t>(a.query_heads));
+    for (float& sink : sinks) sink = static_cast<float>(random.between(-30, 30)) / 10.0f;
+    if (random.one_in(2)) {
+      a.sinks = sinks.data();
+      a.sink_stride = 1;
+    }
     const kernels::SimdTarget target = random_target(random);
     kernels::prefill_scores(call, target);
 
@@ -64,12 +70,14 @@ inline void test_prefill(Random& random, int cases, Report& report) {
           std::vector<double> sums(static_cast<size_t>(a.key_count), 0.0);
           for (int member = 0; member < group; ++member) {
             std::vector<double> logits;
-            double peak = -kInf;
+            const double sink =
+                a.sinks == nullptr ? -kInf : sinks[static_cast<size_t>(h * group + member)];
+            double peak = sink;
             for (int key = 0; key < a.key_count; ++key) {
               logits.push_back(logit(b, h * group + member, query, key));
               peak = std::max(peak, logits.back());
             }
-            double total = 0;
+            double total = peak == -kInf ? 0 : std::exp(sink - peak);
             for (double value : logits) total += peak == -kInf ? 0 : std::exp(value - peak);
             for (size_t key = 0; key < logits.size(); ++key) {
               sums[key] += !call.mass   ? logits[key]

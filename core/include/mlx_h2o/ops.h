@@ -159,15 +159,14 @@ std::vector<mlx::core::array> append_rows(const std::vector<mlx::core::array>& b
 
 /// Rows that stay close the gaps of those that go, in place.
 ///
-/// buffers are [B, H, C] or [B, H, C, width] of any dtypes of two or four bytes. Of the sequences
-/// in `lines` the rows in the slots `kept`, uint32 [b, H, K], ascending, stay: the last of them,
+/// `buffer` is [B, H, C] or [B, H, C, width] of a dtype of two or four bytes. Of the sequences in
+/// `lines` the rows in the slots `kept`, uint32 [b, H, K], ascending, stay: the last of them,
 /// beyond slot K, fill the slots below it that fall free, the last one the first. Then `tail` rows
-/// from slot `start` on follow them. Returns the buffers, written in the memory of the inputs where
+/// from slot `start` on follow them. Returns the buffer, written in the memory of the input where
 /// nothing else holds that; what is behind the rows that stay means nothing.
-std::vector<mlx::core::array> compact_rows(const std::vector<mlx::core::array>& buffers,
-                                           const mlx::core::array& kept,
-                                           const std::vector<int>& lines, int start = 0,
-                                           int tail = 0, mlx::core::StreamOrDevice s = {});
+mlx::core::array compact_rows(const mlx::core::array& buffer, const mlx::core::array& kept,
+                              const std::vector<int>& lines, int start = 0, int tail = 0,
+                              mlx::core::StreamOrDevice s = {});
 
 /// Attention over rows in segments put together: outs [B, Hq, L, D] and lses float32 [B, Hq, L] of
 /// each, and scores float32 [B, H, Q, N], of which N differs. The outputs are averaged by their

@@ -39,6 +39,8 @@ class AffineColumn(Column):
         """In blocks on a CPU, where MLX composes this of float32 five times as large."""
         words, scales, _ = parts
         count, half = words.shape[2], scales.dtype != mx.float32
+        if count == 0:  # MLX refuses none
+            return mx.zeros((*scales.shape[:3], scales.shape[3] * self.group_size), scales.dtype)
         on_gpu = mx.default_device().type == mx.DeviceType.gpu
         if on_gpu:
             # MLX has dequantised views of a larger buffer wrongly on some GPUs.

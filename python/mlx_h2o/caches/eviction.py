@@ -33,10 +33,10 @@ class Eviction(NamedTuple):
     shared_heads: bool = False
 
     @property
-    def protected(self) -> int:
-        """The newest rows of the first line in ``due`` that are protected."""
-        line = self.due[0]
-        return max(0, self.offsets[line] - self.recent_start[line])
+    def protected(self) -> list[int]:
+        """Of each line, how many of the newest rows are protected."""
+        both = zip(self.offsets, self.recent_start, strict=True)
+        return [max(0, offset - start) for offset, start in both]
 
     def run(self) -> None:
         """Evict. The rows behind move into the slots of those that go: no more than that moves."""
@@ -60,6 +60,9 @@ class Eviction(NamedTuple):
 
     def kept(self, positions: mx.array, keep: int, lines: mx.array | None = None) -> mx.array:
         """Slots uint32 [lines, H, keep], ascending, of the first rows that stay."""
+        if keep == 0:  # all but the tail goes
+            batch = positions.shape[0] if lines is None else lines.size
+            return mx.zeros((batch, positions.shape[1], 0), mx.uint32)
         ranks = self.ranks(positions, lines)
         start = [self.recent_start[line] for line in self.due]
         return resolve().keep_indices(

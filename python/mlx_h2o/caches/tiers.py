@@ -46,8 +46,8 @@ def overfull(config: H2OConfig, tail: int) -> bool:
 def packed(eviction: Eviction, config: H2OConfig) -> Table:
     """The table after an eviction, in which older rows of the lines concerned are packed."""
     table, offsets, due = eviction.table, eviction.offsets, set(eviction.due)
-    same = all(len(set(one.rows)) == 1 for one in table.segments)
-    if same and len(due) == table.lines:
+    alike = [*(one.rows for one in table.segments), eviction.protected]
+    if len(due) == table.lines and all(len(set(numbers)) == 1 for numbers in alike):
         return _arranged(eviction, config)
     tables = []
     for line in range(table.lines):
@@ -96,8 +96,8 @@ def _arranged(eviction: Eviction, config: H2OConfig) -> Table:
         slots = mx.concatenate([slots, newest], axis=2)
     dense = table.tail.rows[0]
     if keep < table.width:  # what stays in place must be what is sure to stay
-        dense = min(dense, eviction.protected)
-    counts = planned(config, keep, dense, eviction.protected)
+        dense = min(dense, eviction.protected[0])
+    counts = planned(config, keep, dense, eviction.protected[0])
     if config.dense_rows == 0:  # as published: the newest are light, whatever they were before
         ranks = -positions.astype(mx.float32)
     ranks = mx.where(mx.isnan(ranks), -mx.inf, ranks)

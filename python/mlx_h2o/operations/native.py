@@ -216,7 +216,7 @@ def compact_rows(
     """
     one = _module().compact_rows
     where = [*lines]
-    return [one([each], kept, where, start, tail, stream=stream)[0] for each in buffers]
+    return [one(each, kept, where, start, tail, stream=stream) for each in buffers]
 
 
 def merge_segments(
