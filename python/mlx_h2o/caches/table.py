@@ -108,7 +108,7 @@ class Table:
             parts = [
                 getattr(one, side).rows(count)
                 for one, count in zip(self.segments, self.widths(width), strict=True)
-                if count or one is self.tail and not self.width
+                if count or (one is self.tail and not self.width)
             ]
             found.append(parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2))
         return tuple(found)
