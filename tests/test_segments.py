@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from mlx_h2o import fast
-from mlx_h2o.operations import composed_segments, native
+from mlx_h2o.operations import composed, composed_segments, native
+from mlx_h2o.operations.requests import QuantizedRows
 
 pytestmark = pytest.mark.skipif(
     bool(native.unavailable_reason()), reason="no native back end: nothing to compare"
@@ -15,6 +16,27 @@ pytestmark = pytest.mark.skipif(
 GROUP = 32
 WIDTHS = {"one": [(8, 8)], "two": [(8, 4), (4, 2)], "odd": [(6, 3), (5, 8)]}
 BOUND = {mx.float32: 1e-6, mx.float16: 2e-3, mx.bfloat16: 1.6e-2}
+
+
+def rows_as_arrays(tiers, keys, values, bits, v_bits, group_size):
+    from mlx_h2o import _core
+
+    return _core.rows_as_arrays(
+        tiers, keys, values, bits=bits, value_bits=v_bits, group_size=group_size
+    )
+
+
+def dequantised(tiers, keys, values, bits, v_bits, group_size):
+    """The definition: those of all tiers, dequantised in float32 and rounded, then the dense."""
+    sides = []
+    for side, (newest, widths) in enumerate(((keys, bits), (values, v_bits))):
+        parts = [
+            composed.dense(QuantizedRows(*tiers[at : at + 3], width, group_size))
+            for at, width in zip(range(3 * side, len(tiers), 6), widths, strict=True)
+        ]
+        parts = [part.astype(newest.dtype) for part in parts]
+        sides.append(mx.concatenate([*parts, newest], axis=2))
+    return sides
 
 
 def rows(rng, *shape, dtype=mx.float32):
@@ -98,8 +120,8 @@ def test_rows_as_arrays_are_the_dequantised_and_the_newest(kind, dtype):
             stored = rows(rng, 2, 3, count, width, dtype=dtype)
             tiers += mx.quantize(stored, group_size=GROUP, bits=each)
     packing = ([each[0] for each in WIDTHS[kind]], [each[1] for each in WIDTHS[kind]], GROUP)
-    found = native.rows_as_arrays(tiers, *newest, *packing)
-    expected = composed_segments.rows_as_arrays(tiers, *newest, *packing)
+    found = rows_as_arrays(tiers, *newest, *packing)
+    expected = dequantised(tiers, *newest, *packing)
     for one, other in zip(found, expected, strict=True):
         assert one.dtype == other.dtype == dtype
         np.testing.assert_allclose(
@@ -107,7 +129,7 @@ def test_rows_as_arrays_are_the_dequantised_and_the_newest(kind, dtype):
             rtol=BOUND[dtype], atol=1e-6,
         )  # fmt: skip
     cut = [part[:, :, 1:] for part in tiers]
-    views = native.rows_as_arrays(cut, *(side[:, :, :0] for side in newest), *packing)
+    views = rows_as_arrays(cut, *(side[:, :, :0] for side in newest), *packing)
     start = tiers[0].shape[2]
     np.testing.assert_array_equal(
         np.array(views[0].astype(mx.float32))[:, :, : start - 1],
@@ -140,10 +162,10 @@ def test_rows_that_do_not_fit_are_refused():
     newest = rows(rng, 1, 2, 5, 64), rows(rng, 1, 2, 5, 64)
     tier = [part for side in newest for part in mx.quantize(side, group_size=GROUP, bits=8)]
     with pytest.raises(ValueError, match=r"^\[rows_as_arrays\] words are uint32"):
-        native.rows_as_arrays(tier, *newest, [4], [8], GROUP)
+        rows_as_arrays(tier, *newest, [4], [8], GROUP)
     with pytest.raises(ValueError, match=r"^\[rows_as_arrays\] .* expected the same \[B, H, N\]"):
-        native.rows_as_arrays(tier, newest[0][:, :, 1:], newest[1], [8], [8], GROUP)
+        rows_as_arrays(tier, newest[0][:, :, 1:], newest[1], [8], [8], GROUP)
     with pytest.raises(ValueError, match=r"^\[rows_as_arrays\] rows of 64 elements have 7 bits"):
-        native.rows_as_arrays(tier, *newest, [7], [8], GROUP)
-    whole, _ = native.rows_as_arrays(tier, *newest, [8], [8], GROUP)
+        rows_as_arrays(tier, *newest, [7], [8], GROUP)
+    whole, _ = rows_as_arrays(tier, *newest, [8], [8], GROUP)
     assert fast.key_diversity(whole).shape[2] == 10

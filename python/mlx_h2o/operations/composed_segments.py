@@ -1,4 +1,4 @@
-"""The definitions of what serves rows that lie in several arrays, in plain MLX operations."""
+"""The definition of what serves rows that lie in several arrays, in plain MLX operations."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from typing import cast
 
 import mlx.core as mx
 
-from mlx_h2o.operations import composed
 from mlx_h2o.operations.arguments import StreamLike
 from mlx_h2o.operations.placement import placed
-from mlx_h2o.operations.requests import QuantizedRows
 
-__all__ = ["merge_segments", "rows_as_arrays"]
+__all__ = ["merge_segments"]
 
 
 def merge_segments(
@@ -32,27 +30,3 @@ def merge_segments(
         mixed = sum(out * shares[..., at : at + 1] for at, out in enumerate(outs))
         out = cast(mx.array, mixed).astype(outs[0].dtype)
         return out, whole, mx.concatenate([*scores], axis=-1)
-
-
-def rows_as_arrays(
-    tiers: Sequence[mx.array],
-    keys: mx.array,
-    values: mx.array,
-    bits: Sequence[int],
-    v_bits: Sequence[int],
-    group_size: int,
-    stream: StreamLike = None,
-) -> tuple[mx.array, mx.array]:
-    """Keys and values of all tiers, dequantised in float32 and rounded, then the dense ones."""
-    with placed(stream):
-        sides = []
-        for side, (newest, widths) in enumerate(((keys, bits), (values, v_bits))):
-            parts = [
-                composed.dense(
-                    QuantizedRows(tiers[at], tiers[at + 1], tiers[at + 2], width, group_size)
-                )
-                for at, width in zip(range(3 * side, len(tiers), 6), widths, strict=True)
-            ]
-            cast_parts = [part.astype(newest.dtype) for part in parts]
-            sides.append(mx.concatenate([*cast_parts, newest], axis=2))
-        return sides[0], sides[1]
