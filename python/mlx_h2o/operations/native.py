@@ -208,13 +208,10 @@ def compact_rows(
 
 
 def merge_segments(
-    outs: Sequence[mx.array],
-    lses: Sequence[mx.array],
-    scores: Sequence[mx.array],
-    stream: StreamLike = None,
+    *parts: Sequence[mx.array], stream: StreamLike = None
 ) -> tuple[mx.array, mx.array, mx.array]:
     """Output, lse and scores of all segments of the rows."""
-    out, lse, joined = _module().merge_segments([*outs], [*lses], [*scores], stream=stream)
+    out, lse, joined = _module().merge_segments(*map(list, parts), stream=stream)
     return out, lse, joined
 
 
