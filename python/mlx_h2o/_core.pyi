@@ -147,18 +147,17 @@ def compact_rows(
 def merge_segments(
     outs: collections.abc.Sequence[mx.array],
     lses: collections.abc.Sequence[mx.array],
-    scores: collections.abc.Sequence[mx.array],
     *,
     stream: mx.Stream | mx.ThreadLocalStream | mx.Device | mx.DeviceType | None = None,
 ) -> list[mx.array]: ...
-def rows_as_arrays(
+def segment_rows(
     tiers: collections.abc.Sequence[mx.array],
-    keys: mx.array,
-    values: mx.array,
-    *,
+    newest: mx.array,
     bits: collections.abc.Sequence[int],
-    value_bits: collections.abc.Sequence[int],
     group_size: int,
+    slots: mx.array | None = None,
+    to: int = 0,
+    *,
     stream: mx.Stream | mx.ThreadLocalStream | mx.Device | mx.DeviceType | None = None,
 ) -> list[mx.array]: ...
 def quantize_append(

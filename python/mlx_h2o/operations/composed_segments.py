@@ -9,20 +9,19 @@ import mlx.core as mx
 
 from mlx_h2o.operations import composed
 from mlx_h2o.operations.arguments import StreamLike
+from mlx_h2o.operations.buffers import gathered
 from mlx_h2o.operations.placement import placed
+from mlx_h2o.operations.recoding import recoded
 from mlx_h2o.operations.requests import QuantizedRows
 
-__all__ = ["merge_segments", "rows_as_arrays"]
+__all__ = ["merge_segments", "segment_rows"]
 
 
 def merge_segments(
-    outs: Sequence[mx.array],
-    lses: Sequence[mx.array],
-    scores: Sequence[mx.array],
-    stream: StreamLike = None,
-) -> tuple[mx.array, mx.array, mx.array]:
-    """The outputs averaged by their shares ``exp(lse_i - lse)`` of the common denominator, the
-    log of that, and the scores, one behind the other. A query that sees nothing gives zeros.
+    outs: Sequence[mx.array], lses: Sequence[mx.array], stream: StreamLike = None
+) -> tuple[mx.array, mx.array]:
+    """The outputs averaged by their shares ``exp(lse_i - lse)`` of the common denominator, and the
+    log of that. A query that sees nothing gives zeros.
     """
     with placed(stream):
         each = mx.stack([*lses], axis=-1)
@@ -30,29 +29,37 @@ def merge_segments(
         shares = mx.where(mx.expand_dims(whole, -1) == -mx.inf, 0.0, mx.softmax(each, axis=-1))
         # float32 by promotion.
         mixed = sum(out * shares[..., at : at + 1] for at, out in enumerate(outs))
-        out = cast(mx.array, mixed).astype(outs[0].dtype)
-        return out, whole, mx.concatenate([*scores], axis=-1)
+        return cast(mx.array, mixed).astype(outs[0].dtype), whole
 
 
-def rows_as_arrays(
+def segment_rows(
     tiers: Sequence[mx.array],
-    keys: mx.array,
-    values: mx.array,
+    newest: mx.array,
     bits: Sequence[int],
-    v_bits: Sequence[int],
     group_size: int,
+    slots: mx.array | None = None,
+    to: int = 0,
     stream: StreamLike = None,
-) -> tuple[mx.array, mx.array]:
-    """Keys and values of all tiers, dequantised in float32 and rounded, then the dense ones."""
+) -> list[mx.array]:
+    """The rows of all tiers, then the newest, in one form; only those at ``slots``, if given.
+
+    As one array packed rows are dequantised in float32 and rounded. Packed with ``to`` bits, those
+    that were packed before are ``recoded``.
+    """
     with placed(stream):
-        sides = []
-        for side, (newest, widths) in enumerate(((keys, bits), (values, v_bits))):
+        packed = [(tiers[3 * at : 3 * at + 3], width) for at, width in enumerate(bits)]
+        packed = [one for one in packed if one[0][0].shape[2]]  # MLX refuses none
+        if to:
+            parts = [recoded((rows[0], rows[1], rows[2]), width, to) for rows, width in packed]
+            if newest.shape[2]:
+                parts.append(mx.quantize(newest, group_size=group_size, bits=to))
+        else:
             parts = [
-                composed.dense(
-                    QuantizedRows(tiers[at], tiers[at + 1], tiers[at + 2], width, group_size)
-                )
-                for at, width in zip(range(3 * side, len(tiers), 6), widths, strict=True)
-            ]
-            cast_parts = [part.astype(newest.dtype) for part in parts]
-            sides.append(mx.concatenate([*cast_parts, newest], axis=2))
-        return sides[0], sides[1]
+                (composed.dense(QuantizedRows(*rows, width, group_size)).astype(newest.dtype),)
+                for rows, width in packed
+            ] + [(newest,)]
+        joined = [
+            mx.concatenate(list(same), axis=2) if len(same) > 1 else same[0]
+            for same in zip(*parts, strict=True)
+        ]
+        return joined if slots is None else [gathered(part, slots) for part in joined]

@@ -220,31 +220,27 @@ def compact_rows(
 
 
 def merge_segments(
-    outs: Sequence[mx.array],
-    lses: Sequence[mx.array],
-    scores: Sequence[mx.array],
-    stream: StreamLike = None,
-) -> tuple[mx.array, mx.array, mx.array]:
-    """Output, lse and scores of all segments of the rows."""
-    out, lse, joined = _module().merge_segments([*outs], [*lses], [*scores], stream=stream)
-    return out, lse, joined
-
-
-def rows_as_arrays(
-    tiers: Sequence[mx.array],
-    keys: mx.array,
-    values: mx.array,
-    bits: Sequence[int],
-    v_bits: Sequence[int],
-    group_size: int,
-    stream: StreamLike = None,
+    outs: Sequence[mx.array], lses: Sequence[mx.array], stream: StreamLike = None
 ) -> tuple[mx.array, mx.array]:
-    """Keys and values of all segments, the packed ones dequantised in float32."""
-    found = _module().rows_as_arrays(
-        [*tiers], keys, values, bits=[*bits], value_bits=[*v_bits], group_size=group_size,
-        stream=stream,
-    )  # fmt: skip
-    return found[0], found[1]
+    """Output and lse of all segments of the rows."""
+    out, lse = _module().merge_segments([*outs], [*lses], stream=stream)
+    return out, lse
+
+
+def segment_rows(
+    tiers: Sequence[mx.array],
+    newest: mx.array,
+    bits: Sequence[int],
+    group_size: int,
+    slots: mx.array | None = None,
+    to: int = 0,
+    stream: StreamLike = None,
+) -> list[mx.array]:
+    """The rows in one form, in one operation."""
+    found: list[mx.array] = _module().segment_rows(
+        [*tiers], newest, [*bits], group_size, slots, to, stream=stream
+    )
+    return found
 
 
 class Operations(resolved.Operations):

@@ -48,7 +48,7 @@ _DEFINITIONS: dict[str, Callable[..., Any]] = {
     "prefill_scores": composed_prefill.prefill_scores,
     "compact_rows": compaction.compact_rows,
     "merge_segments": composed_segments.merge_segments,
-    "rows_as_arrays": composed_segments.rows_as_arrays,
+    "segment_rows": composed_segments.segment_rows,
 }
 
 
@@ -289,33 +289,27 @@ class Operations:
         return cast("list[mx.array]", compact(buffers, kept, lines, start, tail, stream))
 
     def merge_segments(
-        self,
-        outs: Sequence[mx.array],
-        lses: Sequence[mx.array],
-        scores: Sequence[mx.array],
-        *,
-        stream: StreamLike = None,
-    ) -> tuple[mx.array, mx.array, mx.array]:
-        """Attention over rows in segments put together: out, lse and the scores."""
+        self, outs: Sequence[mx.array], lses: Sequence[mx.array], *, stream: StreamLike = None
+    ) -> tuple[mx.array, mx.array]:
+        """Attention over rows in segments put together: out and lse."""
         merge = self.function("merge_segments")
-        return cast("tuple[mx.array, mx.array, mx.array]", merge(outs, lses, scores, stream))
+        return cast("tuple[mx.array, mx.array]", merge(outs, lses, stream))
 
-    def rows_as_arrays(
+    def segment_rows(
         self,
         tiers: Sequence[mx.array],
-        keys: mx.array,
-        values: mx.array,
+        newest: mx.array,
         bits: Sequence[int],
-        v_bits: Sequence[int],
         group_size: int,
+        slots: mx.array | None = None,
+        to: int = 0,
         *,
         stream: StreamLike = None,
-    ) -> tuple[mx.array, mx.array]:
-        """Keys and values of all segments. ``tiers``: words, scales and biases of the keys, then
-        of the values, of each tier; behind them the rows of ``keys`` and ``values``."""
-        unpack = self.function("rows_as_arrays")
-        found = unpack(tiers, keys, values, bits, v_bits, group_size, stream)
-        return cast("tuple[mx.array, mx.array]", found)
+    ) -> list[mx.array]:
+        """Packed rows in ``tiers``, words, scales and biases of each, and behind them the dense
+        ``newest``: as one array, or packed with ``to`` bits; only the rows at ``slots``, if any."""
+        found = self.function("segment_rows")(tiers, newest, bits, group_size, slots, to, stream)
+        return cast("list[mx.array]", found)
 
 
 def attention_request(
