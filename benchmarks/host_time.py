@@ -134,7 +134,8 @@ def gpu_without_one() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(mx.fast, "metal_kernel", _stand_in))
         stack.enter_context(mock.patch.object(metal, "unavailable_reason", str))
-        stack.enter_context(mock.patch.object(metal, "runs_on_gpu", return_value=True))
+        stack.enter_context(mock.patch.object(metal, "runs_on_gpu", lambda _: True))
+        stack.enter_context(mock.patch.object(metal._rows, "_serves", lambda _: True))
         stack.enter_context(mlx_h2o.use_backend("metal"))
         yield
 
