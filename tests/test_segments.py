@@ -7,36 +7,13 @@ import numpy as np
 import pytest
 
 from mlx_h2o import fast
-from mlx_h2o.operations import composed, composed_segments, native
-from mlx_h2o.operations.requests import QuantizedRows
+from mlx_h2o.operations import composed_segments, native
 
 pytestmark = pytest.mark.skipif(
     bool(native.unavailable_reason()), reason="no native back end: nothing to compare"
 )
 GROUP = 32
-WIDTHS = {"one": [(8, 8)], "two": [(8, 4), (4, 2)], "odd": [(6, 3), (5, 8)]}
 BOUND = {mx.float32: 1e-6, mx.float16: 2e-3, mx.bfloat16: 1.6e-2}
-
-
-def rows_as_arrays(tiers, keys, values, bits, v_bits, group_size):
-    from mlx_h2o import _core
-
-    return _core.rows_as_arrays(
-        tiers, keys, values, bits=bits, value_bits=v_bits, group_size=group_size
-    )
-
-
-def dequantised(tiers, keys, values, bits, v_bits, group_size):
-    """The definition: those of all tiers, dequantised in float32 and rounded, then the dense."""
-    sides = []
-    for side, (newest, widths) in enumerate(((keys, bits), (values, v_bits))):
-        parts = [
-            composed.dense(QuantizedRows(*tiers[at : at + 3], width, group_size))
-            for at, width in zip(range(3 * side, len(tiers), 6), widths, strict=True)
-        ]
-        parts = [part.astype(newest.dtype) for part in parts]
-        sides.append(mx.concatenate([*parts, newest], axis=2))
-    return sides
 
 
 def rows(rng, *shape, dtype=mx.float32):
@@ -67,9 +44,9 @@ def test_native_merging_is_that_of_the_definition(dtype, length, masked):
                 queries, keys, values, scale=0.2, mask=part, return_lse=True
             )
         )
-    outs, scores, lses = zip(*parts, strict=True)
-    found = native.merge_segments(outs, lses, scores)
-    expected = composed_segments.merge_segments(outs, lses, scores)
+    outs, _, lses = zip(*parts, strict=True)
+    found = native.merge_segments(outs, lses)
+    expected = composed_segments.merge_segments(outs, lses)
     whole = fast.scaled_dot_product_attention_with_scores(
         queries, *(mx.concatenate(side, axis=2) for side in zip(*segments, strict=True)),
         scale=0.2, mask=mx.array(mask), return_lse=True,
@@ -91,81 +68,125 @@ def test_nan_stays_in_its_query():
     outs = [rows(rng, 1, 2, 3, 32) for _ in "ab"]
     lses = [rows(rng, 1, 2, 3) for _ in "ab"]
     lses[1] = mx.where(mx.arange(3) == 1, mx.nan, lses[1])
-    scores = [rows(rng, 1, 2, 3, n) for n in (4, 2)]
-    out, lse, joined = native.merge_segments(outs, lses, scores)
+    out, lse = native.merge_segments(outs, lses)
     assert np.isnan(np.array(lse)).tolist() == [[[False, True, False]] * 2]
     assert (np.isnan(np.array(out)).all(axis=-1) == np.isnan(np.array(lse))).all()
-    np.testing.assert_array_equal(np.array(joined), np.concatenate(scores, axis=-1))
 
 
 def test_views_are_merged_as_they_look():
     rng = np.random.default_rng(3)
     outs = [rows(rng, 1, 3, 2, 32).swapaxes(1, 2) for _ in "ab"]
     lses = [rows(rng, 1, 3, 2).swapaxes(1, 2) for _ in "ab"]
-    scores = [rows(rng, 1, 3, 2, n).swapaxes(1, 2) for n in (4, 2)]
-    found = native.merge_segments(outs, lses, scores)
-    plain = [[mx.contiguous(one) for one in some] for some in (outs, lses, scores)]
+    found = native.merge_segments(outs, lses)
+    plain = [[mx.contiguous(one) for one in some] for some in (outs, lses)]
     for one, other in zip(found, native.merge_segments(*plain), strict=True):
         np.testing.assert_array_equal(np.array(one), np.array(other))
 
 
-@pytest.mark.parametrize("kind", sorted(WIDTHS))
-@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
-def test_rows_as_arrays_are_the_dequantised_and_the_newest(kind, dtype):
-    rng = np.random.default_rng(4)
-    newest = rows(rng, 2, 3, 5, 64, dtype=dtype), rows(rng, 2, 3, 5, 96, dtype=dtype)
+def tiers_of(rng, counts, bits, width, dtype, heads=3):
+    """Packed rows of each of ``bits``, flat as the operation takes them."""
     tiers = []
-    for count, bits in zip((7, 4), WIDTHS[kind], strict=False):
-        for width, each in zip((64, 96), bits, strict=True):
-            stored = rows(rng, 2, 3, count, width, dtype=dtype)
-            tiers += mx.quantize(stored, group_size=GROUP, bits=each)
-    packing = ([each[0] for each in WIDTHS[kind]], [each[1] for each in WIDTHS[kind]], GROUP)
-    found = rows_as_arrays(tiers, *newest, *packing)
-    expected = dequantised(tiers, *newest, *packing)
+    for count, each in zip(counts, bits, strict=True):
+        stored = rows(rng, 2, heads, count, width, dtype=dtype)
+        tiers += mx.quantize(stored, group_size=GROUP, bits=each)
+    return tiers
+
+
+def check_same(found, expected, dtype):
+    assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
-        assert one.dtype == other.dtype == dtype
-        np.testing.assert_allclose(
-            np.array(one.astype(mx.float32)), np.array(other.astype(mx.float32)),
-            rtol=BOUND[dtype], atol=1e-6,
-        )  # fmt: skip
-    cut = [part[:, :, 1:] for part in tiers]
-    views = rows_as_arrays(cut, *(side[:, :, :0] for side in newest), *packing)
-    start = tiers[0].shape[2]
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        if one.dtype == mx.uint32:
+            np.testing.assert_array_equal(np.array(one), np.array(other))
+        else:
+            np.testing.assert_allclose(
+                np.array(one.astype(mx.float32)), np.array(other.astype(mx.float32)),
+                rtol=BOUND[dtype], atol=1e-6,
+            )  # fmt: skip
+
+
+@pytest.mark.parametrize("bits", [(8,), (8, 4), (6, 3), (5, 8)])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
+def test_rows_as_one_array(bits, dtype):
+    rng = np.random.default_rng(4)
+    newest = rows(rng, 2, 3, 5, 96, dtype=dtype)
+    tiers = tiers_of(rng, (7, 4)[: len(bits)], bits, 96, dtype)
+    found = native.segment_rows(tiers, newest, bits, GROUP)
+    check_same(found, composed_segments.segment_rows(tiers, newest, bits, GROUP), dtype)
     np.testing.assert_array_equal(
-        np.array(views[0].astype(mx.float32))[:, :, : start - 1],
-        np.array(found[0].astype(mx.float32))[:, :, 1:start],
+        np.array(found[0][:, :, -5:].astype(mx.float32)), np.array(newest.astype(mx.float32))
     )
+    views = native.segment_rows([p[:, :, 1:] for p in tiers], newest[:, :, :0], bits, GROUP)
+    np.testing.assert_array_equal(
+        np.array(views[0].astype(mx.float32))[:, :, :3],
+        np.array(found[0].astype(mx.float32))[:, :, 1:4],
+    )
+
+
+@pytest.mark.parametrize("to", [0, 2, 4, 8])
+@pytest.mark.parametrize("bits", [(8, 4), (4, 2), (8,), ()])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
+def test_some_rows_in_one_form(to, bits, dtype):
+    """A row keeps the upper bits of its codes, and one that had fewer keeps its numbers."""
+    rng = np.random.default_rng(5)
+    newest = rows(rng, 2, 3, 5, 64, dtype=dtype)
+    tiers = tiers_of(rng, (7, 4)[: len(bits)], bits, 64, dtype)
+    total = 5 + sum((7, 4)[: len(bits)])
+    order = np.stack([rng.permutation(total)[:4] for _ in range(6)]).reshape(2, 3, 4)
+    slots = mx.array(order.astype(np.uint32))
+    found = native.segment_rows(tiers, newest, bits, GROUP, slots, to)
+    check_same(found, composed_segments.segment_rows(tiers, newest, bits, GROUP, slots, to), dtype)
+    again = native.segment_rows(found, newest[:, :, :0], [to], GROUP, None, 8) if to else found
+    if to:  # more bits change no number
+        unpacked = [
+            mx.dequantize(*parts, group_size=GROUP, bits=width)
+            for parts, width in ((found, to), (again, 8))
+        ]
+        np.testing.assert_array_equal(*(np.array(one.astype(mx.float32)) for one in unpacked))
 
 
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda outs, lses, scores: (outs[:1], lses, scores), "found 1 outputs, 2 lse"),
-        (lambda outs, lses, scores: (outs, lses[::-1], scores), "lse are"),
-        (lambda outs, lses, scores: (outs, lses, [scores[0], scores[1][:, :1]]), "scores are"),
-        (lambda outs, lses, scores: ([outs[0].astype(mx.int32)] * 2, lses, scores), "outputs are"),
-        (lambda outs, lses, scores: ([], [], []), "at least one"),
+        (lambda outs, lses: (outs[:1], lses), "found 1 outputs and 2 lse"),
+        (lambda outs, lses: (outs, lses[::-1]), "lse are"),
+        (lambda outs, lses: ([outs[0].astype(mx.int32)] * 2, lses), "outputs are"),
+        (lambda outs, lses: ([], []), "at least one"),
     ],
 )
 def test_parts_that_do_not_fit_are_refused(change, text):
     rng = np.random.default_rng(5)
-    parts = ([rows(rng, 1, 2, 3, 32)] * 2, [rows(rng, 1, 2, 3), rows(rng, 1, 2, 4)],
-             [rows(rng, 1, 2, 3, 4)] * 2)  # fmt: skip
+    parts = [rows(rng, 1, 2, 3, 32)] * 2, [rows(rng, 1, 2, 3), rows(rng, 1, 2, 4)]
     if "lse are" not in text:
-        parts = (parts[0], [parts[1][0]] * 2, parts[2])
+        parts = parts[0], [parts[1][0]] * 2
     with pytest.raises(ValueError, match=rf"^\[merge_segments\] .*{text}"):
         native.merge_segments(*change(*parts))
 
 
-def test_rows_that_do_not_fit_are_refused():
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"bits": [4]}, "words are uint32"),
+        ({"bits": [7]}, "rows of 64 elements have 7 bits"),
+        ({"bits": [8, 8]}, "found 3 arrays and 2 bits"),
+        ({"newest": mx.zeros((2, 3, 5, 64), mx.int32)}, "the newest rows are int32"),
+        ({"newest": mx.zeros((2, 2, 5, 64))}, "words are uint32"),
+        ({"to": 6}, "rows are asked for in 6 bits"),
+        ({"slots": mx.zeros((2, 2, 1), mx.uint32)}, "slots are uint32"),
+        ({"slots": mx.zeros((2, 3, 1), mx.int32)}, "slots are int32"),
+        ({"tiers": [], "bits": [], "newest": mx.zeros((2, 3, 0, 64)),
+          "slots": mx.zeros((2, 3, 1), mx.uint32)}, "there are no rows"),
+    ],
+)  # fmt: skip
+def test_rows_that_do_not_fit_are_refused(given, text):
     rng = np.random.default_rng(4)
-    newest = rows(rng, 1, 2, 5, 64), rows(rng, 1, 2, 5, 64)
-    tier = [part for side in newest for part in mx.quantize(side, group_size=GROUP, bits=8)]
-    with pytest.raises(ValueError, match=r"^\[rows_as_arrays\] words are uint32"):
-        rows_as_arrays(tier, *newest, [4], [8], GROUP)
-    with pytest.raises(ValueError, match=r"^\[rows_as_arrays\] .* expected the same \[B, H, N\]"):
-        rows_as_arrays(tier, newest[0][:, :, 1:], newest[1], [8], [8], GROUP)
-    with pytest.raises(ValueError, match=r"^\[rows_as_arrays\] rows of 64 elements have 7 bits"):
-        rows_as_arrays(tier, *newest, [7], [8], GROUP)
-    whole, _ = rows_as_arrays(tier, *newest, [8], [8], GROUP)
-    assert fast.key_diversity(whole).shape[2] == 10
+    call = {"tiers": tiers_of(rng, (7,), (8,), 64, mx.float32), "bits": [8],
+            "newest": rows(rng, 2, 3, 5, 64), "group_size": GROUP}  # fmt: skip
+    with pytest.raises(ValueError, match=rf"^\[segment_rows\] .*{text}"):
+        native.segment_rows(**call | given)
+
+
+def test_slots_beyond_the_rows_are_the_last_row():
+    newest = mx.arange(10.0).reshape(1, 1, 5, 2)
+    found = native.segment_rows([], newest, [], GROUP, mx.array([[[4, 9]]], mx.uint32))
+    assert found[0].tolist() == [[[[8.0, 9.0], [8.0, 9.0]]]]

@@ -14,35 +14,34 @@ void check_array(const char* operation, const char* name, const mx::array& found
        to_text(dtype), ' ', to_text(shape), '.');
 }
 
-void check_packed(const mx::array* parts, const mx::array& newest, int bits, int group_size) {
+void check_packing(int width, int bits, int group_size) {
   const bool known = bits == 2 || bits == 3 || bits == 4 || bits == 5 || bits == 6 || bits == 8;
   const bool grouped = group_size == 32 || group_size == 64 || group_size == 128;
-  if (!known || !grouped || newest.shape(3) % group_size != 0) {
-    fail(kRowsAsArrays, "rows of ", newest.shape(3), " elements have ", bits, " bits in groups of ",
-         group_size,
-         ", expected 2, 3, 4, 5, 6 or 8 in groups of 32, 64 or "
-         "128 that divide them.");
-  }
-  check_dimensions(kRowsAsArrays, "words", parts[0], 4, "[B, H, N, D * bits / 32]");
+  if (known && grouped && width % group_size == 0) return;
+  fail(kSegmentRows, "rows of ", width, " elements have ", bits, " bits in groups of ", group_size,
+       ", expected 2, 3, 4, 5, 6 or 8 in groups of 32, 64 or 128 that divide them.");
+}
+
+void check_packed(const mx::array* parts, const mx::array& newest, int bits, int group_size) {
+  check_packing(newest.shape(3), bits, group_size);
+  check_dimensions(kSegmentRows, "words", parts[0], 4, "[B, H, N, D * bits / 32]");
   mx::Shape shape = newest.shape();
   shape[2] = parts[0].shape(2);
   shape[3] = newest.shape(3) / 32 * bits;
-  check_array(kRowsAsArrays, "words", parts[0], shape, mx::uint32);
+  check_array(kSegmentRows, "words", parts[0], shape, mx::uint32);
   shape[3] = newest.shape(3) / group_size;
-  check_array(kRowsAsArrays, "scales", parts[1], shape, newest.dtype());
-  check_array(kRowsAsArrays, "biases", parts[2], shape, newest.dtype());
+  check_array(kSegmentRows, "scales", parts[1], shape, newest.dtype());
+  check_array(kSegmentRows, "biases", parts[2], shape, newest.dtype());
 }
 
 }  // namespace
 
-void check_merge(const std::vector<mx::array>& outs, const std::vector<mx::array>& lses,
-                 const std::vector<mx::array>& scores) {
-  if (outs.empty() || outs.size() != lses.size() || outs.size() != scores.size()) {
-    fail(kMergeSegments, "found ", outs.size(), " outputs, ", lses.size(), " lse and ",
-         scores.size(), " scores, expected as many of each, and at least one.");
+void check_merge(const std::vector<mx::array>& outs, const std::vector<mx::array>& lses) {
+  if (outs.empty() || outs.size() != lses.size()) {
+    fail(kMergeSegments, "found ", outs.size(), " outputs and ", lses.size(),
+         " lse, expected as many of each, and at least one.");
   }
   check_dimensions(kMergeSegments, "outputs", outs[0], 4, "[B, Hq, L, D]");
-  check_dimensions(kMergeSegments, "scores", scores[0], 4, "[B, H, Q, N]");
   if (!is_float(outs[0].dtype())) {
     fail(kMergeSegments, "outputs are ", to_text(outs[0].dtype()),
          ", expected float32, float16 or bfloat16.");
@@ -51,36 +50,34 @@ void check_merge(const std::vector<mx::array>& outs, const std::vector<mx::array
   for (size_t i = 0; i < outs.size(); ++i) {
     check_array(kMergeSegments, "outputs", outs[i], shape, outs[0].dtype());
     check_array(kMergeSegments, "lse", lses[i], {shape[0], shape[1], shape[2]}, mx::float32);
-    mx::Shape expected = scores[0].shape();
-    expected.back() = scores[i].ndim() == 4 ? scores[i].shape(3) : expected.back();
-    check_array(kMergeSegments, "scores", scores[i], expected, mx::float32);
   }
 }
 
-void check_segments(const std::vector<mx::array>& tiers, const mx::array& keys,
-                    const mx::array& values, const std::vector<int>& bits,
-                    const std::vector<int>& value_bits, int group_size) {
-  if (bits.size() != value_bits.size() || tiers.size() != 6 * bits.size()) {
-    fail(kRowsAsArrays, "found ", tiers.size(), " arrays, ", bits.size(), " bits and ",
-         value_bits.size(), " of values, expected six arrays of each tier, and bits of each.");
+void check_segments(const std::vector<mx::array>& tiers, const mx::array& newest,
+                    const std::vector<int>& bits, int group_size,
+                    const std::optional<mx::array>& slots, int to) {
+  if (tiers.size() != 3 * bits.size()) {
+    fail(kSegmentRows, "found ", tiers.size(), " arrays and ", bits.size(),
+         " bits, expected three arrays of each tier, and its bits.");
   }
-  for (const auto* rows : {&keys, &values}) {
-    check_dimensions(kRowsAsArrays, "the newest rows", *rows, 4, "[B, H, N, D]");
-    if (is_float(rows->dtype())) continue;
-    fail(kRowsAsArrays, "the newest rows are ", to_text(rows->dtype()),
+  check_dimensions(kSegmentRows, "the newest rows", newest, 4, "[B, H, N, D]");
+  if (!is_float(newest.dtype())) {
+    fail(kSegmentRows, "the newest rows are ", to_text(newest.dtype()),
          ", expected float32, float16 or bfloat16.");
   }
-  if (!std::equal(keys.shape().begin(), keys.shape().begin() + 3, values.shape().begin())) {
-    fail(kRowsAsArrays, "keys and values have shapes ", to_text(keys.shape()), " and ",
-         to_text(values.shape()), ", expected the same [B, H, N].");
+  const auto recoded = [](int width) { return width == 2 || width == 4 || width == 8; };
+  if (to != 0 && !(recoded(to) && std::all_of(bits.begin(), bits.end(), recoded))) {
+    fail(kSegmentRows, "rows are asked for in ", to, " bits, expected 2, 4 or 8, as of all tiers.");
   }
-  for (size_t i = 0; i < bits.size(); ++i) {
-    check_packed(&tiers[6 * i], keys, bits[i], group_size);
-    check_packed(&tiers[6 * i + 3], values, value_bits[i], group_size);
-    if (tiers[6 * i].shape(2) == tiers[6 * i + 3].shape(2)) continue;
-    fail(kRowsAsArrays, "a tier has ", tiers[6 * i].shape(2), " keys and ",
-         tiers[6 * i + 3].shape(2), " values, expected as many of each.");
-  }
+  for (size_t i = 0; i < bits.size(); ++i) check_packed(&tiers[3 * i], newest, bits[i], group_size);
+  if (to != 0) check_packing(newest.shape(3), to, group_size);
+  if (!slots.has_value()) return;
+  check_dimensions(kSegmentRows, "slots", *slots, 3, "[B, H, K]");
+  int rows = newest.shape(2);
+  for (size_t i = 0; i < bits.size(); ++i) rows += tiers[3 * i].shape(2);
+  if (rows == 0) fail(kSegmentRows, "there are no rows, expected those at the slots.");
+  check_array(kSegmentRows, "slots", *slots, {newest.shape(0), newest.shape(1), slots->shape(2)},
+              mx::uint32);
 }
 
 }  // namespace mlx_h2o

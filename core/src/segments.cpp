@@ -1,6 +1,5 @@
 // What attention read of the segments of some rows, put together.
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <memory>
 #include <utility>
@@ -66,21 +65,7 @@ void merge_outputs(const std::vector<Flat>& outs, const std::vector<Flat>& lses,
   }
 }
 
-void join_last_axis(const std::vector<mx::array>& parts, mx::array& whole) {
-  const auto width = static_cast<size_t>(whole.shape(-1));
-  size_t start = 0;
-  for (const mx::array& part : parts) {
-    const Flat flat(part);
-    const auto count = static_cast<size_t>(part.shape(-1));
-    for (size_t row = 0; row < whole.size() / width; ++row) {
-      std::memcpy(whole.data<float>() + row * width + start, flat.data<float>() + row * count,
-                  count * sizeof(float));
-    }
-    start += count;
-  }
-}
-
-/// Inputs: the outputs of the segments, their lse, their scores. Outputs: those of all rows.
+/// Inputs: the outputs of the segments, then their lse. Outputs: those of all rows.
 class MergeSegments : public NewArrays {
  public:
   MergeSegments(mx::Stream stream, size_t count)
@@ -93,10 +78,7 @@ class MergeSegments : public NewArrays {
   }
 
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
-    mx::Shape scores = inputs[2 * count_].shape();
-    scores.back() = 0;
-    for (size_t i = 2 * count_; i < inputs.size(); ++i) scores.back() += inputs[i].shape(-1);
-    return {inputs[0].shape(), inputs[count_].shape(), scores};
+    return {inputs[0].shape(), inputs[count_].shape()};
   }
 
  protected:
@@ -105,9 +87,8 @@ class MergeSegments : public NewArrays {
     encoder.dispatch(
         [count = count_, inputs = std::move(inputs), outputs = std::move(outputs)]() mutable {
           const auto lses_from = inputs.begin() + static_cast<std::ptrdiff_t>(count);
-          const auto scores_from = lses_from + static_cast<std::ptrdiff_t>(count);
           const std::vector<Flat> outs(inputs.begin(), lses_from);
-          const std::vector<Flat> lses(lses_from, scores_from);
+          const std::vector<Flat> lses(lses_from, inputs.end());
           switch (element_type(outputs[0].dtype())) {
             case kernels::ElementType::float32:
               merge_outputs<float>(outs, lses, outputs[0], outputs[1]);
@@ -119,7 +100,6 @@ class MergeSegments : public NewArrays {
               merge_outputs<kernels::BFloat16>(outs, lses, outputs[0], outputs[1]);
               break;
           }
-          join_last_axis({scores_from, inputs.end()}, outputs[2]);
         });
   }
 
@@ -130,16 +110,14 @@ class MergeSegments : public NewArrays {
 }  // namespace
 
 std::vector<mx::array> merge_segments(const std::vector<mx::array>& outs,
-                                      const std::vector<mx::array>& lses,
-                                      const std::vector<mx::array>& scores, mx::StreamOrDevice s) {
-  check_merge(outs, lses, scores);
+                                      const std::vector<mx::array>& lses, mx::StreamOrDevice s) {
+  check_merge(outs, lses);
   const mx::Stream stream = cpu_stream(kMergeSegments, s);
   std::vector<mx::array> inputs(outs);
   inputs.insert(inputs.end(), lses.begin(), lses.end());
-  inputs.insert(inputs.end(), scores.begin(), scores.end());
   auto primitive = std::make_shared<MergeSegments>(stream, outs.size());
-  return mx::array::make_arrays(primitive->output_shapes(inputs),
-                                {outs[0].dtype(), mx::float32, mx::float32}, primitive, inputs);
+  return mx::array::make_arrays({outs[0].shape(), lses[0].shape()}, {outs[0].dtype(), mx::float32},
+                                primitive, inputs);
 }
 
 }  // namespace mlx_h2o

@@ -162,11 +162,10 @@ NB_MODULE(_core, m) {
         "stream"_a = nb::none());
   m.def("compact_rows", &mlx_h2o::compact_rows, "buffer"_a, "kept"_a, "lines"_a, "start"_a = 0,
         "tail"_a = 0, nb::kw_only(), "stream"_a = nb::none());
-  m.def("merge_segments", &mlx_h2o::merge_segments, "outs"_a, "lses"_a, "scores"_a, nb::kw_only(),
-        "stream"_a = nb::none(), "Output, lse and scores of all segments.");
-  m.def("rows_as_arrays", &mlx_h2o::rows_as_arrays, "tiers"_a, "keys"_a, "values"_a, nb::kw_only(),
-        "bits"_a, "value_bits"_a, "group_size"_a, "stream"_a = nb::none(),
-        "Keys and values of all segments.");
+  m.def("merge_segments", &mlx_h2o::merge_segments, "outs"_a, "lses"_a, nb::kw_only(),
+        "stream"_a = nb::none());
+  m.def("segment_rows", &mlx_h2o::segment_rows, "tiers"_a, "newest"_a, "bits"_a, "group_size"_a,
+        "slots"_a = nb::none(), "to"_a = 0, nb::kw_only(), "stream"_a = nb::none());
   m.def("quantize_append", &mlx_h2o::quantize_append, "keys"_a, "values"_a, "new_keys"_a,
         "new_values"_a, "slots"_a, nb::kw_only(), "bits"_a, "group_size"_a, "value_bits"_a,
         "stream"_a = nb::none(),

@@ -115,8 +115,8 @@ FAULTS = [
     ),
     Fault(
         "groups are as large as the settings say, whatever is protected",
-        "caches.cache:H2OKVCache._evictable",
-        returned().becomes("rows"),
+        "caches.cache:H2OKVCache._kept",
+        argument("min", 1).becomes("rows"),
         partial(drafts, heavy_size=12, recent_size=0, evict_every=16),
     ),
     Fault(

@@ -168,25 +168,26 @@ mlx::core::array compact_rows(const mlx::core::array& buffer, const mlx::core::a
                               const std::vector<int>& lines, int start = 0, int tail = 0,
                               mlx::core::StreamOrDevice s = {});
 
-/// Attention over rows in segments put together: outs [B, Hq, L, D] and lses float32 [B, Hq, L] of
-/// each, and scores float32 [B, H, Q, N], of which N differs. The outputs are averaged by their
-/// shares exp(lse_i - lse) of the common denominator; a query that no segment shows anything gives
-/// zeros. Returns out, lse, and the scores one behind the other.
+/// Attention over rows in segments put together, of outs [B, Hq, L, D] and lses float32 [B, Hq, L]
+/// of each: the outputs are averaged by their shares exp(lse_i - lse) of the common denominator; a
+/// query that no segment shows anything gives zeros. Returns out and lse.
 std::vector<mlx::core::array> merge_segments(const std::vector<mlx::core::array>& outs,
                                              const std::vector<mlx::core::array>& lses,
-                                             const std::vector<mlx::core::array>& scores,
                                              mlx::core::StreamOrDevice s = {});
 
-/// Packed rows in tiers, then dense `keys` and `values`, as keys [B, H, N, D] and values
-/// [B, H, N, Dv]: the packed ones dequantised in float32 and rounded once to the dtype of the
-/// dense. tiers are {words, scales, biases of the keys, then of the values} of each tier, `bits`
-/// and `value_bits` those of each.
-std::vector<mlx::core::array> rows_as_arrays(const std::vector<mlx::core::array>& tiers,
-                                             const mlx::core::array& keys,
-                                             const mlx::core::array& values,
-                                             const std::vector<int>& bits,
-                                             const std::vector<int>& value_bits, int group_size,
-                                             mlx::core::StreamOrDevice s = {});
+/// Packed rows in tiers, and behind them the dense `newest` [B, H, n, D], in one form.
+///
+/// tiers are {words, scales, biases} of each tier, `bits` those of each. `slots`, uint32 [B, H, K],
+/// name the rows, counted from the first of the first tier; none given: all. With `to` 0 the result
+/// is one array [B, H, K, D] in the dtype of the newest, where packed rows are dequantised in
+/// float32 and rounded once. Else it is {words, scales, biases} of `to` bits: new rows are
+/// quantised as mx.quantize does, and packed ones never again, they keep the upper bits of their
+/// codes. All bits are 2, 4 or 8 then.
+std::vector<mlx::core::array> segment_rows(
+    const std::vector<mlx::core::array>& tiers, const mlx::core::array& newest,
+    const std::vector<int>& bits, int group_size,
+    const std::optional<mlx::core::array>& slots = std::nullopt, int to = 0,
+    mlx::core::StreamOrDevice s = {});
 
 /// Quantises new rows straight into their slots, bit for bit as mx.quantize (affine, CPU) does.
 ///

@@ -9,7 +9,6 @@ import warnings
 
 import mlx.core as mx
 
-from ..operations.recoding import recoded
 from ..operations.validate_quantized import GROUP_SIZES
 from .column import Column, Parts
 
@@ -66,10 +65,6 @@ class AffineColumn(Column):
     def layout(self) -> tuple[int, int, int, mx.Dtype]:
         batch, heads, _, groups = self.parts[1].shape
         return batch, heads, groups * self.group_size, self.parts[1].dtype
-
-    def of_bits(self, bits: int) -> AffineColumn:
-        """The same rows with codes of another width, never quantised again."""
-        return AffineColumn(bits, self.group_size, recoded(self.parts, self.bits, bits))
 
 
 def group_size_for(wanted: int, width: int, value_width: int, owner: str) -> int:

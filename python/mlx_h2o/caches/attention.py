@@ -26,9 +26,16 @@ def settings_of(keys: Column, values: Column, sparse_v: float = 0.0) -> dict[str
 
 def segments_of(table: Table, width: int, sparse_v: float = 0.0) -> list[Rows]:
     """The first ``width`` slots in parts, in order."""
-    found = []
-    for one, count in zip(table.segments, table.widths(width), strict=True):
-        if count:
-            keys, values = (side.given(side.view(count), False) for side in (one.keys, one.values))
-            found.append(Rows(keys, values, settings_of(one.keys, one.values, sparse_v)))
-    return found
+    packed = table.memo.get("attention")
+    if packed is None:
+        packed = [
+            Rows(one.keys.view(one.width), one.values.view(one.width),
+                 settings_of(one.keys, one.values, sparse_v))
+            for one in table.segments[:-1]
+            if one.width
+        ]  # fmt: skip
+        table.memo["attention"] = packed
+    count, tail = width - table.packed_width, table.tail
+    if not count:
+        return list(packed)
+    return [*packed, Rows(tail.keys.view(count)[0], tail.values.view(count)[0], {})]

@@ -162,7 +162,7 @@ class BatchH2OKVCache(H2OKVCache):
             if self._surplus and rows > self._budget:
                 own = self._after(own, self._budget, 0)
             own = self._after(own, self._kept(sum(own), added), added)
-            if config.mixed and tiers.overfull(config, own[-1]):
+            if self._mixed and own[-1] >= self._tail_limit:
                 own = tiers.planned(config, sum(own), own[-1], self._recent(added))
             planned.append(own)
         return planned
@@ -171,7 +171,7 @@ class BatchH2OKVCache(H2OKVCache):
         """Rows in every segment after an eviction before ``added`` tokens, if it is one."""
         if kept == sum(rows):
             return rows
-        if not self.config.mixed:
+        if not self._mixed:
             return [kept]
         protected = self._recent(added)
         return tiers.planned(self.config, kept, min(rows[-1], protected), protected)
@@ -319,9 +319,7 @@ class BatchH2OKVCache(H2OKVCache):
             )
         table = None
         if importance is not None:
-            table = formats.restored_table(self.config, keys, values)
-            for segment, counts in zip(table.segments, found["rows"], strict=True):
-                segment.rows = list(counts)
+            table = formats.restored_table(self.config, keys, values, found["rows"])
             table.place(positions)
             if self.policy.needs_scores:
                 table.attach(IMPORTANCE, importance, float("nan"))

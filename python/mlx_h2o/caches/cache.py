@@ -68,7 +68,9 @@ class H2OKVCache(ScoredRows):
         self.policy = policies.build(config)
         self.unequal_budgets = False
         self._budget = config.max_kv_size or _UNBOUNDED
-        self._tail_limit = tiers.tail_limit(config) if config.mixed else self._budget
+        self._mixed, self._reach, self._group = config.mixed, config.reach, config.group
+        self._recent_size = max(config.recent_size or 0, self._reach)
+        self._tail_limit = tiers.tail_limit(config) if self._mixed else self._budget
         self._me = weakref.ref(self)
 
     def _start(self, tokens: list[int], table: Table | None = None) -> None:
@@ -152,7 +154,7 @@ class H2OKVCache(ScoredRows):
     def _make_room_for_one(self, added: int) -> None:
         """Let go what is due before one token, where it is one for every line."""
         table = self._table
-        if added == 1 and table is not None and not (self.config.reach or self._padded):
+        if added == 1 and table is not None and not (self._reach or self._padded):
             self._check_scored()
             self._release()
             table = self._make_room(table, [1] * len(self._tokens))
@@ -163,9 +165,9 @@ class H2OKVCache(ScoredRows):
     def _room_for_one(self, table: Table) -> int:
         """How many tokens may come one by one before anything else happens than an append."""
         rows = table.tail.rows
-        if self.config.reach or (len(rows) > 1 and min(rows) != max(rows)):
+        if self._reach or (len(rows) > 1 and min(rows) != max(rows)):
             return 0
-        limit = self._tail_limit if self.config.mixed else self._budget
+        limit = self._tail_limit if self._mixed else self._budget
         left = self._budget - max(table.lengths)
         return max(0, min(left, min(limit, table.tail.capacity) - rows[0]))
 
@@ -206,17 +208,17 @@ class H2OKVCache(ScoredRows):
 
     def _make_room(self, table: Table, counts: Sequence[int]) -> Table:
         """The table with room for so many rows of each line; what is due goes."""
-        config, added = self.config, max(counts)
+        added = max(counts)
         if self._surplus:
             table = self._let_surplus_go(table)
-        if config.reach:
-            self._settle_waiting(self._tokens[0] + added - config.reach)
+        if self._reach:
+            self._settle_waiting(self._tokens[0] + added - self._reach)
         keeps = [self._kept(rows, count) for rows, count in zip(table.lengths, counts, strict=True)]
         due = [line for line, keep in enumerate(keeps) if keep < table.lengths[line]]
         if due:
             table = self._evict(table, due, keeps[due[0]], counts)
-        if config.mixed:
-            full = [n for n, rows in enumerate(table.tail.rows) if tiers.overfull(config, rows)]
+        if self._mixed:
+            full = [n for n, rows in enumerate(table.tail.rows) if rows >= self._tail_limit]
             if full:
                 table = self._evict(table, full, _UNBOUNDED, counts)
         elif added == 1:
@@ -225,20 +227,16 @@ class H2OKVCache(ScoredRows):
 
     def _kept(self, rows: int, added: int) -> int:
         """Of a line's rows, how many stay when so many come."""
-        if rows + added <= self._budget or not 0 < added <= max(1, self.config.reach):
-            return rows
         need = rows + added - self._budget
-        return rows - min(max(need, self.config.group), max(need, self._evictable(rows, added)))
-
-    def _evictable(self, rows: int, added: int) -> int:
-        """Of a line's rows, how many no range protects."""
-        recent = max(cast(int, self.config.recent_size), self.config.reach)
-        return rows - self.config.sink_size - max(0, recent - added)
+        if need <= 0 or not 0 < added <= max(1, self._reach):
+            return rows
+        # Of those that no range protects, a whole group.
+        evictable = rows - self.config.sink_size - max(0, self._recent_size - added)
+        return rows - max(need, min(self._group, evictable))
 
     def _evict(self, table: Table, due: Sequence[int], keep: int, counts: Sequence[int]) -> Table:
         """Let all but the best ``keep`` rows of the lines in ``due`` go, before rows come."""
-        config = self.config
-        recent = max(cast(int, config.recent_size), config.reach)
+        config, recent = self.config, self._recent_size
         eviction = Eviction(
             table=table,
             policy=self.policy,
@@ -247,10 +245,10 @@ class H2OKVCache(ScoredRows):
             keep=min(keep, table.width),
             sink_size=config.sink_size,
             recent_start=[n + new - recent for n, new in zip(self._tokens, counts, strict=True)],
-            tail=min(table.tail.rows[0], max(0, config.reach - max(counts))),
+            tail=min(table.tail.rows[0], max(0, self._reach - max(counts))),
             shared_heads=config.shared_heads,
         )
-        if config.mixed:
+        if self._mixed:
             self._table = table = tiers.packed(eviction, config)
         else:
             eviction.run()
@@ -261,7 +259,7 @@ class H2OKVCache(ScoredRows):
         due = [line for line, rows in enumerate(table.lengths) if rows > self._budget]
         if not due:
             return table
-        self._settle_waiting(self._tokens[0] - self.config.reach)
+        self._settle_waiting(self._tokens[0] - self._reach)
         return self._evict(table, due, self._budget, [0] * len(self._tokens))
 
     def flush(self) -> None:
@@ -276,7 +274,7 @@ class H2OKVCache(ScoredRows):
         self._release()
         self._free = 0
         table = self._let_surplus_go(table)
-        if not self.config.mixed:
+        if not self._mixed:
             table.fit(self._budget)
         self._width = table.width
 
@@ -306,7 +304,7 @@ class H2OKVCache(ScoredRows):
         """Keys and values as attention of the last update takes them."""
         width = self._width
         if len(table.segments) > 1:
-            return table.dense(width=width)
+            return table.dense("keys", width), table.dense("values", width)
         one, arrays = table.segments[0], self._hands_arrays
         return (
             one.keys.given(one.keys.view(width), arrays),
@@ -434,7 +432,7 @@ class H2OKVCache(ScoredRows):
     def is_trimmable(self) -> bool:
         """Whether ``trim`` is exact: until the first eviction, done or due, and not after it; with
         speculation always, for the newest tokens."""
-        return self.config.reach > 0 or not (self.evicted or self._surplus)
+        return self._reach > 0 or not (self.evicted or self._surplus)
 
     def trim(self, n: int) -> int:
         """Take back the last ``n`` tokens, or all where there are fewer; returns how many.
@@ -446,9 +444,9 @@ class H2OKVCache(ScoredRows):
             ValueError: rows have been evicted, so that the earlier rows cannot be restored.
         """
         n = max(0, min(min(self._tokens), n)) if len(self._tokens) == 1 else max(0, n)
-        reach = min(self.config.reach, self._tokens[0])
-        if (self.evicted or self._surplus) and (n > reach or not self.config.reach):
-            wanted = f"at most {reach}" if self.config.reach else "none: see is_trimmable()"
+        reach = min(self._reach, self._tokens[0])
+        if (self.evicted or self._surplus) and (n > reach or not self._reach):
+            wanted = f"at most {reach}" if self._reach else "none: see is_trimmable()"
             raise ValueError(
                 f"[{type(self).__name__}.trim] {self._described()} has evicted rows and was asked "
                 f"to take back {n} tokens, expected {wanted}."
@@ -491,7 +489,7 @@ class H2OKVCache(ScoredRows):
             given["unequal_budgets"] = True
         settings = json.dumps(given)
         found = (*rows, self.offset, self.evicted, self._unscored, self.name, settings)
-        if not self.config.reach:
+        if not self._reach:
             return found
         return (*found, self._waiting_scores(), json.dumps(self._waiting))
 

@@ -52,25 +52,34 @@ class Eviction(NamedTuple):
             table.truncate(rows)
             return
         positions, ranked = table.positions(self.offsets), length - self.tail
-        alike = self._replace(due=due)
-        some = None if len(due) == table.lines else mx.array(list(due))
-        kept = alike.kept(positions[:, :, :ranked], self.keep - self.tail, some)
-        lines = range(table.shape[0]) if some is None else due
-        table.close_gaps(kept, list(lines), rows, positions, ranked, self.tail)
+        lines: Sequence[int] = due if len(due) < table.lines else range(table.shape[0])
+        some = mx.array(list(due)) if len(due) < table.lines else None
+        first = positions if ranked == positions.shape[2] else positions[:, :, :ranked]
+        kept = self.kept(first, self.keep - self.tail, due, some)
+        table.close_gaps(kept, lines, rows, positions, ranked, self.tail)
 
-    def kept(self, positions: mx.array, keep: int, lines: mx.array | None = None) -> mx.array:
-        """Slots uint32 [lines, H, keep], ascending, of the first rows that stay."""
+    def kept(
+        self,
+        positions: mx.array,
+        keep: int,
+        due: Sequence[int],
+        lines: mx.array | None = None,
+        ranks: mx.array | None = None,
+    ) -> mx.array:
+        """Slots uint32 [lines, H, keep], ascending, of the first rows that stay of those in
+        ``due``, which are ``lines`` of the table, None: all."""
         if keep == 0:  # all but the tail goes
             batch = positions.shape[0] if lines is None else lines.size
             return mx.zeros((batch, positions.shape[1], 0), mx.uint32)
-        ranks = self.ranks(positions, lines)
-        start = [self.recent_start[line] for line in self.due]
+        if ranks is None:
+            ranks = self.ranks(positions, lines)
+        starts = [self.recent_start[line] for line in due]
         return resolve().keep_indices(
             ranks,
             positions if lines is None else positions[lines],
             keep=keep,
             sink_size=self.sink_size,
-            recent_start=start[0] if len(set(start)) == 1 else mx.array(start, mx.int32),
+            recent_start=starts[0] if len(set(starts)) == 1 else mx.array(starts, mx.int32),
         )
 
     def ranks(self, positions: mx.array, lines: mx.array | None = None) -> mx.array:
@@ -100,11 +109,11 @@ class TableRows:
 
     @property
     def keys(self) -> mx.array:
-        return self._some(self._table.dense(("keys",))[0])
+        return self._some(self._table.dense("keys"))
 
     @property
     def values(self) -> mx.array:
-        return self._some(self._table.dense(("values",))[0])
+        return self._some(self._table.dense("values"))
 
     @property
     def importance(self) -> mx.array:

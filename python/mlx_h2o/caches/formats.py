@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import mlx.core as mx
@@ -32,24 +33,27 @@ def new_table(config: H2OConfig, keys: mx.array, values: mx.array, lines: int, o
     return Table(segments)
 
 
-def restored_table(config: H2OConfig, keys: Any, values: Any) -> Table:
-    """The table of one line whose ``stored`` gave ``keys`` and ``values``."""
+def restored_table(
+    config: H2OConfig, keys: Any, values: Any, rows: Sequence[Sequence[int]] | None = None
+) -> Table:
+    """The table whose ``stored`` gave ``keys`` and ``values``, with so many ``rows`` of each line
+    in each segment; None: of one line, all."""
     keys, values = tree_map(lambda array: array[...], (keys, values))  # written in place later
-    tiers = _tier_bits(config)
-    if tiers:
-        segments = []
-        for place, (bits, v_bits) in enumerate(tiers):
-            some = slice(3 * place, 3 * place + 3)
-            pair = _packed(bits, tuple(keys[some])), _packed(v_bits, tuple(values[some]))
-            segments.append(Segment(*pair, [keys[some][0].shape[2]]))
-        tail = DenseColumn((keys[-1],)), DenseColumn((values[-1],))
-        return Table([*segments, Segment(*tail, [keys[-1].shape[2]])])
-    parts: list[Parts] = [
-        tuple(rows) if isinstance(rows, tuple | list) else (rows,) for rows in (keys, values)
-    ]
-    size = 0 if config.kv_bits is None else _packed(config.kv_bits, parts[0]).group_size
-    columns = [like.like(rows) for like, rows in zip(_tail(config, size), parts, strict=True)]
-    return Table([Segment(columns[0], columns[1], [columns[0].capacity])])
+    pairs: list[tuple[Column, Column]] = []
+    for place, (bits, v_bits) in enumerate(_tier_bits(config)):
+        some = slice(3 * place, 3 * place + 3)
+        pairs.append((_packed(bits, tuple(keys[some])), _packed(v_bits, tuple(values[some]))))
+    if pairs:
+        pairs.append((DenseColumn((keys[-1],)), DenseColumn((values[-1],))))
+    else:
+        parts: list[Parts] = [
+            tuple(side) if isinstance(side, tuple | list) else (side,) for side in (keys, values)
+        ]
+        size = 0 if config.kv_bits is None else _packed(config.kv_bits, parts[0]).group_size
+        like = _tail(config, size)
+        pairs.append((like[0].like(parts[0]), like[1].like(parts[1])))
+    counts = [[pair[0].capacity] for pair in pairs] if rows is None else rows
+    return Table([Segment(*pair, list(own)) for pair, own in zip(pairs, counts, strict=True)])
 
 
 def stored(table: Table) -> tuple[Any, Any]:
@@ -72,6 +76,7 @@ def set_rows(table: Table, name: str, rows: Any) -> None:
     found, expected = ([(part.shape, part.dtype) for part in some] for some in (parts, before))
     if found != expected:
         raise ValueError(f"[H2OKVCache.{name}] found {found}, expected {expected} as stored.")
+    table.memo.clear()
     for one in table.segments:
         column = getattr(one, name)
         some, parts = parts[: len(column.parts)], parts[len(column.parts) :]
@@ -80,7 +85,7 @@ def set_rows(table: Table, name: str, rows: Any) -> None:
 
 def quantized(config: H2OConfig, table: Table, owner: str) -> Table:
     """The rows of a dense table, quantised as ``config`` says; errors as ``new_table``."""
-    keys, values = table.dense()
+    keys, values = table.dense("keys"), table.dense("values")
     found = new_table(config, keys[:, :, :1], values[:, :, :1], table.lines, owner)
     for column, rows in ((found.tail.keys, keys), (found.tail.values, values)):
         column.append(0, rows, rows.shape[2])

@@ -34,6 +34,8 @@ class ScoredRows:
     _table: Table | None
     _tokens: list[int]
     """Of each line, those seen."""
+    _reach: int
+    """``config.reach``."""
     _unscored: bool
     """The last update still waits for its scores."""
     _length: int
@@ -84,7 +86,7 @@ class ScoredRows:
         heads = (keys[0] if isinstance(keys, tuple) else keys).shape[1]
         own = heads == table.shape[1]
         decay = self.policy.decay
-        if decay is not None and own and not (self.in_segments or self._spans or self.config.reach):
+        if decay is not None and own and not (self.in_segments or self._spans or self._reach):
             operations = resolve()
             importance = self._importance(table, operations.importance_may_have_room)
             causal, shown = masking(mask)
@@ -98,20 +100,13 @@ class ScoredRows:
             segments = segments_of(table, self._width, self.config.sparse_v)
         else:
             segments = [Rows(keys, values, self.attention_settings)]
-        if not self.policy.needs_scores and len(segments) == 1:
-            causal, shown = masking(mask)
-            return (
-                resolve()
-                .attention(
-                    queries, keys, values, scale=scale, causal=causal, mask=shown, sinks=sinks,
-                    **segments[0].settings,
-                )
-                .out
-            )  # fmt: skip
-        out, scores, lse = merged_attention(segments, queries, scale=scale, mask=mask, sinks=sinks)
-        if not self.policy.needs_scores:
+        wanted = self.policy.needs_scores
+        out, scores, lse, *_ = merged_attention(
+            segments, queries, scale=scale, mask=mask, sinks=sinks, return_scores=wanted
+        )
+        if not wanted:
             return out
-        self.update_scores(scores, lse=lse, masked=mask is not None)
+        self.update_scores(cast(mx.array, scores), lse=lse, masked=mask is not None)
         tied: mx.array = mx.depends(out, list(table.beside.values()))
         return tied
 
@@ -145,9 +140,9 @@ class ScoredRows:
                 return scoring.fold(self.policy, old, some, self._positions_at(line, slots))
 
             self._of_each_line(table, take)
-        elif self.config.reach:
+        elif self._reach:
             count = given.shape[2]
-            first = max(0, count - self.config.reach)
+            first = max(0, count - self._reach)
             if first:
                 self._fold(table, given[:, :, :first], self._tokens[0] - count)
                 given = mx.contiguous(given[:, :, first:])
@@ -193,7 +188,7 @@ class ScoredRows:
             self._of_each_line(table, take)
             self._unscored = False
             return
-        last = min(self.config.reach, queries.shape[2])
+        last = min(self._reach, queries.shape[2])
         head = queries.shape[2] - last
         count = self._width - last  # the rows of the last queries are the last
         if head:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import mlx.core as mx
 
@@ -47,15 +47,18 @@ class Table:
     """Segments of rows, of which the last one takes the new rows.
 
     Attributes:
-        segments: all but the last hold packed rows of mixed precision.
+        segments: all but the last hold packed rows of mixed precision and change as a whole.
+        packed_width: slots before the tail.
         beside: arrays [B, H, slots, ...] of what else goes with a row, and in ``fills`` what unused
             slots hold. They have as many slots as the segments have room for.
     """
 
     def __init__(self, segments: list[Segment]) -> None:
         self.segments = segments
+        self.packed_width = sum(segment.width for segment in segments[:-1])
         self.beside: dict[str, mx.array] = {}
         self.fills: dict[str, float] = {}
+        self.memo: dict[str, Any] = {}  # what those who read the packed segments made of them
         self._newest: mx.array | None = None  # slots of the last append; None: the last of the tail
         self.changed = False  # beside attention, which reads what it changes
         # The rows of the tail beyond ``known`` have come one after the other.
@@ -69,11 +72,6 @@ class Table:
     @property
     def lines(self) -> int:
         return len(self.segments[-1].rows)
-
-    @property
-    def packed_width(self) -> int:
-        """Slots before the tail."""
-        return sum(segment.width for segment in self.segments[:-1])
 
     @property
     def width(self) -> int:
@@ -99,19 +97,30 @@ class Table:
             counts[-1] = width - sum(counts[:-1])
         return counts
 
-    def dense(
-        self, sides: Sequence[str] = ("keys", "values"), width: int | None = None
-    ) -> tuple[mx.array, ...]:
-        """The rows in use as arrays [B, H, width, D] and [B, H, width, Dv]."""
-        found = []
-        for side in sides:
+    def dense(self, side: str, width: int | None = None) -> mx.array:
+        """The "keys", or the "values", in use as an array [B, H, width, D]."""
+        if len(self.segments) > 1:
+            return resolve().segment_rows(*self.in_parts(side, width))[0]
+        column: Column = getattr(self.tail, side)
+        return column.rows(self.tail.width if width is None else width)
+
+    def in_parts(
+        self, side: str, width: int | None = None
+    ) -> tuple[list[mx.array], mx.array, list[int], int]:
+        """The same of mixed precision as ``segment_rows`` takes them: the parts of the packed
+        segments, the newest rows, and how rows are packed."""
+        if side not in self.memo:
+            columns = [getattr(one, side) for one in self.segments[:-1]]
             parts = [
-                getattr(one, side).rows(count)
-                for one, count in zip(self.segments, self.widths(width), strict=True)
-                if count or (one is self.tail and not self.width)
+                part
+                for one, column in zip(self.segments, columns, strict=False)
+                for part in column.view(one.width)
             ]
-            found.append(parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2))
-        return tuple(found)
+            bits = [column.bits for column in columns]
+            self.memo[side] = parts, bits, columns[0].group_size
+        parts, bits, group_size = self.memo[side]
+        count = self.tail.width if width is None else width - self.packed_width
+        return parts, getattr(self.tail, side).view(count)[0], bits, group_size
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -312,9 +321,10 @@ class Table:
 
     def fit(self, limit: int) -> None:
         """Give up room for more than ``limit`` rows in the tail."""
-        capacity = max(limit, self.tail.width)
-        if self.tail.keys.capacity > capacity or self.tail.values.capacity > capacity:
-            self.segments[-1] = self.tail.each(lambda column: column.resized(capacity))
+        tail = self.tail
+        capacity = max(limit, *tail.rows)
+        if tail.keys.capacity > capacity or tail.values.capacity > capacity:
+            self.segments[-1] = tail.each(lambda column: column.resized(capacity))
             end = self.packed_width + capacity
             self.beside = {name: mx.contiguous(a[:, :, :end]) for name, a in self.beside.items()}
 

@@ -12,13 +12,12 @@ from typing import cast
 import mlx.core as mx
 
 from ..config import H2OConfig
+from ..operations.backends import resolve
 from ..operations.buffers import gathered, padded
-from .affine import AffineColumn
-from .column import Column
 from .eviction import Eviction
 from .table import Segment, Table
 
-__all__ = ["overfull", "packed", "planned", "tail_limit", "truncated"]
+__all__ = ["packed", "planned", "tail_limit", "truncated"]
 
 
 def planned(config: H2OConfig, kept: int, dense: int, protected: int) -> list[int]:
@@ -34,13 +33,8 @@ def planned(config: H2OConfig, kept: int, dense: int, protected: int) -> list[in
 
 
 def tail_limit(config: H2OConfig) -> int:
-    """Dense rows at rest, at most."""
+    """Dense rows, at most: rows leave the tail before others come."""
     return config.dense_rows + config.group + config.reach
-
-
-def overfull(config: H2OConfig, tail: int) -> bool:
-    """Whether rows must leave the tail before others come."""
-    return tail >= tail_limit(config)
 
 
 def packed(eviction: Eviction, config: H2OConfig) -> Table:
@@ -86,14 +80,17 @@ def _arranged(eviction: Eviction, config: H2OConfig) -> Table:
     table, keep = eviction.table, eviction.keep
     positions = table.positions(eviction.offsets)
     ranks = eviction.ranks(positions)
+    tail = eviction.tail
     if keep == table.width:
         slots = mx.broadcast_to(mx.arange(keep, dtype=mx.uint32), positions.shape)
-    else:
-        ranked = positions.shape[2] - eviction.tail
-        slots = eviction.kept(positions[:, :, :ranked], keep - eviction.tail)
-        newest = mx.arange(ranked, ranked + eviction.tail, dtype=mx.uint32)
-        newest = mx.broadcast_to(newest, (*slots.shape[:2], eviction.tail))
+    elif tail:
+        ranked = positions.shape[2] - tail
+        slots = eviction.kept(positions[:, :, :ranked], keep - tail, eviction.due)
+        newest = mx.arange(ranked, ranked + tail, dtype=mx.uint32)
+        newest = mx.broadcast_to(newest, (*slots.shape[:2], tail))
         slots = mx.concatenate([slots, newest], axis=2)
+    else:
+        slots = eviction.kept(positions, keep, eviction.due, ranks=ranks)
     dense = table.tail.rows[0]
     if keep < table.width:  # what stays in place must be what is sure to stay
         dense = min(dense, eviction.protected[0])
@@ -114,16 +111,14 @@ def _rearranged(
 ) -> Table:
     """The rows at ``slots``, ascending, the last ``counts[-1]`` of which stay in the tail.
 
-    O(rows). Gathers each segment; a row that changes its bits keeps the upper ones of its codes.
+    O(rows). A row that changes its bits keeps the upper ones of its codes.
     """
     newest = counts[-1]
     old = slots[:, :, : slots.shape[2] - newest]
     chosen = [old] if len(table.segments) == 2 else _split(table, old, ranks, counts, config)
     start = table.tail.rows[0] - newest
-    segments = [
-        _gathered(table, segment, some, start)
-        for segment, some in zip(table.segments, chosen, strict=False)
-    ]
+    pairs = zip(table.segments, chosen, strict=False)
+    segments = [_gathered(table, segment, some) for segment, some in pairs]
     tail = table.tail.each(
         lambda column: column.each(
             lambda part: padded(part[:, :, start : start + newest], tail_limit(config), 0)
@@ -138,26 +133,16 @@ def _rearranged(
     return found
 
 
-def _gathered(table: Table, segment: Segment, slots: mx.array, leaving: int) -> Segment:
-    """A packed segment of the rows at ``slots``, ``leaving`` rows of the tail among them."""
-
-    def column(own: Column, all_: Sequence[Column]) -> Column:
-        if slots.shape[2] == 0:
-            return own.each(lambda part: part[:, :, :0])
-        packed = cast(AffineColumn, own)
-        parts = [
-            cast(AffineColumn, one).of_bits(packed.bits).parts for one in all_[:-1] if one.capacity
-        ]
-        if leaving:
-            parts.append(packed.encode(all_[-1].rows(leaving)))
-        together = [mx.concatenate(list(same), axis=2) for same in zip(*parts, strict=True)]
-        return own.like(tuple(gathered(part, slots) for part in together))
-
-    return Segment(
-        column(segment.keys, [one.keys for one in table.segments]),
-        column(segment.values, [one.values for one in table.segments]),
-        [slots.shape[2]] * table.lines,
-    )
+def _gathered(table: Table, segment: Segment, slots: mx.array) -> Segment:
+    """A packed segment of the rows at ``slots``."""
+    columns = []
+    for side, own in (("keys", segment.keys), ("values", segment.values)):
+        if slots.shape[2]:
+            parts = resolve().segment_rows(*table.in_parts(side), slots, cast(int, own.bits))
+            columns.append(own.like(tuple(parts)))
+        else:
+            columns.append(own.each(lambda part: part[:, :, :0]))
+    return Segment(columns[0], columns[1], [slots.shape[2]] * table.lines)
 
 
 def _split(

@@ -1,4 +1,4 @@
-"""The definition of what serves rows that lie in several arrays, in plain MLX operations."""
+"""The definitions of what serves rows that lie in several arrays, in plain MLX operations."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from typing import cast
 
 import mlx.core as mx
 
+from mlx_h2o.operations import composed
 from mlx_h2o.operations.arguments import StreamLike
+from mlx_h2o.operations.buffers import gathered
 from mlx_h2o.operations.placement import placed
+from mlx_h2o.operations.recoding import recoded
+from mlx_h2o.operations.requests import Packed, QuantizedRows
 
-__all__ = ["merge_segments"]
+__all__ = ["merge_segments", "segment_rows"]
 
 
 def merge_segments(
-    outs: Sequence[mx.array],
-    lses: Sequence[mx.array],
-    scores: Sequence[mx.array],
-    stream: StreamLike = None,
-) -> tuple[mx.array, mx.array, mx.array]:
-    """The outputs averaged by their shares ``exp(lse_i - lse)`` of the common denominator, the
-    log of that, and the scores, one behind the other. A query that sees nothing gives zeros.
+    outs: Sequence[mx.array], lses: Sequence[mx.array], stream: StreamLike = None
+) -> tuple[mx.array, mx.array]:
+    """The outputs averaged by their shares ``exp(lse_i - lse)`` of the common denominator, and the
+    log of that. A query that sees nothing gives zeros.
     """
     with placed(stream):
         each = mx.stack([*lses], axis=-1)
@@ -28,5 +29,38 @@ def merge_segments(
         shares = mx.where(mx.expand_dims(whole, -1) == -mx.inf, 0.0, mx.softmax(each, axis=-1))
         # float32 by promotion.
         mixed = sum(out * shares[..., at : at + 1] for at, out in enumerate(outs))
-        out = cast(mx.array, mixed).astype(outs[0].dtype)
-        return out, whole, mx.concatenate([*scores], axis=-1)
+        return cast(mx.array, mixed).astype(outs[0].dtype), whole
+
+
+def segment_rows(
+    tiers: Sequence[mx.array],
+    newest: mx.array,
+    bits: Sequence[int],
+    group_size: int,
+    slots: mx.array | None = None,
+    to: int = 0,
+    stream: StreamLike = None,
+) -> list[mx.array]:
+    """The rows of all tiers, then the newest, in one form; only those at ``slots``, if given.
+
+    As one array packed rows are dequantised in float32 and rounded. Packed with ``to`` bits, those
+    that were packed before are ``recoded``.
+    """
+    with placed(stream):
+        packed = [(tuple(tiers[3 * at : 3 * at + 3]), width) for at, width in enumerate(bits)]
+        packed = [one for one in packed if one[0][0].shape[2]]  # MLX refuses none
+        parts: list[tuple[mx.array, ...]] = []
+        if to:
+            parts = [recoded(rows, width, to) for rows, width in packed]
+            if newest.shape[2]:
+                parts.append(mx.quantize(newest, group_size=group_size, bits=to))
+        else:
+            for rows, width in packed:
+                array = composed.dense(QuantizedRows(*cast(Packed, rows), width, group_size))
+                parts.append((array.astype(newest.dtype),))
+            parts.append((newest,))
+        joined = [
+            mx.concatenate(list(same), axis=2) if len(same) > 1 else same[0]
+            for same in zip(*parts, strict=True)
+        ]
+        return joined if slots is None else [gathered(part, slots) for part in joined]

@@ -208,11 +208,27 @@ def compact_rows(
 
 
 def merge_segments(
-    *parts: Sequence[mx.array], stream: StreamLike = None
-) -> tuple[mx.array, mx.array, mx.array]:
-    """Output, lse and scores of all segments of the rows."""
-    out, lse, joined = _module().merge_segments(*map(list, parts), stream=stream)
-    return out, lse, joined
+    outs: Sequence[mx.array], lses: Sequence[mx.array], stream: StreamLike = None
+) -> tuple[mx.array, mx.array]:
+    """Output and lse of all segments of the rows."""
+    out, lse = _module().merge_segments([*outs], [*lses], stream=stream)
+    return out, lse
+
+
+def segment_rows(
+    tiers: Sequence[mx.array],
+    newest: mx.array,
+    bits: Sequence[int],
+    group_size: int,
+    slots: mx.array | None = None,
+    to: int = 0,
+    stream: StreamLike = None,
+) -> list[mx.array]:
+    """The rows in one form, in one operation."""
+    found: list[mx.array] = _module().segment_rows(
+        [*tiers], newest, [*bits], group_size, slots, to, stream=stream
+    )
+    return found
 
 
 class Operations(resolved.Operations):

@@ -83,6 +83,7 @@ class Operations:
         self.append_rows = self.function(buffers.append_rows)
         self.compact_rows = self.function(compaction.compact_rows)
         self.merge_segments = self.function(composed_segments.merge_segments)
+        self.segment_rows = self.function(composed_segments.segment_rows)
 
     def backend_for(self, request: AttentionRequest, op: str) -> Backend:
         """Who serves this attention. Raises ValueError where one was named and it cannot."""

@@ -6,13 +6,14 @@ For callers that are right: arguments are not checked.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
 
 from mlx_h2o.operations.backends import resolve
+from mlx_h2o.operations.requests import AttentionResult
 
-__all__ = ["Rows", "attention_with_scores", "masking", "merged_attention"]
+__all__ = ["Rows", "masking", "merged_attention"]
 
 
 class Rows(NamedTuple):
@@ -21,27 +22,6 @@ class Rows(NamedTuple):
     keys: Any
     values: Any
     settings: dict[str, Any]
-
-
-def attention_with_scores(
-    rows: Rows,
-    queries: mx.array,
-    *,
-    scale: float,
-    mask: mx.array | str | None = None,
-    sinks: mx.array | None = None,
-) -> tuple[mx.array, mx.array, mx.array]:
-    """Output, scores and lse, as ``fast.scaled_dot_product_attention_with_scores`` gives them."""
-    keys, values, settings = rows
-    if not settings and keys.dtype != queries.dtype:
-        keys, values = keys.astype(queries.dtype), values.astype(queries.dtype)
-    causal, shown = masking(mask)
-    found = resolve().attention(
-        queries, keys, values, scale=scale, causal=causal, mask=shown, sinks=sinks,
-        return_scores=True, return_lse=True, **settings,
-    )  # fmt: skip
-    assert found.scores is not None and found.lse is not None
-    return found.out, found.scores, found.lse
 
 
 def masking(mask: mx.array | str | None) -> tuple[bool, mx.array | None]:
@@ -56,7 +36,8 @@ def merged_attention(
     scale: float,
     mask: mx.array | str | None = None,
     sinks: mx.array | None = None,
-) -> tuple[mx.array, mx.array, mx.array]:
+    return_scores: bool = True,
+) -> AttentionResult:
     """Attention over the rows of all segments, each read on its own, as if they were one array.
 
     The outputs are averaged by the shares ``exp(lse_i - lse)`` that the segments have in the
@@ -68,19 +49,30 @@ def merged_attention(
         scale: finite factor of the products.
         mask: as of ``fast.scaled_dot_product_attention_with_scores``, for the rows of all.
         sinks: learned logits [Hq], which count once.
+        return_scores: whether the scores are wanted too.
 
     Returns:
         Output in the dtype of the queries, scores float32 [B, Hq, Lq, N] and lse [B, Hq, Lq].
     """
-    found = [
-        attention_with_scores(segment, queries, scale=scale, mask=part, sinks=sink)
-        for segment, part, sink in _shared(segments, mask, sinks)
-    ]
-    if len(found) == 1:
+    operations, found = resolve(), []
+    several = len(segments) > 1
+    for (keys, values, settings), part, sink in _shared(segments, mask, sinks):
+        if not settings and keys.dtype != queries.dtype:
+            keys, values = keys.astype(queries.dtype), values.astype(queries.dtype)
+        causal, shown = masking(part)
+        found.append(
+            operations.attention(
+                queries, keys, values, scale=scale, causal=causal, mask=shown, sinks=sink,
+                return_scores=return_scores, return_lse=return_scores or several, **settings,
+            )
+        )  # fmt: skip
+    if not several:
         return found[0]
-    outs, scores, lses = zip(*found, strict=True)
-    out, lse, joined = resolve().merge_segments(outs, lses, scores)
-    return out, joined, lse
+    out, lse = operations.merge_segments(
+        [one.out for one in found], [cast(mx.array, one.lse) for one in found]
+    )
+    scores = [one.scores for one in found if one.scores is not None]
+    return AttentionResult(out, mx.concatenate(scores, axis=-1) if scores else None, lse)
 
 
 def _shared(
