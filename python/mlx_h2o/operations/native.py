@@ -207,28 +207,11 @@ def compact_rows(
     return [one(each, kept, where, start, tail, stream=stream) for each in buffers]
 
 
-def merge_segments(
-    outs: Sequence[mx.array], lses: Sequence[mx.array], stream: StreamLike = None
-) -> tuple[mx.array, mx.array]:
-    """Output and lse of all segments of the rows."""
-    out, lse = _module().merge_segments([*outs], [*lses], stream=stream)
-    return out, lse
-
-
-def segment_rows(
-    tiers: Sequence[mx.array],
-    newest: mx.array,
-    bits: Sequence[int],
-    group_size: int,
-    slots: mx.array | None = None,
-    to: int = 0,
-    stream: StreamLike = None,
-) -> list[mx.array]:
-    """The rows in one form, in one operation."""
-    found: list[mx.array] = _module().segment_rows(
-        [*tiers], newest, [*bits], group_size, slots, to, stream=stream
-    )
-    return found
+def __getattr__(name: str) -> Any:
+    """The extension's own function, where it takes and returns what the definition does."""
+    if name in ("append_rows", "merge_segments", "segment_rows"):
+        return getattr(_module(), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 class Operations(resolved.Operations):
@@ -238,7 +221,6 @@ class Operations(resolved.Operations):
 
     def __init__(self, named: str | None, candidates: Sequence[Backend]) -> None:
         super().__init__(named, candidates)
-        self.append_rows = _module().append_rows
         self.output = _module().scaled_dot_product_attention
 
     # Every option by its name: a dict of them would cost more than the rest of the call.
