@@ -130,7 +130,8 @@ class Operations:
         self, queries: mx.array, keys: Rows, values: Rows, **options: Unpack[AttentionOptions]
     ) -> AttentionResult:
         """Out; and where asked for scores, lse and the scores of the probes."""
-        return self.serve_attention(_attention_request(queries, keys, values, **options))
+        scores = options.get("return_scores", False)
+        return self.serve_attention(_attention_request(queries, keys, values, options, scores))
 
     def attention_and_accumulate(
         self,
@@ -143,7 +144,7 @@ class Operations:
         **options: Unpack[RowOptions],
     ) -> tuple[mx.array, mx.array]:
         """Out and the new importance."""
-        attention = _attention_request(queries, keys, values, **options, return_scores=True)
+        attention = _attention_request(queries, keys, values, options, True)
         return self.serve_accumulating(AttentionAccumulateRequest(attention, importance, decay))
 
     def _output(self, *rows: mx.array, **options: Unpack[AttentionOptions]) -> mx.array:
@@ -167,31 +168,24 @@ class Operations:
 
 
 def _attention_request(
-    queries: mx.array,
-    keys: Rows,
-    values: Rows,
-    *,
-    mask: mx.array | None = None,
-    bits: int = 8,
-    group_size: int = 64,
-    v_bits: int = 8,
-    sparse_v_threshold: float = 0.0,
-    return_scores: bool = False,
-    **others: Any,
+    queries: mx.array, keys: Rows, values: Rows, options: Any, return_scores: bool
 ) -> AttentionRequest:
-    rows = QuantizedRows(*keys, bits, group_size) if isinstance(keys, tuple) else keys
-    threshold = 0.0
+    """``options`` are ``AttentionOptions`` or ``RowOptions``."""
+    get = options.get
+    mask, stream, threshold, sparse = get("mask"), get("stream"), 0.0, 0.0
+    stored: mx.array | QuantizedRows
+    others: mx.array | QuantizedRows
+    if isinstance(keys, tuple) and isinstance(values, tuple):
+        size, sparse = get("group_size", 64), get("sparse_v_threshold", 0.0)
+        stored = QuantizedRows(*keys, get("bits", 8), size)
+        others = QuantizedRows(*values, get("v_bits", 8), size)
+    else:
+        assert isinstance(keys, mx.array) and isinstance(values, mx.array)
+        stored, others = keys, values
     if mask is not None:
         threshold = MASK_THRESHOLDS.get(mask.dtype, 0.0)
-        shape = (*queries.shape[:3], rows.shape[2])
-        mask = mx.broadcast_to(mask, shape, stream=others.get("stream"))
+        mask = mx.broadcast_to(mask, (*queries.shape[:3], stored.shape[2]), stream=stream)
     return AttentionRequest(
-        queries,
-        rows,
-        QuantizedRows(*values, v_bits, group_size) if isinstance(values, tuple) else values,
-        mask=mask,
-        mask_threshold=threshold,
-        sparse_v_threshold=sparse_v_threshold if isinstance(keys, tuple) else 0.0,
-        return_scores=return_scores,
-        **others,
-    )
+        queries, stored, others, options["scale"], get("causal", False), mask, get("sinks"),
+        threshold, sparse, get("probes"), return_scores, get("return_lse", False), False, stream,
+    )  # fmt: skip
