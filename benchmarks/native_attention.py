@@ -27,7 +27,6 @@ from mlx_h2o import _core
 from mlx_h2o.demo import report
 from mlx_h2o.operations import native
 from mlx_h2o.operations.validate import attention_request
-from mlx_h2o.operations.validate_quantized import quantized_attention_request
 
 COLD_BYTES = 256 << 20
 HEADS, KV_HEADS, WIDTH = 16, 8, 128
@@ -73,7 +72,7 @@ def dense(scores: bool = False) -> Run:
 
     def run(queries: mx.array, layer: Layer) -> Any:
         request = attention_request(queries, *layer, scale=SCALE, return_scores=scores)
-        out, found, _ = native.attention(request)
+        out, found, *_ = native.attention(request)
         return (out, found) if scores else out
 
     return run
@@ -81,10 +80,11 @@ def dense(scores: bool = False) -> Run:
 
 def packed(bits: int, scores: bool = False, threshold: float = 0.0) -> Run:
     def run(queries: mx.array, layer: Layer) -> Any:
-        request = quantized_attention_request(
+        request = attention_request(
             queries,
             *layer,
             scale=SCALE,
+            packed=True,
             bits=bits,
             group_size=GROUP,
             sparse_v_threshold=threshold,
@@ -287,10 +287,11 @@ def sparse_case(rows: int, threads: list[int], repeats: int) -> Any:
         off, on = Arm(f"off, {n}", packed(8), n), Arm(f"on, {n}", packed(8, False, THRESHOLD), n)
         case.add(queries, layers, off, on)
         compare.append((f"off / on, {n}", off.name, on.name))
-    request = quantized_attention_request(
+    request = attention_request(
         queries,
         *layers[0],
         scale=SCALE,
+        packed=True,
         sparse_v_threshold=THRESHOLD,
         return_skipped=True,
     )

@@ -29,8 +29,7 @@ import mlx_h2o
 from mlx_h2o import fast, use_backend
 from mlx_h2o.demo import report
 from mlx_h2o.operations import native
-from mlx_h2o.operations.validate import AttentionRequest
-from mlx_h2o.operations.validate_quantized import quantized_attention_request
+from mlx_h2o.operations.validate import AttentionRequest, attention_request
 
 HEADS, KV_HEADS, SIZE = 16, 8, 128
 SCALE = SIZE**-0.5
@@ -91,8 +90,14 @@ class Cache:
         if not self.options:
             request = AttentionRequest(query, self.keys, self.values, SCALE, return_scores=False)
             return native.attention(request)[0]
-        packed = quantized_attention_request(
-            query, self.keys, self.values, scale=SCALE, return_scores=False, **self.options
+        packed = attention_request(
+            query,
+            self.keys,
+            self.values,
+            scale=SCALE,
+            packed=True,
+            return_scores=False,
+            **self.options,
         )
         return native.attention(packed)[0]
 

@@ -36,7 +36,7 @@ import mlx_h2o
 from mlx_h2o import demo, fast
 from mlx_h2o.demo import report
 from mlx_h2o.operations import launch
-from mlx_h2o.operations.validate_quantized import quantized_attention_request
+from mlx_h2o.operations.validate import attention_request
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 THRESHOLDS = (1e-4, 1e-5, 1e-6, 1e-7, 1e-8)
@@ -205,10 +205,11 @@ def emulated(samples: list[tuple[str, Sample]], bits: int) -> list[dict[str, Any
         simdgroups = launch.preferred_simdgroups(sample.keys.shape[-1], sample.values.shape[-1])
         for blocks in (1, 2):
             for threshold in THRESHOLDS:
-                request = quantized_attention_request(
+                request = attention_request(
                     sample.queries,
                     tuple(packed[:3]),
                     tuple(packed[3:]),
+                    packed=True,
                     scale=sample.scale,
                     bits=bits,
                     group_size=GROUP_SIZE,

@@ -16,17 +16,21 @@ import c_api_build
 import c_api_operations
 from c_api import CODES, CError, Library
 from mlx_h2o.operations import (
-    cache_requests,
     composed_cache,
     kernels,
     launch,
     launch_prefill,
     launch_rows,
     validate,
-    validate_quantized,
 )
 from mlx_h2o.operations.launch import Launch
-from mlx_h2o.operations.requests import PrefillRequest, QuantizeAppendRequest
+from mlx_h2o.operations.requests import (
+    AccumulateRequest,
+    PrefillRequest,
+    QuantizeAppendRequest,
+    ReplaceRequest,
+    RetentionRequest,
+)
 from mlx_h2o.operations.row_kernels import RowKernels
 
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
@@ -162,8 +166,8 @@ def test_packed_launches_are_those_of_the_python_package(metal: Library, rows: i
         sinks = mx.zeros((4,)) if index % 4 else None
         more = {"bits": bits, "v_bits": v_bits, "group_size": group, "scale": 0.25}
         more |= {"sparse_v_threshold": sparse, "return_skipped": index % 4 < 2}
-        request = validate_quantized.quantized_attention_request(
-            q, keys, values, mask=mask, sinks=sinks, return_lse=bool(index % 2), **more
+        request = validate.attention_request(
+            q, keys, values, packed=True, mask=mask, sinks=sinks, return_lse=bool(index % 2), **more
         )
         c_api_operations.quantized_attention(
             metal, *handle(metal, (q, keys, values)), mask=handle(metal, mask),
@@ -183,9 +187,7 @@ def test_probe_launches_are_those_of_the_python_package(
         request = validate.attention_request(q, *rows_of, scale=0.5, return_lse=True)
     else:
         rows_of = packed(rows, 64, bits, 64, mx.float16), packed(rows, 128, bits, 64, mx.float16)
-        request = validate_quantized.quantized_attention_request(
-            q, *rows_of, scale=0.5, return_lse=True
-        )
+        request = validate.attention_request(q, *rows_of, scale=0.5, packed=True, return_lse=True)
     found = c_api_operations.attention_with_probes(
         metal, *handle(metal, (q, *rows_of, probes)), scale=0.5
     )
@@ -197,16 +199,16 @@ def test_row_launches_are_those_of_the_python_package(metal: Library) -> None:
     importance, positions = mx.zeros((2, 3, 300)), mx.zeros((2, 3, 300), mx.int32)
     scores = mx.zeros((2, 6, 4, 300))
     c_api_operations.accumulate_scores(metal, *handle(metal, (importance, scores)), decay=0.9)
-    request = cache_requests.accumulate_request(importance, scores, decay=0.9)
+    request = AccumulateRequest(importance, scores, 0.9)
     assert recorded(metal) == planned([launch_rows.accumulate_scores(request)])
 
     rows, zones = handle(metal, (importance, positions)), {"sink_size": 4, "recent_start": 200}
     metal.select("evict", *rows, 1, **zones)
-    retention = validate.evict_request(importance, positions, **zones)
+    retention = RetentionRequest(importance, positions, 1, **zones)
     assert recorded(metal) == planned([launch_rows.choose_row(retention)])
 
     kept = metal.select("keep", *rows, 280, **zones)
-    retention = validate.keep_request(importance, positions, keep=280, **zones)
+    retention = RetentionRequest(importance, positions, 20, **zones)
     assert recorded(metal) == planned([launch_rows.keep_rows(retention)])
     assert metal.numpy(kept).shape == (2, 3, 280)
 
@@ -259,7 +261,9 @@ def test_replacement_launches_are_those_of_the_python_package(
         known |= {"position": mx.array([900, 70]), "recent_start": mx.array([850, 20])}
     given = {name: handle(metal, value) for name, value in known.items()}
     c_api_operations.replace_worst(metal, *handle(metal, arrays), **given, **more)
-    request = cache_requests.replace_request(*arrays, **known, **more)
+    if ranks is None:
+        del known["ranks"]
+    request = ReplaceRequest(*arrays, **known, **more)
     launches: list[Launch] = []
 
     def noting(each: Launch, inputs: list[mx.array]) -> list[mx.array]:

@@ -15,7 +15,7 @@ from emulator.build import compiler
 from emulator.row_cases import ROWS, in_every_schedule, on_the_emulator, rows_with_ties
 from mlx_h2o import fast, use_backend
 from mlx_h2o.operations import composed, cuda, metal
-from mlx_h2o.operations.validate import keep_request
+from mlx_h2o.operations.requests import RetentionRequest
 
 pytestmark = [
     pytest.mark.emulator,
@@ -83,7 +83,7 @@ def test_metal_back_end_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mx.fast, "metal_kernel", metal_kernel)
     monkeypatch.setattr(metal._rows, "_serves", lambda stream: True)
     metal._metal_kernel.cache_clear()
-    request = keep_request(*rows_with_ties(5, 2, 40), keep=30, sink_size=3)
+    request = RetentionRequest(*rows_with_ties(5, 2, 40), 10, sink_size=3)
     assert mx.array_equal(metal.keep_indices(request), composed.keep_indices(request))
     assert metal._metal_kernel.cache_info().currsize == 1
     metal._metal_kernel.cache_clear()
@@ -91,5 +91,5 @@ def test_metal_back_end_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("backend", [metal, cuda], ids=["metal", "cuda"])
 def test_on_a_cpu_stream_the_composition_keeps(backend) -> None:
-    request = keep_request(*rows_with_ties(6, 2, 40), keep=30, stream=mx.Device(mx.cpu))
+    request = RetentionRequest(*rows_with_ties(6, 2, 40), 10, stream=mx.Device(mx.cpu))
     assert mx.array_equal(backend.keep_indices(request), composed.keep_indices(request))

@@ -18,6 +18,8 @@ from emulator.row_cases import in_every_schedule, on_the_emulator
 from mlx_h2o import fast, use_backend
 from mlx_h2o.operations import composed_prefill, cuda, metal, prefill
 from mlx_h2o.operations.backends import resolve
+from mlx_h2o.operations.requests import PrefillRequest
+from mlx_h2o.operations.validate import attention_request
 
 pytestmark = [
     pytest.mark.emulator,
@@ -196,7 +198,8 @@ def test_other_head_sizes_and_a_cpu_stream_are_composed() -> None:
     assert mx.allclose(found, expected, rtol=1e-6)
     q, k = arrays(15)
     for backend in (metal, cuda):
-        request = prefill.request(q, k, scale=SCALE, stream=mx.Device(mx.cpu))
+        attention = attention_request(q, k, k, scale=SCALE, stream=mx.Device(mx.cpu))
+        request = PrefillRequest(attention, "ema", None, 0.95)
         assert mx.array_equal(
             backend.prefill_scores(request), composed_prefill.prefill_scores(request)
         )
@@ -211,7 +214,7 @@ def test_metal_back_end_scores_a_chunk(kind: str, monkeypatch: pytest.MonkeyPatc
     metal._metal_kernel.cache_clear()
     q, k = arrays(16)
     with use_backend("metal"):
-        assert resolve().function("prefill_scores") == metal.prefill_scores
+        assert resolve().function(composed_prefill.prefill_scores) == metal.prefill_scores
         found = fast.prefill_scores(q, k, scale=SCALE, mask="causal", kind=kind)
     check(found, expected_of(kind, q, k, "causal"))
     assert metal._metal_kernel.cache_info().currsize == (2 if kind == "mass" else 1)

@@ -18,7 +18,7 @@ from emulator.cases import DTYPES, Case, errors
 from mlx_h2o.operations import metal
 from mlx_h2o.operations.backends import register
 from mlx_h2o.operations.requests import AttentionRequest
-from mlx_h2o.operations.validate_quantized import quantized_attention_request
+from mlx_h2o.operations.validate import attention_request
 from test_emulator import PipelineLimit, same_bits
 
 pytestmark = [
@@ -161,7 +161,7 @@ def peaked_request(counting: Sequence[int], rows: int, **options: object) -> Att
     keys = mx.array((noise + sign[:, None] * 20 / 64).astype(np.float32))
     values = mx.array(rng.standard_normal((1, 1, rows, 64)).astype(np.float32))
     packed = [tuple(mx.quantize(each, group_size=64, bits=8)) for each in (keys, values)]
-    return quantized_attention_request(queries, *packed, scale=1.0, return_lse=True, **options)
+    return attention_request(queries, *packed, scale=1.0, packed=True, return_lse=True, **options)
 
 
 # In the last turn of one simdgroup, and in the middle: no simdgroup sees all of them.
@@ -191,8 +191,14 @@ def test_sparse_v_changes_the_output_by_the_dropped_mass_at_most(threshold: floa
     queries = mx.array(3 * rng.standard_normal((1, 4, 1, 64)).astype(np.float32))
     rows = [mx.array(rng.standard_normal((1, 2, 400, 64)).astype(np.float32)) for _ in range(2)]
     packed = [tuple(mx.quantize(each, group_size=32, bits=8)) for each in rows]
-    request = quantized_attention_request(
-        queries, *packed, scale=0.5, group_size=32, sparse_v_threshold=threshold, return_lse=True
+    request = attention_request(
+        queries,
+        *packed,
+        scale=0.5,
+        packed=True,
+        group_size=32,
+        sparse_v_threshold=threshold,
+        return_lse=True,
     )
     backend = EmulatorBackend(simdgroups=4)
     result = backend.attention(request)

@@ -19,7 +19,7 @@ from emulator.row_cases import (
 )
 from mlx_h2o import fast, use_backend
 from mlx_h2o.operations import composed_cache, cuda, metal
-from mlx_h2o.operations.cache_requests import replace_request
+from mlx_h2o.operations.requests import ReplaceRequest
 
 pytestmark = [
     pytest.mark.emulator,
@@ -125,7 +125,7 @@ def test_metal_back_end_replaces(ranks: str, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(mx.fast, "metal_kernel", metal_kernel)
     monkeypatch.setattr(metal._rows, "_serves", lambda stream: True)
     metal._metal_kernel.cache_clear()
-    request = replace_request(*arguments(5, 40), **options(ranks, 40))
+    request = ReplaceRequest(*arguments(5, 40), **options(ranks, 40))
     assert all(map(same_bits, metal.replace_worst(request), composed_cache.replace_worst(request)))
     assert metal._metal_kernel.cache_info().currsize == 1
     metal._metal_kernel.cache_clear()
@@ -133,6 +133,6 @@ def test_metal_back_end_replaces(ranks: str, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("backend", [metal, cuda], ids=["metal", "cuda"])
 def test_on_a_cpu_stream_the_composition_replaces(backend) -> None:
-    request = replace_request(*arguments(6, 40), **options("age", 40), stream=mx.Device(mx.cpu))
+    request = ReplaceRequest(*arguments(6, 40), **options("age", 40), stream=mx.Device(mx.cpu))
     found = backend.replace_worst(request)
     assert all(map(same_bits, found, composed_cache.replace_worst(request)))

@@ -16,8 +16,7 @@ from emulator.row_cases import ROWS, in_every_schedule, rows_with_ties, same_bit
 from mlx_h2o import fast, use_backend
 from mlx_h2o.operations import composed, composed_cache, cuda, metal
 from mlx_h2o.operations.backends import register
-from mlx_h2o.operations.cache_requests import accumulate_request
-from mlx_h2o.operations.validate import evict_request
+from mlx_h2o.operations.requests import AccumulateRequest, RetentionRequest
 
 pytestmark = [
     pytest.mark.emulator,
@@ -153,7 +152,7 @@ def _metal_on_the_emulator(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("_metal_on_the_emulator")
 def test_metal_back_end_accumulates() -> None:
-    request = accumulate_request(*averages(2, (4, 2), 1, 40), decay=0.9)
+    request = AccumulateRequest(*averages(2, (4, 2), 1, 40), decay=0.9)
     expected = composed_cache.accumulate_scores(request)
     assert same_bits(metal.accumulate_scores(request), expected)
     assert metal._metal_kernel.cache_info().currsize == 1
@@ -161,7 +160,7 @@ def test_metal_back_end_accumulates() -> None:
 
 @pytest.mark.parametrize("backend", [metal, cuda], ids=["metal", "cuda"])
 def test_a_cpu_stream_is_served_by_the_composition(backend) -> None:
-    request = accumulate_request(*averages(2, (4, 2), 1, 40), decay=0.9, stream=mx.Device(mx.cpu))
+    request = AccumulateRequest(*averages(2, (4, 2), 1, 40), decay=0.9, stream=mx.Device(mx.cpu))
     expected = composed_cache.accumulate_scores(request)
     assert same_bits(backend.accumulate_scores(request), expected)
 
@@ -170,12 +169,12 @@ def test_a_cpu_stream_is_served_by_the_composition(backend) -> None:
 def test_metal_back_end_chooses_a_row() -> None:
     scores, positions = rows_with_ties(6, 2, 40)
     for count in (1, 2):
-        request = evict_request(scores, positions, count=count, sink_size=3)
+        request = RetentionRequest(scores, positions, count, sink_size=3)
         assert mx.array_equal(metal.evict_indices(request), composed.evict_indices(request))
         assert metal._metal_kernel.cache_info().currsize == 1
 
 
 @pytest.mark.parametrize("backend", [metal, cuda], ids=["metal", "cuda"])
 def test_on_a_cpu_stream_the_composition_chooses(backend) -> None:
-    request = evict_request(*rows_with_ties(7, 2, 40), stream=mx.Device(mx.cpu))
+    request = RetentionRequest(*rows_with_ties(7, 2, 40), 1, stream=mx.Device(mx.cpu))
     assert mx.array_equal(backend.evict_indices(request), composed.evict_indices(request))

@@ -1,8 +1,9 @@
-"""The folders of the package import in one direction: from those that come before."""
+"""The folders of the package import in one direction, and its modules in no circle."""
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -13,21 +14,65 @@ PACKAGE = Path(mlx_h2o.__file__).parent
 LAYERS = ("operations", "policies", "caches", "lm", "commands")
 
 
-def imported(file: Path) -> set[str]:
-    """The folders of the package that a file imports from."""
-    folder = ["mlx_h2o", *file.relative_to(PACKAGE).parts[:-1]]
-    found = set()
-    for node in ast.walk(ast.parse(file.read_text())):
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """What runs of a file, functions included; what only type checkers read does not count."""
+    for child in ast.iter_child_nodes(node):
+        if not (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)):
+            yield child
+            yield from statements(child)
+
+
+def names(file: Path, package: Path, nodes: Iterator[ast.AST]) -> Iterator[list[str]]:
+    """The parts of every name that a file of the package imports."""
+    folder = [package.name, *file.relative_to(package).parts[:-1]]
+    for node in nodes:
         if isinstance(node, ast.Import):
-            names = [alias.name.split(".") for alias in node.names]
+            yield from (alias.name.split(".") for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = folder[: len(folder) - node.level + 1] if node.level else []
             base = base + (node.module.split(".") if node.module else [])
-            names = [[*base, alias.name] for alias in node.names]
-        else:
-            continue
-        found |= {name[1] for name in names if name[0] == "mlx_h2o" and len(name) > 1}
-    return found & set(LAYERS)
+            yield from ([*base, alias.name] for alias in node.names)
+
+
+def imported(file: Path) -> set[str]:
+    """The folders of the package that a file imports from."""
+    found = names(file, PACKAGE, ast.walk(ast.parse(file.read_text())))
+    return {name[1] for name in found if name[0] == "mlx_h2o" and len(name) > 1} & set(LAYERS)
+
+
+def imports(package: Path) -> dict[str, set[str]]:
+    """The modules of a package that each of them imports, at once or in a function.
+
+    The packages above a module that is imported do not count.
+    """
+    files = {}
+    for file in package.rglob("*.py"):
+        parts = [package.name, *file.relative_to(package).with_suffix("").parts]
+        files[".".join(parts).removesuffix(".__init__")] = file
+    found: dict[str, set[str]] = {}
+    for module, file in files.items():
+        nodes = statements(ast.parse(file.read_text()))
+        given = [(".".join(name), ".".join(name[:-1])) for name in names(file, package, nodes)]
+        # The last part is a module, or what a module holds.
+        found[module] = {whole if whole in files else above for whole, above in given}
+        found[module] &= files.keys()
+    return found
+
+
+def circle(graph: Mapping[str, set[str]]) -> list[str]:
+    """Modules each of which imports the next, the last one the first; empty where there is none."""
+    done: set[str] = set()
+
+    def follow(path: list[str]) -> list[str]:
+        for module in sorted(graph[path[-1]] - done):
+            if module in path:
+                return path[path.index(module) :]
+            if found := follow([*path, module]):
+                return found
+        done.add(path[-1])
+        return []
+
+    return next(filter(None, (follow([module]) for module in sorted(graph))), [])
 
 
 @pytest.mark.parametrize("layer", LAYERS)
@@ -36,6 +81,32 @@ def test_a_folder_imports_only_from_those_before_it(layer: str) -> None:
     files = sorted((PACKAGE / layer).glob("*.py"))
     assert len(files) > 1
     assert {file.name: imported(file) & later for file in files if imported(file) & later} == {}
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    graph = imports(PACKAGE)
+    assert "mlx_h2o.operations.composed" in graph["mlx_h2o.fast"]
+    assert circle(graph) == []
+
+
+CIRCLES = {
+    "at once": ("from .b import work", "import package.a", True),
+    "by name": ("from . import b", "from package import a", True),
+    "in a function": ("from .b import work", "def work():\n    from .a import other", True),
+    "of one": ("from . import a", "", True),
+    "for types alone": ("from .b import work", "if TYPE_CHECKING:\n    from . import a", False),
+    "none": ("from .b import work", "import a", False),
+}
+
+
+@pytest.mark.parametrize("kind", CIRCLES)
+def test_a_circle_is_found(kind: str, tmp_path: Path) -> None:
+    first, second, expected = CIRCLES[kind]
+    package = tmp_path / "package"
+    package.mkdir()
+    for name, text in (("__init__", "from . import c"), ("a", first), ("b", second), ("c", "")):
+        (package / f"{name}.py").write_text(text)
+    assert bool(circle(imports(package))) is expected
 
 
 def test_no_module_lies_beside_the_folders_but_the_public_ones() -> None:

@@ -10,7 +10,7 @@ import mlx.core as mx
 import pytest
 
 from emulator import EmulatorBackend
-from mlx_h2o.operations import kernels, launch, launch_rows
+from mlx_h2o.operations import kernels
 from mlx_h2o.operations.backends import register
 from mlx_h2o.operations.launch import Launch
 from parity import runner
@@ -51,8 +51,7 @@ def launched() -> Iterator[dict[str, list[Launched]]]:
 
         return call
 
-    for module in (launch, launch_rows):
-        patch.setattr(module.kernels, "resolve", noting)
+    patch.setattr(kernels, "resolve", noting)
     patch.setattr(EmulatorBackend, "_kernel", without_running)
     patch.setattr(EmulatorLeg, "_compile", lambda self, cases: None)
     patch.setattr(EmulatorLeg, "_reason", "", raising=False)

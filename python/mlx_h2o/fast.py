@@ -3,19 +3,17 @@
 Each call is validated, then served by the best back end on this machine (see ``backends``).
 """
 
-from typing import Literal, overload
-
 import mlx.core as mx
 
-from mlx_h2o.operations import validate
+from mlx_h2o.operations import composed, validate
 from mlx_h2o.operations.accumulation import accumulate_scores, attention_and_accumulate
-from mlx_h2o.operations.backends import resolve
+from mlx_h2o.operations.backends import attended, serve
 from mlx_h2o.operations.prefill import prefill_scores
 from mlx_h2o.operations.probes import scaled_dot_product_attention_with_probes
 from mlx_h2o.operations.quantize_append import quantize_append
 from mlx_h2o.operations.quantized import scaled_dot_product_attention_quantized_with_scores
 from mlx_h2o.operations.replacement import key_diversity, replace_worst
-from mlx_h2o.operations.requests import PerSequence, RetentionRequest
+from mlx_h2o.operations.requests import PerSequence
 from mlx_h2o.operations.validate import StreamLike
 
 __all__ = [
@@ -33,34 +31,6 @@ __all__ = [
 ]
 
 
-@overload
-def scaled_dot_product_attention_with_scores(
-    q: mx.array,
-    k: mx.array,
-    v: mx.array,
-    *,
-    scale: float,
-    mask: mx.array | str | None = None,
-    sinks: mx.array | None = None,
-    return_lse: Literal[False] = False,
-    stream: StreamLike = None,
-) -> tuple[mx.array, mx.array]: ...
-
-
-@overload
-def scaled_dot_product_attention_with_scores(
-    q: mx.array,
-    k: mx.array,
-    v: mx.array,
-    *,
-    scale: float,
-    mask: mx.array | str | None = None,
-    sinks: mx.array | None = None,
-    return_lse: Literal[True],
-    stream: StreamLike = None,
-) -> tuple[mx.array, mx.array, mx.array]: ...
-
-
 def scaled_dot_product_attention_with_scores(
     q: mx.array,
     k: mx.array,
@@ -71,7 +41,7 @@ def scaled_dot_product_attention_with_scores(
     sinks: mx.array | None = None,
     return_lse: bool = False,
     stream: StreamLike = None,
-) -> tuple[mx.array, mx.array] | tuple[mx.array, mx.array, mx.array]:
+) -> tuple[mx.array, ...]:
     """Scaled dot product attention and the logits that went into its softmax.
 
     As in AtomGradient 2026, section 3.1: the scores are a by-product of the attention kernel.
@@ -107,13 +77,7 @@ def scaled_dot_product_attention_with_scores(
     request = validate.attention_request(
         q, k, v, scale=scale, mask=mask, sinks=sinks, return_lse=return_lse, stream=stream
     )
-    operations = resolve(request.stream, op=validate.ATTENTION)
-    out, scores, lse = operations.serve_attention(request, validate.ATTENTION)[:3]
-    assert scores is not None
-    if not return_lse:
-        return out, scores
-    assert lse is not None
-    return out, scores, lse
+    return attended(request, validate.ATTENTION)
 
 
 def keep_indices(
@@ -147,15 +111,10 @@ def keep_indices(
         ValueError: shapes, dtypes or counts other than these.
         TypeError: an argument that is not an array or an integer where one is expected.
     """
-    request = validate.keep_request(
-        scores,
-        positions,
-        keep=keep,
-        sink_size=sink_size,
-        recent_start=recent_start,
-        stream=stream,
+    request = validate.retention_request(
+        "keep_indices", scores, positions, "keep", keep, sink_size, recent_start, stream
     )
-    return _select("keep_indices", request)
+    return serve(composed.keep_indices, request)
 
 
 def evict_indices(
@@ -175,17 +134,7 @@ def evict_indices(
     Returns:
         uint32 [B, H, count].
     """
-    request = validate.evict_request(
-        scores,
-        positions,
-        count=count,
-        sink_size=sink_size,
-        recent_start=recent_start,
-        stream=stream,
+    request = validate.retention_request(
+        "evict_indices", scores, positions, "count", count, sink_size, recent_start, stream
     )
-    return _select("evict_indices", request)
-
-
-def _select(op: str, request: RetentionRequest) -> mx.array:
-    slots: mx.array = resolve(request.stream, op=op).function(op)(request)
-    return slots
+    return serve(composed.evict_indices, request)

@@ -16,7 +16,6 @@ from emulator.backend import EmulatorBackend
 from emulator.kernel import Run
 from mlx_h2o.operations.requests import AttentionRequest, AttentionResult, QuantizedRows
 from mlx_h2o.operations.validate import attention_request
-from mlx_h2o.operations.validate_quantized import quantized_attention_request
 
 DTYPES = {"f32": mx.float32, "f16": mx.float16, "bf16": mx.bfloat16}
 
@@ -104,9 +103,10 @@ class Case:
             # Whole buffers are packed, and the live rows are a slice of them.
             words, *pair = mx.quantize(each.astype(scales), group_size=self.group, bits=bits)
             packed.append(tuple(map(live, (words, *pair))))
-        request = quantized_attention_request(
+        request = attention_request(
             queries,
             *packed,
+            packed=True,
             bits=self.bits[0],
             v_bits=self.bits[1],
             group_size=self.group,

@@ -8,9 +8,14 @@ import mlx.core as mx
 
 from emulator.backend import stand_ins
 from mlx_h2o.operations import launch_prefill, launch_rows, prefill
-from mlx_h2o.operations.cache_requests import accumulate_request, replace_request
 from mlx_h2o.operations.launch import Launch
-from mlx_h2o.operations.validate import evict_request, keep_request
+from mlx_h2o.operations.requests import (
+    AccumulateRequest,
+    PrefillRequest,
+    ReplaceRequest,
+    RetentionRequest,
+)
+from mlx_h2o.operations.validate import attention_request
 
 
 def every_row_launch() -> dict[str, Launch]:
@@ -44,7 +49,8 @@ def _prefills():
         q, k = mx.zeros((1, 4, 3, size), dtype), mx.zeros((1, 2, 5, size), dtype)
         for kind in prefill.KINDS:
             sinks = mx.zeros((4,), dtype) if index % 2 else None
-            request = prefill.request(q, k, scale=1.0, mask=mask, sinks=sinks, kind=kind)
+            attention = attention_request(q, k, k, scale=1.0, mask=mask, sinks=sinks)
+            request = PrefillRequest(attention, kind, None, 0.95)
             for each, inputs in stand_ins(launch_prefill.plan(request)):
                 whole = replace(each, given=dict(zip(each.kernel.inputs, inputs, strict=True)))
                 yield f"{each.kernel.name}-{name or 'unmasked'}", whole
@@ -55,15 +61,15 @@ def _launches():
     yield from _prefills()
     # Few elements come in another address space.
     for name, rows in (("short", 3), ("long", 40)):
-        request = accumulate_request(mx.zeros((1, 2, rows)), mx.zeros((1, 4, 2, rows)), decay=0.9)
+        request = AccumulateRequest(mx.zeros((1, 2, rows)), mx.zeros((1, 4, 2, rows)), 0.9)
         yield f"accumulate_scores-{name}", launch_rows.accumulate_scores(request)
         rows_of_head = mx.zeros((1, 2, rows)), mx.zeros((1, 2, rows), mx.int32)
-        yield f"choose_row-{name}", launch_rows.choose_row(evict_request(*rows_of_head))
-        keeping = keep_request(*rows_of_head, keep=rows - 1)
+        yield f"choose_row-{name}", launch_rows.choose_row(RetentionRequest(*rows_of_head, 1))
+        keeping = RetentionRequest(*rows_of_head, 1)
         yield f"keep_rows-{name}", launch_rows.keep_rows(keeping)
         cache = mx.zeros((1, 2, rows, 8)), mx.zeros((1, 2, rows, 8)), *rows_of_head
         new = mx.zeros((1, 2, 1, 8)), mx.zeros((1, 2, 1, 8))
         for ranks in ("importance", "age", rows_of_head[0]):
             by = ranks if isinstance(ranks, str) else "array"
-            replacing = replace_request(*cache, *new, position=9, ranks=ranks)
+            replacing = ReplaceRequest(*cache, *new, position=9, ranks=ranks)
             yield f"replace_row-{by}-{name}", launch_rows.replace_row(replacing)

@@ -16,7 +16,7 @@ import numpy as np
 import reference
 from golden.build import Case
 from mlx_h2o import fast
-from mlx_h2o.operations import validate, validate_quantized
+from mlx_h2o.operations import validate
 from mlx_h2o.operations.requests import AttentionRequest
 from parity.outcome import Outcome
 
@@ -59,12 +59,9 @@ def request(case: Case) -> AttentionRequest:
         "return_lse": "lse" in fields["tolerance"],
     }
     q, rows = tensors["queries"], [_rows(case, name) for name in ("keys", "values")]
-    made: AttentionRequest
     if fields["bits"]:
-        packing = _packing(case) | {"return_skipped": fields["return_skipped"]}
-        made = validate_quantized.quantized_attention_request(q, *rows, **options, **packing)
-    else:
-        made = validate.attention_request(q, *rows, **options)
+        options |= _packing(case) | {"packed": True, "return_skipped": fields["return_skipped"]}
+    made = validate.attention_request(q, *rows, **options)
     return replace(made, probes=tensors.get("probes"))
 
 

@@ -11,7 +11,7 @@ from golden.build import Case
 from mlx_h2o import H2OKVCache
 from mlx_h2o.caches.attention import DECODE_QUERIES
 from mlx_h2o.caches.quantized import evicting_cache
-from mlx_h2o.operations import composed, validate, validate_quantized
+from mlx_h2o.operations import composed, validate
 from mlx_h2o.operations.backends import Backend
 from parity.outcome import Outcome, Verdict, failed
 from parity.trace_reference import config_of, ranks
@@ -64,10 +64,7 @@ def _attended(case, backend, q, keys, values, mask) -> tuple[mx.array, mx.array]
     options = {"scale": case.fields["scale"], "mask": mask}
     if isinstance(keys, tuple):
         names = {"bits": "kv_bits", "v_bits": "v_bits", "group_size": "kv_group_size"}
-        options |= {name: case.fields[field] for name, field in names.items()}
-        request = validate_quantized.quantized_attention_request(q, keys, values, **options)
-        chosen = composed if backend.refuses(request) else backend
-        return chosen.attention(request)[:2]
+        options |= {name: case.fields[field] for name, field in names.items()} | {"packed": True}
     request = validate.attention_request(q, keys, values, **options)
     chosen = composed if backend.refuses(request) else backend
     return chosen.attention(request)[:2]

@@ -14,7 +14,7 @@ from ..config import H2OConfig
 from ..lm.generate import generate, make_prompt_cache, summary
 from ..lm.hosting import Host, hosting
 from ..lm.prompt_cache import evicting_caches
-from ..lm.replacements import PATCHES, Target
+from ..lm.replacements import PATCHES, Target, always
 from ..lm.saving import load_prompt_cache, save_prompt_cache
 from .options import add_cache_flags, config_of
 
@@ -46,7 +46,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
     try:
         with hosting(config, budgets) as host:
             targets = [
-                Target(vars(module), name, _always(ours))
+                Target(vars(module), name, always(ours))
                 for name, ours in _REPLACED.get(command, _nothing)(host, args.model).items()
             ]
             with PATCHES.replaced(targets):
@@ -138,10 +138,6 @@ def _saving(host: Host, model: str | None) -> dict[str, Callable[..., Any]]:
 
 def _print_summary(caches: list[Any]) -> None:
     print(f"KV cache: {next(evicting_caches(caches)).config.policy}, {summary(caches)}")
-
-
-def _always(ours: Callable[..., Any]) -> Callable[[Any], Any]:
-    return lambda original: ours
 
 
 def _nothing(host: Host, model: str | None) -> dict[str, Callable[..., Any]]:

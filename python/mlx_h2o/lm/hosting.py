@@ -18,7 +18,7 @@ from ..config import H2OConfig
 from .budgets import Budgets
 from .generate import load
 from .prompt_cache import evicting_caches, make_prompt_cache
-from .replacements import PATCHES, Target
+from .replacements import PATCHES, Target, always
 from .routing import gains_by_routing, routing
 
 __all__ = ["Host", "hosting"]
@@ -41,7 +41,7 @@ def hosting(config: H2OConfig, budgets: Budgets | None = None) -> Iterator[Host]
         targets = [
             _target(module, name, wrap)
             for module in _MODULES
-            for name, wrap in (("make_prompt_cache", host.making), ("load", lambda original: load))
+            for name, wrap in (("make_prompt_cache", host.making), ("load", always(load)))
             if hasattr(importlib.import_module(f"mlx_lm.{module}"), name)
         ]
         targets += [

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -159,14 +159,7 @@ class _Recorder(Policy):
     def __init__(self) -> None:
         self.sums = mx.zeros(3)
 
-    def accumulate(
-        self,
-        importance: mx.array,
-        scores: mx.array,
-        *,
-        positions: mx.array | None = None,
-        masked: bool = True,
-    ) -> mx.array:
+    def accumulate(self, importance: mx.array, scores: mx.array, **_: Any) -> mx.array:
         if scores.shape[2] == 1:
             logs = scores - mx.logsumexp(scores, axis=-1, keepdims=True)
             entropy = mx.mean(-mx.sum(mx.exp(logs) * logs, axis=-1))

@@ -10,7 +10,7 @@ from ..caches.batch import BatchH2OKVCache
 from ..caches.cache import H2OKVCache
 from ..caches.linked import BatchLinkedH2OCache, LinkedH2OCache
 from ..caches.quantized import QuantizedH2OKVCache
-from .replacements import Target
+from .replacements import Target, always
 
 __all__ = ["cache_classes", "class_name_targets"]
 
@@ -35,10 +35,6 @@ def cache_classes() -> dict[str, type[Any]]:
 def class_name_targets() -> list[Target]:
     """What makes mlx_lm's own ``load_prompt_cache`` and cache lists find our classes."""
     return [
-        Target(vars(mlx_lm_cache), name, _always(cls), must_exist=False)
+        Target(vars(mlx_lm_cache), name, always(cls), must_exist=False)
         for name, cls in cache_classes().items()
     ]
-
-
-def _always(cls: type[Any]) -> Any:
-    return lambda original: cls

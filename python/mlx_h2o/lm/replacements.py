@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["PATCHES", "Replacements", "Target"]
+__all__ = ["PATCHES", "Replacements", "Target", "always"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +26,11 @@ class Target:
     @property
     def key(self) -> tuple[int, str]:
         return id(self.namespace), self.name
+
+
+def always(replacement: Any) -> Callable[[Any], Any]:
+    """What replaces any original by this."""
+    return lambda original: replacement
 
 
 @dataclass(eq=False)

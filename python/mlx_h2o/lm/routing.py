@@ -57,11 +57,8 @@ def routing(model: Module | None = None) -> Iterator[None]:
     targets += drafting.targets()
     targets += class_name_targets()
     del model  # a context that stays open does not keep the model
-    PATCHES.enter(targets)
-    try:
+    with PATCHES.replaced(targets):
         yield
-    finally:
-        PATCHES.leave(targets)
 
 
 def routing_for(model: Module, caches: Sequence[Any]) -> AbstractContextManager[None]:

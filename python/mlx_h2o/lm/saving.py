@@ -134,15 +134,12 @@ def load_prompt_cache(
 
 def _read(path: str) -> tuple[list[Any], dict[str, str]]:
     """mlx_lm's own reader, in whose module our classes are named meanwhile."""
-    targets = class_name_targets()
-    PATCHES.enter(targets)
+    load: Any = mlx_lm_cache.load_prompt_cache
     try:
-        load: Any = mlx_lm_cache.load_prompt_cache
-        cache, metadata = load(path, return_metadata=True)
+        with PATCHES.replaced(class_name_targets()):
+            cache, metadata = load(path, return_metadata=True)
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise _unfit(path, f"cannot be read: {error}") from error
-    finally:
-        PATCHES.leave(targets)
     return cache, metadata
 
 

@@ -5,10 +5,13 @@ Re-exported by ``fast``. Each call is validated, then served by the best back en
 
 import mlx.core as mx
 
-from mlx_h2o.operations import cache_requests
-from mlx_h2o.operations.arguments import StreamLike
-from mlx_h2o.operations.backends import resolve
-from mlx_h2o.operations.requests import Packed
+from mlx_h2o.operations import arguments, composed_cache
+from mlx_h2o.operations.arguments import StreamLike, found
+from mlx_h2o.operations.backends import resolve, serve
+from mlx_h2o.operations.ema import MAX_QUERIES
+from mlx_h2o.operations.requests import AccumulateRequest, AttentionAccumulateRequest, Packed
+from mlx_h2o.operations.validate import attention_request
+from mlx_h2o.operations.validate_quantized import packed_pair
 
 __all__ = ["accumulate_scores", "attention_and_accumulate"]
 
@@ -43,12 +46,26 @@ def accumulate_scores(
         ValueError: shapes, dtypes or a decay other than these.
         TypeError: an argument that is not an array or a number where one is expected.
     """
-    request = cache_requests.accumulate_request(
-        importance, scores, decay=decay, masked=masked, stream=stream
-    )
     op = "accumulate_scores"
-    result: mx.array = resolve(request.stream, op=op).function(op)(request)
-    return result
+    importance = arguments.array(op, "importance", importance)
+    scores = arguments.array(op, "scores", scores)
+    shape, rows = scores.shape, importance.shape
+    if len(shape) != 4 or 0 in shape or scores.dtype != mx.float32:
+        raise ValueError(
+            f"[{op}] scores are {found(scores)}, expected float32 [B, Hq, Lq, N], "
+            "every size at least 1."
+        )
+    _check_importance(op, importance, shape[0], shape[3])
+    if shape[1] % rows[1]:
+        raise ValueError(
+            f"[{op}] scores have {shape[1]} heads, "
+            f"expected a multiple of the {rows[1]} heads of importance."
+        )
+    _check_queries(op, shape[2])
+    place = arguments.stream(op, stream)
+    factor = arguments.decay(op, decay)
+    request = AccumulateRequest(importance, scores, factor, bool(masked), place)
+    return serve(composed_cache.accumulate_scores, request)
 
 
 def attention_and_accumulate(
@@ -79,10 +96,39 @@ def attention_and_accumulate(
         ``(out, importance)``: [B, Hq, Lq, Dv] in the dtype of the queries, and float32
         [B, Hkv, N]. Evaluating ``out`` evaluates both.
     """
-    request = cache_requests.attention_accumulate_request(
-        q, k, v, importance, scale=scale, decay=decay, mask=mask, sinks=sinks, bits=bits,
+    op = "attention_and_accumulate"
+    k, v = packed_pair(op, k, v)
+    if not isinstance(k, tuple) and sparse_v_threshold != 0:
+        raise ValueError(
+            f"[{op}] sparse_v_threshold is {sparse_v_threshold}, expected 0 with dense rows."
+        )
+    attention = attention_request(
+        q, k, v, scale=scale, packed=isinstance(k, tuple), mask=mask, sinks=sinks, bits=bits,
         group_size=group_size, v_bits=v_bits, sparse_v_threshold=sparse_v_threshold,
-        stream=stream,
+        stream=stream, op=op,
     )  # fmt: skip
-    operations = resolve(request.attention.stream, op="attention_and_accumulate")
-    return operations.serve_accumulating(request)
+    importance = arguments.array(op, "importance", importance)
+    batch, heads, rows = attention.keys.shape[:3]
+    _check_importance(op, importance, batch, rows)
+    if importance.shape[1] != heads:
+        raise ValueError(
+            f"[{op}] importance has {importance.shape[1]} heads, expected {heads} as the keys."
+        )
+    _check_queries(op, q.shape[2])
+    request = AttentionAccumulateRequest(attention, importance, arguments.decay(op, decay))
+    return resolve(attention.stream, op=op).serve_accumulating(request)
+
+
+def _check_queries(op: str, count: int) -> None:
+    if count > MAX_QUERIES:
+        raise ValueError(f"[{op}] found {count} queries, expected at most {MAX_QUERIES}.")
+
+
+def _check_importance(op: str, importance: mx.array, batch: int, rows: int) -> None:
+    shape = importance.shape
+    fits = len(shape) == 3 and shape[0] == batch and shape[2] == rows and shape[1] > 0
+    if not fits or importance.dtype != mx.float32:
+        raise ValueError(
+            f"[{op}] importance is {found(importance)}, "
+            f"expected float32 [B, H, N] with B = {batch}, N = {rows}."
+        )

@@ -72,6 +72,32 @@ def found(array: mx.array) -> str:
     return f"{dtype_name(array.dtype)} {array.shape}"
 
 
+def dimensions(op: str, name: str, shape: tuple[int, ...], layout: str) -> None:
+    """Raise ValueError where ``shape`` has not as many sizes as ``layout`` names."""
+    expected = layout.count(",") + 1
+    if len(shape) != expected:
+        raise ValueError(
+            f"[{op}] {name} have {len(shape)} dimensions, expected {expected} {layout}."
+        )
+
+
+def not_empty(op: str, name: str, shape: tuple[int, ...], layout: str) -> None:
+    """Raise ValueError where a size is 0."""
+    if 0 in shape:
+        raise ValueError(
+            f"[{op}] {name} are empty: found shape {shape}, "
+            f"expected every size of {layout} to be at least 1."
+        )
+
+
+def floats(op: str, name: str, dtype: mx.Dtype) -> None:
+    """Raise ValueError where ``dtype`` is none of the floats that are served."""
+    if dtype not in FLOATS:
+        raise ValueError(
+            f"[{op}] {name} are {dtype_name(dtype)}, expected float32, float16 or bfloat16."
+        )
+
+
 def packing(op: str, bits: object, v_bits: object, group_size: object) -> tuple[int, int, int]:
     """Bits of the keys and of the values, and the group size, of packed rows."""
     key_bits = integer(op, "bits", bits)

@@ -17,7 +17,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Protocol, cast
+from typing import Protocol, TypeVar, cast
 
 import mlx.core as mx
 
@@ -203,6 +203,35 @@ def _operations(wanted: str | None, gpu: bool, op: str) -> Operations:
         candidates = [_registered[name] for name in _preferred(gpu) if not _unavailable(name)]
     make = getattr(candidates[0], "Operations", Operations)
     return cast(Operations, make(wanted, candidates))
+
+
+class Request(Protocol):
+    """Checked arguments of an operation."""
+
+    @property
+    def stream(self) -> StreamLike: ...
+
+
+Checked = TypeVar("Checked", bound=Request)
+Result = TypeVar("Result")
+
+
+def serve(definition: Callable[[Checked], Result], request: Checked) -> Result:
+    """What the best back end makes of a request to the operation of this definition."""
+    return resolve(request.stream, op=definition.__name__).function(definition)(request)
+
+
+def attended(request: AttentionRequest, op: str) -> tuple[mx.array, ...]:
+    """Output, scores, and what else a request to attention asked for."""
+    found = resolve(request.stream, op=op).serve_attention(request, op)
+    results = [found.out, found.scores]
+    if request.return_lse:
+        results.append(found.lse)
+    if request.return_skipped:
+        results.append(found.skipped)
+    if request.probes is not None:
+        results.append(found.probe_scores)
+    return tuple(cast("list[mx.array]", results))
 
 
 def forget() -> None:

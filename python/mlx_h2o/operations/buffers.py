@@ -1,13 +1,13 @@
 """Arrays [B, H, N] or [B, H, N, width] of rows in slots, and what is read and written of them.
 
-Nothing changes an array that was passed; all results are new objects.
+Nothing but ``append_rows`` changes an array that was passed; all other results are new objects.
 """
 
 from __future__ import annotations
 
 import mlx.core as mx
 
-__all__ = ["gathered", "padded", "written"]
+__all__ = ["append_rows", "gathered", "padded", "written"]
 
 
 def gathered(array: mx.array, slots: mx.array) -> mx.array:
@@ -18,6 +18,18 @@ def gathered(array: mx.array, slots: mx.array) -> mx.array:
 def written(array: mx.array, slots: mx.array, rows: mx.array) -> mx.array:
     """``rows`` at ``slots`` [B, H, n], in place where nothing else holds the array."""
     return mx.put_along_axis(array, _wide(slots, array), rows, axis=2)
+
+
+def append_rows(buffers: list[mx.array], rows: list[mx.array], start: int) -> list[mx.array]:
+    """New rows [B, H, L, width] from slot ``start`` on: the buffers, written in place where
+    nothing else holds them, and then the first ``start + L`` slots of each.
+
+    The definition, in plain MLX operations.
+    """
+    end = start + rows[0].shape[2]
+    for buffer, new in zip(buffers, rows, strict=True):
+        buffer[:, :, start:end] = new
+    return [*buffers, *(buffer[:, :, :end] for buffer in buffers)]
 
 
 def padded(array: mx.array, length: int, fill: float) -> mx.array:

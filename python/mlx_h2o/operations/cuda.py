@@ -6,7 +6,6 @@ end has been compiled (by NVRTC, in the tests) and has not been run on a GPU.
 
 from collections.abc import Callable
 from functools import cache
-from typing import cast
 
 import mlx.core as mx
 
@@ -68,13 +67,4 @@ prefill_scores = _rows.prefill_scores
 
 @cache
 def _cuda_kernel(kernel: Kernel, threads: int) -> Callable[..., list[mx.array]]:
-    # Row contiguity is not asked for: that would copy a sliced cache on every step.
-    compiled = mx.fast.cuda_kernel(
-        name=kernel.name,
-        input_names=list(kernel.inputs),
-        output_names=list(kernel.outputs),
-        source=kernel.source,
-        header=header(threads),
-        ensure_row_contiguous=False,
-    )
-    return cast(Callable[..., list[mx.array]], compiled)
+    return kernels.compiled(mx.fast.cuda_kernel, kernel, header(threads))

@@ -4,8 +4,12 @@ Flags change the text and the buffers of a kernel, so they are resolved here, be
 the text: MLX declares every output and passes the source on as it is.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
+
+import mlx.core as mx
 
 from mlx_h2o import _kernel_text
 
@@ -51,6 +55,22 @@ def resolve(kernel: str, flags: frozenset[str]) -> Kernel:
             text for condition, text in _kernel_text.SEGMENTS[kernel] if _holds(condition, flags)
         ),
     )
+
+
+def compiled(
+    compiler: Callable[..., Any], kernel: Kernel, header: str
+) -> Callable[..., list[mx.array]]:
+    """The kernel as ``mx.fast.metal_kernel`` or ``mx.fast.cuda_kernel`` makes it."""
+    # Row contiguity is not asked for: that would copy a sliced cache on every step.
+    made: Callable[..., list[mx.array]] = compiler(
+        name=kernel.name,
+        input_names=list(kernel.inputs),
+        output_names=list(kernel.outputs),
+        source=kernel.source,
+        header=header,
+        ensure_row_contiguous=False,
+    )
+    return made
 
 
 def _holds(condition: str, flags: frozenset[str]) -> bool:

@@ -25,6 +25,7 @@ KEYS_OF_A_SIMDGROUP = 16
 MOST_BLOCKS = LANES  # a lane of the second pass takes a block
 
 TemplateArgument = tuple[str, int | bool | mx.Dtype]
+TemplateArguments = Mapping[str, int | bool | mx.Dtype]
 Triple = tuple[int, int, int]
 
 
@@ -58,6 +59,32 @@ class Launch:
             "output_shapes": list(self.output_shapes),
             "output_dtypes": list(self.output_dtypes),
         }
+
+
+Results = Mapping[str, tuple[tuple[int, ...], mx.Dtype]]
+"""Shape and dtype of what a kernel makes, by name."""
+
+
+def launch_of(
+    name: str,
+    flags: frozenset[str],
+    given: Mapping[str, mx.array],
+    arguments: TemplateArguments,
+    grid: Triple,
+    threads: int,
+    results: Results,
+) -> Launch:
+    """The launch of a kernel, which takes by name what it wants of all that is there."""
+    kernel = kernels.resolve(name, flags)
+    return Launch(
+        kernel=kernel,
+        given={name: given[name] for name in kernel.inputs if name in given},
+        template=tuple((name, arguments[name]) for name in kernel.template),
+        grid=grid,
+        threadgroup=(threads, 1, 1),
+        output_shapes=tuple(results[name][0] for name in kernel.outputs),
+        output_dtypes=tuple(results[name][1] for name in kernel.outputs),
+    )
 
 
 Execute = Callable[[Launch, list[mx.array]], list[mx.array]]
@@ -168,7 +195,7 @@ def _given(request: AttentionRequest) -> dict[str, mx.array]:
     return given | {name: array for name, array in optional.items() if array is not None}
 
 
-def _arguments(request: AttentionRequest, simdgroups: int) -> dict[str, int | bool | mx.Dtype]:
+def _arguments(request: AttentionRequest, simdgroups: int) -> TemplateArguments:
     arguments: dict[str, int | bool | mx.Dtype] = {
         "T": request.queries.dtype,
         "D": request.queries.shape[3],
@@ -205,7 +232,7 @@ def plan(
     arguments = _arguments(request, simdgroups)
     rows = (batch, heads, length)
     probes = 0 if request.probes is None else request.probes.shape[2]
-    results: dict[str, tuple[tuple[int, ...], mx.Dtype]] = {
+    results: Results = {
         "out": ((*rows, value_size), request.queries.dtype),
         "scores": ((*rows, key_count), mx.float32),
         "lse": (rows, mx.float32),
@@ -217,24 +244,15 @@ def plan(
         "partial_skipped": ((*rows, blocks), mx.float32),
     }
 
-    def launch(name: str, grid: Triple, threadgroup: Triple) -> Launch:
-        kernel = kernels.resolve(name, flags)
-        return Launch(
-            kernel=kernel,
-            given={name: given[name] for name in kernel.inputs if name in given},
-            template=tuple((name, arguments[name]) for name in kernel.template),
-            grid=grid,
-            threadgroup=threadgroup,
-            output_shapes=tuple(results[name][0] for name in kernel.outputs),
-            output_dtypes=tuple(results[name][1] for name in kernel.outputs),
-        )
+    def launch(name: str, grid: Triple, threads: int) -> Launch:
+        return launch_of(name, flags, given, arguments, grid, threads, results)
 
-    grid = (batch * heads * simdgroups * LANES, length, blocks)
-    threadgroup = (simdgroups * LANES, 1, 1)
-    launches = [launch(name, grid, threadgroup) for name in _decode_kernels(request, blocks)]
+    threads = simdgroups * LANES
+    grid = (batch * heads * threads, length, blocks)
+    launches = [launch(name, grid, threads) for name in _decode_kernels(request, blocks)]
     if blocks > 1:
         columns = (batch * heads * length * value_size, 1, 1)
-        launches.append(launch("sdpa_vector_2pass_2", columns, (LANES, 1, 1)))
+        launches.append(launch("sdpa_vector_2pass_2", columns, LANES))
     known = {}
     if request.return_skipped and "skipped" not in flags:
         known["skipped"] = mx.zeros(rows, stream=request.stream)

@@ -3,18 +3,16 @@
 As in ``launch``, nothing here runs anything.
 """
 
-from collections.abc import Mapping
-
 import mlx.core as mx
 
-from mlx_h2o.operations import kernels
 from mlx_h2o.operations.launch import (
     LANES,
     WIDEST_HEAD,
     Launch,
     LaunchPlan,
-    TemplateArgument,
+    TemplateArguments,
     flags_of,
+    launch_of,
     params,
 )
 from mlx_h2o.operations.requests import PrefillRequest
@@ -22,8 +20,6 @@ from mlx_h2o.operations.requests import PrefillRequest
 SIMDGROUPS = 8  # of a threadgroup
 KEYS = 4  # that a simdgroup holds in registers, for every query
 QUERIES = 4  # that a simdgroup holds in registers, for every key
-
-Output = tuple[tuple[int, ...], mx.Dtype]
 
 
 def refuses(request: PrefillRequest) -> str:
@@ -51,25 +47,31 @@ def plan(request: PrefillRequest) -> LaunchPlan:
     given = {"queries": attention.queries, "keys": attention.keys, "params": params(*numbers)}
     optional = {"mask": attention.mask, "sinks": attention.sinks}
     given |= {name: array for name, array in optional.items() if array is not None}
-    keys = _launch(
-        "prefill_mass" if request.kind == "mass" else "prefill_average",
-        request,
-        given | {"importance": _importance(request)},
-        tiles=-(-rows // (SIMDGROUPS * KEYS)),
-        tile=("KEYS", KEYS),
-        output=((batch, kv_heads, rows), mx.float32),
-    )
+    arguments: TemplateArguments = {
+        "T": attention.queries.dtype,
+        "D": attention.queries.shape[3],
+        "NS": SIMDGROUPS,
+        "KEYS": KEYS,
+        "QUERIES": QUERIES,
+        "CAUSAL": attention.causal,
+    }
+    results = {
+        "accumulated": ((batch, kv_heads, rows), mx.float32),
+        "lses": ((batch, heads, length), mx.float32),
+    }
+    threads = SIMDGROUPS * LANES
+
+    def launch(name: str, tiles: int) -> Launch:
+        """One threadgroup per KV head and tile."""
+        grid = (batch * kv_heads * threads, tiles, 1)
+        return launch_of(name, flags_of(attention), given, arguments, grid, threads, results)
+
+    key_tiles = -(-rows // (SIMDGROUPS * KEYS))
     if request.kind != "mass":
-        return LaunchPlan((keys,))
-    denominators = _launch(
-        "prefill_lse",
-        request,
-        given,
-        tiles=-(-(heads // kv_heads * length) // QUERIES),
-        tile=("QUERIES", QUERIES),
-        output=((batch, heads, length), mx.float32),
-    )
-    return LaunchPlan((denominators, keys))
+        given["importance"] = _importance(request)
+        return LaunchPlan((launch("prefill_average", key_tiles),))
+    query_tiles = -(-(heads // kv_heads * length) // QUERIES)
+    return LaunchPlan((launch("prefill_lse", query_tiles), launch("prefill_mass", key_tiles)))
 
 
 def _importance(request: PrefillRequest) -> mx.array:
@@ -77,33 +79,3 @@ def _importance(request: PrefillRequest) -> mx.array:
     if request.importance is not None:
         return request.importance
     return mx.broadcast_to(mx.array(mx.nan), request.attention.keys.shape[:3])
-
-
-def _launch(
-    name: str,
-    request: PrefillRequest,
-    given: Mapping[str, mx.array],
-    *,
-    tiles: int,
-    tile: TemplateArgument,
-    output: Output,
-) -> Launch:
-    """One threadgroup per KV head and tile."""
-    queries, keys = request.attention.queries, request.attention.keys
-    kernel = kernels.resolve(name, flags_of(request.attention))
-    threads = SIMDGROUPS * LANES
-    return Launch(
-        kernel=kernel,
-        given={name: given[name] for name in kernel.inputs if name in given},
-        template=(
-            ("T", queries.dtype),
-            ("D", queries.shape[3]),
-            ("NS", SIMDGROUPS),
-            tile,
-            ("CAUSAL", request.attention.causal),
-        ),
-        grid=(keys.shape[0] * keys.shape[1] * threads, tiles, 1),
-        threadgroup=(threads, 1, 1),
-        output_shapes=(output[0],),
-        output_dtypes=(output[1],),
-    )

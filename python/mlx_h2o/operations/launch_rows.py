@@ -8,8 +8,7 @@ from functools import lru_cache
 
 import mlx.core as mx
 
-from mlx_h2o.operations import kernels
-from mlx_h2o.operations.launch import LANES, Launch, TemplateArgument, Triple, params
+from mlx_h2o.operations.launch import LANES, Launch, Results, TemplateArguments, launch_of, params
 from mlx_h2o.operations.requests import (
     AccumulateRequest,
     PerSequence,
@@ -18,47 +17,39 @@ from mlx_h2o.operations.requests import (
 )
 
 SIMDGROUPS = 8  # of a threadgroup: few registers, so any GPU runs it
+_THREADS = SIMDGROUPS * LANES
 _NEVER = 2**31 - 1  # a position that no row has
+_NO_FLAGS: frozenset[str] = frozenset()
 
 
 def accumulate_scores(request: AccumulateRequest) -> Launch:
     """One thread per row and KV head; any number of queries and of heads."""
     batch, heads, rows = request.importance.shape
-    threads = SIMDGROUPS * LANES
-    return _launch(
-        "accumulate_scores",
-        {
-            "importance": request.importance,
-            "scores": request.scores,
-            "params": params(request.decay, 1 - request.decay),
-        },
-        grid=(-(-rows // threads) * threads, batch * heads, 1),
-        threadgroup=(threads, 1, 1),
-        outputs=(((batch, heads, rows), mx.float32),),
-        template=(("NS", SIMDGROUPS),),
+    given = {
+        "importance": request.importance,
+        "scores": request.scores,
+        "params": params(request.decay, 1 - request.decay),
+    }
+    grid = (-(-rows // _THREADS) * _THREADS, batch * heads, 1)
+    results = {"accumulated": ((batch, heads, rows), mx.float32)}
+    return launch_of(
+        "accumulate_scores", _NO_FLAGS, given, {"NS": SIMDGROUPS}, grid, _THREADS, results
     )
 
 
 def choose_row(request: RetentionRequest) -> Launch:
     """One threadgroup per head; ``request.count`` is 1."""
     batch, heads, _ = request.scores.shape
-    return _per_head(
-        "choose_row",
-        {"scores": request.scores, **_zones(request, request.sink_size)},
-        outputs=(((batch, heads, 1), mx.uint32),),
-        template=(("NS", SIMDGROUPS),),
-    )
+    given = {"scores": request.scores, **_zones(request, request.sink_size)}
+    return _per_head("choose_row", given, {"worst": ((batch, heads, 1), mx.uint32)})
 
 
 def keep_rows(request: RetentionRequest) -> Launch:
     """One threadgroup per head; fewer rows are dropped than there are."""
     batch, heads, rows = request.scores.shape
-    return _per_head(
-        "keep_rows",
-        {"scores": request.scores, **_zones(request, request.sink_size, request.count)},
-        outputs=(((batch, heads, rows - request.count), mx.uint32),),
-        template=(("NS", SIMDGROUPS),),
-    )
+    given = {"scores": request.scores, **_zones(request, request.sink_size, request.count)}
+    kept = (batch, heads, rows - request.count)
+    return _per_head("keep_rows", given, {"kept": (kept, mx.uint32)})
 
 
 def replace_row(request: ReplaceRequest, ranks: mx.array | None = None) -> Launch:
@@ -73,23 +64,16 @@ def replace_row(request: ReplaceRequest, ranks: mx.array | None = None) -> Launc
         **_zones(request, request.sink_size),
     }
     name = "replace_row"
-    template: list[TemplateArgument] = [("NS", SIMDGROUPS)]
     if isinstance(request.ranks, mx.array):
         ranks = request.ranks
     if ranks is not None:
         name, given["scores"] = "replace_row_ranked", ranks
-    else:
-        template.append(("AGE", request.ranks == "age"))
-    return _per_head(
-        name,
-        given,
-        outputs=(
-            ((batch, heads, 1), mx.uint32),
-            ((batch, heads, rows), mx.float32),
-            ((batch, heads, rows), mx.int32),
-        ),
-        template=tuple(template),
-    )
+    results = {
+        "worst": ((batch, heads, 1), mx.uint32),
+        "new_importance": ((batch, heads, rows), mx.float32),
+        "new_positions": ((batch, heads, rows), mx.int32),
+    }
+    return _per_head(name, given, results, by_age=ranks is None and request.ranks == "age")
 
 
 def _of_sequences(value: PerSequence, batch: int) -> mx.array:
@@ -118,66 +102,30 @@ def pack_rows(
     new_keys: mx.array, new_values: mx.array, *, bits: int, v_bits: int, group_size: int
 ) -> Launch:
     """One simdgroup per group of elements, keys [B, H, L, D] and values in one launch."""
-    rows = new_keys.shape[:3]
-    outputs: list[tuple[tuple[int, ...], mx.Dtype]] = []
+    results = {}
     groups = 0
-    for array, array_bits in ((new_keys, bits), (new_values, v_bits)):
-        size = array.shape[3]
+    for side, array, array_bits in (("key", new_keys, bits), ("value", new_values, v_bits)):
+        rows, size = array.shape[:3], array.shape[3]
         groups += array.size // group_size
-        pair = ((*rows, size // group_size), array.dtype)
-        outputs += [((*rows, size * array_bits // 32), mx.uint32), pair, pair]
-    return _launch(
-        "pack_rows",
-        {"new_keys": new_keys, "new_values": new_values},
-        grid=(groups * LANES, 1, 1),
-        threadgroup=(LANES, 1, 1),
-        outputs=tuple(outputs),
-        template=(
-            ("T", new_keys.dtype),
-            ("S", new_values.dtype),
-            ("KB", bits),
-            ("VB", v_bits),
-            ("G", group_size),
-        ),
-    )
+        results[f"{side}_words"] = (*rows, size * array_bits // 32), mx.uint32
+        for part in ("scales", "biases"):
+            results[f"{side}_{part}"] = (*rows, size // group_size), array.dtype
+    given = {"new_keys": new_keys, "new_values": new_values}
+    arguments: TemplateArguments = {
+        "T": new_keys.dtype,
+        "S": new_values.dtype,
+        "KB": bits,
+        "VB": v_bits,
+        "G": group_size,
+    }
+    grid = (groups * LANES, 1, 1)
+    return launch_of("pack_rows", _NO_FLAGS, given, arguments, grid, LANES, results)
 
 
 def _per_head(
-    name: str,
-    given: Mapping[str, mx.array],
-    *,
-    outputs: tuple[tuple[tuple[int, ...], mx.Dtype], ...],
-    template: tuple[TemplateArgument, ...],
+    name: str, given: Mapping[str, mx.array], results: Results, by_age: bool = False
 ) -> Launch:
     """One threadgroup per head of each sequence."""
     batch, heads, _ = given["positions"].shape
-    threads = SIMDGROUPS * LANES
-    grid = (batch * heads * threads, 1, 1)
-    return _launch(
-        name,
-        given,
-        grid=grid,
-        threadgroup=(threads, 1, 1),
-        outputs=outputs,
-        template=template,
-    )
-
-
-def _launch(
-    name: str,
-    given: Mapping[str, mx.array],
-    *,
-    grid: Triple,
-    threadgroup: Triple,
-    outputs: tuple[tuple[tuple[int, ...], mx.Dtype], ...],
-    template: tuple[TemplateArgument, ...],
-) -> Launch:
-    return Launch(
-        kernel=kernels.resolve(name, frozenset()),
-        given=given,
-        template=tuple(template),
-        grid=grid,
-        threadgroup=threadgroup,
-        output_shapes=tuple(shape for shape, _ in outputs),
-        output_dtypes=tuple(dtype for _, dtype in outputs),
-    )
+    grid, arguments = (batch * heads * _THREADS, 1, 1), {"NS": SIMDGROUPS, "AGE": by_age}
+    return launch_of(name, _NO_FLAGS, given, arguments, grid, _THREADS, results)

@@ -8,7 +8,7 @@ tries a tiny call and halves the number of simdgroups until MLX takes it.
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from functools import cache
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 
@@ -62,16 +62,7 @@ prefill_scores = _rows.prefill_scores
 
 @cache
 def _metal_kernel(kernel: Kernel) -> Callable[..., list[mx.array]]:
-    # Row contiguity is not asked for: that would copy a sliced cache on every step.
-    compiled = mx.fast.metal_kernel(
-        name=kernel.name,
-        input_names=list(kernel.inputs),
-        output_names=list(kernel.outputs),
-        source=kernel.source,
-        header=kernels.HEADER,
-        ensure_row_contiguous=False,
-    )
-    return cast(Callable[..., list[mx.array]], compiled)
+    return kernels.compiled(mx.fast.metal_kernel, kernel, kernels.HEADER)
 
 
 def _sizes_for(request: AttentionRequest) -> tuple[int, int]:

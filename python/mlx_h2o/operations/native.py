@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
@@ -26,6 +26,9 @@ from mlx_h2o.operations.requests import (
 )
 from mlx_h2o.operations.validate import runs_on_gpu
 
+if TYPE_CHECKING:
+    from mlx_h2o.operations.backends import Backend
+
 name = "native"
 
 
@@ -36,24 +39,7 @@ def refuses(request: AttentionRequest) -> str:
 
 def attention(request: AttentionRequest) -> AttentionResult:
     """Attention as ``fast`` documents it; keys are read once for queries and probes."""
-    keys, values, options = _rows(request)
-    results = iter(
-        _module().attention(
-            request.queries,
-            keys,
-            values,
-            scale=request.scale,
-            causal=request.causal,
-            mask=request.mask,
-            sinks=request.sinks,
-            probes=request.probes,
-            return_scores=request.return_scores,
-            return_lse=request.return_lse,
-            return_skipped=request.return_skipped,
-            stream=request.stream,
-            **options,
-        )
-    )
+    results = iter(_attend(request))
     return AttentionResult(
         next(results),
         next(results) if request.return_scores else None,
@@ -63,51 +49,53 @@ def attention(request: AttentionRequest) -> AttentionResult:
     )
 
 
-def _rows(request: AttentionRequest) -> tuple[list[mx.array], list[mx.array], dict[str, Any]]:
-    """The arrays of keys and of values, and the options of packed ones."""
-    keys, values = request.keys, request.values
-    if not (isinstance(keys, QuantizedRows) and isinstance(values, QuantizedRows)):
-        assert isinstance(keys, mx.array) and isinstance(values, mx.array)
-        return [keys], [values], {}
-    options = {
-        "bits": keys.bits,
-        "value_bits": values.bits,
-        "group_size": keys.group_size,
-        "sparse_threshold": request.sparse_v_threshold,
-    }
-    packed = ([rows.words, rows.scales, rows.biases] for rows in (keys, values))
-    return next(packed), next(packed), options
-
-
 def attention_and_accumulate(request: AttentionAccumulateRequest) -> tuple[mx.array, mx.array]:
     """Attention output and the new importance; the scores stay inside."""
-    attention = request.attention
-    keys, values, options = _rows(attention)
-    out, importance = _module().attention(
-        attention.queries,
-        keys,
-        values,
-        scale=attention.scale,
-        causal=attention.causal,
-        mask=attention.mask,
-        sinks=attention.sinks,
-        importance=request.importance,
-        decay=request.decay,
-        stream=attention.stream,
-        **options,
-    )
+    out, importance = _attend(request.attention, request.importance, request.decay)
     return out, importance
+
+
+def _attend(
+    request: AttentionRequest, importance: mx.array | None = None, decay: float = 0.0
+) -> list[mx.array]:
+    """The results of attention; with importance only the output and the new one."""
+    keys, values, bits, v_bits, group_size = request.keys, request.values, 8, 8, 64
+    if isinstance(keys, QuantizedRows) and isinstance(values, QuantizedRows):
+        bits, v_bits, group_size = keys.bits, values.bits, keys.group_size
+    found: list[mx.array] = _module().attention(
+        request.queries,
+        _parts(keys),
+        _parts(values),
+        scale=request.scale,
+        causal=request.causal,
+        mask=request.mask,
+        sinks=request.sinks,
+        probes=request.probes,
+        importance=importance,
+        decay=decay,
+        sparse_threshold=request.sparse_v_threshold,
+        bits=bits,
+        value_bits=v_bits,
+        group_size=group_size,
+        return_scores=request.return_scores and importance is None,
+        return_lse=request.return_lse,
+        return_skipped=request.return_skipped,
+        stream=request.stream,
+    )
+    return found
+
+
+def _parts(rows: mx.array | Packed | QuantizedRows) -> tuple[mx.array, ...]:
+    if isinstance(rows, QuantizedRows):
+        return rows.parts
+    return rows if isinstance(rows, tuple) else (rows,)
 
 
 def keep_indices(request: RetentionRequest) -> mx.array:
     """Slots of the rows to keep, uint32 [B, H, N - count], ascending."""
+    scores = request.scores
     slots: mx.array = _module().keep_indices(
-        request.scores,
-        request.positions,
-        keep=request.scores.shape[2] - request.count,
-        sink_size=request.sink_size,
-        recent_start=request.recent_start,
-        stream=request.stream,
+        scores, request.positions, keep=scores.shape[2] - request.count, **_zones(request)
     )
     return slots
 
@@ -115,14 +103,17 @@ def keep_indices(request: RetentionRequest) -> mx.array:
 def evict_indices(request: RetentionRequest) -> mx.array:
     """Slots of the ``count`` rows to drop, uint32 [B, H, count], the worst first."""
     slots: mx.array = _module().evict_indices(
-        request.scores,
-        request.positions,
-        count=request.count,
-        sink_size=request.sink_size,
-        recent_start=request.recent_start,
-        stream=request.stream,
+        request.scores, request.positions, count=request.count, **_zones(request)
     )
     return slots
+
+
+def _zones(request: RetentionRequest | ReplaceRequest) -> dict[str, Any]:
+    return {
+        "sink_size": request.sink_size,
+        "recent_start": request.recent_start,
+        "stream": request.stream,
+    }
 
 
 def accumulate_scores(request: AccumulateRequest) -> mx.array:
@@ -162,23 +153,20 @@ def replace_worst(request: ReplaceRequest) -> tuple[Any, ...]:
     if request.is_packed and isinstance(ranks, str) and ranks == "key_diversity":
         ranks = composed_cache.retention_of(request).scores
     given = isinstance(ranks, mx.array)
-    keys, values = request.keys, request.values
     results = _module().replace_worst(
-        [*keys] if request.is_packed else [keys],
-        [*values] if request.is_packed else [values],
+        _parts(request.keys),
+        _parts(request.values),
         request.importance,
         request.positions,
         request.new_keys,
         request.new_values,
         position=request.position,
-        sink_size=request.sink_size,
-        recent_start=request.recent_start,
         ranked_by="array" if given else ranks,
         ranks=ranks if given else None,
         bits=request.bits,
         group_size=request.group_size,
         value_bits=request.v_bits,
-        stream=request.stream,
+        **_zones(request),
     )
     if request.is_packed:
         return (tuple(results[:3]), tuple(results[3:6]), *results[6:])
@@ -188,8 +176,8 @@ def replace_worst(request: ReplaceRequest) -> tuple[Any, ...]:
 def quantize_append(request: QuantizeAppendRequest) -> tuple[Packed, Packed]:
     """Keys and values as ``fast`` documents them, in the memory of the inputs where it is free."""
     kw, ks, kb, vw, vs, vb = _module().quantize_append(
-        list(request.keys),
-        list(request.values),
+        request.keys,
+        request.values,
         request.new_keys,
         request.new_values,
         request.slots,
@@ -219,28 +207,11 @@ def compact_rows(
     return [one(each, kept, where, start, tail, stream=stream) for each in buffers]
 
 
-def merge_segments(
-    outs: Sequence[mx.array], lses: Sequence[mx.array], stream: StreamLike = None
-) -> tuple[mx.array, mx.array]:
-    """Output and lse of all segments of the rows."""
-    out, lse = _module().merge_segments([*outs], [*lses], stream=stream)
-    return out, lse
-
-
-def segment_rows(
-    tiers: Sequence[mx.array],
-    newest: mx.array,
-    bits: Sequence[int],
-    group_size: int,
-    slots: mx.array | None = None,
-    to: int = 0,
-    stream: StreamLike = None,
-) -> list[mx.array]:
-    """The rows in one form, in one operation."""
-    found: list[mx.array] = _module().segment_rows(
-        [*tiers], newest, [*bits], group_size, slots, to, stream=stream
-    )
-    return found
+def __getattr__(name: str) -> Any:
+    """The extension's own function, where it takes and returns what the definition does."""
+    if name in ("append_rows", "merge_segments", "segment_rows"):
+        return getattr(_module(), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 class Operations(resolved.Operations):
@@ -248,33 +219,17 @@ class Operations(resolved.Operations):
 
     importance_may_have_room = True
 
-    def append_rows(
-        self, buffers: list[mx.array], rows: list[mx.array], start: int
-    ) -> list[mx.array]:
-        found: list[mx.array] = _module().append_rows(buffers, rows, start)
-        return found
+    def __init__(self, named: str | None, candidates: Sequence[Backend]) -> None:
+        super().__init__(named, candidates)
+        self.output = _module().scaled_dot_product_attention
 
-    def output(
-        self,
-        queries: mx.array,
-        keys: mx.array,
-        values: mx.array,
-        *,
-        scale: float,
-        causal: bool = False,
-        mask: mx.array | None = None,
-        sinks: mx.array | None = None,
-    ) -> mx.array:
-        out: mx.array = _module().scaled_dot_product_attention(
-            queries, keys, values, scale=scale, causal=causal, mask=mask, sinks=sinks
-        )
-        return out
+    # Every option by its name: a dict of them would cost more than the rest of the call.
 
     def attention(
         self,
         queries: mx.array,
-        keys: mx.array | Packed,
-        values: mx.array | Packed,
+        keys: resolved.Rows,
+        values: resolved.Rows,
         *,
         scale: float,
         causal: bool = False,
@@ -310,8 +265,8 @@ class Operations(resolved.Operations):
     def attention_and_accumulate(
         self,
         queries: mx.array,
-        keys: mx.array | Packed,
-        values: mx.array | Packed,
+        keys: resolved.Rows,
+        values: resolved.Rows,
         importance: mx.array,
         *,
         scale: float,
@@ -323,7 +278,6 @@ class Operations(resolved.Operations):
         group_size: int = 64,
         v_bits: int = 8,
         sparse_v_threshold: float = 0.0,
-        stream: StreamLike = None,
     ) -> tuple[mx.array, mx.array]:
         out, updated = _module().attention(
             queries,
@@ -331,6 +285,6 @@ class Operations(resolved.Operations):
             values if isinstance(values, tuple) else (values,),
             scale=scale, causal=causal, mask=mask, sinks=sinks, importance=importance,
             decay=decay, sparse_threshold=sparse_v_threshold, bits=bits, value_bits=v_bits,
-            group_size=group_size, stream=stream,
+            group_size=group_size,
         )  # fmt: skip
         return out, updated

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from types import ModuleType
 
 import mlx.core as mx
@@ -45,13 +46,13 @@ def fault_of(module: ModuleType) -> str:
 def _state() -> tuple[ModuleType | None, str]:
     """The extension, or None and the reason."""
     try:
-        from mlx_h2o import _core
+        module = importlib.import_module("mlx_h2o._core")
+    except ModuleNotFoundError:
+        return None, "the extension mlx_h2o._core is not installed (built without a compiler?)"
     except ImportError as error:
-        if isinstance(error, ModuleNotFoundError) or "cannot import name" in str(error):
-            return None, "the extension mlx_h2o._core is not installed (built without a compiler?)"
         return None, f"the extension mlx_h2o._core cannot be loaded: {error}"
-    fault = fault_of(_core)
-    return (None, fault) if fault else (_core, "")
+    fault = fault_of(module)
+    return (None, fault) if fault else (module, "")
 
 
 def required() -> ModuleType:

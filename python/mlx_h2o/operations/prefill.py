@@ -11,12 +11,12 @@ from typing import Literal
 
 import mlx.core as mx
 
-from mlx_h2o.operations import arguments, composed, ema, validate
-from mlx_h2o.operations.backends import resolve
+from mlx_h2o.operations import arguments, composed, composed_prefill, ema, validate
+from mlx_h2o.operations.backends import serve
 from mlx_h2o.operations.requests import AttentionRequest, PrefillRequest
 from mlx_h2o.operations.validate import StreamLike, dtype_name
 
-__all__ = ["KINDS", "last_scores", "prefill_scores", "request"]
+__all__ = ["KINDS", "last_scores", "prefill_scores"]
 
 OP = "prefill_scores"
 KINDS = ("ema", "mass")
@@ -74,36 +74,6 @@ def prefill_scores(
         ValueError: shapes, dtypes, a mask, sinks or settings other than these.
         TypeError: an argument of another type altogether.
     """
-    made = request(
-        q,
-        k,
-        scale=scale,
-        mask=mask,
-        sinks=sinks,
-        kind=kind,
-        importance=importance,
-        decay=decay,
-        queries=queries,
-        stream=stream,
-    )
-    result: mx.array = resolve(made.stream, op=OP).function(OP)(made)
-    return result
-
-
-def request(
-    q: mx.array,
-    k: mx.array,
-    *,
-    scale: float,
-    mask: mx.array | str | None = None,
-    sinks: mx.array | None = None,
-    kind: Literal["ema", "mass"] = "ema",
-    importance: mx.array | None = None,
-    decay: float = 0.95,
-    queries: int = ema.MAX_QUERIES,
-    stream: StreamLike = None,
-) -> PrefillRequest:
-    """Check the arguments of ``prefill_scores``."""
     attention = _request(q, k, scale, mask, sinks, stream)
     if kind not in KINDS:
         raise ValueError(f"[{OP}] kind is {kind!r}, expected 'ema' or 'mass'.")
@@ -115,7 +85,8 @@ def request(
         _check_importance(arguments.array(OP, "importance", importance), kind, k.shape[:3])
     if kind == "ema":
         attention = _last_queries(attention, queries)
-    return PrefillRequest(attention, kind, importance, decay)
+    request = PrefillRequest(attention, kind, importance, decay)
+    return serve(composed_prefill.prefill_scores, request)
 
 
 def last_scores(

@@ -5,25 +5,22 @@ Re-exported by ``fast``.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
 import mlx.core as mx
 
 from mlx_h2o.operations import arguments
-from mlx_h2o.operations.backends import resolve
-from mlx_h2o.operations.requests import AttentionRequest
+from mlx_h2o.operations.backends import attended
+from mlx_h2o.operations.requests import AttentionRequest, Packed
 from mlx_h2o.operations.validate import StreamLike, attention_request, dtype_name
-from mlx_h2o.operations.validate_quantized import quantized_attention_request
 
 WITH_PROBES = "scaled_dot_product_attention_with_probes"
-
-# Words, scales and biases, as mx.quantize gives them.
-Packed = Sequence[mx.array]
 
 
 def scaled_dot_product_attention_with_probes(
     q: mx.array,
-    k: mx.array | Packed,
-    v: mx.array | Packed,
+    k: mx.array | Sequence[mx.array],
+    v: mx.array | Sequence[mx.array],
     probes: mx.array,
     *,
     scale: float,
@@ -34,7 +31,7 @@ def scaled_dot_product_attention_with_probes(
     sinks: mx.array | None = None,
     sparse_v_threshold: float = 0.0,
     stream: StreamLike = None,
-) -> tuple[mx.array, mx.array, mx.array, mx.array]:
+) -> tuple[mx.array, ...]:
     """Attention with its scores, and the scores of further queries in the same read of the keys.
 
     A probe is a query that belongs to a KV head and takes no part in the output; such as the mean
@@ -65,73 +62,31 @@ def scaled_dot_product_attention_with_probes(
         TypeError: an argument that is not an array, a tuple or list of arrays, a number or a stream
             where one is expected.
     """
-    request = _request(
-        q, k, v, scale, bits, group_size, v_bits, mask, sinks, sparse_v_threshold, stream
-    )
-    _check_probes(arguments.array(WITH_PROBES, "probes", probes), request)
-    operations = resolve(request.stream, op=WITH_PROBES)
-    request = replace(request, probes=probes)
-    out, scores, lse, _, found = operations.serve_attention(request, WITH_PROBES)
-    assert scores is not None and lse is not None and found is not None
-    return out, scores, lse, found
-
-
-def _request(
-    q: mx.array,
-    k: mx.array | Packed,
-    v: mx.array | Packed,
-    scale: float,
-    bits: int,
-    group_size: int,
-    v_bits: int | None,
-    mask: mx.array | str | None,
-    sinks: mx.array | None,
-    sparse_v_threshold: float,
-    stream: StreamLike,
-) -> AttentionRequest:
-    op = WITH_PROBES
-    keys, values = _packed("keys", k), _packed("values", v)
-    if keys is not None and values is not None:
-        return quantized_attention_request(
-            q,
-            keys,
-            values,
-            scale=scale,
-            bits=bits,
-            group_size=group_size,
-            v_bits=v_bits,
-            mask=mask,
-            sinks=sinks,
-            sparse_v_threshold=sparse_v_threshold,
-            return_lse=True,
-            stream=stream,
-            op=op,
-        )
-    if keys is not None or values is not None:
-        packed, dense = ("keys", "values") if values is None else ("values", "keys")
-        raise ValueError(f"[{op}] {packed} are packed and {dense} are not, expected both or none.")
-    if arguments.number(op, "sparse_v_threshold", sparse_v_threshold) != 0:
+    op, keys, values = WITH_PROBES, _packed("keys", k), _packed("values", v)
+    if isinstance(keys, tuple) != isinstance(values, tuple):
+        names = ("keys", "values") if isinstance(keys, tuple) else ("values", "keys")
         raise ValueError(
-            f"[{op}] sparse_v_threshold is {sparse_v_threshold}, "
+            f"[{op}] {names[0]} are packed and {names[1]} are not, expected both or none."
+        )
+    sparse = sparse_v_threshold
+    if not isinstance(keys, tuple) and arguments.number(op, "sparse_v_threshold", sparse) != 0:
+        raise ValueError(
+            f"[{op}] sparse_v_threshold is {sparse}, "
             "expected 0 for keys and values that are not packed."
         )
-    return attention_request(
-        q,
-        arguments.array(op, "keys", k),
-        arguments.array(op, "values", v),
-        scale=scale,
-        mask=mask,
-        sinks=sinks,
-        return_lse=True,
-        stream=stream,
-        op=op,
-    )
+    request = attention_request(
+        q, keys, values, scale=scale, packed=isinstance(keys, tuple), mask=mask, sinks=sinks,
+        bits=bits, group_size=group_size, v_bits=v_bits, sparse_v_threshold=sparse,
+        return_lse=True, stream=stream, op=op,
+    )  # fmt: skip
+    _check_probes(arguments.array(op, "probes", probes), request)
+    return attended(replace(request, probes=probes), op)
 
 
-def _packed(name: str, rows: mx.array | Packed) -> tuple[mx.array, mx.array, mx.array] | None:
-    """The three arrays of packed rows; None of an array."""
+def _packed(name: str, rows: mx.array | Sequence[mx.array]) -> mx.array | Packed:
+    """The three arrays of packed rows, or the array."""
     if not isinstance(rows, (tuple, list)):
-        return None
+        return cast(mx.array, rows)
     if len(rows) != 3:
         raise ValueError(
             f"[{WITH_PROBES}] {name} are {len(rows)} arrays, expected 3: words, scales and biases."

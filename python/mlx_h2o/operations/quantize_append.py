@@ -2,9 +2,9 @@
 
 import mlx.core as mx
 
-from mlx_h2o.operations import arguments
+from mlx_h2o.operations import arguments, composed_cache
 from mlx_h2o.operations.arguments import FLOATS, StreamLike, dtype_name
-from mlx_h2o.operations.backends import resolve
+from mlx_h2o.operations.backends import serve
 from mlx_h2o.operations.requests import Packed, QuantizeAppendRequest
 
 __all__ = ["quantize_append"]
@@ -52,42 +52,15 @@ def quantize_append(
         ValueError: shapes, dtypes or numbers other than these.
         TypeError: an argument that is not an array or an integer where one is expected.
     """
-    request = _request(
-        quantised_keys,
-        quantised_values,
-        new_keys,
-        new_values,
-        slots,
-        bits=bits,
-        group_size=group_size,
-        v_bits=v_bits,
-        stream=stream,
-    )
-    result: tuple[Packed, Packed] = resolve(request.stream, op=_OP).function(_OP)(request)
-    return result
-
-
-def _request(
-    keys: Packed,
-    values: Packed,
-    new_keys: mx.array,
-    new_values: mx.array,
-    slots: mx.array,
-    *,
-    bits: int,
-    group_size: int,
-    v_bits: int | None,
-    stream: StreamLike,
-) -> QuantizeAppendRequest:
     bits, value_bits, group_size = arguments.packing(_OP, bits, v_bits, group_size)
     new_rows = _check_new_rows(new_keys, new_values)
-    stored = [
-        _check_packed("keys", keys, new_keys, bits, group_size),
-        _check_packed("values", values, new_values, value_bits, group_size),
+    counts = [
+        _check_packed("keys", quantised_keys, new_keys, bits, group_size),
+        _check_packed("values", quantised_values, new_values, value_bits, group_size),
     ]
-    if stored[0] != stored[1]:
+    if counts[0] != counts[1]:
         raise ValueError(
-            f"[{_OP}] keys and values have {stored[0]} and {stored[1]} rows, expected the same."
+            f"[{_OP}] keys and values have {counts[0]} and {counts[1]} rows, expected the same."
         )
     slots = arguments.array(_OP, "slots", slots)
     if slots.shape != new_rows or slots.dtype != mx.uint32:
@@ -96,10 +69,20 @@ def _request(
             f"expected uint32 [B, H, L] = {new_rows}."
         )
     place = arguments.stream(_OP, stream)
-    k, v = (keys[0], keys[1], keys[2]), (values[0], values[1], values[2])
-    return QuantizeAppendRequest(
-        k, v, new_keys, new_values, slots, bits, group_size, value_bits, place
-    )
+    stored_keys, stored_values = _three(quantised_keys), _three(quantised_values)
+    return serve(
+        composed_cache.quantize_append,
+        QuantizeAppendRequest(
+            stored_keys, stored_values, new_keys, new_values, slots, bits, group_size, value_bits,
+            place,
+        ),
+    )  # fmt: skip
+
+
+def _three(packed: Packed) -> Packed:
+    """``mx.quantize`` returns a list."""
+    words, scales, biases = packed
+    return words, scales, biases
 
 
 def _check_new_rows(new_keys: mx.array, new_values: mx.array) -> tuple[int, ...]:

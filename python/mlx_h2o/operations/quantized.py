@@ -1,104 +1,10 @@
 """Attention over quantised keys and values, with its scores; re-exported by ``fast``."""
 
-from typing import Literal, overload
-
 import mlx.core as mx
 
-from mlx_h2o.operations.backends import resolve
-from mlx_h2o.operations.validate import StreamLike
-from mlx_h2o.operations.validate_quantized import QUANTIZED_ATTENTION, quantized_attention_request
-
-
-@overload
-def scaled_dot_product_attention_quantized_with_scores(
-    q: mx.array,
-    k_w: mx.array,
-    k_s: mx.array,
-    k_b: mx.array,
-    v_w: mx.array,
-    v_s: mx.array,
-    v_b: mx.array,
-    *,
-    scale: float,
-    bits: int = 8,
-    group_size: int = 64,
-    v_bits: int | None = None,
-    mask: mx.array | str | None = None,
-    sinks: mx.array | None = None,
-    sparse_v_threshold: float = 0.0,
-    return_lse: Literal[False] = False,
-    return_skipped: Literal[False] = False,
-    stream: StreamLike = None,
-) -> tuple[mx.array, mx.array]: ...
-
-
-@overload
-def scaled_dot_product_attention_quantized_with_scores(
-    q: mx.array,
-    k_w: mx.array,
-    k_s: mx.array,
-    k_b: mx.array,
-    v_w: mx.array,
-    v_s: mx.array,
-    v_b: mx.array,
-    *,
-    scale: float,
-    bits: int = 8,
-    group_size: int = 64,
-    v_bits: int | None = None,
-    mask: mx.array | str | None = None,
-    sinks: mx.array | None = None,
-    sparse_v_threshold: float = 0.0,
-    return_lse: Literal[True],
-    return_skipped: Literal[False] = False,
-    stream: StreamLike = None,
-) -> tuple[mx.array, mx.array, mx.array]: ...
-
-
-@overload
-def scaled_dot_product_attention_quantized_with_scores(
-    q: mx.array,
-    k_w: mx.array,
-    k_s: mx.array,
-    k_b: mx.array,
-    v_w: mx.array,
-    v_s: mx.array,
-    v_b: mx.array,
-    *,
-    scale: float,
-    bits: int = 8,
-    group_size: int = 64,
-    v_bits: int | None = None,
-    mask: mx.array | str | None = None,
-    sinks: mx.array | None = None,
-    sparse_v_threshold: float = 0.0,
-    return_lse: Literal[False] = False,
-    return_skipped: Literal[True],
-    stream: StreamLike = None,
-) -> tuple[mx.array, mx.array, mx.array]: ...
-
-
-@overload
-def scaled_dot_product_attention_quantized_with_scores(
-    q: mx.array,
-    k_w: mx.array,
-    k_s: mx.array,
-    k_b: mx.array,
-    v_w: mx.array,
-    v_s: mx.array,
-    v_b: mx.array,
-    *,
-    scale: float,
-    bits: int = 8,
-    group_size: int = 64,
-    v_bits: int | None = None,
-    mask: mx.array | str | None = None,
-    sinks: mx.array | None = None,
-    sparse_v_threshold: float = 0.0,
-    return_lse: Literal[True],
-    return_skipped: Literal[True],
-    stream: StreamLike = None,
-) -> tuple[mx.array, mx.array, mx.array, mx.array]: ...
+from mlx_h2o.operations.backends import attended
+from mlx_h2o.operations.validate import StreamLike, attention_request
+from mlx_h2o.operations.validate_quantized import QUANTIZED_ATTENTION
 
 
 def scaled_dot_product_attention_quantized_with_scores(
@@ -120,11 +26,7 @@ def scaled_dot_product_attention_quantized_with_scores(
     return_lse: bool = False,
     return_skipped: bool = False,
     stream: StreamLike = None,
-) -> (
-    tuple[mx.array, mx.array]
-    | tuple[mx.array, mx.array, mx.array]
-    | tuple[mx.array, mx.array, mx.array, mx.array]
-):
+) -> tuple[mx.array, ...]:
     """``scaled_dot_product_attention_with_scores`` of keys and values that ``mx.quantize`` packed.
 
     The kernels dequantise in registers (AtomGradient 2026, section 3.5) and write nothing dense to
@@ -168,11 +70,12 @@ def scaled_dot_product_attention_quantized_with_scores(
             named back end that cannot serve the call.
         TypeError: an argument that is not an array, a number or a stream where one is expected.
     """
-    request = quantized_attention_request(
+    request = attention_request(
         q,
         (k_w, k_s, k_b),
         (v_w, v_s, v_b),
         scale=scale,
+        packed=True,
         bits=bits,
         group_size=group_size,
         v_bits=v_bits,
@@ -182,11 +85,6 @@ def scaled_dot_product_attention_quantized_with_scores(
         return_lse=return_lse,
         return_skipped=return_skipped,
         stream=stream,
+        op=QUANTIZED_ATTENTION,
     )
-    operations = resolve(request.stream, op=QUANTIZED_ATTENTION)
-    out, scores, lse, skipped, _ = operations.serve_attention(request, QUANTIZED_ATTENTION)
-    assert scores is not None
-    if not return_lse:
-        return (out, scores) if skipped is None else (out, scores, skipped)
-    assert lse is not None
-    return (out, scores, lse) if skipped is None else (out, scores, lse, skipped)
+    return attended(request, QUANTIZED_ATTENTION)

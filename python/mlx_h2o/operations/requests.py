@@ -35,6 +35,10 @@ class QuantizedRows:
     group_size: int
 
     @property
+    def parts(self) -> Packed:
+        return self.words, self.scales, self.biases
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """[B, Hkv, N, D] of what is packed."""
         return (*self.words.shape[:3], self.words.shape[3] * 32 // self.bits)
@@ -155,9 +159,9 @@ class ReplaceRequest(NamedTuple):
     new_keys: mx.array
     new_values: mx.array
     position: PerSequence
-    sink_size: int
-    recent_start: PerSequence | None
-    ranks: mx.array | RankName
+    sink_size: int = 0
+    recent_start: PerSequence | None = None
+    ranks: mx.array | RankName = "importance"
     stream: StreamLike = None
     bits: int = 8
     v_bits: int = 8

@@ -75,14 +75,7 @@ class RowKernels:
         new: tuple[composed_cache.Stored, composed_cache.Stored]
         new = request.new_keys, request.new_values
         if request.is_packed:
-            new = self.pack_rows(
-                request.new_keys,
-                request.new_values,
-                bits=request.bits,
-                v_bits=request.v_bits,
-                group_size=request.group_size,
-                stream=request.stream,
-            )
+            new = self._packed(request)
         return composed_cache.replaced(request, slots, new, (importance, positions))
 
     def pack_rows(
@@ -106,7 +99,10 @@ class RowKernels:
         """The same, written into their slots by a scatter of each part."""
         if not self._serves(request.stream):
             return composed_cache.quantize_append(request)
-        packed = self.pack_rows(
+        return composed_cache.appended(request, *self._packed(request))
+
+    def _packed(self, request: ReplaceRequest | QuantizeAppendRequest) -> tuple[Packed, Packed]:
+        return self.pack_rows(
             request.new_keys,
             request.new_values,
             bits=request.bits,
@@ -114,7 +110,6 @@ class RowKernels:
             group_size=request.group_size,
             stream=request.stream,
         )
-        return composed_cache.appended(request, *packed)
 
     def prefill_scores(self, request: PrefillRequest) -> mx.array:
         """The scores of a chunk in one kernel, its mass in two; other head sizes, composed."""

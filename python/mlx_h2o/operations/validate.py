@@ -4,6 +4,8 @@ Every error is raised here, before a back end is chosen, so that all of them ref
 calls with the same words. Texts begin with the operation's name in brackets, as MLX's do.
 """
 
+from typing import Any
+
 import mlx.core as mx
 
 from mlx_h2o.operations import arguments
@@ -11,7 +13,9 @@ from mlx_h2o.operations.arguments import FLOATS as FLOATS
 from mlx_h2o.operations.arguments import StreamLike as StreamLike
 from mlx_h2o.operations.arguments import dtype_name as dtype_name
 from mlx_h2o.operations.requests import AttentionRequest as AttentionRequest
+from mlx_h2o.operations.requests import QuantizedRows
 from mlx_h2o.operations.requests import RetentionRequest as RetentionRequest
+from mlx_h2o.operations.validate_quantized import check_together, quantized_rows
 
 ATTENTION = "scaled_dot_product_attention_with_scores"
 
@@ -47,39 +51,17 @@ def _check_shapes(op: str, queries: Shape, keys: Shape, values: Shape) -> None:
         ("values", values, "[B, Hkv, N, Dv]"),
     )
     for name, shape, layout in named:
-        if len(shape) != 4:
-            raise ValueError(f"[{op}] {name} have {len(shape)} dimensions, expected 4 {layout}.")
+        arguments.dimensions(op, name, shape, layout)
     for name, shape, layout in named:
-        if 0 in shape:
-            raise ValueError(
-                f"[{op}] {name} are empty: found shape {shape}, "
-                f"expected every size of {layout} to be at least 1."
-            )
-    same = (
-        ("queries and keys have batch sizes", queries[0], keys[0]),
-        ("keys and values have batch sizes", keys[0], values[0]),
-        ("queries and keys have head sizes", queries[3], keys[3]),
-        ("keys and values have head counts", keys[1], values[1]),
-        ("keys and values have lengths", keys[2], values[2]),
-    )
-    for what, one, other in same:
-        if one != other:
-            raise ValueError(f"[{op}] {what} {one} and {other}, expected the same.")
-    if queries[1] % keys[1]:
-        raise ValueError(
-            f"[{op}] queries have {queries[1]} heads, "
-            f"expected a multiple of the {keys[1]} heads of the keys."
-        )
+        arguments.not_empty(op, name, shape, layout)
+    check_together(op, queries, keys, values)
 
 
 def _check_dtypes(op: str, queries: mx.Dtype, keys: mx.Dtype, values: mx.Dtype) -> None:
     if queries == keys == values and queries in FLOATS:
         return
     for name, dtype in (("queries", queries), ("keys", keys), ("values", values)):
-        if dtype not in FLOATS:
-            raise ValueError(
-                f"[{op}] {name} are {dtype_name(dtype)}, expected float32, float16 or bfloat16."
-            )
+        arguments.floats(op, name, dtype)
     found = ", ".join(map(dtype_name, (queries, keys, values)))
     raise ValueError(
         f"[{op}] queries, keys and values are {found}, expected the same dtype of all three."
@@ -103,7 +85,7 @@ def _check_mask(op: str, mask: mx.array, shape: Shape) -> None:
         )
 
 
-def placed_mask(
+def _placed_mask(
     op: str, mask: mx.array | str | None, shape: Shape, stream: StreamLike
 ) -> tuple[bool, float, mx.array | None]:
     """``causal``, ``mask_threshold`` and ``mask`` of a request, from the argument ``mask``."""
@@ -118,71 +100,82 @@ def placed_mask(
     return False, threshold, mx.broadcast_to(mask, shape, stream=stream)
 
 
-def check_sinks(op: str, sinks: mx.array, heads: int) -> None:
+def _check_sinks(op: str, sinks: mx.array, heads: int) -> None:
     """Raise ValueError where ``sinks`` are not float [Hq]."""
-    if sinks.dtype not in FLOATS:
-        raise ValueError(
-            f"[{op}] sinks are {dtype_name(sinks.dtype)}, expected float32, float16 or bfloat16."
-        )
+    arguments.floats(op, "sinks", sinks.dtype)
     if sinks.shape != (heads,):
         raise ValueError(f"[{op}] sinks have shape {sinks.shape}, expected [Hq] = ({heads},).")
 
 
 def attention_request(
     queries: mx.array,
-    keys: mx.array,
-    values: mx.array,
+    keys: Any,
+    values: Any,
     *,
     scale: float,
+    packed: bool = False,
     mask: mx.array | str | None = None,
     sinks: mx.array | None = None,
+    bits: int = 8,
+    group_size: int = 64,
+    v_bits: int | None = None,
+    sparse_v_threshold: float = 0.0,
     return_scores: bool = True,
     return_lse: bool = False,
+    return_skipped: bool = False,
     stream: StreamLike = None,
     op: str = ATTENTION,
 ) -> AttentionRequest:
-    """Check the arguments of attention. Raises TypeError and ValueError as ``fast`` documents."""
+    """Check the arguments of attention; ``packed`` rows are tuples of words, scales and biases.
+
+    Raises TypeError and ValueError as ``fast`` documents.
+    """
     queries = arguments.array(op, "queries", queries)
-    keys = arguments.array(op, "keys", keys)
-    values = arguments.array(op, "values", values)
-    query_shape, key_shape = queries.shape, keys.shape
-    _check_shapes(op, query_shape, key_shape, values.shape)
-    _check_dtypes(op, queries.dtype, keys.dtype, values.dtype)
+    rows: tuple[mx.array | QuantizedRows, mx.array | QuantizedRows]
+    if packed:
+        rows = quantized_rows(op, queries, keys, values, bits, v_bits, group_size)
+    else:
+        keys, values = arguments.array(op, "keys", keys), arguments.array(op, "values", values)
+        _check_shapes(op, queries.shape, keys.shape, values.shape)
+        _check_dtypes(op, queries.dtype, keys.dtype, values.dtype)
+        rows = keys, values
     number = arguments.number(op, "scale", scale)
+    sparse = arguments.number(op, "sparse_v_threshold", sparse_v_threshold)
+    if not 0 <= sparse < 1:
+        raise ValueError(
+            f"[{op}] sparse_v_threshold is {sparse}, expected 0 (off) or more, and below 1."
+        )
     place = arguments.stream(op, stream)
-    shape = (*query_shape[:3], key_shape[2])
-    causal, threshold, pairs = placed_mask(op, mask, shape, place)
+    shape = (*queries.shape[:3], rows[0].shape[2])
+    causal, threshold, pairs = _placed_mask(op, mask, shape, place)
     if sinks is not None:
-        check_sinks(op, arguments.array(op, "sinks", sinks), query_shape[1])
+        _check_sinks(op, arguments.array(op, "sinks", sinks), queries.shape[1])
     return AttentionRequest(
         queries=queries,
-        keys=keys,
-        values=values,
+        keys=rows[0],
+        values=rows[1],
         scale=number,
         causal=causal,
         mask=pairs,
         sinks=sinks,
         mask_threshold=threshold,
+        sparse_v_threshold=sparse,
         return_scores=bool(return_scores),
         return_lse=bool(return_lse),
+        return_skipped=bool(return_skipped),
         stream=place,
     )
 
 
 def _check_rows(op: str, scores: mx.array, positions: mx.array) -> int:
     for name, array in (("scores", scores), ("positions", positions)):
-        if array.ndim != 3:
-            raise ValueError(f"[{op}] {name} have {array.ndim} dimensions, expected 3 [B, H, N].")
+        arguments.dimensions(op, name, array.shape, "[B, H, N]")
     if scores.shape != positions.shape:
         raise ValueError(
             f"[{op}] scores and positions have shapes {scores.shape} and {positions.shape}, "
             "expected the same."
         )
-    if 0 in scores.shape:
-        raise ValueError(
-            f"[{op}] scores are empty: found shape {scores.shape}, "
-            "expected every size of [B, H, N] to be at least 1."
-        )
+    arguments.not_empty(op, "scores", scores.shape, "[B, H, N]")
     if scores.dtype != mx.float32:
         raise ValueError(f"[{op}] scores are {dtype_name(scores.dtype)}, expected float32.")
     if positions.dtype != mx.int32:
@@ -190,7 +183,7 @@ def _check_rows(op: str, scores: mx.array, positions: mx.array) -> int:
     return int(scores.shape[2])
 
 
-def _retention(
+def retention_request(
     op: str,
     scores: mx.array,
     positions: mx.array,
@@ -200,6 +193,7 @@ def _retention(
     recent_start: int | mx.array | None,
     stream: StreamLike,
 ) -> RetentionRequest:
+    """Check the arguments of ``keep_indices`` or ``evict_indices``, whose ``number`` has a name."""
     scores = arguments.array(op, "scores", scores)
     positions = arguments.array(op, "positions", positions)
     rows = _check_rows(op, scores, positions)
@@ -209,31 +203,3 @@ def _retention(
     zones = arguments.zones(op, sink_size, recent_start, scores.shape[0])
     count = rows - number if name == "keep" else number
     return RetentionRequest(scores, positions, count, *zones, arguments.stream(op, stream))
-
-
-def keep_request(
-    scores: mx.array,
-    positions: mx.array,
-    *,
-    keep: int,
-    sink_size: int = 0,
-    recent_start: int | mx.array | None = None,
-    stream: StreamLike = None,
-) -> RetentionRequest:
-    """Check the arguments of ``keep_indices``."""
-    zones = (sink_size, recent_start)
-    return _retention("keep_indices", scores, positions, "keep", keep, *zones, stream)
-
-
-def evict_request(
-    scores: mx.array,
-    positions: mx.array,
-    *,
-    count: int = 1,
-    sink_size: int = 0,
-    recent_start: int | mx.array | None = None,
-    stream: StreamLike = None,
-) -> RetentionRequest:
-    """Check the arguments of ``evict_indices``."""
-    zones = (sink_size, recent_start)
-    return _retention("evict_indices", scores, positions, "count", count, *zones, stream)

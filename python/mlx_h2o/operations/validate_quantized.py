@@ -1,48 +1,19 @@
-"""Checks of attention's arguments where rows are packed, or may be."""
+"""Checks of attention's arguments where rows are packed."""
+
+from typing import Any
 
 import mlx.core as mx
 
 from mlx_h2o.operations import arguments
 from mlx_h2o.operations.arguments import BITS as BITS
+from mlx_h2o.operations.arguments import FLOATS, dtype_name
 from mlx_h2o.operations.arguments import GROUP_SIZES as GROUP_SIZES
-from mlx_h2o.operations.requests import AttentionRequest, QuantizedRows
-from mlx_h2o.operations.validate import (
-    FLOATS,
-    Shape,
-    StreamLike,
-    check_sinks,
-    dtype_name,
-    placed_mask,
-)
+from mlx_h2o.operations.requests import Packed, QuantizedRows
 
 QUANTIZED_ATTENTION = "scaled_dot_product_attention_quantized_with_scores"
 
 
-def _check_queries(op: str, queries: mx.array) -> None:
-    if queries.ndim != 4:
-        raise ValueError(
-            f"[{op}] queries have {queries.ndim} dimensions, expected 4 [B, Hq, Lq, D]."
-        )
-    if 0 in queries.shape:
-        raise ValueError(
-            f"[{op}] queries are empty: found shape {queries.shape}, "
-            "expected every size of [B, Hq, Lq, D] to be at least 1."
-        )
-    if queries.dtype not in FLOATS:
-        raise ValueError(
-            f"[{op}] queries are {dtype_name(queries.dtype)}, "
-            "expected float32, float16 or bfloat16."
-        )
-
-
-def packed_rows(
-    op: str,
-    name: str,
-    rows: tuple[object, object, object],
-    *,
-    bits: int,
-    group_size: int,
-) -> QuantizedRows:
+def _packed_rows(op: str, name: str, rows: Packed, bits: int, group_size: int) -> QuantizedRows:
     """Check that words, scales and biases make rows [B, Hkv, N, D] together.
 
     ``name`` is that of one row in messages, "key" or "value".
@@ -50,10 +21,7 @@ def packed_rows(
     arrays = []
     for part, array in zip(("words", "scales", "biases"), rows, strict=True):
         found = arguments.array(op, f"{name} {part}", array)
-        if found.ndim != 4:
-            raise ValueError(
-                f"[{op}] {name} {part} have {found.ndim} dimensions, expected 4 [B, Hkv, N, ...]."
-            )
+        arguments.dimensions(op, f"{name} {part}", found.shape, "[B, Hkv, N, ...]")
         if 0 in found.shape:
             raise ValueError(
                 f"[{op}] {name} {part} are empty: found shape {found.shape}, "
@@ -85,8 +53,10 @@ def packed_rows(
     return QuantizedRows(words, scales, biases, bits, group_size)
 
 
-def _check_together(op: str, queries: Shape, keys: QuantizedRows, values: QuantizedRows) -> None:
-    k, v = keys.shape, values.shape
+def check_together(
+    op: str, queries: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]
+) -> None:
+    """Whether the sizes of queries, keys and values, packed or not, fit each other."""
     same = (
         ("queries and keys have batch sizes", queries[0], k[0]),
         ("keys and values have batch sizes", k[0], v[0]),
@@ -102,63 +72,42 @@ def _check_together(op: str, queries: Shape, keys: QuantizedRows, values: Quanti
             f"[{op}] queries have {queries[1]} heads, "
             f"expected a multiple of the {k[1]} heads of the keys."
         )
-    if keys.scales.dtype != values.scales.dtype:
-        raise ValueError(
-            f"[{op}] key scales and value scales are {dtype_name(keys.scales.dtype)} and "
-            f"{dtype_name(values.scales.dtype)}, expected the same dtype."
-        )
 
 
-def quantized_attention_request(
+def quantized_rows(
+    op: str,
     queries: mx.array,
-    keys: tuple[mx.array, mx.array, mx.array],
-    values: tuple[mx.array, mx.array, mx.array],
-    *,
-    scale: float,
-    bits: int = 8,
-    group_size: int = 64,
-    v_bits: int | None = None,
-    mask: mx.array | str | None = None,
-    sinks: mx.array | None = None,
-    sparse_v_threshold: float = 0.0,
-    return_scores: bool = True,
-    return_lse: bool = False,
-    return_skipped: bool = False,
-    stream: StreamLike = None,
-    op: str = QUANTIZED_ATTENTION,
-) -> AttentionRequest:
-    """Check the arguments of quantised attention; ``keys`` and ``values`` are (words, scales,
-    biases). Raises TypeError and ValueError as ``fast`` documents.
-    """
-    queries = arguments.array(op, "queries", queries)
-    _check_queries(op, queries)
+    keys: Packed,
+    values: Packed,
+    bits: int,
+    v_bits: int | None,
+    group_size: int,
+) -> tuple[QuantizedRows, QuantizedRows]:
+    """Check packed keys and values, and that they fit the queries."""
+    arguments.dimensions(op, "queries", queries.shape, "[B, Hq, Lq, D]")
+    arguments.not_empty(op, "queries", queries.shape, "[B, Hq, Lq, D]")
+    arguments.floats(op, "queries", queries.dtype)
     bits, value_bits, group_size = arguments.packing(op, bits, v_bits, group_size)
-    packed_keys = packed_rows(op, "key", keys, bits=bits, group_size=group_size)
-    packed_values = packed_rows(op, "value", values, bits=value_bits, group_size=group_size)
-    _check_together(op, queries.shape, packed_keys, packed_values)
-    number = arguments.number(op, "scale", scale)
-    threshold = arguments.number(op, "sparse_v_threshold", sparse_v_threshold)
-    if not 0 <= threshold < 1:
+    k = _packed_rows(op, "key", keys, bits, group_size)
+    v = _packed_rows(op, "value", values, value_bits, group_size)
+    check_together(op, queries.shape, k.shape, v.shape)
+    if k.scales.dtype != v.scales.dtype:
         raise ValueError(
-            f"[{op}] sparse_v_threshold is {threshold}, expected 0 (off) or more, and below 1."
+            f"[{op}] key scales and value scales are {dtype_name(k.scales.dtype)} and "
+            f"{dtype_name(v.scales.dtype)}, expected the same dtype."
         )
-    place = arguments.stream(op, stream)
-    shape = (*queries.shape[:3], packed_keys.shape[2])
-    causal, mask_threshold, pairs = placed_mask(op, mask, shape, place)
-    if sinks is not None:
-        check_sinks(op, arguments.array(op, "sinks", sinks), queries.shape[1])
-    return AttentionRequest(
-        queries=queries,
-        keys=packed_keys,
-        values=packed_values,
-        scale=number,
-        causal=causal,
-        mask=pairs,
-        sinks=sinks,
-        mask_threshold=mask_threshold,
-        sparse_v_threshold=threshold,
-        return_scores=bool(return_scores),
-        return_lse=bool(return_lse),
-        return_skipped=bool(return_skipped),
-        stream=place,
+    return k, v
+
+
+def packed_pair(op: str, keys: Any, values: Any) -> tuple[Any, Any]:
+    """Keys and values that are both packed, as tuples, or both not; ``mx.quantize`` makes lists."""
+    keys, values = (
+        tuple(rows) if isinstance(rows, list) and len(rows) == 3 else rows
+        for rows in (keys, values)
     )
+    if isinstance(keys, tuple) != isinstance(values, tuple):
+        raise TypeError(
+            f"[{op}] keys and values are {type(keys).__name__} and {type(values).__name__}, "
+            "expected two arrays, or two tuples of words, scales and biases."
+        )
+    return keys, values

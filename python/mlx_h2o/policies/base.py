@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, ClassVar
 import mlx.core as mx
 
 from ..operations.ema import MAX_QUERIES
-from ..operations.requests import RankName
 
 if TYPE_CHECKING:
     from ..config import H2OConfig
@@ -54,8 +53,6 @@ class Policy(ABC):
     decay: float | None = None
     """Where ``accumulate`` is ``fast.accumulate_scores`` with this decay, attention may do it
     itself, without storing scores; None: it may not."""
-    ranked_by: ClassVar[RankName | None] = None
-    """The rank of ``fast.replace_worst`` that equals ``rank``, where there is one."""
 
     @classmethod
     def from_config(cls, config: H2OConfig) -> Policy:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
@@ -24,7 +24,6 @@ class H2O(Policy):
 
     name = "h2o"
     needs_scores = True
-    ranked_by = "importance"
     decay: float
 
     def __init__(self, decay: float) -> None:
@@ -35,12 +34,7 @@ class H2O(Policy):
         return cls(config.decay)
 
     def accumulate(
-        self,
-        importance: mx.array,
-        scores: mx.array,
-        *,
-        positions: mx.array | None = None,
-        masked: bool = True,
+        self, importance: mx.array, scores: mx.array, *, masked: bool = True, **_: Any
     ) -> mx.array:
         return fast.accumulate_scores(importance, scores, decay=self.decay, masked=masked)
 

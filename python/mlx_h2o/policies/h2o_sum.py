@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any
 
 import mlx.core as mx
 
-from ..operations.requests import RankName
 from .base import Policy, Rows
 from .weights import add_mass
 
@@ -23,17 +22,9 @@ class H2OSum(Policy):
     name = "h2o-sum"
     needs_scores = True
     needs_weights = True
-    ranked_by: ClassVar[RankName | None] = "importance"
     chunk_queries = None
 
-    def accumulate(
-        self,
-        importance: mx.array,
-        scores: mx.array,
-        *,
-        positions: mx.array | None = None,
-        masked: bool = True,
-    ) -> mx.array:
+    def accumulate(self, importance: mx.array, scores: mx.array, **_: Any) -> mx.array:
         return add_mass(importance, scores)
 
     def rank(self, rows: Rows) -> mx.array:

@@ -18,7 +18,6 @@ class KeyDiff(Policy):
     """
 
     name = "keydiff"
-    ranked_by = "key_diversity"
 
     def rank(self, rows: Rows) -> mx.array:
         return resolve().key_diversity(rows.keys)

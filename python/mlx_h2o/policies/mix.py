@@ -22,7 +22,6 @@ class Mix(H2OSum):
     """
 
     name = "mix"
-    ranked_by = None
     diversity_share: ClassVar[int] = 4
 
     def rank(self, rows: Rows) -> mx.array:

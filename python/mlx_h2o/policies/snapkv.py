@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import mlx.core as mx
 
@@ -26,7 +26,6 @@ class SnapKV(Policy):
     name = "snapkv"
     needs_scores = True
     needs_weights = True
-    ranked_by = "importance"
     window: ClassVar[int] = 32
     neighbours: ClassVar[int] = 3
     chunk_queries = window
@@ -37,7 +36,7 @@ class SnapKV(Policy):
         scores: mx.array,
         *,
         positions: mx.array | None = None,
-        masked: bool = True,
+        **_: Any,
     ) -> mx.array:
         if scores.shape[2] < self.window:
             return fast.accumulate_scores(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.core as mx
 
 from .base import Policy, Rows
@@ -20,17 +22,9 @@ class Tova(Policy):
     name = "tova"
     needs_scores = True
     needs_weights = True
-    ranked_by = "importance"
     chunk_queries = 1
 
-    def accumulate(
-        self,
-        importance: mx.array,
-        scores: mx.array,
-        *,
-        positions: mx.array | None = None,
-        masked: bool = True,
-    ) -> mx.array:
+    def accumulate(self, importance: mx.array, scores: mx.array, **_: Any) -> mx.array:
         return mx.mean(per_kv_head(scores, importance.shape[1])[:, :, :, -1], axis=2)
 
     def rank(self, rows: Rows) -> mx.array:

@@ -18,7 +18,6 @@ class ValueAware(H2OSum):
     """
 
     name = "value-aware"
-    ranked_by = None
 
     def rank(self, rows: Rows) -> mx.array:
         return rows.importance * mx.sum(mx.abs(rows.values.astype(mx.float32)), axis=-1)

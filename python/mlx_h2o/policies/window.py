@@ -14,7 +14,6 @@ class Window(Policy):
     """The newest rows stay, whatever the split of heavy and recent rows."""
 
     name = "window"
-    ranked_by = "age"
 
     def rank(self, rows: Rows) -> mx.array:
         return ages(rows.positions, rows.offset)
