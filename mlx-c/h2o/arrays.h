@@ -50,6 +50,8 @@ using Device = Owned<mlx_device, mlx_device_free>;
 using String = Owned<mlx_string, mlx_string_free>;
 using StringVector = Owned<mlx_vector_string, mlx_vector_string_free>;
 
+inline mlx_dtype dtype_of(mlx_array array) { return mlx_array_dtype(array); }
+
 // One mlx-c operation: its result, or an exception.
 template <class... Parameters, class... Arguments>
 Array call(int (*operation)(mlx_array*, Parameters...), const Arguments&... arguments) {
@@ -124,13 +126,10 @@ class Value : public Array {
   mlx_stream s_;
 };
 
-inline ArrayVector vector_of(std::initializer_list<mlx_array> arrays) {
-  return ArrayVector(mlx_vector_array_new_data(arrays.begin(), arrays.size()));
-}
-
-inline ArrayVector vector_of(const std::vector<Array>& arrays) {
+template <class Arrays = std::initializer_list<mlx_array>>
+ArrayVector vector_of(const Arrays& arrays) {
   ArrayVector vector(mlx_vector_array_new());
-  for (const Array& array : arrays) check(mlx_vector_array_append_value(vector, array));
+  for (const mlx_array array : arrays) check(mlx_vector_array_append_value(vector, array));
   return vector;
 }
 
@@ -142,12 +141,19 @@ inline std::vector<Array> items(mlx_vector_array vector) {
   return arrays;
 }
 
+// One mlx-c operation of several results.
+template <class... Parameters, class... Arguments>
+std::vector<Array> results(int (*operation)(mlx_vector_array*, Parameters...),
+                           const Arguments&... arguments) {
+  ArrayVector vector(mlx_vector_array_new());
+  check(operation(vector.out(), arguments...));
+  return items(vector);
+}
+
 // `array`, such that evaluating it evaluates the others too.
 inline Array tied(mlx_array array, const std::vector<mlx_array>& others) {
-  const ArrayVector dependencies(mlx_vector_array_new_data(others.data(), others.size()));
-  ArrayVector result(mlx_vector_array_new());
-  check(mlx_depends(result.out(), vector_of({array}), dependencies));
-  return std::move(items(result)[0]);
+  const ArrayVector one(mlx_vector_array_new_value(array));
+  return std::move(results(mlx_depends, one, vector_of(others))[0]);
 }
 
 }  // namespace mlx_h2o_c

@@ -71,14 +71,13 @@ const Backend& backend_for_attention(const AttentionRequest& request) {
 }
 
 AttentionAccumulated attend_and_accumulate(const AttentionAccumulateRequest& request) {
-  const AttentionRequest& attention = request.attention;
-  const Backend& backend = backend_for_attention(attention);
+  const Backend& backend = backend_for_attention(request);
   if (backend.attention_and_accumulate != nullptr) return backend.attention_and_accumulate(request);
-  const AttentionResult found = backend.attention(attention);
-  const bool masked = !attention.mask.empty() || (attention.causal && attention.length > 1);
+  const AttentionResult found = backend.attention(request);
+  const bool masked = !request.mask.empty() || (request.causal && request.length > 1);
   Array importance = serve(
       "accumulate_scores", &Backend::accumulate_scores,
-      AccumulateRequest{request.importance, found.scores, request.decay, masked, attention.stream});
+      AccumulateRequest{request.importance, found.scores, request.decay, masked, request.stream});
   // Untied, the scores of every step would wait for someone to ask, graph and all.
   return {tied(found.out, {importance}), std::move(importance)};
 }
@@ -86,8 +85,6 @@ AttentionAccumulated attend_and_accumulate(const AttentionAccumulateRequest& req
 }  // namespace mlx_h2o_c
 
 using namespace mlx_h2o_c;
-
-extern "C" {
 
 int mlx_h2o_set_backend(const char* name) {
   return status([&] {
@@ -106,14 +103,9 @@ int mlx_h2o_backend_status(const char* name, bool* available, mlx_string* reason
 }
 
 int mlx_h2o_threads(int* res) {
-  return status([&] {
-    check_place("threads", "res", res);
-    *res = threads();
-  });
+  return operation("threads", {{"res", res}}, [&](const char* /* op */) { *res = threads(); });
 }
 
 int mlx_h2o_set_threads(int count) {
   return status([&] { set_threads(count); });
 }
-
-}  // extern "C"

@@ -7,10 +7,9 @@ namespace mlx_h2o_c {
 
 // A call begins: no message has come from mlx-c on this thread yet.
 void expect_no_error() noexcept;
-// To the error handler of mlx-c, and to this thread's last error.
-void report(const char* text) noexcept;
-// mlx-c has told the handler; this thread's last error must not stay that of an earlier call.
-void note_reported() noexcept;
+// The exception that is being handled, to the error handler of mlx-c (which knows what it reported
+// itself) and to this thread's last error.
+void report_exception() noexcept;
 
 // 0, or 1 after one report to mlx-c's error handler.
 template <class Body>
@@ -19,18 +18,28 @@ int status(Body&& body) noexcept {
   try {
     body();
     return 0;
-  } catch (const Reported&) {
-    note_reported();
-  } catch (const std::exception& error) {
-    report(error.what());
   } catch (...) {
-    report("unknown exception");
+    report_exception();
+    return 1;
   }
-  return 1;
 }
 
-inline void check_place(const char* op, const char* name, const void* place) {
-  expect(place != nullptr, op, name, " is NULL, expected a place for the result.");
+// Where a result goes, and the name of the parameter.
+struct Place {
+  const char* name;
+  const void* address;
+};
+using Places = std::initializer_list<Place>;
+
+// The same of a body that takes `op`, which begins the messages, once every result has its place.
+template <class Body>
+int operation(const char* op, Places places, Body&& body) noexcept {
+  return status([&] {
+    for (const auto& [name, address] : places) {
+      expect(address != nullptr, op, name, " is NULL, expected a place for the result.");
+    }
+    body(op);
+  });
 }
 
 // Nothing where the place is NULL.

@@ -91,7 +91,7 @@ AttentionResult attention(const AttentionRequest& r) {
                           .then(mlx_matmul, dense(r.values, s))
                           .reshaped({r.batch, r.heads, r.length, r.value_size});
   const Value nothing = parts.total.then(mlx_equal, number(0));
-  result.out = nothing.where(number(0), mixed / parts.total).as(mlx_array_dtype(r.queries));
+  result.out = nothing.where(number(0), mixed / parts.total).as(dtype_of(r.queries));
   if (r.return_lse) {
     result.lse = (parts.peak + parts.total.then(mlx_log)).then(mlx_squeeze_axis, -1);
   }

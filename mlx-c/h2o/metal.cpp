@@ -81,7 +81,7 @@ Names names_of(const AttentionRequest& r, mlx_array params, int simdgroups, int 
     names.buffers["values"] = r.values.parts[0];
   }
   const int b = r.batch, h = r.heads, q = r.length;
-  names.outputs = {{"out", {{b, h, q, r.value_size}, mlx_array_dtype(r.queries)}},
+  names.outputs = {{"out", {{b, h, q, r.value_size}, dtype_of(r.queries)}},
                    {"scores", {{b, h, q, r.rows}, MLX_FLOAT32}},
                    {"lse", {{b, h, q}, MLX_FLOAT32}},
                    {"skipped", {{b, h, q}, MLX_FLOAT32}},

@@ -23,7 +23,7 @@ struct TemplateArgument {
 
 inline TemplateArgument number(int value) { return {TemplateArgument::number, value}; }
 inline TemplateArgument boolean(bool value) { return {TemplateArgument::boolean, value}; }
-inline TemplateArgument type(mlx_array of) { return {TemplateArgument::type, mlx_array_dtype(of)}; }
+inline TemplateArgument type(mlx_array of) { return {TemplateArgument::type, dtype_of(of)}; }
 
 struct Output {
   std::vector<int> shape;

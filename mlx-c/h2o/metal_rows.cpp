@@ -57,8 +57,8 @@ Written packed(const StoredRows& r) {
     std::vector<int> shape = {mlx_array_dim(rows, 0), mlx_array_dim(rows, 1),
                               mlx_array_dim(rows, 2), size / r.keys.group_size};
     groups += mlx_array_size(rows) / r.keys.group_size;
-    names.outputs[name + "_scales"] = {shape, mlx_array_dtype(rows)};
-    names.outputs[name + "_biases"] = {shape, mlx_array_dtype(rows)};
+    names.outputs[name + "_scales"] = {shape, dtype_of(rows)};
+    names.outputs[name + "_biases"] = {shape, dtype_of(rows)};
     shape[3] = static_cast<int>(int64_t{size} * bits / 32);
     names.outputs[name + "_words"] = {shape, MLX_UINT32};
   };
@@ -129,13 +129,12 @@ Replaced replace_worst(const ReplaceRequest& r) {
 Written quantize_append(const AppendRequest& r) { return composed::appended(r, packed(r)); }
 
 // One launch for the average; for the mass the denominators of all queries first.
-Array prefill_scores(const PrefillRequest& request) {
-  const AttentionRequest& r = request.attention;
+Array prefill_scores(const PrefillRequest& r) {
   const int size = r.head_size;
-  if (size % lanes != 0 || size > widest_head) return composed::prefill_scores(request);
-  const Array importance = composed::importance_so_far(request);
-  const Array params = floats({r.scale, r.mask_threshold, static_cast<float>(request.decay),
-                               static_cast<float>(1 - request.decay)});
+  if (size % lanes != 0 || size > widest_head) return composed::prefill_scores(r);
+  const Array importance = composed::importance_so_far(r);
+  const Array params = floats(
+      {r.scale, r.mask_threshold, static_cast<float>(r.decay), static_cast<float>(1 - r.decay)});
   Names names;
   names.buffers = {{"queries", r.queries}, {"keys", r.keys.parts[0]}, {"params", params},
                    {"mask", r.mask},       {"sinks", r.sinks},        {"importance", importance}};
@@ -151,7 +150,7 @@ Array prefill_scores(const PrefillRequest& request) {
     return launched(text, names, r.batch * r.kv_heads * threads, count, r.stream, flags_of(r));
   };
   const int key_tiles = tiles(r.rows, simdgroups * keys_held);
-  if (!request.mass) {
+  if (!r.mass) {
     return std::move(run(mlx_h2o_prefill_average_text, key_tiles)["accumulated"]);
   }
   const int query_tiles = tiles(int64_t{r.heads / r.kv_heads} * r.length, queries_held);

@@ -91,37 +91,25 @@ AttentionResult attention(const AttentionRequest& r) {
   options.return_lse = r.return_lse;
   options.return_skipped = r.return_skipped;
   const std::vector<mx::array> outputs = attend(r, options);
-  AttentionResult result;
   size_t next = 0;
-  const std::pair<Array*, bool> places[] = {{&result.out, true},
-                                            {&result.scores, true},
-                                            {&result.lse, r.return_lse},
-                                            {&result.skipped, r.return_skipped},
-                                            {&result.probe_scores, r.probes.ctx != nullptr}};
-  for (const auto& [place, wanted] : places) {
-    if (wanted) *place = wrap(outputs.at(next++));
-  }
-  return result;
+  const auto take = [&](bool asked) { return asked ? wrap(outputs.at(next++)) : Array(); };
+  return {take(true), take(true), take(r.return_lse), take(r.return_skipped),
+          take(r.probes.ctx != nullptr)};
 }
 
-AttentionAccumulated attention_and_accumulate(const AttentionAccumulateRequest& request) {
-  mlx_h2o::AttentionOptions options = options_of(request.attention);
-  options.importance = get(request.importance);
-  options.decay = request.decay;
-  const std::vector<mx::array> outputs = attend(request.attention, options);
-  AttentionAccumulated result;
-  result.out = wrap(outputs.at(0));
-  result.importance = wrap(outputs.at(1));
-  return result;
+AttentionAccumulated attention_and_accumulate(const AttentionAccumulateRequest& r) {
+  mlx_h2o::AttentionOptions options = options_of(r);
+  options.importance = get(r.importance);
+  options.decay = r.decay;
+  const std::vector<mx::array> outputs = attend(r, options);
+  return {wrap(outputs.at(0)), wrap(outputs.at(1))};
 }
 
-Array prefill_scores(const PrefillRequest& request) {
-  const AttentionRequest& r = request.attention;
-  const std::optional<double> decay =
-      request.mass ? std::nullopt : std::make_optional(request.decay);
+Array prefill_scores(const PrefillRequest& r) {
+  const std::optional<double> decay = r.mass ? std::nullopt : std::make_optional(r.decay);
   return wrap(mlx_h2o::prefill_scores(get(r.queries), get(r.keys.parts[0]), r.scale, r.causal,
                                       optional(r.mask), optional(r.sinks), decay,
-                                      optional(request.importance), get(r.stream)));
+                                      optional(r.importance), get(r.stream)));
 }
 
 Array accumulate_scores(const AccumulateRequest& r) {
@@ -160,12 +148,8 @@ Replaced replace_worst(const ReplaceRequest& r) {
       get(r.new_values), get(r.position), options, get(r.stream));
   auto next = outputs.begin();
   const size_t parts = r.keys.parts.size();
-  Replaced result;
-  result.keys = wrap(next, parts);
-  result.values = wrap(next, parts);
-  result.importance = wrap(*next);
-  result.positions = wrap(*(next + 1));
-  return result;
+  Written rows = {wrap(next, parts), wrap(next, parts)};
+  return {std::move(rows), wrap(next[0]), wrap(next[1])};
 }
 
 Written quantize_append(const AppendRequest& r) {
