@@ -50,7 +50,15 @@ using Device = Owned<mlx_device, mlx_device_free>;
 using String = Owned<mlx_string, mlx_string_free>;
 using StringVector = Owned<mlx_vector_string, mlx_vector_string_free>;
 
+inline mlx_optional_int some(int64_t value) { return {static_cast<int>(value), true}; }
 inline mlx_dtype dtype_of(mlx_array array) { return mlx_array_dtype(array); }
+
+using Shape = std::vector<int>;
+
+inline Shape shape_of(mlx_array array) {
+  const int* sizes = mlx_array_shape(array);
+  return Shape(sizes, sizes + mlx_array_ndim(array));
+}
 
 // One mlx-c operation: its result, or an exception.
 template <class... Parameters, class... Arguments>
@@ -67,18 +75,19 @@ Array scalar(T value, mlx_dtype dtype) {
   return Array(mlx_array_new_data(&value, &no_sizes, 0, dtype));
 }
 
-inline Array number(float value) { return scalar(value, MLX_FLOAT32); }
+// Rounded once.
+inline Array number(double value) { return scalar(static_cast<float>(value), MLX_FLOAT32); }
 inline Array integer(int32_t value) { return scalar(value, MLX_INT32); }
 
 inline Array range(int start, int stop, mlx_dtype dtype, mlx_stream s) {
   return call(mlx_arange, double(start), double(stop), 1.0, dtype, s);
 }
 
-inline Array broadcast(mlx_array array, const std::vector<int>& shape, mlx_stream s) {
+inline Array broadcast(mlx_array array, const Shape& shape, mlx_stream s) {
   return call(mlx_broadcast_to, array, shape.data(), shape.size(), s);
 }
 
-inline Array zeros(const std::vector<int>& shape, mlx_stream s) {
+inline Array zeros(const Shape& shape, mlx_stream s) {
   return call(mlx_zeros, shape.data(), shape.size(), MLX_FLOAT32, s);
 }
 
@@ -92,7 +101,7 @@ inline Array copied(mlx_array array) {
 inline Array slice(mlx_array array, size_t axis, int first, int last, mlx_stream s) {
   const size_t count = mlx_array_ndim(array);
   const int* shape = mlx_array_shape(array);
-  std::vector<int> start(count, 0), stop(shape, shape + count), strides(count, 1);
+  Shape start(count, 0), stop(shape, shape + count), strides(count, 1);
   start[axis] = first;
   stop[axis] = last;
   return call(mlx_slice, array, start.data(), count, stop.data(), count, strides.data(), count, s);

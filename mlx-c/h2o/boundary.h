@@ -11,19 +11,6 @@ void expect_no_error() noexcept;
 // itself) and to this thread's last error.
 void report_exception() noexcept;
 
-// 0, or 1 after one report to mlx-c's error handler.
-template <class Body>
-int status(Body&& body) noexcept {
-  expect_no_error();
-  try {
-    body();
-    return 0;
-  } catch (...) {
-    report_exception();
-    return 1;
-  }
-}
-
 // Where a result goes, and the name of the parameter.
 struct Place {
   const char* name;
@@ -31,15 +18,21 @@ struct Place {
 };
 using Places = std::initializer_list<Place>;
 
-// The same of a body that takes `op`, which begins the messages, once every result has its place.
+// The body of a public function, once every result has its place: 0, or 1 after one report to
+// mlx-c's error handler. `op` begins the messages.
 template <class Body>
 int operation(const char* op, Places places, Body&& body) noexcept {
-  return status([&] {
+  expect_no_error();
+  try {
     for (const auto& [name, address] : places) {
       expect(address != nullptr, op, name, " is NULL, expected a place for the result.");
     }
     body(op);
-  });
+    return 0;
+  } catch (...) {
+    report_exception();
+    return 1;
+  }
 }
 
 // Nothing where the place is NULL.

@@ -20,14 +20,6 @@ std::string shortest(Number number) {
 
 }  // namespace
 
-Shape shape_of(mlx_array array) {
-  Shape shape(mlx_array_ndim(array));
-  for (size_t axis = 0; axis < shape.size(); ++axis) {
-    shape[axis] = mlx_array_dim(array, static_cast<int>(axis));
-  }
-  return shape;
-}
-
 std::string shown(const Shape& shape) {
   std::string text = "(";
   for (size_t axis = 0; axis < shape.size(); ++axis) {

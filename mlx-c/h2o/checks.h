@@ -12,16 +12,12 @@
 
 namespace mlx_h2o_c {
 
-using Shape = std::vector<int>;
-
 // What a message calls an array, and its layout in the documentation.
 struct Named {
   std::string name;
   mlx_array array;
   const char* layout;
 };
-
-Shape shape_of(mlx_array array);
 
 // In a message: a tuple and a number as Python writes them, and an array as "float32 (2, 3)".
 std::string shown(const Shape& shape);

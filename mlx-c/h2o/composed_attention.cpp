@@ -9,6 +9,9 @@ namespace mlx_h2o_c::composed {
 
 namespace {
 
+std::string available() { return ""; }
+std::string takes_all(const AttentionRequest& /* request */) { return ""; }
+
 // One product with all keys.
 Value products(const AttentionRequest& r, const Value& vectors) {
   return vectors.then(mlx_matmul, dense(r.keys, r.stream).then(mlx_swapaxes, -1, -2));
@@ -21,12 +24,11 @@ Value scaled(const AttentionRequest& r, mlx_array vectors) {
 }  // namespace
 
 Value dense(const Rows& rows, mlx_stream s) {
-  const Value first(mlx_array(rows.parts[0]), s);
-  if (!rows.packed()) return first.as(MLX_FLOAT32);
-  const Value scales(mlx_array(rows.parts[1]), s), biases(mlx_array(rows.parts[2]), s);
-  return first.then(mlx_dequantize, scales.as(MLX_FLOAT32), biases.as(MLX_FLOAT32),
-                    mlx_optional_int{rows.group_size, true}, mlx_optional_int{rows.bits, true},
-                    "affine", mlx_array{}, mlx_optional_dtype{MLX_FLOAT32, false});
+  const auto part = [&](int i) { return Value(mlx_array(rows.parts[i]), s); };
+  if (!rows.packed()) return part(0).as(MLX_FLOAT32);
+  return part(0).then(mlx_dequantize, part(1).as(MLX_FLOAT32), part(2).as(MLX_FLOAT32),
+                      some(rows.group_size), some(rows.bits), "affine", mlx_array{},
+                      mlx_optional_dtype{MLX_FLOAT32, false});
 }
 
 Value logits(const AttentionRequest& r) {
@@ -100,23 +102,9 @@ AttentionResult attention(const AttentionRequest& r) {
   return result;
 }
 
+// Average: attention, then the best back end's.
+const Backend backend = {"composed",    available,      takes_all,         attention,
+                         nullptr,       prefill_scores, accumulate_scores, keep_indices,
+                         evict_indices, key_diversity,  replace_worst,     quantize_append};
+
 }  // namespace mlx_h2o_c::composed
-
-namespace mlx_h2o_c {
-
-const Backend composed_backend = {
-    "composed",
-    [] { return std::string(); },
-    [](const AttentionRequest& /* request */) { return std::string(); },
-    composed::attention,
-    nullptr,  // attention, then the best moving average
-    composed::prefill_scores,
-    composed::accumulate_scores,
-    composed::keep_indices,
-    composed::evict_indices,
-    composed::key_diversity,
-    composed::replace_worst,
-    composed::quantize_append,
-};
-
-}  // namespace mlx_h2o_c

@@ -42,8 +42,6 @@ const Known& named(const char* op, const char* what, const char* name,
   fail(op, what, " is '", found, "', expected one of: ", names, ".");
 }
 
-mlx_optional_int some(int64_t value) { return {static_cast<int>(value), true}; }
-
 // In 64 bits: the sizes are at most INT_MAX each.
 void resolve_sizes(mlx_h2o_config& config) {
   const int64_t recent = config.recent_size.has_value ? config.recent_size.value : 0;
@@ -99,7 +97,7 @@ mlx_h2o_config mlx_h2o_config_new(void) {
 }
 
 int mlx_h2o_config_resolve(mlx_h2o_config* config) {
-  return operation(op, {{"config", config}}, [&](const char*) { *config = checked(*config); });
+  return operation(op, {{"config", config}}, [&](auto) { *config = checked(*config); });
 }
 
 int mlx_h2o_config_preset(mlx_h2o_config* res, const char* name, int max_kv_size) {

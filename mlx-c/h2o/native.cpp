@@ -13,7 +13,7 @@
 #include "composed.h"
 #endif
 
-namespace mlx_h2o_c {
+namespace mlx_h2o_c::native {
 
 #ifdef MLX_H2O_NATIVE
 
@@ -162,7 +162,7 @@ Written quantize_append(const AppendRequest& r) {
 
 }  // namespace
 
-const Backend native_backend = {
+const Backend backend = {
     "native",       unavailable_reason, refuses,      attention,     attention_and_accumulate,
     prefill_scores, accumulate_scores,  keep_indices, evict_indices, key_diversity,
     replace_worst,  quantize_append,
@@ -173,17 +173,13 @@ void set_threads(int count) { mlx_h2o::set_threads(count); }
 
 #else
 
-namespace {
+static std::string unavailable_reason() { return "this build has no native kernels"; }
 
-std::string unavailable_reason() { return "this build has no native kernels"; }
-
-}  // namespace
-
-const Backend native_backend = {"native", unavailable_reason};
+const Backend backend = {"native", unavailable_reason};
 
 int threads() { fail("threads", unavailable_reason(), "."); }
 void set_threads(int /* count */) { fail("set_threads", unavailable_reason(), "."); }
 
 #endif
 
-}  // namespace mlx_h2o_c
+}  // namespace mlx_h2o_c::native

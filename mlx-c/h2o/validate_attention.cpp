@@ -54,14 +54,7 @@ bool check_mask_mode(const char* op, const std::string& mode, mlx_array mask) {
 
 // Half of the lowest finite value: models mask with that value as well as with -inf.
 float mask_threshold(mlx_dtype dtype) {
-  switch (dtype) {
-    case MLX_FLOAT16:
-      return -65504.0f / 2;
-    case MLX_BFLOAT16:
-      return -0x1.fep127f / 2;
-    default:
-      return -FLT_MAX / 2;
-  }
+  return (dtype == MLX_FLOAT16 ? -65504.0F : dtype == MLX_BFLOAT16 ? -0x1.fep127F : -FLT_MAX) / 2;
 }
 
 // What follows once queries and rows are known to be right.
