@@ -91,11 +91,7 @@ inline Array zeros(const Shape& shape, mlx_stream s) {
   return call(mlx_zeros, shape.data(), shape.size(), MLX_FLOAT32, s);
 }
 
-inline Array copied(mlx_array array) {
-  Array copy;
-  check(mlx_array_set(copy.out(), array));
-  return copy;
-}
+inline Array copied(mlx_array array) { return call(mlx_array_set, array); }
 
 // array[..., first:last, ...] along one axis.
 inline Array slice(mlx_array array, size_t axis, int first, int last, mlx_stream s) {
@@ -144,9 +140,7 @@ ArrayVector vector_of(const Arrays& arrays) {
 
 inline std::vector<Array> items(mlx_vector_array vector) {
   std::vector<Array> arrays(mlx_vector_array_size(vector));
-  for (size_t i = 0; i < arrays.size(); ++i) {
-    check(mlx_vector_array_get(arrays[i].out(), vector, i));
-  }
+  for (size_t i = 0; i < arrays.size(); ++i) arrays[i] = call(mlx_vector_array_get, vector, i);
   return arrays;
 }
 

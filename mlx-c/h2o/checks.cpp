@@ -81,6 +81,7 @@ void check_rows(const char* op, const Named& named, std::optional<mlx_dtype> dty
 }
 
 void check_per_sequence(const char* op, const char* name, mlx_array array, int batch) {
+  check_present(op, {name, array, "[] or [B]"});
   const Shape shape = shape_of(array), expected = {batch};
   expect(dtype_of(array) == MLX_INT32 && (shape.empty() || shape == expected), op, name, " is ",
          array, ", expected int32 () or [B] = ", expected, ".");

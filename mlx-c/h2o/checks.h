@@ -55,7 +55,7 @@ void check_float(const char* op, const Named& named);
 void check_array(const char* op, const Named& named, mlx_dtype dtype, const Shape& shape);
 // Present, with four axes of at least 1, of this dtype or of any float dtype.
 void check_rows(const char* op, const Named& named, std::optional<mlx_dtype> dtype = {});
-// int32 [] or [B]: one number for all sequences, or one each.
+// Present, int32 [] or [B]: one number for all sequences, or one each.
 void check_per_sequence(const char* op, const char* name, mlx_array array, int batch);
 // The protected zones; recent_start may be empty.
 void check_zones(const char* op, int sink_size, mlx_array recent_start, int batch);

@@ -16,10 +16,10 @@ struct GroupMean {
 };
 
 GroupMean group_mean(const AccumulateRequest& r) {
-  const int batch = mlx_array_dim(r.importance, 0), heads = mlx_array_dim(r.importance, 1);
-  const int length = mlx_array_dim(r.scores, 2), rows = mlx_array_dim(r.scores, 3);
-  const int group = mlx_array_dim(r.scores, 1) / heads;
-  const Value grouped = Value(r.scores, r.stream).reshaped({batch, heads, group, length, rows});
+  const Shape sizes = shape_of(r.scores);
+  const int heads = mlx_array_dim(r.importance, 1), group = sizes[1] / heads;
+  const Value grouped =
+      Value(r.scores, r.stream).reshaped({sizes[0], heads, group, sizes[2], sizes[3]});
   if (!r.masked) {
     Value mean = grouped.then(mlx_sum_axis, 2, false) / number(group);
     return {std::move(mean), {Array(), r.stream}};

@@ -93,9 +93,8 @@ Value mass(const PrefillRequest& r) {
 }  // namespace
 
 Array importance_so_far(const PrefillRequest& r) {
-  return r.importance.ctx != nullptr
-             ? copied(r.importance)
-             : broadcast(number(NAN), {r.batch, r.kv_heads, r.rows}, r.stream);
+  if (r.importance.ctx != nullptr) return copied(r.importance);
+  return broadcast(number(NAN), {r.batch, r.kv_heads, r.rows}, r.stream);
 }
 
 Array prefill_scores(const PrefillRequest& r) { return r.mass ? mass(r) : moving_average(r); }

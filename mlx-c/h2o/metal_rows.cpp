@@ -24,8 +24,7 @@ Outputs launched(const mlx_h2o_kernel_text& text, Names& names, int width, int h
 
 // int32 [B], of one number for all sequences without a stride. Empty: no window.
 Array of_sequences(mlx_array numbers, int batch, mlx_stream s) {
-  return numbers.ctx == nullptr ? broadcast(integer(never), {batch}, s)
-                                : broadcast(numbers, {batch}, s);
+  return broadcast(numbers.ctx == nullptr ? integer(never) : copied(numbers), {batch}, s);
 }
 
 // One threadgroup per head; `zones` are the size of the sink and what else the kernel asks for.

@@ -68,8 +68,7 @@ void set_packing(Options& options, const Rows& keys, const Rows& values) {
   }
 }
 
-mlx_h2o::AttentionOptions options_of(const AttentionRequest& r) {
-  mlx_h2o::AttentionOptions options;
+std::vector<mx::array> attend(const AttentionRequest& r, mlx_h2o::AttentionOptions options) {
   options.scale = r.scale;
   options.causal = r.causal;
   options.mask = optional(r.mask);
@@ -77,20 +76,16 @@ mlx_h2o::AttentionOptions options_of(const AttentionRequest& r) {
   options.probes = optional(r.probes);
   options.sparse_threshold = r.sparse_v_threshold;
   set_packing(options, r.keys, r.values);
-  return options;
-}
-
-std::vector<mx::array> attend(const AttentionRequest& r, const mlx_h2o::AttentionOptions& options) {
   return mlx_h2o::attention(get(r.queries), arrays(r.keys), arrays(r.values), options,
                             get(r.stream));
 }
 
 AttentionResult attention(const AttentionRequest& r) {
-  mlx_h2o::AttentionOptions options = options_of(r);
+  mlx_h2o::AttentionOptions options;
   options.return_scores = true;
   options.return_lse = r.return_lse;
   options.return_skipped = r.return_skipped;
-  const std::vector<mx::array> outputs = attend(r, options);
+  const std::vector<mx::array> outputs = attend(r, std::move(options));
   size_t next = 0;
   const auto take = [&](bool asked) { return asked ? wrap(outputs.at(next++)) : Array(); };
   return {take(true), take(true), take(r.return_lse), take(r.return_skipped),
@@ -98,10 +93,10 @@ AttentionResult attention(const AttentionRequest& r) {
 }
 
 AttentionAccumulated attention_and_accumulate(const AttentionAccumulateRequest& r) {
-  mlx_h2o::AttentionOptions options = options_of(r);
+  mlx_h2o::AttentionOptions options;
   options.importance = get(r.importance);
   options.decay = r.decay;
-  const std::vector<mx::array> outputs = attend(r, options);
+  const std::vector<mx::array> outputs = attend(r, std::move(options));
   return {wrap(outputs.at(0)), wrap(outputs.at(1))};
 }
 
@@ -165,8 +160,7 @@ Written quantize_append(const AppendRequest& r) {
 const Backend backend = {
     "native",       unavailable_reason, refuses,      attention,     attention_and_accumulate,
     prefill_scores, accumulate_scores,  keep_indices, evict_indices, key_diversity,
-    replace_worst,  quantize_append,
-};
+    replace_worst,  quantize_append};
 
 int threads() { return mlx_h2o::threads(); }
 void set_threads(int count) { mlx_h2o::set_threads(count); }

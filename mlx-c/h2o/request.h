@@ -25,6 +25,13 @@ struct Rows {
   int size = 0;   // D
 
   bool packed() const { return bits != 0; }
+  // Of new ones.
+  mlx_dtype dtype() const { return dtype_of(parts[packed() ? 1 : 0]); }
+  Shape shape() const {
+    Shape unpacked = shape_of(parts[0]);
+    unpacked[3] = size;
+    return unpacked;
+  }
 };
 
 // What every kind of attention takes beside its rows, as the caller gave it.

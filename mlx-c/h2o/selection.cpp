@@ -22,9 +22,11 @@ void check_average(const char* op, mlx_array importance, int batch, int rows) {
          ", expected float32 [B, H, N] with B = ", batch, ", N = ", rows, ".");
 }
 
-void check_query_count(const char* op, int found) {
-  expect(found <= most_scored_queries, op, "found ", found, " queries, expected at most ",
+// What the recurrence takes beside the average.
+void check_recurrence(const char* op, int queries, double decay) {
+  expect(queries <= most_scored_queries, op, "found ", queries, " queries, expected at most ",
          most_scored_queries, ".");
+  check_decay(op, decay);
 }
 
 void check_dtype(const char* op, const Named& named, mlx_dtype dtype) {
@@ -80,8 +82,7 @@ int mlx_h2o_accumulate_scores(mlx_array* res, mlx_array importance, mlx_array sc
     const int heads = mlx_array_dim(importance, 1);
     expect(found[1] % heads == 0, op, "scores have ", found[1],
            " heads, expected a multiple of the ", heads, " heads of importance.");
-    check_query_count(op, found[2]);
-    check_decay(op, decay);
+    check_recurrence(op, found[2], decay);
     give(res, serve(op, &Backend::accumulate_scores,
                     AccumulateRequest{importance, scores, decay, masked, s}));
   });
@@ -101,8 +102,7 @@ int mlx_h2o_attention_and_accumulate(mlx_array* out, mlx_array* new_importance, 
     check_average(op, importance, attention.batch, attention.rows);
     expect(mlx_array_dim(importance, 1) == attention.kv_heads, op, "importance has ",
            mlx_array_dim(importance, 1), " heads, expected ", attention.kv_heads, " as the keys.");
-    check_query_count(op, attention.length);
-    check_decay(op, decay);
+    check_recurrence(op, attention.length, decay);
     const AttentionAccumulated result =
         attend_and_accumulate({std::move(attention), importance, decay});
     give(out, result.out);

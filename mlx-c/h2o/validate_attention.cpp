@@ -200,8 +200,7 @@ PrefillRequest prefill_request(const char* op, mlx_array queries, mlx_array keys
   if (request.mass) fail(op, "importance is given with kind '", name, "', expected it with 'ema'.");
   expect(dtype_of(importance) == MLX_FLOAT32, op, "importance is ", dtype_of(importance),
          ", expected float32.");
-  Shape rows = shape_of(keys);
-  rows.pop_back();
+  const Shape rows = {request.batch, request.kv_heads, request.rows};
   expect(shape_of(importance) == rows, op, "importance has shape ", shape_of(importance),
          ", expected [B, Hkv, N] = ", rows, ".");
   return request;

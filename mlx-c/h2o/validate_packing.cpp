@@ -27,10 +27,9 @@ std::vector<Array> parts_of(const char* op, const char* name, mlx_vector_array v
 }
 
 void check_both_packed(const char* op, bool keys, bool values) {
-  if (keys != values) {
-    fail(op, keys ? "keys are packed and values are not" : "values are packed and keys are not",
+  expect(keys == values, op,
+         keys ? "keys are packed and values are not" : "values are packed and keys are not",
          ", expected both or none.");
-  }
 }
 
 Rows packed_rows(const char* op, const std::string& name, const Parts& parts,

@@ -13,19 +13,19 @@ namespace {
 
 constexpr const char* part_names[] = {"words", "scales", "biases"};
 
-// Stored rows of either kind; `shape` becomes their [B, H, N], `dtype` that of new ones.
-struct Stored {
-  Rows rows;
-  Shape shape;
-  mlx_dtype dtype;
-};
+// Whether the axes before the last are the same; `what` and `expected` as in check_same.
+void check_same_rows(const char* op, const char* what, const Shape& one, const Shape& other,
+                     const char* expected) {
+  const bool same = std::equal(one.begin(), one.end() - 1, other.begin());
+  if (!same) check_same(op, what, one, other, expected);
+}
 
-Stored stored_rows(const char* op, const std::string& name, mlx_vector_array vector,
-                   mlx_array fresh, const Packing& packing) {
+// Of either kind.
+Rows stored_rows(const char* op, const std::string& name, mlx_vector_array vector, mlx_array fresh,
+                 const Packing& packing) {
   Rows rows{parts_of(op, name.c_str(), vector), 0, packing.group_size, 0, 0};
   check_present(op, {"new " + name, fresh, "[B, H, 1, D]"});
   const mlx_array first = rows.parts[0];
-  const mlx_dtype dtype = dtype_of(rows.parts.size() == 1 ? first : fresh);
   if (rows.parts.size() == 1) {
     check_rows(op, {name, first, "with 4 dimensions"});
     rows.size = mlx_array_dim(first, 3);
@@ -40,18 +40,18 @@ Stored stored_rows(const char* op, const std::string& name, mlx_vector_array vec
   shape[3] = rows.size / rows.group_size;
   for (size_t i = 1; i < rows.parts.size(); ++i) {
     const mlx_array part = rows.parts[i];
-    expect(shape_of(part) == shape && dtype_of(part) == dtype && is_float(part), op, part_names[i],
-           " of the ", name, " are ", part, ", expected ", shape, " in the dtype of the new rows, ",
-           dtype_of(fresh), ".");
+    expect(shape_of(part) == shape && dtype_of(part) == dtype_of(fresh) && is_float(part), op,
+           part_names[i], " of the ", name, " are ", part, ", expected ", shape,
+           " in the dtype of the new rows, ", dtype_of(fresh), ".");
   }
-  shape.pop_back();
-  return {std::move(rows), std::move(shape), dtype};
+  return rows;
 }
 
-void check_new_row(const char* op, const char* name, mlx_array found, const Stored& stored) {
-  const Shape expected = {stored.shape[0], stored.shape[1], 1, stored.rows.size};
-  expect(shape_of(found) == expected && dtype_of(found) == stored.dtype, op, "new ", name, " are ",
-         found, ", expected ", stored.dtype, " ", expected, " as the ", name, ".");
+void check_new_row(const char* op, const char* name, mlx_array found, const Rows& stored) {
+  Shape expected = stored.shape();
+  expected[2] = 1;
+  expect(shape_of(found) == expected && dtype_of(found) == stored.dtype(), op, "new ", name,
+         " are ", found, ", expected ", stored.dtype(), " ", expected, " as the ", name, ".");
 }
 
 RankedBy rank_named(const char* op, const char* ranked_by, mlx_array ranks) {
@@ -109,24 +109,21 @@ int mlx_h2o_replace_worst(mlx_vector_array* new_keys, mlx_vector_array* new_valu
   return operation("replace_worst", places, [&](const char* op) {
     const Packing packing = {bits, group_size, v_bits};
     check_packing(op, packing);
-    Stored k = stored_rows(op, "keys", keys, key, packing);
-    Stored v = stored_rows(op, "values", values, value, packing.of_values());
-    check_both_packed(op, k.rows.packed(), v.rows.packed());
-    if (k.shape != v.shape) {
-      k.shape.push_back(k.rows.size);
-      v.shape.push_back(v.rows.size);
-      check_same(op, "keys and values have shapes", k.shape, v.shape, "the same [B, H, N]");
-    }
+    Rows k = stored_rows(op, "keys", keys, key, packing);
+    Rows v = stored_rows(op, "values", values, value, packing.of_values());
+    check_both_packed(op, k.packed(), v.packed());
+    Shape shape = k.shape();
+    check_same_rows(op, "keys and values have shapes", shape, v.shape(), "the same [B, H, N]");
+    shape.pop_back();
     const RankedBy by = rank_named(op, ranked_by, ranks);
-    check_array(op, {"importance", importance, "[B, H, N]"}, MLX_FLOAT32, k.shape);
-    check_array(op, {"positions", positions, "[B, H, N]"}, MLX_INT32, k.shape);
-    if (by == RankedBy::array) check_array(op, {"ranks", ranks, "[B, H, N]"}, MLX_FLOAT32, k.shape);
+    check_array(op, {"importance", importance, "[B, H, N]"}, MLX_FLOAT32, shape);
+    check_array(op, {"positions", positions, "[B, H, N]"}, MLX_INT32, shape);
+    if (by == RankedBy::array) check_array(op, {"ranks", ranks, "[B, H, N]"}, MLX_FLOAT32, shape);
     check_new_row(op, "keys", key, k);
     check_new_row(op, "values", value, v);
-    check_present(op, {"position", position, "[] or [B]"});
-    check_per_sequence(op, "position", position, k.shape[0]);
-    check_zones(op, sink_size, recent_start, k.shape[0]);
-    StoredRows rows = {std::move(k.rows), std::move(v.rows), key, value, s};
+    check_per_sequence(op, "position", position, shape[0]);
+    check_zones(op, sink_size, recent_start, shape[0]);
+    StoredRows rows = {std::move(k), std::move(v), key, value, s};
     const ReplaceRequest request = {std::move(rows), importance,   positions, position,
                                     sink_size,       recent_start, by,        ranks};
     const Replaced result = serve(op, &Backend::replace_worst, request);
@@ -148,10 +145,8 @@ int mlx_h2o_quantize_append(mlx_vector_array* new_keys, mlx_vector_array* new_va
     check_rows(op, {"new keys", key_rows, "[B, H, L, D]"});
     check_rows(op, {"new values", value_rows, "[B, H, L, D]"});
     Shape added = shape_of(key_rows);
-    const Shape of_values = shape_of(value_rows);
-    if (!std::equal(added.begin(), added.begin() + 3, of_values.begin())) {
-      check_same(op, "new keys and values have shapes", added, of_values, "the same [B, H, L]");
-    }
+    check_same_rows(op, "new keys and values have shapes", added, shape_of(value_rows),
+                    "the same [B, H, L]");
     added.pop_back();
     Rows k = appended_rows(op, "keys", keys, key_rows, packing);
     Rows v = appended_rows(op, "values", values, value_rows, packing.of_values());
