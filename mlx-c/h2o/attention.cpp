@@ -25,6 +25,27 @@ void attend(AttentionRequest& request, mlx_array* out, mlx_array* scores, mlx_ar
   give(probe_scores, result.probe_scores);
 }
 
+void check_probes(const AttentionRequest& request, mlx_array probes) {
+  const char* op = request.op;
+  const Named named = {"probes", probes, "[B, Hkv, E, D]"};
+  check_present(op, named);
+  check_rank(op, named, 4);
+  const Shape found = shape_of(probes);
+  expect(found[0] == request.batch && found[1] == request.kv_heads &&
+             found[3] == request.head_size && found[2] > 0,
+         op, "probes have shape ", found, ", expected [B, Hkv, E, D] = (", request.batch, ", ",
+         request.kv_heads, ", E, ", request.head_size, ") with E of at least 1.");
+  expect(dtype_of(probes) == dtype_of(request.queries), op, "probes are ", dtype_of(probes),
+         ", expected the dtype of the queries, ", dtype_of(request.queries), ".");
+}
+
+// The last `count` queries; a bottom-right causal mask fits as it is.
+void keep_last(PrefillRequest& r, int count) {
+  r.queries = slice(r.queries, 2, r.length - count, r.length, r.stream);
+  if (!r.mask.empty()) r.mask = slice(r.mask, 2, r.length - count, r.length, r.stream);
+  r.length = count;
+}
+
 }  // namespace
 
 int mlx_h2o_scaled_dot_product_attention_with_scores(mlx_array* out, mlx_array* scores,
@@ -74,9 +95,32 @@ int mlx_h2o_prefill_scores(mlx_array* res, mlx_array queries, mlx_array keys, fl
                            const char* kind, mlx_array importance, double decay,
                            int counted_queries, mlx_stream s) {
   return operation("prefill_scores", {{"res", res}}, [&](const char* op) {
-    const PrefillRequest request =
-        prefill_request(op, queries, keys, kind, importance, decay, counted_queries,
-                        {scale, mask_mode, mask_arr, sinks, s});
+    check_present(op, {"queries", queries, query_layout});
+    check_present(op, {"keys", keys, "[B, Hkv, N, D]"});
+    const mlx_dtype of_queries = dtype_of(queries), of_keys = dtype_of(keys);
+    expect(!is_float(queries) || !is_float(keys) || of_queries == of_keys, op,
+           "queries and keys are ", of_queries, " and ", of_keys, ", expected the same dtype.");
+    // The rules of attention hold, whose values are of no account here.
+    PrefillRequest request{};
+    static_cast<AttentionRequest&>(request) =
+        dense_attention_request(op, queries, keys, keys, {scale, mask_mode, mask_arr, sinks, s});
+    const std::string name = kind == nullptr ? "" : kind;
+    expect(name == "ema" || name == "mass", op, "kind is '", name, "', expected 'ema' or 'mass'.");
+    request.mass = name == "mass";
+    check_decay(op, decay);
+    request.decay = decay;
+    expect(counted_queries >= 1, op, "queries is ", counted_queries, ", expected at least 1.");
+    if (!request.mass && counted_queries < request.length) keep_last(request, counted_queries);
+    request.importance = importance;
+    if (importance.ctx != nullptr) {
+      expect(!request.mass, op, "importance is given with kind 'mass', expected it with 'ema'.");
+      expect(dtype_of(importance) == MLX_FLOAT32, op, "importance is ", dtype_of(importance),
+             ", expected float32.");
+      const Shape found = shape_of(importance),
+                  rows = {request.batch, request.kv_heads, request.rows};
+      expect(found == rows, op, "importance has shape ", found, ", expected [B, Hkv, N] = ", rows,
+             ".");
+    }
     give(res, serve(op, &Backend::prefill_scores, request));
   });
 }

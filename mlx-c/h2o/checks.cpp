@@ -1,6 +1,5 @@
 #include "checks.h"
 
-#include <algorithm>
 #include <cfloat>
 #include <charconv>
 #include <cmath>
@@ -99,11 +98,6 @@ bool runs_on_gpu(const char* op, mlx_stream stream) {
   mlx_device_type type = MLX_CPU;
   check(mlx_device_get_type(&type, device));
   return type == MLX_GPU;
-}
-
-void check_one_of(const char* op, const char* name, int value, const Shape& known) {
-  expect(std::find(known.begin(), known.end(), value) != known.end(), op, name, " is ", value,
-         ", expected one of ", known, ".");
 }
 
 void check_number(const char* op, const char* name, double value) {

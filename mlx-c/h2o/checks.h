@@ -69,7 +69,6 @@ void check_same(const char* op, const char* what, const Value& one, const Value&
 
 // Whether the stream's device is a GPU; an empty handle is an error.
 bool runs_on_gpu(const char* op, mlx_stream stream);
-void check_one_of(const char* op, const char* name, int value, const Shape& known);
 // Finite in float32, which every back end holds it in.
 void check_number(const char* op, const char* name, double value);
 void check_decay(const char* op, double decay);

@@ -47,7 +47,7 @@ Value logits(const AttentionRequest& r) {
   }
   if (r.mask.empty()) return logits;
   const Value mask(mlx_array(r.mask), s);
-  if (r.mask_dtype == MLX_BOOL) return mask.where(logits, masked);
+  if (dtype_of(r.mask) == MLX_BOOL) return mask.where(logits, masked);
   const Value bias = mask.as(MLX_FLOAT32);
   // NaN compares false: it is not masked, and reaches the output of its query.
   const Value hidden = bias.then(mlx_less_equal, number(r.mask_threshold));
@@ -75,6 +75,7 @@ AttentionResult attention(const AttentionRequest& r) {
   AttentionResult result;
   Value scores = logits(r);
   Softmax parts = softmax(scores, r.sinks, r.heads, s);
+  if (r.return_skipped) result.skipped = zeros({r.batch, r.heads, r.length}, s);
   if (r.sparse_v_threshold > 0) {
     // The pairs whose weight is below the threshold. NaN compares false, and stays.
     const Value dropped = parts.weights.then(mlx_less, parts.total * number(r.sparse_v_threshold));
@@ -85,8 +86,6 @@ AttentionResult attention(const AttentionRequest& r) {
       result.skipped =
           dropped.then(mlx_logical_and, seen).as(MLX_FLOAT32).then(mlx_mean_axis, -1, false);
     }
-  } else if (r.return_skipped) {
-    result.skipped = zeros({r.batch, r.heads, r.length}, s);
   }
   const int group_rows = r.heads / r.kv_heads * r.length;
   const Value mixed = parts.weights.reshaped({r.batch, r.kv_heads, group_rows, r.rows})

@@ -42,7 +42,6 @@ Value block(const AttentionRequest& r, Range queries, mlx_array all_keys, Range 
   part.keys.parts.push_back(slice(all_keys, 2, keys.first, keys.last, s));
   part.length = queries.last - queries.first;
   part.rows = keys.last - keys.first;
-  part.mask_dtype = r.causal ? MLX_BOOL : r.mask_dtype;
   part.mask_threshold = r.mask_threshold;
   if (r.causal) {
     const int newest = r.rows - r.length;

@@ -87,7 +87,7 @@ Replaced replace_worst(const ReplaceRequest& r) {
   const Array by = ranks(r);
   const int batch = mlx_array_dim(by, 0), heads = mlx_array_dim(by, 1);
   const Array slots = evict_indices(
-      {by, r.positions, batch, heads, r.keys.count, 1, r.sink_size, r.recent_start, s});
+      {by, r.positions, batch, heads, r.keys.count(), 1, r.sink_size, r.recent_start, s});
   const Value importance(r.importance, s), positions(r.positions, s);
   return replaced(r, slots, as_stored(r),
                   importance.then(mlx_put_along_axis, slots, number(NAN), 2),
@@ -103,7 +103,7 @@ Replaced replaced(const ReplaceRequest& r, mlx_array slots, const Written& fresh
 Written quantize_append(const AppendRequest& r) { return appended(r, as_stored(r)); }
 
 Written appended(const AppendRequest& r, const Written& fresh) {
-  const Array last = scalar(static_cast<uint32_t>(r.keys.count - 1), MLX_UINT32);
+  const Array last = scalar(static_cast<uint32_t>(r.keys.count() - 1), MLX_UINT32);
   return written(r, call(mlx_minimum, r.slots, last, r.stream), fresh, {});
 }
 

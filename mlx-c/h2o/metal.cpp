@@ -20,20 +20,20 @@ std::string unavailable_reason() {
   return available ? "" : "MLX has no Metal device on this machine";
 }
 
-std::string head_size_refused(const char* name, int size) {
-  if (size % lanes == 0 && size <= widest_head) return "";
-  return "the kernels take head sizes that are multiples of " + std::to_string(lanes) + " up to " +
-         std::to_string(widest_head) + ", found " + name + " = " + std::to_string(size);
-}
-
-std::string refuses(const AttentionRequest& request) {
-  if (!request.on_gpu) return "Metal kernels run on GPU streams, found a CPU stream";
-  if (request.length > longest_query) {
+std::string refuses(const AttentionRequest& r) {
+  if (!r.on_gpu) return "Metal kernels run on GPU streams, found a CPU stream";
+  if (r.length > longest_query) {
     return "decode kernels take up to " + std::to_string(longest_query) +
-           " queries, found Lq = " + std::to_string(request.length);
+           " queries, found Lq = " + std::to_string(r.length);
   }
-  const std::string reason = head_size_refused("D", request.head_size);
-  return reason.empty() ? head_size_refused("Dv", request.value_size) : reason;
+  for (const auto& [name, size] : {std::pair("D", r.head_size), std::pair("Dv", r.value_size)}) {
+    if (size % lanes != 0 || size > widest_head) {
+      return "the kernels take head sizes that are multiples of " + std::to_string(lanes) +
+             " up to " + std::to_string(widest_head) + ", found " + name + " = " +
+             std::to_string(size);
+    }
+  }
+  return "";
 }
 
 // Simdgroups per threadgroup: wider rows need more registers per thread. MLX says when it

@@ -1,4 +1,5 @@
 #include <mutex>
+#include <numeric>
 #include <sstream>
 
 #include "metal.h"
@@ -36,11 +37,8 @@ std::vector<const char*> chosen(const char* Thing::* part, const Thing* things, 
 }
 
 std::string joined(const mlx_h2o_kernel_segment* segments, size_t count, const Flags& flags) {
-  std::string text;
-  for (const char* part : chosen(&mlx_h2o_kernel_segment::text, segments, count, flags)) {
-    text += part;
-  }
-  return text;
+  const auto parts = chosen(&mlx_h2o_kernel_segment::text, segments, count, flags);
+  return std::accumulate(parts.begin(), parts.end(), std::string());
 }
 
 StringVector strings(const std::vector<const char*>& values) {
@@ -135,8 +133,8 @@ Outputs launch(const mlx_h2o_kernel_text& text, const Flags& flags, const Names&
 Flags flags_of(const AttentionRequest& r) {
   Flags flags;
   const std::pair<const char*, bool> known[] = {
-      {"bool_mask", !r.mask.empty() && r.mask_dtype == MLX_BOOL},
-      {"additive_mask", !r.mask.empty() && r.mask_dtype != MLX_BOOL},
+      {"bool_mask", !r.mask.empty() && dtype_of(r.mask) == MLX_BOOL},
+      {"additive_mask", !r.mask.empty() && dtype_of(r.mask) != MLX_BOOL},
       {"sinks", r.sinks.ctx != nullptr},
       {"scores", true},
       {"lse", r.return_lse},

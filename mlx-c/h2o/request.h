@@ -21,10 +21,10 @@ struct Rows {
   std::vector<Array> parts;  // the array; or words, scales and biases
   int bits = 0;              // 0: dense
   int group_size = 0;
-  int count = 0;  // N
-  int size = 0;   // D
+  int size = 0;  // D
 
   bool packed() const { return bits != 0; }
+  int count() const { return mlx_array_dim(parts[0], 2); }  // N
   // Of new ones.
   mlx_dtype dtype() const { return dtype_of(parts[packed() ? 1 : 0]); }
   Shape shape() const {
@@ -54,8 +54,7 @@ struct AttentionRequest : AttentionArguments, AttentionSizes {
   Rows keys;
   Rows values;  // packed where the keys are
   bool causal;
-  Array mask;  // broadcast to [B, Hq, Lq, N], or empty
-  mlx_dtype mask_dtype;
+  Array mask;            // broadcast to [B, Hq, Lq, N], or empty
   float mask_threshold;  // an additive mask masks at or below it
   mlx_array probes;      // [B, Hkv, E, D], may be empty
   bool return_lse;

@@ -11,9 +11,6 @@ using namespace mlx_h2o_c;
 
 namespace {
 
-// Queries of a chunk that are scored at once.
-constexpr int most_scored_queries = 128;
-
 void check_average(const char* op, mlx_array importance, int batch, int rows) {
   check_present(op, {"importance", importance, "[B, H, N]"});
   const Shape shape = shape_of(importance);
@@ -24,14 +21,9 @@ void check_average(const char* op, mlx_array importance, int batch, int rows) {
 
 // What the recurrence takes beside the average.
 void check_recurrence(const char* op, int queries, double decay) {
-  expect(queries <= most_scored_queries, op, "found ", queries, " queries, expected at most ",
-         most_scored_queries, ".");
+  constexpr int most = 128;  // queries of a chunk that are scored at once
+  expect(queries <= most, op, "found ", queries, " queries, expected at most ", most, ".");
   check_decay(op, decay);
-}
-
-void check_dtype(const char* op, const Named& named, mlx_dtype dtype) {
-  expect(dtype_of(named.array) == dtype, op, named.name, " are ", dtype_of(named.array),
-         ", expected ", dtype, ".");
 }
 
 // `number`, which messages call `name`, is the count of the request.
@@ -44,8 +36,10 @@ RetentionRequest retention_request(const char* op, mlx_array scores, mlx_array p
   const Shape shape = shape_of(scores);
   check_same(op, "scores and positions have shapes", shape, shape_of(positions));
   check_not_empty(op, rows[0]);
-  check_dtype(op, rows[0], MLX_FLOAT32);
-  check_dtype(op, rows[1], MLX_INT32);
+  expect(dtype_of(scores) == MLX_FLOAT32, op, "scores are ", dtype_of(scores),
+         ", expected float32.");
+  expect(dtype_of(positions) == MLX_INT32, op, "positions are ", dtype_of(positions),
+         ", expected int32.");
   expect(number >= 1 && number <= shape[2], op, name, " is ", number,
          ", expected 1 to N = ", shape[2], ".");
   check_zones(op, sink_size, recent_start, shape[0]);

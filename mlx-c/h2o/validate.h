@@ -9,6 +9,7 @@
 
 namespace mlx_h2o_c {
 
+inline constexpr auto query_layout = "[B, Hq, Lq, D]";
 inline constexpr auto probes_name = "scaled_dot_product_attention_with_probes";
 
 void check_packing(const char* op, const Packing& packing);
@@ -33,9 +34,4 @@ AttentionRequest packed_attention_request(const char* op, mlx_array queries, con
 AttentionRequest any_attention_request(const char* op, mlx_array queries, mlx_vector_array keys,
                                        mlx_vector_array values, const Packing& packing,
                                        const AttentionArguments& arguments);
-void check_probes(const AttentionRequest& request, mlx_array probes);
-PrefillRequest prefill_request(const char* op, mlx_array queries, mlx_array keys, const char* kind,
-                               mlx_array importance, double decay, int counted,
-                               const AttentionArguments& arguments);
-
 }  // namespace mlx_h2o_c

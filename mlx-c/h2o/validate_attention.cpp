@@ -8,8 +8,6 @@ namespace mlx_h2o_c {
 
 namespace {
 
-constexpr auto query_layout = "[B, Hq, Lq, D]";
-
 void check_together(const char* op, mlx_array queries, const Rows& keys, const Rows& values) {
   const Shape q = shape_of(queries), k = shape_of(keys.parts[0]), v = shape_of(values.parts[0]);
   check_same(op, "queries and keys have batch sizes", q[0], k[0]);
@@ -32,12 +30,6 @@ void check_mask(const char* op, mlx_array mask, const Shape& wanted) {
   }
   expect(broadcasts, op, "mask has shape ", found,
          ", expected one that broadcasts to [B, Hq, Lq, N] = ", wanted, ".");
-}
-
-void check_sinks(const char* op, mlx_array sinks, int heads) {
-  check_float(op, {"sinks", sinks, ""});
-  expect(shape_of(sinks) == Shape{heads}, op, "sinks have shape ", shape_of(sinks),
-         ", expected [Hq] = (", heads, ",).");
 }
 
 // Whether the mode asks for the array.
@@ -64,7 +56,7 @@ AttentionRequest finished(const char* op, mlx_array queries, Rows keys, Rows val
   static_cast<AttentionArguments&>(request) = arguments;
   const Shape q = shape_of(queries);
   static_cast<AttentionSizes&>(request) = {
-      q[0], q[1], mlx_array_dim(keys.parts[0], 1), q[2], keys.count, keys.size, values.size};
+      q[0], q[1], mlx_array_dim(keys.parts[0], 1), q[2], keys.count(), keys.size, values.size};
   request.op = op;
   request.queries = copied(queries);
   request.on_gpu = runs_on_gpu(op, request.stream);
@@ -75,25 +67,20 @@ AttentionRequest finished(const char* op, mlx_array queries, Rows keys, Rows val
   if (check_mask_mode(op, mode, request.mask_arr)) {
     const Shape pairs = {request.batch, request.heads, request.length, request.rows};
     check_mask(op, request.mask_arr, pairs);
-    request.mask_dtype = dtype_of(request.mask_arr);
-    request.mask_threshold = mask_threshold(request.mask_dtype);
+    request.mask_threshold = mask_threshold(dtype_of(request.mask_arr));
     request.mask = broadcast(request.mask_arr, pairs, request.stream);
   }
-  if (request.sinks.ctx != nullptr) check_sinks(op, request.sinks, request.heads);
+  if (request.sinks.ctx == nullptr) return request;
+  check_float(op, {"sinks", request.sinks, ""});
+  const Shape found = shape_of(request.sinks), expected = {request.heads};
+  expect(found == expected, op, "sinks have shape ", found, ", expected [Hq] = ", expected, ".");
   return request;
 }
 
 Rows dense_rows(mlx_array array) {
-  Rows rows{{}, 0, 0, mlx_array_dim(array, 2), mlx_array_dim(array, 3)};
+  Rows rows{{}, 0, 0, mlx_array_dim(array, 3)};
   rows.parts.push_back(copied(array));
   return rows;
-}
-
-// The last `count` queries; a bottom-right causal mask fits as it is.
-void keep_last(PrefillRequest& r, int count) {
-  r.queries = slice(r.queries, 2, r.length - count, r.length, r.stream);
-  if (!r.mask.empty()) r.mask = slice(r.mask, 2, r.length - count, r.length, r.stream);
-  r.length = count;
 }
 
 }  // namespace
@@ -160,50 +147,6 @@ AttentionRequest any_attention_request(const char* op, mlx_array queries, mlx_ve
          std::string_view(op) == probes_name ? "for keys and values that are not packed."
                                              : "with dense rows.");
   return dense_attention_request(op, queries, k[0], v[0], arguments);
-}
-
-void check_probes(const AttentionRequest& request, mlx_array probes) {
-  const char* op = request.op;
-  const Named named = {"probes", probes, "[B, Hkv, E, D]"};
-  check_present(op, named);
-  check_rank(op, named, 4);
-  const Shape found = shape_of(probes);
-  expect(found[0] == request.batch && found[1] == request.kv_heads &&
-             found[3] == request.head_size && found[2] > 0,
-         op, "probes have shape ", found, ", expected [B, Hkv, E, D] = (", request.batch, ", ",
-         request.kv_heads, ", E, ", request.head_size, ") with E of at least 1.");
-  expect(dtype_of(probes) == dtype_of(request.queries), op, "probes are ", dtype_of(probes),
-         ", expected the dtype of the queries, ", dtype_of(request.queries), ".");
-}
-
-PrefillRequest prefill_request(const char* op, mlx_array queries, mlx_array keys, const char* kind,
-                               mlx_array importance, double decay, int counted,
-                               const AttentionArguments& arguments) {
-  check_present(op, {"queries", queries, query_layout});
-  check_present(op, {"keys", keys, "[B, Hkv, N, D]"});
-  expect(!is_float(queries) || !is_float(keys) || dtype_of(queries) == dtype_of(keys), op,
-         "queries and keys are ", dtype_of(queries), " and ", dtype_of(keys),
-         ", expected the same dtype.");
-  // The rules of attention hold, whose values are of no account here.
-  PrefillRequest request{};
-  static_cast<AttentionRequest&>(request) =
-      dense_attention_request(op, queries, keys, keys, arguments);
-  const std::string name = kind == nullptr ? "" : kind;
-  expect(name == "ema" || name == "mass", op, "kind is '", name, "', expected 'ema' or 'mass'.");
-  request.mass = name == "mass";
-  check_decay(op, decay);
-  request.decay = decay;
-  expect(counted >= 1, op, "queries is ", counted, ", expected at least 1.");
-  request.importance = importance;
-  if (!request.mass && counted < request.length) keep_last(request, counted);
-  if (importance.ctx == nullptr) return request;
-  if (request.mass) fail(op, "importance is given with kind '", name, "', expected it with 'ema'.");
-  expect(dtype_of(importance) == MLX_FLOAT32, op, "importance is ", dtype_of(importance),
-         ", expected float32.");
-  const Shape rows = {request.batch, request.kv_heads, request.rows};
-  expect(shape_of(importance) == rows, op, "importance has shape ", shape_of(importance),
-         ", expected [B, Hkv, N] = ", rows, ".");
-  return request;
 }
 
 }  // namespace mlx_h2o_c

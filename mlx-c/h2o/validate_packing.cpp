@@ -1,12 +1,18 @@
 // Rows as dense arrays or as mlx_quantize packs them.
+#include <algorithm>
+
 #include "validate.h"
 
 namespace mlx_h2o_c {
 
 void check_packing(const char* op, const Packing& packing) {
-  check_one_of(op, "bits", packing.bits, {2, 3, 4, 5, 6, 8});
-  check_one_of(op, "v_bits", packing.of_values().bits, {2, 3, 4, 5, 6, 8});
-  check_one_of(op, "group_size", packing.group_size, {32, 64, 128});
+  const auto check = [&](const char* name, int value, const Shape& known) {
+    const bool found = std::find(known.begin(), known.end(), value) != known.end();
+    expect(found, op, name, " is ", value, ", expected one of ", known, ".");
+  };
+  check("bits", packing.bits, {2, 3, 4, 5, 6, 8});
+  check("v_bits", packing.of_values().bits, {2, 3, 4, 5, 6, 8});
+  check("group_size", packing.group_size, {32, 64, 128});
 }
 
 int packed_width(const char* op, const std::string& what, mlx_array words, const Packing& packing) {
@@ -50,7 +56,7 @@ Rows packed_rows(const char* op, const std::string& name, const Parts& parts,
   expect(is_float(scales) && dtype_of(scales) == dtype_of(biases), op, name,
          " scales and biases are ", dtype_of(scales), " and ", dtype_of(biases), ", expected ",
          float_dtypes, ", both the same.");
-  Rows rows{{}, packing.bits, packing.group_size, mlx_array_dim(words, 2), 0};
+  Rows rows{{}, packing.bits, packing.group_size, 0};
   rows.size = packed_width(op, named[0].name, words, packing);
   Shape expected = shape_of(words);
   expected[3] = rows.size / rows.group_size;

@@ -23,7 +23,7 @@ void check_same_rows(const char* op, const char* what, const Shape& one, const S
 // Of either kind.
 Rows stored_rows(const char* op, const std::string& name, mlx_vector_array vector, mlx_array fresh,
                  const Packing& packing) {
-  Rows rows{parts_of(op, name.c_str(), vector), 0, packing.group_size, 0, 0};
+  Rows rows{parts_of(op, name.c_str(), vector), 0, packing.group_size, 0};
   check_present(op, {"new " + name, fresh, "[B, H, 1, D]"});
   const mlx_array first = rows.parts[0];
   if (rows.parts.size() == 1) {
@@ -36,7 +36,6 @@ Rows stored_rows(const char* op, const std::string& name, mlx_vector_array vecto
     rows.size = packed_width(op, words, first, packing);
   }
   Shape shape = shape_of(first);
-  rows.count = shape[2];
   shape[3] = rows.size / rows.group_size;
   for (size_t i = 1; i < rows.parts.size(); ++i) {
     const mlx_array part = rows.parts[i];
@@ -79,16 +78,16 @@ Rows appended_rows(const char* op, const char* name, mlx_vector_array stored, ml
   const int width = added[3];
   expect(width % group_size == 0, op, "rows of the ", name, " have ", width,
          " elements, expected a multiple of group_size = ", group_size, ".");
-  Rows rows{items(stored), bits, group_size, 0, width};
-  rows.count = mlx_array_ndim(rows.parts[0]) == 4 ? mlx_array_dim(rows.parts[0], 2) : 0;
+  Rows rows{items(stored), bits, group_size, width};
+  const int count = mlx_array_ndim(rows.parts[0]) == 4 ? rows.count() : 0;
   for (size_t i = 0; i < 3; ++i) {
     const mlx_array part = rows.parts[i];
     const mlx_dtype dtype = i == 0 ? MLX_UINT32 : dtype_of(fresh);
     const int64_t last = i == 0 ? int64_t{width} * bits / 32 : width / group_size;
-    const Shape expected = {added[0], added[1], rows.count, static_cast<int>(last)};
-    expect(shape_of(part) == expected && dtype_of(part) == dtype && rows.count > 0, op,
-           part_names[i], " of the ", name, " are ", part, ", expected ", dtype, " (", added[0],
-           ", ", added[1], ", N, ", last, "), N at least 1.");
+    const Shape expected = {added[0], added[1], count, static_cast<int>(last)};
+    expect(shape_of(part) == expected && dtype_of(part) == dtype && count > 0, op, part_names[i],
+           " of the ", name, " are ", part, ", expected ", dtype, " (", added[0], ", ", added[1],
+           ", N, ", last, "), N at least 1.");
   }
   return rows;
 }
@@ -150,7 +149,7 @@ int mlx_h2o_quantize_append(mlx_vector_array* new_keys, mlx_vector_array* new_va
     added.pop_back();
     Rows k = appended_rows(op, "keys", keys, key_rows, packing);
     Rows v = appended_rows(op, "values", values, value_rows, packing.of_values());
-    expect(k.count == v.count, op, "keys and values have ", k.count, " and ", v.count,
+    expect(k.count() == v.count(), op, "keys and values have ", k.count(), " and ", v.count(),
            " rows, expected the same.");
     check_array(op, {"slots", slots, "[B, H, L]"}, MLX_UINT32, added);
     const Written result =
