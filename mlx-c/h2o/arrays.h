@@ -76,7 +76,10 @@ Array scalar(T value, mlx_dtype dtype) {
 }
 
 // Rounded once.
-inline Array number(double value) { return scalar(static_cast<float>(value), MLX_FLOAT32); }
+template <class Number>
+Array number(Number value) {
+  return scalar(static_cast<float>(value), MLX_FLOAT32);
+}
 inline Array integer(int32_t value) { return scalar(value, MLX_INT32); }
 
 inline Array range(int start, int stop, mlx_dtype dtype, mlx_stream s) {

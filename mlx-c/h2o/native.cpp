@@ -68,7 +68,7 @@ void set_packing(Options& options, const Rows& keys, const Rows& values) {
   }
 }
 
-std::vector<mx::array> attend(const AttentionRequest& r, mlx_h2o::AttentionOptions options) {
+std::vector<Array> attend(const AttentionRequest& r, mlx_h2o::AttentionOptions options) {
   options.scale = r.scale;
   options.causal = r.causal;
   options.mask = optional(r.mask);
@@ -76,8 +76,10 @@ std::vector<mx::array> attend(const AttentionRequest& r, mlx_h2o::AttentionOptio
   options.probes = optional(r.probes);
   options.sparse_threshold = r.sparse_v_threshold;
   set_packing(options, r.keys, r.values);
-  return mlx_h2o::attention(get(r.queries), arrays(r.keys), arrays(r.values), options,
-                            get(r.stream));
+  const std::vector<mx::array> outputs =
+      mlx_h2o::attention(get(r.queries), arrays(r.keys), arrays(r.values), options, get(r.stream));
+  auto next = outputs.begin();
+  return wrap(next, outputs.size());
 }
 
 AttentionResult attention(const AttentionRequest& r) {
@@ -85,9 +87,9 @@ AttentionResult attention(const AttentionRequest& r) {
   options.return_scores = true;
   options.return_lse = r.return_lse;
   options.return_skipped = r.return_skipped;
-  const std::vector<mx::array> outputs = attend(r, std::move(options));
+  std::vector<Array> made = attend(r, std::move(options));
   size_t next = 0;
-  const auto take = [&](bool asked) { return asked ? wrap(outputs.at(next++)) : Array(); };
+  const auto take = [&](bool asked) { return asked ? std::move(made.at(next++)) : Array(); };
   return {take(true), take(true), take(r.return_lse), take(r.return_skipped),
           take(r.probes.ctx != nullptr)};
 }
@@ -96,8 +98,8 @@ AttentionAccumulated attention_and_accumulate(const AttentionAccumulateRequest& 
   mlx_h2o::AttentionOptions options;
   options.importance = get(r.importance);
   options.decay = r.decay;
-  const std::vector<mx::array> outputs = attend(r, std::move(options));
-  return {wrap(outputs.at(0)), wrap(outputs.at(1))};
+  std::vector<Array> made = attend(r, std::move(options));
+  return {std::move(made.at(0)), std::move(made.at(1))};
 }
 
 Array prefill_scores(const PrefillRequest& r) {
