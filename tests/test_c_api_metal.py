@@ -23,7 +23,7 @@ from mlx_h2o.operations import (
     launch_rows,
     validate,
 )
-from mlx_h2o.operations.launch import Launch
+from mlx_h2o.operations.launch import Launch, LaunchPlan
 from mlx_h2o.operations.requests import (
     AccumulateRequest,
     PrefillRequest,
@@ -80,11 +80,11 @@ def words(numbers: Iterable[Any]) -> str:
     return " ".join(str(int(number)) for number in numbers)
 
 
-def planned(passes: Iterable[Launch]) -> Record:
+def planned(plan: LaunchPlan | Iterable[Launch]) -> Record:
     """The same record of launches that the Python package plans."""
     record: Record = defaultdict(list)
-    made: dict[str, mx.array] = {}
-    for each in passes:
+    made: dict[str, mx.array] = dict(plan.given) if isinstance(plan, LaunchPlan) else {}
+    for each in plan.passes if isinstance(plan, LaunchPlan) else plan:
         shapes = zip(each.output_shapes, each.output_dtypes, strict=True)
         outputs = [f"{words(shape)}:{code(dtype)}" for shape, dtype in shapes]
         lines = {
@@ -136,7 +136,7 @@ def test_dense_launches_are_those_of_the_python_package(metal: Library) -> None:
             *(metal.array(array) for array in arrays),
             mask=handle(metal, mask), sinks=handle(metal, sinks), **more,
         )  # fmt: skip
-        expected = planned(launch.plan(request).passes)
+        expected = planned(launch.plan(request))
         names |= set(expected["name"])
         assert recorded(metal) == expected
         assert metal.numpy(results["scores"]).shape == (2, 4, 3, rows)
@@ -173,7 +173,7 @@ def test_packed_launches_are_those_of_the_python_package(metal: Library, rows: i
             metal, *handle(metal, (q, keys, values)), mask=handle(metal, mask),
             sinks=handle(metal, sinks), return_lse=bool(index % 2), **more,
         )  # fmt: skip
-        assert recorded(metal) == planned(launch.plan(request).passes)
+        assert recorded(metal) == planned(launch.plan(request))
 
 
 @pytest.mark.parametrize("rows", ROWS)
@@ -191,7 +191,7 @@ def test_probe_launches_are_those_of_the_python_package(
     found = c_api_operations.attention_with_probes(
         metal, *handle(metal, (q, *rows_of, probes)), scale=0.5
     )
-    assert recorded(metal) == planned(launch.plan(replace(request, probes=probes)).passes)
+    assert recorded(metal) == planned(launch.plan(replace(request, probes=probes)))
     assert metal.numpy(found["probe_scores"]).shape == (2, 2, 3, rows)
 
 
@@ -238,7 +238,7 @@ def test_prefill_launches_are_those_of_the_python_package(
             q[:, :, -last:], k, k, scale=0.5, mask=some, sinks=sinks
         )
         request = PrefillRequest(attention, kind, before, 0.9)
-        assert recorded(metal) == planned(launch_prefill.plan(request).passes)
+        assert recorded(metal) == planned(launch_prefill.plan(request))
 
 
 @pytest.mark.parametrize("ranks", [None, "age", "key_diversity", "array"])

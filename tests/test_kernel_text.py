@@ -254,7 +254,8 @@ def requests() -> dict[str, AttentionRequest]:
 
 
 def test_plan() -> None:
-    (plain,), (full,) = (launch.plan(request).passes for request in requests().values())
+    plans = [launch.plan(request) for request in requests().values()]
+    (plain,), (full,) = (plan.passes for plan in plans)
     assert plain.kernel.name == "h2o_sdpa_vector"
     assert full.kernel.name == "h2o_sdpa_vector_additive_mask_sinks_scores_lse"
     assert plain.kernel.inputs == ("queries", "keys", "values", "params")
@@ -265,8 +266,8 @@ def test_plan() -> None:
         "T": mx.float32, "D": 192, "V": 128, "NS": 16, "CAUSAL": True
     }  # fmt: skip
     assert (plain.grid, plain.threadgroup) == ((2 * 8 * 512, 3, 1), (512, 1, 1))
-    assert plain.inputs({})[-1].tolist() == [1.0, 0.0]
-    assert full.inputs({})[-1].tolist() == [2.0, -32752.0]
+    assert plain.inputs(plans[0].given)[-1].tolist() == [1.0, 0.0]
+    assert full.inputs(plans[1].given)[-1].tolist() == [2.0, -32752.0]
 
 
 def test_plan_of_two_passes() -> None:

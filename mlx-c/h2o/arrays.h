@@ -50,6 +50,16 @@ using Device = Owned<mlx_device, mlx_device_free>;
 using String = Owned<mlx_string, mlx_string_free>;
 using StringVector = Owned<mlx_vector_string, mlx_vector_string_free>;
 
+inline mlx_optional_int some(int64_t value) { return {static_cast<int>(value), true}; }
+inline mlx_dtype dtype_of(mlx_array array) { return mlx_array_dtype(array); }
+
+using Shape = std::vector<int>;
+
+inline Shape shape_of(mlx_array array) {
+  const int* sizes = mlx_array_shape(array);
+  return Shape(sizes, sizes + mlx_array_ndim(array));
+}
+
 // One mlx-c operation: its result, or an exception.
 template <class... Parameters, class... Arguments>
 Array call(int (*operation)(mlx_array*, Parameters...), const Arguments&... arguments) {
@@ -65,32 +75,32 @@ Array scalar(T value, mlx_dtype dtype) {
   return Array(mlx_array_new_data(&value, &no_sizes, 0, dtype));
 }
 
-inline Array number(float value) { return scalar(value, MLX_FLOAT32); }
+// Rounded once.
+template <class Number>
+Array number(Number value) {
+  return scalar(static_cast<float>(value), MLX_FLOAT32);
+}
 inline Array integer(int32_t value) { return scalar(value, MLX_INT32); }
 
 inline Array range(int start, int stop, mlx_dtype dtype, mlx_stream s) {
   return call(mlx_arange, double(start), double(stop), 1.0, dtype, s);
 }
 
-inline Array broadcast(mlx_array array, const std::vector<int>& shape, mlx_stream s) {
+inline Array broadcast(mlx_array array, const Shape& shape, mlx_stream s) {
   return call(mlx_broadcast_to, array, shape.data(), shape.size(), s);
 }
 
-inline Array zeros(const std::vector<int>& shape, mlx_stream s) {
+inline Array zeros(const Shape& shape, mlx_stream s) {
   return call(mlx_zeros, shape.data(), shape.size(), MLX_FLOAT32, s);
 }
 
-inline Array copied(mlx_array array) {
-  Array copy;
-  check(mlx_array_set(copy.out(), array));
-  return copy;
-}
+inline Array copied(mlx_array array) { return call(mlx_array_set, array); }
 
 // array[..., first:last, ...] along one axis.
 inline Array slice(mlx_array array, size_t axis, int first, int last, mlx_stream s) {
   const size_t count = mlx_array_ndim(array);
   const int* shape = mlx_array_shape(array);
-  std::vector<int> start(count, 0), stop(shape, shape + count), strides(count, 1);
+  Shape start(count, 0), stop(shape, shape + count), strides(count, 1);
   start[axis] = first;
   stop[axis] = last;
   return call(mlx_slice, array, start.data(), count, stop.data(), count, strides.data(), count, s);
@@ -124,30 +134,32 @@ class Value : public Array {
   mlx_stream s_;
 };
 
-inline ArrayVector vector_of(std::initializer_list<mlx_array> arrays) {
-  return ArrayVector(mlx_vector_array_new_data(arrays.begin(), arrays.size()));
-}
-
-inline ArrayVector vector_of(const std::vector<Array>& arrays) {
+template <class Arrays = std::initializer_list<mlx_array>>
+ArrayVector vector_of(const Arrays& arrays) {
   ArrayVector vector(mlx_vector_array_new());
-  for (const Array& array : arrays) check(mlx_vector_array_append_value(vector, array));
+  for (const mlx_array array : arrays) check(mlx_vector_array_append_value(vector, array));
   return vector;
 }
 
 inline std::vector<Array> items(mlx_vector_array vector) {
   std::vector<Array> arrays(mlx_vector_array_size(vector));
-  for (size_t i = 0; i < arrays.size(); ++i) {
-    check(mlx_vector_array_get(arrays[i].out(), vector, i));
-  }
+  for (size_t i = 0; i < arrays.size(); ++i) arrays[i] = call(mlx_vector_array_get, vector, i);
   return arrays;
+}
+
+// One mlx-c operation of several results.
+template <class... Parameters, class... Arguments>
+std::vector<Array> results(int (*operation)(mlx_vector_array*, Parameters...),
+                           const Arguments&... arguments) {
+  ArrayVector vector(mlx_vector_array_new());
+  check(operation(vector.out(), arguments...));
+  return items(vector);
 }
 
 // `array`, such that evaluating it evaluates the others too.
 inline Array tied(mlx_array array, const std::vector<mlx_array>& others) {
-  const ArrayVector dependencies(mlx_vector_array_new_data(others.data(), others.size()));
-  ArrayVector result(mlx_vector_array_new());
-  check(mlx_depends(result.out(), vector_of({array}), dependencies));
-  return std::move(items(result)[0]);
+  const ArrayVector one(mlx_vector_array_new_value(array));
+  return std::move(results(mlx_depends, one, vector_of(others))[0]);
 }
 
 }  // namespace mlx_h2o_c

@@ -9,6 +9,9 @@ using namespace mlx_h2o_c;
 
 namespace {
 
+constexpr auto dense_name = "scaled_dot_product_attention_with_scores";
+constexpr auto quantized_name = "scaled_dot_product_attention_quantized_with_scores";
+
 // The results that have a place.
 void attend(AttentionRequest& request, mlx_array* out, mlx_array* scores, mlx_array* lse,
             mlx_array* skipped, mlx_array* probe_scores) {
@@ -22,20 +25,35 @@ void attend(AttentionRequest& request, mlx_array* out, mlx_array* scores, mlx_ar
   give(probe_scores, result.probe_scores);
 }
 
+void check_probes(const AttentionRequest& request, mlx_array probes) {
+  const char* op = request.op;
+  const Named named = {"probes", probes, "[B, Hkv, E, D]"};
+  check_present(op, named);
+  check_rank(op, named, 4);
+  const Shape found = shape_of(probes);
+  expect(found[0] == request.batch && found[1] == request.kv_heads &&
+             found[3] == request.head_size && found[2] > 0,
+         op, "probes have shape ", found, ", expected [B, Hkv, E, D] = (", request.batch, ", ",
+         request.kv_heads, ", E, ", request.head_size, ") with E of at least 1.");
+  expect(dtype_of(probes) == dtype_of(request.queries), op, "probes are ", dtype_of(probes),
+         ", expected the dtype of the queries, ", dtype_of(request.queries), ".");
+}
+
+// The last `count` queries; a bottom-right causal mask fits as it is.
+void keep_last(PrefillRequest& r, int count) {
+  r.queries = slice(r.queries, 2, r.length - count, r.length, r.stream);
+  if (!r.mask.empty()) r.mask = slice(r.mask, 2, r.length - count, r.length, r.stream);
+  r.length = count;
+}
+
 }  // namespace
 
-extern "C" {
-
 int mlx_h2o_scaled_dot_product_attention_with_scores(mlx_array* out, mlx_array* scores,
-                                                     mlx_array* lse, const mlx_array queries,
-                                                     const mlx_array keys, const mlx_array values,
-                                                     float scale, const char* mask_mode,
-                                                     const mlx_array mask_arr,
-                                                     const mlx_array sinks, const mlx_stream s) {
-  return status([&] {
-    const char* op = "scaled_dot_product_attention_with_scores";
-    check_place(op, "out", out);
-    check_place(op, "scores", scores);
+                                                     mlx_array* lse, mlx_array queries,
+                                                     mlx_array keys, mlx_array values, float scale,
+                                                     const char* mask_mode, mlx_array mask_arr,
+                                                     mlx_array sinks, mlx_stream s) {
+  return operation(dense_name, {{"out", out}, {"scores", scores}}, [&](const char* op) {
     AttentionRequest request =
         dense_attention_request(op, queries, keys, values, {scale, mask_mode, mask_arr, sinks, s});
     attend(request, out, scores, lse, nullptr, nullptr);
@@ -43,59 +61,66 @@ int mlx_h2o_scaled_dot_product_attention_with_scores(mlx_array* out, mlx_array* 
 }
 
 int mlx_h2o_scaled_dot_product_attention_quantized_with_scores(
-    mlx_array* out, mlx_array* scores, mlx_array* lse, mlx_array* skipped, const mlx_array queries,
-    const mlx_array k_w, const mlx_array k_s, const mlx_array k_b, const mlx_array v_w,
-    const mlx_array v_s, const mlx_array v_b, float scale, int bits, int group_size,
-    mlx_optional_int v_bits, const char* mask_mode, const mlx_array mask_arr, const mlx_array sinks,
-    float sparse_v_threshold, const mlx_stream s) {
-  return status([&] {
-    const char* op = "scaled_dot_product_attention_quantized_with_scores";
-    check_place(op, "out", out);
-    check_place(op, "scores", scores);
+    mlx_array* out, mlx_array* scores, mlx_array* lse, mlx_array* skipped, mlx_array queries,
+    mlx_array k_w, mlx_array k_s, mlx_array k_b, mlx_array v_w, mlx_array v_s, mlx_array v_b,
+    float scale, int bits, int group_size, mlx_optional_int v_bits, const char* mask_mode,
+    mlx_array mask_arr, mlx_array sinks, float sparse_v_threshold, mlx_stream s) {
+  return operation(quantized_name, {{"out", out}, {"scores", scores}}, [&](const char* op) {
     check_queries(op, queries);
-    const Packing packing = {bits, group_size, v_bits};
-    check_packing(op, packing);
-    Rows keys = packed_rows(op, "key", k_w, k_s, k_b, bits, group_size);
-    Rows values = packed_rows(op, "value", v_w, v_s, v_b, value_bits(packing), group_size);
-    AttentionRequest request =
-        packed_attention_request(op, queries, std::move(keys), std::move(values),
-                                 sparse_v_threshold, {scale, mask_mode, mask_arr, sinks, s});
+    AttentionRequest request = packed_attention_request(
+        op, queries, {k_w, k_s, k_b}, {v_w, v_s, v_b}, {bits, group_size, v_bits},
+        {scale, mask_mode, mask_arr, sinks, s, sparse_v_threshold});
     attend(request, out, scores, lse, skipped, nullptr);
   });
 }
 
 int mlx_h2o_scaled_dot_product_attention_with_probes(
-    mlx_array* out, mlx_array* scores, mlx_array* lse, mlx_array* probe_scores,
-    const mlx_array queries, const mlx_vector_array keys, const mlx_vector_array values,
-    const mlx_array probes, float scale, int bits, int group_size, mlx_optional_int v_bits,
-    const char* mask_mode, const mlx_array mask_arr, const mlx_array sinks,
-    float sparse_v_threshold, const mlx_stream s) {
-  return status([&] {
-    const char* op = probes_name;
-    check_place(op, "out", out);
-    check_place(op, "scores", scores);
-    check_place(op, "probe_scores", probe_scores);
+    mlx_array* out, mlx_array* scores, mlx_array* lse, mlx_array* probe_scores, mlx_array queries,
+    mlx_vector_array keys, mlx_vector_array values, mlx_array probes, float scale, int bits,
+    int group_size, mlx_optional_int v_bits, const char* mask_mode, mlx_array mask_arr,
+    mlx_array sinks, float sparse_v_threshold, mlx_stream s) {
+  const Places places = {{"out", out}, {"scores", scores}, {"probe_scores", probe_scores}};
+  return operation(probes_name, places, [&](const char* op) {
     AttentionRequest request =
         any_attention_request(op, queries, keys, values, {bits, group_size, v_bits},
-                              sparse_v_threshold, {scale, mask_mode, mask_arr, sinks, s});
+                              {scale, mask_mode, mask_arr, sinks, s, sparse_v_threshold});
     check_probes(request, probes);
     request.probes = probes;
     attend(request, out, scores, lse, nullptr, probe_scores);
   });
 }
 
-int mlx_h2o_prefill_scores(mlx_array* res, const mlx_array queries, const mlx_array keys,
-                           float scale, const char* mask_mode, const mlx_array mask_arr,
-                           const mlx_array sinks, const char* kind, const mlx_array importance,
-                           double decay, int counted_queries, const mlx_stream s) {
-  return status([&] {
-    const char* op = "prefill_scores";
-    check_place(op, "res", res);
-    const PrefillRequest request =
-        prefill_request(op, queries, keys, kind, importance, decay, counted_queries,
-                        {scale, mask_mode, mask_arr, sinks, s});
+int mlx_h2o_prefill_scores(mlx_array* res, mlx_array queries, mlx_array keys, float scale,
+                           const char* mask_mode, mlx_array mask_arr, mlx_array sinks,
+                           const char* kind, mlx_array importance, double decay,
+                           int counted_queries, mlx_stream s) {
+  return operation("prefill_scores", {{"res", res}}, [&](const char* op) {
+    check_present(op, {"queries", queries, query_layout});
+    check_present(op, {"keys", keys, "[B, Hkv, N, D]"});
+    const mlx_dtype of_queries = dtype_of(queries), of_keys = dtype_of(keys);
+    expect(!is_float(queries) || !is_float(keys) || of_queries == of_keys, op,
+           "queries and keys are ", of_queries, " and ", of_keys, ", expected the same dtype.");
+    // The rules of attention hold, whose values are of no account here.
+    PrefillRequest request{};
+    static_cast<AttentionRequest&>(request) =
+        dense_attention_request(op, queries, keys, keys, {scale, mask_mode, mask_arr, sinks, s});
+    const std::string name = kind == nullptr ? "" : kind;
+    expect(name == "ema" || name == "mass", op, "kind is '", name, "', expected 'ema' or 'mass'.");
+    request.mass = name == "mass";
+    check_decay(op, decay);
+    request.decay = decay;
+    expect(counted_queries >= 1, op, "queries is ", counted_queries, ", expected at least 1.");
+    if (!request.mass && counted_queries < request.length) keep_last(request, counted_queries);
+    request.importance = importance;
+    if (importance.ctx != nullptr) {
+      expect(!request.mass, op, "importance is given with kind 'mass', expected it with 'ema'.");
+      expect(dtype_of(importance) == MLX_FLOAT32, op, "importance is ", dtype_of(importance),
+             ", expected float32.");
+      const Shape found = shape_of(importance),
+                  rows = {request.batch, request.kv_heads, request.rows};
+      expect(found == rows, op, "importance has shape ", found, ", expected [B, Hkv, N] = ", rows,
+             ".");
+    }
     give(res, serve(op, &Backend::prefill_scores, request));
   });
 }
-
-}  // extern "C"

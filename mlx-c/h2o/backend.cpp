@@ -13,8 +13,9 @@ std::string no_cuda() { return "the C interface launches no CUDA kernels"; }
 constexpr Backend cuda_backend = {"cuda", no_cuda};
 
 // In the order of preference. Composed is the last of both devices.
-const Backend* const all[] = {&metal_backend, &cuda_backend, &native_backend, &composed_backend};
+const Backend* const all[] = {&metal::backend, &cuda_backend, &native::backend, &composed::backend};
 
+constexpr auto choice = "use_backend";
 thread_local std::string chosen;
 
 void check_available(const char* op, const Backend& backend) {
@@ -29,7 +30,7 @@ const Backend& backend_named(const std::string& name, const char* what = "unknow
     if (name == backend->name) return *backend;
     names += (names.empty() ? "" : ", ") + std::string(backend->name);
   }
-  fail("use_backend", what, " '", name, "', expected one of ", names, ".");
+  fail(choice, what, " '", name, "', expected one of ", names, ".");
 }
 
 // The back end that was named, by the program or by the environment; NULL: none was.
@@ -43,10 +44,10 @@ const Backend* named() {
 }  // namespace
 
 std::vector<const Backend*> candidates(const char* op, mlx_stream stream) {
-  const Backend* other_device = runs_on_gpu(op, stream) ? &native_backend : &metal_backend;
+  const Backend* other_device = runs_on_gpu(op, stream) ? &native::backend : &metal::backend;
   if (const Backend* backend = named()) {
     check_available(op, *backend);
-    return {backend == other_device ? &composed_backend : backend, &composed_backend};
+    return {backend == other_device ? &composed::backend : backend, &composed::backend};
   }
   std::vector<const Backend*> found;
   for (const Backend* backend : all) {
@@ -67,18 +68,17 @@ const Backend& backend_for_attention(const AttentionRequest& request) {
   for (const Backend* backend : candidates(request.op, request.stream)) {
     if (backend->refuses(request).empty()) return *backend;
   }
-  return composed_backend;
+  return composed::backend;
 }
 
 AttentionAccumulated attend_and_accumulate(const AttentionAccumulateRequest& request) {
-  const AttentionRequest& attention = request.attention;
-  const Backend& backend = backend_for_attention(attention);
+  const Backend& backend = backend_for_attention(request);
   if (backend.attention_and_accumulate != nullptr) return backend.attention_and_accumulate(request);
-  const AttentionResult found = backend.attention(attention);
-  const bool masked = !attention.mask.empty() || (attention.causal && attention.length > 1);
+  const AttentionResult found = backend.attention(request);
+  const bool masked = !request.mask.empty() || (request.causal && request.length > 1);
   Array importance = serve(
       "accumulate_scores", &Backend::accumulate_scores,
-      AccumulateRequest{request.importance, found.scores, request.decay, masked, attention.stream});
+      AccumulateRequest{request.importance, found.scores, request.decay, masked, request.stream});
   // Untied, the scores of every step would wait for someone to ask, graph and all.
   return {tied(found.out, {importance}), std::move(importance)};
 }
@@ -87,18 +87,16 @@ AttentionAccumulated attend_and_accumulate(const AttentionAccumulateRequest& req
 
 using namespace mlx_h2o_c;
 
-extern "C" {
-
 int mlx_h2o_set_backend(const char* name) {
-  return status([&] {
+  return operation(choice, {}, [&](const char* op) {
     const std::string wanted = name == nullptr ? "" : name;
-    if (!wanted.empty()) check_available("use_backend", backend_named(wanted));
+    if (!wanted.empty()) check_available(op, backend_named(wanted));
     chosen = wanted;
   });
 }
 
 int mlx_h2o_backend_status(const char* name, bool* available, mlx_string* reason) {
-  return status([&] {
+  return operation(choice, {}, [&](auto) {
     const std::string why = backend_named(name == nullptr ? "" : name).unavailable_reason();
     if (reason != nullptr) check(mlx_string_set(reason, String(mlx_string_new_data(why.c_str()))));
     if (available != nullptr) *available = why.empty();
@@ -106,14 +104,9 @@ int mlx_h2o_backend_status(const char* name, bool* available, mlx_string* reason
 }
 
 int mlx_h2o_threads(int* res) {
-  return status([&] {
-    check_place("threads", "res", res);
-    *res = threads();
-  });
+  return operation("threads", {{"res", res}}, [&](auto) { *res = native::threads(); });
 }
 
 int mlx_h2o_set_threads(int count) {
-  return status([&] { set_threads(count); });
+  return operation("set_threads", {}, [&](auto) { native::set_threads(count); });
 }
-
-}  // extern "C"

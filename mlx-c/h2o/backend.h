@@ -26,13 +26,18 @@ struct Backend {
   Written (*quantize_append)(const AppendRequest&) = nullptr;
 };
 
-extern const Backend metal_backend;
-extern const Backend native_backend;
-extern const Backend composed_backend;
-
-// Of the native back end; both throw where this build has none.
+namespace metal {
+extern const Backend backend;
+}
+namespace composed {
+extern const Backend backend;
+}
+namespace native {
+extern const Backend backend;
+// Both throw where this build has none.
 int threads();
 void set_threads(int count);
+}  // namespace native
 
 // Throws where a back end was named and cannot serve the request.
 const Backend& backend_for_attention(const AttentionRequest& request);
@@ -48,7 +53,7 @@ Result serve(const char* op, Result (*Backend::*operation)(const Request&),
   for (const Backend* backend : candidates(op, request.stream)) {
     if (backend->*operation != nullptr) return (backend->*operation)(request);
   }
-  return (composed_backend.*operation)(request);
+  return (composed::backend.*operation)(request);
 }
 
 // By one kernel where the back end of the attention has it, else attention and then the average.

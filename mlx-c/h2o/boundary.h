@@ -7,30 +7,32 @@ namespace mlx_h2o_c {
 
 // A call begins: no message has come from mlx-c on this thread yet.
 void expect_no_error() noexcept;
-// To the error handler of mlx-c, and to this thread's last error.
-void report(const char* text) noexcept;
-// mlx-c has told the handler; this thread's last error must not stay that of an earlier call.
-void note_reported() noexcept;
+// The exception that is being handled, to the error handler of mlx-c (which knows what it reported
+// itself) and to this thread's last error.
+void report_exception() noexcept;
 
-// 0, or 1 after one report to mlx-c's error handler.
+// Where a result goes, and the name of the parameter.
+struct Place {
+  const char* name;
+  const void* address;
+};
+using Places = std::initializer_list<Place>;
+
+// The body of a public function, once every result has its place: 0, or 1 after one report to
+// mlx-c's error handler. `op` begins the messages.
 template <class Body>
-int status(Body&& body) noexcept {
+int operation(const char* op, Places places, Body&& body) noexcept {
   expect_no_error();
   try {
-    body();
+    for (const auto& [name, address] : places) {
+      expect(address != nullptr, op, name, " is NULL, expected a place for the result.");
+    }
+    body(op);
     return 0;
-  } catch (const Reported&) {
-    note_reported();
-  } catch (const std::exception& error) {
-    report(error.what());
   } catch (...) {
-    report("unknown exception");
+    report_exception();
+    return 1;
   }
-  return 1;
-}
-
-inline void check_place(const char* op, const char* name, const void* place) {
-  expect(place != nullptr, op, name, " is NULL, expected a place for the result.");
 }
 
 // Nothing where the place is NULL.

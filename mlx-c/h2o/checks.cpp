@@ -1,6 +1,5 @@
 #include "checks.h"
 
-#include <algorithm>
 #include <cfloat>
 #include <charconv>
 #include <cmath>
@@ -14,20 +13,11 @@ template <class Number>
 std::string shortest(Number number) {
   if (!std::isfinite(number)) return std::isnan(number) ? "nan" : number > 0 ? "inf" : "-inf";
   char digits[64];
-  const std::to_chars_result result = std::to_chars(digits, digits + sizeof digits, number);
-  std::string text(digits, result.ptr);
+  const std::string text(digits, std::to_chars(digits, digits + sizeof digits, number).ptr);
   return text.find_first_of(".e") == std::string::npos ? text + ".0" : text;
 }
 
 }  // namespace
-
-Shape shape_of(mlx_array array) {
-  Shape shape(mlx_array_ndim(array));
-  for (size_t axis = 0; axis < shape.size(); ++axis) {
-    shape[axis] = mlx_array_dim(array, static_cast<int>(axis));
-  }
-  return shape;
-}
 
 std::string shown(const Shape& shape) {
   std::string text = "(";
@@ -37,30 +27,22 @@ std::string shown(const Shape& shape) {
   return text + (shape.size() == 1 ? ",)" : ")");
 }
 
-std::string number_text(double number) { return shortest(number); }
-std::string number_text(float number) { return shortest(number); }
+std::string shown(double number) { return shortest(number); }
+std::string shown(float number) { return shortest(number); }
 
-const char* dtype_name(mlx_dtype dtype) {
+std::string shown(mlx_dtype dtype) {
   static const char* const names[] = {"bool",    "uint8",   "uint16",   "uint32",   "uint64",
                                       "int8",    "int16",   "int32",    "int64",    "float16",
                                       "float32", "float64", "bfloat16", "complex64"};
   return names[dtype];
 }
 
-const char* dtype_name(mlx_array array) { return dtype_name(mlx_array_dtype(array)); }
-
-std::string shown(ShapeOf shape) { return shown(shape_of(shape.array)); }
-
-std::string shown(Found found) {
-  return std::string(dtype_name(found.array)) + " " + shown(shape_of(found.array));
-}
+std::string shown(mlx_array array) { return shown(dtype_of(array)) + " " + shown(shape_of(array)); }
 
 bool is_float(mlx_array array) {
-  const mlx_dtype dtype = mlx_array_dtype(array);
+  const mlx_dtype dtype = dtype_of(array);
   return dtype == MLX_FLOAT32 || dtype == MLX_FLOAT16 || dtype == MLX_BFLOAT16;
 }
-
-bool has_empty_axis(mlx_array array) { return mlx_array_size(array) == 0; }
 
 void check_present(const char* op, const Named& named) {
   expect(named.array.ctx != nullptr, op, named.name, " are an empty handle, expected an array ",
@@ -74,33 +56,34 @@ void check_rank(const char* op, const Named& named, size_t rank) {
 }
 
 void check_not_empty(const char* op, const Named& named) {
-  expect(!has_empty_axis(named.array), op, named.name, " are empty: found shape ",
-         ShapeOf{named.array}, ", expected every size of ", named.layout, " to be at least 1.");
+  expect(mlx_array_size(named.array) > 0, op, named.name, " are empty: found shape ",
+         shape_of(named.array), ", expected every size of ", named.layout, " to be at least 1.");
 }
 
 void check_float(const char* op, const Named& named) {
-  expect(is_float(named.array), op, named.name, " are ", dtype_name(named.array),
-         ", expected float32, float16 or bfloat16.");
+  expect(is_float(named.array), op, named.name, " are ", dtype_of(named.array), ", expected ",
+         float_dtypes, ".");
 }
 
 void check_array(const char* op, const Named& named, mlx_dtype dtype, const Shape& shape) {
   check_present(op, named);
-  expect(shape_of(named.array) == shape && mlx_array_dtype(named.array) == dtype, op, named.name,
-         " are ", Found{named.array}, ", expected ", dtype_name(dtype), " ", named.layout, " = ",
-         shape, ".");
+  expect(shape_of(named.array) == shape && dtype_of(named.array) == dtype, op, named.name, " are ",
+         named.array, ", expected ", dtype, " ", named.layout, " = ", shape, ".");
 }
 
-void check_float_rows(const char* op, const Named& named) {
+void check_rows(const char* op, const Named& named, std::optional<mlx_dtype> dtype) {
   check_present(op, named);
-  expect(mlx_array_ndim(named.array) == 4 && !has_empty_axis(named.array) && is_float(named.array),
-         op, named.name, " are ", Found{named.array}, ", expected float32, float16 or bfloat16 ",
+  const bool known = dtype ? dtype_of(named.array) == *dtype : is_float(named.array);
+  expect(known && mlx_array_ndim(named.array) == 4 && mlx_array_size(named.array) > 0, op,
+         named.name, " are ", named.array, ", expected ", dtype ? shown(*dtype) : float_dtypes, " ",
          named.layout, ", every size at least 1.");
 }
 
 void check_per_sequence(const char* op, const char* name, mlx_array array, int batch) {
+  check_present(op, {name, array, "[] or [B]"});
   const Shape shape = shape_of(array), expected = {batch};
-  expect(mlx_array_dtype(array) == MLX_INT32 && (shape.empty() || shape == expected), op, name,
-         " is ", Found{array}, ", expected int32 () or [B] = ", expected, ".");
+  expect(dtype_of(array) == MLX_INT32 && (shape.empty() || shape == expected), op, name, " is ",
+         array, ", expected int32 () or [B] = ", expected, ".");
 }
 
 void check_zones(const char* op, int sink_size, mlx_array recent_start, int batch) {
@@ -117,22 +100,13 @@ bool runs_on_gpu(const char* op, mlx_stream stream) {
   return type == MLX_GPU;
 }
 
-void check_one_of(const char* op, const char* name, int value, const Shape& known) {
-  expect(std::find(known.begin(), known.end(), value) != known.end(), op, name, " is ", value,
-         ", expected one of ", known, ".");
-}
-
 void check_number(const char* op, const char* name, double value) {
-  if (!(std::abs(value) <= FLT_MAX)) {
-    fail(op, name, " is ", number_text(value), ", expected a finite number.");
-  }
+  expect(std::abs(value) <= FLT_MAX, op, name, " is ", value, ", expected a finite number.");
 }
 
 void check_decay(const char* op, double decay) {
   check_number(op, "decay", decay);
-  if (!(decay >= 0 && decay < 1)) {
-    fail(op, "decay is ", number_text(decay), ", expected at least 0 and below 1.");
-  }
+  expect(decay >= 0 && decay < 1, op, "decay is ", decay, ", expected at least 0 and below 1.");
 }
 
 }  // namespace mlx_h2o_c

@@ -2,6 +2,7 @@
 // package.
 #pragma once
 
+#include <optional>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -11,8 +12,6 @@
 
 namespace mlx_h2o_c {
 
-using Shape = std::vector<int>;
-
 // What a message calls an array, and its layout in the documentation.
 struct Named {
   std::string name;
@@ -20,24 +19,12 @@ struct Named {
   const char* layout;
 };
 
-// An array in a message, as "float32 (2, 3)", and its shape alone.
-struct Found {
-  mlx_array array;
-};
-struct ShapeOf {
-  mlx_array array;
-};
-
-Shape shape_of(mlx_array array);
-const char* dtype_name(mlx_dtype dtype);
-const char* dtype_name(mlx_array array);
-
-// As Python writes a tuple, and a number.
+// In a message: a tuple and a number as Python writes them, and an array as "float32 (2, 3)".
 std::string shown(const Shape& shape);
-std::string shown(Found found);
-std::string shown(ShapeOf shape);
-std::string number_text(double number);
-std::string number_text(float number);
+std::string shown(double number);
+std::string shown(float number);
+std::string shown(mlx_dtype dtype);
+std::string shown(mlx_array array);
 template <class Part>
 const Part& shown(const Part& part) {
   return part;
@@ -58,7 +45,7 @@ void expect(bool right, const char* op, const Parts&... parts) {
 }
 
 bool is_float(mlx_array array);
-bool has_empty_axis(mlx_array array);
+inline constexpr auto float_dtypes = "float32, float16 or bfloat16";
 
 void check_present(const char* op, const Named& named);
 void check_rank(const char* op, const Named& named, size_t rank);
@@ -66,9 +53,9 @@ void check_not_empty(const char* op, const Named& named);
 void check_float(const char* op, const Named& named);
 // Present, of this dtype and shape.
 void check_array(const char* op, const Named& named, mlx_dtype dtype, const Shape& shape);
-// Present, with four axes of at least 1, of a float dtype.
-void check_float_rows(const char* op, const Named& named);
-// int32 [] or [B]: one number for all sequences, or one each.
+// Present, with four axes of at least 1, of this dtype or of any float dtype.
+void check_rows(const char* op, const Named& named, std::optional<mlx_dtype> dtype = {});
+// Present, int32 [] or [B]: one number for all sequences, or one each.
 void check_per_sequence(const char* op, const char* name, mlx_array array, int batch);
 // The protected zones; recent_start may be empty.
 void check_zones(const char* op, int sink_size, mlx_array recent_start, int batch);
@@ -82,7 +69,6 @@ void check_same(const char* op, const char* what, const Value& one, const Value&
 
 // Whether the stream's device is a GPU; an empty handle is an error.
 bool runs_on_gpu(const char* op, mlx_stream stream);
-void check_one_of(const char* op, const char* name, int value, const Shape& known);
 // Finite in float32, which every back end holds it in.
 void check_number(const char* op, const char* name, double value);
 void check_decay(const char* op, double decay);

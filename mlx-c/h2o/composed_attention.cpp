@@ -9,6 +9,9 @@ namespace mlx_h2o_c::composed {
 
 namespace {
 
+std::string available() { return ""; }
+std::string takes_all(const AttentionRequest& /* request */) { return ""; }
+
 // One product with all keys.
 Value products(const AttentionRequest& r, const Value& vectors) {
   return vectors.then(mlx_matmul, dense(r.keys, r.stream).then(mlx_swapaxes, -1, -2));
@@ -21,12 +24,11 @@ Value scaled(const AttentionRequest& r, mlx_array vectors) {
 }  // namespace
 
 Value dense(const Rows& rows, mlx_stream s) {
-  const Value first(mlx_array(rows.parts[0]), s);
-  if (!rows.packed()) return first.as(MLX_FLOAT32);
-  const Value scales(mlx_array(rows.parts[1]), s), biases(mlx_array(rows.parts[2]), s);
-  return first.then(mlx_dequantize, scales.as(MLX_FLOAT32), biases.as(MLX_FLOAT32),
-                    mlx_optional_int{rows.group_size, true}, mlx_optional_int{rows.bits, true},
-                    "affine", mlx_array{}, mlx_optional_dtype{MLX_FLOAT32, false});
+  const auto part = [&](int i) { return Value(mlx_array(rows.parts[i]), s); };
+  if (!rows.packed()) return part(0).as(MLX_FLOAT32);
+  return part(0).then(mlx_dequantize, part(1).as(MLX_FLOAT32), part(2).as(MLX_FLOAT32),
+                      some(rows.group_size), some(rows.bits), "affine", mlx_array{},
+                      mlx_optional_dtype{MLX_FLOAT32, false});
 }
 
 Value logits(const AttentionRequest& r) {
@@ -45,7 +47,7 @@ Value logits(const AttentionRequest& r) {
   }
   if (r.mask.empty()) return logits;
   const Value mask(mlx_array(r.mask), s);
-  if (r.mask_dtype == MLX_BOOL) return mask.where(logits, masked);
+  if (dtype_of(r.mask) == MLX_BOOL) return mask.where(logits, masked);
   const Value bias = mask.as(MLX_FLOAT32);
   // NaN compares false: it is not masked, and reaches the output of its query.
   const Value hidden = bias.then(mlx_less_equal, number(r.mask_threshold));
@@ -73,6 +75,7 @@ AttentionResult attention(const AttentionRequest& r) {
   AttentionResult result;
   Value scores = logits(r);
   Softmax parts = softmax(scores, r.sinks, r.heads, s);
+  if (r.return_skipped) result.skipped = zeros({r.batch, r.heads, r.length}, s);
   if (r.sparse_v_threshold > 0) {
     // The pairs whose weight is below the threshold. NaN compares false, and stays.
     const Value dropped = parts.weights.then(mlx_less, parts.total * number(r.sparse_v_threshold));
@@ -83,15 +86,13 @@ AttentionResult attention(const AttentionRequest& r) {
       result.skipped =
           dropped.then(mlx_logical_and, seen).as(MLX_FLOAT32).then(mlx_mean_axis, -1, false);
     }
-  } else if (r.return_skipped) {
-    result.skipped = zeros({r.batch, r.heads, r.length}, s);
   }
   const int group_rows = r.heads / r.kv_heads * r.length;
   const Value mixed = parts.weights.reshaped({r.batch, r.kv_heads, group_rows, r.rows})
                           .then(mlx_matmul, dense(r.values, s))
                           .reshaped({r.batch, r.heads, r.length, r.value_size});
   const Value nothing = parts.total.then(mlx_equal, number(0));
-  result.out = nothing.where(number(0), mixed / parts.total).as(mlx_array_dtype(r.queries));
+  result.out = nothing.where(number(0), mixed / parts.total).as(dtype_of(r.queries));
   if (r.return_lse) {
     result.lse = (parts.peak + parts.total.then(mlx_log)).then(mlx_squeeze_axis, -1);
   }
@@ -100,23 +101,9 @@ AttentionResult attention(const AttentionRequest& r) {
   return result;
 }
 
+// Average: attention, then the best back end's.
+const Backend backend = {"composed",    available,      takes_all,         attention,
+                         nullptr,       prefill_scores, accumulate_scores, keep_indices,
+                         evict_indices, key_diversity,  replace_worst,     quantize_append};
+
 }  // namespace mlx_h2o_c::composed
-
-namespace mlx_h2o_c {
-
-const Backend composed_backend = {
-    "composed",
-    [] { return std::string(); },
-    [](const AttentionRequest& /* request */) { return std::string(); },
-    composed::attention,
-    nullptr,  // attention, then the best moving average
-    composed::prefill_scores,
-    composed::accumulate_scores,
-    composed::keep_indices,
-    composed::evict_indices,
-    composed::key_diversity,
-    composed::replace_worst,
-    composed::quantize_append,
-};
-
-}  // namespace mlx_h2o_c

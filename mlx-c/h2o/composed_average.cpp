@@ -16,12 +16,12 @@ struct GroupMean {
 };
 
 GroupMean group_mean(const AccumulateRequest& r) {
-  const int batch = mlx_array_dim(r.importance, 0), heads = mlx_array_dim(r.importance, 1);
-  const int length = mlx_array_dim(r.scores, 2), rows = mlx_array_dim(r.scores, 3);
-  const int group = mlx_array_dim(r.scores, 1) / heads;
-  const Value grouped = Value(r.scores, r.stream).reshaped({batch, heads, group, length, rows});
+  const Shape sizes = shape_of(r.scores);
+  const int heads = mlx_array_dim(r.importance, 1), group = sizes[1] / heads;
+  const Value grouped =
+      Value(r.scores, r.stream).reshaped({sizes[0], heads, group, sizes[2], sizes[3]});
   if (!r.masked) {
-    Value mean = grouped.then(mlx_sum_axis, 2, false) / number(static_cast<float>(group));
+    Value mean = grouped.then(mlx_sum_axis, 2, false) / number(group);
     return {std::move(mean), {Array(), r.stream}};
   }
   const Value seen = grouped.then(mlx_greater, number(-INFINITY));
@@ -33,8 +33,7 @@ GroupMean group_mean(const AccumulateRequest& r) {
 Value one_query(const AccumulateRequest& r, const GroupMean& group) {
   const Value before(r.importance, r.stream);
   const Value fresh = group.mean.then(mlx_squeeze_axis, 2).then(mlx_abs);
-  const Value moved = before * number(static_cast<float>(r.decay)) +
-                      fresh * number(static_cast<float>(1 - r.decay));
+  const Value moved = before * number(r.decay) + fresh * number(1 - r.decay);
   Value result = before.then(mlx_isnan).where(fresh, moved);
   if (group.unmasked.empty()) return result;
   return group.unmasked.then(mlx_squeeze_axis, 2).where(result, before);
@@ -52,8 +51,8 @@ Value many_queries(const AccumulateRequest& r, const GroupMean& group) {
   // (1 - a) for every query but the one that sets the value of an unscored row.
   const Value sets =
       unscored.then(mlx_expand_dims, 2).then(mlx_logical_and, so_far.then(mlx_equal, integer(1)));
-  const Value share = sets.where(number(1), number(static_cast<float>(1 - r.decay)));
-  const Value decay(number(static_cast<float>(r.decay)), r.stream);
+  const Value share = sets.where(number(1), number(1 - r.decay));
+  const Value decay(number(r.decay), r.stream);
   const Value after = count.then(mlx_expand_dims, 2) - so_far;
   const Value weighed =
       decay.then(mlx_power, after.as(MLX_FLOAT32)) * share * group.mean.then(mlx_abs);

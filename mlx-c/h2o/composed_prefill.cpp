@@ -36,18 +36,12 @@ Value block(const AttentionRequest& r, Range queries, mlx_array all_keys, Range 
             mlx_array after) {
   const mlx_stream s = r.stream;
   AttentionRequest part{};
-  const Array own = tied(slice(r.queries, 2, queries.first, queries.last, s), {after});
-  part.queries = own;
+  static_cast<AttentionArguments&>(part) = r;
+  static_cast<AttentionSizes&>(part) = r;
+  part.queries = tied(slice(r.queries, 2, queries.first, queries.last, s), {after});
   part.keys.parts.push_back(slice(all_keys, 2, keys.first, keys.last, s));
-  part.scale = r.scale;
-  part.stream = s;
-  part.batch = r.batch;
-  part.heads = r.heads;
-  part.kv_heads = r.kv_heads;
   part.length = queries.last - queries.first;
   part.rows = keys.last - keys.first;
-  part.head_size = r.head_size;
-  part.mask_dtype = r.causal ? MLX_BOOL : r.mask_dtype;
   part.mask_threshold = r.mask_threshold;
   if (r.causal) {
     const int newest = r.rows - r.length;
@@ -62,25 +56,23 @@ Value block(const AttentionRequest& r, Range queries, mlx_array all_keys, Range 
   return logits(part);
 }
 
-Value moving_average(const PrefillRequest& request) {
-  const AttentionRequest& r = request.attention;
+Value moving_average(const PrefillRequest& r) {
   const mlx_stream s = r.stream;
-  const Array importance = importance_so_far(request);
+  const Array importance = importance_so_far(r);
   const bool masked = r.causal || !r.mask.empty();
   std::vector<Array> parts;
   Array after = slice(importance, 2, 0, 0, s);
   for (const Range keys : blocks(r.rows, logits_of(r, r.length))) {
     const Value scores = block(r, {0, r.length}, r.keys.parts[0], keys, after);
     const Array before = slice(importance, 2, keys.first, keys.last, s);
-    parts.push_back(accumulate_scores({before, scores, request.decay, masked, s}));
+    parts.push_back(accumulate_scores({before, scores, r.decay, masked, s}));
     after = copied(parts.back());
   }
   return {call(mlx_concatenate_axis, vector_of(parts), 2, s), s};
 }
 
 // The sum of the weights over all queries, and over the query heads of the KV head.
-Value mass(const PrefillRequest& request) {
-  const AttentionRequest& r = request.attention;
+Value mass(const PrefillRequest& r) {
   const mlx_stream s = r.stream;
   const Array keys = call(mlx_astype, r.keys.parts[0], MLX_FLOAT32, s);  // not in every block
   Value mass(zeros({r.batch, r.kv_heads, r.rows}, s), s);
@@ -99,15 +91,11 @@ Value mass(const PrefillRequest& request) {
 
 }  // namespace
 
-Array importance_so_far(const PrefillRequest& request) {
-  const AttentionRequest& r = request.attention;
-  return request.importance.ctx != nullptr
-             ? copied(request.importance)
-             : broadcast(number(NAN), {r.batch, r.kv_heads, r.rows}, r.stream);
+Array importance_so_far(const PrefillRequest& r) {
+  if (r.importance.ctx != nullptr) return copied(r.importance);
+  return broadcast(number(NAN), {r.batch, r.kv_heads, r.rows}, r.stream);
 }
 
-Array prefill_scores(const PrefillRequest& request) {
-  return request.mass ? mass(request) : moving_average(request);
-}
+Array prefill_scores(const PrefillRequest& r) { return r.mass ? mass(r) : moving_average(r); }
 
 }  // namespace mlx_h2o_c::composed

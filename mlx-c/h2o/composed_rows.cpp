@@ -20,10 +20,7 @@ std::vector<Array> put(const Rows& stored, const std::vector<Array>& rows, mlx_a
   const Array expanded = call(mlx_expand_dims, slots, -1, s);
   std::vector<Array> result;
   for (size_t i = 0; i < rows.size(); ++i) {
-    const Array at = broadcast(expanded,
-                               {mlx_array_dim(slots, 0), mlx_array_dim(slots, 1),
-                                mlx_array_dim(slots, 2), mlx_array_dim(rows[i], 3)},
-                               s);
+    const Array at = broadcast(expanded, shape_of(rows[i]), s);
     result.push_back(call(mlx_put_along_axis, stored.parts[i], at, rows[i], 2, s));
   }
   return result;
@@ -35,10 +32,8 @@ std::vector<Array> as_stored(const Rows& stored, mlx_array rows, mlx_stream s) {
     parts.push_back(copied(rows));
     return parts;
   }
-  ArrayVector packed(mlx_vector_array_new());
-  check(mlx_quantize(packed.out(), rows, mlx_optional_int{stored.group_size, true},
-                     mlx_optional_int{stored.bits, true}, "affine", mlx_array{}, s));
-  return items(packed);
+  return results(mlx_quantize, rows, some(stored.group_size), some(stored.bits), "affine",
+                 mlx_array{}, s);
 }
 
 // With the new rows, as they are stored, in the slots. The rows of one step hang together: whoever
@@ -92,7 +87,7 @@ Replaced replace_worst(const ReplaceRequest& r) {
   const Array by = ranks(r);
   const int batch = mlx_array_dim(by, 0), heads = mlx_array_dim(by, 1);
   const Array slots = evict_indices(
-      {by, r.positions, batch, heads, r.keys.count, 1, r.sink_size, r.recent_start, s});
+      {by, r.positions, batch, heads, r.keys.count(), 1, r.sink_size, r.recent_start, s});
   const Value importance(r.importance, s), positions(r.positions, s);
   return replaced(r, slots, as_stored(r),
                   importance.then(mlx_put_along_axis, slots, number(NAN), 2),
@@ -108,7 +103,7 @@ Replaced replaced(const ReplaceRequest& r, mlx_array slots, const Written& fresh
 Written quantize_append(const AppendRequest& r) { return appended(r, as_stored(r)); }
 
 Written appended(const AppendRequest& r, const Written& fresh) {
-  const Array last = scalar(static_cast<uint32_t>(r.keys.count - 1), MLX_UINT32);
+  const Array last = scalar(static_cast<uint32_t>(r.keys.count() - 1), MLX_UINT32);
   return written(r, call(mlx_minimum, r.slots, last, r.stream), fresh, {});
 }
 

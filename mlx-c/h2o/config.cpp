@@ -2,7 +2,6 @@
 #include "mlx_h2o/c/config.h"
 
 #include <algorithm>
-#include <cstdio>
 
 #include "boundary.h"
 
@@ -12,8 +11,11 @@ namespace {
 
 constexpr auto op = "H2OConfig";
 
-const char* const policies[] = {"h2o",    "h2o-sum", "window",      "random", "keydiff",
-                                "snapkv", "tova",    "value-aware", "mix"};
+struct Policy {
+  const char* name;
+};
+constexpr Policy policies[] = {{"h2o"},    {"h2o-sum"}, {"window"},      {"random"}, {"keydiff"},
+                               {"snapkv"}, {"tova"},    {"value-aware"}, {"mix"}};
 
 // Heavy hitters take budget / divisor (AtomGradient 2026, sec. 4.1 and table 4: 128, 64 and 32 of
 // 256 rows); the recent window takes what the sinks leave.
@@ -27,25 +29,18 @@ void check_int(const char* name, int value, int least) {
   expect(value >= least, op, name, " is ", value, ", expected an int of at least ", least, ".");
 }
 
-// "one of: a, b": of things that have the name `name_of` gives.
-template <class Things, class NameOf>
-std::string one_of(const Things& things, NameOf name_of) {
-  std::string text;
-  for (const auto& thing : things) {
-    text += (text.empty() ? "one of: " : ", ") + std::string(name_of(thing));
+// The one of this name; `what` is what a message calls it.
+template <class Known, size_t count>
+const Known& named(const char* op, const char* what, const char* name,
+                   const Known (&known)[count]) {
+  const std::string found = name == nullptr ? "" : name;
+  std::string names;
+  for (const Known& each : known) {
+    if (found == each.name) return each;
+    names += (names.empty() ? "" : ", ") + std::string(each.name);
   }
-  return text;
+  fail(op, what, " is '", found, "', expected one of: ", names, ".");
 }
-
-void check_policy(const char* policy) {
-  const std::string found = policy == nullptr ? "" : policy;
-  if (std::find(std::begin(policies), std::end(policies), found) == std::end(policies)) {
-    fail(op, "policy is '", found, "', expected ",
-         one_of(policies, [](const char* name) { return name; }), ".");
-  }
-}
-
-mlx_optional_int some(int64_t value) { return {static_cast<int>(value), true}; }
 
 // In 64 bits: the sizes are at most INT_MAX each.
 void resolve_sizes(mlx_h2o_config& config) {
@@ -73,35 +68,28 @@ mlx_h2o_config checked(mlx_h2o_config config) {
   check_int("recent_size", given(config.recent_size), 0);
   expect(config.decay >= 0 && config.decay < 1, op, "decay is ", config.decay,
          ", expected a number of at least 0, below 1.");
-  check_policy(config.policy);
+  named(op, "policy", config.policy, policies);
   expect(config.sink_size < config.max_kv_size, op, "sink_size is ", config.sink_size,
          ", expected fewer than max_kv_size = ", config.max_kv_size,
          ": no row could ever be evicted.");
-  if (!config.evict_every.has_value)
-    config.evict_every = some(std::max(1, config.max_kv_size / 32));
+  const int batch = std::max(1, config.max_kv_size / 32);
+  if (!config.evict_every.has_value) config.evict_every = some(batch);
   resolve_sizes(config);
   return config;
 }
 
-mlx_h2o_config preset(const std::string& name, int max_kv_size) {
-  const auto found = std::find_if(std::begin(presets), std::end(presets),
-                                  [&](const Preset& preset) { return name == preset.name; });
-  if (found == std::end(presets)) {
-    fail("H2OConfig.preset", "name is '", name, "', expected ",
-         one_of(presets, [](const Preset& preset) { return preset.name; }), ".");
-  }
+mlx_h2o_config preset(const char* of_preset, const char* name, int max_kv_size) {
+  const int divisor = named(of_preset, "name", name, presets).divisor;
   check_int("max_kv_size", max_kv_size, 1);
   mlx_h2o_config config = mlx_h2o_config_new();
   config.max_kv_size = max_kv_size;
   config.policy = "h2o";  // the paper's
   const int spare = max_kv_size - config.sink_size - 1;
-  config.heavy_size = some(std::max(0, std::min(max_kv_size / found->divisor, spare)));
+  config.heavy_size = some(std::max(0, std::min(max_kv_size / divisor, spare)));
   return checked(config);
 }
 
 }  // namespace
-
-extern "C" {
 
 mlx_h2o_config mlx_h2o_config_new(void) {
   const mlx_optional_int none = {0, false};
@@ -109,17 +97,10 @@ mlx_h2o_config mlx_h2o_config_new(void) {
 }
 
 int mlx_h2o_config_resolve(mlx_h2o_config* config) {
-  return status([&] {
-    check_place(op, "config", config);
-    *config = checked(*config);
-  });
+  return operation(op, {{"config", config}}, [&](auto) { *config = checked(*config); });
 }
 
 int mlx_h2o_config_preset(mlx_h2o_config* res, const char* name, int max_kv_size) {
-  return status([&] {
-    check_place("H2OConfig.preset", "res", res);
-    *res = preset(name == nullptr ? "" : name, max_kv_size);
-  });
+  return operation("H2OConfig.preset", {{"res", res}},
+                   [&](const char* of_preset) { *res = preset(of_preset, name, max_kv_size); });
 }
-
-}  // extern "C"

@@ -33,7 +33,7 @@ std::string without_position(const std::string& text) {
   return text;
 }
 
-void keep(const char* text, bool by_handler) noexcept {
+void keep(const char* text, bool by_handler = false) noexcept {
   try {
     last.text = without_position(text);
   } catch (...) {
@@ -42,27 +42,29 @@ void keep(const char* text, bool by_handler) noexcept {
   last.kept_by_handler = by_handler;
 }
 
+void report(const char* text) {
+  keep(text);
+  _mlx_error(source, 0, "%s", text);
+}
+
 }  // namespace
 
 void expect_no_error() noexcept { last.kept_by_handler = false; }
 
-void report(const char* text) noexcept {
-  keep(text, false);
-  _mlx_error(source, 0, "%s", text);
-}
-
-void note_reported() noexcept {
-  if (!last.kept_by_handler) {
-    keep("a function of mlx-c failed, and told its error handler why", false);
+void report_exception() noexcept {
+  try {
+    throw;
+  } catch (const Reported&) {  // this thread's last error must not stay that of an earlier call
+    if (!last.kept_by_handler) keep("a function of mlx-c failed, and told its error handler why");
+  } catch (const std::exception& error) {
+    report(error.what());
+  } catch (...) {
+    report("unknown exception");
   }
 }
 
 }  // namespace mlx_h2o_c
 
-extern "C" {
-
 const char* mlx_h2o_last_error(void) { return mlx_h2o_c::last.text.c_str(); }
 
 void mlx_h2o_keep_error(const char* msg, void* /* data */) { mlx_h2o_c::keep(msg, true); }
-
-}  // extern "C"

@@ -20,20 +20,20 @@ std::string unavailable_reason() {
   return available ? "" : "MLX has no Metal device on this machine";
 }
 
-std::string head_size_refused(const char* name, int size) {
-  if (size % lanes == 0 && size <= widest_head) return "";
-  return "the kernels take head sizes that are multiples of " + std::to_string(lanes) + " up to " +
-         std::to_string(widest_head) + ", found " + name + " = " + std::to_string(size);
-}
-
-std::string refuses(const AttentionRequest& request) {
-  if (!request.on_gpu) return "Metal kernels run on GPU streams, found a CPU stream";
-  if (request.length > longest_query) {
+std::string refuses(const AttentionRequest& r) {
+  if (!r.on_gpu) return "Metal kernels run on GPU streams, found a CPU stream";
+  if (r.length > longest_query) {
     return "decode kernels take up to " + std::to_string(longest_query) +
-           " queries, found Lq = " + std::to_string(request.length);
+           " queries, found Lq = " + std::to_string(r.length);
   }
-  const std::string reason = head_size_refused("D", request.head_size);
-  return reason.empty() ? head_size_refused("Dv", request.value_size) : reason;
+  for (const auto& [name, size] : {std::pair("D", r.head_size), std::pair("Dv", r.value_size)}) {
+    if (size % lanes != 0 || size > widest_head) {
+      return "the kernels take head sizes that are multiples of " + std::to_string(lanes) +
+             " up to " + std::to_string(widest_head) + ", found " + name + " = " +
+             std::to_string(size);
+    }
+  }
+  return "";
 }
 
 // Simdgroups per threadgroup: wider rows need more registers per thread. MLX says when it
@@ -61,27 +61,27 @@ Names names_of(const AttentionRequest& r, mlx_array params, int simdgroups, int 
                    {"sinks", r.sinks},
                    {"probes", r.probes},
                    {"params", params}};
-  names.arguments = {{"T", type(r.queries)},
-                     {"D", number(r.head_size)},
-                     {"V", number(r.value_size)},
-                     {"NS", number(simdgroups)},
-                     {"CAUSAL", boolean(r.causal)}};
+  names.arguments = {{"T", dtype_of(r.queries)},
+                     {"D", r.head_size},
+                     {"V", r.value_size},
+                     {"NS", simdgroups},
+                     {"CAUSAL", r.causal}};
   if (r.keys.packed()) {
     for (const auto& [name, rows] : {std::pair("key", &r.keys), std::pair("value", &r.values)}) {
       names.buffers[std::string(name) + "_words"] = rows->parts[0];
       names.buffers[std::string(name) + "_scales"] = rows->parts[1];
       names.buffers[std::string(name) + "_biases"] = rows->parts[2];
     }
-    names.arguments["S"] = type(r.keys.parts[1]);
-    names.arguments["KB"] = number(r.keys.bits);
-    names.arguments["VB"] = number(r.values.bits);
-    names.arguments["G"] = number(r.keys.group_size);
+    names.arguments["S"] = dtype_of(r.keys.parts[1]);
+    names.arguments["KB"] = r.keys.bits;
+    names.arguments["VB"] = r.values.bits;
+    names.arguments["G"] = r.keys.group_size;
   } else {
     names.buffers["keys"] = r.keys.parts[0];
     names.buffers["values"] = r.values.parts[0];
   }
   const int b = r.batch, h = r.heads, q = r.length;
-  names.outputs = {{"out", {{b, h, q, r.value_size}, mlx_array_dtype(r.queries)}},
+  names.outputs = {{"out", {{b, h, q, r.value_size}, dtype_of(r.queries)}},
                    {"scores", {{b, h, q, r.rows}, MLX_FLOAT32}},
                    {"lse", {{b, h, q}, MLX_FLOAT32}},
                    {"skipped", {{b, h, q}, MLX_FLOAT32}},
@@ -113,7 +113,7 @@ std::vector<const mlx_h2o_kernel_text*> decode_kernels(const AttentionRequest& r
 // One threadgroup serves one query row, or a block of its keys.
 AttentionResult attention(const AttentionRequest& r) {
   const Flags flags = flags_of(r);
-  std::vector<float> scalars = {r.scale, r.mask_threshold};
+  std::vector<double> scalars = {r.scale, r.mask_threshold};
   if (is_sparse(r)) scalars.push_back(r.sparse_v_threshold);
   const Array params = floats(scalars);
   const int simdgroups = preferred_simdgroups(r);
@@ -143,23 +143,9 @@ AttentionResult attention(const AttentionRequest& r) {
 
 }  // namespace
 
+// Average: attention, then one launch. Key diversity: the composition.
+const Backend backend = {"metal",        unavailable_reason, refuses,      attention,     nullptr,
+                         prefill_scores, accumulate_scores,  keep_indices, evict_indices, nullptr,
+                         replace_worst,  quantize_append};
+
 }  // namespace mlx_h2o_c::metal
-
-namespace mlx_h2o_c {
-
-const Backend metal_backend = {
-    "metal",
-    metal::unavailable_reason,
-    metal::refuses,
-    metal::attention,
-    nullptr,  // attention, then the average
-    metal::prefill_scores,
-    metal::accumulate_scores,
-    metal::keep_indices,
-    metal::evict_indices,
-    nullptr,  // the composition
-    metal::replace_worst,
-    metal::quantize_append,
-};
-
-}  // namespace mlx_h2o_c

@@ -1,9 +1,11 @@
 // The packaged Metal kernels, launched through mlx-c's own kernel functions.
 #pragma once
 
+#include <array>
 #include <map>
 #include <set>
 #include <string>
+#include <variant>
 
 #include "kernel_text.h"
 #include "request.h"
@@ -16,24 +18,12 @@ inline constexpr int widest_head = 576;
 using Flags = std::set<std::string>;
 using Outputs = std::map<std::string, Array>;
 
-struct TemplateArgument {
-  enum Kind { number, boolean, type } kind;
-  int value;
-};
-
-inline TemplateArgument number(int value) { return {TemplateArgument::number, value}; }
-inline TemplateArgument boolean(bool value) { return {TemplateArgument::boolean, value}; }
-inline TemplateArgument type(mlx_array of) { return {TemplateArgument::type, mlx_array_dtype(of)}; }
+using TemplateArgument = std::variant<int, bool, mlx_dtype>;
+using Size = std::array<int, 3>;
 
 struct Output {
-  std::vector<int> shape;
+  Shape shape;
   mlx_dtype dtype;
-};
-
-struct Size {
-  int x;
-  int y;
-  int z;
 };
 
 // Everything by name, of which a kernel takes what its text asks for.
@@ -56,7 +46,10 @@ Array vector(const std::vector<T>& values, mlx_dtype dtype) {
   const int count = static_cast<int>(values.size());
   return Array(mlx_array_new_data(values.data(), &count, 1, dtype));
 }
-inline Array floats(const std::vector<float>& values) { return vector(values, MLX_FLOAT32); }
+// Each rounded once.
+inline Array floats(const std::vector<double>& values) {
+  return vector(std::vector<float>(values.begin(), values.end()), MLX_FLOAT32);
+}
 inline Array integers(const std::vector<int32_t>& values) { return vector(values, MLX_INT32); }
 
 Array prefill_scores(const PrefillRequest& request);

@@ -1,4 +1,5 @@
 #include <mutex>
+#include <numeric>
 #include <sstream>
 
 #include "metal.h"
@@ -24,28 +25,25 @@ bool holds(const char* condition, const Flags& flags) {
   return true;
 }
 
-std::string join(const mlx_h2o_kernel_segment* segments, size_t count, const Flags& flags) {
-  std::string text;
-  for (size_t i = 0; i < count; ++i) {
-    text += holds(segments[i].condition, flags) ? segments[i].text : "";
+// This part of each thing in a table whose condition holds.
+template <class Thing>
+std::vector<const char*> chosen(const char* Thing::* part, const Thing* things, size_t count,
+                                const Flags& flags) {
+  std::vector<const char*> parts;
+  for (const Thing* thing = things; thing != things + count; ++thing) {
+    if (holds(thing->condition, flags)) parts.push_back(thing->*part);
   }
-  return text;
+  return parts;
 }
 
-std::vector<std::string> names(const mlx_h2o_kernel_buffer* buffers, size_t count,
-                               const Flags& flags) {
-  std::vector<std::string> chosen;
-  for (size_t i = 0; i < count; ++i) {
-    if (holds(buffers[i].condition, flags)) chosen.emplace_back(buffers[i].name);
-  }
-  return chosen;
+std::string joined(const mlx_h2o_kernel_segment* segments, size_t count, const Flags& flags) {
+  const auto parts = chosen(&mlx_h2o_kernel_segment::text, segments, count, flags);
+  return std::accumulate(parts.begin(), parts.end(), std::string());
 }
 
-StringVector strings(const std::vector<std::string>& values) {
+StringVector strings(const std::vector<const char*>& values) {
   StringVector vector(mlx_vector_string_new());
-  for (const std::string& value : values) {
-    check(mlx_vector_string_append_value(vector, value.c_str()));
-  }
+  for (const char* value : values) check(mlx_vector_string_append_value(vector, value));
   return vector;
 }
 
@@ -67,8 +65,8 @@ std::string name_of(const mlx_h2o_kernel_text& text, const Flags& flags) {
 
 // What mlx_fast_metal_kernel_new takes, resolved for a set of flags.
 struct Resolved {
-  std::vector<std::string> inputs;
-  std::vector<std::string> outputs;
+  std::vector<const char*> inputs;
+  std::vector<const char*> outputs;
   mlx_fast_metal_kernel kernel;
 };
 
@@ -81,12 +79,12 @@ const Resolved& resolve(const mlx_h2o_kernel_text& text, const Flags& flags) {
   const std::lock_guard<std::mutex> lock(*mutex);
   const auto found = known->find(name);
   if (found != known->end()) return found->second;
-  Resolved resolved;
-  resolved.inputs = names(text.inputs, text.input_count, flags);
-  resolved.outputs = names(text.outputs, text.output_count, flags);
-  const std::string source = join(text.segments, text.segment_count, flags);
-  const size_t header_count = sizeof(mlx_h2o_kernel_header) / sizeof(mlx_h2o_kernel_header[0]);
-  const std::string header = join(mlx_h2o_kernel_header, header_count, flags);
+  const auto name_part = &mlx_h2o_kernel_buffer::name;
+  Resolved resolved = {chosen(name_part, text.inputs, text.input_count, flags),
+                       chosen(name_part, text.outputs, text.output_count, flags),
+                       {}};
+  const std::string source = joined(text.segments, text.segment_count, flags);
+  const std::string header = joined(mlx_h2o_kernel_header, std::size(mlx_h2o_kernel_header), flags);
   // Row contiguity is not asked for: that would copy a sliced cache on every step.
   resolved.kernel =
       mlx_fast_metal_kernel_new(name.c_str(), strings(resolved.inputs), strings(resolved.outputs),
@@ -96,15 +94,13 @@ const Resolved& resolve(const mlx_h2o_kernel_text& text, const Flags& flags) {
 }
 
 void add(mlx_fast_metal_kernel_config config, const char* name, const TemplateArgument& argument) {
-  switch (argument.kind) {
-    case TemplateArgument::number:
-      return check(mlx_fast_metal_kernel_config_add_template_arg_int(config, name, argument.value));
-    case TemplateArgument::boolean:
-      return check(
-          mlx_fast_metal_kernel_config_add_template_arg_bool(config, name, argument.value != 0));
-    case TemplateArgument::type:
-      return check(mlx_fast_metal_kernel_config_add_template_arg_dtype(
-          config, name, static_cast<mlx_dtype>(argument.value)));
+  if (const int* number = std::get_if<int>(&argument)) {
+    check(mlx_fast_metal_kernel_config_add_template_arg_int(config, name, *number));
+  } else if (const bool* flag = std::get_if<bool>(&argument)) {
+    check(mlx_fast_metal_kernel_config_add_template_arg_bool(config, name, *flag));
+  } else {
+    const mlx_dtype dtype = std::get<mlx_dtype>(argument);
+    check(mlx_fast_metal_kernel_config_add_template_arg_dtype(config, name, dtype));
   }
 }
 
@@ -117,21 +113,18 @@ Outputs launch(const mlx_h2o_kernel_text& text, const Flags& flags, const Names&
   for (size_t i = 0; i < text.template_count; ++i) {
     add(config, text.template_names[i], names.arguments.at(text.template_names[i]));
   }
-  check(mlx_fast_metal_kernel_config_set_grid(config, grid.x, grid.y, grid.z));
-  check(mlx_fast_metal_kernel_config_set_thread_group(config, threadgroup.x, threadgroup.y,
-                                                      threadgroup.z));
-  for (const std::string& name : resolved.outputs) {
+  check(mlx_fast_metal_kernel_config_set_grid(config, grid[0], grid[1], grid[2]));
+  check(mlx_fast_metal_kernel_config_set_thread_group(config, threadgroup[0], threadgroup[1],
+                                                      threadgroup[2]));
+  for (const char* name : resolved.outputs) {
     const Output& output = names.outputs.at(name);
     check(mlx_fast_metal_kernel_config_add_output_arg(config, output.shape.data(),
                                                       output.shape.size(), output.dtype));
   }
-  const ArrayVector inputs(mlx_vector_array_new());
-  for (const std::string& name : resolved.inputs) {
-    check(mlx_vector_array_append_value(inputs, names.buffers.at(name)));
-  }
-  ArrayVector outputs(mlx_vector_array_new());
-  check(mlx_fast_metal_kernel_apply(outputs.out(), resolved.kernel, inputs, config, stream));
-  std::vector<Array> arrays = items(outputs);
+  std::vector<mlx_array> inputs;
+  for (const char* name : resolved.inputs) inputs.push_back(names.buffers.at(name));
+  std::vector<Array> arrays =
+      results(mlx_fast_metal_kernel_apply, resolved.kernel, vector_of(inputs), config, stream);
   Outputs made;
   for (size_t i = 0; i < arrays.size(); ++i) made[resolved.outputs[i]] = std::move(arrays[i]);
   return made;
@@ -140,8 +133,8 @@ Outputs launch(const mlx_h2o_kernel_text& text, const Flags& flags, const Names&
 Flags flags_of(const AttentionRequest& r) {
   Flags flags;
   const std::pair<const char*, bool> known[] = {
-      {"bool_mask", !r.mask.empty() && r.mask_dtype == MLX_BOOL},
-      {"additive_mask", !r.mask.empty() && r.mask_dtype != MLX_BOOL},
+      {"bool_mask", !r.mask.empty() && dtype_of(r.mask) == MLX_BOOL},
+      {"additive_mask", !r.mask.empty() && dtype_of(r.mask) != MLX_BOOL},
       {"sinks", r.sinks.ctx != nullptr},
       {"scores", true},
       {"lse", r.return_lse},

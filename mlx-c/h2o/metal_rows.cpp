@@ -18,14 +18,13 @@ int tiles(int64_t count, int of) { return static_cast<int>((count + of - 1) / of
 
 Outputs launched(const mlx_h2o_kernel_text& text, Names& names, int width, int height,
                  mlx_stream stream, const Flags& flags = {}) {
-  names.arguments["NS"] = number(simdgroups);
+  names.arguments["NS"] = simdgroups;
   return launch(text, flags, names, {width, height, 1}, {threads, 1, 1}, stream);
 }
 
 // int32 [B], of one number for all sequences without a stride. Empty: no window.
 Array of_sequences(mlx_array numbers, int batch, mlx_stream s) {
-  return numbers.ctx == nullptr ? broadcast(integer(never), {batch}, s)
-                                : broadcast(numbers, {batch}, s);
+  return broadcast(numbers.ctx == nullptr ? integer(never) : copied(numbers), {batch}, s);
 }
 
 // One threadgroup per head; `zones` are the size of the sink and what else the kernel asks for.
@@ -46,19 +45,18 @@ Array selected(const mlx_h2o_kernel_text& text, const RetentionRequest& r,
 Written packed(const StoredRows& r) {
   Names names;
   names.buffers = {{"new_keys", r.new_keys}, {"new_values", r.new_values}};
-  names.arguments = {{"T", type(r.new_keys)},
-                     {"S", type(r.new_values)},
-                     {"KB", number(r.keys.bits)},
-                     {"VB", number(r.values.bits)},
-                     {"G", number(r.keys.group_size)}};
+  names.arguments = {{"T", dtype_of(r.new_keys)},
+                     {"S", dtype_of(r.new_values)},
+                     {"KB", r.keys.bits},
+                     {"VB", r.values.bits},
+                     {"G", r.keys.group_size}};
   size_t groups = 0;
   const auto add = [&](const std::string& name, mlx_array rows, int bits) {
-    const int size = mlx_array_dim(rows, 3);
-    std::vector<int> shape = {mlx_array_dim(rows, 0), mlx_array_dim(rows, 1),
-                              mlx_array_dim(rows, 2), size / r.keys.group_size};
+    Shape shape = shape_of(rows);
+    const int size = std::exchange(shape[3], shape[3] / r.keys.group_size);
     groups += mlx_array_size(rows) / r.keys.group_size;
-    names.outputs[name + "_scales"] = {shape, mlx_array_dtype(rows)};
-    names.outputs[name + "_biases"] = {shape, mlx_array_dtype(rows)};
+    names.outputs[name + "_scales"] = {shape, dtype_of(rows)};
+    names.outputs[name + "_biases"] = {shape, dtype_of(rows)};
     shape[3] = static_cast<int>(int64_t{size} * bits / 32);
     names.outputs[name + "_words"] = {shape, MLX_UINT32};
   };
@@ -78,15 +76,14 @@ Written packed(const StoredRows& r) {
 
 // One thread per row and KV head; any number of queries and of heads.
 Array accumulate_scores(const AccumulateRequest& r) {
-  const int batch = mlx_array_dim(r.importance, 0), heads = mlx_array_dim(r.importance, 1);
-  const int rows = mlx_array_dim(r.importance, 2);
-  const Array params = floats({static_cast<float>(r.decay), static_cast<float>(1 - r.decay)});
+  const Shape shape = shape_of(r.importance);
+  const Array params = floats({r.decay, 1 - r.decay});
   Names names;
   names.buffers = {{"importance", r.importance}, {"scores", r.scores}, {"params", params}};
-  names.outputs = {{"accumulated", {{batch, heads, rows}, MLX_FLOAT32}}};
-  const int width = tiles(rows, threads) * threads;
-  return std::move(launched(mlx_h2o_accumulate_scores_text, names, width, batch * heads,
-                            r.stream)["accumulated"]);
+  names.outputs = {{"accumulated", {shape, MLX_FLOAT32}}};
+  const int width = tiles(shape[2], threads) * threads, height = shape[0] * shape[1];
+  return std::move(
+      launched(mlx_h2o_accumulate_scores_text, names, width, height, r.stream)["accumulated"]);
 }
 
 Array evict_indices(const RetentionRequest& r) {
@@ -106,15 +103,15 @@ Replaced replace_worst(const ReplaceRequest& r) {
   if (r.ranked_by == RankedBy::array || r.ranked_by == RankedBy::key_diversity) {
     ranks = composed::ranks(r);
   }
-  const int batch = mlx_array_dim(r.positions, 0), heads = mlx_array_dim(r.positions, 1);
-  const std::vector<int> rows = {batch, heads, r.keys.count};
+  const Shape rows = shape_of(r.positions);
+  const int batch = rows[0], heads = rows[1];
   const Array starts = of_sequences(r.recent_start, batch, r.stream);
   const Array newest = of_sequences(r.position, batch, r.stream), zones = integers({r.sink_size});
   Names names;
   names.buffers = {{"scores", ranks},          {"importance", r.importance},
                    {"positions", r.positions}, {"recent_starts", starts},
                    {"newest", newest},         {"zones", zones}};
-  names.arguments = {{"AGE", boolean(r.ranked_by == RankedBy::age)}};
+  names.arguments = {{"AGE", r.ranked_by == RankedBy::age}};
   names.outputs = {{"worst", {{batch, heads, 1}, MLX_UINT32}},
                    {"new_importance", {rows, MLX_FLOAT32}},
                    {"new_positions", {rows, MLX_INT32}}};
@@ -129,21 +126,19 @@ Replaced replace_worst(const ReplaceRequest& r) {
 Written quantize_append(const AppendRequest& r) { return composed::appended(r, packed(r)); }
 
 // One launch for the average; for the mass the denominators of all queries first.
-Array prefill_scores(const PrefillRequest& request) {
-  const AttentionRequest& r = request.attention;
+Array prefill_scores(const PrefillRequest& r) {
   const int size = r.head_size;
-  if (size % lanes != 0 || size > widest_head) return composed::prefill_scores(request);
-  const Array importance = composed::importance_so_far(request);
-  const Array params = floats({r.scale, r.mask_threshold, static_cast<float>(request.decay),
-                               static_cast<float>(1 - request.decay)});
+  if (size % lanes != 0 || size > widest_head) return composed::prefill_scores(r);
+  const Array importance = composed::importance_so_far(r);
+  const Array params = floats({r.scale, r.mask_threshold, r.decay, 1 - r.decay});
   Names names;
   names.buffers = {{"queries", r.queries}, {"keys", r.keys.parts[0]}, {"params", params},
                    {"mask", r.mask},       {"sinks", r.sinks},        {"importance", importance}};
-  names.arguments = {{"T", type(r.queries)},
-                     {"D", number(size)},
-                     {"KEYS", number(keys_held)},
-                     {"QUERIES", number(queries_held)},
-                     {"CAUSAL", boolean(r.causal)}};
+  names.arguments = {{"T", dtype_of(r.queries)},
+                     {"D", size},
+                     {"KEYS", keys_held},
+                     {"QUERIES", queries_held},
+                     {"CAUSAL", r.causal}};
   names.outputs = {{"accumulated", {{r.batch, r.kv_heads, r.rows}, MLX_FLOAT32}},
                    {"lses", {{r.batch, r.heads, r.length}, MLX_FLOAT32}}};
   // One threadgroup per KV head and tile.
@@ -151,7 +146,7 @@ Array prefill_scores(const PrefillRequest& request) {
     return launched(text, names, r.batch * r.kv_heads * threads, count, r.stream, flags_of(r));
   };
   const int key_tiles = tiles(r.rows, simdgroups * keys_held);
-  if (!request.mass) {
+  if (!r.mass) {
     return std::move(run(mlx_h2o_prefill_average_text, key_tiles)["accumulated"]);
   }
   const int query_tiles = tiles(int64_t{r.heads / r.kv_heads} * r.length, queries_held);

@@ -13,7 +13,7 @@
 #include "composed.h"
 #endif
 
-namespace mlx_h2o_c {
+namespace mlx_h2o_c::native {
 
 #ifdef MLX_H2O_NATIVE
 
@@ -68,8 +68,7 @@ void set_packing(Options& options, const Rows& keys, const Rows& values) {
   }
 }
 
-mlx_h2o::AttentionOptions options_of(const AttentionRequest& r) {
-  mlx_h2o::AttentionOptions options;
+std::vector<Array> attend(const AttentionRequest& r, mlx_h2o::AttentionOptions options) {
   options.scale = r.scale;
   options.causal = r.causal;
   options.mask = optional(r.mask);
@@ -77,51 +76,37 @@ mlx_h2o::AttentionOptions options_of(const AttentionRequest& r) {
   options.probes = optional(r.probes);
   options.sparse_threshold = r.sparse_v_threshold;
   set_packing(options, r.keys, r.values);
-  return options;
-}
-
-std::vector<mx::array> attend(const AttentionRequest& r, const mlx_h2o::AttentionOptions& options) {
-  return mlx_h2o::attention(get(r.queries), arrays(r.keys), arrays(r.values), options,
-                            get(r.stream));
+  const std::vector<mx::array> outputs =
+      mlx_h2o::attention(get(r.queries), arrays(r.keys), arrays(r.values), options, get(r.stream));
+  auto next = outputs.begin();
+  return wrap(next, outputs.size());
 }
 
 AttentionResult attention(const AttentionRequest& r) {
-  mlx_h2o::AttentionOptions options = options_of(r);
+  mlx_h2o::AttentionOptions options;
   options.return_scores = true;
   options.return_lse = r.return_lse;
   options.return_skipped = r.return_skipped;
-  const std::vector<mx::array> outputs = attend(r, options);
-  AttentionResult result;
+  std::vector<Array> made = attend(r, std::move(options));
   size_t next = 0;
-  const std::pair<Array*, bool> places[] = {{&result.out, true},
-                                            {&result.scores, true},
-                                            {&result.lse, r.return_lse},
-                                            {&result.skipped, r.return_skipped},
-                                            {&result.probe_scores, r.probes.ctx != nullptr}};
-  for (const auto& [place, wanted] : places) {
-    if (wanted) *place = wrap(outputs.at(next++));
-  }
-  return result;
+  const auto take = [&](bool asked) { return asked ? std::move(made.at(next++)) : Array(); };
+  return {take(true), take(true), take(r.return_lse), take(r.return_skipped),
+          take(r.probes.ctx != nullptr)};
 }
 
-AttentionAccumulated attention_and_accumulate(const AttentionAccumulateRequest& request) {
-  mlx_h2o::AttentionOptions options = options_of(request.attention);
-  options.importance = get(request.importance);
-  options.decay = request.decay;
-  const std::vector<mx::array> outputs = attend(request.attention, options);
-  AttentionAccumulated result;
-  result.out = wrap(outputs.at(0));
-  result.importance = wrap(outputs.at(1));
-  return result;
+AttentionAccumulated attention_and_accumulate(const AttentionAccumulateRequest& r) {
+  mlx_h2o::AttentionOptions options;
+  options.importance = get(r.importance);
+  options.decay = r.decay;
+  std::vector<Array> made = attend(r, std::move(options));
+  return {std::move(made.at(0)), std::move(made.at(1))};
 }
 
-Array prefill_scores(const PrefillRequest& request) {
-  const AttentionRequest& r = request.attention;
-  const std::optional<double> decay =
-      request.mass ? std::nullopt : std::make_optional(request.decay);
+Array prefill_scores(const PrefillRequest& r) {
+  const std::optional<double> decay = r.mass ? std::nullopt : std::make_optional(r.decay);
   return wrap(mlx_h2o::prefill_scores(get(r.queries), get(r.keys.parts[0]), r.scale, r.causal,
                                       optional(r.mask), optional(r.sinks), decay,
-                                      optional(request.importance), get(r.stream)));
+                                      optional(r.importance), get(r.stream)));
 }
 
 Array accumulate_scores(const AccumulateRequest& r) {
@@ -160,12 +145,8 @@ Replaced replace_worst(const ReplaceRequest& r) {
       get(r.new_values), get(r.position), options, get(r.stream));
   auto next = outputs.begin();
   const size_t parts = r.keys.parts.size();
-  Replaced result;
-  result.keys = wrap(next, parts);
-  result.values = wrap(next, parts);
-  result.importance = wrap(*next);
-  result.positions = wrap(*(next + 1));
-  return result;
+  Written rows = {wrap(next, parts), wrap(next, parts)};
+  return {std::move(rows), wrap(next[0]), wrap(next[1])};
 }
 
 Written quantize_append(const AppendRequest& r) {
@@ -178,28 +159,23 @@ Written quantize_append(const AppendRequest& r) {
 
 }  // namespace
 
-const Backend native_backend = {
+const Backend backend = {
     "native",       unavailable_reason, refuses,      attention,     attention_and_accumulate,
     prefill_scores, accumulate_scores,  keep_indices, evict_indices, key_diversity,
-    replace_worst,  quantize_append,
-};
+    replace_worst,  quantize_append};
 
 int threads() { return mlx_h2o::threads(); }
 void set_threads(int count) { mlx_h2o::set_threads(count); }
 
 #else
 
-namespace {
+static std::string unavailable_reason() { return "this build has no native kernels"; }
 
-std::string unavailable_reason() { return "this build has no native kernels"; }
-
-}  // namespace
-
-const Backend native_backend = {"native", unavailable_reason};
+const Backend backend = {"native", unavailable_reason};
 
 int threads() { fail("threads", unavailable_reason(), "."); }
 void set_threads(int /* count */) { fail("set_threads", unavailable_reason(), "."); }
 
 #endif
 
-}  // namespace mlx_h2o_c
+}  // namespace mlx_h2o_c::native

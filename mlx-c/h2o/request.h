@@ -5,11 +5,15 @@
 
 namespace mlx_h2o_c {
 
-// How rows are packed; `value_bits` without a value: the values have the bits of the keys.
+// How keys are packed, and values; `value_bits` without a value: those have the bits of the keys.
 struct Packing {
   int bits;
   int group_size;
   mlx_optional_int value_bits;
+
+  Packing of_values() const {
+    return {value_bits.has_value ? value_bits.value : bits, group_size, {}};
+  }
 };
 
 // Keys or values [B, Hkv, N, D]: one dense array, or what mlx_quantize made of it.
@@ -17,31 +21,45 @@ struct Rows {
   std::vector<Array> parts;  // the array; or words, scales and biases
   int bits = 0;              // 0: dense
   int group_size = 0;
-  int count = 0;  // N
-  int size = 0;   // D
+  int size = 0;  // D
 
   bool packed() const { return bits != 0; }
+  int count() const { return mlx_array_dim(parts[0], 2); }  // N
+  // Of new ones.
+  mlx_dtype dtype() const { return dtype_of(parts[packed() ? 1 : 0]); }
+  Shape shape() const {
+    Shape unpacked = shape_of(parts[0]);
+    unpacked[3] = size;
+    return unpacked;
+  }
 };
 
-struct AttentionRequest {
+// What every kind of attention takes beside its rows, as the caller gave it.
+struct AttentionArguments {
+  float scale;
+  const char* mask_mode;
+  mlx_array mask_arr;
+  mlx_array sinks;  // may be empty
+  mlx_stream stream;
+  float sparse_v_threshold = 0;  // of packed rows; 0: off
+};
+
+struct AttentionSizes {
+  int batch, heads, kv_heads, length, rows, head_size, value_size;
+};
+
+struct AttentionRequest : AttentionArguments, AttentionSizes {
   const char* op;
-  mlx_array queries;
+  Array queries;
   Rows keys;
   Rows values;  // packed where the keys are
-  float scale;
   bool causal;
-  Array mask;  // broadcast to [B, Hq, Lq, N], or empty
-  mlx_dtype mask_dtype;
-  float mask_threshold;      // an additive mask masks at or below it
-  mlx_array sinks;           // may be empty
-  mlx_array probes;          // [B, Hkv, E, D], may be empty
-  float sparse_v_threshold;  // of packed rows; 0: off
+  Array mask;            // broadcast to [B, Hq, Lq, N], or empty
+  float mask_threshold;  // an additive mask masks at or below it
+  mlx_array probes;      // [B, Hkv, E, D], may be empty
   bool return_lse;
   bool return_skipped;
-  mlx_stream stream;
   bool on_gpu;
-
-  int batch, heads, kv_heads, length, rows, head_size, value_size;
 
   int probe_count() const { return probes.ctx == nullptr ? 0 : mlx_array_dim(probes, 2); }
 };
@@ -73,8 +91,7 @@ struct AccumulateRequest {
   mlx_stream stream;
 };
 
-struct AttentionAccumulateRequest {
-  AttentionRequest attention;
+struct AttentionAccumulateRequest : AttentionRequest {
   mlx_array importance;
   double decay;
 };
@@ -84,13 +101,11 @@ struct AttentionAccumulated {
   Array importance;
 };
 
-struct PrefillRequest {
-  AttentionRequest attention;  // of the queries that count; its values are of no account
-  Array queries;               // holds those of `attention`
-  bool mass;                   // else the moving average
-  mlx_array importance;        // may be empty
+// Of the queries that count; its values are of no account.
+struct PrefillRequest : AttentionRequest {
+  bool mass;             // else the moving average
+  mlx_array importance;  // may be empty
   double decay;
-  mlx_stream stream;
 };
 
 struct KeyDiversityRequest {

@@ -11,25 +11,19 @@ using namespace mlx_h2o_c;
 
 namespace {
 
-// Queries of a chunk that are scored at once.
-constexpr int most_scored_queries = 128;
-
 void check_average(const char* op, mlx_array importance, int batch, int rows) {
   check_present(op, {"importance", importance, "[B, H, N]"});
   const Shape shape = shape_of(importance);
   const bool fits = shape.size() == 3 && shape[0] == batch && shape[2] == rows && shape[1] > 0;
-  expect(fits && mlx_array_dtype(importance) == MLX_FLOAT32, op, "importance is ",
-         Found{importance}, ", expected float32 [B, H, N] with B = ", batch, ", N = ", rows, ".");
+  expect(fits && dtype_of(importance) == MLX_FLOAT32, op, "importance is ", importance,
+         ", expected float32 [B, H, N] with B = ", batch, ", N = ", rows, ".");
 }
 
-void check_query_count(const char* op, int found) {
-  expect(found <= most_scored_queries, op, "found ", found, " queries, expected at most ",
-         most_scored_queries, ".");
-}
-
-void check_dtype(const char* op, const Named& named, mlx_dtype dtype) {
-  expect(mlx_array_dtype(named.array) == dtype, op, named.name, " are ", dtype_name(named.array),
-         ", expected ", dtype_name(dtype), ".");
+// What the recurrence takes beside the average.
+void check_recurrence(const char* op, int queries, double decay) {
+  constexpr int most = 128;  // queries of a chunk that are scored at once
+  expect(queries <= most, op, "found ", queries, " queries, expected at most ", most, ".");
+  check_decay(op, decay);
 }
 
 // `number`, which messages call `name`, is the count of the request.
@@ -42,8 +36,10 @@ RetentionRequest retention_request(const char* op, mlx_array scores, mlx_array p
   const Shape shape = shape_of(scores);
   check_same(op, "scores and positions have shapes", shape, shape_of(positions));
   check_not_empty(op, rows[0]);
-  check_dtype(op, rows[0], MLX_FLOAT32);
-  check_dtype(op, rows[1], MLX_INT32);
+  expect(dtype_of(scores) == MLX_FLOAT32, op, "scores are ", dtype_of(scores),
+         ", expected float32.");
+  expect(dtype_of(positions) == MLX_INT32, op, "positions are ", dtype_of(positions),
+         ", expected int32.");
   expect(number >= 1 && number <= shape[2], op, name, " is ", number,
          ", expected 1 to N = ", shape[2], ".");
   check_zones(op, sink_size, recent_start, shape[0]);
@@ -52,14 +48,9 @@ RetentionRequest retention_request(const char* op, mlx_array scores, mlx_array p
 
 }  // namespace
 
-extern "C" {
-
-int mlx_h2o_keep_indices(mlx_array* res, const mlx_array scores, const mlx_array positions,
-                         int keep, int sink_size, const mlx_array recent_start,
-                         const mlx_stream s) {
-  return status([&] {
-    const char* op = "keep_indices";
-    check_place(op, "res", res);
+int mlx_h2o_keep_indices(mlx_array* res, mlx_array scores, mlx_array positions, int keep,
+                         int sink_size, mlx_array recent_start, mlx_stream s) {
+  return operation("keep_indices", {{"res", res}}, [&](const char* op) {
     RetentionRequest request =
         retention_request(op, scores, positions, "keep", keep, sink_size, recent_start, s);
     request.count = request.rows - keep;
@@ -67,58 +58,45 @@ int mlx_h2o_keep_indices(mlx_array* res, const mlx_array scores, const mlx_array
   });
 }
 
-int mlx_h2o_evict_indices(mlx_array* res, const mlx_array scores, const mlx_array positions,
-                          int count, int sink_size, const mlx_array recent_start,
-                          const mlx_stream s) {
-  return status([&] {
-    const char* op = "evict_indices";
-    check_place(op, "res", res);
+int mlx_h2o_evict_indices(mlx_array* res, mlx_array scores, mlx_array positions, int count,
+                          int sink_size, mlx_array recent_start, mlx_stream s) {
+  return operation("evict_indices", {{"res", res}}, [&](const char* op) {
     give(res, serve(op, &Backend::evict_indices,
                     retention_request(op, scores, positions, "count", count, sink_size,
                                       recent_start, s)));
   });
 }
 
-int mlx_h2o_accumulate_scores(mlx_array* res, const mlx_array importance, const mlx_array scores,
-                              double decay, bool masked, const mlx_stream s) {
-  return status([&] {
-    const char* op = "accumulate_scores";
-    check_place(op, "res", res);
-    check_present(op, {"scores", scores, "[B, Hq, Lq, N]"});
+int mlx_h2o_accumulate_scores(mlx_array* res, mlx_array importance, mlx_array scores, double decay,
+                              bool masked, mlx_stream s) {
+  return operation("accumulate_scores", {{"res", res}}, [&](const char* op) {
+    check_rows(op, {"scores", scores, "[B, Hq, Lq, N]"}, MLX_FLOAT32);
     const Shape found = shape_of(scores);
-    expect(found.size() == 4 && !has_empty_axis(scores) && mlx_array_dtype(scores) == MLX_FLOAT32,
-           op, "scores are ", Found{scores},
-           ", expected float32 [B, Hq, Lq, N], every size at least 1.");
     check_average(op, importance, found[0], found[3]);
     const int heads = mlx_array_dim(importance, 1);
     expect(found[1] % heads == 0, op, "scores have ", found[1],
            " heads, expected a multiple of the ", heads, " heads of importance.");
-    check_query_count(op, found[2]);
-    check_decay(op, decay);
+    check_recurrence(op, found[2], decay);
     give(res, serve(op, &Backend::accumulate_scores,
                     AccumulateRequest{importance, scores, decay, masked, s}));
   });
 }
 
-int mlx_h2o_attention_and_accumulate(mlx_array* out, mlx_array* new_importance,
-                                     const mlx_array queries, const mlx_vector_array keys,
-                                     const mlx_vector_array values, const mlx_array importance,
-                                     float scale, double decay, const char* mask_mode,
-                                     const mlx_array mask_arr, const mlx_array sinks, int bits,
-                                     int group_size, mlx_optional_int v_bits,
-                                     float sparse_v_threshold, const mlx_stream s) {
-  return status([&] {
-    const char* op = "attention_and_accumulate";
-    check_place(op, "out", out);
-    check_place(op, "new_importance", new_importance);
+int mlx_h2o_attention_and_accumulate(mlx_array* out, mlx_array* new_importance, mlx_array queries,
+                                     mlx_vector_array keys, mlx_vector_array values,
+                                     mlx_array importance, float scale, double decay,
+                                     const char* mask_mode, mlx_array mask_arr, mlx_array sinks,
+                                     int bits, int group_size, mlx_optional_int v_bits,
+                                     float sparse_v_threshold, mlx_stream s) {
+  const Places places = {{"out", out}, {"new_importance", new_importance}};
+  return operation("attention_and_accumulate", places, [&](const char* op) {
     AttentionRequest attention =
         any_attention_request(op, queries, keys, values, {bits, group_size, v_bits},
-                              sparse_v_threshold, {scale, mask_mode, mask_arr, sinks, s});
+                              {scale, mask_mode, mask_arr, sinks, s, sparse_v_threshold});
     check_average(op, importance, attention.batch, attention.rows);
     expect(mlx_array_dim(importance, 1) == attention.kv_heads, op, "importance has ",
            mlx_array_dim(importance, 1), " heads, expected ", attention.kv_heads, " as the keys.");
-    check_query_count(op, attention.length);
-    check_decay(op, decay);
+    check_recurrence(op, attention.length, decay);
     const AttentionAccumulated result =
         attend_and_accumulate({std::move(attention), importance, decay});
     give(out, result.out);
@@ -126,13 +104,9 @@ int mlx_h2o_attention_and_accumulate(mlx_array* out, mlx_array* new_importance,
   });
 }
 
-int mlx_h2o_key_diversity(mlx_array* res, const mlx_array keys, const mlx_stream s) {
-  return status([&] {
-    const char* op = "key_diversity";
-    check_place(op, "res", res);
-    check_float_rows(op, {"keys", keys, "[B, H, N, D]"});
+int mlx_h2o_key_diversity(mlx_array* res, mlx_array keys, mlx_stream s) {
+  return operation("key_diversity", {{"res", res}}, [&](const char* op) {
+    check_rows(op, {"keys", keys, "[B, H, N, D]"});
     give(res, serve(op, &Backend::key_diversity, KeyDiversityRequest{keys, s}));
   });
 }
-
-}  // extern "C"

@@ -1,13 +1,12 @@
 // Attention, over dense rows and over packed ones, and the scores of a long chunk.
 #include <cfloat>
+#include <string_view>
 
 #include "validate.h"
 
 namespace mlx_h2o_c {
 
 namespace {
-
-constexpr auto query_layout = "[B, Hq, Lq, D]";
 
 void check_together(const char* op, mlx_array queries, const Rows& keys, const Rows& values) {
   const Shape q = shape_of(queries), k = shape_of(keys.parts[0]), v = shape_of(values.parts[0]);
@@ -21,7 +20,7 @@ void check_together(const char* op, mlx_array queries, const Rows& keys, const R
 }
 
 void check_mask(const char* op, mlx_array mask, const Shape& wanted) {
-  expect(mlx_array_dtype(mask) == MLX_BOOL || is_float(mask), op, "mask is ", dtype_name(mask),
+  expect(dtype_of(mask) == MLX_BOOL || is_float(mask), op, "mask is ", dtype_of(mask),
          ", expected bool, or float32, float16 or bfloat16 to add.");
   const Shape found = shape_of(mask);
   bool broadcasts = found.size() <= wanted.size();
@@ -31,12 +30,6 @@ void check_mask(const char* op, mlx_array mask, const Shape& wanted) {
   }
   expect(broadcasts, op, "mask has shape ", found,
          ", expected one that broadcasts to [B, Hq, Lq, N] = ", wanted, ".");
-}
-
-void check_sinks(const char* op, mlx_array sinks, int heads) {
-  check_float(op, {"sinks", sinks, ""});
-  expect(shape_of(sinks) == Shape{heads}, op, "sinks have shape ", ShapeOf{sinks},
-         ", expected [Hq] = (", heads, ",).");
 }
 
 // Whether the mode asks for the array.
@@ -53,62 +46,41 @@ bool check_mask_mode(const char* op, const std::string& mode, mlx_array mask) {
 
 // Half of the lowest finite value: models mask with that value as well as with -inf.
 float mask_threshold(mlx_dtype dtype) {
-  switch (dtype) {
-    case MLX_FLOAT16:
-      return -65504.0f / 2;
-    case MLX_BFLOAT16:
-      return -0x1.fep127f / 2;
-    default:
-      return -FLT_MAX / 2;
-  }
+  return (dtype == MLX_FLOAT16 ? -65504.0F : dtype == MLX_BFLOAT16 ? -0x1.fep127F : -FLT_MAX) / 2;
 }
 
 // What follows once queries and rows are known to be right.
 AttentionRequest finished(const char* op, mlx_array queries, Rows keys, Rows values,
                           const AttentionArguments& arguments) {
   AttentionRequest request{};
+  static_cast<AttentionArguments&>(request) = arguments;
   const Shape q = shape_of(queries);
+  static_cast<AttentionSizes&>(request) = {
+      q[0], q[1], mlx_array_dim(keys.parts[0], 1), q[2], keys.count(), keys.size, values.size};
   request.op = op;
-  request.queries = queries;
-  request.scale = arguments.scale;
-  request.sinks = arguments.sinks;
-  request.stream = arguments.stream;
-  request.on_gpu = runs_on_gpu(op, arguments.stream);
-  request.batch = q[0];
-  request.heads = q[1];
-  request.kv_heads = mlx_array_dim(keys.parts[0], 1);
-  request.length = q[2];
-  request.rows = keys.count;
-  request.head_size = keys.size;
-  request.value_size = values.size;
+  request.queries = copied(queries);
+  request.on_gpu = runs_on_gpu(op, request.stream);
   request.keys = std::move(keys);
   request.values = std::move(values);
-  const std::string mode = arguments.mask_mode == nullptr ? "" : arguments.mask_mode;
+  const std::string mode = request.mask_mode == nullptr ? "" : request.mask_mode;
   request.causal = mode == "causal";
-  if (check_mask_mode(op, mode, arguments.mask)) {
+  if (check_mask_mode(op, mode, request.mask_arr)) {
     const Shape pairs = {request.batch, request.heads, request.length, request.rows};
-    check_mask(op, arguments.mask, pairs);
-    request.mask_dtype = mlx_array_dtype(arguments.mask);
-    request.mask_threshold = mask_threshold(request.mask_dtype);
-    request.mask = broadcast(arguments.mask, pairs, arguments.stream);
+    check_mask(op, request.mask_arr, pairs);
+    request.mask_threshold = mask_threshold(dtype_of(request.mask_arr));
+    request.mask = broadcast(request.mask_arr, pairs, request.stream);
   }
-  if (arguments.sinks.ctx != nullptr) check_sinks(op, arguments.sinks, request.heads);
+  if (request.sinks.ctx == nullptr) return request;
+  check_float(op, {"sinks", request.sinks, ""});
+  const Shape found = shape_of(request.sinks), expected = {request.heads};
+  expect(found == expected, op, "sinks have shape ", found, ", expected [Hq] = ", expected, ".");
   return request;
 }
 
 Rows dense_rows(mlx_array array) {
-  Rows rows{{}, 0, 0, mlx_array_dim(array, 2), mlx_array_dim(array, 3)};
+  Rows rows{{}, 0, 0, mlx_array_dim(array, 3)};
   rows.parts.push_back(copied(array));
   return rows;
-}
-
-// The last `count` queries; a bottom-right causal mask fits as it is.
-void keep_last(PrefillRequest& request, int count) {
-  AttentionRequest& r = request.attention;
-  request.queries = slice(r.queries, 2, r.length - count, r.length, r.stream);
-  r.queries = request.queries;
-  if (!r.mask.empty()) r.mask = slice(r.mask, 2, r.length - count, r.length, r.stream);
-  r.length = count;
 }
 
 }  // namespace
@@ -132,101 +104,49 @@ AttentionRequest dense_attention_request(const char* op, mlx_array queries, mlx_
   Rows k = dense_rows(keys), v = dense_rows(values);
   check_together(op, queries, k, v);
   for (const Named& each : all) check_float(op, each);
-  const mlx_dtype dtype = mlx_array_dtype(queries);
-  expect(dtype == mlx_array_dtype(keys) && dtype == mlx_array_dtype(values), op,
-         "queries, keys and values are ", dtype_name(queries), ", ", dtype_name(keys), ", ",
-         dtype_name(values), ", expected the same dtype of all three.");
+  const mlx_dtype dtype = dtype_of(queries);
+  expect(dtype == dtype_of(keys) && dtype == dtype_of(values), op, "queries, keys and values are ",
+         dtype_of(queries), ", ", dtype_of(keys), ", ", dtype_of(values),
+         ", expected the same dtype of all three.");
   check_number(op, "scale", arguments.scale);
   return finished(op, queries, std::move(k), std::move(v), arguments);
 }
 
-AttentionRequest packed_attention_request(const char* op, mlx_array queries, Rows keys, Rows values,
-                                          float sparse_v_threshold,
+AttentionRequest packed_attention_request(const char* op, mlx_array queries, const Parts& key_parts,
+                                          const Parts& value_parts, const Packing& packing,
                                           const AttentionArguments& arguments) {
+  check_packing(op, packing);
+  Rows keys = packed_rows(op, "key", key_parts, packing);
+  Rows values = packed_rows(op, "value", value_parts, packing.of_values());
+  check_queries(op, queries);
   check_together(op, queries, keys, values);
-  expect(mlx_array_dtype(keys.parts[1]) == mlx_array_dtype(values.parts[1]), op,
-         "key scales and value scales are ", dtype_name(keys.parts[1]), " and ",
-         dtype_name(values.parts[1]), ", expected the same dtype.");
+  expect(dtype_of(keys.parts[1]) == dtype_of(values.parts[1]), op,
+         "key scales and value scales are ", dtype_of(keys.parts[1]), " and ",
+         dtype_of(values.parts[1]), ", expected the same dtype.");
   check_number(op, "scale", arguments.scale);
-  check_number(op, "sparse_v_threshold", sparse_v_threshold);
-  if (!(sparse_v_threshold >= 0 && sparse_v_threshold < 1)) {
-    fail(op, "sparse_v_threshold is ", number_text(sparse_v_threshold),
+  check_number(op, "sparse_v_threshold", arguments.sparse_v_threshold);
+  const float threshold = arguments.sparse_v_threshold;
+  expect(threshold >= 0 && threshold < 1, op, "sparse_v_threshold is ", threshold,
          ", expected 0 (off) or more, and below 1.");
-  }
-  AttentionRequest request = finished(op, queries, std::move(keys), std::move(values), arguments);
-  request.sparse_v_threshold = sparse_v_threshold;
-  return request;
+  return finished(op, queries, std::move(keys), std::move(values), arguments);
 }
 
 AttentionRequest any_attention_request(const char* op, mlx_array queries, mlx_vector_array keys,
                                        mlx_vector_array values, const Packing& packing,
-                                       float sparse_v_threshold,
                                        const AttentionArguments& arguments) {
   check_present(op, {"queries", queries, query_layout});
-  std::vector<Array> k = parts_of(op, "keys", keys), v = parts_of(op, "values", values);
+  const std::vector<Array> k = parts_of(op, "keys", keys), v = parts_of(op, "values", values);
   check_both_packed(op, k.size() == 3, v.size() == 3);
   if (k.size() == 3) {
-    check_packing(op, packing);
-    const int group_size = packing.group_size;
-    Rows key_rows = packed_rows(op, "key", k[0], k[1], k[2], packing.bits, group_size);
-    Rows value_rows = packed_rows(op, "value", v[0], v[1], v[2], value_bits(packing), group_size);
-    check_queries(op, queries);
-    return packed_attention_request(op, queries, std::move(key_rows), std::move(value_rows),
-                                    sparse_v_threshold, arguments);
+    return packed_attention_request(op, queries, {k[0], k[1], k[2]}, {v[0], v[1], v[2]}, packing,
+                                    arguments);
   }
-  check_number(op, "sparse_v_threshold", sparse_v_threshold);
-  if (sparse_v_threshold != 0) {
-    fail(op, "sparse_v_threshold is ", number_text(sparse_v_threshold), ", expected 0 ",
-         op == std::string(probes_name) ? "for keys and values that are not packed."
-                                        : "with dense rows.");
-  }
+  check_number(op, "sparse_v_threshold", arguments.sparse_v_threshold);
+  expect(arguments.sparse_v_threshold == 0, op, "sparse_v_threshold is ",
+         arguments.sparse_v_threshold, ", expected 0 ",
+         std::string_view(op) == probes_name ? "for keys and values that are not packed."
+                                             : "with dense rows.");
   return dense_attention_request(op, queries, k[0], v[0], arguments);
-}
-
-void check_probes(const AttentionRequest& request, mlx_array probes) {
-  const char* op = request.op;
-  const Named named = {"probes", probes, "[B, Hkv, E, D]"};
-  check_present(op, named);
-  check_rank(op, named, 4);
-  const Shape found = shape_of(probes);
-  expect(found[0] == request.batch && found[1] == request.kv_heads &&
-             found[3] == request.head_size && found[2] > 0,
-         op, "probes have shape ", found, ", expected [B, Hkv, E, D] = (", request.batch, ", ",
-         request.kv_heads, ", E, ", request.head_size, ") with E of at least 1.");
-  expect(mlx_array_dtype(probes) == mlx_array_dtype(request.queries), op, "probes are ",
-         dtype_name(probes), ", expected the dtype of the queries, ", dtype_name(request.queries),
-         ".");
-}
-
-PrefillRequest prefill_request(const char* op, mlx_array queries, mlx_array keys, const char* kind,
-                               mlx_array importance, double decay, int counted,
-                               const AttentionArguments& arguments) {
-  check_present(op, {"queries", queries, query_layout});
-  check_present(op, {"keys", keys, "[B, Hkv, N, D]"});
-  expect(!is_float(queries) || !is_float(keys) || mlx_array_dtype(queries) == mlx_array_dtype(keys),
-         op, "queries and keys are ", dtype_name(queries), " and ", dtype_name(keys),
-         ", expected the same dtype.");
-  // The rules of attention hold, whose values are of no account here.
-  PrefillRequest request{};
-  request.attention = dense_attention_request(op, queries, keys, keys, arguments);
-  const std::string name = kind == nullptr ? "" : kind;
-  expect(name == "ema" || name == "mass", op, "kind is '", name, "', expected 'ema' or 'mass'.");
-  request.mass = name == "mass";
-  request.stream = arguments.stream;
-  check_decay(op, decay);
-  request.decay = decay;
-  expect(counted >= 1, op, "queries is ", counted, ", expected at least 1.");
-  request.importance = importance;
-  if (!request.mass && counted < request.attention.length) keep_last(request, counted);
-  if (importance.ctx == nullptr) return request;
-  if (request.mass) fail(op, "importance is given with kind '", name, "', expected it with 'ema'.");
-  expect(mlx_array_dtype(importance) == MLX_FLOAT32, op, "importance is ", dtype_name(importance),
-         ", expected float32.");
-  Shape rows = shape_of(keys);
-  rows.pop_back();
-  expect(shape_of(importance) == rows, op, "importance has shape ", ShapeOf{importance},
-         ", expected [B, Hkv, N] = ", rows, ".");
-  return request;
 }
 
 }  // namespace mlx_h2o_c

@@ -1,20 +1,22 @@
 // Rows as dense arrays or as mlx_quantize packs them.
+#include <algorithm>
+
 #include "validate.h"
 
 namespace mlx_h2o_c {
 
-int value_bits(const Packing& packing) {
-  return packing.value_bits.has_value ? packing.value_bits.value : packing.bits;
-}
-
 void check_packing(const char* op, const Packing& packing) {
-  check_one_of(op, "bits", packing.bits, {2, 3, 4, 5, 6, 8});
-  check_one_of(op, "v_bits", value_bits(packing), {2, 3, 4, 5, 6, 8});
-  check_one_of(op, "group_size", packing.group_size, {32, 64, 128});
+  const auto check = [&](const char* name, int value, const Shape& known) {
+    const bool found = std::find(known.begin(), known.end(), value) != known.end();
+    expect(found, op, name, " is ", value, ", expected one of ", known, ".");
+  };
+  check("bits", packing.bits, {2, 3, 4, 5, 6, 8});
+  check("v_bits", packing.of_values().bits, {2, 3, 4, 5, 6, 8});
+  check("group_size", packing.group_size, {32, 64, 128});
 }
 
-int packed_width(const char* op, const std::string& what, mlx_array words, int bits,
-                 int group_size) {
+int packed_width(const char* op, const std::string& what, mlx_array words, const Packing& packing) {
+  const auto [bits, group_size, value_bits] = packing;
   const int64_t packed = int64_t{32} * mlx_array_dim(words, 3);
   expect(packed % bits == 0 && packed / bits % group_size == 0, op, what, " have ",
          mlx_array_dim(words, 3), " words per row, which at ", bits,
@@ -31,39 +33,39 @@ std::vector<Array> parts_of(const char* op, const char* name, mlx_vector_array v
 }
 
 void check_both_packed(const char* op, bool keys, bool values) {
-  if (keys != values) {
-    fail(op, keys ? "keys are packed and values are not" : "values are packed and keys are not",
+  expect(keys == values, op,
+         keys ? "keys are packed and values are not" : "values are packed and keys are not",
          ", expected both or none.");
-  }
 }
 
-Rows packed_rows(const char* op, const std::string& name, mlx_array words, mlx_array scales,
-                 mlx_array biases, int bits, int group_size) {
+Rows packed_rows(const char* op, const std::string& name, const Parts& parts,
+                 const Packing& packing) {
+  const auto [words, scales, biases] = parts;
   const char* const layout = "[B, Hkv, N, ...]";
-  const Named parts[] = {{name + " words", words, layout},
+  const Named named[] = {{name + " words", words, layout},
                          {name + " scales", scales, layout},
                          {name + " biases", biases, layout}};
-  for (const Named& part : parts) {
+  for (const Named& part : named) {
     check_present(op, part);
     check_rank(op, part, 4);
-    expect(!has_empty_axis(part.array), op, part.name, " are empty: found shape ",
-           ShapeOf{part.array}, ", expected every size to be at least 1.");
+    expect(mlx_array_size(part.array) > 0, op, part.name, " are empty: found shape ",
+           shape_of(part.array), ", expected every size to be at least 1.");
   }
-  expect(mlx_array_dtype(words) == MLX_UINT32, op, name, " words are ", dtype_name(words),
+  expect(dtype_of(words) == MLX_UINT32, op, name, " words are ", dtype_of(words),
          ", expected uint32.");
-  expect(is_float(scales) && mlx_array_dtype(scales) == mlx_array_dtype(biases), op, name,
-         " scales and biases are ", dtype_name(scales), " and ", dtype_name(biases),
-         ", expected float32, float16 or bfloat16, both the same.");
-  Rows rows{{}, bits, group_size, mlx_array_dim(words, 2), 0};
-  rows.size = packed_width(op, parts[0].name, words, bits, group_size);
+  expect(is_float(scales) && dtype_of(scales) == dtype_of(biases), op, name,
+         " scales and biases are ", dtype_of(scales), " and ", dtype_of(biases), ", expected ",
+         float_dtypes, ", both the same.");
+  Rows rows{{}, packing.bits, packing.group_size, 0};
+  rows.size = packed_width(op, named[0].name, words, packing);
   Shape expected = shape_of(words);
-  expected[3] = rows.size / group_size;
-  for (const Named& part : {parts[1], parts[2]}) {
-    expect(shape_of(part.array) == expected, op, part.name, " have shape ", ShapeOf{part.array},
-           ", expected ", expected, " for rows of ", rows.size, " elements in groups of ",
-           group_size, ".");
+  expected[3] = rows.size / rows.group_size;
+  for (const Named& part : {named[1], named[2]}) {
+    const Shape found = shape_of(part.array);
+    expect(found == expected, op, part.name, " have shape ", found, ", expected ", expected,
+           " for rows of ", rows.size, " elements in groups of ", rows.group_size, ".");
   }
-  for (const Named& part : parts) rows.parts.push_back(copied(part.array));
+  for (const mlx_array part : parts) rows.parts.push_back(copied(part));
   return rows;
 }
 

@@ -13,49 +13,44 @@ namespace {
 
 constexpr const char* part_names[] = {"words", "scales", "biases"};
 
-// Stored rows of either kind; `shape` becomes their [B, H, N], `dtype` that of new ones.
-struct Stored {
-  Rows rows;
-  Shape shape;
-  mlx_dtype dtype;
-};
-
-Stored stored_rows(const char* op, const std::string& name, mlx_vector_array vector,
-                   mlx_array fresh, int bits, int group_size) {
-  Rows rows{parts_of(op, name.c_str(), vector), 0, group_size, 0, 0};
-  check_present(op, {"new " + name, fresh, "[B, H, 1, D]"});
-  const mlx_array first = rows.parts[0];
-  mlx_dtype dtype = mlx_array_dtype(fresh);
-  if (rows.parts.size() == 1) {
-    check_float_rows(op, {name, first, "with 4 dimensions"});
-    dtype = mlx_array_dtype(first);
-    rows.size = mlx_array_dim(first, 3);
-  } else {
-    expect(mlx_array_ndim(first) == 4 && !has_empty_axis(first) &&
-               mlx_array_dtype(first) == MLX_UINT32,
-           op, "words of the ", name, " are ", Found{first},
-           ", expected uint32 [B, H, N, D * bits / 32], every size at least 1.");
-    rows.bits = bits;
-    rows.size = packed_width(op, "words of the " + name, first, bits, group_size);
-  }
-  Shape shape = shape_of(first);
-  rows.count = shape[2];
-  shape[3] = rows.size / group_size;
-  for (size_t i = 1; i < rows.parts.size(); ++i) {
-    const mlx_array part = rows.parts[i];
-    expect(shape_of(part) == shape && mlx_array_dtype(part) == dtype && is_float(part), op,
-           part_names[i], " of the ", name, " are ", Found{part}, ", expected ", shape,
-           " in the dtype of the new rows, ", dtype_name(fresh), ".");
-  }
-  shape.pop_back();
-  return {std::move(rows), std::move(shape), dtype};
+// Whether the axes before the last are the same; `what` and `expected` as in check_same.
+void check_same_rows(const char* op, const char* what, const Shape& one, const Shape& other,
+                     const char* expected) {
+  const bool same = std::equal(one.begin(), one.end() - 1, other.begin());
+  if (!same) check_same(op, what, one, other, expected);
 }
 
-void check_new_row(const char* op, const char* name, mlx_array found, const Stored& stored) {
-  const Shape expected = {stored.shape[0], stored.shape[1], 1, stored.rows.size};
-  expect(shape_of(found) == expected && mlx_array_dtype(found) == stored.dtype, op, "new ", name,
-         " are ", Found{found}, ", expected ", dtype_name(stored.dtype), " ", expected, " as the ",
-         name, ".");
+// Of either kind.
+Rows stored_rows(const char* op, const std::string& name, mlx_vector_array vector, mlx_array fresh,
+                 const Packing& packing) {
+  Rows rows{parts_of(op, name.c_str(), vector), 0, packing.group_size, 0};
+  check_present(op, {"new " + name, fresh, "[B, H, 1, D]"});
+  const mlx_array first = rows.parts[0];
+  if (rows.parts.size() == 1) {
+    check_rows(op, {name, first, "with 4 dimensions"});
+    rows.size = mlx_array_dim(first, 3);
+  } else {
+    const std::string words = "words of the " + name;
+    check_rows(op, {words, first, "[B, H, N, D * bits / 32]"}, MLX_UINT32);
+    rows.bits = packing.bits;
+    rows.size = packed_width(op, words, first, packing);
+  }
+  Shape shape = shape_of(first);
+  shape[3] = rows.size / rows.group_size;
+  for (size_t i = 1; i < rows.parts.size(); ++i) {
+    const mlx_array part = rows.parts[i];
+    expect(shape_of(part) == shape && dtype_of(part) == dtype_of(fresh) && is_float(part), op,
+           part_names[i], " of the ", name, " are ", part, ", expected ", shape,
+           " in the dtype of the new rows, ", dtype_of(fresh), ".");
+  }
+  return rows;
+}
+
+void check_new_row(const char* op, const char* name, mlx_array found, const Rows& stored) {
+  Shape expected = stored.shape();
+  expected[2] = 1;
+  expect(shape_of(found) == expected && dtype_of(found) == stored.dtype(), op, "new ", name,
+         " are ", found, ", expected ", stored.dtype(), " ", expected, " as the ", name, ".");
 }
 
 RankedBy rank_named(const char* op, const char* ranked_by, mlx_array ranks) {
@@ -67,83 +62,70 @@ RankedBy rank_named(const char* op, const char* ranked_by, mlx_array ranks) {
   const RankedBy by = static_cast<RankedBy>(found - std::begin(known));
   expect(by != RankedBy::array || ranks.ctx != nullptr, op,
          "ranked_by is 'array' and ranks an empty handle, expected ranks.");
-  if (by != RankedBy::array && ranks.ctx != nullptr) {
-    fail(op, "ranked_by is '", ranked_by == nullptr ? "" : ranked_by,
+  expect(by == RankedBy::array || ranks.ctx == nullptr, op, "ranked_by is '",
+         ranked_by == nullptr ? "" : ranked_by,
          "' and ranks an array, expected ranked_by 'array'.");
-  }
   return by;
 }
 
 // Words, scales and biases that fit each other and the new rows.
 Rows appended_rows(const char* op, const char* name, mlx_vector_array stored, mlx_array fresh,
-                   int bits, int group_size) {
+                   const Packing& packing) {
+  const auto [bits, group_size, value_bits] = packing;
   expect(stored.ctx != nullptr && mlx_vector_array_size(stored) == 3, op, "quantised ", name,
          " must be a vector of words, scales and biases.");
   const Shape added = shape_of(fresh);
   const int width = added[3];
   expect(width % group_size == 0, op, "rows of the ", name, " have ", width,
          " elements, expected a multiple of group_size = ", group_size, ".");
-  Rows rows{items(stored), bits, group_size, 0, width};
-  rows.count = mlx_array_ndim(rows.parts[0]) == 4 ? mlx_array_dim(rows.parts[0], 2) : 0;
+  Rows rows{items(stored), bits, group_size, width};
+  const int count = mlx_array_ndim(rows.parts[0]) == 4 ? rows.count() : 0;
   for (size_t i = 0; i < 3; ++i) {
     const mlx_array part = rows.parts[i];
-    const mlx_dtype dtype = i == 0 ? MLX_UINT32 : mlx_array_dtype(fresh);
+    const mlx_dtype dtype = i == 0 ? MLX_UINT32 : dtype_of(fresh);
     const int64_t last = i == 0 ? int64_t{width} * bits / 32 : width / group_size;
-    const Shape expected = {added[0], added[1], rows.count, static_cast<int>(last)};
-    expect(shape_of(part) == expected && mlx_array_dtype(part) == dtype && rows.count > 0, op,
-           part_names[i], " of the ", name, " are ", Found{part}, ", expected ", dtype_name(dtype),
-           " (", added[0], ", ", added[1], ", N, ", last, "), N at least 1.");
+    const Shape expected = {added[0], added[1], count, static_cast<int>(last)};
+    expect(shape_of(part) == expected && dtype_of(part) == dtype && count > 0, op, part_names[i],
+           " of the ", name, " are ", part, ", expected ", dtype, " (", added[0], ", ", added[1],
+           ", N, ", last, "), N at least 1.");
   }
   return rows;
 }
 
 }  // namespace
 
-extern "C" {
-
 int mlx_h2o_replace_worst(mlx_vector_array* new_keys, mlx_vector_array* new_values,
                           mlx_array* new_importance, mlx_array* new_positions,
-                          const mlx_vector_array keys, const mlx_vector_array values,
-                          const mlx_array importance, const mlx_array positions,
-                          const mlx_array key, const mlx_array value, const mlx_array position,
-                          int sink_size, const mlx_array recent_start, const char* ranked_by,
-                          const mlx_array ranks, int bits, int group_size, mlx_optional_int v_bits,
-                          const mlx_stream s) {
-  return status([&] {
-    const char* op = "replace_worst";
-    check_place(op, "new_keys", new_keys);
-    check_place(op, "new_values", new_values);
-    check_place(op, "new_importance", new_importance);
-    check_place(op, "new_positions", new_positions);
+                          mlx_vector_array keys, mlx_vector_array values, mlx_array importance,
+                          mlx_array positions, mlx_array key, mlx_array value, mlx_array position,
+                          int sink_size, mlx_array recent_start, const char* ranked_by,
+                          mlx_array ranks, int bits, int group_size, mlx_optional_int v_bits,
+                          mlx_stream s) {
+  const Places places = {{"new_keys", new_keys},
+                         {"new_values", new_values},
+                         {"new_importance", new_importance},
+                         {"new_positions", new_positions}};
+  return operation("replace_worst", places, [&](const char* op) {
     const Packing packing = {bits, group_size, v_bits};
     check_packing(op, packing);
-    Stored k = stored_rows(op, "keys", keys, key, bits, group_size);
-    Stored v = stored_rows(op, "values", values, value, value_bits(packing), group_size);
-    check_both_packed(op, k.rows.packed(), v.rows.packed());
-    if (k.shape != v.shape) {
-      k.shape.push_back(k.rows.size);
-      v.shape.push_back(v.rows.size);
-      check_same(op, "keys and values have shapes", k.shape, v.shape, "the same [B, H, N]");
-    }
+    Rows k = stored_rows(op, "keys", keys, key, packing);
+    Rows v = stored_rows(op, "values", values, value, packing.of_values());
+    check_both_packed(op, k.packed(), v.packed());
+    Shape shape = k.shape();
+    check_same_rows(op, "keys and values have shapes", shape, v.shape(), "the same [B, H, N]");
+    shape.pop_back();
     const RankedBy by = rank_named(op, ranked_by, ranks);
-    check_array(op, {"importance", importance, "[B, H, N]"}, MLX_FLOAT32, k.shape);
-    check_array(op, {"positions", positions, "[B, H, N]"}, MLX_INT32, k.shape);
-    if (by == RankedBy::array) check_array(op, {"ranks", ranks, "[B, H, N]"}, MLX_FLOAT32, k.shape);
+    check_array(op, {"importance", importance, "[B, H, N]"}, MLX_FLOAT32, shape);
+    check_array(op, {"positions", positions, "[B, H, N]"}, MLX_INT32, shape);
+    if (by == RankedBy::array) check_array(op, {"ranks", ranks, "[B, H, N]"}, MLX_FLOAT32, shape);
     check_new_row(op, "keys", key, k);
     check_new_row(op, "values", value, v);
-    check_present(op, {"position", position, "[] or [B]"});
-    check_per_sequence(op, "position", position, k.shape[0]);
-    check_zones(op, sink_size, recent_start, k.shape[0]);
-    const Replaced result =
-        serve(op, &Backend::replace_worst,
-              ReplaceRequest{{std::move(k.rows), std::move(v.rows), key, value, s},
-                             importance,
-                             positions,
-                             position,
-                             sink_size,
-                             recent_start,
-                             by,
-                             ranks});
+    check_per_sequence(op, "position", position, shape[0]);
+    check_zones(op, sink_size, recent_start, shape[0]);
+    StoredRows rows = {std::move(k), std::move(v), key, value, s};
+    const ReplaceRequest request = {std::move(rows), importance,   positions, position,
+                                    sink_size,       recent_start, by,        ranks};
+    const Replaced result = serve(op, &Backend::replace_worst, request);
     give(new_keys, result.keys);
     give(new_values, result.values);
     give(new_importance, result.importance);
@@ -152,27 +134,22 @@ int mlx_h2o_replace_worst(mlx_vector_array* new_keys, mlx_vector_array* new_valu
 }
 
 int mlx_h2o_quantize_append(mlx_vector_array* new_keys, mlx_vector_array* new_values,
-                            const mlx_vector_array keys, const mlx_vector_array values,
-                            const mlx_array key_rows, const mlx_array value_rows,
-                            const mlx_array slots, int bits, int group_size,
-                            mlx_optional_int v_bits, const mlx_stream s) {
-  return status([&] {
-    const char* op = "quantize_append";
-    check_place(op, "new_keys", new_keys);
-    check_place(op, "new_values", new_values);
+                            mlx_vector_array keys, mlx_vector_array values, mlx_array key_rows,
+                            mlx_array value_rows, mlx_array slots, int bits, int group_size,
+                            mlx_optional_int v_bits, mlx_stream s) {
+  const Places places = {{"new_keys", new_keys}, {"new_values", new_values}};
+  return operation("quantize_append", places, [&](const char* op) {
     const Packing packing = {bits, group_size, v_bits};
     check_packing(op, packing);
-    check_float_rows(op, {"new keys", key_rows, "[B, H, L, D]"});
-    check_float_rows(op, {"new values", value_rows, "[B, H, L, D]"});
+    check_rows(op, {"new keys", key_rows, "[B, H, L, D]"});
+    check_rows(op, {"new values", value_rows, "[B, H, L, D]"});
     Shape added = shape_of(key_rows);
-    const Shape of_values = shape_of(value_rows);
-    if (!std::equal(added.begin(), added.begin() + 3, of_values.begin())) {
-      check_same(op, "new keys and values have shapes", added, of_values, "the same [B, H, L]");
-    }
+    check_same_rows(op, "new keys and values have shapes", added, shape_of(value_rows),
+                    "the same [B, H, L]");
     added.pop_back();
-    Rows k = appended_rows(op, "keys", keys, key_rows, bits, group_size);
-    Rows v = appended_rows(op, "values", values, value_rows, value_bits(packing), group_size);
-    expect(k.count == v.count, op, "keys and values have ", k.count, " and ", v.count,
+    Rows k = appended_rows(op, "keys", keys, key_rows, packing);
+    Rows v = appended_rows(op, "values", values, value_rows, packing.of_values());
+    expect(k.count() == v.count(), op, "keys and values have ", k.count(), " and ", v.count(),
            " rows, expected the same.");
     check_array(op, {"slots", slots, "[B, H, L]"}, MLX_UINT32, added);
     const Written result =
@@ -182,5 +159,3 @@ int mlx_h2o_quantize_append(mlx_vector_array* new_keys, mlx_vector_array* new_va
     give(new_values, result.values);
   });
 }
-
-}  // extern "C"

@@ -57,7 +57,7 @@ class EmulatorBackend:
         return plan.run(self._execute)
 
     def _execute(self, each: Launch, inputs: list[mx.array]) -> list[mx.array]:
-        return self._kernel(each)(inputs, **each.call())
+        return self._kernel(each)(inputs, **each.call)
 
     @property
     def rows(self) -> RowKernels:
@@ -89,7 +89,7 @@ class EmulatorBackend:
 
     def text(self, each: Launch) -> MetalText:
         """What MLX generates for a launch that takes nothing from an earlier one."""
-        return self._kernel(each).text(each.inputs({}), **each.call())
+        return self._kernel(each).text(each.inputs({}), **each.call)
 
     def compile(self, request: AttentionRequest) -> Callable[[], object]:
         """What is left to do to have the request's kernels in the cache; any thread may do it."""
@@ -101,7 +101,7 @@ class EmulatorBackend:
     def texts(self, request: AttentionRequest) -> list[MetalText]:
         """What MLX generates for the request, pass by pass."""
         plan = launch.plan(request, self.simdgroups, self.blocks)
-        return [self._kernel(each).text(inputs, **each.call()) for each, inputs in stand_ins(plan)]
+        return [self._kernel(each).text(inputs, **each.call) for each, inputs in stand_ins(plan)]
 
     def _kernel(self, each: Launch) -> EmulatedKernel:
         return metal_kernel(

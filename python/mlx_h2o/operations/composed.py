@@ -23,6 +23,7 @@ name = "composed"
 # Classes of rows, the worst first, in the two upper bits of the retention key.
 _PADDING, _UNSCORED, _SCORED, _PROTECTED = range(4)
 _POSITION_BITS = 30
+_LOWEST = mx.finfo(mx.float32).min
 
 
 def unavailable_reason() -> str:
@@ -43,7 +44,7 @@ def logits(request: AttentionRequest) -> mx.array:
 def _rows_of_products(request: AttentionRequest) -> mx.array:
     """scale * q, the query heads of one KV head as rows of one product: K is not repeated."""
     batch, kv_heads, _, size = request.keys.shape
-    queries = request.queries.astype(mx.float32) * request.scale
+    queries = _float32(request.queries) * request.scale
     return queries.reshape(batch, kv_heads, -1, size)
 
 
@@ -78,7 +79,7 @@ def softmax_parts(scores: mx.array, sinks: mx.array | None) -> tuple[mx.array, m
         sinks = sinks.astype(mx.float32)[None, :, None, None]
         peak = mx.maximum(peak, sinks)
     # With nothing to attend to the peak is -inf, and -inf - -inf would be NaN.
-    peak = mx.where(peak == -mx.inf, 0.0, peak)
+    peak = mx.maximum(peak, _LOWEST)
     weights = mx.exp(scores - peak)
     total = weights.sum(axis=-1, keepdims=True)
     if sinks is not None:
@@ -86,11 +87,15 @@ def softmax_parts(scores: mx.array, sinks: mx.array | None) -> tuple[mx.array, m
     return weights, total, peak
 
 
+def _float32(array: mx.array) -> mx.array:
+    return array if array.dtype == mx.float32 else array.astype(mx.float32)
+
+
 def dense(rows: mx.array | QuantizedRows) -> mx.array:
     """The rows as float32 [B, Hkv, N, D]; packed ones from scales and biases upcast first."""
     if isinstance(rows, mx.array):
-        return rows.astype(mx.float32)
-    pair = rows.scales.astype(mx.float32), rows.biases.astype(mx.float32)
+        return _float32(rows)
+    pair = _float32(rows.scales), _float32(rows.biases)
     return mx.dequantize(rows.words, *pair, group_size=rows.group_size, bits=rows.bits)
 
 
@@ -124,7 +129,10 @@ def _attend(request: AttentionRequest, scores: mx.array) -> AttentionResult:
             skipped = (below & (scores != -mx.inf)).astype(mx.float32).mean(axis=-1)
     mixed = weights.reshape(batch, kv_heads, -1, weights.shape[-1]) @ dense(request.values)
     mixed = mixed.reshape(batch, heads, length, value_size)
-    out = mx.where(total == 0, 0.0, mixed / total).astype(request.queries.dtype)
+    # The total is at least 1, or 0 where there is nothing to attend to.
+    out = mixed / mx.maximum(total, 1.0)
+    if request.queries.dtype != mx.float32:
+        out = out.astype(request.queries.dtype)
     lse = (peak + mx.log(total)).squeeze(-1) if request.return_lse else None
     return AttentionResult(out, scores if request.return_scores else None, lse, skipped)
 

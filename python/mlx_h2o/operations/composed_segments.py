@@ -12,7 +12,7 @@ from mlx_h2o.operations.arguments import StreamLike
 from mlx_h2o.operations.buffers import gathered
 from mlx_h2o.operations.placement import placed
 from mlx_h2o.operations.recoding import recoded
-from mlx_h2o.operations.requests import Packed, QuantizedRows
+from mlx_h2o.operations.requests import QuantizedRows
 
 __all__ = ["merge_segments", "segment_rows"]
 
@@ -47,18 +47,20 @@ def segment_rows(
     that were packed before are ``recoded``.
     """
     with placed(stream):
-        packed = [(tuple(tiers[3 * at : 3 * at + 3]), width) for at, width in enumerate(bits)]
-        packed = [one for one in packed if one[0][0].shape[2]]  # MLX refuses none
-        parts: list[tuple[mx.array, ...]] = []
-        if to:
-            parts = [recoded(rows, width, to) for rows, width in packed]
-            if newest.shape[2]:
-                parts.append(mx.quantize(newest, group_size=group_size, bits=to))
-        else:
-            for rows, width in packed:
-                array = composed.dense(QuantizedRows(*cast(Packed, rows), width, group_size))
-                parts.append((array.astype(newest.dtype),))
-            parts.append((newest,))
+        parts: list[Sequence[mx.array]] = []
+        for at, width in enumerate(bits):
+            words, scales, biases = tiers[3 * at : 3 * at + 3]
+            if words.shape[2] == 0:  # MLX refuses none
+                continue
+            if to:
+                parts.append(recoded((words, scales, biases), width, to))
+            else:
+                rows = composed.dense(QuantizedRows(words, scales, biases, width, group_size))
+                parts.append([rows.astype(newest.dtype)])
+        if not to:
+            parts.append([newest])
+        elif newest.shape[2]:
+            parts.append(mx.quantize(newest, group_size=group_size, bits=to))
         joined = [
             mx.concatenate(list(same), axis=2) if len(same) > 1 else same[0]
             for same in zip(*parts, strict=True)

@@ -51,7 +51,7 @@ def attention(request: AttentionRequest) -> AttentionResult:
 def _executor(stream: StreamLike) -> Execute:
     def execute(each: Launch, inputs: list[mx.array]) -> list[mx.array]:
         kernel = _cuda_kernel(each.kernel, each.threadgroup[0])
-        return kernel(inputs=inputs, stream=stream, **each.call())
+        return kernel(inputs=inputs, stream=stream, **each.call)
 
     return execute
 

@@ -34,20 +34,17 @@ def accumulate(
     """
     mean, unmasked = _group_mean(scores, importance.shape[1], masked)
     if scores.shape[2] == 1:
-        return _one_query(
-            importance,
-            mean[:, :, 0],
-            None if unmasked is None else unmasked[:, :, 0],
-            decay,
-        )
+        return _one_query(importance, mean, unmasked, decay)
     return _many_queries(importance, mean, unmasked, decay)
 
 
 def _group_mean(scores: mx.array, heads: int, masked: bool) -> tuple[mx.array, mx.array | None]:
-    """Mean over the unmasked query heads of each group, and which pairs have one: [B, H, L, N]."""
+    """Mean over the unmasked query heads of each group, and which pairs have one: [B, H, L, N], or
+    [B, H, N] of one query."""
     batch, query_heads, length, rows = scores.shape
     group = query_heads // heads
-    grouped = scores.reshape(batch, heads, group, length, rows)
+    pairs = (length, rows) if length > 1 else (rows,)
+    grouped = scores.reshape(batch, heads, group, *pairs)
     if not masked:
         return mx.sum(grouped, axis=2) / group, None
     seen = grouped > -mx.inf

@@ -28,6 +28,9 @@ class Kernel:
     template: tuple[str, ...]
     source: str
 
+    def __hash__(self) -> int:
+        return hash(self.name)  # in every step
+
 
 @cache
 def flags_of(kernel: str) -> tuple[str, ...]:

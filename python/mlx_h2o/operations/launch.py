@@ -4,10 +4,13 @@ Nothing here runs anything: ``plan`` names the kernels, their flags, buffers, te
 and grids, and the Metal, CUDA and test back ends hand that to MLX in their own way.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any
+from dataclasses import dataclass
+from functools import cache, cached_property, lru_cache
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
@@ -50,6 +53,7 @@ class Launch:
             self.given[name] if name in self.given else made[name] for name in self.kernel.inputs
         ]
 
+    @cached_property
     def call(self) -> dict[str, Any]:
         """The arguments of the kernel object, but for the inputs and the stream."""
         return {
@@ -59,6 +63,12 @@ class Launch:
             "output_shapes": list(self.output_shapes),
             "output_dtypes": list(self.output_dtypes),
         }
+
+    def of(self, given: Mapping[str, mx.array]) -> Launch:
+        """The same launch of other buffers."""
+        found = object.__new__(Launch)
+        found.__dict__.update(self.__dict__, given=given, call=self.call)
+        return found
 
 
 Results = Mapping[str, tuple[tuple[int, ...], mx.Dtype]]
@@ -87,19 +97,22 @@ def launch_of(
     )
 
 
+_NONE: frozenset[str] = frozenset()
+_SCORES = frozenset(("scores",))
 Execute = Callable[[Launch, list[mx.array]], list[mx.array]]
 
 
-@dataclass(frozen=True, eq=False)
-class LaunchPlan:
+class LaunchPlan(NamedTuple):
     """The launches that serve a request, in order; a later one takes what the earlier made.
 
-    ``scratch`` names what they make for each other alone; ``known`` is what needs no launch.
+    ``given`` are the buffers that come with the request, by name. ``scratch`` names what they make
+    for each other alone; ``known`` is what needs no launch.
     """
 
     passes: tuple[Launch, ...]
+    given: Mapping[str, mx.array]
     scratch: frozenset[str] = frozenset()
-    known: Mapping[str, mx.array] = field(default_factory=dict)
+    known: Mapping[str, mx.array] = MappingProxyType({})
 
     def run(self, execute: Execute) -> AttentionResult:
         """``execute`` each launch; None where something was not asked for."""
@@ -108,11 +121,15 @@ class LaunchPlan:
 
     def outputs(self, execute: Execute) -> dict[str, mx.array]:
         """``execute`` each launch; everything that was made but scratch, by name."""
-        made: dict[str, mx.array] = dict(self.known)
+        made, there = dict(self.known), dict(self.given)
         for launch in self.passes:
-            outputs = execute(launch, launch.inputs(made))
-            made.update(zip(launch.kernel.outputs, outputs, strict=True))
-        return {name: array for name, array in made.items() if name not in self.scratch}
+            outputs = execute(launch, launch.inputs(there))
+            new = dict(zip(launch.kernel.outputs, outputs, strict=True))
+            there |= new
+            made |= new
+        for name in self.scratch:
+            made.pop(name, None)
+        return made
 
 
 def refuses(request: AttentionRequest) -> str:
@@ -159,17 +176,25 @@ def is_sparse(request: AttentionRequest) -> bool:
 
 def flags_of(request: AttentionRequest) -> frozenset[str]:
     """The flags that this request turns on."""
-    mask = request.mask
-    is_on = {
-        "bool_mask": mask is not None and mask.dtype == mx.bool_,
-        "additive_mask": mask is not None and mask.dtype != mx.bool_,
-        "sinks": request.sinks is not None,
-        "scores": request.return_scores,
-        "lse": request.return_lse,
-        "skipped": is_sparse(request) and request.return_skipped,
-        "probes": request.probes is not None,
-    }
-    return frozenset(flag for flag, on in is_on.items() if on)
+    masked = request.mask is not None
+    boolean = request.mask is not None and request.mask.dtype == mx.bool_
+    return _flags(
+        boolean,
+        masked and not boolean,
+        request.sinks is not None,
+        request.return_scores,
+        request.return_lse,
+        is_sparse(request) and request.return_skipped,
+        request.probes is not None,
+    )
+
+
+_FLAGS = ("bool_mask", "additive_mask", "sinks", "scores", "lse", "skipped", "probes")
+
+
+@cache
+def _flags(*on: bool) -> frozenset[str]:
+    return frozenset(name for name, is_on in zip(_FLAGS, on, strict=True) if is_on)
 
 
 @lru_cache(maxsize=64)
@@ -195,49 +220,103 @@ def _given(request: AttentionRequest) -> dict[str, mx.array]:
     return given | {name: array for name, array in optional.items() if array is not None}
 
 
-def _arguments(request: AttentionRequest, simdgroups: int) -> TemplateArguments:
-    arguments: dict[str, int | bool | mx.Dtype] = {
-        "T": request.queries.dtype,
-        "D": request.queries.shape[3],
-        "V": request.values.shape[3],
-        "NS": simdgroups,
-        "CAUSAL": request.causal,
-    }
-    if isinstance(request.keys, QuantizedRows) and isinstance(request.values, QuantizedRows):
-        arguments["S"] = request.keys.scales.dtype
-        arguments["KB"] = request.keys.bits
-        arguments["VB"] = request.values.bits
-        arguments["G"] = request.keys.group_size
-    return arguments
+class Text(NamedTuple):
+    """What the compiled text depends on, but for the number of simdgroups."""
+
+    flags: frozenset[str]
+    sparse: bool
+    causal: bool
+    dtype: mx.Dtype
+    mask: mx.Dtype | None
+    sinks: mx.Dtype | None
+    head_size: int
+    value_size: int
+    packing: tuple[mx.Dtype, int, int, int] | None
+    """Dtype of the scales, bits of keys and of values, group size; None: dense rows."""
+
+
+class Variant(NamedTuple):
+    """What the launches for a request depend on: all but the elements of its arrays."""
+
+    text: Text
+    queries: tuple[int, ...]
+    kv_heads: int
+    key_count: int
+    probes: int
+
+
+def variant_of(request: AttentionRequest) -> Variant:
+    """The variant of a request that was not refused."""
+    keys, values, mask, sinks = request.keys, request.values, request.mask, request.sinks
+    packing = None
+    if isinstance(keys, QuantizedRows) and isinstance(values, QuantizedRows):
+        packing = keys.scales.dtype, keys.bits, values.bits, keys.group_size
+    _, kv_heads, key_count, head_size = keys.shape
+    text = Text(
+        flags_of(request),
+        is_sparse(request),
+        request.causal,
+        request.queries.dtype,
+        None if mask is None else mask.dtype,
+        None if sinks is None else sinks.dtype,
+        head_size,
+        values.shape[3],
+        packing,
+    )
+    probes = 0 if request.probes is None else request.probes.shape[2]
+    return Variant(text, request.queries.shape, kv_heads, key_count, probes)
 
 
 def plan(
-    request: AttentionRequest, simdgroups: int | None = None, blocks: int | None = None
+    request: AttentionRequest,
+    simdgroups: int | None = None,
+    blocks: int | None = None,
+    variant: Variant | None = None,
 ) -> LaunchPlan:
     """The launches that serve a request that was not refused.
 
     One threadgroup serves one query row, or a block of its keys, so that neither the number of
     query heads per key head nor Lq is limited by the size of a threadgroup. With sparse V and
     several blocks the first pass is two launches: weights are final between them. ``simdgroups``
-    and ``blocks`` override the choices of ``preferred_simdgroups`` and ``preferred_blocks``.
+    and ``blocks`` override the choices of ``preferred_simdgroups`` and ``preferred_blocks``;
+    ``variant`` is that of the request where it is known.
     """
-    batch, heads, length, head_size = request.queries.shape
-    key_count, value_size = request.keys.shape[2], request.values.shape[3]
+    if variant is None:
+        variant = variant_of(request)
+    text = variant.text
     if simdgroups is None:
-        simdgroups = preferred_simdgroups(head_size, value_size)
+        simdgroups = preferred_simdgroups(text.head_size, text.value_size)
     if blocks is None:
-        blocks = preferred_blocks(key_count, simdgroups)
-    flags = flags_of(request)
-    given = _given(request)
-    arguments = _arguments(request, simdgroups)
-    rows = (batch, heads, length)
-    probes = 0 if request.probes is None else request.probes.shape[2]
+        blocks = preferred_blocks(variant.key_count, simdgroups)
+    known = {}
+    if request.return_skipped and "skipped" not in text.flags:
+        known["skipped"] = mx.zeros(variant.queries[:3], stream=request.stream)
+    # The sweep over the values takes the logits from memory, whoever asked for them.
+    scratch = _NONE if request.return_scores else _SCORES
+    launches = _launches(variant, simdgroups, blocks)
+    return LaunchPlan(launches, _given(request), scratch, known)
+
+
+@lru_cache(maxsize=1024)
+def _launches(variant: Variant, simdgroups: int, blocks: int) -> tuple[Launch, ...]:
+    """Without buffers; the same for all layers, and at a full budget for all steps."""
+    text, (batch, heads, length, _) = variant.text, variant.queries
+    rows, key_count, value_size = (batch, heads, length), variant.key_count, text.value_size
+    arguments: dict[str, int | bool | mx.Dtype] = {
+        "T": text.dtype,
+        "D": text.head_size,
+        "V": value_size,
+        "NS": simdgroups,
+        "CAUSAL": text.causal,
+    }
+    if text.packing is not None:
+        arguments |= zip(("S", "KB", "VB", "G"), text.packing, strict=True)
     results: Results = {
-        "out": ((*rows, value_size), request.queries.dtype),
+        "out": ((*rows, value_size), text.dtype),
         "scores": ((*rows, key_count), mx.float32),
         "lse": (rows, mx.float32),
         "skipped": (rows, mx.float32),
-        "probe_scores": ((batch, request.keys.shape[1], probes, key_count), mx.float32),
+        "probe_scores": ((batch, variant.kv_heads, variant.probes, key_count), mx.float32),
         "partial_sums": ((*rows, blocks, value_size), mx.float32),
         "partial_maxima": ((*rows, blocks), mx.float32),
         "partial_totals": ((*rows, blocks), mx.float32),
@@ -245,27 +324,22 @@ def plan(
     }
 
     def launch(name: str, grid: Triple, threads: int) -> Launch:
-        return launch_of(name, flags, given, arguments, grid, threads, results)
+        return launch_of(name, text.flags, {}, arguments, grid, threads, results)
 
     threads = simdgroups * LANES
     grid = (batch * heads * threads, length, blocks)
-    launches = [launch(name, grid, threads) for name in _decode_kernels(request, blocks)]
+    launches = [launch(name, grid, threads) for name in _decode_kernels(text, blocks)]
     if blocks > 1:
         columns = (batch * heads * length * value_size, 1, 1)
         launches.append(launch("sdpa_vector_2pass_2", columns, LANES))
-    known = {}
-    if request.return_skipped and "skipped" not in flags:
-        known["skipped"] = mx.zeros(rows, stream=request.stream)
-    # The sweep over the values takes the logits from memory, whoever asked for them.
-    scratch = frozenset(() if request.return_scores else ("scores",))
-    return LaunchPlan(tuple(launches), scratch, known)
+    return tuple(launches)
 
 
-def _decode_kernels(request: AttentionRequest, blocks: int) -> tuple[str, ...]:
+def _decode_kernels(text: Text, blocks: int) -> tuple[str, ...]:
     """The kernels that see keys and values, in order."""
-    if is_sparse(request):
+    if text.sparse:
         if blocks == 1:
             return ("sdpa_vector_sparse_quantized",)
         return ("sdpa_vector_sparse_keys_quantized", "sdpa_vector_sparse_values_quantized")
     first = "sdpa_vector" if blocks == 1 else "sdpa_vector_2pass_1"
-    return (f"{first}_quantized",) if request.is_packed else (first,)
+    return (first,) if text.packing is None else (f"{first}_quantized",)

@@ -64,14 +64,15 @@ def plan(request: PrefillRequest) -> LaunchPlan:
     def launch(name: str, tiles: int) -> Launch:
         """One threadgroup per KV head and tile."""
         grid = (batch * kv_heads * threads, tiles, 1)
-        return launch_of(name, flags_of(attention), given, arguments, grid, threads, results)
+        return launch_of(name, flags_of(attention), {}, arguments, grid, threads, results)
 
     key_tiles = -(-rows // (SIMDGROUPS * KEYS))
     if request.kind != "mass":
         given["importance"] = _importance(request)
-        return LaunchPlan((launch("prefill_average", key_tiles),))
+        return LaunchPlan((launch("prefill_average", key_tiles),), given)
     query_tiles = -(-(heads // kv_heads * length) // QUERIES)
-    return LaunchPlan((launch("prefill_lse", query_tiles), launch("prefill_mass", key_tiles)))
+    passes = launch("prefill_lse", query_tiles), launch("prefill_mass", key_tiles)
+    return LaunchPlan(passes, given)
 
 
 def _importance(request: PrefillRequest) -> mx.array:

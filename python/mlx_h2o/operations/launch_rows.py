@@ -24,17 +24,21 @@ _NO_FLAGS: frozenset[str] = frozenset()
 
 def accumulate_scores(request: AccumulateRequest) -> Launch:
     """One thread per row and KV head; any number of queries and of heads."""
-    batch, heads, rows = request.importance.shape
-    given = {
-        "importance": request.importance,
-        "scores": request.scores,
-        "params": params(request.decay, 1 - request.decay),
-    }
+    return _accumulation(*request.importance.shape).of(
+        {
+            "importance": request.importance,
+            "scores": request.scores,
+            "params": params(request.decay, 1 - request.decay),
+        }
+    )
+
+
+@lru_cache(maxsize=1024)
+def _accumulation(batch: int, heads: int, rows: int) -> Launch:
     grid = (-(-rows // _THREADS) * _THREADS, batch * heads, 1)
     results = {"accumulated": ((batch, heads, rows), mx.float32)}
-    return launch_of(
-        "accumulate_scores", _NO_FLAGS, given, {"NS": SIMDGROUPS}, grid, _THREADS, results
-    )
+    arguments = {"NS": SIMDGROUPS}
+    return launch_of("accumulate_scores", _NO_FLAGS, {}, arguments, grid, _THREADS, results)
 
 
 def choose_row(request: RetentionRequest) -> Launch:

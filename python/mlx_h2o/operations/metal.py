@@ -5,7 +5,7 @@ depends on the registers it came to need and cannot be asked for, so the first u
 tries a tiny call and halves the number of simdgroups until MLX takes it.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from mlx_h2o.operations import kernels, launch
 from mlx_h2o.operations.kernels import Kernel
-from mlx_h2o.operations.launch import Execute, Launch
+from mlx_h2o.operations.launch import Execute, Launch, Text, Variant
 from mlx_h2o.operations.requests import AttentionRequest, AttentionResult, QuantizedRows
 from mlx_h2o.operations.row_kernels import RowKernels
 from mlx_h2o.operations.validate import StreamLike, runs_on_gpu
@@ -24,7 +24,7 @@ name = "metal"
 # How MLX says that a pipeline cannot run with as many threads as were asked for.
 _TOO_MANY_THREADS = "Thread group size"
 
-_simdgroups: dict[Hashable, int] = {}
+_simdgroups: dict[tuple[Text, bool], int] = {}
 
 
 def unavailable_reason() -> str:
@@ -41,12 +41,14 @@ def refuses(request: AttentionRequest) -> str:
 
 def attention(request: AttentionRequest) -> AttentionResult:
     """Attention with scores. The first call of a variant compiles it and evaluates a tiny case."""
-    return launch.plan(request, *_sizes_for(request)).run(_executor(request.stream))
+    variant = launch.variant_of(request)
+    sizes = _sizes_for(request, variant)
+    return launch.plan(request, *sizes, variant).run(_executor(request.stream))
 
 
 def _executor(stream: StreamLike) -> Execute:
     def execute(each: Launch, inputs: list[mx.array]) -> list[mx.array]:
-        return _metal_kernel(each.kernel)(inputs=inputs, stream=stream, **each.call())
+        return _metal_kernel(each.kernel)(inputs=inputs, stream=stream, **each.call)
 
     return execute
 
@@ -65,31 +67,15 @@ def _metal_kernel(kernel: Kernel) -> Callable[..., list[mx.array]]:
     return kernels.compiled(mx.fast.metal_kernel, kernel, kernels.HEADER)
 
 
-def _sizes_for(request: AttentionRequest) -> tuple[int, int]:
+def _sizes_for(request: AttentionRequest, variant: Variant) -> tuple[int, int]:
     """Simdgroups that this variant runs with on this machine, and blocks of keys."""
-    preferred = launch.preferred_simdgroups(request.keys.shape[3], request.values.shape[3])
-    blocks = launch.preferred_blocks(request.keys.shape[2], preferred)
-    # Everything that the compiled text depends on, but for the number itself.
-    variant = (
-        launch.flags_of(request),
-        launch.is_sparse(request),
-        request.causal,
-        request.queries.dtype,
-        None if request.mask is None else request.mask.dtype,
-        None if request.sinks is None else request.sinks.dtype,
-        _rows_variant(request.keys),
-        _rows_variant(request.values),
-        blocks > 1,
-    )
-    if variant not in _simdgroups:
-        _simdgroups[variant] = _find_simdgroups(_tiny(request), preferred, min(blocks, 2))
-    return _simdgroups[variant], blocks
-
-
-def _rows_variant(rows: mx.array | QuantizedRows) -> Hashable:
-    if isinstance(rows, QuantizedRows):
-        return rows.shape[3], rows.bits, rows.group_size, rows.scales.dtype
-    return rows.shape[3]
+    text = variant.text
+    preferred = launch.preferred_simdgroups(text.head_size, text.value_size)
+    blocks = launch.preferred_blocks(variant.key_count, preferred)
+    key = text, blocks > 1
+    if key not in _simdgroups:
+        _simdgroups[key] = _find_simdgroups(_tiny(request), preferred, min(blocks, 2))
+    return _simdgroups[key], blocks
 
 
 def _tiny(request: AttentionRequest) -> AttentionRequest:

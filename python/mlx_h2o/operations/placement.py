@@ -1,18 +1,15 @@
 """Where a composition of MLX operations runs."""
 
 import contextlib
-from collections.abc import Iterator
+from typing import Any
 
 import mlx.core as mx
 
 from mlx_h2o.operations.arguments import StreamLike
 
+_ANYWHERE = contextlib.nullcontext()
 
-@contextlib.contextmanager
-def placed(stream: StreamLike) -> Iterator[None]:
+
+def placed(stream: StreamLike) -> contextlib.AbstractContextManager[Any]:
     """Everything inside runs on ``stream``, or where it would run anyway if that is None."""
-    if stream is None:
-        yield
-    else:
-        with mx.stream(stream):
-            yield
+    return _ANYWHERE if stream is None else mx.stream(stream)

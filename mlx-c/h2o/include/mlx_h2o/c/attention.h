@@ -1,8 +1,6 @@
 #ifndef MLX_H2O_ATTENTION_H
 #define MLX_H2O_ATTENTION_H
 
-#include <stdbool.h>
-
 #include "mlx/c/mlx.h"
 
 #ifdef __cplusplus

@@ -1,8 +1,6 @@
 #ifndef MLX_H2O_SELECTION_H
 #define MLX_H2O_SELECTION_H
 
-#include <stdbool.h>
-
 #include "mlx/c/mlx.h"
 
 #ifdef __cplusplus

@@ -1,0 +1,91 @@
+"""How far a new key travels: through which files, from ``update_and_fetch`` to where it is stored.
+
+An ordinary step, and one in which rows are evicted first. A file counts where a function in it is
+given the key; the last one is the operation that stores it.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+
+import mlx.core as mx
+import pytest
+
+import mlx_h2o
+from mlx_h2o import H2OConfig, H2OKVCache, QuantizedH2OKVCache
+from mlx_h2o.operations import native
+
+BUDGET = 64
+MOST_FILES, MOST_RETURNS = 8, 4
+
+pytestmark = pytest.mark.skipif(
+    bool(native.unavailable_reason()), reason="no native back end: its path is not there"
+)
+
+
+def full_cache(tokens: int, bits: int | None) -> H2OKVCache:
+    config = H2OConfig(max_kv_size=BUDGET, policy="h2o", kv_bits=bits)
+    cache = (H2OKVCache if bits is None else QuantizedH2OKVCache)(config)
+    queries, rows = mx.zeros((1, 4, 1, 64), mx.float16), mx.zeros((1, 2, 1, 64), mx.float16)
+    for _ in range(tokens):
+        found = cache.update_and_fetch(rows, rows)
+        mx.eval(cache.attend(queries, *found, scale=0.1))
+    return cache
+
+
+def holds(value: object, keys: mx.array) -> bool:
+    """Whether it is the key, or has it in it."""
+    if isinstance(value, list | tuple):
+        return any(holds(one, keys) for one in value)
+    return value is keys
+
+
+def path_of(cache: H2OKVCache, keys: mx.array) -> list[str]:
+    """The files whose functions are given the key, in order, up to the operation that stores it."""
+    found: list[str] = []
+
+    def see(frame: FrameType, event: str, _: object) -> None:
+        name = frame.f_code.co_filename
+        if event != "call" or "mlx_h2o" not in name or found[-1:] == ["stored"]:
+            return
+        given = [frame.f_locals.get(one) for one in frame.f_code.co_varnames]
+        if any(holds(value, keys) for value in given) and found[-1:] != [name]:
+            found.append(name)
+        if frame.f_code.co_name == "append_rows":
+            found.extend([name] if found[-1:] != [name] else [])
+            found.append("stored")
+
+    sys.setprofile(see)
+    try:
+        cache.update_and_fetch(keys, keys)
+    finally:
+        sys.setprofile(None)
+    assert found.pop() == "stored", "the cache stored the key in a way that this test cannot see"
+    return found
+
+
+@pytest.mark.parametrize("bits", [None, 8])
+@pytest.mark.parametrize("tokens", [BUDGET - 8, BUDGET], ids=["room", "full"])
+def test_a_key_takes_a_short_way(tokens, bits):
+    keys = mx.ones((1, 2, 1, 64), mx.float16)
+    with mlx_h2o.use_backend("native"):
+        path = path_of(full_cache(tokens, bits), keys)
+    returns = sum(name in path[:place] for place, name in enumerate(path))
+    assert len(set(path)) <= MOST_FILES and returns <= MOST_RETURNS, path
+
+
+def test_a_detour_would_be_seen():
+    class Detour(H2OKVCache):
+        def update_and_fetch(self, keys, values):
+            for _ in range(MOST_RETURNS + 1):
+                mlx_h2o.fast.key_diversity(keys)
+            return super().update_and_fetch(keys, values)
+
+    cache = Detour(H2OConfig(max_kv_size=BUDGET, policy="keydiff"))
+    rows = mx.ones((1, 2, 1, 64), mx.float16)
+    for _ in range(3):
+        cache.update_and_fetch(rows, rows)
+    with mlx_h2o.use_backend("native"):
+        path = path_of(cache, rows)
+    assert len(set(path)) + len(path) > 2 * MOST_RETURNS, path
