@@ -16,7 +16,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from mlx_h2o.operations import cuda
-from mlx_h2o.operations.launch import Launch
+from mlx_h2o.operations.launches import Launch
 
 # What MLX puts before every custom kernel; its header has more, of which kernels use nothing.
 MLX_UTILS = """

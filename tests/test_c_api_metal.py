@@ -23,7 +23,7 @@ from mlx_h2o.operations import (
     launch_rows,
     validate,
 )
-from mlx_h2o.operations.launch import Launch, LaunchPlan
+from mlx_h2o.operations.launches import Launch, LaunchPlan
 from mlx_h2o.operations.requests import (
     AccumulateRequest,
     PrefillRequest,

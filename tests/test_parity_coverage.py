@@ -12,7 +12,7 @@ import pytest
 from emulator import EmulatorBackend
 from mlx_h2o.operations import kernels
 from mlx_h2o.operations.backends import register
-from mlx_h2o.operations.launch import Launch
+from mlx_h2o.operations.launches import Launch
 from parity import runner
 from parity.legs import EmulatorLeg
 

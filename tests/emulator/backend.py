@@ -11,7 +11,7 @@ from emulator import build
 from emulator.kernel import EmulatedKernel, Run, metal_kernel
 from emulator.text import MetalText
 from mlx_h2o.operations import kernels, launch
-from mlx_h2o.operations.launch import Launch, LaunchPlan
+from mlx_h2o.operations.launches import Launch, LaunchPlan
 from mlx_h2o.operations.requests import (
     AccumulateRequest,
     AttentionRequest,

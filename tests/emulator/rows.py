@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from emulator.backend import stand_ins
 from mlx_h2o.operations import launch_prefill, launch_rows, prefill
-from mlx_h2o.operations.launch import Launch
+from mlx_h2o.operations.launches import Launch
 from mlx_h2o.operations.requests import (
     AccumulateRequest,
     PrefillRequest,

@@ -9,7 +9,7 @@ from emulator.kernel import EmulatedKernel
 from faults.change import PlaceError
 from faults.text import Edit
 from mlx_h2o import _kernel_text
-from mlx_h2o.operations.launch import Launch
+from mlx_h2o.operations.launches import Launch
 
 HEADER = "h2o.h"
 BARRIER = "metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);"

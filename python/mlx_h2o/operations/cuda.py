@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from mlx_h2o.operations import kernels, launch
 from mlx_h2o.operations.kernels import Kernel
-from mlx_h2o.operations.launch import Execute, Launch
+from mlx_h2o.operations.launches import Execute, Launch
 from mlx_h2o.operations.requests import AttentionRequest, AttentionResult
 from mlx_h2o.operations.row_kernels import RowKernels
 from mlx_h2o.operations.validate import StreamLike, runs_on_gpu

@@ -5,13 +5,12 @@ As in ``launch``, nothing here runs anything.
 
 import mlx.core as mx
 
-from mlx_h2o.operations.launch import (
+from mlx_h2o.operations.launch import WIDEST_HEAD, flags_of
+from mlx_h2o.operations.launches import (
     LANES,
-    WIDEST_HEAD,
     Launch,
     LaunchPlan,
     TemplateArguments,
-    flags_of,
     launch_of,
     params,
 )

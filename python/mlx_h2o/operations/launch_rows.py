@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import mlx.core as mx
 
-from mlx_h2o.operations.launch import LANES, Launch, Results, TemplateArguments, launch_of, params
+from mlx_h2o.operations.launches import LANES, Launch, Results, TemplateArguments, launch_of, params
 from mlx_h2o.operations.requests import (
     AccumulateRequest,
     PerSequence,

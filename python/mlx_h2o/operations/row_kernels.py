@@ -15,7 +15,7 @@ from mlx_h2o.operations import (
     launch_rows,
 )
 from mlx_h2o.operations.composed_cache import Replaced
-from mlx_h2o.operations.launch import Execute, Launch
+from mlx_h2o.operations.launches import Execute, Launch
 from mlx_h2o.operations.placement import placed
 from mlx_h2o.operations.requests import (
     AccumulateRequest,
