@@ -43,6 +43,7 @@ def kept(cache) -> list[list[int]]:
     return np.sort(np.array(cache.positions)[0], axis=1).tolist()
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("make", [tiny_qwen3, tiny_llama])
 @pytest.mark.parametrize("policy", ["h2o", "window", "keydiff", "tova"])
 def test_each_sequence_gets_the_tokens_that_it_gets_alone(make, policy):

@@ -67,6 +67,7 @@ def installed(cmake: str, mlxc: Path, tmp_path_factory: pytest.TempPathFactory) 
     return prefix
 
 
+@pytest.mark.exhaustive
 def test_what_is_installed(installed: Path) -> None:
     files = {str(path.relative_to(installed)) for path in installed.rglob("*.*")}
     headers = ROOT / "mlx-c" / "h2o" / "include"

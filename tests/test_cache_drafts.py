@@ -27,6 +27,7 @@ def without_padding(course: Course) -> dict:
     return {name: value for name, value in found.items() if name != "settings"}
 
 
+@pytest.mark.matrix(27)
 @pytest.mark.parametrize("column", COLUMNS)
 @pytest.mark.parametrize("policy", policies.names())
 def test_what_was_rejected_does_not_matter(policy, column):

@@ -96,6 +96,7 @@ def advance(cache, length: int) -> None:
     mx.eval(read, cache.scores)
 
 
+@pytest.mark.matrix(20)
 @pytest.mark.parametrize("column", KINDS)
 @pytest.mark.parametrize("policy", ["h2o", "window", "keydiff", "tova"])
 @pytest.mark.parametrize("budget", [14, 400])

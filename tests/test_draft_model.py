@@ -56,6 +56,7 @@ def test_below_the_budget_the_tokens_are_those_of_mlx_lm(layers, policy):
     assert any(r.from_draft for r in responses) or layers == 1
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("policy", ["h2o", "window", "keydiff", "h2o-sum"])
 def test_rejected_drafts_leave_no_trace(layers, policy):

@@ -83,7 +83,7 @@ def same_bits(one: mx.array | None, other: mx.array | None) -> bool:
     return bool(mx.array_equal(one.view(mx.uint8), other.view(mx.uint8)))
 
 
-@pytest.mark.matrix(20)
+@pytest.mark.matrix(8)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_agrees_with_the_reference_in_every_schedule(case: Case) -> None:
     request = case.request()

@@ -87,6 +87,7 @@ def same(one: mx.array, other: mx.array) -> bool:
     return bool(mx.array_equal(one + 0 if one.dtype != mx.uint32 else one, other))
 
 
+@pytest.mark.matrix(5)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("bits", "value_bits", "group"),

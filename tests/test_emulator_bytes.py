@@ -53,6 +53,7 @@ def test_dense_rows_are_read_once_and_the_slack_never(blocks: int | None) -> Non
         assert found["partial_maxima"] == found["partial_totals"] == 4 * blocks * 4
 
 
+@pytest.mark.matrix(3)
 @PASSES
 @pytest.mark.parametrize("group", [32, 64, 128])
 @pytest.mark.parametrize("bits", [4, 8])
@@ -74,6 +75,7 @@ def test_masked_rows_cost_nothing(blocks: int | None) -> None:
     assert found["mask"] == 40  # the heads share it
 
 
+@pytest.mark.matrix(1)
 @PASSES
 def test_sparse_v_reads_the_values_of_rows_that_count(blocks: int | None) -> None:
     found = reads(peaked_request(COUNTING, 60, sparse_v_threshold=1e-6), blocks)
@@ -84,6 +86,7 @@ def test_sparse_v_reads_the_values_of_rows_that_count(blocks: int | None) -> Non
     assert everything["value_words"] == 60 * 64
 
 
+@pytest.mark.matrix(2)
 @PASSES
 @pytest.mark.parametrize("scores", [False, True], ids=["logits for itself", "scores"])
 @pytest.mark.parametrize("mask", ["", "bool"])

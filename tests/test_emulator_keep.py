@@ -37,6 +37,7 @@ def zones_of(rows: int) -> tuple[dict[str, int | mx.array], ...]:
     )
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("rows", ROWS)
 def test_the_rows_kept_are_the_composed_ones(rows: int) -> None:
     scores, positions = rows_with_ties(1, 4, rows)

@@ -73,6 +73,7 @@ def check(found: mx.array, expected: np.ndarray) -> None:
     np.testing.assert_allclose(np.array(found), expected, rtol=3e-5, atol=3e-6)
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("kind", prefill.KINDS)
 def test_equals_the_reference_in_every_schedule(kind: str, mask: str) -> None:
@@ -101,6 +102,7 @@ def test_every_number_of_queries(length: int) -> None:
         check(on_the_emulator(call), expected_of(kind, q, k, "causal"))
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(
     ("size", "dtype"), [(64, "bf16"), (96, "f32"), (128, "f16"), (128, "bf16"), (576, "f16")]
 )

@@ -44,7 +44,7 @@ def _cases() -> Iterator[Case]:
 CASES = list(_cases())
 
 
-@pytest.mark.matrix(6)
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_probes_are_scored_and_change_nothing_else(case: Case) -> None:
     request, backend = case.request(), case.backend()
@@ -58,6 +58,7 @@ def test_probes_are_scored_and_change_nothing_else(case: Case) -> None:
         assert all(map(same_bits, result, replace(backend, run=run).attention(request))), run
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("bits", [None, (8, 8)], ids=["dense", "packed"])
 @pytest.mark.parametrize("blocks", [None, 2], ids=["one pass", "two passes"])
 def test_keys_are_read_once(bits: tuple[int, int] | None, blocks: int | None) -> None:

@@ -88,7 +88,7 @@ def _sparse_cases() -> Iterator[Case]:
 CASES = list(dict.fromkeys(_cases()))
 
 
-@pytest.mark.matrix(20)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_agrees_with_the_reference_in_every_schedule(case: Case) -> None:
     request = case.request()
@@ -211,6 +211,7 @@ def test_sparse_v_changes_the_output_by_the_dropped_mass_at_most(threshold: floa
     assert difference <= dropped * float(mx.abs(rows[1]).max()) + 1e-6
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("blocks", [None, 2], ids=["one pass", "two passes"])
 @pytest.mark.parametrize("defines", [(), ("H2O_LOOSE_NAN",)], ids=["strict", "loose"])
 def test_nan_in_the_mask_stays_in_its_query(defines: tuple[str, ...], blocks: int | None) -> None:
@@ -260,6 +261,7 @@ def test_serves_the_public_operation() -> None:
     assert max(errors(replace(request, scale=0.125), found).values()) <= 1
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize(
     ("rows", "sparse_passes", "passes"),
     [(40, [256], [256]), (1030, [256, 256, 32], [256, 32])],

@@ -73,6 +73,7 @@ def expected_of(given, packing, slots: np.ndarray) -> list[mx.array]:
     ]
 
 
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("clocks", [False, True], ids=["one clock", "two clocks"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("packing", PACKINGS, ids=str)

@@ -60,6 +60,7 @@ def teacher_forced(model, caches, tokens, *, chunk: int = 16) -> np.ndarray:
     return np.array(mx.concatenate(logits))
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("name", ["tiny qwen3", "tiny llama", "demo", "books-5m", "stories260K"])
 def test_unbounded_equals_stock(name, request):
     """On stock mlx_lm's own tokens: the same logits, and the same token wherever stock is sure."""

@@ -86,6 +86,7 @@ def test_a_failing_compilation_is_no_failing_install(tmp_path):
     assert "The native CPU back end was NOT built" in words
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_with_a_compiler_the_wheel_carries_the_extension(tmp_path):
     native_build.need()
