@@ -47,6 +47,8 @@ class Policy(ABC):
     """Whether attention must hand its scores to the cache after every update."""
     needs_weights: ClassVar[bool] = False
     """Whether ``accumulate`` gets weights, ``exp(scores - lse)``, in the place of scores."""
+    needs_positions: ClassVar[bool] = True
+    """Whether ``accumulate`` looks at positions, which cost a few operations to make."""
     chunk_queries: ClassVar[int | None] = MAX_QUERIES
     """Queries of a chunk that ``accumulate`` sees, counted from its end, at most 128. None: all,
     and their weights come summed, as one query with one head per KV head."""
@@ -74,7 +76,8 @@ class Policy(ABC):
             scores: float32 [B, Hq, L, N], logits before the softmax, -inf where masked, queries
                 in order; Hq is a multiple of H. Where ``needs_weights``, the weights that the
                 softmax makes of them, 0 where masked.
-            positions: int32 [B, H, N], as in ``Rows``; None: slots are in order of position.
+            positions: int32 [B, H, N], as in ``Rows``; None: slots are in order of position, or
+                ``needs_positions`` is False.
             masked: False promises that no score is -inf, which allows a shorter path.
 
         Returns:

@@ -24,6 +24,7 @@ class H2O(Policy):
 
     name = "h2o"
     needs_scores = True
+    needs_positions = False
     decay: float
 
     def __init__(self, decay: float) -> None:

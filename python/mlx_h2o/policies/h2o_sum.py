@@ -21,6 +21,7 @@ class H2OSum(Policy):
 
     name = "h2o-sum"
     needs_scores = True
+    needs_positions = False
     needs_weights = True
     chunk_queries = None
 

@@ -42,7 +42,7 @@ def fold(
     policy: Policy,
     importance: mx.array,
     given: mx.array,
-    positions: mx.array,
+    positions: mx.array | None,
     *,
     masked: bool = True,
 ) -> mx.array:

@@ -21,6 +21,7 @@ class Tova(Policy):
 
     name = "tova"
     needs_scores = True
+    needs_positions = False
     needs_weights = True
     chunk_queries = 1
 
