@@ -119,6 +119,24 @@ def decode_step(result: dict[str, Any]) -> str:
     return _markdown(["cache or policy", *models], rows)
 
 
+def host_time(result: dict[str, Any]) -> str:
+    """Python time of a step as a multiple of RotatingKVCache's, at first and now."""
+    before, after = result["before"]["backends"], result["after"]["backends"]
+    rows = []
+    for name in after["native"]:
+        if name == "rotating":
+            continue
+        rows.append([name])
+        for backend, arms in after.items():
+            pair = [arms_of.get(name) for arms_of in (before.get(backend, {}), arms)]
+            medians = [f"{one['times_rotating']['median']:.1f}" if one else "-" for one in pair]
+            rows[-1] += [" / ".join(medians), f"{arms[name]['calls']:.0f}"]
+    head = ["cache"]
+    for backend in after:
+        head += [f"{backend}: before / now", "calls"]
+    return _markdown(head, rows)
+
+
 # The name of a table, the result that it shows, and who writes it.
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "demo": ("demo.json", demo),
@@ -129,6 +147,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "bytes of a process": ("cache_bytes.json", process_bytes),
     "precision": ("mixed_precision.json", precision),
     "decode step": ("decode_step.json", decode_step),
+    "host time": ("host_time.json", host_time),
 }
 
 _MARKED = re.compile(r"(<!-- table: ([^\n]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
@@ -143,7 +162,8 @@ def rewritten(page: Path, text: str) -> str:
         file, write = TABLES[found[2]]
         result = json.loads((RESULTS / file).read_text(encoding="utf-8"))
         up = "../" * (len(page.relative_to(ROOT).parts) - 1)
-        said = f"{_environment(result['environment'])} ([result]({up}benchmarks/results/{file}))."
+        environment = result.get("after", result)["environment"]
+        said = f"{_environment(environment)} ([result]({up}benchmarks/results/{file}))."
         lines = textwrap.wrap(said, width=100, break_on_hyphens=False, break_long_words=False)
         return "\n".join([f"{found[1]}{write(result)}", "", *lines, found[3]])
 
