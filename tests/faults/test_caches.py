@@ -151,8 +151,8 @@ FAULTS = [
     ),
     Fault(
         "rejected queries leave their scores",
-        "caches.scored:ScoredRows._drop_waiting",
-        argument("min", 1, at=1).becomes("number"),
+        "caches.cache:H2OKVCache.trim",
+        argument("_cut_waiting", 1).becomes("self._tokens[0]"),
         drafts,
     ),
     Fault(

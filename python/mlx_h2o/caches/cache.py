@@ -458,7 +458,7 @@ class H2OKVCache(ScoredRows):
         self._free = 0
         gone = [min(n, rows) for rows in table.lengths]
         left = [rows - count for rows, count in zip(table.tail.rows, gone, strict=True)]
-        self._drop_waiting(self._tokens[0] - n)
+        self._cut_waiting(0, self._tokens[0] - n)
         if min(left) < 0:
             self._table = table = tiers.truncated(table, self._tokens, gone, self.config)
         else:
@@ -489,9 +489,7 @@ class H2OKVCache(ScoredRows):
             given["unequal_budgets"] = True
         settings = json.dumps(given)
         found = (*rows, self.offset, self.evicted, self._unscored, self.name, settings)
-        if not self._reach:
-            return found
-        return (*found, self._waiting_scores(), json.dumps(self._waiting))
+        return (*found, *self._waiting_state()) if self._reach else found
 
     @state.setter
     def state(self, state: Sequence[Any]) -> None:
@@ -514,11 +512,8 @@ class H2OKVCache(ScoredRows):
                 table.attach(IMPORTANCE, importance, float("nan"))
         self._start([int(offset)], table)
         self._unscored = bool(unscored)
-        if more and more[-2] is not None and table is not None:
-            waiting = [(start, count) for start, count in json.loads(more[-1])]
-            if len(more) == 3:  # of earlier versions, which wrote where they end
-                waiting = [(start, stop - start) for start, stop in waiting]
-            self._restore_waiting(table, more[-2], waiting)
+        if more:  # three in earlier versions, which wrote where queries end
+            self._restore_waiting(more[-2], more[-1], ends=len(more) == 3)
 
     @classmethod
     def from_state(cls, state: Sequence[Any]) -> H2OKVCache:

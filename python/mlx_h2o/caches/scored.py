@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -19,7 +21,6 @@ from .table import Table
 __all__ = ["ScoredRows"]
 
 IMPORTANCE = "importance"
-_WAITING = "waiting"
 
 
 class ScoredRows:
@@ -44,8 +45,8 @@ class ScoredRows:
     """Slots that it handed out."""
     _spans: list[tuple[int, int]]
     """Which of its tokens are each line's own, where some are padding."""
-    _waiting: list[tuple[int, int]]
-    """Position and number of the queries whose scores wait."""
+    _waiting: list[tuple[int, int, str]]
+    """Position and number of queries whose scores wait, and the array beside the rows."""
 
     @property
     def in_segments(self) -> bool:
@@ -141,12 +142,11 @@ class ScoredRows:
 
             self._of_each_line(table, take)
         elif self._reach:
-            count = given.shape[2]
-            first = max(0, count - self._reach)
+            start = self._tokens[0] - given.shape[2]
+            first = max(0, given.shape[2] - self._reach)
             if first:
-                self._fold(table, given[:, :, :first], self._tokens[0] - count)
-                given = mx.contiguous(given[:, :, first:])
-            self._keep_waiting(table, given)
+                self._fold(table, given[:, :, :first], start)
+            self._keep_waiting(table, given[:, :, first:], start + first)
         else:
             old, positions = self._importance(table), self._positions(table)
             self._take_in(table, scoring.fold(self.policy, old, given, positions, masked=masked))
@@ -203,7 +203,8 @@ class ScoredRows:
             )  # fmt: skip
         if last:
             found = prefill.last_scores(queries, keys, scale=scale, mask=mask, queries=last)
-            self._keep_waiting(table, scoring.seen(policy, found, None, sinks))
+            given = scoring.seen(policy, found, None, sinks)
+            self._keep_waiting(table, given, self._tokens[0] - last)
         self._unscored = False
 
     def reset_scores(self) -> None:
@@ -211,7 +212,7 @@ class ScoredRows:
         table = self._table
         if table is not None and IMPORTANCE in table.beside:
             table.attach(IMPORTANCE, None, float("nan"))
-        self._drop_waiting()
+        self._cut_waiting(0, 0)
 
     def _importance(self, table: Table, with_room: bool = False) -> mx.array:
         """That of the rows in use, [B, H, N]; or of all that there is room for."""
@@ -252,82 +253,63 @@ class ScoredRows:
             parts.append(one)
         table.beside[IMPORTANCE] = mx.concatenate(parts)
 
-    def _waiting_scores(self) -> mx.array | None:
-        """What waits, [B, Hq, queries, N]."""
-        table = self._table
-        if table is None or not self._waiting:
-            return None
-        return self._waiting_part(table, 0, sum(count for _, count in self._waiting))
-
     # Speculation: what queries say that may be taken back
 
-    def _keep_waiting(self, table: Table, given: mx.array) -> None:
-        """Keep ``given`` [B, Hq, L, N], of the last L tokens, beside the rows."""
+    def _keep_waiting(self, table: Table, given: mx.array, start: int) -> None:
+        """Keep what queries from ``start`` on say, ``given`` [B, Hq, L, N], beside the rows."""
         batch, _, count, width = given.shape
-        shape = (batch, table.shape[1], -1, count, width)
-        columns = given.reshape(shape).transpose(0, 1, 4, 3, 2).reshape(batch, shape[1], width, -1)
-        if self._waiting:
-            columns = mx.concatenate([table.beside[_WAITING][:, :, :width], columns], axis=3)
-        table.attach(_WAITING, columns, scoring.unseen(self.policy))
-        self._waiting.append((self._tokens[0] - count, count))
+        rows = given.reshape(batch, table.shape[1], -1, count, width).transpose(0, 1, 4, 3, 2)
+        free = (f"waiting {place}" for place in itertools.count())
+        name = next(name for name in free if name not in table.beside)
+        rows = rows.reshape(batch, table.shape[1], width, -1)
+        table.attach(name, rows, scoring.unseen(self.policy))
+        self._waiting = [*self._waiting, (start, count, name)]
 
-    def _waiting_part(self, table: Table, first: int, count: int) -> mx.array:
-        """Of the queries from the ``first`` one on, as the policy takes them, [B, Hq, count, N]."""
-        columns = table.beside[_WAITING][:, :, : table.width]
-        group = columns.shape[3] // sum(number for _, number in self._waiting)
-        part = columns[..., first * group : (first + count) * group]
-        batch, heads, width, _ = part.shape
-        part = part.reshape(batch, heads, width, count, group).transpose(0, 1, 4, 3, 2)
-        return part.reshape(batch, heads * group, count, width)
+    def _given(self, table: Table, count: int, name: str) -> mx.array:
+        """What ``count`` queries said, as the policy takes it, [B, Hq, count, N]."""
+        rows = table.beside[name][:, :, : table.width]
+        batch, heads, width, _ = rows.shape
+        rows = rows.reshape(batch, heads, width, count, -1).transpose(0, 1, 4, 3, 2)
+        return rows.reshape(batch, -1, count, width)
 
     def _settle_waiting(self, border: int) -> None:
         """Take in what queries before the position ``border`` say."""
+        table = cast(Table, self._table)
+        for start, count, name in self._waiting:
+            if start < border:
+                given = self._given(table, count, name)
+                self._fold(table, given[:, :, : border - start], start)
+        self._cut_waiting(border, self._tokens[0])
+
+    def _cut_waiting(self, first: int, end: int) -> None:
+        """Forget what queries before the position ``first`` and from ``end`` on said."""
+        table, waiting, self._waiting = self._table, self._waiting, []
+        for start, count, name in waiting:
+            beside = cast(Table, table).beside
+            group = beside[name].shape[3] // count
+            skipped, stop = max(0, first - start), min(count, end - start)
+            if skipped < stop:
+                beside[name] = beside[name][..., skipped * group : stop * group]
+                self._waiting.append((start + skipped, stop - skipped, name))
+            else:
+                del beside[name], cast(Table, table).fills[name]
+
+    def _waiting_state(self) -> tuple[mx.array | None, str]:
+        """What waits, [B, Hq, queries, N], and the positions and numbers of these queries."""
         table = self._table
-        if table is None or not self._waiting or self._waiting[0][0] >= border:
+        given = [self._given(cast(Table, table), *one[1:]) for one in self._waiting]
+        numbers = json.dumps([one[:2] for one in self._waiting])
+        return mx.concatenate(given, axis=2) if given else None, numbers
+
+    def _restore_waiting(self, given: mx.array | None, numbers: str, ends: bool) -> None:
+        """Have what ``_waiting_state`` gave; or ``ends`` of the queries in the place of numbers."""
+        if given is None or self._table is None:
             return
-        left, kept, first = [], [], 0
-        for start, number in self._waiting:
-            count = max(0, min(number, border - start))
-            if count:
-                self._fold(table, self._waiting_part(table, first, count), start)
-            if count < number:
-                left.append((start + count, number - count))
-                kept.append(self._waiting_part(table, first + count, number - count))
-            first += number
-        self._put_waiting(table, left, kept)
-
-    def _drop_waiting(self, border: int = 0) -> None:
-        """Forget what queries from the position ``border`` on said."""
-        table = self._table
-        if table is None or not self._waiting:
-            return
-        left, kept, first = [], [], 0
-        for start, number in self._waiting:
-            count = max(0, min(number, border - start))
-            if count:
-                left.append((start, count))
-                kept.append(self._waiting_part(table, first, count))
-            first += number
-        self._put_waiting(table, left, kept)
-
-    def _restore_waiting(
-        self, table: Table, given: mx.array, waiting: list[tuple[int, int]]
-    ) -> None:
-        """Of ``waiting`` queries what ``given`` [B, Hq, queries, N] says, one behind the other."""
-        ends = [sum(count for _, count in waiting[: place + 1]) for place in range(len(waiting))]
-        parts = [
-            given[:, :, end - count : end] for end, (_, count) in zip(ends, waiting, strict=True)
-        ]
-        self._put_waiting(table, waiting, parts)
-
-    def _put_waiting(self, table: Table, left: list[tuple[int, int]], kept: list[mx.array]) -> None:
-        tokens, self._waiting = self._tokens, []
-        table.beside.pop(_WAITING, None)
-        table.fills.pop(_WAITING, None)
-        for (start, count), given in zip(left, kept, strict=True):
-            self._tokens = [start + count]
-            self._keep_waiting(table, given)
-        self._tokens = tokens
+        first = 0
+        for start, count in json.loads(numbers):
+            count = count - start if ends else count
+            self._keep_waiting(self._table, given[:, :, first : first + count], start)
+            first += count
 
     def _fold(self, table: Table, given: mx.array, start: int) -> None:
         """What queries from ``start`` on saw of the rows that were there, taken in."""
