@@ -103,8 +103,8 @@ FAULTS = [
     ),
     Fault(
         "the surplus goes as if a token came",
-        "caches.cache:H2OKVCache._let_surplus_go",
-        argument("_evict", 3).becomes("[2] * len(self._tokens)"),
+        "caches.cache:H2OKVCache._make_room",
+        argument("_evict", 3, at=1).becomes("[2] * len(self._tokens)"),
         partial(life, policy="random", heavy_size=0, recent_size=12),
     ),
     Fault(
@@ -127,7 +127,7 @@ FAULTS = [
     ),
     Fault(
         "an eviction names the wrong keep",
-        "caches.eviction:Eviction._run",
+        "caches.eviction:Eviction.run",
         argument("kept", 1).becomes("_ - 1 if self.tail else _"),
         drafts,
     ),
@@ -158,7 +158,7 @@ FAULTS = [
     Fault(
         "what waits is taken in at once",
         "caches.cache:H2OKVCache._make_room",
-        argument("_settle_waiting", 0).becomes("self._tokens[0]"),
+        argument("_settle_waiting", 0, at=2).becomes("self._tokens[0]"),
         drafts,
     ),
     Fault(
@@ -193,7 +193,7 @@ FAULTS = [
     ),
     Fault(
         "sequences that stay are evicted from too",
-        "caches.eviction:Eviction._run",
+        "caches.eviction:Eviction.run",
         assigned("rows").becomes("[self.keep] * len(table.lengths)"),
         batch,
     ),
@@ -205,7 +205,7 @@ FAULTS = [
     ),
     Fault(
         "positions are lost when sequences leave",
-        "caches.table:Table.select",
+        "caches.lines:select",
         argument("place", 0).becomes("None"),
         batch,
     ),

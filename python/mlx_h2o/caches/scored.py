@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any, cast
 
 import mlx.core as mx
@@ -15,15 +15,14 @@ from ..operations.backends import resolve
 from ..operations.segments import Rows, masking, merged_attention
 from ..policies import Policy, scoring
 from .attention import segments_of, settings_of
-from .checks import check_attended, check_scores
+from .checks import check_seen
+from .stored import IMPORTANCE, StoredRows
 from .table import Table
 
 __all__ = ["ScoredRows"]
 
-IMPORTANCE = "importance"
 
-
-class ScoredRows:
+class ScoredRows(StoredRows):
     """Stored rows that attention reads; :class:`H2OKVCache` says when rows come and go.
 
     With speculation, what the newest queries say waits beside the rows until they can no longer be
@@ -32,9 +31,6 @@ class ScoredRows:
 
     config: H2OConfig
     policy: Policy
-    _table: Table | None
-    _tokens: list[int]
-    """Of each line, those seen."""
     _reach: int
     """``config.reach``."""
     _unscored: bool
@@ -82,10 +78,9 @@ class ScoredRows:
         Raises:
             ValueError: no rows yet, keys that are not the stored rows, or as the operation.
         """
-        check_attended(keys, self._table, self._width)
-        table = cast(Table, self._table)
-        heads = (keys[0] if isinstance(keys, tuple) else keys).shape[1]
-        own = heads == table.shape[1]
+        stored = keys[0] if isinstance(keys, tuple) else keys
+        table = check_seen("attend", stored, 2, self._table, self._width)
+        own = stored.shape[1] == table.shape[1]
         decay = self.policy.decay
         if decay is not None and own and not (self.in_segments or self._spans or self._reach):
             operations = resolve()
@@ -129,18 +124,15 @@ class ScoredRows:
         Raises:
             ValueError: no rows yet, or another shape or dtype.
         """
-        check_scores(scores, self._table, self._width)
+        table = check_seen("update_scores", scores, 3, self._table, self._width)
         if not self.policy.needs_scores:
             return
-        table = cast(Table, self._table)
         given = scoring.seen(self.policy, scores, lse)
         if self._spans:
-
-            def take(line: int, own: slice, slots: mx.array, old: mx.array) -> mx.array:
-                some = mx.take(given[line : line + 1, :, own], slots, axis=3)
-                return scoring.fold(self.policy, old, some, self._positions_at(line, slots))
-
-            self._of_each_line(table, take)
+            for one, own, slots, old, places in self._lines(table):
+                some = mx.take(given[one, :, own], slots, axis=3)
+                new = scoring.fold(self.policy, old, some, places)
+                table.beside[IMPORTANCE][one, :, slots] = new
         elif self._reach:
             start = self._tokens[0] - given.shape[2]
             first = max(0, given.shape[2] - self._reach)
@@ -148,7 +140,7 @@ class ScoredRows:
                 self._fold(table, given[:, :, :first], start)
             self._keep_waiting(table, given[:, :, first:], start + first)
         else:
-            old, positions = self._importance(table), self._positions(table)
+            old, positions = self._importance(table), table.positions(self._tokens)
             self._take_in(table, scoring.fold(self.policy, old, given, positions, masked=masked))
         self._unscored = False
 
@@ -169,23 +161,18 @@ class ScoredRows:
         Raises:
             ValueError: no rows yet, keys that are not the stored rows, or as ``prefill_scores``.
         """
-        check_attended(keys, self._table, self._width)
-        table, policy = cast(Table, self._table), self.policy
+        table, policy = check_seen("attend", keys, 2, self._table, self._width), self.policy
         if self._spans:
-            shape = (queries.shape[0], 1, queries.shape[2], self._width)
-
-            def take(line: int, own: slice, slots: mx.array, old: mx.array) -> mx.array:
-                one = slice(line, line + 1)
+            for one, own, slots, old, places in self._lines(table):
                 part: Any = mask
                 if isinstance(mask, mx.array):
-                    whole = (shape[0], *(mask.shape[-3:-2] or (1,)), *shape[2:])
-                    part = mx.take(mx.broadcast_to(mask, whole)[one, :, own], slots, axis=3)
-                return scoring.chunk_seen(
-                    policy, old, self._positions_at(line, slots), queries[one, :, own],
+                    whole = (mask.shape[-3:-2] or (1,))[0], queries.shape[2], self._width
+                    part = mx.broadcast_to(mask, (queries.shape[0], *whole))
+                    part = mx.take(part[one, :, own], slots, axis=3)
+                table.beside[IMPORTANCE][one, :, slots] = scoring.chunk_seen(
+                    policy, old, places, queries[one, :, own],
                     mx.take(keys[one], slots, axis=2), scale=scale, mask=part, sinks=sinks,
                 )  # fmt: skip
-
-            self._of_each_line(table, take)
             self._unscored = False
             return
         last = min(self._reach, queries.shape[2])
@@ -197,7 +184,7 @@ class ScoredRows:
                 table,
                 scoring.chunk_seen(
                     policy, self._importance(table)[:, :, :count],
-                    self._positions(table)[:, :, :count], queries[:, :, :head],
+                    table.positions(self._tokens)[:, :, :count], queries[:, :, :head],
                     keys[:, :, :count], scale=scale, mask=before, sinks=sinks,
                 ),
             )  # fmt: skip
@@ -211,13 +198,13 @@ class ScoredRows:
         """Forget what was accumulated for every row, as if none had been scored yet."""
         table = self._table
         if table is not None and IMPORTANCE in table.beside:
-            table.attach(IMPORTANCE, None, float("nan"))
+            table.attach(IMPORTANCE, mx.zeros((*table.shape, 0)), float("nan"))
         self._cut_waiting(0, 0)
 
     def _importance(self, table: Table, with_room: bool = False) -> mx.array:
         """That of the rows in use, [B, H, N]; or of all that there is room for."""
         if IMPORTANCE not in table.beside:
-            table.attach(IMPORTANCE, None, float("nan"))
+            table.attach(IMPORTANCE, mx.zeros((*table.shape, 0)), float("nan"))
         found = table.beside[IMPORTANCE]
         if with_room or found.shape[2] == table.width:
             return found
@@ -231,27 +218,15 @@ class ScoredRows:
             table.beside[IMPORTANCE][:, :, : importance.shape[2]] = importance
         self._unscored = False
 
-    def _positions(self, table: Table) -> mx.array:
-        return table.positions(self._tokens)
-
-    def _positions_at(self, line: int, slots: mx.array) -> mx.array:
-        return mx.take(self._positions(cast(Table, self._table))[line : line + 1], slots, axis=2)
-
-    def _of_each_line(
-        self, table: Table, take: Callable[[int, slice, mx.array, mx.array], mx.array]
-    ) -> None:
-        """Let each line by itself take in what concerns its own queries and slots."""
-        self._importance(table)
-        whole, parts = table.beside[IMPORTANCE], []
+    def _lines(self, table: Table) -> Iterator[tuple[slice, slice, mx.array, mx.array, mx.array]]:
+        """Of each line that was given tokens of its own: it, these queries, its slots, and the
+        importance and positions there."""
+        importance, positions = self._importance(table), table.positions(self._tokens)
         for line, (start, stop) in enumerate(self._spans):
-            one = whole[line : line + 1]
             if stop > start:
-                slots = table.slots_of(line)
-                one[:, :, slots] = take(
-                    line, slice(start, stop), slots, mx.take(one, slots, axis=2)
-                )
-            parts.append(one)
-        table.beside[IMPORTANCE] = mx.concatenate(parts)
+                one, slots = slice(line, line + 1), table.slots_of(line)
+                old, places = (mx.take(a[one], slots, axis=2) for a in (importance, positions))
+                yield one, slice(start, stop), slots, old, places
 
     # Speculation: what queries say that may be taken back
 
@@ -283,21 +258,23 @@ class ScoredRows:
 
     def _cut_waiting(self, first: int, end: int) -> None:
         """Forget what queries before the position ``first`` and from ``end`` on said."""
-        table, waiting, self._waiting = self._table, self._waiting, []
-        for start, count, name in waiting:
-            beside = cast(Table, table).beside
-            group = beside[name].shape[3] // count
+        left = []
+        for start, count, name in self._waiting:
+            table = cast(Table, self._table)
             skipped, stop = max(0, first - start), min(count, end - start)
-            if skipped < stop:
-                beside[name] = beside[name][..., skipped * group : stop * group]
-                self._waiting.append((start + skipped, stop - skipped, name))
-            else:
-                del beside[name], cast(Table, table).fills[name]
+            if skipped >= stop:
+                del table.beside[name], table.fills[name]
+                continue
+            if stop - skipped < count:
+                group = table.beside[name].shape[3] // count
+                cut = slice(skipped * group, stop * group)
+                table.beside[name] = table.beside[name][..., cut]
+            left.append((start + skipped, stop - skipped, name))
+        self._waiting = left
 
     def _waiting_state(self) -> tuple[mx.array | None, str]:
         """What waits, [B, Hq, queries, N], and the positions and numbers of these queries."""
-        table = self._table
-        given = [self._given(cast(Table, table), *one[1:]) for one in self._waiting]
+        given = [self._given(cast(Table, self._table), *one[1:]) for one in self._waiting]
         numbers = json.dumps([one[:2] for one in self._waiting])
         return mx.concatenate(given, axis=2) if given else None, numbers
 
@@ -316,5 +293,5 @@ class ScoredRows:
         newer = self._tokens[0] - start - given.shape[2]
         count = table.width - newer
         old = self._importance(table)[:, :, :count]
-        positions = self._positions(table)[:, :, :count]
+        positions = table.positions(self._tokens)[:, :, :count]
         self._take_in(table, scoring.fold(self.policy, old, given[..., :count], positions))
