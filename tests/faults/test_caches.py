@@ -152,7 +152,7 @@ FAULTS = [
     Fault(
         "rejected queries leave their scores",
         "caches.cache:H2OKVCache.trim",
-        argument("_cut_waiting", 1).becomes("self._tokens[0]"),
+        argument("_cut_waiting", "end").becomes("self._tokens[0]"),
         drafts,
     ),
     Fault(
@@ -188,7 +188,7 @@ FAULTS = [
     Fault(
         "all sequences are given the protected range of the first",
         "caches.eviction:Eviction.kept",
-        argument("keep_indices", "recent_start").becomes("start[0]"),
+        argument("keep_indices", "recent_start").becomes("self.recent_start[0]"),
         partial(batch, policy="random"),
     ),
     Fault(

@@ -337,7 +337,9 @@ class H2OKVCache(ScoredRows):
         Raises:
             ValueError: rows have been evicted, so that the earlier rows cannot be restored.
         """
-        n = max(0, min(min(self._tokens), n)) if len(self._tokens) == 1 else max(0, n)
+        table = self._table
+        if n <= 0 or table is None:
+            return 0
         reach = min(self._reach, self._tokens[0])
         if (self.evicted or self._surplus) and (n > reach or not self._reach):
             wanted = f"at most {reach}" if self._reach else "none: see is_trimmable()"
@@ -345,14 +347,11 @@ class H2OKVCache(ScoredRows):
                 f"[{type(self).__name__}.trim] {self._described()} has evicted rows and was asked "
                 f"to take back {n} tokens, expected {wanted}."
             )
-        table = self._table
-        if n == 0 or table is None:
-            return 0
         self._handed.release()
         self._free = 0
         gone = [min(n, rows) for rows in table.lengths]
         left = [rows - count for rows, count in zip(table.tail.rows, gone, strict=True)]
-        self._cut_waiting(0, self._tokens[0] - n)
+        self._cut_waiting(end=self._tokens[0] - n)
         if min(left) < 0:
             self._table = table = tiers.truncated(table, self._tokens, gone, self.config)
         else:
@@ -458,12 +457,12 @@ class H2OKVCache(ScoredRows):
         config = replace(self.config, kv_bits=bits, kv_group_size=group_size)
         self.flush()
         cache = QuantizedH2OKVCache(config, name=self.name)
-        table = self._table
-        if table is not None:
-            positions = table.positions(self._tokens)
-            table = formats.quantized(config, table, positions, self._described())
-        cache._start(self._tokens, table)
-        cache._unscored, cache._waiting = self._unscored, self._waiting
+        keys, values = self.keys, self.values
+        if keys is not None:
+            keys, values = formats.quantized(config, keys, values, self._described())
+        state = keys, values, self.scores, self.positions
+        cache._restore(self._tokens, state, self._unscored)
+        cache._restore_waiting(*self._waiting_state())
         cache.unequal_budgets = self.unequal_budgets
         return cache
 

@@ -9,7 +9,6 @@ import mlx.core as mx
 
 from ..config import H2OConfig
 from .affine import AffineColumn, group_size_for
-from .attention import dense
 from .column import Column, DenseColumn
 from .table import Segment, Table
 
@@ -75,15 +74,10 @@ def set_rows(table: Table, name: str, rows: Any) -> None:
         column.parts = tuple(part[...] for part in some)
 
 
-def quantized(config: H2OConfig, table: Table, positions: mx.array, owner: str) -> Table:
-    """The rows of a dense table, quantised as ``config`` says; errors as ``new_table``."""
-    keys, values = dense(table, "keys"), dense(table, "values")
-    found = new_table(config, keys, values, table.lines, owner)
-    found.append(keys, values, keys.shape[2])
-    found.place(positions)
-    for name, array in table.beside.items():
-        found.attach(name, array[:, :, : table.width], table.fills[name])
-    return found
+def quantized(config: H2OConfig, keys: mx.array, values: mx.array, owner: str) -> tuple[Any, Any]:
+    """Dense rows as ``stored`` gives them where ``config`` packs them; errors as ``new_table``."""
+    columns = _tail(config, _group_size(config, keys, values, owner))
+    return columns[0].encode(keys), columns[1].encode(values)
 
 
 def _parts(rows: Any) -> list[mx.array]:

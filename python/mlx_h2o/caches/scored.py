@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -199,7 +200,7 @@ class ScoredRows(StoredRows):
         table = self._table
         if table is not None and IMPORTANCE in table.beside:
             table.attach(IMPORTANCE, mx.zeros((*table.shape, 0)), float("nan"))
-        self._cut_waiting(0, 0)
+        self._cut_waiting(end=0)
 
     def _importance(self, table: Table, with_room: bool = False) -> mx.array:
         """That of the rows in use, [B, H, N]; or of all that there is room for."""
@@ -254,9 +255,9 @@ class ScoredRows(StoredRows):
             if start < border:
                 given = self._given(table, count, name)
                 self._fold(table, given[:, :, : border - start], start)
-        self._cut_waiting(border, self._tokens[0])
+        self._cut_waiting(first=border)
 
-    def _cut_waiting(self, first: int, end: int) -> None:
+    def _cut_waiting(self, first: int = 0, end: int = sys.maxsize) -> None:
         """Forget what queries before the position ``first`` and from ``end`` on said."""
         left = []
         for start, count, name in self._waiting:
@@ -278,7 +279,7 @@ class ScoredRows(StoredRows):
         numbers = json.dumps([one[:2] for one in self._waiting])
         return mx.concatenate(given, axis=2) if given else None, numbers
 
-    def _restore_waiting(self, given: mx.array | None, numbers: str, ends: bool) -> None:
+    def _restore_waiting(self, given: mx.array | None, numbers: str, ends: bool = False) -> None:
         """Have what ``_waiting_state`` gave; or ``ends`` of the queries in the place of numbers."""
         if given is None or self._table is None:
             return
