@@ -103,8 +103,8 @@ FAULTS = [
     ),
     Fault(
         "the surplus goes as if a token came",
-        "caches.cache:H2OKVCache._let_surplus_go",
-        argument("_evict", 3).becomes("[2] * len(self._tokens)"),
+        "caches.cache:H2OKVCache._make_room",
+        argument("_evict", 3, at=1).becomes("[2] * len(self._tokens)"),
         partial(life, policy="random", heavy_size=0, recent_size=12),
     ),
     Fault(
@@ -127,7 +127,7 @@ FAULTS = [
     ),
     Fault(
         "an eviction names the wrong keep",
-        "caches.eviction:Eviction._run",
+        "caches.eviction:Eviction.run",
         argument("kept", 1).becomes("_ - 1 if self.tail else _"),
         drafts,
     ),
@@ -151,14 +151,14 @@ FAULTS = [
     ),
     Fault(
         "rejected queries leave their scores",
-        "caches.scored:ScoredRows._drop_waiting",
-        argument("min", 1, at=1).becomes("number"),
+        "caches.cache:H2OKVCache.trim",
+        argument("_cut_waiting", "end").becomes("self._tokens[0]"),
         drafts,
     ),
     Fault(
         "what waits is taken in at once",
         "caches.cache:H2OKVCache._make_room",
-        argument("_settle_waiting", 0).becomes("self._tokens[0]"),
+        argument("_settle_waiting", 0, at=2).becomes("self._tokens[0]"),
         drafts,
     ),
     Fault(
@@ -188,12 +188,12 @@ FAULTS = [
     Fault(
         "all sequences are given the protected range of the first",
         "caches.eviction:Eviction.kept",
-        argument("keep_indices", "recent_start").becomes("start[0]"),
+        argument("keep_indices", "recent_start").becomes("self.recent_start[0]"),
         partial(batch, policy="random"),
     ),
     Fault(
         "sequences that stay are evicted from too",
-        "caches.eviction:Eviction._run",
+        "caches.eviction:Eviction.run",
         assigned("rows").becomes("[self.keep] * len(table.lengths)"),
         batch,
     ),
@@ -205,7 +205,7 @@ FAULTS = [
     ),
     Fault(
         "positions are lost when sequences leave",
-        "caches.table:Table.select",
+        "caches.lines:select",
         argument("place", 0).becomes("None"),
         batch,
     ),

@@ -9,13 +9,11 @@ import warnings
 
 import mlx.core as mx
 
+from ..operations.backends import resolve
 from ..operations.validate_quantized import GROUP_SIZES
 from .column import Column, Parts
 
 __all__ = ["AffineColumn", "group_size_for"]
-
-_BLOCK = 256
-"""Rows that are unpacked at a time where MLX would need much memory for all at once."""
 
 _warned: set[tuple[int, int, int]] = set()
 
@@ -35,27 +33,16 @@ class AffineColumn(Column):
         return tuple(mx.quantize(rows, group_size=self.group_size, bits=self.bits))
 
     def decode(self, parts: Parts) -> mx.array:
-        """In blocks on a CPU, where MLX composes this of float32 five times as large."""
-        words, scales, _ = parts
-        count, half = words.shape[2], scales.dtype != mx.float32
-        if count == 0:  # MLX refuses none
-            return mx.zeros((*scales.shape[:3], scales.shape[3] * self.group_size), scales.dtype)
-        on_gpu = mx.default_device().type == mx.DeviceType.gpu
-        if on_gpu:
-            # MLX has dequantised views of a larger buffer wrongly on some GPUs.
-            parts = tuple(mx.contiguous(part) for part in parts)
-        if not half or count <= _BLOCK or on_gpu:
-            return self._unpacked(parts)
-        blocks: list[mx.array] = []
-        for start in range(0, count, _BLOCK):
-            words, scales, biases = (part[:, :, start : start + _BLOCK] for part in parts)
-            if blocks:  # without an order MLX may begin many blocks before it ends the first
-                words = mx.depends(words, [blocks[-1]])
-            blocks.append(self._unpacked((words, scales, biases)))
-        return mx.concatenate(blocks, axis=2)
-
-    def _unpacked(self, parts: Parts) -> mx.array:
         words, scales, biases = parts
+        width = scales.shape[3] * self.group_size
+        none = mx.zeros((*scales.shape[:2], 0, width), scales.dtype)
+        if mx.default_device().type != mx.DeviceType.gpu:
+            # Of halves MLX would make float32 five times as large.
+            return resolve().segment_rows([*parts], none, [self.bits], self.group_size)[0]
+        if words.shape[2] == 0:  # MLX refuses none
+            return none
+        # MLX has dequantised views of a larger buffer wrongly on some GPUs.
+        words, scales, biases = (mx.contiguous(part) for part in parts)
         return mx.dequantize(words, scales, biases, group_size=self.group_size, bits=self.bits)
 
     def like(self, parts: Parts) -> AffineColumn:

@@ -23,25 +23,25 @@ def mask_of(
     reach no row of the sequence, and its output is finite, which the next layer needs.
 
     Args:
-        rows: for each sequence its rows in every segment, before the tokens come to the last one.
+        rows: of each segment the rows of every sequence, before the tokens come to the last one.
         spans: which tokens are each sequence's own: from, and up to.
         length: tokens.
         return_array: whether "causal" will not do.
     """
-    widths = [max(one) for one in zip(*rows, strict=True)] if rows else [0]
+    widths = [max(one, default=0) for one in rows]
     whole = all(span == (0, length) for span in spans)
-    if whole and all(list(one) == widths for one in rows):
+    if whole and all(len(set(one)) <= 1 for one in rows):
         if length == 1:
             return None
-        before = sum(widths)
-        causal = mx.arange(before + length) <= mx.arange(length)[:, None] + before
+        stored = sum(widths)
+        causal = mx.arange(stored + length) <= mx.arange(length)[:, None] + stored
         return causal if return_array else "causal"
     parts = []
-    for place, width in enumerate(widths[:-1]):
-        used = mx.arange(width) < _column([one[place] for one in rows])
-        parts.append(mx.broadcast_to(used, (len(rows), 1, length, width)))
+    for one, width in zip(rows[:-1], widths, strict=False):
+        used = mx.arange(width) < _column(one)
+        parts.append(mx.broadcast_to(used, (len(spans), 1, length, width)))
     slots = mx.arange(widths[-1] + length)
-    before = _column([one[-1] for one in rows])
+    before = _column(rows[-1])
     token = mx.arange(length)[:, None]
     starts = _column([start for start, _ in spans])
     own = (token >= starts) & (token < _column([stop for _, stop in spans]))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import copy
 import json
-import weakref
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any, ClassVar, cast
@@ -12,11 +12,13 @@ import mlx.core as mx
 
 from .. import policies
 from ..config import H2OConfig
-from . import formats, handed_out, tiers
-from .attention import DECODE_QUERIES
+from . import formats, tiers
+from .attention import DECODE_QUERIES, dense
 from .checks import check_rows
 from .eviction import Eviction
-from .scored import IMPORTANCE, ScoredRows
+from .handed_out import HandedOut
+from .scored import ScoredRows
+from .stored import IMPORTANCE
 from .table import Table
 
 __all__ = ["H2OKVCache"]
@@ -37,8 +39,6 @@ class H2OKVCache(ScoredRows):
         name: what error messages call this cache, such as "qwen3 layer 3".
 
     Attributes:
-        config: the settings.
-        name: what error messages call these rows.
         policy: what ranks the rows.
         unequal_budgets: whether other layers of the model have other budgets; saved with the rows.
 
@@ -46,17 +46,15 @@ class H2OKVCache(ScoredRows):
         ValueError: ``config.kv_bits`` is set; that is for :class:`QuantizedH2OKVCache`.
     """
 
-    _quantized: ClassVar[bool] = False
-    _batch: ClassVar[Any]
-    """The class of several sequences, which names itself here; ``_packed`` that of packed rows."""
-    _packed: ClassVar[Any]
+    _quantized: ClassVar[bool | None] = False
+    """Whether rows must be quantised; None: either way."""
 
     def __init__(self, config: H2OConfig | None = None, *, name: str = "") -> None:
         self._configure(config if config is not None else H2OConfig(), name)
         self._start([0])
 
     def _configure(self, config: H2OConfig, name: str) -> None:
-        if self._quantized != (config.kv_bits is not None):
+        if self._quantized not in (None, config.kv_bits is not None):
             expected = (
                 "a number, or H2OKVCache" if self._quantized else "None, or QuantizedH2OKVCache"
             )
@@ -71,7 +69,6 @@ class H2OKVCache(ScoredRows):
         self._mixed, self._reach, self._group = config.mixed, config.reach, config.group
         self._recent_size = max(config.recent_size or 0, self._reach)
         self._tail_limit = tiers.tail_limit(config) if self._mixed else self._budget
-        self._me = weakref.ref(self)
 
     def _start(self, tokens: list[int], table: Table | None = None) -> None:
         """Hold these rows, at rest."""
@@ -79,8 +76,7 @@ class H2OKVCache(ScoredRows):
         self._tokens = tokens
         self._unscored = False
         self._surplus = table is not None and max(table.lengths, default=0) > self._budget
-        self._handed: tuple[Any, Any] | None = None
-        self._identity = 0
+        self._handed = HandedOut(self)
         self._free = 0  # tokens that may come one by one before anything else happens
         self._like: tuple[Any, ...] = ()  # shapes and dtypes of the last update
         self._length = 1
@@ -94,13 +90,6 @@ class H2OKVCache(ScoredRows):
         """Tokens seen, which only ``trim`` lowers: RoPE is driven by it, not by ``size()``
         (AtomGradient 2026, sec. 3.3)."""
         return self._tokens[0]
-
-    @property
-    def evicted(self) -> int:
-        """Rows per head that have gone."""
-        if self._table is None:
-            return 0
-        return sum(self._tokens) - sum(self._table.lengths)
 
     # Rows that come
 
@@ -123,44 +112,34 @@ class H2OKVCache(ScoredRows):
             ValueError: shapes or dtypes that do not match each other or the rows stored.
             RuntimeError: the policy needs scores and the last update got none.
         """
-        if self._like == (keys.shape, values.shape, keys.dtype, values.dtype):
-            if not self._free:
-                self._make_room_for_one(keys.shape[2])
-            if self._free:
-                return self._append_one(keys, values)
-        check_rows(keys, values, self._table)
+        like = keys.shape, values.shape, keys.dtype, values.dtype
+        if self._like != like:
+            check_rows(keys, values, self._table)
+        elif self._free:
+            return self._append_one(keys, values)
         self._check_scored()
-        self._release()
-        table, added = self._table, keys.shape[2]
-        if table is None:
-            self._table = table = formats.new_table(
+        if self._table is None:
+            self._table = formats.new_table(
                 self.config, keys, values, len(self._tokens), self._described()
             )
-        self._spans = spans = self._own_spans(added)
-        counts = [stop - start for start, stop in spans] if spans else [added] * len(self._tokens)
-        table = self._make_room(table, counts)
+        added = keys.shape[2]
+        spans = self._next_spans(added)
+        counts = [stop - start for start, stop in spans]
+        table = self._make_room(counts)
+        self._like = like
+        self._spans = spans if min(counts) < added else []
+        self._free = self._room_for_one(table) if added == 1 else 0
+        if self._free:
+            return self._append_one(keys, values)
         before = table.tail.width
-        table.append(keys, values, self._tail_limit, spans)
-        self._advance(counts)
+        table.append(keys, values, self._tail_limit, self._spans)
+        self._advance(spans)
         self._length = added
-        self._width = table.packed_width + max(before + added if spans else 0, table.tail.width)
+        self._width = table.packed_width + max(before + added, table.tail.width)
         self._surplus = added > 1 and max(table.lengths) > self._budget
         self._unscored = self.policy.needs_scores
         self.updates += 1
-        self._free = self._room_for_one(table) if added == 1 and not spans else 0
-        self._like = keys.shape, values.shape, keys.dtype, values.dtype
         return self._hand_out(table)
-
-    def _make_room_for_one(self, added: int) -> None:
-        """Let go what is due before one token, where it is one for every line."""
-        table = self._table
-        if added == 1 and table is not None and not (self._reach or self._padded):
-            self._check_scored()
-            self._release()
-            table = self._make_room(table, [1] * len(self._tokens))
-            self._spans = []
-            self._width = table.width
-            self._free = self._room_for_one(table)
 
     def _room_for_one(self, table: Table) -> int:
         """How many tokens may come one by one before anything else happens than an append."""
@@ -171,21 +150,16 @@ class H2OKVCache(ScoredRows):
         left = self._budget - max(table.lengths)
         return max(0, min(left, min(limit, table.tail.capacity) - rows[0]))
 
-    @property
-    def _padded(self) -> bool:
-        """Whether padding is to come."""
-        return False
-
     def _append_one(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """One token where there is room: the step that nearly all steps are."""
         table = cast(Table, self._table)
         if self._unscored:
             self._check_scored()
-        self._release()
+        self._handed.release()
         self._free -= 1
         self._length = 1
         views = table.append_one(keys, values)
-        self._advance_one()
+        self._tokens = [seen + 1 for seen in self._tokens]
         self._width += 1
         self._unscored = self.policy.needs_scores
         self.updates += 1
@@ -196,33 +170,36 @@ class H2OKVCache(ScoredRows):
             table, tail.keys.given(views[0], arrays), tail.values.given(views[1], arrays)
         )
 
-    def _own_spans(self, added: int) -> list[tuple[int, int]]:
-        """Which of the new tokens are each line's own; empty: all."""
-        return []
+    def _next_spans(self, added: int) -> list[tuple[int, int]]:
+        """Which of the next tokens are each line's own and no padding: from, and up to."""
+        return [(0, added)]
 
-    def _advance_one(self) -> None:
-        self._tokens[0] += 1
+    def _advance(self, spans: Sequence[tuple[int, int]]) -> None:
+        pairs = zip(self._tokens, spans, strict=True)
+        self._tokens = [seen + stop - start for seen, (start, stop) in pairs]
 
-    def _advance(self, counts: Sequence[int]) -> None:
-        self._tokens = [seen + count for seen, count in zip(self._tokens, counts, strict=True)]
-
-    def _make_room(self, table: Table, counts: Sequence[int]) -> Table:
-        """The table with room for so many rows of each line; what is due goes."""
-        added = max(counts)
+    def _make_room(self, counts: Sequence[int]) -> Table:
+        """Let go what is due before so many rows of each line come; at once again, nothing."""
+        table, added, seen = cast(Table, self._table), max(counts), self._tokens[0]
+        self._check_scored()
+        self._handed.release()
         if self._surplus:
-            table = self._let_surplus_go(table)
+            self._surplus = False
+            self._settle_waiting(seen - self._reach)
+            due = [line for line, rows in enumerate(table.lengths) if rows > self._budget]
+            table = self._evict(table, due, self._budget, [0] * len(counts))
         if self._reach:
-            self._settle_waiting(self._tokens[0] + added - self._reach)
+            self._settle_waiting(seen + added - self._reach)
         keeps = [self._kept(rows, count) for rows, count in zip(table.lengths, counts, strict=True)]
         due = [line for line, keep in enumerate(keeps) if keep < table.lengths[line]]
-        if due:
-            table = self._evict(table, due, keeps[due[0]], counts)
+        table = self._evict(table, due, keeps[due[0]] if due else 0, counts)
         if self._mixed:
             full = [n for n, rows in enumerate(table.tail.rows) if rows >= self._tail_limit]
-            if full:
-                table = self._evict(table, full, _UNBOUNDED, counts)
-        elif added == 1:
+            table = self._evict(table, full if added else [], _UNBOUNDED, counts)
+        elif added <= 1:
             table.fit(self._budget)
+        self._free = 0
+        self._width = table.width
         return table
 
     def _kept(self, rows: int, added: int) -> int:
@@ -236,58 +213,48 @@ class H2OKVCache(ScoredRows):
 
     def _evict(self, table: Table, due: Sequence[int], keep: int, counts: Sequence[int]) -> Table:
         """Let all but the best ``keep`` rows of the lines in ``due`` go, before rows come."""
-        config, recent = self.config, self._recent_size
+        if not due:
+            return table
+        recent = self._recent_size
         eviction = Eviction(
             table=table,
             policy=self.policy,
+            config=self.config,
             offsets=self._tokens,
             due=due,
             keep=min(keep, table.width),
-            sink_size=config.sink_size,
             recent_start=[n + new - recent for n, new in zip(self._tokens, counts, strict=True)],
             tail=min(table.tail.rows[0], max(0, self._reach - max(counts))),
-            shared_heads=config.shared_heads,
         )
         if self._mixed:
-            self._table = table = tiers.packed(eviction, config)
+            self._table = table = tiers.packed(eviction)
         else:
             eviction.run()
         return table
-
-    def _let_surplus_go(self, table: Table) -> Table:
-        self._surplus = False
-        due = [line for line, rows in enumerate(table.lengths) if rows > self._budget]
-        if not due:
-            return table
-        self._settle_waiting(self._tokens[0] - self._reach)
-        return self._evict(table, due, self._budget, [0] * len(self._tokens))
 
     def flush(self) -> None:
         """Let the surplus of a chunk go, and give up room that is no longer needed.
 
         Raises RuntimeError where the chunk still waits for its scores.
         """
-        table = self._table
-        if table is None or not self._surplus:
-            return
-        self._check_scored()
-        self._release()
-        self._free = 0
-        table = self._let_surplus_go(table)
-        if not self._mixed:
-            table.fit(self._budget)
-        self._width = table.width
+        if self._surplus:
+            self._make_room([0] * len(self._tokens))
 
     def _hand_out(self, table: Table) -> tuple[Any, Any]:
-        tail = table.segments[-1].keys
-        in_parts = len(table.segments) > 1
-        if table.changed and in_parts:
-            tail.parts = (mx.depends(tail.parts[0], table.loose(scored=False)),)
-        keys, values = self._as_handed(table)
-        if table.changed and not in_parts:
-            # Whoever evaluates the keys evaluates these too: otherwise the graph of every step
-            # would hang on them until the next eviction.
-            keys = _tied(keys, table.loose(self.policy.needs_scores))
+        width, tail, packed = self._width, table.tail, len(table.segments) > 1
+        if table.changed and packed:
+            tail.keys.parts = (mx.depends(tail.keys.parts[0], table.loose(scored=False)),)
+        if packed:
+            keys, values = dense(table, "keys", width), dense(table, "values", width)
+        else:
+            parts, arrays = tail.keys.view(width), self._hands_arrays
+            if table.changed:
+                # Whoever evaluates the keys evaluates these too: otherwise the graph of every step
+                # would hang on them until the next eviction.
+                loose = table.loose(self.policy.needs_scores)
+                parts = (mx.depends(parts[0], loose), *parts[1:])
+            keys = tail.keys.given(parts, arrays)
+            values = tail.values.given(tail.values.view(width), arrays)
         table.changed = False
         return self._known(table, keys, values)
 
@@ -295,21 +262,7 @@ class H2OKVCache(ScoredRows):
         """Keys and values that are known from now on as handed out by this cache."""
         # Arrays that are made of packed rows live no longer than attention needs them.
         plain = isinstance(keys, tuple) or table.segments[-1].keys.bits is None
-        held = len(table.segments) == 1 and plain
-        self._handed = (keys, values) if held else None
-        self._identity = handed_out.register(keys, self._me, held=held)
-        return keys, values
-
-    def _as_handed(self, table: Table) -> tuple[Any, ...]:
-        """Keys and values as attention of the last update takes them."""
-        width = self._width
-        if len(table.segments) > 1:
-            return table.dense("keys", width), table.dense("values", width)
-        one, arrays = table.segments[0], self._hands_arrays
-        return (
-            one.keys.given(one.keys.view(width), arrays),
-            one.values.given(one.values.view(width), arrays),
-        )
+        return self._handed.give(keys, values, held=len(table.segments) == 1 and plain)
 
     @property
     def _hands_arrays(self) -> bool:
@@ -318,13 +271,10 @@ class H2OKVCache(ScoredRows):
         most = 1 if handed == "latents" else DECODE_QUERIES
         return handed == "arrays" or self._length > most
 
-    def _release(self) -> None:
-        """Hold no longer what was handed out, so that MLX may write in place."""
-        self._handed = None
-        handed_out.forget(self._identity)
-
-    def __del__(self) -> None:
-        handed_out.forget(getattr(self, "_identity", 0))
+    def _set(self, side: str, rows: Any) -> None:
+        self._handed.release()
+        self._free = 0
+        super()._set(side, rows)
 
     def keys_and_values(self) -> tuple[Any, Any]:
         """The rows as the last update returned them.
@@ -333,65 +283,9 @@ class H2OKVCache(ScoredRows):
         """
         if self._table is None:
             raise ValueError("[H2OKVCache.keys_and_values] there are no rows yet.")
-        return self._handed if self._handed is not None else self._hand_out(self._table)
+        return self._handed.rows or self._hand_out(self._table)
 
     # What there is
-
-    def size(self) -> int:
-        """Rows stored per head, the surplus of a chunk included."""
-        return 0 if self._table is None else max(self._table.lengths, default=0)
-
-    def empty(self) -> bool:
-        """Whether no token has been seen."""
-        return self._table is None
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of every array stored: keys, values, scores, positions, and room for more."""
-        return 0 if self._table is None else sum(array.nbytes for array in self._table.arrays)
-
-    @property
-    def keys(self) -> Any:
-        """The stored keys [B, H, N, D], or None. May be set to an array of the same shape.
-
-        Where rows are quantised: their words, scales and biases.
-        """
-        return None if self._table is None else formats.stored(self._table)[0]
-
-    @keys.setter
-    def keys(self, keys: Any) -> None:
-        self._set("keys", keys)
-
-    @property
-    def values(self) -> Any:
-        """The stored values [B, H, N, Dv], or None. May be set, as the keys."""
-        return None if self._table is None else formats.stored(self._table)[1]
-
-    @values.setter
-    def values(self, values: Any) -> None:
-        self._set("values", values)
-
-    def _set(self, name: str, rows: Any) -> None:
-        if self._table is None:
-            raise ValueError(f"[H2OKVCache.{name}] an array was set, but no rows are stored.")
-        self._release()
-        self._free = 0
-        formats.set_rows(self._table, name, rows)
-
-    @property
-    def scores(self) -> mx.array | None:
-        """float32 [B, H, N]: what the policy accumulated for each row, NaN where nothing yet."""
-        table = self._table
-        if table is None:
-            return None
-        if IMPORTANCE in table.beside:
-            return table.beside[IMPORTANCE][:, :, : table.width]
-        return mx.full((*table.shape, table.width), mx.nan, mx.float32)
-
-    @property
-    def positions(self) -> mx.array | None:
-        """int32 [B, H, N]: the place of each stored row in the sequence, -1 where there is none."""
-        return None if self._table is None else self._table.positions(self._tokens)
 
     @property
     def needs_routing(self) -> bool:
@@ -443,7 +337,9 @@ class H2OKVCache(ScoredRows):
         Raises:
             ValueError: rows have been evicted, so that the earlier rows cannot be restored.
         """
-        n = max(0, min(min(self._tokens), n)) if len(self._tokens) == 1 else max(0, n)
+        table = self._table
+        if n <= 0 or table is None:
+            return 0
         reach = min(self._reach, self._tokens[0])
         if (self.evicted or self._surplus) and (n > reach or not self._reach):
             wanted = f"at most {reach}" if self._reach else "none: see is_trimmable()"
@@ -451,19 +347,16 @@ class H2OKVCache(ScoredRows):
                 f"[{type(self).__name__}.trim] {self._described()} has evicted rows and was asked "
                 f"to take back {n} tokens, expected {wanted}."
             )
-        table = self._table
-        if n == 0 or table is None:
-            return 0
-        self._release()
+        self._handed.release()
         self._free = 0
         gone = [min(n, rows) for rows in table.lengths]
         left = [rows - count for rows, count in zip(table.tail.rows, gone, strict=True)]
-        self._drop_waiting(self._tokens[0] - n)
+        self._cut_waiting(end=self._tokens[0] - n)
         if min(left) < 0:
             self._table = table = tiers.truncated(table, self._tokens, gone, self.config)
         else:
             table.truncate(left)
-        self._advance([-count for count in gone])
+        self._tokens = [seen - count for seen, count in zip(self._tokens, gone, strict=True)]
         self._width = table.width
         self._surplus = self._surplus and self.size() > self._budget
         self._unscored = False
@@ -480,18 +373,13 @@ class H2OKVCache(ScoredRows):
         read. With speculation two more: the scores of the newest queries, which wait, and the
         positions and numbers of these (JSON).
         """
-        table = self._table
-        rows = (
-            (None,) * 4 if table is None else (*formats.stored(table), self.scores, self.positions)
-        )
         given = asdict(self.config)
         if self.unequal_budgets:  # else it is not there, and files are what they always were
             given["unequal_budgets"] = True
         settings = json.dumps(given)
+        rows = self.keys, self.values, self.scores, self.positions
         found = (*rows, self.offset, self.evicted, self._unscored, self.name, settings)
-        if not self._reach:
-            return found
-        return (*found, self._waiting_scores(), json.dumps(self._waiting))
+        return (*found, *self._waiting_state()) if self._reach else found
 
     @state.setter
     def state(self, state: Sequence[Any]) -> None:
@@ -501,24 +389,29 @@ class H2OKVCache(ScoredRows):
                 f"[H2OKVCache.state] found {len(state)} parts, expected 9: keys, values, scores, "
                 "positions, offset, evicted, unscored, name, settings; or 11 with speculation."
             )
-        keys, values, importance, positions, offset, _, unscored, name, settings, *more = state
+        offset, _, unscored, name, settings, *more = state[4:]
         given = json.loads(settings)
         unequal = bool(given.pop("unequal_budgets", False))
         self._configure(H2OConfig(**given), name)
         self.unequal_budgets = unequal
+        self._restore([int(offset)], state, bool(unscored))
+        if more:  # three in earlier versions, which wrote where queries end
+            self._restore_waiting(more[-2], more[-1], ends=len(more) == 3)
+
+    def _restore(
+        self, tokens: list[int], state: Sequence[Any], unscored: bool, rows: Any = None
+    ) -> None:
+        """Hold the keys, values, scores and positions of a state, so many ``rows`` in each
+        segment; None: all."""
+        keys, values, importance, positions = state[:4]
         table = None
         if importance is not None:
-            table = formats.restored_table(self.config, keys, values)
+            table = formats.restored_table(self.config, keys, values, rows)
             table.place(positions)
             if self.policy.needs_scores:
                 table.attach(IMPORTANCE, importance, float("nan"))
-        self._start([int(offset)], table)
-        self._unscored = bool(unscored)
-        if more and more[-2] is not None and table is not None:
-            waiting = [(start, count) for start, count in json.loads(more[-1])]
-            if len(more) == 3:  # of earlier versions, which wrote where they end
-                waiting = [(start, stop - start) for start, stop in waiting]
-            self._restore_waiting(table, more[-2], waiting)
+        self._start(tokens, table)
+        self._unscored = unscored
 
     @classmethod
     def from_state(cls, state: Sequence[Any]) -> H2OKVCache:
@@ -529,17 +422,11 @@ class H2OKVCache(ScoredRows):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> H2OKVCache:
         self.flush()
-        copy = type(self).__new__(type(self))
-        copy._configure(self.config, self.name)
-        copy.unequal_budgets = self.unequal_budgets
-        self._copy_to(copy)
-        memo[id(self)] = copy
-        return copy
-
-    def _copy_to(self, copy: H2OKVCache) -> None:
-        copy._start(list(self._tokens), None if self._table is None else self._table.copy())
-        copy._unscored, copy._length = self._unscored, self._length
-        copy._waiting, copy._spans = list(self._waiting), list(self._spans)
+        found: H2OKVCache = copy.copy(self)
+        memo[id(self)] = found
+        found._handed = HandedOut(found)
+        found._table = self._table and self._table.copy()
+        return found
 
     def take_settings(self, config: H2OConfig, *, unequal_budgets: bool) -> None:
         """Other settings for a cache that has seen no token. Raises ValueError otherwise."""
@@ -551,7 +438,9 @@ class H2OKVCache(ScoredRows):
     @classmethod
     def merge(cls, caches: Sequence[Any]) -> Any:
         """One cache of several sequences, for batches: see ``BatchH2OKVCache.merge``."""
-        return cls._batch.merge(caches)
+        from .batch import BatchH2OKVCache
+
+        return BatchH2OKVCache.merge(caches)
 
     def to_quantized(self, group_size: int = 64, bits: int = 4) -> Any:
         """The same rows, scores and positions in a cache that quantises: QuantizedH2OKVCache.
@@ -563,12 +452,17 @@ class H2OKVCache(ScoredRows):
                 ``kv_group_size``; rows of a size that cannot be quantised.
             RuntimeError: a chunk still waits for its scores.
         """
+        from .quantized import QuantizedH2OKVCache
+
         config = replace(self.config, kv_bits=bits, kv_group_size=group_size)
         self.flush()
-        cache = self._packed(config, name=self.name)
-        table = self._table and formats.quantized(config, self._table, self._described())
-        cache._start(list(self._tokens), table)
-        cache._unscored, cache._waiting = self._unscored, list(self._waiting)
+        cache = QuantizedH2OKVCache(config, name=self.name)
+        keys, values = self.keys, self.values
+        if keys is not None:
+            keys, values = formats.quantized(config, keys, values, self._described())
+        state = keys, values, self.scores, self.positions
+        cache._restore(self._tokens, state, self._unscored)
+        cache._restore_waiting(*self._waiting_state())
         cache.unequal_budgets = self.unequal_budgets
         return cache
 
@@ -583,10 +477,3 @@ class H2OKVCache(ScoredRows):
 
     def _described(self) -> str:
         return f"the cache of {self.name}" if self.name else "this cache"
-
-
-def _tied(rows: Any, others: list[mx.array]) -> Any:
-    """``rows``, whose evaluation evaluates ``others`` too."""
-    if isinstance(rows, tuple):
-        return (mx.depends(rows[0], others), *rows[1:])
-    return mx.depends(rows, others)

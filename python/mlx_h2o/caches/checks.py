@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from .table import Table
 
-__all__ = ["check_attended", "check_rows", "check_scores"]
+__all__ = ["check_rows", "check_seen"]
 
 
 def check_rows(keys: mx.array, values: mx.array, table: Table | None) -> None:
@@ -41,34 +41,24 @@ def _described(layout: tuple[Any, ...]) -> str:
     return f"{dtype} with B = {batch}, H = {heads}, row size {width}"
 
 
-def check_scores(scores: mx.array, table: Table | None, width: int) -> None:
-    """Scores float32 [B, Hq, L, N] of the rows that the last update handed out."""
-    op = "[H2OKVCache.update_scores]"
-    if table is None:
-        raise ValueError(f"{op} there are no rows to score, expected an update first.")
-    batch, heads = table.shape
-    found = scores.shape
-    fits = len(found) == 4 and (found[0], found[3]) == (batch, width) and 0 not in found
-    if scores.dtype != mx.float32 or not fits or found[1] % heads:
-        raise ValueError(
-            f"{op} scores are {scores.dtype} {found}, expected mlx.core.float32 [B, Hq, L, N] "
-            f"with B = {batch}, Hq a multiple of {heads}, N = {width}."
-        )
-
-
-def check_attended(keys: Any, table: Table | None, width: int) -> None:
-    """Keys [B, Hk, N, D], or packed ones, of as many rows as were handed out, with a multiple of
-    their heads.
+def check_seen(
+    operation: str, array: mx.array, axis: int, table: Table | None, width: int
+) -> Table:
+    """Keys [B, H, N, D], or their words, or scores [B, Hq, L, N] of the rows that were handed out,
+    N in ``axis``, with a multiple of their heads; returns the table.
 
     Latent attention (MLA) may spread the one stored head over several before it attends.
     """
-    op = "[H2OKVCache.attend]"
+    op = f"[H2OKVCache.{operation}]"
     if table is None:
         raise ValueError(f"{op} there are no rows to score, expected an update first.")
     batch, heads = table.shape
-    found = (keys[0] if isinstance(keys, tuple) else keys).shape
-    if len(found) != 4 or (found[0], found[2]) != (batch, width) or found[1] % heads:
+    found = array.shape
+    fits = len(found) == 4 and (found[0], found[axis]) == (batch, width) and 0 not in found
+    if not fits or found[1] % heads or (axis == 3 and array.dtype != mx.float32):
+        said = ("keys", "[B, H, N, D]") if axis == 2 else ("scores", f"{mx.float32} [B, H, L, N]")
         raise ValueError(
-            f"{op} keys have shape {found}, expected [B, H, N, D] with B = {batch}, "
-            f"H a multiple of {heads}, N = {width} as the stored rows."
+            f"{op} {said[0]} are {array.dtype} {found}, expected {said[1]} with B = {batch}, H a "
+            f"multiple of {heads}, N = {width} as the stored rows."
         )
+    return table

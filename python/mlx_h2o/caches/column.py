@@ -6,12 +6,12 @@ A new row format is one subclass with ``encode`` and ``decode``; nothing else he
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
 
-from ..operations.buffers import gathered, padded, written
+from ..operations.buffers import padded, written
 
 __all__ = ["Column", "DenseColumn", "Parts"]
 
@@ -57,31 +57,31 @@ class Column(ABC):
     def capacity(self) -> int:
         return self.parts[0].shape[2] if self.parts else 0
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all arrays, unused rows included."""
-        return sum(part.nbytes for part in self.parts)
-
     def view(self, count: int) -> Parts:
-        """The first ``count`` slots."""
+        """Kept rows: the first ``count`` slots."""
         if count == self.capacity:
             return tuple(part[...] for part in self.parts)
         return tuple(part[:, :, :count] for part in self.parts)
-
-    def rows(self, count: int) -> mx.array:
-        """The same as an array."""
-        return self.decode(self.view(count))
 
     def given(self, parts: Parts, as_array: bool) -> Any:
         """Kept rows as attention takes them: an array, or the parts of packed rows."""
         return self.decode(parts) if as_array or self.bits is None else parts
 
+    def reserve(self, rows: int, limit: int, like: Parts) -> None:
+        """Have room for so many rows, and in advance for more up to ``limit``; ``like`` are such
+        rows."""
+        if rows > self.capacity:
+            capacity = max(rows, min(-(-rows // _STEP) * _STEP, limit))
+            parts = self.parts or tuple(part[:, :, :0] for part in like)
+            self.parts = tuple(padded(part, capacity, 0) for part in parts)
+
     def append(self, start: int, rows: mx.array, limit: int) -> None:
         """Write new rows from slot ``start`` on; no more than ``limit`` rows of room in advance."""
         end, new = start + rows.shape[2], self.encode(rows)
-        if end > self.capacity:
-            self.parts = _grown(self.parts, start, new, end, limit)
+        if end > self.capacity and not start:  # the first ones are kept as they came, without room
+            self.parts = tuple(mx.contiguous(part) for part in new)
             return
+        self.reserve(end, limit, new)
         for part, added in zip(self.parts, new, strict=True):
             part[:, :, start:end] = added
 
@@ -89,10 +89,6 @@ class Column(ABC):
         """Write kept rows at ``slots`` [B, H, n]."""
         pairs = zip(self.parts, parts, strict=True)
         self.parts = tuple(written(part, slots, new) for part, new in pairs)
-
-    def take(self, slots: mx.array) -> Parts:
-        """The kept rows at ``slots`` [B, H, n]."""
-        return tuple(gathered(part, slots) for part in self.parts)
 
     def resized(self, capacity: int) -> Column:
         """The first slots, up to ``capacity``, in arrays of their own of that size."""
@@ -119,15 +115,3 @@ class DenseColumn(Column):
     def layout(self) -> tuple[int, int, int, mx.Dtype]:
         batch, heads, _, width = self.parts[0].shape
         return batch, heads, width, self.parts[0].dtype
-
-
-def _grown(parts: Parts, used: int, new: Parts, end: int, limit: int) -> Parts:
-    """The first ``used`` rows, then the new ones, then room."""
-    capacity = max(end, min(-(-end // _STEP) * _STEP, limit))
-    rows: Sequence[Any] = new
-    if used:
-        rows = [
-            mx.concatenate([part[:, :, :used], added], axis=2)
-            for part, added in zip(parts, new, strict=True)
-        ]
-    return tuple(padded(part, capacity, 0) for part in rows)

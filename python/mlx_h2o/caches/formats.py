@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import mlx.core as mx
-from mlx.utils import tree_map
 
 from ..config import H2OConfig
 from .affine import AffineColumn, group_size_for
-from .column import Column, DenseColumn, Parts
+from .column import Column, DenseColumn
 from .table import Segment, Table
 
 __all__ = ["new_table", "quantized", "restored_table", "set_rows", "stored"]
@@ -21,49 +20,42 @@ def new_table(config: H2OConfig, keys: mx.array, values: mx.array, lines: int, o
 
     Raises ValueError, naming ``owner``, for rows that cannot be quantised as ``config`` says.
     """
-    segments = []
     size = _group_size(config, keys, values, owner)
-    for bits in _tier_bits(config):
-        columns = [AffineColumn(one, size) for one in bits]
-        for column, rows in zip(columns, (keys, values), strict=True):
-            one = mx.zeros((*rows.shape[:2], 1, rows.shape[3]), rows.dtype)
-            column.parts = tuple(part[:, :, :0] for part in column.encode(one))
-        segments.append(Segment(columns[0], columns[1], [0] * lines))
-    segments.append(Segment(*_tail(config, size), [0] * lines))
+    segments = [Segment(*pair, [0] * lines) for pair in _columns(config, size)]
+    for one in segments[:-1]:
+        for column, rows in ((one.keys, keys), (one.values, values)):
+            row = mx.zeros((*rows.shape[:2], 1, rows.shape[3]), rows.dtype)
+            column.parts = tuple(part[:, :, :0] for part in column.encode(row))
     return Table(segments)
 
 
 def restored_table(
     config: H2OConfig, keys: Any, values: Any, rows: Sequence[Sequence[int]] | None = None
 ) -> Table:
-    """The table whose ``stored`` gave ``keys`` and ``values``, with so many ``rows`` of each line
+    """The table that ``stored`` gave ``keys`` and ``values`` of, with so many ``rows`` of each line
     in each segment; None: of one line, all."""
-    keys, values = tree_map(lambda array: array[...], (keys, values))  # written in place later
-    pairs: list[tuple[Column, Column]] = []
-    for place, (bits, v_bits) in enumerate(_tier_bits(config)):
-        some = slice(3 * place, 3 * place + 3)
-        pairs.append((_packed(bits, tuple(keys[some])), _packed(v_bits, tuple(values[some]))))
-    if pairs:
-        pairs.append((DenseColumn((keys[-1],)), DenseColumn((values[-1],))))
-    else:
-        parts: list[Parts] = [
-            tuple(side) if isinstance(side, tuple | list) else (side,) for side in (keys, values)
+    sides, size = [_parts(keys), _parts(values)], 0
+    if config.kv_bits is not None:
+        words, scales = sides[0][:2]
+        size = words.shape[3] * 32 // config.kv_bits // scales.shape[3]
+    segments, pairs = [], _columns(config, size)
+    for place, pair in enumerate(pairs):
+        some = slice(3 * place, None if place == len(pairs) - 1 else 3 * place + 3)
+        # Other objects than those given, because they are written in place later.
+        own = [
+            column.like(tuple(part[...] for part in parts[some]))
+            for column, parts in zip(pair, sides, strict=True)
         ]
-        size = 0 if config.kv_bits is None else _packed(config.kv_bits, parts[0]).group_size
-        like = _tail(config, size)
-        pairs.append((like[0].like(parts[0]), like[1].like(parts[1])))
-    counts = [[pair[0].capacity] for pair in pairs] if rows is None else rows
-    return Table([Segment(*pair, list(own)) for pair, own in zip(pairs, counts, strict=True)])
+        count = [own[0].capacity] if rows is None else list(rows[place])
+        segments.append(Segment(own[0], own[1], count))
+    return Table(segments)
 
 
-def stored(table: Table) -> tuple[Any, Any]:
-    """Keys and values of the rows in use as they are kept: an array, or words, scales and biases;
+def stored(table: Table, side: str) -> Any:
+    """The "keys", or the "values", in use as they are kept: an array, or words, scales and biases;
     of mixed precision those of each segment."""
-    sides = []
-    for side in ("keys", "values"):
-        parts = [part for one in table.segments for part in getattr(one, side).view(one.width)]
-        sides.append(parts[0] if len(parts) == 1 else tuple(parts))
-    return sides[0], sides[1]
+    parts = [part for one in table.segments for part in getattr(one, side).view(one.width)]
+    return parts[0] if len(parts) == 1 else tuple(parts)
 
 
 def set_rows(table: Table, name: str, rows: Any) -> None:
@@ -71,8 +63,7 @@ def set_rows(table: Table, name: str, rows: Any) -> None:
 
     Raises ValueError for rows of other shapes or dtypes.
     """
-    parts = list(rows) if isinstance(rows, tuple | list) else [rows]
-    before = [part for one in table.segments for part in getattr(one, name).view(one.width)]
+    parts, before = _parts(rows), _parts(stored(table, name))
     found, expected = ([(part.shape, part.dtype) for part in some] for some in (parts, before))
     if found != expected:
         raise ValueError(f"[H2OKVCache.{name}] found {found}, expected {expected} as stored.")
@@ -83,26 +74,26 @@ def set_rows(table: Table, name: str, rows: Any) -> None:
         column.parts = tuple(part[...] for part in some)
 
 
-def quantized(config: H2OConfig, table: Table, owner: str) -> Table:
-    """The rows of a dense table, quantised as ``config`` says; errors as ``new_table``."""
-    keys, values = table.dense("keys"), table.dense("values")
-    found = new_table(config, keys[:, :, :1], values[:, :, :1], table.lines, owner)
-    for column, rows in ((found.tail.keys, keys), (found.tail.values, values)):
-        column.append(0, rows, rows.shape[2])
-    found.tail.rows = list(table.tail.rows)
-    found.share_positions(table)
-    for name, array in table.beside.items():
-        found.attach(name, array[:, :, : table.width], table.fills[name])
-    return found
+def quantized(config: H2OConfig, keys: mx.array, values: mx.array, owner: str) -> tuple[Any, Any]:
+    """Dense rows as ``stored`` gives them where ``config`` packs them; errors as ``new_table``."""
+    columns = _tail(config, _group_size(config, keys, values, owner))
+    return columns[0].encode(keys), columns[1].encode(values)
 
 
-def _tier_bits(config: H2OConfig) -> list[tuple[int, int]]:
-    """Bits of keys and of values of each packed segment of mixed precision."""
-    if not config.mixed:
-        return []
-    bits = cast(int, config.kv_bits)
-    tiers = [(bits, config.v_bits or bits)]
-    return tiers if config.light_bits is None else [*tiers, (config.light_bits,) * 2]
+def _parts(rows: Any) -> list[mx.array]:
+    return list(rows) if isinstance(rows, tuple | list) else [rows]
+
+
+def _columns(config: H2OConfig, size: int) -> list[tuple[Column, Column]]:
+    """Columns of keys and of values of each segment, in groups of ``size``."""
+    pairs: list[tuple[Column, Column]] = []
+    if config.mixed:
+        bits = cast(int, config.kv_bits)
+        pairs.append((AffineColumn(bits, size), AffineColumn(config.v_bits or bits, size)))
+    if config.light_bits is not None:
+        light = config.light_bits
+        pairs.append((AffineColumn(light, size), AffineColumn(light, size)))
+    return [*pairs, _tail(config, size)]
 
 
 def _tail(config: H2OConfig, size: int) -> tuple[Column, Column]:
@@ -112,12 +103,6 @@ def _tail(config: H2OConfig, size: int) -> tuple[Column, Column]:
     if config.kv_handed == "latents":  # rotary parts of keys stay as they are
         return keys, DenseColumn()
     return keys, AffineColumn(config.v_bits or config.kv_bits, size)
-
-
-def _packed(bits: int, parts: Parts) -> AffineColumn:
-    """A column of these parts, whose shapes tell the size of a group."""
-    width, groups = parts[0].shape[-1] * 32 // bits, parts[1].shape[-1]
-    return AffineColumn(bits, width // groups, parts)
 
 
 def _group_size(config: H2OConfig, keys: mx.array, values: mx.array, owner: str) -> int:

@@ -16,25 +16,38 @@ import mlx.core as mx
 if TYPE_CHECKING:
     from .cache import H2OKVCache
 
-__all__ = ["forget", "owner_of", "register"]
+__all__ = ["HandedOut", "owner_of"]
 
 _Owner = tuple["weakref.ref[H2OKVCache]", "weakref.ref[mx.array] | None"]
 _owners: dict[int, _Owner] = {}
 
 
-def register(keys: Any, cache: weakref.ref[H2OKVCache], *, held: bool) -> int:
-    """Remember who handed out ``keys``: an array, or packed rows, known by their words.
+class HandedOut:
+    """Keys and values that a cache has handed out, packed ones known by their words.
 
-    ``held`` promises that the cache holds them until it calls ``forget``.
+    Attributes:
+        rows: them, where they are held.
     """
-    keys = keys[0] if isinstance(keys, tuple) else keys
-    _owners[id(keys)] = cache, None if held else weakref.ref(keys)
-    return id(keys)
 
+    def __init__(self, cache: H2OKVCache) -> None:
+        self._cache = weakref.ref(cache)
+        self.rows: tuple[Any, Any] | None = None
+        self._identity = 0
 
-def forget(identity: int) -> None:
-    """What was known by this identity is held no longer."""
-    _owners.pop(identity, None)
+    def give(self, keys: Any, values: Any, *, held: bool) -> tuple[Any, Any]:
+        """Keys and values that are known from now on; if ``held`` until ``release``."""
+        words = keys[0] if isinstance(keys, tuple) else keys
+        _owners[id(words)] = self._cache, None if held else weakref.ref(words)
+        self._identity = id(words)
+        self.rows = (keys, values) if held else None
+        return keys, values
+
+    def release(self) -> None:
+        """Hold them no longer, so that MLX may write in place."""
+        self.rows = None
+        _owners.pop(self._identity, None)
+
+    __del__ = release
 
 
 def owner_of(keys: object) -> H2OKVCache | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Sequence
 from typing import Any, cast
@@ -13,10 +12,11 @@ from ..config import H2OConfig
 from .batch import BatchH2OKVCache
 from .cache import H2OKVCache
 from .quantized import QuantizedH2OKVCache, evicting_cache
+from .stored import stored_rows
 
 __all__ = ["BatchLinkedH2OCache", "FollowingRows", "LinkedH2OCache"]
 
-_NAMES = ("following keys", "following values")
+_BESIDE = "following "
 
 
 class FollowingRows:
@@ -49,21 +49,18 @@ class FollowingRows:
             ValueError: shapes that do not match the rows stored or the leader's.
             RuntimeError: the leader has not had the same tokens before.
         """
-        op = "[FollowingRows.update_and_fetch]"
-        leader, added = self.leader, keys.shape[2] if keys.ndim == 4 else 0
-        table = leader._table
-        for name, rows, stored in zip(
-            ("keys", "values"), (keys, values), self._stored(), strict=True
-        ):
-            expected: Any = "[B, H, L, width], B and H as the leader, L as the keys"
-            fits = rows.ndim == 4 and 0 not in rows.shape[:3] and rows.shape[2] == added
-            if fits and table is not None:
-                fits = rows.shape[:2] == table.shape
-            if fits and stored is not None:
-                expected = f"{stored.dtype} [B, H, L, {stored.shape[3]}] as the stored rows"
-                fits = (rows.shape[3], rows.dtype) == (stored.shape[3], stored.dtype)
-            if not fits:
-                raise ValueError(f"{op} {name} are {rows.dtype} {rows.shape}, expected {expected}.")
+        op, leader = "[FollowingRows.update_and_fetch]", self.leader
+        table, added = leader._table, keys.shape[2] if keys.ndim == 4 else 0
+        for side, rows in (("keys", keys), ("values", values)):
+            first = (*(rows.shape[:2] if table is None else table.shape), added)
+            stored = self._stored(side)
+            like = None if stored is None else (stored.shape[3], stored.dtype)
+            fits = rows.ndim == 4 and rows.shape[:3] == first and 0 not in first
+            if not fits or like not in (None, (rows.shape[3], rows.dtype)):
+                raise ValueError(
+                    f"{op} {side} are {rows.dtype} {rows.shape}, expected [B, H, L, width], B and "
+                    f"H as the leader, L as the keys, width and dtype as the stored rows: {like}."
+                )
         if table is None or leader.updates != self._followed + 1 or leader._length != added:
             raise RuntimeError(
                 f"{op} found {added} tokens after {self._followed} updates, expected to follow the "
@@ -74,50 +71,40 @@ class FollowingRows:
                 f"{op} the leader has rows of before, which have none here, expected to follow it "
                 "from its first."
             )
-        for name, rows in zip(_NAMES, (keys, values), strict=True):
-            table.put_newest(name, rows)
+        for side, rows in (("keys", keys), ("values", values)):
+            table.put_newest(_BESIDE + side, rows)
         self._followed, self._before = leader.updates, leader.offset
-        found = [table.beside[name][:, :, : leader._width] for name in _NAMES]
-        return found[0], found[1]
+        width = leader._width
+        return table.beside[_BESIDE + "keys"][:, :, :width], table.beside[_BESIDE + "values"][
+            :, :, :width
+        ]
 
-    def _stored(self) -> list[mx.array | None]:
+    keys = stored_rows(
+        "keys", "The stored keys [B, H, N, D], or None. May be set to an array of the same shape."
+    )
+    values = stored_rows(
+        "values", "The stored values [B, H, N, Dv], or None. May be set, as the keys."
+    )
+
+    def _stored(self, side: str) -> mx.array | None:
         table = self.leader._table
-        if table is None or _NAMES[0] not in table.beside:
-            return [None, None]
-        return [table.beside[name][:, :, : table.width] for name in _NAMES]
+        if table is None or _BESIDE + side not in table.beside:
+            return None
+        return table.beside[_BESIDE + side][:, :, : table.width]
 
-    @property
-    def keys(self) -> mx.array | None:
-        """The stored keys [B, H, N, D], or None. May be set to an array of the same shape."""
-        return self._stored()[0]
-
-    @keys.setter
-    def keys(self, keys: mx.array) -> None:
-        self._set(0, keys)
-
-    @property
-    def values(self) -> mx.array | None:
-        """The stored values [B, H, N, Dv], or None. May be set, as the keys."""
-        return self._stored()[1]
-
-    @values.setter
-    def values(self, values: mx.array) -> None:
-        self._set(1, values)
-
-    def _set(self, side: int, rows: mx.array) -> None:
-        table, old = self.leader._table, self._stored()[side]
+    def _set(self, side: str, rows: mx.array) -> None:
+        table, old = self.leader._table, self._stored(side)
         if table is None or old is None or (rows.shape, rows.dtype) != (old.shape, old.dtype):
             expected = "none, before any update" if old is None else f"{old.dtype} {old.shape}"
             raise ValueError(
-                f"[FollowingRows.{('keys', 'values')[side]}] found {rows.dtype} {rows.shape}, "
-                f"expected {expected}."
+                f"[FollowingRows.{side}] found {rows.dtype} {rows.shape}, expected {expected}."
             )
-        table.beside[_NAMES[side]][:, :, : table.width] = rows
+        table.beside[_BESIDE + side][:, :, : table.width] = rows
 
     @property
     def nbytes(self) -> int:
         """Bytes stored, which the leader's count too."""
-        return sum(rows.nbytes for rows in self._stored() if rows is not None)
+        return 0 if self.keys is None else self.keys.nbytes + self.values.nbytes
 
     @property
     def positions(self) -> mx.array | None:
@@ -127,28 +114,20 @@ class FollowingRows:
     @property
     def state(self) -> tuple[Any, ...]:
         """keys, values, positions and offset, to be read after the leader's, in its order."""
-        keys, values = self._stored()
-        return keys, values, None if keys is None else self.positions, self.offset
+        keys = self.keys
+        return keys, self.values, None if keys is None else self.positions, self.offset
 
     @state.setter
     def state(self, state: Sequence[Any]) -> None:
         table = self.leader._table
         if state[0] is not None and table is not None:
-            for name, rows in zip(_NAMES, state[:2], strict=True):
-                table.attach(name, rows, 0.0)
+            for side, rows in zip(("keys", "values"), state, strict=False):
+                table.attach(_BESIDE + side, rows, 0.0)
 
 
-_OF_BOTH = {
-    "offset",
-    "size",
-    "empty",
-    "nbytes",
-    "flush",
-    "is_trimmable",
-    "trim",
-    "prepare",
-    "finalize",
-}
+_OF_LEADER = {
+    "offset", "size", "empty", "nbytes", "flush", "is_trimmable", "trim", "prepare", "finalize"
+}  # fmt: skip
 
 
 class LinkedH2OCache:
@@ -177,7 +156,7 @@ class LinkedH2OCache:
         return found
 
     def __getattr__(self, name: str) -> Any:
-        if name in _OF_BOTH:
+        if name in _OF_LEADER:
             return getattr(self.leader, name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
@@ -211,10 +190,6 @@ class LinkedH2OCache:
         cache = cls.__new__(cls)
         cache.state = state
         return cache
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        found = memo[id(self)] = self._of(copy.deepcopy(self.leader))
-        return found
 
     @classmethod
     def merge(cls, caches: Sequence[Any]) -> BatchLinkedH2OCache:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+import json
+import sys
+from collections.abc import Iterator
 from typing import Any, cast
 
 import mlx.core as mx
@@ -13,16 +16,14 @@ from ..operations.backends import resolve
 from ..operations.segments import Rows, masking, merged_attention
 from ..policies import Policy, scoring
 from .attention import segments_of, settings_of
-from .checks import check_attended, check_scores
+from .checks import check_seen
+from .stored import IMPORTANCE, StoredRows
 from .table import Table
 
 __all__ = ["ScoredRows"]
 
-IMPORTANCE = "importance"
-_WAITING = "waiting"
 
-
-class ScoredRows:
+class ScoredRows(StoredRows):
     """Stored rows that attention reads; :class:`H2OKVCache` says when rows come and go.
 
     With speculation, what the newest queries say waits beside the rows until they can no longer be
@@ -31,9 +32,6 @@ class ScoredRows:
 
     config: H2OConfig
     policy: Policy
-    _table: Table | None
-    _tokens: list[int]
-    """Of each line, those seen."""
     _reach: int
     """``config.reach``."""
     _unscored: bool
@@ -44,8 +42,8 @@ class ScoredRows:
     """Slots that it handed out."""
     _spans: list[tuple[int, int]]
     """Which of its tokens are each line's own, where some are padding."""
-    _waiting: list[tuple[int, int]]
-    """Position and number of the queries whose scores wait."""
+    _waiting: list[tuple[int, int, str]]
+    """Position and number of queries whose scores wait, and the array beside the rows."""
 
     @property
     def in_segments(self) -> bool:
@@ -81,10 +79,9 @@ class ScoredRows:
         Raises:
             ValueError: no rows yet, keys that are not the stored rows, or as the operation.
         """
-        check_attended(keys, self._table, self._width)
-        table = cast(Table, self._table)
-        heads = (keys[0] if isinstance(keys, tuple) else keys).shape[1]
-        own = heads == table.shape[1]
+        stored = keys[0] if isinstance(keys, tuple) else keys
+        table = check_seen("attend", stored, 2, self._table, self._width)
+        own = stored.shape[1] == table.shape[1]
         decay = self.policy.decay
         if decay is not None and own and not (self.in_segments or self._spans or self._reach):
             operations = resolve()
@@ -128,27 +125,23 @@ class ScoredRows:
         Raises:
             ValueError: no rows yet, or another shape or dtype.
         """
-        check_scores(scores, self._table, self._width)
+        table = check_seen("update_scores", scores, 3, self._table, self._width)
         if not self.policy.needs_scores:
             return
-        table = cast(Table, self._table)
         given = scoring.seen(self.policy, scores, lse)
         if self._spans:
-
-            def take(line: int, own: slice, slots: mx.array, old: mx.array) -> mx.array:
-                some = mx.take(given[line : line + 1, :, own], slots, axis=3)
-                return scoring.fold(self.policy, old, some, self._positions_at(line, slots))
-
-            self._of_each_line(table, take)
+            for one, own, slots, old, places in self._lines(table):
+                some = mx.take(given[one, :, own], slots, axis=3)
+                new = scoring.fold(self.policy, old, some, places)
+                table.beside[IMPORTANCE][one, :, slots] = new
         elif self._reach:
-            count = given.shape[2]
-            first = max(0, count - self._reach)
+            start = self._tokens[0] - given.shape[2]
+            first = max(0, given.shape[2] - self._reach)
             if first:
-                self._fold(table, given[:, :, :first], self._tokens[0] - count)
-                given = mx.contiguous(given[:, :, first:])
-            self._keep_waiting(table, given)
+                self._fold(table, given[:, :, :first], start)
+            self._keep_waiting(table, given[:, :, first:], start + first)
         else:
-            old, positions = self._importance(table), self._positions(table)
+            old, positions = self._importance(table), table.positions(self._tokens)
             self._take_in(table, scoring.fold(self.policy, old, given, positions, masked=masked))
         self._unscored = False
 
@@ -169,23 +162,18 @@ class ScoredRows:
         Raises:
             ValueError: no rows yet, keys that are not the stored rows, or as ``prefill_scores``.
         """
-        check_attended(keys, self._table, self._width)
-        table, policy = cast(Table, self._table), self.policy
+        table, policy = check_seen("attend", keys, 2, self._table, self._width), self.policy
         if self._spans:
-            shape = (queries.shape[0], 1, queries.shape[2], self._width)
-
-            def take(line: int, own: slice, slots: mx.array, old: mx.array) -> mx.array:
-                one = slice(line, line + 1)
+            for one, own, slots, old, places in self._lines(table):
                 part: Any = mask
                 if isinstance(mask, mx.array):
-                    whole = (shape[0], *(mask.shape[-3:-2] or (1,)), *shape[2:])
-                    part = mx.take(mx.broadcast_to(mask, whole)[one, :, own], slots, axis=3)
-                return scoring.chunk_seen(
-                    policy, old, self._positions_at(line, slots), queries[one, :, own],
+                    whole = (mask.shape[-3:-2] or (1,))[0], queries.shape[2], self._width
+                    part = mx.broadcast_to(mask, (queries.shape[0], *whole))
+                    part = mx.take(part[one, :, own], slots, axis=3)
+                table.beside[IMPORTANCE][one, :, slots] = scoring.chunk_seen(
+                    policy, old, places, queries[one, :, own],
                     mx.take(keys[one], slots, axis=2), scale=scale, mask=part, sinks=sinks,
                 )  # fmt: skip
-
-            self._of_each_line(table, take)
             self._unscored = False
             return
         last = min(self._reach, queries.shape[2])
@@ -197,26 +185,27 @@ class ScoredRows:
                 table,
                 scoring.chunk_seen(
                     policy, self._importance(table)[:, :, :count],
-                    self._positions(table)[:, :, :count], queries[:, :, :head],
+                    table.positions(self._tokens)[:, :, :count], queries[:, :, :head],
                     keys[:, :, :count], scale=scale, mask=before, sinks=sinks,
                 ),
             )  # fmt: skip
         if last:
             found = prefill.last_scores(queries, keys, scale=scale, mask=mask, queries=last)
-            self._keep_waiting(table, scoring.seen(policy, found, None, sinks))
+            given = scoring.seen(policy, found, None, sinks)
+            self._keep_waiting(table, given, self._tokens[0] - last)
         self._unscored = False
 
     def reset_scores(self) -> None:
         """Forget what was accumulated for every row, as if none had been scored yet."""
         table = self._table
         if table is not None and IMPORTANCE in table.beside:
-            table.attach(IMPORTANCE, None, float("nan"))
-        self._drop_waiting()
+            table.attach(IMPORTANCE, mx.zeros((*table.shape, 0)), float("nan"))
+        self._cut_waiting(end=0)
 
     def _importance(self, table: Table, with_room: bool = False) -> mx.array:
         """That of the rows in use, [B, H, N]; or of all that there is room for."""
         if IMPORTANCE not in table.beside:
-            table.attach(IMPORTANCE, None, float("nan"))
+            table.attach(IMPORTANCE, mx.zeros((*table.shape, 0)), float("nan"))
         found = table.beside[IMPORTANCE]
         if with_room or found.shape[2] == table.width:
             return found
@@ -230,109 +219,80 @@ class ScoredRows:
             table.beside[IMPORTANCE][:, :, : importance.shape[2]] = importance
         self._unscored = False
 
-    def _positions(self, table: Table) -> mx.array:
-        return table.positions(self._tokens)
-
-    def _positions_at(self, line: int, slots: mx.array) -> mx.array:
-        return mx.take(self._positions(cast(Table, self._table))[line : line + 1], slots, axis=2)
-
-    def _of_each_line(
-        self, table: Table, take: Callable[[int, slice, mx.array, mx.array], mx.array]
-    ) -> None:
-        """Let each line by itself take in what concerns its own queries and slots."""
-        self._importance(table)
-        whole, parts = table.beside[IMPORTANCE], []
+    def _lines(self, table: Table) -> Iterator[tuple[slice, slice, mx.array, mx.array, mx.array]]:
+        """Of each line that was given tokens of its own: it, these queries, its slots, and the
+        importance and positions there."""
+        importance, positions = self._importance(table), table.positions(self._tokens)
         for line, (start, stop) in enumerate(self._spans):
-            one = whole[line : line + 1]
             if stop > start:
-                slots = table.slots_of(line)
-                one[:, :, slots] = take(
-                    line, slice(start, stop), slots, mx.take(one, slots, axis=2)
-                )
-            parts.append(one)
-        table.beside[IMPORTANCE] = mx.concatenate(parts)
-
-    def _waiting_scores(self) -> mx.array | None:
-        """What waits, [B, Hq, queries, N]."""
-        table = self._table
-        if table is None or not self._waiting:
-            return None
-        return self._waiting_part(table, 0, sum(count for _, count in self._waiting))
+                one, slots = slice(line, line + 1), table.slots_of(line)
+                old, places = (mx.take(a[one], slots, axis=2) for a in (importance, positions))
+                yield one, slice(start, stop), slots, old, places
 
     # Speculation: what queries say that may be taken back
 
-    def _keep_waiting(self, table: Table, given: mx.array) -> None:
-        """Keep ``given`` [B, Hq, L, N], of the last L tokens, beside the rows."""
+    def _keep_waiting(self, table: Table, given: mx.array, start: int) -> None:
+        """Keep what queries from ``start`` on say, ``given`` [B, Hq, L, N], beside the rows."""
         batch, _, count, width = given.shape
-        shape = (batch, table.shape[1], -1, count, width)
-        columns = given.reshape(shape).transpose(0, 1, 4, 3, 2).reshape(batch, shape[1], width, -1)
-        if self._waiting:
-            columns = mx.concatenate([table.beside[_WAITING][:, :, :width], columns], axis=3)
-        table.attach(_WAITING, columns, scoring.unseen(self.policy))
-        self._waiting.append((self._tokens[0] - count, count))
+        rows = given.reshape(batch, table.shape[1], -1, count, width).transpose(0, 1, 4, 3, 2)
+        free = (f"waiting {place}" for place in itertools.count())
+        name = next(name for name in free if name not in table.beside)
+        rows = rows.reshape(batch, table.shape[1], width, -1)
+        table.attach(name, rows, scoring.unseen(self.policy))
+        self._waiting = [*self._waiting, (start, count, name)]
 
-    def _waiting_part(self, table: Table, first: int, count: int) -> mx.array:
-        """Of the queries from the ``first`` one on, as the policy takes them, [B, Hq, count, N]."""
-        columns = table.beside[_WAITING][:, :, : table.width]
-        group = columns.shape[3] // sum(number for _, number in self._waiting)
-        part = columns[..., first * group : (first + count) * group]
-        batch, heads, width, _ = part.shape
-        part = part.reshape(batch, heads, width, count, group).transpose(0, 1, 4, 3, 2)
-        return part.reshape(batch, heads * group, count, width)
+    def _given(self, table: Table, count: int, name: str) -> mx.array:
+        """What ``count`` queries said, as the policy takes it, [B, Hq, count, N]."""
+        rows = table.beside[name][:, :, : table.width]
+        batch, heads, width, _ = rows.shape
+        rows = rows.reshape(batch, heads, width, count, -1).transpose(0, 1, 4, 3, 2)
+        return rows.reshape(batch, -1, count, width)
 
     def _settle_waiting(self, border: int) -> None:
         """Take in what queries before the position ``border`` say."""
-        table = self._table
-        if table is None or not self._waiting or self._waiting[0][0] >= border:
+        table = cast(Table, self._table)
+        for start, count, name in self._waiting:
+            if start < border:
+                given = self._given(table, count, name)
+                self._fold(table, given[:, :, : border - start], start)
+        self._cut_waiting(first=border)
+
+    def _cut_waiting(self, first: int = 0, end: int = sys.maxsize) -> None:
+        """Forget what queries before the position ``first`` and from ``end`` on said."""
+        left = []
+        for start, count, name in self._waiting:
+            table = cast(Table, self._table)
+            skipped, stop = max(0, first - start), min(count, end - start)
+            if skipped >= stop:
+                del table.beside[name], table.fills[name]
+                continue
+            if stop - skipped < count:
+                group = table.beside[name].shape[3] // count
+                cut = slice(skipped * group, stop * group)
+                table.beside[name] = table.beside[name][..., cut]
+            left.append((start + skipped, stop - skipped, name))
+        self._waiting = left
+
+    def _waiting_state(self) -> tuple[mx.array | None, str]:
+        """What waits, [B, Hq, queries, N], and the positions and numbers of these queries."""
+        given = [self._given(cast(Table, self._table), *one[1:]) for one in self._waiting]
+        numbers = json.dumps([one[:2] for one in self._waiting])
+        return mx.concatenate(given, axis=2) if given else None, numbers
+
+    def _restore_waiting(self, given: mx.array | None, numbers: str, ends: bool = False) -> None:
+        """Have what ``_waiting_state`` gave; or ``ends`` of the queries in the place of numbers."""
+        if given is None or self._table is None:
             return
-        left, kept, first = [], [], 0
-        for start, number in self._waiting:
-            count = max(0, min(number, border - start))
-            if count:
-                self._fold(table, self._waiting_part(table, first, count), start)
-            if count < number:
-                left.append((start + count, number - count))
-                kept.append(self._waiting_part(table, first + count, number - count))
-            first += number
-        self._put_waiting(table, left, kept)
-
-    def _drop_waiting(self, border: int = 0) -> None:
-        """Forget what queries from the position ``border`` on said."""
-        table = self._table
-        if table is None or not self._waiting:
-            return
-        left, kept, first = [], [], 0
-        for start, number in self._waiting:
-            count = max(0, min(number, border - start))
-            if count:
-                left.append((start, count))
-                kept.append(self._waiting_part(table, first, count))
-            first += number
-        self._put_waiting(table, left, kept)
-
-    def _restore_waiting(
-        self, table: Table, given: mx.array, waiting: list[tuple[int, int]]
-    ) -> None:
-        """Of ``waiting`` queries what ``given`` [B, Hq, queries, N] says, one behind the other."""
-        ends = [sum(count for _, count in waiting[: place + 1]) for place in range(len(waiting))]
-        parts = [
-            given[:, :, end - count : end] for end, (_, count) in zip(ends, waiting, strict=True)
-        ]
-        self._put_waiting(table, waiting, parts)
-
-    def _put_waiting(self, table: Table, left: list[tuple[int, int]], kept: list[mx.array]) -> None:
-        tokens, self._waiting = self._tokens, []
-        table.beside.pop(_WAITING, None)
-        table.fills.pop(_WAITING, None)
-        for (start, count), given in zip(left, kept, strict=True):
-            self._tokens = [start + count]
-            self._keep_waiting(table, given)
-        self._tokens = tokens
+        first = 0
+        for start, count in json.loads(numbers):
+            count = count - start if ends else count
+            self._keep_waiting(self._table, given[:, :, first : first + count], start)
+            first += count
 
     def _fold(self, table: Table, given: mx.array, start: int) -> None:
         """What queries from ``start`` on saw of the rows that were there, taken in."""
         newer = self._tokens[0] - start - given.shape[2]
         count = table.width - newer
         old = self._importance(table)[:, :, :count]
-        positions = self._positions(table)[:, :, :count]
+        positions = table.positions(self._tokens)[:, :, :count]
         self._take_in(table, scoring.fold(self.policy, old, given[..., :count], positions))

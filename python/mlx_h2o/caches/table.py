@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 
@@ -90,44 +90,11 @@ class Table:
         batch, heads = self.segments[-1].keys.parts[0].shape[:2]
         return batch, heads
 
-    def widths(self, width: int | None = None) -> list[int]:
-        """Slots in use of each segment, or of the first ``width`` slots."""
-        counts = [one.width for one in self.segments]
-        if width is not None:
-            counts[-1] = width - sum(counts[:-1])
-        return counts
-
-    def dense(self, side: str, width: int | None = None) -> mx.array:
-        """The "keys", or the "values", in use as an array [B, H, width, D]."""
-        if len(self.segments) > 1:
-            return resolve().segment_rows(*self.in_parts(side, width))[0]
-        column: Column = getattr(self.tail, side)
-        return column.rows(self.tail.width if width is None else width)
-
-    def in_parts(
-        self, side: str, width: int | None = None
-    ) -> tuple[list[mx.array], mx.array, list[int], int]:
-        """The same of mixed precision as ``segment_rows`` takes them: the parts of the packed
-        segments, the newest rows, and how rows are packed."""
-        if side not in self.memo:
-            columns = [getattr(one, side) for one in self.segments[:-1]]
-            parts = [
-                part
-                for one, column in zip(self.segments, columns, strict=False)
-                for part in column.view(one.width)
-            ]
-            bits = [column.bits for column in columns]
-            self.memo[side] = parts, bits, columns[0].group_size
-        parts, bits, group_size = self.memo[side]
-        count = self.tail.width if width is None else width - self.packed_width
-        return parts, getattr(self.tail, side).view(count)[0], bits, group_size
-
     @property
     def arrays(self) -> list[mx.array]:
         """Every array that is stored."""
         columns = [column for one in self.segments for column in (one.keys, one.values)]
-        placed = [] if self._placed is None else [self._placed]
-        return [*(part for one in columns for part in one.parts), *self.beside.values(), *placed]
+        return [*(part for one in columns for part in one.parts), *self.loose(scored=False)]
 
     def loose(self, scored: bool) -> list[mx.array]:
         """What attention does not read: whoever evaluates a step must evaluate it too.
@@ -175,10 +142,6 @@ class Table:
             start += one.width
         return mx.concatenate(parts)
 
-    def share_positions(self, other: Table) -> None:
-        """Have the rows in the places that another table's have."""
-        self._placed, self._known = other._placed, list(other._known)
-
     # Rows that come
 
     def append(
@@ -203,14 +166,17 @@ class Table:
             self._newest = slots = self._slots(added, spans)
             for column, rows in ((tail.keys, keys), (tail.values, values)):
                 new = column.encode(rows)
-                column.parts = _with_room(column, new, tail.width + added, limit)
+                column.reserve(tail.width + added, limit, new)
                 column.put(mx.broadcast_to(slots, rows.shape[:3]), new)
         counts = [stop - start for start, stop in spans] if spans else [added] * len(tail.rows)
         tail.rows = [rows + count for rows, count in zip(tail.rows, counts, strict=True)]
-        if self.beside:
-            self._make_room_beside()
+        for name, array in self.beside.items():
+            if array.shape[2] < self.packed_width + tail.keys.capacity:
+                self.changed = True
+                self.attach(name, array, self.fills[name])
             if self._newest is not None:  # slots may hold what queries saw of unused ones
-                self._clear_newest(keys.shape[:3])
+                shape = (*keys.shape[:3], *array.shape[3:])
+                self.put_newest(name, mx.full(shape, self.fills[name], array.dtype))
 
     def append_one(self, keys: mx.array, values: mx.array) -> tuple[Parts, Parts]:
         """The same of one row where there is room, and where all lines have as many rows.
@@ -228,20 +194,11 @@ class Table:
         self._newest = None
         return tuple(found[middle : middle + count]), tuple(found[middle + count :])
 
-    def _clear_newest(self, shape: Sequence[int]) -> None:
-        slots = cast(mx.array, self._newest) + mx.array(self.packed_width, mx.uint32)
-        slots = mx.broadcast_to(slots, shape)
-        for name, array in self.beside.items():
-            fill = mx.full((*shape, *array.shape[3:]), self.fills[name], array.dtype)
-            self.beside[name] = written(array, slots, fill)
-
     def put_newest(self, name: str, rows: mx.array) -> None:
-        """Set what goes with the rows of the last append, [B, H, L, width]."""
+        """Set what goes with the rows of the last append, [B, H, L, ...]."""
         added = rows.shape[2]
         if name not in self.beside:
-            shape = (*rows.shape[:2], self.packed_width + self.tail.keys.capacity, rows.shape[3])
-            self.fills[name] = 0.0
-            self.beside[name] = mx.zeros(shape, rows.dtype)
+            self.attach(name, rows[:, :, :0], 0.0)
         if self._newest is None:
             self.beside[name][:, :, self.width - added : self.width] = rows
             return
@@ -256,21 +213,10 @@ class Table:
             token = (token - _column([start for start, _ in spans])) % added
         return (token + _column(self.tail.rows)).astype(mx.uint32)
 
-    def _make_room_beside(self) -> None:
-        capacity = self.packed_width + self.tail.keys.capacity
-        for name, array in self.beside.items():
-            if array.shape[2] < capacity:
-                self.changed = True
-                self.beside[name] = padded(array, capacity, self.fills[name])
-
-    def attach(self, name: str, array: mx.array | None, fill: float, width: int = 0) -> None:
-        """Keep ``array`` [B, H, n, ...] beside the first n rows; None: ``fill`` for all."""
-        capacity = self.packed_width + self.tail.keys.capacity
-        if array is None:
-            shape = (*self.shape, capacity, *([width] if width else []))
-            array = mx.full(shape, fill, mx.float32)
+    def attach(self, name: str, array: mx.array, fill: float) -> None:
+        """Keep ``array`` [B, H, n, ...] beside the first n rows, and ``fill`` beside the others."""
         self.fills[name] = fill
-        self.beside[name] = padded(array, capacity, fill)
+        self.beside[name] = padded(array, self.packed_width + self.tail.keys.capacity, fill)
 
     # Rows that go, and rows that move
 
@@ -328,102 +274,26 @@ class Table:
             end = self.packed_width + capacity
             self.beside = {name: mx.contiguous(a[:, :, :end]) for name, a in self.beside.items()}
 
-    # Lines that leave, and lines that join
-
-    def select(self, lines: Sequence[int], offsets: Sequence[int]) -> Table:
-        """A copy of some lines, in arrays of their own, without the room that none of them uses."""
-        index, some = mx.array(list(lines)), list(lines)
-        widths = [max(one.rows[line] for line in some) for one in self.segments]
+    def each(
+        self, change: Callable[[mx.array], mx.array], rows: Sequence[int] | None = None
+    ) -> Table:
+        """The table whose arrays are ``change`` of these, with so many ``rows`` of each line in
+        each segment; None: as they are. Positions are to be placed."""
         segments = [
-            Segment(
-                _chosen(one.keys, index, width),
-                _chosen(one.values, index, width),
-                [one.rows[line] for line in some],
-            )
-            for one, width in zip(self.segments, widths, strict=True)
+            Segment(one.keys.each(change), one.values.each(change), list(rows or one.rows))
+            for one in self.segments
         ]
         found = Table(segments)
-        slots = self._kept_slots(widths)
-        found.place(self.positions(offsets)[index][:, :, slots])
         found.fills = dict(self.fills)
-        found.beside = {name: array[index][:, :, slots] for name, array in self.beside.items()}
+        found.beside = {name: change(array) for name, array in self.beside.items()}
         return found
-
-    def _kept_slots(self, widths: Sequence[int]) -> mx.array:
-        """The first ``widths`` slots of each segment."""
-        parts, start = [], 0
-        for one, width in zip(self.segments, widths, strict=True):
-            parts.append(mx.arange(start, start + width))
-            start += one.width
-        return mx.concatenate(parts)
-
-    @classmethod
-    def join(cls, tables: Sequence[Table], offsets: Sequence[Sequence[int]]) -> Table:
-        """The lines of all ``tables``, one behind the other."""
-        if len(tables) == 1:
-            return tables[0]
-        first = tables[0]
-        segments = []
-        for place in range(len(first.segments)):
-            parts = [table.segments[place] for table in tables]
-            width = max(one.width for one in parts)
-            keys = _stacked([one.keys for one in parts], width)
-            values = _stacked([one.values for one in parts], width)
-            segments.append(Segment(keys, values, [rows for one in parts for rows in one.rows]))
-        found = cls(segments)
-        widths = [one.width for one in segments]
-        arrays = [
-            table._spread(table.positions(given), widths, NONE)
-            for table, given in zip(tables, offsets, strict=True)
-        ]
-        found.place(mx.concatenate(arrays))
-        for name, fill in {n: f for table in tables for n, f in table.fills.items()}.items():
-            like = next(table.beside[name] for table in tables if name in table.beside)
-            arrays = []
-            for table in tables:
-                shape = (*table.shape, table.width, *like.shape[3:])
-                array = table.beside.get(name, mx.full(shape, fill, like.dtype))
-                arrays.append(table._spread(array, widths, fill))
-            found.fills[name], found.beside[name] = fill, mx.concatenate(arrays)
-        return found
-
-    def _spread(self, array: mx.array, widths: Sequence[int], fill: float) -> mx.array:
-        """An array of all slots, in segments of other widths."""
-        parts, start = [], 0
-        for one, width in zip(self.segments, widths, strict=True):
-            parts.append(padded(array[:, :, start : start + one.width], width, fill))
-            start += one.width
-        return mx.concatenate(parts, axis=2) if len(parts) > 1 else parts[0]
 
     def copy(self) -> Table:
         """The same rows; whichever is written first gets arrays of its own."""
-        same = [
-            one.each(lambda column: column.each(lambda part: part[...])) for one in self.segments
-        ]
-        found = Table(same)
+        found = self.each(lambda array: array[...])
         found._placed, found._known = self._placed, list(self._known)
-        found.fills = dict(self.fills)
-        found.beside = {name: array[...] for name, array in self.beside.items()}
         return found
 
 
 def _column(numbers: Sequence[int]) -> mx.array:
     return mx.array(list(numbers), mx.int32)[:, None, None]
-
-
-def _chosen(column: Column, index: mx.array, width: int) -> Column:
-    return column.each(lambda part: part[index][:, :, :width])
-
-
-def _stacked(columns: Sequence[Column], width: int) -> Column:
-    parts = [[padded(part[:, :, :width], width, 0) for part in one.parts] for one in columns]
-    return columns[0].like(tuple(mx.concatenate(list(same)) for same in zip(*parts, strict=True)))
-
-
-def _with_room(column: Column, like: Parts, capacity: int, limit: int) -> Parts:
-    """The arrays of a column with room for so many rows, each shaped as in ``like``."""
-    if column.capacity >= capacity:
-        return column.parts
-    capacity = max(capacity, min(2 * capacity, limit))
-    parts = column.parts or tuple(part[:, :, :0] for part in like)
-    return tuple(padded(part, capacity, 0) for part in parts)

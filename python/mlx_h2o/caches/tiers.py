@@ -14,7 +14,9 @@ import mlx.core as mx
 from ..config import H2OConfig
 from ..operations.backends import resolve
 from ..operations.buffers import gathered, padded
+from .attention import in_parts
 from .eviction import Eviction
+from .lines import join, select
 from .table import Segment, Table
 
 __all__ = ["packed", "planned", "tail_limit", "truncated"]
@@ -37,15 +39,15 @@ def tail_limit(config: H2OConfig) -> int:
     return config.dense_rows + config.group + config.reach
 
 
-def packed(eviction: Eviction, config: H2OConfig) -> Table:
+def packed(eviction: Eviction) -> Table:
     """The table after an eviction, in which older rows of the lines concerned are packed."""
     table, offsets, due = eviction.table, eviction.offsets, set(eviction.due)
     alike = [*(one.rows for one in table.segments), eviction.protected]
     if len(due) == table.lines and all(len(set(numbers)) == 1 for numbers in alike):
-        return _arranged(eviction, config)
+        return _arranged(eviction)
     tables = []
     for line in range(table.lines):
-        alone = table.select([line], offsets)
+        alone = select(table, [line], offsets)
         if line in due:
             own = eviction._replace(
                 table=alone,
@@ -54,9 +56,9 @@ def packed(eviction: Eviction, config: H2OConfig) -> Table:
                 recent_start=[eviction.recent_start[line]],
                 keep=min(eviction.keep, alone.lengths[0]),
             )
-            alone = _arranged(own, config)
+            alone = _arranged(own)
         tables.append(alone)
-    return Table.join(tables, [[offset] for offset in offsets])
+    return cast(Table, join(tables, [[offset] for offset in offsets]))
 
 
 def truncated(
@@ -65,32 +67,30 @@ def truncated(
     """The table without the newest rows of each line, where none has been evicted."""
     tables, left = [], []
     for line, (offset, count) in enumerate(zip(offsets, gone, strict=True)):
-        alone = table if table.lines == 1 else table.select([line], offsets)
+        alone = table if table.lines == 1 else select(table, [line], offsets)
         rows = alone.lengths[0] - count
         positions = alone.positions([offset])
         slots = mx.sort(mx.argsort(positions, axis=2)[:, :, :rows], axis=2).astype(mx.uint32)
         counts = [rows, *[0] * (len(table.segments) - 1)]  # no row loses precision
         tables.append(_rearranged(alone, positions, slots, -positions, counts, config))
         left.append([offset - count])
-    return Table.join(tables, left)
+    return cast(Table, join(tables, left))
 
 
-def _arranged(eviction: Eviction, config: H2OConfig) -> Table:
+def _arranged(eviction: Eviction) -> Table:
     """Of a table whose lines have the same numbers of rows, all of which are due."""
-    table, keep = eviction.table, eviction.keep
+    table, keep, config = eviction.table, eviction.keep, eviction.config
     positions = table.positions(eviction.offsets)
-    ranks = eviction.ranks(positions)
-    tail = eviction.tail
+    ranks, tail = eviction.ranks(eviction.first(positions, table.width)), eviction.tail
     if keep == table.width:
         slots = mx.broadcast_to(mx.arange(keep, dtype=mx.uint32), positions.shape)
-    elif tail:
-        ranked = positions.shape[2] - tail
-        slots = eviction.kept(positions[:, :, :ranked], keep - tail, eviction.due)
-        newest = mx.arange(ranked, ranked + tail, dtype=mx.uint32)
+    else:
+        rows = eviction.first(positions, table.width - tail)
+        slots = eviction.kept(rows, keep - tail, eviction.due, None if tail else ranks)
+    if tail and keep < table.width:
+        newest = mx.arange(table.width - tail, table.width, dtype=mx.uint32)
         newest = mx.broadcast_to(newest, (*slots.shape[:2], tail))
         slots = mx.concatenate([slots, newest], axis=2)
-    else:
-        slots = eviction.kept(positions, keep, eviction.due, ranks=ranks)
     dense = table.tail.rows[0]
     if keep < table.width:  # what stays in place must be what is sure to stay
         dense = min(dense, eviction.protected[0])
@@ -138,7 +138,7 @@ def _gathered(table: Table, segment: Segment, slots: mx.array) -> Segment:
     columns = []
     for side, own in (("keys", segment.keys), ("values", segment.values)):
         if slots.shape[2]:
-            parts = resolve().segment_rows(*table.in_parts(side), slots, cast(int, own.bits))
+            parts = resolve().segment_rows(*in_parts(table, side), slots, cast(int, own.bits))
             columns.append(own.like(tuple(parts)))
         else:
             columns.append(own.each(lambda part: part[:, :, :0]))

@@ -1,0 +1,79 @@
+"""What is there of a cache's rows, for those who look."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+
+from . import formats
+from .table import Table
+
+__all__ = ["IMPORTANCE", "StoredRows", "stored_rows"]
+
+IMPORTANCE = "importance"
+
+
+def stored_rows(side: str, doc: str) -> Any:
+    """The property ``side``, read by ``_stored(side)`` and set by ``_set(side, rows)``."""
+    return property(lambda own: own._stored(side), lambda own, rows: own._set(side, rows), doc=doc)
+
+
+class StoredRows:
+    """Rows of one layer; nothing here changes which they are."""
+
+    _table: Table | None
+    _tokens: list[int]
+    """Of each line, those seen."""
+
+    keys = stored_rows(
+        "keys",
+        """The stored keys [B, H, N, D], or None. May be set to an array of the same shape.
+
+        Where rows are quantised: their words, scales and biases.
+        """,
+    )
+    values = stored_rows(
+        "values", "The stored values [B, H, N, Dv], or None. May be set, as the keys."
+    )
+
+    def _stored(self, side: str) -> Any:
+        return None if self._table is None else formats.stored(self._table, side)
+
+    def _set(self, side: str, rows: Any) -> None:
+        if self._table is None:
+            raise ValueError(f"[H2OKVCache.{side}] an array was set, but no rows are stored.")
+        formats.set_rows(self._table, side, rows)
+
+    @property
+    def scores(self) -> mx.array | None:
+        """float32 [B, H, N]: what the policy accumulated for each row, NaN where nothing yet."""
+        table = self._table
+        if table is None:
+            return None
+        if IMPORTANCE in table.beside:
+            return table.beside[IMPORTANCE][:, :, : table.width]
+        return mx.full((*table.shape, table.width), mx.nan, mx.float32)
+
+    @property
+    def positions(self) -> mx.array | None:
+        """int32 [B, H, N]: the place of each stored row in the sequence, -1 where there is none."""
+        return None if self._table is None else self._table.positions(self._tokens)
+
+    @property
+    def evicted(self) -> int:
+        """Rows per head that have gone, of all sequences."""
+        return 0 if self._table is None else sum(self._tokens) - sum(self._table.lengths)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of every array stored: keys, values, scores, positions, and room for more."""
+        return 0 if self._table is None else sum(array.nbytes for array in self._table.arrays)
+
+    def size(self) -> int:
+        """Rows stored per head, the surplus of a chunk included."""
+        return 0 if self._table is None else max(self._table.lengths, default=0)
+
+    def empty(self) -> bool:
+        """Whether no token has been seen."""
+        return self._table is None
