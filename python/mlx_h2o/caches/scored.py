@@ -141,7 +141,8 @@ class ScoredRows(StoredRows):
                 self._fold(table, given[:, :, :first], start)
             self._keep_waiting(table, given[:, :, first:], start + first)
         else:
-            old, positions = self._importance(table), table.positions(self._tokens)
+            old, known = self._importance(table), self.policy.needs_positions
+            positions = table.positions(self._tokens) if known else None
             self._take_in(table, scoring.fold(self.policy, old, given, positions, masked=masked))
         self._unscored = False
 
