@@ -181,7 +181,7 @@ FAULTS = [
     Fault(
         "a query that sees nothing gives NaN",
         "operations.composed:softmax_parts",
-        assigned("peak", of="where").becomes("peak"),
+        assigned("peak", at=2).becomes("peak"),
         attention,
     ),
     Fault(
