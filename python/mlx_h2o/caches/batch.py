@@ -261,6 +261,9 @@ class BatchH2OKVCache(H2OKVCache):
         self._left, self._own = list(found["before"]), list(found["remaining"])
 
 
+H2OKVCache._batch = BatchH2OKVCache
+
+
 def _check_mergeable(caches: Sequence[Any]) -> None:
     op = "[BatchH2OKVCache.merge]"
     if not caches:

@@ -48,6 +48,9 @@ class H2OKVCache(ScoredRows):
 
     _quantized: ClassVar[bool | None] = False
     """Whether rows must be quantised; None: either way."""
+    _batch: ClassVar[Any]
+    _packed: ClassVar[Any]
+    """The classes of several sequences and of packed rows, which name themselves here."""
 
     def __init__(self, config: H2OConfig | None = None, *, name: str = "") -> None:
         self._configure(config if config is not None else H2OConfig(), name)
@@ -438,9 +441,7 @@ class H2OKVCache(ScoredRows):
     @classmethod
     def merge(cls, caches: Sequence[Any]) -> Any:
         """One cache of several sequences, for batches: see ``BatchH2OKVCache.merge``."""
-        from .batch import BatchH2OKVCache
-
-        return BatchH2OKVCache.merge(caches)
+        return cls._batch.merge(caches)
 
     def to_quantized(self, group_size: int = 64, bits: int = 4) -> Any:
         """The same rows, scores and positions in a cache that quantises: QuantizedH2OKVCache.
@@ -452,11 +453,9 @@ class H2OKVCache(ScoredRows):
                 ``kv_group_size``; rows of a size that cannot be quantised.
             RuntimeError: a chunk still waits for its scores.
         """
-        from .quantized import QuantizedH2OKVCache
-
         config = replace(self.config, kv_bits=bits, kv_group_size=group_size)
         self.flush()
-        cache = QuantizedH2OKVCache(config, name=self.name)
+        cache = self._packed(config, name=self.name)
         keys, values = self.keys, self.values
         if keys is not None:
             keys, values = formats.quantized(config, keys, values, self._described())

@@ -71,6 +71,9 @@ class QuantizedH2OKVCache(H2OKVCache):
         return self
 
 
+H2OKVCache._packed = QuantizedH2OKVCache
+
+
 def evicting_cache(config: H2OConfig, *, name: str = "") -> H2OKVCache:
     """An empty cache of the class that ``config`` asks for."""
     cls = H2OKVCache if config.kv_bits is None else QuantizedH2OKVCache

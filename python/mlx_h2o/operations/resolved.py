@@ -150,6 +150,12 @@ class Operations:
     def _output(self, *rows: mx.array, **options: Unpack[AttentionOptions]) -> mx.array:
         return self.attention(rows[0], rows[1], rows[2], **options).out
 
+    def accumulate_scores(
+        self, importance: mx.array, scores: mx.array, *, decay: float, masked: bool
+    ) -> mx.array:
+        request = AccumulateRequest(importance, scores, decay, masked)
+        return self.function(composed_cache.accumulate_scores)(request)
+
     def keep_indices(
         self,
         scores: mx.array,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from .. import fast
+from ..operations.backends import resolve
 from .base import Policy, Rows
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class H2O(Policy):
     def accumulate(
         self, importance: mx.array, scores: mx.array, *, masked: bool = True, **_: Any
     ) -> mx.array:
-        return fast.accumulate_scores(importance, scores, decay=self.decay, masked=masked)
+        return resolve().accumulate_scores(importance, scores, decay=self.decay, masked=masked)
 
     def rank(self, rows: Rows) -> mx.array:
         return rows.importance
