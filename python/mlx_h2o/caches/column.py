@@ -71,19 +71,21 @@ class Column(ABC):
         """Have room for so many rows, and in advance for more up to ``limit``; ``like`` are such
         rows."""
         if rows > self.capacity:
-            capacity = max(rows, min(-(-rows // _STEP) * _STEP, limit))
             parts = self.parts or tuple(part[:, :, :0] for part in like)
-            self.parts = tuple(padded(part, capacity, 0) for part in parts)
+            self.parts = tuple(padded(part, _room(rows, limit), 0) for part in parts)
 
     def append(self, start: int, rows: mx.array, limit: int) -> None:
         """Write new rows from slot ``start`` on; no more than ``limit`` rows of room in advance."""
         end, new = start + rows.shape[2], self.encode(rows)
-        if end > self.capacity and not start:  # the first ones are kept as they came, without room
+        if end <= self.capacity:
+            for part, added in zip(self.parts, new, strict=True):
+                part[:, :, start:end] = added
+        elif start:  # in one copy: room that is written afterwards would be there twice
+            pairs = zip(self.parts, new, strict=True)
+            whole = [mx.concatenate([old[:, :, :start], one], axis=2) for old, one in pairs]
+            self.parts = tuple(padded(part, _room(end, limit), 0) for part in whole)
+        else:  # the first ones are kept as they came, without room
             self.parts = tuple(mx.contiguous(part) for part in new)
-            return
-        self.reserve(end, limit, new)
-        for part, added in zip(self.parts, new, strict=True):
-            part[:, :, start:end] = added
 
     def put(self, slots: mx.array, parts: Parts) -> None:
         """Write kept rows at ``slots`` [B, H, n]."""
@@ -115,3 +117,8 @@ class DenseColumn(Column):
     def layout(self) -> tuple[int, int, int, mx.Dtype]:
         batch, heads, _, width = self.parts[0].shape
         return batch, heads, width, self.parts[0].dtype
+
+
+def _room(rows: int, limit: int) -> int:
+    """Slots for so many rows, and in advance for more up to ``limit``."""
+    return max(rows, min(-(-rows // _STEP) * _STEP, limit))
