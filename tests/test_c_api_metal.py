@@ -80,11 +80,17 @@ def words(numbers: Iterable[Any]) -> str:
     return " ".join(str(int(number)) for number in numbers)
 
 
-def planned(plan: LaunchPlan | Iterable[Launch]) -> Record:
+def planned(*plans: LaunchPlan) -> Record:
     """The same record of launches that the Python package plans."""
     record: Record = defaultdict(list)
-    made: dict[str, mx.array] = dict(plan.given) if isinstance(plan, LaunchPlan) else {}
-    for each in plan.passes if isinstance(plan, LaunchPlan) else plan:
+    for plan in plans:
+        _add(record, plan)
+    return record
+
+
+def _add(record: Record, plan: LaunchPlan) -> None:
+    made: dict[str, mx.array] = dict(plan.given)
+    for each in plan.passes:
         shapes = zip(each.output_shapes, each.output_dtypes, strict=True)
         outputs = [f"{words(shape)}:{code(dtype)}" for shape, dtype in shapes]
         lines = {
@@ -106,7 +112,6 @@ def planned(plan: LaunchPlan | Iterable[Launch]) -> Record:
             record[key] += values
         shaped = zip(each.kernel.outputs, each.output_shapes, strict=True)
         made |= {name: mx.zeros(shape) for name, shape in shaped}
-    return record
 
 
 def handle(library: Library, argument: Any) -> Any:
@@ -200,16 +205,16 @@ def test_row_launches_are_those_of_the_python_package(metal: Library) -> None:
     scores = mx.zeros((2, 6, 4, 300))
     c_api_operations.accumulate_scores(metal, *handle(metal, (importance, scores)), decay=0.9)
     request = AccumulateRequest(importance, scores, 0.9)
-    assert recorded(metal) == planned([launch_rows.accumulate_scores(request)])
+    assert recorded(metal) == planned(launch_rows.accumulate_scores(request))
 
     rows, zones = handle(metal, (importance, positions)), {"sink_size": 4, "recent_start": 200}
     metal.select("evict", *rows, 1, **zones)
     retention = RetentionRequest(importance, positions, 1, **zones)
-    assert recorded(metal) == planned([launch_rows.choose_row(retention)])
+    assert recorded(metal) == planned(launch_rows.choose_row(retention))
 
     kept = metal.select("keep", *rows, 280, **zones)
     retention = RetentionRequest(importance, positions, 20, **zones)
-    assert recorded(metal) == planned([launch_rows.keep_rows(retention)])
+    assert recorded(metal) == planned(launch_rows.keep_rows(retention))
     assert metal.numpy(kept).shape == (2, 3, 280)
 
 
@@ -264,15 +269,16 @@ def test_replacement_launches_are_those_of_the_python_package(
     if ranks is None:
         del known["ranks"]
     request = ReplaceRequest(*arrays, **known, **more)
-    launches: list[Launch] = []
+    plans: list[LaunchPlan] = []
 
     def noting(each: Launch, inputs: list[mx.array]) -> list[mx.array]:
-        launches.append(each)
+        given = dict(zip(each.kernel.inputs, inputs, strict=True))
+        plans.append(LaunchPlan((each,), given))
         shapes = zip(each.output_shapes, each.output_dtypes, strict=True)
         return [mx.zeros(shape, dtype) for shape, dtype in shapes]
 
     RowKernels(lambda stream: noting, lambda stream: True).replace_worst(request)
-    assert recorded(metal) == planned(launches)
+    assert recorded(metal) == planned(*plans)
 
 
 @pytest.mark.parametrize(("bits", "v_bits"), [(8, 8), (4, 6), (5, 2)])
@@ -287,7 +293,7 @@ def test_append_launches_are_those_of_the_python_package(
     found = c_api_operations.quantize_append(
         metal, *handle(metal, (keys, values, *new, slots)), **packing
     )
-    assert recorded(metal) == planned([launch_rows.pack_rows(*new, **packing)])
+    assert recorded(metal) == planned(launch_rows.pack_rows(*new, **packing))
     given = composed_cache.quantize_append(
         QuantizeAppendRequest(keys, values, *new, slots, bits, 32, v_bits)
     )

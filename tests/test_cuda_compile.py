@@ -105,9 +105,10 @@ def test_a_row_of_128_needs_no_memory_for_spills(dtype: str, architecture: str) 
 @pytest.mark.parametrize("threads", [256, 32])
 def test_kernels_on_rows_compile_and_fit(threads: int) -> None:
     launches = [
-        (each, each.inputs({}))
-        for name, each in every_row_launch().items()
-        if each.threadgroup[0] == threads and not name.endswith("-short")
+        prepared
+        for name, plan in every_row_launch().items()
+        for prepared in stand_ins(plan)
+        if prepared[0].threadgroup[0] == threads and not name.endswith("-short")
     ]
     assert launches
     for (each, _), needs in zip(launches, compiled(launches), strict=True):

@@ -87,9 +87,10 @@ class EmulatorBackend:
     def prefill_scores(self, request: PrefillRequest) -> mx.array:
         return self.rows.prefill_scores(request)
 
-    def text(self, each: Launch) -> MetalText:
-        """What MLX generates for a launch that takes nothing from an earlier one."""
-        return self._kernel(each).text(each.inputs({}), **each.call)
+    def text(self, plan: LaunchPlan) -> MetalText:
+        """What MLX generates for a plan of one launch."""
+        (text,) = self._texts(plan)
+        return text
 
     def compile(self, request: AttentionRequest) -> Callable[[], object]:
         """What is left to do to have the request's kernels in the cache; any thread may do it."""
@@ -100,7 +101,9 @@ class EmulatorBackend:
 
     def texts(self, request: AttentionRequest) -> list[MetalText]:
         """What MLX generates for the request, pass by pass."""
-        plan = launch.plan(request, self.simdgroups, self.blocks)
+        return self._texts(launch.plan(request, self.simdgroups, self.blocks))
+
+    def _texts(self, plan: LaunchPlan) -> list[MetalText]:
         return [self._kernel(each).text(inputs, **each.call) for each, inputs in stand_ins(plan)]
 
     def _kernel(self, each: Launch) -> EmulatedKernel:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import mlx.core as mx
 
 from emulator.backend import stand_ins
 from mlx_h2o.operations import launch_prefill, launch_rows, prefill
-from mlx_h2o.operations.launches import Launch
+from mlx_h2o.operations.launches import LaunchPlan
 from mlx_h2o.operations.requests import (
     AccumulateRequest,
     PrefillRequest,
@@ -18,8 +16,8 @@ from mlx_h2o.operations.requests import (
 from mlx_h2o.operations.validate import attention_request
 
 
-def every_row_launch() -> dict[str, Launch]:
-    """A launch for each variant, by name."""
+def every_row_launch() -> dict[str, LaunchPlan]:
+    """A plan of one launch for each variant, by name."""
     return dict(_launches())
 
 
@@ -52,8 +50,8 @@ def _prefills():
             attention = attention_request(q, k, k, scale=1.0, mask=mask, sinks=sinks)
             request = PrefillRequest(attention, kind, None, 0.95)
             for each, inputs in stand_ins(launch_prefill.plan(request)):
-                whole = replace(each, given=dict(zip(each.kernel.inputs, inputs, strict=True)))
-                yield f"{each.kernel.name}-{name or 'unmasked'}", whole
+                given = dict(zip(each.kernel.inputs, inputs, strict=True))
+                yield f"{each.kernel.name}-{name or 'unmasked'}", LaunchPlan((each,), given)
 
 
 def _launches():

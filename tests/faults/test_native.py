@@ -147,7 +147,7 @@ ROWS = {
         "affine_of_group",
         "negative ? least : most",
         "negative ? most : least",
-        caught="quantised value of target",
+        caught="row written, case",
     ),
     "what is not a whole vector has no weight": Fault(
         "weigh_row",
@@ -177,13 +177,13 @@ ROWS = {
         caught="key diversity of target",
     ),
     "a packed value loses its upper bits at the end of a word": Fault(
-        "BitWriter::put", "pending_ >>= 32;", "pending_ = 0;", caught="quantised value of target"
+        "BitWriter::put", "pending_ >>= 32;", "pending_ = 0;", caught="row written, case"
     ),
     "a slot beyond the end is the first": Fault(
         "quantize_rows",
         "std::min(wanted, last)",
         "wanted > last ? 0 : wanted",
-        caught="quantised value of target",
+        caught="row written, case",
     ),
 }
 

@@ -220,7 +220,7 @@ def _launches(variant: Variant, simdgroups: int, blocks: int) -> tuple[Launch, .
     }
 
     def launch(name: str, grid: Triple, threads: int) -> Launch:
-        return launch_of(name, text.flags, {}, arguments, grid, threads, results)
+        return launch_of(name, text.flags, arguments, grid, threads, results)
 
     threads = simdgroups * LANES
     grid = (batch * heads * threads, length, blocks)

@@ -63,7 +63,7 @@ def plan(request: PrefillRequest) -> LaunchPlan:
     def launch(name: str, tiles: int) -> Launch:
         """One threadgroup per KV head and tile."""
         grid = (batch * kv_heads * threads, tiles, 1)
-        return launch_of(name, flags_of(attention), {}, arguments, grid, threads, results)
+        return launch_of(name, flags_of(attention), arguments, grid, threads, results)
 
     key_tiles = -(-rows // (SIMDGROUPS * KEYS))
     if request.kind != "mass":

@@ -8,7 +8,15 @@ from functools import lru_cache
 
 import mlx.core as mx
 
-from mlx_h2o.operations.launches import LANES, Launch, Results, TemplateArguments, launch_of, params
+from mlx_h2o.operations.launches import (
+    LANES,
+    Launch,
+    LaunchPlan,
+    Results,
+    TemplateArguments,
+    launch_of,
+    params,
+)
 from mlx_h2o.operations.requests import (
     AccumulateRequest,
     PerSequence,
@@ -22,15 +30,14 @@ _NEVER = 2**31 - 1  # a position that no row has
 _NO_FLAGS: frozenset[str] = frozenset()
 
 
-def accumulate_scores(request: AccumulateRequest) -> Launch:
+def accumulate_scores(request: AccumulateRequest) -> LaunchPlan:
     """One thread per row and KV head; any number of queries and of heads."""
-    return _accumulation(*request.importance.shape).of(
-        {
-            "importance": request.importance,
-            "scores": request.scores,
-            "params": params(request.decay, 1 - request.decay),
-        }
-    )
+    given = {
+        "importance": request.importance,
+        "scores": request.scores,
+        "params": params(request.decay, 1 - request.decay),
+    }
+    return LaunchPlan((_accumulation(*request.importance.shape),), given)
 
 
 @lru_cache(maxsize=1024)
@@ -38,17 +45,17 @@ def _accumulation(batch: int, heads: int, rows: int) -> Launch:
     grid = (-(-rows // _THREADS) * _THREADS, batch * heads, 1)
     results = {"accumulated": ((batch, heads, rows), mx.float32)}
     arguments = {"NS": SIMDGROUPS}
-    return launch_of("accumulate_scores", _NO_FLAGS, {}, arguments, grid, _THREADS, results)
+    return launch_of("accumulate_scores", _NO_FLAGS, arguments, grid, _THREADS, results)
 
 
-def choose_row(request: RetentionRequest) -> Launch:
+def choose_row(request: RetentionRequest) -> LaunchPlan:
     """One threadgroup per head; ``request.count`` is 1."""
     batch, heads, _ = request.scores.shape
     given = {"scores": request.scores, **_zones(request, request.sink_size)}
     return _per_head("choose_row", given, {"worst": ((batch, heads, 1), mx.uint32)})
 
 
-def keep_rows(request: RetentionRequest) -> Launch:
+def keep_rows(request: RetentionRequest) -> LaunchPlan:
     """One threadgroup per head; fewer rows are dropped than there are."""
     batch, heads, rows = request.scores.shape
     given = {"scores": request.scores, **_zones(request, request.sink_size, request.count)}
@@ -56,7 +63,7 @@ def keep_rows(request: RetentionRequest) -> Launch:
     return _per_head("keep_rows", given, {"kept": (kept, mx.uint32)})
 
 
-def replace_row(request: ReplaceRequest, ranks: mx.array | None = None) -> Launch:
+def replace_row(request: ReplaceRequest, ranks: mx.array | None = None) -> LaunchPlan:
     """The same, and what is remembered of the new row in its place: three outputs.
 
     ``ranks`` stand for those that the request only names; None: the kernel knows the name.
@@ -104,7 +111,7 @@ def _integers(*numbers: int) -> mx.array:
 
 def pack_rows(
     new_keys: mx.array, new_values: mx.array, *, bits: int, v_bits: int, group_size: int
-) -> Launch:
+) -> LaunchPlan:
     """One simdgroup per group of elements, keys [B, H, L, D] and values in one launch."""
     results = {}
     groups = 0
@@ -123,13 +130,14 @@ def pack_rows(
         "G": group_size,
     }
     grid = (groups * LANES, 1, 1)
-    return launch_of("pack_rows", _NO_FLAGS, given, arguments, grid, LANES, results)
+    packing = launch_of("pack_rows", _NO_FLAGS, arguments, grid, LANES, results)
+    return LaunchPlan((packing,), given)
 
 
 def _per_head(
     name: str, given: Mapping[str, mx.array], results: Results, by_age: bool = False
-) -> Launch:
+) -> LaunchPlan:
     """One threadgroup per head of each sequence."""
     batch, heads, _ = given["positions"].shape
     grid, arguments = (batch * heads * _THREADS, 1, 1), {"NS": SIMDGROUPS, "AGE": by_age}
-    return launch_of(name, _NO_FLAGS, given, arguments, grid, _THREADS, results)
+    return LaunchPlan((launch_of(name, _NO_FLAGS, arguments, grid, _THREADS, results),), given)

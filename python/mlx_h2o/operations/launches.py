@@ -23,24 +23,19 @@ Triple = tuple[int, int, int]
 
 @dataclass(frozen=True, eq=False)
 class Launch:
-    """One launch: what ``mx.fast.metal_kernel`` and its kernel object are called with.
-
-    ``given`` holds the buffers that come with the request, by name.
-    """
+    """One launch: what ``mx.fast.metal_kernel`` and its kernel object are called with, but for the
+    buffers."""
 
     kernel: Kernel
-    given: Mapping[str, mx.array]
     template: tuple[TemplateArgument, ...]
     grid: Triple
     threadgroup: Triple
     output_shapes: tuple[tuple[int, ...], ...]
     output_dtypes: tuple[mx.Dtype, ...]
 
-    def inputs(self, made: Mapping[str, mx.array]) -> list[mx.array]:
-        """The inputs in order, given what earlier passes have made."""
-        return [
-            self.given[name] if name in self.given else made[name] for name in self.kernel.inputs
-        ]
+    def inputs(self, there: Mapping[str, mx.array]) -> list[mx.array]:
+        """The inputs in order, of the buffers that are there."""
+        return [there[name] for name in self.kernel.inputs]
 
     @cached_property
     def call(self) -> dict[str, Any]:
@@ -53,12 +48,6 @@ class Launch:
             "output_dtypes": list(self.output_dtypes),
         }
 
-    def of(self, given: Mapping[str, mx.array]) -> Launch:
-        """The same launch of other buffers."""
-        found = object.__new__(Launch)
-        found.__dict__.update(self.__dict__, given=given, call=self.call)
-        return found
-
 
 Results = Mapping[str, tuple[tuple[int, ...], mx.Dtype]]
 """Shape and dtype of what a kernel makes, by name."""
@@ -67,7 +56,6 @@ Results = Mapping[str, tuple[tuple[int, ...], mx.Dtype]]
 def launch_of(
     name: str,
     flags: frozenset[str],
-    given: Mapping[str, mx.array],
     arguments: TemplateArguments,
     grid: Triple,
     threads: int,
@@ -77,7 +65,6 @@ def launch_of(
     kernel = kernels.resolve(name, flags)
     return Launch(
         kernel=kernel,
-        given={name: given[name] for name in kernel.inputs if name in given},
         template=tuple((name, arguments[name]) for name in kernel.template),
         grid=grid,
         threadgroup=(threads, 1, 1),

@@ -15,7 +15,7 @@ from mlx_h2o.operations import (
     launch_rows,
 )
 from mlx_h2o.operations.composed_cache import Replaced
-from mlx_h2o.operations.launches import Execute, Launch
+from mlx_h2o.operations.launches import Execute, LaunchPlan
 from mlx_h2o.operations.placement import placed
 from mlx_h2o.operations.requests import (
     AccumulateRequest,
@@ -118,5 +118,5 @@ class RowKernels:
         plan = launch_prefill.plan(request)
         return plan.outputs(self._executor(request.stream))["accumulated"]
 
-    def _launched(self, each: Launch, stream: StreamLike) -> list[mx.array]:
-        return self._executor(stream)(each, each.inputs({}))
+    def _launched(self, plan: LaunchPlan, stream: StreamLike) -> list[mx.array]:
+        return [*plan.outputs(self._executor(stream)).values()]
