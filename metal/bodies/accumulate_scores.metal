@@ -3,6 +3,7 @@
   // memory, in the scores of every query and head.
   //   grid (N rounded up to a multiple of NS * 32, B * H, 1), threadgroup (NS * 32, 1, 1)
   //   params = [decay, 1 - decay]
+  // Rows behind those that have scores stay as they are.
   constexpr int LANES = 32;
   const int row = int(threadgroup_position_in_grid.x) * NS * LANES
       + int(simdgroup_index_in_threadgroup) * LANES + int(thread_index_in_simdgroup);
@@ -14,7 +15,7 @@
   const int batch = int(threadgroup_position_in_grid.y) / kv_heads;
   const int kv_head = int(threadgroup_position_in_grid.y) % kv_heads;
   const int heads_of_group = scores_shape[1] / kv_heads;
-  const int query_count = scores_shape[2];
+  const int query_count = row < scores_shape[3] ? scores_shape[2] : 0;
   const int first_head = kv_head * heads_of_group;
 
   float average = importance[batch * importance_strides[0] + kv_head * importance_strides[1]

@@ -1943,7 +1943,7 @@ static const mlx_h2o_kernel_segment mlx_h2o_accumulate_scores_segments[] = {
      "  const int batch = int(threadgroup_position_in_grid.y) / kv_heads;\n"
      "  const int kv_head = int(threadgroup_position_in_grid.y) % kv_heads;\n"
      "  const int heads_of_group = scores_shape[1] / kv_heads;\n"
-     "  const int query_count = scores_shape[2];\n"
+     "  const int query_count = row < scores_shape[3] ? scores_shape[2] : 0;\n"
      "  const int first_head = kv_head * heads_of_group;\n"
      "  float average = importance[batch * importance_strides[0] + kv_head * importance_strides[1]\n"
      "                             + row * importance_strides[2]];\n"

@@ -2365,7 +2365,7 @@ SEGMENTS: dict[str, Pairs] = {
   const int batch = int(threadgroup_position_in_grid.y) / kv_heads;
   const int kv_head = int(threadgroup_position_in_grid.y) % kv_heads;
   const int heads_of_group = scores_shape[1] / kv_heads;
-  const int query_count = scores_shape[2];
+  const int query_count = row < scores_shape[3] ? scores_shape[2] : 0;
   const int first_head = kv_head * heads_of_group;
   float average = importance[batch * importance_strides[0] + kv_head * importance_strides[1]
                              + row * importance_strides[2]];

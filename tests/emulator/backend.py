@@ -14,6 +14,7 @@ from mlx_h2o.operations import kernels, launch
 from mlx_h2o.operations.launches import Launch, LaunchPlan
 from mlx_h2o.operations.requests import (
     AccumulateRequest,
+    AttentionAccumulateRequest,
     AttentionRequest,
     AttentionResult,
     Packed,
@@ -55,6 +56,12 @@ class EmulatorBackend:
         """Attention with scores, evaluated at once. Raises KernelError, BuildError."""
         plan = launch.plan(request, self.simdgroups, self.blocks)
         return plan.run(self._execute)
+
+    def attention_and_accumulate(
+        self, request: AttentionAccumulateRequest
+    ) -> tuple[mx.array, mx.array]:
+        plan = launch.plan(request.attention, self.simdgroups, self.blocks)
+        return self.rows.attention_and_accumulate(request, plan)
 
     def _execute(self, each: Launch, inputs: list[mx.array]) -> list[mx.array]:
         return self._kernel(each)(inputs, **each.call)

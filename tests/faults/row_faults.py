@@ -13,6 +13,9 @@ FAULTS = {
         "a group's heads are taken for another's": Edit(
             "accumulate_scores", "kv_head * heads_of_group", "kv_head"
         ),
+        "a row without a score is averaged": Edit(
+            "accumulate_scores", "row < scores_shape[3] ? scores_shape[2] : 0", "scores_shape[2]"
+        ),
         "the first score is averaged": Edit(
             "accumulate_scores", "average != average", "average == 0.0f"
         ),

@@ -75,7 +75,15 @@ def expected_result(work: Work, call: Call) -> object:
 
 
 def accumulating() -> list[Call]:
-    return [partial(fast.accumulate_scores, *averages(1, (4, 2), 2, 40, 0.0), decay=0.9)]
+    """Of every row, and with importance of more rows than there are."""
+    q, k = arrays(13, (4, 2), 2, 37)
+    before, _ = averages(2, (4, 2), 1, 40)
+    return [
+        partial(fast.accumulate_scores, *averages(1, (4, 2), 2, 40, 0.0), decay=0.9),
+        lambda: backends.resolve().attention_and_accumulate(
+            q, k, k, before, scale=SCALE, decay=0.9
+        ),
+    ]
 
 
 def choosing() -> list[Call]:

@@ -84,14 +84,12 @@ class ScoredRows(StoredRows):
         own = stored.shape[1] == table.shape[1]
         decay = self.policy.decay
         if decay is not None and own and not (self.in_segments or self._spans or self._reach):
-            operations = resolve()
-            importance = self._importance(table, operations.importance_may_have_room)
             causal, shown = masking(mask)
-            out, importance = operations.attention_and_accumulate(
-                queries, keys, values, importance, scale=scale, decay=decay, causal=causal,
-                mask=shown, sinks=sinks, **self.attention_settings,
+            out, table.beside[IMPORTANCE] = resolve().attention_and_accumulate(
+                queries, keys, values, self._importance(table), scale=scale, decay=decay,
+                causal=causal, mask=shown, sinks=sinks, **self.attention_settings,
             )  # fmt: skip
-            self._take_in(table, importance)
+            self._unscored = False
             return out
         if self.in_segments and own:
             segments = segments_of(table, self._width, self.config.sparse_v)
@@ -141,7 +139,7 @@ class ScoredRows(StoredRows):
                 self._fold(table, given[:, :, :first], start)
             self._keep_waiting(table, given[:, :, first:], start + first)
         else:
-            old, known = self._importance(table), self.policy.needs_positions
+            old, known = self._importance(table)[:, :, : table.width], self.policy.needs_positions
             positions = table.positions(self._tokens) if known else None
             self._take_in(table, scoring.fold(self.policy, old, given, positions, masked=masked))
         self._unscored = False
@@ -203,14 +201,11 @@ class ScoredRows(StoredRows):
             table.attach(IMPORTANCE, mx.zeros((*table.shape, 0)), float("nan"))
         self._cut_waiting(end=0)
 
-    def _importance(self, table: Table, with_room: bool = False) -> mx.array:
-        """That of the rows in use, [B, H, N]; or of all that there is room for."""
+    def _importance(self, table: Table) -> mx.array:
+        """That of all rows that there is room for, [B, H, slots]."""
         if IMPORTANCE not in table.beside:
             table.attach(IMPORTANCE, mx.zeros((*table.shape, 0)), float("nan"))
-        found = table.beside[IMPORTANCE]
-        if with_room or found.shape[2] == table.width:
-            return found
-        return found[:, :, : table.width]
+        return table.beside[IMPORTANCE]
 
     def _take_in(self, table: Table, importance: mx.array) -> None:
         """That of the first rows is now this."""

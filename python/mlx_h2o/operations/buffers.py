@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-__all__ = ["append_rows", "gathered", "padded", "written"]
+__all__ = ["append_rows", "gathered", "padded", "wide", "written"]
 
 
 def gathered(array: mx.array, slots: mx.array) -> mx.array:
     """The rows at ``slots`` [B, H, n]."""
-    return mx.take_along_axis(array, _wide(slots, array), axis=2)
+    return mx.take_along_axis(array, wide(slots, array), axis=2)
 
 
 def written(array: mx.array, slots: mx.array, rows: mx.array) -> mx.array:
     """``rows`` at ``slots`` [B, H, n], in place where nothing else holds the array."""
-    return mx.put_along_axis(array, _wide(slots, array), rows, axis=2)
+    return mx.put_along_axis(array, wide(slots, array), rows, axis=2)
 
 
 def append_rows(buffers: list[mx.array], rows: list[mx.array], start: int) -> list[mx.array]:
@@ -41,7 +41,8 @@ def padded(array: mx.array, length: int, fill: float) -> mx.array:
     return mx.concatenate([array, mx.full(shape, fill, array.dtype)], axis=2)
 
 
-def _wide(slots: mx.array, array: mx.array) -> mx.array:
+def wide(slots: mx.array, array: mx.array) -> mx.array:
+    """``slots`` as indices of all elements of the array's rows there."""
     if array.ndim == 3:
         return slots
     return mx.broadcast_to(mx.expand_dims(slots, -1), (*slots.shape, array.shape[3]))

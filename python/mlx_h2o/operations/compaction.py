@@ -7,14 +7,18 @@ than there are gaps. A back end may bring ``compact_rows``.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import mlx.core as mx
 
 from mlx_h2o.operations.arguments import StreamLike
-from mlx_h2o.operations.buffers import gathered, written
+from mlx_h2o.operations.buffers import wide
 from mlx_h2o.operations.placement import placed
 
 __all__ = ["compact_rows"]
+
+_LAST = mx.array(2**32 - 1, mx.uint32)
+"""Above every slot."""
 
 
 def compact_rows(
@@ -44,23 +48,37 @@ def compact_rows(
             stay = mx.broadcast_to(mx.arange(source.shape[2], dtype=mx.uint32), shape)
             index = mx.array(list(lines))
             source, target = _with(stay, index, source), _with(stay, index, target)
-        return [written(each, target, gathered(each, source)) for each in buffers]
+        found, moves = [], {}
+        for each in buffers:
+            width = each.shape[3:]
+            if width not in moves:
+                moves[width] = wide(source, each), wide(target, each)
+            source_slots, target_slots = moves[width]
+            rows = mx.take_along_axis(each, source_slots, axis=2)
+            found.append(mx.put_along_axis(each, target_slots, rows, axis=2))
+        return found
 
 
 def _moves(kept: mx.array, capacity: int, start: int, tail: int) -> tuple[mx.array, mx.array]:
     """From which slots, and to which, rows move; one that moves to its own slot stays."""
     keep = kept.shape[2]
     count = min(keep, capacity - keep)
-    source = kept[:, :, keep - count :][:, :, ::-1]
-    marks = mx.zeros((*kept.shape[:2], capacity), mx.uint32)
-    marks = mx.put_along_axis(marks, kept, mx.array(keep, mx.uint32), axis=2)
-    free = mx.sort(marks[:, :, :keep] + mx.arange(keep, dtype=mx.uint32), axis=2)[:, :, :count]
+    source = kept[:, :, -1 : -count - 1 : -1]
+    slots = mx.broadcast_to(_slots(capacity), (*kept.shape[:2], capacity))
+    marks = mx.put_along_axis(slots, kept, _LAST, axis=2)
+    free = mx.sort(marks[:, :, :keep], axis=2)[:, :, :count]
     target = mx.where(source >= keep, free, source)
     if tail:
         newest = mx.broadcast_to(mx.arange(tail, dtype=mx.uint32), (*kept.shape[:2], tail))
         source = mx.concatenate([source, newest + start], axis=2)
         target = mx.concatenate([target, newest + keep], axis=2)
     return source, target
+
+
+@lru_cache(maxsize=64)
+def _slots(capacity: int) -> mx.array:
+    """uint32 [capacity]: the number of each slot, in memory, so that any thread may read it."""
+    return mx.array(list(range(capacity)), mx.uint32)
 
 
 def _with(whole: mx.array, index: mx.array, some: mx.array) -> mx.array:

@@ -12,7 +12,11 @@ import mlx.core as mx
 from mlx_h2o.operations import kernels, launch
 from mlx_h2o.operations.kernels import Kernel
 from mlx_h2o.operations.launches import Execute, Launch
-from mlx_h2o.operations.requests import AttentionRequest, AttentionResult
+from mlx_h2o.operations.requests import (
+    AttentionAccumulateRequest,
+    AttentionRequest,
+    AttentionResult,
+)
 from mlx_h2o.operations.row_kernels import RowKernels
 from mlx_h2o.operations.validate import StreamLike, runs_on_gpu
 
@@ -46,6 +50,11 @@ def header(threads: int) -> str:
 def attention(request: AttentionRequest) -> AttentionResult:
     """Attention with scores."""
     return launch.plan(request).run(_executor(request.stream))
+
+
+def attention_and_accumulate(request: AttentionAccumulateRequest) -> tuple[mx.array, mx.array]:
+    """The same, and the moving average of the scores, in a kernel of its own."""
+    return _rows.attention_and_accumulate(request, launch.plan(request.attention))
 
 
 def _executor(stream: StreamLike) -> Execute:

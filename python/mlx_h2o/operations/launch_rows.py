@@ -52,15 +52,15 @@ def choose_row(request: RetentionRequest) -> LaunchPlan:
     """One threadgroup per head; ``request.count`` is 1."""
     batch, heads, _ = request.scores.shape
     given = {"scores": request.scores, **_zones(request, request.sink_size)}
-    return _per_head("choose_row", given, {"worst": ((batch, heads, 1), mx.uint32)})
+    return LaunchPlan((_choice("choose_row", batch, heads, (("worst", 1, mx.uint32),)),), given)
 
 
 def keep_rows(request: RetentionRequest) -> LaunchPlan:
     """One threadgroup per head; fewer rows are dropped than there are."""
     batch, heads, rows = request.scores.shape
     given = {"scores": request.scores, **_zones(request, request.sink_size, request.count)}
-    kept = (batch, heads, rows - request.count)
-    return _per_head("keep_rows", given, {"kept": (kept, mx.uint32)})
+    results = (("kept", rows - request.count, mx.uint32),)
+    return LaunchPlan((_choice("keep_rows", batch, heads, results),), given)
 
 
 def replace_row(request: ReplaceRequest, ranks: mx.array | None = None) -> LaunchPlan:
@@ -79,19 +79,35 @@ def replace_row(request: ReplaceRequest, ranks: mx.array | None = None) -> Launc
         ranks = request.ranks
     if ranks is not None:
         name, given["scores"] = "replace_row_ranked", ranks
-    results = {
-        "worst": ((batch, heads, 1), mx.uint32),
-        "new_importance": ((batch, heads, rows), mx.float32),
-        "new_positions": ((batch, heads, rows), mx.int32),
-    }
-    return _per_head(name, given, results, by_age=ranks is None and request.ranks == "age")
+    results = (
+        ("worst", 1, mx.uint32),
+        ("new_importance", rows, mx.float32),
+        ("new_positions", rows, mx.int32),
+    )
+    by_age = ranks is None and request.ranks == "age"
+    return LaunchPlan((_choice(name, batch, heads, results, by_age),), given)
+
+
+@lru_cache(maxsize=1024)
+def _choice(
+    name: str,
+    batch: int,
+    heads: int,
+    results: tuple[tuple[str, int, mx.Dtype], ...],
+    by_age: bool = False,
+) -> Launch:
+    """One threadgroup per head of each sequence; ``results`` are so long for each of them."""
+    grid, arguments = (batch * heads * _THREADS, 1, 1), {"NS": SIMDGROUPS, "AGE": by_age}
+    shaped = {made: ((batch, heads, length), dtype) for made, length, dtype in results}
+    return launch_of(name, _NO_FLAGS, arguments, grid, _THREADS, shaped)
 
 
 def _of_sequences(value: PerSequence, batch: int) -> mx.array:
-    """int32 [B]; one number for all has no stride."""
+    """int32 [B]."""
     # Another in every step: no use to keep it.
-    array = mx.array(value, mx.int32) if isinstance(value, int) else value
-    return mx.broadcast_to(array, (batch,))
+    if isinstance(value, int):
+        return mx.array([value] * batch, mx.int32)
+    return mx.broadcast_to(value, (batch,))
 
 
 def _zones(request: RetentionRequest | ReplaceRequest, *numbers: int) -> dict[str, mx.array]:
@@ -132,12 +148,3 @@ def pack_rows(
     grid = (groups * LANES, 1, 1)
     packing = launch_of("pack_rows", _NO_FLAGS, arguments, grid, LANES, results)
     return LaunchPlan((packing,), given)
-
-
-def _per_head(
-    name: str, given: Mapping[str, mx.array], results: Results, by_age: bool = False
-) -> LaunchPlan:
-    """One threadgroup per head of each sequence."""
-    batch, heads, _ = given["positions"].shape
-    grid, arguments = (batch * heads * _THREADS, 1, 1), {"NS": SIMDGROUPS, "AGE": by_age}
-    return LaunchPlan((launch_of(name, _NO_FLAGS, arguments, grid, _THREADS, results),), given)

@@ -95,12 +95,11 @@ class LaunchPlan(NamedTuple):
 
     def outputs(self, execute: Execute) -> dict[str, mx.array]:
         """``execute`` each launch; everything that was made but scratch, by name."""
-        made, there = dict(self.known), dict(self.given)
+        made, there = {**self.known}, {**self.given}
         for launch in self.passes:
             outputs = execute(launch, launch.inputs(there))
-            new = dict(zip(launch.kernel.outputs, outputs, strict=True))
-            there |= new
-            made |= new
+            for name, output in zip(launch.kernel.outputs, outputs, strict=True):
+                there[name] = made[name] = output
         for name in self.scratch:
             made.pop(name, None)
         return made

@@ -15,8 +15,13 @@ import mlx.core as mx
 from mlx_h2o.operations import kernels, launch
 from mlx_h2o.operations.kernels import Kernel
 from mlx_h2o.operations.launch import Text, Variant
-from mlx_h2o.operations.launches import Execute, Launch
-from mlx_h2o.operations.requests import AttentionRequest, AttentionResult, QuantizedRows
+from mlx_h2o.operations.launches import Execute, Launch, LaunchPlan
+from mlx_h2o.operations.requests import (
+    AttentionAccumulateRequest,
+    AttentionRequest,
+    AttentionResult,
+    QuantizedRows,
+)
 from mlx_h2o.operations.row_kernels import RowKernels
 from mlx_h2o.operations.validate import StreamLike, runs_on_gpu
 
@@ -42,9 +47,17 @@ def refuses(request: AttentionRequest) -> str:
 
 def attention(request: AttentionRequest) -> AttentionResult:
     """Attention with scores. The first call of a variant compiles it and evaluates a tiny case."""
+    return _plan(request).run(_executor(request.stream))
+
+
+def attention_and_accumulate(request: AttentionAccumulateRequest) -> tuple[mx.array, mx.array]:
+    """The same, and the moving average of the scores, in a kernel of its own."""
+    return _rows.attention_and_accumulate(request, _plan(request.attention))
+
+
+def _plan(request: AttentionRequest) -> LaunchPlan:
     variant = launch.variant_of(request)
-    sizes = _sizes_for(request, variant)
-    return launch.plan(request, *sizes, variant).run(_executor(request.stream))
+    return launch.plan(request, *_sizes_for(request, variant), variant)
 
 
 def _executor(stream: StreamLike) -> Execute:

@@ -217,8 +217,6 @@ def __getattr__(name: str) -> Any:
 class Operations(resolved.Operations):
     """What a decode step asks for goes to the extension as it comes, without a request."""
 
-    importance_may_have_room = True
-
     def __init__(self, named: str | None, candidates: Sequence[Backend]) -> None:
         super().__init__(named, candidates)
         self.output = _module().scaled_dot_product_attention

@@ -114,7 +114,10 @@ class AccumulateRequest(NamedTuple):
 
 
 class AttentionAccumulateRequest(NamedTuple):
-    """One call of ``attention_and_accumulate``."""
+    """One call of ``attention_and_accumulate``.
+
+    ``importance`` may have more rows than there are keys: the others stay as they are.
+    """
 
     attention: AttentionRequest
     importance: mx.array

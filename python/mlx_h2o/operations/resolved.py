@@ -69,10 +69,6 @@ class Operations:
     per sequence are an int, or int32 [] or [B].
     """
 
-    importance_may_have_room = False
-    """Whether ``attention_and_accumulate`` takes importance of more rows than there are keys,
-    in place: the others stay as they are."""
-
     def __init__(self, named: str | None, candidates: Sequence[Backend]) -> None:
         self._named = named
         self._candidates = tuple(candidates)
@@ -117,13 +113,17 @@ class Operations:
             return cast("tuple[mx.array, mx.array]", fused(request))
         found = backend.attention(attention)
         assert found.scores is not None
-        importance = self.function(composed_cache.accumulate_scores)(
-            AccumulateRequest(
-                request.importance, found.scores, request.decay, attention.hides, attention.stream
-            )
-        )
-        # Untied, the scores of every step would wait for someone to ask, graph and all.
         with placed(attention.stream):
+            rows, whole = attention.keys.shape[2], request.importance
+            part = whole if whole.shape[2] == rows else whole[:, :, :rows]
+            importance = self.function(composed_cache.accumulate_scores)(
+                AccumulateRequest(
+                    part, found.scores, request.decay, attention.hides, attention.stream
+                )
+            )
+            if part is not whole:
+                importance = mx.slice_update(whole, importance, mx.array([0]), [2])
+            # Untied, the scores of every step would wait for someone to ask, graph and all.
             return mx.depends(found.out, [importance]), importance
 
     def attention(

@@ -19,6 +19,7 @@ from mlx_h2o.operations.launches import Execute, LaunchPlan
 from mlx_h2o.operations.placement import placed
 from mlx_h2o.operations.requests import (
     AccumulateRequest,
+    AttentionAccumulateRequest,
     Packed,
     PrefillRequest,
     QuantizeAppendRequest,
@@ -41,6 +42,19 @@ class RowKernels:
     ) -> None:
         self._executor = executor
         self._serves = serves
+
+    def attention_and_accumulate(
+        self, request: AttentionAccumulateRequest, attention: LaunchPlan
+    ) -> tuple[mx.array, mx.array]:
+        """Attention and the moving average of its scores."""
+        execute = self._executor(request.attention.stream)
+        found = attention.outputs(execute)
+        plan = launch_rows.accumulate_scores(
+            AccumulateRequest(request.importance, found["scores"], request.decay)
+        )
+        (importance,) = plan.outputs(execute).values()
+        with placed(request.attention.stream):
+            return mx.depends(found["out"], [importance]), importance
 
     def accumulate_scores(self, request: AccumulateRequest) -> mx.array:
         """The moving average in one kernel."""
