@@ -184,7 +184,7 @@ def test_what_does_not_follow_is_refused():
     for part in cache.caches:
         part.update_and_fetch(rows([[0]], 8, 0), rows([[0]], 8, 0))
     cache[0].update_and_fetch(rows([[1]], 8, 0), rows([[1]], 8, 0))
-    with pytest.raises(ValueError, match=r"keys are .*9\), expected .*8"):
+    with pytest.raises(ValueError, match=r"keys are .*size 9, expected .*size 8"):
         cache[1].update_and_fetch(rows([[1]], 9, 0), rows([[1]], 8, 0))
     with pytest.raises(ValueError, match="keys"):
         cache[1].keys = rows([[1, 2, 3]], 8, 0)

@@ -169,19 +169,19 @@ FAULTS = [
     ),
     Fault(
         "tokens lie where they come, padding or not",
-        "caches.batch_masks:mask_of",
+        "caches.masks:mask_of",
         assigned("place_of").becomes("before + token"),
         padded_on_the_left,
     ),
     Fault(
         "a token sees the one that comes after it",
-        "caches.batch_masks:mask_of",
+        "caches.masks:mask_of",
         assigned("newest").becomes("own & (slots <= place_of + 1)"),
         batch,
     ),
     Fault(
         "unused packed slots are seen",
-        "caches.batch_masks:mask_of",
+        "caches.masks:mask_of",
         replaced("<", "<=", at=1),
         partial(batch, column="8 and 4"),
     ),

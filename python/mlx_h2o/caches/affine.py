@@ -11,9 +11,7 @@ import mlx.core as mx
 
 from ..operations.backends import resolve
 from ..operations.validate_quantized import GROUP_SIZES
-from .column import Column, Parts
-
-__all__ = ["AffineColumn", "group_size_for"]
+from .column import Column, Layout, Parts
 
 _warned: set[tuple[int, int, int]] = set()
 
@@ -49,7 +47,7 @@ class AffineColumn(Column):
         return AffineColumn(self.bits, self.group_size, parts)
 
     @property
-    def layout(self) -> tuple[int, int, int, mx.Dtype]:
+    def layout(self) -> Layout:
         batch, heads, _, groups = self.parts[1].shape
         return batch, heads, groups * self.group_size, self.parts[1].dtype
 

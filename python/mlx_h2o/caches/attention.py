@@ -11,8 +11,6 @@ from ..operations.segments import Rows
 from .column import Column
 from .table import Table
 
-__all__ = ["DECODE_QUERIES", "dense", "in_parts", "segments_of", "settings_of"]
-
 DECODE_QUERIES = 8
 """Up to here the kernels return output and scores together, and read packed rows as they are."""
 
@@ -29,19 +27,26 @@ def settings_of(keys: Column, values: Column, sparse_v: float = 0.0) -> dict[str
 
 def segments_of(table: Table, width: int, sparse_v: float = 0.0) -> list[Rows]:
     """The first ``width`` slots in parts, in order."""
-    packed = table.memo.get("attention")
-    if packed is None:
-        packed = [
+    packed = _packed(table)
+    if sparse_v:
+        more = {"sparse_v_threshold": sparse_v}
+        packed = [rows._replace(settings=rows.settings | more) for rows in packed]
+    count, tail = width - table.packed_width, table.tail
+    if not count:
+        return [*packed]
+    return [*packed, Rows(tail.keys.view(count)[0], tail.values.view(count)[0], {})]
+
+
+def _packed(table: Table) -> list[Rows]:
+    """The packed segments."""
+    if table.packed is None:
+        table.packed = [
             Rows(one.keys.view(one.width), one.values.view(one.width),
-                 settings_of(one.keys, one.values, sparse_v))
+                 settings_of(one.keys, one.values))
             for one in table.segments[:-1]
             if one.width
         ]  # fmt: skip
-        table.memo["attention"] = packed
-    count, tail = width - table.packed_width, table.tail
-    if not count:
-        return list(packed)
-    return [*packed, Rows(tail.keys.view(count)[0], tail.values.view(count)[0], {})]
+    return table.packed
 
 
 def dense(table: Table, side: str, width: int | None = None) -> mx.array:
@@ -57,12 +62,9 @@ def in_parts(
 ) -> tuple[list[mx.array], mx.array, list[int], int]:
     """The same of mixed precision as ``segment_rows`` takes them: the parts of the packed
     segments, the newest rows, and how rows are packed."""
-    if side not in table.memo:
-        columns = [getattr(one, side) for one in table.segments[:-1]]
-        pairs = zip(table.segments, columns, strict=False)
-        parts = [part for one, column in pairs for part in column.view(one.width)]
-        bits = [column.bits for column in columns]
-        table.memo[side] = parts, bits, columns[0].group_size
-    parts, bits, group_size = table.memo[side]
+    keys, packed, tail = side == "keys", _packed(table), table.tail
+    parts = [part for rows in packed for part in (rows.keys if keys else rows.values)]
+    bits = [rows.settings["bits" if keys else "v_bits"] for rows in packed]
     count = (table.width if width is None else width) - table.packed_width
-    return parts, getattr(table.tail, side).view(count)[0], bits, group_size
+    newest = (tail.keys if keys else tail.values).view(count)[0]
+    return parts, newest, bits, table.segments[0].keys.group_size or 0

@@ -10,13 +10,10 @@ from typing import Any
 import mlx.core as mx
 
 from ..config import H2OConfig
-from .batch_masks import mask_of
 from .cache import H2OKVCache
 from .lines import join, select
 from .quantized import evicting_cache
 from .table import Table
-
-__all__ = ["BatchH2OKVCache"]
 
 _STATE = ("keys", "values", "scores", "positions", "unscored", "name", "lines", "settings")
 
@@ -41,16 +38,16 @@ class BatchH2OKVCache(H2OKVCache):
         self._configure(config if config is not None else H2OConfig(), name)
         self._start([0] * batch_size)
 
-    def _start(self, tokens: list[int], table: Table | None = None) -> None:
-        super()._start(tokens, table)
-        self._left = [0] * len(tokens)  # tokens of padding that are still to come
-        self._own: list[int | None] = [None] * len(tokens)  # own tokens before padding comes
+    def _start(self, tokens: list[int], *rows: Any) -> None:
+        super()._start(tokens, *rows)
+        # Of each sequence, the tokens of padding to come, and its own before more of it comes.
+        self._padding: list[tuple[int, int | None]] = [(0, None)] * len(tokens)
 
     @property
     def offset(self) -> Any:
         """int32 [B]: tokens seen by each sequence, less the padding that is still to come."""
-        places = [seen - left for seen, left in zip(self._tokens, self._left, strict=True)]
-        return mx.array(places, mx.int32)
+        pairs = zip(self._tokens, self._padding, strict=True)
+        return mx.array([seen - left for seen, (left, _) in pairs], mx.int32)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """As ``H2OKVCache.update_and_fetch``, for keys [B, H, L, D] of all sequences at once."""
@@ -63,21 +60,20 @@ class BatchH2OKVCache(H2OKVCache):
 
     def _next_spans(self, added: int) -> list[tuple[int, int]]:
         spans = []
-        for left, own in zip(self._left, self._own, strict=True):
+        for left, own in self._padding:
             start = min(left, added)
             spans.append((start, min(added, start + (added if own is None else own))))
         return spans
 
     def _advance(self, spans: Sequence[tuple[int, int]]) -> None:
         super()._advance(spans)
-        self._left = [left - start for left, (start, _) in zip(self._left, spans, strict=True)]
-        self._own = [
-            None if own is None else own - (stop - start)
-            for own, (start, stop) in zip(self._own, spans, strict=True)
+        self._padding = [
+            (left - start, None if own is None else own - (stop - start))
+            for (left, own), (start, stop) in zip(self._padding, spans, strict=True)
         ]
 
     def _room_for_one(self, table: Table) -> int:
-        padded = any(self._left) or any(own is not None for own in self._own)
+        padded = any(ahead != (0, None) for ahead in self._padding)
         return 0 if padded else super()._room_for_one(table)
 
     # Padding
@@ -116,36 +112,15 @@ class BatchH2OKVCache(H2OKVCache):
         if right_padding is not None and max(right_padding, default=0) > 0 and lengths is None:
             raise ValueError(f"{op} right_padding is given without lengths, expected both.")
         self._free = 0
-        if left_padding is not None:
-            self._left = [a + int(b) for a, b in zip(self._left, left_padding, strict=True)]
-        if lengths is not None:
-            self._own = [int(count) for count in lengths]
+        more, own = left_padding or [0] * len(self._tokens), lengths
+        self._padding = [
+            (left + int(more[line]), before if own is None else int(own[line]))
+            for line, (left, before) in enumerate(self._padding)
+        ]
 
     def finalize(self) -> None:
         """End what ``prepare`` announced on the right."""
-        self._own = [None] * len(self._tokens)
-
-    def make_mask(
-        self, length: int, window_size: int | None = None, return_array: bool = False
-    ) -> mx.array | str | None:
-        """The mask for the next ``length`` tokens: as of ``H2OKVCache``, without what is unused.
-
-        bool [B, 1, length, slots] where sequences differ or any has padding. What must go before
-        these tokens come goes now, so that the mask fits what is left.
-
-        Raises:
-            ValueError: ``window_size`` is given.
-            RuntimeError: as ``update_and_fetch``, where the last update got no scores.
-        """
-        if window_size is not None:
-            return super().make_mask(length, window_size, return_array)
-        spans = self._next_spans(length)
-        rows = [[0] * len(spans)]
-        if self._table is not None:
-            if not self._free or length > 1:
-                self._make_room([stop - start for start, stop in spans])
-            rows = [one.rows for one in self._table.segments]
-        return mask_of(rows, spans, length, return_array=return_array)
+        self._padding = [(left, None) for left, _ in self._padding]
 
     # Sequences that join and leave
 
@@ -161,11 +136,15 @@ class BatchH2OKVCache(H2OKVCache):
         batch = cls(first.config, len(caches), name=first.name)
         for cache in caches:
             cache.flush()
+        batch._join(caches)
+        return batch
+
+    def _join(self, caches: Sequence[H2OKVCache]) -> None:
+        """Hold the sequences of these."""
         tables = [one._table and one._table.copy() for one in caches]
         tokens = [one._tokens for one in caches]
-        batch._start([seen for lines in tokens for seen in lines], join(tables, tokens))
-        batch._unscored = any(one._unscored for one in caches)
-        return batch
+        unscored = any(one._unscored for one in caches)
+        self._start([seen for lines in tokens for seen in lines], join(tables, tokens), unscored)
 
     def extend(self, other: BatchH2OKVCache) -> None:
         """Add the sequences of another batch behind these.
@@ -179,14 +158,9 @@ class BatchH2OKVCache(H2OKVCache):
             raise ValueError(f"{op} {_differing((self.config, other.config))}")
         self.flush()
         other.flush()
-        unscored = self._unscored or other._unscored
-        left, own = [*self._left, *other._left], [*self._own, *other._own]
-        tables, tokens = (
-            [self._table, other._table and other._table.copy()],
-            [self._tokens, other._tokens],
-        )
-        self._start([*self._tokens, *other._tokens], join(tables, tokens))
-        self._unscored, self._left, self._own = unscored, left, own
+        padding = [*self._padding, *other._padding]
+        self._join([self, other])
+        self._padding = padding
 
     def extract(self, index: int) -> H2OKVCache:
         """The cache of one sequence, in arrays of its own.
@@ -198,8 +172,7 @@ class BatchH2OKVCache(H2OKVCache):
         cache = evicting_cache(self.config, name=self.name)
         if self._table is not None and self._tokens[index]:
             table = select(self._table, [index], self._tokens)
-            cache._start([self._tokens[index]], table)
-            cache._unscored = self._unscored
+            cache._start([self._tokens[index]], table, self._unscored)
         return cache
 
     def filter(self, batch_indices: Sequence[int] | mx.array) -> None:
@@ -210,13 +183,12 @@ class BatchH2OKVCache(H2OKVCache):
         keep = [int(index) for index in found]
         self._check_indices("filter", keep)
         self.flush()
-        left, own, unscored = self._left, self._own, self._unscored
+        padding = [self._padding[index] for index in keep]
         tokens = [self._tokens[index] for index in keep]
         table = self._table if any(tokens) else None
         self._handed.release()
-        self._start(tokens, table and select(table, keep, self._tokens))
-        self._left, self._own = [left[index] for index in keep], [own[index] for index in keep]
-        self._unscored = unscored
+        self._start(tokens, table and select(table, keep, self._tokens), self._unscored)
+        self._padding = padding
 
     def _check_indices(self, operation: str, indices: Sequence[int]) -> None:
         wrong = [index for index in indices if not 0 <= index < len(self._tokens)]
@@ -236,8 +208,8 @@ class BatchH2OKVCache(H2OKVCache):
         lines = {
             "tokens": self._tokens,
             "rows": [] if table is None else [one.rows for one in table.segments],
-            "before": self._left,
-            "remaining": self._own,
+            "before": [left for left, _ in self._padding],
+            "remaining": [own for _, own in self._padding],
         }
         settings = json.dumps(asdict(self.config))
         return (*rows, self._unscored, self.name, json.dumps(lines), settings)
@@ -258,7 +230,7 @@ class BatchH2OKVCache(H2OKVCache):
                 "this version: extract its sequences there."
             )
         self._restore(list(found["tokens"]), state, bool(unscored), found["rows"])
-        self._left, self._own = list(found["before"]), list(found["remaining"])
+        self._padding = list(zip(found["before"], found["remaining"], strict=True))
 
 
 H2OKVCache._batch = BatchH2OKVCache
@@ -276,7 +248,7 @@ def _check_mergeable(caches: Sequence[Any]) -> None:
                 f"{op} speculative is {cache.config.speculative}, expected 0: there is no "
                 "speculative decoding of batches."
             )
-        held = 1 if cache._table is None else cache._table.shape[0]
+        held = cache._table.shape[0] if cache._table else len(cache._tokens)
         if held != 1:
             raise ValueError(f"{op} found a cache of {held} sequences, expected one.")
     if any(cache.unequal_budgets for cache in caches):

@@ -15,13 +15,13 @@ from ..config import H2OConfig
 from . import formats, tiers
 from .attention import DECODE_QUERIES, dense
 from .checks import check_rows
+from .column import Parts
 from .eviction import Eviction
 from .handed_out import HandedOut
+from .masks import mask_of
 from .scored import ScoredRows
 from .stored import IMPORTANCE
 from .table import Table
-
-__all__ = ["H2OKVCache"]
 
 _UNBOUNDED = 2**31 - 1
 
@@ -73,11 +73,11 @@ class H2OKVCache(ScoredRows):
         self._recent_size = max(config.recent_size or 0, self._reach)
         self._tail_limit = tiers.tail_limit(config) if self._mixed else self._budget
 
-    def _start(self, tokens: list[int], table: Table | None = None) -> None:
+    def _start(self, tokens: list[int], table: Table | None = None, unscored: bool = False) -> None:
         """Hold these rows, at rest."""
         self._table = table
         self._tokens = tokens
-        self._unscored = False
+        self._unscored = unscored
         self._surplus = table is not None and max(table.lengths, default=0) > self._budget
         self._handed = HandedOut(self)
         self._free = 0  # tokens that may come one by one before anything else happens
@@ -117,7 +117,7 @@ class H2OKVCache(ScoredRows):
         """
         like = keys.shape, values.shape, keys.dtype, values.dtype
         if self._like != like:
-            check_rows(keys, values, self._table)
+            check_rows("H2OKVCache", keys, values, self._table.tail.layouts if self._table else ())
         elif self._free:
             return self._append_one(keys, values)
         self._check_scored()
@@ -166,12 +166,7 @@ class H2OKVCache(ScoredRows):
         self._width += 1
         self._unscored = self.policy.needs_scores
         self.updates += 1
-        if len(table.segments) > 1 or table.changed:
-            return self._hand_out(table)
-        tail, arrays = table.segments[0], self._hands_arrays
-        return self._known(
-            table, tail.keys.given(views[0], arrays), tail.values.given(views[1], arrays)
-        )
+        return self._hand_out(table, views)
 
     def _next_spans(self, added: int) -> list[tuple[int, int]]:
         """Which of the next tokens are each line's own and no padding: from, and up to."""
@@ -243,29 +238,27 @@ class H2OKVCache(ScoredRows):
         if self._surplus:
             self._make_room([0] * len(self._tokens))
 
-    def _hand_out(self, table: Table) -> tuple[Any, Any]:
-        width, tail, packed = self._width, table.tail, len(table.segments) > 1
-        if table.changed and packed:
-            tail.keys.parts = (mx.depends(tail.keys.parts[0], table.loose(scored=False)),)
-        if packed:
-            keys, values = dense(table, "keys", width), dense(table, "values", width)
-        else:
-            parts, arrays = tail.keys.view(width), self._hands_arrays
+    def _hand_out(self, table: Table, views: tuple[Parts, Parts] | None = None) -> tuple[Any, Any]:
+        """Keys and values that are known from now on as this cache's; ``views`` of the tail."""
+        width, tail = self._width, table.tail
+        held = len(table.segments) == 1
+        if held:
+            arrays = self._hands_arrays
+            parts, others = views or (tail.keys.view(width), tail.values.view(width))
             if table.changed:
                 # Whoever evaluates the keys evaluates these too: otherwise the graph of every step
                 # would hang on them until the next eviction.
                 loose = table.loose(self.policy.needs_scores)
                 parts = (mx.depends(parts[0], loose), *parts[1:])
-            keys = tail.keys.given(parts, arrays)
-            values = tail.values.given(tail.values.view(width), arrays)
+            keys, values = tail.keys.given(parts, arrays), tail.values.given(others, arrays)
+            # Arrays that are made of packed rows live no longer than attention needs them.
+            held = tail.keys.bits is None or not arrays
+        else:
+            if table.changed:
+                tail.keys.parts = (mx.depends(tail.keys.parts[0], table.loose(scored=False)),)
+            keys, values = dense(table, "keys", width), dense(table, "values", width)
         table.changed = False
-        return self._known(table, keys, values)
-
-    def _known(self, table: Table, keys: Any, values: Any) -> tuple[Any, Any]:
-        """Keys and values that are known from now on as handed out by this cache."""
-        # Arrays that are made of packed rows live no longer than attention needs them.
-        plain = isinstance(keys, tuple) or table.segments[-1].keys.bits is None
-        return self._handed.give(keys, values, held=len(table.segments) == 1 and plain)
+        return self._handed.give(keys, values, held=held)
 
     @property
     def _hands_arrays(self) -> bool:
@@ -301,28 +294,31 @@ class H2OKVCache(ScoredRows):
         """The mask for the next ``length`` tokens over the rows that their update will return.
 
         None for one token; for more "causal" (bottom-right aligned) or, with ``return_array``,
-        bool [length, rows + length].
+        bool [length, slots]. bool [B, 1, length, slots] where sequences differ or any has padding.
+        What must go before these tokens come goes now, so that the mask fits what is left.
 
         Raises:
             ValueError: ``window_size`` is given; slots do not tell how old a row is. An array is
                 asked for where other layers have other budgets: it would not fit them.
+            RuntimeError: as ``update_and_fetch``, where the last update got no scores.
         """
         if window_size is not None:
             raise ValueError(
                 f"[H2OKVCache.make_mask] window_size is {window_size}, expected None: "
                 f"{self._described()} evicts rows, and cannot serve a sliding-window layer."
             )
-        if length == 1:
-            return None
-        if not return_array:
-            return "causal"
-        if self.unequal_budgets:
+        if return_array and length > 1 and self.unequal_budgets:
             raise ValueError(
                 f"[H2OKVCache.make_mask] {self._described()} is asked for an array mask, which the "
                 "model uses for all layers, but their budgets are unequal: expected one budget."
             )
-        before = self._kept(min(self.size(), self._budget), length)
-        return mx.arange(before, before + length)[:, None] >= mx.arange(before + length)[None]
+        spans = self._next_spans(length)
+        rows = [[0] * len(spans)]
+        if self._table is not None:
+            if not self._free or length > 1:
+                self._make_room([stop - start for start, stop in spans])
+            rows = [one.rows for one in self._table.segments]
+        return mask_of(rows, spans, length, return_array=return_array)
 
     # Rows that are taken back
 
@@ -413,8 +409,7 @@ class H2OKVCache(ScoredRows):
             table.place(positions)
             if self.policy.needs_scores:
                 table.attach(IMPORTANCE, importance, float("nan"))
-        self._start(tokens, table)
-        self._unscored = unscored
+        self._start(tokens, table, unscored)
 
     @classmethod
     def from_state(cls, state: Sequence[Any]) -> H2OKVCache:

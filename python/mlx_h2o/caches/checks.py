@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 
 from .table import Table
 
-__all__ = ["check_rows", "check_seen"]
 
-
-def check_rows(keys: mx.array, values: mx.array, table: Table | None) -> None:
-    """New rows [B, H, L, D] and [B, H, L, Dv] that fit each other and the stored ones."""
-    op = "[H2OKVCache.update_and_fetch]"
+def check_rows(
+    owner: str, keys: mx.array, values: mx.array, stored: Sequence[tuple[Any, ...]]
+) -> None:
+    """New rows [B, H, L, D] and [B, H, L, Dv] that fit each other and the layouts ``stored``."""
+    op = f"[{owner}.update_and_fetch]"
     shape, other = keys.shape, values.shape
     if len(shape) != 4 or len(other) != 4 or shape[:3] != other[:3]:
         raise ValueError(
@@ -22,16 +23,11 @@ def check_rows(keys: mx.array, values: mx.array, table: Table | None) -> None:
         )
     if 0 in shape[:3]:
         raise ValueError(f"{op} keys have shape {keys.shape}, expected B, H, L of at least 1.")
-    if table is None:
-        return
-    for name, new, column in (
-        ("keys", keys, table.tail.keys),
-        ("values", values, table.tail.values),
-    ):
+    for name, new, expected in zip(("keys", "values"), (keys, values), stored, strict=False):
         found = (*new.shape[:2], new.shape[3], new.dtype)
-        if found != column.layout:
+        if found != expected:
             raise ValueError(
-                f"{op} {name} are {_described(found)}, expected {_described(column.layout)} as the "
+                f"{op} {name} are {_described(found)}, expected {_described(expected)} as the "
                 "stored rows."
             )
 

@@ -13,10 +13,11 @@ import mlx.core as mx
 
 from ..operations.buffers import padded, written
 
-__all__ = ["Column", "DenseColumn", "Parts"]
-
 Parts = tuple[mx.array, ...]
 """Rows as a column keeps them: arrays [B, H, N, ...]."""
+
+Layout = tuple[int, int, int, mx.Dtype]
+"""B, H, the size of a row and its dtype, as rows come."""
 
 _STEP = 256
 """Room grows by so many rows at a time."""
@@ -50,8 +51,8 @@ class Column(ABC):
 
     @property
     @abstractmethod
-    def layout(self) -> tuple[int, int, int, mx.Dtype]:
-        """B, H, the size of a row and its dtype, as rows come."""
+    def layout(self) -> Layout:
+        """Of the rows that are there."""
 
     @property
     def capacity(self) -> int:
@@ -114,7 +115,7 @@ class DenseColumn(Column):
         return DenseColumn(parts)
 
     @property
-    def layout(self) -> tuple[int, int, int, mx.Dtype]:
+    def layout(self) -> Layout:
         batch, heads, _, width = self.parts[0].shape
         return batch, heads, width, self.parts[0].dtype
 

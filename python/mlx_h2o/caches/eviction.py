@@ -13,8 +13,6 @@ from ..policies import Policy, Rows
 from .attention import dense
 from .table import Table
 
-__all__ = ["Eviction", "Ranked"]
-
 
 class Eviction(NamedTuple):
     """One eviction from ``table``, whose lines have seen ``offsets`` tokens.

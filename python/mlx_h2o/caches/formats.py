@@ -12,8 +12,6 @@ from .affine import AffineColumn, group_size_for
 from .column import Column, DenseColumn
 from .table import Segment, Table
 
-__all__ = ["new_table", "quantized", "restored_table", "set_rows", "stored"]
-
 
 def new_table(config: H2OConfig, keys: mx.array, values: mx.array, lines: int, owner: str) -> Table:
     """A table without rows, for rows like ``keys`` and ``values``.
@@ -67,7 +65,7 @@ def set_rows(table: Table, name: str, rows: Any) -> None:
     found, expected = ([(part.shape, part.dtype) for part in some] for some in (parts, before))
     if found != expected:
         raise ValueError(f"[H2OKVCache.{name}] found {found}, expected {expected} as stored.")
-    table.memo.clear()
+    table.packed = None
     for one in table.segments:
         column = getattr(one, name)
         some, parts = parts[: len(column.parts)], parts[len(column.parts) :]

@@ -16,8 +16,6 @@ import mlx.core as mx
 if TYPE_CHECKING:
     from .cache import H2OKVCache
 
-__all__ = ["HandedOut", "owner_of"]
-
 _Owner = tuple["weakref.ref[H2OKVCache]", "weakref.ref[mx.array] | None"]
 _owners: dict[int, _Owner] = {}
 

@@ -10,8 +10,6 @@ from ..operations.buffers import padded
 from .column import Column
 from .table import NONE, Segment, Table
 
-__all__ = ["join", "select"]
-
 
 def select(table: Table, lines: Sequence[int], offsets: Sequence[int]) -> Table:
     """A copy of some lines, in arrays of their own, without the room that none of them uses."""

@@ -11,10 +11,9 @@ import mlx.core as mx
 from ..config import H2OConfig
 from .batch import BatchH2OKVCache
 from .cache import H2OKVCache
+from .checks import check_rows
 from .quantized import QuantizedH2OKVCache, evicting_cache
 from .stored import stored_rows
-
-__all__ = ["BatchLinkedH2OCache", "FollowingRows", "LinkedH2OCache"]
 
 _BESIDE = "following "
 
@@ -51,16 +50,10 @@ class FollowingRows:
         """
         op, leader = "[FollowingRows.update_and_fetch]", self.leader
         table, added = leader._table, keys.shape[2] if keys.ndim == 4 else 0
-        for side, rows in (("keys", keys), ("values", values)):
-            first = (*(rows.shape[:2] if table is None else table.shape), added)
-            stored = self._stored(side)
-            like = None if stored is None else (stored.shape[3], stored.dtype)
-            fits = rows.ndim == 4 and rows.shape[:3] == first and 0 not in first
-            if not fits or like not in (None, (rows.shape[3], rows.dtype)):
-                raise ValueError(
-                    f"{op} {side} are {rows.dtype} {rows.shape}, expected [B, H, L, width], B and "
-                    f"H as the leader, L as the keys, width and dtype as the stored rows: {like}."
-                )
+        heads = keys.shape[:2] if table is None else table.shape
+        like = (keys, values) if self.keys is None else (self.keys, self.values)
+        layouts = [(*heads, rows.shape[-1], rows.dtype) for rows in like]
+        check_rows("FollowingRows", keys, values, layouts)
         if table is None or leader.updates != self._followed + 1 or leader._length != added:
             raise RuntimeError(
                 f"{op} found {added} tokens after {self._followed} updates, expected to follow the "
@@ -74,10 +67,8 @@ class FollowingRows:
         for side, rows in (("keys", keys), ("values", values)):
             table.put_newest(_BESIDE + side, rows)
         self._followed, self._before = leader.updates, leader.offset
-        width = leader._width
-        return table.beside[_BESIDE + "keys"][:, :, :width], table.beside[_BESIDE + "values"][
-            :, :, :width
-        ]
+        keys, values = (table.beside[_BESIDE + side] for side in ("keys", "values"))
+        return keys[:, :, : leader._width], values[:, :, : leader._width]
 
     keys = stored_rows(
         "keys", "The stored keys [B, H, N, D], or None. May be set to an array of the same shape."

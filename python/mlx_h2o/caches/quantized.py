@@ -7,8 +7,6 @@ from typing import cast
 from ..config import H2OConfig
 from .cache import H2OKVCache
 
-__all__ = ["QuantizedH2OKVCache", "evicting_cache"]
-
 
 class QuantizedH2OKVCache(H2OKVCache):
     """An :class:`H2OKVCache` whose rows are quantised once, when they come (``config.kv_bits``).

@@ -20,7 +20,7 @@ from .checks import check_seen
 from .stored import IMPORTANCE, StoredRows
 from .table import Table
 
-__all__ = ["ScoredRows"]
+_ALL = slice(None)
 
 
 class ScoredRows(StoredRows):
@@ -127,21 +127,13 @@ class ScoredRows(StoredRows):
         if not self.policy.needs_scores:
             return
         given = scoring.seen(self.policy, scores, lse)
-        if self._spans:
-            for one, own, slots, old, places in self._lines(table):
-                some = mx.take(given[one, :, own], slots, axis=3)
-                new = scoring.fold(self.policy, old, some, places)
-                table.beside[IMPORTANCE][one, :, slots] = new
-        elif self._reach:
-            start = self._tokens[0] - given.shape[2]
-            first = max(0, given.shape[2] - self._reach)
-            if first:
-                self._fold(table, given[:, :, :first], start)
-            self._keep_waiting(table, given[:, :, first:], start + first)
-        else:
-            old, known = self._importance(table)[:, :, : table.width], self.policy.needs_positions
-            positions = table.positions(self._tokens) if known else None
-            self._take_in(table, scoring.fold(self.policy, old, given, positions, masked=masked))
+        last = min(self._reach, given.shape[2])
+        for one, own, slots, old, places in self._lines(table, given.shape[2], last):
+            some = given if slots is None else given[one, :, own][..., slots]
+            new = scoring.fold(self.policy, old, some, places, masked=masked or bool(self._spans))
+            self._take_in(table, new, one, slots)
+        if last:
+            self._keep_waiting(table, given[:, :, given.shape[2] - last :], self._tokens[0] - last)
         self._unscored = False
 
     def score_chunk(
@@ -161,36 +153,23 @@ class ScoredRows(StoredRows):
         Raises:
             ValueError: no rows yet, keys that are not the stored rows, or as ``prefill_scores``.
         """
-        table, policy = check_seen("attend", keys, 2, self._table, self._width), self.policy
-        if self._spans:
-            for one, own, slots, old, places in self._lines(table):
-                part: Any = mask
-                if isinstance(mask, mx.array):
-                    whole = (mask.shape[-3:-2] or (1,))[0], queries.shape[2], self._width
-                    part = mx.broadcast_to(mask, (queries.shape[0], *whole))
-                    part = mx.take(part[one, :, own], slots, axis=3)
-                table.beside[IMPORTANCE][one, :, slots] = scoring.chunk_seen(
-                    policy, old, places, queries[one, :, own],
-                    mx.take(keys[one], slots, axis=2), scale=scale, mask=part, sinks=sinks,
-                )  # fmt: skip
-            self._unscored = False
-            return
-        last = min(self._reach, queries.shape[2])
-        head = queries.shape[2] - last
-        count = self._width - last  # the rows of the last queries are the last
-        if head:
-            before = mask[..., :head, :count] if isinstance(mask, mx.array) else mask
-            self._take_in(
-                table,
-                scoring.chunk_seen(
-                    policy, self._importance(table)[:, :, :count],
-                    table.positions(self._tokens)[:, :, :count], queries[:, :, :head],
-                    keys[:, :, :count], scale=scale, mask=before, sinks=sinks,
-                ),
+        table, length = check_seen("attend", keys, 2, self._table, self._width), queries.shape[2]
+        last = min(self._reach, length)
+        for one, own, slots, old, places in self._lines(table, length, last):
+            seen = mask
+            if isinstance(mask, mx.array):
+                heads = (mask.shape[-3:-2] or (1,))[0]
+                seen = mx.broadcast_to(mask, (queries.shape[0], heads, length, self._width))
+                seen = seen if slots is None else seen[one, :, own][..., slots]
+            new = scoring.chunk_seen(
+                self.policy, old, places, queries[one, :, own],
+                keys if slots is None else keys[one, :, slots],
+                scale=scale, mask=seen, sinks=sinks,
             )  # fmt: skip
+            self._take_in(table, new, one, slots)
         if last:
             found = prefill.last_scores(queries, keys, scale=scale, mask=mask, queries=last)
-            given = scoring.seen(policy, found, None, sinks)
+            given = scoring.seen(self.policy, found, None, sinks)
             self._keep_waiting(table, given, self._tokens[0] - last)
         self._unscored = False
 
@@ -207,23 +186,37 @@ class ScoredRows(StoredRows):
             table.attach(IMPORTANCE, mx.zeros((*table.shape, 0)), float("nan"))
         return table.beside[IMPORTANCE]
 
-    def _take_in(self, table: Table, importance: mx.array) -> None:
-        """That of the first rows is now this."""
+    def _take_in(
+        self, table: Table, importance: mx.array, one: slice = _ALL, slots: Any = None
+    ) -> None:
+        """That of the rows at ``slots``, None: of the first ones, is now this."""
         if table.beside[IMPORTANCE].shape == importance.shape:
             table.beside[IMPORTANCE] = importance
         else:
-            table.beside[IMPORTANCE][:, :, : importance.shape[2]] = importance
+            slots = slice(importance.shape[2]) if slots is None else slots
+            table.beside[IMPORTANCE][one, :, slots] = importance
         self._unscored = False
 
-    def _lines(self, table: Table) -> Iterator[tuple[slice, slice, mx.array, mx.array, mx.array]]:
-        """Of each line that was given tokens of its own: it, these queries, its slots, and the
-        importance and positions there."""
-        importance, positions = self._importance(table), table.positions(self._tokens)
+    def _lines(
+        self, table: Table, length: int, last: int
+    ) -> Iterator[tuple[slice, slice, Any, mx.array, mx.array | None]]:
+        """Lines, which of the queries but the ``last`` ones are their own, the slots that these
+        see, None: all, and the importance and positions there, where the policy wants them.
+
+        All lines at once, unless some were given padding.
+        """
+        places = table.positions(self._tokens) if self.policy.needs_positions else None
+        seen = self._importance(table), places
         for line, (start, stop) in enumerate(self._spans):
             if stop > start:
                 one, slots = slice(line, line + 1), table.slots_of(line)
-                old, places = (mx.take(a[one], slots, axis=2) for a in (importance, positions))
-                yield one, slice(start, stop), slots, old, places
+                old, places = (a if a is None else a[one, :, slots] for a in seen)
+                yield one, slice(start, stop), slots, cast(mx.array, old), places
+        if not self._spans and last < length:
+            count = table.width - last  # the rows of the last queries are the last
+            old, places = (a if a is None else a[:, :, :count] for a in seen)
+            own = slice(length - last)
+            yield _ALL, own, slice(count) if last else None, cast(mx.array, old), places
 
     # Speculation: what queries say that may be taken back
 

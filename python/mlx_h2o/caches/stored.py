@@ -9,8 +9,6 @@ import mlx.core as mx
 from . import formats
 from .table import Table
 
-__all__ = ["IMPORTANCE", "StoredRows", "stored_rows"]
-
 IMPORTANCE = "importance"
 
 

@@ -15,9 +15,7 @@ import mlx.core as mx
 
 from ..operations.backends import resolve
 from ..operations.buffers import padded, written
-from .column import Column, Parts
-
-__all__ = ["NONE", "Segment", "Table"]
+from .column import Column, Layout, Parts
 
 NONE = -1
 """The position of an unused slot."""
@@ -32,12 +30,16 @@ class Segment:
     rows: list[int]
 
     @property
+    def layouts(self) -> tuple[Layout, Layout]:
+        return self.keys.layout, self.values.layout
+
+    @property
     def width(self) -> int:
         return max(self.rows)
 
     @property
     def capacity(self) -> int:
-        return min(self.keys.capacity, self.values.capacity)
+        return min(self.keys.capacity, self.values.capacity)  # set from outside, one may lack room
 
     def each(self, change: Callable[[Column], Column]) -> Segment:
         return Segment(change(self.keys), change(self.values), list(self.rows))
@@ -58,7 +60,7 @@ class Table:
         self.packed_width = sum(segment.width for segment in segments[:-1])
         self.beside: dict[str, mx.array] = {}
         self.fills: dict[str, float] = {}
-        self.memo: dict[str, Any] = {}  # what those who read the packed segments made of them
+        self.packed: list[Any] | None = None  # the packed segments, as attention has read them
         self._newest: mx.array | None = None  # slots of the last append; None: the last of the tail
         self.changed = False  # beside attention, which reads what it changes
         # The rows of the tail beyond ``known`` have come one after the other.

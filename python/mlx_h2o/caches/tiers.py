@@ -19,8 +19,6 @@ from .eviction import Eviction
 from .lines import join, select
 from .table import Segment, Table
 
-__all__ = ["packed", "planned", "tail_limit", "truncated"]
-
 
 def planned(config: H2OConfig, kept: int, dense: int, protected: int) -> list[int]:
     """Rows of each segment when ``kept`` stay, of which ``protected`` are recent and some of the

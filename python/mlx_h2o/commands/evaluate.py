@@ -18,8 +18,6 @@ from ..config import H2OConfig
 from ..lm.generate import load, make_prompt_cache
 from .options import add_cache_flags, config_of
 
-__all__ = ["run"]
-
 
 def run(arguments: Sequence[str]) -> int:
     """Run it with the command line's arguments; returns the exit status."""

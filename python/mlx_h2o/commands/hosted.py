@@ -18,8 +18,6 @@ from ..lm.replacements import PATCHES, Target, always
 from ..lm.saving import load_prompt_cache, save_prompt_cache
 from .options import add_cache_flags, config_of
 
-__all__ = ["run"]
-
 
 def run(command: str, arguments: Sequence[str]) -> int:
     """Run mlx_lm's command of this name with the arguments that are not ours; the exit status."""

@@ -9,8 +9,6 @@ from typing import Any
 from .. import policies
 from ..config import H2OConfig
 
-__all__ = ["add_cache_flags", "config_of"]
-
 _DEFAULT = H2OConfig()
 
 

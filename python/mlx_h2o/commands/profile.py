@@ -11,8 +11,6 @@ from ..lm.generate import load
 from ..lm.profiling import profile
 from .options import add_cache_flags, config_of
 
-__all__ = ["run"]
-
 
 def run(arguments: Sequence[str]) -> int:
     """Profile a model on a text, print a line per layer, write the file; the exit status."""

@@ -15,8 +15,6 @@ from ..operations import prefill
 from ..operations.backends import resolve
 from ..operations.segments import masking
 
-__all__ = ["attend"]
-
 
 def attend(
     stock: Callable[[], mx.array],

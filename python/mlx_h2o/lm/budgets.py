@@ -11,8 +11,6 @@ from typing import Any
 
 from ..config import H2OConfig
 
-__all__ = ["Budgets", "layer_configs", "scaled", "sizes"]
-
 Budgets = Sequence[int | H2OConfig] | str | PathLike[str]
 """Per evicting layer: ``max_kv_size``, or all settings; or a file that holds them."""
 

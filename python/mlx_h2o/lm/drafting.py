@@ -12,8 +12,6 @@ import mlx_lm.generate  # noqa: F401  (found below: mlx_lm.generate may also be 
 from ..caches.cache import H2OKVCache
 from .replacements import Target
 
-__all__ = ["DRAFTED", "targets"]
-
 DRAFTED = 2
 """Tokens that mlx_lm drafts at a time where it is not told."""
 

@@ -21,8 +21,6 @@ from .prompt_cache import evicting_caches, make_prompt_cache
 from .replacements import PATCHES, Target, always
 from .routing import gains_by_routing, routing
 
-__all__ = ["Host", "hosting"]
-
 _MODULES = ("generate", "chat", "server", "cache_prompt", "benchmark")
 
 

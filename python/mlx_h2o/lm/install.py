@@ -22,8 +22,6 @@ from ..config import H2OConfig
 from .prompt_cache import evicting_caches, make_prompt_cache
 from .routing import model_name, routing
 
-__all__ = ["install_kv_eviction", "remove_kv_eviction", "reset_eviction_scores"]
-
 _making: contextvars.ContextVar[bool] = contextvars.ContextVar("mlx_h2o_making", default=False)
 _lock = threading.Lock()
 _MARK = "_mlx_h2o_installed"

@@ -18,8 +18,6 @@ from .budgets import scaled, sizes
 from .prompt_cache import evicting_caches, make_prompt_cache
 from .routing import model_name, routing
 
-__all__ = ["LayerProfile", "Profile", "profile"]
-
 _HEAVIEST = 32
 
 

@@ -16,8 +16,6 @@ from ..config import H2OConfig
 from .budgets import Budgets, layer_configs
 from .routing import calls_attention, model_classes, model_name
 
-__all__ = ["CacheSummary", "evicting_caches", "make_prompt_cache", "summary"]
-
 # Modules of mlx_lm.models whose attention cannot be served, and why.
 _REFUSED = {
     "afm7": "its shared layers take the position from the number of stored rows",

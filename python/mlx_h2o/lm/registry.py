@@ -12,8 +12,6 @@ from ..caches.linked import BatchLinkedH2OCache, LinkedH2OCache
 from ..caches.quantized import QuantizedH2OKVCache
 from .replacements import Target, always
 
-__all__ = ["cache_classes", "class_name_targets"]
-
 
 def cache_classes() -> dict[str, type[Any]]:
     """Every class that a saved prompt cache of ours may name."""

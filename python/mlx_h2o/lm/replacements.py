@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["PATCHES", "Replacements", "Target", "always"]
-
 
 @dataclass(frozen=True, eq=False)
 class Target:

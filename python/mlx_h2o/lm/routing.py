@@ -24,8 +24,6 @@ from . import attention, drafting
 from .registry import class_name_targets
 from .replacements import PATCHES, Target
 
-__all__ = ["calls_attention", "model_classes", "model_name", "routing", "routing_for"]
-
 _ATTENTION = "scaled_dot_product_attention"
 _base = mlx_lm.models.base
 

@@ -9,8 +9,6 @@ import json
 import os
 from typing import Any
 
-__all__ = ["read_header"]
-
 _LONGEST = 100_000_000  # the format's own limit of a header
 
 

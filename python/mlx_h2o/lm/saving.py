@@ -25,8 +25,6 @@ from .replacements import PATCHES
 from .routing import model_name
 from .safetensors import read_header
 
-__all__ = ["FORMAT", "load_prompt_cache", "save_prompt_cache"]
-
 FORMAT = 2
 """Files of a higher format are refused. Raised when older readers would misread a file.
 

@@ -13,8 +13,6 @@ from mlx_h2o.operations.requests import AccumulateRequest, AttentionAccumulateRe
 from mlx_h2o.operations.validate import attention_request
 from mlx_h2o.operations.validate_quantized import packed_pair
 
-__all__ = ["accumulate_scores", "attention_and_accumulate"]
-
 
 def accumulate_scores(
     importance: mx.array,

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-__all__ = ["append_rows", "gathered", "padded", "wide", "written"]
-
 
 def gathered(array: mx.array, slots: mx.array) -> mx.array:
     """The rows at ``slots`` [B, H, n]."""

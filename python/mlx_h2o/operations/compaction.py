@@ -15,8 +15,6 @@ from mlx_h2o.operations.arguments import StreamLike
 from mlx_h2o.operations.buffers import wide
 from mlx_h2o.operations.placement import placed
 
-__all__ = ["compact_rows"]
-
 _LAST = mx.array(2**32 - 1, mx.uint32)
 """Above every slot."""
 

@@ -11,8 +11,6 @@ from mlx_h2o.operations import composed, ema
 from mlx_h2o.operations.placement import placed
 from mlx_h2o.operations.requests import AttentionRequest, PrefillRequest
 
-__all__ = ["BLOCK_BYTES", "prefill_scores"]
-
 BLOCK_BYTES = 1 << 21
 """The logits of one block, in float32, take at most this much, or one row or column of them."""
 

@@ -14,8 +14,6 @@ from mlx_h2o.operations.placement import placed
 from mlx_h2o.operations.recoding import recoded
 from mlx_h2o.operations.requests import QuantizedRows
 
-__all__ = ["merge_segments", "segment_rows"]
-
 
 def merge_segments(
     outs: Sequence[mx.array], lses: Sequence[mx.array], stream: StreamLike = None

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-__all__ = ["MAX_QUERIES", "accumulate"]
-
 MAX_QUERIES = 128
 """Queries of a chunk that are scored, counted from its end; at a = 0.95 older ones weigh 0.14 %."""
 

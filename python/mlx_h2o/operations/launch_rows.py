@@ -3,7 +3,6 @@
 As in ``launch``, nothing here runs anything.
 """
 
-from collections.abc import Mapping
 from functools import lru_cache
 
 import mlx.core as mx
@@ -12,7 +11,6 @@ from mlx_h2o.operations.launches import (
     LANES,
     Launch,
     LaunchPlan,
-    Results,
     TemplateArguments,
     launch_of,
     params,

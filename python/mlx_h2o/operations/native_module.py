@@ -8,8 +8,6 @@ from types import ModuleType
 
 import mlx.core as mx
 
-__all__ = ["fault_of", "module_or_none", "required", "unavailable_reason"]
-
 # Not in the stubs of mlx.core.
 _MLX_VERSION = str(vars(mx)["__version__"])
 

@@ -16,8 +16,6 @@ from mlx_h2o.operations.backends import serve
 from mlx_h2o.operations.requests import AttentionRequest, PrefillRequest
 from mlx_h2o.operations.validate import StreamLike, dtype_name
 
-__all__ = ["KINDS", "last_scores", "prefill_scores"]
-
 OP = "prefill_scores"
 KINDS = ("ema", "mass")
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from mlx_h2o.operations import arguments, native_module
 
-__all__ = ["set_threads", "threads"]
-
 _MOST = 256
 
 

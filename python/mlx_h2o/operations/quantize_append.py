@@ -7,8 +7,6 @@ from mlx_h2o.operations.arguments import FLOATS, StreamLike, dtype_name
 from mlx_h2o.operations.backends import serve
 from mlx_h2o.operations.requests import Packed, QuantizeAppendRequest
 
-__all__ = ["quantize_append"]
-
 _OP = "quantize_append"
 _PARTS = ("words", "scales", "biases")
 

@@ -6,8 +6,6 @@ from typing import cast
 
 import mlx.core as mx
 
-__all__ = ["recoded"]
-
 Parts = tuple[mx.array, ...]
 
 _WORD = 32

@@ -20,8 +20,6 @@ from mlx_h2o.operations.requests import (
 )
 from mlx_h2o.operations.validate_quantized import packed_pair
 
-__all__ = ["key_diversity", "replace_worst"]
-
 K = TypeVar("K", bound=mx.array | Packed)
 V = TypeVar("V", bound=mx.array | Packed)
 

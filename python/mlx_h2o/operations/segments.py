@@ -13,8 +13,6 @@ import mlx.core as mx
 from mlx_h2o.operations.backends import resolve
 from mlx_h2o.operations.requests import AttentionResult
 
-__all__ = ["Rows", "masking", "merged_attention"]
-
 
 class Rows(NamedTuple):
     """Keys and values as attention takes them: arrays, or packed rows and how they are packed."""

@@ -13,8 +13,6 @@ from ..operations.ema import MAX_QUERIES
 if TYPE_CHECKING:
     from ..config import H2OConfig
 
-__all__ = ["Policy", "Rows"]
-
 
 @dataclass
 class Rows:

@@ -12,8 +12,6 @@ from .base import Policy, Rows
 if TYPE_CHECKING:
     from ..config import H2OConfig
 
-__all__ = ["H2O"]
-
 
 class H2O(Policy):
     """Moving average of the absolute logit: ``C = a*C + (1-a)*|s|``.

@@ -9,8 +9,6 @@ import mlx.core as mx
 from .base import Policy, Rows
 from .weights import add_mass
 
-__all__ = ["H2OSum"]
-
 
 class H2OSum(Policy):
     """``C`` is the attention mass of a row: its weights, summed over all queries since it came.

@@ -7,8 +7,6 @@ import mlx.core as mx
 from ..operations.backends import resolve
 from .base import Policy, Rows
 
-__all__ = ["KeyDiff"]
-
 
 class KeyDiff(Policy):
     """Rank of a row: minus the cosine of its key with the mean normalised key of its head.

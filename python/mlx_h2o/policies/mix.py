@@ -11,8 +11,6 @@ from .base import Rows
 from .h2o_sum import H2OSum
 from .weights import order
 
-__all__ = ["Mix"]
-
 
 class Mix(H2OSum):
     """Four times the place of a row by ``keydiff``, and its place by ``h2o-sum``.

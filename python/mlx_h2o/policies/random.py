@@ -11,8 +11,6 @@ from .base import Policy, Rows
 if TYPE_CHECKING:
     from ..config import H2OConfig
 
-__all__ = ["Random"]
-
 
 class Random(Policy):
     """A row's rank is a hash of its position, its KV head and ``random_seed``.

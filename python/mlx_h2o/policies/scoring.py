@@ -8,8 +8,6 @@ from .. import fast
 from ..operations import composed, prefill
 from .base import Policy
 
-__all__ = ["chunk_seen", "fold", "seen", "unseen"]
-
 
 def unseen(policy: Policy) -> float:
     """What stands for a row that a query does not see."""
@@ -55,7 +53,7 @@ def fold(
 def chunk_seen(
     policy: Policy,
     importance: mx.array,
-    positions: mx.array,
+    positions: mx.array | None,
     queries: mx.array,
     keys: mx.array,
     *,
@@ -68,7 +66,7 @@ def chunk_seen(
     In blocks of keys or queries where the policy allows it, so that the scores are never in memory
     all at once.
     """
-    if policy.decay is not None and keys.shape[1] == positions.shape[1]:
+    if policy.decay is not None and keys.shape[1] == importance.shape[1]:
         return fast.prefill_scores(
             queries, keys, scale=scale, mask=mask, importance=importance, decay=policy.decay
         )

@@ -10,8 +10,6 @@ from .. import fast
 from .base import Policy, Rows
 from .weights import per_kv_head
 
-__all__ = ["SnapKV"]
-
 
 class SnapKV(Policy):
     """The votes of an observation window of 32 queries, pooled over 7 neighbouring positions.

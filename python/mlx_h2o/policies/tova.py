@@ -9,8 +9,6 @@ import mlx.core as mx
 from .base import Policy, Rows
 from .weights import per_kv_head
 
-__all__ = ["Tova"]
-
 
 class Tova(Policy):
     """``C`` is the weight that the last query gave to a row, its query heads averaged.

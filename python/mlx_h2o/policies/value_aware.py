@@ -7,8 +7,6 @@ import mlx.core as mx
 from .base import Rows
 from .h2o_sum import H2OSum
 
-__all__ = ["ValueAware"]
-
 
 class ValueAware(H2OSum):
     """A row's rank is its attention mass times the L1 norm of its value.

@@ -7,8 +7,6 @@ import mlx.core as mx
 from ..operations import composed
 from ..operations.requests import RetentionRequest
 
-__all__ = ["add_mass", "order", "per_kv_head"]
-
 
 def per_kv_head(weights: mx.array, heads: int) -> mx.array:
     """Weights [B, Hq, L, N] as [B, H, Hq / H, L, N]: the query heads of each KV head."""

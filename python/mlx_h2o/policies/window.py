@@ -7,8 +7,6 @@ import mlx.core as mx
 from ..operations.composed_cache import ages
 from .base import Policy, Rows
 
-__all__ = ["Window"]
-
 
 class Window(Policy):
     """The newest rows stay, whatever the split of heavy and recent rows."""

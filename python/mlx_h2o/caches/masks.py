@@ -1,12 +1,10 @@
-"""What each query of a batch may see: rows of its own sequence, none of them padding."""
+"""What each query may see: rows of its own sequence, none of them padding."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import mlx.core as mx
-
-__all__ = ["mask_of"]
 
 
 def mask_of(
