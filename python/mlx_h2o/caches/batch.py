@@ -24,10 +24,6 @@ class BatchH2OKVCache(H2OKVCache):
     ``H2OKVCache.merge`` makes one, ``extract`` gives a sequence back. The rows of a sequence fill
     the first slots; unused slots behind them, and padding among the tokens that come, are masked,
     never kept where a row could be, and their queries never score.
-
-    Attributes:
-        offset: int32 [B], tokens seen by each sequence, less the padding that is still to come.
-        evicted: rows per head that have gone, summed over the sequences.
     """
 
     _quantized = None
@@ -88,10 +84,8 @@ class BatchH2OKVCache(H2OKVCache):
         """Announce padding among the tokens to come, before the model is called.
 
         Args:
-            left_padding: tokens of padding that come first, for each sequence; only while the
-                batch is empty.
-            lengths: tokens of its own that each sequence is given before ``finalize``; what comes
-                then is padding.
+            left_padding: tokens of padding that come first; only while the batch is empty.
+            lengths: own tokens of each sequence before ``finalize``; what comes then is padding.
             right_padding: how much that is; needs ``lengths``.
 
         Raises:
@@ -128,8 +122,7 @@ class BatchH2OKVCache(H2OKVCache):
     def merge(cls, caches: Sequence[Any]) -> BatchH2OKVCache:
         """The sequences of caches of one sequence each, settings and evictions included.
 
-        Raises:
-            ValueError: no caches, settings that differ, caches of another class or of batches.
+        Raises ValueError for no caches, settings that differ, another class, or batches.
         """
         _check_mergeable(caches)
         first = caches[0]
@@ -224,11 +217,6 @@ class BatchH2OKVCache(H2OKVCache):
         unscored, name, lines, settings = state[4:]
         self._configure(H2OConfig(**json.loads(settings)), name)
         found = json.loads(lines)
-        if isinstance(found, list):
-            raise ValueError(
-                "[BatchH2OKVCache.state] found a batch of an earlier version, expected one of "
-                "this version: extract its sequences there."
-            )
         self._restore(list(found["tokens"]), state, bool(unscored), found["rows"])
         self._padding = list(zip(found["before"], found["remaining"], strict=True))
 

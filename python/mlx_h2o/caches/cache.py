@@ -58,9 +58,8 @@ class H2OKVCache(ScoredRows):
 
     def _configure(self, config: H2OConfig, name: str) -> None:
         if self._quantized not in (None, config.kv_bits is not None):
-            expected = (
-                "a number, or H2OKVCache" if self._quantized else "None, or QuantizedH2OKVCache"
-            )
+            other = "QuantizedH2OKVCache" if self._quantized is False else "H2OKVCache"
+            expected = f"{'a number' if self._quantized else None}, or {other}"
             raise ValueError(
                 f"[{type(self).__name__}] kv_bits is {config.kv_bits}, expected {expected}."
             )
@@ -240,25 +239,23 @@ class H2OKVCache(ScoredRows):
 
     def _hand_out(self, table: Table, views: tuple[Parts, Parts] | None = None) -> tuple[Any, Any]:
         """Keys and values that are known from now on as this cache's; ``views`` of the tail."""
-        width, tail = self._width, table.tail
-        held = len(table.segments) == 1
-        if held:
-            arrays = self._hands_arrays
-            parts, others = views or (tail.keys.view(width), tail.values.view(width))
-            if table.changed:
-                # Whoever evaluates the keys evaluates these too: otherwise the graph of every step
-                # would hang on them until the next eviction.
-                loose = table.loose(self.policy.needs_scores)
-                parts = (mx.depends(parts[0], loose), *parts[1:])
-            keys, values = tail.keys.given(parts, arrays), tail.values.given(others, arrays)
-            # Arrays that are made of packed rows live no longer than attention needs them.
-            held = tail.keys.bits is None or not arrays
-        else:
-            if table.changed:
-                tail.keys.parts = (mx.depends(tail.keys.parts[0], table.loose(scored=False)),)
-            keys, values = dense(table, "keys", width), dense(table, "values", width)
-        table.changed = False
-        return self._handed.give(keys, values, held=held)
+        tail, arrays = table.tail, self._hands_arrays
+        width = self._width - table.packed_width
+        parts, others = views or (tail.keys.view(width), tail.values.view(width))
+        mixed = len(table.segments) > 1
+        if table.changed:
+            # Whoever evaluates the keys evaluates these too: otherwise the graph of every step
+            # would hang on them until the next eviction.
+            loose = table.loose(self.policy.needs_scores and not mixed)
+            parts = (mx.depends(parts[0], loose), *parts[1:])
+            table.changed = False
+        if mixed:
+            newest = parts[0], others[0]
+            keys, values = dense(table, "keys", newest[0]), dense(table, "values", newest[1])
+            return self._handed.give(keys, values, held=False, newest=newest)
+        keys, values = tail.keys.given(parts, arrays), tail.values.given(others, arrays)
+        # Arrays that are made of packed rows live no longer than attention needs them.
+        return self._handed.give(keys, values, held=tail.keys.bits is None or not arrays)
 
     @property
     def _hands_arrays(self) -> bool:
@@ -273,10 +270,7 @@ class H2OKVCache(ScoredRows):
         super()._set(side, rows)
 
     def keys_and_values(self) -> tuple[Any, Any]:
-        """The rows as the last update returned them.
-
-        For layers that share the rows of another. Raises ValueError while there are none.
-        """
+        """The rows as the last update returned them. Raises ValueError while there are none."""
         if self._table is None:
             raise ValueError("[H2OKVCache.keys_and_values] there are no rows yet.")
         return self._handed.rows or self._hand_out(self._table)
@@ -331,10 +325,8 @@ class H2OKVCache(ScoredRows):
         """Take back the last ``n`` tokens, or all where there are fewer; returns how many.
 
         With speculation up to ``speculative + 1`` tokens leave no trace. Else the rows are exact;
-        the scores that the taken back queries gave to the others remain.
-
-        Raises:
-            ValueError: rows have been evicted, so that the earlier rows cannot be restored.
+        the scores that the taken back queries gave to the others remain. Raises ValueError where
+        rows have been evicted that would have to come back.
         """
         table = self._table
         if n <= 0 or table is None:
@@ -444,8 +436,7 @@ class H2OKVCache(ScoredRows):
         Later rows are quantised as they come. This cache stays as it is.
 
         Raises:
-            ValueError: ``bits`` or ``group_size`` that H2OConfig does not know as ``kv_bits`` and
-                ``kv_group_size``; rows of a size that cannot be quantised.
+            ValueError: bits or sizes that H2OConfig refuses, or rows that cannot be quantised.
             RuntimeError: a chunk still waits for its scores.
         """
         config = replace(self.config, kv_bits=bits, kv_group_size=group_size)

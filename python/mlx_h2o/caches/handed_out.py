@@ -25,24 +25,29 @@ class HandedOut:
 
     Attributes:
         rows: them, where they are held.
+        newest: those of mixed precision that are not packed, which attention reads as they are.
     """
 
     def __init__(self, cache: H2OKVCache) -> None:
         self._cache = weakref.ref(cache)
         self.rows: tuple[Any, Any] | None = None
+        self.newest: tuple[mx.array, mx.array] | None = None
         self._identity = 0
 
-    def give(self, keys: Any, values: Any, *, held: bool) -> tuple[Any, Any]:
+    def give(
+        self, keys: Any, values: Any, held: bool, newest: tuple[mx.array, mx.array] | None = None
+    ) -> tuple[Any, Any]:
         """Keys and values that are known from now on; if ``held`` until ``release``."""
         words = keys[0] if isinstance(keys, tuple) else keys
         _owners[id(words)] = self._cache, None if held else weakref.ref(words)
         self._identity = id(words)
         self.rows = (keys, values) if held else None
+        self.newest = newest
         return keys, values
 
     def release(self) -> None:
         """Hold them no longer, so that MLX may write in place."""
-        self.rows = None
+        self.rows = self.newest = None
         _owners.pop(self._identity, None)
 
     __del__ = release

@@ -21,9 +21,8 @@ _BESIDE = "following "
 class FollowingRows:
     """Keys and values that go with the rows of a leader, such as an indexer's beside attention's.
 
-    They lie beside the leader's rows in its table, which moves, drops and brings back whole rows:
-    so there is nothing to decide here, whether the leader holds one sequence, a batch or drafts. An
-    update follows the leader's of the same tokens. They have as many heads as the leader.
+    They lie beside the leader's rows in its table, which moves and drops whole rows. An update
+    follows the leader's of the same tokens, and has as many heads.
 
     Args:
         leader: the cache that a policy decides about.
@@ -70,12 +69,7 @@ class FollowingRows:
         keys, values = (table.beside[_BESIDE + side] for side in ("keys", "values"))
         return keys[:, :, : leader._width], values[:, :, : leader._width]
 
-    keys = stored_rows(
-        "keys", "The stored keys [B, H, N, D], or None. May be set to an array of the same shape."
-    )
-    values = stored_rows(
-        "values", "The stored values [B, H, N, Dv], or None. May be set, as the keys."
-    )
+    keys, values = stored_rows("keys"), stored_rows("values")
 
     def _stored(self, side: str) -> mx.array | None:
         table = self.leader._table
@@ -125,8 +119,7 @@ class LinkedH2OCache:
     """An :class:`H2OKVCache` and the rows that follow it, in the place of a CacheList of two.
 
     The model reads ``cache[0]``, the latents that a policy decides about, and ``cache[1]``, the
-    keys of its indexer, which picks rows by their slots: so both evict in lockstep. What mlx_lm
-    asks of a cache is the leader's to answer.
+    keys of its indexer, which picks rows by their slots. What mlx_lm asks, the leader answers.
 
     Args:
         config: the settings; None for the defaults.

@@ -17,6 +17,7 @@ from ..operations.segments import Rows, masking, merged_attention
 from ..policies import Policy, scoring
 from .attention import segments_of, settings_of
 from .checks import check_seen
+from .handed_out import HandedOut
 from .stored import IMPORTANCE, StoredRows
 from .table import Table
 
@@ -26,14 +27,14 @@ _ALL = slice(None)
 class ScoredRows(StoredRows):
     """Stored rows that attention reads; :class:`H2OKVCache` says when rows come and go.
 
-    With speculation, what the newest queries say waits beside the rows until they can no longer be
-    taken back.
+    With speculation, what the newest queries say waits beside the rows as long as they may go back.
     """
 
     config: H2OConfig
     policy: Policy
     _reach: int
     """``config.reach``."""
+    _handed: HandedOut
     _unscored: bool
     """The last update still waits for its scores."""
     _length: int
@@ -91,8 +92,9 @@ class ScoredRows(StoredRows):
             )  # fmt: skip
             self._unscored = False
             return out
-        if self.in_segments and own:
-            segments = segments_of(table, self._width, self.config.sparse_v)
+        newest = self._handed.newest
+        if newest is not None and own:
+            segments = segments_of(table, newest, self.config.sparse_v)
         else:
             segments = [Rows(keys, values, self.attention_settings)]
         wanted = self.policy.needs_scores
@@ -242,8 +244,11 @@ class ScoredRows(StoredRows):
         table = cast(Table, self._table)
         for start, count, name in self._waiting:
             if start < border:
-                given = self._given(table, count, name)
-                self._fold(table, given[:, :, : border - start], start)
+                rows = table.width - (self._tokens[0] - min(border, start + count))  # then there
+                given = self._given(table, count, name)[:, :, : border - start, :rows]
+                old = self._importance(table)[:, :, :rows]
+                positions = table.positions(self._tokens)[:, :, :rows]
+                self._take_in(table, scoring.fold(self.policy, old, given, positions))
         self._cut_waiting(first=border)
 
     def _cut_waiting(self, first: int = 0, end: int = sys.maxsize) -> None:
@@ -277,11 +282,3 @@ class ScoredRows(StoredRows):
             count = count - start if ends else count
             self._keep_waiting(self._table, given[:, :, first : first + count], start)
             first += count
-
-    def _fold(self, table: Table, given: mx.array, start: int) -> None:
-        """What queries from ``start`` on saw of the rows that were there, taken in."""
-        newer = self._tokens[0] - start - given.shape[2]
-        count = table.width - newer
-        old = self._importance(table)[:, :, :count]
-        positions = table.positions(self._tokens)[:, :, :count]
-        self._take_in(table, scoring.fold(self.policy, old, given[..., :count], positions))

@@ -12,8 +12,12 @@ from .table import Table
 IMPORTANCE = "importance"
 
 
-def stored_rows(side: str, doc: str) -> Any:
+def stored_rows(side: str) -> Any:
     """The property ``side``, read by ``_stored(side)`` and set by ``_set(side, rows)``."""
+    doc = f"""The stored {side} [B, H, N, size], or None. May be set to others of the same shape.
+
+    Where rows are quantised: their words, scales and biases.
+    """
     return property(lambda own: own._stored(side), lambda own, rows: own._set(side, rows), doc=doc)
 
 
@@ -24,16 +28,7 @@ class StoredRows:
     _tokens: list[int]
     """Of each line, those seen."""
 
-    keys = stored_rows(
-        "keys",
-        """The stored keys [B, H, N, D], or None. May be set to an array of the same shape.
-
-        Where rows are quantised: their words, scales and biases.
-        """,
-    )
-    values = stored_rows(
-        "values", "The stored values [B, H, N, Dv], or None. May be set, as the keys."
-    )
+    keys, values = stored_rows("keys"), stored_rows("values")
 
     def _stored(self, side: str) -> Any:
         return None if self._table is None else formats.stored(self._table, side)

@@ -43,19 +43,16 @@ def packed(eviction: Eviction) -> Table:
     alike = [*(one.rows for one in table.segments), eviction.protected]
     if len(due) == table.lines and all(len(set(numbers)) == 1 for numbers in alike):
         return _arranged(eviction)
-    tables = []
-    for line in range(table.lines):
-        alone = select(table, [line], offsets)
-        if line in due:
-            own = eviction._replace(
-                table=alone,
-                offsets=[offsets[line]],
-                due=[0],
-                recent_start=[eviction.recent_start[line]],
-                keep=min(eviction.keep, alone.lengths[0]),
-            )
-            alone = _arranged(own)
-        tables.append(alone)
+    tables = [select(table, [line], offsets) for line in range(table.lines)]
+    for line in due:
+        own = eviction._replace(
+            table=tables[line],
+            offsets=[offsets[line]],
+            due=[0],
+            recent_start=[eviction.recent_start[line]],
+            keep=min(eviction.keep, tables[line].lengths[0]),
+        )
+        tables[line] = _arranged(own)
     return cast(Table, join(tables, [[offset] for offset in offsets]))
 
 

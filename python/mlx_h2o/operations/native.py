@@ -220,6 +220,7 @@ class Operations(resolved.Operations):
     def __init__(self, named: str | None, candidates: Sequence[Backend]) -> None:
         super().__init__(named, candidates)
         self.output = _module().scaled_dot_product_attention
+        self._accumulating = _module().attention_and_accumulate
 
     # Every option by its name: a dict of them would cost more than the rest of the call.
 
@@ -251,6 +252,8 @@ class Operations(resolved.Operations):
             group_size=group_size, return_scores=return_scores, return_lse=return_lse,
             stream=stream,
         )  # fmt: skip
+        if return_scores and probes is None:
+            return AttentionResult(*found)
         rest = iter(found)
         return AttentionResult(
             next(rest),
@@ -277,12 +280,15 @@ class Operations(resolved.Operations):
         v_bits: int = 8,
         sparse_v_threshold: float = 0.0,
     ) -> tuple[mx.array, mx.array]:
+        if not isinstance(keys, tuple):
+            out, updated = self._accumulating(
+                queries, keys, values, importance, scale=scale, decay=decay, causal=causal,
+                mask=mask, sinks=sinks,
+            )  # fmt: skip
+            return out, updated
         out, updated = _module().attention(
-            queries,
-            keys if isinstance(keys, tuple) else (keys,),
-            values if isinstance(values, tuple) else (values,),
-            scale=scale, causal=causal, mask=mask, sinks=sinks, importance=importance,
-            decay=decay, sparse_threshold=sparse_v_threshold, bits=bits, value_bits=v_bits,
-            group_size=group_size,
+            queries, keys, values, scale=scale, causal=causal, mask=mask, sinks=sinks,
+            importance=importance, decay=decay, sparse_threshold=sparse_v_threshold, bits=bits,
+            value_bits=v_bits, group_size=group_size,
         )  # fmt: skip
         return out, updated
