@@ -101,19 +101,23 @@ def _flags(*on: bool) -> frozenset[str]:
 
 def _given(request: AttentionRequest) -> dict[str, mx.array]:
     """The buffers that come with the request."""
-    given = {"queries": request.queries, "params": params(request.scale, request.mask_threshold)}
-    if is_sparse(request):
-        scalars = (request.scale, request.mask_threshold, request.sparse_v_threshold)
-        given["params"] = params(*scalars)
-    for name, rows in (("key", request.keys), ("value", request.values)):
-        if isinstance(rows, QuantizedRows):
-            given[f"{name}_words"] = rows.words
-            given[f"{name}_scales"] = rows.scales
-            given[f"{name}_biases"] = rows.biases
-        else:
-            given[f"{name}s"] = rows
-    optional = {"mask": request.mask, "sinks": request.sinks, "probes": request.probes}
-    return given | {name: array for name, array in optional.items() if array is not None}
+    scalars: tuple[float, ...] = (request.scale, request.mask_threshold)
+    if request.sparse_v_threshold > 0:
+        scalars = (*scalars, request.sparse_v_threshold)
+    given = {"queries": request.queries, "params": params(*scalars)}
+    keys, values = request.keys, request.values
+    if isinstance(keys, QuantizedRows) and isinstance(values, QuantizedRows):
+        given["key_words"], given["key_scales"], given["key_biases"] = keys.parts
+        given["value_words"], given["value_scales"], given["value_biases"] = values.parts
+    elif isinstance(keys, mx.array) and isinstance(values, mx.array):
+        given["keys"], given["values"] = keys, values
+    if request.mask is not None:
+        given["mask"] = request.mask
+    if request.sinks is not None:
+        given["sinks"] = request.sinks
+    if request.probes is not None:
+        given["probes"] = request.probes
+    return given
 
 
 class Text(NamedTuple):
