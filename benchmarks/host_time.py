@@ -125,15 +125,14 @@ def _stand_in(**kernel: Any) -> Callable[..., list[mx.array]]:
     """In the place of ``mx.fast.metal_kernel``: one operation, whose outputs of the right shapes
     hang on the inputs."""
 
-    made: dict[tuple[Any, ...], list[mx.array]] = {}
+    made: dict[int, tuple[object, list[mx.array]]] = {}  # by the list of shapes, which is held
 
     def run(**call: Any) -> list[mx.array]:
-        shapes, dtypes = call["output_shapes"], call["output_dtypes"]
-        key = (*shapes, *dtypes)
-        if key not in made:
-            pairs = zip(shapes, dtypes, strict=True)
-            made[key] = [mx.zeros(shape, dtype) for shape, dtype in pairs]
-        found: list[mx.array] = mx.depends(made[key], call["inputs"])
+        shapes = call["output_shapes"]
+        if id(shapes) not in made:
+            pairs = zip(shapes, call["output_dtypes"], strict=True)
+            made[id(shapes)] = shapes, [mx.zeros(shape, dtype) for shape, dtype in pairs]
+        found: list[mx.array] = mx.depends(made[id(shapes)][1], call["inputs"])
         return found
 
     return run
