@@ -33,6 +33,8 @@ from mlx_h2o.policies import names
 
 ROTATING = "rotating"
 FULL = "full"
+PACKED = {f"{policy}, 8 bits": policy for policy in ("keydiff", "h2o", "window")}
+"""Arms that are compared with the same policy over dense rows, too."""
 
 
 class Arm:
@@ -47,7 +49,9 @@ class Arm:
         elif name == ROTATING:
             self.caches = [RotatingKVCache(budget, keep=4) for _ in range(layers)]
         else:
-            self.caches = mlx_h2o.make_prompt_cache(model, budget, policy=name)
+            bits = {"kv_bits": 8} if name in PACKED else {}
+            policy = PACKED.get(name, name)
+            self.caches = mlx_h2o.make_prompt_cache(model, budget, policy=policy, **bits)
         self.tokens: Iterator[Any] = generate_step(
             prompt, model, max_tokens=-1, prompt_cache=self.caches
         )
@@ -83,7 +87,7 @@ def measure(name: str, model: Any, budget: int, tokens: int, repeats: int) -> di
     mx.eval(model.parameters())
     vocabulary = model.args.vocab_size
     prompt = (mx.arange(budget + 32) * 7919) % vocabulary
-    arms = [Arm(arm, model, budget, prompt) for arm in (FULL, ROTATING, *names())]
+    arms = [Arm(arm, model, budget, prompt) for arm in (FULL, ROTATING, *names(), *PACKED)]
     load = os.getloadavg()[0]
     for arm in arms:  # reads the prompt, fills the cache, warms up
         with arm.routed():
@@ -93,7 +97,8 @@ def measure(name: str, model: Any, budget: int, tokens: int, repeats: int) -> di
     for repeat in range(repeats):
         for turn in range(len(arms)):
             arms[(repeat + turn) % len(arms)].take_turn(tokens)
-    base = next(arm for arm in arms if arm.name == ROTATING)
+    by_name = {arm.name: arm for arm in arms}
+    base = by_name[ROTATING]
     results = {}
     for arm in arms:
         evicted = getattr(arm.caches[0], "evicted", None)
@@ -107,6 +112,9 @@ def measure(name: str, model: Any, budget: int, tokens: int, repeats: int) -> di
             ),
             **({} if evicted is None else {"evicted_rows_per_layer": evicted}),
         }
+        if arm.name in PACKED:
+            pairs = zip(arm.seconds, by_name[PACKED[arm.name]].seconds, strict=True)
+            results[arm.name]["ratio_to_dense"] = spread([dense / ours for ours, dense in pairs])
     return {
         "model": name,
         "parameters": models.parameters(model),
@@ -143,10 +151,12 @@ def main() -> None:
               f"{run['load_average_before_and_after']}")  # fmt: skip
         for arm, found in run["arms"].items():
             wall, processor = found["ratio_to_rotating"], found["processor_ratio_to_rotating"]
+            dense = found.get("ratio_to_dense")
             print(
-                f"  {arm:10} {found['milliseconds_per_token']['median']:8.2f} ms/token, "
+                f"  {arm:16} {found['milliseconds_per_token']['median']:8.2f} ms/token, "
                 f"speed {wall['min']:.2f} / {wall['median']:.2f} / {wall['max']:.2f} of rotating, "
                 f"by processor time {processor['median']:.2f}"
+                + (f", of dense {dense['median']:.2f}" if dense else "")
             )
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=1) + "\n")
