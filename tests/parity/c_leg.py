@@ -82,16 +82,18 @@ class CBackend:
         self, request: AttentionAccumulateRequest
     ) -> tuple[mx.array, mx.array]:
         attention, array = request.attention, self.library.array
+        rows = attention.keys.shape[2]  # C takes no importance of others
         with self.library.using(self.backend):
             found = c_api_operations.attention_and_accumulate(
                 self.library,
                 array(attention.queries),
                 *(self._rows(_parts(side)) for side in (attention.keys, attention.values)),
-                array(request.importance),
+                array(request.importance[:, :, :rows]),
                 decay=request.decay,
                 **self._asked(attention),
             )
             out, importance = (mx.array(self.library.numpy(a)) for a in found.values())
+        importance = mx.concatenate([importance, request.importance[:, :, rows:]], axis=2)
         return out.astype(attention.queries.dtype), importance
 
     def _asked(self, request: AttentionRequest) -> dict[str, Any]:
