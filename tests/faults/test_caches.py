@@ -163,8 +163,8 @@ FAULTS = [
     ),
     Fault(
         "what a held query did not see counts as seen",
-        "caches.scored:ScoredRows._fold",
-        assigned("newer").becomes("0"),
+        "caches.scored:ScoredRows._settle_waiting",
+        assigned("rows").becomes("table.width"),
         partial(drafts, policy="snapkv"),
     ),
     Fault(

@@ -177,13 +177,13 @@ ROWS = {
         caught="key diversity of target",
     ),
     "a packed value loses its upper bits at the end of a word": Fault(
-        "BitWriter::put", "pending_ >>= 32;", "pending_ = 0;", caught="row written, case"
+        "BitWriter::put", "pending_ >>= 32;", "pending_ = 0;", caught="quantised value of target"
     ),
     "a slot beyond the end is the first": Fault(
         "quantize_rows",
         "std::min(wanted, last)",
         "wanted > last ? 0 : wanted",
-        caught="row written, case",
+        caught="quantised value of target",
     ),
 }
 
