@@ -156,10 +156,11 @@ def main() -> None:
                 f"  {arm:16} {found['milliseconds_per_token']['median']:8.2f} ms/token, "
                 f"speed {wall['min']:.2f} / {wall['median']:.2f} / {wall['max']:.2f} of rotating, "
                 f"by processor time {processor['median']:.2f}"
-                + (f", of dense {dense['median']:.2f}" if dense else "")
+                + (f", of dense {dense['median']:.2f}" if dense else ""),
+                flush=True,
             )
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+        if arguments.json:  # what is measured so far
+            arguments.json.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -317,8 +317,7 @@ class H2OKVCache(ScoredRows):
     # Rows that are taken back
 
     def is_trimmable(self) -> bool:
-        """Whether ``trim`` is exact: until the first eviction, done or due, and not after it; with
-        speculation always, for the newest tokens."""
+        """Whether ``trim`` is exact: until an eviction, done or due; with speculation always."""
         return self._reach > 0 or not (self.evicted or self._surplus)
 
     def trim(self, n: int) -> int:

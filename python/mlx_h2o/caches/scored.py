@@ -81,7 +81,9 @@ class ScoredRows(StoredRows):
             ValueError: no rows yet, keys that are not the stored rows, or as the operation.
         """
         stored = keys[0] if isinstance(keys, tuple) else keys
-        table = check_seen("attend", stored, 2, self._table, self._width)
+        table, known = self._table, self._handed.rows
+        if table is None or known is None or known[0] is not keys:
+            table = check_seen("attend", stored, 2, table, self._width)
         own = stored.shape[1] == table.shape[1]
         decay = self.policy.decay
         if decay is not None and own and not (self.in_segments or self._spans or self._reach):
@@ -254,8 +256,8 @@ class ScoredRows(StoredRows):
     def _cut_waiting(self, first: int = 0, end: int = sys.maxsize) -> None:
         """Forget what queries before the position ``first`` and from ``end`` on said."""
         left = []
+        table = cast(Table, self._table)
         for start, count, name in self._waiting:
-            table = cast(Table, self._table)
             skipped, stop = max(0, first - start), min(count, end - start)
             if skipped >= stop:
                 del table.beside[name], table.fills[name]

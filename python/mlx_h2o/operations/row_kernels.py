@@ -52,7 +52,8 @@ class RowKernels:
         plan = launch_rows.accumulate_scores(
             AccumulateRequest(request.importance, found["scores"], request.decay)
         )
-        (importance,) = plan.outputs(execute).values()
+        (launch,) = plan.passes
+        (importance,) = execute(launch, launch.inputs(plan.given))
         with placed(request.attention.stream):
             return mx.depends(found["out"], [importance]), importance
 
