@@ -181,6 +181,8 @@ def test_what_does_not_follow_is_refused():
         RuntimeError, match=r"\[FollowingRows.update_and_fetch\].*follow the leader"
     ):
         cache[1].update_and_fetch(rows([[0]], 8, 0), rows([[0]], 8, 0))
+    with pytest.raises(ValueError, match=r"keys have shape \(\), .*expected \[B, H, L, D\]"):
+        cache[1].update_and_fetch(mx.array(1.0), mx.array(1.0))
     for part in cache.caches:
         part.update_and_fetch(rows([[0]], 8, 0), rows([[0]], 8, 0))
     cache[0].update_and_fetch(rows([[1]], 8, 0), rows([[1]], 8, 0))

@@ -24,9 +24,7 @@ def settings_of(keys: Column, values: Column, sparse_v: float) -> dict[str, Any]
     return found | {"sparse_v_threshold": sparse_v} if sparse_v else found
 
 
-def segments_of(
-    table: Table, newest: tuple[mx.array, mx.array], sparse_v: float = 0.0
-) -> list[Rows]:
+def segments_of(table: Table, newest: tuple[mx.array, mx.array], sparse_v: float) -> list[Rows]:
     """The rows in parts, in order, of which the ``newest`` keys and values are the last."""
     packed = _packed(table)
     if sparse_v:

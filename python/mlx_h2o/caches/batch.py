@@ -106,10 +106,10 @@ class BatchH2OKVCache(H2OKVCache):
         if right_padding is not None and max(right_padding, default=0) > 0 and lengths is None:
             raise ValueError(f"{op} right_padding is given without lengths, expected both.")
         self._free = 0
-        more, own = left_padding or [0] * len(self._tokens), lengths
+        more = left_padding or [0] * len(self._tokens)
         self._padding = [
-            (left + int(more[line]), before if own is None else int(own[line]))
-            for line, (left, before) in enumerate(self._padding)
+            (left + int(more[line]), own if lengths is None else int(lengths[line]))
+            for line, (left, own) in enumerate(self._padding)
         ]
 
     def finalize(self) -> None:

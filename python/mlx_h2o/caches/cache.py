@@ -58,8 +58,9 @@ class H2OKVCache(ScoredRows):
 
     def _configure(self, config: H2OConfig, name: str) -> None:
         if self._quantized not in (None, config.kv_bits is not None):
-            other = "QuantizedH2OKVCache" if self._quantized is False else "H2OKVCache"
-            expected = f"{'a number' if self._quantized else None}, or {other}"
+            expected = (
+                "a number, or H2OKVCache" if self._quantized else "None, or QuantizedH2OKVCache"
+            )
             raise ValueError(
                 f"[{type(self).__name__}] kv_bits is {config.kv_bits}, expected {expected}."
             )

@@ -51,7 +51,7 @@ class FollowingRows:
         table, added = leader._table, keys.shape[2] if keys.ndim == 4 else 0
         heads = keys.shape[:2] if table is None else table.shape
         like = (keys, values) if self.keys is None else (self.keys, self.values)
-        layouts = [(*heads, rows.shape[-1], rows.dtype) for rows in like]
+        layouts = [(*heads, *rows.shape[3:], rows.dtype) for rows in like]
         check_rows("FollowingRows", keys, values, layouts)
         if table is None or leader.updates != self._followed + 1 or leader._length != added:
             raise RuntimeError(

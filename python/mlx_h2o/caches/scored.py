@@ -161,10 +161,10 @@ class ScoredRows(StoredRows):
         last = min(self._reach, length)
         for one, own, slots, old, places in self._lines(table, length, last):
             seen = mask
-            if isinstance(mask, mx.array):
+            if isinstance(mask, mx.array) and slots is not None:
                 heads = (mask.shape[-3:-2] or (1,))[0]
                 seen = mx.broadcast_to(mask, (queries.shape[0], heads, length, self._width))
-                seen = seen if slots is None else seen[one, :, own][..., slots]
+                seen = seen[one, :, own][..., slots]
             new = scoring.chunk_seen(
                 self.policy, old, places, queries[one, :, own],
                 keys if slots is None else keys[one, :, slots],

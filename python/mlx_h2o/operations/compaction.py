@@ -12,10 +12,10 @@ from functools import lru_cache
 import mlx.core as mx
 
 from mlx_h2o.operations.arguments import StreamLike
-from mlx_h2o.operations.buffers import wide
+from mlx_h2o.operations.buffers import gathered, wide, written
 from mlx_h2o.operations.placement import placed
 
-_LAST = mx.array(2**32 - 1, mx.uint32)
+_LAST = 2**32 - 1
 """Above every slot."""
 
 
@@ -51,9 +51,8 @@ def compact_rows(
             width = each.shape[3:]
             if width not in moves:
                 moves[width] = wide(source, each), wide(target, each)
-            source_slots, target_slots = moves[width]
-            rows = mx.take_along_axis(each, source_slots, axis=2)
-            found.append(mx.put_along_axis(each, target_slots, rows, axis=2))
+            come, go = moves[width]
+            found.append(written(each, go, gathered(each, come)))
         return found
 
 
@@ -63,7 +62,7 @@ def _moves(kept: mx.array, capacity: int, start: int, tail: int) -> tuple[mx.arr
     count = min(keep, capacity - keep)
     source = kept[:, :, -1 : -count - 1 : -1]
     slots = mx.broadcast_to(_slots(capacity), (*kept.shape[:2], capacity))
-    marks = mx.put_along_axis(slots, kept, _LAST, axis=2)
+    marks = mx.put_along_axis(slots, kept, mx.array(_LAST, mx.uint32), axis=2)
     free = mx.sort(marks[:, :, :keep], axis=2)[:, :, :count]
     target = mx.where(source >= keep, free, source)
     if tail:

@@ -102,7 +102,7 @@ def _flags(*on: bool) -> frozenset[str]:
 def _given(request: AttentionRequest) -> dict[str, mx.array]:
     """The buffers that come with the request."""
     scalars: tuple[float, ...] = (request.scale, request.mask_threshold)
-    if request.sparse_v_threshold > 0:
+    if is_sparse(request):
         scalars = (*scalars, request.sparse_v_threshold)
     given = {"queries": request.queries, "params": params(*scalars)}
     keys, values = request.keys, request.values
