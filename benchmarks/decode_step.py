@@ -17,7 +17,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,12 +82,14 @@ def spread(values: list[float]) -> dict[str, float]:
     }
 
 
-def measure(name: str, model: Any, budget: int, tokens: int, repeats: int) -> dict[str, Any]:
+def measure(
+    name: str, model: Any, budget: int, tokens: int, repeats: int, wanted: Sequence[str]
+) -> dict[str, Any]:
     model.set_dtype(mx.float32)
     mx.eval(model.parameters())
     vocabulary = model.args.vocab_size
     prompt = (mx.arange(budget + 32) * 7919) % vocabulary
-    arms = [Arm(arm, model, budget, prompt) for arm in (FULL, ROTATING, *names(), *PACKED)]
+    arms = [Arm(arm, model, budget, prompt) for arm in dict.fromkeys((ROTATING, *wanted))]
     load = os.getloadavg()[0]
     for arm in arms:  # reads the prompt, fills the cache, warms up
         with arm.routed():
@@ -112,7 +114,7 @@ def measure(name: str, model: Any, budget: int, tokens: int, repeats: int) -> di
             ),
             **({} if evicted is None else {"evicted_rows_per_layer": evicted}),
         }
-        if arm.name in PACKED:
+        if PACKED.get(arm.name) in by_name:
             pairs = zip(arm.seconds, by_name[PACKED[arm.name]].seconds, strict=True)
             results[arm.name]["ratio_to_dense"] = spread([dense / ours for ours, dense in pairs])
     return {
@@ -129,6 +131,9 @@ def measure(name: str, model: Any, budget: int, tokens: int, repeats: int) -> di
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--models", nargs="+", choices=models.MODELS, default=list(models.MODELS))
+    every = [FULL, ROTATING, *names(), *PACKED]
+    parser.add_argument("--arms", nargs="+", choices=every, default=every, metavar="ARM",
+                        help="what to compare with the rotating cache")  # fmt: skip
     parser.add_argument("--max-kv-size", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=20, help="per turn")
     parser.add_argument("--repeats", type=int, default=15)
@@ -144,8 +149,9 @@ def main() -> None:
     result: dict[str, Any] = {"environment": environment, "runs": []}
     for name in arguments.models:
         run = measure(
-            name, models.MODELS[name](), arguments.max_kv_size, arguments.tokens, arguments.repeats
-        )
+            name, models.MODELS[name](), arguments.max_kv_size, arguments.tokens,
+            arguments.repeats, arguments.arms,
+        )  # fmt: skip
         result["runs"].append(run)
         print(f"{name}: {run['parameters']:,} parameters, {run['repeats']} repeats, load "
               f"{run['load_average_before_and_after']}")  # fmt: skip

@@ -110,12 +110,15 @@ def decode_step(result: dict[str, Any]) -> str:
     for name in runs[0]["arms"]:
         if name == "rotating":
             continue
-        ratios = [run["arms"][name]["ratio_to_rotating"] for run in runs]
-        cells = [
-            " / ".join(f"{one[key]:.2f}" for key in ("min", "median", "max")) for one in ratios
-        ]
-        rows.append([name, *cells])
-    models = [f"{run['model']}, {run['parameters'] / 1e6:.1f}M parameters" for run in runs]
+        rows.append([name])
+        for arm in (run["arms"].get(name) for run in runs):
+            ratio = arm["ratio_to_rotating"] if arm else None
+            parts = [f"{ratio[key]:.2f}" for key in ("min", "median", "max")] if ratio else ["-"]
+            rows[-1].append(" / ".join(parts))
+    models = [
+        f"{run['model']}, {run['parameters'] / 1e6:.1f}M parameters, {run['repeats']} turns"
+        for run in runs
+    ]
     return _markdown(["cache or policy", *models], rows)
 
 
