@@ -13,7 +13,9 @@ from mlx.utils import tree_flatten
 from cache_checks import SCALE, edges, random_tokens, small, step
 from cache_columns import COLUMNS, new_cache
 from cache_courses import Course, Sequence
-from mlx_h2o import H2OConfig, policies
+from mlx_h2o import H2OConfig, policies, use_backend
+from mlx_h2o.caches.quantized import evicting_cache
+from mlx_h2o.operations import native
 
 POLICIES = policies.names()
 KINDS = ("dense", "8 bits", "8 and 4", "published", "latents")
@@ -184,3 +186,33 @@ def test_a_chunk_leaves_no_room_behind(policy):
     assert (cache.offset, cache.size()) == (100, 16)
     per_row = 16 * 4 + 16 * 4 + 4 + 4 * cache.policy.needs_scores  # key, value, position, score
     assert cache.nbytes == 2 * 2 * 16 * per_row
+
+
+def peak_of_chunks(bits: int, in_turns: bool) -> int:
+    """Bytes at the peak while six layers read three chunks; ``in_turns`` each evaluates its own."""
+    caches = [
+        evicting_cache(H2OConfig(max_kv_size=2048, policy="keydiff", kv_bits=bits))
+        for _ in range(6)
+    ]
+    rows = mx.random.normal((1, 8, 2048, 128), mx.float16)
+    mx.eval(rows)
+    mx.reset_peak_memory()
+    for _ in range(3):
+        before = mx.zeros((), mx.float16)
+        for cache in caches:
+            keys, values = cache.update_and_fetch(rows + before, rows + before)
+            before = 0 * (keys[0, 0, 0, 0] + values[0, 0, 0, 0])
+            del keys, values
+            if in_turns:
+                mx.eval(before)
+        mx.eval(before, [cache.state for cache in caches])
+    return mx.get_peak_memory()
+
+
+@pytest.mark.skipif(native.unavailable_reason() != "", reason="needs the native back end")
+@pytest.mark.parametrize("bits", [8, 4])
+def test_unpacked_rows_of_one_layer_at_a_time_are_alive(bits):
+    """MLX takes memory for layers that it has not come to; not for their unpacked rows."""
+    unpacked = 2 * 8 * 4096 * 128 * 2  # keys and values of a layer in float16
+    with use_backend("native"):
+        assert peak_of_chunks(bits, False) < peak_of_chunks(bits, True) + unpacked

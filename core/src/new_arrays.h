@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include <mlx/stream.h>
+
 #include "cpu_primitive.h"
 #include "strided_copy.h"
 
@@ -36,11 +38,18 @@ class Flat {
 
 /// A primitive whose outputs all are new memory, filled by a task that owns no array.
 class NewArrays : public CpuPrimitive {
+  static constexpr size_t kLarge = size_t{4} << 20;
+
  public:
   using CpuPrimitive::CpuPrimitive;
 
   void eval_cpu(const std::vector<mlx::core::array>& inputs,
                 std::vector<mlx::core::array>& outputs) override {
+    // MLX takes memory for work that its stream has not come to yet. The rows of a long chunk are
+    // so large that what earlier layers took is given back first.
+    size_t bytes = 0;
+    for (const mlx::core::array& output : outputs) bytes += output.nbytes();
+    if (bytes >= kLarge) mlx::core::synchronize(stream());
     auto& encoder = mlx::core::cpu::get_command_encoder(stream());
     std::vector<mlx::core::array> given, made;
     given.reserve(inputs.size());
