@@ -40,6 +40,7 @@ std::vector<mx::array> attend(const char* operation, const mx::array& queries, c
   settings.has_mask = options.mask.has_value();
   settings.has_sinks = options.sinks.has_value();
   settings.has_probes = options.probes.has_value();
+  settings.has_row_bias = options.row_bias.has_value();
   settings.return_scores = options.return_scores;
   settings.return_lse = options.return_lse;
   settings.return_skipped = options.return_skipped;
@@ -57,6 +58,7 @@ std::vector<mx::array> attend(const char* operation, const mx::array& queries, c
   if (options.sinks.has_value()) {
     inputs.push_back(mx::astype(*options.sinks, mx::float32, stream));
   }
+  if (options.row_bias.has_value()) inputs.push_back(*options.row_bias);
   auto primitive = std::make_shared<Attention>(stream, operation, settings);
   std::vector<mx::Shape> shapes = primitive->output_shapes(inputs);
   std::vector<mx::Dtype> dtypes(shapes.size(), mx::float32);

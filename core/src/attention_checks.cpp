@@ -112,6 +112,15 @@ void check_probes(const char* operation, const mx::array& probes, const mx::arra
   }
 }
 
+void check_row_bias(const char* operation, const mx::array& bias, const mx::Shape& keys) {
+  const bool fits = bias.ndim() == 3 && bias.shape(0) == keys[0] && bias.shape(1) == keys[1] &&
+                    bias.shape(2) >= keys[2];  // it may have room for more rows
+  if (!fits || bias.dtype() != mx::float32) {
+    fail(operation, "row_bias is ", to_text(bias.dtype()), ' ', to_text(bias.shape()),
+         ", expected float32 [B, Hkv, N] = ", to_text(mx::Shape{keys[0], keys[1], keys[2]}), '.');
+  }
+}
+
 }  // namespace
 
 mx::Shape shape_of_rows(const Rows& rows, int bits) {
@@ -173,6 +182,7 @@ void check_attention(const char* operation, const mx::array& queries, const Rows
   if (options.mask.has_value()) check_mask(operation, *options.mask, pairs);
   if (options.sinks.has_value()) check_sinks(operation, *options.sinks, queries.shape(1));
   if (options.probes.has_value()) check_probes(operation, *options.probes, queries, shape);
+  if (options.row_bias.has_value()) check_row_bias(operation, *options.row_bias, shape);
   if (!options.importance.has_value()) return;
   const mx::array& importance = *options.importance;  // it may have room for more rows
   const int rows = importance.ndim() == 3 ? std::max(importance.shape(2), pairs[3]) : pairs[3];

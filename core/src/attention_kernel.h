@@ -52,6 +52,8 @@ struct AttentionArguments {
 
   const float* sinks = nullptr;  // [query_heads]; null: none
   int64_t sink_stride = 1;
+  const float* row_bias = nullptr;  // [batch, kv_heads, key_count], added to the logits; or null
+  int64_t row_bias_strides[2] = {0, 0};  // batch, head; the last axis has stride 1
   float scale = 1;
   bool causal = false;  // bottom-right aligned
   bool return_scores = true;

@@ -63,7 +63,8 @@ void Attention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::a
   std::vector<mx::array> held;
   for (size_t i = 0; i < inputs.size(); ++i) {
     const bool is_probes = settings_.has_probes && i == behind_importance();
-    const bool has_unit_stride = i < importance_at() || is_probes;
+    const bool is_row_bias = settings_.has_row_bias && i + 1 == inputs.size();
+    const bool has_unit_stride = i < importance_at() || is_probes || is_row_bias;
     held.push_back(has_unit_stride ? with_unit_last_stride(inputs[i], encoder) : inputs[i]);
   }
   const mx::array& queries = held[0];
@@ -104,7 +105,8 @@ void Attention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::a
     a.mask_threshold = mask_threshold(mask.dtype());
     copy_strides(mask, 4, a.mask_strides);
   }
-  if (settings_.has_sinks) a.sink_stride = held[next_input].strides(0);
+  if (settings_.has_sinks) a.sink_stride = held[next_input++].strides(0);
+  if (settings_.has_row_bias) copy_strides(held[next_input], 2, a.row_bias_strides);
   held.insert(held.end(), outputs.begin(), outputs.end());
   mx::array workspace({static_cast<int>(kernels::attention_workspace_size(a))}, mx::float32,
                       nullptr, {});
@@ -134,6 +136,7 @@ void Attention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::a
     if (settings.has_probes) a.probes = (next++)->data<void>();
     if (settings.has_mask) a.mask = (next++)->data<void>();
     if (settings.has_sinks) a.sinks = (next++)->data<float>();
+    if (settings.has_row_bias) a.row_bias = (next++)->data<float>();
     a.out = (next++)->data<void>();
     if (settings.return_scores) a.scores = (next++)->data<float>();
     if (settings.return_lse) a.lse = (next++)->data<float>();

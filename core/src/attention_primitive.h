@@ -12,16 +12,18 @@ namespace mlx_h2o {
 struct AttentionSettings {
   float scale, sparse_threshold;
   int bits, value_bits, group_size;  // bits are 0 where the rows are not packed
-  bool causal, has_mask, has_sinks, has_probes, return_scores, return_lse, return_skipped;
+  bool causal, has_mask, has_sinks, has_probes, has_row_bias;
+  bool return_scores, return_lse, return_skipped;
   std::optional<double> decay;  // of the importance, where it is given
 
   bool operator==(const AttentionSettings&) const = default;
 };
 
 /// Inputs: queries, the arrays of keys and of values, then the importance [B, Hkv, N], the probes
-/// [B, Hkv, E, D], the mask [B, Hq, Lq, N] and the float32 sinks where there are any. Outputs: out,
-/// then scores, lse, the share skipped, the scores of the probes and the new importance where they
-/// are wanted; the importance in the buffer of its input where nothing else holds that.
+/// [B, Hkv, E, D], the mask [B, Hq, Lq, N], the float32 sinks and the bias of the rows where there
+/// are any. Outputs: out, then scores, lse, the share skipped, the scores of the probes and the new
+/// importance where they are wanted; the importance in the buffer of its input where nothing else
+/// holds that.
 class Attention : public CpuPrimitive {
  public:
   Attention(mlx::core::Stream stream, const char* operation, AttentionSettings settings)

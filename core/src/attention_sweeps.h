@@ -158,6 +158,7 @@ inline void attend_span(const AttentionArguments& a, const Plan& plan, const Pie
       std::fill(scores + own, scores + count, -kInfinity);
       mask_logits(a, piece.batch, query_head_of(a, piece, row), query_of(a, piece, row), first, own,
                   scores);
+      add_row_bias(a, piece.batch, piece.kv_head, first, own, scores);
     }
     if (a.accumulate) accumulate_scores(a, piece, logits, first, count);
     for (int row = 0; row < piece.rows; ++row) {

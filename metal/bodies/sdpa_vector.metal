@@ -107,6 +107,9 @@
 #if additive_mask
   const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);
 #endif
+#if row_bias
+  const int64_t row_bias_start = batch * row_bias_strides[0] + kv_head * row_bias_strides[1];
+#endif
   const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;
 
   for (int i = first_key; i < key_count; i += key_step) {
@@ -117,6 +120,10 @@
 #if additive_mask
     const float bias = static_cast<float>(mask[mask_start + i * mask_strides[3]]);
     visible = visible && !(bias <= params[1]);
+#endif
+#if row_bias
+    const float own_bias = row_bias[row_bias_start + i * row_bias_strides[2]];
+    visible = visible && !(own_bias <= H2O_LOWEST);
 #endif
 #if scores
     if (!visible && lane == 0) {
@@ -172,6 +179,10 @@
       score += bias;
       // fast::exp promises nothing for NaN: carry one from the mask by hand.
       state.total += bias - bias;
+#endif
+#if row_bias
+      score += own_bias;
+      state.total += own_bias - own_bias;
 #endif
 #if scores
       if (lane == 0) {

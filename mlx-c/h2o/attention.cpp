@@ -52,10 +52,11 @@ int mlx_h2o_scaled_dot_product_attention_with_scores(mlx_array* out, mlx_array* 
                                                      mlx_array* lse, mlx_array queries,
                                                      mlx_array keys, mlx_array values, float scale,
                                                      const char* mask_mode, mlx_array mask_arr,
-                                                     mlx_array sinks, mlx_stream s) {
+                                                     mlx_array sinks, mlx_array row_bias,
+                                                     mlx_stream s) {
   return operation(dense_name, {{"out", out}, {"scores", scores}}, [&](const char* op) {
-    AttentionRequest request =
-        dense_attention_request(op, queries, keys, values, {scale, mask_mode, mask_arr, sinks, s});
+    AttentionRequest request = dense_attention_request(
+        op, queries, keys, values, {scale, mask_mode, mask_arr, sinks, s, 0, row_bias});
     attend(request, out, scores, lse, nullptr, nullptr);
   });
 }
@@ -64,12 +65,13 @@ int mlx_h2o_scaled_dot_product_attention_quantized_with_scores(
     mlx_array* out, mlx_array* scores, mlx_array* lse, mlx_array* skipped, mlx_array queries,
     mlx_array k_w, mlx_array k_s, mlx_array k_b, mlx_array v_w, mlx_array v_s, mlx_array v_b,
     float scale, int bits, int group_size, mlx_optional_int v_bits, const char* mask_mode,
-    mlx_array mask_arr, mlx_array sinks, float sparse_v_threshold, mlx_stream s) {
+    mlx_array mask_arr, mlx_array sinks, mlx_array row_bias, float sparse_v_threshold,
+    mlx_stream s) {
   return operation(quantized_name, {{"out", out}, {"scores", scores}}, [&](const char* op) {
     check_queries(op, queries);
     AttentionRequest request = packed_attention_request(
         op, queries, {k_w, k_s, k_b}, {v_w, v_s, v_b}, {bits, group_size, v_bits},
-        {scale, mask_mode, mask_arr, sinks, s, sparse_v_threshold});
+        {scale, mask_mode, mask_arr, sinks, s, sparse_v_threshold, row_bias});
     attend(request, out, scores, lse, skipped, nullptr);
   });
 }

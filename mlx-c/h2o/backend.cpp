@@ -75,7 +75,8 @@ AttentionAccumulated attend_and_accumulate(const AttentionAccumulateRequest& req
   const Backend& backend = backend_for_attention(request);
   if (backend.attention_and_accumulate != nullptr) return backend.attention_and_accumulate(request);
   const AttentionResult found = backend.attention(request);
-  const bool masked = !request.mask.empty() || (request.causal && request.length > 1);
+  const bool masked = !request.mask.empty() || request.row_bias.ctx != nullptr ||
+                      (request.causal && request.length > 1);
   Array importance = serve(
       "accumulate_scores", &Backend::accumulate_scores,
       AccumulateRequest{request.importance, found.scores, request.decay, masked, request.stream});

@@ -7,7 +7,7 @@ namespace mlx_h2o_c::composed {
 
 // The rows in float32.
 Value dense(const Rows& rows, mlx_stream s);
-// scale * q.k + mask as float32 [B, Hq, Lq, N], -inf where the pair is masked.
+// scale * q.k + mask + row_bias, float32 [B, Hq, Lq, N], -inf where the pair is masked.
 Value logits(const AttentionRequest& request);
 
 // exp(scores - peak), their total with the sinks, and the peak: [B, Hq, L, N or 1].

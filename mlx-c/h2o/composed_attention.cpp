@@ -1,5 +1,6 @@
 // The definition of attention in plain MLX operations. Inputs are upcast, logits and softmax are
 // float32, and the output is rounded once.
+#include <cfloat>
 #include <cmath>
 
 #include "backend.h"
@@ -37,8 +38,13 @@ Value logits(const AttentionRequest& r) {
   const int group_rows = r.heads / r.kv_heads * r.length;
   const Value queries =
       scaled(r, r.queries).reshaped({r.batch, r.kv_heads, group_rows, r.head_size});
-  Value logits = products(r, queries).reshaped({r.batch, r.heads, r.length, r.rows});
+  Value logits = products(r, queries);
   const Array masked = number(-INFINITY);
+  if (r.row_bias.ctx != nullptr) {
+    const Value bias = Value(r.row_bias, s).reshaped({r.batch, r.kv_heads, 1, r.rows});
+    logits = bias.then(mlx_less_equal, number(-FLT_MAX)).where(masked, logits + bias);
+  }
+  logits = logits.reshaped({r.batch, r.heads, r.length, r.rows});
   if (r.causal) {
     const Value last(range(r.rows - r.length, r.rows, MLX_INT32, s), s);
     const Value seen =

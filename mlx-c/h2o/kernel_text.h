@@ -37,6 +37,7 @@ static const char* const mlx_h2o_kernel_flags[] = {
     "lse",
     "skipped",
     "probes",
+    "row_bias",
 };
 
 static const mlx_h2o_kernel_segment mlx_h2o_kernel_header[] = {
@@ -212,6 +213,7 @@ static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_inputs[] = {
     {"mask", "additive_mask"},
     {"sinks", "sinks"},
     {"probes", "probes"},
+    {"row_bias", "row_bias"},
     {"params", ""},
 };
 
@@ -274,6 +276,8 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_segments[] = {
      "  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);\n"},
     {"additive_mask",
      "  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);\n"},
+    {"row_bias",
+     "  const int64_t row_bias_start = batch * row_bias_strides[0] + kv_head * row_bias_strides[1];\n"},
     {"",
      "  const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;\n"
      "  for (int i = first_key; i < key_count; i += key_step) {\n"
@@ -283,6 +287,9 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_segments[] = {
     {"additive_mask",
      "    const float bias = static_cast<float>(mask[mask_start + i * mask_strides[3]]);\n"
      "    visible = visible && !(bias <= params[1]);\n"},
+    {"row_bias",
+     "    const float own_bias = row_bias[row_bias_start + i * row_bias_strides[2]];\n"
+     "    visible = visible && !(own_bias <= H2O_LOWEST);\n"},
     {"scores",
      "    if (!visible && lane == 0) {\n"
      "      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;\n"
@@ -320,6 +327,9 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_segments[] = {
     {"additive_mask",
      "      score += bias;\n"
      "      state.total += bias - bias;\n"},
+    {"row_bias",
+     "      score += own_bias;\n"
+     "      state.total += own_bias - own_bias;\n"},
     {"scores",
      "      if (lane == 0) {\n"
      "        scores[row * key_count + i] = score;\n"
@@ -389,6 +399,7 @@ static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_2pass_1_inputs[] = {
     {"mask", "additive_mask"},
     {"sinks", "sinks"},
     {"probes", "probes"},
+    {"row_bias", "row_bias"},
     {"params", ""},
 };
 
@@ -454,6 +465,8 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_2pass_1_segments[] = {
      "  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);\n"},
     {"additive_mask",
      "  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);\n"},
+    {"row_bias",
+     "  const int64_t row_bias_start = batch * row_bias_strides[0] + kv_head * row_bias_strides[1];\n"},
     {"",
      "  const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;\n"
      "  for (int i = first_key; i < key_count; i += key_step) {\n"
@@ -463,6 +476,9 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_2pass_1_segments[] = {
     {"additive_mask",
      "    const float bias = static_cast<float>(mask[mask_start + i * mask_strides[3]]);\n"
      "    visible = visible && !(bias <= params[1]);\n"},
+    {"row_bias",
+     "    const float own_bias = row_bias[row_bias_start + i * row_bias_strides[2]];\n"
+     "    visible = visible && !(own_bias <= H2O_LOWEST);\n"},
     {"scores",
      "    if (!visible && lane == 0) {\n"
      "      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;\n"
@@ -500,6 +516,9 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_2pass_1_segments[] = {
     {"additive_mask",
      "      score += bias;\n"
      "      state.total += bias - bias;\n"},
+    {"row_bias",
+     "      score += own_bias;\n"
+     "      state.total += own_bias - own_bias;\n"},
     {"scores",
      "      if (lane == 0) {\n"
      "        scores[row * key_count + i] = score;\n"
@@ -576,6 +595,7 @@ static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_quantized_inputs[] = {
     {"mask", "additive_mask"},
     {"sinks", "sinks"},
     {"probes", "probes"},
+    {"row_bias", "row_bias"},
     {"params", ""},
 };
 
@@ -642,6 +662,8 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_quantized_segments[] = {
      "  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);\n"},
     {"additive_mask",
      "  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);\n"},
+    {"row_bias",
+     "  const int64_t row_bias_start = batch * row_bias_strides[0] + kv_head * row_bias_strides[1];\n"},
     {"",
      "  const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;\n"
      "  for (int i = first_key; i < key_count; i += key_step) {\n"
@@ -651,6 +673,9 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_quantized_segments[] = {
     {"additive_mask",
      "    const float bias = static_cast<float>(mask[mask_start + i * mask_strides[3]]);\n"
      "    visible = visible && !(bias <= params[1]);\n"},
+    {"row_bias",
+     "    const float own_bias = row_bias[row_bias_start + i * row_bias_strides[2]];\n"
+     "    visible = visible && !(own_bias <= H2O_LOWEST);\n"},
     {"scores",
      "    if (!visible && lane == 0) {\n"
      "      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;\n"
@@ -689,6 +714,9 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_quantized_segments[] = {
     {"additive_mask",
      "      score += bias;\n"
      "      state.total += bias - bias;\n"},
+    {"row_bias",
+     "      score += own_bias;\n"
+     "      state.total += own_bias - own_bias;\n"},
     {"scores",
      "      if (lane == 0) {\n"
      "        scores[row * key_count + i] = score;\n"
@@ -773,6 +801,7 @@ static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_2pass_1_quantized_inputs[
     {"mask", "additive_mask"},
     {"sinks", "sinks"},
     {"probes", "probes"},
+    {"row_bias", "row_bias"},
     {"params", ""},
 };
 
@@ -842,6 +871,8 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_2pass_1_quantized_segmen
      "  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);\n"},
     {"additive_mask",
      "  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);\n"},
+    {"row_bias",
+     "  const int64_t row_bias_start = batch * row_bias_strides[0] + kv_head * row_bias_strides[1];\n"},
     {"",
      "  const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;\n"
      "  for (int i = first_key; i < key_count; i += key_step) {\n"
@@ -851,6 +882,9 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_2pass_1_quantized_segmen
     {"additive_mask",
      "    const float bias = static_cast<float>(mask[mask_start + i * mask_strides[3]]);\n"
      "    visible = visible && !(bias <= params[1]);\n"},
+    {"row_bias",
+     "    const float own_bias = row_bias[row_bias_start + i * row_bias_strides[2]];\n"
+     "    visible = visible && !(own_bias <= H2O_LOWEST);\n"},
     {"scores",
      "    if (!visible && lane == 0) {\n"
      "      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;\n"
@@ -889,6 +923,9 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_2pass_1_quantized_segmen
     {"additive_mask",
      "      score += bias;\n"
      "      state.total += bias - bias;\n"},
+    {"row_bias",
+     "      score += own_bias;\n"
+     "      state.total += own_bias - own_bias;\n"},
     {"scores",
      "      if (lane == 0) {\n"
      "        scores[row * key_count + i] = score;\n"
@@ -972,6 +1009,7 @@ static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_sparse_quantized_inputs[]
     {"mask", "additive_mask"},
     {"sinks", "sinks"},
     {"probes", "probes"},
+    {"row_bias", "row_bias"},
     {"params", ""},
 };
 
@@ -1039,6 +1077,8 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_sparse_quantized_segment
      "  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);\n"},
     {"additive_mask",
      "  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);\n"},
+    {"row_bias",
+     "  const int64_t row_bias_start = batch * row_bias_strides[0] + kv_head * row_bias_strides[1];\n"},
     {"",
      "  const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;\n"
      "  for (int i = first_key; i < key_count; i += key_step) {\n"
@@ -1048,6 +1088,9 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_sparse_quantized_segment
     {"additive_mask",
      "    const float bias = static_cast<float>(mask[mask_start + i * mask_strides[3]]);\n"
      "    visible = visible && !(bias <= params[1]);\n"},
+    {"row_bias",
+     "    const float own_bias = row_bias[row_bias_start + i * row_bias_strides[2]];\n"
+     "    visible = visible && !(own_bias <= H2O_LOWEST);\n"},
     {"",
      "    if (!visible && lane == 0) {\n"
      "      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;\n"
@@ -1085,6 +1128,9 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_sparse_quantized_segment
     {"additive_mask",
      "      score += bias;\n"
      "      state.total += bias - bias;\n"},
+    {"row_bias",
+     "      score += own_bias;\n"
+     "      state.total += own_bias - own_bias;\n"},
     {"",
      "      if (lane == 0) {\n"
      "        scores[row * key_count + i] = score;\n"
@@ -1203,6 +1249,7 @@ static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_sparse_keys_quantized_inp
     {"mask", "additive_mask"},
     {"sinks", "sinks"},
     {"probes", "probes"},
+    {"row_bias", "row_bias"},
     {"params", ""},
 };
 
@@ -1262,6 +1309,8 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_sparse_keys_quantized_se
      "  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);\n"},
     {"additive_mask",
      "  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);\n"},
+    {"row_bias",
+     "  const int64_t row_bias_start = batch * row_bias_strides[0] + kv_head * row_bias_strides[1];\n"},
     {"",
      "  const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;\n"
      "  for (int i = first_key; i < key_count; i += key_step) {\n"
@@ -1271,6 +1320,9 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_sparse_keys_quantized_se
     {"additive_mask",
      "    const float bias = static_cast<float>(mask[mask_start + i * mask_strides[3]]);\n"
      "    visible = visible && !(bias <= params[1]);\n"},
+    {"row_bias",
+     "    const float own_bias = row_bias[row_bias_start + i * row_bias_strides[2]];\n"
+     "    visible = visible && !(own_bias <= H2O_LOWEST);\n"},
     {"",
      "    if (!visible && lane == 0) {\n"
      "      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;\n"
@@ -1308,6 +1360,9 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_sparse_keys_quantized_se
     {"additive_mask",
      "      score += bias;\n"
      "      state.total += bias - bias;\n"},
+    {"row_bias",
+     "      score += own_bias;\n"
+     "      state.total += own_bias - own_bias;\n"},
     {"",
      "      if (lane == 0) {\n"
      "        scores[row * key_count + i] = score;\n"

@@ -56,11 +56,8 @@ int preferred_blocks(int key_count, int simdgroups) {
 
 Names names_of(const AttentionRequest& r, mlx_array params, int simdgroups, int blocks) {
   Names names;
-  names.buffers = {{"queries", r.queries},
-                   {"mask", r.mask},
-                   {"sinks", r.sinks},
-                   {"probes", r.probes},
-                   {"params", params}};
+  names.buffers = {{"queries", r.queries}, {"mask", r.mask},         {"sinks", r.sinks},
+                   {"probes", r.probes},   {"row_bias", r.row_bias}, {"params", params}};
   names.arguments = {{"T", dtype_of(r.queries)},
                      {"D", r.head_size},
                      {"V", r.value_size},

@@ -139,7 +139,8 @@ Flags flags_of(const AttentionRequest& r) {
       {"scores", true},
       {"lse", r.return_lse},
       {"skipped", r.sparse_v_threshold > 0 && r.return_skipped},
-      {"probes", r.probes.ctx != nullptr}};
+      {"probes", r.probes.ctx != nullptr},
+      {"row_bias", r.row_bias.ctx != nullptr}};
   for (const auto& [flag, on] : known) {
     if (on) flags.insert(flag);
   }

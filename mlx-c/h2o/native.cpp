@@ -74,6 +74,7 @@ std::vector<Array> attend(const AttentionRequest& r, mlx_h2o::AttentionOptions o
   options.mask = optional(r.mask);
   options.sinks = optional(r.sinks);
   options.probes = optional(r.probes);
+  options.row_bias = optional(r.row_bias);
   options.sparse_threshold = r.sparse_v_threshold;
   set_packing(options, r.keys, r.values);
   const std::vector<mx::array> outputs =

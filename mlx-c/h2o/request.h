@@ -42,6 +42,7 @@ struct AttentionArguments {
   mlx_array sinks;  // may be empty
   mlx_stream stream;
   float sparse_v_threshold = 0;  // of packed rows; 0: off
+  mlx_array row_bias = {};       // float32 [B, Hkv, N], may be empty
 };
 
 struct AttentionSizes {

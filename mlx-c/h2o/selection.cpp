@@ -86,13 +86,14 @@ int mlx_h2o_attention_and_accumulate(mlx_array* out, mlx_array* new_importance, 
                                      mlx_vector_array keys, mlx_vector_array values,
                                      mlx_array importance, float scale, double decay,
                                      const char* mask_mode, mlx_array mask_arr, mlx_array sinks,
-                                     int bits, int group_size, mlx_optional_int v_bits,
-                                     float sparse_v_threshold, mlx_stream s) {
+                                     mlx_array row_bias, int bits, int group_size,
+                                     mlx_optional_int v_bits, float sparse_v_threshold,
+                                     mlx_stream s) {
   const Places places = {{"out", out}, {"new_importance", new_importance}};
   return operation("attention_and_accumulate", places, [&](const char* op) {
     AttentionRequest attention =
         any_attention_request(op, queries, keys, values, {bits, group_size, v_bits},
-                              {scale, mask_mode, mask_arr, sinks, s, sparse_v_threshold});
+                              {scale, mask_mode, mask_arr, sinks, s, sparse_v_threshold, row_bias});
     check_average(op, importance, attention.batch, attention.rows);
     expect(mlx_array_dim(importance, 1) == attention.kv_heads, op, "importance has ",
            mlx_array_dim(importance, 1), " heads, expected ", attention.kv_heads, " as the keys.");

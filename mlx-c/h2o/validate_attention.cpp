@@ -49,6 +49,11 @@ float mask_threshold(mlx_dtype dtype) {
   return (dtype == MLX_FLOAT16 ? -65504.0F : dtype == MLX_BFLOAT16 ? -0x1.fep127F : -FLT_MAX) / 2;
 }
 
+void check_row_bias(const char* op, mlx_array bias, const Shape& rows) {
+  expect(dtype_of(bias) == MLX_FLOAT32 && shape_of(bias) == rows, op, "row_bias is ",
+         dtype_of(bias), " ", shape_of(bias), ", expected float32 [B, Hkv, N] = ", rows, ".");
+}
+
 // What follows once queries and rows are known to be right.
 AttentionRequest finished(const char* op, mlx_array queries, Rows keys, Rows values,
                           const AttentionArguments& arguments) {
@@ -69,6 +74,9 @@ AttentionRequest finished(const char* op, mlx_array queries, Rows keys, Rows val
     check_mask(op, request.mask_arr, pairs);
     request.mask_threshold = mask_threshold(dtype_of(request.mask_arr));
     request.mask = broadcast(request.mask_arr, pairs, request.stream);
+  }
+  if (request.row_bias.ctx != nullptr) {
+    check_row_bias(op, request.row_bias, {request.batch, request.kv_heads, request.rows});
   }
   if (request.sinks.ctx == nullptr) return request;
   check_float(op, {"sinks", request.sinks, ""});

@@ -79,11 +79,11 @@ std::vector<mx::array> attention(const mx::array& queries, const std::vector<mx:
                                  const std::optional<mx::array>& importance, double decay,
                                  float sparse_threshold, int bits, int value_bits, int group_size,
                                  bool return_scores, bool return_lse, bool return_skipped,
-                                 mx::StreamOrDevice s) {
-  const mlx_h2o::AttentionOptions options{scale,      causal,        mask,       sinks,
-                                          probes,     importance,    decay,      sparse_threshold,
-                                          bits,       value_bits,    group_size, return_scores,
-                                          return_lse, return_skipped};
+                                 const std::optional<mx::array>& row_bias, mx::StreamOrDevice s) {
+  const mlx_h2o::AttentionOptions options{scale,      causal,         mask,       sinks,
+                                          probes,     importance,     decay,      sparse_threshold,
+                                          bits,       value_bits,     group_size, return_scores,
+                                          return_lse, return_skipped, row_bias};
   return mlx_h2o::attention(queries, keys, values, options, s);
 }
 
@@ -135,7 +135,7 @@ NB_MODULE(_core, m) {
         "causal"_a = false, "mask"_a = nb::none(), "sinks"_a = nb::none(), "probes"_a = nb::none(),
         "importance"_a = nb::none(), "decay"_a = 0.0, "sparse_threshold"_a = 0.0f, "bits"_a = 8,
         "value_bits"_a = 8, "group_size"_a = 64, "return_scores"_a = false, "return_lse"_a = false,
-        "return_skipped"_a = false, "stream"_a = nb::none(),
+        "return_skipped"_a = false, "row_bias"_a = nb::none(), "stream"_a = nb::none(),
         "Keys and values in one or three arrays each; [out] and, where asked for, scores, lse, "
         "skipped, scores of the probes and importance.");
   m.def("plain_read", &mlx_h2o::plain_read, "arrays"_a, nb::call_guard<nb::gil_scoped_release>(),

@@ -10,6 +10,7 @@ FLAGS = (
     "lse",
     "skipped",
     "probes",
+    "row_bias",
 )
 
 TEMPLATE: dict[str, tuple[str, ...]] = {
@@ -136,6 +137,7 @@ INPUTS: dict[str, Pairs] = {
         ("mask", "additive_mask"),
         ("sinks", "sinks"),
         ("probes", "probes"),
+        ("row_bias", "row_bias"),
         ("params", ""),
     ),
     "sdpa_vector_2pass_1": (
@@ -146,6 +148,7 @@ INPUTS: dict[str, Pairs] = {
         ("mask", "additive_mask"),
         ("sinks", "sinks"),
         ("probes", "probes"),
+        ("row_bias", "row_bias"),
         ("params", ""),
     ),
     "sdpa_vector_quantized": (
@@ -160,6 +163,7 @@ INPUTS: dict[str, Pairs] = {
         ("mask", "additive_mask"),
         ("sinks", "sinks"),
         ("probes", "probes"),
+        ("row_bias", "row_bias"),
         ("params", ""),
     ),
     "sdpa_vector_2pass_1_quantized": (
@@ -174,6 +178,7 @@ INPUTS: dict[str, Pairs] = {
         ("mask", "additive_mask"),
         ("sinks", "sinks"),
         ("probes", "probes"),
+        ("row_bias", "row_bias"),
         ("params", ""),
     ),
     "sdpa_vector_sparse_quantized": (
@@ -188,6 +193,7 @@ INPUTS: dict[str, Pairs] = {
         ("mask", "additive_mask"),
         ("sinks", "sinks"),
         ("probes", "probes"),
+        ("row_bias", "row_bias"),
         ("params", ""),
     ),
     "sdpa_vector_sparse_keys_quantized": (
@@ -199,6 +205,7 @@ INPUTS: dict[str, Pairs] = {
         ("mask", "additive_mask"),
         ("sinks", "sinks"),
         ("probes", "probes"),
+        ("row_bias", "row_bias"),
         ("params", ""),
     ),
     "sdpa_vector_sparse_values_quantized": (
@@ -679,6 +686,11 @@ SEGMENTS: dict[str, Pairs] = {
 """,
         ),
         (
+            "row_bias",
+            """  const int64_t row_bias_start = batch * row_bias_strides[0] + kv_head * row_bias_strides[1];
+""",
+        ),
+        (
             "",
             """  const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;
   for (int i = first_key; i < key_count; i += key_step) {
@@ -694,6 +706,12 @@ SEGMENTS: dict[str, Pairs] = {
             "additive_mask",
             """    const float bias = static_cast<float>(mask[mask_start + i * mask_strides[3]]);
     visible = visible && !(bias <= params[1]);
+""",
+        ),
+        (
+            "row_bias",
+            """    const float own_bias = row_bias[row_bias_start + i * row_bias_strides[2]];
+    visible = visible && !(own_bias <= H2O_LOWEST);
 """,
         ),
         (
@@ -752,6 +770,12 @@ SEGMENTS: dict[str, Pairs] = {
             "additive_mask",
             """      score += bias;
       state.total += bias - bias;
+""",
+        ),
+        (
+            "row_bias",
+            """      score += own_bias;
+      state.total += own_bias - own_bias;
 """,
         ),
         (
@@ -879,6 +903,11 @@ SEGMENTS: dict[str, Pairs] = {
 """,
         ),
         (
+            "row_bias",
+            """  const int64_t row_bias_start = batch * row_bias_strides[0] + kv_head * row_bias_strides[1];
+""",
+        ),
+        (
             "",
             """  const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;
   for (int i = first_key; i < key_count; i += key_step) {
@@ -894,6 +923,12 @@ SEGMENTS: dict[str, Pairs] = {
             "additive_mask",
             """    const float bias = static_cast<float>(mask[mask_start + i * mask_strides[3]]);
     visible = visible && !(bias <= params[1]);
+""",
+        ),
+        (
+            "row_bias",
+            """    const float own_bias = row_bias[row_bias_start + i * row_bias_strides[2]];
+    visible = visible && !(own_bias <= H2O_LOWEST);
 """,
         ),
         (
@@ -952,6 +987,12 @@ SEGMENTS: dict[str, Pairs] = {
             "additive_mask",
             """      score += bias;
       state.total += bias - bias;
+""",
+        ),
+        (
+            "row_bias",
+            """      score += own_bias;
+      state.total += own_bias - own_bias;
 """,
         ),
         (
@@ -1077,6 +1118,11 @@ SEGMENTS: dict[str, Pairs] = {
 """,
         ),
         (
+            "row_bias",
+            """  const int64_t row_bias_start = batch * row_bias_strides[0] + kv_head * row_bias_strides[1];
+""",
+        ),
+        (
             "",
             """  const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;
   for (int i = first_key; i < key_count; i += key_step) {
@@ -1092,6 +1138,12 @@ SEGMENTS: dict[str, Pairs] = {
             "additive_mask",
             """    const float bias = static_cast<float>(mask[mask_start + i * mask_strides[3]]);
     visible = visible && !(bias <= params[1]);
+""",
+        ),
+        (
+            "row_bias",
+            """    const float own_bias = row_bias[row_bias_start + i * row_bias_strides[2]];
+    visible = visible && !(own_bias <= H2O_LOWEST);
 """,
         ),
         (
@@ -1151,6 +1203,12 @@ SEGMENTS: dict[str, Pairs] = {
             "additive_mask",
             """      score += bias;
       state.total += bias - bias;
+""",
+        ),
+        (
+            "row_bias",
+            """      score += own_bias;
+      state.total += own_bias - own_bias;
 """,
         ),
         (
@@ -1289,6 +1347,11 @@ SEGMENTS: dict[str, Pairs] = {
 """,
         ),
         (
+            "row_bias",
+            """  const int64_t row_bias_start = batch * row_bias_strides[0] + kv_head * row_bias_strides[1];
+""",
+        ),
+        (
             "",
             """  const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;
   for (int i = first_key; i < key_count; i += key_step) {
@@ -1304,6 +1367,12 @@ SEGMENTS: dict[str, Pairs] = {
             "additive_mask",
             """    const float bias = static_cast<float>(mask[mask_start + i * mask_strides[3]]);
     visible = visible && !(bias <= params[1]);
+""",
+        ),
+        (
+            "row_bias",
+            """    const float own_bias = row_bias[row_bias_start + i * row_bias_strides[2]];
+    visible = visible && !(own_bias <= H2O_LOWEST);
 """,
         ),
         (
@@ -1363,6 +1432,12 @@ SEGMENTS: dict[str, Pairs] = {
             "additive_mask",
             """      score += bias;
       state.total += bias - bias;
+""",
+        ),
+        (
+            "row_bias",
+            """      score += own_bias;
+      state.total += own_bias - own_bias;
 """,
         ),
         (
@@ -1495,6 +1570,11 @@ SEGMENTS: dict[str, Pairs] = {
 """,
         ),
         (
+            "row_bias",
+            """  const int64_t row_bias_start = batch * row_bias_strides[0] + kv_head * row_bias_strides[1];
+""",
+        ),
+        (
             "",
             """  const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;
   for (int i = first_key; i < key_count; i += key_step) {
@@ -1510,6 +1590,12 @@ SEGMENTS: dict[str, Pairs] = {
             "additive_mask",
             """    const float bias = static_cast<float>(mask[mask_start + i * mask_strides[3]]);
     visible = visible && !(bias <= params[1]);
+""",
+        ),
+        (
+            "row_bias",
+            """    const float own_bias = row_bias[row_bias_start + i * row_bias_strides[2]];
+    visible = visible && !(own_bias <= H2O_LOWEST);
 """,
         ),
         (
@@ -1568,6 +1654,12 @@ SEGMENTS: dict[str, Pairs] = {
             "additive_mask",
             """      score += bias;
       state.total += bias - bias;
+""",
+        ),
+        (
+            "row_bias",
+            """      score += own_bias;
+      state.total += own_bias - own_bias;
 """,
         ),
         (
@@ -1754,6 +1846,11 @@ SEGMENTS: dict[str, Pairs] = {
 """,
         ),
         (
+            "row_bias",
+            """  const int64_t row_bias_start = batch * row_bias_strides[0] + kv_head * row_bias_strides[1];
+""",
+        ),
+        (
             "",
             """  const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;
   for (int i = first_key; i < key_count; i += key_step) {
@@ -1769,6 +1866,12 @@ SEGMENTS: dict[str, Pairs] = {
             "additive_mask",
             """    const float bias = static_cast<float>(mask[mask_start + i * mask_strides[3]]);
     visible = visible && !(bias <= params[1]);
+""",
+        ),
+        (
+            "row_bias",
+            """    const float own_bias = row_bias[row_bias_start + i * row_bias_strides[2]];
+    visible = visible && !(own_bias <= H2O_LOWEST);
 """,
         ),
         (
@@ -1827,6 +1930,12 @@ SEGMENTS: dict[str, Pairs] = {
             "additive_mask",
             """      score += bias;
       state.total += bias - bias;
+""",
+        ),
+        (
+            "row_bias",
+            """      score += own_bias;
+      state.total += own_bias - own_bias;
 """,
         ),
         (

@@ -39,6 +39,7 @@ def scaled_dot_product_attention_with_scores(
     scale: float,
     mask: mx.array | str | None = None,
     sinks: mx.array | None = None,
+    row_bias: mx.array | None = None,
     return_lse: bool = False,
     stream: StreamLike = None,
 ) -> tuple[mx.array, ...]:
@@ -57,26 +58,30 @@ def scaled_dot_product_attention_with_scores(
             pair. Arrays broadcast to [B, Hq, Lq, N].
         sinks: learned logits [Hq], float: they join the denominator and have no row. A sink of
             -inf has no weight.
+        row_bias: float32 [B, Hkv, N], added to the products of every query of the KV head: a row
+            of bias ``log(n)`` counts as n rows. -inf masks the row.
         return_lse: return the log of the denominator too.
         stream: stream or device to run on.
 
     Returns:
         ``(out, scores)``, or ``(out, scores, lse)``. ``out`` [B, Hq, Lq, Dv] has the dtype of
-        the queries. ``scores``, float32 [B, Hq, Lq, N], are ``scale * q.k + mask``, -inf where
-        masked. ``lse``, float32 [B, Hq, Lq], includes the sink: the weights are
+        the queries. ``scores``, float32 [B, Hq, Lq, N], are ``scale * q.k + mask + row_bias``,
+        -inf where masked. ``lse``, float32 [B, Hq, Lq], includes the sink: the weights are
         ``exp(scores - lse)``; it is -inf where nothing is unmasked and there is no sink, and
-        the weights there are 0. A fully masked query gives zeros. NaN in an additive mask makes
-        the output of that query NaN, and of no other.
+        the weights there are 0. A fully masked query gives zeros. NaN in an additive mask or in
+        ``row_bias`` makes the output of each query that it meets NaN, and of no other.
 
     Raises:
         ValueError: wrong number of dimensions, empty or unequal sizes, head counts that do not
-            divide, dtypes that differ or are not served, a mask or sinks of the wrong shape or
-            dtype, a scale that is not finite, or a named back end that cannot serve the call.
+            divide, dtypes that differ or are not served, a mask, sinks or row_bias of the wrong
+            shape or dtype, a scale that is not finite, or a named back end that cannot serve the
+            call.
         TypeError: an argument that is not an array, a number or a stream where one is expected.
     """
     request = validate.attention_request(
-        q, k, v, scale=scale, mask=mask, sinks=sinks, return_lse=return_lse, stream=stream
-    )
+        q, k, v, scale=scale, mask=mask, sinks=sinks, row_bias=row_bias, return_lse=return_lse,
+        stream=stream,
+    )  # fmt: skip
     return attended(request, validate.ATTENTION)
 
 

@@ -64,6 +64,9 @@ struct AttentionOptions {
   int value_bits = 8;
   int group_size = 64;
   bool return_scores = false, return_lse = false, return_skipped = false;
+  // float32 [B, Hkv, at least N]: added to the products of all queries of a KV head, and so part of
+  // the scores; at or below the lowest finite float it masks its row.
+  std::optional<mlx::core::array> row_bias = std::nullopt;
 };
 
 /// Attention over rows of any kind: `keys` and `values` are one array each, or packed as words,

@@ -76,6 +76,7 @@ def attention_and_accumulate(
     decay: float,
     mask: mx.array | str | None = None,
     sinks: mx.array | None = None,
+    row_bias: mx.array | None = None,
     bits: int = 8,
     group_size: int = 64,
     v_bits: int | None = None,
@@ -101,9 +102,9 @@ def attention_and_accumulate(
             f"[{op}] sparse_v_threshold is {sparse_v_threshold}, expected 0 with dense rows."
         )
     attention = attention_request(
-        q, k, v, scale=scale, packed=isinstance(k, tuple), mask=mask, sinks=sinks, bits=bits,
-        group_size=group_size, v_bits=v_bits, sparse_v_threshold=sparse_v_threshold,
-        stream=stream, op=op,
+        q, k, v, scale=scale, packed=isinstance(k, tuple), mask=mask, sinks=sinks,
+        row_bias=row_bias, bits=bits, group_size=group_size, v_bits=v_bits,
+        sparse_v_threshold=sparse_v_threshold, stream=stream, op=op,
     )  # fmt: skip
     importance = arguments.array(op, "importance", importance)
     batch, heads, rows = attention.keys.shape[:3]

@@ -37,7 +37,7 @@ def refuses(request: AttentionRequest) -> str:
 
 
 def logits(request: AttentionRequest) -> mx.array:
-    """scale * q.k + mask as float32 [B, Hq, Lq, N], -inf where the pair is masked."""
+    """scale * q.k + mask + row_bias, float32 [B, Hq, Lq, N], -inf where the pair is masked."""
     return _masked(request, _rows_of_products(request) @ _columns(request.keys))
 
 
@@ -55,6 +55,9 @@ def _columns(keys: mx.array | QuantizedRows) -> mx.array:
 def _masked(request: AttentionRequest, products: mx.array) -> mx.array:
     batch, heads, length, _ = request.queries.shape
     rows = request.keys.shape[2]
+    if request.row_bias is not None:
+        own = request.row_bias[:, :, None, :rows]  # beside the products of its KV head
+        products = mx.where(own <= _LOWEST, -mx.inf, products + own)
     logits = products.reshape(batch, heads, length, rows)
     if request.causal:
         last = mx.arange(rows - length, rows)[:, None]

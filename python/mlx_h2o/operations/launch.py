@@ -88,10 +88,11 @@ def flags_of(request: AttentionRequest) -> frozenset[str]:
         request.return_lse,
         is_sparse(request) and request.return_skipped,
         request.probes is not None,
+        request.row_bias is not None,
     )
 
 
-_FLAGS = ("bool_mask", "additive_mask", "sinks", "scores", "lse", "skipped", "probes")
+_FLAGS = ("bool_mask", "additive_mask", "sinks", "scores", "lse", "skipped", "probes", "row_bias")
 
 
 @cache
@@ -117,6 +118,8 @@ def _given(request: AttentionRequest) -> dict[str, mx.array]:
         given["sinks"] = request.sinks
     if request.probes is not None:
         given["probes"] = request.probes
+    if request.row_bias is not None:
+        given["row_bias"] = request.row_bias
     return given
 
 

@@ -71,6 +71,7 @@ def _attend(
         mask=request.mask,
         sinks=request.sinks,
         probes=request.probes,
+        row_bias=request.row_bias,
         importance=importance,
         decay=decay,
         sparse_threshold=request.sparse_v_threshold,
@@ -234,6 +235,7 @@ class Operations(resolved.Operations):
         causal: bool = False,
         mask: mx.array | None = None,
         sinks: mx.array | None = None,
+        row_bias: mx.array | None = None,
         probes: mx.array | None = None,
         bits: int = 8,
         group_size: int = 64,
@@ -250,7 +252,7 @@ class Operations(resolved.Operations):
             scale=scale, causal=causal, mask=mask, sinks=sinks, probes=probes,
             sparse_threshold=sparse_v_threshold, bits=bits, value_bits=v_bits,
             group_size=group_size, return_scores=return_scores, return_lse=return_lse,
-            stream=stream,
+            row_bias=row_bias, stream=stream,
         )  # fmt: skip
         if return_scores and probes is None:
             return AttentionResult(*found)
@@ -275,20 +277,22 @@ class Operations(resolved.Operations):
         causal: bool = False,
         mask: mx.array | None = None,
         sinks: mx.array | None = None,
+        row_bias: mx.array | None = None,
         bits: int = 8,
         group_size: int = 64,
         v_bits: int = 8,
         sparse_v_threshold: float = 0.0,
     ) -> tuple[mx.array, mx.array]:
-        if not isinstance(keys, tuple):
+        if row_bias is None and not isinstance(keys, tuple):
             out, updated = self._accumulating(
                 queries, keys, values, importance, scale=scale, decay=decay, causal=causal,
                 mask=mask, sinks=sinks,
             )  # fmt: skip
             return out, updated
         out, updated = _module().attention(
-            queries, keys, values, scale=scale, causal=causal, mask=mask, sinks=sinks,
-            importance=importance, decay=decay, sparse_threshold=sparse_v_threshold, bits=bits,
-            value_bits=v_bits, group_size=group_size,
+            queries, _parts(keys), _parts(values), scale=scale, causal=causal, mask=mask,
+            sinks=sinks, row_bias=row_bias, importance=importance, decay=decay,
+            sparse_threshold=sparse_v_threshold, bits=bits, value_bits=v_bits,
+            group_size=group_size,
         )  # fmt: skip
         return out, updated

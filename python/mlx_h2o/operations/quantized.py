@@ -22,6 +22,7 @@ def scaled_dot_product_attention_quantized_with_scores(
     v_bits: int | None = None,
     mask: mx.array | str | None = None,
     sinks: mx.array | None = None,
+    row_bias: mx.array | None = None,
     sparse_v_threshold: float = 0.0,
     return_lse: bool = False,
     return_skipped: bool = False,
@@ -48,6 +49,7 @@ def scaled_dot_product_attention_quantized_with_scores(
         v_bits: bits per element of the values.
         mask: None, ``"causal"``, or an array, as in the dense operation.
         sinks: learned logits [Hq], as in the dense operation.
+        row_bias: float32 [B, Hkv, N], as in the dense operation.
         sparse_v_threshold: a pair whose weight is below it adds nothing to ``out``, and its value
             row is not read where a kernel serves the call (Turney 2026); scores and lse do not
             change. 0 turns it off; 1e-6 is a good value. ``out`` changes by at most the skipped
@@ -66,8 +68,8 @@ def scaled_dot_product_attention_quantized_with_scores(
     Raises:
         ValueError: sizes that do not fit together or to ``bits`` and ``group_size``, empty arrays,
             dtypes, bits or group sizes that are not served, a threshold that is not 0 or more and
-            below 1, a mask or sinks of the wrong shape or dtype, a scale that is not finite, or a
-            named back end that cannot serve the call.
+            below 1, a mask, sinks or row_bias of the wrong shape or dtype, a scale that is not
+            finite, or a named back end that cannot serve the call.
         TypeError: an argument that is not an array, a number or a stream where one is expected.
     """
     request = attention_request(
@@ -81,6 +83,7 @@ def scaled_dot_product_attention_quantized_with_scores(
         v_bits=v_bits,
         mask=mask,
         sinks=sinks,
+        row_bias=row_bias,
         sparse_v_threshold=sparse_v_threshold,
         return_lse=return_lse,
         return_skipped=return_skipped,

@@ -50,10 +50,12 @@ class AttentionRequest:
 
     ``keys`` and ``values`` are both arrays, or both packed. ``mask`` is already broadcast to
     [B, Hq, Lq, N] (strides may be 0) and is bool or additive; an additive entry at or below
-    ``mask_threshold`` masks its pair. ``causal`` and ``mask`` exclude each other. ``probes``
-    [B, Hkv, E, D] have the dtype of the queries. Of packed rows, pairs whose weight is below
-    ``sparse_v_threshold`` add nothing to the output; 0: all add. Where ``return_scores``,
-    ``return_lse`` or ``return_skipped`` is false the back end may give None in that place.
+    ``mask_threshold`` masks its pair. ``causal`` and ``mask`` exclude each other. ``row_bias``,
+    float32 [B, Hkv, N or more], comes on top of either; at or below the lowest finite it masks its
+    row. ``probes`` [B, Hkv, E, D] have the dtype of the queries. Of packed rows, pairs whose weight
+    is below ``sparse_v_threshold`` add nothing to the output; 0: all add. Where
+    ``return_scores``, ``return_lse`` or ``return_skipped`` is false the back end may give None in
+    that place.
     """
 
     queries: mx.array
@@ -70,6 +72,7 @@ class AttentionRequest:
     return_lse: bool = False
     return_skipped: bool = False
     stream: StreamLike = None
+    row_bias: mx.array | None = None
 
     @property
     def is_packed(self) -> bool:
@@ -78,7 +81,8 @@ class AttentionRequest:
     @property
     def hides(self) -> bool:
         """Whether there may be a pair that is masked."""
-        return self.mask is not None or (self.causal and self.queries.shape[2] > 1)
+        masked = self.mask is not None or self.row_bias is not None
+        return masked or (self.causal and self.queries.shape[2] > 1)
 
 
 class AttentionResult(NamedTuple):

@@ -46,6 +46,7 @@ class RowOptions(TypedDict, total=False):
     causal: bool
     mask: mx.array | None
     sinks: mx.array | None
+    row_bias: mx.array | None
     bits: int
     group_size: int
     v_bits: int
@@ -194,4 +195,5 @@ def _attention_request(
     return AttentionRequest(
         queries, stored, others, options["scale"], get("causal", False), mask, get("sinks"),
         threshold, sparse, get("probes"), return_scores, get("return_lse", False), False, stream,
+        get("row_bias"),
     )  # fmt: skip

@@ -107,6 +107,13 @@ def _check_sinks(op: str, sinks: mx.array, heads: int) -> None:
         raise ValueError(f"[{op}] sinks have shape {sinks.shape}, expected [Hq] = ({heads},).")
 
 
+def _check_row_bias(op: str, bias: mx.array, shape: Shape) -> None:
+    if bias.dtype != mx.float32 or bias.shape != shape:
+        raise ValueError(
+            f"[{op}] row_bias is {arguments.found(bias)}, expected float32 [B, Hkv, N] = {shape}."
+        )
+
+
 def attention_request(
     queries: mx.array,
     keys: Any,
@@ -116,6 +123,7 @@ def attention_request(
     packed: bool = False,
     mask: mx.array | str | None = None,
     sinks: mx.array | None = None,
+    row_bias: mx.array | None = None,
     bits: int = 8,
     group_size: int = 64,
     v_bits: int | None = None,
@@ -150,6 +158,8 @@ def attention_request(
     causal, threshold, pairs = _placed_mask(op, mask, shape, place)
     if sinks is not None:
         _check_sinks(op, arguments.array(op, "sinks", sinks), queries.shape[1])
+    if row_bias is not None:
+        _check_row_bias(op, arguments.array(op, "row_bias", row_bias), rows[0].shape[:3])
     return AttentionRequest(
         queries=queries,
         keys=rows[0],
@@ -164,6 +174,7 @@ def attention_request(
         return_lse=bool(return_lse),
         return_skipped=bool(return_skipped),
         stream=place,
+        row_bias=row_bias,
     )
 
 

@@ -30,7 +30,7 @@ public func accumulateScores(
     }[0]
 }
 
-/// What ``attentionAndAccumulate(queries:keys:values:importance:scale:decay:mask:sinks:bits:groupSize:valueBits:sparseVThreshold:stream:)``
+/// What ``attentionAndAccumulate(queries:keys:values:importance:scale:decay:mask:sinks:rowBias:bits:groupSize:valueBits:sparseVThreshold:stream:)``
 /// returns. Evaluating the output evaluates everything.
 public struct AccumulatedAttention {
     /// [B, Hq, Lq, Dv], in the dtype of the queries.
@@ -52,7 +52,7 @@ public struct AccumulatedAttention {
 public func attentionAndAccumulate<Rows: CacheRows>(
     queries: MLXArray, keys: Rows, values: Rows, importance: MLXArray, scale: Float, decay: Double,
     mask: MLXFast.ScaledDotProductAttentionMaskMode = .none, sinks: MLXArray? = nil,
-    bits: Int = 8, groupSize: Int = 64, valueBits: Int? = nil, sparseVThreshold: Float = 0,
+    rowBias: MLXArray? = nil, bits: Int = 8, groupSize: Int = 64, valueBits: Int? = nil, sparseVThreshold: Float = 0,
     stream: StreamOrDevice = .default
 ) throws -> AccumulatedAttention {
     let (mode, array) = mask.arguments
@@ -61,8 +61,9 @@ public func attentionAndAccumulate<Rows: CacheRows>(
             try results(2) { place in
                 mlx_h2o_attention_and_accumulate(
                     place, place + 1, queries.ctx, keys, values, importance.ctx, scale, decay, mode,
-                    array.ctx, (sinks ?? .mlxNone).ctx, Int32(clamping: bits),
-                    Int32(clamping: groupSize), optional(valueBits), sparseVThreshold, stream.ctx)
+                    array.ctx, (sinks ?? .mlxNone).ctx, (rowBias ?? .mlxNone).ctx,
+                    Int32(clamping: bits), Int32(clamping: groupSize), optional(valueBits),
+                    sparseVThreshold, stream.ctx)
             }
         }
     }

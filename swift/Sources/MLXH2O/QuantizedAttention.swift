@@ -6,7 +6,7 @@ extension MLXFast {
     /// Attention with its scores over packed keys and values, which are dequantised in registers.
     ///
     /// It gives what
-    /// ``scaledDotProductAttentionWithScores(queries:keys:values:scale:mask:sinks:stream:)`` gives
+    /// ``scaledDotProductAttentionWithScores(queries:keys:values:scale:mask:sinks:rowBias:stream:)`` gives
     /// for the dequantised rows.
     ///
     /// - Parameters:
@@ -19,6 +19,7 @@ extension MLXFast {
     ///   - valueBits: of the values; nil: `bits`
     ///   - mask: as for dense rows
     ///   - sinks: learned logits [Hq]
+    ///   - rowBias: float32 [B, Hkv, N], as for dense rows
     ///   - sparseVThreshold: a pair whose weight is below it adds nothing to the output, and its
     ///     value need not be read (Turney 2026). 0 is off; 1e-6 is a good value; below 1
     ///   - stream: stream or device to evaluate on
@@ -29,11 +30,11 @@ extension MLXFast {
         queries: MLXArray, keys: PackedRows, values: PackedRows, scale: Float, bits: Int = 8,
         groupSize: Int = 64, valueBits: Int? = nil,
         mask: ScaledDotProductAttentionMaskMode = .none, sinks: MLXArray? = nil,
-        sparseVThreshold: Float = 0, stream: StreamOrDevice = .default
+        rowBias: MLXArray? = nil, sparseVThreshold: Float = 0, stream: StreamOrDevice = .default
     ) throws -> (MLXArray, MLXArray) {
         let found = try quantized(
             queries, keys, values, scale, bits, groupSize, valueBits, mask, sinks,
-            sparseVThreshold, stream, returnsAll: false)
+            rowBias, sparseVThreshold, stream, returnsAll: false)
         return (found[0], found[1])
     }
 
@@ -43,11 +44,11 @@ extension MLXFast {
         queries: MLXArray, keys: PackedRows, values: PackedRows, scale: Float, bits: Int = 8,
         groupSize: Int = 64, valueBits: Int? = nil,
         mask: ScaledDotProductAttentionMaskMode = .none, sinks: MLXArray? = nil,
-        sparseVThreshold: Float = 0, stream: StreamOrDevice = .default
+        rowBias: MLXArray? = nil, sparseVThreshold: Float = 0, stream: StreamOrDevice = .default
     ) throws -> (AttentionWithScores, skipped: MLXArray) {
         let found = try quantized(
             queries, keys, values, scale, bits, groupSize, valueBits, mask, sinks,
-            sparseVThreshold, stream, returnsAll: true)
+            rowBias, sparseVThreshold, stream, returnsAll: true)
         return (
             AttentionWithScores(output: found[0], scores: found[1], lse: found[2]),
             skipped: found[3]
@@ -57,7 +58,8 @@ extension MLXFast {
     private static func quantized(
         _ queries: MLXArray, _ keys: PackedRows, _ values: PackedRows, _ scale: Float, _ bits: Int,
         _ groupSize: Int, _ valueBits: Int?, _ mask: ScaledDotProductAttentionMaskMode,
-        _ sinks: MLXArray?, _ sparseVThreshold: Float, _ stream: StreamOrDevice, returnsAll: Bool
+        _ sinks: MLXArray?, _ rowBias: MLXArray?, _ sparseVThreshold: Float,
+        _ stream: StreamOrDevice, returnsAll: Bool
     ) throws -> [MLXArray] {
         let (mode, array) = mask.arguments
         return try results(4) { place in
@@ -66,7 +68,7 @@ extension MLXFast {
                 queries.ctx, keys.words.ctx, keys.scales.ctx, keys.biases.ctx, values.words.ctx,
                 values.scales.ctx, values.biases.ctx, scale, Int32(clamping: bits),
                 Int32(clamping: groupSize), optional(valueBits), mode, array.ctx,
-                (sinks ?? .mlxNone).ctx, sparseVThreshold, stream.ctx)
+                (sinks ?? .mlxNone).ctx, (rowBias ?? .mlxNone).ctx, sparseVThreshold, stream.ctx)
         }
     }
 

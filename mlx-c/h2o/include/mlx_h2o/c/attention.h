@@ -17,7 +17,7 @@ extern "C" {
  *  With B sequences, Hq query heads in Hkv groups, Lq queries and N keys:
  *
  *  \param[out] out [B, Hq, Lq, Dv], the dtype of the queries. A fully masked query gives zeros.
- *  \param[out] scores float32 [B, Hq, Lq, N]: scale * q.k + mask, -inf where masked.
+ *  \param[out] scores float32 [B, Hq, Lq, N]: scale * q.k + mask + row_bias, -inf where masked.
  *  \param[out] lse float32 [B, Hq, Lq], or NULL where it is not wanted: the log of the denominator,
  *    sink included; the weights are exp(scores - lse). -inf where nothing is unmasked and there is
  *    no sink; the weights are then 0.
@@ -32,6 +32,8 @@ extern "C" {
  *    makes the output of its query NaN, and of no other. Broadcasts to [B, Hq, Lq, N]. Empty
  *    unless the mode is "array".
  *  \param sinks float [Hq], or empty: logits that join the denominator and have no row.
+ *  \param row_bias float32 [B, Hkv, N], or empty: added to the products of every query of the KV
+ *    head, so that a row of bias log(n) counts as n rows. -inf masks the row; NaN as in a mask.
  *  \param s the stream; its device decides between the back ends.
  *  \return 1 for wrong dimensions, sizes, head counts or dtypes, a mask that does not broadcast, a
  *    scale that is not finite, or a named back end that cannot serve the call.
@@ -40,7 +42,7 @@ int mlx_h2o_scaled_dot_product_attention_with_scores(
     mlx_array* out, mlx_array* scores, mlx_array* lse /* may be null */, const mlx_array queries,
     const mlx_array keys, const mlx_array values, float scale, const char* mask_mode,
     const mlx_array mask_arr /* may be null */, const mlx_array sinks /* may be null */,
-    const mlx_stream s);
+    const mlx_array row_bias /* may be null */, const mlx_stream s);
 
 /** The same of rows that are packed as mlx_quantize packs them, dequantised in registers.
  *
@@ -67,7 +69,8 @@ int mlx_h2o_scaled_dot_product_attention_quantized_with_scores(
     const mlx_array k_s, const mlx_array k_b, const mlx_array v_w, const mlx_array v_s,
     const mlx_array v_b, float scale, int bits, int group_size, mlx_optional_int v_bits,
     const char* mask_mode, const mlx_array mask_arr /* may be null */,
-    const mlx_array sinks /* may be null */, float sparse_v_threshold, const mlx_stream s);
+    const mlx_array sinks /* may be null */, const mlx_array row_bias /* may be null */,
+    float sparse_v_threshold, const mlx_stream s);
 
 /** Attention with its scores, and the scores of further queries against the same keys.
  *

@@ -46,7 +46,8 @@ int mlx_h2o_attention_and_accumulate(mlx_array* out, mlx_array* new_importance,
                                      const mlx_vector_array values, const mlx_array importance,
                                      float scale, double decay, const char* mask_mode,
                                      const mlx_array mask_arr /* may be null */,
-                                     const mlx_array sinks /* may be null */, int bits,
+                                     const mlx_array sinks /* may be null */,
+                                     const mlx_array row_bias /* may be null */, int bits,
                                      int group_size, mlx_optional_int v_bits,
                                      float sparse_v_threshold, const mlx_stream s);
 
