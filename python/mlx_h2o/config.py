@@ -139,6 +139,11 @@ class H2OConfig:
                     f"[H2OConfig] {name} is {getattr(self, name)} and kv_bits is None, expected "
                     "kv_bits too."
                 )
+        if policies.known(self.policy).merges and (self.mixed or self.kv_handed == "latents"):
+            raise ValueError(
+                f"[H2OConfig] policy is {self.policy!r}, expected one that evicts, with "
+                "light_bits, with dense_size and for latent attention."
+            )
         if self.light_bits is None:
             return
         if self.kv_bits not in (4, 8) or self.light_bits >= self.kv_bits:

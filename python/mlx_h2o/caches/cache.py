@@ -67,6 +67,7 @@ class H2OKVCache(ScoredRows):
         self.config = config
         self.name = name
         self.policy = policies.build(config)
+        self._unseen = 0.0 if self.policy.merges else float("nan")
         self.unequal_budgets = False
         self._budget = config.max_kv_size or _UNBOUNDED
         self._mixed, self._reach, self._group = config.mixed, config.reach, config.group
@@ -140,7 +141,7 @@ class H2OKVCache(ScoredRows):
         self._length = added
         self._width = table.packed_width + max(before + added, table.tail.width)
         self._surplus = added > 1 and max(table.lengths) > self._budget
-        self._unscored = self.policy.needs_scores
+        self._unscored = self.policy.needs_attention
         self.updates += 1
         return self._hand_out(table)
 
@@ -164,7 +165,7 @@ class H2OKVCache(ScoredRows):
         views = table.append_one(keys, values)
         self._tokens = [seen + 1 for seen in self._tokens]
         self._width += 1
-        self._unscored = self.policy.needs_scores
+        self._unscored = self.policy.needs_attention
         self.updates += 1
         return self._hand_out(table, views)
 
@@ -281,7 +282,7 @@ class H2OKVCache(ScoredRows):
     @property
     def needs_routing(self) -> bool:
         """Whether attention must be ours: it has to return scores, or to read packed rows."""
-        return self.policy.needs_scores or self.config.kv_bits is not None
+        return self.policy.needs_attention or self.config.kv_bits is not None
 
     def make_mask(
         self, length: int, window_size: int | None = None, return_array: bool = False
@@ -399,8 +400,8 @@ class H2OKVCache(ScoredRows):
         if importance is not None:
             table = formats.restored_table(self.config, keys, values, rows)
             table.place(positions)
-            if self.policy.needs_scores:
-                table.attach(IMPORTANCE, importance, float("nan"))
+            if self.policy.needs_attention:
+                table.attach(IMPORTANCE, importance, self._unseen)
         self._start(tokens, table, unscored)
 
     @classmethod
@@ -454,9 +455,11 @@ class H2OKVCache(ScoredRows):
     def _check_scored(self) -> None:
         """Eviction is never silently off."""
         if self._unscored:
+            scores = self.policy.needs_scores
+            what, them = ("scores", "them") if scores else ("attention of mlx_h2o's", "it")
             raise RuntimeError(
-                f"[H2OKVCache] {self._described()} got no scores for its last update, and the "
-                f"policy {self.config.policy!r} needs them: call the model within "
+                f"[H2OKVCache] {self._described()} got no {what} for its last update, and the "
+                f"policy {self.config.policy!r} needs {them}: call the model within "
                 "mlx_h2o.routing(model), or choose a policy that needs none."
             )
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, cast
 
 import mlx.core as mx
 
 from ..config import H2OConfig
 from ..operations.backends import resolve
+from ..operations.requests import PerSequence
 from ..policies import Policy, Rows
 from .attention import dense
+from .merging import merge
+from .stored import IMPORTANCE
 from .table import Table
 
 
@@ -42,15 +45,32 @@ class Eviction(NamedTuple):
         table, lengths = self.table, self.table.lengths
         for length in sorted({lengths[line] for line in self.due}):
             due = [line for line in self.due if lengths[line] == length]
-            rows = [self.keep if line in due else n for line, n in enumerate(table.lengths)]
             if self.keep == 0:
+                rows = [0 if line in due else n for line, n in enumerate(table.lengths)]
                 table.truncate(rows)
                 continue
-            positions, ranked = table.positions(self.offsets), length - self.tail
             some = due if len(due) < table.lines else None
-            kept = self.kept(self.first(positions, ranked, some), self.keep - self.tail, due)
             lines = range(table.shape[0]) if some is None else some
-            table.close_gaps(kept, lines, rows, positions, ranked, self.tail)
+            for stay in self._stages(length):
+                positions, ranked = table.positions(self.offsets), table.lengths[due[0]] - self.tail
+                first = self.first(positions, ranked, some)
+                if self.policy.merges:
+                    kept, positions = merge(self, first, stay - self.tail, due)
+                else:
+                    kept = self.kept(first, stay - self.tail, due)
+                rows = [stay if line in due else n for line, n in enumerate(table.lengths)]
+                table.close_gaps(kept, lines, rows, positions, ranked, self.tail)
+
+    def _stages(self, length: int) -> Iterator[int]:
+        """Rows that stay, one after the other: mergers are few at a time, so that a row of many is
+        compared with others as what it has become."""
+        while self.policy.merges:
+            free = length - self.config.sink_size - max(self.protected)
+            if length - self.keep <= max(1, free // 4):
+                break
+            length -= max(1, free // 4)
+            yield length
+        yield self.keep
 
     def first(self, positions: mx.array, count: int, lines: Sequence[int] | None = None) -> Ranked:
         """The first ``count`` rows of ``lines``, None: of all, for a policy to rank."""
@@ -65,14 +85,18 @@ class Eviction(NamedTuple):
         """Slots uint32 [lines, H, keep], ascending, of the rows that stay of those in ``due``."""
         if keep == 0:  # all but the tail goes
             return mx.zeros((*rows.positions.shape[:2], 0), mx.uint32)
-        starts = [self.recent_start[line] for line in due]
         return resolve().keep_indices(
             self.ranks(rows) if ranks is None else ranks,
             rows.positions,
             keep=keep,
             sink_size=self.config.sink_size,
-            recent_start=starts[0] if len(set(starts)) == 1 else mx.array(starts, mx.int32),
+            recent_start=self.start_of(due),
         )
+
+    def start_of(self, due: Sequence[int]) -> PerSequence:
+        """The first position of the protected recent range of the lines in ``due``."""
+        starts = [self.recent_start[line] for line in due]
+        return starts[0] if len(set(starts)) == 1 else mx.array(starts, mx.int32)
 
     def ranks(self, rows: Ranked) -> mx.array:
         """float32 [lines, H, N]."""
@@ -106,7 +130,7 @@ class Ranked(NamedTuple):
 
     @property
     def importance(self) -> mx.array:
-        found = self.table.beside.get("importance")
+        found = self.table.beside.get(IMPORTANCE)
         if found is None:
             return mx.full(self.positions.shape, mx.nan, mx.float32)
         return self._some(found)

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import mlx.core as mx
 
+from .. import policies
 from ..config import H2OConfig
 from .batch import BatchH2OKVCache
 from .cache import H2OKVCache
@@ -127,7 +128,13 @@ class LinkedH2OCache:
     """
 
     def __init__(self, config: H2OConfig | None = None, *, name: str = "") -> None:
-        self._lead(evicting_cache(config or H2OConfig(), name=name))
+        config = config or H2OConfig()
+        if policies.known(config.policy).merges:
+            raise ValueError(
+                f"[LinkedH2OCache] policy is {config.policy!r}, expected one that evicts: an "
+                "indexer picks rows as they came."
+            )
+        self._lead(evicting_cache(config, name=name))
 
     def _lead(self, leader: H2OKVCache) -> None:
         self.leader = leader

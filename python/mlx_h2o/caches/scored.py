@@ -13,7 +13,7 @@ import mlx.core as mx
 from ..config import H2OConfig
 from ..operations import prefill
 from ..operations.backends import resolve
-from ..operations.segments import Rows, masking, merged_attention
+from ..operations.segments import Rows, biased_attention, masking, merged_attention
 from ..policies import Policy, scoring
 from .attention import segments_of, settings_of
 from .checks import check_seen
@@ -50,6 +50,12 @@ class ScoredRows(StoredRows):
     def in_segments(self) -> bool:
         """Whether attention reads the rows in parts; the arrays handed out then serve others."""
         return self._table is not None and len(self._table.segments) > 1
+
+    @property
+    def row_bias(self) -> mx.array | None:
+        """float32 [B, H, at least N]: what attention adds to the logits of merged rows, or None."""
+        table = self._table
+        return table.beside.get(IMPORTANCE) if table is not None and self.policy.merges else None
 
     @property
     def attention_settings(self) -> dict[str, Any]:
@@ -94,6 +100,13 @@ class ScoredRows(StoredRows):
             )  # fmt: skip
             self._unscored = False
             return out
+        bias = self.row_bias
+        if bias is not None:
+            self.attended()
+            return biased_attention(
+                queries, keys, values, bias, scale=scale, mask=mask, sinks=sinks,
+                **self.attention_settings,
+            )  # fmt: skip
         newest = self._handed.newest
         if newest is not None and own:
             segments = segments_of(table, newest, self.config.sparse_v)
@@ -104,10 +117,15 @@ class ScoredRows(StoredRows):
             segments, queries, scale=scale, mask=mask, sinks=sinks, return_scores=wanted
         )
         if not wanted:
+            self.attended()
             return out
         self.update_scores(cast(mx.array, scores), lse=lse, masked=mask is not None)
         tied: mx.array = mx.depends(out, list(table.beside.values()))
         return tied
+
+    def attended(self) -> None:
+        """Say that attention of ours has read the last update, which a policy that merges wants."""
+        self._unscored = self._unscored and self.policy.needs_scores
 
     def update_scores(
         self, scores: mx.array, *, lse: mx.array | None = None, masked: bool = True
@@ -180,7 +198,7 @@ class ScoredRows(StoredRows):
     def reset_scores(self) -> None:
         """Forget what was accumulated for every row, as if none had been scored yet."""
         table = self._table
-        if table is not None and IMPORTANCE in table.beside:
+        if table is not None and self.policy.needs_scores:
             table.attach(IMPORTANCE, mx.zeros((*table.shape, 0)), float("nan"))
         self._cut_waiting(end=0)
 

@@ -27,6 +27,8 @@ class StoredRows:
     _table: Table | None
     _tokens: list[int]
     """Of each line, those seen."""
+    _unseen: float
+    """What stands for a row that the policy has taken in nothing of."""
 
     keys, values = stored_rows("keys"), stored_rows("values")
 
@@ -46,7 +48,7 @@ class StoredRows:
             return None
         if IMPORTANCE in table.beside:
             return table.beside[IMPORTANCE][:, :, : table.width]
-        return mx.full((*table.shape, table.width), mx.nan, mx.float32)
+        return mx.full((*table.shape, table.width), self._unseen, mx.float32)
 
     @property
     def positions(self) -> mx.array | None:

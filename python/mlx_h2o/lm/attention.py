@@ -60,9 +60,11 @@ def attend(
         # mlx_lm evaluates outputs only: untied, the scores of every step would wait, graph and all.
         tied: mx.array = mx.depends(out, [cast(mx.array, owner.scores)])
         return tied
-    if short and (owner.in_segments or isinstance(keys, tuple)):
+    biased = owner.row_bias is not None
+    if biased or (short and (owner.in_segments or isinstance(keys, tuple))):
         # mlx_lm's attention over packed rows is not fused and takes no sinks.
         return owner.attend(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
+    owner.attended()
     operations = resolve()
     if not short or operations.name != "native":  # which is ahead of MLX's own on a CPU
         return stock()

@@ -27,6 +27,47 @@ def masking(mask: mx.array | str | None) -> tuple[bool, mx.array | None]:
     return (True, None) if isinstance(mask, str) else (False, mask)
 
 
+_QUERIES = 128
+"""Queries that see biased rows at a time, where a back end makes a matrix of their logits."""
+
+
+def biased_attention(
+    queries: mx.array,
+    keys: Any,
+    values: Any,
+    bias: mx.array,
+    *,
+    scale: float,
+    mask: mx.array | str | None = None,
+    sinks: mx.array | None = None,
+    **settings: Any,
+) -> mx.array:
+    """Attention over rows of which each has a bias, float32 [B, H, at least N]: the output.
+
+    Any number of queries; with many, blocks of them follow each other.
+    """
+    operations = resolve()
+    causal, shown = masking(mask)
+    if not settings and keys.dtype != queries.dtype:
+        keys, values = keys.astype(queries.dtype), values.astype(queries.dtype)
+    given = {"scale": scale, "sinks": sinks, "row_bias": bias, **settings}
+    length = queries.shape[2]
+    if length <= _QUERIES or operations.name == "native":
+        return operations.attention(queries, keys, values, causal=causal, mask=shown, **given).out
+    found = []
+    rows = keys.shape[2]
+    for start in range(0, length, _QUERIES):
+        stop = min(start + _QUERIES, length)
+        seen = rows - length + stop if causal else rows
+        part = shown if shown is None or shown.shape[-2] == 1 else shown[..., start:stop, :]
+        one = operations.attention(
+            queries[:, :, start:stop], keys[:, :, :seen], values[:, :, :seen], causal=causal,
+            mask=part, **given,
+        )  # fmt: skip
+        found.append(one.out)
+    return mx.concatenate(found, axis=2)
+
+
 def merged_attention(
     segments: Sequence[Rows],
     queries: mx.array,

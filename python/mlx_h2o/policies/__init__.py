@@ -12,6 +12,7 @@ from .base import Policy, Rows
 from .h2o import H2O
 from .h2o_sum import H2OSum
 from .keydiff import KeyDiff
+from .merge import Merge
 from .mix import Mix
 from .random import Random
 from .snapkv import SnapKV
@@ -26,7 +27,7 @@ __all__ = ["Policy", "Rows", "build", "names"]
 
 _POLICIES: dict[str, type[Policy]] = {
     policy.name: policy
-    for policy in (H2O, H2OSum, Window, Random, KeyDiff, SnapKV, Tova, ValueAware, Mix)
+    for policy in (H2O, H2OSum, Window, Random, KeyDiff, SnapKV, Tova, ValueAware, Mix, Merge)
 }
 
 
@@ -35,6 +36,11 @@ def names() -> tuple[str, ...]:
     return tuple(_POLICIES)
 
 
+def known(name: str) -> type[Policy]:
+    """The class of the policy of this name, which is one of ``names()``."""
+    return _POLICIES[name]
+
+
 def build(config: H2OConfig) -> Policy:
     """The policy that ``config`` names, with its settings."""
-    return _POLICIES[config.policy].from_config(config)
+    return known(config.policy).from_config(config)

@@ -47,12 +47,20 @@ class Policy(ABC):
     """Whether ``accumulate`` gets weights, ``exp(scores - lse)``, in the place of scores."""
     needs_positions: ClassVar[bool] = True
     """Whether ``accumulate`` looks at positions, which cost a few operations to make."""
+    merges: ClassVar[bool] = False
+    """Whether rows that go are merged into others. ``importance`` is then ``ln n`` of the n rows in
+    one, which attention adds to its logit."""
     chunk_queries: ClassVar[int | None] = MAX_QUERIES
     """Queries of a chunk that ``accumulate`` sees, counted from its end, at most 128. None: all,
     and their weights come summed, as one query with one head per KV head."""
     decay: float | None = None
     """Where ``accumulate`` is ``fast.accumulate_scores`` with this decay, attention may do it
     itself, without storing scores; None: it may not."""
+
+    @property
+    def needs_attention(self) -> bool:
+        """Whether attention must be ours: it hands over scores, or adds what rows stand for."""
+        return self.needs_scores or self.merges
 
     @classmethod
     def from_config(cls, config: H2OConfig) -> Policy:

@@ -1,0 +1,114 @@
+"""Rows that merge: which pairs cost attention least, and what becomes of them.
+
+In plain MLX operations. All arithmetic is float32.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from mlx_h2o.operations.buffers import gathered
+
+_PAIRS = 1 << 19
+"""Pairs of rows of a head whose costs are in memory at a time."""
+
+
+SHARPNESS = 3.0
+"""Of the ranks in the masses."""
+
+
+def masses(ranks: mx.array, counts: mx.array) -> mx.array:
+    """How much of the attention a row is likely to get, float32 [B, H, N].
+
+    Args:
+        ranks: key diversity of the rows, minus the cosine with the mean key.
+        counts: how many rows each is made of.
+    """
+    return counts * mx.exp(SHARPNESS * ranks)
+
+
+def features(keys: mx.array, values: mx.array) -> mx.array:
+    """Vectors [B, H, N, D + Dv] whose squared distance is what a merger changes.
+
+    That of the logits, for queries of the size of the keys in all directions and the usual scale
+    of ``D ** -0.5``; and that of the values over their mean square.
+    """
+    keys, values = keys.astype(mx.float32), values.astype(mx.float32)
+    size = keys.shape[3]
+    logits = mx.sqrt(_mean_square(keys) / (size * size))
+    return mx.concatenate(
+        [keys * logits, values * mx.rsqrt(mx.maximum(_mean_square(values), 1e-12))], axis=3
+    )
+
+
+def _mean_square(rows: mx.array) -> mx.array:
+    return mx.mean(mx.sum(rows * rows, axis=3, keepdims=True), axis=2, keepdims=True)
+
+
+def partners(
+    vectors: mx.array, mass: mx.array, free: mx.array, shared: bool = False
+) -> tuple[mx.array, mx.array]:
+    """The cheapest merger of each row with one in a later slot: cost and slot, [B, H, N].
+
+    Two rows cost ``sqrt(m_i m_j / (m_i + m_j)) |z_i - z_j|^2``; infinity where none may merge.
+
+    Args:
+        vectors: float32 [B, H, N, size].
+        mass: float32 [B, H, N].
+        free: bool [B, H, N], the rows that may merge.
+        shared: whether the heads count together.
+    """
+    squares = mx.sum(vectors * vectors, axis=3)
+    rows = vectors.shape[2]
+    costs, slots, together = [], [], max(16, _PAIRS // rows)
+    for start in range(0, rows, together):
+        block, later = slice(start, start + together), slice(start, None)
+        products = vectors[:, :, block] @ vectors[:, :, later].swapaxes(2, 3)
+        apart = squares[:, :, block, None] + squares[:, :, None, later] - 2 * products
+        one, other = mass[:, :, block, None], mass[:, :, None, later]
+        cost = mx.sqrt(one * other / (one + other)) * mx.maximum(apart, 0)
+        if shared:
+            cost = mx.broadcast_to(mx.mean(cost, axis=1, keepdims=True), cost.shape)
+        first = mx.arange(cost.shape[2])[:, None]
+        pair = (mx.arange(cost.shape[3]) > first) & free[:, :, block, None]
+        cost = mx.where(pair & free[:, :, None, later], cost, mx.inf)
+        costs.append(mx.min(cost, axis=3))
+        slots.append(mx.argmin(cost, axis=3) + start)
+    return mx.concatenate(costs, axis=2), mx.concatenate(slots, axis=2)
+
+
+def others(kept: mx.array, rows: int) -> mx.array:
+    """The slots below ``rows`` that are not ``kept`` [B, H, K]: uint32 [B, H, rows - K]."""
+    slots = mx.broadcast_to(mx.arange(rows, dtype=mx.uint32), (*kept.shape[:2], rows))
+    marked = mx.put_along_axis(slots, kept, mx.array(rows, mx.uint32), axis=2)
+    return mx.sort(marked, axis=2)[:, :, : rows - kept.shape[2]]
+
+
+def targets(going: mx.array, costs: mx.array, slots: mx.array) -> mx.array:
+    """Where the rows ``going``, uint32 [B, H, r], merge into: slots that stay, [B, H, r].
+
+    A row whose partner goes too follows it; one without a partner is its own target.
+    """
+    rows, count = costs.shape[2], going.shape[2]
+    stay = mx.broadcast_to(mx.arange(rows, dtype=mx.uint32), costs.shape)
+    wanted = gathered(mx.where(costs == mx.inf, stay, slots), going)
+    follow = mx.put_along_axis(stay, going, wanted, axis=2)
+    for _ in range(count.bit_length()):
+        follow = gathered(follow, follow)
+    return gathered(follow, going)
+
+
+def merged(
+    into: mx.array, going: mx.array, same: mx.array, mass: tuple[mx.array, mx.array]
+) -> mx.array:
+    """Means weighted by mass: of each row ``into`` and of those that go there, float32.
+
+    Args:
+        into: rows [B, H, r, size] at the targets.
+        going: rows [B, H, r, size] that go.
+        same: float32 [B, H, r, r], 1 where a row goes to this target.
+        mass: of both, [B, H, r].
+    """
+    there, here = (part[..., None] for part in mass)
+    total = there + same @ here
+    return (there * into + same @ (here * going)) / total
