@@ -40,8 +40,8 @@ from mlx_h2o.operations import backends, metal
 ROWS, HEADS, KV_HEADS, SIZE = 256, 8, 4, 64
 ROTATING, STOCK = "rotating", "mlx_lm 8 bits"
 ARMS: dict[str, dict[str, Any]] = {
-    **{policy: {"policy": policy} for policy in ("keydiff", "h2o", "window", "snapkv")},
-    **{f"8 bits {p}": {"policy": p, "kv_bits": 8} for p in ("keydiff", "h2o", "window")},
+    **{policy: {"policy": policy} for policy in ("keydiff", "h2o", "window", "snapkv", "merge")},
+    **{f"8 bits {p}": {"policy": p, "kv_bits": 8} for p in ("keydiff", "h2o", "window", "merge")},
     **{
         f"mixed {policy}": {"policy": policy, "kv_bits": 8, "light_bits": 4}
         for policy in ("keydiff", "h2o")

@@ -5,9 +5,16 @@ In plain MLX operations. All arithmetic is float32.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, NamedTuple
+
 import mlx.core as mx
 
 from mlx_h2o.operations.buffers import gathered
+from mlx_h2o.operations.composed import beside_rows
+from mlx_h2o.operations.requests import PerSequence
+
+if TYPE_CHECKING:
+    from mlx_h2o.operations.resolved import Operations
 
 _PAIRS = 1 << 19
 """Pairs of rows of a head whose costs are in memory at a time."""
@@ -110,5 +117,67 @@ def merged(
         mass: of both, [B, H, r].
     """
     there, here = (part[..., None] for part in mass)
-    total = there + same @ here
-    return (there * into + same @ (here * going)) / total
+    return (there * into + same @ (here * going)) / (there + same @ here)
+
+
+class Mergers(NamedTuple):
+    """What becomes of rows: slots that stay, uint32 [B, H, keep], and the rows that change, r each.
+
+    ``into`` are their slots, uint32 [B, H, r], the same one more than once where several rows go
+    there; then keys, values, ``ln n`` and positions there.
+    """
+
+    kept: mx.array
+    into: mx.array
+    keys: mx.array
+    values: mx.array
+    bias: mx.array
+    positions: mx.array
+
+
+def mergers(
+    operations: Operations,
+    keys: mx.array,
+    values: mx.array,
+    bias: mx.array,
+    positions: mx.array,
+    *,
+    keep: int,
+    sink_size: int,
+    recent_start: PerSequence,
+    shared: bool = False,
+) -> Mergers:
+    """Merge all but ``keep`` rows of each head into others.
+
+    Args:
+        operations: those of the back end.
+        keys: [B, H, N, D].
+        values: [B, H, N, Dv].
+        bias: ``ln n`` of the rows that each stands for, float32 [B, H, N].
+        positions: int32 [B, H, N].
+        keep: rows that stay.
+        sink_size: the first positions, which stay as they are.
+        recent_start: the first position of the recent range, which does too.
+        shared: whether all heads merge the same slots.
+    """
+    counts = mx.exp(bias)
+    mass = masses(operations.key_diversity(keys), counts)
+    free = (positions >= sink_size) & (positions < beside_rows(recent_start))
+    costs, slots = partners(features(keys, values), mass, free, shared)
+    kept = operations.keep_indices(
+        costs, positions, keep=keep, sink_size=sink_size, recent_start=recent_start
+    )
+    going = others(kept, positions.shape[2])
+    into = targets(going, costs, slots)
+    meets = (into[..., None] == into[..., None, :]) & (into != going)[..., None, :]
+    same = meets.astype(mx.float32)
+    weights = gathered(mass, into), gathered(mass, going)
+    new_keys, new_values = (
+        merged(gathered(rows, into), gathered(rows, going), same, weights).astype(rows.dtype)
+        for rows in (keys, values)
+    )
+    added = (same @ gathered(counts, going)[..., None]).squeeze(-1)
+    gone = mx.where(meets, gathered(positions, going)[..., None, :], -1)
+    newest = mx.maximum(gathered(positions, into), mx.max(gone, axis=3))
+    ln = mx.log(gathered(counts, into) + added)
+    return Mergers(kept, into, new_keys, new_values, ln, newest)
