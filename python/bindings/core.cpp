@@ -152,6 +152,17 @@ NB_MODULE(_core, m) {
         "float32 [B, Hkv, N], the mass where decay is None; see mlx_h2o.fast.");
   m.def("key_diversity", &mlx_h2o::key_diversity, "keys"_a, nb::kw_only(), "stream"_a = nb::none(),
         "float32 [B, H, N]; see mlx_h2o.fast.");
+  m.def(
+      "mergers",
+      [](const mx::array& keys, const mx::array& values, const mx::array& bias,
+         const mx::array& positions, int keep, int sink_size, const PerSequence& recent_start,
+         mx::StreamOrDevice s) {
+        return mlx_h2o::mergers(keys, values, bias, positions, keep, sink_size,
+                                as_array(recent_start), s);
+      },
+      "keys"_a, "values"_a, "bias"_a, "positions"_a, nb::kw_only(), "keep"_a, "sink_size"_a,
+      "recent_start"_a, "stream"_a = nb::none(),
+      "Slots that stay, and slots, keys, values, bias and positions of the rows that change.");
   m.def("replace_worst", &replace_worst, "keys"_a, "values"_a, "importance"_a, "positions"_a,
         "new_keys"_a, "new_values"_a, nb::kw_only(), "position"_a, "sink_size"_a = 0,
         "recent_start"_a = nb::none(), "ranked_by"_a = "importance", "ranks"_a = nb::none(),

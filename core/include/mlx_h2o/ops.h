@@ -120,6 +120,17 @@ mlx::core::array prefill_scores(const mlx::core::array& queries, const mlx::core
 /// [B, H, N], of keys [B, H, N, D] in float32, float16 or bfloat16. A key of zeros gets 0.
 mlx::core::array key_diversity(const mlx::core::array& keys, mlx::core::StreamOrDevice s = {});
 
+/// What becomes of rows when all but `keep` of each head merge into others: slots that stay, uint32
+/// [B, H, keep], and slots, keys, values, bias and positions of the rows that change, one for each
+/// row that goes. keys [B, H, N, D] and values [B, H, N, Dv] of one float dtype; bias, float32
+/// [B, H, N], ln n of the n rows that each stands for; positions and recent_start as keep_indices
+/// takes them. python/mlx_h2o/operations/merging.py is the definition.
+std::vector<mlx::core::array> mergers(const mlx::core::array& keys, const mlx::core::array& values,
+                                      const mlx::core::array& bias,
+                                      const mlx::core::array& positions, int keep, int sink_size,
+                                      const mlx::core::array& recent_start,
+                                      mlx::core::StreamOrDevice s = {});
+
 /// What `replace_worst` ranks rows by: the importance, an array, the position, or `key_diversity`.
 enum class RankedBy { importance, array, age, key_diversity };
 

@@ -54,7 +54,7 @@ class Eviction(NamedTuple):
             for stay in self._stages(length):
                 positions, ranked = table.positions(self.offsets), table.lengths[due[0]] - self.tail
                 first = self.first(positions, ranked, some)
-                if self.policy.merges:
+                if self.policy.merges and stay > self.tail:
                     kept, positions = merge(self, first, stay - self.tail, due)
                 else:
                     kept = self.kept(first, stay - self.tail, due)

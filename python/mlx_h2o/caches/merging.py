@@ -27,8 +27,8 @@ def merge(
     table, config = eviction.table, eviction.config
     if IMPORTANCE not in table.beside:
         table.attach(IMPORTANCE, mx.zeros((*table.shape, 0)), 0.0)
-    found = merging.mergers(
-        resolve(), rows.keys, rows.values, rows.importance, rows.positions, keep=keep,
+    found = resolve().function(merging.mergers)(
+        rows.keys, rows.values, rows.importance, rows.positions, keep=keep,
         sink_size=config.sink_size, recent_start=eviction.start_of(due),
         shared=config.shared_heads,
     )  # fmt: skip

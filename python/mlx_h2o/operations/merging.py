@@ -5,16 +5,14 @@ In plain MLX operations. All arithmetic is float32.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import mlx.core as mx
 
+from mlx_h2o.operations import backends
 from mlx_h2o.operations.buffers import gathered
 from mlx_h2o.operations.composed import beside_rows
 from mlx_h2o.operations.requests import PerSequence
-
-if TYPE_CHECKING:
-    from mlx_h2o.operations.resolved import Operations
 
 _PAIRS = 1 << 19
 """Pairs of rows of a head whose costs are in memory at a time."""
@@ -136,7 +134,6 @@ class Mergers(NamedTuple):
 
 
 def mergers(
-    operations: Operations,
     keys: mx.array,
     values: mx.array,
     bias: mx.array,
@@ -147,19 +144,20 @@ def mergers(
     recent_start: PerSequence,
     shared: bool = False,
 ) -> Mergers:
-    """Merge all but ``keep`` rows of each head into others.
+    """Merge all but ``keep`` rows of each head into others: the definition. A back end may bring
+    its own.
 
     Args:
-        operations: those of the back end.
         keys: [B, H, N, D].
         values: [B, H, N, Dv].
         bias: ``ln n`` of the rows that each stands for, float32 [B, H, N].
         positions: int32 [B, H, N].
-        keep: rows that stay.
+        keep: rows that stay, at least 1 and fewer than N.
         sink_size: the first positions, which stay as they are.
         recent_start: the first position of the recent range, which does too.
         shared: whether all heads merge the same slots.
     """
+    operations = backends.resolve()
     counts = mx.exp(bias)
     mass = masses(operations.key_diversity(keys), counts)
     free = (positions >= sink_size) & (positions < beside_rows(recent_start))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from mlx_h2o.operations import composed_cache, resolved
+from mlx_h2o.operations import composed_cache, merging, resolved
 from mlx_h2o.operations.arguments import StreamLike
 from mlx_h2o.operations.native_module import required as _module
 from mlx_h2o.operations.native_module import unavailable_reason as unavailable_reason
@@ -18,6 +18,7 @@ from mlx_h2o.operations.requests import (
     AttentionResult,
     KeyDiversityRequest,
     Packed,
+    PerSequence,
     PrefillRequest,
     QuantizeAppendRequest,
     QuantizedRows,
@@ -146,6 +147,26 @@ def key_diversity(request: KeyDiversityRequest) -> mx.array:
     """Minus the cosine of each key with the mean normalised key, float32 [B, H, N]."""
     ranks: mx.array = _module().key_diversity(request.keys, stream=request.stream)
     return ranks
+
+
+def mergers(
+    keys: mx.array,
+    values: mx.array,
+    bias: mx.array,
+    positions: mx.array,
+    *,
+    keep: int,
+    sink_size: int,
+    recent_start: PerSequence,
+    shared: bool = False,
+) -> merging.Mergers:
+    """As ``merging.mergers``, each head by itself; heads that merge the same slots, composed."""
+    given: dict[str, Any] = {
+        "keep": keep, "sink_size": sink_size, "recent_start": recent_start
+    }  # fmt: skip
+    if shared or keys.dtype != values.dtype:
+        return merging.mergers(keys, values, bias, positions, shared=shared, **given)
+    return merging.Mergers(*_module().mergers(keys, values, bias, positions, **given))
 
 
 def replace_worst(request: ReplaceRequest) -> tuple[Any, ...]:
