@@ -1,4 +1,4 @@
-"""Every policy on the demo model: facts recalled and perplexity after eviction, at equal budgets.
+"""Every policy on a small model: facts recalled and perplexity after eviction, at equal budgets.
 
     python benchmarks/policies.py --corpora DIR --json benchmarks/results/policies.json
 
@@ -32,7 +32,7 @@ from mlx_h2o.demo import report
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    model, tokenizer = mlx_h2o.load("demo")
+    model, tokenizer = mlx_h2o.load(args.model)
     documents = policy_documents.documents(
         tokenizer, args.corpora, length=args.length, facts=args.facts, count=args.documents
     )
@@ -43,6 +43,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     result = {
         "environment": {**report.environment(), "blas": blas()},
         "settings": {
+            "model": Path(args.model).name,
             "documents": [document.source for document in documents],
             "length": args.length,
             "facts_per_document": args.facts,
@@ -80,6 +81,7 @@ def blas() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="demo", help="a folder, or %(default)s")
     parser.add_argument("--corpora", type=Path, help="a folder with books_eval/*.txt")
     parser.add_argument("--documents", type=int, help="only so many")
     parser.add_argument("--length", type=int, default=640, help="tokens (default %(default)s)")

@@ -1,0 +1,91 @@
+"""The operation that merges rows: the definition, and the native one beside it."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlx_h2o import use_backend
+from mlx_h2o.operations import merging, native
+from mlx_h2o.operations.backends import resolve
+
+needs_native = pytest.mark.skipif(
+    native.unavailable_reason() != "", reason="needs the native back end"
+)
+
+
+def rows(seed: int, dtype: mx.Dtype, count: int = 90, size: int = 64, value_size: int = 32):
+    """Keys, values, ln n and positions of rows in wider buffers, as a cache has them."""
+    rng = np.random.default_rng(seed)
+    shape = (2, 3, count)
+    keys = mx.array(rng.standard_normal((*shape[:2], count + 5, size)).astype(np.float32))
+    values = mx.array(rng.standard_normal((*shape[:2], count + 3, value_size)).astype(np.float32))
+    bias = mx.log(mx.array(rng.integers(1, 6, (2, 3, count + 4)).astype(np.float32)))
+    places = np.stack([rng.permutation(count) for _ in range(6)]).reshape(shape)
+    keys, values = (part.astype(dtype)[:, :, :count] for part in (keys, values))
+    return keys, values, bias[:, :, :count], mx.array(places.astype(np.int32))
+
+
+def found(backend: str, *given, **options) -> list[np.ndarray]:
+    with use_backend(backend):
+        made = resolve().function(merging.mergers)(*given, **options)
+    return [np.array(part.astype(mx.float32)) for part in made]
+
+
+@needs_native
+@pytest.mark.parametrize("going", [1, 2, 9, 20])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
+@pytest.mark.parametrize("recent", [70, mx.array([60, 75], mx.int32)])
+def test_the_native_operation_does_what_the_definition_says(going, dtype, recent):
+    given = rows(going, dtype)
+    options = {"keep": 90 - going, "sink_size": 4, "recent_start": recent}
+    expected, ours = found("composed", *given, **options), found("native", *given, **options)
+    for place in (0, 1, 5):  # slots and positions
+        np.testing.assert_array_equal(ours[place], expected[place])
+    step = {mx.float32: 1e-5, mx.float16: 2e-3, mx.bfloat16: 2e-2}[dtype]
+    for place in (2, 3, 4):
+        np.testing.assert_allclose(ours[place], expected[place], atol=step, rtol=step)
+
+
+@pytest.mark.parametrize("backend", ["composed", pytest.param("native", marks=needs_native)])
+def test_heads_that_share_merge_the_same_slots(backend):
+    keys, values, bias, places = rows(3, mx.float32)
+    places = mx.broadcast_to(places[:, :1], places.shape)
+    made = found(
+        backend, keys, values, bias, places, keep=80, sink_size=4, recent_start=70, shared=True
+    )
+    for slots in made[:2]:
+        np.testing.assert_array_equal(slots, np.broadcast_to(slots[:, :1], slots.shape))
+
+
+@pytest.mark.parametrize("backend", ["composed", pytest.param("native", marks=needs_native)])
+def test_rows_without_a_partner_go_as_they_are(backend):
+    """Two rows are free, and both go: the later one has nowhere to."""
+    keys, values, bias, _ = rows(4, mx.float32, count=12)
+    places = mx.broadcast_to(mx.arange(12, dtype=mx.int32), (2, 3, 12))
+    kept, into, _, _, ln, _ = found(
+        backend, keys, values, bias, places, keep=10, sink_size=5, recent_start=7
+    )
+    np.testing.assert_array_equal(kept[0, 0], [0, 1, 2, 3, 4, 7, 8, 9, 10, 11])
+    np.testing.assert_array_equal(into[0, 0], [6, 6])
+    together = np.log(np.exp(np.array(bias)[:, :, 5:7]).sum(-1))
+    np.testing.assert_allclose(ln, np.stack([together, together], axis=-1), rtol=1e-6)
+
+
+@needs_native
+def test_the_native_operation_refuses_what_it_cannot_read():
+    keys, values, bias, places = rows(5, mx.float32)
+    call = native._module().mergers
+    options = {"keep": 80, "sink_size": 4, "recent_start": 70}
+    wrong = (
+        ((keys, values[:, :2], bias, places), {}, "keys are float32"),
+        ((keys, values.astype(mx.float16), bias, places), {}, "keys are float32"),
+        ((keys, values, bias[:, :, :-1], places), {}, "bias are float32"),
+        ((keys, values, bias, places.astype(mx.uint32)), {}, "positions are uint32"),
+        ((keys, values, bias, places), {"keep": 90}, "keep is 90, expected 1 to N - 1 = 89"),
+        ((keys, values, bias, places), {"keep": 0}, "keep is 0"),
+    )
+    for given, changed, said in wrong:
+        with pytest.raises(ValueError, match=said):
+            call(*given, **options | changed)
