@@ -5,6 +5,7 @@
 inline void find_partners(const Free& free, int64_t width, float* costs, int* partners) {
   constexpr int kTogether = 4;
   const auto count = static_cast<int>(free.slots.size());
+  const float *squares = free.squares.data(), *masses = free.masses.data();
   for (int first = 0; first < count; first += kTogether) {
     const int together = std::min(kTogether, count - first);
     const float* rows[kTogether];
@@ -22,11 +23,10 @@ inline void find_partners(const Free& free, int64_t width, float* costs, int* pa
         }
       }
       for (int i = 0; i < together && first + i < other; ++i) {
-        const auto one = static_cast<size_t>(first + i), two = static_cast<size_t>(other);
-        const float apart = free.squares[one] + free.squares[two] - 2 * sum(sums[i]);
-        const float both = free.masses[one] * free.masses[two];
-        const float cost =
-            std::sqrt(both / (free.masses[one] + free.masses[two])) * std::max(apart, 0.0f);
+        const int one = first + i;
+        const float apart = squares[one] + squares[other] - 2 * sum(sums[i]);
+        const float both = masses[one] * masses[other];
+        const float cost = std::sqrt(both / (masses[one] + masses[other])) * std::max(apart, 0.0f);
         if (cost < costs[one]) {
           costs[one] = cost;
           partners[one] = other;
