@@ -144,6 +144,7 @@ def host_time(result: dict[str, Any]) -> str:
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "demo": ("demo.json", demo),
     "policies": ("policies.json", policies),
+    "policies of a second model": ("policies_llama.json", policies),
     "budgets": ("budgets.json", budgets),
     "sparse V": ("sparse_v.json", sparse_v),
     "bytes of a layer": ("cache_bytes.json", layer_bytes),
