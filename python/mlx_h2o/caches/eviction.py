@@ -51,7 +51,7 @@ class Eviction(NamedTuple):
                 continue
             some = due if len(due) < table.lines else None
             lines = range(table.shape[0]) if some is None else some
-            for stay in self._stages(length):
+            for stay in self._stages(length, due):
                 positions, ranked = table.positions(self.offsets), table.lengths[due[0]] - self.tail
                 first = self.first(positions, ranked, some)
                 if self.policy.merges and stay > self.tail:
@@ -61,11 +61,12 @@ class Eviction(NamedTuple):
                 rows = [stay if line in due else n for line, n in enumerate(table.lengths)]
                 table.close_gaps(kept, lines, rows, positions, ranked, self.tail)
 
-    def _stages(self, length: int) -> Iterator[int]:
+    def _stages(self, length: int, due: Sequence[int]) -> Iterator[int]:
         """Rows that stay, one after the other: mergers are few at a time, so that a row of many is
         compared with others as what it has become."""
+        protected = max(self.protected[line] for line in due)
         while self.policy.merges:
-            free = length - self.config.sink_size - max(self.protected)
+            free = length - self.config.sink_size - protected
             if length - self.keep <= max(1, free // 4):
                 break
             length -= max(1, free // 4)
