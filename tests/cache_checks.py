@@ -58,15 +58,20 @@ def step(cache, queries, keys, values, *, array_mask: bool = False) -> np.ndarra
     length = keys.shape[2]
     mask = cache.make_mask(length, return_array=array_mask)
     k, v = cache.update_and_fetch(mx.array(keys), mx.array(values))
+    bias = cache.row_bias
+    given = {"scale": SCALE, "mask": mask}
+    if bias is not None:
+        given["row_bias"] = bias[:, :, : cache.positions.shape[2]]
     if isinstance(k, tuple):
         out, scores = fast.scaled_dot_product_attention_quantized_with_scores(
-            mx.array(queries), *k, *v, scale=SCALE, mask=mask, **cache.attention_settings
+            mx.array(queries), *k, *v, **given, **cache.attention_settings
         )
     else:
         out, scores = fast.scaled_dot_product_attention_with_scores(
-            mx.array(queries), k, v, scale=SCALE, mask=mask
+            mx.array(queries), k, v, **given
         )
     cache.update_scores(scores, masked=mask is not None)
+    cache.attended()
     return np.array(out)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from cache_columns import COLUMNS, check_mixed, new_cache, rounded, stored_rows
 from cache_invariants import check_invariants
+from cache_merged import take_merged
 from cache_sequences import HEADS, Sequence
 from mlx_h2o import H2OConfig, H2OKVCache
 from reference_cache import ReferenceCache
@@ -56,6 +57,7 @@ class Course:
         self.sequences = [Sequence(self.config, 97 * seed + i) for i in range(batch or 1)]
         self.windows = [0] * len(self.sequences)  # where protected rows begin
         self.coming = [0] * len(self.sequences)  # padding on the left
+        self.followed = 0  # mergers that float32 may choose otherwise
         self.cache: Any = new_cache(self.config)
         if self.ragged:
             self.cache = H2OKVCache.merge([new_cache(self.config) for _ in self.sequences])
@@ -204,10 +206,11 @@ class Course:
             else:
                 self.references[b].flush()
         self._take_rows()
-        if length <= PACKED_QUERIES:
+        if length <= PACKED_QUERIES or cache.row_bias is not None:
             out = cache.attend(mx.array(queries), k, attended, **given)
         else:
             out = mx.fast.scaled_dot_product_attention(mx.array(queries), k, attended, **given)
+            cache.attended()
             if cache.policy.needs_scores:
                 cache.score_chunk(mx.array(queries), k, **given)
         assert np.isfinite(np.array(out)).all()
@@ -220,7 +223,10 @@ class Course:
         self.check(newest=[stop - start for start, stop in spans])
 
     def _take_rows(self) -> None:
-        """Of mixed precision the references go on with the rows as the cache has packed them."""
+        """Of mixed precision the references go on with the rows as the cache has packed them; of
+        rows that merge, as it has made them."""
+        if self.cache.policy.merges and self.cache.size():
+            self.followed += take_merged(self.cache, self.references)
         if not self.column.mixed or self.cache.size() == 0:
             return
         positions = np.array(self.cache.positions)
@@ -260,14 +266,16 @@ class Course:
                 slots = slots[positions[b, h, slots] >= 0]
                 where = f"sequence {b}, head {h}"
                 assert positions[b, h, slots].tolist() == [row.position for row in rows], where
-                if cache.policy.needs_scores:
+                if cache.policy.needs_attention:
                     self._check_scores(sequence.reference, rows, scores[b, h, slots], where)
                 self._check_rows(b, h, (keys[b, h, slots], values[b, h, slots]))
 
     def _check_scores(self, reference, rows, found: np.ndarray, where: str) -> None:
         """Of the rows that no trim can reach."""
         final = [row.position < reference.offset - reference.tail for row in rows]
-        expected = np.array([row.score for row in rows])[final]
+        merges = reference.merges
+        expected = [np.log(row.count) if merges else row.score for row in rows]
+        expected = np.array(expected)[final]
         np.testing.assert_allclose(found[final], expected, rtol=3e-4, atol=1e-5, err_msg=where)
 
     def _check_rows(self, b: int, head: int, found: tuple[np.ndarray, np.ndarray]) -> None:

@@ -11,17 +11,26 @@ from dataclasses import dataclass
 import numpy as np
 
 import reference
+import reference_merging
 import reference_ranks
+from cache_columns import MERGING, rounded
 
 
 @dataclass
 class Row:
-    """One stored row of one head; ``score`` is C, NaN before the first score."""
+    """One stored row of one head; ``score`` is C, NaN before the first score.
+
+    Where rows merge: it is ``count`` rows, lies in ``slot``, and is ``fresh`` until somebody has
+    compared what became of it.
+    """
 
     position: int
     key: np.ndarray
     value: np.ndarray
     score: float = np.nan
+    slot: int = 0
+    count: int = 1
+    fresh: bool = False
 
 
 @dataclass
@@ -42,6 +51,8 @@ class ReferenceCache:
         self.held: list[list[Seen]] = [[] for _ in range(heads)]  # of queries that may be trimmed
         self.offset = self.evicted = self.committed = 0
         self.surplus = False
+        self.merges = config.policy in MERGING
+        self.close = False  # rows merged by a choice that float32 may make otherwise
 
     @property
     def tail(self) -> int:
@@ -64,8 +75,10 @@ class ReferenceCache:
             free = self.size - self.config.sink_size - max(0, window)
             self.evict(max(excess, min(group, free)), self.offset + added)
         for head, rows in enumerate(self.heads):
+            first = len(rows)
             rows += [
-                Row(self.offset + i, keys[head, i], values[head, i]) for i in range(keys.shape[1])
+                Row(self.offset + i, keys[head, i], values[head, i], slot=first + i)
+                for i in range(keys.shape[1])
             ]
         self.offset += added
         self.surplus = self.size > budget
@@ -84,6 +97,10 @@ class ReferenceCache:
             [row for row in rows if not self.tail or row.position < end - self.tail]
             for rows in self.heads
         ]
+        self.evicted += count
+        if self.merges:
+            self.merge(ranked, count, recent_start)
+            return
         ranks = [reference_ranks.ranks(self.config, head, rows) for head, rows in enumerate(ranked)]
         if self.config.shared_heads:
             ranks = [np.mean(ranks, axis=0)] * len(ranks)
@@ -98,7 +115,29 @@ class ReferenceCache:
                 recent_start=recent_start,
             )
             rows[:] = [rows[slot] for slot in sorted(order[: len(rows) - count])]
-        self.evicted += count
+
+    def merge(self, ranked: list[list[Row]], count: int, recent_start: int) -> None:
+        """``count`` of the ``ranked`` rows of each head become part of others."""
+        protected = max(0, self.offset - recent_start)
+        parts = reference_merging.stages(self.config, self.size, protected, count)
+        tails = [rows[len(some) :] for rows, some in zip(self.heads, ranked, strict=True)]
+        for some in ranked:
+            some.sort(key=lambda row: row.slot)
+        for part in parts:
+            self.close |= reference_merging.merge(
+                self.config, ranked, part, recent_start, self.store
+            )
+        for rows, some, tail in zip(self.heads, ranked, tails, strict=True):
+            rows[:] = [*some, *tail]
+            for slot, row in enumerate(rows):
+                row.slot = slot
+            rows.sort(key=lambda row: row.position)
+
+    def store(self, key: np.ndarray, value: np.ndarray) -> list[np.ndarray]:
+        """A row that was made, as the cache keeps it."""
+        bits = self.config.kv_bits, self.config.v_bits or self.config.kv_bits
+        made = (row.astype(np.float32)[None] for row in (key, value))
+        return [rounded(row, width)[0] for row, width in zip(made, bits, strict=True)]
 
     def trim(self, count: int) -> None:
         """The last tokens go, and what their queries saw, as far as it was not taken in."""
@@ -137,12 +176,16 @@ class ReferenceCache:
         for head, rows in enumerate(self.heads):
             positions = np.array([row.position for row in rows])
             asking = np.arange(self.offset - length, self.offset)
+            seen = positions[None] <= asking[:, None]
+            if self.merges:  # a row of n counts as n
+                logs = np.log([row.count for row in rows])
+                seen = np.where(seen, logs, -np.inf).astype(np.float32)
             found = reference.attention(
                 queries[None, head * group : (head + 1) * group],
                 np.array([[[row.key for row in rows]]]),
                 np.array([[[row.value for row in rows]]]),
                 scale=scale,
-                mask=positions[None] <= asking[:, None],
+                mask=seen,
             )
             outs.append(found.out[0])
             self.hold(head, found.scores[0])
@@ -168,4 +211,6 @@ class ReferenceCache:
 
     def scores(self) -> list[list[float]]:
         """C of each row, in the order of ``positions``."""
+        if self.merges:
+            return [[float(np.log(row.count)) for row in rows] for rows in self.heads]
         return [[row.score for row in rows] for rows in self.heads]

@@ -16,9 +16,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from cache_columns import COLUMNS
+from cache_columns import COLUMNS, policies_of
 from cache_courses import Course
-from mlx_h2o import policies
 
 EXAMPLES = int(os.environ.get("MLX_H2O_EXAMPLES", "300"))
 """Of each machine in an exhaustive run."""
@@ -54,7 +53,7 @@ class Life(RuleBasedStateMachine):
         budget = max(sinks + recent + heavy, sinks + speculative + 3)
         self.course = Course(
             column,
-            data.draw(st.sampled_from(policies.names()), "policy"),
+            data.draw(st.sampled_from(policies_of(column)), "policy"),
             data.draw(self.batch, "batch"),
             equal=not isinstance(self, RaggedLife),
             max_kv_size=budget,

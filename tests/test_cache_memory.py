@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from itertools import product
 
 import mlx.core as mx
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from cache_checks import SCALE, edges, random_tokens, small, step
-from cache_columns import COLUMNS, new_cache
+from cache_columns import COLUMNS, POLICY_COLUMNS, new_cache
 from cache_courses import Course, Sequence
 from mlx_h2o import H2OConfig, policies, use_backend
 from mlx_h2o.caches.quantized import evicting_cache
@@ -38,6 +39,7 @@ def test_an_update_lets_go_of_what_was_handed_out_before(policy):
         weakref.ref(array) for array in cache.update_and_fetch(mx.array(keys), mx.array(values))
     ]
     cache.update_scores(mx.ones((2, 4, 1, 16)))
+    cache.attended()
     cache.update_and_fetch(mx.array(keys), mx.array(values))
     gc.collect()
     assert all(reference() is None for reference in gone)
@@ -98,9 +100,15 @@ def advance(cache, length: int) -> None:
     mx.eval(read, cache.scores)
 
 
-@pytest.mark.matrix(20)
-@pytest.mark.parametrize("column", KINDS)
-@pytest.mark.parametrize("policy", ["h2o", "window", "keydiff", "tova"])
+@pytest.mark.matrix(22)
+@pytest.mark.parametrize(
+    ("policy", "column"),
+    [
+        (policy, column)
+        for policy, column in POLICY_COLUMNS
+        if column in KINDS and policy in ("h2o", "window", "keydiff", "tova", "merge")
+    ],
+)
 @pytest.mark.parametrize("budget", [14, 400])
 @pytest.mark.parametrize("speculative", [0, 2])
 def test_the_graph_of_a_step_does_not_grow(policy, column, budget, speculative):
@@ -143,8 +151,14 @@ def test_nothing_hangs_on_the_keys_that_others_evaluate(policy, column):
     assert sizes[1] <= sizes[0] < 120, sizes
 
 
-@pytest.mark.parametrize("column", ["dense", "8 bits", "8 and 4"])
-@pytest.mark.parametrize("policy", ["h2o", "window", "keydiff"])
+@pytest.mark.parametrize(
+    ("policy", "column"),
+    [
+        *product(("h2o", "window", "keydiff"), ("dense", "8 bits", "8 and 4")),
+        ("merge", "dense"),
+        ("merge", "8 bits"),
+    ],
+)
 def test_the_graph_of_a_batch_does_not_grow(policy, column):
     course = Course(column, policy, batch=2, evict_every=4)
     course.prompts([10, 4])
@@ -182,9 +196,10 @@ def test_a_chunk_leaves_no_room_behind(policy):
         k, v = cache.update_and_fetch(mx.array(keys), mx.array(values))
         assert k.shape[2] == v.shape[2] <= 16 + length
         cache.update_scores(mx.zeros((2, 4, length, k.shape[2])))
+        cache.attended()
     cache.flush()
     assert (cache.offset, cache.size()) == (100, 16)
-    per_row = 16 * 4 + 16 * 4 + 4 + 4 * cache.policy.needs_scores  # key, value, position, score
+    per_row = 16 * 4 + 16 * 4 + 4 + 4 * cache.policy.needs_attention  # key, value, position, score
     assert cache.nbytes == 2 * 2 * 16 * per_row
 
 

@@ -38,7 +38,7 @@ def nothing_is_packed(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize(("bits", "v_bits"), WIDTHS)
-@pytest.mark.parametrize("policy", ["h2o", "window", "keydiff"])
+@pytest.mark.parametrize("policy", ["h2o", "window", "keydiff", "merge"])
 def test_any_bits(policy, bits, v_bits):
     course = Course("8 bits", policy, kv_bits=bits, v_bits=v_bits, evict_every=4)
     for length in (20, 1, 1, 1, 9, 1, 3, 1, 1, 1, 1):
@@ -195,6 +195,7 @@ def test_to_quantized_goes_on_with_the_same_rows(policy, tokens):
         rows = [mx.ones((1, 2, length, SIZE))] * 2
         packed.update_and_fetch(*rows)
         packed.update_scores(mx.ones((1, 4, length, packed.positions.shape[2])))
+        packed.attended()
     assert packed.offset == tokens + 14
 
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
+from cache_columns import EVICTING
 from golden.build import DTYPES, Case, trace_case
-from mlx_h2o import policies
 
 
 def policy_cases(seed: int) -> Iterator[Case]:
     """Dense rows, each head by itself or all alike, and packed ones, in groups of every kind;
-    chunks, then single tokens."""
+    chunks, then single tokens.
+
+    Not of policies that merge: Python alone has them.
+    """
     dtypes = itertools.cycle(DTYPES)
-    for policy, dtype in zip(policies.names(), dtypes, strict=False):
+    for policy, dtype in zip(EVICTING, dtypes, strict=False):
         for kind, every in (("", 16), ("-shared", 5), ("-8.4", 1)):
             yield trace_case(
                 f"trace-{seed}-routed-{policy}{kind}",
