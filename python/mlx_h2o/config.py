@@ -196,8 +196,11 @@ class H2OConfig:
 
     @property
     def group(self) -> int:
-        """Rows that leave together: ``evict_every``, as far as no protected row would have to."""
-        return min(self.evict_every or 1, (self.heavy_size or 0) + 1)
+        """Rows that leave together: ``evict_every``, as far as no protected row would have to; of
+        rows that merge one stays that the others go into."""
+        free = (self.heavy_size or 0) + 1
+        merges = policies.known(self.policy).merges
+        return max(1, min(self.evict_every or 1, free - merges))
 
     @property
     def reach(self) -> int:
