@@ -71,6 +71,8 @@ class ReferenceCache:
         excess = self.size + added - budget
         if (added == 1 or added <= self.tail) and excess > 0:
             group = min(self.config.evict_every, self.config.heavy_size + 1)
+            if self.merges:  # one row stays that the others go into
+                group = max(1, min(group, self.config.heavy_size))
             window = max(self.config.recent_size, self.tail) - added
             free = self.size - self.config.sink_size - max(0, window)
             self.evict(max(excess, min(group, free)), self.offset + added)
