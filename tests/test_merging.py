@@ -168,15 +168,16 @@ def test_the_mean_is_weighted_by_count_and_by_how_unlike_the_key_is():
     """Two of three rows that may merge, by hand: keys along axes, means of them."""
     sizes = {"max_kv_size": 4, "sink_size": 1, "recent_size": 1, "evict_every": 1}
     cache = H2OKVCache(H2OConfig(policy="merge", **sizes))
-    keys = np.array([[0, 4], [3, 0], [3.5, 0.5], [0, -4], [0, 4], [0, 4]], np.float32)
-    values = np.arange(6, dtype=np.float32)[:, None] * np.ones((1, 2), np.float32) / 100
-    for row in zip(keys[:5], values[:5], strict=True):
+    keys = np.array([[0, 4], [3, 0], [3, 1.5], [-1, 4], [0, 4]], np.float32)
+    values = np.full((5, 2), 0.01, np.float32) * np.arange(5, dtype=np.float32)[:, None]
+    for row in zip(keys, values, strict=True):
         k, v = cache.update_and_fetch(*(mx.array(part)[None, None, None] for part in row))
         cache.attend(k[:, :, -1:], k, v, scale=1.0)
     assert sorted(np.array(cache.positions)[0, 0].tolist()) == [0, 2, 3, 4]
     directions = keys[:4] / np.linalg.norm(keys[:4], axis=1, keepdims=True)
     mean = directions.mean(axis=0)
     masses = np.exp(-3 * directions @ mean / np.linalg.norm(mean))[1:3]
+    assert masses[0] > 2 * masses[1]
     slot = int(np.argmax(np.array(cache.positions)[0, 0] == 2))
     for found, rows in ((cache.keys, keys), (cache.values, values)):
         expected = (masses / masses.sum()) @ rows[1:3]

@@ -22,6 +22,27 @@ from test_cache_mixed import (
 from test_linked_caches import (
     test_sequences_come_and_go_with_the_rows_that_follow as linked_rows,
 )
+from test_merging import (
+    test_a_batch_merges_each_sequence_as_alone as batch_as_alone,
+)
+from test_merging import (
+    test_a_chain_of_any_length_is_followed as chain,
+)
+from test_merging import (
+    test_duplicates_are_exact as duplicates,
+)
+from test_merging import (
+    test_no_token_is_lost as no_token_lost,
+)
+from test_merging import (
+    test_partners_are_the_cheapest_pairs_in_blocks_or_at_once as partners,
+)
+from test_merging import (
+    test_sinks_and_the_recent_window_are_as_they_came as protected_rows,
+)
+from test_merging import (
+    test_the_mean_is_weighted_by_count_and_by_how_unlike_the_key_is as weighted_mean,
+)
 
 
 def life(column: str = "dense", policy: str = "h2o", **settings) -> None:
@@ -94,6 +115,11 @@ def codes() -> None:
     recoded_rows(8, 4, mx.float32)
 
 
+def each_partner() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        partners(False, patch)
+
+
 FAULTS = [
     Fault(
         "the recent window is off by one",
@@ -122,7 +148,7 @@ FAULTS = [
     Fault(
         "a fast step does not ask for scores",
         "caches.cache:H2OKVCache._check_scored",
-        condition().becomes("False"),
+        condition(of="_unscored").becomes("False"),
         unscored,
     ),
     Fault(
@@ -194,7 +220,7 @@ FAULTS = [
     Fault(
         "sequences that stay are evicted from too",
         "caches.eviction:Eviction.run",
-        assigned("rows").becomes("[self.keep] * len(table.lengths)"),
+        assigned("rows", of="stay").becomes("[self.keep] * len(table.lengths)"),
         batch,
     ),
     Fault(
@@ -232,6 +258,90 @@ FAULTS = [
         "caches.table:Table.close_gaps",
         assigned("self.beside").becomes("self.beside"),
         partial(linked_rows, "window", 3),
+    ),
+    Fault(
+        "attention is not told how many rows one stands for",
+        "caches.scored:ScoredRows.row_bias",
+        returned().becomes("None"),
+        partial(duplicates, [1] * 40, 1, "composed"),
+    ),
+    Fault(
+        "the count of a merged row is not written",
+        "caches.merging:merge",
+        assigned("table.beside[IMPORTANCE]").becomes("table.beside[IMPORTANCE]"),
+        partial(no_token_lost, "dense", 1),
+    ),
+    Fault(
+        "the rows that go are not counted",
+        "caches.merging:merge",
+        assigned("counts", at=2).becomes("gathered(counts, into)"),
+        partial(no_token_lost, "8 bits", 4),
+    ),
+    Fault(
+        "the counts of a row weigh nothing in its mean",
+        "operations.merging:masses",
+        returned().becomes("mx.exp(SHARPNESS * ranks)"),
+        partial(life, policy="merge"),
+    ),
+    Fault(
+        "the masses favour rows that are like the others",
+        "operations.merging:masses",
+        returned().becomes("counts * mx.exp(-SHARPNESS * ranks)"),
+        weighted_mean,
+    ),
+    Fault(
+        "a row merges into one in an earlier slot",
+        "operations.merging:partners",
+        replaced(">", "<"),
+        each_partner,
+    ),
+    Fault(
+        "protected rows merge too",
+        "caches.merging:merge",
+        assigned("free").becomes("places >= 0"),
+        partial(protected_rows, "dense", 0),
+    ),
+    Fault(
+        "a row whose partner goes too is not led on",
+        "operations.merging:targets",
+        argument("range", 0).becomes("0"),
+        partial(chain, 7),
+    ),
+    Fault(
+        "a chain is followed half way",
+        "operations.merging:targets",
+        argument("range", 0).becomes("_ - 1"),
+        partial(chain, 31),
+    ),
+    Fault(
+        "a merged row has the position of the older one",
+        "caches.merging:merge",
+        assigned("newest", at=2).becomes("gathered(places, into)"),
+        partial(life, policy="merge"),
+    ),
+    Fault(
+        "all rows of a chunk merge at once",
+        "caches.eviction:Eviction._stages",
+        condition(of="keep").becomes("True"),
+        partial(life, policy="merge"),
+    ),
+    Fault(
+        "how many rows merge at a time is a question of all sequences",
+        "caches.eviction:Eviction._stages",
+        assigned("protected").becomes("max(self.protected)"),
+        partial(batch_as_alone, "dense", 8, 1),
+    ),
+    Fault(
+        "no row of a group stays that the others go into",
+        "config:H2OConfig.group",
+        assigned("merges").becomes("0"),
+        partial(no_token_lost, "dense", 16),
+    ),
+    Fault(
+        "the rows of other sequences are written over",
+        "caches.merging:_written",
+        condition().becomes("True"),
+        partial(batch, policy="merge"),
     ),
     Fault(
         "a file may be shorter than it says",
