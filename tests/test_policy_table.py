@@ -22,6 +22,7 @@ class Expected:
     weights: bool = False
     unscored_first: bool = False
     heads_differ: bool = True
+    merges: bool = False
 
 
 TABLE = {
@@ -34,6 +35,7 @@ TABLE = {
     "tova": Expected(scores=True, weights=True, unscored_first=True),
     "value-aware": Expected(scores=True, weights=True, unscored_first=True),
     "mix": Expected(scores=True, weights=True, unscored_first=True),
+    "merge": Expected(merges=True),
 }
 
 each = pytest.mark.parametrize("name", TABLE)
@@ -46,13 +48,15 @@ def test_the_table_has_every_policy():
 @each
 def test_what_it_needs(name):
     policy = policies.build(H2OConfig(policy=name))
-    assert (policy.needs_scores, policy.needs_weights) == (TABLE[name].scores, TABLE[name].weights)
+    expected = TABLE[name]
+    assert (policy.needs_scores, policy.needs_weights) == (expected.scores, expected.weights)
+    assert policy.merges == expected.merges
     cache = small(name)
     rng = np.random.default_rng(0)
     for _ in range(2):
         _, keys, values = random_tokens(rng, 3)
-        if TABLE[name].scores and cache.offset:
-            with pytest.raises(RuntimeError, match=f"the policy '{name}' needs them"):
+        if policy.needs_attention and cache.offset:
+            with pytest.raises(RuntimeError, match=f"the policy '{name}' needs (them|it)"):
                 cache.update_and_fetch(mx.array(keys), mx.array(values))
         else:
             cache.update_and_fetch(mx.array(keys), mx.array(values))
