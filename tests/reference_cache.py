@@ -20,8 +20,8 @@ from cache_columns import MERGING, rounded
 class Row:
     """One stored row of one head; ``score`` is C, NaN before the first score.
 
-    Where rows merge: it is ``count`` rows, lies in ``slot``, and is ``fresh`` until somebody has
-    compared what became of it.
+    Where rows merge: it is ``count`` rows, lies in ``slot``, and was made ``fresh`` times since
+    somebody has compared what became of it.
     """
 
     position: int
@@ -30,7 +30,7 @@ class Row:
     score: float = np.nan
     slot: int = 0
     count: int = 1
-    fresh: bool = False
+    fresh: int = 0
 
 
 @dataclass
@@ -53,6 +53,7 @@ class ReferenceCache:
         self.surplus = False
         self.merges = config.policy in MERGING
         self.close = False  # rows merged by a choice that float32 may make otherwise
+        self.torn = False  # a row was packed that float32 may pack otherwise
 
     @property
     def tail(self) -> int:
@@ -122,10 +123,12 @@ class ReferenceCache:
         """``count`` of the ``ranked`` rows of each head become part of others."""
         protected = max(0, self.offset - recent_start)
         parts = reference_merging.stages(self.config, self.size, protected, count)
+        self.torn = False
         tails = [rows[len(some) :] for rows, some in zip(self.heads, ranked, strict=True)]
         for some in ranked:
             some.sort(key=lambda row: row.slot)
         for part in parts:
+            self.close |= self.torn  # a row that the next stage reads may be packed otherwise
             self.close |= reference_merging.merge(
                 self.config, ranked, part, recent_start, self.store
             )
@@ -139,7 +142,14 @@ class ReferenceCache:
         """A row that was made, as the cache keeps it."""
         bits = self.config.kv_bits, self.config.v_bits or self.config.kv_bits
         made = (row.astype(np.float32)[None] for row in (key, value))
-        return [rounded(row, width)[0] for row, width in zip(made, bits, strict=True)]
+        found = []
+        for row, width in zip(made, bits, strict=True):
+            packed = rounded(row, width)
+            off = 3e-7 * np.abs(row).max() * (-1.0) ** np.arange(row.size)
+            near = [rounded((row + sign * off).astype(np.float32), width) for sign in (1, -1)]
+            self.torn |= any(np.abs(one - packed).max() > 1e-5 for one in near)
+            found.append(packed[0])
+        return found
 
     def trim(self, count: int) -> None:
         """The last tokens go, and what their queries saw, as far as it was not taken in."""

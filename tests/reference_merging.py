@@ -124,7 +124,7 @@ def _join(rows: list[Any], going: list[int], partner: dict[int, int], store) -> 
         )
         row.count = sum(rows[i].count for i in group)
         row.position = max(rows[i].position for i in group)
-        row.fresh = True
+        row.fresh = 1 + max(rows[i].fresh for i in group)
 
 
 def _close_gaps(rows: list[Any], going: list[int]) -> None:
