@@ -33,7 +33,7 @@ HEADS, KV_HEADS, WIDTH = 16, 8, 128
 SCALE = WIDTH**-0.5
 GROUP = 64
 THRESHOLD = 1e-6
-PARTS = ("dense", "packed", "sparse", "groups")
+PARTS = ("dense", "packed", "sparse", "groups", "bias")
 DTYPES = {"float16": mx.float16, "bfloat16": mx.bfloat16, "float32": mx.float32}
 
 Layer = tuple[Any, Any]  # keys and values: an array each, or packed words, scales and biases
@@ -67,18 +67,22 @@ def arrays(side: Any) -> list[mx.array]:
     return list(side) if isinstance(side, tuple) else [side]
 
 
-def dense(scores: bool = False) -> Run:
+def dense(scores: bool = False, bias: mx.array | None = None) -> Run:
     """With and without scores by the same calls, so that a ratio compares the kernels."""
 
     def run(queries: mx.array, layer: Layer) -> Any:
-        request = attention_request(queries, *layer, scale=SCALE, return_scores=scores)
+        request = attention_request(
+            queries, *layer, scale=SCALE, row_bias=bias, return_scores=scores
+        )
         out, found, *_ = native.attention(request)
         return (out, found) if scores else out
 
     return run
 
 
-def packed(bits: int, scores: bool = False, threshold: float = 0.0) -> Run:
+def packed(
+    bits: int, scores: bool = False, threshold: float = 0.0, bias: mx.array | None = None
+) -> Run:
     def run(queries: mx.array, layer: Layer) -> Any:
         request = attention_request(
             queries,
@@ -87,6 +91,7 @@ def packed(bits: int, scores: bool = False, threshold: float = 0.0) -> Run:
             packed=True,
             bits=bits,
             group_size=GROUP,
+            row_bias=bias,
             sparse_v_threshold=threshold,
             return_scores=scores,
         )
@@ -301,6 +306,27 @@ def sparse_case(rows: int, threads: list[int], repeats: int) -> Any:
     return {**case.result(compare), "share_skipped": round(skipped.mean().item(), 4)}
 
 
+def bias_case(rows: int, threads: list[int], repeats: int) -> Any:
+    """What a bias of rows costs: its array, and an addition for each logit."""
+    case = Case("bias of rows, float16 and 8 bits", rows, True)
+    queries = mx.random.normal((1, HEADS, 1, WIDTH)).astype(mx.float16)
+    bias = mx.log(mx.random.randint(1, 9, (1, KV_HEADS, rows)).astype(mx.float32))
+    mx.eval(queries, bias)
+    forms = {
+        "float16": (lambda: dense_layer(rows, mx.float16), dense(), dense(bias=bias)),
+        "8 bits": (lambda: packed_layer(rows, 8), packed(8), packed(8, bias=bias)),
+    }
+    compare = []
+    for form, (make, without, biased) in forms.items():
+        layers = make_layers(make, True)
+        for n in threads:
+            off, on = Arm(f"{form}, {n}", without, n), Arm(f"{form} with bias, {n}", biased, n)
+            case.add(queries, layers, off, on)
+            compare.append((f"bias on / off, {form}, {n}", on.name, off.name))
+    case.measure(repeats)
+    return case.result(compare)
+
+
 def group_case(name: str, rows: int, threads: list[int], repeats: int) -> Any:
     dtype = DTYPES[name]
     case = Case(f"query heads per KV head, {name}", rows, True)
@@ -330,6 +356,9 @@ def cases(quick: bool, parts: list[str], *settings: Any) -> Iterator[Any]:
             yield packed_case(1024, False, *settings)
     if "sparse" in parts:
         yield sparse_case(32768, *settings)
+    if "bias" in parts:
+        for rows in (256, 4096) if quick else (256, 1024, 4096):
+            yield bias_case(rows, *settings)
     if "groups" in parts:
         for name in ("float16",) if quick else DTYPES:
             yield group_case(name, 16384, *settings)

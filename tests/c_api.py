@@ -189,6 +189,7 @@ class Library:
         scale: float,
         mask: Handle | str | None = None,
         sinks: Handle | None = None,
+        row_bias: Handle | None = None,
         return_lse: bool = True,
     ) -> dict[str, Handle]:
         """Attention with scores; the mask is None, "causal" or an array."""
@@ -207,6 +208,7 @@ class Library:
                 mode.encode(),
                 mask.value if isinstance(mask, Handle) else self.nothing,
                 self.nothing if sinks is None else sinks.value,
+                self.nothing if row_bias is None else row_bias.value,
                 self.stream.value,
             )
         )
@@ -262,6 +264,7 @@ class Library:
             scale=case["scale"],
             mask=inputs["mask"] if case["mask"] == "array" else case["mask"] or None,
             sinks=inputs.get("sinks"),
+            row_bias=inputs.get("row_bias"),
             return_lse=case["return_lse"],
         )
         return {name: self.numpy(a).astype(np.float32) for name, a in results.items()}

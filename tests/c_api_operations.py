@@ -70,6 +70,7 @@ def quantized_attention(
     v_bits: int | None = None,
     mask: Handle | str | None = None,
     sinks: Handle | None = None,
+    row_bias: Handle | None = None,
     sparse_v_threshold: float = 0.0,
     return_lse: bool = True,
     return_skipped: bool = False,
@@ -81,7 +82,7 @@ def quantized_attention(
         library.c.mlx_h2o_scaled_dot_product_attention_quantized_with_scores(
             *_pointers(library, names, places), queries.value, *rows, scale, bits, group_size,
             optional(library, v_bits), *_mask(library, mask), _value(library, sinks),
-            sparse_v_threshold, library.stream.value,
+            _value(library, row_bias), sparse_v_threshold, library.stream.value,
         )
     )  # fmt: skip
     return places
@@ -140,6 +141,7 @@ def attention_and_accumulate(
     decay: float,
     mask: Handle | str | None = None,
     sinks: Handle | None = None,
+    row_bias: Handle | None = None,
     bits: int = 8,
     group_size: int = 64,
     v_bits: int | None = None,
@@ -153,7 +155,8 @@ def attention_and_accumulate(
         library.c.mlx_h2o_attention_and_accumulate(
             *_pointers(library, names, places), queries.value, *(each.value for each in rows),
             importance.value, scale, decay, *_mask(library, mask), _value(library, sinks),
-            bits, group_size, optional(library, v_bits), sparse_v_threshold, library.stream.value,
+            _value(library, row_bias), bits, group_size, optional(library, v_bits),
+            sparse_v_threshold, library.stream.value,
         )
     )  # fmt: skip
     return places
@@ -277,11 +280,12 @@ class _Case:
 
     def attention(self) -> dict[str, Any]:
         mask = self.fields["mask"]
-        return {
+        given = {
             "scale": self.fields["scale"],
             "mask": self.handles["mask"] if mask == "array" else mask or None,
             "sinks": self.handles.get("sinks"),
         }
+        return given | {name: self.handles[name] for name in ("row_bias",) if name in self.handles}
 
     def packing(self) -> dict[str, Any]:
         names = ("bits", "v_bits")

@@ -21,6 +21,9 @@ MASK_THRESHOLD = {
     "bfloat16": -(2.0 - 2.0**-7) * 2.0**127 / 2,
 }
 
+# At or below it a row bias masks its row.
+LOWEST = float(np.finfo(np.float32).min)
+
 # Older queries of a chunk weigh 0.95 ** 128 = 0.14 % and are left out of the average.
 EMA_QUERIES = 128
 
@@ -53,8 +56,20 @@ def float64(array: mx.array | np.ndarray) -> np.ndarray:
     return np.asarray(array, dtype=np.float64)
 
 
-def masked_pairs(mask, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """(masked, bias) of a mask argument, both broadcast to ``shape`` = [B, Hq, Lq, N]."""
+def masked_pairs(mask, shape: tuple[int, ...], row_bias=None) -> tuple[np.ndarray, np.ndarray]:
+    """(masked, bias) of a mask and a bias of rows, both broadcast to ``shape`` = [B, Hq, Lq, N].
+
+    What either of the two masks is masked, NaN or not.
+    """
+    masked, bias = _of_mask(mask, shape)
+    if row_bias is None:
+        return masked, bias
+    own = float64(row_bias)[:, :, None]
+    own = np.repeat(own, shape[1] // own.shape[1], axis=1)
+    return masked | (own <= LOWEST), bias + own
+
+
+def _of_mask(mask, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     length, rows = shape[2:]
     masked, bias = np.zeros(shape, bool), np.zeros(shape)
     if mask is None:
@@ -83,13 +98,13 @@ def dequantized(words, scales, biases, *, bits: int, group_size: int) -> np.ndar
 
 
 def attention(
-    queries, keys, values, *, scale, mask=None, sinks=None, sparse_v_threshold=0.0
+    queries, keys, values, *, scale, mask=None, sinks=None, row_bias=None, sparse_v_threshold=0.0
 ) -> Attention:
     """Attention with its scores; arguments as in ``mlx_h2o.fast``, MLX or NumPy arrays."""
     q, k, v = float64(queries), float64(keys), float64(values)
     batch, heads, length, _ = q.shape
     kv_heads, rows = k.shape[1:3]
-    masked, bias = masked_pairs(mask, (batch, heads, length, rows))
+    masked, bias = masked_pairs(mask, (batch, heads, length, rows), row_bias)
     out = np.zeros((batch, heads, length, v.shape[3]))
     scores = np.full((batch, heads, length, rows), -np.inf)
     lse = np.full((batch, heads, length), -np.inf)
@@ -239,7 +254,9 @@ def error_ratio(error: float, allowed: float) -> float:
     return error / allowed if allowed > 0 else math.inf
 
 
-def naive_attention(queries, keys, values, *, scale, mask=None, sinks=None) -> Attention:
+def naive_attention(
+    queries, keys, values, *, scale, mask=None, sinks=None, row_bias=None
+) -> Attention:
     """The same computation by stock MLX operations in the dtype of the queries.
 
     Its error against float64 is the yardstick of the tolerances. Float arrays of MLX only.
@@ -248,7 +265,7 @@ def naive_attention(queries, keys, values, *, scale, mask=None, sinks=None) -> A
     group = queries.shape[1] // keys.shape[1]
     keys, values = (mx.repeat(a, group, axis=1) for a in (keys, values))
     scores = (queries * scale) @ keys.swapaxes(-1, -2)
-    masked, bias = masked_pairs(mask, scores.shape)
+    masked, bias = masked_pairs(mask, scores.shape, row_bias)
     scores = scores + mx.array(np.where(masked, 0, bias).astype(np.float32)).astype(dtype)
     scores = mx.where(mx.array(masked), mx.array(-math.inf, dtype), scores)
     columns = scores
@@ -271,14 +288,22 @@ def tolerance(naive_error: float, magnitude: float, dtype: str) -> float:
 
 
 def tolerances(
-    queries, keys, values, *, scale, mask=None, sinks=None, expected: Attention | None = None
+    queries,
+    keys,
+    values,
+    *,
+    scale,
+    mask=None,
+    sinks=None,
+    row_bias=None,
+    expected: Attention | None = None,
 ) -> Tolerances:
     """The tolerances of one attention call, given MLX arrays.
 
     The magnitude of ``out`` is max |V|; of the scores, which are float32 sums over D whatever
     the inputs are, it is the largest sum of absolute products; lse inherits the scores' error.
     """
-    arguments = {"scale": scale, "mask": mask, "sinks": sinks}
+    arguments = {"scale": scale, "mask": mask, "sinks": sinks, "row_bias": row_bias}
     if expected is None:
         expected = attention(queries, keys, values, **arguments)
     naive = naive_attention(queries, keys, values, **arguments)
@@ -289,7 +314,7 @@ def tolerances(
     products = np.abs(float64(queries)) @ np.repeat(np.abs(float64(keys)), group, axis=1).swapaxes(
         -1, -2
     )
-    masked, bias = masked_pairs(mask, products.shape)
+    masked, bias = masked_pairs(mask, products.shape, row_bias)
     products = abs(scale) * products + np.abs(np.where(masked | ~np.isfinite(bias), 0, bias))
     seen = products[~masked]
     for_scores = tolerance(

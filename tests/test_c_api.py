@@ -88,7 +88,7 @@ def test_results_replace_what_their_handles_held(library: Library) -> None:
     arrays = [library.array(a) for a in inputs()]
     first = library.attention(*arrays, scale=1.0)
     place = first["out"].pointer
-    arguments = (*(a.value for a in arrays), 0.5, b"", library.nothing, library.nothing)
+    arguments = (*(a.value for a in arrays), 0.5, b"", *[library.nothing] * 3)
     library.check(
         library.c.mlx_h2o_scaled_dot_product_attention_with_scores(
             place, first["scores"].pointer, library.ffi.NULL, *arguments, library.stream.value
@@ -188,7 +188,7 @@ def test_threads_with_their_own_streams(library: Library) -> None:
             out, scores = Handle(library, "mlx_array"), Handle(library, "mlx_array")
             status = c.mlx_h2o_scaled_dot_product_attention_with_scores(
                 *(out.pointer, scores.pointer, library.ffi.NULL, *(h.value for h in handles), 1.0),
-                *(b"", library.nothing, library.nothing, stream.value),
+                *(b"", *[library.nothing] * 3, stream.value),
             )
             assert status == 0 and c.mlx_array_eval(scores.value) == 0
             pointer = c.mlx_array_data_float32(scores.value)

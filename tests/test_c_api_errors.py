@@ -62,6 +62,10 @@ WRONG_ATTENTION: dict[str, dict[str, Any]] = {
     "sinks of other heads": {"sinks": ((3,), FLOAT)},
     "two-dimensional sinks": {"sinks": ((1, 4), FLOAT)},
     "scalar sinks": {"sinks": ((), FLOAT)},
+    "half row bias": {"row_bias": ((1, 2, 5), "float16")},
+    "row bias of query heads": {"row_bias": ((1, 4, 5), FLOAT)},
+    "row bias of more rows": {"row_bias": ((1, 2, 6), FLOAT)},
+    "flat row bias": {"row_bias": ((2, 5), FLOAT)},
 }
 
 
@@ -80,7 +84,7 @@ def test_attention_refuses_with_the_words_of_the_python_package(
     library: Library, wrong: dict[str, Any]
 ) -> None:
     call = {"q": (Q, FLOAT), "k": (K, FLOAT), "v": (V, FLOAT), "scale": 0.5, **wrong}
-    names = [name for name in ("q", "k", "v", "mask", "sinks") if name in call]
+    names = [name for name in ("q", "k", "v", "mask", "sinks", "row_bias") if name in call]
     arrays = {name: python_array(*call[name]) for name in names}
     expected = message_of_python(
         fast.scaled_dot_product_attention_with_scores, **arrays, scale=call["scale"]
@@ -158,7 +162,8 @@ def test_mask_mode_and_mask_go_together(library: Library) -> None:
         out, scores = Handle(library, "mlx_array"), Handle(library, "mlx_array")
         status = library.c.mlx_h2o_scaled_dot_product_attention_with_scores(
             *(out.pointer, scores.pointer, library.ffi.NULL, *(a.value for a in arrays), 1.0),
-            *(mode.encode(), given.value if given else library.nothing, library.nothing),
+            *(mode.encode(), given.value if given else library.nothing),
+            *(library.nothing, library.nothing),
             library.stream.value,
         )
         with pytest.raises(CError) as caught:
@@ -176,7 +181,7 @@ def test_null_places_and_empty_handles(library: Library) -> None:
 
     def attend(out=out.pointer, scores=scores.pointer, q=q.value, k=k.value, s=None):
         return c.mlx_h2o_scaled_dot_product_attention_with_scores(
-            *(out, scores, null, q, k, v.value, 1.0, b"", nothing, nothing),
+            *(out, scores, null, q, k, v.value, 1.0, b"", nothing, nothing, nothing),
             library.stream.value if s is None else s,
         )
 
@@ -209,7 +214,7 @@ def test_a_failed_call_leaves_results_untouched(library: Library) -> None:
     before = {name: library.numpy(handle) for name, handle in results.items()}
     status = library.c.mlx_h2o_scaled_dot_product_attention_with_scores(
         *(results[name].pointer for name in ("out", "scores", "lse")),
-        *(*(a.value for a in arrays), math.nan, b"", library.nothing, library.nothing),
+        *(*(a.value for a in arrays), math.nan, b"", *[library.nothing] * 3),
         library.stream.value,
     )
     with pytest.raises(CError):

@@ -124,10 +124,10 @@ def handle(library: Library, argument: Any) -> Any:
 def test_dense_launches_are_those_of_the_python_package(metal: Library) -> None:
     assert metal.backend_status("metal") == (True, "")
     sizes = itertools.cycle(((32, 32), (128, 128), (192, 128), (512, 512), (576, 512)))
-    flags = ((False, False), (True, False), (True, True))
+    flags = ((False, False, False), (True, False, True), (True, True, False))
     before, cases = metal.c.fake_metal_kernels_made(), 0
     names = set()
-    for rows, mask_of, dtype, (with_sinks, return_lse) in itertools.product(
+    for rows, mask_of, dtype, (with_sinks, return_lse, with_bias) in itertools.product(
         ROWS, MASKS.values(), DTYPES, flags
     ):
         d, dv = next(sizes)
@@ -135,11 +135,13 @@ def test_dense_launches_are_those_of_the_python_package(metal: Library) -> None:
         shapes = ((2, 4, 3, d), (2, 2, rows, d), (2, 2, rows, dv))
         arrays = [mx.zeros(shape, dtype) for shape in shapes]
         mask, sinks = mask_of(rows), mx.zeros((4,), mx.float16) if with_sinks else None
+        given = {"mask": mask, "sinks": sinks}
+        given["row_bias"] = mx.zeros((2, 2, rows)) if with_bias else None
         more = {"scale": 0.25, "return_lse": return_lse}
-        request = validate.attention_request(*arrays, mask=mask, sinks=sinks, **more)
+        request = validate.attention_request(*arrays, **given, **more)
         results = metal.attention(
             *(metal.array(array) for array in arrays),
-            mask=handle(metal, mask), sinks=handle(metal, sinks), **more,
+            **{name: handle(metal, array) for name, array in given.items()}, **more,
         )  # fmt: skip
         expected = planned(launch.plan(request))
         names |= set(expected["name"])
@@ -147,8 +149,8 @@ def test_dense_launches_are_those_of_the_python_package(metal: Library) -> None:
         assert metal.numpy(results["scores"]).shape == (2, 4, 3, rows)
         assert metal.numpy(results["out"]).shape[-1] == dv
     assert cases == 144 and metal.c.fake_metal_kernels_made() - before == len(names)
-    # Sinks and masks in one pass and in the first of two; lse where it is written.
-    assert len(names) == 9 + 6 + 2
+    # Sinks, biases and masks in one pass and in the first of two; lse where it is written.
+    assert len(names) == 9 + 9 + 2
 
 
 PACKED = [(*bits, group) for bits in ((8, None), (4, 8), (6, 3)) for group in (32, 64)]
@@ -169,14 +171,17 @@ def test_packed_launches_are_those_of_the_python_package(metal: Library, rows: i
         keys = packed(rows, 128, bits, group, scales)
         values = packed(rows, 64, v_bits or bits, group, scales)
         sinks = mx.zeros((4,)) if index % 4 else None
+        bias = mx.zeros((2, 2, rows)) if index % 3 else None
         more = {"bits": bits, "v_bits": v_bits, "group_size": group, "scale": 0.25}
         more |= {"sparse_v_threshold": sparse, "return_skipped": index % 4 < 2}
         request = validate.attention_request(
-            q, keys, values, packed=True, mask=mask, sinks=sinks, return_lse=bool(index % 2), **more
-        )
+            q, keys, values, packed=True, mask=mask, sinks=sinks, row_bias=bias,
+            return_lse=bool(index % 2), **more,
+        )  # fmt: skip
         c_api_operations.quantized_attention(
             metal, *handle(metal, (q, keys, values)), mask=handle(metal, mask),
-            sinks=handle(metal, sinks), return_lse=bool(index % 2), **more,
+            sinks=handle(metal, sinks), row_bias=handle(metal, bias), return_lse=bool(index % 2),
+            **more,
         )  # fmt: skip
         assert recorded(metal) == planned(launch.plan(request))
 

@@ -63,6 +63,7 @@ WRONG_QUANTIZED: dict[str, dict[str, Any]] = {
     "threshold that is not a number": {"sparse_v_threshold": math.nan},
     "mask of another length": {"mask": zeros(2, 6)},
     "sinks of other heads": {"sinks": zeros(3)},
+    "row bias of query heads": {"row_bias": zeros(1, 4, 5)},
 }
 
 
@@ -149,6 +150,10 @@ WRONG_ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "replacement bits": ("replace_worst", {"bits": 7}),
     "importance of others": ("attention_and_accumulate", {"importance": zeros(1, 3, 5)}),
+    "row bias of other rows": ("attention_and_accumulate", {"row_bias": zeros(1, 2, 4)}),
+    "integer row bias": (
+        "attention_and_accumulate", {"row_bias": zeros(1, 2, 5, dtype=mx.int32)},
+    ),
     "a threshold of dense rows": ("attention_and_accumulate", {"sparse_v_threshold": 0.5}),
     "two new rows": ("replace_worst", {"new_keys": zeros(1, 2, 2, 64)}),
     "a row of another dtype": ("replace_worst", {"new_keys": zeros(1, 2, 1, 64, dtype=mx.float16)}),
@@ -204,7 +209,7 @@ def split(given: dict[str, Any], keywords: set[str]) -> tuple[tuple[Any, ...], d
 
 
 KEYWORDS = {"decay", "position", "sink_size", "ranks", "bits", "v_bits", "group_size", "scale",
-            "kind", "counted", "mask", "sparse_v_threshold"}  # fmt: skip
+            "kind", "counted", "mask", "sparse_v_threshold", "row_bias"}  # fmt: skip
 
 
 @pytest.mark.parametrize(("op", "wrong"), WRONG_ROWS.values(), ids=WRONG_ROWS)

@@ -47,6 +47,9 @@ def _cases() -> Iterator[Case]:
             yield Case(dtype=dtype, mask=mask, sinks=dtype, queries=3, batch=2, heads=(4, 2))
     yield Case(mask="bool", rows=5)  # a mask of few elements comes in another address space
     yield Case(mask="add-f32", rows=7, lse=False)
+    for index, mask in enumerate(("", "causal", "bool", "add-f16")):
+        dtype = [*DTYPES][index % 3]
+        yield Case(dtype=dtype, mask=mask, bias=True, queries=2, heads=(4, 2), batch=2, slack=index)
     yield Case(sinks="f32", heads=(8, 2))
     yield Case(sinks="f16", scores=False)
     yield Case(scores=False, lse=False)
@@ -70,6 +73,7 @@ def _two_pass_cases() -> Iterator[Case]:
     for sizes in ((96, 96), (192, 128), (576, 512)):
         yield Case(dtype="f16", sizes=sizes, blocks=2, rows=70, slack=2)
     yield Case(blocks=2, scores=False, rows=70)
+    yield Case(blocks=3, bias=True, sinks="f32", mask="causal", queries=2, heads=(4, 2), rows=70)
     yield Case(blocks=2, lse=False, rows=70)
     yield Case(dtype="f16", sizes=(128, 128), rows=2049, heads=(2, 1), slack=1)  # four by rule
 
@@ -125,6 +129,10 @@ def test_any_strides() -> None:
         """The layout of a projection that was reshaped: [B, L, H, D] in memory."""
         return mx.contiguous(array.swapaxes(1, 2)).swapaxes(1, 2)
 
+    def heads_first(array: mx.array) -> mx.array:
+        """The layout [Hkv, B, N] in memory."""
+        return mx.contiguous(array.swapaxes(0, 1)).swapaxes(0, 1)
+
     for view in (columns, interleaved, backwards, heads_inside):
         arrays = {name: view(getattr(request, name)) for name in ("queries", "keys", "values")}
         check(replace(request, **arrays))
@@ -132,6 +140,12 @@ def test_any_strides() -> None:
     check(replace(request, keys=mx.broadcast_to(one_row, request.keys.shape)))
     sinks = mx.arange(8).astype(mx.float32)[::2]
     check(replace(request, sinks=sinks))
+    bias = Case(heads=(4, 2), batch=2, rows=40, bias=True).request().row_bias
+    for view in (columns, interleaved, heads_first):
+        check(replace(request, row_bias=view(bias)))
+    check(replace(request, row_bias=mx.broadcast_to(bias[:1, :1], bias.shape)))
+    # Room for more rows than there are keys.
+    check(replace(request, row_bias=mx.concatenate([bias, mx.full((2, 2, 9), math.nan)], axis=2)))
 
 
 def test_a_broadcast_mask_is_not_copied_out() -> None:
@@ -208,6 +222,24 @@ def test_nan_in_the_mask_stays_in_its_query(defines: tuple[str, ...], blocks: in
     assert np.array_equal(np.isnan(np.array(out)).all(-1), hit)
     assert np.array_equal(np.isnan(np.array(scores)), np.isnan(mask))
     assert np.array_equal(np.array(out)[~hit], np.array(clean[0])[~hit])
+
+
+@pytest.mark.parametrize("defines", [(), ("H2O_LOOSE_NAN",)], ids=["strict", "loose"])
+@pytest.mark.parametrize("blocks", [None, 2], ids=["one pass", "two passes"])
+def test_nan_in_a_row_bias_stays_in_queries_that_meet_it(
+    defines: tuple[str, ...], blocks: int | None
+) -> None:
+    request = Case(mask="bool", bias=True, queries=4, heads=(4, 2), batch=2).request()
+    bias = np.array(request.row_bias)
+    bias[:, :, 5] = math.nan
+    request = replace(request, row_bias=mx.array(bias))
+    out, scores, lse, *_ = EmulatorBackend(Run(defines=defines), blocks=blocks).attention(request)
+    hit = np.array(request.mask)[..., 5]
+    assert 0 < hit.sum() < hit.size
+    assert np.array_equal(np.isnan(np.array(lse)), hit)
+    assert np.array_equal(np.isnan(np.array(out)).all(-1), hit)
+    assert np.array_equal(np.isnan(np.array(scores)).sum(-1), hit)
+    check(request, Run(defines=defines))
 
 
 @pytest.mark.parametrize("blocks", [None, 2], ids=["one pass", "two passes"])

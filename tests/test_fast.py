@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import reference
-from golden.build import Case
+from golden.build import Case, row_bias
 from golden.make import read
 from mlx_h2o import backends, fast, use_backend
 from mlx_h2o.operations import validate
@@ -91,6 +91,25 @@ def test_views_with_any_strides(backend: str | None) -> None:
     allowed = reference.tolerances(q, k, v, **given_, expected=expected)
     for a, b, c in zip(found, expected, allowed, strict=True):
         assert reference.worst_error(a, b) <= c
+
+
+@pytest.mark.parametrize("backend", AVAILABLE, ids=str)
+def test_a_row_of_bias_log_n_counts_as_n_rows(backend: str | None) -> None:
+    q, k, v = (mx.random.normal((2, n, r, 32)) for n, r in ((4, 3), (2, 5), (2, 5)))
+    counts = [1, 3, 0, 2, 1]
+    bias = mx.broadcast_to(mx.log(mx.array(counts, mx.float32)), (2, 2, 5))
+    slots = mx.array([slot for slot, count in enumerate(counts) for _ in range(count)])
+    with use_backend(backend):
+        out, scores, lse = fast.scaled_dot_product_attention_with_scores(
+            q, k, v, scale=0.3, row_bias=bias, return_lse=True
+        )
+        expected, several, total = fast.scaled_dot_product_attention_with_scores(
+            q, k[:, :, slots], v[:, :, slots], scale=0.3, return_lse=True
+        )
+    assert reference.worst_error(out, expected) < 1e-5
+    assert reference.worst_error(lse, total) < 1e-5
+    assert np.isinf(np.array(scores[..., 2])).all()
+    assert reference.worst_error(scores[..., 1] - np.log(3), several[..., 1]) < 1e-5
 
 
 @pytest.mark.parametrize("backend", AVAILABLE, ids=str)
@@ -204,9 +223,10 @@ def test_selection_property(
     dtype=st.sampled_from(DTYPES),
     kind=st.sampled_from(["none", "causal", "bool", "additive"]),
     sinks=st.booleans(),
+    bias=st.booleans(),
     seed=st.integers(0, 2**31),
 )
-def test_attention_property(backend, heads, sizes, counts, dtype, kind, sinks, seed) -> None:
+def test_attention_property(backend, heads, sizes, counts, dtype, kind, sinks, bias, seed) -> None:
     rng = np.random.default_rng(seed)
     kv_heads, group = heads
     queries, rows = counts
@@ -233,6 +253,7 @@ def test_attention_property(backend, heads, sizes, counts, dtype, kind, sinks, s
         "scale": sizes[0] ** -0.5,
         "mask": masks[kind],
         "sinks": normal(hq) if sinks else None,
+        "row_bias": row_bias(rng, (1, kv_heads, rows), nan=seed % 2 == 1) if bias else None,
     }
     request = validate.attention_request(q, k, v, **given_)
     with use_backend(backend):

@@ -232,6 +232,22 @@ def test_operations_without_checks_give_what_those_of_fast_give(name: str) -> No
                 fast.attention_and_accumulate(*given, scale=0.1, decay=0.9, mask="causal", **more),
                 strict=True,
             )
+        # Of the bias, which may have room for more rows, they read that of the keys.
+        bias = mx.random.normal((2, 2, 50))
+        for rows, more in (((k, v), {}), (packed, settings)):
+            given = (q, *rows, importance)
+            pairs += zip(
+                ops.attention_and_accumulate(*given, scale=0.1, decay=0.9, row_bias=bias, **more),
+                fast.attention_and_accumulate(
+                    *given, scale=0.1, decay=0.9, row_bias=bias[:, :, :40], **more
+                ),
+                strict=True,
+            )
+        mine = ops.attention(q, k, v, scale=0.1, row_bias=bias, return_scores=True)
+        theirs = fast.scaled_dot_product_attention_with_scores(
+            q, k, v, scale=0.1, row_bias=bias[:, :, :40]
+        )
+        pairs += zip(mine[:2], theirs, strict=True)
         zones = {"sink_size": 2, "recent_start": starts}
         pairs += [
             (

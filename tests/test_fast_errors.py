@@ -113,6 +113,35 @@ def test_sinks() -> None:
         attend(sinks=[0.0] * 4)
 
 
+def test_row_bias() -> None:
+    for shape in ((1, 4, 5), (2, 2, 5), (1, 2, 6), (1, 2, 4), (2, 5), (1, 2, 1, 5), ()):
+        with pytest.raises(ValueError) as caught:
+            attend(row_bias=mx.zeros(shape))
+        assert str(caught.value) == (
+            f"[{OP}] row_bias is float32 {shape}, expected float32 [B, Hkv, N] = (1, 2, 5)."
+        )
+    with pytest.raises(ValueError, match=r"row_bias is float16 \(1, 2, 5\), expected float32"):
+        attend(row_bias=mx.zeros((1, 2, 5), mx.float16))
+    with pytest.raises(TypeError, match="row_bias must be an mlx.core.array, found ndarray"):
+        attend(row_bias=np.zeros((1, 2, 5), np.float32))
+
+
+def test_row_bias_of_other_operations() -> None:
+    q, rows, wrong = mx.zeros((1, 4, 1, 64)), mx.zeros((1, 2, 5, 64)), mx.zeros((1, 4, 5))
+    packed = mx.quantize(rows, bits=8)
+    calls = {
+        "scaled_dot_product_attention_quantized_with_scores": (q, *packed, *packed),
+        "attention_and_accumulate": (q, rows, rows, mx.zeros((1, 2, 5))),
+    }
+    for op, given in calls.items():
+        more = {"decay": 0.9} if op == "attention_and_accumulate" else {}
+        with pytest.raises(ValueError) as caught:
+            getattr(fast, op)(*given, scale=1.0, row_bias=wrong, **more)
+        assert str(caught.value) == (
+            f"[{op}] row_bias is float32 (1, 4, 5), expected float32 [B, Hkv, N] = (1, 2, 5)."
+        )
+
+
 @pytest.mark.parametrize("scale", [math.nan, math.inf, -math.inf, 1e39, 10**400, np.float32("nan")])
 def test_scale_that_is_not_finite(scale: float) -> None:
     with pytest.raises(ValueError, match=rf"^\[{OP}\] scale is -?(nan|inf|1e\+39), expected a fin"):

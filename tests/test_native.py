@@ -46,15 +46,14 @@ def inputs(batch=1, heads=2, kv_heads=1, queries=1, rows=33, width=16, value_wid
     )
 
 
-def check(q, k, v, *, mask=None, sinks=None, scale=None):
+def check(q, k, v, *, mask=None, sinks=None, row_bias=None, scale=None):
     """Run and compare all three outputs; returns them as NumPy arrays."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    found = fast.scaled_dot_product_attention_with_scores(
-        q, k, v, scale=scale, mask=mask, sinks=sinks, return_lse=True
-    )
+    options = {"scale": scale, "mask": mask, "sinks": sinks, "row_bias": row_bias}
+    found = fast.scaled_dot_product_attention_with_scores(q, k, v, **options, return_lse=True)
     assert [a.dtype for a in found] == [q.dtype, mx.float32, mx.float32]
-    expected = reference.attention(q, k, v, scale=scale, mask=mask, sinks=sinks)
-    allowed = reference.tolerances(q, k, v, scale=scale, mask=mask, sinks=sinks, expected=expected)
+    expected = reference.attention(q, k, v, **options)
+    allowed = reference.tolerances(q, k, v, **options, expected=expected)
     for name, one, other, limit in zip(expected._fields, found, expected, allowed, strict=True):
         error = reference.worst_error(one, other)
         assert error <= limit, f"{name}: error {error}, allowed {limit}"
@@ -116,6 +115,19 @@ def test_half_of_the_lowest_value_masks_and_the_next_greater_does_not(dtype):
 def test_a_mask_made_by_a_slice_is_read_through_its_strides():
     mask = (random((6, 90), seed=4) > 0)[::2, 1::2]
     check(*inputs(queries=3, rows=45), mask=mask)
+
+
+@pytest.mark.parametrize("view", ["slice", "every second", "one for all heads", "transposed"])
+def test_a_row_bias_is_read_through_its_strides(view):
+    wide = random((2, 2, 96), seed=3)
+    wide = mx.where(wide > 1, -math.inf, wide)
+    bias = {
+        "slice": wide[:, :, 7:52],
+        "every second": wide[:, :, 1:91:2],
+        "one for all heads": mx.broadcast_to(wide[:1, :1, :45], (2, 2, 45)),
+        "transposed": random((45, 2, 2), seed=4).T,
+    }[view]
+    check(*inputs(batch=2, heads=4, kv_heads=2, queries=3, rows=45), mask="causal", row_bias=bias)
 
 
 @pytest.mark.parametrize("sinks", [None, [0.5, -math.inf]], ids=["no sinks", "sinks"])

@@ -133,6 +133,18 @@ def test_its_own_checks_of_attention_have_the_words_of_python(core, arrays, sett
     assert str(own.value).startswith(f"[{OP}] ")
 
 
+def test_its_own_check_of_a_row_bias_has_the_words_of_python(core):
+    """It takes one with room for more rows than there are keys; the public operation does not."""
+    q, k, v = make()
+    for bias in (mx.zeros((1, 2, 5)), mx.zeros((1, 1, 4)), mx.zeros((1, 1, 5), mx.float16)):
+        with pytest.raises(ValueError) as python:
+            fast.scaled_dot_product_attention_with_scores(q, k, v, scale=1.0, row_bias=bias)
+        with pytest.raises(ValueError) as own:
+            core.attention(q, [k], [v], scale=1.0, row_bias=bias)
+        assert str(own.value) == str(python.value)
+    core.attention(q, [k], [v], scale=1.0, row_bias=mx.zeros((1, 1, 7)))
+
+
 def test_a_mask_beside_causal_is_refused(core):
     with pytest.raises(ValueError, match=r'found a mask array and "causal", expected one'):
         core.scaled_dot_product_attention_with_scores(

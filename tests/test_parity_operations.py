@@ -105,6 +105,14 @@ class ScoresAnyway(Composition):
         return composed.attention(replace(request, return_scores=True))
 
 
+class BiasOfAnotherHead(Composition):
+    def attention(self, request):
+        bias = request.row_bias
+        return composed.attention(
+            replace(request, row_bias=None if bias is None else bias[:, ::-1])
+        )
+
+
 class ProbesOff(Composition):
     def attention(self, request):
         found = super().attention(request)
@@ -173,11 +181,17 @@ FAULTS = {
     }),
     "packed-one-pass-[uc]*": (DropsTooMuch(), {
         "packed-one-pass-causal-sinks-no-lse-4.4-g32-sparse-skipped-f16",
-        "packed-one-pass-unmasked-8.8-g64-sparse-f32",
+        "packed-one-pass-unmasked-bias-8.8-g64-sparse-f32",
     }),
     "without-scores-one-pass-*": (ScoresAnyway(), {
-        "without-scores-one-pass-bool-bf16",
-        "without-scores-one-pass-unmasked-sinks-no-lse-f16",
+        "without-scores-one-pass-bool-bias-bf16",
+        "without-scores-one-pass-unmasked-sinks-bias-no-lse-f16",
+    }),
+    "bias-nan-*-one-pass": (BiasOfAnotherHead(), {
+        "bias-nan-additive-one-pass", "bias-nan-packed-one-pass", "bias-nan-sparse-one-pass",
+    }),
+    "attend-dense-*": (BiasOfAnotherHead(), {
+        "attend-dense-1030-bias-f16", "attend-dense-bias-nan",
     }),
     "probes-one-pass-dense-*": (ProbesOff(), {"probes-one-pass-dense-additive-f16"}),
     "accumulate-[uan]*": (DecaysWhereMasked(), {"accumulate-all-masked"}),

@@ -13,7 +13,8 @@ inline void mask_logits(float* logits, const Mask* mask, int64_t stride, int cou
   }
 }
 
-// The bias of `count` rows from `key` on joins the logits of one query.
+// The bias of `count` rows from `key` on joins the logits of one query. What a mask hides stays
+// hidden: a NaN meets it no more.
 inline void add_row_bias(const AttentionArguments& a, int64_t batch, int64_t kv_head, int64_t key,
                          int count, float* logits) {
   if (a.row_bias == nullptr) return;
@@ -21,7 +22,8 @@ inline void add_row_bias(const AttentionArguments& a, int64_t batch, int64_t kv_
       a.row_bias + batch * a.row_bias_strides[0] + kv_head * a.row_bias_strides[1] + key;
   constexpr float kLowest = std::numeric_limits<float>::lowest();
   for (int i = 0; i < count; ++i) {
-    logits[i] = bias[i] <= kLowest ? -kInfinity : logits[i] + bias[i];
+    const bool hidden = bias[i] <= kLowest || logits[i] == -kInfinity;
+    logits[i] = hidden ? -kInfinity : logits[i] + bias[i];
   }
 }
 

@@ -33,7 +33,7 @@ int main(void) {
   mlx_array positions = mlx_array_new(), kept = mlx_array_new();
 
   check(mlx_h2o_scaled_dot_product_attention_with_scores(&out, &scores, NULL, queries, keys, values,
-                                                         1 / sqrtf(SIZE), "", none, none, s));
+                                                         1 / sqrtf(SIZE), "", none, none, none, s));
   check(mlx_abs(&importance, scores, s));
   check(mlx_reshape(&importance, importance, per_head, 3, s));
   check(mlx_arange(&positions, 0, ROWS, 1, MLX_INT32, s));

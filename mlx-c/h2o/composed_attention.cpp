@@ -22,6 +22,25 @@ Value scaled(const AttentionRequest& r, mlx_array vectors) {
   return Value(vectors, r.stream).as(MLX_FLOAT32) * number(r.scale);
 }
 
+// The logits, those of masked pairs -inf.
+Value masked_pairs(const AttentionRequest& r, Value logits) {
+  const mlx_stream s = r.stream;
+  const Array masked = number(-INFINITY);
+  if (r.causal) {
+    const Value last(range(r.rows - r.length, r.rows, MLX_INT32, s), s);
+    const Value seen =
+        Value(range(0, r.rows, MLX_INT32, s), s).then(mlx_less_equal, last.reshaped({r.length, 1}));
+    return seen.where(logits, masked);
+  }
+  if (r.mask.empty()) return logits;
+  const Value mask(mlx_array(r.mask), s);
+  if (dtype_of(r.mask) == MLX_BOOL) return mask.where(logits, masked);
+  const Value bias = mask.as(MLX_FLOAT32);
+  // NaN compares false: it is not masked, and reaches the output of its query.
+  const Value hidden = bias.then(mlx_less_equal, number(r.mask_threshold));
+  return hidden.where(masked, logits + bias);
+}
+
 }  // namespace
 
 Value dense(const Rows& rows, mlx_stream s) {
@@ -39,25 +58,16 @@ Value logits(const AttentionRequest& r) {
   const Value queries =
       scaled(r, r.queries).reshaped({r.batch, r.kv_heads, group_rows, r.head_size});
   Value logits = products(r, queries);
-  const Array masked = number(-INFINITY);
-  if (r.row_bias.ctx != nullptr) {
-    const Value bias = Value(r.row_bias, s).reshaped({r.batch, r.kv_heads, 1, r.rows});
-    logits = bias.then(mlx_less_equal, number(-FLT_MAX)).where(masked, logits + bias);
-  }
-  logits = logits.reshaped({r.batch, r.heads, r.length, r.rows});
-  if (r.causal) {
-    const Value last(range(r.rows - r.length, r.rows, MLX_INT32, s), s);
-    const Value seen =
-        Value(range(0, r.rows, MLX_INT32, s), s).then(mlx_less_equal, last.reshaped({r.length, 1}));
-    return seen.where(logits, masked);
-  }
-  if (r.mask.empty()) return logits;
-  const Value mask(mlx_array(r.mask), s);
-  if (dtype_of(r.mask) == MLX_BOOL) return mask.where(logits, masked);
-  const Value bias = mask.as(MLX_FLOAT32);
-  // NaN compares false: it is not masked, and reaches the output of its query.
-  const Value hidden = bias.then(mlx_less_equal, number(r.mask_threshold));
-  return hidden.where(masked, logits + bias);
+  const auto of_heads = [&](const Value& v) {
+    return v.reshaped({r.batch, r.heads, r.length, r.rows});
+  };
+  if (r.row_bias.ctx == nullptr) return masked_pairs(r, of_heads(logits));
+  const Value own = Value(r.row_bias, s).reshaped({r.batch, r.kv_heads, 1, r.rows});
+  logits = masked_pairs(r, of_heads(logits + own));
+  // Last: a row that its bias masks meets no NaN of the mask.
+  const Value hidden = own.then(mlx_less_equal, number(-FLT_MAX));
+  logits = logits.reshaped({r.batch, r.kv_heads, group_rows, r.rows});
+  return of_heads(hidden.where(number(-INFINITY), logits));
 }
 
 Softmax softmax(const Value& scores, mlx_array sink_logits, int heads, mlx_stream s) {

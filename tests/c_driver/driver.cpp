@@ -41,7 +41,7 @@ struct Thread {
   Array nothing;
   mlx_stream s = mlx_default_cpu_stream_new();
   Array queries = values({1, heads, 1, size}, 0.5F), keys = values({1, heads, rows, size}, 0.25F);
-  Array importance = values({1, heads, rows}, 0.125F);
+  Array importance = values({1, heads, rows}, 0.125F), bias = values({1, heads, rows}, 0.5F);
   Array positions = broadcast(range(0, rows, MLX_INT32, s), {1, heads, rows}, s);
   Array new_row = values({1, heads, 1, size}, 0.75F);
   Array next = integer(rows), each = broadcast(integer(12), {1}, s);  // for all, or one each
@@ -67,14 +67,15 @@ struct Thread {
     Array out, scores, lse, skipped, probes;
     succeeds(mlx_h2o_scaled_dot_product_attention_with_scores(out.out(), scores.out(), lse.out(),
                                                               queries, keys, keys, 0.125F, "causal",
-                                                              nothing, nothing, s),
+                                                              nothing, nothing, bias, s),
              "attention with scores");
     const std::vector<Array> parts = items(packed);
     const mlx_array words = parts[0], scales = parts[1], biases = parts[2];
-    succeeds(mlx_h2o_scaled_dot_product_attention_quantized_with_scores(
-                 out.out(), scores.out(), lse.out(), skipped.out(), queries, words, scales, biases,
-                 words, scales, biases, 0.125F, 8, group, none, "", nothing, nothing, 1e-3F, s),
-             "quantised attention");
+    succeeds(
+        mlx_h2o_scaled_dot_product_attention_quantized_with_scores(
+            out.out(), scores.out(), lse.out(), skipped.out(), queries, words, scales, biases,
+            words, scales, biases, 0.125F, 8, group, none, "", nothing, nothing, bias, 1e-3F, s),
+        "quantised attention");
     succeeds(mlx_h2o_scaled_dot_product_attention_with_probes(
                  out.out(), scores.out(), lse.out(), probes.out(), queries, packed, packed, new_row,
                  0.125F, 8, group, none, "", nothing, nothing, 0, s),
@@ -97,8 +98,8 @@ struct Thread {
     Array new_importance, new_positions;
     for (const ArrayVector* stored : {&dense, &packed}) {
       succeeds(mlx_h2o_attention_and_accumulate(out.out(), average.out(), queries, *stored, *stored,
-                                                importance, 0.125F, 0.5, "", nothing, nothing, 8,
-                                                group, none, 0, s),
+                                                importance, 0.125F, 0.5, "", nothing, nothing, bias,
+                                                8, group, none, 0, s),
                "attention and accumulate");
       check(mlx_array_eval(out));
       succeeds(
@@ -113,8 +114,9 @@ struct Thread {
              "quantize append");
     check(mlx_array_eval(items(new_keys)[0]));
     Array scores, lse;
-    check(mlx_h2o_scaled_dot_product_attention_with_scores(
-        out.out(), scores.out(), lse.out(), queries, keys, keys, 1, "", nothing, nothing, s));
+    check(mlx_h2o_scaled_dot_product_attention_with_scores(out.out(), scores.out(), lse.out(),
+                                                           queries, keys, keys, 1, "", nothing,
+                                                           nothing, nothing, s));
     succeeds(mlx_h2o_accumulate_scores(average.out(), importance, scores, 0.5, true, s),
              "accumulate scores");
     succeeds(mlx_h2o_key_diversity(diversity.out(), keys, s), "key diversity");

@@ -14,6 +14,7 @@ import numpy as np
 import reference
 from emulator.backend import EmulatorBackend
 from emulator.kernel import Run
+from golden.build import row_bias
 from mlx_h2o.operations.requests import AttentionRequest, AttentionResult, QuantizedRows
 from mlx_h2o.operations.validate import attention_request
 
@@ -26,6 +27,7 @@ class Case:
 
     ``bits`` of keys and values make it a quantised one, in groups of ``group``, with scales of
     the dtype ``scales`` (that of the queries where it is empty). ``probes`` is their number.
+    ``bias``: with a bias of rows, a slice of what has the slack of the rows too.
     """
 
     dtype: str = "f32"
@@ -47,6 +49,7 @@ class Case:
     sparse: float = 0.0
     skipped: bool = False
     probes: int = 0
+    bias: bool = False
 
     def __str__(self) -> str:
         changed = {name: value for name, value in vars(self).items() if value != vars(Case())[name]}
@@ -91,6 +94,9 @@ class Case:
             "return_scores": self.scores,
             "return_lse": self.lse,
         }
+        if self.bias:
+            shape = (self.batch, self.heads[1], self.rows + self.slack)
+            options["row_bias"] = row_bias(rng, shape)[:, :, : self.rows]
         probes = None
         if self.probes:
             probes = normal(self.batch, self.heads[1], self.probes, self.sizes[0])
@@ -144,6 +150,8 @@ def errors(request: AttentionRequest, result: AttentionResult) -> dict[str, floa
         sparse = request.sparse_v_threshold
         arrays = (request.queries, dequantized(request.keys), dequantized(request.values))
     options = {"scale": request.scale, "mask": mask, "sinks": request.sinks}
+    if request.row_bias is not None:
+        options["row_bias"] = request.row_bias[:, :, : arrays[1].shape[2]]
     expected = reference.attention(*arrays, **options)
     allowed = reference.tolerances(*arrays, **options, expected=expected)
     if sparse:

@@ -36,14 +36,18 @@ def every_variant() -> Iterator[Variant]:
 
 
 def _dense() -> Iterator[Variant]:
-    """In one pass every combination with every dtype; in two, every one with one dtype."""
+    """In one pass every combination with every dtype; in two, every one with one dtype.
+
+    A bias of rows takes turns, here and with packed rows.
+    """
     for index, (mask, *flags) in enumerate(itertools.product(MASKS, *[(False, True)] * 3)):
         for dtype in DTYPES:
             for blocks in (None, 2) if dtype == [*DTYPES][index % 3] else (None,):
                 sinks, scores, lse = flags
                 sizes = SIZES[(len(mask) + sinks + 2 * scores + lse) % len(SIZES)]
-                name = _name(dtype, sizes, mask, blocks, sinks=sinks, scores=scores, lse=lse)
-                yield name, request(DTYPES[dtype], sizes, mask, *flags), blocks
+                on = {"sinks": sinks, "scores": scores, "lse": lse, "bias": index % 5 % 2 == 1}
+                name = _name(dtype, sizes, mask, blocks, **on)
+                yield name, request(DTYPES[dtype], sizes, mask, **on), blocks
 
 
 def _quantized() -> Iterator[Variant]:
@@ -53,7 +57,9 @@ def _quantized() -> Iterator[Variant]:
         dtype = [*DTYPES][index % 3]
         sizes, bits, group = PACKED[(index + index // 6) % len(PACKED)]
         blocks = 2 if two else None
+        bias = index % 5 % 2 == 1
         flags = {"sinks": sinks, "scores": scores, "lse": lse, sparse or "sparse": bool(sparse)}
+        flags["bias"] = bias
         name = _name(dtype, sizes, mask, blocks, **flags)
         case = Case(
             dtype=dtype,
@@ -69,6 +75,7 @@ def _quantized() -> Iterator[Variant]:
             scales=[*DTYPES][index // 3 % 3],
             sparse=1e-6 if sparse else 0.0,
             skipped=sparse == "skipped",
+            bias=bias,
         )
         yield f"{name}-bits{bits[0]}.{bits[1]}", case.request(), blocks
 
@@ -100,7 +107,13 @@ def _name(dtype: str, sizes: tuple[int, int], mask: str, blocks: int | None, **f
 
 
 def request(
-    dtype: mx.Dtype, sizes: tuple[int, int], mask: str, sinks: bool, scores: bool, lse: bool
+    dtype: mx.Dtype,
+    sizes: tuple[int, int],
+    mask: str,
+    sinks: bool,
+    scores: bool,
+    lse: bool,
+    bias: bool = False,
 ) -> AttentionRequest:
     """A request for one variant; an additive mask has the dtype of the queries."""
     heads, rows = 8, 40
@@ -116,6 +129,7 @@ def request(
         scale=1.0,
         mask=arrays.get(mask),
         sinks=mx.zeros((heads,), dtype) if sinks else None,
+        row_bias=mx.zeros((1, 2, rows)) if bias else None,
         return_scores=scores,
         return_lse=lse,
     )

@@ -25,6 +25,7 @@ class Fault(Edit):
 
 MASKED = Case(heads=(4, 2), queries=2, rows=40, mask="add-f32", sinks="f32")
 PROBED = Case(heads=(4, 2), queries=2, rows=40, mask="bool", probes=3)
+BIASED = Case(heads=(4, 2), queries=2, rows=40, mask="bool", bias=True)
 PACKED = Case(heads=(4, 2), queries=2, rows=40, sizes=(96, 192), bits=(3, 6), group=32)
 TWO_PASS = replace(MASKED, blocks=3, simdgroups=2)
 
@@ -128,6 +129,21 @@ FAULTS = {
         case=MASKED,
     ),
     "sums that are not faded": Fault("h2o_softmax_weigh", "sums[j] *= fade;", "sums[j] *= 1.0f;"),
+    # A bias of rows.
+    "a bias of rows left out": Fault("sdpa_vector", "score += own_bias;", "", case=BIASED),
+    "a bias that masks its row, added": Fault(
+        "sdpa_vector", "own_bias <= H2O_LOWEST", "own_bias == H2O_NEGATIVE_INFINITY", case=BIASED
+    ),
+    "NaN of a bias left to the fast exp": Fault(
+        "sdpa_vector", "state.total += own_bias - own_bias;", "", case=BIASED
+    ),
+    "a bias of query heads": Fault(
+        "sdpa_vector",
+        "kv_head * row_bias_strides[1]",
+        "head * row_bias_strides[1]",
+        caught="memory fault",
+        case=BIASED,
+    ),
     # Two passes.
     "blocks that take each other's keys": Fault(
         "sdpa_vector_2pass_1", "key_step = blocks * NS", "key_step = NS", case=TWO_PASS

@@ -35,6 +35,21 @@ ATTENTION = {
     "an additive mask is compared below its threshold only": Fault(
         "mask_logits", "bias <= threshold", "bias < 2 * threshold", caught="of target"
     ),
+    "a bias of rows is left out": Fault(
+        "add_row_bias", "logits[i] + bias[i]", "logits[i]", caught="of target"
+    ),
+    "the lowest finite bias does not mask its row": Fault(
+        "add_row_bias", "bias[i] <= kLowest", "bias[i] < kLowest", caught="score of target"
+    ),
+    "a masked pair meets the NaN of a bias": Fault(
+        "add_row_bias", "|| logits[i] == -kInfinity", "", caught="of target"
+    ),
+    "all KV heads have the bias of the first": Fault(
+        "add_row_bias",
+        "kv_head * a.row_bias_strides[1]",
+        "0 * kv_head * a.row_bias_strides[1]",
+        caught="of target",
+    ),
     "the last columns of a value are left out": Fault(
         "add_values",
         "d < width; d += kLanes) { add_tail",

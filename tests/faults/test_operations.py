@@ -20,6 +20,7 @@ from faults.change import (
     returned,
 )
 from faults.place import Fault, assert_caught
+from golden.build import row_bias
 from mlx_h2o import fast, use_backend
 
 SCALE = 0.25
@@ -43,21 +44,30 @@ def same(found, expected) -> None:
     np.testing.assert_allclose(np.array(found), expected, rtol=1e-4, atol=1e-5)
 
 
-def attention() -> None:
+def attends(**options) -> None:
     q, k, v = arrays()
+    with use_backend("composed"):
+        found = fast.scaled_dot_product_attention_with_scores(
+            q, k, v, scale=SCALE, **options, return_lse=True
+        )
+    for one, other in zip(found, reference.attention(q, k, v, scale=SCALE, **options), strict=True):
+        same(one, other)
+
+
+def attention() -> None:
     sinks = mx.array([0.5, -1.0, 3.0, -np.inf])
     for mask in masks():
         for given in (None, sinks):
-            options = {"scale": SCALE, "mask": mask, "sinks": given}
-            with use_backend("composed"):
-                found = fast.scaled_dot_product_attention_with_scores(
-                    q, k, v, **options, return_lse=True
-                )
-            expected = reference.attention(q, k, v, **options)
-            for one, other in zip(
-                found, (expected.out, expected.scores, expected.lse), strict=True
-            ):
-                same(one, other)
+            attends(mask=mask, sinks=given)
+
+
+def biased() -> None:
+    """With NaN in both, where the other masks and where it does not."""
+    bias = row_bias(np.random.default_rng(2), (2, 2, 9), nan=True)
+    mask = np.array(masks()[2])
+    mask[:, :, 3, 4:7] = np.nan
+    for other in (None, *masks()[:2], mx.array(mask)):
+        attends(mask=other, row_bias=bias)
 
 
 def packed() -> None:
@@ -156,21 +166,45 @@ def replacement() -> None:
 FAULTS = [
     Fault(
         "a causal query sees one key too many",
-        "operations.composed:_masked",
+        "operations.composed:_masked_pairs",
         assigned("last").becomes("_ + 1"),
         attention,
     ),
     Fault(
         "lowest finite values do not mask",
-        "operations.composed:_masked",
+        "operations.composed:_masked_pairs",
         operator("<=", of="bias").becomes("bias == -mx.inf"),
         attention,
     ),
     Fault(
         "a mask says what is hidden",
-        "operations.composed:_masked",
+        "operations.composed:_masked_pairs",
         argument("where", 0, of="mask", at=1).becomes("~_"),
         attention,
+    ),
+    Fault(
+        "a bias of rows is left out",
+        "operations.composed:_masked",
+        operator("+").becomes("products"),
+        biased,
+    ),
+    Fault(
+        "a bias of rows masks only where it is infinite",
+        "operations.composed:_masked",
+        operator("<=").becomes("own == -mx.inf"),
+        biased,
+    ),
+    Fault(
+        "KV heads take each other's bias",
+        "operations.composed:_masked",
+        assigned("own").becomes("_[:, ::-1]"),
+        biased,
+    ),
+    Fault(
+        "a row that its bias masks meets the NaN of a mask",
+        "operations.composed:_masked",
+        argument("where", 1).becomes("-mx.inf + logits.reshape(products.shape)"),
+        biased,
     ),
     Fault(
         "the queries are not scaled",

@@ -70,6 +70,22 @@ def additive_mask(
     return mx.array(bias).astype(dtype)
 
 
+def row_bias(
+    rng: np.random.Generator, shape: tuple[int, ...], *, plain: bool = False, nan: bool = False
+) -> mx.array:
+    """Logarithms of counts; unless ``plain``, every third row or so is masked, but not the first,
+    and of several KV heads the last has no other. ``nan``: in the last row of the first head."""
+    bias = np.log(rng.integers(1, 9, shape)).astype(np.float32)
+    if not plain:
+        drop = rng.random(shape) < 0.34
+        drop[..., 0] = False
+        drop[:, 1:][:, -1:] = True
+        bias = np.where(drop, rng.choice(np.float32([reference.LOWEST, -np.inf]), shape), bias)
+    if nan:
+        bias[0, 0, -1] = np.nan
+    return mx.array(bias)
+
+
 def attention_case(
     name: str,
     *,
@@ -81,6 +97,7 @@ def attention_case(
     sizes: tuple[int, int] = (32, 32),
     mask: Any = "",
     sinks: tuple[float, ...] | None = None,
+    bias: Any = None,
     slack: int = 0,
     return_lse: bool = True,
     scale: float | None = None,
@@ -88,7 +105,8 @@ def attention_case(
 ) -> Case:
     """An attention case. ``mask``: "", "causal", or a function of the generator that makes one.
 
-    The ``slack`` rows behind keys and values are NaN: nothing may read them.
+    ``bias``: a function of the generator and a shape that makes a bias of rows. The ``slack`` rows
+    behind keys and values are NaN: nothing may read them.
     """
     rng, kind = generator(name, seed), DTYPES[dtype]
     hq, hkv = heads
@@ -104,6 +122,8 @@ def attention_case(
         arguments["mask"] = tensors["mask"] = mask(rng)
     if sinks is not None:
         arguments["sinks"] = tensors["sinks"] = mx.array(sinks, dtype=mx.float32).astype(kind)
+    if bias is not None:
+        arguments["row_bias"] = tensors["row_bias"] = bias(rng, (batch, hkv, rows))
     inputs = tuple(tensors[key] for key in ("queries", "keys", "values"))
     expected = reference.attention(*inputs, **arguments)
     allowed = reference.tolerances(*inputs, **arguments, expected=expected)

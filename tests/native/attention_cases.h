@@ -55,6 +55,9 @@ class AttentionCase {
       }
       a_.sinks = sinks_.data();
     }
+    // By numbers of its own: whether there is a bias changes no other draw.
+    Random others(static_cast<unsigned>(1009 * a_.key_count + a_.width));
+    if (others.one_in(3)) make_row_bias(others);
     // What no query sees may hold anything.
     if (a_.sparse_threshold > 0 || !random.one_in(4)) return;
     for (int head = 0; head < a_.batch * a_.kv_heads; ++head) {
@@ -71,7 +74,9 @@ class AttentionCase {
   static AttentionArguments sizes(Random& random, ElementType type);
   static void pack(Random& random, AttentionArguments& a);
   void make_mask(Random& random);
-  /// Bias of a pair, -inf where it is masked.
+  void make_row_bias(Random& random);
+  /// Bias of a pair, -inf where it is masked: by the mask, and by the bias of its row too.
+  double mask_bias(int b, int h, int query, int key) const;
   double bias(int b, int h, int query, int key) const;
   void check_probes(SimdTarget target, Report& report, const std::vector<float>& found) const;
   void check_threads(SimdTarget target, Report& report, const Elements& out,
@@ -84,7 +89,7 @@ class AttentionCase {
   StoredBlock keys_, values_;
   Elements mask_;
   std::vector<unsigned char> allowed_;
-  std::vector<float> sinks_;
+  std::vector<float> sinks_, row_bias_;
 };
 
 inline AttentionArguments AttentionCase::sizes(Random& random, ElementType type) {
@@ -168,7 +173,33 @@ inline void AttentionCase::make_mask(Random& random) {
   a_.mask = mask_.data();
 }
 
+inline void AttentionCase::make_row_bias(Random& random) {
+  const int room = a_.key_count + random.between(0, 3);  // a slice of something wider
+  a_.row_bias_strides[0] = int64_t{a_.kv_heads} * room;
+  a_.row_bias_strides[1] = room;
+  const int share = random.choose<int>({2, 5, 1});  // 1 in `share` rows is masked
+  const bool with_nan = random.one_in(3);
+  for (int i = 0; i < a_.batch * a_.kv_heads * room; ++i) {
+    const float masked = random.one_in(2) ? std::numeric_limits<float>::lowest()
+                                          : -std::numeric_limits<float>::infinity();
+    row_bias_.push_back(random.one_in(share) ? masked : random.normal());
+    if (with_nan && random.one_in(20)) row_bias_.back() = std::numeric_limits<float>::quiet_NaN();
+  }
+  // What is behind the last row may not be read.
+  row_bias_.resize(row_bias_.size() - static_cast<size_t>(room - a_.key_count));
+  row_bias_.shrink_to_fit();
+  a_.row_bias = row_bias_.data();
+}
+
 inline double AttentionCase::bias(int b, int h, int query, int key) const {
+  const double mask = mask_bias(b, h, query, key);
+  if (mask == -kInf || row_bias_.empty()) return mask;
+  const float own = a_.row_bias[b * a_.row_bias_strides[0] +
+                                h / (a_.query_heads / a_.kv_heads) * a_.row_bias_strides[1] + key];
+  return own <= std::numeric_limits<float>::lowest() ? -kInf : mask + static_cast<double>(own);
+}
+
+inline double AttentionCase::mask_bias(int b, int h, int query, int key) const {
   if (a_.causal) return key <= query + a_.key_count - a_.query_count ? 0 : -kInf;
   if (a_.mask_type == MaskType::none) return 0;
   const int64_t at = b * a_.mask_strides[0] + h * a_.mask_strides[1] + query * a_.mask_strides[2] +

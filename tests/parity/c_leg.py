@@ -97,7 +97,7 @@ class CBackend:
         return out.astype(attention.queries.dtype), importance
 
     def _asked(self, request: AttentionRequest) -> dict[str, Any]:
-        """scale, mask, sinks and packing, as the C operations take them."""
+        """scale, mask, sinks, row_bias and packing, as the C operations take them."""
         array = self.library.array
         asked: dict[str, Any] = {
             "scale": request.scale,
@@ -106,6 +106,9 @@ class CBackend:
         }
         if isinstance(asked["mask"], mx.array):
             asked["mask"] = array(asked["mask"])
+        if request.row_bias is not None:
+            rows = request.keys.shape[2]  # C takes no bias of others
+            asked["row_bias"] = array(request.row_bias[:, :, :rows])
         if request.is_packed:
             asked |= {"bits": request.keys.bits, "v_bits": request.values.bits}
             asked["group_size"] = request.keys.group_size
@@ -247,6 +250,6 @@ class CLeg(Leg):
 
 
 def _inputs(case: Case) -> dict[str, mx.array]:
-    names = ("queries", "keys", "values", "mask", "sinks", "scores", "positions")
+    names = ("queries", "keys", "values", "mask", "sinks", "row_bias", "scores", "positions")
     names += ("recent_start",)
     return {name: case.tensors[name] for name in names if name in case.tensors}

@@ -15,9 +15,18 @@ import mlx.core as mx
 import numpy as np
 
 import reference
-from golden.build import DTYPES, Case, additive_mask, attention_case, bool_mask, generator
+from golden.build import (
+    DTYPES,
+    Case,
+    additive_mask,
+    attention_case,
+    bool_mask,
+    generator,
+    row_bias,
+)
 
-# The combinations that bring both sides of every flag: mask, sinks, scores, lse.
+# The combinations that bring both sides of every flag: mask, sinks, scores, lse. Those at even
+# places have a bias of rows in one pass, the others in two.
 COVERING = (
     ("", False, True, True),
     ("causal", True, True, False),
@@ -46,16 +55,18 @@ def decode_cases(seed: int) -> Iterator[Case]:
         PASSES.items(), enumerate(COVERING)
     ):
         mask, sinks, scores, lse = combination
+        bias = row_bias if (passes == "two-pass") == index % 2 else None
         dtype = [*DTYPES][index % 3]
         case = partial(
             decode_case, rows=rows, dtype=dtype, mask=mask, sinks=sinks, scores=scores, lse=lse,
-            queries=1 + index % 3, seed=seed,
+            bias=bias, queries=1 + index % 3, seed=seed,
         )  # fmt: skip
-        flags = f"{passes}-{mask or 'unmasked'}{'-sinks' * sinks}{'' if lse else '-no-lse'}"
+        flags = f"{passes}-{mask or 'unmasked'}{'-sinks' * sinks}{'-bias' * bool(bias)}"
+        flags += "" if lse else "-no-lse"
         if not scores:
             yield case(f"without-scores-{flags}-{dtype}", sizes=(64, 32))
         elif passes == "two-pass":
-            yield _dense(f"{flags}-{dtype}", rows, dtype, mask, sinks, lse, seed)
+            yield _dense(f"{flags}-{dtype}", rows, dtype, mask, sinks, bias, lse, seed)
         sizes, bits, group = PACKED[index]
         kind = "packed" if scores else "packed-without-scores"
         packing = f"{bits[0]}.{bits[1]}-g{group}"
@@ -67,15 +78,36 @@ def decode_cases(seed: int) -> Iterator[Case]:
                 scales=[*DTYPES][(index + 1) % 3],
             )  # fmt: skip
     yield from _lengths(seed)
+    yield from _row_biases(seed)
     yield from _probes(seed)
 
 
-def _dense(name: str, rows: int, dtype: str, mask: str, sinks: bool, lse: bool, seed: int) -> Case:
+def _dense(
+    name: str, rows: int, dtype: str, mask: str, sinks: bool, bias: Any, lse: bool, seed: int
+) -> Case:
     """Plain attention, which every leg serves."""
     return attention_case(
         name, rows=rows, dtype=dtype, queries=2, heads=(4, 2), mask=_mask(mask, dtype, (2, rows)),
-        sinks=(0.5, -1.5, 3, 8) if sinks else None, return_lse=lse, slack=3, seed=seed,
+        sinks=(0.5, -1.5, 3, 8) if sinks else None, bias=bias, return_lse=lse, slack=3, seed=seed,
     )  # fmt: skip
+
+
+def _row_biases(seed: int) -> Iterator[Case]:
+    """What the flags do not bring: counts alone, and NaN, which only some queries meet."""
+    counts, nan = partial(row_bias, plain=True), partial(row_bias, nan=True)
+    dense = partial(attention_case, heads=(4, 2), queries=3, batch=2, seed=seed)
+    for dtype, (passes, rows) in itertools.product(("f32", "bf16"), PASSES.items()):
+        yield dense(f"bias-counts-{passes}-{dtype}", dtype=dtype, rows=rows, bias=counts)
+    for passes, rows in PASSES.items():
+        # A NaN of the mask in a row that is masked counts as little as the other way round.
+        add = partial(additive_mask, shape=(4, 3, rows), dtype=mx.float16, masked=(-np.inf,),
+                      nan=(slice(None), 2, slice(5, 9)))  # fmt: skip
+        yield dense(f"bias-nan-additive-{passes}", dtype="f16", rows=rows, mask=add, bias=nan)
+        yield decode_case(f"bias-nan-packed-{passes}", rows=rows, mask="bool", queries=3,
+                          bits=(8, 8), heads=(4, 2), bias=nan, seed=seed)  # fmt: skip
+        yield decode_case(f"bias-nan-sparse-{passes}", rows=rows, mask="causal", queries=3,
+                          bits=(4, 8), heads=(4, 2), sinks=True, bias=nan, sparse=1e-5,
+                          seed=seed)  # fmt: skip
 
 
 def _lengths(seed: int) -> Iterator[Case]:
@@ -120,6 +152,7 @@ def decode_case(
     sparse: float = 0.0,
     skipped: bool = False,
     probes: int = 0,
+    bias: Any = None,
     slack: int = 0,
     seed: int = 0,
 ) -> Case:
@@ -154,6 +187,8 @@ def decode_case(
         arguments["mask"] = tensors["mask"] = made(rng)
     if sinks:
         arguments["sinks"] = tensors["sinks"] = normal(heads[0])
+    if bias is not None:
+        arguments["row_bias"] = tensors["row_bias"] = bias(rng, (1, heads[1], rows))
     q = tensors["queries"]
     expected = reference.attention(q, *live, **arguments)
     narrow = [a if isinstance(a, mx.array) else mx.array(a.astype(np.float32)) for a in live]

@@ -70,12 +70,13 @@ def inputs(case: Case) -> tuple[mx.array, mx.array, mx.array]:
 
 
 def options(case: Case) -> dict[str, object]:
-    """scale, mask and sinks as the operation takes them."""
+    """scale, mask, sinks and row_bias as the operation takes them."""
     mask = case.tensors["mask"] if case.fields["mask"] == "array" else case.fields["mask"] or None
     return {
         "scale": case.fields["scale"],
         "mask": mask,
         "sinks": case.tensors.get("sinks"),
+        "row_bias": case.tensors.get("row_bias"),
     }
 
 

@@ -79,7 +79,9 @@ def _live(case: Case, array: mx.array) -> mx.array:
 
 def _options(case: Case) -> dict[str, Any]:
     mask = case.tensors["mask"] if case.fields["mask"] == "array" else case.fields["mask"] or None
-    return {"scale": case.fields["scale"], "mask": mask, "sinks": case.tensors.get("sinks")}
+    given = {"scale": case.fields["scale"], "mask": mask, "sinks": case.tensors.get("sinks")}
+    # Not every operation has one.
+    return given | {name: case.tensors[name] for name in ("row_bias",) if name in case.tensors}
 
 
 def _packing(case: Case) -> dict[str, Any]:

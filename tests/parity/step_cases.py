@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 import reference
-from golden.build import DTYPES, Case, generator, shuffled_positions
+from golden.build import DTYPES, Case, generator, row_bias, shuffled_positions
 from parity.operations import split
 from parity.row_cases import drawn_case, spread_scores
 
@@ -22,10 +23,18 @@ def step_cases(seed: int) -> Iterator[Case]:
     """Every packing with one query and several, in one pass and in two; then replacements."""
     for index, (packing, rows) in enumerate(itertools.product(PACKINGS, (37, 1030))):
         dtype = [*DTYPES][index % 3]
+        biased = index % 4 in (1, 2)
+        name = f"attend-{_of(packing)}-{rows}{'-bias' * biased}-{dtype}"
         yield attend_case(
-            f"attend-{_of(packing)}-{rows}-{dtype}", packing=packing, rows=rows,
+            name, packing=packing, rows=rows,
             queries=1 + 2 * (index % 2), mask="causal" if index % 4 else "",
-            sinks=bool(index % 3), dtype=dtype, seed=seed,
+            sinks=bool(index % 3), bias=row_bias if biased else None, dtype=dtype,
+            seed=seed,
+        )  # fmt: skip
+    for packing in PACKINGS[:2]:
+        yield attend_case(
+            f"attend-{_of(packing)}-bias-nan", packing=packing, rows=40, queries=3, mask="causal",
+            sinks=False, bias=partial(row_bias, nan=True), dtype="f32", seed=seed,
         )  # fmt: skip
     for packing in PACKINGS[1:]:
         yield attend_case(
@@ -84,6 +93,7 @@ def attend_case(
     mask: str,
     sinks: bool,
     dtype: str,
+    bias: Any = None,
     threshold: float = 0.0,
     seed: int,
 ) -> Case:
@@ -97,6 +107,8 @@ def attend_case(
     if sinks:
         drawn = rng.standard_normal(4).astype(np.float32)
         arguments["sinks"] = tensors["sinks"] = mx.array(drawn).astype(DTYPES[dtype])
+    if bias is not None:
+        arguments["row_bias"] = tensors["row_bias"] = bias(rng, (2, 2, rows))
     before = rng.random((2, 2, rows)).astype(np.float32) * 3
     before[rng.random(before.shape) < 0.2] = np.nan
     exact = reference.attention(tensors["queries"], *live, **arguments)

@@ -55,10 +55,17 @@ def _columns(keys: mx.array | QuantizedRows) -> mx.array:
 def _masked(request: AttentionRequest, products: mx.array) -> mx.array:
     batch, heads, length, _ = request.queries.shape
     rows = request.keys.shape[2]
-    if request.row_bias is not None:
-        own = request.row_bias[:, :, None, :rows]  # beside the products of its KV head
-        products = mx.where(own <= _LOWEST, -mx.inf, products + own)
-    logits = products.reshape(batch, heads, length, rows)
+    if request.row_bias is None:
+        return _masked_pairs(request, products.reshape(batch, heads, length, rows))
+    own = request.row_bias[:, :, None, :rows]  # beside the products of its KV head
+    logits = _masked_pairs(request, (products + own).reshape(batch, heads, length, rows))
+    # Last: a row that its bias masks meets no NaN of the mask.
+    grouped = mx.where(own <= _LOWEST, -mx.inf, logits.reshape(products.shape))
+    return grouped.reshape(logits.shape)
+
+
+def _masked_pairs(request: AttentionRequest, logits: mx.array) -> mx.array:
+    length, rows = logits.shape[2:]
     if request.causal:
         last = mx.arange(rows - length, rows)[:, None]
         return mx.where(mx.arange(rows) <= last, logits, -mx.inf)

@@ -52,8 +52,8 @@ public struct AccumulatedAttention {
 public func attentionAndAccumulate<Rows: CacheRows>(
     queries: MLXArray, keys: Rows, values: Rows, importance: MLXArray, scale: Float, decay: Double,
     mask: MLXFast.ScaledDotProductAttentionMaskMode = .none, sinks: MLXArray? = nil,
-    rowBias: MLXArray? = nil, bits: Int = 8, groupSize: Int = 64, valueBits: Int? = nil, sparseVThreshold: Float = 0,
-    stream: StreamOrDevice = .default
+    rowBias: MLXArray? = nil, bits: Int = 8, groupSize: Int = 64, valueBits: Int? = nil,
+    sparseVThreshold: Float = 0, stream: StreamOrDevice = .default
 ) throws -> AccumulatedAttention {
     let (mode, array) = mask.arguments
     let found = try withVector(keys.parts) { keys in

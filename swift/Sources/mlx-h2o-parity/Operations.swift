@@ -8,13 +8,16 @@ func runAttention(_ parity: Case) throws -> [String: MLXArray] {
     let (keys, values) = (try parity.rows("keys"), try parity.rows("values"))
     let scale = try parity.field(\.scale, "scale")
     let sinks = parity.optionalTensor("sinks")
+    let rowBias = parity.optionalTensor("row_bias")
     guard parity.fields.returnLse == true else {
         let (out, scores) = try MLXFast.scaledDotProductAttentionWithScores(
-            queries: queries, keys: keys, values: values, scale: scale, mask: mask, sinks: sinks)
+            queries: queries, keys: keys, values: values, scale: scale, mask: mask, sinks: sinks,
+            rowBias: rowBias)
         return ["out": out.asType(.float32), "scores": scores]
     }
     let result = try MLXFast.scaledDotProductAttentionWithScoresAndLse(
-        queries: queries, keys: keys, values: values, scale: scale, mask: mask, sinks: sinks)
+        queries: queries, keys: keys, values: values, scale: scale, mask: mask, sinks: sinks,
+        rowBias: rowBias)
     return ["out": result.output.asType(.float32), "scores": result.scores, "lse": result.lse]
 }
 

@@ -8,8 +8,8 @@ func runQuantized(_ parity: Case) throws -> [String: MLXArray] {
         queries: parity.tensor("queries"), keys: parity.packedRows("keys"),
         values: parity.packedRows("values"), scale: parity.field(\.scale, "scale"), bits: bits,
         groupSize: groupSize, valueBits: valueBits, mask: parity.mask(),
-        sinks: parity.optionalTensor("sinks"), sparseVThreshold: parity.fields.sparseVThreshold ?? 0
-    )
+        sinks: parity.optionalTensor("sinks"), rowBias: parity.optionalTensor("row_bias"),
+        sparseVThreshold: parity.fields.sparseVThreshold ?? 0)
     return [
         "out": result.output.asType(.float32), "scores": result.scores, "lse": result.lse,
         "skipped": skipped,

@@ -21,8 +21,9 @@ private func attend<Rows: CacheRows>(
         queries: parity.tensor("queries"), keys: keys, values: values,
         importance: parity.tensor("importance"), scale: parity.field(\.scale, "scale"),
         decay: parity.field(\.decay, "decay"), mask: parity.mask(),
-        sinks: parity.optionalTensor("sinks"), bits: packing.bits, groupSize: packing.groupSize,
-        valueBits: packing.valueBits, sparseVThreshold: parity.fields.sparseVThreshold ?? 0)
+        sinks: parity.optionalTensor("sinks"), rowBias: parity.optionalTensor("row_bias"),
+        bits: packing.bits, groupSize: packing.groupSize, valueBits: packing.valueBits,
+        sparseVThreshold: parity.fields.sparseVThreshold ?? 0)
     return ["out": found.output.asType(.float32), "importance": found.importance]
 }
 

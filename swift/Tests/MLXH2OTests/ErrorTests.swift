@@ -11,13 +11,15 @@ private func zeros(_ shape: [Int], _ dtype: DType = .float32) -> MLXArray {
 private func attend(
     queries: [Int] = [1, 4, 1, 32], keys: [Int] = [1, 2, 8, 32], values: [Int] = [1, 2, 8, 16],
     dtypes: [DType] = [.float32, .float32, .float32], scale: Float = 1,
-    mask: (shape: [Int], dtype: DType)? = nil, sinks: (shape: [Int], dtype: DType)? = nil
+    mask: (shape: [Int], dtype: DType)? = nil, sinks: (shape: [Int], dtype: DType)? = nil,
+    rowBias: (shape: [Int], dtype: DType)? = nil
 ) throws {
     _ = try MLXFast.scaledDotProductAttentionWithScores(
         queries: zeros(queries, dtypes[0]), keys: zeros(keys, dtypes[1]),
         values: zeros(values, dtypes[2]), scale: scale,
         mask: mask.map { .array(zeros($0.shape, $0.dtype)) } ?? .none,
-        sinks: sinks.map { zeros($0.shape, $0.dtype) })
+        sinks: sinks.map { zeros($0.shape, $0.dtype) },
+        rowBias: rowBias.map { zeros($0.shape, $0.dtype) })
 }
 
 private func keep(
@@ -66,6 +68,11 @@ private func keep(
         ("mask is int32", { try attend(mask: ([1, 4, 1, 8], .int32)) }),
         ("sinks have shape", { try attend(sinks: ([2], .float32)) }),
         ("sinks are int32", { try attend(sinks: ([4], .int32)) }),
+        (
+            "row_bias is float32 (1, 4, 8), expected float32 [B, Hkv, N] = (1, 2, 8).",
+            { try attend(rowBias: ([1, 4, 8], .float32)) }
+        ),
+        ("row_bias is float16 (1, 2, 8)", { try attend(rowBias: ([1, 2, 8], .float16)) }),
     ]
 
     @Test(arguments: attention.indices)

@@ -41,15 +41,12 @@ int mlx_h2o_accumulate_scores(mlx_array* res, const mlx_array importance, const 
  *  \param[out] out [B, Hq, Lq, Dv]. Evaluating it evaluates the average too.
  *  \param[out] new_importance float32 [B, Hkv, N].
  */
-int mlx_h2o_attention_and_accumulate(mlx_array* out, mlx_array* new_importance,
-                                     const mlx_array queries, const mlx_vector_array keys,
-                                     const mlx_vector_array values, const mlx_array importance,
-                                     float scale, double decay, const char* mask_mode,
-                                     const mlx_array mask_arr /* may be null */,
-                                     const mlx_array sinks /* may be null */,
-                                     const mlx_array row_bias /* may be null */, int bits,
-                                     int group_size, mlx_optional_int v_bits,
-                                     float sparse_v_threshold, const mlx_stream s);
+int mlx_h2o_attention_and_accumulate(
+    mlx_array* out, mlx_array* new_importance, const mlx_array queries, const mlx_vector_array keys,
+    const mlx_vector_array values, const mlx_array importance, float scale, double decay,
+    const char* mask_mode, const mlx_array mask_arr /* may be null */,
+    const mlx_array sinks /* may be null */, const mlx_array row_bias /* may be null */, int bits,
+    int group_size, mlx_optional_int v_bits, float sparse_v_threshold, const mlx_stream s);
 
 /** Minus the cosine of each key with the mean of the normalised keys of its head.
  *
