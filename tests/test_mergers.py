@@ -9,6 +9,7 @@ import pytest
 from mlx_h2o import use_backend
 from mlx_h2o.operations import merging, native
 from mlx_h2o.operations.backends import resolve
+from mlx_h2o.operations.segments import biased_attention
 
 needs_native = pytest.mark.skipif(
     native.unavailable_reason() != "", reason="needs the native back end"
@@ -89,3 +90,16 @@ def test_the_native_operation_refuses_what_it_cannot_read():
     for given, changed, said in wrong:
         with pytest.raises(ValueError, match=said):
             call(*given, **options | changed)
+
+
+@pytest.mark.parametrize("backend", ["composed", pytest.param("native", marks=needs_native)])
+def test_a_head_that_attention_spreads_has_one_bias(backend):
+    """Latent attention stores one head, and gives a chunk as many as there are queries."""
+    keys, values, bias, _ = rows(6, mx.float32, value_size=64)
+    queries = mx.random.normal((2, 6, 5, 64), key=mx.random.key(1))
+    one = [part[:, :1] for part in (keys, values, bias)]
+    spread = [mx.repeat(part, 6, axis=1) for part in one]
+    with use_backend(backend):
+        ours = biased_attention(queries, *spread[:2], one[2], scale=0.125, mask="causal")
+        alone = biased_attention(queries, *one, scale=0.125, mask="causal")
+    np.testing.assert_allclose(np.array(ours), np.array(alone), atol=1e-5)

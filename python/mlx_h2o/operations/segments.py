@@ -50,6 +50,9 @@ def biased_attention(
     causal, shown = masking(mask)
     if not settings and keys.dtype != queries.dtype:
         keys, values = keys.astype(queries.dtype), values.astype(queries.dtype)
+    heads = (keys[0] if isinstance(keys, tuple) else keys).shape[1]
+    if heads != bias.shape[1]:  # latent attention (MLA) has spread the one that is stored
+        bias = mx.repeat(bias, heads // bias.shape[1], axis=1)
     given = {"scale": scale, "sinks": sinks, "row_bias": bias, **settings}
     length = queries.shape[2]
     if length <= _QUERIES or operations.name == "native":
