@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from cache_courses import Course
 from faults.change import argument, assigned, condition, replaced, returned
 from faults.place import Fault, assert_caught
-from mlx_h2o import load_prompt_cache, save_prompt_cache
+from mlx_h2o import load_prompt_cache, save_prompt_cache, use_backend
 from test_cache_mixed import (
     test_recoded_rows_keep_the_upper_bits_or_all as recoded_rows,
 )
@@ -43,6 +44,12 @@ from test_merging import (
 from test_merging import (
     test_the_mean_is_weighted_by_count_and_by_how_unlike_the_key_is as weighted_mean,
 )
+
+
+def composed(check: Callable[[], None]) -> None:
+    """The check on the definitions, which the native back end has its own of."""
+    with use_backend("composed"):
+        check()
 
 
 def life(column: str = "dense", policy: str = "h2o", **settings) -> None:
@@ -273,21 +280,21 @@ FAULTS = [
     ),
     Fault(
         "the rows that go are not counted",
-        "caches.merging:merge",
-        assigned("counts", at=2).becomes("gathered(counts, into)"),
-        partial(no_token_lost, "8 bits", 4),
+        "operations.merging:mergers",
+        assigned("ln").becomes("mx.log(gathered(counts, into))"),
+        partial(composed, partial(no_token_lost, "8 bits", 4)),
     ),
     Fault(
         "the counts of a row weigh nothing in its mean",
         "operations.merging:masses",
         returned().becomes("mx.exp(SHARPNESS * ranks)"),
-        partial(life, policy="merge"),
+        partial(composed, partial(life, policy="merge")),
     ),
     Fault(
         "the masses favour rows that are like the others",
         "operations.merging:masses",
         returned().becomes("counts * mx.exp(-SHARPNESS * ranks)"),
-        weighted_mean,
+        partial(composed, weighted_mean),
     ),
     Fault(
         "a row merges into one in an earlier slot",
@@ -297,9 +304,9 @@ FAULTS = [
     ),
     Fault(
         "protected rows merge too",
-        "caches.merging:merge",
-        assigned("free").becomes("places >= 0"),
-        partial(protected_rows, "dense", 0),
+        "operations.merging:mergers",
+        assigned("free").becomes("positions >= 0"),
+        partial(composed, partial(protected_rows, "dense", 0)),
     ),
     Fault(
         "a row whose partner goes too is not led on",
@@ -315,9 +322,9 @@ FAULTS = [
     ),
     Fault(
         "a merged row has the position of the older one",
-        "caches.merging:merge",
-        assigned("newest", at=2).becomes("gathered(places, into)"),
-        partial(life, policy="merge"),
+        "operations.merging:mergers",
+        assigned("newest").becomes("gathered(positions, into)"),
+        partial(composed, partial(life, policy="merge")),
     ),
     Fault(
         "all rows of a chunk merge at once",
