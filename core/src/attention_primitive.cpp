@@ -15,10 +15,6 @@ namespace mx = mlx::core;
 namespace mlx_h2o {
 namespace {
 
-void copy_strides(const mx::array& from, int axes, int64_t* to) {
-  for (int axis = 0; axis < axes; ++axis) to[axis] = from.strides(axis);
-}
-
 // Everything of one side but the addresses.
 kernels::Packing packing_of(const mx::array* rows, int bits, int group_size) {
   kernels::Packing packing;

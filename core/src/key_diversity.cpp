@@ -45,7 +45,7 @@ void KeyDiversity::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx
   a.rows = keys.shape(2);
   a.width = keys.shape(3);
   a.type = element_type(keys.dtype());
-  for (int axis = 0; axis < 3; ++axis) a.key_strides[axis] = keys.strides(axis);
+  copy_strides(keys, 3, a.key_strides);
 
   // The stream keeps the buffers of inputs, outputs and temporaries until its tasks are done.
   encoder.dispatch([a, keys = mx::array::unsafe_weak_copy(keys),

@@ -50,10 +50,6 @@ class Mergers : public CpuPrimitive {
   int keep_, sink_size_;
 };
 
-void copy_strides(const mx::array& from, int64_t* to) {
-  for (int axis = 0; axis < 3; ++axis) to[axis] = from.strides(axis);
-}
-
 void Mergers::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
   auto& encoder = mx::cpu::get_command_encoder(stream());
   std::vector<mx::array> held{with_unit_last_stride(inputs[0], encoder),
@@ -68,10 +64,10 @@ void Mergers::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::arr
   a.value_width = values.shape(3);
   a.keep = keep_;
   a.type = element_type(keys.dtype());
-  copy_strides(keys, a.key_strides);
-  copy_strides(values, a.value_strides);
-  copy_strides(held[2], a.bias_strides);
-  copy_strides(held[3], a.position_strides);
+  copy_strides(keys, 3, a.key_strides);
+  copy_strides(values, 3, a.value_strides);
+  copy_strides(held[2], 3, a.bias_strides);
+  copy_strides(held[3], 3, a.position_strides);
   a.sink_size = sink_size_;
   a.recent_start_stride = stride_of_sequences(held[4]);
   for (mx::array& output : outputs) {

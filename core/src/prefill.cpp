@@ -91,7 +91,7 @@ void PrefillScores::eval_cpu(const std::vector<mx::array>& inputs,
     const mx::array& mask = inputs[starts ? 3 : 2];
     a.mask_type = mask_type(mask.dtype());
     a.mask_threshold = mask_threshold(mask.dtype());
-    for (int axis = 0; axis < 4; ++axis) a.mask_strides[axis] = mask.strides(axis);
+    copy_strides(mask, 4, a.mask_strides);
   }
   if (settings_.has_sinks) a.sink_stride = inputs.back().strides(0);
 

@@ -3,13 +3,20 @@
 
 #include "encoder.h"
 
+#include <cstdint>
+
 #include <mlx/array.h>
 
 namespace mlx_h2o {
 
+/// The strides of the first `axes`.
+inline void copy_strides(const mlx::core::array& from, int axes, int64_t* to) {
+  for (int axis = 0; axis < axes; ++axis) to[axis] = from.strides(axis);
+}
+
 /// The array itself where its last axis has unit stride; else a contiguous copy, made on the
-/// encoder's stream and alive until that stream has run what is dispatched next. Four axes, two or
-/// four bytes per element.
+/// encoder's stream and alive until that stream has run what is dispatched next. At most four axes,
+/// two or four bytes per element.
 mlx::core::array with_unit_last_stride(const mlx::core::array& array,
                                        mlx::core::cpu::CommandEncoder& encoder);
 
