@@ -55,7 +55,7 @@ class Eviction(NamedTuple):
                 positions, ranked = table.positions(self.offsets), table.lengths[due[0]] - self.tail
                 first = self.first(positions, ranked, some)
                 if self.policy.merges and stay > self.tail:
-                    kept, positions = merge(self, first, stay - self.tail, due)
+                    kept, positions = merge(self, first, positions, stay - self.tail, due)
                 else:
                     kept = self.kept(first, stay - self.tail, due)
                 rows = [stay if line in due else n for line, n in enumerate(table.lengths)]

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
 
 def merge(
-    eviction: Eviction, rows: Ranked, keep: int, due: Sequence[int]
+    eviction: Eviction, rows: Ranked, positions: mx.array, keep: int, due: Sequence[int]
 ) -> tuple[mx.array, mx.array]:
-    """Merge all but ``keep`` of these rows into others, which change in place.
+    """Merge all but ``keep`` of these rows into others, which change in place; ``positions`` are
+    those of all rows before.
 
     Returns:
         The slots that stay, uint32 [lines, H, keep], and the positions of all rows then.
@@ -37,7 +38,6 @@ def merge(
         pairs = zip(column.parts, column.encode(new), strict=True)
         column.parts = tuple(_written(part, into, some, lines) for part, some in pairs)
     table.beside[IMPORTANCE] = _written(table.beside[IMPORTANCE], into, found.bias, lines)
-    positions = table.positions(eviction.offsets)
     return found.kept, _written(positions, into, found.positions, lines)
 
 

@@ -199,13 +199,13 @@ class ScoredRows(StoredRows):
         """Forget what was accumulated for every row, as if none had been scored yet."""
         table = self._table
         if table is not None and self.policy.needs_scores:
-            table.attach(IMPORTANCE, mx.zeros((*table.shape, 0)), float("nan"))
+            table.attach(IMPORTANCE, mx.zeros((*table.shape, 0)), self._unseen)
         self._cut_waiting(end=0)
 
     def _importance(self, table: Table) -> mx.array:
         """That of all rows that there is room for, [B, H, slots]."""
         if IMPORTANCE not in table.beside:
-            table.attach(IMPORTANCE, mx.zeros((*table.shape, 0)), float("nan"))
+            table.attach(IMPORTANCE, mx.zeros((*table.shape, 0)), self._unseen)
         return table.beside[IMPORTANCE]
 
     def _take_in(

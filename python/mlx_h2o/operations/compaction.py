@@ -61,15 +61,19 @@ def _moves(kept: mx.array, capacity: int, start: int, tail: int) -> tuple[mx.arr
     keep = kept.shape[2]
     count = min(keep, capacity - keep)
     source = kept[:, :, -1 : -count - 1 : -1]
-    slots = mx.broadcast_to(_slots(capacity), (*kept.shape[:2], capacity))
-    marks = mx.put_along_axis(slots, kept, mx.array(_LAST, mx.uint32), axis=2)
-    free = mx.sort(marks[:, :, :keep], axis=2)[:, :, :count]
+    free = mx.sort(marked(kept, capacity)[:, :, :keep], axis=2)[:, :, :count]
     target = mx.where(source >= keep, free, source)
     if tail:
         newest = mx.broadcast_to(mx.arange(tail, dtype=mx.uint32), (*kept.shape[:2], tail))
         source = mx.concatenate([source, newest + start], axis=2)
         target = mx.concatenate([target, newest + keep], axis=2)
     return source, target
+
+
+def marked(kept: mx.array, capacity: int) -> mx.array:
+    """uint32 [B, H, capacity]: the number of each slot, or one above all where it is ``kept``."""
+    slots = mx.broadcast_to(_slots(capacity), (*kept.shape[:2], capacity))
+    return mx.put_along_axis(slots, kept, mx.array(_LAST, mx.uint32), axis=2)
 
 
 @lru_cache(maxsize=64)

@@ -11,6 +11,7 @@ import mlx.core as mx
 
 from mlx_h2o.operations import backends
 from mlx_h2o.operations.buffers import gathered
+from mlx_h2o.operations.compaction import marked
 from mlx_h2o.operations.composed import beside_rows
 from mlx_h2o.operations.requests import PerSequence
 
@@ -84,9 +85,7 @@ def partners(
 
 def others(kept: mx.array, rows: int) -> mx.array:
     """The slots below ``rows`` that are not ``kept`` [B, H, K]: uint32 [B, H, rows - K]."""
-    slots = mx.broadcast_to(mx.arange(rows, dtype=mx.uint32), (*kept.shape[:2], rows))
-    marked = mx.put_along_axis(slots, kept, mx.array(rows, mx.uint32), axis=2)
-    return mx.sort(marked, axis=2)[:, :, : rows - kept.shape[2]]
+    return mx.sort(marked(kept, rows), axis=2)[:, :, : rows - kept.shape[2]]
 
 
 def targets(going: mx.array, costs: mx.array, slots: mx.array) -> mx.array:

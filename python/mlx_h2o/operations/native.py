@@ -18,7 +18,6 @@ from mlx_h2o.operations.requests import (
     AttentionResult,
     KeyDiversityRequest,
     Packed,
-    PerSequence,
     PrefillRequest,
     QuantizeAppendRequest,
     QuantizedRows,
@@ -150,23 +149,12 @@ def key_diversity(request: KeyDiversityRequest) -> mx.array:
 
 
 def mergers(
-    keys: mx.array,
-    values: mx.array,
-    bias: mx.array,
-    positions: mx.array,
-    *,
-    keep: int,
-    sink_size: int,
-    recent_start: PerSequence,
-    shared: bool = False,
+    keys: mx.array, values: mx.array, *rows: mx.array, shared: bool = False, **given: Any
 ) -> merging.Mergers:
     """As ``merging.mergers``, each head by itself; heads that merge the same slots, composed."""
-    given: dict[str, Any] = {
-        "keep": keep, "sink_size": sink_size, "recent_start": recent_start
-    }  # fmt: skip
     if shared or keys.dtype != values.dtype:
-        return merging.mergers(keys, values, bias, positions, shared=shared, **given)
-    return merging.Mergers(*_module().mergers(keys, values, bias, positions, **given))
+        return merging.mergers(keys, values, *rows, shared=shared, **given)
+    return merging.Mergers(*_module().mergers(keys, values, *rows, **given))
 
 
 def replace_worst(request: ReplaceRequest) -> tuple[Any, ...]:

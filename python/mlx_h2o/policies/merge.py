@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import mlx.core as mx
-
-from ..operations.backends import resolve
-from .base import Policy, Rows
+from .keydiff import KeyDiff
 
 
-class Merge(Policy):
+class Merge(KeyDiff):
     """The pair of rows whose merger changes attention least becomes one row.
 
     Its key and value are means weighted by how much attention each row is likely to get, by the
@@ -18,7 +15,3 @@ class Merge(Policy):
 
     name = "merge"
     merges = True
-
-    def rank(self, rows: Rows) -> mx.array:
-        """That of ``keydiff``: how unlike the others a row is."""
-        return resolve().key_diversity(rows.keys)
