@@ -70,7 +70,7 @@ def test_evicting_packs_and_unpacks_nothing(policy, nothing_is_packed):
     cache.flush()
     mx.eval(arrays_of(cache.state))
     with pytest.raises(AssertionError, match="packed or unpacked"):
-        cache.update_and_fetch(*[mx.ones((1, 2, 1, SIZE))] * 2)
+        cache.update_and_fetch(*[mx.ones((1, 2, 2, SIZE))] * 2)
 
 
 @pytest.mark.parametrize("length", [1, 8, 9])

@@ -56,14 +56,17 @@ def path_of(cache: H2OKVCache, keys: mx.array) -> list[str]:
         if any(holds(value, keys) for value in given) and found[-1:] != [name]:
             found.append(name)
 
-    def append_rows(*given: Any) -> list[mx.array]:
-        found.append("stored")
-        return stock(*given)
+    def storing(stock: Any) -> Any:
+        def stored(*given: Any) -> list[mx.array]:
+            found.append("stored")
+            return stock(*given)
+
+        return stored
 
     # The extension's own function stores the key, which no profile of Python sees.
     operations = resolve()
-    stock = operations.append_rows
-    with mock.patch.object(operations, "append_rows", append_rows):
+    name = "append_rows" if cache.config.kv_bits is None else "append_quantized"
+    with mock.patch.object(operations, name, storing(getattr(operations, name))):
         sys.setprofile(see)
         try:
             cache.update_and_fetch(keys, keys)

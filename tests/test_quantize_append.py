@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from mlx_h2o import fast, use_backend
-from mlx_h2o.operations import native
+from mlx_h2o.operations import buffers, native
+from mlx_h2o.operations.backends import resolve
+from mlx_h2o.operations.buffers import padded
 
 BACKENDS = ["composed"] if native.unavailable_reason() else ["composed", "native"]
 DTYPES = [mx.float32, mx.float16, mx.bfloat16]
@@ -23,6 +25,10 @@ def bits_of(array: mx.array) -> np.ndarray:
     """A copy of an array's bits."""
     kind = mx.uint32 if array.dtype.size == 4 else mx.uint16
     return np.array(array.view(kind))
+
+
+def address(array: mx.array) -> int:
+    return np.array(array, copy=False).ctypes.data
 
 
 def random_rows(rng, shape, dtype) -> mx.array:
@@ -182,3 +188,49 @@ def test_the_native_module_refuses_on_its_own():
     for arguments in ((k[:2], v, *new, s), (k, v, *new, s[:, :, :1]), (v, k, *new, s)):
         with pytest.raises(ValueError, match=r"^\[quantize_append\] .* expected "):
             _core.quantize_append(*arguments, **numbers)
+
+
+@pytest.mark.parametrize("capacities", [(10, 10), (10, 14)], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("bits", "v_bits"), [(8, 8), (3, 6), (4, 2)])
+def test_rows_from_a_slot_on(backend, bits, v_bits, dtype, capacities):
+    """The operation of a cache's step, against its definition, and what is handed out with it."""
+    packed, new, _ = packed_and_new(30, bits=bits, v_bits=v_bits, dtype=dtype)
+    packed = [
+        [padded(part, capacity, 0) for part in parts]
+        for parts, capacity in zip(packed, capacities, strict=True)
+    ]
+    for start in (0, 4, 7):
+        copies = [[part[...] for part in parts] for parts in packed]
+        expected = buffers.append_quantized(*copies, *new, start, bits, 64, v_bits)
+        found = resolve().append_quantized(*packed, *new, start, bits, 64, v_bits)
+        assert len(found) == len(expected) == 12
+        for one, other in zip(found, expected, strict=True):
+            assert one.shape == other.shape and one.dtype == other.dtype
+            np.testing.assert_array_equal(bits_of(one), bits_of(other))
+        packed = [found[:3], found[3:6]]
+
+
+@pytest.mark.skipif(bool(native.unavailable_reason()), reason="no native back end")
+def test_rows_from_a_slot_on_are_written_in_place():
+    packed, new, _ = packed_and_new(31, length=1)
+    parts = [part for parts in packed for part in parts]
+    del packed
+    mx.eval(parts)
+    where = [address(part) for part in parts]
+    with use_backend("native"):
+        for start in range(4):
+            found = resolve().append_quantized(parts[:3], parts[3:], *new, start, 8, 64, 8)
+            parts, views = found[:6], found[6:]
+            del found
+            mx.eval(parts, views)
+            del views
+    assert where == [address(part) for part in parts]
+
+
+@pytest.mark.skipif(bool(native.unavailable_reason()), reason="no native back end")
+@pytest.mark.parametrize("start", [-1, 8, 2**31 - 1])
+def test_rows_that_do_not_fit_are_refused(start):
+    packed, new, _ = packed_and_new(32)
+    with use_backend("native"), pytest.raises(ValueError, match=f"3 rows from slot {start} on"):
+        resolve().append_quantized(*packed, *new, start, 8, 64, 8)

@@ -1,5 +1,7 @@
 // The operation that quantises rows into their slots: checks, the MLX primitive, the hand-over.
+#include <algorithm>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include <mlx/backend/cpu/encoder.h>
@@ -18,12 +20,17 @@ namespace {
 
 constexpr const char* kOperation = "quantize_append";
 
-/// Inputs: words, scales and biases of the keys, those of the values, new keys, new values, slots.
-/// Outputs: the first six, in the buffers of the inputs where nothing else holds those.
+/// Inputs: words, scales and biases of the keys, those of the values, new keys, new values, and the
+/// slots unless the new rows go to those from `start` on. Outputs: the first six, in the buffers of
+/// the inputs where nothing else holds those; with a start also their slots in use, as views.
 class QuantizeAppend : public CpuPrimitive {
  public:
-  QuantizeAppend(mx::Stream stream, int group_size, int key_bits, int value_bits)
-      : CpuPrimitive(stream, kOperation), group_size_(group_size), bits_{key_bits, value_bits} {}
+  QuantizeAppend(mx::Stream stream, int group_size, int key_bits, int value_bits,
+                 std::optional<int> start = std::nullopt)
+      : CpuPrimitive(stream, kOperation),
+        group_size_(group_size),
+        bits_{key_bits, value_bits},
+        start_(start) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
 
@@ -32,18 +39,23 @@ class QuantizeAppend : public CpuPrimitive {
   bool is_equivalent(const Primitive& other) const override {
     const auto& that = static_cast<const QuantizeAppend&>(other);
     return group_size_ == that.group_size_ && bits_[0] == that.bits_[0] &&
-           bits_[1] == that.bits_[1];
+           bits_[1] == that.bits_[1] && start_ == that.start_;
   }
 
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
     std::vector<mx::Shape> shapes;
     for (size_t i = 0; i < 6; ++i) shapes.push_back(inputs[i].shape());
+    for (size_t i = 0; start_ && i < 6; ++i) {
+      shapes.push_back(inputs[i].shape());
+      shapes.back()[2] = *start_ + inputs[6].shape(2);
+    }
     return shapes;
   }
 
  private:
   int group_size_;
   int bits_[2];
+  std::optional<int> start_;
 };
 
 void QuantizeAppend::eval_cpu(const std::vector<mx::array>& inputs,
@@ -56,7 +68,13 @@ void QuantizeAppend::eval_cpu(const std::vector<mx::array>& inputs,
     in_place[i] = take_over(inputs[i], outputs[i]);
     held.push_back(mx::array::unsafe_weak_copy(outputs[i]));
   }
-  const mx::array& slots = inputs[8];
+  for (size_t i = 6; i < outputs.size(); ++i) {
+    const mx::array& whole = outputs[i - 6];
+    const bool all = outputs[i].size() == whole.size();
+    outputs[i].copy_shared_buffer(whole, whole.strides(),
+                                  all ? whole.flags() : mx::array::Flags{false, false, false},
+                                  whole.data_size());
+  }
   kernels::QuantizationArguments arguments[2] = {};
   for (size_t tensor = 0; tensor < 2; ++tensor) {
     const mx::array rows = with_unit_last_stride(inputs[6 + tensor], encoder);
@@ -69,21 +87,21 @@ void QuantizeAppend::eval_cpu(const std::vector<mx::array>& inputs,
     a.to.bits = bits_[tensor];
     a.to.group_size = group_size_;
     a.type = element_type(rows.dtype());
+    a.start = start_.value_or(0);
     for (int axis = 0; axis < 3; ++axis) {
       a.from_strides[axis] = rows.strides(axis);
-      a.slot_strides[axis] = slots.strides(axis);
+      if (!start_) a.slot_strides[axis] = inputs[8].strides(axis);
     }
     held.push_back(mx::array::unsafe_weak_copy(rows));
   }
-  held.push_back(mx::array::unsafe_weak_copy(slots));
-  for (size_t i = 0; i < 6; ++i) held.push_back(mx::array::unsafe_weak_copy(inputs[i]));
+  for (const mx::array& input : inputs) held.push_back(mx::array::unsafe_weak_copy(input));
 
   // The stream keeps the buffers of inputs, outputs and temporaries until its tasks are done.
   encoder.dispatch([keys = arguments[0], values = arguments[1], held = std::move(held),
-                    copies = std::vector<bool>(in_place, in_place + 6),
+                    copies = std::vector<bool>(in_place, in_place + 6), with_slots = !start_,
                     target = kernels::simd_target()]() mutable {
     for (size_t i = 0; i < 6; ++i) {
-      if (!copies[i]) copy_elements(held[9 + i], held[i].data<void>());
+      if (!copies[i]) copy_elements(held[8 + i], held[i].data<void>());
     }
     for (size_t tensor = 0; tensor < 2; ++tensor) {
       kernels::QuantizationArguments& a = tensor == 0 ? keys : values;
@@ -91,7 +109,7 @@ void QuantizeAppend::eval_cpu(const std::vector<mx::array>& inputs,
       a.to.scales = held[3 * tensor + 1].data<void>();
       a.to.biases = held[3 * tensor + 2].data<void>();
       a.from = held[6 + tensor].data<void>();
-      a.slots = held[8].data<uint32_t>();
+      a.slots = with_slots ? held[16].data<uint32_t>() : nullptr;
       kernels::quantize_rows(a, target);
     }
   });
@@ -131,13 +149,9 @@ void check_packed(const char* name, const std::vector<mx::array>& packed, const 
   }
 }
 
-}  // namespace
-
-std::vector<mx::array> quantize_append(const std::vector<mx::array>& keys,
-                                       const std::vector<mx::array>& values,
-                                       const mx::array& new_keys, const mx::array& new_values,
-                                       const mx::array& slots, int bits, int group_size,
-                                       int value_bits, mx::StreamOrDevice s) {
+void check_settings(const std::vector<mx::array>& keys, const std::vector<mx::array>& values,
+                    const mx::array& new_keys, const mx::array& new_values, int bits,
+                    int group_size, int value_bits) {
   for (int found : {bits, value_bits}) {
     if (found == 2 || found == 3 || found == 4 || found == 5 || found == 6 || found == 8) continue;
     fail(kOperation, "bits are ", found, ", expected 2, 3, 4, 5, 6 or 8.");
@@ -147,28 +161,63 @@ std::vector<mx::array> quantize_append(const std::vector<mx::array>& keys,
   }
   check_packed("keys", keys, new_keys, bits, group_size);
   check_packed("values", values, new_values, value_bits, group_size);
-  if (keys[0].shape(2) != values[0].shape(2)) {
-    fail(kOperation, "keys and values have ", keys[0].shape(2), " and ", values[0].shape(2),
-         " rows, expected the same.");
-  }
   const mx::Shape new_rows{new_keys.shape(0), new_keys.shape(1), new_keys.shape(2)};
   if (mx::Shape{new_values.shape(0), new_values.shape(1), new_values.shape(2)} != new_rows) {
     fail(kOperation, "new keys and values have shapes ", to_text(new_keys.shape()), " and ",
          to_text(new_values.shape()), ", expected the same [B, H, L].");
   }
+}
+
+std::vector<mx::array> written(const std::vector<mx::array>& inputs,
+                               const std::shared_ptr<QuantizeAppend>& primitive) {
+  kernels::simd_target();  // refuses a wrong MLX_H2O_SIMD here, not inside the stream
+  const std::vector<mx::Shape> shapes = primitive->output_shapes(inputs);
+  std::vector<mx::Dtype> dtypes;
+  for (size_t i = 0; i < shapes.size(); ++i) dtypes.push_back(inputs[i % 6].dtype());
+  return mx::array::make_arrays(shapes, dtypes, primitive, inputs);
+}
+
+}  // namespace
+
+std::vector<mx::array> quantize_append(const std::vector<mx::array>& keys,
+                                       const std::vector<mx::array>& values,
+                                       const mx::array& new_keys, const mx::array& new_values,
+                                       const mx::array& slots, int bits, int group_size,
+                                       int value_bits, mx::StreamOrDevice s) {
+  check_settings(keys, values, new_keys, new_values, bits, group_size, value_bits);
+  if (keys[0].shape(2) != values[0].shape(2)) {
+    fail(kOperation, "keys and values have ", keys[0].shape(2), " and ", values[0].shape(2),
+         " rows, expected the same.");
+  }
+  const mx::Shape new_rows{new_keys.shape(0), new_keys.shape(1), new_keys.shape(2)};
   if (slots.shape() != new_rows || slots.dtype() != mx::uint32) {
     fail(kOperation, "slots are ", to_text(slots.dtype()), ' ', to_text(slots.shape()),
          ", expected uint32 [B, H, L] = ", to_text(new_rows), '.');
   }
   const mx::Stream stream = cpu_stream(kOperation, s);
-  kernels::simd_target();  // refuses a wrong MLX_H2O_SIMD here, not inside the stream
   std::vector<mx::array> inputs(keys);
   inputs.insert(inputs.end(), values.begin(), values.end());
   inputs.insert(inputs.end(), {new_keys, new_values, slots});
-  auto primitive = std::make_shared<QuantizeAppend>(stream, group_size, bits, value_bits);
-  std::vector<mx::Dtype> dtypes;
-  for (size_t i = 0; i < 6; ++i) dtypes.push_back(inputs[i].dtype());
-  return mx::array::make_arrays(primitive->output_shapes(inputs), dtypes, primitive, inputs);
+  return written(inputs, std::make_shared<QuantizeAppend>(stream, group_size, bits, value_bits));
+}
+
+std::vector<mx::array> append_quantized(const std::vector<mx::array>& keys,
+                                        const std::vector<mx::array>& values,
+                                        const mx::array& new_keys, const mx::array& new_values,
+                                        int start, int bits, int group_size, int value_bits,
+                                        mx::StreamOrDevice s) {
+  check_settings(keys, values, new_keys, new_values, bits, group_size, value_bits);
+  const int room = std::min(keys[0].shape(2), values[0].shape(2));
+  if (start < 0 || new_keys.shape(2) > room - start) {
+    fail(kOperation, "found ", new_keys.shape(2), " rows from slot ", start, " on for a buffer of ",
+         room, ", expected them within it.");
+  }
+  const mx::Stream stream = cpu_stream(kOperation, s);
+  std::vector<mx::array> inputs(keys);
+  inputs.insert(inputs.end(), values.begin(), values.end());
+  inputs.insert(inputs.end(), {new_keys, new_values});
+  return written(inputs,
+                 std::make_shared<QuantizeAppend>(stream, group_size, bits, value_bits, start));
 }
 
 }  // namespace mlx_h2o

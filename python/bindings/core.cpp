@@ -171,6 +171,9 @@ NB_MODULE(_core, m) {
         "mlx_h2o.fast.");
   m.def("append_rows", &mlx_h2o::append_rows, "buffers"_a, "rows"_a, "start"_a, nb::kw_only(),
         "stream"_a = nb::none());
+  m.def("append_quantized", &mlx_h2o::append_quantized, "keys"_a, "values"_a, "new_keys"_a,
+        "new_values"_a, "start"_a, "bits"_a, "group_size"_a, "value_bits"_a, nb::kw_only(),
+        "stream"_a = nb::none());
   m.def("compact_rows", &mlx_h2o::compact_rows, "buffer"_a, "kept"_a, "lines"_a, "start"_a = 0,
         "tail"_a = 0, nb::kw_only(), "stream"_a = nb::none());
   m.def("merge_segments", &mlx_h2o::merge_segments, "outs"_a, "lses"_a, nb::kw_only(),

@@ -200,6 +200,9 @@ ROWS = {
         "wanted > last ? 0 : wanted",
         caught="quantised value of target",
     ),
+    "rows that follow each other begin at the first slot": Fault(
+        "quantize_rows", "a.start + new_row", "new_row", caught="quantised value of target"
+    ),
 }
 
 THREADS = {

@@ -11,6 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..operations.backends import resolve
 from ..operations.buffers import padded, written
 
 Parts = tuple[mx.array, ...]
@@ -87,6 +88,14 @@ class Column(ABC):
             self.parts = tuple(padded(part, _room(end, limit), 0) for part in whole)
         else:  # the first ones are kept as they came, without room
             self.parts = tuple(mx.contiguous(part) for part in new)
+
+    def append_both(
+        self, values: Column, new_keys: mx.array, new_values: mx.array, start: int
+    ) -> list[mx.array]:
+        """Write new keys to this column and new values to the other, from slot ``start`` on, where
+        there is room: the parts of both, and then those of their slots in use."""
+        rows = [*self.encode(new_keys), *values.encode(new_values)]
+        return resolve().append_rows([*self.parts, *values.parts], rows, start)
 
     def put(self, slots: mx.array, parts: Parts) -> None:
         """Write kept rows at ``slots`` [B, H, n]."""

@@ -188,9 +188,8 @@ class Table:
         tail = self.segments[-1]
         kept, others = tail.keys, tail.values
         start, count = tail.rows[0], len(kept.parts)
-        rows = [*kept.encode(keys), *others.encode(values)]
-        found = resolve().append_rows([*kept.parts, *others.parts], rows, start)
-        middle = len(rows)
+        found = kept.append_both(others, keys, values, start)
+        middle = len(found) // 2
         kept.parts, others.parts = tuple(found[:count]), tuple(found[count:middle])
         tail.rows = [start + 1] * len(tail.rows)
         self._newest = None

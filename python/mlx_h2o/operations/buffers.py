@@ -1,9 +1,12 @@
 """Arrays [B, H, N] or [B, H, N, width] of rows in slots, and what is read and written of them.
 
-Nothing but ``append_rows`` changes an array that was passed; all other results are new objects.
+Nothing but ``append_rows`` and ``append_quantized`` changes an array that was passed; all other
+results are new objects.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import mlx.core as mx
 
@@ -28,6 +31,28 @@ def append_rows(buffers: list[mx.array], rows: list[mx.array], start: int) -> li
     for buffer, new in zip(buffers, rows, strict=True):
         buffer[:, :, start:end] = new
     return [*buffers, *(buffer[:, :, :end] for buffer in buffers)]
+
+
+def append_quantized(
+    keys: Sequence[mx.array],
+    values: Sequence[mx.array],
+    new_keys: mx.array,
+    new_values: mx.array,
+    start: int,
+    bits: int,
+    group_size: int,
+    value_bits: int,
+) -> list[mx.array]:
+    """The same of words, scales and biases of keys and of values, for new rows [B, H, L, D] that
+    are still to be quantised.
+
+    The definition, in plain MLX operations.
+    """
+    rows = [
+        *mx.quantize(new_keys, group_size=group_size, bits=bits),
+        *mx.quantize(new_values, group_size=group_size, bits=value_bits),
+    ]
+    return append_rows([*keys, *values], rows, start)
 
 
 def padded(array: mx.array, length: int, fill: float) -> mx.array:

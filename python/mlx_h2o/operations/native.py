@@ -219,7 +219,7 @@ def compact_rows(
 
 def __getattr__(name: str) -> Any:
     """The extension's own function, where it takes and returns what the definition does."""
-    if name in ("append_rows", "merge_segments", "segment_rows"):
+    if name in ("append_quantized", "append_rows", "merge_segments", "segment_rows"):
         return getattr(_module(), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

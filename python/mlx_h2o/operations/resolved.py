@@ -78,6 +78,7 @@ class Operations:
         self.output: Callable[..., mx.array] = self._output
         """Attention over arrays without scores, of the arguments of ``attention``."""
         self.append_rows = self.function(buffers.append_rows)
+        self.append_quantized = self.function(buffers.append_quantized)
         self.compact_rows = self.function(compaction.compact_rows)
         self.merge_segments = self.function(composed_segments.merge_segments)
         self.segment_rows = self.function(composed_segments.segment_rows)
