@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.models import cache as mlx_lm_cache
 
@@ -14,7 +15,8 @@ from ..caches.linked import LinkedH2OCache
 from ..caches.quantized import evicting_cache
 from ..config import H2OConfig
 from .budgets import Budgets, layer_configs
-from .routing import calls_attention, model_classes, model_name
+from .routing import calls_attention, model_classes, model_name, routing_for
+from .sizing import PROMPT_CHUNK, Sizing, chosen_bits, most_rows, parsed_bytes
 
 # Modules of mlx_lm.models whose attention cannot be served, and why.
 _REFUSED = {
@@ -35,6 +37,7 @@ def make_prompt_cache(
     max_kv_size: int | H2OConfig | None = None,
     *,
     budgets: Budgets | None = None,
+    max_kv_bytes: int | str | None = None,
     **settings: Any,
 ) -> list[Any]:
     """One cache per layer, as mlx_lm's function of this name makes, but bounded by eviction.
@@ -49,12 +52,21 @@ def make_prompt_cache(
             all the settings as an H2OConfig; or a file that ``mlx_h2o profile`` wrote.
             Unequal budgets are refused by models that make one array mask for all layers, when
             they ask for it, and by batches.
+        max_kv_bytes: in place of ``max_kv_size``: bytes of all caches together, once they are full,
+            as a number or as "300MB"; :func:`fit_bytes` says what rows and bits that gives.
         settings: further settings of H2OConfig.
 
     Raises:
         ValueError: settings out of range, a model whose attention cannot be served, or one
             without any cache that could evict; other than one budget per evicting layer.
     """
+    if max_kv_bytes is not None:
+        if max_kv_size is not None or budgets is not None:
+            raise ValueError(
+                f"[make_prompt_cache] found max_kv_bytes = {max_kv_bytes!r} beside max_kv_size or "
+                "budgets, expected one of them."
+            )
+        max_kv_size, settings = fit_bytes(model, max_kv_bytes, **settings).config, {}
     config = _config(max_kv_size, settings)
     name = model_name(model)
     _refuse_unserved(model)
@@ -74,6 +86,61 @@ def make_prompt_cache(
             "whose rows could be evicted."
         )
     return caches
+
+
+def fit_bytes(model: Module, max_kv_bytes: int | str, **settings: Any) -> Sizing:
+    """The settings with the most rows whose caches hold no more than ``max_kv_bytes``.
+
+    Without ``kv_bits``, rows stay unquantised if the whole context that the model is made for fits
+    so; they have 8 bits if it fits then, and otherwise 4. ``kv_bits=None`` leaves them unquantised.
+    Nothing is computed: the bytes are those of caches in a graph that is never evaluated.
+
+    Args:
+        model: an mlx_lm model.
+        max_kv_bytes: bytes of all caches of a sequence, once they are full, as a number or as
+            people write it: "300MB", "64MiB".
+        settings: further settings of H2OConfig.
+
+    Raises:
+        ValueError: no number of bytes, fewer than the fewest rows take, or as
+            :func:`make_prompt_cache`.
+    """
+    limit = parsed_bytes(max_kv_bytes)
+    config = _config(None, settings)
+
+    def measure(config: H2OConfig) -> int:
+        return _full_nbytes(model, config)
+
+    if "kv_bits" in settings:
+        config = most_rows(measure, config, limit)
+    else:
+        config = chosen_bits(measure, config, limit, _context(model))
+    return Sizing(config, measure(config), _full_nbytes(model, config, PROMPT_CHUNK))
+
+
+def _full_nbytes(model: Module, config: H2OConfig, chunk: int = 0) -> int:
+    """Bytes of full caches, or of those that take in a chunk of a prompt more."""
+    run: Any = model
+    caches = make_prompt_cache(model, config)
+    ours = list(evicting_caches(caches))
+    rows = max(config.max_kv_size or 1, *(getattr(one, "max_size", 1) for one in caches))
+    # Dense rows of mixed precision come until they are packed, and scores wait for drafts.
+    steps = config.reach + (config.group if config.mixed else 0) + 2
+    most = 0
+    with routing_for(model, ours):
+        for tokens in (rows, chunk) if chunk else (rows, *([1] * steps)):
+            run(mx.zeros((1, tokens), mx.int32), cache=caches)
+            if chunk or tokens == 1:
+                most = max(most, sum(cache.nbytes for cache in caches))
+    return most
+
+
+def _context(model: Any) -> int | None:
+    """The longest text that the model is made for, in tokens, if it says."""
+    args = getattr(model, "args", None)
+    text = getattr(args, "text_config", None) or {}
+    found = getattr(args, "max_position_embeddings", text.get("max_position_embeddings"))
+    return found if isinstance(found, int) else None
 
 
 @dataclass(frozen=True)

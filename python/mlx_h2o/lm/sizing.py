@@ -1,0 +1,121 @@
+"""The rows, and the bits of each, that a number of bytes holds."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ..config import H2OConfig
+
+PACKED_BITS = 4
+"""Bits of rows where the whole context does not fit in more."""
+PROMPT_CHUNK = 2048
+"""Tokens of a prompt that mlx_lm reads at once."""
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
+
+Measure = Callable[[H2OConfig], int]
+"""Bytes of full caches of these settings. Raises ValueError where they do not go together."""
+
+
+@dataclass(frozen=True)
+class Sizing:
+    """Settings whose caches fit into a number of bytes; ``str()`` says it in a line.
+
+    config: the settings.
+    nbytes: of the caches of all layers, for one sequence, once they are full.
+    peak_nbytes: the most while a prompt is read 2,048 tokens at a time.
+    """
+
+    config: H2OConfig
+    nbytes: int
+    peak_nbytes: int
+
+    def __str__(self) -> str:
+        config = self.config
+        bits = "unquantised" if config.kv_bits is None else f"in {config.kv_bits} bits"
+        if config.v_bits not in (None, config.kv_bits):
+            bits += f" (values {config.v_bits})"
+        return (
+            f"{config.max_kv_size:,} rows a head, {bits}: {self.nbytes:,} bytes, at most "
+            f"{self.peak_nbytes:,} while a prompt is read"
+        )
+
+
+def parsed_bytes(given: int | str) -> int:
+    """A number of bytes, or one as people write it: 300MB, 1.5 GB, 64MiB, 4096.
+
+    Raises ValueError for anything else.
+    """
+    if isinstance(given, str):
+        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]I?)?B?\s*", given.upper())
+        if found is not None:
+            return int(float(found[1]) * _UNITS[found[2] or ""])
+    elif not isinstance(given, bool) and isinstance(given, int) and given > 0:
+        return given
+    raise ValueError(
+        f"[fit_bytes] max_kv_bytes is {given!r}, expected a number of bytes such as 300MB or 64MiB."
+    )
+
+
+def most_rows(measure: Measure, config: H2OConfig, limit: int) -> H2OConfig:
+    """``config`` with the largest budget whose caches hold no more than ``limit`` bytes.
+
+    Raises ValueError where the smallest budget holds more, or the settings suit none.
+    """
+
+    def nbytes(rows: int) -> float:
+        return _measured(measure, config, rows)
+
+    low = _fewest(measure, config)
+    below, high = nbytes(low), 2 * low
+    if below > limit:
+        raise ValueError(
+            f"[fit_bytes] max_kv_bytes is {limit:,}, expected at least {below:,}: "
+            f"{low} rows a head."
+        )
+    while (above := nbytes(high)) <= limit:
+        low, below, high = high, above, 2 * high
+    while high - low > 1:
+        # Bytes are nearly linear in rows.
+        slope = max(1.0, (above - below) / (high - low)) if above < math.inf else math.inf
+        guess = low + int((limit - below) / slope) if slope < math.inf else (low + high) // 2
+        guess = min(max(guess, low + 1), high - 1)
+        if (found := nbytes(guess)) > limit:
+            high, above = guess, found
+            continue
+        low, below = guess, found
+        if low + 1 < high and (found := nbytes(low + 1)) > limit:
+            high, above = low + 1, found
+    return config.with_budget(low)
+
+
+def chosen_bits(measure: Measure, config: H2OConfig, limit: int, context: int | None) -> H2OConfig:
+    """As ``most_rows``, with the most bits in which ``context`` rows fit, or else with 4."""
+    packed = replace(config, kv_bits=PACKED_BITS)
+    for bits in (None, 8):
+        one = replace(config, kv_bits=bits)
+        if context is not None and _measured(measure, one, context) <= limit:
+            return most_rows(measure, one, limit)
+    least = _fewest(measure, config)
+    quantisable = _measured(measure, packed, 2 * least) < math.inf
+    return most_rows(measure, packed if quantisable else config, limit)
+
+
+def _measured(measure: Measure, config: H2OConfig, rows: int) -> float:
+    """Infinite where that budget does not suit the model or the other settings."""
+    try:
+        return measure(config.with_budget(rows))
+    except ValueError:
+        return math.inf
+
+
+def _fewest(measure: Measure, config: H2OConfig) -> int:
+    """Rows from which on the settings go together."""
+    least = config.sink_size + config.speculative + 2
+    enough = least + 64
+    measure(config.with_budget(enough))  # says what is wrong, if anything is
+    fitting = (n for n in range(least, enough) if _measured(measure, config, n) < math.inf)
+    return next(fitting, enough)

@@ -1,0 +1,128 @@
+"""Budgets in bytes: never exceeded, and one row more would not fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import mlx_h2o
+from mlx_h2o import H2OConfig
+from mlx_h2o.lm.prompt_cache import fit_bytes
+from mlx_h2o.lm.sizing import most_rows, parsed_bytes
+from tiny_models import tiny_qwen3
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    found = tiny_qwen3(head_dim=64)
+    found.args.max_position_embeddings = 200
+    return found
+
+
+def held(model: Any, config: H2OConfig, tokens: int) -> int:
+    """The most bytes that the caches hold in so many steps behind a prompt."""
+    caches = mlx_h2o.make_prompt_cache(model, config)
+    rows = config.max_kv_size or 1
+    most = 0
+    with mlx_h2o.routing(model):
+        mx.eval(model(mx.zeros((1, rows + 9), mx.int32), cache=caches))
+        for _ in range(tokens):
+            mx.eval(model(mx.ones((1, 1), mx.int32), cache=caches))
+            most = max(most, sum(cache.nbytes for cache in caches))
+    return most
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"kv_bits": None},
+        {"policy": "h2o", "kv_bits": None},
+        {"policy": "h2o", "kv_bits": None, "speculative": 3},
+        {"policy": "merge", "kv_bits": 4},
+        {"policy": "snapkv", "kv_bits": 8, "v_bits": 4},
+        {"kv_bits": 8, "light_bits": 4},
+        {"policy": "window", "kv_bits": None, "evict_every": 1},
+    ],
+    ids=str,
+)
+def test_the_bytes_are_met(model, settings):
+    limit = 120_000
+    found = fit_bytes(model, limit, **settings)
+    rows = found.config.max_kv_size
+    assert found.nbytes <= limit < found.peak_nbytes
+    assert held(model, found.config, 2 * found.config.group + 8) == found.nbytes
+    more = found.config.with_budget(rows + 1)
+    assert held(model, more, 2 * more.group + 8) > limit
+
+
+def test_bits_are_the_most_that_the_whole_context_fits_in(model):
+    context = model.args.max_position_embeddings
+    dense, packed = (
+        held(model, H2OConfig(max_kv_size=context, kv_bits=bits), 3) for bits in (None, 8)
+    )
+    assert fit_bytes(model, dense).config.kv_bits is None
+    assert fit_bytes(model, dense).config.max_kv_size == context
+    assert fit_bytes(model, dense - 1).config.kv_bits == 8
+    assert fit_bytes(model, packed - 1).config.kv_bits == 4
+    assert fit_bytes(model, packed - 1, kv_bits=None).config.kv_bits is None
+
+
+def test_rows_that_cannot_be_quantised_stay_as_they_come():
+    model = tiny_qwen3(head_dim=16)
+    assert fit_bytes(model, 30_000).config.kv_bits is None
+    with pytest.raises(ValueError, match="expected multiples of 32"):
+        fit_bytes(model, 30_000, kv_bits=4)
+
+
+def test_make_prompt_cache_takes_bytes(model):
+    caches = mlx_h2o.make_prompt_cache(model, max_kv_bytes="0.1MB", policy="window")
+    assert caches[0].config == fit_bytes(model, 100_000, policy="window").config
+    assert caches[0].config.policy == "window"
+    line = str(fit_bytes(model, 100_000))
+    assert "rows a head, in 4 bits" in line and "bytes" in line
+
+
+@given(
+    start=st.integers(0, 500), slope=st.integers(1, 300), step=st.integers(1, 9),
+    limit=st.integers(1, 10**6),
+)  # fmt: skip
+def test_the_search_finds_the_last_budget_that_fits(start, slope, step, limit):
+    def measure(config: H2OConfig) -> int:
+        rows = config.max_kv_size or 0
+        return start + slope * (-(-rows // step) * step)
+
+    config = H2OConfig()
+    if measure(config.with_budget(6)) > limit:
+        with pytest.raises(ValueError, match="expected at least .*: 6 rows a head"):
+            most_rows(measure, config, limit)
+        return
+    rows = most_rows(measure, config, limit).max_kv_size
+    assert measure(config.with_budget(rows)) <= limit < measure(config.with_budget(rows + 1))
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("300MB", 300_000_000), ("1.5 GB", 1_500_000_000), ("64MiB", 2**26), ("4096", 4096),
+     ("2k", 2000), (77, 77)],
+)  # fmt: skip
+def test_bytes_as_people_write_them(text, count):
+    assert parsed_bytes(text) == count
+
+
+@pytest.mark.parametrize("given", ["", "MB", "-3MB", "3 TB", "3.MB", 0, -1, True, 2.5])
+def test_what_is_no_number_of_bytes(given):
+    with pytest.raises(ValueError, match="expected a number of bytes such as 300MB"):
+        parsed_bytes(given)
+
+
+def test_what_is_refused(model):
+    with pytest.raises(ValueError, match=r"max_kv_bytes is 100, expected at least [\d,]+: 6 rows"):
+        fit_bytes(model, 100)
+    with pytest.raises(ValueError, match="beside max_kv_size or budgets"):
+        mlx_h2o.make_prompt_cache(model, 64, max_kv_bytes="1MB")
+    with pytest.raises(ValueError, match="unknown settings"):
+        fit_bytes(model, "1MB", polcy="h2o")
