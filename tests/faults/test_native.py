@@ -205,6 +205,33 @@ ROWS = {
     ),
 }
 
+MERGING = {
+    "a row merges with one that is protected": Fault(
+        "Head::is_free", "position(row) >= a.sink_size", "true", caught="of target"
+    ),
+    "a partner is the nearest, whatever the masses": Fault(
+        "find_partners", "std::sqrt(...) * std::max(", "std::max(", caught="merged rows of target"
+    ),
+    "two rows of many have one mass": Fault(
+        "merge_rows",
+        "const float mass = masses[going[i]];",
+        "const float mass = 1;",
+        caught="merger of target",
+    ),
+    "a row that stands for several counts once": Fault(
+        "merge_head", "count += head.count(going[i]);", "count += 1;", caught="merger of target"
+    ),
+    "a partner that goes too is not followed": Fault(
+        "merge_head", "while (follow[", "if (follow[", caught="merger of target"
+    ),
+    "the last vector of a row is left out": Fault(
+        "find_partners",
+        "d < width; d += kLanes",
+        "d + 16 < width; d += kLanes",
+        caught="merged rows of target",
+    ),
+}
+
 THREADS = {
     "two workers of a job have one number": Fault(
         "Workers::help",
@@ -222,7 +249,7 @@ THREADS = {
         caught="a child ended with status",
     ),
 }
-FAULTS = ATTENTION | ROWS | THREADS
+FAULTS = ATTENTION | ROWS | MERGING | THREADS
 
 pytestmark = pytest.mark.skipif(shutil.which(COMPILER) is None, reason="no C++ compiler")
 

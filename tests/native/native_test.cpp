@@ -6,6 +6,7 @@
 
 #include "attention_cases.h"
 #include "cache_cases.h"
+#include "merging_cases.h"
 #include "pool_cases.h"
 #include "prefill_cases.h"
 #include "selection_cases.h"
@@ -27,6 +28,7 @@ int main(int argc, char** argv) {
   mlx_h2o::test::test_accumulation(random, cases, report);
   mlx_h2o::test::test_key_diversity(random, cases, report);
   mlx_h2o::test::test_quantization(random, cases, report);
+  mlx_h2o::test::test_merging(random, cases, report);
   mlx_h2o::test::test_worst_row(random, cases, report);
   mlx_h2o::test::test_row_writing(random, cases, report);
   mlx_h2o::test::test_prefill(random, cases, report);
