@@ -1,100 +1,21 @@
-"""A profile of the layers, budgets made of it, and layers that have their own."""
+"""Layers that have their own budgets: a list of them, a file, and the masks that they need."""
 
 from __future__ import annotations
 
 import copy
-import json
+import functools
 
 import mlx.core as mx
+import mlx_lm.models.qwen3
 import numpy as np
 import pytest
+from mlx_lm.models import base
 
 import mlx_h2o
-from mlx_h2o import H2OConfig, cli, demo, evaluate
-from mlx_h2o.lm.profiling import LayerProfile, Profile
-from tiny_models import random_prompt, stock_tokens, tiny_qwen3
-
-
-def profile_of(*layers: tuple[float, float]) -> Profile:
-    """Layers by (entropy, concentration)."""
-    return Profile("tiny", 10, tuple(LayerProfile(h, c, 1.0) for h, c in layers))
-
-
-def test_the_formula_of_the_paper():
-    """clip(0.5 + (ratio - 1) * 2.5, 0.3, 0.7) of what the sinks leave; the budget stays."""
-    config = H2OConfig(max_kv_size=256)
-    found = profile_of((1, 0.25), (1, 0.30), (1, 0.33), (1, 0.32)).by_concentration(config)
-    assert [c.heavy_size for c in found] == [round(share * 252) for share in (0.3, 0.5, 0.7, 2 / 3)]
-    assert all(c.max_kv_size == 256 and c.sink_size == 4 for c in found)
-    assert all(c.sink_size + c.heavy_size + c.recent_size == 256 for c in found)
-
-
-@pytest.mark.parametrize("rows", [None, 20, 21, 97, 256, 1000])
-def test_a_shared_budget_is_met_exactly(rows):
-    config = H2OConfig(max_kv_size=64)
-    found = profile_of((3.8, 0.3), (3.0, 0.3), (1.3, 0.3), (0.8, 0.3)).by_entropy(config, rows)
-    budgets = [c.max_kv_size for c in found]
-    assert sum(budgets) == (256 if rows is None else rows)
-    assert budgets == sorted(budgets, reverse=True)
-    assert min(budgets) > config.sink_size
-    if rows is None:  # at least half and at most one and a half of an equal share, about
-        assert budgets[0] > 85 and 32 < budgets[-1] < 43
-
-
-def test_a_shared_budget_that_is_too_small_is_refused():
-    with pytest.raises(ValueError, match=r"\[Profile.by_entropy\] rows is 9 for 2 layers"):
-        profile_of((1, 1), (1, 1)).by_entropy(H2OConfig(), 9)
-
-
-def test_a_profile_needs_a_budget_to_share_out():
-    unbounded = H2OConfig(max_kv_size=None)
-    for way in ("by_entropy", "by_concentration"):
-        with pytest.raises(ValueError, match=rf"\[Profile.{way}\] max_kv_size is None"):
-            getattr(profile_of((1, 1), (1, 1)), way)(unbounded)
-    found = profile_of((1, 1), (1, 1)).by_entropy(unbounded, 64)
-    assert found == [H2OConfig(max_kv_size=32)] * 2
-
-
-def test_the_profile_is_what_numpy_makes_of_the_scores(monkeypatch):
-    """Every watched step of every layer, from the scores that attention returned."""
-    model = tiny_qwen3()
-    seen = []
-    original = mlx_h2o.H2OKVCache.update_scores
-
-    def watched(self, scores, **given):
-        seen.append(np.array(scores, np.float64))
-        return original(self, scores, **given)
-
-    monkeypatch.setattr(mlx_h2o.H2OKVCache, "update_scores", watched)
-    found = mlx_h2o.profile(model, [random_prompt(70), random_prompt(66, seed=2)], prompt=50)
-    assert (found.model, found.steps, len(found.layers)) == ("qwen3", 36, 2)
-    seen = [scores for scores in seen if scores.shape[2] == 1]
-    assert len(seen) == 72
-    for layer, profile in enumerate(found.layers):
-        figures = []
-        for scores in seen[layer::2]:
-            weights = np.exp(scores - np.logaddexp.reduce(scores, axis=-1, keepdims=True))
-            sizes = np.sort(np.abs(scores), axis=-1)
-            figures.append(
-                [
-                    -(weights * np.log(weights)).sum(-1).mean(),
-                    (sizes[..., -32:].sum(-1) / sizes.sum(-1)).mean(),
-                    scores.var(axis=-1).mean(),
-                ]
-            )
-        expected = np.mean(figures, axis=0)
-        np.testing.assert_allclose(
-            [profile.entropy, profile.concentration, profile.variance], expected, rtol=1e-4
-        )
-
-
-def test_profiles_are_refused_texts_that_are_too_short():
-    with pytest.raises(ValueError, match=r"\[profile\] found 1 texts, of lengths \[64\]"):
-        mlx_h2o.profile(tiny_qwen3(), [random_prompt(64)])
-    with pytest.raises(ValueError, match=r"\[profile\] found 0 texts"):
-        mlx_h2o.profile(tiny_qwen3(), [])
-    with pytest.raises(ValueError, match=r"\[profile\] prompt is 31"):
-        mlx_h2o.profile(tiny_qwen3(), [random_prompt(64)], prompt=31)
+from mlx_h2o import H2OConfig, evaluate
+from mlx_h2o.lm.prompt_cache import evicting_caches
+from models import tiny
+from tiny_models import random_prompt, stock_tokens, tiny_qwen3, tiny_tokenizer
 
 
 @pytest.mark.parametrize("policy", ["h2o", "keydiff", "h2o-sum"])
@@ -127,22 +48,120 @@ def test_budgets_that_hold_everything_generate_as_stock_does():
     assert tokens == stock_tokens(model, prompt, 10)
 
 
-def test_one_array_mask_for_all_layers_refuses_unequal_budgets():
+LENGTHS = (30, 3, 17)
+
+
+@pytest.mark.matrix(4)
+@pytest.mark.parametrize("rows", [{}, {"kv_bits": 8, "kv_group_size": 32}])
+@pytest.mark.parametrize("budgets", [[12, 30], [30, 12], [100, 12]])
+@pytest.mark.parametrize("policy", ["h2o", "keydiff", "merge"])
+def test_batches_with_unequal_budgets_are_their_sequences(policy, budgets, rows):
+    model = tiny_qwen3(head_dim=32)
+    given = {"budgets": budgets, "policy": policy, "sink_size": 2, "prefill_step_size": 8} | rows
+    prompts = [random_prompt(length, seed=length) for length in LENGTHS]
+    found = mlx_h2o.batch_generate(
+        model, tiny_tokenizer(), prompts, max_tokens=40, return_token_ids=True,
+        return_prompt_caches=True, **given,
+    )  # fmt: skip
+    for prompt, tokens, caches in zip(prompts, found.token_ids, found.caches, strict=True):
+        alone = mlx_h2o.stream_generate(model, tiny_tokenizer(), prompt, max_tokens=40, **given)
+        assert tokens == [one.token for one in alone][:40]
+        assert [cache.config.max_kv_size for cache in caches] == budgets
+        assert all(cache.unequal_budgets for cache in caches)
+
+
+# Latent attention makes an array of the mask before attention, gemma2 its own softmax.
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [
+        ("deepseek_v3", "keydiff"),
+        ("deepseek_v3", "merge"),
+        ("kimi_linear", "h2o"),
+        ("longcat_flash", "merge"),
+        ("deepseek_v32", "keydiff"),
+        ("qwen3", "merge"),
+        ("gemma3", "h2o"),
+    ],
+)
+def test_models_that_share_a_mask_read_each_layers_own(name, policy):
+    """Chunks and batches: every layer's attention is over its own rows."""
+    model = tiny.build(name)
+    count = len(list(evicting_caches(mlx_h2o.make_prompt_cache(model, 16, policy="window"))))
+    given = {"budgets": [12 + 7 * (layer % 3) for layer in range(count)], "policy": policy}
+    alone = [mlx_h2o.make_prompt_cache(model, 32, **given) for _ in LENGTHS]
+    with mlx_h2o.routing(model):
+        for caches, length in zip(alone, LENGTHS, strict=True):
+            for start in range(0, length, 8):
+                tokens = mx.arange(start, min(length, start + 8))[None] % 90 + 1
+                mx.eval(model(tokens, cache=caches))
+        layers = zip(*copy.deepcopy(alone), strict=True)
+        batch = [type(one[0]).merge(list(one)) for one in layers]
+        for step in range(12):
+            tokens = mx.array([[5 + step], [9 + step], [30 + step]])
+            found = model(tokens, cache=batch)
+            for line, caches in enumerate(alone):
+                expected = model(tokens[line : line + 1], cache=caches)
+                np.testing.assert_allclose(
+                    np.array(found[line : line + 1]), np.array(expected), rtol=2e-3, atol=2e-4
+                )
+
+
+def test_an_array_that_a_model_asks_for_is_the_causal_mask(monkeypatch):
+    """Of each layer: with arrays a model says what it says without, in chunks that evict."""
+    model = tiny_qwen3()
+    runs = []
+    for array in (False, True):
+        if array:
+            monkeypatch.setattr(
+                mlx_lm.models.qwen3,
+                "create_attention_mask",
+                functools.partial(base.create_attention_mask, return_array=True),
+            )
+        caches = mlx_h2o.make_prompt_cache(model, budgets=[12, 30], policy="keydiff")
+        logits = [evaluate.prefill(model, caches, random_prompt(60), chunk=9)]
+        logits.append(evaluate.prefill(model, caches, random_prompt(60, seed=9), chunk=16))
+        runs.append(np.array(mx.stack(logits)))
+    np.testing.assert_allclose(runs[1], runs[0], rtol=1e-4, atol=1e-5)
+
+
+def test_gemma2_reads_chunks_with_unequal_budgets():
+    """Its own softmax reads the mask, so that nothing need be routed."""
+    model = tiny.build("gemma2")
+    caches = mlx_h2o.make_prompt_cache(model, 32, budgets=[12, 19, 26, 15], policy="keydiff")
+    for start in range(0, 48, 16):
+        logits = model(mx.arange(start, start + 16)[None] % 90 + 1, cache=caches)
+        assert mx.all(mx.isfinite(logits)).item()
+
+
+def test_one_budget_has_one_mask_and_unequal_ones_each_layers():
     model = tiny_qwen3()
     unequal = mlx_h2o.make_prompt_cache(model, budgets=[12, 30])
-    with pytest.raises(ValueError, match="qwen3 layer 0 is asked for an array mask"):
-        unequal[0].make_mask(5, return_array=True)
-    with pytest.raises(ValueError, match="is asked for an array mask"):
-        copy.deepcopy(unequal)[1].make_mask(5, return_array=True)
     assert unequal[0].make_mask(5) == "causal"
     assert unequal[0].make_mask(1, return_array=True) is None
-    with pytest.raises(ValueError, match="unequal budgets, expected one budget: a batch"):
-        unequal[0].merge([unequal[0]])
-    equal = mlx_h2o.make_prompt_cache(
-        model, budgets=[H2OConfig(max_kv_size=30, heavy_size=h) for h in (5, 10)]
-    )
+    shared = unequal[0].make_mask(5, return_array=True)
+    for cache in unequal:
+        cache.update_and_fetch(*[mx.zeros((1, 2, 11, 16))] * 2)
+        assert mx.where(shared, 1, 0).shape == (11, 11)
+    np.testing.assert_array_equal(np.array(mx.where(shared, 1, 0)), np.tri(11))
+    batch = unequal[0].merge(unequal[:1])
+    assert batch.needs_routing and not unequal[0].needs_routing
+    other = copy.deepcopy(batch)
+    assert type(batch).from_state(batch.state).unequal_budgets
+    batch.extend(other)
+    assert batch.extract(1).unequal_budgets
+    # The sizes of the windows differ, so rows leave at other times.
+    recents = [H2OConfig(max_kv_size=30, heavy_size=h) for h in (5, 10)]
+    assert all(c.unequal_budgets for c in mlx_h2o.make_prompt_cache(model, budgets=recents))
+    equal = mlx_h2o.make_prompt_cache(model, budgets=[30, 30])
     assert equal[0].make_mask(5, return_array=True).shape == (5, 5)
-    assert [cache.config.heavy_size for cache in equal] == [5, 10]
+
+
+def test_a_batch_of_unequal_budgets_that_is_not_routed_is_refused():
+    model = tiny_qwen3()
+    caches = mlx_h2o.make_prompt_cache(model, budgets=[12, 30])
+    batch = [cache.merge([cache]) for cache in caches]
+    with pytest.raises(TypeError, match="EachLayersMask"):
+        model(mx.array([[1]]), cache=batch)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +183,7 @@ def test_wrong_budgets_say_what_was_found(budgets, text):
     ("content", "text"),
     [
         ("{", "is not JSON"),
-        ("[1, 2]", "holds list, expected an object with a list of budgets"),
+        ("[1, 2]", "holds list, expected an object with a list under"),
         ('{"budgets": [{"max_kv_size": 12}, {"rows": 3}]}', "a budget is {'rows': 3}"),
     ],
 )
@@ -172,28 +191,3 @@ def test_a_file_that_holds_no_budgets_is_refused(tmp_path, content, text):
     (tmp_path / "file").write_text(content)
     with pytest.raises(ValueError, match=text):
         mlx_h2o.make_prompt_cache(tiny_qwen3(), budgets=tmp_path / "file")
-
-
-def test_a_file_that_holds_no_profile_is_refused(tmp_path):
-    for content in ("{", "{}", '{"model": "a", "steps": 1, "layers": [{"entropy": 1}]}'):
-        (tmp_path / "file").write_text(content)
-        with pytest.raises(ValueError, match=r"^\[Profile.load\]"):
-            Profile.load(tmp_path / "file")
-
-
-def test_the_command_profiles_and_the_file_serves(tmp_path, capsys):
-    text, file = tmp_path / "text", tmp_path / "profile.json"
-    text.write_text(demo.text()[:1500])
-    given = ["--model", "demo", "--text", str(text), "--json", str(file)]
-    assert cli.main(["profile", *given, "--tokens", "120", "--max-kv-size", "40"]) == 0
-    assert "layer  entropy" in capsys.readouterr().out
-    sizes = [budget["max_kv_size"] for budget in json.loads(file.read_text())["budgets"]]
-    assert sum(sizes) == 6 * 40 and len(set(sizes)) > 1
-    assert len(Profile.load(file).layers) == 6
-    model, _ = mlx_h2o.load("demo")
-    caches = mlx_h2o.make_prompt_cache(model, budgets=file)
-    assert [cache.config.max_kv_size for cache in caches] == sizes
-    prompt = ["--model", "demo", "--prompt", "The ship was", "--max-tokens", "3"]
-    assert cli.main(["generate", *prompt, "--budgets", str(file)]) == 0
-    assert cli.main(["profile", *given[:4], "--json", str(file), "--tokens", "30"]) == 1
-    assert "[profile] found 1 texts" in capsys.readouterr().err

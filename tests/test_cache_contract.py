@@ -253,7 +253,6 @@ def test_settings_are_taken_only_while_there_is_no_token():
     cache = small()
     cache.take_settings(H2OConfig(max_kv_size=20), unequal_budgets=True)
     assert (cache.config.max_kv_size, cache.unequal_budgets) == (20, True)
-    with pytest.raises(ValueError, match=r"\[H2OKVCache.make_mask\].*their budgets are unequal"):
-        cache.make_mask(3, return_array=True)
+    assert cache.make_mask(3, return_array=True).dtype == mx.bool_
     with pytest.raises(ValueError, match=r"\[H2OKVCache.take_settings\].*is not empty"):
         filled(tokens=1)[0].take_settings(H2OConfig(), unequal_budgets=False)

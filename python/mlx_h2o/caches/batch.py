@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import mlx.core as mx
@@ -27,6 +26,7 @@ class BatchH2OKVCache(H2OKVCache):
     """
 
     _quantized = None
+    _in_batch = True
 
     def __init__(
         self, config: H2OConfig | None = None, batch_size: int = 0, *, name: str = ""
@@ -127,6 +127,7 @@ class BatchH2OKVCache(H2OKVCache):
         _check_mergeable(caches)
         first = caches[0]
         batch = cls(first.config, len(caches), name=first.name)
+        batch.unequal_budgets = any(cache.unequal_budgets for cache in caches)
         for cache in caches:
             cache.flush()
         batch._join(caches)
@@ -149,6 +150,7 @@ class BatchH2OKVCache(H2OKVCache):
             raise ValueError(f"{op} found a {type(other).__name__}, expected a BatchH2OKVCache.")
         if other.config != self.config:
             raise ValueError(f"{op} {_differing((self.config, other.config))}")
+        self.unequal_budgets = self.unequal_budgets or other.unequal_budgets
         self.flush()
         other.flush()
         padding = [*self._padding, *other._padding]
@@ -163,6 +165,7 @@ class BatchH2OKVCache(H2OKVCache):
         self._check_indices("extract", [index])
         self.flush()
         cache = evicting_cache(self.config, name=self.name)
+        cache.unequal_budgets = self.unequal_budgets
         if self._table is not None and self._tokens[index]:
             table = select(self._table, [index], self._tokens)
             cache._start([self._tokens[index]], table, self._unscored)
@@ -204,8 +207,7 @@ class BatchH2OKVCache(H2OKVCache):
             "before": [left for left, _ in self._padding],
             "remaining": [own for _, own in self._padding],
         }
-        settings = json.dumps(asdict(self.config))
-        return (*rows, self._unscored, self.name, json.dumps(lines), settings)
+        return (*rows, self._unscored, self.name, json.dumps(lines), self._settings)
 
     @state.setter
     def state(self, state: Sequence[Any]) -> None:
@@ -215,7 +217,7 @@ class BatchH2OKVCache(H2OKVCache):
                 f"{', '.join(_STATE)}."
             )
         unscored, name, lines, settings = state[4:]
-        self._configure(H2OConfig(**json.loads(settings)), name)
+        self._configure_as(settings, name)
         found = json.loads(lines)
         self._restore(list(found["tokens"]), state, bool(unscored), found["rows"])
         self._padding = list(zip(found["before"], found["remaining"], strict=True))
@@ -239,11 +241,6 @@ def _check_mergeable(caches: Sequence[Any]) -> None:
         held = cache._table.shape[0] if cache._table else len(cache._tokens)
         if held != 1:
             raise ValueError(f"{op} found a cache of {held} sequences, expected one.")
-    if any(cache.unequal_budgets for cache in caches):
-        raise ValueError(
-            f"{op} found layers with unequal budgets, expected one budget: a batch has one "
-            "mask for all layers."
-        )
     if any(cache.config != caches[0].config for cache in caches):
         raise ValueError(f"{op} {_differing(cache.config for cache in caches)}")
 

@@ -17,7 +17,7 @@ from .attention import DECODE_QUERIES, dense
 from .checks import check_rows
 from .column import Parts
 from .eviction import Eviction
-from .handed_out import HandedOut
+from .handed_out import EachLayersMask, HandedOut
 from .masks import mask_of
 from .scored import ScoredRows
 from .stored import IMPORTANCE
@@ -40,7 +40,8 @@ class H2OKVCache(ScoredRows):
 
     Attributes:
         policy: what ranks the rows.
-        unequal_budgets: whether other layers of the model have other budgets; saved with the rows.
+        unequal_budgets: whether other layers of the model have other settings, so that one mask
+            does not fit all; saved with the rows.
 
     Raises:
         ValueError: ``config.kv_bits`` is set; that is for :class:`QuantizedH2OKVCache`.
@@ -48,6 +49,8 @@ class H2OKVCache(ScoredRows):
 
     _quantized: ClassVar[bool | None] = False
     """Whether rows must be quantised; None: either way."""
+    _in_batch: ClassVar[bool] = False
+    """Whether sequences may differ, so that every step has a mask."""
     _batch: ClassVar[Any]
     _packed: ClassVar[Any]
     """The classes of several sequences and of packed rows, which name themselves here."""
@@ -281,21 +284,24 @@ class H2OKVCache(ScoredRows):
 
     @property
     def needs_routing(self) -> bool:
-        """Whether attention must be ours: it has to return scores, or to read packed rows."""
-        return self.policy.needs_attention or self.config.kv_bits is not None
+        """Whether attention must be ours: it has to return scores, to read packed rows, or to take
+        a mask of its layer's own."""
+        own = self._in_batch and self.unequal_budgets
+        return own or self.policy.needs_attention or self.config.kv_bits is not None
 
     def make_mask(
         self, length: int, window_size: int | None = None, return_array: bool = False
-    ) -> mx.array | str | None:
+    ) -> mx.array | str | EachLayersMask | None:
         """The mask for the next ``length`` tokens over the rows that their update will return.
 
         None for one token; for more "causal" (bottom-right aligned) or, with ``return_array``,
         bool [length, slots]. bool [B, 1, length, slots] where sequences differ or any has padding.
-        What must go before these tokens come goes now, so that the mask fits what is left.
+        What must go before these tokens come goes now, so that the mask fits what is left. With
+        ``unequal_budgets`` an array would not fit all layers: the mask is then an object that each
+        of them reads as its own.
 
         Raises:
-            ValueError: ``window_size`` is given; slots do not tell how old a row is. An array is
-                asked for where other layers have other budgets: it would not fit them.
+            ValueError: ``window_size`` is given; slots do not tell how old a row is.
             RuntimeError: as ``update_and_fetch``, where the last update got no scores.
         """
         if window_size is not None:
@@ -303,11 +309,8 @@ class H2OKVCache(ScoredRows):
                 f"[H2OKVCache.make_mask] window_size is {window_size}, expected None: "
                 f"{self._described()} evicts rows, and cannot serve a sliding-window layer."
             )
-        if return_array and length > 1 and self.unequal_budgets:
-            raise ValueError(
-                f"[H2OKVCache.make_mask] {self._described()} is asked for an array mask, which the "
-                "model uses for all layers, but their budgets are unequal: expected one budget."
-            )
+        if self.unequal_budgets and (self._in_batch or (return_array and length > 1)):
+            return EachLayersMask()
         spans = self._next_spans(length)
         rows = [[0] * len(spans)]
         if self._table is not None:
@@ -315,6 +318,15 @@ class H2OKVCache(ScoredRows):
                 self._make_room([stop - start for start, stop in spans])
             rows = [one.rows for one in self._table.segments]
         return mask_of(rows, spans, length, return_array=return_array)
+
+    def mask_of_update(self, *, return_array: bool = False) -> mx.array | str | None:
+        """As ``make_mask``, for the tokens of the last update over the rows that it returned."""
+        table = cast(Table, self._table)
+        spans = self._spans or [(0, self._length)] * table.lines
+        counts = [stop - start for start, stop in spans]
+        *packed, tail = (one.rows for one in table.segments)
+        before = [rows - count for rows, count in zip(tail, counts, strict=True)]
+        return mask_of([*packed, before], spans, self._length, return_array=return_array)
 
     # Rows that are taken back
 
@@ -365,12 +377,8 @@ class H2OKVCache(ScoredRows):
         read. With speculation two more: the scores of the newest queries, which wait, and the
         positions and numbers of these (JSON).
         """
-        given = asdict(self.config)
-        if self.unequal_budgets:  # else it is not there, and files are what they always were
-            given["unequal_budgets"] = True
-        settings = json.dumps(given)
         rows = self.keys, self.values, self.scores, self.positions
-        found = (*rows, self.offset, self.evicted, self._unscored, self.name, settings)
+        found = (*rows, self.offset, self.evicted, self._unscored, self.name, self._settings)
         return (*found, *self._waiting_state()) if self._reach else found
 
     @state.setter
@@ -382,13 +390,23 @@ class H2OKVCache(ScoredRows):
                 "positions, offset, evicted, unscored, name, settings; or 11 with speculation."
             )
         offset, _, unscored, name, settings, *more = state[4:]
+        self._configure_as(settings, name)
+        self._restore([int(offset)], state, bool(unscored))
+        if more:  # three in earlier versions, which wrote where queries end
+            self._restore_waiting(more[-2], more[-1], ends=len(more) == 3)
+
+    @property
+    def _settings(self) -> str:
+        given = asdict(self.config)
+        if self.unequal_budgets:  # else it is not there, and files are what they always were
+            given["unequal_budgets"] = True
+        return json.dumps(given)
+
+    def _configure_as(self, settings: str, name: str) -> None:
         given = json.loads(settings)
         unequal = bool(given.pop("unequal_budgets", False))
         self._configure(H2OConfig(**given), name)
         self.unequal_budgets = unequal
-        self._restore([int(offset)], state, bool(unscored))
-        if more:  # three in earlier versions, which wrote where queries end
-            self._restore_waiting(more[-2], more[-1], ends=len(more) == 3)
 
     def _restore(
         self, tokens: list[int], state: Sequence[Any], unscored: bool, rows: Any = None

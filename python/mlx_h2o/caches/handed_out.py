@@ -8,6 +8,7 @@ would keep some.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 _Owner = tuple["weakref.ref[H2OKVCache]", "weakref.ref[mx.array] | None"]
 _owners: dict[int, _Owner] = {}
+_latest = threading.local()
 
 
 class HandedOut:
@@ -39,6 +41,7 @@ class HandedOut:
     ) -> tuple[Any, Any]:
         """Keys and values that are known from now on; if ``held`` until ``release``."""
         words = keys[0] if isinstance(keys, tuple) else keys
+        _latest.cache = self._cache
         _owners[id(words)] = self._cache, None if held else weakref.ref(words)
         self._identity = id(words)
         self.rows = (keys, values) if held else None
@@ -60,3 +63,19 @@ def owner_of(keys: object) -> H2OKVCache | None:
     if found is None or (found[1] is not None and found[1]() is not keys):
         return None
     return found[0]()
+
+
+class EachLayersMask:
+    """One mask for all layers of a model, though their budgets differ: whoever reads it gets that
+    of the rows that a cache handed out last, which are the reader's.
+
+    Attention of ours asks the owner of its keys instead. mlx_lm's own takes no such object, and
+    raises TypeError; MLX operations on arrays take it.
+    """
+
+    dtype = mx.bool_
+
+    def __mlx_array__(self) -> mx.array:
+        cache = _latest.cache()
+        found = cache and cache.mask_of_update(return_array=True)
+        return found if isinstance(found, mx.array) else mx.array(True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -17,13 +18,13 @@ from ..operations.segments import masking
 
 
 def attend(
-    stock: Callable[[], mx.array],
+    stock: Callable[..., mx.array],
     queries: mx.array,
     keys: Any,
     values: Any,
     cache: Any = None,
     scale: float = 1.0,
-    mask: mx.array | str | None = None,
+    mask: mx.array | str | handed_out.EachLayersMask | None = None,
     sinks: mx.array | None = None,
     **_: Any,
 ) -> mx.array:
@@ -49,6 +50,9 @@ def attend(
         common = mx.result_type(queries, keys, values)
         queries, keys, values = (rows.astype(common) for rows in (queries, keys, values))
 
+    if isinstance(mask, handed_out.EachLayersMask):
+        mask = None if owner is None else owner.mask_of_update()
+        stock = functools.partial(stock, mask=mask)
     if owner is None:
         return _foreign(cache, stock, queries, keys, values, scale, mask, sinks)
     short = queries.shape[2] <= DECODE_QUERIES

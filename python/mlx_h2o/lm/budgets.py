@@ -70,7 +70,7 @@ def _read(path: str | PathLike[str]) -> Sequence[Any]:
     if not isinstance(found, dict) or not isinstance(found.get("budgets"), list):
         raise ValueError(
             f"[make_prompt_cache] {path} holds {type(found).__name__}, expected an object with a "
-            "list of budgets, as Profile.save() writes it."
+            'list under "budgets".'
         )
     budgets: list[Any] = found["budgets"]
     return budgets

@@ -31,8 +31,7 @@ def hosting(config: H2OConfig, budgets: Budgets | None = None) -> Iterator[Host]
     ``load`` there knows the model "demo" too. Models that cannot be served raise ValueError as they
     are loaded; so does a draft model that a request names where ``config.speculative`` is 0. A
     request that asks for more draft tokens than ``config.speculative`` gets that many at a time,
-    which changes its speed and not what is asked. With ``budgets`` of
-    :func:`mlx_h2o.make_prompt_cache` a server takes requests one by one, not in batches.
+    which changes its speed and not what is asked.
     """
     with ExitStack() as stack:
         host = Host(config, budgets, stack)
@@ -45,7 +44,7 @@ def hosting(config: H2OConfig, budgets: Budgets | None = None) -> Iterator[Host]
         targets += [
             _target("models.cache", "can_trim_prompt_cache", _trimmable_at_will),
             _target("generate", "trim_prompt_cache", _trimming),
-            *_server_targets(config.speculative, batches=budgets is None),
+            *_server_targets(config.speculative),
         ]
         with PATCHES.replaced(targets):
             yield host
@@ -88,7 +87,7 @@ class Host:
                 self._routed.append(weakref.ref(model))
 
 
-def _server_targets(speculative: int, *, batches: bool) -> list[Target]:
+def _server_targets(speculative: int) -> list[Target]:
     """What keeps a server's requests within what its caches can do."""
 
     def drafting(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -111,8 +110,6 @@ def _server_targets(speculative: int, *, batches: bool) -> list[Target]:
                         "caches of this server cannot take back: expected --draft-model when it "
                         "was started."
                     )
-                if not batches:
-                    self.is_batchable = False
                 return loaded
 
         return ModelProvider

@@ -50,8 +50,6 @@ def make_prompt_cache(
         max_kv_size: rows per KV head, or all the settings as an H2OConfig; None for the default.
         budgets: for layers that differ, one per layer that evicts, in order: ``max_kv_size``, or
             all the settings as an H2OConfig; or a file that ``mlx_h2o profile`` wrote.
-            Unequal budgets are refused by models that make one array mask for all layers, when
-            they ask for it, and by batches.
         max_kv_bytes: in place of ``max_kv_size``: bytes of all caches together, once they are full,
             as a number or as "300MB"; :func:`fit_bytes` says what rows and bits that gives.
         settings: further settings of H2OConfig.
@@ -72,19 +70,20 @@ def make_prompt_cache(
     _refuse_unserved(model)
     config = _handing(model, config)
     linked = bool(_modules_of(model) & _INDEXED)
-    if linked:
-        _check_indexed(model, config)
     caches = [
         _replaced(cache, config, f"{name} layer {layer}", linked)
         for layer, cache in enumerate(mlx_lm_cache.make_prompt_cache(model))
     ]
+    evicting = list(evicting_caches(caches))
     if budgets is not None:
-        _give(caches, layer_configs(config, budgets, len(list(evicting_caches(caches)))), linked)
-    if not any(True for _ in evicting_caches(caches)):
+        _give(evicting, layer_configs(config, budgets, len(evicting)))
+    if not evicting:
         raise ValueError(
             f"[make_prompt_cache] {name} makes no plain KVCache, expected at least one layer "
             "whose rows could be evicted."
         )
+    for cache in evicting if linked else ():
+        _check_indexed(model, cache.config)
     return caches
 
 
@@ -218,15 +217,10 @@ def _replaced(cache: Any, config: H2OConfig, name: str, linked: bool) -> Any:
     return cache
 
 
-def _give(caches: list[Any], configs: list[H2OConfig], linked: bool) -> None:
+def _give(caches: list[H2OKVCache], configs: list[H2OConfig]) -> None:
     """Each evicting cache its own settings."""
-    unequal = len({config.max_kv_size for config in configs}) > 1
-    if unequal and linked:
-        raise ValueError(
-            "[make_prompt_cache] budgets are unequal, expected one for all: the rows of attention "
-            "and indexer are linked."
-        )
-    for cache, config in zip(evicting_caches(caches), configs, strict=True):
+    unequal = len(set(configs)) > 1
+    for cache, config in zip(caches, configs, strict=True):
         if config.kv_bits != cache.config.kv_bits:
             raise ValueError(
                 f"[make_prompt_cache] a budget has kv_bits {config.kv_bits}, expected "

@@ -28,7 +28,7 @@ from .safetensors import read_header
 FORMAT = 2
 """Files of a higher format are refused. Raised when older readers would misread a file.
 
-1: one budget for all layers. 2: the settings of a cache may say that budgets are unequal; a file
+1: the same settings for all layers. 2: those of a cache may say that others differ; a file
 that does not need it is still written as 1.
 """
 
