@@ -63,10 +63,10 @@ def test_saved_prompts_that_do_not_fit(tmp_path, capsys):
         (f"--prompt-cache-file {file} --model other", "is of the model 'demo', found --model"),
         (f"--prompt-cache-file {file} --draft-model demo", "no cache of the draft model"),
     ):
-        assert cli.main(["generate", "-p", "x", *flags.split()]) == 1
+        assert cli.main(["generate", "-p", "x", *flags.split()]) == 2
         assert text in capsys.readouterr().err
     file.write_bytes(file.read_bytes()[:-100])
-    assert cli.main(["generate", "-p", "x", "--prompt-cache-file", str(file)]) == 1
+    assert cli.main(["generate", "-p", "x", "--prompt-cache-file", str(file)]) == 2
     assert "is damaged" in capsys.readouterr().err
 
 
@@ -110,7 +110,7 @@ def test_chat(chatting):
     assert run.returncode == 0, run.stderr
     assert len(run.stdout.split()) > 20
     refused = _chat("demo")
-    assert refused.returncode == 1
+    assert refused.returncode == 2
     assert "mlx_h2o chat: " in refused.stderr
     assert "chat_template is not set" in refused.stderr
 
@@ -154,8 +154,8 @@ def asked(command: str, flags: str, monkeypatch) -> dict[str, object]:
     found = {}
 
     @contextmanager
-    def noting(config, budgets=None):
-        found.update(config=config, budgets=budgets)
+    def noting(config, budgets=None, profile=None):
+        found.update(config=config, budgets=budgets, profile=profile)
         raise StoppedError
         yield
 
@@ -168,8 +168,9 @@ def asked(command: str, flags: str, monkeypatch) -> dict[str, object]:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_every_flag(command, monkeypatch):
     found = asked(command, f"{ALL_FLAGS} --budgets file.json", monkeypatch)
-    assert found == {"config": ASKED, "budgets": "file.json"}
-    assert asked(command, "", monkeypatch) == {"config": H2OConfig(), "budgets": None}
+    assert found == {"config": ASKED, "budgets": "file.json", "profile": None}
+    found = asked(command, "", monkeypatch)
+    assert found == {"config": H2OConfig(), "budgets": None, "profile": None}
     found = asked(command, "--max-kv-size none --kv-bits 8 --v-bits 4", monkeypatch)
     assert found["config"] == H2OConfig(max_kv_size=None, kv_bits=8, v_bits=4)
 
@@ -177,9 +178,10 @@ def test_every_command_has_every_flag(command, monkeypatch):
 def test_the_server_and_its_drafts(capsys, monkeypatch):
     found = asked("server", "--draft-model demo --num-draft-tokens 5", monkeypatch)
     assert found["config"] == H2OConfig(speculative=5)
-    with pytest.raises(SystemExit):
-        cli.main(["server", "--draft-model", "demo", "--budgets", "file.json"])
-    assert "--budgets with --draft-model" in capsys.readouterr().err
+    for flag in ("--budgets", "--profile"):
+        with pytest.raises(SystemExit):
+            cli.main(["server", "--draft-model", "demo", flag, "file"])
+        assert f"{flag} with --draft-model" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -187,7 +189,14 @@ def test_help_shows_our_flags_and_mlx_lms(command, capsys):
     with pytest.raises(SystemExit):
         cli.main([command, "--help"])
     ours, _, theirs = capsys.readouterr().out.partition("Options of mlx_lm's own")
-    for flag in ("--policy", "--light-bits", "--sparse-v", "--budgets", "a quarter of the"):
+    for flag in (
+        "--policy",
+        "--light-bits",
+        "--sparse-v",
+        "--budgets",
+        "--profile",
+        "a quarter of the",
+    ):
         assert flag in " ".join(ours.split())
     assert "--model" in theirs
 

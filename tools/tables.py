@@ -49,11 +49,6 @@ def policies(result: dict[str, Any]) -> str:
     return str(_benchmark("policy_statistics").table(result))
 
 
-def budgets(result: dict[str, Any]) -> str:
-    """The same rows spent in three ways over the layers."""
-    return str(_benchmark("budgets").table(result))
-
-
 def sparse_v(result: dict[str, Any]) -> str:
     """What each threshold drops, and what 1e-6 skips."""
     benchmark = _benchmark("sparse_v")
@@ -145,7 +140,6 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "demo": ("demo.json", demo),
     "policies": ("policies.json", policies),
     "policies of a second model": ("policies_llama.json", policies),
-    "budgets": ("budgets.json", budgets),
     "sparse V": ("sparse_v.json", sparse_v),
     "bytes of a layer": ("cache_bytes.json", layer_bytes),
     "bytes of a process": ("cache_bytes.json", process_bytes),

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from mlx_h2o.caches.linked import BatchLinkedH2OCache, LinkedH2OCache
     from mlx_h2o.caches.quantized import QuantizedH2OKVCache
     from mlx_h2o.config import H2OConfig
+    from mlx_h2o.lm.calibration import calibrate
     from mlx_h2o.lm.generate import (
         batch_generate,
         generate,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
         stream_generate,
     )
     from mlx_h2o.lm.install import install_kv_eviction, remove_kv_eviction, reset_eviction_scores
-    from mlx_h2o.lm.profiling import profile
+    from mlx_h2o.lm.profile import Profile
     from mlx_h2o.lm.routing import routing
     from mlx_h2o.lm.saving import load_prompt_cache, save_prompt_cache
 
@@ -48,17 +49,18 @@ __all__ = [
     "H2OConfig",
     "H2OKVCache",
     "LinkedH2OCache",
+    "Profile",
     "QuantizedH2OKVCache",
     "__version__",
     "backends",
     "batch_generate",
+    "calibrate",
     "fast",
     "generate",
     "install_kv_eviction",
     "load",
     "load_prompt_cache",
     "make_prompt_cache",
-    "profile",
     "remove_kv_eviction",
     "reset_eviction_scores",
     "routing",
@@ -73,9 +75,11 @@ _LAZY = {
     "BatchH2OKVCache": "mlx_h2o.caches.batch",
     "H2OConfig": "mlx_h2o.config",
     "H2OKVCache": "mlx_h2o.caches.cache",
+    "Profile": "mlx_h2o.lm.profile",
     "BatchLinkedH2OCache": "mlx_h2o.caches.linked",
     "LinkedH2OCache": "mlx_h2o.caches.linked",
     "batch_generate": "mlx_h2o.lm.generate",
+    "calibrate": "mlx_h2o.lm.calibration",
     "install_kv_eviction": "mlx_h2o.lm.install",
     "remove_kv_eviction": "mlx_h2o.lm.install",
     "reset_eviction_scores": "mlx_h2o.lm.install",
@@ -84,7 +88,6 @@ _LAZY = {
     "load": "mlx_h2o.lm.generate",
     "load_prompt_cache": "mlx_h2o.lm.saving",
     "make_prompt_cache": "mlx_h2o.lm.generate",
-    "profile": "mlx_h2o.lm.profiling",
     "routing": "mlx_h2o.lm.routing",
     "save_prompt_cache": "mlx_h2o.lm.saving",
     "stream_generate": "mlx_h2o.lm.generate",

@@ -13,11 +13,11 @@ _COMMANDS = {
     "chat": "a conversation, in a terminal",
     "server": "mlx_lm's HTTP server, batches included",
     "cache_prompt": "read a prompt once, and save its cache",
-    "profile": "how the layers of a model attend, and a budget for each",
+    "calibrate": "measure what each layer loses with few rows, for --profile",
     "evaluate": "what a bounded cache costs on a text",
     "benchmark": "speed and memory, alone or in batches",
 }
-_OURS = ("profile", "evaluate")
+_OURS = ("calibrate", "evaluate")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

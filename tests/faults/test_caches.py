@@ -14,6 +14,9 @@ from cache_courses import Course
 from faults.change import argument, assigned, condition, replaced, returned
 from faults.place import Fault, assert_caught
 from mlx_h2o import load_prompt_cache, save_prompt_cache, use_backend
+from test_budgets import (
+    test_models_that_share_a_mask_read_each_layers_own as shared_mask,
+)
 from test_cache_mixed import (
     test_recoded_rows_keep_the_upper_bits_or_all as recoded_rows,
 )
@@ -44,6 +47,23 @@ from test_merging import (
 from test_merging import (
     test_the_mean_is_weighted_by_count_and_by_how_unlike_the_key_is as weighted_mean,
 )
+from test_profile import FAR, NEAR, profile_of
+from test_profile import (
+    test_the_hull_lies_below_what_was_measured as hull,
+)
+from test_profile import (
+    test_the_layer_that_loses_gets_the_rows as far_layer,
+)
+from tiny_models import tiny_qwen3
+
+
+def another_model() -> None:
+    other = profile_of(NEAR, FAR, model=tiny_qwen3())
+    try:
+        other.check(tiny_qwen3(seed=1), 2)
+    except ValueError:
+        return
+    raise AssertionError("a profile of another model serves")
 
 
 def composed(check: Callable[[], None]) -> None:
@@ -349,6 +369,48 @@ FAULTS = [
         "caches.merging:_written",
         condition().becomes("True"),
         partial(batch, policy="merge"),
+    ),
+    Fault(
+        "a layer is given the mask of rows before its last update",
+        "caches.cache:H2OKVCache.mask_of_update",
+        assigned("before").becomes("list(tail)"),
+        partial(shared_mask, "deepseek_v3", "keydiff"),
+    ),
+    Fault(
+        "a batch of unequal budgets has the mask of its first layer",
+        "caches.cache:H2OKVCache.make_mask",
+        condition(of="_in_batch").becomes("False"),
+        partial(shared_mask, "qwen3", "merge"),
+    ),
+    Fault(
+        "a batch forgets that budgets are unequal",
+        "caches.batch:BatchH2OKVCache.merge",
+        assigned("batch.unequal_budgets").becomes("False"),
+        partial(shared_mask, "qwen3", "merge"),
+    ),
+    Fault(
+        "rows go where the line to the next point is steep, not along the hull",
+        "lm.profile:Profile._steps",
+        argument("max", 0, at=1).becomes("edges[:1]"),
+        hull,
+    ),
+    Fault(
+        "layers share rows below what was measured",
+        "lm.profile:Profile.share",
+        argument("max", 1, at=2).becomes("0"),
+        far_layer,
+    ),
+    Fault(
+        "the recent window is smaller than any that was measured",
+        "lm.profile:Profile.recent",
+        argument("max", 0).becomes("0"),
+        far_layer,
+    ),
+    Fault(
+        "a profile of another model serves",
+        "lm.profile:Profile.check",
+        condition().becomes("False"),
+        another_model,
     ),
     Fault(
         "a file may be shorter than it says",

@@ -16,14 +16,15 @@ from rich.table import Table
 from .. import evaluate, policies
 from ..config import H2OConfig
 from ..lm.generate import load, make_prompt_cache
-from .options import add_cache_flags, config_of
+from ..lm.profile import Profile
+from .options import add_cache_flags, settings_of
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run it with the command line's arguments; returns the exit status."""
     parser = _parser()
     args = parser.parse_args(arguments)
-    config = config_of(parser, args)
+    config, budgets, profile = settings_of(parser, args)
     try:
         text = Path(args.text).read_text(encoding="utf-8") if args.text != "-" else sys.stdin.read()
     except (OSError, UnicodeDecodeError) as error:
@@ -37,11 +38,12 @@ def run(arguments: Sequence[str]) -> int:
             f"--text has {len(tokens)} tokens, expected more than {flag} = {first}: otherwise "
             "nothing is evicted, or predicted"
         )
-    budgets = getattr(args, "budgets", None)
     try:
         found = [
             _measure(name, model, make(), tokens, first, args.chunk)
-            for name, make in _arms(model, config, budgets, args.policies or [config.policy])
+            for name, make in _arms(
+                model, config, budgets, profile, args.policies or [config.policy]
+            )
         ]
     except (OSError, ValueError) as error:
         parser.error(str(error))
@@ -75,7 +77,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _arms(
-    model: Any, config: H2OConfig, budgets: str | None, names: Sequence[str]
+    model: Any,
+    config: H2OConfig,
+    budgets: str | None,
+    profile: Profile | None,
+    names: Sequence[str],
 ) -> list[tuple[str, Any]]:
     """A name, and what makes the caches; the full cache first, as the others are compared to it."""
     from mlx_lm.models.cache import make_prompt_cache as stock
@@ -87,7 +93,11 @@ def _arms(
     # A model with make_cache ignores the size; there is none without a budget.
     if config.max_kv_size is not None and not hasattr(model, "make_cache"):
         arms.append(("rotating", lambda: stock(model, config.max_kv_size)))
-    return arms + [(name, ours(name)) for name in names]
+    arms += [(name, ours(name)) for name in names]
+    if profile is not None:
+        shared = lambda: make_prompt_cache(model, config, profile=profile)  # noqa: E731
+        arms.append((f"{config.policy}, by layer", shared))
+    return arms
 
 
 def _measure(

@@ -16,7 +16,7 @@ from ..lm.hosting import Host, hosting
 from ..lm.prompt_cache import evicting_caches
 from ..lm.replacements import PATCHES, Target, always
 from ..lm.saving import load_prompt_cache, save_prompt_cache
-from .options import add_cache_flags, config_of
+from .options import add_cache_flags, settings_of
 
 
 def run(command: str, arguments: Sequence[str]) -> int:
@@ -25,16 +25,16 @@ def run(command: str, arguments: Sequence[str]) -> int:
     args, others = parser.parse_known_args(arguments)
     if getattr(args, "image", None):
         parser.error("--image is not available in this version")
-    budgets = getattr(args, "budgets", None)
     if args.model is not None:
         others += ["--model", args.model]
     drafted = 0
     if args.draft_model is not None:
-        if command == "server" and budgets is not None:
-            parser.error("--budgets with --draft-model: its layers are not those of the file")
+        for name in ("budgets", "profile"):
+            if command == "server" and hasattr(args, name):
+                parser.error(f"--{name} with --draft-model: its layers are not those of the file")
         drafted = args.num_draft_tokens
         others += ["--draft-model", args.draft_model, "--num-draft-tokens", str(drafted)]
-    config = config_of(parser, args, speculative=drafted)
+    config, budgets, profile = settings_of(parser, args, speculative=drafted)
     if "-h" in others or "--help" in others:
         print(parser.format_help())
         print(f"Options of mlx_lm's own {command}; those above come first:\n")
@@ -42,7 +42,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
     before = sys.argv
     sys.argv = [f"mlx_h2o {command}", *others]
     try:
-        with hosting(config, budgets) as host:
+        with hosting(config, budgets, profile) as host:
             targets = [
                 Target(vars(module), name, always(ours))
                 for name, ours in _REPLACED.get(command, _nothing)(host, args.model).items()
@@ -51,7 +51,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
                 module.main()
     except (OSError, ValueError) as error:  # such as a model or a file that cannot be served
         print(f"mlx_h2o {command}: {error}", file=sys.stderr)
-        return 1
+        return 2
     finally:
         sys.argv = before
     return 0
@@ -89,7 +89,7 @@ def _generation(host: Host, model: str | None) -> dict[str, Callable[..., Any]]:
                 "--draft-model with --prompt-cache-file: a saved prompt has no cache of the draft "
                 "model"
             )
-        if host.config != H2OConfig() or host.budgets is not None:
+        if host.config != H2OConfig() or host.budgets is not None or host.profile is not None:
             raise ValueError("--prompt-cache-file brings its settings, found others beside it")
         caches, metadata = load_prompt_cache(file, return_metadata=True)
         of = metadata.setdefault("model", model or DEFAULT_MODEL)
@@ -105,7 +105,7 @@ def _generation(host: Host, model: str | None) -> dict[str, Callable[..., Any]]:
         if given.pop("prompt_cache") is not None:
             caches = load_prompt_cache(file, model=loaded)  # now that there is one to compare
         else:
-            caches = make_prompt_cache(loaded, host.config, budgets=host.budgets)
+            caches = host.caches(loaded)
         if draft_model is not None:
             caches = caches + make_prompt_cache(draft_model, host.config)
         text = generate(
@@ -135,7 +135,8 @@ def _saving(host: Host, model: str | None) -> dict[str, Callable[..., Any]]:
 
 
 def _print_summary(caches: list[Any]) -> None:
-    print(f"KV cache: {next(evicting_caches(caches)).config.policy}, {summary(caches)}")
+    policies = dict.fromkeys(cache.config.policy for cache in evicting_caches(caches))
+    print(f"KV cache: {' and '.join(policies)}, {summary(caches)}")
 
 
 def _nothing(host: Host, model: str | None) -> dict[str, Callable[..., Any]]:

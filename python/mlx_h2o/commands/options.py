@@ -8,6 +8,7 @@ from typing import Any
 
 from .. import policies
 from ..config import H2OConfig
+from ..lm.profile import Profile
 
 _DEFAULT = H2OConfig()
 
@@ -79,7 +80,12 @@ _FLAGS: dict[str, dict[str, Any]] = {
     },
     "budgets": {
         "metavar": "FILE",
-        "help": "a budget for each layer, of a file that `mlx_h2o profile` wrote",
+        "help": 'a budget for each layer: a JSON file {"budgets": [ROWS, ...]}',
+    },
+    "profile": {
+        "metavar": "FILE",
+        "help": "rows for each layer by what it loses without, as `mlx_h2o calibrate` wrote it; "
+        "--max-kv-size is then the mean, and the policy that of the file",
     },
 }
 
@@ -92,15 +98,23 @@ def add_cache_flags(parser: argparse.ArgumentParser, only: Sequence[str] = tuple
         group.add_argument(flag, default=argparse.SUPPRESS, **_FLAGS[name])
 
 
-def config_of(
+def settings_of(
     parser: argparse.ArgumentParser, args: argparse.Namespace, speculative: int = 0
-) -> H2OConfig:
-    """The settings that the flags ask for; ends the command where they do not go together."""
-    given = vars(args)
+) -> tuple[H2OConfig, str | None, Profile | None]:
+    """The settings that the flags ask for, a file of budgets and a profile; ends the command where
+    they do not go together."""
+    given = dict(vars(args))
     if given.get("quantized_kv_start"):
         parser.error("--quantized-kv-start must be 0: rows are quantised from the first on")
-    settings = {name: given[name] for name in H2OConfig.setting_names() if name in given}
+    budgets, profile = given.get("budgets"), None
     try:
-        return H2OConfig(**(settings | {"speculative": speculative}))
-    except ValueError as error:
+        if "profile" in given:
+            profile = Profile.load(given["profile"])
+            if budgets is not None:
+                parser.error("--profile with --budgets: expected one of them")
+            if given.setdefault("policy", profile.policy) != profile.policy:
+                parser.error(f"--policy must be {profile.policy}, which --profile is of")
+        settings = {name: given[name] for name in H2OConfig.setting_names() if name in given}
+        return H2OConfig(**(settings | {"speculative": speculative})), budgets, profile
+    except (OSError, ValueError) as error:
         parser.error(str(error))

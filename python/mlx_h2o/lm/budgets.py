@@ -26,11 +26,6 @@ def scaled(config: H2OConfig, max_kv_size: int) -> H2OConfig:
     return config.with_budget(max_kv_size, heavy)
 
 
-def sizes(config: H2OConfig) -> dict[str, int]:
-    """What a file of budgets holds of a layer."""
-    return {name: getattr(config, name) for name in _SIZES}
-
-
 def layer_configs(config: H2OConfig, budgets: Budgets, layers: int) -> list[H2OConfig]:
     """The settings of each evicting layer.
 

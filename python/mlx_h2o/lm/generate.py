@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,16 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ..config import H2OConfig
 from .drafting import DRAFTED
+from .profile import Profile
 from .prompt_cache import evicting_caches, make_prompt_cache, summary
 from .routing import routing, routing_for
 
 __all__ = ["batch_generate", "generate", "load", "make_prompt_cache", "stream_generate", "summary"]
 
 DEMO = "demo"
+
+_BY_LAYER = ("budgets", "profile")
+"""What a draft model, whose layers are others, does not get."""
 
 
 def load(path_or_hf_repo: str, *args: Any, **kwargs: Any) -> Any:
@@ -69,8 +74,8 @@ def stream_generate(
         tokenizer: its tokenizer.
         prompt: text or token ids.
         max_tokens: tokens to generate, -1 for no limit.
-        kwargs: mlx_lm's own arguments; settings of H2OConfig, where ``max_kv_size`` may be a
-            whole H2OConfig and None means its default; or ``prompt_cache``, caches of
+        kwargs: mlx_lm's own arguments; ``budgets``, ``profile`` and settings of H2OConfig as of
+            :func:`make_prompt_cache`, where None means the default; or ``prompt_cache``, caches of
             :func:`make_prompt_cache`, which are updated in place and bring their own settings.
             With ``draft_model`` both models get caches, for ``num_draft_tokens`` (2) at a time;
             a ``prompt_cache`` then holds those of the model and those of the draft model.
@@ -122,7 +127,7 @@ def batch_generate(
         prompt_caches: for each prompt the caches of :func:`make_prompt_cache`, all with the same
             settings. They are not changed; ``return_prompt_caches=True`` returns what they became.
         max_tokens: tokens to generate, for all prompts or for each.
-        kwargs: mlx_lm's own arguments, and settings of H2OConfig where there are no
+        kwargs: mlx_lm's own arguments, and those of :func:`make_prompt_cache` where there are no
             ``prompt_caches``.
 
     Raises:
@@ -136,6 +141,8 @@ def batch_generate(
         )
     if len(prompts) == 0:
         raise ValueError("[batch_generate] found no prompts, expected at least one.")
+    if isinstance(kwargs.get("profile"), str | PathLike):
+        kwargs["profile"] = Profile.load(kwargs["profile"])
     if prompt_caches is None:
         caches = [_caches("batch_generate", model, dict(kwargs)) for _ in prompts]
     else:
@@ -148,7 +155,7 @@ def batch_generate(
             f"[batch_generate] found {len(caches)} prompt caches, expected {len(prompts)}, one for "
             "each prompt."
         )
-    for name in (*H2OConfig.setting_names(), "budgets"):
+    for name in (*H2OConfig.setting_names(), *_BY_LAYER):
         kwargs.pop(name, None)
     if not isinstance(tokenizer, TokenizerWrapper):
         tokenizer = TokenizerWrapper(tokenizer)
@@ -176,7 +183,7 @@ def _caches(operation: str, model: Module, kwargs: dict[str, Any]) -> list[Any]:
             f"[{operation}] quantized_kv_start is {start}, expected 0: rows are quantised from "
             "the first on."
         )
-    names = (*H2OConfig.setting_names(), "budgets")
+    names = (*H2OConfig.setting_names(), *_BY_LAYER)
     settings = {name: kwargs.pop(name) for name in names if name in kwargs}
     given = {name: value for name, value in settings.items() if value is not None}
     prompt_cache = kwargs.pop("prompt_cache", None)
@@ -184,7 +191,7 @@ def _caches(operation: str, model: Module, kwargs: dict[str, Any]) -> list[Any]:
         if draft is None:
             return make_prompt_cache(model, **given)
         given = _with_speculation(given, kwargs.get("num_draft_tokens", DRAFTED))
-        its = {name: value for name, value in given.items() if name != "budgets"}
+        its = {name: value for name, value in given.items() if name not in _BY_LAYER}
         return make_prompt_cache(model, **given) + make_prompt_cache(draft, **its)
     if given:
         raise ValueError(

@@ -17,6 +17,7 @@ from typing import Any
 from ..config import H2OConfig
 from .budgets import Budgets
 from .generate import load
+from .profile import Profile
 from .prompt_cache import evicting_caches, make_prompt_cache
 from .replacements import PATCHES, Target, always
 from .routing import gains_by_routing, routing
@@ -25,8 +26,11 @@ _MODULES = ("generate", "chat", "server", "cache_prompt", "benchmark")
 
 
 @contextmanager
-def hosting(config: H2OConfig, budgets: Budgets | None = None) -> Iterator[Host]:
-    """Within the context mlx_lm's chat and server make caches of these settings.
+def hosting(
+    config: H2OConfig, budgets: Budgets | None = None, profile: Profile | None = None
+) -> Iterator[Host]:
+    """Within the context mlx_lm's chat and server make caches of these settings, with ``budgets``
+    or a ``profile`` as of :func:`mlx_h2o.make_prompt_cache`.
 
     ``load`` there knows the model "demo" too. Models that cannot be served raise ValueError as they
     are loaded; so does a draft model that a request names where ``config.speculative`` is 0. A
@@ -34,7 +38,7 @@ def hosting(config: H2OConfig, budgets: Budgets | None = None) -> Iterator[Host]
     which changes its speed and not what is asked.
     """
     with ExitStack() as stack:
-        host = Host(config, budgets, stack)
+        host = Host(config, budgets, profile, stack)
         targets = [
             _target(module, name, wrap)
             for module in _MODULES
@@ -56,21 +60,34 @@ class Host:
     Attributes:
         config: the settings.
         budgets: those of each layer, or None.
+        profile: what shares rows out over the layers, or None.
         model: the last model that caches were made for, while it lives.
     """
 
-    def __init__(self, config: H2OConfig, budgets: Budgets | None, stack: ExitStack) -> None:
+    def __init__(
+        self,
+        config: H2OConfig,
+        budgets: Budgets | None,
+        profile: Profile | None,
+        stack: ExitStack,
+    ) -> None:
         self.config = config
         self.budgets = budgets
+        self.profile = profile
         self.model: Callable[[], Any] = lambda: None
         self._stack = stack
         self._lock = threading.Lock()
         self._routed: list[weakref.ref[Any]] = []  # a strong one would keep unloaded models
 
+    def caches(self, model: Any) -> list[Any]:
+        """Caches of these settings."""
+        layers: dict[str, Any] = {"budgets": self.budgets, "profile": self.profile}
+        return make_prompt_cache(model, self.config, **layers)
+
     def making(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def make(model: Any, max_kv_size: int | None = None) -> list[Any]:
-            caches = make_prompt_cache(model, self.config, budgets=self.budgets)
+            caches = self.caches(model)
             self.model = weakref.ref(model)
             self._route(model, caches)
             return caches

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from os import PathLike
 from typing import Any, cast
 
 import mlx.core as mx
@@ -15,6 +16,7 @@ from ..caches.linked import LinkedH2OCache
 from ..caches.quantized import evicting_cache
 from ..config import H2OConfig
 from .budgets import Budgets, layer_configs
+from .profile import Profile
 from .routing import calls_attention, model_classes, model_name, routing_for
 from .sizing import PROMPT_CHUNK, Sizing, chosen_bits, most_rows, parsed_bytes
 
@@ -38,6 +40,7 @@ def make_prompt_cache(
     *,
     budgets: Budgets | None = None,
     max_kv_bytes: int | str | None = None,
+    profile: Profile | str | PathLike[str] | None = None,
     **settings: Any,
 ) -> list[Any]:
     """One cache per layer, as mlx_lm's function of this name makes, but bounded by eviction.
@@ -49,22 +52,33 @@ def make_prompt_cache(
         model: an mlx_lm model.
         max_kv_size: rows per KV head, or all the settings as an H2OConfig; None for the default.
         budgets: for layers that differ, one per layer that evicts, in order: ``max_kv_size``, or
-            all the settings as an H2OConfig; or a file that ``mlx_h2o profile`` wrote.
+            all the settings as an H2OConfig; or a JSON file with that list under "budgets".
         max_kv_bytes: in place of ``max_kv_size``: bytes of all caches together, once they are full,
             as a number or as "300MB"; :func:`fit_bytes` says what rows and bits that gives.
+        profile: of ``mlx_h2o calibrate``, or its file: ``max_kv_size`` is then the mean over the
+            layers, and each of them gets the rows that its measured losses ask for. The policy is
+            the profile's.
         settings: further settings of H2OConfig.
 
     Raises:
         ValueError: settings out of range, a model whose attention cannot be served, or one
-            without any cache that could evict; other than one budget per evicting layer.
+            without any cache that could evict; other than one budget per evicting layer; a profile
+            of another model, beside budgets, or beside another policy.
     """
+    if isinstance(profile, str | PathLike):
+        profile = Profile.load(profile)
     if max_kv_bytes is not None:
         if max_kv_size is not None or budgets is not None:
             raise ValueError(
                 f"[make_prompt_cache] found max_kv_bytes = {max_kv_bytes!r} beside max_kv_size or "
                 "budgets, expected one of them."
             )
-        max_kv_size, settings = fit_bytes(model, max_kv_bytes, **settings).config, {}
+        max_kv_size = fit_bytes(model, max_kv_bytes, profile=profile, **settings).config
+        settings = {}
+    if profile is not None:
+        if budgets is not None:
+            raise ValueError("[make_prompt_cache] found profile and budgets, expected one of them.")
+        max_kv_size, settings = _as_measured(profile, max_kv_size, settings)
     config = _config(max_kv_size, settings)
     name = model_name(model)
     _refuse_unserved(model)
@@ -82,6 +96,9 @@ def make_prompt_cache(
             f"[make_prompt_cache] {name} makes no plain KVCache, expected at least one layer "
             "whose rows could be evicted."
         )
+    if profile is not None:
+        profile.check(model, len(evicting))
+        _give(evicting, profile.share(_rows(config) * len(evicting), config))
     for cache in evicting if linked else ():
         _check_indexed(model, cache.config)
     return caches
@@ -204,6 +221,32 @@ def _config(max_kv_size: int | H2OConfig | None, settings: dict[str, Any]) -> H2
     if max_kv_size is not None:
         settings = {**settings, "max_kv_size": max_kv_size}
     return H2OConfig(**settings)
+
+
+def _as_measured(
+    profile: Profile, max_kv_size: int | H2OConfig | None, settings: dict[str, Any]
+) -> tuple[int | H2OConfig | None, dict[str, Any]]:
+    """The settings with the policy of a profile, which a caller may name but not change."""
+    named = settings.get("policy")
+    if isinstance(max_kv_size, H2OConfig) and max_kv_size.policy != H2OConfig.policy:
+        named = max_kv_size.policy
+    if named not in (None, profile.policy):
+        raise ValueError(
+            f"[make_prompt_cache] policy is {named!r}, expected {profile.policy!r}, of which "
+            f"{profile.path} is."
+        )
+    if isinstance(max_kv_size, H2OConfig):
+        return replace(max_kv_size, policy=profile.policy), settings
+    return max_kv_size, {**settings, "policy": profile.policy}
+
+
+def _rows(config: H2OConfig) -> int:
+    if config.max_kv_size is None:
+        raise ValueError(
+            "[make_prompt_cache] found a profile and max_kv_size None, expected the mean number of "
+            "rows."
+        )
+    return config.max_kv_size
 
 
 def _replaced(cache: Any, config: H2OConfig, name: str, linked: bool) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 _LONGEST = 100_000_000  # the format's own limit of a header
 
 
-def read_header(path: str, op: str) -> dict[str, Any]:
+def read_header(path: str, op: str, what: str = "prompt cache") -> dict[str, Any]:
     """Name, dtype, shape and offsets of every array, and ``__metadata__``.
 
     Raises:
@@ -23,7 +23,7 @@ def read_header(path: str, op: str) -> dict[str, Any]:
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or not 2 <= length <= _LONGEST:
-            raise ValueError(f"[{op}] {path} is no safetensors file, expected a prompt cache.")
+            raise ValueError(f"[{op}] {path} is no safetensors file, expected a {what}.")
         if size < 8 + length:
             raise _truncated(op, path, size, f"at least {8 + length}")
         text = file.read(length)
@@ -31,7 +31,7 @@ def read_header(path: str, op: str) -> dict[str, Any]:
         header = json.loads(text)
         ends = [entry["data_offsets"][1] for key, entry in header.items() if key[:2] != "__"]
     except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
-        message = f"[{op}] {path} is no safetensors file, expected a prompt cache."
+        message = f"[{op}] {path} is no safetensors file, expected a {what}."
         raise ValueError(message) from error
     expected = 8 + length + max(ends, default=0)
     if size != expected:

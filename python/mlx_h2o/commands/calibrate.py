@@ -1,0 +1,75 @@
+"""`mlx_h2o calibrate`: what each layer of a model loses with few rows, as a file."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+from .. import demo, policies
+from ..lm.calibration import SHORTEST, calibrate
+from ..lm.generate import load
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Measure a model on a text and write the profile; the exit status."""
+    args = _parser().parse_args(arguments)
+    console = Console(stderr=True)
+    bar = Progress(
+        "calibrating", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console
+    )
+    try:
+        text = demo.text() if args.text is None else args.text.read_text(encoding="utf-8")
+        if args.output.is_dir() or not args.output.absolute().parent.is_dir():
+            raise ValueError(f"--output {args.output} is no place for a file")
+        model, tokenizer = load(args.model)
+        with bar, warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.showwarning = lambda message, *_, **__: console.print(message)
+            task = bar.add_task("")
+            calibrate(
+                model, tokenizer, text, policy=args.policy, length=args.length,
+                documents=args.documents, file=args.output,
+                progress=lambda done, total: bar.update(task, completed=done, total=total),
+            )  # fmt: skip
+    except (OSError, ValueError) as error:
+        print(f"mlx_h2o calibrate: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("mlx_h2o calibrate: the same command goes on from here", file=sys.stderr)
+        return 130
+    print(f"mlx_h2o generate --model {args.model} --profile {args.output} uses it.")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="mlx_h2o calibrate",
+        description="Measure what each layer of a model loses when it alone keeps few rows, so "
+        "that --profile gives the rows to the layers that need them. Minutes, for a small model; "
+        "what was measured when it is interrupted is not measured again.",
+    )
+    parser.add_argument("--model", required=True, help='a directory, a name on the hub, or "demo"')
+    parser.add_argument("--output", type=Path, required=True, help="the profile to write")
+    parser.add_argument("--text", type=Path, help="a text file (default: one that comes with it)")
+    parser.add_argument(
+        "--policy",
+        choices=policies.names(),
+        default="merge",
+        help="what to do with the rows that go (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--length",
+        type=int,
+        default=640,
+        help=f"tokens of a document, at least {SHORTEST} (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--documents", type=int, default=8, help="read side by side (default: %(default)s)"
+    )
+    return parser
