@@ -193,7 +193,10 @@ def test_damaged_files_are_refused(tmp_path):
     profile_of(NEAR).save(file)
     whole = file.read_bytes()
     header = struct.pack("<Q", 2) + b"[]"
-    for content in (whole[:-3], whole[:40], b"", b"{}", header):
+    longer = whole.replace(b"[1,5,3]", b"[7,5,3]")
+    nameless = whole.replace(b'"dtype":"F32"', b'"dtyp_":"F32"')
+    assert len({whole, longer, nameless}) == 3
+    for content in (whole[:-3], whole[:40], b"", b"{}", header, longer, nameless):
         file.write_bytes(content)
         with pytest.raises(ValueError, match=r"^\[Profile.load\]"):
             Profile.load(file)

@@ -89,9 +89,12 @@ class Profile:
         path = os.fspath(path)
         header = read_header(path, "Profile.load", "profile")
         about = _about(path, header.pop("__metadata__", None))
-        if {name: entry["dtype"] for name, entry in header.items()} != _ARRAYS:
+        if {name: entry.get("dtype") for name, entry in header.items()} != _ARRAYS:
             raise _unfit(path, f"holds the arrays {sorted(header)}, expected {sorted(_ARRAYS)}")
-        arrays: Any = mx.load(path, format="safetensors")
+        try:
+            arrays: Any = mx.load(path, format="safetensors")
+        except (RuntimeError, ValueError) as error:
+            raise _unfit(path, f"cannot be read: {error}") from error
         loss, rows, shares = (np.array(arrays[name]) for name in _ARRAYS)
         fits = loss.ndim == 3 and loss.shape[1:] == (*rows.shape, *shares.shape) and loss.size
         if not fits:
