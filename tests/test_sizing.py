@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mlx_h2o
-from mlx_h2o import H2OConfig
+from mlx_h2o import H2OConfig, cli
 from mlx_h2o.lm.prompt_cache import fit_bytes
 from mlx_h2o.lm.sizing import most_rows, parsed_bytes
 from tiny_models import tiny_qwen3
@@ -88,20 +88,49 @@ def test_make_prompt_cache_takes_bytes(model):
 
 @given(
     start=st.integers(0, 500), slope=st.integers(1, 300), step=st.integers(1, 9),
-    limit=st.integers(1, 10**6),
+    first=st.integers(6, 40), limit=st.integers(1, 10**6),
 )  # fmt: skip
-def test_the_search_finds_the_last_budget_that_fits(start, slope, step, limit):
-    def measure(config: H2OConfig) -> int:
-        rows = config.max_kv_size or 0
+def test_the_search_finds_the_last_budget_that_fits(start, slope, step, first, limit):
+    def measure(rows: int) -> int:
+        if rows < first:
+            raise ValueError("too few rows")
         return start + slope * (-(-rows // step) * step)
 
-    config = H2OConfig()
-    if measure(config.with_budget(6)) > limit:
-        with pytest.raises(ValueError, match="expected at least .*: 6 rows a head"):
-            most_rows(measure, config, limit)
+    if measure(first) > limit:
+        with pytest.raises(ValueError, match=f"expected at least .*: {first} rows a head"):
+            most_rows(measure, 6, limit)
         return
-    rows = most_rows(measure, config, limit).max_kv_size
-    assert measure(config.with_budget(rows)) <= limit < measure(config.with_budget(rows + 1))
+    rows = most_rows(measure, 6, limit)
+    assert measure(rows) <= limit < measure(rows + 1)
+
+
+def test_sizes_that_are_named_stay(model):
+    found = fit_bytes(model, "0.1MB", kv_bits=8, sink_size=2, recent_size=120).config
+    assert (found.sink_size, found.recent_size, found.kv_bits) == (2, 120, 8)
+
+
+def test_the_command_says_what_it_picked(capsys):
+    arguments = ["--model", "demo", "--prompt", "The ship", "--max-tokens", "2"]
+    assert cli.main(["generate", *arguments, "--max-kv-bytes", "0.4 MB"]) == 0
+    said = capsys.readouterr()
+    assert "rows a head, in 4 bits" in said.err and "KV cache: keydiff" in said.out
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--max-kv-bytes", "many"], "max_kv_bytes is 'many', expected a number of bytes"),
+        (["--max-kv-bytes", "9"], "max_kv_bytes is 9, expected at least"),
+        (["--max-kv-bytes", "1MB", "--max-kv-size", "64"], "--max-kv-bytes with --max-kv-size"),
+    ],
+)
+def test_what_the_command_refuses(flags, said, capsys):
+    try:
+        status = cli.main(["generate", "--model", "demo", "--prompt", "x", *flags])
+    except SystemExit as end:
+        status = end.code
+    assert status == 2
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     )
     from mlx_h2o.lm.install import install_kv_eviction, remove_kv_eviction, reset_eviction_scores
     from mlx_h2o.lm.profile import Profile
+    from mlx_h2o.lm.prompt_cache import fit_bytes
     from mlx_h2o.lm.routing import routing
     from mlx_h2o.lm.saving import load_prompt_cache, save_prompt_cache
 
@@ -56,6 +57,7 @@ __all__ = [
     "batch_generate",
     "calibrate",
     "fast",
+    "fit_bytes",
     "generate",
     "install_kv_eviction",
     "load",
@@ -84,6 +86,7 @@ _LAZY = {
     "remove_kv_eviction": "mlx_h2o.lm.install",
     "reset_eviction_scores": "mlx_h2o.lm.install",
     "QuantizedH2OKVCache": "mlx_h2o.caches.quantized",
+    "fit_bytes": "mlx_h2o.lm.prompt_cache",
     "generate": "mlx_h2o.lm.generate",
     "load": "mlx_h2o.lm.generate",
     "load_prompt_cache": "mlx_h2o.lm.saving",

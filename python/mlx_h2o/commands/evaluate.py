@@ -24,7 +24,7 @@ def run(arguments: Sequence[str]) -> int:
     """Run it with the command line's arguments; returns the exit status."""
     parser = _parser()
     args = parser.parse_args(arguments)
-    config, budgets, profile = settings_of(parser, args)
+    config, budgets, profile, _ = settings_of(parser, args)
     try:
         text = Path(args.text).read_text(encoding="utf-8") if args.text != "-" else sys.stdin.read()
     except (OSError, UnicodeDecodeError) as error:

@@ -34,7 +34,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
                 parser.error(f"--{name} with --draft-model: its layers are not those of the file")
         drafted = args.num_draft_tokens
         others += ["--draft-model", args.draft_model, "--num-draft-tokens", str(drafted)]
-    config, budgets, profile = settings_of(parser, args, speculative=drafted)
+    settings = settings_of(parser, args, speculative=drafted)
     if "-h" in others or "--help" in others:
         print(parser.format_help())
         print(f"Options of mlx_lm's own {command}; those above come first:\n")
@@ -42,7 +42,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
     before = sys.argv
     sys.argv = [f"mlx_h2o {command}", *others]
     try:
-        with hosting(config, budgets, profile) as host:
+        with hosting(*settings) as host:
             targets = [
                 Target(vars(module), name, always(ours))
                 for name, ours in _REPLACED.get(command, _nothing)(host, args.model).items()
@@ -89,7 +89,7 @@ def _generation(host: Host, model: str | None) -> dict[str, Callable[..., Any]]:
                 "--draft-model with --prompt-cache-file: a saved prompt has no cache of the draft "
                 "model"
             )
-        if host.config != H2OConfig() or host.budgets is not None or host.profile is not None:
+        if host.config != H2OConfig() or host.budgets or host.profile or host.sized:
             raise ValueError("--prompt-cache-file brings its settings, found others beside it")
         caches, metadata = load_prompt_cache(file, return_metadata=True)
         of = metadata.setdefault("model", model or DEFAULT_MODEL)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import policies
 from ..config import H2OConfig
 from ..lm.profile import Profile
+from ..lm.sizing import parsed_bytes
 
 _DEFAULT = H2OConfig()
 
@@ -23,6 +24,11 @@ _FLAGS: dict[str, dict[str, Any]] = {
         "metavar": "ROWS",
         "help": f"rows per head, at most (default: {_DEFAULT.max_kv_size}); a quarter of the "
         "context is a good start; none: no limit",
+    },
+    "max_kv_bytes": {
+        "metavar": "BYTES",
+        "help": "in place of rows: bytes of all layers together, such as 300MB; picks the rows, "
+        "and the bits where --kv-bits does not say",
     },
     "policy": {
         "choices": policies.names(),
@@ -98,15 +104,24 @@ def add_cache_flags(parser: argparse.ArgumentParser, only: Sequence[str] = tuple
         group.add_argument(flag, default=argparse.SUPPRESS, **_FLAGS[name])
 
 
+class CacheSettings(NamedTuple):
+    """What the flags ask for: settings, a file of budgets, a profile, and arguments of
+    ``fit_bytes`` that the settings are to be made of."""
+
+    config: H2OConfig
+    budgets: str | None
+    profile: Profile | None
+    sized: dict[str, Any] | None
+
+
 def settings_of(
     parser: argparse.ArgumentParser, args: argparse.Namespace, speculative: int = 0
-) -> tuple[H2OConfig, str | None, Profile | None]:
-    """The settings that the flags ask for, a file of budgets and a profile; ends the command where
-    they do not go together."""
+) -> CacheSettings:
+    """The settings of the cache; ends the command where they do not go together."""
     given = dict(vars(args))
     if given.get("quantized_kv_start"):
         parser.error("--quantized-kv-start must be 0: rows are quantised from the first on")
-    budgets, profile = given.get("budgets"), None
+    budgets, profile, sized = given.get("budgets"), None, None
     try:
         if "profile" in given:
             profile = Profile.load(given["profile"])
@@ -115,6 +130,11 @@ def settings_of(
             if given.setdefault("policy", profile.policy) != profile.policy:
                 parser.error(f"--policy must be {profile.policy}, which --profile is of")
         settings = {name: given[name] for name in H2OConfig.setting_names() if name in given}
-        return H2OConfig(**(settings | {"speculative": speculative})), budgets, profile
+        settings["speculative"] = speculative
+        if "max_kv_bytes" in given:
+            if "max_kv_size" in given or budgets is not None:
+                parser.error("--max-kv-bytes with --max-kv-size or --budgets: expected one of them")
+            sized = {"max_kv_bytes": parsed_bytes(given["max_kv_bytes"])} | settings
+        return CacheSettings(H2OConfig(**settings), budgets, profile, sized)
     except (OSError, ValueError) as error:
         parser.error(str(error))

@@ -26,7 +26,7 @@ __all__ = ["batch_generate", "generate", "load", "make_prompt_cache", "stream_ge
 
 DEMO = "demo"
 
-_BY_LAYER = ("budgets", "profile")
+_BY_MODEL = ("budgets", "profile", "max_kv_bytes")
 """What a draft model, whose layers are others, does not get."""
 
 
@@ -74,9 +74,10 @@ def stream_generate(
         tokenizer: its tokenizer.
         prompt: text or token ids.
         max_tokens: tokens to generate, -1 for no limit.
-        kwargs: mlx_lm's own arguments; ``budgets``, ``profile`` and settings of H2OConfig as of
-            :func:`make_prompt_cache`, where None means the default; or ``prompt_cache``, caches of
-            :func:`make_prompt_cache`, which are updated in place and bring their own settings.
+        kwargs: mlx_lm's own arguments; ``budgets``, ``profile``, ``max_kv_bytes`` and settings of
+            H2OConfig as of :func:`make_prompt_cache`, where None means the default; or
+            ``prompt_cache``, caches of :func:`make_prompt_cache`, which are updated in place and
+            bring their own settings.
             With ``draft_model`` both models get caches, for ``num_draft_tokens`` (2) at a time;
             a ``prompt_cache`` then holds those of the model and those of the draft model.
 
@@ -155,7 +156,7 @@ def batch_generate(
             f"[batch_generate] found {len(caches)} prompt caches, expected {len(prompts)}, one for "
             "each prompt."
         )
-    for name in (*H2OConfig.setting_names(), *_BY_LAYER):
+    for name in (*H2OConfig.setting_names(), *_BY_MODEL):
         kwargs.pop(name, None)
     if not isinstance(tokenizer, TokenizerWrapper):
         tokenizer = TokenizerWrapper(tokenizer)
@@ -183,7 +184,7 @@ def _caches(operation: str, model: Module, kwargs: dict[str, Any]) -> list[Any]:
             f"[{operation}] quantized_kv_start is {start}, expected 0: rows are quantised from "
             "the first on."
         )
-    names = (*H2OConfig.setting_names(), *_BY_LAYER)
+    names = (*H2OConfig.setting_names(), *_BY_MODEL)
     settings = {name: kwargs.pop(name) for name in names if name in kwargs}
     given = {name: value for name, value in settings.items() if value is not None}
     prompt_cache = kwargs.pop("prompt_cache", None)
@@ -191,7 +192,7 @@ def _caches(operation: str, model: Module, kwargs: dict[str, Any]) -> list[Any]:
         if draft is None:
             return make_prompt_cache(model, **given)
         given = _with_speculation(given, kwargs.get("num_draft_tokens", DRAFTED))
-        its = {name: value for name, value in given.items() if name not in _BY_LAYER}
+        its = {name: value for name, value in given.items() if name not in _BY_MODEL}
         return make_prompt_cache(model, **given) + make_prompt_cache(draft, **its)
     if given:
         raise ValueError(

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -18,7 +19,7 @@ from ..config import H2OConfig
 from .budgets import Budgets
 from .generate import load
 from .profile import Profile
-from .prompt_cache import evicting_caches, make_prompt_cache
+from .prompt_cache import evicting_caches, fit_bytes, make_prompt_cache
 from .replacements import PATCHES, Target, always
 from .routing import gains_by_routing, routing
 
@@ -27,10 +28,14 @@ _MODULES = ("generate", "chat", "server", "cache_prompt", "benchmark")
 
 @contextmanager
 def hosting(
-    config: H2OConfig, budgets: Budgets | None = None, profile: Profile | None = None
+    config: H2OConfig,
+    budgets: Budgets | None = None,
+    profile: Profile | None = None,
+    sized: Mapping[str, Any] | None = None,
 ) -> Iterator[Host]:
     """Within the context mlx_lm's chat and server make caches of these settings, with ``budgets``
-    or a ``profile`` as of :func:`mlx_h2o.make_prompt_cache`.
+    or a ``profile`` as of :func:`mlx_h2o.make_prompt_cache`. With ``sized``, arguments of
+    ``fit_bytes``, the settings of each model are those that fit.
 
     ``load`` there knows the model "demo" too. Models that cannot be served raise ValueError as they
     are loaded; so does a draft model that a request names where ``config.speculative`` is 0. A
@@ -38,7 +43,7 @@ def hosting(
     which changes its speed and not what is asked.
     """
     with ExitStack() as stack:
-        host = Host(config, budgets, profile, stack)
+        host = Host(config, budgets, profile, sized, stack)
         targets = [
             _target(module, name, wrap)
             for module in _MODULES
@@ -61,6 +66,7 @@ class Host:
         config: the settings.
         budgets: those of each layer, or None.
         profile: what shares rows out over the layers, or None.
+        sized: arguments of ``fit_bytes``, or None.
         model: the last model that caches were made for, while it lives.
     """
 
@@ -69,11 +75,14 @@ class Host:
         config: H2OConfig,
         budgets: Budgets | None,
         profile: Profile | None,
+        sized: Mapping[str, Any] | None,
         stack: ExitStack,
     ) -> None:
         self.config = config
         self.budgets = budgets
         self.profile = profile
+        self.sized = sized
+        self._fitting: tuple[Callable[[], Any], H2OConfig] = lambda: None, config
         self.model: Callable[[], Any] = lambda: None
         self._stack = stack
         self._lock = threading.Lock()
@@ -82,7 +91,18 @@ class Host:
     def caches(self, model: Any) -> list[Any]:
         """Caches of these settings."""
         layers: dict[str, Any] = {"budgets": self.budgets, "profile": self.profile}
-        return make_prompt_cache(model, self.config, **layers)
+        return make_prompt_cache(model, self._config(model), **layers)
+
+    def _config(self, model: Any) -> H2OConfig:
+        if self.sized is None:
+            return self.config
+        known, config = self._fitting
+        if known() is not model:
+            found = fit_bytes(model, profile=self.profile, **self.sized)
+            print(f"KV cache: {found}", file=sys.stderr)
+            config = found.config
+            self._fitting = weakref.ref(model), config
+        return config
 
     def making(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
@@ -18,7 +19,15 @@ from ..config import H2OConfig
 from .budgets import Budgets, layer_configs
 from .profile import Profile
 from .routing import calls_attention, model_classes, model_name, routing_for
-from .sizing import PROMPT_CHUNK, Sizing, chosen_bits, most_rows, parsed_bytes
+from .sizing import (
+    PACKED_BITS,
+    PROMPT_CHUNK,
+    Measure,
+    Sizing,
+    measured,
+    most_rows,
+    parsed_bytes,
+)
 
 # Modules of mlx_lm.models whose attention cannot be served, and why.
 _REFUSED = {
@@ -104,7 +113,13 @@ def make_prompt_cache(
     return caches
 
 
-def fit_bytes(model: Module, max_kv_bytes: int | str, **settings: Any) -> Sizing:
+def fit_bytes(
+    model: Module,
+    max_kv_bytes: int | str,
+    *,
+    profile: Profile | str | PathLike[str] | None = None,
+    **settings: Any,
+) -> Sizing:
     """The settings with the most rows whose caches hold no more than ``max_kv_bytes``.
 
     Without ``kv_bits``, rows stay unquantised if the whole context that the model is made for fits
@@ -115,31 +130,46 @@ def fit_bytes(model: Module, max_kv_bytes: int | str, **settings: Any) -> Sizing
         model: an mlx_lm model.
         max_kv_bytes: bytes of all caches of a sequence, once they are full, as a number or as
             people write it: "300MB", "64MiB".
-        settings: further settings of H2OConfig.
+        profile: as of :func:`make_prompt_cache`.
+        settings: settings of H2OConfig but for ``max_kv_size``.
 
     Raises:
         ValueError: no number of bytes, fewer than the fewest rows take, or as
             :func:`make_prompt_cache`.
     """
+    if "max_kv_size" in settings:
+        raise ValueError("[fit_bytes] found max_kv_size, expected max_kv_bytes alone.")
     limit = parsed_bytes(max_kv_bytes)
-    config = _config(None, settings)
+    if isinstance(profile, str | PathLike):
+        profile = Profile.load(profile)
 
-    def measure(config: H2OConfig) -> int:
-        return _full_nbytes(model, config)
+    def config_of(rows: int, bits: int | None) -> H2OConfig:
+        sized = {"kv_bits": bits} | settings | {"max_kv_size": rows}
+        return _config(None, sized if profile is None else _as_measured(profile, None, sized)[1])
 
-    if "kv_bits" in settings:
-        config = most_rows(measure, config, limit)
-    else:
-        config = chosen_bits(measure, config, limit, _context(model))
-    return Sizing(config, measure(config), _full_nbytes(model, config, PROMPT_CHUNK))
+    def measuring(bits: int | None) -> Measure:
+        return lambda rows: _full_nbytes(model, config_of(rows, bits), profile)
+
+    least = settings.get("sink_size", H2OConfig.sink_size) + settings.get("speculative", 0) + 2
+    bits = settings.get("kv_bits")
+    if "kv_bits" not in settings:
+        context = _context(model)
+        whole = ((bits, measured(measuring(bits), context or 0)) for bits in (None, 8))
+        packs = measured(measuring(PACKED_BITS), least + 64) < math.inf
+        last = PACKED_BITS if packs else None
+        bits = next((bits for bits, nbytes in whole if context and nbytes <= limit), last)
+    config = config_of(most_rows(measuring(bits), least, limit), bits)
+    nbytes = _full_nbytes(model, config, profile)
+    return Sizing(config, nbytes, _full_nbytes(model, config, profile, PROMPT_CHUNK))
 
 
-def _full_nbytes(model: Module, config: H2OConfig, chunk: int = 0) -> int:
+def _full_nbytes(model: Module, config: H2OConfig, profile: Profile | None, chunk: int = 0) -> int:
     """Bytes of full caches, or of those that take in a chunk of a prompt more."""
     run: Any = model
-    caches = make_prompt_cache(model, config)
+    caches = make_prompt_cache(model, config, profile=profile)
     ours = list(evicting_caches(caches))
-    rows = max(config.max_kv_size or 1, *(getattr(one, "max_size", 1) for one in caches))
+    budgets = [one.config.max_kv_size or 1 for one in ours]
+    rows = max([*budgets, *(getattr(one, "max_size", 1) for one in caches)])
     # Dense rows of mixed precision come until they are packed, and scores wait for drafts.
     steps = config.reach + (config.group if config.mixed else 0) + 2
     most = 0

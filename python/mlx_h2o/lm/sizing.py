@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ..config import H2OConfig
 
@@ -16,8 +16,8 @@ PROMPT_CHUNK = 2048
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 
-Measure = Callable[[H2OConfig], int]
-"""Bytes of full caches of these settings. Raises ValueError where they do not go together."""
+Measure = Callable[[int], int]
+"""Bytes of full caches of so many rows. Raises ValueError where these do not suit the settings."""
 
 
 @dataclass(frozen=True)
@@ -60,16 +60,23 @@ def parsed_bytes(given: int | str) -> int:
     )
 
 
-def most_rows(measure: Measure, config: H2OConfig, limit: int) -> H2OConfig:
-    """``config`` with the largest budget whose caches hold no more than ``limit`` bytes.
+def most_rows(measure: Measure, least: int, limit: int) -> int:
+    """The most rows that hold no more than ``limit`` bytes.
 
-    Raises ValueError where the smallest budget holds more, or the settings suit none.
+    Args:
+        measure: bytes of so many rows.
+        least: the fewest rows that make sense.
+        limit: bytes.
+
+    Raises ValueError where the fewest rows hold more, or the settings suit no number of rows.
     """
 
     def nbytes(rows: int) -> float:
-        return _measured(measure, config, rows)
+        return measured(measure, rows)
 
-    low = _fewest(measure, config)
+    enough = least + 64
+    measure(enough)  # says what is wrong, if anything is
+    low = next((rows for rows in range(least, enough) if nbytes(rows) < math.inf), enough)
     below, high = nbytes(low), 2 * low
     if below > limit:
         raise ValueError(
@@ -89,33 +96,12 @@ def most_rows(measure: Measure, config: H2OConfig, limit: int) -> H2OConfig:
         low, below = guess, found
         if low + 1 < high and (found := nbytes(low + 1)) > limit:
             high, above = low + 1, found
-    return config.with_budget(low)
+    return low
 
 
-def chosen_bits(measure: Measure, config: H2OConfig, limit: int, context: int | None) -> H2OConfig:
-    """As ``most_rows``, with the most bits in which ``context`` rows fit, or else with 4."""
-    packed = replace(config, kv_bits=PACKED_BITS)
-    for bits in (None, 8):
-        one = replace(config, kv_bits=bits)
-        if context is not None and _measured(measure, one, context) <= limit:
-            return most_rows(measure, one, limit)
-    least = _fewest(measure, config)
-    quantisable = _measured(measure, packed, 2 * least) < math.inf
-    return most_rows(measure, packed if quantisable else config, limit)
-
-
-def _measured(measure: Measure, config: H2OConfig, rows: int) -> float:
-    """Infinite where that budget does not suit the model or the other settings."""
+def measured(measure: Measure, rows: int) -> float:
+    """Infinite where so many rows do not suit the model or the other settings."""
     try:
-        return measure(config.with_budget(rows))
+        return measure(rows)
     except ValueError:
         return math.inf
-
-
-def _fewest(measure: Measure, config: H2OConfig) -> int:
-    """Rows from which on the settings go together."""
-    least = config.sink_size + config.speculative + 2
-    enough = least + 64
-    measure(config.with_budget(enough))  # says what is wrong, if anything is
-    fitting = (n for n in range(least, enough) if _measured(measure, config, n) < math.inf)
-    return next(fitting, enough)
