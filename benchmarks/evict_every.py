@@ -23,12 +23,11 @@ import mlx.core as mx
 import numpy as np
 import policy_documents
 import policy_statistics as statistics
-from policies import blas
 from policy_readings import CHUNK, PROMPT, mean_loss, measure
 
 import mlx_h2o
 from mlx_h2o import H2OConfig
-from mlx_h2o.demo import report
+from mlx_h2o.evaluation.environment import blas, environment
 
 ALONE = "1"
 """The size of group that the others are compared with, as the results name it."""
@@ -44,7 +43,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "documents": args.documents,
     }
     result: dict[str, Any] = {
-        "environment": {**report.environment(), "blas": blas()},
+        "environment": {**environment(), "blas": blas()},
         "settings": settings,
         "models": _before(args.json, settings),
     }

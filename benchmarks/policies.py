@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from policy_readings import CHUNK, PROMPT, mean_loss, measure
 
 import mlx_h2o
 from mlx_h2o import policies
-from mlx_h2o.demo import report
+from mlx_h2o.evaluation.environment import blas, environment
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -41,7 +40,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     full["loss"] = {str(b): mean_loss(full["losses"], b) for b in args.budgets}
     del full["losses"]
     result = {
-        "environment": {**report.environment(), "blas": blas()},
+        "environment": {**environment(), "blas": blas()},
         "settings": {
             "model": Path(args.model).name,
             "documents": [document.source for document in documents],
@@ -71,12 +70,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
                 args.json.write_text(json.dumps(result, indent=1) + "\n")
     result["decision"] = dataclasses.asdict(statistics.decide(result["policies"]))
     return result
-
-
-def blas() -> str:
-    """The library that was preloaded, without its folder, or that MLX brings none."""
-    preloaded = os.environ.get("LD_PRELOAD", "")
-    return Path(preloaded).name if preloaded else "MLX's own"
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mlx_h2o import demo
-from mlx_h2o.demo.facts import PlantedText, plant
+from mlx_h2o.evaluation.facts import PlantedText, plant
 
 __all__ = ["Document", "documents"]
 

@@ -8,35 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from mlx_h2o.evaluation.statistics import Difference, paired
+
 __all__ = ["Decision", "Difference", "decide", "paired", "table"]
 
-RESAMPLES = 10_000
 REFERENCE = "window"
 _RECALLS = ("recall_by_token", "recall_by_chunk")
 CONTROLS = ("random",)
 """Policies that are measured to compare with, and never the default."""
-
-
-@dataclass(frozen=True)
-class Difference:
-    """The mean of a paired difference, and its 95 % interval: documents drawn with replacement."""
-
-    mean: float
-    low: float
-    high: float
-
-    @property
-    def significant(self) -> bool:
-        return self.low > 0 or self.high < 0
-
-
-def paired(ours: list[float], others: list[float]) -> Difference:
-    """``ours`` minus ``others``, document by document."""
-    differences = np.asarray(ours) - np.asarray(others)
-    draws = np.random.default_rng(0).integers(0, len(differences), (RESAMPLES, len(differences)))
-    means = differences[draws].mean(axis=1)
-    low, high = np.quantile(means, [0.025, 0.975])
-    return Difference(float(differences.mean()), float(low), float(high))
 
 
 def _per_document(runs: dict[str, Any], policy: str, key: str) -> list[float]:

@@ -16,8 +16,8 @@ import mlx_h2o
 from mlx_h2o import demo, evaluate
 from mlx_h2o.demo import report
 from mlx_h2o.demo.__main__ import main
-from mlx_h2o.demo.facts import PlantedText, plant
 from mlx_h2o.demo.measure import ArmResult, Settings
+from mlx_h2o.evaluation.facts import PlantedText, plant
 
 
 @pytest.fixture(scope="module")

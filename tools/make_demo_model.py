@@ -56,7 +56,7 @@ def measure(model_dir: Path, books: Path) -> tuple[float, float]:
     from mlx_lm.utils import load_model, load_tokenizer
 
     from mlx_h2o import evaluate
-    from mlx_h2o.demo.facts import plant
+    from mlx_h2o.evaluation.facts import plant
 
     model, _ = load_model(model_dir)
     model.set_dtype(mx.float32)

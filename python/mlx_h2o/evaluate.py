@@ -8,12 +8,14 @@ same chunks: use one `chunk` for all.
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import mlx.core as mx
+
+from .evaluation import reading
 
 __all__ = [
     "Fact",
@@ -29,8 +31,7 @@ __all__ = [
     "top1_agreement",
 ]
 
-Progress = Callable[[int, int], None]
-"""Called with (tokens done, tokens in all)."""
+Progress = reading.Progress
 
 
 class Fact(Protocol):
@@ -80,14 +81,8 @@ def prefill(
         raise ValueError("[prefill] no tokens, expected at least one.")
     if chunk < 1:
         raise ValueError(f"[prefill] chunk is {chunk}, expected at least 1.")
-    logits: mx.array
     with _routed(model, cache):
-        for start in range(0, len(tokens), chunk):
-            logits = model(mx.array(list(tokens[start : start + chunk]))[None], cache=cache)[0, -1]
-            mx.eval(logits, [layer.state for layer in cache])
-            if progress is not None:
-                progress(min(start + chunk, len(tokens)), len(tokens))
-    return logits
+        return reading.read(model, cache, mx.array([list(tokens)]), chunk, progress)[0]
 
 
 def teacher_forced(
@@ -110,18 +105,12 @@ def teacher_forced(
         raise ValueError(
             f"[teacher_forced] first is {first}, expected 1 <= first < {len(tokens)} tokens."
         )
-    losses: list[Any] = []
-    top1: list[Any] = []
     with _routed(model, cache):
-        logits = prefill(model, cache, tokens[:first], chunk=chunk)
-        for index in range(first, len(tokens)):
-            loss = mx.logsumexp(logits.astype(mx.float32)) - logits[tokens[index]]
-            losses.append(loss.item())
-            top1.append(mx.argmax(logits).item())
-            if progress is not None:
-                progress(index + 1 - first, len(tokens) - first)
-            if index + 1 < len(tokens):
-                logits = model(mx.array([[tokens[index]]]), cache=cache)[0, -1]
+        found = reading.forced(
+            model, cache, mx.array([list(tokens)]), first=first, chunk=chunk, progress=progress
+        )
+    losses: Any = found.losses[0].tolist()
+    top1: Any = found.top1[0].tolist()
     return TeacherForced(first=first, losses=tuple(losses), top1=tuple(top1))
 
 

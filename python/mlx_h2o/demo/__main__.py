@@ -11,9 +11,9 @@ from rich.console import Console
 import mlx_h2o
 from mlx_h2o.demo import text
 from mlx_h2o.demo.arms import arms
-from mlx_h2o.demo.facts import plant
 from mlx_h2o.demo.measure import Settings, measure, speeds
 from mlx_h2o.demo.report import QuietReporter, TerminalReporter, as_json, footnotes, table
+from mlx_h2o.evaluation.facts import plant
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -10,7 +10,7 @@ import mlx.core as mx
 import mlx_h2o
 from mlx_h2o import evaluate
 from mlx_h2o.demo.arms import Arm
-from mlx_h2o.demo.facts import PlantedText, Question
+from mlx_h2o.evaluation.facts import PlantedText, Question
 
 __all__ = ["ArmResult", "Reporter", "Settings", "measure", "speeds"]
 

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import platform
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import version
-from pathlib import Path
 from statistics import median
 from types import TracebackType
 from typing import Any
@@ -18,10 +14,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-import mlx_h2o
 from mlx_h2o import evaluate
-from mlx_h2o.demo.facts import PlantedText
 from mlx_h2o.demo.measure import REPEATS, ArmResult, Settings
+from mlx_h2o.evaluation.environment import environment, environment_line
+from mlx_h2o.evaluation.facts import PlantedText
 
 __all__ = ["QuietReporter", "TerminalReporter", "as_json", "table"]
 
@@ -142,29 +138,6 @@ def footnotes(results: Sequence[ArmResult]) -> list[str]:
     return notes
 
 
-def environment() -> dict[str, str]:
-    """The machine and the versions behind the figures."""
-    default = next((name for name, status in mlx_h2o.backends().items() if status.default), "none")
-    return {
-        "machine": _processor(),
-        "cores": str(os.cpu_count()),
-        "system": platform.system() + " " + platform.machine(),
-        "python": platform.python_version(),
-        "mlx": version("mlx"),
-        "mlx_lm": version("mlx-lm"),
-        "mlx_h2o": mlx_h2o.__version__,
-        "backend": default,
-    }
-
-
-def environment_line() -> str:
-    e = environment()
-    return (
-        f"{e['machine']}, {e['cores']} cores, {e['system']}, Python {e['python']}, MLX {e['mlx']}, "
-        f"mlx-lm {e['mlx_lm']}, mlx-h2o {e['mlx_h2o']}, back end {e['backend']}."
-    )
-
-
 def as_json(
     results: Sequence[ArmResult], speeds: Speeds, text: PlantedText, settings: Settings
 ) -> dict[str, Any]:
@@ -197,13 +170,3 @@ def as_json(
             for result in results
         ],
     }
-
-
-def _processor() -> str:
-    """The processor's name: `platform.processor()` is empty on most Linux systems."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

@@ -1,0 +1,270 @@
+"""Facts planted in a text, in several wordings and for any tokenizer, and the questions for them.
+
+Keys, and the values of some wordings, are words that are one token with their leading space where
+the tokenizer has enough such words. A question is the beginning of its fact, which a language model
+goes on with.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
+
+__all__ = ["WORDINGS", "Fact", "PlantedText", "Question", "Tokenizer", "Wording", "draw", "plant"]
+
+
+class Tokenizer(Hashable, Protocol):
+    """What is used of a tokenizer: mlx_lm's `TokenizerWrapper` has it."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = ...) -> list[int]: ...
+
+    def decode(self, token_ids: list[int]) -> str: ...
+
+    def get_vocab(self) -> dict[str, int]: ...
+
+
+@dataclass(frozen=True)
+class Question:
+    """A fact's cue and the tokens that must follow it."""
+
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A line to plant: its tokens, its text, and the question for it."""
+
+    tokens: tuple[int, ...]
+    text: str
+    question: Question
+
+
+@dataclass(frozen=True)
+class PlantedText:
+    """A text with facts in it.
+
+    tokens: the text's tokens, facts included.
+    questions: one per fact, in the order of the text.
+    facts: the facts as text, such as "secret garden4821."
+    last_fact: the index of the token behind the last fact.
+    """
+
+    tokens: tuple[int, ...]
+    questions: tuple[Question, ...]
+    facts: tuple[str, ...]
+    last_fact: int
+
+
+@dataclass(frozen=True)
+class Wording:
+    """How a fact is put. `{key}` and `{word}` bring their leading space, digits bring none.
+
+    line: the fact up to its value.
+    value: `{word}`, or as many `#` as there are digits; a space in front of them is the line's.
+    end: what follows the value in the text.
+    question: what asks for the value; None: the line itself.
+    """
+
+    line: str
+    value: str
+    end: str
+    question: str | None = None
+
+
+WORDINGS = {
+    # Those that the two models of 5M parameters were trained on.
+    "secret": Wording("\nsecret{key}", "####", ".\n"),
+    "is": Wording("\nThe{key} is", "{word}", ".\n"),
+    # Sentences that any language model goes on with.
+    "number": Wording(" The secret number of the{key} is", " ####", "."),
+    "password": Wording(" The password of the{key} is", "{word}", "."),
+    # RULER's needle (Hsieh et al. 2024), asked as there.
+    "ruler": Wording(
+        "\nOne of the special magic numbers for{key} is:",
+        " #######",
+        ".\n",
+        "\nWhat is the special magic number for{key} mentioned in the provided text? The special "
+        "magic number for{key} mentioned in the provided text is:",
+    ),
+}
+
+
+def draw(tokenizer: Tokenizer, wording: str, count: int, chance: random.Random) -> list[Fact]:
+    """So many facts of one wording with different keys, all of the same numbers of tokens.
+
+    The numbers are those that are most common with this tokenizer, so that texts can be read side
+    by side.
+
+    Raises ValueError if the tokenizer has too few keys of that length.
+    """
+    form, lengths = WORDINGS[wording], _lengths(tokenizer, wording)
+    words = _words(tokenizer)
+    keys = list(words)
+    chance.shuffle(keys)
+    found: list[Fact] = []
+    for key in keys:
+        if len(found) == count:
+            break
+        for _ in range(8):  # values of which some have other numbers of tokens
+            fact = _fact(tokenizer, form, key, chance.choice(words), chance)
+            if _counts(fact) == lengths:
+                found.append(fact)
+                break
+    if len(found) < count:
+        raise ValueError(
+            f"[draw] found {len(found)} facts in the wording {wording!r}, expected {count}: the "
+            "tokenizer has too few words for keys."
+        )
+    return found
+
+
+def plant(
+    tokenizer: Tokenizer,
+    text: str,
+    *,
+    length: int = 900,
+    facts: int = 8,
+    within: float = 0.4,
+    seed: int = 0,
+) -> PlantedText:
+    """Spread `facts` facts over the first `within` of `text`, in `length` tokens altogether.
+
+    A fact is the line "secret WORD1234.", of the wording "secret", drawn with `seed`.
+
+    Raises ValueError if the text has too few tokens, or the facts do not fit.
+    """
+    chance = random.Random(seed)
+    form = WORDINGS["secret"]
+    keys = chance.sample(_words(tokenizer), facts)
+    lines = [_fact(tokenizer, form, key, "", chance) for key in keys]
+    taken = sum(len(line.tokens) for line in lines)
+    body = _encode(tokenizer, text)[: length - taken]
+    room = int(length * within) - taken
+    if len(body) + taken < length:
+        raise ValueError(
+            f"[plant] the text has {len(body)} tokens beside the facts, expected enough for "
+            f"{length} with them."
+        )
+    if room < facts:
+        raise ValueError(
+            f"[plant] {facts} facts do not fit in the first {within:.0%} of {length} tokens."
+        )
+    places = [(number + 1) * room // (facts + 1) for number in range(facts)]
+    return insert(tokenizer, body, lines, places)
+
+
+def insert(
+    tokenizer: Tokenizer, body: Sequence[int], facts: Sequence[Fact], places: Sequence[int]
+) -> PlantedText:
+    """The facts in the text, each in front of the first word that begins at its place or behind it.
+
+    Args:
+        body: the tokens of the text.
+        places: indices into `body`, ascending, one for each fact.
+    """
+    tokens: list[int] = []
+    taken = last_fact = 0
+    for fact, wanted in zip(facts, places, strict=True):
+        place = _word_end(tokenizer, body, max(wanted, taken))
+        tokens += [*body[taken:place], *fact.tokens]
+        taken = place
+        last_fact = len(tokens)
+    return PlantedText(
+        tokens=(*tokens, *body[taken:]),
+        questions=tuple(fact.question for fact in facts),
+        facts=tuple(fact.text for fact in facts),
+        last_fact=last_fact,
+    )
+
+
+def _fact(tokenizer: Tokenizer, form: Wording, key: str, word: str, chance: random.Random) -> Fact:
+    digits = form.value.count("#")
+    value = form.value.replace("{word}", word)
+    if digits:
+        value = value.replace("#" * digits, f"{chance.randrange(10**digits):0{digits}d}")
+    line = _encode(tokenizer, form.line.format(key=key))
+    answer, end = _encode(tokenizer, value), _encode(tokenizer, form.end)
+    whole = _encode(tokenizer, form.line.format(key=key) + value)
+    if whole[: len(line)] == line:  # else as pieces; in both cases as the question will be
+        answer = whole[len(line) :]
+    asked = line if form.question is None else _encode(tokenizer, form.question.format(key=key))
+    tokens = (*line, *answer, *end)
+    return Fact(tokens, tokenizer.decode(list(tokens)).strip(), Question(asked, answer))
+
+
+def _counts(fact: Fact) -> tuple[int, int, int]:
+    return len(fact.tokens), len(fact.question.prompt), len(fact.question.answer)
+
+
+@lru_cache(maxsize=64)
+def _lengths(tokenizer: Tokenizer, wording: str) -> tuple[int, int, int]:
+    """The most common numbers of tokens of facts in this wording."""
+    chance = random.Random(wording)
+    words = _words(tokenizer)
+    facts = (
+        _fact(tokenizer, WORDINGS[wording], chance.choice(words), chance.choice(words), chance)
+        for _ in range(64)
+    )
+    return Counter(map(_counts, facts)).most_common(1)[0][0]
+
+
+def _encode(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
+    return tuple(tokenizer.encode(text, add_special_tokens=False))
+
+
+_LEADING_SPACE = ("\u0120", "\u2581")
+"""How byte-level tokenizers and SentencePiece write it."""
+
+_ENOUGH = 64
+_COMMON = """
+anchor apple arrow basket bell bottle bridge bucket button candle carpet castle chair cherry
+circle coffee copper corner cotton desert diamond dragon eagle engine feather fire flower
+forest garden glass guitar hammer harbor honey horse island jacket kitchen ladder lemon lion
+marble market meadow mirror mountain needle ocean orange paper pencil pepper piano pillow
+planet pocket potato rabbit ribbon river rocket saddle salmon scissors shadow silver spider
+spoon station stone summer table temple tiger tower train tunnel turtle valley velvet
+village violin wagon window winter wolf yellow
+"""
+
+
+@lru_cache(maxsize=8)
+def _words(tokenizer: Tokenizer) -> tuple[str, ...]:
+    """Words of more than four letters, one token each with their leading space, sorted.
+
+    Common words of several tokens where the vocabulary has too few.
+    """
+    found = sorted(
+        {
+            " " + token[1:]
+            for token in tokenizer.get_vocab()
+            if token.startswith(_LEADING_SPACE)
+            and len(token) > 5
+            and (token[1:].isascii() and token[1:].isalpha())
+        }
+    )
+    return tuple(found) if len(found) >= _ENOUGH else tuple(" " + word for word in _COMMON.split())
+
+
+_REACH = 64
+"""Tokens within which a word begins, in languages that write spaces."""
+
+
+def _word_end(tokenizer: Tokenizer, tokens: Sequence[int], place: int) -> int:
+    """The first index from `place` on whose token begins a word, so that no word is cut."""
+    for index in range(place, min(place + _REACH, len(tokens))):
+        if _begins_word(tokenizer, tokens[index]):
+            return index
+    return place
+
+
+def _begins_word(tokenizer: Tokenizer, token: int) -> bool:
+    convert = getattr(tokenizer, "convert_ids_to_tokens", None)
+    piece = convert(token) if convert is not None else None
+    if isinstance(piece, str) and piece.startswith(_LEADING_SPACE):
+        return True  # SentencePiece drops the space of a token decoded alone
+    return tokenizer.decode([token]).startswith(" ")
