@@ -1,4 +1,4 @@
-"""`mlx_h2o evaluate`: the table, the figures behind it, and what it refuses."""
+"""`mlx_h2o evaluate`: strategies and the flags that stand for them, files, and what it refuses."""
 
 from __future__ import annotations
 
@@ -17,77 +17,101 @@ def text(tmp_path):
 
 
 def evaluated(text, *flags):
-    return ["evaluate", "--model", "demo", "--text", text, "--length", "120", *flags]
+    given = ("--text", text, "--length", "44", "--documents", "1", "--prompt", "8")
+    return ["evaluate", "--model", "demo", *given, *flags]
 
 
-def test_arms_are_compared_on_the_same_tokens(text, tmp_path, capsys):
+def figures(text, tmp_path, *flags):
+    """By strategy: bytes, and the mean loss."""
     file = tmp_path / "found.json"
-    sizes = ("--max-kv-size", "48", "--evict-every", "1")
-    flags = (*sizes, "--policies", "keydiff", "window", "--json", str(file))
-    assert cli.main(evaluated(text, *flags)) == 0
-    shown = capsys.readouterr().out
+    assert cli.main(evaluated(text, "--json", str(file), *flags)) == 0
     found = json.loads(file.read_text(encoding="utf-8"))
-    assert [arm["cache"] for arm in found] == ["full cache", "rotating", "keydiff", "window"]
-    assert {len(arm["losses"]) for arm in found} == {120 - 48}
-    full, rotating, keydiff, window = found
-    assert f"{keydiff['perplexity']:.2f}" in shown
+    losses = {one["strategy"]: one["value"] for one in found["summary"] if one["measure"] == "loss"}
+    return {one["name"]: (one["bytes"], losses[one["name"]]) for one in found["strategies"]}
+
+
+def test_flags_of_a_cache_stand_for_strategies(text, tmp_path, capsys):
+    sizes = ("--max-kv-size", "32", "--evict-every", "1", "--no-controls")
+    found = figures(text, tmp_path, *sizes, "--policies", "keydiff", "window")
+    assert list(found) == ["full", "rotating:32", "keydiff:32:every=1", "window:32:every=1"]
     # Sinks and the newest rows: the same rows as RotatingKVCache.
-    assert window["perplexity"] == pytest.approx(rotating["perplexity"], rel=1e-3)
-    assert keydiff["losses"] != window["losses"]
-    assert window["kv_bytes"] < full["kv_bytes"] / 2
+    assert found["window:32:every=1"][1] == pytest.approx(found["rotating:32"][1], rel=1e-3)
+    assert found["keydiff:32:every=1"][1] != found["window:32:every=1"][1]
+    assert "keydiff:32:every=1" in capsys.readouterr().out
+    written = figures(text, tmp_path, "--no-controls", "--strategies", *found)
+    assert written == found
 
 
-def test_quantised_rows_take_fewer_bytes(text, tmp_path):
-    bytes_of = {}
-    for bits in ("8", "4"):
-        file = tmp_path / f"{bits}.json"
-        flags = ("--max-kv-size", "48", "--kv-bits", bits, "--json", str(file))
+def test_quantised_rows_mixed_precision_and_budgets(text, tmp_path):
+    budgets = tmp_path / "budgets.json"
+    budgets.write_text(json.dumps({"budgets": [40, 32, 32, 32, 32, 24]}))
+    found = figures(
+        text, tmp_path, "--no-controls", "--strategies", "keydiff:32:kv8", "keydiff:32:kv4",
+        "keydiff:32:kv8:light=4:dense=4", f"keydiff:32:kv8:budgets={budgets}", "keydiff:none:kv8",
+    )  # fmt: skip
+    dense, fewer, mixed, shared, _ = found.values()
+    assert fewer[0] < mixed[0] < dense[0]
+    assert shared[0] == pytest.approx(dense[0], rel=1e-2)  # as many rows, elsewhere
+    assert len({loss for _, loss in found.values()}) == 5
+    by_flags = figures(
+        text, tmp_path, "--no-controls", "--max-kv-size", "32", "--kv-bits", "8",
+        "--budgets", str(budgets),
+    )  # fmt: skip
+    assert list(by_flags.values())[-1] == shared
+
+
+def test_a_folder_is_gone_on_with(text, tmp_path, capsys):
+    folder = tmp_path / "found"
+    flags = ("--strategies", "keydiff:32", "--no-controls", "--output", str(folder))
+    for _ in range(2):
         assert cli.main(evaluated(text, *flags)) == 0
-        bytes_of[bits] = json.loads(file.read_text(encoding="utf-8"))[-1]["kv_bytes"]
-    assert bytes_of["4"] < bytes_of["8"]
+        names = {file.name for file in folder.iterdir()} - {"quality.png"}
+        assert names == {"results.json", "results.csv", "results.md", "measurements.jsonl"}
+    assert "results.md" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        cli.main(evaluated(text, *flags, "--chunk", "7"))
+    assert "another settings" in capsys.readouterr().err
 
 
-def test_mixed_precision_and_budgets(text, tmp_path):
-    file, budgets = tmp_path / "found.json", tmp_path / "budgets.json"
-    budgets.write_text(json.dumps({"budgets": [64, 48, 48, 48, 48, 32]}))
-    flags = ("--max-kv-size", "48", "--evict-every", "1", "--json", str(file))
-    found = {}
-    for kind, more in {
-        "8": "--kv-bits 8",
-        "mixed": "--kv-bits 8 --light-bits 4 --dense-size 4",
-        "budgets": f"--kv-bits 8 --budgets {budgets}",
-    }.items():
-        assert cli.main(evaluated(text, *flags, *more.split())) == 0
-        found[kind] = json.loads(file.read_text(encoding="utf-8"))[-1]
-    losses = [arm["losses"] for arm in found.values()]
-    assert losses[0] != losses[1] != losses[2] != losses[0]
-    bytes_of = {kind: arm["kv_bytes"] for kind, arm in found.items()}
-    assert bytes_of["budgets"] == pytest.approx(bytes_of["8"], rel=1e-3)  # as many rows, elsewhere
-
-
-def test_without_a_budget_rows_are_only_quantised(text, tmp_path):
-    file = tmp_path / "found.json"
-    flags = ("--max-kv-size", "none", "--kv-bits", "8", "--sparse-v", "1e-6", "--chunk", "48")
-    assert cli.main(evaluated(text, *flags, "--json", str(file))) == 0
-    full, ours = json.loads(file.read_text(encoding="utf-8"))
-    assert (full["cache"], ours["cache"]) == ("full cache", "keydiff")
-    assert ours["losses"] == pytest.approx(full["losses"], abs=0.2)
-    assert ours["losses"] != full["losses"]
+def one_line(capsys):
+    line = capsys.readouterr().err
+    assert line.startswith("mlx_h2o evaluate: error: ") and line.count("\n") == 1
+    return line
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--max-kv-size", "300"), "120 tokens, expected more than --max-kv-size = 300"),
-        (("--text", "/no/such/file"), "--text: "),
+        (("--text", "/no/such/file"), "--text: /no/such/file"),
+        (("--strategies", "best"), "'best' is unknown, expected one of: full"),
+        (("--strategies", "keydiff:bytes=10"), "10 bytes, expected at least"),
+        (("--strategies", "keydiff:32", "--kv-bits", "4"), "--strategies with --kv-bits"),
         (("--sink-size", "999"), "sink_size"),
         (("--policies", "best"), "invalid choice"),
         (("--max-kv-size", "48", "--budgets", "/no/such/file"), "/no/such/file"),
-        (("--max-kv-size", "none", "--chunk", "300"), "expected more than --chunk = 300"),
+        (("--length", "5"), "length is 5"),
+        (("--seeds", "0"), "seeds is 0"),
+        (("--tasks", "needle", "--depths", "2"), "a depth is 2"),
+        (("--tasks", "needle", "--lengths", "9000"), "expected 9000"),
+        (("--tasks", "needle", "--needles", "20"), "do not fit"),
+        (("--model", "/no/such/model"), "/no/such/model"),
     ],
 )
 def test_mistakes_end_the_command(text, flags, message, capsys):
     with pytest.raises(SystemExit) as end:
         cli.main(evaluated(text, *flags))
     assert end.value.code == 2
-    assert message in capsys.readouterr().err
+    assert message in one_line(capsys)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"", "text.txt is empty"), (b"One word", "tokens, expected at least"), (b"\xff", "utf-8")],
+)
+def test_texts_that_are_none(tmp_path, content, message, capsys):
+    file = tmp_path / "text.txt"
+    file.write_bytes(content)
+    with pytest.raises(SystemExit) as end:
+        cli.main(evaluated(str(file)))
+    assert end.value.code == 2
+    assert message in one_line(capsys)

@@ -1,133 +1,238 @@
-"""`mlx_h2o evaluate`: what bounded caches cost on a text of one's own, at equal budgets."""
+"""`mlx_h2o evaluate`: what bounded caches cost on one's own model and text, at equal bytes."""
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
+import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from .. import evaluate, policies
+from .. import demo, policies
 from ..config import H2OConfig
-from ..lm.generate import load, make_prompt_cache
-from ..lm.profile import Profile
-from .options import add_cache_flags, settings_of
+from ..evaluation import output
+from ..evaluation.facts import WORDINGS
+from ..evaluation.run import Evaluation, evaluate
+from ..evaluation.strategies import DEFAULT_ROWS, Strategy, parse
+from ..evaluation.summary import summaries
+from ..evaluation.tasks import READINGS, TASKS, Settings
+from ..lm.generate import load
+from .options import add_cache_flags, config_of
+
+EMBEDDED = "embedded text"
+
+_WIDE = 150
+"""Columns of a terminal that shows intervals too."""
+
+_DEFAULT = Settings()
+_SETTINGS: dict[str, dict[str, Any]] = {
+    "documents": {"type": int, "help": "windows of the text, at most"},
+    "length": {"type": int, "help": "tokens of each"},
+    "seeds": {"type": int, "help": "how many: of facts, and of choices at random"},
+    "prompt": {"type": int, "help": "ppl: tokens read at once before the rest comes one by one"},
+    "chunk": {"type": int, "help": "tokens per prefill chunk"},
+    "batch": {"type": int, "help": "documents read side by side (default: what takes 0.5 GB)"},
+    "lengths": {"type": int, "nargs": "+", "help": "needle: tokens of documents (default: length)"},
+    "depths": {"type": float, "nargs": "+", "help": "needle: where facts stand, from 0 to 1"},
+    "needles": {"type": int, "nargs": "+", "help": "needle: facts in a document"},
+    "wordings": {"nargs": "+", "choices": tuple(WORDINGS), "help": "needle: how facts are put"},
+    "readings": {
+        "nargs": "+",
+        "choices": READINGS,
+        "help": "needle: how documents are read, in chunks or token by token",
+    },
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    """Tells a mistake in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        line = " ".join(message.split())
+        self.exit(2, f"{self.prog}: error: {line}\n")
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run it with the command line's arguments; returns the exit status."""
     parser = _parser()
     args = parser.parse_args(arguments)
-    config, budgets, profile, _ = settings_of(parser, args)
     try:
-        text = Path(args.text).read_text(encoding="utf-8") if args.text != "-" else sys.stdin.read()
-    except (OSError, UnicodeDecodeError) as error:
-        parser.error(f"--text: {error}")
-    model, tokenizer = load(args.model)
-    tokens = tokenizer.encode(text)[: args.length]
-    first = config.max_kv_size or args.chunk
-    if len(tokens) < first + 2:
-        flag = "--max-kv-size" if config.max_kv_size else "--chunk"
-        parser.error(
-            f"--text has {len(tokens)} tokens, expected more than {flag} = {first}: otherwise "
-            "nothing is evicted, or predicted"
-        )
-    try:
-        found = [
-            _measure(name, model, make(), tokens, first, args.chunk)
-            for name, make in _arms(
-                model, config, budgets, profile, args.policies or [config.policy]
+        strategies = _strategies(parser, args)
+        settings = _settings(args)
+        texts = [_text(name) for name in args.text]
+        model, tokenizer = load(args.model)
+        with _progress() as watch:
+            found = evaluate(
+                model,
+                tokenizer,
+                texts,
+                strategies,
+                model_name=args.model,
+                tasks=args.tasks,
+                settings=settings,
+                controls=not args.no_controls,
+                folder=args.output,
+                watch=watch,
             )
-        ]
     except (OSError, ValueError) as error:
         parser.error(str(error))
-    Console().print(_table(found, len(tokens), config))
-    if args.json is not None:
-        args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    except KeyboardInterrupt:
+        kept = f"; the same command goes on from {args.output}" if args.output else ""
+        print(f"mlx_h2o evaluate: interrupted{kept}", file=sys.stderr)
+        return 130
+    _show(found, args, shlex.join(["mlx_h2o", "evaluate", *arguments]))
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="mlx_h2o evaluate",
-        description="Read a text with the full cache, with mlx_lm's RotatingKVCache and with "
-        "caches that evict, token by token behind a prompt of the budget's length, and compare "
-        "how well each predicts it.",
+        description="Read texts with caches of several strategies and compare how well each "
+        "predicts them (ppl: perplexity, divergence from the full cache, same top token) and which "
+        "planted facts it still knows (needle). Beside the strategies stand the full cache, "
+        "mlx_lm's quantised caches, and for each a rotating window and a random choice of rows of "
+        "the same bytes.",
     )
     parser.add_argument("--model", required=True, help="a directory, a name on the hub, or 'demo'")
-    parser.add_argument("--text", required=True, help="a text file, or '-' for standard input")
     parser.add_argument(
-        "--length", type=int, default=2048, help="tokens of it, at most (default: %(default)s)"
+        "--text",
+        nargs="+",
+        default=[EMBEDDED],
+        metavar="FILE",
+        help="text files, or '-' for standard input (default: a text that comes with the package)",
     )
     parser.add_argument(
-        "--chunk", type=int, default=128, help="tokens per prefill chunk (default: %(default)s)"
+        "--strategies",
+        nargs="+",
+        metavar="STRATEGY",
+        help="such as full rotating:256 kv4 keydiff:256:kv4 merge:bytes=16MB:recent=64",
     )
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=["ppl"], help="default: ppl")
+    parser.add_argument("--no-controls", action="store_true", help="the strategies alone")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="write results.json, .csv, .md and quality.png there, and go on with what is there",
+    )
+    parser.add_argument("--json", type=Path, help="write the figures, unrounded, to this file")
+    for name, how in _SETTINGS.items():
+        default = getattr(_DEFAULT, name)
+        shown = " ".join(map(str, default)) if isinstance(default, tuple) else default
+        said = how["help"] + (f" (default: {shown})" if shown else "")
+        parser.add_argument(f"--{name}", default=argparse.SUPPRESS, **{**how, "help": said})
     parser.add_argument(
         "--policies", nargs="+", choices=policies.names(), help="compare these, not only --policy"
     )
-    parser.add_argument("--json", type=Path, help="write the figures, unrounded, to this file")
     add_cache_flags(parser)
     return parser
 
 
-def _arms(
-    model: Any,
-    config: H2OConfig,
-    budgets: str | None,
-    profile: Profile | None,
-    names: Sequence[str],
-) -> list[tuple[str, Any]]:
-    """A name, and what makes the caches; the full cache first, as the others are compared to it."""
-    from mlx_lm.models.cache import make_prompt_cache as stock
-
-    def ours(policy: str) -> Any:
-        return lambda: make_prompt_cache(model, replace(config, policy=policy), budgets=budgets)
-
-    arms = [("full cache", lambda: stock(model))]
-    # A model with make_cache ignores the size; there is none without a budget.
-    if config.max_kv_size is not None and not hasattr(model, "make_cache"):
-        arms.append(("rotating", lambda: stock(model, config.max_kv_size)))
-    arms += [(name, ours(name)) for name in names]
-    if profile is not None:
-        shared = lambda: make_prompt_cache(model, config, profile=profile)  # noqa: E731
-        arms.append((f"{config.policy}, by layer", shared))
-    return arms
-
-
-def _measure(
-    name: str, model: Any, cache: list[Any], tokens: Sequence[int], first: int, chunk: int
-) -> dict[str, Any]:
-    with evaluate.peak_memory() as peak:
-        forced = evaluate.teacher_forced(model, cache, tokens, first=first, chunk=chunk)
-    return {
-        "cache": name,
-        "perplexity": evaluate.perplexity(forced),
-        "top1": list(forced.top1),
-        "losses": list(forced.losses),
-        "kv_bytes": evaluate.kv_bytes(cache),
-        "peak_bytes": peak.bytes,
+def _settings(args: argparse.Namespace) -> Settings:
+    given: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in vars(args).items()
+        if name in _SETTINGS
     }
+    return Settings(**given)
 
 
-def _table(found: Sequence[dict[str, Any]], length: int, config: H2OConfig) -> Table:
-    full = found[0]["top1"]
-    title = f"{length} tokens, budget {config.max_kv_size or 'of any number of'} rows"
-    table = Table(title=title, title_justify="left")
-    for column in ("cache", "perplexity", "same top token", "KV cache, MB", "peak, MB"):
-        table.add_column(column, justify="left" if column == "cache" else "right")
-    for arm in found:
-        same = sum(a == b for a, b in zip(arm["top1"], full, strict=True)) / len(full)
-        table.add_row(
-            arm["cache"],
-            f"{arm['perplexity']:.2f}",
-            f"{same:.1%}",
-            f"{arm['kv_bytes'] / 1e6:.2f}",
-            f"{arm['peak_bytes'] / 1e6:.1f}",
+def _strategies(parser: argparse.ArgumentParser, args: argparse.Namespace) -> list[Strategy]:
+    """Those that were written, or what the flags of a cache ask for."""
+    flags = [name for name in (*H2OConfig.setting_names(), "budgets") if name in vars(args)]
+    if args.policies:
+        flags.append("policies")
+    if args.strategies:
+        if flags:
+            flag = flags[0].replace("_", "-")
+            raise ValueError(f"--strategies with --{flag}, expected the settings in the strategies")
+        return [parse(text) for text in args.strategies]
+    config = config_of(parser, args)
+    own = ("policies", "policy", "max_kv_size")
+    parts = [f"{name}={getattr(args, name)}" for name in flags if name not in own]
+    rows = getattr(args, "max_kv_size", DEFAULT_ROWS)
+    found = ["full"]
+    if rows is not None:
+        found.append(f"rotating:{rows}")
+    found += [
+        ":".join([policy, str(rows).lower(), *parts]) for policy in args.policies or [config.policy]
+    ]
+    return [parse(text) for text in found]
+
+
+def _text(name: str) -> tuple[str, str]:
+    if name == EMBEDDED:
+        return name, demo.text()
+    if name == "-":
+        return "standard input", sys.stdin.read()
+    try:
+        return Path(name).name, Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"--text: {name}: {error}") from error
+
+
+class _progress:  # noqa: N801
+    """A bar on standard error, where that is a terminal."""
+
+    def __init__(self) -> None:
+        console = Console(stderr=True)
+        self._bar = Progress(
+            TextColumn("{task.description:40}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            disable=not console.is_terminal,
+            transient=True,
         )
-    return table
+
+    def __enter__(self) -> Any:
+        self._bar.start()
+        task = self._bar.add_task("", total=None)
+        return lambda said, done, total: self._bar.update(
+            task, description=said, completed=done, total=total
+        )
+
+    def __exit__(self, *raised: object) -> None:
+        self._bar.stop()
+
+
+def _show(found: Evaluation, args: argparse.Namespace, command: str) -> None:
+    """Print the table, and write what was asked for."""
+    lines = summaries(found)
+    console = Console()
+    rows = output.table(found, lines)
+    if console.is_terminal:
+        console.print(_grid(rows, console.width))
+    else:
+        print(output.markdown(rows), end="\n\n")
+    for note in (*output.notes_of(found), *output.failures(found)):
+        console.print(note, style="dim", highlight=False, markup=False)
+    if args.json is not None:
+        said = output.as_json(found, lines, command)
+        args.json.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+    if args.output is not None:
+        if importlib.util.find_spec("matplotlib") is None:
+            print(
+                "No picture: matplotlib is not installed (pip install 'mlx-h2o[evaluate]').",
+                file=sys.stderr,
+            )
+        for file in output.write(args.output, found, command):
+            console.print(f"wrote {file}", style="dim", highlight=False, markup=False)
+
+
+def _grid(rows: output.Table, width: int) -> Table:
+    """For a terminal of so many columns; a narrow one shows no intervals."""
+    grid = Table()
+    for number, head in enumerate(rows[0]):
+        grid.add_column(head, justify="right" if number else "left", overflow="fold")
+    for cells in rows[1:]:
+        grid.add_row(*(cell if width >= _WIDE else cell.partition(" [")[0] for cell in cells))
+    return grid

@@ -1,0 +1,259 @@
+"""All arms on all jobs: measured once each, kept in a file as they come, taken up again from it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from ..evaluate import _routed
+from .arms import Arm, Footprint, resolve, with_controls
+from .documents import Document, windows
+from .environment import blas, environment
+from .facts import Tokenizer
+from .strategies import Strategy
+from .tasks import Job, Settings, jobs
+
+__all__ = ["Evaluation", "Watch", "evaluate", "model_hash"]
+
+Watch = Callable[[str, int, int], None]
+"""Called with (what is measured, measurements done, measurements in all)."""
+
+REFERENCE_BYTES = 2**29
+"""What the full cache's predictions may take, which others are compared with."""
+
+MOST_SIDE_BY_SIDE = 16
+
+MEASUREMENTS = "measurements.jsonl"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What was measured, of what.
+
+    setting: model, text, documents, settings and environment, all that a measurement depends on.
+    arms: in the order of tables.
+    records: one per job and arm: `case`, `documents`, `seed`, `strategy`, and `figures`, or
+        `error` where it failed.
+    notes: what a reader must know beside the figures.
+    """
+
+    setting: dict[str, Any]
+    arms: tuple[Arm, ...]
+    records: tuple[dict[str, Any], ...]
+    notes: tuple[str, ...]
+
+
+def evaluate(
+    model: Any,
+    tokenizer: Tokenizer,
+    texts: Sequence[tuple[str, str]],
+    strategies: Sequence[Strategy],
+    *,
+    model_name: str = "",
+    tasks: Sequence[str] = ("ppl",),
+    settings: Settings | None = None,
+    controls: bool = True,
+    folder: Path | None = None,
+    watch: Watch | None = None,
+) -> Evaluation:
+    """Measure the strategies, and beside them what they must be compared with.
+
+    Args:
+        model: an mlx_lm model.
+        tokenizer: its tokenizer.
+        texts: name and text of each; documents are cut out of them.
+        strategies: see :mod:`mlx_h2o.evaluation.strategies`.
+        model_name: how the results call the model.
+        tasks: "ppl", with divergence and agreement, and "needle".
+        settings: of the tasks.
+        controls: whether to add the full cache, mlx_lm's quantised ones, and a rotating window
+            and a random choice of the same bytes.
+        folder: where measurements are kept, and taken from where they are there already.
+        watch: is told what goes on.
+
+    Raises:
+        ValueError: texts that are too short, a strategy that cannot be, a folder with measurements
+            of something else.
+    """
+    settings = settings or Settings()
+    longest = max(settings.length, *settings.lengths, 0)
+    documents = windows(tokenizer, texts, count=settings.documents, length=longest)
+    documents = _cut(documents, settings, tasks)
+    tokens = max(len(document.tokens) for document in documents)
+    footprint = Footprint(model)
+    arms = _unique([resolve(footprint, strategy, tokens) for strategy in strategies])
+    missing: list[str] = []
+    if controls:
+        arms, missing = with_controls(footprint, arms, tokens)
+    groups = _groups(len(documents), settings.batch, tokens * footprint.vocabulary)
+    setting = {
+        "model": model_name,
+        "model_hash": model_hash(model),
+        "text_hash": hashlib.sha256("".join(text for _, text in texts).encode()).hexdigest(),
+        "documents": [
+            {"source": one.source, "start": one.start, "tokens": len(one.tokens), "hash": one.hash}
+            for one in documents
+        ],
+        "settings": json.loads(json.dumps(asdict(settings))),
+        "side_by_side": len(groups[0]),
+        "environment": {**environment(), "blas": blas()},
+    }
+    store = _Store(folder, setting)
+    planned = jobs(model, tokenizer, documents, groups, tasks, settings)
+    records = _measured(model, planned, arms, store, watch)
+    notes = [*_notes(documents, arms, settings), *(f"Left out: {text}." for text in missing)]
+    return Evaluation(setting, tuple(arms), tuple(records), tuple(notes))
+
+
+def model_hash(model: Any) -> str:
+    """SHA-256 over names, shapes, types, sums and samples of the weights, as they are loaded."""
+    found = hashlib.sha256()
+    weights: Any = tree_flatten(model.parameters())
+    for name, weight in sorted(weights, key=lambda one: one[0]):
+        words = weight.reshape(-1).view(mx.uint8 if weight.itemsize == 1 else mx.uint16)
+        sample = words[:: max(1, words.size // 512)].tolist()
+        total = mx.sum(words.astype(mx.uint32)).item()
+        found.update(f"{name} {weight.shape} {weight.dtype} {total} {sample}".encode())
+    return found.hexdigest()
+
+
+def _cut(documents: Sequence[Document], settings: Settings, tasks: Sequence[str]) -> list[Document]:
+    """The documents, if they are long enough for the tasks."""
+    tokens = len(documents[0].tokens)
+    if tokens < settings.prompt + 2:
+        raise ValueError(
+            f"{documents[0].source} has {tokens} tokens, expected at least "
+            f"{settings.prompt + 2}: nothing would be predicted"
+        )
+    longest = max(settings.lengths or (settings.length,))
+    if "needle" in tasks and settings.lengths and tokens < longest:
+        raise ValueError(f"{documents[0].source} has {tokens} tokens, expected {longest} (lengths)")
+    return list(documents)
+
+
+def _unique(arms: Sequence[Arm]) -> list[Arm]:
+    return list({arm.name: arm for arm in arms}.values())
+
+
+def _groups(documents: int, batch: int | None, logits: int) -> list[tuple[int, ...]]:
+    """Which documents are read side by side, by index."""
+    size = batch or max(1, min(MOST_SIDE_BY_SIDE, REFERENCE_BYTES // (2 * logits)))
+    return [
+        tuple(range(start, min(start + size, documents))) for start in range(0, documents, size)
+    ]
+
+
+def _measured(
+    model: Any, planned: Iterator[Job], arms: Sequence[Arm], store: _Store, watch: Watch | None
+) -> list[dict[str, Any]]:
+    work = [(job, arm) for job in planned for arm in arms if job.every_seed or arm.strategy.seeded]
+    records: list[dict[str, Any]] = []
+    total = len(work)
+    work.reverse()
+    while work:  # what a job has read goes with its last measurement
+        job, arm = work.pop()
+        key = {
+            "case": job.case,
+            "documents": list(job.documents),
+            "seed": job.seed,
+            "strategy": arm.name,
+        }
+        found = store.known(key)
+        if found is None:
+            said = f"{arm.name}: {job.case['task']}"
+            if watch is not None:
+                watch(said, len(records), total)
+            found = {**key, **_figures(model, job, arm)}
+            store.add(found)
+        records.append(found)
+    if watch is not None:
+        watch("done", total, total)
+    return records
+
+
+def _figures(model: Any, job: Job, arm: Arm) -> dict[str, Any]:
+    """The figures, or what went wrong: a failure is a result too."""
+    try:
+        with _routed(model, arm.make(job.seed)):
+            return {"figures": job.measure(lambda: arm.make(job.seed), lambda done, total: None)}
+    except (ValueError, RuntimeError, TypeError) as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+class _Store:
+    """Measurements that a folder keeps, one JSON object a line, behind one of their setting."""
+
+    def __init__(self, folder: Path | None, setting: Mapping[str, Any]) -> None:
+        self._path = None if folder is None else folder / MEASUREMENTS
+        self._known: dict[str, dict[str, Any]] = {}
+        if self._path is None:
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        lines = self._path.read_text(encoding="utf-8").splitlines() if self._path.exists() else []
+        found = [one for one in map(_parsed, lines) if one is not None]
+        if found:
+            self._check(found[0], setting)
+        self._known = {_key(one): one for one in found[1:] if "error" not in one}
+        # Written anew: the last line may have been cut short, and failures are tried again.
+        kept = [setting, *self._known.values()]
+        self._path.write_text("".join(map(_line, kept)), encoding="utf-8")
+
+    def _check(self, found: Mapping[str, Any], setting: Mapping[str, Any]) -> None:
+        for name, value in setting.items():
+            if found.get(name) != value:
+                raise ValueError(
+                    f"{self._path} holds measurements of another {name.replace('_', ' ')}, "
+                    "expected the same, or another folder"
+                )
+
+    def known(self, key: Mapping[str, Any]) -> dict[str, Any] | None:
+        return self._known.get(_key(key))
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        if self._path is not None:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(_line(record))
+
+
+def _line(record: Mapping[str, Any]) -> str:
+    return json.dumps(record) + "\n"
+
+
+def _parsed(line: str) -> dict[str, Any] | None:
+    try:
+        found = json.loads(line)
+    except json.JSONDecodeError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _key(record: Mapping[str, Any]) -> str:
+    names = ("case", "documents", "seed", "strategy")
+    return json.dumps([record.get(name) for name in names], sort_keys=True)
+
+
+def _notes(documents: Sequence[Document], arms: Sequence[Arm], settings: Settings) -> list[str]:
+    tokens = len(documents[0].tokens)
+    notes = [
+        f"{len(documents)} documents of {tokens} tokens, {settings.seeds} seeds. Bytes are those "
+        "of all layers with rows of 16 bits an element, scales, scores and positions included."
+    ]
+    if len(documents) < settings.documents:
+        notes.append(
+            f"The text has no more than {len(documents)} of {settings.documents} documents."
+        )
+    if len(documents) < 8:
+        notes.append("Intervals over so few documents are too narrow.")
+    if len({document.source for document in documents}) < len(documents):
+        notes.append("Documents of one text are not independent.")
+    whole = [arm.name for arm in arms if arm.rows is not None and not arm.evicts]
+    if whole:
+        notes.append(f"Nothing was evicted by {', '.join(whole)}: the documents fit.")
+    return notes
