@@ -21,7 +21,7 @@ from ..caches.cache import H2OKVCache
 from ..lm.prompt_cache import evicting_caches, make_prompt_cache
 from .strategies import KEEP, Strategy, parse
 
-__all__ = ["Arm", "Footprint", "resolve", "with_controls"]
+__all__ = ["Arm", "Footprint", "at_bytes_of", "resolve", "with_controls"]
 
 # mlx_lm has no types.
 KVCache: Any = mlx_lm_cache.KVCache
@@ -31,6 +31,9 @@ CacheList: Any = mlx_lm_cache.CacheList
 
 MOST_ROWS = 2**20
 """Rows that `bytes=` asks for at most; beyond them a budget is no limit."""
+
+SAME_BYTES = 0.95
+"""The share of its bytes that an arm is compared at, at least."""
 
 _MIXED_STEPS = 48
 """Steps after which mixed precision has packed its dense rows once."""
@@ -115,34 +118,45 @@ def with_controls(
 ) -> tuple[list[Arm], list[str]]:
     """`arms` with what they must be compared with, and which of that the model cannot do, in words.
 
-    The full cache comes first; beside each arm of ours come a rotating window of float16 rows and
-    a random choice of rows, of the same bytes; and mlx_lm's caches of 8 and of 4 bits.
+    The full cache comes first. Beside each arm of ours stand a rotating window of float16 rows and
+    a random choice of rows, of the same bytes or up to 5 % less; last mlx_lm's caches of 8 and of
+    4 bits.
     """
-    bytes_of = [_capacity(footprint, arm) for arm in arms if arm.strategy.kind == "ours"]
-    wanted = ["full", *(arm.name for arm in arms)]
-    wanted += [f"{name}:bytes={n}" for name in ("rotating", "random") for n in bytes_of if n]
-    found: dict[Any, Arm] = {}
+    found = list(arms)
     missing = []
-    given = {arm.name: arm for arm in arms}
-    for name in (*wanted, "kv8", "kv4"):
+
+    def add(name: str) -> None:
         try:
-            arm = given.get(name)
-            arm = arm or replace(resolve(footprint, parse(name), tokens), control=True)
+            arm = replace(resolve(footprint, parse(name), tokens), control=True)
         except ValueError as error:
             missing.append(str(error))
-            continue
-        found.setdefault(_identity(arm), arm)
-    return list(found.values()), missing
+        else:
+            found.extend([arm] if arm.name not in {other.name for other in found} else [])
+
+    # The smallest first: what is a little smaller serves the next ones too.
+    for arm in sorted(arms, key=lambda one: one.nbytes):
+        capacity = _capacity(footprint, arm)
+        for name in ("rotating", "random"):
+            served = any(
+                name in (other.strategy.kind, other.strategy.policy) and at_bytes_of(arm, other)
+                for other in found
+            )
+            if capacity is not None and not served:
+                add(f"{name}:bytes={capacity}")
+    for name in ("kv8", "kv4", "full"):
+        add(name)
+    found.sort(key=lambda arm: arm.name != "full")
+    return found, missing
 
 
-def _identity(arm: Arm) -> Any:
-    strategy = arm.strategy
-    return strategy.kind, strategy.policy, arm.rows, repr(strategy.settings), strategy.budgets
+def at_bytes_of(arm: Arm, other: Arm) -> bool:
+    """Whether `other` holds nearly the bytes of `arm`, and no more."""
+    return SAME_BYTES * arm.nbytes <= other.nbytes <= arm.nbytes
 
 
 def _capacity(footprint: Footprint, arm: Arm) -> int | None:
-    """Bytes that a bounded arm may hold of any text."""
-    if arm.rows is None:
+    """Bytes that a bounded arm of ours may hold of any text."""
+    if arm.strategy.kind != "ours" or arm.rows is None:
         return None
     return footprint.held(arm.make(0), 2 * arm.rows)
 

@@ -51,6 +51,7 @@ def as_json(found: Evaluation, lines: Sequence[Summary], command: str) -> dict[s
         "strategies": [
             {
                 "name": arm.name,
+                "asked": arm.strategy.name,
                 "rows": arm.rows,
                 "bytes": arm.nbytes,
                 "control": arm.control,
@@ -111,7 +112,7 @@ def notes_of(found: Evaluation) -> list[str]:
     return [
         *found.notes,
         "In brackets: 95 % interval of the paired difference, bootstrap over documents and seeds. "
-        "The window is mlx_lm's rotating cache of the same bytes.",
+        "The window is mlx_lm's rotating cache of the same bytes, or up to 5 % less.",
     ]
 
 

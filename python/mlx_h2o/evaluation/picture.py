@@ -38,9 +38,9 @@ def draw(path: Path, lines: Sequence[Summary]) -> bool:
 
 
 def _panel(axes: Any, lines: Sequence[Summary], measure: str) -> None:
+    families = list(dict.fromkeys(_family(line) for line in lines))
     for line in lines:
         strategy = line.arm.strategy
-        family = strategy.policy or strategy.kind
         bits = strategy.settings.get("kv_bits")
         x, y, low, high = line.arm.nbytes / 1e6, line.value, math.nan, math.nan
         if measure == "loss":
@@ -48,7 +48,7 @@ def _panel(axes: Any, lines: Sequence[Summary], measure: str) -> None:
             y = to.mean if to is not None else 0.0
             if to is not None:
                 low, high = y - to.low, to.high - y
-        colour = f"C{sum(map(ord, family)) % 10}"
+        colour = f"C{families.index(_family(line)) % 10}"
         error = None if math.isnan(low) else [[max(0.0, low)], [max(0.0, high)]]
         marker = "o" if bits is None else "s"
         axes.errorbar(
@@ -57,6 +57,13 @@ def _panel(axes: Any, lines: Sequence[Summary], measure: str) -> None:
         )  # fmt: skip
         axes.annotate(line.arm.name, (x, y), xytext=(5, 4), textcoords="offset points", fontsize=7)
     axes.set_xscale("log")
+    for axis in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
+        axis(lambda megabytes, place: f"{megabytes:g}")
     axes.set_xlabel("KV cache, MB")
     axes.set_ylabel(_PANELS[measure])
     axes.grid(alpha=0.3)
+
+
+def _family(line: Summary) -> str:
+    """What is drawn in one colour."""
+    return line.arm.strategy.policy or line.arm.strategy.kind

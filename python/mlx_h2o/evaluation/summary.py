@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .arms import Arm
+from .arms import Arm, at_bytes_of
 from .run import Evaluation
 from .statistics import Difference, paired
 
@@ -18,9 +18,6 @@ __all__ = ["Summary", "summaries", "window_of"]
 
 Figures = npt.NDArray[np.float64]
 """[documents, seeds]."""
-
-SAME_BYTES = 0.95
-"""A window is compared with an arm if it holds at least this share of its bytes, and no more."""
 
 DIVISIONS = ("wording", "depth", "needles", "length", "reading")
 
@@ -63,9 +60,7 @@ def window_of(arm: Arm, arms: Sequence[Arm]) -> Arm | None:
     near = [
         other
         for other in arms
-        if other.strategy.kind == "rotating"
-        and other.evicts
-        and SAME_BYTES * arm.nbytes <= other.nbytes <= arm.nbytes
+        if other.strategy.kind == "rotating" and other.evicts and at_bytes_of(arm, other)
     ]
     return max(near, key=lambda other: other.nbytes, default=None)
 
