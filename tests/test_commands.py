@@ -154,8 +154,8 @@ def asked(command: str, flags: str, monkeypatch) -> dict[str, object]:
     found = {}
 
     @contextmanager
-    def noting(config, budgets=None, profile=None):
-        found.update(config=config, budgets=budgets, profile=profile)
+    def noting(config, budgets=None, profile=None, sized=None):
+        found.update(config=config, budgets=budgets, profile=profile, sized=sized)
         raise StoppedError
         yield
 
@@ -168,9 +168,11 @@ def asked(command: str, flags: str, monkeypatch) -> dict[str, object]:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_every_flag(command, monkeypatch):
     found = asked(command, f"{ALL_FLAGS} --budgets file.json", monkeypatch)
-    assert found == {"config": ASKED, "budgets": "file.json", "profile": None}
+    assert found == {"config": ASKED, "budgets": "file.json", "profile": None, "sized": None}
     found = asked(command, "", monkeypatch)
-    assert found == {"config": H2OConfig(), "budgets": None, "profile": None}
+    assert found == {"config": H2OConfig(), "budgets": None, "profile": None, "sized": None}
+    sized = asked(command, "--max-kv-bytes 2MB --kv-bits 8", monkeypatch)["sized"]
+    assert sized == {"max_kv_bytes": 2_000_000, "kv_bits": 8, "speculative": 0}
     found = asked(command, "--max-kv-size none --kv-bits 8 --v-bits 4", monkeypatch)
     assert found["config"] == H2OConfig(max_kv_size=None, kv_bits=8, v_bits=4)
 

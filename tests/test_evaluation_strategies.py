@@ -11,7 +11,8 @@ from mlx_lm.models.cache import make_prompt_cache
 import mlx_h2o
 from mlx_h2o import evaluate, policies
 from mlx_h2o.evaluation.arms import Footprint, resolve, with_controls
-from mlx_h2o.evaluation.strategies import known_names, parse, parse_bytes
+from mlx_h2o.evaluation.strategies import known_names, parse
+from mlx_h2o.lm.sizing import parsed_bytes
 from tiny_models import random_prompt, tiny_llama, tiny_qwen3
 
 
@@ -43,16 +44,16 @@ def test_what_is_written_is_what_is_set(name, rows, bits, given_settings):
 
 @given(size=st.integers(1, 2**40))
 def test_bytes_are_read_as_people_write_them(size):
-    assert parse_bytes(str(size)) == size
-    assert parse_bytes(f"{size} kB") == 1000 * size
-    assert parse_bytes(f"{size}MiB") == 2**20 * size
+    assert parsed_bytes(str(size)) == size
+    assert parsed_bytes(f"{size} kB") == 1000 * size
+    assert parsed_bytes(f"{size}MiB") == 2**20 * size
     assert parse(f"merge:bytes={size}MB").nbytes == 10**6 * size
     assert parse(f"merge:{size}MB") == parse(f"merge:bytes={size}MB")
 
 
 def test_fractions_of_units():
-    assert parse_bytes("1.5MB") == 1_500_000
-    assert parse_bytes(".5 KiB") == 512
+    assert parsed_bytes("1.5MB") == 1_500_000
+    assert parsed_bytes(".5 KiB") == 512
 
 
 @settings(deadline=None, max_examples=30)
@@ -80,8 +81,8 @@ def test_any_other_text_is_refused_in_one_line(text):
         ("keydiff:64:best=1", "'best' is no setting"),
         ("keydiff:64:sink=four", "expected a number"),
         ("keydiff:64:sink=64", "sink_size is 64"),
-        ("keydiff:bytes=many", "is no size"),
-        ("keydiff:bytes=0", "less than a byte"),
+        ("keydiff:bytes=many", "is no number of bytes"),
+        ("keydiff:bytes=0", "is no number of bytes"),
         ("keydiff:fast", "expected rows, a size"),
         ("", "'' is unknown"),
     ],

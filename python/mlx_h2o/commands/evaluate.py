@@ -24,7 +24,7 @@ from ..evaluation.strategies import DEFAULT_ROWS, Strategy, parse
 from ..evaluation.summary import summaries
 from ..evaluation.tasks import READINGS, TASKS, Settings
 from ..lm.generate import load
-from .options import add_cache_flags, config_of
+from .options import add_cache_flags, settings_of
 
 EMBEDDED = "embedded text"
 
@@ -146,7 +146,8 @@ def _settings(args: argparse.Namespace) -> Settings:
 
 def _strategies(parser: argparse.ArgumentParser, args: argparse.Namespace) -> list[Strategy]:
     """Those that were written, or what the flags of a cache ask for."""
-    flags = [name for name in (*H2OConfig.setting_names(), "budgets") if name in vars(args)]
+    named = (*H2OConfig.setting_names(), "max_kv_bytes", "budgets", "profile")
+    flags = [name for name in named if name in vars(args)]
     if args.policies:
         flags.append("policies")
     if args.strategies:
@@ -154,16 +155,15 @@ def _strategies(parser: argparse.ArgumentParser, args: argparse.Namespace) -> li
             flag = flags[0].replace("_", "-")
             raise ValueError(f"--strategies with --{flag}, expected the settings in the strategies")
         return [parse(text) for text in args.strategies]
-    config = config_of(parser, args)
-    own = ("policies", "policy", "max_kv_size")
+    settings = settings_of(parser, args)
+    own = ("policies", "policy", "max_kv_size", "max_kv_bytes")
     parts = [f"{name}={getattr(args, name)}" for name in flags if name not in own]
-    rows = getattr(args, "max_kv_size", DEFAULT_ROWS)
-    found = ["full"]
-    if rows is not None:
-        found.append(f"rotating:{rows}")
-    found += [
-        ":".join([policy, str(rows).lower(), *parts]) for policy in args.policies or [config.policy]
-    ]
+    rows = str(getattr(args, "max_kv_size", DEFAULT_ROWS)).lower()
+    if settings.sized is not None:
+        rows = f"bytes={settings.sized['max_kv_bytes']}"
+    policy = settings.config.policy if settings.profile is None else settings.profile.policy
+    found = ["full", *([] if rows == "none" else [f"rotating:{rows}"])]
+    found += [":".join([name, rows, *parts]) for name in args.policies or [policy]]
     return [parse(text) for text in found]
 
 
@@ -225,7 +225,9 @@ def _show(found: Evaluation, args: argparse.Namespace, command: str) -> None:
                 file=sys.stderr,
             )
         for file in output.write(args.output, found, command):
-            console.print(f"wrote {file}", style="dim", highlight=False, markup=False)
+            console.print(
+                f"wrote {file}", style="dim", highlight=False, markup=False, soft_wrap=True
+            )
 
 
 def _grid(rows: output.Table, width: int) -> Table:

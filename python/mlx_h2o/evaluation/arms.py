@@ -18,6 +18,7 @@ from mlx_lm.models import cache as mlx_lm_cache
 from mlx_lm.models.cache import make_prompt_cache as stock_cache
 
 from ..caches.cache import H2OKVCache
+from ..lm.profile import Profile
 from ..lm.prompt_cache import evicting_caches, make_prompt_cache
 from .strategies import KEEP, Strategy, parse
 
@@ -170,7 +171,8 @@ def _resolve(footprint: Footprint, strategy: Strategy, tokens: int) -> Arm:
     def make(seed: int) -> list[Any]:
         return making(rows, seed)
 
-    fewest = rows if rows is None or strategy.budgets is None else _fewest_rows(make(0))
+    by_layer = strategy.budgets or strategy.profile
+    fewest = rows if rows is None or by_layer is None else _fewest_rows(make(0))
     nbytes = footprint.held(make(0), tokens)
     name = strategy.name
     if strategy.nbytes is not None:
@@ -214,9 +216,11 @@ def _quantised(footprint: Footprint, strategy: Strategy) -> Making:
 
 
 def _ours(footprint: Footprint, strategy: Strategy) -> Making:
+    profile = None if strategy.profile is None else Profile.load(strategy.profile)
+
     def make(rows: int | None, seed: int) -> list[Any]:
         config = strategy.config(rows, seed)
-        return make_prompt_cache(footprint.model, config, budgets=strategy.budgets)
+        return make_prompt_cache(footprint.model, config, budgets=strategy.budgets, profile=profile)
 
     return make
 

@@ -6,7 +6,7 @@ NAME is `full`, `rotating` (mlx_lm's `RotatingKVCache`), `kv2` to `kv8` (mlx_lm'
 `QuantizedKVCache`, which holds the whole text) or a policy of this package. ROWS are rows per head,
 `none` for no limit. A SIZE such as 16MB or 300KiB is what all layers may hold together. A SETTING
 is one of `H2OConfig`, by its name or as `sink`, `heavy`, `recent`, `every`, `group`, `light` and
-`dense`; `budgets` names a file of budgets for each layer.
+`dense`; `budgets` names a file of budgets for each layer, `profile` one of `mlx_h2o calibrate`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from typing import Any, Literal
 
 from .. import policies
 from ..config import H2OConfig
+from ..lm.sizing import parsed_bytes
 from ..operations.validate_quantized import BITS
 
-__all__ = ["DEFAULT_ROWS", "Strategy", "known_names", "parse", "parse_bytes"]
+__all__ = ["DEFAULT_ROWS", "Strategy", "known_names", "parse"]
 
 DEFAULT_ROWS = 256
 KEEP = 4
@@ -27,12 +28,6 @@ KEEP = 4
 
 Kind = Literal["full", "rotating", "quantised", "ours"]
 
-_UNITS = {"": 1, "B": 1} | {
-    prefix + suffix: factor**power
-    for suffix, factor in (("B", 1000), ("iB", 1024))
-    for power, prefix in enumerate("KMGT", start=1)
-}
-_BY_CAPITALS = {unit.upper(): factor for unit, factor in _UNITS.items()}
 _SHORT = {
     "sink": "sink_size",
     "heavy": "heavy_size",
@@ -60,6 +55,7 @@ class Strategy:
     settings: of H2OConfig, `policy` and `max_kv_size` left out; of "quantised" only `kv_bits`.
     policy: of "ours".
     budgets: a file with a budget for each layer, or None.
+    profile: a file that says how rows are shared out over the layers, or None.
     """
 
     name: str
@@ -69,6 +65,7 @@ class Strategy:
     settings: dict[str, Any] = field(default_factory=dict, hash=False)
     policy: str = ""
     budgets: str | None = None
+    profile: str | None = None
 
     def config(self, rows: int | None, seed: int = 0) -> H2OConfig:
         """The settings for so many rows. `seed` is that of the policy "random", if none was set.
@@ -87,20 +84,6 @@ class Strategy:
 def known_names() -> tuple[str, ...]:
     """What a strategy may begin with."""
     return ("full", "rotating", *(f"kv{bits}" for bits in BITS), *policies.names())
-
-
-def parse_bytes(text: str) -> int:
-    """A number of bytes: "300 KB" is 300,000, "16MiB" is 16 x 1024 x 1024, "4096" is itself.
-
-    Raises ValueError if it is not a number, or below one byte.
-    """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([A-Za-z]*)\s*", text)
-    if found is None or found[2].upper() not in _BY_CAPITALS:
-        raise ValueError(f"{text!r} is no size, expected one such as 16MB, 300KB or 65536")
-    size = int(float(found[1]) * _BY_CAPITALS[found[2].upper()] + 1e-6)
-    if size < 1:
-        raise ValueError(f"{text!r} is less than a byte")
-    return size
 
 
 def parse(text: str) -> Strategy:
@@ -128,7 +111,7 @@ def _parse(text: str) -> Strategy:
     if name not in known_names():
         raise _unknown(name)
     found = _Parts(parts)
-    if name == "rotating" and (found.settings or found.budgets):
+    if name == "rotating" and (found.settings or found.budgets or found.profile):
         raise ValueError("mlx_lm's rotating cache has rows or bytes, and no other settings")
     if found.nbytes is not None and (found.sized or found.budgets):
         raise ValueError("bytes and rows, expected one of them")
@@ -146,6 +129,7 @@ def _parse(text: str) -> Strategy:
         found.settings,
         name,
         found.budgets,
+        found.profile,
     )
     if found.nbytes is None:
         strategy.config(rows)
@@ -161,6 +145,7 @@ class _Parts:
         self.nbytes: int | None = None
         self.settings: dict[str, Any] = {}
         self.budgets: str | None = None
+        self.profile: str | None = None
         for part in parts:
             self._take(part)
 
@@ -180,9 +165,11 @@ class _Parts:
         elif key == "bytes" or (not equals and part[:1].isdigit()):
             if self.nbytes is not None:
                 raise ValueError(f"{part}: bytes are given already")
-            self.nbytes = parse_bytes(value if equals else part)
+            self.nbytes = parsed_bytes(value if equals else part)
         elif key == "budgets" and value:
             self.budgets = value
+        elif key == "profile" and value:
+            self.profile = value
         elif equals:
             self._set(_SHORT.get(key, key), value)
         else:
@@ -225,6 +212,8 @@ def _spelled(name: str, found: _Parts) -> str:
     parts += [f"{long.get(key, key)}={str(value).lower()}" for key, value in settings.items()]
     if found.budgets is not None:
         parts.append(f"budgets={found.budgets}")
+    if found.profile is not None:
+        parts.append(f"profile={found.profile}")
     return ":".join(parts)
 
 

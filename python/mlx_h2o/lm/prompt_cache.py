@@ -150,7 +150,9 @@ def fit_bytes(
     def measuring(bits: int | None) -> Measure:
         return lambda rows: _full_nbytes(model, config_of(rows, bits), profile)
 
-    least = settings.get("sink_size", H2OConfig.sink_size) + settings.get("speculative", 0) + 2
+    sinks, drafts = settings.get("sink_size", H2OConfig.sink_size), settings.get("speculative", 0)
+    chosen = (settings.get("heavy_size") or 0) + (settings.get("recent_size") or 0)
+    least = sinks + max(chosen, drafts + 2)
     bits = settings.get("kv_bits")
     if "kv_bits" not in settings:
         context = _context(model)

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import Decimal
 
 from ..config import H2OConfig
 
@@ -14,7 +15,11 @@ PACKED_BITS = 4
 PROMPT_CHUNK = 2048
 """Tokens of a prompt that mlx_lm reads at once."""
 
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
+_UNITS = {"": 1} | {
+    prefix + suffix: factor**power
+    for suffix, factor in (("", 1000), ("I", 1024))
+    for power, prefix in enumerate("KMGT", start=1)
+}
 
 Measure = Callable[[int], int]
 """Bytes of full caches of so many rows. Raises ValueError where these do not suit the settings."""
@@ -47,17 +52,16 @@ class Sizing:
 def parsed_bytes(given: int | str) -> int:
     """A number of bytes, or one as people write it: 300MB, 1.5 GB, 64MiB, 4096.
 
-    Raises ValueError for anything else.
+    Raises ValueError for anything else, and for less than a byte.
     """
     if isinstance(given, str):
-        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]I?)?B?\s*", given.upper())
-        if found is not None:
-            return int(float(found[1]) * _UNITS[found[2] or ""])
-    elif not isinstance(given, bool) and isinstance(given, int) and given > 0:
-        return given
-    raise ValueError(
-        f"[fit_bytes] max_kv_bytes is {given!r}, expected a number of bytes such as 300MB or 64MiB."
-    )
+        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([KMGT]I?)?B?\s*", given.upper())
+        size = int(Decimal(found[1]) * _UNITS[found[2] or ""]) if found else 0
+    else:
+        size = given if isinstance(given, int) and not isinstance(given, bool) else 0
+    if size < 1:
+        raise ValueError(f"{given!r} is no number of bytes, expected one such as 300MB or 64MiB.")
+    return size
 
 
 def most_rows(measure: Measure, least: int, limit: int) -> int:
