@@ -19,13 +19,13 @@ namespace mx = mlx::core;
 namespace mlx_h2o {
 namespace {
 
-constexpr const char* kOperation = "accumulate_scores";
+constexpr const char* kAccumulateScores = "accumulate_scores";
 
 /// Inputs: importance float32 [B, H, N], scores float32 [B, Hq, Lq, N]. Output: importance.
 class AccumulateScores : public CpuPrimitive {
  public:
   AccumulateScores(mx::Stream stream, double decay)
-      : CpuPrimitive(stream, kOperation), decay_(decay) {}
+      : CpuPrimitive(stream, kAccumulateScores), decay_(decay) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
 
@@ -98,15 +98,16 @@ void check_importance(const char* operation, const mx::array& importance, int ba
 
 mx::array accumulate_scores(const mx::array& importance, const mx::array& scores, double decay,
                             mx::StreamOrDevice s) {
-  check_dimensions(kOperation, "scores", scores, 4, "[B, Hq, Lq, N]");
-  check_not_empty(kOperation, "scores", scores, "[B, Hq, Lq, N]");
+  check_dimensions(kAccumulateScores, "scores", scores, 4, "[B, Hq, Lq, N]");
+  check_not_empty(kAccumulateScores, "scores", scores, "[B, Hq, Lq, N]");
   if (scores.dtype() != mx::float32) {
-    fail(kOperation, "scores are ", to_text(scores.dtype()), ", expected float32.");
+    fail(kAccumulateScores, "scores are ", to_text(scores.dtype()), ", expected float32.");
   }
-  check_importance(kOperation, importance, scores.shape(0), scores.shape(3), scores.shape(1));
-  check_query_count(kOperation, scores.shape(2));
-  check_decay(kOperation, decay);
-  const mx::Stream stream = cpu_stream(kOperation, s);
+  check_importance(kAccumulateScores, importance, scores.shape(0), scores.shape(3),
+                   scores.shape(1));
+  check_query_count(kAccumulateScores, scores.shape(2));
+  check_decay(kAccumulateScores, decay);
+  const mx::Stream stream = cpu_stream(kAccumulateScores, s);
   kernels::simd_target();  // refuses a wrong MLX_H2O_SIMD here, not inside the stream
   return mx::array(importance.shape(), mx::float32,
                    std::make_shared<AccumulateScores>(stream, decay), {importance, scores});

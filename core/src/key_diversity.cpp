@@ -15,12 +15,12 @@ namespace mx = mlx::core;
 namespace mlx_h2o {
 namespace {
 
-constexpr const char* kOperation = "key_diversity";
+constexpr const char* kKeyDiversity = "key_diversity";
 
 /// Input: keys [B, H, N, D]. Output: float32 [B, H, N].
 class KeyDiversity : public CpuPrimitive {
  public:
-  explicit KeyDiversity(mx::Stream stream) : CpuPrimitive(stream, kOperation) {}
+  explicit KeyDiversity(mx::Stream stream) : CpuPrimitive(stream, kKeyDiversity) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
 
@@ -60,13 +60,13 @@ void KeyDiversity::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx
 }  // namespace
 
 mx::array key_diversity(const mx::array& keys, mx::StreamOrDevice s) {
-  check_dimensions(kOperation, "keys", keys, 4, "[B, H, N, D]");
-  check_not_empty(kOperation, "keys", keys, "[B, H, N, D]");
+  check_dimensions(kKeyDiversity, "keys", keys, 4, "[B, H, N, D]");
+  check_not_empty(kKeyDiversity, "keys", keys, "[B, H, N, D]");
   if (!is_float(keys.dtype())) {
-    fail(kOperation, "keys are ", to_text(keys.dtype()),
+    fail(kKeyDiversity, "keys are ", to_text(keys.dtype()),
          ", expected float32, float16 or bfloat16.");
   }
-  const mx::Stream stream = cpu_stream(kOperation, s);
+  const mx::Stream stream = cpu_stream(kKeyDiversity, s);
   kernels::simd_target();  // refuses a wrong MLX_H2O_SIMD here, not inside the stream
   auto primitive = std::make_shared<KeyDiversity>(stream);
   const mx::Shape& shape = keys.shape();

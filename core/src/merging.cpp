@@ -16,14 +16,14 @@ namespace mx = mlx::core;
 namespace mlx_h2o {
 namespace {
 
-constexpr const char* kOperation = "mergers";
+constexpr const char* kMergers = "mergers";
 
 /// Inputs: keys, values, the bias and the positions of the rows, and recent_start. Outputs: the
 /// slots that stay, and slots, keys, values, bias and positions of the rows that change.
 class Mergers : public CpuPrimitive {
  public:
   Mergers(mx::Stream stream, int keep, int sink_size)
-      : CpuPrimitive(stream, kOperation), keep_(keep), sink_size_(sink_size) {}
+      : CpuPrimitive(stream, kMergers), keep_(keep), sink_size_(sink_size) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
 
@@ -95,7 +95,7 @@ void Mergers::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::arr
 
 void check_rows(const char* name, const mx::array& array, mx::Dtype dtype, const mx::Shape& rows) {
   if (array.dtype() != dtype || array.shape() != rows) {
-    fail(kOperation, name, " are ", to_text(array.dtype()), ' ', to_text(array.shape()),
+    fail(kMergers, name, " are ", to_text(array.dtype()), ' ', to_text(array.shape()),
          ", expected ", to_text(dtype), " [B, H, N] = ", to_text(rows), '.');
   }
 }
@@ -106,23 +106,23 @@ std::vector<mx::array> mergers(const mx::array& keys, const mx::array& values,
                                const mx::array& bias, const mx::array& positions, int keep,
                                int sink_size, const mx::array& recent_start, mx::StreamOrDevice s) {
   for (const auto& [name, rows] : {std::pair("keys", &keys), std::pair("values", &values)}) {
-    check_dimensions(kOperation, name, *rows, 4, "[B, H, N, D]");
-    check_not_empty(kOperation, name, *rows, "[B, H, N, D]");
+    check_dimensions(kMergers, name, *rows, 4, "[B, H, N, D]");
+    check_not_empty(kMergers, name, *rows, "[B, H, N, D]");
   }
   const mx::Shape rows{keys.shape(0), keys.shape(1), keys.shape(2)};
   if (!is_float(keys.dtype()) || keys.dtype() != values.dtype() ||
       mx::Shape{values.shape(0), values.shape(1), values.shape(2)} != rows) {
-    fail(kOperation, "keys are ", to_text(keys.dtype()), ' ', to_text(keys.shape()), " and values ",
+    fail(kMergers, "keys are ", to_text(keys.dtype()), ' ', to_text(keys.shape()), " and values ",
          to_text(values.dtype()), ' ', to_text(values.shape()),
          ", expected as many rows of one float dtype.");
   }
   check_rows("bias", bias, mx::float32, rows);
   check_rows("positions", positions, mx::int32, rows);
-  check_per_sequence(kOperation, "recent_start", recent_start, rows[0]);
+  check_per_sequence(kMergers, "recent_start", recent_start, rows[0]);
   if (keep < 1 || keep >= rows[2]) {
-    fail(kOperation, "keep is ", keep, ", expected 1 to N - 1 = ", rows[2] - 1, '.');
+    fail(kMergers, "keep is ", keep, ", expected 1 to N - 1 = ", rows[2] - 1, '.');
   }
-  const mx::Stream stream = cpu_stream(kOperation, s);
+  const mx::Stream stream = cpu_stream(kMergers, s);
   kernels::simd_target();  // refuses a wrong MLX_H2O_SIMD here, not inside the stream
   const std::vector<mx::array> inputs{keys, values, bias, positions, recent_start};
   auto primitive = std::make_shared<Mergers>(stream, keep, sink_size);

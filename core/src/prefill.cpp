@@ -23,15 +23,15 @@ namespace mx = mlx::core;
 namespace mlx_h2o {
 namespace {
 
-constexpr const char* kOperation = "prefill_scores";
+constexpr const char* kPrefillScores = "prefill_scores";
 
-struct Settings {
+struct PrefillSettings {
   float scale;
   bool causal;
   std::optional<double> decay;  // of the average; none: the mass
   bool has_importance, has_mask, has_sinks;
 
-  bool operator==(const Settings& that) const = default;
+  bool operator==(const PrefillSettings& that) const = default;
 };
 
 /// Inputs: queries, keys, then importance float32 [B, H, N], the mask [B, Hq, Lq, N] and float32
@@ -39,8 +39,8 @@ struct Settings {
 /// nothing else holds that.
 class PrefillScores : public CpuPrimitive {
  public:
-  PrefillScores(mx::Stream stream, Settings settings)
-      : CpuPrimitive(stream, kOperation), settings_(settings) {}
+  PrefillScores(mx::Stream stream, PrefillSettings settings)
+      : CpuPrimitive(stream, kPrefillScores), settings_(settings) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
 
@@ -56,7 +56,7 @@ class PrefillScores : public CpuPrimitive {
   }
 
  private:
-  Settings settings_;
+  PrefillSettings settings_;
 };
 
 void PrefillScores::eval_cpu(const std::vector<mx::array>& inputs,
@@ -118,17 +118,17 @@ void PrefillScores::eval_cpu(const std::vector<mx::array>& inputs,
 }
 
 void check_queries_and_keys(const mx::array& queries, const mx::array& keys) {
-  check_dimensions(kOperation, "queries", queries, 4, "[B, Hq, Lq, D]");
-  check_dimensions(kOperation, "keys", keys, 4, "[B, Hkv, N, D]");
-  check_not_empty(kOperation, "queries", queries, "[B, Hq, Lq, D]");
-  check_not_empty(kOperation, "keys", keys, "[B, Hkv, N, D]");
+  check_dimensions(kPrefillScores, "queries", queries, 4, "[B, Hq, Lq, D]");
+  check_dimensions(kPrefillScores, "keys", keys, 4, "[B, Hkv, N, D]");
+  check_not_empty(kPrefillScores, "queries", queries, "[B, Hq, Lq, D]");
+  check_not_empty(kPrefillScores, "keys", keys, "[B, Hkv, N, D]");
   if (queries.shape(0) != keys.shape(0) || queries.shape(3) != keys.shape(3) ||
       queries.shape(1) % keys.shape(1) != 0) {
-    fail(kOperation, "queries and keys have shapes ", to_text(queries.shape()), " and ",
+    fail(kPrefillScores, "queries and keys have shapes ", to_text(queries.shape()), " and ",
          to_text(keys.shape()), ", expected the same B and D, and Hq a multiple of Hkv.");
   }
   if (!is_float(queries.dtype()) || queries.dtype() != keys.dtype()) {
-    fail(kOperation, "queries and keys are ", to_text(queries.dtype()), " and ",
+    fail(kPrefillScores, "queries and keys are ", to_text(queries.dtype()), " and ",
          to_text(keys.dtype()), ", expected one dtype of float32, float16 and bfloat16.");
   }
 }
@@ -137,20 +137,20 @@ void check_optional(const mx::array& queries, const mx::array& keys, bool causal
                     const std::optional<mx::array>& mask, const std::optional<mx::array>& sinks,
                     const std::optional<mx::array>& importance, bool mass) {
   if (mask.has_value()) {
-    if (causal) fail(kOperation, "found a mask array and \"causal\", expected one of them.");
-    check_mask(kOperation, *mask,
+    if (causal) fail(kPrefillScores, "found a mask array and \"causal\", expected one of them.");
+    check_mask(kPrefillScores, *mask,
                {queries.shape(0), queries.shape(1), queries.shape(2), keys.shape(2)});
   }
   if (sinks.has_value() &&
       (!is_float(sinks->dtype()) || sinks->shape() != mx::Shape{queries.shape(1)})) {
-    fail(kOperation, "sinks are ", to_text(sinks->dtype()), ' ', to_text(sinks->shape()),
+    fail(kPrefillScores, "sinks are ", to_text(sinks->dtype()), ' ', to_text(sinks->shape()),
          ", expected float32, float16 or bfloat16 [Hq] = (", queries.shape(1), ",).");
   }
   if (!importance.has_value()) return;
-  if (mass) fail(kOperation, "importance is given for the mass, expected it for the average.");
+  if (mass) fail(kPrefillScores, "importance is given for the mass, expected it for the average.");
   const mx::Shape rows{keys.shape(0), keys.shape(1), keys.shape(2)};
   if (importance->shape() != rows || importance->dtype() != mx::float32) {
-    fail(kOperation, "importance is ", to_text(importance->dtype()), ' ',
+    fail(kPrefillScores, "importance is ", to_text(importance->dtype()), ' ',
          to_text(importance->shape()), ", expected float32 [B, Hkv, N] = ", to_text(rows), '.');
   }
 }
@@ -163,11 +163,12 @@ mx::array prefill_scores(const mx::array& queries, const mx::array& keys, float 
                          const std::optional<mx::array>& importance, mx::StreamOrDevice s) {
   check_queries_and_keys(queries, keys);
   check_optional(queries, keys, causal, mask, sinks, importance, !decay.has_value());
-  if (!std::isfinite(scale)) fail(kOperation, "scale is ", scale, ", expected a finite number.");
-  if (decay.has_value()) check_decay(kOperation, *decay);
-  const mx::Stream stream = cpu_stream(kOperation, s);
+  if (!std::isfinite(scale))
+    fail(kPrefillScores, "scale is ", scale, ", expected a finite number.");
+  if (decay.has_value()) check_decay(kPrefillScores, *decay);
+  const mx::Stream stream = cpu_stream(kPrefillScores, s);
   kernels::simd_target();  // refuses a wrong MLX_H2O_SIMD here, not inside the stream
-  const Settings settings{
+  const PrefillSettings settings{
       scale, causal, decay, importance.has_value(), mask.has_value(), sinks.has_value()};
   std::vector<mx::array> inputs{queries, keys};
   if (importance.has_value()) inputs.push_back(*importance);

@@ -18,7 +18,7 @@ namespace mx = mlx::core;
 namespace mlx_h2o {
 namespace {
 
-constexpr const char* kOperation = "quantize_append";
+constexpr const char* kQuantizeAppend = "quantize_append";
 
 /// Inputs: words, scales and biases of the keys, those of the values, new keys, new values, and the
 /// slots unless the new rows go to those from `start` on. Outputs: the first six, in the buffers of
@@ -27,7 +27,7 @@ class QuantizeAppend : public CpuPrimitive {
  public:
   QuantizeAppend(mx::Stream stream, int group_size, int key_bits, int value_bits,
                  std::optional<int> start = std::nullopt)
-      : CpuPrimitive(stream, kOperation),
+      : CpuPrimitive(stream, kQuantizeAppend),
         group_size_(group_size),
         bits_{key_bits, value_bits},
         start_(start) {}
@@ -118,19 +118,20 @@ void QuantizeAppend::eval_cpu(const std::vector<mx::array>& inputs,
 void check_packed(const char* name, const std::vector<mx::array>& packed, const mx::array& rows,
                   int bits, int group_size) {
   if (packed.size() != 3) {
-    fail(kOperation, name, " are ", packed.size(), " arrays, expected words, scales and biases.");
+    fail(kQuantizeAppend, name, " are ", packed.size(),
+         " arrays, expected words, scales and biases.");
   }
-  check_dimensions(kOperation, name, packed[0], 4, "[B, H, N, D * bits / 32]");
-  check_not_empty(kOperation, name, packed[0], "[B, H, N, D * bits / 32]");
-  check_dimensions(kOperation, "new rows", rows, 4, "[B, H, L, D]");
-  check_not_empty(kOperation, "new rows", rows, "[B, H, L, D]");
+  check_dimensions(kQuantizeAppend, name, packed[0], 4, "[B, H, N, D * bits / 32]");
+  check_not_empty(kQuantizeAppend, name, packed[0], "[B, H, N, D * bits / 32]");
+  check_dimensions(kQuantizeAppend, "new rows", rows, 4, "[B, H, L, D]");
+  check_not_empty(kQuantizeAppend, "new rows", rows, "[B, H, L, D]");
   if (!is_float(rows.dtype())) {
-    fail(kOperation, "new rows are ", to_text(rows.dtype()),
+    fail(kQuantizeAppend, "new rows are ", to_text(rows.dtype()),
          ", expected float32, float16 or bfloat16.");
   }
   const int width = rows.shape(3);
   if (width % group_size != 0) {
-    fail(kOperation, "rows of ", name, " have ", width,
+    fail(kQuantizeAppend, "rows of ", name, " have ", width,
          " elements, expected a multiple of "
          "group_size = ",
          group_size, '.');
@@ -144,7 +145,7 @@ void check_packed(const char* name, const std::vector<mx::array>& packed, const 
     const mx::Dtype dtype = i == 0 ? mx::uint32 : rows.dtype();
     if (packed[i].shape() == expected && packed[i].dtype() == dtype) continue;
     const char* parts[] = {"words", "scales", "biases"};
-    fail(kOperation, parts[i], " of ", name, " are ", to_text(packed[i].dtype()), ' ',
+    fail(kQuantizeAppend, parts[i], " of ", name, " are ", to_text(packed[i].dtype()), ' ',
          to_text(packed[i].shape()), ", expected ", to_text(dtype), ' ', to_text(expected), '.');
   }
 }
@@ -154,16 +155,16 @@ void check_settings(const std::vector<mx::array>& keys, const std::vector<mx::ar
                     int group_size, int value_bits) {
   for (int found : {bits, value_bits}) {
     if (found == 2 || found == 3 || found == 4 || found == 5 || found == 6 || found == 8) continue;
-    fail(kOperation, "bits are ", found, ", expected 2, 3, 4, 5, 6 or 8.");
+    fail(kQuantizeAppend, "bits are ", found, ", expected 2, 3, 4, 5, 6 or 8.");
   }
   if (group_size != 32 && group_size != 64 && group_size != 128) {
-    fail(kOperation, "group_size is ", group_size, ", expected 32, 64 or 128.");
+    fail(kQuantizeAppend, "group_size is ", group_size, ", expected 32, 64 or 128.");
   }
   check_packed("keys", keys, new_keys, bits, group_size);
   check_packed("values", values, new_values, value_bits, group_size);
   const mx::Shape new_rows{new_keys.shape(0), new_keys.shape(1), new_keys.shape(2)};
   if (mx::Shape{new_values.shape(0), new_values.shape(1), new_values.shape(2)} != new_rows) {
-    fail(kOperation, "new keys and values have shapes ", to_text(new_keys.shape()), " and ",
+    fail(kQuantizeAppend, "new keys and values have shapes ", to_text(new_keys.shape()), " and ",
          to_text(new_values.shape()), ", expected the same [B, H, L].");
   }
 }
@@ -186,15 +187,15 @@ std::vector<mx::array> quantize_append(const std::vector<mx::array>& keys,
                                        int value_bits, mx::StreamOrDevice s) {
   check_settings(keys, values, new_keys, new_values, bits, group_size, value_bits);
   if (keys[0].shape(2) != values[0].shape(2)) {
-    fail(kOperation, "keys and values have ", keys[0].shape(2), " and ", values[0].shape(2),
+    fail(kQuantizeAppend, "keys and values have ", keys[0].shape(2), " and ", values[0].shape(2),
          " rows, expected the same.");
   }
   const mx::Shape new_rows{new_keys.shape(0), new_keys.shape(1), new_keys.shape(2)};
   if (slots.shape() != new_rows || slots.dtype() != mx::uint32) {
-    fail(kOperation, "slots are ", to_text(slots.dtype()), ' ', to_text(slots.shape()),
+    fail(kQuantizeAppend, "slots are ", to_text(slots.dtype()), ' ', to_text(slots.shape()),
          ", expected uint32 [B, H, L] = ", to_text(new_rows), '.');
   }
-  const mx::Stream stream = cpu_stream(kOperation, s);
+  const mx::Stream stream = cpu_stream(kQuantizeAppend, s);
   std::vector<mx::array> inputs(keys);
   inputs.insert(inputs.end(), values.begin(), values.end());
   inputs.insert(inputs.end(), {new_keys, new_values, slots});
@@ -209,10 +210,10 @@ std::vector<mx::array> append_quantized(const std::vector<mx::array>& keys,
   check_settings(keys, values, new_keys, new_values, bits, group_size, value_bits);
   const int room = std::min(keys[0].shape(2), values[0].shape(2));
   if (start < 0 || new_keys.shape(2) > room - start) {
-    fail(kOperation, "found ", new_keys.shape(2), " rows from slot ", start, " on for a buffer of ",
-         room, ", expected them within it.");
+    fail(kQuantizeAppend, "found ", new_keys.shape(2), " rows from slot ", start,
+         " on for a buffer of ", room, ", expected them within it.");
   }
-  const mx::Stream stream = cpu_stream(kOperation, s);
+  const mx::Stream stream = cpu_stream(kQuantizeAppend, s);
   std::vector<mx::array> inputs(keys);
   inputs.insert(inputs.end(), values.begin(), values.end());
   inputs.insert(inputs.end(), {new_keys, new_values});

@@ -19,14 +19,14 @@ namespace mx = mlx::core;
 namespace mlx_h2o {
 namespace {
 
-struct Settings {
+struct ReplacementSettings {
   int sink_size;
   RankedBy ranked_by;
   bool has_recent_start;
   int parts;  // of the keys, and of the values: one array, or words, scales and biases
   int bits, value_bits, group_size;
 
-  bool operator==(const Settings& that) const = default;
+  bool operator==(const ReplacementSettings& that) const = default;
 
   // The places of the inputs. All before the new rows are outputs too.
   size_t values() const { return static_cast<size_t>(parts); }
@@ -46,7 +46,7 @@ struct Settings {
 /// buffers of the inputs where nothing else holds those.
 class ReplaceWorst : public CpuPrimitive {
  public:
-  ReplaceWorst(mx::Stream stream, Settings settings)
+  ReplaceWorst(mx::Stream stream, ReplacementSettings settings)
       : CpuPrimitive(stream, kReplaceWorst), settings_(settings) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
@@ -64,12 +64,12 @@ class ReplaceWorst : public CpuPrimitive {
   }
 
  private:
-  Settings settings_;
+  ReplacementSettings settings_;
 };
 
 /// What one evaluation needs; its arrays own nothing.
 struct Task {
-  Settings settings;
+  ReplacementSettings settings;
   std::vector<mx::array> inputs, outputs;
   std::vector<bool> in_place;
   mx::array ranks;  // where they are made here
@@ -227,13 +227,13 @@ std::vector<mx::array> replace_worst(const std::vector<mx::array>& keys,
   inputs.insert(inputs.end(), {new_keys, new_values, position});
   if (options.recent_start.has_value()) inputs.push_back(*options.recent_start);
   if (options.ranks.has_value()) inputs.push_back(*options.ranks);
-  const Settings settings{options.sink_size,
-                          options.ranked_by,
-                          options.recent_start.has_value(),
-                          static_cast<int>(keys.size()),
-                          options.bits,
-                          options.value_bits,
-                          options.group_size};
+  const ReplacementSettings settings{options.sink_size,
+                                     options.ranked_by,
+                                     options.recent_start.has_value(),
+                                     static_cast<int>(keys.size()),
+                                     options.bits,
+                                     options.value_bits,
+                                     options.group_size};
   auto primitive = std::make_shared<ReplaceWorst>(stream, settings);
   return mx::array::make_arrays(primitive->output_shapes(inputs), dtypes, primitive, inputs);
 }
