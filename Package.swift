@@ -38,10 +38,23 @@ let cBindingSettings: [CXXSetting] = cxx + [.define("MLX_H2O_NATIVE")]
 let cxxStandard = CXXLanguageStandard.cxx20  // as MLX's headers ask
 let platformTargets: [Target] = [
     .target(
-        name: "Cmlx", path: "mlx-c", sources: ["src"], publicHeadersPath: "include",
+        name: "Cmlx", path: "mlx-c", sources: ["unity"], publicHeadersPath: "include",
         cxxSettings: cxx, linkerSettings: link),
     .target(
-        name: "MLXH2OCore", path: "core", sources: ["src"], publicHeadersPath: "include",
+        name: "MLXH2OCore", path: "core",
+        sources: [
+            "unity",
+            "src/accumulation_kernel.cpp",
+            "src/attention_kernel.cpp",
+            "src/key_diversity_kernel.cpp",
+            "src/merging_kernel.cpp",
+            "src/prefill_kernel.cpp",
+            "src/quantization_kernel.cpp",
+            "src/row_kernel.cpp",
+            "src/selection_kernel.cpp",
+            "src/thread_count.cpp",
+            "src/thread_pool.cpp",
+        ], publicHeadersPath: "include",
         cxxSettings: cxx, linkerSettings: link),
     .target(
         name: "MLX", dependencies: ["Cmlx"], path: "swift/Sources/MLX",

@@ -5,10 +5,12 @@ once. A session whose toolchain is missing says so loudly and is skipped; with C
 """
 
 import concurrent.futures
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import nox
@@ -16,6 +18,7 @@ import nox
 ROOT = Path(__file__).parent.resolve()
 WORK = ROOT / ".nox" / "work"
 BUILD = ROOT / "build"
+WHEEL = BUILD / "wheel"
 REPORTS = ROOT / "reports"
 PYTHON = str(WORK / "bin" / "python")
 CI = os.environ.get("CI") == "true"
@@ -44,6 +47,27 @@ def absent(session: nox.Session, what: str) -> None:
     session.skip(what)
 
 
+@contextlib.contextmanager
+def beside(session: nox.Session, name: str, *command: str, env: dict[str, str]) -> Iterator[None]:
+    """Run the command while the block runs; show what it said, and fail where it fails, after."""
+    session.log("beside what follows: " + " ".join(command))
+    REPORTS.mkdir(exist_ok=True)
+    said = REPORTS / f"{name}.log"
+    with said.open("w") as log:
+        running = subprocess.Popen(command, env=os.environ | env, stdout=log, stderr=log)
+    try:
+        yield
+        status = running.wait()
+    except BaseException:
+        running.terminate()
+        running.wait()
+        raise
+    finally:
+        print(said.read_text("utf-8"), end="", flush=True)
+    if status:
+        session.error(f"{name} failed with status {status}: see above")
+
+
 def python(session: nox.Session, *arguments: str, env: dict[str, str] | None = None) -> None:
     """Run the shared environment's Python."""
     session.run(PYTHON, *arguments, env=env, external=True)
@@ -65,33 +89,46 @@ def package(session: nox.Session) -> None:
     if "package" in _installed:
         return
     extras = "test" if sys.platform == "darwin" else "cpu,test"
-    # Without isolation: built against the MLX that it will run with, rebuilt only where it changed.
-    python(
-        session,
-        *("-m", "pip", "install", "-q", "--no-build-isolation"),
-        f"--config-settings=build-dir={BUILD / 'wheel'}",  # its short form is newer than Debian 12
-        f".[{extras}]",
-    )
-    # A build that fails leaves a pure package, without a word from a quiet pip.
-    ask = "import mlx_h2o; print(mlx_h2o.backends()['native'].reason)"
-    reason = session.run(PYTHON, "-c", ask, external=True, silent=True).strip()
-    if reason:
-        hint = "it needs a C++ compiler and Python's headers (Debian: g++, python3-dev)"
+    settings = {
+        "build-dir": WHEEL,
+        "build.targets": "_core",
+        # Not built here: c_library() goes on from these objects of core/.
+        "cmake.define.MLX_H2O_BUILD_C": "ON",
+    }
+    for strict in ("ON", "OFF"):
+        settings["cmake.define.MLX_H2O_WARNINGS_AS_ERRORS"] = strict
+        # Without isolation: built against the MLX that it will run with, rebuilt only where it
+        # changed. The short form of --config-settings is newer than Debian 12.
+        python(
+            session,
+            *("-m", "pip", "install", "-q", "--no-build-isolation"),
+            *(f"--config-settings={name}={value}" for name, value in settings.items()),
+            f".[{extras}]",
+        )
+        # A build that fails leaves a pure package, without a word from a quiet pip.
+        ask = "import mlx_h2o; print(mlx_h2o.backends()['native'].reason)"
+        reason = session.run(PYTHON, "-c", ask, external=True, silent=True).strip()
+        if not reason:
+            break
+        hint = "it needs a C++ compiler that warns of nothing, and Python's headers"
         (session.error if CI else session.warn)(f"NO native CPU back end: {reason}; {hint}")
     _installed.add("package")
+
+
+def run_cmake(session: nox.Session, *arguments: str) -> None:
+    """Run the shared environment's CMake."""
+    path = os.pathsep.join((str(WORK / "bin"), os.environ["PATH"]))
+    session.run(str(WORK / "bin" / "cmake"), *arguments, env={"PATH": path}, external=True)
 
 
 def cmake(session: nox.Session, folder: str, *settings: str, make: bool = True) -> Path:
     """Configure, and build, with CMake from the shared environment; returns the build directory."""
     work(session)
     build = BUILD / folder
-    binary = str(WORK / "bin" / "cmake")
-    path = os.pathsep.join((str(WORK / "bin"), os.environ["PATH"]))
     configure = ("-S", str(ROOT), "-B", str(build), "-G", "Ninja", *settings)
-    interpreter = f"-DPython_EXECUTABLE={PYTHON}"
-    session.run(binary, *configure, interpreter, env={"PATH": path}, external=True)
+    run_cmake(session, *configure, f"-DPython_EXECUTABLE={PYTHON}")
     if make:
-        session.run(binary, "--build", str(build), env={"PATH": path}, external=True)
+        run_cmake(session, "--build", str(build))
     return build
 
 
@@ -115,9 +152,9 @@ def swift_lint(session: nox.Session, swift: str) -> None:
     session.run(swift, "format", "lint", "--strict", "--recursive", *sources, external=True)
 
 
-def swift_build(session: nox.Session, swift: str, *arguments: str) -> None:
-    """Point `.mlx` at the shared environment's MLX and build the Swift package against it."""
-    package(session)
+def swift_build_command(session: nox.Session, swift: str) -> tuple[str, ...]:
+    """What builds the Swift package and its tests against the shared environment's MLX."""
+    work(session)
     link = ROOT / ".mlx"
     find_mlx = "import mlx.core; print(mlx.core.__file__)"
     found = session.run(PYTHON, "-c", find_mlx, external=True, silent=True)
@@ -125,7 +162,7 @@ def swift_build(session: nox.Session, swift: str, *arguments: str) -> None:
     if link.is_symlink() or not link.exists():
         link.unlink(missing_ok=True)
         link.symlink_to(installed)
-    session.run(swift, "build", *arguments, external=True)
+    return swift, "build", "--build-tests"
 
 
 def run_swift(session: nox.Session, swift: str) -> None:
@@ -136,18 +173,18 @@ def run_swift(session: nox.Session, swift: str) -> None:
 def c_library(session: nox.Session) -> dict[str, str]:
     """Build the package and the C library; returns the environment variable that names it."""
     package(session)
-    build = cmake(session, "c", "-DMLX_H2O_BUILD_PYTHON=OFF", "-DMLX_H2O_BUILD_C=ON")
-    return {"MLX_H2O_C_LIBRARY": str(build / "libmlxh2oc.so")}
+    run_cmake(session, "--build", str(WHEEL), "--target", "mlxh2oc", "mlxc")
+    return {"MLX_H2O_C_LIBRARY": str(WHEEL / "libmlxh2oc.so")}
 
 
 def legs(session: nox.Session, swift: str | None) -> dict[str, str]:
     """Build what tests call beside the package; returns the environment variables that name it."""
-    env = c_library(session)
-    if swift is not None:
-        swift_build(session, swift, "--build-tests")
-        folder = session.run(swift, "build", "--show-bin-path", external=True, silent=True).strip()
-        env["MLX_H2O_SWIFT_PARITY"] = str(Path(folder) / "mlx-h2o-parity")
-    return env
+    if swift is None:
+        return c_library(session)
+    with beside(session, "swift-build", *swift_build_command(session, swift), env={}):
+        env = c_library(session)
+    folder = session.run(swift, "build", "--show-bin-path", external=True, silent=True).strip()
+    return env | {"MLX_H2O_SWIFT_PARITY": str(Path(folder) / "mlx-h2o-parity")}
 
 
 def pytest(session: nox.Session, *arguments: str, env: dict[str, str] | None = None) -> None:
@@ -155,10 +192,17 @@ def pytest(session: nox.Session, *arguments: str, env: dict[str, str] | None = N
     python(session, "-m", "pytest", "-q", *arguments, *session.posargs, env=env)
 
 
+def parity_command(*options: str) -> tuple[str, ...]:
+    """What runs parity, in the environment of ``parity_env``."""
+    return PYTHON, "-m", "parity", "--json", str(REPORTS / "parity.json"), *options
+
+
+def parity_env(env: dict[str, str]) -> dict[str, str]:
+    return env | {"PYTHONPATH": str(ROOT / "tests")}
+
+
 def run_parity(session: nox.Session, env: dict[str, str], *options: str) -> None:
-    REPORTS.mkdir(exist_ok=True)
-    command = ("-m", "parity", "--json", str(REPORTS / "parity.json"), *options)
-    python(session, *command, env=env | {"PYTHONPATH": str(ROOT / "tests")})
+    session.run(*parity_command(*options), env=parity_env(env), external=True)
 
 
 @nox.session(reuse_venv=True)
@@ -190,9 +234,13 @@ def tidy(session: nox.Session) -> None:
     if found is None:
         absent(session, "clang-tidy-14 not found (Debian 12: apt install clang-tidy)")
         return
-    settings = ("-DMLX_H2O_BUILD_PYTHON=OFF", "-DMLX_H2O_BUILD_C=ON")
-    build = cmake(session, "c", *settings, "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON", make=False)
-    sources = [str(path) for folder in ("core", "mlx-c") for path in (ROOT / folder).rglob("*.cpp")]
+    settings = ("-DMLX_H2O_BUILD_PYTHON=OFF", "-DMLX_H2O_BUILD_C=ON", "-DMLX_H2O_UNITY_BUILD=OFF")
+    build = cmake(session, "tidy", *settings, "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON", make=False)
+    sources = [
+        str(path)
+        for folder in ("core/src", "mlx-c/h2o", "mlx-c/src")
+        for path in sorted((ROOT / folder).glob("*.cpp"))
+    ]
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         command = (found, "--quiet", "-p", str(build))
         runs = pool.map(
@@ -222,10 +270,11 @@ def tests(session: nox.Session) -> None:
     swift = swift_or_warn(session)
     env = legs(session, swift)
     python(session, "-m", "pip", "install", "-q", *CUDA_COMPILER)
-    if swift is not None:
-        run_swift(session, swift)
-    run_parity(session, env, "--emulate", "8")
-    pytest(session, *SIDE_BY_SIDE, env=env)
+    # Parity is one process, most of which is one thread.
+    with beside(session, "parity", *parity_command("--emulate", "8"), env=parity_env(env)):
+        if swift is not None:
+            run_swift(session, swift)
+        pytest(session, *SIDE_BY_SIDE, env=env)
 
 
 @nox.session(venv_backend="none")
@@ -241,8 +290,9 @@ def exhaustive(session: nox.Session) -> None:
     """The settings that `tests` leaves out of its matrices, and many more random examples."""
     env = c_library(session) | {"MLX_H2O_EXHAUSTIVE": "1"}
     python(session, "-m", "pip", "install", "-q", *CUDA_COMPILER)
-    run_parity(session, env, "--legs", "reference,composed,emulator")
-    pytest(session, *SIDE_BY_SIDE, "-m", "exhaustive or examples", env=env)
+    command = parity_command("--legs", "reference,composed,emulator")
+    with beside(session, "parity", *command, env=parity_env(env)):
+        pytest(session, *SIDE_BY_SIDE, "-m", "exhaustive or examples", env=env)
 
 
 @nox.session(venv_backend="none")
@@ -255,7 +305,7 @@ def swift(session: nox.Session) -> None:
         absent(session, "on macOS the Swift package is built and tested by xcodebuild")
     else:
         swift_lint(session, found)
-        swift_build(session, found, "--build-tests")
+        session.run(*swift_build_command(session, found), external=True)
         run_swift(session, found)
 
 

@@ -28,7 +28,8 @@ macro(finish_c_library)
   target_include_directories(
     mlxh2oc PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/mlx-c/h2o/include>)
   target_link_libraries(mlxh2oc PRIVATE $<BUILD_INTERFACE:mlx_h2o_flags>)
-  set_target_properties(mlxh2oc PROPERTIES CXX_VISIBILITY_PRESET default)
+  set_target_properties(mlxh2oc PROPERTIES CXX_VISIBILITY_PRESET default
+                                           UNITY_BUILD ${MLX_H2O_UNITY_BUILD})
   file(STRINGS pyproject.toml _version REGEX "^version = ")
   string(REGEX MATCH "[0-9.]+" _version "${_version}")
   install_package(mlxh2oc MLXH2OC ${_version} mlxh2oc)

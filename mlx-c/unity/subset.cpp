@@ -1,0 +1,13 @@
+// The subset of mlx-c at once, for SwiftPM: MLX's headers take most of the time.
+#include "../src/array.cpp"
+#include "../src/array_data.cpp"
+#include "../src/containers.cpp"
+#include "../src/device.cpp"
+#include "../src/dtype.cpp"
+#include "../src/error.cpp"
+#include "../src/fast.cpp"
+#include "../src/io.cpp"
+#include "../src/metal_kernel.cpp"
+#include "../src/ops_index.cpp"
+#include "../src/ops_math.cpp"
+#include "../src/ops_shape.cpp"
