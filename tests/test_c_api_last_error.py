@@ -82,7 +82,7 @@ def upstream(library: Library, tmp_path_factory: pytest.TempPathFactory) -> Libr
     """The H2O part over an mlx-c whose reports end with a source position, and whose calls fail
     when they are told to."""
     folder = tmp_path_factory.mktemp("upstream")
-    objects = c_api_build.objects(tmp_path_factory)
+    objects = c_api_build.whole(tmp_path_factory)
     fakes = [
         c_api_build.compile_one(c_api_build.FAKES / f"{name}.cpp", folder / f"{name}.o")
         for name in ("upstream_error", "failing_mlx")

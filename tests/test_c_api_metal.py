@@ -55,7 +55,7 @@ def library() -> Library:
 def metal(library: Library, tmp_path_factory: pytest.TempPathFactory) -> Library:
     """The H2O part on the fake Metal device."""
     directory = tmp_path_factory.mktemp("metal")
-    objects = c_api_build.objects(tmp_path_factory)
+    objects = c_api_build.whole(tmp_path_factory)
     fake = c_api_build.compile_one(c_api_build.FAKES / "fake_metal.cpp", directory / "fake.o")
     built = c_api_build.link(directory, "metal", [fake, *objects])
     built.ffi.cdef("const char* fake_metal_record(void); int fake_metal_kernels_made(void);")

@@ -24,7 +24,7 @@ def library() -> Library:
 @pytest.fixture(scope="module")
 def objects(library: Library, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Compiled with the public headers alone: no C++ header of MLX is on the path."""
-    return c_api_build.objects(tmp_path_factory)
+    return c_api_build.whole(tmp_path_factory)
 
 
 HEADERS = sorted(str(path.relative_to(root)) for root in INCLUDE for path in root.rglob("*.h"))

@@ -225,6 +225,7 @@ def peak_of_chunks(bits: int, in_turns: bool) -> int:
 
 
 @pytest.mark.skipif(native.unavailable_reason() != "", reason="needs the native back end")
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("bits", [8, 4])
 def test_unpacked_rows_of_one_layer_at_a_time_are_alive(bits):
     """MLX takes memory for layers that it has not come to; not for their unpacked rows."""

@@ -89,7 +89,7 @@ def test_planting_says_what_does_not_fit(loaded: tuple[Any, Any]) -> None:
 
 def test_the_demo_runs_quietly_and_writes_what_it_shows(tmp_path: Path) -> None:
     result = tmp_path / "demo.json"
-    sizes = ["--length", "260", "--max-kv-size", "64", "--facts", "3", "--generate", "4"]
+    sizes = ["--length", "130", "--max-kv-size", "32", "--facts", "2", "--generate", "4"]
     done = subprocess.run(
         [sys.executable, "-m", "mlx_h2o.demo", *sizes, "--json", str(result)],
         capture_output=True,
@@ -103,12 +103,12 @@ def test_the_demo_runs_quietly_and_writes_what_it_shows(tmp_path: Path) -> None:
     assert (full["evicted_rows_per_layer"], full["top1_agreement"]) == (0, 1.0)
     for arm in arms.values():
         # The text, less the token that generation starts from, and what was fed while generating.
-        assert 260 - 64 <= arm["evicted_rows_per_layer"] <= 260 + 4 - 64 + 1  # groups of 2
+        assert 130 - 32 <= arm["evicted_rows_per_layer"] <= 130 + 4 - 32 + 1  # groups of 2
         assert arm["kv_bytes"] < 0.5 * full["kv_bytes"]
         assert f"{arm['perplexity']:.2f}" in done.stdout
         assert arm["generated"]
     assert "\x1b" not in done.stdout
-    assert done.stdout.startswith("260 tokens, budget 64 rows")
+    assert done.stdout.startswith("130 tokens, budget 32 rows")
 
 
 @pytest.mark.parametrize(

@@ -58,13 +58,15 @@ def package_files() -> set[str]:
     return {path.removeprefix("python/") for path in listed.stdout.split()}
 
 
-def without_compiler(folder: Path) -> tuple[Path, str]:
+@pytest.fixture(scope="module")
+def without_compiler(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    folder = tmp_path_factory.mktemp("without")
     nowhere = str(folder / "no-such-compiler")
     return build_wheel(folder, CC=nowhere, CXX=nowhere)
 
 
-def test_without_a_compiler_the_install_is_pure_python(tmp_path):
-    wheel, words = without_compiler(tmp_path)
+def test_without_a_compiler_the_install_is_pure_python(without_compiler):
+    wheel, words = without_compiler
     assert wheel.name.endswith("-py3-none-any.whl")
     assert "The native CPU back end was NOT built" in words
     contents = names(wheel)
@@ -111,10 +113,10 @@ def test_with_a_compiler_the_wheel_carries_the_extension(tmp_path):
     assert result.stdout.startswith(str(tmp_path))
 
 
-def test_the_metadata_names_the_command_and_the_extras(tmp_path):
+def test_the_metadata_names_the_command_and_the_extras(without_compiler):
     tomllib = pytest.importorskip("tomllib")  # Python 3.11
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wheel, _ = without_compiler(tmp_path)
+    wheel, _ = without_compiler
     with zipfile.ZipFile(wheel) as archive:
         (metadata,) = (n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
         (scripts,) = (n for n in archive.namelist() if n.endswith("entry_points.txt"))

@@ -60,6 +60,7 @@ def test_the_suites_know_what_merges():
     assert COLUMNS == ("dense", "8 bits", "4 bits", "K8 V4", "arrays")
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("evict_every", [1, 4, 16])
 @pytest.mark.parametrize("column", ["dense", "8 bits", "4 bits"])
 def test_no_token_is_lost(column, evict_every):
@@ -246,6 +247,7 @@ def test_a_model_is_the_same_on_every_back_end(kv_bits):
 # Batches, drafts, files
 
 
+@pytest.mark.matrix(7)
 @pytest.mark.parametrize("evict_every", [1, 4, 8])
 @pytest.mark.parametrize("column", ["dense", "8 bits"])
 @pytest.mark.parametrize("step", [1, 7, 64])

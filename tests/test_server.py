@@ -86,16 +86,18 @@ def serving(folder: Path, flags: str) -> Iterator[Server]:
 @pytest.mark.parametrize(
     "flags",
     [
-        "",
-        "--draft-model demo --num-draft-tokens 2",
         "--kv-bits 8 --light-bits 4 --dense-size 4 --sparse-v 1e-6",
         "--kv-bits 8 --light-bits 4 --dense-size 0",
     ],
 )
-def test_it_answers_with_evicting_caches(flags, tmp_path):
+def test_it_answers_with_packed_rows(flags, tmp_path):
     with serving(tmp_path, flags) as server:
-        first = server.ask(TEXT)
-        longer = server.ask(TEXT + first["choices"][0]["text"] + " and then the old man said")
+        check_answers(server)
+
+
+def check_answers(server: Server) -> None:
+    first = server.ask(TEXT)
+    longer = server.ask(TEXT + first["choices"][0]["text"] + " and then the old man said")
     assert first["usage"]["completion_tokens"] == 12
     assert longer["choices"][0]["text"]
 
@@ -110,6 +112,7 @@ def test_it_answers_with_a_budget_for_each_layer(tmp_path):
 def test_more_draft_tokens_than_the_flag_are_as_many_as_the_flag(tmp_path):
     """On a cache that has evicted, and on one that goes on from there."""
     with serving(tmp_path, "--draft-model demo --num-draft-tokens 2") as server:
+        check_answers(server)
         expected = server.ask(TEXT, num_draft_tokens=2)["choices"][0]["text"]
         following = server.ask(TEXT + expected + " and", num_draft_tokens=2)["choices"][0]["text"]
     with serving(tmp_path, "--draft-model demo --num-draft-tokens 2") as server:
@@ -119,8 +122,9 @@ def test_more_draft_tokens_than_the_flag_are_as_many_as_the_flag(tmp_path):
         assert found == following
 
 
-def test_a_draft_model_that_only_the_request_names_is_refused(tmp_path):
+def test_it_answers_and_refuses_a_draft_model_that_only_the_request_names(tmp_path):
     with serving(tmp_path, "") as server:
+        check_answers(server)
         refused = server.ask(TEXT, draft_model="demo")
         assert refused == {
             "error": "[server] the request names a draft model, whose rejected tokens the caches "
