@@ -30,8 +30,9 @@ LINT_TOOLS = [line for line in EXTRAS["dev"] if line.startswith(("ruff", "clang-
 # NVRTC compiles the kernels' CUDA form; no GPU and no toolkit needed.
 CUDA_COMPILER = [f"nvidia-cuda-{part}==13.0.*" for part in ("nvrtc", "runtime", "crt", "cccl")]
 QEMU = ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu")
-# Tests share nothing but what they build, so that they run side by side; a file stays together.
-SIDE_BY_SIDE = ("-n", str(min(4, os.cpu_count() or 1)), "--dist", "loadfile")
+# Tests share nothing but what they build, so that they run side by side; who has none left takes
+# of another's.
+SIDE_BY_SIDE = ("-n", str(min(4, os.cpu_count() or 1)), "--dist", "worksteal")
 C_SOURCES = ("core", "mlx-c", "python/bindings", "tests/native", "examples/c")
 
 nox.options.sessions = ["lint", "types", "tests"]
@@ -280,9 +281,7 @@ def tests(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def faults(session: nox.Session) -> None:
     """Errors put into the product one at a time: the checks notice each of them."""
-    pytest(
-        session, *SIDE_BY_SIDE[:2], "--dist", "worksteal", "-m", "faults", env=c_library(session)
-    )
+    pytest(session, *SIDE_BY_SIDE, "-m", "faults", env=c_library(session))
 
 
 @nox.session(venv_backend="none")
