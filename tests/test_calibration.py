@@ -295,12 +295,21 @@ def test_commands_take_the_profile(demo_profile, tmp_path, capsys):
     assert cli.main(["benchmark", *given.split()]) == 0
     text, file = tmp_path / "text", tmp_path / "json"
     text.write_text(mlx_h2o.demo.text()[:900])
-    given = f"--model demo --max-kv-size 30 --text {text} --length 100 --json {file}"
-    assert cli.main(["evaluate", *given.split(), "--profile", demo_profile]) == 0
-    arms = {arm["cache"]: arm for arm in json.loads(file.read_text())}
-    assert list(arms) == ["full cache", "rotating", "merge", "merge, by layer"]
-    assert arms["merge"]["losses"] != arms["merge, by layer"]["losses"]
-    assert arms["merge"]["kv_bytes"] == pytest.approx(arms["merge, by layer"]["kv_bytes"], rel=0.1)
+    given = f"--model demo --text {text} --length 100 --documents 1 --no-controls --json {file}"
+    found = {}
+    for more in ((), ("--profile", demo_profile)):
+        size = ("--max-kv-size", "30", "--policy", "merge")
+        assert cli.main(["evaluate", *given.split(), *size, *more]) == 0
+        said = json.loads(file.read_text())
+        found |= {one["name"]: one["bytes"] for one in said["strategies"]}
+        found |= {
+            f"loss of {one['strategy']}": one["value"]
+            for one in said["summary"]
+            if one["measure"] == "loss"
+        }
+    alike, shared = "merge:30", f"merge:30:profile={demo_profile}"
+    assert found[alike] == pytest.approx(found[shared], rel=0.1)
+    assert found[f"loss of {alike}"] != found[f"loss of {shared}"]
 
 
 @pytest.mark.parametrize("name", ["generate", "evaluate", "chat", "server"])
