@@ -13,6 +13,8 @@ import pytest
 import mlx_h2o
 from mlx_h2o import H2OConfig, Profile, calibrate, cli
 from mlx_h2o.commands import calibrate as command
+from mlx_h2o.evaluation.arms import Footprint, resolve
+from mlx_h2o.evaluation.strategies import parse
 from mlx_h2o.lm import calibration
 from mlx_h2o.lm.calibration import planted_documents
 from mlx_h2o.lm.hosting import hosting
@@ -310,6 +312,15 @@ def test_commands_take_the_profile(demo_profile, tmp_path, capsys):
     alike, shared = "merge:30", f"merge:30:profile={demo_profile}"
     assert found[alike] == pytest.approx(found[shared], rel=0.1)
     assert found[f"loss of {alike}"] != found[f"loss of {shared}"]
+
+
+def test_bytes_are_kept_where_layers_differ(demo_profile):
+    footprint = Footprint(mlx_h2o.load("demo")[0])
+    for limit in (100_000, 400_000):
+        arm = resolve(footprint, parse(f"merge:bytes={limit}:profile={demo_profile}"), 4000)
+        rows = [cache.config.max_kv_size for cache in arm.make(0)]
+        assert max(rows) > 2 * arm.rows or len(set(rows)) > 1
+        assert 0.95 * limit < arm.nbytes <= limit
 
 
 @pytest.mark.parametrize("name", ["generate", "evaluate", "chat", "server"])

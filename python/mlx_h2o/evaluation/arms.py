@@ -159,7 +159,7 @@ def _capacity(footprint: Footprint, arm: Arm) -> int | None:
     """Bytes that a bounded arm of ours may hold of any text."""
     if arm.strategy.kind != "ours" or arm.rows is None:
         return None
-    return footprint.held(arm.make(0), 2 * arm.rows)
+    return _when_full(footprint, arm.make(0), arm.rows)
 
 
 def _resolve(footprint: Footprint, strategy: Strategy, tokens: int) -> Arm:
@@ -228,15 +228,24 @@ def _ours(footprint: Footprint, strategy: Strategy) -> Making:
 _MAKERS = {"full": _full, "rotating": _rotating, "quantised": _quantised, "ours": _ours}
 
 
+def _when_full(footprint: Footprint, caches: Sequence[Any], rows: int) -> int:
+    """Bytes of caches that have read enough, also where layers have more than ``rows``."""
+    of_layers = [cache.config.max_kv_size or 0 for cache in evicting_caches(caches)]
+    return footprint.held(caches, 2 * max([rows, *of_layers]))
+
+
 def _largest(footprint: Footprint, making: Making, nbytes: int) -> int:
     """The most rows whose caches hold no more bytes, whatever the text."""
 
+    def held(rows: int) -> int:
+        return _when_full(footprint, making(rows, 0), rows)
+
     def fits(rows: int) -> bool:
-        return footprint.held(making(rows, 0), 2 * rows) <= nbytes
+        return held(rows) <= nbytes
 
     low = _least(making)
     if not fits(low):
-        least = footprint.held(making(low, 0), 2 * low)
+        least = held(low)
         raise ValueError(
             f"{nbytes} bytes, expected at least {least}, those of its fewest rows, {low} per head"
         )
