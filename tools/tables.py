@@ -135,6 +135,39 @@ def host_time(result: dict[str, Any]) -> str:
     return _markdown(head, rows)
 
 
+def quality(result: dict[str, Any]) -> str:
+    """Strategies by their bytes: what is lost of what the window of those bytes loses, and recall;
+    as `mlx_h2o evaluate --output` wrote them."""
+    values = {(one["strategy"], one["measure"]): one["value"] for one in result["summary"]}
+    arms = result["strategies"]
+    whole = next(arm["bytes"] for arm in arms if arm["name"] == "full")
+    full = values["full", "loss"]
+    windows = [arm for arm in arms if arm["name"].startswith("rotating")]
+    rows = []
+    for arm in sorted(arms, key=lambda one: -one["bytes"]):
+        name = arm["name"]
+        lost = values[name, "loss"] - full
+        of_them = [one for one in windows if 0.95 < one["bytes"] / arm["bytes"] < 1.05]
+        window = values[of_them[0]["name"], "loss"] - full if of_them else None
+        share = "-" if window is None else f"{lost / window:.2f}"
+        recall = [values[name, f"recall by reading {how}"] for how in ("token", "chunk")]
+        rows.append(
+            [
+                re.sub("profile=.*", "profile", name),
+                f"{arm['bytes']:,}",
+                f"1/{whole / arm['bytes']:.0f}",
+                f"{lost:+.3f}",
+                share,
+                *(f"{value:.0%}" for value in recall),
+            ]
+        )
+    head = ["cache", "bytes", "of the full cache's", "loss, nats", "of the window's"]
+    table = _markdown([*head, "recalled by token", "by chunk"], rows)
+    settings = result["settings"]
+    said = f"{len(result['documents'])} documents of {settings['length']} tokens, 4 facts in each"
+    return f"{table}\n\n{said}."
+
+
 # The name of a table, the result that it shows, and who writes it.
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "demo": ("demo.json", demo),
@@ -144,6 +177,8 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "bytes of a layer": ("cache_bytes.json", layer_bytes),
     "bytes of a process": ("cache_bytes.json", process_bytes),
     "precision": ("mixed_precision.json", precision),
+    "quality by bytes": ("quality_demo.json", quality),
+    "quality by bytes of a second model": ("quality_llama.json", quality),
     "decode step": ("decode_step.json", decode_step),
     "host time": ("host_time.json", host_time),
 }
