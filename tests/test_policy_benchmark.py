@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 
 import mlx.core as mx
@@ -12,6 +10,7 @@ import numpy as np
 import pytest
 
 import mlx_h2o
+from benchmark_scripts import script
 from mlx_h2o import evaluate, policies
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
@@ -19,14 +18,8 @@ FOLDER = Path(__file__).parents[1] / "benchmarks"
 
 @pytest.fixture(scope="module")
 def benchmark():
-    sys.path.insert(0, str(FOLDER))
-    spec = importlib.util.spec_from_file_location("policies_benchmark", FOLDER / "policies.py")
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
+    with script("policies") as module:
         yield module
-    finally:
-        sys.path.remove(str(FOLDER))
 
 
 @pytest.fixture(scope="module")

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 
+from benchmark_scripts import script
 from test_profile import FAR, NEAR, profile_of
-
-FOLDER = Path(__file__).parents[1] / "benchmarks"
 
 
 @pytest.fixture(scope="module")
 def benchmark():
-    sys.path.insert(0, str(FOLDER))
-    spec = importlib.util.spec_from_file_location("shares_benchmark", FOLDER / "shares.py")
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
+    with script("shares") as module:
         yield module
-    finally:
-        sys.path.remove(str(FOLDER))
 
 
 def test_every_arm_holds_the_same_rows(benchmark):

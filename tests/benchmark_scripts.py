@@ -1,0 +1,25 @@
+"""The scripts of benchmarks/ as modules, for tests of what they compute."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+
+
+@contextmanager
+def script(name: str) -> Iterator[ModuleType]:
+    """benchmarks/``name``.py, which finds the modules beside it within the context."""
+    sys.path.insert(0, str(FOLDER))
+    spec = importlib.util.spec_from_file_location(f"{name}_benchmark", FOLDER / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        yield module
+    finally:
+        sys.path.remove(str(FOLDER))
