@@ -135,8 +135,8 @@ def main() -> None:
     parser.add_argument("--arms", nargs="+", choices=every, default=every, metavar="ARM",
                         help="what to compare with the rotating cache")  # fmt: skip
     parser.add_argument("--max-kv-size", type=int, default=256)
-    parser.add_argument("--tokens", type=int, default=20, help="per turn")
-    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--tokens", type=int, default=5, help="per turn")
+    parser.add_argument("--repeats", type=int, default=40)
     parser.add_argument("--json", type=Path, help="write the result here")
     arguments = parser.parse_args()
     if arguments.repeats < 5:
