@@ -3,15 +3,15 @@
 // (all 32 lanes arrive, at the same place in the source) and at barriers (all
 // threads arrive, at the same place).  Anything else is reported as an error.
 // The order in which threads get their turn must not matter: tests run several.
+//
+// Kernels are compiled against this header; what runs them is emulator.cpp, compiled once.
 #pragma once
 #include <cstring>
 #include <functional>
 #include <source_location>
-#include <stdexcept>
 #include <string>
 
 #include "arena.h"
-#include "fiber.h"
 
 namespace emulator {
 
@@ -35,18 +35,9 @@ enum class Collective { sum, maximum, minimum, exchange };
 using Site = std::source_location;
 using Body = std::function<void(const ThreadInfo&)>;
 
-inline std::string describe(const Site& site) {
-  return std::string(site.file_name()) + ":" + std::to_string(site.line());
-}
-
-inline std::string describe(const Position& p) {
-  return std::to_string(p.x) + "," + std::to_string(p.y) + "," + std::to_string(p.z);
-}
-
 class Threadgroup {
  public:
-  Threadgroup(const Body& body, Schedule schedule, uint64_t seed)
-      : body_(body), schedule_(schedule), seed_(seed), stacks_(kMaxThreads * kStackBytes) {}
+  Threadgroup(const Body& body, Schedule schedule, uint64_t seed);
 
   // Runs all threads of threadgroup `id` to their end; throws what went wrong.
   void run(Position id, Position threads, Position threadgroups);
@@ -56,17 +47,16 @@ class Threadgroup {
   // All lanes hand in a value and get the combination of all of them.
   template <Collective kind, class T>
   T combine(T value, const Site& site) {
-    const unsigned round = meet<kind>(value, site);
+    const unsigned round = meet(kind, &value, sizeof value, site, &reduce<kind, T>);
     return load<T>(own_simdgroup().combined[round]);
   }
 
   // All lanes hand in a value and get the one of lane `from`.
   template <class T>
   T exchange(T value, int from, const Site& site) {
-    if (from < 0 || from >= kLanes) {
-      fail("shuffle from lane " + std::to_string(from) + " at " + describe(site));
-    }
-    const unsigned round = meet<Collective::exchange>(value, site);
+    static_assert(sizeof(T) <= kLargestValue);
+    check_lane(from, site);
+    const unsigned round = meet(Collective::exchange, &value, sizeof value, site, nullptr);
     return load<T>(own_simdgroup().values[round][from]);
   }
 
@@ -76,13 +66,7 @@ class Threadgroup {
   [[noreturn]] void memory_fault();
 
   // The same bytes for all threads, in the order of their allocations.
-  void* allocate(const char* name, size_t bytes) {
-    const std::string problem = arena_.problem(allocations_[current_], name, bytes);
-    if (!problem.empty()) {
-      fail(problem);
-    }
-    return arena_.allocation(allocations_[current_]++);
-  }
+  void* allocate(const char* name, size_t bytes);
 
   int lane() const { return current_ % kLanes; }
 
@@ -114,10 +98,13 @@ class Threadgroup {
     return value;
   }
 
-  template <Collective kind, class T>
-  unsigned meet(T value, const Site& site);
+  using Reduce = void (*)(Simdgroup& simdgroup, unsigned round);
+
+  // The lane hands in a value and waits for the others, the last of which reduces; the turn.
+  unsigned meet(Collective kind, const void* value, size_t bytes, const Site& site, Reduce reduce);
   template <Collective kind, class T>
   static void reduce(Simdgroup& simdgroup, unsigned round);
+  void check_lane(int from, const Site& site);
 
   Simdgroup& own_simdgroup() { return simdgroups_[current_ / kLanes]; }
   int choose_lane(uint32_t ready);
@@ -151,36 +138,7 @@ class Threadgroup {
 };
 
 // The threadgroup that this CPU thread is running.
-inline thread_local Threadgroup* running = nullptr;
-
-template <Collective kind, class T>
-unsigned Threadgroup::meet(T value, const Site& site) {
-  Simdgroup& simdgroup = own_simdgroup();
-  const unsigned round = rounds_[current_]++ % 2;
-  store(simdgroup.values[round][lane()], value);
-  if (simdgroup.arrived == 0) {
-    simdgroup.kind = kind;
-    simdgroup.site = site;
-  } else if (simdgroup.kind != kind || simdgroup.site.line() != site.line()) {
-    fail("divergence: lanes of one simdgroup are in different collectives, at " + describe(site) +
-         " and at " + describe(simdgroup.site));
-  }
-  simdgroup.arrived |= 1u << lane();
-  simdgroup.ready &= ~(1u << lane());
-  if (simdgroup.arrived != kAllLanes) {
-    go_on_elsewhere();
-    return round;
-  }
-  reduce<kind, T>(simdgroup, round);
-  simdgroup.arrived = 0;
-  simdgroup.ready = kAllLanes;
-  // Other simdgroups may get ahead here on a GPU too.
-  if (schedule_ == Schedule::random && random() % 8 == 0) {
-    const int next = choose_simdgroup();
-    switch_to(next * kLanes + choose_lane(simdgroups_[next].ready));
-  }
-  return round;
-}
+extern constinit thread_local Threadgroup* running;
 
 // A butterfly: the order of additions that hardware uses too.
 template <Collective kind, class T>
@@ -207,6 +165,15 @@ void Threadgroup::reduce(Simdgroup& simdgroup, unsigned round) {
   }
 }
 
-}  // namespace emulator
+struct Launch {
+  Position grid;     // in threads, as metal_kernel takes it
+  Position threads;  // of a threadgroup
+  Schedule schedule;
+  uint64_t seed;
+  int workers;
+};
 
-#include "emulator_schedule.h"
+// Runs all threadgroups on a few CPU threads; throws what went wrong in one of them.
+void run(const Launch& launch, const Body& body);
+
+}  // namespace emulator

@@ -6,9 +6,10 @@
 #include <cstdint>
 #include <cstdio>
 #include <limits>
+#include <stdexcept>
 #include <type_traits>
 
-#include "launch.h"
+#include "emulator.h"
 
 using uchar = unsigned char;
 using ushort = unsigned short;

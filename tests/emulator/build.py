@@ -94,7 +94,9 @@ def compile_text(
         with tempfile.TemporaryDirectory(dir=_cache()) as folder:
             source = Path(folder) / "kernel.cpp"
             source.write_text(unit, "ascii")
-            _compile(source, target, ("-shared", "-include", str(prefix), *flags, "-x", "c++"))
+            runtime = str(_runtime())
+            options = ("-shared", "-include", str(prefix), *flags)
+            _compile(source, target, options, runtime)
     return target
 
 
@@ -185,7 +187,7 @@ def _toolchain() -> str:
     if path is None:
         raise BuildError("no C++ compiler: install g++, or name one in MLX_H2O_EMULATOR_CXX")
     version = subprocess.run([path, "--version"], capture_output=True, text=True, check=True)
-    shims = "".join(file.read_text("ascii") for file in sorted(SHIMS.glob("*.h")))
+    shims = "".join(file.read_text("ascii") for file in sorted(SHIMS.iterdir()))
     return f"{path}\n{version.stdout}\n{shims}"
 
 
@@ -205,11 +207,21 @@ def _prefix(flags: tuple[str, ...]) -> Path:
     return header
 
 
-def _compile(source: Path, target: Path, flags: tuple[str, ...]) -> None:
+def _runtime() -> Path:
+    """What runs the kernels, the same for all: a shared object that theirs are linked with."""
+    flags = ("-shared", *_machine_flags(), "-O2")
+    target = _cache() / f"runtime-{_key(*flags)}.so"
+    with _one_prefix:
+        if not target.exists():
+            _compile(SHIMS / "emulator.cpp", target, flags)
+    return target
+
+
+def _compile(source: Path, target: Path, flags: tuple[str, ...], *libraries: str) -> None:
     # Elsewhere first, then renamed: other processes may build the same.
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         scratch = Path(folder) / target.name
-        command = [str(compiler()), *flags, str(source), "-o", str(scratch)]
+        command = [str(compiler()), *flags, str(source), *libraries, "-o", str(scratch)]
         run = subprocess.run(command, capture_output=True, text=True, check=False)
         if run.returncode:
             raise BuildError(run.stderr[:8000])
