@@ -271,8 +271,11 @@ def tests(session: nox.Session) -> None:
     swift = swift_or_warn(session)
     env = legs(session, swift)
     python(session, "-m", "pip", "install", "-q", *CUDA_COMPILER)
-    # Parity is one process, most of which is one thread.
-    with beside(session, "parity", *parity_command("--emulate", "8"), env=parity_env(env)):
+    # Parity is one process, most of which is one thread. Swift calls the C interface, so that the
+    # composed operations need one leg only.
+    compared = "reference,composed,native,emulator,c,c-composed,swift"
+    command = parity_command("--emulate", "8", "--legs", compared)
+    with beside(session, "parity", *command, env=parity_env(env)):
         if swift is not None:
             run_swift(session, swift)
         pytest(session, *SIDE_BY_SIDE, env=env)
@@ -287,9 +290,9 @@ def faults(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def exhaustive(session: nox.Session) -> None:
     """The settings that `tests` leaves out of its matrices, and many more random examples."""
-    env = c_library(session) | {"MLX_H2O_EXHAUSTIVE": "1"}
+    env = legs(session, swift_or_warn(session)) | {"MLX_H2O_EXHAUSTIVE": "1"}
     python(session, "-m", "pip", "install", "-q", *CUDA_COMPILER)
-    command = parity_command("--legs", "reference,composed,emulator")
+    command = parity_command("--legs", "reference,composed,emulator,swift-composed")
     with beside(session, "parity", *command, env=parity_env(env)):
         pytest(session, *SIDE_BY_SIDE, "-m", "exhaustive or examples", env=env)
 

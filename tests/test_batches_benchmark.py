@@ -7,9 +7,12 @@ import runpy
 import sys
 from pathlib import Path
 
+import pytest
+
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 
 
+@pytest.mark.exhaustive
 def test_the_benchmark_writes_its_result(tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     file = tmp_path / "batches.json"

@@ -93,6 +93,7 @@ def consume(cmake: str, folder: Path, *prefixes: Path) -> str:
     return run(folder / "attention")
 
 
+@pytest.mark.exhaustive
 def test_a_program_finds_and_runs_it(
     cmake: str, build: Path, mlxc: Path, installed: Path, tmp_path: Path
 ) -> None:

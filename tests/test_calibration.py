@@ -135,7 +135,8 @@ def test_a_profile_says_what_it_is_of(model, whole):
     assert sum(cache.config.max_kv_size for cache in caches) == 80
 
 
-@pytest.mark.parametrize("runs", [0, 1, 9])
+@pytest.mark.matrix(1)
+@pytest.mark.parametrize("runs", [9, 1, 0])
 def test_an_interrupted_calibration_goes_on(model, whole, tmp_path, runs, recwarn):
     file = tmp_path / "profile"
     with pytest.raises(InterruptError):
@@ -151,6 +152,7 @@ def test_an_interrupted_calibration_goes_on(model, whole, tmp_path, runs, recwar
     assert not recwarn.list
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(
     "other", [{"policy": "window"}, {"documents": 2}, {"length": 400}, {"text": TEXT[3:]}, None]
 )

@@ -48,6 +48,7 @@ def test_the_table_leaves_out_what_was_not_measured(benchmark):
     ]
 
 
+@pytest.mark.exhaustive
 def test_a_run_takes_the_default_group_along_and_goes_on_later(
     benchmark, tmp_path, monkeypatch, capsys
 ):

@@ -40,6 +40,7 @@ def test_the_documentation_quotes_the_committed_result():
     assert f"{least} to {most} registers and leaves {warps} warps of 64" in text
 
 
+@pytest.mark.exhaustive
 def test_a_head_costs_its_query_its_sums_and_two_more(benchmark):
     try:
         nvrtc.toolkit()

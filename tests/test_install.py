@@ -74,12 +74,14 @@ def test_without_a_compiler_the_install_is_pure_python(without_compiler):
     assert not any(name.endswith((".so", ".dylib")) for name in contents)
 
 
+@pytest.mark.exhaustive
 def test_a_failing_configuration_is_no_failing_install(tmp_path):
     wheel, words = build_wheel(tmp_path, CMAKE_ARGS=f"-DMLX_ROOT={tmp_path / 'no-mlx'}")
     assert wheel.name.endswith("-py3-none-any.whl")
     assert "The native CPU back end was NOT built" in words
 
 
+@pytest.mark.exhaustive
 def test_a_failing_compilation_is_no_failing_install(tmp_path):
     # CMake tries the compiler without these flags.
     missing = f"-include {tmp_path / 'no-such-header.h'}"

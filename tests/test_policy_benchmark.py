@@ -27,6 +27,7 @@ def statistics(benchmark):
     return benchmark.statistics
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("policy", ["keydiff", "h2o-sum"])
 def test_documents_side_by_side_are_as_alone(benchmark, tmp_path, policy):
     """The same losses and recall as mlx_h2o.evaluate finds, one document at a time."""
