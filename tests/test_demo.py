@@ -89,7 +89,7 @@ def test_planting_says_what_does_not_fit(loaded: tuple[Any, Any]) -> None:
 
 def test_the_demo_runs_quietly_and_writes_what_it_shows(tmp_path: Path) -> None:
     result = tmp_path / "demo.json"
-    sizes = ["--length", "130", "--max-kv-size", "32", "--facts", "2", "--generate", "4"]
+    sizes = ["--length", "200", "--max-kv-bytes", "100KB", "--facts", "2", "--generate", "4"]
     done = subprocess.run(
         [sys.executable, "-m", "mlx_h2o.demo", *sizes, "--json", str(result)],
         capture_output=True,
@@ -98,22 +98,33 @@ def test_the_demo_runs_quietly_and_writes_what_it_shows(tmp_path: Path) -> None:
     )
     written = json.loads(result.read_text())
     arms = {arm["name"]: arm for arm in written["arms"]}
-    assert list(arms) == ["full cache", "rotating", "h2o", "keydiff"]
-    full = arms.pop("full cache")
+    whole = ["full cache", "full, 4 bits"]
+    assert list(arms) == [*whole, "rotating", "keydiff", "keydiff, 4 bits", "merge, 4 bits"]
+    full, packed = (arms.pop(name) for name in whole)
     assert (full["evicted_rows_per_layer"], full["top1_agreement"]) == (0, 1.0)
+    assert full["kv_bytes"] == 200 * 6 * 2 * 2 * 64 * 2  # 6 layers of 2 heads, 64 elements
+    assert packed["kv_bytes"] == full["kv_bytes"] * 4.5 / 16  # two numbers of 16 bits for each 64
     for arm in arms.values():
-        # The text, less the token that generation starts from, and what was fed while generating.
-        assert 130 - 32 <= arm["evicted_rows_per_layer"] <= 130 + 4 - 32 + 1  # groups of 2
-        assert arm["kv_bytes"] < 0.5 * full["kv_bytes"]
+        # Layers with more rows than the text has tokens leave some of the bytes.
+        assert 70_000 < arm["kv_bytes"] <= 100_000
+        assert arm["evicted_rows_per_layer"] > 0
         assert f"{arm['perplexity']:.2f}" in done.stdout
         assert arm["generated"]
+    # From the first token on that a cache has evicted before: 32 of the window's float16 rows.
+    assert written["settings"]["predicted_from"] == 100_000 // (full["kv_bytes"] // 200)
     assert "\x1b" not in done.stdout
-    assert done.stdout.startswith("130 tokens, budget 32 rows")
+    assert done.stdout.startswith("200 tokens")
 
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--max-kv-size", "900"], ["--max-kv-size", "4"], ["--facts", "0"], ["--length", "5000"]],
+    [
+        ["--max-kv-bytes", "9GB"],
+        ["--max-kv-bytes", "400"],
+        ["--max-kv-bytes", "much"],
+        ["--facts", "0"],
+        ["--length", "5000"],
+    ],
 )
 def test_wrong_arguments_are_refused(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
@@ -137,9 +148,10 @@ def test_recall_is_left_out_where_the_full_cache_itself_fails(known: int, shown:
     results = [full, arm("rotating", (False,) * 5)]
     text = PlantedText(tokens=(1,) * 10, questions=(), facts=(), last_fact=0)
     speeds = {"full cache": (1.0, 2.0, 9.0), "rotating": (3.0,)}
-    columns = report.table(results, speeds, text, Settings()).columns
+    columns = report.table(results, speeds, text, Settings(first=8)).columns
     labels = list(columns[0].cells)
-    assert next(iter(columns[1].cells)) == "2"
+    speed = labels.index("tokens/s, generating")
+    assert list(columns[1].cells)[speed] == "2"
     assert ("planted facts recalled" in labels) is shown
     assert any("left out" in note for note in report.footnotes(results)) is not shown
-    assert report.as_json(results, speeds, text, Settings())["recall_counts"] is shown
+    assert report.as_json(results, speeds, text, Settings(first=8))["recall_counts"] is shown

@@ -7,7 +7,10 @@ to be talked to.
 
 from pathlib import Path
 
-__all__ = ["model_path", "text"]
+__all__ = ["DEMO", "model_path", "text"]
+
+DEMO = "demo"
+"""What names the model and its profile where a path may stand."""
 
 _HERE = Path(__file__).parent
 

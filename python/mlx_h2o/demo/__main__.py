@@ -1,4 +1,4 @@
-"""`python -m mlx_h2o.demo`: one text, one budget, four caches, one table."""
+"""`python -m mlx_h2o.demo`: one text, one number of bytes, some caches, one table."""
 
 import argparse
 import json
@@ -14,17 +14,17 @@ from mlx_h2o.demo.arms import arms
 from mlx_h2o.demo.measure import Settings, measure, speeds
 from mlx_h2o.demo.report import QuietReporter, TerminalReporter, as_json, footnotes, table
 from mlx_h2o.evaluation.facts import plant
+from mlx_h2o.lm.sizing import parsed_bytes
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m mlx_h2o.demo",
         description="Read a text with facts planted early, generate on, and compare the full KV "
-        "cache with three caches of a fixed budget: RotatingKVCache, and H2OKVCache with the "
-        "policies h2o and keydiff.",
+        "cache, unquantised and in 4 bits, with caches of a tenth of its bytes: RotatingKVCache, "
+        "and H2OKVCache with the policies keydiff and merge.",
     )
     for name, default, meaning in (
-        ("--max-kv-size", 256, "the budget, in rows"),
         ("--length", 900, "tokens of text, facts included"),
         ("--facts", 8, "facts to plant"),
         ("--generate", 64, "tokens to generate"),
@@ -34,35 +34,38 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help_text = f"{meaning} (default {default})"
         parser.add_argument(name, type=int, default=default, metavar="N", help=help_text)
     parser.add_argument(
+        "--max-kv-bytes",
+        metavar="SIZE",
+        help="what the bounded caches may hold, such as 200KB (default a tenth of the full cache)",
+    )
+    parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write the figures, unrounded, to FILE"
     )
     parsed = parser.parse_args(arguments)
     for name in ("facts", "generate", "chunk"):
         if getattr(parsed, name) < 1:
             parser.error(f"--{name} must be at least 1")
-    if not 8 <= parsed.max_kv_size < parsed.length:
-        parser.error(
-            "--max-kv-size must be at least 8 and below --length: otherwise nothing is evicted"
-        )
     return parsed
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parsed = parse(arguments)
     console = Console()
-    settings = Settings(
-        max_kv_size=parsed.max_kv_size, chunk=parsed.chunk, generate=parsed.generate
-    )
     model, tokenizer = mlx_h2o.load("demo")
     try:
         planted = plant(
             tokenizer, text(), length=parsed.length, facts=parsed.facts, seed=parsed.seed
         )
+        given = parsed.max_kv_bytes
+        compared = arms(model, parsed.length, None if given is None else parsed_bytes(given))
+        bounded = [arm.rows for arm in compared if arm.evicts and arm.rows is not None]
+        if not bounded:
+            raise ValueError(f"--max-kv-bytes is {given}, which all of the text fits into")
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    settings = Settings(first=min(bounded), chunk=parsed.chunk, generate=parsed.generate)
     with TerminalReporter(console) if console.is_terminal else QuietReporter() as reporter:
-        compared = arms(model, settings.max_kv_size)
         results = [measure(model, tokenizer, arm, planted, settings, reporter) for arm in compared]
         timed = speeds(model, tokenizer, compared, planted, settings, reporter)
     if parsed.json is not None:

@@ -1,32 +1,38 @@
-"""The caches that the demo compares, all but the first with the same budget."""
+"""The caches that the demo compares, all but the first two in the same number of bytes."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
-import mlx_h2o
+from mlx_h2o.evaluation.arms import Arm, Footprint, resolve
+from mlx_h2o.evaluation.strategies import parse
 
-__all__ = ["Arm", "arms"]
+__all__ = ["TENTH", "arms"]
+
+TENTH = 10
+"""What part of the full cache's bytes the bounded ones get, unless the caller says how many."""
+
+_BOUNDED = {
+    "rotating": "rotating",
+    "keydiff": "keydiff",
+    "keydiff, 4 bits": "keydiff:kv4:group=64",
+    "merge, 4 bits": "merge:kv4:group=64:profile=demo",
+}
 
 
-@dataclass(frozen=True)
-class Arm:
-    """A name, and a function that makes a new list of caches, one per layer."""
+def arms(model: Any, tokens: int, nbytes: int | None = None) -> list[Arm]:
+    """The full cache, first, as the others are compared with it, mlx_lm's of 4 bits, and those of
+    so many bytes: by default a tenth of what the full cache holds of ``tokens`` tokens.
 
-    name: str
-    make_cache: Callable[[], list[Any]]
+    Bytes are those of rows of 16 bits an element, although a CPU computes in 32.
 
+    Raises ValueError: fewer bytes than the least rows of a cache take.
+    """
+    footprint = Footprint(model)
 
-def arms(model: Any, max_kv_size: int) -> list[Arm]:
-    """The full cache, first, as the others are compared with it, and three bounded ones."""
-    from mlx_lm.models.cache import make_prompt_cache as stock
+    def arm(name: str, strategy: str) -> Arm:
+        return replace(resolve(footprint, parse(strategy), tokens), name=name)
 
-    def h2o(policy: str) -> Callable[[], list[Any]]:
-        return lambda: mlx_h2o.make_prompt_cache(model, max_kv_size, policy=policy)
-
-    return [
-        Arm("full cache", lambda: stock(model)),
-        Arm("rotating", lambda: stock(model, max_kv_size)),  # RotatingKVCache(keep=4)
-        Arm("h2o", h2o("h2o")),
-        Arm("keydiff", h2o("keydiff")),
-    ]
+    full = arm("full cache", "full")
+    limit = full.nbytes // TENTH if nbytes is None else nbytes
+    bounded = (arm(name, f"{strategy}:bytes={limit}") for name, strategy in _BOUNDED.items())
+    return [full, arm("full, 4 bits", "kv4"), *bounded]

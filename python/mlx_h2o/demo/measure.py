@@ -9,7 +9,7 @@ import mlx.core as mx
 
 import mlx_h2o
 from mlx_h2o import evaluate
-from mlx_h2o.demo.arms import Arm
+from mlx_h2o.evaluation.arms import Arm
 from mlx_h2o.evaluation.facts import PlantedText, Question
 
 __all__ = ["ArmResult", "Reporter", "Settings", "measure", "speeds"]
@@ -19,9 +19,10 @@ REPEATS = 5
 
 @dataclass(frozen=True)
 class Settings:
-    """What all arms share: the budget in rows, tokens per prefill chunk, tokens to generate."""
+    """What all arms share: the first token whose prediction counts, the tokens of a prefill chunk,
+    and how many tokens to generate."""
 
-    max_kv_size: int = 256
+    first: int
     chunk: int = 128
     generate: int = 64
 
@@ -30,7 +31,8 @@ class Settings:
 class ArmResult:
     """What one arm cost and what it kept.
 
-    Peaks are in bytes and include the model's weights.
+    kv_bytes: of the text, for rows of 16 bits an element. Peaks are in bytes, as computed, and
+    include the model's weights.
     """
 
     name: str
@@ -63,7 +65,7 @@ def measure(
 
     The last token of the text is left to the generation, so that a question begins with it.
     """
-    cache = arm.make_cache()
+    cache = arm.make(0)
     with evaluate.peak_memory() as reading:
         evaluate.prefill(
             model,
@@ -88,16 +90,16 @@ def measure(
         )
     forced = evaluate.teacher_forced(
         model,
-        arm.make_cache(),
+        arm.make(0),
         text.tokens,
-        first=settings.max_kv_size,
+        first=settings.first,
         chunk=settings.chunk,
         progress=reporter.stage(arm.name, "perplexity"),
     )
     return ArmResult(
         name=arm.name,
         generated=generated,
-        kv_bytes=evaluate.kv_bytes(cache),
+        kv_bytes=arm.nbytes,
         peak_prefill=reading.bytes,
         peak_decode=writing.bytes,
         evicted_rows_per_layer=evaluate.evicted_rows(cache) // len(cache),
@@ -118,7 +120,7 @@ def speeds(
 
     The arms take turns, so that whatever else the machine does falls on all of them.
     """
-    caches = {arm.name: arm.make_cache() for arm in arms}
+    caches = {arm.name: arm.make(0) for arm in arms}
     for cache in caches.values():
         evaluate.prefill(model, cache, text.tokens[:-1], chunk=settings.chunk)
     found: dict[str, list[float]] = {name: [] for name in caches}

@@ -17,14 +17,13 @@ from mlx_lm.generate import BatchResponse, GenerationResponse
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ..config import H2OConfig
+from ..demo import DEMO, model_path
 from .drafting import DRAFTED
 from .profile import Profile
 from .prompt_cache import evicting_caches, make_prompt_cache, summary
 from .routing import routing, routing_for
 
 __all__ = ["batch_generate", "generate", "load", "make_prompt_cache", "stream_generate", "summary"]
-
-DEMO = "demo"
 
 _BY_MODEL = ("budgets", "profile", "max_kv_bytes")
 """What a draft model, whose layers are others, does not get."""
@@ -41,8 +40,6 @@ def load(path_or_hf_repo: str, *args: Any, **kwargs: Any) -> Any:
         ValueError: a name that can only be a directory is none.
     """
     if path_or_hf_repo == DEMO:
-        from ..demo import model_path
-
         path_or_hf_repo = str(model_path())
     elif _is_path(path_or_hf_repo) and not Path(path_or_hf_repo).is_dir():
         raise ValueError(

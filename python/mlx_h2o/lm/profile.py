@@ -22,6 +22,7 @@ from mlx.utils import tree_flatten
 
 from .. import policies
 from ..config import H2OConfig
+from ..demo import DEMO, model_path
 from .routing import model_name
 from .safetensors import read_header
 
@@ -81,12 +82,16 @@ class Profile:
     def load(cls, path: str | PathLike[str], *, whole: bool = True) -> Profile:
         """The profile that a file holds; with ``whole=False`` one that is not measured to its end.
 
+        "demo" is that of the demo model, which comes with the package.
+
         Raises:
             FileNotFoundError: there is no such file.
             ValueError: it holds no profile, a damaged one, one of a later format, or, unless
                 ``whole`` is False, an unfinished one.
         """
         path = os.fspath(path)
+        if path == DEMO:
+            path = str(model_path() / "profile.safetensors")
         header = read_header(path, "Profile.load", "profile")
         about = _about(path, header.pop("__metadata__", None))
         if {name: entry.get("dtype") for name, entry in header.items()} != _ARRAYS:
