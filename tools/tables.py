@@ -31,21 +31,21 @@ def demo(result: dict[str, Any]) -> str:
     rows = [
         ["KV cache, KB", *(f"{arm['kv_bytes'] / 1e3:.0f}" for arm in arms)],
         ["of the full cache's", *(f"1/{whole / arm['kv_bytes']:.0f}" for arm in arms)],
-        ["perplexity after eviction", *(f"{arm['perplexity']:.2f}" for arm in arms)],
-        ["same top token as full", *(f"{arm['top1_agreement']:.1%}" for arm in arms)],
+        ["perplexity", *(f"{arm['perplexity']:.2f}" for arm in arms)],
+        ["same top token", *(f"{arm['top1_agreement']:.1%}" for arm in arms)],
     ]
     if result["recall_counts"]:
         recalled = (f"{sum(a['facts_recalled'])} of {len(a['facts_recalled'])}" for a in arms)
-        rows.append(["planted facts recalled", *recalled])
+        rows.append(["facts recalled", *recalled])
     rows += [
-        ["tokens/s, generating", *(f"{median(arm['tokens_per_second']):.0f}" for arm in arms)],
-        ["peak memory reading, MB", *(f"{arm['peak_prefill_bytes'] / 1e6:.1f}" for arm in arms)],
-        ["peak memory writing, MB", *(f"{arm['peak_decode_bytes'] / 1e6:.1f}" for arm in arms)],
+        ["tokens/s", *(f"{median(arm['tokens_per_second']):.0f}" for arm in arms)],
+        ["peak reading, MB", *(f"{arm['peak_prefill_bytes'] / 1e6:.1f}" for arm in arms)],
+        ["peak writing, MB", *(f"{arm['peak_decode_bytes'] / 1e6:.1f}" for arm in arms)],
     ]
     table = _markdown(["", *(arm["name"] for arm in arms)], rows)
-    said = f"{settings['tokens']} tokens; speeds are medians, the caches taking turns. The KV cache"
     return (
-        f"{table}\n\n{said} counts rows of 16 bits; peaks are as computed, in 32, with the model."
+        f"{table}\n\n{settings['tokens']} tokens; speeds are medians, the caches taking turns. The "
+        "KV cache counts rows of 16\nbits; peaks are as computed, in 32, with the model."
     )
 
 
@@ -173,8 +173,51 @@ def quality(result: dict[str, Any]) -> str:
     return f"{table}\n\n{said}."
 
 
+BITS = {3: 5, 10: 4, 40: 4}
+"""Of merged rows, where a cache holds one part in so many of the full one's bytes."""
+
+
+def front(*results: dict[str, Any]) -> str:
+    """What the same bytes buy, on each model: loss as a part of the window's, and recall."""
+    rows = [["all", "full"], ["", "mlx_lm's, 4 bits"]]
+    for part, bits in BITS.items():
+        rows.append([f"1/{part}", "window of mlx_lm"])
+        rows.append(["", f"merged rows, {bits} bits"])
+        rows.append(["", f"merged rows, {bits} bits, by layer"])
+    for result in results:
+        values = {(one["strategy"], one["measure"]): one["value"] for one in result["summary"]}
+        full = values["full", "loss"]
+        names = ["full", "kv4"]
+        for part, bits in BITS.items():
+            names += _front_names(result["strategies"], part, bits)
+        for row, name in zip(rows, names, strict=True):
+            recalled = values[name, "recall by reading token"]
+            row += [f"{values[name, 'loss'] - full:+.3f}", f"{recalled:.0%}"]
+    models = [["demo model: loss, nats", "recalled"], ["Llama: loss, nats", "recalled"]]
+    return _markdown(["of the bytes", "cache", *models[0], *models[1]], rows)
+
+
+def _front_names(arms: list[dict[str, Any]], part: int, bits: int) -> list[str]:
+    """The window, merged rows, and merged rows by layer, of so many bytes."""
+    whole = next(arm["bytes"] for arm in arms if arm["name"] == "full")
+
+    def found(start: str, by_layer: bool) -> str:
+        (name,) = (
+            arm["name"]
+            for arm in arms
+            if re.match(start, arm["name"])
+            and ("profile" in arm["name"]) is by_layer
+            and 0.85 < part * arm["bytes"] / whole < 1.01
+        )
+        return str(name)
+
+    merged = rf"merge:\d+:kv{bits}:"
+    return [found("rotating", False), found(merged, False), found(merged, True)]
+
+
 # The name of a table, the result that it shows, and who writes it.
-TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
+TABLES: dict[str, tuple[str | tuple[str, ...], Callable[..., str]]] = {
+    "bytes": (("quality_demo.json", "quality_llama.json"), front),
     "demo": ("demo.json", demo),
     "policies": ("policies.json", policies),
     "policies of a second model": ("policies_llama.json", policies),
@@ -197,13 +240,15 @@ def rewritten(page: Path, text: str) -> str:
     def table(found: re.Match[str]) -> str:
         if found[2] not in TABLES:
             return found[0]  # nox -s models writes its own
-        file, write = TABLES[found[2]]
-        result = json.loads((RESULTS / file).read_text(encoding="utf-8"))
+        named, write = TABLES[found[2]]
+        files = (named,) if isinstance(named, str) else named
+        results = [json.loads((RESULTS / file).read_text(encoding="utf-8")) for file in files]
         up = "../" * (len(page.relative_to(ROOT).parts) - 1)
-        environment = result.get("after", result)["environment"]
-        said = f"{_environment(environment)} ([result]({up}benchmarks/results/{file}))."
+        environment = results[0].get("after", results[0])["environment"]
+        links = ", ".join(f"[result]({up}benchmarks/results/{file})" for file in files)
+        said = f"{_environment(environment)} ({links})."
         lines = textwrap.wrap(said, width=100, break_on_hyphens=False, break_long_words=False)
-        return "\n".join([f"{found[1]}{write(result)}", "", *lines, found[3]])
+        return "\n".join([f"{found[1]}{write(*results)}", "", *lines, found[3]])
 
     return _MARKED.sub(table, text)
 

@@ -13,9 +13,8 @@ TENTH = 10
 
 _BOUNDED = {
     "rotating": "rotating",
-    "keydiff": "keydiff",
-    "keydiff, 4 bits": "keydiff:kv4:group=64",
-    "merge, 4 bits": "merge:kv4:group=64:profile=demo",
+    "keydiff 4 bits": "keydiff:kv4:group=64",
+    "merge 4 bits": "merge:kv4:group=64:profile=demo",
 }
 
 
@@ -35,4 +34,4 @@ def arms(model: Any, tokens: int, nbytes: int | None = None) -> list[Arm]:
     full = arm("full cache", "full")
     limit = full.nbytes // TENTH if nbytes is None else nbytes
     bounded = (arm(name, f"{strategy}:bytes={limit}") for name, strategy in _BOUNDED.items())
-    return [full, arm("full, 4 bits", "kv4"), *bounded]
+    return [full, arm("full 4 bits", "kv4"), *bounded]

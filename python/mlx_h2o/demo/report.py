@@ -98,16 +98,16 @@ def table(
 
     row("KV cache, KB", lambda r: f"{r.kv_bytes / 1e3:.0f}")
     row("of the full cache's", lambda r: f"1/{full.kv_bytes / r.kv_bytes:.0f}")
-    row("perplexity after eviction", lambda r: f"{evaluate.perplexity(r.forced):.2f}")
-    row("same top token as full", lambda r: f"{evaluate.top1_agreement(r.forced, full.forced):.1%}")
+    row("perplexity", lambda r: f"{evaluate.perplexity(r.forced):.2f}")
+    row("same top token", lambda r: f"{evaluate.top1_agreement(r.forced, full.forced):.1%}")
     if recall_counts(full):
         row(
-            "planted facts recalled",
+            "facts recalled",
             lambda r: f"{sum(r.facts_recalled)} of {len(r.facts_recalled)}",
         )
-    row("tokens/s, generating", lambda r: f"{median(speeds[r.name]):.0f}")
-    row("peak memory reading, MB", lambda r: f"{r.peak_prefill / 1e6:.1f}")
-    row("peak memory writing, MB", lambda r: f"{r.peak_decode / 1e6:.1f}")
+    row("tokens/s", lambda r: f"{median(speeds[r.name]):.0f}")
+    row("peak reading, MB", lambda r: f"{r.peak_prefill / 1e6:.1f}")
+    row("peak writing, MB", lambda r: f"{r.peak_decode / 1e6:.1f}")
     return grid
 
 

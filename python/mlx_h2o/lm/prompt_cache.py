@@ -20,6 +20,8 @@ from .budgets import Budgets, layer_configs
 from .profile import Profile
 from .routing import calls_attention, model_classes, model_name, routing_for
 from .sizing import (
+    MORE_BITS,
+    MOST_OF_IT,
     PACKED_BITS,
     PROMPT_CHUNK,
     Measure,
@@ -123,7 +125,8 @@ def fit_bytes(
     """The settings with the most rows whose caches hold no more than ``max_kv_bytes``.
 
     Without ``kv_bits``, rows stay unquantised if the whole context that the model is made for fits
-    so; they have 8 bits if it fits then, and otherwise 4. ``kv_bits=None`` leaves them unquantised.
+    so. Otherwise they have 8, 6 or 5 bits, the most with which three quarters of it fit, or 4.
+    ``kv_bits=None`` leaves them unquantised.
     Nothing is computed: the bytes are those of caches in a graph that is never evaluated.
 
     Args:
@@ -156,10 +159,11 @@ def fit_bytes(
     bits = settings.get("kv_bits")
     if "kv_bits" not in settings:
         context = _context(model)
-        whole = ((bits, measured(measuring(bits), context or 0)) for bits in (None, 8))
         packs = measured(measuring(PACKED_BITS), least + 64) < math.inf
-        last = PACKED_BITS if packs else None
-        bits = next((bits for bits, nbytes in whole if context and nbytes <= limit), last)
+        bits = PACKED_BITS if packs else None
+        rows = {None: context or 0} | dict.fromkeys(MORE_BITS, int((context or 0) * MOST_OF_IT))
+        fitting = (bits for bits, most in rows.items() if measured(measuring(bits), most) <= limit)
+        bits = next(fitting, bits) if context else bits
     config = config_of(most_rows(measuring(bits), least, limit), bits)
     nbytes = _full_nbytes(model, config, profile)
     return Sizing(config, nbytes, _full_nbytes(model, config, profile, PROMPT_CHUNK))

@@ -10,8 +10,12 @@ from decimal import Decimal
 
 from ..config import H2OConfig
 
+MORE_BITS = (8, 6, 5)
+"""Bits of rows where most of the context fits in so many."""
+MOST_OF_IT = 0.75
+"""The part of a context that is worth more bits than the rest of it is worth rows."""
 PACKED_BITS = 4
-"""Bits of rows where the whole context does not fit in more."""
+"""Bits of rows everywhere else."""
 PROMPT_CHUNK = 2048
 """Tokens of a prompt that mlx_lm reads at once."""
 
