@@ -221,7 +221,8 @@ def test_failures_are_published(tiny, monkeypatch):
     assert output.failures(found) == ["FAILED: keydiff:32, needle: RuntimeError: no room"]
     lines = summaries(found)
     assert lines == []
-    assert "FAILED: keydiff:32" in output.as_markdown(found, lines, "command")
+    result = output.as_json(found, lines, "command")
+    assert "FAILED: keydiff:32" in output.as_markdown(result)
 
 
 # Files

@@ -15,9 +15,10 @@ _COMMANDS = {
     "cache_prompt": "read a prompt once, and save its cache",
     "calibrate": "measure what each layer loses with few rows, for --profile",
     "evaluate": "what a bounded cache costs on a text",
+    "report": "what evaluate measured, as a page",
     "benchmark": "speed and memory, alone or in batches",
 }
-_OURS = ("calibrate", "evaluate")
+_OURS = ("calibrate", "evaluate", "report")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

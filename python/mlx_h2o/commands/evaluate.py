@@ -9,7 +9,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -17,14 +17,14 @@ from rich.table import Table
 
 from .. import demo, policies
 from ..config import H2OConfig
-from ..evaluation import output
+from ..evaluation import output, tables
 from ..evaluation.facts import WORDINGS
 from ..evaluation.run import Evaluation, evaluate
 from ..evaluation.strategies import DEFAULT_ROWS, Strategy, parse
 from ..evaluation.summary import summaries
 from ..evaluation.tasks import READINGS, TASKS, Settings
 from ..lm.generate import load
-from .options import add_cache_flags, settings_of
+from .options import OneLineParser, add_cache_flags, settings_of
 
 EMBEDDED = "embedded text"
 
@@ -51,14 +51,6 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-class _Parser(argparse.ArgumentParser):
-    """Tells a mistake in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        line = " ".join(message.split())
-        self.exit(2, f"{self.prog}: error: {line}\n")
-
-
 def run(arguments: Sequence[str]) -> int:
     """Run it with the command line's arguments; returns the exit status."""
     parser = _parser()
@@ -78,6 +70,7 @@ def run(arguments: Sequence[str]) -> int:
                 tasks=args.tasks,
                 settings=settings,
                 controls=not args.no_controls,
+                record=not args.no_record,
                 folder=args.output,
                 watch=watch,
             )
@@ -92,7 +85,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = OneLineParser(
         prog="mlx_h2o evaluate",
         description="Read texts with caches of several strategies and compare how well each "
         "predicts them (ppl: perplexity, divergence from the full cache, same top token) and which "
@@ -116,6 +109,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=["ppl"], help="default: ppl")
     parser.add_argument("--no-controls", action="store_true", help="the strategies alone")
+    parser.add_argument(
+        "--no-record",
+        action="store_true",
+        help="leave out the text of the first document, and which positions of it are held",
+    )
     parser.add_argument(
         "--output",
         type=Path,
@@ -206,18 +204,17 @@ class _progress:  # noqa: N801
 
 def _show(found: Evaluation, args: argparse.Namespace, command: str) -> None:
     """Print the table, and write what was asked for."""
-    lines = summaries(found)
+    result = output.as_json(found, summaries(found), command)
     console = Console()
-    rows = output.table(found, lines)
+    rows = tables.table(result)
     if console.is_terminal:
         console.print(_grid(rows, console.width))
     else:
-        print(output.markdown(rows), end="\n\n")
-    for note in (*output.notes_of(found), *output.failures(found)):
+        print(tables.markdown(rows), end="\n\n")
+    for note in tables.notes(result):
         console.print(note, style="dim", highlight=False, markup=False)
     if args.json is not None:
-        said = output.as_json(found, lines, command)
-        args.json.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+        args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     if args.output is not None:
         if importlib.util.find_spec("matplotlib") is None:
             print(
@@ -230,7 +227,7 @@ def _show(found: Evaluation, args: argparse.Namespace, command: str) -> None:
             )
 
 
-def _grid(rows: output.Table, width: int) -> Table:
+def _grid(rows: tables.Table, width: int) -> Table:
     """For a terminal of so many columns; a narrow one shows no intervals."""
     grid = Table()
     for number, head in enumerate(rows[0]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from .. import policies
 from ..config import H2OConfig
@@ -12,6 +12,14 @@ from ..lm.profile import Profile
 from ..lm.sizing import parsed_bytes
 
 _DEFAULT = H2OConfig()
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Tells a mistake in one line, and ends with 2."""
+
+    def error(self, message: str) -> NoReturn:
+        line = " ".join(message.split())
+        self.exit(2, f"{self.prog}: error: {line}\n")
 
 
 def _rows(text: str) -> int | None:

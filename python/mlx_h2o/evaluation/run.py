@@ -17,6 +17,7 @@ from .arms import Arm, Footprint, resolve, with_controls
 from .documents import Document, windows
 from .environment import blas, environment
 from .facts import Tokenizer
+from .held import Recorder, pieces
 from .strategies import Strategy
 from .tasks import Job, Settings, jobs
 
@@ -40,14 +41,16 @@ class Evaluation:
     setting: model, text, documents, settings and environment, all that a measurement depends on.
     arms: in the order of tables.
     records: one per job and arm: `case`, `documents`, `seed`, `strategy`, and `figures`, or
-        `error` where it failed.
+        `error` where it failed; and `held`, what :mod:`.held` recorded, where it did.
     notes: what a reader must know beside the figures.
+    texts: by task the text that was recorded: its `pieces`, one per token, and the `facts` in it.
     """
 
     setting: dict[str, Any]
     arms: tuple[Arm, ...]
     records: tuple[dict[str, Any], ...]
     notes: tuple[str, ...]
+    texts: dict[str, dict[str, list[str]]]
 
 
 def evaluate(
@@ -60,6 +63,7 @@ def evaluate(
     tasks: Sequence[str] = ("ppl",),
     settings: Settings | None = None,
     controls: bool = True,
+    record: bool = True,
     folder: Path | None = None,
     watch: Watch | None = None,
 ) -> Evaluation:
@@ -75,6 +79,8 @@ def evaluate(
         settings: of the tasks.
         controls: whether to add the full cache, mlx_lm's quantised ones, and a rotating window
             and a random choice of the same bytes.
+        record: whether to note, of the first document of each task, its text and which positions
+            the strategies' caches hold.
         folder: where measurements are kept, and taken from where they are there already.
         watch: is told what goes on.
 
@@ -107,9 +113,10 @@ def evaluate(
     }
     store = _Store(folder, setting)
     planned = jobs(model, tokenizer, documents, groups, tasks, settings)
-    records = _measured(model, planned, arms, store, watch)
+    work, texts_read = _planned(planned, arms, tokenizer if record else None)
+    records = _measured(model, work, store, watch)
     notes = [*_notes(documents, arms, settings), *(f"Left out: {text}." for text in missing)]
-    return Evaluation(setting, tuple(arms), tuple(records), tuple(notes))
+    return Evaluation(setting, tuple(arms), tuple(records), tuple(notes), texts_read)
 
 
 def model_hash(model: Any) -> str:
@@ -150,15 +157,35 @@ def _groups(documents: int, batch: int | None, logits: int) -> list[tuple[int, .
     ]
 
 
+_Work = tuple[Job, Arm, bool]
+"""What to measure, and whether it is recorded."""
+
+
+def _planned(
+    planned: Iterator[Job], arms: Sequence[Arm], tokenizer: Tokenizer | None
+) -> tuple[list[_Work], dict[str, dict[str, list[str]]]]:
+    """All measurements, and by task the text that is recorded; without a tokenizer none is."""
+    work: list[_Work] = []
+    shown: dict[str, dict[str, list[str]]] = {}
+    for job in planned:
+        task = job.case["task"]
+        recorded = tokenizer is not None and task not in shown
+        if tokenizer is not None and recorded:
+            shown[task] = {"pieces": pieces(tokenizer, job.text), "facts": list(job.facts)}
+        measured = (arm for arm in arms if job.every_seed or arm.strategy.seeded)
+        work += [(job, arm, recorded) for arm in measured]
+    return work, shown
+
+
 def _measured(
-    model: Any, planned: Iterator[Job], arms: Sequence[Arm], store: _Store, watch: Watch | None
+    model: Any, work: list[_Work], store: _Store, watch: Watch | None
 ) -> list[dict[str, Any]]:
-    work = [(job, arm) for job in planned for arm in arms if job.every_seed or arm.strategy.seeded]
+    """Measure all of these, and leave none of them."""
     records: list[dict[str, Any]] = []
     total = len(work)
     work.reverse()
     while work:  # what a job has read goes with its last measurement
-        job, arm = work.pop()
+        job, arm, record = work.pop()
         key = {
             "case": job.case,
             "documents": list(job.documents),
@@ -170,7 +197,7 @@ def _measured(
             said = f"{arm.name}: {job.case['task']}"
             if watch is not None:
                 watch(said, len(records), total)
-            found = {**key, **_figures(model, job, arm)}
+            found = {**key, **_figures(model, job, arm, record)}
             store.add(found)
         records.append(found)
     if watch is not None:
@@ -178,11 +205,14 @@ def _measured(
     return records
 
 
-def _figures(model: Any, job: Job, arm: Arm) -> dict[str, Any]:
+def _figures(model: Any, job: Job, arm: Arm, record: bool) -> dict[str, Any]:
     """The figures, or what went wrong: a failure is a result too."""
+    asked = arm.evicts and not arm.control and arm.strategy.kind == "ours"
+    recorder = Recorder(len(job.text)) if record and asked else None
     try:
         with _routed(model, arm.make(job.seed)):
-            return {"figures": job.measure(lambda: arm.make(job.seed), lambda done, total: None)}
+            figures = job.measure(lambda: arm.make(job.seed), recorder)
+        return {"figures": figures} | ({} if recorder is None else {"held": recorder.found()})
     except (ValueError, RuntimeError, TypeError) as error:
         return {"error": f"{type(error).__name__}: {error}"}
 

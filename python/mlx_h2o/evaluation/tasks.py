@@ -77,6 +77,9 @@ class Settings:
 Figures = dict[str, list[float]]
 """By measure, one figure per document of the job."""
 
+Look = Callable[[list[Any]], None]
+"""Is shown the caches after each step of a text."""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -85,14 +88,19 @@ class Job:
     case: what tells it from others: the task, and settings of it.
     documents: the indices of its documents.
     every_seed: whether every arm is measured with this seed, or only arms that draw at random.
-    measure: the figures of caches that a function makes, one per document.
+    measure: the figures of caches that a function makes, one per document; what it is given
+        besides looks at them.
+    text: the tokens of the first document, as it is read.
+    facts: those in it, as text.
     """
 
     case: dict[str, Any]
     documents: tuple[int, ...]
     seed: int
     every_seed: bool
-    measure: Callable[[Callable[[], list[Any]], Progress], Figures]
+    measure: Callable[[Callable[[], list[Any]], Look | None], Figures]
+    text: tuple[int, ...]
+    facts: tuple[str, ...] = ()
 
 
 def jobs(
@@ -113,7 +121,7 @@ def jobs(
             reader = _Perplexity(model, mx.array([text.tokens for text in texts]), settings)
             for seed in range(settings.seeds):
                 case = {"task": "ppl", "length": len(texts[0].tokens)}
-                yield Job(case, group, seed, seed == 0, reader.measure)
+                yield Job(case, group, seed, seed == 0, reader.measure, texts[0].tokens)
         if "needle" in tasks:
             yield from _needles(model, tokenizer, documents, group, settings)
 
@@ -124,8 +132,8 @@ class _Perplexity:
     def __init__(self, model: Any, tokens: mx.array, settings: Settings) -> None:
         self._model, self._tokens, self._settings = model, tokens, settings
 
-    def measure(self, make: Callable[[], list[Any]], progress: Progress) -> Figures:
-        found = self._run(make(), progress, reference=self._full)
+    def measure(self, make: Callable[[], list[Any]], look: Look | None) -> Figures:
+        found = self._run(make(), look, reference=self._full)
         same = (found.top1 == self._full.top1).astype(mx.float32)
         figures = {"loss": found.losses, "kld": found.divergences, "top1": same}
         return {name: _means(values) for name, values in figures.items() if values is not None}
@@ -134,7 +142,7 @@ class _Perplexity:
     def _full(self) -> Forced:
         return self._run(stock_cache(self._model), None, keep=True)
 
-    def _run(self, caches: list[Any], progress: Progress | None, **how: Any) -> Forced:
+    def _run(self, caches: list[Any], look: Look | None, **how: Any) -> Forced:
         prompt = self._settings.prompt
         return forced(
             self._model,
@@ -142,9 +150,13 @@ class _Perplexity:
             self._tokens,
             first=prompt,
             chunk=prompt,
-            progress=progress,
+            progress=_showing(caches, look),
             **how,
         )
+
+
+def _showing(caches: list[Any], look: Look | None) -> Progress | None:
+    return None if look is None else lambda done, total: look(caches)
 
 
 def _means(values: mx.array) -> list[float]:
@@ -187,7 +199,10 @@ def _needles(
                                 "depths": list(depths),
                             }
                             reader = _Needle(model, planted, depths, reading, settings)
-                            yield Job(case, group, seed, True, reader.measure)
+                            first = planted[0]
+                            yield Job(
+                                case, group, seed, True, reader.measure, first.tokens, first.facts
+                            )
 
 
 def _planted(
@@ -237,9 +252,10 @@ class _Needle:
         self._model, self._planted, self._depths = model, planted, depths
         self._reading, self._settings = reading, settings
 
-    def measure(self, make: Callable[[], list[Any]], progress: Progress) -> Figures:
+    def measure(self, make: Callable[[], list[Any]], look: Look | None) -> Figures:
         tokens = mx.array([text.tokens for text in self._planted])
         caches, settings = make(), self._settings
+        progress = _showing(caches, look)
         first = settings.prompt if self._reading == "token" else tokens.shape[1] - 1
         chunk = settings.prompt if self._reading == "token" else settings.chunk
         read(self._model, caches, tokens[:, :first], chunk, progress)

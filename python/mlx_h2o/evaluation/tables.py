@@ -1,0 +1,89 @@
+"""The tables of a result, as `results.json` holds it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["Result", "Table", "divided", "markdown", "notes", "table"]
+
+Result = Mapping[str, Any]
+"""What :func:`mlx_h2o.evaluation.output.as_json` makes."""
+
+Table = list[list[str]]
+"""Lines of cells; the first is the head."""
+
+
+def table(result: Result) -> Table:
+    """One line per strategy; columns of what was measured."""
+    by = _by_measure(result)
+    measured = {measure for _, measure in by}
+    head = ["cache", "rows", "bytes"]
+    if "loss" in measured:
+        head += ["perplexity", "loss to full", "loss to window", "KLD", "same top token"]
+    if "recall" in measured:
+        head += ["recall", "recall to window"]
+    rows = [head]
+    for arm in result["strategies"]:
+        name = f"{arm['name']} (control)" if arm["control"] else arm["name"]
+        cells = [name, "all" if arm["rows"] is None else f"{arm['rows']:,}", f"{arm['bytes']:,}"]
+        loss, recall = (by.get((arm["name"], measure)) for measure in ("loss", "recall"))
+        if "loss" in measured:
+            cells += [
+                "-" if loss is None else f"{math.exp(loss['value']):.2f}",
+                _interval(loss, "full", "+.3f"),
+                _interval(loss, "window", "+.3f"),
+                _value(by.get((arm["name"], "kld")), ".4f"),
+                _value(by.get((arm["name"], "top1")), ".1%"),
+            ]
+        if "recall" in measured:
+            cells += [_value(recall, ".0%"), _interval(recall, "window", "+.0%")]
+        rows.append(cells)
+    return rows
+
+
+def divided(result: Result, division: str) -> Table:
+    """Recall of each strategy, by wording, depth or what else tells facts apart."""
+    start = f"recall by {division} "
+    by = _by_measure(result)
+    columns = list(dict.fromkeys(measure for _, measure in by if measure.startswith(start)))
+    rows = [["cache", *(column.removeprefix(start) for column in columns)]]
+    for arm in result["strategies"]:
+        rows.append([arm["name"], *(_value(by.get((arm["name"], one)), ".0%") for one in columns)])
+    return rows
+
+
+def notes(result: Result) -> list[str]:
+    """What a reader must know: the meaning of brackets, and what failed."""
+    return [
+        *result["notes"],
+        "In brackets: 95 % interval of the paired difference, bootstrap over documents and seeds. "
+        "The window is mlx_lm's rotating cache of the same bytes, or up to 5 % less.",
+        *result["failures"],
+    ]
+
+
+def markdown(rows: Table) -> str:
+    """A table, all columns but the first aligned to the right."""
+    head, *body = rows
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *body]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _by_measure(result: Result) -> dict[tuple[str, str], dict[str, Any]]:
+    return {(line["strategy"], line["measure"]): line for line in result["summary"]}
+
+
+def _value(line: Mapping[str, Any] | None, form: str) -> str:
+    return "-" if line is None else format(line["value"], form)
+
+
+def _interval(line: Mapping[str, Any] | None, other: str, form: str) -> str:
+    one = None if line is None else line["to"].get(other)
+    if one is None:
+        return "-"
+    said = format(one["mean"], form)
+    if one["low"] is None:
+        return said
+    return f"{said} [{format(one['low'], form)}, {format(one['high'], form)}]"
