@@ -19,11 +19,14 @@ from .. import demo, policies
 from ..config import H2OConfig
 from ..evaluation import output, tables
 from ..evaluation.facts import WORDINGS
+from ..evaluation.presets import PRESETS, Preset
 from ..evaluation.run import Evaluation, evaluate
 from ..evaluation.strategies import DEFAULT_ROWS, Strategy, parse
 from ..evaluation.summary import summaries
 from ..evaluation.tasks import READINGS, TASKS, Settings
 from ..lm.generate import load
+from ..lm.profile import Profile
+from ..lm.prompt_cache import context_length
 from .options import OneLineParser, add_cache_flags, settings_of
 
 EMBEDDED = "embedded text"
@@ -39,7 +42,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "prompt": {"type": int, "help": "ppl: tokens read at once before the rest comes one by one"},
     "chunk": {"type": int, "help": "tokens per prefill chunk"},
     "batch": {"type": int, "help": "documents read side by side (default: what takes 0.5 GB)"},
-    "lengths": {"type": int, "nargs": "+", "help": "needle: tokens of documents (default: length)"},
+    "lengths": {"type": int, "nargs": "+", "help": "several, in the place of length"},
     "depths": {"type": float, "nargs": "+", "help": "needle: where facts stand, from 0 to 1"},
     "needles": {"type": int, "nargs": "+", "help": "needle: facts in a document"},
     "wordings": {"nargs": "+", "choices": tuple(WORDINGS), "help": "needle: how facts are put"},
@@ -60,6 +63,11 @@ def run(arguments: Sequence[str]) -> int:
         settings = _settings(args)
         texts = [_text(name) for name in args.text]
         model, tokenizer = load(args.model)
+        if args.preset:
+            chosen = PRESETS[args.preset]
+            tokens = _longest(args, model, tokenizer, texts)
+            strategies = _of_preset(chosen, args, tokens) + strategies
+            settings = _settings(args, chosen.settings(tokens))
         with _progress() as watch:
             found = evaluate(
                 model,
@@ -67,9 +75,9 @@ def run(arguments: Sequence[str]) -> int:
                 texts,
                 strategies,
                 model_name=args.model,
-                tasks=args.tasks,
+                tasks=args.tasks or (PRESETS[args.preset].tasks if args.preset else TASKS[:1]),
                 settings=settings,
-                controls=not args.no_controls,
+                controls=not (args.no_controls or args.preset),
                 record=not args.no_record,
                 folder=args.output,
                 watch=watch,
@@ -107,7 +115,14 @@ def _parser() -> argparse.ArgumentParser:
         metavar="STRATEGY",
         help="such as full rotating:256 kv4 keydiff:256:kv4 merge:bytes=16MB:recent=64",
     )
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=["ppl"], help="default: ppl")
+    parser.add_argument(
+        "--preset",
+        choices=PRESETS,
+        help="the strategies, tasks and lengths of a published table, scaled to the model and the "
+        "text, without controls; other flags win, --length scales it, --strategies are added: "
+        + "; ".join(f"{name}: {preset.mirrors}" for name, preset in PRESETS.items()),
+    )
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, help="default: ppl")
     parser.add_argument("--no-controls", action="store_true", help="the strategies alone")
     parser.add_argument(
         "--no-record",
@@ -133,13 +148,35 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _settings(args: argparse.Namespace) -> Settings:
+def _settings(args: argparse.Namespace, preset: dict[str, Any] | None = None) -> Settings:
     given: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in vars(args).items()
         if name in _SETTINGS
     }
-    return Settings(**given)
+    return Settings(**((preset or {}) | given))
+
+
+def _longest(
+    args: argparse.Namespace, model: Any, tokenizer: Any, texts: Sequence[tuple[str, str]]
+) -> int:
+    """Tokens of the longest document that the model and the texts allow, or --length."""
+    if "length" in vars(args):
+        return int(args.length)
+    read = min(len(tokenizer.encode(text)) for _, text in texts)
+    return min(read, context_length(model) or read)
+
+
+def _of_preset(preset: Preset, args: argparse.Namespace, tokens: int) -> list[Strategy]:
+    file = getattr(args, "profile", "")
+    if bool(file) != preset.needs_profile:
+        raise ValueError(
+            f"--preset {args.preset} needs --profile, of mlx_h2o calibrate --policy h2o"
+            if preset.needs_profile
+            else f"--preset {args.preset} with --profile, expected one of them"
+        )
+    policy = Profile.load(file).policy if file else ""
+    return [parse(text) for text in preset.texts(tokens, policy=policy, profile=file)]
 
 
 def _strategies(parser: argparse.ArgumentParser, args: argparse.Namespace) -> list[Strategy]:
@@ -148,6 +185,12 @@ def _strategies(parser: argparse.ArgumentParser, args: argparse.Namespace) -> li
     flags = [name for name in named if name in vars(args)]
     if args.policies:
         flags.append("policies")
+    if args.preset:
+        flags = [name for name in flags if name != "profile"]
+        if flags:
+            flag = flags[0].replace("_", "-")
+            raise ValueError(f"--preset with --{flag}, expected the settings in --strategies")
+        return [parse(text) for text in args.strategies or ()]
     if args.strategies:
         if flags:
             flag = flags[0].replace("_", "-")

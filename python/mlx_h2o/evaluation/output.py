@@ -12,8 +12,8 @@ from typing import Any
 
 from .run import Evaluation
 from .statistics import Difference
-from .summary import DIVISIONS, Summary, summaries, window_of
-from .tables import Result, divided, markdown, notes, table
+from .summary import Summary, summaries, window_of
+from .tables import Result, divisions, markdown, notes, table
 
 __all__ = ["as_csv", "as_json", "as_markdown", "failures", "write"]
 
@@ -96,10 +96,8 @@ def as_csv(lines: Sequence[Summary]) -> str:
 def as_markdown(result: Result) -> str:
     """The tables, with the notes and what the figures depend on."""
     parts = [f"# {result['model'] or 'Evaluation'}", markdown(table(result))]
-    for division in DIVISIONS:
-        rows = divided(result, division)
-        if len(rows[0]) > 2:
-            parts += [f"Facts recalled, by {division}:", markdown(rows)]
+    for said, rows in divisions(result).items():
+        parts += [f"{said}:", markdown(rows)]
     parts.append("\n".join(f"- {note}" for note in notes(result)))
     environment = ", ".join(f"{name} {said}" for name, said in result["environment"].items())
     parts.append(f"`{result['command']}`")

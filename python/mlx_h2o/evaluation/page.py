@@ -9,8 +9,7 @@ from importlib import resources
 from typing import Any
 
 from .front import fronts
-from .summary import DIVISIONS
-from .tables import Result, Table, divided, notes, table
+from .tables import Result, Table, divisions, notes, table
 
 __all__ = ["page"]
 
@@ -26,7 +25,10 @@ def page(result: Result) -> str:
         "<h2>Strategies</h2>",
         _table(_by_bytes(result)),
         _list(notes(result)),
-        *_divisions(result),
+        *(
+            f"<details open><summary>{escape(said)}</summary>{_table(rows)}</details>"
+            for said, rows in divisions(result).items()
+        ),
         *_held(result),
         "<h2>Settings</h2>",
         _settings(result),
@@ -69,16 +71,6 @@ def _table(rows: Table) -> str:
 
 def _list(lines: Iterable[str]) -> str:
     return f'<ul class="quiet">{"".join(f"<li>{escape(line)}</li>" for line in lines)}</ul>'
-
-
-def _divisions(result: Result) -> list[str]:
-    found = []
-    for division in DIVISIONS:
-        rows = divided(result, division)
-        if len(rows[0]) > 2:
-            summary = f"<summary>Facts recalled, by {division}</summary>"
-            found.append(f"<details>{summary}{_table(rows)}</details>")
-    return found
 
 
 def _held(result: Result) -> list[str]:

@@ -89,9 +89,9 @@ def evaluate(
             of something else.
     """
     settings = settings or Settings()
-    longest = max(settings.length, *settings.lengths, 0)
+    longest = max(settings.lengths or (settings.length,))
     documents = windows(tokenizer, texts, count=settings.documents, length=longest)
-    documents = _cut(documents, settings, tasks)
+    _check_lengths(documents, settings)
     tokens = max(len(document.tokens) for document in documents)
     footprint = Footprint(model)
     arms = _unique([resolve(footprint, strategy, tokens) for strategy in strategies])
@@ -131,18 +131,17 @@ def model_hash(model: Any) -> str:
     return found.hexdigest()
 
 
-def _cut(documents: Sequence[Document], settings: Settings, tasks: Sequence[str]) -> list[Document]:
-    """The documents, if they are long enough for the tasks."""
+def _check_lengths(documents: Sequence[Document], settings: Settings) -> None:
+    """Raises ValueError unless they are long enough."""
     tokens = len(documents[0].tokens)
     if tokens < settings.prompt + 2:
         raise ValueError(
             f"{documents[0].source} has {tokens} tokens, expected at least "
             f"{settings.prompt + 2}: nothing would be predicted"
         )
-    longest = max(settings.lengths or (settings.length,))
-    if "needle" in tasks and settings.lengths and tokens < longest:
+    longest = max(settings.lengths, default=0)
+    if tokens < longest:
         raise ValueError(f"{documents[0].source} has {tokens} tokens, expected {longest} (lengths)")
-    return list(documents)
 
 
 def _unique(arms: Sequence[Arm]) -> list[Arm]:

@@ -26,7 +26,8 @@ DIVISIONS = ("wording", "depth", "needles", "length", "reading")
 class Summary:
     """One measure of one arm, averaged over documents and seeds.
 
-    measure: "loss" and "kld" in nats, "top1", "recall" and "recall by WHAT VALUE", shares.
+    measure: "loss" and "kld" in nats, "top1", "recall" and "recall by WHAT VALUE", shares; of
+        several lengths also "loss by length TOKENS".
     differences: to "full" and to "window", where there are such.
     """
 
@@ -80,7 +81,7 @@ def _figures(found: Evaluation, arm: Arm) -> dict[str, Figures]:
             continue
         # What draws nothing is measured once, and is the same with every seed.
         once = task == "ppl" and not arm.strategy.seeded
-        for measure, values in _measures(record):
+        for measure, values in _measures(record, len(found.setting["settings"]["lengths"]) > 1):
             for document, value in zip(record["documents"], values, strict=True):
                 for seed in range(seeds) if once else (record["seed"],):
                     cells[measure][document, seed].append(value)
@@ -95,11 +96,12 @@ def _figures(found: Evaluation, arm: Arm) -> dict[str, Figures]:
     return measures
 
 
-def _measures(record: dict[str, Any]) -> list[tuple[str, list[float]]]:
-    """The measures that a record's figures count for."""
-    case = record["case"]
+def _measures(record: dict[str, Any], lengths: bool) -> list[tuple[str, list[float]]]:
+    """The measures that a record's figures count for, of one length or of several."""
+    case, figures = record["case"], record["figures"]
     if case["task"] == "ppl":
-        return list(record["figures"].items())
+        of_length = [(f"loss by length {case['length']}", figures["loss"])] if lengths else []
+        return [*figures.items(), *of_length]
     found = []
     for depth, values in record["figures"].items():
         found.append(("recall", values))

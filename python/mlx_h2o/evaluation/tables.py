@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["Result", "Table", "divided", "markdown", "notes", "table"]
+from .summary import DIVISIONS
+
+__all__ = ["Result", "Table", "divisions", "markdown", "notes", "table"]
 
 Result = Mapping[str, Any]
 """What :func:`mlx_h2o.evaluation.output.as_json` makes."""
@@ -43,15 +45,34 @@ def table(result: Result) -> Table:
     return rows
 
 
-def divided(result: Result, division: str) -> Table:
-    """Recall of each strategy, by wording, depth or what else tells facts apart."""
-    start = f"recall by {division} "
+def divisions(result: Result) -> dict[str, Table]:
+    """By what they say: tables of each strategy's figures by length, wording, depth and so on,
+    where there are several."""
+    found = {"Perplexity by length, and what it is above the full cache's": _divided(
+        result, "loss by length ", _perplexity
+    )}  # fmt: skip
+    for name in DIVISIONS:
+        rows = _divided(result, f"recall by {name} ", lambda line: _value(line, ".0%"))
+        found[f"Facts recalled, by {name}"] = rows
+    return {said: rows for said, rows in found.items() if len(rows[0]) > 2}
+
+
+def _divided(result: Result, start: str, cell: Callable[[Mapping[str, Any] | None], str]) -> Table:
+    """A column for each measure that begins so."""
     by = _by_measure(result)
     columns = list(dict.fromkeys(measure for _, measure in by if measure.startswith(start)))
     rows = [["cache", *(column.removeprefix(start) for column in columns)]]
     for arm in result["strategies"]:
-        rows.append([arm["name"], *(_value(by.get((arm["name"], one)), ".0%") for one in columns)])
+        rows.append([arm["name"], *(cell(by.get((arm["name"], one))) for one in columns)])
     return rows
+
+
+def _perplexity(line: Mapping[str, Any] | None) -> str:
+    if line is None:
+        return "-"
+    to = line["to"].get("full")
+    more = "" if to is None else f" ({math.exp(to['mean']) - 1:+.1%})"
+    return f"{math.exp(line['value']):.2f}{more}"
 
 
 def notes(result: Result) -> list[str]:

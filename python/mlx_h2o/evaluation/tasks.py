@@ -31,7 +31,7 @@ class Settings:
     chunk: tokens that are read at once where documents are read in chunks.
     seeds: how many.
     batch: documents that are read side by side; None: as many as take little memory.
-    lengths: of documents with facts; none: `length`.
+    lengths: several, in the place of `length`.
     depths: where in the document facts stand that are asked for, from 0 to 1.
     needles: how many facts a document has.
     wordings: of WORDINGS.
@@ -116,12 +116,12 @@ def jobs(
     Raises ValueError where facts do not fit, or the tokenizer has too few words for them.
     """
     for group in groups:
-        texts = [documents[index] for index in group]
-        if "ppl" in tasks:
-            reader = _Perplexity(model, mx.array([text.tokens for text in texts]), settings)
+        for length in (settings.lengths or (settings.length,)) if "ppl" in tasks else ():
+            texts = [documents[index].tokens[:length] for index in group]
+            reader = _Perplexity(model, mx.array(texts), settings)
             for seed in range(settings.seeds):
-                case = {"task": "ppl", "length": len(texts[0].tokens)}
-                yield Job(case, group, seed, seed == 0, reader.measure, texts[0].tokens)
+                case = {"task": "ppl", "length": len(texts[0])}
+                yield Job(case, group, seed, seed == 0, reader.measure, texts[0])
         if "needle" in tasks:
             yield from _needles(model, tokenizer, documents, group, settings)
 

@@ -158,7 +158,7 @@ def fit_bytes(
     least = sinks + max(chosen, drafts + 2)
     bits = settings.get("kv_bits")
     if "kv_bits" not in settings:
-        context = _context(model)
+        context = context_length(model)
         packs = measured(measuring(PACKED_BITS), least + 64) < math.inf
         bits = PACKED_BITS if packs else None
         rows = {None: context or 0} | dict.fromkeys(MORE_BITS, int((context or 0) * MOST_OF_IT))
@@ -187,7 +187,7 @@ def _full_nbytes(model: Module, config: H2OConfig, profile: Profile | None, chun
     return most
 
 
-def _context(model: Any) -> int | None:
+def context_length(model: Any) -> int | None:
     """The longest text that the model is made for, in tokens, if it says."""
     args = getattr(model, "args", None)
     text = getattr(args, "text_config", None) or {}

@@ -1,0 +1,112 @@
+"""Presets: every one is a set of strategies that a model can run, scaled to its context."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+import mlx_h2o
+from mlx_h2o import cli, demo
+from mlx_h2o.evaluation import output, tables, tasks
+from mlx_h2o.evaluation.arms import Footprint, resolve
+from mlx_h2o.evaluation.presets import PRESETS
+from mlx_h2o.evaluation.run import evaluate
+from mlx_h2o.evaluation.strategies import parse
+from mlx_h2o.evaluation.summary import summaries
+from mlx_h2o.lm.profile import Profile, fingerprint
+from tiny_models import random_prompt, tiny_qwen3, tiny_tokenizer
+
+WITHOUT_PROFILE = [name for name, preset in PRESETS.items() if not preset.needs_profile]
+
+
+@pytest.mark.parametrize("name", WITHOUT_PROFILE)
+@pytest.mark.parametrize("tokens", [64, 700, 40_000])
+def test_strategies_are_those_of_the_table_or_in_proportion(name, tokens):
+    preset, footprint = PRESETS[name], Footprint(tiny_qwen3(head_dim=64))
+    settings = preset.settings(tokens)
+    tasks.Settings(**settings)
+    lengths = settings.get("lengths", (settings["length"],))
+    assert max(lengths) <= max(tokens, 40) and list(lengths) == sorted(lengths, reverse=True)
+    if tokens >= preset.lengths[0]:
+        assert lengths == preset.lengths
+    arms = [resolve(footprint, parse(text), lengths[0]) for text in preset.texts(tokens)]
+    assert arms[0].name == "full" and len(arms) > 2
+    if tokens >= preset.lengths[0]:  # the sizes of the table, as they stand in the braces
+        assert len(arms) == len(preset.strategies)
+        sizes = {arm.rows for arm in arms if arm.rows is not None}
+        assert sizes <= {128, 256, 512, 1024, 2048}
+
+
+def test_the_paper_splits():
+    found = [parse(text).config(256) for text in PRESETS["table4"].texts(512)[2:]]
+    splits = [(one.sink_size, one.heavy_size, one.recent_size, one.policy) for one in found]
+    assert splits == [(4, 32, 220, "h2o"), (4, 64, 188, "h2o"), (4, 128, 124, "h2o")]
+
+
+def test_lengths_are_measured_each():
+    text = " ".join(f"t{token}" for token in random_prompt(100))
+    preset = PRESETS["table8"]
+    settings = tasks.Settings(**preset.settings(96), prompt=8, seeds=1)
+    assert settings.lengths == (96, 48, 40)
+    found = evaluate(
+        tiny_qwen3(), tiny_tokenizer(), [("one", text)], [parse(t) for t in preset.texts(96)],
+        settings=settings, controls=False,
+    )  # fmt: skip
+    measured = summaries(found)
+    lines = {(one.arm.name, one.measure): one for one in measured}
+    by_length = [lines["h2o:8", f"loss by length {length}"] for length in settings.lengths]
+    assert len({one.value for one in by_length}) == 3
+    mean = sum(one.value for one in by_length) / 3
+    assert lines["h2o:8", "loss"].value == pytest.approx(mean)
+    result = output.as_json(found, measured, "command")
+    ((said, rows),) = tables.divisions(result).items()
+    assert "by length" in said and rows[0] == ["cache", "96", "48", "40"]
+    more = math.exp(by_length[0].differences["full"].mean) - 1
+    assert rows[-1][1] == f"{math.exp(by_length[0].value):.2f} ({more:+.1%})"
+
+
+@pytest.fixture
+def flags(tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_text(demo.text()[:2000], encoding="utf-8")
+    return ["evaluate", "--model", "demo", "--text", str(file), "--documents", "1"]
+
+
+def test_a_preset_and_more(flags, capsys):
+    more = ("--length", "44", "--prompt", "30", "--strategies", "merge:16")
+    assert cli.main([*flags, "--preset", "table3", *more]) == 0
+    shown = capsys.readouterr().out
+    names = [line.split("|")[1].strip() for line in shown.splitlines() if line.startswith("| ")]
+    splits = ["h2o:22:heavy=5", "h2o:22:heavy=11"]
+    assert names[2:] == ["full", "rotating:22", *splits, "merge:16"]
+
+
+def test_rows_by_layer(flags, tmp_path, capsys):
+    file = tmp_path / "layers.safetensors"
+    losses = np.geomspace(1, 0.01, 6)[:, None, None] * np.array([[[0.9], [0.3]]])
+    about = {"model": "qwen3", "fingerprint": fingerprint(mlx_h2o.load("demo")[0]), "policy": "h2o",
+             "tokens": 44, "sink_size": 2, "recent_size": 2}  # fmt: skip
+    Profile(losses.astype(np.float32), (8, 22), (0.5,), about).save(file)
+    more = ("--length", "44", "--prompt", "30", "--profile", str(file))
+    assert cli.main([*flags, "--preset", "table14", *more]) == 0
+    shown = capsys.readouterr().out
+    assert "| h2o:22 |" in shown and "| h2o:22:profile=" in shown and "FAILED" not in shown
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("--preset table5", "invalid choice: 'table5'"),
+        ("--preset table14", "--preset table14 needs --profile, of mlx_h2o calibrate"),
+        ("--preset table3 --profile file", "--preset table3 with --profile"),
+        ("--preset table3 --kv-bits 4", "--preset with --kv-bits"),
+        ("--preset table14 --profile /no/such/file", "/no/such/file"),
+    ],
+)
+def test_mistakes_with_presets(flags, given, message, capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main([*flags, *given.split()])
+    line = capsys.readouterr().err
+    assert end.value.code == 2 and message in line and line.count("\n") == 1
