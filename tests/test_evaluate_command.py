@@ -73,6 +73,20 @@ def test_a_folder_is_gone_on_with(text, tmp_path, capsys):
     assert "another settings" in capsys.readouterr().err
 
 
+def test_files_are_called_by_their_names(text, tmp_path, capsys):
+    names = []
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        file = tmp_path / folder / "budgets.json"
+        file.write_text(json.dumps({"budgets": [40, 32, 32, 32, 32, 24]}))
+        names.append(f"keydiff:32:budgets={file}")
+    found = figures(text, tmp_path, "--no-controls", "--strategies", names[0])
+    assert list(found) == ["keydiff:32:budgets=budgets.json"]
+    with pytest.raises(SystemExit):
+        cli.main(evaluated(text, "--no-controls", "--strategies", *names))
+    assert "two strategies are called keydiff:32:budgets=budgets.json" in one_line(capsys)
+
+
 def one_line(capsys):
     line = capsys.readouterr().err
     assert line.startswith("mlx_h2o evaluate: error: ") and line.count("\n") == 1

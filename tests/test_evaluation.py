@@ -234,7 +234,7 @@ def test_files_say_what_was_measured(whole, tmp_path, monkeypatch):
     files = output.write(tmp_path, found, "mlx_h2o evaluate --model demo")
     assert [file.name for file in files] == ["results.json", "results.csv", "results.md"]
     result = json.loads(files[0].read_text())
-    assert {"command", "model_hash", "text_hash", "environment", "settings"} <= result.keys()
+    assert {"command", "fingerprint", "text_hash", "environment", "settings"} <= result.keys()
     assert result["environment"]["mlx_h2o"] == mlx_h2o.__version__
     assert result["strategies"][1]["window"].startswith("rotating:")
     rows = list(csv.DictReader(files[1].open()))

@@ -92,7 +92,11 @@ def test_rows_by_layer(flags, tmp_path, capsys):
     more = ("--length", "44", "--prompt", "30", "--profile", str(file))
     assert cli.main([*flags, "--preset", "table14", *more]) == 0
     shown = capsys.readouterr().out
-    assert "| h2o:22 |" in shown and "| h2o:22:profile=" in shown and "FAILED" not in shown
+    assert (
+        "| h2o:22 |" in shown
+        and "| h2o:22:profile=layers.safetensors |" in shown
+        and "FAILED" not in shown
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -44,7 +45,7 @@ _MIXED_STEPS = 48
 class Arm:
     """A strategy for one model and length of text.
 
-    name: how tables call it.
+    name: how tables call it, files without their folders.
     rows: rows per head, None for the whole text.
     nbytes: bytes that it holds of the text, over all layers, at most.
     control: whether it is there to compare with, and was not asked for.
@@ -177,6 +178,8 @@ def _resolve(footprint: Footprint, strategy: Strategy, tokens: int) -> Arm:
     name = strategy.name
     if strategy.nbytes is not None:
         name = name.replace(f"bytes={strategy.nbytes}", str(rows), 1)
+    for file in filter(None, (strategy.budgets, strategy.profile)):
+        name = name.replace(f"={file}", f"={Path(file).name}")
     return Arm(name, strategy, rows, nbytes, fewest is not None and fewest < tokens, make)
 
 

@@ -102,7 +102,7 @@ def as_markdown(result: Result) -> str:
     environment = ", ".join(f"{name} {said}" for name, said in result["environment"].items())
     parts.append(f"`{result['command']}`")
     parts.append(
-        f"{environment}; weights {result['model_hash'][:12]}, text {result['text_hash'][:12]}."
+        f"{environment}; weights {result['fingerprint'][:12]}, text {result['text_hash'][:12]}."
     )
     return "\n\n".join(parts) + "\n"
 

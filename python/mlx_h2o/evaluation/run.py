@@ -9,10 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
-from mlx.utils import tree_flatten
-
 from ..evaluate import _routed
+from ..lm.profile import fingerprint
 from .arms import Arm, Footprint, resolve, with_controls
 from .documents import Document, windows
 from .environment import blas, environment
@@ -21,7 +19,7 @@ from .held import Recorder, pieces
 from .strategies import Strategy
 from .tasks import Job, Settings, jobs
 
-__all__ = ["Evaluation", "Watch", "evaluate", "model_hash"]
+__all__ = ["Evaluation", "Watch", "evaluate"]
 
 Watch = Callable[[str, int, int], None]
 """Called with (what is measured, measurements done, measurements in all)."""
@@ -101,7 +99,7 @@ def evaluate(
     groups = _groups(len(documents), settings.batch, tokens * footprint.vocabulary)
     setting = {
         "model": model_name,
-        "model_hash": model_hash(model),
+        "fingerprint": fingerprint(model),
         "text_hash": hashlib.sha256("".join(text for _, text in texts).encode()).hexdigest(),
         "documents": [
             {"source": one.source, "start": one.start, "tokens": len(one.tokens), "hash": one.hash}
@@ -119,18 +117,6 @@ def evaluate(
     return Evaluation(setting, tuple(arms), tuple(records), tuple(notes), texts_read)
 
 
-def model_hash(model: Any) -> str:
-    """SHA-256 over names, shapes, types, sums and samples of the weights, as they are loaded."""
-    found = hashlib.sha256()
-    weights: Any = tree_flatten(model.parameters())
-    for name, weight in sorted(weights, key=lambda one: one[0]):
-        words = weight.reshape(-1).view(mx.uint8 if weight.itemsize == 1 else mx.uint16)
-        sample = words[:: max(1, words.size // 512)].tolist()
-        total = mx.sum(words.astype(mx.uint32)).item()
-        found.update(f"{name} {weight.shape} {weight.dtype} {total} {sample}".encode())
-    return found.hexdigest()
-
-
 def _check_lengths(documents: Sequence[Document], settings: Settings) -> None:
     """Raises ValueError unless they are long enough."""
     tokens = len(documents[0].tokens)
@@ -145,7 +131,13 @@ def _check_lengths(documents: Sequence[Document], settings: Settings) -> None:
 
 
 def _unique(arms: Sequence[Arm]) -> list[Arm]:
-    return list({arm.name: arm for arm in arms}.values())
+    """Each once. Raises ValueError where files of the same name make two look alike."""
+    found: dict[str, Arm] = {}
+    for arm in arms:
+        other = found.setdefault(arm.name, arm).strategy
+        if (other.profile, other.budgets) != (arm.strategy.profile, arm.strategy.budgets):
+            raise ValueError(f"two strategies are called {arm.name}, expected files of two names")
+    return list(found.values())
 
 
 def _groups(documents: int, batch: int | None, logits: int) -> list[tuple[int, ...]]:
@@ -269,9 +261,10 @@ def _key(record: Mapping[str, Any]) -> str:
 
 
 def _notes(documents: Sequence[Document], arms: Sequence[Arm], settings: Settings) -> list[str]:
-    tokens = len(documents[0].tokens)
+    lengths = settings.lengths or (len(documents[0].tokens),)
+    tokens = ", ".join(map(str, lengths)) + " tokens" + (", averaged" if len(lengths) > 1 else "")
     notes = [
-        f"{len(documents)} documents of {tokens} tokens, {settings.seeds} seeds. Bytes are those "
+        f"{len(documents)} documents of {tokens}, {settings.seeds} seeds. Bytes are those "
         "of all layers with rows of 16 bits an element, scales, scores and positions included."
     ]
     if len(documents) < settings.documents:
