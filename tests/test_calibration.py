@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 
 import mlx.core as mx
 import mlx_lm.server
@@ -311,7 +312,7 @@ def test_commands_take_the_profile(demo_profile, tmp_path, capsys):
             for one in said["summary"]
             if one["measure"] == "loss"
         }
-    alike, shared = "merge:30", f"merge:30:profile={demo_profile}"
+    alike, shared = "merge:30", f"merge:30:profile={Path(demo_profile).name}"
     assert found[alike] == pytest.approx(found[shared], rel=0.1)
     assert found[f"loss of {alike}"] != found[f"loss of {shared}"]
 

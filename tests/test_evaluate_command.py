@@ -98,7 +98,7 @@ def one_line(capsys):
     [
         (("--text", "/no/such/file"), "--text: /no/such/file"),
         (("--strategies", "best"), "'best' is unknown, expected one of: full"),
-        (("--strategies", "keydiff:bytes=10"), "10 bytes, expected at least"),
+        (("--strategies", "keydiff:bytes=10"), "bytes is 10, expected at least"),
         (("--strategies", "keydiff:32", "--kv-bits", "4"), "--strategies with --kv-bits"),
         (("--sink-size", "999"), "sink_size"),
         (("--policies", "best"), "invalid choice"),

@@ -133,7 +133,9 @@ def test_stock_caches_are_counted_without_slack(footprint):
 
 def test_less_than_the_fewest_rows_is_said(footprint):
     for name in ("keydiff", "rotating"):
-        with pytest.raises(ValueError, match=r"10 bytes, expected at least \d+, those of its few"):
+        with pytest.raises(
+            ValueError, match=r"bytes is 10, expected at least [\d,]+: \d rows a head"
+        ):
             resolve(footprint, parse(f"{name}:bytes=10"), 300)
     with pytest.raises(ValueError, match="more than"):
         resolve(footprint, parse("keydiff:bytes=4TB"), 300)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import mlx_h2o
 from mlx_h2o import H2OConfig, cli
 from mlx_h2o.lm.prompt_cache import fit_bytes
-from mlx_h2o.lm.sizing import most_rows, parsed_bytes
+from mlx_h2o.lm.sizing import least_rows, most_rows, parsed_bytes
 from tiny_models import tiny_qwen3
 
 
@@ -105,6 +105,31 @@ def test_the_search_finds_the_last_budget_that_fits(start, slope, step, first, l
         return
     rows = most_rows(measure, 6, limit)
     assert measure(rows) <= limit < measure(rows + 1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "rows"),
+    [
+        ({}, 6),
+        ({"sink_size": 2, "speculative": 3}, 7),
+        ({"heavy_size": 5, "recent_size": 9}, 18),
+        ({"heavy_size": 5, "dense_size": 90}, 100),
+        ({"dense_size": 90}, 186),
+    ],
+)
+def test_where_the_search_begins(settings, rows):
+    """Where there are so many rows, or a few more, the settings go together."""
+    assert least_rows(settings) == rows
+    packed = {"kv_bits": 8} if "dense_size" in settings else {}
+    assert any(_fits(settings | packed | {"max_kv_size": rows + more}) for more in range(5))
+
+
+def _fits(settings):
+    try:
+        H2OConfig(**settings)
+    except ValueError:
+        return False
+    return True
 
 
 def test_sizes_that_are_named_stay(model):

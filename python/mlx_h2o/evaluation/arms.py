@@ -21,6 +21,7 @@ from mlx_lm.models.cache import make_prompt_cache as stock_cache
 from ..caches.cache import H2OKVCache
 from ..lm.profile import Profile
 from ..lm.prompt_cache import evicting_caches, make_prompt_cache
+from ..lm.sizing import least_rows, most_rows
 from .strategies import KEEP, Strategy, parse
 
 __all__ = ["Arm", "Footprint", "at_bytes_of", "resolve", "with_controls"]
@@ -167,7 +168,14 @@ def _resolve(footprint: Footprint, strategy: Strategy, tokens: int) -> Arm:
     making = _MAKERS[strategy.kind](footprint, strategy)
     rows = strategy.rows
     if strategy.nbytes is not None:
-        rows = _largest(footprint, making, strategy.nbytes)
+        least = KEEP + 1 if strategy.kind == "rotating" else least_rows(strategy.settings)
+        rows = most_rows(
+            lambda rows: _when_full(footprint, making(rows, 0), rows),
+            least,
+            strategy.nbytes,
+            name="bytes",
+            most=MOST_ROWS,
+        )
 
     def make(seed: int) -> list[Any]:
         return making(rows, seed)
@@ -235,44 +243,6 @@ def _when_full(footprint: Footprint, caches: Sequence[Any], rows: int) -> int:
     """Bytes of caches that have read enough, also where layers have more than ``rows``."""
     of_layers = [cache.config.max_kv_size or 0 for cache in evicting_caches(caches)]
     return footprint.held(caches, 2 * max([rows, *of_layers]))
-
-
-def _largest(footprint: Footprint, making: Making, nbytes: int) -> int:
-    """The most rows whose caches hold no more bytes, whatever the text."""
-
-    def held(rows: int) -> int:
-        return _when_full(footprint, making(rows, 0), rows)
-
-    def fits(rows: int) -> bool:
-        return held(rows) <= nbytes
-
-    low = _least(making)
-    if not fits(low):
-        least = held(low)
-        raise ValueError(
-            f"{nbytes} bytes, expected at least {least}, those of its fewest rows, {low} per head"
-        )
-    high = 2 * low
-    while fits(high):
-        low, high = high, 2 * high
-        if high > MOST_ROWS:
-            raise ValueError(f"{nbytes} bytes are more than {low} rows per head take")
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
-
-
-def _least(making: Making) -> int:
-    """The fewest rows that the settings allow."""
-    for rows in range(1, 4097):
-        try:
-            making(rows, 0)
-        except ValueError as error:
-            last = error
-        else:
-            return rows
-    raise last
 
 
 def _plain(caches: Sequence[Any]) -> Iterator[Any]:

@@ -26,6 +26,7 @@ from .sizing import (
     PROMPT_CHUNK,
     Measure,
     Sizing,
+    least_rows,
     measured,
     most_rows,
     parsed_bytes,
@@ -153,9 +154,7 @@ def fit_bytes(
     def measuring(bits: int | None) -> Measure:
         return lambda rows: _full_nbytes(model, config_of(rows, bits), profile)
 
-    sinks, drafts = settings.get("sink_size", H2OConfig.sink_size), settings.get("speculative", 0)
-    chosen = (settings.get("heavy_size") or 0) + (settings.get("recent_size") or 0)
-    least = sinks + max(chosen, drafts + 2)
+    least = least_rows(settings)
     bits = settings.get("kv_bits")
     if "kv_bits" not in settings:
         context = context_length(model)

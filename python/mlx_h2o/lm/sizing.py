@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
+from typing import Any
 
 from ..config import H2OConfig
 
@@ -68,15 +69,35 @@ def parsed_bytes(given: int | str) -> int:
     return size
 
 
-def most_rows(measure: Measure, least: int, limit: int) -> int:
+def least_rows(settings: Mapping[str, Any]) -> int:
+    """The fewest rows that make sense with these settings of H2OConfig."""
+    heavy, recent = settings.get("heavy_size"), settings.get("recent_size")
+    if recent is None:
+        recent = (settings.get("dense_size") or 0) + 1
+        heavy = recent if heavy is None else heavy  # half of the rows
+    rows = max((heavy or 0) + recent, settings.get("speculative", 0) + 2)
+    return int(settings.get("sink_size", H2OConfig.sink_size) + rows)
+
+
+def most_rows(
+    measure: Measure,
+    least: int,
+    limit: int,
+    *,
+    name: str = "[fit_bytes] max_kv_bytes",
+    most: int | None = None,
+) -> int:
     """The most rows that hold no more than ``limit`` bytes.
 
     Args:
         measure: bytes of so many rows.
         least: the fewest rows that make sense.
         limit: bytes.
+        name: what messages call them.
+        most: rows that must hold more.
 
-    Raises ValueError where the fewest rows hold more, or the settings suit no number of rows.
+    Raises ValueError where the fewest rows hold more, ``most`` rows hold less, or the settings suit
+    no number of rows.
     """
 
     def nbytes(rows: int) -> float:
@@ -87,11 +108,10 @@ def most_rows(measure: Measure, least: int, limit: int) -> int:
     low = next((rows for rows in range(least, enough) if nbytes(rows) < math.inf), enough)
     below, high = nbytes(low), 2 * low
     if below > limit:
-        raise ValueError(
-            f"[fit_bytes] max_kv_bytes is {limit:,}, expected at least {below:,}: "
-            f"{low} rows a head."
-        )
+        raise ValueError(f"{name} is {limit:,}, expected at least {below:,}: {low} rows a head.")
     while (above := nbytes(high)) <= limit:
+        if most is not None and high > most:
+            raise ValueError(f"{name} is {limit:,}, more than {high:,} rows a head take.")
         low, below, high = high, above, 2 * high
     while high - low > 1:
         # Bytes are nearly linear in rows.
