@@ -117,14 +117,14 @@ def _panel(points: Sequence[_Point], axis: str, most: bool, families: Mapping[st
         for n, p in enumerate(front)
     )
     parts.append(f'<path class="front" d="{line}"/>')
+    parts += _labels(front, x_of, y_of)
     for point in points:
         parts.append(_mark(point, x_of(point.nbytes), y_of, families[point.family]))
-    parts += _labels(front, x_of, y_of)
     return "".join([*parts, "</svg>"])
 
 
 def _mark(point: _Point, x: float, y_of: Any, colour: str) -> str:
-    """A point with its interval, which says on a click or a touch what it is."""
+    """A point with its interval, which says under the pointer what it is."""
     y, fill = y_of(point.y), "#fff" if point.control else colour
     said = escape(f"{point.name}: {point.nbytes:,} bytes, {point.said}")
     found = f'<g stroke="{colour}" stroke-width="1.5"><title>{said}</title>'
@@ -134,19 +134,20 @@ def _mark(point: _Point, x: float, y_of: Any, colour: str) -> str:
 
 
 def _labels(front: Sequence[_Point], x_of: Any, y_of: Any) -> list[str]:
-    """Names of the points, none over another: the later ones move up."""
+    """Names of the points, above or below them, where no other name stands."""
     found, taken = [], list[tuple[float, float, float]]()
     for point in front:
-        x, y = x_of(point.nbytes), y_of(point.y) - 9
-        width = 6.2 * len(point.name)
+        x, width = x_of(point.nbytes), 6.2 * len(point.name)
         left = min(max(x - width / 2, _LEFT + 2), _WIDTH - width - 2)
-        while any(abs(y - other) < 13 and left < end and start < left + width
-                  for start, end, other in taken):  # fmt: skip
-            y -= 13
-        if y < 10:
-            continue  # the mark still says it
-        taken.append((left, left + width, y))
-        found.append(f'<text class="name" x="{left:.1f}" y="{y:.1f}">{escape(point.name)}</text>')
+        for y in (y_of(point.y) + offset for offset in (-9, 18, -22, 31, -35, 44)):
+            inside = 10 < y < _HEIGHT - _BOTTOM
+            over = (abs(y - other) < 13 and left < end and start < left + width
+                    for start, end, other in taken)  # fmt: skip
+            if inside and not any(over):
+                taken.append((left, left + width, y))
+                name = escape(point.name)
+                found.append(f'<text class="name" x="{left:.1f}" y="{y:.1f}">{name}</text>')
+                break
     return found
 
 
