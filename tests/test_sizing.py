@@ -13,6 +13,7 @@ import mlx_h2o
 from mlx_h2o import H2OConfig, cli
 from mlx_h2o.lm.prompt_cache import fit_bytes
 from mlx_h2o.lm.sizing import least_rows, most_rows, parsed_bytes
+from models import tiny
 from tiny_models import tiny_qwen3
 
 
@@ -67,7 +68,8 @@ def test_bits_are_the_most_that_most_of_the_context_fits_in(model):
     assert fit_bytes(model, dense - 1).config.kv_bits == 8
     most = int(0.75 * context)
     for bits, fewer in ((8, 6), (6, 5), (5, 4)):
-        nbytes = held(model, H2OConfig(max_kv_size=most, kv_bits=bits), 3)
+        settings = {"policy": "merge", "kv_bits": bits}
+        nbytes = held(model, H2OConfig(max_kv_size=most, **settings), H2OConfig(most).group + 3)
         assert fit_bytes(model, nbytes).config.kv_bits == bits
         assert fit_bytes(model, nbytes).config.max_kv_size == most
         assert fit_bytes(model, nbytes - 1).config.kv_bits == fewer
@@ -86,7 +88,7 @@ def test_make_prompt_cache_takes_bytes(model):
     assert caches[0].config == fit_bytes(model, 100_000, policy="window").config
     assert caches[0].config.policy == "window"
     line = str(fit_bytes(model, 20_000))
-    assert "rows a head, in 4 bits" in line and "bytes" in line
+    assert "rows a head by merge, in 4 bits" in line and "bytes" in line
 
 
 @given(
@@ -141,7 +143,7 @@ def test_the_command_says_what_it_picked(capsys):
     arguments = ["--model", "demo", "--prompt", "The ship", "--max-tokens", "2"]
     assert cli.main(["generate", *arguments, "--max-kv-bytes", "0.4 MB"]) == 0
     said = capsys.readouterr()
-    assert "rows a head, in 4 bits" in said.err and "KV cache: keydiff" in said.out
+    assert "rows a head by merge, in 4 bits" in said.err and "KV cache: merge" in said.out
 
 
 @pytest.mark.parametrize(
@@ -183,3 +185,13 @@ def test_what_is_refused(model):
         mlx_h2o.make_prompt_cache(model, 64, max_kv_bytes="1MB")
     with pytest.raises(ValueError, match="unknown settings"):
         fit_bytes(model, "1MB", polcy="h2o")
+
+
+def test_quantised_rows_merge_unless_something_else_is_said(model):
+    assert fit_bytes(model, 20_000).config.policy == "merge"
+    assert fit_bytes(model, 20_000, kv_bits=8).config.policy == "merge"
+    assert fit_bytes(model, 20_000, kv_bits=None).config.policy == "keydiff"
+    assert fit_bytes(model, 20_000, policy="window").config.policy == "window"
+    assert fit_bytes(model, 20_000, kv_bits=8, light_bits=4).config.policy == "keydiff"
+    latents = tiny.build("deepseek_v3")
+    assert fit_bytes(latents, 20_000, kv_bits=4).config.policy == "keydiff"

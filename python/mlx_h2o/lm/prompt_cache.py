@@ -16,6 +16,7 @@ from ..caches.cache import H2OKVCache
 from ..caches.linked import LinkedH2OCache
 from ..caches.quantized import evicting_cache
 from ..config import H2OConfig
+from ..policies.merge import Merge
 from .budgets import Budgets, layer_configs
 from .profile import Profile
 from .routing import calls_attention, model_classes, model_name, routing_for
@@ -66,7 +67,7 @@ def make_prompt_cache(
         budgets: for layers that differ, one per layer that evicts, in order: ``max_kv_size``, or
             all the settings as an H2OConfig; or a JSON file with that list under "budgets".
         max_kv_bytes: in place of ``max_kv_size``: bytes of all caches together, once they are full,
-            as a number or as "300MB"; :func:`fit_bytes` says what rows and bits that gives.
+            as a number or as "300MB"; :func:`fit_bytes` says what rows, bits and policy that gives.
         profile: of ``mlx_h2o calibrate``, or its file: ``max_kv_size`` is then the mean over the
             layers, and each of them gets the rows that its measured losses ask for. The policy is
             the profile's.
@@ -127,7 +128,8 @@ def fit_bytes(
 
     Without ``kv_bits``, rows stay unquantised if the whole context that the model is made for fits
     so. Otherwise they have 8, 6 or 5 bits, the most with which three quarters of it fit, or 4.
-    ``kv_bits=None`` leaves them unquantised.
+    ``kv_bits=None`` leaves them unquantised. Without ``policy``, quantised rows merge where the
+    model and the other settings allow it.
     Nothing is computed: the bytes are those of caches in a graph that is never evaluated.
 
     Args:
@@ -147,8 +149,11 @@ def fit_bytes(
     if isinstance(profile, str | PathLike):
         profile = Profile.load(profile)
 
+    merges = "policy" not in settings and profile is None
+
     def config_of(rows: int, bits: int | None) -> H2OConfig:
-        sized = {"kv_bits": bits} | settings | {"max_kv_size": rows}
+        chosen = {"policy": Merge.name} if merges and bits is not None else {}
+        sized = {"kv_bits": bits} | chosen | settings | {"max_kv_size": rows}
         return _config(None, sized if profile is None else _as_measured(profile, None, sized)[1])
 
     def measuring(bits: int | None) -> Measure:
@@ -156,6 +161,7 @@ def fit_bytes(
 
     least = least_rows(settings)
     bits = settings.get("kv_bits")
+    merges = merges and measured(measuring(bits or PACKED_BITS), least + 64) < math.inf
     if "kv_bits" not in settings:
         context = context_length(model)
         packs = measured(measuring(PACKED_BITS), least + 64) < math.inf

@@ -49,8 +49,8 @@ class Sizing:
         if config.v_bits not in (None, config.kv_bits):
             bits += f" (values {config.v_bits})"
         return (
-            f"{config.max_kv_size:,} rows a head, {bits}: {self.nbytes:,} bytes, at most "
-            f"{self.peak_nbytes:,} while a prompt is read"
+            f"{config.max_kv_size:,} rows a head by {config.policy}, {bits}: {self.nbytes:,} "
+            f"bytes, at most {self.peak_nbytes:,} while a prompt is read"
         )
 
 
