@@ -168,6 +168,33 @@ def key_diversity(library: Library, keys: Handle) -> Handle:
     return place
 
 
+MERGED = ("kept", "into", "keys", "values", "bias", "positions")
+
+
+def mergers(
+    library: Library,
+    keys: Handle,
+    values: Handle,
+    bias: Handle,
+    positions: Handle,
+    *,
+    keep: int,
+    sink_size: int = 0,
+    recent_start: int | Handle | None = None,
+    shared: bool = False,
+) -> dict[str, Handle]:
+    places = _places(library, MERGED, (True,) * 6)
+    start = library.of_sequences(recent_start)
+    rows = [handle.value for handle in (keys, values, bias, positions)]
+    library.check(
+        library.c.mlx_h2o_mergers(
+            *_pointers(library, MERGED, places), *rows, keep, sink_size, start.value, shared,
+            library.stream.value,
+        )
+    )  # fmt: skip
+    return places
+
+
 def replace_worst(
     library: Library,
     keys: Rows,
@@ -361,6 +388,13 @@ def _run_prefill(case: _Case) -> dict[str, np.ndarray]:
     return case.numpy({"importance": found})
 
 
+def _run_merge(case: _Case) -> dict[str, np.ndarray]:
+    zones = ("keep", "sink_size", "recent_start", "shared")
+    given = {name: case.handles.get(name, case.fields[name]) for name in zones}
+    rows = (case.handles[name] for name in ("keys", "values", "bias", "positions"))
+    return case.numpy(mergers(case.library, *rows, **given))
+
+
 #: What runs a parity case of each operation beyond attention and selection.
 RUN: dict[str, Callable[[_Case], dict[str, np.ndarray]]] = {
     "quantized": _run_quantized,
@@ -369,6 +403,7 @@ RUN: dict[str, Callable[[_Case], dict[str, np.ndarray]]] = {
     "replace": _run_replace,
     "append": _run_append,
     "prefill": _run_prefill,
+    "merge": _run_merge,
 }
 
 

@@ -38,16 +38,27 @@ def merge(config, heads: list[list[Any]], count: int, recent_start: int, store) 
         recent_start: positions from here on are protected.
         store: what a column makes of a key and a value.
     """
+    targets, close = mergers(config, heads, count, recent_start, store)
+    for rows, into in zip(heads, targets, strict=True):
+        _close_gaps(rows, [*into])
+    return close
+
+
+def mergers(
+    config, heads: list[list[Any]], count: int, recent_start: int, store
+) -> tuple[list[dict[int, int]], bool]:
+    """The same, but rows that go stay where they are: of each head, slot by slot, the slot that
+    stays and where a row went, its own where it has no partner; and whether a choice was close."""
     costs, errors = zip(*(_costs(config, rows, recent_start) for rows in heads), strict=True)
     if config.shared_heads:
         costs, errors = ([np.mean(one, axis=0)] * len(heads) for one in (costs, errors))
-    close = False
+    targets, close = [], False
     for rows, cost, error in zip(heads, costs, errors, strict=True):
         going, partner = _choice(config, rows, cost, count, recent_start)
         close |= _is_close(going, partner, cost, error)
-        _join(rows, going, partner, store)
-        _close_gaps(rows, going)
-    return close
+        targets.append(_targets(going, partner))
+        _join(rows, targets[-1], store)
+    return targets, close
 
 
 def _mass(rows: list[Any]) -> np.ndarray:
@@ -104,14 +115,22 @@ def _is_close(going, partner, cost, error) -> bool:
     return False
 
 
-def _join(rows: list[Any], going: list[int], partner: dict[int, int], store) -> None:
-    """Each row that goes into the one that its partners lead to, if that one stays."""
-    members: dict[int, list[int]] = {}
+def _targets(going: list[int], partner: dict[int, int]) -> dict[int, int]:
+    """Of each row that goes the one that its partners lead to."""
+    found = {}
     for slot in going:
         end = slot
         while end in going and end in partner:
             end = partner[end]
-        if end not in going:
+        found[slot] = end
+    return found
+
+
+def _join(rows: list[Any], targets: dict[int, int], store) -> None:
+    """Each row that goes into its target, if that one stays."""
+    members: dict[int, list[int]] = {}
+    for slot, end in targets.items():
+        if end not in targets:
             members.setdefault(end, []).append(slot)
     mass = _mass(rows)
     for end, slots in members.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 from hypothesis import example, given, settings
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 
 import c_api
 from c_api import CError, Library
-from cache_columns import EVICTING
 from mlx_h2o import H2OConfig, policies
 from sizes import examples
 
@@ -65,11 +63,8 @@ def outcome_of_c(library: Library, values: dict[str, Any]) -> Any:
 
 
 def outcome_of_python(values: dict[str, Any]) -> Any:
-    """C has no policies that merge, and takes their names as Python takes unknown ones."""
-    known = {name: policies.known(name) for name in EVICTING}
     try:
-        with patch.dict(policies._POLICIES, known, clear=True):
-            config = H2OConfig(**values)
+        config = H2OConfig(**values)
     except ValueError as error:
         return str(error)
     return {name: getattr(config, name) for name in (*PLAIN, *SIZES, "policy", "decay")}

@@ -242,6 +242,49 @@ def test_one_number_per_sequence(library: Library, name: str, wrong: mx.array) -
     )
 
 
+WRONG_MERGERS: dict[str, tuple[dict[str, Any], str]] = {
+    "flat keys": (
+        {"keys": zeros(2, 5, 64)},
+        "keys are float32 (2, 5, 64), expected float32, float16 or bfloat16 [B, H, N, D], every "
+        "size at least 1.",
+    ),
+    "values of other rows": (
+        {"values": zeros(1, 2, 6, 64)},
+        "keys are float32 (1, 2, 5, 64) and values float32 (1, 2, 6, 64), expected as many rows of "
+        "one float dtype.",
+    ),
+    "values of another dtype": (
+        {"values": zeros(*ROWS, dtype=mx.float16)},
+        "keys are float32 (1, 2, 5, 64) and values float16 (1, 2, 5, 64), expected as many rows of "
+        "one float dtype.",
+    ),
+    "half a bias": (
+        {"bias": zeros(1, 2, 5, dtype=mx.float16)},
+        "bias are float16 (1, 2, 5), expected float32 [B, H, N] = (1, 2, 5).",
+    ),
+    "float positions": (
+        {"positions": zeros(1, 2, 5)},
+        "positions are float32 (1, 2, 5), expected int32 [B, H, N] = (1, 2, 5).",
+    ),
+    "all rows": ({"keep": 5}, "keep is 5, expected 1 to N - 1 = 4."),
+    "no row": ({"keep": 0}, "keep is 0, expected 1 to N - 1 = 4."),
+    "negative sinks": ({"sink_size": -1}, "sink_size is -1, expected 0 or more."),
+    "starts of others": (
+        {"recent_start": zeros(3, dtype=mx.int32)},
+        "recent_start is int32 (3,), expected int32 () or [B] = (1,).",
+    ),
+}
+
+
+@pytest.mark.parametrize(("wrong", "text"), WRONG_MERGERS.values(), ids=WRONG_MERGERS)
+def test_mergers_are_refused(library: Library, wrong: dict[str, Any], text: str) -> None:
+    right = {"keys": zeros(*ROWS), "values": zeros(*ROWS), "bias": zeros(1, 2, 5), "keep": 4}
+    given = right | {"positions": zeros(1, 2, 5, dtype=mx.int32)} | wrong
+    with pytest.raises(CError) as caught:
+        operations.mergers(library, **{name: handles(library, it) for name, it in given.items()})
+    assert str(caught.value) == f"[mergers] {text}"
+
+
 ERRORS = ("last_error", "keep_error")
 
 

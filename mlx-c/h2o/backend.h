@@ -22,6 +22,7 @@ struct Backend {
   Array (*keep_indices)(const RetentionRequest&) = nullptr;
   Array (*evict_indices)(const RetentionRequest&) = nullptr;
   Array (*key_diversity)(const KeyDiversityRequest&) = nullptr;
+  Merged (*mergers)(const MergeRequest&) = nullptr;
   Replaced (*replace_worst)(const ReplaceRequest&) = nullptr;
   Written (*quantize_append)(const AppendRequest&) = nullptr;
 };

@@ -31,6 +31,7 @@ Array evict_indices(const RetentionRequest& request);
 Value per_sequence(mlx_array numbers, mlx_stream s);
 
 Array key_diversity(const KeyDiversityRequest& request);
+Merged mergers(const MergeRequest& request);
 // What rows are ranked by, float32 [B, H, N].
 Array ranks(const ReplaceRequest& request);
 Replaced replace_worst(const ReplaceRequest& request);

@@ -118,8 +118,9 @@ AttentionResult attention(const AttentionRequest& r) {
 }
 
 // Average: attention, then the best back end's.
-const Backend backend = {"composed",    available,      takes_all,         attention,
-                         nullptr,       prefill_scores, accumulate_scores, keep_indices,
-                         evict_indices, key_diversity,  replace_worst,     quantize_append};
+const Backend backend = {"composed",     available,      takes_all,         attention,
+                         nullptr,        prefill_scores, accumulate_scores, keep_indices,
+                         evict_indices,  key_diversity,  mergers,           replace_worst,
+                         quantize_append};
 
 }  // namespace mlx_h2o_c::composed

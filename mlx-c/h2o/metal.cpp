@@ -141,8 +141,8 @@ AttentionResult attention(const AttentionRequest& r) {
 }  // namespace
 
 // Average: attention, then one launch. Key diversity: the composition.
-const Backend backend = {"metal",        unavailable_reason, refuses,      attention,     nullptr,
-                         prefill_scores, accumulate_scores,  keep_indices, evict_indices, nullptr,
-                         replace_worst,  quantize_append};
+const Backend backend = {"metal",        unavailable_reason, refuses,        attention,     nullptr,
+                         prefill_scores, accumulate_scores,  keep_indices,   evict_indices, nullptr,
+                         nullptr,        replace_worst,      quantize_append};
 
 }  // namespace mlx_h2o_c::metal

@@ -128,6 +128,18 @@ Array key_diversity(const KeyDiversityRequest& r) {
   return wrap(mlx_h2o::key_diversity(get(r.keys), get(r.stream)));
 }
 
+// Each head by itself; heads that merge the same slots, composed.
+Merged mergers(const MergeRequest& r) {
+  if (r.shared) return composed::mergers(r);
+  const std::vector<mx::array> outputs =
+      mlx_h2o::mergers(get(r.keys), get(r.values), get(r.bias), get(r.positions), r.keep,
+                       r.sink_size, get(r.recent_start), get(r.stream));
+  auto next = outputs.begin();
+  std::vector<Array> made = wrap(next, outputs.size());
+  return {std::move(made[0]), std::move(made[1]), std::move(made[2]),
+          std::move(made[3]), std::move(made[4]), std::move(made[5])};
+}
+
 static_assert(int(RankedBy::key_diversity) == int(mlx_h2o::RankedBy::key_diversity));
 
 Replaced replace_worst(const ReplaceRequest& r) {
@@ -161,9 +173,9 @@ Written quantize_append(const AppendRequest& r) {
 }  // namespace
 
 const Backend backend = {
-    "native",       unavailable_reason, refuses,      attention,     attention_and_accumulate,
-    prefill_scores, accumulate_scores,  keep_indices, evict_indices, key_diversity,
-    replace_worst,  quantize_append};
+    "native",       unavailable_reason, refuses,        attention,     attention_and_accumulate,
+    prefill_scores, accumulate_scores,  keep_indices,   evict_indices, key_diversity,
+    mergers,        replace_worst,      quantize_append};
 
 int threads() { return mlx_h2o::threads(); }
 void set_threads(int count) { mlx_h2o::set_threads(count); }

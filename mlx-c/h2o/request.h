@@ -123,6 +123,29 @@ struct StoredRows {
   mlx_stream stream;
 };
 
+// Rows that become `keep` of each head.
+struct MergeRequest {
+  mlx_array keys;
+  mlx_array values;
+  mlx_array bias;
+  mlx_array positions;
+  int keep;
+  int sink_size;
+  mlx_array recent_start;  // int32 [] or [B]
+  bool shared;             // all heads merge the same slots
+  mlx_stream stream;
+};
+
+// The slots that stay, those of the rows that change, and these rows.
+struct Merged {
+  Array kept;
+  Array into;
+  Array keys;
+  Array values;
+  Array bias;
+  Array positions;
+};
+
 enum class RankedBy { importance, array, age, key_diversity };
 
 struct ReplaceRequest : StoredRows {

@@ -122,7 +122,16 @@ struct Thread {
     succeeds(mlx_h2o_key_diversity(diversity.out(), keys, s), "key diversity");
     check(mlx_array_eval(average));
     check(mlx_array_eval(diversity));
-    Array kept, evicted;
+    Array kept, evicted, into, merged_keys, merged_values, merged_bias, merged_positions;
+    for (const bool shared : {false, true}) {
+      succeeds(mlx_h2o_mergers(kept.out(), into.out(), merged_keys.out(), merged_values.out(),
+                               merged_bias.out(), merged_positions.out(), keys, keys, importance,
+                               positions, rows - 3, 2, nothing, shared, s),
+               "mergers");
+      for (const Array* made : {&kept, &into, &merged_keys, &merged_bias, &merged_positions}) {
+        check(mlx_array_eval(*made));
+      }
+    }
     succeeds(mlx_h2o_keep_indices(kept.out(), importance, positions, 8, 2, each, s), "keep");
     succeeds(mlx_h2o_evict_indices(evicted.out(), importance, positions, 4, 2, nothing, s),
              "evict");

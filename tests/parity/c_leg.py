@@ -10,6 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 from golden.build import Case
+from mlx_h2o.operations import merging
 from mlx_h2o.operations.backends import get, register, use_backend
 from mlx_h2o.operations.requests import (
     AccumulateRequest,
@@ -133,6 +134,17 @@ class CBackend:
         with self.library.using(self.backend):
             found = c_api_operations.key_diversity(self.library, self.library.array(request.keys))
             return mx.array(self.library.numpy(found))
+
+    def mergers(self, *rows: mx.array, shared: bool = False, **given: Any) -> merging.Mergers:
+        start = self._of_sequences(given.pop("recent_start"))
+        with self.library.using(self.backend):
+            found = c_api_operations.mergers(
+                self.library, *map(self.library.array, rows), recent_start=start, shared=shared,
+                **given,
+            )  # fmt: skip
+            made = merging.Mergers(*(mx.array(self.library.numpy(a)) for a in found.values()))
+        dtype = rows[0].dtype
+        return made._replace(keys=made.keys.astype(dtype), values=made.values.astype(dtype))
 
     def replace_worst(self, request: ReplaceRequest) -> tuple[Any, ...]:
         sides = (request.keys, request.values)

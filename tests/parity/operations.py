@@ -16,7 +16,8 @@ import numpy as np
 import reference
 from golden.build import Case
 from mlx_h2o import fast
-from mlx_h2o.operations import validate
+from mlx_h2o.operations import merging, validate
+from mlx_h2o.operations.backends import resolve
 from mlx_h2o.operations.requests import AttentionRequest
 from parity.outcome import Outcome
 
@@ -34,6 +35,7 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = {
     "steps": ("attention_and_accumulate", "accumulate_scores"),
     "append": ("quantize_append",),
     "prefill": ("prefill_scores",),
+    "merge": ("mergers",),
 }
 
 
@@ -263,6 +265,15 @@ def _prefill(case: Case, backend: Any) -> dict[str, np.ndarray]:
     return _named("importance", [found])
 
 
+def _merge(case: Case, backend: Any) -> dict[str, np.ndarray]:
+    del backend
+    rows = (case.tensors[name] for name in ("keys", "values", "bias", "positions"))
+    zones = ("keep", "sink_size", "recent_start", "shared")
+    given = {name: case.tensors.get(name, case.fields[name]) for name in zones}
+    found = resolve().function(merging.mergers)(*rows, **given)
+    return _named("kept into keys values bias positions", found)
+
+
 _RUN: dict[str, Callable[[Case, Any], dict[str, np.ndarray]]] = {
     "quantized": _quantized,
     "without_scores": _without_scores,
@@ -274,4 +285,5 @@ _RUN: dict[str, Callable[[Case, Any], dict[str, np.ndarray]]] = {
     "steps": _steps,
     "append": _append,
     "prefill": _prefill,
+    "merge": _merge,
 }

@@ -4,30 +4,51 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
-from cache_columns import EVICTING
+from cache_columns import EVICTING, MERGING
 from golden.build import DTYPES, Case, trace_case
+from parity.trace_reference import follow
 
 
 def policy_cases(seed: int) -> Iterator[Case]:
     """Dense rows, each head by itself or all alike, and packed ones, in groups of every kind;
     chunks, then single tokens.
 
-    Not of policies that merge: Python alone has them.
+    Rows that merge are float32, and fewer: a mean of narrower ones is rounded, and what is made of
+    that in turn.
     """
     dtypes = itertools.cycle(DTYPES)
     for policy, dtype in zip(EVICTING, dtypes, strict=False):
         for kind, every in (("", 16), ("-shared", 5), ("-8.4", 1)):
-            yield trace_case(
-                f"trace-{seed}-routed-{policy}{kind}",
-                policy=policy,
-                routed=True,
-                shared_heads=kind == "-shared",
-                evict_every=every,
-                zones=(2, 16, 14),
-                prefill=(40, 5, 9),
-                steps=80,
-                dtype=dtype,
-                bits=(8, 4) if kind == "-8.4" else None,
-                seed=seed,
-            )
+            yield _routed(policy, kind, every, seed, steps=80, dtype=dtype)
+    for policy in MERGING:
+        for kind, every in (("", 1), ("", 7), ("-shared", 3), ("-8.4", 4)):
+            yield _sure(policy, kind, every, seed)
+
+
+def _sure(policy: str, kind: str, every: int, seed: int) -> Case:
+    """A trace in which no choice is close, so that every leg has to make the same."""
+    for attempt in itertools.count():
+        name = f"{kind}-every-{every}"
+        case = _routed(policy, kind, every, seed + 1000 * attempt, name, steps=30, dtype="f32")
+        if not follow(case)[1]:
+            return case
+    raise AssertionError("unreachable")
+
+
+def _routed(
+    policy: str, kind: str, every: int, seed: int, name: str = "", **given: Any
+) -> Case:
+    return trace_case(
+        f"trace-{seed}-routed-{policy}{name or kind}",
+        policy=policy,
+        routed=True,
+        shared_heads=kind == "-shared",
+        evict_every=every,
+        zones=(2, 16, 14),
+        prefill=(40, 5, 9),
+        bits=(8, 4) if kind == "-8.4" else None,
+        seed=seed,
+        **given,
+    )

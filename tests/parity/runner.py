@@ -15,6 +15,7 @@ from parity import judge, operations, traces
 from parity.c_leg import CLeg
 from parity.decode_cases import decode_cases
 from parity.legs import EmulatorLeg, Leg, PackageLeg, ReferenceLeg
+from parity.merge_cases import merge_cases
 from parity.outcome import Outcome, Verdict
 from parity.policy_cases import policy_cases
 from parity.report import Report
@@ -69,6 +70,7 @@ def _every_case(seed: int) -> tuple[Case, ...]:
         policy_cases,
         decode_cases,
         row_cases,
+        merge_cases,
         step_cases,
         trace_cases,
     )

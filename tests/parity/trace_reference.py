@@ -22,26 +22,33 @@ def config_of(case: Case) -> H2OConfig:
 
 
 def run_reference(case: Case) -> dict[str, np.ndarray]:
-    """``positions`` and ``scores`` (C) after each step, as the legs give them."""
+    """``positions``, ``scores`` (C) and ``out`` of each step, as the legs give them."""
+    return follow(case)[0]
+
+
+def follow(case: Case) -> tuple[dict[str, np.ndarray], bool]:
+    """The same, and whether float32 may merge other rows, or pack those that merged otherwise."""
     inputs = {name: reference.float64(array) for name, array in case.tensors.items()}
     batch, heads = inputs["keys"].shape[:2]
     sequences = [ReferenceCache(config_of(case), heads) for _ in range(batch)]
-    start, steps = 0, []
+    start, steps, unsure = 0, [], False
     for index, length in enumerate([*case.fields["prefill"], *[1] * case.fields["steps"]]):
         step = index - len(case.fields["prefill"])
         part = slice(start, start + length)
         start += length
+        outs: list[np.ndarray] = []
         for b, cache in enumerate(sequences):
             q, k, v = (inputs[name][b, :, part] for name in ("queries", "keys", "values"))
             cache.update(k, v)
+            unsure |= cache.close or cache.torn
             if step >= 0 and case.fields["replay"]:
                 cache.absorb(inputs["recorded"][step][b, :, None])
             else:
-                cache.attend(q, case.fields["scale"])
+                outs.append(cache.attend(q, case.fields["scale"])[:, -1])
         if step >= 0:
-            steps.append(_snapshot(sequences))
-    positions, scores = (np.stack(column) for column in zip(*steps, strict=True))
-    return {"positions": positions, "scores": scores}
+            steps.append((*_snapshot(sequences), np.array(outs)))
+    columns = zip(("positions", "scores", "out"), zip(*steps, strict=True), strict=True)
+    return {name: np.stack(column) for name, column in columns}, unsure
 
 
 def _snapshot(sequences: list[ReferenceCache]) -> tuple[np.ndarray, np.ndarray]:
@@ -51,7 +58,7 @@ def _snapshot(sequences: list[ReferenceCache]) -> tuple[np.ndarray, np.ndarray]:
     for b, cache in enumerate(sequences):
         for h, rows in enumerate(cache.heads):
             positions[b, h, : len(rows)] = [row.position for row in rows]
-            scores[b, h, : len(rows)] = [row.score for row in rows]
+            scores[b, h, : len(rows)] = cache.scores()[h]
     return positions, scores
 
 

@@ -55,6 +55,41 @@ int mlx_h2o_attention_and_accumulate(
  */
 int mlx_h2o_key_diversity(mlx_array* res, const mlx_array keys, const mlx_stream s);
 
+/** What becomes of rows when all but `keep` of each head merge into others.
+ *
+ *  Of the free rows, those that no zone protects, the ones whose merger with a row in a later slot
+ *  costs attention least go, each into that row; where it goes too, into the one that it goes to.
+ *  A row without a partner goes as it is: `into` is then its own slot. With r = N - keep rows that
+ *  go, in order of their slots:
+ *
+ *  \param[out] kept uint32 [B, H, keep]: the slots that stay, ascending.
+ *  \param[out] into uint32 [B, H, r]: the slots of the rows that change. One slot is there as often
+ *    as rows go there, each time with the same row.
+ *  \param[out] new_keys, new_values [B, H, r, D] and [B, H, r, Dv], the rows at `into` from now on:
+ *    means weighted by n * exp(3 * rank), the rank being that of mlx_h2o_key_diversity; computed in
+ *    float32, in the dtype given. They are still to be written, and packed where rows are.
+ *  \param[out] new_bias float32 [B, H, r]: ln n.
+ *  \param[out] new_positions int32 [B, H, r]: the latest of the rows in each.
+ *  \param keys [B, H, N, D], float32, float16 or bfloat16.
+ *  \param values [B, H, N, Dv] of the same dtype.
+ *  \param bias ln n of the n rows that each stands for, float32 [B, H, N]: 0 for a row as it came.
+ *    Attention takes it as `row_bias`.
+ *  \param positions int32 [B, H, N], as in mlx_h2o_keep_indices.
+ *  \param keep 1 to N - 1.
+ *  \param sink_size, recent_start the protected zones, as in mlx_h2o_keep_indices. Where fewer than
+ *    r rows are free, protected ones go too, into none.
+ *  \param shared whether all heads merge the same slots, by the mean of their costs. They must then
+ *    hold the same positions in the same slots.
+ *  \return 1 for shapes, dtypes or numbers other than these.
+ *
+ *  Compares all free rows of a head with each other: O(N^2 (D + Dv)).
+ */
+int mlx_h2o_mergers(mlx_array* kept, mlx_array* into, mlx_array* new_keys, mlx_array* new_values,
+                    mlx_array* new_bias, mlx_array* new_positions, const mlx_array keys,
+                    const mlx_array values, const mlx_array bias, const mlx_array positions,
+                    int keep, int sink_size, const mlx_array recent_start /* may be null */,
+                    bool shared, const mlx_stream s);
+
 /** Steady-state eviction: in each head a new row takes the place of the worst one.
  *
  *  The row is the one that mlx_h2o_evict_indices names for count 1. Its key and value become the
