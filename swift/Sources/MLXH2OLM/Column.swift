@@ -80,6 +80,13 @@ struct Column {
             }, packing: packing)
     }
 
+    /// The same with `rows` [B, H, n, D], packed where these are, at `slots` [B, H, n].
+    func put(_ rows: MLXArray, at slots: MLXArray) -> Column {
+        let new = Column(rows, packing).parts
+        return Column(
+            parts: zip(parts, new).map { MLXH2OLM.put($1, at: slots, of: $0) }, packing: packing)
+    }
+
     /// The same with another of each part.
     func with(_ change: (MLXArray) -> MLXArray) -> Column {
         Column(parts: parts.map(change), packing: packing)

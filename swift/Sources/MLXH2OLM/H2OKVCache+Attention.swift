@@ -18,7 +18,9 @@ extension H2OKVCache {
         try appendRows(newKeys, newValues)
         guard var table else { return queries }
         let output: MLXArray
-        if queries.dim(2) > maxDecodeQueries {
+        if let bias = rowBias {
+            output = try attend(queries, scale, mask, table, bias)
+        } else if queries.dim(2) > maxDecodeQueries {
             output = try attendByChunk(queries, scale, mask, &table)
         } else if let decay = policy.averageDecay {
             output =
@@ -37,6 +39,30 @@ extension H2OKVCache {
         self.table = table
         isUnscored = false
         return depends(input: output, dependencies: table.remembered)
+    }
+
+    /// Attention that adds `bias`, float32 [B, H, N], to the logits of rows that merged. Blocks of
+    /// queries follow each other, since the operation makes a matrix of their logits.
+    private func attend(
+        _ queries: MLXArray, _ scale: Float, _ mask: MLXFast.ScaledDotProductAttentionMaskMode,
+        _ table: RowTable, _ bias: MLXArray
+    ) throws -> MLXArray {
+        let (length, rows) = (queries.dim(2), table.length)
+        if length <= maxDecodeQueries {
+            return try attentionWithScores(queries, scale, mask, table, bias).output
+        }
+        let arrays = promoted(queries, table)
+        let blocks = try stride(from: 0, to: length, by: maxScoredQueries).map { first in
+            let last = min(first + maxScoredQueries, length)
+            // Bottom-right: the last query of a block sees the rows up to its own.
+            let seen = if case .causal = mask { rows - length + last } else { rows }
+            return try MLXFast.scaledDotProductAttentionWithScores(
+                queries: arrays[0][0..., 0..., first..<last], keys: arrays[1][0..., 0..., ..<seen],
+                values: arrays[2][0..., 0..., ..<seen], scale: scale,
+                mask: part(of: mask, first..<last, of: length), rowBias: bias[0..., 0..., ..<seen]
+            ).0
+        }
+        return blocks.count == 1 ? blocks[0] : concatenated(blocks, axis: 2)
     }
 
     private func attendByChunk(
@@ -89,18 +115,19 @@ extension H2OKVCache {
 
     private func attentionWithScores(
         _ queries: MLXArray, _ scale: Float, _ mask: MLXFast.ScaledDotProductAttentionMaskMode,
-        _ table: RowTable
+        _ table: RowTable, _ bias: MLXArray? = nil
     ) throws -> AttentionWithScores {
         guard let packing = table.packing else {
             let rows = promoted(queries, table)
             return try MLXFast.scaledDotProductAttentionWithScoresAndLse(
-                queries: rows[0], keys: rows[1], values: rows[2], scale: scale, mask: mask)
+                queries: rows[0], keys: rows[1], values: rows[2], scale: scale, mask: mask,
+                rowBias: bias)
         }
         let (keys, values) = table.fetch()
         return try MLXFast.scaledDotProductAttentionQuantizedWithScoresAndLse(
             queries: queries, keys: .rows(of: keys), values: .rows(of: values), scale: scale,
             bits: packing.bits, groupSize: packing.groupSize, valueBits: table.values.packing?.bits,
-            mask: mask
+            mask: mask, rowBias: bias
         ).0
     }
 

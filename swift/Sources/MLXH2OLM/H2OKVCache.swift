@@ -25,7 +25,7 @@ public class H2OKVCache {
 
     var policy: any EvictionPolicy
     var table: RowTable?
-    /// The last update still waits for its scores.
+    /// The last update still waits for its scores, or for attention that counts merged rows.
     var isUnscored = false
 
     public init(_ configuration: H2OConfiguration, name: String = "") {
@@ -53,7 +53,7 @@ public class H2OKVCache {
     /// - Returns: keys [B, H, N, D] and values [B, H, N, Dv]; the new rows are the last, in order,
     ///   so that bottom-right causal masks fit
     /// - Throws: `H2OError` where the rows do not fit each other or the stored ones, or the policy
-    ///   needs scores and the last update got none
+    ///   needs scores, or merges, and the last update got none or no attention of ours
     public func append(keys: MLXArray, values: MLXArray) throws -> (MLXArray, MLXArray) {
         try appendRows(keys, values)
         guard let table else { return (.mlxNone, .mlxNone) }
@@ -70,11 +70,13 @@ public class H2OKVCache {
             try self.table ?? RowTable(emptyFor: keys, values, configuration, owner: described)
         let added = keys.dim(2)
         let gone = added == 1 ? try makeRoom(in: &table) : 0
-        try table.append(keys, values, offset: offset, limit: configuration.maxKVSize)
+        try table.append(
+            keys, values, offset: offset, limit: configuration.maxKVSize,
+            unscored: policy.merges ? 0 : .nan)
         self.table = table
         offset += added
         evicted += gone
-        isUnscored = policy.needsScores
+        isUnscored = policy.needsScores || policy.merges
     }
 
     /// The keys, such that evaluating them evaluates what is remembered of the rows: otherwise the
@@ -100,10 +102,21 @@ public class H2OKVCache {
         table.importance = try policy.importance(
             of: table, scores: scores, lse: lse, isMasked: isMasked)
         self.table = table
-        isUnscored = false
+        isUnscored = isUnscored && !policy.needsScores
     }
 
-    /// float32 [B, H, N]: what the policy accumulated for each row, NaN before its first score.
+    /// Say that attention has read the last update and added ``rowBias``, where that is not nil: for
+    /// attention that is not this module's. A policy that merges waits for it.
+    public func attended() { isUnscored = isUnscored && policy.needsScores }
+
+    /// float32 [B, H, N]: what attention has to add to the logits of rows that merged; nil where
+    /// none did.
+    public var rowBias: MLXArray? {
+        policy.merges ? table.flatMap { $0.isMerged ? $0.importance : nil } : nil
+    }
+
+    /// float32 [B, H, N]: what the policy accumulated for each row, NaN before its first score. Of
+    /// rows that merge `ln n` of the n rows in each.
     public var scores: MLXArray? { table?.importance }
 
     /// int32 [B, H, N]: the place of each stored row in the sequence.
@@ -132,7 +145,12 @@ public class H2OKVCache {
         guard hasSurplus, var table else { return }
         try checkScored()
         let gone = table.length - configuration.maxKVSize
-        table.keep(try kept(configuration.maxKVSize, of: table, recentBefore: offset))
+        if policy.merges {
+            try merge(to: configuration.maxKVSize, in: &table, recentBefore: offset)
+            table.fit()
+        } else {
+            table.keep(try kept(configuration.maxKVSize, of: table, recentBefore: offset))
+        }
         self.table = table
         evicted += gone
     }
@@ -149,14 +167,34 @@ public class H2OKVCache {
     private func makeRoom(in table: inout RowTable) throws -> Int {
         guard table.length == configuration.maxKVSize else { return 0 }
         let protected = configuration.sinkSize + max(0, configuration.recentSize - 1)
-        let gone = min(configuration.evictEvery, table.length - protected)
-        if gone == table.length {
+        let free = table.length - protected
+        // Of a group that merges one row stays that the others go into.
+        let most = policy.merges ? max(1, min(free, configuration.heavySize)) : free
+        let gone = min(configuration.evictEvery, most)
+        if policy.merges, gone < table.length {
+            try merge(to: table.length - gone, in: &table, recentBefore: offset + 1)
+        } else if gone == table.length {
             table.truncate(to: 0)
         } else {
             let slots = try kept(table.length - gone, of: table, recentBefore: offset + 1)
             table.fillHoles(keeping: slots)
         }
         return gone
+    }
+
+    /// Merge all but `count` rows of each head into others; few at a time, so that a row of many is
+    /// compared with others as what it has become. Protected is what ``kept(_:of:recentBefore:)``
+    /// protects.
+    private func merge(
+        to count: Int, in table: inout RowTable, recentBefore end: Int
+    ) throws {
+        let recentStart = end - configuration.recentSize
+        while table.length > count {
+            let free =
+                table.length - configuration.sinkSize - max(0, offset - recentStart)
+            let left = max(count, table.length - max(1, free / 4))
+            try table.merge(to: left, configuration, recentStart: recentStart)
+        }
     }
 
     /// Slots of the best `count` rows of each head, ascending. The sinks are protected, and the
@@ -177,10 +215,12 @@ public class H2OKVCache {
 
     private func checkScored() throws {
         guard isUnscored else { return }
+        let (what, them) =
+            policy.needsScores ? ("scores", "them") : ("attention of MLXH2OLM's", "it")
         throw H2OError(
             "H2OKVCache",
-            "\(described) got no scores for its last update, and the policy "
-                + "'\(configuration.policy.rawValue)' needs them: call "
+            "\(described) got no \(what) for its last update, and the policy "
+                + "'\(configuration.policy.rawValue)' needs \(them): call "
                 + "MLXH2OLM.attentionWithCacheUpdate in the model, or choose a policy that needs none."
         )
     }

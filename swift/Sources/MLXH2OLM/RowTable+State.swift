@@ -31,7 +31,7 @@ extension RowTable {
         }
         self.init(
             keys: keys, values: values, importance: state[2 * sides],
-            positions: state[2 * sides + 1])
+            positions: state[2 * sides + 1], isMerged: configuration.makePolicy().merges)
     }
 
     private static func expected(_ sides: Int) -> String {

@@ -16,10 +16,16 @@ struct RowTable {
     var importance: MLXArray
     /// int32 [B, H, length].
     private(set) var positions: MLXArray
+    /// Whether a row may stand for more than one: the importance is then its `ln n`.
+    private(set) var isMerged = false
 
     private static let step = 256
 
-    init(keys: Column, values: Column, importance: MLXArray, positions: MLXArray) {
+    init(
+        keys: Column, values: Column, importance: MLXArray, positions: MLXArray,
+        isMerged: Bool = false
+    ) {
+        self.isMerged = isMerged
         self.keys = keys
         self.values = values
         self.importance = importance
@@ -83,10 +89,11 @@ struct RowTable {
 
     // MARK: Rows that come
 
-    /// Add rows behind the others, at positions `offset` and up, unscored. `limit` is the length
-    /// beyond which no room is made in advance.
+    /// Add rows behind the others, at positions `offset` and up, whose importance is `unscored`.
+    /// `limit` is the length beyond which no room is made in advance.
     mutating func append(
-        _ newKeys: MLXArray, _ newValues: MLXArray, offset: Int, limit: Int
+        _ newKeys: MLXArray, _ newValues: MLXArray, offset: Int, limit: Int,
+        unscored: Float = .nan
     ) throws {
         let added = newKeys.dim(2)
         let end = length + added
@@ -99,10 +106,10 @@ struct RowTable {
             try write(newKeys, newValues)
         }
         let heads = Array(newKeys.shape.prefix(2))
-        let unscored = MLXArray.full(heads + [added], values: MLXArray(Float.nan), dtype: .float32)
+        let fresh = MLXArray.full(heads + [added], values: MLXArray(unscored), dtype: .float32)
         let new = broadcast(
             MLXArray(Int32(offset)..<Int32(offset + added)), to: heads + [added])
-        importance = concatenated([importance, unscored], axis: 2)
+        importance = concatenated([importance, fresh], axis: 2)
         positions = concatenated([positions, new], axis: 2)
     }
 
@@ -134,6 +141,31 @@ struct RowTable {
 
     /// Keep only `slots` [B, H, n], in that order, in new memory. O(n) rows moved.
     mutating func keep(_ slots: MLXArray) { change { taken($0, slots) } }
+
+    /// Merge all but `count` rows of each head into others, which change in place; the rows that
+    /// went leave their slots, as in ``fillHoles(keeping:)``. The sinks are protected, and positions
+    /// from `recentStart` on.
+    mutating func merge(
+        to count: Int, _ configuration: H2OConfiguration, recentStart: Int
+    ) throws {
+        let (allKeys, allValues) = dense()
+        let found = try mergers(
+            keys: allKeys, values: allValues, bias: importance, positions: positions, keep: count,
+            sinkSize: configuration.sinkSize, recentStart: recentStart,
+            sharedHeads: configuration.sharedHeads)
+        keys = keys.put(found.keys, at: found.into)
+        values = values.put(found.values, at: found.into)
+        importance = putAlong(importance, found.into, values: found.bias, axis: 2)
+        positions = putAlong(positions, found.into, values: found.positions, axis: 2)
+        isMerged = true
+        fillHoles(keeping: found.kept)
+    }
+
+    /// Give up the room behind the rows.
+    mutating func fit() {
+        (keys, values) = (keys.first(length), values.first(length))
+        (keys, values) = (keys.with { contiguous($0) }, values.with { contiguous($0) })
+    }
 
     /// Keep only `slots` [B, H, n], ascending: of the others, those below slot n are overwritten by
     /// the rows that stay behind it. O(length - n) rows moved.
@@ -172,7 +204,7 @@ private func taken(_ column: MLXArray, _ slots: MLXArray) -> MLXArray {
 }
 
 /// A column with `rows` at `slots` [B, H, n].
-private func put(_ rows: MLXArray, at slots: MLXArray, of column: MLXArray) -> MLXArray {
+func put(_ rows: MLXArray, at slots: MLXArray, of column: MLXArray) -> MLXArray {
     putAlong(column, spread(slots, over: column), values: rows, axis: 2)
 }
 

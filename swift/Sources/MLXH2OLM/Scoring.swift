@@ -65,15 +65,15 @@ func lastScores(
     return try withBackend(.composed) {
         try MLXFast.scaledDotProductAttentionWithScores(
             queries: queries[0..., 0..., first...], keys: keys, values: keys, scale: scale,
-            mask: lastRows(of: mask, length: length, first: first)
+            mask: part(of: mask, first..<length, of: length)
         ).1
     }
 }
 
-/// The part of a mask that concerns the queries from `first` on; causal ones fit as they are.
-private func lastRows(
-    of mask: MLXFast.ScaledDotProductAttentionMaskMode, length: Int, first: Int
+/// The part of a mask that concerns some of the queries; causal ones fit as they are.
+func part(
+    of mask: MLXFast.ScaledDotProductAttentionMaskMode, _ queries: Range<Int>, of length: Int
 ) -> MLXFast.ScaledDotProductAttentionMaskMode {
     guard let array = mask.mask, array.ndim > 1, array.dim(-2) == length else { return mask }
-    return .array(array[.ellipsis, first..., 0...])
+    return .array(array[.ellipsis, queries, 0...])
 }

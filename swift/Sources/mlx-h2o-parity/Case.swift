@@ -26,6 +26,7 @@ struct Case {
         let routed: Bool?
         let evictEvery: Int?
         let sharedHeads: Bool?
+        let shared: Bool?
         let kvBits: Int?
         let vBits: Int?
         let kvGroupSize: Int?

@@ -99,3 +99,17 @@ func runPrefill(_ parity: Case) throws -> [String: MLXArray] {
             countedQueries: parity.field(\.queries, "queries"))
     ]
 }
+
+/// The slots that stay, those of the rows that change, and these rows.
+func runMerge(_ parity: Case) throws -> [String: MLXArray] {
+    let found = try mergers(
+        keys: parity.tensor("keys"), values: parity.tensor("values"), bias: parity.tensor("bias"),
+        positions: parity.tensor("positions"), keep: parity.field(\.keep, "keep"),
+        sinkSize: parity.fields.sinkSize ?? 0, recentStart: parity.recentStart(),
+        sharedHeads: parity.field(\.shared, "shared"))
+    return [
+        "kept": found.kept, "into": found.into, "keys": found.keys.asType(.float32),
+        "values": found.values.asType(.float32), "bias": found.bias,
+        "positions": found.positions,
+    ]
+}

@@ -40,7 +40,7 @@ private func run(_ parity: Case, _ backend: Backend?) throws -> [String: MLXArra
         "attention": runAttention, "keep": runKeep, "trace": runTrace, "quantized": runQuantized,
         "probes": runProbes, "accumulate": runAccumulate, "replace": runReplace,
         "append": runAppend, "prefill": runPrefill, "attend": runAttend,
-        "replacement": runReplacement, "steps": runSteps,
+        "replacement": runReplacement, "steps": runSteps, "merge": runMerge,
     ]
     guard let operation = operations[parity.fields.op] else {
         throw Case.Malformed(description: "op is '\(parity.fields.op)', which is not known here")

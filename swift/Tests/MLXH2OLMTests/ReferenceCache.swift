@@ -5,10 +5,12 @@ import MLXH2O
 /// after the other, written from the definitions and sharing no code with the package.
 struct ReferenceCache {
     struct Row {
-        let position: Int
-        let key: [Double]
-        let value: [Double]
+        var position: Int
+        var key: [Double]
+        var value: [Double]
         var importance: Double?
+        /// Rows that it stands for.
+        var count = 1
     }
 
     let maxKVSize: Int
@@ -22,7 +24,9 @@ struct ReferenceCache {
     let group: Int
     /// All heads evict by the mean of their ranks.
     let sharedHeads: Bool
-    /// One list per KV head, in the order of arrival.
+    /// What a cache stores of a key and a value that merged.
+    var pack: ([Double], [Double]) -> ([Double], [Double]) = { ($0, $1) }
+    /// One list per KV head, in the order of arrival; of rows that merge in that of the slots.
     var heads: [[Row]]
     var offset = 0
 
@@ -50,7 +54,10 @@ struct ReferenceCache {
         if added == 1, heads[0].count == maxKVSize {
             let recentStart = offset + 1 - recentSize
             let open = heads[0].count { $0.position >= sinkSize && $0.position < recentStart }
-            evict(to: maxKVSize - min(evictEvery, open), recentStart: recentStart)
+            // Of a group that merges one row stays that the others go into.
+            let heavy = max(1, maxKVSize - sinkSize - recentSize)
+            let most = policy == "merge" ? min(open, heavy) : open
+            evict(to: maxKVSize - min(evictEvery, most), recentStart: recentStart)
         }
         for head in heads.indices {
             for token in 0..<added {
@@ -61,11 +68,14 @@ struct ReferenceCache {
             }
         }
         offset += added
-        return queries.indices.map { query in attend(queries[query], head: query / group) }
-            .enumerated().map { index, results in
-                if index % group == group - 1 { score(queries, head: index / group) }
-                return results
-            }
+        let outputs = attend(queries)
+        for head in heads.indices { score(queries, head: head) }
+        return outputs
+    }
+
+    /// The output of the last tokens, [query head][token][column], over what is stored.
+    func attend(_ queries: [[[Double]]]) -> [[[Double]]] {
+        queries.indices.map { attend(queries[$0], head: $0 / group) }
     }
 
     /// What is beyond the budget goes before anything else happens.
@@ -80,7 +90,9 @@ struct ReferenceCache {
         heads[head].map { row in
             // Bottom-right causal: the query at the end sees all rows.
             row.position > offset - count + token
-                ? nil : scale * zip(query, row.key).reduce(0) { $0 + $1.0 * $1.1 }
+                ? nil
+                : scale * zip(query, row.key).reduce(0) { $0 + $1.0 * $1.1 }
+                    + log(Double(row.count))
         }
     }
 
@@ -116,6 +128,7 @@ struct ReferenceCache {
 
     /// The rows are ranked once, by all that are there; then the worst go together.
     private mutating func evict(to size: Int, recentStart: Int) {
+        if policy == "merge" { return merge(to: size, recentStart: recentStart) }
         let policy = ReferencePolicy(name: policy, decay: decay)
         guard heads[0].count > size else { return }
         var ranks = heads.enumerated().map { policy.ranks($1, head: $0) }

@@ -24,11 +24,22 @@ struct Tokens {
     func rounded(bits: Int, valueBits: Int, groupSize: Int) -> Tokens {
         let (keys, values) = (arrays[1], arrays[2])
         let rounded = [(keys, bits), (values, valueBits)].map { rows, bits in
-            let (words, scales, biases) = quantized(rows, groupSize: groupSize, bits: bits)
-            return dequantized(
-                words, scales: scales, biases: biases, groupSize: groupSize, bits: bits)
+            Self.rounded(rows, bits: bits, groupSize: groupSize)
         }
         return Tokens(self, arrays: [arrays[0]] + rounded)
+    }
+
+    /// One row as it is after packing.
+    static func rounded(_ row: [Double], bits: Int, groupSize: Int) -> [Double] {
+        let rows = MLXArray(row.map { Float($0) }, [1, row.count])
+        return rounded(rows, bits: bits, groupSize: groupSize).asArray(Float.self).map {
+            Double($0)
+        }
+    }
+
+    private static func rounded(_ rows: MLXArray, bits: Int, groupSize: Int) -> MLXArray {
+        let (words, scales, biases) = quantized(rows, groupSize: groupSize, bits: bits)
+        return dequantized(words, scales: scales, biases: biases, groupSize: groupSize, bits: bits)
     }
 
     private init(_ other: Tokens, arrays: [MLXArray]) {
@@ -39,7 +50,8 @@ struct Tokens {
         lists = arrays.map(Self.lists)
     }
 
-    private static func lists(of array: MLXArray) -> [[[Double]]] {
+    /// Of the first sequence of an array [B, H, L, D], as [head][token][column].
+    static func lists(of array: MLXArray) -> [[[Double]]] {
         let (heads, count, size) = (array.dim(1), array.dim(2), array.dim(3))
         let values = array.asArray(Float.self).map { Double($0) }
         return (0..<heads).map { head in

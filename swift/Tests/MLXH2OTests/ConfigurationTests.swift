@@ -72,7 +72,7 @@ private typealias Make = @Sendable () throws -> H2OConfiguration
         ("randomSeed is -1, expected at least 0.", { try H2OConfiguration(randomSeed: -1) }),
         (
             "policy is 'h2o_sum', expected one of: h2o, h2o-sum, window, random, keydiff, snapkv, "
-                + "tova, value-aware, mix.",
+                + "tova, value-aware, mix, merge.",
             { try H2OConfiguration(policy: PolicyName(named: "h2o_sum")) }
         ),
         ("evictEvery is 0, expected at least 1.", { try H2OConfiguration(evictEvery: 0) }),

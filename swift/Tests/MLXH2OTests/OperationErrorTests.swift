@@ -42,6 +42,15 @@ private func append(
         newValues: zeros(rows), slots: slots ?? zeros([1, 2, 3], .uint32), bits: bits)
 }
 
+private func merge(
+    values: MLXArray? = nil, bias: DType = .float32, keep: Int = 4, sinkSize: Int = 0
+) throws {
+    _ = try mergers(
+        keys: zeros([1, 2, 5, 64]), values: values ?? zeros([1, 2, 5, 32]),
+        bias: zeros([1, 2, 5], bias), positions: zeros([1, 2, 5], .int32), keep: keep,
+        sinkSize: sinkSize)
+}
+
 private func prefill(
     kind: ChunkScores = .ema, importance: [Int]? = nil, decay: Double = 0.9, counted: Int = 128
 ) throws {
@@ -61,6 +70,19 @@ private func prefill(
             "queries have 3 dimensions, expected 4 [B, Hq, Lq, D].",
             { try attend(queries: [4, 1, 64]) }
         ),
+        ("keep is 5, expected 1 to N - 1 = 4.", { try merge(keep: 5) }),
+        ("keep is -2147483648, expected 1 to N - 1 = 4.", { try merge(keep: .min) }),
+        ("sink_size is -1, expected 0 or more.", { try merge(sinkSize: -1) }),
+        (
+            "bias are float16 (1, 2, 5), expected float32 [B, H, N] = (1, 2, 5).",
+            { try merge(bias: .float16) }
+        ),
+        (
+            "keys are float32 (1, 2, 5, 64) and values float32 (1, 2, 6, 32), expected as many "
+                + "rows of one float dtype.",
+            { try merge(values: zeros([1, 2, 6, 32])) }
+        ),
+        ("values are an empty handle, expected an array", { try merge(values: .mlxNone) }),
         ("bits is 7, expected one of (2, 3, 4, 5, 6, 8).", { try attend(bits: 7) }),
         ("v_bits is 1, expected one of (2, 3, 4, 5, 6, 8).", { try attend(valueBits: 1) }),
         ("group_size is 48, expected one of (32, 64, 128).", { try attend(groupSize: 48) }),

@@ -32,6 +32,10 @@ public protocol EvictionPolicy: Sendable {
     /// Whether attention must hand its scores to the cache after every update.
     var needsScores: Bool { get }
 
+    /// Whether rows that go are merged into others. The importance of a row is then `ln n` of the n
+    /// rows in it, which attention adds to its logit; neither `rank` nor `accumulate` is called.
+    var merges: Bool { get }
+
     /// Whether `accumulate` gets weights, `exp(scores - lse)`, in the place of scores.
     var needsWeights: Bool { get }
 
@@ -64,6 +68,7 @@ public protocol EvictionPolicy: Sendable {
 
 extension EvictionPolicy {
     public var needsScores: Bool { false }
+    public var merges: Bool { false }
     public var needsWeights: Bool { false }
     public var chunkQueries: Int? { maxScoredQueries }
     public var averageDecay: Double? { nil }

@@ -18,6 +18,8 @@ public enum PolicyName: String, Sendable, Codable, CaseIterable {
     case valueAware = "value-aware"
     /// ``MixPolicy``
     case mix
+    /// ``MergePolicy``
+    case merge
 
     /// The policy of this name, as a command line or a file spells it.
     ///
@@ -50,6 +52,7 @@ extension H2OConfiguration {
         case .tova: TovaPolicy()
         case .valueAware: ValueAwarePolicy()
         case .mix: MixPolicy()
+        case .merge: MergePolicy()
         }
     }
 }

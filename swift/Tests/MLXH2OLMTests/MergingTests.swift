@@ -1,0 +1,108 @@
+import Foundation
+import MLX
+import MLXH2O
+import MLXH2OLM
+import MLXLMCommon
+import Testing
+
+/// Rows that merge: what is not told by the suites of all policies.
+@Suite struct MergingTests {
+    private func merging(rows: Int = 16, bits: Int? = nil) throws -> H2OConfiguration {
+        try H2OConfiguration(
+            maxKVSize: rows, sinkSize: 2, recentSize: 5, policy: .merge, evictEvery: 3,
+            kvBits: bits, kvGroupSize: 32)
+    }
+
+    private func fed(_ cache: H2OKVCache, _ tokens: Tokens, _ lengths: [Int]) throws {
+        for length in lengths {
+            let range = cache.offset..<cache.offset + length
+            try withError { eval(attend(tokens, range, cache, mask: length > 1 ? .causal : .none)) }
+        }
+    }
+
+    /// Every token seen is in one row of each head.
+    @Test(arguments: [nil, 8]) func noTokenIsLost(bits: Int?) throws {
+        let cache = evictingCache(try merging(bits: bits))
+        let tokens = Tokens(count: 120, seed: 31)
+        for length in [5] + Array(repeating: 1, count: 30) + [40, 1, 3] {
+            try fed(cache, tokens, [length])
+            let counts = try #require(cache.scores).exp().sum(axis: 2).asArray(Float.self)
+            #expect(counts.allSatisfy { abs($0 - Float(cache.offset)) < 1e-3 })
+            if length == 1 { #expect(cache.size <= 16) }
+        }
+        try cache.flush()
+        #expect(cache.size == 16)
+        // As large as its budget, also behind a long chunk.
+        #expect(cache.nbytes == 2 * 16 * (bits == nil ? 2 * 128 + 8 : 2 * (32 + 8) + 8))
+    }
+
+    @Test func thereIsNoBiasUntilRowsMerge() throws {
+        let cache = H2OKVCache(try merging())
+        let tokens = Tokens(count: 20, seed: 32)
+        try fed(cache, tokens, Array(repeating: 1, count: 16))
+        #expect(cache.rowBias == nil)
+        #expect(try #require(cache.scores).asArray(Float.self).allSatisfy { $0 == 0 })
+        try fed(cache, tokens, [1])
+        #expect(cache.rowBias?.shape == [1, 2, 14])
+        #expect(H2OKVCache(try small(.keydiff)).rowBias == nil)
+    }
+
+    /// More queries than one block has.
+    @Test(arguments: [false, true]) func longChunksAreReadInBlocks(asArray: Bool) throws {
+        let cache = H2OKVCache(try merging())
+        let tokens = Tokens(count: 330, seed: 33)
+        try fed(cache, tokens, [20, 1, 1, 1])
+        let mask = cache.makeMask(n: 300, windowSize: nil, returnArray: asArray)
+        let output = try withError { attend(tokens, 23..<323, cache, mask: mask) }
+        let expected = try MLXFast.scaledDotProductAttentionWithScores(
+            queries: tokens.slice(23..<323).queries, keys: #require(cache.keys),
+            values: #require(cache.values), scale: 0.25, mask: .causal, rowBias: cache.rowBias
+        ).0
+        let pairs = zip(output.asArray(Float.self), expected.asArray(Float.self))
+        #expect(pairs.allSatisfy { abs($0 - $1) < 1e-5 })
+    }
+
+    /// Attention that does not count merged rows would be wrong without a word.
+    @Test func attentionOfOursIsWanted() throws {
+        let (_, keys, values) = Tokens(count: 1, seed: 1).slice(0..<1)
+        let cache = H2OKVCache(try small(.merge), name: "layer 3")
+        _ = try cache.append(keys: keys, values: values)
+        try cache.accumulate(MLXArray.zeros([1, 4, 1, 1], dtype: .float32))
+        let error = #expect(throws: H2OError.self) {
+            try cache.append(keys: keys, values: values)
+        }
+        #expect(
+            try #require(error).description
+                == "[H2OKVCache] the cache of layer 3 got no attention of MLXH2OLM's for its last "
+                + "update, and the policy 'merge' needs it: call MLXH2OLM.attentionWithCacheUpdate "
+                + "in the model, or choose a policy that needs none.")
+        cache.attended()
+        _ = try cache.append(keys: keys, values: values)
+        let scored = H2OKVCache(try small())
+        _ = try scored.append(keys: keys, values: values)
+        scored.attended()  // says nothing of scores
+        #expect(throws: H2OError.self) { try scored.append(keys: keys, values: values) }
+    }
+
+    @Test(arguments: [nil, 4]) func copiesAndFilesHoldEverything(bits: Int?) throws {
+        let url = FileManager.default.temporaryDirectory
+            .appending(path: "mlx-h2o-\(UUID().uuidString).safetensors")
+        defer { try? FileManager.default.removeItem(at: url) }
+        let tokens = Tokens(count: 80, seed: 34)
+        let cache = evictingCache(try merging(bits: bits))
+        try fed(cache, tokens, [30] + Array(repeating: 1, count: 9))
+        try H2OKVCache.save([cache], to: url)
+        let read = try H2OKVCache.load(from: url).0[0]
+        let copy = try #require(cache.copy() as? H2OKVCache)
+        #expect(
+            read.rowBias?.asArray(Float.self) == cache.rowBias?.asArray(Float.self))
+        for token in 39..<60 {
+            let outputs = try [cache, copy, read].map { one in
+                try withError { attend(tokens, token..<token + 1, one).asArray(Float.self) }
+            }
+            #expect(outputs[0] == outputs[1])
+            #expect(outputs[0] == outputs[2])
+        }
+        #expect(sortedPositions(read.positions) == sortedPositions(cache.positions))
+    }
+}
