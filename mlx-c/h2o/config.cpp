@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "boundary.h"
+#include "settings.h"
 
 using namespace mlx_h2o_c;
 
@@ -59,7 +60,24 @@ void resolve_sizes(mlx_h2o_config& config) {
   config.recent_size = some(config.max_kv_size - config.sink_size - heavy);
 }
 
-mlx_h2o_config checked(mlx_h2o_config config) {
+mlx_h2o_config preset(const char* of_preset, const char* name, int max_kv_size) {
+  const int divisor = named(of_preset, "name", name, presets).divisor;
+  check_int("max_kv_size", max_kv_size, 1);
+  mlx_h2o_config config = mlx_h2o_config_new();
+  config.max_kv_size = max_kv_size;
+  config.policy = "h2o";  // the paper's
+  const int spare = max_kv_size - config.sink_size - 1;
+  config.heavy_size = some(std::max(0, std::min(max_kv_size / divisor, spare)));
+  return checked_settings(config);
+}
+
+}  // namespace
+
+const char* mlx_h2o_c::known_policy(const char* of, const char* name) {
+  return named(of, "policy", name, policies).name;
+}
+
+mlx_h2o_config mlx_h2o_c::checked_settings(mlx_h2o_config config) {
   const auto given = [](mlx_optional_int size) { return size.has_value ? size.value : 0; };
   check_int("sink_size", config.sink_size, 0);
   check_int("max_kv_size", config.max_kv_size, 1);
@@ -68,7 +86,7 @@ mlx_h2o_config checked(mlx_h2o_config config) {
   check_int("recent_size", given(config.recent_size), 0);
   expect(config.decay >= 0 && config.decay < 1, op, "decay is ", config.decay,
          ", expected a number of at least 0, below 1.");
-  named(op, "policy", config.policy, policies);
+  known_policy(op, config.policy);
   expect(config.sink_size < config.max_kv_size, op, "sink_size is ", config.sink_size,
          ", expected fewer than max_kv_size = ", config.max_kv_size,
          ": no row could ever be evicted.");
@@ -78,26 +96,13 @@ mlx_h2o_config checked(mlx_h2o_config config) {
   return config;
 }
 
-mlx_h2o_config preset(const char* of_preset, const char* name, int max_kv_size) {
-  const int divisor = named(of_preset, "name", name, presets).divisor;
-  check_int("max_kv_size", max_kv_size, 1);
-  mlx_h2o_config config = mlx_h2o_config_new();
-  config.max_kv_size = max_kv_size;
-  config.policy = "h2o";  // the paper's
-  const int spare = max_kv_size - config.sink_size - 1;
-  config.heavy_size = some(std::max(0, std::min(max_kv_size / divisor, spare)));
-  return checked(config);
-}
-
-}  // namespace
-
 mlx_h2o_config mlx_h2o_config_new(void) {
   const mlx_optional_int none = {0, false};
   return {256, 4, none, none, "keydiff", 0.95F, none};
 }
 
 int mlx_h2o_config_resolve(mlx_h2o_config* config) {
-  return operation(op, {{"config", config}}, [&](auto) { *config = checked(*config); });
+  return operation(op, {{"config", config}}, [&](auto) { *config = checked_settings(*config); });
 }
 
 int mlx_h2o_config_preset(mlx_h2o_config* res, const char* name, int max_kv_size) {

@@ -10,8 +10,12 @@ import pytest
 import c_api
 import c_api_build
 import c_api_golden
+import c_api_operations
 from faults.text import Edit
 from golden.build import attention_case, row_bias
+from parity import judge
+from parity.merge_cases import merge_case
+from parity.outcome import Outcome
 
 FAULTS = {
     "causal is off by one": Edit(
@@ -59,6 +63,12 @@ FAULTS = {
     "rows are kept in the order of their rank": Edit(
         "keep_indices", ".then(mlx_sort_axis, -1).as(MLX_UINT32)", ".as(MLX_UINT32)"
     ),
+    "a partner that goes too is not followed": Edit(
+        "merger_targets", "left > 0; left /= 2", "left > 0; left = 0"
+    ),
+    "rows weigh alike in a mean": Edit(
+        "mergers", "summed(here * at_slots(all_rows, going))", "summed(at_slots(all_rows, going))"
+    ),
 }
 
 
@@ -74,9 +84,14 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return c_api_build.objects(tmp_path_factory)
 
 
+MERGED = merge_case("merged", going=9)
+
+
 def failures(folder: Path, units: list[Path]) -> list[str]:
     with (library := c_api_build.link(folder, "h2o", units)).using("composed"):
-        return c_api_golden.failures(library, [BIASED])
+        found = c_api_operations.run_case(library, MERGED.fields, MERGED.tensors)
+        merged = [] if judge.judge(MERGED, Outcome(found)).ok else ["merged"]
+        return [*c_api_golden.failures(library, [BIASED]), *merged]
 
 
 def test_the_unchanged_sources_pass(objects: list[Path], tmp_path: Path) -> None:

@@ -37,9 +37,7 @@ def _sure(policy: str, kind: str, every: int, seed: int) -> Case:
     raise AssertionError("unreachable")
 
 
-def _routed(
-    policy: str, kind: str, every: int, seed: int, name: str = "", **given: Any
-) -> Case:
+def _routed(policy: str, kind: str, every: int, seed: int, name: str = "", **given: Any) -> Case:
     return trace_case(
         f"trace-{seed}-routed-{policy}{name or kind}",
         policy=policy,
