@@ -1,7 +1,7 @@
 """The committed profile and what Python shares out by it, for the tests of C and Swift.
 
-``PYTHONPATH=tests python tests/profile_data.py`` writes the files anew; ``test_c_api_profile`` says whether they are
-in step.
+``PYTHONPATH=tests python tests/profile_data.py`` writes the files anew; ``test_c_api_profile`` says
+whether they are in step.
 """
 
 from __future__ import annotations
