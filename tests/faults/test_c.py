@@ -64,7 +64,7 @@ FAULTS = {
         "keep_indices", ".then(mlx_sort_axis, -1).as(MLX_UINT32)", ".as(MLX_UINT32)"
     ),
     "a partner that goes too is not followed": Edit(
-        "merger_targets", "left > 0; left /= 2", "left > 0; left = 0"
+        "merger_targets", "left > 0; left /= 2", "left < 0; left /= 2"
     ),
     "rows weigh alike in a mean": Edit(
         "mergers", "summed(here * at_slots(all_rows, going))", "summed(at_slots(all_rows, going))"
