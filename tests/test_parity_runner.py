@@ -277,7 +277,7 @@ def parted(near: float) -> tuple[Case, Outcome, Outcome]:
 def test_traces_may_part_only_at_equal_candidates(
     near: float, exact: bool, ok: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(traces, "_output_ratio", lambda case, outcome: 0.0)
+    monkeypatch.setattr(traces, "_output_ratio", lambda *runs: 0.0)
     case, expected, found = parted(near)
     verdict = traces.judge(case, found, expected, exact=exact)
     assert verdict.ok is ok

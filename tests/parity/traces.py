@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import mlx.core as mx
 import numpy as np
 
@@ -14,7 +16,8 @@ from mlx_h2o import H2OKVCache
 from mlx_h2o.caches.attention import DECODE_QUERIES
 from mlx_h2o.caches.quantized import evicting_cache
 from mlx_h2o.operations import composed, validate
-from mlx_h2o.operations.backends import Backend
+from mlx_h2o.operations.backends import Backend, use_backend
+from mlx_h2o.operations.requests import AttentionRequest
 from parity.outcome import Outcome, Verdict, failed
 from parity.trace_reference import config_of, ranks
 
@@ -53,8 +56,12 @@ def run_python(case: Case, backend: Backend) -> Outcome:
 def _routed(case, backend, cache, q, keys, values, mask) -> mx.array:
     """As the attention that models are routed to: the cache's own, or a chunk and its scores."""
     scale = case.fields["scale"]
-    if q.shape[2] <= DECODE_QUERIES or cache.row_bias is not None:
+    if q.shape[2] <= DECODE_QUERIES:
         return cache.attend(q, keys, values, scale=scale, mask=mask)
+    if cache.row_bias is not None:
+        refused = backend.refuses(_request(case, q, keys, values, mask))
+        with use_backend("composed") if refused else contextlib.nullcontext():
+            return cache.attend(q, keys, values, scale=scale, mask=mask)
     out, _ = _attended(case, backend, q, keys, values, mask)
     if cache.policy.needs_scores:
         cache.score_chunk(q, keys, scale=scale, mask=mask)
@@ -64,13 +71,17 @@ def _routed(case, backend, cache, q, keys, values, mask) -> mx.array:
 
 def _attended(case, backend, q, keys, values, mask) -> tuple[mx.array, mx.array]:
     """Attention over dense rows, or over packed ones where the cache hands those out."""
+    request = _request(case, q, keys, values, mask)
+    chosen = composed if backend.refuses(request) else backend
+    return chosen.attention(request)[:2]
+
+
+def _request(case, q, keys, values, mask) -> AttentionRequest:
     options = {"scale": case.fields["scale"], "mask": mask}
     if isinstance(keys, tuple):
         names = {"bits": "kv_bits", "v_bits": "v_bits", "group_size": "kv_group_size"}
         options |= {name: case.fields[field] for name, field in names.items()} | {"packed": True}
-    request = validate.attention_request(q, keys, values, **options)
-    chosen = composed if backend.refuses(request) else backend
-    return chosen.attention(request)[:2]
+    return validate.attention_request(q, keys, values, **options)
 
 
 def _recorded_at(recorded: mx.array, positions: mx.array) -> mx.array:
