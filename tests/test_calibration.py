@@ -292,6 +292,7 @@ def demo_profile(tmp_path_factory):
     return str(file)
 
 
+@pytest.mark.exhaustive
 def test_commands_take_the_profile(demo_profile, tmp_path, capsys):
     prompt = ["--model", "demo", "--prompt", mlx_h2o.demo.text()[:600], "--profile", demo_profile]
     assert cli.main(["generate", *prompt, "--max-kv-size", "30", "-m", "3"]) == 0

@@ -20,7 +20,7 @@ SLACK = 256 * 1024
 
 
 @pytest.mark.slow
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(
     ("policy", "evicts"),
     [("h2o", False), ("h2o", True), ("window", False), ("window", True), ("keydiff", True)],
@@ -54,7 +54,7 @@ def test_memory_is_flat_but_for_nbytes(policy, evicts, capsys, tmp_path):
         )
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("policy", ["h2o", "keydiff"])
 @pytest.mark.parametrize("light_bits", [None, 4])
 @pytest.mark.parametrize("evicts", [True, False])

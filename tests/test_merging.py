@@ -87,6 +87,7 @@ def test_no_token_of_a_batch_is_lost(shared_heads):
         check_counts(course)
 
 
+@pytest.mark.matrix(5)
 @pytest.mark.parametrize("speculative", [0, 3])
 @pytest.mark.parametrize("column", COLUMNS)
 def test_sinks_and_the_recent_window_are_as_they_came(column, speculative):
@@ -247,7 +248,7 @@ def test_a_model_is_the_same_on_every_back_end(kv_bits):
 # Batches, drafts, files
 
 
-@pytest.mark.matrix(7)
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("evict_every", [1, 4, 8])
 @pytest.mark.parametrize("column", ["dense", "8 bits"])
 @pytest.mark.parametrize("step", [1, 7, 64])
@@ -291,6 +292,7 @@ def test_rejected_drafts_leave_merged_rows_as_they_are(column):
     assert merged > 4
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("how", ["copy", "state", "file"])
 @pytest.mark.parametrize("column", ["dense", "4 bits"])
 @pytest.mark.parametrize("tokens", [5, 40])

@@ -31,7 +31,7 @@ def run(target: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.matrix(1)
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not TARGETS, reason="the native back end has no lower SIMD target here")
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_lower_target_equals_the_reference(target):

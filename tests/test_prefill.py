@@ -189,6 +189,7 @@ def test_the_native_one_is_the_definition(kind, dtype, heads, length, keys, size
     np.testing.assert_allclose(found[0], np.array(expected), rtol=5e-5, atol=5e-6)
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("kind", prefill.KINDS)
 def test_memory_stays_below_one_matrix_of_queries_by_keys(kind: str) -> None:
     """That of one head: all heads together would be eight times as much."""

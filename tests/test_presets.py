@@ -74,6 +74,7 @@ def flags(tmp_path):
     return ["evaluate", "--model", "demo", "--text", str(file), "--documents", "1"]
 
 
+@pytest.mark.exhaustive
 def test_a_preset_and_more(flags, capsys):
     more = ("--length", "44", "--prompt", "30", "--strategies", "merge:16")
     assert cli.main([*flags, "--preset", "table3", *more]) == 0
