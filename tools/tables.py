@@ -173,6 +173,24 @@ def quality(result: dict[str, Any]) -> str:
     return f"{table}\n\n{said}."
 
 
+def long_text(result: dict[str, Any]) -> str:
+    """The loss of each part of a long text, and what the caches hold at its end."""
+    rows = []
+    for run in result["runs"]:
+        points = run["points"]
+        name = re.sub("(bytes=|profile).*?(:|$)", r"\1\2", run["strategy"]).replace("bytes=", "")
+        name = re.sub("::+", ":", name)
+        losses = [f"{points[at]['loss']:.2f}" for at in (0, 1, 3, 6, -1)]
+        nbytes = {point["bytes"] for point in points}
+        last = points[-1]
+        held = f"{min(nbytes):,}" if len(nbytes) == 1 else f"{min(nbytes):,} to {max(nbytes):,}"
+        longest = "-" if not last["longest_key"] else f"{last['longest_key']:.0f}"
+        bias = "-" if not last["greatest_bias"] else f"{last['greatest_bias']:.1f}"
+        rows.append([f"{run['model']}: {name}", *losses, held, longest, bias])
+    ends = [f"to {result['runs'][0]['points'][at]['tokens']:,}" for at in (0, 1, 3, 6, -1)]
+    return _markdown(["cache", *ends, "bytes", "longest key", "greatest bias"], rows)
+
+
 BITS = {3: 5, 10: 4, 40: 4}
 """Of merged rows, where a cache holds one part in so many of the full one's bytes."""
 
@@ -227,6 +245,7 @@ TABLES: dict[str, tuple[str | tuple[str, ...], Callable[..., str]]] = {
     "precision": ("mixed_precision.json", precision),
     "quality by bytes": ("quality_demo.json", quality),
     "quality by bytes of a second model": ("quality_llama.json", quality),
+    "long text": ("long_text.json", long_text),
     "decode step": ("decode_step.json", decode_step),
     "host time": ("host_time.json", host_time),
 }
