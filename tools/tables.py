@@ -179,7 +179,7 @@ def long_text(result: dict[str, Any]) -> str:
     for run in result["runs"]:
         points = run["points"]
         name = re.sub("(bytes=|profile).*?(:|$)", r"\1\2", run["strategy"]).replace("bytes=", "")
-        name = re.sub("::+", ":", name)
+        name = re.sub("::+", ":", name).strip(":")
         losses = [f"{points[at]['loss']:.2f}" for at in (0, 1, 3, 6, -1)]
         nbytes = {point["bytes"] for point in points}
         last = points[-1]
