@@ -100,7 +100,7 @@ def one_line(capsys):
         (("--strategies", "best"), "'best' is unknown, expected one of: full"),
         (("--strategies", "keydiff:bytes=10"), "bytes is 10, expected at least"),
         (("--strategies", "keydiff:32", "--kv-bits", "4"), "--strategies with --kv-bits"),
-        (("--sink-size", "999"), "sink_size"),
+        (("--sink-size", "999"), "--sink-size is 999"),
         (("--policies", "best"), "invalid choice"),
         (("--max-kv-size", "48", "--budgets", "/no/such/file"), "/no/such/file"),
         (("--length", "5"), "length is 5"),

@@ -78,15 +78,15 @@ def test_help_says_what_quantized_kv_start_does_here(capsys):
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        ("--max-kv-size 4", "sink_size is 4, expected fewer than max_kv_size = 4"),
-        ("--max-kv-size 64 --heavy-size 64", "at most max_kv_size = 64"),
-        ("--kv-bits 7", "kv_bits is 7, expected one of"),
+        ("--max-kv-size 4", "--sink-size is 4, expected fewer than --max-kv-size = 4"),
+        ("--max-kv-size 64 --heavy-size 64", "at most --max-kv-size = 64"),
+        ("--kv-bits 7", "--kv-bits is 7, expected one of"),
         ("--kv-bits 8 --quantized-kv-start 9", "--quantized-kv-start must be 0"),
         ("--image x.png", "--image is not available in this version"),
-        ("--draft-model demo --max-kv-size 8", "at least sink_size + speculative + 2 = 9 rows"),
-        ("--sparse-v 1e-6", "sparse_v is 1e-06 and kv_bits is None"),
+        ("--draft-model demo --max-kv-size 8", "at least --sink-size + speculative + 2 = 9 rows"),
+        ("--sparse-v 1e-6", "--sparse-v is 1e-06 and --kv-bits is None"),
         ("--max-kv-size many", "invalid"),
-        ("--max-kv-size none --kv-bits 8 --light-bits 4", "and max_kv_size None"),
+        ("--max-kv-size none --kv-bits 8 --light-bits 4", "and --max-kv-size None"),
         ("--policy lru", "invalid choice: 'lru'"),
     ],
 )

@@ -150,7 +150,7 @@ def test_the_command_says_what_it_picked(capsys):
     ("flags", "said"),
     [
         (["--max-kv-bytes", "many"], "'many' is no number of bytes, expected one"),
-        (["--max-kv-bytes", "9"], "max_kv_bytes is 9, expected at least"),
+        (["--max-kv-bytes", "9"], "--max-kv-bytes is 9, expected at least"),
         (["--max-kv-bytes", "1MB", "--max-kv-size", "64"], "--max-kv-bytes with --max-kv-size"),
     ],
 )

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 from .. import demo, policies
 from ..lm.calibration import SHORTEST, calibrate
 from ..lm.generate import load
+from .options import OneLineParser
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -48,7 +49,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="mlx_h2o calibrate",
         description="Measure what each layer of a model loses when it alone keeps few rows, so "
         "that --profile gives the rows to the layers that need them. Minutes, for a small model; "

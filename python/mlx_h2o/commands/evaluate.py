@@ -59,6 +59,8 @@ def run(arguments: Sequence[str]) -> int:
     parser = _parser()
     args = parser.parse_args(arguments)
     try:
+        if args.json is not None:
+            args.json.open("a").close()  # said before the work, not after it
         strategies = _strategies(parser, args)
         settings = _settings(args)
         texts = [_text(name) for name in args.text]
@@ -211,9 +213,9 @@ def _strategies(parser: argparse.ArgumentParser, args: argparse.Namespace) -> li
 def _text(name: str) -> tuple[str, str]:
     if name == EMBEDDED:
         return name, demo.text()
-    if name == "-":
-        return "standard input", sys.stdin.read()
     try:
+        if name == "-":
+            return "standard input", sys.stdin.buffer.read().decode("utf-8")
         return Path(name).name, Path(name).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"--text: {name}: {error}") from error

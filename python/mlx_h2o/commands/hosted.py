@@ -16,7 +16,8 @@ from ..lm.hosting import Host, hosting
 from ..lm.prompt_cache import evicting_caches
 from ..lm.replacements import PATCHES, Target, always
 from ..lm.saving import load_prompt_cache, save_prompt_cache
-from .options import add_cache_flags, settings_of
+from ..lm.serving import SEEDS
+from .options import OneLineParser, add_cache_flags, in_flags, settings_of
 
 
 def run(command: str, arguments: Sequence[str]) -> int:
@@ -25,6 +26,8 @@ def run(command: str, arguments: Sequence[str]) -> int:
     args, others = parser.parse_known_args(arguments)
     if getattr(args, "image", None):
         parser.error("--image is not available in this version")
+    if getattr(args, "seed", None) is not None:
+        others += ["--seed", str(args.seed)]
     if args.model is not None:
         others += ["--model", args.model]
     drafted = 0
@@ -50,15 +53,22 @@ def run(command: str, arguments: Sequence[str]) -> int:
             with PATCHES.replaced(targets):
                 module.main()
     except (OSError, ValueError) as error:  # such as a model or a file that cannot be served
-        print(f"mlx_h2o {command}: {error}", file=sys.stderr)
+        print(f"mlx_h2o {command}: {in_flags(str(error))}", file=sys.stderr)
         return 2
     finally:
         sys.argv = before
     return 0
 
 
+def _seed(text: str) -> int:
+    seed = int(text)
+    if not 0 <= seed < SEEDS:
+        raise argparse.ArgumentTypeError(f"{seed} is no seed, expected 0 to 2^64 - 1")
+    return seed
+
+
 def _parser(command: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog=f"mlx_h2o {command}",
         description=f"mlx_lm's {command} with KV caches that evict rows. --model demo is a small "
         "model that comes with the package.",
@@ -69,6 +79,8 @@ def _parser(command: str) -> argparse.ArgumentParser:
     add_cache_flags(parser)
     if command == "generate":
         parser.add_argument("--image", nargs="+", help="not available in this version")
+    if command in ("generate", "chat"):
+        parser.add_argument("--seed", type=_seed, help="of the random numbers (default: mlx_lm's)")
     drafts = parser.add_argument_group("speculative decoding (generate and server)")
     drafts.add_argument("--draft-model", help="a model that proposes tokens")
     drafts.add_argument(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn
 
@@ -18,8 +19,16 @@ class OneLineParser(argparse.ArgumentParser):
     """Tells a mistake in one line, and ends with 2."""
 
     def error(self, message: str) -> NoReturn:
-        line = " ".join(message.split())
-        self.exit(2, f"{self.prog}: error: {line}\n")
+        self.exit(2, f"{self.prog}: error: {in_flags(message)} (--help says what there is)\n")
+
+
+def in_flags(message: str) -> str:
+    """What Python says of a setting, in one line and in the names that are typed."""
+    line = re.sub(r"^\[\w+\] ", "", " ".join(message.split()))
+    for name in _FLAGS:
+        word = rf"(?<![-\w=]){name}\b" if "_" in name else rf"^{name}(?= is )"
+        line = re.sub(word, f"--{name.replace('_', '-')}", line)
+    return line
 
 
 def _rows(text: str) -> int | None:

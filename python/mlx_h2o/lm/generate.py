@@ -25,6 +25,9 @@ from .routing import routing, routing_for
 
 __all__ = ["batch_generate", "generate", "load", "make_prompt_cache", "stream_generate", "summary"]
 
+_NO_LIMIT = int(1e30)
+"""Of the tokens in a text, as transformers writes it."""
+
 _BY_MODEL = ("budgets", "profile", "max_kv_bytes")
 """What a draft model, whose layers are others, does not get."""
 
@@ -47,6 +50,8 @@ def load(path_or_hf_repo: str, *args: Any, **kwargs: Any) -> Any:
             f'on the hub, or "{DEMO}".'
         )
     loaded = mlx_lm.load(path_or_hf_repo, *args, **kwargs)
+    # Or transformers warns of every longer text, which a bounded cache is for.
+    getattr(loaded[1], "_tokenizer", loaded[1]).model_max_length = _NO_LIMIT
     if mx.default_device().type == mx.DeviceType.cpu:
         loaded[0].update(tree_map(_upcast, loaded[0].parameters()))
     return loaded

@@ -22,6 +22,7 @@ from .profile import Profile
 from .prompt_cache import evicting_caches, fit_bytes, make_prompt_cache
 from .replacements import PATCHES, Target, always
 from .routing import gains_by_routing, routing
+from .serving import server_targets
 
 _MODULES = ("generate", "chat", "server", "cache_prompt", "benchmark")
 
@@ -53,7 +54,7 @@ def hosting(
         targets += [
             _target("models.cache", "can_trim_prompt_cache", _trimmable_at_will),
             _target("generate", "trim_prompt_cache", _trimming),
-            *_server_targets(config.speculative),
+            *server_targets(config.speculative),
         ]
         with PATCHES.replaced(targets):
             yield host
@@ -122,39 +123,6 @@ class Host:
                 self._stack.enter_context(routing(model))
                 self._routed = [known for known in self._routed if known() is not None]
                 self._routed.append(weakref.ref(model))
-
-
-def _server_targets(speculative: int) -> list[Target]:
-    """What keeps a server's requests within what its caches can do."""
-
-    def drafting(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def stream_generate(*args: Any, **kwargs: Any) -> Any:
-            if kwargs.get("draft_model") is not None:
-                kwargs["num_draft_tokens"] = min(kwargs["num_draft_tokens"], speculative)
-            return original(*args, **kwargs)
-
-        return stream_generate
-
-    def providing(original: type[Any]) -> type[Any]:
-        class ModelProvider(original):  # type: ignore[misc]
-            def load(self, *args: Any, **kwargs: Any) -> Any:
-                loaded = super().load(*args, **kwargs)
-                if self.draft_model is not None and speculative == 0:
-                    self.reset()
-                    raise ValueError(
-                        "[server] the request names a draft model, whose rejected tokens the "
-                        "caches of this server cannot take back: expected --draft-model when it "
-                        "was started."
-                    )
-                return loaded
-
-        return ModelProvider
-
-    return [
-        _target("server", "stream_generate", drafting),
-        _target("server", "ModelProvider", providing),
-    ]
 
 
 def _target(module: str, name: str, wrap: Callable[[Any], Any]) -> Target:

@@ -1,0 +1,204 @@
+"""mlx_lm's server: a request is checked before generation sees it, and one that fails there ends
+alone."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import logging
+import math
+import sys
+import weakref
+from collections.abc import Callable, Mapping
+from queue import Queue
+from typing import Any
+
+from .replacements import Target
+
+__all__ = ["SEEDS", "check_request", "server_targets"]
+
+SEEDS = 2**64
+"""How many there are, from 0 on."""
+
+
+def server_targets(speculative: int) -> list[Target]:
+    """What is replaced in mlx_lm's server, whose caches take back at most so many draft tokens."""
+    module = importlib.import_module("mlx_lm.server")
+    handler = _handler(module.APIHandler)
+    wraps: dict[str, Callable[[Any], Any]] = {
+        "stream_generate": lambda original: _drafting(original, speculative),
+        "ModelProvider": lambda original: _providing(original, speculative),
+        "ResponseGenerator": _surviving,
+        "_run_http_server": lambda run: functools.partial(run, handler_class=handler),
+    }
+    return [Target(vars(module), name, wrap) for name, wrap in wraps.items()]
+
+
+def check_request(body: Mapping[str, Any], *, chat: bool) -> None:
+    """Raises ValueError, in a sentence for the client, for a body that generation cannot take.
+
+    Args:
+        body: of a request for completions, parsed.
+        chat: whether it asks for those of a chat.
+    """
+    if chat:
+        _check_messages(body.get("messages"))
+    elif not isinstance(body.get("prompt"), str) or not body["prompt"]:
+        raise _wrong(body, "prompt", "a text that is not empty")
+    stop = body.get("stop") or []
+    words = [stop] if isinstance(stop, str) else stop
+    if not isinstance(words, list) or not all(isinstance(word, str) and word for word in words):
+        raise _wrong(body, "stop", "a text or a list of texts, none of them empty")
+    seed = body.get("seed")
+    if seed is not None and (type(seed) is not int or not 0 <= seed < SEEDS):
+        raise _wrong(body, "seed", "a whole number from 0 to 2^64 - 1")
+    for name, kind, expected in (
+        ("stream_options", dict, "an object"),
+        ("chat_template_kwargs", dict, "an object"),
+        ("role_mapping", dict, "an object"),
+        ("tools", list, "a list"),
+        ("draft_model", str, "a text"),
+    ):
+        if body.get(name) is not None and not isinstance(body[name], kind):
+            raise _wrong(body, name, expected)
+    for name, value in body.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise _wrong(body, name, "a finite number")
+
+
+def _check_messages(messages: Any) -> None:
+    if not isinstance(messages, list) or not messages:
+        raise _wrong({"messages": messages}, "messages", "a list that is not empty")
+    for index, message in enumerate(messages):
+        fits = isinstance(message, dict) and isinstance(message.get("role"), str)
+        content = message.get("content") if fits else None
+        parts = content if isinstance(content, list) else []
+        fits = fits and isinstance(content, str | list | None)
+        if not fits or not all(isinstance(part, dict) for part in parts):
+            raise ValueError(
+                f"messages[{index}] is {_said(message)}, expected an object with a role and a "
+                "content, each a text."
+            )
+
+
+def _wrong(body: Mapping[str, Any], name: str, expected: str) -> ValueError:
+    return ValueError(f"{name} is {_said(body.get(name))}, expected {expected}.")
+
+
+def _said(value: Any) -> str:
+    """A value as JSON, cut where it is long."""
+    text = "missing" if value is None else json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _handler(original: type[Any]) -> type[Any]:
+    class APIHandler(original):  # type: ignore[misc]
+        generating = False
+
+        def parse_request(self) -> bool:
+            fits = bool(super().parse_request())
+            if fits and (length := self.headers.get("Content-Length", "")).startswith("-"):
+                self.refuse(f"Content-Length is {length}, expected 0 or more.")
+                return False
+            return fits
+
+        def handle_one_request(self) -> None:
+            try:
+                super().handle_one_request()
+            except UnicodeDecodeError:
+                self.refuse("the body is not UTF-8, expected JSON.")
+
+        def refuse(self, message: str) -> None:
+            self._set_completion_headers(400)
+            self.end_headers()
+            self.wfile.write(json.dumps({"error": message}).encode())
+            self.close_connection = True
+
+        def validate_model_parameters(self) -> None:
+            super().validate_model_parameters()
+            check_request(self.body, chat=self.path.endswith("/chat/completions"))
+
+        def handle_completion(self, *args: Any) -> None:
+            self.generating = True
+            try:
+                super().handle_completion(*args)
+            finally:
+                self.generating = False
+
+        def _set_completion_headers(self, status_code: int = 200) -> None:
+            error = sys.exc_info()[1]
+            if self.generating and status_code == 404 and not isinstance(error, OSError):
+                # Found it is: what it asks for is wrong, or we are.
+                status_code = 400 if isinstance(error, ValueError) else 500
+            super()._set_completion_headers(status_code)
+
+    return APIHandler
+
+
+def _surviving(original: type[Any]) -> type[Any]:
+    """Its thread goes on behind an error; the requests that it had taken fail."""
+
+    class ResponseGenerator(original):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            self._taken: weakref.WeakSet[Queue[Any]] = weakref.WeakSet()
+            super().__init__(*args, **kwargs)  # which starts the thread
+
+        def _next_request(self, timeout: float | None = None) -> Any:
+            request = super()._next_request(timeout)
+            if request is not None:
+                self._taken.add(request[0])
+            return request
+
+        def _tokenize(self, tokenizer: Any, request: Any, args: Any) -> Any:
+            found = super()._tokenize(tokenizer, request, args)
+            if not found[0]:
+                raise ValueError("the prompt has no tokens, expected at least one.")
+            if biased := args.logits.logit_bias:
+                size = max(tokenizer.vocab_size, len(tokenizer.get_vocab()))
+                if wrong := [token for token in biased if not 0 <= token < size]:
+                    raise ValueError(
+                        f"logit_bias names the token {wrong[0]}, expected one from 0 to {size - 1}."
+                    )
+            return found
+
+        def _run_generate(self) -> None:
+            while True:
+                self._taken.clear()
+                try:
+                    self._generate()
+                    return
+                except Exception as error:
+                    logging.exception("mlx_h2o server: generation failed")
+                    if not self._taken:  # it cannot even begin
+                        self._generation_failed = True
+                        return
+                    for waiting in list(self._taken):
+                        waiting.put(RuntimeError(f"generation failed: {error}"))
+
+    return ResponseGenerator
+
+
+def _drafting(original: Callable[..., Any], speculative: int) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def stream_generate(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("draft_model") is not None:
+            kwargs["num_draft_tokens"] = min(kwargs["num_draft_tokens"], speculative)
+        return original(*args, **kwargs)
+
+    return stream_generate
+
+
+def _providing(original: type[Any], speculative: int) -> type[Any]:
+    class ModelProvider(original):  # type: ignore[misc]
+        def load(self, *args: Any, **kwargs: Any) -> Any:
+            loaded = super().load(*args, **kwargs)
+            if self.draft_model is not None and speculative == 0:
+                self.reset()
+                raise ValueError(
+                    "[server] the request names a draft model, whose rejected tokens the caches "
+                    "of this server cannot take back: expected --draft-model when it was started."
+                )
+            return loaded
+
+    return ModelProvider

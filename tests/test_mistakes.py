@@ -1,0 +1,57 @@
+"""What is wrong on the command line is told in one line, in the names that were typed."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from mlx_h2o import cli
+
+GENERATE = ("generate", "--model", "demo", "--prompt", "a")
+EVALUATE = ("evaluate", "--model", "demo")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((*GENERATE, "--max-kv-size", "-5"), "--max-kv-size is -5, expected"),
+        ((*GENERATE, "--max-kv-size", "64", "--kv-bits", "7"), "--kv-bits"),
+        ((*GENERATE, "--max-kv-size", "8", "--light-bits", "4"), "--light-bits is 4 and --kv-bits"),
+        ((*GENERATE, "--seed", "-1"), "argument --seed: -1 is no seed, expected 0 to 2^64 - 1"),
+        ((*GENERATE, "--seed", str(2**64)), "is no seed"),
+        (("chat", "--model", "demo", "--seed", "x"), "argument --seed: invalid"),
+        ((*EVALUATE, "--json", "/no/such/folder/file"), "/no/such/folder/file"),
+        (("evaluate", "--model", "/no/such/folder"), "/no/such/folder is not a directory"),
+        (("calibrate", "--model", "demo"), "the following arguments are required: --output"),
+    ],
+)
+def test_a_mistake_is_a_line(arguments, message, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"mlx_h2o {arguments[0]}: error: ") and said.count("\n") == 1
+    assert message in said and "[H2OConfig]" not in said and "usage" not in said
+
+
+def test_an_empty_model_folder(tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(("evaluate", "--model", str(tmp_path)))
+    assert ended.value.code == 2 and capsys.readouterr().err.count("\n") == 1
+
+
+def test_standard_input_that_is_no_text(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe text")))
+    with pytest.raises(SystemExit) as ended:
+        cli.main((*EVALUATE, "--text", "-"))
+    assert ended.value.code == 2
+    assert "--text: -: 'utf-8' codec can't decode" in capsys.readouterr().err
+
+
+def test_a_long_text_is_read_without_a_warning(capfd):
+    import mlx_h2o
+
+    tokenizer = mlx_h2o.load("demo")[1]
+    assert len(tokenizer.encode("a word and another " * 2000)) > 4096
+    assert "maximum" not in capfd.readouterr().err
