@@ -95,6 +95,7 @@ def test_documents_repeat_what_the_first_half_says():
     planted_documents(tokenizer, words(480), 640, 2)
 
 
+@pytest.mark.exhaustive
 def test_what_is_measured_is_what_the_layer_alone_loses(model, whole):
     """A run of its own, token by token of the definition: expected losses, half by half."""
     profile, _ = whole
@@ -205,6 +206,7 @@ def test_a_model_whose_attention_is_not_called_needs_a_policy_without_scores():
         calibrate(tiny.build("gemma2"), tiny_tokenizer(), TEXT, **GIVEN | {"policy": "merge"})
 
 
+@pytest.mark.exhaustive
 def test_latent_attention_is_measured(monkeypatch):
     monkeypatch.setattr(calibration, "PARTS", (8,))
     model = tiny.build("deepseek_v3", num_hidden_layers=2)

@@ -83,6 +83,7 @@ def check(kernel: str, launched: list[Launched]) -> None:
         )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kernel", sorted(KERNELS))
 def test_every_kernel_has_a_case_with_each_flag_on_and_off(kernel: str, launched) -> None:
     check(kernel, launched[kernel])

@@ -83,6 +83,7 @@ def serving(folder: Path, flags: str) -> Iterator[Server]:
     assert "Traceback" not in server.log.read_text()
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize(
     "flags",
     [
@@ -109,6 +110,7 @@ def test_it_answers_with_a_budget_for_each_layer(tmp_path):
         assert server.ask(TEXT + TEXT)["usage"]["completion_tokens"] == 12
 
 
+@pytest.mark.exhaustive
 def test_more_draft_tokens_than_the_flag_are_as_many_as_the_flag(tmp_path):
     """On a cache that has evicted, and on one that goes on from there."""
     with serving(tmp_path, "--draft-model demo --num-draft-tokens 2") as server:
