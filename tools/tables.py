@@ -143,7 +143,7 @@ def host_time(result: dict[str, Any]) -> str:
 def quality(result: dict[str, Any]) -> str:
     """Strategies by their bytes: what is lost of what the window of those bytes loses, and recall;
     as `mlx_h2o evaluate --output` wrote them."""
-    values = {(one["strategy"], one["measure"]): one["value"] for one in result["summary"]}
+    values = _measured(result)
     arms = result["strategies"]
     whole = next(arm["bytes"] for arm in arms if arm["name"] == "full")
     full = values["full", "loss"]
@@ -158,7 +158,7 @@ def quality(result: dict[str, Any]) -> str:
         recall = [values[name, f"recall by reading {how}"] for how in ("token", "chunk")]
         rows.append(
             [
-                re.sub("profile=.*", "profile", name),
+                _called(name),
                 f"{arm['bytes']:,}",
                 f"1/{whole / arm['bytes']:.0f}",
                 f"{lost:+.3f}",
@@ -173,20 +173,29 @@ def quality(result: dict[str, Any]) -> str:
     return f"{table}\n\n{said}."
 
 
+def _called(strategy: str) -> str:
+    """A strategy without its bytes, which have a column, and without the file of a profile."""
+    parts = (part for part in strategy.split(":") if not part.startswith("bytes="))
+    return ":".join(re.sub("^profile=.*", "profile", part) for part in parts)
+
+
+def _measured(result: dict[str, Any]) -> dict[tuple[str, str], float]:
+    """What a run of evaluate found, by strategy and measure."""
+    return {(one["strategy"], one["measure"]): one["value"] for one in result["summary"]}
+
+
 def long_text(result: dict[str, Any]) -> str:
     """The loss of each part of a long text, and what the caches hold at its end."""
     rows = []
     for run in result["runs"]:
         points = run["points"]
-        name = re.sub("(bytes=|profile).*?(:|$)", r"\1\2", run["strategy"]).replace("bytes=", "")
-        name = re.sub("::+", ":", name).strip(":")
         losses = [f"{points[at]['loss']:.2f}" for at in (0, 1, 3, 6, -1)]
         nbytes = {point["bytes"] for point in points}
         last = points[-1]
         held = f"{min(nbytes):,}" if len(nbytes) == 1 else f"{min(nbytes):,} to {max(nbytes):,}"
         longest = "-" if not last["longest_key"] else f"{last['longest_key']:.0f}"
         bias = "-" if not last["greatest_bias"] else f"{last['greatest_bias']:.1f}"
-        rows.append([f"{run['model']}: {name}", *losses, held, longest, bias])
+        rows.append([f"{run['model']}: {_called(run['strategy'])}", *losses, held, longest, bias])
     ends = [f"to {result['runs'][0]['points'][at]['tokens']:,}" for at in (0, 1, 3, 6, -1)]
     return _markdown(["cache", *ends, "bytes", "longest key", "greatest bias"], rows)
 
@@ -203,7 +212,7 @@ def front(*results: dict[str, Any]) -> str:
         rows.append(["", f"merged rows, {bits} bits"])
         rows.append(["", f"merged rows, {bits} bits, by layer"])
     for result in results:
-        values = {(one["strategy"], one["measure"]): one["value"] for one in result["summary"]}
+        values = _measured(result)
         full = values["full", "loss"]
         names = ["full", "kv4"]
         for part, bits in BITS.items():

@@ -161,11 +161,17 @@ def fit_bytes(
 
     least = least_rows(settings)
     bits = settings.get("kv_bits")
-    merges = merges and measured(measuring(bits or PACKED_BITS), least + 64) < math.inf
+
+    def packs() -> bool:
+        return measured(measuring(bits or PACKED_BITS), least + 64) < math.inf
+
+    served = packs()
+    if merges and not served:
+        merges = False
+        served = packs()
     if "kv_bits" not in settings:
         context = context_length(model)
-        packs = measured(measuring(PACKED_BITS), least + 64) < math.inf
-        bits = PACKED_BITS if packs else None
+        bits = PACKED_BITS if served else None
         rows = {None: context or 0} | dict.fromkeys(MORE_BITS, int((context or 0) * MOST_OF_IT))
         fitting = (bits for bits, most in rows.items() if measured(measuring(bits), most) <= limit)
         bits = next(fitting, bits) if context else bits

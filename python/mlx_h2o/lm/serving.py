@@ -43,7 +43,7 @@ def check_request(body: Mapping[str, Any], *, chat: bool) -> None:
         chat: whether it asks for those of a chat.
     """
     if chat:
-        _check_messages(body.get("messages"))
+        _check_messages(body)
     elif not isinstance(body.get("prompt"), str) or not body["prompt"]:
         raise _wrong(body, "prompt", "a text that is not empty")
     stop = body.get("stop") or []
@@ -67,9 +67,10 @@ def check_request(body: Mapping[str, Any], *, chat: bool) -> None:
             raise _wrong(body, name, "a finite number")
 
 
-def _check_messages(messages: Any) -> None:
+def _check_messages(body: Mapping[str, Any]) -> None:
+    messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise _wrong({"messages": messages}, "messages", "a list that is not empty")
+        raise _wrong(body, "messages", "a list that is not empty")
     for index, message in enumerate(messages):
         fits = isinstance(message, dict) and isinstance(message.get("role"), str)
         content = message.get("content") if fits else None
