@@ -37,12 +37,9 @@ inline void h2o_load(P row, int64_t stride, thread float* values) {
   }
 }
 
-// E elements, from `first` on, of a row that mx.quantize packed: a stream of
-// BITS per element, the lowest first, in words of 32, where each GROUP elements
-// have a scale and a bias.  Nothing but registers holds the result.
-template <int E, int BITS, int GROUP, typename W, typename S, typename B>
-inline void h2o_load_quantized(W words, int64_t word_stride, S scales, int64_t scale_stride,
-                               B biases, int64_t bias_stride, int first, thread float* values) {
+// E fields of BITS, from number `first` on, of a stream in words of 32, the lowest bit first.
+template <int E, int BITS, typename W>
+inline void h2o_load_fields(W words, int64_t word_stride, int first, thread uint32_t* fields) {
   constexpr int LENGTH = E * BITS;
   constexpr int WORDS = (LENGTH + 31) / 32;
   // Whether the lanes' parts begin and end anywhere within words.
@@ -64,6 +61,24 @@ inline void h2o_load_quantized(W words, int64_t word_stride, S scales, int64_t s
       part[k] = (part[k] >> shift) | ((part[k + 1] << 1) << (31 - shift));
     }
   }
+  for (int j = 0; j < E; j++) {
+    const int k = j * BITS / 32;
+    const int offset = j * BITS % 32;
+    uint32_t bits = part[k] >> offset;
+    if (offset + BITS > 32) {
+      bits |= part[k + 1] << (32 - offset);
+    }
+    fields[j] = bits & ((1u << BITS) - 1u);
+  }
+}
+
+// E elements, from `first` on, of a row that mx.quantize packed: fields of BITS, where each GROUP
+// elements have a scale and a bias.  Nothing but registers holds the result.
+template <int E, int BITS, int GROUP, typename W, typename S, typename B>
+inline void h2o_load_quantized(W words, int64_t word_stride, S scales, int64_t scale_stride,
+                               B biases, int64_t bias_stride, int first, thread float* values) {
+  uint32_t fields[E];
+  h2o_load_fields<E, BITS>(words, word_stride, first, fields);
   // E is below GROUP, so that a lane meets two groups at most.
   const int near_group = first / GROUP;
   const int near_count = (near_group + 1) * GROUP - first;
@@ -73,15 +88,20 @@ inline void h2o_load_quantized(W words, int64_t word_stride, S scales, int64_t s
   const float far_scale = static_cast<float>(scales[far_group * scale_stride]);
   const float far_bias = static_cast<float>(biases[far_group * bias_stride]);
   for (int j = 0; j < E; j++) {
-    const int k = j * BITS / 32;
-    const int offset = j * BITS % 32;
-    uint32_t bits = part[k] >> offset;
-    if (offset + BITS > 32) {
-      bits |= part[k + 1] << (32 - offset);
-    }
-    const float element = static_cast<float>(bits & ((1u << BITS) - 1u));
+    const float element = static_cast<float>(fields[j]);
     const bool is_near = GROUP % E == 0 || j < near_count;
     values[j] = (is_near ? near_scale : far_scale) * element + (is_near ? near_bias : far_bias);
+  }
+}
+
+// The same of codes of a rotated row, which stand for levels of its norm: in the basis of the codes.
+template <int E, int BITS, typename W, typename L>
+inline void h2o_load_codes(W words, int64_t word_stride, L levels, float norm, int first,
+                           thread float* values) {
+  uint32_t fields[E];
+  h2o_load_fields<E, BITS>(words, word_stride, first, fields);
+  for (int j = 0; j < E; j++) {
+    values[j] = norm * levels[fields[j]];
   }
 }
 

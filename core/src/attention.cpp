@@ -29,13 +29,14 @@ std::vector<mx::array> attend(const char* operation, const mx::array& queries, c
   const mx::Stream stream = cpu_stream(operation, s);
   kernels::simd_target();  // refuses a wrong MLX_H2O_SIMD here, not inside the stream
 
-  const bool packed = keys.size() == 3;
   AttentionSettings settings{};
+  settings.key_arrays = static_cast<int>(keys.size());
+  settings.value_arrays = static_cast<int>(values.size());
   settings.scale = options.scale;
   settings.sparse_threshold = options.sparse_threshold;
-  settings.bits = packed ? options.bits : 0;
-  settings.value_bits = packed ? options.value_bits : 0;
-  settings.group_size = packed ? options.group_size : 0;
+  settings.bits = keys.size() > 1 ? options.bits : 0;
+  settings.value_bits = values.size() > 1 ? options.value_bits : 0;
+  settings.group_size = keys.size() == 3 || values.size() == 3 ? options.group_size : 0;
   settings.causal = options.causal;
   settings.has_mask = options.mask.has_value();
   settings.has_sinks = options.sinks.has_value();
@@ -83,7 +84,7 @@ std::vector<mx::array> attention(const mx::array& queries, const std::vector<mx:
                                  const AttentionOptions& options, mx::StreamOrDevice s) {
   const char* operation = options.importance.has_value() ? kAndAccumulate
                           : options.probes.has_value()   ? kWithProbes
-                          : keys.size() == 3             ? kQuantized
+                          : values.size() > 1            ? kQuantized
                                                          : kWithScores;
   return attend(operation, queries, keys, values, options, s);
 }

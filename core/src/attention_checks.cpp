@@ -6,6 +6,7 @@
 
 #include "accumulation_checks.h"
 #include "checks.h"
+#include "turbo_kernel.h"
 
 namespace mx = mlx::core;
 
@@ -52,6 +53,30 @@ void check_dense(const char* operation, const char* name, const mx::array& rows,
                  const char* layout) {
   check_dimensions(operation, name, rows, 4, layout);
   check_not_empty(operation, name, rows, layout);
+}
+
+void check_codes(const char* operation, const char* name, const Rows& rows, int bits) {
+  if (bits != 2 && bits != 3 && bits != 4) {
+    fail(operation, "bits of the ", name, " are ", bits, ", expected 2, 3 or 4 of codes.");
+  }
+  for (const mx::array& part : rows) {
+    check_dimensions(operation, name, part, 4, "[B, Hkv, N, ...]");
+    check_not_empty(operation, name, part, "[B, Hkv, N, ...]");
+  }
+  const mx::array &words = rows[0], &norms = rows[1];
+  if (words.dtype() != mx::uint32) {
+    fail(operation, "words of the ", name, " are ", to_text(words.dtype()), ", expected uint32.");
+  }
+  const mx::Shape shape = shape_of_rows(rows, bits);
+  if (words.shape(3) * 32 % bits != 0 || !kernels::has_codebook(shape[3])) {
+    fail(operation, name, " have ", words.shape(3), " words per row of ", bits,
+         " bits, expected those of a power of two of elements from 32 to 1024.");
+  }
+  const mx::Shape expected{shape[0], shape[1], shape[2], 1};
+  if (norms.shape() != expected || norms.dtype() != mx::float32) {
+    fail(operation, "norms of the ", name, " are ", to_text(norms.dtype()), ' ',
+         to_text(norms.shape()), ", expected float32 ", to_text(expected), '.');
+  }
 }
 
 void check_packed(const char* operation, const char* name, const Rows& rows, int bits,
@@ -125,7 +150,7 @@ void check_row_bias(const char* operation, const mx::array& bias, const mx::Shap
 
 mx::Shape shape_of_rows(const Rows& rows, int bits) {
   mx::Shape shape = rows[0].shape();
-  if (rows.size() == 3) shape[3] = shape[3] * 32 / bits;
+  if (rows.size() > 1) shape[3] = shape[3] * 32 / bits;
   return shape;
 }
 
@@ -147,27 +172,24 @@ void check_mask(const char* operation, const mx::array& mask, const mx::Shape& p
 
 void check_attention(const char* operation, const mx::array& queries, const Rows& keys,
                      const Rows& values, const AttentionOptions& options) {
-  if (keys.size() != values.size() || (keys.size() != 1 && keys.size() != 3)) {
+  const auto known = [](const Rows& rows) { return rows.size() > 0 && rows.size() < 4; };
+  const bool codes = keys.size() == 2 || values.size() == 2;
+  if (!known(keys) || !known(values) || (keys.size() != values.size() && !codes)) {
     fail(operation, "keys are ", keys.size(), " arrays and values ", values.size(),
-         ", expected one each, or words, scales and biases of both.");
+         ", expected one each, words, scales and biases of both, or words and norms of either.");
   }
   check_dense(operation, "queries", queries, "[B, Hq, Lq, D]");
-  const bool packed = keys.size() == 3;
-  if (packed) {
-    check_packed(operation, "keys", keys, options.bits, options.group_size);
-    check_packed(operation, "values", values, options.value_bits, options.group_size);
-  } else {
-    check_dense(operation, "keys", keys[0], "[B, Hkv, N, D]");
-    check_dense(operation, "values", values[0], "[B, Hkv, N, Dv]");
-  }
+  const auto check_rows = [&](const char* name, const Rows& rows, int bits, const char* layout) {
+    if (rows.size() == 1) return check_dense(operation, name, rows[0], layout);
+    if (rows.size() == 2) return check_codes(operation, name, rows, bits);
+    check_packed(operation, name, rows, bits, options.group_size);
+  };
+  check_rows("keys", keys, options.bits, "[B, Hkv, N, D]");
+  check_rows("values", values, options.value_bits, "[B, Hkv, N, Dv]");
   const mx::Shape shape = shape_of_rows(keys, options.bits);
   check_together(operation, queries.shape(), shape, shape_of_rows(values, options.value_bits));
-  if (!packed) {
-    check_dtypes(operation, queries, keys[0], values[0]);
-  } else if (!is_float(queries.dtype())) {
-    fail(operation, "queries are ", to_text(queries.dtype()),
-         ", expected float32, float16 or bfloat16.");
-  }
+  const auto dense = [&](const Rows& rows) { return rows.size() == 1 ? rows[0] : queries; };
+  check_dtypes(operation, queries, dense(keys), dense(values));
   if (!std::isfinite(options.scale)) {
     fail(operation, "scale is ", options.scale, ", expected a finite number.");
   }

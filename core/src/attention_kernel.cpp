@@ -2,6 +2,7 @@
 #include "attention_kernel.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstdlib>

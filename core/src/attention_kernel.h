@@ -7,6 +7,7 @@
 #include <string>
 
 #include "accumulation_kernel.h"
+#include "turbo_kernel.h"
 
 namespace mlx_h2o::kernels {
 
@@ -18,8 +19,10 @@ enum class SimdTarget { scalar, avx2, avx512, neon };
 inline constexpr SimdTarget kSimdTargets[] = {SimdTarget::avx512, SimdTarget::avx2,
                                               SimdTarget::neon, SimdTarget::scalar};
 
-/// How keys or values are packed (affine, as mx.quantize does): element i of a row is the integer
-/// in the bits [i * bits, (i + 1) * bits) of its words, times the scale plus the bias of its group.
+/// How keys or values are packed: element i of a row is the integer in the bits
+/// [i * bits, (i + 1) * bits) of its words, times the scale plus the bias of its group (affine, as
+/// mx.quantize does). With a codebook it is the level of that code times the scale, the row's norm,
+/// in the basis of the codes; the group is the row, and there are no biases.
 struct Packing {
   int bits = 0;  // 0: not packed; 2, 3, 4, 5, 6 or 8
   int group_size = 0;
@@ -28,6 +31,7 @@ struct Packing {
   const void* biases = nullptr;
   int64_t scale_strides[3] = {0, 0, 0};  // batch, head, key; the last axis has stride 1
   int64_t bias_strides[3] = {0, 0, 0};
+  const Codebook* codes = nullptr;
 };
 
 /// One call. Strides count elements; the last axis of queries, keys and values has stride 1.

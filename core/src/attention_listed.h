@@ -64,8 +64,12 @@ void with_listed_packed(const Stored& stored, const Piece& piece, const int* key
   float* biases = memory + kStep * groups;
   widen_listed(packing.type, packing.scales, packing.scale_strides, piece, keys, count, groups,
                scales);
-  widen_listed(packing.type, packing.biases, packing.bias_strides, piece, keys, count, groups,
-               biases);
+  if (packing.codes != nullptr) {
+    std::fill(biases, biases + kStep * groups, 0.0f);
+  } else {
+    widen_listed(packing.type, packing.biases, packing.bias_strides, piece, keys, count, groups,
+                 biases);
+  }
   const uint32_t* words = words_of(stored, piece, 0);
   if (is_unpacked_in_registers(packing)) {
     return with_unpacking(stored, words, scales, biases, [&](const auto& rows) {

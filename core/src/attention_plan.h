@@ -107,14 +107,17 @@ inline int packed_run(const Packing& packing, int most) {
 
 /// Whether a row is unpacked in registers; others are unpacked to memory first.
 inline bool is_unpacked_in_registers(const Packing& packing) {
-  return packing.bits == 8 || packing.bits == 4;
+  return packing.bits == 8 || packing.bits <= 4;
 }
 
-/// The element at a place of a run of unpacked half bytes: their words follow each other, and each
-/// shift takes the same half byte of all of them.
-inline int nibble_order(int place, int run) {
-  const int words = run / 8;
-  return place % words * 8 + place / words;
+/// Whether its elements come out in another order.
+inline bool is_reordered(const Packing& packing) { return packing.bits != 0 && packing.bits <= 4; }
+
+/// The element at a place of a run of unpacked codes of up to 4 bits: groups of eight follow each
+/// other, and each shift takes the same code of all of them.
+inline int code_order(int place, int run) {
+  const int groups = run / 8;
+  return place % groups * 8 + place / groups;
 }
 
 }  // namespace mlx_h2o::kernels

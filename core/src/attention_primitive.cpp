@@ -16,12 +16,19 @@ namespace mlx_h2o {
 namespace {
 
 // Everything of one side but the addresses.
-kernels::Packing packing_of(const mx::array* rows, int bits, int group_size) {
+kernels::Packing packing_of(const mx::array* rows, int arrays, int bits, int group_size, int width,
+                            uint32_t seed) {
   kernels::Packing packing;
+  if (arrays == 1) return packing;
   packing.bits = bits;
-  packing.group_size = group_size;
   packing.type = element_type(rows[1].dtype());
   copy_strides(rows[1], 3, packing.scale_strides);
+  if (arrays == 2) {
+    packing.group_size = width;
+    packing.codes = &kernels::codebook(width, bits, seed);
+    return packing;
+  }
+  packing.group_size = group_size;
   copy_strides(rows[2], 3, packing.bias_strides);
   return packing;
 }
@@ -31,9 +38,8 @@ kernels::Packing packing_of(const mx::array* rows, int bits, int group_size) {
 std::vector<mx::Shape> Attention::output_shapes(const std::vector<mx::array>& inputs) {
   const mx::Shape& q = inputs[0].shape();
   const mx::Shape& k = inputs[1].shape();
-  const mx::array& values = inputs[1 + arrays_of_rows()];
-  const int words = values.shape(3);
-  const int width = settings_.bits == 0 ? words : words * 32 / settings_.value_bits;
+  const int words = inputs[values_at()].shape(3);
+  const int width = settings_.value_arrays == 1 ? words : words * 32 / settings_.value_bits;
   std::vector<mx::Shape> shapes{{q[0], q[1], q[2], width}};
   if (settings_.return_scores) shapes.push_back({q[0], q[1], q[2], k[2]});
   if (settings_.return_lse) shapes.push_back({q[0], q[1], q[2]});
@@ -65,7 +71,7 @@ void Attention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::a
   }
   const mx::array& queries = held[0];
   const mx::array* keys = &held[1];
-  const mx::array* values = &held[1 + arrays_of_rows()];
+  const mx::array* values = &held[values_at()];
 
   kernels::AttentionArguments a{};
   a.batch = queries.shape(0);
@@ -85,10 +91,10 @@ void Attention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::a
   copy_strides(queries, 3, a.query_strides);
   copy_strides(*keys, 3, a.key_strides);
   copy_strides(*values, 3, a.value_strides);
-  if (settings_.bits != 0) {
-    a.key_packing = packing_of(keys, settings_.bits, settings_.group_size);
-    a.value_packing = packing_of(values, settings_.value_bits, settings_.group_size);
-  }
+  a.key_packing = packing_of(keys, settings_.key_arrays, settings_.bits, settings_.group_size,
+                             a.width, kernels::kKeySeed);
+  a.value_packing = packing_of(values, settings_.value_arrays, settings_.value_bits,
+                               settings_.group_size, a.value_width, kernels::kValueSeed);
   size_t next_input = behind_importance();
   if (settings_.has_probes) {
     const mx::array& probes = held[next_input++];
@@ -118,15 +124,11 @@ void Attention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::a
     auto next = held.begin();
     a.queries = (next++)->data<void>();
     a.keys = (next++)->data<void>();
-    if (settings.bits != 0) {
-      a.key_packing.scales = (next++)->data<void>();
-      a.key_packing.biases = (next++)->data<void>();
-    }
+    if (settings.key_arrays > 1) a.key_packing.scales = (next++)->data<void>();
+    if (settings.key_arrays > 2) a.key_packing.biases = (next++)->data<void>();
     a.values = (next++)->data<void>();
-    if (settings.bits != 0) {
-      a.value_packing.scales = (next++)->data<void>();
-      a.value_packing.biases = (next++)->data<void>();
-    }
+    if (settings.value_arrays > 1) a.value_packing.scales = (next++)->data<void>();
+    if (settings.value_arrays > 2) a.value_packing.biases = (next++)->data<void>();
     auto importance = next;
     if (a.accumulate) ++next;
     if (settings.has_probes) a.probes = (next++)->data<void>();

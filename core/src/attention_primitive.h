@@ -11,6 +11,7 @@ namespace mlx_h2o {
 /// What one attention is asked for, beside its arrays.
 struct AttentionSettings {
   float scale, sparse_threshold;
+  int key_arrays, value_arrays;      // 1: dense; 2: words and norms; 3: words, scales and biases
   int bits, value_bits, group_size;  // bits are 0 where the rows are not packed
   bool causal, has_mask, has_sinks, has_probes, has_row_bias;
   bool return_scores, return_lse, return_skipped;
@@ -35,7 +36,7 @@ class Attention : public CpuPrimitive {
   const char* name() const override {
     return settings_.decay.has_value() ? "AttentionAndAccumulate"
            : settings_.has_probes      ? "AttentionWithProbes"
-           : settings_.bits != 0       ? "QuantizedAttention"
+           : settings_.value_bits != 0 ? "QuantizedAttention"
            : settings_.return_scores   ? "AttentionWithScores"
                                        : "Attention";
   }
@@ -47,8 +48,8 @@ class Attention : public CpuPrimitive {
   std::vector<mlx::core::Shape> output_shapes(const std::vector<mlx::core::array>& inputs) override;
 
  private:
-  size_t arrays_of_rows() const { return settings_.bits == 0 ? 1 : 3; }
-  size_t importance_at() const { return 1 + 2 * arrays_of_rows(); }
+  size_t values_at() const { return 1 + static_cast<size_t>(settings_.key_arrays); }
+  size_t importance_at() const { return values_at() + static_cast<size_t>(settings_.value_arrays); }
   size_t behind_importance() const {
     return importance_at() + (settings_.decay.has_value() ? 1 : 0);
   }

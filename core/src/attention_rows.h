@@ -73,14 +73,14 @@ inline float weigh(const float* scores, int count, float maximum, float* weights
   return sum(total) + rest;
 }
 
-// Puts the elements of a query into the order of unpacked half bytes.
+// Puts the elements of a query into the order of unpacked codes.
 template <int Run>
 void order_runs(int width, float* query) {
   for (int first = 0; first < width; first += Run) {
     float elements[Run];
     std::memcpy(elements, query + first, sizeof elements);
     for (int place = 0; place < Run; ++place) {
-      query[first + place] = elements[nibble_order(place, Run)];
+      query[first + place] = elements[code_order(place, Run)];
     }
   }
 }
@@ -89,12 +89,14 @@ template <typename T>
 void load_row(const AttentionArguments& a, const void* data, int64_t offset, float* to) {
   widen(static_cast<const T*>(data) + offset, a.width, to);
   std::fill(to + a.width, to + padded(a.width), 0.0f);
-  if (a.key_packing.bits != 4) return;
+  if (a.key_packing.codes != nullptr) rotate(a.key_packing.codes->signs, to);
+  if (!is_reordered(a.key_packing)) return;
   if (packed_run(a.key_packing, kPackedRun) == 32) return order_runs<32>(a.width, to);
   order_runs<kPackedRun>(a.width, to);
 }
 
-// A query or a probe in float32, padded with zeros, in the order of the unpacked keys.
+// A query or a probe in float32, padded with zeros, in the basis and the order of the unpacked
+// keys.
 inline void load_row(const AttentionArguments& a, const void* data, int64_t offset, float* to) {
   switch (a.type) {
     case ElementType::float32:
@@ -106,16 +108,19 @@ inline void load_row(const AttentionArguments& a, const void* data, int64_t offs
   }
 }
 
-// The other way: sums to an output row, in the order of the values' elements.
+// The other way: sums to an output row, in the order and the basis of the values. Behind the sums
+// is room for as many.
 template <typename T>
-void store_row(const AttentionArguments& a, const float* sums, T* to) {
+void store_row(const AttentionArguments& a, float* sums, T* to) {
   const Packing& packing = a.value_packing;
-  if (packing.bits != 4) {
-    for (int d = 0; d < a.value_width; ++d) to[d] = round_to<T>(sums[d]);
-    return;
+  if (is_reordered(packing)) {
+    const float* unordered = sums;
+    sums += padded(a.value_width);
+    const int run = packed_run(packing, kPackedRun);
+    for (int d = 0; d < a.value_width; ++d) {
+      sums[d / run * run + code_order(d % run, run)] = unordered[d];
+    }
   }
-  const int run = packed_run(packing, kPackedRun);
-  for (int d = 0; d < a.value_width; ++d) {
-    to[d / run * run + nibble_order(d % run, run)] = round_to<T>(sums[d]);
-  }
+  if (packing.codes != nullptr) restore(packing.codes->signs, sums);
+  for (int d = 0; d < a.value_width; ++d) to[d] = round_to<T>(sums[d]);
 }

@@ -69,7 +69,16 @@ struct DenseRows {
   }
 };
 
-template <int Bits, int Run>
+// What the codes of affine rows count; those of fewer bits again and again.
+template <int Bits>
+constexpr std::array<float, 16> counts() {
+  std::array<float, 16> found{};
+  for (int i = 0; i < 16; ++i) found[static_cast<size_t>(i)] = i % (1 << Bits);
+  return found;
+}
+
+// Where Looked, codes stand for the numbers of a table, else for themselves.
+template <int Bits, int Run, bool Looked = false>
 struct PackedRows {
   static constexpr int kVectors = Run / kLanes;
   static constexpr int kRun = Run;
@@ -80,6 +89,7 @@ struct PackedRows {
   const float* biases;
   int group_shift;  // 2^group_shift runs share a scale
   int64_t ahead;    // bytes
+  const float* table = nullptr;
 
   static constexpr int64_t kRunBytes = Run * Bits / 8;
   const void* at(int64_t row, int run) const { return first + row * stride + run * kRunBytes; }
@@ -90,7 +100,9 @@ struct PackedRows {
   MLX_H2O_INLINE void load_run(const void* at, int64_t row, int run, Vector (&to)[kVectors]) const {
     const int64_t group = int64_t{run >> group_shift} * kStep + row;
     const auto* from = static_cast<const uint8_t*>(at);
-    if constexpr (Bits == 8) {
+    if constexpr (Looked) {
+      unpack_codes<Bits, Run>(from, table, scales[group], biases[group], to);
+    } else if constexpr (Bits == 8) {
       unpack_bytes<Run>(from, scales[group], biases[group], to);
     } else {
       unpack_nibbles<Run>(from, scales[group], biases[group], to);
@@ -200,27 +212,42 @@ inline const uint32_t* words_of(const Stored& stored, const Piece& piece, int64_
          piece.kv_head * stored.strides[1] + first * stored.strides[2];
 }
 
+template <int Run, typename Work>
+void with_runs(const Stored& stored, const uint32_t* words, const float* scales,
+               const float* biases, const Work& work) {
+  static constexpr std::array<float, 16> kTables[] = {counts<2>(), counts<3>(), counts<4>()};
+  const Packing& packing = stored.packing;
+  const auto* bytes = reinterpret_cast<const uint8_t*>(words);
+  const int64_t stride = 4 * stored.strides[2];
+  const int shift = group_shift(packing, Run);
+  const auto looked = [&](auto bits) {
+    const float* table =
+        packing.codes != nullptr ? packing.codes->levels : kTables[bits.value - 2].data();
+    work(PackedRows<bits.value, Run, true>{bytes, stride, scales, biases, shift, kAhead, table});
+  };
+  if (packing.bits == 8) {
+    return work(PackedRows<8, Run>{bytes, stride, scales, biases, shift, kAhead});
+  }
+  if (packing.bits == 2) return looked(std::integral_constant<int, 2>{});
+  if (packing.bits == 3) return looked(std::integral_constant<int, 3>{});
+  if constexpr (!kLooksUp) {  // here counting is faster
+    if (packing.codes == nullptr) {
+      return work(PackedRows<4, Run>{bytes, stride, scales, biases, shift, kAhead});
+    }
+  }
+  looked(std::integral_constant<int, 4>{});
+}
+
 // Calls `work` with packed rows that are unpacked in registers.
 template <typename Work>
 void with_unpacking(const Stored& stored, const uint32_t* words, const float* scales,
                     const float* biases, const Work& work) {
-  const Packing& packing = stored.packing;
-  const auto* bytes = reinterpret_cast<const uint8_t*>(words);
-  const int64_t stride = 4 * stored.strides[2];
-  const int run = packed_run(packing, kPackedRun);
-  const int shift = group_shift(packing, run);
   if constexpr (kPackedRun != 32) {
-    if (run == kPackedRun) {
-      if (packing.bits == 8) {
-        return work(PackedRows<8, kPackedRun>{bytes, stride, scales, biases, shift, kAhead});
-      }
-      return work(PackedRows<4, kPackedRun>{bytes, stride, scales, biases, shift, kAhead});
+    if (packed_run(stored.packing, kPackedRun) == kPackedRun) {
+      return with_runs<kPackedRun>(stored, words, scales, biases, work);
     }
   }
-  if (packing.bits == 8) {
-    return work(PackedRows<8, 32>{bytes, stride, scales, biases, shift, kAhead});
-  }
-  work(PackedRows<4, 32>{bytes, stride, scales, biases, shift, kAhead});
+  with_runs<32>(stored, words, scales, biases, work);
 }
 
 template <typename Work>
@@ -232,8 +259,12 @@ void with_packed(const Stored& stored, const Piece& piece, int64_t first, int co
   float* biases = memory + kStep * groups;
   widen_rows(packing.type, packing.scales, packing.scale_strides, piece, first, count, groups,
              scales);
-  widen_rows(packing.type, packing.biases, packing.bias_strides, piece, first, count, groups,
-             biases);
+  if (packing.codes != nullptr) {
+    std::fill(biases, biases + kStep * groups, 0.0f);
+  } else {
+    widen_rows(packing.type, packing.biases, packing.bias_strides, piece, first, count, groups,
+               biases);
+  }
   const uint32_t* words = words_of(stored, piece, first);
   if (is_unpacked_in_registers(packing)) {
     return with_unpacking(stored, words, scales, biases, work);

@@ -225,7 +225,7 @@ void finish_row(const AttentionArguments& a, const Plan& plan, const Piece& piec
 
 // The outputs of a unit, when all of its items are done.
 inline void finish_unit(const AttentionArguments& a, const Plan& plan, const Piece& piece) {
-  float* sums = thread_memory(plan.value_width);
+  float* sums = thread_memory(2 * plan.value_width);
   for (int row = 0; row < piece.rows; ++row) {
     const Total total(a, plan, piece, row);  // 0: fully masked; NaN must go through
     switch (a.type) {

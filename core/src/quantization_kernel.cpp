@@ -13,6 +13,7 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr int kMaxGroup = 128;
+constexpr int kMaxCodes = 1024;
 
 struct Affine {
   float scale, bias;
@@ -67,10 +68,18 @@ void dequantize_groups(const PackedRow& row, int width, float* to) {
 
 void quantize_row(ElementType type, const void* from, int width, const PackedRow& to,
                   SimdTarget target) {
+  if (to.codes != nullptr) {
+    float row[kMaxCodes];
+    MLX_H2O_CALL_TARGET(target, widen_any(type, from, width, row));
+    return encode_row(*to.codes, row, to.words, static_cast<float*>(to.scales));
+  }
   MLX_H2O_CALL_TARGET(target, quantize_any(type, from, to, width));
 }
 
 void dequantize_row(ElementType type, const PackedRow& row, int width, float* to) {
+  if (row.codes != nullptr) {
+    return decode_row(*row.codes, row.words, *static_cast<const float*>(row.scales), to);
+  }
   switch (type) {
     case ElementType::float32:
       return dequantize_groups<float>(row, width, to);
@@ -86,6 +95,10 @@ PackedRow packed_row(ElementType type, const PackedRow& first, int width, int64_
   const int64_t group_bytes = width / first.group_size * size_of(type);
   PackedRow result = first;
   result.words += row * words;
+  if (first.codes != nullptr) {
+    result.scales = static_cast<float*>(first.scales) + row;
+    return result;
+  }
   result.scales = static_cast<char*>(first.scales) + row * group_bytes;
   result.biases = static_cast<char*>(first.biases) + row * group_bytes;
   return result;
@@ -105,8 +118,13 @@ void quantize_rows(const QuantizationArguments& a, SimdTarget target) {
     const int64_t slot = head * a.rows + static_cast<int64_t>(std::min(wanted, last));
     const int64_t from = batch * a.from_strides[0] + head % a.heads * a.from_strides[1] +
                          new_row * a.from_strides[2];
-    quantize_row(a.type, static_cast<const char*>(a.from) + from * size_of(a.type), a.width,
-                 packed_row(a.type, a.to, a.width, slot), target);
+    const char* row = static_cast<const char*>(a.from) + from * size_of(a.type);
+    if (a.dense != nullptr) {
+      const int64_t bytes = a.width * size_of(a.type);
+      std::memcpy(static_cast<char*>(a.dense) + slot * bytes, row, static_cast<size_t>(bytes));
+      return;
+    }
+    quantize_row(a.type, row, a.width, packed_row(a.type, a.to, a.width, slot), target);
   };
   // Some thousand elements are a few microseconds.
   parallel_for(int64_t{a.batch} * a.heads * a.new_rows, quantize_one,

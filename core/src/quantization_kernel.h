@@ -15,6 +15,9 @@ struct PackedRow {
   void* biases = nullptr;
   int bits = 8;         // 2, 3, 4, 5, 6 or 8
   int group_size = 64;  // 32, 64 or 128
+  // Where there is one, the row is codes of its direction in 2, 3 or 4 bits, and the only scale is
+  // its norm, in float32.
+  const Codebook* codes = nullptr;
 };
 
 /// Packs `width` elements as mx.quantize (affine mode, CPU) does, bit for bit. `type` is that of
@@ -22,7 +25,7 @@ struct PackedRow {
 void quantize_row(ElementType type, const void* from, int width, const PackedRow& to,
                   SimdTarget target);
 
-/// level * scale + bias of each element, in float32.
+/// level * scale + bias of each element, in float32; of codes in the basis of the row.
 void dequantize_row(ElementType type, const PackedRow& row, int width, float* to);
 
 /// Row number `row` of contiguous packed arrays whose first row is `first`.
@@ -40,6 +43,7 @@ struct QuantizationArguments {
   int64_t slot_strides[3];
   int start;     // without slots the rows follow each other from here on
   PackedRow to;  // the first of [batch, heads, rows]
+  void* dense;   // or the first of rows that stay as they are
 };
 
 /// Writes each new row to its slot, shared by the threads of thread_pool.h.

@@ -59,3 +59,19 @@ inline void quantize_any(ElementType type, const void* from, const PackedRow& to
       return quantize(static_cast<const BFloat16*>(from), to, width);
   }
 }
+
+template <typename T>
+inline void widen_row(const T* from, int width, float* to) {
+  for (int i = 0; i < width; i += kLanes) store(to + i, load(from + i));  // a multiple of 32
+}
+
+inline void widen_any(ElementType type, const void* from, int width, float* to) {
+  switch (type) {
+    case ElementType::float32:
+      return widen_row(static_cast<const float*>(from), width, to);
+    case ElementType::float16:
+      return widen_row(static_cast<const Float16*>(from), width, to);
+    case ElementType::bfloat16:
+      return widen_row(static_cast<const BFloat16*>(from), width, to);
+  }
+}

@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include "half.h"
 
@@ -24,6 +25,21 @@ void to_floats(const void* from, int count, float* to) {
 }
 
 }  // namespace
+
+void round_row(ElementType type, const float* from, int width, void* to) {
+  const auto round = [&](auto* elements) {
+    using T = std::remove_pointer_t<decltype(elements)>;
+    for (int i = 0; i < width; ++i) elements[i] = round_to<T>(from[i]);
+  };
+  switch (type) {
+    case ElementType::float32:
+      return round(static_cast<float*>(to));
+    case ElementType::float16:
+      return round(static_cast<Float16*>(to));
+    case ElementType::bfloat16:
+      return round(static_cast<BFloat16*>(to));
+  }
+}
 
 int64_t element_size(ElementType type) { return type == ElementType::float32 ? 4 : 2; }
 

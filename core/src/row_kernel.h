@@ -37,6 +37,9 @@ void write_rows(const RowArguments& arguments, SimdTarget target);
 /// Bytes of one element.
 int64_t element_size(ElementType type);
 
+/// Elements in the dtype of rows.
+void round_row(ElementType type, const float* from, int width, void* to);
+
 /// Row number `row` in float32, dequantised in float32 where it is packed.
 void read_row(const StoredRows& from, int64_t row, float* to);
 

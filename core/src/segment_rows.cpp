@@ -83,12 +83,7 @@ void copy_row(const StoredRows& from, int64_t row, const StoredRows& to, int64_t
     }
     std::vector<float> numbers(static_cast<size_t>(to.width));
     kernels::read_row(from, row, numbers.data());
-    with_type(to.type, [&](auto zero) {
-      using T = decltype(zero);
-      for (size_t i = 0; i < numbers.size(); ++i)
-        reinterpret_cast<T*>(result)[i] = kernels::round_to<T>(numbers[i]);
-    });
-    return;
+    return kernels::round_row(to.type, numbers.data(), to.width, result);
   }
   const PackedRow result = kernels::packed_row(to.type, to.packed, to.width, at);
   if (from.dense != nullptr) {

@@ -4,9 +4,10 @@ using Vector = __m256;
 
 constexpr SimdTarget kTarget = SimdTarget::avx2;
 constexpr int kLanes = 8;
-constexpr int kSums = 8;        // of 16 registers: the sums of one tile
-constexpr int kRowTile = 2;     // rows of the largest tile
-constexpr int kPackedRun = 32;  // elements of a packed row that are unpacked together
+constexpr int kSums = 8;          // of 16 registers: the sums of one tile
+constexpr int kRowTile = 2;       // rows of the largest tile
+constexpr int kPackedRun = 32;    // elements of a packed row that are unpacked together
+constexpr bool kLooksUp = false;  // affine codes of 4 bits are counted, not looked up
 
 inline Vector broadcast(float value) { return _mm256_set1_ps(value); }
 
@@ -84,6 +85,12 @@ MLX_H2O_INLINE void reduce(const Vector (&vectors)[kSums], float factor, float* 
   _mm256_storeu_ps(to, broadcast(factor) * sums);
 }
 
+inline int load_int(const uint8_t* from) {
+  int value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
+
 // Elements bytes: scale * byte + bias.
 template <int Elements>
 MLX_H2O_INLINE void unpack_bytes(const uint8_t* from, float scale, float bias,
@@ -96,7 +103,7 @@ MLX_H2O_INLINE void unpack_bytes(const uint8_t* from, float scale, float bias,
   }
 }
 
-// Elements half bytes, in the order of nibble_order.
+// Elements half bytes, in the order of code_order.
 template <int Elements>
 MLX_H2O_INLINE void unpack_nibbles(const uint8_t* from, float scale, float bias,
                                    Vector (&to)[Elements / kLanes]) {
@@ -108,5 +115,38 @@ MLX_H2O_INLINE void unpack_nibbles(const uint8_t* from, float scale, float bias,
   for (int i = 0; i < Elements / kLanes; ++i) {
     const __m256i level = _mm256_and_si256(_mm256_srli_epi32(words, 8 * i), _mm256_set1_epi32(15));
     to[i] = multiply_add(_mm256_cvtepi32_ps(level), broadcast(scale), broadcast(bias));
+  }
+}
+
+// Elements codes, in the order of code_order: scale * table[code] + bias. Of the table's 16 numbers
+// those of 2 and 3 bits stand in the first 8, and those of 2 twice.
+template <int Bits, int Elements>
+MLX_H2O_INLINE void unpack_codes(const uint8_t* from, const float* table, float scale, float bias,
+                                 Vector (&to)[Elements / kLanes]) {
+  static_assert(Elements == 32);
+  __m128i four;  // groups of eight codes, one in each lane
+  if constexpr (Bits == 4) {
+    four = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  } else if constexpr (Bits == 3) {
+    const __m128i bytes = _mm_insert_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)),
+                                           load_int(from + 8), 2);
+    four = _mm_shuffle_epi8(bytes,
+                            _mm_setr_epi8(0, 1, 2, -1, 3, 4, 5, -1, 6, 7, 8, -1, 9, 10, 11, -1));
+  } else {
+    four = _mm_cvtepu16_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+  }
+  const __m256i words = _mm256_srlv_epi32(_mm256_broadcastsi128_si256(four),
+                                          _mm256_setr_epi32(0, 0, 0, 0, Bits, Bits, Bits, Bits));
+  const Vector low = multiply_add(load(table), broadcast(scale), broadcast(bias));
+  [[maybe_unused]] const Vector high =
+      multiply_add(load(table + 8), broadcast(scale), broadcast(bias));
+  MLX_H2O_UNROLL
+  for (int i = 0; i < Elements / kLanes; ++i) {
+    const __m256i code = _mm256_srli_epi32(words, 2 * Bits * i);
+    to[i] = _mm256_permutevar8x32_ps(low, code);
+    if constexpr (Bits == 4) {  // the fourth bit chooses
+      const Vector sign = _mm256_castsi256_ps(_mm256_slli_epi32(code, 28));
+      to[i] = _mm256_blendv_ps(to[i], _mm256_permutevar8x32_ps(high, code), sign);
+    }
   }
 }

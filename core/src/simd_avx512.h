@@ -4,9 +4,10 @@ using Vector = __m512;
 
 constexpr SimdTarget kTarget = SimdTarget::avx512;
 constexpr int kLanes = 16;
-constexpr int kSums = 16;       // of 32 registers: the sums of one tile
-constexpr int kRowTile = 4;     // rows of the largest tile
-constexpr int kPackedRun = 64;  // elements of a packed row that are unpacked together
+constexpr int kSums = 16;        // of 32 registers: the sums of one tile
+constexpr int kRowTile = 4;      // rows of the largest tile
+constexpr int kPackedRun = 64;   // elements of a packed row that are unpacked together
+constexpr bool kLooksUp = true;  // codes are looked up at once, whatever they stand for
 
 inline Vector broadcast(float value) { return _mm512_set1_ps(value); }
 
@@ -111,24 +112,50 @@ MLX_H2O_INLINE void unpack_bytes(const uint8_t* from, float scale, float bias,
   }
 }
 
-// Elements half bytes, in the order of nibble_order. The 16 levels are a table in a register.
-template <int Elements>
-MLX_H2O_INLINE void unpack_nibbles(const uint8_t* from, float scale, float bias,
-                                   Vector (&to)[Elements / kLanes]) {
-  const Vector counts = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  const Vector levels = multiply_add(counts, broadcast(scale), broadcast(bias));
-  const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  __m512i words, shift;  // the words in a row, as often as they fit
-  if constexpr (Elements == 64) {
-    words = _mm512_broadcast_i64x4(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-    shift = _mm512_slli_epi32(_mm512_srli_epi32(lane, 3), 2);
-  } else {
-    words = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
-    shift = _mm512_slli_epi32(_mm512_srli_epi32(lane, 2), 2);
+// Four groups of eight codes, one in each lane from its lowest bit on.
+template <int Bits>
+MLX_H2O_INLINE __m128i four_groups(const uint8_t* from) {
+  if constexpr (Bits == 4) return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  if constexpr (Bits == 2) {
+    return _mm_cvtepu16_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
   }
+  const __m128i words = _mm_maskz_loadu_epi32(0x7, from);
+  return _mm_shuffle_epi8(words,
+                          _mm_setr_epi8(0, 1, 2, -1, 3, 4, 5, -1, 6, 7, 8, -1, 9, 10, 11, -1));
+}
+
+template <int Bits>
+MLX_H2O_INLINE __m256i eight_groups(const uint8_t* from) {
+  if constexpr (Bits == 4) return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  if constexpr (Bits == 2) {
+    return _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+  }
+  // Three words to each half, then three bytes to each lane.
+  const __m256i words = _mm256_permutevar8x32_epi32(_mm256_maskz_loadu_epi32(0x3f, from),
+                                                    _mm256_setr_epi32(0, 1, 2, 2, 3, 4, 5, 5));
+  return _mm256_shuffle_epi8(words, _mm256_broadcastsi128_si256(_mm_setr_epi8(
+                                        0, 1, 2, -1, 3, 4, 5, -1, 6, 7, 8, -1, 9, 10, 11, -1)));
+}
+
+// Elements codes, in the order of code_order: scale * table[code] + bias. The table is in a
+// register, of which an index has 4 bits: those of fewer bits stand in it again and again.
+template <int Bits, int Elements>
+MLX_H2O_INLINE void unpack_codes(const uint8_t* from, const float* table, float scale, float bias,
+                                 Vector (&to)[Elements / kLanes]) {
+  constexpr int kGroups = Elements / 8;
+  const Vector levels = multiply_add(load(table), broadcast(scale), broadcast(bias));
+  const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  __m512i words;  // the groups in a row, as often as they fit
+  if constexpr (Elements == 64) {
+    words = _mm512_broadcast_i64x4(eight_groups<Bits>(from));
+  } else {
+    words = _mm512_broadcast_i32x4(four_groups<Bits>(from));
+  }
+  const __m512i shift =
+      _mm512_mullo_epi32(_mm512_srli_epi32(lane, Elements == 64 ? 3 : 2), _mm512_set1_epi32(Bits));
   MLX_H2O_UNROLL
   for (int i = 0; i < Elements / kLanes; ++i) {
-    const __m512i by = _mm512_add_epi32(shift, _mm512_set1_epi32(i * (512 / Elements)));
+    const __m512i by = _mm512_add_epi32(shift, _mm512_set1_epi32(i * (kLanes / kGroups) * Bits));
     to[i] = _mm512_permutexvar_ps(_mm512_srlv_epi32(words, by), levels);
   }
 }

@@ -4,9 +4,10 @@ using Vector = float32x4_t;
 
 constexpr SimdTarget kTarget = SimdTarget::neon;
 constexpr int kLanes = 4;
-constexpr int kSums = 16;       // of 32 registers: the sums of one tile
-constexpr int kRowTile = 4;     // rows of the largest tile
-constexpr int kPackedRun = 32;  // elements of a packed row that are unpacked together
+constexpr int kSums = 16;         // of 32 registers: the sums of one tile
+constexpr int kRowTile = 4;       // rows of the largest tile
+constexpr int kPackedRun = 32;    // elements of a packed row that are unpacked together
+constexpr bool kLooksUp = false;  // affine codes of 4 bits are counted, not looked up
 
 inline Vector broadcast(float value) { return vdupq_n_f32(value); }
 
@@ -95,7 +96,7 @@ MLX_H2O_INLINE void unpack_bytes(const uint8_t* from, float scale, float bias,
   }
 }
 
-// Elements half bytes, in the order of nibble_order.
+// Elements half bytes, in the order of code_order.
 template <int Elements>
 MLX_H2O_INLINE void unpack_nibbles(const uint8_t* from, float scale, float bias,
                                    Vector (&to)[Elements / kLanes]) {
@@ -106,5 +107,36 @@ MLX_H2O_INLINE void unpack_nibbles(const uint8_t* from, float scale, float bias,
   for (int i = 0; i < Elements / kLanes; ++i) {
     const uint32x4_t level = vandq_u32(vshlq_u32(words, vdupq_n_s32(-4 * i)), vdupq_n_u32(15));
     to[i] = multiply_add(vcvtq_f32_u32(level), broadcast(scale), broadcast(bias));
+  }
+}
+
+// Elements codes, in the order of code_order: scale * table[code] + bias.
+template <int Bits, int Elements>
+MLX_H2O_INLINE void unpack_codes(const uint8_t* from, const float* table, float scale, float bias,
+                                 Vector (&to)[Elements / kLanes]) {
+  static_assert(Elements == 32);
+  uint8_t bytes[16] = {};
+  std::memcpy(bytes, from, 4 * Bits);
+  uint32x4_t words;  // groups of eight codes, one in each lane
+  if constexpr (Bits == 4) {
+    words = vreinterpretq_u32_u8(vld1q_u8(bytes));
+  } else if constexpr (Bits == 3) {
+    constexpr uint8_t kPlaces[16] = {0, 1, 2, 15, 3, 4, 5, 15, 6, 7, 8, 15, 9, 10, 11, 15};
+    words = vreinterpretq_u32_u8(vqtbl1q_u8(vld1q_u8(bytes), vld1q_u8(kPlaces)));
+  } else {
+    words = vmovl_u16(vreinterpret_u16_u8(vld1_u8(bytes)));
+  }
+  uint8x16x4_t levels;  // the table as bytes
+  for (int i = 0; i < 4; ++i) {
+    const Vector four = multiply_add(load(table + 4 * i), broadcast(scale), broadcast(bias));
+    levels.val[i] = vreinterpretq_u8_f32(four);
+  }
+  const uint32x4_t mask = vdupq_n_u32((1u << Bits) - 1);
+  MLX_H2O_UNROLL
+  for (int i = 0; i < Elements / kLanes; ++i) {
+    const uint32x4_t code = vandq_u32(vshlq_u32(words, vdupq_n_s32(-Bits * i)), mask);
+    // The four bytes of the level: 4 * code and what follows.
+    const uint32x4_t places = vmlaq_n_u32(vdupq_n_u32(0x03020100u), code, 0x04040404u);
+    to[i] = vreinterpretq_f32_u8(vqtbl4q_u8(levels, vreinterpretq_u8_u32(places)));
   }
 }

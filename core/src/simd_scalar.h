@@ -6,9 +6,10 @@ using Bits = uint32_t __attribute__((vector_size(16)));
 
 constexpr SimdTarget kTarget = SimdTarget::scalar;
 constexpr int kLanes = 4;
-constexpr int kSums = 8;        // the sums of one tile
-constexpr int kRowTile = 2;     // rows of the largest tile
-constexpr int kPackedRun = 32;  // elements of a packed row that are unpacked together
+constexpr int kSums = 8;          // the sums of one tile
+constexpr int kRowTile = 2;       // rows of the largest tile
+constexpr int kPackedRun = 32;    // elements of a packed row that are unpacked together
+constexpr bool kLooksUp = false;  // affine codes of 4 bits are counted, not looked up
 
 inline Vector broadcast(float value) { return Vector{value, value, value, value}; }
 
@@ -91,7 +92,7 @@ MLX_H2O_INLINE void unpack_bytes(const uint8_t* from, float scale, float bias,
   }
 }
 
-// Elements half bytes, in the order of nibble_order.
+// Elements half bytes, in the order of code_order.
 template <int Elements>
 MLX_H2O_INLINE void unpack_nibbles(const uint8_t* from, float scale, float bias,
                                    Vector (&to)[Elements / kLanes]) {
@@ -100,6 +101,22 @@ MLX_H2O_INLINE void unpack_nibbles(const uint8_t* from, float scale, float bias,
   std::memcpy(&words, from, sizeof words);
   for (int i = 0; i < Elements / kLanes; ++i) {
     const Vector level = __builtin_convertvector((words >> (4 * i)) & 15, Vector);
+    to[i] = multiply_add(level, broadcast(scale), broadcast(bias));
+  }
+}
+
+// Elements codes, in the order of code_order: scale * table[code] + bias.
+template <int Bits, int Elements>
+MLX_H2O_INLINE void unpack_codes(const uint8_t* from, const float* table, float scale, float bias,
+                                 Vector (&to)[Elements / kLanes]) {
+  static_assert(Elements == 32);
+  uint32_t groups[kLanes] = {};  // eight codes each
+  for (int lane = 0; lane < kLanes; ++lane) std::memcpy(&groups[lane], from + lane * Bits, Bits);
+  for (int i = 0; i < Elements / kLanes; ++i) {
+    Vector level;
+    for (int lane = 0; lane < kLanes; ++lane) {
+      level[lane] = table[groups[lane] >> (Bits * i) & ((1u << Bits) - 1)];
+    }
     to[i] = multiply_add(level, broadcast(scale), broadcast(bias));
   }
 }

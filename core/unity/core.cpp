@@ -21,3 +21,4 @@
 #include "../src/simd.cpp"
 #include "../src/strided_copy.cpp"
 #include "../src/threads.cpp"
+#include "../src/turbo_rows.cpp"

@@ -10,6 +10,8 @@
   //   grid (B * Hq * NS * 32, Lq, blocks), threadgroup (NS * 32, 1, 1)
   //   T dtype of queries, dense keys and values, and out; D, V their last axes;
   //   KB, VB bits of keys and values, G elements that share a scale;
+  //   with codes of rotated rows T is float, scales are norms, and queries and
+  //   out are in the bases of the codes;
   //   params = [scale, mask threshold, sparse V threshold]
   constexpr int LANES = 32;
 #if keys
@@ -30,8 +32,13 @@
   const int heads = queries_shape[1];
   const int query_count = queries_shape[2];
 #if quantized
+#if dense_keys
+  const int key_count = keys_shape[2];
+  const int kv_heads = keys_shape[1];
+#else
   const int key_count = key_words_shape[2];
   const int kv_heads = key_words_shape[1];
+#endif
 #else
   const int key_count = keys_shape[2];
   const int kv_heads = keys_shape[1];
@@ -64,7 +71,9 @@
 #if quantized
   const int64_t value_words_start = h2o_offset(value_words_strides, batch, kv_head, 0, 0);
   const int64_t value_scales_start = h2o_offset(value_scales_strides, batch, kv_head, 0, 0);
+#if !value_codes
   const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);
+#endif
 #else
   const int64_t value_start = h2o_offset(values_strides, batch, kv_head, 0, lane * VALUE_PART);
 #endif
@@ -95,9 +104,15 @@
 #endif
 
 #if quantized
+#if dense_keys
+  const int64_t key_start = h2o_offset(keys_strides, batch, kv_head, 0, lane * KEY_PART);
+#else
   const int64_t key_words_start = h2o_offset(key_words_strides, batch, kv_head, 0, 0);
   const int64_t key_scales_start = h2o_offset(key_scales_strides, batch, kv_head, 0, 0);
+#if !key_codes
   const int64_t key_biases_start = h2o_offset(key_biases_strides, batch, kv_head, 0, 0);
+#endif
+#endif
 #else
   const int64_t key_start = h2o_offset(keys_strides, batch, kv_head, 0, lane * KEY_PART);
 #endif
@@ -138,11 +153,23 @@
 #endif
       float key[KEY_PART];
 #if quantized
+#if dense_keys
+      const int64_t key_row = key_start + i * keys_strides[2];
+      h2o_load<KEY_PART>(keys + key_row, keys_strides[3], key);
+#else
+#if key_codes
+      h2o_load_codes<KEY_PART, KB>(
+          key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],
+          key_levels, key_scales[key_scales_start + i * key_scales_strides[2]],
+          lane * KEY_PART, key);
+#else
       h2o_load_quantized<KEY_PART, KB, G>(
           key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],
           key_scales + (key_scales_start + i * key_scales_strides[2]), key_scales_strides[3],
           key_biases + (key_biases_start + i * key_biases_strides[2]), key_biases_strides[3],
           lane * KEY_PART, key);
+#endif
+#endif
 #else
       const int64_t key_row = key_start + i * keys_strides[2];
       h2o_load<KEY_PART>(keys + key_row, keys_strides[3], key);
@@ -194,6 +221,12 @@
 #else
       const float weight = h2o_softmax_weigh<VALUE_PART>(state, sums, score);
 #if quantized
+#if value_codes
+      h2o_load_codes<VALUE_PART, VB>(
+          value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],
+          value_levels, value_scales[value_scales_start + i * value_scales_strides[2]],
+          lane * VALUE_PART, value);
+#else
       h2o_load_quantized<VALUE_PART, VB, G>(
           value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],
           value_scales + (value_scales_start + i * value_scales_strides[2]),
@@ -201,6 +234,7 @@
           value_biases + (value_biases_start + i * value_biases_strides[2]),
           value_biases_strides[3],
           lane * VALUE_PART, value);
+#endif
 #endif
       h2o_add_row<VALUE_PART>(sums, weight, value);
 #endif

@@ -49,6 +49,12 @@
         continue;
       }
       float value[VALUE_PART];
+#if value_codes
+      h2o_load_codes<VALUE_PART, VB>(
+          value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],
+          value_levels, value_scales[value_scales_start + i * value_scales_strides[2]],
+          lane * VALUE_PART, value);
+#else
       h2o_load_quantized<VALUE_PART, VB, G>(
           value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],
           value_scales + (value_scales_start + i * value_scales_strides[2]),
@@ -56,6 +62,7 @@
           value_biases + (value_biases_start + i * value_biases_strides[2]),
           value_biases_strides[3],
           lane * VALUE_PART, value);
+#endif
       h2o_add_row<VALUE_PART>(sums, weight, value);
     }
   }

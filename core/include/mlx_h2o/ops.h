@@ -71,7 +71,8 @@ struct AttentionOptions {
 
 /// Attention over rows of any kind: `keys` and `values` are one array each, or packed as words,
 /// scales and biases (affine, as mx.quantize packs them; 2, 3, 4, 5, 6 or 8 bits, groups of 32, 64
-/// or 128). Packed rows are unpacked in registers at 4 and 8 bits, a few rows at a time at others.
+/// or 128), or as words and norms (encode_rows); dense keys go with such values, too. Packed rows
+/// are unpacked in registers at 2, 3, 4 and 8 bits, a few rows at a time at others.
 ///
 /// A pair whose weight is below `sparse_threshold` adds nothing to out, and its value is not read
 /// unless another query of its KV head needs it; scores and lse do not change. `probes` are scored
@@ -203,14 +204,25 @@ std::vector<mlx::core::array> segment_rows(
     const std::optional<mlx::core::array>& slots = std::nullopt, int to = 0,
     mlx::core::StreamOrDevice s = {});
 
+/// Rows [B, H, N, D] as codes of rotated directions (docs/formats.md): words, uint32
+/// [B, H, N, D * bits / 32], and norms, float32 [B, H, N, 1]. D is a power of two from 32 to 1024,
+/// bits are 2, 3 or 4; the seed of the rotation is 42 of keys and 43 of values.
+std::vector<mlx::core::array> encode_rows(const mlx::core::array& rows, int bits, int seed,
+                                          mlx::core::StreamOrDevice s = {});
+
+/// The rows that they stand for, [B, H, N, D] in `dtype`.
+mlx::core::array decode_rows(const mlx::core::array& words, const mlx::core::array& norms, int bits,
+                             int seed, mlx::core::Dtype dtype, mlx::core::StreamOrDevice s = {});
+
 /// Quantises new rows straight into their slots, bit for bit as mx.quantize (affine, CPU) does.
 ///
 /// keys and values are {words uint32 [B, H, N, D * bits / 32], scales and biases
-/// [B, H, N, D / group_size]}; new_keys [B, H, L, D] and new_values [B, H, L, Dv] have the dtype of
+/// [B, H, N, D / group_size]}, or {words, norms} as encode_rows makes them, or one array of rows,
+/// each of its own; new_keys [B, H, L, D] and new_values [B, H, L, Dv] have the dtype of
 /// their scales; slots are uint32 [B, H, L], distinct within a head (beyond N they mean N - 1).
 /// bits are 2, 3, 4, 5, 6 or 8, group_size 32, 64 or 128.
 ///
-/// Returns the six packed arrays, keys first, as siblings; each is written in the buffer of its
+/// Returns the stored arrays, keys first, as siblings; each is written in the buffer of its
 /// input where nothing else holds that, else in a copy.
 std::vector<mlx::core::array> quantize_append(const std::vector<mlx::core::array>& keys,
                                               const std::vector<mlx::core::array>& values,
@@ -220,7 +232,7 @@ std::vector<mlx::core::array> quantize_append(const std::vector<mlx::core::array
                                               int group_size, int value_bits,
                                               mlx::core::StreamOrDevice s = {});
 
-/// The same for new rows in the slots from `start` on. Returns the six packed arrays, which may
+/// The same for new rows in the slots from `start` on. Returns the stored arrays, which may
 /// differ in their number of slots, and then of each the first `start` + L slots, as views.
 std::vector<mlx::core::array> append_quantized(const std::vector<mlx::core::array>& keys,
                                                const std::vector<mlx::core::array>& values,
