@@ -126,6 +126,7 @@ class Value : public Array {
   Value reshaped(std::initializer_list<int> shape) const {
     return then(mlx_reshape, shape.begin(), shape.size());
   }
+  mlx_stream stream() const { return s_; }
   Value sliced(size_t axis, int first, int last) const {
     return {slice(*this, axis, first, last, s_), s_};
   }

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "backend.h"
+#include "codes.h"
 #include "composed.h"
 
 namespace mlx_h2o_c::composed {
@@ -18,8 +19,10 @@ Value products(const AttentionRequest& r, const Value& vectors) {
   return vectors.then(mlx_matmul, dense(r.keys, r.stream).then(mlx_swapaxes, -1, -2));
 }
 
+// Queries or probes, in the basis of the keys.
 Value scaled(const AttentionRequest& r, mlx_array vectors) {
-  return Value(vectors, r.stream).as(MLX_FLOAT32) * number(r.scale);
+  const Value scaled = Value(vectors, r.stream).as(MLX_FLOAT32) * number(r.scale);
+  return r.keys.codes() ? rotated(scaled, Side::keys) : Value(mlx_array(scaled), r.stream);
 }
 
 // The logits, those of masked pairs -inf.
@@ -46,6 +49,15 @@ Value masked_pairs(const AttentionRequest& r, Value logits) {
 Value dense(const Rows& rows, mlx_stream s) {
   const auto part = [&](int i) { return Value(mlx_array(rows.parts[i]), s); };
   if (!rows.packed()) return part(0).as(MLX_FLOAT32);
+  if (rows.codes()) {  // in their own basis; codes lie in the words as those of mlx_quantize do
+    Shape shape = shape_of(rows.parts[0]);
+    shape[3] = rows.size / 32;
+    const Array ones = call(mlx_ones, shape.data(), shape.size(), MLX_FLOAT32, s);
+    const Value codes =
+        part(0).then(mlx_dequantize, ones, zeros(shape, s), some(32), some(rows.bits), "affine",
+                     mlx_array{}, mlx_optional_dtype{MLX_FLOAT32, false});
+    return Value(levels_of(rows), s).then(mlx_take, codes.as(MLX_UINT32)) * part(1);
+  }
   return part(0).then(mlx_dequantize, part(1).as(MLX_FLOAT32), part(2).as(MLX_FLOAT32),
                       some(rows.group_size), some(rows.bits), "affine", mlx_array{},
                       mlx_optional_dtype{MLX_FLOAT32, false});
@@ -108,7 +120,9 @@ AttentionResult attention(const AttentionRequest& r) {
                           .then(mlx_matmul, dense(r.values, s))
                           .reshaped({r.batch, r.heads, r.length, r.value_size});
   const Value nothing = parts.total.then(mlx_equal, number(0));
-  result.out = nothing.where(number(0), mixed / parts.total).as(dtype_of(r.queries));
+  Value out = nothing.where(number(0), mixed / parts.total);
+  if (r.values.codes()) out = restored(out, Side::values);
+  result.out = out.as(dtype_of(r.queries));
   if (r.return_lse) {
     result.lse = (parts.peak + parts.total.then(mlx_log)).then(mlx_squeeze_axis, -1);
   }

@@ -19,7 +19,7 @@ typedef struct {
 
 typedef struct {
     const char* name;
-    const char* const* template_names;
+    const mlx_h2o_kernel_buffer* template_arguments;
     size_t template_count;
     const mlx_h2o_kernel_buffer* inputs;
     size_t input_count;
@@ -38,6 +38,9 @@ static const char* const mlx_h2o_kernel_flags[] = {
     "skipped",
     "probes",
     "row_bias",
+    "dense_keys",
+    "key_codes",
+    "value_codes",
 };
 
 static const mlx_h2o_kernel_segment mlx_h2o_kernel_header[] = {
@@ -66,9 +69,8 @@ static const mlx_h2o_kernel_segment mlx_h2o_kernel_header[] = {
      "    }\n"
      "  }\n"
      "}\n"
-     "template <int E, int BITS, int GROUP, typename W, typename S, typename B>\n"
-     "inline void h2o_load_quantized(W words, int64_t word_stride, S scales, int64_t scale_stride,\n"
-     "                               B biases, int64_t bias_stride, int first, thread float* values) {\n"
+     "template <int E, int BITS, typename W>\n"
+     "inline void h2o_load_fields(W words, int64_t word_stride, int first, thread uint32_t* fields) {\n"
      "  constexpr int LENGTH = E * BITS;\n"
      "  constexpr int WORDS = (LENGTH + 31) / 32;\n"
      "  constexpr bool CROSSES = LENGTH % 32 != 0 && 32 % LENGTH != 0;\n"
@@ -88,6 +90,21 @@ static const mlx_h2o_kernel_segment mlx_h2o_kernel_header[] = {
      "      part[k] = (part[k] >> shift) | ((part[k + 1] << 1) << (31 - shift));\n"
      "    }\n"
      "  }\n"
+     "  for (int j = 0; j < E; j++) {\n"
+     "    const int k = j * BITS / 32;\n"
+     "    const int offset = j * BITS % 32;\n"
+     "    uint32_t bits = part[k] >> offset;\n"
+     "    if (offset + BITS > 32) {\n"
+     "      bits |= part[k + 1] << (32 - offset);\n"
+     "    }\n"
+     "    fields[j] = bits & ((1u << BITS) - 1u);\n"
+     "  }\n"
+     "}\n"
+     "template <int E, int BITS, int GROUP, typename W, typename S, typename B>\n"
+     "inline void h2o_load_quantized(W words, int64_t word_stride, S scales, int64_t scale_stride,\n"
+     "                               B biases, int64_t bias_stride, int first, thread float* values) {\n"
+     "  uint32_t fields[E];\n"
+     "  h2o_load_fields<E, BITS>(words, word_stride, first, fields);\n"
      "  const int near_group = first / GROUP;\n"
      "  const int near_count = (near_group + 1) * GROUP - first;\n"
      "  const int far_group = GROUP % E == 0 ? near_group : (first + E - 1) / GROUP;\n"
@@ -96,15 +113,18 @@ static const mlx_h2o_kernel_segment mlx_h2o_kernel_header[] = {
      "  const float far_scale = static_cast<float>(scales[far_group * scale_stride]);\n"
      "  const float far_bias = static_cast<float>(biases[far_group * bias_stride]);\n"
      "  for (int j = 0; j < E; j++) {\n"
-     "    const int k = j * BITS / 32;\n"
-     "    const int offset = j * BITS % 32;\n"
-     "    uint32_t bits = part[k] >> offset;\n"
-     "    if (offset + BITS > 32) {\n"
-     "      bits |= part[k + 1] << (32 - offset);\n"
-     "    }\n"
-     "    const float element = static_cast<float>(bits & ((1u << BITS) - 1u));\n"
+     "    const float element = static_cast<float>(fields[j]);\n"
      "    const bool is_near = GROUP % E == 0 || j < near_count;\n"
      "    values[j] = (is_near ? near_scale : far_scale) * element + (is_near ? near_bias : far_bias);\n"
+     "  }\n"
+     "}\n"
+     "template <int E, int BITS, typename W, typename L>\n"
+     "inline void h2o_load_codes(W words, int64_t word_stride, L levels, float norm, int first,\n"
+     "                           thread float* values) {\n"
+     "  uint32_t fields[E];\n"
+     "  h2o_load_fields<E, BITS>(words, word_stride, first, fields);\n"
+     "  for (int j = 0; j < E; j++) {\n"
+     "    values[j] = norm * levels[fields[j]];\n"
      "  }\n"
      "}\n"
      "template <int E>\n"
@@ -131,7 +151,8 @@ static const mlx_h2o_kernel_segment mlx_h2o_kernel_header[] = {
      "    state.total = 1.0f;\n"
      "  }\n"
      "}\n"
-     "template <int E>\n"
+     "template <int E>\n"},
+    {"",
      "inline float h2o_softmax_weigh(thread h2o_softmax& state, thread float* sums, float score) {\n"
      "  const float maximum = metal::max(state.maximum, score);\n"
      "  const float fade = metal::fast::exp(state.maximum - maximum);\n"
@@ -145,8 +166,7 @@ static const mlx_h2o_kernel_segment mlx_h2o_kernel_header[] = {
      "}\n"
      "inline void h2o_softmax_count(thread h2o_softmax& state, float score) {\n"
      "  const float maximum = metal::max(state.maximum, score);\n"
-     "  const float fade = metal::fast::exp(state.maximum - maximum);\n"},
-    {"",
+     "  const float fade = metal::fast::exp(state.maximum - maximum);\n"
      "  state.total = state.total * fade + metal::fast::exp(score - maximum);\n"
      "  state.maximum = maximum;\n"
      "}\n"
@@ -197,12 +217,12 @@ static const mlx_h2o_kernel_segment mlx_h2o_kernel_header[] = {
      "}\n"},
 };
 
-static const char* const mlx_h2o_sdpa_vector_template[] = {
-    "T",
-    "D",
-    "V",
-    "NS",
-    "CAUSAL",
+static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_template[] = {
+    {"T", ""},
+    {"D", ""},
+    {"V", ""},
+    {"NS", ""},
+    {"CAUSAL", ""},
 };
 
 static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_inputs[] = {
@@ -383,12 +403,12 @@ static const mlx_h2o_kernel_text mlx_h2o_sdpa_vector_text = {
     sizeof(mlx_h2o_sdpa_vector_segments) / sizeof(mlx_h2o_sdpa_vector_segments[0]),
 };
 
-static const char* const mlx_h2o_sdpa_vector_2pass_1_template[] = {
-    "T",
-    "D",
-    "V",
-    "NS",
-    "CAUSAL",
+static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_2pass_1_template[] = {
+    {"T", ""},
+    {"D", ""},
+    {"V", ""},
+    {"NS", ""},
+    {"CAUSAL", ""},
 };
 
 static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_2pass_1_inputs[] = {
@@ -571,26 +591,30 @@ static const mlx_h2o_kernel_text mlx_h2o_sdpa_vector_2pass_1_text = {
     sizeof(mlx_h2o_sdpa_vector_2pass_1_segments) / sizeof(mlx_h2o_sdpa_vector_2pass_1_segments[0]),
 };
 
-static const char* const mlx_h2o_sdpa_vector_quantized_template[] = {
-    "T",
-    "S",
-    "D",
-    "V",
-    "KB",
-    "VB",
-    "G",
-    "NS",
-    "CAUSAL",
+static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_quantized_template[] = {
+    {"T", ""},
+    {"S", ""},
+    {"D", ""},
+    {"V", ""},
+    {"KB", "!dense_keys"},
+    {"VB", ""},
+    {"G", "!dense_keys !key_codes"},
+    {"G", "!value_codes"},
+    {"NS", ""},
+    {"CAUSAL", ""},
 };
 
 static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_quantized_inputs[] = {
     {"queries", ""},
-    {"key_words", ""},
-    {"key_scales", ""},
-    {"key_biases", ""},
+    {"keys", "dense_keys"},
+    {"key_words", "!dense_keys"},
+    {"key_scales", "!dense_keys"},
+    {"key_biases", "!dense_keys !key_codes"},
+    {"key_levels", "key_codes"},
     {"value_words", ""},
     {"value_scales", ""},
-    {"value_biases", ""},
+    {"value_biases", "!value_codes"},
+    {"value_levels", "value_codes"},
     {"mask", "bool_mask"},
     {"mask", "additive_mask"},
     {"sinks", "sinks"},
@@ -619,9 +643,14 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_quantized_segments[] = {
      "  const int batch_head = int(threadgroup_position_in_grid.x);\n"
      "  const int query_index = int(threadgroup_position_in_grid.y);\n"
      "  const int heads = queries_shape[1];\n"
-     "  const int query_count = queries_shape[2];\n"
+     "  const int query_count = queries_shape[2];\n"},
+    {"dense_keys",
+     "  const int key_count = keys_shape[2];\n"
+     "  const int kv_heads = keys_shape[1];\n"},
+    {"!dense_keys",
      "  const int key_count = key_words_shape[2];\n"
-     "  const int kv_heads = key_words_shape[1];\n"
+     "  const int kv_heads = key_words_shape[1];\n"},
+    {"",
      "  const int batch = batch_head / heads;\n"
      "  const int head = batch_head % heads;\n"
      "  const int kv_head = head / (heads / kv_heads);\n"
@@ -633,8 +662,10 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_quantized_segments[] = {
      "    sums[j] = 0.0f;\n"
      "  }\n"
      "  const int64_t value_words_start = h2o_offset(value_words_strides, batch, kv_head, 0, 0);\n"
-     "  const int64_t value_scales_start = h2o_offset(value_scales_strides, batch, kv_head, 0, 0);\n"
-     "  const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);\n"
+     "  const int64_t value_scales_start = h2o_offset(value_scales_strides, batch, kv_head, 0, 0);\n"},
+    {"!value_codes",
+     "  const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);\n"},
+    {"",
      "  float query[KEY_PART];\n"
      "  h2o_load<KEY_PART>(\n"
      "      queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),\n"
@@ -654,9 +685,12 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_quantized_segments[] = {
      "  if (first_key == 0) {\n"
      "    h2o_softmax_sink(state, static_cast<float>(sinks[head * sinks_strides[0]]));\n"
      "  }\n"},
-    {"",
+    {"dense_keys",
+     "  const int64_t key_start = h2o_offset(keys_strides, batch, kv_head, 0, lane * KEY_PART);\n"},
+    {"!dense_keys",
      "  const int64_t key_words_start = h2o_offset(key_words_strides, batch, kv_head, 0, 0);\n"
-     "  const int64_t key_scales_start = h2o_offset(key_scales_strides, batch, kv_head, 0, 0);\n"
+     "  const int64_t key_scales_start = h2o_offset(key_scales_strides, batch, kv_head, 0, 0);\n"},
+    {"!dense_keys !key_codes",
      "  const int64_t key_biases_start = h2o_offset(key_biases_strides, batch, kv_head, 0, 0);\n"},
     {"bool_mask",
      "  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);\n"},
@@ -685,7 +719,16 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_quantized_segments[] = {
     {"!probes",
      "    if (visible) {\n"},
     {"",
-     "      float key[KEY_PART];\n"
+     "      float key[KEY_PART];\n"},
+    {"dense_keys",
+     "      const int64_t key_row = key_start + i * keys_strides[2];\n"
+     "      h2o_load<KEY_PART>(keys + key_row, keys_strides[3], key);\n"},
+    {"!dense_keys key_codes",
+     "      h2o_load_codes<KEY_PART, KB>(\n"
+     "          key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],\n"
+     "          key_levels, key_scales[key_scales_start + i * key_scales_strides[2]],\n"
+     "          lane * KEY_PART, key);\n"},
+    {"!dense_keys !key_codes",
      "      h2o_load_quantized<KEY_PART, KB, G>(\n"
      "          key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],\n"
      "          key_scales + (key_scales_start + i * key_scales_strides[2]), key_scales_strides[3],\n"
@@ -722,14 +765,21 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_quantized_segments[] = {
      "        scores[row * key_count + i] = score;\n"
      "      }\n"},
     {"",
-     "      const float weight = h2o_softmax_weigh<VALUE_PART>(state, sums, score);\n"
+     "      const float weight = h2o_softmax_weigh<VALUE_PART>(state, sums, score);\n"},
+    {"value_codes",
+     "      h2o_load_codes<VALUE_PART, VB>(\n"
+     "          value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],\n"
+     "          value_levels, value_scales[value_scales_start + i * value_scales_strides[2]],\n"
+     "          lane * VALUE_PART, value);\n"},
+    {"!value_codes",
      "      h2o_load_quantized<VALUE_PART, VB, G>(\n"
      "          value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],\n"
      "          value_scales + (value_scales_start + i * value_scales_strides[2]),\n"
      "          value_scales_strides[3],\n"
      "          value_biases + (value_biases_start + i * value_biases_strides[2]),\n"
      "          value_biases_strides[3],\n"
-     "          lane * VALUE_PART, value);\n"
+     "          lane * VALUE_PART, value);\n"},
+    {"",
      "      h2o_add_row<VALUE_PART>(sums, weight, value);\n"
      "    }\n"
      "  }\n"
@@ -777,26 +827,30 @@ static const mlx_h2o_kernel_text mlx_h2o_sdpa_vector_quantized_text = {
     sizeof(mlx_h2o_sdpa_vector_quantized_segments) / sizeof(mlx_h2o_sdpa_vector_quantized_segments[0]),
 };
 
-static const char* const mlx_h2o_sdpa_vector_2pass_1_quantized_template[] = {
-    "T",
-    "S",
-    "D",
-    "V",
-    "KB",
-    "VB",
-    "G",
-    "NS",
-    "CAUSAL",
+static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_2pass_1_quantized_template[] = {
+    {"T", ""},
+    {"S", ""},
+    {"D", ""},
+    {"V", ""},
+    {"KB", "!dense_keys"},
+    {"VB", ""},
+    {"G", "!dense_keys !key_codes"},
+    {"G", "!value_codes"},
+    {"NS", ""},
+    {"CAUSAL", ""},
 };
 
 static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_2pass_1_quantized_inputs[] = {
     {"queries", ""},
-    {"key_words", ""},
-    {"key_scales", ""},
-    {"key_biases", ""},
+    {"keys", "dense_keys"},
+    {"key_words", "!dense_keys"},
+    {"key_scales", "!dense_keys"},
+    {"key_biases", "!dense_keys !key_codes"},
+    {"key_levels", "key_codes"},
     {"value_words", ""},
     {"value_scales", ""},
-    {"value_biases", ""},
+    {"value_biases", "!value_codes"},
+    {"value_levels", "value_codes"},
     {"mask", "bool_mask"},
     {"mask", "additive_mask"},
     {"sinks", "sinks"},
@@ -826,9 +880,14 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_2pass_1_quantized_segmen
      "  const int batch_head = int(threadgroup_position_in_grid.x);\n"
      "  const int query_index = int(threadgroup_position_in_grid.y);\n"
      "  const int heads = queries_shape[1];\n"
-     "  const int query_count = queries_shape[2];\n"
+     "  const int query_count = queries_shape[2];\n"},
+    {"dense_keys",
+     "  const int key_count = keys_shape[2];\n"
+     "  const int kv_heads = keys_shape[1];\n"},
+    {"!dense_keys",
      "  const int key_count = key_words_shape[2];\n"
-     "  const int kv_heads = key_words_shape[1];\n"
+     "  const int kv_heads = key_words_shape[1];\n"},
+    {"",
      "  const int batch = batch_head / heads;\n"
      "  const int head = batch_head % heads;\n"
      "  const int kv_head = head / (heads / kv_heads);\n"
@@ -842,8 +901,10 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_2pass_1_quantized_segmen
      "    sums[j] = 0.0f;\n"
      "  }\n"
      "  const int64_t value_words_start = h2o_offset(value_words_strides, batch, kv_head, 0, 0);\n"
-     "  const int64_t value_scales_start = h2o_offset(value_scales_strides, batch, kv_head, 0, 0);\n"
-     "  const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);\n"
+     "  const int64_t value_scales_start = h2o_offset(value_scales_strides, batch, kv_head, 0, 0);\n"},
+    {"!value_codes",
+     "  const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);\n"},
+    {"",
      "  float query[KEY_PART];\n"
      "  h2o_load<KEY_PART>(\n"
      "      queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),\n"
@@ -863,9 +924,12 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_2pass_1_quantized_segmen
      "  if (first_key == 0) {\n"
      "    h2o_softmax_sink(state, static_cast<float>(sinks[head * sinks_strides[0]]));\n"
      "  }\n"},
-    {"",
+    {"dense_keys",
+     "  const int64_t key_start = h2o_offset(keys_strides, batch, kv_head, 0, lane * KEY_PART);\n"},
+    {"!dense_keys",
      "  const int64_t key_words_start = h2o_offset(key_words_strides, batch, kv_head, 0, 0);\n"
-     "  const int64_t key_scales_start = h2o_offset(key_scales_strides, batch, kv_head, 0, 0);\n"
+     "  const int64_t key_scales_start = h2o_offset(key_scales_strides, batch, kv_head, 0, 0);\n"},
+    {"!dense_keys !key_codes",
      "  const int64_t key_biases_start = h2o_offset(key_biases_strides, batch, kv_head, 0, 0);\n"},
     {"bool_mask",
      "  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);\n"},
@@ -894,7 +958,16 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_2pass_1_quantized_segmen
     {"!probes",
      "    if (visible) {\n"},
     {"",
-     "      float key[KEY_PART];\n"
+     "      float key[KEY_PART];\n"},
+    {"dense_keys",
+     "      const int64_t key_row = key_start + i * keys_strides[2];\n"
+     "      h2o_load<KEY_PART>(keys + key_row, keys_strides[3], key);\n"},
+    {"!dense_keys key_codes",
+     "      h2o_load_codes<KEY_PART, KB>(\n"
+     "          key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],\n"
+     "          key_levels, key_scales[key_scales_start + i * key_scales_strides[2]],\n"
+     "          lane * KEY_PART, key);\n"},
+    {"!dense_keys !key_codes",
      "      h2o_load_quantized<KEY_PART, KB, G>(\n"
      "          key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],\n"
      "          key_scales + (key_scales_start + i * key_scales_strides[2]), key_scales_strides[3],\n"
@@ -931,14 +1004,21 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_2pass_1_quantized_segmen
      "        scores[row * key_count + i] = score;\n"
      "      }\n"},
     {"",
-     "      const float weight = h2o_softmax_weigh<VALUE_PART>(state, sums, score);\n"
+     "      const float weight = h2o_softmax_weigh<VALUE_PART>(state, sums, score);\n"},
+    {"value_codes",
+     "      h2o_load_codes<VALUE_PART, VB>(\n"
+     "          value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],\n"
+     "          value_levels, value_scales[value_scales_start + i * value_scales_strides[2]],\n"
+     "          lane * VALUE_PART, value);\n"},
+    {"!value_codes",
      "      h2o_load_quantized<VALUE_PART, VB, G>(\n"
      "          value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],\n"
      "          value_scales + (value_scales_start + i * value_scales_strides[2]),\n"
      "          value_scales_strides[3],\n"
      "          value_biases + (value_biases_start + i * value_biases_strides[2]),\n"
      "          value_biases_strides[3],\n"
-     "          lane * VALUE_PART, value);\n"
+     "          lane * VALUE_PART, value);\n"},
+    {"",
      "      h2o_add_row<VALUE_PART>(sums, weight, value);\n"
      "    }\n"
      "  }\n"
@@ -985,26 +1065,30 @@ static const mlx_h2o_kernel_text mlx_h2o_sdpa_vector_2pass_1_quantized_text = {
     sizeof(mlx_h2o_sdpa_vector_2pass_1_quantized_segments) / sizeof(mlx_h2o_sdpa_vector_2pass_1_quantized_segments[0]),
 };
 
-static const char* const mlx_h2o_sdpa_vector_sparse_quantized_template[] = {
-    "T",
-    "S",
-    "D",
-    "V",
-    "KB",
-    "VB",
-    "G",
-    "NS",
-    "CAUSAL",
+static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_sparse_quantized_template[] = {
+    {"T", ""},
+    {"S", ""},
+    {"D", ""},
+    {"V", ""},
+    {"KB", "!dense_keys"},
+    {"VB", ""},
+    {"G", "!dense_keys !key_codes"},
+    {"G", "!value_codes"},
+    {"NS", ""},
+    {"CAUSAL", ""},
 };
 
 static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_sparse_quantized_inputs[] = {
     {"queries", ""},
-    {"key_words", ""},
-    {"key_scales", ""},
-    {"key_biases", ""},
+    {"keys", "dense_keys"},
+    {"key_words", "!dense_keys"},
+    {"key_scales", "!dense_keys"},
+    {"key_biases", "!dense_keys !key_codes"},
+    {"key_levels", "key_codes"},
     {"value_words", ""},
     {"value_scales", ""},
-    {"value_biases", ""},
+    {"value_biases", "!value_codes"},
+    {"value_levels", "value_codes"},
     {"mask", "bool_mask"},
     {"mask", "additive_mask"},
     {"sinks", "sinks"},
@@ -1034,9 +1118,14 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_sparse_quantized_segment
      "  const int batch_head = int(threadgroup_position_in_grid.x);\n"
      "  const int query_index = int(threadgroup_position_in_grid.y);\n"
      "  const int heads = queries_shape[1];\n"
-     "  const int query_count = queries_shape[2];\n"
+     "  const int query_count = queries_shape[2];\n"},
+    {"dense_keys",
+     "  const int key_count = keys_shape[2];\n"
+     "  const int kv_heads = keys_shape[1];\n"},
+    {"!dense_keys",
      "  const int key_count = key_words_shape[2];\n"
-     "  const int kv_heads = key_words_shape[1];\n"
+     "  const int kv_heads = key_words_shape[1];\n"},
+    {"",
      "  const int batch = batch_head / heads;\n"
      "  const int head = batch_head % heads;\n"
      "  const int kv_head = head / (heads / kv_heads);\n"
@@ -1048,8 +1137,10 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_sparse_quantized_segment
      "    sums[j] = 0.0f;\n"
      "  }\n"
      "  const int64_t value_words_start = h2o_offset(value_words_strides, batch, kv_head, 0, 0);\n"
-     "  const int64_t value_scales_start = h2o_offset(value_scales_strides, batch, kv_head, 0, 0);\n"
-     "  const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);\n"
+     "  const int64_t value_scales_start = h2o_offset(value_scales_strides, batch, kv_head, 0, 0);\n"},
+    {"!value_codes",
+     "  const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);\n"},
+    {"",
      "  float query[KEY_PART];\n"
      "  h2o_load<KEY_PART>(\n"
      "      queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),\n"
@@ -1069,9 +1160,12 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_sparse_quantized_segment
      "  if (first_key == 0) {\n"
      "    h2o_softmax_sink(state, static_cast<float>(sinks[head * sinks_strides[0]]));\n"
      "  }\n"},
-    {"",
+    {"dense_keys",
+     "  const int64_t key_start = h2o_offset(keys_strides, batch, kv_head, 0, lane * KEY_PART);\n"},
+    {"!dense_keys",
      "  const int64_t key_words_start = h2o_offset(key_words_strides, batch, kv_head, 0, 0);\n"
-     "  const int64_t key_scales_start = h2o_offset(key_scales_strides, batch, kv_head, 0, 0);\n"
+     "  const int64_t key_scales_start = h2o_offset(key_scales_strides, batch, kv_head, 0, 0);\n"},
+    {"!dense_keys !key_codes",
      "  const int64_t key_biases_start = h2o_offset(key_biases_strides, batch, kv_head, 0, 0);\n"},
     {"bool_mask",
      "  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);\n"},
@@ -1100,7 +1194,16 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_sparse_quantized_segment
     {"!probes",
      "    if (visible) {\n"},
     {"",
-     "      float key[KEY_PART];\n"
+     "      float key[KEY_PART];\n"},
+    {"dense_keys",
+     "      const int64_t key_row = key_start + i * keys_strides[2];\n"
+     "      h2o_load<KEY_PART>(keys + key_row, keys_strides[3], key);\n"},
+    {"!dense_keys key_codes",
+     "      h2o_load_codes<KEY_PART, KB>(\n"
+     "          key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],\n"
+     "          key_levels, key_scales[key_scales_start + i * key_scales_strides[2]],\n"
+     "          lane * KEY_PART, key);\n"},
+    {"!dense_keys !key_codes",
      "      h2o_load_quantized<KEY_PART, KB, G>(\n"
      "          key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],\n"
      "          key_scales + (key_scales_start + i * key_scales_strides[2]), key_scales_strides[3],\n"
@@ -1176,14 +1279,21 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_sparse_quantized_segment
      "      if (weight == 0.0f) {\n"
      "        continue;\n"
      "      }\n"
-     "      float value[VALUE_PART];\n"
+     "      float value[VALUE_PART];\n"},
+    {"value_codes",
+     "      h2o_load_codes<VALUE_PART, VB>(\n"
+     "          value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],\n"
+     "          value_levels, value_scales[value_scales_start + i * value_scales_strides[2]],\n"
+     "          lane * VALUE_PART, value);\n"},
+    {"!value_codes",
      "      h2o_load_quantized<VALUE_PART, VB, G>(\n"
      "          value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],\n"
      "          value_scales + (value_scales_start + i * value_scales_strides[2]),\n"
      "          value_scales_strides[3],\n"
      "          value_biases + (value_biases_start + i * value_biases_strides[2]),\n"
      "          value_biases_strides[3],\n"
-     "          lane * VALUE_PART, value);\n"
+     "          lane * VALUE_PART, value);\n"},
+    {"",
      "      h2o_add_row<VALUE_PART>(sums, weight, value);\n"
      "    }\n"
      "  }\n"},
@@ -1230,21 +1340,23 @@ static const mlx_h2o_kernel_text mlx_h2o_sdpa_vector_sparse_quantized_text = {
     sizeof(mlx_h2o_sdpa_vector_sparse_quantized_segments) / sizeof(mlx_h2o_sdpa_vector_sparse_quantized_segments[0]),
 };
 
-static const char* const mlx_h2o_sdpa_vector_sparse_keys_quantized_template[] = {
-    "T",
-    "S",
-    "D",
-    "KB",
-    "G",
-    "NS",
-    "CAUSAL",
+static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_sparse_keys_quantized_template[] = {
+    {"T", ""},
+    {"S", ""},
+    {"D", ""},
+    {"KB", "!dense_keys"},
+    {"G", "!dense_keys !key_codes"},
+    {"NS", ""},
+    {"CAUSAL", ""},
 };
 
 static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_sparse_keys_quantized_inputs[] = {
     {"queries", ""},
-    {"key_words", ""},
-    {"key_scales", ""},
-    {"key_biases", ""},
+    {"keys", "dense_keys"},
+    {"key_words", "!dense_keys"},
+    {"key_scales", "!dense_keys"},
+    {"key_biases", "!dense_keys !key_codes"},
+    {"key_levels", "key_codes"},
     {"mask", "bool_mask"},
     {"mask", "additive_mask"},
     {"sinks", "sinks"},
@@ -1271,9 +1383,14 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_sparse_keys_quantized_se
      "  const int batch_head = int(threadgroup_position_in_grid.x);\n"
      "  const int query_index = int(threadgroup_position_in_grid.y);\n"
      "  const int heads = queries_shape[1];\n"
-     "  const int query_count = queries_shape[2];\n"
+     "  const int query_count = queries_shape[2];\n"},
+    {"dense_keys",
+     "  const int key_count = keys_shape[2];\n"
+     "  const int kv_heads = keys_shape[1];\n"},
+    {"!dense_keys",
      "  const int key_count = key_words_shape[2];\n"
-     "  const int kv_heads = key_words_shape[1];\n"
+     "  const int kv_heads = key_words_shape[1];\n"},
+    {"",
      "  const int batch = batch_head / heads;\n"
      "  const int head = batch_head % heads;\n"
      "  const int kv_head = head / (heads / kv_heads);\n"
@@ -1301,9 +1418,12 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_sparse_keys_quantized_se
      "  if (first_key == 0) {\n"
      "    h2o_softmax_sink(state, static_cast<float>(sinks[head * sinks_strides[0]]));\n"
      "  }\n"},
-    {"",
+    {"dense_keys",
+     "  const int64_t key_start = h2o_offset(keys_strides, batch, kv_head, 0, lane * KEY_PART);\n"},
+    {"!dense_keys",
      "  const int64_t key_words_start = h2o_offset(key_words_strides, batch, kv_head, 0, 0);\n"
-     "  const int64_t key_scales_start = h2o_offset(key_scales_strides, batch, kv_head, 0, 0);\n"
+     "  const int64_t key_scales_start = h2o_offset(key_scales_strides, batch, kv_head, 0, 0);\n"},
+    {"!dense_keys !key_codes",
      "  const int64_t key_biases_start = h2o_offset(key_biases_strides, batch, kv_head, 0, 0);\n"},
     {"bool_mask",
      "  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);\n"},
@@ -1332,7 +1452,16 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_sparse_keys_quantized_se
     {"!probes",
      "    if (visible) {\n"},
     {"",
-     "      float key[KEY_PART];\n"
+     "      float key[KEY_PART];\n"},
+    {"dense_keys",
+     "      const int64_t key_row = key_start + i * keys_strides[2];\n"
+     "      h2o_load<KEY_PART>(keys + key_row, keys_strides[3], key);\n"},
+    {"!dense_keys key_codes",
+     "      h2o_load_codes<KEY_PART, KB>(\n"
+     "          key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],\n"
+     "          key_levels, key_scales[key_scales_start + i * key_scales_strides[2]],\n"
+     "          lane * KEY_PART, key);\n"},
+    {"!dense_keys !key_codes",
      "      h2o_load_quantized<KEY_PART, KB, G>(\n"
      "          key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],\n"
      "          key_scales + (key_scales_start + i * key_scales_strides[2]), key_scales_strides[3],\n"
@@ -1400,18 +1529,19 @@ static const mlx_h2o_kernel_text mlx_h2o_sdpa_vector_sparse_keys_quantized_text 
     sizeof(mlx_h2o_sdpa_vector_sparse_keys_quantized_segments) / sizeof(mlx_h2o_sdpa_vector_sparse_keys_quantized_segments[0]),
 };
 
-static const char* const mlx_h2o_sdpa_vector_sparse_values_quantized_template[] = {
-    "S",
-    "V",
-    "VB",
-    "G",
-    "NS",
+static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_sparse_values_quantized_template[] = {
+    {"S", ""},
+    {"V", ""},
+    {"VB", ""},
+    {"G", "!value_codes"},
+    {"NS", ""},
 };
 
 static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_sparse_values_quantized_inputs[] = {
     {"value_words", ""},
     {"value_scales", ""},
-    {"value_biases", ""},
+    {"value_biases", "!value_codes"},
+    {"value_levels", "value_codes"},
     {"scores", ""},
     {"partial_maxima", ""},
     {"partial_totals", ""},
@@ -1449,8 +1579,10 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_sparse_values_quantized_
      "    sums[j] = 0.0f;\n"
      "  }\n"
      "  const int64_t value_words_start = h2o_offset(value_words_strides, batch, kv_head, 0, 0);\n"
-     "  const int64_t value_scales_start = h2o_offset(value_scales_strides, batch, kv_head, 0, 0);\n"
-     "  const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);\n"
+     "  const int64_t value_scales_start = h2o_offset(value_scales_strides, batch, kv_head, 0, 0);\n"},
+    {"!value_codes",
+     "  const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);\n"},
+    {"",
      "  const bool has_part = lane < NS;\n"
      "  h2o_softmax part = h2o_softmax_empty();\n"
      "  if (lane < blocks) {\n"
@@ -1484,14 +1616,21 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_sparse_values_quantized_
      "      if (weight == 0.0f) {\n"
      "        continue;\n"
      "      }\n"
-     "      float value[VALUE_PART];\n"
+     "      float value[VALUE_PART];\n"},
+    {"value_codes",
+     "      h2o_load_codes<VALUE_PART, VB>(\n"
+     "          value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],\n"
+     "          value_levels, value_scales[value_scales_start + i * value_scales_strides[2]],\n"
+     "          lane * VALUE_PART, value);\n"},
+    {"!value_codes",
      "      h2o_load_quantized<VALUE_PART, VB, G>(\n"
      "          value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],\n"
      "          value_scales + (value_scales_start + i * value_scales_strides[2]),\n"
      "          value_scales_strides[3],\n"
      "          value_biases + (value_biases_start + i * value_biases_strides[2]),\n"
      "          value_biases_strides[3],\n"
-     "          lane * VALUE_PART, value);\n"
+     "          lane * VALUE_PART, value);\n"},
+    {"",
      "      h2o_add_row<VALUE_PART>(sums, weight, value);\n"
      "    }\n"
      "  }\n"},
@@ -1533,9 +1672,9 @@ static const mlx_h2o_kernel_text mlx_h2o_sdpa_vector_sparse_values_quantized_tex
     sizeof(mlx_h2o_sdpa_vector_sparse_values_quantized_segments) / sizeof(mlx_h2o_sdpa_vector_sparse_values_quantized_segments[0]),
 };
 
-static const char* const mlx_h2o_sdpa_vector_2pass_2_template[] = {
-    "T",
-    "V",
+static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_2pass_2_template[] = {
+    {"T", ""},
+    {"V", ""},
 };
 
 static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_2pass_2_inputs[] = {
@@ -1595,12 +1734,12 @@ static const mlx_h2o_kernel_text mlx_h2o_sdpa_vector_2pass_2_text = {
     sizeof(mlx_h2o_sdpa_vector_2pass_2_segments) / sizeof(mlx_h2o_sdpa_vector_2pass_2_segments[0]),
 };
 
-static const char* const mlx_h2o_prefill_average_template[] = {
-    "T",
-    "D",
-    "NS",
-    "KEYS",
-    "CAUSAL",
+static const mlx_h2o_kernel_buffer mlx_h2o_prefill_average_template[] = {
+    {"T", ""},
+    {"D", ""},
+    {"NS", ""},
+    {"KEYS", ""},
+    {"CAUSAL", ""},
 };
 
 static const mlx_h2o_kernel_buffer mlx_h2o_prefill_average_inputs[] = {
@@ -1721,12 +1860,12 @@ static const mlx_h2o_kernel_text mlx_h2o_prefill_average_text = {
     sizeof(mlx_h2o_prefill_average_segments) / sizeof(mlx_h2o_prefill_average_segments[0]),
 };
 
-static const char* const mlx_h2o_prefill_mass_template[] = {
-    "T",
-    "D",
-    "NS",
-    "KEYS",
-    "CAUSAL",
+static const mlx_h2o_kernel_buffer mlx_h2o_prefill_mass_template[] = {
+    {"T", ""},
+    {"D", ""},
+    {"NS", ""},
+    {"KEYS", ""},
+    {"CAUSAL", ""},
 };
 
 static const mlx_h2o_kernel_buffer mlx_h2o_prefill_mass_inputs[] = {
@@ -1843,12 +1982,12 @@ static const mlx_h2o_kernel_text mlx_h2o_prefill_mass_text = {
     sizeof(mlx_h2o_prefill_mass_segments) / sizeof(mlx_h2o_prefill_mass_segments[0]),
 };
 
-static const char* const mlx_h2o_prefill_lse_template[] = {
-    "T",
-    "D",
-    "NS",
-    "QUERIES",
-    "CAUSAL",
+static const mlx_h2o_kernel_buffer mlx_h2o_prefill_lse_template[] = {
+    {"T", ""},
+    {"D", ""},
+    {"NS", ""},
+    {"QUERIES", ""},
+    {"CAUSAL", ""},
 };
 
 static const mlx_h2o_kernel_buffer mlx_h2o_prefill_lse_inputs[] = {
@@ -1971,8 +2110,8 @@ static const mlx_h2o_kernel_text mlx_h2o_prefill_lse_text = {
     sizeof(mlx_h2o_prefill_lse_segments) / sizeof(mlx_h2o_prefill_lse_segments[0]),
 };
 
-static const char* const mlx_h2o_accumulate_scores_template[] = {
-    "NS",
+static const mlx_h2o_kernel_buffer mlx_h2o_accumulate_scores_template[] = {
+    {"NS", ""},
 };
 
 static const mlx_h2o_kernel_buffer mlx_h2o_accumulate_scores_inputs[] = {
@@ -2032,8 +2171,8 @@ static const mlx_h2o_kernel_text mlx_h2o_accumulate_scores_text = {
     sizeof(mlx_h2o_accumulate_scores_segments) / sizeof(mlx_h2o_accumulate_scores_segments[0]),
 };
 
-static const char* const mlx_h2o_choose_row_template[] = {
-    "NS",
+static const mlx_h2o_kernel_buffer mlx_h2o_choose_row_template[] = {
+    {"NS", ""},
 };
 
 static const mlx_h2o_kernel_buffer mlx_h2o_choose_row_inputs[] = {
@@ -2133,9 +2272,9 @@ static const mlx_h2o_kernel_text mlx_h2o_choose_row_text = {
     sizeof(mlx_h2o_choose_row_segments) / sizeof(mlx_h2o_choose_row_segments[0]),
 };
 
-static const char* const mlx_h2o_replace_row_template[] = {
-    "NS",
-    "AGE",
+static const mlx_h2o_kernel_buffer mlx_h2o_replace_row_template[] = {
+    {"NS", ""},
+    {"AGE", ""},
 };
 
 static const mlx_h2o_kernel_buffer mlx_h2o_replace_row_inputs[] = {
@@ -2247,8 +2386,8 @@ static const mlx_h2o_kernel_text mlx_h2o_replace_row_text = {
     sizeof(mlx_h2o_replace_row_segments) / sizeof(mlx_h2o_replace_row_segments[0]),
 };
 
-static const char* const mlx_h2o_replace_row_ranked_template[] = {
-    "NS",
+static const mlx_h2o_kernel_buffer mlx_h2o_replace_row_ranked_template[] = {
+    {"NS", ""},
 };
 
 static const mlx_h2o_kernel_buffer mlx_h2o_replace_row_ranked_inputs[] = {
@@ -2361,8 +2500,8 @@ static const mlx_h2o_kernel_text mlx_h2o_replace_row_ranked_text = {
     sizeof(mlx_h2o_replace_row_ranked_segments) / sizeof(mlx_h2o_replace_row_ranked_segments[0]),
 };
 
-static const char* const mlx_h2o_keep_rows_template[] = {
-    "NS",
+static const mlx_h2o_kernel_buffer mlx_h2o_keep_rows_template[] = {
+    {"NS", ""},
 };
 
 static const mlx_h2o_kernel_buffer mlx_h2o_keep_rows_inputs[] = {
@@ -2472,12 +2611,12 @@ static const mlx_h2o_kernel_text mlx_h2o_keep_rows_text = {
     sizeof(mlx_h2o_keep_rows_segments) / sizeof(mlx_h2o_keep_rows_segments[0]),
 };
 
-static const char* const mlx_h2o_pack_rows_template[] = {
-    "T",
-    "S",
-    "KB",
-    "VB",
-    "G",
+static const mlx_h2o_kernel_buffer mlx_h2o_pack_rows_template[] = {
+    {"T", ""},
+    {"S", ""},
+    {"KB", ""},
+    {"VB", ""},
+    {"G", ""},
 };
 
 static const mlx_h2o_kernel_buffer mlx_h2o_pack_rows_inputs[] = {

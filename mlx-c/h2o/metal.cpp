@@ -2,6 +2,7 @@
 #include "metal.h"
 
 #include "backend.h"
+#include "codes.h"
 
 namespace mlx_h2o_c::metal {
 
@@ -58,27 +59,27 @@ Names names_of(const AttentionRequest& r, mlx_array params, int simdgroups, int 
   Names names;
   names.buffers = {{"queries", r.queries}, {"mask", r.mask},         {"sinks", r.sinks},
                    {"probes", r.probes},   {"row_bias", r.row_bias}, {"params", params}};
-  names.arguments = {{"T", dtype_of(r.queries)},
+  const mlx_dtype dtype = r.has_codes() ? MLX_FLOAT32 : dtype_of(r.queries);
+  names.arguments = {{"T", dtype},
                      {"D", r.head_size},
                      {"V", r.value_size},
                      {"NS", simdgroups},
                      {"CAUSAL", r.causal}};
-  if (r.keys.packed()) {
-    for (const auto& [name, rows] : {std::pair("key", &r.keys), std::pair("value", &r.values)}) {
-      names.buffers[std::string(name) + "_words"] = rows->parts[0];
-      names.buffers[std::string(name) + "_scales"] = rows->parts[1];
-      names.buffers[std::string(name) + "_biases"] = rows->parts[2];
+  names.arguments["S"] = MLX_FLOAT32;
+  for (const auto& [name, rows] : {std::pair("key", &r.keys), std::pair("value", &r.values)}) {
+    const std::string side = name;
+    const char* const parts[] = {"_words", "_scales", "_biases"};
+    if (!rows->packed()) names.buffers[side + "s"] = rows->parts[0];
+    for (size_t i = 0; rows->packed() && i < rows->parts.size(); ++i) {
+      names.buffers[side + parts[i]] = rows->parts[i];
     }
-    names.arguments["S"] = dtype_of(r.keys.parts[1]);
-    names.arguments["KB"] = r.keys.bits;
-    names.arguments["VB"] = r.values.bits;
-    names.arguments["G"] = r.keys.group_size;
-  } else {
-    names.buffers["keys"] = r.keys.parts[0];
-    names.buffers["values"] = r.values.parts[0];
+    names.arguments[side == "key" ? "KB" : "VB"] = rows->bits;
+    if (rows->parts.size() < 3) continue;
+    names.arguments["S"] = dtype_of(rows->parts[1]);
+    names.arguments["G"] = rows->group_size;
   }
   const int b = r.batch, h = r.heads, q = r.length;
-  names.outputs = {{"out", {{b, h, q, r.value_size}, dtype_of(r.queries)}},
+  names.outputs = {{"out", {{b, h, q, r.value_size}, dtype}},
                    {"scores", {{b, h, q, r.rows}, MLX_FLOAT32}},
                    {"lse", {{b, h, q}, MLX_FLOAT32}},
                    {"skipped", {{b, h, q}, MLX_FLOAT32}},
@@ -100,7 +101,7 @@ std::vector<const mlx_h2o_kernel_text*> decode_kernels(const AttentionRequest& r
             &mlx_h2o_sdpa_vector_sparse_values_quantized_text};
   }
   if (is_sparse(r)) return {&mlx_h2o_sdpa_vector_sparse_quantized_text};
-  if (r.keys.packed()) {
+  if (r.packed()) {
     return {one_pass ? &mlx_h2o_sdpa_vector_quantized_text
                      : &mlx_h2o_sdpa_vector_2pass_1_quantized_text};
   }
@@ -116,6 +117,20 @@ AttentionResult attention(const AttentionRequest& r) {
   const int simdgroups = preferred_simdgroups(r);
   const int blocks = preferred_blocks(r.rows, simdgroups);
   Names names = names_of(r, params, simdgroups, blocks);
+  // Queries and probes in the basis of the keys, and the levels of codes.
+  std::vector<Array> made_here;
+  const auto put = [&](const char* name, Array array) {
+    names.buffers[name] = array;
+    made_here.push_back(std::move(array));
+  };
+  const auto turned = [&](mlx_array vectors) {
+    const Value wide = Value(vectors, r.stream).as(MLX_FLOAT32);
+    return r.keys.codes() ? rotated(wide, Side::keys) : Value(mlx_array(wide), r.stream);
+  };
+  if (r.has_codes()) put("queries", turned(r.queries));
+  if (r.has_codes() && r.keys.codes() && r.probes.ctx != nullptr) put("probes", turned(r.probes));
+  if (r.keys.codes()) put("key_levels", levels_of(r.keys));
+  if (r.values.codes()) put("value_levels", levels_of(r.values));
   const Size grid = {r.batch * r.heads * simdgroups * lanes, r.length, blocks};
   Outputs made;
   // A later launch takes what the earlier made.
@@ -129,6 +144,11 @@ AttentionResult attention(const AttentionRequest& r) {
   if (blocks > 1) {
     run(mlx_h2o_sdpa_vector_2pass_2_text, {r.batch * r.heads * r.length * r.value_size, 1, 1},
         {lanes, 1, 1});
+  }
+  if (r.has_codes()) {
+    Value out(std::move(made["out"]), r.stream);
+    if (r.values.codes()) out = restored(out, Side::values);
+    made["out"] = out.as(dtype_of(r.queries));
   }
   AttentionResult result{std::move(made["out"]), std::move(made["scores"]), std::move(made["lse"]),
                          std::move(made["skipped"]), std::move(made["probe_scores"])};

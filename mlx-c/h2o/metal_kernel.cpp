@@ -110,8 +110,10 @@ Outputs launch(const mlx_h2o_kernel_text& text, const Flags& flags, const Names&
                Size threadgroup, mlx_stream stream) {
   const Resolved& resolved = resolve(text, flags);
   const Config config(mlx_fast_metal_kernel_config_new());
-  for (size_t i = 0; i < text.template_count; ++i) {
-    add(config, text.template_names[i], names.arguments.at(text.template_names[i]));
+  std::set<std::string> added;  // a name may stand under several conditions
+  for (const char* name :
+       chosen(&mlx_h2o_kernel_buffer::name, text.template_arguments, text.template_count, flags)) {
+    if (added.insert(name).second) add(config, name, names.arguments.at(name));
   }
   check(mlx_fast_metal_kernel_config_set_grid(config, grid[0], grid[1], grid[2]));
   check(mlx_fast_metal_kernel_config_set_thread_group(config, threadgroup[0], threadgroup[1],
@@ -140,7 +142,10 @@ Flags flags_of(const AttentionRequest& r) {
       {"lse", r.return_lse},
       {"skipped", r.sparse_v_threshold > 0 && r.return_skipped},
       {"probes", r.probes.ctx != nullptr},
-      {"row_bias", r.row_bias.ctx != nullptr}};
+      {"row_bias", r.row_bias.ctx != nullptr},
+      {"dense_keys", r.packed() && !r.keys.packed()},
+      {"key_codes", r.keys.codes()},
+      {"value_codes", r.values.codes()}};
   for (const auto& [flag, on] : known) {
     if (on) flags.insert(flag);
   }

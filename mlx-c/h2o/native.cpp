@@ -61,10 +61,10 @@ std::string refuses(const AttentionRequest& request) {
 // Of packed rows, for any of core's options.
 template <class Options>
 void set_packing(Options& options, const Rows& keys, const Rows& values) {
-  if (keys.packed()) {
-    options.bits = keys.bits;
-    options.value_bits = values.bits;
-    options.group_size = keys.group_size;
+  if (keys.packed()) options.bits = keys.bits;
+  if (values.packed()) options.value_bits = values.bits;
+  for (const Rows* rows : {&keys, &values}) {
+    if (rows->group_size != 0) options.group_size = rows->group_size;
   }
 }
 

@@ -16,14 +16,16 @@ struct Packing {
   }
 };
 
-// Keys or values [B, Hkv, N, D]: one dense array, or what mlx_quantize made of it.
+// Keys or values [B, Hkv, N, D]: one dense array, what mlx_quantize made of it, or codes of rotated
+// rows (docs/formats.md).
 struct Rows {
-  std::vector<Array> parts;  // the array; or words, scales and biases
+  std::vector<Array> parts;  // the array; words, scales and biases; or words and norms
   int bits = 0;              // 0: dense
   int group_size = 0;
   int size = 0;  // D
 
   bool packed() const { return bits != 0; }
+  bool codes() const { return parts.size() == 2; }
   int count() const { return mlx_array_dim(parts[0], 2); }  // N
   // Of new ones.
   mlx_dtype dtype() const { return dtype_of(parts[packed() ? 1 : 0]); }
@@ -53,7 +55,7 @@ struct AttentionRequest : AttentionArguments, AttentionSizes {
   const char* op;
   Array queries;
   Rows keys;
-  Rows values;  // packed where the keys are
+  Rows values;
   bool causal;
   Array mask;            // broadcast to [B, Hq, Lq, N], or empty
   float mask_threshold;  // an additive mask masks at or below it
@@ -62,6 +64,8 @@ struct AttentionRequest : AttentionArguments, AttentionSizes {
   bool return_skipped;
   bool on_gpu;
 
+  bool packed() const { return keys.packed() || values.packed(); }
+  bool has_codes() const { return keys.codes() || values.codes(); }
   int probe_count() const { return probes.ctx == nullptr ? 0 : mlx_array_dim(probes, 2); }
 };
 

@@ -15,7 +15,7 @@ inline constexpr auto probes_name = "scaled_dot_product_attention_with_probes";
 void check_packing(const char* op, const Packing& packing);
 // The elements of a row; `what` is what a message calls its words.
 int packed_width(const char* op, const std::string& what, mlx_array words, const Packing& packing);
-// The arrays of a vector, one or three. `name` is "keys" or "values".
+// The arrays of a vector, up to three. `name` is "keys" or "values".
 std::vector<Array> parts_of(const char* op, const char* name, mlx_vector_array vector);
 void check_both_packed(const char* op, bool keys, bool values);
 // Words, scales and biases, which may be empty handles; `name` is that of one row, "key" or
@@ -23,6 +23,9 @@ void check_both_packed(const char* op, bool keys, bool values);
 using Parts = std::array<mlx_array, 3>;
 Rows packed_rows(const char* op, const std::string& name, const Parts& parts,
                  const Packing& packing);
+// The same of words and norms.
+Rows coded_rows(const char* op, const std::string& name, mlx_array words, mlx_array norms,
+                int bits);
 
 void check_queries(const char* op, mlx_array queries);
 AttentionRequest dense_attention_request(const char* op, mlx_array queries, mlx_array keys,

@@ -91,6 +91,18 @@ Rows dense_rows(mlx_array array) {
   return rows;
 }
 
+// Rows of any kind: without biases codes and norms, without scales one array of keys.
+Rows any_rows(const char* op, const char* name, const Parts& parts, const Packing& packing) {
+  const auto [rows, scales, biases] = parts;
+  if (rows.ctx == nullptr || biases.ctx != nullptr) return packed_rows(op, name, parts, packing);
+  if (scales.ctx != nullptr) return coded_rows(op, name, rows, scales, packing.bits);
+  const Named named = {std::string(name) + " rows", rows, "[B, Hkv, N, D]"};
+  check_rank(op, named, 4);
+  check_not_empty(op, named);
+  check_float(op, named);
+  return dense_rows(rows);
+}
+
 }  // namespace
 
 void check_queries(const char* op, mlx_array queries) {
@@ -124,13 +136,19 @@ AttentionRequest packed_attention_request(const char* op, mlx_array queries, con
                                           const Parts& value_parts, const Packing& packing,
                                           const AttentionArguments& arguments) {
   check_packing(op, packing);
-  Rows keys = packed_rows(op, "key", key_parts, packing);
-  Rows values = packed_rows(op, "value", value_parts, packing.of_values());
+  Rows keys = any_rows(op, "key", key_parts, packing);
+  Rows values = any_rows(op, "value", value_parts, packing.of_values());
   check_queries(op, queries);
   check_together(op, queries, keys, values);
-  expect(dtype_of(keys.parts[1]) == dtype_of(values.parts[1]), op,
-         "key scales and value scales are ", dtype_of(keys.parts[1]), " and ",
-         dtype_of(values.parts[1]), ", expected the same dtype.");
+  expect(values.packed() && (keys.packed() || values.codes()), op,
+         "values are one array, expected words, scales and biases as of the keys, or codes.");
+  expect(keys.packed() || dtype_of(keys.parts[0]) == dtype_of(queries), op, "queries and keys are ",
+         dtype_of(queries), " and ", dtype_of(keys.parts[0]), ", expected the same dtype.");
+  if (keys.parts.size() == 3 && values.parts.size() == 3) {
+    const mlx_dtype of_keys = dtype_of(keys.parts[1]), of_values = dtype_of(values.parts[1]);
+    expect(of_keys == of_values, op, "key scales and value scales are ", of_keys, " and ",
+           of_values, ", expected the same dtype.");
+  }
   check_number(op, "scale", arguments.scale);
   check_number(op, "sparse_v_threshold", arguments.sparse_v_threshold);
   const float threshold = arguments.sparse_v_threshold;
@@ -144,10 +162,14 @@ AttentionRequest any_attention_request(const char* op, mlx_array queries, mlx_ve
                                        const AttentionArguments& arguments) {
   check_present(op, {"queries", queries, query_layout});
   const std::vector<Array> k = parts_of(op, "keys", keys), v = parts_of(op, "values", values);
-  check_both_packed(op, k.size() == 3, v.size() == 3);
-  if (k.size() == 3) {
-    return packed_attention_request(op, queries, {k[0], k[1], k[2]}, {v[0], v[1], v[2]}, packing,
-                                    arguments);
+  if (k.size() != 2 && v.size() != 2) check_both_packed(op, k.size() == 3, v.size() == 3);
+  if (v.size() > 1 || k.size() > 1) {
+    const auto three = [](const std::vector<Array>& parts) {
+      Parts found = {};
+      for (size_t i = 0; i < parts.size(); ++i) found[i] = parts[i];
+      return found;
+    };
+    return packed_attention_request(op, queries, three(k), three(v), packing, arguments);
   }
   check_number(op, "sparse_v_threshold", arguments.sparse_v_threshold);
   expect(arguments.sparse_v_threshold == 0, op, "sparse_v_threshold is ",

@@ -1,6 +1,7 @@
 // Rows as dense arrays or as mlx_quantize packs them.
 #include <algorithm>
 
+#include "codes.h"
 #include "validate.h"
 
 namespace mlx_h2o_c {
@@ -27,8 +28,8 @@ int packed_width(const char* op, const std::string& what, mlx_array words, const
 std::vector<Array> parts_of(const char* op, const char* name, mlx_vector_array vector) {
   expect(vector.ctx != nullptr, op, name, " are an empty handle, expected a vector of arrays.");
   const size_t count = mlx_vector_array_size(vector);
-  expect(count == 1 || count == 3, op, name, " are ", count,
-         " arrays, expected 1, or 3: words, scales and biases.");
+  expect(count >= 1 && count <= 3, op, name, " are ", count,
+         " arrays, expected 1, or 3: words, scales and biases, or 2: words and norms.");
   return items(vector);
 }
 
@@ -36,6 +37,31 @@ void check_both_packed(const char* op, bool keys, bool values) {
   expect(keys == values, op,
          keys ? "keys are packed and values are not" : "values are packed and keys are not",
          ", expected both or none.");
+}
+
+Rows coded_rows(const char* op, const std::string& name, mlx_array words, mlx_array norms,
+                int bits) {
+  const char* const layout = "[B, Hkv, N, ...]";
+  const Named named = {name + " words", words, layout};
+  check_present(op, named);
+  check_rank(op, named, 4);
+  check_not_empty(op, named);
+  expect(bits >= 2 && bits <= 4, op, name, " codes have ", bits, " bits, expected 2, 3 or 4.");
+  expect(dtype_of(words) == MLX_UINT32, op, name, " words are ", dtype_of(words),
+         ", expected uint32.");
+  const int64_t packed = int64_t{32} * mlx_array_dim(words, 3);
+  const int size = static_cast<int>(packed / bits);
+  expect(packed % bits == 0 && codes_fit(size), op, name, " words have ", mlx_array_dim(words, 3),
+         " words per row of ", bits,
+         " bits, expected those of a power of two of elements from 32 to 1024.");
+  Shape expected = shape_of(words);
+  expected[3] = 1;
+  expect(dtype_of(norms) == MLX_FLOAT32 && shape_of(norms) == expected, op, name, " norms are ",
+         norms, ", expected float32 ", expected, ".");
+  Rows rows{{}, bits, 0, size};
+  rows.parts.push_back(copied(words));
+  rows.parts.push_back(copied(norms));
+  return rows;
 }
 
 Rows packed_rows(const char* op, const std::string& name, const Parts& parts,
