@@ -31,6 +31,7 @@ let link: [LinkerSetting] = [
 ]
 let dependencies: [Package.Dependency] = []
 let mlx: Target.Dependency = "MLX"
+let mlxNN: Target.Dependency = "MLXNN"
 let mlxLMCommon: Target.Dependency = "MLXLMCommon"
 let cmlx: [Target.Dependency] = ["Cmlx"]
 let cBindings: [Target.Dependency] = ["Cmlx", "MLXH2OCore"]
@@ -54,16 +55,30 @@ let platformTargets: [Target] = [
             "src/selection_kernel.cpp",
             "src/thread_count.cpp",
             "src/thread_pool.cpp",
+            "src/turbo_kernel.cpp",
         ], publicHeadersPath: "include",
         cxxSettings: cxx, linkerSettings: link),
     .target(
         name: "MLX", dependencies: ["Cmlx"], path: "swift/Sources/MLX",
         swiftSettings: warningsAreErrors),
     .target(
-        name: "MLXLMCommon", dependencies: ["MLX"], path: "swift/Sources/MLXLMCommon",
+        name: "MLXNN", dependencies: ["MLX"], path: "swift/Sources/MLXNN",
         swiftSettings: warningsAreErrors),
+    .target(
+        name: "MLXLMCommon", dependencies: ["MLX", "MLXNN"], path: "swift/Sources/MLXLMCommon",
+        swiftSettings: warningsAreErrors),
+    .executableTarget(
+        name: "mlx-h2o-parity", dependencies: [mlx, "MLXH2O", "MLXH2OLM"],
+        path: "swift/Sources/mlx-h2o-parity", swiftSettings: warningsAreErrors),
+    .executableTarget(
+        name: "h2o-generate", dependencies: [mlx, mlxNN, mlxLMCommon, "MLXH2O", "MLXH2OLM"],
+        path: "swift/Sources/h2o-generate", swiftSettings: warningsAreErrors),
+    .executableTarget(
+        name: "mlx-h2o-example", dependencies: [mlx, "MLXH2O", "MLXH2OLM"],
+        path: "examples/swift", swiftSettings: warningsAreErrors),
     .testTarget(
-        name: "ThinMLXTests", dependencies: ["MLX", "MLXLMCommon"],
+        name: "ThinMLXTests",
+        dependencies: ["MLX", "MLXNN", "MLXLMCommon", "MLXH2O", "MLXH2OLM"],
         path: "swift/Tests/ThinMLXTests", swiftSettings: warningsAreErrors),
 ]
 #else
@@ -72,6 +87,7 @@ let dependencies: [Package.Dependency] = [
     .package(url: "https://github.com/ml-explore/mlx-swift-lm", from: "3.31.4"),
 ]
 let mlx: Target.Dependency = .product(name: "MLX", package: "mlx-swift")
+let mlxNN: Target.Dependency = .product(name: "MLXNN", package: "mlx-swift")
 let mlxLMCommon: Target.Dependency = .product(name: "MLXLMCommon", package: "mlx-swift-lm")
 // mlx-swift's C module comes with its product.
 let cmlx: [Target.Dependency] = [mlx]
@@ -79,7 +95,14 @@ let cBindings: [Target.Dependency] = [mlx]
 let cBindingSettings: [CXXSetting] = []
 // C++20 would import headers as modules, see -fno-cxx-modules; nothing here needs it.
 let cxxStandard = CXXLanguageStandard.cxx17
-let platformTargets: [Target] = []
+// Apps are offered two libraries and no commands; the tests read golden vectors by what the command
+// is made of.
+let platformTargets: [Target] = [
+    .target(
+        name: "mlx-h2o-parity", dependencies: [mlx, "MLXH2O", "MLXH2OLM"],
+        path: "swift/Sources/mlx-h2o-parity", exclude: ["main.swift"],
+        swiftSettings: warningsAreErrors)
+]
 #endif
 
 let package = Package(
@@ -100,19 +123,13 @@ let package = Package(
             name: "MLXH2O", dependencies: [mlx, "CMLXH2O", "CMLXH2OReport"],
             path: "swift/Sources/MLXH2O", swiftSettings: warningsAreErrors),
         .target(
-            name: "MLXH2OLM", dependencies: [mlx, mlxLMCommon, "MLXH2O"],
+            name: "MLXH2OLM", dependencies: [mlx, mlxNN, mlxLMCommon, "MLXH2O"],
             path: "swift/Sources/MLXH2OLM", swiftSettings: warningsAreErrors),
-        .executableTarget(
-            name: "mlx-h2o-parity", dependencies: [mlx, "MLXH2O", "MLXH2OLM"],
-            path: "swift/Sources/mlx-h2o-parity", swiftSettings: warningsAreErrors),
-        .executableTarget(
-            name: "mlx-h2o-example", dependencies: [mlx, "MLXH2O", "MLXH2OLM"],
-            path: "examples/swift", swiftSettings: warningsAreErrors),
         .testTarget(
             name: "MLXH2OTests", dependencies: [mlx, "MLXH2O", "mlx-h2o-parity"],
             path: "swift/Tests/MLXH2OTests", swiftSettings: warningsAreErrors),
         .testTarget(
-            name: "MLXH2OLMTests", dependencies: [mlx, mlxLMCommon, "MLXH2O", "MLXH2OLM"],
+            name: "MLXH2OLMTests", dependencies: [mlx, mlxNN, mlxLMCommon, "MLXH2O", "MLXH2OLM"],
             path: "swift/Tests/MLXH2OLMTests", swiftSettings: warningsAreErrors),
     ],
     swiftLanguageModes: [.v6],

@@ -32,4 +32,26 @@ public enum MLXFast {
             (mask.mask ?? .mlxNone).ctx, (sinks ?? .mlxNone).ctx, stream.ctx)
         return MLXArray(result)
     }
+    /// Rotary positions of the last axis, the first `dimensions` of it; the rows of the axis before
+    /// it are at `offset` and up. The original's name begins with a capital.
+    package static func rope(
+        _ array: MLXArray, dimensions: Int, traditional: Bool, base: Float?, scale: Float,
+        offset: Int, freqs: MLXArray? = nil, stream: StreamOrDevice = .default
+    ) -> MLXArray {
+        var result = mlx_array_new()
+        mlx_fast_rope(
+            &result, array.ctx, Int32(dimensions), traditional,
+            mlx_optional_float(value: base ?? 0, has_value: base != nil), scale,
+            Int32(clamping: offset), (freqs ?? .mlxNone).ctx, stream.ctx)
+        return MLXArray(result)
+    }
+
+    /// Rows divided by their root mean square, times `weight`.
+    public static func rmsNorm(
+        _ x: MLXArray, weight: MLXArray, eps: Float, stream: StreamOrDevice = .default
+    ) -> MLXArray {
+        var result = mlx_array_new()
+        mlx_fast_rms_norm(&result, x.ctx, weight.ctx, eps, stream.ctx)
+        return MLXArray(result)
+    }
 }

@@ -19,6 +19,11 @@ public final class MLXArray {
     /// No array, where an argument is optional.
     public static var mlxNone: MLXArray { MLXArray(mlx_array_new()) }
 
+    /// Become the array that `other` is.
+    package func become(_ other: MLXArray) {
+        mlx_array_set(&ctx, other.ctx)
+    }
+
     public var ndim: Int { mlx_array_ndim(ctx) }
     /// Number of elements.
     public var size: Int { mlx_array_size(ctx) }

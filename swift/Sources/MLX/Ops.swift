@@ -59,6 +59,10 @@ public func isNaN(_ array: MLXArray, stream: StreamOrDevice = .default) -> MLXAr
     unary(mlx_isnan, array, stream)
 }
 
+public func sigmoid(_ array: MLXArray, stream: StreamOrDevice = .default) -> MLXArray {
+    unary(mlx_sigmoid, array, stream)
+}
+
 public func logicalNot(_ array: MLXArray, stream: StreamOrDevice = .default) -> MLXArray {
     unary(mlx_logical_not, array, stream)
 }
@@ -145,11 +149,26 @@ public func sorted(
     return MLXArray(result)
 }
 
+public func argMax(
+    _ array: MLXArray, axis: Int, keepDims: Bool = false, stream: StreamOrDevice = .default
+) -> MLXArray {
+    reduce(mlx_argmax_axis, array, axis: axis, keepDims: keepDims, stream)
+}
+
 public func argSort(
     _ array: MLXArray, axis: Int, stream: StreamOrDevice = .default
 ) -> MLXArray {
     var result = mlx_array_new()
     mlx_argsort_axis(&result, array.ctx, Int32(axis), stream.ctx)
+    return MLXArray(result)
+}
+
+/// The slices of `array` at `indices` of `axis`.
+public func take(
+    _ array: MLXArray, _ indices: MLXArray, axis: Int, stream: StreamOrDevice = .default
+) -> MLXArray {
+    var result = mlx_array_new()
+    mlx_take_axis(&result, array.ctx, indices.ctx, Int32(axis), stream.ctx)
     return MLXArray(result)
 }
 
@@ -258,6 +277,20 @@ extension MLXArray {
         var result = mlx_array_new()
         mlx_swapaxes(&result, ctx, Int32(axis1), Int32(axis2), stream.ctx)
         return MLXArray(result)
+    }
+
+    /// The axes in another order.
+    public func transposed(
+        axes: some Collection<Int>, stream: StreamOrDevice = .default
+    ) -> MLXArray {
+        var result = mlx_array_new()
+        mlx_transpose_axes(&result, ctx, Array(axes).int32, axes.count, stream.ctx)
+        return MLXArray(result)
+    }
+
+    /// The same; without axes they are reversed.
+    public func transposed(_ axes: Int..., stream: StreamOrDevice = .default) -> MLXArray {
+        transposed(axes: axes.isEmpty ? (0..<ndim).reversed() : axes, stream: stream)
     }
 
     public func expandedDimensions(axis: Int, stream: StreamOrDevice = .default) -> MLXArray {

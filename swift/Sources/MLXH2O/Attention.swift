@@ -39,7 +39,7 @@ extension MLXFast {
         queries: MLXArray, keys: MLXArray, values: MLXArray, scale: Float,
         mask: ScaledDotProductAttentionMaskMode = .none, sinks: MLXArray? = nil,
         rowBias: MLXArray? = nil, stream: StreamOrDevice = .default
-    ) throws -> (MLXArray, MLXArray) {
+    ) throws -> (output: MLXArray, scores: MLXArray) {
         let (output, scores, _) = try call(
             queries, keys, values, scale, mask, sinks, rowBias, stream, returnLse: false)
         return (output, scores)

@@ -12,7 +12,7 @@ func results(
     var places = (0..<count).map { _ in mlx_array_new() }
     do {
         try H2OError.catching {
-            Backend.applyCurrent()
+            H2OBackend.applyCurrent()
             places.withUnsafeMutableBufferPointer { buffer in
                 if let base = buffer.baseAddress { _ = body(base) }
             }

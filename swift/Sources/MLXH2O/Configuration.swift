@@ -22,6 +22,9 @@ public struct H2OConfiguration: Sendable, Hashable {
     public let sharedHeads: Bool
     /// Of the policy `random`: another seed is another sample.
     public let randomSeed: Int
+    /// Tokens that a draft model may propose at a time. The last `speculative + 1` rows are then never
+    /// evicted, and can be taken back without a trace.
+    public let speculative: Int
     /// Bits of each element of the keys, and of the values unless ``valueBits`` differ: 2, 3, 4, 5, 6
     /// or 8. Nil: rows stay as they come.
     public let kvBits: Int?
@@ -60,6 +63,7 @@ public struct H2OConfiguration: Sendable, Hashable {
     ///     protected; nil: one row of 32, as measured
     ///   - sharedHeads: whether all KV heads keep the same positions
     ///   - randomSeed: of the policy `random`, at least 0
+    ///   - speculative: tokens that a draft model may propose at a time, which count in the budget
     ///   - kvBits: bits of quantised rows; nil: rows stay as they come
     ///   - valueBits: bits of quantised values, where they differ from those of the keys
     ///   - kvGroupSize: elements that share a scale and a bias: 32, 64 or 128
@@ -67,13 +71,14 @@ public struct H2OConfiguration: Sendable, Hashable {
     public init(
         maxKVSize: Int = 256, sinkSize: Int = 4, heavySize: Int? = nil, recentSize: Int? = nil,
         policy: PolicyName = .keydiff, decay: Double = 0.95, evictEvery: Int? = nil,
-        sharedHeads: Bool = false, randomSeed: Int = 0, kvBits: Int? = nil, valueBits: Int? = nil,
-        kvGroupSize: Int = 64
+        sharedHeads: Bool = false, randomSeed: Int = 0, speculative: Int = 0, kvBits: Int? = nil,
+        valueBits: Int? = nil, kvGroupSize: Int = 64
     ) throws {
         try require("maxKVSize", maxKVSize, atLeast: 1)
         try require("sinkSize", sinkSize, atLeast: 0)
         try require("evictEvery", evictEvery ?? 1, atLeast: 1)
-        try require("randomSeed", randomSeed, atLeast: 0)
+        try require("randomSeed", randomSeed, atLeast: 0, atMost: Int.max)
+        try require("speculative", speculative, atLeast: 0)
         try require("heavySize", heavySize ?? 0, atLeast: 0)
         try require("recentSize", recentSize ?? 0, atLeast: 0)
         guard decay >= 0, decay < 1 else {
@@ -97,22 +102,28 @@ public struct H2OConfiguration: Sendable, Hashable {
         self.evictEvery = evictEvery ?? max(1, maxKVSize / 32)
         self.sharedHeads = sharedHeads
         self.randomSeed = randomSeed
+        self.speculative = speculative
         self.kvBits = kvBits
         self.valueBits = valueBits
         self.kvGroupSize = kvGroupSize
         self.heavySize = try Self.heavySize(
             of: maxKVSize, sink: sinkSize, heavy: heavySize, recent: recentSize)
         self.recentSize = maxKVSize - sinkSize - self.heavySize
+        guard speculative == 0 || maxKVSize >= sinkSize + speculative + 2 else {
+            throw failure(
+                "maxKVSize is \(maxKVSize) and speculative \(speculative), expected at least "
+                    + "sinkSize + speculative + 2 = \(sinkSize + speculative + 2) rows.")
+        }
     }
 
     /// What was published: the policy `h2o`, and a split scaled to `maxKVSize`. The other arguments,
     /// and the errors:
-    /// ``init(maxKVSize:sinkSize:heavySize:recentSize:policy:decay:evictEvery:sharedHeads:randomSeed:kvBits:valueBits:kvGroupSize:)``.
+    /// ``init(maxKVSize:sinkSize:heavySize:recentSize:policy:decay:evictEvery:sharedHeads:randomSeed:speculative:kvBits:valueBits:kvGroupSize:)``.
     public init(
         preset: Preset, maxKVSize: Int = 256, sinkSize: Int = 4, recentSize: Int? = nil,
         policy: PolicyName = .h2o, decay: Double = 0.95, evictEvery: Int? = nil,
-        sharedHeads: Bool = false, randomSeed: Int = 0, kvBits: Int? = nil, valueBits: Int? = nil,
-        kvGroupSize: Int = 64
+        sharedHeads: Bool = false, randomSeed: Int = 0, speculative: Int = 0, kvBits: Int? = nil,
+        valueBits: Int? = nil, kvGroupSize: Int = 64
     ) throws {
         try require("maxKVSize", maxKVSize, atLeast: 1)
         try require("sinkSize", sinkSize, atLeast: 0)
@@ -121,8 +132,8 @@ public struct H2OConfiguration: Sendable, Hashable {
         try self.init(
             maxKVSize: maxKVSize, sinkSize: sinkSize, heavySize: heavySize,
             recentSize: recentSize, policy: policy, decay: decay, evictEvery: evictEvery,
-            sharedHeads: sharedHeads, randomSeed: randomSeed, kvBits: kvBits, valueBits: valueBits,
-            kvGroupSize: kvGroupSize)
+            sharedHeads: sharedHeads, randomSeed: randomSeed, speculative: speculative,
+            kvBits: kvBits, valueBits: valueBits, kvGroupSize: kvGroupSize)
     }
 
     private static func heavySize(
@@ -155,6 +166,7 @@ extension H2OConfiguration {
         evictEvery = other.evictEvery
         sharedHeads = other.sharedHeads
         randomSeed = other.randomSeed
+        speculative = other.speculative
         valueBits = other.valueBits
         kvGroupSize = other.kvGroupSize
         self.kvBits = kvBits
@@ -165,9 +177,15 @@ private func failure(_ message: String) -> H2OError {
     H2OError("H2OConfiguration", message)
 }
 
-private func require(_ name: String, _ value: Int, atLeast least: Int) throws {
+/// Sizes count rows and tokens, whose positions are int32.
+private func require(
+    _ name: String, _ value: Int, atLeast least: Int, atMost most: Int = Int(Int32.max)
+) throws {
     guard value >= least else {
         throw failure("\(name) is \(value), expected at least \(least).")
+    }
+    guard value <= most else {
+        throw failure("\(name) is \(value), expected at most \(most).")
     }
 }
 
@@ -187,14 +205,67 @@ extension H2OConfiguration: Codable {
         case evictEvery = "evict_every"
         case sharedHeads = "shared_heads"
         case randomSeed = "random_seed"
+        case speculative
         case kvBits = "kv_bits"
         case valueBits = "v_bits"
         case kvGroupSize = "kv_group_size"
     }
 
-    /// Reads the names of the Python settings. Checked as in the other initialisers.
+    /// Settings of Python that are not known here, and their values that change nothing.
+    private static let unserved: [String: [Value]] = [
+        "light_bits": [.nothing], "dense_size": [.nothing, .number(0)],
+        "kv_handed": [.text("packed")], "sparse_v": [.number(0)],
+        "kv_format": [.nothing], "turbo_guard": [.number(0)],
+        "unequal_budgets": [.flag(true), .flag(false)],
+    ]
+
+    private enum Value: Decodable, Equatable {
+        case nothing
+        case flag(Bool)
+        case number(Double)
+        case text(String)
+
+        init(from decoder: any Decoder) throws {
+            let value = try decoder.singleValueContainer()
+            if value.decodeNil() {
+                self = .nothing
+            } else if let flag = try? value.decode(Bool.self) {
+                self = .flag(flag)
+            } else if let number = try? value.decode(Double.self) {
+                self = .number(number)
+            } else {
+                self = .text(try value.decode(String.self))
+            }
+        }
+
+        var text: String {
+            switch self {
+            case .nothing: "null"
+            case .flag(let flag): "\(flag)"
+            case .number(let number): Int(exactly: number).map(String.init) ?? "\(number)"
+            case .text(let text): "'\(text)'"
+            }
+        }
+    }
+
+    /// Reads the names of the Python settings. Checked as in the other initialisers; settings of
+    /// Python that are not served here are refused by name.
     public init(from decoder: any Decoder) throws {
+        for (name, value) in try [String: Value](from: decoder).sorted(by: { $0.key < $1.key })
+        where CodingKeys(rawValue: name) == nil {
+            guard let same = Self.unserved[name] else {
+                throw failure("\(name) is \(value.text), expected settings that are known here.")
+            }
+            guard same.contains(value) else {
+                throw failure(
+                    "\(name) is \(value.text), expected \(same[0].text): that is not served in Swift."
+                )
+            }
+        }
         let values = try decoder.container(keyedBy: CodingKeys.self)
+        guard try !values.decodeNil(forKey: .maxKVSize) else {
+            throw failure("max_kv_size is null, expected a number: a cache here has a budget.")
+        }
         try self.init(
             maxKVSize: values.decode(Int.self, forKey: .maxKVSize),
             sinkSize: values.decode(Int.self, forKey: .sinkSize),
@@ -205,6 +276,7 @@ extension H2OConfiguration: Codable {
             evictEvery: values.decode(Int.self, forKey: .evictEvery),
             sharedHeads: values.decodeIfPresent(Bool.self, forKey: .sharedHeads) ?? false,
             randomSeed: values.decodeIfPresent(Int.self, forKey: .randomSeed) ?? 0,
+            speculative: values.decodeIfPresent(Int.self, forKey: .speculative) ?? 0,
             kvBits: values.decodeIfPresent(Int.self, forKey: .kvBits),
             valueBits: values.decodeIfPresent(Int.self, forKey: .valueBits),
             kvGroupSize: values.decodeIfPresent(Int.self, forKey: .kvGroupSize) ?? 64)

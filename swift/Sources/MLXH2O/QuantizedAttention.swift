@@ -31,7 +31,7 @@ extension MLXFast {
         groupSize: Int = 64, valueBits: Int? = nil,
         mask: ScaledDotProductAttentionMaskMode = .none, sinks: MLXArray? = nil,
         rowBias: MLXArray? = nil, sparseVThreshold: Float = 0, stream: StreamOrDevice = .default
-    ) throws -> (MLXArray, MLXArray) {
+    ) throws -> (output: MLXArray, scores: MLXArray) {
         let found = try quantized(
             queries, keys, values, scale, bits, groupSize, valueBits, mask, sinks,
             rowBias, sparseVThreshold, stream, returnsAll: false)
@@ -45,7 +45,7 @@ extension MLXFast {
         groupSize: Int = 64, valueBits: Int? = nil,
         mask: ScaledDotProductAttentionMaskMode = .none, sinks: MLXArray? = nil,
         rowBias: MLXArray? = nil, sparseVThreshold: Float = 0, stream: StreamOrDevice = .default
-    ) throws -> (AttentionWithScores, skipped: MLXArray) {
+    ) throws -> (attention: AttentionWithScores, skipped: MLXArray) {
         let found = try quantized(
             queries, keys, values, scale, bits, groupSize, valueBits, mask, sinks,
             rowBias, sparseVThreshold, stream, returnsAll: true)
@@ -91,7 +91,7 @@ extension MLXFast {
         groupSize: Int = 64, valueBits: Int? = nil,
         mask: ScaledDotProductAttentionMaskMode = .none, sinks: MLXArray? = nil,
         sparseVThreshold: Float = 0, stream: StreamOrDevice = .default
-    ) throws -> (AttentionWithScores, probeScores: MLXArray) {
+    ) throws -> (attention: AttentionWithScores, probeScores: MLXArray) {
         let (mode, array) = mask.arguments
         let found = try withVector(keys.parts) { keys in
             try withVector(values.parts) { values in

@@ -121,7 +121,7 @@ public func quantizeAppend(
         try withVector(values.parts) { values in
             try vectorResults { newKeyRows, newValueRows in
                 try H2OError.catching {
-                    Backend.applyCurrent()
+                    H2OBackend.applyCurrent()
                     _ = mlx_h2o_quantize_append(
                         newKeyRows, newValueRows, keys, values, newKeys.ctx, newValues.ctx,
                         slots.ctx, Int32(clamping: bits), Int32(clamping: groupSize),

@@ -22,7 +22,7 @@ extension H2OKVCache {
             output = try attend(queries, scale, mask, table, bias)
         } else if queries.dim(2) > maxDecodeQueries {
             output = try attendByChunk(queries, scale, mask, &table)
-        } else if let decay = policy.averageDecay {
+        } else if let decay = policy.averageDecay, reach == 0 {
             output =
                 try table.packing == nil
                 ? attendAndAverage(MLXArray.self, queries, scale, mask, decay, &table)
@@ -30,8 +30,7 @@ extension H2OKVCache {
         } else if policy.needsScores {
             let found = try attentionWithScores(queries, scale, mask, table)
             let isMasked = if case .none = mask { false } else { true }
-            table.importance = try policy.importance(
-                of: table, scores: found.scores, lse: found.lse, isMasked: isMasked)
+            try takeIn(found.scores, lse: found.lse, isMasked: isMasked, &table)
             output = found.output
         } else {
             output = try attention(queries, scale, mask, table)
@@ -73,8 +72,7 @@ extension H2OKVCache {
         let arrays = sameDType([queries, keys, values])
         let output = MLXFast.scaledDotProductAttention(
             queries: arrays[0], keys: arrays[1], values: arrays[2], scale: scale, mask: mask)
-        table.importance = try policy.importance(
-            of: table, afterChunk: arrays[0], keys: arrays[1], scale: scale, mask: mask)
+        try takeIn(chunk: arrays[0], keys: arrays[1], scale: scale, mask: mask, &table)
         return output
     }
 

@@ -1,4 +1,3 @@
-import Foundation
 import MLX
 import MLXH2O
 import MLXLMCommon
@@ -48,38 +47,47 @@ extension H2OKVCache: KVCache {
                     "windowSize is \(windowSize), expected nil: \(described) evicts rows, and cannot "
                         + "serve a sliding-window layer."))
         }
+        guard (1...Int(Int32.max) - size).contains(n) else {
+            H2OError.report(
+                H2OError("H2OKVCache.makeMask", "n is \(n), expected at least 1, and int32 places.")
+            )
+            return .none
+        }
         if n == 1 { return .none }
         guard returnArray else { return .causal }
-        let before = min(size, configuration.maxKVSize)
-        return .array(createCausalMask(n: n, offset: before))
+        return .array(createCausalMask(n: n, offset: rowsLeft(of: size, for: n)))
     }
 
-    /// Whether ``trim(_:)`` is exact: until the first eviction, done or due, and not after.
-    public var isTrimmable: Bool { evicted == 0 && !hasSurplus }
+    /// Whether ``trim(_:)`` is exact at any time: with `configuration.speculative`, for as many
+    /// tokens and one more. A caller that asks only at its start is refused otherwise.
+    public var isTrimmable: Bool { reach > 0 }
 
-    public func isTrimmable(after positions: Int) -> Bool {
-        isTrimmable && offset + positions <= configuration.maxKVSize
-    }
+    /// Whether `positions` tokens can be taken back right after they came.
+    public func isTrimmable(after positions: Int) -> Bool { reach > 0 && positions <= reach }
 
     /// Take back the last `n` tokens, or all where there are fewer; returns how many.
     ///
-    /// The rows are exact; the scores that the taken back queries gave to the others remain. After
-    /// an eviction the earlier rows cannot be restored: that is reported as an error, and nothing
-    /// changes.
+    /// With `configuration.speculative` that many and one more leave no trace. Else the rows are
+    /// exact until the first eviction, and the scores that the taken back queries gave to the others
+    /// remain. More than can be restored is reported as an error, and nothing changes.
     @discardableResult
     public func trim(_ n: Int) -> Int {
-        guard isTrimmable else {
+        guard n > 0, size > 0 else { return 0 }
+        let most = min(reach, size)
+        guard n <= most || (evicted == 0 && !hasSurplus) else {
             H2OError.report(
                 H2OError(
                     "H2OKVCache.trim",
-                    "\(described) has evicted rows: expected a cache that has not, see isTrimmable."
-                ))
+                    "\(described) has evicted rows and was asked to take back \(n) tokens, expected "
+                        + "at most \(most)."))
             return 0
         }
-        let count = max(0, min(offset, n))
+        let count = min(n, size)
         let left = size - count
-        table?.truncate(to: left)
         offset -= count
+        table?.forget(from: offset)
+        table?.truncate(to: left)
+        isUnscored = false
         return count
     }
 
@@ -88,7 +96,6 @@ extension H2OKVCache: KVCache {
         let copy = empty()
         copy.table = table  // updates put new arrays in the place of these and never change them
         copy.offset = offset
-        copy.evicted = evicted
         copy.isUnscored = isUnscored
         return copy
     }
@@ -97,60 +104,35 @@ extension H2OKVCache: KVCache {
 
     /// Keys, values, scores and positions, quantised keys and values as words, scales and biases
     /// each; nothing while there are no rows. What was read stays unchanged by later updates.
-    /// Setting it does not change the counts of ``metaState``.
+    /// Setting it puts ``offset`` behind the last position.
     public var state: [MLXArray] {
         get {
             guard let table else { return [] }
             let (keys, values) = table.fetch()
-            return keys + values + table.remembered
+            return keys + values + [table.importance, table.positions]
         }
         set {
             do {
                 table = try RowTable(state: newValue, configuration)
+                let last = table?.positions.reshaped(-1).max(axis: 0).item(Int32.self)
+                offset = Int(last ?? -1) + 1
             } catch {
                 H2OError.report(error)
             }
         }
     }
 
-    /// Offset, evicted rows, whether scores are missing, name, and the settings as JSON.
+    /// Nothing: what a cache knows beyond its ``state`` is kept by ``save(_:to:metadata:)``. So a file
+    /// that mlx-swift-lm's `savePromptCache` wrote of these caches, as plain ones, is refused by its
+    /// `loadPromptCache`. Setting anything is reported as an error.
     public var metaState: [String] {
-        get {
-            let settings = (try? JSONEncoder().encode(configuration)) ?? Data()
-            return [
-                String(offset), String(evicted), String(isUnscored), name,
-                String(decoding: settings, as: UTF8.self),
-            ]
-        }
+        get { [] }
         set {
-            do {
-                try restore(metaState: newValue)
-            } catch {
-                H2OError.report(error)
-            }
+            guard !newValue.joined().isEmpty else { return }
+            H2OError.report(
+                H2OError(
+                    "H2OKVCache.metaState",
+                    "found \(newValue), expected nothing: H2OKVCache.load reads what save wrote."))
         }
-    }
-
-    func restore(metaState: [String]) throws {
-        guard metaState.count == 5, let offset = Int(metaState[0]), let evicted = Int(metaState[1]),
-            let isUnscored = Bool(metaState[2]), offset >= 0, evicted >= 0
-        else {
-            throw H2OError(
-                "H2OKVCache.metaState",
-                "found \(metaState), expected offset, evicted, unscored, name and settings.")
-        }
-        let settings: H2OConfiguration
-        do {
-            settings = try JSONDecoder().decode(
-                H2OConfiguration.self, from: Data(metaState[4].utf8))
-        } catch {
-            throw H2OError("H2OKVCache.metaState", "the settings cannot be read: \(error)")
-        }
-        self.offset = offset
-        self.evicted = evicted
-        self.isUnscored = isUnscored
-        name = metaState[3]
-        configuration = settings
-        policy = settings.makePolicy()
     }
 }

@@ -15,26 +15,36 @@ import MLXLMCommon
 /// report to MLX's error handler, so that `withError` throws; ``append(keys:values:)``,
 /// ``accumulate(_:lse:isMasked:)`` and ``flush()`` throw themselves.
 public class H2OKVCache {
-    public internal(set) var configuration: H2OConfiguration
+    public let configuration: H2OConfiguration
     /// What error messages call this cache, such as "qwen3 layer 3".
-    public internal(set) var name: String
+    public let name: String
     /// Tokens seen: the position of the next one.
     public internal(set) var offset = 0
     /// Rows evicted per head so far.
-    public internal(set) var evicted = 0
+    public var evicted: Int { offset - size }
 
-    var policy: any EvictionPolicy
+    let policy: any EvictionPolicy
+    /// The policy, where it is not the one that the settings name.
+    let ownPolicy: (any EvictionPolicy)?
     var table: RowTable?
     /// The last update still waits for its scores, or for attention that counts merged rows.
     var isUnscored = false
 
-    public init(_ configuration: H2OConfiguration, name: String = "") {
+    /// - Parameters:
+    ///   - configuration: the settings
+    ///   - policy: a policy of your own, in the place of the one that the settings name; such a cache
+    ///     cannot be saved
+    ///   - name: what error messages call this cache
+    public init(
+        _ configuration: H2OConfiguration, policy: (any EvictionPolicy)? = nil, name: String = ""
+    ) {
         self.configuration = configuration
         self.name = name
-        policy = configuration.makePolicy()
+        ownPolicy = policy
+        self.policy = policy ?? configuration.makePolicy()
     }
 
-    /// As ``init(_:name:)``, with the default settings of ``H2OConfiguration``.
+    /// As ``init(_:policy:name:)``, with the default settings of ``H2OConfiguration``.
     ///
     /// - Throws: `H2OError` where the settings do not fit
     public convenience init(maxKVSize: Int = 256, name: String = "") throws {
@@ -54,7 +64,9 @@ public class H2OKVCache {
     ///   so that bottom-right causal masks fit
     /// - Throws: `H2OError` where the rows do not fit each other or the stored ones, or the policy
     ///   needs scores, or merges, and the last update got none or no attention of ours
-    public func append(keys: MLXArray, values: MLXArray) throws -> (MLXArray, MLXArray) {
+    public func append(keys: MLXArray, values: MLXArray) throws -> (
+        keys: MLXArray, values: MLXArray
+    ) {
         try appendRows(keys, values)
         guard let table else { return (.mlxNone, .mlxNone) }
         let (keys, values) = table.dense()
@@ -65,17 +77,22 @@ public class H2OKVCache {
     func appendRows(_ keys: MLXArray, _ values: MLXArray) throws {
         try checkRows(keys: keys, values: values, against: table)
         try checkScored()
-        try flush()
+        let added = keys.dim(2)
+        let (end, overflows) = offset.addingReportingOverflow(added)
+        guard !overflows, end <= Int(Int32.max) else {
+            throw H2OError(
+                "H2OKVCache.update",
+                "\(described) has seen \(offset) tokens, expected at most 2^31 - 1 with these "
+                    + "\(added).")
+        }
         var table =
             try self.table ?? RowTable(emptyFor: keys, values, configuration, owner: described)
-        let added = keys.dim(2)
-        let gone = added == 1 ? try makeRoom(in: &table) : 0
+        try makeRoom(for: added, in: &table)
         try table.append(
             keys, values, offset: offset, limit: configuration.maxKVSize,
             unscored: policy.merges ? 0 : .nan)
         self.table = table
-        offset += added
-        evicted += gone
+        offset = end
         isUnscored = policy.needsScores || policy.merges
     }
 
@@ -99,8 +116,7 @@ public class H2OKVCache {
         _ scores: MLXArray, lse: MLXArray? = nil, isMasked: Bool = true
     ) throws {
         var table = try checkScores(scores, lse, against: table)
-        table.importance = try policy.importance(
-            of: table, scores: scores, lse: lse, isMasked: isMasked)
+        try takeIn(scores, lse: lse, isMasked: isMasked, &table)
         self.table = table
         isUnscored = isUnscored && !policy.needsScores
     }
@@ -144,15 +160,8 @@ public class H2OKVCache {
     public func flush() throws {
         guard hasSurplus, var table else { return }
         try checkScored()
-        let gone = table.length - configuration.maxKVSize
-        if policy.merges {
-            try merge(to: configuration.maxKVSize, in: &table, recentBefore: offset)
-            table.fit()
-        } else {
-            table.keep(try kept(configuration.maxKVSize, of: table, recentBefore: offset))
-        }
+        try makeRoom(for: 0, in: &table)
         self.table = table
-        evicted += gone
     }
 
     func flushOrReport() {
@@ -162,55 +171,76 @@ public class H2OKVCache {
     /// Rows of a chunk beyond the budget, to go at the next occasion.
     var hasSurplus: Bool { size > configuration.maxKVSize }
 
-    /// Let a group of rows go where there is no room for one more: no more than are not protected
-    /// then. Returns how many of each head went.
-    private func makeRoom(in table: inout RowTable) throws -> Int {
-        guard table.length == configuration.maxKVSize else { return 0 }
-        let protected = configuration.sinkSize + max(0, configuration.recentSize - 1)
-        let free = table.length - protected
-        // Of a group that merges one row stays that the others go into.
-        let most = policy.merges ? max(1, min(free, configuration.heavySize)) : free
-        let gone = min(configuration.evictEvery, most)
-        if policy.merges, gone < table.length {
-            try merge(to: table.length - gone, in: &table, recentBefore: offset + 1)
-        } else if gone == table.length {
+    /// Let go what must go before so many tokens come: the surplus of a chunk, and, of tokens that
+    /// come one by one or may be taken back, what they need room for.
+    private func makeRoom(for added: Int, in table: inout RowTable) throws {
+        if table.length > configuration.maxKVSize {
+            try settle(before: offset - reach, in: &table)
+            try evict(to: configuration.maxKVSize, before: 0, in: &table)
+            if policy.merges { table.fit() }
+        }
+        try settle(before: offset + added - reach, in: &table)
+        let stay = rowsLeft(of: table.length, for: added)
+        if stay < table.length { try evict(to: stay, before: added, in: &table) }
+    }
+
+    /// Of so many rows, how many stay when so many tokens come.
+    func rowsLeft(of rows: Int, for added: Int) -> Int {
+        let rows = min(rows, configuration.maxKVSize)
+        let need = rows + min(added, configuration.maxKVSize) - configuration.maxKVSize
+        guard need > 0, (1...max(1, reach)).contains(added) else { return rows }
+        // Of those that nothing protects, a whole group; of one that merges a row stays that the
+        // others go into.
+        let free = rows - configuration.sinkSize - max(0, recentSize - added)
+        let most = configuration.heavySize + (policy.merges ? 0 : 1)
+        return rows - max(need, min(configuration.evictEvery, max(1, most), free))
+    }
+
+    /// Let all but `count` rows of each head go, before so many tokens come. The sinks are protected,
+    /// and the recent window; the newest rows that may be taken back are not even ranked.
+    private func evict(to count: Int, before added: Int, in table: inout RowTable) throws {
+        let tail = min(table.length, max(0, reach - added))
+        let recentStart = offset + added - recentSize
+        if count == 0 {
             table.truncate(to: 0)
+        } else if policy.merges, count > tail {
+            // Few at a time, so that a row of many is compared with others as what it has become.
+            while table.length > count {
+                let free =
+                    table.length - configuration.sinkSize - max(0, offset - recentStart)
+                let left = max(count, table.length - max(1, free / 4))
+                try table.merge(
+                    to: left, configuration, recentStart: recentStart, tail: tail)
+            }
         } else {
-            let slots = try kept(table.length - gone, of: table, recentBefore: offset + 1)
-            table.fillHoles(keeping: slots)
-        }
-        return gone
-    }
-
-    /// Merge all but `count` rows of each head into others; few at a time, so that a row of many is
-    /// compared with others as what it has become. Protected is what ``kept(_:of:recentBefore:)``
-    /// protects.
-    private func merge(
-        to count: Int, in table: inout RowTable, recentBefore end: Int
-    ) throws {
-        let recentStart = end - configuration.recentSize
-        while table.length > count {
-            let free =
-                table.length - configuration.sinkSize - max(0, offset - recentStart)
-            let left = max(count, table.length - max(1, free / 4))
-            try table.merge(to: left, configuration, recentStart: recentStart)
+            let slots = try kept(count - tail, of: table, tail: tail, recentStart: recentStart)
+            if added == 0 {
+                table.keep(slots, tail: tail)
+            } else {
+                table.fillHoles(keeping: slots, tail: tail)
+            }
         }
     }
 
-    /// Slots of the best `count` rows of each head, ascending. The sinks are protected, and the
-    /// recent window that ends before the position `end`.
+    /// Slots of the best `count` rows of each head but the last `tail`, ascending.
     private func kept(
-        _ count: Int, of table: RowTable, recentBefore end: Int
+        _ count: Int, of table: RowTable, tail: Int, recentStart: Int
     ) throws -> MLXArray {
+        func first(_ rows: MLXArray) -> MLXArray {
+            tail == 0 ? rows : rows[0..., 0..., ..<(table.length - tail)]
+        }
+        let positions = first(table.positions)
+        guard count > 0 else {
+            return MLXArray.zeros(positions.shape.dropLast() + [0], dtype: .uint32)
+        }
         let (keys, values) = table.dense()
         let ranks = try policy.rank(
             PolicyRows(
-                keys: keys, values: values, importance: table.importance,
-                positions: table.positions, offset: offset))
+                keys: first(keys), values: first(values), importance: first(table.importance),
+                positions: positions, offset: offset))
         return try keepIndices(
-            configuration.sharedHeads ? sharedByHeads(ranks) : ranks, positions: table.positions,
-            keep: count, sinkSize: configuration.sinkSize,
-            recentStart: end - configuration.recentSize)
+            configuration.sharedHeads ? sharedByHeads(ranks) : ranks, positions: positions,
+            keep: count, sinkSize: configuration.sinkSize, recentStart: recentStart)
     }
 
     private func checkScored() throws {
@@ -220,9 +250,13 @@ public class H2OKVCache {
         throw H2OError(
             "H2OKVCache",
             "\(described) got no \(what) for its last update, and the policy "
-                + "'\(configuration.policy.rawValue)' needs \(them): call "
+                + "'\(policyName)' needs \(them): call "
                 + "MLXH2OLM.attentionWithCacheUpdate in the model, or choose a policy that needs none."
         )
+    }
+
+    var policyName: String {
+        ownPolicy.map { "\(type(of: $0))" } ?? configuration.policy.rawValue
     }
 
     var described: String { name.isEmpty ? "this cache" : "the cache of \(name)" }

@@ -10,10 +10,14 @@ import MLXH2O
 public final class QuantizedH2OKVCache: H2OKVCache {
     /// - Parameters:
     ///   - configuration: with `kvBits`; where that is nil, 8 bits
+    ///   - policy: as in ``H2OKVCache``
     ///   - name: what error messages call this cache
-    public override init(_ configuration: H2OConfiguration, name: String = "") {
+    public override init(
+        _ configuration: H2OConfiguration, policy: (any EvictionPolicy)? = nil, name: String = ""
+    ) {
         super.init(
-            configuration.kvBits == nil ? configuration.with8Bits : configuration, name: name)
+            configuration.kvBits == nil ? configuration.with8Bits : configuration, policy: policy,
+            name: name)
     }
 
     /// Bits of the keys.
@@ -44,15 +48,20 @@ public final class QuantizedH2OKVCache: H2OKVCache {
 extension H2OKVCache {
     /// A cache of the same class, settings and name without rows.
     func empty() -> H2OKVCache {
-        self is QuantizedH2OKVCache
-            ? QuantizedH2OKVCache(configuration, name: name)
-            : H2OKVCache(configuration, name: name)
+        evictingCache(configuration, policy: ownPolicy, name: name)
     }
 }
 
 /// An empty cache of the class that the settings ask for.
-public func evictingCache(_ configuration: H2OConfiguration, name: String = "") -> H2OKVCache {
+///
+/// - Parameters:
+///   - configuration: the settings
+///   - policy: a policy of your own, in the place of the one that the settings name
+///   - name: what error messages call the cache
+public func evictingCache(
+    _ configuration: H2OConfiguration, policy: (any EvictionPolicy)? = nil, name: String = ""
+) -> H2OKVCache {
     configuration.kvBits == nil
-        ? H2OKVCache(configuration, name: name)
-        : QuantizedH2OKVCache(configuration, name: name)
+        ? H2OKVCache(configuration, policy: policy, name: name)
+        : QuantizedH2OKVCache(configuration, policy: policy, name: name)
 }

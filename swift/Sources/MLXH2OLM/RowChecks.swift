@@ -13,8 +13,14 @@ func checkRows(keys: MLXArray, values: MLXArray, against table: RowTable?) throw
             "keys have shape \(found.0), values \(found.1), expected [B, H, L, D] and [B, H, L, Dv]."
         )
     }
-    guard !found.0.prefix(3).contains(0) else {
-        throw H2OError(operation, "keys have shape \(found.0), expected B, H, L of at least 1.")
+    guard !found.0.contains(0), !found.1.contains(0) else {
+        throw H2OError(operation, "keys have shape \(found.0), expected sizes of at least 1.")
+    }
+    for (name, rows) in [("keys", keys), ("values", values)] {
+        guard [.float32, .float16, .bfloat16].contains(rows.dtype) else {
+            throw H2OError(
+                operation, "\(name) are \(rows.dtype), expected float32, float16 or bfloat16.")
+        }
     }
     guard let table else { return }
     for (name, new, stored) in [

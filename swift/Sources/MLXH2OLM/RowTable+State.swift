@@ -10,7 +10,8 @@ extension RowTable {
         guard state.count == 2 * sides + 2, shapes.dropLast(2).allSatisfy({ $0.count == 4 }),
             shapes.allSatisfy({ $0.prefix(3) == shapes[0].prefix(3) }),
             shapes.suffix(2).allSatisfy({ $0.count == 3 }), !shapes.joined().contains(0),
-            state[2 * sides].dtype == .float32, state[2 * sides + 1].dtype == .int32
+            state[2 * sides].dtype == .float32, state[2 * sides + 1].dtype == .int32,
+            sides == 3 || state[..<2].allSatisfy({ $0.dtype.isFloatingPoint })
         else {
             throw H2OError(
                 "H2OKVCache.state",

@@ -16,6 +16,8 @@ struct RowTable {
     var importance: MLXArray
     /// int32 [B, H, length].
     private(set) var positions: MLXArray
+    /// What queries say that may be taken back.
+    var waiting: [Waiting] = []
     /// Whether a row may stand for more than one: the importance is then its `ln n`.
     private(set) var isMerged = false
 
@@ -23,8 +25,9 @@ struct RowTable {
 
     init(
         keys: Column, values: Column, importance: MLXArray, positions: MLXArray,
-        isMerged: Bool = false
+        isMerged: Bool = false, waiting: [Waiting] = []
     ) {
+        self.waiting = waiting
         self.isMerged = isMerged
         self.keys = keys
         self.values = values
@@ -72,7 +75,7 @@ struct RowTable {
     var arrays: [MLXArray] { keys.parts + values.parts + remembered }
 
     /// What is remembered of the rows.
-    var remembered: [MLXArray] { [importance, positions] }
+    var remembered: [MLXArray] { [importance, positions] + waiting.map(\.seen) }
 
     /// Every stored byte, unused rows included.
     var nbytes: Int { arrays.reduce(0) { $0 + $1.nbytes } }
@@ -111,6 +114,7 @@ struct RowTable {
             MLXArray(Int32(offset)..<Int32(offset + added)), to: heads + [added])
         importance = concatenated([importance, fresh], axis: 2)
         positions = concatenated([positions, new], axis: 2)
+        waiting = waiting.map { $0.followed(by: added) }
     }
 
     /// Into the slots behind the last row.
@@ -139,26 +143,36 @@ struct RowTable {
 
     // MARK: Rows that go
 
-    /// Keep only `slots` [B, H, n], in that order, in new memory. O(n) rows moved.
-    mutating func keep(_ slots: MLXArray) { change { taken($0, slots) } }
+    /// Keep only `slots` [B, H, n], in that order, and behind them the last `tail` rows, in new
+    /// memory. O(n) rows moved.
+    mutating func keep(_ slots: MLXArray, tail: Int = 0) {
+        let last = MLXArray(Int32(length - tail)..<Int32(length)).asType(slots.dtype)
+        let all = concatenated(
+            [slots, broadcast(last, to: slots.shape.dropLast() + [tail])], axis: 2)
+        change { taken($0, tail == 0 ? slots : all) }
+    }
 
     /// Merge all but `count` rows of each head into others, which change in place; the rows that
-    /// went leave their slots, as in ``fillHoles(keeping:)``. The sinks are protected, and positions
-    /// from `recentStart` on.
+    /// went leave their slots, as in ``fillHoles(keeping:tail:)``. The sinks are protected, and
+    /// positions from `recentStart` on; the last `tail` rows stay as they are.
     mutating func merge(
-        to count: Int, _ configuration: H2OConfiguration, recentStart: Int
+        to count: Int, _ configuration: H2OConfiguration, recentStart: Int, tail: Int = 0
     ) throws {
         let (allKeys, allValues) = dense()
+        func first(_ rows: MLXArray) -> MLXArray {
+            tail == 0 ? rows : rows[0..., 0..., ..<(length - tail)]
+        }
         let found = try mergers(
-            keys: allKeys, values: allValues, bias: importance, positions: positions, keep: count,
-            sinkSize: configuration.sinkSize, recentStart: recentStart,
+            keys: first(allKeys), values: first(allValues), bias: first(importance),
+            positions: first(positions), keep: count - tail, sinkSize: configuration.sinkSize,
+            recentStart: recentStart,
             sharedHeads: configuration.sharedHeads)
         keys = keys.put(found.keys, at: found.into)
         values = values.put(found.values, at: found.into)
         importance = putAlong(importance, found.into, values: found.bias, axis: 2)
         positions = putAlong(positions, found.into, values: found.positions, axis: 2)
         isMerged = true
-        fillHoles(keeping: found.kept)
+        fillHoles(keeping: found.kept, tail: tail)
     }
 
     /// Give up the room behind the rows.
@@ -167,15 +181,18 @@ struct RowTable {
         (keys, values) = (keys.with { contiguous($0) }, values.with { contiguous($0) })
     }
 
-    /// Keep only `slots` [B, H, n], ascending: of the others, those below slot n are overwritten by
-    /// the rows that stay behind it. O(length - n) rows moved.
-    mutating func fillHoles(keeping slots: MLXArray) {
-        let (kept, gone) = (slots.dim(2), length - slots.dim(2))
+    /// Keep only `slots` [B, H, n], ascending, and behind them the last `tail` rows, in order. Of the
+    /// other slots, those below slot n are overwritten by the rows that stay behind it.
+    /// O(length - n) rows moved.
+    mutating func fillHoles(keeping slots: MLXArray, tail: Int = 0) {
+        let (kept, ranked) = (slots.dim(2), length - tail)
+        let gone = ranked - kept
         // 0, -1, -2, ... at the slots that go, and 1 at the others: sorted, they go from the last
         // slot to the first.
-        let falling = MLXArray((0..<Int32(length)).map { -$0 })
+        let falling = MLXArray((0..<Int32(ranked)).map { -$0 })
         let marks = putAlong(
-            broadcast(falling, to: positions.shape), slots, values: MLXArray(Int32(1)), axis: 2)
+            broadcast(falling, to: slots.shape.dropLast() + [ranked]), slots,
+            values: MLXArray(Int32(1)), axis: 2)
         let lost = argSort(marks, axis: 2)[0..., 0..., ..<gone]
         // The holes are the last of the lost slots, and as many of the last that stay lie behind
         // slot n. What the pairs before these write lies behind it too, where nothing is read.
@@ -183,18 +200,26 @@ struct RowTable {
         let sources = slots[0..., 0..., (kept - moves)...]
         let targets = lost[0..., 0..., (gone - moves)...]
         change { put(taken($0, sources), at: targets, of: $0) }
-        truncate(to: kept)
+        if tail > 0 {
+            let all = slots.shape.dropLast() + [tail]
+            let from = broadcast(MLXArray(Int32(ranked)..<Int32(length)), to: all)
+            let to = broadcast(MLXArray(Int32(kept)..<Int32(kept + tail)), to: all)
+            change { put(taken($0, from), at: to, of: $0) }
+        }
+        truncate(to: kept + tail)
     }
 
     /// Forget the rows from slot `length` on; their space stays.
     mutating func truncate(to length: Int) {
         importance = importance[0..., 0..., ..<length]
         positions = positions[0..., 0..., ..<length]
+        waiting = waiting.map { $0.with { $0[0..., 0..., ..<length] } }
     }
 
     private mutating func change(_ column: (MLXArray) -> MLXArray) {
         (keys, values) = (keys.with(column), values.with(column))
         (importance, positions) = (column(importance), column(positions))
+        waiting = waiting.map { $0.with(column) }
     }
 }
 

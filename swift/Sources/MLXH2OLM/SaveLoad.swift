@@ -3,65 +3,157 @@ import MLX
 import MLXH2O
 import MLXLMCommon
 
-// mlx-swift-lm's savePromptCache writes caches that it does not know as plain ones, which would
-// lose the scores, the positions and the settings.
-
-private let format = "mlx-h2o prompt cache 1"
+// A file holds what mlx_lm's holds: for each layer the parts of a cache by number, "3.0" the keys of
+// layer 3, and in the metadata the texts of the user (0), the classes (1), and which of the parts
+// were no arrays (2). docs/cache.md has the parts; `mlx_h2o.save_prompt_cache` is the other writer.
 
 extension H2OKVCache {
-    /// Write the caches of a model to a safetensors file; evaluates them.
+    /// Write the caches of a model to a safetensors file, which Python reads too; evaluates them. The
+    /// file is written beside its place and renamed, so that an interruption leaves the old one.
     ///
     /// - Parameters:
     ///   - caches: one per layer, all of this class or ``QuantizedH2OKVCache``
     ///   - url: a file that ends in .safetensors
-    ///   - metadata: texts to be read back by ``load(from:)``
-    /// - Throws: `H2OError` where a cache is of another class, or what writing throws
+    ///   - metadata: texts to be read back by ``load(from:)``, by names without dots
+    /// - Throws: `H2OError` where there are no caches, one of another class, or another name, or what
+    ///   writing throws
     public static func save(
         _ caches: [any KVCache], to url: URL, metadata: [String: String] = [:]
     ) throws {
-        var arrays: [String: MLXArray] = [:]
-        var texts = ["format": format, "layers": String(caches.count)]
-        for (layer, cache) in caches.enumerated() {
+        guard !caches.isEmpty else {
+            throw H2OError("H2OKVCache.save", "found no caches, expected one per layer.")
+        }
+        guard url.pathExtension == "safetensors" else {
+            throw H2OError(
+                "H2OKVCache.save",
+                "the file is \(url.lastPathComponent), expected a name that ends in .safetensors.")
+        }
+        let own = try caches.enumerated().map { layer, cache in
             guard let cache = cache as? H2OKVCache else {
                 throw H2OError(
                     "H2OKVCache.save",
                     "layer \(layer) has a \(type(of: cache)), expected an H2OKVCache.")
             }
+            guard cache.ownPolicy == nil else {
+                throw H2OError(
+                    "H2OKVCache.save",
+                    "layer \(layer) evicts by \(cache.policyName), expected a policy that has a name."
+                )
+            }
             try cache.flush()
-            for (part, array) in cache.state.enumerated() { arrays["\(layer).\(part)"] = array }
-            for (part, text) in cache.metaState.enumerated() { texts["\(layer).\(part)"] = text }
-        }
-        for (name, text) in metadata { texts["user.\(name)"] = text }
-        // A file without arrays cannot be written.
-        if arrays.isEmpty { arrays["empty"] = MLXArray.zeros([1], dtype: .int32) }
-        try MLX.save(arrays: arrays, metadata: texts, url: url)
-    }
-
-    /// The caches, settings included, and the metadata of a file that ``save(_:to:metadata:)``
-    /// wrote.
-    ///
-    /// - Throws: `H2OError` where the file is another one, or what reading throws
-    public static func load(from url: URL) throws -> ([H2OKVCache], [String: String]) {
-        let (arrays, texts) = try loadArraysAndMetadata(url: url)
-        guard texts["format"] == format, let layers = texts["layers"].flatMap({ Int($0) }) else {
-            throw H2OError(
-                "H2OKVCache.load",
-                "\(url.lastPathComponent) says format '\(texts["format"] ?? "")', expected '\(format)'."
-            )
-        }
-        let caches = try (0..<max(0, layers)).map { layer in
-            let meta = (0..<5).compactMap { texts["\(layer).\($0)"] }
-            let read = H2OKVCache(try H2OConfiguration())
-            try read.restore(metaState: meta)
-            let cache = evictingCache(read.configuration)
-            try cache.restore(metaState: meta)
-            let parts = (0..<8).compactMap { arrays["\(layer).\($0)"] }
-            cache.table = try RowTable(state: parts, cache.configuration)
             return cache
         }
-        let user = texts.compactMap { name, text in
-            name.hasPrefix("user.") ? (String(name.dropFirst("user.".count)), text) : nil
+        var file = PromptCacheFile(layers: own.count)
+        for (layer, cache) in own.enumerated() {
+            file.classes.append("\(type(of: cache))")
+            try cache.write(to: &file, layer)
         }
-        return (caches, Dictionary(uniqueKeysWithValues: user))
+        // Budgets that differ among layers are a later format, since one mask does not fit them.
+        let budgets = Set(own.map(\.configuration.maxKVSize))
+        try file.write(to: url, metadata, format: budgets.count > 1 ? 2 : 1)
+    }
+
+    /// The caches, settings included, and the metadata of a file that ``save(_:to:metadata:)`` or
+    /// Python wrote.
+    ///
+    /// - Throws: `H2OError` where the file is another one, of a later format, damaged, or of settings
+    ///   that are not known here, or what reading throws
+    public static func load(from url: URL) throws -> (
+        caches: [H2OKVCache], metadata: [String: String]
+    ) {
+        let file = try PromptCacheFile(contentsOf: url)
+        let caches = try file.classes.enumerated().map { layer, name in
+            let settings = try file.settings(layer)
+            let cache = evictingCache(settings, name: try file.text(layer, 7))
+            guard name == "\(type(of: cache))" else {
+                throw file.unfit("layer \(layer) is a \(name), expected a \(type(of: cache))")
+            }
+            try cache.read(file, layer)
+            return cache
+        }
+        return (caches, file.metadata)
+    }
+
+    private func write(to file: inout PromptCacheFile, _ layer: Int) throws {
+        if let table {
+            let (keys, values) = table.fetch()
+            for (part, side) in [keys, values].enumerated() {
+                for (index, array) in side.enumerated() {
+                    let name = side.count == 1 ? "\(layer).\(part)" : "\(layer).\(part).\(index)"
+                    file.arrays[name] = array
+                }
+            }
+            file.arrays["\(layer).2"] = table.importance
+            file.arrays["\(layer).3"] = table.positions
+        } else {
+            for part in 0..<4 {
+                file.set(layer, part, MLXArray.zeros([0], dtype: .float32), "none")
+            }
+        }
+        file.set(layer, 4, MLXArray(Int32(offset)), "scalar")
+        file.set(layer, 5, MLXArray(Int32(evicted)), "scalar")
+        file.set(layer, 6, MLXArray(isUnscored), "scalar")
+        file.set(layer, 7, name)
+        file.set(
+            layer, 8, String(decoding: try JSONEncoder().encode(configuration), as: UTF8.self))
+        guard reach > 0 else { return }
+        let waiting = table?.waiting ?? []
+        if waiting.isEmpty {
+            file.set(layer, 9, MLXArray.zeros([0], dtype: .float32), "none")
+        } else {
+            file.arrays["\(layer).9"] = concatenated(waiting.map(\.byQuery), axis: 2)
+        }
+        file.set(
+            layer, 10, "[\(waiting.map { "[\($0.start), \($0.count)]" }.joined(separator: ", "))]")
+    }
+
+    private func read(_ file: PromptCacheFile, _ layer: Int) throws {
+        func unfit(_ problem: String) -> H2OError { file.unfit("layer \(layer) \(problem)") }
+        let rows =
+            file.rows(layer, 0) + file.rows(layer, 1) + file.rows(layer, 2)
+            + file.rows(layer, 3)
+        let table = try RowTable(state: rows, configuration)
+        let offset = try file.number(layer, 4)
+        let evicted = try file.number(layer, 5)
+        let count = table?.length ?? 0
+        guard (0...Int(Int32.max)).contains(offset), evicted >= 0, offset - evicted == count else {
+            throw unfit("has seen \(offset) tokens and evicted \(evicted), and holds \(count) rows")
+        }
+        if let table {
+            let sorted = sorted(table.positions, axis: 2)
+            let next = sorted[0..., 0..., 1...] .> sorted[0..., 0..., ..<(count - 1)]
+            let (least, most) = (sorted[0..., 0..., ..<1], sorted[0..., 0..., (count - 1)...])
+            guard next.asArray(Bool.self).allSatisfy({ $0 }),
+                least.asArray(Int32.self).allSatisfy({ $0 >= 0 }),
+                most.asArray(Int32.self).allSatisfy({ $0 < offset })
+            else { throw unfit("has positions that are not \(count) of \(offset) tokens") }
+        }
+        self.table = table
+        self.offset = offset
+        isUnscored = try file.number(layer, 6) != 0
+        if reach > 0, let seen = file.rows(layer, 9).first {
+            try readWaiting(seen, file.text(layer, 10), unfit)
+        }
+    }
+
+    private func readWaiting(
+        _ seen: MLXArray, _ numbers: String, _ unfit: (String) -> H2OError
+    ) throws {
+        let found = try? JSONDecoder().decode([[Int]].self, from: Data(numbers.utf8))
+        let (shape, heads) = (seen.shape, table?.positions.shape ?? [0, 0, 0])
+        guard let found, found.allSatisfy({ $0.count == 2 && $0[0] >= 0 && $0[1] > 0 }),
+            found.allSatisfy({ $0[0] <= offset && $0[1] <= offset - $0[0] }),
+            shape.count == 4, shape[0] == heads[0], shape[1] > 0, shape[1] % heads[1] == 0,
+            shape[2] == found.reduce(0, { $0 + $1[1] }), shape[3] == heads[2],
+            seen.dtype == .float32
+        else { throw unfit("has scores of newest queries that do not fit its rows: \(numbers)") }
+        var first = 0
+        for pair in found {
+            table?.waiting.append(
+                Waiting(
+                    start: pair[0], byQuery: seen[0..., 0..., first..<first + pair[1]],
+                    heads: heads[1], unseen: policy.unseen))
+            first += pair[1]
+        }
     }
 }

@@ -4,40 +4,59 @@ import MLXH2O
 // What a policy makes of the scores of one attention: of scores that are there, or of a chunk.
 
 extension EvictionPolicy {
-    /// The importance of the stored rows, float32 [B, H, N], after these scores.
-    func importance(
-        of table: RowTable, scores: MLXArray, lse: MLXArray?, isMasked: Bool
-    ) throws -> MLXArray {
-        guard needsScores else { return table.importance }
-        let first = max(0, scores.dim(2) - (chunkQueries ?? scores.dim(2)))
-        let counted = scores[0..., 0..., first...]
-        let taken =
-            needsWeights ? weights(of: counted, lse: lse.map { $0[0..., 0..., first...] }) : counted
-        return try accumulate(
-            table.importance, scores: taken, positions: table.positions, isMasked: isMasked)
+    /// What ``accumulate(_:scores:positions:isMasked:)`` takes of scores, [B, Hq, L, N]: themselves,
+    /// or weights where the policy wants them.
+    func seen(_ scores: MLXArray, lse: MLXArray?) -> MLXArray {
+        needsWeights ? weights(of: scores, lse: lse) : scores
     }
 
-    /// The same of a long chunk whose attention returned no scores; where the policy allows it
+    /// What stands for a row that a query does not see.
+    var unseen: Float { needsWeights ? 0 : -.infinity }
+
+    /// The importance of rows, float32 [B, H, N], after what queries have ``seen(_:lse:)`` of them.
+    func folded(
+        _ importance: MLXArray, _ positions: MLXArray, seen: MLXArray, isMasked: Bool
+    ) throws -> MLXArray {
+        let first = max(0, seen.dim(2) - (chunkQueries ?? seen.dim(2)))
+        return try accumulated(
+            importance, seen[0..., 0..., first...], positions: positions, isMasked: isMasked)
+    }
+
+    /// What the policy made of them, which may be one of an app.
+    private func accumulated(
+        _ importance: MLXArray, _ seen: MLXArray, positions: MLXArray, isMasked: Bool
+    ) throws -> MLXArray {
+        let found = try accumulate(
+            importance, scores: seen, positions: positions, isMasked: isMasked)
+        guard found.shape == importance.shape, found.dtype == .float32 else {
+            throw H2OError(
+                "\(type(of: self)).accumulate",
+                "the importance is \(found.dtype) \(found.shape), expected float32 "
+                    + "\(importance.shape).")
+        }
+        return found
+    }
+
+    /// The same after a long chunk whose attention returned no scores; where the policy allows it
     /// without a matrix of all queries by all keys.
-    func importance(
-        of table: RowTable, afterChunk queries: MLXArray, keys: MLXArray, scale: Float,
-        mask: MLXFast.ScaledDotProductAttentionMaskMode
+    func folded(
+        _ importance: MLXArray, _ positions: MLXArray, chunk queries: MLXArray, keys: MLXArray,
+        scale: Float, mask: MLXFast.ScaledDotProductAttentionMaskMode
     ) throws -> MLXArray {
         if let averageDecay {
             return try prefillScores(
-                queries: queries, keys: keys, scale: scale, mask: mask,
-                importance: table.importance, decay: averageDecay)
+                queries: queries, keys: keys, scale: scale, mask: mask, importance: importance,
+                decay: averageDecay)
         }
-        guard needsScores else { return table.importance }
         guard let chunkQueries else {
             let mass = try prefillScores(
                 queries: queries, keys: keys, scale: scale, mask: mask, kind: .mass)
-            return try accumulate(
-                table.importance, scores: mass.expandedDimensions(axis: 2),
-                positions: table.positions, isMasked: true)
+            return try accumulated(
+                importance, mass.expandedDimensions(axis: 2), positions: positions, isMasked: true)
         }
         let scores = try lastScores(queries, keys, scale: scale, mask: mask, count: chunkQueries)
-        return try importance(of: table, scores: scores, lse: nil, isMasked: true)
+        return try folded(
+            importance, positions, seen: seen(scores, lse: nil), isMasked: true)
     }
 }
 
@@ -70,10 +89,14 @@ func lastScores(
     }
 }
 
-/// The part of a mask that concerns some of the queries; causal ones fit as they are.
+/// The part of a mask that concerns some of the queries, and the first `rows`; causal ones fit as
+/// they are.
 func part(
-    of mask: MLXFast.ScaledDotProductAttentionMaskMode, _ queries: Range<Int>, of length: Int
+    of mask: MLXFast.ScaledDotProductAttentionMaskMode, _ queries: Range<Int>, of length: Int,
+    rows: Int? = nil
 ) -> MLXFast.ScaledDotProductAttentionMaskMode {
-    guard let array = mask.mask, array.ndim > 1, array.dim(-2) == length else { return mask }
-    return .array(array[.ellipsis, queries, 0...])
+    guard let array = mask.mask else { return mask }
+    let ofRows = rows.map { array.dim(-1) == 1 ? array : array[.ellipsis, ..<$0] } ?? array
+    guard array.ndim > 1, array.dim(-2) == length else { return .array(ofRows) }
+    return .array(ofRows[.ellipsis, queries, 0...])
 }

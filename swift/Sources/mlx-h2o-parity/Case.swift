@@ -22,6 +22,12 @@ struct Case {
         let decay: Double?
         let prefill: [Int]?
         let steps: Int?
+        /// In place of `prefill` and `steps`: tokens that come together, and how many go back.
+        let rounds: [[Int]]?
+        let speculative: Int?
+        /// Where the cache comes from, and where it goes at the end.
+        let load: String?
+        let save: String?
         let replay: Bool?
         let routed: Bool?
         let evictEvery: Int?

@@ -1,11 +1,14 @@
+import Foundation
 import MLX
 import MLXH2O
 import MLXH2OLM
 
-/// A whole cache trace: chunks, then one token at a time. After each of these steps the kept
-/// positions of every head, ascending, and C in the same order, are recorded, and the output.
+/// A whole cache trace: chunks, then one token at a time; or rounds, of which tokens go back. After
+/// each of these steps the kept positions of every head, ascending, and C in the same order, are
+/// recorded, and the output.
 func runTrace(_ parity: Case) throws -> [String: MLXArray] {
-    let cache = evictingCache(try configuration(of: parity), name: parity.name)
+    let cache = try cache(of: parity)
+    if let rounds = parity.fields.rounds { return try run(rounds, parity, cache) }
     let tensors = try ["queries", "keys", "values"].map { try parity.tensor($0) }
     let prefill = try parity.field(\.prefill, "prefill")
     let steps = try parity.field(\.steps, "steps")
@@ -17,6 +20,40 @@ func runTrace(_ parity: Case) throws -> [String: MLXArray] {
         let step = index - prefill.count
         let output = try attended(parity, part, cache, step: step)
         if step >= 0 { recorded.take(cache, output) }
+    }
+    return recorded.results
+}
+
+private func cache(of parity: Case) throws -> H2OKVCache {
+    guard let file = parity.fields.load else {
+        return evictingCache(try configuration(of: parity), name: parity.name)
+    }
+    let (caches, _) = try H2OKVCache.load(from: URL(fileURLWithPath: file))
+    guard let cache = caches.first else {
+        throw Case.Malformed(description: "\(file) holds no cache")
+    }
+    return cache
+}
+
+private func run(
+    _ rounds: [[Int]], _ parity: Case, _ cache: H2OKVCache
+) throws -> [String: MLXArray] {
+    let tensors = try ["queries", "keys", "values"].map { try parity.tensor($0) }
+    var recorded = Recorded()
+    var start = 0
+    for round in rounds {
+        guard round.count == 2 else { throw Case.Malformed(description: "a round is no pair") }
+        let part = tensors.map { $0[0..., 0..., start..<start + round[0]] }
+        start += round[0]
+        let output = try attended(parity, part, cache, step: -1)
+        guard cache.trim(round[1]) == round[1] else {
+            throw Case.Malformed(description: "\(round[1]) tokens did not go back")
+        }
+        try cache.flush()
+        recorded.take(cache, output[0..., 0..., (round[0] - 1)...])
+    }
+    if let file = parity.fields.save {
+        try H2OKVCache.save([cache], to: URL(fileURLWithPath: file))
     }
     return recorded.results
 }
@@ -89,7 +126,7 @@ private func attended(
         queries: part[0], keys: keys, values: values, scale: scale, mask: mask)
 }
 
-private func configuration(of parity: Case) throws -> H2OConfiguration {
+func configuration(of parity: Case) throws -> H2OConfiguration {
     try H2OConfiguration(
         maxKVSize: try parity.field(\.maxKvSize, "max_kv_size"),
         sinkSize: try parity.field(\.sinkSize, "sink_size"),
@@ -97,7 +134,7 @@ private func configuration(of parity: Case) throws -> H2OConfiguration {
         policy: PolicyName(named: parity.field(\.policy, "policy")),
         decay: try parity.field(\.decay, "decay"),
         evictEvery: parity.fields.evictEvery ?? 1, sharedHeads: parity.fields.sharedHeads ?? false,
-        kvBits: parity.fields.kvBits,
+        speculative: parity.fields.speculative ?? 0, kvBits: parity.fields.kvBits,
         valueBits: parity.fields.vBits, kvGroupSize: parity.fields.kvGroupSize ?? 64)
 }
 

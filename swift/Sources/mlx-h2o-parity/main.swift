@@ -35,12 +35,12 @@ private func versions() -> [String: String] {
     return ["mlx": String(cString: mlx_string_data(version)), "swift": compiler]
 }
 
-private func run(_ parity: Case, _ backend: Backend?) throws -> [String: MLXArray] {
+private func run(_ parity: Case, _ backend: H2OBackend?) throws -> [String: MLXArray] {
     let operations = [
         "attention": runAttention, "keep": runKeep, "trace": runTrace, "quantized": runQuantized,
         "probes": runProbes, "accumulate": runAccumulate, "replace": runReplace,
         "append": runAppend, "prefill": runPrefill, "attend": runAttend,
-        "replacement": runReplacement, "steps": runSteps, "merge": runMerge,
+        "replacement": runReplacement, "steps": runSteps, "merge": runMerge, "host": runHostTime,
     ]
     guard let operation = operations[parity.fields.op] else {
         throw Case.Malformed(description: "op is '\(parity.fields.op)', which is not known here")
@@ -54,10 +54,10 @@ private func run(_ parity: Case, _ backend: Backend?) throws -> [String: MLXArra
 
 private func main(_ arguments: [String]) throws {
     var paths = arguments
-    var backend: Backend?
+    var backend: H2OBackend?
     if let option = paths.firstIndex(of: "--backend") {
-        let names = Backend.allCases.map(\.rawValue).joined(separator: ", ")
-        guard option + 1 < paths.count, let named = Backend(rawValue: paths[option + 1]) else {
+        let names = H2OBackend.allCases.map(\.rawValue).joined(separator: ", ")
+        guard option + 1 < paths.count, let named = H2OBackend(rawValue: paths[option + 1]) else {
             throw Usage(description: "--backend takes one of: \(names)")
         }
         backend = named

@@ -34,8 +34,8 @@ import Testing
     private func rows(_ shape: [Int]) -> MLXArray { MLXArray.zeros(shape, dtype: .float32) }
 
     /// A chunk of each kind, then single tokens far beyond the budget.
-    @Test(arguments: PolicyName.allCases, [nil, Backend.composed])
-    func everyStepIsThatOfTheReference(policy: PolicyName, backend: Backend?) throws {
+    @Test(arguments: PolicyName.allCases, [nil, H2OBackend.composed])
+    func everyStepIsThatOfTheReference(policy: PolicyName, backend: H2OBackend?) throws {
         let settings = try configuration(policy, bits: 8, valueBits: 4)
         let tokens = Tokens(count: 90, seed: 11)
         let rounded = tokens.rounded(bits: 8, valueBits: 4, groupSize: 32)

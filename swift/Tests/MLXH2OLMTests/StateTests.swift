@@ -7,20 +7,71 @@ import Testing
 
 /// Trimming, masks, copies, and what is saved.
 @Suite struct StateTests {
-    @Test func trimmableUntilTheFirstEviction() throws {
+    /// Who asks only once, as iterators that speculate do, is refused from the start.
+    @Test func trimIsExactUntilTheFirstEviction() throws {
         let tokens = Tokens(count: 20, seed: 3)
         let cache = try filled(6, small(), tokens)
-        #expect(cache.isTrimmable)
-        #expect(cache.isTrimmable(after: 2))
-        #expect(!cache.isTrimmable(after: 3))
+        #expect(!cache.isTrimmable)
+        #expect(!cache.isTrimmable(after: 1))
         #expect(cache.trim(2) == 2)
         #expect(cache.offset == 4)
         #expect(sortedPositions(cache.positions)[0] == [0, 1, 2, 3])
         for token in 4..<9 { _ = attend(tokens, token..<token + 1, cache) }
-        #expect(!cache.isTrimmable)
-        #expect(!cache.isTrimmable(after: 0))
         #expect(throws: MLXError.self) { try withError { cache.trim(1) } }
         #expect(cache.offset == 9)
+    }
+
+    /// Rounds of a token and two guesses, of which one is wrong: across the budget no trace remains.
+    @Test func draftsAreTakenBack() throws {
+        let tokens = Tokens(count: 90, seed: 3)
+        for policy in [PolicyName.h2o, .keydiff, .merge] {
+            let settings = try H2OConfiguration(
+                maxKVSize: 12, sinkSize: 2, policy: policy, speculative: 2)
+            let cache = H2OKVCache(settings)
+            #expect(cache.isTrimmable)
+            #expect(cache.isTrimmable(after: 3))
+            #expect(!cache.isTrimmable(after: 4))
+            for round in 0..<30 {
+                eval(attend(tokens, 3 * round..<3 * round + 3, cache, mask: .causal))
+                let last = try #require(cache.positions)[0..., 0..., (cache.size - 3)...]
+                let end = Int32(cache.offset)
+                let newest = [end - 3, end - 2, end - 1]
+                #expect(last.asArray(Int32.self) == newest + newest)
+                #expect(cache.trim(1) == 1)
+                #expect(cache.offset == 2 * round + 2)
+                #expect(cache.size <= 12)
+            }
+            #expect(throws: MLXError.self) { try withError { cache.trim(4) } }
+            #expect(throws: H2OError.self) { try H2OConfiguration(maxKVSize: 8, speculative: 3) }
+        }
+    }
+
+    @Test func aPolicyOfAnAppRanks() throws {
+        /// The oldest rows stay.
+        struct Oldest: EvictionPolicy {
+            func rank(_ rows: PolicyRows) -> MLXArray { -rows.positions.asType(.float32) }
+        }
+        /// The importance of another shape.
+        struct Wrong: EvictionPolicy {
+            let needsScores = true
+            func rank(_ rows: PolicyRows) -> MLXArray { rows.importance }
+            func accumulate(
+                _ importance: MLXArray, scores: MLXArray, positions: MLXArray, isMasked: Bool
+            ) throws -> MLXArray { importance[0..., 0..., ..<0] }
+        }
+        let tokens = Tokens(count: 30, seed: 3)
+        let settings = try H2OConfiguration(maxKVSize: 8, sinkSize: 0, heavySize: 7)
+        let cache = H2OKVCache(settings, policy: Oldest())
+        for token in 0..<30 { _ = attend(tokens, token..<token + 1, cache) }
+        #expect(sortedPositions(cache.positions)[0] == [0, 1, 2, 3, 4, 5, 6, 29])
+        let copy = try #require(cache.copy() as? H2OKVCache)
+        _ = attend(tokens, 0..<1, copy)
+        #expect(sortedPositions(copy.positions)[0] == [0, 1, 2, 3, 4, 5, 6, 30])
+        let url = FileManager.default.temporaryDirectory.appending(path: "own.safetensors")
+        let error = #expect(throws: H2OError.self) { try H2OKVCache.save([cache], to: url) }
+        #expect(error?.description.contains("evicts by Oldest") == true)
+        let wrong = H2OKVCache(settings, policy: Wrong())
+        #expect(throws: MLXError.self) { try withError { attend(tokens, 0..<1, wrong) } }
     }
 
     @Test func masksCoverTheRowsOfTheNextUpdate() throws {

@@ -100,9 +100,9 @@ private typealias Make = @Sendable () throws -> H2OConfiguration
             { try H2OConfiguration(kvBits: 8, kvGroupSize: 48) }
         ),
         (
-            "sinkSize + heavySize + recentSize is 4 + \(Int.max) + \(Int.max), "
+            "sinkSize + heavySize + recentSize is 4 + \(Int32.max) + \(Int32.max), "
                 + "expected at most maxKVSize = 256.",
-            { try H2OConfiguration(heavySize: .max, recentSize: .max) }
+            { try H2OConfiguration(heavySize: Int(Int32.max), recentSize: Int(Int32.max)) }
         ),
     ]
 

@@ -128,13 +128,15 @@ private func keep(
 }
 
 @Suite struct BackendTests {
-    @Test(arguments: [Backend.native, .composed]) func cpuBackEndsAreAvailable(backend: Backend) {
+    @Test(arguments: [H2OBackend.native, .composed]) func cpuBackEndsAreAvailable(
+        backend: H2OBackend
+    ) {
         #expect(backend.status.isAvailable)
         #expect(backend.status.reason == "")
     }
 
     #if os(Linux)
-    @Test(arguments: [Backend.metal, .cuda]) func gpuBackEndsSayWhyNot(backend: Backend) {
+    @Test(arguments: [H2OBackend.metal, .cuda]) func gpuBackEndsSayWhyNot(backend: H2OBackend) {
         let status = backend.status
         #expect(!status.isAvailable)
         #expect(!status.reason.isEmpty)
@@ -151,7 +153,7 @@ private func keep(
         let key = MLXRandom.key(3)
         let queries = MLXRandom.normal([1, 4, 1, 100], dtype: .float32, key: key)
         let keys = MLXRandom.normal([1, 1, 1000, 100], dtype: .float32, key: key)
-        func scores(_ backend: Backend?) throws -> [Float] {
+        func scores(_ backend: H2OBackend?) throws -> [Float] {
             try withBackend(backend) {
                 try MLXFast.scaledDotProductAttentionWithScores(
                     queries: queries, keys: keys, values: keys, scale: 1

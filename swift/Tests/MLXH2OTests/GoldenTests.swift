@@ -8,7 +8,7 @@ import Testing
 /// The vectors that every language reads: what the float64 reference says, and how far one may be
 /// off.
 @Suite struct GoldenTests {
-    static let backends: [Backend] = [.native, .composed]
+    static let backends: [H2OBackend] = [.native, .composed]
 
     static let file = URL(fileURLWithPath: #filePath).deletingLastPathComponent()
         .appending(path: "../../../tests/golden/cases.safetensors")
@@ -17,7 +17,7 @@ import Testing
         try Case.read(Self.file).filter { $0.fields.op == op }
     }
 
-    @Test(arguments: backends) func attention(backend: Backend) throws {
+    @Test(arguments: backends) func attention(backend: H2OBackend) throws {
         let cases = try cases("attention")
         #expect(cases.count > 100)
         for parity in cases {
@@ -33,7 +33,7 @@ import Testing
         }
     }
 
-    @Test(arguments: backends) func selection(backend: Backend) throws {
+    @Test(arguments: backends) func selection(backend: H2OBackend) throws {
         let cases = try cases("keep")
         #expect(cases.count > 20)
         for parity in cases {
@@ -51,7 +51,7 @@ import Testing
     }
 
     /// The outputs of a trace that cannot depend on rounding: those of the window policy.
-    @Test(arguments: backends) func windowTrace(backend: Backend) throws {
+    @Test(arguments: backends) func windowTrace(backend: H2OBackend) throws {
         let parity = try #require(try cases("trace").first { $0.fields.policy == "window" })
         let results = try withBackend(backend) { try runTrace(parity) }
         let positions = try #require(results["positions"])

@@ -102,8 +102,8 @@ private func worst(_ one: MLXArray, _ other: MLXArray) -> Float {
         #expect(worst(scores, expected) < 1e-5)
     }
 
-    @Test(arguments: [Backend.native, .composed])
-    func attentionAndAverageInOne(backend: Backend) throws {
+    @Test(arguments: [H2OBackend.native, .composed])
+    func attentionAndAverageInOne(backend: H2OBackend) throws {
         try withBackend(backend) {
             let importance = abs(normal([2, 2, 40], 7))
             let (_, scores) = try MLXFast.scaledDotProductAttentionWithScores(
@@ -116,8 +116,8 @@ private func worst(_ one: MLXArray, _ other: MLXArray) -> Float {
         }
     }
 
-    @Test(arguments: [Backend.native, .composed])
-    func chunksAreScoredWithoutTheirMatrix(backend: Backend) throws {
+    @Test(arguments: [H2OBackend.native, .composed])
+    func chunksAreScoredWithoutTheirMatrix(backend: H2OBackend) throws {
         try withBackend(backend) {
             let (_, scores) = try MLXFast.scaledDotProductAttentionWithScores(
                 queries: queries, keys: keys, values: values, scale: 0.125, mask: .causal)
@@ -136,8 +136,8 @@ private func worst(_ one: MLXArray, _ other: MLXArray) -> Float {
         }
     }
 
-    @Test(arguments: [Backend.native, .composed], [false, true])
-    func aRowIsReplaced(backend: Backend, packed: Bool) throws {
+    @Test(arguments: [H2OBackend.native, .composed], [false, true])
+    func aRowIsReplaced(backend: H2OBackend, packed: Bool) throws {
         try withBackend(backend) {
             let importance = abs(normal([2, 2, 40], 7))
             let (newKey, newValue) = (normal([2, 2, 1, 64], 8), normal([2, 2, 1, 32], 9))
@@ -172,7 +172,8 @@ private func worst(_ one: MLXArray, _ other: MLXArray) -> Float {
     }
 
     /// A batch does to each sequence what is done to it alone, with its own window and position.
-    @Test(arguments: [Backend.native, .composed]) func sequencesStandApart(backend: Backend) throws
+    @Test(arguments: [H2OBackend.native, .composed]) func sequencesStandApart(backend: H2OBackend)
+        throws
     {
         try withBackend(backend) {
             let importance = abs(normal([2, 2, 40], 7))
@@ -209,8 +210,8 @@ private func worst(_ one: MLXArray, _ other: MLXArray) -> Float {
         }
     }
 
-    @Test(arguments: [Backend.native, .composed], [DType.float32, .bfloat16])
-    func rowsAreQuantisedIntoTheirSlots(backend: Backend, dtype: DType) throws {
+    @Test(arguments: [H2OBackend.native, .composed], [DType.float32, .bfloat16])
+    func rowsAreQuantisedIntoTheirSlots(backend: H2OBackend, dtype: DType) throws {
         try withBackend(backend) {
             let (k, v) = (keys.asType(dtype), values.asType(dtype))
             let (newK, newV) = (normal([2, 2, 3, 64], 8, dtype), normal([2, 2, 3, 32], 9, dtype))

@@ -5,7 +5,7 @@ import Cmlx
 ///
 /// All give the same results within the tolerances of docs/scores.md. Unnamed, the best one that
 /// can serve a call does; a named one serves it or throws.
-public enum Backend: String, Sendable, CaseIterable {
+public enum H2OBackend: String, Sendable, CaseIterable {
     /// The Metal kernels, on a GPU of Apple.
     case metal
     /// The same kernels on CUDA; no build of this package has them.
@@ -38,7 +38,7 @@ public enum Backend: String, Sendable, CaseIterable {
         return Status(isAvailable: available, reason: available ? "" : text)
     }
 
-    @TaskLocal static var current: Backend?
+    @TaskLocal static var current: H2OBackend?
 
     /// Choose the back end of all calls on this task; C keeps its choice per thread.
     static func applyCurrent() {
@@ -51,7 +51,7 @@ public enum Backend: String, Sendable, CaseIterable {
 /// - Parameter backend: nil returns to the automatic choice.
 /// - Throws: ``H2OError`` where the back end is not available, or what `body` throws; calls in
 ///   `body` throw where the named back end cannot serve them.
-public func withBackend<R>(_ backend: Backend?, _ body: () throws -> R) throws -> R {
+public func withBackend<R>(_ backend: H2OBackend?, _ body: () throws -> R) throws -> R {
     if let backend {
         let status = backend.status
         guard status.isAvailable else {
@@ -60,5 +60,5 @@ public func withBackend<R>(_ backend: Backend?, _ body: () throws -> R) throws -
                 "back end '\(backend.rawValue)' is not available: \(status.reason)")
         }
     }
-    return try Backend.$current.withValue(backend, operation: body)
+    return try H2OBackend.$current.withValue(backend, operation: body)
 }

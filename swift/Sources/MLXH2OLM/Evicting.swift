@@ -1,0 +1,171 @@
+import MLX
+import MLXH2O
+import MLXLMCommon
+import MLXNN
+
+/// Caches for a model of mlx-swift-lm, one per layer, of which those that would keep every row
+/// evict.
+///
+/// Layers with a sliding window and recurrent layers keep the caches that the model makes for them.
+/// Any model that is not refused is served by policies that need no scores, `.keydiff` among them;
+/// the others ask for a model that is ``H2ORouted``.
+///
+/// - Parameters:
+///   - model: a model of mlx-swift-lm or of your own
+///   - configuration: the settings of every layer
+///   - policy: a policy of your own, in the place of the one that the settings name
+/// - Throws: `H2OError` where the policy needs scores, or merges, and the model is not routed; where
+///   no layer would keep every row; and for a model that makes its masks in a way that rows which
+///   went do not fit
+public func evictingCaches(
+    for model: any LanguageModel, configuration: H2OConfiguration,
+    policy ownPolicy: (any EvictionPolicy)? = nil
+) throws -> [any KVCache] {
+    let model = (model as? EvictingLanguageModel)?.model ?? model
+    let name = "\(type(of: model))"
+    let policy = ownPolicy ?? configuration.makePolicy()
+    if policy.needsScores || policy.merges, !(model is any H2ORouted) {
+        throw H2OError(
+            "evictingCaches",
+            "the policy '\(ownPolicy.map { "\(type(of: $0))" } ?? configuration.policy.rawValue)' needs attention of MLXH2OLM's, which "
+                + "\(name) does not call: expected a model of H2OTransformer.register(in:), one that "
+                + "is H2ORouted, or one of the policies keydiff, window and random.")
+    }
+    if let reason = refused[name] {
+        throw H2OError("evictingCaches", "\(name) cannot be served: \(reason).")
+    }
+    let caches = try checked(model.newCache(parameters: nil), name)
+    return caches.enumerated().map { layer, cache in
+        isPlain(cache)
+            ? evictingCache(configuration, policy: ownPolicy, name: "layer \(layer) of \(name)")
+            : cache
+    }
+}
+
+/// The model with caches that evict: whoever asks it for a new cache gets one of
+/// ``evictingCaches(for:configuration:policy:)``, so that `generate` and every turn of a `ChatSession` keep
+/// the budget.
+///
+/// - Throws: as ``evictingCaches(for:configuration:policy:)``
+public func evicting(
+    _ model: any LanguageModel, configuration: H2OConfiguration,
+    policy: (any EvictionPolicy)? = nil
+) throws -> any LanguageModel {
+    _ = try evictingCaches(for: model, configuration: configuration, policy: policy)
+    let model = (model as? EvictingLanguageModel)?.model ?? model
+    return EvictingLanguageModel(model, configuration, policy)
+}
+
+/// A loaded model with caches that evict; the same of its model.
+///
+///     let context = try evicting(loaded, configuration: H2OConfiguration(maxKVSize: 1024))
+///     let session = ChatSession(ModelContainer(context: context))
+///
+/// - Throws: as ``evictingCaches(for:configuration:policy:)``
+public func evicting(
+    _ context: ModelContext, configuration: H2OConfiguration,
+    policy: (any EvictionPolicy)? = nil
+) throws -> ModelContext {
+    var context = context
+    context.model = try evicting(
+        context.model, configuration: configuration, policy: policy)
+    return context
+}
+
+/// Models that make one array mask for all layers from the number of tokens seen, and not from
+/// their caches, or take rows back themselves.
+private let refused = [
+    "Gemma2Model": "it makes its mask from the number of tokens seen",
+    "Qwen3VL": "it makes its mask from the number of tokens seen",
+    "Qwen3VLMoE": "it makes its mask from the number of tokens seen",
+    "NemotronLabsDiffusionModel": "it takes rows back while it writes",
+]
+
+/// Whether a cache keeps every row, as it comes.
+private func isPlain(_ cache: any KVCache) -> Bool { type(of: cache) == KVCacheSimple.self }
+
+private func checked(_ caches: [any KVCache], _ name: String) throws -> [any KVCache] {
+    guard caches.contains(where: isPlain) else {
+        let kinds = Set(caches.map { "\(type(of: $0))" }).sorted().joined(separator: ", ")
+        throw H2OError(
+            "evictingCaches",
+            "\(name) has layers of \(kinds.isEmpty ? "no kind" : kinds), expected a KVCacheSimple "
+                + "that evicting caches can replace.")
+    }
+    return caches
+}
+
+/// A model whose caches evict.
+final class EvictingLanguageModel: Module, LanguageModel {
+    let model: any LanguageModel
+    private let configuration: H2OConfiguration
+    private let policy: (any EvictionPolicy)?
+
+    init(
+        _ model: any LanguageModel, _ configuration: H2OConfiguration,
+        _ policy: (any EvictionPolicy)?
+    ) {
+        self.model = model
+        self.configuration = configuration
+        self.policy = policy
+        super.init()
+    }
+
+    /// `maxKVSize` and other settings of `parameters` are those of other caches.
+    func newCache(parameters: GenerateParameters?) -> [KVCache] {
+        do {
+            return try evictingCaches(for: model, configuration: configuration, policy: policy)
+        } catch {
+            H2OError.report(error)
+            return []
+        }
+    }
+
+    func callAsFunction(
+        _ input: LMInput.Text, cache: [KVCache]?, state: LMOutput.State?
+    ) -> LMOutput { model(input, cache: cache, state: state) }
+
+    func callAsFunction(_ inputs: MLXArray, cache: [KVCache]?) -> MLXArray {
+        model(inputs, cache: cache)
+    }
+
+    func sanitize(weights: [String: MLXArray]) -> [String: MLXArray] {
+        model.sanitize(weights: weights)
+    }
+
+    func prepare(_ input: LMInput, cache: [KVCache], windowSize: Int?) throws -> PrepareResult {
+        try model.prepare(input, cache: cache, windowSize: windowSize)
+    }
+
+    /// The same as later versions of mlx-swift-lm ask for it.
+    func prepare<Prefill>(
+        _ input: LMInput, cache: [KVCache], state: LMOutput.State?, prefill: Prefill
+    ) throws -> PrepareResult {
+        try prepared(model.prepare(_:cache:state:prefill:), input, cache, state, prefill)
+    }
+}
+
+// mlx-swift-lm 3.31 reads prompts by `prepare(_:cache:windowSize:)`, later versions by
+// `prepare(_:cache:state:prefill:)`, whose last argument has a type that 3.31 does not know. Each
+// version has one of them; the other one is here, so that the sources fit both.
+
+extension LanguageModel {
+    @_disfavoredOverload
+    func prepare(_ input: LMInput, cache: [KVCache], windowSize: Int?) throws -> PrepareResult {
+        .tokens(input.text)
+    }
+
+    @_disfavoredOverload
+    func prepare(
+        _ input: LMInput, cache: [KVCache], state: LMOutput.State?, prefill: Never
+    ) throws -> PrepareResult {}
+}
+
+/// `prepare` of a model, whatever it takes last.
+private func prepared<Argument>(
+    _ prepare: (LMInput, [KVCache], LMOutput.State?, Argument) throws -> PrepareResult,
+    _ input: LMInput, _ cache: [KVCache], _ state: LMOutput.State?, _ argument: some Any
+) throws -> PrepareResult {
+    guard let argument = argument as? Argument else { return .tokens(input.text) }
+    return try prepare(input, cache, state, argument)
+}

@@ -1,0 +1,85 @@
+import MLX
+import MLXH2O
+
+// Speculation: the newest rows may be taken back, so they are not evicted, and what their queries
+// say of other rows waits beside the rows until it is certain.
+
+extension H2OKVCache {
+    /// The newest tokens that ``trim(_:)`` takes back without a trace.
+    var reach: Int { configuration.speculative == 0 ? 0 : configuration.speculative + 1 }
+
+    /// The newest rows that are protected.
+    var recentSize: Int { max(configuration.recentSize, reach) }
+
+    /// Take in what the queries of the last update say of the rows.
+    func takeIn(
+        _ scores: MLXArray, lse: MLXArray?, isMasked: Bool, _ table: inout RowTable
+    ) throws {
+        guard policy.needsScores else { return }
+        let length = scores.dim(2)
+        // Weights are made of as many queries as count, unless these are yet to be known.
+        let counted = reach > 0 ? length : min(length, policy.chunkQueries ?? length)
+        let from = length - counted
+        let seen = policy.seen(
+            scores[0..., 0..., from...], lse: lse.map { $0[0..., 0..., from...] })
+        let last = min(reach, length)
+        if last < length {
+            let rows = table.length - last
+            let certain = last == 0 ? seen : seen[0..., 0..., ..<(length - last), ..<rows]
+            table.setImportance(
+                try policy.folded(
+                    first(table.importance, rows), first(table.positions, rows), seen: certain,
+                    isMasked: isMasked))
+        }
+        wait(for: seen, last, &table)
+    }
+
+    /// The same of a chunk whose attention returned no scores.
+    func takeIn(
+        chunk queries: MLXArray, keys: MLXArray, scale: Float,
+        mask: MLXFast.ScaledDotProductAttentionMaskMode, _ table: inout RowTable
+    ) throws {
+        guard policy.needsScores else { return }
+        let length = queries.dim(2)
+        let last = min(reach, length)
+        if last < length {
+            let rows = table.length - last
+            table.setImportance(
+                try policy.folded(
+                    first(table.importance, rows), first(table.positions, rows),
+                    chunk: first(queries, length - last), keys: first(keys, rows), scale: scale,
+                    mask: last == 0
+                        ? mask : part(of: mask, 0..<length - last, of: length, rows: rows)))
+        }
+        guard last > 0 else { return }
+        let scores = try lastScores(queries, keys, scale: scale, mask: mask, count: last)
+        wait(for: policy.seen(scores, lse: nil), last, &table)
+    }
+
+    /// What the last queries have seen waits.
+    private func wait(for seen: MLXArray, _ last: Int, _ table: inout RowTable) {
+        guard last > 0 else { return }
+        table.waiting.append(
+            Waiting(
+                start: offset - last, byQuery: seen[0..., 0..., (seen.dim(2) - last)...],
+                heads: table.positions.dim(1), unseen: policy.unseen))
+    }
+
+    /// Take in what queries before the position `border` say, which are certain by now.
+    func settle(before border: Int, in table: inout RowTable) throws {
+        for one in table.waiting where one.start < border {
+            // The rows that were there when the last of them asked.
+            let rows = table.length - (offset - min(border, one.end))
+            let certain = one.part(0..<min(one.count, border - one.start)).byQuery
+            table.setImportance(
+                try policy.folded(
+                    first(table.importance, rows), first(table.positions, rows),
+                    seen: certain[.ellipsis, ..<rows], isMasked: true))
+        }
+        table.settled(before: border)
+    }
+
+    private func first(_ array: MLXArray, _ count: Int) -> MLXArray {
+        array.dim(2) == count ? array : array[0..., 0..., ..<count]
+    }
+}

@@ -1,0 +1,84 @@
+import MLX
+import MLXH2O
+
+/// What some of the newest queries say of each row, as long as they may be taken back.
+struct Waiting {
+    /// The position of the first of these queries.
+    let start: Int
+    let count: Int
+    /// [B, H, rows, count * G] of H KV heads with G query heads each.
+    let seen: MLXArray
+    /// What stands for rows that come later, which these queries do not see.
+    let unseen: Float
+
+    var end: Int { start + count }
+
+    /// The same with other rows.
+    func with(_ change: (MLXArray) -> MLXArray) -> Waiting {
+        Waiting(start: start, count: count, seen: change(seen), unseen: unseen)
+    }
+
+    func followed(by rows: Int) -> Waiting {
+        var shape = seen.shape
+        shape[2] = rows
+        let more = MLXArray.full(shape, values: MLXArray(unseen), dtype: seen.dtype)
+        return with { concatenated([$0, more], axis: 2) }
+    }
+
+    /// As a policy takes it, [B, Hq, count, rows].
+    var byQuery: MLXArray {
+        let shape = seen.shape
+        return seen.reshaped(shape[0], shape[1], shape[2], count, -1).transposed(0, 1, 4, 3, 2)
+            .reshaped(shape[0], -1, count, shape[2])
+    }
+
+    /// Of some of the queries, counted from 0.
+    func part(_ queries: Range<Int>) -> Waiting {
+        let group = seen.dim(3) / count
+        return Waiting(
+            start: start + queries.lowerBound, count: queries.count,
+            seen: seen[.ellipsis, queries.lowerBound * group..<queries.upperBound * group],
+            unseen: unseen)
+    }
+
+    /// Of `seen` [B, Hq, count, rows].
+    init(start: Int, byQuery seen: MLXArray, heads: Int, unseen: Float) {
+        let shape = seen.shape
+        let rows = seen.reshaped(shape[0], heads, -1, shape[2], shape[3])
+            .transposed(0, 1, 4, 3, 2).reshaped(shape[0], heads, shape[3], -1)
+        self.init(start: start, count: shape[2], seen: rows, unseen: unseen)
+    }
+
+    init(start: Int, count: Int, seen: MLXArray, unseen: Float) {
+        self.start = start
+        self.count = count
+        self.seen = seen
+        self.unseen = unseen
+    }
+}
+
+extension RowTable {
+    /// What queries from the position `start` on say no longer counts.
+    mutating func forget(from start: Int) {
+        waiting = waiting.compactMap { one in
+            let left = min(one.count, start - one.start)
+            return left <= 0 ? nil : left == one.count ? one : one.part(0..<left)
+        }
+    }
+
+    /// What queries before the position `border` say has been taken in.
+    mutating func settled(before border: Int) {
+        waiting = waiting.compactMap { one in
+            let taken = max(0, border - one.start)
+            return taken >= one.count ? nil : taken == 0 ? one : one.part(taken..<one.count)
+        }
+    }
+
+    /// Set the importance of the first rows.
+    mutating func setImportance(_ first: MLXArray) {
+        let rows = first.dim(2)
+        importance =
+            rows == length
+            ? first : concatenated([first, importance[0..., 0..., rows...]], axis: 2)
+    }
+}

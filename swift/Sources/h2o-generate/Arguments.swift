@@ -1,0 +1,125 @@
+import Foundation
+import MLXH2O
+
+/// A mistake in the command line.
+struct Usage: Error, CustomStringConvertible {
+    let description: String
+}
+
+/// What the command line asks for. The flags are those of `mlx_h2o generate`.
+struct Arguments {
+    var model = ""
+    var prompt: String?
+    var promptTokens: [Int]?
+    var maxTokens = 100
+    var prefillStep = 2048
+    var cacheFile: String?
+    var savedCache: String?
+    var backend: H2OBackend?
+    var printsTokens = false
+    /// Nil: keep every row.
+    var configuration: H2OConfiguration?
+    /// A flag names a setting of the cache.
+    var namesSettings = false
+
+    static let usage = """
+        usage: h2o-generate --model DIR --prompt TEXT [flags]
+          --model DIR               a Llama or Qwen3 model: config.json, *.safetensors, tokenizer.json
+          --prompt TEXT             what to go on with; - reads standard input
+          --prompt-tokens 1,2,3     the same as token ids
+          --max-tokens N            tokens to generate (100)
+          --prefill-step-size N     tokens of the prompt that are read at a time (2048)
+          --prompt-cache-file FILE  go on from a file of mlx_h2o cache_prompt or --save-prompt-cache
+          --save-prompt-cache FILE  write the cache at the end, for both languages
+          --print-tokens            print token ids in place of text
+          --backend NAME            native or composed (the best one)
+        KV cache, as in mlx_h2o generate:
+          --max-kv-size ROWS        rows per head, at most (256); none: no limit
+          --policy NAME             keydiff, window, random, h2o, h2o-sum, snapkv, tova, value-aware,
+                                    mix or merge
+          --sink-size N  --heavy-size N  --recent-size N  --evict-every N  --decay A
+          --shared-heads  --random-seed N  --kv-bits N  --v-bits N  --kv-group-size N
+        """
+
+    init(_ words: [String]) throws {
+        var given: [String: String] = [:]
+        var rest = words[...]
+        while let word = rest.popFirst() {
+            guard word.hasPrefix("--"), Self.known.contains(word) else {
+                throw Usage(description: "\(word) is no flag (--help says what there is)")
+            }
+            if Self.switches.contains(word) {
+                given[word] = ""
+            } else if let value = rest.popFirst() {
+                given[word] = value
+            } else {
+                throw Usage(description: "\(word) expects a value")
+            }
+        }
+        func number(_ flag: String, atLeast least: Int = 0) throws -> Int? {
+            guard let text = given[flag] else { return nil }
+            guard let found = Int(text), found >= least else {
+                throw Usage(description: "\(flag) is '\(text)', expected at least \(least)")
+            }
+            return found
+        }
+        guard let model = given["--model"] else { throw Usage(description: "--model is missing") }
+        self.model = model
+        prompt = given["--prompt"]
+        promptTokens = try given["--prompt-tokens"].map(Self.tokens)
+        guard (prompt == nil) != (promptTokens == nil) else {
+            throw Usage(description: "expected one of --prompt and --prompt-tokens")
+        }
+        maxTokens = try number("--max-tokens") ?? maxTokens
+        prefillStep = try number("--prefill-step-size", atLeast: 1) ?? prefillStep
+        cacheFile = given["--prompt-cache-file"]
+        savedCache = given["--save-prompt-cache"]
+        if let file = savedCache, !file.hasSuffix(".safetensors") {
+            throw Usage(description: "--save-prompt-cache is '\(file)', expected FILE.safetensors")
+        }
+        printsTokens = given["--print-tokens"] != nil
+        if let name = given["--backend"] {
+            guard let found = H2OBackend(rawValue: name) else {
+                throw Usage(description: "--backend is '\(name)', expected native or composed")
+            }
+            backend = found
+        }
+        let settings = Self.settings.intersection(given.keys)
+        namesSettings = !settings.isEmpty
+        guard given["--max-kv-size"] != "none" else {
+            guard settings.count == 1 else {
+                throw Usage(description: "--max-kv-size none goes with no other flag of the cache")
+            }
+            return
+        }
+        let decay = given["--decay"].map { Double($0) ?? .nan }
+        configuration = try H2OConfiguration(
+            maxKVSize: number("--max-kv-size") ?? 256, sinkSize: number("--sink-size") ?? 4,
+            heavySize: number("--heavy-size"), recentSize: number("--recent-size"),
+            policy: given["--policy"].map { try PolicyName(named: $0) } ?? .keydiff,
+            decay: decay ?? 0.95, evictEvery: number("--evict-every"),
+            sharedHeads: given["--shared-heads"] != nil, randomSeed: number("--random-seed") ?? 0,
+            kvBits: number("--kv-bits"), valueBits: number("--v-bits"),
+            kvGroupSize: number("--kv-group-size") ?? 64)
+    }
+
+    private static let switches: Set = ["--shared-heads", "--print-tokens"]
+    private static let settings: Set = [
+        "--max-kv-size", "--policy", "--sink-size", "--heavy-size", "--recent-size",
+        "--evict-every", "--decay", "--shared-heads", "--random-seed", "--kv-bits", "--v-bits",
+        "--kv-group-size",
+    ]
+    private static let known = settings.union(switches).union([
+        "--model", "--prompt", "--prompt-tokens", "--max-tokens", "--prefill-step-size",
+        "--prompt-cache-file", "--save-prompt-cache", "--backend",
+    ])
+
+    private static func tokens(_ text: String) throws -> [Int] {
+        try text.split(separator: ",").map { word in
+            guard let token = Int(word.trimmingCharacters(in: .whitespaces)) else {
+                throw Usage(description: "--prompt-tokens holds '\(word)', expected token ids")
+            }
+            return token
+        }
+    }
+}

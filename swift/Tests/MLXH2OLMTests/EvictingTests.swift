@@ -1,0 +1,175 @@
+import Foundation
+import MLX
+import MLXH2O
+import MLXH2OLM
+import MLXLMCommon
+import MLXNN
+import Testing
+
+/// Models as mlx-swift-lm has them, with caches that evict.
+@Suite struct EvictingTests {
+    @Test func unmodifiedModelsKeepTheBudgetOverTurns() throws {
+        for bits in [nil, 8] {
+            let settings = try H2OConfiguration(maxKVSize: 12, sinkSize: 2, kvBits: bits)
+            let model = try evicting(Unmodified(), configuration: settings)
+            // Two conversations: a new cache for each.
+            for _ in 0..<2 {
+                let cache = model.newCache(parameters: GenerateParameters(maxKVSize: 5))
+                for turn in 1...3 {
+                    try withError { _ = read(model, cache, turns: 20) }
+                    let rows = cache.compactMap { $0 as? H2OKVCache }
+                    #expect(rows.map(\.size) == [12, 12])
+                    #expect(rows.map(\.offset) == [20 * turn, 20 * turn])
+                }
+            }
+        }
+    }
+
+    /// Below the budget nothing differs from the model's own caches.
+    @Test func nothingDiffersBelowTheBudget() throws {
+        let model = Unmodified()
+        let ours = try evicting(model, configuration: H2OConfiguration(maxKVSize: 64))
+        let found = read(ours, ours.newCache(parameters: nil), turns: 20)
+        let expected = read(model, model.newCache(parameters: nil), turns: 20)
+        #expect(found.asArray(Float.self) == expected.asArray(Float.self))
+    }
+
+    @Test func onlyPlainCachesAreReplaced() throws {
+        let model = Unmodified(caches: [KVCacheSimple(), Sliding()])
+        let caches = try evictingCaches(for: model, configuration: H2OConfiguration())
+        #expect(caches.map { "\(type(of: $0))" } == ["H2OKVCache", "Sliding"])
+    }
+
+    @Test func whatCannotBeServedIsRefusedByName() throws {
+        func message(_ model: any LanguageModel, _ policy: PolicyName = .keydiff) throws -> String {
+            let settings = try H2OConfiguration(policy: policy)
+            return try #require(
+                #expect(throws: H2OError.self) { try evicting(model, configuration: settings) }
+            ).description
+        }
+        for policy in [PolicyName.h2o, .merge, .snapkv] {
+            #expect(try message(Unmodified(), policy).contains("'\(policy.rawValue)' needs"))
+        }
+        #expect(try message(Gemma2Model()).contains("Gemma2Model cannot be served: it makes"))
+        #expect(try message(Unmodified(caches: [Sliding()])).contains("layers of Sliding"))
+        #expect(try message(Unmodified(caches: [])).contains("layers of no kind"))
+    }
+
+    @Test func theLastSettingsHold() throws {
+        let settings = try H2OConfiguration(maxKVSize: 8)
+        let first = try evicting(Unmodified(), configuration: H2OConfiguration(maxKVSize: 16))
+        let again = try evicting(first, configuration: settings)
+        let caches = again.newCache(parameters: nil).compactMap { $0 as? H2OKVCache }
+        #expect(caches.map(\.configuration) == [settings, settings])
+    }
+
+    @Test func routedModelsEvictByEveryPolicy() async throws {
+        let registry = ModelTypeRegistry<any LanguageModel>()
+        await H2OTransformer.register(in: registry)
+        for type in ["llama", "qwen3"] {
+            for policy in PolicyName.allCases {
+                let model = try await registry.createModel(
+                    configuration: Data(config(type).utf8), modelType: type)
+                let settings = try H2OConfiguration(maxKVSize: 12, sinkSize: 2, policy: policy)
+                let evicting = try evicting(model, configuration: settings)
+                let cache = evicting.newCache(parameters: nil)
+                try withError { _ = read(evicting, cache, turns: 20) }
+                #expect(cache.compactMap { ($0 as? H2OKVCache)?.size } == [12, 12])
+            }
+        }
+    }
+
+    @Test func configurationsThatFitNoModelThrow() throws {
+        for (from, to) in [
+            ("\"llama\"", "\"gemma\""),
+            ("\"num_attention_heads\": 4", "\"num_attention_heads\": 3"),
+            ("\"vocab_size\": 32", "\"vocab_size\": -1"),
+            ("\"rope_theta\": 100", "\"rope_scaling\": {\"type\": \"yarn\"}"),
+            ("\"hidden_size\": 32", "\"hidden_size\": 9999999999"),
+        ] {
+            let file = Data(config("llama").replacingOccurrences(of: from, with: to).utf8)
+            #expect(throws: H2OError.self, "\(to)") {
+                try JSONDecoder().decode(H2OTransformerConfiguration.self, from: file)
+            }
+        }
+    }
+}
+
+private func config(_ type: String) -> String {
+    """
+    {"model_type": "\(type)", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 32,
+     "rms_norm_eps": 1e-5, "rope_theta": 100, "tie_word_embeddings": false}
+    """
+}
+
+/// Tokens through `prepare` and then one by one; the last logits.
+@discardableResult
+private func read(
+    _ model: any LanguageModel, _ cache: [any KVCache], turns count: Int
+) -> MLXArray {
+    let tokens = MLXArray((0..<count).map { Int32($0 * 7 % 32) })
+    guard
+        case .tokens(let rest) = try? model.prepare(
+            LMInput(tokens: tokens[..<14]), cache: cache, windowSize: 5)
+    else { return tokens }
+    var logits = model(rest.tokens.expandedDimensions(axis: 0), cache: cache)
+    for place in 14..<count {
+        logits = model(tokens[place..<place + 1].expandedDimensions(axis: 0), cache: cache)
+    }
+    eval([logits] + cache.flatMap { $0.innerState() })
+    return logits
+}
+
+/// A layer cache of someone else.
+private final class Sliding: KVCache {
+    let offset = 0
+    let maxSize: Int? = 4
+    var state: [MLXArray] = []
+    var metaState: [String] = []
+    let isTrimmable = false
+
+    func innerState() -> [MLXArray] { [] }
+    func trim(_ n: Int) -> Int { 0 }
+    func copy() -> any KVCache { self }
+    func update(keys: MLXArray, values: MLXArray) -> (MLXArray, MLXArray) { (keys, values) }
+    func makeMask(
+        n: Int, windowSize: Int?, returnArray: Bool
+    ) -> MLXFast.ScaledDotProductAttentionMaskMode { .causal }
+}
+
+/// Two layers of attention that call mlx-swift-lm's own function: a model that knows nothing of us.
+private class Unmodified: Module, LanguageModel {
+    private let embeddings = MLXRandom.normal([32, 64], dtype: .float32, key: MLXRandom.key(1))
+    private let caches: [any KVCache]?
+
+    init(caches: [any KVCache]? = nil) { self.caches = caches }
+
+    func newCache(parameters: GenerateParameters?) -> [any KVCache] {
+        caches ?? (0..<2).map { _ in KVCacheSimple() }
+    }
+
+    func prepare(_ input: LMInput, cache: [any KVCache], windowSize: Int?) throws -> PrepareResult {
+        var rest = input.text.tokens
+        while rest.size > windowSize ?? 512 {
+            _ = self(rest[..<5].expandedDimensions(axis: 0), cache: cache)
+            rest = rest[5...]
+        }
+        return .tokens(LMInput.Text(tokens: rest))
+    }
+
+    func callAsFunction(_ inputs: MLXArray, cache: [any KVCache]?) -> MLXArray {
+        var hidden = take(embeddings, inputs, axis: 0)
+        let mask = createAttentionMask(h: hidden, cache: cache?.first)
+        for layer in 0..<2 {
+            let rows = hidden.reshaped(1, inputs.dim(1), 2, 32).transposed(0, 2, 1, 3)
+            let attended = MLXLMCommon.attentionWithCacheUpdate(
+                queries: rows, keys: rows, values: rows, cache: cache?[layer], scale: 0.2,
+                mask: mask)
+            hidden = hidden + attended.transposed(0, 2, 1, 3).reshaped(1, inputs.dim(1), 64)
+        }
+        return matmul(hidden, embeddings.transposed())
+    }
+}
+
+private final class Gemma2Model: Unmodified {}

@@ -1,0 +1,186 @@
+import Foundation
+import MLX
+import MLXH2O
+import MLXH2OLM
+import MLXLMCommon
+import Testing
+
+/// Mistakes end with a thrown error or with one that `withError` throws. Each runs in a process of
+/// its own, which a trap would end by a signal.
+@Suite struct MisuseTests {
+    @Test func settingsOfAnySize() async {
+        await #expect(processExitsWith: .success) {
+            for most in [Int.max, Int.min, Int(Int32.max) + 1] {
+                try refused { try H2OConfiguration(maxKVSize: most) }
+                try refused { try H2OConfiguration(sinkSize: most) }
+                try refused { try H2OConfiguration(heavySize: most) }
+                try refused { try H2OConfiguration(recentSize: most) }
+                try refused { try H2OConfiguration(evictEvery: most) }
+                try refused { try H2OConfiguration(speculative: most) }
+                try refused { try H2OConfiguration(kvBits: most) }
+                try refused { try H2OConfiguration(kvGroupSize: most) }
+                try refused { try H2OConfiguration(preset: .heavy, maxKVSize: most) }
+            }
+            for decay in [Double.nan, .infinity, -1] {
+                try refused { try H2OConfiguration(decay: decay) }
+            }
+            _ = try H2OConfiguration(randomSeed: .max)
+        }
+    }
+
+    @Test func theLargestBudgets() async {
+        await #expect(processExitsWith: .success) {
+            let most = Int(Int32.max)
+            for settings in try [
+                H2OConfiguration(maxKVSize: most, evictEvery: most),
+                H2OConfiguration(maxKVSize: most, speculative: most - 6),
+                H2OConfiguration(maxKVSize: most, kvBits: 8), H2OConfiguration(evictEvery: most),
+            ] {
+                let cache = evictingCache(settings)
+                try withError {
+                    for count in [1, 9, 1] {
+                        _ = try cache.append(keys: rows(count), values: rows(count))
+                    }
+                    eval(cache.innerState())
+                }
+            }
+        }
+    }
+
+    @Test func tokensBeyondThePositions() async {
+        await #expect(processExitsWith: .success) {
+            let cache = H2OKVCache(try H2OConfiguration())
+            try withError {
+                cache.state = [
+                    rows(1), rows(1), MLXArray.zeros([1, 2, 1], dtype: .float32),
+                    MLXArray([Int32.max - 1, Int32.max - 1], [1, 2, 1]),
+                ]
+            }
+            try refused { try cache.append(keys: rows(1), values: rows(1)) }
+            try reported { _ = cache.update(keys: rows(3), values: rows(3)) }
+        }
+    }
+
+    @Test func filesThatWereChanged() async {
+        await #expect(processExitsWith: .success) {
+            let url = FileManager.default.temporaryDirectory
+                .appending(path: "mlx-h2o-\(UUID().uuidString).safetensors")
+            defer { try? FileManager.default.removeItem(at: url) }
+            let settings = try H2OConfiguration(maxKVSize: 16, policy: .h2o, speculative: 2)
+            let cache = H2OKVCache(settings)
+            try withError { eval(attend(Tokens(count: 9, seed: 1), 0..<9, cache, mask: .causal)) }
+            try H2OKVCache.save([cache], to: url)
+            let (arrays, texts) = try loadArraysAndMetadata(url: url)
+            eval(Array(arrays.values))
+            let whole = arrays
+            func number(_ value: Float) -> MLXArray { MLXArray(value).asType(.int64) }
+            func text(_ text: String) -> MLXArray {
+                MLXArray(text.unicodeScalars.map { Int32($0.value) })
+            }
+            let damages: [(String, MLXArray?)] = [
+                ("0.4", number(3e9)), ("0.4", number(-1)), ("0.4", number(1)), ("0.4", nil),
+                ("0.5", number(3e9)), ("0.5", number(-4)), ("0.6", MLXArray([Float(1), 2])),
+                ("0.3", MLXArray.zeros([1, 2, 9], dtype: .int32)),
+                ("0.3", whole["0.3"].map { $0 + Int32(1) }), ("0.3", nil), ("0.2", nil),
+                ("0.2", MLXArray.zeros([1, 2, 8], dtype: .float32)), ("0.1", nil),
+                ("0.0", whole["0.0"]?.asType(.int32)), ("0.0", MLXArray(Float(1))),
+                ("0.8", text("{}")), ("0.8", text("no JSON")), ("0.8", nil),
+                ("0.8", MLXArray([Int32(-1), 0x11_0000])),
+                ("0.8", text(#"{"max_kv_size": 99999999999999999999}"#)),
+                ("0.10", text("[[0, 9223372036854775807]]")), ("0.10", text("[[7, 2]]")),
+                ("0.9", MLXArray.zeros([1, 3, 3, 9], dtype: .float32)),
+            ]
+            for (part, array) in damages {
+                var arrays = whole
+                arrays[part] = array
+                try save(arrays: arrays, metadata: texts, url: url)
+                try refused(part) { try H2OKVCache.load(from: url) }
+            }
+            for (key, value) in [
+                ("1.0", "KVCache"), ("1.0", "QuantizedH2OKVCache"), ("1.1", "H2OKVCache"),
+                ("0.mlx_h2o", "{}"), ("0.mlx_h2o", #"{"format": 3, "layers": 1}"#),
+                ("0.mlx_h2o", #"{"format": 1, "layers": 2}"#),
+            ] {
+                try save(arrays: whole, metadata: texts.merging([key: value]) { $1 }, url: url)
+                try refused(key) { try H2OKVCache.load(from: url) }
+            }
+            try save(arrays: whole, metadata: texts, url: url)
+            _ = try H2OKVCache.load(from: url)
+        }
+    }
+
+    @Test func callsOutOfRange() async {
+        await #expect(processExitsWith: .success) {
+            let cache = H2OKVCache(try H2OConfiguration(maxKVSize: 8))
+            try withError { _ = cache.update(keys: rows(12), values: rows(12)) }
+            for n in [0, -1, Int.min, Int.max, Int(Int32.max)] {
+                try reported { _ = cache.makeMask(n: n, windowSize: nil, returnArray: true) }
+            }
+            for n in [Int.max, 12] { try reported { _ = cache.trim(n) } }
+            for n in [0, -1, Int.min] { try withError { _ = cache.trim(n) } }
+            try refused { try cache.append(keys: rows(1), values: rows(1, .int32)) }
+            try refused {
+                try H2OKVCache(H2OConfiguration()).append(keys: rows(1, .bool), values: rows(1))
+            }
+            try refused { try cache.accumulate(MLXArray(Float(1))) }
+            try reported { cache.state = [MLXArray(Float(1))] }
+            try reported { cache.metaState = ["1", "2"] }
+            try refused { try H2OKVCache.save([], to: URL(fileURLWithPath: "/none/a.safetensors")) }
+            try refused {
+                try H2OKVCache.save([cache], to: URL(fileURLWithPath: "/none/a.safetensors"))
+            }
+            let folder = FileManager.default.temporaryDirectory
+            for (name, metadata) in [
+                ("a.txt", "a"), ("a.safetensors", "a.b"), ("a.safetensors", ""),
+            ] {
+                try refused {
+                    try H2OKVCache.save(
+                        [cache], to: folder.appending(path: name), metadata: [metadata: ""])
+                }
+            }
+            try refused { try H2OKVCache.load(from: URL(fileURLWithPath: "/none/a.safetensors")) }
+            // A routed function with queries that are none.
+            for shape in [[1], [1, 3, 1, 32], [1, 4, 1, 16], [2, 4, 2, 32]] {
+                try reported {
+                    eval(
+                        MLXH2OLM.attentionWithCacheUpdate(
+                            queries: MLXArray.zeros(shape, dtype: .float32), keys: rows(1),
+                            values: rows(1), cache: cache, scale: 1))
+                }
+            }
+        }
+    }
+
+    /// mlx-swift-lm asks these of every cache.
+    @Test func upstreamFunctions() async {
+        await #expect(processExitsWith: .success) {
+            let cache = H2OKVCache(try H2OConfiguration(maxKVSize: 8))
+            try withError { _ = cache.update(keys: rows(12), values: rows(12)) }
+            guard !cache.isTrimmable, cache.metaState.isEmpty, cache.state.count == 4 else {
+                throw Unrefused(description: "what upstream asks")
+            }
+            let copy = cache.copy()
+            copy.prepare(lengths: [3])
+            copy.finalize()
+        }
+    }
+}
+
+private struct Unrefused: Error, CustomStringConvertible {
+    let description: String
+}
+
+/// `body` must throw.
+private func refused<R>(_ what: String = "a call", _ body: () throws -> R) throws {
+    guard (try? body()) != nil else { return }
+    throw Unrefused(description: "\(what) went through")
+}
+
+/// `body` must report an error, which `withError` throws.
+private func reported(_ body: () throws -> Void) throws {
+    try refused { try withError { try body() } }
+}
+
+private func rows(_ count: Int, _ dtype: DType = .float32) -> MLXArray {
+    MLXArray.zeros([1, 2, count, 32], dtype: dtype)
+}
