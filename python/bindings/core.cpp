@@ -136,7 +136,7 @@ NB_MODULE(_core, m) {
         "importance"_a = nb::none(), "decay"_a = 0.0, "sparse_threshold"_a = 0.0f, "bits"_a = 8,
         "value_bits"_a = 8, "group_size"_a = 64, "return_scores"_a = false, "return_lse"_a = false,
         "return_skipped"_a = false, "row_bias"_a = nb::none(), "stream"_a = nb::none(),
-        "Keys and values in one or three arrays each; [out] and, where asked for, scores, lse, "
+        "Keys and values in one to three arrays each; [out] and, where asked for, scores, lse, "
         "skipped, scores of the probes and importance.");
   m.def("plain_read", &mlx_h2o::plain_read, "arrays"_a, nb::call_guard<nb::gil_scoped_release>(),
         "Reads all of the memory of evaluated arrays: what benchmarks compare with.");
@@ -174,6 +174,10 @@ NB_MODULE(_core, m) {
   m.def("append_quantized", &mlx_h2o::append_quantized, "keys"_a, "values"_a, "new_keys"_a,
         "new_values"_a, "start"_a, "bits"_a, "group_size"_a, "value_bits"_a, nb::kw_only(),
         "stream"_a = nb::none());
+  m.def("encode_rows", &mlx_h2o::encode_rows, "rows"_a, "bits"_a, "seed"_a, nb::kw_only(),
+        "stream"_a = nb::none());
+  m.def("decode_rows", &mlx_h2o::decode_rows, "words"_a, "norms"_a, "bits"_a, "seed"_a, "dtype"_a,
+        nb::kw_only(), "stream"_a = nb::none());
   m.def("compact_rows", &mlx_h2o::compact_rows, "buffer"_a, "kept"_a, "lines"_a, "start"_a = 0,
         "tail"_a = 0, nb::kw_only(), "stream"_a = nb::none());
   m.def("merge_segments", &mlx_h2o::merge_segments, "outs"_a, "lses"_a, nb::kw_only(),

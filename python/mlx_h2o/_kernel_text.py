@@ -11,119 +11,126 @@ FLAGS = (
     "skipped",
     "probes",
     "row_bias",
+    "dense_keys",
+    "key_codes",
+    "value_codes",
 )
 
-TEMPLATE: dict[str, tuple[str, ...]] = {
+# Name and condition, in order.
+TEMPLATE: dict[str, Pairs] = {
     "sdpa_vector": (
-        "T",
-        "D",
-        "V",
-        "NS",
-        "CAUSAL",
+        ("T", ""),
+        ("D", ""),
+        ("V", ""),
+        ("NS", ""),
+        ("CAUSAL", ""),
     ),
     "sdpa_vector_2pass_1": (
-        "T",
-        "D",
-        "V",
-        "NS",
-        "CAUSAL",
+        ("T", ""),
+        ("D", ""),
+        ("V", ""),
+        ("NS", ""),
+        ("CAUSAL", ""),
     ),
     "sdpa_vector_quantized": (
-        "T",
-        "S",
-        "D",
-        "V",
-        "KB",
-        "VB",
-        "G",
-        "NS",
-        "CAUSAL",
+        ("T", ""),
+        ("S", ""),
+        ("D", ""),
+        ("V", ""),
+        ("KB", "!dense_keys"),
+        ("VB", ""),
+        ("G", "!dense_keys !key_codes"),
+        ("G", "!value_codes"),
+        ("NS", ""),
+        ("CAUSAL", ""),
     ),
     "sdpa_vector_2pass_1_quantized": (
-        "T",
-        "S",
-        "D",
-        "V",
-        "KB",
-        "VB",
-        "G",
-        "NS",
-        "CAUSAL",
+        ("T", ""),
+        ("S", ""),
+        ("D", ""),
+        ("V", ""),
+        ("KB", "!dense_keys"),
+        ("VB", ""),
+        ("G", "!dense_keys !key_codes"),
+        ("G", "!value_codes"),
+        ("NS", ""),
+        ("CAUSAL", ""),
     ),
     "sdpa_vector_sparse_quantized": (
-        "T",
-        "S",
-        "D",
-        "V",
-        "KB",
-        "VB",
-        "G",
-        "NS",
-        "CAUSAL",
+        ("T", ""),
+        ("S", ""),
+        ("D", ""),
+        ("V", ""),
+        ("KB", "!dense_keys"),
+        ("VB", ""),
+        ("G", "!dense_keys !key_codes"),
+        ("G", "!value_codes"),
+        ("NS", ""),
+        ("CAUSAL", ""),
     ),
     "sdpa_vector_sparse_keys_quantized": (
-        "T",
-        "S",
-        "D",
-        "KB",
-        "G",
-        "NS",
-        "CAUSAL",
+        ("T", ""),
+        ("S", ""),
+        ("D", ""),
+        ("KB", "!dense_keys"),
+        ("G", "!dense_keys !key_codes"),
+        ("NS", ""),
+        ("CAUSAL", ""),
     ),
     "sdpa_vector_sparse_values_quantized": (
-        "S",
-        "V",
-        "VB",
-        "G",
-        "NS",
+        ("S", ""),
+        ("V", ""),
+        ("VB", ""),
+        ("G", "!value_codes"),
+        ("NS", ""),
     ),
     "sdpa_vector_2pass_2": (
-        "T",
-        "V",
+        ("T", ""),
+        ("V", ""),
     ),
     "prefill_average": (
-        "T",
-        "D",
-        "NS",
-        "KEYS",
-        "CAUSAL",
+        ("T", ""),
+        ("D", ""),
+        ("NS", ""),
+        ("KEYS", ""),
+        ("CAUSAL", ""),
     ),
     "prefill_mass": (
-        "T",
-        "D",
-        "NS",
-        "KEYS",
-        "CAUSAL",
+        ("T", ""),
+        ("D", ""),
+        ("NS", ""),
+        ("KEYS", ""),
+        ("CAUSAL", ""),
     ),
     "prefill_lse": (
-        "T",
-        "D",
-        "NS",
-        "QUERIES",
-        "CAUSAL",
+        ("T", ""),
+        ("D", ""),
+        ("NS", ""),
+        ("QUERIES", ""),
+        ("CAUSAL", ""),
     ),
     "accumulate_scores": (
-        "NS",
+        ("NS", ""),
     ),
     "choose_row": (
-        "NS",
+        ("NS", ""),
     ),
     "replace_row": (
-        "NS",
-        "AGE",
+        ("NS", ""),
+        ("AGE", ""),
     ),
     "replace_row_ranked": (
-        "NS",
+        ("NS", ""),
     ),
     "keep_rows": (
-        "NS",
+        ("NS", ""),
     ),
     "pack_rows": (
-        "T",
-        "S",
-        "KB",
-        "VB",
-        "G",
+        ("T", ""),
+        ("S", ""),
+        ("KB", ""),
+        ("VB", ""),
+        ("G", ""),
     ),
 }
 
@@ -153,12 +160,15 @@ INPUTS: dict[str, Pairs] = {
     ),
     "sdpa_vector_quantized": (
         ("queries", ""),
-        ("key_words", ""),
-        ("key_scales", ""),
-        ("key_biases", ""),
+        ("keys", "dense_keys"),
+        ("key_words", "!dense_keys"),
+        ("key_scales", "!dense_keys"),
+        ("key_biases", "!dense_keys !key_codes"),
+        ("key_levels", "key_codes"),
         ("value_words", ""),
         ("value_scales", ""),
-        ("value_biases", ""),
+        ("value_biases", "!value_codes"),
+        ("value_levels", "value_codes"),
         ("mask", "bool_mask"),
         ("mask", "additive_mask"),
         ("sinks", "sinks"),
@@ -168,12 +178,15 @@ INPUTS: dict[str, Pairs] = {
     ),
     "sdpa_vector_2pass_1_quantized": (
         ("queries", ""),
-        ("key_words", ""),
-        ("key_scales", ""),
-        ("key_biases", ""),
+        ("keys", "dense_keys"),
+        ("key_words", "!dense_keys"),
+        ("key_scales", "!dense_keys"),
+        ("key_biases", "!dense_keys !key_codes"),
+        ("key_levels", "key_codes"),
         ("value_words", ""),
         ("value_scales", ""),
-        ("value_biases", ""),
+        ("value_biases", "!value_codes"),
+        ("value_levels", "value_codes"),
         ("mask", "bool_mask"),
         ("mask", "additive_mask"),
         ("sinks", "sinks"),
@@ -183,12 +196,15 @@ INPUTS: dict[str, Pairs] = {
     ),
     "sdpa_vector_sparse_quantized": (
         ("queries", ""),
-        ("key_words", ""),
-        ("key_scales", ""),
-        ("key_biases", ""),
+        ("keys", "dense_keys"),
+        ("key_words", "!dense_keys"),
+        ("key_scales", "!dense_keys"),
+        ("key_biases", "!dense_keys !key_codes"),
+        ("key_levels", "key_codes"),
         ("value_words", ""),
         ("value_scales", ""),
-        ("value_biases", ""),
+        ("value_biases", "!value_codes"),
+        ("value_levels", "value_codes"),
         ("mask", "bool_mask"),
         ("mask", "additive_mask"),
         ("sinks", "sinks"),
@@ -198,9 +214,11 @@ INPUTS: dict[str, Pairs] = {
     ),
     "sdpa_vector_sparse_keys_quantized": (
         ("queries", ""),
-        ("key_words", ""),
-        ("key_scales", ""),
-        ("key_biases", ""),
+        ("keys", "dense_keys"),
+        ("key_words", "!dense_keys"),
+        ("key_scales", "!dense_keys"),
+        ("key_biases", "!dense_keys !key_codes"),
+        ("key_levels", "key_codes"),
         ("mask", "bool_mask"),
         ("mask", "additive_mask"),
         ("sinks", "sinks"),
@@ -211,7 +229,8 @@ INPUTS: dict[str, Pairs] = {
     "sdpa_vector_sparse_values_quantized": (
         ("value_words", ""),
         ("value_scales", ""),
-        ("value_biases", ""),
+        ("value_biases", "!value_codes"),
+        ("value_levels", "value_codes"),
         ("scores", ""),
         ("partial_maxima", ""),
         ("partial_totals", ""),
@@ -397,9 +416,8 @@ inline void h2o_load(P row, int64_t stride, thread float* values) {
     }
   }
 }
-template <int E, int BITS, int GROUP, typename W, typename S, typename B>
-inline void h2o_load_quantized(W words, int64_t word_stride, S scales, int64_t scale_stride,
-                               B biases, int64_t bias_stride, int first, thread float* values) {
+template <int E, int BITS, typename W>
+inline void h2o_load_fields(W words, int64_t word_stride, int first, thread uint32_t* fields) {
   constexpr int LENGTH = E * BITS;
   constexpr int WORDS = (LENGTH + 31) / 32;
   constexpr bool CROSSES = LENGTH % 32 != 0 && 32 % LENGTH != 0;
@@ -419,6 +437,21 @@ inline void h2o_load_quantized(W words, int64_t word_stride, S scales, int64_t s
       part[k] = (part[k] >> shift) | ((part[k + 1] << 1) << (31 - shift));
     }
   }
+  for (int j = 0; j < E; j++) {
+    const int k = j * BITS / 32;
+    const int offset = j * BITS % 32;
+    uint32_t bits = part[k] >> offset;
+    if (offset + BITS > 32) {
+      bits |= part[k + 1] << (32 - offset);
+    }
+    fields[j] = bits & ((1u << BITS) - 1u);
+  }
+}
+template <int E, int BITS, int GROUP, typename W, typename S, typename B>
+inline void h2o_load_quantized(W words, int64_t word_stride, S scales, int64_t scale_stride,
+                               B biases, int64_t bias_stride, int first, thread float* values) {
+  uint32_t fields[E];
+  h2o_load_fields<E, BITS>(words, word_stride, first, fields);
   const int near_group = first / GROUP;
   const int near_count = (near_group + 1) * GROUP - first;
   const int far_group = GROUP % E == 0 ? near_group : (first + E - 1) / GROUP;
@@ -427,15 +460,18 @@ inline void h2o_load_quantized(W words, int64_t word_stride, S scales, int64_t s
   const float far_scale = static_cast<float>(scales[far_group * scale_stride]);
   const float far_bias = static_cast<float>(biases[far_group * bias_stride]);
   for (int j = 0; j < E; j++) {
-    const int k = j * BITS / 32;
-    const int offset = j * BITS % 32;
-    uint32_t bits = part[k] >> offset;
-    if (offset + BITS > 32) {
-      bits |= part[k + 1] << (32 - offset);
-    }
-    const float element = static_cast<float>(bits & ((1u << BITS) - 1u));
+    const float element = static_cast<float>(fields[j]);
     const bool is_near = GROUP % E == 0 || j < near_count;
     values[j] = (is_near ? near_scale : far_scale) * element + (is_near ? near_bias : far_bias);
+  }
+}
+template <int E, int BITS, typename W, typename L>
+inline void h2o_load_codes(W words, int64_t word_stride, L levels, float norm, int first,
+                           thread float* values) {
+  uint32_t fields[E];
+  h2o_load_fields<E, BITS>(words, word_stride, first, fields);
+  for (int j = 0; j < E; j++) {
+    values[j] = norm * levels[fields[j]];
   }
 }
 template <int E>
@@ -1055,9 +1091,23 @@ SEGMENTS: dict[str, Pairs] = {
   const int query_index = int(threadgroup_position_in_grid.y);
   const int heads = queries_shape[1];
   const int query_count = queries_shape[2];
-  const int key_count = key_words_shape[2];
+""",
+        ),
+        (
+            "dense_keys",
+            """  const int key_count = keys_shape[2];
+  const int kv_heads = keys_shape[1];
+""",
+        ),
+        (
+            "!dense_keys",
+            """  const int key_count = key_words_shape[2];
   const int kv_heads = key_words_shape[1];
-  const int batch = batch_head / heads;
+""",
+        ),
+        (
+            "",
+            """  const int batch = batch_head / heads;
   const int head = batch_head % heads;
   const int kv_head = head / (heads / kv_heads);
   const int64_t row = int64_t(batch_head) * query_count + query_index;
@@ -1069,8 +1119,16 @@ SEGMENTS: dict[str, Pairs] = {
   }
   const int64_t value_words_start = h2o_offset(value_words_strides, batch, kv_head, 0, 0);
   const int64_t value_scales_start = h2o_offset(value_scales_strides, batch, kv_head, 0, 0);
-  const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);
-  float query[KEY_PART];
+""",
+        ),
+        (
+            "!value_codes",
+            """  const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);
+""",
+        ),
+        (
+            "",
+            """  float query[KEY_PART];
   h2o_load<KEY_PART>(
       queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),
       queries_strides[3],
@@ -1101,10 +1159,19 @@ SEGMENTS: dict[str, Pairs] = {
 """,
         ),
         (
-            "",
+            "dense_keys",
+            """  const int64_t key_start = h2o_offset(keys_strides, batch, kv_head, 0, lane * KEY_PART);
+""",
+        ),
+        (
+            "!dense_keys",
             """  const int64_t key_words_start = h2o_offset(key_words_strides, batch, kv_head, 0, 0);
   const int64_t key_scales_start = h2o_offset(key_scales_strides, batch, kv_head, 0, 0);
-  const int64_t key_biases_start = h2o_offset(key_biases_strides, batch, kv_head, 0, 0);
+""",
+        ),
+        (
+            "!dense_keys !key_codes",
+            """  const int64_t key_biases_start = h2o_offset(key_biases_strides, batch, kv_head, 0, 0);
 """,
         ),
         (
@@ -1166,7 +1233,25 @@ SEGMENTS: dict[str, Pairs] = {
         (
             "",
             """      float key[KEY_PART];
-      h2o_load_quantized<KEY_PART, KB, G>(
+""",
+        ),
+        (
+            "dense_keys",
+            """      const int64_t key_row = key_start + i * keys_strides[2];
+      h2o_load<KEY_PART>(keys + key_row, keys_strides[3], key);
+""",
+        ),
+        (
+            "!dense_keys key_codes",
+            """      h2o_load_codes<KEY_PART, KB>(
+          key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],
+          key_levels, key_scales[key_scales_start + i * key_scales_strides[2]],
+          lane * KEY_PART, key);
+""",
+        ),
+        (
+            "!dense_keys !key_codes",
+            """      h2o_load_quantized<KEY_PART, KB, G>(
           key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],
           key_scales + (key_scales_start + i * key_scales_strides[2]), key_scales_strides[3],
           key_biases + (key_biases_start + i * key_biases_strides[2]), key_biases_strides[3],
@@ -1221,14 +1306,30 @@ SEGMENTS: dict[str, Pairs] = {
         (
             "",
             """      const float weight = h2o_softmax_weigh<VALUE_PART>(state, sums, score);
-      h2o_load_quantized<VALUE_PART, VB, G>(
+""",
+        ),
+        (
+            "value_codes",
+            """      h2o_load_codes<VALUE_PART, VB>(
+          value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],
+          value_levels, value_scales[value_scales_start + i * value_scales_strides[2]],
+          lane * VALUE_PART, value);
+""",
+        ),
+        (
+            "!value_codes",
+            """      h2o_load_quantized<VALUE_PART, VB, G>(
           value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],
           value_scales + (value_scales_start + i * value_scales_strides[2]),
           value_scales_strides[3],
           value_biases + (value_biases_start + i * value_biases_strides[2]),
           value_biases_strides[3],
           lane * VALUE_PART, value);
-      h2o_add_row<VALUE_PART>(sums, weight, value);
+""",
+        ),
+        (
+            "",
+            """      h2o_add_row<VALUE_PART>(sums, weight, value);
     }
   }
   if (lane == 0) {
@@ -1282,9 +1383,23 @@ SEGMENTS: dict[str, Pairs] = {
   const int query_index = int(threadgroup_position_in_grid.y);
   const int heads = queries_shape[1];
   const int query_count = queries_shape[2];
-  const int key_count = key_words_shape[2];
+""",
+        ),
+        (
+            "dense_keys",
+            """  const int key_count = keys_shape[2];
+  const int kv_heads = keys_shape[1];
+""",
+        ),
+        (
+            "!dense_keys",
+            """  const int key_count = key_words_shape[2];
   const int kv_heads = key_words_shape[1];
-  const int batch = batch_head / heads;
+""",
+        ),
+        (
+            "",
+            """  const int batch = batch_head / heads;
   const int head = batch_head % heads;
   const int kv_head = head / (heads / kv_heads);
   const int64_t row = int64_t(batch_head) * query_count + query_index;
@@ -1298,8 +1413,16 @@ SEGMENTS: dict[str, Pairs] = {
   }
   const int64_t value_words_start = h2o_offset(value_words_strides, batch, kv_head, 0, 0);
   const int64_t value_scales_start = h2o_offset(value_scales_strides, batch, kv_head, 0, 0);
-  const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);
-  float query[KEY_PART];
+""",
+        ),
+        (
+            "!value_codes",
+            """  const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);
+""",
+        ),
+        (
+            "",
+            """  float query[KEY_PART];
   h2o_load<KEY_PART>(
       queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),
       queries_strides[3],
@@ -1330,10 +1453,19 @@ SEGMENTS: dict[str, Pairs] = {
 """,
         ),
         (
-            "",
+            "dense_keys",
+            """  const int64_t key_start = h2o_offset(keys_strides, batch, kv_head, 0, lane * KEY_PART);
+""",
+        ),
+        (
+            "!dense_keys",
             """  const int64_t key_words_start = h2o_offset(key_words_strides, batch, kv_head, 0, 0);
   const int64_t key_scales_start = h2o_offset(key_scales_strides, batch, kv_head, 0, 0);
-  const int64_t key_biases_start = h2o_offset(key_biases_strides, batch, kv_head, 0, 0);
+""",
+        ),
+        (
+            "!dense_keys !key_codes",
+            """  const int64_t key_biases_start = h2o_offset(key_biases_strides, batch, kv_head, 0, 0);
 """,
         ),
         (
@@ -1395,7 +1527,25 @@ SEGMENTS: dict[str, Pairs] = {
         (
             "",
             """      float key[KEY_PART];
-      h2o_load_quantized<KEY_PART, KB, G>(
+""",
+        ),
+        (
+            "dense_keys",
+            """      const int64_t key_row = key_start + i * keys_strides[2];
+      h2o_load<KEY_PART>(keys + key_row, keys_strides[3], key);
+""",
+        ),
+        (
+            "!dense_keys key_codes",
+            """      h2o_load_codes<KEY_PART, KB>(
+          key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],
+          key_levels, key_scales[key_scales_start + i * key_scales_strides[2]],
+          lane * KEY_PART, key);
+""",
+        ),
+        (
+            "!dense_keys !key_codes",
+            """      h2o_load_quantized<KEY_PART, KB, G>(
           key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],
           key_scales + (key_scales_start + i * key_scales_strides[2]), key_scales_strides[3],
           key_biases + (key_biases_start + i * key_biases_strides[2]), key_biases_strides[3],
@@ -1450,14 +1600,30 @@ SEGMENTS: dict[str, Pairs] = {
         (
             "",
             """      const float weight = h2o_softmax_weigh<VALUE_PART>(state, sums, score);
-      h2o_load_quantized<VALUE_PART, VB, G>(
+""",
+        ),
+        (
+            "value_codes",
+            """      h2o_load_codes<VALUE_PART, VB>(
+          value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],
+          value_levels, value_scales[value_scales_start + i * value_scales_strides[2]],
+          lane * VALUE_PART, value);
+""",
+        ),
+        (
+            "!value_codes",
+            """      h2o_load_quantized<VALUE_PART, VB, G>(
           value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],
           value_scales + (value_scales_start + i * value_scales_strides[2]),
           value_scales_strides[3],
           value_biases + (value_biases_start + i * value_biases_strides[2]),
           value_biases_strides[3],
           lane * VALUE_PART, value);
-      h2o_add_row<VALUE_PART>(sums, weight, value);
+""",
+        ),
+        (
+            "",
+            """      h2o_add_row<VALUE_PART>(sums, weight, value);
     }
   }
   if (lane == 0) {
@@ -1507,9 +1673,23 @@ SEGMENTS: dict[str, Pairs] = {
   const int query_index = int(threadgroup_position_in_grid.y);
   const int heads = queries_shape[1];
   const int query_count = queries_shape[2];
-  const int key_count = key_words_shape[2];
+""",
+        ),
+        (
+            "dense_keys",
+            """  const int key_count = keys_shape[2];
+  const int kv_heads = keys_shape[1];
+""",
+        ),
+        (
+            "!dense_keys",
+            """  const int key_count = key_words_shape[2];
   const int kv_heads = key_words_shape[1];
-  const int batch = batch_head / heads;
+""",
+        ),
+        (
+            "",
+            """  const int batch = batch_head / heads;
   const int head = batch_head % heads;
   const int kv_head = head / (heads / kv_heads);
   const int64_t row = int64_t(batch_head) * query_count + query_index;
@@ -1521,8 +1701,16 @@ SEGMENTS: dict[str, Pairs] = {
   }
   const int64_t value_words_start = h2o_offset(value_words_strides, batch, kv_head, 0, 0);
   const int64_t value_scales_start = h2o_offset(value_scales_strides, batch, kv_head, 0, 0);
-  const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);
-  float query[KEY_PART];
+""",
+        ),
+        (
+            "!value_codes",
+            """  const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);
+""",
+        ),
+        (
+            "",
+            """  float query[KEY_PART];
   h2o_load<KEY_PART>(
       queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),
       queries_strides[3],
@@ -1553,10 +1741,19 @@ SEGMENTS: dict[str, Pairs] = {
 """,
         ),
         (
-            "",
+            "dense_keys",
+            """  const int64_t key_start = h2o_offset(keys_strides, batch, kv_head, 0, lane * KEY_PART);
+""",
+        ),
+        (
+            "!dense_keys",
             """  const int64_t key_words_start = h2o_offset(key_words_strides, batch, kv_head, 0, 0);
   const int64_t key_scales_start = h2o_offset(key_scales_strides, batch, kv_head, 0, 0);
-  const int64_t key_biases_start = h2o_offset(key_biases_strides, batch, kv_head, 0, 0);
+""",
+        ),
+        (
+            "!dense_keys !key_codes",
+            """  const int64_t key_biases_start = h2o_offset(key_biases_strides, batch, kv_head, 0, 0);
 """,
         ),
         (
@@ -1618,7 +1815,25 @@ SEGMENTS: dict[str, Pairs] = {
         (
             "",
             """      float key[KEY_PART];
-      h2o_load_quantized<KEY_PART, KB, G>(
+""",
+        ),
+        (
+            "dense_keys",
+            """      const int64_t key_row = key_start + i * keys_strides[2];
+      h2o_load<KEY_PART>(keys + key_row, keys_strides[3], key);
+""",
+        ),
+        (
+            "!dense_keys key_codes",
+            """      h2o_load_codes<KEY_PART, KB>(
+          key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],
+          key_levels, key_scales[key_scales_start + i * key_scales_strides[2]],
+          lane * KEY_PART, key);
+""",
+        ),
+        (
+            "!dense_keys !key_codes",
+            """      h2o_load_quantized<KEY_PART, KB, G>(
           key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],
           key_scales + (key_scales_start + i * key_scales_strides[2]), key_scales_strides[3],
           key_biases + (key_biases_start + i * key_biases_strides[2]), key_biases_strides[3],
@@ -1721,14 +1936,30 @@ SEGMENTS: dict[str, Pairs] = {
         continue;
       }
       float value[VALUE_PART];
-      h2o_load_quantized<VALUE_PART, VB, G>(
+""",
+        ),
+        (
+            "value_codes",
+            """      h2o_load_codes<VALUE_PART, VB>(
+          value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],
+          value_levels, value_scales[value_scales_start + i * value_scales_strides[2]],
+          lane * VALUE_PART, value);
+""",
+        ),
+        (
+            "!value_codes",
+            """      h2o_load_quantized<VALUE_PART, VB, G>(
           value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],
           value_scales + (value_scales_start + i * value_scales_strides[2]),
           value_scales_strides[3],
           value_biases + (value_biases_start + i * value_biases_strides[2]),
           value_biases_strides[3],
           lane * VALUE_PART, value);
-      h2o_add_row<VALUE_PART>(sums, weight, value);
+""",
+        ),
+        (
+            "",
+            """      h2o_add_row<VALUE_PART>(sums, weight, value);
     }
   }
 """,
@@ -1788,9 +2019,23 @@ SEGMENTS: dict[str, Pairs] = {
   const int query_index = int(threadgroup_position_in_grid.y);
   const int heads = queries_shape[1];
   const int query_count = queries_shape[2];
-  const int key_count = key_words_shape[2];
+""",
+        ),
+        (
+            "dense_keys",
+            """  const int key_count = keys_shape[2];
+  const int kv_heads = keys_shape[1];
+""",
+        ),
+        (
+            "!dense_keys",
+            """  const int key_count = key_words_shape[2];
   const int kv_heads = key_words_shape[1];
-  const int batch = batch_head / heads;
+""",
+        ),
+        (
+            "",
+            """  const int batch = batch_head / heads;
   const int head = batch_head % heads;
   const int kv_head = head / (heads / kv_heads);
   const int64_t row = int64_t(batch_head) * query_count + query_index;
@@ -1829,10 +2074,19 @@ SEGMENTS: dict[str, Pairs] = {
 """,
         ),
         (
-            "",
+            "dense_keys",
+            """  const int64_t key_start = h2o_offset(keys_strides, batch, kv_head, 0, lane * KEY_PART);
+""",
+        ),
+        (
+            "!dense_keys",
             """  const int64_t key_words_start = h2o_offset(key_words_strides, batch, kv_head, 0, 0);
   const int64_t key_scales_start = h2o_offset(key_scales_strides, batch, kv_head, 0, 0);
-  const int64_t key_biases_start = h2o_offset(key_biases_strides, batch, kv_head, 0, 0);
+""",
+        ),
+        (
+            "!dense_keys !key_codes",
+            """  const int64_t key_biases_start = h2o_offset(key_biases_strides, batch, kv_head, 0, 0);
 """,
         ),
         (
@@ -1894,7 +2148,25 @@ SEGMENTS: dict[str, Pairs] = {
         (
             "",
             """      float key[KEY_PART];
-      h2o_load_quantized<KEY_PART, KB, G>(
+""",
+        ),
+        (
+            "dense_keys",
+            """      const int64_t key_row = key_start + i * keys_strides[2];
+      h2o_load<KEY_PART>(keys + key_row, keys_strides[3], key);
+""",
+        ),
+        (
+            "!dense_keys key_codes",
+            """      h2o_load_codes<KEY_PART, KB>(
+          key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],
+          key_levels, key_scales[key_scales_start + i * key_scales_strides[2]],
+          lane * KEY_PART, key);
+""",
+        ),
+        (
+            "!dense_keys !key_codes",
+            """      h2o_load_quantized<KEY_PART, KB, G>(
           key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],
           key_scales + (key_scales_start + i * key_scales_strides[2]), key_scales_strides[3],
           key_biases + (key_biases_start + i * key_biases_strides[2]), key_biases_strides[3],
@@ -1993,8 +2265,16 @@ SEGMENTS: dict[str, Pairs] = {
   }
   const int64_t value_words_start = h2o_offset(value_words_strides, batch, kv_head, 0, 0);
   const int64_t value_scales_start = h2o_offset(value_scales_strides, batch, kv_head, 0, 0);
-  const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);
-  const bool has_part = lane < NS;
+""",
+        ),
+        (
+            "!value_codes",
+            """  const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);
+""",
+        ),
+        (
+            "",
+            """  const bool has_part = lane < NS;
   h2o_softmax part = h2o_softmax_empty();
   if (lane < blocks) {
     part.maximum = partial_maxima[row * blocks + lane];
@@ -2040,14 +2320,30 @@ SEGMENTS: dict[str, Pairs] = {
         continue;
       }
       float value[VALUE_PART];
-      h2o_load_quantized<VALUE_PART, VB, G>(
+""",
+        ),
+        (
+            "value_codes",
+            """      h2o_load_codes<VALUE_PART, VB>(
+          value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],
+          value_levels, value_scales[value_scales_start + i * value_scales_strides[2]],
+          lane * VALUE_PART, value);
+""",
+        ),
+        (
+            "!value_codes",
+            """      h2o_load_quantized<VALUE_PART, VB, G>(
           value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],
           value_scales + (value_scales_start + i * value_scales_strides[2]),
           value_scales_strides[3],
           value_biases + (value_biases_start + i * value_biases_strides[2]),
           value_biases_strides[3],
           lane * VALUE_PART, value);
-      h2o_add_row<VALUE_PART>(sums, weight, value);
+""",
+        ),
+        (
+            "",
+            """      h2o_add_row<VALUE_PART>(sums, weight, value);
     }
   }
 """,

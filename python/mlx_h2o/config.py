@@ -6,11 +6,17 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, cast
 
 from . import policies
+from .operations import turbo
 from .operations.validate_quantized import BITS, GROUP_SIZES
 
-__all__ = ["HANDED", "PRESETS", "H2OConfig"]
+__all__ = ["HANDED", "KV_FORMATS", "PRESETS", "H2OConfig"]
 
 HANDED = ("packed", "arrays", "latents")
+
+KV_FORMATS: dict[str, tuple[int, int]] = {f"turbo{bits}": (bits, bits) for bits in turbo.BITS} | {
+    f"turbo{k}v{v}": (k, v) for k in (0, 8, *turbo.BITS) for v in turbo.BITS if k != v
+}
+"""Bits of keys and values; keys of 0 bits stay as they come, those of 8 have scales and biases."""
 
 # Share of the budget given to heavy hitters (AtomGradient 2026, sec. 4.1 and table 4: 128, 64 and
 # 32 of 256 rows). The sinks do not scale with the budget; the recent window takes what is left.
@@ -63,6 +69,12 @@ class H2OConfig:
         kv_handed: what quantised rows are handed to a model as, which ``make_prompt_cache`` knows:
             "packed"; "arrays" for one that computes with the keys first; "latents" for latent
             attention (MLA), whose rotary part of a key stays dense.
+        kv_format: in the place of ``kv_bits``, rows as codes of rotated directions (TurboQuant):
+            "turbo2", "turbo3" or "turbo4", by the bits of a code. Keys apart, and then values:
+            "turbo4v3"; "turbo8v3", whose keys have 8 bits with scales and biases; "turbo0v3", whose
+            keys stay as they come. Rows have a power of two of elements, at least 32.
+        turbo_guard: with ``kv_format``, of how many of the first and as many of the last layers
+            ``make_prompt_cache`` keeps the rows in 8 bits instead.
         sparse_v: threshold of sparse V dequantisation, below 1: attention skips the values of
             quantised rows whose weight is below it (Turney 2026). 1e-6 is the one of the paper.
             0: all are read.
@@ -88,9 +100,11 @@ class H2OConfig:
     dense_size: int | None = None
     kv_handed: str = "packed"
     sparse_v: float = 0.0
+    kv_format: str | None = None
+    turbo_guard: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("sink_size", "random_seed", "speculative"):
+        for name in ("sink_size", "random_seed", "speculative", "turbo_guard"):
             _check_int(name, getattr(self, name), 0)
         for name in ("max_kv_size", "evict_every", "heavy_size", "recent_size", "dense_size"):
             if getattr(self, name) is not None:
@@ -133,8 +147,10 @@ class H2OConfig:
             value = getattr(self, name)
             if isinstance(value, bool) or value not in known:
                 raise ValueError(f"[H2OConfig] {name} is {value!r}, expected one of {known}.")
+        self._check_format()
         for name in ("v_bits", "light_bits", "dense_size", "sparse_v"):
-            if getattr(self, name) and self.kv_bits is None:
+            served = name == "sparse_v" and self.kv_format is not None
+            if getattr(self, name) and self.kv_bits is None and not served:
                 raise ValueError(
                     f"[H2OConfig] {name} is {getattr(self, name)} and kv_bits is None, expected "
                     "kv_bits too."
@@ -155,6 +171,25 @@ class H2OConfig:
             raise ValueError(
                 f"[H2OConfig] light_bits is {self.light_bits} and v_bits {self.v_bits}, expected "
                 "one of them."
+            )
+
+    def _check_format(self) -> None:
+        if self.kv_format is None:
+            if self.turbo_guard:
+                raise ValueError(
+                    f"[H2OConfig] turbo_guard is {self.turbo_guard} and kv_format None, expected a "
+                    "kv_format too."
+                )
+            return
+        if self.kv_format not in KV_FORMATS:
+            raise ValueError(
+                f"[H2OConfig] kv_format is {self.kv_format!r}, expected one of: "
+                f"{', '.join(KV_FORMATS)}."
+            )
+        if self.kv_bits is not None or self.kv_handed == "latents":
+            other = "for latent attention" if self.kv_bits is None else f"kv_bits {self.kv_bits}"
+            raise ValueError(
+                f"[H2OConfig] kv_format is {self.kv_format!r} and {other}, expected one of them."
             )
 
     def _check_unbounded(self) -> None:
@@ -181,6 +216,11 @@ class H2OConfig:
             )
         object.__setattr__(self, "heavy_size", heavy)
         object.__setattr__(self, "recent_size", rows - self.sink_size - heavy)
+
+    @property
+    def packs(self) -> bool:
+        """Whether rows are quantised."""
+        return self.kv_bits is not None or self.kv_format is not None
 
     @property
     def dense_rows(self) -> int:

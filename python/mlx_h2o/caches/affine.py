@@ -21,6 +21,7 @@ class AffineColumn(Column):
 
     bits: int
     group_size: int
+    known = True
 
     def __init__(self, bits: int, group_size: int, parts: Parts = ()) -> None:
         super().__init__(parts)
@@ -42,16 +43,6 @@ class AffineColumn(Column):
         # MLX has dequantised views of a larger buffer wrongly on some GPUs.
         words, scales, biases = (mx.contiguous(part) for part in parts)
         return mx.dequantize(words, scales, biases, group_size=self.group_size, bits=self.bits)
-
-    def append_both(
-        self, values: Column, new_keys: mx.array, new_values: mx.array, start: int
-    ) -> list[mx.array]:
-        if not isinstance(values, AffineColumn) or values.group_size != self.group_size:
-            return super().append_both(values, new_keys, new_values, start)
-        return resolve().append_quantized(
-            self.parts, values.parts, new_keys, new_values,
-            start, self.bits, self.group_size, values.bits,
-        )  # fmt: skip
 
     def like(self, parts: Parts) -> AffineColumn:
         return AffineColumn(self.bits, self.group_size, parts)

@@ -17,10 +17,11 @@ DECODE_QUERIES = 8
 
 def settings_of(keys: Column, values: Column, sparse_v: float) -> dict[str, Any]:
     """What operations must be told of packed rows; nothing of arrays."""
-    if keys.bits is None:
+    if keys.bits is None and values.bits is None:
         return {}
-    bits, v_bits = keys.bits, values.bits or keys.bits
-    found: dict[str, Any] = {"bits": bits, "v_bits": v_bits, "group_size": keys.group_size}
+    bits = keys.bits or values.bits
+    found: dict[str, Any] = {"bits": bits, "v_bits": values.bits or bits}
+    found["group_size"] = keys.group_size or values.group_size or 64
     return found | {"sparse_v_threshold": sparse_v} if sparse_v else found
 
 

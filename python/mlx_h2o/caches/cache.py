@@ -12,6 +12,7 @@ import mlx.core as mx
 
 from .. import policies
 from ..config import H2OConfig
+from ..operations.arguments import dtype_name
 from . import formats, tiers
 from .attention import DECODE_QUERIES, dense
 from .checks import check_rows
@@ -47,6 +48,8 @@ class H2OKVCache(ScoredRows):
         ValueError: ``config.kv_bits`` is set; that is for :class:`QuantizedH2OKVCache`.
     """
 
+    _came_in: mx.Dtype = mx.float32
+    """The dtype of the rows of a state that has only codes of them."""
     _quantized: ClassVar[bool | None] = False
     """Whether rows must be quantised; None: either way."""
     _in_batch: ClassVar[bool] = False
@@ -260,7 +263,8 @@ class H2OKVCache(ScoredRows):
             return self._handed.give(keys, values, held=False, newest=newest)
         keys, values = tail.keys.given(parts, arrays), tail.values.given(others, arrays)
         # Arrays that are made of packed rows live no longer than attention needs them.
-        return self._handed.give(keys, values, held=tail.keys.bits is None or not arrays)
+        unpacked = arrays and (tail.keys.bits or tail.values.bits)
+        return self._handed.give(keys, values, held=not unpacked)
 
     @property
     def _hands_arrays(self) -> bool:
@@ -287,7 +291,7 @@ class H2OKVCache(ScoredRows):
         """Whether attention must be ours: it has to return scores, to read packed rows, or to take
         a mask of its layer's own."""
         own = self._in_batch and self.unequal_budgets
-        return own or self.policy.needs_attention or self.config.kv_bits is not None
+        return own or self.policy.needs_attention or self.config.packs
 
     def make_mask(
         self, length: int, window_size: int | None = None, return_array: bool = False
@@ -400,11 +404,14 @@ class H2OKVCache(ScoredRows):
         given = asdict(self.config)
         if self.unequal_budgets:  # else it is not there, and files are what they always were
             given["unequal_budgets"] = True
+        if self.config.kv_format is not None and self._table is not None:
+            given["dtype"] = dtype_name(self._table.tail.values.layout[3])
         return json.dumps(given)
 
     def _configure_as(self, settings: str, name: str) -> None:
         given = json.loads(settings)
         unequal = bool(given.pop("unequal_budgets", False))
+        self._came_in = getattr(mx, given.pop("dtype", "float32"))
         self._configure(H2OConfig(**given), name)
         self.unequal_budgets = unequal
 
@@ -416,7 +423,7 @@ class H2OKVCache(ScoredRows):
         keys, values, importance, positions = state[:4]
         table = None
         if importance is not None:
-            table = formats.restored_table(self.config, keys, values, rows)
+            table = formats.restored_table(self.config, keys, values, rows, self._came_in)
             table.place(positions)
             if self.policy.needs_attention:
                 table.attach(IMPORTANCE, importance, self._unseen)

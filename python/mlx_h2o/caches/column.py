@@ -34,6 +34,8 @@ class Column(ABC):
     bits: int | None = None
     """Bits of packed rows that attention reads; None: it gets what ``decode`` returns."""
     group_size: int | None = None
+    known: bool = False
+    """Whether operations pack such rows themselves."""
 
     def __init__(self, parts: Parts = ()) -> None:
         self.parts = parts
@@ -94,6 +96,11 @@ class Column(ABC):
     ) -> list[mx.array]:
         """Write new keys to this column and new values to the other, from slot ``start`` on, where
         there is room: the parts of both, and then those of their slots in use."""
+        if self.known and values.known and (self.bits or values.bits):
+            return resolve().append_quantized(
+                self.parts, values.parts, new_keys, new_values, start,
+                self.bits or 8, self.group_size or values.group_size or 64, values.bits or 8,
+            )  # fmt: skip
         rows = [*self.encode(new_keys), *values.encode(new_values)]
         return resolve().append_rows([*self.parts, *values.parts], rows, start)
 
@@ -113,6 +120,8 @@ class Column(ABC):
 
 class DenseColumn(Column):
     """Rows as they come."""
+
+    known = True
 
     def encode(self, rows: mx.array) -> Parts:
         return (rows,)

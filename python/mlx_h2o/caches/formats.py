@@ -7,10 +7,11 @@ from typing import Any, cast
 
 import mlx.core as mx
 
-from ..config import H2OConfig
+from ..config import KV_FORMATS, H2OConfig
 from .affine import AffineColumn, group_size_for
 from .column import Column, DenseColumn
 from .table import Segment, Table
+from .turbo import KEYS, VALUES, TurboColumn, check_sizes
 
 
 def new_table(config: H2OConfig, keys: mx.array, values: mx.array, lines: int, owner: str) -> Table:
@@ -19,7 +20,7 @@ def new_table(config: H2OConfig, keys: mx.array, values: mx.array, lines: int, o
     Raises ValueError, naming ``owner``, for rows that cannot be quantised as ``config`` says.
     """
     size = _group_size(config, keys, values, owner)
-    segments = [Segment(*pair, [0] * lines) for pair in _columns(config, size)]
+    segments = [Segment(*pair, [0] * lines) for pair in _columns(config, size, values.dtype)]
     for one in segments[:-1]:
         for column, rows in ((one.keys, keys), (one.values, values)):
             row = mx.zeros((*rows.shape[:2], 1, rows.shape[3]), rows.dtype)
@@ -28,15 +29,20 @@ def new_table(config: H2OConfig, keys: mx.array, values: mx.array, lines: int, o
 
 
 def restored_table(
-    config: H2OConfig, keys: Any, values: Any, rows: Sequence[Sequence[int]] | None = None
+    config: H2OConfig,
+    keys: Any,
+    values: Any,
+    rows: Sequence[Sequence[int]] | None = None,
+    dtype: mx.Dtype = mx.float32,
 ) -> Table:
     """The table that ``stored`` gave ``keys`` and ``values`` of, with so many ``rows`` of each line
-    in each segment; None: of one line, all."""
+    in each segment; None: of one line, all. ``dtype`` is that in which rows came, where what is
+    stored does not say it."""
     sides, size = [_parts(keys), _parts(values)], 0
-    if config.kv_bits is not None:
+    if len(sides[0]) >= 3:
         words, scales = sides[0][:2]
-        size = words.shape[3] * 32 // config.kv_bits // scales.shape[3]
-    segments, pairs = [], _columns(config, size)
+        size = words.shape[3] * 32 // (config.kv_bits or 8) // scales.shape[3]
+    segments, pairs = [], _columns(config, size, dtype)
     for place, pair in enumerate(pairs):
         some = slice(3 * place, None if place == len(pairs) - 1 else 3 * place + 3)
         # Other objects than those given, because they are written in place later.
@@ -74,7 +80,7 @@ def set_rows(table: Table, name: str, rows: Any) -> None:
 
 def quantized(config: H2OConfig, keys: mx.array, values: mx.array, owner: str) -> tuple[Any, Any]:
     """Dense rows as ``stored`` gives them where ``config`` packs them; errors as ``new_table``."""
-    columns = _tail(config, _group_size(config, keys, values, owner))
+    columns = _tail(config, _group_size(config, keys, values, owner), values.dtype)
     return columns[0].encode(keys), columns[1].encode(values)
 
 
@@ -82,8 +88,9 @@ def _parts(rows: Any) -> list[mx.array]:
     return list(rows) if isinstance(rows, tuple | list) else [rows]
 
 
-def _columns(config: H2OConfig, size: int) -> list[tuple[Column, Column]]:
-    """Columns of keys and of values of each segment, in groups of ``size``."""
+def _columns(config: H2OConfig, size: int, dtype: mx.Dtype) -> list[tuple[Column, Column]]:
+    """Columns of keys and of values of each segment, in groups of ``size``, of rows that come in
+    ``dtype``."""
     pairs: list[tuple[Column, Column]] = []
     if config.mixed:
         bits = cast(int, config.kv_bits)
@@ -91,10 +98,13 @@ def _columns(config: H2OConfig, size: int) -> list[tuple[Column, Column]]:
     if config.light_bits is not None:
         light = config.light_bits
         pairs.append((AffineColumn(light, size), AffineColumn(light, size)))
-    return [*pairs, _tail(config, size)]
+    return [*pairs, _tail(config, size, dtype)]
 
 
-def _tail(config: H2OConfig, size: int) -> tuple[Column, Column]:
+def _tail(config: H2OConfig, size: int, dtype: mx.Dtype) -> tuple[Column, Column]:
+    if config.kv_format is not None:
+        bits, v_bits = KV_FORMATS[config.kv_format]
+        return _keys(bits, size, dtype), TurboColumn(v_bits, VALUES, dtype)
     if config.kv_bits is None or config.mixed:
         return DenseColumn(), DenseColumn()
     keys = AffineColumn(config.kv_bits, size)
@@ -103,7 +113,18 @@ def _tail(config: H2OConfig, size: int) -> tuple[Column, Column]:
     return keys, AffineColumn(config.v_bits or config.kv_bits, size)
 
 
+def _keys(bits: int, size: int, dtype: mx.Dtype) -> Column:
+    """Those of a format that has them apart."""
+    if bits == 0:
+        return DenseColumn()
+    return AffineColumn(bits, size) if bits == 8 else TurboColumn(bits, KEYS, dtype)
+
+
 def _group_size(config: H2OConfig, keys: mx.array, values: mx.array, owner: str) -> int:
+    if config.kv_format is not None:
+        bits, width = KV_FORMATS[config.kv_format][0], keys.shape[3]
+        check_sizes(config.kv_format, 0 if bits in (0, 8) else width, values.shape[3], owner)
+        return group_size_for(config.kv_group_size, width, width, owner) if bits == 8 else 0
     if config.kv_bits is None:
         return 0
     # The values of latent attention are rotary parts, which are not packed.

@@ -8,15 +8,18 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import mlx_lm
 from mlx_lm.generate import DEFAULT_MODEL
 
 from ..config import H2OConfig
 from ..lm.generate import generate, make_prompt_cache, summary
 from ..lm.hosting import Host, hosting
-from ..lm.prompt_cache import evicting_caches
+from ..lm.prompt_cache import context_length, evicting_caches
+from ..lm.prompt_store import PromptStore
 from ..lm.replacements import PATCHES, Target, always
 from ..lm.saving import load_prompt_cache, save_prompt_cache
 from ..lm.serving import SEEDS
+from ..lm.sizing import parsed_bytes
 from .options import OneLineParser, add_cache_flags, in_flags, settings_of
 
 
@@ -42,10 +45,11 @@ def run(command: str, arguments: Sequence[str]) -> int:
         print(parser.format_help())
         print(f"Options of mlx_lm's own {command}; those above come first:\n")
     module = importlib.import_module(f"mlx_lm.{command}")
+    store = _store(parser, args)
     before = sys.argv
     sys.argv = [f"mlx_h2o {command}", *others]
     try:
-        with hosting(*settings) as host:
+        with hosting(*settings, store=store) as host:
             targets = [
                 Target(vars(module), name, always(ours))
                 for name, ours in _REPLACED.get(command, _nothing)(host, args.model).items()
@@ -57,7 +61,18 @@ def run(command: str, arguments: Sequence[str]) -> int:
         return 2
     finally:
         sys.argv = before
+        if store is not None:
+            store.close()
     return 0
+
+
+def _store(parser: argparse.ArgumentParser, args: argparse.Namespace) -> PromptStore | None:
+    if getattr(args, "cache_dir", None) is None:
+        return None
+    try:
+        return PromptStore(args.cache_dir, parsed_bytes(args.cache_size))
+    except (OSError, ValueError) as error:
+        parser.error(f"--cache-dir: {error}")
 
 
 def _seed(text: str) -> int:
@@ -81,6 +96,13 @@ def _parser(command: str) -> argparse.ArgumentParser:
         parser.add_argument("--image", nargs="+", help="not available in this version")
     if command in ("generate", "chat"):
         parser.add_argument("--seed", type=_seed, help="of the random numbers (default: mlx_lm's)")
+    if command == "server":
+        kept = parser.add_argument_group("prompt caches that outlive the server")
+        kept.add_argument("--cache-dir", metavar="DIR", help="where they are kept (default: not)")
+        kept.add_argument(
+            "--cache-size", metavar="BYTES", default="10GB",
+            help="of their files; those used longest ago go (default: %(default)s)",
+        )  # fmt: skip
     drafts = parser.add_argument_group("speculative decoding (generate and server)")
     drafts.add_argument("--draft-model", help="a model that proposes tokens")
     drafts.add_argument(
@@ -131,6 +153,7 @@ def _generation(host: Host, model: str | None) -> dict[str, Callable[..., Any]]:
         )
         if verbose:
             _print_summary(caches)
+        _say_where_beyond(loaded, caches)
         return text
 
     return {"load_prompt_cache": load, "generate": generating}
@@ -142,8 +165,21 @@ def _saving(host: Host, model: str | None) -> dict[str, Callable[..., Any]]:
     def save(file_name: str, cache: list[Any], metadata: dict[str, str]) -> None:
         save_prompt_cache(file_name, cache, metadata, model=host.model())
         _print_summary(cache)
+        _say_where_beyond(host.model(), cache)
 
     return {"save_prompt_cache": save}
+
+
+def _talking(host: Host, model: str | None) -> dict[str, Callable[..., Any]]:
+    """What `chat` calls of ours: a word once it is longer than the model is made for."""
+    said = False
+
+    def stream_generate(loaded: Any, *args: Any, prompt_cache: list[Any], **given: Any) -> Any:
+        nonlocal said
+        yield from mlx_lm.stream_generate(loaded, *args, prompt_cache=prompt_cache, **given)
+        said = said or _say_where_beyond(loaded, prompt_cache)
+
+    return {"stream_generate": stream_generate}
 
 
 def _print_summary(caches: list[Any]) -> None:
@@ -151,8 +187,22 @@ def _print_summary(caches: list[Any]) -> None:
     print(f"KV cache: {' and '.join(policies)}, {summary(caches)}")
 
 
+def _say_where_beyond(model: Any, caches: list[Any]) -> bool:
+    """One line where the text is longer than the model is made for."""
+    made_for = context_length(model)
+    tokens = max((cache.offset for cache in evicting_caches(caches)), default=0)
+    if made_for is None or tokens <= made_for:
+        return False
+    print(
+        f"The text has {tokens:,} tokens, and the model is made for {made_for:,}: what it writes "
+        "beyond them may be poor, however many rows the cache holds.",
+        file=sys.stderr,
+    )
+    return True
+
+
 def _nothing(host: Host, model: str | None) -> dict[str, Callable[..., Any]]:
     return {}
 
 
-_REPLACED = {"generate": _generation, "cache_prompt": _saving}
+_REPLACED = {"generate": _generation, "cache_prompt": _saving, "chat": _talking}

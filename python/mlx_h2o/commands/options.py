@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from .. import policies
-from ..config import H2OConfig
+from ..config import KV_FORMATS, H2OConfig
 from ..lm.profile import Profile
 from ..lm.sizing import parsed_bytes
 
@@ -74,6 +74,17 @@ _FLAGS: dict[str, dict[str, Any]] = {
         "help": f"of the policy random (default: {_DEFAULT.random_seed})",
     },
     "kv_bits": {"type": int, "help": "bits of quantised rows (default: none)"},
+    "kv_format": {
+        "choices": tuple(KV_FORMATS),
+        "metavar": "FORMAT",
+        "help": "in place of --kv-bits: rows as codes of rotated directions (TurboQuant): turbo2, "
+        "turbo3 or turbo4 bits; turbo8v3: keys of 8 bits and values of 3; turbo0v3: values alone",
+    },
+    "turbo_guard": {
+        "type": int,
+        "metavar": "LAYERS",
+        "help": "with --kv-format: the first and the last so many layers have 8 bits (default: 0)",
+    },
     "kv_group_size": {
         "type": int,
         "help": f"elements that share a scale (default: {_DEFAULT.kv_group_size})",

@@ -1,12 +1,13 @@
 """Cache strategies as people write them: `rotating:256`, `keydiff:16MB:kv4`, `merge:64:recent=16`.
 
-    NAME [:ROWS] [:SIZE | :bytes=SIZE] [:kvBITS | :kvKEYS/VALUES] [:SETTING=VALUE ...]
+    NAME [:ROWS] [:SIZE | :bytes=SIZE] [:kvBITS | :kvKEYS/VALUES | :FORMAT] [:SETTING=VALUE ...]
 
 NAME is `full`, `rotating` (mlx_lm's `RotatingKVCache`), `kv2` to `kv8` (mlx_lm's
 `QuantizedKVCache`, which holds the whole text) or a policy of this package. ROWS are rows per head,
-`none` for no limit. A SIZE such as 16MB or 300KiB is what all layers may hold together. A SETTING
-is one of `H2OConfig`, by its name or as `sink`, `heavy`, `recent`, `every`, `group`, `light` and
-`dense`; `budgets` names a file of budgets for each layer, `profile` one of `mlx_h2o calibrate`.
+`none` for no limit. A FORMAT is one of `kv_format`, such as `turbo3`. A SIZE such as 16MB or 300KiB
+is what all layers may hold together. A SETTING is one of `H2OConfig`, by its name or as `sink`,
+`heavy`, `recent`, `every`, `group`, `light`, `dense` and `guard`; `budgets` names a file of budgets
+for each layer, `profile` one of `mlx_h2o calibrate`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from .. import policies
-from ..config import H2OConfig
+from ..config import KV_FORMATS, H2OConfig
 from ..lm.sizing import parsed_bytes
 from ..operations.validate_quantized import BITS
 
@@ -37,6 +38,7 @@ _SHORT = {
     "light": "light_bits",
     "dense": "dense_size",
     "seed": "random_seed",
+    "guard": "turbo_guard",
 }
 _SET_BY_PLACE = ("policy", "max_kv_size", "speculative", "kv_handed")
 _TYPES = {
@@ -162,6 +164,8 @@ class _Parts:
             self._set("kv_bits", int(packed[1]))
             if packed[2]:
                 self._set("v_bits", int(packed[2]))
+        elif part in KV_FORMATS:
+            self._set("kv_format", part)
         elif key == "bytes" or (not equals and part[:1].isdigit()):
             if self.nbytes is not None:
                 raise ValueError(f"{part}: bytes are given already")
@@ -173,7 +177,7 @@ class _Parts:
         elif equals:
             self._set(_SHORT.get(key, key), value)
         else:
-            raise ValueError(f"{part!r}, expected rows, a size, kvBITS or SETTING=VALUE")
+            raise ValueError(f"{part!r}, expected rows, a size, kvBITS, a format or SETTING=VALUE")
 
     def _set(self, key: str, value: Any) -> None:
         if key not in _TYPES:
@@ -181,7 +185,8 @@ class _Parts:
             raise ValueError(f"{key!r} is no setting, expected bytes, budgets or one of: {names}")
         if key in self.settings:
             raise ValueError(f"{key} is given twice")
-        self.settings[key] = value if isinstance(value, int) else _value(key, value)
+        given = isinstance(value, int) or key == "kv_format"
+        self.settings[key] = value if given else _value(key, value)
 
 
 def _value(key: str, text: str) -> Any:
@@ -208,6 +213,7 @@ def _spelled(name: str, found: _Parts) -> str:
         parts.append(f"kv{bits}" + (f"/{v_bits}" if v_bits is not None else ""))
     elif v_bits is not None:
         parts.append(f"v_bits={v_bits}")
+    parts += [settings.pop("kv_format")] if "kv_format" in settings else []
     long = {full: short for short, full in _SHORT.items()}
     parts += [f"{long.get(key, key)}={str(value).lower()}" for key, value in settings.items()]
     if found.budgets is not None:

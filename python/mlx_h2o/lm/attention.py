@@ -45,7 +45,8 @@ def attend(
             owner = given
         elif not hasattr(cache, "update_scores"):
             return stock()
-    if not isinstance(keys, tuple) and not queries.dtype == keys.dtype == values.dtype:
+    packed = isinstance(keys, tuple) or isinstance(values, tuple)
+    if not packed and not queries.dtype == keys.dtype == values.dtype:
         # Promoted to one dtype, as MLX's own attention does.
         common = mx.result_type(queries, keys, values)
         queries, keys, values = (rows.astype(common) for rows in (queries, keys, values))
@@ -65,7 +66,7 @@ def attend(
         tied: mx.array = mx.depends(out, [cast(mx.array, owner.scores)])
         return tied
     biased = owner.row_bias is not None
-    if biased or (short and (owner.in_segments or isinstance(keys, tuple))):
+    if biased or (short and (owner.in_segments or packed)):
         # mlx_lm's attention over packed rows is not fused and takes no sinks.
         return owner.attend(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
     owner.attended()

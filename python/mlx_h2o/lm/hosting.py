@@ -7,6 +7,7 @@ caches, and routes each model that it makes them for. Everything else is mlx_lm'
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib
 import sys
 import threading
@@ -18,8 +19,9 @@ from typing import Any
 from ..config import H2OConfig
 from .budgets import Budgets
 from .generate import load
-from .profile import Profile
+from .profile import Profile, fingerprint
 from .prompt_cache import evicting_caches, fit_bytes, make_prompt_cache
+from .prompt_store import PromptStore
 from .replacements import PATCHES, Target, always
 from .routing import gains_by_routing, routing
 from .serving import server_targets
@@ -33,10 +35,12 @@ def hosting(
     budgets: Budgets | None = None,
     profile: Profile | None = None,
     sized: Mapping[str, Any] | None = None,
+    store: PromptStore | None = None,
 ) -> Iterator[Host]:
     """Within the context mlx_lm's chat and server make caches of these settings, with ``budgets``
     or a ``profile`` as of :func:`mlx_h2o.make_prompt_cache`. With ``sized``, arguments of
-    ``fit_bytes``, the settings of each model are those that fit.
+    ``fit_bytes``, the settings of each model are those that fit. In ``store`` the server's prompt
+    caches outlive it.
 
     ``load`` there knows the model "demo" too. Models that cannot be served raise ValueError as they
     are loaded; so does a draft model that a request names where ``config.speculative`` is 0. A
@@ -54,7 +58,7 @@ def hosting(
         targets += [
             _target("models.cache", "can_trim_prompt_cache", _trimmable_at_will),
             _target("generate", "trim_prompt_cache", _trimming),
-            *server_targets(config.speculative),
+            *server_targets(config.speculative, store, host.identity),
         ]
         with PATCHES.replaced(targets):
             yield host
@@ -93,6 +97,11 @@ class Host:
         """Caches of these settings."""
         layers: dict[str, Any] = {"budgets": self.budgets, "profile": self.profile}
         return make_prompt_cache(model, self._config(model), **layers)
+
+    def identity(self, model: Any) -> str:
+        """The same for the same weights and settings of caches."""
+        settings = [cache.config for cache in evicting_caches(self.caches(model))]
+        return f"{fingerprint(model)} {hashlib.sha256(repr(settings).encode()).hexdigest()[:16]}"
 
     def _config(self, model: Any) -> H2OConfig:
         if self.sized is None:

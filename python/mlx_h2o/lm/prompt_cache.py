@@ -59,7 +59,8 @@ def make_prompt_cache(
     """One cache per layer, as mlx_lm's function of this name makes, but bounded by eviction.
 
     Exactly the plain ``KVCache`` entries become :class:`H2OKVCache`, or with ``kv_bits``
-    :class:`QuantizedH2OKVCache`; rotating, chunked and recurrent caches stay what they are.
+    :class:`QuantizedH2OKVCache`; rotating, chunked and recurrent caches stay what they are. With
+    ``kv_format`` the first and the last ``turbo_guard`` of them have 8 bits instead.
 
     Args:
         model: an mlx_lm model.
@@ -97,9 +98,14 @@ def make_prompt_cache(
     _refuse_unserved(model)
     config = _handing(model, config)
     linked = bool(_modules_of(model) & _INDEXED)
+    stock = mlx_lm_cache.make_prompt_cache(model)
+    places = [layer for layer, cache in enumerate(stock) if _evicts(cache)]
+    ends = {*places[: config.turbo_guard], *places[len(places) - config.turbo_guard :]}
     caches = [
-        _replaced(cache, config, f"{name} layer {layer}", linked)
-        for layer, cache in enumerate(mlx_lm_cache.make_prompt_cache(model))
+        _replaced(
+            cache, _guarded(config) if layer in ends else config, f"{name} layer {layer}", linked
+        )
+        for layer, cache in enumerate(stock)
     ]
     evicting = list(evicting_caches(caches))
     if budgets is not None:
@@ -126,10 +132,10 @@ def fit_bytes(
 ) -> Sizing:
     """The settings with the most rows whose caches hold no more than ``max_kv_bytes``.
 
-    Without ``kv_bits``, rows stay unquantised if the whole context that the model is made for fits
-    so. Otherwise they have 8, 6 or 5 bits, the most with which three quarters of it fit, or 4.
-    ``kv_bits=None`` leaves them unquantised. Without ``policy``, quantised rows merge where the
-    model and the other settings allow it.
+    Without ``kv_bits`` and ``kv_format``, rows stay unquantised if the whole context that the model
+    is made for fits so. Otherwise they have 8, 6 or 5 bits, the most with which three quarters of
+    it fit, or 4. ``kv_bits=None`` leaves them unquantised. Without ``policy``, quantised rows merge
+    where the model and the other settings allow it.
     Nothing is computed: the bytes are those of caches in a graph that is never evaluated.
 
     Args:
@@ -152,7 +158,8 @@ def fit_bytes(
     merges = "policy" not in settings and profile is None
 
     def config_of(rows: int, bits: int | None) -> H2OConfig:
-        chosen = {"policy": Merge.name} if merges and bits is not None else {}
+        packs = bits is not None or "kv_format" in settings
+        chosen = {"policy": Merge.name} if merges and packs else {}
         sized = {"kv_bits": bits} | chosen | settings | {"max_kv_size": rows}
         return _config(None, sized if profile is None else _as_measured(profile, None, sized)[1])
 
@@ -161,15 +168,17 @@ def fit_bytes(
 
     least = least_rows(settings)
     bits = settings.get("kv_bits")
+    known = "kv_bits" in settings or "kv_format" in settings
 
     def packs() -> bool:
-        return measured(measuring(bits or PACKED_BITS), least + 64) < math.inf
+        some = bits if known else PACKED_BITS
+        return measured(measuring(some), least + 64) < math.inf
 
     served = packs()
     if merges and not served:
         merges = False
         served = packs()
-    if "kv_bits" not in settings:
+    if not known:
         context = context_length(model)
         bits = PACKED_BITS if served else None
         rows = {None: context or 0} | dict.fromkeys(MORE_BITS, int((context or 0) * MOST_OF_IT))
@@ -296,6 +305,18 @@ def _rows(config: H2OConfig) -> int:
     return config.max_kv_size
 
 
+def _evicts(cache: Any) -> bool:
+    """Whether one of ours takes the place of this cache, or of one in it."""
+    if type(cache) is mlx_lm_cache.CacheList:
+        return any(_evicts(part) for part in cache.caches)
+    return type(cache) is mlx_lm_cache.KVCache
+
+
+def _guarded(config: H2OConfig) -> H2OConfig:
+    """The settings of a layer that ``turbo_guard`` keeps in 8 bits."""
+    return replace(config, kv_format=None, turbo_guard=0, kv_bits=8)
+
+
 def _replaced(cache: Any, config: H2OConfig, name: str, linked: bool) -> Any:
     if type(cache) is mlx_lm_cache.KVCache:
         return evicting_cache(config, name=name)
@@ -311,6 +332,8 @@ def _give(caches: list[H2OKVCache], configs: list[H2OConfig]) -> None:
     """Each evicting cache its own settings."""
     unequal = len(set(configs)) > 1
     for cache, config in zip(caches, configs, strict=True):
+        if config.turbo_guard and cache.config.kv_format is None:
+            config = _guarded(config)
         if config.kv_bits != cache.config.kv_bits:
             raise ValueError(
                 f"[make_prompt_cache] a budget has kv_bits {config.kv_bits}, expected "
@@ -335,7 +358,7 @@ def _refuse_unserved(model: Module) -> None:
 
 def _handing(model: Module, config: H2OConfig) -> H2OConfig:
     """The settings, with the form in which this model takes quantised rows."""
-    if config.kv_bits is None or config.kv_handed != "packed":
+    if not config.packs or config.kv_handed != "packed":
         return config
     modules = _modules_of(model)
     if "mla" in modules:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from queue import Queue
 from typing import Any
 
+from .prompt_store import PromptStore
 from .replacements import Target
 
 __all__ = ["SEEDS", "check_request", "server_targets"]
@@ -21,17 +22,38 @@ __all__ = ["SEEDS", "check_request", "server_targets"]
 SEEDS = 2**64
 """How many there are, from 0 on."""
 
+_LONGEST = 1 << 26
+"""Bytes of a request."""
 
-def server_targets(speculative: int) -> list[Target]:
-    """What is replaced in mlx_lm's server, whose caches take back at most so many draft tokens."""
+
+def server_targets(
+    speculative: int, store: PromptStore | None, identify: Callable[[Any], str]
+) -> list[Target]:
+    """What is replaced in mlx_lm's server.
+
+    Args:
+        speculative: draft tokens that caches take back, at most.
+        store: where prompt caches outlive the server, or None.
+        identify: a text that is the same for the same model and settings of its caches.
+    """
+    known: dict[Any, str] = {}
+
+    def identified(provider: Any) -> None:
+        models = provider.model, provider.draft_model
+        texts = [identify(model) for model in models if model is not None]
+        known[provider.model_key] = " ".join(texts)
+
+    loaded = (lambda provider: None) if store is None else identified
     module = importlib.import_module("mlx_lm.server")
     handler = _handler(module.APIHandler)
     wraps: dict[str, Callable[[Any], Any]] = {
         "stream_generate": lambda original: _drafting(original, speculative),
-        "ModelProvider": lambda original: _providing(original, speculative),
+        "ModelProvider": lambda original: _providing(original, speculative, loaded),
         "ResponseGenerator": _surviving,
         "_run_http_server": lambda run: functools.partial(run, handler_class=handler),
     }
+    if store is not None:
+        wraps["LRUPromptCache"] = lambda original: _stored(original, store, known)
     return [Target(vars(module), name, wrap) for name, wrap in wraps.items()]
 
 
@@ -99,19 +121,26 @@ def _handler(original: type[Any]) -> type[Any]:
 
         def parse_request(self) -> bool:
             fits = bool(super().parse_request())
-            if fits and (length := self.headers.get("Content-Length", "")).startswith("-"):
+            length = self.headers.get("Content-Length", "") if fits else ""
+            if length.startswith("-"):
                 self.refuse(f"Content-Length is {length}, expected 0 or more.")
-                return False
-            return fits
+            elif length.isdecimal() and int(length) > _LONGEST:
+                message = f"the body has {int(length):,} bytes, expected at most {_LONGEST:,}."
+                self.refuse(message, status=413)
+            else:
+                return fits
+            return False
 
         def handle_one_request(self) -> None:
             try:
                 super().handle_one_request()
             except UnicodeDecodeError:
                 self.refuse("the body is not UTF-8, expected JSON.")
+            except RecursionError:
+                self.refuse("the body is nested too deeply.")
 
-        def refuse(self, message: str) -> None:
-            self._set_completion_headers(400)
+        def refuse(self, message: str, status: int = 400) -> None:
+            self._set_completion_headers(status)
             self.end_headers()
             self.wfile.write(json.dumps({"error": message}).encode())
             self.close_connection = True
@@ -190,16 +219,35 @@ def _drafting(original: Callable[..., Any], speculative: int) -> Callable[..., A
     return stream_generate
 
 
-def _providing(original: type[Any], speculative: int) -> type[Any]:
+def _providing(original: type[Any], speculative: int, loaded: Callable[[Any], None]) -> type[Any]:
     class ModelProvider(original):  # type: ignore[misc]
         def load(self, *args: Any, **kwargs: Any) -> Any:
-            loaded = super().load(*args, **kwargs)
+            found = super().load(*args, **kwargs)
             if self.draft_model is not None and speculative == 0:
                 self.reset()
                 raise ValueError(
                     "[server] the request names a draft model, whose rejected tokens the caches "
                     "of this server cannot take back: expected --draft-model when it was started."
                 )
-            return loaded
+            loaded(self)
+            return found
 
     return ModelProvider
+
+
+def _stored(original: type[Any], store: PromptStore, known: Mapping[Any, str]) -> type[Any]:
+    """mlx_lm's prompt caches in memory, and behind them those on disk."""
+
+    class LRUPromptCache(original):  # type: ignore[misc]
+        def fetch_nearest_cache(self, model: Any, tokens: list[Any]) -> Any:
+            cache, rest = super().fetch_nearest_cache(model, tokens)
+            found, length = store.find(known[model], tokens, len(tokens) - len(rest))
+            return (found, tokens[length:]) if found else (cache, rest)
+
+        def insert_cache(
+            self, model: Any, tokens: list[Any], prompt_cache: list[Any], **given: Any
+        ) -> None:
+            super().insert_cache(model, tokens, prompt_cache, **given)
+            store.keep(known[model], tokens, prompt_cache)
+
+    return LRUPromptCache

@@ -46,6 +46,8 @@ class Sizing:
     def __str__(self) -> str:
         config = self.config
         bits = "unquantised" if config.kv_bits is None else f"in {config.kv_bits} bits"
+        if config.kv_format is not None:
+            bits = f"as {config.kv_format}"
         if config.v_bits not in (None, config.kv_bits):
             bits += f" (values {config.v_bits})"
         return (

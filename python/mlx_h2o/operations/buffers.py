@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
+from mlx_h2o.operations import turbo
+
 
 def gathered(array: mx.array, slots: mx.array) -> mx.array:
     """The rows at ``slots`` [B, H, n]."""
@@ -43,16 +45,25 @@ def append_quantized(
     group_size: int,
     value_bits: int,
 ) -> list[mx.array]:
-    """The same of words, scales and biases of keys and of values, for new rows [B, H, L, D] that
-    are still to be quantised.
+    """The same of keys and values as they are stored, for new rows [B, H, L, D] that are still to
+    be packed: words, scales and biases, or words and norms, or the rows themselves.
 
     The definition, in plain MLX operations.
     """
     rows = [
-        *mx.quantize(new_keys, group_size=group_size, bits=bits),
-        *mx.quantize(new_values, group_size=group_size, bits=value_bits),
+        *packed(new_keys, len(keys), bits, group_size, turbo.KEYS),
+        *packed(new_values, len(values), value_bits, group_size, turbo.VALUES),
     ]
     return append_rows([*keys, *values], rows, start)
+
+
+def packed(rows: mx.array, parts: int, bits: int, group_size: int, seed: int) -> Sequence[mx.array]:
+    """Rows in as many ``parts`` as they are stored in."""
+    if parts == 1:
+        return [rows]
+    if parts == 2:
+        return turbo.encode_rows(rows, bits, seed)
+    return mx.quantize(rows, group_size=group_size, bits=bits)
 
 
 def padded(array: mx.array, length: int, fill: float) -> mx.array:

@@ -9,13 +9,15 @@ from dataclasses import replace
 
 import mlx.core as mx
 
+from mlx_h2o.operations import turbo
 from mlx_h2o.operations.placement import placed
 from mlx_h2o.operations.requests import (
     AttentionRequest,
     AttentionResult,
     PerSequence,
-    QuantizedRows,
     RetentionRequest,
+    StoredRows,
+    TurboRows,
 )
 
 name = "composed"
@@ -48,7 +50,7 @@ def _rows_of_products(request: AttentionRequest) -> mx.array:
     return queries.reshape(batch, kv_heads, -1, size)
 
 
-def _columns(keys: mx.array | QuantizedRows) -> mx.array:
+def _columns(keys: StoredRows) -> mx.array:
     return dense(keys).swapaxes(-1, -2)
 
 
@@ -101,10 +103,13 @@ def _float32(array: mx.array) -> mx.array:
     return array if array.dtype == mx.float32 else array.astype(mx.float32)
 
 
-def dense(rows: mx.array | QuantizedRows) -> mx.array:
-    """The rows as float32 [B, Hkv, N, D]; packed ones from scales and biases upcast first."""
+def dense(rows: StoredRows) -> mx.array:
+    """The rows as float32 [B, Hkv, N, D]; packed ones from scales and biases upcast first, codes in
+    their own basis."""
     if isinstance(rows, mx.array):
         return _float32(rows)
+    if isinstance(rows, TurboRows):
+        return turbo.dense(rows)
     pair = _float32(rows.scales), _float32(rows.biases)
     return mx.dequantize(rows.words, *pair, group_size=rows.group_size, bits=rows.bits)
 
@@ -112,6 +117,10 @@ def dense(rows: mx.array | QuantizedRows) -> mx.array:
 def attention(request: AttentionRequest) -> AttentionResult:
     """Attention as ``fast`` documents it; packed rows are dequantised to float32 first."""
     with placed(request.stream):
+        if request.has_codes:
+            keys, values = dense(request.keys), dense(request.values)
+            turned = replace(turbo.turned(request), keys=keys, values=values)
+            return turbo.turned_back(request, attention(turned))
         if request.is_packed:
             keys, values = dense(request.keys), dense(request.values)
             request = replace(request, keys=keys, values=values)

@@ -53,7 +53,7 @@ def resolve(kernel: str, flags: frozenset[str]) -> Kernel:
         name="_".join(("h2o", kernel, *(flag for flag in flags_of(kernel) if flag in flags))),
         inputs=chosen(_kernel_text.INPUTS[kernel]),
         outputs=chosen(_kernel_text.OUTPUTS[kernel]),
-        template=_kernel_text.TEMPLATE[kernel],
+        template=tuple(dict.fromkeys(chosen(_kernel_text.TEMPLATE[kernel]))),
         source="".join(
             text for condition, text in _kernel_text.SEGMENTS[kernel] if _holds(condition, flags)
         ),

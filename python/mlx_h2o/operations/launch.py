@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
+from mlx_h2o.operations import turbo
 from mlx_h2o.operations.launches import (
     LANES,
     Launch,
@@ -20,7 +21,13 @@ from mlx_h2o.operations.launches import (
     launch_of,
     params,
 )
-from mlx_h2o.operations.requests import AttentionRequest, QuantizedRows
+from mlx_h2o.operations.placement import placed
+from mlx_h2o.operations.requests import (
+    AttentionRequest,
+    QuantizedRows,
+    StoredRows,
+    TurboRows,
+)
 
 LONGEST_QUERY = 8
 WIDEST_HEAD = 576
@@ -89,10 +96,16 @@ def flags_of(request: AttentionRequest) -> frozenset[str]:
         is_sparse(request) and request.return_skipped,
         request.probes is not None,
         request.row_bias is not None,
+        request.is_packed and isinstance(request.keys, mx.array),
+        isinstance(request.keys, TurboRows),
+        isinstance(request.values, TurboRows),
     )
 
 
-_FLAGS = ("bool_mask", "additive_mask", "sinks", "scores", "lse", "skipped", "probes", "row_bias")
+_FLAGS = (
+    "bool_mask", "additive_mask", "sinks", "scores", "lse", "skipped", "probes", "row_bias",
+    "dense_keys", "key_codes", "value_codes",
+)  # fmt: skip
 
 
 @cache
@@ -106,12 +119,15 @@ def _given(request: AttentionRequest) -> dict[str, mx.array]:
     if is_sparse(request):
         scalars = (*scalars, request.sparse_v_threshold)
     given = {"queries": request.queries, "params": params(*scalars)}
-    keys, values = request.keys, request.values
-    if isinstance(keys, QuantizedRows) and isinstance(values, QuantizedRows):
-        given["key_words"], given["key_scales"], given["key_biases"] = keys.parts
-        given["value_words"], given["value_scales"], given["value_biases"] = values.parts
-    elif isinstance(keys, mx.array) and isinstance(values, mx.array):
-        given["keys"], given["values"] = keys, values
+    for side, rows in (("key", request.keys), ("value", request.values)):
+        if isinstance(rows, mx.array):
+            given[f"{side}s"] = rows
+            continue
+        given |= zip(
+            (f"{side}_words", f"{side}_scales", f"{side}_biases"), rows.parts, strict=False
+        )
+        if isinstance(rows, TurboRows):
+            given[f"{side}_levels"] = turbo.codebook(rows.shape[3], rows.bits)
     if request.mask is not None:
         given["mask"] = request.mask
     if request.sinks is not None:
@@ -151,15 +167,13 @@ class Variant(NamedTuple):
 def variant_of(request: AttentionRequest) -> Variant:
     """The variant of a request that was not refused."""
     keys, values, mask, sinks = request.keys, request.values, request.mask, request.sinks
-    packing = None
-    if isinstance(keys, QuantizedRows) and isinstance(values, QuantizedRows):
-        packing = keys.scales.dtype, keys.bits, values.bits, keys.group_size
+    packing = _packing(keys, values) if request.is_packed else None
     _, kv_heads, key_count, head_size = keys.shape
     text = Text(
         flags_of(request),
         is_sparse(request),
         request.causal,
-        request.queries.dtype,
+        mx.float32 if request.has_codes else request.queries.dtype,
         None if mask is None else mask.dtype,
         None if sinks is None else sinks.dtype,
         head_size,
@@ -168,6 +182,15 @@ def variant_of(request: AttentionRequest) -> Variant:
     )
     probes = 0 if request.probes is None else request.probes.shape[2]
     return Variant(text, request.queries.shape, kv_heads, key_count, probes)
+
+
+def _packing(*both: StoredRows) -> tuple[mx.Dtype, int, int, int]:
+    """As ``Text`` has it, of keys and values."""
+    bits = [8 if isinstance(rows, mx.array) else rows.bits for rows in both]
+    affine = [rows for rows in both if isinstance(rows, QuantizedRows)]
+    if affine:
+        return affine[0].scales.dtype, bits[0], bits[1], affine[0].group_size
+    return mx.float32, bits[0], bits[1], LANES
 
 
 def plan(
@@ -191,13 +214,19 @@ def plan(
         simdgroups = preferred_simdgroups(text.head_size, text.value_size)
     if blocks is None:
         blocks = preferred_blocks(variant.key_count, simdgroups)
+    given = request
+    if request.has_codes:
+        with placed(request.stream):
+            given = turbo.turned(request)
     known = {}
     if request.return_skipped and "skipped" not in text.flags:
         known["skipped"] = mx.zeros(variant.queries[:3], stream=request.stream)
     # The sweep over the values takes the logits from memory, whoever asked for them.
     scratch = _NONE if request.return_scores else _SCORES
     launches = _launches(variant, simdgroups, blocks)
-    return LaunchPlan(launches, _given(request), scratch, known)
+    return LaunchPlan(
+        launches, _given(given), scratch, known, request if request.has_codes else None
+    )
 
 
 @lru_cache(maxsize=1024)

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from mlx_h2o.operations import kernels
+from mlx_h2o.operations import kernels, turbo
 from mlx_h2o.operations.kernels import Kernel
-from mlx_h2o.operations.requests import AttentionResult
+from mlx_h2o.operations.placement import placed
+from mlx_h2o.operations.requests import AttentionRequest, AttentionResult
 
 LANES = 32  # threads of a simdgroup
 
@@ -87,6 +88,8 @@ class LaunchPlan(NamedTuple):
     given: Mapping[str, mx.array]
     scratch: frozenset[str] = frozenset()
     known: Mapping[str, mx.array] = MappingProxyType({})
+    codes: AttentionRequest | None = None
+    """Whose rows are codes: the output comes back from their basis."""
 
     def run(self, execute: Execute) -> AttentionResult:
         """``execute`` each launch; None where something was not asked for."""
@@ -102,6 +105,9 @@ class LaunchPlan(NamedTuple):
                 there[name] = made[name] = output
         for name in self.scratch:
             made.pop(name, None)
+        if self.codes is not None:
+            with placed(self.codes.stream):
+                made["out"] = turbo.output(self.codes, made["out"])
         return made
 
 

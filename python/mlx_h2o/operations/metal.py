@@ -20,7 +20,8 @@ from mlx_h2o.operations.requests import (
     AttentionAccumulateRequest,
     AttentionRequest,
     AttentionResult,
-    QuantizedRows,
+    StoredRows,
+    TurboRows,
 )
 from mlx_h2o.operations.row_kernels import RowKernels
 from mlx_h2o.operations.validate import StreamLike, runs_on_gpu
@@ -101,9 +102,11 @@ def _tiny(request: AttentionRequest) -> AttentionRequest:
     def row(array: mx.array) -> mx.array:
         return zeros(array, 1, 1, 1, array.shape[3])
 
-    def rows(found: mx.array | QuantizedRows) -> mx.array | QuantizedRows:
-        if not isinstance(found, QuantizedRows):
+    def rows(found: StoredRows) -> StoredRows:
+        if isinstance(found, mx.array):
             return row(found)
+        if isinstance(found, TurboRows):
+            return replace(found, words=row(found.words), norms=row(found.norms))
         return replace(
             found, words=row(found.words), scales=row(found.scales), biases=row(found.biases)
         )

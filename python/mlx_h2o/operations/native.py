@@ -16,6 +16,7 @@ from mlx_h2o.operations.requests import (
     AttentionAccumulateRequest,
     AttentionRequest,
     AttentionResult,
+    Codes,
     KeyDiversityRequest,
     Packed,
     PrefillRequest,
@@ -23,6 +24,8 @@ from mlx_h2o.operations.requests import (
     QuantizedRows,
     ReplaceRequest,
     RetentionRequest,
+    StoredRows,
+    TurboRows,
 )
 from mlx_h2o.operations.validate import runs_on_gpu
 
@@ -60,8 +63,13 @@ def _attend(
 ) -> list[mx.array]:
     """The results of attention; with importance only the output and the new one."""
     keys, values, bits, v_bits, group_size = request.keys, request.values, 8, 8, 64
-    if isinstance(keys, QuantizedRows) and isinstance(values, QuantizedRows):
-        bits, v_bits, group_size = keys.bits, values.bits, keys.group_size
+    if not isinstance(keys, mx.array):
+        bits = keys.bits
+    if not isinstance(values, mx.array):
+        v_bits = values.bits
+    for rows in (keys, values):
+        if isinstance(rows, QuantizedRows):
+            group_size = rows.group_size
     found: list[mx.array] = _module().attention(
         request.queries,
         _parts(keys),
@@ -86,8 +94,8 @@ def _attend(
     return found
 
 
-def _parts(rows: mx.array | Packed | QuantizedRows) -> tuple[mx.array, ...]:
-    if isinstance(rows, QuantizedRows):
+def _parts(rows: StoredRows | Packed | Codes) -> tuple[mx.array, ...]:
+    if isinstance(rows, QuantizedRows | TurboRows):
         return rows.parts
     return rows if isinstance(rows, tuple) else (rows,)
 
@@ -217,9 +225,15 @@ def compact_rows(
     return [one(each, kept, where, start, tail, stream=stream) for each in buffers]
 
 
+_AS_DEFINED = {
+    "append_quantized", "append_rows", "decode_rows", "encode_rows", "merge_segments",
+    "segment_rows",
+}  # fmt: skip
+
+
 def __getattr__(name: str) -> Any:
     """The extension's own function, where it takes and returns what the definition does."""
-    if name in ("append_quantized", "append_rows", "merge_segments", "segment_rows"):
+    if name in _AS_DEFINED:
         return getattr(_module(), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
@@ -292,7 +306,7 @@ class Operations(resolved.Operations):
         v_bits: int = 8,
         sparse_v_threshold: float = 0.0,
     ) -> tuple[mx.array, mx.array]:
-        if row_bias is None and not isinstance(keys, tuple):
+        if row_bias is None and isinstance(keys, mx.array) and isinstance(values, mx.array):
             out, updated = self._accumulating(
                 queries, keys, values, importance, scale=scale, decay=decay, causal=causal,
                 mask=mask, sinks=sinks,

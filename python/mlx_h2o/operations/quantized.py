@@ -10,11 +10,11 @@ from mlx_h2o.operations.validate_quantized import QUANTIZED_ATTENTION
 def scaled_dot_product_attention_quantized_with_scores(
     q: mx.array,
     k_w: mx.array,
-    k_s: mx.array,
-    k_b: mx.array,
+    k_s: mx.array | None,
+    k_b: mx.array | None,
     v_w: mx.array,
     v_s: mx.array,
-    v_b: mx.array,
+    v_b: mx.array | None,
     *,
     scale: float,
     bits: int = 8,
@@ -33,6 +33,11 @@ def scaled_dot_product_attention_quantized_with_scores(
     The kernels dequantise in registers (AtomGradient 2026, section 3.5) and write nothing dense to
     memory. Slices of a larger buffer are taken as they are. The composition, and GPU calls with
     more than 8 queries, dequantise to float32 first.
+
+    Keys or values may also be codes of rotated rows (``kv_format="turbo3"``; docs/formats.md): then
+    words, norms, float32 [B, Hkv, N, 1], and None stand in the places of words, scales and biases,
+    D is a power of two from 32 to 1,024, and the codes have 2, 3 or 4 bits. Keys beside such values
+    may be one array in the dtype of the queries, with None for scales and biases.
 
     Args:
         q: queries [B, Hq, Lq, D], float32, float16 or bfloat16.

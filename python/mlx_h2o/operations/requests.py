@@ -16,6 +16,9 @@ from mlx_h2o.operations.arguments import StreamLike
 Packed = tuple[mx.array, mx.array, mx.array]
 """Rows as ``mx.quantize`` packs them: words, scales and biases."""
 
+Codes = tuple[mx.array, mx.array]
+"""Rows as ``turbo`` packs them: words and norms."""
+
 PerSequence = int | mx.array
 """One number for all sequences, or int32 [] or [B]."""
 
@@ -45,10 +48,43 @@ class QuantizedRows:
 
 
 @dataclass(slots=True, eq=False)
+class TurboRows:
+    """Keys or values as ``turbo`` packs them: uint32 words of codes, and norms, float32
+    [B, Hkv, N, 1]. ``shape`` is that of the dense rows, [B, Hkv, N, D].
+    """
+
+    words: mx.array
+    norms: mx.array
+    bits: int
+
+    @property
+    def parts(self) -> Codes:
+        return self.words, self.norms
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[B, Hkv, N, D] of what is packed."""
+        return (*self.words.shape[:3], self.words.shape[3] * 32 // self.bits)
+
+
+StoredRows = mx.array | QuantizedRows | TurboRows
+"""Keys or values of any kind."""
+
+
+def stored_rows(rows: mx.array | Packed | Codes, bits: int, group_size: int) -> StoredRows:
+    """Rows as they are handed over: an array, words and norms, or words, scales and biases."""
+    if isinstance(rows, mx.array):
+        return rows
+    if len(rows) == 2:
+        return TurboRows(*rows, bits)
+    return QuantizedRows(*rows, bits, group_size)
+
+
+@dataclass(slots=True, eq=False)
 class AttentionRequest:
     """One attention call. Shapes as in ``fast``; nothing has been copied.
 
-    ``keys`` and ``values`` are both arrays, or both packed. ``mask`` is already broadcast to
+    ``keys`` and ``values`` are of any kind, each of its own. ``mask`` is already broadcast to
     [B, Hq, Lq, N] (strides may be 0) and is bool or additive; an additive entry at or below
     ``mask_threshold`` masks its pair. ``causal`` and ``mask`` exclude each other. ``row_bias``,
     float32 [B, Hkv, N or more], comes on top of either; at or below the lowest finite it masks its
@@ -59,8 +95,8 @@ class AttentionRequest:
     """
 
     queries: mx.array
-    keys: mx.array | QuantizedRows
-    values: mx.array | QuantizedRows
+    keys: StoredRows
+    values: StoredRows
     scale: float
     causal: bool = False
     mask: mx.array | None = None
@@ -76,7 +112,13 @@ class AttentionRequest:
 
     @property
     def is_packed(self) -> bool:
-        return isinstance(self.keys, QuantizedRows)
+        """Whether keys or values are."""
+        return not (isinstance(self.keys, mx.array) and isinstance(self.values, mx.array))
+
+    @property
+    def has_codes(self) -> bool:
+        """Whether keys or values are codes of rotated rows."""
+        return isinstance(self.keys, TurboRows) or isinstance(self.values, TurboRows)
 
     @property
     def hides(self) -> bool:

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
 import mlx.core as mx
 
-from mlx_h2o.operations import buffers, compaction, composed, composed_cache, composed_segments
+from mlx_h2o.operations import (
+    buffers,
+    compaction,
+    composed,
+    composed_cache,
+    composed_segments,
+    turbo,
+)
 from mlx_h2o.operations.arguments import StreamLike
 from mlx_h2o.operations.placement import placed
 from mlx_h2o.operations.requests import (
@@ -19,11 +26,12 @@ from mlx_h2o.operations.requests import (
     AttentionAccumulateRequest,
     AttentionRequest,
     AttentionResult,
+    Codes,
     KeyDiversityRequest,
     Packed,
     PerSequence,
-    QuantizedRows,
     RetentionRequest,
+    stored_rows,
 )
 from mlx_h2o.operations.validate import MASK_THRESHOLDS
 
@@ -33,7 +41,7 @@ if TYPE_CHECKING:
     from mlx_h2o.operations.backends import Backend
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-Rows = mx.array | Packed
+Rows = mx.array | Packed | Codes
 
 
 class RowOptions(TypedDict, total=False):
@@ -66,8 +74,8 @@ class Operations:
     """What ``candidates`` serve, the preferred first; ``named``, if one of them was asked for.
 
     Arguments are those of ``fast``, and nobody checks them. ``keys`` and ``values`` are arrays, or
-    both tuples of words, scales and biases with ``bits``, ``v_bits`` and ``group_size``. Numbers
-    per sequence are an int, or int32 [] or [B].
+    tuples of words, scales and biases, or of words and norms, with ``bits``, ``v_bits`` and
+    ``group_size``. Numbers per sequence are an int, or int32 [] or [B].
     """
 
     def __init__(self, named: str | None, candidates: Sequence[Backend]) -> None:
@@ -82,6 +90,8 @@ class Operations:
         self.compact_rows = self.function(compaction.compact_rows)
         self.merge_segments = self.function(composed_segments.merge_segments)
         self.segment_rows = self.function(composed_segments.segment_rows)
+        self.encode_rows = self.function(turbo.encode_rows)
+        self.decode_rows = self.function(turbo.decode_rows)
 
     def backend_for(self, request: AttentionRequest, op: str) -> Backend:
         """Who serves this attention. Raises ValueError where one was named and it cannot."""
@@ -180,21 +190,14 @@ def _attention_request(
 ) -> AttentionRequest:
     """``options`` are ``AttentionOptions`` or ``RowOptions``."""
     get = options.get
-    mask, stream, threshold, sparse = get("mask"), get("stream"), 0.0, 0.0
-    stored: mx.array | QuantizedRows
-    others: mx.array | QuantizedRows
-    if isinstance(keys, tuple) and isinstance(values, tuple):
-        size, sparse = get("group_size", 64), get("sparse_v_threshold", 0.0)
-        stored = QuantizedRows(*keys, get("bits", 8), size)
-        others = QuantizedRows(*values, get("v_bits", 8), size)
-    else:
-        assert isinstance(keys, mx.array) and isinstance(values, mx.array)
-        stored, others = keys, values
+    mask, stream, threshold, size = get("mask"), get("stream"), 0.0, get("group_size", 64)
+    stored = stored_rows(keys, get("bits", 8), size)
+    others = stored_rows(values, get("v_bits", 8), size)
     if mask is not None:
         threshold = MASK_THRESHOLDS.get(mask.dtype, 0.0)
         mask = mx.broadcast_to(mask, (*queries.shape[:3], stored.shape[2]), stream=stream)
     return AttentionRequest(
         queries, stored, others, options["scale"], get("causal", False), mask, get("sinks"),
-        threshold, sparse, get("probes"), return_scores, get("return_lse", False), False, stream,
-        get("row_bias"),
+        threshold, get("sparse_v_threshold", 0.0), get("probes"), return_scores,
+        get("return_lse", False), False, stream, get("row_bias"),
     )  # fmt: skip

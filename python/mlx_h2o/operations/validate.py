@@ -13,8 +13,8 @@ from mlx_h2o.operations.arguments import FLOATS as FLOATS
 from mlx_h2o.operations.arguments import StreamLike as StreamLike
 from mlx_h2o.operations.arguments import dtype_name as dtype_name
 from mlx_h2o.operations.requests import AttentionRequest as AttentionRequest
-from mlx_h2o.operations.requests import QuantizedRows
 from mlx_h2o.operations.requests import RetentionRequest as RetentionRequest
+from mlx_h2o.operations.requests import StoredRows
 from mlx_h2o.operations.validate_quantized import check_together, quantized_rows
 
 ATTENTION = "scaled_dot_product_attention_with_scores"
@@ -139,7 +139,7 @@ def attention_request(
     Raises TypeError and ValueError as ``fast`` documents.
     """
     queries = arguments.array(op, "queries", queries)
-    rows: tuple[mx.array | QuantizedRows, mx.array | QuantizedRows]
+    rows: tuple[StoredRows, StoredRows]
     if packed:
         rows = quantized_rows(op, queries, keys, values, bits, v_bits, group_size)
     else:

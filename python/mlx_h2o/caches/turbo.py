@@ -1,0 +1,55 @@
+"""Rows as codes of rotated directions and norms (TurboQuant; ``operations.turbo`` is the format).
+
+A row is quantised once, when it comes, and moved as it is packed.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from ..operations import turbo
+from ..operations.backends import resolve
+from ..operations.turbo import KEYS as KEYS
+from ..operations.turbo import VALUES as VALUES
+from .column import Column, Layout, Parts
+
+
+class TurboColumn(Column):
+    """``parts`` are words and norms; ``seed`` tells keys and values apart, and rows come in
+    ``dtype``, which codes do not say."""
+
+    bits: int
+    known = True
+
+    def __init__(self, bits: int, seed: int, dtype: mx.Dtype, parts: Parts = ()) -> None:
+        super().__init__(parts)
+        self.bits = bits
+        self.seed = seed
+        self.dtype = dtype
+
+    def encode(self, rows: mx.array) -> Parts:
+        return resolve().encode_rows(rows, self.bits, self.seed)
+
+    def decode(self, parts: Parts) -> mx.array:
+        words, norms = parts
+        return resolve().decode_rows(words, norms, self.bits, self.seed, self.dtype)
+
+    def like(self, parts: Parts) -> TurboColumn:
+        return TurboColumn(self.bits, self.seed, self.dtype, parts)
+
+    @property
+    def layout(self) -> Layout:
+        batch, heads, _, words = self.parts[0].shape
+        return batch, heads, words * 32 // self.bits, self.dtype
+
+
+def check_sizes(kv_format: str, width: int, value_width: int, owner: str) -> None:
+    """Raises ValueError, naming ``owner``, for rows that no codes can stand for; 0 elements are
+    none."""
+    for name, size in (("keys", width), ("values", value_width)):
+        if size and not turbo.serves(size):
+            raise ValueError(
+                f"[H2OKVCache] {owner} has {name} of {size} elements, and kv_format is "
+                f"{kv_format!r}: expected a power of two from {turbo.LEAST_SIZE} to "
+                f"{turbo.LARGEST_SIZE}, or kv_bits."
+            )

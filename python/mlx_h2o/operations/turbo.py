@@ -1,0 +1,161 @@
+"""Rows as a norm and the codes of a rotated direction (TurboQuant, as mlx-swift-lm stores them).
+
+The format, of a row x of d elements, d a power of two:
+
+- ``norm``: the float32 Euclidean norm of x.
+- The direction ``y = H diag(s) x / (norm sqrt(d))``, of which H is the Walsh-Hadamard matrix of
+  Sylvester's construction. The signs s are +1 where ``mx.random.uniform(shape=[d], key)`` is above
+  one half, else -1; the key is 42 for keys and 43 for values.
+- The code of an element of y is how many of the means of neighbouring ``levels`` it exceeds, which
+  are made for the density ``(1 - y^2)^((d-3)/2)`` of one element of a random direction.
+- Code i of b bits is in the bits ``[i b, (i + 1) b)`` of the words, uint32, from the lowest bit of
+  the first word on: ``d b / 32`` words and 4 bytes of norm for each row.
+
+A rotation leaves products and sums as they are. So rows are never rotated back for attention:
+queries go into the basis of the keys' codes, and outputs come back from that of the values' codes,
+once for each. In plain MLX operations; all arithmetic is float32.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from functools import cache
+
+import mlx.core as mx
+
+from mlx_h2o.operations.requests import AttentionRequest, AttentionResult, TurboRows
+
+BITS = (2, 3, 4)
+LEAST_SIZE, LARGEST_SIZE = 32, 1024
+
+KEYS, VALUES = 42, 43
+"""Seeds of the signs."""
+
+_LEAST_NORM = 1e-8
+_STEPS = 100
+
+
+def serves(size: int) -> bool:
+    """Whether rows of so many elements can be kept: powers of two from 32 to 1,024."""
+    return LEAST_SIZE <= size <= LARGEST_SIZE and size & (size - 1) == 0
+
+
+@cache
+def levels(size: int, bits: int) -> tuple[float, ...]:
+    """The ``2 ** bits`` levels of rows of ``size`` elements, ascending.
+
+    From the middles of as many equal shares of the density on, 100 times the mean of what is
+    nearest to each (Lloyd 1957, Max 1960). With y = sin(t) the integrals have closed forms.
+    """
+    power, half = size - 2, 2 ** (bits - 1)
+    found = [math.sin(_angle((i + 0.5) / half, power)) for i in range(half)]
+    for _ in range(_STEPS):
+        inner = [math.asin((a + b) / 2) for a, b in itertools.pairwise(found)]
+        edges = [0.0, *inner, math.pi / 2]
+        masses = [_mass(edge, power) for edge in edges]
+        moments = [-(math.cos(edge) ** (power + 1)) / (power + 1) for edge in edges]
+        found = [(moments[i + 1] - moments[i]) / (masses[i + 1] - masses[i]) for i in range(half)]
+    return (*(-level for level in reversed(found)), *found)
+
+
+def _angle(share: float, power: int) -> float:
+    """Where so much of the mass from 0 to pi / 2 lies below, by bisection."""
+    low, high = 0.0, math.pi / 2
+    wanted = share * _mass(high, power)
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        if _mass(middle, power) < wanted:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _mass(angle: float, power: int) -> float:
+    """The integral of ``cos(t) ** power`` from 0 to ``angle``, for an even power."""
+    cosine, sine = math.cos(angle), math.sin(angle)
+    total, factor = angle, cosine
+    for k in range(2, power + 1, 2):
+        total = (factor * sine + (k - 1) * total) / k
+        factor *= cosine * cosine
+    return total
+
+
+@cache
+def codebook(size: int, bits: int) -> mx.array:
+    """The levels, float32 [2 ** bits]."""
+    return mx.array(levels(size, bits), mx.float32)
+
+
+@cache
+def signs(size: int, seed: int) -> mx.array:
+    """+1 and -1, float32 [size]."""
+    above = mx.random.uniform(shape=[size], key=mx.random.key(seed)) > 0.5
+    return mx.array(mx.where(above, 1.0, -1.0).tolist(), mx.float32)
+
+
+def rotated(rows: mx.array, seed: int) -> mx.array:
+    """Rows [..., d] in the basis of the codes, float32."""
+    return mx.hadamard_transform(rows.astype(mx.float32) * signs(rows.shape[-1], seed))
+
+
+def restored(rows: mx.array, seed: int) -> mx.array:
+    """The other way."""
+    return mx.hadamard_transform(rows) * signs(rows.shape[-1], seed)
+
+
+def encode_rows(rows: mx.array, bits: int, seed: int) -> tuple[mx.array, mx.array]:
+    """Rows [..., d] as words, uint32 [..., d * bits / 32], and norms, float32 [..., 1]: the
+    definition, in plain MLX operations."""
+    rows = rows.astype(mx.float32)
+    norms = mx.sqrt(mx.sum(mx.square(rows), axis=-1, keepdims=True))
+    found = rotated(rows / mx.maximum(norms, _LEAST_NORM), seed)
+    ascending = levels(rows.shape[-1], bits)
+    codes = mx.zeros(found.shape, mx.uint32)
+    for low, high in itertools.pairwise(ascending):
+        codes = codes + (found > (low + high) / 2)
+    places = mx.arange(bits, dtype=mx.uint32)
+    stream = (mx.expand_dims(codes, -1) >> places) & mx.array(1, mx.uint32)
+    stream = stream.reshape(*codes.shape[:-1], codes.shape[-1] * bits // 32, 32)
+    return mx.sum(stream << mx.arange(32, dtype=mx.uint32), axis=-1).astype(mx.uint32), norms
+
+
+def decode_rows(
+    words: mx.array, norms: mx.array, bits: int, seed: int, dtype: mx.Dtype
+) -> mx.array:
+    """The rows [B, H, N, D] that they stand for: the definition."""
+    return restored(dense(TurboRows(words, norms, bits)), seed).astype(dtype)
+
+
+def dense(rows: TurboRows) -> mx.array:
+    """The rows as float32 [B, Hkv, N, D], in the basis of the codes."""
+    words, shape = rows.words, rows.shape
+    if shape[2] == 0:  # MLX refuses none
+        return mx.zeros(shape)
+    # Codes lie in the words as those of mx.quantize do.
+    scales = mx.ones((*shape[:3], shape[3] // 32))
+    codes = mx.dequantize(words, scales, mx.zeros_like(scales), group_size=32, bits=rows.bits)
+    return codebook(shape[3], rows.bits)[codes.astype(mx.uint32)] * rows.norms
+
+
+def turned(request: AttentionRequest) -> AttentionRequest:
+    """The request with its queries and probes in the basis of the keys, all of them float32."""
+    queries, probes = request.queries.astype(mx.float32), request.probes
+    if isinstance(request.keys, TurboRows):
+        queries = rotated(queries, KEYS)
+        probes = None if probes is None else rotated(probes, KEYS)
+    return replace(request, queries=queries, probes=probes)
+
+
+def turned_back(request: AttentionRequest, found: AttentionResult) -> AttentionResult:
+    """What attention made of a turned ``request``, with the output that belongs to it."""
+    return found._replace(out=output(request, found.out))
+
+
+def output(request: AttentionRequest, out: mx.array) -> mx.array:
+    """Its output, in the basis and the dtype in which values and queries came."""
+    if isinstance(request.values, TurboRows):
+        out = restored(out, VALUES)
+    return out.astype(request.queries.dtype)
