@@ -1,6 +1,6 @@
 """Calls of the C operations on packed rows, probes and the rows of a cache, and parity cases.
 
-Rows are handles of arrays, or tuples of three: words, scales and biases.
+Rows are handles of arrays, or tuples: words, scales and biases, or words and norms.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import reference
 from c_api import Handle, Library
 from parity.operations import split
 
-Rows = Handle | tuple[Handle, Handle, Handle]
+Rows = Handle | tuple[Handle, ...]
 
 
 def vector(library: Library, rows: Rows) -> Handle:
@@ -61,8 +61,8 @@ def _pointers(library: Library, names: Sequence[str], places: dict[str, Handle])
 def quantized_attention(
     library: Library,
     queries: Handle,
-    keys: Sequence[Handle],
-    values: Sequence[Handle],
+    keys: Rows,
+    values: Rows,
     *,
     scale: float,
     bits: int = 8,
@@ -77,7 +77,10 @@ def quantized_attention(
 ) -> dict[str, Handle]:
     names = ("out", "scores", "lse", "skipped")
     places = _places(library, names, (True, True, return_lse, return_skipped))
-    rows = [handle.value for handle in (*keys, *values)]
+    rows = []
+    for side in (keys, values):  # of codes or dense keys the other places are empty
+        parts = side if isinstance(side, tuple) else (side,)
+        rows += [*(part.value for part in parts), *[library.nothing] * (3 - len(parts))]
     library.check(
         library.c.mlx_h2o_scaled_dot_product_attention_quantized_with_scores(
             *_pointers(library, names, places), queries.value, *rows, scale, bits, group_size,
@@ -297,7 +300,8 @@ class _Case:
         """Keys or values without their slack."""
         if name in self.handles:
             return self._live(self.handles[name])
-        parts = ("words", "scales", "biases")
+        coded = f"{name}_norms" in self.handles
+        parts = ("words", "norms") if coded else ("words", "scales", "biases")
         return tuple(self._live(self.handles[f"{name}_{part}"]) for part in parts)
 
     def _live(self, handle: Handle) -> Handle:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
 
 from mlx_h2o import H2OConfig, H2OKVCache, QuantizedH2OKVCache, policies
+from mlx_h2o.caches.turbo import TurboColumn
+from mlx_h2o.config import KV_FORMATS
+from mlx_h2o.operations import turbo
 
 SIZE = 32
 """Elements of a key and of a value: one group."""
@@ -21,6 +24,13 @@ class Column:
     settings: dict[str, Any]
     mixed: bool = False
     latents: bool = False
+
+
+class Codes(NamedTuple):
+    """How rows are packed as codes of rotated directions, in the place of bits."""
+
+    bits: int
+    seed: int
 
 
 def _packed(**settings: Any) -> dict[str, Any]:
@@ -37,6 +47,9 @@ COLUMNS = {
     "published": Column(_packed(kv_bits=8, light_bits=4, dense_size=0), mixed=True),
     "arrays": Column(_packed(kv_bits=8, kv_handed="arrays")),
     "latents": Column(_packed(kv_bits=8, kv_handed="latents"), latents=True),
+    "turbo3": Column({"kv_format": "turbo3"}),
+    "turbo8v4": Column(_packed(kv_format="turbo8v4")),
+    "turbo0v2": Column({"kv_format": "turbo0v2"}),
 }
 
 
@@ -70,10 +83,23 @@ def new_cache(config: H2OConfig, name: str = "tiny layer 0") -> H2OKVCache:
     return (H2OKVCache if config.kv_bits is None else QuantizedH2OKVCache)(config, name=name)
 
 
-def rounded(rows: np.ndarray, bits: int | None) -> np.ndarray:
+def packings(config: H2OConfig) -> tuple[int | Codes | None, int | Codes | None]:
+    """How keys and values are packed: bits, codes, or None where they stay as they come."""
+    if config.kv_format is not None:
+        bits, v_bits = KV_FORMATS[config.kv_format]
+        keys = {0: None, 8: 8}.get(bits, Codes(bits, turbo.KEYS))
+        return keys, Codes(v_bits, turbo.VALUES)
+    return config.kv_bits, config.v_bits or config.kv_bits
+
+
+def rounded(rows: np.ndarray, bits: int | Codes | None) -> np.ndarray:
     """Rows quantised and read again, each by itself and once."""
     if bits is None or 0 in rows.shape:
         return rows
+    if isinstance(bits, Codes):
+        column = TurboColumn(*bits, mx.float32)
+        lines = mx.array(rows, mx.float32).reshape(1, 1, -1, rows.shape[-1])
+        return np.array(column.decode(column.encode(lines))).reshape(rows.shape)
     parts = mx.quantize(mx.array(rows), group_size=SIZE, bits=bits)
     return np.array(mx.dequantize(*parts, group_size=SIZE, bits=bits))
 
@@ -81,9 +107,10 @@ def rounded(rows: np.ndarray, bits: int | None) -> np.ndarray:
 def stored_rows(cache) -> tuple[np.ndarray, np.ndarray]:
     """Keys and values [B, H, N, D] in the order of the slots, unpacked."""
     config, found = cache.config, []
-    bits = config.kv_bits, config.v_bits or config.kv_bits
-    for rows, width in zip(cache.keys_and_values(), bits, strict=True):
-        if isinstance(rows, tuple):
+    for rows, width in zip(cache.keys_and_values(), packings(config), strict=True):
+        if isinstance(rows, tuple) and isinstance(width, Codes):
+            rows = TurboColumn(*width, mx.float32).decode(rows)
+        elif isinstance(rows, tuple):
             if rows[0].shape[2] == 0:  # MLX unpacks no rows of none
                 rows = mx.zeros((*rows[1].shape[:3], SIZE))
             else:
@@ -92,8 +119,11 @@ def stored_rows(cache) -> tuple[np.ndarray, np.ndarray]:
     return found[0], found[1]
 
 
-def step_of(row: np.ndarray, bits: int) -> float:
-    """The largest error of a row of one group; MLX moves the scale so that 0 is a level."""
+def step_of(row: np.ndarray, bits: int | Codes) -> float:
+    """The largest error of a row of one group; MLX moves the scale so that 0 is a level. That of
+    codes is spread over all elements."""
+    if isinstance(bits, Codes):
+        return 2 * float(np.linalg.norm(row)) / 2**bits.bits
     return 1.1 * float(np.ptp(row)) / (2**bits - 1)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from cache_columns import COLUMNS, check_mixed, new_cache, rounded, stored_rows
+from cache_columns import COLUMNS, check_mixed, new_cache, packings, rounded, stored_rows
 from cache_invariants import check_invariants
 from cache_merged import take_merged
 from cache_sequences import HEADS, Sequence
@@ -73,10 +73,10 @@ class Course:
         return [sequence.reference for sequence in self.sequences]
 
     @property
-    def bits(self) -> tuple[int | None, int | None]:
+    def bits(self) -> tuple[Any, Any]:
         """Of keys and of values; None: as they come."""
-        bits = self.config.kv_bits
-        return bits, None if self.column.latents else self.config.v_bits or bits
+        keys, values = packings(self.config)
+        return keys, None if self.column.latents else values
 
     # Events
 

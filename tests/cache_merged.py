@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cache_columns import step_of, stored_rows
+from cache_columns import packings, step_of, stored_rows
 from reference_cache import ReferenceCache, Row
 
 MADE = 2e-5
@@ -54,8 +54,8 @@ def _follow(rows: list[Row], slots, positions, counts, where: str) -> None:
 
 
 def _take(config, row: Row, key: np.ndarray, value: np.ndarray, followed: bool) -> None:
-    bits = config.kv_bits, config.v_bits or config.kv_bits
-    for found, expected, width in zip((key, value), (row.key, row.value), bits, strict=True):
+    pairs = zip((key, value), (row.key, row.value), packings(config), strict=True)
+    for found, expected, width in pairs:
         if followed:
             continue
         if row.fresh:

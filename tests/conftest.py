@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 from collections import defaultdict
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -60,10 +61,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             tests[item.path, item.nodeid.partition("[")[0]].append(item)
     for settings in tests.values():
         (quick,) = settings[0].get_closest_marker("matrix").args
-        kept = {len(settings) * i // quick for i in range(quick)}
+        kept = covering([item.callspec.indices for item in settings], quick)
         for index, item in enumerate(settings):
             if index not in kept:
                 item.add_marker(pytest.mark.exhaustive)
+
+
+def covering(settings: list[dict[str, int]], count: int) -> set[int]:
+    """So many of the settings, each the one that brings most that was not there: values of a
+    parameter before pairs of values of two. Of one parameter: evenly spread."""
+    if len(settings[0]) == 1:
+        count = min(count, len(settings))
+        return {len(settings) * i // count for i in range(count)}
+    new = [
+        [{*setting.items()}, {*combinations(sorted(setting.items()), 2)}] for setting in settings
+    ]
+    chosen: set[int] = set()
+    while len(chosen) < min(count, len(settings)):
+        rest = [index for index in range(len(settings)) if index not in chosen]
+        best = max(rest, key=lambda index: [len(kind) for kind in new[index]])
+        chosen.add(best)
+        for one in rest:
+            new[one] = [kind - had for kind, had in zip(new[one], new[best], strict=True)]
+    return chosen
 
 
 def pytest_report_header() -> list[str]:

@@ -13,7 +13,7 @@ import numpy as np
 import reference
 import reference_merging
 import reference_ranks
-from cache_columns import MERGING, rounded
+from cache_columns import MERGING, packings, rounded
 
 
 @dataclass
@@ -140,7 +140,7 @@ class ReferenceCache:
 
     def store(self, key: np.ndarray, value: np.ndarray) -> list[np.ndarray]:
         """A row that was made, as the cache keeps it."""
-        bits = self.config.kv_bits, self.config.v_bits or self.config.kv_bits
+        bits = packings(self.config)
         made = (row.astype(np.float32)[None] for row in (key, value))
         found = []
         for row, width in zip(made, bits, strict=True):

@@ -51,7 +51,7 @@ def test_budgets_that_hold_everything_generate_as_stock_does():
 LENGTHS = (30, 3, 17)
 
 
-@pytest.mark.matrix(4)
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("rows", [{}, {"kv_bits": 8, "kv_group_size": 32}])
 @pytest.mark.parametrize("budgets", [[12, 30], [30, 12], [100, 12]])
 @pytest.mark.parametrize("policy", ["h2o", "keydiff", "merge"])
@@ -71,6 +71,7 @@ def test_batches_with_unequal_budgets_are_their_sequences(policy, budgets, rows)
 
 
 # Latent attention makes an array of the mask before attention, gemma2 its own softmax.
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize(
     ("name", "policy"),
     [

@@ -15,12 +15,14 @@ import c_api
 import c_api_build
 import c_api_operations
 from c_api import CODES, CError, Library
+from mlx_h2o.config import KV_FORMATS
 from mlx_h2o.operations import (
     composed_cache,
     kernels,
     launch,
     launch_prefill,
     launch_rows,
+    turbo,
     validate,
 )
 from mlx_h2o.operations.launches import Launch, LaunchPlan
@@ -184,6 +186,32 @@ def test_packed_launches_are_those_of_the_python_package(metal: Library, rows: i
             **more,
         )  # fmt: skip
         assert recorded(metal) == planned(launch.plan(request))
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("kv_format", KV_FORMATS)
+def test_launches_over_codes_are_those_of_the_python_package(
+    metal: Library, rows: int, kv_format: str
+) -> None:
+    index, widths = list(KV_FORMATS).index(kv_format), KV_FORMATS[kv_format]
+    dtype, sparse = DTYPES[index % 3], (0.0, 1e-6)[index % 2]
+    sides = []
+    for bits, size, seed in zip(widths, (128, 64), (turbo.KEYS, turbo.VALUES), strict=True):
+        dense = mx.zeros((2, 2, rows, size), dtype)
+        of = {0: (dense,), 8: mx.quantize(dense, group_size=32, bits=8)}
+        sides.append(tuple(of.get(bits) or turbo.encode_rows(dense, bits, seed)))
+    given = [(*parts, None, None)[:3] for parts in sides]
+    more = {"bits": widths[0] or 8, "v_bits": widths[1], "group_size": 32, "scale": 0.25}
+    more |= {"sparse_v_threshold": sparse, "return_skipped": index % 3 == 0}
+    q = mx.zeros((2, 4, 3, 128), dtype)
+    request = validate.attention_request(
+        q, *given, packed=True, mask="causal", return_lse=True, **more
+    )
+    found = c_api_operations.quantized_attention(
+        metal, *handle(metal, (q, *sides)), mask="causal", return_lse=True, **more
+    )
+    assert recorded(metal) == planned(launch.plan(request))
+    assert metal.numpy(found["out"]).shape == (2, 4, 3, 64)
 
 
 @pytest.mark.parametrize("rows", ROWS)

@@ -108,7 +108,7 @@ def live(column: str, policy: str, mode: tuple[str, int], group: int) -> None:
         of_one_clock(course, drafts)
 
 
-@pytest.mark.matrix(47)  # so many have each value of each setting
+@pytest.mark.matrix(24)
 @pytest.mark.parametrize(("column", "policy", "mode", "group"), covering())
 def test_a_life(column, policy, mode, group):
     live(column, policy, mode, group)
@@ -125,6 +125,7 @@ def test_every_life(column, policy):
             live(column, policy, mode, GROUPS[place % len(GROUPS)])
 
 
+@pytest.mark.matrix(10)
 @pytest.mark.parametrize("shared_heads", [False, True])
 @pytest.mark.parametrize("policy", policies.names())
 def test_long_chunks_and_shared_heads(policy, shared_heads):
@@ -151,6 +152,7 @@ def test_the_newest_32_rows_dense(column, policy):
     course.tokens(12)
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize(
     ("policy", "column"),
     [
@@ -168,6 +170,7 @@ def test_padding_on_the_left_is_no_part_of_a_sequence(column, policy):
     course.tokens(12)
 
 
+@pytest.mark.matrix(10)
 @pytest.mark.parametrize("budget", [3, 4, 5])
 @pytest.mark.parametrize("policy", policies.names())
 def test_small_budgets(policy, budget):
@@ -181,6 +184,7 @@ def test_small_budgets(policy, budget):
     batch.tokens(4)
 
 
+@pytest.mark.matrix(10)
 @pytest.mark.parametrize("budget", [23, 24, 25])
 @pytest.mark.parametrize("policy", policies.names())
 def test_nothing_goes_below_the_budget(policy, budget):

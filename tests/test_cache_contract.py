@@ -146,6 +146,7 @@ def test_trim_after_an_eviction_is_an_error(tokens):
 # What is handed out, and what may be set
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("column", COLUMNS)
 def test_what_was_handed_out_does_not_change(column):
     course = Course(column)

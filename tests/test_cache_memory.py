@@ -27,6 +27,7 @@ def of_budget(column: str, policy: str, budget: int, **settings):
     return new_cache(H2OConfig(**given | COLUMNS[column].settings | settings))
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_an_update_lets_go_of_what_was_handed_out_before(policy):
     """So that MLX may write in place."""
@@ -63,6 +64,7 @@ def test_no_unpacked_rows_are_held_after_a_chunk(column):
     assert held < rows.nbytes / 4, f"{held} bytes beside {cache.nbytes}"
 
 
+@pytest.mark.matrix(16)
 @pytest.mark.parametrize("evict_every", [1, 16])
 @pytest.mark.parametrize("speculative", [0, 3])
 @pytest.mark.parametrize("column", ["dense", "8 bits", "K8 V4", "latents"])
@@ -100,7 +102,7 @@ def advance(cache, length: int) -> None:
     mx.eval(read, cache.scores)
 
 
-@pytest.mark.matrix(22)
+@pytest.mark.matrix(8)
 @pytest.mark.parametrize(
     ("policy", "column"),
     [
@@ -151,6 +153,7 @@ def test_nothing_hangs_on_the_keys_that_others_evaluate(policy, column):
     assert sizes[1] <= sizes[0] < 120, sizes
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize(
     ("policy", "column"),
     [
@@ -225,7 +228,7 @@ def peak_of_chunks(bits: int, in_turns: bool) -> int:
 
 
 @pytest.mark.skipif(native.unavailable_reason() != "", reason="needs the native back end")
-@pytest.mark.matrix(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("bits", [8, 4])
 def test_unpacked_rows_of_one_layer_at_a_time_are_alive(bits):
     """MLX takes memory for layers that it has not come to; not for their unpacked rows."""

@@ -71,6 +71,7 @@ def test_rows_that_were_given_more_space_come_back_as_they_were(bits, to, dtype)
 # Which rows have which bits
 
 
+@pytest.mark.matrix(7)
 @pytest.mark.parametrize("group", [1, 4])
 @pytest.mark.parametrize("policy", policies_of(BY_RANK))
 def test_the_newest_are_dense_and_the_rest_in_halves(policy, group):
@@ -91,6 +92,7 @@ def test_the_newest_are_dense_and_the_rest_in_halves(policy, group):
                 assert found[0][1:] == (8, 4)
 
 
+@pytest.mark.matrix(7)
 @pytest.mark.parametrize("group", [1, 4])
 @pytest.mark.parametrize("column", MIXED)
 @pytest.mark.parametrize("policy", ["h2o", "window", "keydiff"])
@@ -181,6 +183,7 @@ def test_a_heavy_row_of_the_published_form_keeps_8_bits():
 # Attention, bytes, models
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("column", MIXED)
 @pytest.mark.parametrize("policy", ["h2o", "keydiff"])
 def test_a_batch_packs_each_sequence_as_alone(policy, column):

@@ -31,6 +31,7 @@ def importance_and_scores(rng, heads, group, queries, rows, *, masked=0.3):
     return before, scores
 
 
+@pytest.mark.matrix(10)
 @pytest.mark.parametrize("queries", [1, 2, 8, 127, 128])
 @pytest.mark.parametrize(("heads", "group", "rows"), [(2, 1, 33), (1, 3, 1), (2, 16, 40)])
 def test_accumulate_scores_equals_the_reference(backend, queries, heads, group, rows):
@@ -89,6 +90,7 @@ MASKS = {
 }
 
 
+@pytest.mark.matrix(24)
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("heads", "group", "queries"), [(2, 2, 1), (2, 3, 8), (1, 16, 20)])

@@ -37,6 +37,7 @@ def nothing_is_packed(monkeypatch: pytest.MonkeyPatch):
     return forbid
 
 
+@pytest.mark.matrix(8)
 @pytest.mark.parametrize(("bits", "v_bits"), WIDTHS)
 @pytest.mark.parametrize("policy", ["h2o", "window", "keydiff", "merge"])
 def test_any_bits(policy, bits, v_bits):
@@ -168,6 +169,7 @@ def test_an_empty_one_has_8_bits():
 # to_quantized
 
 
+@pytest.mark.matrix(10)
 @pytest.mark.parametrize("policy", policies.names())
 @pytest.mark.parametrize("tokens", [0, 10, 40])
 def test_to_quantized_goes_on_with_the_same_rows(policy, tokens):

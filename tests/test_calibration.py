@@ -137,7 +137,7 @@ def test_a_profile_says_what_it_is_of(model, whole):
     assert sum(cache.config.max_kv_size for cache in caches) == 80
 
 
-@pytest.mark.matrix(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("runs", [9, 1, 0])
 def test_an_interrupted_calibration_goes_on(model, whole, tmp_path, runs, recwarn):
     file = tmp_path / "profile"

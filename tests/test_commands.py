@@ -85,13 +85,16 @@ def test_a_draft_model(capsys):
 
 @pytest.fixture
 def chatting(tmp_path):
-    """The embedded model with a chat template, which it lacks."""
+    """The embedded model with a chat template, which it lacks, made for texts of 40 tokens."""
     folder = tmp_path / "model"
     shutil.copytree(model_path(), folder)
     settings = folder / "tokenizer_config.json"
     template = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
     found = json.loads(settings.read_text()) | {"chat_template": template}
     settings.write_text(json.dumps(found))
+    made_for = folder / "config.json"
+    found = json.loads(made_for.read_text()) | {"max_position_embeddings": 40}
+    made_for.write_text(json.dumps(found))
     return folder
 
 
@@ -109,10 +112,23 @@ def test_chat(chatting):
     run = _chat(str(chatting))
     assert run.returncode == 0, run.stderr
     assert len(run.stdout.split()) > 20
+    assert run.stderr.count("the model is made for 40") == 1  # in the second of two turns
     refused = _chat("demo")
     assert refused.returncode == 2
     assert "mlx_h2o chat: " in refused.stderr
     assert "chat_template is not set" in refused.stderr
+
+
+def test_a_text_beyond_the_context_of_the_model_is_said(chatting, tmp_path, capsys):
+    file = str(tmp_path / "prompt.safetensors")
+    flags = ["--model", str(chatting), *FLAGS.split(), "--prompt", "The ship"]
+    for tokens, said in (("8", ""), ("50", "The text has 5")):
+        assert cli.main(["generate", *flags, "-m", tokens, "--ignore-chat-template"]) == 0
+        found = capsys.readouterr().err
+        assert (said in found) if said else not found
+    flags[-1] = TEXT + TEXT
+    assert cli.main(["cache_prompt", *flags, "--prompt-cache-file", file]) == 0
+    assert "the model is made for 40" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("batch", [1, 2])
@@ -154,7 +170,7 @@ def asked(command: str, flags: str, monkeypatch) -> dict[str, object]:
     found = {}
 
     @contextmanager
-    def noting(config, budgets=None, profile=None, sized=None):
+    def noting(config, budgets=None, profile=None, sized=None, store=None):
         found.update(config=config, budgets=budgets, profile=profile, sized=sized)
         raise StoppedError
         yield

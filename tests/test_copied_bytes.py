@@ -77,6 +77,7 @@ def test_a_full_cache_copies_nothing(counting, policy, wait):
     assert found["copied_bytes"] == 0
 
 
+@pytest.mark.matrix(6)
 @native_only
 @pytest.mark.parametrize("wait", [False, True])
 @pytest.mark.parametrize("bits", [4, 8])

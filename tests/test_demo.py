@@ -89,7 +89,7 @@ def test_planting_says_what_does_not_fit(loaded: tuple[Any, Any]) -> None:
 
 def test_the_demo_runs_quietly_and_writes_what_it_shows(tmp_path: Path) -> None:
     result = tmp_path / "demo.json"
-    sizes = ["--length", "120", "--max-kv-bytes", "60KB", "--facts", "2", "--generate", "4"]
+    sizes = ["--length", "60", "--max-kv-bytes", "30KB", "--facts", "2", "--generate", "4"]
     done = subprocess.run(
         [sys.executable, "-m", "mlx_h2o.demo", *sizes, "--json", str(result)],
         capture_output=True,
@@ -102,18 +102,18 @@ def test_the_demo_runs_quietly_and_writes_what_it_shows(tmp_path: Path) -> None:
     assert list(arms) == [*whole, "rotating", "keydiff 4 bits", "merge 4 bits"]
     full, packed = (arms.pop(name) for name in whole)
     assert (full["evicted_rows_per_layer"], full["top1_agreement"]) == (0, 1.0)
-    assert full["kv_bytes"] == 120 * 6 * 2 * 2 * 64 * 2  # 6 layers of 2 heads, 64 elements
+    assert full["kv_bytes"] == 60 * 6 * 2 * 2 * 64 * 2  # 6 layers of 2 heads, 64 elements
     assert packed["kv_bytes"] == full["kv_bytes"] * 4.5 / 16  # two numbers of 16 bits for each 64
     for arm in arms.values():
         # Layers with more rows than the text has tokens leave some of the bytes.
-        assert 40_000 < arm["kv_bytes"] <= 60_000
+        assert 20_000 < arm["kv_bytes"] <= 30_000
         assert arm["evicted_rows_per_layer"] > 0
         assert f"{arm['perplexity']:.2f}" in done.stdout
         assert arm["generated"]
-    # From the first token on that a cache has evicted before: 19 of the window's float16 rows.
-    assert written["settings"]["predicted_from"] == 60_000 // (full["kv_bytes"] // 120)
+    # From the first token on that a cache has evicted before: 9 of the window's float16 rows.
+    assert written["settings"]["predicted_from"] == 30_000 // (full["kv_bytes"] // 60)
     assert "\x1b" not in done.stdout
-    assert done.stdout.startswith("120 tokens")
+    assert done.stdout.startswith("60 tokens")
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,7 @@ def both(model, draft, size, **given):
     return make_prompt_cache(model, size, **settings) + make_prompt_cache(draft, size, **settings)
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("policy", ["h2o", "keydiff"])
 def test_below_the_budget_the_tokens_are_those_of_mlx_lm(layers, policy):

@@ -87,7 +87,7 @@ def same_bits(one: mx.array | None, other: mx.array | None) -> bool:
     return bool(mx.array_equal(one.view(mx.uint8), other.view(mx.uint8)))
 
 
-@pytest.mark.matrix(8)
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_agrees_with_the_reference_in_every_schedule(case: Case) -> None:
     request = case.request()
@@ -184,6 +184,7 @@ def test_rows_that_are_masked_are_not_read() -> None:
     assert all(map(same_bits, clean, found))
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("sink", [None, 0.5, -math.inf], ids=str)
 @pytest.mark.parametrize("blocks", [None, 2], ids=["one pass", "two passes"])
 def test_a_query_that_sees_nothing(sink: float | None, blocks: int | None) -> None:

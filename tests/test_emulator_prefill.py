@@ -85,6 +85,7 @@ def test_equals_the_reference_in_every_schedule(kind: str, mask: str) -> None:
         check(in_every_schedule(call), expected_of(kind, q, k, given))
 
 
+@pytest.mark.matrix(8)
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("kind", prefill.KINDS)
 def test_every_number_of_keys(kind: str, rows: int) -> None:
@@ -94,6 +95,7 @@ def test_every_number_of_keys(kind: str, rows: int) -> None:
         check(in_every_schedule(call), expected_of(kind, q, k, mask or None))
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 8, 127, 128, 129])
 def test_every_number_of_queries(length: int) -> None:
     q, k = arrays(length, (2, 1), length, 40)

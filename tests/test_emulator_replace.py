@@ -49,6 +49,7 @@ def options(ranks: str, rows: int, **zones: int) -> dict[str, object]:
     return {"position": 3 * rows + 1, "ranks": of} | zones
 
 
+@pytest.mark.matrix(12)
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("rows", ROWS)
 def test_equals_the_composition(rows: int, ranks: str) -> None:

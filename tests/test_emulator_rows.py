@@ -52,6 +52,7 @@ def averages(batch: int, heads: tuple[int, int], queries: int, rows: int, masked
     return mx.array(before), mx.array(scores)
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("rows", ROWS)
 def test_accumulate_one_query_is_bit_equal(rows: int) -> None:
     for heads in ((1, 1), (4, 2), (24, 3)):
@@ -65,6 +66,7 @@ def test_accumulate_one_query_is_bit_equal(rows: int) -> None:
             assert same_bits(found, expected)
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("queries", [*range(2, 9), 128])
 def test_accumulate_several_queries(queries: int) -> None:
     for heads, masked in (((4, 2), 0.0), ((4, 2), 0.5), ((6, 1), 0.9)):
@@ -93,6 +95,7 @@ def test_accumulate_takes_any_strides() -> None:
 # choose_row, behind evict_indices
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("rows", ROWS)
 def test_the_row_to_evict_is_the_composed_one(rows: int) -> None:
     scores, positions = rows_with_ties(1, 8, rows)

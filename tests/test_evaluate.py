@@ -45,6 +45,7 @@ def test_an_unbounded_budget_of_ours_equals_stock(
     assert evaluate.evicted_rows(cache) == 0
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("policy", ["h2o", "window", "keydiff"])
 def test_bounded_caches_lose_rows_and_predict_differently(
     model_and_tokens: tuple[Any, list[int]], policy: str

@@ -51,6 +51,14 @@ def test_bytes_are_read_as_people_write_them(size):
     assert parse(f"merge:{size}MB") == parse(f"merge:bytes={size}MB")
 
 
+def test_a_format_of_rows_is_a_part_of_its_own():
+    found = parse("merge:none:turbo8v3:guard=2")
+    assert found.name == "merge:none:turbo8v3:guard=2"
+    config = found.config(found.rows)
+    assert (config.kv_format, config.turbo_guard, config.kv_bits) == ("turbo8v3", 2, None)
+    assert parse("keydiff:bytes=300KB:kv_format=turbo3") == parse("keydiff:300KB:turbo3")
+
+
 def test_fractions_of_units():
     assert parsed_bytes("1.5MB") == 1_500_000
     assert parsed_bytes(".5 KiB") == 512
@@ -84,6 +92,9 @@ def test_any_other_text_is_refused_in_one_line(text):
         ("keydiff:bytes=many", "is no number of bytes"),
         ("keydiff:bytes=0", "is no number of bytes"),
         ("keydiff:fast", "expected rows, a size"),
+        ("keydiff:64:turbo3:kv4", "'turbo3' and kv_bits 4, expected one of them"),
+        ("keydiff:64:turbo5", "expected rows, a size, kvBITS, a format"),
+        ("keydiff:64:guard=1", "turbo_guard is 1 and kv_format None"),
         ("", "'' is unknown"),
     ],
 )
@@ -104,6 +115,7 @@ def test_bytes_are_never_exceeded_and_one_row_more_would(footprint, name, nbytes
     assert more.nbytes > nbytes
 
 
+@pytest.mark.matrix(14)
 @pytest.mark.parametrize("kind", ["", "kv4", "kv8/4", "kv8:light=4"])
 @pytest.mark.parametrize("policy", policies.names())
 def test_counted_bytes_are_those_of_caches_in_use(policy, kind):

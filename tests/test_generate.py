@@ -88,6 +88,7 @@ def test_one_row_less_evicts():
     assert summary(caches).evicted == 2  # one in each of two layers
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("policy", policies.names())
 def test_generation_equals_the_loop_over_the_model(policy):
     """stream_generate keeps the rows that the cache keeps when the model is called by hand."""

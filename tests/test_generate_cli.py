@@ -32,7 +32,15 @@ def test_the_command_reads_standard_input_and_prints_only_the_text(capsys, monke
     assert capsys.readouterr().out.strip() == expected.strip()
 
 
-@pytest.mark.parametrize("flags", ["--kv-bits 8", "--kv-bits 8 --v-bits 4 --kv-group-size 32"])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--kv-bits 8",
+        "--kv-bits 8 --v-bits 4 --kv-group-size 32",
+        "--kv-format turbo3",
+        "--kv-format turbo8v4 --turbo-guard 1",
+    ],
+)
 def test_the_command_quantises(flags, capsys):
     flags = f"--model demo -p night -m 40 --max-kv-size 32 --policy keydiff {flags}"
     assert cli.main(["generate", *flags.split()]) == 0

@@ -20,7 +20,7 @@ SLACK = 256 * 1024
 
 
 @pytest.mark.slow
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize(
     ("policy", "evicts"),
     [("h2o", False), ("h2o", True), ("window", False), ("window", True), ("keydiff", True)],

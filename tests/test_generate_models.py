@@ -78,6 +78,7 @@ def logits(model, caches, tokens: list[int]) -> np.ndarray:
 SERVED = ["gemma", "gpt2", "phi", "phi3", "olmo2", "mixtral", "cohere", "glm4", "deepseek_v3"]
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("name", SERVED)
 def test_models_are_served(name):
     model, tokens = tiny(name), random_prompt(40)

@@ -71,6 +71,7 @@ def close(found, expected) -> None:
     np.testing.assert_allclose(np.array(found), np.array(expected), rtol=2e-3, atol=2e-4)
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("given", [{}, {"kv_bits": 8, "kv_group_size": 32}])
 @pytest.mark.parametrize("policy", ["h2o", "keydiff"])
 @pytest.mark.parametrize("name", MODELS)
@@ -111,6 +112,7 @@ def test_a_batch_of_an_indexed_model_is_its_sequences(name, policy, given):
     assert {type(cache) for cache in batch} == {BatchLinkedH2OCache}
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("given", [{}, {"kv_bits": 8, "kv_group_size": 32}])
 @pytest.mark.parametrize("policy", ["h2o", "keydiff"])
 @pytest.mark.parametrize("name", MODELS)

@@ -19,7 +19,7 @@ SERVED = {
 }
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("name", SERVED)
 def test_what_is_served_keeps_its_promises(name):
     verdict = check(name)

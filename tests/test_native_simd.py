@@ -11,7 +11,7 @@ from mlx_h2o.operations import native
 
 TESTS = Path(__file__).parent
 
-SUITES = ("test_native.py", "test_cache_operations.py")
+SUITES = ("test_native.py", "test_cache_operations.py", "test_turbo.py")
 
 TARGETS: list[str] = []
 if not native.unavailable_reason():

@@ -71,6 +71,7 @@ def _block_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(composed_prefill, "BLOCK_BYTES", request.param)
 
 
+@pytest.mark.matrix(20)
 @pytest.mark.usefixtures("_block_bytes")
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("kind", prefill.KINDS)
@@ -84,6 +85,7 @@ def test_equals_the_reference(kind: str, mask: str) -> None:
         np.testing.assert_allclose(np.array(found), expected, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.matrix(10)
 @pytest.mark.usefixtures("_block_bytes")
 @pytest.mark.parametrize("mask", MASKS)
 def test_the_average_goes_on_and_takes_the_last_queries(mask: str) -> None:
@@ -165,6 +167,7 @@ def test_any_strides() -> None:
         assert mx.allclose(one, other, rtol=1e-6)
 
 
+@pytest.mark.matrix(16)
 @pytest.mark.skipif("native" not in BACKENDS, reason="no native back end")
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", prefill.KINDS)

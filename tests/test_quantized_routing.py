@@ -63,6 +63,7 @@ def logits(model, caches, chunks, *, routed: bool = True) -> np.ndarray:
     return np.array(mx.concatenate(found))
 
 
+@pytest.mark.matrix(9)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize(("bits", "v_bits"), [(8, 8), (4, 4), (8, 4)])
 def test_a_model_sees_the_rows_that_are_stored(policy, bits, v_bits):
@@ -174,6 +175,7 @@ def test_generate_takes_mlx_lms_arguments():
     assert all(type(cache) is QuantizedH2OKVCache for cache in caches)
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("policy", ["h2o", "window"])
 @pytest.mark.parametrize("bits", [8, 4])
 def test_the_peak_of_prefill_stays_below_the_dense_caches(policy, bits):

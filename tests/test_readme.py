@@ -116,7 +116,7 @@ def test_the_memory_numbers() -> None:
 
 def test_every_document_is_on_the_map() -> None:
     pages = list((ROOT / "docs").glob("*.md"))
-    assert len(pages) <= 8, "what is no page for users lies in docs/internals"
+    assert len(pages) <= 9, "what is no page for users lies in docs/internals"
     for document in pages:
         assert f"](docs/{document.name})" in README
     assert "](docs/internals)" in README

@@ -90,6 +90,7 @@ BY_NAME = "from mlx_lm.models.base import scaled_dot_product_attention"
 BY_MODULE = "from mlx_lm.models import base"
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize(
     ("imported", "name"),
     [
@@ -143,6 +144,7 @@ def test_a_shared_layer_may_attend_twice():
 # Outputs and scores
 
 
+@pytest.mark.matrix(8)
 @pytest.mark.parametrize("length", [1, 2, 8, 9, 40, 128, 129, 150])
 @pytest.mark.parametrize("mask", [None, "causal", "bool", "additive"])
 def test_output_and_scores_of_any_length(length, mask):

@@ -126,6 +126,7 @@ def test_a_file_without_caches_that_evict_is_left_to_mlx_lm(tmp_path):
 # Files that are not what they should be
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("left", [0, 7, 8, 100, -1, -1000])
 def test_truncated_files_are_refused(saved, left):
     file, _ = saved

@@ -89,6 +89,10 @@ def test_bad_requests_get_a_sentence_and_the_next_an_answer(tmp_path) -> None:
         assert (status, said) == (400, {"error": "the body is not UTF-8, expected JSON."})
         status, said = post(server, TEXTS, b"{}", **{"Content-Length": "-5"})
         assert (status, said["error"]) == (400, "Content-Length is -5, expected 0 or more.")
+        status, said = post(server, TEXTS, b"{}", **{"Content-Length": "9" * 12})
+        assert (status, said["error"].partition(", ex")[2]) == (413, "pected at most 67,108,864.")
+        status, said = post(server, TEXTS, b"[" * 200_000)
+        assert (status, said["error"]) == (400, "the body is nested too deeply.")
         status, said = post(server, TEXTS, b'{"prompt": "a", "model": "/no/such/folder"}')
         assert status in (400, 404) and "/no/such/folder" in said["error"]
         assert server.ask(TEXT)["usage"]["completion_tokens"] == 12

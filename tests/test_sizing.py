@@ -37,6 +37,7 @@ def held(model: Any, config: H2OConfig, tokens: int) -> int:
     return most
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize(
     "settings",
     [

@@ -66,6 +66,8 @@ def test_an_ablation_keeps_its_bounds(benchmark):
     assert found["thresholds"][0]["pairs_below"] > found["thresholds"][-1]["pairs_below"] > 0
 
 
+@pytest.mark.exhaustive
+@pytest.mark.exhaustive
 @pytest.mark.emulator
 @pytest.mark.skipif(compiler() is None, reason="no C++ compiler found (g++ or clang++)")
 def test_the_emulated_kernel_reads_what_the_rule_leaves(benchmark):

@@ -171,6 +171,7 @@ SPECIAL = {
 }
 
 
+@pytest.mark.matrix(40)
 @pytest.mark.parametrize("special", SPECIAL)
 @pytest.mark.parametrize("rows", [70, 700, 1100])
 @pytest.mark.parametrize("zones", [{}, {"sink_size": 3}, {"recent_start": 0}, {"recent_start": 60}])

@@ -12,10 +12,18 @@ import mlx.core as mx
 import numpy as np
 
 import reference
+import reference_turbo
 from emulator.backend import EmulatorBackend
 from emulator.kernel import Run
 from golden.build import row_bias
-from mlx_h2o.operations.requests import AttentionRequest, AttentionResult, QuantizedRows
+from mlx_h2o.config import KV_FORMATS
+from mlx_h2o.operations import turbo
+from mlx_h2o.operations.requests import (
+    AttentionRequest,
+    AttentionResult,
+    StoredRows,
+    TurboRows,
+)
 from mlx_h2o.operations.validate import attention_request
 
 DTYPES = {"f32": mx.float32, "f16": mx.float16, "bf16": mx.bfloat16}
@@ -26,7 +34,8 @@ class Case:
     """One call. ``mask`` is "", "causal", "bool", or "add-f32" and its like for an additive one.
 
     ``bits`` of keys and values make it a quantised one, in groups of ``group``, with scales of
-    the dtype ``scales`` (that of the queries where it is empty). ``probes`` is their number.
+    the dtype ``scales`` (that of the queries where it is empty), and ``kv_format`` one of codes.
+    ``probes`` is their number.
     ``bias``: with a bias of rows, a slice of what has the slack of the rows too.
     """
 
@@ -44,6 +53,7 @@ class Case:
     simdgroups: int | None = None
     blocks: int | None = None
     bits: tuple[int, int] | None = None
+    kv_format: str = ""
     group: int = 64
     scales: str = ""
     sparse: float = 0.0
@@ -100,21 +110,27 @@ class Case:
         probes = None
         if self.probes:
             probes = normal(self.batch, self.heads[1], self.probes, self.sizes[0])
-        if self.bits is None:
+        bits = KV_FORMATS[self.kv_format] if self.kv_format else self.bits
+        if bits is None:
             dense = attention_request(queries, *map(live, rows), **options)
             return replace(dense, probes=probes)
         scales = DTYPES[self.scales or self.dtype]
         packed = []
-        for each, bits in zip(rows, self.bits, strict=True):
+        for each, width, seed in zip(rows, bits, (turbo.KEYS, turbo.VALUES), strict=True):
             # Whole buffers are packed, and the live rows are a slice of them.
-            words, *pair = mx.quantize(each.astype(scales), group_size=self.group, bits=bits)
-            packed.append(tuple(map(live, (words, *pair))))
+            if width == 0:
+                packed.append((live(each), None, None))
+            elif self.kv_format and width < 8:
+                packed.append((*map(live, turbo.encode_rows(each, width, seed)), None))
+            else:
+                parts = mx.quantize(each.astype(scales), group_size=self.group, bits=width)
+                packed.append(tuple(map(live, parts)))
         request = attention_request(
             queries,
             *packed,
             packed=True,
-            bits=self.bits[0],
-            v_bits=self.bits[1],
+            bits=bits[0] or 8,
+            v_bits=bits[1],
             group_size=self.group,
             sparse_v_threshold=self.sparse,
             return_skipped=self.skipped,
@@ -130,8 +146,13 @@ def _visible(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     return visible
 
 
-def dequantized(rows: QuantizedRows) -> mx.array:
-    """The rows as float32, by the reference's own reading of the format."""
+def dequantized(rows: StoredRows, side: str = "") -> mx.array:
+    """The rows as float32, by the reference's own reading of the format; ``side`` of codes."""
+    if isinstance(rows, mx.array):
+        return rows.astype(mx.float32)
+    if isinstance(rows, TurboRows):
+        dense = reference_turbo.rows(*rows.parts, bits=rows.bits, side=side)
+        return mx.array(dense.astype(np.float32))
     arrays = (rows.words, rows.scales, rows.biases)
     dense = reference.dequantized(*arrays, bits=rows.bits, group_size=rows.group_size)
     return mx.array(dense.astype(np.float32))
@@ -148,7 +169,8 @@ def errors(request: AttentionRequest, result: AttentionResult) -> dict[str, floa
     sparse = 0.0
     if request.is_packed:
         sparse = request.sparse_v_threshold
-        arrays = (request.queries, dequantized(request.keys), dequantized(request.values))
+        both = dequantized(request.keys, "keys"), dequantized(request.values, "values")
+        arrays = (request.queries, *both)
     options = {"scale": request.scale, "mask": mask, "sinks": request.sinks}
     if request.row_bias is not None:
         options["row_bias"] = request.row_bias[:, :, : arrays[1].shape[2]]
@@ -187,7 +209,7 @@ def _skips(expected: reference.Attention, found: mx.array, threshold: float) -> 
 def probe_error(request: AttentionRequest, found: mx.array) -> float:
     """Error of the scores of the probes as a share of their tolerance."""
     keys = request.keys
-    dense = dequantized(keys) if isinstance(keys, QuantizedRows) else keys
+    dense = keys if isinstance(keys, mx.array) else dequantized(keys, "keys")
     k, p = reference.float64(dense), reference.float64(request.probes)
     expected = request.scale * p @ k.swapaxes(-1, -2)
     largest = float((abs(request.scale) * np.abs(p) @ np.abs(k).swapaxes(-1, -2)).max())

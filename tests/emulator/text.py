@@ -23,11 +23,13 @@ class Parameter:
 
 @dataclass(frozen=True)
 class MetalText:
-    """``text`` is C++ but for the address spaces; ``function`` names what is launched."""
+    """``text`` is C++ but for the address spaces; ``function`` names what is launched, and
+    ``generated`` is what MLX gives to Metal behind its own header."""
 
     text: str
     function: str
     parameters: tuple[Parameter, ...]
+    generated: str = ""
 
     def buffer_names(self) -> list[str]:
         """Names of the parameters that are buffers, in the order of their indices."""
@@ -69,4 +71,4 @@ def parse(generated: str) -> MetalText:
         if match is None:
             raise RuntimeError(f"MLX's generated text has a parameter {line!r}")
         parameters.append(Parameter(*match.groups()))
-    return MetalText(text=text, function=function, parameters=tuple(parameters))
+    return MetalText(text, function, tuple(parameters), generated)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import mlx.core as mx
 
 from emulator.cases import DTYPES, Case
+from mlx_h2o.config import KV_FORMATS
 from mlx_h2o.operations.requests import AttentionRequest
 from mlx_h2o.operations.validate import attention_request
 
@@ -33,6 +34,7 @@ def every_variant() -> Iterator[Variant]:
     yield from _dense()
     yield from _quantized()
     yield from _with_probes()
+    yield from _codes()
 
 
 def _dense() -> Iterator[Variant]:
@@ -98,6 +100,34 @@ def _with_probes() -> Iterator[Variant]:
         )
         name = _name(dtype, sizes, mask, 2 if two else None, probes=True, quantized=quantized)
         yield name, case.request(), 2 if two else None
+
+
+def _codes() -> Iterator[Variant]:
+    """Every mask and every kind of sparse V in one pass and in two; formats take turns."""
+    combinations = itertools.product(MASKS, (False, True), ("", "sparse", "skipped"))
+    for index, (mask, two, sparse) in enumerate(combinations):
+        dtype = [*DTYPES][index % 3]
+        sizes = ((128, 128), (64, 256), (32, 64), (512, 32))[(index + index // 4) % 4]
+        kv_format = [*KV_FORMATS][5 * index % len(KV_FORMATS)]
+        flags = {"sinks": index % 2 == 1, "lse": index % 4 < 2, "bias": index % 5 % 2 == 1}
+        case = Case(
+            dtype=dtype,
+            sizes=sizes,
+            heads=(8, 2),
+            rows=40,
+            mask=f"add-{dtype}" if mask == "additive" else mask,
+            sinks=dtype if flags["sinks"] else "",
+            scores=index % 3 > 0,
+            lse=flags["lse"],
+            kv_format=kv_format,
+            sparse=1e-6 if sparse else 0.0,
+            skipped=sparse == "skipped",
+            bias=flags["bias"],
+            probes=0 if sparse or index % 4 else 2,
+        )
+        flags["scores"] = case.scores
+        name = _name(dtype, sizes, mask, 2 if two else None, **flags)
+        yield f"{name}-{kv_format}-{sparse or 'all'}", case.request(), 2 if two else None
 
 
 def _name(dtype: str, sizes: tuple[int, int], mask: str, blocks: int | None, **flags: bool) -> str:

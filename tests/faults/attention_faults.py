@@ -27,6 +27,7 @@ MASKED = Case(heads=(4, 2), queries=2, rows=40, mask="add-f32", sinks="f32")
 PROBED = Case(heads=(4, 2), queries=2, rows=40, mask="bool", probes=3)
 BIASED = Case(heads=(4, 2), queries=2, rows=40, mask="bool", bias=True)
 PACKED = Case(heads=(4, 2), queries=2, rows=40, sizes=(96, 192), bits=(3, 6), group=32)
+CODES = Case(heads=(4, 2), queries=2, rows=40, sizes=(128, 64), kv_format="turbo2v3")
 TWO_PASS = replace(MASKED, blocks=3, simdgroups=2)
 
 FAULTS = {
@@ -201,13 +202,13 @@ FAULTS = {
         "h2o_load_quantized", "j < near_count;", "j < near_count + GROUP;", case=PACKED
     ),
     "bits in the next word forgotten": Fault(
-        "h2o_load_quantized", "bits |= part[k + 1] << (32 - offset);", "bits |= 0u;", case=PACKED
+        "h2o_load_fields", "bits |= part[k + 1] << (32 - offset);", "bits |= 0u;", case=PACKED
     ),
     "a lane's part not shifted into place": Fault(
-        "h2o_load_quantized", "(part[k] >> shift) |", "part[k] |", case=PACKED
+        "h2o_load_fields", "(part[k] >> shift) |", "part[k] |", case=PACKED
     ),
     "a word past the end of the row": Fault(
-        "h2o_load_quantized",
+        "h2o_load_fields",
         "(first_bit + LENGTH - 1) / 32",
         "(first_bit + LENGTH) / 32",
         caught="memory fault",
@@ -218,6 +219,26 @@ FAULTS = {
         "h2o_offset(value_scales_strides, batch, kv_head, 0, 0)",
         "int64_t(batch * kv_heads + kv_head) * key_count * value_scales_strides[2]",
         case=replace(PACKED, slack=2),
+    ),
+    # Codes of rotated rows.
+    "a row of codes without its norm": Fault(
+        "h2o_load_codes", "norm * levels[fields[j]]", "levels[fields[j]]", case=CODES
+    ),
+    "codes of values looked up as those of keys": Fault(
+        "sdpa_vector",
+        "value_levels, value_scales[",
+        "key_levels, value_scales[",
+        caught="memory fault",
+        case=CODES,
+    ),
+    "codes of values with the bits of keys": Fault(
+        "sdpa_vector", "<VALUE_PART, VB>(", "<VALUE_PART, VB == 3 ? KB : VB>(", case=CODES
+    ),
+    "norms of a sliced cache taken for neighbours": Fault(
+        "sdpa_vector",
+        "key_scales[key_scales_start + i * key_scales_strides[2]]",
+        "key_scales[0 * key_scales_start + (batch * kv_heads + kv_head) * key_count + i]",
+        case=replace(CODES, slack=2),
     ),
     # Probes.
     "probes of masked rows left out": Fault(

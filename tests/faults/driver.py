@@ -30,7 +30,7 @@ class Toolchain:
     compiler: str
     emulator: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
-    cases: str = "120"
+    cases: str = "240"
 
     def compile_object(self, source: Path, target: Path, level: str = "-O1") -> Path:
         # No fused multiply-add in the moving average, as in CMakeLists.txt.

@@ -66,9 +66,21 @@ ATTENTION = {
         "finish_row", "double relative = ...;", "double relative = 1;", caught="out of target"
     ),
     "half bytes are taken in the order of their words": Fault(
-        "nibble_order",
-        "return place % words * 8 + place / words;",
-        "return place + 0 * words;",
+        "code_order",
+        "return place % groups * 8 + place / groups;",
+        "return place + 0 * groups;",
+        caught="of target",
+    ),
+    "queries are not in the basis of the codes": Fault(
+        "load_row", "rotate(a.key_packing.codes->signs, to);", "", caught="score of target"
+    ),
+    "outputs stay in the basis of the codes": Fault(
+        "store_row", "restore(packing.codes->signs, sums);", "", caught="out of target"
+    ),
+    "codes count instead of standing for levels": Fault(
+        "with_runs",
+        "packing.codes != nullptr ? packing.codes->levels",
+        "packing.codes != nullptr && packing.bits == 0 ? packing.codes->levels",
         caught="of target",
     ),
     "all groups of a row have the scale of the first": Fault(

@@ -25,6 +25,12 @@ FAULTS = {
     "half bytes are shifted the other way": Fault(
         "unpack_nibbles", "vdupq_n_s32(-4 * i)", "vdupq_n_s32(4 * i)", caught="of target neon"
     ),
+    "codes are looked up in the first eight levels": Fault(
+        "unpack_codes",
+        "vqtbl4q_u8(levels,",
+        "vqtbl2q_u8({levels.val[0], levels.val[1]},",
+        caught="of target neon",
+    ),
     "every fourth key takes no part": Fault(
         "lanes_not_below",
         "vbicq_u32(bit, vcltq_f32(x, limit)))",

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import reference
+import reference_turbo
 from emulator.row_cases import rows_with_ties
 from faults.change import (
     argument,
@@ -22,6 +23,7 @@ from faults.change import (
 from faults.place import Fault, assert_caught
 from golden.build import row_bias
 from mlx_h2o import fast, use_backend
+from mlx_h2o.operations import turbo
 
 SCALE = 0.25
 
@@ -163,7 +165,50 @@ def replacement() -> None:
             np.testing.assert_array_equal(np.array(after), expected)
 
 
+def codes() -> None:
+    """Rows packed as codes, and attention over them."""
+    q, k, v = arrays()
+    packed, dense = [], []
+    for rows, side in ((k, "keys"), (v, "values")):
+        with use_backend("composed"):
+            parts = turbo.encode_rows(rows, 3, reference_turbo.SEEDS[side])
+        reference_turbo.check_packed(*parts, rows, bits=3, side=side)
+        packed += [*parts, None]
+        dense.append(reference_turbo.rows(*parts, bits=3, side=side))
+    with use_backend("composed"):
+        found = fast.scaled_dot_product_attention_quantized_with_scores(
+            q, *packed, scale=SCALE, bits=3
+        )
+    expected = reference.attention(q, *dense, scale=SCALE)
+    for one, other in zip(found, expected, strict=False):
+        same(one, other)
+
+
 FAULTS = [
+    Fault(
+        "queries are not in the basis of the codes of the keys",
+        "operations.turbo:turned",
+        called("rotated", at=1).becomes("queries"),
+        codes,
+    ),
+    Fault(
+        "outputs stay in the basis of the codes of the values",
+        "operations.turbo:output",
+        called("restored").becomes("out"),
+        codes,
+    ),
+    Fault(
+        "the direction of a row is not that of its codes",
+        "operations.turbo:rotated",
+        called("signs").becomes("1"),
+        codes,
+    ),
+    Fault(
+        "a norm leaves out the first element",
+        "operations.turbo:encode_rows",
+        assigned("norms").becomes("mx.sqrt(mx.sum(mx.square(rows[..., 1:]), -1, keepdims=True))"),
+        codes,
+    ),
     Fault(
         "a causal query sees one key too many",
         "operations.composed:_masked_pairs",

@@ -46,6 +46,7 @@ class AttentionCase {
     a_.scale = 1 / std::sqrt(static_cast<float>(a_.width));
     // The levels of packed keys reach 2^bits: logits as of dense ones.
     if (a_.key_packing.bits != 0) a_.scale /= static_cast<float>(1 << a_.key_packing.bits);
+    if (a_.key_packing.codes != nullptr) a_.scale = 1;  // of rows of about length 1
     a_.causal = random.one_in(3);
     if (!a_.causal) make_mask(random);
     if (random.one_in(3)) {
@@ -73,6 +74,7 @@ class AttentionCase {
  private:
   static AttentionArguments sizes(Random& random, ElementType type);
   static void pack(Random& random, AttentionArguments& a);
+  static void code(Random& random, kernels::Packing& packing, int& width, uint32_t seed);
   void make_mask(Random& random);
   void make_row_bias(Random& random);
   /// Bias of a pair, -inf where it is masked: by the mask, and by the bias of its row too.
@@ -135,6 +137,19 @@ inline void AttentionCase::pack(Random& random, AttentionArguments& a) {
   a.value_packing.bits = random.choose<int>({2, 3, 4, 5, 6, 8, 4, 8});
   a.width = a.key_packing.group_size * random.between(1, 3);
   a.value_width = a.value_packing.group_size * random.between(1, 3);
+  // By numbers of its own: codes change no other draw.
+  Random others(static_cast<unsigned>(911 * a.width + 13 * a.value_width + a.key_packing.bits));
+  if (others.one_in(3)) code(others, a.key_packing, a.width, kernels::kKeySeed);
+  if (others.one_in(3)) code(others, a.value_packing, a.value_width, kernels::kValueSeed);
+}
+
+inline void AttentionCase::code(Random& random, kernels::Packing& packing, int& width,
+                                uint32_t seed) {
+  width = 32 << random.between(0, 3);
+  packing.type = ElementType::float32;
+  packing.group_size = width;
+  packing.bits = random.between(2, 4);
+  packing.codes = &kernels::codebook(width, packing.bits, seed);
 }
 
 inline void AttentionCase::make_mask(Random& random) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -32,6 +33,8 @@ class StoredBlock {
       for (int h = 0; h < heads; ++h) {
         for (int row = 0; row < rows; ++row) {
           for (int d = 0; d < width; ++d) values_.push_back(unpacked(b, h, row, d));
+          if (packing.codes != nullptr)
+            restore(*packing.codes, values_.data() + index(b, h, row, 0));
         }
       }
     }
@@ -50,7 +53,8 @@ class StoredBlock {
     } else {
       count = packing_.group_size;
       first = d / count * count;
-      biases_.elements.set(static_cast<size_t>(biases_.at(b, h, row) + first / count), kNan);
+      Block& block = packing_.codes == nullptr ? biases_ : scales_;
+      block.elements.set(static_cast<size_t>(block.at(b, h, row) + first / count), kNan);
     }
     for (int i = first; i < first + count; ++i) {
       values_[index(b, h, row, i)] = static_cast<double>(kNan);
@@ -70,9 +74,21 @@ class StoredBlock {
       words_.push_back(static_cast<uint32_t>(random.between(0, 0x7fffffff)) * 2654435769u);
     }
     packing_.scales = scales_.elements.data();
-    packing_.biases = biases_.elements.data();
     std::copy_n(scales_.strides, 3, packing_.scale_strides);
+    if (packing_.codes != nullptr) return;
+    packing_.biases = biases_.elements.data();
     std::copy_n(biases_.strides, 3, packing_.bias_strides);
+  }
+
+  /// The row itself, of one in the basis of its codes: by the matrix, in float64.
+  void restore(const kernels::Codebook& book, double* row) {
+    const auto size = static_cast<size_t>(book.size);
+    const std::vector<double> turned(row, row + size);
+    for (size_t d = 0; d < size; ++d) {
+      double sum = 0;
+      for (size_t i = 0; i < size; ++i) sum += std::popcount(i & d) % 2 ? -turned[i] : turned[i];
+      row[d] = sum / std::sqrt(static_cast<double>(size)) * static_cast<double>(book.signs[d]);
+    }
   }
 
   double unpacked(int b, int h, int row, int d) {
@@ -85,6 +101,11 @@ class StoredBlock {
       level |= (word >> (at % 32) & 1u) << bit;
     }
     const int group = d / packing_.group_size;
+    if (packing_.codes != nullptr) {
+      const double norm = scales_.elements[scales_.at(b, h, row)];
+      rounding_ = std::max(rounding_, 0x1p-19 * std::abs(norm));
+      return norm * static_cast<double>(packing_.codes->levels[level]);
+    }
     const double product = scales_.elements[scales_.at(b, h, row) + group] * level;
     const double bias = biases_.elements[biases_.at(b, h, row) + group];
     rounding_ = std::max(rounding_, 0x1p-23 * (std::abs(product) + std::abs(bias)));

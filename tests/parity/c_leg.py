@@ -23,6 +23,7 @@ from mlx_h2o.operations.requests import (
     QuantizedRows,
     ReplaceRequest,
     RetentionRequest,
+    StoredRows,
 )
 
 try:
@@ -111,8 +112,11 @@ class CBackend:
             rows = request.keys.shape[2]  # C takes no bias of others
             asked["row_bias"] = array(request.row_bias[:, :, :rows])
         if request.is_packed:
-            asked |= {"bits": request.keys.bits, "v_bits": request.values.bits}
-            asked["group_size"] = request.keys.group_size
+            asked |= {"bits": getattr(request.keys, "bits", 8), "v_bits": request.values.bits}
+            affine = [
+                rows for rows in (request.keys, request.values) if isinstance(rows, QuantizedRows)
+            ]
+            asked["group_size"] = affine[0].group_size if affine else 64
             asked["sparse_v_threshold"] = request.sparse_v_threshold
         return asked
 
@@ -207,10 +211,8 @@ class CBackend:
             return mx.array(self.library.numpy(slots))
 
 
-def _parts(rows: mx.array | QuantizedRows) -> Any:
-    if isinstance(rows, QuantizedRows):
-        return rows.words, rows.scales, rows.biases
-    return rows
+def _parts(rows: StoredRows) -> Any:
+    return rows if isinstance(rows, mx.array) else rows.parts
 
 
 class CLeg(Leg):

@@ -15,6 +15,7 @@ import mlx.core as mx
 import numpy as np
 
 import reference
+import reference_turbo
 from golden.build import (
     DTYPES,
     Case,
@@ -24,6 +25,8 @@ from golden.build import (
     generator,
     row_bias,
 )
+from mlx_h2o.config import KV_FORMATS
+from mlx_h2o.operations import turbo
 
 # The combinations that bring both sides of every flag: mask, sinks, scores, lse. Those at even
 # places have a bias of rows in one pass, the others in two.
@@ -80,6 +83,7 @@ def decode_cases(seed: int) -> Iterator[Case]:
     yield from _lengths(seed)
     yield from _row_biases(seed)
     yield from _probes(seed)
+    yield from _codes(seed)
 
 
 def _dense(
@@ -134,6 +138,26 @@ def _probes(seed: int) -> Iterator[Case]:
             yield make(f"{name}-sparse-{dtype}", sparse=1e-5)
 
 
+def _codes(seed: int) -> Iterator[Case]:
+    """Every format of codes, with the flags in turn, in one pass and in two, and with sparse V."""
+    each = itertools.product(enumerate(KV_FORMATS), PASSES.items())
+    for (index, kv_format), (passes, rows) in each:
+        mask, sinks, _, lse = COVERING[(index + (passes == "two-pass")) % len(COVERING)]
+        dtype = [*DTYPES][index % 3]
+        sizes = ((64, 64), (128, 32), (32, 128))[index % 3]
+        make = partial(
+            decode_case, rows=rows, dtype=dtype, kv_format=kv_format, mask=mask, sinks=sinks,
+            lse=lse, sizes=sizes, group=32, heads=(4, 2), queries=1 + index % 3, slack=index % 2,
+            bias=row_bias if index % 2 else None, seed=seed,
+        )  # fmt: skip
+        name = f"codes-{kv_format}-{passes}-{mask or 'unmasked'}"
+        yield make(f"{name}-{dtype}")
+        yield make(f"{name}-sparse-{dtype}", sparse=1e-3, skipped=bool(index % 2))
+        if index % 4 == 0:
+            yield make(f"{name}-without-scores-{dtype}", scores=False)
+            yield make(f"{name}-probes-{dtype}", probes=2, bias=None)
+
+
 def decode_case(
     name: str,
     *,
@@ -147,6 +171,7 @@ def decode_case(
     scores: bool = True,
     lse: bool = True,
     bits: tuple[int, int] | None = None,
+    kv_format: str = "",
     group: int = 64,
     scales: str = "",
     sparse: float = 0.0,
@@ -156,7 +181,8 @@ def decode_case(
     slack: int = 0,
     seed: int = 0,
 ) -> Case:
-    """One case; ``bits`` of keys and values pack them, with scales of the dtype ``scales``.
+    """One case; ``bits`` of keys and values pack them, with scales of the dtype ``scales``, or a
+    ``kv_format`` with codes of rotated rows.
 
     The ``slack`` rows behind keys and values are NaN. Expected is float64 attention on the rows
     as they dequantise.
@@ -168,11 +194,18 @@ def decode_case(
 
     tensors = {"queries": normal(1, heads[0], queries, sizes[0])}
     live: list[Any] = []
+    bits = KV_FORMATS[kv_format] if kv_format else bits
     for index, name_of in enumerate(("keys", "values")):
         dense = normal(1, heads[1], rows, sizes[index])
-        if bits is None:
+        if bits is None or bits[index] == 0:
             live.append(dense)
             tensors[name_of] = _with_slack(dense, slack)
+            continue
+        if kv_format and bits[index] < 8:
+            packed = turbo.encode_rows(dense, bits[index], reference_turbo.SEEDS[name_of])
+            live.append(reference_turbo.rows(*packed, bits=bits[index], side=name_of))
+            for part, array in zip(("words", "norms"), packed, strict=True):
+                tensors[f"{name_of}_{part}"] = _with_slack(array, slack)
             continue
         wide = dense.astype(DTYPES[scales or dtype])
         packed = mx.quantize(wide, group_size=group, bits=bits[index])
@@ -216,7 +249,8 @@ def decode_case(
         "op": "probes" if probes else "without_scores" if not scores else "quantized",
         "scale": scale,
         "mask": "array" if callable(made) else mask,
-        "bits": bits,
+        "bits": bits and (bits[0] or 8, bits[1]),
+        "kv_format": kv_format,
         "group_size": group,
         "sparse_v_threshold": sparse,
         "return_lse": lse,

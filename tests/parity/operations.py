@@ -68,9 +68,13 @@ def request(case: Case) -> AttentionRequest:
 
 
 def _rows(case: Case, name: str) -> Any:
-    """Keys or values without their slack; packed ones as (words, scales, biases)."""
+    """Keys or values without their slack; packed ones as (words, scales, biases), or as
+    (words, norms, None), beside which keys may be (keys, None, None)."""
     if name in case.tensors:
-        return _live(case, case.tensors[name])
+        rows = _live(case, case.tensors[name])
+        return (rows, None, None) if case.fields.get("kv_format") else rows
+    if f"{name}_norms" in case.tensors:
+        return (*(_live(case, case.tensors[f"{name}_{part}"]) for part in ("words", "norms")), None)
     parts = ("words", "scales", "biases")
     return tuple(_live(case, case.tensors[f"{name}_{part}"]) for part in parts)
 

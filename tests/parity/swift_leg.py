@@ -48,6 +48,8 @@ class SwiftLeg(Leg):
         """What the package's back end of this name serves, the Swift one has to serve too."""
         if case.fields["op"] == "without_scores":
             return "no public call asks for it"
+        if case.fields.get("kv_format"):
+            return "it reads no codes of rotated rows yet"
         return operations.absent(case, get(self.trace_of), self.trace_of)
 
     def versions(self) -> dict[str, str]:

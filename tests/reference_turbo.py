@@ -1,0 +1,80 @@
+"""Codes of rotated rows as docs/formats.md says, in NumPy and float64; no code of the package."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import mlx.core as mx
+import numpy as np
+
+import reference
+
+SEEDS = {"keys": 42, "values": 43}
+
+MERGED = {
+    (64, 3): (0.03040, 0.09368, 0.16599, 0.26375),
+    (128, 2): (0.03998, 0.13302),
+    (128, 3): (0.02156, 0.06648, 0.11801, 0.18829),
+    (128, 4): (0.01108, 0.03351, 0.05679, 0.08158, 0.10882, 0.14024, 0.17934, 0.23639),
+}
+"""The upper half of levels that mlx-swift-lm ships, by size and bits."""
+
+
+@cache
+def levels(size: int, bits: int) -> np.ndarray:
+    """By sums over a fine grid: 100 steps of Lloyd's from the middles of equal shares."""
+    grid = np.linspace(-1, 1, 2**19 + 1)
+    weights = (1 - grid**2) ** ((size - 3) / 2)
+
+    def integral(values: np.ndarray) -> np.ndarray:
+        return np.append(0, np.cumsum((values[1:] + values[:-1]) / 2)) * (grid[1] - grid[0])
+
+    mass, moment = integral(weights), integral(weights * grid)
+    shares = (np.arange(2**bits) + 0.5) / 2**bits
+    some = slice(*np.searchsorted(mass, [1e-12 * mass[-1], (1 - 1e-12) * mass[-1]]))
+    found = np.interp(shares * mass[-1], mass[some], grid[some])
+    for _ in range(100):
+        edges = np.concatenate([[-1], (found[1:] + found[:-1]) / 2, [1]])
+        found = np.diff(np.interp(edges, grid, moment)) / np.diff(np.interp(edges, grid, mass))
+    return found
+
+
+@cache
+def rotation(size: int, seed: int) -> np.ndarray:
+    """The matrix of which a direction is the product with a row."""
+    matrix = np.ones((1, 1))
+    while matrix.shape[0] < size:
+        matrix = np.kron(np.array([[1, 1], [1, -1]]), matrix)
+    draw = np.array(mx.random.uniform(shape=[size], key=mx.random.key(seed)))
+    return matrix * np.where(draw > 0.5, 1, -1) / np.sqrt(size)
+
+
+def unpacked(words, bits: int) -> np.ndarray:
+    """Codes [..., d] of words, bit by bit."""
+    words = np.array(words)
+    stream = [(words >> np.uint32(place)) & np.uint32(1) for place in range(32)]
+    stream = np.stack(stream, axis=-1).reshape(*words.shape[:-1], -1, bits)
+    return stream @ 2 ** np.arange(bits)
+
+
+def rows(words, norms, *, bits: int, side: str) -> np.ndarray:
+    """The rows [..., d] that words and norms stand for, float64."""
+    codes = unpacked(words, bits)
+    size = codes.shape[-1]
+    return levels(size, bits)[codes] @ rotation(size, SEEDS[side]) * reference.float64(norms)
+
+
+def check_packed(words, norms, given, *, bits: int, side: str) -> None:
+    """Words and norms are those of the ``given`` rows; a code may be the next one where an element
+    lies at the mean of two levels as closely as float32 tells."""
+    given = reference.float64(given)
+    size = given.shape[-1]
+    exact = np.linalg.norm(given, axis=-1, keepdims=True)
+    np.testing.assert_allclose(reference.float64(norms), exact, rtol=2e-6)
+    directions = given / np.maximum(exact, 1e-8) @ rotation(size, SEEDS[side]).T
+    between = levels(size, bits)[1:] / 2 + levels(size, bits)[:-1] / 2
+    off = 2e-6
+    low, high = (np.searchsorted(between, directions + sign * off) for sign in (-1, 1))
+    codes = unpacked(words, bits)
+    assert ((low <= codes) & (codes <= high)).all()
+    assert (low == high).mean() > 0.99

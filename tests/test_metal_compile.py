@@ -1,0 +1,58 @@
+"""Apple's compiler on every variant of the kernels, as MLX hands them to Metal at run time."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from emulator import EmulatorBackend
+from emulator.rows import every_row_launch
+from emulator.text import MetalText
+from emulator.variants import every_variant
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "darwin" or shutil.which("xcrun") is None, reason="needs Xcode"
+)
+
+INCLUDE = Path(mx.__file__).parent / "include"
+# The language version of macOS 14.
+COMMAND = ("xcrun", "-sdk", "macosx", "metal", "-std=metal3.1", "-x", "metal", "-fsyntax-only")
+# What MLX puts before the text of a kernel.
+BEFORE = '#include <metal_stdlib>\n#include "mlx/backend/metal/kernels/utils.h"\n'
+
+
+def complaints(*texts: MetalText) -> str:
+    unit = [BEFORE]
+    for index, text in enumerate(texts):
+        unit.append(f"namespace variant_{index} {{\n{text.generated}\n}}")
+    command = [*COMMAND, f"-I{INCLUDE}", "-Werror", "-Wno-unused-function", "-"]
+    run = subprocess.run(
+        command, input="\n".join(unit), capture_output=True, text=True, check=False
+    )
+    return run.stderr if run.returncode else ""
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_every_variant_compiles(dtype: str) -> None:
+    texts = [
+        text
+        for name, request, blocks in every_variant()
+        if name.startswith(f"{dtype}-")
+        for text in EmulatorBackend(blocks=blocks).texts(request)
+    ]
+    for start in range(0, len(texts), 32):
+        assert complaints(*texts[start : start + 32]) == ""
+
+
+def test_kernels_on_rows_compile() -> None:
+    assert complaints(*(EmulatorBackend().text(each) for each in every_row_launch().values())) == ""
+
+
+def test_a_mistake_is_noticed() -> None:
+    wrong = MetalText("", "wrong", (), "kernel void wrong(device float* a) { a = 1.0f; }")
+    assert "error: " in complaints(wrong)

@@ -1,0 +1,201 @@
+"""Caches of the Swift package against Python: drafts, long traces, files in both directions."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import mlx_h2o
+from benchmark_scripts import script
+from golden.build import Case
+from mlx_h2o import H2OConfig, H2OKVCache
+from mlx_h2o.caches.quantized import evicting_cache
+from mlx_h2o.operations.backends import get, use_backend
+from mlx_h2o.policies import names
+from parity import traces
+from parity.outcome import Outcome
+from parity.swift_leg import SwiftLeg
+
+pytestmark = pytest.mark.swift
+
+SIZE, HEADS, QUERY_HEADS = 32, 2, 4
+BACKEND = "native"
+PACKED = {"kv_bits": 8, "v_bits": 4, "kv_group_size": 32}
+Rounds = Sequence[tuple[int, int]]
+"""Tokens that come together, and how many of them go back."""
+
+
+Leg = Callable[[Sequence[Case]], dict[str, Outcome]]
+
+
+@pytest.fixture
+def swift(tmp_path: Path) -> Leg:
+    """Runs cases in the Swift package."""
+    leg = SwiftLeg("swift", BACKEND)
+    if leg.not_run():
+        pytest.skip(leg.not_run())
+    return lambda cases: dict(leg.run(cases, tmp_path))
+
+
+def case(name: str, rounds: Rounds, settings: dict[str, Any], **more: Any) -> Case:
+    config = H2OConfig(**settings)
+    total = sum(count for count, _ in rounds)
+    rng = np.random.default_rng(sum(map(ord, name)))
+    shapes = {"queries": QUERY_HEADS, "keys": HEADS, "values": HEADS}
+    tensors = {
+        side: mx.array(rng.standard_normal((1, heads, total, SIZE)).astype(np.float32))
+        for side, heads in shapes.items()
+    }
+    fields = {
+        "name": name, "op": "trace", "scale": SIZE**-0.5, "routed": True, "replay": False,
+        "max_kv_size": config.max_kv_size, "sink_size": config.sink_size, "decay": config.decay,
+        "heavy_size": config.heavy_size, "recent_size": config.recent_size,
+        "policy": config.policy, "evict_every": config.evict_every,
+        "speculative": config.speculative, "kv_group_size": config.kv_group_size,
+        "shared_heads": config.shared_heads, "rounds": [list(pair) for pair in rounds],
+    }  # fmt: skip
+    bits = {"kv_bits": config.kv_bits, "v_bits": config.v_bits}
+    return Case(fields | {k: v for k, v in bits.items() if v is not None} | more, tensors)
+
+
+def in_python(case: Case, cache: Any) -> Outcome:
+    """What ``runTrace`` of the Swift package does with rounds."""
+    backend, start, steps = get(BACKEND), 0, []
+    with use_backend(BACKEND):
+        for count, back in case.fields["rounds"]:
+            part = slice(start, start + count)
+            start += count
+            q, k, v = (case.tensors[name][:, :, part] for name in ("queries", "keys", "values"))
+            rows = cache.update_and_fetch(k, v)
+            mask = "causal" if count > 1 else None
+            out = traces._routed(case, backend, cache, q, *rows, mask)
+            assert cache.trim(back) == back
+            cache.flush()
+            steps.append(traces._snapshot(cache, out[:, :, -1:]))
+    columns = zip(("positions", "scores", "out"), zip(*steps, strict=True), strict=True)
+    return Outcome({name: np.stack(rows) for name, rows in columns})
+
+
+def fresh(case: Case) -> Any:
+    config = {name: case.fields.get(name) for name in H2OConfig.setting_names()}
+    given = {name: value for name, value in config.items() if value is not None}
+    return evicting_cache(H2OConfig(**given), name=case.fields["name"])
+
+
+def assert_same(found: Outcome, expected: Outcome) -> None:
+    """The same rows after every round; scores and outputs to rounding."""
+    assert not found.error, found.error
+    positions = expected.arrays["positions"]
+    assert np.array_equal(found.arrays["positions"], positions)
+    for name in ("scores", "out"):
+        one, other = found.arrays[name], expected.arrays[name]
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+def draft_rounds(drafts: int, count: int) -> list[tuple[int, int]]:
+    """A prompt, and rounds of a token and ``drafts`` guesses; any number of guesses is wrong."""
+    wrong = itertools.cycle([0, drafts, 1, drafts - 1, drafts // 2])
+    single = itertools.cycle([(1, 0), (drafts + 1, next(wrong)), (2, 1)])
+    rounds = [(23, 0), (9, 0)]
+    for place, pair in zip(range(count), single, strict=False):
+        rounds.append((drafts + 1, next(wrong)) if place % 3 else pair)
+    return rounds
+
+
+def test_drafts_leave_the_rows_of_python(swift: Leg) -> None:
+    """Across the budget, every policy, dense and packed: offset and rows after each round."""
+    small = {"max_kv_size": 24, "sink_size": 2, "heavy_size": 10, "evict_every": 3}
+    cases = [
+        case(f"drafts-{policy}-{drafts}-{kind}", draft_rounds(drafts, 40),
+             small | bits | {"policy": policy, "speculative": drafts})
+        for policy in names()
+        for drafts, (kind, bits) in zip((2, 4), (("dense", {}), ("packed", PACKED)), strict=True)
+    ]  # fmt: skip
+    found = swift(cases)
+    for one in cases:
+        cache = fresh(one)
+        assert_same(found[one.fields["name"]], in_python(one, cache))
+        committed = sum(count - back for count, back in one.fields["rounds"])
+        assert cache.offset == committed
+        assert cache.evicted == committed - cache.size() > 0
+
+
+@pytest.mark.matrix(1)
+@pytest.mark.parametrize("kind", ["dense", "packed"])
+@pytest.mark.parametrize("policy", names())
+def test_long_traces_keep_the_rows_of_python(swift: Leg, policy: str, kind: str) -> None:
+    settings = {"max_kv_size": 32, "sink_size": 2, "policy": policy}
+    settings |= PACKED if kind == "packed" else {}
+    one = case(f"long-{policy}-{kind}", [(50, 0), *[(1, 0)] * 1000], settings)
+    assert_same(swift([one])[one.fields["name"]], in_python(one, fresh(one)))
+
+
+FILES = {
+    "dense": {},
+    "packed": PACKED,
+    "drafts": {"speculative": 3},
+    "shared": {"shared_heads": True},
+}
+
+
+@pytest.mark.matrix(1)
+@pytest.mark.parametrize("kind", FILES)
+def test_files_go_both_ways(swift: Leg, kind: str, tmp_path: Path) -> None:
+    """What one language wrote and the other one went on with keeps the rows of one run."""
+    cases = []
+    for policy in names():
+        settings = {"max_kv_size": 24, "sink_size": 2, "policy": policy, **FILES[kind]}
+        before = case(f"before-{policy}", [(30, 0), *[(1, 0)] * 20], settings)
+        python, whole = fresh(before), fresh(before)
+        in_python(before, python)
+        in_python(before, whole)
+        given, written = tmp_path / f"{policy}.safetensors", tmp_path / f"{policy}-2.safetensors"
+        mlx_h2o.save_prompt_cache(given, [python], {"of": policy})
+        after = case(
+            f"after-{policy}", [(1, 0)] * 100, settings, load=str(given), save=str(written)
+        )
+        cases.append((after, whole))
+    found = swift([one for one, _ in cases])
+    for one, cache in cases:
+        assert_same(found[one.fields["name"]], in_python(one, cache))
+        (back,) = mlx_h2o.load_prompt_cache(one.fields["save"])
+        assert isinstance(back, H2OKVCache)
+        assert (back.config, back.name, back.offset) == (cache.config, cache.name, cache.offset)
+        last = case(one.fields["name"] + "-again", [(1, 0)] * 100, {"policy": cache.config.policy})
+        assert_same(in_python(last, back), in_python(last, cache))
+
+
+def test_settings_that_swift_lacks_are_refused_by_name(swift: Leg, tmp_path: Path) -> None:
+    lacking: dict[str, dict[str, Any]] = {
+        "light_bits is 4": {"kv_bits": 8, "light_bits": 4},
+        "dense_size is 2": {"kv_bits": 8, "dense_size": 2},
+        "sparse_v is 1e-06": {"kv_bits": 8, "sparse_v": 1e-6},
+        "kv_handed is 'arrays'": {"kv_bits": 8, "kv_handed": "arrays"},
+        "max_kv_size is null": {"max_kv_size": None},
+    }
+    cases = []
+    for place, (said, settings) in enumerate(lacking.items()):
+        file = tmp_path / f"{place}.safetensors"
+        cache = evicting_cache(H2OConfig(**{"max_kv_size": 24} | settings))
+        mlx_h2o.save_prompt_cache(file, [cache])
+        cases.append(case(said, [(1, 0)], {"max_kv_size": 24}, load=str(file)))
+    found = swift(cases)
+    for said in lacking:
+        assert said in found[said].error
+
+
+def test_the_benchmark_of_host_time_runs(tmp_path: Path) -> None:
+    """Both languages take their turns, and every arm has a ratio."""
+    command = SwiftLeg("swift", BACKEND).executable()
+    if command is None:
+        pytest.skip("mlx-h2o-parity is not built")
+    with script("swift_host_time") as benchmark:
+        found = benchmark.measure(command, BACKEND, rounds=1, turns=1, steps=2)
+    assert set(found) == set(benchmark.ARMS)
+    assert all(one["swift_of_python"] > 0 for one in found.values())

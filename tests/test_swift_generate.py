@@ -1,0 +1,195 @@
+"""`h2o-generate`, the command of the Swift package, against generation in Python."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+from mlx_lm.models import llama
+
+import mlx_h2o
+from mlx_h2o import demo
+from parity.swift_leg import SwiftLeg
+
+pytestmark = pytest.mark.swift
+
+CHUNK = 64
+CACHES: dict[str, dict[str, Any]] = {
+    "full": {"max_kv_size": None},
+    "8 bits": {"max_kv_size": 48, "kv_bits": 8, "policy": "h2o"},
+    "h2o": {"max_kv_size": 48, "policy": "h2o"},
+    "keydiff": {"max_kv_size": 48},
+    "merge": {"max_kv_size": 48, "kv_bits": 4, "policy": "merge"},
+}
+
+
+def command() -> Path:
+    parity = SwiftLeg("swift", "native").executable()
+    found = parity and parity.with_name("h2o-generate")
+    if found is None or not found.is_file():
+        pytest.skip("h2o-generate is not built: swift build --product h2o-generate")
+    return found
+
+
+def run(*words: object) -> subprocess.CompletedProcess[str]:
+    line = [str(command()), "--model", str(demo.model_path()), *map(str, words)]
+    return subprocess.run(line, capture_output=True, text=True, check=False)
+
+
+def tokens(*words: object) -> list[int]:
+    done = run(*words, "--print-tokens")
+    assert done.returncode == 0, done.stderr
+    return [int(token) for token in done.stdout.split()]
+
+
+@cache
+def model() -> Any:
+    return mlx_h2o.load("demo")
+
+
+def in_python(prompt: list[int], count: int, **settings: Any) -> list[int]:
+    ours, tokenizer = model()
+    given = mlx_h2o.stream_generate(
+        ours, tokenizer, prompt, max_tokens=count, prefill_step_size=CHUNK, **settings
+    )
+    return [one.token for one in given]
+
+
+def flags(settings: dict[str, Any]) -> list[str]:
+    named = {key.replace("_", "-"): value for key, value in settings.items()}
+    pairs = [(f"--{key}", str(value).lower()) for key, value in named.items()]
+    return [word for pair in pairs for word in pair]
+
+
+@pytest.mark.matrix(1)
+@pytest.mark.parametrize("name", CACHES)
+def test_writes_what_python_writes(name: str) -> None:
+    text = demo.text()[300:900]
+    words = "--prompt", text, "--max-tokens", 200, "--prefill-step-size", CHUNK
+    found = tokens(*words, *flags(CACHES[name]))
+    assert found == in_python(model()[1].encode(text), 200, **CACHES[name])
+    assert len(set(found)) > 10
+
+
+def test_reads_text_as_python_does() -> None:
+    """Tokens are compared through what the model says of them, one after the other."""
+    odd = "\nIt's 1818 -- \N{LATIN SMALL LETTER E WITH ACUTE}t\N{LATIN SMALL LETTER E WITH ACUTE}, "
+    text = odd + "\t\t  two  spaces \N{SNOWMAN}\n\n<|im_start|>user 42<|im_end|> "
+    expected = model()[1].encode(text)
+    listed = ",".join(map(str, expected))
+    count = "--max-tokens", 8
+    assert tokens("--prompt", text, *count) == tokens("--prompt-tokens", listed, *count)
+    done = run("--prompt", text, "--max-tokens", 0)
+    assert f"{len(expected)} and 0 tokens" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--prompt", "a", "--max-kv-size", "0"], "maxKVSize is 0, expected at least 1"),
+        (["--prompt", "a", "--light-bits", "4"], "--light-bits is no flag"),
+        (["--prompt", "a", "--policy", "best"], "policy is 'best', expected one of"),
+        (["--prompt", "a", "--max-tokens", "-1"], "--max-tokens is '-1'"),
+        (["--prompt", "a", "--max-kv-size", "none", "--kv-bits", "8"], "goes with no other flag"),
+        (["--prompt", ""], "the prompt has no tokens"),
+        (["--prompt-tokens", "1,4096"], "token 4096 is not below 4096"),
+        (["--prompt"], "--prompt expects a value"),
+        (["--prompt", "a", "--save-prompt-cache", "a.txt"], "expected FILE.safetensors"),
+        ([], "expected one of --prompt and --prompt-tokens"),
+        (["--prompt", "a", "--prompt-cache-file", "none.safetensors"], "none.safetensors"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(words: list[str], said: str) -> None:
+    done = run(*words)
+    assert done.returncode in (1, 2)
+    assert done.stdout == ""
+    assert done.stderr.startswith("h2o-generate: error: ")
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
+    done = run("--model", tmp_path, "--prompt", "a")
+    assert done.returncode == 2
+    assert "holds no config.json" in done.stderr
+    for name in ("config.json", "tokenizer.json"):
+        shutil.copy(demo.model_path() / name, tmp_path)
+    done = run("--model", tmp_path, "--prompt", "a")
+    assert "there is no " in done.stderr
+    config = (tmp_path / "config.json").read_text().replace('"qwen3"', '"gemma2"')
+    (tmp_path / "config.json").write_text(config)
+    done = run("--model", tmp_path, "--prompt", "a")
+    assert "model_type is 'gemma2', expected one of" in done.stderr
+
+
+@pytest.mark.matrix(1)
+@pytest.mark.parametrize("settings", [{"policy": "h2o"}, {"kv_bits": 8}], ids=["h2o", "8 bits"])
+def test_goes_on_from_files_of_either_language(settings: dict[str, Any], tmp_path: Path) -> None:
+    """Python reads a prompt, Swift goes on and writes, and Python goes on from there."""
+    ours, tokenizer = model()
+    settings = {"max_kv_size": 48, **settings}
+    cache = mlx_h2o.make_prompt_cache(ours, **settings)
+    whole = mlx_h2o.make_prompt_cache(ours, **settings)
+    first, last = tokenizer.encode(demo.text()[300:900]), tokenizer.encode(" And he said")
+    given, written = tmp_path / "given.safetensors", tmp_path / "written.safetensors"
+    for one in (cache, whole):
+        in_python(first, 5, prompt_cache=one)
+    mlx_h2o.save_prompt_cache(given, cache, model=ours)
+    files = "--prompt-cache-file", given, "--save-prompt-cache", written
+    found = tokens("--prompt", " And he said", "--max-tokens", 40, *files)
+    assert found == in_python(last, 40, prompt_cache=whole)
+    back = mlx_h2o.load_prompt_cache(written, model=ours)
+    assert [one.offset for one in back] == [one.offset for one in whole]
+    assert in_python(last, 40, prompt_cache=back) == in_python(last, 40, prompt_cache=whole)
+    done = run("--prompt", "a", "--prompt-cache-file", given, "--max-kv-size", 9)
+    assert "--prompt-cache-file brings the settings of the cache" in done.stderr
+
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 96,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "vocab_size": 4096,
+    "rope_theta": 500.0, "eos_token_id": [4095], "torch_dtype": "float32",
+}  # fmt: skip
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {"head_dim": 16},
+    "linear": {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_traditional": True},
+    "llama3": {"rope_scaling": LLAMA3, "attention_bias": True, "mlp_bias": True,
+               "tie_word_embeddings": False},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_llamas_of_every_kind(kind: str, tmp_path: Path) -> None:
+    """Random weights, in two files; what they say depends on every bias and frequency."""
+    config = LLAMA | KINDS[kind]
+    mx.random.seed(7)
+    made = llama.Model(llama.ModelArgs.from_dict(config))
+    weights = [(name, 4 * mx.random.normal(array.shape) * array.shape[-1] ** -0.5)
+               for name, array in tree_flatten(made.parameters())]  # fmt: skip
+    for part, some in enumerate((weights[::2], weights[1::2]), 1):
+        mx.save_safetensors(str(tmp_path / f"model-{part}-of-2.safetensors"), dict(some))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(demo.model_path() / name, tmp_path)
+    ours, tokenizer = mlx_h2o.load(str(tmp_path))
+    settings = {"max_kv_size": 24, "policy": "h2o"}
+    prompt = tokenizer.encode(demo.text()[:200])
+    expected = [
+        one.token for one in mlx_h2o.stream_generate(
+            ours, tokenizer, prompt, max_tokens=60, prefill_step_size=CHUNK, **settings)
+    ]  # fmt: skip
+    words = "--prompt", demo.text()[:200], "--max-tokens", 60, "--prefill-step-size", CHUNK
+    found = tokens("--model", tmp_path, *words, *flags(settings))
+    assert found == expected
+    assert len(set(found)) > 10
