@@ -1,0 +1,122 @@
+"""Swift's time of one decoding step of one layer beside Python's, on one back end.
+
+    swift build -c release --product mlx-h2o-parity
+    python benchmarks/swift_host_time.py --json benchmarks/results/swift_host_time.json
+
+What is counted, and Python's side, are those of host_time.py: the graph of a step is built, and
+evaluated only between turns. The languages take turns of a process each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import host_time
+import mlx.core as mx
+
+import mlx_h2o
+from mlx_h2o import H2OConfig
+from mlx_h2o.demo import report
+
+ROOT = Path(__file__).resolve().parents[1]
+COMMAND = ROOT / ".build" / "release" / "mlx-h2o-parity"
+ARMS = {name: settings for name, settings in host_time.ARMS.items() if "light_bits" not in settings}
+
+
+def fields(name: str, turns: int, steps: int) -> dict[str, Any]:
+    """A case of the Swift command."""
+    config = H2OConfig(max_kv_size=host_time.ROWS, **ARMS[name])
+    given = {
+        "max_kv_size": config.max_kv_size, "sink_size": config.sink_size, "decay": config.decay,
+        "heavy_size": config.heavy_size, "recent_size": config.recent_size,
+        "policy": config.policy, "evict_every": config.evict_every,
+    }  # fmt: skip
+    given |= {} if config.kv_bits is None else {"kv_bits": config.kv_bits}
+    scale = host_time.SIZE**-0.5
+    return given | {"name": name, "op": "host", "scale": scale, "count": turns, "steps": steps}
+
+
+def swift(command: Path, backend: str, turns: int, steps: int) -> dict[str, list[float]]:
+    """Seconds of a step in each turn of every arm."""
+    heads = {"queries": host_time.HEADS, "keys": host_time.KV_HEADS, "values": host_time.KV_HEADS}
+    rows = {side: mx.random.normal((1, n, 1, host_time.SIZE)) for side, n in heads.items()}
+    tensors = {f"{name}/{side}": array for name in ARMS for side, array in rows.items()}
+    with tempfile.TemporaryDirectory() as folder:
+        given, made = Path(folder, "given.safetensors"), Path(folder, "made.safetensors")
+        cases = json.dumps([fields(name, turns, steps) for name in ARMS])
+        mx.save_safetensors(str(given), tensors, {"cases": cases})
+        subprocess.run([command, "--backend", backend, given, made], check=True)
+        found, metadata = mx.load(str(made), return_metadata=True)
+    errors = json.loads(metadata["errors"])
+    if errors:
+        raise SystemExit(str(errors))
+    return {name: found[f"{name}/seconds"].tolist() for name in ARMS}
+
+
+def python(backend: str, turns: int, steps: int) -> dict[str, list[float]]:
+    with mlx_h2o.use_backend(backend):
+        arms = {name: host_time.Arm(name) for name in ARMS}
+        for arm in arms.values():
+            for _ in range(turns):
+                arm.take_turn(steps)
+    return {name: arm.seconds for name, arm in arms.items()}
+
+
+def measure(command: Path, backend: str, rounds: int, turns: int, steps: int) -> dict[str, Any]:
+    seconds: dict[str, dict[str, list[float]]] = {
+        name: {"swift": [], "python": []} for name in ARMS
+    }
+    for turn in range(rounds):
+        sides = [("swift", partial(swift, command)), ("python", python)]
+        for side, run in sides if turn % 2 == 0 else reversed(sides):
+            for name, found in run(backend, turns, steps).items():
+                seconds[name][side] += found
+    result = {}
+    for name, sides_of in seconds.items():
+        spreads = {
+            side: host_time.spread([1e6 * one for one in found]) for side, found in sides_of.items()
+        }
+        ratio = round(spreads["swift"]["median"] / spreads["python"]["median"], 2)
+        result[name] = {"microseconds": spreads, "swift_of_python": ratio}
+        print(f"{backend:9} {name:18}", result[name], flush=True)
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--backends", nargs="+", default=["native", "composed"])
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--turns", type=int, default=5, help="of a round (default %(default)s)")
+    parser.add_argument("--steps", type=int, default=64, help="of a turn (default %(default)s)")
+    parser.add_argument("--command", type=Path, default=COMMAND, help="(default %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    args = parser.parse_args()
+    if not args.command.is_file():
+        parser.error("run swift build -c release --product mlx-h2o-parity first")
+    result = {
+        "environment": report.environment(),
+        "rows": host_time.ROWS,
+        "heads": [host_time.HEADS, host_time.KV_HEADS],
+        "size": host_time.SIZE,
+        "rounds": args.rounds,
+        "turns": args.turns,
+        "steps_per_turn": args.steps,
+        "load_average": round(os.getloadavg()[0], 2),
+        "backends": {
+            backend: measure(args.command, backend, args.rounds, args.turns, args.steps)
+            for backend in args.backends
+        },
+    }
+    if args.json is not None:
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""Codes of rotated rows beside affine rows: the error of attention, and the time of it.
+
+    python benchmarks/turbo.py --json benchmarks/results/turbo.json
+
+The error is that of the output of decode attention against float64 over the rows as they came,
+over the length of that output: the root of the mean square over all queries and heads. The rows are
+those of the demo model over its text, and random ones of 128 elements. Bytes count words, scales,
+biases and norms, of a key and its value, of rows in float16.
+
+The time is that of one query over 16,384 rows, Hq = 16, Hkv = 8, D = 128, native, from caches of
+at least 256 MB in turn; arms take turns in rotating order, and a ratio compares the turns of one
+round with float16.
+
+What this does to a model is measured by `mlx_h2o evaluate`, at equal bytes:
+
+    mlx_h2o evaluate --model demo --tasks ppl needle --wordings secret --needles 4 --no-controls
+        --documents 12 --length 640 --readings chunk token --seeds 1 --output found
+        --strategies full kv4 kv3 window:none:turbo4 window:none:turbo3 window:none:turbo2
+        window:none:turbo8v3 window:none:turbo0v3 window:none:turbo3:guard=1 window:none:kv8/3
+        keydiff:bytes=196608:kv4 keydiff:bytes=196608:turbo4 keydiff:bytes=196608:turbo3
+        keydiff:bytes=196608:turbo8v3 merge:bytes=196608:kv4 merge:bytes=196608:turbo3
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from native_attention import HEADS, SCALE, WIDTH, dense_layer, make_layers, spread
+from sparse_v import Sample, demo_samples
+
+import mlx_h2o
+from mlx_h2o.config import KV_FORMATS
+from mlx_h2o.demo import report
+from mlx_h2o.operations import turbo
+from mlx_h2o.operations.backends import resolve
+
+GROUP = 64
+AFFINE = {f"affine {bits}": (bits, bits) for bits in (8, 4, 3, 2)} | {"affine 8, 3": (8, 3)}
+FORMATS = ("turbo4", "turbo3", "turbo2", "turbo8v4", "turbo8v3", "turbo0v3", "turbo0v2")
+ARMS = ("float16", *AFFINE, *FORMATS)
+ROWS = 16384
+
+Stored = tuple[Any, Any, dict[str, Any]]
+"""Keys, values, and what attention must be told of them."""
+
+
+def stored(name: str, keys: mx.array, values: mx.array) -> Stored:
+    """Rows as the arm of this name keeps them."""
+    if name == "float16":
+        return keys, values, {}
+    bits, v_bits = AFFINE.get(name) or KV_FORMATS[name]
+
+    def side(rows: mx.array, width: int, seed: int) -> Any:
+        if width == 0:
+            return rows
+        if name in AFFINE or width == 8:
+            return tuple(mx.quantize(rows, group_size=GROUP, bits=width))
+        return tuple(resolve().encode_rows(rows, width, seed))
+
+    settings = {"bits": bits or 8, "v_bits": v_bits, "group_size": GROUP}
+    return side(keys, bits, turbo.KEYS), side(values, v_bits, turbo.VALUES), settings
+
+
+def bytes_of_a_row(rows: Stored) -> float:
+    """Of a key and its value in one head."""
+    parts = [part for side in rows[:2] for part in (side if isinstance(side, tuple) else (side,))]
+    batch, heads, count = parts[0].shape[:3]
+    return sum(part.nbytes for part in parts) / (batch * heads * count)
+
+
+def exact(sample: Sample) -> np.ndarray:
+    """The output in float64."""
+    q, k, v = (np.array(a.astype(mx.float32), np.float64) for a in _arrays(sample))
+    group = q.shape[1] // k.shape[1]
+    k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
+    logits = sample.scale * q @ k.swapaxes(2, 3)
+    weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True) @ v
+
+
+def _arrays(sample: Sample) -> tuple[mx.array, mx.array, mx.array]:
+    return sample.queries, sample.keys, sample.values
+
+
+def errors(samples: list[Sample]) -> dict[str, Any]:
+    """Bytes of a row and the error of each arm."""
+    found: dict[str, Any] = {}
+    for name in ARMS:
+        wrong = length = 0.0
+        size = 0.0
+        for sample in samples:
+            q, k, v = (array.astype(mx.float16) for array in _arrays(sample))
+            rows = stored(name, k, v)
+            out = resolve().attention(
+                q.astype(mx.float32) if name != "float16" else q, *_wide(rows),
+                scale=sample.scale, **rows[2],
+            ).out  # fmt: skip
+            expected = exact(sample)
+            wrong += float(((np.array(out.astype(mx.float32)) - expected) ** 2).sum())
+            length += float((expected**2).sum())
+            size = bytes_of_a_row(rows)
+        found[name] = {"bytes": size, "error": round((wrong / length) ** 0.5, 5)}
+    return found
+
+
+def _wide(rows: Stored) -> tuple[Any, Any]:
+    """Dense keys beside float32 queries are float32, too."""
+    keys, values, settings = rows
+    return keys.astype(mx.float32) if settings and isinstance(keys, mx.array) else keys, values
+
+
+def random_samples(rows: int, count: int) -> list[Sample]:
+    """Normal rows, some elements of the keys ten times as large, as those of models are."""
+    found = []
+    for seed in range(count):
+        q, k, v, large = mx.random.split(mx.random.key(seed), 4)
+        keys = mx.random.normal((1, 2, rows, WIDTH), key=k)
+        keys = keys * mx.where(mx.random.uniform(shape=(WIDTH,), key=large) < 0.03, 10.0, 1.0)
+        queries = mx.random.normal((1, 4, 1, WIDTH), key=q)
+        found.append(Sample(queries, keys, mx.random.normal((1, 2, rows, WIDTH), key=v), SCALE))
+    return found
+
+
+def times(rows: int, repeats: int, threads: int) -> dict[str, Any]:
+    """Milliseconds of one attention, and the ratio to float16 in the same round."""
+    before = mlx_h2o.threads()
+    mlx_h2o.set_threads(threads)
+    queries = mx.random.normal((1, HEADS, 1, WIDTH)).astype(mx.float16)
+    layers = {
+        name: make_layers(lambda name=name: stored(name, *dense_layer(rows, mx.float16))[:2], True)
+        for name in ARMS
+    }
+    settings = {name: stored(name, *dense_layer(64, mx.float16))[2] for name in ARMS}
+    seconds: dict[str, list[float]] = {name: [] for name in ARMS}
+
+    def turn(name: str) -> float:
+        start = time.perf_counter()
+        attention = resolve().attention
+        mx.eval(
+            [attention(queries, *one, scale=SCALE, **settings[name]).out for one in layers[name]]
+        )
+        return (time.perf_counter() - start) / len(layers[name])
+
+    for name in ARMS:
+        turn(name)
+    for repeat in range(repeats):
+        for place in range(len(ARMS)):
+            name = ARMS[(repeat + place) % len(ARMS)]
+            seconds[name].append(turn(name))
+    mlx_h2o.set_threads(before)
+    base = seconds["float16"]
+    return {
+        name: {
+            "milliseconds": spread([1e3 * one for one in own]),
+            "ratio_to_float16": spread([a / b for a, b in zip(own, base, strict=True)]),
+        }
+        for name, own in seconds.items()
+    }
+
+
+def measure(steps: int, rows: int, repeats: int) -> dict[str, Any]:
+    """Errors on the demo model and on random rows, and times with one thread and with two."""
+    made = list(demo_samples(512, steps))
+    return {
+        "errors": {
+            f"demo model, {made[0].keys.shape[3]} elements": errors(made),
+            "random, 128 elements": errors(random_samples(2048, 4)),
+        },
+        "rows": rows,
+        "times": {str(threads): times(rows, repeats, threads) for threads in (1, 2)},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--steps", type=int, default=8, help="queries of each layer of the demo")
+    parser.add_argument("--rows", type=int, default=ROWS)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    result = {
+        "environment": report.environment() | {"cores": os.cpu_count()},
+        **measure(arguments.steps, arguments.rows, arguments.repeats),
+    }
+    if arguments.json:
+        arguments.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    for title, arms in result["errors"].items():
+        print(title)
+        for name, one in sorted(arms.items(), key=lambda item: -item[1]["bytes"]):
+            print(f"  {name:12} {one['bytes']:6.0f} bytes, error {one['error']:.4f}")
+    for threads, arms in result["times"].items():
+        print(f"{threads} thread(s), {result['rows']} rows")
+        for name, one in arms.items():
+            ratio = one["ratio_to_float16"]["median"]
+            print(f"  {name:12} {one['milliseconds']['median']:7.2f} ms, {ratio:.2f} of float16")
+
+
+if __name__ == "__main__":
+    main()
