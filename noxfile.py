@@ -33,7 +33,7 @@ QEMU = ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu")
 # Tests share nothing but what they build, so that they run side by side; who has none left takes
 # of another's.
 SIDE_BY_SIDE = ("-n", str(min(4, os.cpu_count() or 1)), "--dist", "worksteal")
-C_SOURCES = ("core", "mlx-c", "python/bindings", "tests/native", "examples/c")
+C_SOURCES = ("core", "mlx-c", "python/bindings", "tests/fuzz", "tests/native", "examples/c")
 
 nox.options.sessions = ["lint", "types", "tests"]
 nox.options.error_on_missing_interpreters = CI
@@ -271,10 +271,10 @@ def tests(session: nox.Session) -> None:
     swift = swift_or_warn(session)
     env = legs(session, swift)
     python(session, "-m", "pip", "install", "-q", *CUDA_COMPILER)
-    # Parity is one process, most of which is one thread. Swift calls the C interface, so that the
-    # composed operations need one leg only.
-    compared = "reference,composed,native,emulator,c,c-composed,swift"
-    command = parity_command("--emulate", "8", "--legs", compared)
+    # Parity is one process, most of which is one thread. The composed operations through C and
+    # Swift are legs of `exhaustive`.
+    compared = "reference,composed,native,emulator,c,swift"
+    command = parity_command("--emulate", "12", "--legs", compared)
     with beside(session, "parity", *command, env=parity_env(env)):
         if swift is not None:
             run_swift(session, swift)
@@ -292,9 +292,21 @@ def exhaustive(session: nox.Session) -> None:
     """The settings that `tests` leaves out of its matrices, and many more random examples."""
     env = legs(session, swift_or_warn(session)) | {"MLX_H2O_EXHAUSTIVE": "1"}
     python(session, "-m", "pip", "install", "-q", *CUDA_COMPILER)
-    command = parity_command("--legs", "reference,composed,emulator,swift-composed")
+    command = parity_command("--legs", "reference,composed,emulator,c-composed,swift-composed")
     with beside(session, "parity", *command, env=parity_env(env)):
         pytest(session, *SIDE_BY_SIDE, "-m", "exhaustive or examples", env=env)
+
+
+@nox.session(reuse_venv=True)
+def audit(session: nox.Session) -> None:
+    """Known vulnerabilities of what is installed beside the package; asks a public database."""
+    package(session)
+    said = session.run(PYTHON, "-m", "pip", "freeze", "--exclude", "mlx-h2o", external=True,
+                       silent=True)  # fmt: skip
+    listed = Path(session.create_tmp()) / "installed.txt"
+    listed.write_text(said)
+    session.install("-q", "pip-audit")
+    session.run("pip-audit", "--strict", "--no-deps", "--disable-pip", "-r", str(listed))
 
 
 @nox.session(venv_backend="none")
@@ -374,6 +386,29 @@ def sanitize_c(session: nox.Session) -> None:
     tests = [f"tests/test_c_api{part}.py" for part in parts]
     # Not captured, or what a sanitizer says as it ends the process would be lost.
     pytest(session, "--capture=no", *tests, env=env)
+
+
+@nox.session(venv_backend="none")
+def fuzz(session: nox.Session) -> None:
+    """libFuzzer on the C interface, with sanitizers, for so many seconds: `-- 600`."""
+    compiler = shutil.which("clang++")
+    if compiler is None:  # and its runtime; the build takes some minutes
+        absent(session, "clang++ not found (Debian 12: apt install clang libclang-rt-14-dev)")
+        return
+    build = cmake(
+        session,
+        "fuzz",
+        *("-DMLX_H2O_BUILD_PYTHON=OFF", "-DMLX_H2O_BUILD_C=ON", "-DMLX_H2O_BUILD_FUZZ=ON"),
+        *("-DMLX_H2O_SANITIZE=address,undefined", "-DCMAKE_CXX_FLAGS_RELEASE=-O1"),
+        f"-DCMAKE_CXX_COMPILER={compiler}",
+    )
+    found = BUILD / "fuzz" / "corpus"
+    found.mkdir(exist_ok=True)
+    seconds = session.posargs[0] if session.posargs else "60"
+    limits = (f"-max_total_time={seconds}", "-max_len=400", f"-artifact_prefix={found.parent}/")
+    corpora = (str(found), str(ROOT / "tests" / "fuzz" / "corpus"))
+    program = str(build / "h2o_fuzz_c")
+    session.run(program, *limits, "-print_final_stats=1", *corpora, external=True)
 
 
 def run_native(

@@ -49,7 +49,7 @@ class Kernel:
     """One kernel of variants.toml with its resolved body."""
 
     name: str
-    template: tuple[str, ...]
+    template: tuple[Buffer, ...]
     inputs: tuple[Buffer, ...]
     outputs: tuple[Buffer, ...]
     segments: tuple[Segment, ...]
@@ -99,7 +99,7 @@ def read_table(metal: Path) -> KernelTable:
             kernels.append(
                 Kernel(
                     name=name,
-                    template=tuple(argument.name for argument in template),
+                    template=template,
                     inputs=inputs,
                     outputs=outputs,
                     segments=_split_long(segments),

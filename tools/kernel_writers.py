@@ -24,12 +24,11 @@ def python_module(table: KernelTable) -> str:
     parts.append(
         "\nFLAGS = (\n" + "".join(f"    {_quoted(flag)},\n" for flag in table.flags) + ")\n"
     )
-    parts.append("\nTEMPLATE: dict[str, tuple[str, ...]] = {\n")
-    for kernel in kernels:
-        names = "".join(f"        {_quoted(name)},\n" for name in kernel.template)
-        parts.append(f"    {_quoted(kernel.name)}: (\n{names}    ),\n")
-    parts.append("}\n")
-    for constant, side in (("INPUTS", "inputs"), ("OUTPUTS", "outputs")):
+    for constant, side in (
+        ("TEMPLATE", "template"),
+        ("INPUTS", "inputs"),
+        ("OUTPUTS", "outputs"),
+    ):
         parts.append(f"\n# Name and condition, in order.\n{constant}: dict[str, Pairs] = {{\n")
         for kernel in kernels:
             parts.append(f"    {_quoted(kernel.name)}: (\n{buffers(getattr(kernel, side))}    ),\n")
@@ -71,7 +70,7 @@ def c_header(table: KernelTable) -> str:
     parts.append(segments("mlx_h2o_kernel_header", table.header))
     for kernel in table.kernels:
         prefix = f"mlx_h2o_{kernel.name}"
-        parts.append(strings(f"{prefix}_template", kernel.template))
+        parts.append(buffers(f"{prefix}_template", kernel.template))
         parts.append(buffers(f"{prefix}_inputs", kernel.inputs))
         parts.append(buffers(f"{prefix}_outputs", kernel.outputs))
         parts.append(segments(f"{prefix}_segments", kernel.segments))
@@ -104,7 +103,7 @@ typedef struct {
 
 typedef struct {
     const char* name;
-    const char* const* template_names;
+    const mlx_h2o_kernel_buffer* template_arguments;
     size_t template_count;
     const mlx_h2o_kernel_buffer* inputs;
     size_t input_count;
