@@ -295,6 +295,7 @@ def exhaustive(session: nox.Session) -> None:
     command = parity_command("--legs", "reference,composed,emulator,c-composed,swift-composed")
     with beside(session, "parity", *command, env=parity_env(env)):
         pytest(session, *SIDE_BY_SIDE, "-m", "exhaustive or examples", env=env)
+    run_parity(session, env, "--long", "--cases", "long-*", "--legs", "native,swift")
 
 
 @nox.session(reuse_venv=True)
@@ -326,7 +327,7 @@ def swift(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def parity(session: nox.Session) -> None:
     """The same cases through every language and back end: one table, failures by name."""
-    run_parity(session, legs(session, swift_or_warn(session)))
+    run_parity(session, legs(session, swift_or_warn(session)), "--long")
 
 
 @nox.session(venv_backend="none")

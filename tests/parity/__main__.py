@@ -36,6 +36,7 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
         metavar="N",
         help="the emulator, which compiles its kernels, serves every N-th case (default: all)",
     )
+    parser.add_argument("--long", action="store_true", help="traces of 1,000 steps too")
     parser.add_argument("--seed", type=int, default=0, help="of the cases that are drawn afresh")
     options = parser.parse_args(given)
     options.legs = [name for name in options.legs.split(",") if name]
@@ -50,7 +51,7 @@ def main(given: list[str] | None = None) -> int:
     options = arguments(given)
     width = None if sys.stdout.isatty() else 200
     console = Console(width=width)
-    cases = all_cases(options.seed, options.cases)
+    cases = all_cases(options.seed, options.cases, long=options.long)
     if not cases:
         console.print(f"no case is named {options.cases!r}", style="bold red", highlight=False)
         return 2

@@ -15,6 +15,7 @@ from parity import judge, operations, traces
 from parity.c_leg import CLeg
 from parity.decode_cases import decode_cases
 from parity.legs import EmulatorLeg, Leg, PackageLeg, ReferenceLeg
+from parity.long_cases import long_cases
 from parity.merge_cases import merge_cases
 from parity.outcome import Outcome, Verdict
 from parity.policy_cases import policy_cases
@@ -51,12 +52,12 @@ def make_leg(name: str, build: Path) -> Leg:
     return PackageLeg(name)
 
 
-def all_cases(seed: int, pattern: str = "*") -> list[Case]:
+def all_cases(seed: int, pattern: str = "*", *, long: bool = False) -> list[Case]:
     """The golden cases, shapes astride boundaries, and all that is drawn from the seed.
 
-    ``pattern`` is a name, else a glob, else a part of names.
+    ``pattern`` is a name, else a glob, else a part of names. ``long``: traces of 1,000 steps too.
     """
-    cases = _every_case(seed)
+    cases = (*_every_case(seed), *(long_cases(seed) if long else ()))
     if not any(sign in pattern for sign in "*?[") and pattern not in {c.name for c in cases}:
         pattern = f"*{pattern}*"
     return [case for case in cases if fnmatch.fnmatch(case.name, pattern)]
@@ -101,7 +102,7 @@ def run(
             report.not_run[name] = reason
             say(f"{name}: not run: {reason}")
             continue
-        absent = {case.name: leg.absent(case) for case in cases}
+        absent = {case.name: _absent(leg, case) for case in cases}
         if name == "emulator":
             absent |= dict.fromkeys(left, f"one case in {emulate} is emulated")
         report.absent[name] = {case: reason for case, reason in absent.items() if reason}
@@ -115,6 +116,14 @@ def run(
     return report
 
 
+def _absent(leg: Leg, case: Case) -> str:
+    """Why a leg does not serve a case: what it lacks, or that it is for another back end."""
+    only = case.fields.get("only", "")
+    if only and (leg.trace_of or leg.name) != only:
+        return f"compared on the back end {only!r} alone"
+    return leg.absent(case)
+
+
 def _verdict(
     case: Case, leg: Leg, outcome: Outcome, outcomes: dict[str, dict[str, Outcome]]
 ) -> Verdict:
@@ -122,7 +131,7 @@ def _verdict(
         return Verdict(not outcome.error, "error" if outcome.error else "base", note=outcome.error)
     if case.fields["op"] != "trace":
         return judge.judge(case, outcome)
-    base = next(iter(outcomes))
+    base = next(name for name, found in outcomes.items() if case.name in found)
     if leg.name == base == "reference":
         return Verdict(not outcome.error, "error" if outcome.error else "base", note=outcome.error)
     found = [traces.judge(case, outcome, outcomes[base][case.name], exact=False)]

@@ -12,7 +12,7 @@ import reference_ranks
 from cache_columns import MERGING
 from cache_merged import MADE
 from golden.build import Case
-from mlx_h2o import H2OKVCache
+from mlx_h2o import H2OKVCache, load_prompt_cache
 from mlx_h2o.caches.attention import DECODE_QUERIES
 from mlx_h2o.caches.quantized import evicting_cache
 from mlx_h2o.operations import composed, validate
@@ -30,8 +30,16 @@ def run_python(case: Case, backend: Backend) -> Outcome:
 
     The caller names the back end too, so that selection runs on it.
     """
+    return followed(case, backend)[1]
+
+
+def followed(case: Case, backend: Backend) -> tuple[H2OKVCache, Outcome]:
+    """The cache at the end of the trace too; it begins with that of the case's file, if any."""
     fields, tensors = case.fields, case.tensors
-    cache = evicting_cache(config_of(case))
+    if "load" in fields:
+        (cache,) = load_prompt_cache(fields["load"])
+    else:
+        cache = evicting_cache(config_of(case))
     start, steps = 0, []
     for index, length in enumerate([*fields["prefill"], *[1] * fields["steps"]]):
         step = index - len(fields["prefill"])
@@ -50,7 +58,7 @@ def run_python(case: Case, backend: Backend) -> Outcome:
         if step >= 0:
             steps.append(_snapshot(cache, out))
     columns = zip(("positions", "scores", "out"), zip(*steps, strict=True), strict=True)
-    return Outcome({name: np.stack(rows) for name, rows in columns})
+    return cache, Outcome({name: np.stack(rows) for name, rows in columns})
 
 
 def _routed(case, backend, cache, q, keys, values, mask) -> mx.array:

@@ -1,0 +1,57 @@
+"""Traces of 1,000 steps with every policy, for languages that drive the same back end.
+
+They keep the same rows at every step. Legs of other back ends would part where a choice is close.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import mlx_h2o
+from cache_columns import EVICTING, MERGING
+from golden.build import Case, trace_case
+from mlx_h2o.operations.backends import use_backend
+from parity import traces
+
+BACKEND, STEPS = "native", 1000
+KINDS = {"dense": None, "8.4": (8, 4)}
+
+# Files that cases load; they go when Python ends.
+_folder = tempfile.TemporaryDirectory(prefix="mlx-h2o-parity-")
+
+
+def long_cases(seed: int) -> Iterator[Case]:
+    """Dense and packed rows; a new cache, and one that goes on from Python's file."""
+    for policy in (*EVICTING, *MERGING):
+        for kind, bits in KINDS.items():
+            for loaded in (False, True):
+                case = trace_case(
+                    f"long-{policy}-{kind}{'-loaded' if loaded else ''}",
+                    policy=policy,
+                    zones=(2, 12, 10),
+                    prefill=() if loaded else (40,),
+                    steps=STEPS,
+                    dtype="f32",
+                    routed=True,
+                    bits=bits,
+                    seed=seed,
+                )
+                if loaded:
+                    case.fields["load"] = str(_written(policy, bits, seed))
+                case.fields["only"] = BACKEND
+                yield case
+
+
+def _written(policy: str, bits: tuple[int, int] | None, seed: int) -> Path:
+    """A file of a cache that has read a prompt and decoded a little."""
+    name = f"{policy}-{'dense' if bits is None else 'packed'}-{seed}"
+    case = trace_case(
+        name, policy=policy, zones=(2, 12, 10), steps=20, dtype="f32", routed=True, bits=bits
+    )
+    with use_backend(BACKEND):
+        cache, _ = traces.followed(case, mlx_h2o.operations.backends.get(BACKEND))
+    path = Path(_folder.name) / f"{name}.safetensors"
+    mlx_h2o.save_prompt_cache(path, [cache])
+    return path
