@@ -204,6 +204,23 @@ BITS = {3: 5, 10: 4, 40: 4}
 """Of merged rows, where a cache holds one part in so many of the full one's bytes."""
 
 
+def preallocation(result: dict[str, Any]) -> str:
+    """Megabytes in memory by tokens, and the slowest appends."""
+    arms = result["arms"]
+    points = list(arms["grows"]["resident"])
+    head = ["room", *(f"{int(point):,} tokens" for point in points), "peak", "slowest appends"]
+    rows = [
+        [
+            name,
+            *(f"{one['resident'][point] / 1e6:.1f}" for point in points),
+            f"{one['peak'] / 1e6:.1f}",
+            "{:.2f} ({:.2f} to {:.2f})".format(*(one["slowest_of_grows"][i] for i in (1, 0, 2))),
+        ]
+        for name, one in arms.items()
+    ]
+    return _markdown(head, rows)
+
+
 def front(*results: dict[str, Any]) -> str:
     """What the same bytes buy, on each model: loss as a part of the window's, and recall."""
     rows = [["all", "full"], ["", "mlx_lm's, 4 bits"]]
@@ -255,6 +272,7 @@ TABLES: dict[str, tuple[str | tuple[str, ...], Callable[..., str]]] = {
     "quality by bytes": ("quality_demo.json", quality),
     "quality by bytes of a second model": ("quality_llama.json", quality),
     "long text": ("long_text.json", long_text),
+    "room for rows": ("preallocation.json", preallocation),
     "decode step": ("decode_step.json", decode_step),
     "host time": ("host_time.json", host_time),
 }

@@ -276,9 +276,7 @@ def main() -> None:
         ids, weight = exercises.batch(int(exercises.random.choice(LENGTHS)))
         with torch.autocast("cpu", torch.bfloat16):
             logits = model(ids[:, :-1])
-        each = F.cross_entropy(
-            logits.float().flatten(0, 1), ids[:, 1:].flatten(), reduction="none"
-        )
+        each = F.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
         loss = (each * weight.flatten()).sum() / weight.sum()
         optimizer.zero_grad()
         loss.backward()

@@ -180,6 +180,17 @@ NB_MODULE(_core, m) {
         nb::kw_only(), "stream"_a = nb::none());
   m.def("compact_rows", &mlx_h2o::compact_rows, "buffer"_a, "kept"_a, "lines"_a, "start"_a = 0,
         "tail"_a = 0, nb::kw_only(), "stream"_a = nb::none());
+  m.def("put_rows", &mlx_h2o::put_rows, "buffer"_a, "slots"_a, "rows"_a, nb::kw_only(),
+        "stream"_a = nb::none());
+  m.def(
+      "reserved_rows",
+      [](const std::vector<int>& shape, mx::Dtype dtype) {
+        return mlx_h2o::reserved_rows(mx::Shape(shape.begin(), shape.end()), dtype);
+      },
+      "shape"_a, "dtype"_a);
+  m.def("discard_rows", &mlx_h2o::discard_rows, "buffer"_a, "from_slot"_a);
+  m.def("committed_bytes", &mlx_h2o::committed_bytes, "buffer"_a);
+  m.def("commits_pages", &mlx_h2o::commits_pages);
   m.def("merge_segments", &mlx_h2o::merge_segments, "outs"_a, "lses"_a, nb::kw_only(),
         "stream"_a = nb::none());
   m.def("segment_rows", &mlx_h2o::segment_rows, "tiers"_a, "newest"_a, "bits"_a, "group_size"_a,

@@ -78,6 +78,11 @@ class H2OConfig:
         sparse_v: threshold of sparse V dequantisation, below 1: attention skips the values of
             quantised rows whose weight is below it (Turney 2026). 1e-6 is the one of the paper.
             0: all are read.
+        preallocate: make room for all rows at once, with the first of them, so that decoding
+            allocates and copies nothing for them: True for ``max_kv_size`` rows, or a number of
+            rows, which an unbounded cache needs. On Linux with the native back end memory is taken
+            by pages, as rows are written, and pages behind the rows are given back; elsewhere all
+            of it is taken at once. Files do not keep it.
 
     Raises:
         ValueError: a value out of range, an unknown policy, or sizes beyond the budget.
@@ -102,6 +107,7 @@ class H2OConfig:
     sparse_v: float = 0.0
     kv_format: str | None = None
     turbo_guard: int = 0
+    preallocate: bool | int = False
 
     def __post_init__(self) -> None:
         for name in ("sink_size", "random_seed", "speculative", "turbo_guard"):
@@ -111,12 +117,19 @@ class H2OConfig:
                 _check_int(name, getattr(self, name), int(name in ("max_kv_size", "evict_every")))
         for name in ("decay", "sparse_v"):
             _check_share(name, getattr(self, name))
+        if not isinstance(self.preallocate, bool):
+            _check_int("preallocate", self.preallocate, 0)
         if not isinstance(self.shared_heads, bool):
             raise ValueError(f"[H2OConfig] shared_heads is {self.shared_heads!r}, expected a bool.")
         if self.policy not in policies.names():
             known = ", ".join(policies.names())
             raise ValueError(f"[H2OConfig] policy is {self.policy!r}, expected one of: {known}.")
         self._check_quantisation()
+        if self.preallocate and self.mixed:
+            raise ValueError(
+                f"[H2OConfig] preallocate is {self.preallocate} with mixed precision, expected "
+                "rows of one precision."
+            )
         if self.evict_every is None and self.max_kv_size is not None:
             object.__setattr__(self, "evict_every", _group_of(self.max_kv_size))
         if self.max_kv_size is None:
@@ -193,7 +206,11 @@ class H2OConfig:
             )
 
     def _check_unbounded(self) -> None:
-        """Nothing that only an eviction gives a meaning to."""
+        """Nothing that only an eviction, or a budget, gives a meaning to."""
+        if self.preallocate is True:
+            raise ValueError(
+                "[H2OConfig] preallocate is True and max_kv_size None, expected a number of rows."
+            )
         for name in ("heavy_size", "recent_size", "light_bits", "dense_size"):
             if getattr(self, name):
                 raise ValueError(

@@ -172,6 +172,27 @@ std::vector<mlx::core::array> append_rows(const std::vector<mlx::core::array>& b
                                           const std::vector<mlx::core::array>& rows, int start,
                                           mlx::core::StreamOrDevice s = {});
 
+/// Rows [B, H, n, ...] in the slots uint32 [B, H, n] of a buffer [B, H, C, ...] of the same dtype:
+/// the buffer, written in the memory of the input where nothing else holds that, also where it was
+/// read to make the rows. A slot beyond the buffer is left out.
+mlx::core::array put_rows(const mlx::core::array& buffer, const mlx::core::array& slots,
+                          const mlx::core::array& rows, mlx::core::StreamOrDevice s = {});
+
+/// Zeros of a shape whose memory is taken page by page, as it is written, where commits_pages()
+/// says so: a buffer with room for all rows that may come. MLX counts all of it at once.
+mlx::core::array reserved_rows(const mlx::core::Shape& shape, mlx::core::Dtype dtype);
+
+/// Gives back the memory of rows from slot `from` on of a buffer [B, H, C, width]: whole pages,
+/// whose rows are zeros from then on. Nothing happens where the buffer is not evaluated, or where
+/// something else holds it too. Returns the bytes of these pages, in memory or not.
+size_t discard_rows(mlx::core::array& buffer, int from);
+
+/// Bytes of an array that are in memory; all of them where it is not evaluated or nobody can say.
+size_t committed_bytes(const mlx::core::array& buffer);
+
+/// Whether this system takes and gives back memory by pages, as the three above want it.
+bool commits_pages();
+
 /// Rows that stay close the gaps of those that go, in place.
 ///
 /// `buffer` is [B, H, C] or [B, H, C, width] of a dtype of two or four bytes. Of the sequences in

@@ -13,6 +13,7 @@ import mlx.core as mx
 from .. import policies
 from ..config import H2OConfig
 from ..operations.arguments import dtype_name
+from ..operations.backends import resolve
 from . import formats, tiers
 from .attention import DECODE_QUERIES, dense
 from .checks import check_rows
@@ -25,6 +26,9 @@ from .stored import IMPORTANCE
 from .table import Table
 
 _UNBOUNDED = 2**31 - 1
+
+PROMPT_CHUNK = 2048
+"""Tokens of a prompt that mlx_lm reads at a time."""
 
 
 class H2OKVCache(ScoredRows):
@@ -94,6 +98,17 @@ class H2OKVCache(ScoredRows):
         self._spans = []
         self._waiting = []
         self.updates = 0
+        self._make_ahead()
+
+    def _make_ahead(self) -> None:
+        """Have the table make room for all rows at once, where that was asked for."""
+        wanted = self.config.preallocate
+        if wanted and self._table is not None:
+            rows = max(
+                self._budget if self.config.max_kv_size else 0, 0 if wanted is True else wanted
+            )
+            spare = PROMPT_CHUNK if resolve().commits_pages() else 0  # costs no memory
+            self._table.make_ahead(rows + spare)
 
     @property
     def offset(self) -> Any:
@@ -132,6 +147,7 @@ class H2OKVCache(ScoredRows):
             self._table = formats.new_table(
                 self.config, keys, values, len(self._tokens), self._described()
             )
+            self._make_ahead()
         added = keys.shape[2]
         spans = self._next_spans(added)
         counts = [stop - start for start, stop in spans]
@@ -188,6 +204,8 @@ class H2OKVCache(ScoredRows):
         table, added, seen = cast(Table, self._table), max(counts), self._tokens[0]
         self._check_scored()
         self._handed.release()
+        if self.config.preallocate:
+            table.give_back()
         if self._surplus:
             self._surplus = False
             self._settle_waiting(seen - self._reach)
@@ -368,6 +386,8 @@ class H2OKVCache(ScoredRows):
         self._width = table.width
         self._surplus = self._surplus and self.size() > self._budget
         self._unscored = False
+        if self.config.preallocate:
+            table.give_back()
         return max(gone)
 
     # State, copies, other forms
@@ -402,6 +422,7 @@ class H2OKVCache(ScoredRows):
     @property
     def _settings(self) -> str:
         given = asdict(self.config)
+        del given["preallocate"]  # of this process, and not of the rows
         if self.unequal_budgets:  # else it is not there, and files are what they always were
             given["unequal_budgets"] = True
         if self.config.kv_format is not None and self._table is not None:

@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..operations.backends import resolve
-from ..operations.buffers import padded, written
+from ..operations.buffers import padded
 
 Parts = tuple[mx.array, ...]
 """Rows as a column keeps them: arrays [B, H, N, ...]."""
@@ -36,6 +36,10 @@ class Column(ABC):
     group_size: int | None = None
     known: bool = False
     """Whether operations pack such rows themselves."""
+    ahead: int = 0
+    """Slots that are made at once, with the first rows; 0: as rows come."""
+    _slots = 0
+    """Of the slots that were made at once, those to use before more are asked for."""
 
     def __init__(self, parts: Parts = ()) -> None:
         self.parts = parts
@@ -59,11 +63,20 @@ class Column(ABC):
 
     @property
     def capacity(self) -> int:
+        if self.ahead:
+            return self._slots
         return self.parts[0].shape[2] if self.parts else 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows, and of room for more where memory is taken for it."""
+        if self.ahead:
+            return sum(resolve().committed_bytes(part) for part in self.parts)
+        return sum(part.nbytes for part in self.parts)
 
     def view(self, count: int) -> Parts:
         """Kept rows: the first ``count`` slots."""
-        if count == self.capacity:
+        if self.parts and count == self.parts[0].shape[2]:
             return tuple(part[...] for part in self.parts)
         return tuple(part[:, :, :count] for part in self.parts)
 
@@ -74,13 +87,31 @@ class Column(ABC):
     def reserve(self, rows: int, limit: int, like: Parts) -> None:
         """Have room for so many rows, and in advance for more up to ``limit``; ``like`` are such
         rows."""
-        if rows > self.capacity:
-            parts = self.parts or tuple(part[:, :, :0] for part in like)
+        if rows <= self.capacity:
+            return
+        parts = self.parts or tuple(part[:, :, :0] for part in like)
+        if self.ahead:
+            self._make_ahead(parts, rows, limit)
+        else:
             self.parts = tuple(padded(part, _room(rows, limit), 0) for part in parts)
+
+    def _make_ahead(self, parts: Parts, rows: int, limit: int) -> None:
+        """Have room for so many rows, and ``parts`` in the first slots: all of it made once."""
+        if not self.parts or rows > self.parts[0].shape[2]:
+            self.parts = tuple(_in_room(part, max(rows, self.ahead)) for part in parts)
+        self._slots = min(_room(rows, limit), self.parts[0].shape[2])
+
+    def give_back(self, rows: int) -> None:
+        """Let go of the memory behind so many rows, of slots that were made at once."""
+        if self.ahead:
+            for part in self.parts:
+                resolve().discard_rows(part, rows)
 
     def append(self, start: int, rows: mx.array, limit: int) -> None:
         """Write new rows from slot ``start`` on; no more than ``limit`` rows of room in advance."""
         end, new = start + rows.shape[2], self.encode(rows)
+        if self.ahead:
+            self.reserve(end, limit, new)
         if end <= self.capacity:
             for part, added in zip(self.parts, new, strict=True):
                 part[:, :, start:end] = added
@@ -107,10 +138,16 @@ class Column(ABC):
     def put(self, slots: mx.array, parts: Parts) -> None:
         """Write kept rows at ``slots`` [B, H, n]."""
         pairs = zip(self.parts, parts, strict=True)
-        self.parts = tuple(written(part, slots, new) for part, new in pairs)
+        self.parts = tuple(resolve().put_rows(part, slots, new) for part, new in pairs)
 
     def resized(self, capacity: int) -> Column:
         """The first slots, up to ``capacity``, in arrays of their own of that size."""
+        if self.ahead:
+            self._slots = min(self._slots, capacity)
+            most = max(self.ahead, capacity)
+            if self.parts[0].shape[2] > most:
+                self.parts = tuple(_in_room(part[:, :, :capacity], most) for part in self.parts)
+            return self
         return self.each(lambda part: padded(part[:, :, :capacity], capacity, 0))
 
     def each(self, change: Callable[[mx.array], mx.array]) -> Column:
@@ -136,6 +173,14 @@ class DenseColumn(Column):
     def layout(self) -> Layout:
         batch, heads, _, width = self.parts[0].shape
         return batch, heads, width, self.parts[0].dtype
+
+
+def _in_room(rows: mx.array, slots: int) -> mx.array:
+    """Rows [B, H, n, width] in the first of so many slots, made at once."""
+    room = resolve().reserved_rows((*rows.shape[:2], slots, rows.shape[3]), rows.dtype)
+    if rows.shape[2]:
+        room[:, :, : rows.shape[2]] = rows
+    return room
 
 
 def _room(rows: int, limit: int) -> int:

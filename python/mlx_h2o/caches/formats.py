@@ -75,7 +75,7 @@ def set_rows(table: Table, name: str, rows: Any) -> None:
     for one in table.segments:
         column = getattr(one, name)
         some, parts = parts[: len(column.parts)], parts[len(column.parts) :]
-        column.parts = tuple(part[...] for part in some)
+        column.parts, column.ahead = tuple(part[...] for part in some), 0
 
 
 def quantized(config: H2OConfig, keys: mx.array, values: mx.array, owner: str) -> tuple[Any, Any]:

@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from ..operations import merging
 from ..operations.backends import resolve
-from ..operations.buffers import gathered, written
+from ..operations.buffers import gathered
 from .stored import IMPORTANCE
 
 if TYPE_CHECKING:
@@ -46,10 +46,10 @@ def _written(
 ) -> mx.array:
     """``rows`` at ``slots`` of some lines, None: of all."""
     if lines is None:
-        return written(array, slots, rows)
+        return resolve().put_rows(array, slots, rows)
     index = mx.array(list(lines))
     where = mx.zeros((array.shape[0], *slots.shape[1:]), slots.dtype)
     where[index] = slots
     found = gathered(array, where)  # of the other lines what is there
     found[index] = rows
-    return written(array, where, found)
+    return resolve().put_rows(array, where, found)

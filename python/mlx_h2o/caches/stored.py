@@ -63,7 +63,7 @@ class StoredRows:
     @property
     def nbytes(self) -> int:
         """Bytes of every array stored: keys, values, scores, positions, and room for more."""
-        return 0 if self._table is None else sum(array.nbytes for array in self._table.arrays)
+        return 0 if self._table is None else self._table.nbytes
 
     def size(self) -> int:
         """Rows stored per head, the surplus of a chunk included."""

@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..operations.backends import resolve
-from ..operations.buffers import padded, written
+from ..operations.buffers import padded
 from .column import Column, Layout, Parts
 
 NONE = -1
@@ -66,6 +66,7 @@ class Table:
         # The rows of the tail beyond ``known`` have come one after the other.
         self._placed: mx.array | None = None
         self._known = [0] * len(segments[-1].rows)
+        self._most = 0  # rows that the tail has had since ``give_back``
 
     @property
     def tail(self) -> Segment:
@@ -205,7 +206,7 @@ class Table:
             return
         slots = self._newest + mx.array(self.packed_width, mx.uint32)
         slots = mx.broadcast_to(slots, rows.shape[:3])
-        self.beside[name] = written(self.beside[name], slots, rows)
+        self.beside[name] = resolve().put_rows(self.beside[name], slots, rows)
 
     def _slots(self, added: int, spans: Sequence[tuple[int, int]]) -> mx.array:
         """[lines, 1, L]: where new rows go in the tail."""
@@ -255,6 +256,7 @@ class Table:
     def _cut(self, rows: list[int]) -> None:
         """``rows`` of the tail stay in use; the others are forgotten."""
         self.changed = True
+        self._most = max(self._most, self.tail.width)
         self.tail.rows = rows
         before = self.packed_width
         for name, array in self.beside.items():
@@ -265,6 +267,18 @@ class Table:
             slots = mx.arange(array.shape[2]) - before
             used = mx.expand_dims(slots < _column(rows), list(range(3, array.ndim)))
             self.beside[name] = mx.where(used, array, self.fills[name])
+
+    def make_ahead(self, rows: int) -> None:
+        """Have room for so many rows of the tail at once, from the next append on."""
+        self.tail.keys.ahead = self.tail.values.ahead = rows
+
+    def give_back(self) -> None:
+        """Let go of the memory behind the rows, of room that was made at once."""
+        width = self.tail.width
+        if self._most > width:
+            self._most = width
+            self.tail.keys.give_back(width)
+            self.tail.values.give_back(width)
 
     def fit(self, limit: int) -> None:
         """Give up room for more than ``limit`` rows in the tail."""
@@ -289,9 +303,21 @@ class Table:
         found.beside = {name: change(array) for name, array in self.beside.items()}
         return found
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what is stored, and of room for more where memory is taken for it."""
+        columns = [column for one in self.segments for column in (one.keys, one.values)]
+        beside = self.loose(scored=False)
+        return sum(one.nbytes for one in columns) + sum(array.nbytes for array in beside)
+
     def copy(self) -> Table:
         """The same rows; whichever is written first gets arrays of its own."""
-        found = self.each(lambda array: array[...])
+        if self.tail.keys.ahead:  # the copy has no more than the rows, or a copy of all the room
+            width = self.tail.width
+            found = self.each(lambda array: mx.contiguous(array[:, :, :width]))
+        else:
+            found = self.each(lambda array: array[...])
+        found.make_ahead(self.tail.keys.ahead)
         found._placed, found._known = self._placed, list(self._known)
         return found
 

@@ -108,6 +108,14 @@ _FLAGS: dict[str, dict[str, Any]] = {
         "help": "skip the values of quantised rows whose weight is below this, such as 1e-6 "
         "(default: 0, skip none)",
     },
+    "preallocate": {
+        "nargs": "?",
+        "type": int,
+        "const": True,
+        "metavar": "ROWS",
+        "help": "make room for all rows at once; with --max-kv-size none for so many (on Linux's "
+        "CPU memory is taken as rows come, elsewhere at once)",
+    },
     "quantized_kv_start": {
         "type": int,
         "help": "Only 0: rows are quantised from the first on.",

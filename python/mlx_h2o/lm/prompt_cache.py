@@ -12,7 +12,7 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.models import cache as mlx_lm_cache
 
-from ..caches.cache import H2OKVCache
+from ..caches.cache import PROMPT_CHUNK, H2OKVCache
 from ..caches.linked import LinkedH2OCache
 from ..caches.quantized import evicting_cache
 from ..config import H2OConfig
@@ -24,7 +24,6 @@ from .sizing import (
     MORE_BITS,
     MOST_OF_IT,
     PACKED_BITS,
-    PROMPT_CHUNK,
     Measure,
     Sizing,
     least_rows,

@@ -17,8 +17,6 @@ MOST_OF_IT = 0.75
 """The part of a context that is worth more bits than the rest of it is worth rows."""
 PACKED_BITS = 4
 """Bits of rows everywhere else."""
-PROMPT_CHUNK = 2048
-"""Tokens of a prompt that mlx_lm reads at once."""
 
 _UNITS = {"": 1} | {
     prefix + suffix: factor**power

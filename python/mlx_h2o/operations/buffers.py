@@ -18,9 +18,9 @@ def gathered(array: mx.array, slots: mx.array) -> mx.array:
     return mx.take_along_axis(array, wide(slots, array), axis=2)
 
 
-def written(array: mx.array, slots: mx.array, rows: mx.array) -> mx.array:
-    """``rows`` at ``slots`` [B, H, n], in place where nothing else holds the array."""
-    return mx.put_along_axis(array, wide(slots, array), rows, axis=2)
+def put_rows(buffer: mx.array, slots: mx.array, rows: mx.array) -> mx.array:
+    """``rows`` at ``slots`` [B, H, n], in place where nothing else holds the buffer."""
+    return mx.put_along_axis(buffer, wide(slots, buffer), rows, axis=2)
 
 
 def append_rows(buffers: list[mx.array], rows: list[mx.array], start: int) -> list[mx.array]:
@@ -64,6 +64,28 @@ def packed(rows: mx.array, parts: int, bits: int, group_size: int, seed: int) ->
     if parts == 2:
         return turbo.encode_rows(rows, bits, seed)
     return mx.quantize(rows, group_size=group_size, bits=bits)
+
+
+def reserved_rows(shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
+    """Zeros [B, H, C, width]. A back end may take their memory page by page, as rows are written;
+    then ``discard_rows`` gives pages back, and ``committed_bytes`` counts those in use."""
+    return mx.zeros(shape, dtype)
+
+
+def discard_rows(buffer: mx.array, from_slot: int) -> int:
+    """Give back the memory of the rows from a slot on, which are zeros then, where a back end can,
+    and where the buffer is evaluated and nothing else holds it: bytes of these pages."""
+    return 0
+
+
+def committed_bytes(buffer: mx.array) -> int:
+    """Bytes of a buffer that are in memory."""
+    return buffer.nbytes
+
+
+def commits_pages() -> bool:
+    """Whether memory of ``reserved_rows`` is taken page by page."""
+    return False
 
 
 def padded(array: mx.array, length: int, fill: float) -> mx.array:

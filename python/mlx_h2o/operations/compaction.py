@@ -12,7 +12,7 @@ from functools import lru_cache
 import mlx.core as mx
 
 from mlx_h2o.operations.arguments import StreamLike
-from mlx_h2o.operations.buffers import gathered, wide, written
+from mlx_h2o.operations.buffers import gathered, put_rows, wide
 from mlx_h2o.operations.placement import placed
 
 _LAST = 2**32 - 1
@@ -52,7 +52,7 @@ def compact_rows(
             if width not in moves:
                 moves[width] = wide(source, each), wide(target, each)
             come, go = moves[width]
-            found.append(written(each, go, gathered(each, come)))
+            found.append(put_rows(each, go, gathered(each, come)))
         return found
 
 

@@ -115,8 +115,10 @@ def replaced(
 ) -> Replaced:
     """Keys and values with the new row, as it is stored, at ``slots``, then the ``others``."""
     with placed(request.stream):
-        keys = [buffers.written(old, slots, part) for old, part in _pairs(request.keys, new[0])]
-        values = [buffers.written(old, slots, part) for old, part in _pairs(request.values, new[1])]
+        keys = [buffers.put_rows(old, slots, part) for old, part in _pairs(request.keys, new[0])]
+        values = [
+            buffers.put_rows(old, slots, part) for old, part in _pairs(request.values, new[1])
+        ]
         # Whoever evaluates the keys evaluates these too: else the graph of every step would
         # hang on them.
         keys[0] = mx.depends(keys[0], [*keys[1:], *values, *others])
@@ -138,7 +140,7 @@ def appended(request: QuantizeAppendRequest, keys: Packed, values: Packed) -> tu
         last = mx.array(request.keys[0].shape[2] - 1, mx.uint32)
         slots = mx.minimum(request.slots, last)
         kw, ks, kb, vw, vs, vb = (
-            buffers.written(stored, slots, part)
+            buffers.put_rows(stored, slots, part)
             for stored, part in zip((*request.keys, *request.values), (*keys, *values), strict=True)
         )
         # The rows of one step hang together, or the graph of what nobody reads would grow.

@@ -226,7 +226,8 @@ def compact_rows(
 
 
 _AS_DEFINED = {
-    "append_quantized", "append_rows", "decode_rows", "encode_rows", "merge_segments",
+    "append_quantized", "append_rows", "commits_pages", "committed_bytes", "decode_rows",
+    "discard_rows", "encode_rows", "merge_segments", "put_rows", "reserved_rows",
     "segment_rows",
 }  # fmt: skip
 

@@ -87,11 +87,16 @@ class Operations:
         """Attention over arrays without scores, of the arguments of ``attention``."""
         self.append_rows = self.function(buffers.append_rows)
         self.append_quantized = self.function(buffers.append_quantized)
+        self.put_rows = self.function(buffers.put_rows)
         self.compact_rows = self.function(compaction.compact_rows)
         self.merge_segments = self.function(composed_segments.merge_segments)
         self.segment_rows = self.function(composed_segments.segment_rows)
         self.encode_rows = self.function(turbo.encode_rows)
         self.decode_rows = self.function(turbo.decode_rows)
+        self.reserved_rows = self.function(buffers.reserved_rows)
+        self.discard_rows = self.function(buffers.discard_rows)
+        self.commits_pages = self.function(buffers.commits_pages)
+        self.committed_bytes = self.function(buffers.committed_bytes)
 
     def backend_for(self, request: AttentionRequest, op: str) -> Backend:
         """Who serves this attention. Raises ValueError where one was named and it cannot."""

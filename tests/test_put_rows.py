@@ -1,0 +1,55 @@
+"""Rows into slots: the native operation against the definition."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlx_h2o.operations import buffers, native
+
+SHAPES = [(2, 3, 9, 4), (1, 2, 5)]
+DTYPES = [mx.float32, mx.float16, mx.uint32]
+
+
+def given(shape: tuple[int, ...], dtype: mx.Dtype) -> tuple[mx.array, mx.array, mx.array]:
+    """A buffer, two slots of each head, and rows in another order of axes."""
+    rng = np.random.default_rng(0)
+    buffer = mx.array(rng.integers(0, 99, shape)).astype(dtype)
+    slots = np.stack([rng.permutation(shape[2])[:2] for _ in range(shape[0] * shape[1])])
+    rows = mx.array(rng.integers(0, 99, (shape[1], shape[0], 2, *shape[3:]))).astype(dtype)
+    slots = slots.reshape(*shape[:2], 2).astype(np.uint32)
+    return buffer, mx.array(slots), rows.swapaxes(0, 1)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_come_to_their_slots(shape: tuple[int, ...], dtype: mx.Dtype) -> None:
+    buffer, slots, rows = given(shape, dtype)
+    before = np.array(buffer)
+    found = native.put_rows(buffer, slots, rows)
+    assert mx.array_equal(found, buffers.put_rows(buffer, slots, rows)).item()
+    assert np.array_equal(np.array(buffer), before)  # somebody holds it
+
+
+def test_a_buffer_that_the_rows_are_made_of_is_not_copied() -> None:
+    buffer, slots, _ = given((2, 3, 9, 4), mx.float32)
+    mx.eval(buffer)
+    place = np.asarray(buffer.view(mx.uint8)).__array_interface__["data"][0]
+    rows = buffers.gathered(buffer, slots) + 1
+    buffer = native.put_rows(buffer, slots, rows)
+    del rows
+    mx.eval(buffer)
+    assert np.asarray(buffer.view(mx.uint8)).__array_interface__["data"][0] == place
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    buffer, slots, rows = given((2, 3, 9, 4), mx.float32)
+    for wrong in (
+        (buffer, slots.astype(mx.int32), rows),
+        (buffer, slots[:1], rows),
+        (buffer, slots, rows[:, :, :1]),
+        (buffer, slots, rows.astype(mx.float16)),
+    ):
+        with pytest.raises(ValueError, match="put_rows"):
+            native.put_rows(*wrong)
