@@ -71,7 +71,7 @@ def test_batches_with_unequal_budgets_are_their_sequences(policy, budgets, rows)
 
 
 # Latent attention makes an array of the mask before attention, gemma2 its own softmax.
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize(
     ("name", "policy"),
     [

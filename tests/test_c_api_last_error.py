@@ -92,6 +92,7 @@ def upstream(library: Library, tmp_path_factory: pytest.TempPathFactory) -> Libr
     return built
 
 
+@pytest.mark.exhaustive
 def test_no_message_of_ours_names_a_source_file(upstream: Library) -> None:
     upstream.messages.clear()
     text = fail(upstream, "/a/b.cpp:3")

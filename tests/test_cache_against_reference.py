@@ -108,7 +108,7 @@ def live(column: str, policy: str, mode: tuple[str, int], group: int) -> None:
         of_one_clock(course, drafts)
 
 
-@pytest.mark.matrix(24)
+@pytest.mark.matrix(14)
 @pytest.mark.parametrize(("column", "policy", "mode", "group"), covering())
 def test_a_life(column, policy, mode, group):
     live(column, policy, mode, group)

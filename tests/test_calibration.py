@@ -234,6 +234,7 @@ def calibrated(tmp_path, **given) -> list[str]:
     return ["calibrate", *[f"--{name}={value}" for name, value in flags.items()]]
 
 
+@pytest.mark.exhaustive
 def test_the_command_writes_the_profile(tiny_model, whole, tmp_path, capsys):
     (tmp_path / "out.partial").write_text("damaged")
     assert cli.main(calibrated(tmp_path)) == 0

@@ -87,7 +87,7 @@ def test_every_variant_compiles_and_fits(threads: int, part: int) -> None:
         assert needs.registers * threads <= REGISTERS, nvrtc.function_name(each)
 
 
-@pytest.mark.matrix(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_100"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_of_128_needs_no_memory_for_spills(dtype: str, architecture: str) -> None:
@@ -115,7 +115,7 @@ def test_a_row_of_128_needs_no_memory_for_spills(dtype: str, architecture: str) 
         assert needs.registers <= 64 and needs.stack == 0, name
 
 
-@pytest.mark.matrix(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("threads", [256, 32])
 def test_kernels_on_rows_compile_and_fit(threads: int) -> None:
     launches = [

@@ -87,6 +87,7 @@ def test_planting_says_what_does_not_fit(loaded: tuple[Any, Any]) -> None:
         plant(loaded[1], demo.text(), length=400, facts=30)
 
 
+@pytest.mark.exhaustive
 def test_the_demo_runs_quietly_and_writes_what_it_shows(tmp_path: Path) -> None:
     result = tmp_path / "demo.json"
     sizes = ["--length", "60", "--max-kv-bytes", "30KB", "--facts", "2", "--generate", "4"]

@@ -207,6 +207,7 @@ def test_more_queries_than_keys() -> None:
 
 
 # Metal does not say what max and the fast exp make of NaN: the answer must be the same.
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("defines", [(), ("H2O_LOOSE_NAN",)], ids=["strict", "loose"])
 @pytest.mark.parametrize("blocks", [None, 2], ids=["one pass", "two passes"])
 def test_nan_in_the_mask_stays_in_its_query(defines: tuple[str, ...], blocks: int | None) -> None:

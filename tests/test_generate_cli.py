@@ -32,6 +32,7 @@ def test_the_command_reads_standard_input_and_prints_only_the_text(capsys, monke
     assert capsys.readouterr().out.strip() == expected.strip()
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(
     "flags",
     [

@@ -71,7 +71,7 @@ def close(found, expected) -> None:
     np.testing.assert_allclose(np.array(found), np.array(expected), rtol=2e-3, atol=2e-4)
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("given", [{}, {"kv_bits": 8, "kv_group_size": 32}])
 @pytest.mark.parametrize("policy", ["h2o", "keydiff"])
 @pytest.mark.parametrize("name", MODELS)

@@ -250,7 +250,7 @@ def test_a_model_is_the_same_on_every_back_end(kv_bits):
 # Batches, drafts, files
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("evict_every", [1, 4, 8])
 @pytest.mark.parametrize("column", ["dense", "8 bits"])
 @pytest.mark.parametrize("step", [1, 7, 64])

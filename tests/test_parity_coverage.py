@@ -89,6 +89,7 @@ def test_every_kernel_has_a_case_with_each_flag_on_and_off(kernel: str, launched
     check(kernel, launched[kernel])
 
 
+@pytest.mark.exhaustive
 def test_a_new_kernel_or_flag_without_a_case_fails(launched) -> None:
     with pytest.raises(AssertionError, match="no parity case launches new_kernel"):
         check("new_kernel", launched["new_kernel"])

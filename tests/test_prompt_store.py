@@ -191,7 +191,7 @@ def test_a_full_disk_is_said_and_served_without(tmp_path):
     check_found(PromptStore(tmp_path, PLENTY), 40, max(lengths))
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("seed", range(20))
 def test_a_kill_at_any_moment_corrupts_nothing(tmp_path, seed, caplog):
     process = child(tmp_path, 10, 10_000)

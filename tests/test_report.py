@@ -56,6 +56,7 @@ def test_runs_of_digits():
     assert len(packed) < len(digits)
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("name", ["keydiff:32", "merge:24"])
 def test_what_is_recorded_is_what_caches_hold(loaded, run, name):
     model, tokenizer = loaded

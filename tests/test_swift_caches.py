@@ -183,6 +183,7 @@ def test_settings_that_swift_lacks_are_refused_by_name(swift: Leg, tmp_path: Pat
         assert said in found[said].error
 
 
+@pytest.mark.exhaustive
 def test_the_benchmark_of_host_time_runs(tmp_path: Path) -> None:
     """Both languages take their turns, and every arm has a ratio."""
     command = SwiftLeg("swift", BACKEND).executable()

@@ -129,7 +129,7 @@ def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
     assert "model_type is 'gemma2', expected one of" in done.stderr
 
 
-@pytest.mark.matrix(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("settings", [{"policy": "h2o"}, {"kv_bits": 8}], ids=["h2o", "8 bits"])
 def test_goes_on_from_files_of_either_language(settings: dict[str, Any], tmp_path: Path) -> None:
     """Python reads a prompt, Swift goes on and writes, and Python goes on from there."""

@@ -143,6 +143,7 @@ CALLS = (
 )
 
 
+@pytest.mark.matrix(60)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("given", CALLS, ids=str)
 @pytest.mark.parametrize("kv_format", KV_FORMATS)
@@ -289,6 +290,7 @@ def test_the_rank_of_keydiff_is_that_of_the_keys():
 # In a model
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("kv_format", ["turbo4", "turbo8v3", "turbo0v3"])
 def test_a_model_generates_from_codes(kv_format):
     model, tokenizer = mlx_h2o.load("demo")
