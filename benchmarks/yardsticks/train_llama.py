@@ -219,7 +219,7 @@ def texts(arguments: argparse.Namespace, tokenizer: Tokenizer) -> tuple[np.ndarr
         with lzma.open(books, "rt", encoding="utf-8", errors="ignore") as file:
             np.save(kept, tokens(tokenizer, file.read()))
     held_out = [
-        tokens(tokenizer, path.read_text("utf-8", errors="ignore")[50_000:130_000])
+        tokens(tokenizer, path.read_text("utf-8", errors="ignore"))[10_000:34_000]
         for path in sorted((arguments.corpora / "books_eval").glob("*.txt"))
     ]
     return np.load(kept), np.concatenate(held_out)
@@ -283,7 +283,7 @@ def main() -> None:
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         step += 1
-        if step % 25 == 0:
+        if step % 10 == 0:
             print(f"step {step}, {used / 60:.1f} minutes, loss {loss.item():.3f}", flush=True)
         if used - kept > KEEP_EVERY:
             kept = used
