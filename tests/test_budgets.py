@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 
@@ -14,6 +15,7 @@ from mlx_lm.models import base
 import mlx_h2o
 from mlx_h2o import H2OConfig, evaluate
 from mlx_h2o.lm.prompt_cache import evicting_caches
+from mlx_h2o.lm.routing import routing_for
 from models import tiny
 from tiny_models import random_prompt, stock_tokens, tiny_qwen3, tiny_tokenizer
 
@@ -89,16 +91,33 @@ def test_models_that_share_a_mask_read_each_layers_own(name, policy):
     model = tiny.build(name)
     count = len(list(evicting_caches(mlx_h2o.make_prompt_cache(model, 16, policy="window"))))
     given = {"budgets": [12 + 7 * (layer % 3) for layer in range(count)], "policy": policy}
-    alone = [mlx_h2o.make_prompt_cache(model, 32, **given) for _ in LENGTHS]
-    with mlx_h2o.routing(model):
-        for caches, length in zip(alone, LENGTHS, strict=True):
+    the_batch_is_its_sequences(model, LENGTHS, **given)
+
+
+@pytest.mark.parametrize(
+    ("sequences", "given"),
+    [
+        (2, {}),  # as many as KV heads, which a mask would take them for
+        (3, {"budgets": [12, 19, 26, 15]}),
+        (2, {"budgets": [12, 19, 26, 15], "kv_bits": 8, "kv_group_size": 32}),
+    ],
+)
+def test_gemma2_reads_the_masks_of_batches(sequences, given):
+    """Its softmax has an axis of the query heads of each KV head, and takes no routing."""
+    the_batch_is_its_sequences(tiny.build("gemma2"), LENGTHS[:sequences], **given)
+
+
+def the_batch_is_its_sequences(model, lengths, **given):
+    alone = [mlx_h2o.make_prompt_cache(model, 32, **given) for _ in lengths]
+    with routing_for(model, list(evicting_caches(alone[0]))):
+        for caches, length in zip(alone, lengths, strict=True):
             for start in range(0, length, 8):
                 tokens = mx.arange(start, min(length, start + 8))[None] % 90 + 1
                 mx.eval(model(tokens, cache=caches))
         layers = zip(*copy.deepcopy(alone), strict=True)
         batch = [type(one[0]).merge(list(one)) for one in layers]
         for step in range(12):
-            tokens = mx.array([[5 + step], [9 + step], [30 + step]])
+            tokens = mx.array([[5 + step], [9 + step], [30 + step]])[: len(lengths)]
             found = model(tokens, cache=batch)
             for line, caches in enumerate(alone):
                 expected = model(tokens[line : line + 1], cache=caches)
@@ -161,8 +180,39 @@ def test_a_batch_of_unequal_budgets_that_is_not_routed_is_refused():
     model = tiny_qwen3()
     caches = mlx_h2o.make_prompt_cache(model, budgets=[12, 30])
     batch = [cache.merge([cache]) for cache in caches]
-    with pytest.raises(TypeError, match="EachLayersMask"):
+    with pytest.raises(ValueError, match=r"qwen3 layer 0 .*unequal budgets.*routing\(model\)"):
         model(mx.array([[1]]), cache=batch)
+    with mlx_h2o.routing(model):
+        mx.eval(model(mx.array([[1]]), cache=batch))
+    assert not hasattr(batch[0], "bits")
+
+
+def test_a_model_that_takes_one_mask_for_all_layers():
+    """Its own attention is MLX's, which no routing reaches: unequal budgets for one text only."""
+    model = tiny.build("plamo2")
+    for budgets, unequal in (([12, 19], True), ([12, 12], False)):
+        caches = mlx_h2o.make_prompt_cache(model, budgets=budgets, policy="keydiff")
+        mx.eval(model(mx.arange(1, 30)[None], cache=caches))
+        cache = next(evicting_caches(caches))
+        if unequal:
+            with pytest.raises(ValueError, match="plamo2 layer .* one mask for all layers"):
+                cache.merge([cache])
+        else:
+            assert cache.merge([cache]).size() == 12
+
+
+def test_packed_rows_of_a_batch_are_read_outside_of_routing():
+    """By mlx_lm's own attention, which is told of their bits as it is for one text."""
+    model = tiny_qwen3(head_dim=32)
+    found = []
+    for context in (mlx_h2o.routing(model), contextlib.nullcontext()):
+        alone = [mlx_h2o.make_prompt_cache(model, 16, kv_bits=8, kv_group_size=32) for _ in "ab"]
+        for caches, length in zip(alone, (20, 5), strict=True):
+            evaluate.prefill(model, caches, random_prompt(length), chunk=16)
+        batch = [one[0].merge(list(one)) for one in zip(*alone, strict=True)]
+        with context:
+            found.append(np.array(model(mx.array([[1], [2]]), cache=batch)))
+    np.testing.assert_allclose(*found, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from .operations.validate_quantized import BITS, GROUP_SIZES
 
 __all__ = ["HANDED", "KV_FORMATS", "PRESETS", "H2OConfig"]
 
-HANDED = ("packed", "arrays", "latents")
+HANDED = ("packed", "arrays", "latents", "grouped", "fused")
 
 KV_FORMATS: dict[str, tuple[int, int]] = {f"turbo{bits}": (bits, bits) for bits in turbo.BITS} | {
     f"turbo{k}v{v}": (k, v) for k in (0, 8, *turbo.BITS) for v in turbo.BITS if k != v
@@ -68,7 +68,9 @@ class H2OConfig:
             else 0.
         kv_handed: what quantised rows are handed to a model as, which ``make_prompt_cache`` knows:
             "packed"; "arrays" for one that computes with the keys first; "latents" for latent
-            attention (MLA), whose rotary part of a key stays dense.
+            attention (MLA), whose rotary part of a key stays dense. Arrays too for attention that
+            is not mlx_lm's function: "grouped" for a softmax with an axis of the query heads of
+            each KV head, which the masks of batches get as well (gemma2); "fused" for any other.
         kv_format: in the place of ``kv_bits``, rows as codes of rotated directions (TurboQuant):
             "turbo2", "turbo3" or "turbo4", by the bits of a code. Keys apart, and then values:
             "turbo4v3"; "turbo8v3", whose keys have 8 bits with scales and biases; "turbo0v3", whose

@@ -15,6 +15,12 @@ from faults.change import argument, assigned, condition, replaced, returned
 from faults.place import Fault, assert_caught
 from mlx_h2o import load_prompt_cache, save_prompt_cache, use_backend
 from test_budgets import (
+    test_a_batch_of_unequal_budgets_that_is_not_routed_is_refused as refused_batch,
+)
+from test_budgets import (
+    test_gemma2_reads_the_masks_of_batches as grouped_mask,
+)
+from test_budgets import (
     test_models_that_share_a_mask_read_each_layers_own as shared_mask,
 )
 from test_cache_mixed import (
@@ -387,6 +393,18 @@ FAULTS = [
         "caches.batch:BatchH2OKVCache.merge",
         assigned("batch.unequal_budgets").becomes("False"),
         partial(shared_mask, "qwen3", "merge"),
+    ),
+    Fault(
+        "attention of ours is refused the masks of unequal budgets",
+        "caches.cache:H2OKVCache.mask_of_update",
+        assigned("self._own_mask_due").becomes("True"),
+        refused_batch,
+    ),
+    Fault(
+        "a mask takes sequences for groups of heads",
+        "caches.cache:H2OKVCache._mask",
+        condition().becomes("False"),
+        partial(grouped_mask, 2, {}),
     ),
     Fault(
         "rows go where the line to the next point is steep, not along the hull",

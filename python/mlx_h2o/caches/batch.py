@@ -122,7 +122,8 @@ class BatchH2OKVCache(H2OKVCache):
     def merge(cls, caches: Sequence[Any]) -> BatchH2OKVCache:
         """The sequences of caches of one sequence each, settings and evictions included.
 
-        Raises ValueError for no caches, settings that differ, another class, or batches.
+        Raises ValueError for no caches, settings that differ, another class, or batches; and where
+        layers have unequal budgets and the model's attention can be given one mask only.
         """
         _check_mergeable(caches)
         first = caches[0]
@@ -241,6 +242,12 @@ def _check_mergeable(caches: Sequence[Any]) -> None:
         held = cache._table.shape[0] if cache._table else len(cache._tokens)
         if held != 1:
             raise ValueError(f"{op} found a cache of {held} sequences, expected one.")
+        if cache.unequal_budgets and cache.config.kv_handed == "fused":
+            raise ValueError(
+                f"{op} {cache._described()} is of a model whose own attention takes one mask for "
+                "all layers, and found unequal budgets: expected one budget for all layers, or one "
+                "sequence at a time."
+            )
     if any(cache.config != caches[0].config for cache in caches):
         raise ValueError(f"{op} {_differing(cache.config for cache in caches)}")
 

@@ -97,6 +97,7 @@ class H2OKVCache(ScoredRows):
         self._width = 0 if table is None else table.width
         self._spans = []
         self._waiting = []
+        self._own_mask_due = False  # the mask of each layer's own has not been read yet
         self.updates = 0
         self._make_ahead()
 
@@ -289,7 +290,7 @@ class H2OKVCache(ScoredRows):
         """Whether packed rows are handed out as arrays."""
         handed = self.config.kv_handed
         most = 1 if handed == "latents" else DECODE_QUERIES
-        return handed == "arrays" or self._length > most
+        return handed not in ("packed", "latents") or self._length > most
 
     def _set(self, side: str, rows: Any) -> None:
         self._handed.release()
@@ -305,11 +306,38 @@ class H2OKVCache(ScoredRows):
     # What there is
 
     @property
+    def bits(self) -> int:
+        """Bits of the keys, while the rows last returned are packed. Else there is no such
+        attribute: mlx_lm's own attention asks for it first, and takes its presence for packed rows.
+
+        Raises ValueError where that attention would be given the mask of layers with unequal
+        budgets, which only ours can read.
+        """
+        if self._own_mask_due:
+            raise ValueError(
+                f"[{type(self).__name__}] {self._described()} is of layers with unequal budgets, "
+                "which need a mask each, and found mlx_lm's own attention, which takes one for "
+                "all: expected the model to be called within mlx_h2o.routing(model), or one budget "
+                "for all layers."
+            )
+        arrays = self._table is not None and (self.in_segments or self._hands_arrays)
+        if self.config.kv_bits is None or arrays:
+            raise AttributeError("bits: the rows of the last update were returned as arrays")
+        return self.config.kv_bits
+
+    @property
+    def group_size(self) -> int:
+        """Elements that share a scale and a bias, as stored; before the first row as set."""
+        stored = None if self._table is None else self._table.segments[0].keys.group_size
+        return stored or self.config.kv_group_size
+
+    @property
     def needs_routing(self) -> bool:
         """Whether attention must be ours: it has to return scores, to read packed rows, or to take
         a mask of its layer's own."""
-        own = self._in_batch and self.unequal_budgets
-        return own or self.policy.needs_attention or self.config.packs
+        served = self.config.packs or (self._in_batch and self.unequal_budgets)
+        own = self.config.kv_handed in ("grouped", "fused")  # which reads arrays itself
+        return self.policy.needs_attention or (served and not own)
 
     def make_mask(
         self, length: int, window_size: int | None = None, return_array: bool = False
@@ -317,7 +345,8 @@ class H2OKVCache(ScoredRows):
         """The mask for the next ``length`` tokens over the rows that their update will return.
 
         None for one token; for more "causal" (bottom-right aligned) or, with ``return_array``,
-        bool [length, slots]. bool [B, 1, length, slots] where sequences differ or any has padding.
+        bool [length, slots]. bool [B, 1, length, slots] where sequences differ or any has padding,
+        with one more axis of 1 behind the first where ``config.kv_handed`` is "grouped".
         What must go before these tokens come goes now, so that the mask fits what is left. With
         ``unequal_budgets`` an array would not fit all layers: the mask is then an object that each
         of them reads as its own.
@@ -332,6 +361,7 @@ class H2OKVCache(ScoredRows):
                 f"{self._described()} evicts rows, and cannot serve a sliding-window layer."
             )
         if self.unequal_budgets and (self._in_batch or (return_array and length > 1)):
+            self._own_mask_due = True
             return EachLayersMask()
         spans = self._next_spans(length)
         rows = [[0] * len(spans)]
@@ -339,7 +369,7 @@ class H2OKVCache(ScoredRows):
             if not self._free or length > 1:
                 self._make_room([stop - start for start, stop in spans])
             rows = [one.rows for one in self._table.segments]
-        return mask_of(rows, spans, length, return_array=return_array)
+        return self._mask(rows, spans, length, return_array=return_array)
 
     def mask_of_update(self, *, return_array: bool = False) -> mx.array | str | None:
         """As ``make_mask``, for the tokens of the last update over the rows that it returned."""
@@ -348,7 +378,14 @@ class H2OKVCache(ScoredRows):
         counts = [stop - start for start, stop in spans]
         *packed, tail = (one.rows for one in table.segments)
         before = [rows - count for rows, count in zip(tail, counts, strict=True)]
-        return mask_of([*packed, before], spans, self._length, return_array=return_array)
+        self._own_mask_due = False
+        return self._mask([*packed, before], spans, self._length, return_array=return_array)
+
+    def _mask(self, *rows: Any, return_array: bool) -> mx.array | str | None:
+        found = mask_of(*rows, return_array=return_array)
+        if self.config.kv_handed == "grouped" and isinstance(found, mx.array) and found.ndim == 4:
+            return mx.expand_dims(found, 1)
+        return found
 
     # Rows that are taken back
 

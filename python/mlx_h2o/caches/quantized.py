@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 from ..config import H2OConfig
 from .cache import H2OKVCache
 
@@ -36,21 +34,6 @@ class QuantizedH2OKVCache(H2OKVCache):
 
     def __init__(self, config: H2OConfig | None = None, *, name: str = "") -> None:
         super().__init__(H2OConfig(kv_bits=8) if config is None else config, name=name)
-
-    @property
-    def bits(self) -> int:
-        """Bits of the keys. There is no such attribute after an update that returned arrays:
-        mlx_lm's attention takes its presence for packed rows."""
-        if self._table is not None and (self.in_segments or self._hands_arrays):
-            raise AttributeError("bits: the rows of the last update were returned as arrays")
-        return cast(int, self.config.kv_bits)
-
-    @property
-    def group_size(self) -> int:
-        """Elements that share a scale and a bias, as stored; before the first row as set."""
-        if self._table is None:
-            return self.config.kv_group_size
-        return cast(int, self._table.segments[0].keys.group_size)
 
     def to_quantized(self, group_size: int = 64, bits: int = 4) -> QuantizedH2OKVCache:
         """This cache itself, as mlx_lm asks after every step.

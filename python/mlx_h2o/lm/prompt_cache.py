@@ -356,14 +356,23 @@ def _refuse_unserved(model: Module) -> None:
 
 
 def _handing(model: Module, config: H2OConfig) -> H2OConfig:
-    """The settings, with the form in which this model takes quantised rows."""
-    if not config.packs or config.kv_handed != "packed":
+    """The settings, with the form in which this model takes quantised rows, and masks."""
+    if config.kv_handed != "packed":
         return config
+    if not calls_attention(model):
+        return replace(config, kv_handed="grouped" if _groups_heads(model) else "fused")
     modules = _modules_of(model)
-    if "mla" in modules:
-        return replace(config, kv_handed="latents")
-    wants = bool(modules & _WANT_ARRAYS) or not calls_attention(model)
-    return replace(config, kv_handed="arrays") if wants else config
+    if not config.packs or not modules & {*_WANT_ARRAYS, "mla"}:
+        return config
+    return replace(config, kv_handed="latents" if "mla" in modules else "arrays")
+
+
+def _groups_heads(model: Any) -> bool:
+    """Whether its own softmax has an axis of the query heads of each KV head."""
+    return any(
+        type(module).__module__ == "mlx_lm.models.gemma2" and getattr(module, "repeats", 1) > 1
+        for module in model.modules()
+    )
 
 
 def _check_indexed(model: Any, config: H2OConfig) -> None:

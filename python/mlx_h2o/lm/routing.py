@@ -49,8 +49,7 @@ def routing(model: Module | None = None) -> Iterator[None]:
     if not targets:
         raise ValueError(
             f"[routing] {model_name(model)} does not call mlx_lm's attention function, so its "
-            "scores cannot be had: expected another model, or a policy that needs no scores and "
-            "kv_bits=None."
+            "scores cannot be had: expected another model, or a policy that needs none."
         )
     targets += drafting.targets()
     targets += class_name_targets()
