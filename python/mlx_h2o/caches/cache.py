@@ -220,7 +220,7 @@ class H2OKVCache(ScoredRows):
         if self._mixed:
             full = [n for n, rows in enumerate(table.tail.rows) if rows >= self._tail_limit]
             table = self._evict(table, full if added else [], _UNBOUNDED, counts)
-        elif added <= 1:
+        elif added <= max(1, self._reach):
             table.fit(self._budget)
         self._free = 0
         self._width = table.width
