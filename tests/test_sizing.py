@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 import mlx_h2o
 from mlx_h2o import H2OConfig, cli
+from mlx_h2o.lm.hosting import hosting
 from mlx_h2o.lm.prompt_cache import fit_bytes
 from mlx_h2o.lm.sizing import least_rows, most_rows, parsed_bytes
 from models import tiny
-from tiny_models import tiny_qwen3
+from tiny_models import random_prompt, tiny_qwen3, tiny_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +60,44 @@ def test_the_bytes_are_met(model, settings):
     assert held(model, found.config, 2 * found.config.group + 8) == found.nbytes
     more = found.config.with_budget(rows + 1)
     assert held(model, more, 2 * more.group + 8) > limit
+
+
+@pytest.mark.matrix(1)
+@pytest.mark.parametrize(
+    "settings",
+    [{"policy": "h2o", "kv_bits": None}, {"kv_bits": 4}, {"kv_bits": 8, "light_bits": 4}],
+    ids=str,
+)
+def test_a_draft_models_caches_are_in_the_budget(model, settings):
+    """While both write, and one row more in each would be too much."""
+    draft, limit = tiny_qwen3(layers=1, head_dim=64, seed=1), 120_000
+    given = settings | {"draft_model": draft, "speculative": 3}
+    found = fit_bytes(model, limit, **given)
+    assert found.draft_nbytes == found.nbytes // 3  # it has one layer, the model two
+    assert f"bytes, {found.draft_nbytes:,} of them the draft model's, at most" in str(found)
+    caches = mlx_h2o.make_prompt_cache(model, max_kv_bytes=limit, **given)
+    assert [cache.config for cache in caches] == [found.config] * 3
+    rows = found.config.max_kv_size
+    responses = mlx_h2o.stream_generate(
+        model, tiny_tokenizer(), random_prompt(rows + 50), max_tokens=found.config.group + 20,
+        prompt_cache=caches, draft_model=draft, num_draft_tokens=3,
+    )  # fmt: skip
+    most = max(sum(cache.nbytes for cache in caches) for _ in responses)
+    assert 0.9 * limit < most <= found.nbytes <= limit
+    more = found.config.with_budget(rows + 1)
+    assert sum(held(one, more, 2 * more.group + 8) for one in (model, draft)) > limit
+
+
+def test_both_models_of_a_command_share_the_bytes(capsys):
+    """Whichever of them caches are made for first."""
+    model, draft = tiny_qwen3(), tiny_qwen3(layers=1)
+    sized = {"max_kv_bytes": 40_000, "speculative": 3}
+    with hosting(H2OConfig(speculative=3), sized=sized) as host:
+        host.fit(model, draft)
+        caches = [*host.caches(draft), *host.caches(model)]
+    expected = fit_bytes(model, 40_000, draft_model=draft, speculative=3)
+    assert [cache.config for cache in caches] == [expected.config] * 3
+    assert capsys.readouterr().err == f"KV cache: {expected}\n"
 
 
 def test_bits_are_the_most_that_most_of_the_context_fits_in(model):

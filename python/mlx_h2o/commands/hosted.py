@@ -12,7 +12,7 @@ import mlx_lm
 from mlx_lm.generate import DEFAULT_MODEL
 
 from ..config import H2OConfig
-from ..lm.generate import generate, make_prompt_cache, summary
+from ..lm.generate import generate, summary
 from ..lm.hosting import Host, hosting
 from ..lm.prompt_cache import context_length, evicting_caches
 from ..lm.prompt_store import PromptStore
@@ -139,9 +139,7 @@ def _generation(host: Host, model: str | None) -> dict[str, Callable[..., Any]]:
         if given.pop("prompt_cache") is not None:
             caches = load_prompt_cache(file, model=loaded)  # now that there is one to compare
         else:
-            caches = host.caches(loaded)
-        if draft_model is not None:
-            caches = caches + make_prompt_cache(draft_model, host.config)
+            caches = host.caches(loaded, draft_model)
         text = generate(
             loaded,
             tokenizer,

@@ -44,8 +44,8 @@ _FLAGS: dict[str, dict[str, Any]] = {
     },
     "max_kv_bytes": {
         "metavar": "BYTES",
-        "help": "in place of rows: bytes of all layers together, such as 300MB; picks the rows, "
-        "and the bits where --kv-bits does not say",
+        "help": "in place of rows: bytes of all layers together, such as 300MB, a draft model's "
+        "included; picks the rows, and the bits where --kv-bits does not say",
     },
     "policy": {
         "choices": policies.names(),

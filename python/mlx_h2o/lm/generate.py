@@ -28,8 +28,8 @@ __all__ = ["batch_generate", "generate", "load", "make_prompt_cache", "stream_ge
 _NO_LIMIT = int(1e30)
 """Of the tokens in a text, as transformers writes it."""
 
-_BY_MODEL = ("budgets", "profile", "max_kv_bytes")
-"""What a draft model, whose layers are others, does not get."""
+_BESIDE = ("budgets", "profile", "max_kv_bytes")
+"""What :func:`make_prompt_cache` takes beside the settings."""
 
 
 def load(path_or_hf_repo: str, *args: Any, **kwargs: Any) -> Any:
@@ -80,8 +80,9 @@ def stream_generate(
             H2OConfig as of :func:`make_prompt_cache`, where None means the default; or
             ``prompt_cache``, caches of :func:`make_prompt_cache`, which are updated in place and
             bring their own settings.
-            With ``draft_model`` both models get caches, for ``num_draft_tokens`` (2) at a time;
-            a ``prompt_cache`` then holds those of the model and those of the draft model.
+            With ``draft_model`` both models get caches, for ``num_draft_tokens`` (2) at a time, and
+            ``max_kv_bytes`` are those of both; a ``prompt_cache`` then holds those of the model and
+            those of the draft model.
 
     Yields:
         mlx_lm's GenerationResponse, a piece of text each.
@@ -158,7 +159,7 @@ def batch_generate(
             f"[batch_generate] found {len(caches)} prompt caches, expected {len(prompts)}, one for "
             "each prompt."
         )
-    for name in (*H2OConfig.setting_names(), *_BY_MODEL):
+    for name in (*H2OConfig.setting_names(), *_BESIDE):
         kwargs.pop(name, None)
     if not isinstance(tokenizer, TokenizerWrapper):
         tokenizer = TokenizerWrapper(tokenizer)
@@ -186,16 +187,14 @@ def _caches(operation: str, model: Module, kwargs: dict[str, Any]) -> list[Any]:
             f"[{operation}] quantized_kv_start is {start}, expected 0: rows are quantised from "
             "the first on."
         )
-    names = (*H2OConfig.setting_names(), *_BY_MODEL)
+    names = (*H2OConfig.setting_names(), *_BESIDE)
     settings = {name: kwargs.pop(name) for name in names if name in kwargs}
     given = {name: value for name, value in settings.items() if value is not None}
     prompt_cache = kwargs.pop("prompt_cache", None)
     if prompt_cache is None:
-        if draft is None:
-            return make_prompt_cache(model, **given)
-        given = _with_speculation(given, kwargs.get("num_draft_tokens", DRAFTED))
-        its = {name: value for name, value in given.items() if name not in _BY_MODEL}
-        return make_prompt_cache(model, **given) + make_prompt_cache(draft, **its)
+        if draft is not None:
+            given = _with_speculation(given, kwargs.get("num_draft_tokens", DRAFTED))
+        return make_prompt_cache(model, draft_model=draft, **given)
     if given:
         raise ValueError(
             f"[{operation}] found prompt_cache and the settings {sorted(given)}, expected one or "

@@ -39,8 +39,8 @@ def hosting(
 ) -> Iterator[Host]:
     """Within the context mlx_lm's chat and server make caches of these settings, with ``budgets``
     or a ``profile`` as of :func:`mlx_h2o.make_prompt_cache`. With ``sized``, arguments of
-    ``fit_bytes``, the settings of each model are those that fit. In ``store`` the server's prompt
-    caches outlive it.
+    ``fit_bytes``, the settings of each model are those that fit, and those of a model and its draft
+    model the ones with which both fit. In ``store`` the server's prompt caches outlive it.
 
     ``load`` there knows the model "demo" too. Models that cannot be served raise ValueError as they
     are loaded; so does a draft model that a request names where ``config.speculative`` is 0. A
@@ -58,7 +58,7 @@ def hosting(
         targets += [
             _target("models.cache", "can_trim_prompt_cache", _trimmable_at_will),
             _target("generate", "trim_prompt_cache", _trimming),
-            *server_targets(config.speculative, store, host.identity),
+            *server_targets(config.speculative, store, host.identity, host.fit),
         ]
         with PATCHES.replaced(targets):
             yield host
@@ -87,32 +87,38 @@ class Host:
         self.budgets = budgets
         self.profile = profile
         self.sized = sized
-        self._fitting: tuple[Callable[[], Any], H2OConfig] = lambda: None, config
+        self._fitting: tuple[list[weakref.ref[Any]], H2OConfig] = [], config
         self.model: Callable[[], Any] = lambda: None
         self._stack = stack
         self._lock = threading.Lock()
         self._routed: list[weakref.ref[Any]] = []  # a strong one would keep unloaded models
 
-    def caches(self, model: Any) -> list[Any]:
-        """Caches of these settings."""
-        layers: dict[str, Any] = {"budgets": self.budgets, "profile": self.profile}
-        return make_prompt_cache(model, self._config(model), **layers)
+    def caches(self, model: Any, draft_model: Any = None) -> list[Any]:
+        """Caches of these settings, and behind them those of a draft model."""
+        self.fit(model, draft_model)
+        return make_prompt_cache(
+            model,
+            self.config if self.sized is None else self._fitting[1],
+            draft_model=draft_model,
+            budgets=self.budgets,
+            profile=self.profile,
+        )
+
+    def fit(self, model: Any, draft_model: Any = None) -> None:
+        """Pick the settings with which the caches of these models fit together, and say so; unless
+        they are known, as of one of two that fit already."""
+        known, _ = self._fitting
+        if self.sized is None or any(one() is model for one in known):
+            return
+        found = fit_bytes(model, draft_model=draft_model, profile=self.profile, **self.sized)
+        print(f"KV cache: {found}", file=sys.stderr)
+        models = [one for one in (model, draft_model) if one is not None]
+        self._fitting = [weakref.ref(one) for one in models], found.config
 
     def identity(self, model: Any) -> str:
         """The same for the same weights and settings of caches."""
         settings = [cache.config for cache in evicting_caches(self.caches(model))]
         return f"{fingerprint(model)} {hashlib.sha256(repr(settings).encode()).hexdigest()[:16]}"
-
-    def _config(self, model: Any) -> H2OConfig:
-        if self.sized is None:
-            return self.config
-        known, config = self._fitting
-        if known() is not model:
-            found = fit_bytes(model, profile=self.profile, **self.sized)
-            print(f"KV cache: {found}", file=sys.stderr)
-            config = found.config
-            self._fitting = weakref.ref(model), config
-        return config
 
     def making(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)

@@ -50,6 +50,7 @@ def make_prompt_cache(
     model: Module,
     max_kv_size: int | H2OConfig | None = None,
     *,
+    draft_model: Module | None = None,
     budgets: Budgets | None = None,
     max_kv_bytes: int | str | None = None,
     profile: Profile | str | PathLike[str] | None = None,
@@ -64,10 +65,13 @@ def make_prompt_cache(
     Args:
         model: an mlx_lm model.
         max_kv_size: rows per KV head, or all the settings as an H2OConfig; None for the default.
+        draft_model: a model that drafts, whose caches come behind those of the model. They have the
+            same settings, without ``budgets`` and ``profile``, which are of the model's layers.
         budgets: for layers that differ, one per layer that evicts, in order: ``max_kv_size``, or
             all the settings as an H2OConfig; or a JSON file with that list under "budgets".
         max_kv_bytes: in place of ``max_kv_size``: bytes of all caches together, once they are full,
-            as a number or as "300MB"; :func:`fit_bytes` says what rows, bits and policy that gives.
+            as a number or as "300MB", those of a draft model included; :func:`fit_bytes` says what
+            rows, bits and policy that gives.
         profile: of ``mlx_h2o calibrate``, or its file: ``max_kv_size`` is then the mean over the
             layers, and each of them gets the rows that its measured losses ask for. The policy is
             the profile's.
@@ -86,8 +90,13 @@ def make_prompt_cache(
                 f"[make_prompt_cache] found max_kv_bytes = {max_kv_bytes!r} beside max_kv_size or "
                 "budgets, expected one of them."
             )
-        max_kv_size = fit_bytes(model, max_kv_bytes, profile=profile, **settings).config
+        max_kv_size = fit_bytes(
+            model, max_kv_bytes, draft_model=draft_model, profile=profile, **settings
+        ).config
         settings = {}
+    if draft_model is not None:
+        own = make_prompt_cache(model, max_kv_size, budgets=budgets, profile=profile, **settings)
+        return own + make_prompt_cache(draft_model, max_kv_size, **settings)
     if profile is not None:
         if budgets is not None:
             raise ValueError("[make_prompt_cache] found profile and budgets, expected one of them.")
@@ -126,6 +135,7 @@ def fit_bytes(
     model: Module,
     max_kv_bytes: int | str,
     *,
+    draft_model: Module | None = None,
     profile: Profile | str | PathLike[str] | None = None,
     **settings: Any,
 ) -> Sizing:
@@ -141,6 +151,8 @@ def fit_bytes(
         model: an mlx_lm model.
         max_kv_bytes: bytes of all caches of a sequence, once they are full, as a number or as
             people write it: "300MB", "64MiB".
+        draft_model: a model that drafts, whose caches, of as many rows of as many bits, are among
+            these bytes.
         profile: as of :func:`make_prompt_cache`.
         settings: settings of H2OConfig but for ``max_kv_size``.
 
@@ -156,6 +168,12 @@ def fit_bytes(
 
     merges = "policy" not in settings and profile is None
 
+    def draft_nbytes(config: H2OConfig, chunk: int = 0) -> int:
+        return 0 if draft_model is None else _full_nbytes(draft_model, config, None, chunk)
+
+    def nbytes_of(config: H2OConfig, chunk: int = 0) -> int:
+        return _full_nbytes(model, config, profile, chunk) + draft_nbytes(config, chunk)
+
     def config_of(rows: int, bits: int | None) -> H2OConfig:
         packs = bits is not None or "kv_format" in settings
         chosen = {"policy": Merge.name} if merges and packs else {}
@@ -163,7 +181,7 @@ def fit_bytes(
         return _config(None, sized if profile is None else _as_measured(profile, None, sized)[1])
 
     def measuring(bits: int | None) -> Measure:
-        return lambda rows: _full_nbytes(model, config_of(rows, bits), profile)
+        return lambda rows: nbytes_of(config_of(rows, bits))
 
     least = least_rows(settings)
     bits = settings.get("kv_bits")
@@ -184,11 +202,11 @@ def fit_bytes(
         fitting = (bits for bits, most in rows.items() if measured(measuring(bits), most) <= limit)
         bits = next(fitting, bits) if context else bits
     config = config_of(most_rows(measuring(bits), least, limit), bits)
-    nbytes = _full_nbytes(model, config, profile)
-    return Sizing(config, nbytes, _full_nbytes(model, config, profile, PROMPT_CHUNK))
+    peak = nbytes_of(config, PROMPT_CHUNK)
+    return Sizing(config, nbytes_of(config), peak, draft_nbytes(config))
 
 
-def _full_nbytes(model: Module, config: H2OConfig, profile: Profile | None, chunk: int = 0) -> int:
+def _full_nbytes(model: Module, config: H2OConfig, profile: Profile | None, chunk: int) -> int:
     """Bytes of full caches, or of those that take in a chunk of a prompt more."""
     run: Any = model
     caches = make_prompt_cache(model, config, profile=profile)

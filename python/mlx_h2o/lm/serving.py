@@ -27,7 +27,10 @@ _LONGEST = 1 << 26
 
 
 def server_targets(
-    speculative: int, store: PromptStore | None, identify: Callable[[Any], str]
+    speculative: int,
+    store: PromptStore | None,
+    identify: Callable[[Any], str],
+    fit: Callable[[Any, Any], None],
 ) -> list[Target]:
     """What is replaced in mlx_lm's server.
 
@@ -35,15 +38,17 @@ def server_targets(
         speculative: draft tokens that caches take back, at most.
         store: where prompt caches outlive the server, or None.
         identify: a text that is the same for the same model and settings of its caches.
+        fit: is told of a model and its draft model before caches are made for them.
     """
     known: dict[Any, str] = {}
 
-    def identified(provider: Any) -> None:
+    def loaded(provider: Any) -> None:
         models = provider.model, provider.draft_model
-        texts = [identify(model) for model in models if model is not None]
-        known[provider.model_key] = " ".join(texts)
+        fit(*models)
+        if store is not None:
+            texts = [identify(model) for model in models if model is not None]
+            known[provider.model_key] = " ".join(texts)
 
-    loaded = (lambda provider: None) if store is None else identified
     module = importlib.import_module("mlx_lm.server")
     handler = _handler(module.APIHandler)
     wraps: dict[str, Callable[[Any], Any]] = {

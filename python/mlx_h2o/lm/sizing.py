@@ -35,11 +35,13 @@ class Sizing:
     config: the settings.
     nbytes: of the caches of all layers, for one sequence, once they are full.
     peak_nbytes: the most while a prompt is read 2,048 tokens at a time.
+    draft_nbytes: of ``nbytes``, those of the caches of a draft model.
     """
 
     config: H2OConfig
     nbytes: int
     peak_nbytes: int
+    draft_nbytes: int = 0
 
     def __str__(self) -> str:
         config = self.config
@@ -48,9 +50,10 @@ class Sizing:
             bits = f"as {config.kv_format}"
         if config.v_bits not in (None, config.kv_bits):
             bits += f" (values {config.v_bits})"
+        drafts = f", {self.draft_nbytes:,} of them the draft model's" if self.draft_nbytes else ""
         return (
             f"{config.max_kv_size:,} rows a head by {config.policy}, {bits}: {self.nbytes:,} "
-            f"bytes, at most {self.peak_nbytes:,} while a prompt is read"
+            f"bytes{drafts}, at most {self.peak_nbytes:,} while a prompt is read"
         )
 
 
