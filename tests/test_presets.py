@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 
+import mlx.core as mx
 import numpy as np
 import pytest
+from mlx_lm.models import qwen3
 
 import mlx_h2o
-from mlx_h2o import cli, demo
+from mlx_h2o import cli, demo, fast
 from mlx_h2o.evaluation import output, tables, tasks
 from mlx_h2o.evaluation.arms import Footprint, resolve
 from mlx_h2o.evaluation.presets import PRESETS
@@ -65,6 +67,54 @@ def test_lengths_are_measured_each():
     assert "by length" in said and rows[0] == ["cache", "96", "48", "40"]
     more = math.exp(by_length[0].differences["full"].mean) - 1
     assert rows[-1][1] == f"{math.exp(by_length[0].value):.2f} ({more:+.1%})"
+
+
+def test_the_pairs_that_are_skipped():
+    """Of every layer, by the definition: a weight below the threshold at the end of a text."""
+    model, tokenizer, threshold = tiny_qwen3(head_dim=32), tiny_tokenizer(), 1e-3
+    prompt = random_prompt(120)
+    found = evaluate(
+        model, tokenizer, [("one", " ".join(f"t{token}" for token in prompt))],
+        [parse("full"), parse(f"keydiff:none:kv8:group=32:sparse_v={threshold}")],
+        tasks=PRESETS["sparse-v-skips"].tasks, controls=False,
+        settings=tasks.Settings(documents=1, lengths=(100, 60), prompt=8, chunk=32),
+    )  # fmt: skip
+    (measured,) = (
+        one["figures"]
+        for one in found.records
+        if one["case"]["length"] == 100 and one["strategy"] != "full"
+    )
+    start = found.setting["documents"][0]["start"]
+    caches = mlx_h2o.make_prompt_cache(model, 128, kv_bits=8, kv_group_size=32)
+    expected = shares_below(model, caches, prompt[start : start + 100], threshold)
+    assert [values for (values,) in measured.values()] == pytest.approx(expected, abs=1e-3)
+    assert 0.02 < min(expected) < max(expected) < 0.98
+    result = output.as_json(found, summaries(found), "command")
+    head, full, sparse = tables.table(result)
+    assert head[3:] == [f"skipped at {n} tokens: min / median / max" for n in (100, 60)]
+    assert full[3:] == ["- / - / -"] * 2
+    low, middle, high = (float(one.rstrip("%")) for one in sparse[3].split(" / "))
+    assert (low, high) == pytest.approx((100 * min(expected), 100 * max(expected)), abs=0.1)
+    assert middle == pytest.approx(50 * sum(expected), abs=0.1)
+
+
+def shares_below(model, caches, tokens, threshold):
+    """Of each layer, over the last 16 queries, which see what is stored."""
+    weights = [[] for _ in caches]
+
+    def noted(queries, keys, values, *, cache, scale, **_):
+        out, scores, lse = fast.scaled_dot_product_attention_quantized_with_scores(
+            queries, *keys, *values, scale=scale, bits=8, group_size=32, return_lse=True
+        )
+        weights[caches.index(cache)].append(np.exp(np.array(scores - lse[..., None])))
+        return out
+
+    mx.eval(model(mx.array(tokens[:-16])[None], cache=caches))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(qwen3, "scaled_dot_product_attention", noted)
+        for token in tokens[-16:]:
+            mx.eval(model(mx.array([[token]]), cache=caches))
+    return [np.mean([(one < threshold).mean() for one in of]) for of in weights]
 
 
 @pytest.fixture

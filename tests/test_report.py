@@ -89,7 +89,7 @@ def test_what_is_recorded_is_what_caches_hold(loaded, run, name):
 
 def test_only_what_lets_rows_go_and_only_where_it_is_asked_for(loaded, run):
     recorded = run[1]["recorded"]
-    assert list(recorded) == list(tasks.TASKS)
+    assert list(recorded) == [task for task in tasks.TASKS if task != "skips"]
     for text in recorded.values():
         assert list(text["held"]) == ["keydiff:32", "merge:24"]
         assert "".join(text["pieces"]).startswith(TEXT[:8])

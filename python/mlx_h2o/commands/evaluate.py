@@ -98,8 +98,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         prog="mlx_h2o evaluate",
         description="Read texts with caches of several strategies and compare how well each "
-        "predicts them (ppl: perplexity, divergence from the full cache, same top token) and which "
-        "planted facts it still knows (needle). Beside the strategies stand the full cache, "
+        "predicts them (ppl: perplexity, divergence from the full cache, same top token), which "
+        "planted facts it still knows (needle), and what share of pairs sparse V skips (skips). "
+        "Beside the strategies stand the full cache, "
         "mlx_lm's quantised caches, and for each a rotating window and a random choice of rows of "
         "the same bytes.",
     )

@@ -126,6 +126,13 @@ PRESETS = {
         documents=8,
         tasks=("ppl", "needle"),
     ),
+    "sparse-v-skips": Preset(
+        "Turney 2026, the skip rate by context: of pairs, by layer",
+        ("full", "keydiff:none:kv8:sparse_v=1e-6", "keydiff:none:kv4:sparse_v=1e-6"),
+        lengths=(4096, 2048, 512),
+        documents=8,
+        tasks=("skips",),
+    ),
     "divergence": Preset(
         f"{_SPARSE} 4.4: divergence by bits", ("full", "kv8", "kv4", "kv3"), documents=8
     ),

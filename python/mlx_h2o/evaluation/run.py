@@ -73,7 +73,7 @@ def evaluate(
         texts: name and text of each; documents are cut out of them.
         strategies: see :mod:`mlx_h2o.evaluation.strategies`.
         model_name: how the results call the model.
-        tasks: "ppl", with divergence and agreement, and "needle".
+        tasks: "ppl", with divergence and agreement, "needle", and "skips", of sparse V.
         settings: of the tasks.
         controls: whether to add the full cache, mlx_lm's quantised ones, and a rotating window
             and a random choice of the same bytes.
@@ -160,7 +160,7 @@ def _planned(
     shown: dict[str, dict[str, list[str]]] = {}
     for job in planned:
         task = job.case["task"]
-        recorded = tokenizer is not None and task not in shown
+        recorded = tokenizer is not None and bool(job.text) and task not in shown
         if tokenizer is not None and recorded:
             shown[task] = {"pieces": pieces(tokenizer, job.text), "facts": list(job.facts)}
         measured = (arm for arm in arms if job.every_seed or arm.strategy.seeded)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,13 +21,16 @@ Figures = npt.NDArray[np.float64]
 
 DIVISIONS = ("wording", "depth", "needles", "length", "reading")
 
+OF_LAYERS: dict[str, Callable[..., Any]] = {"min": np.min, "median": np.median, "max": np.max}
+
 
 @dataclass(frozen=True)
 class Summary:
     """One measure of one arm, averaged over documents and seeds.
 
     measure: "loss" and "kld" in nats, "top1", "recall" and "recall by WHAT VALUE", shares; of
-        several lengths also "loss by length TOKENS".
+        several lengths also "loss by length TOKENS". "skipped at TOKENS tokens: min", "median" and
+        "max" of the layers: the share of pairs that sparse V leaves out.
     differences: to "full" and to "window", where there are such.
     """
 
@@ -71,6 +74,7 @@ def _figures(found: Evaluation, arm: Arm) -> dict[str, Figures]:
     documents = len(found.setting["documents"])
     seeds = int(found.setting["settings"]["seeds"])
     cells: dict[str, dict[tuple[int, int], list[float]]] = defaultdict(lambda: defaultdict(list))
+    tasks: dict[str, str] = {}
     failed: set[str] = set()
     for record in found.records:
         if record["strategy"] != arm.name:
@@ -80,16 +84,16 @@ def _figures(found: Evaluation, arm: Arm) -> dict[str, Figures]:
             failed.add(task)
             continue
         # What draws nothing is measured once, and is the same with every seed.
-        once = task == "ppl" and not arm.strategy.seeded
+        once = task != "needle" and not arm.strategy.seeded
         for measure, values in _measures(record, len(found.setting["settings"]["lengths"]) > 1):
+            tasks[measure] = task
             for document, value in zip(record["documents"], values, strict=True):
                 for seed in range(seeds) if once else (record["seed"],):
                     cells[measure][document, seed].append(value)
     measures = {}
     for measure, by_cell in cells.items():
-        task = "needle" if measure.startswith("recall") else "ppl"
         whole = len(by_cell) == documents * seeds
-        if whole and task not in failed:
+        if whole and tasks[measure] not in failed:
             measures[measure] = np.array(
                 [[np.mean(by_cell[d, s]) for s in range(seeds)] for d in range(documents)]
             )
@@ -102,6 +106,12 @@ def _measures(record: dict[str, Any], lengths: bool) -> list[tuple[str, list[flo
     if case["task"] == "ppl":
         of_length = [(f"loss by length {case['length']}", figures["loss"])] if lengths else []
         return [*figures.items(), *of_length]
+    if case["task"] == "skips":
+        layers = np.array(list(figures.values()))
+        return [
+            (f"skipped at {case['length']} tokens: {name}", pick(layers, axis=0).tolist())
+            for name, pick in (OF_LAYERS.items() if figures else ())
+        ]
     found = []
     for depth, values in record["figures"].items():
         found.append(("recall", values))

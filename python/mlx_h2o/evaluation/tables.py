@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .summary import DIVISIONS
+from .summary import DIVISIONS, OF_LAYERS
 
 __all__ = ["Result", "Table", "divisions", "markdown", "notes", "table"]
 
@@ -26,6 +26,10 @@ def table(result: Result) -> Table:
         head += ["perplexity", "loss to full", "loss to window", "KLD", "same top token"]
     if "recall" in measured:
         head += ["recall", "recall to window"]
+    last = f": {list(OF_LAYERS)[-1]}"
+    skipped = [one.removesuffix(last) for _, one in by if one.endswith(last)]
+    skipped = list(dict.fromkeys(skipped))
+    head += [f"{one}: {' / '.join(OF_LAYERS)}" for one in skipped]
     rows = [head]
     for arm in result["strategies"]:
         name = f"{arm['name']} (control)" if arm["control"] else arm["name"]
@@ -41,6 +45,9 @@ def table(result: Result) -> Table:
             ]
         if "recall" in measured:
             cells += [_value(recall, ".0%"), _interval(recall, "window", "+.0%")]
+        for one in skipped:
+            of_layers = (by.get((arm["name"], f"{one}: {name}")) for name in OF_LAYERS)
+            cells.append(" / ".join(_value(line, ".1%") for line in of_layers))
         rows.append(cells)
     return rows
 

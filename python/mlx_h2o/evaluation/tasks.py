@@ -14,10 +14,11 @@ from mlx_lm.models.cache import make_prompt_cache as stock_cache
 from .documents import Document
 from .facts import WORDINGS, Fact, PlantedText, Tokenizer, draw, insert
 from .reading import Forced, Progress, forced, read, recall
+from .skipping import skipped
 
 __all__ = ["READINGS", "TASKS", "Job", "Settings", "jobs"]
 
-TASKS = ("ppl", "needle")
+TASKS = ("ppl", "needle", "skips")
 READINGS = ("chunk", "token")
 
 
@@ -90,7 +91,7 @@ class Job:
     every_seed: whether every arm is measured with this seed, or only arms that draw at random.
     measure: the figures of caches that a function makes, one per document; what it is given
         besides looks at them.
-    text: the tokens of the first document, as it is read.
+    text: the tokens of the first document, as it is read; empty where it is not to be recorded.
     facts: those in it, as text.
     """
 
@@ -116,12 +117,14 @@ def jobs(
     Raises ValueError where facts do not fit, or the tokenizer has too few words for them.
     """
     for group in groups:
-        for length in (settings.lengths or (settings.length,)) if "ppl" in tasks else ():
+        for length in settings.lengths or (settings.length,):
             texts = [documents[index].tokens[:length] for index in group]
-            reader = _Perplexity(model, mx.array(texts), settings)
-            for seed in range(settings.seeds):
-                case = {"task": "ppl", "length": len(texts[0])}
-                yield Job(case, group, seed, seed == 0, reader.measure, texts[0])
+            for task in [one for one in _READ_ALONE if one in tasks]:
+                reader = _READ_ALONE[task](model, mx.array(texts), settings)
+                for seed in range(settings.seeds):
+                    case = {"task": task, "length": len(texts[0])}
+                    shown = texts[0] if task == "ppl" else ()
+                    yield Job(case, group, seed, seed == 0, reader.measure, shown)
         if "needle" in tasks:
             yield from _needles(model, tokenizer, documents, group, settings)
 
@@ -153,6 +156,20 @@ class _Perplexity:
             progress=_showing(caches, look),
             **how,
         )
+
+
+class _Skips:
+    """Documents read in chunks, and their last tokens one by one."""
+
+    def __init__(self, model: Any, tokens: mx.array, settings: Settings) -> None:
+        self._model, self._tokens, self._settings = model, tokens, settings
+
+    def measure(self, make: Callable[[], list[Any]], look: Look | None) -> Figures:
+        return skipped(self._model, make(), self._tokens, self._settings.chunk)
+
+
+_READ_ALONE: dict[str, Callable[..., Any]] = {"ppl": _Perplexity, "skips": _Skips}
+"""By task: what reads documents as they are."""
 
 
 def _showing(caches: list[Any], look: Look | None) -> Progress | None:
