@@ -2,6 +2,9 @@
 
     python benchmarks/native_attention.py --json benchmarks/results/native_attention.json
 
+With --parts the file keeps what it has of the others. What is added says itself where it was
+measured.
+
 Decode attention, one query, B=1, Hq=16, Hkv=8, D=128 unless said. A turn runs one arm over all the
 caches of a case, as a model runs over its layers, and the arms take turns in rotating order. Cold
 cases hold at least 256 MB of caches, more than any cache of the processor; warm ones repeat one.
@@ -34,6 +37,7 @@ SCALE = WIDTH**-0.5
 GROUP = 64
 THRESHOLD = 1e-6
 PARTS = ("dense", "packed", "sparse", "groups", "bias")
+LOAD = "load_average_before_and_after"
 DTYPES = {"float16": mx.float16, "bfloat16": mx.bfloat16, "float32": mx.float32}
 
 Layer = tuple[Any, Any]  # keys and values: an array each, or packed words, scales and biases
@@ -364,6 +368,15 @@ def cases(quick: bool, parts: list[str], *settings: Any) -> Iterator[Any]:
             yield group_case(name, 16384, *settings)
 
 
+def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """``old`` with the runs of ``new``, which say where they come from, in the place of those of
+    the same cases."""
+    cases = {run["case"] for run in new["runs"]}
+    kept = [run for run in old["runs"] if run["case"] not in cases]
+    where = {name: new[name] for name in ("environment", "repeats", LOAD)}
+    return {**old, "runs": [*kept, *({**run, **where} for run in new["runs"])]}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
@@ -374,6 +387,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.repeats < 5:
         parser.error("expected at least 5 repeats")
+    some = arguments.json and arguments.json.exists() and set(arguments.parts) != set(PARTS)
+    old = json.loads(arguments.json.read_text()) if some else None  # fails now, not at the end
     environment = {**report.environment(), "simd": _core.simd_target()}
     load = os.getloadavg()[0]
     runs: list[Any] = []
@@ -399,11 +414,12 @@ def main() -> None:
         "environment": environment,
         "repeats": arguments.repeats,
         "shape": {"B": 1, "Hq": HEADS, "Hkv": KV_HEADS, "D": WIDTH, "group_size": GROUP},
-        "load_average_before_and_after": [round(load, 2), round(os.getloadavg()[0], 2)],
+        LOAD: [round(load, 2), round(os.getloadavg()[0], 2)],
         "runs": runs,
     }
     if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+        found = result if old is None else merged(old, result)
+        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":
