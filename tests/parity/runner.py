@@ -134,7 +134,9 @@ def _verdict(
     base = next(name for name, found in outcomes.items() if case.name in found)
     if leg.name == base == "reference":
         return Verdict(not outcome.error, "error" if outcome.error else "base", note=outcome.error)
-    found = [traces.judge(case, outcome, outcomes[base][case.name], exact=False)]
+    found = []
+    if leg.trace_of == leg.name or leg.trace_of != base:
+        found.append(traces.judge(case, outcome, outcomes[base][case.name], exact=False))
     if leg.trace_of != leg.name and leg.trace_of in outcomes:
         # The same back end, driven from another language: the same rows at every step.
         found.append(traces.judge(case, outcome, outcomes[leg.trace_of][case.name], exact=True))
