@@ -304,6 +304,19 @@ def test_a_model_generates_from_codes(kv_format):
     assert answers[1][:4] == answers[0][:4]
 
 
+@pytest.mark.parametrize("kv_format", ["turbo3", "turbo8v3", "turbo0v3"])
+def test_outside_of_routing_the_remedy_is_named(kv_format):
+    model, _ = mlx_h2o.load("demo")
+    cache = mlx_h2o.make_prompt_cache(model, 64, kv_format=kv_format)
+    mx.eval(model(mx.arange(20)[None], cache=cache))  # a chunk's rows are unpacked for it
+    with pytest.raises(ValueError, match=f"{kv_format}.*expected mlx_h2o.generate, or .*routing"):
+        model(mx.array([[1]]), cache=cache)
+    with mlx_h2o.routing(model):
+        mx.eval(model(mx.array([[1]]), cache=cache))
+    with pytest.raises(AttributeError):
+        _ = H2OKVCache(H2OConfig()).bits
+
+
 def test_the_ends_of_a_model_are_guarded():
     model, _ = mlx_h2o.load("demo")
     caches = mlx_h2o.make_prompt_cache(model, 64, kv_format="turbo3", turbo_guard=1)

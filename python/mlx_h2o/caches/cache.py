@@ -339,6 +339,23 @@ class H2OKVCache(ScoredRows):
         own = self.config.kv_handed in ("grouped", "fused")  # which reads arrays itself
         return self.policy.needs_attention or (served and not own)
 
+    @property
+    def bits(self) -> int:
+        """None here: mlx_lm's attention takes its presence for rows of its own quantised cache.
+
+        Raises:
+            AttributeError: there is no such attribute.
+            ValueError: the last update returned codes, which only attention of ours reads; mlx_lm's
+                asks here first.
+        """
+        if self.config.kv_format is None or self._table is None or self._hands_arrays:
+            raise AttributeError("bits: the last update returned arrays")
+        raise ValueError(
+            f"[{type(self).__name__}] {self._described()} has kv_format "
+            f"{self.config.kv_format!r}, whose codes mlx_lm's own attention cannot read: expected "
+            "mlx_h2o.generate, or the call within `with mlx_h2o.routing(model):`."
+        )
+
     def make_mask(
         self, length: int, window_size: int | None = None, return_array: bool = False
     ) -> mx.array | str | EachLayersMask | None:
