@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-import reference
 from c_api import Handle, Library
-from parity.operations import split
+from parity.operations import written_rows
 
 Rows = Handle | tuple[Handle, ...]
 
@@ -264,6 +263,30 @@ def quantize_append(
     return items(library, places[0]), items(library, places[1])
 
 
+def encode_rows(
+    library: Library, rows: Handle, *, bits: int, of_values: bool
+) -> tuple[Handle, Handle]:
+    words, norms = Handle(library, "mlx_array"), Handle(library, "mlx_array")
+    library.check(
+        library.c.mlx_h2o_encode_rows(
+            words.pointer, norms.pointer, rows.value, bits, of_values, library.stream.value
+        )
+    )
+    return words, norms
+
+
+def decode_rows(
+    library: Library, words: Handle, norms: Handle, *, bits: int, of_values: bool
+) -> Handle:
+    place = Handle(library, "mlx_array")
+    library.check(
+        library.c.mlx_h2o_decode_rows(
+            place.pointer, words.value, norms.value, bits, of_values, library.stream.value
+        )
+    )
+    return place
+
+
 def prefill_scores(
     library: Library,
     queries: Handle,
@@ -372,14 +395,14 @@ def _run_append(case: _Case) -> dict[str, np.ndarray]:
         case.library, case.rows("keys"), case.rows("values"), *(case.handles[n] for n in names),
         **case.packing(),
     )  # fmt: skip
-    slots, arrays = case.library.numpy(case.handles["slots"]), {}
-    bits, group_size = case.fields["bits"], case.fields["group_size"]
-    for name, packed, number in zip(("keys", "values"), found, bits, strict=True):
-        parts = [case.library.numpy(part) for part in packed]
-        dense = reference.dequantized(*parts, bits=number, group_size=group_size)
-        written, others = split(dense, slots)
-        arrays |= {f"new_{name}": written, f"other_{name}": others.astype(np.float32)}
-    return arrays
+    rows = [tuple(map(case.library.numpy, packed)) for packed in found]
+    return written_rows(case.fields, case.library.numpy(case.handles["slots"]), rows)
+
+
+def _run_codes(case: _Case) -> dict[str, np.ndarray]:
+    options = {"bits": case.fields["bits"][0], "of_values": case.fields["kind"] == "values"}
+    parts = encode_rows(case.library, case.handles["rows"], **options)
+    return case.numpy({"rows": decode_rows(case.library, *parts, **options)})
 
 
 def _run_prefill(case: _Case) -> dict[str, np.ndarray]:
@@ -406,6 +429,7 @@ RUN: dict[str, Callable[[_Case], dict[str, np.ndarray]]] = {
     "accumulate": _run_accumulate,
     "replace": _run_replace,
     "append": _run_append,
+    "codes": _run_codes,
     "prefill": _run_prefill,
     "merge": _run_merge,
 }

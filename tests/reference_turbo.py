@@ -64,17 +64,41 @@ def rows(words, norms, *, bits: int, side: str) -> np.ndarray:
     return levels(size, bits)[codes] @ rotation(size, SEEDS[side]) * reference.float64(norms)
 
 
+def stored(given, *, bits: int, side: str) -> np.ndarray:
+    """The rows that the codes of the ``given`` ones stand for, float64."""
+    norms, directions = _polar(given, side)
+    size = directions.shape[-1]
+    codes = np.searchsorted(_between(size, bits), directions)
+    return levels(size, bits)[codes] @ rotation(size, SEEDS[side]) * norms
+
+
+def flips(given, *, bits: int, side: str) -> float:
+    """By how much a row may be off them where float32 takes the next code of two elements."""
+    norms, directions = _polar(given, side)
+    size = directions.shape[-1]
+    gap = np.diff(levels(size, bits)).max() / np.sqrt(size)
+    return float(norms.max() * (2 * gap + 4 * reference.ULP["float32"]))
+
+
 def check_packed(words, norms, given, *, bits: int, side: str) -> None:
     """Words and norms are those of the ``given`` rows; a code may be the next one where an element
     lies at the mean of two levels as closely as float32 tells."""
-    given = reference.float64(given)
-    size = given.shape[-1]
-    exact = np.linalg.norm(given, axis=-1, keepdims=True)
+    exact, directions = _polar(given, side)
     np.testing.assert_allclose(reference.float64(norms), exact, rtol=2e-6)
-    directions = given / np.maximum(exact, 1e-8) @ rotation(size, SEEDS[side]).T
-    between = levels(size, bits)[1:] / 2 + levels(size, bits)[:-1] / 2
-    off = 2e-6
+    between, off = _between(directions.shape[-1], bits), 2e-6
     low, high = (np.searchsorted(between, directions + sign * off) for sign in (-1, 1))
     codes = unpacked(words, bits)
     assert ((low <= codes) & (codes <= high)).all()
     assert (low == high).mean() > 0.99
+
+
+def _polar(given, side: str) -> tuple[np.ndarray, np.ndarray]:
+    """Norms [..., 1] and rotated directions of rows [..., d], float64."""
+    given = reference.float64(given)
+    norms = np.linalg.norm(given, axis=-1, keepdims=True)
+    return norms, given / np.maximum(norms, 1e-8) @ rotation(given.shape[-1], SEEDS[side]).T
+
+
+def _between(size: int, bits: int) -> np.ndarray:
+    """The means of neighbouring levels."""
+    return levels(size, bits)[1:] / 2 + levels(size, bits)[:-1] / 2

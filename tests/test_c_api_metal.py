@@ -17,6 +17,7 @@ import c_api_operations
 from c_api import CODES, CError, Library
 from mlx_h2o.config import KV_FORMATS
 from mlx_h2o.operations import (
+    buffers,
     composed_cache,
     kernels,
     launch,
@@ -332,6 +333,28 @@ def test_append_launches_are_those_of_the_python_package(
     )
     shapes = [[metal.numpy(part).shape for part in side] for side in found]
     assert shapes == [[part.shape for part in side] for side in given]
+
+
+def test_rows_become_codes_by_the_launches_of_the_python_package(metal: Library) -> None:
+    """Keys with scales and biases have MLX's own packing beside them."""
+    for dtype, kv_format in zip(DTYPES, ("turbo3", "turbo8v4", "turbo0v2"), strict=True):
+        bits, v_bits = KV_FORMATS[kv_format]
+        new = mx.zeros((2, 2, 3, 64), dtype), mx.zeros((2, 2, 3, 128), dtype)
+        plans, stored = [], []
+        for rows, width, seed in zip(new, (bits, v_bits), (turbo.KEYS, turbo.VALUES), strict=True):
+            parts = {0: 1, 8: 3}.get(width, 2)
+            whole = mx.repeat(rows, 3, axis=2)
+            stored.append(tuple(buffers.packed(whole, parts, width, 32, seed)))
+            if parts == 2:
+                plans.append(launch_rows.encode_rows(rows, width, seed))
+        slots = mx.zeros((2, 2, 3), mx.uint32)
+        found = c_api_operations.quantize_append(
+            metal, *handle(metal, (*stored, *new, slots)), bits=bits or 8, group_size=32,
+            v_bits=v_bits,
+        )  # fmt: skip
+        assert recorded(metal) == planned(*plans)
+        shapes = [[metal.numpy(part).shape for part in side] for side in found]
+        assert shapes == [[part.shape for part in side] for side in stored]
 
 
 REFUSED = {

@@ -31,6 +31,11 @@ def pack(*shape: int, bits: int = 8, dtype: mx.Dtype = mx.float32) -> tuple[mx.a
     return tuple(mx.quantize(mx.zeros(shape, dtype), bits=bits, group_size=64))
 
 
+def codes(bits: int) -> tuple[mx.array, ...]:
+    """Words and norms of so many bits."""
+    return zeros(1, 2, 5, 2 * bits, dtype=mx.uint32), zeros(1, 2, 5, 1)
+
+
 def quantized_call(**changes: Any) -> dict[str, Any]:
     given = {"q": zeros(*Q), "k": pack(*ROWS), "v": pack(*ROWS), "scale": 1.0}
     return given | changes
@@ -167,6 +172,19 @@ WRONG_ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "other words": ("quantize_append", {"packed_keys": pack(*ROWS, bits=4)}),
     "other scales": ("quantize_append", {"packed_values": pack(*ROWS, dtype=mx.float16)}),
     "fewer values": ("quantize_append", {"packed_values": pack(1, 2, 4, 64)}),
+    "codes of many bits": ("quantize_append", {"packed_keys": codes(5), "bits": 5}),
+    "codes of other words": ("quantize_append", {"packed_values": codes(3), "bits": 4}),
+    "norms of halves": (
+        "quantize_append",
+        {"packed_keys": (codes(3)[0], zeros(1, 2, 5, 1, dtype=mx.float16)), "bits": 3},
+    ),
+    "rows of another dtype": (
+        "quantize_append", {"packed_keys": (zeros(*ROWS, dtype=mx.float16),)}
+    ),
+    "codes of rows of 48": (
+        "quantize_append",
+        {"packed_keys": codes(3), "new_keys": zeros(1, 2, 3, 48), "bits": 3},
+    ),
     "integer slots": ("quantize_append", {"slots": zeros(1, 2, 3, dtype=mx.int32)}),
     "slots of other rows": ("quantize_append", {"slots": zeros(1, 2, 2, dtype=mx.uint32)}),
     "a kind": ("prefill_scores", {"kind": "max"}),
@@ -229,6 +247,15 @@ def test_row_operations_refuse_with_the_words_of_the_python_package(
     )  # fmt: skip
 
 
+def test_no_row_of_codes_is_replaced(library: Library) -> None:
+    arrays, more = split(RIGHT["replace_worst"] | {"keys": codes(3)}, {"position"})
+    with pytest.raises(CError) as caught:
+        operations.replace_worst(library, *handles(library, arrays), **more)
+    assert str(caught.value) == (
+        "[replace_worst] keys are words and norms, expected 1 array, or words, scales and biases."
+    )
+
+
 @pytest.mark.parametrize("name", ["position", "recent_start"])
 @pytest.mark.parametrize("wrong", [mx.zeros((3,), mx.int32), mx.zeros((), mx.float32)])
 def test_one_number_per_sequence(library: Library, name: str, wrong: mx.array) -> None:
@@ -283,6 +310,35 @@ def test_mergers_are_refused(library: Library, wrong: dict[str, Any], text: str)
     with pytest.raises(CError) as caught:
         operations.mergers(library, **{name: handles(library, it) for name, it in given.items()})
     assert str(caught.value) == f"[mergers] {text}"
+
+
+WITHOUT_CODES: dict[str, tuple[mx.array, int, str]] = {
+    "rows of 48": (
+        zeros(1, 2, 5, 48), 3,
+        "rows have 48 elements and codes of 3 bits, expected a power of two from 32 to 1024, and "
+        "2, 3 or 4 bits.",
+    ),
+    "5 bits": (
+        zeros(*ROWS), 5,
+        "rows have 64 elements and codes of 5 bits, expected a power of two from 32 to 1024, and "
+        "2, 3 or 4 bits.",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("rows", "bits", "text"), WITHOUT_CODES.values(), ids=WITHOUT_CODES)
+def test_rows_without_codes_are_refused(
+    library: Library, rows: mx.array, bits: int, text: str
+) -> None:
+    with pytest.raises(CError) as caught:
+        operations.encode_rows(library, library.array(rows), bits=bits, of_values=False)
+    assert str(caught.value) == f"[encode_rows] {text}"
+
+
+def test_codes_that_do_not_fit_are_refused(library: Library) -> None:
+    words, norms = (library.array(part) for part in codes(3))
+    with pytest.raises(CError, match=r"^\[decode_rows\] row words have 6 words per row of 4 bits"):
+        operations.decode_rows(library, words, norms, bits=4, of_values=True)
 
 
 ERRORS = ("last_error", "keep_error")

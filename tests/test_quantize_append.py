@@ -6,7 +6,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+import reference_turbo
 from mlx_h2o import fast, use_backend
+from mlx_h2o.config import KV_FORMATS
 from mlx_h2o.operations import buffers, native
 from mlx_h2o.operations.backends import resolve
 from mlx_h2o.operations.buffers import padded
@@ -128,6 +130,102 @@ def test_the_memory_of_inputs_that_nobody_holds_is_written_in_place():
             flat = [*k, *v]
             del k, v
             assert [address(part) for part in flat] == before
+
+
+PARTS = {0: 1, 8: 3}
+
+
+def stored_and_new(kv_format: str, dtype: mx.Dtype, sizes: tuple[int, int]):
+    """Nine rows of keys and values as the format keeps them, two new ones of each, and slots."""
+    rng = np.random.default_rng(len(kv_format))
+    stored, new = [], []
+    widths = KV_FORMATS[kv_format]
+    for size, bits, seed in zip(sizes, widths, reference_turbo.SEEDS.values(), strict=True):
+        rows = mx.array(rng.standard_normal((2, 3, 11, size)).astype(np.float32)).astype(dtype)
+        parts = buffers.packed(rows[:, :, :9], PARTS.get(bits, 2), bits, 32, seed)
+        stored.append(tuple(part[...] for part in parts))
+        new.append(rows[:, :, 9:])
+    slots = np.argsort(rng.random((2, 3, 9)), axis=2)[:, :, :2].astype(np.uint32)
+    bits, v_bits = widths
+    return stored, new, slots, {"bits": bits or 8, "v_bits": v_bits, "group_size": 32}
+
+
+def check_codes(kv_format: str, dtype: mx.Dtype, sizes: tuple[int, int]) -> None:
+    """The format's rows in the slots, and no other row changed."""
+    stored, new, slots, packing = stored_and_new(kv_format, dtype, sizes)
+    before = [[bits_of(part) for part in parts] for parts in stored]
+    found = fast.quantize_append(*stored, *new, mx.array(slots), **packing)
+    index = mx.array(slots.astype(np.int32))
+    for place, side in enumerate(("keys", "values")):
+        bits, parts = KV_FORMATS[kv_format][place], found[place]
+        assert [part.dtype for part in parts] == [part.dtype for part in stored[place]]
+        written = [buffers.gathered(part, index) for part in parts]
+        if bits == 0:
+            assert mx.array_equal(written[0], new[place])
+        elif bits == 8:
+            expected = mx.quantize(new[place], group_size=32, bits=8)
+            assert all(map(mx.array_equal, written, expected))
+        else:
+            reference_turbo.check_packed(*written, new[place], bits=bits, side=side)
+        for part, old in zip(parts, before[place], strict=True):
+            wanted = bits_of(part)
+            at = slots.astype(np.int64)[..., None]
+            np.put_along_axis(wanted, at, np.take_along_axis(old, at, axis=2), axis=2)
+            np.testing.assert_array_equal(wanted, old)
+
+
+@pytest.mark.parametrize("kv_format", KV_FORMATS)
+def test_codes_are_those_of_the_format(backend, kv_format):
+    index = list(KV_FORMATS).index(kv_format)
+    check_codes(kv_format, DTYPES[index % 3], ((128, 64), (32, 256), (64, 1024))[index % 3])
+
+
+@pytest.mark.skipif("native" not in BACKENDS, reason=native.unavailable_reason() or "here")
+def test_codes_are_written_in_place():
+    stored, new, slots, packing = stored_and_new("turbo3", mx.float32, (64, 128))
+    flat = [part + 0 for parts in stored for part in parts]
+    mx.eval(flat)
+    before = [address(part) for part in flat]
+    with use_backend("native"):
+        for _ in range(3):
+            k, v = tuple(flat[:2]), tuple(flat[2:])
+            del flat
+            k, v = fast.quantize_append(k, v, *new, mx.array(slots), **packing)
+            flat = [*k, *v]
+            del k, v
+            mx.eval(flat)
+    assert before == [address(part) for part in flat]
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"bits": 6}, "rows of the keys have 64 elements and codes of 6 bits, expected a power"),
+        (
+            {"new_keys": mx.zeros((2, 3, 2, 48))},
+            "rows of the keys have 48 elements and codes of 3 bits, expected a power of two from "
+            "32 to 1024, and 2, 3 or 4 bits.",
+        ),
+        (
+            {"v_bits": 2},
+            "words of the values are uint32 (2, 3, 9, 12), expected uint32 (2, 3, N, 8), N at",
+        ),
+        (
+            {"norms": mx.zeros((2, 3, 9, 1), mx.float16)},
+            "norms of the keys are float16 (2, 3, 9, 1), expected float32 (2, 3, N, 1), N at least",
+        ),
+        ({"norms": mx.zeros((2, 3, 9, 2))}, "norms of the keys are float32 (2, 3, 9, 2), expected"),
+    ],
+)
+def test_codes_that_do_not_fit_are_refused(change, text):
+    stored, new, slots, packing = stored_and_new("turbo3", mx.float32, (64, 128))
+    norms, new_keys = change.get("norms", stored[0][1]), change.get("new_keys", new[0])
+    numbers = packing | {name: value for name, value in change.items() if name in packing}
+    with pytest.raises(ValueError) as caught:
+        fast.quantize_append(
+            (stored[0][0], norms), stored[1], new_keys, new[1], mx.array(slots), **numbers
+        )
+    assert str(caught.value).startswith("[quantize_append] " + text)
 
 
 BAD = {

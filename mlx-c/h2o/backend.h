@@ -25,6 +25,8 @@ struct Backend {
   Merged (*mergers)(const MergeRequest&) = nullptr;
   Replaced (*replace_worst)(const ReplaceRequest&) = nullptr;
   Written (*quantize_append)(const AppendRequest&) = nullptr;
+  std::vector<Array> (*encode_rows)(const EncodeRequest&) = nullptr;
+  Array (*decode_rows)(const DecodeRequest&) = nullptr;
 };
 
 namespace metal {

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "../../core/src/turbo_kernel.h"
+#include "composed.h"
 
 #ifndef MLX_H2O_NATIVE  // else it comes with core/
 #include "../../core/src/turbo_kernel.cpp"
@@ -14,17 +15,22 @@ namespace {
 
 namespace kernels = mlx_h2o::kernels;
 
-uint32_t seed_of(Side side) { return side == Side::keys ? kernels::kKeySeed : kernels::kValueSeed; }
+constexpr float least_coded_norm = 1e-8F;
+
+// The same for any number of bits.
+const std::vector<float>& signs(int size, Side side) {
+  return kernels::codebook(size, 2, seed_of(side)).signs;
+}
 
 // H diag(s) / sqrt(D), of which a direction is the product with a row.
 Value basis(int size, Side side, mlx_stream s) {
   const auto width = static_cast<unsigned>(size);
-  const std::vector<float>& signs = kernels::codebook(size, 2, seed_of(side)).signs;
+  const std::vector<float>& own = signs(size, side);
   const float scale = 1 / std::sqrt(static_cast<float>(size));
   std::vector<float> elements;
   for (unsigned i = 0; i < width; ++i) {
     for (unsigned j = 0; j < width; ++j) {
-      elements.push_back(__builtin_parity(i & j) != 0 ? -scale * signs[j] : scale * signs[j]);
+      elements.push_back(__builtin_parity(i & j) != 0 ? -scale * own[j] : scale * own[j]);
     }
   }
   const int shape[] = {size, size};
@@ -33,12 +39,18 @@ Value basis(int size, Side side, mlx_stream s) {
 
 }  // namespace
 
+uint32_t seed_of(Side side) { return side == Side::keys ? kernels::kKeySeed : kernels::kValueSeed; }
+
 bool codes_fit(int size) { return kernels::has_codebook(size); }
 
-Array levels_of(const Rows& rows) {
-  const int count = 1 << rows.bits;
-  const float* levels = kernels::codebook(rows.size, rows.bits, kernels::kKeySeed).levels;
+Array levels_of(int size, int bits) {
+  const int count = 1 << bits;
+  const float* levels = kernels::codebook(size, bits, kernels::kKeySeed).levels;
   return Array(mlx_array_new_data(levels, &count, 1, MLX_FLOAT32));
+}
+
+Array signs_of(int size, Side side) {
+  return Array(mlx_array_new_data(signs(size, side).data(), &size, 1, MLX_FLOAT32));
 }
 
 Value rotated(const Value& vectors, Side side) {
@@ -50,6 +62,39 @@ Value rotated(const Value& vectors, Side side) {
 Value restored(const Value& vectors, Side side) {
   const int size = mlx_array_dim(vectors, static_cast<int>(mlx_array_ndim(vectors)) - 1);
   return vectors.then(mlx_matmul, basis(size, side, vectors.stream()));
+}
+
+std::vector<Array> composed::encode_rows(const EncodeRequest& r) {
+  const mlx_stream s = r.stream;
+  const int bits = r.bits, means = (1 << bits) - 1;
+  Shape shape = shape_of(r.rows);
+  const Value rows = Value(r.rows, s).as(MLX_FLOAT32);
+  Value norms = rows.then(mlx_square).then(mlx_sum_axis, -1, true).then(mlx_sqrt);
+  const Value directions = rotated(rows / norms.at_least(number(least_coded_norm)), r.side);
+  const float* const between = kernels::codebook(shape[3], bits, seed_of(r.side)).between;
+  const Value codes =
+      directions.then(mlx_expand_dims, -1)
+          .then(mlx_greater, Array(mlx_array_new_data(between, &means, 1, MLX_FLOAT32)))
+          .then(mlx_sum_axis, -1, false)
+          .as(MLX_UINT32);
+  // The bits of all codes in their order, of which 32 make a word.
+  shape[3] = shape[3] * bits / 32;
+  shape.push_back(32);
+  Value words = codes.then(mlx_expand_dims, -1)
+                    .then(mlx_right_shift, range(0, bits, MLX_UINT32, s))
+                    .then(mlx_bitwise_and, scalar(uint32_t{1}, MLX_UINT32))
+                    .then(mlx_reshape, shape.data(), shape.size())
+                    .then(mlx_left_shift, range(0, 32, MLX_UINT32, s))
+                    .then(mlx_sum_axis, -1, false)
+                    .as(MLX_UINT32);
+  std::vector<Array> parts;
+  parts.push_back(std::move(words));
+  parts.push_back(std::move(norms));
+  return parts;
+}
+
+Array composed::decode_rows(const DecodeRequest& r) {
+  return restored(dense(r.rows, r.stream), r.side);
 }
 
 }  // namespace mlx_h2o_c

@@ -36,8 +36,11 @@ Merged mergers(const MergeRequest& request);
 Array ranks(const ReplaceRequest& request);
 Replaced replace_worst(const ReplaceRequest& request);
 Written quantize_append(const AppendRequest& request);
-// The new rows as the stored ones are.
-Written as_stored(const StoredRows& request);
+// Words and norms, and what they stand for.
+std::vector<Array> encode_rows(const EncodeRequest& request);
+Array decode_rows(const DecodeRequest& request);
+// The new rows as the stored ones are; `encode` makes the codes.
+Written as_stored(const StoredRows& request, decltype(encode_rows)* encode = encode_rows);
 // With new rows, as they are stored, in the slots uint32 [B, H, 1].
 Replaced replaced(const ReplaceRequest& request, mlx_array slots, const Written& fresh,
                   Array importance, Array positions);

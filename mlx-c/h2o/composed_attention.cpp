@@ -56,7 +56,7 @@ Value dense(const Rows& rows, mlx_stream s) {
     const Value codes =
         part(0).then(mlx_dequantize, ones, zeros(shape, s), some(32), some(rows.bits), "affine",
                      mlx_array{}, mlx_optional_dtype{MLX_FLOAT32, false});
-    return Value(levels_of(rows), s).then(mlx_take, codes.as(MLX_UINT32)) * part(1);
+    return Value(levels_of(rows.size, rows.bits), s).then(mlx_take, codes.as(MLX_UINT32)) * part(1);
   }
   return part(0).then(mlx_dequantize, part(1).as(MLX_FLOAT32), part(2).as(MLX_FLOAT32),
                       some(rows.group_size), some(rows.bits), "affine", mlx_array{},
@@ -132,9 +132,9 @@ AttentionResult attention(const AttentionRequest& r) {
 }
 
 // Average: attention, then the best back end's.
-const Backend backend = {"composed",     available,      takes_all,         attention,
-                         nullptr,        prefill_scores, accumulate_scores, keep_indices,
-                         evict_indices,  key_diversity,  mergers,           replace_worst,
-                         quantize_append};
+const Backend backend = {"composed",      available,      takes_all,         attention,
+                         nullptr,         prefill_scores, accumulate_scores, keep_indices,
+                         evict_indices,   key_diversity,  mergers,           replace_worst,
+                         quantize_append, encode_rows,    decode_rows};
 
 }  // namespace mlx_h2o_c::composed

@@ -26,7 +26,9 @@ std::vector<Array> put(const Rows& stored, const std::vector<Array>& rows, mlx_a
   return result;
 }
 
-std::vector<Array> as_stored(const Rows& stored, mlx_array rows, mlx_stream s) {
+std::vector<Array> as_stored(const Rows& stored, mlx_array rows, Side side,
+                             decltype(encode_rows)* encode, mlx_stream s) {
+  if (stored.codes()) return encode({rows, stored.bits, side, s});
   if (!stored.packed()) {
     std::vector<Array> parts;
     parts.push_back(copied(rows));
@@ -78,8 +80,9 @@ Array ranks(const ReplaceRequest& r) {
   }
 }
 
-Written as_stored(const StoredRows& r) {
-  return {as_stored(r.keys, r.new_keys, r.stream), as_stored(r.values, r.new_values, r.stream)};
+Written as_stored(const StoredRows& r, decltype(encode_rows)* encode) {
+  return {as_stored(r.keys, r.new_keys, Side::keys, encode, r.stream),
+          as_stored(r.values, r.new_values, Side::values, encode, r.stream)};
 }
 
 Replaced replace_worst(const ReplaceRequest& r) {

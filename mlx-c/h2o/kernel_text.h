@@ -2716,4 +2716,100 @@ static const mlx_h2o_kernel_text mlx_h2o_pack_rows_text = {
     sizeof(mlx_h2o_pack_rows_segments) / sizeof(mlx_h2o_pack_rows_segments[0]),
 };
 
+static const mlx_h2o_kernel_buffer mlx_h2o_encode_rows_template[] = {
+    {"T", ""},
+    {"D", ""},
+    {"BITS", ""},
+};
+
+static const mlx_h2o_kernel_buffer mlx_h2o_encode_rows_inputs[] = {
+    {"rows", ""},
+    {"signs", ""},
+    {"levels", ""},
+};
+
+static const mlx_h2o_kernel_buffer mlx_h2o_encode_rows_outputs[] = {
+    {"words", ""},
+    {"norms", ""},
+};
+
+static const mlx_h2o_kernel_segment mlx_h2o_encode_rows_segments[] = {
+    {"",
+     "  constexpr int LANES = 32;\n"
+     "  constexpr int E = D / LANES;\n"
+     "  constexpr int WORDS = D * BITS / 32;\n"
+     "  constexpr float LEAST_NORM = 1e-8f;\n"
+     "  H2O_THREADGROUP(ushort, codes, D);\n"
+     "  const int lane = int(thread_index_in_simdgroup);\n"
+     "  const int heads = rows_shape[1];\n"
+     "  const int count = rows_shape[2];\n"
+     "  const int64_t row = int64_t(threadgroup_position_in_grid.x);\n"
+     "  const int batch = int(row / (int64_t(heads) * count));\n"
+     "  const int head = int(row / count % heads);\n"
+     "  const int token = int(row % count);\n"
+     "  float elements[E];\n"
+     "  h2o_load<E>(\n"
+     "      rows + h2o_offset(rows_strides, batch, head, token, lane * E), rows_strides[3], elements);\n"
+     "  const float norm = metal::precise::sqrt(metal::simd_sum(h2o_dot<E>(elements, elements)));\n"
+     "  if (lane == 0) {\n"
+     "    norms[row] = norm;\n"
+     "  }\n"
+     "  for (int j = 0; j < E; j++) {\n"
+     "    elements[j] = elements[j] / metal::max(norm, LEAST_NORM) * signs[lane * E + j];\n"
+     "  }\n"
+     "  H2O_UNROLL\n"
+     "  for (int bit = 1; bit < E; bit *= 2) {\n"
+     "    H2O_UNROLL\n"
+     "    for (int j = 0; j < E; j++) {\n"
+     "      if ((j & bit) == 0) {\n"
+     "        const float sum = elements[j] + elements[j + bit];\n"
+     "        elements[j + bit] = elements[j] - elements[j + bit];\n"
+     "        elements[j] = sum;\n"
+     "      }\n"
+     "    }\n"
+     "  }\n"
+     "  for (int bit = 1; bit < LANES; bit *= 2) {\n"
+     "    for (int j = 0; j < E; j++) {\n"
+     "      const float other = metal::simd_shuffle(elements[j], ushort(lane ^ bit));\n"
+     "      elements[j] = (lane & bit) == 0 ? elements[j] + other : other - elements[j];\n"
+     "    }\n"
+     "  }\n"
+     "  const float scale = 1.0f / metal::precise::sqrt(float(D));\n"
+     "  ushort exceeded[E];\n"
+     "  for (int j = 0; j < E; j++) {\n"
+     "    exceeded[j] = 0;\n"
+     "  }\n"
+     "  for (int k = 0; k + 1 < (1 << BITS); k++) {\n"
+     "    const float mean = (levels[k] + levels[k + 1]) / 2.0f;\n"
+     "    for (int j = 0; j < E; j++) {\n"
+     "      exceeded[j] += elements[j] * scale > mean ? 1 : 0;\n"
+     "    }\n"
+     "  }\n"
+     "  for (int j = 0; j < E; j++) {\n"
+     "    codes[lane * E + j] = exceeded[j];\n"
+     "  }\n"
+     "  metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
+     "  for (int word = lane; word < WORDS; word += LANES) {\n"
+     "    uint32_t filled = 0;\n"
+     "    for (int j = word * 32 / BITS; j * BITS < (word + 1) * 32; j++) {\n"
+     "      const int shift = j * BITS - word * 32;\n"
+     "      const uint32_t code = codes[j];\n"
+     "      filled |= shift < 0 ? code >> -shift : code << shift;\n"
+     "    }\n"
+     "    words[row * WORDS + word] = filled;\n"
+     "  }\n"},
+};
+
+static const mlx_h2o_kernel_text mlx_h2o_encode_rows_text = {
+    "encode_rows",
+    mlx_h2o_encode_rows_template,
+    sizeof(mlx_h2o_encode_rows_template) / sizeof(mlx_h2o_encode_rows_template[0]),
+    mlx_h2o_encode_rows_inputs,
+    sizeof(mlx_h2o_encode_rows_inputs) / sizeof(mlx_h2o_encode_rows_inputs[0]),
+    mlx_h2o_encode_rows_outputs,
+    sizeof(mlx_h2o_encode_rows_outputs) / sizeof(mlx_h2o_encode_rows_outputs[0]),
+    mlx_h2o_encode_rows_segments,
+    sizeof(mlx_h2o_encode_rows_segments) / sizeof(mlx_h2o_encode_rows_segments[0]),
+};
+
 #endif

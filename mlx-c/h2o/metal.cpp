@@ -129,8 +129,8 @@ AttentionResult attention(const AttentionRequest& r) {
   };
   if (r.has_codes()) put("queries", turned(r.queries));
   if (r.has_codes() && r.keys.codes() && r.probes.ctx != nullptr) put("probes", turned(r.probes));
-  if (r.keys.codes()) put("key_levels", levels_of(r.keys));
-  if (r.values.codes()) put("value_levels", levels_of(r.values));
+  if (r.keys.codes()) put("key_levels", levels_of(r.head_size, r.keys.bits));
+  if (r.values.codes()) put("value_levels", levels_of(r.value_size, r.values.bits));
   const Size grid = {r.batch * r.heads * simdgroups * lanes, r.length, blocks};
   Outputs made;
   // A later launch takes what the earlier made.
@@ -161,8 +161,9 @@ AttentionResult attention(const AttentionRequest& r) {
 }  // namespace
 
 // Average: attention, then one launch. Key diversity: the composition.
-const Backend backend = {"metal",        unavailable_reason, refuses,        attention,     nullptr,
-                         prefill_scores, accumulate_scores,  keep_indices,   evict_indices, nullptr,
-                         nullptr,        replace_worst,      quantize_append};
+const Backend backend = {
+    "metal",        unavailable_reason, refuses,         attention,     nullptr,
+    prefill_scores, accumulate_scores,  keep_indices,    evict_indices, nullptr,
+    nullptr,        replace_worst,      quantize_append, encode_rows};
 
 }  // namespace mlx_h2o_c::metal

@@ -58,5 +58,6 @@ Array keep_indices(const RetentionRequest& request);
 Array evict_indices(const RetentionRequest& request);
 Replaced replace_worst(const ReplaceRequest& request);
 Written quantize_append(const AppendRequest& request);
+std::vector<Array> encode_rows(const EncodeRequest& request);
 
 }  // namespace mlx_h2o_c::metal

@@ -1,6 +1,7 @@
 // Operations on a cache's rows, and the scores of a long chunk, as Metal launches.
 #include <climits>
 
+#include "codes.h"
 #include "composed.h"
 #include "metal.h"
 
@@ -123,7 +124,28 @@ Replaced replace_worst(const ReplaceRequest& r) {
                             std::move(made["new_positions"]));
 }
 
-Written quantize_append(const AppendRequest& r) { return composed::appended(r, packed(r)); }
+Written quantize_append(const AppendRequest& r) {
+  const bool scaled = r.keys.parts.size() == 3 && r.values.parts.size() == 3;
+  return composed::appended(r, scaled ? packed(r) : composed::as_stored(r, encode_rows));
+}
+
+// One simdgroup per row.
+std::vector<Array> encode_rows(const EncodeRequest& r) {
+  Shape words = shape_of(r.rows), norms = words;
+  const int size = words[3], rows = static_cast<int>(mlx_array_size(r.rows)) / size;
+  words[3] = size * r.bits / 32;
+  norms[3] = 1;
+  const Array signs = signs_of(size, r.side), levels = levels_of(size, r.bits);
+  Names names;
+  names.buffers = {{"rows", r.rows}, {"signs", signs}, {"levels", levels}};
+  names.arguments = {{"T", dtype_of(r.rows)}, {"D", size}, {"BITS", r.bits}};
+  names.outputs = {{"words", {words, MLX_UINT32}}, {"norms", {norms, MLX_FLOAT32}}};
+  Outputs made =
+      launch(mlx_h2o_encode_rows_text, {}, names, {rows * lanes, 1, 1}, {lanes, 1, 1}, r.stream);
+  std::vector<Array> parts;
+  for (const char* part : {"words", "norms"}) parts.push_back(std::move(made[part]));
+  return parts;
+}
 
 // One launch for the average; for the mass the denominators of all queries first.
 Array prefill_scores(const PrefillRequest& r) {

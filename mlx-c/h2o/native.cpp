@@ -10,6 +10,7 @@
 
 #include <mlx/mlx.h>
 
+#include "codes.h"
 #include "composed.h"
 #endif
 
@@ -163,19 +164,35 @@ Replaced replace_worst(const ReplaceRequest& r) {
 }
 
 Written quantize_append(const AppendRequest& r) {
+  struct {
+    int bits = 8, group_size = 64, value_bits = 8;
+  } packing;
+  set_packing(packing, r.keys, r.values);
   const std::vector<mx::array> outputs = mlx_h2o::quantize_append(
       arrays(r.keys), arrays(r.values), get(r.new_keys), get(r.new_values), get(r.slots),
-      r.keys.bits, r.keys.group_size, r.values.bits, get(r.stream));
+      packing.bits, packing.group_size, packing.value_bits, get(r.stream));
   auto next = outputs.begin();
-  return {wrap(next, 3), wrap(next, 3)};
+  return {wrap(next, r.keys.parts.size()), wrap(next, r.values.parts.size())};
+}
+
+std::vector<Array> encode_rows(const EncodeRequest& r) {
+  const std::vector<mx::array> outputs =
+      mlx_h2o::encode_rows(get(r.rows), r.bits, static_cast<int>(seed_of(r.side)), get(r.stream));
+  auto next = outputs.begin();
+  return wrap(next, outputs.size());
+}
+
+Array decode_rows(const DecodeRequest& r) {
+  return wrap(mlx_h2o::decode_rows(get(r.rows.parts[0]), get(r.rows.parts[1]), r.rows.bits,
+                                   static_cast<int>(seed_of(r.side)), mx::float32, get(r.stream)));
 }
 
 }  // namespace
 
 const Backend backend = {
-    "native",       unavailable_reason, refuses,        attention,     attention_and_accumulate,
-    prefill_scores, accumulate_scores,  keep_indices,   evict_indices, key_diversity,
-    mergers,        replace_worst,      quantize_append};
+    "native",       unavailable_reason, refuses,         attention,     attention_and_accumulate,
+    prefill_scores, accumulate_scores,  keep_indices,    evict_indices, key_diversity,
+    mergers,        replace_worst,      quantize_append, encode_rows,   decode_rows};
 
 int threads() { return mlx_h2o::threads(); }
 void set_threads(int count) { mlx_h2o::set_threads(count); }

@@ -36,6 +36,9 @@ struct Rows {
   }
 };
 
+// Codes of keys and of values have each a basis of their own.
+enum class Side { keys, values };
+
 // What every kind of attention takes beside its rows, as the caller gave it.
 struct AttentionArguments {
   float scale;
@@ -160,6 +163,21 @@ struct ReplaceRequest : StoredRows {
   mlx_array recent_start;  // int32 [] or [B], may be empty
   RankedBy ranked_by;
   mlx_array ranks;  // of RankedBy::array
+};
+
+// Rows that become codes of `bits`.
+struct EncodeRequest {
+  mlx_array rows;
+  int bits;
+  Side side;
+  mlx_stream stream;
+};
+
+// Codes that become rows again, in float32.
+struct DecodeRequest {
+  Rows rows;
+  Side side;
+  mlx_stream stream;
 };
 
 struct AppendRequest : StoredRows {

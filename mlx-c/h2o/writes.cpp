@@ -4,6 +4,7 @@
 
 #include "backend.h"
 #include "boundary.h"
+#include "codes.h"
 #include "mlx_h2o/c/rows.h"
 #include "validate.h"
 
@@ -24,6 +25,8 @@ void check_same_rows(const char* op, const char* what, const Shape& one, const S
 Rows stored_rows(const char* op, const std::string& name, mlx_vector_array vector, mlx_array fresh,
                  const Packing& packing) {
   Rows rows{parts_of(op, name.c_str(), vector), 0, packing.group_size, 0};
+  expect(!rows.codes(), op, name, " are words and norms, expected 1 array, or words, scales and ",
+         "biases.");
   check_present(op, {"new " + name, fresh, "[B, H, 1, D]"});
   const mlx_array first = rows.parts[0];
   if (rows.parts.size() == 1) {
@@ -68,26 +71,52 @@ RankedBy rank_named(const char* op, const char* ranked_by, mlx_array ranks) {
   return by;
 }
 
-// Words, scales and biases that fit each other and the new rows.
-Rows appended_rows(const char* op, const char* name, mlx_vector_array stored, mlx_array fresh,
-                   const Packing& packing) {
+// One array of rows: what a message calls it, its dtype, and the size of its last axis.
+struct Part {
+  const char* name;
+  mlx_dtype dtype;
+  int64_t last;
+};
+
+// Of rows like the new ones, stored in so many arrays.
+std::vector<Part> layout(const char* op, const char* name, size_t count, mlx_array fresh,
+                         const Packing& packing) {
   const auto [bits, group_size, value_bits] = packing;
-  expect(stored.ctx != nullptr && mlx_vector_array_size(stored) == 3, op, "quantised ", name,
-         " must be a vector of words, scales and biases.");
-  const Shape added = shape_of(fresh);
-  const int width = added[3];
+  const int width = mlx_array_dim(fresh, 3);
+  const mlx_dtype dtype = dtype_of(fresh);
+  const Part words = {"words", MLX_UINT32, int64_t{width} * bits / 32};
+  if (count == 1) return {{"rows", dtype, width}};
+  if (count == 2) {
+    expect(bits <= 4 && codes_fit(width), op, "rows of the ", name, " have ", width,
+           " elements and codes of ", bits,
+           " bits, expected a power of two from 32 to 1024, and 2, 3 or 4 bits.");
+    return {words, {"norms", MLX_FLOAT32, 1}};
+  }
   expect(width % group_size == 0, op, "rows of the ", name, " have ", width,
          " elements, expected a multiple of group_size = ", group_size, ".");
-  Rows rows{items(stored), bits, group_size, width};
-  const int count = mlx_array_ndim(rows.parts[0]) == 4 ? rows.count() : 0;
-  for (size_t i = 0; i < 3; ++i) {
-    const mlx_array part = rows.parts[i];
-    const mlx_dtype dtype = i == 0 ? MLX_UINT32 : dtype_of(fresh);
-    const int64_t last = i == 0 ? int64_t{width} * bits / 32 : width / group_size;
-    const Shape expected = {added[0], added[1], count, static_cast<int>(last)};
-    expect(shape_of(part) == expected && dtype_of(part) == dtype && count > 0, op, part_names[i],
-           " of the ", name, " are ", part, ", expected ", dtype, " (", added[0], ", ", added[1],
-           ", N, ", last, "), N at least 1.");
+  const int groups = width / group_size;
+  return {words, {"scales", dtype, groups}, {"biases", dtype, groups}};
+}
+
+// Arrays that fit each other and the new rows.
+Rows appended_rows(const char* op, const char* name, mlx_vector_array stored, mlx_array fresh,
+                   const Packing& packing) {
+  const size_t count = stored.ctx == nullptr ? 0 : mlx_vector_array_size(stored);
+  expect(
+      count >= 1 && count <= 3, op, "quantised ", name,
+      " must be a vector of words, scales and biases, of words and norms, or of the rows alone.");
+  const Shape added = shape_of(fresh);
+  Rows rows{items(stored), count == 1 ? 0 : packing.bits, count == 3 ? packing.group_size : 0,
+            added[3]};
+  const int length = mlx_array_ndim(rows.parts[0]) == 4 ? rows.count() : 0;
+  const std::vector<Part> expected = layout(op, name, count, fresh, packing);
+  for (size_t i = 0; i < count; ++i) {
+    const auto [part, dtype, last] = expected[i];
+    const mlx_array found = rows.parts[i];
+    const Shape shape = {added[0], added[1], length, static_cast<int>(last)};
+    expect(shape_of(found) == shape && dtype_of(found) == dtype && length > 0, op, part, " of the ",
+           name, " are ", found, ", expected ", dtype, " (", added[0], ", ", added[1], ", N, ",
+           last, "), N at least 1.");
   }
   return rows;
 }

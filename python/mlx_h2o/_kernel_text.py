@@ -132,6 +132,11 @@ TEMPLATE: dict[str, Pairs] = {
         ("VB", ""),
         ("G", ""),
     ),
+    "encode_rows": (
+        ("T", ""),
+        ("D", ""),
+        ("BITS", ""),
+    ),
 }
 
 # Name and condition, in order.
@@ -302,6 +307,11 @@ INPUTS: dict[str, Pairs] = {
         ("new_keys", ""),
         ("new_values", ""),
     ),
+    "encode_rows": (
+        ("rows", ""),
+        ("signs", ""),
+        ("levels", ""),
+    ),
 }
 
 # Name and condition, in order.
@@ -389,6 +399,10 @@ OUTPUTS: dict[str, Pairs] = {
         ("value_words", ""),
         ("value_scales", ""),
         ("value_biases", ""),
+    ),
+    "encode_rows": (
+        ("words", ""),
+        ("norms", ""),
     ),
 }
 
@@ -3194,6 +3208,75 @@ SEGMENTS: dict[str, Pairs] = {
     } else {
       value_words[group * words + lane] = word;
     }
+  }
+""",
+        ),
+    ),
+    "encode_rows": (
+        (
+            "",
+            """  constexpr int LANES = 32;
+  constexpr int E = D / LANES;
+  constexpr int WORDS = D * BITS / 32;
+  constexpr float LEAST_NORM = 1e-8f;
+  H2O_THREADGROUP(ushort, codes, D);
+  const int lane = int(thread_index_in_simdgroup);
+  const int heads = rows_shape[1];
+  const int count = rows_shape[2];
+  const int64_t row = int64_t(threadgroup_position_in_grid.x);
+  const int batch = int(row / (int64_t(heads) * count));
+  const int head = int(row / count % heads);
+  const int token = int(row % count);
+  float elements[E];
+  h2o_load<E>(
+      rows + h2o_offset(rows_strides, batch, head, token, lane * E), rows_strides[3], elements);
+  const float norm = metal::precise::sqrt(metal::simd_sum(h2o_dot<E>(elements, elements)));
+  if (lane == 0) {
+    norms[row] = norm;
+  }
+  for (int j = 0; j < E; j++) {
+    elements[j] = elements[j] / metal::max(norm, LEAST_NORM) * signs[lane * E + j];
+  }
+  H2O_UNROLL
+  for (int bit = 1; bit < E; bit *= 2) {
+    H2O_UNROLL
+    for (int j = 0; j < E; j++) {
+      if ((j & bit) == 0) {
+        const float sum = elements[j] + elements[j + bit];
+        elements[j + bit] = elements[j] - elements[j + bit];
+        elements[j] = sum;
+      }
+    }
+  }
+  for (int bit = 1; bit < LANES; bit *= 2) {
+    for (int j = 0; j < E; j++) {
+      const float other = metal::simd_shuffle(elements[j], ushort(lane ^ bit));
+      elements[j] = (lane & bit) == 0 ? elements[j] + other : other - elements[j];
+    }
+  }
+  const float scale = 1.0f / metal::precise::sqrt(float(D));
+  ushort exceeded[E];
+  for (int j = 0; j < E; j++) {
+    exceeded[j] = 0;
+  }
+  for (int k = 0; k + 1 < (1 << BITS); k++) {
+    const float mean = (levels[k] + levels[k + 1]) / 2.0f;
+    for (int j = 0; j < E; j++) {
+      exceeded[j] += elements[j] * scale > mean ? 1 : 0;
+    }
+  }
+  for (int j = 0; j < E; j++) {
+    codes[lane * E + j] = exceeded[j];
+  }
+  metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+  for (int word = lane; word < WORDS; word += LANES) {
+    uint32_t filled = 0;
+    for (int j = word * 32 / BITS; j * BITS < (word + 1) * 32; j++) {
+      const int shift = j * BITS - word * 32;
+      const uint32_t code = codes[j];
+      filled |= shift < 0 ? code >> -shift : code << shift;
+    }
+    words[row * WORDS + word] = filled;
   }
 """,
         ),

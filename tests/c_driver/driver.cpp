@@ -113,6 +113,15 @@ struct Thread {
                                      new_row, slots, 8, group, none, s),
              "quantize append");
     check(mlx_array_eval(items(new_keys)[0]));
+    Array words, norms, decoded;
+    succeeds(mlx_h2o_encode_rows(words.out(), norms.out(), keys, 3, false, s), "encode rows");
+    succeeds(mlx_h2o_decode_rows(decoded.out(), words, norms, 3, false, s), "decode rows");
+    check(mlx_array_eval(decoded));
+    const ArrayVector codes = vector_of({words, norms});
+    succeeds(mlx_h2o_quantize_append(new_keys.out(), new_values.out(), codes, dense, new_row,
+                                     new_row, slots, 3, group, none, s),
+             "quantize append of codes");
+    check(mlx_array_eval(items(new_keys)[0]));
     Array scores, lse;
     check(mlx_h2o_scaled_dot_product_attention_with_scores(out.out(), scores.out(), lse.out(),
                                                            queries, keys, keys, 1, "", nothing,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import mlx.core as mx
 
@@ -17,7 +18,8 @@ from mlx_h2o.operations.requests import (
     AttentionAccumulateRequest,
     AttentionRequest,
     AttentionResult,
-    Packed,
+    Codes,
+    Parts,
     PrefillRequest,
     QuantizeAppendRequest,
     ReplaceRequest,
@@ -88,7 +90,13 @@ class EmulatorBackend:
         keys, values = self.rows.pack_rows(*rows, **settings)
         return [*keys, *values]
 
-    def quantize_append(self, request: QuantizeAppendRequest) -> tuple[Packed, Packed]:
+    def encode_rows(self, rows: mx.array, bits: int, seed: int) -> Codes:
+        return self.rows.encode_rows(rows, bits, seed)
+
+    def append_quantized(self, *given: Any) -> list[mx.array]:
+        return self.rows.append_quantized(*given)
+
+    def quantize_append(self, request: QuantizeAppendRequest) -> tuple[Parts, Parts]:
         return self.rows.quantize_append(request)
 
     def prefill_scores(self, request: PrefillRequest) -> mx.array:

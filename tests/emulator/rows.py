@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from emulator.backend import stand_ins
-from mlx_h2o.operations import launch_prefill, launch_rows, prefill
+from mlx_h2o.operations import launch_prefill, launch_rows, prefill, turbo
 from mlx_h2o.operations.launches import LaunchPlan
 from mlx_h2o.operations.requests import (
     AccumulateRequest,
@@ -33,6 +33,13 @@ def _packings():
         yield f"pack_rows-{bits}-{value_bits}-{group}", packing
 
 
+def _encodings():
+    """Each dtype and bits; an element in a lane, some, and the widest row."""
+    for dtype, size, bits in ((mx.float32, 1024, 4), (mx.float16, 128, 3), (mx.bfloat16, 32, 2)):
+        rows = mx.zeros((1, 2, 3, size), dtype)
+        yield f"encode_rows-{bits}-{size}", launch_rows.encode_rows(rows, bits, turbo.KEYS)
+
+
 def _prefills():
     """With every mask, each width of a lane's part, with sinks and without."""
     masks = {
@@ -56,6 +63,7 @@ def _prefills():
 
 def _launches():
     yield from _packings()
+    yield from _encodings()
     yield from _prefills()
     # Few elements come in another address space.
     for name, rows in (("short", 3), ("long", 40)):

@@ -174,4 +174,39 @@ FAULTS = {
             "pack_rows", "index - all_key_groups", "index"
         ),
     },
+    "encode": {
+        "a norm is that of a lane's elements": Edit(
+            "encode_rows", "metal::simd_sum(h2o_dot<E>(...))", "h2o_dot<E>(...)"
+        ),
+        "a row of zeros is divided by its norm": Edit(
+            "encode_rows", "metal::max(norm, LEAST_NORM)", "metal::max(norm, LEAST_NORM - 1.0f)"
+        ),
+        "lanes have the signs of the first": Edit("encode_rows", "signs[lane * E + j]", "signs[j]"),
+        "elements of a lane are not mixed": Edit(
+            "encode_rows", "bit < E; bit *= 2", "bit < 1; bit *= 2"
+        ),
+        "the upper lanes are not mixed": Edit("encode_rows", "bit < LANES;", "bit < LANES / 2;"),
+        "differences have the other sign": Edit(
+            "encode_rows", "other - elements[j]", "elements[j] - other"
+        ),
+        "sums are not over the root of their number": Edit(
+            "encode_rows", "metal::precise::sqrt(float(D))", "float(D)"
+        ),
+        "the highest level is not reached": Edit(
+            "encode_rows", "k + 1 < (1 << BITS)", "k + 2 < (1 << BITS)"
+        ),
+        "codes are those of the levels below": Edit(
+            "encode_rows", "(levels[k] + levels[k + 1]) / 2.0f", "levels[k]"
+        ),
+        "lanes do not wait for each other's codes": Edit("encode_rows", BARRIER, ""),
+        "bits of a code in the next word are forgotten": Edit(
+            "encode_rows", "code >> -shift", "0u"
+        ),
+        "all rows are read at the first": Edit(
+            "encode_rows", "head, token, lane", "head, token - token, lane"
+        ),
+        "the words of all rows are the first's": Edit(
+            "encode_rows", "words[row * WORDS + word]", "words[word]"
+        ),
+    },
 }

@@ -11,13 +11,14 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+import reference_turbo
 from emulator import EmulatorBackend, KernelError, Run
 from emulator.build import compiler
 from emulator.row_cases import SCHEDULES, on_the_emulator, rows_with_ties
 from faults.metal import in_one_kernel, seeded
 from faults.row_faults import FAULTS
 from mlx_h2o import fast, use_backend
-from mlx_h2o.operations import backends
+from mlx_h2o.operations import backends, turbo
 from test_emulator_append import expected_of, rows_of
 from test_emulator_prefill import SCALE, arrays, mask_of
 from test_emulator_replace import arguments, options
@@ -138,6 +139,20 @@ def packed(call: Call) -> object:
     return [*expected_of(PACKED[0], 4, 32), *expected_of(PACKED[1], 3, 32)]
 
 
+def encoding() -> list[Call]:
+    """Rows of which a lane has several elements; one of them zeros."""
+    rows = mx.random.normal((1, 2, 3, 128), key=mx.random.key(1))
+    rows[:, 1, 2] = 0
+    return [lambda: _read(backends.resolve().encode_rows(rows, 3, turbo.KEYS))]
+
+
+def _read(parts: tuple[mx.array, mx.array]) -> list[mx.array]:
+    """What they stand for: where an element lies at the mean of two levels either code is right.
+    And the words of the row of zeros, which stand for zeros whatever they are."""
+    rows = reference_turbo.rows(*parts, bits=3, side="keys")
+    return [mx.array(rows.astype(np.float32)), parts[1], parts[0][0, 1, 2]]
+
+
 WORK = {
     "accumulate": Work(accumulating, nearly=True, runs=SCHEDULES[:1]),
     "choose": Work(choosing),
@@ -146,6 +161,7 @@ WORK = {
     "average": Work(partial(scoring, "ema"), nearly=True, runs=(Run(), Run("reverse"), LOOSE)),
     "mass": Work(partial(scoring, "mass"), nearly=True, runs=(Run(), Run("reverse"), LOOSE)),
     "pack": Work(packing, expected=packed, runs=SCHEDULES[:1]),
+    "encode": Work(encoding, nearly=True),
 }
 
 

@@ -171,7 +171,7 @@ int called(Input& in, const Sizes& z, Results& r) {
   const float sparse = in.rarely(4) ? in.number() : 0;
   auto* a = r.arrays;
   auto* v = r.vectors;
-  switch (in.pick(12)) {
+  switch (in.pick(14)) {
     case 0:
       return mlx_h2o_scaled_dot_product_attention_with_scores(
           a[0].out(), a[1].out(), in.rarely(2) ? a[2].out() : nullptr, z.query_rows(),
@@ -232,6 +232,13 @@ int called(Input& in, const Sizes& z, Results& r) {
       return mlx_h2o_keep_indices(a[0].out(), z.scores(), z.positions(),
                                   in.setting(1 + in.pick(z.rows)), in.setting(in.pick(6)),
                                   z.starts(), s);
+    case 11:
+      return mlx_h2o_encode_rows(a[0].out(), a[1].out(), z.key_rows(z.rows), z.bits, in.rarely(2),
+                                 s);
+    case 12: {
+      const auto keys = items(z.stored_keys());
+      return mlx_h2o_decode_rows(a[0].out(), keys.front(), keys.back(), z.bits, in.rarely(2), s);
+    }
     default:
       return mlx_h2o_evict_indices(a[0].out(), z.scores(), z.positions(),
                                    in.setting(in.pick(z.rows)), in.setting(in.pick(6)), z.starts(),

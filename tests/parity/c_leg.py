@@ -19,6 +19,7 @@ from mlx_h2o.operations.requests import (
     AttentionResult,
     KeyDiversityRequest,
     Packed,
+    Parts,
     QuantizeAppendRequest,
     QuantizedRows,
     ReplaceRequest,
@@ -190,7 +191,7 @@ class CBackend:
         )
         return made if isinstance(given, tuple) else made[0]
 
-    def quantize_append(self, request: QuantizeAppendRequest) -> tuple[Packed, Packed]:
+    def quantize_append(self, request: QuantizeAppendRequest) -> tuple[Parts, Parts]:
         sides = (request.keys, request.values)
         new = map(self.library.array, (request.new_keys, request.new_values, request.slots))
         packing = {name: getattr(request, name) for name in PACKING}

@@ -14,6 +14,7 @@ import mlx.core as mx
 import numpy as np
 
 import reference
+import reference_turbo
 from golden.build import Case
 from mlx_h2o import fast
 from mlx_h2o.operations import merging, validate
@@ -34,6 +35,7 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = {
     "attend": ("attention_and_accumulate", "accumulate_scores"),
     "steps": ("attention_and_accumulate", "accumulate_scores"),
     "append": ("quantize_append",),
+    "codes": ("encode_rows",),
     "prefill": ("prefill_scores",),
     "merge": ("mergers",),
 }
@@ -161,17 +163,44 @@ def _append(case: Case, backend: Any) -> dict[str, np.ndarray]:
     """The rows that were written, and all others, as they dequantise: back ends may round apart."""
     del backend
     fields, tensors = case.fields, case.tensors
+    stored = [
+        tuple(part for part in _rows(case, name) if part is not None) for name in ("keys", "values")
+    ]
     found = fast.quantize_append(
-        _rows(case, "keys"), _rows(case, "values"), tensors["new_keys"], tensors["new_values"],
-        tensors["slots"], bits=fields["bits"][0], v_bits=fields["bits"][1],
-        group_size=fields["group_size"],
+        *stored, tensors["new_keys"], tensors["new_values"], tensors["slots"],
+        bits=fields["bits"][0], v_bits=fields["bits"][1], group_size=fields["group_size"],
     )  # fmt: skip
-    arrays = {}
-    for name, packed, bits in zip(("keys", "values"), found, fields["bits"], strict=True):
-        dense = reference.dequantized(*packed, bits=bits, group_size=fields["group_size"])
-        written, others = split(dense, np.array(tensors["slots"]))
+    return written_rows(fields, tensors["slots"], found)
+
+
+def written_rows(fields: Mapping[str, Any], slots: Any, stored: Any) -> dict[str, np.ndarray]:
+    """Keys and values as they dequantise, in place of those at the slots 0, and these; ``stored``
+    are both, as ``dense_rows`` takes them."""
+    arrays: dict[str, np.ndarray] = {}
+    for name, rows, bits in zip(("keys", "values"), stored, fields["bits"] or (8, 8), strict=True):
+        dense = dense_rows(rows, bits=bits, group_size=fields["group_size"], side=name)
+        written, others = split(dense, np.array(slots))
+        # Expectations are kept as float32, and other rows are to be the same.
         arrays |= {f"new_{name}": written, f"other_{name}": others.astype(np.float32)}
     return arrays
+
+
+def dense_rows(rows: Any, *, bits: int, group_size: int, side: str) -> np.ndarray:
+    """What stored rows stand for, float64: words, scales and biases, words and norms, or an array,
+    which may stand in a tuple too."""
+    if not isinstance(rows, tuple) or len(rows) == 1:
+        return reference.float64(rows[0] if isinstance(rows, tuple) else rows)
+    if len(rows) == 2:
+        return reference_turbo.rows(*rows, bits=bits, side=side)
+    return reference.dequantized(*rows, bits=bits, group_size=group_size)
+
+
+def _codes(case: Case, backend: Any) -> dict[str, np.ndarray]:
+    """What the codes of rows stand for."""
+    del backend
+    bits, seed = case.fields["bits"][0], reference_turbo.SEEDS[case.fields["kind"]]
+    parts = resolve().encode_rows(case.tensors["rows"], bits, seed)
+    return _named("rows", [resolve().decode_rows(*parts, bits, seed, mx.float32)])
 
 
 def _attend(case: Case, backend: Any) -> dict[str, np.ndarray]:
@@ -200,21 +229,9 @@ def _replacement(case: Case, backend: Any) -> dict[str, np.ndarray]:
 def replacement_arrays(
     case: Case, stored: Any, importance: Any, positions: Any
 ) -> dict[str, np.ndarray]:
-    """Rows as they dequantise; ``stored`` are keys and values, arrays or packed."""
-    fields, tensors = case.fields, case.tensors
-    bits, size = fields["bits"] or (8, 8), fields["group_size"]
-    arrays = _named("importance positions", (importance, positions))
-    for name, rows, width in zip(("keys", "values"), stored, bits, strict=True):
-        packed = isinstance(rows, tuple)
-        wide = (
-            reference.dequantized(*rows, bits=width, group_size=size)
-            if packed
-            else reference.float64(rows)
-        )
-        written, others = split(wide, np.array(tensors["slots"]))
-        # Expectations are kept as float32, and other rows are to be the same.
-        arrays |= {f"new_{name}": written, f"other_{name}": others.astype(np.float32)}
-    return arrays
+    """Rows as ``written_rows`` gives them, and what is remembered of them."""
+    rows = written_rows(case.fields, case.tensors["slots"], stored)
+    return rows | _named("importance positions", (importance, positions))
 
 
 def _steps(case: Case, backend: Any) -> dict[str, np.ndarray]:
@@ -288,6 +305,7 @@ _RUN: dict[str, Callable[[Case, Any], dict[str, np.ndarray]]] = {
     "attend": _attend,
     "steps": _steps,
     "append": _append,
+    "codes": _codes,
     "prefill": _prefill,
     "merge": _merge,
 }

@@ -10,6 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 import reference
+import reference_turbo
 from golden.build import (
     DTYPES,
     Case,
@@ -20,7 +21,9 @@ from golden.build import (
     shuffled_positions,
     spread_scores,
 )
-from parity.operations import split
+from mlx_h2o.config import KV_FORMATS
+from mlx_h2o.operations import buffers, turbo
+from parity.operations import dense_rows, split
 
 # Astride a simdgroup, a threadgroup of the row kernels, and where decode takes a second pass.
 LENGTHS = (1, 31, 32, 33, 255, 256, 257, 1023, 1024, 1025)
@@ -32,6 +35,7 @@ def row_cases(seed: int) -> Iterator[Case]:
     yield from _evictions(seed)
     yield from _replacements(seed)
     yield from _appends(seed)
+    yield from _codes(seed)
     yield from _prefills(seed)
 
 
@@ -188,14 +192,25 @@ def _appends(seed: int) -> Iterator[Case]:
         yield append_case(name, bits=bits, group=group, dtype=dtype, count=1, seed=seed)
     for rows in (31, 32, 33):
         yield append_case(f"append-all-{rows}-rows", rows=rows, count=rows, seed=seed)
+    for index, kv_format in enumerate(KV_FORMATS):
+        dtype = [*DTYPES][index % 3]
+        sizes = ((128, 256), (32, 64), (64, 1024))[index % 3]
+        yield append_case(f"append-{kv_format}-{dtype}", kv_format=kv_format, group=32, dtype=dtype,
+                          sizes=sizes, count=1 + index % 3, seed=seed)  # fmt: skip
+
+
+PARTS = {1: ("",), 2: ("_words", "_norms"), 3: ("_words", "_scales", "_biases")}
+"""How the arrays of stored rows are named, by their number, behind the name of a side."""
 
 
 def append_case(
     name: str,
     *,
     bits: tuple[int, int] = (8, 8),
+    kv_format: str = "",
     group: int = 64,
     dtype: str = "f32",
+    sizes: tuple[int, int] = (128, 256),
     rows: int = 40,
     count: int,
     seed: int = 0,
@@ -206,25 +221,56 @@ def append_case(
     slots = np.argsort(rng.random(shape), axis=-1)[..., :count].astype(np.uint32)
     tensors = {"slots": mx.array(slots)}
     expected, tolerance = {}, {}
-    for side, (of, width) in enumerate((("keys", 128), ("values", 256))):
+    bits = KV_FORMATS[kv_format] if kv_format else bits
+    for width, own, (side, seed_of) in zip(sizes, bits, reference_turbo.SEEDS.items(), strict=True):
         stored, new = (
             mx.array(rng.standard_normal((*shape[:2], length, width)).astype(np.float32))
             for length in (rows, count)
         )
-        packed = mx.quantize(stored.astype(kind), group_size=group, bits=bits[side])
-        for part, array in zip(("words", "scales", "biases"), packed, strict=True):
-            tensors[f"{of}_{part}"] = array
-        tensors[f"new_{of}"] = new.astype(kind)
-        written = reference.float64(tensors[f"new_{of}"])
-        dense = reference.dequantized(*packed, bits=bits[side], group_size=group)
-        expected |= {f"new_{of}": written, f"other_{of}": split(dense, slots)[1]}
-        # One step, and the rounding of scale and bias to their dtype.
-        largest = float(np.abs(written).max())
-        step = 2 * largest / (2 ** bits[side] - 1)
-        rounding = 2 * largest * reference.ULP[reference.dtype_name(tensors[f"new_{of}"])]
-        tolerance |= {f"new_{of}": step + rounding, f"other_{of}": 0.0}
-    fields = {"name": name, "op": "append", "bits": bits, "group_size": group, "slack": 0}
+        parts = 3 if not kv_format or own == 8 else 2 if own else 1
+        kept = tuple(buffers.packed(stored.astype(kind), parts, own, group, seed_of))
+        for end, array in zip(PARTS[parts], kept, strict=True):
+            tensors[f"{side}{end}"] = array
+        tensors[f"new_{side}"] = new = new.astype(kind)
+        dense = dense_rows(kept, bits=own, group_size=group, side=side)
+        wanted, allowed = _as_kept(new, parts, own, side)
+        expected |= {f"new_{side}": wanted, f"other_{side}": split(dense, slots)[1]}
+        tolerance |= {f"new_{side}": allowed, f"other_{side}": 0.0}
+    fields = {"name": name, "op": "append", "bits": (bits[0] or 8, bits[1]), "group_size": group,
+              "kv_format": kv_format, "slack": 0}  # fmt: skip
     return drawn_case(fields, tensors, expected, tolerance)
+
+
+def _as_kept(rows: mx.array, parts: int, bits: int, side: str) -> tuple[np.ndarray, float]:
+    """What rows are to be in so many parts, and by how much they may be off."""
+    if parts == 2:
+        options = {"bits": bits, "side": side}
+        return reference_turbo.stored(rows, **options), reference_turbo.flips(rows, **options)
+    exact = reference.float64(rows)
+    if parts == 1:
+        return exact, 0.0
+    # One step, and the rounding of scale and bias to their dtype.
+    largest = float(np.abs(exact).max())
+    step = 2 * largest / (2**bits - 1)
+    return exact, step + 2 * largest * reference.ULP[reference.dtype_name(rows)]
+
+
+def _codes(seed: int) -> Iterator[Case]:
+    """Every size, bits, dtypes and sides in turn: rows to codes and back."""
+    for index, size in enumerate((32, 64, 64, 128, 128, 128, 256, 512, 1024)):
+        dtype, bits = [*DTYPES][index // 3], turbo.BITS[index % 3]
+        side = [*reference_turbo.SEEDS][index % 2]
+        name = f"codes-of-{side}-{size}-{bits}-{dtype}"
+        rng = generator(name, seed)
+        rows = mx.array(rng.standard_normal((2, 2, 5, size)).astype(np.float32) * 3)
+        rows = rows.astype(DTYPES[dtype])
+        options = {"bits": bits, "side": side}
+        yield drawn_case(
+            {"name": name, "op": "codes", "bits": (bits, bits), "group_size": 32, "kind": side},
+            {"rows": rows},
+            {"rows": reference_turbo.stored(rows, **options)},
+            {"rows": reference_turbo.flips(rows, **options)},
+        )
 
 
 def _prefills(seed: int) -> Iterator[Case]:

@@ -6,11 +6,15 @@ results are new objects.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
 from mlx_h2o.operations import turbo
+from mlx_h2o.operations.requests import Codes
+
+Encode = Callable[[mx.array, int, int], Codes]
+"""What makes codes of rows, their bits and a seed, as ``turbo.encode_rows``."""
 
 
 def gathered(array: mx.array, slots: mx.array) -> mx.array:
@@ -44,25 +48,33 @@ def append_quantized(
     bits: int,
     group_size: int,
     value_bits: int,
+    encode: Encode = turbo.encode_rows,
 ) -> list[mx.array]:
     """The same of keys and values as they are stored, for new rows [B, H, L, D] that are still to
     be packed: words, scales and biases, or words and norms, or the rows themselves.
 
-    The definition, in plain MLX operations.
+    The definition, in plain MLX operations unless ``encode`` makes the codes.
     """
     rows = [
-        *packed(new_keys, len(keys), bits, group_size, turbo.KEYS),
-        *packed(new_values, len(values), value_bits, group_size, turbo.VALUES),
+        *packed(new_keys, len(keys), bits, group_size, turbo.KEYS, encode),
+        *packed(new_values, len(values), value_bits, group_size, turbo.VALUES, encode),
     ]
     return append_rows([*keys, *values], rows, start)
 
 
-def packed(rows: mx.array, parts: int, bits: int, group_size: int, seed: int) -> Sequence[mx.array]:
-    """Rows in as many ``parts`` as they are stored in."""
+def packed(
+    rows: mx.array,
+    parts: int,
+    bits: int,
+    group_size: int,
+    seed: int,
+    encode: Encode = turbo.encode_rows,
+) -> Sequence[mx.array]:
+    """Rows in as many ``parts`` as they are stored in; ``encode`` makes the codes."""
     if parts == 1:
         return [rows]
     if parts == 2:
-        return turbo.encode_rows(rows, bits, seed)
+        return encode(rows, bits, seed)
     return mx.quantize(rows, group_size=group_size, bits=bits)
 
 

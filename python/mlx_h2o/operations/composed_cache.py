@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 
 import mlx.core as mx
 
-from mlx_h2o.operations import buffers, composed, ema
+from mlx_h2o.operations import buffers, composed, ema, turbo
 from mlx_h2o.operations.placement import placed
 from mlx_h2o.operations.requests import (
     AccumulateRequest,
     KeyDiversityRequest,
     Packed,
+    Parts,
     PerSequence,
     QuantizeAppendRequest,
     QuantizedRows,
@@ -125,27 +126,36 @@ def replaced(
     return _stored(keys), _stored(values), *others
 
 
-def quantize_append(request: QuantizeAppendRequest) -> tuple[Packed, Packed]:
-    """``mx.quantize``, then a scatter of each part."""
+def quantize_append(
+    request: QuantizeAppendRequest, encode: buffers.Encode = turbo.encode_rows
+) -> tuple[Parts, Parts]:
+    """The new rows packed, by ``encode`` where they become codes, then a scatter of each part."""
+    size = request.group_size
     with placed(request.stream):
-        group_size = request.group_size
-        k, ks, kb = mx.quantize(request.new_keys, group_size=group_size, bits=request.bits)
-        v, vs, vb = mx.quantize(request.new_values, group_size=group_size, bits=request.v_bits)
-    return appended(request, (k, ks, kb), (v, vs, vb))
+        return appended(
+            request,
+            buffers.packed(
+                request.new_keys, len(request.keys), request.bits, size, turbo.KEYS, encode
+            ),
+            buffers.packed(
+                request.new_values, len(request.values), request.v_bits, size, turbo.VALUES, encode
+            ),
+        )
 
 
-def appended(request: QuantizeAppendRequest, keys: Packed, values: Packed) -> tuple[Packed, Packed]:
+def appended(
+    request: QuantizeAppendRequest, keys: Sequence[mx.array], values: Sequence[mx.array]
+) -> tuple[Parts, Parts]:
     """The stored arrays with packed rows [B, H, L, ...] in their slots, by MLX's own scatter."""
+    count = len(request.keys)
     with placed(request.stream):
         last = mx.array(request.keys[0].shape[2] - 1, mx.uint32)
         slots = mx.minimum(request.slots, last)
-        kw, ks, kb, vw, vs, vb = (
-            buffers.put_rows(stored, slots, part)
-            for stored, part in zip((*request.keys, *request.values), (*keys, *values), strict=True)
-        )
+        pairs = zip((*request.keys, *request.values), (*keys, *values), strict=True)
+        first, *others = (buffers.put_rows(stored, slots, part) for stored, part in pairs)
         # The rows of one step hang together, or the graph of what nobody reads would grow.
-        kw = mx.depends(kw, [ks, kb, vw, vs, vb])
-    return (kw, ks, kb), (vw, vs, vb)
+        parts = (mx.depends(first, others), *others)
+    return parts[:count], parts[count:]
 
 
 def _parts(rows: Stored) -> tuple[mx.array, ...]:

@@ -3,10 +3,12 @@
 As in ``launch``, nothing here runs anything.
 """
 
+import math
 from functools import lru_cache
 
 import mlx.core as mx
 
+from mlx_h2o.operations import turbo
 from mlx_h2o.operations.launches import (
     LANES,
     Launch,
@@ -146,3 +148,22 @@ def pack_rows(
     grid = (groups * LANES, 1, 1)
     packing = launch_of("pack_rows", _NO_FLAGS, arguments, grid, LANES, results)
     return LaunchPlan((packing,), given)
+
+
+def encode_rows(rows: mx.array, bits: int, seed: int) -> LaunchPlan:
+    """One simdgroup per row, of rows [B, H, L, D] as ``turbo.encode_rows`` takes them."""
+    size = rows.shape[3]
+    given = {"rows": rows, "signs": turbo.signs(size, seed), "levels": turbo.codebook(size, bits)}
+    return LaunchPlan((_encoding(tuple(rows.shape), rows.dtype, bits),), given)
+
+
+@lru_cache(maxsize=1024)
+def _encoding(shape: tuple[int, ...], dtype: mx.Dtype, bits: int) -> Launch:
+    *before, size = shape
+    results = {
+        "words": ((*before, size * bits // 32), mx.uint32),
+        "norms": ((*before, 1), mx.float32),
+    }
+    arguments: TemplateArguments = {"T": dtype, "D": size, "BITS": bits}
+    grid = (math.prod(before) * LANES, 1, 1)
+    return launch_of("encode_rows", _NO_FLAGS, arguments, grid, LANES, results)

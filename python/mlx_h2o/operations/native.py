@@ -19,6 +19,7 @@ from mlx_h2o.operations.requests import (
     Codes,
     KeyDiversityRequest,
     Packed,
+    Parts,
     PrefillRequest,
     QuantizeAppendRequest,
     QuantizedRows,
@@ -191,9 +192,10 @@ def replace_worst(request: ReplaceRequest) -> tuple[Any, ...]:
     return tuple(results)
 
 
-def quantize_append(request: QuantizeAppendRequest) -> tuple[Packed, Packed]:
+def quantize_append(request: QuantizeAppendRequest) -> tuple[Parts, Parts]:
     """Keys and values as ``fast`` documents them, in the memory of the inputs where it is free."""
-    kw, ks, kb, vw, vs, vb = _module().quantize_append(
+    count = len(request.keys)
+    found = _module().quantize_append(
         request.keys,
         request.values,
         request.new_keys,
@@ -204,7 +206,7 @@ def quantize_append(request: QuantizeAppendRequest) -> tuple[Packed, Packed]:
         value_bits=request.v_bits,
         stream=request.stream,
     )
-    return (kw, ks, kb), (vw, vs, vb)
+    return tuple(found[:count]), tuple(found[count:])
 
 
 def compact_rows(

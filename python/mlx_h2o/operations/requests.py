@@ -19,6 +19,9 @@ Packed = tuple[mx.array, mx.array, mx.array]
 Codes = tuple[mx.array, mx.array]
 """Rows as ``turbo`` packs them: words and norms."""
 
+Parts = tuple[mx.array, ...]
+"""Rows as they are stored: words, scales and biases, or words and norms, or the rows alone."""
+
 PerSequence = int | mx.array
 """One number for all sequences, or int32 [] or [B]."""
 
@@ -224,8 +227,8 @@ class ReplaceRequest(NamedTuple):
 class QuantizeAppendRequest(NamedTuple):
     """One call of ``quantize_append``; ``v_bits`` is resolved."""
 
-    keys: Packed
-    values: Packed
+    keys: Parts
+    values: Parts
     new_keys: mx.array
     new_values: mx.array
     slots: mx.array

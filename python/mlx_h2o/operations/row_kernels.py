@@ -4,15 +4,18 @@ A back end makes one ``RowKernels`` of its way to run a launch, and names its fu
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import mlx.core as mx
 
 from mlx_h2o.operations import (
+    buffers,
     composed,
     composed_cache,
     composed_prefill,
     launch_prefill,
     launch_rows,
+    turbo,
 )
 from mlx_h2o.operations.composed_cache import Replaced
 from mlx_h2o.operations.launches import Execute, LaunchPlan
@@ -20,7 +23,9 @@ from mlx_h2o.operations.placement import placed
 from mlx_h2o.operations.requests import (
     AccumulateRequest,
     AttentionAccumulateRequest,
+    Codes,
     Packed,
+    Parts,
     PrefillRequest,
     QuantizeAppendRequest,
     ReplaceRequest,
@@ -42,6 +47,8 @@ class RowKernels:
     ) -> None:
         self._executor = executor
         self._serves = serves
+        # What a cache asks for in a step: the definition, but for the codes.
+        self.append_quantized = partial(buffers.append_quantized, encode=self.encode_rows)
 
     def attention_and_accumulate(
         self, request: AttentionAccumulateRequest, attention: LaunchPlan
@@ -110,11 +117,21 @@ class RowKernels:
         kw, ks, kb, vw, vs, vb = self._launched(packing, stream)
         return (kw, ks, kb), (vw, vs, vb)
 
-    def quantize_append(self, request: QuantizeAppendRequest) -> tuple[Packed, Packed]:
-        """The same, written into their slots by a scatter of each part."""
+    def encode_rows(self, rows: mx.array, bits: int, seed: int, stream: StreamLike = None) -> Codes:
+        """Codes of rows [B, H, L, D], and their norms, in one kernel."""
+        if not self._serves(stream):
+            return turbo.encode_rows(rows, bits, seed)
+        words, norms = self._launched(launch_rows.encode_rows(rows, bits, seed), stream)
+        return words, norms
+
+    def quantize_append(self, request: QuantizeAppendRequest) -> tuple[Parts, Parts]:
+        """New rows packed by the kernels, written into their slots by a scatter of each part."""
         if not self._serves(request.stream):
             return composed_cache.quantize_append(request)
-        return composed_cache.appended(request, *self._packed(request))
+        if len(request.keys) == len(request.values) == 3:
+            return composed_cache.appended(request, *self._packed(request))
+        encode = partial(self.encode_rows, stream=request.stream)
+        return composed_cache.quantize_append(request, encode)
 
     def _packed(self, request: ReplaceRequest | QuantizeAppendRequest) -> tuple[Packed, Packed]:
         return self.pack_rows(

@@ -11,9 +11,10 @@ extern "C" {
 
 /** \defgroup mlx_h2o_rows Rows of a cache
  *  Rows come as vectors: of one array [B, H, N, D], or of words, scales and biases, as mlx_quantize
- *  returns them. Arrays that were passed never change. Where nothing else holds them a back end may
- *  use their memory, so that a row costs no copy of the others: give the input's own handle as the
- *  place of the result, or free it before evaluating.
+ *  returns them; for attention and mlx_h2o_quantize_append also of words and norms. Arrays that
+ * were passed never change. Where nothing else holds them a back end may use their memory, so that
+ * a row costs no copy of the others: give the input's own handle as the place of the result, or
+ * free it before evaluating.
  */
 /**@{*/
 
@@ -118,23 +119,49 @@ int mlx_h2o_replace_worst(mlx_vector_array* new_keys, mlx_vector_array* new_valu
                           const char* ranked_by, const mlx_array ranks /* may be null */, int bits,
                           int group_size, mlx_optional_int v_bits, const mlx_stream s);
 
-/** Quantise new rows straight into their slots; they equal mlx_quantize on the same device bit for
- *  bit. Evaluating the words of the keys evaluates all six arrays.
+/** Quantise new rows straight into their slots.
  *
- *  \param[out] new_keys, new_values words, scales and biases.
- *  \param keys words uint32 [B, H, N, D * bits / 32], scales and biases [B, H, N, D / group_size].
+ *  Keys and values are each stored in a way of their own, which the number of arrays tells. Three:
+ *  words, scales and biases, which equal mlx_quantize on the same device bit for bit. Two: words
+ * and norms, codes of rotated rows (docs/formats.md); a code may be the next one where an element
+ * lies at the mean of two levels as closely as float32 tells. One: the rows as they come.
+ * Evaluating the first array of the keys evaluates all.
+ *
+ *  \param[out] new_keys, new_values as many arrays as were given.
+ *  \param keys words uint32 [B, H, N, D * bits / 32], scales and biases [B, H, N, D / group_size];
+ *    or words and norms, float32 [B, H, N, 1]; or rows [B, H, N, D].
  *  \param values the same with Dv and v_bits.
- *  \param key_rows [B, H, L, D], the dtype of the scales: float32, float16 or bfloat16.
- *  \param value_rows [B, H, L, Dv], the dtype of the values' scales.
+ *  \param key_rows [B, H, L, D], float32, float16 or bfloat16: the dtype of the scales, or of rows
+ *    that stay as they come.
+ *  \param value_rows [B, H, L, Dv], the same of the values.
  *  \param slots uint32 [B, H, L], the rows to write, distinct within a head; one beyond the last
  *    row means the last row.
- *  \param bits, group_size, v_bits as in the quantised attention.
+ *  \param bits, group_size, v_bits as in the quantised attention; codes have 2, 3 or 4 bits.
  */
 int mlx_h2o_quantize_append(mlx_vector_array* new_keys, mlx_vector_array* new_values,
                             const mlx_vector_array keys, const mlx_vector_array values,
                             const mlx_array key_rows, const mlx_array value_rows,
                             const mlx_array slots, int bits, int group_size,
                             mlx_optional_int v_bits, const mlx_stream s);
+
+/** Rows as codes of rotated directions, and norms (docs/formats.md).
+ *
+ *  \param[out] words uint32 [B, H, N, D * bits / 32].
+ *  \param[out] norms float32 [B, H, N, 1].
+ *  \param rows [B, H, N, D], float32, float16 or bfloat16; D is a power of two from 32 to 1024.
+ *  \param bits 2, 3 or 4.
+ *  \param of_values whether they are values; keys have other signs.
+ */
+int mlx_h2o_encode_rows(mlx_array* words, mlx_array* norms, const mlx_array rows, int bits,
+                        bool of_values, const mlx_stream s);
+
+/** The rows that words and norms stand for.
+ *
+ *  \param[out] res float32 [B, H, N, D].
+ *  \param words, norms, bits, of_values as in mlx_h2o_encode_rows.
+ */
+int mlx_h2o_decode_rows(mlx_array* res, const mlx_array words, const mlx_array norms, int bits,
+                        bool of_values, const mlx_stream s);
 
 /**@}*/
 
