@@ -30,6 +30,7 @@ pytestmark = pytest.mark.swift
 SIZE, HEADS, QUERY_HEADS = 32, 2, 4
 BACKEND = "native"
 PACKED = {"kv_bits": 8, "v_bits": 4, "kv_group_size": 32}
+CODES = {"kv_format": "turbo4v3", "kv_group_size": 32}
 Rounds = Sequence[tuple[int, int]]
 """Tokens that come together, and how many of them go back."""
 
@@ -63,7 +64,7 @@ def case(name: str, rounds: Rounds, settings: dict[str, Any], **more: Any) -> Ca
         "speculative": config.speculative, "kv_group_size": config.kv_group_size,
         "shared_heads": config.shared_heads, "rounds": [list(pair) for pair in rounds],
     }  # fmt: skip
-    bits = {"kv_bits": config.kv_bits, "v_bits": config.v_bits}
+    bits = {name: getattr(config, name) for name in ("kv_bits", "v_bits", "kv_format")}
     return Case(fields | {k: v for k, v in bits.items() if v is not None} | more, tensors)
 
 
@@ -118,7 +119,7 @@ def test_drafts_leave_the_rows_of_python(swift: Leg) -> None:
         case(f"drafts-{policy}-{drafts}-{kind}", draft_rounds(drafts, 40),
              small | bits | {"policy": policy, "speculative": drafts})
         for policy in names()
-        for drafts, (kind, bits) in zip((2, 4), (("dense", {}), ("packed", PACKED)), strict=True)
+        for drafts, kind, bits in ((2, "dense", {}), (4, "packed", PACKED), (3, "codes", CODES))
     ]  # fmt: skip
     found = swift(cases)
     for one in cases:
@@ -132,6 +133,9 @@ def test_drafts_leave_the_rows_of_python(swift: Leg) -> None:
 FILES = {
     "dense": {},
     "packed": PACKED,
+    "codes": CODES,
+    "codes beside scales": {"kv_format": "turbo8v2", "kv_group_size": 32},
+    "codes beside dense keys": {"kv_format": "turbo0v4"},
     "drafts": {"speculative": 3},
     "shared": {"shared_heads": True},
 }

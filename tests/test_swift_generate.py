@@ -27,6 +27,7 @@ CACHES: dict[str, dict[str, Any]] = {
     "h2o": {"max_kv_size": 48, "policy": "h2o"},
     "keydiff": {"max_kv_size": 48},
     "merge": {"max_kv_size": 48, "kv_bits": 4, "policy": "merge"},
+    "codes": {"max_kv_size": 48, "kv_format": "turbo4", "policy": "h2o"},
 }
 
 

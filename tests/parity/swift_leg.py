@@ -48,8 +48,6 @@ class SwiftLeg(Leg):
         """What the package's back end of this name serves, the Swift one has to serve too."""
         if case.fields["op"] == "without_scores":
             return "no public call asks for it"
-        if case.fields.get("kv_format"):
-            return "it reads no codes of rotated rows yet"
         return operations.absent(case, get(self.trace_of), self.trace_of)
 
     def versions(self) -> dict[str, str]:
@@ -88,11 +86,11 @@ def _outcome(case: Case, tensors: dict[str, mx.array], errors: dict[str, str]) -
         return Outcome(error=errors[case.name])
     start = f"{case.name}/"
     found = {name.removeprefix(start): a for name, a in tensors.items() if name.startswith(start)}
+    stored = [_rows(found, name) for name in ("keys", "values")]
     if case.fields["op"] == "append":
-        return Outcome(_written(case, found))
+        return Outcome(operations.written_rows(case.fields, case.tensors["slots"], stored))
     if case.fields["op"] == "replacement":
         rest = (found.get(name) for name in ("importance", "positions"))
-        stored = [_rows(found, name) for name in ("keys", "values")]
         return Outcome(operations.replacement_arrays(case, stored, *rest))
     whole = ("keep", "evict", "positions")
     return Outcome(
@@ -101,18 +99,6 @@ def _outcome(case: Case, tensors: dict[str, mx.array], errors: dict[str, str]) -
 
 
 def _rows(found: dict[str, mx.array], name: str) -> mx.array | tuple[mx.array, ...]:
-    """An array, or words, scales and biases."""
-    parts = tuple(found.get(f"{name}_{part}") for part in ("words", "scales", "biases"))
-    return found.get(name, parts)
-
-
-def _written(case: Case, found: dict[str, mx.array]) -> dict[str, np.ndarray]:
-    """Packed rows as they dequantise: those that were written, and the others."""
-    arrays = {}
-    for name, bits in zip(("keys", "values"), case.fields["bits"], strict=True):
-        dense = reference.dequantized(
-            *_rows(found, name), bits=bits, group_size=case.fields["group_size"]
-        )
-        written, others = operations.split(dense, np.array(case.tensors["slots"]))
-        arrays |= {f"new_{name}": written, f"other_{name}": others.astype(np.float32)}
-    return arrays
+    """An array, or words and norms, or words, scales and biases."""
+    names = (f"{name}_{part}" for part in ("words", "norms", "scales", "biases"))
+    return found.get(name, tuple(found[part] for part in names if part in found))

@@ -17,11 +17,26 @@ public struct PackedRows {
     }
 }
 
-/// Keys or values of a cache: an array [B, H, N, D], or ``PackedRows``.
+/// Rows as codes of rotated directions and norms (docs/formats.md): 2, 3 or 4 bits, of rows of a
+/// power of two of elements from 32 to 1,024.
+public struct CodedRows {
+    /// uint32 [B, H, N, D * bits / 32].
+    public let words: MLXArray
+    /// float32 [B, H, N, 1].
+    public let norms: MLXArray
+
+    public init(words: MLXArray, norms: MLXArray) {
+        self.words = words
+        self.norms = norms
+    }
+}
+
+/// Keys or values of a cache: an array [B, H, N, D], ``PackedRows`` or ``CodedRows``.
 ///
-/// An operation takes keys and values of the same kind, and returns them as they came.
+/// An operation returns keys and values as they came. Both are of the same kind; only beside
+/// ``CodedRows`` the others may be of any.
 public protocol CacheRows {
-    /// The array, or words, scales and biases.
+    /// The array, or words, scales and biases, or words and norms.
     var parts: [MLXArray] { get }
 
     /// The rows of so many parts.
@@ -42,5 +57,14 @@ extension PackedRows: CacheRows {
             return PackedRows(words: .mlxNone, scales: .mlxNone, biases: .mlxNone)
         }
         return PackedRows(words: parts[0], scales: parts[1], biases: parts[2])
+    }
+}
+
+extension CodedRows: CacheRows {
+    public var parts: [MLXArray] { [words, norms] }
+
+    public static func rows(of parts: [MLXArray]) -> CodedRows {
+        guard parts.count == 2 else { return CodedRows(words: .mlxNone, norms: .mlxNone) }
+        return CodedRows(words: parts[0], norms: parts[1])
     }
 }

@@ -33,6 +33,11 @@ public struct H2OConfiguration: Sendable, Hashable {
     /// Elements that share a scale and a bias: 32, 64 or 128. Rows whose size it does not divide
     /// take 32.
     public let kvGroupSize: Int
+    /// In the place of ``kvBits``: rows as codes of rotated directions.
+    public let kvFormat: KVFormat?
+    /// With ``kvFormat``: of how many of the first and as many of the last layers
+    /// `evictingCaches(for:configuration:policy:)` keeps the rows in 8 bits instead.
+    public let turboGuard: Int
 
     /// Published splits of the budget (AtomGradient 2026, section 4.1): of 256 rows 4 are sinks and
     /// 128, 64 or 32 are kept by score. The sinks do not scale with the budget; the recent window
@@ -67,12 +72,15 @@ public struct H2OConfiguration: Sendable, Hashable {
     ///   - kvBits: bits of quantised rows; nil: rows stay as they come
     ///   - valueBits: bits of quantised values, where they differ from those of the keys
     ///   - kvGroupSize: elements that share a scale and a bias: 32, 64 or 128
+    ///   - kvFormat: rows as codes of rotated directions; not with `kvBits`
+    ///   - turboGuard: with `kvFormat`, layers at each end that keep 8 bits
     /// - Throws: ``H2OError`` where a value is out of range or the sizes exceed the budget
     public init(
         maxKVSize: Int = 256, sinkSize: Int = 4, heavySize: Int? = nil, recentSize: Int? = nil,
         policy: PolicyName = .keydiff, decay: Double = 0.95, evictEvery: Int? = nil,
         sharedHeads: Bool = false, randomSeed: Int = 0, speculative: Int = 0, kvBits: Int? = nil,
-        valueBits: Int? = nil, kvGroupSize: Int = 64
+        valueBits: Int? = nil, kvGroupSize: Int = 64, kvFormat: KVFormat? = nil,
+        turboGuard: Int = 0
     ) throws {
         try require("maxKVSize", maxKVSize, atLeast: 1)
         try require("sinkSize", sinkSize, atLeast: 0)
@@ -90,6 +98,15 @@ public struct H2OConfiguration: Sendable, Hashable {
         if let valueBits, kvBits == nil {
             throw failure("valueBits is \(valueBits) and kvBits is nil, expected kvBits too.")
         }
+        try require("turboGuard", turboGuard, atLeast: 0)
+        if let kvFormat, let kvBits {
+            throw failure(
+                "kvFormat is '\(kvFormat.rawValue)' and kvBits \(kvBits), expected one of them.")
+        }
+        if turboGuard > 0, kvFormat == nil {
+            throw failure(
+                "turboGuard is \(turboGuard) and kvFormat nil, expected a kvFormat too.")
+        }
         guard sinkSize < maxKVSize else {
             throw failure(
                 "sinkSize is \(sinkSize), expected fewer than maxKVSize = \(maxKVSize): "
@@ -106,6 +123,8 @@ public struct H2OConfiguration: Sendable, Hashable {
         self.kvBits = kvBits
         self.valueBits = valueBits
         self.kvGroupSize = kvGroupSize
+        self.kvFormat = kvFormat
+        self.turboGuard = turboGuard
         self.heavySize = try Self.heavySize(
             of: maxKVSize, sink: sinkSize, heavy: heavySize, recent: recentSize)
         self.recentSize = maxKVSize - sinkSize - self.heavySize
@@ -118,12 +137,13 @@ public struct H2OConfiguration: Sendable, Hashable {
 
     /// What was published: the policy `h2o`, and a split scaled to `maxKVSize`. The other arguments,
     /// and the errors:
-    /// ``init(maxKVSize:sinkSize:heavySize:recentSize:policy:decay:evictEvery:sharedHeads:randomSeed:speculative:kvBits:valueBits:kvGroupSize:)``.
+    /// ``init(maxKVSize:sinkSize:heavySize:recentSize:policy:decay:evictEvery:sharedHeads:randomSeed:speculative:kvBits:valueBits:kvGroupSize:kvFormat:turboGuard:)``.
     public init(
         preset: Preset, maxKVSize: Int = 256, sinkSize: Int = 4, recentSize: Int? = nil,
         policy: PolicyName = .h2o, decay: Double = 0.95, evictEvery: Int? = nil,
         sharedHeads: Bool = false, randomSeed: Int = 0, speculative: Int = 0, kvBits: Int? = nil,
-        valueBits: Int? = nil, kvGroupSize: Int = 64
+        valueBits: Int? = nil, kvGroupSize: Int = 64, kvFormat: KVFormat? = nil,
+        turboGuard: Int = 0
     ) throws {
         try require("maxKVSize", maxKVSize, atLeast: 1)
         try require("sinkSize", sinkSize, atLeast: 0)
@@ -133,7 +153,8 @@ public struct H2OConfiguration: Sendable, Hashable {
             maxKVSize: maxKVSize, sinkSize: sinkSize, heavySize: heavySize,
             recentSize: recentSize, policy: policy, decay: decay, evictEvery: evictEvery,
             sharedHeads: sharedHeads, randomSeed: randomSeed, speculative: speculative,
-            kvBits: kvBits, valueBits: valueBits, kvGroupSize: kvGroupSize)
+            kvBits: kvBits, valueBits: valueBits, kvGroupSize: kvGroupSize, kvFormat: kvFormat,
+            turboGuard: turboGuard)
     }
 
     private static func heavySize(
@@ -153,7 +174,7 @@ public struct H2OConfiguration: Sendable, Hashable {
 }
 
 extension H2OConfiguration {
-    /// The same with rows quantised to 8 bits.
+    /// The same with rows quantised to 8 bits, in the place of ``kvFormat`` too.
     public var with8Bits: H2OConfiguration { H2OConfiguration(self, kvBits: 8) }
 
     private init(_ other: H2OConfiguration, kvBits: Int) {
@@ -170,6 +191,8 @@ extension H2OConfiguration {
         valueBits = other.valueBits
         kvGroupSize = other.kvGroupSize
         self.kvBits = kvBits
+        kvFormat = nil
+        turboGuard = 0
     }
 }
 
@@ -209,14 +232,17 @@ extension H2OConfiguration: Codable {
         case kvBits = "kv_bits"
         case valueBits = "v_bits"
         case kvGroupSize = "kv_group_size"
+        case kvFormat = "kv_format"
+        case turboGuard = "turbo_guard"
     }
 
     /// Settings of Python that are not known here, and their values that change nothing.
     private static let unserved: [String: [Value]] = [
         "light_bits": [.nothing], "dense_size": [.nothing, .number(0)],
         "kv_handed": [.text("packed")], "sparse_v": [.number(0)],
-        "kv_format": [.nothing], "turbo_guard": [.number(0)],
         "unequal_budgets": [.flag(true), .flag(false)],
+        // Of rows that are stored as codes, which do not say it.
+        "dtype": [.text("float32"), .text("float16"), .text("bfloat16")],
     ]
 
     private enum Value: Decodable, Equatable {
@@ -279,6 +305,17 @@ extension H2OConfiguration: Codable {
             speculative: values.decodeIfPresent(Int.self, forKey: .speculative) ?? 0,
             kvBits: values.decodeIfPresent(Int.self, forKey: .kvBits),
             valueBits: values.decodeIfPresent(Int.self, forKey: .valueBits),
-            kvGroupSize: values.decodeIfPresent(Int.self, forKey: .kvGroupSize) ?? 64)
+            kvGroupSize: values.decodeIfPresent(Int.self, forKey: .kvGroupSize) ?? 64,
+            kvFormat: Self.format(values.decodeIfPresent(String.self, forKey: .kvFormat)),
+            turboGuard: values.decodeIfPresent(Int.self, forKey: .turboGuard) ?? 0)
+    }
+
+    private static func format(_ name: String?) throws -> KVFormat? {
+        guard let name else { return nil }
+        guard let format = KVFormat(rawValue: name) else {
+            let known = KVFormat.allCases.map(\.rawValue).joined(separator: ", ")
+            throw failure("kv_format is '\(name)', expected one of: \(known).")
+        }
+        return format
     }
 }

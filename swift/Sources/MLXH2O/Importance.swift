@@ -43,14 +43,15 @@ public struct AccumulatedAttention {
 ///
 /// - Parameters:
 ///   - queries: [B, Hq, Lq, D]; at most ``maxScoredQueries``
-///   - keys: [B, Hkv, N, D], dense or packed
-///   - values: [B, Hkv, N, Dv], as the keys
+///   - keys: [B, Hkv, N, D], dense, packed or coded
+///   - values: [B, Hkv, N, Dv]
 ///   - importance: float32 [B, Hkv, N], as in ``accumulateScores(_:scores:decay:isMasked:stream:)``
 ///   - decay: as there
 ///   - bits: of packed rows, as `groupSize`, `valueBits` and `sparseVThreshold`
 /// - Throws: ``H2OError``
-public func attentionAndAccumulate<Rows: CacheRows>(
-    queries: MLXArray, keys: Rows, values: Rows, importance: MLXArray, scale: Float, decay: Double,
+public func attentionAndAccumulate<Keys: CacheRows, Values: CacheRows>(
+    queries: MLXArray, keys: Keys, values: Values, importance: MLXArray, scale: Float,
+    decay: Double,
     mask: MLXFast.ScaledDotProductAttentionMaskMode = .none, sinks: MLXArray? = nil,
     rowBias: MLXArray? = nil, bits: Int = 8, groupSize: Int = 64, valueBits: Int? = nil,
     sparseVThreshold: Float = 0, stream: StreamOrDevice = .default

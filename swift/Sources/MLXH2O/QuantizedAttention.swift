@@ -3,7 +3,8 @@ import Cmlx
 import MLX
 
 extension MLXFast {
-    /// Attention with its scores over packed keys and values, which are dequantised in registers.
+    /// Attention with its scores over packed keys and values, which are dequantised in registers:
+    /// ``PackedRows``, or ``CodedRows``, beside which keys may also be dense.
     ///
     /// It gives what
     /// ``scaledDotProductAttentionWithScores(queries:keys:values:scale:mask:sinks:rowBias:stream:)`` gives
@@ -14,7 +15,7 @@ extension MLXFast {
     ///   - keys: of rows [B, Hkv, N, D]
     ///   - values: of rows [B, Hkv, N, Dv], with scales of the dtype of the keys' scales
     ///   - scale: finite factor of the products
-    ///   - bits: of the keys: 2, 3, 4, 5, 6 or 8
+    ///   - bits: of the keys: 2, 3, 4, 5, 6 or 8; of codes 2, 3 or 4
     ///   - groupSize: 32, 64 or 128; D and Dv are multiples of it
     ///   - valueBits: of the values; nil: `bits`
     ///   - mask: as for dense rows
@@ -26,28 +27,32 @@ extension MLXFast {
     /// - Returns: output and scores
     /// - Throws: ``H2OError`` where an argument is not as above, or the named back end cannot serve
     ///   the call
-    public static func scaledDotProductAttentionQuantizedWithScores(
-        queries: MLXArray, keys: PackedRows, values: PackedRows, scale: Float, bits: Int = 8,
+    public static func scaledDotProductAttentionQuantizedWithScores<
+        Keys: CacheRows, Values: CacheRows
+    >(
+        queries: MLXArray, keys: Keys, values: Values, scale: Float, bits: Int = 8,
         groupSize: Int = 64, valueBits: Int? = nil,
         mask: ScaledDotProductAttentionMaskMode = .none, sinks: MLXArray? = nil,
         rowBias: MLXArray? = nil, sparseVThreshold: Float = 0, stream: StreamOrDevice = .default
     ) throws -> (output: MLXArray, scores: MLXArray) {
         let found = try quantized(
-            queries, keys, values, scale, bits, groupSize, valueBits, mask, sinks,
+            queries, keys.parts, values.parts, scale, bits, groupSize, valueBits, mask, sinks,
             rowBias, sparseVThreshold, stream, returnsAll: false)
         return (found[0], found[1])
     }
 
     /// The same with the logarithm of the denominator, and `skipped`, float32 [B, Hq, Lq]: the share
     /// of the N rows that added nothing because their weight was below the threshold.
-    public static func scaledDotProductAttentionQuantizedWithScoresAndLse(
-        queries: MLXArray, keys: PackedRows, values: PackedRows, scale: Float, bits: Int = 8,
+    public static func scaledDotProductAttentionQuantizedWithScoresAndLse<
+        Keys: CacheRows, Values: CacheRows
+    >(
+        queries: MLXArray, keys: Keys, values: Values, scale: Float, bits: Int = 8,
         groupSize: Int = 64, valueBits: Int? = nil,
         mask: ScaledDotProductAttentionMaskMode = .none, sinks: MLXArray? = nil,
         rowBias: MLXArray? = nil, sparseVThreshold: Float = 0, stream: StreamOrDevice = .default
     ) throws -> (attention: AttentionWithScores, skipped: MLXArray) {
         let found = try quantized(
-            queries, keys, values, scale, bits, groupSize, valueBits, mask, sinks,
+            queries, keys.parts, values.parts, scale, bits, groupSize, valueBits, mask, sinks,
             rowBias, sparseVThreshold, stream, returnsAll: true)
         return (
             AttentionWithScores(output: found[0], scores: found[1], lse: found[2]),
@@ -56,17 +61,20 @@ extension MLXFast {
     }
 
     private static func quantized(
-        _ queries: MLXArray, _ keys: PackedRows, _ values: PackedRows, _ scale: Float, _ bits: Int,
+        _ queries: MLXArray, _ keys: [MLXArray], _ values: [MLXArray], _ scale: Float, _ bits: Int,
         _ groupSize: Int, _ valueBits: Int?, _ mask: ScaledDotProductAttentionMaskMode,
         _ sinks: MLXArray?, _ rowBias: MLXArray?, _ sparseVThreshold: Float,
         _ stream: StreamOrDevice, returnsAll: Bool
     ) throws -> [MLXArray] {
         let (mode, array) = mask.arguments
+        // Codes have no biases, dense keys no scales either.
+        let none = [MLXArray](repeating: .mlxNone, count: 3)
+        let (k, v) = (keys + none, values + none)
         return try results(4) { place in
             mlx_h2o_scaled_dot_product_attention_quantized_with_scores(
                 place, place + 1, returnsAll ? place + 2 : nil, returnsAll ? place + 3 : nil,
-                queries.ctx, keys.words.ctx, keys.scales.ctx, keys.biases.ctx, values.words.ctx,
-                values.scales.ctx, values.biases.ctx, scale, Int32(clamping: bits),
+                queries.ctx, k[0].ctx, k[1].ctx, k[2].ctx, v[0].ctx, v[1].ctx, v[2].ctx, scale,
+                Int32(clamping: bits),
                 Int32(clamping: groupSize), optional(valueBits), mode, array.ctx,
                 (sinks ?? .mlxNone).ctx, (rowBias ?? .mlxNone).ctx, sparseVThreshold, stream.ctx)
         }
@@ -78,16 +86,19 @@ extension MLXFast {
     /// keys, to rank rows by their likeness to it. The Metal kernels read the keys once for both.
     ///
     /// - Parameters:
-    ///   - keys: [B, Hkv, N, D], dense or packed
-    ///   - values: [B, Hkv, N, Dv], as the keys
+    ///   - keys: [B, Hkv, N, D], dense, packed or coded
+    ///   - values: [B, Hkv, N, Dv]
     ///   - probes: [B, Hkv, E, D], the dtype of the queries; E is at least 1. Mask and sinks do not
     ///     apply to them
     ///   - bits: of packed rows, as `groupSize` and `valueBits`
     ///   - sparseVThreshold: 0 unless the rows are packed
     /// - Returns: what attention returns, and float32 [B, Hkv, E, N]: `scale * probe.k` of every key
     /// - Throws: ``H2OError``
-    public static func scaledDotProductAttentionWithProbes<Rows: CacheRows>(
-        queries: MLXArray, keys: Rows, values: Rows, probes: MLXArray, scale: Float, bits: Int = 8,
+    public static func scaledDotProductAttentionWithProbes<
+        Keys: CacheRows, Values: CacheRows
+    >(
+        queries: MLXArray, keys: Keys, values: Values, probes: MLXArray, scale: Float,
+        bits: Int = 8,
         groupSize: Int = 64, valueBits: Int? = nil,
         mask: ScaledDotProductAttentionMaskMode = .none, sinks: MLXArray? = nil,
         sparseVThreshold: Float = 0, stream: StreamOrDevice = .default

@@ -53,7 +53,7 @@ public func keyDiversity(_ keys: MLXArray, stream: StreamOrDevice = .default) th
 /// that a row costs no copy of the others.
 ///
 /// - Parameters:
-///   - keys: [B, H, N, D], dense or packed
+///   - keys: [B, H, N, D], dense or packed; codes are refused
 ///   - values: [B, H, N, Dv], as the keys
 ///   - importance: float32 [B, H, N]
 ///   - positions: int32 [B, H, N], distinct within a head; negative: padding
@@ -98,25 +98,27 @@ public func replaceWorst<Rows: CacheRows>(
 
 /// Quantise new rows of keys and values straight into their slots.
 ///
-/// The packed rows equal those of `MLX.quantized` on the same device bit for bit. Evaluating the
-/// words of the keys evaluates all six arrays. The arrays that were passed never change.
+/// ``PackedRows`` equal those of `MLX.quantized` on the same device bit for bit. Of ``CodedRows`` a
+/// code may be the next one where an element lies at the mean of two levels as closely as float32
+/// tells. Keys and values may be of different kinds; dense ones are written as they come. Evaluating
+/// the first array of the keys evaluates all. The arrays that were passed never change.
 ///
 /// - Parameters:
 ///   - keys: of rows [B, H, N, D]
 ///   - values: of rows [B, H, N, Dv]
-///   - newKeys: [B, H, L, D], the dtype of the scales: float32, float16 or bfloat16
-///   - newValues: [B, H, L, Dv], the dtype of the values' scales
+///   - newKeys: [B, H, L, D], float32, float16 or bfloat16: the dtype of the scales, or of dense keys
+///   - newValues: [B, H, L, Dv], the same of the values
 ///   - slots: uint32 [B, H, L], the rows to write, distinct within a head; one beyond the last row
 ///     means the last row
-///   - bits: of the keys: 2, 3, 4, 5, 6 or 8
-///   - groupSize: 32, 64 or 128; D and Dv are multiples of it
+///   - bits: of the keys: 2, 3, 4, 5, 6 or 8; of codes 2, 3 or 4
+///   - groupSize: 32, 64 or 128; D and Dv of packed rows are multiples of it
 ///   - valueBits: of the values; nil: `bits`
 ///   - stream: stream or device to evaluate on
 /// - Throws: ``H2OError`` where an argument is not as above
-public func quantizeAppend(
-    keys: PackedRows, values: PackedRows, newKeys: MLXArray, newValues: MLXArray, slots: MLXArray,
+public func quantizeAppend<Keys: CacheRows, Values: CacheRows>(
+    keys: Keys, values: Values, newKeys: MLXArray, newValues: MLXArray, slots: MLXArray,
     bits: Int = 8, groupSize: Int = 64, valueBits: Int? = nil, stream: StreamOrDevice = .default
-) throws -> (keys: PackedRows, values: PackedRows) {
+) throws -> (keys: Keys, values: Values) {
     let (_, newK, newV) = try withVector(keys.parts) { keys in
         try withVector(values.parts) { values in
             try vectorResults { newKeyRows, newValueRows in

@@ -35,10 +35,14 @@ public func evictingCaches(
         throw H2OError("evictingCaches", "\(name) cannot be served: \(reason).")
     }
     let caches = try checked(model.newCache(parameters: nil), name)
+    let plain = caches.indices.filter { isPlain(caches[$0]) }
+    let ends = Set(
+        plain.prefix(configuration.turboGuard) + plain.suffix(configuration.turboGuard))
     return caches.enumerated().map { layer, cache in
-        isPlain(cache)
-            ? evictingCache(configuration, policy: ownPolicy, name: "layer \(layer) of \(name)")
-            : cache
+        guard isPlain(cache) else { return cache }
+        return evictingCache(
+            ends.contains(layer) ? configuration.with8Bits : configuration, policy: ownPolicy,
+            name: "layer \(layer) of \(name)")
     }
 }
 

@@ -23,10 +23,7 @@ extension H2OKVCache {
         } else if queries.dim(2) > maxDecodeQueries {
             output = try attendByChunk(queries, scale, mask, &table)
         } else if let decay = policy.averageDecay, reach == 0 {
-            output =
-                try table.packing == nil
-                ? attendAndAverage(MLXArray.self, queries, scale, mask, decay, &table)
-                : attendAndAverage(PackedRows.self, queries, scale, mask, decay, &table)
+            output = try attendAndAverage(queries, scale, mask, decay, &table)
         } else if policy.needsScores {
             let found = try attentionWithScores(queries, scale, mask, table)
             let isMasked = if case .none = mask { false } else { true }
@@ -50,7 +47,7 @@ extension H2OKVCache {
         if length <= maxDecodeQueries {
             return try attentionWithScores(queries, scale, mask, table, bias).output
         }
-        let arrays = promoted(queries, table)
+        let arrays = try promoted(queries, table)
         let blocks = try stride(from: 0, to: length, by: maxScoredQueries).map { first in
             let last = min(first + maxScoredQueries, length)
             // Bottom-right: the last query of a block sees the rows up to its own.
@@ -68,7 +65,7 @@ extension H2OKVCache {
         _ queries: MLXArray, _ scale: Float, _ mask: MLXFast.ScaledDotProductAttentionMaskMode,
         _ table: inout RowTable
     ) throws -> MLXArray {
-        let (keys, values) = table.dense()
+        let (keys, values) = try table.dense()
         let arrays = sameDType([queries, keys, values])
         let output = MLXFast.scaledDotProductAttention(
             queries: arrays[0], keys: arrays[1], values: arrays[2], scale: scale, mask: mask)
@@ -77,18 +74,20 @@ extension H2OKVCache {
     }
 
     /// Attention that takes its scores into the moving average.
-    private func attendAndAverage<Rows: CacheRows>(
-        _ kind: Rows.Type, _ queries: MLXArray, _ scale: Float,
+    private func attendAndAverage(
+        _ queries: MLXArray, _ scale: Float,
         _ mask: MLXFast.ScaledDotProductAttentionMaskMode, _ decay: Double,
         _ table: inout RowTable
     ) throws -> MLXArray {
-        let rows = table.packing == nil ? promoted(queries, table) : nil
+        let packing = table.packing
+        let rows = packing == nil ? try promoted(queries, table) : nil
         let (keys, values) = table.fetch()
         let found = try attentionAndAccumulate(
-            queries: rows?[0] ?? queries, keys: Rows.rows(of: rows.map { [$0[1]] } ?? keys),
-            values: Rows.rows(of: rows.map { [$0[2]] } ?? values), importance: table.importance,
-            scale: scale, decay: decay, mask: mask, bits: table.packing?.bits ?? 8,
-            groupSize: table.packing?.groupSize ?? 64, valueBits: table.values.packing?.bits)
+            queries: rows?[0] ?? queries, keys: StoredRows(parts: rows.map { [$0[1]] } ?? keys),
+            values: StoredRows(parts: rows.map { [$0[2]] } ?? values),
+            importance: table.importance, scale: scale, decay: decay, mask: mask,
+            bits: packing?.bits ?? 8, groupSize: packing?.groupSize ?? 64,
+            valueBits: packing?.valueBits)
         table.importance = found.importance
         return found.output
     }
@@ -99,15 +98,15 @@ extension H2OKVCache {
         _ table: RowTable
     ) throws -> MLXArray {
         guard let packing = table.packing else {
-            let rows = promoted(queries, table)
+            let rows = try promoted(queries, table)
             return MLXFast.scaledDotProductAttention(
                 queries: rows[0], keys: rows[1], values: rows[2], scale: scale, mask: mask)
         }
         let (keys, values) = table.fetch()
         return try MLXFast.scaledDotProductAttentionQuantizedWithScores(
-            queries: queries, keys: .rows(of: keys), values: .rows(of: values), scale: scale,
-            bits: packing.bits, groupSize: packing.groupSize, valueBits: table.values.packing?.bits,
-            mask: mask
+            queries: queries, keys: StoredRows(parts: keys), values: StoredRows(parts: values),
+            scale: scale, bits: packing.bits, groupSize: packing.groupSize,
+            valueBits: packing.valueBits, mask: mask
         ).0
     }
 
@@ -116,22 +115,22 @@ extension H2OKVCache {
         _ table: RowTable, _ bias: MLXArray? = nil
     ) throws -> AttentionWithScores {
         guard let packing = table.packing else {
-            let rows = promoted(queries, table)
+            let rows = try promoted(queries, table)
             return try MLXFast.scaledDotProductAttentionWithScoresAndLse(
                 queries: rows[0], keys: rows[1], values: rows[2], scale: scale, mask: mask,
                 rowBias: bias)
         }
         let (keys, values) = table.fetch()
         return try MLXFast.scaledDotProductAttentionQuantizedWithScoresAndLse(
-            queries: queries, keys: .rows(of: keys), values: .rows(of: values), scale: scale,
-            bits: packing.bits, groupSize: packing.groupSize, valueBits: table.values.packing?.bits,
-            mask: mask, rowBias: bias
+            queries: queries, keys: StoredRows(parts: keys), values: StoredRows(parts: values),
+            scale: scale, bits: packing.bits, groupSize: packing.groupSize,
+            valueBits: packing.valueBits, mask: mask, rowBias: bias
         ).0
     }
 
     /// Queries, keys and values of a dense table in one dtype.
-    private func promoted(_ queries: MLXArray, _ table: RowTable) -> [MLXArray] {
-        let (keys, values) = table.dense()
+    private func promoted(_ queries: MLXArray, _ table: RowTable) throws -> [MLXArray] {
+        let (keys, values) = try table.dense()
         return sameDType([queries, keys, values])
     }
 }

@@ -6,7 +6,7 @@ import MLXLMCommon
 ///
 /// `offset` counts the tokens seen and drives RoPE; ``size`` counts the rows stored (AtomGradient
 /// 2026, section 3.3). With `configuration.kvBits` the rows are quantised: see
-/// ``QuantizedH2OKVCache``. Each (sequence, KV head) chooses its rows by itself, unless
+/// ``QuantizedH2OKVCache``; with `configuration.kvFormat` they are kept as codes. Each (sequence, KV head) chooses its rows by itself, unless
 /// `configuration.sharedHeads`. Below the budget the rows are in order; after evictions their order
 /// in memory means nothing, except that the rows of the last update are the last ones, in order.
 ///
@@ -69,7 +69,7 @@ public class H2OKVCache {
     ) {
         try appendRows(keys, values)
         guard let table else { return (.mlxNone, .mlxNone) }
-        let (keys, values) = table.dense()
+        let (keys, values) = try table.dense()
         return (tied(keys), values)
     }
 
@@ -139,10 +139,17 @@ public class H2OKVCache {
     public var positions: MLXArray? { table?.positions }
 
     /// The stored keys [B, H, N, D]; quantised ones dequantised.
-    public var keys: MLXArray? { table?.dense().keys }
+    public var keys: MLXArray? { dense?.keys }
 
     /// The stored values [B, H, N, Dv]; quantised ones dequantised.
-    public var values: MLXArray? { table?.dense().values }
+    public var values: MLXArray? { dense?.values }
+
+    private var dense: (keys: MLXArray, values: MLXArray)? {
+        do { return try table?.dense() } catch {
+            H2OError.report(error)
+            return nil
+        }
+    }
 
     /// Rows stored per head, the surplus of a chunk included.
     public var size: Int { table?.length ?? 0 }
@@ -233,7 +240,7 @@ public class H2OKVCache {
         guard count > 0 else {
             return MLXArray.zeros(positions.shape.dropLast() + [0], dtype: .uint32)
         }
-        let (keys, values) = table.dense()
+        let (keys, values) = try table.dense()
         let ranks = try policy.rank(
             PolicyRows(
                 keys: first(keys), values: first(values), importance: first(table.importance),

@@ -126,6 +126,13 @@ struct PromptCacheFile {
         return String(text)
     }
 
+    /// In which the rows of codes come, as the settings say.
+    func dtype(_ layer: Int) throws -> DType {
+        struct Settings: Decodable { let dtype: String? }
+        let found = try JSONDecoder().decode(Settings.self, from: Data(text(layer, 8).utf8)).dtype
+        return [DType.float16, .bfloat16].first { "\($0)" == found } ?? .float32
+    }
+
     func settings(_ layer: Int) throws -> H2OConfiguration {
         let text = try text(layer, 8)
         do {

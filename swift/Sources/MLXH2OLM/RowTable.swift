@@ -41,35 +41,27 @@ struct RowTable {
         emptyFor keys: MLXArray, _ values: MLXArray, _ configuration: H2OConfiguration,
         owner: String
     ) throws {
-        let (keySize, valueSize) = (keys.dim(3), values.dim(3))
-        let fitting = [configuration.kvGroupSize, 32].first {
-            keySize % $0 == 0 && valueSize % $0 == 0
-        }
-        if configuration.kvBits != nil && fitting == nil {
-            throw H2OError(
-                "QuantizedH2OKVCache",
-                "\(owner) has keys of \(keySize) and values of \(valueSize) elements, which neither "
-                    + "kvGroupSize = \(configuration.kvGroupSize) nor 32 divides: expected "
-                    + "multiples of 32, or kvBits nil.")
-        }
-        func column(_ rows: MLXArray, bits: Int?) -> Column {
-            let packing = bits.flatMap { bits in
-                fitting.map { Packing(bits: bits, groupSize: $0) }
-            }
-            return Column(rows[0..., 0..., ..<1], packing).first(0)
+        let packing = try configuration.packing(of: keys, values, owner: owner)
+        func column(_ rows: MLXArray, _ packing: RowPacking?) throws -> Column {
+            try Column(rows[0..., 0..., ..<1], packing).first(0)
         }
         let heads = Array(keys.shape.prefix(2))
         self.init(
-            keys: column(keys, bits: configuration.kvBits),
-            values: column(values, bits: configuration.valueBits ?? configuration.kvBits),
+            keys: try column(keys, packing.keys), values: try column(values, packing.values),
             importance: .zeros(heads + [0], dtype: .float32),
             positions: .zeros(heads + [0], dtype: .int32))
     }
 
     var length: Int { positions.dim(2) }
 
-    /// Bits of the keys and size of a group; nil: rows stay as they come.
-    var packing: Packing? { keys.packing }
+    /// What operations must be told of packed rows; nil: all stay as they come.
+    var packing: (bits: Int, valueBits: Int, groupSize: Int)? {
+        guard keys.packing != nil || values.packing != nil else { return nil }
+        return (
+            keys.packing?.bits ?? 8, values.packing?.bits ?? 8,
+            keys.packing?.groupSize ?? values.packing?.groupSize ?? 64
+        )
+    }
 
     /// Every stored array, those of the keys first.
     var arrays: [MLXArray] { keys.parts + values.parts + remembered }
@@ -86,8 +78,8 @@ struct RowTable {
     }
 
     /// The rows in use as arrays [B, H, length, D] and [B, H, length, Dv].
-    func dense() -> (keys: MLXArray, values: MLXArray) {
-        (keys.first(length).dense, values.first(length).dense)
+    func dense() throws -> (keys: MLXArray, values: MLXArray) {
+        (try keys.first(length).dense(), try values.first(length).dense())
     }
 
     // MARK: Rows that come
@@ -103,8 +95,8 @@ struct RowTable {
         if end > min(keys.capacity, values.capacity) {
             let rounded = (end + Self.step - 1) / Self.step * Self.step
             let room = max(end, min(rounded, limit)) - end
-            keys = keys.grown(used: length, newKeys, room: room)
-            values = values.grown(used: length, newValues, room: room)
+            keys = try keys.grown(used: length, newKeys, room: room)
+            values = try values.grown(used: length, newValues, room: room)
         } else {
             try write(newKeys, newValues)
         }
@@ -134,9 +126,10 @@ struct RowTable {
         }
         let slots = MLXArray(Int32(length)..<Int32(end)).asType(.uint32)
         let (packedKeys, packedValues) = try quantizeAppend(
-            keys: .rows(of: keys.parts), values: .rows(of: values.parts), newKeys: newKeys,
-            newValues: newValues, slots: broadcast(slots, to: newKeys.shape.prefix(3)),
-            bits: packing.bits, groupSize: packing.groupSize, valueBits: values.packing?.bits)
+            keys: StoredRows(parts: keys.parts), values: StoredRows(parts: values.parts),
+            newKeys: newKeys, newValues: newValues,
+            slots: broadcast(slots, to: newKeys.shape.prefix(3)), bits: packing.bits,
+            groupSize: packing.groupSize, valueBits: packing.valueBits)
         keys = Column(parts: packedKeys.parts, packing: keys.packing)
         values = Column(parts: packedValues.parts, packing: values.packing)
     }
@@ -158,7 +151,7 @@ struct RowTable {
     mutating func merge(
         to count: Int, _ configuration: H2OConfiguration, recentStart: Int, tail: Int = 0
     ) throws {
-        let (allKeys, allValues) = dense()
+        let (allKeys, allValues) = try dense()
         func first(_ rows: MLXArray) -> MLXArray {
             tail == 0 ? rows : rows[0..., 0..., ..<(length - tail)]
         }
@@ -167,8 +160,8 @@ struct RowTable {
             positions: first(positions), keep: count - tail, sinkSize: configuration.sinkSize,
             recentStart: recentStart,
             sharedHeads: configuration.sharedHeads)
-        keys = keys.put(found.keys, at: found.into)
-        values = values.put(found.values, at: found.into)
+        keys = try keys.put(found.keys, at: found.into)
+        values = try values.put(found.values, at: found.into)
         importance = putAlong(importance, found.into, values: found.bias, axis: 2)
         positions = putAlong(positions, found.into, values: found.positions, axis: 2)
         isMerged = true

@@ -94,8 +94,8 @@ extension H2OKVCache {
         file.set(layer, 5, MLXArray(Int32(evicted)), "scalar")
         file.set(layer, 6, MLXArray(isUnscored), "scalar")
         file.set(layer, 7, name)
-        file.set(
-            layer, 8, String(decoding: try JSONEncoder().encode(configuration), as: UTF8.self))
+        let settings = StoredSettings(configuration, table?.values.packing)
+        file.set(layer, 8, String(decoding: try JSONEncoder().encode(settings), as: UTF8.self))
         guard reach > 0 else { return }
         let waiting = table?.waiting ?? []
         if waiting.isEmpty {
@@ -112,7 +112,7 @@ extension H2OKVCache {
         let rows =
             file.rows(layer, 0) + file.rows(layer, 1) + file.rows(layer, 2)
             + file.rows(layer, 3)
-        let table = try RowTable(state: rows, configuration)
+        let table = try RowTable(state: rows, configuration, dtype: file.dtype(layer))
         let offset = try file.number(layer, 4)
         let evicted = try file.number(layer, 5)
         let count = table?.length ?? 0
@@ -155,5 +155,26 @@ extension H2OKVCache {
                     heads: heads[1], unseen: policy.unseen))
             first += pair[1]
         }
+    }
+}
+
+/// The settings, and the dtype of rows that are stored as codes, which do not say it.
+private struct StoredSettings: Encodable {
+    private let configuration: H2OConfiguration
+    private let dtype: DType?
+
+    private enum CodingKeys: String, CodingKey {
+        case dtype
+    }
+
+    init(_ configuration: H2OConfiguration, _ packing: RowPacking?) {
+        self.configuration = configuration
+        dtype = if case .codes(_, _, let dtype) = packing { dtype } else { nil }
+    }
+
+    func encode(to encoder: any Encoder) throws {
+        try configuration.encode(to: encoder)
+        var more = encoder.container(keyedBy: CodingKeys.self)
+        try more.encodeIfPresent(dtype.map { "\($0)" }, forKey: .dtype)
     }
 }

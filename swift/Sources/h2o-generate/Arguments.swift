@@ -39,6 +39,7 @@ struct Arguments {
                                     mix or merge
           --sink-size N  --heavy-size N  --recent-size N  --evict-every N  --decay A
           --shared-heads  --random-seed N  --kv-bits N  --v-bits N  --kv-group-size N
+          --kv-format NAME          turbo3 and others, in the place of --kv-bits
         """
 
     init(_ words: [String]) throws {
@@ -92,6 +93,13 @@ struct Arguments {
             }
             return
         }
+        let format = try given["--kv-format"].map { name in
+            guard let format = KVFormat(rawValue: name) else {
+                let known = KVFormat.allCases.map(\.rawValue).joined(separator: ", ")
+                throw Usage(description: "--kv-format is '\(name)', expected one of: \(known)")
+            }
+            return format
+        }
         let decay = given["--decay"].map { Double($0) ?? .nan }
         configuration = try H2OConfiguration(
             maxKVSize: number("--max-kv-size") ?? 256, sinkSize: number("--sink-size") ?? 4,
@@ -100,14 +108,14 @@ struct Arguments {
             decay: decay ?? 0.95, evictEvery: number("--evict-every"),
             sharedHeads: given["--shared-heads"] != nil, randomSeed: number("--random-seed") ?? 0,
             kvBits: number("--kv-bits"), valueBits: number("--v-bits"),
-            kvGroupSize: number("--kv-group-size") ?? 64)
+            kvGroupSize: number("--kv-group-size") ?? 64, kvFormat: format)
     }
 
     private static let switches: Set = ["--shared-heads", "--print-tokens"]
     private static let settings: Set = [
         "--max-kv-size", "--policy", "--sink-size", "--heavy-size", "--recent-size",
         "--evict-every", "--decay", "--shared-heads", "--random-seed", "--kv-bits", "--v-bits",
-        "--kv-group-size",
+        "--kv-group-size", "--kv-format",
     ]
     private static let known = settings.union(switches).union([
         "--model", "--prompt", "--prompt-tokens", "--max-tokens", "--prefill-step-size",

@@ -36,6 +36,7 @@ struct Case {
         let kvBits: Int?
         let vBits: Int?
         let kvGroupSize: Int?
+        let kvFormat: String?
         let bits: [Int]?
         let groupSize: Int?
         let sparseVThreshold: Float?
@@ -90,6 +91,14 @@ struct Case {
             biases: try rows("\(side)_biases"))
     }
 
+    /// Keys or values in as many arrays as the case has of them.
+    func storedRows(_ side: String) throws -> StoredRows {
+        for count in 1...3 where optionalTensor(partNames(side, count)[count - 1]) != nil {
+            return StoredRows(parts: try partNames(side, count).map { try rows($0) })
+        }
+        throw Malformed(description: "there are no '\(name)/\(side)'")
+    }
+
     /// Of the new row: one for all sequences, or one each.
     func position() throws -> any PerSequence {
         try optionalTensor("position") ?? field(\.position, "position")
@@ -122,4 +131,22 @@ struct Case {
         }
         return value
     }
+}
+
+/// Rows of any kind.
+struct StoredRows: CacheRows {
+    let parts: [MLXArray]
+
+    static func rows(of parts: [MLXArray]) -> StoredRows { StoredRows(parts: parts) }
+
+    /// By the names of their arrays; floats as float32.
+    func named(_ side: String) -> [String: MLXArray] {
+        let floats = parts.map { $0.dtype == .uint32 ? $0 : $0.asType(.float32) }
+        return Dictionary(uniqueKeysWithValues: zip(partNames(side, parts.count), floats))
+    }
+}
+
+/// What a file calls the arrays of keys or values, of which there are so many.
+private func partNames(_ side: String, _ count: Int) -> [String] {
+    [[""], ["_words", "_norms"], ["_words", "_scales", "_biases"]][count - 1].map { side + $0 }
 }

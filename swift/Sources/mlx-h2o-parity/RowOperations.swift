@@ -1,12 +1,12 @@
 import MLX
 import MLXH2O
 
-/// out, scores, lse and skipped of packed rows.
+/// out, scores, lse and skipped of packed rows or of codes.
 func runQuantized(_ parity: Case) throws -> [String: MLXArray] {
     let (bits, valueBits, groupSize) = try parity.packing()
     let (result, skipped) = try MLXFast.scaledDotProductAttentionQuantizedWithScoresAndLse(
-        queries: parity.tensor("queries"), keys: parity.packedRows("keys"),
-        values: parity.packedRows("values"), scale: parity.field(\.scale, "scale"), bits: bits,
+        queries: parity.tensor("queries"), keys: parity.storedRows("keys"),
+        values: parity.storedRows("values"), scale: parity.field(\.scale, "scale"), bits: bits,
         groupSize: groupSize, valueBits: valueBits, mask: parity.mask(),
         sinks: parity.optionalTensor("sinks"), rowBias: parity.optionalTensor("row_bias"),
         sparseVThreshold: parity.fields.sparseVThreshold ?? 0)
@@ -16,24 +16,16 @@ func runQuantized(_ parity: Case) throws -> [String: MLXArray] {
     ]
 }
 
-/// out, scores, lse and probe_scores of dense or packed rows.
+/// out, scores, lse and probe_scores of rows of any kind.
 func runProbes(_ parity: Case) throws -> [String: MLXArray] {
-    guard parity.fields.bits != nil else {
-        return try probes(parity, parity.rows("keys"), parity.rows("values"), (8, 8, 64))
-    }
-    return try probes(
-        parity, parity.packedRows("keys"), parity.packedRows("values"), parity.packing())
-}
-
-private func probes<Rows: CacheRows>(
-    _ parity: Case, _ keys: Rows, _ values: Rows,
-    _ packing: (bits: Int, valueBits: Int, groupSize: Int)
-) throws -> [String: MLXArray] {
+    let packing =
+        try parity.fields.bits == nil
+        ? (bits: 8, valueBits: 8, groupSize: 64) : parity.packing()
     let (result, probeScores) = try MLXFast.scaledDotProductAttentionWithProbes(
-        queries: parity.tensor("queries"), keys: keys, values: values,
-        probes: parity.tensor("probes"), scale: parity.field(\.scale, "scale"), bits: packing.bits,
-        groupSize: packing.groupSize, valueBits: packing.valueBits, mask: parity.mask(),
-        sinks: parity.optionalTensor("sinks"))
+        queries: parity.tensor("queries"), keys: parity.storedRows("keys"),
+        values: parity.storedRows("values"), probes: parity.tensor("probes"),
+        scale: parity.field(\.scale, "scale"), bits: packing.bits, groupSize: packing.groupSize,
+        valueBits: packing.valueBits, mask: parity.mask(), sinks: parity.optionalTensor("sinks"))
     return [
         "out": result.output.asType(.float32), "scores": result.scores, "lse": result.lse,
         "probe_scores": probeScores,
@@ -69,20 +61,22 @@ func runReplace(_ parity: Case) throws -> [String: MLXArray] {
     ]
 }
 
-/// The packed keys and values, part by part.
+/// The stored keys and values, part by part.
 func runAppend(_ parity: Case) throws -> [String: MLXArray] {
     let (bits, valueBits, groupSize) = try parity.packing()
     let found = try quantizeAppend(
-        keys: parity.packedRows("keys"), values: parity.packedRows("values"),
+        keys: parity.storedRows("keys"), values: parity.storedRows("values"),
         newKeys: parity.tensor("new_keys"), newValues: parity.tensor("new_values"),
         slots: parity.tensor("slots"), bits: bits, groupSize: groupSize, valueBits: valueBits)
-    var results: [String: MLXArray] = [:]
-    for (side, rows) in [("keys", found.keys), ("values", found.values)] {
-        results["\(side)_words"] = rows.words
-        results["\(side)_scales"] = rows.scales.asType(.float32)
-        results["\(side)_biases"] = rows.biases.asType(.float32)
-    }
-    return results
+    return found.keys.named("keys").merging(found.values.named("values")) { first, _ in first }
+}
+
+/// What the codes of rows stand for.
+func runCodes(_ parity: Case) throws -> [String: MLXArray] {
+    let (bits, _, _) = try parity.packing()
+    let ofValues = parity.fields.kind == "values"
+    let codes = try encodeRows(parity.tensor("rows"), bits: bits, ofValues: ofValues)
+    return ["rows": try decodeRows(codes, bits: bits, ofValues: ofValues)]
 }
 
 func runPrefill(_ parity: Case) throws -> [String: MLXArray] {

@@ -45,18 +45,12 @@ private func replacement<Rows: CacheRows>(
         newValues: parity.tensor("new_values"), position: parity.position(),
         sinkSize: parity.fields.sinkSize ?? 0, recentStart: parity.recentStart(),
         bits: packing.bits, groupSize: packing.groupSize, valueBits: packing.valueBits)
-    var results = ["importance": found.importance, "positions": found.positions]
-    for (side, rows) in [("keys", found.keys), ("values", found.values)] {
-        let names = rows.parts.count == 1 ? [side] : partNames(side)
-        for (name, part) in zip(names, rows.parts) {
-            results[name] = part.dtype == .uint32 ? part : part.asType(.float32)
-        }
+    let rows = [("keys", found.keys.parts), ("values", found.values.parts)]
+    return rows.reduce(
+        into: ["importance": found.importance, "positions": found.positions]
+    ) { results, side in
+        results.merge(StoredRows(parts: side.1).named(side.0)) { first, _ in first }
     }
-    return results
-}
-
-private func partNames(_ side: String) -> [String] {
-    ["words", "scales", "biases"].map { "\(side)_\($0)" }
 }
 
 /// Many steps: out, positions after each, and importance.

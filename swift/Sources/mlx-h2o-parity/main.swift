@@ -39,7 +39,7 @@ private func run(_ parity: Case, _ backend: H2OBackend?) throws -> [String: MLXA
     let operations = [
         "attention": runAttention, "keep": runKeep, "trace": runTrace, "quantized": runQuantized,
         "probes": runProbes, "accumulate": runAccumulate, "replace": runReplace,
-        "append": runAppend, "prefill": runPrefill, "attend": runAttend,
+        "append": runAppend, "codes": runCodes, "prefill": runPrefill, "attend": runAttend,
         "replacement": runReplacement, "steps": runSteps, "merge": runMerge, "host": runHostTime,
     ]
     guard let operation = operations[parity.fields.op] else {

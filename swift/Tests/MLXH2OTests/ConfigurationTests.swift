@@ -96,6 +96,15 @@ private typealias Make = @Sendable () throws -> H2OConfiguration
             { try H2OConfiguration(valueBits: 4) }
         ),
         (
+            "kvFormat is 'turbo3' and kvBits 4, expected one of them.",
+            { try H2OConfiguration(kvBits: 4, kvFormat: .turbo3) }
+        ),
+        (
+            "turboGuard is 2 and kvFormat nil, expected a kvFormat too.",
+            { try H2OConfiguration(turboGuard: 2) }
+        ),
+        ("turboGuard is -1, expected at least 0.", { try H2OConfiguration(turboGuard: -1) }),
+        (
             "kvGroupSize is 48, expected one of [32, 64, 128].",
             { try H2OConfiguration(kvBits: 8, kvGroupSize: 48) }
         ),
@@ -116,11 +125,12 @@ private typealias Make = @Sendable () throws -> H2OConfiguration
     @Test func survivesJSONAndChecksWhatItReads() throws {
         let made = try H2OConfiguration(
             maxKVSize: 48, policy: .valueAware, decay: 0.5, evictEvery: 3,
-            sharedHeads: true, randomSeed: 7)
+            sharedHeads: true, randomSeed: 7, kvFormat: .turbo8v3, turboGuard: 1)
         let data = try JSONEncoder().encode(made)
         #expect(try JSONDecoder().decode(H2OConfiguration.self, from: data) == made)
         for (good, bad) in [
             ("\"max_kv_size\":48", "\"max_kv_size\":3"), ("\"value-aware\"", "\"value_aware\""),
+            ("\"turbo8v3\"", "\"turbo5\""),
         ] {
             let text = String(decoding: data, as: UTF8.self)
             #expect(text.contains(good))
