@@ -310,8 +310,8 @@ class H2OKVCache(ScoredRows):
         """Bits of the keys, while the rows last returned are packed. Else there is no such
         attribute: mlx_lm's own attention asks for it first, and takes its presence for packed rows.
 
-        Raises ValueError where that attention would be given the mask of layers with unequal
-        budgets, which only ours can read.
+        Raises ValueError where that attention would be given what only ours can read: codes of
+        rotated rows, or the mask of layers with unequal budgets.
         """
         if self._own_mask_due:
             raise ValueError(
@@ -321,13 +321,22 @@ class H2OKVCache(ScoredRows):
                 "for all layers."
             )
         arrays = self._table is not None and (self.in_segments or self._hands_arrays)
+        if self.config.kv_format is not None and self._table is not None and not arrays:
+            raise ValueError(
+                f"[{type(self).__name__}] {self._described()} has kv_format "
+                f"{self.config.kv_format!r}, whose codes mlx_lm's own attention cannot read: "
+                "expected mlx_h2o.generate, or the call within `with mlx_h2o.routing(model):`."
+            )
         if self.config.kv_bits is None or arrays:
             raise AttributeError("bits: the rows of the last update were returned as arrays")
         return self.config.kv_bits
 
     @property
     def group_size(self) -> int:
-        """Elements that share a scale and a bias, as stored; before the first row as set."""
+        """Elements that share a scale and a bias, as stored; before the first row as set. Without
+        ``kv_bits`` there is no such attribute."""
+        if self.config.kv_bits is None:
+            raise AttributeError("group_size: the rows have no groups")
         stored = None if self._table is None else self._table.segments[0].keys.group_size
         return stored or self.config.kv_group_size
 
@@ -338,23 +347,6 @@ class H2OKVCache(ScoredRows):
         served = self.config.packs or (self._in_batch and self.unequal_budgets)
         own = self.config.kv_handed in ("grouped", "fused")  # which reads arrays itself
         return self.policy.needs_attention or (served and not own)
-
-    @property
-    def bits(self) -> int:
-        """None here: mlx_lm's attention takes its presence for rows of its own quantised cache.
-
-        Raises:
-            AttributeError: there is no such attribute.
-            ValueError: the last update returned codes, which only attention of ours reads; mlx_lm's
-                asks here first.
-        """
-        if self.config.kv_format is None or self._table is None or self._hands_arrays:
-            raise AttributeError("bits: the last update returned arrays")
-        raise ValueError(
-            f"[{type(self).__name__}] {self._described()} has kv_format "
-            f"{self.config.kv_format!r}, whose codes mlx_lm's own attention cannot read: expected "
-            "mlx_h2o.generate, or the call within `with mlx_h2o.routing(model):`."
-        )
 
     def make_mask(
         self, length: int, window_size: int | None = None, return_array: bool = False
