@@ -424,7 +424,7 @@ FAULTS = [
     Fault(
         "a value is written where its key is not",
         "operations.composed_cache:replaced",
-        argument("written", 1, at=2).becomes("slots - slots"),
+        argument("put_rows", 1, at=2).becomes("slots - slots"),
         replacement,
     ),
 ]
