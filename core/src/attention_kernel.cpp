@@ -14,9 +14,10 @@
 
 #include "attention_plan.h"
 #include "half.h"
+#include "simd_regions.h"
 #include "thread_pool.h"
 
-#if defined(__x86_64__)
+#if defined(MLX_H2O_X86)
 #include <cpuid.h>
 #endif
 
@@ -45,12 +46,12 @@ struct Phases {
 
 Phases phases_of(SimdTarget target) {
   switch (target) {
-#if defined(__x86_64__)
+#if defined(MLX_H2O_X86)
     case SimdTarget::avx2:
       return {avx2::attend_span, avx2::add_span, avx2::finish_unit};
     case SimdTarget::avx512:
       return {avx512::attend_span, avx512::add_span, avx512::finish_unit};
-#elif defined(__aarch64__)
+#elif defined(MLX_H2O_ARM)
     case SimdTarget::neon:
       return {neon::attend_span, neon::add_span, neon::finish_unit};
 #endif
@@ -84,7 +85,7 @@ bool is_supported(SimdTarget target) {
   switch (target) {
     case SimdTarget::scalar:
       return true;
-#if defined(__x86_64__)
+#if defined(MLX_H2O_X86)
     case SimdTarget::avx2: {
       // __builtin_cpu_supports of older clang does not know f16c.
       unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
@@ -95,7 +96,7 @@ bool is_supported(SimdTarget target) {
       return is_supported(SimdTarget::avx2) && __builtin_cpu_supports("avx512f") &&
              __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
              __builtin_cpu_supports("avx512vl");
-#elif defined(__aarch64__)
+#elif defined(MLX_H2O_ARM)
     case SimdTarget::neon:
       return true;
 #endif

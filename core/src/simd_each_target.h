@@ -12,7 +12,7 @@ namespace scalar {
 #include MLX_H2O_SWEEPS
 }  // namespace scalar
 
-#if defined(__x86_64__)
+#if defined(MLX_H2O_X86)
 #if !defined(__clang__)
 // GCC takes the undefined lanes inside its own AVX-512 header for ours (GCC bug 105593).
 #pragma GCC diagnostic push
@@ -41,7 +41,7 @@ MLX_H2O_END_TARGET
 #if !defined(__clang__)
 #pragma GCC diagnostic pop
 #endif
-#elif defined(__aarch64__)
+#elif defined(MLX_H2O_ARM)
 namespace neon {
 #include "simd_neon.h"
 //
@@ -52,7 +52,7 @@ namespace neon {
 #endif
 
 #undef MLX_H2O_CALL_TARGET
-#if defined(__x86_64__)
+#if defined(MLX_H2O_X86)
 #define MLX_H2O_CALL_TARGET(target, ...)       \
   do {                                         \
     if ((target) == SimdTarget::avx512) {      \
@@ -63,7 +63,7 @@ namespace neon {
       scalar::__VA_ARGS__;                     \
     }                                          \
   } while (false)
-#elif defined(__aarch64__)
+#elif defined(MLX_H2O_ARM)
 #define MLX_H2O_CALL_TARGET(target, ...) \
   do {                                   \
     if ((target) == SimdTarget::neon) {  \

@@ -3,9 +3,12 @@
 // headers stands inside a region, so that no shared inline function is built for it.
 #pragma once
 
-#if defined(__x86_64__)
+// The processor's own vectors; MLX_H2O_SCALAR leaves them out, as another processor would.
+#if defined(__x86_64__) && !defined(MLX_H2O_SCALAR)
+#define MLX_H2O_X86
 #include <immintrin.h>
-#elif defined(__aarch64__)
+#elif defined(__aarch64__) && !defined(MLX_H2O_SCALAR)
+#define MLX_H2O_ARM
 #include <arm_neon.h>
 #endif
 
