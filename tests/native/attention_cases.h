@@ -106,10 +106,17 @@ inline AttentionArguments AttentionCase::sizes(Random& random, ElementType type)
   a.key_count = random.one_in(20)   ? random.between(1023, 1025)
                 : random.one_in(20) ? random.between(500, 2200)
                                     : random.choose(kKeyCounts);
+  if (a.key_count > 400) {
+    // Many rows take few queries, or they take all the time.
+    a.query_heads = a.kv_heads * random.between(1, 4);
+    a.query_count = random.one_in(2) ? 1 : random.between(1, 4);
+  }
   a.width = random.choose(kWidths);
   a.value_width = random.choose(kWidths);
   // More than 256 (head, query) rows of a KV head; their logits come in blocks of 128 keys.
   if (random.one_in(40)) {
+    a.batch = 1;
+    a.query_heads = a.kv_heads * random.between(1, 2);
     a.query_count = random.between(250, 300);
     a.key_count = random.between(1, 400);
     a.width = a.value_width = 16;
