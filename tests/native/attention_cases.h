@@ -80,6 +80,23 @@ class AttentionCase {
   /// Bias of a pair, -inf where it is masked: by the mask, and by the bias of its row too.
   double mask_bias(int b, int h, int query, int key) const;
   double bias(int b, int h, int query, int key) const;
+  struct Dot {
+    double sum, magnitude;  // of the terms, and of what they are without their signs
+  };
+  Dot dot(const double* query, const double* key) const {
+    Dot result{0, 0};
+    for (int d = 0; d < a_.width; ++d) {
+      const double term = query[d] * key[d];
+      result.sum += term;
+      result.magnitude += std::abs(term);
+    }
+    return result;
+  }
+  double size_of(const double* query) const {
+    double result = 0;
+    for (int d = 0; d < a_.width; ++d) result += std::abs(query[d]);
+    return result;
+  }
   void check_probes(SimdTarget target, Report& report, const std::vector<float>& found) const;
   void check_threads(SimdTarget target, Report& report, const Elements& out,
                      std::vector<float>& workspace);
@@ -279,25 +296,21 @@ inline void AttentionCase::check(SimdTarget target, Report& report) {
       for (int i = 0; i < a_.query_count; ++i, ++row) {
         const double sink =
             sinks_.empty() ? -kInf : static_cast<double>(sinks_[static_cast<size_t>(h)]);
+        const double* query = queries_.elements.from(queries_.at(b, h, i));
+        const double unpacking = size_of(query) * keys_.rounding();
         double peak = sink;
         double error = 0;
         bool is_nan = false;
         for (int n = 0; n < a_.key_count; ++n) {
-          double sum = 0;
-          double magnitude = 0;
-          double unpacking = 0;
-          for (int d = 0; d < a_.width; ++d) {
-            const double term =
-                queries_.elements[queries_.at(b, h, i) + d] * keys_.value(b, h / group, n, d);
-            sum += term;
-            magnitude += std::abs(term);
-            unpacking += std::abs(queries_.elements[queries_.at(b, h, i) + d]) * keys_.rounding();
-          }
+          const auto [sum, magnitude] = dot(query, keys_.row(b, h / group, n));
           const double scale = static_cast<double>(a_.scale);
           const double extra = bias(b, h, i, n);
           const double logit = extra == -kInf ? -kInf : scale * sum + extra;
+          // With one bias added and not yet the other, which may be nearly its negative.
+          const double partial = row_bias_.empty() ? 0 : std::abs(mask_bias(b, h, i, n));
           const double tolerance =
-              0x1p-23 * (4 + std::sqrt(a_.width)) * (scale * magnitude + std::abs(logit)) +
+              0x1p-23 * ((4 + std::sqrt(a_.width)) * (scale * magnitude + std::abs(logit)) +
+                         partial) +
               scale * unpacking;
           logits[static_cast<size_t>(n)] = logit;
           if (a_.return_scores) {
@@ -335,12 +348,13 @@ inline void AttentionCase::check(SimdTarget target, Report& report) {
         if (!is_nan && (share < fewest - 1e-3 || share > most + 1e-3)) {
           expect(target, report, "skipped", b, h, i, 0, share, fewest, most - fewest);
         }
+        const double* values = values_.row(b, h / group, 0);
         for (int d = 0; d < a_.value_width; ++d) {
           double sum = 0, largest = 0, undecided = 0;
           for (int n = 0; n < a_.key_count; ++n) {
             const auto at = static_cast<size_t>(n);
             if (logits[at] == -kInf) continue;
-            const double value = values_.value(b, h / group, n, d);
+            const double value = values[n * a_.value_width + d];
             sum += weights[at] * value;
             largest = std::max(largest, std::abs(value));
             if (open[at]) undecided += weights[at] * std::abs(value);
@@ -412,15 +426,10 @@ inline void AttentionCase::check_probes(SimdTarget target, Report& report,
   for (int b = 0; b < a_.batch; ++b) {
     for (int h = 0; h < a_.kv_heads; ++h) {
       for (int probe = 0; probe < a_.probe_count; ++probe) {
+        const double* row = probes_.elements.from(probes_.at(b, h, probe));
+        const double unpacking = size_of(row) * keys_.rounding();
         for (int n = 0; n < a_.key_count; ++n, ++at) {
-          double sum = 0, magnitude = 0, unpacking = 0;
-          for (int d = 0; d < a_.width; ++d) {
-            const double term =
-                probes_.elements[probes_.at(b, h, probe) + d] * keys_.value(b, h, n, d);
-            sum += term;
-            magnitude += std::abs(term);
-            unpacking += std::abs(probes_.elements[probes_.at(b, h, probe) + d]) * keys_.rounding();
-          }
+          const auto [sum, magnitude] = dot(row, keys_.row(b, h, n));
           const auto scale = static_cast<double>(a_.scale);
           expect(target, report, "probe score", b, h, probe, n, static_cast<double>(found[at]),
                  scale * sum,

@@ -29,7 +29,8 @@ class Elements {
     }
   }
 
-  double operator[](int64_t index) const { return wide_[static_cast<size_t>(index)]; }
+  double operator[](int64_t index) const { return *from(index); }
+  const double* from(int64_t index) const { return wide_.data() + index; }
   float read(size_t index) const {
     switch (type_) {
       case ElementType::float16:

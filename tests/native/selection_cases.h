@@ -42,7 +42,7 @@ inline void test_selection(Random& random, int cases, Report& report) {
                                       std::numeric_limits<float>::infinity(),
                                       -std::numeric_limits<float>::infinity(),
                                       std::numeric_limits<float>::quiet_NaN()};
-  for (int i = 0; i < cases; ++i) {
+  for (int i = 0; i < 4 * cases; ++i) {
     const int rows = random.one_in(10) ? random.between(255, 300) : random.between(1, 40);
     const int heads = random.between(1, 3);
     const int slack = random.between(0, 2);

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -44,6 +43,7 @@ class StoredBlock {
   const int64_t* strides() const { return packing_.bits == 0 ? dense_.strides : strides_; }
   const kernels::Packing& packing() const { return packing_; }
   double value(int b, int h, int row, int d) const { return values_[index(b, h, row, d)]; }
+  const double* row(int b, int h, int row) const { return values_.data() + index(b, h, row, 0); }
   /// Makes an element of a row NaN, or where it is packed its whole group.
   void spoil(int b, int h, int row, int d) {
     constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
@@ -80,14 +80,19 @@ class StoredBlock {
     std::copy_n(biases_.strides, 3, packing_.bias_strides);
   }
 
-  /// The row itself, of one in the basis of its codes: by the matrix, in float64.
-  void restore(const kernels::Codebook& book, double* row) {
+  /// The row itself, of one in the basis of its codes: the Walsh-Hadamard transform in float64.
+  static void restore(const kernels::Codebook& book, double* row) {
     const auto size = static_cast<size_t>(book.size);
-    const std::vector<double> turned(row, row + size);
+    for (size_t bit = 1; bit < size; bit *= 2) {
+      for (size_t i = 0; i < size; ++i) {
+        if ((i & bit) != 0) continue;
+        const double low = row[i], high = row[i + bit];
+        row[i] = low + high;
+        row[i + bit] = low - high;
+      }
+    }
     for (size_t d = 0; d < size; ++d) {
-      double sum = 0;
-      for (size_t i = 0; i < size; ++i) sum += std::popcount(i & d) % 2 ? -turned[i] : turned[i];
-      row[d] = sum / std::sqrt(static_cast<double>(size)) * static_cast<double>(book.signs[d]);
+      row[d] *= static_cast<double>(book.signs[d]) / std::sqrt(static_cast<double>(size));
     }
   }
 
