@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from sizes import EIGHTH
+
 TESTS = Path(__file__).resolve().parent
 sys.path.insert(0, str(TESTS))
 
@@ -54,7 +56,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test with the marker ``matrix(quick)`` all settings but some are ``exhaustive``."""
+    """Of a test with the marker ``matrix(quick)`` all settings but some are ``exhaustive``.
+
+    Of these tests an eighth, where one is named.
+    """
     tests: dict[tuple[Path, str], list[pytest.Item]] = defaultdict(list)
     for item in items:
         if item.get_closest_marker("matrix") is not None:
@@ -65,6 +70,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for index, item in enumerate(settings):
             if index not in kept:
                 item.add_marker(pytest.mark.exhaustive)
+    if EIGHTH is not None:
+        kinds = ("exhaustive", "examples")
+        chosen = [item for item in items if any(map(item.get_closest_marker, kinds))]
+        items[:] = chosen[EIGHTH::8]
 
 
 def covering(settings: list[dict[str, int]], count: int) -> set[int]:

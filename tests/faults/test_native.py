@@ -17,7 +17,7 @@ from made_once import made_once
 COMPILER = os.environ.get("CXX") or next(
     filter(shutil.which, ("c++", "g++", "clang++")), "no compiler"
 )
-# The portable code alone: of the vectors' the compiler makes four times as much, from the same text.
+# The portable code alone: the same text for vectors takes the compiler four times as long.
 TOOLS = Toolchain(COMPILER, flags=("-DMLX_H2O_SCALAR",))
 
 ATTENTION = {

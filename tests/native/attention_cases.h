@@ -309,8 +309,8 @@ inline void AttentionCase::check(SimdTarget target, Report& report) {
           // With one bias added and not yet the other, which may be nearly its negative.
           const double partial = row_bias_.empty() ? 0 : std::abs(mask_bias(b, h, i, n));
           const double tolerance =
-              0x1p-23 * ((4 + std::sqrt(a_.width)) * (scale * magnitude + std::abs(logit)) +
-                         partial) +
+              0x1p-23 *
+                  ((4 + std::sqrt(a_.width)) * (scale * magnitude + std::abs(logit)) + partial) +
               scale * unpacking;
           logits[static_cast<size_t>(n)] = logit;
           if (a_.return_scores) {

@@ -59,7 +59,7 @@ int main(int argc, char** argv) {
   Report report;
   for (const Part& part : kParts) {
     if (!wanted.empty() && wanted.count(part.name) == 0) continue;
-    mlx_h2o::kernels::set_thread_count(3);  // whatever this machine has
+    mlx_h2o::kernels::set_thread_count(3);       // whatever this machine has
     Random random(static_cast<unsigned>(seed));  // so that a part alone has the same cases
     part.test(random, cases, report);
   }
