@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import mlx_lm.generate  # noqa: F401  (found below: mlx_lm.generate may also be its function)
-
 from ..caches.cache import H2OKVCache
 from .replacements import Target
+from .upstream import target
 
 DRAFTED = 2
 """Tokens that mlx_lm drafts at a time where it is not told."""
-
-_generate = sys.modules["mlx_lm.generate"]
 
 
 def targets() -> list[Target]:
     """What to replace in mlx_lm so that its loop refuses at its start, not in the middle."""
     return [
-        Target(vars(_generate), "speculative_generate_step", _checking_speculation),
-        Target(vars(_generate), "can_trim_prompt_cache", _checking_trimming),
+        target("generate", "speculative_generate_step", _checking_speculation),
+        target("generate", "can_trim_prompt_cache", _checking_trimming),
     ]
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib
 import sys
 import threading
 import weakref
@@ -22,11 +21,10 @@ from .generate import load
 from .profile import Profile, fingerprint
 from .prompt_cache import evicting_caches, fit_bytes, make_prompt_cache
 from .prompt_store import PromptStore
-from .replacements import PATCHES, Target, always
+from .replacements import PATCHES, always
 from .routing import gains_by_routing, routing
 from .serving import server_targets
-
-_MODULES = ("generate", "chat", "server", "cache_prompt", "benchmark")
+from .upstream import NAMES, target
 
 
 @contextmanager
@@ -50,14 +48,14 @@ def hosting(
     with ExitStack() as stack:
         host = Host(config, budgets, profile, sized, stack)
         targets = [
-            _target(module, name, wrap)
-            for module in _MODULES
+            target(module, name, wrap)
             for name, wrap in (("make_prompt_cache", host.making), ("load", always(load)))
-            if hasattr(importlib.import_module(f"mlx_lm.{module}"), name)
+            for module, names in NAMES.items()
+            if name in names
         ]
         targets += [
-            _target("models.cache", "can_trim_prompt_cache", _trimmable_at_will),
-            _target("generate", "trim_prompt_cache", _trimming),
+            target("models.cache", "can_trim_prompt_cache", _trimmable_at_will),
+            target("generate", "trim_prompt_cache", _trimming),
             *server_targets(config.speculative, store, host.identity, host.fit),
         ]
         with PATCHES.replaced(targets):
@@ -138,10 +136,6 @@ class Host:
                 self._stack.enter_context(routing(model))
                 self._routed = [known for known in self._routed if known() is not None]
                 self._routed.append(weakref.ref(model))
-
-
-def _target(module: str, name: str, wrap: Callable[[Any], Any]) -> Target:
-    return Target(vars(importlib.import_module(f"mlx_lm.{module}")), name, wrap)
 
 
 def _trimmable_at_will(original: Callable[..., bool]) -> Callable[..., bool]:
