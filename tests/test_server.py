@@ -32,6 +32,8 @@ TEXT = "It was a dark night, and the wind was in the trees. The captain looked a
 class Server:
     """One that answers."""
 
+    process: subprocess.Popen[bytes]
+
     def __init__(self, port: int, log: Path) -> None:
         self.port = port
         self.log = log
@@ -50,13 +52,13 @@ class Server:
         except urllib.error.HTTPError as error:
             return json.load(error)
 
-    def wait(self, process: subprocess.Popen[bytes]) -> None:
+    def wait(self) -> None:
         for _ in range(600):
             try:
                 urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5)
                 return
             except (urllib.error.URLError, ConnectionError):
-                assert process.poll() is None, self.log.read_text()
+                assert self.process.poll() is None, self.log.read_text()
                 time.sleep(0.1)
 
 
@@ -68,18 +70,18 @@ def serving(folder: Path, flags: str) -> Iterator[Server]:
     server = Server(port, folder / "log")
     given = f"--model demo --port {port} {FLAGS} {flags}".split()
     with server.log.open("w") as file:
-        process = subprocess.Popen(
+        server.process = subprocess.Popen(
             [sys.executable, "-m", "mlx_h2o", "server", *given],
             stdout=file,
             stderr=file,
             env={**os.environ, "HF_HUB_OFFLINE": "1"},
         )
     try:
-        server.wait(process)
+        server.wait()
         yield server
     finally:
-        process.terminate()
-        process.wait(30)
+        server.process.terminate()
+        server.process.wait(30)
     assert "Traceback" not in server.log.read_text()
 
 

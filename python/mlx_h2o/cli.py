@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -33,15 +34,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"mlx_h2o {__version__}")
         return 0
     command, *rest = given
-    if command in _OURS:
-        module = importlib.import_module(f".commands.{command}", __package__)
-        return int(module.run(rest))
-    if command in _COMMANDS:
+    if command not in _COMMANDS:
+        print(f"mlx_h2o: {command!r} is not a command.\n{_usage()}", file=sys.stderr)
+        return 2
+    try:
+        if command in _OURS:
+            module = importlib.import_module(f".commands.{command}", __package__)
+            return int(module.run(rest))
         from .commands import hosted
 
         return hosted.run(command, rest)
-    print(f"mlx_h2o: {command!r} is not a command.\n{_usage()}", file=sys.stderr)
-    return 2
+    except KeyboardInterrupt:
+        print(f"\nmlx_h2o {command}: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # whoever read this has gone; Python flushes once more at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
 
 
 def _usage() -> str:

@@ -16,10 +16,11 @@ from ..lm.generate import generate, summary
 from ..lm.hosting import Host, hosting
 from ..lm.prompt_cache import context_length, evicting_caches
 from ..lm.prompt_store import PromptStore
-from ..lm.replacements import PATCHES, Target, always
+from ..lm.replacements import PATCHES, always
 from ..lm.saving import load_prompt_cache, save_prompt_cache
 from ..lm.serving import SEEDS
 from ..lm.sizing import parsed_bytes
+from ..lm.upstream import target
 from .options import OneLineParser, add_cache_flags, in_flags, settings_of
 
 
@@ -51,11 +52,13 @@ def run(command: str, arguments: Sequence[str]) -> int:
     try:
         with hosting(*settings, store=store) as host:
             targets = [
-                Target(vars(module), name, always(ours))
+                target(command, name, always(ours))
                 for name, ours in _REPLACED.get(command, _nothing)(host, args.model).items()
             ]
             with PATCHES.replaced(targets):
                 module.main()
+    except BrokenPipeError:
+        raise
     except (OSError, ValueError) as error:  # such as a model or a file that cannot be served
         print(f"mlx_h2o {command}: {in_flags(str(error))}", file=sys.stderr)
         return 2

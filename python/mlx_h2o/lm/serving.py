@@ -4,7 +4,6 @@ alone."""
 from __future__ import annotations
 
 import functools
-import importlib
 import json
 import logging
 import math
@@ -16,6 +15,7 @@ from typing import Any
 
 from .prompt_store import PromptStore
 from .replacements import Target
+from .upstream import original, target
 
 __all__ = ["SEEDS", "check_request", "server_targets"]
 
@@ -49,17 +49,29 @@ def server_targets(
             texts = [identify(model) for model in models if model is not None]
             known[provider.model_key] = " ".join(texts)
 
-    module = importlib.import_module("mlx_lm.server")
-    handler = _handler(module.APIHandler)
+    handler = _handler(original("server", "APIHandler"))
     wraps: dict[str, Callable[[Any], Any]] = {
-        "stream_generate": lambda original: _drafting(original, speculative),
-        "ModelProvider": lambda original: _providing(original, speculative, loaded),
+        "stream_generate": lambda theirs: _drafting(theirs, speculative),
+        "ModelProvider": lambda theirs: _providing(theirs, speculative, loaded),
         "ResponseGenerator": _surviving,
-        "_run_http_server": lambda run: functools.partial(run, handler_class=handler),
+        "_run_http_server": lambda run: _running(run, handler),
     }
     if store is not None:
-        wraps["LRUPromptCache"] = lambda original: _stored(original, store, known)
-    return [Target(vars(module), name, wrap) for name, wrap in wraps.items()]
+        wraps["LRUPromptCache"] = lambda theirs: _stored(theirs, store, known)
+    return [target("server", name, wrap) for name, wrap in wraps.items()]
+
+
+def _running(run: Callable[..., Any], handler: type[Any]) -> Callable[..., Any]:
+    """Without an end of the generation's thread the process would not end either."""
+
+    def run_http_server(host: str, port: int, response_generator: Any, **given: Any) -> None:
+        try:
+            run(host, port, response_generator, handler_class=handler, **given)
+        except BaseException:  # such as a port that is taken
+            response_generator.stop_and_join()
+            raise
+
+    return run_http_server
 
 
 def check_request(body: Mapping[str, Any], *, chat: bool) -> None:
@@ -143,6 +155,9 @@ def _handler(original: type[Any]) -> type[Any]:
                 self.refuse("the body is not UTF-8, expected JSON.")
             except RecursionError:
                 self.refuse("the body is nested too deeply.")
+            except ConnectionError:
+                self.close_connection = True
+                logging.info("mlx_h2o server: a client went away before its answer was complete")
 
         def refuse(self, message: str, status: int = 400) -> None:
             self._set_completion_headers(status)
