@@ -85,6 +85,19 @@ def test_commands_of_the_package_run(command: str, capfd: pytest.CaptureFixture[
     assert len(capfd.readouterr().out.split()) > 10
 
 
+def test_there_is_one_version() -> None:
+    version = mlx_h2o.__version__
+    for file, line in (
+        ("pyproject.toml", f'version = "{version}"'),
+        ("CITATION.cff", f"version: {version}"),
+        ("docs/swift.md", f'.package(url: "<this repository>", from: "{version}")'),
+    ):
+        lines = map(str.strip, (ROOT / file).read_text(encoding="utf-8").splitlines())
+        assert line in lines, f"{file} lacks: {line}"
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
+    assert newest is not None and newest[1] == version
+
+
 def test_sessions_have_one_line_docstrings() -> None:
     expected = {"lint", "types", "native", "tests", "parity", "swift", "sanitize", "demo", "docs"}
     assert expected <= SESSIONS.keys()
