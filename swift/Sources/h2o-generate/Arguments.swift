@@ -40,6 +40,7 @@ struct Arguments {
           --sink-size N  --heavy-size N  --recent-size N  --evict-every N  --decay A
           --shared-heads  --random-seed N  --kv-bits N  --v-bits N  --kv-group-size N
           --kv-format NAME          turbo3 and others, in the place of --kv-bits
+          --turbo-guard N           with it, layers at each end that keep 8 bits (0)
         """
 
     init(_ words: [String]) throws {
@@ -108,14 +109,15 @@ struct Arguments {
             decay: decay ?? 0.95, evictEvery: number("--evict-every"),
             sharedHeads: given["--shared-heads"] != nil, randomSeed: number("--random-seed") ?? 0,
             kvBits: number("--kv-bits"), valueBits: number("--v-bits"),
-            kvGroupSize: number("--kv-group-size") ?? 64, kvFormat: format)
+            kvGroupSize: number("--kv-group-size") ?? 64, kvFormat: format,
+            turboGuard: number("--turbo-guard") ?? 0)
     }
 
     private static let switches: Set = ["--shared-heads", "--print-tokens"]
     private static let settings: Set = [
         "--max-kv-size", "--policy", "--sink-size", "--heavy-size", "--recent-size",
         "--evict-every", "--decay", "--shared-heads", "--random-seed", "--kv-bits", "--v-bits",
-        "--kv-group-size", "--kv-format",
+        "--kv-group-size", "--kv-format", "--turbo-guard",
     ]
     private static let known = settings.union(switches).union([
         "--model", "--prompt", "--prompt-tokens", "--max-tokens", "--prefill-step-size",

@@ -59,7 +59,7 @@ private func caches(_ arguments: Arguments, _ model: H2OTransformer) throws -> [
         guard let configuration = arguments.configuration else {
             return model.newCache(parameters: nil)
         }
-        return (0..<model.kvHeads.count).map { evictingCache(configuration, name: "layer \($0)") }
+        return try evictingCaches(for: model, configuration: configuration)
     }
     guard !arguments.namesSettings else {
         throw Usage(description: "--prompt-cache-file brings the settings of the cache")
