@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sizes import EIGHTH
+from sizes import EACH, FIRST
 
 TESTS = Path(__file__).resolve().parent
 sys.path.insert(0, str(TESTS))
@@ -58,7 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of a test with the marker ``matrix(quick)`` all settings but some are ``exhaustive``.
 
-    Of these tests an eighth, where one is named.
+    Of these tests a part, where one is named.
     """
     tests: dict[tuple[Path, str], list[pytest.Item]] = defaultdict(list)
     for item in items:
@@ -70,10 +70,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for index, item in enumerate(settings):
             if index not in kept:
                 item.add_marker(pytest.mark.exhaustive)
-    if EIGHTH is not None:
-        kinds = ("exhaustive", "examples")
-        chosen = [item for item in items if any(map(item.get_closest_marker, kinds))]
-        items[:] = chosen[EIGHTH::8]
+    kinds = ("exhaustive", "examples")
+    many = [item for item in items if any(map(item.get_closest_marker, kinds))]
+    left_out = {*many} - {*many[FIRST::EACH]}
+    items[:] = [item for item in items if item not in left_out]
 
 
 def covering(settings: list[dict[str, int]], count: int) -> set[int]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 
 EXHAUSTIVE = os.environ.get("MLX_H2O_EXHAUSTIVE") == "1"
-_eighth = os.environ.get("MLX_H2O_EIGHTH")
-# Which eighth of that session's tests runs, 0 to 7; None: all of them.
-EIGHTH = int(_eighth) % 8 if EXHAUSTIVE and _eighth else None
+# Which of that session's tests run: every sixteenth from the third on is "3/16".
+_part = os.environ.get("MLX_H2O_PART", "0/1") if EXHAUSTIVE else "0/1"
+FIRST, EACH = map(int, _part.split("/"))
 
 
 def examples(many: int) -> int:
