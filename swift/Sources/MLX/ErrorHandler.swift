@@ -28,15 +28,23 @@ public final class ErrorBox: @unchecked Sendable {
     }
 }
 
+/// What is told of errors. A class, and no closure itself: optimised code of Swift 6.3 for Linux
+/// crashes where the value of a task is an optional closure.
+private final class Handler: Sendable {
+    let tell: @Sendable (String) -> Void
+
+    init(_ tell: @escaping @Sendable (String) -> Void) { self.tell = tell }
+}
+
 private enum Handlers {
-    @TaskLocal static var current: (@Sendable (String) -> Void)?
+    @TaskLocal static var current: Handler?
 
     static let installed: Void = mlx_set_error_handler(
         { message, _ in
             let text = message.map { String(cString: $0) } ?? ""
             // As in mlx-swift, an error that nobody waits for is fatal.
             guard let handler = Handlers.current else { fatalError(text) }
-            handler(text)
+            handler.tell(text)
         }, nil, nil)
 }
 
@@ -50,7 +58,7 @@ public func withErrorHandler<R>(
     _ handler: @escaping @Sendable (String) -> Void, _ body: () throws -> R
 ) rethrows -> R {
     initError()
-    return try Handlers.$current.withValue(handler, operation: body)
+    return try Handlers.$current.withValue(Handler(handler), operation: body)
 }
 
 /// Run `body` and throw the first error that MLX reports inside it, at its end or at
