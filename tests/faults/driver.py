@@ -15,12 +15,6 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "core" / "src"
 DRIVER = ROOT / "tests" / "native" / "native_test.cpp"
 SECONDS = 600
-# The parts of the driver where a fault in these kernels alone shows, and in others.
-PARTS = {"attention": ("attention",), "thread": ("pool",)}
-OTHER_PARTS = (
-    *("selection", "accumulation", "key_diversity", "quantization", "merging", "worst_row"),
-    *("row_writing", "prefill", "attention"),
-)
 
 
 @dataclass(frozen=True)
@@ -53,18 +47,14 @@ class Toolchain:
             sources = [DRIVER, *kernels()]
             list(pool.map(lambda s: self.compile_object(s, folder / f"{s.stem}.o"), sources))
 
-    def complaint(
-        self, objects: list[Path], program: Path, words: str, parts: tuple[str, ...] = ()
-    ) -> str:
-        """The first line of the driver (of these parts of it alone) that has the words; its last
-        lines where none has.
+    def complaint(self, objects: list[Path], program: Path, words: str) -> str:
+        """The first line of the driver that has the words; its last lines where none has.
 
         The driver is stopped there: the rest of its cases would say the same.
         """
         link = [self.compiler, *objects, "-o", program, "-pthread"]
         subprocess.run(link, check=True)
-        # By default all parts, from seed 1.
-        command = [*self.emulator, program, self.cases, "1", *parts]
+        command = [*self.emulator, program, self.cases]
         lines = []
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as driver:
             limit = Timer(SECONDS, driver.kill)
@@ -96,9 +86,7 @@ class Toolchain:
             # Compiling takes longer than running.
             target = folder / f"{source.stem}.o"
             units[source.stem] = self.compile_object(copy / source.name, target, "-O0")
-        kinds = {source.stem.split("_")[0] for source in changed}
-        parts = PARTS.get(kinds.pop(), OTHER_PARTS) if len(kinds) == 1 else OTHER_PARTS
-        found = self.complaint([*units.values()], folder / "mutant", fault.caught, parts)
+        found = self.complaint([*units.values()], folder / "mutant", fault.caught)
         assert fault.caught in found, found
 
 

@@ -22,7 +22,7 @@ TOOLS = Toolchain(COMPILER, flags=("-DMLX_H2O_SCALAR",))
 
 ATTENTION = {
     "a causal query sees one key too many": Fault(
-        "visible_keys", "- a.query_count;", "- a.query_count + 1;", caught="of target"
+        "visible_keys", "- a.query_count;", "- a.query_count + 1;", caught="score of target"
     ),
     "query heads are dealt to KV heads in turn": Fault(
         "query_head_of",

@@ -3,7 +3,10 @@
 
 #include <cstdarg>
 #include <cstdio>
+#include <cstring>
+#include <map>
 #include <random>
+#include <string>
 
 namespace mlx_h2o::test {
 
@@ -26,21 +29,25 @@ class Random {
   std::normal_distribution<float> normal_{0, 1};
 };
 
-/// Counts mismatches and prints the first few.
+/// Counts mismatches and prints the first few of each kind, which is what stands before a comma or
+/// a colon.
 class Report {
  public:
   __attribute__((format(printf, 2, 3))) void mismatch(const char* format, ...) {
-    if (++mismatches_ > 10) return;
+    ++mismatches_;
+    char text[1024];
     va_list arguments;
     va_start(arguments, format);
-    std::vfprintf(stderr, format, arguments);
+    std::vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    std::fputc('\n', stderr);
+    if (++kinds_[std::string(text, std::strcspn(text, ",:"))] > 10) return;
+    std::fprintf(stderr, "%s\n", text);
   }
   long mismatches() const { return mismatches_; }
 
  private:
   long mismatches_ = 0;
+  std::map<std::string, int> kinds_;
 };
 
 }  // namespace mlx_h2o::test

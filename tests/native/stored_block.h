@@ -42,7 +42,6 @@ class StoredBlock {
   const void* data() { return packing_.bits == 0 ? dense_.elements.data() : words_.data(); }
   const int64_t* strides() const { return packing_.bits == 0 ? dense_.strides : strides_; }
   const kernels::Packing& packing() const { return packing_; }
-  double value(int b, int h, int row, int d) const { return values_[index(b, h, row, d)]; }
   const double* row(int b, int h, int row) const { return values_.data() + index(b, h, row, 0); }
   /// Makes an element of a row NaN, or where it is packed its whole group.
   void spoil(int b, int h, int row, int d) {
