@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from queue import Queue
 from typing import Any
 
+from . import upstream
 from .prompt_store import PromptStore
 from .replacements import Target
-from .upstream import original, target
 
 __all__ = ["SEEDS", "check_request", "server_targets"]
 
@@ -49,16 +49,16 @@ def server_targets(
             texts = [identify(model) for model in models if model is not None]
             known[provider.model_key] = " ".join(texts)
 
-    handler = _handler(original("server", "APIHandler"))
+    handler = _handler(upstream.original("server", "APIHandler"))
     wraps: dict[str, Callable[[Any], Any]] = {
-        "stream_generate": lambda theirs: _drafting(theirs, speculative),
-        "ModelProvider": lambda theirs: _providing(theirs, speculative, loaded),
+        "stream_generate": lambda original: _drafting(original, speculative),
+        "ModelProvider": lambda original: _providing(original, speculative, loaded),
         "ResponseGenerator": _surviving,
         "_run_http_server": lambda run: _running(run, handler),
     }
     if store is not None:
-        wraps["LRUPromptCache"] = lambda theirs: _stored(theirs, store, known)
-    return [target("server", name, wrap) for name, wrap in wraps.items()]
+        wraps["LRUPromptCache"] = lambda original: _stored(original, store, known)
+    return [upstream.target("server", name, wrap) for name, wrap in wraps.items()]
 
 
 def _running(run: Callable[..., Any], handler: type[Any]) -> Callable[..., Any]:
