@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from pathlib import Path
 
 import mlx.core as mx
@@ -20,12 +18,11 @@ import mlx_h2o
 from mlx_h2o.lm import upstream
 from mlx_h2o.lm.hosting import hosting
 from mlx_h2o.lm.replacements import PATCHES
-from test_server import serving
+from test_server import TEXT, serving
 
 pytestmark = pytest.mark.downstream
 
 SETTINGS = {"max_kv_size": 32, "policy": "h2o"}
-PROMPT = "It was a dark night, and the wind was in the trees. The captain looked at the sea and"
 
 
 def names() -> dict[str, object]:
@@ -57,25 +54,25 @@ def interrupting(after: int):
 def test_ctrl_c_in_generate_leaves_mlx_lm_as_it_was(after, hosted):
     model, tokenizer = mlx_h2o.load("demo")
     before = names()
-    expected = mlx_h2o.generate(model, tokenizer, PROMPT, max_tokens=12, **SETTINGS)
+    expected = mlx_h2o.generate(model, tokenizer, TEXT, max_tokens=12, **SETTINGS)
     cache = mlx_h2o.make_prompt_cache(model, **SETTINGS)
     given = {"max_tokens": 12, "prompt_cache": cache, "sampler": interrupting(after)}
     with pytest.raises(KeyboardInterrupt):
         if hosted:
             with hosting(mlx_h2o.H2OConfig(**SETTINGS)):
-                mlx_h2o.generate(model, tokenizer, PROMPT, **given)
+                mlx_h2o.generate(model, tokenizer, TEXT, **given)
         else:
-            mlx_h2o.generate(model, tokenizer, PROMPT, **given)
+            mlx_h2o.generate(model, tokenizer, TEXT, **given)
     assert names() == before
     assert not PATCHES._replaced
     # The cache holds whole tokens, and goes on.
     assert cache[0].size() <= 32
     mlx_h2o.generate(model, tokenizer, " and", max_tokens=2, prompt_cache=cache)
-    assert mlx_h2o.generate(model, tokenizer, PROMPT, max_tokens=12, **SETTINGS) == expected
+    assert mlx_h2o.generate(model, tokenizer, TEXT, max_tokens=12, **SETTINGS) == expected
 
 
 def generating(*arguments: str, **pipes: int) -> subprocess.Popen[str]:
-    command = [sys.executable, "-u", "-m", "mlx_h2o", "generate", "--model", "demo", "-p", PROMPT]
+    command = [sys.executable, "-u", "-m", "mlx_h2o", "generate", "--model", "demo", "-p", TEXT]
     flags = ["--max-kv-size", "32", "-m", "100000", *arguments]
     return subprocess.Popen([*command, *flags], text=True, stderr=subprocess.PIPE, **pipes)
 
@@ -108,18 +105,10 @@ def busy(process: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def streamed(port: int):
-    body = {"prompt": PROMPT, "max_tokens": 100000, "stream": True}
-    address = f"http://127.0.0.1:{port}/v1/completions"
-    request = urllib.request.Request(address, json.dumps(body).encode())
-    request.add_header("Content-Type", "application/json")
-    return urllib.request.urlopen(request, timeout=60)
-
-
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
 def test_a_client_that_goes_away_is_not_written_for(tmp_path):
     with serving(tmp_path, "") as server:
-        with streamed(server.port) as response:
+        with server.open(TEXT, max_tokens=100000, stream=True) as response:
             for _ in range(3):
                 assert response.readline()
         process = server.process.pid
@@ -133,7 +122,7 @@ def test_a_client_that_goes_away_is_not_written_for(tmp_path):
         assert "a client went away" in server.log.read_text()
         assert server.ask("The ship", max_tokens=3)["usage"]["completion_tokens"] == 3
         # Ctrl-C in the middle of a request.
-        with streamed(server.port) as response:
+        with server.open(TEXT, max_tokens=100000, stream=True) as response:
             response.readline()
             server.process.send_signal(signal.SIGINT)
             assert server.process.wait(60) in (0, 130)

@@ -40,17 +40,21 @@ class Server:
 
     def ask(self, prompt: str, **settings: Any) -> dict[str, Any]:
         """The answer to a completion, or what the server says is wrong."""
+        try:
+            with self.open(prompt, **settings) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            return json.load(error)
+
+    def open(self, prompt: str, **settings: Any) -> Any:
+        """The answer to a completion, to read as it comes."""
         body = {"prompt": prompt, "max_tokens": 12, "temperature": 0} | settings
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}/v1/completions",
             json.dumps(body).encode(),
             {"Content-Type": "application/json"},
         )
-        try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                return json.load(answer)
-        except urllib.error.HTTPError as error:
-            return json.load(error)
+        return urllib.request.urlopen(request, timeout=60)
 
     def wait(self) -> None:
         for _ in range(600):
