@@ -1,5 +1,6 @@
 import Cmlx
 import Foundation
+import Synchronization
 
 /// An error that MLX reported inside ``withError(_:)``.
 public enum MLXError: LocalizedError, Sendable, Equatable {
@@ -13,13 +14,12 @@ public enum MLXError: LocalizedError, Sendable, Equatable {
 }
 
 /// Keeps the first of the errors that were reported inside a block.
-public final class ErrorBox: @unchecked Sendable {
-    private let lock = NSLock()
-    private var first: Error?
+public final class ErrorBox: Sendable {
+    private let first = Mutex<(any Error)?>(nil)
 
-    public var firstError: Error? {
-        get { lock.withLock { first } }
-        set { lock.withLock { first = first ?? newValue } }
+    public var firstError: (any Error)? {
+        get { first.withLock { $0 } }
+        set { first.withLock { $0 = $0 ?? newValue } }
     }
 
     /// Throw the first error, if there is one.

@@ -1,3 +1,4 @@
+import Cmlx
 import MLX
 
 /// Rows as `MLX.quantized` packs them: uint32 words, and a scale and a bias for each group of
@@ -66,5 +67,34 @@ extension CodedRows: CacheRows {
     public static func rows(of parts: [MLXArray]) -> CodedRows {
         guard parts.count == 2 else { return CodedRows(words: .mlxNone, norms: .mlxNone) }
         return CodedRows(words: parts[0], norms: parts[1])
+    }
+}
+
+extension MLXArray {
+    /// The first rows of [B, H, N, ...]: all where there are not more. As a range in brackets says,
+    /// without the time of that, which every step would take several times.
+    package func rows(upTo count: Int, stream: StreamOrDevice = .default) -> MLXArray {
+        guard dim(2) > count else { return self }
+        var stop = shape.map { Int32(clamping: $0) }
+        stop[2] = Int32(clamping: count)
+        let (zeros, ones) = ([Int32](repeating: 0, count: ndim), [Int32](repeating: 1, count: ndim))
+        var result = mlx_array_new()
+        mlx_slice(
+            &result, ctx, zeros, ndim, stop, ndim, ones, ndim, stream.ctx)
+        return MLXArray(result)
+    }
+
+    /// Another array, with `rows` from slot `start` on.
+    package func writing(
+        _ rows: MLXArray, from start: Int, stream: StreamOrDevice = .default
+    ) -> MLXArray {
+        var stop = shape.map { Int32(clamping: $0) }
+        stop[2] = Int32(clamping: start + rows.dim(2))
+        let first = (0..<ndim).map { $0 == 2 ? Int32(clamping: start) : 0 }
+        let ones = [Int32](repeating: 1, count: ndim)
+        var result = mlx_array_new()
+        mlx_slice_update(
+            &result, ctx, rows.ctx, first, ndim, stop, ndim, ones, ndim, stream.ctx)
+        return MLXArray(result)
     }
 }

@@ -83,7 +83,7 @@ struct Column {
     var capacity: Int { parts[0].dim(2) }
 
     /// The first rows, as they are stored.
-    func first(_ length: Int) -> Column { with { $0[0..., 0..., ..<length] } }
+    func first(_ length: Int) -> Column { with { $0.rows(upTo: length) } }
 
     /// All rows as an array.
     func dense() throws -> MLXArray {
@@ -124,8 +124,10 @@ struct Column {
     /// The same with `rows` [B, H, n, D], packed where these are, at `slots` [B, H, n].
     func put(_ rows: MLXArray, at slots: MLXArray) throws -> Column {
         let new = try Column(rows, packing).parts
+        let each = slots.expandedDimensions(axis: -1)
         return Column(
-            parts: zip(parts, new).map { MLXH2OLM.put($1, at: slots, of: $0) }, packing: packing)
+            parts: zip(parts, new).map { putAlong($0, each, values: $1, axis: 2) },
+            packing: packing)
     }
 
     /// The same with another of each part.

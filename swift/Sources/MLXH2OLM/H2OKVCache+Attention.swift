@@ -34,7 +34,7 @@ extension H2OKVCache {
         }
         self.table = table
         isUnscored = false
-        return depends(input: output, dependencies: table.remembered)
+        return tied(output)
     }
 
     /// Attention that adds `bias`, float32 [B, H, N], to the logits of rows that merged. Blocks of

@@ -28,7 +28,8 @@ extension H2OKVCache {
             let certain = last == 0 ? seen : seen[0..., 0..., ..<(length - last), ..<rows]
             table.setImportance(
                 try policy.folded(
-                    first(table.importance, rows), first(table.positions, rows), seen: certain,
+                    table.importance.rows(upTo: rows), table.positions.rows(upTo: rows),
+                    seen: certain,
                     isMasked: isMasked))
         }
         wait(for: seen, last, &table)
@@ -46,8 +47,9 @@ extension H2OKVCache {
             let rows = table.length - last
             table.setImportance(
                 try policy.folded(
-                    first(table.importance, rows), first(table.positions, rows),
-                    chunk: first(queries, length - last), keys: first(keys, rows), scale: scale,
+                    table.importance.rows(upTo: rows), table.positions.rows(upTo: rows),
+                    chunk: queries.rows(upTo: length - last), keys: keys.rows(upTo: rows),
+                    scale: scale,
                     mask: last == 0
                         ? mask : part(of: mask, 0..<length - last, of: length, rows: rows)))
         }
@@ -73,13 +75,9 @@ extension H2OKVCache {
             let certain = one.part(0..<min(one.count, border - one.start)).byQuery
             table.setImportance(
                 try policy.folded(
-                    first(table.importance, rows), first(table.positions, rows),
+                    table.importance.rows(upTo: rows), table.positions.rows(upTo: rows),
                     seen: certain[.ellipsis, ..<rows], isMasked: true))
         }
         table.settled(before: border)
-    }
-
-    private func first(_ array: MLXArray, _ count: Int) -> MLXArray {
-        array.dim(2) == count ? array : array[0..., 0..., ..<count]
     }
 }

@@ -68,8 +68,7 @@ public class H2OKVCache {
         keys: MLXArray, values: MLXArray
     ) {
         try appendRows(keys, values)
-        guard let table else { return (.mlxNone, .mlxNone) }
-        let (keys, values) = try table.dense()
+        guard let (keys, values) = try table?.dense() else { return (.mlxNone, .mlxNone) }
         return (tied(keys), values)
     }
 
@@ -86,20 +85,22 @@ public class H2OKVCache {
                     + "\(added).")
         }
         var table =
-            try self.table ?? RowTable(emptyFor: keys, values, configuration, owner: described)
+            try self.table
+            ?? RowTable(
+                emptyFor: keys, values, configuration, unscored: policy.unscored, owner: described)
         try makeRoom(for: added, in: &table)
-        try table.append(
-            keys, values, offset: offset, limit: configuration.maxKVSize,
-            unscored: policy.merges ? 0 : .nan)
+        try table.append(keys, values, offset: offset, limit: configuration.maxKVSize)
         self.table = table
         offset = end
         isUnscored = policy.needsScores || policy.merges
     }
 
-    /// The keys, such that evaluating them evaluates what is remembered of the rows: otherwise the
-    /// graph of every step would hang on that until the first eviction.
-    func tied(_ keys: MLXArray) -> MLXArray {
-        depends(input: keys, dependencies: trackedState)
+    /// The array, such that evaluating it evaluates what is remembered of the rows: otherwise the
+    /// graph of every change would hang on the one before.
+    func tied(_ array: MLXArray) -> MLXArray {
+        guard let table, table.isChanged || !table.waiting.isEmpty else { return array }
+        self.table?.isChanged = false
+        return depends(input: array, dependencies: table.remembered)
     }
 
     /// Take in the scores of the attention that followed an update. Policies that need none ignore
@@ -154,7 +155,8 @@ public class H2OKVCache {
     /// Rows stored per head, the surplus of a chunk included.
     public var size: Int { table?.length ?? 0 }
 
-    /// Bytes stored, room for further rows included: keys, values, scores and positions.
+    /// Bytes stored, room for further rows included: keys, values, scores and positions. Scores that
+    /// the policy does not need are not stored, nor positions of rows that came one after the other.
     public var nbytes: Int { table?.nbytes ?? 0 }
 
     // MARK: Eviction
@@ -234,17 +236,17 @@ public class H2OKVCache {
         _ count: Int, of table: RowTable, tail: Int, recentStart: Int
     ) throws -> MLXArray {
         func first(_ rows: MLXArray) -> MLXArray {
-            tail == 0 ? rows : rows[0..., 0..., ..<(table.length - tail)]
+            tail == 0 ? rows : rows.rows(upTo: table.length - tail)
         }
         let positions = first(table.positions)
         guard count > 0 else {
             return MLXArray.zeros(positions.shape.dropLast() + [0], dtype: .uint32)
         }
-        let (keys, values) = try table.dense()
         let ranks = try policy.rank(
             PolicyRows(
-                keys: first(keys), values: first(values), importance: first(table.importance),
-                positions: positions, offset: offset))
+                keys: first(try table.keys.first(table.length).dense()),
+                values: first(try table.values.first(table.length).dense()),
+                importance: first(table.importance), positions: positions, offset: offset))
         return try keepIndices(
             configuration.sharedHeads ? sharedByHeads(ranks) : ranks, positions: positions,
             keep: count, sinkSize: configuration.sinkSize, recentStart: recentStart)

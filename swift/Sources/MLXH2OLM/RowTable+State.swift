@@ -36,9 +36,10 @@ extension RowTable {
                     + "keys of \(bits.keys) bits and values of \(bits.values), words uint32, in "
                     + "groups of the same size: 32, 64 or 128; norms float32; or rows of floats.")
         }
+        let policy = configuration.makePolicy()
         self.init(
             keys: keys, values: values, importance: state[sides], positions: state[sides + 1],
-            isMerged: configuration.makePolicy().merges)
+            unscored: policy.unscored, isMerged: policy.merges)
     }
 
     private static func expected(_ keyParts: Int, _ valueParts: Int) -> String {

@@ -77,6 +77,7 @@ extension RowTable {
     /// Set the importance of the first rows.
     mutating func setImportance(_ first: MLXArray) {
         let rows = first.dim(2)
+        isChanged = true
         importance =
             rows == length
             ? first : concatenated([first, importance[0..., 0..., rows...]], axis: 2)

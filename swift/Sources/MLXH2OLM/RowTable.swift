@@ -12,34 +12,42 @@ struct RowTable {
     /// With unused rows at the end, as the values.
     private(set) var keys: Column
     private(set) var values: Column
-    /// float32 [B, H, length]; NaN where not yet scored.
-    var importance: MLXArray
-    /// int32 [B, H, length].
-    private(set) var positions: MLXArray
+    /// Rows of each head in use.
+    private(set) var length: Int
+    /// Of the first rows, float32; of the others it is `unscored`.
+    private var scored: MLXArray
+    private let unscored: Float
+    /// Of the first rows, int32; the others follow each other up to `end`.
+    private var placed: MLXArray
+    private var end = 0
     /// What queries say that may be taken back.
     var waiting: [Waiting] = []
     /// Whether a row may stand for more than one: the importance is then its `ln n`.
     private(set) var isMerged = false
+    /// What is remembered of the rows has changed since attention was last tied to it.
+    var isChanged = true
 
     private static let step = 256
 
+    /// - Parameter unscored: the importance of rows to come, before their first score
     init(
         keys: Column, values: Column, importance: MLXArray, positions: MLXArray,
-        isMerged: Bool = false, waiting: [Waiting] = []
+        unscored: Float = .nan, isMerged: Bool = false
     ) {
-        self.waiting = waiting
         self.isMerged = isMerged
         self.keys = keys
         self.values = values
-        self.importance = importance
-        self.positions = positions
+        self.unscored = unscored
+        length = positions.dim(2)
+        scored = importance
+        placed = positions
     }
 
     /// Stores nothing yet, for rows of these shapes and dtypes. Sizes that `kvGroupSize` does not
     /// divide take groups of 32.
     init(
         emptyFor keys: MLXArray, _ values: MLXArray, _ configuration: H2OConfiguration,
-        owner: String
+        unscored: Float = .nan, owner: String
     ) throws {
         let packing = try configuration.packing(of: keys, values, owner: owner)
         func column(_ rows: MLXArray, _ packing: RowPacking?) throws -> Column {
@@ -49,10 +57,29 @@ struct RowTable {
         self.init(
             keys: try column(keys, packing.keys), values: try column(values, packing.values),
             importance: .zeros(heads + [0], dtype: .float32),
-            positions: .zeros(heads + [0], dtype: .int32))
+            positions: .zeros(heads + [0], dtype: .int32), unscored: unscored)
     }
 
-    var length: Int { positions.dim(2) }
+    /// float32 [B, H, length]; NaN where not yet scored.
+    var importance: MLXArray {
+        get {
+            guard scored.dim(2) < length else { return scored }
+            let shape = heads + [length - scored.dim(2)]
+            return concatenated([scored, broadcast(MLXArray(unscored), to: shape)], axis: 2)
+        }
+        set { scored = newValue }
+    }
+
+    /// int32 [B, H, length].
+    var positions: MLXArray {
+        let known = placed.dim(2)
+        guard known < length else { return placed }
+        let others = MLXArray(Int32(end - (length - known))..<Int32(end))
+        return concatenated([placed, broadcast(others, to: heads + [length - known])], axis: 2)
+    }
+
+    /// B and H.
+    private var heads: [Int] { [placed.dim(0), placed.dim(1)] }
 
     /// What operations must be told of packed rows; nil: all stay as they come.
     var packing: (bits: Int, valueBits: Int, groupSize: Int)? {
@@ -67,7 +94,7 @@ struct RowTable {
     var arrays: [MLXArray] { keys.parts + values.parts + remembered }
 
     /// What is remembered of the rows.
-    var remembered: [MLXArray] { [importance, positions] + waiting.map(\.seen) }
+    var remembered: [MLXArray] { [scored, placed] + waiting.map(\.seen) }
 
     /// Every stored byte, unused rows included.
     var nbytes: Int { arrays.reduce(0) { $0 + $1.nbytes } }
@@ -84,47 +111,34 @@ struct RowTable {
 
     // MARK: Rows that come
 
-    /// Add rows behind the others, at positions `offset` and up, whose importance is `unscored`.
-    /// `limit` is the length beyond which no room is made in advance.
+    /// Add rows behind the others, at positions `offset` and up. `limit` is the length beyond which
+    /// no room is made in advance.
     mutating func append(
-        _ newKeys: MLXArray, _ newValues: MLXArray, offset: Int, limit: Int,
-        unscored: Float = .nan
+        _ newKeys: MLXArray, _ newValues: MLXArray, offset: Int, limit: Int
     ) throws {
         let added = newKeys.dim(2)
-        let end = length + added
-        if end > min(keys.capacity, values.capacity) {
-            let rounded = (end + Self.step - 1) / Self.step * Self.step
-            let room = max(end, min(rounded, limit)) - end
+        let rows = length + added
+        if rows > min(keys.capacity, values.capacity) {
+            let rounded = (rows + Self.step - 1) / Self.step * Self.step
+            let room = max(rows, min(rounded, limit)) - rows
             keys = try keys.grown(used: length, newKeys, room: room)
             values = try values.grown(used: length, newValues, room: room)
         } else {
             try write(newKeys, newValues)
         }
-        let heads = Array(newKeys.shape.prefix(2))
-        let fresh = MLXArray.full(heads + [added], values: MLXArray(unscored), dtype: .float32)
-        let new = broadcast(
-            MLXArray(Int32(offset)..<Int32(offset + added)), to: heads + [added])
-        importance = concatenated([importance, fresh], axis: 2)
-        positions = concatenated([positions, new], axis: 2)
+        length = rows
+        end = offset + added
         waiting = waiting.map { $0.followed(by: added) }
     }
 
     /// Into the slots behind the last row.
     private mutating func write(_ newKeys: MLXArray, _ newValues: MLXArray) throws {
-        let end = length + newKeys.dim(2)
         guard let packing else {
-            let used = length..<end
-            func written(_ part: MLXArray, _ rows: MLXArray) -> MLXArray {
-                // An object of our own: assignment changes the object that it is made on.
-                let result = part[.ellipsis]
-                result[0..., 0..., used] = rows
-                return result
-            }
-            keys = keys.with { written($0, newKeys) }
-            values = values.with { written($0, newValues) }
+            keys = keys.with { $0.writing(newKeys, from: length) }
+            values = values.with { $0.writing(newValues, from: length) }
             return
         }
-        let slots = MLXArray(Int32(length)..<Int32(end)).asType(.uint32)
+        let slots = MLXArray(UInt32(length)..<UInt32(length + newKeys.dim(2)))
         let (packedKeys, packedValues) = try quantizeAppend(
             keys: StoredRows(parts: keys.parts), values: StoredRows(parts: values.parts),
             newKeys: newKeys, newValues: newValues,
@@ -142,7 +156,9 @@ struct RowTable {
         let last = MLXArray(Int32(length - tail)..<Int32(length)).asType(slots.dtype)
         let all = concatenated(
             [slots, broadcast(last, to: slots.shape.dropLast() + [tail])], axis: 2)
-        change { taken($0, tail == 0 ? slots : all) }
+        let kept = tail == 0 ? slots : all
+        let each = kept.expandedDimensions(axis: -1)
+        change { takeAlong($0, $0.ndim == 3 ? kept : each, axis: 2) }
     }
 
     /// Merge all but `count` rows of each head into others, which change in place; the rows that
@@ -163,8 +179,8 @@ struct RowTable {
         keys = try keys.put(found.keys, at: found.into)
         values = try values.put(found.values, at: found.into)
         importance = putAlong(importance, found.into, values: found.bias, axis: 2)
-        positions = putAlong(positions, found.into, values: found.positions, axis: 2)
-        isMerged = true
+        placed = putAlong(positions, found.into, values: found.positions, axis: 2)
+        (isMerged, isChanged) = (true, true)
         fillHoles(keeping: found.kept, tail: tail)
     }
 
@@ -192,42 +208,44 @@ struct RowTable {
         let moves = min(kept, gone)
         let sources = slots[0..., 0..., (kept - moves)...]
         let targets = lost[0..., 0..., (gone - moves)...]
-        change { put(taken($0, sources), at: targets, of: $0) }
+        move(sources, to: targets)
         if tail > 0 {
             let all = slots.shape.dropLast() + [tail]
             let from = broadcast(MLXArray(Int32(ranked)..<Int32(length)), to: all)
             let to = broadcast(MLXArray(Int32(kept)..<Int32(kept + tail)), to: all)
-            change { put(taken($0, from), at: to, of: $0) }
+            move(from, to: to)
         }
         truncate(to: kept + tail)
     }
 
-    /// Forget the rows from slot `length` on; their space stays.
-    mutating func truncate(to length: Int) {
-        importance = importance[0..., 0..., ..<length]
-        positions = positions[0..., 0..., ..<length]
-        waiting = waiting.map { $0.with { $0[0..., 0..., ..<length] } }
+    /// Forget the rows from slot `count` on; their space stays.
+    mutating func truncate(to count: Int) {
+        end -= length - count
+        length = count
+        scored = scored.rows(upTo: count)
+        placed = placed.rows(upTo: count)
+        waiting = waiting.map { $0.with { $0.rows(upTo: count) } }
+        isChanged = true
+    }
+
+    /// The rows at `sources` [B, H, n] to the slots `targets` of the same shape.
+    private mutating func move(_ sources: MLXArray, to targets: MLXArray) {
+        let (from, to) = (
+            sources.expandedDimensions(axis: -1), targets.expandedDimensions(axis: -1)
+        )
+        change {
+            $0.ndim == 3
+                ? putAlong($0, targets, values: takeAlong($0, sources, axis: 2), axis: 2)
+                : putAlong($0, to, values: takeAlong($0, from, axis: 2), axis: 2)
+        }
     }
 
     private mutating func change(_ column: (MLXArray) -> MLXArray) {
         (keys, values) = (keys.with(column), values.with(column))
-        (importance, positions) = (column(importance), column(positions))
+        if scored.dim(2) > 0 { scored = column(importance) }
+        placed = column(positions)
         waiting = waiting.map { $0.with(column) }
+        length = placed.dim(2)
+        isChanged = true
     }
-}
-
-/// The rows of a column at `slots` [B, H, n].
-private func taken(_ column: MLXArray, _ slots: MLXArray) -> MLXArray {
-    takeAlong(column, spread(slots, over: column), axis: 2)
-}
-
-/// A column with `rows` at `slots` [B, H, n].
-func put(_ rows: MLXArray, at slots: MLXArray, of column: MLXArray) -> MLXArray {
-    putAlong(column, spread(slots, over: column), values: rows, axis: 2)
-}
-
-/// The slots for every element of a row.
-private func spread(_ slots: MLXArray, over column: MLXArray) -> MLXArray {
-    guard column.ndim > slots.ndim else { return slots }
-    return broadcast(slots.expandedDimensions(axis: -1), to: slots.shape + [column.dim(3)])
 }

@@ -10,6 +10,9 @@ extension EvictionPolicy {
         needsWeights ? weights(of: scores, lse: lse) : scores
     }
 
+    /// The importance of rows before their first score.
+    var unscored: Float { merges ? 0 : .nan }
+
     /// What stands for a row that a query does not see.
     var unseen: Float { needsWeights ? 0 : -.infinity }
 

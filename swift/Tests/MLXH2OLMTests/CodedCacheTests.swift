@@ -56,8 +56,8 @@ import Testing
         let cache = H2OKVCache(try settings(.turbo3))
         let (_, keys, values) = Tokens(count: 16, seed: 23).slice(0..<16)
         _ = try cache.append(keys: keys, values: values)
-        // Words and norms of keys and values, scores and positions, of 2 heads.
-        #expect(cache.nbytes == 2 * 16 * (2 * (12 + 4) + 4 + 4))
+        // Words and norms of keys and values, of 2 heads.
+        #expect(cache.nbytes == 2 * 16 * 2 * (12 + 4))
     }
 
     @Test func filesKeepTheDTypeOfRows() throws {

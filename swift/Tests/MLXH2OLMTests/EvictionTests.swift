@@ -134,7 +134,7 @@ import Testing
         _ = attend(tokens, 0..<30, cache, mask: .causal)
         for _ in 0..<2 {
             #expect((cache.size, cache.evicted, cache.offset) == (30, 0, 30))
-            #expect(cache.nbytes == 2 * 30 * (kvBits == nil ? 264 : 88))
+            #expect(cache.nbytes == 2 * 30 * (kvBits == nil ? 256 : 80))
             #expect(cache.state.allSatisfy { $0.dim(2) == 30 })
             #expect(cache.scores?.dim(2) == 30)
             #expect(cache.keys?.dim(2) == 30)

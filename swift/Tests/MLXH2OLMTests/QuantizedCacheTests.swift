@@ -100,8 +100,8 @@ import Testing
             eval(packedKeys.words)
         }
         #expect((cache.bits, cache.groupSize) == (4, 32))
-        // Words, scales and biases, scores and positions of 2 heads of 16 rows.
-        #expect(cache.nbytes == 2 * 16 * (16 + 32 + 4 * 4 + 4 + 4))
+        // Words, scales and biases of 2 heads of 16 rows; positions of all but the newest.
+        #expect(cache.nbytes == 2 * (16 * (16 + 32 + 4 * 4) + 15 * 4))
     }
 
     @Test func widthsTakeTheGroupThatDividesThem() throws {

@@ -2,10 +2,10 @@ import MLX
 
 /// The stored rows of one layer, as a policy sees them; slots are in no particular order.
 public struct PolicyRows {
-    /// [B, H, N, D], the model's dtype, with RoPE applied.
-    public let keys: MLXArray
-    /// [B, H, N, Dv].
-    public let values: MLXArray
+    /// [B, H, N, D], the model's dtype, with RoPE applied. Quantised ones are dequantised here.
+    public var keys: MLXArray { get throws { try makeKeys() } }
+    /// [B, H, N, Dv]; as the keys.
+    public var values: MLXArray { get throws { try makeValues() } }
     /// float32 [B, H, N], what `accumulate` made; NaN where not yet scored.
     public let importance: MLXArray
     /// int32 [B, H, N], the place of each row in the sequence.
@@ -13,11 +13,17 @@ public struct PolicyRows {
     /// Tokens that the cache has seen, which is the position of the next row.
     public let offset: Int
 
+    private let makeKeys: () throws -> MLXArray
+    private let makeValues: () throws -> MLXArray
+
+    /// Keys and values are evaluated when a policy reads them.
     public init(
-        keys: MLXArray, values: MLXArray, importance: MLXArray, positions: MLXArray, offset: Int
+        keys: @autoclosure @escaping () throws -> MLXArray,
+        values: @autoclosure @escaping () throws -> MLXArray,
+        importance: MLXArray, positions: MLXArray, offset: Int
     ) {
-        self.keys = keys
-        self.values = values
+        makeKeys = keys
+        makeValues = values
         self.importance = importance
         self.positions = positions
         self.offset = offset

@@ -18,6 +18,6 @@ public struct ValueAwarePolicy: EvictionPolicy {
     }
 
     public func rank(_ rows: PolicyRows) throws -> MLXArray {
-        rows.importance * abs(rows.values.asType(.float32)).sum(axis: -1)
+        try rows.importance * abs(rows.values.asType(.float32)).sum(axis: -1)
     }
 }
