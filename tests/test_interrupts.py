@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import mlx.core as mx
@@ -23,6 +24,14 @@ from test_server import TEXT, serving
 pytestmark = pytest.mark.downstream
 
 SETTINGS = {"max_kv_size": 32, "policy": "h2o"}
+
+
+@pytest.fixture(autouse=True)
+def interruptible() -> Iterator[None]:
+    """A shell's background jobs ignore Ctrl-C, and so would pytest there, and what it starts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def names() -> dict[str, object]:
