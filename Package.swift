@@ -46,7 +46,11 @@ let platformTargets: [Target] = [
         sources: [
             "unity",
             "src/accumulation_kernel.cpp",
+            "src/attention_avx2_kernel.cpp",
+            "src/attention_avx512_kernel.cpp",
             "src/attention_kernel.cpp",
+            "src/attention_neon_kernel.cpp",
+            "src/attention_scalar_kernel.cpp",
             "src/key_diversity_kernel.cpp",
             "src/merging_kernel.cpp",
             "src/prefill_kernel.cpp",

@@ -1,4 +1,4 @@
-// What attention_kernel.cpp compiles for each SIMD target.
+// What is compiled for each SIMD target.
 #include "attention_stored.h"
 //
 #include "attention_listed.h"

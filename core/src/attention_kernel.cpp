@@ -1,20 +1,9 @@
-// Compiles the sweeps once per SIMD target and chooses among them at run time.
-#include "attention_kernel.h"
-
-#include <algorithm>
-#include <array>
-#include <bit>
-#include <cmath>
+// Chooses the SIMD target at run time and shares the work out.
 #include <cstdlib>
 #include <cstring>
-#include <limits>
 #include <stdexcept>
-#include <type_traits>
-#include <vector>
 
-#include "attention_plan.h"
-#include "half.h"
-#include "simd_regions.h"
+#include "attention_phases.h"
 #include "thread_pool.h"
 
 #if defined(MLX_H2O_X86)
@@ -24,39 +13,19 @@
 namespace mlx_h2o::kernels {
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-// Memory of the calling thread, kept for its next call: at least so many floats.
-float* thread_memory(int64_t floats) {
-  thread_local std::vector<float> memory;
-  if (static_cast<int64_t>(memory.size()) < floats) memory.resize(static_cast<size_t>(floats));
-  return memory.data();
-}
-
-// What the driver calls of a target.
-struct Phases {
-  void (*attend_span)(const AttentionArguments&, const Plan&, const Piece&, const Partial&);
-  void (*add_span)(const AttentionArguments&, const Plan&, const Piece&, const Partial&);
-  void (*finish_unit)(const AttentionArguments&, const Plan&, const Piece&);
-};
-
-#define MLX_H2O_SWEEPS "attention_all.h"
-#include "simd_each_target.h"
-#undef MLX_H2O_SWEEPS
-
-Phases phases_of(SimdTarget target) {
+const Phases& phases_of(SimdTarget target) {
   switch (target) {
 #if defined(MLX_H2O_X86)
     case SimdTarget::avx2:
-      return {avx2::attend_span, avx2::add_span, avx2::finish_unit};
+      return avx2_attention;
     case SimdTarget::avx512:
-      return {avx512::attend_span, avx512::add_span, avx512::finish_unit};
+      return avx512_attention;
 #elif defined(MLX_H2O_ARM)
     case SimdTarget::neon:
-      return {neon::attend_span, neon::add_span, neon::finish_unit};
+      return neon_attention;
 #endif
     default:
-      return {scalar::attend_span, scalar::add_span, scalar::finish_unit};
+      return scalar_attention;
   }
 }
 
@@ -126,7 +95,7 @@ SimdTarget simd_target() {
 
 void attention(const AttentionArguments& arguments, SimdTarget target, float* workspace) {
   const Plan plan(arguments);
-  const Phases phases = phases_of(target);
+  const Phases& phases = phases_of(target);
   for (int64_t first = 0; first < plan.units; first += plan.wave) {
     const int64_t units = std::min(plan.wave, plan.units - first);
     const auto unit_of = [&](int64_t unit, int64_t span) {

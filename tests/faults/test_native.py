@@ -18,7 +18,9 @@ COMPILER = os.environ.get("CXX") or next(
     filter(shutil.which, ("c++", "g++", "clang++")), "no compiler"
 )
 # The portable code alone: the same text for vectors takes the compiler four times as long.
-TOOLS = Toolchain(COMPILER, flags=("-DMLX_H2O_SCALAR",))
+TOOLS = Toolchain(
+    COMPILER, flags=("-DMLX_H2O_SCALAR",), reached=r"(?!attention_(avx2|avx512|neon))\w+"
+)
 
 ATTENTION = {
     "a causal query sees one key too many": Fault(

@@ -1,0 +1,19 @@
+// Attention's sweeps with NEON.
+#include "simd_regions.h"
+
+#if defined(MLX_H2O_ARM)
+#include "attention_for_target.h"
+
+namespace mlx_h2o::kernels {
+namespace {
+#include "simd_neon.h"
+//
+#include "simd_partial.h"
+//
+#include "attention_all.h"
+}  // namespace
+
+const Phases neon_attention = {attend_span, add_span, finish_unit};
+
+}  // namespace mlx_h2o::kernels
+#endif

@@ -1,0 +1,15 @@
+// Attention's sweeps on every processor.
+#include "attention_for_target.h"
+
+namespace mlx_h2o::kernels {
+namespace {
+#include "simd_scalar.h"
+//
+#include "simd_partial.h"
+//
+#include "attention_all.h"
+}  // namespace
+
+const Phases scalar_attention = {attend_span, add_span, finish_unit};
+
+}  // namespace mlx_h2o::kernels
