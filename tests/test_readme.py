@@ -2,44 +2,34 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import runpy
-import shlex
 import subprocess
 from pathlib import Path
+from types import ModuleType
 
 import mlx.core as mx
 import pytest
 
 import mlx_h2o
-from mlx_h2o.cli import main
+import mlx_h2o.policies
+from pages import DOCS, PAGES, ROOT, SESSIONS, blocks
 
-ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-SESSIONS = {
-    node.name: ast.get_docstring(node)
-    for node in ast.parse((ROOT / "noxfile.py").read_text()).body
-    if isinstance(node, ast.FunctionDef) and node.decorator_list
-}
 tables = runpy.run_path(str(ROOT / "tools" / "tables.py"))
-# What a README command may start with besides those that are run here.
-SET_UP = "python3 -m venv .venv && .venv/bin/pip install nox"
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, flags=re.DOTALL | re.MULTILINE)
 
 
 def test_readme_has_what_it_must() -> None:
-    assert [len(blocks(language)) for language in ("sh", "python", "c", "swift")] == [3, 1, 1, 1]
+    found = {language: blocks(language, "README.md") for language in ("sh", "python", "c", "swift")}
+    assert [len(some) for some in found.values()] == [3, 1, 1, 1]
     for language in ("python", "c", "swift"):
-        assert len(blocks(language)[0].splitlines()) <= 12
+        assert len(found[language][0].text.splitlines()) <= 12
+    set_up = "python3 -m venv .venv && .venv/bin/pip install nox && .venv/bin/nox -s demo\n"
+    assert found["sh"][0].text == set_up
 
 
 def test_the_python_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    (example,) = blocks("python")
+    example = blocks("python", "README.md")[0].text
     source = (ROOT / "examples" / "python" / "generate.py").read_text()
     assert example in source
     exec(compile(example, "README.md", "exec"), {})
@@ -53,36 +43,6 @@ def test_the_python_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
 def test_python_examples_run(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(path), run_name="__main__")
     assert capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("language", "path"), [("c", "examples/c/attention.c"), ("swift", "examples/swift/main.swift")]
-)
-def test_compiled_examples_are_taken_from_their_files(language: str, path: str) -> None:
-    (example,) = blocks(language)
-    lines = iter(line.strip() for line in (ROOT / path).read_text().splitlines())
-    for line in filter(None, map(str.strip, example.splitlines())):
-        assert line in lines, f"{path} lacks, or has elsewhere: {line}"
-
-
-def commands() -> list[str]:
-    return [line for block in blocks("sh") for line in block.splitlines()]
-
-
-def test_every_command_is_known_here() -> None:
-    for command in commands():
-        last = command.removeprefix(f"{SET_UP} && ")
-        if last.startswith(".venv/bin/nox"):
-            assert last.split()[2] in SESSIONS, command
-        else:
-            assert last.startswith("mlx_h2o "), f"nothing tests the command {command!r}"
-    assert commands()[0].startswith(SET_UP)
-
-
-@pytest.mark.parametrize("command", [c for c in commands() if c.startswith("mlx_h2o ")])
-def test_commands_of_the_package_run(command: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(shlex.split(command)[1:]) == 0
-    assert len(capfd.readouterr().out.split()) > 10
 
 
 def test_there_is_one_version() -> None:
@@ -128,14 +88,29 @@ def test_the_memory_numbers() -> None:
 
 
 def test_every_document_is_on_the_map() -> None:
-    pages = list((ROOT / "docs").glob("*.md"))
-    assert len(pages) <= 9, "what is no page for users lies in docs/internals"
-    for document in pages:
-        assert f"](docs/{document.name})" in README
+    index = (DOCS / "index.md").read_text(encoding="utf-8")
+    site = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    for document in DOCS.rglob("*.md"):
+        name = document.relative_to(DOCS).as_posix()
+        assert len(re.findall(rf"^ *- (?:Overview: )?{name}$", site, flags=re.MULTILINE)) == 1, name
+        if "internals" not in name and name != "index.md":
+            assert f"]({name})" in index, name
+        if "/" not in name:
+            assert f"](docs/{name})" in README, name
     assert "](docs/internals)" in README
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    ("page", "module"),
+    [("package", mlx_h2o), ("fast", mlx_h2o.fast), ("policies", mlx_h2o.policies)],
+)
+def test_the_reference_is_complete(page: str, module: ModuleType) -> None:
+    text = (DOCS / "python" / f"{page}.md").read_text(encoding="utf-8")
+    shown = re.findall(rf"^::: {re.escape(module.__name__)}\.(\w+)$", text, flags=re.MULTILINE)
+    assert sorted(shown) == sorted({*module.__all__} - {"__version__", "fast"})
+
+
+@pytest.mark.parametrize("document", PAGES, ids=lambda path: path.name)
 def test_links_lead_somewhere(document: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", document.read_text(encoding="utf-8")):
         if not target.startswith("https://"):
