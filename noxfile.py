@@ -27,6 +27,7 @@ CI = os.environ.get("CI") == "true"
 PROJECT = nox.project.load_toml("pyproject.toml")
 BUILD_REQUIREMENTS = PROJECT["build-system"]["requires"]
 EXTRAS = PROJECT["project"]["optional-dependencies"]
+SITE_TOOLS = [line for line in EXTRAS["dev"] if line.startswith(("mkdocs", "ruff"))]
 LINT_TOOLS = [line for line in EXTRAS["dev"] if line.startswith(("ruff", "clang-format"))]
 # NVRTC compiles the kernels' CUDA form; no GPU and no toolkit needed.
 CUDA_COMPILER = [f"nvidia-cuda-{part}==13.0.*" for part in ("nvrtc", "runtime", "crt", "cccl")]
@@ -227,6 +228,13 @@ def lint(session: nox.Session) -> None:
         absent(session, "swift not found: the Swift sources are not linted")
     else:
         swift_lint(session, swift)
+
+
+@nox.session(reuse_venv=True)
+def site(session: nox.Session) -> None:
+    """The documents as pages for a browser, in build/site; a link that leads nowhere fails it."""
+    session.install("-q", *SITE_TOOLS)
+    session.run("mkdocs", "build", "--strict", "--quiet", env={"NO_MKDOCS_2_WARNING": "1"})
 
 
 @nox.session(venv_backend="none")
@@ -491,6 +499,7 @@ def downstream(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def docs(session: nox.Session) -> None:
-    """The README's and the documents' links, file names and commands."""
+    """The README's and the documents' links, file names, commands and blocks of code."""
     package(session)
-    pytest(session, "tests/test_readme.py")
+    pages = ("readme", "docs", "docs_compiled")
+    pytest(session, *(f"tests/test_{name}.py" for name in pages))
