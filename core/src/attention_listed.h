@@ -1,116 +1,74 @@
-// Rows of values by their place in a list of keys. Included once per SIMD target, after
-// attention_stored.h: hence no include guard.
+// Rows of values by a list of their keys. Included once per SIMD target, after attention_stored.h:
+// hence no include guard.
 
-// Listed rows are few and far between, so the processor foresees none of them: each load asks for
-// the lines of the row that is kStep places further on. The list goes on that far.
-template <typename Rows>
-struct Listed {
-  static constexpr int kVectors = Rows::kVectors;
-  static constexpr int kRun = Rows::kRun;
-  static constexpr bool kHasTail = Rows::kHasTail;
-  Rows rows;  // by their keys; scales and biases by place
-  const int* keys;
+// What is stored of rows in one array: codes or elements, scales or biases.
+struct RowBytes {
+  const char* first;
+  int64_t stride, bytes;
 
-  const void* at(int64_t place, int run) const { return rows.at(keys[place], run); }
-  MLX_H2O_INLINE void fetch_run(const void* at, int64_t place) const {
-    const int64_t ahead = int64_t{keys[place + kStep] - keys[place]} * rows.row_bytes();
-    const char* later = static_cast<const char*>(at) + ahead;
-    fetch<Rows::kRunBytes>(later);
-    __builtin_prefetch(later + Rows::kRunBytes - 1);
+  RowBytes(const void* data, const int64_t* strides, const Piece& piece, int64_t element,
+           int64_t elements)
+      : first(static_cast<const char*>(data) +
+              (piece.batch * strides[0] + piece.kv_head * strides[1]) * element),
+        stride(strides[2] * element),
+        bytes(elements * element) {}
+
+  MLX_H2O_INLINE void fetch(int64_t key) const {
+    const char* from = first + key * stride;
+    for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(from + line);
+    __builtin_prefetch(from + bytes - 1);
   }
-  MLX_H2O_INLINE void load_run(const void* at, int64_t place, int run,
-                               Vector (&to)[kVectors]) const {
-    rows.load_run(at, place, run, to);
-  }
-  Vector load_tail(int64_t place, int d, int width) const {
-    return rows.load_tail(keys[place], d, width);
+
+  // Copies the rows next to each other; returns where the next one would be. Listed rows are few
+  // and far between, so the processor foresees none of them: with each, that which is kStep places
+  // further on is asked for. The list goes on that far.
+  char* gather(const int* keys, int count, char* to) const {
+    for (int i = 0; i < count; ++i, to += bytes) {
+      fetch(keys[i + kStep]);
+      std::memcpy(to, first + keys[i] * stride, static_cast<size_t>(bytes));
+    }
+    return to;
   }
 };
 
-// Scales or biases of `count` listed rows, [groups, kStep] in float32.
-template <typename T>
-inline void widen_listed(const void* data, const int64_t* strides, const Piece& piece,
-                         const int* keys, int count, int groups, float* to) {
-  const T* from =
-      static_cast<const T*>(data) + piece.batch * strides[0] + piece.kv_head * strides[1];
-  T together[kStep];
-  for (int group = 0; group < groups; ++group) {
-    for (int i = 0; i < count; ++i) {
-      __builtin_prefetch(from + keys[i + kStep] * strides[2] + group);
-      together[i] = from[keys[i] * strides[2] + group];
-    }
-    widen(together, count, to + group * kStep);
-  }
+inline int64_t bytes_of(ElementType type) { return type == ElementType::float32 ? 4 : 2; }
+
+inline RowBytes row_bytes(const AttentionArguments& a, const Stored& stored, const Piece& piece) {
+  const int bits = stored.packing.bits;
+  return bits == 0
+             ? RowBytes{stored.data, stored.strides, piece, bytes_of(a.type), stored.width}
+             : RowBytes{stored.data, stored.strides, piece, 4, int64_t{stored.width} * bits / 32};
 }
 
-inline void widen_listed(ElementType type, const void* data, const int64_t* strides,
-                         const Piece& piece, const int* keys, int count, int groups, float* to) {
-  switch (type) {
-    case ElementType::float32:
-      return widen_listed<float>(data, strides, piece, keys, count, groups, to);
-    case ElementType::float16:
-      return widen_listed<Float16>(data, strides, piece, keys, count, groups, to);
-    case ElementType::bfloat16:
-      return widen_listed<BFloat16>(data, strides, piece, keys, count, groups, to);
-  }
-}
-
-template <typename Work>
-void with_listed_packed(const Stored& stored, const Piece& piece, const int* keys, int count,
-                        float* memory, const Work& work) {
+// The floats that kStep gathered rows take.
+inline int64_t gathered_floats(const Stored& stored) {
   const Packing& packing = stored.packing;
-  const int groups = stored.width / packing.group_size;
-  float* scales = memory;
-  float* biases = memory + kStep * groups;
-  widen_listed(packing.type, packing.scales, packing.scale_strides, piece, keys, count, groups,
-               scales);
-  if (packing.codes != nullptr) {
-    std::fill(biases, biases + kStep * groups, 0.0f);
-  } else {
-    widen_listed(packing.type, packing.biases, packing.bias_strides, piece, keys, count, groups,
-                 biases);
-  }
-  const uint32_t* words = words_of(stored, piece, 0);
-  if (is_unpacked_in_registers(packing)) {
-    return with_unpacking(stored, words, scales, biases, [&](const auto& rows) {
-      work(Listed<std::decay_t<decltype(rows)>>{rows, keys});
-    });
-  }
-  float* rows = biases + kStep * groups;
-  for (int i = 0; i < count; ++i) {
-    unpack_row(words + keys[i] * stored.strides[2], stored.width, packing, scales + i, biases + i,
-               rows + int64_t{i} * stored.width);
-  }
-  work(DenseRows<float>{rows, stored.width, 0});
+  const int64_t groups = packing.bits == 0 ? 0 : stored.width / packing.group_size;
+  return kStep * (stored.width + 2 * groups);
 }
 
-// Calls `work` with the rows of at most kStep keys, ascending, which it loads by their place in the
-// list. Behind them the list has kStep more, whose rows are asked for.
+// Calls `work` with the rows of at most kStep keys, ascending. Behind them the list has kStep more.
 template <typename Work>
 void with_listed_rows(const AttentionArguments& a, const Stored& stored, const Piece& piece,
                       const int* keys, int count, float* memory, const Work& work) {
-  if (stored.packing.bits != 0) {
-    return with_listed_packed(stored, piece, keys, count, memory, work);
+  Packing packing = stored.packing;
+  const RowBytes rows = row_bytes(a, stored, piece);
+  char* first = reinterpret_cast<char*>(memory + packed_floats(stored));
+  char* to = rows.gather(keys, count, first);
+  if (packing.bits != 0) {
+    const int64_t groups = stored.width / packing.group_size;
+    const int64_t element = bytes_of(packing.type);
+    const auto gather = [&](const void*& data, int64_t(&strides)[3]) {
+      const RowBytes own(data, strides, piece, element, groups);
+      data = to;
+      to = own.gather(keys, count, to);
+      strides[0] = strides[1] = 0;
+      strides[2] = groups;
+    };
+    gather(packing.scales, packing.scale_strides);
+    if (packing.codes == nullptr) gather(packing.biases, packing.bias_strides);
   }
-  with_dense_rows(a, stored, piece, 0, [&](const auto& rows) {
-    work(Listed<std::decay_t<decltype(rows)>>{rows, keys});
-  });
-}
-
-inline int64_t row_bytes(const AttentionArguments& a, const Stored& stored) {
-  const int64_t element = a.type == ElementType::float32 ? 4 : 2;
-  return stored.packing.bits == 0 ? stored.width * element
-                                  : int64_t{stored.width} * stored.packing.bits / 8;
-}
-
-// Asks for the lines of one row.
-MLX_H2O_INLINE void fetch_row(const AttentionArguments& a, const Stored& stored, const Piece& piece,
-                              int64_t key) {
-  const int64_t bytes = row_bytes(a, stored);
-  const int64_t element = stored.packing.bits != 0 ? 4 : bytes / stored.width;
-  const int64_t at =
-      piece.batch * stored.strides[0] + piece.kv_head * stored.strides[1] + key * stored.strides[2];
-  const char* from = static_cast<const char*>(stored.data) + at * element;
-  for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(from + line);
-  __builtin_prefetch(from + bytes - 1);
+  const int64_t element = packing.bits == 0 ? bytes_of(a.type) : 4;
+  const int64_t strides[3] = {0, 0, rows.bytes / element};
+  with_rows(a, {first, strides, packing, stored.width, 0}, piece, 0, count, memory, work);
 }

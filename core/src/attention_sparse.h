@@ -129,11 +129,12 @@ inline void add_span(const AttentionArguments& a, const Plan& plan, const Piece&
   const Limits limits(a, plan, piece, scratch.queries);
   const Matrix logits = logits_at(a, plan, piece, scratch, piece.first_key);
   const Stored values = values_of(a);
+  const RowBytes stored = row_bytes(a, values, piece);
   WantedKeys wanted(a, piece, logits, limits, partial.skipped);
   bool is_first = true;
   while (const int count = wanted.find()) {
     const int* keys = wanted.keys();
-    for (int i = 0; i < count && is_first; ++i) fetch_row(a, values, piece, keys[i]);
+    for (int i = 0; i < count && is_first; ++i) stored.fetch(keys[i]);
     is_first = false;
     for (int row = 0; row < piece.rows; ++row) {
       weigh_listed(logits.row(row) - piece.first_key, keys, count, limits.shifts[row],

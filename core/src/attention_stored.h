@@ -55,7 +55,7 @@ struct DenseRows {
   static constexpr int64_t kRunBytes = kRun * sizeof(T);
   const void* at(int64_t row, int run) const { return first + row * stride + run * kRun; }
   int64_t row_bytes() const { return stride * static_cast<int64_t>(sizeof(T)); }
-  MLX_H2O_INLINE void fetch_run(const void* at, int64_t) const {
+  MLX_H2O_INLINE void fetch_run(const void* at) const {
     fetch<kRunBytes>(static_cast<const char*>(at) + ahead);
   }
   MLX_H2O_INLINE void load_run(const void* at, int64_t, int, Vector (&to)[kVectors]) const {
@@ -94,7 +94,7 @@ struct PackedRows {
   static constexpr int64_t kRunBytes = Run * Bits / 8;
   const void* at(int64_t row, int run) const { return first + row * stride + run * kRunBytes; }
   int64_t row_bytes() const { return stride; }
-  MLX_H2O_INLINE void fetch_run(const void* at, int64_t) const {
+  MLX_H2O_INLINE void fetch_run(const void* at) const {
     fetch<kRunBytes>(static_cast<const char*>(at) + ahead);
   }
   MLX_H2O_INLINE void load_run(const void* at, int64_t row, int run, Vector (&to)[kVectors]) const {
@@ -190,7 +190,16 @@ struct Stored {
   const int64_t* strides;
   const Packing& packing;
   int width;
+  int64_t ahead = kAhead;
 };
+
+// What kStep packed rows take in memory once they are unpacked: scales, biases, rows where need be.
+inline int64_t packed_floats(const Stored& stored) {
+  const Packing& packing = stored.packing;
+  if (packing.bits == 0) return 0;
+  const int64_t row = is_unpacked_in_registers(packing) ? 0 : stored.width;
+  return kStep * (row + 2 * int64_t{stored.width} / packing.group_size);
+}
 
 inline Stored keys_of(const AttentionArguments& a) {
   return {a.keys, a.key_strides, a.key_packing, a.width};
@@ -204,7 +213,7 @@ template <typename T, typename Work>
 void with_dense(const Stored& stored, const Piece& piece, int64_t first, const Work& work) {
   const T* data = static_cast<const T*>(stored.data) + piece.batch * stored.strides[0] +
                   piece.kv_head * stored.strides[1] + first * stored.strides[2];
-  work(DenseRows<T>{data, stored.strides[2], kAhead});
+  work(DenseRows<T>{data, stored.strides[2], stored.ahead});
 }
 
 inline const uint32_t* words_of(const Stored& stored, const Piece& piece, int64_t first) {
@@ -223,16 +232,17 @@ void with_runs(const Stored& stored, const uint32_t* words, const float* scales,
   const auto looked = [&](auto bits) {
     const float* table =
         packing.codes != nullptr ? packing.codes->levels : kTables[bits.value - 2].data();
-    work(PackedRows<bits.value, Run, true>{bytes, stride, scales, biases, shift, kAhead, table});
+    work(PackedRows<bits.value, Run, true>{bytes, stride, scales, biases, shift, stored.ahead,
+                                           table});
   };
   if (packing.bits == 8) {
-    return work(PackedRows<8, Run>{bytes, stride, scales, biases, shift, kAhead});
+    return work(PackedRows<8, Run>{bytes, stride, scales, biases, shift, stored.ahead});
   }
   if (packing.bits == 2) return looked(std::integral_constant<int, 2>{});
   if (packing.bits == 3) return looked(std::integral_constant<int, 3>{});
   if constexpr (!kLooksUp) {  // here counting is faster
     if (packing.codes == nullptr) {
-      return work(PackedRows<4, Run>{bytes, stride, scales, biases, shift, kAhead});
+      return work(PackedRows<4, Run>{bytes, stride, scales, biases, shift, stored.ahead});
     }
   }
   looked(std::integral_constant<int, 4>{});

@@ -5,20 +5,16 @@
 struct Scratch {
   float* queries;  // [rows + probes, query_width]
   float* weights;  // [rows, block_keys]: the logits too, where nobody keeps them
-  float* groups;   // of kStep packed rows: scales, biases, and the rows where need be
+  float* groups;   // of kStep rows: scales, biases, and the rows where need be
 };
-
-inline int64_t packed_floats(const Stored& stored) {
-  const Packing& packing = stored.packing;
-  if (packing.bits == 0) return 0;
-  const int64_t row = is_unpacked_in_registers(packing) ? 0 : stored.width;
-  return kStep * (row + 2 * int64_t{stored.width} / packing.group_size);
-}
 
 inline Scratch make_scratch(const AttentionArguments& a, const Plan& plan) {
   const int64_t queries = (plan.tile_rows + a.probe_count) * plan.query_width;
   const int64_t weights = plan.tile_rows * plan.block_keys;
-  const int64_t groups = std::max(packed_floats(keys_of(a)), packed_floats(values_of(a)));
+  const Stored values = values_of(a);
+  const int64_t groups =
+      std::max(packed_floats(keys_of(a)),
+               packed_floats(values) + (plan.two_phases ? gathered_floats(values) : 0));
   float* memory = thread_memory(queries + weights + groups);
   return {memory, memory + queries, memory + queries + weights};
 }

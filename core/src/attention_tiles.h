@@ -138,7 +138,7 @@ inline void add_runs(const float* weights, int64_t weight_stride, const int* key
     for (int r = 0; r < Runs; ++r) {
       Vector value[kVectors];
       const void* from = values.at(key, run + r);
-      values.fetch_run(from, key);
+      values.fetch_run(from);
       values.load_run(from, key, run + r, value);
       MLX_H2O_UNROLL
       for (int c = 0; c < kVectors; ++c) {

@@ -119,8 +119,14 @@ ATTENTION = {
     "wanted keys are used twice": Fault(
         "WantedKeys::drop", "keys_ + used,", "keys_ + 0 * used,", caught="out of target"
     ),
-    "a listed row has the scale of its place": Fault(
-        "widen_listed", "keys[i] * strides[2] +", "i * strides[2] +", caught="out of target"
+    "a listed row is that of its place": Fault(
+        "RowBytes::gather",
+        "first + keys[i] * stride,",
+        "first + i * stride,",
+        caught="out of target",
+    ),
+    "listed rows have the scales of the first": Fault(
+        "with_listed_rows", "strides[2] = groups;", "strides[2] = 0;", caught="out of target"
     ),
     "wanted keys are taken for neighbours": Fault(
         "follow_each_other", "== count - 1;", "<= count;", caught="out of target"
