@@ -66,6 +66,7 @@ def test_equal_layers_get_equal_rows_and_so_does_what_is_left():
     assert rows_of(profile_of(FAR, NEAR).share(1001, H2OConfig())) == [501, 500]
     assert rows_of(profile_of([0.0] * 5, [0.0] * 5).share(51, H2OConfig())) == [26, 25]
     assert rows_of(profile_of(FAR, NEAR).share(15, H2OConfig())) == [8, 7]  # below the measured
+    assert rows_of(profile_of(NEAR, NEAR, FAR).share(29, H2OConfig())) == [10, 10, 9]
 
 
 @settings(deadline=None)
@@ -260,6 +261,7 @@ def test_a_profile_of_another_model_is_refused(model):
         make_prompt_cache(model, 40, profile=profile_of(NEAR, FAR, FAR, model=model))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["keydiff", "merge"])
 def test_generation_and_batches_by_a_profile(model, policy, tmp_path):
     file = tmp_path / "profile"

@@ -98,7 +98,8 @@ void give_parts(int64_t rows, const Counts& weights, Counts& given) {
 Counts shared_rows(const mlx_h2o_profile& p, int64_t total_rows, int64_t least) {
   Counts given(p.layers, least);
   std::vector<Edge> edges;
-  for (size_t layer = 0; layer < p.layers; ++layer) {
+  const bool measured = total_rows >= static_cast<int64_t>(p.layers) * p.rows[0];
+  for (size_t layer = 0; layer < p.layers && measured; ++layer) {
     for (const Edge& edge : hull(p, layer, least)) edges.push_back(edge);
   }
   std::set<double, std::greater<>> gains;

@@ -152,7 +152,8 @@ class Profile:
         least = max(least, min(self.rows[0], total_rows // count))  # fewer were not measured
         given = np.full(count, least)
         left = total_rows - count * least
-        steps = [(*step, layer) for layer in range(count) for step in self._steps(layer, least)]
+        layers = range(count) if total_rows >= count * self.rows[0] else ()
+        steps = [(*step, layer) for layer in layers for step in self._steps(layer, least)]
         for gain in sorted({step[0] for step in steps}, reverse=True):
             wanted = np.zeros(count, int)
             for _, rows, layer in (step for step in steps if step[0] == gain):
