@@ -119,7 +119,7 @@ let package = Package(
     dependencies: dependencies,
     targets: platformTargets + [
         .target(
-            name: "CMLXH2O", dependencies: cBindings, path: "mlx-c/h2o",
+            name: "CMLXH2O", dependencies: cBindings, path: "mlx-c/h2o", sources: ["unity"],
             publicHeadersPath: "include", cxxSettings: cBindingSettings),
         .target(
             name: "CMLXH2OReport", dependencies: cmlx, path: "swift/Sources/CMLXH2OReport"),

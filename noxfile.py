@@ -35,6 +35,8 @@ QEMU = ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu")
 # Tests share nothing but what they build, so that they run side by side; who has none left takes
 # of another's.
 SIDE_BY_SIDE = ("-n", str(min(4, os.cpu_count() or 1)), "--dist", "worksteal")
+# The quick tests and the slow ones.
+UNSEEDED = "not faults and not exhaustive"
 C_SOURCES = ("core", "mlx-c", "python/bindings", "tests/fuzz", "tests/native", "examples/c")
 
 nox.options.sessions = ["lint", "types", "tests"]
@@ -241,8 +243,7 @@ def site(session: nox.Session) -> None:
 def tidy(session: nox.Session) -> None:
     """clang-tidy 14, Debian 12's (what is clean differs by version), on the C and C++ sources."""
     # Many sources at a time: to look at MLX's headers takes most of it.
-    many = ("-DMLX_H2O_UNITY_BUILD=ON", "-DCMAKE_UNITY_BUILD_BATCH_SIZE=14")
-    clang_tidy(session, "tidy", "-clang-analyzer-*", *many)
+    clang_tidy(session, "tidy", "-clang-analyzer-*", "-DMLX_H2O_UNITY_BUILD=ON")
 
 
 @nox.session(venv_backend="none")
@@ -288,11 +289,10 @@ def tests(session: nox.Session) -> None:
     if sys.platform == "darwin":
         session.warn("On macOS xcodebuild tests the Swift package, and parity runs on Linux.")
         package(session)
-        pytest(session)
+        pytest(session, "-m", UNSEEDED)
         return
     swift = swift_or_warn(session)
     env = legs(session, swift)
-    python(session, "-m", "pip", "install", "-q", *CUDA_COMPILER)
     # Parity is one process, most of which is one thread. The composed operations through C and
     # Swift are legs of `exhaustive`.
     compared = "reference,composed,native,emulator,c,swift"
@@ -301,6 +301,14 @@ def tests(session: nox.Session) -> None:
         if swift is not None:
             run_swift(session, swift)
         pytest(session, *SIDE_BY_SIDE, env=env)
+
+
+@nox.session(venv_backend="none")
+def slow(session: nox.Session) -> None:
+    """Tests that take seconds each: whole commands, long texts, many emulated kernels."""
+    env = legs(session, swift_or_warn(session))
+    python(session, "-m", "pip", "install", "-q", *CUDA_COMPILER)
+    pytest(session, *SIDE_BY_SIDE, "-m", f"slow and {UNSEEDED}", env=env)
 
 
 @nox.session(venv_backend="none")
@@ -412,7 +420,7 @@ def sanitize_c(session: nox.Session) -> None:
     parts = ("", "_config", "_errors", "_leaks", "_operation_errors", "_operations", "_safety")
     tests = [f"tests/test_c_api{part}.py" for part in parts]
     # Not captured, or what a sanitizer says as it ends the process would be lost.
-    pytest(session, "--capture=no", *tests, env=env)
+    pytest(session, "--capture=no", "-m", UNSEEDED, *tests, env=env)
 
 
 @nox.session(venv_backend="none")
@@ -502,4 +510,4 @@ def docs(session: nox.Session) -> None:
     """The README's and the documents' links, file names, commands and blocks of code."""
     package(session)
     pages = ("readme", "docs", "docs_compiled")
-    pytest(session, *(f"tests/test_{name}.py" for name in pages))
+    pytest(session, "-m", UNSEEDED, *(f"tests/test_{name}.py" for name in pages))

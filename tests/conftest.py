@@ -18,7 +18,7 @@ TESTS = Path(__file__).resolve().parent
 sys.path.insert(0, str(TESTS))
 
 MARKERS = {
-    "slow": "takes more than about ten seconds",
+    "slow": "takes seconds: reads a long text, starts a command, emulates a lot (nox -s slow)",
     "faults": "puts an error into the product and asks whether it is noticed (nox -s faults)",
     "exhaustive": "one of many settings alike (nox -s exhaustive)",
     "matrix(quick)": "many settings alike, of which so many are tried in a plain run",

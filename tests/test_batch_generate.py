@@ -43,6 +43,7 @@ def kept(cache) -> list[list[int]]:
     return np.sort(np.array(cache.positions)[0], axis=1).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(3)
 @pytest.mark.parametrize("make", [tiny_qwen3, tiny_llama])
 @pytest.mark.parametrize("policy", ["h2o", "window", "keydiff", "tova"])
@@ -72,6 +73,7 @@ def test_each_sequence_gets_the_tokens_that_it_gets_alone(make, policy):
                 assert kept(one) == kept(other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["h2o", "keydiff"])
 def test_quantised_batches(policy):
     model = tiny_qwen3(head_dim=32)
@@ -93,6 +95,7 @@ def test_quantised_batches(policy):
         assert [cache.nbytes for cache in caches] == [16 * 2 * (2 * (32 + 8) + beside)] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["h2o", "keydiff"])
 def test_batches_in_mixed_precision(policy):
     model = tiny_qwen3(head_dim=32)
@@ -116,6 +119,7 @@ def test_batches_in_mixed_precision(policy):
         assert all(least <= cache.nbytes <= most + 2 * 20 * 8 for cache in caches)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rows", [{}, {"kv_bits": 8, "light_bits": 4, "kv_group_size": 32, "dense_size": 2}]
 )

@@ -53,6 +53,7 @@ def test_budgets_that_hold_everything_generate_as_stock_does():
 LENGTHS = (30, 3, 17)
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(2)
 @pytest.mark.parametrize("rows", [{}, {"kv_bits": 8, "kv_group_size": 32}])
 @pytest.mark.parametrize("budgets", [[12, 30], [30, 12], [100, 12]])

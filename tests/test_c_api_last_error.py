@@ -92,6 +92,7 @@ def upstream(library: Library, tmp_path_factory: pytest.TempPathFactory) -> Libr
     return built
 
 
+@pytest.mark.slow
 @pytest.mark.exhaustive
 def test_no_message_of_ours_names_a_source_file(upstream: Library) -> None:
     upstream.messages.clear()
@@ -114,6 +115,7 @@ def failing_call(upstream: Library) -> int:
         upstream.c.fail_at(-1)
 
 
+@pytest.mark.slow
 def test_the_keeping_handler_takes_the_position_off(upstream: Library) -> None:
     c, null = upstream.c, upstream.ffi.NULL
     c.mlx_set_error_handler(c.mlx_h2o_keep_error, null, null)
@@ -128,6 +130,7 @@ def test_the_keeping_handler_takes_the_position_off(upstream: Library) -> None:
     assert kept == "[mlx_subtract] seeded"
 
 
+@pytest.mark.slow
 def test_without_it_the_words_are_the_handlers_alone(upstream: Library) -> None:
     text = on_a_thread(lambda: (failing_call(upstream), last_error(upstream)))
     assert text == (1, "a function of mlx-c failed, and told its error handler why")

@@ -65,12 +65,14 @@ def test_the_driver_calls_every_function() -> None:
     assert declared - called == set()
 
 
+@pytest.mark.slow
 def test_nothing_is_lost(driver: Path) -> None:
     done = run(driver)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout == "no errors\n"
 
 
+@pytest.mark.slow
 def test_a_lost_array_is_noticed(driver: Path) -> None:
     done = run(driver, "leak")
     assert done.returncode != 0

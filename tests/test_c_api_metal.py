@@ -124,6 +124,7 @@ def handle(library: Library, argument: Any) -> Any:
     return library.array(argument) if isinstance(argument, mx.array) else argument
 
 
+@pytest.mark.slow
 def test_dense_launches_are_those_of_the_python_package(metal: Library) -> None:
     assert metal.backend_status("metal") == (True, "")
     sizes = itertools.cycle(((32, 32), (128, 128), (192, 128), (512, 512), (576, 512)))

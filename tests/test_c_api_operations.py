@@ -50,6 +50,7 @@ def served() -> tuple[Case, ...]:
     return tuple(case for case in drawn if case.fields["op"] in operations.RUN)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("op", operations.RUN)
 def test_cases_against_the_reference(library: Library, backend: str, op: str) -> None:
@@ -82,6 +83,7 @@ def test_swift_and_both_parity_legs_have_every_operation() -> None:
             assert op in (*operations.RUN, *FOLLOWED) and f'"{op}": run' in parity_main, op
 
 
+@pytest.mark.slow
 def test_every_operation_has_a_parity_case(library: Library, monkeypatch) -> None:
     """A function that is declared, and that no case of the C legs calls, fails here."""
     assert len(declared()) >= 11

@@ -30,6 +30,7 @@ def objects(library: Library, tmp_path_factory: pytest.TempPathFactory) -> list[
 HEADERS = sorted(str(path.relative_to(root)) for root in INCLUDE for path in root.rglob("*.h"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("language", ["c99", "c++11"])
 def test_headers_compile_alone(language: str, tmp_path: Path) -> None:
     kind = "c++" if "+" in language else "c"

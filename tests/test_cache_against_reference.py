@@ -140,6 +140,7 @@ def test_long_chunks_and_shared_heads(policy, shared_heads):
         assert all(r.positions()[0] == r.positions()[1] for r in course.references)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("column", ["8 and 4", "K8 V4, newest dense"])
 @pytest.mark.parametrize("policy", ["h2o", "keydiff"])
 def test_the_newest_32_rows_dense(column, policy):

@@ -65,6 +65,7 @@ def test_the_committed_result_is_of_these_bytes():
     }
 
 
+@pytest.mark.slow
 def test_a_process_says_its_peaks(benchmark):
     if not Path("/proc/self/clear_refs").exists():
         pytest.skip("the peak of a process is reset through /proc, which is Linux's")

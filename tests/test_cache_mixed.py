@@ -183,6 +183,7 @@ def test_a_heavy_row_of_the_published_form_keeps_8_bits():
 # Attention, bytes, models
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(2)
 @pytest.mark.parametrize("column", MIXED)
 @pytest.mark.parametrize("policy", ["h2o", "keydiff"])

@@ -95,6 +95,7 @@ def test_documents_repeat_what_the_first_half_says():
     planted_documents(tokenizer, words(480), 640, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.exhaustive
 def test_what_is_measured_is_what_the_layer_alone_loses(model, whole):
     """A run of its own, token by token of the definition: expected losses, half by half."""
@@ -122,6 +123,7 @@ def test_what_is_measured_is_what_the_layer_alone_loses(model, whole):
 SHARES = calibration.SHARES
 
 
+@pytest.mark.slow
 def test_a_profile_says_what_it_is_of(model, whole):
     profile, file = whole
     assert profile.rows == (10, 20, 40, 80, 160) and profile.shares == SHARES
@@ -137,6 +139,7 @@ def test_a_profile_says_what_it_is_of(model, whole):
     assert sum(cache.config.max_kv_size for cache in caches) == 80
 
 
+@pytest.mark.slow
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("runs", [9, 1, 0])
 def test_an_interrupted_calibration_goes_on(model, whole, tmp_path, runs, recwarn):
@@ -154,6 +157,7 @@ def test_an_interrupted_calibration_goes_on(model, whole, tmp_path, runs, recwar
     assert not recwarn.list
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(2)
 @pytest.mark.parametrize(
     "other", [{"policy": "window"}, {"documents": 2}, {"length": 400}, {"text": TEXT[3:]}, None]
@@ -234,6 +238,7 @@ def calibrated(tmp_path, **given) -> list[str]:
     return ["calibrate", *[f"--{name}={value}" for name, value in flags.items()]]
 
 
+@pytest.mark.slow
 @pytest.mark.exhaustive
 def test_the_command_writes_the_profile(tiny_model, whole, tmp_path, capsys):
     (tmp_path / "out.partial").write_text("damaged")
@@ -350,6 +355,7 @@ def test_profiles_that_cannot_be_used(name, flags, text, demo_profile, tmp_path,
     assert text in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["generate", "evaluate"])
 def test_a_profile_of_another_model_is_refused(name, whole, tmp_path, capsys):
     given = [name, "--model", "demo", "--profile", str(whole[1]), "--max-kv-size", "30"]
@@ -364,6 +370,7 @@ def test_a_profile_of_another_model_is_refused(name, whole, tmp_path, capsys):
     assert "with 2 evicting layers, expected qwen3" in said
 
 
+@pytest.mark.slow
 def test_the_server_is_told_before_the_first_request(whole):
     with hosting(H2OConfig(), profile=Profile.load(whole[1])):
         given = argparse.Namespace(

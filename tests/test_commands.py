@@ -34,6 +34,7 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "mlx_h2o", *arguments]
 
 
+@pytest.mark.slow
 def test_a_saved_prompt_goes_on(tmp_path, capsys):
     file = str(tmp_path / "prompt.safetensors")
     flags = ["--model", "demo", *FLAGS.split(), "--policy", "keydiff", "--prompt-cache-file", file]
@@ -70,6 +71,7 @@ def test_saved_prompts_that_do_not_fit(tmp_path, capsys):
     assert "is damaged" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_draft_model(capsys):
     flags = f"--model demo {FLAGS} --policy window -m 30 --verbose False --temp 0".split()
     printed = []
@@ -108,6 +110,7 @@ def _chat(model: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_chat(chatting):
     run = _chat(str(chatting))
     assert run.returncode == 0, run.stderr
@@ -119,6 +122,7 @@ def test_chat(chatting):
     assert "chat_template is not set" in refused.stderr
 
 
+@pytest.mark.slow
 def test_a_text_beyond_the_context_of_the_model_is_said(chatting, tmp_path, capsys):
     file = str(tmp_path / "prompt.safetensors")
     flags = ["--model", str(chatting), *FLAGS.split(), "--prompt", "The ship"]
@@ -131,6 +135,7 @@ def test_a_text_beyond_the_context_of_the_model_is_said(chatting, tmp_path, caps
     assert "the model is made for 40" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 2])
 def test_the_benchmark_runs_with_evicting_caches(batch, capsys, monkeypatch):
     made = []
@@ -219,6 +224,7 @@ def test_help_shows_our_flags_and_mlx_lms(command, capsys):
     assert "--model" in theirs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 2])
 def test_mixed_precision_in_the_benchmark(batch, capsys):
     flags = f"--model demo --max-kv-size 48 --kv-bits 8 --light-bits 4 -p 60 -g 4 -n 1 -b {batch}"
@@ -233,6 +239,7 @@ def budgets(tmp_path):
     return str(file)
 
 
+@pytest.mark.slow
 def test_budgets_in_a_generation_and_a_saved_prompt(budgets, tmp_path, capsys):
     file = str(tmp_path / "prompt.safetensors")
     given = ["--model", "demo", "--budgets", budgets, *FLAGS.split(), "--prompt", TEXT + TEXT]

@@ -76,6 +76,7 @@ def compiled(launches: Iterable[Prepared], architecture: str = "sm_90") -> list[
     return in_order
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(1)
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("threads", [1024, 512, 256, 32])
@@ -139,6 +140,7 @@ def test_launch_bounds_are_in_force() -> None:
     assert narrow.registers <= 64 < wide.registers
 
 
+@pytest.mark.slow
 def test_a_mistake_is_reported() -> None:
     each, inputs = LAUNCHES[0]
     text = nvrtc.generated_header(each) + nvrtc.generated_function(each, inputs)

@@ -47,6 +47,7 @@ def test_on_a_cpu_the_weights_are_used_in_float32(loaded: tuple[Any, Any]) -> No
     assert loaded[0].model.embed_tokens.weight.dtype == mx.float32
 
 
+@pytest.mark.slow
 def test_the_full_cache_recalls_planted_facts(loaded: tuple[Any, Any]) -> None:
     model, tokenizer = loaded
     text = plant(tokenizer, demo.text(), length=400, facts=4, seed=1)
@@ -55,6 +56,7 @@ def test_the_full_cache_recalls_planted_facts(loaded: tuple[Any, Any]) -> None:
     assert evaluate.recall(model, cache, text.questions) == (True,) * 4
 
 
+@pytest.mark.slow
 def test_a_rotating_cache_does_not(loaded: tuple[Any, Any]) -> None:
     model, tokenizer = loaded
     text = plant(tokenizer, demo.text(), length=400, facts=4, seed=1)

@@ -71,6 +71,7 @@ def test_a_block_cannot_hide(text: str, said: str) -> None:
 
 
 # That of the README is run by test_readme.py.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "page", dict.fromkeys(b.page for b in blocks("python") if b.page != "README.md")
 )
@@ -166,6 +167,7 @@ def of_package(page: str | None = None) -> list[tuple[Block, list[str]]]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", dict.fromkeys(block.page for block, _ in of_package()))
 def test_commands_run(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -196,6 +198,7 @@ def test_a_conversation_is_understood() -> None:
     mlx_lm.chat.setup_arg_parser().parse_args([*others, "--model", args.model])
 
 
+@pytest.mark.slow
 @pytest.mark.downstream
 def test_the_server_answers(tmp_path: Path) -> None:
     """One with the flags of all that are shown, the request that is shown."""

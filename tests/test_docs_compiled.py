@@ -68,6 +68,7 @@ SWIFT_NAMES = """
 """What the blocks of Swift name."""
 
 
+@pytest.mark.slow
 @pytest.mark.swift
 def test_swift_compiles(tmp_path: Path) -> None:
     """Each block is the body of a function, checked against the modules of the Swift build."""

@@ -60,6 +60,7 @@ def equal(one, other) -> None:
                 assert x == y
 
 
+@pytest.mark.slow
 def test_a_large_budget_changes_no_token(model, kind):
     caches = make_prompt_cache(model, 512, **kind)
     tokens = steps(model, PROMPT, caches, 40)
@@ -80,6 +81,7 @@ def test_a_prompt_in_two_parts_is_a_prompt(model, kind):
     assert steps(model, PROMPT[20:], parts, 12, prefill_step_size=10) == expected
 
 
+@pytest.mark.slow
 def test_a_conversation_on_one_cache(model, kind):
     caches = make_prompt_cache(model, 16, **(SETTINGS | kind))
     seen = 0
@@ -105,6 +107,7 @@ def test_saving_between_turns(model, kind, tmp_path):
     assert steps(model, [5, 6, 7], loaded, 8) == steps(model, [5, 6, 7], caches, 8)
 
 
+@pytest.mark.slow
 def test_copies_go_their_own_way(model, kind):
     caches = make_prompt_cache(model, 16, **(SETTINGS | kind))
     steps(model, PROMPT, caches, 5)
@@ -197,6 +200,7 @@ def test_samplers_processors_and_progress(model, kind):
     assert progress == [(0, 30), (10, 30), (20, 30), (29, 30), (30, 30)]
 
 
+@pytest.mark.slow
 def test_a_generation_that_is_left_early(model, kind):
     caches = make_prompt_cache(model, 16, **(SETTINGS | kind))
     with routing(model):

@@ -46,6 +46,7 @@ def both(model, draft, size, **given):
     return make_prompt_cache(model, size, **settings) + make_prompt_cache(draft, size, **settings)
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(2)
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("policy", ["h2o", "keydiff"])
@@ -57,6 +58,7 @@ def test_below_the_budget_the_tokens_are_those_of_mlx_lm(layers, policy):
     assert any(r.from_draft for r in responses) or layers == 1
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(3)
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("policy", ["h2o", "window", "keydiff", "h2o-sum"])
@@ -88,6 +90,7 @@ def test_rejected_drafts_leave_no_trace(layers, policy):
         assert one.size() <= 16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [{}, {"light_bits": 4, "dense_size": 2}])
 def test_quantised_rows_are_taken_back_too(rows):
     model, draft = tiny_qwen3(head_dim=32), tiny_qwen3(layers=1, head_dim=32)
@@ -99,6 +102,7 @@ def test_quantised_rows_are_taken_back_too(rows):
     assert all(cache.evicted > 0 for cache in caches)
 
 
+@pytest.mark.slow
 def test_the_settings_make_caches_for_both_models():
     model, draft, tokenizer = tiny_qwen3(), tiny_qwen3(layers=1), tiny_tokenizer()
     config = H2OConfig(max_kv_size=16, **SETTINGS)

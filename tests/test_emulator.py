@@ -87,6 +87,7 @@ def same_bits(one: mx.array | None, other: mx.array | None) -> bool:
     return bool(mx.array_equal(one.view(mx.uint8), other.view(mx.uint8)))
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(4)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_agrees_with_the_reference_in_every_schedule(case: Case) -> None:
@@ -110,6 +111,7 @@ def check(request: AttentionRequest, run: Run | None = None) -> None:
     assert max(errors(request, result).values()) <= 1, errors(request, result)
 
 
+@pytest.mark.slow
 def test_any_strides() -> None:
     request = plain_request()
 
@@ -148,6 +150,7 @@ def test_any_strides() -> None:
     check(replace(request, row_bias=mx.concatenate([bias, mx.full((2, 2, 9), math.nan)], axis=2)))
 
 
+@pytest.mark.slow
 def test_a_broadcast_mask_is_not_copied_out() -> None:
     request = plain_request()
     arrays = (request.queries, request.keys, request.values)
@@ -157,6 +160,7 @@ def test_a_broadcast_mask_is_not_copied_out() -> None:
         check(attention_request(*arrays, scale=0.1, mask=mask, return_lse=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_lowest_finite_bias_masks(dtype: str) -> None:
     lowest = float(mx.finfo(DTYPES[dtype]).min)
@@ -184,6 +188,7 @@ def test_rows_that_are_masked_are_not_read() -> None:
     assert all(map(same_bits, clean, found))
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(3)
 @pytest.mark.parametrize("sink", [None, 0.5, -math.inf], ids=str)
 @pytest.mark.parametrize("blocks", [None, 2], ids=["one pass", "two passes"])
@@ -198,6 +203,7 @@ def test_a_query_that_sees_nothing(sink: float | None, blocks: int | None) -> No
         assert mx.all(lse == (-math.inf if sink is None else sink))
 
 
+@pytest.mark.slow
 def test_more_queries_than_keys() -> None:
     """The first queries of a bottom-right mask see nothing."""
     request = Case(mask="causal", queries=8, rows=3).request()
@@ -207,6 +213,7 @@ def test_more_queries_than_keys() -> None:
 
 
 # Metal does not say what max and the fast exp make of NaN: the answer must be the same.
+@pytest.mark.slow
 @pytest.mark.matrix(2)
 @pytest.mark.parametrize("defines", [(), ("H2O_LOOSE_NAN",)], ids=["strict", "loose"])
 @pytest.mark.parametrize("blocks", [None, 2], ids=["one pass", "two passes"])
@@ -226,6 +233,7 @@ def test_nan_in_the_mask_stays_in_its_query(defines: tuple[str, ...], blocks: in
     assert np.array_equal(np.array(out)[~hit], np.array(clean[0])[~hit])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("defines", [(), ("H2O_LOOSE_NAN",)], ids=["strict", "loose"])
 @pytest.mark.parametrize("blocks", [None, 2], ids=["one pass", "two passes"])
 def test_nan_in_a_row_bias_stays_in_queries_that_meet_it(
@@ -244,6 +252,7 @@ def test_nan_in_a_row_bias_stays_in_queries_that_meet_it(
     check(request, Run(defines=defines))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blocks", [None, 2], ids=["one pass", "two passes"])
 def test_scores_change_nothing_else(blocks: int | None) -> None:
     request = Case(mask="causal", queries=3, heads=(4, 2)).request()
@@ -252,6 +261,7 @@ def test_scores_change_nothing_else(blocks: int | None) -> None:
     assert off[1] is None and same_bits(on[0], off[0]) and same_bits(on[2], off[2])
 
 
+@pytest.mark.slow
 def test_serves_the_public_operation() -> None:
     request = plain_request()
     arrays = (request.queries, request.keys, request.values)
@@ -292,6 +302,7 @@ class PipelineLimit:
         return call
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("limit", "tried"), [(1024, [1024]), (300, [1024, 512, 256])])
 def test_metal_back_end_finds_its_simdgroups(
     monkeypatch: pytest.MonkeyPatch, limit: int, tried: list[int]
@@ -311,6 +322,7 @@ def test_metal_back_end_finds_its_simdgroups(
         metal._metal_kernel.cache_clear()
 
 
+@pytest.mark.slow
 def test_metal_back_end_runs_both_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The search for the simdgroups is that of the first pass; the blocks stay what they were."""
     gpu = PipelineLimit(512)
@@ -348,6 +360,7 @@ def test_back_ends_without_a_gpu_say_why() -> None:
         assert "no Metal device" in metal.unavailable_reason()
 
 
+@pytest.mark.slow
 def test_launch_rules() -> None:
     """A GPU would round a grid up, or refuse a threadgroup, without a word about the cause."""
     kernel = metal_kernel(

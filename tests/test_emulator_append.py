@@ -90,6 +90,7 @@ def same(one: mx.array, other: mx.array) -> bool:
     return bool(mx.array_equal(one + 0 if one.dtype != mx.uint32 else one, other))
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(5)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
@@ -124,6 +125,7 @@ def test_the_rule_is_not_the_cpus() -> None:
     np.testing.assert_allclose(np.array(metals[1]).item(), 0.2, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_packing_takes_any_strides() -> None:
     wide = rows_of(3, "f16", 2, 5, 3, 256)
     keys, values = wide.swapaxes(1, 2)[..., ::2], wide[..., 64:].swapaxes(1, 2)
@@ -133,6 +135,7 @@ def test_packing_takes_any_strides() -> None:
     assert all(map(mx.array_equal, found, dense))
 
 
+@pytest.mark.slow
 def test_keys_and_values_may_differ_in_dtype() -> None:
     keys, values = rows_of(13, "bf16", 1, 2, 3, 64), rows_of(14, "f32", 1, 2, 3, 128)
     found = EmulatorBackend().pack_rows(keys, values, bits=4, v_bits=8, group_size=64)
@@ -165,6 +168,7 @@ def check_appended(call) -> None:
             assert np.array_equal(np.array(array), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(4)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bits", turbo.BITS)
@@ -183,12 +187,14 @@ def test_encodes_by_the_format(size: int, bits: int, dtype: str) -> None:
         reference_turbo.check_packed(*results[0], rows, bits=bits, side=side)
 
 
+@pytest.mark.slow
 def test_a_row_of_zeros_is_encoded() -> None:
     words, norms = EmulatorBackend().encode_rows(mx.zeros((1, 1, 2, 64)), 3, turbo.KEYS)
     assert (np.array(norms) == 0).all()
     assert (reference_turbo.unpacked(words, 3) == 3).all()  # no mean of levels is below 0
 
 
+@pytest.mark.slow
 def test_encoding_takes_any_strides() -> None:
     wide = rows_of(3, "f16", 2, 5, 3, 256)
     rows = wide.swapaxes(1, 2)[..., ::2]
@@ -197,6 +203,7 @@ def test_encoding_takes_any_strides() -> None:
     assert all(map(mx.array_equal, found, dense))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kv_format", ["turbo3", "turbo8v2", "turbo0v4"])
 def test_the_operation_encodes_with_it(kv_format: str) -> None:
     on_the_emulator(lambda: check_codes(kv_format, mx.float16, (64, 128)))
@@ -222,6 +229,7 @@ def test_a_cache_encodes_with_it() -> None:
             np.testing.assert_allclose(np.array(one), np.array(other), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_operation_uses_it() -> None:
     remove = register("emulator", EmulatorBackend())
     try:

@@ -43,6 +43,7 @@ def of_rows(found: dict[str, int]) -> int:
     return sum(count for name, count in found.items() if name.startswith(("key", "value")))
 
 
+@pytest.mark.slow
 @PASSES
 def test_dense_rows_are_read_once_and_the_slack_never(blocks: int | None) -> None:
     found = reads(DENSE.request(), blocks)
@@ -53,6 +54,7 @@ def test_dense_rows_are_read_once_and_the_slack_never(blocks: int | None) -> Non
         assert found["partial_maxima"] == found["partial_totals"] == 4 * blocks * 4
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(3)
 @PASSES
 @pytest.mark.parametrize("group", [32, 64, 128])
@@ -66,6 +68,7 @@ def test_packed_rows_save_what_they_promise(bits: int, group: int, blocks: int |
     assert found == share * dense
 
 
+@pytest.mark.slow
 @PASSES
 def test_masked_rows_cost_nothing(blocks: int | None) -> None:
     visible = mx.arange(40) % 4 == 0
@@ -75,6 +78,7 @@ def test_masked_rows_cost_nothing(blocks: int | None) -> None:
     assert found["mask"] == 40  # the heads share it
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(1)
 @PASSES
 def test_sparse_v_reads_the_values_of_rows_that_count(blocks: int | None) -> None:
@@ -86,6 +90,7 @@ def test_sparse_v_reads_the_values_of_rows_that_count(blocks: int | None) -> Non
     assert everything["value_words"] == 60 * 64
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(2)
 @PASSES
 @pytest.mark.parametrize("scores", [False, True], ids=["logits for itself", "scores"])

@@ -37,6 +37,7 @@ def zones_of(rows: int) -> tuple[dict[str, int | mx.array], ...]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(4)
 @pytest.mark.parametrize("rows", ROWS)
 def test_the_rows_kept_are_the_composed_ones(rows: int) -> None:
@@ -63,6 +64,7 @@ def test_any_schedule_and_any_strides() -> None:
     )
 
 
+@pytest.mark.slow
 def test_every_bit_of_score_and_position_counts() -> None:
     """Neighbouring floats of both signs, subnormals too, and positions up to the last one."""
     bits = np.array([[0, 1, 2, 0x00800000, 0x3F800000, 0x3F800001, 0x7F7FFFFF, 0x7F800000]])

@@ -73,6 +73,7 @@ def check(found: mx.array, expected: np.ndarray) -> None:
     np.testing.assert_allclose(np.array(found), expected, rtol=3e-5, atol=3e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(4)
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("kind", prefill.KINDS)
@@ -85,6 +86,7 @@ def test_equals_the_reference_in_every_schedule(kind: str, mask: str) -> None:
         check(in_every_schedule(call), expected_of(kind, q, k, given))
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(8)
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("kind", prefill.KINDS)
@@ -95,6 +97,7 @@ def test_every_number_of_keys(kind: str, rows: int) -> None:
         check(in_every_schedule(call), expected_of(kind, q, k, mask or None))
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(3)
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 8, 127, 128, 129])
 def test_every_number_of_queries(length: int) -> None:
@@ -104,6 +107,7 @@ def test_every_number_of_queries(length: int) -> None:
         check(on_the_emulator(call), expected_of(kind, q, k, "causal"))
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(2)
 @pytest.mark.parametrize(
     ("size", "dtype"), [(64, "bf16"), (96, "f32"), (128, "f16"), (128, "bf16"), (576, "f16")]
@@ -128,6 +132,7 @@ def test_the_average_goes_on_and_takes_the_last_queries(mask: str) -> None:
         check(on_the_emulator(call), expected_of("ema", q, k, given, **options))
 
 
+@pytest.mark.slow
 def test_sinks_take_their_share_of_the_mass() -> None:
     q, k = arrays(7)
     sinks = mx.array([0.5, -math.inf, 3.0, -1.0]).astype(mx.float16)
@@ -137,6 +142,7 @@ def test_sinks_take_their_share_of_the_mass() -> None:
         check(in_every_schedule(call), expected_of("mass", q, k, given, sinks=sinks))
 
 
+@pytest.mark.slow
 def test_large_logits_overflow_nothing() -> None:
     q, k = arrays(9)
     call = partial(fast.prefill_scores, 1e4 * q, k, scale=1.0, kind="mass")
@@ -144,6 +150,7 @@ def test_large_logits_overflow_nothing() -> None:
     np.testing.assert_allclose(found.sum(axis=-1), 2 * 9, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("defines", [(), ("H2O_LOOSE_NAN",)], ids=["exact", "loose"])
 def test_nan_in_a_mask(defines: tuple[str, ...]) -> None:
     """The average takes it for masked; the mass of its KV head is lost, that of no other."""
@@ -176,6 +183,7 @@ def test_any_strides() -> None:
         assert mx.array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_the_keys_are_read_once_and_nothing_of_queries_by_keys_is_written() -> None:
     q, k = arrays(12, (4, 2), 130, 140)
     reads: dict[str, int] = {}

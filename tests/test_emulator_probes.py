@@ -44,6 +44,7 @@ def _cases() -> Iterator[Case]:
 CASES = list(_cases())
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(3)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_probes_are_scored_and_change_nothing_else(case: Case) -> None:
@@ -58,6 +59,7 @@ def test_probes_are_scored_and_change_nothing_else(case: Case) -> None:
         assert all(map(same_bits, result, replace(backend, run=run).attention(request))), run
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(1)
 @pytest.mark.parametrize("bits", [None, (8, 8)], ids=["dense", "packed"])
 @pytest.mark.parametrize("blocks", [None, 2], ids=["one pass", "two passes"])
@@ -79,6 +81,7 @@ def test_values_of_masked_rows_are_not_read() -> None:
     assert all(map(same_bits, clean, found))
 
 
+@pytest.mark.slow
 def test_strided_probes() -> None:
     request = Case(probes=2, heads=(4, 2)).request()
     expected = EmulatorBackend().attention(request).probe_scores
@@ -87,6 +90,7 @@ def test_strided_probes() -> None:
     assert same_bits(expected, found)
 
 
+@pytest.mark.slow
 def test_serves_the_public_operation() -> None:
     request = Case(probes=2, heads=(4, 2), queries=2, mask="causal").request()
     remove = register("emulator", EmulatorBackend())
@@ -102,6 +106,7 @@ def test_serves_the_public_operation() -> None:
     assert probe_error(request, scores) <= 1
 
 
+@pytest.mark.slow
 def test_metal_back_end_runs_them(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = PipelineLimit(512)
     monkeypatch.setattr(mx.fast, "metal_kernel", gpu)

@@ -114,6 +114,7 @@ def _sparse_cases() -> Iterator[Case]:
 CASES = list(dict.fromkeys(_cases()))
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(3)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_agrees_with_the_reference_in_every_schedule(case: Case) -> None:
@@ -128,6 +129,7 @@ def test_agrees_with_the_reference_in_every_schedule(case: Case) -> None:
         assert all(map(same_bits, result, other)), run
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(4)
 @pytest.mark.parametrize("sinks", ["", "f16"], ids=["no sinks", "sinks"])
 @pytest.mark.parametrize("bits", [4, 8])
@@ -152,6 +154,7 @@ def test_within_a_thousandth_of_dequantise_then_dense(rows: int, bits: int, sink
     assert mx.abs(scores - dense_scores).max() < 2e-2
 
 
+@pytest.mark.slow
 def test_any_strides() -> None:
     case = Case(bits=(8, 4), group=32, heads=(4, 2), batch=2, queries=2, rows=40, slack=2)
     request = case.request()
@@ -194,6 +197,7 @@ def peaked_request(counting: Sequence[int], rows: int, **options: object) -> Att
 COUNTING = (17, 30, 59)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blocks", [None, 2], ids=["one pass", "two passes"])
 def test_sparse_v_does_not_read_what_it_skips(blocks: int | None) -> None:
     backend = EmulatorBackend(simdgroups=4, blocks=blocks)
@@ -211,6 +215,7 @@ def test_sparse_v_does_not_read_what_it_skips(blocks: int | None) -> None:
     assert same_bits(everything[1], clean[1]) and same_bits(everything[2], clean[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threshold", [1e-4, 1e-5, 1e-6, 1e-7, 1e-8])
 def test_sparse_v_changes_the_output_by_the_dropped_mass_at_most(threshold: float) -> None:
     rng = np.random.default_rng(1)
@@ -237,6 +242,7 @@ def test_sparse_v_changes_the_output_by_the_dropped_mass_at_most(threshold: floa
     assert difference <= dropped * float(mx.abs(rows[1]).max()) + 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(2)
 @pytest.mark.parametrize("blocks", [None, 2], ids=["one pass", "two passes"])
 @pytest.mark.parametrize("defines", [(), ("H2O_LOOSE_NAN",)], ids=["strict", "loose"])
@@ -255,6 +261,7 @@ def test_nan_in_the_mask_stays_in_its_query(defines: tuple[str, ...], blocks: in
     assert not np.isnan(np.array(out)[~hit]).any()
 
 
+@pytest.mark.slow
 def test_rows_that_are_masked_are_not_read() -> None:
     request = Case(mask="bool", heads=(2, 2), bits=EIGHT).request()
     masked = mx.logical_not(request.mask)[:, :, 0, :, None]
@@ -287,6 +294,7 @@ def test_serves_the_public_operation() -> None:
     assert max(errors(replace(request, scale=0.125), found).values()) <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(1)
 @pytest.mark.parametrize(
     ("rows", "sparse_passes", "passes"),

@@ -49,6 +49,7 @@ def options(ranks: str, rows: int, **zones: int) -> dict[str, object]:
     return {"position": 3 * rows + 1, "ranks": of} | zones
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(12)
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("rows", ROWS)
@@ -73,6 +74,7 @@ def test_any_dtype_and_any_strides(dtype: mx.Dtype) -> None:
         assert all(map(same_bits, on_the_emulator(call), expected))
 
 
+@pytest.mark.slow
 def test_ages_beyond_what_float32_holds() -> None:
     """Positions that float32 cannot tell apart: the age of each is exact."""
     start = 2**24

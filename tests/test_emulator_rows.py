@@ -52,6 +52,7 @@ def averages(batch: int, heads: tuple[int, int], queries: int, rows: int, masked
     return mx.array(before), mx.array(scores)
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(4)
 @pytest.mark.parametrize("rows", ROWS)
 def test_accumulate_one_query_is_bit_equal(rows: int) -> None:
@@ -95,6 +96,7 @@ def test_accumulate_takes_any_strides() -> None:
 # choose_row, behind evict_indices
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(4)
 @pytest.mark.parametrize("rows", ROWS)
 def test_the_row_to_evict_is_the_composed_one(rows: int) -> None:

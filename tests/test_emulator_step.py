@@ -91,6 +91,7 @@ def test_rows_of_every_kind(packing, dtype: mx.Dtype, clocks: bool) -> None:
     assert all(map(same_bits, found[len(expected) :], marks))
 
 
+@pytest.mark.slow
 def test_launches_of_a_packed_step() -> None:
     """One chooses, one packs; MLX scatters six arrays and quantises nothing."""
     names = []

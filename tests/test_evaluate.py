@@ -21,6 +21,7 @@ def model_and_tokens() -> tuple[Any, list[int]]:
     return model, tokenizer.encode(demo.text(), add_special_tokens=False)[:LENGTH]
 
 
+@pytest.mark.slow
 def test_losses_are_those_of_one_forward_pass(model_and_tokens: tuple[Any, list[int]]) -> None:
     model, tokens = model_and_tokens
     run = evaluate.teacher_forced(model, make_prompt_cache(model), tokens, first=BUDGET, chunk=10)
@@ -33,6 +34,7 @@ def test_losses_are_those_of_one_forward_pass(model_and_tokens: tuple[Any, list[
     assert evaluate.perplexity(run) == pytest.approx(math.exp(expected.mean().item()), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_an_unbounded_budget_of_ours_equals_stock(
     model_and_tokens: tuple[Any, list[int]],
 ) -> None:
@@ -45,6 +47,7 @@ def test_an_unbounded_budget_of_ours_equals_stock(
     assert evaluate.evicted_rows(cache) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(1)
 @pytest.mark.parametrize("policy", ["h2o", "window", "keydiff"])
 def test_bounded_caches_lose_rows_and_predict_differently(
@@ -61,6 +64,7 @@ def test_bounded_caches_lose_rows_and_predict_differently(
     assert evaluate.kv_bytes(cache) == sum(layer.nbytes for layer in cache)
 
 
+@pytest.mark.slow
 def test_recall_leaves_the_cache_as_it_was(model_and_tokens: tuple[Any, list[int]]) -> None:
     class Fact:
         prompt = (5, 6)

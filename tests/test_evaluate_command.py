@@ -30,6 +30,7 @@ def figures(text, tmp_path, *flags):
     return {one["name"]: (one["bytes"], losses[one["name"]]) for one in found["strategies"]}
 
 
+@pytest.mark.slow
 def test_flags_of_a_cache_stand_for_strategies(text, tmp_path, capsys):
     sizes = ("--max-kv-size", "32", "--evict-every", "1", "--no-controls")
     found = figures(text, tmp_path, *sizes, "--policies", "keydiff", "window")
@@ -42,6 +43,7 @@ def test_flags_of_a_cache_stand_for_strategies(text, tmp_path, capsys):
     assert written == found
 
 
+@pytest.mark.slow
 def test_quantised_rows_mixed_precision_and_budgets(text, tmp_path):
     budgets = tmp_path / "budgets.json"
     budgets.write_text(json.dumps({"budgets": [40, 32, 32, 32, 32, 24]}))
@@ -60,6 +62,7 @@ def test_quantised_rows_mixed_precision_and_budgets(text, tmp_path):
     assert list(by_flags.values())[-1] == shared
 
 
+@pytest.mark.slow
 def test_a_folder_is_gone_on_with(text, tmp_path, capsys):
     folder = tmp_path / "found"
     flags = ("--strategies", "keydiff:32", "--no-controls", "--output", str(folder))
@@ -73,6 +76,7 @@ def test_a_folder_is_gone_on_with(text, tmp_path, capsys):
     assert "another settings" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_files_are_called_by_their_names(text, tmp_path, capsys):
     names = []
     for folder in ("one", "two"):

@@ -61,6 +61,7 @@ def whole(tiny, tmp_path_factory):
 # What is measured
 
 
+@pytest.mark.slow
 def test_arms_read_the_same_and_full_is_the_reference(tiny, whole):
     found = {(one.arm.name, one.measure): one for one in summaries(whole[1])}
     assert found["full", "kld"].value == pytest.approx(0, abs=1e-5)
@@ -77,6 +78,7 @@ def test_arms_read_the_same_and_full_is_the_reference(tiny, whole):
                 assert loss == pytest.approx(np.mean(alone.losses), abs=1e-3)
 
 
+@pytest.mark.slow
 def test_divergence_is_that_of_the_whole_distribution(loaded):
     model, tokenizer = loaded
     tokens = mx.array([tokenizer.encode(demo.text())[:24]])
@@ -92,6 +94,7 @@ def test_divergence_is_that_of_the_whole_distribution(loaded):
     assert expected[-1] > 0.01
 
 
+@pytest.mark.slow
 def test_controls_and_seeds(whole):
     found = whole[1]
     assert [arm.name for arm in found.arms if not arm.control] == ["keydiff:32"]
@@ -192,6 +195,7 @@ def _twice(values, other):
 # Measurements that are kept
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_ends_as_one_that_was_not(tiny, whole, tmp_path):
     folder, found = whole
     lines = (folder / MEASUREMENTS).read_text().splitlines(keepends=True)
@@ -205,6 +209,7 @@ def test_an_interrupted_run_ends_as_one_that_was_not(tiny, whole, tmp_path):
     assert (tmp_path / MEASUREMENTS).read_text() == "".join(lines)
 
 
+@pytest.mark.slow
 def test_a_folder_of_something_else_is_refused(tiny, whole, tmp_path):
     shutil.copy(whole[0] / MEASUREMENTS, tmp_path)
     other = tasks.Settings(documents=2, length=72, prompt=9, chunk=16, seeds=2)
@@ -228,6 +233,7 @@ def test_failures_are_published(tiny, monkeypatch):
 # Files
 
 
+@pytest.mark.slow
 def test_files_say_what_was_measured(whole, tmp_path, monkeypatch):
     found = whole[1]
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # as if it were not installed
@@ -248,6 +254,7 @@ def test_files_say_what_was_measured(whole, tmp_path, monkeypatch):
     assert "(control)" in page and "by depth" in page and "too narrow" in page
 
 
+@pytest.mark.slow
 def test_the_picture(whole, tmp_path):
     pytest.importorskip("matplotlib")
     assert output.write(tmp_path, whole[1], "command")[-1].name == "quality.png"

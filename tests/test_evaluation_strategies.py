@@ -64,6 +64,7 @@ def test_fractions_of_units():
     assert parsed_bytes(".5 KiB") == 512
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=30)
 @given(text=st.text(max_size=20))
 def test_any_other_text_is_refused_in_one_line(text):
@@ -104,6 +105,7 @@ def test_mistakes_name_the_text(text, said):
     assert repr(text) in str(error.value) and said in str(error.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["keydiff", "merge:kv4", "h2o:kv8:light=4", "rotating"])
 @settings(deadline=None, max_examples=4)
 @given(nbytes=st.integers(30_000, 200_000))
@@ -153,6 +155,7 @@ def test_less_than_the_fewest_rows_is_said(footprint):
         resolve(footprint, parse("keydiff:bytes=4TB"), 300)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [tiny_qwen3, tiny_llama])
 def test_a_budget_without_end_is_stock_token_for_token(make):
     model = make()

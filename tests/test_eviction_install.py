@@ -25,6 +25,7 @@ def generated(model, prompt):
     return [response.token for response in steps]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [tiny_qwen3, lambda: tiny.build("deepseek_v2")])
 def test_plain_mlx_lm_evicts_and_then_does_not(build):
     model = build()
@@ -79,6 +80,7 @@ def test_what_cannot_be_served_changes_nothing():
     assert type(mlx_lm_cache.make_prompt_cache(model)[0]) is mlx_lm_cache.KVCache
 
 
+@pytest.mark.slow
 def test_a_model_that_goes_takes_its_eviction_along():
     model = tiny.build("llama")
     mlx_h2o.install_kv_eviction(model, **SIZES)

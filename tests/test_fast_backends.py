@@ -330,6 +330,7 @@ def test_public_names() -> None:
         _ = mlx_h2o.nonsense
 
 
+@pytest.mark.slow
 def test_functions_are_not_hidden_by_the_modules_of_the_same_name() -> None:
     code = (
         "import mlx_h2o.lm.generate, mlx_h2o.lm.routing, mlx_h2o.operations.backends\n"

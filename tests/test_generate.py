@@ -60,6 +60,7 @@ def teacher_forced(model, caches, tokens, *, chunk: int = 16) -> np.ndarray:
     return np.array(mx.concatenate(logits))
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(1)
 @pytest.mark.parametrize("name", ["tiny qwen3", "tiny llama", "demo", "books-5m", "stories260K"])
 def test_unbounded_equals_stock(name, request):
@@ -88,6 +89,7 @@ def test_one_row_less_evicts():
     assert summary(caches).evicted == 2  # one in each of two layers
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(4)
 @pytest.mark.parametrize("policy", policies.names())
 def test_generation_equals_the_loop_over_the_model(policy):
@@ -125,6 +127,7 @@ def test_generation_equals_the_loop_over_the_model(policy):
         np.testing.assert_array_equal(np.array(one.positions), np.array(other.positions))
 
 
+@pytest.mark.slow
 def test_greedy_text_is_stocks_below_the_budget(demo):
     model, tokenizer = demo
     expected = mlx_lm.generate(model, tokenizer, "It was a dark night", max_tokens=20)

@@ -10,6 +10,7 @@ import pytest
 from mlx_h2o import cli, generate, load
 
 
+@pytest.mark.slow
 def test_the_command_generates(capsys):
     flags = (
         "--model demo --max-kv-size 32 --sink-size 2 --policy keydiff --evict-every 2 "
@@ -24,6 +25,7 @@ def test_the_command_generates(capsys):
     assert last.endswith(" bytes") and "evicted" in last
 
 
+@pytest.mark.slow
 def test_the_command_reads_standard_input_and_prints_only_the_text(capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("It was a dark night"))
     flags = "--model demo -p - -m 20 --verbose False"
@@ -32,6 +34,7 @@ def test_the_command_reads_standard_input_and_prints_only_the_text(capsys, monke
     assert capsys.readouterr().out.strip() == expected.strip()
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(2)
 @pytest.mark.parametrize(
     "flags",
@@ -55,6 +58,7 @@ def test_the_command_quantises(flags, capsys):
     assert found < expected / 2
 
 
+@pytest.mark.slow
 def test_without_a_budget_nothing_is_evicted(capsys):
     """And a threshold that nothing is below leaves the text as it is."""
     texts = []
@@ -67,6 +71,7 @@ def test_without_a_budget_nothing_is_evicted(capsys):
     assert texts[0] == texts[1]
 
 
+@pytest.mark.slow
 def test_sparse_v_reaches_attention(capsys):
     """A threshold that drops most of the values changes what is said."""
     for size in ("none", "32"):

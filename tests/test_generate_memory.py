@@ -58,6 +58,7 @@ def test_memory_is_flat_but_for_nbytes(policy, evicts, capsys, tmp_path):
 @pytest.mark.parametrize("policy", ["h2o", "keydiff"])
 @pytest.mark.parametrize("light_bits", [None, 4])
 @pytest.mark.parametrize("evicts", [True, False])
+@pytest.mark.slow
 def test_memory_is_flat_with_packed_rows(policy, light_bits, evicts, tmp_path):
     budget, count = (96 if evicts else 700), 600
     model = tiny_qwen3(layers=1, head_dim=32)

@@ -65,6 +65,7 @@ def without_compiler(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, st
     return build_wheel(folder, CC=nowhere, CXX=nowhere)
 
 
+@pytest.mark.slow
 def test_without_a_compiler_the_install_is_pure_python(without_compiler):
     wheel, words = without_compiler
     assert wheel.name.endswith("-py3-none-any.whl")
@@ -115,6 +116,7 @@ def test_with_a_compiler_the_wheel_carries_the_extension(tmp_path):
     assert result.stdout.startswith(str(tmp_path))
 
 
+@pytest.mark.slow
 def test_the_metadata_names_the_command_and_the_extras(without_compiler):
     tomllib = pytest.importorskip("tomllib")  # Python 3.11
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

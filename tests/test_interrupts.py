@@ -58,6 +58,7 @@ def interrupting(after: int):
     return sample
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [1, 2, 9])
 @pytest.mark.parametrize("hosted", [False, True])
 def test_ctrl_c_in_generate_leaves_mlx_lm_as_it_was(after, hosted):
@@ -86,6 +87,7 @@ def generating(*arguments: str, **pipes: int) -> subprocess.Popen[str]:
     return subprocess.Popen([*command, *flags], text=True, stderr=subprocess.PIPE, **pipes)
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_command_in_one_line():
     with generating(stdout=subprocess.PIPE) as running:
         running.stdout.readline()  # it writes
@@ -96,6 +98,7 @@ def test_ctrl_c_ends_a_command_in_one_line():
     assert "Traceback" not in said
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_ends_a_command_quietly():
     reads, writes = os.pipe()
     with generating(stdout=writes) as running:
@@ -114,6 +117,7 @@ def busy(process: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
 def test_a_client_that_goes_away_is_not_written_for(tmp_path):
     with serving(tmp_path, "") as server:

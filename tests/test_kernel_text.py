@@ -130,6 +130,7 @@ def test_metal_kernel_can_take_the_header() -> None:
     assert forbidden(kernels.HEADER) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_metal_kernel_can_take_it(name: str) -> None:
     for kernel in variants(name):

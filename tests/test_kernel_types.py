@@ -66,6 +66,7 @@ def complaints(compiler: str, *texts: MetalText) -> str:
     return run.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(1)
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 def test_every_variant_has_its_types_right(compiler: str, dtype: str) -> None:

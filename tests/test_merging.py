@@ -61,6 +61,7 @@ def test_the_suites_know_what_merges():
     assert ("dense", *packed) == COLUMNS
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(2)
 @pytest.mark.parametrize("evict_every", [1, 4, 16])
 @pytest.mark.parametrize("column", ["dense", "8 bits", "4 bits"])
@@ -79,6 +80,7 @@ def test_no_token_is_lost(column, evict_every):
     assert course.followed <= 2  # nearly all was compared, and not followed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared_heads", [False, True])
 def test_no_token_of_a_batch_is_lost(shared_heads):
     course = Course("8 bits", "merge", 3, evict_every=4, shared_heads=shared_heads)
@@ -88,6 +90,7 @@ def test_no_token_of_a_batch_is_lost(shared_heads):
         check_counts(course)
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(3)
 @pytest.mark.parametrize("speculative", [0, 3])
 @pytest.mark.parametrize("column", COLUMNS)
@@ -250,6 +253,7 @@ def test_a_model_is_the_same_on_every_back_end(kv_bits):
 # Batches, drafts, files
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(1)
 @pytest.mark.parametrize("evict_every", [1, 4, 8])
 @pytest.mark.parametrize("column", ["dense", "8 bits"])

@@ -19,6 +19,7 @@ SERVED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(1)
 @pytest.mark.parametrize("name", SERVED)
 def test_what_is_served_keeps_its_promises(name):
@@ -31,6 +32,7 @@ def test_what_is_served_keeps_its_promises(name):
     assert not verdict.quantised
 
 
+@pytest.mark.slow
 def test_a_model_without_scores_serves_the_policies_that_need_none():
     verdict = check("gemma2")
     assert "scores cannot be had" in verdict.h2o

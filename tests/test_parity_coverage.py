@@ -83,12 +83,14 @@ def check(kernel: str, launched: list[Launched]) -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kernel", sorted(KERNELS))
 def test_every_kernel_has_a_case_with_each_flag_on_and_off(kernel: str, launched) -> None:
     check(kernel, launched[kernel])
 
 
+@pytest.mark.slow
 @pytest.mark.exhaustive
 def test_a_new_kernel_or_flag_without_a_case_fails(launched) -> None:
     with pytest.raises(AssertionError, match="no parity case launches new_kernel"):
@@ -102,12 +104,14 @@ def values(launched: list[Launched], argument: str) -> set[object]:
     return {template[argument] for _, template in launched if argument in template}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", sorted(WITH_KEYS))
 def test_decode_cases_have_every_dtype_and_both_kinds_of_causal(kernel: str, launched) -> None:
     assert values(launched[kernel], "CAUSAL") == {False, True}
     assert values(launched[kernel], "T") == {mx.float32, mx.float16, mx.bfloat16}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", sorted(QUANTIZED))
 def test_packed_cases_have_bits_apart_and_every_group(kernel: str, launched) -> None:
     assert values(launched[kernel], "G") == {32, 64, 128}
@@ -120,5 +124,6 @@ def test_packed_cases_have_bits_apart_and_every_group(kernel: str, launched) -> 
         assert tuple(both[name] for name in names) in found
 
 
+@pytest.mark.slow
 def test_rows_are_replaced_by_each_kind_of_rank(launched) -> None:
     assert values(launched["replace_row"], "AGE") == {False, True}

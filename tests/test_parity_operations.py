@@ -77,6 +77,7 @@ def run(
     return runs
 
 
+@pytest.mark.slow
 def test_every_operation_agrees_without_a_fault(run) -> None:
     rows = ("accumulate", "replace", "append", "attend", "steps")
     for op in ("packed-one*", "without*-one*", "probes-one*", *rows):

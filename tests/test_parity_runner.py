@@ -137,6 +137,7 @@ def test_ties_to_the_higher_slot(broken) -> None:
     assert names(stderr) == {"keep-ties"}
 
 
+@pytest.mark.slow
 def test_a_trace_whose_eviction_is_off_by_one(broken) -> None:
     def select(request, slots):
         return (slots + 1) % request.scores.shape[2]
@@ -146,6 +147,7 @@ def test_a_trace_whose_eviction_is_off_by_one(broken) -> None:
     assert names(stderr) == {"trace-window"}
 
 
+@pytest.mark.slow
 def test_a_trace_whose_scores_are_off(broken) -> None:
     def fault(request, found):
         return found._replace(scores=None if found.scores is None else found.scores * 1.01)
@@ -155,6 +157,7 @@ def test_a_trace_whose_scores_are_off(broken) -> None:
     assert "trace-h2o" in names(stderr)
 
 
+@pytest.mark.slow
 def test_a_trace_whose_output_is_off(broken) -> None:
     def fault(request, found):
         return found._replace(out=found.out * 1.02)

@@ -100,6 +100,7 @@ def pair(config: dict[str, Any]) -> list[Any]:
     return [evicting_cache(H2OConfig(**config, preallocate=ahead)) for ahead in (False, True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dense", "8", "turbo3"])
 def test_rows_stay_where_they_are(kind: str) -> None:
     settings = {name: value for name, value in COLUMNS[kind].items() if name != "policy"}
@@ -175,6 +176,7 @@ def _highest() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+@pytest.mark.slow
 def test_generation_writes_the_same_text() -> None:
     model, tokenizer = mlx_h2o.load("demo")
     prompt = "The sea was calm, and the ship went on. " * 12

@@ -99,6 +99,7 @@ def test_the_average_goes_on_and_takes_the_last_queries(mask: str) -> None:
         np.testing.assert_allclose(np.array(found), expected, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_only_128_queries_count_by_default() -> None:
     q, k = arrays(5, length=150, keys=160)
     found = fast.prefill_scores(q, k, scale=SCALE, mask="causal")
@@ -192,6 +193,7 @@ def test_the_native_one_is_the_definition(kind, dtype, heads, length, keys, size
     np.testing.assert_allclose(found[0], np.array(expected), rtol=5e-5, atol=5e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(1)
 @pytest.mark.parametrize("kind", prefill.KINDS)
 def test_memory_stays_below_one_matrix_of_queries_by_keys(kind: str) -> None:

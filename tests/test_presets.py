@@ -47,6 +47,7 @@ def test_the_paper_splits():
     assert splits == [(4, 32, 220, "h2o"), (4, 64, 188, "h2o"), (4, 128, 124, "h2o")]
 
 
+@pytest.mark.slow
 def test_lengths_are_measured_each():
     text = " ".join(f"t{token}" for token in random_prompt(100))
     preset = PRESETS["table8"]
@@ -134,6 +135,7 @@ def test_a_preset_and_more(flags, capsys):
     assert names[2:] == ["full", "rotating:22", *splits, "merge:16"]
 
 
+@pytest.mark.slow
 def test_rows_by_layer(flags, tmp_path, capsys):
     file = tmp_path / "layers.safetensors"
     losses = np.geomspace(1, 0.01, 6)[:, None, None] * np.array([[[0.9], [0.3]]])

@@ -178,6 +178,7 @@ def test_damage_while_it_runs_leaves_the_next_best(tmp_path, caplog):
     check_found(store, 40, 0)
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_said_and_served_without(tmp_path):
     """Writing fails beyond some bytes, as the system makes it fail."""
     limited = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (12000, 12000))"
@@ -191,6 +192,7 @@ def test_a_full_disk_is_said_and_served_without(tmp_path):
     check_found(PromptStore(tmp_path, PLENTY), 40, max(lengths))
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(1)
 @pytest.mark.parametrize("seed", range(20))
 def test_a_kill_at_any_moment_corrupts_nothing(tmp_path, seed, caplog):
@@ -214,6 +216,7 @@ def test_a_kill_at_any_moment_corrupts_nothing(tmp_path, seed, caplog):
     assert len(list(tmp_path.iterdir())) == 2 * len(lengths)
 
 
+@pytest.mark.slow
 @pytest.mark.downstream
 def test_a_restarted_server_goes_on_with_what_it_has_read(tmp_path):
     flags = f"--cache-dir {tmp_path / 'kept'} --cache-size 50MB"

@@ -175,6 +175,7 @@ def test_generate_takes_mlx_lms_arguments():
     assert all(type(cache) is QuantizedH2OKVCache for cache in caches)
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(2)
 @pytest.mark.parametrize("policy", ["h2o", "window"])
 @pytest.mark.parametrize("bits", [8, 4])

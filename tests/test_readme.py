@@ -28,6 +28,7 @@ def test_readme_has_what_it_must() -> None:
     assert found["sh"][0].text == set_up
 
 
+@pytest.mark.slow
 def test_the_python_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     example = blocks("python", "README.md")[0].text
     source = (ROOT / "examples" / "python" / "generate.py").read_text()
@@ -39,6 +40,7 @@ def test_the_python_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert 100 < int(rows[1]) <= 128
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", sorted((ROOT / "examples" / "python").glob("*.py")), ids=str)
 def test_python_examples_run(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(path), run_name="__main__")

@@ -56,6 +56,7 @@ def test_runs_of_digits():
     assert len(packed) < len(digits)
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(1)
 @pytest.mark.parametrize("name", ["keydiff:32", "merge:24"])
 def test_what_is_recorded_is_what_caches_hold(loaded, run, name):
@@ -87,6 +88,7 @@ def test_what_is_recorded_is_what_caches_hold(loaded, run, name):
             assert "end_merged" not in layer
 
 
+@pytest.mark.slow
 def test_only_what_lets_rows_go_and_only_where_it_is_asked_for(loaded, run):
     recorded = run[1]["recorded"]
     assert list(recorded) == [task for task in tasks.TASKS if task != "skips"]
@@ -146,6 +148,7 @@ class _Page(HTMLParser):
             self.data += data
 
 
+@pytest.mark.slow
 def test_the_page_of_a_run(run):
     folder, result = run
     assert cli.main(["report", str(folder)]) == 0

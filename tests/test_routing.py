@@ -268,6 +268,7 @@ def test_speculative_decoding_is_refused_at_its_start():
     assert all(cache.empty() for cache in ours)
 
 
+@pytest.mark.slow
 def test_every_model_module_that_binds_the_name_is_found():
     """All of mlx_lm's model files that import: replaced by routing(), and put back."""
     modules = []

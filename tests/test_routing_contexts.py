@@ -95,6 +95,7 @@ def test_an_exception_in_a_generator_closes_its_context():
     assert not patched(qwen3)
 
 
+@pytest.mark.slow
 def test_interleaved_generators_do_not_disturb_each_other():
     model, other = tiny_qwen3(), tiny_llama()
     alone = [[r.token for r in stream(m, 40)] for m in (model, other)]
@@ -133,6 +134,7 @@ def test_a_missing_name_leaves_nothing_half_done():
     assert namespace == {"name": "original"}
 
 
+@pytest.mark.slow
 def test_two_threads_get_what_each_gets_alone():
     models = [tiny_qwen3(), tiny_llama()]
     alone = [[r.token for r in stream(model, 30)] for model in models]
@@ -157,6 +159,7 @@ def test_two_threads_get_what_each_gets_alone():
     assert not patched(qwen3)
 
 
+@pytest.mark.slow
 def test_many_threads_open_and_close():
     model = tiny_qwen3()
     original = qwen3.scaled_dot_product_attention

@@ -89,6 +89,7 @@ def serving(folder: Path, flags: str) -> Iterator[Server]:
     assert "Traceback" not in server.log.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(1)
 @pytest.mark.parametrize(
     "flags",
@@ -109,6 +110,7 @@ def check_answers(server: Server) -> None:
     assert longer["choices"][0]["text"]
 
 
+@pytest.mark.slow
 def test_it_answers_with_a_budget_for_each_layer(tmp_path):
     file = tmp_path / "budgets.json"
     file.write_text(json.dumps({"budgets": [30, 24, 24, 24, 24, 18]}))
@@ -130,6 +132,7 @@ def test_more_draft_tokens_than_the_flag_are_as_many_as_the_flag(tmp_path):
         assert found == following
 
 
+@pytest.mark.slow
 def test_it_answers_and_refuses_a_draft_model_that_only_the_request_names(tmp_path):
     with serving(tmp_path, "") as server:
         check_answers(server)

@@ -79,6 +79,7 @@ def post(server: Server, path: str, body: bytes, **headers: str) -> tuple[int, A
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.downstream
 def test_bad_requests_get_a_sentence_and_the_next_an_answer(tmp_path) -> None:
     with serving(tmp_path, "") as server:
@@ -105,6 +106,7 @@ class Flags(argparse.Namespace):
         return None
 
 
+@pytest.mark.slow
 def test_generation_goes_on_behind_an_error(caplog) -> None:
     """An error that nothing foresaw ends the request that it struck, and no other."""
     given = {"model": "demo", "decode_concurrency": 2, "prompt_concurrency": 2}

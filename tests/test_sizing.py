@@ -38,6 +38,7 @@ def held(model: Any, config: H2OConfig, tokens: int) -> int:
     return most
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(3)
 @pytest.mark.parametrize(
     "settings",
@@ -62,6 +63,7 @@ def test_the_bytes_are_met(model, settings):
     assert held(model, more, 2 * more.group + 8) > limit
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(1)
 @pytest.mark.parametrize(
     "settings",
@@ -88,6 +90,7 @@ def test_a_draft_models_caches_are_in_the_budget(model, settings):
     assert sum(held(one, more, 2 * more.group + 8) for one in (model, draft)) > limit
 
 
+@pytest.mark.slow
 def test_both_models_of_a_command_share_the_bytes(capsys):
     """Whichever of them caches are made for first."""
     model, draft = tiny_qwen3(), tiny_qwen3(layers=1)
@@ -100,6 +103,7 @@ def test_both_models_of_a_command_share_the_bytes(capsys):
     assert capsys.readouterr().err == f"KV cache: {expected}\n"
 
 
+@pytest.mark.slow
 def test_bits_are_the_most_that_most_of_the_context_fits_in(model):
     context = model.args.max_position_embeddings
     dense = held(model, H2OConfig(max_kv_size=context), 3)
@@ -227,6 +231,7 @@ def test_what_is_refused(model):
         fit_bytes(model, "1MB", polcy="h2o")
 
 
+@pytest.mark.slow
 def test_quantised_rows_merge_unless_something_else_is_said(model):
     assert fit_bytes(model, 20_000).config.policy == "merge"
     assert fit_bytes(model, 20_000, kv_bits=8).config.policy == "merge"

@@ -112,6 +112,7 @@ def draft_rounds(drafts: int, count: int) -> list[tuple[int, int]]:
     return rounds
 
 
+@pytest.mark.slow
 def test_drafts_leave_the_rows_of_python(swift: Leg) -> None:
     """Across the budget, every policy, dense and packed: offset and rows after each round."""
     small = {"max_kv_size": 24, "sink_size": 2, "heavy_size": 10, "evict_every": 3}
@@ -141,6 +142,7 @@ FILES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(1)
 @pytest.mark.parametrize("kind", FILES)
 def test_files_go_both_ways(swift: Leg, kind: str, tmp_path: Path) -> None:

@@ -70,6 +70,7 @@ def flags(settings: dict[str, Any]) -> list[str]:
     return [word for pair in pairs for word in pair]
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(1)
 @pytest.mark.parametrize("name", CACHES)
 def test_writes_what_python_writes(name: str) -> None:
@@ -80,6 +81,7 @@ def test_writes_what_python_writes(name: str) -> None:
     assert len(set(found)) > 10
 
 
+@pytest.mark.slow
 def test_reads_text_as_python_does() -> None:
     """Tokens are compared through what the model says of them, one after the other."""
     odd = "\nIt's 1818 -- \N{LATIN SMALL LETTER E WITH ACUTE}t\N{LATIN SMALL LETTER E WITH ACUTE}, "
@@ -172,6 +174,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_llamas_of_every_kind(kind: str, tmp_path: Path) -> None:
     """Random weights, in two files; what they say depends on every bias and frequency."""

@@ -170,6 +170,7 @@ mx.synchronize()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", ["", USES_THE_POOL], ids=["unused", "used"])
 def test_a_forked_child_has_threads_of_its_own(before):
     """MLX's streams do not survive a fork; a new one, with our threads, works in the child."""
@@ -179,6 +180,7 @@ def test_a_forked_child_has_threads_of_its_own(before):
     assert (status, result.returncode) == ("0", 0), result.stdout + result.stderr
 
 
+@pytest.mark.slow
 def test_the_process_ends_while_a_stream_still_works():
     program = (
         "import mlx.core as mx; import mlx_h2o; from mlx_h2o import fast; mlx_h2o.set_threads(3)\n"

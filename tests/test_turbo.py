@@ -290,6 +290,7 @@ def test_the_rank_of_keydiff_is_that_of_the_keys():
 # In a model
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(1)
 @pytest.mark.parametrize("kv_format", ["turbo4", "turbo8v3", "turbo0v3"])
 def test_a_model_generates_from_codes(kv_format):
@@ -304,6 +305,7 @@ def test_a_model_generates_from_codes(kv_format):
     assert answers[1][:4] == answers[0][:4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kv_format", ["turbo3", "turbo8v3", "turbo0v3"])
 def test_outside_of_routing_the_remedy_is_named(kv_format):
     model, _ = mlx_h2o.load("demo")
