@@ -7,6 +7,10 @@ public of a cache.
 from __future__ import annotations
 
 import copy
+import json
+import tempfile
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -16,7 +20,7 @@ from cache_columns import COLUMNS, check_mixed, new_cache, packings, rounded, st
 from cache_invariants import check_invariants
 from cache_merged import take_merged
 from cache_sequences import HEADS, Sequence
-from mlx_h2o import H2OConfig, H2OKVCache
+from mlx_h2o import H2OConfig, H2OKVCache, load_prompt_cache, save_prompt_cache
 from reference_cache import ReferenceCache
 
 SCALE = 0.25
@@ -169,16 +173,48 @@ class Course:
         found.check()
         return found
 
+    def merged(self, order: list[int]) -> Course:
+        """A course of a batch that is merged anew, of these sequences in caches of their own."""
+        self.flush()
+        found = copy.copy(self)
+        found.cache = H2OKVCache.merge([self.cache.extract(index) for index in order])
+        found.sequences = [copy.deepcopy(self.sequences[index]) for index in order]
+        found.windows = [self.windows[index] for index in order]
+        found.coming = [0] * len(order)
+        found.check()
+        return found
+
     def copied(self, how: str = "copy") -> Course:
-        """A course that goes on with a copy of the cache, or with its state in another object."""
+        """A course that goes on with a copy of the cache, or with its state in another object, or
+        with what a file has of it."""
         self.flush()
         found = copy.copy(self)
         found.sequences = copy.deepcopy(self.sequences)
         if how == "copy":
             found.cache = copy.deepcopy(self.cache)
+        elif how == "file":
+            with tempfile.TemporaryDirectory() as folder:
+                save_prompt_cache(Path(folder) / "cache", [self.cache])
+                (found.cache,) = load_prompt_cache(Path(folder) / "cache")
+                mx.eval(found.cache.state)  # while the file is there
         else:
             found.cache = type(self.cache).from_state(self.cache.state)
         assert type(found.cache) is type(self.cache)
+        found.config = found.cache.config
+        assert found.config == self.config or (how != "copy" and self.config.preallocate)
+        found.check()
+        return found
+
+    def under(self, policy: str) -> Course:
+        """A course that goes on with the same rows, ranked by another policy that evicts."""
+        found = self.copied()
+        *rows, settings = found.cache.state
+        settings = json.dumps(json.loads(settings) | {"policy": policy})
+        found.cache = type(self.cache).from_state((*rows, settings))
+        found.config = replace(self.config, policy=policy, preallocate=False)
+        assert found.cache.config == found.config
+        for reference in found.references:
+            reference.take_policy(found.config, found.cache.policy.needs_attention)
         found.check()
         return found
 
@@ -193,6 +229,8 @@ class Course:
         length = queries.shape[2]
         mask = cache.make_mask(length)
         k, v = cache.update_and_fetch(mx.array(keys), mx.array(values))
+        in_chunk = length if length > max(1, self.config.reach) else 0
+        assert cache.size() <= self.config.max_kv_size + in_chunk
         given = {"scale": SCALE, "mask": mask}
         attended = k if self.column.latents else v
         self.coming = [n - start for n, (start, _) in zip(self.coming, spans, strict=True)]

@@ -67,6 +67,8 @@ def check_invariants(
     """
     config = cache.config
     mixed = bool(config.light_bits or config.dense_rows)
+    if config.preallocate and not cache.empty():
+        mx.eval(held_arrays(cache._table))  # its bytes are the pages that were written
     seen = seen_from_outside(cache)
     check_same(seen, seen_from_outside(cache))  # looking at it changes nothing
     if cache.empty():
@@ -95,3 +97,23 @@ def check_invariants(
                 assert rows[length - newest[b] :] == list(range(offset - newest[b], offset))
     rows = [array for _, array in tree_flatten([cache.keys, cache.values])]
     assert cache.nbytes >= sum(array.nbytes for array in rows)
+    held = sum(array.nbytes for array in held_arrays(cache._table))
+    assert cache.nbytes <= held if config.preallocate else cache.nbytes == held
+
+
+def held_arrays(table: Any) -> list[mx.array]:
+    """Every array that the attributes of a table lead to, but for what attention has just read."""
+    found: dict[int, mx.array] = {}
+    waiting, known = [{**vars(table), "packed": None, "_newest": None}], {id(table)}
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, mx.array):
+            found[id(one)] = one
+        elif isinstance(one, dict):
+            waiting += one.values()
+        elif isinstance(one, list | tuple):
+            waiting += one
+        elif hasattr(one, "__dict__") and not isinstance(one, type) and id(one) not in known:
+            known.add(id(one))
+            waiting.append(vars(one))
+    return list(found.values())

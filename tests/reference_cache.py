@@ -93,6 +93,12 @@ class ReferenceCache:
             self.evict(self.size - self.config.max_kv_size, self.offset)
         self.surplus = False
 
+    def take_policy(self, config, scored: bool) -> None:
+        """Rank the same rows by another policy, which goes on with the scores if it has any."""
+        self.config, self.held = config, [[] for _ in self.heads]
+        for row in (row for rows in self.heads for row in rows if not scored):
+            row.score = np.nan
+
     def evict(self, count: int, end: int) -> None:
         """``count`` rows of each head go; the newest before ``end`` are protected."""
         recent_start = end - max(self.config.recent_size, self.tail)

@@ -16,7 +16,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from cache_columns import COLUMNS, policies_of
+from cache_columns import COLUMNS, EVICTING, policies_of
 from cache_courses import Course
 
 EXAMPLES = int(os.environ.get("MLX_H2O_EXAMPLES", "300"))
@@ -63,6 +63,7 @@ class Life(RuleBasedStateMachine):
             speculative=speculative,
             evict_every=data.draw(st.sampled_from([1, 2, 4, 16]), "evict_every"),
             shared_heads=data.draw(st.booleans(), "shared_heads"),
+            preallocate=not COLUMNS[column].mixed and data.draw(st.booleans(), "preallocate"),
         )
 
     @property
@@ -103,9 +104,15 @@ class Life(RuleBasedStateMachine):
     def flush(self) -> None:
         self.course.flush()
 
-    @rule(how=st.sampled_from(["copy", "state"]))
+    @rule(how=st.sampled_from(["copy", "state", "file"]))
     def go_on_with_a_copy(self, how: str) -> None:
         self.course = self.course.copied(how)
+
+    @precondition(lambda self: self.course.config.policy in EVICTING)
+    @precondition(lambda self: not self.course.config.speculative)  # whose scores wait
+    @rule(policy=st.sampled_from(EVICTING))
+    def another_policy(self, policy: str) -> None:
+        self.course = self.course.under(policy)
 
     @invariant()
     def agrees(self) -> None:
@@ -139,6 +146,11 @@ class RaggedLife(Life):
         if length:
             other.prompts([length])
         self.course.extend(other)
+
+    @rule(data=st.data())
+    def they_are_merged_anew(self, data: st.DataObject) -> None:
+        places = range(len(self.course.sequences))
+        self.course = self.course.merged(data.draw(st.permutations(places), "order"))
 
     @rule(data=st.data())
     def one_goes_on_alone(self, data: st.DataObject) -> None:
