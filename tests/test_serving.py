@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import mlx_lm.server
@@ -106,12 +108,20 @@ class Flags(argparse.Namespace):
         return None
 
 
+SETTINGS = H2OConfig(max_kv_size=24, sink_size=2, policy="keydiff")
+FLAGS = Flags(
+    model="demo",
+    decode_concurrency=2,
+    prompt_concurrency=2,
+    prefill_step_size=64,
+    chat_template_args={},
+)
+
+
 @pytest.mark.slow
 def test_generation_goes_on_behind_an_error(caplog) -> None:
     """An error that nothing foresaw ends the request that it struck, and no other."""
-    given = {"model": "demo", "decode_concurrency": 2, "prompt_concurrency": 2}
-    given |= {"prefill_step_size": 64, "chat_template_args": {}}
-    with hosting(H2OConfig(max_kv_size=24, sink_size=2, policy="keydiff")):
+    with hosting(SETTINGS):
 
         class Struck(mlx_lm.server.ResponseGenerator):
             def _make_state_machine(self, key: Any, tokenizer: Any, stop_words: Any) -> Any:
@@ -119,8 +129,7 @@ def test_generation_goes_on_behind_an_error(caplog) -> None:
                     raise LookupError("a fault")
                 return super()._make_state_machine(key, tokenizer, stop_words)
 
-        provider = mlx_lm.server.ModelProvider(Flags(**given))
-        generator = Struck(provider, LRUPromptCache(2))
+        generator = Struck(mlx_lm.server.ModelProvider(FLAGS), LRUPromptCache(2))
         try:
             assert len(answered(generator, [])) == 4
             with pytest.raises(RuntimeError, match="generation failed: a fault"):
@@ -132,14 +141,56 @@ def test_generation_goes_on_behind_an_error(caplog) -> None:
     assert "generation failed" in caplog.text
 
 
+def test_who_goes_away_leaves_no_rows(monkeypatch) -> None:
+    """While the others go on with theirs."""
+    server, batches = mlx_lm.server, []
+    make = server.BatchGenerator
+
+    def kept(*args: Any, **given: Any) -> Any:
+        batches.append(make(*args, **given))
+        return batches[-1]
+
+    monkeypatch.setattr(server, "BatchGenerator", kept)
+    with hosting(SETTINGS):
+        generator = server.ResponseGenerator(server.ModelProvider(FLAGS), LRUPromptCache(2))
+        try:
+            stays, tokens = asked(generator, [], max_tokens=100_000)
+            goes, others = asked(generator, [], max_tokens=100_000)
+            next(tokens), next(others)
+            (batch,) = batches
+            assert len(batch._generation_batch) == 2
+            both = batch.prompt_cache_nbytes
+            goes.stop()
+            wait_until(lambda: len(batch._generation_batch) == 1)
+            next(tokens)
+            assert 0 < batch.prompt_cache_nbytes < both
+            stays.stop()
+            wait_until(lambda: len(batch._generation_batch) == 0)
+            assert batch.prompt_cache_nbytes == 0
+        finally:
+            generator.stop_and_join()
+
+
+def wait_until(there: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not there():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 def answered(generator: Any, stop_words: list[str]) -> list[Any]:
+    _, tokens = asked(generator, stop_words, max_tokens=4)
+    return list(tokens)
+
+
+def asked(generator: Any, stop_words: list[str], max_tokens: int) -> tuple[Any, Iterator[Any]]:
     server = mlx_lm.server
     args = server.GenerationArguments(
         model=server.ModelDescription("default_model", "default_model", None),
         sampling=server.SamplingArguments(0.0, 1.0, 0, 0.0, 0.0, 0.0),
         logits=server.LogitsProcessorArguments(None, 0.0, 20, 0.0, 20, 0.0, 20),
         stop_words=stop_words,
-        max_tokens=4,
+        max_tokens=max_tokens,
         num_draft_tokens=0,
         logprobs=False,
         top_logprobs=-1,
@@ -147,5 +198,4 @@ def answered(generator: Any, stop_words: list[str]) -> list[Any]:
         chat_template_kwargs=None,
     )
     request = server.CompletionRequest("text", TEXT, [], None, None)
-    _, tokens = generator.generate(request, args)
-    return list(tokens)
+    return generator.generate(request, args)

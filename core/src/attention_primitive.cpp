@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "array_memory.h"
 #include "attention_kernel.h"
 #include "attention_primitive.h"
 #include "checks.h"
@@ -60,7 +61,7 @@ void Attention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::a
   const bool in_place = accumulates && take_over(inputs[importance_at()], outputs[last]);
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (accumulates && i == last) continue;
-    outputs[i].set_data(mx::allocator::malloc(outputs[i].nbytes()));
+    allocate(outputs[i]);
   }
   std::vector<mx::array> held;
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -112,7 +113,7 @@ void Attention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::a
   held.insert(held.end(), outputs.begin(), outputs.end());
   mx::array workspace({static_cast<int>(kernels::attention_workspace_size(a))}, mx::float32,
                       nullptr, {});
-  workspace.set_data(mx::allocator::malloc(workspace.nbytes()));
+  allocate(workspace);
   encoder.add_temporary(workspace);
   held.push_back(std::move(workspace));
 

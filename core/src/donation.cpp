@@ -2,6 +2,8 @@
 
 #include <mlx/backend/common/utils.h>
 
+#include "array_memory.h"
+
 namespace mx = mlx::core;
 
 namespace mlx_h2o {
@@ -20,7 +22,7 @@ bool take_over(const mx::array& input, mx::array& output) {
     output.copy_shared_buffer(input);
     return true;
   }
-  output.set_data(mx::allocator::malloc(output.nbytes()));
+  allocate(output);
   return false;
 }
 

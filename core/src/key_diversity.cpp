@@ -4,6 +4,7 @@
 
 #include <mlx/backend/cpu/encoder.h>
 
+#include "array_memory.h"
 #include "cpu_primitive.h"
 #include "element_type.h"
 #include "key_diversity_kernel.h"
@@ -36,7 +37,7 @@ class KeyDiversity : public CpuPrimitive {
 
 void KeyDiversity::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
   auto& encoder = mx::cpu::get_command_encoder(stream());
-  outputs[0].set_data(mx::allocator::malloc(outputs[0].nbytes()));
+  allocate(outputs[0]);
   const mx::array keys = with_unit_last_stride(inputs[0], encoder);
 
   kernels::KeyDiversityArguments a{};

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "array_memory.h"
 #include "cpu_primitive.h"
 #include "element_type.h"
 #include "merging_kernel.h"
@@ -71,7 +72,7 @@ void Mergers::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::arr
   a.sink_size = sink_size_;
   a.recent_start_stride = stride_of_sequences(held[4]);
   for (mx::array& output : outputs) {
-    output.set_data(mx::allocator::malloc(output.nbytes()));
+    allocate(output);
     held.push_back(output);
   }
   // The stream keeps the buffers until its tasks are done, so the task holds none.

@@ -8,6 +8,7 @@
 
 #include <mlx/stream.h>
 
+#include "array_memory.h"
 #include "cpu_primitive.h"
 #include "strided_copy.h"
 
@@ -57,7 +58,7 @@ class NewArrays : public CpuPrimitive {
     for (const mlx::core::array& input : inputs)
       given.push_back(mlx::core::array::unsafe_weak_copy(input));
     for (mlx::core::array& output : outputs) {
-      output.set_data(mlx::core::allocator::malloc(output.nbytes()));
+      allocate(output);
       made.push_back(mlx::core::array::unsafe_weak_copy(output));
     }
     dispatch(encoder, std::move(given), std::move(made));

@@ -10,6 +10,7 @@
 #include <mlx/ops.h>
 
 #include "accumulation_checks.h"
+#include "array_memory.h"
 #include "attention_checks.h"
 #include "cpu_primitive.h"
 #include "donation.h"
@@ -64,7 +65,7 @@ void PrefillScores::eval_cpu(const std::vector<mx::array>& inputs,
   auto& encoder = mx::cpu::get_command_encoder(stream());
   const bool starts = settings_.has_importance;
   const bool in_place = starts && take_over(inputs[2], outputs[0]);
-  if (!starts) outputs[0].set_data(mx::allocator::malloc(outputs[0].nbytes()));
+  if (!starts) allocate(outputs[0]);
   const mx::array queries = with_unit_last_stride(inputs[0], encoder);
   const mx::array keys = with_unit_last_stride(inputs[1], encoder);
 

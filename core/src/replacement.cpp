@@ -4,6 +4,7 @@
 
 #include <mlx/backend/cpu/encoder.h>
 
+#include "array_memory.h"
 #include "cpu_primitive.h"
 #include "donation.h"
 #include "element_type.h"
@@ -178,7 +179,7 @@ struct Task {
 
 mx::array temporary(mx::Shape shape, mx::cpu::CommandEncoder& encoder) {
   mx::array result(std::move(shape), mx::float32, nullptr, {});
-  result.set_data(mx::allocator::malloc(result.nbytes()));
+  allocate(result);
   encoder.add_temporary(result);
   return mx::array::unsafe_weak_copy(result);
 }

@@ -8,6 +8,7 @@
 
 #include <mlx/allocator.h>
 
+#include "array_memory.h"
 #include "checks.h"
 #include "mlx_h2o/ops.h"
 
@@ -61,7 +62,7 @@ mx::array reserved_rows(const mx::Shape& shape, mx::Dtype dtype) {
     }
     bytes *= static_cast<size_t>(extent);
   }
-  mx::array found(mx::allocator::malloc(bytes), shape, dtype);
+  mx::array found(memory_of(bytes), shape, dtype);
   auto* first = found.data<char>();
   const Pages pages(first, first + bytes);
 #if defined(MADV_NOHUGEPAGE)

@@ -7,6 +7,7 @@
 #include <mlx/ops.h>
 #include <mlx/primitives.h>
 
+#include "array_memory.h"
 #include "cpu_primitive.h"
 #include "mlx_h2o/ops.h"
 #include "selection_kernel.h"
@@ -57,7 +58,7 @@ void SelectRows::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::
   const mx::array& scores = inputs[0];
   const mx::array& positions = inputs[1];
   mx::array& result = outputs[0];
-  result.set_data(mx::allocator::malloc(result.nbytes()));
+  allocate(result);
 
   kernels::SelectionArguments a{};
   a.batch = scores.shape(0);

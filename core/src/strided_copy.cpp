@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "array_memory.h"
+
 namespace mx = mlx::core;
 
 namespace mlx_h2o {
@@ -28,7 +30,7 @@ void copy(const Element* from, Element* to, const FourSizes& shape, const FourSi
 mx::array with_unit_last_stride(const mx::array& array, mx::cpu::CommandEncoder& encoder) {
   if (array.strides(-1) == 1 || array.shape(-1) == 1) return array;
   mx::array result(array.shape(), array.dtype(), nullptr, {});
-  result.set_data(mx::allocator::malloc(result.nbytes()));
+  allocate(result);
   encoder.add_temporary(result);
   encoder.dispatch([from = mx::array::unsafe_weak_copy(array),
                     to = mx::array::unsafe_weak_copy(result)]() mutable {

@@ -1,0 +1,47 @@
+"""A process whose memory runs out: generations by the policies named, in which one array or another
+has none. Says how many arrays there were, and ends with 0 if all was as it has to be.
+
+Loaded behind failing_malloc.c."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+import mlx.core as mx
+
+import mlx_h2o
+from test_interrupts import names
+from tiny_models import random_prompt, tiny_qwen3, tiny_tokenizer
+
+memory = ctypes.CDLL(None)
+memory.fail_at.argtypes = [ctypes.c_long]
+memory.arrays_asked.restype = ctypes.c_long
+mx.set_cache_limit(0)  # else arrays get what others had
+model, tokenizer = tiny_qwen3(), tiny_tokenizer()
+before = names()
+
+
+def write(policy: str) -> str:
+    settings = {"max_kv_size": 16, "policy": policy}
+    return mlx_h2o.generate(model, tokenizer, random_prompt(20), max_tokens=2, **settings)
+
+
+for policy in sys.argv[1:]:
+    expected = write(policy)
+    memory.fail_at(1 << 30)
+    assert write(policy) == expected
+    arrays = memory.arrays_asked()
+    print(policy, arrays, flush=True)
+    for number in range(1, arrays + 1, max(1, arrays // 3)):
+        memory.fail_at(number)
+        try:
+            write(policy)
+        except RuntimeError as error:
+            if "[mlx_h2o] there is no memory for an array of " not in str(error):
+                raise
+        else:
+            raise SystemExit(f"{policy}: array {number} of {arrays} was not missed")
+        memory.fail_at(0)
+        assert names() == before
+    assert write(policy) == expected
