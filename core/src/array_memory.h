@@ -8,17 +8,18 @@
 
 namespace mlx_h2o {
 
-/// So many bytes of MLX's allocator, which returns none on CPUs where there are none.
-inline mlx::core::allocator::Data memory_of(size_t bytes) {
-  auto found = mlx::core::allocator::malloc(bytes);
-  if (found.buffer().ptr() == nullptr) {
+/// Whether MLX's allocator found memory for the array: on CPUs it does not say so itself.
+inline void check_memory(const mlx::core::array& array) {
+  if (array.buffer().ptr() == nullptr) {
     throw std::runtime_error("[mlx_h2o] there is no memory for an array of " +
-                             std::to_string(bytes) + " bytes.");
+                             std::to_string(array.nbytes()) + " bytes.");
   }
-  return found;
 }
 
 /// Gives the array memory of its own, whose contents are still to come.
-inline void allocate(mlx::core::array& array) { array.set_data(memory_of(array.nbytes())); }
+inline void allocate(mlx::core::array& array) {
+  array.set_data(mlx::core::allocator::malloc(array.nbytes()));
+  check_memory(array);
+}
 
 }  // namespace mlx_h2o

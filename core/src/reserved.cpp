@@ -62,7 +62,8 @@ mx::array reserved_rows(const mx::Shape& shape, mx::Dtype dtype) {
     }
     bytes *= static_cast<size_t>(extent);
   }
-  mx::array found(memory_of(bytes), shape, dtype);
+  mx::array found(mx::allocator::malloc(bytes), shape, dtype);
+  check_memory(found);
   auto* first = found.data<char>();
   const Pages pages(first, first + bytes);
 #if defined(MADV_NOHUGEPAGE)
