@@ -37,7 +37,13 @@ QEMU = ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu")
 SIDE_BY_SIDE = ("-n", str(min(4, os.cpu_count() or 1)), "--dist", "worksteal")
 # The quick tests and the slow ones.
 UNSEEDED = "not faults and not exhaustive"
-C_SOURCES = ("core", "mlx-c", "python/bindings", "tests/fuzz", "tests/native", "examples/c")
+C_SOURCES = (
+    *("core", "mlx-c", "python/bindings", "examples/c"),
+    *("tests/allocation", "tests/fuzz", "tests/native"),
+)
+# MLX and mlx_lm: the oldest and the newest that pyproject.toml promises, and each with the other's.
+RELEASES = (("0.32.3", "0.32.0"), ("0.32.4", "0.32.2"), ("0.32.3", "0.32.2"), ("0.32.4", "0.32.0"))
+SOAK_TOOLS = [line for line in EXTRAS["dev"] if line.startswith("openai")]
 
 nox.options.sessions = ["lint", "types", "tests"]
 nox.options.error_on_missing_interpreters = CI
@@ -503,6 +509,26 @@ def downstream(session: nox.Session) -> None:
     """What the callers in mlx_lm expect of a cache, with ours: generation, batches, the server."""
     package(session)
     pytest(session, "-m", "downstream")
+
+
+@nox.session(venv_backend="none")
+def soak(session: nox.Session) -> None:
+    """The server under sixteen mixed clients for so many seconds: `-- 3600`."""
+    package(session)
+    python(session, "-m", "pip", "install", "-q", *SOAK_TOOLS)
+    python(session, "benchmarks/soak.py", *(session.posargs or ["60"]))
+
+
+@nox.session(python=["3.11", "3.12", "3.13"], reuse_venv=True)
+@nox.parametrize(("mlx", "mlx_lm"), RELEASES)
+def versions(session: nox.Session, mlx: str, mlx_lm: str) -> None:
+    """What calls mlx_lm and is called by it, with each release; composed operations, not native."""
+    backend = "" if sys.platform == "darwin" else "[cpu]"
+    tests = ("pytest", "hypothesis", "matplotlib", "scikit-build-core>=0.11")
+    session.install("-q", f"mlx{backend}=={mlx}", f"mlx-lm=={mlx_lm}", *tests)
+    session.install("-q", "--no-build-isolation", "--config-settings=wheel.cmake=false", ".")
+    parts = ("upstream", "hosting", "generate", "batch_generate", "downstream", "serving", "server")
+    session.run("pytest", "-q", *(f"tests/test_{part}.py" for part in parts), *session.posargs)
 
 
 @nox.session(venv_backend="none")

@@ -10,11 +10,10 @@ language resolves a variant by joining the segments that hold.
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-
-import tomllib
 
 # C compilers need only take string literals of this many characters.
 LONGEST_SEGMENT = 4000

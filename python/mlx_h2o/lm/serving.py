@@ -132,6 +132,10 @@ def _said(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
+class _WrongError(ValueError):
+    """Of a request that has not been answered yet."""
+
+
 def _handler(original: type[Any]) -> type[Any]:
     class APIHandler(original):  # type: ignore[misc]
         generating = False
@@ -155,6 +159,8 @@ def _handler(original: type[Any]) -> type[Any]:
                 self.refuse("the body is not UTF-8, expected JSON.")
             except RecursionError:
                 self.refuse("the body is nested too deeply.")
+            except _WrongError as error:  # mlx_lm 0.32.0; later ones answer themselves
+                self.refuse(str(error))
             except ConnectionError:
                 self.close_connection = True
                 logging.info("mlx_h2o server: a client went away before its answer was complete")
@@ -166,8 +172,11 @@ def _handler(original: type[Any]) -> type[Any]:
             self.close_connection = True
 
         def validate_model_parameters(self) -> None:
-            super().validate_model_parameters()
-            check_request(self.body, chat=self.path.endswith("/chat/completions"))
+            try:
+                super().validate_model_parameters()
+                check_request(self.body, chat=self.path.endswith("/chat/completions"))
+            except ValueError as error:
+                raise _WrongError(str(error)) from error
 
         def handle_completion(self, *args: Any) -> None:
             self.generating = True

@@ -12,18 +12,18 @@ import mlx.core as mx
 _MLX_VERSION = str(vars(mx)["__version__"])
 
 
-def _minor(version: str) -> tuple[str, ...]:
-    return tuple(version.split(".")[:2])
+def _release(version: str) -> tuple[str, ...]:
+    return tuple(version.split(".")[:3])
 
 
 def fault_of(module: ModuleType) -> str:
     """Why an extension that could be imported does not fit this process; empty if it fits.
 
-    MLX promises its C++ interface, and nanobind its type registry, only within one minor
-    version: an extension built for another could crash, so nothing of it is called before this.
+    Releases of MLX differ in the layout of an array even within one minor version (0.32.3 and
+    0.32.4 do): an extension built for another could crash, so nothing of it is called before this.
     """
     built_for = str(module.built_for_mlx)
-    if _minor(built_for) != _minor(_MLX_VERSION):
+    if _release(built_for) != _release(_MLX_VERSION):
         return f"the extension was built for MLX {built_for}, found MLX {_MLX_VERSION}"
     try:
         module.ndim(mx.zeros(()))

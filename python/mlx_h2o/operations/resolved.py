@@ -36,7 +36,9 @@ from mlx_h2o.operations.requests import (
 from mlx_h2o.operations.validate import MASK_THRESHOLDS
 
 if TYPE_CHECKING:
-    from typing_extensions import Required, Unpack
+    from typing import Required
+
+    from typing_extensions import Unpack
 
     from mlx_h2o.operations.backends import Backend
 
