@@ -149,7 +149,7 @@ struct Task {
         auto* ages = ranks.data<float>();
         for (int64_t i = 0; i < rows.batch * of_sequence; ++i) {
           // The age, not the position: float32 does not hold every position beyond 2^24.
-          const int32_t newest = rows.position[i / of_sequence * rows.position_stride];
+          const int64_t newest = rows.position[i / of_sequence * rows.position_stride];
           ages[i] = static_cast<float>(rows.positions[i] - newest);
         }
         return ranks;
