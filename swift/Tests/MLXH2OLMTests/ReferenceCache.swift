@@ -91,8 +91,7 @@ struct ReferenceCache {
             // Bottom-right causal: the query at the end sees all rows.
             row.position > offset - count + token
                 ? nil
-                : scale * zip(query, row.key).reduce(0) { $0 + $1.0 * $1.1 }
-                    + log(Double(row.count))
+                : scale * dot(query, row.key) + log(Double(row.count))
         }
     }
 
@@ -104,9 +103,7 @@ struct ReferenceCache {
             let total = weights.reduce(0, +)
             var output = [Double](repeating: 0, count: heads[head][0].value.count)
             for (weight, row) in zip(weights, heads[head]) {
-                for column in output.indices {
-                    output[column] += weight / total * row.value[column]
-                }
+                add(weight / total, row.value, to: &output)
             }
             return output
         }

@@ -91,14 +91,14 @@ struct ReferencePolicy {
 
     /// Minus the cosine of each key with the mean of the normalised keys.
     private static func diversity(_ rows: [Row]) -> [Double] {
-        func length(_ vector: [Double]) -> Double { sqrt(vector.reduce(0) { $0 + $1 * $1 }) }
-        let directions = rows.map { row in row.key.map { $0 / length(row.key) } }
-        let mean = directions[0].indices.map { column in
-            directions.reduce(0) { $0 + $1[column] } / Double(directions.count)
+        func length(_ vector: [Double]) -> Double { sqrt(dot(vector, vector)) }
+        let lengths = rows.map { length($0.key) }
+        var mean = [Double](repeating: 0, count: rows[0].key.count)
+        for (row, length) in zip(rows, lengths) {
+            add(1 / length / Double(rows.count), row.key, to: &mean)
         }
-        return directions.map { direction in
-            -zip(direction, mean).reduce(0) { $0 + $1.0 * $1.1 } / length(mean)
-        }
+        let norm = length(mean)
+        return zip(rows, lengths).map { row, length in -dot(row.key, mean) / length / norm }
     }
 
     /// Seed 0: the upper 24 bits of three rounds of MurmurHash3's finaliser.

@@ -84,3 +84,31 @@ func sortedPositions(_ positions: MLXArray?) -> [[Int]] {
     let values = positions.asArray(Int32.self).map { Int($0) }
     return (0..<heads).map { values[$0 * rows..<($0 + 1) * rows].sorted() }
 }
+
+// Over pointers: tests are built without optimisation, where each element of a sequence costs calls.
+
+func dot(_ one: [Double], _ other: [Double]) -> Double {
+    one.withUnsafeBufferPointer { one in
+        other.withUnsafeBufferPointer { other in
+            var (sum, column) = (0.0, 0)
+            while column < one.count {
+                sum += one[column] * other[column]
+                column += 1
+            }
+            return sum
+        }
+    }
+}
+
+/// result += factor * row
+func add(_ factor: Double, _ row: [Double], to result: inout [Double]) {
+    row.withUnsafeBufferPointer { row in
+        result.withUnsafeMutableBufferPointer { result in
+            var column = 0
+            while column < result.count {
+                result[column] += factor * row[column]
+                column += 1
+            }
+        }
+    }
+}
