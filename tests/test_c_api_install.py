@@ -106,6 +106,7 @@ def test_a_program_finds_and_runs_it(
     assert one == other and one.startswith("head 0 kept: 0 1 ")
 
 
+@pytest.mark.slow
 def test_without_an_mlxc_cmake_says_so(cmake: str, tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="MLXC"):
         configure(

@@ -121,6 +121,7 @@ def test_sparse_v_reads_values_at_or_above_the_threshold_exactly(
     assert found.get("scores", 0) == (4 * 2 * 150 * 4 if blocks else 0)
 
 
+@pytest.mark.slow
 def test_outputs_cost_no_reads() -> None:
     assert reads(DENSE.request(), None) == reads(
         replace(DENSE.request(), return_scores=False, return_lse=False), None

@@ -141,6 +141,7 @@ def test_a_client_that_goes_away_is_not_written_for(tmp_path):
             assert server.process.wait(60) in (0, 130)
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_said_and_ends_the_server():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
