@@ -31,7 +31,7 @@ class H2OConfig:
     """Settings of :class:`mlx_h2o.H2OKVCache`.
 
     The sizes that are not given are resolved here, so that after construction
-    ``sink_size + heavy_size + recent_size == max_kv_size`` holds wherever there is a budget.
+    ``protected + heavy_size + recent_size == max_kv_size`` holds wherever there is a budget.
 
     Args:
         max_kv_size: rows that each KV head holds at most (at least 1); while a prompt is read, a
@@ -85,6 +85,9 @@ class H2OConfig:
             rows, which an unbounded cache needs. On Linux with the native back end memory is taken
             by pages, as rows are written, and pages behind the rows are given back; elsewhere all
             of it is taken at once. Files do not keep it.
+        prefix_size: as ``sink_size``, for a text that many prompts begin with, such as a system
+            prompt; fewer than ``max_kv_size``. Its rows are not ranked either, and sequences whose
+            first tokens are the same may hold them once (:func:`mlx_h2o.batch_generate`).
 
     Raises:
         ValueError: a value out of range, an unknown policy, or sizes beyond the budget.
@@ -110,9 +113,10 @@ class H2OConfig:
     kv_format: str | None = None
     turbo_guard: int = 0
     preallocate: bool | int = False
+    prefix_size: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("sink_size", "random_seed", "speculative", "turbo_guard"):
+        for name in ("sink_size", "prefix_size", "random_seed", "speculative", "turbo_guard"):
             _check_int(name, getattr(self, name), 0)
         for name in ("max_kv_size", "evict_every", "heavy_size", "recent_size", "dense_size"):
             if getattr(self, name) is not None:
@@ -133,22 +137,24 @@ class H2OConfig:
                 "rows of one precision."
             )
         if self.evict_every is None and self.max_kv_size is not None:
-            object.__setattr__(self, "evict_every", _group_of(self.max_kv_size))
+            object.__setattr__(self, "evict_every", self._group_of(self.max_kv_size))
         if self.max_kv_size is None:
             self._check_unbounded()
             return
-        if self.sink_size >= self.max_kv_size:
-            raise ValueError(
-                f"[H2OConfig] sink_size is {self.sink_size}, expected fewer than "
-                f"max_kv_size = {self.max_kv_size}: no row could ever be evicted."
-            )
+        for name in ("sink_size", "prefix_size"):
+            if getattr(self, name) >= self.max_kv_size:
+                raise ValueError(
+                    f"[H2OConfig] {name} is {getattr(self, name)}, expected fewer than "
+                    f"max_kv_size = {self.max_kv_size}: no row could ever be evicted."
+                )
         self._resolve_sizes(self.max_kv_size)
         self._check_dense_rows()
-        least = self.sink_size + self.speculative + 2
+        least = self.protected + self.speculative + 2
         if self.speculative and self.max_kv_size < least:
             raise ValueError(
                 f"[H2OConfig] max_kv_size is {self.max_kv_size} and speculative "
-                f"{self.speculative}, expected at least sink_size + speculative + 2 = {least} rows."
+                f"{self.speculative}, expected at least {self._said} + speculative + 2 = {least} "
+                "rows."
             )
 
     def _check_quantisation(self) -> None:
@@ -221,20 +227,39 @@ class H2OConfig:
                 )
 
     def _resolve_sizes(self, rows: int) -> None:
-        left = rows - self.sink_size - (self.recent_size or 0)
+        left = rows - self.protected - (self.recent_size or 0)
         heavy = self.heavy_size
         if heavy is None:
             # At least one recent row, which gives the newest row time to be scored.
             spare = left if self.recent_size is not None else left - 1
-            heavy = max(0, min(int(rows * PRESETS["heavy"]), spare))
+            heavy = max(0, min(int(self._shared_out(rows) * PRESETS["heavy"]), spare))
         if left < heavy:
             raise ValueError(
-                f"[H2OConfig] sink_size + heavy_size + recent_size is {self.sink_size} + {heavy} + "
-                f"{self.recent_size or 0} = {self.sink_size + heavy + (self.recent_size or 0)}, "
+                f"[H2OConfig] {self._said} + heavy_size + recent_size is {self.protected} + "
+                f"{heavy} + {self.recent_size or 0} = "
+                f"{self.protected + heavy + (self.recent_size or 0)}, "
                 f"expected at most max_kv_size = {rows}."
             )
         object.__setattr__(self, "heavy_size", heavy)
-        object.__setattr__(self, "recent_size", rows - self.sink_size - heavy)
+        object.__setattr__(self, "recent_size", rows - self.protected - heavy)
+
+    @property
+    def protected(self) -> int:
+        """The first positions, which are never evicted: sinks, or the prefix that they begin."""
+        return max(self.sink_size, self.prefix_size)
+
+    @property
+    def _said(self) -> str:
+        return "prefix_size" if self.prefix_size > self.sink_size else "sink_size"
+
+    def _shared_out(self, rows: int) -> int:
+        """Of a budget, what does not go to a prefix: shares of it are of these rows."""
+        return rows - max(0, self.prefix_size - self.sink_size)
+
+    def _group_of(self, max_kv_size: int | None) -> int | None:
+        """Rows that leave together where nobody says how many: measured,
+        benchmarks/evict_every.py."""
+        return None if max_kv_size is None else max(1, self._shared_out(max_kv_size) // 32)
 
     @property
     def packs(self) -> bool:
@@ -282,7 +307,7 @@ class H2OConfig:
 
     def with_budget(self, max_kv_size: int, heavy_size: int | None = None) -> H2OConfig:
         """The same settings for another budget; what was not chosen follows it."""
-        same = self.evict_every == _group_of(self.max_kv_size)
+        same = self.evict_every == self._group_of(self.max_kv_size)
         group = None if same else self.evict_every
         return replace(
             self,
@@ -308,19 +333,16 @@ class H2OConfig:
             raise ValueError(f"[H2OConfig.preset] name is {name!r}, expected one of: {known}.")
         _check_int("max_kv_size", max_kv_size, 1)
         if settings.get("heavy_size") is None:
-            spare = max_kv_size - settings.get("sink_size", cls.sink_size) - 1
-            settings["heavy_size"] = max(0, min(int(max_kv_size * PRESETS[name]), spare))
+            sinks = settings.get("sink_size", cls.sink_size)
+            beyond = max(0, settings.get("prefix_size", 0) - sinks)  # of the budget for the prefix
+            rows = max_kv_size - beyond
+            settings["heavy_size"] = max(0, min(int(rows * PRESETS[name]), rows - sinks - 1))
         return cls(max_kv_size=max_kv_size, **({"policy": "h2o"} | settings))
 
     @classmethod
     def setting_names(cls) -> tuple[str, ...]:
         """Names of all settings, for callers that split them from other keyword arguments."""
         return tuple(field.name for field in fields(cls))
-
-
-def _group_of(max_kv_size: int | None) -> int | None:
-    """Rows that leave together where nobody says how many: measured, benchmarks/evict_every.py."""
-    return None if max_kv_size is None else max(1, max_kv_size // 32)
 
 
 def _check_int(name: str, value: object, least: int) -> None:

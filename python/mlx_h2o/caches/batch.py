@@ -135,11 +135,16 @@ class BatchH2OKVCache(H2OKVCache):
         return batch
 
     def _join(self, caches: Sequence[H2OKVCache]) -> None:
-        """Hold the sequences of these."""
+        """Hold the sequences of these, on the rows that all of them share or on none."""
+        shared = {id(one._prefix): one._prefix for one in caches if one._tokens}
+        prefix = next(iter(shared.values())) if len(shared) == 1 else None
+        if len(shared) > 1:
+            caches = [one.unshared() for one in caches]
         tables = [one._table and one._table.copy() for one in caches]
         tokens = [one._tokens for one in caches]
         unscored = any(one._unscored for one in caches)
-        self._start([seen for lines in tokens for seen in lines], join(tables, tokens), unscored)
+        seen = [seen for lines in tokens for seen in lines]
+        self._start(seen, join(tables, tokens), unscored, prefix)
 
     def extend(self, other: BatchH2OKVCache) -> None:
         """Add the sequences of another batch behind these.
@@ -167,9 +172,9 @@ class BatchH2OKVCache(H2OKVCache):
         self.flush()
         cache = evicting_cache(self.config, name=self.name)
         cache.unequal_budgets = self.unequal_budgets
-        if self._table is not None and self._tokens[index]:
-            table = select(self._table, [index], self._tokens)
-            cache._start([self._tokens[index]], table, self._unscored)
+        if not self.empty() and self._tokens[index]:
+            table = self._table and select(self._table, [index], self._tokens)
+            cache._start([self._tokens[index]], table, self._unscored, self._prefix)
         return cache
 
     def filter(self, batch_indices: Sequence[int] | mx.array) -> None:
@@ -184,7 +189,8 @@ class BatchH2OKVCache(H2OKVCache):
         tokens = [self._tokens[index] for index in keep]
         table = self._table if any(tokens) else None
         self._handed.release()
-        self._start(tokens, table and select(table, keep, self._tokens), self._unscored)
+        table = table and select(table, keep, self._tokens)
+        self._start(tokens, table, self._unscored, self._prefix)
         self._padding = padding
 
     def _check_indices(self, operation: str, indices: Sequence[int]) -> None:
@@ -199,28 +205,32 @@ class BatchH2OKVCache(H2OKVCache):
 
     @property
     def state(self) -> tuple[Any, ...]:
-        """keys, values, scores, positions, unscored, name, lines, settings; the last two JSON."""
+        """keys, values, scores, positions, unscored, name, lines, settings; the last two JSON.
+
+        With shared rows their keys and values too; the first four are then of the others.
+        """
         table = self._table
-        rows = self.keys, self.values, self.scores, self.positions
         lines = {
             "tokens": self._tokens,
             "rows": [] if table is None else [one.rows for one in table.segments],
             "before": [left for left, _ in self._padding],
             "remaining": [own for _, own in self._padding],
         }
-        return (*rows, self._unscored, self.name, json.dumps(lines), self._settings)
+        given = self._unscored, self.name, json.dumps(lines), self._settings
+        return (*self._own_rows(), *given, *self._shared_state())
 
     @state.setter
     def state(self, state: Sequence[Any]) -> None:
-        if len(state) != len(_STATE):
+        if len(state) - len(_STATE) not in (0, 1):
             raise ValueError(
                 f"[BatchH2OKVCache.state] found {len(state)} parts, expected {len(_STATE)}: "
-                f"{', '.join(_STATE)}."
+                f"{', '.join(_STATE)}; or those and shared rows."
             )
-        unscored, name, lines, settings = state[4:]
+        unscored, name, lines, settings, *more = state[4:]
         self._configure_as(settings, name)
         found = json.loads(lines)
-        self._restore(list(found["tokens"]), state, bool(unscored), found["rows"])
+        shared = more[0] if more else None
+        self._restore(list(found["tokens"]), state, bool(unscored), found["rows"], shared)
         self._padding = list(zip(found["before"], found["remaining"], strict=True))
 
 

@@ -21,6 +21,7 @@ from .column import Parts
 from .eviction import Eviction
 from .handed_out import EachLayersMask, HandedOut
 from .masks import mask_of
+from .prefix import Prefix, unshareable
 from .scored import ScoredRows
 from .stored import IMPORTANCE
 from .table import Table
@@ -79,13 +80,31 @@ class H2OKVCache(ScoredRows):
         self.policy = policies.build(config)
         self._unseen = 0.0 if self.policy.merges else float("nan")
         self.unequal_budgets = False
-        self._budget = config.max_kv_size or _UNBOUNDED
         self._mixed, self._reach, self._group = config.mixed, config.reach, config.group
         self._recent_size = max(config.recent_size or 0, self._reach)
-        self._tail_limit = tiers.tail_limit(config) if self._mixed else self._budget
+        self._stand_on(None)
 
-    def _start(self, tokens: list[int], table: Table | None = None, unscored: bool = False) -> None:
+    def _stand_on(self, prefix: Prefix | None) -> None:
+        """Share these rows, which are those of the first tokens; None: share none."""
+        self._prefix = prefix
+        config, shared = self.config, self.prefix_rows
+        self._budget = (config.max_kv_size or _UNBOUNDED) - shared
+        self._tail_limit = tiers.tail_limit(config) if self._mixed else self._budget
+        self._protected = max(0, config.protected - shared)
+        ranks_all = self._mixed or self.policy.merges  # whose rows are not in order, or change
+        self._skip = 0 if ranks_all else max(0, config.prefix_size - shared)
+        # Of an update; only ours knows of scores, biases and shared rows.
+        self._needs_attention = self.policy.needs_attention or prefix is not None
+
+    def _start(
+        self,
+        tokens: list[int],
+        table: Table | None = None,
+        unscored: bool = False,
+        prefix: Prefix | None = None,
+    ) -> None:
         """Hold these rows, at rest."""
+        self._stand_on(prefix)
         self._table = table
         self._tokens = tokens
         self._unscored = unscored
@@ -140,7 +159,7 @@ class H2OKVCache(ScoredRows):
         """
         like = keys.shape, values.shape, keys.dtype, values.dtype
         if self._like != like:
-            check_rows("H2OKVCache", keys, values, self._table.tail.layouts if self._table else ())
+            check_rows("H2OKVCache", keys, values, self._layouts())
         elif self._free:
             return self._append_one(keys, values)
         self._check_scored()
@@ -164,9 +183,15 @@ class H2OKVCache(ScoredRows):
         self._length = added
         self._width = table.packed_width + max(before + added, table.tail.width)
         self._surplus = added > 1 and max(table.lengths) > self._budget
-        self._unscored = self.policy.needs_attention
+        self._unscored = self._needs_attention
         self.updates += 1
         return self._hand_out(table)
+
+    def _layouts(self) -> Sequence[tuple[Any, ...]]:
+        """What rows are to be like; nothing while there are none."""
+        if self._table is not None:
+            return self._table.tail.layouts
+        return () if self._prefix is None else self._prefix.layouts(len(self._tokens))
 
     def _room_for_one(self, table: Table) -> int:
         """How many tokens may come one by one before anything else happens than an append."""
@@ -188,7 +213,7 @@ class H2OKVCache(ScoredRows):
         views = table.append_one(keys, values)
         self._tokens = [seen + 1 for seen in self._tokens]
         self._width += 1
-        self._unscored = self.policy.needs_attention
+        self._unscored = self._needs_attention
         self.updates += 1
         return self._hand_out(table, views)
 
@@ -232,7 +257,7 @@ class H2OKVCache(ScoredRows):
         if need <= 0 or not 0 < added <= max(1, self._reach):
             return rows
         # Of those that no range protects, a whole group.
-        evictable = rows - self.config.sink_size - max(0, self._recent_size - added)
+        evictable = rows - self._protected - max(0, self._recent_size - added)
         return rows - max(need, min(self._group, evictable))
 
     def _evict(self, table: Table, due: Sequence[int], keep: int, counts: Sequence[int]) -> Table:
@@ -249,6 +274,7 @@ class H2OKVCache(ScoredRows):
             keep=min(keep, table.width),
             recent_start=[n + new - recent for n, new in zip(self._tokens, counts, strict=True)],
             tail=min(table.tail.rows[0], max(0, self._reach - max(counts))),
+            skip=self._skip,
         )
         if self._mixed:
             self._table = table = tiers.packed(eviction)
@@ -293,6 +319,7 @@ class H2OKVCache(ScoredRows):
         return handed not in ("packed", "latents") or self._length > most
 
     def _set(self, side: str, rows: Any) -> None:
+        self._unshare()
         self._handed.release()
         self._free = 0
         super()._set(side, rows)
@@ -313,6 +340,12 @@ class H2OKVCache(ScoredRows):
         Raises ValueError where that attention would be given what only ours can read: codes of
         rotated rows, or the mask of layers with unequal budgets.
         """
+        if self._prefix is not None:
+            raise ValueError(
+                f"[{type(self).__name__}] {self._described()} shares its first "
+                f"{self.prefix_rows} rows, of which mlx_lm's own attention does not know: expected "
+                "the model to be called within mlx_h2o.routing(model)."
+            )
         if self._own_mask_due:
             raise ValueError(
                 f"[{type(self).__name__}] {self._described()} is of layers with unequal budgets, "
@@ -346,7 +379,7 @@ class H2OKVCache(ScoredRows):
         a mask of its layer's own."""
         served = self.config.packs or (self._in_batch and self.unequal_budgets)
         own = self.config.kv_handed in ("grouped", "fused")  # which reads arrays itself
-        return self.policy.needs_attention or (served and not own)
+        return self._needs_attention or (served and not own)
 
     def make_mask(
         self, length: int, window_size: int | None = None, return_array: bool = False
@@ -409,6 +442,8 @@ class H2OKVCache(ScoredRows):
         the scores that the taken back queries gave to the others remain. Raises ValueError where
         rows have been evicted that would have to come back.
         """
+        if self._prefix is not None and n > (min(self._table.lengths) if self._table else 0):
+            self._unshare()
         table = self._table
         if n <= 0 or table is None:
             return 0
@@ -430,11 +465,61 @@ class H2OKVCache(ScoredRows):
             table.truncate(left)
         self._tokens = [seen - count for seen, count in zip(self._tokens, gone, strict=True)]
         self._width = table.width
-        self._surplus = self._surplus and self.size() > self._budget
+        self._surplus = self._surplus and max(table.lengths) > self._budget
         self._unscored = False
         if self.config.preallocate:
             table.give_back()
         return max(gone)
+
+    # Rows that others have too
+
+    def share(self, rows: int) -> None:
+        """Have copies of this cache hold its first ``rows`` once, together.
+
+        Whatever comes of it then stands on the same rows: deep copies, a batch of them, what is
+        extracted of that. They are never evicted and never written. Attention must be that of
+        ``routing``, or ``attend``.
+
+        Raises:
+            ValueError: rows that are not there or may be evicted, a cache that shares some already,
+                or one that cannot: mixed precision, policies that merge, speculation, the rows of
+                latent attention (MLA), several sequences.
+        """
+        op, config = f"[{type(self).__name__}.share]", self.config
+        reason = unshareable(config)
+        if self._in_batch or self._prefix is not None:
+            reason = "a cache of several sequences" if self._in_batch else "shared rows already"
+        if reason:
+            raise ValueError(f"{op} {self._described()} has {reason}, expected none of that.")
+        self.flush()
+        held = 0 if self._table is None else self._table.width
+        most = held if config.max_kv_size is None else min(held, config.prefix_size)
+        if self._table is None or not 0 < rows <= most:
+            raise ValueError(
+                f"{op} rows is {rows}, expected 1 to {most}: {self._described()} holds {held} and "
+                f"keeps the first {config.prefix_size} for good (prefix_size)."
+            )
+        self._handed.release()
+        prefix, table = Prefix.taken_from(self._table, self._tokens[0], rows, config.sparse_v)
+        self._start(self._tokens, table, self._unscored, prefix)
+
+    def unshared(self) -> Any:
+        """This cache, or where it shares rows a copy that holds all of them itself."""
+        if self._prefix is None:
+            return self
+        found = copy.deepcopy(self)
+        found._unshare()
+        return found
+
+    def _unshare(self) -> None:
+        """Hold all rows itself."""
+        if self._prefix is not None:
+            self._handed.release()
+            self._free = 0
+            self._table = self._whole
+            self._stand_on(None)
+            self._width = cast(Table, self._table).width
+            self._make_ahead()
 
     # State, copies, other forms
 
@@ -445,34 +530,52 @@ class H2OKVCache(ScoredRows):
         The first four are None in an empty cache. Leaves are arrays, ints, bools and strings, so
         that mlx_lm can save them; the settings are JSON. Later updates do not change what was
         read. With speculation two more: the scores of the newest queries, which wait, and the
-        positions and numbers of these (JSON).
+        positions and numbers of these (JSON). With shared rows one more: their keys and values; the
+        first four are then of the others.
         """
-        rows = self.keys, self.values, self.scores, self.positions
-        found = (*rows, self.offset, self.evicted, self._unscored, self.name, self._settings)
-        return (*found, *self._waiting_state()) if self._reach else found
+        given = self.offset, self.evicted, self._unscored, self.name, self._settings
+        found = (*self._own_rows(), *given)
+        return (*found, *self._waiting_state()) if self._reach else (*found, *self._shared_state())
 
     @state.setter
     def state(self, state: Sequence[Any]) -> None:
         # Also serves objects that were made without __init__.
-        if len(state) not in (9, 11, 12):
+        if len(state) not in (9, 10, 11, 12):
             raise ValueError(
                 f"[H2OKVCache.state] found {len(state)} parts, expected 9: keys, values, scores, "
-                "positions, offset, evicted, unscored, name, settings; or 11 with speculation."
+                "positions, offset, evicted, unscored, name, settings; 10 with shared rows; or 11 "
+                "with speculation."
             )
         offset, _, unscored, name, settings, *more = state[4:]
         self._configure_as(settings, name)
+        if len(more) == 1:
+            self._restore([int(offset)], state, bool(unscored), shared=more[0])
+            return
         self._restore([int(offset)], state, bool(unscored))
         if more:  # three in earlier versions, which wrote where queries end
             self._restore_waiting(more[-2], more[-1], ends=len(more) == 3)
+
+    def _own_rows(self) -> tuple[Any, ...]:
+        """Keys, values, scores and positions, without those that are shared."""
+        table = self._table
+        if table is None:
+            return None, None, None, None
+        rows = formats.stored(table, "keys"), formats.stored(table, "values")
+        return *rows, self._scores_of(table), table.positions(self._tokens)
+
+    def _shared_state(self) -> tuple[Any, ...]:
+        return () if self._prefix is None else (self._prefix.state,)
 
     @property
     def _settings(self) -> str:
         given = asdict(self.config)
         del given["preallocate"]  # of this process, and not of the rows
+        if not self.config.prefix_size:  # files are what they always were
+            del given["prefix_size"]
         if self.unequal_budgets:  # else it is not there, and files are what they always were
             given["unequal_budgets"] = True
-        if self.config.kv_format is not None and self._table is not None:
-            given["dtype"] = dtype_name(self._table.tail.values.layout[3])
+        if self.config.kv_format is not None and (layouts := self._layouts()):
+            given["dtype"] = dtype_name(layouts[1][3])
         return json.dumps(given)
 
     def _configure_as(self, settings: str, name: str) -> None:
@@ -483,10 +586,15 @@ class H2OKVCache(ScoredRows):
         self.unequal_budgets = unequal
 
     def _restore(
-        self, tokens: list[int], state: Sequence[Any], unscored: bool, rows: Any = None
+        self,
+        tokens: list[int],
+        state: Sequence[Any],
+        unscored: bool,
+        rows: Any = None,
+        shared: Any = None,
     ) -> None:
         """Hold the keys, values, scores and positions of a state, so many ``rows`` in each
-        segment; None: all."""
+        segment; None: all; and the keys and values that are ``shared``."""
         keys, values, importance, positions = state[:4]
         table = None
         if importance is not None:
@@ -494,7 +602,12 @@ class H2OKVCache(ScoredRows):
             table.place(positions)
             if self.policy.needs_attention:
                 table.attach(IMPORTANCE, importance, self._unseen)
-        self._start(tokens, table, unscored)
+        prefix = None
+        if shared is not None:
+            keys, values = shared
+            tail = formats.restored_table(self.config, keys, values, None, self._came_in).tail
+            prefix = Prefix(tail.keys, tail.values, self.config.sparse_v)
+        self._start(tokens, table, unscored, prefix)
 
     @classmethod
     def from_state(cls, state: Sequence[Any]) -> H2OKVCache:
@@ -549,6 +662,12 @@ class H2OKVCache(ScoredRows):
         if self._unscored:
             scores = self.policy.needs_scores
             what, them = ("scores", "them") if scores else ("attention of mlx_h2o's", "it")
+            if self._prefix is not None and not self.policy.needs_attention:
+                raise RuntimeError(
+                    f"[H2OKVCache] {self._described()} got no {what} for its last update, and "
+                    f"shares its first {self.prefix_rows} rows, which need it: call the model "
+                    "within mlx_h2o.routing(model)."
+                )
             raise RuntimeError(
                 f"[H2OKVCache] {self._described()} got no {what} for its last update, and the "
                 f"policy {self.config.policy!r} needs {them}: call the model within "

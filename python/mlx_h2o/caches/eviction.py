@@ -23,6 +23,7 @@ class Eviction(NamedTuple):
     keep: rows that stay of each line in ``due``; the other lines stay as they are.
     recent_start: for each line the first position of its protected recent range.
     tail: the newest rows, which are neither ranked nor evicted, and stay the last ones in order.
+    skip: the first slots, of a prefix, which are neither ranked nor evicted.
     """
 
     table: Table
@@ -33,6 +34,7 @@ class Eviction(NamedTuple):
     keep: int
     recent_start: Sequence[int]
     tail: int = 0
+    skip: int = 0
 
     @property
     def protected(self) -> list[int]:
@@ -66,7 +68,7 @@ class Eviction(NamedTuple):
         compared with others as what it has become."""
         protected = max(self.protected[line] for line in due)
         while self.policy.merges:
-            free = length - self.config.sink_size - protected
+            free = length - self.config.protected - protected
             if length - self.keep <= max(1, free // 4):
                 break
             length -= max(1, free // 4)
@@ -74,25 +76,31 @@ class Eviction(NamedTuple):
         yield self.keep
 
     def first(self, positions: mx.array, count: int, lines: Sequence[int] | None = None) -> Ranked:
-        """The first ``count`` rows of ``lines``, None: of all, for a policy to rank."""
+        """Of the first ``count`` rows of ``lines``, None: of all, those for a policy to rank."""
         index = None if lines is None else mx.array(list(lines))
-        positions = positions if count == positions.shape[2] else positions[:, :, :count]
+        whole = not self.skip and count == positions.shape[2]
+        positions = positions if whole else positions[:, :, self.skip : count]
         positions = positions if index is None else positions[index]
-        return Ranked(self.table, positions, max(self.offsets), index)
+        return Ranked(self.table, positions, max(self.offsets), index, self.skip)
 
     def kept(
         self, rows: Ranked, keep: int, due: Sequence[int], ranks: mx.array | None = None
     ) -> mx.array:
         """Slots uint32 [lines, H, keep], ascending, of the rows that stay of those in ``due``."""
-        if keep == 0:  # all but the tail goes
-            return mx.zeros((*rows.positions.shape[:2], 0), mx.uint32)
-        return resolve().keep_indices(
+        shape = (*rows.positions.shape[:2], self.skip)
+        if keep == self.skip:  # all that is ranked goes
+            return mx.broadcast_to(mx.arange(self.skip, dtype=mx.uint32), shape)
+        best = resolve().keep_indices(
             self.ranks(rows) if ranks is None else ranks,
             rows.positions,
-            keep=keep,
-            sink_size=self.config.sink_size,
+            keep=keep - self.skip,
+            sink_size=self.config.protected,
             recent_start=self.start_of(due),
         )
+        if not self.skip:
+            return best
+        before = mx.broadcast_to(mx.arange(self.skip, dtype=mx.uint32), shape)
+        return mx.concatenate([before, best + mx.array(self.skip, mx.uint32)], axis=2)
 
     def start_of(self, due: Sequence[int]) -> PerSequence:
         """The first position of the protected recent range of the lines in ``due``."""
@@ -109,16 +117,19 @@ class Eviction(NamedTuple):
 
 
 class Ranked(NamedTuple):
-    """``Rows``: the first rows of some lines of a table, read only as far as a policy asks."""
+    """``Rows``: rows of some lines of a table from slot ``skip`` on, read only as far as a policy
+    asks."""
 
     table: Table
     positions: mx.array
     offset: int
     lines: mx.array | None
+    skip: int = 0
 
     def _some(self, array: mx.array) -> mx.array:
-        count = self.positions.shape[2]
-        array = array if array.shape[2] == count else array[:, :, :count]
+        end = self.skip + self.positions.shape[2]
+        whole = not self.skip and array.shape[2] == end
+        array = array if whole else array[:, :, self.skip : end]
         return array if self.lines is None else array[self.lines]
 
     @property

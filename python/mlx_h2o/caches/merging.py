@@ -30,7 +30,7 @@ def merge(
         table.attach(IMPORTANCE, mx.zeros((*table.shape, 0)), 0.0)
     found = resolve().function(merging.mergers)(
         rows.keys, rows.values, rows.importance, rows.positions, keep=keep,
-        sink_size=config.sink_size, recent_start=eviction.start_of(due),
+        sink_size=config.protected, recent_start=eviction.start_of(due),
         shared=config.shared_heads,
     )  # fmt: skip
     into, lines = found.into, None if rows.lines is None else due

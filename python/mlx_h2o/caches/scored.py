@@ -49,7 +49,8 @@ class ScoredRows(StoredRows):
     @property
     def in_segments(self) -> bool:
         """Whether attention reads the rows in parts; the arrays handed out then serve others."""
-        return self._table is not None and len(self._table.segments) > 1
+        several = self._table is not None and len(self._table.segments) > 1
+        return several or self._prefix is not None
 
     @property
     def row_bias(self) -> mx.array | None:
@@ -112,15 +113,50 @@ class ScoredRows(StoredRows):
             segments = segments_of(table, newest, self.config.sparse_v)
         else:
             segments = [Rows(keys, values, self.attention_settings)]
-        wanted = self.policy.needs_scores
-        out, scores, lse, *_ = merged_attention(
-            segments, queries, scale=scale, mask=mask, sinks=sinks, return_scores=wanted
-        )
+        wanted, prefix = self.policy.needs_scores, self._prefix
+        found = merged_attention(
+            segments, queries, scale=scale, mask=mask, sinks=sinks, return_scores=wanted,
+            return_lse=wanted or prefix is not None,
+        )  # fmt: skip
+        if prefix is not None:
+            found = prefix.joined(found, queries, scale)
+        out, scores, lse, *_ = found
         if not wanted:
             self.attended()
             return out
         self.update_scores(cast(mx.array, scores), lse=lse, masked=mask is not None)
         tied: mx.array = mx.depends(out, list(table.beside.values()))
+        return tied
+
+    def attend_chunk(
+        self,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        *,
+        scale: float,
+        mask: mx.array | str | None = None,
+        sinks: mx.array | None = None,
+    ) -> mx.array:
+        """As ``attend``, for any number of queries, by MLX's own attention over the shared rows
+        and its own, put together for as long as that takes.
+
+        Raises ValueError for a cache that stands on no prefix, or as ``attend``.
+        """
+        check_seen("attend_chunk", keys, 2, self._table, self._width)
+        if self._prefix is None:
+            raise ValueError(
+                "[H2OKVCache.attend_chunk] found no shared prefix, expected one, or attend."
+            )
+        both, others, seen = self._prefix.before(keys, values, mask)
+        out = mx.fast.scaled_dot_product_attention(
+            queries, both, others, scale=scale, mask=seen, sinks=sinks
+        )
+        if not self.policy.needs_scores:
+            self.attended()
+            return out
+        self.score_chunk(queries, keys, scale=scale, mask=mask, sinks=sinks)
+        tied: mx.array = mx.depends(out, list(cast(Table, self._table).beside.values()))
         return tied
 
     def attended(self) -> None:
@@ -183,12 +219,17 @@ class ScoredRows(StoredRows):
                 heads = (mask.shape[-3:-2] or (1,))[0]
                 seen = mx.broadcast_to(mask, (queries.shape[0], heads, length, self._width))
                 seen = seen[one, :, own][..., slots]
+            rows = keys if slots is None else keys[one, :, slots]
+            prefix = self._prefix if self.policy.needs_weights else None
+            if prefix is not None:  # weights are of the softmax over all rows
+                rows, _, seen = prefix.before(rows, rows, seen)
+                old = prefix.beside(old, self._unseen)
+                places = None if places is None else prefix.positions(places)
             new = scoring.chunk_seen(
-                self.policy, old, places, queries[one, :, own],
-                keys if slots is None else keys[one, :, slots],
+                self.policy, old, places, queries[one, :, own], rows,
                 scale=scale, mask=seen, sinks=sinks,
             )  # fmt: skip
-            self._take_in(table, new, one, slots)
+            self._take_in(table, new if prefix is None else new[:, :, prefix.rows :], one, slots)
         if last:
             found = prefill.last_scores(queries, keys, scale=scale, mask=mask, queries=last)
             given = scoring.seen(self.policy, found, None, sinks)

@@ -7,6 +7,7 @@ from typing import Any
 import mlx.core as mx
 
 from . import formats
+from .prefix import Prefix
 from .table import Table
 
 IMPORTANCE = "importance"
@@ -25,6 +26,9 @@ class StoredRows:
     """Rows of one layer; nothing here changes which they are."""
 
     _table: Table | None
+    """Its own rows."""
+    _prefix: Prefix | None = None
+    """The rows before them, which others stand on too."""
     _tokens: list[int]
     """Of each line, those seen."""
     _unseen: float
@@ -32,8 +36,16 @@ class StoredRows:
 
     keys, values = stored_rows("keys"), stored_rows("values")
 
+    @property
+    def _whole(self) -> Table | None:
+        """All rows; those of a prefix once for each sequence."""
+        if self._prefix is None:
+            return self._table
+        return self._prefix.whole(self._table, self._tokens, self._unseen)
+
     def _stored(self, side: str) -> Any:
-        return None if self._table is None else formats.stored(self._table, side)
+        table = self._whole
+        return None if table is None else formats.stored(table, side)
 
     def _set(self, side: str, rows: Any) -> None:
         if self._table is None:
@@ -43,9 +55,10 @@ class StoredRows:
     @property
     def scores(self) -> mx.array | None:
         """float32 [B, H, N]: what the policy accumulated for each row, NaN where nothing yet."""
-        table = self._table
-        if table is None:
-            return None
+        table = self._whole
+        return None if table is None else self._scores_of(table)
+
+    def _scores_of(self, table: Table) -> mx.array:
         if IMPORTANCE in table.beside:
             return table.beside[IMPORTANCE][:, :, : table.width]
         return mx.full((*table.shape, table.width), self._unseen, mx.float32)
@@ -53,22 +66,35 @@ class StoredRows:
     @property
     def positions(self) -> mx.array | None:
         """int32 [B, H, N]: the place of each stored row in the sequence, -1 where there is none."""
-        return None if self._table is None else self._table.positions(self._tokens)
+        table = self._whole
+        return None if table is None else table.positions(self._tokens)
+
+    @property
+    def prefix_rows(self) -> int:
+        """Rows per head that it shares, the first ones."""
+        return 0 if self._prefix is None else self._prefix.rows
 
     @property
     def evicted(self) -> int:
         """Rows per head that have gone, of all sequences."""
-        return 0 if self._table is None else sum(self._tokens) - sum(self._table.lengths)
+        if self._table is None:
+            return 0
+        seen = sum(self._tokens) - self.prefix_rows * len(self._tokens)
+        return seen - sum(self._table.lengths)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of every array stored: keys, values, scores, positions, and room for more."""
-        return 0 if self._table is None else self._table.nbytes
+        """Bytes of every array stored: keys, values, scores, positions, and room for more.
+
+        Shared rows count once for all sequences of a cache, and again in each cache."""
+        shared = 0 if self._prefix is None else self._prefix.nbytes
+        return shared + (0 if self._table is None else self._table.nbytes)
 
     def size(self) -> int:
-        """Rows stored per head, the surplus of a chunk included."""
-        return 0 if self._table is None else max(self._table.lengths, default=0)
+        """Rows stored per head, the surplus of a chunk and shared ones included."""
+        own = 0 if self._table is None else max(self._table.lengths, default=0)
+        return own + self.prefix_rows
 
     def empty(self) -> bool:
         """Whether no token has been seen."""
-        return self._table is None
+        return self._table is None and self._prefix is None

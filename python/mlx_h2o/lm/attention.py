@@ -43,6 +43,12 @@ def attend(
         given = getattr(cache, "leader", cache)  # of the caches of an indexed layer
         if isinstance(given, H2OKVCache):
             owner = given
+            if owner.prefix_rows:
+                raise ValueError(
+                    f"[mlx_h2o] {owner.name or 'a cache'} shares its first {owner.prefix_rows} "
+                    "rows, and its model computes with the keys before attention reads them: "
+                    "expected share_prefix=False."
+                )
         elif not hasattr(cache, "update_scores"):
             return stock()
     packed = isinstance(keys, tuple) or isinstance(values, tuple)
@@ -57,6 +63,8 @@ def attend(
     if owner is None:
         return _foreign(cache, stock, queries, keys, values, scale, mask, sinks)
     short = queries.shape[2] <= DECODE_QUERIES
+    if not short and owner.prefix_rows:
+        return owner.attend_chunk(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
     if owner.policy.needs_scores:
         if short:
             return owner.attend(queries, keys, values, scale=scale, mask=mask, sinks=sinks)

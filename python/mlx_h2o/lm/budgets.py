@@ -22,7 +22,7 @@ def scaled(config: H2OConfig, max_kv_size: int) -> H2OConfig:
     if config.max_kv_size is None or config.heavy_size is None:  # no share to keep
         return config.with_budget(max_kv_size)
     heavy = config.heavy_size * max_kv_size // config.max_kv_size
-    heavy = max(0, min(heavy, max_kv_size - config.sink_size - 1))
+    heavy = max(0, min(heavy, max_kv_size - config.protected - 1))
     return config.with_budget(max_kv_size, heavy)
 
 
@@ -48,7 +48,7 @@ def _config(config: H2OConfig, budget: Any) -> H2OConfig:
         given: dict[str, Any] = dict.fromkeys(_SIZES) | budget
         return replace(config, **given)
     if isinstance(budget, int) and not isinstance(budget, bool):
-        if budget <= config.sink_size:
+        if budget <= config.protected:
             return config.with_budget(budget)
         return scaled(config, budget)
     raise ValueError(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import copy
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from os import PathLike
@@ -16,17 +18,22 @@ from mlx.utils import tree_map
 from mlx_lm.generate import BatchResponse, GenerationResponse
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from ..caches.cache import PROMPT_CHUNK
 from ..config import H2OConfig
 from ..demo import DEMO, model_path
 from .drafting import DRAFTED
 from .profile import Profile
 from .prompt_cache import evicting_caches, make_prompt_cache, summary
 from .routing import routing, routing_for
+from .sharing import LEAST_SHARED, common_tokens, lasting_tokens, read_once, unshared_because
 
 __all__ = ["batch_generate", "generate", "load", "make_prompt_cache", "stream_generate", "summary"]
 
 _NO_LIMIT = int(1e30)
 """Of the tokens in a text, as transformers writes it."""
+
+_PROCESSORS = "logits_processors"
+"""What they look at is the whole prompt, of which mlx_lm sees no more than is not read yet."""
 
 _BESIDE = ("budgets", "profile", "max_kv_bytes")
 """What :func:`make_prompt_cache` takes beside the settings."""
@@ -120,6 +127,8 @@ def batch_generate(
     prompts: Sequence[list[int]],
     prompt_caches: Sequence[list[Any]] | None = None,
     max_tokens: int | list[int] = 128,
+    *,
+    share_prefix: bool | None = None,
     **kwargs: Any,
 ) -> BatchResponse:
     """``mlx_lm.batch_generate`` with caches that evict, each sequence by itself.
@@ -131,12 +140,17 @@ def batch_generate(
         prompt_caches: for each prompt the caches of :func:`make_prompt_cache`, all with the same
             settings. They are not changed; ``return_prompt_caches=True`` returns what they became.
         max_tokens: tokens to generate, for all prompts or for each.
+        share_prefix: whether the tokens that all prompts begin with are read once, and their rows
+            held once for all: those that are never evicted, which are the first ``prefix_size`` of
+            a bounded cache and all of an unbounded one. None: where there are at least 32 of them,
+            several prompts, and nothing that speaks against it. Answers are the same, but for
+            rounding.
         kwargs: mlx_lm's own arguments, and those of :func:`make_prompt_cache` where there are no
             ``prompt_caches``.
 
     Raises:
-        ValueError: no prompts, an empty one, a number of caches other than that of the prompts, or
-            as :func:`stream_generate`.
+        ValueError: no prompts, an empty one, a number of caches other than that of the prompts,
+            ``share_prefix=True`` where it cannot be, or as :func:`stream_generate`.
     """
     if kwargs.get("draft_model") is not None:
         raise ValueError(
@@ -163,12 +177,51 @@ def batch_generate(
         kwargs.pop(name, None)
     if not isinstance(tokenizer, TokenizerWrapper):
         tokenizer = TokenizerWrapper(tokenizer)
+    shared, begun, own = 0, time.perf_counter(), list(prompts)
+    if share_prefix is not False and (share_prefix or len(prompts) > 1):
+        given = {"prompt_caches": prompt_caches, "logits_processors": kwargs.get(_PROCESSORS)}
+        shared = _shared_tokens(model, caches[0], prompts, given, wanted=bool(share_prefix))
+    if shared:
+        step = kwargs.get("prefill_step_size", PROMPT_CHUNK)
+        read_once(model, caches[0], prompts[0][:shared], step)
+        caches = [caches[0], *(copy.deepcopy(caches[0]) for _ in prompts[1:])]
+        own = [prompt[shared:] for prompt in prompts]
+    seconds = time.perf_counter() - begun
     with _routed(model, caches[0]):
         run: Any = mlx_lm.batch_generate
         response: BatchResponse = run(
-            model, tokenizer, list(prompts), prompt_caches=caches, max_tokens=max_tokens, **kwargs
+            model, tokenizer, own, prompt_caches=caches, max_tokens=max_tokens, **kwargs
         )
+    if shared:  # which mlx_lm has not seen
+        response.stats.prompt_tokens += shared
+        response.stats.prompt_time += seconds
     return response
+
+
+def _shared_tokens(
+    model: Module,
+    caches: Sequence[Any],
+    prompts: Sequence[Sequence[int]],
+    given: Mapping[str, Any],
+    wanted: bool,
+) -> int:
+    """How many first tokens the prompts share in such caches; raises ValueError where that is
+    ``wanted`` and cannot be, as with what is ``given``."""
+    names = [name for name, value in given.items() if value]
+    reason = f"{names[0]} is given" if names else unshared_because(model, caches)
+    common, lasting = common_tokens(prompts), lasting_tokens(caches)
+    found = common if lasting is None else min(common, lasting)
+    if not reason and found < LEAST_SHARED:
+        kept = "all" if lasting is None else f"the first {lasting}"
+        reason = (
+            f"the prompts begin with the same {common} tokens, of which {kept} are never evicted "
+            f"(prefix_size): less than {LEAST_SHARED}"
+        )
+    if reason and wanted:
+        raise ValueError(
+            f"[batch_generate] share_prefix is True, and {reason}: expected share_prefix=False."
+        )
+    return 0 if reason else found
 
 
 def _stream(

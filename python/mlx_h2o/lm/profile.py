@@ -143,7 +143,7 @@ class Profile:
             ValueError: too few rows.
         """
         count, recent = len(self.loss), _least_recent(config)
-        least = config.sink_size + max(recent, config.speculative + 2 if config.speculative else 1)
+        least = config.protected + max(recent, config.speculative + 2 if config.speculative else 1)
         if total_rows < count * least:
             raise ValueError(
                 f"[profile] found {total_rows} rows for {count} layers, expected at least {least} "
@@ -180,8 +180,8 @@ class Profile:
     def _config(self, layer: int, rows: int, config: H2OConfig) -> H2OConfig:
         near = min(range(len(self.rows)), key=lambda n: abs(math.log(rows / self.rows[n])))
         share = self.shares[int(self.loss[layer, near].argmin())]
-        free = rows - config.sink_size
-        recent = max(self.recent(rows, share, config.sink_size), _least_recent(config))
+        free = rows - config.protected
+        recent = max(self.recent(rows, share, config.protected), _least_recent(config))
         sized = replace(config, policy=self.policy).with_budget(rows, free - recent)
         return sized if recent < free else replace(sized, policy="window")
 

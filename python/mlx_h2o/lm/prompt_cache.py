@@ -277,6 +277,11 @@ def evicting_caches(caches: Sequence[Any]) -> Iterator[H2OKVCache]:
             yield from evicting_caches(cache.caches)
 
 
+def with_own_rows(caches: Sequence[Any]) -> list[Any]:
+    """The caches, and copies with all rows of those that share some."""
+    return [one.unshared() if isinstance(one, H2OKVCache) else one for one in caches]
+
+
 def _config(max_kv_size: int | H2OConfig | None, settings: dict[str, Any]) -> H2OConfig:
     if isinstance(max_kv_size, H2OConfig):
         if settings:
@@ -383,6 +388,11 @@ def _handing(model: Module, config: H2OConfig) -> H2OConfig:
     if not config.packs or not modules & {*_WANT_ARRAYS, "mla"}:
         return config
     return replace(config, kv_handed="latents" if "mla" in modules else "arrays")
+
+
+def computes_with_keys(model: Module) -> bool:
+    """Whether it is known to do so between the cache and attention, which then gets others."""
+    return bool(_modules_of(model) & {*_WANT_ARRAYS, *_INDEXED, "mla"})
 
 
 def _groups_heads(model: Any) -> bool:

@@ -19,17 +19,17 @@ from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten
 from mlx_lm.models import cache as mlx_lm_cache
 
-from .prompt_cache import evicting_caches
+from .prompt_cache import evicting_caches, with_own_rows
 from .registry import cache_classes, class_name_targets
 from .replacements import PATCHES
 from .routing import model_name
 from .safetensors import read_header
 
-FORMAT = 2
+FORMAT = 3
 """Files of a higher format are refused. Raised when older readers would misread a file.
 
-1: the same settings for all layers. 2: those of a cache may say that others differ; a file
-that does not need it is still written as 1.
+1: the same settings for all layers. 2: those of a cache may say that others differ. 3: they may
+name a prefix that is never evicted. A file that needs less is still written as 1 or 2.
 """
 
 _ENTRY = "mlx_h2o"
@@ -46,7 +46,8 @@ def save_prompt_cache(
     """Write a prompt cache to a ``.safetensors`` file, whole or not at all.
 
     The file is written beside its place and renamed, so that an interruption leaves the old file,
-    if any, as it was. Surplus rows of a chunk go before.
+    if any, as it was. Surplus rows of a chunk go before. Rows that are shared are written as those
+    of the cache.
 
     Args:
         file_name: where; ``.safetensors`` is added where it is missing, as mlx_lm does.
@@ -75,6 +76,7 @@ def save_prompt_cache(
             )
     for one in evicting_caches(cache):
         one.flush()
+    cache = with_own_rows(cache)
     metadata[_ENTRY] = json.dumps(_description(cache, model))
     path = os.fspath(file_name)
     path = path if path.endswith(_SUFFIX) else path + _SUFFIX
@@ -144,8 +146,9 @@ def _read(path: str) -> tuple[list[Any], dict[str, str]]:
 def _description(cache: Sequence[Any], model: Module | None) -> dict[str, Any]:
     from .. import __version__
 
-    unequal = any(one.unequal_budgets for one in evicting_caches(cache))
-    format_ = FORMAT if unequal else 1
+    evicting = list(evicting_caches(cache))
+    format_ = 2 if any(one.unequal_budgets for one in evicting) else 1
+    format_ = FORMAT if any(one.config.prefix_size for one in evicting) else format_
     found: dict[str, Any] = {"format": format_, "version": __version__, "layers": len(cache)}
     if model is not None:
         found |= {"model": model_name(model), "fingerprint": _fingerprint(model)}

@@ -79,7 +79,8 @@ def least_rows(settings: Mapping[str, Any]) -> int:
         recent = (settings.get("dense_size") or 0) + 1
         heavy = recent if heavy is None else heavy  # half of the rows
     rows = max((heavy or 0) + recent, settings.get("speculative", 0) + 2)
-    return int(settings.get("sink_size", H2OConfig.sink_size) + rows)
+    sinks = settings.get("sink_size", H2OConfig.sink_size)
+    return int(max(sinks, settings.get("prefix_size", 0)) + rows)
 
 
 def most_rows(

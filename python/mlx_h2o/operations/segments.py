@@ -79,6 +79,7 @@ def merged_attention(
     mask: mx.array | str | None = None,
     sinks: mx.array | None = None,
     return_scores: bool = True,
+    return_lse: bool = False,
 ) -> AttentionResult:
     """Attention over the rows of all segments, each read on its own, as if they were one array.
 
@@ -91,13 +92,14 @@ def merged_attention(
         scale: finite factor of the products.
         mask: as of ``fast.scaled_dot_product_attention_with_scores``, for the rows of all.
         sinks: learned logits [Hq], which count once.
-        return_scores: whether the scores are wanted too.
+        return_scores: whether the scores are wanted too, and the lse.
+        return_lse: whether the lse is.
 
     Returns:
         Output in the dtype of the queries, scores float32 [B, Hq, Lq, N] and lse [B, Hq, Lq].
     """
     operations, found = resolve(), []
-    several = len(segments) > 1
+    several, return_lse = len(segments) > 1, return_lse or return_scores
     for (keys, values, settings), part, sink in _shared(segments, mask, sinks):
         if not settings and keys.dtype != queries.dtype:
             keys, values = keys.astype(queries.dtype), values.astype(queries.dtype)
@@ -105,7 +107,7 @@ def merged_attention(
         found.append(
             operations.attention(
                 queries, keys, values, scale=scale, causal=causal, mask=shown, sinks=sink,
-                return_scores=return_scores, return_lse=return_scores or several, **settings,
+                return_scores=return_scores, return_lse=return_lse or several, **settings,
             )
         )  # fmt: skip
     if not several:

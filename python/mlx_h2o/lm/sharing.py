@@ -1,0 +1,69 @@
+"""The first tokens of several prompts: read once, and held once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+
+from ..caches.cache import H2OKVCache
+from ..caches.prefix import unshareable
+from .prompt_cache import computes_with_keys, evicting_caches
+from .routing import calls_attention, model_name, routing_for
+
+LEAST_SHARED = 32
+"""Tokens: for fewer it does not pay to read the rows of a sequence in two parts."""
+
+
+def common_tokens(prompts: Sequence[Sequence[int]]) -> int:
+    """How many first tokens are the same in all prompts; one at least of each is another."""
+    first, last = min(map(list, prompts)), max(map(list, prompts))  # which differ soonest of all
+    most = min(len(first), *(len(prompt) for prompt in prompts)) - 1
+    pairs = zip(first[:most], last[:most], strict=False)
+    return next((place for place, (one, other) in enumerate(pairs) if one != other), max(0, most))
+
+
+def lasting_tokens(caches: Sequence[Any]) -> int | None:
+    """How many first tokens are never evicted from the caches of a sequence; None: all."""
+    sizes = [
+        one.config.prefix_size
+        for one in evicting_caches(caches)
+        if one.config.max_kv_size is not None
+    ]
+    return min(sizes, default=None)
+
+
+def unshared_because(model: Module, caches: Sequence[Any]) -> str:
+    """Why sequences of this model cannot share rows of such caches; empty where they can."""
+    if not calls_attention(model) or computes_with_keys(model):
+        return f"{model_name(model)} does not hand the keys of its cache to mlx_lm's attention"
+    for layer, one in enumerate(caches):
+        nested = any(evicting_caches([one])) and not isinstance(one, H2OKVCache)
+        if nested or not hasattr(one, "merge"):
+            return f"layer {layer} has a {type(one).__name__}, which shares no rows"
+        if isinstance(one, H2OKVCache) and (reason := unshareable(one.config)):
+            return f"layer {layer} has {reason}"
+    return ""
+
+
+def read_once(model: Module, caches: Sequence[Any], tokens: Sequence[int], step: int) -> None:
+    """Read tokens into caches of one sequence that are empty, whose copies then share the rows.
+
+    Args:
+        model: an mlx_lm model.
+        caches: one per layer, for which nothing speaks against it.
+        tokens: no more than ``lasting_tokens``.
+        step: tokens that are read at a time.
+    """
+    run: Any = model
+    evicting = list(evicting_caches(caches))
+    with routing_for(model, evicting):
+        for start in range(0, len(tokens), step):
+            run(mx.array(list(tokens)[start : start + step])[None], cache=list(caches))
+            mx.eval([cache.state for cache in caches])
+    for one in evicting:
+        one.share(len(tokens))
+    mx.eval([cache.state for cache in caches])
+    mx.clear_cache()
