@@ -1,0 +1,206 @@
+"""Prompts with one beginning: what it saves to read that once and hold its rows once.
+
+    python benchmarks/prefix_sharing.py --json benchmarks/results/prefix_sharing.json
+
+Each run is a process of its own, in which `batch_generate` answers all prompts in one batch, with
+the prefix shared or not; runs take turns, and the order changes. A ratio compares the two runs of a
+round: above 1 is faster. Pss is that of the whole process at the last token, and beside it what came
+since the model was there. One process answers every prompt alone. Random weights, float32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+from mlx_lm.generate import BatchGenerator, generate_step
+from mlx_lm.models import qwen3
+from tqdm import tqdm
+
+import mlx_h2o
+from benchmark_models import parameters
+from mlx_h2o.evaluation.environment import environment
+
+ARMS = ("shared", "unshared")
+VOCABULARY = 1024
+SHAPE = {
+    "hidden_size": 128, "num_hidden_layers": 2, "intermediate_size": 256, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 64, "vocab_size": VOCABULARY,
+}  # fmt: skip
+
+
+def small_model() -> Any:
+    """Few layers, because MLX's matrix products on a CPU are slow; heads as of larger models."""
+    mx.random.seed(0)
+    arguments = {"max_position_embeddings": 4096, "rope_theta": 50000.0, "rms_norm_eps": 1e-6}
+    model = qwen3.Model(
+        qwen3.ModelArgs(model_type="qwen3", tie_word_embeddings=True, **arguments, **SHAPE)
+    )
+    weights: Any = tree_flatten(model.parameters())
+    # Large ones, so that attention is not flat and answers are not one token.
+    model.load_weights([(name, 3 * one if one.ndim == 2 else one) for name, one in weights])
+    mx.eval(model.parameters())
+    return model
+
+
+class Watched(BatchGenerator):
+    """The batch that is running."""
+
+    latest: Any = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        Watched.latest = self
+
+
+def pss() -> int:
+    """Bytes of this process in memory, shared pages in proportion."""
+    for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) * 1024
+    raise OSError("smaps_rollup has no Pss")
+
+
+def prompts_of(args: argparse.Namespace) -> list[list[int]]:
+    """One beginning, and ends of different lengths."""
+    key = mx.random.key(1)
+    prefix = mx.random.randint(1, VOCABULARY, (args.prefix,), key=key).tolist()
+    ends = mx.random.randint(1, VOCABULARY, (args.sequences, 64), key=mx.random.key(2)).tolist()
+    return [prefix + end[: 24 + place % 17] for place, end in enumerate(ends)]
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """What one process finds."""
+    model, prompts, tokenizer = small_model(), prompts_of(args), mlx_h2o.load("demo")[1]
+    tokenizer.eos_token_ids = set()  # no answer ends before the others
+    settings = {"max_kv_size": args.prefix + args.own_rows, "prefix_size": args.prefix}
+    step = {"prefill_step_size": args.step}
+    if args.arm == "alone":
+        answers = []
+        for prompt in prompts:
+            caches = mlx_h2o.make_prompt_cache(model, policy=args.policy, **settings)
+            given = {"max_tokens": args.tokens, "prompt_cache": caches, **step}
+            with mlx_h2o.routing(model):
+                steps = generate_step(mx.array(prompt), model, **given)
+                answers.append([int(token) for token, _ in steps])
+        return {"answers": answers}
+    found: dict[str, Any] = {}
+    times: list[float] = []
+
+    def greedy(logprobs: mx.array) -> mx.array:
+        tokens = mx.argmax(logprobs, axis=-1)
+        mx.eval(tokens)
+        times.append(time.perf_counter())
+        if len(times) == args.tokens:
+            mx.clear_cache()
+            caches = Watched.latest._generation_batch.prompt_cache
+            found["cache_bytes"] = sum(cache.nbytes for cache in caches)
+            found["most_rows"] = max(cache.size() for cache in caches)
+            found["pss"] = pss()
+        return tokens
+
+    def answer(prompts: list[list[int]], tokens: int, **given: Any) -> Any:
+        return mlx_h2o.batch_generate(
+            model, tokenizer, prompts, max_tokens=tokens, policy=args.policy,
+            prefill_batch_size=args.sequences, return_token_ids=True, **step, **given,
+        )  # fmt: skip
+
+    sys.modules["mlx_lm.generate"].BatchGenerator = Watched  # type: ignore[attr-defined]
+    answer([prompt[-8:] for prompt in prompts], 2, max_kv_size=64)  # warms up
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    before, held = pss(), mx.get_active_memory()
+    begun = time.perf_counter()
+    shared = args.arm == "shared"
+    answers = answer(prompts, args.tokens, share_prefix=shared, sampler=greedy, **settings)
+    gaps = [1e3 * (one - other) for one, other in zip(times[1:], times, strict=False)]
+    return found | {
+        "pss_since_the_model": found["pss"] - before,
+        "peak_of_mlx": mx.get_peak_memory() - held,
+        "seconds_to_first_tokens": times[0] - begun,
+        "milliseconds_per_step": statistics.median(gaps[: args.tokens - 1]),
+        "answers": answers.token_ids,
+    }
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    found = {"min": min(values), "median": statistics.median(values), "max": max(values)}
+    return {name: round(value, 4) for name, value in found.items()}
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    runs: dict[str, list[dict[str, Any]]] = {arm: [] for arm in ARMS}
+    places = [arm for turn in range(args.repeats) for arm in ARMS[:: 1 if turn % 2 else -1]]
+    load = os.getloadavg()[0]
+    for arm in tqdm([*places, "alone"]):
+        command = [sys.executable, __file__, *sys.argv[1:], "--arm", arm]
+        output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+        runs.setdefault(arm, []).append(json.loads(output))
+    (alone,) = runs.pop("alone")
+    result: dict[str, Any] = {
+        "environment": environment(),
+        "model": SHAPE | {"parameters": parameters(small_model())},
+        "sequences": args.sequences,
+        "prefix_tokens": args.prefix,
+        "max_kv_size": args.prefix + args.own_rows,
+        "policy": args.policy,
+        "tokens": args.tokens,
+        "prefill_step_size": args.step,
+        "repeats": args.repeats,
+        "load_average_before_and_after": [round(load, 2), round(os.getloadavg()[0], 2)],
+        "arms": {},
+    }
+    for arm, each in runs.items():
+        pairs = [zip(one["answers"], alone["answers"], strict=True) for one in each]
+        same = [sum(found == expected for found, expected in some) for some in pairs]
+        names = [name for name in each[0] if name != "answers"]
+        result["arms"][arm] = {name: spread([one[name] for one in each]) for name in names}
+        result["arms"][arm]["answers_as_alone"] = min(same)
+    for name in ("seconds_to_first_tokens", "milliseconds_per_step"):
+        both = zip(runs["unshared"], runs["shared"], strict=True)
+        result[f"ratio_of_{name}"] = spread([one[name] / other[name] for one, other in both])
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--sequences", type=int, default=16)
+    parser.add_argument("--prefix", type=int, default=1024, help="tokens in common")
+    parser.add_argument("--own-rows", type=int, default=48, help="of the budget behind the prefix")
+    parser.add_argument("--tokens", type=int, default=32, help="of each answer")
+    parser.add_argument("--step", type=int, default=256, help="tokens read at a time")
+    parser.add_argument("--policy", default="keydiff")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--arm", choices=(*ARMS, "alone"), help=argparse.SUPPRESS)
+    parser.add_argument("--json", type=Path, help="write the result here")
+    args = parser.parse_args()
+    if args.repeats < 5:
+        parser.error("expected at least 5 repeats")
+    if args.arm:
+        print(json.dumps(run(args)))
+        return
+    result = measure(args)
+    for arm, found in result["arms"].items():
+        print(
+            f"{arm:9} {found['cache_bytes']['median']:14,.0f} bytes of caches, Pss "
+            f"{found['pss']['median']:14,.0f}, {found['seconds_to_first_tokens']['median']:7.2f} s "
+            f"to the first tokens, {found['answers_as_alone']} of {args.sequences} answers as alone"
+        )
+    for name in ("seconds_to_first_tokens", "milliseconds_per_step"):
+        ratio = result[f"ratio_of_{name}"]
+        print(f"ratio of {name}: {ratio['min']:.2f} / {ratio['median']:.2f} / {ratio['max']:.2f}")
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
