@@ -55,6 +55,12 @@ _FLAGS: dict[str, dict[str, Any]] = {
         "type": int,
         "help": f"first rows that always stay (default: {_DEFAULT.sink_size})",
     },
+    "prefix_size": {
+        "type": int,
+        "metavar": "TOKENS",
+        "help": "first tokens that always stay, such as a system prompt; a server reads and holds "
+        "those of prompts that begin alike once (default: 0)",
+    },
     "heavy_size": {"type": int, "help": "rows kept by score (default: half)"},
     "recent_size": {"type": int, "help": "newest rows that stay (default: the rest)"},
     "decay": {

@@ -56,7 +56,7 @@ def hosting(
         targets += [
             target("models.cache", "can_trim_prompt_cache", _trimmable_at_will),
             target("generate", "trim_prompt_cache", _trimming),
-            *server_targets(config.speculative, store, host.identity, host.fit),
+            *server_targets(config, store, host.identity, host.fit, host.made),
         ]
         with PATCHES.replaced(targets):
             yield host
@@ -121,12 +121,16 @@ class Host:
     def making(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def make(model: Any, max_kv_size: int | None = None) -> list[Any]:
-            caches = self.caches(model)
-            self.model = weakref.ref(model)
-            self._route(model, caches)
-            return caches
+            return self.made(model)
 
         return make
+
+    def made(self, model: Any) -> list[Any]:
+        """Caches of these settings for a model that is routed from now on, where it gains by it."""
+        caches = self.caches(model)
+        self.model = weakref.ref(model)
+        self._route(model, caches)
+        return caches
 
     def _route(self, model: Any, caches: Sequence[Any]) -> None:
         if not gains_by_routing(model, list(evicting_caches(caches))):

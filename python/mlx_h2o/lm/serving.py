@@ -3,6 +3,7 @@ alone."""
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import logging
@@ -13,34 +14,45 @@ from collections.abc import Callable, Mapping
 from queue import Queue
 from typing import Any
 
+from ..config import H2OConfig
 from . import upstream
+from .prompt_cache import evicting_caches
 from .prompt_store import PromptStore
 from .replacements import Target
+from .sharing import LEAST_SHARED, read_once, unshared_because
 
 __all__ = ["SEEDS", "check_request", "server_targets"]
 
 SEEDS = 2**64
 """How many there are, from 0 on."""
 
+_Read = Callable[[list[Any] | None, list[int]], list[Any]]
+"""Reads further tokens into caches, None: new ones, and has copies of them share their rows."""
+
 _LONGEST = 1 << 26
 """Bytes of a request."""
 
 
 def server_targets(
-    speculative: int,
+    config: H2OConfig,
     store: PromptStore | None,
     identify: Callable[[Any], str],
     fit: Callable[[Any, Any], None],
+    make: Callable[[Any], list[Any]],
 ) -> list[Target]:
     """What is replaced in mlx_lm's server.
 
     Args:
-        speculative: draft tokens that caches take back, at most.
+        config: the settings of caches: how many draft tokens they take back at most, and how many
+            first tokens they never evict, whose rows prompts then share.
         store: where prompt caches outlive the server, or None.
         identify: a text that is the same for the same model and settings of its caches.
         fit: is told of a model and its draft model before caches are made for them.
+        make: caches of a model.
     """
+    speculative, size = config.speculative, config.prefix_size
     known: dict[Any, str] = {}
+    readers: dict[Any, _Read] = {}
 
     def loaded(provider: Any) -> None:
         models = provider.model, provider.draft_model
@@ -48,6 +60,13 @@ def server_targets(
         if store is not None:
             texts = [identify(model) for model in models if model is not None]
             known[provider.model_key] = " ".join(texts)
+        if size >= LEAST_SHARED:
+            readers.clear()  # of the model before
+            if reason := unshared_because(provider.model, make(provider.model)):
+                logging.warning("mlx_h2o server: prompts share no rows: %s", reason)
+            else:
+                step = provider.cli_args.prefill_step_size
+                readers[provider.model_key] = _reading(weakref.ref(provider.model), make, step)
 
     handler = _handler(upstream.original("server", "APIHandler"))
     wraps: dict[str, Callable[[Any], Any]] = {
@@ -56,8 +75,13 @@ def server_targets(
         "ResponseGenerator": _surviving,
         "_run_http_server": lambda run: _running(run, handler),
     }
-    if store is not None:
-        wraps["LRUPromptCache"] = lambda original: _stored(original, store, known)
+    if store is not None or size >= LEAST_SHARED:
+
+        def prompts(original: type[Any]) -> type[Any]:
+            kept = original if store is None else _stored(original, store, known)
+            return kept if size < LEAST_SHARED else _sharing(kept, size, readers)
+
+        wraps["LRUPromptCache"] = prompts
     return [upstream.target("server", name, wrap) for name, wrap in wraps.items()]
 
 
@@ -278,5 +302,35 @@ def _stored(original: type[Any], store: PromptStore, known: Mapping[Any, str]) -
         ) -> None:
             super().insert_cache(model, tokens, prompt_cache, **given)
             store.keep(known[model], tokens, prompt_cache)
+
+    return LRUPromptCache
+
+
+def _reading(
+    known: Callable[[], Any], make: Callable[[Any], list[Any]], step: int
+) -> Callable[[list[Any] | None, list[int]], list[Any]]:
+    def read(caches: list[Any] | None, tokens: list[int]) -> list[Any]:
+        model = known()
+        caches = caches or make(model)
+        read_once(model, caches, tokens, step)
+        return caches
+
+    return read
+
+
+def _sharing(original: type[Any], size: int, readers: Mapping[Any, _Read]) -> type[Any]:
+    """Prompts whose first ``size`` tokens are the same, which are read once, share their rows."""
+
+    class LRUPromptCache(original):  # type: ignore[misc]
+        def fetch_nearest_cache(self, model: Any, tokens: list[Any]) -> Any:
+            cache, rest = super().fetch_nearest_cache(model, tokens)
+            found, read = len(tokens) - len(rest), readers.get(model)
+            stands = any(one.prefix_rows for one in evicting_caches(cache or []))
+            whole = all(isinstance(token, int) for token in tokens[:size])  # no parts of images
+            if read is None or stands or not whole or not found <= size < len(tokens):
+                return cache, rest
+            shared = read(cache, tokens[found:size])
+            self.insert_cache(model, tokens[:size], shared, cache_type="system")
+            return copy.deepcopy(shared), tokens[size:]
 
     return LRUPromptCache

@@ -49,12 +49,12 @@ def unshared_because(model: Module, caches: Sequence[Any]) -> str:
 
 
 def read_once(model: Module, caches: Sequence[Any], tokens: Sequence[int], step: int) -> None:
-    """Read tokens into caches of one sequence that are empty, whose copies then share the rows.
+    """Read tokens into caches of one sequence, whose copies then share all rows.
 
     Args:
         model: an mlx_lm model.
         caches: one per layer, for which nothing speaks against it.
-        tokens: no more than ``lasting_tokens``.
+        tokens: with those that were read before no more than ``lasting_tokens``.
         step: tokens that are read at a time.
     """
     run: Any = model
@@ -64,6 +64,6 @@ def read_once(model: Module, caches: Sequence[Any], tokens: Sequence[int], step:
             run(mx.array(list(tokens)[start : start + step])[None], cache=list(caches))
             mx.eval([cache.state for cache in caches])
     for one in evicting:
-        one.share(len(tokens))
+        one.share(one.offset)
     mx.eval([cache.state for cache in caches])
     mx.clear_cache()
