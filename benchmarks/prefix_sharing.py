@@ -4,8 +4,8 @@
 
 Each run is a process of its own, in which `batch_generate` answers all prompts in one batch, with
 the prefix shared or not; runs take turns, and the order changes. A ratio compares the two runs of a
-round: above 1 is faster. Pss is that of the whole process at the last token, and beside it what came
-since the model was there. One process answers every prompt alone. Random weights, float32.
+round: above 1 is faster. Pss is that of the whole process at the last token, and beside it what
+came since the model was there. One process answers every prompt alone. Random weights, float32.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+from benchmark_models import parameters
 from mlx.utils import tree_flatten
 from mlx_lm.generate import BatchGenerator, generate_step
 from mlx_lm.models import qwen3
 from tqdm import tqdm
 
 import mlx_h2o
-from benchmark_models import parameters
 from mlx_h2o.evaluation.environment import environment
 
 ARMS = ("shared", "unshared")
