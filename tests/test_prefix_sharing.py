@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from types import SimpleNamespace
 
 import mlx.core as mx
 import mlx_lm
@@ -22,12 +21,11 @@ from mlx_h2o import (
     make_prompt_cache,
     routing,
     save_prompt_cache,
-    stream_generate,
 )
 from mlx_h2o.caches import prefix
 from mlx_h2o.caches.prefix import Prefix
-from mlx_h2o.lm.serving import server_targets
-from mlx_h2o.lm.sharing import common_tokens, read_once
+from mlx_h2o.lm.sharing import common_tokens
+from prefix_checks import LENGTH, PACKED, PREFIX, PROMPTS, SMALL, alone, merged, ran, standing
 from routing_checks import mlx_lm_stays_as_it_is
 from test_batch_generate import tiny_gemma3
 from tiny_models import random_prompt, tiny_llama, tiny_qwen3, tiny_tokenizer
@@ -36,11 +34,6 @@ __all__ = ["mlx_lm_stays_as_it_is"]  # a fixture around every test
 
 pytestmark = pytest.mark.downstream
 
-LENGTH = 48
-PREFIX = random_prompt(LENGTH, seed=1)
-PROMPTS = [PREFIX + random_prompt(length, seed=length) for length in (5, 70, 37)]
-SMALL = {"max_kv_size": 80, "prefix_size": LENGTH}
-PACKED = {"kv_bits": 8, "kv_group_size": 32}
 SETTINGS = {
     "small": SMALL,
     "8 bits": SMALL | PACKED,
@@ -65,14 +58,7 @@ def answered(model, shared: bool | None, prompts=PROMPTS, count: int = 24, **giv
     )  # fmt: skip
 
 
-def alone(model, prompt, count: int = 24, step: int = 24, **given) -> list[int]:
-    caches = make_prompt_cache(model, **given)
-    found = stream_generate(
-        model, tiny_tokenizer(), prompt, count, prompt_cache=caches, prefill_step_size=step
-    )
-    return [response.token for response in found][:count]
-
-
+@pytest.mark.slow
 @pytest.mark.matrix(12)
 @pytest.mark.parametrize("step", [8, 24])  # what attention reads in parts, and what at once
 @pytest.mark.parametrize("rows", SETTINGS)
@@ -97,6 +83,7 @@ def test_answers_and_rows_are_those_of_each_alone(policy, rows, step):
             assert given["prefix_size"] % step or kept(one) == kept(other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [tiny_llama, tiny_gemma3])
 def test_other_models(make):
     """Llama without grouped heads; gemma3, two of three layers of which have windows."""
@@ -115,22 +102,7 @@ def test_an_unbounded_cache_shares_all_that_is_common():
         assert tokens == alone(model, prompt, max_kv_size=config)
 
 
-def standing(model, count: int = 3, **given) -> list[list]:
-    """Caches of several sequences, which have read the prefix and stand on it."""
-    caches = make_prompt_cache(model, **SMALL | given)
-    read_once(model, caches, PREFIX, 24)
-    return [copy.deepcopy(caches) for _ in range(count)]
-
-
-def merged(caches: list[list]) -> list[BatchH2OKVCache]:
-    return [H2OKVCache.merge(layer) for layer in zip(*caches, strict=True)]
-
-
-def ran(model, caches, tokens) -> np.ndarray:
-    with routing(model):
-        return np.array(model(mx.array(tokens), cache=caches))
-
-
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("rows", [{}, PACKED])
 @pytest.mark.parametrize("policy", ["keydiff", "h2o", "tova"])
 def test_logits_are_close_to_those_alone(policy, rows):
@@ -150,6 +122,7 @@ def test_logits_are_close_to_those_alone(policy, rows):
     assert batch[0].evicted > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["h2o", "keydiff"])
 def test_there_are_never_more_rows_than_the_budget_and_sequences_come_and_go(policy):
     model = tiny_qwen3()
@@ -230,6 +203,7 @@ def test_sequences_on_other_rows_take_copies(rows):
     assert nobody._prefix is first[0][0]._prefix
 
 
+@pytest.mark.slow
 def test_copies_of_every_kind_go_on_alike(tmp_path):
     model = tiny_qwen3()
     given, whole = standing(model, 1)[0], make_prompt_cache(model, **SMALL)
@@ -444,82 +418,3 @@ def test_weights_are_of_all_rows():
         np.array(batch[0].scores)[0, :, LENGTH:], np.array(single[0].scores)[0, :, LENGTH:],
         rtol=1e-4,
     )  # fmt: skip
-
-
-# The server
-
-
-class Prompts:
-    """mlx_lm's store of prompts, as far as it is asked here."""
-
-    def __init__(self) -> None:
-        self.kept: dict[tuple, list] = {}
-
-    def fetch_nearest_cache(self, model, tokens):
-        fitting = [key for key in self.kept if tuple(tokens[: len(key)]) == key]
-        if not fitting:
-            return None, tokens
-        longest = max(fitting, key=len)
-        return copy.deepcopy(self.kept[longest]), tokens[len(longest) :]
-
-    def insert_cache(self, model, tokens, caches, **given):
-        self.kept[tuple(tokens)] = caches
-
-
-def prompts_of_a_server(model, monkeypatch, **given):
-    config = H2OConfig(**SMALL | given)
-    made = []
-
-    def make(model):
-        made.append(make_prompt_cache(model, config))
-        return made[-1]
-
-    targets = server_targets(config, None, lambda model: "", lambda *models: None, make)
-    wraps = {target.name: target.wrap for target in targets}
-    provider_class = wraps["ModelProvider"](
-        type("Provider", (), {"load": lambda self: None, "draft_model": None})
-    )
-    prompts = wraps["LRUPromptCache"](Prompts)() if "LRUPromptCache" in wraps else None
-    provider = provider_class()
-    provider.model, provider.model_key = model, "key"
-    provider.cli_args = SimpleNamespace(prefill_step_size=24)
-    provider.load()
-    return prompts, made
-
-
-def test_prompts_of_a_server_that_begin_alike_are_read_once(monkeypatch):
-    model = tiny_qwen3()
-    prompts, made = prompts_of_a_server(model, monkeypatch)
-    count = len(made)
-    found = [prompts.fetch_nearest_cache("key", prompt) for prompt in PROMPTS]
-    assert len(made) == count + 1
-    assert [rest for _, rest in found] == [prompt[LENGTH:] for prompt in PROMPTS]
-    assert len({id(caches[0]._prefix) for caches, _ in found}) == 1
-    assert merged([caches for caches, _ in found])[0].prefix_rows == LENGTH
-    # A prompt that is no longer than that, or begins otherwise, or holds parts of an image.
-    assert prompts.fetch_nearest_cache("key", PREFIX[:20]) == (None, PREFIX[:20])
-    other, rest = prompts.fetch_nearest_cache("key", [*PREFIX[::-1], 1])
-    assert rest == [1] and other[0]._prefix is not found[0][0][0]._prefix
-    image = [object(), *PROMPTS[0]]
-    assert prompts.fetch_nearest_cache("key", image) == (None, image)
-    assert prompts.fetch_nearest_cache("another model", PROMPTS[0])[0] is not None  # what is kept
-
-
-def test_a_shorter_prompt_that_is_held_is_read_on(monkeypatch):
-    model = tiny_qwen3()
-    prompts, _ = prompts_of_a_server(model, monkeypatch)
-    caches = make_prompt_cache(model, **SMALL)
-    ran(model, caches, [PREFIX[:20]])
-    prompts.insert_cache("key", PREFIX[:20], caches)
-    found, rest = prompts.fetch_nearest_cache("key", PROMPTS[0])
-    assert (found[0].prefix_rows, found[0].offset) == (LENGTH, LENGTH)
-    fresh = make_prompt_cache(model, **SMALL)
-    expected = ran(model, fresh, [PROMPTS[0]])[:, -1]
-    np.testing.assert_allclose(ran(model, found, [rest])[:, -1], expected, rtol=1e-3, atol=1e-3)
-
-
-def test_a_server_says_that_it_cannot_share(monkeypatch, caplog):
-    prompts, _ = prompts_of_a_server(tiny_qwen3(), monkeypatch, policy="merge")
-    assert prompts.fetch_nearest_cache("key", PROMPTS[0]) == (None, PROMPTS[0])
-    assert "prompts share no rows: layer 0 has the policy 'merge'" in caplog.text
-    assert prompts_of_a_server(tiny_qwen3(), monkeypatch, prefix_size=8)[0] is None

@@ -21,6 +21,7 @@ from mlx_h2o import (
     save_prompt_cache,
 )
 from mlx_h2o.caches.handed_out import EachLayersMask
+from mlx_h2o.lm.saving import FORMAT
 from routing_checks import mlx_lm_stays_as_it_is
 from tiny_models import random_prompt, tiny_llama, tiny_qwen3, tiny_tokenizer
 
@@ -164,10 +165,11 @@ def test_files_of_a_later_format_are_refused(saved):
     file, _ = saved
 
     def later(texts):
-        texts["0.mlx_h2o"] = json.dumps({"format": 3, "version": "9.0"})
+        texts["0.mlx_h2o"] = json.dumps({"format": FORMAT + 1, "version": "9.0"})
 
     rewritten(file, later)
-    with pytest.raises(ValueError, match=r"has format 3, written by mlx_h2o 9.0: expected at most"):
+    said = f"has format {FORMAT + 1}, written by mlx_h2o 9.0: expected at most {FORMAT}"
+    with pytest.raises(ValueError, match=said):
         load_prompt_cache(file)
     rewritten(file, lambda texts: texts.update({"0.mlx_h2o": "{"}))
     with pytest.raises(ValueError, match="has a damaged entry 'mlx_h2o'"):
@@ -218,6 +220,10 @@ def test_files_of_the_first_format_are_read_and_written(model, saved, tmp_path):
     save_prompt_cache(file, unequal)
     assert format_of(file) == 1
     each_has_its_own_mask(load_prompt_cache(file))
+    prefixed = make_prompt_cache(model, 32, prefix_size=8)
+    save_prompt_cache(file, prefixed)
+    assert format_of(file) == 3
+    assert load_prompt_cache(file)[0].config == prefixed[0].config
 
 
 def test_unknown_classes_are_refused(saved):

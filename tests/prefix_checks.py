@@ -1,0 +1,42 @@
+"""Prompts with one beginning, and caches that stand on its rows."""
+
+from __future__ import annotations
+
+import copy
+
+import mlx.core as mx
+import numpy as np
+
+from mlx_h2o import BatchH2OKVCache, H2OKVCache, make_prompt_cache, routing, stream_generate
+from mlx_h2o.lm.sharing import read_once
+from tiny_models import random_prompt, tiny_tokenizer
+
+LENGTH = 48
+PREFIX = random_prompt(LENGTH, seed=1)
+PROMPTS = [PREFIX + random_prompt(length, seed=length) for length in (5, 70, 37)]
+SMALL = {"max_kv_size": 80, "prefix_size": LENGTH}
+PACKED = {"kv_bits": 8, "kv_group_size": 32}
+
+
+def alone(model, prompt, count: int = 24, step: int = 24, **given) -> list[int]:
+    caches = make_prompt_cache(model, **given)
+    found = stream_generate(
+        model, tiny_tokenizer(), prompt, count, prompt_cache=caches, prefill_step_size=step
+    )
+    return [response.token for response in found][:count]
+
+
+def standing(model, count: int = 3, **given) -> list[list]:
+    """Caches of several sequences, which have read the prefix and stand on it."""
+    caches = make_prompt_cache(model, **SMALL | given)
+    read_once(model, caches, PREFIX, 24)
+    return [copy.deepcopy(caches) for _ in range(count)]
+
+
+def merged(caches: list[list]) -> list[BatchH2OKVCache]:
+    return [H2OKVCache.merge(layer) for layer in zip(*caches, strict=True)]
+
+
+def ran(model, caches, tokens) -> np.ndarray:
+    with routing(model):
+        return np.array(model(mx.array(tokens), cache=caches))
