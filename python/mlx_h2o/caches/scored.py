@@ -49,8 +49,9 @@ class ScoredRows(StoredRows):
     @property
     def in_segments(self) -> bool:
         """Whether attention reads the rows in parts; the arrays handed out then serve others."""
-        several = self._table is not None and len(self._table.segments) > 1
-        return several or self._prefix is not None
+        if self._prefix is not None:
+            return True
+        return self._table is not None and len(self._table.segments) > 1
 
     @property
     def row_bias(self) -> mx.array | None:
@@ -116,7 +117,7 @@ class ScoredRows(StoredRows):
         wanted, prefix = self.policy.needs_scores, self._prefix
         found = merged_attention(
             segments, queries, scale=scale, mask=mask, sinks=sinks, return_scores=wanted,
-            return_lse=wanted or prefix is not None,
+            return_lse=prefix is not None,
         )  # fmt: skip
         if prefix is not None:
             found = prefix.joined(found, queries, scale)

@@ -99,7 +99,8 @@ def merged_attention(
         Output in the dtype of the queries, scores float32 [B, Hq, Lq, N] and lse [B, Hq, Lq].
     """
     operations, found = resolve(), []
-    several, return_lse = len(segments) > 1, return_lse or return_scores
+    several = len(segments) > 1
+    needed = several or return_lse or return_scores
     for (keys, values, settings), part, sink in _shared(segments, mask, sinks):
         if not settings and keys.dtype != queries.dtype:
             keys, values = keys.astype(queries.dtype), values.astype(queries.dtype)
@@ -107,7 +108,7 @@ def merged_attention(
         found.append(
             operations.attention(
                 queries, keys, values, scale=scale, causal=causal, mask=shown, sinks=sink,
-                return_scores=return_scores, return_lse=return_lse or several, **settings,
+                return_scores=return_scores, return_lse=needed, **settings,
             )
         )  # fmt: skip
     if not several:
