@@ -122,6 +122,40 @@ def decode_step(result: dict[str, Any]) -> str:
     return _markdown(["cache or policy", *models], rows)
 
 
+def prefix_sharing(result: dict[str, Any]) -> str:
+    """Bytes, memory and time of a batch, with one copy of what its prompts begin with and with as
+    many as there are sequences."""
+    rows = []
+    for arm, found in result["arms"].items():
+        middle = {name: of["median"] for name, of in found.items() if name != "answers_as_alone"}
+        rows.append(
+            [
+                arm,
+                *(f"{middle[name] / 1e6:.1f}" for name in ("cache_bytes", "pss")),
+                f"{middle['pss_since_the_model'] / 1e6:.1f}",
+                f"{middle['seconds_to_first_tokens']:.1f}",
+                f"{middle['milliseconds_per_step']:.0f}",
+                f"{found['answers_as_alone']} of {result['sequences']}",
+            ]
+        )
+    head = ["prefix", "caches, MB", "Pss, MB", "since the model, MB", "first tokens, s"]
+    table = _markdown([*head, "step, ms", "answers as alone"], rows)
+    names = ("seconds_to_first_tokens", "milliseconds_per_step")
+    ratios = (" / ".join(f"{result[f'ratio_of_{n}'][k]:.2f}" for k in _SPREAD) for n in names)
+    first, step = ratios
+    said = (
+        f"{result['sequences']} sequences, a prefix of {result['prefix_tokens']:,} tokens, "
+        f"{result['max_kv_size']:,} rows each, "
+        f"{result['model']['parameters'] / 1e6:.1f}M parameters, "
+        f"medians of {result['repeats']} processes. Unshared is {first} times shared's time to the "
+        f"first tokens, and {step} times its step (min / median / max of the rounds)."
+    )
+    return f"{table}\n\n{textwrap.fill(said, width=100, break_on_hyphens=False)}"
+
+
+_SPREAD = ("min", "median", "max")
+
+
 def host_time(result: dict[str, Any]) -> str:
     """Python time of a step as a multiple of RotatingKVCache's, at first and now."""
     before, after = result["before"]["backends"], result["after"]["backends"]
@@ -274,6 +308,7 @@ TABLES: dict[str, tuple[str | tuple[str, ...], Callable[..., str]]] = {
     "long text": ("long_text.json", long_text),
     "room for rows": ("preallocation.json", preallocation),
     "decode step": ("decode_step.json", decode_step),
+    "shared prefix": ("prefix_sharing.json", prefix_sharing),
     "host time": ("host_time.json", host_time),
 }
 
