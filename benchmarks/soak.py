@@ -1,0 +1,367 @@
+"""The server under a mixed load for an hour: does it grow, and is every answer the right one?
+
+    nox -s soak -- 3600 --json benchmarks/results/soak.json
+
+So many clients, each the ``openai`` package in a thread of its own, ask one server with a bounded
+cache: completions and chats, whole and as streams, prompts many times as long as the budget and
+longer than the model's context, streams that are left in the middle, requests with a seed, and
+requests that are wrong. Each greedy request was asked alone before, of a server that did nothing
+else. What counts: answers that are missing or other than alone, the server's resident memory, and
+the time to the first token.
+
+A chat goes on from a prompt that is kept or reads it anew, and once rows were evicted these are two
+answers: an answer is compared with that of as many ``cached_tokens``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import random
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openai
+
+import mlx_h2o
+from mlx_h2o.evaluation.environment import environment
+
+TEMPLATE = (
+    "{% for one in messages %}{{ one.role }}: {{ one.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+FLAGS = (
+    "--model demo --max-kv-size 128 --prefill-step-size 256 --decode-concurrency 12 "
+    "--prompt-concurrency 4 --prompt-cache-size 8 --cache-size 40MB"
+)
+BLOCK = 300.0
+"""Seconds of samples that count as one: those that lie closer depend on each other."""
+
+
+class Request:
+    """What is asked, and what the answers alone were: a text by the number of cached tokens."""
+
+    def __init__(self, name: str, **body: Any) -> None:
+        self.name, self.body = name, {"model": "default_model", "temperature": 0} | body
+        self.alone: dict[int, str] = {}
+
+    def expected(self, cached: int) -> str:
+        return self.alone.get(cached, self.alone[min(self.alone)])
+
+
+class Answer:
+    """Of a request: its text, cached tokens, seconds to the first piece, whether it is whole."""
+
+    def __init__(self) -> None:
+        self.text, self.cached, self.first = "", 0, None
+        self.whole = False
+
+    def take(self, answer: Any) -> None:
+        for choice in answer.choices:
+            part = getattr(choice, "message", None) or getattr(choice, "delta", None)
+            self.text += (part.content if part is not None else choice.text) or ""
+            self.whole |= choice.finish_reason is not None
+        details = answer.usage and answer.usage.prompt_tokens_details
+        self.cached = (details and details.cached_tokens) or self.cached
+
+
+def send(
+    client: openai.OpenAI, request: Request, *, stream: bool = False, leave: int | None = None
+) -> Answer:
+    """The answer; of a stream that is left after so many pieces, their text."""
+    api = client.chat.completions if "messages" in request.body else client.completions
+    found, begun = Answer(), time.perf_counter()
+    if not stream:
+        found.take(api.create(**request.body))
+        return found
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    with api.create(**request.body, **options) as pieces:
+        for count, piece in enumerate(pieces, 1):
+            found.take(piece)
+            if found.text and found.first is None:
+                found.first = time.perf_counter() - begun
+            if count == leave:
+                break
+    return found
+
+
+def requests() -> tuple[list[Request], list[tuple[Request, Request]]]:
+    """Completions, and chats of two turns, whose second one waits for the answer to the first."""
+    _, tokenizer = mlx_h2o.load("demo")
+    tokens = tokenizer.encode(mlx_h2o.demo.text())
+
+    def part(start: int, count: int) -> str:
+        return tokenizer.decode([tokens[(start + i) % len(tokens)] for i in range(count)])
+
+    texts = []
+    for i in range(24):
+        prompt = f"{i} {part(37 * i, 8 + 37 * i % 170)}"
+        texts.append(Request(f"text {i}", prompt=prompt, max_tokens=6 + i))
+    for i in range(3):
+        prompt = f"long {i} {part(211 * i, 400 + 300 * i)}"
+        texts.append(Request(f"long {i}", prompt=prompt, max_tokens=12))
+    texts.append(Request("beyond the context", prompt=part(5, 2200), max_tokens=8))
+    for i in range(2):
+        prompt = f"seed {i} {part(91 * i, 60)}"
+        texts.append(Request(f"seed {i}", prompt=prompt, max_tokens=16, seed=i))
+    chats = []
+    for i in range(8):
+        system = {"role": "system", "content": part(400 + 400 * (i % 3), 30 + 60 * (i % 3))}
+        user = {"role": "user", "content": f"{i} {part(53 * i, 10 + 5 * i)}"}
+        first = Request(f"chat {i}", messages=[system, user], max_tokens=10 + i)
+        more = {"role": "user", "content": part(71 * i, 12)}
+        second = Request(f"chat {i}, second turn", messages=[system, user, more], max_tokens=12)
+        chats.append((first, second))
+    return texts, chats
+
+
+def answer_alone(client: openai.OpenAI, texts: list[Request], chats: list[Any]) -> None:
+    """Ask for each answer while nobody else does; chats read anew, and gone on with."""
+
+    def ask(request: Request) -> str:
+        found = send(client, request)
+        before = request.alone.setdefault(found.cached, found.text)
+        if before != found.text:
+            raise SystemExit(f"{request.name}: {before!r}, and now {found.text!r}")
+        return found.text
+
+    for first, second in chats:
+        said = {"role": "assistant", "content": ask(first)}
+        second.body["messages"].insert(2, said)
+    for request in texts:  # which drive the first turns out of memory
+        ask(request)
+    for first, second in chats:
+        ask(second)
+        ask(first)
+        ask(second)
+
+
+@contextmanager
+def server(folder: Path) -> Iterator[tuple[openai.OpenAI, subprocess.Popen[bytes]]]:
+    """A server that answers, and its process; Ctrl-C ends it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    command = [sys.executable, "-m", "mlx_h2o", "server", "--port", port, *FLAGS.split()]
+    command += ["--chat-template", TEMPLATE, "--cache-dir", str(folder / "prompts")]
+    client = openai.OpenAI(
+        base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0, timeout=900
+    )
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        while True:
+            try:
+                client.completions.create(model="default_model", prompt="a", max_tokens=1)
+                break
+            except openai.APIConnectionError:
+                if process.poll() is not None:
+                    raise SystemExit((folder / "log").read_text()) from None
+                time.sleep(0.2)
+        yield client, process
+        process.send_signal(signal.SIGINT)
+        if (status := process.wait(60)) not in (0, 130):
+            raise SystemExit(f"the server ended with status {status}")
+    finally:
+        process.kill()
+        process.wait()
+
+
+class Load:
+    """Clients that ask until they are stopped, and what came of it."""
+
+    def __init__(self, client: openai.OpenAI, texts: list[Request], chats: list[Any]) -> None:
+        self.client, self.texts, self.chats = client, texts, chats
+        self.counts: collections.Counter[str] = collections.Counter()
+        self.first: list[float] = []
+        self.other: list[dict[str, Any]] = []
+        self.lost: list[str] = []
+        self.ended = threading.Event()
+        self._lock = threading.Lock()
+
+    def ask_on(self, number: int) -> None:
+        rng = random.Random(number)
+        while not self.ended.is_set():
+            kind = rng.choices(
+                ["text", "chat", "left", "sampled", "wrong"], [50, 20, 15, 10, 5]
+            )[0]  # fmt: skip
+            try:
+                getattr(self, kind)(rng)
+                self.count(kind)
+            except openai.OpenAIError as error:
+                with self._lock:
+                    self.lost.append(f"{kind}: {error!r}")
+
+    def count(self, kind: str) -> None:
+        with self._lock:
+            self.counts[kind] += 1
+
+    def text(self, rng: random.Random) -> None:
+        self.compare(rng.choice(self.texts), rng)
+
+    def chat(self, rng: random.Random) -> None:
+        for turn in rng.choice(self.chats):
+            self.compare(turn, rng)
+
+    def left(self, rng: random.Random) -> None:
+        request = rng.choice(self.texts + [turn for chat in self.chats for turn in chat])
+        self.compare(request, rng, leave=rng.randint(1, 6))
+
+    def sampled(self, rng: random.Random) -> None:
+        one = rng.choice(self.texts)
+        warm = Request(one.name, **{**one.body, "temperature": 0.8, "top_p": 0.9})
+        self.take(send(self.client, warm, stream=True))
+
+    def wrong(self, rng: random.Random) -> None:
+        body = rng.choice([{"prompt": ""}, {"prompt": "a", "stop": [1]}, {"messages": []}])
+        try:
+            send(self.client, Request("wrong", **body))
+        except openai.BadRequestError:
+            return
+        self.differs(Request("wrong", **body), "an answer", "status 400")
+
+    def compare(self, request: Request, rng: random.Random, leave: int | None = None) -> None:
+        streamed = leave is not None or rng.random() < 0.6
+        found = send(self.client, request, stream=streamed, leave=leave)
+        self.take(found)
+        expected = request.expected(found.cached)
+        if leave is not None and not found.whole:
+            texts = request.alone.values()  # the usage, which says which one, comes at the end
+            if not any(text.startswith(found.text) for text in texts):
+                self.differs(request, found.text, expected)
+        elif not found.whole or found.text != expected:
+            self.differs(request, found.text, expected, found.cached)
+        self.count("compared")
+
+    def take(self, found: Answer) -> None:
+        if found.first is not None:
+            with self._lock:
+                self.first.append(found.first)
+
+    def differs(self, request: Request, found: str, expected: str, cached: int = 0) -> None:
+        with self._lock:
+            said = {"request": request.name, "found": found, "expected": expected}
+            self.other.append(said | {"cached_tokens": cached})
+
+
+def watch(process: int, ended: threading.Event, seconds: float) -> list[tuple[float, float, int]]:
+    """Each so many seconds: when, megabytes resident, open files."""
+    found, begun = [], time.monotonic()
+    while not ended.wait(seconds):
+        pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
+        files = len(list(Path(f"/proc/{process}/fd").iterdir()))
+        found.append((time.monotonic() - begun, pages * 4096 / 1e6, files))
+    return found
+
+
+def slope(times: Sequence[float], values: Sequence[float]) -> tuple[float, float, float]:
+    """Least squares: the slope, and its interval of 95 % by Student's distribution."""
+    x, y = np.array(times), np.array(values)
+    free = len(x) - 2
+    x = x - x.mean()
+    found = float(x @ y / (x @ x))
+    rest = y - y.mean() - found * x
+    z = 1.959964
+    t = z + (z**3 + z) / (4 * free) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * free**2)
+    off = t * float(np.sqrt(rest @ rest / free / (x @ x)))
+    return found, found - off, found + off
+
+
+def growth(samples: Sequence[tuple[float, float, int]], block: float) -> dict[str, float]:
+    """Megabytes per hour, by the means of blocks of samples."""
+    blocks: dict[int, list[float]] = collections.defaultdict(list)
+    for when, size, _ in samples:
+        blocks[int(when / block)].append(size)
+    full = sorted(blocks)[:-1]  # the last one is not full
+    found = slope([block / 3600 * one for one in full], [np.mean(blocks[one]) for one in full])
+    return dict(zip(("slope", "low", "high"), (round(one, 3) for one in found), strict=True))
+
+
+def quantile(values: Sequence[float], part: float) -> float:
+    return round(float(np.quantile(values, part)), 3)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("seconds", type=float, nargs="?", default=3600)
+    parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    # A shell's background jobs ignore Ctrl-C, and so would the server that this one starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    texts, chats = requests()
+    with tempfile.TemporaryDirectory() as folder, server(Path(folder)) as (client, _):
+        answer_alone(client, texts, chats)
+    print(f"{len(texts) + 2 * len(chats)} requests are answered alone", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        with server(Path(folder)) as (client, process):
+            load = Load(client, texts, chats)
+            samples: list[tuple[float, float, int]] = []
+            every = min(10.0, args.seconds / 60)
+            threads = [
+                threading.Thread(target=load.ask_on, args=(number,))
+                for number in range(args.clients)
+            ]
+            watcher = threading.Thread(
+                target=lambda: samples.extend(watch(process.pid, load.ended, every))
+            )
+            for thread in (watcher, *threads):
+                thread.start()
+            end = time.monotonic() + args.seconds
+            while time.monotonic() < end and any(thread.is_alive() for thread in threads):
+                time.sleep(min(60.0, max(0.1, end - time.monotonic())))
+                state = (dict(load.counts), len(load.other), len(load.lost))
+                print("counted {}, other {}, lost {}".format(*state), flush=True)
+            load.ended.set()
+            for thread in (watcher, *threads):
+                thread.join()
+            again = send(client, texts[0]).text == texts[0].expected(0)
+        log = (Path(folder) / "log").read_text()
+    warm = [one for one in samples if one[0] > args.seconds / 6]
+    result = {
+        "environment": environment(),
+        "seconds": args.seconds,
+        "clients": args.clients,
+        "flags": FLAGS,
+        "requests": dict(load.counts),
+        "other_answers": load.other,
+        "lost": load.lost,
+        "answers_at_the_end": again,
+        "errors_in_the_log": log.count("Traceback") + log.count("generation failed"),
+        "seconds_to_the_first_token": {
+            "streams": len(load.first),
+            "p50": quantile(load.first, 0.5), "p95": quantile(load.first, 0.95),
+        },
+        "resident_megabytes": {
+            "first": round(samples[0][1], 1), "last": round(samples[-1][1], 1),
+            "median_after_a_sixth": round(statistics.median(one[1] for one in warm), 1),
+            "per_hour_after_a_sixth": growth(warm, min(BLOCK, args.seconds / 12)),
+            "each_block": [
+                round(one, 1)
+                for one in np.array([size for _, size, _ in samples])[:: max(1, len(samples) // 12)]
+            ],
+        },
+        "open_files": {"first": samples[0][2], "most": max(one[2] for one in samples),
+                       "last": samples[-1][2]},
+    }  # fmt: skip
+    print(json.dumps(result, indent=1))
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    if load.other or load.lost or not again or result["errors_in_the_log"]:
+        raise SystemExit("answers were lost, mixed up, or failed: see above")
+
+
+if __name__ == "__main__":
+    main()
