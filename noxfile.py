@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -431,7 +432,14 @@ def sanitize_c(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def fuzz(session: nox.Session) -> None:
-    """libFuzzer on the C interface, with sanitizers, for so many seconds: `-- 600`."""
+    """Anything to the Python package, then to the C interface, for so many seconds: `-- 600`."""
+    seconds = float(session.posargs[0]) if session.posargs else 60
+    package(session)
+    end = time.monotonic() + seconds / 2
+    while time.monotonic() < end:
+        seed = f"--hypothesis-seed={time.time_ns()}"
+        command = ("-m", "pytest", "-q", "-m", "", seed, "tests/test_fuzz.py")
+        python(session, *command, env={"MLX_H2O_EXHAUSTIVE": "1", "MLX_H2O_PART": "0/1"})
     compiler = shutil.which("clang++")
     if compiler is None:  # and its runtime; the build takes some minutes
         absent(session, "clang++ not found (Debian 12: apt install clang libclang-rt-14-dev)")
@@ -445,11 +453,10 @@ def fuzz(session: nox.Session) -> None:
     )
     found = BUILD / "fuzz" / "corpus"
     found.mkdir(exist_ok=True)
-    seconds = session.posargs[0] if session.posargs else "60"
-    limits = (f"-max_total_time={seconds}", "-max_len=400", f"-artifact_prefix={found.parent}/")
+    limits = (f"-max_total_time={seconds / 2:.0f}", "-max_len=400")
     corpora = (str(found), str(ROOT / "tests" / "fuzz" / "corpus"))
-    program = str(build / "h2o_fuzz_c")
-    session.run(program, *limits, "-print_final_stats=1", *corpora, external=True)
+    told = (f"-artifact_prefix={found.parent}/", "-print_final_stats=1")
+    session.run(str(build / "h2o_fuzz_c"), *limits, *told, *corpora, external=True)
 
 
 def run_native(
