@@ -27,7 +27,7 @@ from typing import Any
 from tqdm import tqdm
 
 import mlx_h2o
-from mlx_h2o.evaluation.environment import environment
+from mlx_h2o.evaluation.environment import blas, environment
 
 
 @contextmanager
@@ -111,7 +111,7 @@ def main() -> None:
         "prompt_tokens": args.tokens,
         "max_kv_size": args.max_kv_size,
         "same_text": len(texts) == 1,
-        "environment": environment(),
+        "environment": {**environment(), "blas": blas()},
     }
     for name, runs in arms.items():
         seconds = sorted(run["seconds"] for run in runs)

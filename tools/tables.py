@@ -255,26 +255,6 @@ def preallocation(result: dict[str, Any]) -> str:
     return _markdown(head, rows)
 
 
-def codes(result: dict[str, Any]) -> str:
-    """Bytes, error of attention, and time of codes and of affine rows."""
-    errors, times = result["errors"].values(), result["times"]
-    head = ["rows"]
-    for title in result["errors"]:
-        head += [f"bytes, {title}", "error"]
-    head += [f"time, {count} thread{'s' * (count != '1')}" for count in times]
-    table = []
-    for name in next(iter(times.values())):
-        row = [name]
-        for one in errors:
-            row += [f"{one[name]['bytes']:.0f}", f"{one[name]['error']:.4f}"]
-        for one in times.values():
-            row.append(
-                "{min:.2f} / {median:.2f} / {max:.2f}".format(**one[name]["ratio_to_float16"])
-            )
-        table.append(row)
-    return _markdown(head, table)
-
-
 def restart(result: dict[str, Any]) -> str:
     """What a prompt on disk saves behind a restart."""
     rows = []
@@ -340,7 +320,6 @@ TABLES: dict[str, tuple[str | tuple[str, ...], Callable[..., str]]] = {
     "quality by bytes of a second model": ("quality_llama.json", quality),
     "long text": ("long_text.json", long_text),
     "room for rows": ("preallocation.json", preallocation),
-    "codes": ("turbo.json", codes),
     "restart": ("restart.json", restart),
     "decode step": ("decode_step.json", decode_step),
     "shared prefix": ("prefix_sharing.json", prefix_sharing),
