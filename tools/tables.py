@@ -255,6 +255,19 @@ def preallocation(result: dict[str, Any]) -> str:
     return _markdown(head, rows)
 
 
+def codes(result: dict[str, Any]) -> str:
+    """Bytes, error of attention on the demo model, and time, of codes and of affine rows."""
+    (title, errors), *_ = result["errors"].items()
+    times = result["times"]
+    head = [f"rows, {title}", "bytes", "error", *(f"time, threads: {count}" for count in times)]
+    table = []
+    for name, one in sorted(errors.items(), key=lambda item: -item[1]["bytes"]):
+        ratios = [arms[name]["ratio_to_float16"] for arms in times.values()]
+        spread = [f"{of['min']:.2f} / {of['median']:.2f} / {of['max']:.2f}" for of in ratios]
+        table.append([name, f"{one['bytes']:.0f}", f"{one['error']:.4f}", *spread])
+    return _markdown(head, table)
+
+
 def restart(result: dict[str, Any]) -> str:
     """What a prompt on disk saves behind a restart."""
     rows = []
@@ -320,6 +333,7 @@ TABLES: dict[str, tuple[str | tuple[str, ...], Callable[..., str]]] = {
     "quality by bytes of a second model": ("quality_llama.json", quality),
     "long text": ("long_text.json", long_text),
     "room for rows": ("preallocation.json", preallocation),
+    "codes": ("turbo.json", codes),
     "restart": ("restart.json", restart),
     "decode step": ("decode_step.json", decode_step),
     "shared prefix": ("prefix_sharing.json", prefix_sharing),
