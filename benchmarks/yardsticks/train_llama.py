@@ -36,7 +36,7 @@ PEAK, LAST = 8e-4, 2e-5  # learning rates
 FACTS = 0.5  # of the documents hold facts
 WORDS = 0.65  # of the facts are words
 WEIGHT = 4.0  # of a token that answers, against one of text
-KEEP_EVERY, MEASURE_EVERY = 180.0, 1200.0  # seconds of processor time
+KEEP_EVERY, MEASURE_EVERY = 180.0, 600.0  # seconds of processor time
 
 
 class Exercises:
