@@ -9,6 +9,7 @@ import json
 import logging
 import math
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Mapping
 from queue import Queue
@@ -246,6 +247,21 @@ def _surviving(original: type[Any]) -> type[Any]:
             return found
 
         def _run_generate(self) -> None:
+            """In a thread that stays: at the end of one MLX 0.32 asks for Python's lock, and the
+            process is aborted when Python itself is about to end."""
+            done = threading.Event()
+
+            def generate() -> None:
+                try:
+                    self._generate_on()
+                finally:
+                    done.set()
+                threading.Event().wait()
+
+            threading.Thread(target=generate, daemon=True).start()
+            done.wait()
+
+        def _generate_on(self) -> None:
             while True:
                 self._taken.clear()
                 try:
