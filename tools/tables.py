@@ -113,8 +113,7 @@ def decode_step(result: dict[str, Any]) -> str:
         rows.append([name])
         for arm in (run["arms"].get(name) for run in runs):
             ratio = arm["ratio_to_rotating"] if arm else None
-            parts = [f"{ratio[key]:.2f}" for key in ("min", "median", "max")] if ratio else ["-"]
-            rows[-1].append(" / ".join(parts))
+            rows[-1].append(_spread(ratio) if ratio else "-")
     models = [
         f"{run['model']}, {run['parameters'] / 1e6:.1f}M parameters, {run['repeats']} turns"
         for run in runs
@@ -141,8 +140,7 @@ def prefix_sharing(result: dict[str, Any]) -> str:
     head = ["prefix", "caches, MB", "Pss, MB", "since the model, MB", "first tokens, s"]
     table = _markdown([*head, "step, ms", "answers as alone"], rows)
     names = ("seconds_to_first_tokens", "milliseconds_per_step")
-    ratios = (" / ".join(f"{result[f'ratio_of_{n}'][k]:.2f}" for k in _SPREAD) for n in names)
-    first, step = ratios
+    first, step = (_spread(result[f"ratio_of_{name}"]) for name in names)
     said = (
         f"{result['sequences']} sequences, a prefix of {result['prefix_tokens']:,} tokens, "
         f"{result['max_kv_size']:,} rows each, "
@@ -151,9 +149,6 @@ def prefix_sharing(result: dict[str, Any]) -> str:
         f"first tokens, and {step} times its step (min / median / max of the rounds)."
     )
     return f"{table}\n\n{textwrap.fill(said, width=100, break_on_hyphens=False)}"
-
-
-_SPREAD = ("min", "median", "max")
 
 
 def host_time(result: dict[str, Any]) -> str:
@@ -263,8 +258,8 @@ def codes(result: dict[str, Any]) -> str:
     table = []
     for name, one in sorted(errors.items(), key=lambda item: -item[1]["bytes"]):
         ratios = [arms[name]["ratio_to_float16"] for arms in times.values()]
-        spread = [f"{of['min']:.2f} / {of['median']:.2f} / {of['max']:.2f}" for of in ratios]
-        table.append([name, f"{one['bytes']:.0f}", f"{one['error']:.4f}", *spread])
+        spreads = [_spread(ratio) for ratio in ratios]
+        table.append([name, f"{one['bytes']:.0f}", f"{one['error']:.4f}", *spreads])
     return _markdown(head, table)
 
 
@@ -272,8 +267,7 @@ def restart(result: dict[str, Any]) -> str:
     """What a prompt on disk saves behind a restart."""
     rows = []
     for name in ("with", "without"):
-        seconds = result[name]["seconds"]
-        spread = f"{seconds['min']:.2f} / {seconds['median']:.2f} / {seconds['max']:.2f}"
+        spread = _spread(result[name]["seconds"])
         rows.append([f"{name} `--cache-dir`", str(result[name]["cached_tokens"]), spread])
     table = _markdown(["server", "cached tokens", "first piece of text, s"], rows)
     same = "the same" if result["same_text"] else "other"
@@ -381,6 +375,10 @@ def _benchmark(name: str) -> Any:
     if folder not in sys.path:
         sys.path.insert(0, folder)
     return importlib.import_module(name)
+
+
+def _spread(of: dict[str, float]) -> str:
+    return " / ".join(f"{of[name]:.2f}" for name in ("min", "median", "max"))
 
 
 def _markdown(head: list[str], rows: Rows) -> str:

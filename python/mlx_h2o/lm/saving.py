@@ -147,8 +147,10 @@ def _description(cache: Sequence[Any], model: Module | None) -> dict[str, Any]:
     from .. import __version__
 
     evicting = list(evicting_caches(cache))
-    format_ = 2 if any(one.unequal_budgets for one in evicting) else 1
-    format_ = FORMAT if any(one.config.prefix_size for one in evicting) else format_
+    if any(one.config.prefix_size for one in evicting):
+        format_ = FORMAT
+    else:
+        format_ = 2 if any(one.unequal_budgets for one in evicting) else 1
     found: dict[str, Any] = {"format": format_, "version": __version__, "layers": len(cache)}
     if model is not None:
         found |= {"model": model_name(model), "fingerprint": _fingerprint(model)}

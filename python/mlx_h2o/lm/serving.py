@@ -322,9 +322,7 @@ def _stored(original: type[Any], store: PromptStore, known: Mapping[Any, str]) -
     return LRUPromptCache
 
 
-def _reading(
-    known: Callable[[], Any], make: Callable[[Any], list[Any]], step: int
-) -> Callable[[list[Any] | None, list[int]], list[Any]]:
+def _reading(known: Callable[[], Any], make: Callable[[Any], list[Any]], step: int) -> _Read:
     def read(caches: list[Any] | None, tokens: list[int]) -> list[Any]:
         model = known()
         caches = caches or make(model)
