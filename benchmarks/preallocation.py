@@ -8,6 +8,9 @@ all rows, which is what preallocation is where pages are not the kernel's. `page
 taken as rows are written. Each arm is a process of its own. What is counted is resident memory
 beyond that before the first row, and its peak; and the time of the appends, of which the slowest
 says what growth costs.
+
+What a pool of reserved memory could save is the time that a reservation takes: that of a new
+cache's first row with `pages`, against one that `grows`.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ from mlx_h2o.operations.backends import use_backend
 HEADS, SIZE = 8, 128
 POINTS = (256, 1024, 4096, 8192, 16384)
 ARMS = ("grows", "doubles", "at once", "pages")
+NEW = 100
+"""Caches of each kind, in a round."""
 
 
 def resident() -> int:
@@ -84,6 +89,32 @@ def measure(arm: str, tokens: int, sender: Any) -> None:
     )
 
 
+def first_rows(tokens: int, rounds: int) -> dict[str, Any]:
+    """Seconds from a new cache to its first row, both kinds in turn, and the ratio of each round's
+    medians."""
+    row = mx.random.normal((1, HEADS, 1, SIZE)).astype(mx.float16)
+    mx.eval(row)
+    medians: dict[str, list[float]] = {"grows": [], "pages": []}
+    with use_backend("native"):
+        for _ in range(rounds):
+            times: dict[str, list[float]] = {arm: [] for arm in medians}
+            for _ in range(NEW):
+                for arm, ahead in (("grows", False), ("pages", tokens)):
+                    config = H2OConfig(max_kv_size=None, policy="window", preallocate=ahead)
+                    start = time.perf_counter()
+                    mx.eval(H2OKVCache(config).update_and_fetch(row, row))
+                    times[arm].append(time.perf_counter() - start)
+            for arm, found in times.items():
+                medians[arm].append(statistics.median(found))
+    ratios = [
+        pages / grows for pages, grows in zip(medians["pages"], medians["grows"], strict=True)
+    ]
+    return {
+        "seconds": {arm: statistics.median(found) for arm, found in medians.items()},
+        "pages_of_grows": [min(ratios), statistics.median(ratios), max(ratios)],
+    }
+
+
 def run(tokens: int, rounds: int) -> dict[str, Any]:
     found: dict[str, list[Any]] = {arm: [] for arm in ARMS}
     context = multiprocessing.get_context("spawn")
@@ -122,9 +153,12 @@ def main() -> None:
         print(f"{arm:8} {cells}  peak {one['peak'] / 1e6:.1f}  slowest append "
               f"{one['slowest_over_median']:.1f} of the median, {low:.2f} {middle:.2f} {high:.2f} "
               "of growing")  # fmt: skip
+    first = first_rows(args.tokens, args.rounds)
+    print("first row of a new cache, pages of growing: {:.2f} {:.2f} {:.2f}".format(
+        *first["pages_of_grows"]))  # fmt: skip
     if args.json:
         settings = {"tokens": args.tokens, "rounds": args.rounds, "bytes_of_a_row": row}
-        whole = {"environment": environment(), **settings, "arms": found}
+        whole = {"environment": environment(), **settings, "arms": found, "first_row": first}
         args.json.write_text(json.dumps(whole, indent=2) + "\n")
 
 
