@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
@@ -10,27 +10,14 @@ from ..operations.buffers import padded
 from .column import Column
 from .table import NONE, Segment, Table
 
+Change = Callable[[mx.array], mx.array]
+
 
 def select(table: Table, lines: Sequence[int], offsets: Sequence[int]) -> Table:
     """A copy of some lines, in arrays of their own, without the room that none of them uses."""
-    some = list(lines)
-    index = mx.array(some)
-    widths = [max(one.rows[line] for line in some) for one in table.segments]
-    segments = [
-        Segment(
-            _chosen(one.keys, index, width),
-            _chosen(one.values, index, width),
-            [one.rows[line] for line in some],
-        )
-        for one, width in zip(table.segments, widths, strict=True)
-    ]
-    found = Table(segments)
-    found.place(_spread(table, table.positions(offsets)[index], widths, NONE))
-    found.fills = dict(table.fills)
-    found.beside = {
-        name: _spread(table, array[index], widths, 0) for name, array in table.beside.items()
-    }
-    return found
+    index = mx.array(list(lines))
+    rows = [[one.rows[line] for line in lines] for one in table.segments]
+    return _stacked([(table, offsets)], rows, lambda array: array[index])
 
 
 def join(tables: Sequence[Table | None], offsets: Sequence[Sequence[int]]) -> Table | None:
@@ -43,21 +30,33 @@ def join(tables: Sequence[Table | None], offsets: Sequence[Sequence[int]]) -> Ta
         for table, seen in zip(tables, offsets, strict=True)
         if seen
     ]
-    return _joined(pairs) if len(pairs) > 1 else pairs[0][0]
+    if len(pairs) == 1:
+        return pairs[0][0]
+    same = zip(*(table.segments for table, _ in pairs), strict=True)
+    return _stacked(pairs, [[rows for one in parts for rows in one.rows] for parts in same])
 
 
-def _joined(pairs: Sequence[tuple[Table, Sequence[int]]]) -> Table:
-    tables = [table for table, _ in pairs]
-    segments = []
-    for parts in zip(*(table.segments for table in tables), strict=True):
-        width = max(one.width for one in parts)
-        keys = _stacked([one.keys for one in parts], width)
-        values = _stacked([one.values for one in parts], width)
-        segments.append(Segment(keys, values, [rows for one in parts for rows in one.rows]))
-    found = Table(segments)
-    widths = [one.width for one in segments]
-    arrays = [_spread(table, table.positions(seen), widths, NONE) for table, seen in pairs]
-    found.place(mx.concatenate(arrays))
+def _stacked(
+    pairs: Sequence[tuple[Table, Sequence[int]]],
+    rows: Sequence[list[int]],
+    change: Change = lambda array: array,
+) -> Table:
+    """What ``change`` makes of the lines of tables and their offsets, one behind the other: so
+    many ``rows`` of each line in each segment, without room for more."""
+    tables, widths = [table for table, _ in pairs], [max(one) for one in rows]
+
+    def columns(place: int, side: str) -> Column:
+        width = widths[place]
+        found: list[Column] = [getattr(table.segments[place], side) for table in tables]
+        parts = zip(*(one.parts for one in found), strict=True)
+        cut = ([padded(change(part)[:, :, :width], width, 0) for part in same] for same in parts)
+        return found[0].like(tuple(mx.concatenate(same) for same in cut))
+
+    found = Table(
+        [Segment(columns(n, "keys"), columns(n, "values"), one) for n, one in enumerate(rows)]
+    )
+    places = [_spread(one, change(one.positions(seen)), widths, NONE) for one, seen in pairs]
+    found.place(mx.concatenate(places))
     for name in dict.fromkeys(name for table in tables for name in table.beside):
         like = next(table for table in tables if name in table.beside)
         array, fill = like.beside[name], like.fills[name]
@@ -65,7 +64,7 @@ def _joined(pairs: Sequence[tuple[Table, Sequence[int]]]) -> Table:
             if name not in table.beside:
                 none = mx.zeros((*table.shape, 0, *array.shape[3:]), array.dtype)
                 table.attach(name, none, fill)
-        arrays = [_spread(table, table.beside[name], widths, fill) for table in tables]
+        arrays = [_spread(table, change(table.beside[name]), widths, fill) for table in tables]
         found.fills[name], found.beside[name] = fill, mx.concatenate(arrays)
     return found
 
@@ -86,12 +85,3 @@ def _spread(table: Table, array: mx.array, widths: Sequence[int], fill: float) -
         parts.append(padded(array[:, :, start : start + min(one.width, width)], width, fill))
         start += one.width
     return mx.concatenate(parts, axis=2) if len(parts) > 1 else parts[0]
-
-
-def _chosen(column: Column, index: mx.array, width: int) -> Column:
-    return column.each(lambda part: part[index][:, :, :width])
-
-
-def _stacked(columns: Sequence[Column], width: int) -> Column:
-    parts = [[padded(part[:, :, :width], width, 0) for part in one.parts] for one in columns]
-    return columns[0].like(tuple(mx.concatenate(list(same)) for same in zip(*parts, strict=True)))
