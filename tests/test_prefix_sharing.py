@@ -22,9 +22,10 @@ from mlx_h2o import (
     routing,
     save_prompt_cache,
 )
-from mlx_h2o.caches import prefix
+from mlx_h2o.caches import scored
 from mlx_h2o.caches.prefix import Prefix
 from mlx_h2o.lm.sharing import common_tokens
+from mlx_h2o.operations import segments
 from prefix_checks import LENGTH, PACKED, PREFIX, PROMPTS, SMALL, alone, merged, ran, standing
 from routing_checks import mlx_lm_stays_as_it_is
 from test_batch_generate import tiny_gemma3
@@ -386,19 +387,25 @@ def test_common_tokens(prompts, expected):
 
 
 FAULTS = {
-    "no merge": lambda self, own, *_: own,
-    "own weights": lambda self, own, *given: JOINED(self, own, *given)._replace(lse=own.lse),
+    "no merge": lambda *given, shared, **options: MERGED(*given, **options),
+    "own weights": lambda *given, shared, **options: MERGED(
+        *given, shared=shared, **options
+    )._replace(lse=MERGED(*given, **options).lse),
     "heads of another sequence": lambda array, batch: array.reshape(batch, -1, *array.shape[3:]),
     "no mask": lambda self, keys, values, mask: (*BEFORE(self, keys, values, mask)[:2], None),
 }
-PLACES = dict(zip(FAULTS, ("joined", "joined", "_turned", "before"), strict=True))
-JOINED, BEFORE = Prefix.joined, Prefix.before
+PLACES = {
+    "no merge": (scored, "merged_attention"),
+    "own weights": (scored, "merged_attention"),
+    "heads of another sequence": (segments, "_turned"),
+    "no mask": (Prefix, "before"),
+}
+MERGED, BEFORE = scored.merged_attention, Prefix.before
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_noticed(fault, monkeypatch):
-    name = PLACES[fault]
-    monkeypatch.setattr(prefix if name == "_turned" else Prefix, name, FAULTS[fault])
+    monkeypatch.setattr(*PLACES[fault], FAULTS[fault])
     with pytest.raises(AssertionError):
         test_logits_are_close_to_those_alone("tova", {})
         test_weights_are_of_all_rows()

@@ -188,7 +188,6 @@ class BatchH2OKVCache(H2OKVCache):
         padding = [self._padding[index] for index in keep]
         tokens = [self._tokens[index] for index in keep]
         table = self._table if any(tokens) else None
-        self._handed.release()
         table = table and select(table, keep, self._tokens)
         self._start(tokens, table, self._unscored, self._prefix)
         self._padding = padding

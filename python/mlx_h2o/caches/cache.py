@@ -108,12 +108,10 @@ class H2OKVCache(ScoredRows):
         self._table = table
         self._tokens = tokens
         self._unscored = unscored
-        self._surplus = table is not None and max(table.lengths, default=0) > self._budget
         self._handed = HandedOut(self)
         self._free = 0  # tokens that may come one by one before anything else happens
         self._like: tuple[Any, ...] = ()  # shapes and dtypes of the last update
         self._length = 1
-        self._width = 0 if table is None else table.width
         self._spans = []
         self._waiting = []
         self._own_mask_due = False  # the mask of each layer's own has not been read yet
@@ -177,21 +175,16 @@ class H2OKVCache(ScoredRows):
         self._free = self._room_for_one(table) if added == 1 else 0
         if self._free:
             return self._append_one(keys, values)
-        before = table.tail.width
         table.append(keys, values, self._tail_limit, self._spans)
         self._advance(spans)
         self._length = added
-        self._width = table.packed_width + max(before + added, table.tail.width)
-        self._surplus = added > 1 and max(table.lengths) > self._budget
         self._unscored = self._needs_attention
         self.updates += 1
         return self._hand_out(table)
 
     def _layouts(self) -> Sequence[tuple[Any, ...]]:
         """What rows are to be like; nothing while there are none."""
-        if self._table is not None:
-            return self._table.tail.layouts
-        return () if self._prefix is None else self._prefix.layouts(len(self._tokens))
+        return () if self._table is None else self._table.tail.layouts
 
     def _room_for_one(self, table: Table) -> int:
         """How many tokens may come one by one before anything else happens than an append."""
@@ -212,7 +205,6 @@ class H2OKVCache(ScoredRows):
         self._length = 1
         views = table.append_one(keys, values)
         self._tokens = [seen + 1 for seen in self._tokens]
-        self._width += 1
         self._unscored = self._needs_attention
         self.updates += 1
         return self._hand_out(table, views)
@@ -229,26 +221,25 @@ class H2OKVCache(ScoredRows):
         """Let go what is due before so many rows of each line come; at once again, nothing."""
         table, added, seen = cast(Table, self._table), max(counts), self._tokens[0]
         self._check_scored()
-        self._handed.release()
+        self._release()
         if self.config.preallocate:
             table.give_back()
-        if self._surplus:
-            self._surplus = False
+        lengths = table.lengths
+        due = [line for line, rows in enumerate(lengths) if rows > self._budget]
+        if due:
             self._settle_waiting(seen - self._reach)
-            due = [line for line, rows in enumerate(table.lengths) if rows > self._budget]
             table = self._evict(table, due, self._budget, [0] * len(counts))
+            lengths = table.lengths
         if self._reach:
             self._settle_waiting(seen + added - self._reach)
-        keeps = [self._kept(rows, count) for rows, count in zip(table.lengths, counts, strict=True)]
-        due = [line for line, keep in enumerate(keeps) if keep < table.lengths[line]]
+        keeps = [self._kept(rows, count) for rows, count in zip(lengths, counts, strict=True)]
+        due = [line for line, keep in enumerate(keeps) if keep < lengths[line]]
         table = self._evict(table, due, keeps[due[0]] if due else 0, counts)
         if self._mixed:
             full = [n for n, rows in enumerate(table.tail.rows) if rows >= self._tail_limit]
             table = self._evict(table, full if added else [], _UNBOUNDED, counts)
         elif added <= max(1, self._reach):
             table.fit(self._budget)
-        self._free = 0
-        self._width = table.width
         return table
 
     def _kept(self, rows: int, added: int) -> int:
@@ -282,6 +273,16 @@ class H2OKVCache(ScoredRows):
             eviction.run()
         return table
 
+    @property
+    def _surplus(self) -> bool:
+        """Whether rows of a chunk are there beyond the budget."""
+        return self._table is not None and max(self._table.lengths, default=0) > self._budget
+
+    def _release(self) -> None:
+        """Before rows change otherwise than by one more: hold none that were handed out."""
+        self._handed.release()
+        self._free = 0
+
     def flush(self) -> None:
         """Let the surplus of a chunk go, and give up room that is no longer needed.
 
@@ -293,8 +294,10 @@ class H2OKVCache(ScoredRows):
     def _hand_out(self, table: Table, views: tuple[Parts, Parts] | None = None) -> tuple[Any, Any]:
         """Keys and values that are known from now on as this cache's; ``views`` of the tail."""
         tail, arrays = table.tail, self._hands_arrays
-        width = self._width - table.packed_width
-        parts, others = views or (tail.keys.view(width), tail.values.view(width))
+        if views is None:
+            width = table.shown - table.packed_width
+            views = tail.keys.view(width), tail.values.view(width)
+        parts, others = views
         mixed = len(table.segments) > 1
         if table.changed:
             # Whoever evaluates the keys evaluates these too: otherwise the graph of every step
@@ -320,8 +323,7 @@ class H2OKVCache(ScoredRows):
 
     def _set(self, side: str, rows: Any) -> None:
         self._unshare()
-        self._handed.release()
-        self._free = 0
+        self._release()
         super()._set(side, rows)
 
     def keys_and_values(self) -> tuple[Any, Any]:
@@ -442,11 +444,11 @@ class H2OKVCache(ScoredRows):
         the scores that the taken back queries gave to the others remain. Raises ValueError where
         rows have been evicted that would have to come back.
         """
-        if self._prefix is not None and n > (min(self._table.lengths) if self._table else 0):
+        if n <= 0 or self._table is None:
+            return 0
+        if n > min(self._table.lengths):
             self._unshare()
         table = self._table
-        if n <= 0 or table is None:
-            return 0
         reach = min(self._reach, self._tokens[0])
         if (self.evicted or self._surplus) and (n > reach or not self._reach):
             wanted = f"at most {reach}" if self._reach else "none: see is_trimmable()"
@@ -454,8 +456,7 @@ class H2OKVCache(ScoredRows):
                 f"[{type(self).__name__}.trim] {self._described()} has evicted rows and was asked "
                 f"to take back {n} tokens, expected {wanted}."
             )
-        self._handed.release()
-        self._free = 0
+        self._release()
         gone = [min(n, rows) for rows in table.lengths]
         left = [rows - count for rows, count in zip(table.tail.rows, gone, strict=True)]
         self._cut_waiting(end=self._tokens[0] - n)
@@ -464,8 +465,6 @@ class H2OKVCache(ScoredRows):
         else:
             table.truncate(left)
         self._tokens = [seen - count for seen, count in zip(self._tokens, gone, strict=True)]
-        self._width = table.width
-        self._surplus = self._surplus and max(table.lengths) > self._budget
         self._unscored = False
         if self.config.preallocate:
             table.give_back()
@@ -499,7 +498,6 @@ class H2OKVCache(ScoredRows):
                 f"{op} rows is {rows}, expected 1 to {most}: {self._described()} holds {held} and "
                 f"keeps the first {config.prefix_size} for good (prefix_size)."
             )
-        self._handed.release()
         prefix, table = Prefix.taken_from(self._table, self._tokens[0], rows, config.sparse_v)
         self._start(self._tokens, table, self._unscored, prefix)
 
@@ -514,11 +512,9 @@ class H2OKVCache(ScoredRows):
     def _unshare(self) -> None:
         """Hold all rows itself."""
         if self._prefix is not None:
-            self._handed.release()
-            self._free = 0
+            self._release()
             self._table = self._whole
             self._stand_on(None)
-            self._width = cast(Table, self._table).width
             self._make_ahead()
 
     # State, copies, other forms
@@ -548,11 +544,9 @@ class H2OKVCache(ScoredRows):
             )
         offset, _, unscored, name, settings, *more = state[4:]
         self._configure_as(settings, name)
-        if len(more) == 1:
-            self._restore([int(offset)], state, bool(unscored), shared=more[0])
-            return
-        self._restore([int(offset)], state, bool(unscored))
-        if more:  # three in earlier versions, which wrote where queries end
+        shared = more[0] if len(more) == 1 else None
+        self._restore([int(offset)], state, bool(unscored), shared=shared)
+        if len(more) > 1:  # three in earlier versions, which wrote where queries end
             self._restore_waiting(more[-2], more[-1], ends=len(more) == 3)
 
     def _own_rows(self) -> tuple[Any, ...]:

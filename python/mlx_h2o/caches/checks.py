@@ -37,16 +37,14 @@ def _described(layout: tuple[Any, ...]) -> str:
     return f"{dtype} with B = {batch}, H = {heads}, row size {width}"
 
 
-def check_seen(
-    operation: str, array: mx.array, axis: int, table: Table | None, width: int
-) -> Table:
+def check_seen(operation: str, array: mx.array, axis: int, table: Table | None) -> Table:
     """Keys [B, H, N, D], or their words, or scores [B, Hq, L, N] of the rows that were handed out,
     N in ``axis``, with a multiple of their heads: latent attention (MLA) may spread the one that is
     stored. Returns the table."""
     op = f"[H2OKVCache.{operation}]"
     if table is None:
         raise ValueError(f"{op} there are no rows to score, expected an update first.")
-    (batch, heads), found = table.shape, array.shape
+    (batch, heads), width, found = table.shape, table.shown, array.shape
     fits = len(found) == 4 and (found[0], found[axis]) == (batch, width) and 0 not in found
     if not fits or found[1] % heads or (axis == 3 and array.dtype != mx.float32):
         said = ("keys", "[B, H, N, D]") if axis == 2 else ("scores", f"{mx.float32} [B, H, L, N]")

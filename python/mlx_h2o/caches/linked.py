@@ -68,7 +68,7 @@ class FollowingRows:
             table.put_newest(_BESIDE + side, rows)
         self._followed, self._before = leader.updates, leader.offset
         keys, values = (table.beside[_BESIDE + side] for side in ("keys", "values"))
-        return keys[:, :, : leader._width], values[:, :, : leader._width]
+        return keys[:, :, : table.shown], values[:, :, : table.shown]
 
     keys, values = stored_rows("keys"), stored_rows("values")
 

@@ -39,8 +39,6 @@ class ScoredRows(StoredRows):
     """The last update still waits for its scores."""
     _length: int
     """Tokens of the last update."""
-    _width: int
-    """Slots that it handed out."""
     _spans: list[tuple[int, int]]
     """Which of its tokens are each line's own, where some are padding."""
     _waiting: list[tuple[int, int, str]]
@@ -91,7 +89,7 @@ class ScoredRows(StoredRows):
         stored = keys[0] if isinstance(keys, tuple) else keys
         table, known = self._table, self._handed.rows
         if table is None or known is None or known[0] is not keys:
-            table = check_seen("attend", stored, 2, table, self._width)
+            table = check_seen("attend", stored, 2, table)
         own = stored.shape[1] == table.shape[1]
         decay = self.policy.decay
         if decay is not None and own and not (self.in_segments or self._spans or self._reach):
@@ -115,13 +113,10 @@ class ScoredRows(StoredRows):
         else:
             segments = [Rows(keys, values, self.attention_settings)]
         wanted, prefix = self.policy.needs_scores, self._prefix
-        found = merged_attention(
+        out, scores, lse, *_ = merged_attention(
             segments, queries, scale=scale, mask=mask, sinks=sinks, return_scores=wanted,
-            return_lse=prefix is not None,
+            shared=None if prefix is None else prefix.as_rows,
         )  # fmt: skip
-        if prefix is not None:
-            found = prefix.joined(found, queries, scale)
-        out, scores, lse, *_ = found
         if not wanted:
             self.attended()
             return out
@@ -144,7 +139,7 @@ class ScoredRows(StoredRows):
 
         Raises ValueError for a cache that stands on no prefix, or as ``attend``.
         """
-        check_seen("attend_chunk", keys, 2, self._table, self._width)
+        check_seen("attend_chunk", keys, 2, self._table)
         if self._prefix is None:
             raise ValueError(
                 "[H2OKVCache.attend_chunk] found no shared prefix, expected one, or attend."
@@ -182,7 +177,7 @@ class ScoredRows(StoredRows):
         Raises:
             ValueError: no rows yet, or another shape or dtype.
         """
-        table = check_seen("update_scores", scores, 3, self._table, self._width)
+        table = check_seen("update_scores", scores, 3, self._table)
         if not self.policy.needs_scores:
             return
         given = scoring.seen(self.policy, scores, lse)
@@ -212,13 +207,13 @@ class ScoredRows(StoredRows):
         Raises:
             ValueError: no rows yet, keys that are not the stored rows, or as ``prefill_scores``.
         """
-        table, length = check_seen("attend", keys, 2, self._table, self._width), queries.shape[2]
+        table, length = check_seen("attend", keys, 2, self._table), queries.shape[2]
         last = min(self._reach, length)
         for one, own, slots, old, places in self._lines(table, length, last):
             seen = mask
             if isinstance(mask, mx.array) and slots is not None:
                 heads = (mask.shape[-3:-2] or (1,))[0]
-                seen = mx.broadcast_to(mask, (queries.shape[0], heads, length, self._width))
+                seen = mx.broadcast_to(mask, (queries.shape[0], heads, length, table.shown))
                 seen = seen[one, :, own][..., slots]
             rows = keys if slots is None else keys[one, :, slots]
             prefix = self._prefix if self.policy.needs_weights else None

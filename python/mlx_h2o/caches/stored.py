@@ -26,7 +26,7 @@ class StoredRows:
     """Rows of one layer; nothing here changes which they are."""
 
     _table: Table | None
-    """Its own rows."""
+    """Its own rows; None until a token has been seen."""
     _prefix: Prefix | None = None
     """The rows before them, which others stand on too."""
     _tokens: list[int]
@@ -39,7 +39,7 @@ class StoredRows:
     @property
     def _whole(self) -> Table | None:
         """All rows; those of a prefix once for each sequence."""
-        if self._prefix is None:
+        if self._prefix is None or self._table is None:
             return self._table
         return self._prefix.whole(self._table, self._tokens, self._unseen)
 
@@ -92,9 +92,10 @@ class StoredRows:
 
     def size(self) -> int:
         """Rows stored per head, the surplus of a chunk and shared ones included."""
-        own = 0 if self._table is None else max(self._table.lengths, default=0)
-        return own + self.prefix_rows
+        if self._table is None:
+            return 0
+        return max(self._table.lengths, default=0) + self.prefix_rows
 
     def empty(self) -> bool:
         """Whether no token has been seen."""
-        return self._table is None and self._prefix is None
+        return self._table is None

@@ -51,6 +51,8 @@ class Table:
     Attributes:
         segments: all but the last hold packed rows of mixed precision and change as a whole.
         packed_width: slots before the tail.
+        shown: slots that attention is given: those in use, and since the last append, where lines
+            had padding, as many as if none had.
         beside: arrays [B, H, slots, ...] of what else goes with a row, and in ``fills`` what unused
             slots hold. They have as many slots as the segments have room for.
     """
@@ -58,6 +60,7 @@ class Table:
     def __init__(self, segments: list[Segment]) -> None:
         self.segments = segments
         self.packed_width = sum(segment.width for segment in segments[:-1])
+        self.shown = self.width
         self.beside: dict[str, mx.array] = {}
         self.fills: dict[str, float] = {}
         self.packed: list[Any] | None = None  # the packed segments, as attention has read them
@@ -92,12 +95,6 @@ class Table:
         """B and H."""
         batch, heads = self.segments[-1].keys.parts[0].shape[:2]
         return batch, heads
-
-    @property
-    def arrays(self) -> list[mx.array]:
-        """Every array that is stored."""
-        columns = [column for one in self.segments for column in (one.keys, one.values)]
-        return [*(part for one in columns for part in one.parts), *self.loose(scored=False)]
 
     def loose(self, scored: bool) -> list[mx.array]:
         """What attention does not read: whoever evaluates a step must evaluate it too.
@@ -160,7 +157,7 @@ class Table:
                 behind them, in slots that stay unused. None given: all.
         """
         tail, added = self.tail, keys.shape[2]
-        self._newest = None
+        self._newest, width = None, tail.width + added
         if not spans and len(set(tail.rows)) == 1:
             start = tail.rows[0]
             tail.keys.append(start, keys, limit)
@@ -169,10 +166,11 @@ class Table:
             self._newest = slots = self._slots(added, spans)
             for column, rows in ((tail.keys, keys), (tail.values, values)):
                 new = column.encode(rows)
-                column.reserve(tail.width + added, limit, new)
+                column.reserve(width, limit, new)
                 column.put(mx.broadcast_to(slots, rows.shape[:3]), new)
         counts = [stop - start for start, stop in spans] if spans else [added] * len(tail.rows)
         tail.rows = [rows + count for rows, count in zip(tail.rows, counts, strict=True)]
+        self.shown = self.packed_width + width
         for name, array in self.beside.items():
             if array.shape[2] < self.packed_width + tail.keys.capacity:
                 self.changed = True
@@ -193,6 +191,7 @@ class Table:
         middle = len(found) // 2
         kept.parts, others.parts = tuple(found[:count]), tuple(found[count:middle])
         tail.rows = [start + 1] * len(tail.rows)
+        self.shown = self.packed_width + start + 1
         self._newest = None
         return tuple(found[middle : middle + count]), tuple(found[middle + count :])
 
@@ -258,7 +257,7 @@ class Table:
         self.changed = True
         self._most = max(self._most, self.tail.width)
         self.tail.rows = rows
-        before = self.packed_width
+        self.shown, before = self.width, self.packed_width
         for name, array in self.beside.items():
             if len(set(rows)) == 1:
                 if before + rows[0] < array.shape[2]:

@@ -5,7 +5,7 @@ For callers that are right: arguments are not checked.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
@@ -79,7 +79,7 @@ def merged_attention(
     mask: mx.array | str | None = None,
     sinks: mx.array | None = None,
     return_scores: bool = True,
-    return_lse: bool = False,
+    shared: Rows | None = None,
 ) -> AttentionResult:
     """Attention over the rows of all segments, each read on its own, as if they were one array.
 
@@ -91,24 +91,29 @@ def merged_attention(
         queries: [B, Hq, Lq, D].
         scale: finite factor of the products.
         mask: as of ``fast.scaled_dot_product_attention_with_scores``, for the rows of all.
-        sinks: learned logits [Hq], which count once.
+        sinks: learned logits [Hq], which count once: with the last segment.
         return_scores: whether the scores are wanted too, and the lse.
-        return_lse: whether the lse is.
+        shared: rows of batch 1 that all sequences have before the others. Every query sees them,
+            and their scores are not wanted.
 
     Returns:
         Output in the dtype of the queries, scores float32 [B, Hq, Lq, N] and lse [B, Hq, Lq].
     """
-    operations, found = resolve(), []
-    several = len(segments) > 1
-    needed = several or return_lse or return_scores
-    for (keys, values, settings), part, sink in _shared(segments, mask, sinks):
-        if not settings and keys.dtype != queries.dtype:
-            keys, values = keys.astype(queries.dtype), values.astype(queries.dtype)
-        causal, shown = masking(part)
+    operations, start = resolve(), 0
+    found = [] if shared is None else [_over_shared(shared, queries, scale)]
+    several = len(segments) + len(found) > 1
+    for rows in segments:
+        last, part = rows is segments[-1], None
+        keys, values, settings = rows if rows.settings else _in_dtype(rows, queries)
+        if isinstance(mask, mx.array):
+            end = start + (keys[0] if isinstance(keys, tuple) else keys).shape[2]
+            part = mask if mask.shape[-1] == 1 else mask[..., start:end]
+            start = end
         found.append(
             operations.attention(
-                queries, keys, values, scale=scale, causal=causal, mask=shown, sinks=sink,
-                return_scores=return_scores, return_lse=needed, **settings,
+                queries, keys, values, scale=scale, causal=last and isinstance(mask, str),
+                mask=part, sinks=sinks if last else None, return_scores=return_scores,
+                return_lse=several or return_scores, **settings,
             )
         )  # fmt: skip
     if not several:
@@ -120,16 +125,30 @@ def merged_attention(
     return AttentionResult(out, mx.concatenate(scores, axis=-1) if scores else None, lse)
 
 
-def _shared(
-    segments: Sequence[Rows], mask: mx.array | str | None, sinks: mx.array | None
-) -> Iterator[tuple[Rows, mx.array | str | None, mx.array | None]]:
-    """Each segment with its part of the mask; the sinks go to the last one."""
-    start = 0
-    for segment in segments:
-        last = segment is segments[-1]
-        part = mask if last else None
-        rows = (segment.keys[0] if isinstance(segment.keys, tuple) else segment.keys).shape[2]
-        if isinstance(mask, mx.array):
-            part = mask if mask.shape[-1] == 1 else mask[..., start : start + rows]
-        start += rows
-        yield segment, part, sinks if last else None
+def _in_dtype(rows: Rows, queries: mx.array) -> Rows:
+    """Arrays of rows in the dtype of the queries; packed rows as they are."""
+    if rows.settings or rows.keys.dtype == queries.dtype:
+        return rows
+    return Rows(rows.keys.astype(queries.dtype), rows.values.astype(queries.dtype), {})
+
+
+def _over_shared(rows: Rows, queries: mx.array, scale: float) -> AttentionResult:
+    """The sequences are further query heads of each KV head, so that rows are read once."""
+    keys, values, settings = _in_dtype(rows, queries)
+    heads = (keys[0] if isinstance(keys, tuple) else keys).shape[1]
+    batch, length = queries.shape[0], queries.shape[2]
+    if batch > 1:
+        queries = _turned(queries.reshape(batch, heads, -1, *queries.shape[2:]), 1)
+    found = resolve().attention(queries, keys, values, scale=scale, return_lse=True, **settings)
+    if batch == 1:
+        return found
+    out = _turned(found.out.reshape(heads, batch, -1, length, found.out.shape[3]), batch)
+    lse = _turned(cast(mx.array, found.lse).reshape(heads, batch, -1, length), batch)
+    return AttentionResult(out, lse=lse)
+
+
+def _turned(array: mx.array, batch: int) -> mx.array:
+    """The first two axes exchanged: [B, H, G, ...] as [1, H * B * G, ...], for a batch of 1; and
+    [H, B, G, ...] as [B, H * G, ...]."""
+    array = array.swapaxes(0, 1)
+    return array.reshape(batch, -1, *array.shape[3:])
