@@ -211,7 +211,7 @@ def test_the_server_and_its_drafts(capsys, monkeypatch):
 def test_help_shows_our_flags_and_mlx_lms(command, capsys):
     with pytest.raises(SystemExit):
         cli.main([command, "--help"])
-    ours, _, theirs = capsys.readouterr().out.partition("Options of mlx_lm's own")
+    ours, _, theirs = capsys.readouterr().out.partition("mlx_lm's own options")
     for flag in (
         "--policy",
         "--light-bits",

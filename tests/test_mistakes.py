@@ -23,6 +23,13 @@ EVALUATE = ("evaluate", "--model", "demo")
         (("chat", "--model", "demo", "--seed", "x"), "argument --seed: invalid"),
         ((*EVALUATE, "--json", "/no/such/folder/file"), "/no/such/folder/file"),
         (("evaluate", "--model", "/no/such/folder"), "/no/such/folder is not a directory"),
+        (("server", "--model", "/no/such/folder"), "/no/such/folder is not a directory"),
+        (("server", "--draft-model", "./none"), "./none is not a directory"),
+        ((*GENERATE, "--max-kv-sise", "5"), "unrecognized arguments: --max-kv-sise 5"),
+        (("server", "--model", "demo", "--prot", "80"), "unrecognized arguments: --prot 80"),
+        (("cache_prompt", "--model", "demo", "--prompt", "a"), "required: --prompt-cache-file"),
+        (("benchmark", "--max-kv-size", "a"), "'a' is not a number of rows, expected one, or none"),
+        (("evaluate", "--model", "demo", "--text", "/none"), "--text /none: No such file"),
         (("calibrate", "--model", "demo"), "the following arguments are required: --output"),
     ],
 )
@@ -35,10 +42,30 @@ def test_a_mistake_is_a_line(arguments, message, capsys):
     assert message in said and "[H2OConfig]" not in said and "usage" not in said
 
 
-def test_an_empty_model_folder(tmp_path, capsys):
+@pytest.mark.parametrize("command", ["evaluate", "server"])
+def test_an_empty_model_folder(command, tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
-        cli.main(("evaluate", "--model", str(tmp_path)))
-    assert ended.value.code == 2 and capsys.readouterr().err.count("\n") == 1
+        cli.main((command, "--model", str(tmp_path)))
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and said.count("\n") == 1
+    assert f"{tmp_path} has no config.json, expected a model of mlx_lm" in said
+
+
+def test_a_name_that_the_hub_does_not_give(monkeypatch, capsys):
+    def load(*args, **kwargs):
+        raise FileNotFoundError("cannot find\nthe files")
+
+    monkeypatch.setattr("mlx_lm.load", load)
+    assert cli.main(("generate", "--model", "none", "--prompt", "a")) == 2
+    assert capsys.readouterr().err == (
+        "mlx_h2o generate: none is not a directory, and could not be fetched from the hub: cannot "
+        "find the files\n"
+    )
+
+
+def test_the_end_of_the_input_ends_a_chat(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert cli.main(("chat", "--model", "demo")) == 0
 
 
 def test_standard_input_that_is_no_text(monkeypatch, capsys):
@@ -46,7 +73,7 @@ def test_standard_input_that_is_no_text(monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main((*EVALUATE, "--text", "-"))
     assert ended.value.code == 2
-    assert "--text: -: 'utf-8' codec can't decode" in capsys.readouterr().err
+    assert "--text -: 'utf-8' codec can't decode" in capsys.readouterr().err
 
 
 def test_a_long_text_is_read_without_a_warning(capfd):

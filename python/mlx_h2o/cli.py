@@ -10,14 +10,14 @@ from collections.abc import Sequence
 __all__ = ["main"]
 
 _COMMANDS = {
-    "generate": "text from a prompt, with a bounded cache",
-    "chat": "a conversation, in a terminal",
-    "server": "mlx_lm's HTTP server, batches included",
-    "cache_prompt": "read a prompt once, and save its cache",
-    "calibrate": "measure what each layer loses with few rows, for --profile",
-    "evaluate": "what a bounded cache costs on a text",
-    "report": "what evaluate measured, as a page",
-    "benchmark": "speed and memory, alone or in batches",
+    "generate": "write text from a prompt",
+    "chat": "talk to a model in the terminal",
+    "server": "serve requests over HTTP, in batches",
+    "cache_prompt": "read a prompt and save its cache",
+    "calibrate": "measure which layers need rows, for --profile",
+    "evaluate": "measure what smaller caches cost on your texts",
+    "report": "show what evaluate measured as an HTML page",
+    "benchmark": "measure speed and memory",
 }
 _OURS = ("calibrate", "evaluate", "report")
 
@@ -53,9 +53,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _usage() -> str:
-    lines = ["usage: mlx_h2o COMMAND [options]", "", "commands:"]
-    lines += [f"  {name:<12} {text}" for name, text in _COMMANDS.items()]
-    lines += ["", "`mlx_h2o COMMAND --help` lists the options; they are mlx_lm's, and some more."]
+    lines = [
+        "usage: mlx_h2o COMMAND [options]",
+        "",
+        "mlx_lm with KV caches of a fixed size.",
+        "",
+        "commands:",
+    ]
+    lines += [f"  {name:<13} {text}" for name, text in _COMMANDS.items()]
+    lines += ["", "Options are mlx_lm's own and a few more: mlx_h2o COMMAND --help."]
     return "\n".join(lines)
 
 

@@ -52,25 +52,35 @@ def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         prog="mlx_h2o calibrate",
         description="Measure what each layer of a model loses when it alone keeps few rows, so "
-        "that --profile gives the rows to the layers that need them. Minutes, for a small model; "
-        "what was measured when it is interrupted is not measured again.",
+        "that --profile can give the rows to the layers that need them. This takes minutes for a "
+        "small model. An interrupted run resumes with the same command.",
     )
-    parser.add_argument("--model", required=True, help='a directory, a name on the hub, or "demo"')
-    parser.add_argument("--output", type=Path, required=True, help="the profile to write")
-    parser.add_argument("--text", type=Path, help="a text file (default: one that comes with it)")
+    parser.add_argument("--model", required=True, help="a directory, a name on the hub, or demo")
+    parser.add_argument(
+        "--output", type=Path, required=True, metavar="FILE", help="profile to write"
+    )
+    parser.add_argument(
+        "--text", type=Path, metavar="FILE", help="text to read (default: one in this package)"
+    )
     parser.add_argument(
         "--policy",
         choices=policies.names(),
         default="merge",
-        help="what to do with the rows that go (default: %(default)s)",
+        metavar="POLICY",
+        help="policy to measure with (default: %(default)s)",
     )
     parser.add_argument(
         "--length",
         type=int,
         default=640,
-        help=f"tokens of a document, at least {SHORTEST} (default: %(default)s)",
+        metavar="N",
+        help=f"tokens in a document, at least {SHORTEST} (default: %(default)s)",
     )
     parser.add_argument(
-        "--documents", type=int, default=8, help="read side by side (default: %(default)s)"
+        "--documents",
+        type=int,
+        default=8,
+        metavar="N",
+        help="documents to read (default: %(default)s)",
     )
     return parser

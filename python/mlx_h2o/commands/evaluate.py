@@ -37,15 +37,19 @@ _WIDE = 150
 _DEFAULT = Settings()
 _SETTINGS: dict[str, dict[str, Any]] = {
     "documents": {"type": int, "help": "windows of the text, at most"},
-    "length": {"type": int, "help": "tokens of each"},
-    "seeds": {"type": int, "help": "how many: of facts, and of choices at random"},
-    "prompt": {"type": int, "help": "ppl: tokens read at once before the rest comes one by one"},
+    "length": {"type": int, "help": "tokens in a document"},
+    "seeds": {"type": int, "help": "number of seeds, which draw facts and random choices"},
+    "prompt": {"type": int, "help": "ppl: tokens read at once; the rest follow one by one"},
     "chunk": {"type": int, "help": "tokens per prefill chunk"},
-    "batch": {"type": int, "help": "documents read side by side (default: what takes 0.5 GB)"},
-    "lengths": {"type": int, "nargs": "+", "help": "several, in the place of length"},
-    "depths": {"type": float, "nargs": "+", "help": "needle: where facts stand, from 0 to 1"},
+    "batch": {"type": int, "help": "documents read at a time (default: what fits 0.5 GB)"},
+    "lengths": {"type": int, "nargs": "+", "help": "several lengths, in place of --length"},
+    "depths": {
+        "type": float,
+        "nargs": "+",
+        "help": "needle: where in the text facts are, from 0 to 1",
+    },
     "needles": {"type": int, "nargs": "+", "help": "needle: facts in a document"},
-    "wordings": {"nargs": "+", "choices": tuple(WORDINGS), "help": "needle: how facts are put"},
+    "wordings": {"nargs": "+", "choices": tuple(WORDINGS), "help": "needle: how facts are worded"},
     "readings": {
         "nargs": "+",
         "choices": READINGS,
@@ -97,26 +101,25 @@ def run(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         prog="mlx_h2o evaluate",
-        description="Read texts with caches of several strategies and compare how well each "
-        "predicts them (ppl: perplexity, divergence from the full cache, same top token), which "
-        "planted facts it still knows (needle), and what share of pairs sparse V skips (skips). "
-        "Beside the strategies stand the full cache, "
-        "mlx_lm's quantised caches, and for each a rotating window and a random choice of rows of "
-        "the same bytes.",
+        description="Read texts with several caches and compare how well each predicts them "
+        "(ppl: perplexity, divergence from the full cache, same top token), which planted facts it "
+        "recalls (needle), and how much sparse V skips (skips). Controls are added: the full "
+        "cache, mlx_lm's quantised caches, and for each strategy a rotating window and a random "
+        "choice of rows of the same bytes.",
     )
-    parser.add_argument("--model", required=True, help="a directory, a name on the hub, or 'demo'")
+    parser.add_argument("--model", required=True, help="a directory, a name on the hub, or demo")
     parser.add_argument(
         "--text",
         nargs="+",
         default=[EMBEDDED],
         metavar="FILE",
-        help="text files, or '-' for standard input (default: a text that comes with the package)",
+        help="text files, or - for standard input (default: a text in this package)",
     )
     parser.add_argument(
         "--strategies",
         nargs="+",
         metavar="STRATEGY",
-        help="such as full rotating:256 kv4 keydiff:256:kv4 merge:bytes=16MB:recent=64",
+        help="what to compare, such as full rotating:256 kv4 keydiff:256:kv4 merge:bytes=16MB",
     )
     parser.add_argument(
         "--preset",
@@ -126,26 +129,32 @@ def _parser() -> argparse.ArgumentParser:
         + "; ".join(f"{name}: {preset.mirrors}" for name, preset in PRESETS.items()),
     )
     parser.add_argument("--tasks", nargs="+", choices=TASKS, help="default: ppl")
-    parser.add_argument("--no-controls", action="store_true", help="the strategies alone")
+    parser.add_argument("--no-controls", action="store_true", help="compare the strategies alone")
     parser.add_argument(
         "--no-record",
         action="store_true",
-        help="leave out the text of the first document, and which positions of it are held",
+        help="do not record the first document and which of its positions each cache holds",
     )
     parser.add_argument(
         "--output",
         type=Path,
         metavar="DIR",
-        help="write results.json, .csv, .md and quality.png there, and go on with what is there",
+        help="write results.json, .csv, .md and quality.png here; resume what is here",
     )
-    parser.add_argument("--json", type=Path, help="write the figures, unrounded, to this file")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write unrounded figures to this file"
+    )
     for name, how in _SETTINGS.items():
         default = getattr(_DEFAULT, name)
         shown = " ".join(map(str, default)) if isinstance(default, tuple) else default
         said = how["help"] + (f" (default: {shown})" if shown else "")
         parser.add_argument(f"--{name}", default=argparse.SUPPRESS, **{**how, "help": said})
     parser.add_argument(
-        "--policies", nargs="+", choices=policies.names(), help="compare these, not only --policy"
+        "--policies",
+        nargs="+",
+        choices=policies.names(),
+        metavar="POLICY",
+        help="compare these policies, in place of --policy",
     )
     add_cache_flags(parser)
     return parser
@@ -218,8 +227,10 @@ def _text(name: str) -> tuple[str, str]:
         if name == "-":
             return "standard input", sys.stdin.buffer.read().decode("utf-8")
         return Path(name).name, Path(name).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"--text: {name}: {error}") from error
+    except OSError as error:
+        raise ValueError(f"--text {name}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"--text {name}: {error}") from error
 
 
 class _progress:  # noqa: N801

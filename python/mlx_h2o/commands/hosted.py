@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ import mlx_lm
 from mlx_lm.generate import DEFAULT_MODEL
 
 from ..config import H2OConfig
-from ..lm.generate import generate, summary
+from ..lm.generate import check_path, generate, summary
 from ..lm.hosting import Host, hosting
 from ..lm.prompt_cache import context_length, evicting_caches
 from ..lm.prompt_store import PromptStore
@@ -34,31 +35,33 @@ def run(command: str, arguments: Sequence[str]) -> int:
         others += ["--seed", str(args.seed)]
     if args.model is not None:
         others += ["--model", args.model]
+        _check_model(parser, args.model)
     drafted = 0
     if args.draft_model is not None:
         for name in ("budgets", "profile"):
             if command == "server" and hasattr(args, name):
                 parser.error(f"--{name} with --draft-model: its layers are not those of the file")
+        _check_model(parser, args.draft_model)
         drafted = args.num_draft_tokens
         others += ["--draft-model", args.draft_model, "--num-draft-tokens", str(drafted)]
     settings = settings_of(parser, args, speculative=drafted)
     if "-h" in others or "--help" in others:
         print(parser.format_help())
-        print(f"Options of mlx_lm's own {command}; those above come first:\n")
+        print("mlx_lm's own options; where both have one, the above holds:\n")
     module = importlib.import_module(f"mlx_lm.{command}")
     store = _store(parser, args)
     before = sys.argv
     sys.argv = [f"mlx_h2o {command}", *others]
     try:
         with hosting(*settings, store=store) as host:
-            targets = [
-                target(command, name, always(ours))
-                for name, ours in _REPLACED.get(command, _nothing)(host, args.model).items()
-            ]
+            ours = {"argparse": _ARGPARSE} | _REPLACED.get(command, _nothing)(host, args.model)
+            targets = [target(command, name, always(each)) for name, each in ours.items()]
             with PATCHES.replaced(targets):
                 module.main()
     except BrokenPipeError:
         raise
+    except EOFError:  # Ctrl-D ends a chat
+        return 0
     except (OSError, ValueError) as error:  # such as a model or a file that cannot be served
         print(f"mlx_h2o {command}: {in_flags(str(error))}", file=sys.stderr)
         return 2
@@ -78,6 +81,14 @@ def _store(parser: argparse.ArgumentParser, args: argparse.Namespace) -> PromptS
         parser.error(f"--cache-dir: {error}")
 
 
+def _check_model(parser: argparse.ArgumentParser, model: str) -> None:
+    """Before anything runs: a server would open its port without a model."""
+    try:
+        check_path(model)
+    except ValueError as error:
+        parser.error(str(error))
+
+
 def _seed(text: str) -> int:
     seed = int(text)
     if not 0 <= seed < SEEDS:
@@ -88,29 +99,33 @@ def _seed(text: str) -> int:
 def _parser(command: str) -> argparse.ArgumentParser:
     parser = OneLineParser(
         prog=f"mlx_h2o {command}",
-        description=f"mlx_lm's {command} with KV caches that evict rows. --model demo is a small "
-        "model that comes with the package.",
+        description=f"mlx_lm's {command}, with KV caches of a fixed size.",
         add_help=False,
         allow_abbrev=False,  # what is not ours is mlx_lm's
     )
-    parser.add_argument("--model", help="a directory, a name on the hub, or 'demo'")
+    parser.add_argument(
+        "--model", help="a directory, a name on the hub, or demo, the model in this package"
+    )
     add_cache_flags(parser)
     if command == "generate":
         parser.add_argument("--image", nargs="+", help="not available in this version")
     if command in ("generate", "chat"):
-        parser.add_argument("--seed", type=_seed, help="of the random numbers (default: mlx_lm's)")
+        parser.add_argument("--seed", type=_seed, help="random seed (default: mlx_lm's)")
     if command == "server":
-        kept = parser.add_argument_group("prompt caches that outlive the server")
-        kept.add_argument("--cache-dir", metavar="DIR", help="where they are kept (default: not)")
+        kept = parser.add_argument_group("prompt caches that survive a restart")
+        kept.add_argument(
+            "--cache-dir", metavar="DIR", help="where to keep them (default: nowhere)"
+        )
         kept.add_argument(
             "--cache-size", metavar="BYTES", default="10GB",
-            help="of their files; those used longest ago go (default: %(default)s)",
+            help="size of the directory; the least recently used go (default: %(default)s)",
         )  # fmt: skip
     drafts = parser.add_argument_group("speculative decoding (generate and server)")
-    drafts.add_argument("--draft-model", help="a model that proposes tokens")
+    drafts.add_argument("--draft-model", metavar="MODEL", help="a small model that proposes tokens")
     drafts.add_argument(
-        "--num-draft-tokens", type=int, default=3, help="tokens it proposes (default: %(default)s)"
-    )
+        "--num-draft-tokens", type=int, default=3, metavar="N",
+        help="tokens it proposes at a time (default: %(default)s)",
+    )  # fmt: skip
     return parser
 
 
@@ -205,5 +220,8 @@ def _say_where_beyond(model: Any, caches: list[Any]) -> bool:
 def _nothing(host: Host, model: str | None) -> dict[str, Callable[..., Any]]:
     return {}
 
+
+_ARGPARSE = types.SimpleNamespace(**vars(argparse) | {"ArgumentParser": OneLineParser})
+"""For mlx_lm's commands: a mistake is told in one line."""
 
 _REPLACED = {"generate": _generation, "cache_prompt": _saving, "chat": _talking}

@@ -19,7 +19,7 @@ class OneLineParser(argparse.ArgumentParser):
     """Tells a mistake in one line, and ends with 2."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {in_flags(message)} (--help says what there is)\n")
+        self.exit(2, f"{self.prog}: error: {in_flags(message)} (see --help)\n")
 
 
 def in_flags(message: str) -> str:
@@ -32,86 +32,111 @@ def in_flags(message: str) -> str:
 
 
 def _rows(text: str) -> int | None:
-    return None if text == "none" else int(text)
+    if text == "none":
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a number of rows, expected one, or none"
+        ) from None
 
 
 _FLAGS: dict[str, dict[str, Any]] = {
     "max_kv_size": {
         "type": _rows,
         "metavar": "ROWS",
-        "help": f"rows per head, at most (default: {_DEFAULT.max_kv_size}); a quarter of the "
-        "context is a good start; none: no limit",
+        "help": f"rows kept per KV head (default: {_DEFAULT.max_kv_size}), or none for no limit; a "
+        "quarter of the context is a good start",
     },
     "max_kv_bytes": {
         "metavar": "BYTES",
-        "help": "in place of rows: bytes of all layers together, such as 300MB, a draft model's "
-        "included; picks the rows, and the bits where --kv-bits does not say",
+        "help": "a budget in bytes instead of rows, such as 300MB, for all layers and a draft "
+        "model together; chooses the number of rows, and the bits unless --kv-bits is given",
     },
     "policy": {
         "choices": policies.names(),
-        "help": f"what decides which rows stay (default: {_DEFAULT.policy})",
+        "metavar": "POLICY",
+        "help": f"which rows to keep: {', '.join(policies.names())} (default: {_DEFAULT.policy})",
     },
     "sink_size": {
         "type": int,
-        "help": f"first rows that always stay (default: {_DEFAULT.sink_size})",
+        "metavar": "ROWS",
+        "help": f"first rows, never evicted (default: {_DEFAULT.sink_size})",
     },
     "prefix_size": {
         "type": int,
         "metavar": "TOKENS",
-        "help": "first tokens that always stay, such as a system prompt; a server reads and holds "
-        "those of prompts that begin alike once (default: 0)",
+        "help": "first tokens, never evicted, such as a system prompt; the server reads and stores "
+        "a beginning that prompts share only once (default: 0)",
     },
-    "heavy_size": {"type": int, "help": "rows kept by score (default: half)"},
-    "recent_size": {"type": int, "help": "newest rows that stay (default: the rest)"},
+    "heavy_size": {"type": int, "metavar": "ROWS", "help": "rows kept by rank (default: half)"},
+    "recent_size": {
+        "type": int,
+        "metavar": "ROWS",
+        "help": "newest rows, never evicted (default: the rest)",
+    },
     "decay": {
         "type": float,
-        "help": f"of h2o's moving average of scores (default: {_DEFAULT.decay})",
+        "metavar": "DECAY",
+        "help": f"decay of h2o's moving average of scores (default: {_DEFAULT.decay})",
     },
     "evict_every": {
         "type": int,
-        "help": "rows that are evicted together (default: one row of 32)",
+        "metavar": "ROWS",
+        "help": "rows evicted at a time (default: a thirty-second of them)",
     },
     "shared_heads": {
         "action": "store_true",
-        "help": "one choice of rows for all heads of a layer, by the mean of their ranks",
+        "help": "keep the same rows in all KV heads of a layer, by their mean rank",
     },
     "random_seed": {
         "type": int,
-        "help": f"of the policy random (default: {_DEFAULT.random_seed})",
+        "metavar": "SEED",
+        "help": f"seed of the policy random (default: {_DEFAULT.random_seed})",
     },
-    "kv_bits": {"type": int, "help": "bits of quantised rows (default: none)"},
+    "kv_bits": {
+        "type": int,
+        "metavar": "BITS",
+        "help": "quantise rows to this many bits (default: off)",
+    },
     "kv_format": {
         "choices": tuple(KV_FORMATS),
         "metavar": "FORMAT",
-        "help": "in place of --kv-bits: rows as codes of rotated directions (TurboQuant): turbo2, "
-        "turbo3 or turbo4 bits; turbo8v3: keys of 8 bits and values of 3; turbo0v3: values alone",
+        "help": "store rows as codes of rotated vectors (TurboQuant), instead of --kv-bits: "
+        "turbo2, turbo3 or turbo4, by bits; turbo8v3 has keys of 8 bits and values of 3, turbo0v3 "
+        "unquantised keys",
     },
     "turbo_guard": {
         "type": int,
         "metavar": "LAYERS",
-        "help": "with --kv-format: the first and the last so many layers have 8 bits (default: 0)",
+        "help": "with --kv-format: store this many layers at each end in 8 bits (default: 0)",
     },
     "kv_group_size": {
         "type": int,
+        "metavar": "SIZE",
         "help": f"elements that share a scale (default: {_DEFAULT.kv_group_size})",
     },
     "v_bits": {
         "type": int,
-        "help": "bits of the values, where they differ from --kv-bits, those of the keys",
+        "metavar": "BITS",
+        "help": "bits of values (default: those of --kv-bits)",
     },
     "light_bits": {
         "type": int,
-        "help": "mixed precision: bits of the rows that rank in the lower half, or with "
-        "--dense-size 0 of the recent rows",
+        "metavar": "BITS",
+        "help": "mixed precision: bits of the lower-ranked half of the rows, or with --dense-size "
+        "0 of the recent rows",
     },
     "dense_size": {
         "type": int,
-        "help": "newest rows that are not quantised (default: 32 with --light-bits, else 0)",
+        "metavar": "ROWS",
+        "help": "newest rows, left unquantised (default: 32 with --light-bits, else 0)",
     },
     "sparse_v": {
         "type": float,
-        "metavar": "TAU",
-        "help": "skip the values of quantised rows whose weight is below this, such as 1e-6 "
+        "metavar": "WEIGHT",
+        "help": "in quantised rows, skip values whose attention weight is below this, such as 1e-6 "
         "(default: 0, skip none)",
     },
     "preallocate": {
@@ -119,21 +144,22 @@ _FLAGS: dict[str, dict[str, Any]] = {
         "type": int,
         "const": True,
         "metavar": "ROWS",
-        "help": "make room for all rows at once; with --max-kv-size none for so many (on Linux's "
-        "CPU memory is taken as rows come, elsewhere at once)",
+        "help": "allocate all rows at the start, or with --max-kv-size none this many (on Linux, "
+        "CPU memory is taken only as rows arrive)",
     },
     "quantized_kv_start": {
         "type": int,
-        "help": "Only 0: rows are quantised from the first on.",
+        "metavar": "0",
+        "help": "only 0: all rows are quantised, from the first",
     },
     "budgets": {
         "metavar": "FILE",
-        "help": 'a budget for each layer: a JSON file {"budgets": [ROWS, ...]}',
+        "help": 'rows of each layer, as JSON: {"budgets": [ROWS, ...]}',
     },
     "profile": {
         "metavar": "FILE",
-        "help": "rows for each layer by what it loses without, as `mlx_h2o calibrate` wrote it; "
-        "--max-kv-size is then the mean, and the policy that of the file",
+        "help": "rows of each layer by what was measured: a file of `mlx_h2o calibrate`, or demo; "
+        "--max-kv-size becomes the mean, and the policy is that of the file",
     },
 }
 

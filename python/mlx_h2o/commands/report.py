@@ -54,11 +54,13 @@ def _loaded(file: Path) -> dict[str, Any]:
 def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         prog="mlx_h2o report",
-        description="Write what `mlx_h2o evaluate --output RUN` measured as one HTML page: quality "
+        description="Show what `mlx_h2o evaluate --output RUN` measured as one HTML page: quality "
         "against bytes, the tables, which positions were held, and what is left of a text.",
     )
-    parser.add_argument("run", type=Path, metavar="RUN", help="the folder, or a results.json")
     parser.add_argument(
-        "--output", type=Path, metavar="FILE", help="the page (default: report.html in RUN)"
+        "run", type=Path, metavar="RUN", help="directory of a run, or its results.json"
+    )
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="page to write (default: report.html in RUN)"
     )
     return parser

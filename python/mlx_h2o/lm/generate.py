@@ -47,21 +47,40 @@ def load(path_or_hf_repo: str, *args: Any, **kwargs: Any) -> Any:
     and the config where ``return_config=True``.
 
     Raises:
-        ValueError: a name that can only be a directory is none.
+        ValueError: there is no such directory, no model in it, or none of this name on the hub.
     """
+    check_path(path_or_hf_repo)
     if path_or_hf_repo == DEMO:
         path_or_hf_repo = str(model_path())
-    elif _is_path(path_or_hf_repo) and not Path(path_or_hf_repo).is_dir():
+    local = Path(path_or_hf_repo).is_dir()
+    try:
+        loaded = mlx_lm.load(path_or_hf_repo, *args, **kwargs)
+    except OSError as error:
+        if local:
+            raise
         raise ValueError(
-            f"[load] {path_or_hf_repo} is not a directory, expected one that holds a model, a name "
-            f'on the hub, or "{DEMO}".'
-        )
-    loaded = mlx_lm.load(path_or_hf_repo, *args, **kwargs)
+            f"[load] {path_or_hf_repo} is not a directory, and could not be fetched from the hub: "
+            f"{error}"
+        ) from error
     # Or transformers warns of every longer text, which a bounded cache is for.
     getattr(loaded[1], "_tokenizer", loaded[1]).model_max_length = _NO_LIMIT
     if mx.default_device().type == mx.DeviceType.cpu:
         loaded[0].update(tree_map(_upcast, loaded[0].parameters()))
     return loaded
+
+
+def check_path(name: str) -> None:
+    """Raises ValueError for what can only be a directory, and holds no model of mlx_lm."""
+    if name == DEMO:
+        return
+    if Path(name).is_dir():
+        if not (Path(name) / "config.json").exists():
+            raise ValueError(f"[load] {name} has no config.json, expected a model of mlx_lm.")
+    elif _is_path(name):
+        raise ValueError(
+            f"[load] {name} is not a directory, expected one that holds a model, a name on the "
+            f'hub, or "{DEMO}".'
+        )
 
 
 def _is_path(name: str) -> bool:

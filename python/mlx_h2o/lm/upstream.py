@@ -26,6 +26,7 @@ NAMES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "models.base": {ATTENTION: ()},
     "models.cache": {"can_trim_prompt_cache": ()},
     "generate": {
+        "argparse": (),
         "can_trim_prompt_cache": (),
         "generate": (),
         "load": (),
@@ -34,10 +35,11 @@ NAMES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "speculative_generate_step": (),
         "trim_prompt_cache": (),
     },
-    "chat": {"load": (), "make_prompt_cache": (), "stream_generate": ()},
-    "cache_prompt": {"load": (), "make_prompt_cache": (), "save_prompt_cache": ()},
-    "benchmark": {"load": ()},
+    "chat": {"argparse": (), "load": (), "make_prompt_cache": (), "stream_generate": ()},
+    "cache_prompt": {"argparse": (), "load": (), "make_prompt_cache": (), "save_prompt_cache": ()},
+    "benchmark": {"argparse": (), "load": ()},
     "server": {
+        "argparse": (),
         "_run_http_server": (),
         "load": (),
         "make_prompt_cache": (),
