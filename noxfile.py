@@ -496,11 +496,8 @@ def wheel(session: nox.Session) -> None:
     here = tried / "new" / "bin"
     alone = ("--no-index", "--find-links", str(tried / "all"))
     session.run(str(here / "pip"), "install", "-q", *alone, wanted, external=True)
-    ask = "import mlx_h2o; assert not (why := mlx_h2o.backends()['native'].reason), why"
-    flags = ("--model", "demo", "--prompt", "The ship was", "--max-kv-size", "64")
     with session.chdir(tried):
-        session.run(str(here / "python"), "-c", ask, external=True)
-        session.run(str(here / "mlx_h2o"), "generate", *flags, external=True)
+        session.run(str(here / "python"), str(ROOT / "tools" / "try_wheel.py"), external=True)
 
 
 @nox.session(venv_backend="none")
