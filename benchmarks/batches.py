@@ -14,13 +14,13 @@ import argparse
 import contextlib
 import json
 import os
-import statistics
 import time
 from pathlib import Path
 from typing import Any
 
 import benchmark_models as models
 import mlx.core as mx
+from figures import spread
 from mlx_lm.generate import BatchGenerator
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
@@ -71,14 +71,6 @@ class Arm:
                 self.step(sequences)
             self.milliseconds.append(1e3 * (time.perf_counter() - start) / tokens)
         mx.synchronize()
-
-
-def spread(values: list[float]) -> dict[str, float]:
-    return {
-        "min": round(min(values), 4),
-        "median": round(statistics.median(values), 4),
-        "max": round(max(values), 4),
-    }
 
 
 def measure(

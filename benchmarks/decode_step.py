@@ -15,7 +15,6 @@ import argparse
 import contextlib
 import json
 import os
-import statistics
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import Any
 
 import benchmark_models as models
 import mlx.core as mx
+from figures import spread
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
@@ -72,14 +72,6 @@ class Arm:
             self.seconds.append((time.perf_counter() - start) / tokens)
             self.processor_seconds.append((time.process_time() - processor) / tokens)
             mx.synchronize()
-
-
-def spread(values: list[float]) -> dict[str, float]:
-    return {
-        "min": round(min(values), 4),
-        "median": round(statistics.median(values), 4),
-        "max": round(max(values), 4),
-    }
 
 
 def measure(

@@ -19,7 +19,6 @@ import contextlib
 import gc
 import json
 import os
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,6 +28,7 @@ from unittest import mock
 
 import mlx.core as mx
 import mlx_lm.models.base as base
+from figures import spread
 from mlx_lm.models.cache import QuantizedKVCache, RotatingKVCache
 
 import mlx_h2o
@@ -166,20 +166,12 @@ def measure(backend: str, rounds: int, steps: int) -> dict[str, Any]:
         for name, arm in arms.items():
             pairs = zip(arm.seconds, arms[ROTATING].seconds, strict=True)
             found[name] = {
-                "microseconds": spread([1e6 * seconds for seconds in arm.seconds]),
-                "times_rotating": spread([ours / theirs for ours, theirs in pairs]),
+                "microseconds": spread([1e6 * seconds for seconds in arm.seconds], 2),
+                "times_rotating": spread([ours / theirs for ours, theirs in pairs], 2),
                 "calls": round(arm.calls(64), 1),
             }
             print(f"{backend:9} {name:18}", found[name], flush=True)
     return found
-
-
-def spread(values: list[float]) -> dict[str, float]:
-    return {
-        "min": round(min(values), 2),
-        "median": round(statistics.median(values), 2),
-        "max": round(max(values), 2),
-    }
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 import benchmark_models as models
 import mlx.core as mx
-from decode_step import spread
+from figures import spread
 from mlx_lm.generate import generate_step
 from tqdm import tqdm
 

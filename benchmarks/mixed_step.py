@@ -12,12 +12,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import time
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+from figures import spread
 
 from mlx_h2o import H2OConfig
 from mlx_h2o.caches.quantized import evicting_cache
@@ -54,14 +54,6 @@ class Arm:
         self.seconds.append((time.perf_counter() - start) / count)
 
 
-def spread(values: list[float]) -> dict[str, float]:
-    return {
-        "min": round(min(values), 3),
-        "median": round(statistics.median(values), 3),
-        "max": round(max(values), 3),
-    }
-
-
 def measure(policy: str, rows: int, steps: int, repeats: int, tokens: list[Any]) -> dict[str, Any]:
     arms = {name: Arm(policy, rows, settings, tokens) for name, settings in ARMS.items()}
     names = list(arms)
@@ -74,8 +66,10 @@ def measure(policy: str, rows: int, steps: int, repeats: int, tokens: list[Any])
         "rows": rows,
         "arms": {
             name: {
-                "microseconds": spread([1e6 * one for one in arm.seconds]),
-                "ratio_to_8_bits": spread([a / b for a, b in zip(arm.seconds, base, strict=True)]),
+                "microseconds": spread([1e6 * one for one in arm.seconds], 3),
+                "ratio_to_8_bits": spread(
+                    [a / b for a, b in zip(arm.seconds, base, strict=True)], 3
+                ),
                 "nbytes": arm.cache.nbytes,
             }
             for name, arm in arms.items()

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+from figures import spread
 from mlx_lm.models.base import quantized_scaled_dot_product_attention
 
 import mlx_h2o
@@ -164,14 +165,6 @@ def heavy_queries() -> mx.array:
     first = mx.full((1, HEADS, 1, 1), 15.0 / SCALE)
     rest = mx.random.normal((1, HEADS, 1, WIDTH - 1))
     return mx.concatenate([first, rest], axis=-1).astype(mx.float16)
-
-
-def spread(values: list[float], digits: int = 4) -> dict[str, float]:
-    return {
-        "min": round(min(values), digits),
-        "median": round(statistics.median(values), digits),
-        "max": round(max(values), digits),
-    }
 
 
 class Case:

@@ -22,6 +22,7 @@ from typing import Any
 
 import mlx.core as mx
 from benchmark_models import parameters
+from figures import spread
 from mlx.utils import tree_flatten
 from mlx_lm.generate import BatchGenerator, generate_step
 from mlx_lm.models import qwen3
@@ -130,11 +131,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "milliseconds_per_step": statistics.median(gaps[: args.tokens - 1]),
         "answers": answers.token_ids,
     }
-
-
-def spread(values: list[float]) -> dict[str, float]:
-    found = {"min": min(values), "median": statistics.median(values), "max": max(values)}
-    return {name: round(value, 4) for name, value in found.items()}
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import statistics
 import sys
 import time
 from collections.abc import Iterator
@@ -27,6 +26,7 @@ import benchmark_models as models
 import mlx.core as mx
 import mlx_lm.generate  # noqa: F401  (found below: mlx_lm.generate may also be its function)
 import numpy as np
+from figures import spread
 from mlx_lm.models.cache import KVCache
 
 import mlx_h2o
@@ -131,14 +131,6 @@ class Arm:
         if counted:
             self.milliseconds.append(1e3 * (time.perf_counter() - start) / made)
         mx.synchronize()
-
-
-def spread(values: list[float]) -> dict[str, float]:
-    return {
-        "min": round(min(values), 4),
-        "median": round(statistics.median(values), 4),
-        "max": round(max(values), 4),
-    }
 
 
 def measure(

@@ -20,6 +20,7 @@ from typing import Any
 
 import host_time
 import mlx.core as mx
+from figures import spread
 
 import mlx_h2o
 from mlx_h2o import H2OConfig
@@ -81,7 +82,7 @@ def measure(command: Path, backend: str, rounds: int, turns: int, steps: int) ->
     result = {}
     for name, sides_of in seconds.items():
         spreads = {
-            side: host_time.spread([1e6 * one for one in found]) for side, found in sides_of.items()
+            side: spread([1e6 * one for one in found], 2) for side, found in sides_of.items()
         }
         ratio = round(spreads["swift"]["median"] / spreads["python"]["median"], 2)
         result[name] = {"microseconds": spreads, "swift_of_python": ratio}

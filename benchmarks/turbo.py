@@ -32,7 +32,8 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from native_attention import HEADS, SCALE, WIDTH, dense_layer, make_layers, spread
+from figures import spread
+from native_attention import HEADS, SCALE, WIDTH, dense_layer, make_layers
 from sparse_v import Sample, demo_samples
 
 import mlx_h2o
