@@ -263,8 +263,8 @@ FAULTS = [
         padded_on_the_left,
     ),
     Fault(
-        "positions are lost when sequences leave",
-        "caches.lines:select",
+        "positions are lost when sequences leave or join",
+        "caches.lines:_stacked",
         argument("place", 0).becomes("None"),
         batch,
     ),
