@@ -110,7 +110,7 @@ def arguments(function: Any) -> list[tuple[Any, ...]]:
 
 def test_messages_that_are_explained_are_messages_of_ours() -> None:
     page = (ROOT / "docs" / "troubleshooting.md").read_text("utf-8")
-    rows = re.findall(r"^\| (`[^|]*) \|", page.partition("## It refuses")[2], re.MULTILINE)
+    rows = re.findall(r"^\| (`[^|]*) \|", page.partition("## Errors")[2], re.MULTILINE)
     explained = [text for row in rows for text in re.findall("`([^`]+)`", row)]
     said = {
         node.value

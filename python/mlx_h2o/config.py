@@ -30,64 +30,62 @@ DENSE_SIZE = 32
 class H2OConfig:
     """Settings of :class:`mlx_h2o.H2OKVCache`.
 
-    The sizes that are not given are resolved here, so that after construction
-    ``protected + heavy_size + recent_size == max_kv_size`` holds wherever there is a budget.
+    Sizes that are not given are resolved here: after construction
+    ``protected + heavy_size + recent_size == max_kv_size`` unless the cache is unbounded.
 
     Args:
-        max_kv_size: rows that each KV head holds at most (at least 1); while a prompt is read, a
-            chunk more. A quarter of the context is what AtomGradient 2026 recommends (sec. 5.3).
-            None: unbounded, no row is ever evicted.
+        max_kv_size: maximum number of rows in each KV head, at least 1; while a prompt is read, a
+            chunk more. AtomGradient 2026 recommends a quarter of the context (sec. 5.3). None:
+            unbounded, no row is ever evicted.
         sink_size: positions ``0 .. sink_size - 1`` are never evicted; fewer than ``max_kv_size``.
-        heavy_size: rows kept by score. None: half of the budget, or what the other two leave.
-        recent_size: the newest rows, never evicted. None, or where the three sizes do not fill
-            the budget: what the other two leave.
+        heavy_size: rows kept by rank. None: half of the budget, or what the other two leave.
+        recent_size: the newest rows, never evicted. None, or if the three sizes do not fill the
+            budget: what the other two leave.
         policy: name of the policy that ranks rows, one of :func:`mlx_h2o.policies.names`.
         decay: ``a`` of the moving average ``C = a*C + (1-a)*|s|``, at least 0 and below 1.
-        evict_every: rows that are evicted together, at most ``heavy_size + 1``: a full cache holds
-            between ``max_kv_size - evict_every + 1`` and ``max_kv_size`` rows, and ranks them once
-            in ``evict_every`` tokens. None: one row of 32, at least 1; more would cost recall.
-        shared_heads: whether all KV heads of a layer keep the same positions, by the mean of their
-            ranks; else each head chooses by itself.
-        random_seed: for the policy "random": another seed is another sample.
+        evict_every: rows evicted at a time, at most ``heavy_size + 1``: a full cache holds between
+            ``max_kv_size - evict_every + 1`` and ``max_kv_size`` rows, and ranks them once in
+            ``evict_every`` tokens. None: 1/32 of the budget, at least 1; more would cost recall.
+        shared_heads: all KV heads of a layer keep the same positions, by their mean rank; else
+            each head chooses independently.
+        random_seed: seed of the policy "random".
         speculative: tokens that a draft model may propose at a time. The last ``speculative + 1``
             rows are then provisional: they count in the budget, are never evicted, and ``trim``
             takes them back exactly, also after evictions. 0: a cache can be trimmed until its
             first eviction.
-        kv_bits: bits of each element of keys and values: 2, 3, 4, 5, 6 or 8. None: rows stay as
-            they come.
-        v_bits: bits of the values, where they differ from those of the keys.
-        kv_group_size: elements that share a scale and a bias: 32, 64 or 128. Rows whose size it
-            does not divide take 32.
-        light_bits: mixed precision: 2 or 4, bits of the packed rows that rank in the lower half;
+        kv_bits: bits of each element of keys and values: 2, 3, 4, 5, 6 or 8. None: unquantised.
+        v_bits: bits of the values, if they differ from those of the keys.
+        kv_group_size: elements that share a scale and a bias: 32, 64 or 128. Rows whose size is not
+            a multiple use 32.
+        light_bits: mixed precision: 2 or 4, bits of the lower-ranked half of the packed rows;
             ``kv_bits``, then 4 or 8, are those of the upper half. None: all packed rows have the
-            same.
-        dense_size: the newest rows, which stay as they come; fewer than ``recent_size``. With
-            ``light_bits`` and 0 the rows of the recent window have ``light_bits`` and all others
-            ``kv_bits`` (AtomGradient 2026, sec. 4.8); up to ``evict_every`` of the newest wait
-            as they came. None: 32 with ``light_bits``, or what a smaller recent window allows;
+            same bits.
+        dense_size: the newest rows, left unquantised; fewer than ``recent_size``. With
+            ``light_bits`` and 0, the rows of the recent window have ``light_bits`` and all others
+            ``kv_bits`` (AtomGradient 2026, sec. 4.8), and up to ``evict_every`` of the newest wait
+            unquantised. None: 32 with ``light_bits``, or what a smaller recent window allows;
             else 0.
-        kv_handed: what quantised rows are handed to a model as, which ``make_prompt_cache`` knows:
+        kv_handed: the form in which a model gets quantised rows, chosen by ``make_prompt_cache``:
             "packed"; "arrays" for one that computes with the keys first; "latents" for latent
-            attention (MLA), whose rotary part of a key stays dense. Arrays too for attention that
-            is not mlx_lm's function: "grouped" for a softmax with an axis of the query heads of
-            each KV head, which the masks of batches get as well (gemma2); "fused" for any other.
-        kv_format: in the place of ``kv_bits``, rows as codes of rotated directions (TurboQuant):
-            "turbo2", "turbo3" or "turbo4", by the bits of a code. Keys apart, and then values:
-            "turbo4v3"; "turbo8v3", whose keys have 8 bits with scales and biases; "turbo0v3", whose
-            keys stay as they come. Rows have a power of two of elements, at least 32.
-        turbo_guard: with ``kv_format``, of how many of the first and as many of the last layers
-            ``make_prompt_cache`` keeps the rows in 8 bits instead.
-        sparse_v: threshold of sparse V dequantisation, below 1: attention skips the values of
-            quantised rows whose weight is below it (Turney 2026). 1e-6 is the one of the paper.
-            0: all are read.
-        preallocate: make room for all rows at once, with the first of them, so that decoding
-            allocates and copies nothing for them: True for ``max_kv_size`` rows, or a number of
-            rows, which an unbounded cache needs. On Linux with the native back end memory is taken
-            by pages, as rows are written, and pages behind the rows are given back; elsewhere all
-            of it is taken at once. Files do not keep it.
-        prefix_size: as ``sink_size``, for a text that many prompts begin with, such as a system
-            prompt; fewer than ``max_kv_size``. Its rows are not ranked either, and sequences whose
-            first tokens are the same may hold them once (:func:`mlx_h2o.batch_generate`).
+            attention (MLA), where the rotary part of a key stays dense. Arrays too for attention
+            other than mlx_lm's function: "grouped" for a softmax with an axis of the query heads of
+            each KV head, also in the masks of batches (gemma2); "fused" for any other.
+        kv_format: instead of ``kv_bits``, rows as codes of rotated vectors (TurboQuant): "turbo2",
+            "turbo3" or "turbo4", by the bits of a code. Keys and values may differ: "turbo4v3";
+            "turbo8v3" has keys of 8 bits with scales and biases, "turbo0v3" unquantised keys. The
+            elements of a row must be a power of two, at least 32.
+        turbo_guard: with ``kv_format``, the number of layers at each end that
+            ``make_prompt_cache`` stores in 8 bits instead.
+        sparse_v: threshold of sparse V, below 1: attention skips the values of quantised rows
+            whose weight is below it (Turney 2026). The paper uses 1e-6. 0: none are skipped.
+        preallocate: allocate all rows with the first, so that decoding allocates and copies
+            nothing for them: True for ``max_kv_size`` rows, or a number of rows, which an unbounded
+            cache needs. On Linux with the native back end, memory is taken page by page as rows are
+            written, and unused pages are given back; elsewhere all of it is taken at once. Files do
+            not store this setting.
+        prefix_size: like ``sink_size``, for a text that many prompts begin with, such as a system
+            prompt; fewer than ``max_kv_size``. Its rows are not ranked, and sequences with the same
+            first tokens can share them (:func:`mlx_h2o.batch_generate`).
 
     Raises:
         ValueError: a value out of range, an unknown policy, or sizes beyond the budget.

@@ -62,27 +62,27 @@ def calibrate(
     file: str | PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> Profile:
-    """Measure what each evicting layer loses while it alone keeps few rows.
+    """Measure what each evicting layer loses when it alone keeps few rows.
 
-    The model reads documents, as one batch, once for each layer, 5 numbers of rows (1/32 to 1/2 of
-    a document) and 3 recent shares of them (1/8, 1/2, and all: a plain window). The loss is that of
-    the second half of each document, in which passages and lines of the first half come again:
-    half of it of the tokens that repeat, half of it of the others.
+    The model reads all documents as one batch, once for each layer, 5 numbers of rows (1/32 to 1/2
+    of a document) and 3 recent shares of them (1/8, 1/2, and all: a plain window). The loss is that
+    of the second half of each document, which repeats passages and lines of the first half:
+    repeated tokens make up half of the loss, all others the other half.
 
     Args:
         model: an mlx_lm model.
         tokenizer: its tokenizer.
-        text: any text, from which documents are cut; where it is short they overlap.
-        policy: what the layer does with rows that go.
+        text: any text, from which documents are cut; if it is short, they overlap.
+        policy: the policy to measure with.
         length: tokens of a document, at least 320.
-        documents: how many.
-        file: where to write the profile. Until it is whole it is in FILE.partial, from where a
-            later call with the same arguments goes on.
-        progress: told how far it is.
+        documents: number of documents.
+        file: where to write the profile. Until it is complete it is in FILE.partial, from which a
+            later call with the same arguments resumes.
+        progress: called with the progress.
 
     Raises:
-        ValueError: a text that is too short, sizes out of range, or a model that cannot be served
-            with this policy.
+        ValueError: a text that is too short, sizes out of range, or a model that does not
+            support this policy.
         OSError: the file cannot be written.
     """
     if length < SHORTEST or documents < 1:

@@ -40,11 +40,11 @@ _BESIDE = ("budgets", "profile", "max_kv_bytes")
 
 
 def load(path_or_hf_repo: str, *args: Any, **kwargs: Any) -> Any:
-    """``mlx_lm.load``, with the model that comes with this package under the name "demo".
+    """``mlx_lm.load``, where "demo" is the model in this package.
 
-    Where MLX computes on the CPU, float16 weights become float32: float16 arithmetic is several
-    times slower there. The other arguments and the result are mlx_lm's: ``(model, tokenizer)``,
-    and the config where ``return_config=True``.
+    If MLX computes on the CPU, float16 weights become float32, because float16 arithmetic is
+    several times slower there. The other arguments and the result are mlx_lm's:
+    ``(model, tokenizer)``, and the config with ``return_config=True``.
 
     Raises:
         ValueError: there is no such directory, no model in it, or none of this name on the hub.
@@ -103,20 +103,20 @@ def stream_generate(
         prompt: text or token ids.
         max_tokens: tokens to generate, -1 for no limit.
         kwargs: mlx_lm's own arguments; ``budgets``, ``profile``, ``max_kv_bytes`` and settings of
-            H2OConfig as of :func:`make_prompt_cache`, where None means the default; or
+            H2OConfig as in :func:`make_prompt_cache`, where None means the default; or
             ``prompt_cache``, caches of :func:`make_prompt_cache`, which are updated in place and
-            bring their own settings.
+            have their own settings.
             With ``draft_model`` both models get caches, for ``num_draft_tokens`` (2) at a time, and
-            ``max_kv_bytes`` are those of both; a ``prompt_cache`` then holds those of the model and
-            those of the draft model.
+            ``max_kv_bytes`` covers both; a ``prompt_cache`` then holds those of the model followed
+            by those of the draft model.
 
     Yields:
         mlx_lm's GenerationResponse, a piece of text each.
 
     Raises:
-        ValueError: settings out of range or given beside ``prompt_cache``; with a draft model,
-            caches of fewer ``speculative`` tokens than it drafts; a ``quantized_kv_start`` beyond
-            0; a model that cannot be served.
+        ValueError: settings out of range or together with ``prompt_cache``; with a draft model,
+            caches whose ``speculative`` is below the number of drafts; a ``quantized_kv_start``
+            above 0; an unsupported model.
     """
     kwargs["prompt_cache"] = _caches("stream_generate", model, kwargs)
     return _stream(model, tokenizer, prompt, max_tokens, kwargs)
@@ -150,7 +150,7 @@ def batch_generate(
     share_prefix: bool | None = None,
     **kwargs: Any,
 ) -> BatchResponse:
-    """``mlx_lm.batch_generate`` with caches that evict, each sequence by itself.
+    """``mlx_lm.batch_generate`` with evicting caches, one set per sequence.
 
     Args:
         model: an mlx_lm model.
@@ -159,17 +159,16 @@ def batch_generate(
         prompt_caches: for each prompt the caches of :func:`make_prompt_cache`, all with the same
             settings. They are not changed; ``return_prompt_caches=True`` returns what they became.
         max_tokens: tokens to generate, for all prompts or for each.
-        share_prefix: whether the tokens that all prompts begin with are read once, and their rows
-            held once for all: those that are never evicted, which are the first ``prefix_size`` of
-            a bounded cache and all of an unbounded one. None: where there are at least 32 of them,
-            several prompts, and nothing that speaks against it. Answers are the same, but for
-            rounding.
-        kwargs: mlx_lm's own arguments, and those of :func:`make_prompt_cache` where there are no
+        share_prefix: read the tokens that all prompts begin with once, and share their rows, as
+            far as they are never evicted: the first ``prefix_size`` of a bounded cache, all of an
+            unbounded one. None: if there are several prompts, at least 32 such tokens, and nothing
+            prevents it. Answers are the same, except for rounding.
+        kwargs: mlx_lm's own arguments, and those of :func:`make_prompt_cache` without
             ``prompt_caches``.
 
     Raises:
         ValueError: no prompts, an empty one, a number of caches other than that of the prompts,
-            ``share_prefix=True`` where it cannot be, or as :func:`stream_generate`.
+            ``share_prefix=True`` if it is impossible, or as in :func:`stream_generate`.
     """
     if kwargs.get("draft_model") is not None:
         raise ValueError(

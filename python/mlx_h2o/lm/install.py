@@ -38,17 +38,17 @@ def install_kv_eviction(
     shared_heads: bool = True,
     **settings: Any,
 ) -> None:
-    """From now on mlx_lm's own ``make_prompt_cache(model)`` makes caches that evict.
+    """Make mlx_lm's own ``make_prompt_cache(model)`` return evicting caches from now on.
 
-    Generation by mlx_lm then keeps ``n_sink + budget + n_recent`` rows per layer and head whenever
-    rows were evicted, and at most ``evict_every - 1`` more, until :func:`remove_kv_eviction`. The
-    model is routed meanwhile.
+    Until :func:`remove_kv_eviction`, generation by mlx_lm keeps ``n_sink + budget + n_recent`` rows
+    per layer and head after an eviction, and at most ``evict_every - 1`` more between evictions.
+    The model is routed meanwhile.
 
     Args:
         model: an mlx_lm model.
         budget: rows kept by score.
-        n_sink: the first positions, which stay.
-        n_recent: the newest rows, which stay.
+        n_sink: first positions, never evicted.
+        n_recent: newest rows, never evicted.
         evict_every: single-token steps per eviction.
         policy: what ranks the rows; "h2o-sum" is the published accumulated attention.
         shared_heads: whether all heads of a layer keep the same rows, as published.
@@ -85,7 +85,7 @@ def install_kv_eviction(
 
 
 def remove_kv_eviction(model: Module) -> None:
-    """Undo :func:`install_kv_eviction`. Caches that exist go on, but need ``routing`` again.
+    """Undo :func:`install_kv_eviction`. Existing caches still work, but need ``routing`` again.
 
     Raises:
         ValueError: eviction is not installed on this model.

@@ -56,31 +56,31 @@ def make_prompt_cache(
     profile: Profile | str | PathLike[str] | None = None,
     **settings: Any,
 ) -> list[Any]:
-    """One cache per layer, as mlx_lm's function of this name makes, but bounded by eviction.
+    """One cache per layer, like mlx_lm's function of this name, but bounded by eviction.
 
-    Exactly the plain ``KVCache`` entries become :class:`H2OKVCache`, or with ``kv_bits``
-    :class:`QuantizedH2OKVCache`; rotating, chunked and recurrent caches stay what they are. With
+    Only plain ``KVCache`` entries become :class:`H2OKVCache`, or with ``kv_bits``
+    :class:`QuantizedH2OKVCache`; rotating, chunked and recurrent caches are left alone. With
     ``kv_format`` the first and the last ``turbo_guard`` of them have 8 bits instead.
 
     Args:
         model: an mlx_lm model.
         max_kv_size: rows per KV head, or all the settings as an H2OConfig; None for the default.
-        draft_model: a model that drafts, whose caches come behind those of the model. They have the
-            same settings, without ``budgets`` and ``profile``, which are of the model's layers.
-        budgets: for layers that differ, one per layer that evicts, in order: ``max_kv_size``, or
-            all the settings as an H2OConfig; or a JSON file with that list under "budgets".
-        max_kv_bytes: in place of ``max_kv_size``: bytes of all caches together, once they are full,
-            as a number or as "300MB", those of a draft model included; :func:`fit_bytes` says what
-            rows, bits and policy that gives.
-        profile: of ``mlx_h2o calibrate``, or its file: ``max_kv_size`` is then the mean over the
-            layers, and each of them gets the rows that its measured losses ask for. The policy is
-            the profile's.
+        draft_model: a draft model, whose caches follow those of the model. They have the same
+            settings, except ``budgets`` and ``profile``, which belong to the model's layers.
+        budgets: different settings for each evicting layer, in order: ``max_kv_size``, or all the
+            settings as an H2OConfig; or a JSON file with that list under "budgets".
+        max_kv_bytes: instead of ``max_kv_size``, the bytes of all full caches together, including
+            those of a draft model, as a number or a text such as "300MB"; :func:`fit_bytes` shows
+            the rows, bits and policy that result.
+        profile: a profile of ``mlx_h2o calibrate``, or its file: ``max_kv_size`` is then the mean
+            over the layers, and each gets rows by its measured losses. The policy is the
+            profile's.
         settings: further settings of H2OConfig.
 
     Raises:
-        ValueError: settings out of range, a model whose attention cannot be served, or one
-            without any cache that could evict; other than one budget per evicting layer; a profile
-            of another model, beside budgets, or beside another policy.
+        ValueError: settings out of range; a model whose attention is not supported, or without a
+            cache that could evict; a number of budgets other than that of evicting layers; a
+            profile of another model, or together with budgets or another policy.
     """
     if isinstance(profile, str | PathLike):
         profile = Profile.load(profile)
@@ -141,23 +141,22 @@ def fit_bytes(
 ) -> Sizing:
     """The settings with the most rows whose caches hold no more than ``max_kv_bytes``.
 
-    Without ``kv_bits`` and ``kv_format``, rows stay unquantised if the whole context that the model
-    is made for fits so. Otherwise they have 8, 6 or 5 bits, the most with which three quarters of
-    it fit, or 4. ``kv_bits=None`` leaves them unquantised. Without ``policy``, quantised rows merge
-    where the model and the other settings allow it.
-    Nothing is computed: the bytes are those of caches in a graph that is never evaluated.
+    Without ``kv_bits`` and ``kv_format``, rows stay unquantised if the model's whole context fits.
+    Otherwise they have 8, 6 or 5 bits, the most at which three quarters of it fit, or 4.
+    ``kv_bits=None`` leaves them unquantised. Without ``policy``, quantised rows merge if the model
+    and the other settings allow it. Nothing is computed: the bytes are those of caches in a graph
+    that is never evaluated.
 
     Args:
         model: an mlx_lm model.
-        max_kv_bytes: bytes of all caches of a sequence, once they are full, as a number or as
-            people write it: "300MB", "64MiB".
-        draft_model: a model that drafts, whose caches, of as many rows of as many bits, are among
-            these bytes.
-        profile: as of :func:`make_prompt_cache`.
-        settings: settings of H2OConfig but for ``max_kv_size``.
+        max_kv_bytes: bytes of all full caches of a sequence, as a number or a text such as "300MB"
+            or "64MiB".
+        draft_model: a draft model, whose caches have the same rows and bits, and count.
+        profile: as in :func:`make_prompt_cache`.
+        settings: settings of H2OConfig, except ``max_kv_size``.
 
     Raises:
-        ValueError: no number of bytes, fewer than the fewest rows take, or as
+        ValueError: not a number of bytes, fewer than the fewest rows take, or as in
             :func:`make_prompt_cache`.
     """
     if "max_kv_size" in settings:

@@ -30,17 +30,17 @@ _base = mlx_lm.models.base
 
 @contextlib.contextmanager
 def routing(model: Module | None = None) -> Iterator[None]:
-    """Within the context, attention hands its scores to the :class:`H2OKVCache` that it reads.
+    """Within the context, attention gives its scores to the :class:`H2OKVCache` that it reads.
 
     Other caches are served by mlx_lm's own attention, so contexts may stay open, nest, and be
-    used from several threads. Closing the last one leaves mlx_lm as it was.
+    used from several threads. Closing the last one restores mlx_lm.
 
-    Within the context mlx_lm's own ``load_prompt_cache`` knows the classes of our caches, and its
-    speculative decoding refuses those that could not take back the tokens that it rejects.
+    Within the context, mlx_lm's own ``load_prompt_cache`` knows the classes of these caches, and
+    its speculative decoding refuses those that could not take back rejected tokens.
 
     Args:
-        model: the model to route, custom model files included; None for every mlx_lm model
-            module that is loaded.
+        model: the model to route, custom model files included; None for every loaded model
+            module of mlx_lm.
 
     Raises:
         ValueError: the model does not call mlx_lm's attention anywhere.

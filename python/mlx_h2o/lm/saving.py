@@ -43,17 +43,17 @@ def save_prompt_cache(
     *,
     model: Module | None = None,
 ) -> None:
-    """Write a prompt cache to a ``.safetensors`` file, whole or not at all.
+    """Write a prompt cache to a ``.safetensors`` file, atomically.
 
-    The file is written beside its place and renamed, so that an interruption leaves the old file,
-    if any, as it was. Surplus rows of a chunk go before. Rows that are shared are written as those
-    of the cache.
+    The file is written under a temporary name and renamed, so that an interruption leaves the old
+    file, if any, unchanged. Surplus rows of a chunk are evicted first. Shared rows are written in
+    full.
 
     Args:
-        file_name: where; ``.safetensors`` is added where it is missing, as mlx_lm does.
+        file_name: where to write; a missing ``.safetensors`` is added, as in mlx_lm.
         cache: one cache per layer, such as those of ``make_prompt_cache``.
-        metadata: texts to be stored with it.
-        model: the model that the cache belongs to, which loading then compares.
+        metadata: texts to store with it.
+        model: the model that the cache belongs to, which loading can then check.
 
     Raises:
         ValueError: no caches, metadata that is not text, or a cache that cannot be saved.

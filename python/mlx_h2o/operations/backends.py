@@ -46,8 +46,8 @@ class Backend(Protocol):
 class BackendStatus:
     """State of one back end on this machine.
 
-    ``reason`` says why it is not available and is empty where it is; ``default`` marks the one
-    that serves a call on the default device when it can.
+    ``reason`` says why it is unavailable, and is empty if it is available; ``default`` marks the
+    one that serves calls on the default device whenever it can.
     """
 
     name: str
@@ -117,7 +117,7 @@ def _preferred(gpu: bool) -> tuple[str, ...]:
 
 
 def backends() -> dict[str, BackendStatus]:
-    """Every back end, the preferred first: is it available, why not, is it the default."""
+    """Every back end, preferred ones first: whether it is available, why not, and the default."""
     reasons = {name: _unavailable(name) for name in _names()}
     default = named() or next(n for n in _preferred(runs_on_gpu(None)) if not reasons[n])
     return {
@@ -128,13 +128,13 @@ def backends() -> dict[str, BackendStatus]:
 
 @contextlib.contextmanager
 def use_backend(name: str | None) -> Iterator[None]:
-    """Name the back end of all calls made inside the ``with`` block (per context, as contextvars).
+    """Select the back end of all calls inside the ``with`` block (per context, as contextvars).
 
-    ``None`` returns to the automatic choice, or to MLX_H2O_BACKEND where it is set.
+    ``None`` restores the automatic choice, or MLX_H2O_BACKEND if it is set.
 
     Raises:
         ValueError: ``name`` is not a back end, or it is not available here; a call inside the
-            block raises ValueError where the named back end cannot serve it.
+            block raises ValueError if the selected back end cannot serve it.
     """
     if name is not None:
         get(name)
