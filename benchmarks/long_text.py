@@ -2,12 +2,13 @@
 
     python benchmarks/long_text.py --models demo DIR --texts BOOK.txt \\
         --strategies rotating:bytes=196608 merge:bytes=196608:kv4:profile=demo \\
-        --json benchmarks/results/long_text.json
+        merge:bytes=196608:kv4:context=0 --json benchmarks/results/long_text.json
 
 Each strategy reads the same 20,000 tokens, 8 at a time. After each segment stand the mean loss of
 its tokens, the bytes, the longest key and value, and the greatest bias of a row, which is ln n of
 the n rows in it. Strategies are those of `mlx_h2o evaluate`; "{model}" in one stands for the name
-of the model's folder, so that a profile can be named for each.
+of the model's folder, so that a profile can be named for each. `context=0`: rows beyond the trained
+context do not go first. Runs that the result has of the same texts stay, but for those done again.
 """
 
 from __future__ import annotations
@@ -81,6 +82,13 @@ def measure(
     return {"strategy": strategy, "rows": arm.rows, "points": points}
 
 
+def _earlier(path: Path | None, texts: list[str]) -> list[dict[str, Any]]:
+    """The runs of a result that is there already, if they are of the same texts, read alike."""
+    found = json.loads(path.read_text("utf-8")) if path and path.exists() else {}
+    same = found.get("texts") == texts and found.get("chunk") == CHUNK
+    return list(found["runs"]) if same else []
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--models", nargs="+", required=True, help='folders, or "demo"')
@@ -90,7 +98,8 @@ def main() -> None:
     parser.add_argument("--segment", type=int, default=2_000)
     parser.add_argument("--json", type=Path, help="write the result here")
     arguments = parser.parse_args()
-    runs = []
+    texts = [path.name for path in arguments.texts]
+    runs = _earlier(arguments.json, texts)
     for name in arguments.models:
         model, tokenizer = mlx_h2o.load(name)
         text = "\n".join(path.read_text("utf-8") for path in arguments.texts)
@@ -101,13 +110,14 @@ def main() -> None:
         for strategy in arguments.strategies:
             given = strategy.replace("{model}", Path(name).name)
             run = measure(model, footprint, given, tokens, arguments.segment)
+            key = Path(name).name, run["strategy"]
+            runs = [one for one in runs if (one["model"], one["strategy"]) != key]
             runs.append({"model": Path(name).name, **run})
+            if arguments.json:
+                result = {"environment": environment(), "texts": texts, "chunk": CHUNK}
+                arguments.json.write_text(json.dumps(result | {"runs": runs}, indent=1) + "\n")
             losses = ", ".join(f"{point['loss']:.3f}" for point in run["points"])
             print(f"{Path(name).name} {given}: {losses}; {run['points'][-1]}", flush=True)
-    if arguments.json:
-        texts = [path.name for path in arguments.texts]
-        result = {"environment": environment(), "texts": texts, "chunk": CHUNK, "runs": runs}
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ class Row:
     """One stored row of one head; ``score`` is C, NaN before the first score.
 
     Where rows merge: it is ``count`` rows, lies in ``slot``, and was made ``fresh`` times since
-    somebody has compared what became of it.
+    somebody has compared what became of it. One that ``leaves`` goes first, into none.
     """
 
     position: int
@@ -31,6 +31,7 @@ class Row:
     slot: int = 0
     count: int = 1
     fresh: int = 0
+    leaves: bool = False
 
 
 @dataclass
@@ -102,6 +103,9 @@ class ReferenceCache:
     def evict(self, count: int, end: int) -> None:
         """``count`` rows of each head go; the newest before ``end`` are protected."""
         recent_start = end - max(self.config.recent_size, self.tail)
+        context = self.config.context_size
+        for row in (row for rows in self.heads for row in rows if context):
+            row.leaves = row.position < end - context
         ranked = [
             [row for row in rows if not self.tail or row.position < end - self.tail]
             for rows in self.heads
@@ -114,9 +118,10 @@ class ReferenceCache:
         if self.config.shared_heads:
             ranks = [np.mean(ranks, axis=0)] * len(ranks)
         for head, rows in enumerate(self.heads):
-            by_position = dict(
-                zip((row.position for row in ranked[head]), ranks[head], strict=True)
-            )
+            by_position = {
+                row.position: np.nan if row.leaves else rank
+                for row, rank in zip(ranked[head], ranks[head], strict=True)
+            }
             order = reference.retention_order(
                 [by_position.get(row.position, np.nan) for row in rows],
                 [row.position for row in rows],

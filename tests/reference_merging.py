@@ -75,7 +75,7 @@ def _costs(config, rows: list[Any], recent_start: int) -> tuple[np.ndarray, np.n
     key = math.sqrt(np.mean([np.sum(np.square(row.key)) for row in rows])) / len(rows[0].key)
     value = 1 / math.sqrt(np.mean([np.sum(np.square(row.value)) for row in rows]))
     places = [np.concatenate([row.key * key, row.value * value]) for row in rows]
-    free = [config.sink_size <= row.position < recent_start for row in rows]
+    free = [config.sink_size <= r.position < recent_start and not r.leaves for r in rows]
     cost = np.full((len(rows), len(rows)), np.inf)
     error = np.zeros(cost.shape)
     for i in range(len(rows)):
@@ -90,7 +90,7 @@ def _costs(config, rows: list[Any], recent_start: int) -> tuple[np.ndarray, np.n
 def _choice(config, rows, cost, count: int, recent_start: int) -> tuple[list[int], dict[int, int]]:
     """The slots that go, and where each slot would merge into; those that cannot are left out."""
     order = reference.retention_order(
-        cost.min(axis=1),
+        np.where([row.leaves for row in rows], np.nan, cost.min(axis=1)),
         [row.position for row in rows],
         sink_size=config.sink_size,
         recent_start=recent_start,
@@ -142,7 +142,7 @@ def _join(rows: list[Any], targets: dict[int, int], store) -> None:
             sum(w * rows[i].value for w, i in zip(weights, group, strict=True)),
         )
         row.count = sum(rows[i].count for i in group)
-        row.position = max(rows[i].position for i in group)
+        row.position = min(rows[i].position for i in group)
         row.fresh = 1 + max(rows[i].fresh for i in group)
 
 

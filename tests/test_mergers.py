@@ -74,6 +74,29 @@ def test_rows_without_a_partner_go_as_they_are(backend):
     np.testing.assert_allclose(ln, np.stack([together, together], axis=-1), rtol=1e-6)
 
 
+@pytest.mark.parametrize("backend", ["composed", pytest.param("native", marks=needs_native)])
+@pytest.mark.parametrize("shared", [False, True])
+def test_rows_without_a_bias_go_first_and_none_goes_there(backend, shared):
+    """Those that no range protects; the others merge as if they were not there."""
+    keys, values, bias, _ = rows(7, mx.float32, count=12)
+    places = mx.broadcast_to(mx.arange(12, dtype=mx.int32), (2, 3, 12))
+    leave = mx.array([slot in (0, 4, 6, 11) for slot in range(12)])
+    given = keys, values, mx.where(leave, mx.nan, bias), places
+    options = {"sink_size": 2, "recent_start": 10, "shared": shared}
+    kept, *_ = found(backend, *given, keep=11, **options)
+    np.testing.assert_array_equal(kept[0, 0], [n for n in range(12) if n != 6])
+    kept, into, new_keys, *_ = found(backend, *given, keep=10, **options)
+    np.testing.assert_array_equal(kept[0, 0], [n for n in range(12) if n not in (4, 6)])
+    np.testing.assert_array_equal(into[0, 0], [4, 6])
+    np.testing.assert_allclose(new_keys, np.array(keys)[:, :, [4, 6]], rtol=1e-6)
+    kept, into, _, _, ln, _ = found(backend, *given, keep=9, **options)
+    assert not {4, 6} & {*kept.ravel()}
+    assert {0, 11} <= {*kept[1, 2]}
+    (merged,) = {*into[0, 0]} - {4, 6}
+    assert merged not in (0, 1, 10, 11)
+    assert np.isfinite(ln).all()
+
+
 @needs_native
 def test_the_native_operation_refuses_what_it_cannot_read():
     keys, values, bias, places = rows(5, mx.float32)

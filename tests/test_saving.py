@@ -209,8 +209,11 @@ def test_files_of_the_first_format_are_read_and_written(model, saved, tmp_path):
     def format_of(file):
         return json.loads(mx.load(str(file), return_metadata=True)[1]["0.mlx_h2o"])["format"]
 
-    assert format_of(file) == 1  # nothing in it that older readers would not know
+    assert format_of(file) == 4  # the context that the model names
     assert not any(cache.unequal_budgets for cache in load_prompt_cache(file))
+    del model.args.max_position_embeddings
+    save_prompt_cache(file, make_prompt_cache(model, 16))
+    assert format_of(file) == 1  # nothing in it that older readers would not know
     unequal = unequal_caches(model)
     file = tmp_path / "unequal.safetensors"
     save_prompt_cache(file, unequal)
@@ -224,6 +227,11 @@ def test_files_of_the_first_format_are_read_and_written(model, saved, tmp_path):
     save_prompt_cache(file, prefixed)
     assert format_of(file) == 3
     assert load_prompt_cache(file)[0].config == prefixed[0].config
+    for size in (0, 40):
+        within = make_prompt_cache(model, 32, context_size=size)
+        save_prompt_cache(file, within)
+        assert format_of(file) == 4
+        assert load_prompt_cache(file)[0].config == within[0].config
 
 
 def test_unknown_classes_are_refused(saved):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 import mlx_h2o
 from mlx_h2o import H2OConfig, cli
 from mlx_h2o.lm.hosting import hosting
-from mlx_h2o.lm.prompt_cache import fit_bytes
+from mlx_h2o.lm.prompt_cache import context_length, fit_bytes
 from mlx_h2o.lm.sizing import least_rows, most_rows, parsed_bytes
 from models import tiny
 from tiny_models import random_prompt, tiny_qwen3, tiny_tokenizer
@@ -78,7 +79,9 @@ def test_a_draft_models_caches_are_in_the_budget(model, settings):
     assert found.draft_nbytes == found.nbytes // 3  # it has one layer, the model two
     assert f"bytes, {found.draft_nbytes:,} of them the draft model's, at most" in str(found)
     caches = mlx_h2o.make_prompt_cache(model, max_kv_bytes=limit, **given)
-    assert [cache.config for cache in caches] == [found.config] * 3
+    for cache, model_of in zip(caches, (model, model, draft), strict=True):
+        context = context_length(model_of)
+        assert cache.config == replace(found.config, context_size=context)
     rows = found.config.max_kv_size
     responses = mlx_h2o.stream_generate(
         model, tiny_tokenizer(), random_prompt(rows + 50), max_tokens=found.config.group + 20,
@@ -99,7 +102,7 @@ def test_both_models_of_a_command_share_the_bytes(capsys):
         host.fit(model, draft)
         caches = [*host.caches(draft), *host.caches(model)]
     expected = fit_bytes(model, 40_000, draft_model=draft, speculative=3)
-    assert [cache.config for cache in caches] == [expected.config] * 3
+    assert [replace(cache.config, context_size=None) for cache in caches] == [expected.config] * 3
     assert capsys.readouterr().err == f"KV cache: {expected}\n"
 
 
@@ -129,7 +132,8 @@ def test_rows_that_cannot_be_quantised_stay_as_they_come():
 
 def test_make_prompt_cache_takes_bytes(model):
     caches = mlx_h2o.make_prompt_cache(model, max_kv_bytes="0.1MB", policy="window")
-    assert caches[0].config == fit_bytes(model, 100_000, policy="window").config
+    expected = fit_bytes(model, 100_000, policy="window").config
+    assert caches[0].config == replace(expected, context_size=context_length(model))
     assert caches[0].config.policy == "window"
     line = str(fit_bytes(model, 20_000))
     assert "rows a head by merge, in 4 bits" in line and "bytes" in line

@@ -46,9 +46,12 @@ struct Head {
     return static_cast<const T*>(a.values) + at(a.value_strides, row);
   }
   int32_t position(int row) const { return a.positions[at(a.position_strides, row)]; }
-  float count(int row) const { return std::exp(a.bias[at(a.bias_strides, row)]); }
+  bool leaves(int row) const { return std::isnan(a.bias[at(a.bias_strides, row)]); }
+  float count(int row) const {
+    return leaves(row) ? 1.0f : std::exp(a.bias[at(a.bias_strides, row)]);
+  }
   bool is_free(int row) const {
-    return position(row) >= a.sink_size &&
+    return !leaves(row) && position(row) >= a.sink_size &&
            position(row) < a.recent_start[batch * a.recent_start_stride];
   }
 };
@@ -101,7 +104,10 @@ Free free_rows(const Head& head, const float* masses) {
 template <typename T>
 void search(const Head& head, SimdTarget target, const float* masses, float* costs, int* partners) {
   std::fill(costs, costs + head.a.rows, kInfinity);
-  for (int row = 0; row < head.a.rows; ++row) partners[row] = row;
+  for (int row = 0; row < head.a.rows; ++row) {
+    partners[row] = row;
+    if (head.leaves(row)) costs[row] = std::numeric_limits<float>::quiet_NaN();
+  }
   const Free free = free_rows<T>(head, masses);
   std::vector<float> found(free.slots.size(), kInfinity);
   std::vector<int> with(free.slots.size(), 0);
@@ -171,7 +177,7 @@ void merge_head(const Head& head, const float* masses, const int* partners) {
     for (size_t i = 0; i < going.size(); ++i) {
       if (into[i] != to || going[i] == to) continue;
       count += head.count(going[i]);
-      position = std::max(position, head.position(going[i]));
+      position = std::min(position, head.position(going[i]));
     }
     const auto at = static_cast<int64_t>(place) + first;
     a.into[at] = static_cast<uint32_t>(to);

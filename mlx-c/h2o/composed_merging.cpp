@@ -36,12 +36,13 @@ struct Cheapest {
   Value slots;
 };
 
-Cheapest cheapest_mergers(const MergeRequest& r, const Value& mass) {
+Cheapest cheapest_mergers(const MergeRequest& r, const Value& mass, const Value& leaves) {
   const mlx_stream s = r.stream;
   const Value positions(r.positions, s), vectors = merger_features(r);
   const Value free =
       positions.then(mlx_greater_equal, integer(r.sink_size))
-          .then(mlx_logical_and, positions.then(mlx_less, per_sequence(r.recent_start, s)));
+          .then(mlx_logical_and, positions.then(mlx_less, per_sequence(r.recent_start, s)))
+          .then(mlx_logical_and, leaves.then(mlx_logical_not));
   const Value squares = vectors.then(mlx_square).then(mlx_sum_axis, 3, false);
   const int rows = mlx_array_dim(r.keys, 2), together = std::max(16, pairs_together / rows);
   std::vector<Array> costs, slots;
@@ -103,12 +104,14 @@ Merged mergers(const MergeRequest& r) {
   const mlx_stream s = r.stream;
   const int batch = mlx_array_dim(r.keys, 0), heads = mlx_array_dim(r.keys, 1);
   const int rows = mlx_array_dim(r.keys, 2), going_rows = rows - r.keep;
-  const Value counts = Value(r.bias, s).then(mlx_exp), positions(r.positions, s);
+  const Value bias(r.bias, s), positions(r.positions, s), leaves = bias.then(mlx_isnan);
+  const Value counts = leaves.where(number(1), bias.then(mlx_exp));
   const Value ranks(serve("mergers", &Backend::key_diversity, KeyDiversityRequest{r.keys, s}), s);
   const Value mass = counts * (ranks * number(mass_sharpness)).then(mlx_exp);
-  const Cheapest cheapest = cheapest_mergers(r, mass);
+  const Cheapest cheapest = cheapest_mergers(r, mass, leaves);
+  const Value order = leaves.where(number(NAN), cheapest.costs);
   Array kept = serve("mergers", &Backend::keep_indices,
-                     RetentionRequest{cheapest.costs, r.positions, batch, heads, rows, going_rows,
+                     RetentionRequest{order, r.positions, batch, heads, rows, going_rows,
                                       r.sink_size, r.recent_start, s});
   const Value all(broadcast(range(0, rows, MLX_UINT32, s), {batch, heads, rows}, s), s);
   const Value going = all.then(mlx_put_along_axis, kept, scalar(above_every_slot, MLX_UINT32), 2)
@@ -131,13 +134,14 @@ Merged mergers(const MergeRequest& r) {
     return (sum / (there + summed(here))).as(dtype_of(given));
   };
   const Value added = summed(at_slots(counts, going).then(mlx_expand_dims, 3));
-  const Value gone = meets.where(at_slots(positions, going).then(mlx_expand_dims, 2), integer(-1));
+  const Value gone =
+      meets.where(at_slots(positions, going).then(mlx_expand_dims, 2), integer(INT32_MAX));
   return {std::move(kept),
           copied(into),
           mean(r.keys),
           mean(r.values),
           (at_slots(counts, into) + added.then(mlx_squeeze_axis, 3)).then(mlx_log),
-          at_slots(positions, into).at_least(gone.then(mlx_max_axis, 3, false))};
+          at_slots(positions, into).then(mlx_minimum, gone.then(mlx_min_axis, 3, false))};
 }
 
 }  // namespace mlx_h2o_c::composed

@@ -86,6 +86,10 @@ class H2OConfig:
         prefix_size: like ``sink_size``, for a text that many prompts begin with, such as a system
             prompt; fewer than ``max_kv_size``. Its rows are not ranked, and sequences with the same
             first tokens can share them (:func:`mlx_h2o.batch_generate`).
+        context_size: tokens that the model was trained for. Rows further back than this from the
+            newest token are evicted first, whatever their rank, except sinks: attention has learned
+            nothing at such distances. None: ``make_prompt_cache`` takes it from the model; in other
+            caches, and with 0, only the policy decides.
 
     Raises:
         ValueError: a value out of range, an unknown policy, or sizes beyond the budget.
@@ -112,6 +116,7 @@ class H2OConfig:
     turbo_guard: int = 0
     preallocate: bool | int = False
     prefix_size: int = 0
+    context_size: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("sink_size", "prefix_size", "random_seed", "speculative", "turbo_guard"):
@@ -119,6 +124,8 @@ class H2OConfig:
         for name in ("max_kv_size", "evict_every", "heavy_size", "recent_size", "dense_size"):
             if getattr(self, name) is not None:
                 _check_int(name, getattr(self, name), int(name in ("max_kv_size", "evict_every")))
+        if self.context_size is not None:
+            _check_int("context_size", self.context_size, 0)
         for name in ("decay", "sparse_v"):
             _check_share(name, getattr(self, name))
         if not isinstance(self.preallocate, bool):

@@ -67,6 +67,9 @@ FAULTS = {
     "a partner that goes too is not followed": Edit(
         "merger_targets", "left > 0; left /= 2", "left < 0; left /= 2"
     ),
+    "a row that leaves takes others in": Edit(
+        "cheapest_mergers", "leaves.then(mlx_logical_not)", "leaves.then(mlx_isnan)"
+    ),
     "rows weigh alike in a mean": Edit(
         "mergers", "summed(here * at_slots(all_rows, going))", "summed(at_slots(all_rows, going))"
     ),
@@ -96,7 +99,11 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return c_api_build.objects(tmp_path_factory)
 
 
-DRAWN = (merge_case("merged", going=9), append_case("codes", kv_format="turbo3", count=2))
+DRAWN = (
+    merge_case("merged", going=9),
+    merge_case("some leave", going=6, leaving=0.2),
+    append_case("codes", kv_format="turbo3", count=2),
+)
 
 
 def failures(folder: Path, units: list[Path]) -> list[str]:

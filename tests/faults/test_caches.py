@@ -32,6 +32,9 @@ from test_cache_mixed import (
 from test_linked_caches import (
     test_sequences_come_and_go_with_the_rows_that_follow as linked_rows,
 )
+from test_mergers import (
+    test_rows_without_a_bias_go_first_and_none_goes_there as some_leave,
+)
 from test_merging import (
     test_a_batch_merges_each_sequence_as_alone as batch_as_alone,
 )
@@ -293,6 +296,30 @@ FAULTS = [
         partial(linked_rows, "window", 3),
     ),
     Fault(
+        "the context is a token longer",
+        "caches.cache:H2OKVCache._evict",
+        argument("Eviction", "context_start").becomes("[start - 1 for start in _]"),
+        partial(life, policy="random", context_size=9, recent_size=4),
+    ),
+    Fault(
+        "rows are never too far back",
+        "caches.eviction:Eviction.within_context",
+        condition().becomes("True"),
+        partial(life, policy="keydiff", context_size=16),
+    ),
+    Fault(
+        "all sequences have the context of the first",
+        "caches.eviction:Eviction.within_context",
+        assigned("start").becomes("self.context_start[0]"),
+        partial(batch, policy="random", context_size=12),
+    ),
+    Fault(
+        "a row that leaves takes others in",
+        "operations.merging:mergers",
+        assigned("free").becomes("(positions >= sink_size) & (positions < recent_start)"),
+        partial(composed, partial(some_leave, "composed", False)),
+    ),
+    Fault(
         "attention is not told how many rows one stands for",
         "caches.scored:ScoredRows.row_bias",
         returned().becomes("None"),
@@ -347,9 +374,9 @@ FAULTS = [
         partial(chain, 31),
     ),
     Fault(
-        "a merged row has the position of the older one",
+        "a merged row has the position of the newer one",
         "operations.merging:mergers",
-        assigned("newest").becomes("gathered(positions, into)"),
+        assigned("earliest").becomes("gathered(positions, into)"),
         partial(composed, partial(life, policy="merge")),
     ),
     Fault(

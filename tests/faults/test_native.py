@@ -230,6 +230,12 @@ MERGING = {
     "a row merges with one that is protected": Fault(
         "Head::is_free", "position(row) >= a.sink_size", "true", caught="of target"
     ),
+    "a row that leaves takes others in": Fault(
+        "Head::is_free", "!leaves(row) &&", "", caught="of target"
+    ),
+    "a row that leaves waits for its turn": Fault(
+        "search", "if (head.leaves(row))", "if (false)", caught="merged rows of target"
+    ),
     "a partner is the nearest, whatever the masses": Fault(
         "find_partners", "std::sqrt(...) * std::max(", "std::max(", caught="merged rows of target"
     ),

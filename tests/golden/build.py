@@ -212,6 +212,7 @@ def trace_case(
     routed: bool = False,
     shared_heads: bool = False,
     evict_every: int = 1,
+    context_size: int | None = None,
     bits: tuple[int, int] | None = None,
     seed: int = 0,
 ) -> Case:
@@ -259,6 +260,8 @@ def trace_case(
     }
     if evict_every > 1:
         fields["evict_every"] = evict_every
+    if context_size is not None:
+        fields["context_size"] = context_size
     if bits:
         fields |= {"kv_bits": bits[0], "v_bits": bits[1], "kv_group_size": GRID_GROUP}
     return Case(fields, tensors)

@@ -19,6 +19,7 @@ struct MergingHead {
   std::vector<std::vector<double>> keys, values;
   std::vector<double> counts;
   std::vector<int> positions;
+  std::vector<bool> leaves;  // those that go first, into none
 
   int rows() const { return static_cast<int>(keys.size()); }
 
@@ -60,7 +61,8 @@ struct MergingHead {
     };
     for (size_t i = 0; i < keys.size(); ++i) {
       for (size_t j = i + 1; j < keys.size(); ++j) {
-        const bool free = std::min(positions[i], positions[j]) >= sinks &&
+        const bool free = !leaves[i] && !leaves[j] &&
+                          std::min(positions[i], positions[j]) >= sinks &&
                           std::max(positions[i], positions[j]) < recent;
         if (!free) continue;
         const double cost =
@@ -71,6 +73,9 @@ struct MergingHead {
           with[i] = static_cast<int>(j);
         }
       }
+    }
+    for (size_t i = 0; i < keys.size(); ++i) {
+      if (leaves[i] && positions[i] >= sinks && positions[i] < recent) costs[i] = 0;
     }
   }
 };
@@ -97,7 +102,10 @@ inline void test_merging(Random& random, int cases, Report& report) {
     std::vector<int32_t> positions;
     for (float& value : keys) value = random.normal() + 0.3f;
     for (float& value : values) value = random.normal();
-    for (float& value : bias) value = std::log(static_cast<float>(random.between(1, 5)));
+    for (float& value : bias) {
+      value = random.between(0, 9) == 0 ? std::nanf("")
+                                        : std::log(static_cast<float>(random.between(1, 5)));
+    }
     for (int head = 0; head < heads; ++head) {
       std::vector<int32_t> order(static_cast<size_t>(a.rows));
       std::iota(order.begin(), order.end(), 0);
@@ -145,7 +153,8 @@ inline void test_merging(Random& random, int cases, Report& report) {
         const float* value = values.data() + cell * static_cast<size_t>(a.value_width);
         rows.keys.emplace_back(key, key + a.width);
         rows.values.emplace_back(value, value + a.value_width);
-        rows.counts.push_back(std::exp(static_cast<double>(bias[cell])));
+        rows.leaves.push_back(std::isnan(bias[cell]));
+        rows.counts.push_back(std::isnan(bias[cell]) ? 1 : std::exp(double{bias[cell]}));
         rows.positions.push_back(positions[cell]);
       }
       std::vector<double> costs;
@@ -191,7 +200,7 @@ inline void test_merging(Random& random, int cases, Report& report) {
           total += mass[one];
           key += mass[one] * rows.keys[one][0];
           value += mass[one] * rows.values[one].back();
-          position = std::max(position, rows.positions[one]);
+          position = std::min(position, rows.positions[one]);
         }
         const double found_value = new_values[(at + 1) * static_cast<size_t>(a.value_width) - 1];
         const bool same = into[at] == static_cast<uint32_t>(to) &&

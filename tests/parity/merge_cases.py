@@ -27,6 +27,7 @@ def merge_cases(seed: int) -> Iterator[Case]:
         yield merge_case(f"merge-{going}-rows", going=going, seed=seed)
     yield merge_case("merge-of-two-clocks", going=4, clocks=(34, 21), seed=seed)
     yield merge_case("merge-shared", going=5, shared=True, seed=seed)
+    yield merge_case("merge-some-leave", going=6, leaving=0.1, seed=seed)
 
 
 def merge_case(
@@ -39,9 +40,11 @@ def merge_case(
     recent_start: int = 28,
     clocks: tuple[int, ...] = (),
     shared: bool = False,
+    leaving: float = 0.0,
     seed: int = 0,
 ) -> Case:
-    """``going`` rows of two heads merge; ``clocks``: where the window of each sequence begins."""
+    """``going`` rows of two heads merge; ``clocks``: where the window of each sequence begins;
+    ``leaving``: the share of rows without a bias, which go first."""
     fields = {"name": name, "op": "merge", "keep": rows - going, "sink_size": sink_size}
     fields |= {"recent_start": recent_start, "shared": shared}
     shape = (max(1, len(clocks)), 2, rows)
@@ -56,7 +59,8 @@ def merge_case(
             for part, array in drawn.items()
         }
         counts = rng.integers(1, 6, shape)
-        tensors["bias"] = mx.array(np.log(counts).astype(np.float32))
+        bias = np.where(rng.random(shape) < leaving, np.nan, np.log(counts))
+        tensors["bias"] = mx.array(bias.astype(np.float32))
         heads = shape[0] * (1 if shared else shape[1])
         places = np.stack([rng.permutation(rows) for _ in range(heads)]).reshape(shape[0], -1, rows)
         places = np.broadcast_to(places, shape).astype(np.int32)
@@ -76,7 +80,9 @@ def merge_case(
 def _expected(tensors, counts, fields, clocks) -> dict[str, np.ndarray] | None:
     """What becomes of the rows, or None where a choice was close."""
     keys, values = (reference.float64(tensors[part]) for part in ("keys", "values"))
-    positions = np.array(tensors["positions"])
+    positions, leaves = (np.array(tensors[part]) for part in ("positions", "bias"))
+    leaves = np.isnan(leaves)
+    counts = np.where(leaves, 1, counts)
     config = SimpleNamespace(sink_size=fields["sink_size"], shared_heads=fields["shared"])
     columns: dict[str, list] = {name: [] for name in ("kept", "into", *tensors)}
     columns.pop("recent_start", None)
@@ -85,7 +91,7 @@ def _expected(tensors, counts, fields, clocks) -> dict[str, np.ndarray] | None:
         stored = [
             [
                 Row(int(positions[b, h, n]), keys[b, h, n], values[b, h, n], slot=n,
-                    count=int(counts[b, h, n]))
+                    count=int(counts[b, h, n]), leaves=bool(leaves[b, h, n]))
                 for n in range(rows)
             ]
             for h in range(heads)

@@ -22,8 +22,9 @@ def policy_cases(seed: int) -> Iterator[Case]:
     for policy, dtype in zip(EVICTING, dtypes, strict=False):
         for kind, every in (("", 16), ("-shared", 5), ("-8.4", 1)):
             yield _routed(policy, kind, every, seed, steps=80, dtype=dtype)
+    yield _routed("keydiff", "-context", 4, seed, steps=80, dtype="f32")
     for policy in MERGING:
-        for kind, every in (("", 1), ("", 7), ("-shared", 3), ("-8.4", 4)):
+        for kind, every in (("", 1), ("", 7), ("-shared", 3), ("-8.4", 4), ("-context", 4)):
             yield _sure(policy, kind, every, seed)
 
 
@@ -44,6 +45,7 @@ def _routed(policy: str, kind: str, every: int, seed: int, name: str = "", **giv
         routed=True,
         shared_heads=kind == "-shared",
         evict_every=every,
+        context_size=40 if kind == "-context" else None,
         zones=(2, 16, 14),
         prefill=(40, 5, 9),
         bits=(8, 4) if kind == "-8.4" else None,

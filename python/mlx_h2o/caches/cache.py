@@ -255,7 +255,9 @@ class H2OKVCache(ScoredRows):
         """Let all but the best ``keep`` rows of the lines in ``due`` go, before rows come."""
         if not due:
             return table
-        recent = self._recent_size
+        ends = [seen + new for seen, new in zip(self._tokens, counts, strict=True)]
+        recent, context = self._recent_size, self.config.context_size
+        beyond = context and max(ends) - context > self.config.protected
         eviction = Eviction(
             table=table,
             policy=self.policy,
@@ -263,9 +265,10 @@ class H2OKVCache(ScoredRows):
             offsets=self._tokens,
             due=due,
             keep=min(keep, table.width),
-            recent_start=[n + new - recent for n, new in zip(self._tokens, counts, strict=True)],
+            recent_start=[end - recent for end in ends],
             tail=min(table.tail.rows[0], max(0, self._reach - max(counts))),
             skip=self._skip,
+            context_start=[end - context for end in ends] if context and beyond else (),
         )
         if self._mixed:
             self._table = table = tiers.packed(eviction)
@@ -564,8 +567,9 @@ class H2OKVCache(ScoredRows):
     def _settings(self) -> str:
         given = asdict(self.config)
         del given["preallocate"]  # of this process, and not of the rows
-        if not self.config.prefix_size:  # files are what they always were
-            del given["prefix_size"]
+        for name, least in (("prefix_size", 0), ("context_size", None)):
+            if given[name] == least:  # files are what they always were
+                del given[name]
         if self.unequal_budgets:  # else it is not there, and files are what they always were
             given["unequal_budgets"] = True
         if self.config.kv_format is not None and (layouts := self._layouts()):

@@ -9,6 +9,7 @@ import mlx.core as mx
 
 from ..config import H2OConfig
 from ..operations.backends import resolve
+from ..operations.composed import beside_rows
 from ..operations.requests import PerSequence
 from ..policies import Policy, Rows
 from .attention import dense
@@ -24,6 +25,8 @@ class Eviction(NamedTuple):
     recent_start: for each line the first position of its protected recent range.
     tail: the newest rows, which are neither ranked nor evicted, and stay the last ones in order.
     skip: the first slots, of a prefix, which are neither ranked nor evicted.
+    context_start: for each line the first position within the context that the model was trained
+        for: rows before it go first. Empty while there can be none.
     """
 
     table: Table
@@ -35,6 +38,7 @@ class Eviction(NamedTuple):
     recent_start: Sequence[int]
     tail: int = 0
     skip: int = 0
+    context_start: Sequence[int] = ()
 
     @property
     def protected(self) -> list[int]:
@@ -91,7 +95,7 @@ class Eviction(NamedTuple):
         if keep == self.skip:  # all that is ranked goes
             return mx.broadcast_to(mx.arange(self.skip, dtype=mx.uint32), shape)
         best = resolve().keep_indices(
-            self.ranks(rows) if ranks is None else ranks,
+            self.ranks(rows, due) if ranks is None else ranks,
             rows.positions,
             keep=keep - self.skip,
             sink_size=self.config.protected,
@@ -104,16 +108,27 @@ class Eviction(NamedTuple):
 
     def start_of(self, due: Sequence[int]) -> PerSequence:
         """The first position of the protected recent range of the lines in ``due``."""
-        starts = [self.recent_start[line] for line in due]
-        return starts[0] if len(set(starts)) == 1 else mx.array(starts, mx.int32)
+        return _of_lines(self.recent_start, due)
 
-    def ranks(self, rows: Ranked) -> mx.array:
-        """float32 [lines, H, N]."""
+    def ranks(self, rows: Ranked, due: Sequence[int]) -> mx.array:
+        """float32 [lines, H, N], of the rows of the lines in ``due``."""
         found = self.policy.rank(cast(Rows, rows))
         if self.config.shared_heads:
             # The same rows in the same slots of every head: NaN in one is NaN in the mean.
             found = mx.broadcast_to(mx.mean(found, axis=1, keepdims=True), found.shape)
-        return found
+        return self.within_context(found, rows.positions, due)
+
+    def within_context(self, array: mx.array, positions: mx.array, due: Sequence[int]) -> mx.array:
+        """``array`` [lines, H, N], with NaN for rows that are further back than the context."""
+        if not self.context_start:
+            return array
+        start = beside_rows(_of_lines(self.context_start, due))
+        return mx.where(positions < start, mx.nan, array)
+
+
+def _of_lines(numbers: Sequence[int], lines: Sequence[int]) -> PerSequence:
+    some = [numbers[line] for line in lines]
+    return some[0] if len(set(some)) == 1 else mx.array(some, mx.int32)
 
 
 class Ranked(NamedTuple):

@@ -28,8 +28,9 @@ def merge(
     table, config = eviction.table, eviction.config
     if IMPORTANCE not in table.beside:
         table.attach(IMPORTANCE, mx.zeros((*table.shape, 0)), 0.0)
+    bias = eviction.within_context(rows.importance, rows.positions, due)
     found = resolve().function(merging.mergers)(
-        rows.keys, rows.values, rows.importance, rows.positions, keep=keep,
+        rows.keys, rows.values, bias, rows.positions, keep=keep,
         sink_size=config.protected, recent_start=eviction.start_of(due),
         shared=config.shared_heads,
     )  # fmt: skip

@@ -50,6 +50,7 @@ def packed(eviction: Eviction) -> Table:
             offsets=[offsets[line]],
             due=[0],
             recent_start=[eviction.recent_start[line]],
+            context_start=eviction.context_start[line : line + 1],
             keep=min(eviction.keep, tables[line].lengths[0]),
         )
         tables[line] = _arranged(own)
@@ -76,7 +77,8 @@ def _arranged(eviction: Eviction) -> Table:
     """Of a table whose lines have the same numbers of rows, all of which are due."""
     table, keep, config = eviction.table, eviction.keep, eviction.config
     positions = table.positions(eviction.offsets)
-    ranks, tail = eviction.ranks(eviction.first(positions, table.width)), eviction.tail
+    ranks = eviction.ranks(eviction.first(positions, table.width), eviction.due)
+    tail = eviction.tail
     if keep == table.width:
         slots = mx.broadcast_to(mx.arange(keep, dtype=mx.uint32), positions.shape)
     else:

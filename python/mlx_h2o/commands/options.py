@@ -76,6 +76,12 @@ _FLAGS: dict[str, dict[str, Any]] = {
         "metavar": "ROWS",
         "help": "newest rows, never evicted (default: the rest)",
     },
+    "context_size": {
+        "type": int,
+        "metavar": "TOKENS",
+        "help": "rows further back than this are evicted first (default: the context that the model "
+        "was trained for, where it says; 0: no such limit)",
+    },
     "decay": {
         "type": float,
         "metavar": "DECAY",

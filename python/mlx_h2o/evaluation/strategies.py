@@ -6,8 +6,8 @@ NAME is `full`, `rotating` (mlx_lm's `RotatingKVCache`), `kv2` to `kv8` (mlx_lm'
 `QuantizedKVCache`, which holds the whole text) or a policy of this package. ROWS are rows per head,
 `none` for no limit. A FORMAT is one of `kv_format`, such as `turbo3`. A SIZE such as 16MB or 300KiB
 is what all layers may hold together. A SETTING is one of `H2OConfig`, by its name or as `sink`,
-`heavy`, `recent`, `every`, `group`, `light`, `dense` and `guard`; `budgets` names a file of budgets
-for each layer, `profile` one of `mlx_h2o calibrate`.
+`heavy`, `recent`, `every`, `group`, `light`, `dense`, `guard` and `context`; `budgets` names a file
+of budgets for each layer, `profile` one of `mlx_h2o calibrate`.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ _SHORT = {
     "dense": "dense_size",
     "seed": "random_seed",
     "guard": "turbo_guard",
+    "context": "context_size",
 }
 _SET_BY_PLACE = ("policy", "max_kv_size", "speculative", "kv_handed")
 _TYPES = {

@@ -62,6 +62,9 @@ def make_prompt_cache(
     :class:`QuantizedH2OKVCache`; rotating, chunked and recurrent caches are left alone. With
     ``kv_format`` the first and the last ``turbo_guard`` of them have 8 bits instead.
 
+    Rows further back than the context that the model's settings name go first, unless
+    ``context_size`` says otherwise.
+
     Args:
         model: an mlx_lm model.
         max_kv_size: rows per KV head, or all the settings as an H2OConfig; None for the default.
@@ -104,7 +107,7 @@ def make_prompt_cache(
     config = _config(max_kv_size, settings)
     name = model_name(model)
     _refuse_unserved(model)
-    config = _handing(model, config)
+    config = _for_model(model, config)
     linked = bool(_modules_of(model) & _INDEXED)
     stock = mlx_lm_cache.make_prompt_cache(model)
     places = [layer for layer, cache in enumerate(stock) if _evicts(cache)]
@@ -117,7 +120,8 @@ def make_prompt_cache(
     ]
     evicting = list(evicting_caches(caches))
     if budgets is not None:
-        _give(evicting, layer_configs(config, budgets, len(evicting)))
+        configs = layer_configs(config, budgets, len(evicting))
+        _give(evicting, [_for_model(model, one) for one in configs])
     if not evicting:
         raise ValueError(
             f"[make_prompt_cache] {name} makes no plain KVCache, expected at least one layer "
@@ -375,6 +379,13 @@ def _refuse_unserved(model: Module) -> None:
             f"[make_prompt_cache] {model_name(model)} cannot be served: {_REFUSED[module]}. "
             "Expected another model, or mlx_lm's own caches."
         )
+
+
+def _for_model(model: Module, config: H2OConfig) -> H2OConfig:
+    """The settings, with what only the model knows where they do not say it."""
+    if config.context_size is None:
+        config = replace(config, context_size=context_length(model))
+    return _handing(model, config)
 
 
 def _handing(model: Module, config: H2OConfig) -> H2OConfig:

@@ -25,11 +25,12 @@ from .replacements import PATCHES
 from .routing import model_name
 from .safetensors import read_header
 
-FORMAT = 3
+FORMAT = 4
 """Files of a higher format are refused. Raised when older readers would misread a file.
 
 1: the same settings for all layers. 2: those of a cache may say that others differ. 3: they may
-name a prefix that is never evicted. A file that needs less is still written as 1 or 2.
+name a prefix that is never evicted. 4: they may say how far back rows go first. A file that needs
+less is still written as 1, 2 or 3.
 """
 
 _ENTRY = "mlx_h2o"
@@ -147,8 +148,10 @@ def _description(cache: Sequence[Any], model: Module | None) -> dict[str, Any]:
     from .. import __version__
 
     evicting = list(evicting_caches(cache))
-    if any(one.config.prefix_size for one in evicting):
-        format_ = FORMAT
+    if any(one.config.context_size is not None for one in evicting):
+        format_ = 4
+    elif any(one.config.prefix_size for one in evicting):
+        format_ = 3
     else:
         format_ = 2 if any(one.unequal_budgets for one in evicting) else 1
     found: dict[str, Any] = {"format": format_, "version": __version__, "layers": len(cache)}

@@ -149,7 +149,8 @@ def mergers(
     Args:
         keys: [B, H, N, D].
         values: [B, H, N, Dv].
-        bias: ``ln n`` of the rows that each stands for, float32 [B, H, N].
+        bias: ``ln n`` of the rows that each stands for, float32 [B, H, N]; NaN: the row goes first,
+            as it is, and none goes there.
         positions: int32 [B, H, N].
         keep: rows that stay, at least 1 and fewer than N.
         sink_size: the first positions, which stay as they are.
@@ -157,12 +158,14 @@ def mergers(
         shared: whether all heads merge the same slots.
     """
     operations = backends.resolve()
-    counts = mx.exp(bias)
+    leaves = mx.isnan(bias)
+    counts = mx.where(leaves, 1, mx.exp(bias))
     mass = masses(operations.key_diversity(keys), counts)
-    free = (positions >= sink_size) & (positions < beside_rows(recent_start))
+    free = (positions >= sink_size) & (positions < beside_rows(recent_start)) & ~leaves
     costs, slots = partners(features(keys, values), mass, free, shared)
+    ranks = mx.where(leaves, mx.nan, costs)
     kept = operations.keep_indices(
-        costs, positions, keep=keep, sink_size=sink_size, recent_start=recent_start
+        ranks, positions, keep=keep, sink_size=sink_size, recent_start=recent_start
     )
     going = others(kept, positions.shape[2])
     into = targets(going, costs, slots)
@@ -174,7 +177,8 @@ def mergers(
         for rows in (keys, values)
     )
     added = (same @ gathered(counts, going)[..., None]).squeeze(-1)
-    gone = mx.where(meets, gathered(positions, going)[..., None, :], -1)
-    newest = mx.maximum(gathered(positions, into), mx.max(gone, axis=3))
+    behind = mx.array(2**31 - 1, mx.int32)
+    gone = mx.where(meets, gathered(positions, going)[..., None, :], behind)
+    earliest = mx.minimum(gathered(positions, into), mx.min(gone, axis=3))
     ln = mx.log(gathered(counts, into) + added)
-    return Mergers(kept, into, new_keys, new_values, ln, newest)
+    return Mergers(kept, into, new_keys, new_values, ln, earliest)

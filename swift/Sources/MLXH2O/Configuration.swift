@@ -38,6 +38,10 @@ public struct H2OConfiguration: Sendable, Hashable {
     /// With ``kvFormat``: of how many of the first and as many of the last layers
     /// `evictingCaches(for:configuration:policy:)` keeps the rows in 8 bits instead.
     public let turboGuard: Int
+    /// Tokens that the model was trained for: rows further back than so many from the newest token
+    /// are the first to go, sinks excepted. Nil: `evictingCaches(for:configuration:policy:)` takes
+    /// what an `H2OTransformer` says; in other caches, and with 0, only the policy decides.
+    public private(set) var contextSize: Int?
 
     /// Published splits of the budget (AtomGradient 2026, section 4.1): of 256 rows 4 are sinks and
     /// 128, 64 or 32 are kept by score. The sinks do not scale with the budget; the recent window
@@ -74,16 +78,19 @@ public struct H2OConfiguration: Sendable, Hashable {
     ///   - kvGroupSize: elements that share a scale and a bias: 32, 64 or 128
     ///   - kvFormat: rows as codes of rotated directions; not with `kvBits`
     ///   - turboGuard: with `kvFormat`, layers at each end that keep 8 bits
+    ///   - contextSize: rows further back than so many tokens go first; 0: they do not; nil: as the
+    ///     model says, if it does
     /// - Throws: ``H2OError`` where a value is out of range or the sizes exceed the budget
     public init(
         maxKVSize: Int = 256, sinkSize: Int = 4, heavySize: Int? = nil, recentSize: Int? = nil,
         policy: PolicyName = .keydiff, decay: Double = 0.95, evictEvery: Int? = nil,
         sharedHeads: Bool = false, randomSeed: Int = 0, speculative: Int = 0, kvBits: Int? = nil,
         valueBits: Int? = nil, kvGroupSize: Int = 64, kvFormat: KVFormat? = nil,
-        turboGuard: Int = 0
+        turboGuard: Int = 0, contextSize: Int? = nil
     ) throws {
         try require("maxKVSize", maxKVSize, atLeast: 1)
         try require("sinkSize", sinkSize, atLeast: 0)
+        try require("contextSize", contextSize ?? 0, atLeast: 0)
         try require("evictEvery", evictEvery ?? 1, atLeast: 1)
         try require("randomSeed", randomSeed, atLeast: 0, atMost: Int.max)
         try require("speculative", speculative, atLeast: 0)
@@ -125,6 +132,7 @@ public struct H2OConfiguration: Sendable, Hashable {
         self.kvGroupSize = kvGroupSize
         self.kvFormat = kvFormat
         self.turboGuard = turboGuard
+        self.contextSize = contextSize
         self.heavySize = try Self.heavySize(
             of: maxKVSize, sink: sinkSize, heavy: heavySize, recent: recentSize)
         self.recentSize = maxKVSize - sinkSize - self.heavySize
@@ -137,13 +145,13 @@ public struct H2OConfiguration: Sendable, Hashable {
 
     /// What was published: the policy `h2o`, and a split scaled to `maxKVSize`. The other arguments,
     /// and the errors:
-    /// ``init(maxKVSize:sinkSize:heavySize:recentSize:policy:decay:evictEvery:sharedHeads:randomSeed:speculative:kvBits:valueBits:kvGroupSize:kvFormat:turboGuard:)``.
+    /// ``init(maxKVSize:sinkSize:heavySize:recentSize:policy:decay:evictEvery:sharedHeads:randomSeed:speculative:kvBits:valueBits:kvGroupSize:kvFormat:turboGuard:contextSize:)``.
     public init(
         preset: Preset, maxKVSize: Int = 256, sinkSize: Int = 4, recentSize: Int? = nil,
         policy: PolicyName = .h2o, decay: Double = 0.95, evictEvery: Int? = nil,
         sharedHeads: Bool = false, randomSeed: Int = 0, speculative: Int = 0, kvBits: Int? = nil,
         valueBits: Int? = nil, kvGroupSize: Int = 64, kvFormat: KVFormat? = nil,
-        turboGuard: Int = 0
+        turboGuard: Int = 0, contextSize: Int? = nil
     ) throws {
         try require("maxKVSize", maxKVSize, atLeast: 1)
         try require("sinkSize", sinkSize, atLeast: 0)
@@ -154,7 +162,7 @@ public struct H2OConfiguration: Sendable, Hashable {
             recentSize: recentSize, policy: policy, decay: decay, evictEvery: evictEvery,
             sharedHeads: sharedHeads, randomSeed: randomSeed, speculative: speculative,
             kvBits: kvBits, valueBits: valueBits, kvGroupSize: kvGroupSize, kvFormat: kvFormat,
-            turboGuard: turboGuard)
+            turboGuard: turboGuard, contextSize: contextSize)
     }
 
     private static func heavySize(
@@ -177,6 +185,13 @@ extension H2OConfiguration {
     /// The same with rows quantised to 8 bits, in the place of ``kvFormat`` too.
     public var with8Bits: H2OConfiguration { H2OConfiguration(self, kvBits: 8) }
 
+    /// The same for a model that was trained for so many tokens, where ``contextSize`` is nil.
+    public func forModel(contextSize: Int?) -> H2OConfiguration {
+        var found = self
+        found.contextSize = self.contextSize ?? contextSize.map { max(0, $0) }
+        return found
+    }
+
     private init(_ other: H2OConfiguration, kvBits: Int) {
         maxKVSize = other.maxKVSize
         sinkSize = other.sinkSize
@@ -193,6 +208,7 @@ extension H2OConfiguration {
         self.kvBits = kvBits
         kvFormat = nil
         turboGuard = 0
+        contextSize = other.contextSize
     }
 }
 
@@ -234,6 +250,7 @@ extension H2OConfiguration: Codable {
         case kvGroupSize = "kv_group_size"
         case kvFormat = "kv_format"
         case turboGuard = "turbo_guard"
+        case contextSize = "context_size"
     }
 
     /// Settings of Python that are not known here, and their values that change nothing.
@@ -307,7 +324,8 @@ extension H2OConfiguration: Codable {
             valueBits: values.decodeIfPresent(Int.self, forKey: .valueBits),
             kvGroupSize: values.decodeIfPresent(Int.self, forKey: .kvGroupSize) ?? 64,
             kvFormat: Self.format(values.decodeIfPresent(String.self, forKey: .kvFormat)),
-            turboGuard: values.decodeIfPresent(Int.self, forKey: .turboGuard) ?? 0)
+            turboGuard: values.decodeIfPresent(Int.self, forKey: .turboGuard) ?? 0,
+            contextSize: values.decodeIfPresent(Int.self, forKey: .contextSize))
     }
 
     private static func format(_ name: String?) throws -> KVFormat? {

@@ -63,7 +63,8 @@ public struct H2OProfile: Sendable {
                 evictEvery: Int($0.evict_every.value), sharedHeads: given.sharedHeads,
                 randomSeed: given.randomSeed, speculative: given.speculative,
                 kvBits: given.kvBits, valueBits: given.valueBits, kvGroupSize: given.kvGroupSize,
-                kvFormat: given.kvFormat, turboGuard: given.turboGuard)
+                kvFormat: given.kvFormat, turboGuard: given.turboGuard,
+                contextSize: given.contextSize)
         }
     }
 

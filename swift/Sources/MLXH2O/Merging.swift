@@ -15,7 +15,7 @@ public struct MergedRows {
     public let values: MLXArray
     /// float32 [B, H, r]: `ln n` of the n rows that each stands for.
     public let bias: MLXArray
-    /// int32 [B, H, r]: the latest position of the rows in each.
+    /// int32 [B, H, r]: the earliest position of the rows in each.
     public let positions: MLXArray
 }
 
@@ -30,7 +30,7 @@ public struct MergedRows {
 ///   - keys: [B, H, N, D], float32, float16 or bfloat16
 ///   - values: [B, H, N, Dv] of the same dtype
 ///   - bias: `ln n` of the n rows that each stands for, float32 [B, H, N]: 0 for a row as it came.
-///     Attention takes it as `rowBias`
+///     Attention takes it as `rowBias`. NaN: the row goes first, as it is, and none goes there
 ///   - positions: int32 [B, H, N], as in ``keepIndices(_:positions:keep:sinkSize:recentStart:stream:)``
 ///   - keep: rows that stay, 1 to N - 1
 ///   - sinkSize: the first positions, which stay as they are

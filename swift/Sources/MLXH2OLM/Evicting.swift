@@ -12,7 +12,8 @@ import MLXNN
 ///
 /// - Parameters:
 ///   - model: a model of mlx-swift-lm or of your own
-///   - configuration: the settings of every layer
+///   - configuration: the settings of every layer; where they name no `contextSize`, that of an
+///     ``H2OTransformer`` is what its settings say
 ///   - policy: a policy of your own, in the place of the one that the settings name
 /// - Throws: `H2OError` where the policy needs scores, or merges, and the model is not routed; where
 ///   no layer would keep every row; and for a model that makes its masks in a way that rows which
@@ -23,6 +24,8 @@ public func evictingCaches(
 ) throws -> [any KVCache] {
     let model = (model as? EvictingLanguageModel)?.model ?? model
     let name = "\(type(of: model))"
+    let configuration = configuration.forModel(
+        contextSize: (model as? H2OTransformer)?.contextSize)
     let policy = ownPolicy ?? configuration.makePolicy()
     if policy.needsScores || policy.merges, !(model is any H2ORouted) {
         throw H2OError(

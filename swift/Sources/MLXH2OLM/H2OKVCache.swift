@@ -210,6 +210,11 @@ public class H2OKVCache {
     private func evict(to count: Int, before added: Int, in table: inout RowTable) throws {
         let tail = min(table.length, max(0, reach - added))
         let recentStart = offset + added - recentSize
+        // Rows before it go first, while there can be any.
+        let contextStart = configuration.contextSize.flatMap { size in
+            let start = offset + added - size
+            return size > 0 && start > configuration.sinkSize ? start : nil
+        }
         if count == 0 {
             table.truncate(to: 0)
         } else if policy.merges, count > tail {
@@ -219,10 +224,13 @@ public class H2OKVCache {
                     table.length - configuration.sinkSize - max(0, offset - recentStart)
                 let left = max(count, table.length - max(1, free / 4))
                 try table.merge(
-                    to: left, configuration, recentStart: recentStart, tail: tail)
+                    to: left, configuration, recentStart: recentStart, contextStart: contextStart,
+                    tail: tail)
             }
         } else {
-            let slots = try kept(count - tail, of: table, tail: tail, recentStart: recentStart)
+            let slots = try kept(
+                count - tail, of: table, tail: tail, recentStart: recentStart,
+                contextStart: contextStart)
             if added == 0 {
                 table.keep(slots, tail: tail)
             } else {
@@ -233,7 +241,7 @@ public class H2OKVCache {
 
     /// Slots of the best `count` rows of each head but the last `tail`, ascending.
     private func kept(
-        _ count: Int, of table: RowTable, tail: Int, recentStart: Int
+        _ count: Int, of table: RowTable, tail: Int, recentStart: Int, contextStart: Int?
     ) throws -> MLXArray {
         func first(_ rows: MLXArray) -> MLXArray {
             tail == 0 ? rows : rows.rows(upTo: table.length - tail)
@@ -247,8 +255,9 @@ public class H2OKVCache {
                 keys: first(try table.keys.first(table.length).dense()),
                 values: first(try table.values.first(table.length).dense()),
                 importance: first(table.importance), positions: positions, offset: offset))
+        let shared = configuration.sharedHeads ? sharedByHeads(ranks) : ranks
         return try keepIndices(
-            configuration.sharedHeads ? sharedByHeads(ranks) : ranks, positions: positions,
+            within(contextStart, shared, positions: positions), positions: positions,
             keep: count, sinkSize: configuration.sinkSize, recentStart: recentStart)
     }
 
@@ -269,6 +278,12 @@ public class H2OKVCache {
     }
 
     var described: String { name.isEmpty ? "this cache" : "the cache of \(name)" }
+}
+
+/// The array [B, H, N], with NaN for rows before `start`, of these positions.
+func within(_ start: Int?, _ array: MLXArray, positions: MLXArray) -> MLXArray {
+    guard let start else { return array }
+    return which(positions .< MLXArray(Int32(start)), MLXArray(Float.nan), array)
 }
 
 /// The mean of the ranks [B, H, N] of all heads in the place of each head's own. The heads hold the

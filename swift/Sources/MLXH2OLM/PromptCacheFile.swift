@@ -11,7 +11,7 @@ struct PromptCacheFile {
     private let name: String
 
     /// Files of a higher format are refused.
-    private static let format = 2
+    private static let format = 4
     private static let entry = "mlx_h2o"
 
     private struct Description: Codable {

@@ -163,17 +163,21 @@ struct RowTable {
 
     /// Merge all but `count` rows of each head into others, which change in place; the rows that
     /// went leave their slots, as in ``fillHoles(keeping:tail:)``. The sinks are protected, and
-    /// positions from `recentStart` on; the last `tail` rows stay as they are.
+    /// positions from `recentStart` on; the last `tail` rows stay as they are. Rows before
+    /// `contextStart` go first, into none.
     mutating func merge(
-        to count: Int, _ configuration: H2OConfiguration, recentStart: Int, tail: Int = 0
+        to count: Int, _ configuration: H2OConfiguration, recentStart: Int, contextStart: Int?,
+        tail: Int = 0
     ) throws {
         let (allKeys, allValues) = try dense()
         func first(_ rows: MLXArray) -> MLXArray {
             tail == 0 ? rows : rows[0..., 0..., ..<(length - tail)]
         }
+        let places = first(positions)
         let found = try mergers(
-            keys: first(allKeys), values: first(allValues), bias: first(importance),
-            positions: first(positions), keep: count - tail, sinkSize: configuration.sinkSize,
+            keys: first(allKeys), values: first(allValues),
+            bias: within(contextStart, first(importance), positions: places),
+            positions: places, keep: count - tail, sinkSize: configuration.sinkSize,
             recentStart: recentStart,
             sharedHeads: configuration.sharedHeads)
         keys = try keys.put(found.keys, at: found.into)

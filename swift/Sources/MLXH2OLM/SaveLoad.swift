@@ -48,9 +48,12 @@ extension H2OKVCache {
             file.classes.append("\(type(of: cache))")
             try cache.write(to: &file, layer)
         }
-        // Budgets that differ among layers are a later format, since one mask does not fit them.
+        // What older readers would misread is a later format: budgets that differ among layers, since
+        // one mask does not fit them, and a context beyond which rows go first.
         let budgets = Set(own.map(\.configuration.maxKVSize))
-        try file.write(to: url, metadata, format: budgets.count > 1 ? 2 : 1)
+        let hasContext = own.contains { $0.configuration.contextSize != nil }
+        try file.write(
+            to: url, metadata, format: hasContext ? 4 : budgets.count > 1 ? 2 : 1)
     }
 
     /// The caches, settings included, and the metadata of a file that ``save(_:to:metadata:)`` or

@@ -41,6 +41,7 @@ struct Arguments {
           --shared-heads  --random-seed N  --kv-bits N  --v-bits N  --kv-group-size N
           --kv-format NAME          turbo3 and others, in the place of --kv-bits
           --turbo-guard N           with it, layers at each end that keep 8 bits (0)
+          --context-size TOKENS     rows further back go first (what the model says); 0: they do not
         """
 
     init(_ words: [String]) throws {
@@ -110,14 +111,14 @@ struct Arguments {
             sharedHeads: given["--shared-heads"] != nil, randomSeed: number("--random-seed") ?? 0,
             kvBits: number("--kv-bits"), valueBits: number("--v-bits"),
             kvGroupSize: number("--kv-group-size") ?? 64, kvFormat: format,
-            turboGuard: number("--turbo-guard") ?? 0)
+            turboGuard: number("--turbo-guard") ?? 0, contextSize: number("--context-size"))
     }
 
     private static let switches: Set = ["--shared-heads", "--print-tokens"]
     private static let settings: Set = [
         "--max-kv-size", "--policy", "--sink-size", "--heavy-size", "--recent-size",
         "--evict-every", "--decay", "--shared-heads", "--random-seed", "--kv-bits", "--v-bits",
-        "--kv-group-size", "--kv-format", "--turbo-guard",
+        "--kv-group-size", "--kv-format", "--turbo-guard", "--context-size",
     ]
     private static let known = settings.union(switches).union([
         "--model", "--prompt", "--prompt-tokens", "--max-tokens", "--prefill-step-size",

@@ -32,6 +32,7 @@ struct Case {
         let routed: Bool?
         let evictEvery: Int?
         let sharedHeads: Bool?
+        let contextSize: Int?
         let shared: Bool?
         let kvBits: Int?
         let vBits: Int?

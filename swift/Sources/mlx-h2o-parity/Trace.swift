@@ -136,7 +136,8 @@ func configuration(of parity: Case) throws -> H2OConfiguration {
         evictEvery: parity.fields.evictEvery ?? 1, sharedHeads: parity.fields.sharedHeads ?? false,
         speculative: parity.fields.speculative ?? 0, kvBits: parity.fields.kvBits,
         valueBits: parity.fields.vBits, kvGroupSize: parity.fields.kvGroupSize ?? 64,
-        kvFormat: parity.fields.kvFormat.flatMap { KVFormat(rawValue: $0) })
+        kvFormat: parity.fields.kvFormat.flatMap { KVFormat(rawValue: $0) },
+        contextSize: parity.fields.contextSize)
 }
 
 /// Recorded scores [steps, B, Hq, T] of one step, in the order of the slots: [B, Hq, 1, N].

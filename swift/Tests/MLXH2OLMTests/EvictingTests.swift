@@ -89,6 +89,21 @@ import Testing
         }
     }
 
+    @Test func cachesHaveTheContextThatAModelNames() throws {
+        let named = config("llama").replacingOccurrences(
+            of: "\"vocab_size\"", with: "\"max_position_embeddings\": 99, \"vocab_size\"")
+        for (text, given, expected) in [
+            (named, nil, 99), (named, 50, 50), (named, 0, 0), (config("llama"), nil, nil),
+        ] as [(String, Int?, Int?)] {
+            let model = H2OTransformer(
+                try JSONDecoder().decode(H2OTransformerConfiguration.self, from: Data(text.utf8)))
+            let caches = try evictingCaches(
+                for: model, configuration: H2OConfiguration(contextSize: given))
+            let found = caches.compactMap { ($0 as? H2OKVCache)?.configuration.contextSize }
+            #expect(found == (expected.map { [$0, $0] } ?? []))
+        }
+    }
+
     @Test func configurationsThatFitNoModelThrow() throws {
         for (from, to) in [
             ("\"llama\"", "\"gemma\""),

@@ -59,15 +59,20 @@ import Testing
     }
 
     /// Chunks above and below 8 and 32 queries, and single tokens between them; each head by itself
-    /// and all by the mean of their ranks.
+    /// and all by the mean of their ranks; with a context, beyond which rows go first.
     @Test(
         arguments: PolicyName.allCases,
-        [(1, false, H2OBackend.native), (4, true, .composed), (16, false, .native)])
-    func everyPolicyThroughChunks(policy: PolicyName, run: (Int, Bool, H2OBackend)) throws {
-        let (every, sharedHeads, backend) = run
+        [
+            (1, false, H2OBackend.native, nil), (4, true, .composed, 30), (16, false, .native, 30),
+            (3, false, .composed, 0),
+        ])
+    func everyPolicyThroughChunks(
+        policy: PolicyName, run: (Int, Bool, H2OBackend, Int?)
+    ) throws {
+        let (every, sharedHeads, backend, contextSize) = run
         let configuration = try H2OConfiguration(
             maxKVSize: 20, sinkSize: 2, heavySize: 9, policy: policy, evictEvery: every,
-            sharedHeads: sharedHeads)
+            sharedHeads: sharedHeads, contextSize: contextSize)
         let tokens = Tokens(count: 180, seed: 23)
         let cache = H2OKVCache(configuration)
         var reference = ReferenceCache(configuration, scale: scale, group: 2)
@@ -78,6 +83,10 @@ import Testing
                 try feed(start..<start + length, of: tokens, to: cache, and: &reference)
                 start += length
                 if sharedHeads { #expect(reference.positions[0] == reference.positions[1]) }
+                if contextSize == 30, every == 4, start > 120, length == 1 {
+                    let positions = reference.positions[0]
+                    #expect(positions.allSatisfy { $0 < 2 || $0 >= start - 30 - every })
+                }
             }
         }
     }

@@ -7,10 +7,12 @@ import Testing
 
 /// Rows that merge: what is not told by the suites of all policies.
 @Suite struct MergingTests {
-    private func merging(rows: Int = 16, bits: Int? = nil) throws -> H2OConfiguration {
+    private func merging(
+        rows: Int = 16, bits: Int? = nil, contextSize: Int? = nil
+    ) throws -> H2OConfiguration {
         try H2OConfiguration(
             maxKVSize: rows, sinkSize: 2, recentSize: 5, policy: .merge, evictEvery: 3,
-            kvBits: bits, kvGroupSize: 32)
+            kvBits: bits, kvGroupSize: 32, contextSize: contextSize)
     }
 
     private func fed(_ cache: H2OKVCache, _ tokens: Tokens, _ lengths: [Int]) throws {
@@ -89,10 +91,11 @@ import Testing
             .appending(path: "mlx-h2o-\(UUID().uuidString).safetensors")
         defer { try? FileManager.default.removeItem(at: url) }
         let tokens = Tokens(count: 80, seed: 34)
-        let cache = evictingCache(try merging(bits: bits))
+        let cache = evictingCache(try merging(bits: bits, contextSize: 35))
         try fed(cache, tokens, [30] + Array(repeating: 1, count: 9))
         try H2OKVCache.save([cache], to: url)
         let read = try H2OKVCache.load(from: url).0[0]
+        #expect(read.configuration == cache.configuration)
         let copy = try #require(cache.copy() as? H2OKVCache)
         #expect(
             read.rowBias?.asArray(Float.self) == cache.rowBias?.asArray(Float.self))

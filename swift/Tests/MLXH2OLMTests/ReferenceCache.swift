@@ -24,6 +24,8 @@ struct ReferenceCache {
     let group: Int
     /// All heads evict by the mean of their ranks.
     let sharedHeads: Bool
+    /// Rows further back go first.
+    let contextSize: Int
     /// What a cache stores of a key and a value that merged.
     var pack: ([Double], [Double]) -> ([Double], [Double]) = { ($0, $1) }
     /// One list per KV head, in the order of arrival; of rows that merge in that of the slots.
@@ -39,6 +41,7 @@ struct ReferenceCache {
         policy = configuration.policy.rawValue
         decay = configuration.decay
         sharedHeads = configuration.sharedHeads
+        contextSize = configuration.contextSize ?? 0
         self.scale = Double(scale)
         self.group = group
         heads = [[], []]
@@ -123,6 +126,11 @@ struct ReferenceCache {
         for row in heads[head].indices { heads[head][row].importance = after[row] }
     }
 
+    /// Whether a row is further back than the context, and so goes first.
+    func leaves(_ row: Row, _ recentStart: Int) -> Bool {
+        contextSize > 0 && row.position < recentStart + recentSize - contextSize
+    }
+
     /// The rows are ranked once, by all that are there; then the worst go together.
     private mutating func evict(to size: Int, recentStart: Int) {
         if policy == "merge" { return merge(to: size, recentStart: recentStart) }
@@ -134,7 +142,10 @@ struct ReferenceCache {
             ranks = heads.map { _ in means }
         }
         for head in heads.indices {
-            let (rows, ranks) = (heads[head], ranks[head])
+            let rows = heads[head]
+            let ranks = rows.indices.map {
+                leaves(rows[$0], recentStart) ? -.infinity : ranks[head][$0]
+            }
             let open = rows.indices.filter {
                 rows[$0].position >= sinkSize && rows[$0].position < recentStart
             }

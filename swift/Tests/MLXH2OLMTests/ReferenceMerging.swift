@@ -42,7 +42,10 @@ extension ReferenceCache {
     }
 
     private mutating func merge(_ count: Int, recentStart: Int) {
-        var costs = heads.map { Self.costs($0, free: open($0, recentStart)) }
+        var costs = heads.map { rows in
+            let free = open(rows, recentStart).filter { !leaves(rows[$0], recentStart) }
+            return Self.costs(rows, free: free)
+        }
         if sharedHeads {
             let sums = costs[0].indices.map { row in
                 costs[0].indices.map { other in costs.reduce(0) { $0 + $1[row][other] } }
@@ -53,8 +56,9 @@ extension ReferenceCache {
             let (rows, costs) = (heads[head], costs[head])
             let partners = costs.map { row in row.indices.min { row[$0] < row[$1] } ?? 0 }
             let best = rows.indices.map { costs[$0][partners[$0]] }
+            let order = rows.indices.map { leaves(rows[$0], recentStart) ? -.infinity : best[$0] }
             let worst = open(rows, recentStart).sorted {
-                (best[$0], -rows[$0].position) < (best[$1], -rows[$1].position)
+                (order[$0], -rows[$0].position) < (order[$1], -rows[$1].position)
             }
             let going = worst.prefix(count).sorted()
             let into = going.map { row in
@@ -86,7 +90,7 @@ extension ReferenceCache {
             }
             (result[end].key, result[end].value) = pack(mean(\.key), mean(\.value))
             result[end].count = group.reduce(0) { $0 + rows[$1].count }
-            result[end].position = group.map { rows[$0].position }.max() ?? 0
+            result[end].position = group.map { rows[$0].position }.min() ?? 0
         }
         return result
     }

@@ -104,6 +104,7 @@ private typealias Make = @Sendable () throws -> H2OConfiguration
             { try H2OConfiguration(turboGuard: 2) }
         ),
         ("turboGuard is -1, expected at least 0.", { try H2OConfiguration(turboGuard: -1) }),
+        ("contextSize is -1, expected at least 0.", { try H2OConfiguration(contextSize: -1) }),
         (
             "kvGroupSize is 48, expected one of [32, 64, 128].",
             { try H2OConfiguration(kvBits: 8, kvGroupSize: 48) }
@@ -125,7 +126,8 @@ private typealias Make = @Sendable () throws -> H2OConfiguration
     @Test func survivesJSONAndChecksWhatItReads() throws {
         let made = try H2OConfiguration(
             maxKVSize: 48, policy: .valueAware, decay: 0.5, evictEvery: 3,
-            sharedHeads: true, randomSeed: 7, kvFormat: .turbo8v3, turboGuard: 1)
+            sharedHeads: true, randomSeed: 7, kvFormat: .turbo8v3, turboGuard: 1,
+            contextSize: 2048)
         let data = try JSONEncoder().encode(made)
         #expect(try JSONDecoder().decode(H2OConfiguration.self, from: data) == made)
         for (good, bad) in [

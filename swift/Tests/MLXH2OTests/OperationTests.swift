@@ -86,7 +86,7 @@ private func worst(_ one: MLXArray, _ other: MLXArray) -> Float {
         #expect(worst(found.keys, k[0..., 0..., 39...]) < 1e-6)
         #expect(worst(found.values, v[0..., 0..., 39...]) < 1e-6)
         #expect(found.bias.asArray(Float.self).allSatisfy { abs($0 - Foundation.log(2)) < 1e-6 })
-        let expected = maximum(positions[0..., 0..., 3..<4], positions[0..., 0..., 39...])
+        let expected = minimum(positions[0..., 0..., 3..<4], positions[0..., 0..., 39...])
         #expect(found.positions.asArray(Int32.self) == expected.asArray(Int32.self))
     }
 

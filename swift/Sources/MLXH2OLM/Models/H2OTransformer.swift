@@ -17,6 +17,8 @@ public protocol H2ORouted: LanguageModel {}
 public final class H2OTransformer: Module, H2ORouted, KVCacheDimensionProvider {
     public let kvHeads: [Int]
     public let vocabularySize: Int
+    /// Tokens that it was trained for, if its settings say so.
+    public let contextSize: Int?
 
     let model: TransformerBody
     @ModuleInfo(key: "lm_head") var head: Linear?
@@ -24,6 +26,7 @@ public final class H2OTransformer: Module, H2ORouted, KVCacheDimensionProvider {
     public init(_ configuration: H2OTransformerConfiguration) {
         kvHeads = Array(repeating: configuration.kvHeads, count: configuration.layers)
         vocabularySize = configuration.vocabularySize
+        contextSize = configuration.maxPositions
         model = TransformerBody(configuration)
         super.init()
         if !configuration.tiesEmbeddings {

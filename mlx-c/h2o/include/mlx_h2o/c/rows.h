@@ -70,11 +70,11 @@ int mlx_h2o_key_diversity(mlx_array* res, const mlx_array keys, const mlx_stream
  *    means weighted by n * exp(3 * rank), the rank being that of mlx_h2o_key_diversity; computed in
  *    float32, in the dtype given. They are still to be written, and packed where rows are.
  *  \param[out] new_bias float32 [B, H, r]: ln n.
- *  \param[out] new_positions int32 [B, H, r]: the latest of the rows in each.
+ *  \param[out] new_positions int32 [B, H, r]: the earliest of the rows in each.
  *  \param keys [B, H, N, D], float32, float16 or bfloat16.
  *  \param values [B, H, N, Dv] of the same dtype.
  *  \param bias ln n of the n rows that each stands for, float32 [B, H, N]: 0 for a row as it came.
- *    Attention takes it as `row_bias`.
+ *    Attention takes it as `row_bias`. NaN: the row goes first, as it is, and none goes there.
  *  \param positions int32 [B, H, N], as in mlx_h2o_keep_indices.
  *  \param keep 1 to N - 1.
  *  \param sink_size, recent_start the protected zones, as in mlx_h2o_keep_indices. Where fewer than

@@ -1,0 +1,125 @@
+"""Rows further back than the context that a model was trained for: they go first."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from cache_columns import POLICY_COLUMNS
+from cache_courses import Course
+from mlx_h2o import H2OConfig, H2OKVCache, make_prompt_cache
+from mlx_h2o.lm.prompt_cache import evicting_caches, fit_bytes
+from tiny_models import tiny_qwen3
+
+CONTEXT = 24
+
+
+@pytest.mark.matrix(16)
+@pytest.mark.parametrize(("policy", "column"), POLICY_COLUMNS)
+@pytest.mark.parametrize("shared_heads", [False, True])
+def test_every_policy_lets_them_go_first(policy, column, shared_heads):
+    course = Course(column, policy, evict_every=3, shared_heads=shared_heads, context_size=CONTEXT)
+    course.chunk(20)
+    course.tokens(9)
+    course.chunk(40)
+    course.tokens(9)
+    course.copied("file").tokens(6)
+
+
+@pytest.mark.parametrize("policy", ["random", "h2o", "merge"])
+def test_each_sequence_of_a_batch_has_its_own_clock(policy):
+    course = Course("dense", policy, 3, evict_every=3, context_size=CONTEXT)
+    course.prompts([5, 50, 20], step=12)
+    course.tokens(12)
+    course.prompts([1, 9, 30])
+    course.filter([2, 0])
+    course.tokens(9)
+    course.extract(1).tokens(4)
+
+
+@pytest.mark.parametrize("policy", ["random", "merge"])
+def test_drafts_are_tokens_of_the_text_too(policy):
+    course = Course("dense", policy, evict_every=3, speculative=3, context_size=CONTEXT)
+    course.chunk(30)
+    for accepted, rejected in ((1, 3), (4, 0), (0, 4), (2, 2)) * 4:
+        course.draft(accepted, rejected)
+
+
+@pytest.mark.parametrize("policy", ["keydiff", "h2o", "merge"])
+def test_no_row_is_further_back_than_the_context_but_the_sinks(policy):
+    course = Course("dense", policy, evict_every=1, context_size=CONTEXT, shared_heads=True)
+    course.tokens(80)
+    positions = np.array(course.cache.positions)[0, 0]
+    assert sorted(positions[positions < 80 - CONTEXT]) == [0, 1]
+
+
+def merged_text(context_size: int | None, tokens: int) -> H2OKVCache:
+    course = Course("dense", "merge", evict_every=2, context_size=context_size)
+    course.tokens(tokens)
+    return course.cache
+
+
+def test_merged_rows_are_as_old_as_their_oldest_token_and_take_all_with_them():
+    cache = merged_text(CONTEXT, 120)
+    counts = np.exp(np.array(cache.scores)).sum(axis=-1)
+    assert (counts <= CONTEXT + 2 + 2).all()  # the sinks, and a group that is still there
+    everything = np.exp(np.array(merged_text(None, 120).scores)).sum(axis=-1)
+    np.testing.assert_allclose(everything, 120, rtol=1e-5)
+
+
+@pytest.mark.parametrize("policy", ["keydiff", "h2o", "merge"])
+def test_within_the_context_nothing_is_computed_for_it(policy, monkeypatch):
+    """Not an operation more, until the first row may be too far back."""
+    asked = []
+    where = mx.where
+
+    def counted(*given):
+        asked.append(given)
+        return where(*given)
+
+    def operations(tokens: int, context_size: int | None) -> int:
+        asked.clear()
+        cache = H2OKVCache(
+            H2OConfig(
+                max_kv_size=14, sink_size=2, recent_size=5, policy=policy,
+                context_size=context_size,
+            )
+        )  # fmt: skip
+        for _ in range(tokens):
+            row = mx.zeros((1, 2, 1, 32))
+            keys, values = cache.update_and_fetch(row, row)
+            cache.attend(mx.zeros((1, 2, 1, 32)), keys, values, scale=1.0)
+        return len(asked)
+
+    monkeypatch.setattr(mx, "where", counted)
+    within = CONTEXT + 2
+    assert operations(within, CONTEXT) == operations(within, None)
+    assert operations(within + 2, CONTEXT) > operations(within + 2, None)
+
+
+def test_caches_of_a_model_have_the_context_that_it_names():
+    model, draft = tiny_qwen3(), tiny_qwen3(layers=1)
+    model.args.max_position_embeddings, draft.args.max_position_embeddings = 300, 200
+
+    def sizes(**given) -> list[int | None]:
+        caches = make_prompt_cache(model, draft_model=draft, **given)
+        return [cache.config.context_size for cache in evicting_caches(caches)]
+
+    assert sizes() == [300, 300, 200]
+    assert sizes(max_kv_size=H2OConfig(max_kv_size=64)) == [300, 300, 200]
+    assert sizes(budgets=[32, H2OConfig(max_kv_size=64)]) == [300, 300, 200]
+    assert sizes(max_kv_bytes=100_000) == [300, 300, 200]
+    assert sizes(context_size=50) == [50] * 3
+    assert sizes(context_size=0) == [0] * 3
+    assert fit_bytes(model, 100_000, context_size=0).config.context_size == 0
+    del model.args.max_position_embeddings
+    assert sizes() == [None, None, 200]
+
+
+@pytest.mark.parametrize("wrong", [-1, 2.5, True, "2048"])
+def test_a_context_is_a_number_of_tokens(wrong):
+    with pytest.raises(
+        ValueError, match=r"^\[H2OConfig\] context_size is .*expected an int of at "
+    ):
+        H2OConfig(context_size=wrong)
