@@ -14,7 +14,7 @@ import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median
+from statistics import mean, median, stdev
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -214,19 +214,33 @@ def _measured(result: dict[str, Any]) -> dict[tuple[str, str], float]:
 
 
 def long_text(result: dict[str, Any]) -> str:
-    """The loss of each part of a long text, and what the caches hold at its end."""
+    """The loss of each part of a long text, and what the caches hold at its end.
+
+    "To the window" is of all parts but the first, with twice the standard error of their
+    differences.
+    """
     rows = []
+    windows = {
+        one["model"]: one for one in result["runs"] if one["strategy"].startswith("rotating")
+    }
     for run in result["runs"]:
         points = run["points"]
+        pairs = zip(points[1:], windows[run["model"]]["points"][1:], strict=True)
+        apart = [one["loss"] - other["loss"] for one, other in pairs]
+        error = 2 * stdev(apart) / len(apart) ** 0.5
+        behind = f"{mean(apart):+.3f} ± {error:.3f}" if any(apart) else "-"
         losses = [f"{points[at]['loss']:.2f}" for at in (0, 1, 3, 6, -1)]
         nbytes = {point["bytes"] for point in points}
         last = points[-1]
         held = f"{min(nbytes):,}" if len(nbytes) == 1 else f"{min(nbytes):,} to {max(nbytes):,}"
         longest = "-" if not last["longest_key"] else f"{last['longest_key']:.0f}"
         bias = "-" if not last["greatest_bias"] else f"{last['greatest_bias']:.1f}"
-        rows.append([f"{run['model']}: {_called(run['strategy'])}", *losses, held, longest, bias])
+        name = f"{run['model']}: {_called(run['strategy'])}"
+        rows.append([name, *losses, behind, held, longest, bias])
     ends = [f"to {result['runs'][0]['points'][at]['tokens']:,}" for at in (0, 1, 3, 6, -1)]
-    return _markdown(["cache", *ends, "bytes", "longest key", "greatest bias"], rows)
+    return _markdown(
+        ["cache", *ends, "to the window", "bytes", "longest key", "greatest bias"], rows
+    )
 
 
 BITS = {3: 5, 10: 4, 40: 4}
