@@ -46,7 +46,7 @@ def test_a_saved_prompt_goes_on(tmp_path, capsys):
     model, tokenizer = load("demo")
     caches = load_prompt_cache(file, model=model)
     assert caches[0].config == H2OConfig(
-        max_kv_size=24, sink_size=2, policy="keydiff", evict_every=1
+        max_kv_size=24, sink_size=2, policy="keydiff", evict_every=1, context_size=2048
     )
     expected = stream_generate(
         model, tokenizer, tokenizer.encode(" said that"), max_tokens=12, prompt_cache=caches
