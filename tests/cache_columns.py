@@ -105,9 +105,24 @@ def rounded(rows: np.ndarray, bits: int | Codes | None) -> np.ndarray:
 
 
 def stored_rows(cache) -> tuple[np.ndarray, np.ndarray]:
-    """Keys and values [B, H, N, D] in the order of the slots, unpacked."""
-    config, found = cache.config, []
-    for rows, width in zip(cache.keys_and_values(), packings(config), strict=True):
+    """Keys and values [B, H, N, D] in the order of the slots, unpacked, shared ones first."""
+    parts = [] if cache._table is None else [_unpacked(cache.config, cache.keys_and_values())]
+    if cache.prefix_rows:
+        first = _unpacked(cache.config, [_alone(side) for side in cache._prefix.state])
+        lines = np.array(cache.positions).shape[0]
+        parts.insert(0, [np.broadcast_to(a, (lines, *a.shape[1:])) for a in first])
+    keys, values = zip(*parts, strict=True)
+    return np.concatenate(keys, axis=2), np.concatenate(values, axis=2)
+
+
+def _alone(parts: Any) -> Any:
+    """Rows as an update hands them out: an array where they are not packed."""
+    return parts[0] if len(parts) == 1 else parts
+
+
+def _unpacked(config: H2OConfig, sides: Any) -> list[np.ndarray]:
+    found = []
+    for rows, width in zip(sides, packings(config), strict=True):
         if isinstance(rows, tuple) and isinstance(width, Codes):
             rows = TurboColumn(*width, mx.float32).decode(rows)
         elif isinstance(rows, tuple):
@@ -116,7 +131,7 @@ def stored_rows(cache) -> tuple[np.ndarray, np.ndarray]:
             else:
                 rows = mx.dequantize(*rows, group_size=SIZE, bits=width)
         found.append(np.array(rows))
-    return found[0], found[1]
+    return found
 
 
 def step_of(row: np.ndarray, bits: int | Codes) -> float:

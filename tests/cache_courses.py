@@ -77,6 +77,16 @@ class Course:
         return [sequence.reference for sequence in self.sequences]
 
     @property
+    def shareable(self) -> int:
+        """How many first rows of a sequence others may have too."""
+        config, cache = self.config, self.cache
+        changing = self.column.mixed or self.column.latents or cache.policy.merges
+        several = len(self.sequences) > 1 and not self.ragged
+        if changing or several or config.speculative or cache.prefix_rows:
+            return 0
+        return min(config.prefix_size, *(one.size for one in self.references), 99)
+
+    @property
     def bits(self) -> tuple[Any, Any]:
         """Of keys and of values; None: as they come."""
         keys, values = packings(self.config)
@@ -153,6 +163,23 @@ class Course:
         self.coming = [0] * len(indices)
         self.check()
 
+    def share(self, rows: int, count: int) -> Course:
+        """A batch of so many sequences that hold their first rows once, together: this one, and
+        others that go on differently."""
+        self.flush()
+        alone = copy.deepcopy(self.cache)
+        alone.share(rows)
+        found = copy.copy(self)
+        found.cache = H2OKVCache.merge([copy.deepcopy(alone) for _ in range(count)])
+        found.ragged = True
+        found.sequences = [copy.deepcopy(self.sequences[0]) for _ in range(count)]
+        for number, sequence in enumerate(found.sequences[1:]):
+            sequence.goes_on_differently(number)
+        found.windows, found.coming = self.windows * count, [0] * count
+        assert found.cache.prefix_rows == rows
+        found.check()
+        return found
+
     def extend(self, other: Course) -> None:
         """The sequences of another course join."""
         self.flush()
@@ -208,9 +235,10 @@ class Course:
     def under(self, policy: str) -> Course:
         """A course that goes on with the same rows, ranked by another policy that evicts."""
         found = self.copied()
-        *rows, settings = found.cache.state
-        settings = json.dumps(json.loads(settings) | {"policy": policy})
-        found.cache = type(self.cache).from_state((*rows, settings))
+        state = list(found.cache.state)
+        place = -2 if found.cache.prefix_rows else -1
+        state[place] = json.dumps(json.loads(state[place]) | {"policy": policy})
+        found.cache = type(self.cache).from_state(tuple(state))
         found.config = replace(self.config, policy=policy, preallocate=False)
         assert found.cache.config == found.config
         for reference in found.references:
@@ -246,6 +274,8 @@ class Course:
         self._take_rows()
         if length <= PACKED_QUERIES or cache.row_bias is not None:
             out = cache.attend(mx.array(queries), k, attended, **given)
+        elif cache.prefix_rows:
+            out = cache.attend_chunk(mx.array(queries), k, attended, **given)
         else:
             out = mx.fast.scaled_dot_product_attention(mx.array(queries), k, attended, **given)
             cache.attended()
@@ -309,8 +339,9 @@ class Course:
                 self._check_rows(b, h, (keys[b, h, slots], values[b, h, slots]))
 
     def _check_scores(self, reference, rows, found: np.ndarray, where: str) -> None:
-        """Of the rows that no trim can reach."""
-        final = [row.position < reference.offset - reference.tail for row in rows]
+        """Of the rows that no trim can reach, and that may go: a prefix has none while shared."""
+        first = 0 if reference.merges or self.column.mixed else self.config.prefix_size
+        final = [first <= row.position < reference.offset - reference.tail for row in rows]
         merges = reference.merges
         expected = [np.log(row.count) if merges else row.score for row in rows]
         expected = np.array(expected)[final]

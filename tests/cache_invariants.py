@@ -68,7 +68,7 @@ def check_invariants(
     config = cache.config
     mixed = bool(config.light_bits or config.dense_rows)
     if config.preallocate and not cache.empty():
-        mx.eval(held_arrays(cache._table))  # its bytes are the pages that were written
+        seen_from_outside(cache)  # its bytes are the pages that were touched, by readers too
     seen = seen_from_outside(cache)
     check_same(seen, seen_from_outside(cache))  # looking at it changes nothing
     if cache.empty():
@@ -83,7 +83,8 @@ def check_invariants(
     for b, offset in enumerate(offsets):
         (length,) = set(lengths[b].tolist())  # as many in every head
         start = offset - config.recent_size if window is None else window[b]
-        protected = {*range(min(config.sink_size, offset)), *range(max(0, start), offset)}
+        first = max(config.sink_size, config.prefix_size)
+        protected = {*range(min(first, offset)), *range(max(0, start), offset)}
         for found in positions[b].tolist():
             rows = [position for position in found if position >= 0]
             if not mixed:  # mixed precision has unused slots in each segment
@@ -95,15 +96,20 @@ def check_invariants(
                 assert rows == list(range(offset))  # in order before anything went
             if newest is not None:
                 assert rows[length - newest[b] :] == list(range(offset - newest[b], offset))
-    rows = [array for _, array in tree_flatten([cache.keys, cache.values])]
-    assert cache.nbytes >= sum(array.nbytes for array in rows)
     held = sum(array.nbytes for array in held_arrays(cache._table))
+    if cache.prefix_rows:  # once, for all sequences
+        held += sum(array.nbytes for _, array in tree_flatten(list(cache._prefix.state)))
+    else:
+        rows = [array for _, array in tree_flatten([cache.keys, cache.values])]
+        assert cache.nbytes >= sum(array.nbytes for array in rows)
     assert cache.nbytes <= held if config.preallocate else cache.nbytes == held
 
 
 def held_arrays(table: Any) -> list[mx.array]:
     """Every array that the attributes of a table lead to, but for what attention has just read."""
     found: dict[int, mx.array] = {}
+    if table is None:  # all rows are shared
+        return []
     waiting, known = [{**vars(table), "packed": None, "_newest": None}], {id(table)}
     while waiting:
         one = waiting.pop()

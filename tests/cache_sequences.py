@@ -25,6 +25,12 @@ class Sequence:
         heads = HEADS * GROUP, HEADS, HEADS
         return [self.rng.standard_normal((h, count, SIZE)).astype(np.float32) for h in heads]
 
+    def goes_on_differently(self, number: int) -> None:
+        """Other tokens come than come so far."""
+        self.rng = np.random.default_rng([number, self.reference.offset])
+        for rows, new in zip(self.accepted, self.random(420), strict=True):
+            rows[:, self.reference.offset :] = new[:, self.reference.offset :]
+
     def next(self, count: int, drafts: int = 0) -> list[np.ndarray]:
         """The next tokens of the sequence, and drafts behind them that are other ones."""
         start = self.reference.offset

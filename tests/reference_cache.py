@@ -76,7 +76,7 @@ class ReferenceCache:
             if self.merges:  # one row stays that the others go into
                 group = max(1, min(group, self.config.heavy_size))
             window = max(self.config.recent_size, self.tail) - added
-            free = self.size - self.config.sink_size - max(0, window)
+            free = self.size - reference_merging.for_good(self.config) - max(0, window)
             self.evict(max(excess, min(group, free)), self.offset + added)
         for head, rows in enumerate(self.heads):
             first = len(rows)
@@ -106,8 +106,10 @@ class ReferenceCache:
         context = self.config.context_size
         for row in (row for rows in self.heads for row in rows if context):
             row.leaves = row.position < end - context
+        # A prefix takes no part where rows lie as they came.
+        prefix = 0 if self.merges or self.config.mixed else self.config.prefix_size
         ranked = [
-            [row for row in rows if not self.tail or row.position < end - self.tail]
+            [row for row in rows if prefix <= row.position and self.settled(row, end)]
             for rows in self.heads
         ]
         self.evicted += count
@@ -125,10 +127,14 @@ class ReferenceCache:
             order = reference.retention_order(
                 [by_position.get(row.position, np.nan) for row in rows],
                 [row.position for row in rows],
-                sink_size=self.config.sink_size,
+                sink_size=reference_merging.for_good(self.config),
                 recent_start=recent_start,
             )
             rows[:] = [rows[slot] for slot in sorted(order[: len(rows) - count])]
+
+    def settled(self, row: Row, end: int) -> bool:
+        """Whether no trim can reach it."""
+        return not self.tail or row.position < end - self.tail
 
     def merge(self, ranked: list[list[Row]], count: int, recent_start: int) -> None:
         """``count`` of the ``ranked`` rows of each head become part of others."""

@@ -18,11 +18,16 @@ NEAR = 1e-5
 """Two costs are nearly the same below this share of what they are differences of."""
 
 
+def for_good(config) -> int:
+    """The first positions, which stay as they are: sinks, or a prefix that they begin."""
+    return max(config.sink_size, config.prefix_size)
+
+
 def stages(config, rows: int, protected: int, count: int) -> list[int]:
     """How many rows go one after the other: of those that may, a quarter at a time."""
     found = []
     while count:
-        free = rows - config.sink_size - protected
+        free = rows - for_good(config) - protected
         found.append(min(count, max(1, free // 4)))
         rows, count = rows - found[-1], count - found[-1]
     return found
@@ -75,7 +80,7 @@ def _costs(config, rows: list[Any], recent_start: int) -> tuple[np.ndarray, np.n
     key = math.sqrt(np.mean([np.sum(np.square(row.key)) for row in rows])) / len(rows[0].key)
     value = 1 / math.sqrt(np.mean([np.sum(np.square(row.value)) for row in rows]))
     places = [np.concatenate([row.key * key, row.value * value]) for row in rows]
-    free = [config.sink_size <= r.position < recent_start and not r.leaves for r in rows]
+    free = [for_good(config) <= r.position < recent_start and not r.leaves for r in rows]
     cost = np.full((len(rows), len(rows)), np.inf)
     error = np.zeros(cost.shape)
     for i in range(len(rows)):
@@ -92,7 +97,7 @@ def _choice(config, rows, cost, count: int, recent_start: int) -> tuple[list[int
     order = reference.retention_order(
         np.where([row.leaves for row in rows], np.nan, cost.min(axis=1)),
         [row.position for row in rows],
-        sink_size=config.sink_size,
+        sink_size=for_good(config),
         recent_start=recent_start,
     )
     partner = {i: int(cost[i].argmin()) for i in range(len(rows)) if cost[i].min() < np.inf}

@@ -50,7 +50,9 @@ class Life(RuleBasedStateMachine):
         sinks = data.draw(st.integers(0, 2), "sinks")
         recent = data.draw(st.integers(least + 1 if dense else 1, 6), "recent")
         heavy = data.draw(st.integers(0, 5), "heavy")
-        budget = max(sinks + recent + heavy, sinks + speculative + 3)
+        prefix = data.draw(st.sampled_from([0, 0, 1, 4, 9]), "prefix")
+        first = max(sinks, prefix)
+        budget = max(first + recent + heavy, first + speculative + 3)
         self.course = Course(
             column,
             data.draw(st.sampled_from(policies_of(column)), "policy"),
@@ -58,7 +60,8 @@ class Life(RuleBasedStateMachine):
             equal=not isinstance(self, RaggedLife),
             max_kv_size=budget,
             sink_size=sinks,
-            recent_size=budget - sinks - heavy,
+            prefix_size=prefix,
+            recent_size=budget - first - heavy,
             heavy_size=heavy,
             speculative=speculative,
             evict_every=data.draw(st.sampled_from([1, 2, 4, 16]), "evict_every"),
@@ -101,6 +104,13 @@ class Life(RuleBasedStateMachine):
         shortest = min(reference.offset for reference in self.course.references)
         self.course.trim(data.draw(st.integers(0, shortest), "trimmed"))
 
+    @precondition(lambda self: self.course.shareable)
+    @rule(data=st.data(), count=st.integers(1, 3))
+    def some_share_a_prefix(self, data: st.DataObject, count: int) -> None:
+        rows = data.draw(st.integers(1, self.course.shareable), "shared")
+        alone = self.course.extract(0) if self.course.ragged else self.course
+        self.course = alone.share(rows, count)
+
     @rule()
     def flush(self) -> None:
         self.course.flush()
@@ -132,7 +142,8 @@ class RaggedLife(Life):
         count = len(self.course.sequences)
         lengths = st.lists(st.integers(0, 14), min_size=count, max_size=count)
         lengths = data.draw(lengths.filter(any), "lengths")
-        self.course.prompts(lengths, step=step)
+        left = self.course.cache.empty() and data.draw(st.booleans(), "padded on the left")
+        self.course.prompts(lengths, step=step, left=left)
 
     @rule(data=st.data())
     def some_leave(self, data: st.DataObject) -> None:
@@ -147,6 +158,15 @@ class RaggedLife(Life):
         if length:
             other.prompts([length])
         self.course.extend(other)
+
+    @precondition(lambda self: len(self.course.sequences) < 4)
+    @rule(data=st.data())
+    def one_joins_that_began_here(self, data: st.DataObject) -> None:
+        """Which stands on the same rows, where these are shared."""
+        place = data.draw(st.integers(0, len(self.course.sequences) - 1), "place")
+        shared = self.course.cache.prefix_rows
+        self.course.extend(self.course.merged([place]))
+        assert self.course.cache.prefix_rows == shared
 
     @rule(data=st.data())
     def they_are_merged_anew(self, data: st.DataObject) -> None:

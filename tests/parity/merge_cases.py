@@ -83,7 +83,8 @@ def _expected(tensors, counts, fields, clocks) -> dict[str, np.ndarray] | None:
     positions, leaves = (np.array(tensors[part]) for part in ("positions", "bias"))
     leaves = np.isnan(leaves)
     counts = np.where(leaves, 1, counts)
-    config = SimpleNamespace(sink_size=fields["sink_size"], shared_heads=fields["shared"])
+    zones = {"sink_size": fields["sink_size"], "prefix_size": 0}
+    config = SimpleNamespace(shared_heads=fields["shared"], **zones)
     columns: dict[str, list] = {name: [] for name in ("kept", "into", *tensors)}
     columns.pop("recent_start", None)
     batch, heads, rows = positions.shape
