@@ -79,6 +79,15 @@ def test_arms_read_the_same_and_full_is_the_reference(tiny, whole):
 
 
 @pytest.mark.slow
+def test_documents_beyond_the_context_of_the_model_are_noted(tiny, monkeypatch):
+    said = "tokens, and the model is made for 71: "
+    for made_for, times in ((72, 0), (71, 1)):
+        monkeypatch.setattr(tiny[0].args, "max_position_embeddings", made_for)
+        found = evaluated(tiny, tasks=("ppl",), controls=False)
+        assert "\n".join(found.notes).count(f"The text has 72 {said}") == times
+
+
+@pytest.mark.slow
 def test_divergence_is_that_of_the_whole_distribution(loaded):
     model, tokenizer = loaded
     tokens = mx.array([tokenizer.encode(demo.text())[:24]])

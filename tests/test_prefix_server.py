@@ -14,7 +14,7 @@ from mlx_h2o.lm.serving import server_targets
 from prefix_checks import LENGTH, PREFIX, PROMPTS, SMALL, merged, ran
 from routing_checks import mlx_lm_stays_as_it_is
 from test_server import serving
-from tiny_models import tiny_qwen3
+from tiny_models import random_prompt, tiny_qwen3
 
 __all__ = ["mlx_lm_stays_as_it_is"]  # a fixture around every test
 
@@ -51,7 +51,7 @@ def prompts_of_a_server(model, **given):
     provider_class = wraps["ModelProvider"](
         type("Provider", (), {"load": lambda self: None, "draft_model": None})
     )
-    prompts = wraps["LRUPromptCache"](Prompts)() if "LRUPromptCache" in wraps else None
+    prompts = wraps["LRUPromptCache"](Prompts)()
     provider = provider_class()
     provider.model, provider.model_key = model, "key"
     provider.cli_args = SimpleNamespace(prefill_step_size=24)
@@ -94,7 +94,20 @@ def test_a_server_says_that_it_cannot_share(caplog):
     prompts, _ = prompts_of_a_server(tiny_qwen3(), policy="merge")
     assert prompts.fetch_nearest_cache("key", PROMPTS[0]) == (None, PROMPTS[0])
     assert "prompts share no rows: layer 0 has the policy 'merge'" in caplog.text
-    assert prompts_of_a_server(tiny_qwen3(), prefix_size=8)[0] is None
+    prompts, made = prompts_of_a_server(tiny_qwen3(), prefix_size=8)
+    assert prompts.fetch_nearest_cache("key", PROMPTS[0]) == (None, PROMPTS[0]) and not made
+
+
+def test_a_server_says_once_that_a_text_is_longer_than_the_model_is_made_for(caplog):
+    model = tiny_qwen3()
+    model.args.max_position_embeddings = 60
+    prompts, _ = prompts_of_a_server(model)
+    for length, said in ((60, 0), (61, 1), (70, 1)):
+        caches = make_prompt_cache(model, **SMALL)
+        ran(model, caches, [random_prompt(length)])
+        prompts.insert_cache("key", [], caches)
+        assert caplog.text.count("tokens, and the model is made for 60: ") == said
+    assert "mlx_h2o server: The text has 61 tokens" in caplog.text
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from mlx_lm.generate import DEFAULT_MODEL
 from ..config import H2OConfig
 from ..lm.generate import check_path, generate, summary
 from ..lm.hosting import Host, hosting
-from ..lm.prompt_cache import context_length, evicting_caches
+from ..lm.prompt_cache import beyond_context, context_length, evicting_caches, tokens_seen
 from ..lm.prompt_store import PromptStore
 from ..lm.replacements import PATCHES, always
 from ..lm.saving import load_prompt_cache, save_prompt_cache
@@ -205,16 +205,10 @@ def _print_summary(caches: list[Any]) -> None:
 
 def _say_where_beyond(model: Any, caches: list[Any]) -> bool:
     """One line where the text is longer than the model is made for."""
-    made_for = context_length(model)
-    tokens = max((cache.offset for cache in evicting_caches(caches)), default=0)
-    if made_for is None or tokens <= made_for:
-        return False
-    print(
-        f"The text has {tokens:,} tokens, and the model is made for {made_for:,}: what it writes "
-        "beyond them may be poor, however many rows the cache holds.",
-        file=sys.stderr,
-    )
-    return True
+    said = beyond_context(context_length(model), tokens_seen(caches))
+    if said:
+        print(said, file=sys.stderr)
+    return bool(said)
 
 
 def _nothing(host: Host, model: str | None) -> dict[str, Callable[..., Any]]:

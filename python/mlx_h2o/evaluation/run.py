@@ -11,6 +11,7 @@ from typing import Any
 
 from ..evaluate import _routed
 from ..lm.profile import fingerprint
+from ..lm.prompt_cache import beyond_context, context_length
 from .arms import Arm, Footprint, resolve, with_controls
 from .documents import Document, windows
 from .environment import blas, environment
@@ -114,6 +115,8 @@ def evaluate(
     work, texts_read = _planned(planned, arms, tokenizer if record else None)
     records = _measured(model, work, store, watch)
     notes = [*_notes(documents, arms, settings), *(f"Left out: {text}." for text in missing)]
+    if beyond := beyond_context(context_length(model), tokens):
+        notes.append(beyond)
     return Evaluation(setting, tuple(arms), tuple(records), tuple(notes), texts_read)
 
 

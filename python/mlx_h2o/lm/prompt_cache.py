@@ -235,6 +235,22 @@ def context_length(model: Any) -> int | None:
     return found if isinstance(found, int) else None
 
 
+def beyond_context(made_for: int | None, tokens: int) -> str:
+    """What a user is told of a text of so many tokens, where its model is made for fewer; empty
+    where it is not."""
+    if made_for is None or tokens <= made_for:
+        return ""
+    return (
+        f"The text has {tokens:,} tokens, and the model is made for {made_for:,}: what it makes of "
+        "those beyond may be poor, however many rows the cache holds."
+    )
+
+
+def tokens_seen(caches: Sequence[Any]) -> int:
+    """Of one sequence, by those of its caches that evict."""
+    return max((cache.offset for cache in evicting_caches(caches)), default=0)
+
+
 @dataclass(frozen=True)
 class CacheSummary:
     """What the caches of a model hold; ``str()`` says it in a line.

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..config import H2OConfig
 from . import upstream
-from .prompt_cache import evicting_caches
+from .prompt_cache import beyond_context, context_length, evicting_caches, tokens_seen
 from .prompt_store import PromptStore
 from .replacements import Target
 from .sharing import LEAST_SHARED, read_once, unshared_because
@@ -53,11 +53,13 @@ def server_targets(
     """
     speculative, size = config.speculative, config.prefix_size
     known: dict[Any, str] = {}
+    made_for: dict[Any, int | None] = {}
     readers: dict[Any, _Read] = {}
 
     def loaded(provider: Any) -> None:
         models = provider.model, provider.draft_model
         fit(*models)
+        made_for[provider.model_key] = context_length(provider.model)
         if store is not None:
             texts = [identify(model) for model in models if model is not None]
             known[provider.model_key] = " ".join(texts)
@@ -76,13 +78,13 @@ def server_targets(
         "ResponseGenerator": _surviving,
         "_run_http_server": lambda run: _running(run, handler),
     }
-    if store is not None or size >= LEAST_SHARED:
 
-        def prompts(original: type[Any]) -> type[Any]:
-            kept = original if store is None else _stored(original, store, known)
-            return kept if size < LEAST_SHARED else _sharing(kept, size, readers)
+    def prompts(original: type[Any]) -> type[Any]:
+        kept = _telling(original, made_for)
+        kept = kept if store is None else _stored(kept, store, known)
+        return kept if size < LEAST_SHARED else _sharing(kept, size, readers)
 
-        wraps["LRUPromptCache"] = prompts
+    wraps["LRUPromptCache"] = prompts
     return [upstream.target("server", name, wrap) for name, wrap in wraps.items()]
 
 
@@ -302,6 +304,23 @@ def _providing(original: type[Any], speculative: int, loaded: Callable[[Any], No
             return found
 
     return ModelProvider
+
+
+def _telling(original: type[Any], made_for: Mapping[Any, int | None]) -> type[Any]:
+    """Says once of each model that a text is longer than it is made for."""
+    told: set[Any] = set()
+
+    class LRUPromptCache(original):  # type: ignore[misc]
+        def insert_cache(
+            self, model: Any, tokens: list[Any], prompt_cache: list[Any], **given: Any
+        ) -> None:
+            said = beyond_context(made_for.get(model), tokens_seen(prompt_cache))
+            if said and model not in told:
+                told.add(model)
+                logging.warning("mlx_h2o server: %s", said)
+            super().insert_cache(model, tokens, prompt_cache, **given)
+
+    return LRUPromptCache
 
 
 def _stored(original: type[Any], store: PromptStore, known: Mapping[Any, str]) -> type[Any]:
