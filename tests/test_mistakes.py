@@ -21,6 +21,8 @@ EVALUATE = ("evaluate", "--model", "demo")
         ((*GENERATE, "--seed", "-1"), "argument --seed: -1 is no seed, expected 0 to 2^64 - 1"),
         ((*GENERATE, "--seed", str(2**64)), "is no seed"),
         (("chat", "--model", "demo", "--seed", "x"), "argument --seed: invalid"),
+        ((*GENERATE, "--max-token", "3", "--nosuch"), "unrecognized arguments: --nosuch"),
+        (("server", "--model", "demo", "--port", "x"), "argument --port: invalid int value: 'x'"),
         ((*EVALUATE, "--json", "/no/such/folder/file"), "/no/such/folder/file"),
         (("evaluate", "--model", "/no/such/folder"), "/no/such/folder is not a directory"),
         (("server", "--model", "/no/such/folder"), "/no/such/folder is not a directory"),
