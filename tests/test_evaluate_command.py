@@ -100,7 +100,7 @@ def one_line(capsys):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--text", "/no/such/file"), "--text: /no/such/file"),
+        (("--text", "/no/such/file"), "--text /no/such/file: No such file"),
         (("--strategies", "best"), "'best' is unknown, expected one of: full"),
         (("--strategies", "keydiff:bytes=10"), "bytes is 10, expected at least"),
         (("--strategies", "keydiff:32", "--kv-bits", "4"), "--strategies with --kv-bits"),
