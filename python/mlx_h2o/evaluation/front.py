@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -134,10 +135,11 @@ def _mark(point: _Point, x: float, y_of: Any, colour: str) -> str:
 
 
 def _labels(front: Sequence[_Point], x_of: Any, y_of: Any) -> list[str]:
-    """Names of the points, above or below them, where no other name stands."""
+    """Names of the points, above or below them, where there is no other name; without files."""
     found, taken = [], list[tuple[float, float, float]]()
     for point in front:
-        x, width = x_of(point.nbytes), 6.2 * len(point.name)
+        name = re.sub(r"(:profile)=[^:]*", r"\1", point.name)
+        x, width = x_of(point.nbytes), 6.2 * len(name)
         left = min(max(x - width / 2, _LEFT + 2), _WIDTH - width - 2)
         for y in (y_of(point.y) + offset for offset in (-9, 18, -22, 31, -35, 44)):
             inside = 10 < y < _HEIGHT - _BOTTOM
@@ -145,8 +147,8 @@ def _labels(front: Sequence[_Point], x_of: Any, y_of: Any) -> list[str]:
                     for start, end, other in taken)  # fmt: skip
             if inside and not any(over):
                 taken.append((left, left + width, y))
-                name = escape(point.name)
-                found.append(f'<text class="name" x="{left:.1f}" y="{y:.1f}">{name}</text>')
+                text = f'<text class="name" x="{left:.1f}" y="{y:.1f}">{escape(name)}</text>'
+                found.append(text)
                 break
     return found
 
