@@ -256,8 +256,11 @@ def test_the_command_writes_the_profile(tiny_model, whole, tmp_path, capsys):
         ({"text": "/no/such/file"}, "/no/such/file"),
         ({"text": "."}, "directory"),
         ({"text": "empty"}, "the text has 0 tokens"),
-        ({"output": "/no/such/folder/file"}, "/no/such/folder/file is no place for a file"),
-        ({"output": "."}, "is no place for a file"),
+        (
+            {"output": "/no/such/folder/file"},
+            "/no/such/folder/file is not a file in an existing directory",
+        ),
+        ({"output": "."}, "is not a file in an existing directory"),
         ({"length": 100}, "of 100 tokens"),
         ({"model": "/none"}, "/none is not a directory"),
         ({"length": 900}, "the text has 600 tokens, expected at least 675"),

@@ -32,6 +32,8 @@ EVALUATE = ("evaluate", "--model", "demo")
         (("cache_prompt", "--model", "demo", "--prompt", "a"), "required: --prompt-cache-file"),
         (("benchmark", "--max-kv-size", "a"), "'a' is not a number of rows, expected one, or none"),
         (("evaluate", "--model", "demo", "--text", "/none"), "--text /none: No such file"),
+        ((*GENERATE, "--draft-model", "demo", "--num-draft-tokens", "0"), "expected at least 1"),
+        (("server", "--cache-dir", "a", "--cache-size", "big"), "--cache-size: 'big' is no number"),
         (("calibrate", "--model", "demo"), "the following arguments are required: --output"),
     ],
 )
@@ -63,6 +65,14 @@ def test_a_name_that_the_hub_does_not_give(monkeypatch, capsys):
         "mlx_h2o generate: none is not a directory, and could not be fetched from the hub: cannot "
         "find the files\n"
     )
+
+
+def test_a_cache_that_cannot_be_written(tmp_path, capsys):
+    file = tmp_path / "none" / "file.safetensors"
+    arguments = ("cache_prompt", "--model", "demo", "--prompt", "a", "--prompt-cache-file")
+    assert cli.main((*arguments, str(file))) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("mlx_h2o cache_prompt: ") and "No such file or directory" in said
 
 
 def test_the_end_of_the_input_ends_a_chat(monkeypatch, capsys):

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 from .. import demo, policies
 from ..lm.calibration import SHORTEST, calibrate
 from ..lm.generate import load
-from .options import OneLineParser
+from .options import OneLineParser, in_flags
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -27,7 +27,7 @@ def run(arguments: Sequence[str]) -> int:
     try:
         text = demo.text() if args.text is None else args.text.read_text(encoding="utf-8")
         if args.output.is_dir() or not args.output.absolute().parent.is_dir():
-            raise ValueError(f"--output {args.output} is no place for a file")
+            raise ValueError(f"--output {args.output} is not a file in an existing directory")
         model, tokenizer = load(args.model)
         with bar, warnings.catch_warnings():
             warnings.simplefilter("always")
@@ -39,7 +39,7 @@ def run(arguments: Sequence[str]) -> int:
                 progress=lambda done, total: bar.update(task, completed=done, total=total),
             )  # fmt: skip
     except (OSError, ValueError) as error:
-        print(f"mlx_h2o calibrate: {error}", file=sys.stderr)
+        print(f"mlx_h2o calibrate: {in_flags(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("mlx_h2o calibrate: the same command goes on from here", file=sys.stderr)

@@ -43,6 +43,8 @@ def run(command: str, arguments: Sequence[str]) -> int:
                 parser.error(f"--{name} with --draft-model: its layers are not those of the file")
         _check_model(parser, args.draft_model)
         drafted = args.num_draft_tokens
+        if drafted < 1:
+            parser.error(f"--num-draft-tokens is {drafted}, expected at least 1")
         others += ["--draft-model", args.draft_model, "--num-draft-tokens", str(drafted)]
     settings = settings_of(parser, args, speculative=drafted)
     if "-h" in others or "--help" in others:
@@ -76,7 +78,11 @@ def _store(parser: argparse.ArgumentParser, args: argparse.Namespace) -> PromptS
     if getattr(args, "cache_dir", None) is None:
         return None
     try:
-        return PromptStore(args.cache_dir, parsed_bytes(args.cache_size))
+        size = parsed_bytes(args.cache_size)
+    except ValueError as error:
+        parser.error(f"--cache-size: {error}")
+    try:
+        return PromptStore(args.cache_dir, size)
     except (OSError, ValueError) as error:
         parser.error(f"--cache-dir: {error}")
 

@@ -84,6 +84,7 @@ def save_prompt_cache(
     folder, name = os.path.split(path)
     beside = os.path.join(folder, f".{name}.{uuid.uuid4().hex}{_SUFFIX}")
     try:
+        open(beside, "xb").close()  # an OSError where this is impossible; MLX raises RuntimeError
         mlx_lm_cache.save_prompt_cache(beside, list(cache), metadata)
         _flush(beside)
         os.replace(beside, path)
