@@ -79,8 +79,8 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "context_size": {
         "type": int,
         "metavar": "TOKENS",
-        "help": "rows further back than this are evicted first (default: the context that the "
-        "model names; 0: no such limit)",
+        "help": "rows further back than this are evicted first (default: the model's context; "
+        "0: no such limit)",
     },
     "decay": {
         "type": float,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from .facts import Tokenizer
 
-__all__ = ["Document", "windows"]
+__all__ = ["Document", "counted", "windows"]
 
 
 @dataclass(frozen=True)
@@ -64,3 +64,8 @@ def _front(tokenizer: Tokenizer) -> tuple[int, ...]:
     alone = tokenizer.encode("")
     first = getattr(tokenizer, "bos_token_id", None)
     return (first,) if first is not None and alone[:1] == [first] else ()
+
+
+def counted(number: int, name: str) -> str:
+    """With the plural where it is one."""
+    return f"{number} {name}{'' if number == 1 else 's'}"

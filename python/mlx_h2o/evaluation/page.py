@@ -8,6 +8,7 @@ from html import escape
 from importlib import resources
 from typing import Any
 
+from .documents import counted
 from .front import fronts
 from .tables import Result, Table, divisions, notes, table
 
@@ -48,7 +49,8 @@ def _file(name: str) -> str:
 def _in_short(result: Result) -> str:
     documents = result["documents"]
     sources = ", ".join(dict.fromkeys(one["source"] for one in documents))
-    return f"{len(documents)} documents of {documents[0]['tokens']} tokens from {sources}"
+    of = f"of {documents[0]['tokens']} tokens from {sources}"
+    return f"{counted(len(documents), 'document')} {of}"
 
 
 def _by_bytes(result: Result) -> Table:
@@ -82,9 +84,8 @@ def _held(result: Result) -> list[str]:
     counts = "".join(f"<span><i class=square></i>{text}</span>" for text in _COUNTS)
     return [
         "<h2>Which positions are held</h2>",
-        "<p>Of the first document. Tokens read so far go from left to right, positions in the text "
-        "from top to bottom: what a strategy has let go turns white. Choose a layer by its map."
-        "</p>",
+        "<p>In the first document. Tokens read run from left to right, positions in the text from "
+        "top to bottom; evicted positions turn white. Click a map to choose its layer.</p>",
         '<p class="choices"><label>Read <select id="task"></select></label> '
         '<label>Strategy <select id="strategy"></select></label></p>',
         f'<p class="legend sharing">Held by {shares}</p>',

@@ -23,6 +23,7 @@ def draw(path: Path, lines: Sequence[Summary]) -> bool:
     """Write a PNG with a panel per measure; False where matplotlib is not installed."""
     try:
         figures: Any = importlib.import_module("matplotlib.figure")
+        ticker: Any = importlib.import_module("matplotlib.ticker")
     except ImportError:
         return False
     measures = [name for name in _PANELS if any(line.measure == name for line in lines)]
@@ -32,12 +33,12 @@ def draw(path: Path, lines: Sequence[Summary]) -> bool:
     for axes, measure in zip(
         figure.subplots(1, len(measures), squeeze=False)[0], measures, strict=True
     ):
-        _panel(axes, [line for line in lines if line.measure == measure], measure)
+        _panel(axes, [line for line in lines if line.measure == measure], measure, ticker)
     figure.savefig(path, dpi=120)
     return True
 
 
-def _panel(axes: Any, lines: Sequence[Summary], measure: str) -> None:
+def _panel(axes: Any, lines: Sequence[Summary], measure: str, ticker: Any) -> None:
     families = list(dict.fromkeys(_family(line) for line in lines))
     for line in lines:
         strategy = line.arm.strategy
@@ -57,8 +58,12 @@ def _panel(axes: Any, lines: Sequence[Summary], measure: str) -> None:
         )  # fmt: skip
         axes.annotate(line.arm.name, (x, y), xytext=(5, 4), textcoords="offset points", fontsize=7)
     axes.set_xscale("log")
-    for axis in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
-        axis(lambda megabytes, place: f"{megabytes:g}")
+    axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(lambda megabytes, place: f"{megabytes:g}")
+    axes.xaxis.set_minor_formatter(ticker.NullFormatter())
+    if measure == "recall":
+        axes.yaxis.set_major_formatter(lambda share, place: f"{share:.0%}")
+    axes.margins(0.08)
     axes.set_xlabel("KV cache, MB")
     axes.set_ylabel(_PANELS[measure])
     axes.grid(alpha=0.3)

@@ -13,7 +13,7 @@ from ..evaluate import _routed
 from ..lm.profile import fingerprint
 from ..lm.prompt_cache import beyond_context, context_length
 from .arms import Arm, Footprint, resolve, with_controls
-from .documents import Document, windows
+from .documents import Document, counted, windows
 from .environment import blas, environment
 from .facts import Tokenizer
 from .held import Recorder, pieces
@@ -267,12 +267,13 @@ def _notes(documents: Sequence[Document], arms: Sequence[Arm], settings: Setting
     lengths = settings.lengths or (len(documents[0].tokens),)
     tokens = ", ".join(map(str, lengths)) + " tokens" + (", averaged" if len(lengths) > 1 else "")
     notes = [
-        f"{len(documents)} documents of {tokens}, {settings.seeds} seeds. Bytes are those "
-        "of all layers with rows of 16 bits an element, scales, scores and positions included."
+        f"{counted(len(documents), 'document')} of {tokens}, {counted(settings.seeds, 'seed')}. "
+        "Bytes are those of all layers, with 16 bits per unquantised element, and scales, scores "
+        "and positions."
     ]
     if len(documents) < settings.documents:
         notes.append(
-            f"The text has no more than {len(documents)} of {settings.documents} documents."
+            f"The text is only long enough for {len(documents)} of {settings.documents} documents."
         )
     if len(documents) < 8:
         notes.append("Intervals over so few documents are too narrow.")
