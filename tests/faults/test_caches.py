@@ -213,7 +213,7 @@ FAULTS = [
     ),
     Fault(
         "rejected queries leave their scores",
-        "caches.cache:H2OKVCache.trim",
+        "caches.cache:H2OKVCache._take_back",
         argument("_cut_waiting", "end").becomes("self._tokens[0]"),
         drafts,
     ),

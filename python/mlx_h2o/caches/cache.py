@@ -25,6 +25,7 @@ from .prefix import Prefix, unshareable
 from .scored import ScoredRows
 from .stored import IMPORTANCE
 from .table import Table
+from .torn import Torn, changes
 
 _UNBOUNDED = 2**31 - 1
 
@@ -96,6 +97,7 @@ class H2OKVCache(ScoredRows):
         # Of an update; only ours knows of scores, biases and shared rows.
         self._needs_attention = self.policy.needs_attention or prefix is not None
 
+    @changes
     def _start(
         self,
         tokens: list[int],
@@ -158,7 +160,7 @@ class H2OKVCache(ScoredRows):
         like = keys.shape, values.shape, keys.dtype, values.dtype
         if self._like != like:
             check_rows("H2OKVCache", keys, values, self._layouts())
-        elif self._free:
+        elif self._free and not self._unscored:
             return self._append_one(keys, values)
         self._check_scored()
         if self._table is None:
@@ -175,6 +177,12 @@ class H2OKVCache(ScoredRows):
         self._free = self._room_for_one(table) if added == 1 else 0
         if self._free:
             return self._append_one(keys, values)
+        return self._append(table, keys, values)
+
+    @changes
+    def _append(self, table: Table, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        """Any tokens, behind the others."""
+        added, spans = keys.shape[2], self._next_spans(keys.shape[2])
         table.append(keys, values, self._tail_limit, self._spans)
         self._advance(spans)
         self._length = added
@@ -198,16 +206,25 @@ class H2OKVCache(ScoredRows):
     def _append_one(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """One token where there is room: the step that nearly all steps are."""
         table = cast(Table, self._table)
-        if self._unscored:
-            self._check_scored()
         self._handed.release()
         self._free -= 1
         self._length = 1
-        views = table.append_one(keys, values)
-        self._tokens = [seen + 1 for seen in self._tokens]
-        self._unscored = self._needs_attention
-        self.updates += 1
-        return self._hand_out(table, views)
+        try:  # as ``changes``, in the place where a call more would count
+            views = table.append_one(keys, values)
+            self._tokens = [seen + 1 for seen in self._tokens]
+            self._unscored = self._needs_attention
+            self.updates += 1
+            return self._hand_out(table, views)
+        except BaseException:
+            self._give_up()
+            raise
+
+    def _give_up(self) -> None:
+        """Hold no rows, and say so to whoever asks for them."""
+        self._table = cast(Table, Torn(self._described()))
+        self._unscored = False
+        if "_handed" in vars(self):  # not in one that could not even be made
+            self._handed.release()
 
     def _next_spans(self, added: int) -> list[tuple[int, int]]:
         """Which of the next tokens are each line's own and no padding: from, and up to."""
@@ -217,10 +234,10 @@ class H2OKVCache(ScoredRows):
         pairs = zip(self._tokens, spans, strict=True)
         self._tokens = [seen + stop - start for seen, (start, stop) in pairs]
 
+    @changes
     def _make_room(self, counts: Sequence[int]) -> Table:
         """Let go what is due before so many rows of each line come; at once again, nothing."""
         table, added, seen = cast(Table, self._table), max(counts), self._tokens[0]
-        self._check_scored()
         self._release()
         if self.config.preallocate:
             table.give_back()
@@ -292,6 +309,7 @@ class H2OKVCache(ScoredRows):
         Raises RuntimeError where the chunk still waits for its scores.
         """
         if self._surplus:
+            self._check_scored()
             self._make_room([0] * len(self._tokens))
 
     def _hand_out(self, table: Table, views: tuple[Parts, Parts] | None = None) -> tuple[Any, Any]:
@@ -414,6 +432,7 @@ class H2OKVCache(ScoredRows):
         rows = [[0] * len(spans)]
         if self._table is not None:
             if not self._free or length > 1:
+                self._check_scored()
                 self._make_room([stop - start for start, stop in spans])
             rows = [one.rows for one in self._table.segments]
         return self._mask(rows, spans, length, return_array=return_array)
@@ -459,6 +478,11 @@ class H2OKVCache(ScoredRows):
                 f"[{type(self).__name__}.trim] {self._described()} has evicted rows and was asked "
                 f"to take back {n} tokens, expected {wanted}."
             )
+        return self._take_back(table, n)
+
+    @changes
+    def _take_back(self, table: Table, n: int) -> int:
+        """The last ``n`` tokens, which may go."""
         self._release()
         gone = [min(n, rows) for rows in table.lengths]
         left = [rows - count for rows, count in zip(table.tail.rows, gone, strict=True)]
@@ -512,6 +536,7 @@ class H2OKVCache(ScoredRows):
         found._unshare()
         return found
 
+    @changes
     def _unshare(self) -> None:
         """Hold all rows itself."""
         if self._prefix is not None:

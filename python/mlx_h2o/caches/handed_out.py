@@ -30,11 +30,12 @@ class HandedOut:
         newest: those of mixed precision that are not packed, which attention reads as they are.
     """
 
+    rows: tuple[Any, Any] | None = None
+    newest: tuple[mx.array, mx.array] | None = None
+    _identity = 0
+
     def __init__(self, cache: H2OKVCache) -> None:
         self._cache = weakref.ref(cache)
-        self.rows: tuple[Any, Any] | None = None
-        self.newest: tuple[mx.array, mx.array] | None = None
-        self._identity = 0
 
     def give(
         self, keys: Any, values: Any, held: bool, newest: tuple[mx.array, mx.array] | None = None
@@ -42,8 +43,8 @@ class HandedOut:
         """Keys and values that are known from now on; if ``held`` until ``release``."""
         words = keys[0] if isinstance(keys, tuple) else keys
         _latest.cache = self._cache
+        self._identity = id(words)  # before it is known by it, or it would stay known
         _owners[id(words)] = self._cache, None if held else weakref.ref(words)
-        self._identity = id(words)
         self.rows = (keys, values) if held else None
         self.newest = newest
         return keys, values

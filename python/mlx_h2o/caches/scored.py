@@ -20,8 +20,12 @@ from .checks import check_seen
 from .handed_out import HandedOut
 from .stored import IMPORTANCE, StoredRows
 from .table import Table
+from .torn import changes
 
 _ALL = slice(None)
+
+_Taken = tuple[mx.array, slice, Any]
+"""Importance, and the lines and slots that it is of."""
 
 
 class ScoredRows(StoredRows):
@@ -182,13 +186,12 @@ class ScoredRows(StoredRows):
             return
         given = scoring.seen(self.policy, scores, lse)
         last = min(self._reach, given.shape[2])
+        taken: list[_Taken] = []
         for one, own, slots, old, places in self._lines(table, given.shape[2], last):
             some = given if slots is None else given[one, :, own][..., slots]
             new = scoring.fold(self.policy, old, some, places, masked=masked or bool(self._spans))
-            self._take_in(table, new, one, slots)
-        if last:
-            self._keep_waiting(table, given[:, :, given.shape[2] - last :], self._tokens[0] - last)
-        self._unscored = False
+            taken.append((new, one, slots))
+        self._take_all(table, taken, given[:, :, given.shape[2] - last :])
 
     def score_chunk(
         self,
@@ -209,6 +212,7 @@ class ScoredRows(StoredRows):
         """
         table, length = check_seen("attend", keys, 2, self._table), queries.shape[2]
         last = min(self._reach, length)
+        taken: list[_Taken] = []
         for one, own, slots, old, places in self._lines(table, length, last):
             seen = mask
             if isinstance(mask, mx.array) and slots is not None:
@@ -225,12 +229,12 @@ class ScoredRows(StoredRows):
                 self.policy, old, places, queries[one, :, own], rows,
                 scale=scale, mask=seen, sinks=sinks,
             )  # fmt: skip
-            self._take_in(table, new if prefix is None else new[:, :, prefix.rows :], one, slots)
+            taken.append((new if prefix is None else new[:, :, prefix.rows :], one, slots))
+        given = None
         if last:
             found = prefill.last_scores(queries, keys, scale=scale, mask=mask, queries=last)
             given = scoring.seen(self.policy, found, None, sinks)
-            self._keep_waiting(table, given, self._tokens[0] - last)
-        self._unscored = False
+        self._take_all(table, taken, given)
 
     def reset_scores(self) -> None:
         """Forget what was accumulated for every row, as if none had been scored yet."""
@@ -244,6 +248,15 @@ class ScoredRows(StoredRows):
         if IMPORTANCE not in table.beside:
             table.attach(IMPORTANCE, mx.zeros((*table.shape, 0)), self._unseen)
         return table.beside[IMPORTANCE]
+
+    @changes
+    def _take_all(self, table: Table, taken: list[_Taken], waiting: mx.array | None) -> None:
+        """What each line's rows have now, and what the newest queries say, which may go back."""
+        for new, one, slots in taken:
+            self._take_in(table, new, one, slots)
+        if waiting is not None and waiting.shape[2]:
+            self._keep_waiting(table, waiting, self._tokens[0] - waiting.shape[2])
+        self._unscored = False
 
     def _take_in(
         self, table: Table, importance: mx.array, one: slice = _ALL, slots: Any = None

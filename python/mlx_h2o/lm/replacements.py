@@ -61,7 +61,7 @@ class Replacements:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._replaced: dict[tuple[int, str], _Replaced] = {}
-        self._left: deque[Sequence[Target]] = deque()
+        self._left: deque[Target] = deque()
 
     def enter(self, targets: Sequence[Target]) -> None:
         """Replace each target that is not replaced yet, and count one more user of it.
@@ -72,16 +72,24 @@ class Replacements:
             if target.must_exist:
                 target.namespace[target.name]
         with self._lock:
-            for target in targets:
-                replaced = self._replaced.get(target.key)
-                if replaced is None:
-                    replaced = self._replace(target)
-                replaced.users += 1
+            at = 0
+            try:
+                for at in range(len(targets)):
+                    replaced = self._replaced.get(targets[at].key)
+                    if replaced is None or not replaced.users:
+                        replaced = self._replace(targets[at])
+                    replaced.users += 1
+            except BaseException:  # such as Ctrl-C: all or none
+                for target in targets[:at]:
+                    self._one_user_less(target)
+                if targets[at].key in self._replaced and not self._replaced[targets[at].key].users:
+                    self._one_user_less(targets[at])
+                raise
         self._drain()
 
     def leave(self, targets: Sequence[Target]) -> None:
         """Undo one ``enter`` of the same targets; the last user of each puts its original back."""
-        self._left.append(targets)
+        self._left.extend(targets)
         self._drain()
 
     @contextmanager
@@ -94,6 +102,8 @@ class Replacements:
             self.leave(targets)
 
     def _replace(self, target: Target) -> _Replaced:
+        if target.key in self._replaced:  # of one that did not get as far as to be taken out
+            self._one_user_less(target)
         original = target.namespace.get(target.name)
         existed = target.name in target.namespace
         replaced = _Replaced(target, existed, original, target.wrap(original))
@@ -101,17 +111,19 @@ class Replacements:
         target.namespace[target.name] = replaced.replacement
         return replaced
 
+    def _one_user_less(self, target: Target) -> None:
+        replaced = self._replaced[target.key]
+        replaced.users = max(0, replaced.users - 1)
+        if not replaced.users:
+            _put_back(replaced)
+            del self._replaced[target.key]
+
     def _drain(self) -> None:
         # Whoever fails to take the lock may go: its holder looks again after letting go.
         while self._left and self._lock.acquire(blocking=False):
             try:
                 while self._left:
-                    for target in self._left.popleft():
-                        replaced = self._replaced[target.key]
-                        replaced.users -= 1
-                        if replaced.users == 0:
-                            del self._replaced[target.key]
-                            _put_back(replaced)
+                    self._one_user_less(self._left.popleft())
             finally:
                 self._lock.release()
 

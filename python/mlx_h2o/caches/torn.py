@@ -1,0 +1,40 @@
+"""Rows that a step has left half changed: nobody may go on with them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
+
+_Given = ParamSpec("_Given")
+_Found = TypeVar("_Found")
+
+
+class Torn:
+    """In the place of a table: whoever asks it for anything is told."""
+
+    def __init__(self, said: str) -> None:
+        self._said = said
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise RuntimeError(
+            f"[H2OKVCache] {self._said} was interrupted while its rows changed, by an error or a "
+            "signal, and they are no longer whole: expected a new cache."
+        )
+
+
+def changes(
+    method: Callable[Concatenate[Any, _Given], _Found],
+) -> Callable[Concatenate[Any, _Given], _Found]:
+    """Of a method that changes rows step by step: where it does not come to its end, such as for
+    want of memory, the cache has no rows that anybody could take for right."""
+
+    @functools.wraps(method)
+    def whole(cache: Any, /, *args: _Given.args, **kwargs: _Given.kwargs) -> _Found:
+        try:
+            return method(cache, *args, **kwargs)
+        except BaseException:
+            cache._give_up()
+            raise
+
+    return whole
