@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from cache_courses import Course
-from faults.change import argument, assigned, called, condition, replaced
+from faults.change import argument, assigned, condition, replaced
 from faults.place import Fault, assert_caught
 
 SETTINGS = {"max_kv_size": 20, "prefix_size": 6, "recent_size": 5, "evict_every": 4}
@@ -72,7 +72,7 @@ FAULTS = [
     Fault(
         "attention sees the own rows only",
         "caches.scored:ScoredRows.attend",
-        called("joined").becomes("found"),
+        argument("merged_attention", "shared").becomes("None"),
         shared,
     ),
     Fault(
@@ -90,7 +90,7 @@ FAULTS = [
     Fault(
         "who holds all rows again has those of the prefix behind its own",
         "caches.prefix:Prefix.whole",
-        argument("place", 0, at=2).becomes("_[:, :, ::-1]"),
+        argument("place", 0).becomes("_[:, :, ::-1]"),
         shared,
     ),
     Fault(
@@ -114,7 +114,7 @@ FAULTS = [
     Fault(
         "a trim that reaches into the prefix stops before it",
         "caches.cache:H2OKVCache.trim",
-        condition(of="_prefix").becomes("False"),
+        condition(of="lengths").becomes("False"),
         taken_back,
     ),
 ]
