@@ -29,6 +29,9 @@ from test_cache_mixed import (
 from test_cache_mixed import (
     test_the_light_rows_are_those_of_lower_rank_when_they_leave as light_rows,
 )
+from test_failing_steps import (
+    test_a_step_that_fails as failing_step,
+)
 from test_linked_caches import (
     test_sequences_come_and_go_with_the_rows_that_follow as linked_rows,
 )
@@ -456,6 +459,12 @@ FAULTS = [
         "lm.profile:Profile.check",
         condition().becomes("False"),
         another_model,
+    ),
+    Fault(
+        "a step that fails leaves rows that look right",
+        "caches.cache:H2OKVCache._give_up",
+        assigned("self._table").becomes("self._table"),
+        partial(failing_step, "dense", "h2o", "surplus", "flush"),
     ),
     Fault(
         "a file may be shorter than it says",
