@@ -169,6 +169,17 @@ def test_damaged_entries_are_not_used_and_go(tmp_path, damage, caplog):
     assert not list(tmp_path.glob("*.json")) and store.nbytes == 0
 
 
+def test_files_of_others_are_left_alone(tmp_path):
+    """A folder of a model, say, whose files are as old as those of a process that was killed."""
+    others = {"config.json": "{}", "model.json": "[1,", "model.safetensors": "foreign", "a.txt": ""}
+    for name, text in others.items():
+        (tmp_path / name).write_text(text)
+        os.utime(tmp_path / name, (0, 0))
+    kept(tmp_path, 30)
+    check_found(PromptStore(tmp_path, PLENTY), 31, 30)
+    assert {name: (tmp_path / name).read_text() for name in others} == others
+
+
 def test_damage_while_it_runs_leaves_the_next_best(tmp_path, caplog):
     store = kept(tmp_path, 10, 30)
     max(tmp_path.glob("*.safetensors"), key=lambda file: file.stat().st_size).write_bytes(b"")
@@ -247,7 +258,8 @@ def test_caches_are_of_a_model_and_of_settings():
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--cache-dir", "/proc/none"], "--cache-dir: "),
+        (["--cache-dir", "/proc/none"], "--cache-dir: cannot write to /proc/none: No such file"),
+        (["--cache-dir", __file__], f"--cache-dir: {__file__} is a file, expected a directory"),
         (["--cache-dir", "{}", "--cache-size", "some"], "'some' is no number of bytes"),
     ],
 )

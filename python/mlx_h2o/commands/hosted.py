@@ -83,8 +83,10 @@ def _store(parser: argparse.ArgumentParser, args: argparse.Namespace) -> PromptS
         parser.error(f"--cache-size: {error}")
     try:
         return PromptStore(args.cache_dir, size)
-    except (OSError, ValueError) as error:
-        parser.error(f"--cache-dir: {error}")
+    except FileExistsError:
+        parser.error(f"--cache-dir: {args.cache_dir} is a file, expected a directory")
+    except OSError as error:
+        parser.error(f"--cache-dir: cannot write to {args.cache_dir}: {error.strerror}")
 
 
 def _check_model(parser: argparse.ArgumentParser, model: str) -> None:

@@ -69,7 +69,8 @@ class PromptStore:
         probe.unlink()
         self._lock = threading.Lock()
         self._kept: dict[Path, _Kept] = {}  # used longest ago first
-        for file in sorted(self.folder.glob(f"*{_ENTRY}"), key=_used):
+        own = (file for file in self.folder.glob(f"*{_ENTRY}") if _OURS.fullmatch(file.name))
+        for file in sorted(own, key=_used):  # others' files are left alone
             if (kept := _read(file)) is not None:
                 self._kept[kept.path] = kept
         self._clean()
