@@ -99,6 +99,22 @@ def test_the_pairs_that_are_skipped():
     assert middle == pytest.approx(50 * sum(expected), abs=0.1)
 
 
+def test_pairs_are_skipped_of_codes_as_of_other_rows():
+    """Over the same keys as many, whatever the values; of codes, at the end of the same text."""
+    model, tokenizer = tiny_qwen3(head_dim=32), tiny_tokenizer()
+    forms = ("kv8:group=32", "turbo8v3:group=32", "turbo0v3", "turbo4")
+    found = evaluate(
+        model, tokenizer, [("one", " ".join(f"t{token}" for token in random_prompt(120)))],
+        [parse(f"keydiff:none:{form}:sparse_v=1e-3") for form in forms],
+        tasks=("skips",), controls=False,
+        settings=tasks.Settings(documents=1, length=100, prompt=8, chunk=32),
+    )  # fmt: skip
+    affine, *others = ([share for (share,) in one["figures"].values()] for one in found.records)
+    assert others[0][0] == affine[0]
+    for shares in others:
+        assert shares == pytest.approx(affine, abs=0.1)
+
+
 def shares_below(model, caches, tokens, threshold):
     """Of each layer, over the last 16 queries, which see what is stored."""
     weights = [[] for _ in caches]

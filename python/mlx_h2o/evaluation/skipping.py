@@ -12,9 +12,9 @@ from ..caches.cache import H2OKVCache
 from ..lm.prompt_cache import evicting_caches
 from .reading import read
 
-__all__ = ["skipped"]
+__all__ = ["STEPS", "skipped"]
 
-_STEPS = 16
+STEPS = 16
 """Tokens at the end of a text that are read one by one, each over all rows before it."""
 
 
@@ -31,7 +31,7 @@ def skipped(model: Any, caches: list[Any], tokens: mx.array, chunk: int) -> dict
     if not served:
         return {}
     shares: list[list[mx.array]] = [[] for _ in served]
-    last = tokens.shape[1] - _STEPS
+    last = tokens.shape[1] - STEPS
     read(model, caches, tokens[:, :last], chunk)
     for cache, found in zip(served, shares, strict=True):
         vars(cache)["attend"] = _noting(cache, found)
@@ -50,10 +50,10 @@ def _noting(cache: H2OKVCache, found: list[mx.array]) -> Callable[..., mx.array]
     attention: Any = fast.scaled_dot_product_attention_quantized_with_scores
 
     def noted(queries: mx.array, keys: Any, values: Any, **given: Any) -> mx.array:
-        if isinstance(keys, tuple):
-            bias, rows = cache.row_bias, keys[0].shape[2]
+        if isinstance(values, tuple):
+            bias, rows = cache.row_bias, values[0].shape[2]
             *_, share = attention(
-                queries, *keys, *values, **given, **cache.attention_settings,
+                queries, *_parts(keys), *_parts(values), **given, **cache.attention_settings,
                 row_bias=None if bias is None else bias[:, :, :rows], return_skipped=True,
             )  # fmt: skip
             found.append(share.mean(axis=1))
@@ -61,3 +61,9 @@ def _noting(cache: H2OKVCache, found: list[mx.array]) -> Callable[..., mx.array]
         return attend(queries, keys, values, **given)
 
     return noted
+
+
+def _parts(rows: mx.array | tuple[mx.array, ...]) -> tuple[mx.array | None, ...]:
+    """Words, scales or norms, and biases: of rows of codes, and of those as they come, some."""
+    parts = rows if isinstance(rows, tuple) else (rows,)
+    return (*parts, None, None)[:3]
