@@ -14,6 +14,7 @@ import c_api_operations
 from faults.text import Edit
 from golden.build import attention_case, row_bias
 from parity import judge
+from parity.decode_cases import decode_case
 from parity.merge_cases import merge_case
 from parity.outcome import Outcome
 from parity.row_cases import append_case
@@ -84,6 +85,12 @@ FAULTS = {
     "values become the codes of keys": Edit(
         "as_stored", "r.new_values, Side::values", "r.new_values, Side::keys"
     ),
+    "queries have the signs of values": Edit(
+        "", "rotated(scaled, Side::keys)", "rotated(scaled, Side::values)"
+    ),
+    "outputs have the signs of keys": Edit(
+        "attention", "Side::values); result.out =", "Side::keys);\n  result.out ="
+    ),
 }
 
 
@@ -103,6 +110,7 @@ DRAWN = (
     merge_case("merged", going=9),
     merge_case("some leave", going=6, leaving=0.2),
     append_case("codes", kv_format="turbo3", count=2),
+    decode_case("attention over codes", kv_format="turbo3"),
 )
 
 

@@ -259,6 +259,42 @@ MERGING = {
     ),
 }
 
+CODES = {
+    "levels stay where they begin": Fault(
+        "upper_levels", "step < kSteps", "step < 0 * kSteps", caught="level,"
+    ),
+    "values have the signs of keys": Fault(
+        "Codebook::Codebook", "drawn(seed,", "drawn(kKeySeed + 0 * seed,", caught="signs of a seed"
+    ),
+    "a norm is the square of a length": Fault(
+        "encode_row",
+        "static_cast<float>(std::sqrt(squares))",
+        "static_cast<float>(squares)",
+        caught="norm of a coded row",
+    ),
+    "rows are not in the basis of their codes": Fault(
+        "encode_row", "rotate(book.signs, row);", "", caught="code of"
+    ),
+    "bits of a code in the next word are forgotten": Fault(
+        "encode_row", "pending >>= 32;", "pending = 0;", caught="code of"
+    ),
+    "bits of a code in the next word are not read": Fault(
+        "decode_row",
+        "code |= words[bit / 32 + 1] << (32 - shift);",
+        "code |= 0;",
+        caught="element of a row from codes",
+    ),
+    "a row that is read has no norm": Fault(
+        "decode_row",
+        "levels[code & mask] * norm",
+        "levels[code & mask] * (norm > 0)",
+        caught="element of a row from codes",
+    ),
+    "rows stay in the basis of their codes": Fault(
+        "decode_row", "restore(book.signs, row);", "", caught="element of a row from codes"
+    ),
+}
+
 THREADS = {
     "two workers of a job have one number": Fault(
         "Workers::help",
@@ -276,7 +312,7 @@ THREADS = {
         caught="a child ended with status",
     ),
 }
-FAULTS = ATTENTION | ROWS | MERGING | THREADS
+FAULTS = ATTENTION | ROWS | MERGING | CODES | THREADS
 
 pytestmark = pytest.mark.skipif(shutil.which(COMPILER) is None, reason="no C++ compiler")
 

@@ -204,6 +204,36 @@ FAULTS = [
         codes,
     ),
     Fault(
+        "queries have the signs of values",
+        "operations.turbo:turned",
+        argument("rotated", 1, at=1).becomes("VALUES"),
+        codes,
+    ),
+    Fault(
+        "outputs have the signs of keys",
+        "operations.turbo:output",
+        argument("restored", 1).becomes("KEYS"),
+        codes,
+    ),
+    Fault(
+        "codes are those of the levels below",
+        "operations.turbo:encode_rows",
+        operator(">").becomes("found > low"),
+        codes,
+    ),
+    Fault(
+        "bits of a code follow each other from the highest",
+        "operations.turbo:encode_rows",
+        assigned("places").becomes("mx.arange(bits, dtype=mx.uint32)[::-1]"),
+        codes,
+    ),
+    Fault(
+        "rows that are read have no norm",
+        "operations.turbo:dense",
+        operator("*").becomes("codebook(shape[3], rows.bits)[codes.astype(mx.uint32)]"),
+        codes,
+    ),
+    Fault(
         "a norm leaves out the first element",
         "operations.turbo:encode_rows",
         assigned("norms").becomes("mx.sqrt(mx.sum(mx.square(rows[..., 1:]), -1, keepdims=True))"),
