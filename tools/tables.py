@@ -9,6 +9,7 @@ A table stands between "<!-- table: NAME -->" and "<!-- end of table -->", for a
 
 import importlib
 import json
+import math
 import re
 import sys
 import textwrap
@@ -277,6 +278,34 @@ def codes(result: dict[str, Any]) -> str:
     return _markdown(head, table)
 
 
+def sparse_v_quality(*results: dict[str, Any]) -> str:
+    """By model, format and threshold: what is lost, what is recalled, and what is skipped."""
+    runs = [run for result in results for run in result["runs"]]
+    contexts = list(next(iter(runs[0]["skipped_by_layer"].values())))
+    rows = []
+    for run in runs:
+        for form, thresholds in run["formats"].items():
+            for tau, one in thresholds.items():
+                more = one["loss_to_0"]
+                lost = "-" if tau == "0" else "{:+.1e} ({:+.1e} to {:+.1e})".format(
+                    *(more[name] for name in ("mean", "low", "high"))
+                )  # fmt: skip
+                skips = [run["skipped_by_layer"][form][context].get(tau) for context in contexts]
+                shares = [
+                    "-" if skip is None else _shares([min(skip), median(skip), max(skip)])
+                    for skip in skips
+                ]
+                perplexity = f"{math.exp(one['loss']):.2f}"
+                figures = [perplexity, lost, f"{one['kld']:.5f}", f"{one['recall']:.0%}"]
+                rows.append([f"{run['model']}, {form}", tau, *figures, *shares])
+    head = ["rows", "threshold", "perplexity", "loss to 0, nats", "divergence", "recalled"]
+    return _markdown([*head, *(f"skipped at {int(one):,}" for one in contexts)], rows)
+
+
+def _shares(of: list[float]) -> str:
+    return " / ".join(f"{one:.1%}" for one in of)
+
+
 def restart(result: dict[str, Any]) -> str:
     """What a prompt on disk saves behind a restart."""
     rows = []
@@ -343,6 +372,7 @@ TABLES: dict[str, tuple[str | tuple[str, ...], Callable[..., str]]] = {
     "room for rows": ("preallocation.json", preallocation),
     "codes": ("turbo.json", codes),
     "restart": ("restart.json", restart),
+    "sparse V in generation": (("sparse_v_demo.json", "sparse_v_llama.json"), sparse_v_quality),
     "decode step": ("decode_step.json", decode_step),
     "shared prefix": ("prefix_sharing.json", prefix_sharing),
     "host time": ("host_time.json", host_time),
