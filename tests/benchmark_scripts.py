@@ -18,8 +18,10 @@ def script(name: str) -> Iterator[ModuleType]:
     sys.path.insert(0, str(FOLDER))
     spec = importlib.util.spec_from_file_location(f"{name}_benchmark", FOLDER / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look for it
     try:
         spec.loader.exec_module(module)
         yield module
     finally:
+        del sys.modules[spec.name]
         sys.path.remove(str(FOLDER))

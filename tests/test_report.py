@@ -170,7 +170,7 @@ def test_a_result_without_a_recording(name, tmp_path, capsys):
     assert str(written) in capsys.readouterr().out
     text = written.read_text(encoding="utf-8")
     assert _Page(text).open == [] and "was not recorded" in text
-    assert "<svg" in text and "NaN" not in text and "nan" not in text
+    assert "<svg" in text and not re.search("(?i)(?<![a-z])nan", text)  # but Conan
 
 
 def test_the_front_is_what_nothing_smaller_is_better_than():

@@ -171,36 +171,86 @@ def host_time(result: dict[str, Any]) -> str:
 
 
 def quality(result: dict[str, Any]) -> str:
-    """Strategies by their bytes: what is lost of what the window of those bytes loses, and recall;
-    as `mlx_h2o evaluate --output` wrote them."""
-    values = _measured(result)
+    """Strategies by their bytes: what is lost, and recall, with intervals of the difference to the
+    full cache; as `mlx_h2o evaluate --output` wrote them."""
+    of = {(one["strategy"], one["measure"]): one for one in result["summary"]}
     arms = result["strategies"]
     whole = next(arm["bytes"] for arm in arms if arm["name"] == "full")
-    full = values["full", "loss"]
     windows = [arm for arm in arms if arm["name"].startswith("rotating")]
+    ways = {"recall": "recalled"}
+    for name, values in (("reading", ("token", "chunk")), ("wording", WORDINGS)):
+        values = [value for value in values if value in result["settings"][f"{name}s"]]
+        if len(values) > 1:
+            ways |= {f"recall by {name} {value}": WAYS[value] for value in values}
     rows = []
     for arm in sorted(arms, key=lambda one: -one["bytes"]):
         name = arm["name"]
-        lost = values[name, "loss"] - full
-        of_them = [one for one in windows if 0.95 < one["bytes"] / arm["bytes"] < 1.05]
-        window = values[of_them[0]["name"], "loss"] - full if of_them else None
-        share = "-" if window is None else f"{lost / window:.2f}"
-        recall = [values[name, f"recall by reading {how}"] for how in ("token", "chunk")]
+        lost = of[name, "loss"]["to"].get("full", {"mean": 0.0})
+        between = f" ({lost['low']:+.3f} to {lost['high']:+.3f})" if "low" in lost else ""
+        of_them = [one for one in windows if 0.95 < one["bytes"] / arm["bytes"] < 1.15]
+        share = "-"
+        if of_them:
+            window = of[of_them[0]["name"], "loss"]["to"]["full"]["mean"]
+            share = f"{lost['mean'] / window:.2f}"
+        recall = [of[name, way]["value"] for way in ways]
         rows.append(
             [
                 _called(name),
                 f"{arm['bytes']:,}",
                 f"1/{whole / arm['bytes']:.0f}",
-                f"{lost:+.3f}",
+                f"{lost['mean']:+.3f}{between}",
                 share,
                 *(f"{value:.0%}" for value in recall),
             ]
         )
     head = ["cache", "bytes", "of the full cache's", "loss, nats", "of the window's"]
-    table = _markdown([*head, "recalled by token", "by chunk"], rows)
+    return f"{_markdown([*head, *ways.values()], rows)}\n\n{_documents(result)}"
+
+
+WORDINGS = ("secret", "is")
+WAYS = {"token": "by token", "chunk": "by chunk", "secret": "digits", "is": "words"}
+"""Of reading a text, and of facts."""
+
+
+def _documents(result: dict[str, Any]) -> str:
+    """What was read and asked."""
     settings = result["settings"]
-    said = f"{len(result['documents'])} documents of {settings['length']} tokens, 4 facts in each"
-    return f"{table}\n\n{said}."
+    readings = {("chunk",): f", read in chunks of {settings['chunk']}", ("chunk", "token"): ""}
+    texts = len({one["source"] for one in result["documents"]})
+    (needles,) = settings["needles"]
+    said = (
+        f"{len(result['documents'])} documents of {settings['length']} tokens, of {texts} books; "
+        f"{needles} facts in each, of which {len(settings['depths'])} are asked for, with "
+        f"{settings['seeds']} seeds{readings[tuple(settings['readings'])]}. Intervals of 95 % are "
+        "of the difference to the full cache, paired by document."
+    )
+    return textwrap.fill(said, width=100, break_on_hyphens=False)
+
+
+def bars(*results: dict[str, Any]) -> str:
+    """What was asked for, and what merged rows reach, on each model."""
+    statistics = _benchmark("quality_statistics")
+    reached = {(True, True): "both", (False, False): "neither"}
+    reached |= {(True, False): "recall", (False, True): "loss"}
+    rows = []
+    for part, (least, most) in statistics.ASKED.items():
+        for model, result in zip(MODELS, results, strict=True):
+            for by_layer in (False, True):
+                name = statistics.at_bytes(result, part, _merged(part), by_layer=by_layer)
+                recall, loss = statistics.asked(result, part, name)
+                rows.append(
+                    [
+                        f"1/{part}",
+                        f"{model}, by layer" if by_layer else model,
+                        str(recall),
+                        f"{least:.0%}",
+                        str(loss),
+                        f"{most:.0%}",
+                        reached[recall.value >= least, loss.value <= most],
+                    ]
+                )
+    head = ["of the bytes", "merged rows", "recall, of the full cache's", "at least"]
+    return _markdown([*head, "loss, of the window's", "at most", "reached"], rows)
 
 
 def _called(strategy: str) -> str:
@@ -246,6 +296,8 @@ def long_text(result: dict[str, Any]) -> str:
 
 BITS = {3: 5, 10: 4, 40: 4}
 """Of merged rows, where a cache holds one part in so many of the full one's bytes."""
+
+MODELS = ("demo model", "Llama")
 
 
 def preallocation(result: dict[str, Any]) -> str:
@@ -319,41 +371,33 @@ def restart(result: dict[str, Any]) -> str:
 
 
 def front(*results: dict[str, Any]) -> str:
-    """What the same bytes buy, on each model: loss as a part of the window's, and recall."""
+    """What the same bytes buy, on each model: loss above the full cache's, and recall."""
+    statistics = _benchmark("quality_statistics")
     rows = [["all", "full"], ["", "mlx_lm's, 4 bits"]]
-    for part, bits in BITS.items():
+    for part in BITS:
         rows.append([f"1/{part}", "window of mlx_lm"])
-        rows.append(["", f"merged rows, {bits} bits"])
-        rows.append(["", f"merged rows, {bits} bits, by layer"])
+        rows.append(["", f"merged rows, {BITS[part]} bits"])
+        rows.append(["", f"merged rows, {BITS[part]} bits, by layer"])
     for result in results:
         values = _measured(result)
-        full = values["full", "loss"]
         names = ["full", "kv4"]
-        for part, bits in BITS.items():
-            names += _front_names(result["strategies"], part, bits)
+        for part in BITS:
+            names.append(statistics.at_bytes(result, part, "rotating"))
+            names += [
+                statistics.at_bytes(result, part, _merged(part), by_layer=by_layer)
+                for by_layer in (False, True)
+            ]
         for row, name in zip(rows, names, strict=True):
-            recalled = values[name, "recall by reading token"]
-            row += [f"{values[name, 'loss'] - full:+.3f}", f"{recalled:.0%}"]
-    models = [["demo model: loss, nats", "recalled"], ["Llama: loss, nats", "recalled"]]
-    return _markdown(["of the bytes", "cache", *models[0], *models[1]], rows)
+            lost = values[name, "loss"] - values["full", "loss"]
+            row += [f"{lost:+.3f}", f"{values[name, 'recall']:.0%}"]
+    head = ["of the bytes", "cache"]
+    for model in MODELS:
+        head += [f"{model}: loss, nats", "recalled"]
+    return _markdown(head, rows)
 
 
-def _front_names(arms: list[dict[str, Any]], part: int, bits: int) -> list[str]:
-    """The window, merged rows, and merged rows by layer, of so many bytes."""
-    whole = next(arm["bytes"] for arm in arms if arm["name"] == "full")
-
-    def found(start: str, by_layer: bool) -> str:
-        (name,) = (
-            arm["name"]
-            for arm in arms
-            if re.match(start, arm["name"])
-            and ("profile" in arm["name"]) is by_layer
-            and 0.85 < part * arm["bytes"] / whole < 1.01
-        )
-        return str(name)
-
-    merged = rf"merge:\d+:kv{bits}:"
-    return [found("rotating", False), found(merged, False), found(merged, True)]
+def _merged(part: int) -> str:
+    return rf"merge:\d+:kv{BITS[part]}:"
 
 
 # The name of a table, the result that it shows, and who writes it.
@@ -368,6 +412,7 @@ TABLES: dict[str, tuple[str | tuple[str, ...], Callable[..., str]]] = {
     "precision": ("mixed_precision.json", precision),
     "quality by bytes": ("quality_demo.json", quality),
     "quality by bytes of a second model": ("quality_llama.json", quality),
+    "what was asked for": (("quality_demo.json", "quality_llama.json"), bars),
     "long text": ("long_text.json", long_text),
     "room for rows": ("preallocation.json", preallocation),
     "codes": ("turbo.json", codes),
