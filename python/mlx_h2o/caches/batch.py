@@ -13,6 +13,7 @@ from .cache import H2OKVCache
 from .lines import join, select
 from .quantized import evicting_cache
 from .table import Table
+from .torn import changes
 
 _STATE = ("keys", "values", "scores", "positions", "unscored", "name", "lines", "settings")
 
@@ -34,6 +35,7 @@ class BatchH2OKVCache(H2OKVCache):
         self._configure(config if config is not None else H2OConfig(), name)
         self._start([0] * batch_size)
 
+    @changes
     def _start(self, tokens: list[int], *rows: Any) -> None:
         super()._start(tokens, *rows)
         # Of each sequence, the tokens of padding to come, and its own before more of it comes.
