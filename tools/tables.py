@@ -317,6 +317,15 @@ def preallocation(result: dict[str, Any]) -> str:
     return _markdown(head, rows)
 
 
+def row_bias(result: dict[str, Any]) -> str:
+    """Time of attention with a bias of rows as a multiple of that without."""
+    runs = [run for run in result["runs"] if "bias" in run["case"]]
+    said = "bias on / off, "
+    head = ["rows", *(name.removeprefix(said) + " threads" for name in runs[0]["ratios"])]
+    rows = [[f"{run['rows']:,}", *map(_spread, run["ratios"].values())] for run in runs]
+    return _markdown([one.replace(", 1 threads", ", 1 thread") for one in head], rows)
+
+
 def codes(result: dict[str, Any]) -> str:
     """Bytes, error of attention on the demo model, and time, of codes and of affine rows."""
     (title, errors), *_ = result["errors"].items()
@@ -415,6 +424,7 @@ TABLES: dict[str, tuple[str | tuple[str, ...], Callable[..., str]]] = {
     "what was asked for": (("quality_demo.json", "quality_llama.json"), bars),
     "long text": ("long_text.json", long_text),
     "room for rows": ("preallocation.json", preallocation),
+    "row bias": ("native_attention.json", row_bias),
     "codes": ("turbo.json", codes),
     "restart": ("restart.json", restart),
     "sparse V in generation": (("sparse_v_demo.json", "sparse_v_llama.json"), sparse_v_quality),
