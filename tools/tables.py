@@ -363,8 +363,65 @@ def sparse_v_quality(*results: dict[str, Any]) -> str:
     return _markdown([*head, *(f"skipped at {int(one):,}" for one in contexts)], rows)
 
 
+def sparse_v_speed(result: dict[str, Any]) -> str:
+    """Tokens per second with sparse V as a multiple of those without."""
+    rows = []
+    for run in result["runs"]:
+        deviation = f", deviation {run['deviation']}" if "deviation" in run else ""
+        rates = run["tokens_per_second"]
+        skipped = run["skipped_by_layer"]
+        rows.append(
+            [
+                f"{run['model']}{deviation}",
+                f"{run['rows']:,}",
+                run["format"],
+                _shares([min(skipped), median(skipped), max(skipped)]),
+                f"{rates['off']:.1f}",
+                f"{rates['on']:.1f}",
+                _spread(run["speed_with_to_without"]),
+            ]
+        )
+    head = ["model", "rows", "format", "pairs skipped", "tokens/s, off", "on", "on to off"]
+    return _markdown(head, rows)
+
+
 def _shares(of: list[float]) -> str:
     return " / ".join(f"{one:.1%}" for one in of)
+
+
+def formats(result: dict[str, Any]) -> str:
+    """Formats by their bytes, as `mlx_h2o evaluate --output` wrote them."""
+    values = {(one["strategy"], one["measure"]): one for one in result["summary"]}
+    whole = next(arm["bytes"] for arm in result["strategies"] if arm["name"] == "full")
+    rows = []
+    for arm in sorted(result["strategies"], key=lambda one: -one["bytes"]):
+        name = arm["name"]
+        loss = values[name, "loss"]["to"].get("full")
+        said = "-" if loss is None else "{mean:+.4f} ({low:+.4f} to {high:+.4f})".format(**loss)
+        rows.append(
+            [
+                _called(name),
+                f"{arm['bytes']:,}",
+                f"{whole / arm['bytes']:.1f}",
+                said,
+                f"{values[name, 'kld']['value']:.4f}",
+                f"{values[name, 'recall']['value']:.0%}",
+            ]
+        )
+    head = ["cache", "bytes", "smaller by", "loss to full, nats", "divergence", "recalled"]
+    return _markdown(head, rows)
+
+
+def scales_of_keys(result: dict[str, Any]) -> str:
+    """What scales of key dimensions change of the divergence that codes cause."""
+    rows = []
+    for run in result["runs"]:
+        for bits, arms in run["to_none"].items():
+            plain = run["divergence"][bits]["none"]
+            found = ("{mean:+.4f} ({low:+.4f} to {high:+.4f})".format(**arm) for arm in arms.values())
+            rows.append([run["model"], bits, f"{sum(plain) / len(plain):.4f}", *found])
+    head = ["model", "bits", "without scales", *result["runs"][0]["to_none"]["4"]]
+    return _markdown(head, rows)
 
 
 def restart(result: dict[str, Any]) -> str:
@@ -428,6 +485,10 @@ TABLES: dict[str, tuple[str | tuple[str, ...], Callable[..., str]]] = {
     "codes": ("turbo.json", codes),
     "restart": ("restart.json", restart),
     "sparse V in generation": (("sparse_v_demo.json", "sparse_v_llama.json"), sparse_v_quality),
+    "speed of sparse V": ("sparse_v_speed.json", sparse_v_speed),
+    "scales of keys": ("turbo_keys.json", scales_of_keys),
+    "formats": ("formats_demo.json", formats),
+    "formats on a second model": ("formats_llama.json", formats),
     "decode step": ("decode_step.json", decode_step),
     "shared prefix": ("prefix_sharing.json", prefix_sharing),
     "host time": ("host_time.json", host_time),
