@@ -418,7 +418,9 @@ def scales_of_keys(result: dict[str, Any]) -> str:
     for run in result["runs"]:
         for bits, arms in run["to_none"].items():
             plain = run["divergence"][bits]["none"]
-            found = ("{mean:+.4f} ({low:+.4f} to {high:+.4f})".format(**arm) for arm in arms.values())
+            found = (
+                "{mean:+.4f} ({low:+.4f} to {high:+.4f})".format(**arm) for arm in arms.values()
+            )
             rows.append([run["model"], bits, f"{sum(plain) / len(plain):.4f}", *found])
     head = ["model", "bits", "without scales", *result["runs"][0]["to_none"]["4"]]
     return _markdown(head, rows)
