@@ -22,6 +22,8 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> st
         if target.is_relative_to(config.docs_dir) or not target.is_file():
             return found[0]  # mkdocs says what is wrong with it, if anything is
         copy = f"repository/{target.relative_to(ROOT).as_posix()}"
+        if target.suffix == ".md":  # else it is taken for a page, behind the making of pages
+            copy += ".txt"
         if files.get_file_from_path(copy) is None:
             files.append(File.generated(config, copy, abs_src_path=str(target)))
         return f"]({os.path.relpath(copy, os.path.dirname(page.file.src_uri))}{found[2]})"
