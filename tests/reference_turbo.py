@@ -68,8 +68,8 @@ def stored(given, *, bits: int, side: str) -> np.ndarray:
     """The rows that the codes of the ``given`` ones stand for, float64."""
     norms, directions = _polar(given, side)
     size = directions.shape[-1]
-    codes = np.searchsorted(_between(size, bits), directions)
-    return levels(size, bits)[codes] @ rotation(size, SEEDS[side]) * norms
+    coded = levels(size, bits)[np.searchsorted(_between(size, bits), directions)]
+    return coded @ rotation(size, SEEDS[side]) * norms / _lengths(coded)
 
 
 def flips(given, *, bits: int, side: str) -> float:
@@ -82,21 +82,26 @@ def flips(given, *, bits: int, side: str) -> float:
 
 def check_packed(words, norms, given, *, bits: int, side: str) -> None:
     """Words and norms are those of the ``given`` rows; a code may be the next one where an element
-    lies at the mean of two levels as closely as float32 tells."""
+    lies at the mean of two levels as closely as float32 tells. A row is as long as its codes."""
     exact, directions = _polar(given, side)
-    np.testing.assert_allclose(reference.float64(norms), exact, rtol=2e-6)
     between, off = _between(directions.shape[-1], bits), 2e-6
     low, high = (np.searchsorted(between, directions + sign * off) for sign in (-1, 1))
     codes = unpacked(words, bits)
     assert ((low <= codes) & (codes <= high)).all()
     assert (low == high).mean() > 0.99
+    coded = levels(directions.shape[-1], bits)[codes]
+    np.testing.assert_allclose(reference.float64(norms), exact / _lengths(coded), rtol=2e-6)
 
 
 def _polar(given, side: str) -> tuple[np.ndarray, np.ndarray]:
     """Norms [..., 1] and rotated directions of rows [..., d], float64."""
     given = reference.float64(given)
-    norms = np.linalg.norm(given, axis=-1, keepdims=True)
+    norms = _lengths(given)
     return norms, given / np.maximum(norms, 1e-8) @ rotation(given.shape[-1], SEEDS[side]).T
+
+
+def _lengths(rows: np.ndarray) -> np.ndarray:
+    return np.linalg.norm(rows, axis=-1, keepdims=True)
 
 
 def _between(size: int, bits: int) -> np.ndarray:

@@ -138,16 +138,18 @@ void restore(const std::vector<float>& signs, float* row) {
 void encode_row(const Codebook& book, float* row, uint32_t* words, float* norm) {
   double squares = 0;
   for (int i = 0; i < book.size; ++i) squares += double{row[i]} * double{row[i]};
-  *norm = static_cast<float>(std::sqrt(squares));
-  const float safe = *norm > kLeastNorm ? *norm : kLeastNorm;
+  const auto length = static_cast<float>(std::sqrt(squares));
+  const float safe = length > kLeastNorm ? length : kLeastNorm;
   for (int i = 0; i < book.size; ++i) row[i] /= safe;
   rotate(book.signs, row);
   const int count = (1 << book.bits) - 1;
   uint64_t pending = 0;
   int filled = 0;
+  double coded = 0;
   for (int i = 0; i < book.size; ++i) {
     uint32_t code = 0;
     for (int j = 0; j < count; ++j) code += row[i] > book.between[j] ? 1 : 0;
+    coded += double{book.levels[code]} * double{book.levels[code]};
     pending |= uint64_t{code} << filled;
     filled += book.bits;
     if (filled < 32) continue;
@@ -155,6 +157,7 @@ void encode_row(const Codebook& book, float* row, uint32_t* words, float* norm) 
     pending >>= 32;
     filled -= 32;
   }
+  *norm = length / static_cast<float>(std::sqrt(coded));
 }
 
 void decode_row(const Codebook& book, const uint32_t* words, float norm, float* row) {

@@ -19,12 +19,9 @@
   h2o_load<E>(
       rows + h2o_offset(rows_strides, batch, head, token, lane * E), rows_strides[3], elements);
 
-  const float norm = metal::precise::sqrt(metal::simd_sum(h2o_dot<E>(elements, elements)));
-  if (lane == 0) {
-    norms[row] = norm;
-  }
+  const float length = metal::precise::sqrt(metal::simd_sum(h2o_dot<E>(elements, elements)));
   for (int j = 0; j < E; j++) {
-    elements[j] = elements[j] / metal::max(norm, LEAST_NORM) * signs[lane * E + j];
+    elements[j] = elements[j] / metal::max(length, LEAST_NORM) * signs[lane * E + j];
   }
 
   // The Walsh-Hadamard transform: sums and differences of elements whose indices differ in one
@@ -61,6 +58,12 @@
   }
   for (int j = 0; j < E; j++) {
     codes[lane * E + j] = exceeded[j];
+    elements[j] = levels[exceeded[j]];
+  }
+  // The row that is read is as long as this one.
+  const float coded = metal::precise::sqrt(metal::simd_sum(h2o_dot<E>(elements, elements)));
+  if (lane == 0) {
+    norms[row] = length / coded;
   }
   metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
 

@@ -37,6 +37,10 @@ Value basis(int size, Side side, mlx_stream s) {
   return {Array(mlx_array_new_data(elements.data(), shape, 2, MLX_FLOAT32)), s};
 }
 
+Value lengths_of(const Value& rows) {
+  return rows.then(mlx_square).then(mlx_sum_axis, -1, true).then(mlx_sqrt);
+}
+
 }  // namespace
 
 uint32_t seed_of(Side side) { return side == Side::keys ? kernels::kKeySeed : kernels::kValueSeed; }
@@ -69,14 +73,17 @@ std::vector<Array> composed::encode_rows(const EncodeRequest& r) {
   const int bits = r.bits, means = (1 << bits) - 1;
   Shape shape = shape_of(r.rows);
   const Value rows = Value(r.rows, s).as(MLX_FLOAT32);
-  Value norms = rows.then(mlx_square).then(mlx_sum_axis, -1, true).then(mlx_sqrt);
-  const Value directions = rotated(rows / norms.at_least(number(least_coded_norm)), r.side);
+  const Value lengths = lengths_of(rows);
+  const Value directions = rotated(rows / lengths.at_least(number(least_coded_norm)), r.side);
   const float* const between = kernels::codebook(shape[3], bits, seed_of(r.side)).between;
   const Value codes =
       directions.then(mlx_expand_dims, -1)
           .then(mlx_greater, Array(mlx_array_new_data(between, &means, 1, MLX_FLOAT32)))
           .then(mlx_sum_axis, -1, false)
           .as(MLX_UINT32);
+  // The row that is read is as long as the one that came.
+  const Value coded = Value(levels_of(shape[3], bits), s).then(mlx_take, codes);
+  Value norms = lengths / lengths_of(coded);
   // The bits of all codes in their order, of which 32 make a word.
   shape[3] = shape[3] * bits / 32;
   shape.push_back(32);

@@ -3230,12 +3230,9 @@ SEGMENTS: dict[str, Pairs] = {
   float elements[E];
   h2o_load<E>(
       rows + h2o_offset(rows_strides, batch, head, token, lane * E), rows_strides[3], elements);
-  const float norm = metal::precise::sqrt(metal::simd_sum(h2o_dot<E>(elements, elements)));
-  if (lane == 0) {
-    norms[row] = norm;
-  }
+  const float length = metal::precise::sqrt(metal::simd_sum(h2o_dot<E>(elements, elements)));
   for (int j = 0; j < E; j++) {
-    elements[j] = elements[j] / metal::max(norm, LEAST_NORM) * signs[lane * E + j];
+    elements[j] = elements[j] / metal::max(length, LEAST_NORM) * signs[lane * E + j];
   }
   H2O_UNROLL
   for (int bit = 1; bit < E; bit *= 2) {
@@ -3267,6 +3264,11 @@ SEGMENTS: dict[str, Pairs] = {
   }
   for (int j = 0; j < E; j++) {
     codes[lane * E + j] = exceeded[j];
+    elements[j] = levels[exceeded[j]];
+  }
+  const float coded = metal::precise::sqrt(metal::simd_sum(h2o_dot<E>(elements, elements)));
+  if (lane == 0) {
+    norms[row] = length / coded;
   }
   metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
   for (int word = lane; word < WORDS; word += LANES) {

@@ -179,8 +179,9 @@ FAULTS = {
             "encode_rows", "metal::simd_sum(h2o_dot<E>(...))", "h2o_dot<E>(...)"
         ),
         "a row of zeros is divided by its norm": Edit(
-            "encode_rows", "metal::max(norm, LEAST_NORM)", "metal::max(norm, LEAST_NORM - 1.0f)"
+            "encode_rows", "metal::max(length, LEAST_NORM)", "metal::max(length, LEAST_NORM - 1.0f)"
         ),
+        "a norm is that of the row": Edit("encode_rows", "length / coded", "length"),
         "lanes have the signs of the first": Edit("encode_rows", "signs[lane * E + j]", "signs[j]"),
         "elements of a lane are not mixed": Edit(
             "encode_rows", "bit < E; bit *= 2", "bit < 1; bit *= 2"

@@ -75,7 +75,10 @@ FAULTS = {
         "mergers", "summed(here * at_slots(all_rows, going))", "summed(at_slots(all_rows, going))"
     ),
     "a row is not divided by its norm": Edit(
-        "composed::encode_rows", "rows / norms.at_least(number(least_coded_norm))", "rows"
+        "composed::encode_rows", "rows / lengths.at_least(number(least_coded_norm))", "rows"
+    ),
+    "a norm is that of the row": Edit(
+        "composed::encode_rows", "lengths / lengths_of(coded)", "lengths / lengths_of(lengths)"
     ),
     "bits of a code follow each other from the highest": Edit(
         "composed::encode_rows",

@@ -272,6 +272,12 @@ CODES = {
         "static_cast<float>(squares)",
         caught="norm of a coded row",
     ),
+    "a norm is that of the row": Fault(
+        "encode_row",
+        "length / static_cast<float>(std::sqrt(coded))",
+        "length",
+        caught="norm of a coded row",
+    ),
     "rows are not in the basis of their codes": Fault(
         "encode_row", "rotate(book.signs, row);", "", caught="code of"
     ),

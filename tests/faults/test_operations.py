@@ -222,6 +222,12 @@ FAULTS = [
         codes,
     ),
     Fault(
+        "a norm is that of the row",
+        "operations.turbo:encode_rows",
+        assigned("norms").becomes("lengths"),
+        codes,
+    ),
+    Fault(
         "bits of a code follow each other from the highest",
         "operations.turbo:encode_rows",
         assigned("places").becomes("mx.arange(bits, dtype=mx.uint32)[::-1]"),

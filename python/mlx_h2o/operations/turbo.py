@@ -2,12 +2,13 @@
 
 The format, of a row x of d elements, d a power of two:
 
-- ``norm``: the float32 Euclidean norm of x.
-- The direction ``y = H diag(s) x / (norm sqrt(d))``, of which H is the Walsh-Hadamard matrix of
+- The direction ``y = H diag(s) x / (|x| sqrt(d))``, of which H is the Walsh-Hadamard matrix of
   Sylvester's construction. The signs s are +1 where ``mx.random.uniform(shape=[d], key)`` is above
   one half, else -1; the key is 42 for keys and 43 for values.
 - The code of an element of y is how many of the means of neighbouring ``levels`` it exceeds, which
   are made for the density ``(1 - y^2)^((d-3)/2)`` of one element of a random direction.
+- ``norm``: float32, |x| over the length of the levels of its codes, so that the row that is read is
+  as long as x. With |x| itself it would be too short: levels are means.
 - Code i of b bits is in the bits ``[i b, (i + 1) b)`` of the words, uint32, from the lowest bit of
   the first word on: ``d b / 32`` words and 4 bytes of norm for each row.
 
@@ -110,16 +111,23 @@ def encode_rows(rows: mx.array, bits: int, seed: int) -> tuple[mx.array, mx.arra
     """Rows [..., d] as words, uint32 [..., d * bits / 32], and norms, float32 [..., 1]: the
     definition, in plain MLX operations."""
     rows = rows.astype(mx.float32)
-    norms = mx.sqrt(mx.sum(mx.square(rows), axis=-1, keepdims=True))
-    found = rotated(rows / mx.maximum(norms, _LEAST_NORM), seed)
+    lengths = _lengths(rows)
+    found = rotated(rows / mx.maximum(lengths, _LEAST_NORM), seed)
     ascending = levels(rows.shape[-1], bits)
     codes = mx.zeros(found.shape, mx.uint32)
     for low, high in itertools.pairwise(ascending):
         codes = codes + (found > (low + high) / 2)
+    norms = lengths / _lengths(codebook(rows.shape[-1], bits)[codes])
     places = mx.arange(bits, dtype=mx.uint32)
     stream = (mx.expand_dims(codes, -1) >> places) & mx.array(1, mx.uint32)
     stream = stream.reshape(*codes.shape[:-1], codes.shape[-1] * bits // 32, 32)
     return mx.sum(stream << mx.arange(32, dtype=mx.uint32), axis=-1).astype(mx.uint32), norms
+
+
+def _lengths(rows: mx.array) -> mx.array:
+    """[..., 1]; in parts, as a long float32 sum of few different numbers drifts."""
+    parts = mx.sum(mx.square(rows).reshape(*rows.shape[:-1], -1, 32), axis=-1)
+    return mx.sqrt(mx.sum(parts, axis=-1, keepdims=True))
 
 
 def decode_rows(
