@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -244,3 +245,18 @@ def test_quantised_rows_merge_unless_something_else_is_said(model):
     assert fit_bytes(model, 20_000, kv_bits=8, light_bits=4).config.policy == "keydiff"
     latents = tiny.build("deepseek_v3")
     assert fit_bytes(latents, 20_000, kv_bits=4).config.policy == "keydiff"
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"max_position_embeddings": 64}, 64),
+        ({"text_config": {"max_position_embeddings": 64}}, 64),
+        ({"text_config": SimpleNamespace(max_position_embeddings=64)}, 64),
+        ({"text_config": SimpleNamespace()}, None),
+        ({"text_config": None, "max_position_embeddings": None}, None),
+        ({}, None),
+    ],
+)
+def test_the_context_is_where_a_model_has_it(settings, expected):
+    assert context_length(SimpleNamespace(args=SimpleNamespace(**settings))) == expected

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from os import PathLike
 from typing import Any, cast
 
@@ -230,9 +231,12 @@ def _full_nbytes(model: Module, config: H2OConfig, profile: Profile | None, chun
 def context_length(model: Any) -> int | None:
     """The longest text that the model is made for, in tokens, if it says."""
     args = getattr(model, "args", None)
-    text = getattr(args, "text_config", None) or {}
-    found = getattr(args, "max_position_embeddings", text.get("max_position_embeddings"))
-    return found if isinstance(found, int) else None
+    for settings in (args, getattr(args, "text_config", None)):
+        of = settings.get if isinstance(settings, dict) else partial(getattr, settings)
+        found = of("max_position_embeddings", None)
+        if isinstance(found, int):
+            return found
+    return None
 
 
 def beyond_context(made_for: int | None, tokens: int) -> str:
