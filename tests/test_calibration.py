@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from pathlib import Path
 
 import mlx.core as mx
@@ -56,17 +57,27 @@ def after(runs: int):
 
 
 class Words:
-    """A tokenizer of "w0" to "w999", of lines, and of nothing else."""
+    """A tokenizer of "w0" to "w999", and of any other word, digit or sign as it comes."""
 
     def __init__(self) -> None:
-        self.lines: dict[str, int] = {}
+        self.others: dict[str, int] = {}
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         assert not add_special_tokens
-        if text.endswith("\n") or text.startswith("\n"):
-            first = self.lines.setdefault(text, 1000 + 5 * len(self.lines))
-            return list(range(first, first + 5))
-        return [int(word[1:]) for word in text.split()]
+        found = re.findall(r"w\d+|[A-Za-z]+|\S|\n", text)
+        return [
+            int(part[1:])
+            if re.fullmatch(r"w\d+", part)
+            else self.others.setdefault(part, 1000 + len(self.others))
+            for part in found
+        ]
+
+    def decode(self, token_ids: list[int]) -> str:
+        names = {number: part for part, number in self.others.items()}
+        return " ".join(names.get(token, f"w{token}") for token in token_ids)
+
+    def get_vocab(self) -> dict[str, int]:
+        return {}
 
 
 def words(count: int) -> str:
@@ -78,17 +89,17 @@ def test_documents_repeat_what_the_first_half_says():
     found, again = planted_documents(tokenizer, words(1000), 640, 3)
     assert found.shape == again.shape == (3, 640)
     assert {int(line[0]) for line in found} == {0, 260, 520}  # from all over the text
-    cues = [text for text in tokenizer.lines if text.startswith("\nsecret w")]
-    answers = [text for text in tokenizer.lines if len(text) == 6 and text.endswith(".\n")]
-    assert len(cues) + len(answers) == len(tokenizer.lines)
     for line, mask in zip(found.tolist(), again, strict=True):
-        first = {token: place for place, token in reversed(list(enumerate(line)))}
+        first = {tuple(line[place - 2 : place + 1]) for place in range(2, 320)}
         assert not mask[:320].any() and 100 < mask.sum() < 200
         for place in np.flatnonzero(mask):
-            assert first[line[place]] < 320  # the token came early
-            assert line[place - 4 : place] == line[first[line[place]] - 4 : first[line[place]]]
-        asked = {token for token in np.array(line)[mask].tolist() if token >= 1000}
-        assert len(asked) >= 4 * 5  # the answers of all lines
+            assert tuple(line[place - 2 : place + 1]) in first
+        for fact in (r"secret \w+( \d){4} \.", r"The \w+ is [a-z]+ \."):
+            early, late = (
+                {one.group() for one in re.finditer(fact, tokenizer.decode(half))}
+                for half in (line[:320], line[320:])
+            )
+            assert early == late and len(early) == 2
         new = [token for token in line if token < 1000]
         assert len(set(new)) > 400
     np.testing.assert_array_equal(planted_documents(Words(), words(1000), 640, 3)[0], found)

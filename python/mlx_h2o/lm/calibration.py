@@ -6,7 +6,6 @@ import hashlib
 import itertools
 import os
 import random
-import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
@@ -18,6 +17,7 @@ import numpy as np
 from mlx.nn.layers.base import Module
 
 from ..config import H2OConfig
+from ..evaluation.facts import draw
 from .profile import Profile, fingerprint
 from .prompt_cache import evicting_caches, make_prompt_cache
 from .routing import model_name, routing_for
@@ -39,8 +39,12 @@ _NOTHING = 1e-4
 _LIKELY = 64
 """Tokens of the vocabulary that an expected loss tells apart."""
 
-_FACTS = 4
-"""Lines in a document that are asked later, in the wording that the demo model was trained on."""
+_WORDINGS = ("secret", "is")
+"""Of the facts in a document that are asked later: layers that recall digits need not be those that
+recall words."""
+
+_EACH = 2
+"""Facts of each wording."""
 
 _SETTLED = 4
 """First tokens of a repeated passage, which only tell what repeats."""
@@ -66,7 +70,7 @@ def calibrate(
 
     The model reads all documents as one batch, once for each layer, 5 numbers of rows (1/32 to 1/2
     of a document) and 3 recent shares of them (1/8, 1/2, and all: a plain window). The loss is that
-    of the second half of each document, which repeats passages and lines of the first half:
+    of the second half of each document, which repeats passages and facts of the first half:
     repeated tokens make up half of the loss, all others the other half.
 
     Args:
@@ -119,14 +123,14 @@ def planted_documents(
 ) -> tuple[Array, Array]:
     """Documents [count, length] of a text, in whose second half parts of the first come again.
 
-    These are passages of 16 to 32 tokens, and lines "secret WORD1234." with words of the text and
-    digits drawn by the seed. They take turns with as much new text.
+    These are passages of 16 to 32 tokens, which take turns with as much new text, and at the end
+    facts whose values are digits or a word, drawn by the seed.
 
     Returns:
         The tokens; and where they repeat, but for what tells which passage or line it is.
 
     Raises:
-        ValueError: a text of fewer tokens than a document takes.
+        ValueError: a text of fewer tokens than a document takes, or a tokenizer of too few words.
     """
     tokens = tokenizer.encode(text, add_special_tokens=False)
     needed = length * 3 // 4  # of the text, at the most
@@ -136,38 +140,40 @@ def planted_documents(
             f"documents of {length}."
         )
     chance = random.Random(seed)
-    words = sorted(set(re.findall(r"\w+", text)))
-    words = [word for word in words if len(word) > 4] or words
     half, found, repeated = length // 2, [], np.zeros((count, length), bool)
     for line in range(count):
         start = (len(tokens) - needed) * line // max(1, count - 1)
         new = iter(tokens[start : start + needed])
-        facts = [_fact(tokenizer, chance, words) for _ in range(_FACTS)]
+        facts = _facts(tokenizer, chance)
         document: list[int] = []
         for place, (cue, answer) in enumerate(facts, 1):
-            room = place * half // _FACTS - len(document) - len(cue) - len(answer)
+            room = place * half // len(facts) - len(document) - len(cue) - len(answer)
             document += [*itertools.islice(new, max(0, room)), *cue, *answer]
-        while len(document) < length:
+        end = length - sum(len(cue) + len(answer) for cue, answer in facts)
+        while len(document) < end:
             size = chance.randint(16, 32)
             at = chance.randrange(half - size)
-            again = [(document[at : at + _SETTLED], document[at + _SETTLED : at + size])]
-            again += [facts.pop(chance.randrange(len(facts)))] if facts else []
-            for cue, answer in again:
-                place = len(document) + len(cue)
-                repeated[line, place : place + len(answer)] = True
-                document += [*cue, *answer]
-                document += itertools.islice(new, len(cue) + len(answer))
-        found.append(document[:length])
+            repeated[line, len(document) + _SETTLED : len(document) + size] = True
+            document += document[at : at + size]
+            document += itertools.islice(new, size)
+        del document[end:]
+        repeated[line, end:] = False
+        for cue, answer in chance.sample(facts, len(facts)):
+            document += cue
+            repeated[line, len(document) : len(document) + len(answer)] = True
+            document += answer
+        found.append(document)
     return np.array(found), repeated
 
 
-def _fact(
-    tokenizer: Any, chance: random.Random, words: Sequence[str]
-) -> tuple[list[int], list[int]]:
-    """A line as tokens: what is asked, and the answer."""
-    cue, answer = f"\nsecret {chance.choice(words)}", f"{chance.randrange(10_000):04d}.\n"
-    encoded = (tokenizer.encode(part, add_special_tokens=False) for part in (cue, answer))
-    return list(next(encoded)), list(next(encoded))
+def _facts(tokenizer: Any, chance: random.Random) -> list[tuple[Sequence[int], Sequence[int]]]:
+    """Facts as tokens, what is asked and the rest, in all wordings by turns."""
+    drawn = [draw(tokenizer, wording, _EACH, chance) for wording in _WORDINGS]
+    return [
+        (fact.question.prompt, fact.tokens[len(fact.question.prompt) :])
+        for turn in zip(*drawn, strict=True)
+        for fact in turn
+    ]
 
 
 def _missing(profile: Profile) -> Iterator[tuple[int, int, int]]:
