@@ -3,13 +3,11 @@
     python benchmarks/turbo_keys.py --models demo benchmarks/yardsticks/llama --corpora DIR
         --json benchmarks/results/turbo_keys.json
 
-A scale s_d for each dimension, layer and KV head comes from the keys of one text. Two choices, and
-what the first of them does without scales:
+A scale s_d for each dimension, layer and KV head comes from the keys of one text. Two choices:
 
 - "rotated keys", as mlx-swift-lm has it: the deviation of dimension d of the rotated directions
   over its mean over d, clipped to 1/4 and 4. Codes are those of the direction divided by s, and the
   norm makes what comes back as long as the key.
-- "norm": s is 1. Only the norm is another one: that of the key over that of its levels.
 - "keys and queries": before the rotation key dimension d is divided by s_d = sqrt(|k_d| / |q_d|)
   and that of queries multiplied by it, |.| being the root of the mean square. What codes add to the
   logits has a variance as E (sum_d s_d^2 q_d^2) (sum_d k_d^2 / s_d^2), and this is where the
@@ -55,10 +53,6 @@ def of_rotated_keys(queries: mx.array, keys: mx.array) -> mx.array:
     return mx.clip(deviations / mx.mean(deviations, axis=-1, keepdims=True), 0.25, 4.0)
 
 
-def none(queries: mx.array, keys: mx.array) -> mx.array:
-    return mx.ones((1, keys.shape[1], 1, keys.shape[3]))
-
-
 def of_both(queries: mx.array, keys: mx.array) -> mx.array:
     heads = keys.shape[1]
     of_a_group = mx.square(queries).reshape(heads, -1, queries.shape[-1]).mean(axis=1)
@@ -90,7 +84,6 @@ def scaled_keys(keys: mx.array, bits: int, scales: mx.array) -> mx.array:
 
 SCALES: dict[str, tuple[Scales, Coded]] = {
     "rotated keys": (of_rotated_keys, scaled_rotated),
-    "norm": (none, scaled_rotated),
     "keys and queries": (of_both, scaled_keys),
 }
 
