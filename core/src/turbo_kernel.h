@@ -33,8 +33,8 @@ void rotate(const std::vector<float>& signs, float* row);
 /// The other way: diag(s) H y / sqrt(d).
 void restore(const std::vector<float>& signs, float* row);
 
-/// Codes, and the norm, of `row`, which is written over. The norm makes the row that is read as long
-/// as this one.
+/// Codes, and the norm, of `row`, which is written over. The norm makes the row that is read as
+/// long as this one.
 void encode_row(const Codebook& book, float* row, uint32_t* words, float* norm);
 
 /// The row that they stand for, in its own basis.
