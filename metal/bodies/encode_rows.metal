@@ -56,14 +56,16 @@
       exceeded[j] += elements[j] * scale > mean ? 1 : 0;
     }
   }
+  // The row that is read is as long as this one.
   for (int j = 0; j < E; j++) {
-    codes[lane * E + j] = exceeded[j];
     elements[j] = levels[exceeded[j]];
   }
-  // The row that is read is as long as this one.
   const float coded = metal::precise::sqrt(metal::simd_sum(h2o_dot<E>(elements, elements)));
   if (lane == 0) {
     norms[row] = length / coded;
+  }
+  for (int j = 0; j < E; j++) {
+    codes[lane * E + j] = exceeded[j];
   }
   metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
 

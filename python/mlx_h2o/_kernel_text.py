@@ -3263,12 +3263,14 @@ SEGMENTS: dict[str, Pairs] = {
     }
   }
   for (int j = 0; j < E; j++) {
-    codes[lane * E + j] = exceeded[j];
     elements[j] = levels[exceeded[j]];
   }
   const float coded = metal::precise::sqrt(metal::simd_sum(h2o_dot<E>(elements, elements)));
   if (lane == 0) {
     norms[row] = length / coded;
+  }
+  for (int j = 0; j < E; j++) {
+    codes[lane * E + j] = exceeded[j];
   }
   metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
   for (int word = lane; word < WORDS; word += LANES) {

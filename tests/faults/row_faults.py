@@ -176,12 +176,14 @@ FAULTS = {
     },
     "encode": {
         "a norm is that of a lane's elements": Edit(
-            "encode_rows", "metal::simd_sum(h2o_dot<E>(...))", "h2o_dot<E>(...)"
+            "encode_rows",
+            "length = metal::precise::sqrt(metal::simd_sum(h2o_dot<E>(...)))",
+            "length = metal::precise::sqrt(h2o_dot<E>(...))",
         ),
         "a row of zeros is divided by its norm": Edit(
             "encode_rows", "metal::max(length, LEAST_NORM)", "metal::max(length, LEAST_NORM - 1.0f)"
         ),
-        "a norm is that of the row": Edit("encode_rows", "length / coded", "length"),
+        "a norm is that of the row": Edit("encode_rows", "length / coded", "length + 0.0f * coded"),
         "lanes have the signs of the first": Edit("encode_rows", "signs[lane * E + j]", "signs[j]"),
         "elements of a lane are not mixed": Edit(
             "encode_rows", "bit < E; bit *= 2", "bit < 1; bit *= 2"

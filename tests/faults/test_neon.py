@@ -15,7 +15,7 @@ TOOLS = Toolchain(
     ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu"),
     # QEMU 7.2 stops at an assertion of its own where a child of a process with threads starts one.
     ("-DMLX_H2O_TEST_FORK=0",),
-    cases="40",
+    cases="120",
     reached="attention_neon_kernel",
 )
 
