@@ -4,8 +4,8 @@
 
 So many clients, each the ``openai`` package in a thread of its own, ask one server with a bounded
 cache: completions and chats, whole and as streams, prompts many times as long as the budget and
-longer than the model's context, streams that are left in the middle, requests with a seed, and
-requests that are wrong. Each greedy request was asked alone before, of a server that did nothing
+longer than the model's context, prompts that begin with one of three texts whose rows they share,
+streams that are left in the middle, requests with a seed, and requests that are wrong. Each greedy request was asked alone before, of a server that did nothing
 else. What counts: answers that are missing or other than alone, the server's resident memory, and
 the time to the first token.
 
@@ -43,8 +43,8 @@ TEMPLATE = (
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
 FLAGS = (
-    "--model demo --max-kv-size 128 --prefill-step-size 256 --decode-concurrency 12 "
-    "--prompt-concurrency 4 --prompt-cache-size 8 --cache-size 40MB"
+    "--model demo --max-kv-size 168 --prefix-size 40 --prefill-step-size 256 "
+    "--decode-concurrency 12 --prompt-concurrency 4 --prompt-cache-size 8 --cache-size 40MB"
 )
 BLOCK = 300.0
 """Seconds of samples that count as one: those that lie closer depend on each other."""
@@ -107,7 +107,8 @@ def requests() -> tuple[list[Request], list[tuple[Request, Request]]]:
 
     texts = []
     for i in range(24):
-        prompt = f"{i} {part(37 * i, 8 + 37 * i % 170)}"
+        shared = part(900, 50) if i % 2 else ""
+        prompt = f"{shared}{i} {part(37 * i, 8 + 37 * i % 170)}"
         texts.append(Request(f"text {i}", prompt=prompt, max_tokens=6 + i))
     for i in range(3):
         prompt = f"long {i} {part(211 * i, 400 + 300 * i)}"
@@ -118,7 +119,7 @@ def requests() -> tuple[list[Request], list[tuple[Request, Request]]]:
         texts.append(Request(f"seed {i}", prompt=prompt, max_tokens=16, seed=i))
     chats = []
     for i in range(8):
-        system = {"role": "system", "content": part(400 + 400 * (i % 3), 30 + 60 * (i % 3))}
+        system = {"role": "system", "content": part(400 + 400 * (i % 2), 60 + 60 * (i % 2))}
         user = {"role": "user", "content": f"{i} {part(53 * i, 10 + 5 * i)}"}
         first = Request(f"chat {i}", messages=[system, user], max_tokens=10 + i)
         more = {"role": "user", "content": part(71 * i, 12)}
@@ -244,6 +245,8 @@ class Load:
         elif not found.whole or found.text != expected:
             self.differs(request, found.text, expected, found.cached)
         self.count("compared")
+        if found.cached:
+            self.count("found rows")
 
     def take(self, found: Answer) -> None:
         if found.first is not None:
