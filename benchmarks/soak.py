@@ -5,9 +5,9 @@
 So many clients, each the ``openai`` package in a thread of its own, ask one server with a bounded
 cache: completions and chats, whole and as streams, prompts many times as long as the budget and
 longer than the model's context, prompts that begin with one of three texts whose rows they share,
-streams that are left in the middle, requests with a seed, and requests that are wrong. Each greedy request was asked alone before, of a server that did nothing
-else. What counts: answers that are missing or other than alone, the server's resident memory, and
-the time to the first token.
+streams that are left in the middle, requests with a seed, and requests that are wrong. Each greedy
+request was asked alone before, of a server that did nothing else. What counts: answers that are
+missing or other than alone, the server's resident memory, and the time to the first token.
 
 A chat goes on from a prompt that is kept or reads it anew, and once rows were evicted these are two
 answers: an answer is compared with that of as many ``cached_tokens``.
