@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from mlx.utils import tree_flatten
 
 from mlx_h2o import (
     H2OConfig,
@@ -274,20 +275,26 @@ def made(config: H2OConfig) -> H2OKVCache:
 
 
 @functools.cache
-def written() -> bytes:
+def written() -> tuple[bytes, H2OKVCache]:
     cache = made(H2OConfig(max_kv_size=12, kv_bits=8, kv_group_size=32, policy="h2o"))
     for count in (9, 1, 7, 1):
         step(cache, count, 32)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "cache.safetensors"
         save_prompt_cache(file, [cache])
-        return file.read_bytes()
+        return file.read_bytes(), cache
+
+
+def leaves(cache: H2OKVCache) -> list[Any]:
+    flat: Any = tree_flatten(cache.state)
+    return [one.tolist() if isinstance(one, mx.array) else one for _, one in flat]
 
 
 @few
 @given(data=st.data())
 def test_any_file_is_refused_or_the_one_that_was_written(data):
-    whole = bytearray(written())
+    before, cache = written()
+    whole = bytearray(before)
     for _ in range(data.draw(st.integers(1, 3))):
         place = data.draw(st.integers(0, len(whole) - 1))
         kind = data.draw(st.sampled_from(["flip", "put", "cut", "more"]))
@@ -304,4 +311,6 @@ def test_any_file_is_refused_or_the_one_that_was_written(data):
         file = Path(folder) / "cache.safetensors"
         file.write_bytes(whole)
         found, refused = tried(lambda: load_prompt_cache(file), "[load_prompt_cache]")
-    assert refused or (found[0].offset, found[0].size()) == (18, 12)
+    # Without its entry a file is one of mlx_lm's, and nobody knows of a checksum.
+    named = b'"0.mlx_h2o"' in whole and rb"\"checksum\": " in whole
+    assert refused or not named or leaves(found[0]) == leaves(cache)

@@ -21,6 +21,7 @@ from mlx_h2o import (
     save_prompt_cache,
 )
 from mlx_h2o.caches.handed_out import EachLayersMask
+from mlx_h2o.lm.checksum import UNKNOWN, write_checksum
 from mlx_h2o.lm.saving import FORMAT
 from routing_checks import mlx_lm_stays_as_it_is
 from tiny_models import random_prompt, tiny_llama, tiny_qwen3, tiny_tokenizer
@@ -141,6 +142,23 @@ def test_truncated_files_are_refused(saved, left):
         load_prompt_cache(file)
 
 
+@pytest.mark.parametrize("part", range(8))
+def test_any_flipped_bit_is_noticed(saved, part):
+    file, caches = saved
+    whole = file.read_bytes()
+    entry = whole.index(b'"0.mlx_h2o"')
+    named = range(entry, whole.index(b"checksum", entry) + len("checksum"))
+    for place in range(part, len(whole), 8 * 37):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << place % 8
+        file.write_bytes(damaged)
+        if place not in named:  # else it is a file that mlx_lm wrote, or one without a checksum
+            with pytest.raises(ValueError, match=r"^\[load_prompt_cache\]"):
+                load_prompt_cache(file)
+    file.write_bytes(whole)
+    same(caches, load_prompt_cache(file))
+
+
 def test_other_files_are_refused(tmp_path):
     text = tmp_path / "text.safetensors"
     text.write_text("no arrays in here, only a few words that are longer than a header")
@@ -154,11 +172,17 @@ def test_other_files_are_refused(tmp_path):
 
 
 def rewritten(file, change):
-    """The same arrays with other texts."""
+    """The same arrays with other texts, and the checksum of these."""
     arrays, texts = mx.load(str(file), return_metadata=True)
     mx.eval(arrays)
     change(texts)
+    entry = texts.get("0.mlx_h2o", "")
+    checked = '"checksum"' in entry
+    if checked:
+        texts["0.mlx_h2o"] = entry = json.dumps(json.loads(entry) | {"checksum": UNKNOWN})
     mx.save_safetensors(str(file), arrays, texts)
+    if checked:
+        write_checksum(file, entry)
 
 
 def test_files_of_a_later_format_are_refused(saved):

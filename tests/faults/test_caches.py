@@ -121,16 +121,27 @@ def drafts(column: str = "dense", policy: str = "h2o", **settings) -> None:
     course.tokens(6)
 
 
-def truncated_file() -> None:
+def damaged_file(damage: Callable[[bytes], bytes], said: str) -> None:
     course = Course()
     course.chunk(5)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "cache.safetensors"
         save_prompt_cache(file, [course.cache])
-        file.write_bytes(file.read_bytes()[:-4])
-        with pytest.raises(ValueError) as found:
+        file.write_bytes(damage(file.read_bytes()))
+        try:
             load_prompt_cache(file)
-        assert "is damaged" in str(found.value)
+            found = "it was read"
+        except ValueError as error:
+            found = str(error)
+        assert said in found
+
+
+def truncated_file() -> None:
+    damaged_file(lambda whole: whole[:-4], "bytes, expected")
+
+
+def flipped_bit() -> None:
+    damaged_file(lambda whole: whole[:-1] + bytes([whole[-1] ^ 1]), "not what was written")
 
 
 def padded_on_the_left() -> None:
@@ -471,6 +482,18 @@ FAULTS = [
         "lm.safetensors:read_header",
         replaced("!=", ">", at=2),
         truncated_file,
+    ),
+    Fault(
+        "a file may hold something else than was written",
+        "lm.checksum:is_whole",
+        returned(of="_of_file").becomes("True"),
+        flipped_bit,
+    ),
+    Fault(
+        "the checksum is that of the header alone",
+        "lm.checksum:_of_file",
+        assigned("part").becomes("b''"),
+        flipped_bit,
     ),
 ]
 

@@ -1,7 +1,7 @@
 """Prompt caches on disk, found by the tokens that they hold: what a server knows when it restarts.
 
 An entry is two files: the caches as ``save_prompt_cache`` writes them, and then a JSON file with
-the tokens and a checksum, without which the first does not count. Both appear whole or not at all.
+the tokens, without which the first does not count. Both appear whole or not at all.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ class _Kept:
     path: Path
     of: str
     tokens: list[int]
-    checksum: str
     nbytes: int
 
 
@@ -119,8 +118,6 @@ class PromptStore:
                 kept = max(fitting, key=lambda one: len(one.tokens))
                 self._kept[kept.path] = self._kept.pop(kept.path)  # the last to go now
             try:
-                if _checksum(kept.path.with_suffix(_CACHES)) != kept.checksum:
-                    raise ValueError(f"{kept.path}{_CACHES} is not what was written")
                 caches = load_prompt_cache(kept.path.with_suffix(_CACHES))
                 mx.eval([cache.state for cache in caches])  # while the file is there
                 kept.path.with_suffix(_ENTRY).touch()
@@ -179,8 +176,8 @@ class PromptStore:
         file = path.with_suffix(_CACHES)
         try:
             save_prompt_cache(file, caches)
-            checksum, size = _checksum(file), file.stat().st_size
-            text = json.dumps({"of": of, "tokens": tokens, "checksum": checksum, "bytes": size})
+            size = file.stat().st_size
+            text = json.dumps({"of": of, "tokens": tokens, "bytes": size})
             beside = self.folder / f".{path.name}.{uuid.uuid4().hex}"
             try:
                 beside.write_text(text, "utf-8")
@@ -191,7 +188,7 @@ class PromptStore:
             _remove(path)
             raise
         with self._lock:
-            self._kept[path] = _Kept(path, of, tokens, checksum, size + len(text))
+            self._kept[path] = _Kept(path, of, tokens, size + len(text))
         self._make_room(0)
 
     def _make_room(self, size: int) -> None:
@@ -213,7 +210,7 @@ def _read(file: Path) -> _Kept | None:
     try:
         text = file.read_text("utf-8")
         found = json.loads(text)
-        tokens, of, checksum = found["tokens"], found["of"], found["checksum"]
+        tokens, of = found["tokens"], found["of"]
         whole = isinstance(tokens, list) and all(type(token) is int for token in tokens)
         size = path.with_suffix(_CACHES).stat().st_size
         if not whole or not isinstance(of, str) or size != found["bytes"]:
@@ -222,7 +219,7 @@ def _read(file: Path) -> _Kept | None:
         _LOG.warning("a prompt cache on disk is not used: %s", error)
         _remove(path)
         return None
-    return _Kept(path, of, tokens, str(checksum), size + len(text))
+    return _Kept(path, of, tokens, size + len(text))
 
 
 def _remove(path: Path) -> None:
@@ -235,11 +232,3 @@ def _used(file: Path) -> float:
     with contextlib.suppress(OSError):
         return file.stat().st_mtime
     return 0.0
-
-
-def _checksum(file: Path) -> str:
-    found = hashlib.sha256()
-    with file.open("rb") as opened:
-        while part := opened.read(1 << 20):
-            found.update(part)
-    return found.hexdigest()

@@ -1,8 +1,8 @@
 """Prompt caches in files: safetensors as mlx_lm writes them, and what they were made with.
 
 A file holds one more entry than mlx_lm's: the format, the version of this package, the number of
-layers and, where the model was given, a fingerprint of it. mlx_lm reads such a file within
-``routing``; this package also reads what mlx_lm wrote of its caches.
+layers, a checksum and, where the model was given, a fingerprint of it. mlx_lm reads such a file
+within ``routing``; this package also reads what mlx_lm wrote of its caches.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten
 from mlx_lm.models import cache as mlx_lm_cache
 
+from .checksum import UNKNOWN, is_whole, write_checksum
 from .prompt_cache import evicting_caches, with_own_rows
 from .registry import cache_classes, class_name_targets
 from .replacements import PATCHES
@@ -86,6 +87,7 @@ def save_prompt_cache(
     try:
         open(beside, "xb").close()  # an OSError where this is impossible; MLX raises RuntimeError
         mlx_lm_cache.save_prompt_cache(beside, list(cache), metadata)
+        write_checksum(beside, metadata[_ENTRY])
         _flush(beside)
         os.replace(beside, path)
     finally:
@@ -108,7 +110,7 @@ def load_prompt_cache(
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: a truncated file or none of a prompt cache; one of a later format, of another
+        ValueError: a damaged file or none of a prompt cache; one of a later format, of another
             model, or without a cache that evicts. No cache is returned then.
     """
     path = os.fspath(file_name)
@@ -117,8 +119,12 @@ def load_prompt_cache(
     text = read_header(path, "load_prompt_cache").get("__metadata__")
     if not isinstance(text, dict) or not any(key.startswith("1.") for key in text):
         raise _unfit(path, "is no prompt cache: it names no cache classes")
-    description = _read_description(path, text.get(f"0.{_ENTRY}"))
+    entry = text.get(f"0.{_ENTRY}")
+    description = _read_description(path, entry)
     _check_classes(path, [text[key] for key in text if key.startswith("1.")])
+    checksum = description.get("checksum")
+    if checksum is not None and not is_whole(path, str(entry), str(checksum)):
+        raise _unfit(path, "is damaged: it is not what was written")
     cache, metadata = _read(path)
     if description.get("layers", len(cache)) != len(cache):
         raise _unfit(path, f"holds {len(cache)} layers, expected {description['layers']}")
@@ -156,6 +162,7 @@ def _description(cache: Sequence[Any], model: Module | None) -> dict[str, Any]:
     else:
         format_ = 2 if any(one.unequal_budgets for one in evicting) else 1
     found: dict[str, Any] = {"format": format_, "version": __version__, "layers": len(cache)}
+    found["checksum"] = UNKNOWN
     if model is not None:
         found |= {"model": model_name(model), "fingerprint": _fingerprint(model)}
     return found
