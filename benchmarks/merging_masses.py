@@ -147,7 +147,7 @@ class Rows:
         """What is known, in the place of the guesses of the definition."""
         found: dict[str, Any] = {"masses": merging.masses, "features": merging.features}
         if self.mass is not None:
-            found["masses"] = lambda ranks, counts: mx.maximum(self.columns["mass"], LEAST)
+            found["masses"] = lambda keys, counts: mx.maximum(self.columns["mass"], LEAST)
         if self.metric is not None:
             plain = merging.features
 

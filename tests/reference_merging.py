@@ -68,7 +68,8 @@ def mergers(
 
 def _mass(rows: list[Any]) -> np.ndarray:
     directions = [row.key / max(np.linalg.norm(row.key), 1e-12) for row in rows]
-    mean = np.mean(directions, axis=0)
+    pairs = zip(rows, directions, strict=True)
+    mean = np.mean([math.sqrt(row.count) * direction for row, direction in pairs], axis=0)
     mean = mean / max(np.linalg.norm(mean), 1e-12)
     cosines = [float(direction @ mean) for direction in directions]
     return np.array([row.count * math.exp(-SHARPNESS * c) for row, c in zip(rows, cosines)])  # noqa: B905

@@ -77,7 +77,8 @@ def test_no_token_is_lost(column, evict_every):
     course.flush()
     assert course.cache.size() == 14
     check_counts(course)
-    assert course.followed <= 2  # nearly all was compared, and not followed
+    # Nearly all was compared, and not followed; codes of 4 bits are often the same.
+    assert course.followed <= course.cache.updates // 10
 
 
 @pytest.mark.slow

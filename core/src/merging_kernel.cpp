@@ -14,7 +14,7 @@
 namespace mlx_h2o::kernels {
 namespace {
 
-constexpr float kSharpness = 3;  // of the ranks in the masses
+constexpr float kSharpness = 3;  // of the cosines in the masses
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // The rows of one head that may merge, in order of slots.
@@ -191,10 +191,18 @@ void merge_all(const MergingArguments& a, SimdTarget target) {
   const int64_t heads = int64_t{a.batch} * a.heads;
   std::vector<float> masses(static_cast<size_t>(heads * a.rows)), costs(masses.size());
   std::vector<int> partners(masses.size());
-  KeyDiversityArguments ranks{a.batch, a.heads, a.rows, a.width, a.type, a.keys, {}, masses.data()};
+  const auto of = [&](int64_t index) { return Head{a, index / a.heads, index % a.heads}; };
+  std::vector<float>& weights = costs;  // of rows in the mean key; before there are costs
+  for (int64_t index = 0; index < heads; ++index) {
+    const Head head = of(index);
+    for (int row = 0; row < a.rows; ++row) {
+      weights[static_cast<size_t>(index * a.rows + row)] = std::sqrt(head.count(row));
+    }
+  }
+  KeyDiversityArguments ranks{a.batch, a.heads, a.rows,        a.width,       a.type,
+                              a.keys,  {},      masses.data(), weights.data()};
   std::copy(a.key_strides, a.key_strides + 3, ranks.key_strides);
   key_diversity(ranks, target);
-  const auto of = [&](int64_t index) { return Head{a, index / a.heads, index % a.heads}; };
   parallel_for(heads, [&](int64_t index) {
     const Head head = of(index);
     float* own = masses.data() + index * a.rows;

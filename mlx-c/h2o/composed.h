@@ -30,6 +30,8 @@ Array evict_indices(const RetentionRequest& request);
 // One number for all sequences, or one each, as [] or [B, 1, 1].
 Value per_sequence(mlx_array numbers, mlx_stream s);
 
+// Vectors [..., D] at length 1; those of next to no length stay short.
+Value normalised(const Value& vectors);
 Array key_diversity(const KeyDiversityRequest& request);
 Merged mergers(const MergeRequest& request);
 // What rows are ranked by, float32 [B, H, N].

@@ -9,11 +9,6 @@ namespace {
 
 constexpr float least_norm = 1e-12F;  // a key of zeros gets the cosine 0, not NaN
 
-Value normalised(const Value& vectors) {
-  const Value norm = vectors.then(mlx_square).then(mlx_sum_axis, -1, true).then(mlx_sqrt);
-  return vectors / norm.at_least(number(least_norm));
-}
-
 // `rows` [B, H, L, E] in the slots [B, H, L] of the stored ones.
 std::vector<Array> put(const Rows& stored, const std::vector<Array>& rows, mlx_array slots,
                        mlx_stream s) {
@@ -52,6 +47,11 @@ Written written(const StoredRows& r, mlx_array slots, const Written& fresh,
 }
 
 }  // namespace
+
+Value normalised(const Value& vectors) {
+  const Value norm = vectors.then(mlx_square).then(mlx_sum_axis, -1, true).then(mlx_sqrt);
+  return vectors / norm.at_least(number(least_norm));
+}
 
 Array key_diversity(const KeyDiversityRequest& r) {
   const Value directions = normalised(Value(r.keys, r.stream).as(MLX_FLOAT32));

@@ -11,7 +11,7 @@ import mlx.core as mx
 import pytest
 
 from cache_courses import Course
-from faults.change import argument, assigned, condition, replaced, returned
+from faults.change import argument, assigned, called, condition, replaced, returned
 from faults.place import Fault, assert_caught
 from mlx_h2o import load_prompt_cache, save_prompt_cache, use_backend
 from test_budgets import (
@@ -354,14 +354,20 @@ FAULTS = [
     Fault(
         "the counts of a row weigh nothing in its mean",
         "operations.merging:masses",
-        returned().becomes("mx.exp(SHARPNESS * ranks)"),
+        returned().becomes("mx.exp(-SHARPNESS * cosines)"),
         partial(composed, partial(life, policy="merge")),
     ),
     Fault(
         "the masses favour rows that are like the others",
         "operations.merging:masses",
-        returned().becomes("counts * mx.exp(-SHARPNESS * ranks)"),
+        returned().becomes("counts * mx.exp(SHARPNESS * cosines)"),
         partial(composed, weighted_mean),
+    ),
+    Fault(
+        "the counts of a row weigh nothing in the mean key",
+        "operations.merging:masses",
+        called("sqrt").becomes("mx.ones_like(counts)"),
+        partial(composed, partial(life, policy="merge")),
     ),
     Fault(
         "a row merges into one in an earlier slot",

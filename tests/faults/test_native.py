@@ -239,6 +239,9 @@ MERGING = {
     "a partner is the nearest, whatever the masses": Fault(
         "find_partners", "std::sqrt(...) * std::max(", "std::max(", caught="merged rows of target"
     ),
+    "a row of many counts once in the mean key": Fault(
+        "merge_all", "std::sqrt(head.count(row))", "1.0f", caught="of target"
+    ),
     "two rows of many have one mass": Fault(
         "merge_rows",
         "const float mass = masses[going[i]];",

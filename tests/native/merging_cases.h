@@ -34,9 +34,9 @@ struct MergingHead {
 
   std::vector<double> masses() const {
     std::vector<double> mean(keys[0].size());
-    for (const auto& key : keys) {
-      const double norm = std::sqrt(product(key, key));
-      for (size_t d = 0; d < mean.size(); ++d) mean[d] += key[d] / norm;
+    for (size_t row = 0; row < keys.size(); ++row) {
+      const double scale = std::sqrt(counts[row] / product(keys[row], keys[row]));
+      for (size_t d = 0; d < mean.size(); ++d) mean[d] += scale * keys[row][d];
     }
     const double length = std::sqrt(product(mean, mean));
     std::vector<double> found;

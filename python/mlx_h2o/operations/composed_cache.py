@@ -38,12 +38,13 @@ def accumulate_scores(request: AccumulateRequest) -> mx.array:
 def key_diversity(request: KeyDiversityRequest) -> mx.array:
     """Minus the cosine of each key with the mean of the normalised keys of its head."""
     with placed(request.stream):
-        directions = _normalised(request.keys.astype(mx.float32))
-        mean = _normalised(mx.mean(directions, axis=2, keepdims=True))
+        directions = normalised(request.keys.astype(mx.float32))
+        mean = normalised(mx.mean(directions, axis=2, keepdims=True))
         return -mx.squeeze(directions @ mx.swapaxes(mean, -1, -2), -1)
 
 
-def _normalised(vectors: mx.array) -> mx.array:
+def normalised(vectors: mx.array) -> mx.array:
+    """Vectors [..., D] at length 1; those of next to no length stay short."""
     norm = mx.sqrt(mx.sum(mx.square(vectors), axis=-1, keepdims=True))
     return vectors / mx.maximum(norm, LEAST_NORM)
 

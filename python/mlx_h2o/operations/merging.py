@@ -13,6 +13,7 @@ from mlx_h2o.operations import backends
 from mlx_h2o.operations.buffers import gathered
 from mlx_h2o.operations.compaction import marked
 from mlx_h2o.operations.composed import beside_rows
+from mlx_h2o.operations.composed_cache import normalised
 from mlx_h2o.operations.requests import PerSequence
 
 _PAIRS = 1 << 19
@@ -20,17 +21,23 @@ _PAIRS = 1 << 19
 
 
 SHARPNESS = 3.0
-"""Of the ranks in the masses."""
+"""Of the cosines in the masses."""
 
 
-def masses(ranks: mx.array, counts: mx.array) -> mx.array:
+def masses(keys: mx.array, counts: mx.array) -> mx.array:
     """How much of the attention a row is likely to get, float32 [B, H, N].
 
+    ``counts * exp(-SHARPNESS * cosine)`` with the mean of the normalised keys, in which a row made
+    of n counts sqrt(n) times.
+
     Args:
-        ranks: key diversity of the rows, minus the cosine with the mean key.
-        counts: how many rows each is made of.
+        keys: [B, H, N, D].
+        counts: how many rows each is made of, float32 [B, H, N].
     """
-    return counts * mx.exp(SHARPNESS * ranks)
+    directions = normalised(keys.astype(mx.float32))
+    mean = normalised(mx.mean(mx.sqrt(counts)[..., None] * directions, axis=2, keepdims=True))
+    cosines = (directions @ mean.swapaxes(2, 3)).squeeze(-1)
+    return counts * mx.exp(-SHARPNESS * cosines)
 
 
 def features(keys: mx.array, values: mx.array) -> mx.array:
@@ -160,7 +167,7 @@ def mergers(
     operations = backends.resolve()
     leaves = mx.isnan(bias)
     counts = mx.where(leaves, 1, mx.exp(bias))
-    mass = masses(operations.key_diversity(keys), counts)
+    mass = masses(keys, counts)
     free = (positions >= sink_size) & (positions < beside_rows(recent_start)) & ~leaves
     costs, slots = partners(features(keys, values), mass, free, shared)
     ranks = mx.where(leaves, mx.nan, costs)

@@ -23,8 +23,9 @@ public struct MergedRows {
 ///
 /// Of the rows that no zone protects, those whose merger with a row in a later slot costs attention
 /// least go, each into that row; where it goes too, into the one that it goes to. A row without a
-/// partner goes as it is. Keys and values become means weighted by `n * exp(3 * rank)`, the rank
-/// being ``keyDiversity(_:stream:)``. docs/policies.md has the definition. O(N^2 (D + Dv)).
+/// partner goes as it is. Keys and values become means weighted by `n * exp(-3 c)`, `c` being the
+/// cosine of a key with the mean of the normalised ones, in which a row of n counts `sqrt(n)` times.
+/// docs/policies.md has the definition. O(N^2 (D + Dv)).
 ///
 /// - Parameters:
 ///   - keys: [B, H, N, D], float32, float16 or bfloat16

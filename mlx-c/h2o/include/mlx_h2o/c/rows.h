@@ -67,8 +67,9 @@ int mlx_h2o_key_diversity(mlx_array* res, const mlx_array keys, const mlx_stream
  *  \param[out] into uint32 [B, H, r]: the slots of the rows that change. One slot is there as often
  *    as rows go there, each time with the same row.
  *  \param[out] new_keys, new_values [B, H, r, D] and [B, H, r, Dv], the rows at `into` from now on:
- *    means weighted by n * exp(3 * rank), the rank being that of mlx_h2o_key_diversity; computed in
- *    float32, in the dtype given. They are still to be written, and packed where rows are.
+ *    means weighted by n * exp(-3 c), c being the cosine of a key with the mean of the normalised
+ *    ones, in which a row of n counts sqrt(n) times; computed in float32, in the dtype given. They
+ *    are still to be written, and packed where rows are.
  *  \param[out] new_bias float32 [B, H, r]: ln n.
  *  \param[out] new_positions int32 [B, H, r]: the earliest of the rows in each.
  *  \param keys [B, H, N, D], float32, float16 or bfloat16.
