@@ -68,11 +68,12 @@ def mergers(
 
 def _mass(rows: list[Any]) -> np.ndarray:
     directions = [row.key / max(np.linalg.norm(row.key), 1e-12) for row in rows]
-    pairs = zip(rows, directions, strict=True)
-    mean = np.mean([math.sqrt(row.count) * direction for row, direction in pairs], axis=0)
+    counts = [1 if row.leaves else row.count for row in rows]
+    pairs = zip(counts, directions, strict=True)
+    mean = np.mean([math.sqrt(count) * direction for count, direction in pairs], axis=0)
     mean = mean / max(np.linalg.norm(mean), 1e-12)
     cosines = [float(direction @ mean) for direction in directions]
-    return np.array([row.count * math.exp(-SHARPNESS * c) for row, c in zip(rows, cosines)])  # noqa: B905
+    return np.array([n * math.exp(-SHARPNESS * c) for n, c in zip(counts, cosines, strict=True)])
 
 
 def _costs(config, rows: list[Any], recent_start: int) -> tuple[np.ndarray, np.ndarray]:

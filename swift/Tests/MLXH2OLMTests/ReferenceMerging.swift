@@ -42,9 +42,10 @@ extension ReferenceCache {
     }
 
     private mutating func merge(_ count: Int, recentStart: Int) {
-        var costs = heads.map { rows in
+        let all = heads.map { masses($0, recentStart) }
+        var costs = zip(heads, all).map { rows, masses in
             let free = open(rows, recentStart).filter { !leaves(rows[$0], recentStart) }
-            return Self.costs(rows, free: free)
+            return Self.costs(rows, masses, free: free)
         }
         if sharedHeads {
             let sums = costs[0].indices.map { row in
@@ -66,7 +67,7 @@ extension ReferenceCache {
                 while going.contains(end), best[end] < .infinity { end = partners[end] }
                 return end
             }
-            heads[head] = filled(join(rows, going, into), going)
+            heads[head] = filled(join(rows, all[head], going, into), going)
         }
     }
 
@@ -77,8 +78,7 @@ extension ReferenceCache {
     }
 
     /// Rows become part of the ones that they go into, if those stay.
-    private func join(_ rows: [Row], _ going: [Int], _ into: [Int]) -> [Row] {
-        let masses = Self.masses(rows)
+    private func join(_ rows: [Row], _ masses: [Double], _ going: [Int], _ into: [Int]) -> [Row] {
         var result = rows
         for end in Set(into).subtracting(going) {
             let group = [end] + zip(going, into).filter { $1 == end }.map(\.0)
@@ -104,20 +104,31 @@ extension ReferenceCache {
         return Array(result[..<kept])
     }
 
-    private static func masses(_ rows: [Row]) -> [Double] {
-        let ranks = ReferencePolicy(name: "keydiff", decay: 0).ranks(rows, head: 0)
-        return rows.indices.map { Double(rows[$0].count) * exp(3 * ranks[$0]) }
+    /// Rows that leave count once.
+    private func masses(_ rows: [Row], _ recentStart: Int) -> [Double] {
+        func length(_ vector: [Double]) -> Double {
+            max(sqrt(vector.reduce(0) { $0 + $1 * $1 }), 1e-12)
+        }
+        let directions = rows.map { row in row.key.map { $0 / length(row.key) } }
+        var mean = [Double](repeating: 0, count: rows[0].key.count)
+        let counts = rows.map { leaves($0, recentStart) ? 1 : Double($0.count) }
+        for (count, direction) in zip(counts, directions) {
+            for place in mean.indices { mean[place] += sqrt(count) * direction[place] }
+        }
+        return zip(counts, directions).map { count, direction in
+            let product = zip(direction, mean).reduce(0) { $0 + $1.0 * $1.1 }
+            return count * exp(-3 * product / length(mean))
+        }
     }
 
     /// Of each row with one in a later slot; infinity where none may merge.
-    private static func costs(_ rows: [Row], free: [Int]) -> [[Double]] {
+    private static func costs(_ rows: [Row], _ masses: [Double], free: [Int]) -> [[Double]] {
         func square(_ vector: [Double]) -> Double { vector.reduce(0) { $0 + $1 * $1 } }
         let count = Double(rows.count)
         let ofKeys =
             sqrt(rows.reduce(0) { $0 + square($1.key) } / count) / Double(rows[0].key.count)
         let ofValues = 1 / sqrt(rows.reduce(0) { $0 + square($1.value) } / count)
         let places = rows.map { $0.key.map { $0 * ofKeys } + $0.value.map { $0 * ofValues } }
-        let masses = masses(rows)
         var costs = rows.map { _ in [Double](repeating: .infinity, count: rows.count) }
         for row in free {
             for other in free where other > row {
