@@ -9,6 +9,7 @@ of queries for the metric. Before either is built, this measures what it could g
 
 - caches: the package's own.
 - merge: the same rule here, in plain MLX.
+- rows once, tokens once: a row made of n counts once or n times in the mean key, and not sqrt(n).
 - attention: the mass of a row is the attention that later tokens pay it with the full cache, those
   of the questions included. Masses of rows that merge add. No probe of this knows more.
 - repetition: the mass is the greatest weight that a row gets when the text is read once more, which
@@ -49,13 +50,15 @@ from mlx_h2o.operations.buffers import gathered
 from mlx_h2o.operations.compaction import compact_rows
 
 ARMS = {
-    "merge": ("", False),
-    "attention": ("attention", False),
-    "repetition": ("repetition", False),
-    "queries": ("", True),
-    "repetition and queries": ("repetition", True),
+    "merge": ("", False, 0.5),
+    "rows once": ("", False, 0.0),
+    "tokens once": ("", False, 1.0),
+    "attention": ("attention", False, 0.5),
+    "repetition": ("repetition", False, 0.5),
+    "queries": ("", True, 0.5),
+    "repetition and queries": ("repetition", True, 0.5),
 }
-"""Which masses are known, and whether the metric is."""
+"""Which masses are known, whether the metric is, and the power of n in the mean key."""
 
 LEAST = 1e-7
 """Of a mass: no row is worth nothing."""
@@ -80,8 +83,8 @@ class Rows:
 
     state = ()
 
-    def __init__(self, config: Any, known: Known, mass: str, metric: bool) -> None:
-        self.config = config
+    def __init__(self, config: Any, known: Known, mass: str, metric: bool, power: float) -> None:
+        self.config, self.power = config, power
         self.mass = known.masses.get(mass)
         self.metric = known.metric if metric else None
         self.offset = 0
@@ -146,6 +149,11 @@ class Rows:
     def instead(self) -> dict[str, Any]:
         """What is known, in the place of the guesses of the definition."""
         found: dict[str, Any] = {"masses": merging.masses, "features": merging.features}
+        if self.power != 0.5:
+            of_roots, twice = merging.masses, 2 * self.power
+            found["masses"] = lambda keys, counts: (
+                of_roots(keys, counts**twice) * counts ** (1 - twice)
+            )
         if self.mass is not None:
             found["masses"] = lambda keys, counts: mx.maximum(self.columns["mass"], LEAST)
         if self.metric is not None:
