@@ -122,4 +122,12 @@ def test_the_committed_result_is_whole_and_decided_the_default(statistics):
     assert len(result["settings"]["documents"]) >= 20
     assert result["settings"]["budgets"] == [64, 128, 256]
     decision = statistics.decide(result["policies"])
-    assert decision.default == result["decision"]["default"] == mlx_h2o.H2OConfig().policy
+    assert decision.default == result["decision"]["default"] == "merge"
+    # The default is the best of those that every cache can have, within routing and without.
+    plain = {
+        name: runs
+        for name, runs in result["policies"].items()
+        if not policies.build(mlx_h2o.H2OConfig(policy=name)).needs_attention
+    }
+    assert "window" in plain
+    assert statistics.decide(plain).default == mlx_h2o.H2OConfig().policy

@@ -208,8 +208,8 @@ ROWS = {
     ),
     "keys count by their length": Fault(
         "diversity_of_head",
-        "add_scaled(key, result[row], ",
-        "add_scaled(key, 1.0f, ",
+        "add_scaled(key, weights == nullptr ? result[row] : ",
+        "add_scaled(key, weights == nullptr ? 1.0f : ",
         caught="key diversity of target",
     ),
     "a packed value loses its upper bits at the end of a word": Fault(

@@ -436,12 +436,12 @@ FAULTS = [
     Fault(
         "keys count by their length",
         "operations.composed_cache:key_diversity",
-        called("_normalised", at=1).becomes("request.keys.astype(mx.float32)"),
+        called("normalised", at=1).becomes("request.keys.astype(mx.float32)"),
         diversity,
     ),
     Fault(
         "a key of zeros has no direction",
-        "operations.composed_cache:_normalised",
+        "operations.composed_cache:normalised",
         called("maximum").becomes("norm"),
         diversity,
     ),
