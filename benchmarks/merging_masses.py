@@ -48,6 +48,7 @@ from mlx_h2o.evaluation.environment import blas, environment
 from mlx_h2o.operations import merging
 from mlx_h2o.operations.buffers import gathered
 from mlx_h2o.operations.compaction import compact_rows
+from mlx_h2o.operations.composed_cache import diversity
 
 ARMS = {
     "merge": ("", False, 0.5),
@@ -150,9 +151,8 @@ class Rows:
         """What is known, in the place of the guesses of the definition."""
         found: dict[str, Any] = {"masses": merging.masses, "features": merging.features}
         if self.power != 0.5:
-            of_roots, twice = merging.masses, 2 * self.power
             found["masses"] = lambda keys, counts: (
-                of_roots(keys, counts**twice) * counts ** (1 - twice)
+                counts * mx.exp(merging.SHARPNESS * diversity(keys, counts**self.power))
             )
         if self.mass is not None:
             found["masses"] = lambda keys, counts: mx.maximum(self.columns["mass"], LEAST)

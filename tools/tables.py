@@ -389,6 +389,10 @@ def _shares(of: list[float]) -> str:
     return " / ".join(f"{one:.1%}" for one in of)
 
 
+def _change(of: dict[str, float]) -> str:
+    return "{mean:+.4f} ({low:+.4f} to {high:+.4f})".format(**of)
+
+
 def formats(result: dict[str, Any]) -> str:
     """Formats by their bytes, as `mlx_h2o evaluate --output` wrote them."""
     values = {(one["strategy"], one["measure"]): one for one in result["summary"]}
@@ -397,7 +401,7 @@ def formats(result: dict[str, Any]) -> str:
     for arm in sorted(result["strategies"], key=lambda one: -one["bytes"]):
         name = arm["name"]
         loss = values[name, "loss"]["to"].get("full")
-        said = "-" if loss is None else "{mean:+.4f} ({low:+.4f} to {high:+.4f})".format(**loss)
+        said = "-" if loss is None else _change(loss)
         rows.append(
             [
                 _called(name),
@@ -418,9 +422,7 @@ def scales_of_keys(result: dict[str, Any]) -> str:
     for run in result["runs"]:
         for bits, arms in run["to_none"].items():
             plain = run["divergence"][bits]["none"]
-            found = (
-                "{mean:+.4f} ({low:+.4f} to {high:+.4f})".format(**arm) for arm in arms.values()
-            )
+            found = (_change(arm) for arm in arms.values())
             rows.append([run["model"], bits, f"{sum(plain) / len(plain):.4f}", *found])
     head = ["model", "bits", "without scales", *result["runs"][0]["to_none"]["4"]]
     return _markdown(head, rows)

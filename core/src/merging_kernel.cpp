@@ -14,7 +14,7 @@
 namespace mlx_h2o::kernels {
 namespace {
 
-constexpr float kSharpness = 3;  // of the cosines in the masses
+constexpr float kSharpness = 3;  // of the ranks in the masses
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // The rows of one head that may merge, in order of slots.
@@ -192,7 +192,7 @@ void merge_all(const MergingArguments& a, SimdTarget target) {
   std::vector<float> masses(static_cast<size_t>(heads * a.rows)), costs(masses.size());
   std::vector<int> partners(masses.size());
   const auto of = [&](int64_t index) { return Head{a, index / a.heads, index % a.heads}; };
-  std::vector<float>& weights = costs;  // of rows in the mean key; before there are costs
+  std::vector<float> weights(masses.size());  // of rows in the mean key
   for (int64_t index = 0; index < heads; ++index) {
     const Head head = of(index);
     for (int row = 0; row < a.rows; ++row) {

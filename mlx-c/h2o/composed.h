@@ -30,8 +30,9 @@ Array evict_indices(const RetentionRequest& request);
 // One number for all sequences, or one each, as [] or [B, 1, 1].
 Value per_sequence(mlx_array numbers, mlx_stream s);
 
-// Vectors [..., D] at length 1; those of next to no length stay short.
-Value normalised(const Value& vectors);
+// Minus the cosine of each key [B, H, N, D] with the mean of the normalised ones of its head, in
+// which each has a weight [B, H, N], or all the same without weights: float32 [B, H, N].
+Value diversity(mlx_array keys, const Value* weights, mlx_stream s);
 Array key_diversity(const KeyDiversityRequest& request);
 Merged mergers(const MergeRequest& request);
 // What rows are ranked by, float32 [B, H, N].

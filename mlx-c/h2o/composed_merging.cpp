@@ -10,21 +10,11 @@ namespace mlx_h2o_c::composed {
 
 namespace {
 
-constexpr float mass_sharpness = 3;  // of the cosines in the masses
+constexpr float mass_sharpness = 3;  // of the ranks in the masses
 constexpr int pairs_together = 1 << 19;
 constexpr uint32_t above_every_slot = UINT32_MAX;
 
 Value float_rows(mlx_array rows, mlx_stream s) { return Value(rows, s).as(MLX_FLOAT32); }
-
-// How much of the attention a row is likely to get, [B, H, N].
-Value merger_masses(const MergeRequest& r, const Value& counts) {
-  const Value directions = normalised(float_rows(r.keys, r.stream));
-  const Value weighted = counts.then(mlx_sqrt).then(mlx_expand_dims, 3) * directions;
-  const Value mean = normalised(weighted.then(mlx_mean_axis, 2, true));
-  const Value cosines =
-      directions.then(mlx_matmul, mean.then(mlx_swapaxes, 2, 3)).then(mlx_squeeze_axis, 3);
-  return counts * (cosines * number(-mass_sharpness)).then(mlx_exp);
-}
 
 Value mean_square(const Value& rows) {
   return rows.then(mlx_square).then(mlx_sum_axis, 3, true).then(mlx_mean_axis, 2, true);
@@ -116,7 +106,8 @@ Merged mergers(const MergeRequest& r) {
   const int rows = mlx_array_dim(r.keys, 2), going_rows = rows - r.keep;
   const Value bias(r.bias, s), positions(r.positions, s), leaves = bias.then(mlx_isnan);
   const Value counts = leaves.where(number(1), bias.then(mlx_exp));
-  const Value mass = merger_masses(r, counts);
+  const Value roots = counts.then(mlx_sqrt), ranks = diversity(r.keys, &roots, s);
+  const Value mass = counts * (ranks * number(mass_sharpness)).then(mlx_exp);
   const Cheapest cheapest = cheapest_mergers(r, mass, leaves);
   const Value order = leaves.where(number(NAN), cheapest.costs);
   Array kept = serve("mergers", &Backend::keep_indices,

@@ -9,6 +9,11 @@ namespace {
 
 constexpr float least_norm = 1e-12F;  // a key of zeros gets the cosine 0, not NaN
 
+Value normalised(const Value& vectors) {
+  const Value norm = vectors.then(mlx_square).then(mlx_sum_axis, -1, true).then(mlx_sqrt);
+  return vectors / norm.at_least(number(least_norm));
+}
+
 // `rows` [B, H, L, E] in the slots [B, H, L] of the stored ones.
 std::vector<Array> put(const Rows& stored, const std::vector<Array>& rows, mlx_array slots,
                        mlx_stream s) {
@@ -48,17 +53,18 @@ Written written(const StoredRows& r, mlx_array slots, const Written& fresh,
 
 }  // namespace
 
-Value normalised(const Value& vectors) {
-  const Value norm = vectors.then(mlx_square).then(mlx_sum_axis, -1, true).then(mlx_sqrt);
-  return vectors / norm.at_least(number(least_norm));
-}
-
-Array key_diversity(const KeyDiversityRequest& r) {
-  const Value directions = normalised(Value(r.keys, r.stream).as(MLX_FLOAT32));
-  const Value mean = normalised(directions.then(mlx_mean_axis, 2, true));
+Value diversity(mlx_array keys, const Value* weights, mlx_stream s) {
+  const Value directions = normalised(Value(keys, s).as(MLX_FLOAT32));
+  const auto mean_of = [](const Value& rows) {
+    return normalised(rows.then(mlx_mean_axis, 2, true));
+  };
+  const Value mean = weights == nullptr ? mean_of(directions)
+                                        : mean_of(weights->then(mlx_expand_dims, 3) * directions);
   const Value cosines = directions.then(mlx_matmul, mean.then(mlx_swapaxes, -1, -2));
   return cosines.then(mlx_squeeze_axis, -1).then(mlx_negative);
 }
+
+Array key_diversity(const KeyDiversityRequest& r) { return diversity(r.keys, nullptr, r.stream); }
 
 Value per_sequence(mlx_array numbers, mlx_stream s) {
   Value value(numbers, s);

@@ -72,7 +72,7 @@ FAULTS = {
         "cheapest_mergers", "leaves.then(mlx_logical_not)", "leaves.then(mlx_isnan)"
     ),
     "a row of many counts as often as all of them in the mean key": Edit(
-        "merger_masses", "counts.then(mlx_sqrt)", "counts.then(mlx_square)"
+        "mergers", "counts.then(mlx_sqrt)", "counts.then(mlx_square)"
     ),
     "rows weigh alike in a mean": Edit(
         "mergers", "summed(here * at_slots(all_rows, going))", "summed(at_slots(all_rows, going))"

@@ -354,13 +354,13 @@ FAULTS = [
     Fault(
         "the counts of a row weigh nothing in its mean",
         "operations.merging:masses",
-        returned().becomes("mx.exp(-SHARPNESS * cosines)"),
+        returned().becomes("mx.exp(SHARPNESS * ranks)"),
         partial(composed, partial(life, policy="merge")),
     ),
     Fault(
         "the masses favour rows that are like the others",
         "operations.merging:masses",
-        returned().becomes("counts * mx.exp(SHARPNESS * cosines)"),
+        returned().becomes("counts * mx.exp(-SHARPNESS * ranks)"),
         partial(composed, weighted_mean),
     ),
     Fault(

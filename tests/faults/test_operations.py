@@ -435,13 +435,13 @@ FAULTS = [
     ),
     Fault(
         "keys count by their length",
-        "operations.composed_cache:key_diversity",
-        called("normalised", at=1).becomes("request.keys.astype(mx.float32)"),
+        "operations.composed_cache:diversity",
+        called("_normalised", at=1).becomes("keys.astype(mx.float32)"),
         diversity,
     ),
     Fault(
         "a key of zeros has no direction",
-        "operations.composed_cache:normalised",
+        "operations.composed_cache:_normalised",
         called("maximum").becomes("norm"),
         diversity,
     ),

@@ -161,8 +161,12 @@ def _description(cache: Sequence[Any], model: Module | None) -> dict[str, Any]:
         format_ = 3
     else:
         format_ = 2 if any(one.unequal_budgets for one in evicting) else 1
-    found: dict[str, Any] = {"format": format_, "version": __version__, "layers": len(cache)}
-    found["checksum"] = UNKNOWN
+    found: dict[str, Any] = {
+        "format": format_,
+        "version": __version__,
+        "layers": len(cache),
+        "checksum": UNKNOWN,
+    }
     if model is not None:
         found |= {"model": model_name(model), "fingerprint": _fingerprint(model)}
     return found

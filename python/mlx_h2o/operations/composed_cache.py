@@ -36,15 +36,24 @@ def accumulate_scores(request: AccumulateRequest) -> mx.array:
 
 
 def key_diversity(request: KeyDiversityRequest) -> mx.array:
-    """Minus the cosine of each key with the mean of the normalised keys of its head."""
     with placed(request.stream):
-        directions = normalised(request.keys.astype(mx.float32))
-        mean = normalised(mx.mean(directions, axis=2, keepdims=True))
-        return -mx.squeeze(directions @ mx.swapaxes(mean, -1, -2), -1)
+        return diversity(request.keys)
 
 
-def normalised(vectors: mx.array) -> mx.array:
-    """Vectors [..., D] at length 1; those of next to no length stay short."""
+def diversity(keys: mx.array, weights: mx.array | None = None) -> mx.array:
+    """Minus the cosine of each key with the mean of the normalised keys of its head, float32.
+
+    Args:
+        keys: [B, H, N, D].
+        weights: of each key in that mean, float32 [B, H, N]; None: the same.
+    """
+    directions = _normalised(keys.astype(mx.float32))
+    weighted = directions if weights is None else weights[..., None] * directions
+    mean = _normalised(mx.mean(weighted, axis=2, keepdims=True))
+    return -mx.squeeze(directions @ mx.swapaxes(mean, -1, -2), -1)
+
+
+def _normalised(vectors: mx.array) -> mx.array:
     norm = mx.sqrt(mx.sum(mx.square(vectors), axis=-1, keepdims=True))
     return vectors / mx.maximum(norm, LEAST_NORM)
 

@@ -13,7 +13,7 @@ from mlx_h2o.operations import backends
 from mlx_h2o.operations.buffers import gathered
 from mlx_h2o.operations.compaction import marked
 from mlx_h2o.operations.composed import beside_rows
-from mlx_h2o.operations.composed_cache import normalised
+from mlx_h2o.operations.composed_cache import diversity
 from mlx_h2o.operations.requests import PerSequence
 
 _PAIRS = 1 << 19
@@ -21,23 +21,20 @@ _PAIRS = 1 << 19
 
 
 SHARPNESS = 3.0
-"""Of the cosines in the masses."""
+"""Of the ranks in the masses."""
 
 
 def masses(keys: mx.array, counts: mx.array) -> mx.array:
     """How much of the attention a row is likely to get, float32 [B, H, N].
 
-    ``counts * exp(-SHARPNESS * cosine)`` with the mean of the normalised keys, in which a row made
-    of n counts sqrt(n) times.
+    By key diversity, in whose mean a row made of n counts sqrt(n) times.
 
     Args:
         keys: [B, H, N, D].
         counts: how many rows each is made of, float32 [B, H, N].
     """
-    directions = normalised(keys.astype(mx.float32))
-    mean = normalised(mx.mean(mx.sqrt(counts)[..., None] * directions, axis=2, keepdims=True))
-    cosines = (directions @ mean.swapaxes(2, 3)).squeeze(-1)
-    return counts * mx.exp(-SHARPNESS * cosines)
+    ranks = diversity(keys, mx.sqrt(counts))
+    return counts * mx.exp(SHARPNESS * ranks)
 
 
 def features(keys: mx.array, values: mx.array) -> mx.array:
