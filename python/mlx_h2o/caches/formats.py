@@ -10,6 +10,7 @@ import mlx.core as mx
 from ..config import KV_FORMATS, H2OConfig
 from .affine import AffineColumn, group_size_for
 from .column import Column, DenseColumn
+from .frame import Frame, kept_size
 from .table import Segment, Table
 from .turbo import KEYS, VALUES, TurboColumn, check_sizes
 
@@ -21,11 +22,13 @@ def new_table(config: H2OConfig, keys: mx.array, values: mx.array, lines: int, o
     """
     size = _group_size(config, keys, values, owner)
     segments = [Segment(*pair, [0] * lines) for pair in _columns(config, size, values.dtype)]
+    none = [mx.zeros((*rows.shape[:2], 1, rows.shape[3]), rows.dtype) for rows in (keys, values)]
+    frame = Frame(*none) if config.framed else None
+    kept = none if frame is None else frame.into(*none)
     for one in segments[:-1]:
-        for column, rows in ((one.keys, keys), (one.values, values)):
-            row = mx.zeros((*rows.shape[:2], 1, rows.shape[3]), rows.dtype)
+        for column, row in zip((one.keys, one.values), kept, strict=True):
             column.parts = tuple(part[:, :, :0] for part in column.encode(row))
-    return Table(segments)
+    return Table(segments, frame)
 
 
 def restored_table(
@@ -39,6 +42,7 @@ def restored_table(
     in each segment; None: of one line, all. ``dtype`` is that in which rows came, where what is
     stored does not say it."""
     sides, size = [_parts(keys), _parts(values)], 0
+    frame = Frame(*(side.pop() for side in sides)) if config.framed else None
     if len(sides[0]) >= 3:
         words, scales = sides[0][:2]
         size = words.shape[3] * 32 // (config.kv_bits or 8) // scales.shape[3]
@@ -52,7 +56,7 @@ def restored_table(
         ]
         count = [own[0].capacity] if rows is None else list(rows[place])
         segments.append(Segment(own[0], own[1], count))
-    return Table(segments)
+    return Table(segments, frame)
 
 
 def stored(table: Table, side: str) -> Any:
@@ -60,6 +64,12 @@ def stored(table: Table, side: str) -> Any:
     of mixed precision those of each segment."""
     parts = [part for one in table.segments for part in getattr(one, side).view(one.width)]
     return parts[0] if len(parts) == 1 else tuple(parts)
+
+
+def state_of(table: Table, side: str) -> Any:
+    """What ``restored_table`` takes: the same, and the centre of their frame behind them."""
+    rows = stored(table, side)
+    return rows if table.frame is None else (*rows, table.frame.centres[side == "values"])
 
 
 def set_rows(table: Table, name: str, rows: Any) -> None:
@@ -79,9 +89,14 @@ def set_rows(table: Table, name: str, rows: Any) -> None:
 
 
 def quantized(config: H2OConfig, keys: mx.array, values: mx.array, owner: str) -> tuple[Any, Any]:
-    """Dense rows as ``stored`` gives them where ``config`` packs them; errors as ``new_table``."""
+    """Dense rows as ``state_of`` gives them where ``config`` packs them; errors as ``new_table``."""
     columns = _tail(config, _group_size(config, keys, values, owner), values.dtype)
-    return columns[0].encode(keys), columns[1].encode(values)
+    rows, centres = (keys, values), ((), ())
+    if config.framed:
+        frame = Frame.of(keys, values)
+        rows, centres = frame.into(keys, values), [(one,) for one in frame.centres]
+    both = zip(columns, rows, centres, strict=True)
+    return tuple((*column.encode(some), *centre) for column, some, centre in both)
 
 
 def _parts(rows: Any) -> list[mx.array]:
@@ -128,5 +143,7 @@ def _group_size(config: H2OConfig, keys: mx.array, values: mx.array, owner: str)
     if config.kv_bits is None:
         return 0
     # The values of latent attention are rotary parts, which are not packed.
-    width = (keys if config.kv_handed == "latents" else values).shape[3]
-    return group_size_for(config.kv_group_size, keys.shape[3], width, owner)
+    sizes = [rows.shape[3] for rows in (keys, keys if config.kv_handed == "latents" else values)]
+    if config.framed:
+        sizes = [kept_size(size) for size in sizes]
+    return group_size_for(config.kv_group_size, *sizes, owner)
