@@ -130,8 +130,9 @@ class Frame:
         known = side, heads, dtype
         if known not in self._spread:
             centre = self.centres[side]
-            found = mx.repeat(centre, heads // centre.shape[1], axis=1)
-            self._spread[known] = found.astype(dtype)
+            if (centre.shape[1], centre.dtype) != (heads, dtype):
+                centre = mx.repeat(centre.astype(dtype), heads // centre.shape[1], axis=1)
+            self._spread[known] = centre
         return self._spread[known]
 
     # Lines
@@ -147,7 +148,9 @@ class Frame:
 
     @property
     def nbytes(self) -> int:
-        return sum(one.nbytes for one in self.centres)
+        """Bytes of the centres, and of those that lie ready beside query heads."""
+        held = {id(one): one.nbytes for one in (*self.centres, *self._spread.values())}
+        return sum(held.values())
 
 
 def joined(frames: Sequence[Frame | None]) -> Frame | None:
