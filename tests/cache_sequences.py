@@ -46,5 +46,5 @@ class Sequence:
         for came, new in zip(self.came, rows, strict=True):
             came[:, start : start + new.shape[1]] = new
         if self.framed and self.reference.size == 0 and rows[0].shape[1]:
-            self.centres = [reference_frame.centre(new) for new in rows]
+            self.centres = reference_frame.centres(*rows)
         self.reference.centres = self.centres

@@ -14,9 +14,14 @@ GROUP = 32
 
 
 def centre(rows: np.ndarray) -> np.ndarray:
-    """[..., 1, D], of the first rows [..., L, D]."""
+    """[..., 1, D], of the first keys [..., L, D]."""
     mean = rows[..., :FIRST, :].astype(np.float64).mean(axis=-2, keepdims=True)
     return np.array(mx.array(mean.astype(np.float32)).astype(mx.bfloat16).astype(mx.float32))
+
+
+def centres(keys: np.ndarray, values: np.ndarray) -> list[np.ndarray]:
+    """Those of both; that of values is 0."""
+    return [centre(keys), np.zeros_like(values[..., :1, :])]
 
 
 def matrix(size: int) -> np.ndarray:

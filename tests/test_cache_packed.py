@@ -56,8 +56,10 @@ def test_the_codes_are_those_of_the_rows_as_they_came(batch):
     cache = course.cache if batch is None else course.cache.extract(1)
     came = course.sequences[-1].came
     positions = np.array(cache.positions)[0][..., None]
-    for stored, rows, bits in ((cache.keys, came[0], 8), (cache.values, came[1], 4)):
-        kept = reference_frame.kept(rows, reference_frame.centre(rows[:, :20]))
+    centres = reference_frame.centres(*(rows[:, :20] for rows in came))
+    sides = (cache.keys, cache.values), came, (8, 4), centres
+    for stored, rows, bits, centre in zip(*sides, strict=True):
+        kept = reference_frame.kept(rows, centre)
         expected = mx.quantize(mx.array(kept), group_size=SIZE, bits=bits)
         for part, whole in zip(stored, expected, strict=True):
             found = np.take_along_axis(np.array(whole), positions, axis=1)
@@ -142,8 +144,8 @@ def test_nbytes_counts_every_array(bits, v_bits, dtype):
     groups = 2 * 2 * dtype.size  # of each group a scale and a bias
     row = 2 * SIZE * bits // 8 + 2 * SIZE * (v_bits or bits) // 8 + 2 * groups
     # And positions, but for the newest row, whose place is known; the policy wants no scores.
-    centres = 2 * 2 * SIZE * dtype.size
-    assert cache.nbytes == 2 * (14 * row + 13 * 4 + centres)
+    centre = 2 * SIZE * dtype.size
+    assert cache.nbytes == 2 * (14 * row + 13 * 4 + centre)
 
 
 # Sizes of groups

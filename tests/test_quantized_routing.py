@@ -47,7 +47,7 @@ class Rounding(H2OKVCache):
     def update_and_fetch(self, keys, values):
         came = [np.array(rows) for rows in (keys, values)]
         if self.offset == 0:
-            self.centres = [reference_frame.centre(rows) for rows in came]
+            self.centres = reference_frame.centres(*came)
         both = zip(came, self.widths, self.centres, strict=True)
         return super().update_and_fetch(*(mx.array(rounded(*each)) for each in both))
 

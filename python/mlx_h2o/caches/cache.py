@@ -19,7 +19,7 @@ from .attention import DECODE_QUERIES, as_they_came, dense
 from .checks import check_rows
 from .column import Parts
 from .eviction import Eviction
-from .frame import Frame
+from .frame import kept_size
 from .handed_out import EachLayersMask, HandedOut
 from .masks import mask_of
 from .prefix import Prefix, unshareable
@@ -57,6 +57,8 @@ class H2OKVCache(ScoredRows):
 
     _came_in: mx.Dtype = mx.float32
     """The dtype of the rows of a state that has only codes of them."""
+    _value_size = 0
+    """Elements of its values, where they are kept in more."""
     _quantized: ClassVar[bool | None] = False
     """Whether rows must be quantised; None: either way."""
     _in_batch: ClassVar[bool] = False
@@ -612,11 +614,16 @@ class H2OKVCache(ScoredRows):
             given["unequal_budgets"] = True
         if self.config.kv_format is not None and (layouts := self._layouts()):
             given["dtype"] = dtype_name(layouts[1][3])
+        if self.config.framed and (layouts := self._layouts()):
+            size = layouts[1][2]
+            if kept_size(size) != size:
+                given["value_size"] = size
         return json.dumps(given)
 
     def _configure_as(self, settings: str, name: str) -> None:
         given = json.loads(settings)
         unequal = bool(given.pop("unequal_budgets", False))
+        self._value_size = int(given.pop("value_size", 0))
         given.setdefault("kv_frame", _framed_by_default(given))
         self._came_in = getattr(mx, given.pop("dtype", "float32"))
         self._configure(H2OConfig(**given), name)
@@ -635,7 +642,8 @@ class H2OKVCache(ScoredRows):
         keys, values, importance, positions = state[:4]
         table = None
         if importance is not None:
-            table = formats.restored_table(self.config, keys, values, rows, self._came_in)
+            given = self._came_in, self._value_size
+            table = formats.restored_table(self.config, keys, values, rows, *given)
             table.place(positions)
             if self.policy.needs_attention:
                 table.attach(IMPORTANCE, importance, self._unseen)
@@ -644,8 +652,8 @@ class H2OKVCache(ScoredRows):
             keys, values = shared
             frame = None
             if table is not None and table.frame is not None:
-                frame = table.frame = Frame(*table.frame.centres, shared=True)
-                keys, values = ((*rows, one) for rows, one in zip(shared, frame.centres, strict=True))
+                frame = table.frame = table.frame.as_shared()
+                keys = (*keys, frame.centre)
             tail = formats.restored_table(self.config, keys, values, None, self._came_in).tail
             prefix = Prefix(tail.keys, tail.values, self.config.sparse_v, frame)
         self._start(tokens, table, unscored, prefix)

@@ -23,7 +23,7 @@ def new_table(config: H2OConfig, keys: mx.array, values: mx.array, lines: int, o
     size = _group_size(config, keys, values, owner)
     segments = [Segment(*pair, [0] * lines) for pair in _columns(config, size, values.dtype)]
     none = [mx.zeros((*rows.shape[:2], 1, rows.shape[3]), rows.dtype) for rows in (keys, values)]
-    frame = Frame(*none) if config.framed else None
+    frame = Frame(none[0], values.shape[3]) if config.framed else None
     kept = none if frame is None else frame.into(*none)
     for one in segments[:-1]:
         for column, row in zip((one.keys, one.values), kept, strict=True):
@@ -37,15 +37,19 @@ def restored_table(
     values: Any,
     rows: Sequence[Sequence[int]] | None = None,
     dtype: mx.Dtype = mx.float32,
+    value_size: int = 0,
 ) -> Table:
-    """The table that ``stored`` gave ``keys`` and ``values`` of, with so many ``rows`` of each line
-    in each segment; None: of one line, all. ``dtype`` is that in which rows came, where what is
-    stored does not say it."""
+    """The table that ``state_of`` gave ``keys`` and ``values`` of, with so many ``rows`` of each line
+    in each segment; None: of one line, all. ``dtype`` is that in which rows came, and
+    ``value_size`` the elements of a value, where what is stored does not say them."""
     sides, size = [_parts(keys), _parts(values)], 0
-    frame = Frame(*(side.pop() for side in sides)) if config.framed else None
+    centre = sides[0].pop() if config.framed else None
     if len(sides[0]) >= 3:
         words, scales = sides[0][:2]
         size = words.shape[3] * 32 // (config.kv_bits or 8) // scales.shape[3]
+    frame = None
+    if centre is not None:
+        frame = Frame(centre, value_size or sides[1][1].shape[3] * size)
     segments, pairs = [], _columns(config, size, dtype)
     for place, pair in enumerate(pairs):
         some = slice(3 * place, None if place == len(pairs) - 1 else 3 * place + 3)
@@ -67,9 +71,9 @@ def stored(table: Table, side: str) -> Any:
 
 
 def state_of(table: Table, side: str) -> Any:
-    """What ``restored_table`` takes: the same, and the centre of their frame behind them."""
+    """What ``restored_table`` takes: the same, and behind keys the centre of their frame."""
     rows = stored(table, side)
-    return rows if table.frame is None else (*rows, table.frame.centres[side == "values"])
+    return rows if table.frame is None or side == "values" else (*rows, table.frame.centre)
 
 
 def set_rows(table: Table, name: str, rows: Any) -> None:
@@ -91,12 +95,11 @@ def set_rows(table: Table, name: str, rows: Any) -> None:
 def quantized(config: H2OConfig, keys: mx.array, values: mx.array, owner: str) -> tuple[Any, Any]:
     """Dense rows as ``state_of`` gives them where ``config`` packs them; errors as ``new_table``."""
     columns = _tail(config, _group_size(config, keys, values, owner), values.dtype)
-    rows, centres = (keys, values), ((), ())
-    if config.framed:
-        frame = Frame.of(keys, values)
-        rows, centres = frame.into(keys, values), [(one,) for one in frame.centres]
-    both = zip(columns, rows, centres, strict=True)
-    return tuple((*column.encode(some), *centre) for column, some, centre in both)
+    if not config.framed:
+        return columns[0].encode(keys), columns[1].encode(values)
+    frame = Frame.of(keys, values)
+    keys, values = frame.into(keys, values)
+    return (*columns[0].encode(keys), frame.centre), columns[1].encode(values)
 
 
 def _parts(rows: Any) -> list[mx.array]:

@@ -1,11 +1,11 @@
-"""The frame of a head: packed rows are kept relative to the centre of its first rows, and rotated.
+"""The frame of a head: packed rows are kept rotated, its keys relative to the mean of the first.
 
 Codes of a few bits serve best where all elements have one range. A constant that all keys of a
 head share, as biases of its projection make one, would take most of that range: the centre takes
-it away. Few large elements would too: a rotation spreads them over all (Ashkboos et al. 2024,
+it away. A few large elements would too: a rotation spreads them over all (Ashkboos et al. 2024,
 QuaRot, https://arxiv.org/abs/2404.00456). Attention is the same in any frame: the query is rotated
-like the keys, a centre shifts all logits of a query alike, which no softmax sees, and the output
-is turned back once.
+as the keys are, a centre shifts all logits of a query alike, which no softmax sees, and the output
+is rotated back once.
 """
 
 from __future__ import annotations
@@ -25,36 +25,39 @@ _GROUP = 32
 
 
 class Frame:
-    """Centres of keys and of values; rows [B, H, N, D] are kept as ``R (row - centre)``.
+    """The centre of keys, and the sizes of rows: keys are kept as ``R (key - centre)``, values as
+    ``R value``.
 
     R is the orthonormal Hadamard matrix, over blocks of the largest power of two that divides the
     size of a kept row: its own inverse. A row that 32 does not divide is kept with zeros behind it.
-    A frame never changes, and is the same for all rows of a line, however they are kept.
+    A frame never changes, and is the same for all rows of a line, however they are kept. Values
+    have no centre: the first rows of a text, which take the attention that nothing else gets, have
+    values near zero, which a centre would move away from it.
 
     Args:
-        keys: [B, H, 1, D], or of batch 1 for all lines, in the dtype of the rows.
-        values: [B, H, 1, Dv].
+        centre: [B, H, 1, D], or of batch 1 for all lines, in the dtype of the rows.
+        value_size: elements of a value.
         shared: whether rows that others have too are in it, so that it stays though a line has no
             rows of its own.
     """
 
-    def __init__(self, keys: mx.array, values: mx.array, shared: bool = False) -> None:
-        self.centres = keys, values
+    def __init__(self, centre: mx.array, value_size: int, shared: bool = False) -> None:
+        self.centre = centre
+        self.sizes = centre.shape[3], value_size
         self.shared = shared
-        self._whole = all(_is_whole(one.shape[3]) for one in self.centres)
-        self._spread: dict[tuple[int, int, mx.Dtype], mx.array] = {}
+        self._whole = all(_is_whole(size) for size in self.sizes)
+        self._columns: dict[int, mx.array] = {}
 
     @classmethod
     def of(cls, keys: mx.array, values: mx.array, spans: Spans = ()) -> Frame:
-        """That of rows [B, H, L, ...] and of those to come: the centres are means of the first."""
-        return cls(_centre(keys, spans), _centre(values, spans))
+        """That of rows [B, H, L, ...] and of those to come: the centre is the mean of the first."""
+        return cls(_centre(keys, spans), values.shape[3])
 
-    def starting(self, keys: mx.array, values: mx.array, spans: Spans, held: Sequence[int]) -> Frame:
+    def starting(self, keys: mx.array, spans: Spans, held: Sequence[int]) -> Frame:
         """The frame in which new rows are kept: of lines that hold no rows, that of their first.
 
         Args:
-            keys: new keys, as of ``of``.
-            values: new values.
+            keys: new keys [B, H, L, D].
             spans: as of ``of``.
             held: rows of each line before.
         """
@@ -64,93 +67,62 @@ class Frame:
         ]
         if self.shared or not any(starts):
             return self
-        found = Frame.of(keys, values, spans)
-        if all(starts):
-            return found
-        new = mx.array(starts)[:, None, None, None]
-        pairs = zip(found.centres, self.centres, strict=True)
-        return Frame(*(mx.where(new, one, other) for one, other in pairs))
+        centre = _centre(keys, spans)
+        if not all(starts):
+            centre = mx.where(mx.array(starts)[:, None, None, None], centre, self.centre)
+        return Frame(centre, self.sizes[1])
 
     # Rows
 
     def into(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Keys and values as they are kept."""
-        centre, other = self.centres
         if self._whole:
-            return (
-                mx.hadamard_transform(keys - centre),
-                mx.hadamard_transform(values - other),
-            )
-        return _rotated(_in_groups(keys - centre)), _rotated(_in_groups(values - other))
+            return mx.hadamard_transform(keys - self.centre), mx.hadamard_transform(values)
+        return _rotated(_in_groups(keys - self.centre)), _rotated(_in_groups(values))
 
     def back(self, rows: mx.array, side: int) -> mx.array:
         """Kept keys, or with ``side`` 1 values, as they came."""
-        centre = self.centres[side]
-        return _rotated(rows)[..., : centre.shape[3]] + centre
+        rows = _rotated(rows)[..., : self.sizes[side]]
+        return rows if side else rows + self.centre
 
     # Attention
 
     def query(self, queries: mx.array) -> mx.array:
         """Queries [B, Hq, L, D] as kept keys are multiplied by them."""
-        if self._whole:
-            return mx.hadamard_transform(queries)
-        return _rotated(_in_groups(queries))
+        return mx.hadamard_transform(queries) if self._whole else _rotated(_in_groups(queries))
 
     def shift(self, queries: mx.array, scale: float) -> mx.array:
         """float32 [B, Hq, L, 1]: what the logits of kept keys lack of those of the true keys."""
-        centre = self._for_heads(0, queries.shape[1], mx.float32)
-        return (queries.astype(mx.float32) * scale) @ centre.swapaxes(2, 3)
+        heads = queries.shape[1]
+        if heads not in self._columns:
+            centre = self.centre.astype(mx.float32)
+            centre = mx.repeat(centre, heads // centre.shape[1], axis=1)
+            self._columns[heads] = centre.swapaxes(2, 3)
+        return (queries.astype(mx.float32) * scale) @ self._columns[heads]
 
-    def output(
-        self, out: mx.array, lse: mx.array | None = None, sinks: mx.array | None = None
-    ) -> mx.array:
-        """What attention makes of kept values, as it would of those that came.
-
-        Args:
-            out: [B, Hq, L, ...], of attention without sinks.
-            lse: float32 [B, Hq, L], of the logits of true keys; where there are sinks, and where a
-                query may see nothing, for which it is -inf and the output 0.
-            sinks: learned logits [Hq].
-        """
-        centre = self._for_heads(1, out.shape[1], out.dtype)
-        if self._whole:
-            out = mx.hadamard_transform(out) + centre
-        else:
-            out = _rotated(out)[..., : centre.shape[3]] + centre
-        if lse is None:
-            return out
-        lse = mx.expand_dims(lse, -1)
-        if sinks is None:
-            return mx.where(lse == -mx.inf, mx.array(0, out.dtype), out)
-        share = mx.sigmoid(lse - sinks.astype(mx.float32)[:, None, None])  # of the rows
-        return (out * share).astype(out.dtype)
-
-    def _for_heads(self, side: int, heads: int, dtype: mx.Dtype) -> mx.array:
-        """The centre beside each of so many query heads."""
-        known = side, heads, dtype
-        if known not in self._spread:
-            centre = self.centres[side]
-            if (centre.shape[1], centre.dtype) != (heads, dtype):
-                centre = mx.repeat(centre.astype(dtype), heads // centre.shape[1], axis=1)
-            self._spread[known] = centre
-        return self._spread[known]
+    def output(self, out: mx.array) -> mx.array:
+        """What attention makes of kept values [B, Hq, L, ...], as it would of those that came."""
+        return mx.hadamard_transform(out) if self._whole else _rotated(out)[..., : self.sizes[1]]
 
     # Lines
 
     def each(self, change: Callable[[mx.array], mx.array]) -> Frame:
-        """The frame of other lines, whose centres are ``change`` of these; a shared one stays."""
-        return self if self.shared else Frame(*map(change, self.centres))
+        """The frame of other lines, whose centre is ``change`` of this; a shared one stays."""
+        return self if self.shared else Frame(change(self.centre), self.sizes[1])
+
+    def as_shared(self) -> Frame:
+        """The same, of rows that others have too."""
+        return Frame(self.centre, self.sizes[1], shared=True)
 
     def of_lines(self, count: int) -> Frame:
         """A shared frame as that of so many lines of their own."""
-        shapes = ((count, *one.shape[1:]) for one in self.centres)
-        return Frame(*(mx.broadcast_to(*pair) for pair in zip(self.centres, shapes, strict=True)))
+        shape = (count, *self.centre.shape[1:])
+        return Frame(mx.broadcast_to(self.centre, shape), self.sizes[1])
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the centres, and of those that lie ready beside query heads."""
-        held = {id(one): one.nbytes for one in (*self.centres, *self._spread.values())}
-        return sum(held.values())
+        """Bytes of the centre, and of what lies ready beside query heads."""
+        return self.centre.nbytes + sum(one.nbytes for one in self._columns.values())
 
 
 def joined(frames: Sequence[Frame | None]) -> Frame | None:
@@ -158,7 +130,14 @@ def joined(frames: Sequence[Frame | None]) -> Frame | None:
     given = [one for one in frames if one is not None]
     if not given or given[0].shared:
         return given[0] if given else None
-    return Frame(*(mx.concatenate(sides) for sides in zip(*(one.centres for one in given))))
+    return Frame(mx.concatenate([one.centre for one in given]), given[0].sizes[1])
+
+
+def share_of_rows(out: mx.array, lse: mx.array, sinks: mx.array) -> mx.array:
+    """An output [B, Hq, L, D] of attention without ``sinks`` [Hq], as it is with them; ``lse`` is
+    float32 [B, Hq, L], of the rows alone."""
+    share = mx.sigmoid(mx.expand_dims(lse - sinks.astype(mx.float32)[:, None], -1))
+    return (out * share).astype(out.dtype)
 
 
 def kept_size(size: int) -> int:
@@ -167,7 +146,7 @@ def kept_size(size: int) -> int:
 
 
 def _centre(rows: mx.array, spans: Spans) -> mx.array:
-    """[B, H, 1, D], the mean of the first rows of each line's span, 0 where it is empty.
+    """[B, H, 1, D], the mean of the first keys of each line's span, 0 where it is empty.
 
     Rounded to 8 bits, so that it does not depend on the order of a sum; any centre near the mean
     serves as well.

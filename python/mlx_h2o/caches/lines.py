@@ -78,7 +78,9 @@ def _none_like(table: Table, lines: int) -> Table:
         return mx.zeros((lines, array.shape[1], 0, *array.shape[3:]), array.dtype)
 
     found = table.each(none, [0] * lines)
-    found.frame = table.frame and table.frame.each(lambda one: mx.zeros((lines, *one.shape[1:]), one.dtype))
+    found.frame = table.frame and table.frame.each(
+        lambda one: mx.zeros((lines, *one.shape[1:]), one.dtype)
+    )
     return found
 
 

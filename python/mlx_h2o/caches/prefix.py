@@ -53,7 +53,7 @@ class Prefix:
         )
         own = table.each(lambda array: mx.contiguous(array[:, :, rows:width]), [width - rows])
         own.place(table.positions([offset])[:, :, rows:])
-        own.frame = table.frame and Frame(*table.frame.centres, shared=True)
+        own.frame = table.frame and table.frame.as_shared()
         return cls(keys, values, sparse_v, own.frame), own
 
     @property

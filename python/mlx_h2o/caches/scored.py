@@ -17,6 +17,7 @@ from ..operations.segments import Rows, biased_attention, masking, merged_attent
 from ..policies import Policy, scoring
 from .attention import segments_of, settings_of
 from .checks import check_seen
+from .frame import share_of_rows
 from .handed_out import HandedOut
 from .stored import IMPORTANCE, StoredRows
 from .table import Table
@@ -107,11 +108,10 @@ class ScoredRows(StoredRows):
         shift = None
         if self.policy.needs_scores or sinks is not None:
             shift = frame.shift(queries, scale)
-        asked, wants_lse = frame.query(queries), sinks is not None or isinstance(mask, mx.array)
-        out, lse = self._attend(
-            table, own, asked, keys, values, scale, mask, sinks, shift=shift, wants_lse=wants_lse
-        )
-        return frame.output(out, lse, sinks)
+        asked = frame.query(queries)
+        out, lse = self._attend(table, own, asked, keys, values, scale, mask, sinks, shift)
+        out = frame.output(out)
+        return out if sinks is None else share_of_rows(out, cast(mx.array, lse), sinks)
 
     def _attend(
         self,
@@ -123,11 +123,9 @@ class ScoredRows(StoredRows):
         scale: float,
         mask: mx.array | str | None,
         sinks: mx.array | None,
-        *,
         shift: mx.array | None = None,
-        wants_lse: bool = False,
     ) -> tuple[mx.array, mx.array | None]:
-        """Attention over rows as they are kept, and the lse where that is wanted.
+        """Attention over rows as they are kept, and the lse where there are a shift and sinks.
 
         Args:
             table: the rows.
@@ -136,6 +134,7 @@ class ScoredRows(StoredRows):
                 output and the lse are then without ``sinks``, and the weights of policies with.
         """
         decay, framed = self.policy.decay, shift is not None
+        wants_lse = framed and sinks is not None
         at_once = not framed or (mask is None and sinks is None)
         in_order = own and not (self.in_segments or self._spans or self._reach)
         if decay is not None and in_order and at_once:

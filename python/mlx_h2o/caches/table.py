@@ -105,8 +105,8 @@ class Table:
         found = self.tail.layouts
         if self.frame is None:
             return found
-        sizes = (one.shape[3] for one in self.frame.centres)
-        return tuple((*one[:2], size, one[3]) for one, size in zip(found, sizes, strict=True))
+        pairs = zip(found, self.frame.sizes, strict=True)
+        return tuple((*one[:2], size, one[3]) for one, size in pairs)
 
     def loose(self, scored: bool) -> list[mx.array]:
         """What attention does not read: whoever evaluates a step must evaluate it too.
@@ -169,7 +169,7 @@ class Table:
                 behind them, in slots that stay unused. None given: all.
         """
         if self.frame is not None:
-            self.frame = self.frame.starting(keys, values, spans, self.lengths)
+            self.frame = self.frame.starting(keys, spans, self.lengths)
             keys, values = self.frame.into(keys, values)
         tail, added = self.tail, keys.shape[2]
         self._newest, width = None, tail.width + added
