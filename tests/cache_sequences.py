@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from cache_columns import SIZE
 import reference_frame
+from cache_columns import SIZE
 from mlx_h2o import H2OConfig
 from reference_cache import ReferenceCache
 

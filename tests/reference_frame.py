@@ -1,4 +1,4 @@
-"""The slow reference of a frame: what rows of one head are kept relative to, and how they are turned.
+"""The slow reference of a frame: what rows of a head are kept relative to, and how they turn.
 
 As docs/formats.md says, in float64, and sharing no code with the package. ``kept`` and ``restored``
 are the same in float32, by MLX's own operation, for those who need every bit.

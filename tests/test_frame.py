@@ -150,8 +150,12 @@ def test_a_line_without_rows_starts_a_frame_of_its_own():
         step(one, rows(3, 32, heads=4), rows(3, 32) - 5, rows(3, 32))
         step(one, rows(1, 32, heads=4), rows(1, 32) + 90, rows(1, 32))  # too late for the frame
     np.testing.assert_array_equal(np.array(cache._table.frame.centre), _centre_of(other))
-    np.testing.assert_array_equal(_centre_of(other)[0], reference_frame.centre(np.array(rows(3, 32)[0] - 5)))
-    for part, expected in zip((*cache.keys, *cache.values), (*other.keys, *other.values), strict=True):
+    np.testing.assert_array_equal(
+        _centre_of(other)[0], reference_frame.centre(np.array(rows(3, 32)[0] - 5))
+    )
+    for part, expected in zip(
+        (*cache.keys, *cache.values), (*other.keys, *other.values), strict=True
+    ):
         np.testing.assert_array_equal(np.array(part), np.array(expected))
 
 
@@ -211,7 +215,9 @@ def test_a_state_has_the_frame(size):
     keys, values = cache.state[:2]
     assert len(keys) == 4 and len(values) == 3
     other = QuantizedH2OKVCache.from_state(cache.state)
-    outs = [np.array(step(one, rows(1, size, heads=4), *[rows(1, size)] * 2)) for one in (cache, other)]
+    outs = [
+        np.array(step(one, rows(1, size, heads=4), *[rows(1, size)] * 2)) for one in (cache, other)
+    ]
     np.testing.assert_array_equal(*outs)
 
 
@@ -250,7 +256,9 @@ def test_what_is_no_bool_is_refused(given):
 
 NOTICES: dict[str, Callable[[], None]] = {
     "attention": lambda: test_attention_is_that_over_the_true_rows(64, 64, None, "h2o"),
-    "sinks": lambda: test_attention_is_that_over_the_true_rows(64, 64, [0.5, -1.0, 2.0, 4.0], "window"),
+    "sinks": lambda: test_attention_is_that_over_the_true_rows(
+        64, 64, [0.5, -1.0, 2.0, 4.0], "window"
+    ),
     "lines": test_lines_of_a_batch_have_frames_of_their_own,
     "bias": lambda: test_keys_with_a_bias_lose_no_more_than_those_without(4),
 }

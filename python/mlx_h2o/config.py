@@ -55,9 +55,9 @@ class H2OConfig:
             first eviction.
         kv_bits: bits of each element of keys and values: 2, 3, 4, 5, 6 or 8. None: unquantised.
         v_bits: bits of the values, if they differ from those of the keys.
-        kv_frame: rows of ``kv_bits`` are kept relative to the centre of the first rows of their head,
-            and rotated, at which they lose far less (docs/formats.md). False: quantised as they
-            are, as mlx_lm does. Latents (MLA) and ``kv_format`` are never kept so.
+        kv_frame: rows of ``kv_bits`` are kept relative to the centre of the first keys of their
+            head, and rotated, at which they lose far less (docs/formats.md). False: quantised as
+            they are, as mlx_lm does. Latents (MLA) and ``kv_format`` are never kept so.
         kv_group_size: elements that share a scale and a bias: 32, 64 or 128. Rows whose size is not
             a multiple use 32.
         light_bits: mixed precision: 2 or 4, bits of the lower-ranked half of the packed rows;
@@ -136,9 +136,7 @@ class H2OConfig:
             _check_int("preallocate", self.preallocate, 0)
         for name in ("shared_heads", "kv_frame"):
             if not isinstance(getattr(self, name), bool):
-                raise ValueError(
-                    f"[H2OConfig] {name} is {getattr(self, name)!r}, expected a bool."
-                )
+                raise ValueError(f"[H2OConfig] {name} is {getattr(self, name)!r}, expected a bool.")
         if self.policy not in policies.names():
             known = ", ".join(policies.names())
             raise ValueError(f"[H2OConfig] policy is {self.policy!r}, expected one of: {known}.")

@@ -29,10 +29,10 @@ from test_cache_mixed import (
 from test_cache_mixed import (
     test_the_light_rows_are_those_of_lower_rank_when_they_leave as light_rows,
 )
-from test_frame import NOTICES
 from test_failing_steps import (
     test_a_step_that_fails as failing_step,
 )
+from test_frame import NOTICES
 from test_linked_caches import (
     test_sequences_come_and_go_with_the_rows_that_follow as linked_rows,
 )

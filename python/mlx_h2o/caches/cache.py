@@ -733,5 +733,5 @@ def _both_as_they_came(table: Table, keys: mx.array, values: mx.array) -> tuple[
 
 
 def _framed_by_default(settings: dict[str, Any]) -> bool:
-    """What settings of a state say that do not name ``kv_frame``: those of packed rows are older."""
+    """What settings mean that do not name ``kv_frame``: those of packed rows are older."""
     return settings.get("kv_bits") is None or settings.get("kv_handed") == "latents"

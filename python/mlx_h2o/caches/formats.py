@@ -39,8 +39,8 @@ def restored_table(
     dtype: mx.Dtype = mx.float32,
     value_size: int = 0,
 ) -> Table:
-    """The table that ``state_of`` gave ``keys`` and ``values`` of, with so many ``rows`` of each line
-    in each segment; None: of one line, all. ``dtype`` is that in which rows came, and
+    """The table that ``state_of`` gave ``keys`` and ``values`` of, with so many ``rows`` of each
+    line in each segment; None: of one line, all. ``dtype`` is that in which rows came, and
     ``value_size`` the elements of a value, where what is stored does not say them."""
     sides, size = [_parts(keys), _parts(values)], 0
     centre = sides[0].pop() if config.framed else None
@@ -93,7 +93,7 @@ def set_rows(table: Table, name: str, rows: Any) -> None:
 
 
 def quantized(config: H2OConfig, keys: mx.array, values: mx.array, owner: str) -> tuple[Any, Any]:
-    """Dense rows as ``state_of`` gives them where ``config`` packs them; errors as ``new_table``."""
+    """Dense rows as ``state_of`` gives those that ``config`` packs; errors as ``new_table``."""
     columns = _tail(config, _group_size(config, keys, values, owner), values.dtype)
     if not config.framed:
         return columns[0].encode(keys), columns[1].encode(values)

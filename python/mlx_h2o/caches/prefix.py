@@ -77,7 +77,9 @@ class Prefix:
 
     def _as_they_came(self) -> list[mx.array]:
         given = zip(self._columns, self._parts, ("keys", "values"), strict=True)
-        return [as_they_came(self._frame, column.decode(parts), side) for column, parts, side in given]
+        return [
+            as_they_came(self._frame, column.decode(parts), side) for column, parts, side in given
+        ]
 
     def before(
         self, keys: mx.array, values: mx.array, mask: mx.array | str | None

@@ -30,8 +30,8 @@ FORMAT = 5
 """Files of a higher format are refused. Raised when older readers would misread a file.
 
 1: the same settings for all layers. 2: those of a cache may say that others differ. 3: they may
-name a prefix that is never evicted. 4: they may say how far back rows go first. 5: packed rows may be
-kept in a frame of their head. A file that needs less is still written as 1, 2, 3 or 4.
+name a prefix that is never evicted. 4: they may say how far back rows go first. 5: packed rows may
+be kept in a frame of their head. A file that needs less is still written as 1, 2, 3 or 4.
 """
 
 _ENTRY = "mlx_h2o"

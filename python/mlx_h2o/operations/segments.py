@@ -72,7 +72,9 @@ def biased_attention(
         )  # fmt: skip
         found.append(one)
     lse = [one.lse for one in found if one.lse is not None]
-    return mx.concatenate([one.out for one in found], axis=2), mx.concatenate(lse, axis=2) if lse else None
+    return mx.concatenate([one.out for one in found], axis=2), mx.concatenate(
+        lse, axis=2
+    ) if lse else None
 
 
 def merged_attention(
