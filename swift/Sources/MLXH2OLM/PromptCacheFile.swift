@@ -131,11 +131,13 @@ struct PromptCacheFile {
     func sizes(_ layer: Int) throws -> (dtype: DType, valueSize: Int?) {
         struct Settings: Decodable {
             let dtype: String?
-            let value_size: Int?
+            let valueSize: Int?
         }
-        let found = try JSONDecoder().decode(Settings.self, from: Data(text(layer, 8).utf8))
+        let decoder = JSONDecoder()
+        decoder.keyDecodingStrategy = .convertFromSnakeCase
+        let found = try decoder.decode(Settings.self, from: Data(text(layer, 8).utf8))
         let dtype = [DType.float16, .bfloat16].first { "\($0)" == found.dtype } ?? .float32
-        return (dtype, found.value_size)
+        return (dtype, found.valueSize)
     }
 
     func settings(_ layer: Int) throws -> H2OConfiguration {

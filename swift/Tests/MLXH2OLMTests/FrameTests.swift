@@ -85,7 +85,9 @@ import Testing
             .appending(path: "mlx-h2o-\(UUID().uuidString).safetensors")
         defer { try? FileManager.default.removeItem(at: url) }
         let cache = try cache(.keydiff, rows: 16)
-        for (index, length) in lengths.enumerated() { _ = try step(cache, tokens(length, size, index)) }
+        for (index, length) in lengths.enumerated() {
+            _ = try step(cache, tokens(length, size, index))
+        }
         try H2OKVCache.save([cache], to: url)
         let read = try H2OKVCache.load(from: url).caches[0]
         #expect(read.configuration == cache.configuration)
