@@ -45,4 +45,6 @@ def kept(rows: np.ndarray, around: np.ndarray) -> np.ndarray:
 
 def restored(rows: np.ndarray, around: np.ndarray) -> np.ndarray:
     """What ``kept`` gave, as it came."""
+    if rows.size == 0:  # MLX refuses none
+        return rows
     return np.array(mx.hadamard_transform(mx.array(rows)) + mx.array(around))

@@ -176,6 +176,8 @@ def _rotated(rows: mx.array) -> mx.array:
     """R times rows of whole groups."""
     size = rows.shape[-1]
     block = size & -size
+    if rows.size == 0:  # MLX refuses none
+        return rows
     if block == size:
         return mx.hadamard_transform(rows)
     blocks = rows.reshape(*rows.shape[:-1], size // block, block)
