@@ -60,7 +60,7 @@ struct RowTable {
         }
         let heads = Array(keys.shape.prefix(2))
         let frame = configuration.isFramed ? Frame(of: keys, values) : nil
-        let kept = frame?.into(keys, values) ?? (keys, values)
+        let kept = frame?.into(keys, values) ?? (keys: keys, values: values)
         self.init(
             keys: try column(kept.keys, packing.keys),
             values: try column(kept.values, packing.values),
@@ -202,7 +202,8 @@ struct RowTable {
             positions: places, keep: count - tail, sinkSize: configuration.sinkSize,
             recentStart: recentStart,
             sharedHeads: configuration.sharedHeads)
-        let made = frame?.into(found.keys, found.values) ?? (found.keys, found.values)
+        let made =
+            frame?.into(found.keys, found.values) ?? (keys: found.keys, values: found.values)
         keys = try keys.put(made.keys, at: found.into)
         values = try values.put(made.values, at: found.into)
         importance = putAlong(importance, found.into, values: found.bias, axis: 2)
