@@ -100,7 +100,7 @@ def test_the_pairs_that_are_skipped():
 
 
 def test_pairs_are_skipped_of_codes_as_of_other_rows():
-    """Over the same keys as many, whatever the values; of codes, at the end of the same text."""
+    """Over keys of 8 bits as many, whatever the values; of codes, at the end of the same text."""
     model, tokenizer = tiny_qwen3(head_dim=32), tiny_tokenizer()
     forms = ("kv8:group=32", "turbo8v3:group=32", "turbo0v3", "turbo4")
     found = evaluate(
@@ -110,7 +110,7 @@ def test_pairs_are_skipped_of_codes_as_of_other_rows():
         settings=tasks.Settings(documents=1, length=100, prompt=8, chunk=32),
     )  # fmt: skip
     affine, *others = ([share for (share,) in one["figures"].values()] for one in found.records)
-    assert others[0][0] == affine[0]
+    assert others[0][0] == pytest.approx(affine[0], abs=1e-3)  # one of them in a frame
     for shares in others:
         assert shares == pytest.approx(affine, abs=0.1)
 
@@ -121,10 +121,11 @@ def shares_below(model, caches, tokens, threshold):
 
     def noted(queries, keys, values, *, cache, scale, **_):
         out, scores, lse = fast.scaled_dot_product_attention_quantized_with_scores(
-            queries, *keys, *values, scale=scale, bits=8, group_size=32, return_lse=True
-        )
+            cache.as_asked(queries), *keys, *values, scale=scale, bits=8, group_size=32,
+            return_lse=True,
+        )  # fmt: skip
         weights[caches.index(cache)].append(np.exp(np.array(scores - lse[..., None])))
-        return out
+        return cache._table.frame.output(out)
 
     mx.eval(model(mx.array(tokens[:-16])[None], cache=caches))
     with pytest.MonkeyPatch.context() as patch:

@@ -37,7 +37,8 @@ def merge(
     into, lines = found.into, None if rows.lines is None else due
     made = found.keys, found.values
     if table.frame is not None:
-        made = table.frame.into(*made)
+        frame = table.frame if lines is None else table.frame.each(lambda one: one[rows.lines])
+        made = frame.into(*made)
     for column, new in zip((table.tail.keys, table.tail.values), made, strict=True):
         pairs = zip(column.parts, column.encode(new), strict=True)
         column.parts = tuple(_written(part, into, some, lines) for part, some in pairs)
