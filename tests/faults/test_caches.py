@@ -290,7 +290,7 @@ FAULTS = [
         "keys are moved by their centre when they come back, the wrong way",
         "caches.frame:Frame.back",
         replaced("+", "-"),
-        NOTICES["attention"],
+        NOTICES["rows"],
     ),
     Fault(
         "queries are not rotated",
