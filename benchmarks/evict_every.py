@@ -158,7 +158,7 @@ def main() -> None:
     parser.add_argument("--budgets", type=int, nargs="+", default=[64, 128, 256])
     parser.add_argument("--groups", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
     parser.add_argument(
-        "--policies", nargs="+", default=["keydiff", "h2o", "window", "snapkv", "mix"]
+        "--policies", nargs="+", default=["keydiff", "h2o-ema", "window", "snapkv", "mix"]
     )
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()

@@ -33,7 +33,7 @@ def losses_of(model: Any, name: str, budget: int, tokens: list[int]) -> list[flo
     if name == FULL:
         caches = stock(model)
     else:
-        caches = mlx_h2o.make_prompt_cache(model, budget, policy="h2o", **ARMS[name][0])
+        caches = mlx_h2o.make_prompt_cache(model, budget, policy="h2o-ema", **ARMS[name][0])
     run = evaluate.teacher_forced(model, caches, tokens, first=PROMPT)
     return list(run.losses[budget + 1 - PROMPT :])
 
@@ -92,7 +92,7 @@ def main() -> None:
     if args.json is not None:
         content = {
             "environment": report.environment(),
-            "settings": {"policy": "h2o", "prompt": PROMPT, "length": args.length},
+            "settings": {"policy": "h2o-ema", "prompt": PROMPT, "length": args.length},
             "documents": [document.source for document in documents],
             "budgets": results,
         }

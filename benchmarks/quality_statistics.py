@@ -91,7 +91,7 @@ def asked(result: dict[str, Any], part: int, name: str) -> tuple[Share, Share]:
 
 def chosen(result: dict[str, Any], parts: tuple[int, ...] = (10, 40)) -> Decision:
     """What the rule of the default chooses among rows of 4 bits of equal bytes."""
-    arms = {"window": "rotating", "keydiff": r"keydiff:\d+:kv4", "merge": r"merge:\d+:kv4"}
+    arms = {"window": "rotating", "keydiff": r"keydiff:\d+:kv4", "h2o": r"merge:\d+:kv4"}
     measures = {"loss": "loss", "recall_by_token": "recall", "recall_by_chunk": "recall"}
     runs: dict[str, Any] = {
         policy: {

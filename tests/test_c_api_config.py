@@ -90,7 +90,7 @@ INTS = st.integers(-3, 300) | st.sampled_from([2**31 - 1, -(2**31)])
     )
 )
 @example(values={"decay": 1.0})
-@example(values={"policy": "merge"})
+@example(values={"policy": "h2o"})
 @settings(max_examples=examples(400), deadline=None)
 def test_any_settings_come_out_as_in_python(library, values):
     assert outcome_of_c(library, values) == outcome_of_python(values)

@@ -142,7 +142,7 @@ def test_long_chunks_and_shared_heads(policy, shared_heads):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("column", ["8 and 4", "K8 V4, newest dense"])
-@pytest.mark.parametrize("policy", ["h2o", "keydiff"])
+@pytest.mark.parametrize("policy", ["h2o-ema", "keydiff"])
 def test_the_newest_32_rows_dense(column, policy):
     """The default of ``light_bits``, at a budget that has room for it."""
     given = {"max_kv_size": 64, "recent_size": 40, "dense_size": None if column[-1] == "4" else 32}
@@ -157,9 +157,9 @@ def test_the_newest_32_rows_dense(column, policy):
 @pytest.mark.parametrize(
     ("policy", "column"),
     [
-        *product(("h2o", "keydiff", "window"), ("dense", "8 bits", "8 and 4")),
-        ("merge", "dense"),
-        ("merge", "8 bits"),
+        *product(("h2o-ema", "keydiff", "window"), ("dense", "8 bits", "8 and 4")),
+        ("h2o", "dense"),
+        ("h2o", "8 bits"),
     ],
 )
 def test_padding_on_the_left_is_no_part_of_a_sequence(column, policy):
@@ -199,7 +199,7 @@ def test_nothing_goes_below_the_budget(policy, budget):
 @pytest.mark.parametrize("group", [1, 3, 7, 8, 9])
 def test_as_many_rows_go_together_as_the_settings_say(group):
     """Never more rows than the budget, and at most ``heavy_size + 1`` go at once."""
-    course = Course("dense", "h2o", evict_every=group)
+    course = Course("dense", "h2o-ema", evict_every=group)
     sizes = []
     for _ in range(50):
         course.tokens(1)

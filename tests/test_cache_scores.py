@@ -52,7 +52,7 @@ def check_trace(config, lengths, scores, keys) -> None:
         cache.update_scores(mx.take_along_axis(by_position, slots, axis=-1))
         positions, found = rows_by_position(cache)
         assert [positions[0, head] for head in range(len(keys))] == slow.positions()
-        if config.policy == "h2o":
+        if config.policy == "h2o-ema":
             for head, expected in enumerate(slow.scores()):
                 np.testing.assert_array_equal(found[0, head], expected)
 
@@ -95,7 +95,7 @@ def test_of_equal_scores_the_lower_position_stays(evict_every, backend):
         max_kv_size=6,
         sink_size=1,
         recent_size=1,
-        policy="h2o",
+        policy="h2o-ema",
         decay=0.5,
         evict_every=evict_every,
     )

@@ -27,7 +27,7 @@ def test_every_policy_lets_them_go_first(policy, column, shared_heads):
     course.copied("file").tokens(6)
 
 
-@pytest.mark.parametrize("policy", ["random", "h2o", "merge"])
+@pytest.mark.parametrize("policy", ["random", "h2o-ema", "h2o"])
 def test_each_sequence_of_a_batch_has_its_own_clock(policy):
     course = Course("dense", policy, 3, evict_every=3, context_size=CONTEXT)
     course.prompts([5, 50, 20], step=12)
@@ -38,7 +38,7 @@ def test_each_sequence_of_a_batch_has_its_own_clock(policy):
     course.extract(1).tokens(4)
 
 
-@pytest.mark.parametrize("policy", ["random", "merge"])
+@pytest.mark.parametrize("policy", ["random", "h2o"])
 def test_drafts_are_tokens_of_the_text_too(policy):
     course = Course("dense", policy, evict_every=3, speculative=3, context_size=CONTEXT)
     course.chunk(30)
@@ -46,7 +46,7 @@ def test_drafts_are_tokens_of_the_text_too(policy):
         course.draft(accepted, rejected)
 
 
-@pytest.mark.parametrize("policy", ["keydiff", "h2o", "merge"])
+@pytest.mark.parametrize("policy", ["keydiff", "h2o-ema", "h2o"])
 def test_no_row_is_further_back_than_the_context_but_the_sinks(policy):
     course = Course("dense", policy, evict_every=1, context_size=CONTEXT, shared_heads=True)
     course.tokens(80)
@@ -55,7 +55,7 @@ def test_no_row_is_further_back_than_the_context_but_the_sinks(policy):
 
 
 def merged_text(context_size: int | None, tokens: int) -> H2OKVCache:
-    course = Course("dense", "merge", evict_every=2, context_size=context_size)
+    course = Course("dense", "h2o", evict_every=2, context_size=context_size)
     course.tokens(tokens)
     return course.cache
 
@@ -68,7 +68,7 @@ def test_merged_rows_are_as_old_as_their_oldest_token_and_take_all_with_them():
     np.testing.assert_allclose(everything, 120, rtol=1e-5)
 
 
-@pytest.mark.parametrize("policy", ["keydiff", "h2o", "merge"])
+@pytest.mark.parametrize("policy", ["keydiff", "h2o-ema", "h2o"])
 def test_within_the_context_nothing_is_computed_for_it(policy, monkeypatch):
     """Not an operation more, until the first row may be too far back."""
     asked = []

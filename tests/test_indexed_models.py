@@ -73,7 +73,7 @@ def close(found, expected) -> None:
 
 @pytest.mark.matrix(1)
 @pytest.mark.parametrize("given", [{}, {"kv_bits": 8, "kv_group_size": 32}])
-@pytest.mark.parametrize("policy", ["h2o", "keydiff"])
+@pytest.mark.parametrize("policy", ["h2o-ema", "keydiff"])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_batch_of_an_indexed_model_is_its_sequences(name, policy, given):
     model = tiny.build(name, index_topk=24)
@@ -114,7 +114,7 @@ def test_a_batch_of_an_indexed_model_is_its_sequences(name, policy, given):
 
 @pytest.mark.matrix(3)
 @pytest.mark.parametrize("given", [{}, {"kv_bits": 8, "kv_group_size": 32}])
-@pytest.mark.parametrize("policy", ["h2o", "keydiff"])
+@pytest.mark.parametrize("policy", ["h2o-ema", "keydiff"])
 @pytest.mark.parametrize("name", MODELS)
 def test_drafts_of_an_indexed_model_leave_no_trace(name, policy, given):
     model = tiny.build(name, index_topk=24)
@@ -142,8 +142,8 @@ def test_drafts_of_an_indexed_model_leave_no_trace(name, policy, given):
 
 def test_a_model_drafts_with_linked_caches_in_mlx_lms_own_loop():
     model = tiny.build("deepseek_v32", index_topk=24)
-    caches = mlx_h2o.make_prompt_cache(model, 12, policy="h2o", speculative=3)
-    caches += mlx_h2o.make_prompt_cache(model, 12, policy="h2o", speculative=3)
+    caches = mlx_h2o.make_prompt_cache(model, 12, policy="h2o-ema", speculative=3)
+    caches += mlx_h2o.make_prompt_cache(model, 12, policy="h2o-ema", speculative=3)
     from mlx_lm.generate import speculative_generate_step
 
     prompt = mx.array(np.random.default_rng(2).integers(1, 90, 20))

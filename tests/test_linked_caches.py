@@ -78,7 +78,7 @@ def test_every_row_lies_in_the_leaders_slot(steps, evict_every, seed):
 @given(
     rounds=st.lists(st.tuples(st.integers(1, 4), st.booleans()), min_size=1, max_size=10),
     prompt=st.sampled_from([1, 5, 20]),
-    policy=st.sampled_from(["h2o", "window", "keydiff"]),
+    policy=st.sampled_from(["h2o-ema", "window", "keydiff"]),
     data=st.data(),
 )
 def test_drafts_are_taken_back_with_the_rows_that_follow(rounds, prompt, policy, data):
@@ -119,7 +119,7 @@ def tokens_of(batch, count, random) -> None:
         feed(batch, [[start] for start in batch.offset.tolist()], random)
 
 
-@pytest.mark.parametrize("policy", ["h2o", "window", "keydiff"])
+@pytest.mark.parametrize("policy", ["h2o-ema", "window", "keydiff"])
 @pytest.mark.parametrize("evict_every", [1, 3, 16])
 def test_sequences_come_and_go_with_the_rows_that_follow(policy, evict_every):
     config = H2OConfig(

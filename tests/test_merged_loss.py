@@ -28,9 +28,9 @@ FEW, MANY, LONG = 28, 84, 4
 CASES: dict[str, dict[str, Any]] = {
     "window": {"policy": "window"},
     "keydiff": {"policy": "keydiff"},
-    "merge": {"policy": "merge"},
-    "merge, by layer": {"policy": "merge"},
-    "merge, 8 bits": {"policy": "merge", "kv_bits": 8, "kv_group_size": SIZE},
+    "h2o": {"policy": "h2o"},
+    "merge, by layer": {"policy": "h2o"},
+    "merge, 8 bits": {"policy": "h2o", "kv_bits": 8, "kv_group_size": SIZE},
 }
 TOLERANCE = 0.003
 """Nats. At 4 bits a code that float32 rounds otherwise can cost more than that in so few tokens."""

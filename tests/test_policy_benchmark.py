@@ -103,13 +103,13 @@ def runs(**figures) -> dict:
     ("figures", "default"),
     [
         # The most facts win.
-        ({"window": (4.0, 0.1), "h2o": (3.9, 0.2), "keydiff": (3.95, 0.6)}, "keydiff"),
+        ({"window": (4.0, 0.1), "h2o-ema": (3.9, 0.2), "keydiff": (3.95, 0.6)}, "keydiff"),
         # But not at a greater loss than the window's.
-        ({"window": (4.0, 0.1), "h2o": (3.9, 0.2), "keydiff": (4.05, 0.6)}, "h2o"),
+        ({"window": (4.0, 0.1), "h2o-ema": (3.9, 0.2), "keydiff": (4.05, 0.6)}, "h2o-ema"),
         # Equal recall: the lower loss.
-        ({"window": (4.0, 0.2), "h2o": (3.9, 0.2), "keydiff": (3.95, 0.2)}, "h2o"),
+        ({"window": (4.0, 0.2), "h2o-ema": (3.9, 0.2), "keydiff": (3.95, 0.2)}, "h2o-ema"),
         # A control is never the default.
-        ({"window": (4.0, 0.1), "h2o": (4.2, 0.2), "random": (3.0, 0.9)}, "window"),
+        ({"window": (4.0, 0.1), "h2o-ema": (4.2, 0.2), "random": (3.0, 0.9)}, "window"),
     ],
 )
 def test_the_rule(statistics, figures, default):
@@ -122,7 +122,7 @@ def test_the_committed_result_is_whole_and_decided_the_default(statistics):
     assert len(result["settings"]["documents"]) >= 20
     assert result["settings"]["budgets"] == [64, 128, 256]
     decision = statistics.decide(result["policies"])
-    assert decision.default == result["decision"]["default"] == "merge"
+    assert decision.default == result["decision"]["default"] == "h2o"
     # The default is the best of those that every cache can have, within routing and without.
     plain = {
         name: runs

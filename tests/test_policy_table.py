@@ -26,7 +26,7 @@ class Expected:
 
 
 TABLE = {
-    "h2o": Expected(scores=True, unscored_first=True),
+    "h2o-ema": Expected(scores=True, unscored_first=True),
     "h2o-sum": Expected(scores=True, weights=True, unscored_first=True),
     "window": Expected(heads_differ=False),
     "random": Expected(),
@@ -35,7 +35,7 @@ TABLE = {
     "tova": Expected(scores=True, weights=True, unscored_first=True),
     "value-aware": Expected(scores=True, weights=True, unscored_first=True),
     "mix": Expected(scores=True, weights=True, unscored_first=True),
-    "merge": Expected(merges=True),
+    "h2o": Expected(merges=True),
 }
 
 each = pytest.mark.parametrize("name", TABLE)

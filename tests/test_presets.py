@@ -44,7 +44,7 @@ def test_strategies_are_those_of_the_table_or_in_proportion(name, tokens):
 def test_the_paper_splits():
     found = [parse(text).config(256) for text in PRESETS["table4"].texts(512)[2:]]
     splits = [(one.sink_size, one.heavy_size, one.recent_size, one.policy) for one in found]
-    assert splits == [(4, 32, 220, "h2o"), (4, 64, 188, "h2o"), (4, 128, 124, "h2o")]
+    assert splits == [(4, 32, 220, "h2o-ema"), (4, 64, 188, "h2o-ema"), (4, 128, 124, "h2o-ema")]
 
 
 @pytest.mark.slow
@@ -155,7 +155,7 @@ def test_a_preset_and_more(flags, capsys):
 def test_rows_by_layer(flags, tmp_path, capsys):
     file = tmp_path / "layers.safetensors"
     losses = np.geomspace(1, 0.01, 6)[:, None, None] * np.array([[[0.9], [0.3]]])
-    about = {"model": "qwen3", "fingerprint": fingerprint(mlx_h2o.load("demo")[0]), "policy": "h2o",
+    about = {"model": "qwen3", "fingerprint": fingerprint(mlx_h2o.load("demo")[0]), "policy": "h2o-ema",
              "tokens": 44, "sink_size": 2, "recent_size": 2}  # fmt: skip
     Profile(losses.astype(np.float32), (8, 22), (0.5,), about).save(file)
     more = ("--length", "44", "--prompt", "30", "--profile", str(file))

@@ -64,4 +64,4 @@ def test_figures_are_of_documents_and_seeds(statistics):
 def test_the_committed_results_decide_the_default_of_a_budget_in_bytes(statistics, model):
     result = json.loads((RESULTS / f"quality_{model}.json").read_text())
     assert result["settings"]["seeds"] >= 3 and len(result["documents"]) >= 15
-    assert statistics.chosen(result).default == "merge"
+    assert statistics.chosen(result).default == "h2o"

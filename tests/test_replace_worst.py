@@ -198,7 +198,7 @@ def full_cache(policy, rows=64):
     return cache, rng
 
 
-@pytest.mark.parametrize("policy", ["h2o", "window", "keydiff"])
+@pytest.mark.parametrize("policy", ["h2o-ema", "window", "keydiff"])
 def test_keys_that_somebody_holds_stay_for_ten_steps(backend, policy):
     cache, rng = full_cache(policy)
     held = [cache.keys, cache.values, cache.scores, cache.positions]
@@ -212,7 +212,7 @@ def test_keys_that_somebody_holds_stay_for_ten_steps(backend, policy):
 
 
 @NATIVE
-@pytest.mark.parametrize("policy", ["h2o", "window", "keydiff"])
+@pytest.mark.parametrize("policy", ["h2o-ema", "window", "keydiff"])
 def test_a_full_cache_stays_in_its_memory(policy):
     with use_backend("native"):
         cache, rng = full_cache(policy)

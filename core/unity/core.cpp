@@ -8,7 +8,7 @@
 #include "../src/compaction.cpp"
 #include "../src/donation.cpp"
 #include "../src/key_diversity.cpp"
-#include "../src/merging.cpp"
+#include "../src/folding.cpp"
 #include "../src/plain_read.cpp"
 #include "../src/prefill.cpp"
 #include "../src/put_rows.cpp"

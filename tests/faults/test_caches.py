@@ -84,7 +84,7 @@ def composed(check: Callable[[], None]) -> None:
         check()
 
 
-def life(column: str = "dense", policy: str = "h2o", **settings) -> None:
+def life(column: str = "dense", policy: str = "h2o-ema", **settings) -> None:
     """One sequence: chunks, tokens, a trim and copies."""
     course = Course(column, policy, **{"evict_every": 4} | settings)
     course.chunk(5)
@@ -97,7 +97,7 @@ def life(column: str = "dense", policy: str = "h2o", **settings) -> None:
     course.copied().tokens(2)
 
 
-def batch(column: str = "dense", policy: str = "h2o", **settings) -> None:
+def batch(column: str = "dense", policy: str = "h2o-ema", **settings) -> None:
     """Sequences of any length that come and go."""
     course = Course(column, policy, 3, **{"evict_every": 4} | settings)
     course.prompts([5, 30, 9], step=12)
@@ -111,7 +111,7 @@ def batch(column: str = "dense", policy: str = "h2o", **settings) -> None:
     course.extract(2).tokens(2)
 
 
-def drafts(column: str = "dense", policy: str = "h2o", **settings) -> None:
+def drafts(column: str = "dense", policy: str = "h2o-ema", **settings) -> None:
     """Tokens that are taken back, beyond the budget."""
     course = Course(column, policy, **{"speculative": 3, "evict_every": 4} | settings)
     course.chunk(20)
@@ -355,7 +355,7 @@ FAULTS = [
         "the counts of a row weigh nothing in its mean",
         "operations.merging:masses",
         returned().becomes("mx.exp(SHARPNESS * ranks)"),
-        partial(composed, partial(life, policy="merge")),
+        partial(composed, partial(life, policy="h2o")),
     ),
     Fault(
         "the masses favour rows that are like the others",
@@ -367,7 +367,7 @@ FAULTS = [
         "the counts of a row weigh nothing in the mean key",
         "operations.merging:masses",
         called("sqrt").becomes("mx.ones_like(counts)"),
-        partial(composed, partial(life, policy="merge")),
+        partial(composed, partial(life, policy="h2o")),
     ),
     Fault(
         "a row merges into one in an earlier slot",
@@ -397,13 +397,13 @@ FAULTS = [
         "a merged row has the position of the newer one",
         "operations.merging:mergers",
         assigned("earliest").becomes("gathered(positions, into)"),
-        partial(composed, partial(life, policy="merge")),
+        partial(composed, partial(life, policy="h2o")),
     ),
     Fault(
         "all rows of a chunk merge at once",
         "caches.eviction:Eviction._stages",
         condition(of="keep").becomes("True"),
-        partial(life, policy="merge"),
+        partial(life, policy="h2o"),
     ),
     Fault(
         "how many rows merge at a time is a question of all sequences",
@@ -421,7 +421,7 @@ FAULTS = [
         "the rows of other sequences are written over",
         "caches.merging:_written",
         condition().becomes("True"),
-        partial(batch, policy="merge"),
+        partial(batch, policy="h2o"),
     ),
     Fault(
         "a layer is given the mask of rows before its last update",
@@ -433,13 +433,13 @@ FAULTS = [
         "a batch of unequal budgets has the mask of its first layer",
         "caches.cache:H2OKVCache.make_mask",
         condition(of="_in_batch").becomes("False"),
-        partial(shared_mask, "qwen3", "merge"),
+        partial(shared_mask, "qwen3", "h2o"),
     ),
     Fault(
         "a batch forgets that budgets are unequal",
         "caches.batch:BatchH2OKVCache.merge",
         assigned("batch.unequal_budgets").becomes("False"),
-        partial(shared_mask, "qwen3", "merge"),
+        partial(shared_mask, "qwen3", "h2o"),
     ),
     Fault(
         "attention of ours is refused the masks of unequal budgets",
@@ -481,7 +481,7 @@ FAULTS = [
         "a step that fails leaves rows that look right",
         "caches.cache:H2OKVCache._give_up",
         assigned("self._table").becomes("self._table"),
-        partial(failing_step, "dense", "h2o", "surplus", "flush"),
+        partial(failing_step, "dense", "h2o-ema", "surplus", "flush"),
     ),
     Fault(
         "a file may be shorter than it says",

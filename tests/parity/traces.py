@@ -205,7 +205,7 @@ def _output_ratio(case: Case, outcome: Outcome, expected_run: Outcome) -> float:
 
 def _scores_ratio(case: Case, outcome: Outcome, expected: Outcome) -> float:
     """Worst relative error of C over NEAR, in the rows that both have."""
-    if case.fields["policy"] not in ("h2o", *reference_ranks.WEIGHTS, *MERGING):
+    if case.fields["policy"] not in ("h2o-ema", *reference_ranks.WEIGHTS, *MERGING):
         return 0.0
     same = outcome.arrays["positions"] == expected.arrays["positions"]
     found, wanted = (np.where(same, o.arrays["scores"], 0.0) for o in (outcome, expected))

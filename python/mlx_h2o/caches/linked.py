@@ -8,15 +8,12 @@ from typing import Any, cast
 
 import mlx.core as mx
 
-from .. import policies
 from ..config import H2OConfig
 from .batch import BatchH2OKVCache
 from .cache import H2OKVCache
 from .checks import check_rows
 from .quantized import QuantizedH2OKVCache, evicting_cache
-from .stored import stored_rows
-
-_BESIDE = "following "
+from .stored import FOLLOWING, stored_rows
 
 
 class FollowingRows:
@@ -65,18 +62,18 @@ class FollowingRows:
                 "from its first."
             )
         for side, rows in (("keys", keys), ("values", values)):
-            table.put_newest(_BESIDE + side, rows)
+            table.put_newest(FOLLOWING + side, rows)
         self._followed, self._before = leader.updates, leader.offset
-        keys, values = (table.beside[_BESIDE + side] for side in ("keys", "values"))
+        keys, values = (table.beside[FOLLOWING + side] for side in ("keys", "values"))
         return keys[:, :, : table.shown], values[:, :, : table.shown]
 
     keys, values = stored_rows("keys"), stored_rows("values")
 
     def _stored(self, side: str) -> mx.array | None:
         table = self.leader._table
-        if table is None or _BESIDE + side not in table.beside:
+        if table is None or FOLLOWING + side not in table.beside:
             return None
-        return table.beside[_BESIDE + side][:, :, : table.width]
+        return table.beside[FOLLOWING + side][:, :, : table.width]
 
     def _set(self, side: str, rows: mx.array) -> None:
         table, old = self.leader._table, self._stored(side)
@@ -85,7 +82,7 @@ class FollowingRows:
             raise ValueError(
                 f"[FollowingRows.{side}] found {rows.dtype} {rows.shape}, expected {expected}."
             )
-        table.beside[_BESIDE + side][:, :, : table.width] = rows
+        table.beside[FOLLOWING + side][:, :, : table.width] = rows
 
     @property
     def nbytes(self) -> int:
@@ -108,7 +105,7 @@ class FollowingRows:
         table = self.leader._table
         if state[0] is not None and table is not None:
             for side, rows in zip(("keys", "values"), state, strict=False):
-                table.attach(_BESIDE + side, rows, 0.0)
+                table.attach(FOLLOWING + side, rows, 0.0)
 
 
 _OF_LEADER = {
@@ -128,13 +125,7 @@ class LinkedH2OCache:
     """
 
     def __init__(self, config: H2OConfig | None = None, *, name: str = "") -> None:
-        config = config or H2OConfig()
-        if policies.known(config.policy).merges:
-            raise ValueError(
-                f"[LinkedH2OCache] policy is {config.policy!r}, expected one that evicts: an "
-                "indexer picks rows as they came."
-            )
-        self._lead(evicting_cache(config, name=name))
+        self._lead(evicting_cache(config or H2OConfig(), name=name))
 
     def _lead(self, leader: H2OKVCache) -> None:
         self.leader = leader

@@ -119,7 +119,7 @@ def _parser() -> argparse.ArgumentParser:
         "--strategies",
         nargs="+",
         metavar="STRATEGY",
-        help="what to compare, such as full rotating:256 kv4 keydiff:256:kv4 merge:bytes=16MB",
+        help="what to compare, such as full rotating:256 kv4 keydiff:256:kv4 h2o:bytes=16MB",
     )
     parser.add_argument(
         "--preset",

@@ -55,8 +55,8 @@ class Recorder:
         Keys: "tokens" of the text, the "moments" (tokens read by then), the "width" of a range of
         positions, and "layers", each with its "rows" per head, and of digits: "map", a row of
         moments for each range, and "end", one digit for each position: 0 where no head holds it, 9
-        where all do. Where rows merge also "map_merged" and "end_merged": d where a row stands for
-        2**d rows.
+        where all do. Where rows were folded also "map_folded" and "end_folded": d where a row stands
+        for 2**d rows.
         """
         ends = [_Held(cache, self._tokens) for cache in self._caches]
         layers = []
@@ -68,9 +68,9 @@ class Recorder:
                 "map": _digits(np.stack([one.shares for one in by_range], axis=1)),
                 "end": _digits(end.shares),
             }
-            if cache.policy.merges:
-                layer["map_merged"] = _powers(np.stack([one.counts for one in by_range], axis=1))
-                layer["end_merged"] = _powers(end.counts)
+            if cache.row_bias is not None:
+                layer["map_folded"] = _powers(np.stack([one.counts for one in by_range], axis=1))
+                layer["end_folded"] = _powers(end.counts)
             layers.append(layer)
         return {
             "tokens": self._tokens,
@@ -87,8 +87,8 @@ class _Held:
         positions = np.array(cache.positions)[0]  # [heads, rows]
         there = positions >= 0
         rows = np.ones(positions.shape)
-        if cache.policy.merges:
-            rows = np.exp(np.array(cache.scores)[0])  # what attention adds is ln n
+        if cache.row_bias is not None:  # ln n
+            rows = np.exp(np.array(cache.row_bias)[0, :, : positions.shape[1]])
         places = positions[there]
         heads = np.bincount(places, minlength=tokens)[:tokens]
         self.shares: _Floats = heads / len(positions)

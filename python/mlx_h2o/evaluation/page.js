@@ -5,9 +5,9 @@ const expanded = (digits) =>
   Array.from(digits.replace(/(\d)\((\d+)\)/g, (_, digit, count) => digit.repeat(+count)), Number);
 const STOPS = [[0, 114, 178], [0, 158, 115], [230, 159, 0], [213, 94, 0], [160, 20, 60]];
 
-// share: 0 to 9, of the heads that hold it; merged: a row stands for 2 ** merged.
-function colour(share, merged) {
-  const place = Math.min(merged / 1.5, STOPS.length - 1);
+// share: 0 to 9, of the heads that hold it; folded: a row stands for 2 ** folded.
+function colour(share, folded) {
+  const place = Math.min(folded / 1.5, STOPS.length - 1);
   const low = Math.floor(place), high = Math.ceil(place), part = place - low;
   const strength = share === 0 ? 0 : 0.2 + 0.8 * share / 9;
   return STOPS[low].map((from, n) =>
@@ -31,13 +31,13 @@ function draw(layer, canvas) {
   const { moments, tokens, width } = held();
   const ranges = Math.ceil(tokens / width);
   const shares = expanded(layer.map);
-  const merged = layer.map_merged ? expanded(layer.map_merged) : null;
+  const folded = layer.map_folded ? expanded(layer.map_folded) : null;
   canvas.width = moments.length;
   canvas.height = ranges;
   const context = canvas.getContext("2d");
   const image = context.createImageData(moments.length, ranges);
   shares.forEach((share, n) =>
-    image.data.set([...colour(share, merged ? merged[n] : 0), 255], 4 * n));
+    image.data.set([...colour(share, folded ? folded[n] : 0), 255], 4 * n));
   context.putImageData(image, 0, 0);
 }
 
@@ -57,10 +57,10 @@ function showMaps() {
 // Of a list of layers the means, or one layer's own.
 function ending(layers) {
   const all = layers.map((layer) => ({
-    shares: expanded(layer.end), merged: layer.end_merged && expanded(layer.end_merged) }));
+    shares: expanded(layer.end), folded: layer.end_folded && expanded(layer.end_folded) }));
   return all[0].shares.map((_, n) => {
     const there = all.filter((one) => one.shares[n]);
-    const rows = there.map((one) => (one.merged ? 2 ** one.merged[n] : 1));
+    const rows = there.map((one) => (one.folded ? 2 ** one.folded[n] : 1));
     return {
       share: all.reduce((sum, one) => sum + one.shares[n], 0) / all.length,
       rows: rows.reduce((sum, one) => sum + one, 0) / Math.max(1, rows.length),
@@ -85,7 +85,7 @@ function inFacts({ pieces, facts }) {
 
 function showText() {
   const chosen = +pick.layer.value, { layers, tokens } = held();
-  const merges = layers.some((layer) => layer.end_merged);
+  const folds = layers.some((layer) => layer.end_folded);
   const end = ending(chosen ? [layers[chosen - 1]] : layers);
   const facts = inFacts(task());
   document.getElementById("text").replaceChildren(...task().pieces.map((piece, n) => {
@@ -99,7 +99,7 @@ function showText() {
     if (at.share > 5) span.style.color = "#fff";
     span.title = `position ${n}: held by ${Math.round(at.share / 9 * 100)} % of the heads` +
       (chosen ? "" : `, in ${at.layers} of ${layers.length} layers`) +
-      (merges ? `, a row stands for about ${Math.round(at.rows)}` : "");
+      (folds ? `, a row stands for about ${Math.round(at.rows)}` : "");
     return span;
   }));
   const left = end.filter((at) => at.share).length;
@@ -107,7 +107,7 @@ function showText() {
     `${left} of ${tokens} positions are still held by some head.`;
   document.querySelectorAll("#maps figure").forEach(
     (figure, n) => figure.classList.toggle("chosen", n + 1 === chosen));
-  for (const scale of document.querySelectorAll(".merging")) scale.hidden = !merges;
+  for (const scale of document.querySelectorAll(".folding")) scale.hidden = !folds;
 }
 
 function showStrategy() {
@@ -121,7 +121,7 @@ function showTask() {
   showStrategy();
 }
 
-for (const [n, mark] of document.querySelectorAll(".merging i").entries())
+for (const [n, mark] of document.querySelectorAll(".folding i").entries())
   mark.style.background = `rgb(${colour(9, n)})`;
 for (const [n, mark] of document.querySelectorAll(".sharing i").entries())
   mark.style.background = `rgb(${colour([0, 3, 6, 9][n], 0)})`;

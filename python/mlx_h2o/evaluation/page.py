@@ -89,7 +89,7 @@ def _held(result: Result) -> list[str]:
         '<p class="choices"><label>Read <select id="task"></select></label> '
         '<label>Strategy <select id="strategy"></select></label></p>',
         f'<p class="legend sharing">Held by {shares}</p>',
-        f'<p class="legend merging">A row stands for {counts}</p>',
+        f'<p class="legend folding">A row stands for {counts}</p>',
         '<div id="maps"></div>',
         "<h2>What is left of the text</h2>",
         '<p class="choices"><label>Layer <select id="layer"></select></label>'

@@ -1,4 +1,4 @@
-"""Cache strategies as people write them: `rotating:256`, `keydiff:16MB:kv4`, `merge:64:recent=16`.
+"""Cache strategies as people write them: `rotating:256`, `keydiff:16MB:kv4`, `h2o:64:recent=16`.
 
     NAME [:ROWS] [:SIZE | :bytes=SIZE] [:kvBITS | :kvKEYS/VALUES | :FORMAT] [:SETTING=VALUE ...]
 

@@ -17,7 +17,7 @@ from ..caches.cache import PROMPT_CHUNK, H2OKVCache
 from ..caches.linked import LinkedH2OCache
 from ..caches.quantized import evicting_cache
 from ..config import H2OConfig
-from ..policies.merge import Merge
+from ..policies.h2o import H2O
 from .budgets import Budgets, layer_configs
 from .profile import Profile
 from .routing import calls_attention, model_classes, model_name, routing_for
@@ -148,8 +148,8 @@ def fit_bytes(
 
     Without ``kv_bits`` and ``kv_format``, rows stay unquantised if the model's whole context fits.
     Otherwise they have 8, 6 or 5 bits, the most at which three quarters of it fit, or 4.
-    ``kv_bits=None`` leaves them unquantised. Without ``policy``, quantised rows merge if the model
-    and the other settings allow it. Nothing is computed: the bytes are those of caches in a graph
+    ``kv_bits=None`` leaves them unquantised. Without ``policy``, quantised rows have the policy "h2o" if
+    the model and the other settings allow it. Nothing is computed: the bytes are those of caches in a graph
     that is never evaluated.
 
     Args:
@@ -170,7 +170,7 @@ def fit_bytes(
     if isinstance(profile, str | PathLike):
         profile = Profile.load(profile)
 
-    merges = "policy" not in settings and profile is None
+    scored = "policy" not in settings and profile is None
 
     def draft_nbytes(config: H2OConfig, chunk: int = 0) -> int:
         return 0 if draft_model is None else _full_nbytes(draft_model, config, None, chunk)
@@ -180,7 +180,7 @@ def fit_bytes(
 
     def config_of(rows: int, bits: int | None) -> H2OConfig:
         packs = bits is not None or "kv_format" in settings
-        chosen = {"policy": Merge.name} if merges and packs else {}
+        chosen = {"policy": H2O.name} if scored and packs else {}
         sized = {"kv_bits": bits} | chosen | settings | {"max_kv_size": rows}
         return _config(None, sized if profile is None else _as_measured(profile, None, sized)[1])
 
@@ -196,8 +196,8 @@ def fit_bytes(
         return measured(measuring(some), least + 64) < math.inf
 
     served = packs()
-    if merges and not served:
-        merges = False
+    if scored and not served:
+        scored = False
         served = packs()
     if not known:
         context = context_length(model)

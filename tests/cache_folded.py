@@ -1,4 +1,4 @@
-"""Rows that merged: whether a cache made what the slow reference made, which goes on with them.
+"""Rows that were folded: whether a cache made what the slow reference made, which goes on with them.
 
 A mean in float32 and in float64 differ in the last place, packed ones by a code. So that this does
 not add up, the references take the cache's rows once they are compared. Where the reference says
@@ -17,12 +17,21 @@ MADE = 2e-5
 """Of a mean of float32 rows; 2e-6 was seen."""
 
 
-def take_merged(cache, references: list[ReferenceCache]) -> int:
+def counts_of(cache) -> np.ndarray:
+    """How many rows each stands for, [B, H, N]."""
+    if cache.row_bias is None:
+        return np.ones(cache.positions.shape)
+    own = np.exp(np.array(cache.row_bias, np.float64))[:, :, : cache.size() - cache.prefix_rows]
+    before = np.ones((*own.shape[:2], cache.prefix_rows))
+    return np.concatenate([before, own], axis=2)
+
+
+def take_folded(cache, references: list[ReferenceCache]) -> int:
     """Compare, and let the references have the cache's rows; how many of them had a close choice.
 
     Raises AssertionError where a row is not what it has to be.
     """
-    positions, counts = np.array(cache.positions), np.exp(np.array(cache.scores, np.float64))
+    positions, counts = np.array(cache.positions), counts_of(cache)
     keys, values = stored_rows(cache)
     close = 0
     for b, reference in enumerate(references):
@@ -30,27 +39,23 @@ def take_merged(cache, references: list[ReferenceCache]) -> int:
             slots = np.argsort(positions[b, h])
             slots = slots[positions[b, h, slots] >= 0]
             where = f"sequence {b}, head {h}"
-            there = positions[b, h, slots].tolist()
+            assert positions[b, h, slots].tolist() == [row.position for row in rows], where
+            found = counts[b, h, slots]
             if reference.close:
-                _follow(rows, slots, there, counts[b, h, slots], where)
-            assert there == [row.position for row in rows], where
+                # A row that nothing is eligible for is dropped by both.
+                assert np.rint(found).sum() == sum(row.count for row in rows), where
+                for row, count in zip(rows, found, strict=True):
+                    row.count = int(np.rint(count))
             np.testing.assert_allclose(
-                counts[b, h, slots], [row.count for row in rows], rtol=1e-4, err_msg=where
+                found, [row.count for row in rows], rtol=1e-4, err_msg=where
             )
-            assert slots.tolist() == [row.slot for row in rows], f"slots of {where}"
             for slot, row in zip(slots, rows, strict=True):
                 _take(cache.config, row, keys[b, h, slot], values[b, h, slot], reference.close)
+                if reference.close:
+                    row.score = float(np.array(cache.scores[b, h, int(slot)]))
         close += reference.close
         reference.close = False
     return close
-
-
-def _follow(rows: list[Row], slots, positions, counts, where: str) -> None:
-    """The rows are as many and stand for as many as the reference's; from now on they are its."""
-    assert len(positions) == len(rows), where
-    assert sum(np.rint(counts)) == sum(row.count for row in rows), where
-    for row, slot, position, count in zip(rows, slots, positions, counts, strict=True):
-        row.slot, row.position, row.count = int(slot), position, int(np.rint(count))
 
 
 def _take(config, row: Row, key: np.ndarray, value: np.ndarray, followed: bool) -> None:
