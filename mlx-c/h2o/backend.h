@@ -22,7 +22,7 @@ struct Backend {
   Array (*keep_indices)(const RetentionRequest&) = nullptr;
   Array (*evict_indices)(const RetentionRequest&) = nullptr;
   Array (*key_diversity)(const KeyDiversityRequest&) = nullptr;
-  Merged (*mergers)(const MergeRequest&) = nullptr;
+  Folded (*fold)(const FoldRequest&) = nullptr;
   Replaced (*replace_worst)(const ReplaceRequest&) = nullptr;
   Written (*quantize_append)(const AppendRequest&) = nullptr;
   std::vector<Array> (*encode_rows)(const EncodeRequest&) = nullptr;
@@ -59,7 +59,7 @@ Result serve(const char* op, Result (*Backend::*operation)(const Request&),
   return (composed::backend.*operation)(request);
 }
 
-// By one kernel where the back end of the attention has it, else attention and then the average.
+// By one kernel where the back end of the attention has it, else attention and then the average or the mass.
 AttentionAccumulated attend_and_accumulate(const AttentionAccumulateRequest& request);
 
 }  // namespace mlx_h2o_c

@@ -134,7 +134,7 @@ AttentionResult attention(const AttentionRequest& r) {
 // Average: attention, then the best back end's.
 const Backend backend = {"composed",      available,      takes_all,         attention,
                          nullptr,         prefill_scores, accumulate_scores, keep_indices,
-                         evict_indices,   key_diversity,  mergers,           replace_worst,
+                         evict_indices,   key_diversity,  fold,              replace_worst,
                          quantize_append, encode_rows,    decode_rows};
 
 }  // namespace mlx_h2o_c::composed

@@ -1,9 +1,11 @@
-"""Rows that merge: none is lost, none that is protected changes, and duplicates cost nothing.
+"""Rows that are folded: none is lost, none that is protected changes, and duplicates cost nothing.
 
 That each step is the slow reference's is what the suites of all policies say.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import mlx.core as mx
 import numpy as np
@@ -11,8 +13,9 @@ import pytest
 
 import reference
 from cache_checks import SCALE
-from cache_columns import MERGING, columns_of, rounded, stored_rows
+from cache_columns import COLUMNS, FOLDING, rounded, stored_rows
 from cache_courses import Course
+from cache_folded import counts_of as counts_of_slots
 from cache_invariants import check_same, seen_from_outside
 from mlx_h2o import (
     H2OConfig,
@@ -24,11 +27,13 @@ from mlx_h2o import (
     save_prompt_cache,
     use_backend,
 )
-from mlx_h2o.operations import merging, native
+from mlx_h2o import fast
+from mlx_h2o.operations import folding, native
+from mlx_h2o.operations.backends import resolve
 from mlx_h2o.operations.segments import biased_attention
 from tiny_models import random_prompt, tiny_qwen3
 
-COLUMNS = columns_of("merge")
+FOLDED = tuple(name for name, one in COLUMNS.items() if not (one.mixed or one.latents))
 BACKENDS = [
     "composed",
     pytest.param(
@@ -40,8 +45,7 @@ BACKENDS = [
 
 def counts_of(cache) -> np.ndarray:
     """How many rows each stored row is, [B, H, N]; 0 in unused slots."""
-    counts = np.exp(np.array(cache.scores, np.float64))
-    return np.where(np.array(cache.positions) >= 0, counts, 0)
+    return np.where(np.array(cache.positions) >= 0, counts_of_slots(cache), 0)
 
 
 def check_counts(course: Course) -> None:
@@ -55,19 +59,20 @@ def check_counts(course: Course) -> None:
 # What is kept
 
 
-def test_the_suites_know_what_merges():
-    assert MERGING == ("merge",)
-    packed = ("8 bits", "4 bits", "K8 V4", "arrays", "turbo3", "turbo8v4", "turbo0v2")
-    assert ("dense", *packed) == COLUMNS
+def test_the_suites_know_what_folds():
+    assert FOLDING == ("h2o",)
+    for column, one in COLUMNS.items():
+        config = H2OConfig(max_kv_size=64, policy="h2o", **one.settings)
+        assert config.folds == (column in FOLDED)
+        assert not replace(config, policy="keydiff").folds
 
 
 @pytest.mark.slow
 @pytest.mark.matrix(2)
-@pytest.mark.parametrize("evict_every", [1, 4, 16])
+@pytest.mark.parametrize("evict_every", [1, 4])
 @pytest.mark.parametrize("column", ["dense", "8 bits", "4 bits"])
 def test_no_token_is_lost(column, evict_every):
-    """Nor where a group is as large as can be: one row stays that the others go into."""
-    course = Course(column, "merge", evict_every=evict_every)
+    course = Course(column, "h2o", evict_every=evict_every)
     for length in (5, *[1] * 30, 40, 1, 3, 100, *[1] * 9):
         course.chunk(length)
         check_counts(course)
@@ -84,7 +89,7 @@ def test_no_token_is_lost(column, evict_every):
 @pytest.mark.slow
 @pytest.mark.parametrize("shared_heads", [False, True])
 def test_no_token_of_a_batch_is_lost(shared_heads):
-    course = Course("8 bits", "merge", 3, evict_every=4, shared_heads=shared_heads)
+    course = Course("8 bits", "h2o", 3, evict_every=4, shared_heads=shared_heads)
     course.prompts([5, 30, 18], step=12)
     for _ in range(20):
         course.tokens(1)
@@ -94,9 +99,9 @@ def test_no_token_of_a_batch_is_lost(shared_heads):
 @pytest.mark.slow
 @pytest.mark.matrix(3)
 @pytest.mark.parametrize("speculative", [0, 3])
-@pytest.mark.parametrize("column", COLUMNS)
+@pytest.mark.parametrize("column", FOLDED)
 def test_sinks_and_the_recent_window_are_as_they_came(column, speculative):
-    course = Course(column, "merge", evict_every=4, speculative=speculative)
+    course = Course(column, "h2o", evict_every=4, speculative=speculative)
     protected = 0
     for length in (20, *[1] * 30, 30, *[1] * 7):
         course.chunk(length)
@@ -116,80 +121,105 @@ def test_sinks_and_the_recent_window_are_as_they_came(column, speculative):
     assert protected > 500
 
 
-@pytest.mark.parametrize("max_kv_size", [None, 60])
-@pytest.mark.parametrize("column", ["dense", "8 bits"])
-def test_while_nothing_goes_it_is_keydiff(column, max_kv_size):
-    """To the bit: no bias is added where no row stands for more than one."""
-    sizes = {"recent_size": None, "sink_size": 2, "max_kv_size": max_kv_size}
-    bits = {} if column == "dense" else {"kv_bits": 8, "kv_group_size": 32}
-    found = []
-    for policy in ("merge", "keydiff"):
-        cache = H2OKVCache if column == "dense" else type(Course(column).cache)
-        cache = cache(H2OConfig(policy=policy, **sizes, **bits))
-        outs, rng = [], np.random.default_rng(4)
-        for length in (20, 1, 5, *[1] * 34):
-            tokens = [mx.array(rng.standard_normal((1, h, length, 32)), mx.float32) for h in (4, 2)]
-            k, v = cache.update_and_fetch(tokens[1], tokens[1])
-            mask = "causal" if length > 1 else None
-            outs.append(cache.attend(tokens[0], k, v, scale=SCALE, mask=mask))
-            assert cache.row_bias is None
-        rows = [*stored_rows(cache), np.array(cache.positions)]
-        found.append([np.array(mx.concatenate(outs, axis=2)), *rows])
-    for one, other in zip(*found, strict=True):
-        np.testing.assert_array_equal(one, other)
+@pytest.mark.parametrize("max_kv_size", [56, 80])
+def test_while_nothing_goes_no_bias_is_added(max_kv_size):
+    course = Course("dense", "h2o", max_kv_size=max_kv_size, recent_size=None)
+    for length in (20, 1, 5, *[1] * 30):
+        course.chunk(length)
+        assert course.cache.row_bias is None
 
 
 # What attention is told
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("evict_every", [1, 3])
-@pytest.mark.parametrize("lengths", [[1] * 60, [30, *[1] * 20, 10], [60]])
-def test_duplicates_are_exact(lengths, evict_every, backend):
-    """Identical rows merge first and cost nothing: attention is that over all tokens."""
+@pytest.mark.parametrize("length", [1, 3])
+def test_duplicates_are_exact(length, backend):
+    """Identical rows are the nearest and cost nothing: attention is that over all tokens."""
     rng = np.random.default_rng(3)
-    kinds = rng.standard_normal((2, 1, 2, 5, 16)).astype(np.float32)
-    which = rng.integers(0, 5, sum(lengths) + 3)
-    keys, values = kinds[:, :, :, which]
-    queries = rng.standard_normal((1, 4, len(which), 16)).astype(np.float32)
-    sizes = {"max_kv_size": 14, "sink_size": 2, "recent_size": 4, "evict_every": evict_every}
-    cache = H2OKVCache(H2OConfig(policy="merge", **sizes))
-    start, merged = 0, 0
+    which = np.concatenate([np.arange(5), rng.integers(0, 5, 40)])
+    keys, values = rng.standard_normal((2, 1, 2, 5, 16)).astype(np.float32)[:, :, :, which]
+    queries = rng.standard_normal((1, 4, length, 16)).astype(np.float32)
+    shape = (1, 2, len(which))
+    beside = [mx.array(part, mx.float32) for part in (np.zeros(shape), *rng.random((2, *shape)))]
+    kept = mx.broadcast_to(mx.arange(5, dtype=mx.uint32), (1, 2, 5))
     with use_backend(backend):
-        for length in (*lengths, 3):
-            part = (slice(None), slice(None), slice(start, start + length))
-            start += length
-            mask = cache.make_mask(length)
-            k, v = cache.update_and_fetch(mx.array(keys[part]), mx.array(values[part]))
-            out = cache.attend(mx.array(queries[part]), k, v, scale=SCALE, mask=mask)
-            merged = max(merged, counts_of(cache).max())
-            seen = (slice(None), slice(None), slice(start))
-            expected = reference.attention(
-                queries[part], keys[seen], values[seen], scale=SCALE, mask="causal"
-            )
-            np.testing.assert_allclose(np.array(out), expected.out, rtol=0, atol=2e-5)
-    assert merged > 5
+        found = resolve().function(folding.fold)(
+            mx.array(keys), mx.array(values), *beside, mx.ones(shape, mx.bool_), kept
+        )
+        k, v, bias = (
+            resolve().put_rows(whole, found.into, part)[:, :, :5]
+            for whole, part in ((mx.array(keys), found.keys), (mx.array(values), found.values),
+                                (beside[0], found.bias))
+        )  # fmt: skip
+        out = biased_attention(mx.array(queries), k, v, bias, scale=SCALE)
+    expected = reference.attention(queries, keys, values, scale=SCALE)
+    np.testing.assert_allclose(np.array(out), expected.out, rtol=0, atol=2e-5)
+    np.testing.assert_allclose(np.exp(bias).sum(axis=2), len(which), rtol=1e-6)
 
 
-def test_the_mean_is_weighted_by_count_and_by_how_unlike_the_key_is():
-    """Two of three rows that may merge, by hand: keys along axes, means of them."""
+@pytest.mark.skipif(native.unavailable_reason() != "", reason="needs the native back end")
+def test_the_native_operation_refuses_what_it_cannot_read():
+    rng = np.random.default_rng(5)
+    keys, values = (mx.array(rng.random((1, 2, 9, 8)), mx.float32) for _ in range(2))
+    one = mx.ones((1, 2, 9))
+    kept = mx.broadcast_to(mx.arange(7, dtype=mx.uint32), (1, 2, 7))
+    given = [keys, values, one, one, one, one > 0, kept]
+    wrong = (
+        (1, values[:, :, :8], "keys are float32"),
+        (1, values.astype(mx.float16), "keys are float32"),
+        (2, one[:, :, :8], "bias are float32"),
+        (3, one.astype(mx.float16), "mass are float16"),
+        (4, one[:, :1], "weights are float32"),
+        (5, one, "eligible are float32"),
+        (6, kept.astype(mx.int32), "kept are int32"),
+        (6, mx.broadcast_to(mx.arange(9, dtype=mx.uint32), (1, 2, 9)), "K from 1 to N - 1"),
+    )
+    for place, other, said in wrong:
+        with pytest.raises(ValueError, match=rf"^\[fold\] .*{said}"):
+            native._module().fold(*given[:place], other, *given[place + 1 :])
+
+
+def test_the_mean_is_weighted_by_mass_and_by_the_length_of_the_value():
+    """One of three rows goes, into the nearer of the two that stay, by hand."""
     sizes = {"max_kv_size": 4, "sink_size": 1, "recent_size": 1, "evict_every": 1}
-    cache = H2OKVCache(H2OConfig(policy="merge", **sizes))
-    keys = np.array([[0, 4], [3, 0], [3, 1.5], [-1, 4], [0, 4]], np.float32)
-    values = np.full((5, 2), 0.01, np.float32) * np.arange(5, dtype=np.float32)[:, None]
-    for row in zip(keys, values, strict=True):
+    cache = H2OKVCache(H2OConfig(policy="h2o", diversity=0.0, **sizes))
+    keys = np.array([[0, 4], [3, 0], [3, 0.5], [-3, 0], [0, 4]], np.float32)
+    values = np.array([[1, 1], [2, 0], [0, 1], [0, 3], [1, 1]], np.float32)
+    mass = np.zeros(4)
+    for n, row in enumerate(zip(keys, values, strict=True)):
         k, v = cache.update_and_fetch(*(mx.array(part)[None, None, None] for part in row))
-        cache.attend(k[:, :, -1:], k, v, scale=1.0)
+        cache.attend(k[:, :, -1:], k, v, scale=0.1)
+        if n < 4:
+            weights = np.exp(0.1 * keys[: n + 1] @ keys[n])
+            mass[: n + 1] += weights / weights.sum()
+    ranks = mass * np.linalg.norm(values[:4], axis=1)
+    assert ranks[1:].argmin() == 1
     assert sorted(np.array(cache.positions)[0, 0].tolist()) == [0, 1, 3, 4]
-    directions = keys[:4] / np.linalg.norm(keys[:4], axis=1, keepdims=True)
-    mean = directions.mean(axis=0)
-    masses = np.exp(-3 * directions @ mean / np.linalg.norm(mean))[1:3]
-    assert masses[0] > 2 * masses[1]
     slot = int(np.argmax(np.array(cache.positions)[0, 0] == 1))
     for found, rows in ((cache.keys, keys), (cache.values, values)):
-        expected = (masses / masses.sum()) @ rows[1:3]
+        expected = ranks[1:3] / ranks[1:3].sum() @ rows[1:3]
         np.testing.assert_allclose(np.array(found)[0, 0, slot], expected, rtol=1e-5)
     np.testing.assert_allclose(counts_of(cache)[0, 0, slot], 2, rtol=1e-6)
+    last = np.exp(0.1 * np.array(cache.keys)[0, 0] @ keys[4] + np.log(counts_of(cache)[0, 0]))
+    np.testing.assert_allclose(
+        np.array(cache.scores)[0, 0, slot], mass[1:3].sum() + (last / last.sum())[slot], rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize("diversity", [0.0, 0.5, 1.0])
+def test_the_share_of_diverse_rows_is_kept_whatever_their_mass(diversity):
+    config = H2OConfig(max_kv_size=20, sink_size=2, recent_size=4, policy="h2o", diversity=diversity)
+    course = Course("dense", "h2o", **{n: getattr(config, n) for n in ("max_kv_size", "sink_size")},
+                    recent_size=4, diversity=diversity, evict_every=1)  # fmt: skip
+    course.tokens(20)
+    rows = course.references[0].heads[0]
+    apart = np.array(fast.key_diversity(course.cache.keys))[0, 0]
+    slots = np.argsort(np.array(course.cache.positions)[0, 0])
+    middle = [row.position for row in rows if 2 <= row.position < 17]
+    best = sorted(middle, key=lambda position: -apart[slots[position]])[: int(13 * diversity)]
+    course.tokens(1)
+    assert set(best) <= set(np.array(course.cache.positions)[0, 0].tolist())
 
 
 @pytest.mark.matrix(12)
@@ -230,12 +260,12 @@ def test_a_long_chunk_sees_the_bias_too(length, masked, backend):
 @pytest.mark.skipif(native.unavailable_reason() != "", reason="needs the native back end")
 @pytest.mark.parametrize("kv_bits", [None, 8])  # a code of 4 bits that falls otherwise is a lot
 def test_a_model_is_the_same_on_every_back_end(kv_bits):
-    """Prompts longer than a block, steps and chunks, over rows that have merged."""
+    """Prompts longer than a block, steps and chunks, over rows that were folded."""
     model = tiny_qwen3(head_dim=32)
     prompt, found = random_prompt(400), []
     for backend in ("composed", "native"):
         caches = make_prompt_cache(
-            model, 40, policy="merge", kv_bits=kv_bits, kv_group_size=32, recent_size=10
+            model, 40, policy="h2o", kv_bits=kv_bits, kv_group_size=32, recent_size=10
         )
         logits, start = [], 0
         with routing(model), use_backend(backend):
@@ -259,14 +289,14 @@ def test_a_model_is_the_same_on_every_back_end(kv_bits):
 @pytest.mark.parametrize("evict_every", [1, 4, 8])
 @pytest.mark.parametrize("column", ["dense", "8 bits"])
 @pytest.mark.parametrize("step", [1, 7, 64])
-def test_a_batch_merges_each_sequence_as_alone(column, evict_every, step):
+def test_a_batch_folds_each_sequence_as_alone(column, evict_every, step):
     """Also while others get padding: how many go at a time is a question of the sequence."""
-    batch = Course(column, "merge", 3, evict_every=evict_every)
+    batch = Course(column, "h2o", 3, evict_every=evict_every)
     lengths = [9, 40, 23]
     batch.prompts(lengths, step=step)
     batch.tokens(9)
     for place, length in enumerate(lengths):
-        alone = Course(column, "merge", evict_every=evict_every)
+        alone = Course(column, "h2o", evict_every=evict_every)
         alone.sequences = batch.new(3, 0).sequences[place : place + 1]
         for first in range(0, length, step):
             alone.chunk(min(step, length - first))
@@ -281,10 +311,10 @@ def test_a_batch_merges_each_sequence_as_alone(column, evict_every, step):
 
 
 @pytest.mark.parametrize("column", ["dense", "8 bits"])
-def test_rejected_drafts_leave_merged_rows_as_they_are(column):
-    course = Course(column, "merge", speculative=3, evict_every=4)
+def test_rejected_drafts_leave_folded_rows_as_they_are(column):
+    course = Course(column, "h2o", speculative=3, evict_every=4)
     course.chunk(30)
-    merged = 0
+    folded = 0
     for _ in range(8):
         course.chunk(1, 3)
         cache = course.cache
@@ -294,9 +324,9 @@ def test_rejected_drafts_leave_merged_rows_as_they_are(column):
         after = [*stored_rows(cache), np.array(cache.scores)]
         for one, other in zip(before, after, strict=True):
             np.testing.assert_array_equal(one, other)
-        merged = max(merged, counts_of(cache).max())
+        folded = max(folded, counts_of(cache).max())
         check_counts(course)
-    assert merged > 4
+    assert folded > 4
 
 
 @pytest.mark.matrix(4)
@@ -304,7 +334,7 @@ def test_rejected_drafts_leave_merged_rows_as_they_are(column):
 @pytest.mark.parametrize("column", ["dense", "4 bits"])
 @pytest.mark.parametrize("tokens", [5, 40])
 def test_what_was_saved_goes_on(column, how, tokens, tmp_path):
-    course = Course(column, "merge", evict_every=4)
+    course = Course(column, "h2o", evict_every=4)
     course.tokens(tokens)
     if how == "file":
         save_prompt_cache(tmp_path / "cache", [course.cache])
@@ -326,43 +356,40 @@ def test_what_was_saved_goes_on(column, how, tokens, tmp_path):
 
 def test_outside_of_routing_the_next_update_is_an_error():
     model = tiny_qwen3(head_dim=32)
-    caches = make_prompt_cache(model, 16, policy="merge")
+    caches = make_prompt_cache(model, 16, policy="h2o")
     model(mx.array(random_prompt(4))[None], cache=caches)
     with pytest.raises(
-        RuntimeError, match=r"got no attention of mlx_h2o's .*'merge' needs it.*routing"
+        RuntimeError, match=r"got no scores for its last update, and the policy 'h2o' needs them.*routing"
     ):
         model(mx.array(random_prompt(4))[None], cache=caches)
     assert caches[0].offset == 4  # nothing was done
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"kv_bits": 8, "light_bits": 4},
-        {"kv_bits": 8, "dense_size": 4},
-        {"kv_bits": 8, "kv_handed": "latents"},
-        {"kv_handed": "latents"},
-    ],
-)
-def test_settings_that_are_refused(given):
-    with pytest.raises(ValueError) as error:
-        H2OConfig(policy="merge", **given)
-    assert str(error.value) == (
-        "[H2OConfig] policy is 'merge', expected one that evicts, with light_bits, with dense_size "
-        "and for latent attention."
-    )
+@pytest.mark.parametrize("column", ["8 and 4", "published", "latents"])
+def test_rows_of_several_precisions_and_latent_ones_are_dropped(column):
+    course = Course(column, "h2o", evict_every=4)
+    for length in (30, *[1] * 12, 9):
+        course.chunk(length)
+        assert course.cache.row_bias is None
 
 
-def test_linked_caches_refuse_it():
-    with pytest.raises(ValueError, match=r"^\[LinkedH2OCache\] policy is 'merge', expected one "):
-        LinkedH2OCache(H2OConfig(policy="merge"))
+def test_rows_that_an_indexer_follows_are_dropped():
+    cache = LinkedH2OCache(H2OConfig(max_kv_size=12, policy="h2o"))
+    rng = np.random.default_rng(1)
+    for length in (20, *[1] * 9):
+        rows = [mx.array(rng.standard_normal((1, 1, length, 32)), mx.float32) for _ in range(4)]
+        k, v = cache[0].update_and_fetch(*rows[:2])
+        cache[1].update_and_fetch(*rows[2:])
+        cache.leader.attend(rows[0], k, v, scale=SCALE, mask="causal")
+    assert cache.leader.evicted
+    assert cache.leader.row_bias is None
 
 
 @pytest.mark.parametrize("column", ["dense", "8 bits"])
-def test_a_row_without_a_partner_is_dropped(column):
+def test_a_row_that_nothing_is_eligible_for_is_dropped(column):
     """Where all but one row are protected it is a window, and the budget holds."""
     given = {"max_kv_size": 4, "sink_size": 1, "recent_size": 3, "heavy_size": 0}
-    course = Course(column, "merge", **given)
+    course = Course(column, "h2o", **given)
     for length in (1, 1, 3, *[1] * 6, 9, 1, 1):
         course.chunk(length)
         if length == 1:
@@ -376,51 +403,8 @@ def test_a_row_without_a_partner_is_dropped(column):
 
 @pytest.mark.parametrize("budget", [1, 2, 3])
 def test_the_smallest_budgets_hold(budget):
-    course = Course("dense", "merge", max_kv_size=budget, sink_size=0, recent_size=1)
+    course = Course("dense", "h2o", max_kv_size=budget, sink_size=0, recent_size=1)
     for length in (1, 1, 1, 4, 1, 1, 9, 1):
         course.chunk(length)
         if length == 1:
             assert course.cache.size() <= budget
-
-
-# Pairs
-
-
-@pytest.mark.parametrize("shared", [False, True])
-def test_partners_are_the_cheapest_pairs_in_blocks_or_at_once(shared, monkeypatch):
-    rng = np.random.default_rng(1)
-    vectors = mx.array(rng.standard_normal((2, 3, 53, 12)), mx.float32)
-    mass = mx.array(rng.uniform(0.1, 5, (2, 3, 53)), mx.float32)
-    free = np.broadcast_to(rng.random((2, 1, 53)) < 0.7, (2, 3, 53))
-    m, z = np.array(mass, np.float64), np.array(vectors, np.float64)
-    apart = np.square(z[:, :, :, None] - z[:, :, None]).sum(axis=-1)
-    one, other = m[..., None], m[:, :, None]
-    cost = np.sqrt(one * other / (one + other)) * apart
-    if shared:
-        cost = np.broadcast_to(cost.mean(axis=1, keepdims=True), cost.shape)
-    pairs = np.triu(np.ones((53, 53), bool), 1) & free[..., None] & free[:, :, None]
-    cost = np.where(pairs, cost, np.inf)
-    for together in (1 << 19, 1):
-        monkeypatch.setattr(merging, "_PAIRS", together)
-        costs, slots = merging.partners(vectors, mass, mx.array(free), shared)
-        np.testing.assert_allclose(np.array(costs), cost.min(axis=-1), rtol=1e-4)
-        has = np.isfinite(cost.min(axis=-1))
-        np.testing.assert_array_equal(np.array(slots)[has], cost.argmin(axis=-1)[has])
-
-
-def test_rows_follow_their_partners_to_one_that_stays():
-    """0 -> 1 -> 3 -> 6 in a chain; 2 has no partner; 5 goes to 6 itself."""
-    costs = mx.array([[[1.0, 1.0, np.inf, 1.0, 9.0, 1.0, np.inf]]])
-    slots = mx.array([[[1, 3, 0, 6, 6, 6, 0]]], mx.uint32)
-    going = mx.array([[[0, 1, 2, 3, 5]]], mx.uint32)
-    assert merging.targets(going, costs, slots).tolist() == [[[6, 6, 2, 6, 6]]]
-    assert merging.others(mx.array([[[4, 6]]], mx.uint32), 7).tolist() == going.tolist()
-
-
-@pytest.mark.parametrize("chain", [1, 2, 7, 8, 9, 31])
-def test_a_chain_of_any_length_is_followed(chain):
-    rows = chain + 1
-    costs = mx.array([[[*[1.0] * chain, np.inf]]])
-    slots = mx.array([[[*range(1, rows), 0]]], mx.uint32)
-    going = mx.arange(chain, dtype=mx.uint32)[None, None]
-    assert merging.targets(going, costs, slots).tolist() == [[[chain] * chain]]
