@@ -6,10 +6,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from cache_columns import COLUMNS, SIZE, policies_of, step_of
+from cache_columns import COLUMNS, SIZE, step_of
 from cache_courses import HEADS, Course
 from cache_invariants import arrays_of
-from mlx_h2o import H2OConfig, make_prompt_cache, routing
+from mlx_h2o import H2OConfig, make_prompt_cache, policies, routing
 from mlx_h2o.operations.recoding import recoded
 from tiny_models import random_prompt, tiny_qwen3
 
@@ -73,7 +73,7 @@ def test_rows_that_were_given_more_space_come_back_as_they_were(bits, to, dtype)
 
 @pytest.mark.matrix(7)
 @pytest.mark.parametrize("group", [1, 4])
-@pytest.mark.parametrize("policy", policies_of(BY_RANK))
+@pytest.mark.parametrize("policy", policies.names())
 def test_the_newest_are_dense_and_the_rest_in_halves(policy, group):
     for column, tiers in ((BY_RANK, 2), (BY_PART, 1)):
         course = Course(column, policy, evict_every=group)
@@ -254,14 +254,6 @@ def test_in_a_model():
         ({"kv_bits": 8, "light_bits": 4, "v_bits": 4}, "expected one of them"),
         ({"kv_bits": 8, "dense_size": 64, "recent_size": 64}, "dense_size is 64, expected 0 to 63"),
         ({"kv_bits": 8, "dense_size": -1}, "dense_size is -1"),
-        (
-            {"kv_bits": 8, "light_bits": 4, "policy": "h2o"},
-            "policy is 'merge', expected one that",
-        ),
-        (
-            {"kv_bits": 8, "dense_size": 4, "policy": "h2o"},
-            "policy is 'merge', expected one that",
-        ),
     ],
 )
 def test_settings_that_are_refused(given, text):

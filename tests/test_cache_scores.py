@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache_checks import SCALE, filled, random_tokens, rows_by_position, small, step
-from cache_columns import EVICTING
 from mlx_h2o import H2OConfig, H2OKVCache, policies, use_backend
 from reference_cache import ReferenceCache
 
-EXACT = tuple(name for name in EVICTING if not policies.build(H2OConfig(policy=name)).needs_weights)
-"""Policies whose ranks are exact for ``exact_trace``: no exponential, so ties are ties. The masses
-of rows that merge have one."""
+EXACT = tuple(
+    name for name in policies.names() if not policies.build(H2OConfig(policy=name)).needs_weights
+)
+"""Policies whose ranks are exact for ``exact_trace``: no exponential, so ties are ties."""
 
 
 def exact_trace(rng, lengths, *, heads: int = 2, group: int = 2, size: int = 4):

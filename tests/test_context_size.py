@@ -8,6 +8,7 @@ import pytest
 
 from cache_columns import POLICY_COLUMNS
 from cache_courses import Course
+from cache_folded import counts_of
 from mlx_h2o import H2OConfig, H2OKVCache, make_prompt_cache
 from mlx_h2o.lm.prompt_cache import evicting_caches, fit_bytes
 from tiny_models import tiny_qwen3
@@ -54,18 +55,13 @@ def test_no_row_is_further_back_than_the_context_but_the_sinks(policy):
     assert sorted(positions[positions < 80 - CONTEXT]) == [0, 1]
 
 
-def merged_text(context_size: int | None, tokens: int) -> H2OKVCache:
-    course = Course("dense", "h2o", evict_every=2, context_size=context_size)
-    course.tokens(tokens)
-    return course.cache
-
-
-def test_merged_rows_are_as_old_as_their_oldest_token_and_take_all_with_them():
-    cache = merged_text(CONTEXT, 120)
-    counts = np.exp(np.array(cache.scores)).sum(axis=-1)
-    assert (counts <= CONTEXT + 2 + 2).all()  # the sinks, and a group that is still there
-    everything = np.exp(np.array(merged_text(None, 120).scores)).sum(axis=-1)
-    np.testing.assert_allclose(everything, 120, rtol=1e-5)
+def test_rows_beyond_the_context_are_dropped_and_not_folded():
+    """Without a context every token is in some row."""
+    for context_size, lost in ((CONTEXT, True), (None, False)):
+        course = Course("dense", "h2o", evict_every=2, context_size=context_size)
+        course.tokens(120)
+        counts = counts_of(course.cache).sum(axis=-1)
+        assert (counts < 119).all() if lost else np.allclose(counts, 120, rtol=1e-5)
 
 
 @pytest.mark.parametrize("policy", ["keydiff", "h2o-ema", "h2o"])

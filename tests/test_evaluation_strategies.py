@@ -47,13 +47,13 @@ def test_bytes_are_read_as_people_write_them(size):
     assert parsed_bytes(str(size)) == size
     assert parsed_bytes(f"{size} kB") == 1000 * size
     assert parsed_bytes(f"{size}MiB") == 2**20 * size
-    assert parse(f"merge:bytes={size}MB").nbytes == 10**6 * size
-    assert parse(f"merge:{size}MB") == parse(f"merge:bytes={size}MB")
+    assert parse(f"h2o:bytes={size}MB").nbytes == 10**6 * size
+    assert parse(f"h2o:{size}MB") == parse(f"h2o:bytes={size}MB")
 
 
 def test_a_format_of_rows_is_a_part_of_its_own():
-    found = parse("merge:none:turbo8v3:guard=2")
-    assert found.name == "merge:none:turbo8v3:guard=2"
+    found = parse("h2o:none:turbo8v3:guard=2")
+    assert found.name == "h2o:none:turbo8v3:guard=2"
     config = found.config(found.rows)
     assert (config.kv_format, config.turbo_guard, config.kv_bits) == ("turbo8v3", 2, None)
     assert parse("keydiff:bytes=300KB:kv_format=turbo3") == parse("keydiff:300KB:turbo3")
@@ -106,7 +106,7 @@ def test_mistakes_name_the_text(text, said):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["keydiff", "merge:kv4", "h2o:kv8:light=4", "rotating"])
+@pytest.mark.parametrize("name", ["keydiff", "h2o:kv4", "h2o-ema:kv8:light=4", "rotating"])
 @settings(deadline=None, max_examples=4)
 @given(nbytes=st.integers(30_000, 200_000))
 def test_bytes_are_never_exceeded_and_one_row_more_would(footprint, name, nbytes):
@@ -121,8 +121,6 @@ def test_bytes_are_never_exceeded_and_one_row_more_would(footprint, name, nbytes
 @pytest.mark.parametrize("kind", ["", "kv4", "kv8/4", "kv8:light=4"])
 @pytest.mark.parametrize("policy", policies.names())
 def test_counted_bytes_are_those_of_caches_in_use(policy, kind):
-    if policy == "h2o" and "light" in kind:
-        pytest.skip("merging has no mixed precision")
     model = tiny_qwen3(head_dim=64)
     model.set_dtype(mx.float16)
     arm = resolve(Footprint(model), parse(f"{policy}:24:{kind}".strip(":")), 90)
@@ -162,7 +160,7 @@ def test_a_budget_without_end_is_stock_token_for_token(make):
     tokens = random_prompt(60)
     footprint = Footprint(model)
     stock = evaluate.teacher_forced(model, make_prompt_cache(model), tokens, first=8)
-    for name in ("keydiff:none", "h2o:none", "merge:4096", "rotating:4096", "full"):
+    for name in ("keydiff:none", "h2o-ema:none", "h2o:4096", "rotating:4096", "full"):
         arm = resolve(footprint, parse(name), len(tokens))
         run = evaluate.teacher_forced(model, arm.make(0), tokens, first=8)
         assert run.top1 == stock.top1, name
@@ -172,7 +170,7 @@ def test_a_budget_without_end_is_stock_token_for_token(make):
 
 def test_controls_stand_beside_at_the_same_bytes(footprint):
     asked = [
-        resolve(footprint, parse(text), 300) for text in ("keydiff:64", "merge:kv4:bytes=40KB")
+        resolve(footprint, parse(text), 300) for text in ("keydiff:64", "h2o:kv4:bytes=40KB")
     ]
     arms, missing = with_controls(footprint, asked, 300)
     assert missing == []
@@ -188,7 +186,7 @@ def test_controls_stand_beside_at_the_same_bytes(footprint):
 
 def test_the_same_control_comes_once(footprint):
     """Nor one for bytes that another is near enough to; a smaller one serves the next."""
-    texts = ("keydiff:64", "window:63", "merge:63", "full", "kv4")
+    texts = ("keydiff:64", "window:63", "h2o:63", "full", "kv4")
     asked = [resolve(footprint, parse(text), 300) for text in texts]
     found = with_controls(footprint, asked, 300)[0]
     kinds = [arm.strategy.kind for arm in found if arm.control]

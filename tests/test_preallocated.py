@@ -117,7 +117,7 @@ def test_rows_stay_where_they_are(kind: str) -> None:
 
 
 @pytest.mark.parametrize("bits", [None, 4])
-def test_merging_writes_in_place(bits: int | None) -> None:
+def test_folding_writes_in_place(bits: int | None) -> None:
     cache = evicting_cache(H2OConfig(max_kv_size=64, policy="h2o", kv_bits=bits))
     places = set()
     for seed in range(72):
@@ -207,7 +207,7 @@ def test_ten_thousand_tokens_take_no_more_memory(kind: str) -> None:
         places.add(tuple(address(part) for part in (*tail.keys.parts, *tail.values.parts)))
         del tail
     assert len(places) == 1  # no step allocates rows
-    # A group of rows leaves, or merges, with arrays of its own: some hundred kilobytes.
+    # A group of rows leaves, or is folded, with arrays of its own: some hundred kilobytes.
     assert mx.get_peak_memory() <= peak + 500_000
     assert _highest() <= process + 4_000_000
 

@@ -64,7 +64,8 @@ def answered(model, shared: bool | None, prompts=PROMPTS, count: int = 24, **giv
 @pytest.mark.parametrize("step", [8, 24])  # what attention reads in parts, and what at once
 @pytest.mark.parametrize("rows", SETTINGS)
 @pytest.mark.parametrize(
-    "policy", ["window", "keydiff", "h2o-ema", "h2o-sum", "tova", "snapkv", "value-aware", "mix"]
+    "policy",
+    ["window", "keydiff", "h2o", "h2o-ema", "h2o-sum", "tova", "snapkv", "value-aware", "mix"]
 )
 def test_answers_and_rows_are_those_of_each_alone(policy, rows, step):
     model, given = tiny_qwen3(head_dim=32), SETTINGS[rows] | {"policy": policy}
@@ -279,7 +280,6 @@ def held(tokens: int = 40, **given):
         ({}, 0, "rows is 0, expected 1 to 36"),
         ({"max_kv_size": None}, 41, "rows is 41, expected 1 to 40"),
         ({"prefix_size": 0}, 4, "rows is 4, expected 1 to 0"),
-        ({"policy": "h2o"}, 36, "the cache of one has the policy 'merge', whose rows change"),
         ({"speculative": 2}, 36, "has speculation, expected none of that"),
     ],
 )
@@ -308,7 +308,6 @@ def test_kinds_that_share_nothing():
     [
         ({"max_kv_size": 80}, "begin with the same 48 tokens, of which the first 0 are never"),
         ({"prompts": [PREFIX, PREFIX[:9] + [1] * 9], **SMALL}, "the same 9 tokens, of which"),
-        ({"policy": "h2o", **SMALL}, "layer 0 has the policy 'merge', whose rows change"),
         ({"logits_processors": [lambda tokens, logits: logits], **SMALL}, "logits_processors is"),
         ({**SMALL, **PACKED, "light_bits": 4}, "layer 0 has mixed precision, whose rows change"),
     ],

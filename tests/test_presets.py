@@ -143,12 +143,12 @@ def flags(tmp_path):
 
 @pytest.mark.exhaustive
 def test_a_preset_and_more(flags, capsys):
-    more = ("--length", "44", "--prompt", "30", "--strategies", "merge:16")
+    more = ("--length", "44", "--prompt", "30", "--strategies", "h2o:16")
     assert cli.main([*flags, "--preset", "table3", *more]) == 0
     shown = capsys.readouterr().out
     names = [line.split("|")[1].strip() for line in shown.splitlines() if line.startswith("| ")]
     splits = ["h2o:22:heavy=5", "h2o:22:heavy=11"]
-    assert names[2:] == ["full", "rotating:22", *splits, "merge:16"]
+    assert names[2:] == ["full", "rotating:22", *splits, "h2o:16"]
 
 
 @pytest.mark.slow

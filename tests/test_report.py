@@ -38,7 +38,7 @@ def run(loaded, tmp_path_factory):
         wordings=("secret",), depths=(0.5,),
     )  # fmt: skip
     found = evaluate(
-        *loaded, [("<text>", TEXT)], [parse(text) for text in ("keydiff:32", "merge:24", "full")],
+        *loaded, [("<text>", TEXT)], [parse(text) for text in ("keydiff:32", "h2o:24", "full")],
         settings=settings, tasks=tasks.TASKS, controls=False, folder=folder, model_name="tiny",
     )  # fmt: skip
     output.write(folder, found, "mlx_h2o evaluate")
@@ -58,7 +58,7 @@ def test_runs_of_digits():
 
 @pytest.mark.slow
 @pytest.mark.matrix(1)
-@pytest.mark.parametrize("name", ["keydiff:32", "merge:24"])
+@pytest.mark.parametrize("name", ["keydiff:32", "h2o:24"])
 def test_what_is_recorded_is_what_caches_hold(loaded, run, name):
     model, tokenizer = loaded
     recorded = run[1]["recorded"]["ppl"]["held"][name]
@@ -76,16 +76,16 @@ def test_what_is_recorded_is_what_caches_hold(loaded, run, name):
         ranges = -(-LENGTH // recorded["width"])
         at_moments = held.expanded(layer["map"])
         assert len(at_moments) == ranges * len(recorded["moments"])
-        if name == "merge:24":
+        if name == "h2o:24":
             rows = np.exp(np.array(cache.scores))
             assert rows.sum() == pytest.approx(2 * len(tokens), rel=1e-4)  # of two heads
             means = [rows[0][positions == place].mean() if (positions == place).any() else 1
                      for place in range(LENGTH)]  # fmt: skip
-            powers = held.expanded(layer["end_merged"])
+            powers = held.expanded(layer["end_folded"])
             assert list(map(int, powers)) == np.floor(np.log2(means) + 1e-6).astype(int).tolist()
             assert max(powers) > "1"
         else:
-            assert "end_merged" not in layer
+            assert "end_folded" not in layer
 
 
 @pytest.mark.slow
@@ -93,7 +93,7 @@ def test_only_what_lets_rows_go_and_only_where_it_is_asked_for(loaded, run):
     recorded = run[1]["recorded"]
     assert list(recorded) == [task for task in tasks.TASKS if task != "skips"]
     for text in recorded.values():
-        assert list(text["held"]) == ["keydiff:32", "merge:24"]
+        assert list(text["held"]) == ["keydiff:32", "h2o:24"]
         assert "".join(text["pieces"]).startswith(TEXT[:8])
     facts = recorded["needle"]["facts"]
     assert len(facts) == 2 and all(fact in "".join(recorded["needle"]["pieces"]) for fact in facts)

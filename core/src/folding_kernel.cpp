@@ -131,7 +131,7 @@ void fold_head(const Head& head, SimdTarget target) {
     if (next < a.keep && head.kept(next) == row) {
       ++next;
       if (head.is_eligible(row)) stayers.slots.push_back(row);
-    } else {
+    } else if (static_cast<int>(going.slots.size()) < a.going()) {  // whatever is in `kept`
       going.slots.push_back(row);
     }
   }

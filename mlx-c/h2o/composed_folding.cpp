@@ -41,9 +41,11 @@ Folded fold(const FoldRequest& r) {
   const mlx_stream s = r.stream;
   const Shape shape = shape_of(r.bias);
   const int going_rows = shape[2] - mlx_array_dim(r.kept, 2);
+  const Value kept =
+      Value(r.kept, s).then(mlx_minimum, scalar(static_cast<uint32_t>(shape[2] - 1), MLX_UINT32));
   const Value all(broadcast(range(0, shape[2], MLX_UINT32, s), shape, s), s);
   const Value marked =
-      all.then(mlx_put_along_axis, r.kept, scalar(above_every_slot, MLX_UINT32), 2);
+      all.then(mlx_put_along_axis, kept, scalar(above_every_slot, MLX_UINT32), 2);
   const Value going = marked.then(mlx_sort_axis, 2).sliced(2, 0, going_rows);
   const Value stays = marked.then(mlx_equal, scalar(above_every_slot, MLX_UINT32));
   const Value free = stays.then(mlx_logical_and, r.eligible).then(mlx_expand_dims, 2);

@@ -86,7 +86,7 @@ struct Thread {
     for (const char* kind : {"ema", "mass"}) {
       Array result;
       succeeds(mlx_h2o_prefill_scores(result.out(), keys, keys, 0.125F, "causal", nothing, nothing,
-                                      kind, nothing, 0.5, 8, s),
+                                      bias, kind, nothing, 0.5, 8, s),
                "prefill scores");
       check(mlx_array_eval(result));
     }
@@ -97,11 +97,13 @@ struct Thread {
     ArrayVector new_keys, new_values;
     Array new_importance, new_positions;
     for (const ArrayVector* stored : {&dense, &packed}) {
-      succeeds(mlx_h2o_attention_and_accumulate(out.out(), average.out(), queries, *stored, *stored,
-                                                importance, 0.125F, 0.5, "", nothing, nothing, bias,
-                                                8, group, none, 0, s),
-               "attention and accumulate");
-      check(mlx_array_eval(out));
+      for (const char* kind : {"ema", "mass"}) {
+        succeeds(mlx_h2o_attention_and_accumulate(out.out(), average.out(), queries, *stored,
+                                                  *stored, importance, 0.125F, kind, 0.5, "",
+                                                  nothing, nothing, bias, 8, group, none, 0, s),
+                 "attention and accumulate");
+        check(mlx_array_eval(out));
+      }
       succeeds(
           mlx_h2o_replace_worst(new_keys.out(), new_values.out(), new_importance.out(),
                                 new_positions.out(), *stored, *stored, importance, positions,
@@ -131,21 +133,20 @@ struct Thread {
     succeeds(mlx_h2o_key_diversity(diversity.out(), keys, s), "key diversity");
     check(mlx_array_eval(average));
     check(mlx_array_eval(diversity));
-    Array kept, evicted, into, merged_keys, merged_values, merged_bias, merged_positions;
-    for (const bool shared : {false, true}) {
-      succeeds(mlx_h2o_mergers(kept.out(), into.out(), merged_keys.out(), merged_values.out(),
-                               merged_bias.out(), merged_positions.out(), keys, keys, importance,
-                               positions, rows - 3, 2, nothing, shared, s),
-               "mergers");
-      for (const Array* made : {&kept, &into, &merged_keys, &merged_bias, &merged_positions}) {
-        check(mlx_array_eval(*made));
-      }
-    }
+    Array kept, evicted, into, folded_keys, folded_values, folded_bias, folded_mass;
+    const Array eligible = call(mlx_isfinite, importance, s);
     succeeds(mlx_h2o_keep_indices(kept.out(), importance, positions, 8, 2, each, s), "keep");
     succeeds(mlx_h2o_evict_indices(evicted.out(), importance, positions, 4, 2, nothing, s),
              "evict");
     check(mlx_array_eval(kept));
     check(mlx_array_eval(evicted));
+    succeeds(mlx_h2o_fold(into.out(), folded_keys.out(), folded_values.out(), folded_bias.out(),
+                          folded_mass.out(), keys, keys, importance, importance, importance,
+                          eligible, kept, s),
+             "fold");
+    for (const Array* made : {&into, &folded_keys, &folded_bias, &folded_mass}) {
+      check(mlx_array_eval(*made));
+    }
   }
 
   void shares() const {

@@ -29,8 +29,8 @@ CASES: dict[str, dict[str, Any]] = {
     "window": {"policy": "window"},
     "keydiff": {"policy": "keydiff"},
     "h2o": {"policy": "h2o"},
-    "merge, by layer": {"policy": "h2o"},
-    "merge, 8 bits": {"policy": "h2o", "kv_bits": 8, "kv_group_size": SIZE},
+    "h2o, by layer": {"policy": "h2o"},
+    "h2o, 8 bits": {"policy": "h2o", "kv_bits": 8, "kv_group_size": SIZE},
 }
 TOLERANCE = 0.003
 """Nats. At 4 bits a code that float32 rounds otherwise can cost more than that in so few tokens."""
