@@ -33,7 +33,7 @@ from mlx_h2o.policies import names
 
 ROTATING = "rotating"
 FULL = "full"
-PACKED = {f"{policy}, 8 bits": policy for policy in ("keydiff", "h2o-ema", "window")}
+PACKED = {f"{policy}, 8 bits": policy for policy in ("keydiff", "h2o", "window")}
 """Arms that are compared with the same policy over dense rows, too."""
 
 

@@ -3,6 +3,7 @@
 #include <cstdlib>
 
 #include "boundary.h"
+#include "composed.h"
 #include "mlx_h2o/c/backend.h"
 
 namespace mlx_h2o_c {

@@ -39,9 +39,10 @@ class H2OConfig:
             unbounded, no row is ever evicted.
         sink_size: positions ``0 .. sink_size - 1`` are never evicted; fewer than ``max_kv_size``.
         heavy_size: rows kept by rank. None: half of the budget, or what the other two leave; for
-            the policy "h2o" all but an eighth, which is recent.
+            the policy "h2o" all but the recent rows.
         recent_size: the newest rows, never evicted. None, or if the three sizes do not fill the
-            budget: what the other two leave.
+            budget: what the other two leave; for the policy "h2o" an eighth of the budget, and in
+            small ones 24 rows as far as that is a quarter.
         policy: name of the policy that ranks rows, one of :func:`mlx_h2o.policies.names`.
         diversity: for the policy "h2o", the share of the rows kept by rank that are kept for the
             diversity of their keys, 0 to 1; the others for their attention mass.
@@ -239,11 +240,12 @@ class H2OConfig:
         if heavy is None:
             # At least one recent row, which gives the newest row time to be scored.
             spare = left if self.recent_size is not None else left - 1
-            recent, shared = policies.known(self.policy).recent_share, self._shared_out(rows)
+            shared = self._shared_out(rows)
+            recent = policies.known(self.policy).recent_rows(shared)
             if recent is None:
                 heavy = int(shared * PRESETS["heavy"])
             else:
-                heavy = left if self.recent_size is not None else left - int(shared * recent)
+                heavy = left - (recent if self.recent_size is None else 0)
             heavy = max(0, min(heavy, spare))
         if left < heavy:
             raise ValueError(

@@ -59,8 +59,6 @@ class Policy(ABC):
     folds: ClassVar[bool] = False
     """Whether rows that go are folded into others, weighed by their ranks. Attention then adds
     ``ln n`` to the logit of a row that stands for n."""
-    recent_share: ClassVar[float | None] = None
-    """Share of the budget for recent rows where no size is given; None: half, with the sinks."""
     chunk_queries: ClassVar[int | None] = MAX_QUERIES
     """Queries of a chunk that ``accumulate`` sees, counted from its end, at most 128. None: all,
     and their weights come summed, as one query with one head per KV head."""
@@ -79,6 +77,11 @@ class Policy(ABC):
     def from_config(cls, config: H2OConfig) -> Policy:
         """A policy with the settings that it needs; by default none."""
         return cls()
+
+    @classmethod
+    def recent_rows(cls, rows: int) -> int | None:
+        """Recent rows of a budget where no size is given; None: what half of it leaves."""
+        return None
 
     def accumulate(
         self,

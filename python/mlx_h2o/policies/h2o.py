@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
@@ -24,7 +24,6 @@ class H2O(H2OSum):
 
     name = "h2o"
     folds = True
-    recent_share: ClassVar[float] = 1 / 8
 
     def __init__(self, diversity: float) -> None:
         self.diversity = diversity
@@ -32,6 +31,11 @@ class H2O(H2OSum):
     @classmethod
     def from_config(cls, config: H2OConfig) -> Policy:
         return cls(config.diversity)
+
+    @classmethod
+    def recent_rows(cls, rows: int) -> int:
+        """An eighth of the budget, and in small ones 24 as far as that is a quarter."""
+        return max(rows // 8, min(24, rows // 4))
 
     def rank(self, rows: Rows) -> mx.array:
         values = rows.values.astype(mx.float32)

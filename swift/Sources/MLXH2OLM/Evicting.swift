@@ -15,7 +15,7 @@ import MLXNN
 ///   - configuration: the settings of every layer; where they name no `contextSize`, that of an
 ///     ``H2OTransformer`` is what its settings say
 ///   - policy: a policy of your own, in the place of the one that the settings name
-/// - Throws: `H2OError` where the policy needs scores, or merges, and the model is not routed; where
+/// - Throws: `H2OError` where the policy needs scores, or folds, and the model is not routed; where
 ///   no layer would keep every row; and for a model that makes its masks in a way that rows which
 ///   went do not fit
 public func evictingCaches(
@@ -27,12 +27,12 @@ public func evictingCaches(
     let configuration = configuration.forModel(
         contextSize: (model as? H2OTransformer)?.contextSize)
     let policy = ownPolicy ?? configuration.makePolicy()
-    if policy.needsScores || policy.merges, !(model is any H2ORouted) {
+    if policy.needsScores || policy.folds, !(model is any H2ORouted) {
         throw H2OError(
             "evictingCaches",
             "the policy '\(ownPolicy.map { "\(type(of: $0))" } ?? configuration.policy.rawValue)' needs attention of MLXH2OLM's, which "
                 + "\(name) does not call: expected a model of H2OTransformer.register(in:), one that "
-                + "is H2ORouted, or one of the policies keydiff, window and random.")
+                + "is H2ORouted, or one of the policies keydiff and window.")
     }
     if let reason = refused[name] {
         throw H2OError("evictingCaches", "\(name) cannot be served: \(reason).")

@@ -7,32 +7,14 @@ struct ReferencePolicy {
 
     let name: String
     let decay: Double
+    let diversity: Double
 
     /// The new importance of each row, from logits [query][query head][row], nil where masked.
     func accumulate(_ before: [Double?], _ logits: [[[Double?]]]) -> [Double?] {
-        if name == "h2o" { return averaged(before, logits, decay: decay) }
-        guard ["h2o-sum", "value-aware", "mix", "tova", "snapkv"].contains(name) else {
-            return before
-        }
-        let weights = logits.map { $0.map(Self.softmax) }
-        let means = weights.map { heads in
-            before.indices.map { row in heads.reduce(0) { $0 + $1[row] } / Double(heads.count) }
-        }
-        switch name {
-        case "tova":
-            return means[means.count - 1]
-        case "snapkv" where means.count >= 32:
-            let votes = before.indices.map { row in means.suffix(32).reduce(0) { $0 + $1[row] } }
-            return before.indices.map { row in
-                votes[max(0, row - 3)...min(votes.count - 1, row + 3)].max().map { $0 / 32 }
-            }
-        case "snapkv":
-            return averaged(before, means.map { [$0] }, decay: 31.0 / 32)
-        default:
-            return before.indices.map { row in
-                weights.joined().reduce(before[row] ?? 0) { $0 + $1[row] }
-            }
-        }
+        if name == "h2o-ema" { return averaged(before, logits, decay: decay) }
+        guard name == "h2o" else { return before }
+        let weights = logits.joined().map(Self.softmax)
+        return before.indices.map { row in weights.reduce(before[row] ?? 0) { $0 + $1[row] } }
     }
 
     /// C = a*C + (1-a)*|s| for each query in order; the first sets C.
@@ -58,35 +40,29 @@ struct ReferencePolicy {
         return parts.map { $0 / total }
     }
 
-    /// Of the rows of a head, in order of position; higher is kept.
-    func ranks(_ rows: [Row], head: Int) -> [Double] {
+    /// Of the rows of a head, in order of position; higher is kept. `keep` stay, of which those not
+    /// in `open` are protected.
+    func ranks(_ rows: [Row], keep: Int, open: [Int]) -> [Double] {
         switch name {
         case "window": rows.map { Double($0.position) }
-        case "random": rows.map { Self.hash(head: head, position: $0.position) }
         case "keydiff": Self.diversity(rows)
-        case "value-aware":
-            rows.map { row in
-                row.importance.map { $0 * row.value.reduce(0) { $0 + abs($1) } } ?? -.infinity
-            }
-        case "mix": mixed(rows)
+        case "h2o": shared(rows, keep: keep, open: open)
         default: rows.map { $0.importance ?? -.infinity }
         }
     }
 
-    private func mixed(_ rows: [Row]) -> [Double] {
-        let diversity = Self.places(Self.diversity(rows))
-        let mass = Self.places(rows.map { $0.importance ?? -.infinity })
-        return rows.indices.map {
-            rows[$0].importance == nil ? -.infinity : Double(4 * diversity[$0] + mass[$0])
+    /// Mass times the length of the value over the greatest, and 1 more for the most diverse.
+    private func shared(_ rows: [Row], keep: Int, open: [Int]) -> [Double] {
+        let heavy = rows.map { row in
+            row.importance.map { $0 * sqrt(dot(row.value, row.value)) } ?? -.infinity
         }
-    }
-
-    /// 0 to N - 1; of equals the later is the lesser.
-    private static func places(_ values: [Double]) -> [Int] {
-        let order = values.indices.sorted { (values[$0], -$0) < (values[$1], -$1) }
-        var places = [Int](repeating: 0, count: values.count)
-        for (place, row) in order.enumerated() { places[row] = place }
-        return places
+        let greatest = max(heavy.max() ?? 0, 1e-9)
+        var ranks = heavy.map { $0 / greatest }
+        let places = max(0, keep - (rows.count - open.count))
+        let apart = Self.diversity(rows)
+        let best = open.sorted { (apart[$0], -$0) > (apart[$1], -$1) }
+        for row in best.prefix(Int(diversity * Double(places))) { ranks[row] += 1 }
+        return ranks
     }
 
     /// Minus the cosine of each key with the mean of the normalised keys.
@@ -99,17 +75,5 @@ struct ReferencePolicy {
         }
         let norm = length(mean)
         return zip(rows, lengths).map { row, length in -dot(row.key, mean) / length / norm }
-    }
-
-    /// Seed 0: the upper 24 bits of three rounds of MurmurHash3's finaliser.
-    private static func hash(head: Int, position: Int) -> Double {
-        func round(_ bits: UInt32) -> UInt32 {
-            var bits = bits &+ 0x9E37_79B9
-            bits = (bits ^ (bits >> 16)) &* 0x85EB_CA6B
-            bits = (bits ^ (bits >> 13)) &* 0xC2B2_AE35
-            return bits ^ (bits >> 16)
-        }
-        let bits = round(round(round(0) ^ UInt32(head)) ^ UInt32(position))
-        return Double(bits >> 8)
     }
 }
