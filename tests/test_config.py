@@ -73,7 +73,7 @@ def test_more_than_the_budget_is_an_error():
         ({"decay": None}, "decay is None"),
         (
             {"policy": "lru"},
-            "policy is 'lru', expected one of: h2o, h2o-sum, window, random, keydiff, ",
+            "policy is 'lru', expected one of: h2o, h2o-ema, h2o-sum, window, random, ",
         ),
         ({"shared_heads": 1}, "shared_heads is 1, expected a bool"),
         ({"random_seed": -1}, "random_seed is -1, expected an int of at least 0"),

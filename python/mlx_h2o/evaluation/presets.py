@@ -73,42 +73,42 @@ _THRESHOLDS = ("1e-4", "1e-5", "1e-6", "1e-7", "1e-8")
 PRESETS = {
     "table3": Preset(
         f"{_H2O} 3: a window and two splits at half the text",
-        _each((256,), "rotating:ROWS", "h2o:ROWS:heavy={64}", "h2o:ROWS:heavy={128}"),
+        _each((256,), "rotating:ROWS", "h2o-ema:ROWS:heavy={64}", "h2o-ema:ROWS:heavy={128}"),
     ),
     "table4": Preset(
         f"{_H2O} 4: heavy against recent rows",
-        _each((256,), "rotating:ROWS", *(f"h2o:ROWS:heavy={{{n}}}" for n in (32, 64, 128))),
+        _each((256,), "rotating:ROWS", *(f"h2o-ema:ROWS:heavy={{{n}}}" for n in (32, 64, 128))),
         documents=20,
     ),
     "table7": Preset(
         f"{_H2O} 7: rows",
-        _each((128, 256, 512, 1024, 2048), "rotating:ROWS", "h2o:ROWS"),
+        _each((128, 256, 512, 1024, 2048), "rotating:ROWS", "h2o-ema:ROWS"),
         lengths=(2048,),
         documents=5,
     ),
     "table8": Preset(
         f"{_H2O} 8: lengths",
-        _each((256,), "rotating:ROWS", "h2o:ROWS"),
+        _each((256,), "rotating:ROWS", "h2o-ema:ROWS"),
         lengths=(8192, 4096, 2048, 1024, 512),
         documents=2,
     ),
     "table9": Preset(
         f"{_H2O} 9: long texts, few rows",
-        _each((256, 512), "rotating:ROWS", "h2o:ROWS"),
+        _each((256, 512), "rotating:ROWS", "h2o-ema:ROWS"),
         lengths=(32768, 16384, 8192),
         documents=1,
     ),
     "table10": Preset(
         f"{_H2O} 10: bits, the mixed form among them",
         (
-            *_each((256,), "rotating:ROWS", "h2o:ROWS", "h2o:ROWS:kv8"),
-            "h2o:{256}:kv8:light=4:dense=0",
-            "h2o:{256}:kv4",
+            *_each((256,), "rotating:ROWS", "h2o-ema:ROWS", "h2o-ema:ROWS:kv8"),
+            "h2o-ema:{256}:kv8:light=4:dense=0",
+            "h2o-ema:{256}:kv4",
         ),
     ),
     "table11": Preset(
         f"{_H2O} 11: bits and rows",
-        _each((256, 512, 1024), "rotating:ROWS", "h2o:ROWS", "h2o:ROWS:kv8", "h2o:ROWS:kv4"),
+        _each((256, 512, 1024), "rotating:ROWS", "h2o-ema:ROWS", "h2o-ema:ROWS:kv8", "h2o-ema:ROWS:kv4"),
         lengths=(2048,),
         documents=5,
     ),

@@ -30,7 +30,7 @@ public struct H2OPolicy: EvictionPolicy {
 
     public func rank(_ rows: PolicyRows) throws -> MLXArray {
         let values = try rows.values.asType(.float32)
-        let heavy = rows.importance * (values * values).sum(axis: 3).sqrt()
+        let heavy = rows.importance * sqrt((values * values).sum(axis: 3))
         let greatest = which(isNaN(heavy), Float(0), heavy).max(axis: 2, keepDims: true)
         let ranks = heavy / maximum(greatest, Float(1e-9))
         let diverse = Int(diversity * Double(rows.places))
