@@ -69,7 +69,6 @@ private typealias Make = @Sendable () throws -> H2OConfiguration
         ("sinkSize is -1, expected at least 0.", { try H2OConfiguration(sinkSize: -1) }),
         ("heavySize is -1, expected at least 0.", { try H2OConfiguration(heavySize: -1) }),
         ("recentSize is -2, expected at least 0.", { try H2OConfiguration(recentSize: -2) }),
-        ("randomSeed is -1, expected at least 0.", { try H2OConfiguration(randomSeed: -1) }),
         (
             "policy is 'h2o_sum', expected one of: h2o, h2o-ema, window, keydiff.",
             { try H2OConfiguration(policy: PolicyName(named: "h2o_sum")) }
@@ -125,7 +124,7 @@ private typealias Make = @Sendable () throws -> H2OConfiguration
     @Test func survivesJSONAndChecksWhatItReads() throws {
         let made = try H2OConfiguration(
             maxKVSize: 48, policy: .h2oEma, diversity: 0.25, decay: 0.5, evictEvery: 3,
-            sharedHeads: true, randomSeed: 7, kvFormat: .turbo8v3, turboGuard: 1,
+            sharedHeads: true, kvFormat: .turbo8v3, turboGuard: 1,
             contextSize: 2048)
         let data = try JSONEncoder().encode(made)
         #expect(try JSONDecoder().decode(H2OConfiguration.self, from: data) == made)
