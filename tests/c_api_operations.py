@@ -144,13 +144,13 @@ def key_diversity(library: Library, keys: Handle) -> Handle:
 FOLDED = ("into", "keys", "values", "bias", "mass")
 
 
-def fold(library: Library, *rows: Handle) -> dict[str, Handle]:
+def fold(library: Library, *rows: Handle, share: float = 1.0) -> dict[str, Handle]:
     """Of keys, values, bias, mass, weights, eligible and kept."""
     places = _places(library, FOLDED, (True,) * 5)
     given = [handle.value for handle in rows]
     library.check(
         library.c.mlx_h2o_fold(
-            *_pointers(library, FOLDED, places), *given, library.stream.value
+            *_pointers(library, FOLDED, places), *given, share, library.stream.value
         )
     )
     return places
@@ -314,7 +314,7 @@ def _run_prefill(case: _Case) -> dict[str, np.ndarray]:
 
 def _run_fold(case: _Case) -> dict[str, np.ndarray]:
     names = ("keys", "values", "bias", "mass", "weights", "eligible", "kept")
-    return case.numpy(fold(case.library, *(case.handles[name] for name in names)))
+    return case.numpy(fold(case.library, *(case.handles[name] for name in names), share=case.fields["share"]))
 
 
 #: What runs a parity case of each operation beyond attention and selection.

@@ -5,9 +5,13 @@ Written from docs/policies.md and shared with no code of the package.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
+
+SHARE = 0.5
+"""Of the rows that go together, those that are folded: the nearest."""
 
 LEAST = 1e-9
 """Of a weight in a mean."""
@@ -27,12 +31,15 @@ def features(keys: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def targets(
-    keys: np.ndarray, values: np.ndarray, weights: np.ndarray, eligible: np.ndarray, kept: list[int]
+    keys: np.ndarray, values: np.ndarray, weights: np.ndarray, eligible: np.ndarray, kept: list[int],
+    share: float,
 ) -> tuple[dict[int, int], bool]:
     """Of each slot that goes the one that it is folded into, which is its own where there is none;
     and whether another is as near as float32 can tell."""
     vectors, found, close = features(keys, values), {}, False
     stay = [slot for slot in kept if eligible[slot]]
+    least: dict[int, float] = {}
+    errors: dict[int, float] = {}
     for slot in sorted(set(range(len(keys))) - set(kept)):
         found[slot] = slot
         if not stay or np.isnan(weights[slot]):
@@ -42,6 +49,14 @@ def targets(
         found[slot] = stay[nearest]
         off = 2e-6 * (np.square(vectors[stay]).sum(axis=1).max() + np.square(vectors[slot]).sum())
         close |= bool((np.delete(apart, nearest) <= apart[nearest] + off).any())
+        least[slot], errors[slot] = apart[nearest], off
+    order = sorted(least, key=lambda slot: (least[slot], slot))
+    most = math.ceil(share * (len(keys) - len(kept)))
+    if most < len(order):
+        last, first = order[most - 1], order[most]
+        close |= bool(least[first] <= least[last] + errors[last] + errors[first])
+    for slot in order[most:]:
+        found[slot] = slot
     return found, close
 
 
@@ -62,10 +77,10 @@ def fold(rows: list[Any], ranks: np.ndarray, kept: list[int], config, recent_sta
     """
     keys, values = np.array([row.key for row in rows]), np.array([row.value for row in rows])
     eligible = [
-        for_good(config) <= row.position < recent_start and not np.isnan(rank)
+        for_good(config) <= row.position < recent_start and rank <= 1
         for row, rank in zip(rows, ranks, strict=True)
     ]
-    into, close = targets(keys, values, ranks, np.array(eligible), kept)
+    into, close = targets(keys, values, ranks, np.array(eligible), kept, SHARE)
     for slot in sorted(set(into.values()) & set(kept)):
         row = rows[slot]
         others = [rows[one] for one, other in into.items() if other == slot]

@@ -79,7 +79,7 @@ def ranks(config, head: int, rows: list, keep: int, recent_start: int) -> np.nda
 
 
 def _h2o(config, mass: np.ndarray, rows: list, keep: int, recent_start: int) -> np.ndarray:
-    """Mass times the length of the value over the greatest, and 1 more for the rows that are among
+    """Mass times the length of the value over the greatest, and 2 more for the rows that are among
     the most diverse of those that no range protects."""
     heavy = mass * np.array([np.linalg.norm(row.value) for row in rows])
     found = heavy / max(np.nan_to_num(heavy).max(initial=0), 1e-9)
@@ -89,7 +89,7 @@ def _h2o(config, mass: np.ndarray, rows: list, keep: int, recent_start: int) -> 
     if diverse:
         apart = _key_diversity(rows)
         best = sorted(free, key=lambda place: (-apart[place], rows[place].position))[:diverse]
-        found[best] += 1
+        found[best] += 2
     return found
 
 

@@ -16,6 +16,7 @@ from cache_checks import SCALE
 from cache_columns import COLUMNS, FOLDING, rounded, stored_rows
 from cache_courses import Course
 from cache_folded import counts_of as counts_of_slots
+from cache_folded import everything_folds
 from cache_invariants import check_same, seen_from_outside
 from mlx_h2o import (
     H2OConfig,
@@ -72,28 +73,30 @@ def test_the_suites_know_what_folds():
 @pytest.mark.parametrize("evict_every", [1, 4])
 @pytest.mark.parametrize("column", ["dense", "8 bits", "4 bits"])
 def test_no_token_is_lost(column, evict_every):
-    course = Course(column, "h2o", evict_every=evict_every)
-    for length in (5, *[1] * 30, 40, 1, 3, 100, *[1] * 9):
-        course.chunk(length)
+    with everything_folds():
+        course = Course(column, "h2o", evict_every=evict_every)
+        for length in (5, *[1] * 30, 40, 1, 3, 100, *[1] * 9):
+            course.chunk(length)
+            check_counts(course)
+            if length == 1:
+                assert course.cache.size() <= 14
+        course.chunk(50)
+        course.flush()
+        assert course.cache.size() == 14
         check_counts(course)
-        if length == 1:
-            assert course.cache.size() <= 14
-    course.chunk(50)
-    course.flush()
-    assert course.cache.size() == 14
-    check_counts(course)
-    # Nearly all was compared, and not followed; codes of 4 bits are often the same.
-    assert course.followed <= course.cache.updates // 10
+        # Nearly all was compared, and not followed; codes of 4 bits are often the same.
+        assert course.followed <= course.cache.updates // 10
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shared_heads", [False, True])
 def test_no_token_of_a_batch_is_lost(shared_heads):
-    course = Course("8 bits", "h2o", 3, evict_every=4, shared_heads=shared_heads)
-    course.prompts([5, 30, 18], step=12)
-    for _ in range(20):
-        course.tokens(1)
-        check_counts(course)
+    with everything_folds():
+        course = Course("8 bits", "h2o", 3, evict_every=4, shared_heads=shared_heads)
+        course.prompts([5, 30, 18], step=12)
+        for _ in range(20):
+            course.tokens(1)
+            check_counts(course)
 
 
 @pytest.mark.slow
@@ -312,21 +315,22 @@ def test_a_batch_folds_each_sequence_as_alone(column, evict_every, step):
 
 @pytest.mark.parametrize("column", ["dense", "8 bits"])
 def test_rejected_drafts_leave_folded_rows_as_they_are(column):
-    course = Course(column, "h2o", speculative=3, evict_every=4)
-    course.chunk(30)
-    folded = 0
-    for _ in range(8):
-        course.chunk(1, 3)
-        cache = course.cache
-        size = cache.size() - 3
-        before = [np.array(a)[:, :, :size] for a in (*stored_rows(cache), cache.scores)]
-        course.trim(3)
-        after = [*stored_rows(cache), np.array(cache.scores)]
-        for one, other in zip(before, after, strict=True):
-            np.testing.assert_array_equal(one, other)
-        folded = max(folded, counts_of(cache).max())
-        check_counts(course)
-    assert folded > 4
+    with everything_folds():
+        course = Course(column, "h2o", speculative=3, evict_every=4)
+        course.chunk(30)
+        folded = 0
+        for _ in range(8):
+            course.chunk(1, 3)
+            cache = course.cache
+            size = cache.size() - 3
+            before = [np.array(a)[:, :, :size] for a in (*stored_rows(cache), cache.scores)]
+            course.trim(3)
+            after = [*stored_rows(cache), np.array(cache.scores)]
+            for one, other in zip(before, after, strict=True):
+                np.testing.assert_array_equal(one, other)
+            folded = max(folded, counts_of(cache).max())
+            check_counts(course)
+        assert folded > 4
 
 
 @pytest.mark.matrix(4)

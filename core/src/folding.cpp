@@ -24,13 +24,15 @@ constexpr const char* kFold = "fold";
 /// Outputs: slots, keys, values, bias and mass of the rows that change.
 class Fold : public CpuPrimitive {
  public:
-  explicit Fold(mx::Stream stream) : CpuPrimitive(stream, kFold) {}
+  Fold(mx::Stream stream, double share) : CpuPrimitive(stream, kFold), share_(share) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
 
   const char* name() const override { return "Fold"; }
 
-  bool is_equivalent(const Primitive&) const override { return true; }
+  bool is_equivalent(const Primitive& other) const override {
+    return share_ == static_cast<const Fold&>(other).share_;
+  }
 
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
     const mx::Shape& keys = inputs[0].shape();
@@ -42,6 +44,9 @@ class Fold : public CpuPrimitive {
             some,
             some};
   }
+
+ private:
+  double share_;
 };
 
 void Fold::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
@@ -57,6 +62,7 @@ void Fold::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>
   a.width = keys.shape(3);
   a.value_width = values.shape(3);
   a.keep = held[6].shape(2);
+  a.share = share_;
   a.type = element_type(keys.dtype());
   copy_strides(keys, 3, a.key_strides);
   copy_strides(values, 3, a.value_strides);
@@ -100,7 +106,7 @@ void check_rows(const char* name, const mx::array& array, mx::Dtype dtype, const
 
 std::vector<mx::array> fold(const mx::array& keys, const mx::array& values, const mx::array& bias,
                             const mx::array& mass, const mx::array& weights,
-                            const mx::array& eligible, const mx::array& kept,
+                            const mx::array& eligible, const mx::array& kept, double share,
                             mx::StreamOrDevice s) {
   for (const auto& [name, rows] : {std::pair("keys", &keys), std::pair("values", &values)}) {
     check_dimensions(kFold, name, *rows, 4, "[B, H, N, D]");
@@ -123,10 +129,13 @@ std::vector<mx::array> fold(const mx::array& keys, const mx::array& values, cons
     fail(kFold, "kept are ", to_text(kept.dtype()), ' ', to_text(kept.shape()),
          ", expected uint32 [B, H, K] of the rows ", to_text(rows), " with K from 1 to N - 1.");
   }
+  if (!(share > 0 && share <= 1)) {
+    fail(kFold, "share is ", share, ", expected a number above 0, at most 1.");
+  }
   const mx::Stream stream = cpu_stream(kFold, s);
   kernels::simd_target();  // refuses a wrong MLX_H2O_SIMD here, not inside the stream
   const std::vector<mx::array> inputs{keys, values, bias, mass, weights, eligible, kept};
-  auto primitive = std::make_shared<Fold>(stream);
+  auto primitive = std::make_shared<Fold>(stream, share);
   std::vector<mx::Shape> shapes = primitive->output_shapes(inputs);
   return mx::array::make_arrays(std::move(shapes),
                                 {mx::uint32, keys.dtype(), keys.dtype(), mx::float32, mx::float32},

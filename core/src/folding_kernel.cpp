@@ -141,10 +141,19 @@ void fold_head(const Head& head, SimdTarget target) {
     fill<T>(head, factors, going);
     fill<T>(head, factors, stayers);
     std::vector<int> nearest(going.slots.size(), -1);
-    MLX_H2O_CALL_TARGET(target, find_nearest(going, stayers, padded_width(a), nearest.data()));
+    std::vector<float> apart(going.slots.size());
+    MLX_H2O_CALL_TARGET(target, find_nearest(going, stayers, padded_width(a), nearest.data(),
+                                             apart.data()));
+    std::vector<size_t> order;
     for (size_t i = 0; i < into.size(); ++i) {
-      const bool found = nearest[i] >= 0 && head.is_folded(going.slots[i]);
-      if (found) into[i] = stayers.slots[static_cast<size_t>(nearest[i])];
+      if (nearest[i] >= 0 && head.is_folded(going.slots[i])) order.push_back(i);
+    }
+    std::stable_sort(order.begin(), order.end(),
+                     [&](size_t one, size_t other) { return apart[one] < apart[other]; });
+    const auto most = static_cast<size_t>(std::ceil(a.share * a.going()));
+    for (size_t place = 0; place < std::min(most, order.size()); ++place) {
+      const size_t i = order[place];
+      into[i] = stayers.slots[static_cast<size_t>(nearest[i])];
     }
   }
   const int64_t first = (head.batch * a.heads + head.head) * a.going();

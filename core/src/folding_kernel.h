@@ -22,6 +22,7 @@ struct FoldingArguments {
   const float *bias, *mass, *weights;
   const bool* eligible;
   int64_t bias_strides[3], mass_strides[3], weight_strides[3], eligible_strides[3];
+  double share;          // of the rows that go, those that are folded, rounded up
   const uint32_t* kept;  // [batch, heads, keep], ascending
   int64_t kept_strides[3];
 

@@ -57,9 +57,12 @@ Folded fold(const FoldRequest& r) {
   const Value apart = free.where(
       squares.then(mlx_expand_dims, 2) - products * number(2), number(INFINITY));
   const Value given(r.weights, s), unknown = given.then(mlx_isnan);
-  const Value lost = apart.then(mlx_min_axis, 3, false)
-                         .then(mlx_equal, number(INFINITY))
-                         .then(mlx_logical_or, at_slots(unknown, going));
+  const Value nearest = apart.then(mlx_min_axis, 3, false) + at_slots(squares, going);
+  const Value least = at_slots(unknown, going).where(number(INFINITY), nearest);
+  const Array most = integer(static_cast<int>(std::ceil(r.share * going_rows)));
+  const Value place = least.then(mlx_argsort_axis, 2).then(mlx_argsort_axis, 2).as(MLX_INT32);
+  const Value lost = least.then(mlx_equal, number(INFINITY))
+                         .then(mlx_logical_or, place.then(mlx_greater_equal, most));
   Value into = lost.where(going, apart.then(mlx_argmin_axis, 3, false));
 
   // [B, H, r, r]: whether a row goes to this target.

@@ -8,7 +8,7 @@ using namespace mlx_h2o_c;
 int mlx_h2o_fold(mlx_array* into, mlx_array* new_keys, mlx_array* new_values, mlx_array* new_bias,
                  mlx_array* new_mass, mlx_array keys, mlx_array values, mlx_array bias,
                  mlx_array mass, mlx_array weights, mlx_array eligible, mlx_array kept,
-                 mlx_stream s) {
+                 double share, mlx_stream s) {
   const Places places = {{"into", into},
                          {"new_keys", new_keys},
                          {"new_values", new_values},
@@ -32,8 +32,10 @@ int mlx_h2o_fold(mlx_array* into, mlx_array* new_keys, mlx_array* new_values, ml
                       stay[2] < rows[2];
     expect(fits && dtype_of(kept) == MLX_UINT32, op, "kept are ", kept,
            ", expected uint32 [B, H, K] with K from 1 to N - 1 = ", rows[2] - 1, ".");
+    expect(share > 0 && share <= 1, op, "share is ", share,
+           ", expected a number above 0, at most 1.");
     const Folded found =
-        serve(op, &Backend::fold, FoldRequest{keys, values, bias, mass, weights, eligible, kept, s});
+        serve(op, &Backend::fold, FoldRequest{keys, values, bias, mass, weights, eligible, kept, share, s});
     give(into, found.into);
     give(new_keys, found.keys);
     give(new_values, found.values);

@@ -126,7 +126,7 @@ Array key_diversity(const KeyDiversityRequest& r) {
 Folded fold(const FoldRequest& r) {
   const std::vector<mx::array> outputs =
       mlx_h2o::fold(get(r.keys), get(r.values), get(r.bias), get(r.mass), get(r.weights),
-                    get(r.eligible), get(r.kept), get(r.stream));
+                    get(r.eligible), get(r.kept), r.share, get(r.stream));
   auto next = outputs.begin();
   std::vector<Array> made = wrap(next, outputs.size());
   return {std::move(made[0]), std::move(made[1]), std::move(made[2]), std::move(made[3]),

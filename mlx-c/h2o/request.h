@@ -125,6 +125,7 @@ struct FoldRequest {
   mlx_array values;
   mlx_array bias, mass, weights, eligible;  // [B, H, N]
   mlx_array kept;                           // [B, H, K]
+  double share;
   mlx_stream stream;
 };
 

@@ -118,7 +118,7 @@ NB_MODULE(_core, m) {
   m.def("key_diversity", &mlx_h2o::key_diversity, "keys"_a, nb::kw_only(), "stream"_a = nb::none(),
         "float32 [B, H, N]; see mlx_h2o.fast.");
   m.def("fold", &mlx_h2o::fold, "keys"_a, "values"_a, "bias"_a, "mass"_a, "weights"_a, "eligible"_a,
-        "kept"_a, nb::kw_only(), "stream"_a = nb::none(),
+        "kept"_a, nb::kw_only(), "share"_a = 1.0, "stream"_a = nb::none(),
         "Slots, keys, values, bias and mass of the rows that change.");
   m.def("append_rows", &mlx_h2o::append_rows, "buffers"_a, "rows"_a, "start"_a, nb::kw_only(),
         "stream"_a = nb::none());

@@ -128,7 +128,7 @@ struct Thread {
     check(mlx_array_eval(kept));
     succeeds(mlx_h2o_fold(into.out(), folded_keys.out(), folded_values.out(), folded_bias.out(),
                           folded_mass.out(), keys, keys, importance, importance, importance,
-                          eligible, kept, s),
+                          eligible, kept, 0.5, s),
              "fold");
     for (const Array* made : {&into, &folded_keys, &folded_bias, &folded_mass}) {
       check(mlx_array_eval(*made));

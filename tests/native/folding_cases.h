@@ -51,6 +51,7 @@ inline void test_folding(Random& random, int cases, Report& report) {
     a.width = random.between(2, 40);
     a.value_width = random.between(1, 20);
     a.keep = random.between(1, a.rows - 1);
+    a.share = random.between(0, 1) == 0 ? 1 : 0.5;
     a.type = kernels::ElementType::float32;
     const int heads = a.batch * a.heads;
     const auto cells = static_cast<size_t>(heads) * static_cast<size_t>(a.rows);
@@ -133,7 +134,8 @@ inline void test_folding(Random& random, int cases, Report& report) {
         }
         const auto found = static_cast<int>(into[first + place]);
         targets.push_back(found);
-        const bool none = least == std::numeric_limits<double>::infinity();
+        const bool none = least == std::numeric_limits<double>::infinity() ||
+                          (a.share < 1 && found == row);
         const bool open = stays[static_cast<size_t>(found)] && eligible[cell(found)] != 0;
         const bool right = none ? found == row : open && apart(row, found) <= least * (1 + 1e-4);
         if (!right) {

@@ -136,9 +136,9 @@ class CBackend:
             found = c_api_operations.key_diversity(self.library, self.library.array(request.keys))
             return mx.array(self.library.numpy(found))
 
-    def fold(self, *rows: mx.array) -> folding.Folded:
+    def fold(self, *rows: mx.array, share: float = 1.0) -> folding.Folded:
         with self.library.using(self.backend):
-            found = c_api_operations.fold(self.library, *map(self.library.array, rows))
+            found = c_api_operations.fold(self.library, *map(self.library.array, rows), share=share)
             made = folding.Folded(*(mx.array(self.library.numpy(a)) for a in found.values()))
         dtype = rows[0].dtype
         return made._replace(keys=made.keys.astype(dtype), values=made.values.astype(dtype))

@@ -26,6 +26,9 @@ def fold_cases(seed: int) -> Iterator[Case]:
     yield fold_case("fold-some-unscored", going=9, unscored=0.3, seed=seed)
     yield fold_case("fold-into-few", going=12, eligible=0.1, seed=seed)
     yield fold_case("fold-into-none", going=3, eligible=0.0, seed=seed)
+    for going in (1, 2, 9):
+        yield fold_case(f"fold-the-nearer-half-of-{going}", going=going, share=0.5, seed=seed)
+    yield fold_case("fold-a-third-unscored", going=9, unscored=0.4, share=0.3, seed=seed)
     yield fold_case("fold-without-weights", going=9, weightless=0.6, seed=seed)
 
 
@@ -38,6 +41,7 @@ def fold_case(
     eligible: float = 0.7,
     unscored: float = 0.0,
     weightless: float = 0.0,
+    share: float = 1.0,
     seed: int = 0,
 ) -> Case:
     """``going`` rows of two heads of two sequences are folded; then shares of the rows: those that
@@ -64,18 +68,18 @@ def fold_case(
         tensors["eligible"] = mx.array(rng.random(shape) < eligible)
         order = rng.permuted(np.broadcast_to(np.arange(rows), shape), axis=2)
         tensors["kept"] = mx.array(np.sort(order[:, :, going:], axis=2).astype(np.uint32))
-        expected = _expected(tensors)
+        expected = _expected(tensors, share)
         if expected is not None:
             rounding = 0.0 if dtype == "f32" else reference.ULP[str(DTYPES[dtype])[9:]]
             allowed = {"into": 0.0}
             for part in ("keys", "values", "bias", "mass"):
                 narrow = rounding if part in ("keys", "values") else 0.0
                 allowed[part] = MADE + narrow * float(np.abs(expected[part]).max())
-            return drawn_case({"name": name, "op": "fold"}, tensors, expected, allowed)
+            return drawn_case({"name": name, "op": "fold", "share": share}, tensors, expected, allowed)
     raise AssertionError("unreachable")
 
 
-def _expected(tensors: dict[str, mx.array]) -> dict[str, np.ndarray] | None:
+def _expected(tensors: dict[str, mx.array], share: float) -> dict[str, np.ndarray] | None:
     """What becomes of the rows, or None where a choice was close."""
     parts = ("keys", "values", "bias", "mass", "weights")
     keys, values, bias, mass, weights = (reference.float64(tensors[part]) for part in parts)
@@ -85,7 +89,7 @@ def _expected(tensors: dict[str, mx.array]) -> dict[str, np.ndarray] | None:
     batch, heads = bias.shape[:2]
     for at in np.ndindex(batch, heads):
         into, close = reference_folding.targets(
-            keys[at], values[at], weights[at], eligible[at], kept[at].tolist()
+            keys[at], values[at], weights[at], eligible[at], kept[at].tolist(), share
         )
         if close:
             return None

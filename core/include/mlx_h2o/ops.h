@@ -128,12 +128,13 @@ mlx::core::array key_diversity(const mlx::core::array& keys, mlx::core::StreamOr
 /// values [B, H, N, Dv] of one float dtype; `bias`, ln n of the n rows that each stands for, `mass`,
 /// which adds up, and `weights` in means, NaN: it is not folded, float32 [B, H, N]; `eligible`, the
 /// rows that others may be folded into, bool [B, H, N]; `kept`, the slots that stay, ascending,
-/// uint32 [B, H, N - r]. python/mlx_h2o/operations/folding.py is the definition.
+/// uint32 [B, H, N - r]; `share` of the rows that go, rounded up, are folded, the nearest: above 0,
+/// at most 1. python/mlx_h2o/operations/folding.py is the definition.
 std::vector<mlx::core::array> fold(const mlx::core::array& keys, const mlx::core::array& values,
                                    const mlx::core::array& bias, const mlx::core::array& mass,
                                    const mlx::core::array& weights,
                                    const mlx::core::array& eligible, const mlx::core::array& kept,
-                                   mlx::core::StreamOrDevice s = {});
+                                   double share = 1, mlx::core::StreamOrDevice s = {});
 
 /// New rows [B, H, L, width] in the slots from `start` on of buffers [B, H, C, width] of the same
 /// dtypes: the buffers, in the memory of the inputs where nothing else holds that, and then of each

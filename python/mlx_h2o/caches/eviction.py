@@ -66,7 +66,7 @@ class Eviction(NamedTuple):
             ranks = self.ranks(first, due) if first.keep else None
             kept = self.kept(first, ranks)
             if ranks is not None and self._folds:
-                fold(table, first, ranks, kept, due)
+                fold(table, self.policy, first, ranks, kept, due)
             kept = self.with_skipped(kept)
             rows = [self.keep if line in due else n for line, n in enumerate(table.lengths)]
             table.close_gaps(kept, lines, rows, positions, ranked, self.tail)

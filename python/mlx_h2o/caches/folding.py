@@ -14,12 +14,18 @@ from ..operations.composed import beside_rows
 from .stored import BIAS, IMPORTANCE
 
 if TYPE_CHECKING:
+    from ..policies import Policy
     from .eviction import Ranked
     from .table import Table
 
 
 def fold(
-    table: Table, rows: Ranked, ranks: mx.array, kept: mx.array, due: Sequence[int]
+    table: Table,
+    policy: Policy,
+    rows: Ranked,
+    ranks: mx.array,
+    kept: mx.array,
+    due: Sequence[int],
 ) -> None:
     """Fold those of these rows of the lines in ``due`` that are not ``kept``, uint32 [lines, H, K]
     counted from ``rows.skip``, into others, in place.
@@ -30,10 +36,11 @@ def fold(
     for name, fill in ((IMPORTANCE, mx.nan), (BIAS, 0.0)):
         if name not in table.beside:
             table.attach(name, mx.zeros((*table.shape, 0)), fill)
-    free = (rows.positions >= rows.sink_size) & (rows.positions < start) & ~mx.isnan(ranks)
+    free = (rows.positions >= rows.sink_size) & (rows.positions < start) & policy.takes(ranks)
     found = resolve().function(folding.fold)(
-        rows.keys, rows.values, rows.bias, rows.importance, ranks, free, kept
-    )
+        rows.keys, rows.values, rows.bias, rows.importance, ranks, free, kept,
+        share=policy.fold_share,
+    )  # fmt: skip
     into = found.into + mx.array(rows.skip, mx.uint32) if rows.skip else found.into
     lines = None if rows.lines is None else due
     for column, new in ((table.tail.keys, found.keys), (table.tail.values, found.values)):

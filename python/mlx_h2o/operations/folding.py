@@ -5,6 +5,7 @@ All arithmetic is float32. A back end may bring ``fold``.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -57,6 +58,7 @@ def fold(
     weights: mx.array,
     eligible: mx.array,
     kept: mx.array,
+    share: float = 1.0,
 ) -> Folded:
     """Fold each row that goes into the nearest row that stays and is eligible.
 
@@ -73,6 +75,8 @@ def fold(
             NaN is not folded.
         eligible: bool [B, H, N], the rows that others may be folded into, if they stay.
         kept: uint32 [B, H, K], ascending, K < N: the slots that stay. The others go.
+        share: of the rows of a head that go, rounded up, those that are folded: the nearest; of
+            equals the first. Above 0, at most 1.
     """
     rows = keys.shape[2]
     slots = mx.sort(marked(kept, rows), axis=2)
@@ -82,7 +86,12 @@ def fold(
     squares = mx.sum(vectors * vectors, axis=3)
     apart = squares[:, :, None] - 2 * gathered(vectors, going) @ vectors.swapaxes(2, 3)
     apart = mx.where((eligible & stays)[:, :, None], apart, mx.inf)
-    lost = (mx.min(apart, axis=3) == mx.inf) | mx.isnan(gathered(weights, going))
+    least = mx.min(apart, axis=3) + gathered(squares, going)
+    least = mx.where(mx.isnan(gathered(weights, going)), mx.inf, least)
+    lost = least == mx.inf
+    if share < 1:
+        place = mx.argsort(mx.argsort(least, axis=2), axis=2)
+        lost = lost | (place >= math.ceil(share * going.shape[2]))
     into = mx.where(lost, going, mx.argmin(apart, axis=3).astype(mx.uint32))
     meets = (into[..., None] == into[..., None, :]) & ~lost[..., None, :]
     same = meets.astype(mx.float32)

@@ -78,6 +78,13 @@ class Policy(ABC):
         """A policy with the settings that it needs; by default none."""
         return cls()
 
+    fold_share: ClassVar[float] = 1.0
+    """Of the rows that go together, the share that is folded: the nearest."""
+
+    def takes(self, ranks: mx.array) -> mx.array:
+        """bool [B, H, N]: whether others may be folded into a row of this rank."""
+        return ~mx.isnan(ranks)
+
     @classmethod
     def recent_rows(cls, rows: int) -> int | None:
         """Recent rows of a budget where no size is given; None: what half of it leaves."""

@@ -18,12 +18,14 @@ class H2O(H2OSum):
     """Attention mass times the length of the value; a share of the places by key diversity.
 
     Mass alone loses what no query has asked for yet, diversity alone loses the text. Ranks by mass
-    are shares of the greatest of a head, at most 1; the rows that stay for their diversity have 1
-    more. Rows that go are folded into the nearest that stay, weighed by these ranks.
+    are shares of the greatest of a head, at most 1; the rows that stay for their diversity have 2
+    more, and none is folded into them. Of the rows that go, the nearer half is folded into the
+    nearest that stay, weighed by these ranks.
     """
 
     name = "h2o"
     folds = True
+    fold_share = 0.5
 
     def __init__(self, diversity: float) -> None:
         self.diversity = diversity
@@ -31,6 +33,9 @@ class H2O(H2OSum):
     @classmethod
     def from_config(cls, config: H2OConfig) -> Policy:
         return cls(config.diversity)
+
+    def takes(self, ranks: mx.array) -> mx.array:
+        return ranks <= 1  # NaN is not
 
     @classmethod
     def recent_rows(cls, rows: int) -> int:
@@ -53,5 +58,5 @@ class H2O(H2OSum):
             sink_size=rows.sink_size,
             recent_start=rows.recent_start,
         )
-        more = mx.put_along_axis(mx.zeros(ranks.shape), stay, mx.array(1.0), axis=2)
+        more = mx.put_along_axis(mx.zeros(ranks.shape), stay, mx.array(2.0), axis=2)
         return ranks + more

@@ -33,16 +33,18 @@ public struct FoldedRows {
 ///     NaN is not folded
 ///   - eligible: bool [B, H, N], the rows that others may be folded into, if they stay
 ///   - kept: uint32 [B, H, K], 0 < K < N: the slots that stay, ascending
+///   - share: of the rows of a head that go, rounded up, those that are folded: the nearest. Above 0,
+///     at most 1
 ///   - stream: stream or device to evaluate on
 /// - Throws: ``H2OError`` where an argument is not as above
 public func fold(
     keys: MLXArray, values: MLXArray, bias: MLXArray, mass: MLXArray, weights: MLXArray,
-    eligible: MLXArray, kept: MLXArray, stream: StreamOrDevice = .default
+    eligible: MLXArray, kept: MLXArray, share: Double = 1, stream: StreamOrDevice = .default
 ) throws -> FoldedRows {
     let found = try results(5) { place in
         mlx_h2o_fold(
             place, place + 1, place + 2, place + 3, place + 4, keys.ctx, values.ctx, bias.ctx,
-            mass.ctx, weights.ctx, eligible.ctx, kept.ctx, stream.ctx)
+            mass.ctx, weights.ctx, eligible.ctx, kept.ctx, share, stream.ctx)
     }
     return FoldedRows(
         into: found[0], keys: found[1], values: found[2], bias: found[3], mass: found[4])

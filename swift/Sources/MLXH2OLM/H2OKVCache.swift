@@ -247,7 +247,7 @@ public class H2OKVCache {
             known, positions: positions, keep: count, sinkSize: configuration.sinkSize,
             recentStart: recentStart)
         if policy.folds, count < positions.dim(2) {
-            try table.fold(rows, by: known, keeping: slots)
+            try table.fold(rows, policy, by: known, keeping: slots)
         }
         return slots
     }

@@ -169,15 +169,19 @@ struct RowTable {
 
     /// Fold the `rows`, the first ones, that are not in the slots `kept` [B, H, n] into others, which
     /// change in place. Neither sinks nor recent rows do, nor rows without a rank.
-    mutating func fold(_ rows: PolicyRows, by ranks: MLXArray, keeping kept: MLXArray) throws {
+    mutating func fold(
+        _ rows: PolicyRows, _ policy: any EvictionPolicy, by ranks: MLXArray,
+        keeping kept: MLXArray
+    ) throws {
         let (count, places) = (rows.positions.dim(2), rows.positions)
         let free =
             (places .>= MLXArray(Int32(rows.sinkSize)))
-            .&& (places .< MLXArray(Int32(clamping: rows.recentStart))) .&& .!isNaN(ranks)
+            .&& (places .< MLXArray(Int32(clamping: rows.recentStart))) .&& policy.takes(ranks)
         let biases = bias ?? .zeros(heads + [length], dtype: .float32)
         let found = try MLXH2O.fold(
             keys: rows.keys, values: rows.values, bias: biases.rows(upTo: count),
-            mass: rows.importance, weights: ranks, eligible: free, kept: kept)
+            mass: rows.importance, weights: ranks, eligible: free, kept: kept,
+            share: policy.foldShare)
         keys = try keys.put(found.keys, at: found.into)
         values = try values.put(found.values, at: found.into)
         importance = putAlong(importance, found.into, values: found.mass, axis: 2)

@@ -63,7 +63,8 @@ func runFold(_ parity: Case) throws -> [String: MLXArray] {
     let found = try fold(
         keys: parity.tensor("keys"), values: parity.tensor("values"), bias: parity.tensor("bias"),
         mass: parity.tensor("mass"), weights: parity.tensor("weights"),
-        eligible: parity.tensor("eligible"), kept: parity.tensor("kept"))
+        eligible: parity.tensor("eligible"), kept: parity.tensor("kept"),
+        share: parity.field(\.share, "share"))
     return [
         "into": found.into, "keys": found.keys.asType(.float32),
         "values": found.values.asType(.float32), "bias": found.bias, "mass": found.mass,

@@ -3,20 +3,25 @@ import Foundation
 // Rows that are folded, as docs/policies.md says of `h2o`.
 
 extension ReferenceCache {
-    /// Each row that is `gone` becomes part of the nearest one that stays and is neither a sink nor
-    /// recent; rows without a rank, -infinity, of none.
+    /// Of the rows that are `gone` the nearer half becomes part of the nearest ones that stay and are
+    /// neither sinks nor recent nor kept for their diversity; rows without a rank, -infinity, of none.
     mutating func fold(_ head: Int, _ gone: Set<Int>, ranks: [Double], recentStart: Int) {
         let rows = heads[head]
         let places = Self.features(rows)
-        let stay = open(rows, recentStart).filter { !gone.contains($0) && ranks[$0] > -.infinity }
+        let stay = open(rows, recentStart).filter {
+            !gone.contains($0) && ranks[$0] > -.infinity && ranks[$0] <= 1
+        }
         guard !stay.isEmpty else { return }
-        var members: [Int: [Int]] = [:]
-        for row in gone.sorted() where ranks[row] > -.infinity {
+        let pairs = gone.sorted().filter { ranks[$0] > -.infinity }.map { row in
             let apart = stay.map { other in
                 zip(places[row], places[other]).reduce(0) { $0 + ($1.0 - $1.1) * ($1.0 - $1.1) }
             }
             let nearest = apart.indices.min { apart[$0] < apart[$1] } ?? 0
-            members[stay[nearest], default: []].append(row)
+            return (row: row, into: stay[nearest], apart: apart[nearest])
+        }
+        var members: [Int: [Int]] = [:]
+        for pair in pairs.sorted(by: { $0.apart < $1.apart }).prefix((gone.count + 1) / 2) {
+            members[pair.into, default: []].append(pair.row)
         }
         for (end, others) in members {
             let group = [end] + others

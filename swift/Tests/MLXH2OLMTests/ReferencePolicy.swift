@@ -51,7 +51,7 @@ struct ReferencePolicy {
         }
     }
 
-    /// Mass times the length of the value over the greatest, and 1 more for the most diverse.
+    /// Mass times the length of the value over the greatest, and 2 more for the most diverse.
     private func shared(_ rows: [Row], keep: Int, open: [Int]) -> [Double] {
         let heavy = rows.map { row in
             row.importance.map { $0 * sqrt(dot(row.value, row.value)) } ?? -.infinity
@@ -61,7 +61,7 @@ struct ReferencePolicy {
         let places = max(0, keep - (rows.count - open.count))
         let apart = Self.diversity(rows)
         let best = open.sorted { (apart[$0], -$0) > (apart[$1], -$1) }
-        for row in best.prefix(Int(diversity * Double(places))) { ranks[row] += 1 }
+        for row in best.prefix(Int(diversity * Double(places))) { ranks[row] += 2 }
         return ranks
     }
 

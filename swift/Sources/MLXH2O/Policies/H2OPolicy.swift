@@ -4,8 +4,9 @@ import MLX
 ///
 /// The importance of a row is its attention mass: its weights, summed over all queries since it came
 /// and over the query heads of the KV head (Zhang et al. 2023, H2O). Ranks by mass are shares of the
-/// greatest of a head, at most 1; the rows that stay for their diversity have 1 more. Rows that go
-/// are folded into the nearest that stay, weighed by these ranks.
+/// greatest of a head, at most 1; the rows that stay for their diversity have 2 more, and none is
+/// folded into them. Of the rows that go, the nearer half is folded into the nearest that stay,
+/// weighed by these ranks.
 public struct H2OPolicy: EvictionPolicy {
     /// Of the rows that ranks decide about, the share that is kept for the diversity of their keys.
     public let diversity: Double
@@ -19,6 +20,10 @@ public struct H2OPolicy: EvictionPolicy {
     public var chunkQueries: Int? { nil }
     public var kind: ChunkScores? { .mass }
     public var folds: Bool { true }
+    public var foldShare: Double { 0.5 }
+
+    /// None is folded into rows that stay for their diversity.
+    public func takes(_ ranks: MLXArray) -> MLXArray { ranks .<= Float(1) }
 
     public func accumulate(
         _ importance: MLXArray, scores: MLXArray, positions: MLXArray, isMasked: Bool
@@ -40,6 +45,6 @@ public struct H2OPolicy: EvictionPolicy {
             keep: rows.keep - rows.places + diverse, sinkSize: rows.sinkSize,
             recentStart: rows.recentStart)
         let none = MLXArray.zeros(ranks.shape, dtype: .float32)
-        return ranks + putAlong(none, stay, values: MLXArray(Float(1)), axis: 2)
+        return ranks + putAlong(none, stay, values: MLXArray(Float(2)), axis: 2)
     }
 }

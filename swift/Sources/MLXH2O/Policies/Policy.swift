@@ -55,6 +55,12 @@ public protocol EvictionPolicy: Sendable {
     /// `ln n` to the logit of a row that stands for n.
     var folds: Bool { get }
 
+    /// Of the rows that go together, the share that is folded: the nearest.
+    var foldShare: Double { get }
+
+    /// bool [B, H, N]: whether others may be folded into a row of this rank.
+    func takes(_ ranks: MLXArray) -> MLXArray
+
     /// Whether `accumulate` gets weights, `exp(scores - lse)`, in the place of scores.
     var needsWeights: Bool { get }
 
@@ -91,6 +97,8 @@ public protocol EvictionPolicy: Sendable {
 extension EvictionPolicy {
     public var needsScores: Bool { false }
     public var folds: Bool { false }
+    public var foldShare: Double { 1 }
+    public func takes(_ ranks: MLXArray) -> MLXArray { .!isNaN(ranks) }
     public var needsWeights: Bool { false }
     public var chunkQueries: Int? { maxScoredQueries }
     public var kind: ChunkScores? { nil }

@@ -81,12 +81,14 @@ int mlx_h2o_key_diversity(mlx_array* res, const mlx_array keys, const mlx_stream
  *    with NaN is not folded.
  *  \param eligible bool [B, H, N], the rows that others may be folded into, if they stay.
  *  \param kept uint32 [B, H, K], 0 < K < N: the slots that stay, ascending.
+ *  \param share of the rows of a head that go, rounded up, those that are folded: the nearest.
+ *    Above 0, at most 1.
  *  \return 1 for shapes or dtypes other than these.
  */
 int mlx_h2o_fold(mlx_array* into, mlx_array* new_keys, mlx_array* new_values, mlx_array* new_bias,
                  mlx_array* new_mass, const mlx_array keys, const mlx_array values,
                  const mlx_array bias, const mlx_array mass, const mlx_array weights,
-                 const mlx_array eligible, const mlx_array kept, const mlx_stream s);
+                 const mlx_array eligible, const mlx_array kept, double share, const mlx_stream s);
 
 /** Quantise new rows straight into their slots.
  *
