@@ -194,6 +194,16 @@ def _traces() -> Iterator[Case]:
     for policy in ("h2o-ema", "window", "keydiff"):
         yield trace_case(f"trace-{policy}", policy=policy)
     yield trace_case(
+        "trace-h2o-folds",
+        policy="h2o",
+        routed=True,
+        dtype="f32",
+        prefill=(40, 24, 9),
+        steps=60,
+        zones=(2, 16, 14),
+        evict_every=3,
+    )
+    yield trace_case(
         "trace-h2o-replay",
         policy="h2o-ema",
         replay=True,
