@@ -314,7 +314,9 @@ def _run_prefill(case: _Case) -> dict[str, np.ndarray]:
 
 def _run_fold(case: _Case) -> dict[str, np.ndarray]:
     names = ("keys", "values", "bias", "mass", "weights", "eligible", "kept")
-    return case.numpy(fold(case.library, *(case.handles[name] for name in names), share=case.fields["share"]))
+    return case.numpy(
+        fold(case.library, *(case.handles[name] for name in names), share=case.fields["share"])
+    )
 
 
 #: What runs a parity case of each operation beyond attention and selection.

@@ -17,8 +17,8 @@ import mlx.core as mx
 import numpy as np
 
 from cache_columns import COLUMNS, check_mixed, new_cache, packings, rounded, stored_rows
-from cache_invariants import check_invariants
 from cache_folded import take_folded
+from cache_invariants import check_invariants
 from cache_sequences import HEADS, Sequence
 from mlx_h2o import H2OConfig, H2OKVCache, load_prompt_cache, save_prompt_cache
 from reference_cache import ReferenceCache

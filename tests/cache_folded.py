@@ -26,7 +26,10 @@ MADE = 2e-5
 @contextlib.contextmanager
 def everything_folds() -> Iterator[None]:
     """Not the nearer half alone: then no token is lost."""
-    with mock.patch.object(H2O, "fold_share", 1.0), mock.patch.object(reference_folding, "SHARE", 1.0):
+    with (
+        mock.patch.object(H2O, "fold_share", 1.0),
+        mock.patch.object(reference_folding, "SHARE", 1.0),
+    ):
         yield
 
 
@@ -59,9 +62,7 @@ def take_folded(cache, references: list[ReferenceCache]) -> int:
                 assert np.rint(found).sum() == sum(row.count for row in rows), where
                 for row, count in zip(rows, found, strict=True):
                     row.count = int(np.rint(count))
-            np.testing.assert_allclose(
-                found, [row.count for row in rows], rtol=1e-4, err_msg=where
-            )
+            np.testing.assert_allclose(found, [row.count for row in rows], rtol=1e-4, err_msg=where)
             for slot, row in zip(slots, rows, strict=True):
                 _take(cache.config, row, keys[b, h, slot], values[b, h, slot], reference.close)
                 if reference.close:

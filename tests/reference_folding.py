@@ -31,7 +31,11 @@ def features(keys: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def targets(
-    keys: np.ndarray, values: np.ndarray, weights: np.ndarray, eligible: np.ndarray, kept: list[int],
+    keys: np.ndarray,
+    values: np.ndarray,
+    weights: np.ndarray,
+    eligible: np.ndarray,
+    kept: list[int],
     share: float,
 ) -> tuple[dict[int, int], bool]:
     """Of each slot that goes the one that it is folded into, which is its own where there is none;
@@ -60,9 +64,7 @@ def targets(
     return found, close
 
 
-def folded(
-    array: np.ndarray, weights: np.ndarray, into: dict[int, int], slot: int
-) -> np.ndarray:
+def folded(array: np.ndarray, weights: np.ndarray, into: dict[int, int], slot: int) -> np.ndarray:
     """The mean by weight of the row at ``slot`` of ``array`` [N, ...] and of all that are folded
     into it."""
     group = [slot, *(one for one, other in into.items() if other == slot != one)]

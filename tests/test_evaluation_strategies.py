@@ -169,9 +169,7 @@ def test_a_budget_without_end_is_stock_token_for_token(make):
 
 
 def test_controls_stand_beside_at_the_same_bytes(footprint):
-    asked = [
-        resolve(footprint, parse(text), 300) for text in ("keydiff:64", "h2o:kv4:bytes=40KB")
-    ]
+    asked = [resolve(footprint, parse(text), 300) for text in ("keydiff:64", "h2o:kv4:bytes=40KB")]
     arms, missing = with_controls(footprint, asked, 300)
     assert missing == []
     kinds = [arm.strategy.kind for arm in arms]

@@ -22,13 +22,13 @@ from mlx_h2o import (
     H2OConfig,
     H2OKVCache,
     LinkedH2OCache,
+    fast,
     load_prompt_cache,
     make_prompt_cache,
     routing,
     save_prompt_cache,
     use_backend,
 )
-from mlx_h2o import fast
 from mlx_h2o.operations import folding, native
 from mlx_h2o.operations.backends import resolve
 from mlx_h2o.operations.segments import biased_attention
@@ -212,7 +212,9 @@ def test_the_mean_is_weighted_by_mass_and_by_the_length_of_the_value():
 
 @pytest.mark.parametrize("diversity", [0.0, 0.5, 1.0])
 def test_the_share_of_diverse_rows_is_kept_whatever_their_mass(diversity):
-    config = H2OConfig(max_kv_size=20, sink_size=2, recent_size=4, policy="h2o", diversity=diversity)
+    config = H2OConfig(
+        max_kv_size=20, sink_size=2, recent_size=4, policy="h2o", diversity=diversity
+    )
     course = Course("dense", "h2o", **{n: getattr(config, n) for n in ("max_kv_size", "sink_size")},
                     recent_size=4, diversity=diversity, evict_every=1)  # fmt: skip
     course.tokens(20)
@@ -363,7 +365,8 @@ def test_outside_of_routing_the_next_update_is_an_error():
     caches = make_prompt_cache(model, 16, policy="h2o")
     model(mx.array(random_prompt(4))[None], cache=caches)
     with pytest.raises(
-        RuntimeError, match=r"got no scores for its last update, and the policy 'h2o' needs them.*routing"
+        RuntimeError,
+        match=r"got no scores for its last update, and the policy 'h2o' needs them.*routing",
     ):
         model(mx.array(random_prompt(4))[None], cache=caches)
     assert caches[0].offset == 4  # nothing was done

@@ -14,7 +14,6 @@ from mlx_h2o import H2OConfig, H2OKVCache, policies
 from mlx_h2o.operations import ema
 
 
-
 def rows(*, keys, importance=None, positions=None, offset=100):
     keys = mx.array(keys)
     shape = keys.shape[:3]

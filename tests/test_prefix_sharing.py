@@ -65,7 +65,7 @@ def answered(model, shared: bool | None, prompts=PROMPTS, count: int = 24, **giv
 @pytest.mark.parametrize("rows", SETTINGS)
 @pytest.mark.parametrize(
     "policy",
-    ["window", "keydiff", "h2o", "h2o-ema", "h2o-sum", "tova", "snapkv", "value-aware", "mix"]
+    ["window", "keydiff", "h2o", "h2o-ema", "h2o-sum", "tova", "snapkv", "value-aware", "mix"],
 )
 def test_answers_and_rows_are_those_of_each_alone(policy, rows, step):
     model, given = tiny_qwen3(head_dim=32), SETTINGS[rows] | {"policy": policy}

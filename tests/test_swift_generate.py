@@ -28,7 +28,12 @@ CACHES: dict[str, dict[str, Any]] = {
     "keydiff": {"max_kv_size": 48},
     "h2o": {"max_kv_size": 48, "kv_bits": 4, "policy": "h2o"},
     "codes": {"max_kv_size": 48, "kv_format": "turbo4", "policy": "h2o-ema"},
-    "guarded codes": {"max_kv_size": 48, "kv_format": "turbo3", "turbo_guard": 1, "policy": "h2o-ema"},
+    "guarded codes": {
+        "max_kv_size": 48,
+        "kv_format": "turbo3",
+        "turbo_guard": 1,
+        "policy": "h2o-ema",
+    },
 }
 
 
@@ -135,7 +140,9 @@ def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("settings", [{"policy": "h2o-ema"}, {"kv_bits": 8}], ids=["h2o-ema", "8 bits"])
+@pytest.mark.parametrize(
+    "settings", [{"policy": "h2o-ema"}, {"kv_bits": 8}], ids=["h2o-ema", "8 bits"]
+)
 def test_goes_on_from_files_of_either_language(settings: dict[str, Any], tmp_path: Path) -> None:
     """Python reads a prompt, Swift goes on and writes, and Python goes on from there."""
     ours, tokenizer = model()

@@ -142,8 +142,8 @@ void fold_head(const Head& head, SimdTarget target) {
     fill<T>(head, factors, stayers);
     std::vector<int> nearest(going.slots.size(), -1);
     std::vector<float> apart(going.slots.size());
-    MLX_H2O_CALL_TARGET(target, find_nearest(going, stayers, padded_width(a), nearest.data(),
-                                             apart.data()));
+    MLX_H2O_CALL_TARGET(
+        target, find_nearest(going, stayers, padded_width(a), nearest.data(), apart.data()));
     std::vector<size_t> order;
     for (size_t i = 0; i < into.size(); ++i) {
       if (nearest[i] >= 0 && head.is_folded(going.slots[i])) order.push_back(i);

@@ -36,8 +36,8 @@ struct PrefillSettings {
 };
 
 /// Inputs: queries, keys, then importance float32 [B, H, N], the mask [B, Hq, Lq, N] and float32
-/// sinks and the bias of the rows where there are any. Output: float32 [B, H, N], in the buffer of the importance where
-/// nothing else holds that.
+/// sinks and the bias of the rows where there are any. Output: float32 [B, H, N], in the buffer of
+/// the importance where nothing else holds that.
 class PrefillScores : public CpuPrimitive {
  public:
   PrefillScores(mx::Stream stream, PrefillSettings settings)

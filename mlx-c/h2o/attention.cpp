@@ -63,8 +63,8 @@ int mlx_h2o_scaled_dot_product_attention_quantized_with_scores(
 
 int mlx_h2o_prefill_scores(mlx_array* res, mlx_array queries, mlx_array keys, float scale,
                            const char* mask_mode, mlx_array mask_arr, mlx_array sinks,
-                           mlx_array row_bias, const char* kind, mlx_array importance,
-                           double decay, int counted_queries, mlx_stream s) {
+                           mlx_array row_bias, const char* kind, mlx_array importance, double decay,
+                           int counted_queries, mlx_stream s) {
   return operation("prefill_scores", {{"res", res}}, [&](const char* op) {
     check_present(op, {"queries", queries, query_layout});
     check_present(op, {"keys", keys, "[B, Hkv, N, D]"});
@@ -73,9 +73,8 @@ int mlx_h2o_prefill_scores(mlx_array* res, mlx_array queries, mlx_array keys, fl
            "queries and keys are ", of_queries, " and ", of_keys, ", expected the same dtype.");
     // The rules of attention hold, whose values are of no account here.
     PrefillRequest request{};
-    static_cast<AttentionRequest&>(request) =
-        dense_attention_request(op, queries, keys, keys,
-                                {scale, mask_mode, mask_arr, sinks, s, 0, row_bias});
+    static_cast<AttentionRequest&>(request) = dense_attention_request(
+        op, queries, keys, keys, {scale, mask_mode, mask_arr, sinks, s, 0, row_bias});
     request.mass = is_mass(op, kind);
     check_decay(op, decay);
     request.decay = decay;

@@ -57,7 +57,8 @@ Result serve(const char* op, Result (*Backend::*operation)(const Request&),
   return (composed::backend.*operation)(request);
 }
 
-// By one kernel where the back end of the attention has it, else attention and then the average or the mass.
+// By one kernel where the back end of the attention has it, else attention and then the average or
+// the mass.
 AttentionAccumulated attend_and_accumulate(const AttentionAccumulateRequest& request);
 
 }  // namespace mlx_h2o_c

@@ -44,8 +44,7 @@ Folded fold(const FoldRequest& r) {
   const Value kept =
       Value(r.kept, s).then(mlx_minimum, scalar(static_cast<uint32_t>(shape[2] - 1), MLX_UINT32));
   const Value all(broadcast(range(0, shape[2], MLX_UINT32, s), shape, s), s);
-  const Value marked =
-      all.then(mlx_put_along_axis, kept, scalar(above_every_slot, MLX_UINT32), 2);
+  const Value marked = all.then(mlx_put_along_axis, kept, scalar(above_every_slot, MLX_UINT32), 2);
   const Value going = marked.then(mlx_sort_axis, 2).sliced(2, 0, going_rows);
   const Value stays = marked.then(mlx_equal, scalar(above_every_slot, MLX_UINT32));
   const Value free = stays.then(mlx_logical_and, r.eligible).then(mlx_expand_dims, 2);
@@ -54,8 +53,8 @@ Folded fold(const FoldRequest& r) {
   const Value squares = vectors.then(mlx_square).then(mlx_sum_axis, 3, false);
   const Value products =
       at_slots(vectors, going).then(mlx_matmul, vectors.then(mlx_swapaxes, 2, 3));
-  const Value apart = free.where(
-      squares.then(mlx_expand_dims, 2) - products * number(2), number(INFINITY));
+  const Value apart =
+      free.where(squares.then(mlx_expand_dims, 2) - products * number(2), number(INFINITY));
   const Value given(r.weights, s), unknown = given.then(mlx_isnan);
   const Value nearest = apart.then(mlx_min_axis, 3, false) + at_slots(squares, going);
   const Value least = at_slots(unknown, going).where(number(INFINITY), nearest);

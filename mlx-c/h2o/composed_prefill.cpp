@@ -101,9 +101,10 @@ Array add_mass(const AttentionAccumulateRequest& r, mlx_array scores, mlx_array 
   const Value lses(lse, s), importance(r.importance, s);
   const Value nothing = lses.then(mlx_equal, number(-INFINITY));
   const Value shifts = nothing.where(number(INFINITY), lses).then(mlx_expand_dims, 3);
-  const Value weights = (Value(scores, s) - shifts)
-                            .then(mlx_exp)
-                            .reshaped({r.batch, r.kv_heads, r.heads / r.kv_heads * r.length, r.rows});
+  const Value weights =
+      (Value(scores, s) - shifts)
+          .then(mlx_exp)
+          .reshaped({r.batch, r.kv_heads, r.heads / r.kv_heads * r.length, r.rows});
   return importance.then(mlx_isnan).where(number(0), importance) +
          weights.then(mlx_sum_axis, 2, false);
 }

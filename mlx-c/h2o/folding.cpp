@@ -35,7 +35,8 @@ int mlx_h2o_fold(mlx_array* into, mlx_array* new_keys, mlx_array* new_values, ml
     expect(share > 0 && share <= 1, op, "share is ", share,
            ", expected a number above 0, at most 1.");
     const Folded found =
-        serve(op, &Backend::fold, FoldRequest{keys, values, bias, mass, weights, eligible, kept, share, s});
+        serve(op, &Backend::fold,
+              FoldRequest{keys, values, bias, mass, weights, eligible, kept, share, s});
     give(into, found.into);
     give(new_keys, found.keys);
     give(new_values, found.values);

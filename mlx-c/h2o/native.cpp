@@ -106,8 +106,7 @@ Array prefill_scores(const PrefillRequest& r) {
   const std::optional<double> decay = r.mass ? std::nullopt : std::make_optional(r.decay);
   return wrap(mlx_h2o::prefill_scores(get(r.queries), get(r.keys.parts[0]), r.scale, r.causal,
                                       optional(r.mask), optional(r.sinks), decay,
-                                      optional(r.importance), optional(r.row_bias),
-                                      get(r.stream)));
+                                      optional(r.importance), optional(r.row_bias), get(r.stream)));
 }
 
 Array accumulate_scores(const AccumulateRequest& r) {

@@ -68,9 +68,8 @@ int mlx_h2o_accumulate_scores(mlx_array* res, mlx_array importance, mlx_array sc
 int mlx_h2o_attention_and_accumulate(mlx_array* out, mlx_array* new_importance, mlx_array queries,
                                      mlx_vector_array keys, mlx_vector_array values,
                                      mlx_array importance, float scale, const char* kind,
-                                     double decay,
-                                     const char* mask_mode, mlx_array mask_arr, mlx_array sinks,
-                                     mlx_array row_bias, int bits, int group_size,
+                                     double decay, const char* mask_mode, mlx_array mask_arr,
+                                     mlx_array sinks, mlx_array row_bias, int bits, int group_size,
                                      mlx_optional_int v_bits, float sparse_v_threshold,
                                      mlx_stream s) {
   const Places places = {{"out", out}, {"new_importance", new_importance}};

@@ -46,8 +46,8 @@ std::vector<mx::array> attention(const mx::array& queries, const std::vector<mx:
                                  const std::optional<mx::array>& sinks,
                                  const std::optional<mx::array>& importance,
                                  std::optional<double> decay, float sparse_threshold, int bits,
-                                 int value_bits, int group_size,
-                                 bool return_scores, bool return_lse, bool return_skipped,
+                                 int value_bits, int group_size, bool return_scores,
+                                 bool return_lse, bool return_skipped,
                                  const std::optional<mx::array>& row_bias, mx::StreamOrDevice s) {
   const mlx_h2o::AttentionOptions options{
       scale, causal,     mask,       sinks,         importance, decay,          sparse_threshold,
@@ -98,9 +98,10 @@ NB_MODULE(_core, m) {
         "sinks"_a = nb::none(), "stream"_a = nb::none(), "The output of attention alone.");
   m.def("attention", &attention, "queries"_a, "keys"_a, "values"_a, nb::kw_only(), "scale"_a,
         "causal"_a = false, "mask"_a = nb::none(), "sinks"_a = nb::none(),
-        "importance"_a = nb::none(), "decay"_a = nb::none(), "sparse_threshold"_a = 0.0f, "bits"_a = 8,
-        "value_bits"_a = 8, "group_size"_a = 64, "return_scores"_a = false, "return_lse"_a = false,
-        "return_skipped"_a = false, "row_bias"_a = nb::none(), "stream"_a = nb::none(),
+        "importance"_a = nb::none(), "decay"_a = nb::none(), "sparse_threshold"_a = 0.0f,
+        "bits"_a = 8, "value_bits"_a = 8, "group_size"_a = 64, "return_scores"_a = false,
+        "return_lse"_a = false, "return_skipped"_a = false, "row_bias"_a = nb::none(),
+        "stream"_a = nb::none(),
         "Keys and values in one to three arrays each; [out] and, where asked for, scores, lse, "
         "skipped and importance.");
   m.def("plain_read", &mlx_h2o::plain_read, "arrays"_a, nb::call_guard<nb::gil_scoped_release>(),

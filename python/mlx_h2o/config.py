@@ -337,7 +337,7 @@ class H2OConfig:
 
     @classmethod
     def preset(cls, name: str, max_kv_size: int = 256, **settings: Any) -> H2OConfig:
-        """What was published: the policy "h2o-ema", and splits of the budget scaled to ``max_kv_size``.
+        """What was published: the policy "h2o-ema", and splits of the budget in scale.
 
         At 256 rows: "heavy" 4 sinks, 128 heavy, 124 recent; "balanced" 4, 64, 188; "recent"
         4, 32, 220 (AtomGradient 2026, sec. 4.1). Further settings, ``policy`` among them, are

@@ -76,7 +76,9 @@ FAULTS = {
         "summed(here * at_slots(every, going))",
         "summed(at_slots(every, going))",
     ),
-    "masses do not add up": Edit("composed::fold", "added(Value(r.mass, s))", "at_slots(Value(r.mass, s), into)"),
+    "masses do not add up": Edit(
+        "composed::fold", "added(Value(r.mass, s))", "at_slots(Value(r.mass, s), into)"
+    ),
     "a row is not divided by its norm": Edit(
         "composed::encode_rows", "rows / lengths.at_least(number(least_coded_norm))", "rows"
     ),

@@ -11,7 +11,7 @@ import mlx.core as mx
 import pytest
 
 from cache_courses import Course
-from faults.change import argument, assigned, called, condition, replaced, returned
+from faults.change import argument, assigned, condition, replaced, returned
 from faults.place import Fault, assert_caught
 from mlx_h2o import load_prompt_cache, save_prompt_cache, use_backend
 from test_budgets import (

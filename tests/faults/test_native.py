@@ -231,11 +231,15 @@ FOLDING = {
         caught="nearest of target",
     ),
     "the mass of one row of queries is left out": Fault(
-        "add_mass", "int row = 0; row < piece.rows", "int row = 1; row < piece.rows",
+        "add_mass",
+        "int row = 0; row < piece.rows",
+        "int row = 1; row < piece.rows",
         caught="mass after a step",
     ),
     "weights of a block are taken as those of all": Fault(
-        "add_mass", "total.factor(maxima_of(...)[row]) / total.total", "1 / total.total",
+        "add_mass",
+        "total.factor(maxima_of(...)[row]) / total.total",
+        "1 / total.total",
         caught="mass after a step",
     ),
 }

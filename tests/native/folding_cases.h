@@ -134,8 +134,8 @@ inline void test_folding(Random& random, int cases, Report& report) {
         }
         const auto found = static_cast<int>(into[first + place]);
         targets.push_back(found);
-        const bool none = least == std::numeric_limits<double>::infinity() ||
-                          (a.share < 1 && found == row);
+        const bool none =
+            least == std::numeric_limits<double>::infinity() || (a.share < 1 && found == row);
         const bool open = stays[static_cast<size_t>(found)] && eligible[cell(found)] != 0;
         const bool right = none ? found == row : open && apart(row, found) <= least * (1 + 1e-4);
         if (!right) {

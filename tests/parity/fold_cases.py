@@ -75,7 +75,9 @@ def fold_case(
             for part in ("keys", "values", "bias", "mass"):
                 narrow = rounding if part in ("keys", "values") else 0.0
                 allowed[part] = MADE + narrow * float(np.abs(expected[part]).max())
-            return drawn_case({"name": name, "op": "fold", "share": share}, tensors, expected, allowed)
+            return drawn_case(
+                {"name": name, "op": "fold", "share": share}, tensors, expected, allowed
+            )
     raise AssertionError("unreachable")
 
 

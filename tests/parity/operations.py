@@ -206,7 +206,9 @@ def _prefill(case: Case, backend: Any) -> dict[str, np.ndarray]:
 def _fold(case: Case, backend: Any) -> dict[str, np.ndarray]:
     del backend
     names = ("keys", "values", "bias", "mass", "weights", "eligible", "kept")
-    found = resolve().function(folding.fold)(*(case.tensors[name] for name in names), share=case.fields["share"])
+    found = resolve().function(folding.fold)(
+        *(case.tensors[name] for name in names), share=case.fields["share"]
+    )
     return _named("into keys values bias mass", found)
 
 

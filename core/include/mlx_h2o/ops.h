@@ -48,8 +48,8 @@ mlx::core::array scaled_dot_product_attention(
 /// Zhang et al. 2023, H2O). {out, importance}. At most 128 queries.
 std::vector<mlx::core::array> attention_and_accumulate(
     const mlx::core::array& queries, const mlx::core::array& keys, const mlx::core::array& values,
-    const mlx::core::array& importance, float scale, std::optional<double> decay, bool causal = false,
-    const std::optional<mlx::core::array>& mask = std::nullopt,
+    const mlx::core::array& importance, float scale, std::optional<double> decay,
+    bool causal = false, const std::optional<mlx::core::array>& mask = std::nullopt,
     const std::optional<mlx::core::array>& sinks = std::nullopt, mlx::core::StreamOrDevice s = {});
 
 /// What `attention` may be told beside its arrays.
@@ -59,7 +59,7 @@ struct AttentionOptions {
   std::optional<mlx::core::array> mask = std::nullopt;
   std::optional<mlx::core::array> sinks = std::nullopt;
   std::optional<mlx::core::array> importance = std::nullopt;  // of attention_and_accumulate
-  std::optional<double> decay = 0;  // with importance; none: the mass
+  std::optional<double> decay = 0;                            // with importance; none: the mass
   float sparse_threshold = 0;                                 // below 1; 0 is off
   int bits = 8;                                               // of packed keys
   int value_bits = 8;
@@ -125,11 +125,11 @@ mlx::core::array key_diversity(const mlx::core::array& keys, mlx::core::StreamOr
 
 /// Folds each row that goes into the nearest row that stays: slots uint32 [B, H, r], keys, values,
 /// bias and mass of the rows that change, one for each of the r rows that go. keys [B, H, N, D] and
-/// values [B, H, N, Dv] of one float dtype; `bias`, ln n of the n rows that each stands for, `mass`,
-/// which adds up, and `weights` in means, NaN: it is not folded, float32 [B, H, N]; `eligible`, the
-/// rows that others may be folded into, bool [B, H, N]; `kept`, the slots that stay, ascending,
-/// uint32 [B, H, N - r]; `share` of the rows that go, rounded up, are folded, the nearest: above 0,
-/// at most 1. python/mlx_h2o/operations/folding.py is the definition.
+/// values [B, H, N, Dv] of one float dtype; `bias`, ln n of the n rows that each stands for,
+/// `mass`, which adds up, and `weights` in means, NaN: it is not folded, float32 [B, H, N];
+/// `eligible`, the rows that others may be folded into, bool [B, H, N]; `kept`, the slots that
+/// stay, ascending, uint32 [B, H, N - r]; `share` of the rows that go, rounded up, are folded, the
+/// nearest: above 0, at most 1. python/mlx_h2o/operations/folding.py is the definition.
 std::vector<mlx::core::array> fold(const mlx::core::array& keys, const mlx::core::array& values,
                                    const mlx::core::array& bias, const mlx::core::array& mass,
                                    const mlx::core::array& weights,

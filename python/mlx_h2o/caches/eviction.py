@@ -122,7 +122,9 @@ class Eviction(NamedTuple):
         """These slots, counted from the first of the table, behind those of the prefix."""
         if not self.skip:
             return kept
-        before = mx.broadcast_to(mx.arange(self.skip, dtype=mx.uint32), (*kept.shape[:2], self.skip))
+        before = mx.broadcast_to(
+            mx.arange(self.skip, dtype=mx.uint32), (*kept.shape[:2], self.skip)
+        )
         return mx.concatenate([before, kept + mx.array(self.skip, mx.uint32)], axis=2)
 
     def ranks(self, rows: Ranked, due: Sequence[int]) -> mx.array:

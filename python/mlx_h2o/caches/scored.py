@@ -140,9 +140,7 @@ class ScoredRows(StoredRows):
                 queries, both, others, scale=scale, mask=seen, sinks=sinks
             )
         else:
-            out = biased_attention(
-                queries, both, others, bias, scale=scale, mask=seen, sinks=sinks
-            )
+            out = biased_attention(queries, both, others, bias, scale=scale, mask=seen, sinks=sinks)
         if not self.policy.needs_scores:
             self.attended()
             return out

@@ -55,8 +55,8 @@ class Recorder:
         Keys: "tokens" of the text, the "moments" (tokens read by then), the "width" of a range of
         positions, and "layers", each with its "rows" per head, and of digits: "map", a row of
         moments for each range, and "end", one digit for each position: 0 where no head holds it, 9
-        where all do. Where rows were folded also "map_folded" and "end_folded": d where a row stands
-        for 2**d rows.
+        where all do. Where rows were folded also "map_folded" and "end_folded": d where a row
+        stands for 2**d rows.
         """
         ends = [_Held(cache, self._tokens) for cache in self._caches]
         layers = []

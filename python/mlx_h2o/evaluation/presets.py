@@ -108,7 +108,13 @@ PRESETS = {
     ),
     "table11": Preset(
         f"{_H2O} 11: bits and rows",
-        _each((256, 512, 1024), "rotating:ROWS", "h2o-ema:ROWS", "h2o-ema:ROWS:kv8", "h2o-ema:ROWS:kv4"),
+        _each(
+            (256, 512, 1024),
+            "rotating:ROWS",
+            "h2o-ema:ROWS",
+            "h2o-ema:ROWS:kv8",
+            "h2o-ema:ROWS:kv4",
+        ),
         lengths=(2048,),
         documents=5,
     ),

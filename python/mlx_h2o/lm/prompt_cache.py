@@ -148,9 +148,9 @@ def fit_bytes(
 
     Without ``kv_bits`` and ``kv_format``, rows stay unquantised if the model's whole context fits.
     Otherwise they have 8, 6 or 5 bits, the most at which three quarters of it fit, or 4.
-    ``kv_bits=None`` leaves them unquantised. Without ``policy``, quantised rows have the policy "h2o" if
-    the model and the other settings allow it. Nothing is computed: the bytes are those of caches in a graph
-    that is never evaluated.
+    ``kv_bits=None`` leaves them unquantised. Without ``policy``, quantised rows have the policy
+    "h2o" if the model and the other settings allow it. Nothing is computed: the bytes are those of
+    caches in a graph that is never evaluated.
 
     Args:
         model: an mlx_lm model.

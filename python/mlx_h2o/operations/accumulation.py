@@ -125,9 +125,7 @@ def attention_and_accumulate(
     if kind not in ("ema", "mass"):
         raise ValueError(f"[{op}] kind is {kind!r}, expected 'ema' or 'mass'.")
     factor = arguments.decay(op, decay)
-    request = AttentionAccumulateRequest(
-        attention, importance, factor if kind == "ema" else None
-    )
+    request = AttentionAccumulateRequest(attention, importance, factor if kind == "ema" else None)
     return resolve(attention.stream, op=op).serve_accumulating(request)
 
 

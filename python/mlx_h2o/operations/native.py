@@ -147,9 +147,7 @@ def key_diversity(request: KeyDiversityRequest) -> mx.array:
     return ranks
 
 
-def fold(
-    keys: mx.array, values: mx.array, *rows: mx.array, share: float = 1.0
-) -> folding.Folded:
+def fold(keys: mx.array, values: mx.array, *rows: mx.array, share: float = 1.0) -> folding.Folded:
     """As ``folding.fold``; keys and values of two dtypes, composed."""
     if keys.dtype != values.dtype:
         return folding.fold(keys, values, *rows, share=share)

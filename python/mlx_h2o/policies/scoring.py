@@ -77,5 +77,7 @@ def chunk_seen(
         scores = mx.expand_dims(mass, 2)
     else:
         count = policy.chunk_queries
-        scores = seen(policy, prefill.last_scores(queries, keys, queries=count, **given), None, sinks)
+        scores = seen(
+            policy, prefill.last_scores(queries, keys, queries=count, **given), None, sinks
+        )
     return policy.accumulate(importance, scores, positions=positions, masked=mask is not None)

@@ -66,8 +66,8 @@ int mlx_h2o_key_diversity(mlx_array* res, const mlx_array keys, const mlx_stream
  *  enter the same one do so together. With r = N - K rows that go, in order of their slots:
  *
  *  \param[out] into uint32 [B, H, r]: the slots of the rows that change. One slot is there as often
- *    as rows are folded into it, each time with the same row; a row that is folded into none has its
- *    own slot, and stays what it is.
+ *    as rows are folded into it, each time with the same row; a row that is folded into none has
+ * its own slot, and stays what it is.
  *  \param[out] new_keys, new_values [B, H, r, D] and [B, H, r, Dv], the rows at `into` from now on:
  *    means by weight, computed in float32, in the dtype given. They are still to be written, and
  *    packed where rows are.
