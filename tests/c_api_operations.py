@@ -128,8 +128,8 @@ def attention_and_accumulate(
         library.c.mlx_h2o_attention_and_accumulate(
             *_pointers(library, names, places), queries.value, *(each.value for each in rows),
             importance.value, scale, kind.encode(), decay, *_mask(library, mask),
-            _value(library, sinks), _value(library, row_bias), bits, group_size, optional(library, v_bits),
-            sparse_v_threshold, library.stream.value,
+            _value(library, sinks), _value(library, row_bias), bits, group_size,
+            optional(library, v_bits), sparse_v_threshold, library.stream.value,
         )
     )  # fmt: skip
     return places

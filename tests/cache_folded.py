@@ -1,4 +1,4 @@
-"""Rows that were folded: whether a cache made what the slow reference made, which goes on with them.
+"""Rows that were folded: whether a cache made what the slow reference made, which goes on so.
 
 A mean in float32 and in float64 differ in the last place, packed ones by a code. So that this does
 not add up, the references take the cache's rows once they are compared. Where the reference says

@@ -155,8 +155,8 @@ def test_a_preset_and_more(flags, capsys):
 def test_rows_by_layer(flags, tmp_path, capsys):
     file = tmp_path / "layers.safetensors"
     losses = np.geomspace(1, 0.01, 6)[:, None, None] * np.array([[[0.9], [0.3]]])
-    about = {"model": "qwen3", "fingerprint": fingerprint(mlx_h2o.load("demo")[0]), "policy": "h2o-ema",
-             "tokens": 44, "sink_size": 2, "recent_size": 2}  # fmt: skip
+    about = {"model": "qwen3", "fingerprint": fingerprint(mlx_h2o.load("demo")[0]),
+             "policy": "h2o-ema", "tokens": 44, "sink_size": 2, "recent_size": 2}  # fmt: skip
     Profile(losses.astype(np.float32), (8, 22), (0.5,), about).save(file)
     more = ("--length", "44", "--prompt", "30", "--profile", str(file))
     assert cli.main([*flags, "--preset", "table14", *more]) == 0

@@ -52,9 +52,7 @@ void resolve_sizes(mlx_h2o_config& config) {
     const int64_t spare = config.recent_size.has_value ? left : left - 1;
     int64_t usual = config.max_kv_size / 2;
     if (std::string(config.policy) == "h2o") {  // all but the recent rows
-      const int recent_rows =
-          std::max(config.max_kv_size / 8, std::min(24, config.max_kv_size / 4));
-      usual = config.recent_size.has_value ? left : left - recent_rows;
+      usual = config.recent_size.has_value ? left : left - config.max_kv_size / 4;
     }
     heavy = std::max<int64_t>(0, std::min(usual, spare));
   }

@@ -41,8 +41,7 @@ class H2OConfig:
         heavy_size: rows kept by rank. None: half of the budget, or what the other two leave; for
             the policy "h2o" all but the recent rows.
         recent_size: the newest rows, never evicted. None, or if the three sizes do not fill the
-            budget: what the other two leave; for the policy "h2o" an eighth of the budget, and in
-            small ones 24 rows as far as that is a quarter.
+            budget: what the other two leave; for the policy "h2o" a quarter of the budget.
         policy: name of the policy that ranks rows, one of :func:`mlx_h2o.policies.names`.
         diversity: for the policy "h2o", the share of the rows kept by rank that are kept for the
             diversity of their keys, 0 to 1; the others for their attention mass.
@@ -105,7 +104,7 @@ class H2OConfig:
     heavy_size: int | None = None
     recent_size: int | None = None
     policy: str = "keydiff"
-    diversity: float = 0.8
+    diversity: float = 0.5
     decay: float = 0.95
     evict_every: int | None = None
     shared_heads: bool = False

@@ -39,8 +39,8 @@ class H2O(H2OSum):
 
     @classmethod
     def recent_rows(cls, rows: int) -> int:
-        """An eighth of the budget, and in small ones 24 as far as that is a quarter."""
-        return max(rows // 8, min(24, rows // 4))
+        """A quarter of the budget."""
+        return rows // 4
 
     def rank(self, rows: Rows) -> mx.array:
         values = rows.values.astype(mx.float32)

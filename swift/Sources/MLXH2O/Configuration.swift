@@ -65,8 +65,7 @@ public struct H2OConfiguration: Sendable, Hashable {
     ///   - maxKVSize: rows that each KV head keeps, at least 1
     ///   - sinkSize: the first positions, which stay; fewer than `maxKVSize`
     ///   - heavySize: rows kept by score; nil: half of the budget, or what the other two leave; for
-    ///     the policy `h2o` all but the recent rows, an eighth of the budget, and in small ones 24 as
-    ///     far as that is a quarter
+    ///     the policy `h2o` all but the recent rows, a quarter of the budget
     ///   - recentSize: the newest rows, which stay; nil, or where the three do not fill the budget:
     ///     what the other two leave
     ///   - policy: ranks the rows
@@ -86,7 +85,7 @@ public struct H2OConfiguration: Sendable, Hashable {
     /// - Throws: ``H2OError`` where a value is out of range or the sizes exceed the budget
     public init(
         maxKVSize: Int = 256, sinkSize: Int = 4, heavySize: Int? = nil, recentSize: Int? = nil,
-        policy: PolicyName = .keydiff, diversity: Double = 0.8, decay: Double = 0.95,
+        policy: PolicyName = .keydiff, diversity: Double = 0.5, decay: Double = 0.95,
         evictEvery: Int? = nil, sharedHeads: Bool = false, speculative: Int = 0, kvBits: Int? = nil,
         valueBits: Int? = nil, kvGroupSize: Int = 64, kvFormat: KVFormat? = nil,
         turboGuard: Int = 0, contextSize: Int? = nil
@@ -153,7 +152,7 @@ public struct H2OConfiguration: Sendable, Hashable {
     /// ``init(maxKVSize:sinkSize:heavySize:recentSize:policy:diversity:decay:evictEvery:sharedHeads:speculative:kvBits:valueBits:kvGroupSize:kvFormat:turboGuard:contextSize:)``.
     public init(
         preset: Preset, maxKVSize: Int = 256, sinkSize: Int = 4, recentSize: Int? = nil,
-        policy: PolicyName = .h2oEma, diversity: Double = 0.8, decay: Double = 0.95,
+        policy: PolicyName = .h2oEma, diversity: Double = 0.5, decay: Double = 0.95,
         evictEvery: Int? = nil, sharedHeads: Bool = false, speculative: Int = 0, kvBits: Int? = nil,
         valueBits: Int? = nil, kvGroupSize: Int = 64, kvFormat: KVFormat? = nil,
         turboGuard: Int = 0, contextSize: Int? = nil
@@ -325,7 +324,7 @@ extension H2OConfiguration: Codable {
             heavySize: values.decode(Int.self, forKey: .heavySize),
             recentSize: values.decode(Int.self, forKey: .recentSize),
             policy: isOlder && named == .h2o ? .h2oEma : named,
-            diversity: values.decodeIfPresent(Double.self, forKey: .diversity) ?? 0.8,
+            diversity: values.decodeIfPresent(Double.self, forKey: .diversity) ?? 0.5,
             decay: values.decode(Double.self, forKey: .decay),
             evictEvery: values.decode(Int.self, forKey: .evictEvery),
             sharedHeads: values.decodeIfPresent(Bool.self, forKey: .sharedHeads) ?? false,

@@ -11,7 +11,7 @@ public struct H2OPolicy: EvictionPolicy {
     /// Of the rows that ranks decide about, the share that is kept for the diversity of their keys.
     public let diversity: Double
 
-    public init(diversity: Double = 0.8) {
+    public init(diversity: Double = 0.5) {
         self.diversity = diversity
     }
 
