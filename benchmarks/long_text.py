@@ -46,8 +46,8 @@ def lengths(caches: list[Any]) -> dict[str, float]:
                 )
             longest = mx.max(mx.linalg.norm(rows.astype(mx.float32), axis=-1)).item()
             found[f"longest_{name}"] = max(found[f"longest_{name}"], longest)
-        if cache.policy.merges and cache.scores is not None:
-            found["greatest_bias"] = max(found["greatest_bias"], mx.max(cache.scores).item())
+        if cache.row_bias is not None:
+            found["greatest_bias"] = max(found["greatest_bias"], mx.max(cache.row_bias).item())
     return {name: round(value, 4) for name, value in found.items()}
 
 

@@ -7,6 +7,7 @@ row whose position is not beyond its own, and everything is float64.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -52,6 +53,7 @@ class ReferenceCache:
         self.offset = self.evicted = self.committed = 0
         self.surplus = False
         self.close = False  # rows were folded by a choice that float32 may make otherwise
+        self.centres = [None, None]  # [H, 1, D] of keys and of values, where rows have a frame
 
     @property
     def tail(self) -> int:
@@ -130,7 +132,7 @@ class ReferenceCache:
                 self.close |= reference_folding.fold(
                     some, np.array([by_position[row.position] for row in some]),
                     [place for place, row in enumerate(some) if id(row) in there],
-                    self.config, recent_start, self.store,
+                    self.config, recent_start, partial(self.store, head),
                 )  # fmt: skip
             rows[:] = [rows[slot] for slot in stay]
 
@@ -138,10 +140,14 @@ class ReferenceCache:
         """Whether no trim can reach it."""
         return not self.tail or row.position < end - self.tail
 
-    def store(self, key: np.ndarray, value: np.ndarray) -> list[np.ndarray]:
+    def store(self, head: int, key: np.ndarray, value: np.ndarray) -> list[np.ndarray]:
         """A row that was made, as the cache keeps it."""
         made = (row.astype(np.float32)[None] for row in (key, value))
-        return [rounded(*both)[0] for both in zip(made, packings(self.config), strict=True)]
+        found = []
+        for row, width, centres in zip(made, packings(self.config), self.centres, strict=True):
+            centre = None if centres is None else centres[head]
+            found.append(rounded(row, width, centre)[0])
+        return found
 
     def trim(self, count: int) -> None:
         """The last tokens go, and what their queries saw, as far as it was not taken in."""

@@ -77,9 +77,6 @@ def test_the_defaults_are_pythons(library):
     assert outcome_of_c(library, {}) == outcome_of_python({})
 
 
-POLICIES = ("h2o", "h2o-sum", "window", "keydiff", "merge")
-"""Those of C; Python has more, to compare with."""
-
 INTS = st.integers(-3, 300) | st.sampled_from([2**31 - 1, -(2**31)])
 
 

@@ -103,7 +103,7 @@ OF_BATCHES: dict[str, tuple[Event, After]] = {
     "token": EVENTS["token"],
     "chunk": EVENTS["chunk"],
     "extract": (lambda cache: cache.extract(1), both_went_on),
-    "h2o": (lambda cache: H2OKVCache.merge([cache.extract(n) for n in (1, 0)]), both_went_on),
+    "merge": (lambda cache: H2OKVCache.merge([cache.extract(n) for n in (1, 0)]), both_went_on),
     "filter": (lambda cache: cache.filter([1]), went_on),
     "extend": (lambda cache: cache.extend(copy.deepcopy(cache)), went_on),
 }

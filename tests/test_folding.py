@@ -251,15 +251,16 @@ def test_a_long_chunk_sees_the_bias_too(length, masked, backend):
         mask = np.where(shown, rng.standard_normal(shown.shape), -np.inf).astype(np.float32)
     with use_backend(backend):
         given = mx.array(mask) if isinstance(mask, np.ndarray) else mask
-        found = biased_attention(
+        found, lse = biased_attention(
             *(mx.array(part) for part in (q, k, v)), mx.array(bias),
-            scale=SCALE, mask=given, sinks=mx.array(sinks),
+            scale=SCALE, mask=given, sinks=mx.array(sinks), return_lse=True,
         )  # fmt: skip
     allowed, added = reference.masked_pairs(given, (2, 4, length, rows))
     logs = np.repeat(bias[:, :, None, :rows], 2, axis=1) + added
     both = np.where(allowed, -np.inf, logs).astype(np.float32)
     expected = reference.attention(q, k, v, scale=SCALE, mask=both, sinks=sinks)
     np.testing.assert_allclose(np.array(found), expected.out, rtol=0, atol=3e-5)
+    np.testing.assert_allclose(np.array(lse), expected.lse, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.skipif(native.unavailable_reason() != "", reason="needs the native back end")

@@ -14,7 +14,7 @@ from ..operations.backends import resolve
 from ..operations.composed import beside_rows
 from ..operations.requests import PerSequence
 from ..policies import Policy, Rows
-from .attention import dense
+from .attention import true_rows
 from .folding import fold
 from .stored import BIAS, FOLLOWING, IMPORTANCE
 from .table import Table
@@ -167,11 +167,11 @@ class Ranked:
 
     @cached_property
     def keys(self) -> mx.array:
-        return self._some(dense(self.table, "keys"))
+        return self._some(true_rows(self.table, "keys"))
 
     @cached_property
     def values(self) -> mx.array:
-        return self._some(dense(self.table, "values"))
+        return self._some(true_rows(self.table, "values"))
 
     @property
     def importance(self) -> mx.array:

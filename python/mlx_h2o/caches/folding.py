@@ -43,7 +43,11 @@ def fold(
     )  # fmt: skip
     into = found.into + mx.array(rows.skip, mx.uint32) if rows.skip else found.into
     lines = None if rows.lines is None else due
-    for column, new in ((table.tail.keys, found.keys), (table.tail.values, found.values)):
+    made, frame = (found.keys, found.values), table.frame
+    if frame is not None:
+        own = frame if rows.lines is None else frame.each(lambda centre: centre[rows.lines])
+        made = own.into(*made)
+    for column, new in zip((table.tail.keys, table.tail.values), made, strict=True):
         pairs = zip(column.parts, column.encode(new), strict=True)
         column.parts = tuple(_written(part, into, some, lines) for part, some in pairs)
     for name, new in ((IMPORTANCE, found.mass), (BIAS, found.bias)):

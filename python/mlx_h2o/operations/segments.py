@@ -78,6 +78,7 @@ def merged_attention(
     mask: mx.array | str | None = None,
     sinks: mx.array | None = None,
     return_scores: bool = True,
+    return_lse: bool = False,
     shared: Rows | None = None,
     row_bias: mx.array | None = None,
 ) -> AttentionResult:
@@ -93,6 +94,7 @@ def merged_attention(
         mask: as of ``fast.scaled_dot_product_attention_with_scores``, for the rows of all.
         sinks: learned logits [Hq], which count once: with the last segment.
         return_scores: whether the scores are wanted too, and the lse.
+        return_lse: whether the lse is wanted without them.
         shared: rows of batch 1 that all sequences have before the others. Every query sees them,
             and their scores are not wanted.
         row_bias: float32 [B, H, at least N], of the rows of one segment.
@@ -114,7 +116,7 @@ def merged_attention(
             operations.attention(
                 queries, keys, values, scale=scale, causal=last and isinstance(mask, str),
                 mask=part, sinks=sinks if last else None, return_scores=return_scores,
-                return_lse=several or return_scores, row_bias=row_bias, **settings,
+                return_lse=several or return_scores or return_lse, row_bias=row_bias, **settings,
             )
         )  # fmt: skip
     if not several:

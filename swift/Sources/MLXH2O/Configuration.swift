@@ -31,6 +31,11 @@ public struct H2OConfiguration: Sendable, Hashable {
     public let kvBits: Int?
     /// Bits of the values; nil: ``kvBits``.
     public let valueBits: Int?
+    /// Whether rows of ``kvBits`` are kept relative to the centre of the first keys of their head,
+    /// and rotated.
+    public var kvFrame: Bool { framing ?? false }
+    /// Nil where no rows are in a frame, as in files of versions that knew of none.
+    private let framing: Bool?
     /// Elements that share a scale and a bias: 32, 64 or 128. Rows whose size it does not divide
     /// take 32.
     public let kvGroupSize: Int
@@ -77,6 +82,8 @@ public struct H2OConfiguration: Sendable, Hashable {
     ///   - speculative: tokens that a draft model may propose at a time, which count in the budget
     ///   - kvBits: bits of quantised rows; nil: rows stay as they come
     ///   - valueBits: bits of quantised values, where they differ from those of the keys
+    ///   - kvFrame: whether rows of `kvBits` are kept relative to the centre of the first keys of
+    ///     their head, and rotated
     ///   - kvGroupSize: elements that share a scale and a bias: 32, 64 or 128
     ///   - kvFormat: rows as codes of rotated directions; not with `kvBits`
     ///   - turboGuard: with `kvFormat`, layers at each end that keep 8 bits
@@ -87,8 +94,8 @@ public struct H2OConfiguration: Sendable, Hashable {
         maxKVSize: Int = 256, sinkSize: Int = 4, heavySize: Int? = nil, recentSize: Int? = nil,
         policy: PolicyName = .keydiff, diversity: Double = 0.5, decay: Double = 0.95,
         evictEvery: Int? = nil, sharedHeads: Bool = false, speculative: Int = 0, kvBits: Int? = nil,
-        valueBits: Int? = nil, kvGroupSize: Int = 64, kvFormat: KVFormat? = nil,
-        turboGuard: Int = 0, contextSize: Int? = nil
+        valueBits: Int? = nil, kvFrame: Bool = true, kvGroupSize: Int = 64,
+        kvFormat: KVFormat? = nil, turboGuard: Int = 0, contextSize: Int? = nil
     ) throws {
         try require("maxKVSize", maxKVSize, atLeast: 1)
         try require("sinkSize", sinkSize, atLeast: 0)
@@ -133,6 +140,7 @@ public struct H2OConfiguration: Sendable, Hashable {
         self.speculative = speculative
         self.kvBits = kvBits
         self.valueBits = valueBits
+        framing = kvBits != nil && kvFrame ? true : nil
         self.kvGroupSize = kvGroupSize
         self.kvFormat = kvFormat
         self.turboGuard = turboGuard
@@ -149,13 +157,13 @@ public struct H2OConfiguration: Sendable, Hashable {
 
     /// What was published: the policy `h2o-ema`, and a split scaled to `maxKVSize`. The other arguments,
     /// and the errors:
-    /// ``init(maxKVSize:sinkSize:heavySize:recentSize:policy:diversity:decay:evictEvery:sharedHeads:speculative:kvBits:valueBits:kvGroupSize:kvFormat:turboGuard:contextSize:)``.
+    /// ``init(maxKVSize:sinkSize:heavySize:recentSize:policy:diversity:decay:evictEvery:sharedHeads:speculative:kvBits:valueBits:kvFrame:kvGroupSize:kvFormat:turboGuard:contextSize:)``.
     public init(
         preset: Preset, maxKVSize: Int = 256, sinkSize: Int = 4, recentSize: Int? = nil,
         policy: PolicyName = .h2oEma, diversity: Double = 0.5, decay: Double = 0.95,
         evictEvery: Int? = nil, sharedHeads: Bool = false, speculative: Int = 0, kvBits: Int? = nil,
-        valueBits: Int? = nil, kvGroupSize: Int = 64, kvFormat: KVFormat? = nil,
-        turboGuard: Int = 0, contextSize: Int? = nil
+        valueBits: Int? = nil, kvFrame: Bool = true, kvGroupSize: Int = 64,
+        kvFormat: KVFormat? = nil, turboGuard: Int = 0, contextSize: Int? = nil
     ) throws {
         try require("maxKVSize", maxKVSize, atLeast: 1)
         try require("sinkSize", sinkSize, atLeast: 0)
@@ -165,8 +173,8 @@ public struct H2OConfiguration: Sendable, Hashable {
             maxKVSize: maxKVSize, sinkSize: sinkSize, heavySize: heavySize,
             recentSize: recentSize, policy: policy, diversity: diversity, decay: decay,
             evictEvery: evictEvery, sharedHeads: sharedHeads, speculative: speculative,
-            kvBits: kvBits, valueBits: valueBits, kvGroupSize: kvGroupSize, kvFormat: kvFormat,
-            turboGuard: turboGuard, contextSize: contextSize)
+            kvBits: kvBits, valueBits: valueBits, kvFrame: kvFrame, kvGroupSize: kvGroupSize,
+            kvFormat: kvFormat, turboGuard: turboGuard, contextSize: contextSize)
     }
 
     private static func heavySize(
@@ -212,6 +220,7 @@ extension H2OConfiguration {
         valueBits = other.valueBits
         kvGroupSize = other.kvGroupSize
         self.kvBits = kvBits
+        framing = true
         kvFormat = nil
         turboGuard = 0
         contextSize = other.contextSize
@@ -253,6 +262,7 @@ extension H2OConfiguration: Codable {
         case speculative
         case kvBits = "kv_bits"
         case valueBits = "v_bits"
+        case framing = "kv_frame"
         case kvGroupSize = "kv_group_size"
         case kvFormat = "kv_format"
         case turboGuard = "turbo_guard"
@@ -301,7 +311,7 @@ extension H2OConfiguration: Codable {
     /// Python that are not served here are refused by name.
     public init(from decoder: any Decoder) throws {
         for (name, value) in try [String: Value](from: decoder).sorted(by: { $0.key < $1.key })
-        where CodingKeys(rawValue: name) == nil {
+        where CodingKeys(rawValue: name) == nil && name != "value_size" {
             guard let same = Self.unserved[name] else {
                 throw failure("\(name) is \(value.text), expected settings that are known here.")
             }
@@ -331,6 +341,7 @@ extension H2OConfiguration: Codable {
             speculative: values.decodeIfPresent(Int.self, forKey: .speculative) ?? 0,
             kvBits: values.decodeIfPresent(Int.self, forKey: .kvBits),
             valueBits: values.decodeIfPresent(Int.self, forKey: .valueBits),
+            kvFrame: values.decodeIfPresent(Bool.self, forKey: .framing) ?? false,
             kvGroupSize: values.decodeIfPresent(Int.self, forKey: .kvGroupSize) ?? 64,
             kvFormat: Self.format(values.decodeIfPresent(String.self, forKey: .kvFormat)),
             turboGuard: values.decodeIfPresent(Int.self, forKey: .turboGuard) ?? 0,

@@ -61,7 +61,8 @@ public struct H2OProfile: Sendable {
                 heavySize: Int($0.heavy_size.value),
                 policy: PolicyName(named: String(cString: $0.policy)), decay: given.decay,
                 evictEvery: Int($0.evict_every.value), sharedHeads: given.sharedHeads,
-                speculative: given.speculative, kvBits: given.kvBits, valueBits: given.valueBits,
+                speculative: given.speculative,
+                kvBits: given.kvBits, valueBits: given.valueBits, kvFrame: given.kvFrame,
                 kvGroupSize: given.kvGroupSize,
                 kvFormat: given.kvFormat, turboGuard: given.turboGuard,
                 contextSize: given.contextSize)

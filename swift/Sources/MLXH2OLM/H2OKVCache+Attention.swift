@@ -20,7 +20,7 @@ extension H2OKVCache {
         let output: MLXArray
         if queries.dim(2) > maxDecodeQueries {
             output = try attendByChunk(queries, scale, mask, &table)
-        } else if let kind = policy.kind, reach == 0 {
+        } else if let kind = policy.kind, reach == 0, accumulates(kind, mask, table) {
             output = try attendAndAccumulate(queries, scale, mask, kind, &table)
         } else if policy.needsScores || table.bias != nil {
             let found = try attentionWithScores(queries, scale, mask, table)
@@ -72,24 +72,35 @@ extension H2OKVCache {
         return output
     }
 
+    /// Whether one operation can take in what the policy accumulates: scores of rows in a frame lack
+    /// a shift, which takes the place of the mask. Weights do not know of it.
+    private func accumulates(
+        _ kind: ChunkScores, _ mask: MLXFast.ScaledDotProductAttentionMaskMode, _ table: RowTable
+    ) -> Bool {
+        if case .none = mask { true } else { kind == .mass || table.frame == nil }
+    }
+
     /// Attention that takes in what the policy accumulates.
     private func attendAndAccumulate(
         _ queries: MLXArray, _ scale: Float,
         _ mask: MLXFast.ScaledDotProductAttentionMaskMode, _ kind: ChunkScores,
         _ table: inout RowTable
     ) throws -> MLXArray {
-        let packing = table.packing
+        let (packing, frame) = (table.packing, table.frame)
         let rows = packing == nil ? try promoted(queries, table) : nil
         let (keys, values) = table.fetch()
+        let asked = rows?[0] ?? frame?.query(queries) ?? queries
+        let shift = kind == .ema ? frame?.shift(queries, scale: scale) : nil
+        let mask = shift.map { .array($0) } ?? mask
         let found = try attentionAndAccumulate(
-            queries: rows?[0] ?? queries, keys: StoredRows(parts: rows.map { [$0[1]] } ?? keys),
+            queries: asked, keys: StoredRows(parts: rows.map { [$0[1]] } ?? keys),
             values: StoredRows(parts: rows.map { [$0[2]] } ?? values),
             importance: table.importance, scale: scale, kind: kind,
             decay: policy.averageDecay ?? 0, mask: mask, rowBias: table.bias,
             bits: packing?.bits ?? 8, groupSize: packing?.groupSize ?? 64,
             valueBits: packing?.valueBits)
         table.importance = found.importance
-        return found.output
+        return frame?.valuesBack(found.output) ?? found.output
     }
 
     /// Attention without scores: MLX's own, or the fused one over packed rows.
@@ -103,11 +114,12 @@ extension H2OKVCache {
                 queries: rows[0], keys: rows[1], values: rows[2], scale: scale, mask: mask)
         }
         let (keys, values) = table.fetch()
-        return try MLXFast.scaledDotProductAttentionQuantizedWithScores(
-            queries: queries, keys: StoredRows(parts: keys), values: StoredRows(parts: values),
-            scale: scale, bits: packing.bits, groupSize: packing.groupSize,
-            valueBits: packing.valueBits, mask: mask
+        let output = try MLXFast.scaledDotProductAttentionQuantizedWithScores(
+            queries: table.frame?.query(queries) ?? queries, keys: StoredRows(parts: keys),
+            values: StoredRows(parts: values), scale: scale, bits: packing.bits,
+            groupSize: packing.groupSize, valueBits: packing.valueBits, mask: mask
         ).0
+        return table.frame?.valuesBack(output) ?? output
     }
 
     private func attentionWithScores(
@@ -121,11 +133,17 @@ extension H2OKVCache {
                 rowBias: table.bias)
         }
         let (keys, values) = table.fetch()
-        return try MLXFast.scaledDotProductAttentionQuantizedWithScoresAndLse(
-            queries: queries, keys: StoredRows(parts: keys), values: StoredRows(parts: values),
-            scale: scale, bits: packing.bits, groupSize: packing.groupSize,
-            valueBits: packing.valueBits, mask: mask, rowBias: table.bias
+        let found = try MLXFast.scaledDotProductAttentionQuantizedWithScoresAndLse(
+            queries: table.frame?.query(queries) ?? queries, keys: StoredRows(parts: keys),
+            values: StoredRows(parts: values), scale: scale, bits: packing.bits,
+            groupSize: packing.groupSize, valueBits: packing.valueBits, mask: mask,
+            rowBias: table.bias
         ).0
+        guard let frame = table.frame else { return found }
+        let shift = frame.shift(queries, scale: scale)
+        return AttentionWithScores(
+            output: frame.valuesBack(found.output), scores: found.scores + shift,
+            lse: found.lse + shift.squeezed(axis: -1))
     }
 
     /// Queries, keys and values of a dense table in one dtype.

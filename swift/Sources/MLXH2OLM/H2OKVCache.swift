@@ -233,10 +233,10 @@ public class H2OKVCache {
         guard count > 0 else {
             return MLXArray.zeros(positions.shape.dropLast() + [0], dtype: .uint32)
         }
-        let (keys, values) = (table.keys.first(length), table.values.first(length))
+        let (keys, values) = try table.dense()
         let rows = PolicyRows(
-            keys: first(try keys.dense()), values: first(try values.dense()),
-            importance: first(table.importance), positions: positions, offset: offset, keep: count,
+            keys: first(keys), values: first(values), importance: first(table.importance),
+            positions: positions, offset: offset, keep: count,
             places: max(
                 0, count - configuration.sinkSize - max(0, offset - recentStart - tail)),
             sinkSize: configuration.sinkSize, recentStart: recentStart)

@@ -13,6 +13,9 @@ struct RowTable {
     /// With unused rows at the end, as the values.
     private(set) var keys: Column
     private(set) var values: Column
+    /// What packed rows are kept relative to; nil: nothing.
+    private(set) var frame: Frame?
+    private let isFramed: Bool
     /// Rows of each head in use.
     private(set) var length: Int
     /// Of the first rows, float32; of the others it is NaN.
@@ -30,7 +33,12 @@ struct RowTable {
 
     private static let step = 256
 
-    init(keys: Column, values: Column, importance: MLXArray, positions: MLXArray) {
+    init(
+        keys: Column, values: Column, importance: MLXArray, positions: MLXArray,
+        frame: Frame? = nil, isFramed: Bool = false
+    ) {
+        self.frame = frame
+        self.isFramed = isFramed
         self.keys = keys
         self.values = values
         length = positions.dim(2)
@@ -49,10 +57,14 @@ struct RowTable {
             try Column(rows[0..., 0..., ..<1], packing).first(0)
         }
         let heads = Array(keys.shape.prefix(2))
+        let frame = configuration.isFramed ? Frame(of: keys, values) : nil
+        let kept = frame?.into(keys, values) ?? (keys, values)
         self.init(
-            keys: try column(keys, packing.keys), values: try column(values, packing.values),
+            keys: try column(kept.keys, packing.keys),
+            values: try column(kept.values, packing.values),
             importance: .zeros(heads + [0], dtype: .float32),
-            positions: .zeros(heads + [0], dtype: .int32))
+            positions: .zeros(heads + [0], dtype: .int32), frame: frame,
+            isFramed: configuration.isFramed)
     }
 
     /// float32 [B, H, length]; NaN where not yet scored.
@@ -97,7 +109,10 @@ struct RowTable {
     }
 
     /// Every stored array, those of the keys first.
-    var arrays: [MLXArray] { keys.parts + values.parts + remembered }
+    var arrays: [MLXArray] { keys.parts + centre + values.parts + remembered }
+
+    /// That of the keys, where there is one.
+    var centre: [MLXArray] { frame.map { [$0.centre] } ?? [] }
 
     /// What is remembered of the rows.
     var remembered: [MLXArray] { [scored, placed] + (biases.map { [$0] } ?? []) + waiting.map(\.seen) }
@@ -110,9 +125,17 @@ struct RowTable {
         (keys.first(length).parts, values.first(length).parts)
     }
 
-    /// The rows in use as arrays [B, H, length, D] and [B, H, length, Dv].
+    /// The rows in use as arrays [B, H, length, D] and [B, H, length, Dv], as they came.
     func dense() throws -> (keys: MLXArray, values: MLXArray) {
-        (try keys.first(length).dense(), try values.first(length).dense())
+        let rows = (keys: try keys.first(length).dense(), values: try values.first(length).dense())
+        guard let frame else { return rows }
+        return (frame.keysBack(rows.keys), frame.valuesBack(rows.values))
+    }
+
+    /// What keys and values must look like to be stored here.
+    var layouts: (keys: RowLayout, values: RowLayout) {
+        guard let frame else { return (keys.layout, values.layout) }
+        return (RowLayout(frame.centre), values.layout.with(size: frame.valueSize))
     }
 
     // MARK: Rows that come
@@ -123,6 +146,8 @@ struct RowTable {
         _ newKeys: MLXArray, _ newValues: MLXArray, offset: Int, limit: Int
     ) throws {
         let added = newKeys.dim(2)
+        if isFramed, length == 0 { frame = Frame(of: newKeys, newValues) }
+        let (newKeys, newValues) = frame?.into(newKeys, newValues) ?? (newKeys, newValues)
         let rows = length + added
         if rows > min(keys.capacity, values.capacity) {
             let rounded = (rows + Self.step - 1) / Self.step * Self.step
@@ -182,8 +207,9 @@ struct RowTable {
             keys: rows.keys, values: rows.values, bias: biases.rows(upTo: count),
             mass: rows.importance, weights: ranks, eligible: free, kept: kept,
             share: policy.foldShare)
-        keys = try keys.put(found.keys, at: found.into)
-        values = try values.put(found.values, at: found.into)
+        let made = frame?.into(found.keys, found.values) ?? (found.keys, found.values)
+        keys = try keys.put(made.keys, at: found.into)
+        values = try values.put(made.values, at: found.into)
         importance = putAlong(importance, found.into, values: found.mass, axis: 2)
         bias = putAlong(biases, found.into, values: found.bias, axis: 2)
         isChanged = true
