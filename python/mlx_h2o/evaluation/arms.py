@@ -19,7 +19,6 @@ from mlx_lm.models import cache as mlx_lm_cache
 from mlx_lm.models.cache import make_prompt_cache as stock_cache
 
 from ..caches.cache import H2OKVCache
-from ..lm.profile import Profile
 from ..lm.prompt_cache import evicting_caches, make_prompt_cache
 from ..lm.sizing import least_rows, most_rows
 from .strategies import KEEP, Strategy, parse
@@ -180,13 +179,12 @@ def _resolve(footprint: Footprint, strategy: Strategy, tokens: int) -> Arm:
     def make(seed: int) -> list[Any]:
         return making(rows, seed)
 
-    by_layer = strategy.budgets or strategy.profile
-    fewest = rows if rows is None or by_layer is None else _fewest_rows(make(0))
+    fewest = _fewest_rows(make(0)) if strategy.kind == "ours" else rows
     nbytes = footprint.held(make(0), tokens)
     name = strategy.name
     if strategy.nbytes is not None:
         name = name.replace(f"bytes={strategy.nbytes}", str(rows), 1)
-    for file in filter(None, (strategy.budgets, strategy.profile)):
+    if file := strategy.budgets:
         name = name.replace(f"={file}", f"={Path(file).name}")
     return Arm(name, strategy, rows, nbytes, fewest is not None and fewest < tokens, make)
 
@@ -227,11 +225,10 @@ def _quantised(footprint: Footprint, strategy: Strategy) -> Making:
 
 
 def _ours(footprint: Footprint, strategy: Strategy) -> Making:
-    profile = None if strategy.profile is None else Profile.load(strategy.profile)
+    given: dict[str, Any] = {"budgets": strategy.budgets, "layers": strategy.layers}
 
     def make(rows: int | None, seed: int) -> list[Any]:
-        config = strategy.config(rows, seed)
-        return make_prompt_cache(footprint.model, config, budgets=strategy.budgets, profile=profile)
+        return make_prompt_cache(footprint.model, strategy.config(rows, seed), **given)
 
     return make
 

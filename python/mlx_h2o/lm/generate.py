@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from ..caches.cache import PROMPT_CHUNK
 from ..config import H2OConfig
 from ..demo import DEMO, model_path
 from .drafting import DRAFTED
-from .profile import Profile
 from .prompt_cache import evicting_caches, make_prompt_cache, summary
 from .routing import routing, routing_for
 from .sharing import LEAST_SHARED, common_tokens, lasting_tokens, read_once, unshared_because
@@ -35,7 +33,7 @@ _NO_LIMIT = int(1e30)
 _PROCESSORS = "logits_processors"
 """What they look at is the whole prompt, of which mlx_lm sees no more than is not read yet."""
 
-_BESIDE = ("budgets", "profile", "max_kv_bytes")
+_BESIDE = ("budgets", "layers", "max_kv_bytes")
 """What :func:`make_prompt_cache` takes beside the settings."""
 
 
@@ -102,7 +100,7 @@ def stream_generate(
         tokenizer: its tokenizer.
         prompt: text or token ids.
         max_tokens: tokens to generate, -1 for no limit.
-        kwargs: mlx_lm's own arguments; ``budgets``, ``profile``, ``max_kv_bytes`` and settings of
+        kwargs: mlx_lm's own arguments; ``budgets``, ``layers``, ``max_kv_bytes`` and settings of
             H2OConfig as in :func:`make_prompt_cache`, where None means the default; or
             ``prompt_cache``, caches of :func:`make_prompt_cache`, which are updated in place and
             have their own settings.
@@ -177,8 +175,6 @@ def batch_generate(
         )
     if len(prompts) == 0:
         raise ValueError("[batch_generate] found no prompts, expected at least one.")
-    if isinstance(kwargs.get("profile"), str | PathLike):
-        kwargs["profile"] = Profile.load(kwargs["profile"])
     if prompt_caches is None:
         caches = [_caches("batch_generate", model, dict(kwargs)) for _ in prompts]
     else:

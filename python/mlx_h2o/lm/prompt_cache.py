@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from os import PathLike
 from typing import Any, cast
 
 import mlx.core as mx
@@ -19,8 +18,8 @@ from ..caches.quantized import evicting_cache
 from ..config import H2OConfig
 from ..policies.merge import Merge
 from .budgets import Budgets, layer_configs
-from .profile import Profile
-from .routing import calls_attention, model_classes, model_name, routing_for
+from .layers import LAYERS, reason_of, rows_by_layer
+from .routing import calls_attention, int_setting, model_classes, model_name, routing_for
 from .sizing import (
     MORE_BITS,
     MOST_OF_IT,
@@ -54,7 +53,7 @@ def make_prompt_cache(
     draft_model: Module | None = None,
     budgets: Budgets | None = None,
     max_kv_bytes: int | str | None = None,
-    profile: Profile | str | PathLike[str] | None = None,
+    layers: str = "probe",
     **settings: Any,
 ) -> list[Any]:
     """One cache per layer, like mlx_lm's function of this name, but bounded by eviction.
@@ -63,31 +62,36 @@ def make_prompt_cache(
     :class:`QuantizedH2OKVCache`; rotating, chunked and recurrent caches are left alone. With
     ``kv_format`` the first and the last ``turbo_guard`` of them have 8 bits instead.
 
+    Layers that retrieve get more rows than the others, and all together no more than
+    ``max_kv_size`` each would be. Which they are is computed when the first caches of a model are
+    made (:func:`mlx_h2o.lm.layers.probe`).
+
     Rows further back than the context that the model's settings name go first, unless
     ``context_size`` says otherwise.
 
     Args:
         model: an mlx_lm model.
-        max_kv_size: rows per KV head, or all the settings as an H2OConfig; None for the default.
+        max_kv_size: mean rows per KV head, or all the settings as an H2OConfig; None for the
+            default.
         draft_model: a draft model, whose caches follow those of the model. They have the same
-            settings, except ``budgets`` and ``profile``, which belong to the model's layers.
+            settings, except ``budgets``, which belong to the model's layers.
         budgets: different settings for each evicting layer, in order: ``max_kv_size``, or all the
             settings as an H2OConfig; or a JSON file with that list under "budgets".
         max_kv_bytes: instead of ``max_kv_size``, the bytes of all full caches together, including
             those of a draft model, as a number or a text such as "300MB"; :func:`fit_bytes` shows
             the rows, bits and policy that result.
-        profile: a profile of ``mlx_h2o calibrate``, or its file: ``max_kv_size`` is then the mean
-            over the layers, and each gets rows by its measured losses. The policy is the
-            profile's.
+        layers: "probe", or "equal": the same rows in every layer. With ``budgets``, and where rows
+            are not bounded, there is nothing to probe for.
         settings: further settings of H2OConfig.
 
     Raises:
         ValueError: settings out of range; a model whose attention is not supported, or without a
-            cache that could evict; a number of budgets other than that of evicting layers; a
-            profile of another model, or together with budgets or another policy.
+            cache that could evict; a number of budgets other than that of evicting layers.
     """
-    if isinstance(profile, str | PathLike):
-        profile = Profile.load(profile)
+    if layers not in LAYERS:
+        raise ValueError(
+            f"[make_prompt_cache] layers is {layers!r}, expected one of: {', '.join(LAYERS)}."
+        )
     if max_kv_bytes is not None:
         if max_kv_size is not None or budgets is not None:
             raise ValueError(
@@ -95,16 +99,12 @@ def make_prompt_cache(
                 "budgets, expected one of them."
             )
         max_kv_size = fit_bytes(
-            model, max_kv_bytes, draft_model=draft_model, profile=profile, **settings
+            model, max_kv_bytes, draft_model=draft_model, layers=layers, **settings
         ).config
         settings = {}
     if draft_model is not None:
-        own = make_prompt_cache(model, max_kv_size, budgets=budgets, profile=profile, **settings)
-        return own + make_prompt_cache(draft_model, max_kv_size, **settings)
-    if profile is not None:
-        if budgets is not None:
-            raise ValueError("[make_prompt_cache] found profile and budgets, expected one of them.")
-        max_kv_size, settings = _as_measured(profile, max_kv_size, settings)
+        own = make_prompt_cache(model, max_kv_size, budgets=budgets, layers=layers, **settings)
+        return own + make_prompt_cache(draft_model, max_kv_size, layers=layers, **settings)
     config = _config(max_kv_size, settings)
     name = model_name(model)
     _refuse_unserved(model)
@@ -120,17 +120,16 @@ def make_prompt_cache(
         for layer, cache in enumerate(stock)
     ]
     evicting = list(evicting_caches(caches))
-    if budgets is not None:
-        configs = layer_configs(config, budgets, len(evicting))
-        _give(evicting, [_for_model(model, one) for one in configs])
     if not evicting:
         raise ValueError(
             f"[make_prompt_cache] {name} makes no plain KVCache, expected at least one layer "
             "whose rows could be evicted."
         )
-    if profile is not None:
-        profile.check(model, len(evicting))
-        _give(evicting, profile.share(_rows(config) * len(evicting), config))
+    if budgets is None and layers == "probe" and config.max_kv_size is not None and not linked:
+        budgets = rows_by_layer(model, config, len(evicting))
+    if budgets is not None:
+        configs = layer_configs(config, budgets, len(evicting))
+        _give(evicting, [_for_model(model, one) for one in configs])
     for cache in evicting if linked else ():
         _check_indexed(model, cache.config)
     return caches
@@ -141,7 +140,7 @@ def fit_bytes(
     max_kv_bytes: int | str,
     *,
     draft_model: Module | None = None,
-    profile: Profile | str | PathLike[str] | None = None,
+    layers: str = "probe",
     **settings: Any,
 ) -> Sizing:
     """The settings with the most rows whose caches hold no more than ``max_kv_bytes``.
@@ -149,15 +148,15 @@ def fit_bytes(
     Without ``kv_bits`` and ``kv_format``, rows stay unquantised if the model's whole context fits.
     Otherwise they have 8, 6 or 5 bits, the most at which three quarters of it fit, or 4.
     ``kv_bits=None`` leaves them unquantised. Without ``policy``, quantised rows merge if the model
-    and the other settings allow it. Nothing is computed: the bytes are those of caches in a graph
-    that is never evaluated.
+    and the other settings allow it. Nothing is computed but the probe of ``layers``: the bytes are
+    those of caches in a graph that is never evaluated.
 
     Args:
         model: an mlx_lm model.
         max_kv_bytes: bytes of all full caches of a sequence, as a number or a text such as "300MB"
             or "64MiB".
         draft_model: a draft model, whose caches have the same rows and bits, and count.
-        profile: as in :func:`make_prompt_cache`.
+        layers: as in :func:`make_prompt_cache`.
         settings: settings of H2OConfig, except ``max_kv_size``.
 
     Raises:
@@ -167,22 +166,18 @@ def fit_bytes(
     if "max_kv_size" in settings:
         raise ValueError("[fit_bytes] found max_kv_size, expected max_kv_bytes alone.")
     limit = parsed_bytes(max_kv_bytes)
-    if isinstance(profile, str | PathLike):
-        profile = Profile.load(profile)
-
-    merges = "policy" not in settings and profile is None
+    merges = "policy" not in settings
 
     def draft_nbytes(config: H2OConfig, chunk: int = 0) -> int:
-        return 0 if draft_model is None else _full_nbytes(draft_model, config, None, chunk)
+        return 0 if draft_model is None else _full_nbytes(draft_model, config, layers, chunk)
 
     def nbytes_of(config: H2OConfig, chunk: int = 0) -> int:
-        return _full_nbytes(model, config, profile, chunk) + draft_nbytes(config, chunk)
+        return _full_nbytes(model, config, layers, chunk) + draft_nbytes(config, chunk)
 
     def config_of(rows: int, bits: int | None) -> H2OConfig:
         packs = bits is not None or "kv_format" in settings
         chosen = {"policy": Merge.name} if merges and packs else {}
-        sized = {"kv_bits": bits} | chosen | settings | {"max_kv_size": rows}
-        return _config(None, sized if profile is None else _as_measured(profile, None, sized)[1])
+        return _config(None, {"kv_bits": bits} | chosen | settings | {"max_kv_size": rows})
 
     def measuring(bits: int | None) -> Measure:
         return lambda rows: nbytes_of(config_of(rows, bits))
@@ -210,10 +205,10 @@ def fit_bytes(
     return Sizing(config, nbytes_of(config), peak, draft_nbytes(config))
 
 
-def _full_nbytes(model: Module, config: H2OConfig, profile: Profile | None, chunk: int) -> int:
+def _full_nbytes(model: Module, config: H2OConfig, layers: str, chunk: int) -> int:
     """Bytes of full caches, or of those that take in a chunk of a prompt more."""
     run: Any = model
-    caches = make_prompt_cache(model, config, profile=profile)
+    caches = make_prompt_cache(model, config, layers=layers)
     ours = list(evicting_caches(caches))
     budgets = [one.config.max_kv_size or 1 for one in ours]
     rows = max([*budgets, *(getattr(one, "max_size", 1) for one in caches)])
@@ -230,13 +225,7 @@ def _full_nbytes(model: Module, config: H2OConfig, profile: Profile | None, chun
 
 def context_length(model: Any) -> int | None:
     """The longest text that the model is made for, in tokens, if it says."""
-    args = getattr(model, "args", None)
-    for settings in (args, getattr(args, "text_config", None)):
-        of = settings.get if isinstance(settings, dict) else partial(getattr, settings)
-        found = of("max_position_embeddings", None)
-        if isinstance(found, int):
-            return found
-    return None
+    return int_setting(model, "max_position_embeddings")
 
 
 def beyond_context(made_for: int | None, tokens: int) -> str:
@@ -264,6 +253,7 @@ class CacheSummary:
     rows: rows per head of the fullest evicting cache.
     evicted: rows per head that have gone, summed over the evicting caches.
     nbytes: bytes of all caches.
+    shared_out: how many rows layers may hold, where that needs a word; else empty.
     """
 
     layers: int
@@ -271,16 +261,19 @@ class CacheSummary:
     rows: int
     evicted: int
     nbytes: int
+    shared_out: str = ""
 
     def __str__(self) -> str:
+        said = f", {self.shared_out}" if self.shared_out else ""
         return (
             f"{self.evicting} of {self.layers} layers evict, {self.rows} rows, "
-            f"{self.evicted} evicted, {self.nbytes:,} bytes"
+            f"{self.evicted} evicted, {self.nbytes:,} bytes{said}"
         )
 
 
-def summary(caches: Sequence[Any]) -> CacheSummary:
-    """Count layers, rows and bytes of a model's caches. Evaluates nothing."""
+def summary(caches: Sequence[Any], model: Module | None = None) -> CacheSummary:
+    """Count layers, rows and bytes of a model's caches. With the ``model`` it says too why all
+    layers have the same rows, where its probe could not be made."""
     evicting = list(evicting_caches(caches))
     return CacheSummary(
         layers=len(caches),
@@ -288,7 +281,16 @@ def summary(caches: Sequence[Any]) -> CacheSummary:
         rows=max((cache.size() for cache in evicting), default=0),
         evicted=sum(cache.evicted for cache in evicting),
         nbytes=sum(cache.nbytes for cache in caches),
+        shared_out=_shared_out(evicting, model),
     )
+
+
+def _shared_out(caches: Sequence[H2OKVCache], model: Module | None) -> str:
+    budgets = {one.config.max_kv_size or 0 for one in caches}
+    if len(budgets) > 1:
+        return f"{min(budgets):,} to {max(budgets):,} rows by layer"
+    reason = "" if model is None or budgets <= {0} else reason_of(model)
+    return f"the same rows in every layer: the model {reason}" if reason else ""
 
 
 def evicting_caches(caches: Sequence[Any]) -> Iterator[H2OKVCache]:
@@ -322,32 +324,6 @@ def _config(max_kv_size: int | H2OConfig | None, settings: dict[str, Any]) -> H2
     if max_kv_size is not None:
         settings = {**settings, "max_kv_size": max_kv_size}
     return H2OConfig(**settings)
-
-
-def _as_measured(
-    profile: Profile, max_kv_size: int | H2OConfig | None, settings: dict[str, Any]
-) -> tuple[int | H2OConfig | None, dict[str, Any]]:
-    """The settings with the policy of a profile, which a caller may name but not change."""
-    named = settings.get("policy")
-    if isinstance(max_kv_size, H2OConfig) and max_kv_size.policy != H2OConfig.policy:
-        named = max_kv_size.policy
-    if named not in (None, profile.policy):
-        raise ValueError(
-            f"[make_prompt_cache] policy is {named!r}, expected {profile.policy!r}, of which "
-            f"{profile.path} is."
-        )
-    if isinstance(max_kv_size, H2OConfig):
-        return replace(max_kv_size, policy=profile.policy), settings
-    return max_kv_size, {**settings, "policy": profile.policy}
-
-
-def _rows(config: H2OConfig) -> int:
-    if config.max_kv_size is None:
-        raise ValueError(
-            "[make_prompt_cache] found a profile and max_kv_size None, expected the mean number of "
-            "rows."
-        )
-    return config.max_kv_size
 
 
 def _evicts(cache: Any) -> bool:

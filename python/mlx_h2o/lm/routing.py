@@ -82,6 +82,17 @@ def model_name(model: Module | None) -> str:
     return str(found or type(model).__module__.rpartition(".")[2])
 
 
+def int_setting(model: Any, name: str) -> int | None:
+    """A number among the settings of a model, or of its text part, if it has one of this name."""
+    args = getattr(model, "args", None)
+    for settings in (args, getattr(args, "text_config", None)):
+        of = settings.get if isinstance(settings, dict) else functools.partial(getattr, settings)
+        found = of(name, None)
+        if isinstance(found, int):
+            return found
+    return None
+
+
 def model_classes(model: Module) -> set[type]:
     """The classes of all modules in a model, and their bases."""
     modules: list[Module] = cast(Any, model).modules()
