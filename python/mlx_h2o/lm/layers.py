@@ -145,7 +145,7 @@ def shares(
     share = min(MOST, LEAST + (1 - LEAST) * count / len(chosen))
     many = min(fixed + int(share * (rows - fixed)), max(rows, most or count * rows))
     few = max(least, (count * rows - len(chosen) * many) // others)
-    many = (count * rows - others * few) // len(chosen)
+    many = min(many, (count * rows - others * few) // len(chosen))
     return [many if layer in chosen else few for layer in range(count)]
 
 
