@@ -19,6 +19,7 @@ from mlx_lm.models import cache as mlx_lm_cache
 from mlx_lm.models.cache import make_prompt_cache as stock_cache
 
 from ..caches.cache import H2OKVCache
+from ..caches.heads import HeadGroups
 from ..lm.prompt_cache import evicting_caches, make_prompt_cache
 from ..lm.sizing import least_rows, most_rows
 from .strategies import KEEP, Strategy, parse
@@ -254,7 +255,7 @@ def _plain(caches: Sequence[Any]) -> Iterator[Any]:
 def _served(caches: Sequence[Any]) -> Iterator[Any]:
     """The caches that stand where plain ones would."""
     for cache in caches:
-        if isinstance(cache, (KVCache, RotatingKVCache, QuantizedKVCache, H2OKVCache)):
+        if isinstance(cache, (KVCache, RotatingKVCache, QuantizedKVCache, H2OKVCache, HeadGroups)):
             yield cache
         elif isinstance(cache, CacheList):
             yield from _served(cache.caches)
@@ -272,6 +273,9 @@ def _filled(cache: Any, shape: tuple[int, int, int], tokens: int) -> int:
     """Bytes at most, at rest, of a cache that reads so many tokens."""
     if isinstance(cache, H2OKVCache):
         return _filled_ours(cache, shape, tokens)
+    if isinstance(cache, HeadGroups):
+        groups = zip(cache.caches, cache.heads, strict=True)
+        return sum(_filled_ours(one, (len(heads), *shape[1:]), tokens) for one, heads in groups)
     cache.update_and_fetch(*_rows(shape, tokens))
     if isinstance(cache, RotatingKVCache):
         cache.update_and_fetch(*_rows(shape, 1))  # which lets go of the chunk's surplus

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -13,8 +13,7 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models import cache as mlx_lm_cache
 
 from ..caches.cache import PROMPT_CHUNK, H2OKVCache
-from ..caches.linked import LinkedH2OCache
-from ..caches.quantized import evicting_cache
+from ..caches.heads import HeadGroups
 from ..config import H2OConfig
 from ..policies.merge import Merge
 from .budgets import Budgets, layer_configs
@@ -37,13 +36,11 @@ _REFUSED = {
     "afm7": "its shared layers take the position from the number of stored rows",
     "phi3small": "its block-sparse attention selects rows by their slot",
     "minimax_m3_vl": "its attention selects blocks of rows by their slot",
+    "deepseek_v32": "its indexer selects rows by their slot",
 }
 
 # Modules that compute with the keys between the cache and attention, which packed rows forbid.
 _WANT_ARRAYS = {"phi", "phixtral", "plamo", "stablelm"}
-
-# Modules whose cache lists are attention's rows and its indexer's, which picks rows by their slots.
-_INDEXED = {"deepseek_v32"}
 
 
 def make_prompt_cache(
@@ -62,9 +59,9 @@ def make_prompt_cache(
     :class:`QuantizedH2OKVCache`; rotating, chunked and recurrent caches are left alone. With
     ``kv_format`` the first and the last ``turbo_guard`` of them have 8 bits instead.
 
-    Layers that retrieve get more rows than the others, and all together no more than
+    KV heads that retrieve get more rows than the others, and all together no more than
     ``max_kv_size`` each would be. Which they are is computed when the first caches of a model are
-    made (:func:`mlx_h2o.lm.layers.probe`).
+    made (:func:`mlx_h2o.lm.layers.probe`). A layer whose heads differ has :class:`HeadGroups`.
 
     Rows further back than the context that the model's settings name go first, unless
     ``context_size`` says otherwise.
@@ -76,11 +73,12 @@ def make_prompt_cache(
         draft_model: a draft model, whose caches follow those of the model. They have the same
             settings, except ``budgets``, which belong to the model's layers.
         budgets: different settings for each evicting layer, in order: ``max_kv_size``, or all the
-            settings as an H2OConfig; or a JSON file with that list under "budgets".
+            settings as an H2OConfig, or a list of these, one for each KV head; or a JSON file with
+            that list under "budgets".
         max_kv_bytes: instead of ``max_kv_size``, the bytes of all full caches together, including
             those of a draft model, as a number or a text such as "300MB"; :func:`fit_bytes` shows
             the rows, bits and policy that result.
-        layers: "probe", or "equal": the same rows in every layer. With ``budgets``, and where rows
+        layers: "probe", or "equal": the same rows for every KV head. With ``budgets``, and where rows
             are not bounded, there is nothing to probe for.
         settings: further settings of H2OConfig.
 
@@ -109,30 +107,22 @@ def make_prompt_cache(
     name = model_name(model)
     _refuse_unserved(model)
     config = _for_model(model, config)
-    linked = bool(_modules_of(model) & _INDEXED)
     stock = mlx_lm_cache.make_prompt_cache(model)
-    places = [layer for layer, cache in enumerate(stock) if _evicts(cache)]
-    ends = {*places[: config.turbo_guard], *places[len(places) - config.turbo_guard :]}
-    caches = [
-        _replaced(
-            cache, _guarded(config) if layer in ends else config, f"{name} layer {layer}", linked
-        )
-        for layer, cache in enumerate(stock)
-    ]
-    evicting = list(evicting_caches(caches))
-    if not evicting:
+    count = len(list(_plain(stock)))
+    if not count:
         raise ValueError(
             f"[make_prompt_cache] {name} makes no plain KVCache, expected at least one layer "
             "whose rows could be evicted."
         )
-    if budgets is None and layers == "probe" and config.max_kv_size is not None and not linked:
-        budgets = rows_by_layer(model, config, len(evicting))
-    if budgets is not None:
-        configs = layer_configs(config, budgets, len(evicting))
-        _give(evicting, [_for_model(model, one) for one in configs])
-    for cache in evicting if linked else ():
-        _check_indexed(model, cache.config)
-    return caches
+    if budgets is None and layers == "probe" and config.max_kv_size is not None:
+        budgets = rows_by_layer(model, config, count)
+    given = [config] * count if budgets is None else layer_configs(config, budgets, count)
+    unequal = len({one for own in given for one in _of_heads(own)}) > 1
+    making = (
+        partial(_evicting, _of_layer(model, config, layer, given), unequal)
+        for layer in range(count)
+    )
+    return [_replaced(one, f"{name} layer {layer}", making) for layer, one in enumerate(stock)]
 
 
 def fit_bytes(
@@ -288,7 +278,7 @@ def summary(caches: Sequence[Any], model: Module | None = None) -> CacheSummary:
 def _shared_out(caches: Sequence[H2OKVCache], model: Module | None) -> str:
     budgets = {one.config.max_kv_size or 0 for one in caches}
     if len(budgets) > 1:
-        return f"{min(budgets):,} to {max(budgets):,} rows by layer"
+        return f"{min(budgets):,} to {max(budgets):,} rows by KV head"
     reason = "" if model is None or budgets <= {0} else reason_of(model)
     return f"the same rows in every layer: the model {reason}" if reason else ""
 
@@ -298,13 +288,14 @@ def evicting_caches(caches: Sequence[Any]) -> Iterator[H2OKVCache]:
     for cache in caches:
         if isinstance(cache, H2OKVCache):
             yield cache
-        elif isinstance(cache, mlx_lm_cache.CacheList | LinkedH2OCache):
+        elif isinstance(cache, mlx_lm_cache.CacheList | HeadGroups):
             yield from evicting_caches(cache.caches)
 
 
 def with_own_rows(caches: Sequence[Any]) -> list[Any]:
     """The caches, and copies with all rows of those that share some."""
-    return [one.unshared() if isinstance(one, H2OKVCache) else one for one in caches]
+    ours = H2OKVCache | HeadGroups
+    return [one.unshared() if isinstance(one, ours) else one for one in caches]
 
 
 def _config(max_kv_size: int | H2OConfig | None, settings: dict[str, Any]) -> H2OConfig:
@@ -326,11 +317,13 @@ def _config(max_kv_size: int | H2OConfig | None, settings: dict[str, Any]) -> H2
     return H2OConfig(**settings)
 
 
-def _evicts(cache: Any) -> bool:
-    """Whether one of ours takes the place of this cache, or of one in it."""
-    if type(cache) is mlx_lm_cache.CacheList:
-        return any(_evicts(part) for part in cache.caches)
-    return type(cache) is mlx_lm_cache.KVCache
+def _plain(caches: Sequence[Any]) -> Iterator[Any]:
+    """Those in whose places evicting ones come, caches in lists included."""
+    for cache in caches:
+        if type(cache) is mlx_lm_cache.CacheList:
+            yield from _plain(cache.caches)
+        elif type(cache) is mlx_lm_cache.KVCache:
+            yield cache
 
 
 def _guarded(config: H2OConfig) -> H2OConfig:
@@ -338,29 +331,46 @@ def _guarded(config: H2OConfig) -> H2OConfig:
     return replace(config, kv_format=None, turbo_guard=0, kv_bits=8)
 
 
-def _replaced(cache: Any, config: H2OConfig, name: str, linked: bool) -> Any:
+_Given = H2OConfig | Sequence[H2OConfig]
+"""Settings of a layer, or of each of its KV heads."""
+
+
+def _of_layer(
+    model: Module, config: H2OConfig, layer: int, given: Sequence[_Given]
+) -> list[H2OConfig]:
+    """The settings given for a layer as it takes them; ``config`` are those of all."""
+    guard = config.turbo_guard
+    guarded = not guard <= layer < len(given) - guard
+
+    def settled(one: H2OConfig) -> H2OConfig:
+        if one.kv_bits != config.kv_bits:
+            raise ValueError(
+                f"[make_prompt_cache] a budget has kv_bits {one.kv_bits}, expected "
+                f"{config.kv_bits} as the other settings."
+            )
+        return _for_model(model, _guarded(one) if guarded and one.turbo_guard else one)
+
+    return [settled(one) for one in _of_heads(given[layer])]
+
+
+def _of_heads(given: _Given) -> Sequence[H2OConfig]:
+    return [given] if isinstance(given, H2OConfig) else given
+
+
+def _evicting(configs: Sequence[H2OConfig], unequal: bool, name: str) -> Any:
+    found = HeadGroups.of_rows(configs, name=name)
+    for cache in evicting_caches([found]):
+        cache.unequal_budgets = unequal
+    return found
+
+
+def _replaced(cache: Any, name: str, making: Iterator[Callable[[str], Any]]) -> Any:
     if type(cache) is mlx_lm_cache.KVCache:
-        return evicting_cache(config, name=name)
-    if type(cache) is mlx_lm_cache.CacheList and linked:
-        return LinkedH2OCache(config, name=name)
+        return next(making)(name)
     if type(cache) is mlx_lm_cache.CacheList:
-        parts = [_replaced(part, config, name, linked) for part in cache.caches]
+        parts = [_replaced(part, name, making) for part in cache.caches]
         return cast(Any, mlx_lm_cache.CacheList)(*parts)
     return cache
-
-
-def _give(caches: list[H2OKVCache], configs: list[H2OConfig]) -> None:
-    """Each evicting cache its own settings."""
-    unequal = len(set(configs)) > 1
-    for cache, config in zip(caches, configs, strict=True):
-        if config.turbo_guard and cache.config.kv_format is None:
-            config = _guarded(config)
-        if config.kv_bits != cache.config.kv_bits:
-            raise ValueError(
-                f"[make_prompt_cache] a budget has kv_bits {config.kv_bits}, expected "
-                f"{cache.config.kv_bits} as the other settings."
-            )
-        cache.take_settings(config, unequal_budgets=unequal)
 
 
 def _modules_of(model: Module) -> set[str]:
@@ -398,7 +408,7 @@ def _handing(model: Module, config: H2OConfig) -> H2OConfig:
 
 def computes_with_keys(model: Module) -> bool:
     """Whether it is known to do so between the cache and attention, which then gets others."""
-    return bool(_modules_of(model) & {*_WANT_ARRAYS, *_INDEXED, "mla"})
+    return bool(_modules_of(model) & {*_WANT_ARRAYS, "mla"})
 
 
 def _groups_heads(model: Any) -> bool:
@@ -407,13 +417,3 @@ def _groups_heads(model: Any) -> bool:
         type(module).__module__ == "mlx_lm.models.gemma2" and getattr(module, "repeats", 1) > 1
         for module in model.modules()
     )
-
-
-def _check_indexed(model: Any, config: H2OConfig) -> None:
-    """While all rows fit under what the indexer picks, it leaves them all to attention."""
-    rows = config.max_kv_size
-    if rows is None or rows > model.args.index_topk:
-        raise ValueError(
-            f"[make_prompt_cache] {model_name(model)} picks {model.args.index_topk} rows by an "
-            f"indexer: found max_kv_size = {rows}, expected at most that many."
-        )
