@@ -58,6 +58,11 @@ def attend(
                     "rows, and its model computes with the keys before attention reads them: "
                     "expected share_prefix=False."
                 )
+        elif hasattr(cache, "attend"):
+            foreign: mx.array = cache.attend(
+                stock, queries, keys, values, scale=scale, mask=mask, sinks=sinks
+            )
+            return foreign
         elif not hasattr(cache, "update_scores"):
             return stock()
     packed = isinstance(keys, tuple) or isinstance(values, tuple)

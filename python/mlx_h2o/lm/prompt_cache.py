@@ -17,8 +17,8 @@ from ..caches.heads import HeadGroups
 from ..config import H2OConfig
 from ..policies.merge import Merge
 from .budgets import Budgets, layer_configs
-from .layers import LAYERS, reason_of, rows_by_layer
-from .routing import calls_attention, int_setting, model_classes, model_name, routing_for
+from .layers import LAYERS, reason_of, rows_by_head
+from .routing import WANT_ARRAYS, calls_attention, int_setting, model_name, modules_of, routing_for
 from .sizing import (
     MORE_BITS,
     MOST_OF_IT,
@@ -38,9 +38,6 @@ _REFUSED = {
     "minimax_m3_vl": "its attention selects blocks of rows by their slot",
     "deepseek_v32": "its indexer selects rows by their slot",
 }
-
-# Modules that compute with the keys between the cache and attention, which packed rows forbid.
-_WANT_ARRAYS = {"phi", "phixtral", "plamo", "stablelm"}
 
 
 def make_prompt_cache(
@@ -115,7 +112,7 @@ def make_prompt_cache(
             "whose rows could be evicted."
         )
     if budgets is None and layers == "probe" and config.max_kv_size is not None:
-        budgets = rows_by_layer(model, config, count)
+        budgets = rows_by_head(model, config, count)
     given = [config] * count if budgets is None else layer_configs(config, budgets, count)
     unequal = len({one for own in given for one in _of_heads(own)}) > 1
     making = (
@@ -373,14 +370,8 @@ def _replaced(cache: Any, name: str, making: Iterator[Callable[[str], Any]]) -> 
     return cache
 
 
-def _modules_of(model: Module) -> set[str]:
-    """The files of mlx_lm.models whose classes a model is made of."""
-    names = (cls.__module__.rpartition(".") for cls in model_classes(model))
-    return {module for package, _, module in names if package == "mlx_lm.models"}
-
-
 def _refuse_unserved(model: Module) -> None:
-    for module in sorted(_modules_of(model) & _REFUSED.keys()):
+    for module in sorted(modules_of(model) & _REFUSED.keys()):
         raise ValueError(
             f"[make_prompt_cache] {model_name(model)} cannot be served: {_REFUSED[module]}. "
             "Expected another model, or mlx_lm's own caches."
@@ -400,15 +391,10 @@ def _handing(model: Module, config: H2OConfig) -> H2OConfig:
         return config
     if not calls_attention(model):
         return replace(config, kv_handed="grouped" if _groups_heads(model) else "fused")
-    modules = _modules_of(model)
-    if not config.packs or not modules & {*_WANT_ARRAYS, "mla"}:
+    modules = modules_of(model)
+    if not config.packs or not modules & {*WANT_ARRAYS, "mla"}:
         return config
     return replace(config, kv_handed="latents" if "mla" in modules else "arrays")
-
-
-def computes_with_keys(model: Module) -> bool:
-    """Whether it is known to do so between the cache and attention, which then gets others."""
-    return bool(_modules_of(model) & {*_WANT_ARRAYS, "mla"})
 
 
 def _groups_heads(model: Any) -> bool:
