@@ -82,7 +82,6 @@ def test_batches_with_unequal_budgets_are_their_sequences(policy, budgets, rows)
         ("deepseek_v3", "merge"),
         ("kimi_linear", "h2o"),
         ("longcat_flash", "merge"),
-        ("deepseek_v32", "keydiff"),
         ("qwen3", "merge"),
         ("gemma3", "h2o"),
     ],

@@ -17,7 +17,6 @@ from cache_invariants import check_same, seen_from_outside
 from mlx_h2o import (
     H2OConfig,
     H2OKVCache,
-    LinkedH2OCache,
     load_prompt_cache,
     make_prompt_cache,
     routing,
@@ -351,11 +350,6 @@ def test_settings_that_are_refused(given):
         "[H2OConfig] policy is 'merge', expected one that evicts, with light_bits, with dense_size "
         "and for latent attention."
     )
-
-
-def test_linked_caches_refuse_it():
-    with pytest.raises(ValueError, match=r"^\[LinkedH2OCache\] policy is 'merge', expected one "):
-        LinkedH2OCache(H2OConfig(policy="merge"))
 
 
 @pytest.mark.parametrize("column", ["dense", "8 bits"])

@@ -32,9 +32,6 @@ from test_cache_mixed import (
 from test_failing_steps import (
     test_a_step_that_fails as failing_step,
 )
-from test_linked_caches import (
-    test_sequences_come_and_go_with_the_rows_that_follow as linked_rows,
-)
 from test_mergers import (
     test_rows_without_a_bias_go_first_and_none_goes_there as some_leave,
 )
@@ -290,7 +287,7 @@ FAULTS = [
         "what goes with the rows stays where it was",
         "caches.table:Table.close_gaps",
         assigned("self.beside").becomes("self.beside"),
-        partial(linked_rows, "window", 3),
+        partial(life, policy="h2o"),
     ),
     Fault(
         "the context is a token longer",

@@ -140,7 +140,9 @@ class HeadGroups:
         if count not in self._queries:
             each = count // self._count
             wide = [[h * each + q for h in heads for q in range(each)] for heads in self.heads]
-            where = {head: (g, n) for g, heads in enumerate(self.heads) for n, head in enumerate(heads)}
+            where = {
+                head: (g, n) for g, heads in enumerate(self.heads) for n, head in enumerate(heads)
+            }
             order: list[tuple[int, slice]] = []
             for head in range(self._count):
                 group, place = where[head]
@@ -159,7 +161,7 @@ class HeadGroups:
 
     @property
     def bits(self) -> int:
-        """Not there. Raises ValueError: mlx_lm's own attention, which asks first, knows no groups."""
+        """Not there. Raises ValueError: mlx_lm's own attention asks first, and knows no groups."""
         raise ValueError(
             f"[HeadGroups] {self.caches[0].name or 'a layer'} and others have KV heads of unequal "
             "budgets, of which mlx_lm's own attention does not know: expected the model to be "

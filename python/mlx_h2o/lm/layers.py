@@ -1,7 +1,7 @@
 """Which KV heads of a model retrieve, found without a text, and rows shared out by that.
 
 Most heads attend nearby; a few look far back. Their rows decide what a model recalls, and others do
-not need as many: see :mod:`mlx_h2o.lm.probing` for how they are found.
+not need as many. :mod:`mlx_h2o.lm.probing` finds them.
 """
 
 from __future__ import annotations
@@ -34,9 +34,6 @@ LAYERS = ("probe", "equal")
 TOKENS = 128
 """Random tokens, read twice."""
 
-RETRIEVES = 0.1
-"""What far rows must give to some head of a model, as a part of its layer's input."""
-
 FLOOR = 0.4
 """Rows of any head, at least, as a part of the mean."""
 
@@ -53,8 +50,9 @@ _MODELS_KEPT = 64
 class Probe:
     """What far rows give to the heads of a model that reads random tokens twice.
 
-    gives: per layer whose cache grows, and of each of its KV heads, a part of the layer's input.
-        Empty if that cannot be found out.
+    gives: per layer whose cache grows, and of each of its KV heads, by how much they change the
+        layer's output, as a part of that; 0 in a model that does not retrieve. Empty if that cannot
+        be found out.
     reason: why not, in words that follow the model's name; else empty.
     """
 
@@ -116,8 +114,8 @@ def shares(
 ) -> list[int | list[int]]:
     """Rows of the KV heads of each layer, together no more than ``rows`` for each.
 
-    A head gets 0.4 of the mean, and its part of the others by what far rows give to it. Then the
-    heads of a layer share two levels, or one where the upper is less than 1.5 times the lower.
+    A head gets 0.4 of the mean, and its part of what is left by what it gives. Then the heads of a
+    layer are at two levels, or at one where the upper is less than 1.5 times the lower.
 
     Args:
         given: of :class:`Probe`.
@@ -130,7 +128,7 @@ def shares(
         For each layer its rows, or a list with those of each head.
     """
     gains = np.array([gain for layer in given for gain in layer], float)
-    if not gains.size or gains.max() < RETRIEVES or rows <= max(fixed, least):
+    if not gains.size or not gains.max() or rows <= max(fixed, least):
         return [rows] * len(given)
     wanted = (FLOOR + (1 - FLOOR) * gains / gains.mean()) * (rows - fixed)
     bounds = max(least, fixed), max(rows, most or rows * gains.size)
@@ -154,7 +152,9 @@ def _levels(rows: Any) -> int | list[int]:
     """Rows of the heads of a layer at no more than two levels, with the same sum."""
 
     def spread(level: float) -> float:
-        return sum(float(part.var() * part.size) for part in (rows[rows < level], rows[rows >= level]))
+        return sum(
+            float(part.var() * part.size) for part in (rows[rows < level], rows[rows >= level])
+        )
 
     upper = rows >= min(sorted({*rows.tolist()})[1:], key=spread, default=rows[0])
     few, many = (int(rows[part].mean()) if part.any() else 0 for part in (~upper, upper))

@@ -1,8 +1,8 @@
-"""What rows far back give to each layer of a model, by KV head, found without a text.
+"""What each KV head of a model brings from far back, found without a text.
 
-Most heads attend nearby; a few look far back for what follows a token that has come before
-(induction heads, Olsson et al. 2022). A model that reads random tokens twice shows them: there,
-all that is of use is far back.
+Most heads attend nearby; a few look far back for what came with a token before (induction heads,
+Olsson et al. 2022). A model that reads random tokens twice shows them: there, all that is of use is
+far back, at the first copy of a token.
 """
 
 from __future__ import annotations
@@ -22,7 +22,12 @@ from .routing import routing
 NEAR = 64
 """Rows before a query that are near."""
 FIRST = 4
-"""Rows at the start that count as near: heads look at them when there is nothing to look for."""
+"""Rows at the start that count as near: heads look there when there is nothing to look for."""
+AROUND = 2
+"""Rows to each side of the first copy of a token that count as it."""
+RETRIEVES = 0.3
+"""How much of some head's output, at least, is from the first copy, or the model does not retrieve.
+Flat attention gives a tenth of that."""
 _SKIPPED = 8
 """Tokens of the second copy that cannot know yet that it is one."""
 
@@ -33,13 +38,14 @@ class _Watched(cast(Any, mlx_lm_cache.KVCache)):  # type: ignore[misc]
     """mlx_lm's own cache, of a layer that reads the second copy several times side by side.
 
     The first of these attends to all rows; each other one, for the query heads of one KV head, to
-    those that are near only. All have the same rows, which are kept once.
+    those that are near only. All have the same rows, kept once.
     """
 
     heads = 0
     gives: mx.array | None = None
-    """float32 [H]: the mean change of the layer's output without far rows of a head, as a part of
-    its input, by norm."""
+    """float32 [H]: how much the layer's output changes without the far rows of a head."""
+    copies: mx.array | None = None
+    """float32: the most that a head's output changes without the first copy."""
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         self.heads = keys.shape[1]
@@ -56,22 +62,30 @@ class _Watched(cast(Any, mlx_lm_cache.KVCache)):  # type: ignore[misc]
             return every
         length, rows = queries.shape[2], keys.shape[2]
         query, row = mx.arange(rows - length, rows)[:, None], mx.arange(rows)
-        seen = (row <= query) & ((row < FIRST) | (row > query - NEAR))
         mask = given["mask"]
-        if isinstance(mask, mx.array):
-            seen = seen & mask if mask.dtype == mx.bool_ else mx.where(seen, mask, -mx.inf)
-        near: mx.array = attention(**{**given, "mask": seen})
+
+        def seeing(rows: mx.array) -> mx.array:
+            seen = (row <= query) & rows
+            if isinstance(mask, mx.array):
+                seen = seen & mask if mask.dtype == mx.bool_ else mx.where(seen, mask, -mx.inf)
+            found: mx.array = attention(**{**given, "mask": seen})
+            return found
+
+        other = seeing(mx.abs(row - (query - length)) > AROUND)
+        self.copies = (_norm(every - other) / _norm(every)).mean(axis=2).max()
+        near = seeing((row < FIRST) | (row > query - NEAR))
         own = mx.arange(queries.shape[1]) // (queries.shape[1] // self.heads)
         of_head = (own == mx.arange(self.heads)[:, None])[:, :, None, None]
         return mx.concatenate([every, mx.where(of_head, near, every)])
 
 
 def gives(model: Any, vocabulary: int, tokens: int) -> list[list[float]] | str:
-    """For each layer whose cache grows and each of its KV heads: how much less the layer does
-    where that head sees only near rows; or why that cannot be found out.
+    """For each layer whose cache grows and each of its KV heads: how much the layer's output
+    changes where that head sees near rows only; or why that cannot be found out. All 0 where no
+    head retrieves.
 
-    It is the mean of |y' - y| / |x| over the second copy's tokens, x and y the layer's input and
-    output and y' its output then. The layer reads the copy 1 + H times, H its KV heads.
+    It is the mean of |y' - y| / |y| over the tokens of the second copy, y the output and y' that
+    then. The layer reads the copy 1 + H times, H its KV heads.
 
     Args:
         model: an mlx_lm model, whose layers hand the rows of their caches to mlx_lm's attention.
@@ -93,7 +107,10 @@ def gives(model: Any, vocabulary: int, tokens: int) -> list[list[float]] | str:
     found = [one.gives for one in growing]
     if not all(one is not None for one in found):
         return "hides which of its layers attention is of"
-    mx.eval(found)
+    most = mx.stack([cast(mx.array, one.copies) for one in growing]).max()
+    mx.eval(found, most)
+    if most.item() < RETRIEVES:
+        found = [mx.zeros_like(one) for one in found]
     return [[round(head, 4) for head in cast(Any, one).tolist()] for one in found]
 
 
@@ -101,14 +118,17 @@ def gives(model: Any, vocabulary: int, tokens: int) -> list[list[float]] | str:
 def _side_by_side(classes: set[type[Any]]) -> Iterator[None]:
     """Within the context, layers of these classes that have a watched cache read the second copy
     of a text as such a cache asks for."""
-    originals = {cls: cls.__call__ for cls in classes}
+    originals = {cls: vars(cls).get("__call__") for cls in classes}
     try:
-        for cls, original in originals.items():
-            cls.__call__ = _reading(original)
+        for cls in classes:
+            cls.__call__ = _reading(cls.__call__)
         yield
     finally:
         for cls, original in originals.items():
-            cls.__call__ = original
+            if original is None:  # it is inherited
+                del cls.__call__
+            else:
+                cls.__call__ = original
 
 
 def _reading(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -119,7 +139,7 @@ def _reading(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(layer, x, *args, **given)
         (cache,) = caches
         out = original(layer, mx.repeat(x, 1 + cache.heads, axis=0), *args, **given)
-        change, size = (_norm(rows[:, _SKIPPED:]) for rows in (out[1:] - out[:1], x))
+        change, size = (_norm(rows[:, _SKIPPED:]) for rows in (out[1:] - out[:1], out[:1]))
         cache.gives = (change / size).mean(axis=1)
         return out[:1]
 

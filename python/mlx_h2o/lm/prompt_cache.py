@@ -277,7 +277,7 @@ def _shared_out(caches: Sequence[H2OKVCache], model: Module | None) -> str:
     if len(budgets) > 1:
         return f"{min(budgets):,} to {max(budgets):,} rows by KV head"
     reason = "" if model is None or budgets <= {0} else reason_of(model)
-    return f"the same rows in every layer: the model {reason}" if reason else ""
+    return f"the same rows for every KV head: the model {reason}" if reason else ""
 
 
 def evicting_caches(caches: Sequence[Any]) -> Iterator[H2OKVCache]:
@@ -287,6 +287,21 @@ def evicting_caches(caches: Sequence[Any]) -> Iterator[H2OKVCache]:
             yield cache
         elif isinstance(cache, mlx_lm_cache.CacheList | HeadGroups):
             yield from evicting_caches(cache.caches)
+
+
+def budgets_of(caches: Sequence[Any]) -> list[Any]:
+    """Rows of each layer that evicts, or a list of those of its KV heads, as ``budgets`` says."""
+    found: list[Any] = []
+    for cache in caches:
+        if isinstance(cache, HeadGroups):
+            groups = zip(cache.heads, cache.caches, strict=True)
+            rows = {head: one.config.max_kv_size for heads, one in groups for head in heads}
+            found.append([rows[head] for head in sorted(rows)])
+        elif isinstance(cache, mlx_lm_cache.CacheList):
+            found += budgets_of(cache.caches)
+        elif isinstance(cache, H2OKVCache):
+            found.append(cache.config.max_kv_size)
+    return found
 
 
 def with_own_rows(caches: Sequence[Any]) -> list[Any]:
