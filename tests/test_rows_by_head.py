@@ -88,29 +88,29 @@ def test_shares_keep_total_floor_and_order(given, least, more, fixed, most):
     [
         ([[0.5]], [100]),
         ([[0.0, 0.0]] * 4, [100] * 4),  # nothing retrieves
-        ([[0.3], [0.1]], [130, 70]),  # 0.4 of the mean, and 0.6 by what they give
-        ([[0.4, 0.0], [0.0, 0.0]], [[280, 40], 40]),
-        ([[0.3, 0.0, 0.3], [0.1, 0.1, 0.1]], [[160, 40, 160], 80]),
-        ([[0.4, 0.3], [0.0, 0.1]], [145, [40, 70]]),
-        ([[0.4, 0.4, 0.3, 0.0], [0.1, 0.0, 0.0, 0.0]], [[187, 187, 187, 40], [90, 40, 40, 40]]),
+        ([[0.3], [0.05]], [150, 50]),  # half of the mean, and all other halves
+        ([[0.3], [0.1]], [100, 100]),  # both are among the best
+        ([[0.4, 0.0], [0.0, 0.0]], [[250, 50], 50]),
+        ([[0.3, 0.0, 0.3], [0.05, 0.05, 0.05]], [[200, 50, 200], 50]),
+        ([[0.4, 0.3], [0.0, 0.1]], [150, 50]),
+        ([[0.4, 0.4, 0.3, 0.0], [0.1, 0.0, 0.0, 0.0]], [[183, 183, 183, 50], 50]),
     ],
 )
 def test_shares(given, rows):
     found = shares(given, 100)
     assert [type(one) for one in found] == [type(one) for one in rows]
     heads = max(map(len, given))
-    np.testing.assert_allclose(by_head(found, heads), by_head(rows, heads), atol=2)
+    np.testing.assert_allclose(by_head(found, heads), by_head(rows, heads), atol=1)
 
 
-def test_no_head_gets_more_than_a_context_holds_or_less_than_settings_need():
-    given = [[0.4, 0.0], [0.0, 0.0]]
-    assert total(shares(given, 100, most=160)) in range(396, 401)
-    assert max(max(by_head(shares(given, 100, most=160)))) in (159, 160)
+def test_no_head_gets_more_than_a_text_fills_or_less_than_settings_need():
+    given = [[0.4, 0.0], [0.0, 0.1]]
+    # One more is among the best, where a text fills no more, and what is left is for the others.
+    assert shares(given, 100, most=160) == [[160, 65], [65, 110]]
     assert shares(given, 100, most=80) == [100, 100]
     found = by_head(shares(given, 100, least=70))
     assert min(map(min, found)) >= 70 and sum(map(sum, found)) <= 400
-    fixed = by_head(shares(given, 100, fixed=50))
-    assert min(map(min, fixed)) in (69, 70) and max(map(max, fixed)) in range(188, 191)
+    assert shares(given, 100, fixed=50) == [[175, 75], 75]
 
 
 def test_the_demo_model_has_a_layer_that_retrieves(demo):
@@ -120,7 +120,7 @@ def test_the_demo_model_has_a_layer_that_retrieves(demo):
     assert min(gives[FOUND]) > max(others) and max(gives[FOUND]) > 2 * max(others)
     rows = rows_of(make_prompt_cache(demo, 100))
     assert total(rows) <= 1200 and max(map(max, by_head(rows))) == max(by_head(rows)[FOUND])
-    assert min(map(min, by_head(rows))) >= 42
+    assert min(map(min, by_head(rows))) >= 50
 
 
 def test_what_a_head_gives_is_the_change_of_its_layers_output(demo):

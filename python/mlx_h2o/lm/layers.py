@@ -34,8 +34,11 @@ LAYERS = ("probe", "equal")
 TOKENS = 128
 """Random tokens, read twice."""
 
-FLOOR = 0.4
-"""Rows of any head, at least, as a part of the mean."""
+FLOOR = 1 / 2
+"""Rows of any head, at least, as a part of the mean. Floors matter: losses of heads do not add."""
+
+BEST = 1 / 3
+"""A head that gives at least this part of what the best gives is among those that get the others."""
 
 APART = 1.5
 """How many times the rows of the others the heads of a layer need to be in a group of their own."""
@@ -89,9 +92,11 @@ def reason_of(model: Any) -> str:
     return held[1].reason if held is not None and held[0]() is model else ""
 
 
-def rows_by_head(model: Any, config: H2OConfig, layers: int) -> list[int | list[int]] | None:
+def rows_by_head(
+    model: Any, config: H2OConfig, layers: int, length: int | None = None
+) -> list[int | list[int]] | None:
     """Rows of each layer that evicts, or of each of its KV heads where these differ, on average no
-    more than ``config.max_kv_size`` for a head.
+    more than ``config.max_kv_size`` for a head, and of no head more than ``length`` tokens fill.
 
     None: the same for all of them, since no head stands out, or the probe cannot be made.
     """
@@ -99,7 +104,8 @@ def rows_by_head(model: Any, config: H2OConfig, layers: int) -> list[int | list[
     found = probe(model).gives
     if len(found) != layers:
         return None
-    most = config.context_size or int_setting(model, "max_position_embeddings")
+    known = length, config.context_size or int_setting(model, "max_position_embeddings")
+    most = min((tokens for tokens in known if tokens), default=None)
     by_head = shares(found, rows, least=_least(config), most=most, fixed=config.protected)
     return None if by_head == [rows] * layers else by_head
 
@@ -114,8 +120,10 @@ def shares(
 ) -> list[int | list[int]]:
     """Rows of the KV heads of each layer, together no more than ``rows`` for each.
 
-    A head gets 0.4 of the mean, and its part of what is left by what it gives. Then the heads of a
-    layer are at two levels, or at one where the upper is less than 1.5 times the lower.
+    Every head gets half of the mean. The other halves go to the heads that give most, as many as
+    give a third of what the best gives, or more where these cannot use them; what is left is shared
+    among the others, half of it by what they give. Then the heads of a layer are at two levels, or
+    at one where the upper is less than 1.5 times the lower.
 
     Args:
         given: of :class:`Probe`.
@@ -128,24 +136,24 @@ def shares(
         For each layer its rows, or a list with those of each head.
     """
     gains = np.array([gain for layer in given for gain in layer], float)
-    if not gains.size or not gains.max() or rows <= max(fixed, least):
+    mean, floor, top = (
+        rows - fixed,
+        max(FLOOR * (rows - fixed), least - fixed),
+        (most or 2**31) - fixed,
+    )
+    if not gains.any() or floor >= mean or top <= mean:
         return [rows] * len(given)
-    wanted = (FLOOR + (1 - FLOOR) * gains / gains.mean()) * (rows - fixed)
-    bounds = max(least, fixed), max(rows, most or rows * gains.size)
-    found = iter(fixed + _filled(wanted, gains.size * (rows - fixed), *(b - fixed for b in bounds)))
-    return [_levels(np.array([next(found) for _ in layer])) for layer in given]
-
-
-def _filled(wanted: Any, total: float, least: int, most: int) -> Any:
-    """These numbers times a factor, between ``least`` and ``most``, with the ``total`` as sum."""
-    low, high = 0.0, most / wanted.min()
-    for _ in range(60):
-        factor = (low + high) / 2
-        if np.clip(factor * wanted, least, most).sum() > total:
-            high = factor
-        else:
-            low = factor
-    return np.clip(low * wanted, least, most)
+    spare = gains.size * (mean - floor)
+    best = max(int((gains >= BEST * gains.max()).sum()), int(spare / (top - floor)))
+    order = np.argsort(-gains, kind="stable")
+    chosen, others = order[:best], order[best:]
+    found = np.full(gains.size, float(floor))
+    found[chosen] += min(top - floor, spare / best)
+    if others.size:
+        by_gain = 1 + gains[others] / (gains[others].mean() or 1.0)
+        found[others] += (gains.size * mean - found.sum()) * by_gain / by_gain.sum()
+    each = iter(fixed + np.minimum(found, top))
+    return [_levels(np.array([next(each) for _ in layer])) for layer in given]
 
 
 def _levels(rows: Any) -> int | list[int]:

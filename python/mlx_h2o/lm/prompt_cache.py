@@ -48,6 +48,7 @@ def make_prompt_cache(
     budgets: Budgets | None = None,
     max_kv_bytes: int | str | None = None,
     layers: str = "probe",
+    length: int | None = None,
     **settings: Any,
 ) -> list[Any]:
     """One cache per layer, like mlx_lm's function of this name, but bounded by eviction.
@@ -75,8 +76,10 @@ def make_prompt_cache(
         max_kv_bytes: instead of ``max_kv_size``, the bytes of all full caches together, including
             those of a draft model, as a number or a text such as "300MB"; :func:`fit_bytes` shows
             the rows, bits and policy that result.
-        layers: "probe", or "equal": the same rows for every KV head. With ``budgets``, and where rows
-            are not bounded, there is nothing to probe for.
+        layers: "probe", or "equal": the same rows for every KV head. With ``budgets``, and where
+            rows are not bounded, there is nothing to probe for.
+        length: tokens that the caches will see, prompt and answer, if that is known: no head then
+            gets more rows. None: as many as the model's context.
         settings: further settings of H2OConfig.
 
     Raises:
@@ -94,12 +97,13 @@ def make_prompt_cache(
                 "budgets, expected one of them."
             )
         max_kv_size = fit_bytes(
-            model, max_kv_bytes, draft_model=draft_model, layers=layers, **settings
+            model, max_kv_bytes, draft_model=draft_model, layers=layers, length=length, **settings
         ).config
         settings = {}
     if draft_model is not None:
-        own = make_prompt_cache(model, max_kv_size, budgets=budgets, layers=layers, **settings)
-        return own + make_prompt_cache(draft_model, max_kv_size, layers=layers, **settings)
+        settings |= {"layers": layers, "length": length}
+        own = make_prompt_cache(model, max_kv_size, budgets=budgets, **settings)
+        return own + make_prompt_cache(draft_model, max_kv_size, **settings)
     config = _config(max_kv_size, settings)
     name = model_name(model)
     _refuse_unserved(model)
@@ -112,7 +116,7 @@ def make_prompt_cache(
             "whose rows could be evicted."
         )
     if budgets is None and layers == "probe" and config.max_kv_size is not None:
-        budgets = rows_by_head(model, config, count)
+        budgets = rows_by_head(model, config, count, length)
     given = [config] * count if budgets is None else layer_configs(config, budgets, count)
     unequal = len({one for own in given for one in _of_heads(own)}) > 1
     making = (
@@ -128,6 +132,7 @@ def fit_bytes(
     *,
     draft_model: Module | None = None,
     layers: str = "probe",
+    length: int | None = None,
     **settings: Any,
 ) -> Sizing:
     """The settings with the most rows whose caches hold no more than ``max_kv_bytes``.
@@ -143,7 +148,7 @@ def fit_bytes(
         max_kv_bytes: bytes of all full caches of a sequence, as a number or a text such as "300MB"
             or "64MiB".
         draft_model: a draft model, whose caches have the same rows and bits, and count.
-        layers: as in :func:`make_prompt_cache`.
+        layers, length: as in :func:`make_prompt_cache`.
         settings: settings of H2OConfig, except ``max_kv_size``.
 
     Raises:
@@ -154,12 +159,13 @@ def fit_bytes(
         raise ValueError("[fit_bytes] found max_kv_size, expected max_kv_bytes alone.")
     limit = parsed_bytes(max_kv_bytes)
     merges = "policy" not in settings
+    shared = {"layers": layers, "length": length}
 
     def draft_nbytes(config: H2OConfig, chunk: int = 0) -> int:
-        return 0 if draft_model is None else _full_nbytes(draft_model, config, layers, chunk)
+        return 0 if draft_model is None else _full_nbytes(draft_model, config, shared, chunk)
 
     def nbytes_of(config: H2OConfig, chunk: int = 0) -> int:
-        return _full_nbytes(model, config, layers, chunk) + draft_nbytes(config, chunk)
+        return _full_nbytes(model, config, shared, chunk) + draft_nbytes(config, chunk)
 
     def config_of(rows: int, bits: int | None) -> H2OConfig:
         packs = bits is not None or "kv_format" in settings
@@ -192,10 +198,10 @@ def fit_bytes(
     return Sizing(config, nbytes_of(config), peak, draft_nbytes(config))
 
 
-def _full_nbytes(model: Module, config: H2OConfig, layers: str, chunk: int) -> int:
+def _full_nbytes(model: Module, config: H2OConfig, shared: dict[str, Any], chunk: int) -> int:
     """Bytes of full caches, or of those that take in a chunk of a prompt more."""
     run: Any = model
-    caches = make_prompt_cache(model, config, layers=layers)
+    caches = make_prompt_cache(model, config, **shared)
     ours = list(evicting_caches(caches))
     budgets = [one.config.max_kv_size or 1 for one in ours]
     rows = max([*budgets, *(getattr(one, "max_size", 1) for one in caches)])
