@@ -13,8 +13,8 @@ from ..config import H2OConfig
 
 Budget = int | H2OConfig
 Budgets = Sequence[Budget | Sequence[Budget]] | str | PathLike[str]
-"""Per evicting layer: ``max_kv_size``, or all settings, or a list of these, one for each KV head; or a
-file that holds them."""
+"""Per evicting layer: ``max_kv_size``, or all settings, or a list of these, one for each KV head;
+or a file that holds them."""
 
 _SIZES = ("max_kv_size", "heavy_size", "recent_size")
 

@@ -38,7 +38,7 @@ FLOOR = 1 / 2
 """Rows of any head, at least, as a part of the mean. Floors matter: losses of heads do not add."""
 
 BEST = 1 / 3
-"""A head that gives at least this part of what the best gives is among those that get the others."""
+"""Heads that give at least this part of what the best gives are among those that get more."""
 
 APART = 1.5
 """How many times the rows of the others the heads of a layer need to be in a group of their own."""
