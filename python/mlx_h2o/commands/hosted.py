@@ -13,7 +13,7 @@ import mlx_lm
 from mlx_lm.generate import DEFAULT_MODEL
 
 from ..config import H2OConfig
-from ..lm.generate import check_path, generate, summary
+from ..lm.generate import check_path, generate, summary, tokens_ahead
 from ..lm.hosting import Host, hosting
 from ..lm.prompt_cache import beyond_context, context_length, evicting_caches, tokens_seen
 from ..lm.prompt_store import PromptStore
@@ -164,7 +164,8 @@ def _generation(host: Host, model: str | None) -> dict[str, Callable[..., Any]]:
         if given.pop("prompt_cache") is not None:
             caches = load_prompt_cache(file, model=loaded)  # now that there is one to compare
         else:
-            caches = host.caches(loaded, draft_model)
+            ahead = tokens_ahead(tokenizer, prompt, given.get("max_tokens", -1))
+            caches = host.caches(loaded, draft_model, ahead)
         text = generate(
             loaded,
             tokenizer,

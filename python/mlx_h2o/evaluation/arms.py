@@ -165,7 +165,7 @@ def _capacity(footprint: Footprint, arm: Arm) -> int | None:
 
 
 def _resolve(footprint: Footprint, strategy: Strategy, tokens: int) -> Arm:
-    making = _MAKERS[strategy.kind](footprint, strategy)
+    making = _MAKERS[strategy.kind](footprint, strategy, tokens)
     rows = strategy.rows
     if strategy.nbytes is not None:
         least = KEEP + 1 if strategy.kind == "rotating" else least_rows(strategy.settings)
@@ -200,11 +200,11 @@ Making = Callable[[int | None, int], list[Any]]
 """Makes caches of so many rows, with a seed."""
 
 
-def _full(footprint: Footprint, strategy: Strategy) -> Making:
+def _full(footprint: Footprint, strategy: Strategy, tokens: int) -> Making:
     return lambda rows, seed: footprint.stock(lambda shape: KVCache())
 
 
-def _rotating(footprint: Footprint, strategy: Strategy) -> Making:
+def _rotating(footprint: Footprint, strategy: Strategy, tokens: int) -> Making:
     def make(rows: int | None, seed: int) -> list[Any]:
         if rows is None or rows <= KEEP:
             raise ValueError(f"{rows} rows, expected more than {KEEP}")
@@ -213,7 +213,7 @@ def _rotating(footprint: Footprint, strategy: Strategy) -> Making:
     return make
 
 
-def _quantised(footprint: Footprint, strategy: Strategy) -> Making:
+def _quantised(footprint: Footprint, strategy: Strategy, tokens: int) -> Making:
     bits = strategy.settings["kv_bits"]
 
     def one(shape: tuple[int, int, int]) -> Any:
@@ -225,8 +225,9 @@ def _quantised(footprint: Footprint, strategy: Strategy) -> Making:
     return lambda rows, seed: footprint.stock(one)
 
 
-def _ours(footprint: Footprint, strategy: Strategy) -> Making:
+def _ours(footprint: Footprint, strategy: Strategy, tokens: int) -> Making:
     given: dict[str, Any] = {"budgets": strategy.budgets, "layers": strategy.layers}
+    given["length"] = tokens
 
     def make(rows: int | None, seed: int) -> list[Any]:
         return make_prompt_cache(footprint.model, strategy.config(rows, seed), **given)

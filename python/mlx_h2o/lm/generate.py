@@ -117,7 +117,7 @@ def stream_generate(
             caches whose ``speculative`` is below the number of drafts; a ``quantized_kv_start``
             above 0; an unsupported model.
     """
-    seen = _seen(tokenizer, prompt, max_tokens)
+    seen = tokens_ahead(tokenizer, prompt, max_tokens)
     kwargs["prompt_cache"] = _caches("stream_generate", model, kwargs, seen)
     return _stream(model, tokenizer, prompt, max_tokens, kwargs)
 
@@ -134,7 +134,7 @@ def generate(
     Arguments and errors are those of :func:`stream_generate`; ``verbose`` prints the text and
     the timings as they come.
     """
-    seen = _seen(tokenizer, prompt, kwargs.get("max_tokens", 256))
+    seen = tokens_ahead(tokenizer, prompt, kwargs.get("max_tokens", 256))
     kwargs["prompt_cache"] = _caches("generate", model, kwargs, seen)
     with _routed(model, kwargs["prompt_cache"], kwargs.get("draft_model")):
         # mlx_lm returns None where it is verbose and nothing was generated.
@@ -250,8 +250,8 @@ def _stream(
         yield from mlx_lm.stream_generate(model, tokenizer, prompt, max_tokens, **kwargs)
 
 
-def _seen(tokenizer: Any, prompt: Any, max_tokens: int) -> int | None:
-    """How many tokens caches will see, if that is known."""
+def tokens_ahead(tokenizer: Any, prompt: Any, max_tokens: int) -> int | None:
+    """How many tokens new caches will see, if that is known."""
     if max_tokens < 0:
         return None
     return max_tokens + len(tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)

@@ -91,24 +91,28 @@ class Host:
         self._lock = threading.Lock()
         self._routed: list[weakref.ref[Any]] = []  # a strong one would keep unloaded models
 
-    def caches(self, model: Any, draft_model: Any = None) -> list[Any]:
-        """Caches of these settings, and behind them those of a draft model."""
-        self.fit(model, draft_model)
+    def caches(self, model: Any, draft_model: Any = None, length: int | None = None) -> list[Any]:
+        """Caches of these settings, for so many tokens if that is known, and behind them those of a
+        draft model."""
+        self.fit(model, draft_model, length)
         return make_prompt_cache(
             model,
             self.config if self.sized is None else self._fitting[1],
             draft_model=draft_model,
             budgets=self.budgets,
             layers=self.layers,
+            length=length,
         )
 
-    def fit(self, model: Any, draft_model: Any = None) -> None:
+    def fit(self, model: Any, draft_model: Any = None, length: int | None = None) -> None:
         """Pick the settings with which the caches of these models fit together, and say so; unless
         they are known, as of one of two that fit already."""
         known, _ = self._fitting
         if self.sized is None or any(one() is model for one in known):
             return
-        found = fit_bytes(model, draft_model=draft_model, layers=self.layers, **self.sized)
+        found = fit_bytes(
+            model, draft_model=draft_model, layers=self.layers, length=length, **self.sized
+        )
         print(f"KV cache: {found}", file=sys.stderr)
         models = [one for one in (model, draft_model) if one is not None]
         self._fitting = [weakref.ref(one) for one in models], found.config
