@@ -266,7 +266,8 @@ class Course:
             own = [keys[b, :, start:stop], values[b, :, start:stop]]
             self.sequences[b].takes(own)
             if not self.column.mixed:
-                own = [rounded(a, bits) for a, bits in zip(own, self.bits, strict=True)]
+                packing = zip(own, self.bits, self.sequences[b].centres, strict=True)
+                own = [rounded(*each) for each in packing]
             if stop > start:
                 self.references[b].update(*own)
             else:
@@ -361,4 +362,5 @@ class Course:
                 came = sequence.came[part][head, row.position]
                 dense = row.position >= newest - self.config.dense_rows
                 coarsest = self.config.light_bits or self.bits[part]
-                check_mixed(found[part][at], came, dense, coarsest)
+                centre = sequence.centres[part][head]
+                check_mixed(found[part][at], came, dense, coarsest, centre)

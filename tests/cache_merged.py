@@ -39,7 +39,9 @@ def take_merged(cache, references: list[ReferenceCache]) -> int:
             )
             assert slots.tolist() == [row.slot for row in rows], f"slots of {where}"
             for slot, row in zip(slots, rows, strict=True):
-                _take(cache.config, row, keys[b, h, slot], values[b, h, slot], reference.close)
+                centres = [one if one is None else one[h] for one in reference.centres]
+                both = keys[b, h, slot], values[b, h, slot]
+                _take(cache.config, row, *both, centres, reference.close)
         close += reference.close
         reference.close = False
     return close
@@ -53,14 +55,14 @@ def _follow(rows: list[Row], slots, positions, counts, where: str) -> None:
         row.slot, row.position, row.count = int(slot), position, int(np.rint(count))
 
 
-def _take(config, row: Row, key: np.ndarray, value: np.ndarray, followed: bool) -> None:
-    pairs = zip((key, value), (row.key, row.value), packings(config), strict=True)
-    for found, expected, width in pairs:
+def _take(config, row: Row, key: np.ndarray, value: np.ndarray, centres, followed: bool) -> None:
+    pairs = zip((key, value), (row.key, row.value), packings(config), centres, strict=True)
+    for found, expected, width, centre in pairs:
         if followed:
             continue
         if row.fresh:
             # Each of two packings is a step off at most.
-            wrong = MADE if width is None else (1 + row.fresh) * step_of(expected, width)
+            wrong = MADE if width is None else (1 + row.fresh) * step_of(expected, width, centre)
             np.testing.assert_allclose(found, expected, rtol=0, atol=wrong)
         elif not np.array_equal(found, expected):  # NumPy's check takes far longer
             np.testing.assert_array_equal(found, expected)

@@ -54,6 +54,7 @@ class ReferenceCache:
         self.surplus = False
         self.merges = config.policy in MERGING
         self.close = False  # rows merged by a choice that float32 may make otherwise
+        self.centres = [None, None]  # [H, 1, D] of keys and of values, where rows have a frame
         self.torn = False  # a row was packed that float32 may pack otherwise
 
     @property
@@ -155,15 +156,18 @@ class ReferenceCache:
                 row.slot = slot
             rows.sort(key=lambda row: row.position)
 
-    def store(self, key: np.ndarray, value: np.ndarray) -> list[np.ndarray]:
+    def store(self, head: int, key: np.ndarray, value: np.ndarray) -> list[np.ndarray]:
         """A row that was made, as the cache keeps it."""
         bits = packings(self.config)
         made = (row.astype(np.float32)[None] for row in (key, value))
         found = []
-        for row, width in zip(made, bits, strict=True):
-            packed = rounded(row, width)
+        for row, width, centres in zip(made, bits, self.centres, strict=True):
+            centre = None if centres is None else centres[head]
+            packed = rounded(row, width, centre)
             off = 3e-7 * np.abs(row).max() * (-1.0) ** np.arange(row.size)
-            near = [rounded((row + sign * off).astype(np.float32), width) for sign in (1, -1)]
+            near = [
+                rounded((row + sign * off).astype(np.float32), width, centre) for sign in (1, -1)
+            ]
             self.torn |= any(np.abs(one - packed).max() > 1e-5 for one in near)
             found.append(packed[0])
         return found

@@ -6,6 +6,7 @@ that cost nearly the same may fall otherwise in float32: ``merge`` says whether 
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -41,7 +42,7 @@ def merge(config, heads: list[list[Any]], count: int, recent_start: int, store) 
         heads: rows in the order of their slots, as ``reference_cache.Row``.
         count: rows that go of each head.
         recent_start: positions from here on are protected.
-        store: what a column makes of a key and a value.
+        store: what a column makes of a head's key and value.
     """
     targets, close = mergers(config, heads, count, recent_start, store)
     for rows, into in zip(heads, targets, strict=True):
@@ -58,11 +59,11 @@ def mergers(
     if config.shared_heads:
         costs, errors = ([np.mean(one, axis=0)] * len(heads) for one in (costs, errors))
     targets, close = [], False
-    for rows, cost, error in zip(heads, costs, errors, strict=True):
+    for head, (rows, cost, error) in enumerate(zip(heads, costs, errors, strict=True)):
         going, partner = _choice(config, rows, cost, count, recent_start)
         close |= _is_close(going, partner, cost, error)
         targets.append(_targets(going, partner))
-        _join(rows, targets[-1], store)
+        _join(rows, targets[-1], functools.partial(store, head))
     return targets, close
 
 

@@ -9,6 +9,7 @@ import pytest
 from cache_columns import COLUMNS, SIZE, policies_of, step_of
 from cache_courses import HEADS, Course
 from cache_invariants import arrays_of
+from cache_sequences import GROUP
 from mlx_h2o import H2OConfig, make_prompt_cache, routing
 from mlx_h2o.operations.recoding import recoded
 from tiny_models import random_prompt, tiny_qwen3
@@ -216,9 +217,10 @@ def test_nbytes_counts_what_is_stored():
             for count, bits, v_bits in segments(course.cache)
         )
         stored = sum(array.nbytes for array in arrays_of(course.cache.state))
-        assert stored == HEADS * (rows + 14 * 8)
-        # The dense rows have room for a group more.
-        assert stored <= course.cache.nbytes <= stored + HEADS * 6 * (2 * SIZE * 4 + 8)
+        assert stored == HEADS * (rows + 14 * 8 + SIZE * 4)  # and a centre
+        # The dense rows have room for a group more, and the centre lies ready beside query heads.
+        beside = GROUP * HEADS * SIZE * 4
+        assert stored <= course.cache.nbytes <= stored + HEADS * 6 * (2 * SIZE * 4 + 8) + beside
 
 
 def test_in_a_model():

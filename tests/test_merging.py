@@ -56,8 +56,8 @@ def check_counts(course: Course) -> None:
 
 def test_the_suites_know_what_merges():
     assert MERGING == ("merge",)
-    packed = ("8 bits", "4 bits", "K8 V4", "arrays", "turbo3", "turbo8v4", "turbo0v2")
-    assert ("dense", *packed) == COLUMNS
+    packed = ("8 bits", "plain 8 bits", "4 bits", "K8 V4", "arrays")
+    assert ("dense", *packed, "turbo3", "turbo8v4", "turbo0v2") == COLUMNS
 
 
 @pytest.mark.slow
@@ -215,15 +215,16 @@ def test_a_long_chunk_sees_the_bias_too(length, masked, backend):
         mask = np.where(shown, rng.standard_normal(shown.shape), -np.inf).astype(np.float32)
     with use_backend(backend):
         given = mx.array(mask) if isinstance(mask, np.ndarray) else mask
-        found = biased_attention(
+        found, lse = biased_attention(
             *(mx.array(part) for part in (q, k, v)), mx.array(bias),
-            scale=SCALE, mask=given, sinks=mx.array(sinks),
+            scale=SCALE, mask=given, sinks=mx.array(sinks), return_lse=True,
         )  # fmt: skip
     allowed, added = reference.masked_pairs(given, (2, 4, length, rows))
     logs = np.repeat(bias[:, :, None, :rows], 2, axis=1) + added
     both = np.where(allowed, -np.inf, logs).astype(np.float32)
     expected = reference.attention(q, k, v, scale=SCALE, mask=both, sinks=sinks)
     np.testing.assert_allclose(np.array(found), expected.out, rtol=0, atol=3e-5)
+    np.testing.assert_allclose(np.array(lse), expected.lse, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.skipif(native.unavailable_reason() != "", reason="needs the native back end")
@@ -234,7 +235,13 @@ def test_a_model_is_the_same_on_every_back_end(kv_bits):
     prompt, found = random_prompt(400), []
     for backend in ("composed", "native"):
         caches = make_prompt_cache(
-            model, 40, policy="merge", kv_bits=kv_bits, kv_group_size=32, recent_size=10
+            model,
+            40,
+            policy="merge",
+            kv_bits=kv_bits,
+            kv_frame=False,
+            kv_group_size=32,
+            recent_size=10,
         )
         logits, start = [], 0
         with routing(model), use_backend(backend):

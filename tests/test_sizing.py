@@ -126,9 +126,9 @@ def test_bits_are_the_most_that_most_of_the_context_fits_in(model):
 
 def test_rows_that_cannot_be_quantised_stay_as_they_come():
     model = tiny_qwen3(head_dim=16)
-    assert fit_bytes(model, 30_000).config.kv_bits is None
+    assert fit_bytes(model, 30_000, kv_frame=False).config.kv_bits is None
     with pytest.raises(ValueError, match="expected multiples of 32"):
-        fit_bytes(model, 30_000, kv_bits=4)
+        fit_bytes(model, 30_000, kv_bits=4, kv_frame=False)
 
 
 def test_make_prompt_cache_takes_bytes(model):

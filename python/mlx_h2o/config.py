@@ -55,6 +55,9 @@ class H2OConfig:
             first eviction.
         kv_bits: bits of each element of keys and values: 2, 3, 4, 5, 6 or 8. None: unquantised.
         v_bits: bits of the values, if they differ from those of the keys.
+        kv_frame: rows of ``kv_bits`` are kept relative to the centre of the first keys of their
+            head, and rotated, at which they lose far less (docs/formats.md). False: quantised as
+            they are, as mlx_lm does. Latents (MLA) and ``kv_format`` are never kept so.
         kv_group_size: elements that share a scale and a bias: 32, 64 or 128. Rows whose size is not
             a multiple use 32.
         light_bits: mixed precision: 2 or 4, bits of the lower-ranked half of the packed rows;
@@ -107,6 +110,7 @@ class H2OConfig:
     speculative: int = 0
     kv_bits: int | None = None
     v_bits: int | None = None
+    kv_frame: bool = True
     kv_group_size: int = 64
     light_bits: int | None = None
     dense_size: int | None = None
@@ -130,8 +134,9 @@ class H2OConfig:
             _check_share(name, getattr(self, name))
         if not isinstance(self.preallocate, bool):
             _check_int("preallocate", self.preallocate, 0)
-        if not isinstance(self.shared_heads, bool):
-            raise ValueError(f"[H2OConfig] shared_heads is {self.shared_heads!r}, expected a bool.")
+        for name in ("shared_heads", "kv_frame"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"[H2OConfig] {name} is {getattr(self, name)!r}, expected a bool.")
         if self.policy not in policies.names():
             known = ", ".join(policies.names())
             raise ValueError(f"[H2OConfig] policy is {self.policy!r}, expected one of: {known}.")
@@ -270,6 +275,11 @@ class H2OConfig:
     def packs(self) -> bool:
         """Whether rows are quantised."""
         return self.kv_bits is not None or self.kv_format is not None
+
+    @property
+    def framed(self) -> bool:
+        """Whether rows are kept in a frame of their head (``kv_frame``)."""
+        return self.kv_frame and self.kv_bits is not None and self.kv_handed != "latents"
 
     @property
     def dense_rows(self) -> int:

@@ -32,6 +32,7 @@ from test_cache_mixed import (
 from test_failing_steps import (
     test_a_step_that_fails as failing_step,
 )
+from test_frame import NOTICES
 from test_mergers import (
     test_rows_without_a_bias_go_first_and_none_goes_there as some_leave,
 )
@@ -264,6 +265,42 @@ FAULTS = [
         "caches.lines:_stacked",
         argument("place", 0).becomes("None"),
         batch,
+    ),
+    Fault(
+        "keys are moved by their centre when they come back, the wrong way",
+        "caches.frame:Frame.back",
+        replaced("+", "-"),
+        NOTICES["attention"],
+    ),
+    Fault(
+        "queries are not rotated",
+        "caches.frame:Frame.query",
+        returned().becomes("queries"),
+        NOTICES["attention"],
+    ),
+    Fault(
+        "scores lack the centre of the keys",
+        "caches.frame:Frame.shift",
+        returned().becomes("0 * _"),
+        NOTICES["attention"],
+    ),
+    Fault(
+        "a sink counts as much whatever the centre of the keys",
+        "caches.frame:Frame.shift",
+        returned().becomes("0 * _"),
+        NOTICES["sinks"],
+    ),
+    Fault(
+        "a line that joins without rows has no frame of its own",
+        "caches.frame:Frame.starting",
+        condition(of="shared").becomes("self.shared or not all(starts)"),
+        NOTICES["lines"],
+    ),
+    Fault(
+        "rows have no centre",
+        "caches.frame:_centre",
+        returned(at=3).becomes("0 * _"),
+        NOTICES["bias"],
     ),
     Fault(
         "the newest rows are packed with the others",

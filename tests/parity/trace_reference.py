@@ -17,6 +17,7 @@ OPTIONAL = ("kv_bits", "v_bits", "kv_group_size", "shared_heads", "context_size"
 def config_of(case: Case) -> H2OConfig:
     """The settings of a trace case."""
     others = {name: case.fields[name] for name in OPTIONAL if name in case.fields}
+    others["kv_frame"] = False  # packed rows go to the operations as they are
     others["evict_every"] = case.fields.get("evict_every", 1)
     return H2OConfig(**{name: case.fields[name] for name in SETTINGS}, **others)
 

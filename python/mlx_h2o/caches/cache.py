@@ -15,10 +15,11 @@ from ..config import H2OConfig
 from ..operations.arguments import dtype_name
 from ..operations.backends import resolve
 from . import formats, tiers
-from .attention import DECODE_QUERIES, dense
+from .attention import DECODE_QUERIES, as_they_came, dense
 from .checks import check_rows
 from .column import Parts
 from .eviction import Eviction
+from .frame import kept_size
 from .handed_out import EachLayersMask, HandedOut
 from .masks import mask_of
 from .prefix import Prefix, unshareable
@@ -56,6 +57,8 @@ class H2OKVCache(ScoredRows):
 
     _came_in: mx.Dtype = mx.float32
     """The dtype of the rows of a state that has only codes of them."""
+    _value_size = 0
+    """Elements of its values, where they are kept in more."""
     _quantized: ClassVar[bool | None] = False
     """Whether rows must be quantised; None: either way."""
     _in_batch: ClassVar[bool] = False
@@ -192,12 +195,12 @@ class H2OKVCache(ScoredRows):
 
     def _layouts(self) -> Sequence[tuple[Any, ...]]:
         """What rows are to be like; nothing while there are none."""
-        return () if self._table is None else self._table.tail.layouts
+        return () if self._table is None else self._table.layouts
 
     def _room_for_one(self, table: Table) -> int:
         """How many tokens may come one by one before anything else happens than an append."""
         rows = table.tail.rows
-        if self._reach or (len(rows) > 1 and min(rows) != max(rows)):
+        if self._reach or (len(rows) > 1 and min(rows) != max(rows)) or not min(table.lengths):
             return 0
         limit = self._tail_limit if self._mixed else self._budget
         left = self._budget - max(table.lengths)
@@ -329,10 +332,13 @@ class H2OKVCache(ScoredRows):
         if mixed:
             newest = parts[0], others[0]
             keys, values = dense(table, "keys", newest[0]), dense(table, "values", newest[1])
+            keys, values = _both_as_they_came(table, keys, values)
             return self._handed.give(keys, values, held=False, newest=newest)
         keys, values = tail.keys.given(parts, arrays), tail.values.given(others, arrays)
         # Arrays that are made of packed rows live no longer than attention needs them.
         unpacked = arrays and (tail.keys.bits or tail.values.bits)
+        if unpacked:
+            keys, values = _both_as_they_came(table, keys, values)
         return self._handed.give(keys, values, held=not unpacked)
 
     @property
@@ -382,6 +388,13 @@ class H2OKVCache(ScoredRows):
                 f"[{type(self).__name__}] {self._described()} has kv_format "
                 f"{self.config.kv_format!r}, whose codes mlx_lm's own attention cannot read: "
                 "expected mlx_h2o.generate, or the call within `with mlx_h2o.routing(model):`."
+            )
+        if self.config.framed and self._table is not None and not arrays:
+            raise ValueError(
+                f"[{type(self).__name__}] {self._described()} keeps its rows in a frame "
+                "(kv_frame), of which mlx_lm's own attention does not know: expected "
+                "mlx_h2o.generate, the call within `with mlx_h2o.routing(model):`, or "
+                "kv_frame=False."
             )
         if self.config.kv_bits is None or arrays:
             raise AttributeError("bits: the rows of the last update were returned as arrays")
@@ -582,7 +595,7 @@ class H2OKVCache(ScoredRows):
         table = self._table
         if table is None:
             return None, None, None, None
-        rows = formats.stored(table, "keys"), formats.stored(table, "values")
+        rows = formats.state_of(table, "keys"), formats.state_of(table, "values")
         return *rows, self._scores_of(table), table.positions(self._tokens)
 
     def _shared_state(self) -> tuple[Any, ...]:
@@ -595,15 +608,23 @@ class H2OKVCache(ScoredRows):
         for name, least in (("prefix_size", 0), ("context_size", None)):
             if given[name] == least:  # files are what they always were
                 del given[name]
+        if given["kv_frame"] == _framed_by_default(given):
+            del given["kv_frame"]
         if self.unequal_budgets:  # else it is not there, and files are what they always were
             given["unequal_budgets"] = True
         if self.config.kv_format is not None and (layouts := self._layouts()):
             given["dtype"] = dtype_name(layouts[1][3])
+        if self.config.framed and (layouts := self._layouts()):
+            size = layouts[1][2]
+            if kept_size(size) != size:
+                given["value_size"] = size
         return json.dumps(given)
 
     def _configure_as(self, settings: str, name: str) -> None:
         given = json.loads(settings)
         unequal = bool(given.pop("unequal_budgets", False))
+        self._value_size = int(given.pop("value_size", 0))
+        given.setdefault("kv_frame", _framed_by_default(given))
         self._came_in = getattr(mx, given.pop("dtype", "float32"))
         self._configure(H2OConfig(**given), name)
         self.unequal_budgets = unequal
@@ -621,15 +642,20 @@ class H2OKVCache(ScoredRows):
         keys, values, importance, positions = state[:4]
         table = None
         if importance is not None:
-            table = formats.restored_table(self.config, keys, values, rows, self._came_in)
+            given = self._came_in, self._value_size
+            table = formats.restored_table(self.config, keys, values, rows, *given)
             table.place(positions)
             if self.policy.needs_attention:
                 table.attach(IMPORTANCE, importance, self._unseen)
         prefix = None
         if shared is not None:
             keys, values = shared
+            frame = None
+            if table is not None and table.frame is not None:
+                frame = table.frame = table.frame.as_shared()
+                keys = (*keys, frame.centre)
             tail = formats.restored_table(self.config, keys, values, None, self._came_in).tail
-            prefix = Prefix(tail.keys, tail.values, self.config.sparse_v)
+            prefix = Prefix(tail.keys, tail.values, self.config.sparse_v, frame)
         self._start(tokens, table, unscored, prefix)
 
     @classmethod
@@ -692,3 +718,13 @@ class H2OKVCache(ScoredRows):
 
     def _described(self) -> str:
         return f"the cache of {self.name}" if self.name else "this cache"
+
+
+def _both_as_they_came(table: Table, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+    frame = table.frame
+    return as_they_came(frame, keys, "keys"), as_they_came(frame, values, "values")
+
+
+def _framed_by_default(settings: dict[str, Any]) -> bool:
+    """What settings mean that do not name ``kv_frame``: those of packed rows are older."""
+    return settings.get("kv_bits") is None or settings.get("kv_handed") == "latents"

@@ -12,7 +12,7 @@ from ..operations.backends import resolve
 from ..operations.composed import beside_rows
 from ..operations.requests import PerSequence
 from ..policies import Policy, Rows
-from .attention import dense
+from .attention import true_rows
 from .merging import merge
 from .stored import IMPORTANCE
 from .table import Table
@@ -149,11 +149,11 @@ class Ranked(NamedTuple):
 
     @property
     def keys(self) -> mx.array:
-        return self._some(dense(self.table, "keys"))
+        return self._some(true_rows(self.table, "keys"))
 
     @property
     def values(self) -> mx.array:
-        return self._some(dense(self.table, "values"))
+        return self._some(true_rows(self.table, "values"))
 
     @property
     def importance(self) -> mx.array:

@@ -35,7 +35,10 @@ def merge(
         shared=config.shared_heads,
     )  # fmt: skip
     into, lines = found.into, None if rows.lines is None else due
-    for column, new in ((table.tail.keys, found.keys), (table.tail.values, found.values)):
+    made = found.keys, found.values
+    if table.frame is not None:
+        made = table.frame.into(*made)
+    for column, new in zip((table.tail.keys, table.tail.values), made, strict=True):
         pairs = zip(column.parts, column.encode(new), strict=True)
         column.parts = tuple(_written(part, into, some, lines) for part, some in pairs)
     table.beside[IMPORTANCE] = _written(table.beside[IMPORTANCE], into, found.bias, lines)

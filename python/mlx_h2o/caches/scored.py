@@ -17,6 +17,7 @@ from ..operations.segments import Rows, biased_attention, masking, merged_attent
 from ..policies import Policy, scoring
 from .attention import segments_of, settings_of
 from .checks import check_seen
+from .frame import share_of_rows
 from .handed_out import HandedOut
 from .stored import IMPORTANCE, StoredRows
 from .table import Table
@@ -61,6 +62,11 @@ class ScoredRows(StoredRows):
         table = self._table
         return table.beside.get(IMPORTANCE) if table is not None and self.policy.merges else None
 
+    def as_asked(self, queries: mx.array) -> mx.array:
+        """Queries [B, Hq, L, D] as packed rows that are handed out are multiplied by them."""
+        frame = None if self._table is None else self._table.frame
+        return queries if frame is None else frame.query(queries)
+
     @property
     def attention_settings(self) -> dict[str, Any]:
         """What operations on the packed rows handed out must be told of them."""
@@ -95,22 +101,59 @@ class ScoredRows(StoredRows):
         if table is None or known is None or known[0] is not keys:
             table = check_seen("attend", stored, 2, table)
         own = stored.shape[1] == table.shape[1]
-        decay = self.policy.decay
-        if decay is not None and own and not (self.in_segments or self._spans or self._reach):
+        frame = table.frame
+        if frame is None or not (isinstance(keys, tuple) or (own and self._handed.newest)):
+            return self._attend(table, own, queries, keys, values, scale, mask, sinks)[0]
+        # In the frame of the rows: logits lack a shift, and the output is turned back in the end.
+        shift = None
+        if self.policy.needs_scores or sinks is not None:
+            shift = frame.shift(queries, scale)
+        asked = frame.query(queries)
+        out, lse = self._attend(table, own, asked, keys, values, scale, mask, sinks, shift)
+        out = frame.output(out)
+        return out if sinks is None else share_of_rows(out, cast(mx.array, lse), sinks)
+
+    def _attend(
+        self,
+        table: Table,
+        own: bool,
+        queries: mx.array,
+        keys: Any,
+        values: Any,
+        scale: float,
+        mask: mx.array | str | None,
+        sinks: mx.array | None,
+        shift: mx.array | None = None,
+    ) -> tuple[mx.array, mx.array | None]:
+        """Attention over rows as they are kept, and the lse where there are a shift and sinks.
+
+        Args:
+            table: the rows.
+            own: whether the keys are those of the table, and not spread over further heads.
+            shift: what the logits lack, float32 [B, Hq, L, 1]; scores and lse are with it. The
+                output and the lse are then without ``sinks``, and the weights of policies with.
+        """
+        decay, framed = self.policy.decay, shift is not None
+        wants_lse = framed and sinks is not None
+        at_once = not framed or (mask is None and sinks is None)
+        in_order = own and not (self.in_segments or self._spans or self._reach)
+        if decay is not None and in_order and at_once:
             causal, shown = masking(mask)
+            shown = shift if framed else shown  # the same for all rows of a query
             out, table.beside[IMPORTANCE] = resolve().attention_and_accumulate(
                 queries, keys, values, self._importance(table), scale=scale, decay=decay,
                 causal=causal, mask=shown, sinks=sinks, **self.attention_settings,
             )  # fmt: skip
             self._unscored = False
-            return out
-        bias = self.row_bias
+            return out, None
+        bias, beside = self.row_bias, None if framed else sinks
         if bias is not None:
             self.attended()
-            return biased_attention(
-                queries, keys, values, bias, scale=scale, mask=mask, sinks=sinks,
-                **self.attention_settings,
+            out, lse = biased_attention(
+                queries, keys, values, bias, scale=scale, mask=mask, sinks=beside,
+                return_lse=wants_lse, **self.attention_settings,
             )  # fmt: skip
+            return out, _shifted(lse, shift)
         newest = self._handed.newest
         if newest is not None and own:
             segments = segments_of(table, newest, self.config.sparse_v)
@@ -118,15 +161,22 @@ class ScoredRows(StoredRows):
             segments = [Rows(keys, values, self.attention_settings)]
         wanted, prefix = self.policy.needs_scores, self._prefix
         out, scores, lse, *_ = merged_attention(
-            segments, queries, scale=scale, mask=mask, sinks=sinks, return_scores=wanted,
-            shared=None if prefix is None else prefix.as_rows,
+            segments, queries, scale=scale, mask=mask, sinks=beside, return_scores=wanted,
+            return_lse=wants_lse,
+            shared=None if prefix is None else prefix.as_rows(framed=isinstance(keys, tuple)),
         )  # fmt: skip
+        lse = _shifted(lse, shift)
         if not wanted:
             self.attended()
-            return out
-        self.update_scores(cast(mx.array, scores), lse=lse, masked=mask is not None)
+            return out, lse
+        total = lse
+        if framed:
+            scores = cast(mx.array, scores) + shift
+            if sinks is not None:
+                total = mx.logaddexp(cast(mx.array, lse), sinks.astype(mx.float32)[:, None])
+        self.update_scores(cast(mx.array, scores), lse=total, masked=mask is not None)
         tied: mx.array = mx.depends(out, list(table.beside.values()))
-        return tied
+        return tied, lse
 
     def attend_chunk(
         self,
@@ -352,3 +402,8 @@ class ScoredRows(StoredRows):
             count = count - start if ends else count
             self._keep_waiting(self._table, given[:, :, first : first + count], start)
             first += count
+
+
+def _shifted(lse: mx.array | None, shift: mx.array | None) -> mx.array | None:
+    """What is [B, Hq, L] of logits, of logits with a shift [B, Hq, L, 1]."""
+    return lse if lse is None or shift is None else lse + shift.squeeze(-1)

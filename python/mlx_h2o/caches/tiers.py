@@ -122,7 +122,7 @@ def _rearranged(
         )
     )
     tail.rows = [newest] * table.lines
-    found = Table([*segments, tail])
+    found = Table([*segments, tail], table.frame)
     order = mx.concatenate([*chosen, slots[:, :, slots.shape[2] - newest :]], axis=2)
     found.place(gathered(positions, order))
     for name, array in table.beside.items():

@@ -53,7 +53,8 @@ def _noting(cache: H2OKVCache, found: list[mx.array]) -> Callable[..., mx.array]
         if isinstance(values, tuple):
             bias, rows = cache.row_bias, values[0].shape[2]
             *_, share = attention(
-                queries, *_parts(keys), *_parts(values), **given, **cache.attention_settings,
+                cache.as_asked(queries), *_parts(keys), *_parts(values), **given,
+                **cache.attention_settings,
                 row_bias=None if bias is None else bias[:, :, :rows], return_skipped=True,
             )  # fmt: skip
             found.append(share.mean(axis=1))

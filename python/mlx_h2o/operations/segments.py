@@ -40,9 +40,11 @@ def biased_attention(
     scale: float,
     mask: mx.array | str | None = None,
     sinks: mx.array | None = None,
+    return_lse: bool = False,
     **settings: Any,
-) -> mx.array:
-    """Attention over rows of which each has a bias, float32 [B, H, at least N]: the output.
+) -> tuple[mx.array, mx.array | None]:
+    """Attention over rows of which each has a bias, float32 [B, H, at least N]: the output, and the
+    lse where asked for.
 
     Any number of queries; with many, blocks of them follow each other.
     """
@@ -53,10 +55,11 @@ def biased_attention(
     heads = (keys[0] if isinstance(keys, tuple) else keys).shape[1]
     if heads != bias.shape[1]:  # latent attention (MLA) has spread the one that is stored
         bias = mx.repeat(bias, heads // bias.shape[1], axis=1)
-    given = {"scale": scale, "sinks": sinks, "row_bias": bias, **settings}
+    given = {"scale": scale, "sinks": sinks, "row_bias": bias, "return_lse": return_lse, **settings}
     length = queries.shape[2]
     if length <= _QUERIES or operations.name == "native":
-        return operations.attention(queries, keys, values, causal=causal, mask=shown, **given).out
+        one = operations.attention(queries, keys, values, causal=causal, mask=shown, **given)
+        return one.out, one.lse
     found = []
     rows = keys.shape[2]
     for start in range(0, length, _QUERIES):
@@ -67,8 +70,11 @@ def biased_attention(
             queries[:, :, start:stop], keys[:, :, :seen], values[:, :, :seen], causal=causal,
             mask=part, **given,
         )  # fmt: skip
-        found.append(one.out)
-    return mx.concatenate(found, axis=2)
+        found.append(one)
+    lse = [one.lse for one in found if one.lse is not None]
+    return mx.concatenate([one.out for one in found], axis=2), mx.concatenate(
+        lse, axis=2
+    ) if lse else None
 
 
 def merged_attention(
@@ -79,6 +85,7 @@ def merged_attention(
     mask: mx.array | str | None = None,
     sinks: mx.array | None = None,
     return_scores: bool = True,
+    return_lse: bool = False,
     shared: Rows | None = None,
 ) -> AttentionResult:
     """Attention over the rows of all segments, each read on its own, as if they were one array.
@@ -93,6 +100,7 @@ def merged_attention(
         mask: as of ``fast.scaled_dot_product_attention_with_scores``, for the rows of all.
         sinks: learned logits [Hq], which count once: with the last segment.
         return_scores: whether the scores are wanted too, and the lse.
+        return_lse: whether the lse is wanted without them.
         shared: rows of batch 1 that all sequences have before the others. Every query sees them,
             and their scores are not wanted.
 
@@ -113,7 +121,7 @@ def merged_attention(
             operations.attention(
                 queries, keys, values, scale=scale, causal=last and isinstance(mask, str),
                 mask=part, sinks=sinks if last else None, return_scores=return_scores,
-                return_lse=several or return_scores, **settings,
+                return_lse=several or return_scores or return_lse, **settings,
             )
         )  # fmt: skip
     if not several:

@@ -28,6 +28,11 @@ public struct H2OConfiguration: Sendable, Hashable {
     public private(set) var kvBits: Int?
     /// Bits of the values; nil: ``kvBits``.
     public let valueBits: Int?
+    /// Whether rows of ``kvBits`` are kept relative to the centre of the first keys of their head,
+    /// and rotated.
+    public var kvFrame: Bool { framing ?? false }
+    /// Nil where no rows are in a frame, as in files of versions that knew of none.
+    private var framing: Bool?
     /// Elements that share a scale and a bias: 32, 64 or 128. Rows whose size it does not divide
     /// take 32.
     public let kvGroupSize: Int
@@ -72,6 +77,8 @@ public struct H2OConfiguration: Sendable, Hashable {
     ///   - speculative: tokens that a draft model may propose at a time, which count in the budget
     ///   - kvBits: bits of quantised rows; nil: rows stay as they come
     ///   - valueBits: bits of quantised values, where they differ from those of the keys
+    ///   - kvFrame: whether rows of `kvBits` are kept relative to the centre of the first keys of
+    ///     their head, and rotated
     ///   - kvGroupSize: elements that share a scale and a bias: 32, 64 or 128
     ///   - kvFormat: rows as codes of rotated directions; not with `kvBits`
     ///   - turboGuard: with `kvFormat`, layers at each end that keep 8 bits
@@ -82,8 +89,8 @@ public struct H2OConfiguration: Sendable, Hashable {
         maxKVSize: Int = 256, sinkSize: Int = 4, heavySize: Int? = nil, recentSize: Int? = nil,
         policy: PolicyName = .keydiff, decay: Double = 0.95, evictEvery: Int? = nil,
         sharedHeads: Bool = false, speculative: Int = 0, kvBits: Int? = nil,
-        valueBits: Int? = nil, kvGroupSize: Int = 64, kvFormat: KVFormat? = nil,
-        turboGuard: Int = 0, contextSize: Int? = nil
+        valueBits: Int? = nil, kvFrame: Bool = true, kvGroupSize: Int = 64,
+        kvFormat: KVFormat? = nil, turboGuard: Int = 0, contextSize: Int? = nil
     ) throws {
         try require("maxKVSize", maxKVSize, atLeast: 1)
         try require("sinkSize", sinkSize, atLeast: 0)
@@ -124,6 +131,7 @@ public struct H2OConfiguration: Sendable, Hashable {
         self.speculative = speculative
         self.kvBits = kvBits
         self.valueBits = valueBits
+        framing = kvBits != nil && kvFrame ? true : nil
         self.kvGroupSize = kvGroupSize
         self.kvFormat = kvFormat
         self.turboGuard = turboGuard
@@ -140,13 +148,13 @@ public struct H2OConfiguration: Sendable, Hashable {
 
     /// What was published: the policy `h2o`, and a split scaled to `maxKVSize`. The other arguments,
     /// and the errors:
-    /// ``init(maxKVSize:sinkSize:heavySize:recentSize:policy:decay:evictEvery:sharedHeads:speculative:kvBits:valueBits:kvGroupSize:kvFormat:turboGuard:contextSize:)``.
+    /// ``init(maxKVSize:sinkSize:heavySize:recentSize:policy:decay:evictEvery:sharedHeads:speculative:kvBits:valueBits:kvFrame:kvGroupSize:kvFormat:turboGuard:contextSize:)``.
     public init(
         preset: Preset, maxKVSize: Int = 256, sinkSize: Int = 4, recentSize: Int? = nil,
         policy: PolicyName = .h2o, decay: Double = 0.95, evictEvery: Int? = nil,
         sharedHeads: Bool = false, speculative: Int = 0, kvBits: Int? = nil,
-        valueBits: Int? = nil, kvGroupSize: Int = 64, kvFormat: KVFormat? = nil,
-        turboGuard: Int = 0, contextSize: Int? = nil
+        valueBits: Int? = nil, kvFrame: Bool = true, kvGroupSize: Int = 64,
+        kvFormat: KVFormat? = nil, turboGuard: Int = 0, contextSize: Int? = nil
     ) throws {
         try require("maxKVSize", maxKVSize, atLeast: 1)
         try require("sinkSize", sinkSize, atLeast: 0)
@@ -155,9 +163,9 @@ public struct H2OConfiguration: Sendable, Hashable {
         try self.init(
             maxKVSize: maxKVSize, sinkSize: sinkSize, heavySize: heavySize,
             recentSize: recentSize, policy: policy, decay: decay, evictEvery: evictEvery,
-            sharedHeads: sharedHeads, speculative: speculative, kvBits: kvBits,
-            valueBits: valueBits, kvGroupSize: kvGroupSize, kvFormat: kvFormat,
-            turboGuard: turboGuard, contextSize: contextSize)
+            sharedHeads: sharedHeads, speculative: speculative,
+            kvBits: kvBits, valueBits: valueBits, kvFrame: kvFrame, kvGroupSize: kvGroupSize,
+            kvFormat: kvFormat, turboGuard: turboGuard, contextSize: contextSize)
     }
 
     private static func heavySize(
@@ -181,6 +189,7 @@ extension H2OConfiguration {
     public var with8Bits: H2OConfiguration {
         var found = self
         found.kvBits = 8
+        found.framing = true
         found.kvFormat = nil
         found.turboGuard = 0
         return found
@@ -245,6 +254,7 @@ extension H2OConfiguration: Codable {
         case speculative
         case kvBits = "kv_bits"
         case valueBits = "v_bits"
+        case framing = "kv_frame"
         case kvGroupSize = "kv_group_size"
         case kvFormat = "kv_format"
         case turboGuard = "turbo_guard"
@@ -293,7 +303,7 @@ extension H2OConfiguration: Codable {
     /// Python that are not served here are refused by name.
     public init(from decoder: any Decoder) throws {
         for (name, value) in try [String: Value](from: decoder).sorted(by: { $0.key < $1.key })
-        where CodingKeys(rawValue: name) == nil {
+        where CodingKeys(rawValue: name) == nil && name != "value_size" {
             guard let same = Self.unserved[name] else {
                 throw failure("\(name) is \(value.text), expected settings that are known here.")
             }
@@ -319,6 +329,7 @@ extension H2OConfiguration: Codable {
             speculative: values.decodeIfPresent(Int.self, forKey: .speculative) ?? 0,
             kvBits: values.decodeIfPresent(Int.self, forKey: .kvBits),
             valueBits: values.decodeIfPresent(Int.self, forKey: .valueBits),
+            kvFrame: values.decodeIfPresent(Bool.self, forKey: .framing) ?? false,
             kvGroupSize: values.decodeIfPresent(Int.self, forKey: .kvGroupSize) ?? 64,
             kvFormat: Self.format(values.decodeIfPresent(String.self, forKey: .kvFormat)),
             turboGuard: values.decodeIfPresent(Int.self, forKey: .turboGuard) ?? 0,

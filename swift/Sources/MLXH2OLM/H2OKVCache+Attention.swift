@@ -22,7 +22,7 @@ extension H2OKVCache {
             output = try attend(queries, scale, mask, table, bias)
         } else if queries.dim(2) > maxDecodeQueries {
             output = try attendByChunk(queries, scale, mask, &table)
-        } else if let decay = policy.averageDecay, reach == 0 {
+        } else if let decay = policy.averageDecay, reach == 0, averages(mask, table) {
             output = try attendAndAverage(queries, scale, mask, decay, &table)
         } else if policy.needsScores {
             let found = try attentionWithScores(queries, scale, mask, table)
@@ -73,23 +73,33 @@ extension H2OKVCache {
         return output
     }
 
+    /// Whether one operation can take in the scores: those of rows in a frame lack a shift, which
+    /// takes the place of the mask.
+    private func averages(
+        _ mask: MLXFast.ScaledDotProductAttentionMaskMode, _ table: RowTable
+    ) -> Bool {
+        if case .none = mask { true } else { table.frame == nil }
+    }
+
     /// Attention that takes its scores into the moving average.
     private func attendAndAverage(
         _ queries: MLXArray, _ scale: Float,
         _ mask: MLXFast.ScaledDotProductAttentionMaskMode, _ decay: Double,
         _ table: inout RowTable
     ) throws -> MLXArray {
-        let packing = table.packing
+        let (packing, frame) = (table.packing, table.frame)
         let rows = packing == nil ? try promoted(queries, table) : nil
         let (keys, values) = table.fetch()
+        let asked = rows?[0] ?? frame?.query(queries) ?? queries
+        let mask = frame.map { .array($0.shift(queries, scale: scale)) } ?? mask
         let found = try attentionAndAccumulate(
-            queries: rows?[0] ?? queries, keys: StoredRows(parts: rows.map { [$0[1]] } ?? keys),
+            queries: asked, keys: StoredRows(parts: rows.map { [$0[1]] } ?? keys),
             values: StoredRows(parts: rows.map { [$0[2]] } ?? values),
             importance: table.importance, scale: scale, decay: decay, mask: mask,
             bits: packing?.bits ?? 8, groupSize: packing?.groupSize ?? 64,
             valueBits: packing?.valueBits)
         table.importance = found.importance
-        return found.output
+        return frame?.valuesBack(found.output) ?? found.output
     }
 
     /// Attention without scores: MLX's own, or the fused one over packed rows.
@@ -103,11 +113,12 @@ extension H2OKVCache {
                 queries: rows[0], keys: rows[1], values: rows[2], scale: scale, mask: mask)
         }
         let (keys, values) = table.fetch()
-        return try MLXFast.scaledDotProductAttentionQuantizedWithScores(
-            queries: queries, keys: StoredRows(parts: keys), values: StoredRows(parts: values),
-            scale: scale, bits: packing.bits, groupSize: packing.groupSize,
-            valueBits: packing.valueBits, mask: mask
+        let output = try MLXFast.scaledDotProductAttentionQuantizedWithScores(
+            queries: table.frame?.query(queries) ?? queries, keys: StoredRows(parts: keys),
+            values: StoredRows(parts: values), scale: scale, bits: packing.bits,
+            groupSize: packing.groupSize, valueBits: packing.valueBits, mask: mask
         ).0
+        return table.frame?.valuesBack(output) ?? output
     }
 
     private func attentionWithScores(
@@ -121,11 +132,16 @@ extension H2OKVCache {
                 rowBias: bias)
         }
         let (keys, values) = table.fetch()
-        return try MLXFast.scaledDotProductAttentionQuantizedWithScoresAndLse(
-            queries: queries, keys: StoredRows(parts: keys), values: StoredRows(parts: values),
-            scale: scale, bits: packing.bits, groupSize: packing.groupSize,
-            valueBits: packing.valueBits, mask: mask, rowBias: bias
+        let found = try MLXFast.scaledDotProductAttentionQuantizedWithScoresAndLse(
+            queries: table.frame?.query(queries) ?? queries, keys: StoredRows(parts: keys),
+            values: StoredRows(parts: values), scale: scale, bits: packing.bits,
+            groupSize: packing.groupSize, valueBits: packing.valueBits, mask: mask, rowBias: bias
         ).0
+        guard let frame = table.frame else { return found }
+        let shift = frame.shift(queries, scale: scale)
+        return AttentionWithScores(
+            output: frame.valuesBack(found.output), scores: found.scores + shift,
+            lse: found.lse + shift.squeezed(axis: -1))
     }
 
     /// Queries, keys and values of a dense table in one dtype.

@@ -103,13 +103,13 @@ extension H2OKVCache: KVCache {
     // MARK: State
 
     /// Keys, values, scores and positions, quantised keys and values as words, scales and biases
-    /// each; nothing while there are no rows. What was read stays unchanged by later updates.
+    /// each, behind such keys the centre of their frame where there is one; nothing while there are no rows. What was read stays unchanged by later updates.
     /// Setting it puts ``offset`` behind the last position.
     public var state: [MLXArray] {
         get {
             guard let table else { return [] }
             let (keys, values) = table.fetch()
-            return keys + values + [table.importance, table.positions]
+            return keys + table.centre + values + [table.importance, table.positions]
         }
         set {
             do {

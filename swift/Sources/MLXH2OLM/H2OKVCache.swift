@@ -250,10 +250,10 @@ public class H2OKVCache {
         guard count > 0 else {
             return MLXArray.zeros(positions.shape.dropLast() + [0], dtype: .uint32)
         }
+        let (keys, values) = try table.dense()
         let ranks = try policy.rank(
             PolicyRows(
-                keys: first(try table.keys.first(table.length).dense()),
-                values: first(try table.values.first(table.length).dense()),
+                keys: first(keys), values: first(values),
                 importance: first(table.importance), positions: positions, offset: offset))
         let shared = configuration.sharedHeads ? sharedByHeads(ranks) : ranks
         return try keepIndices(

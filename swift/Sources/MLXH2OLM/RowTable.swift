@@ -12,6 +12,9 @@ struct RowTable {
     /// With unused rows at the end, as the values.
     private(set) var keys: Column
     private(set) var values: Column
+    /// What packed rows are kept relative to; nil: nothing.
+    private(set) var frame: Frame?
+    private let isFramed: Bool
     /// Rows of each head in use.
     private(set) var length: Int
     /// Of the first rows, float32; of the others it is `unscored`.
@@ -32,9 +35,11 @@ struct RowTable {
     /// - Parameter unscored: the importance of rows to come, before their first score
     init(
         keys: Column, values: Column, importance: MLXArray, positions: MLXArray,
-        unscored: Float = .nan, isMerged: Bool = false
+        unscored: Float = .nan, isMerged: Bool = false, frame: Frame? = nil, isFramed: Bool = false
     ) {
         self.isMerged = isMerged
+        self.frame = frame
+        self.isFramed = isFramed
         self.keys = keys
         self.values = values
         self.unscored = unscored
@@ -54,10 +59,14 @@ struct RowTable {
             try Column(rows[0..., 0..., ..<1], packing).first(0)
         }
         let heads = Array(keys.shape.prefix(2))
+        let frame = configuration.isFramed ? Frame(of: keys, values) : nil
+        let kept = frame?.into(keys, values) ?? (keys, values)
         self.init(
-            keys: try column(keys, packing.keys), values: try column(values, packing.values),
+            keys: try column(kept.keys, packing.keys),
+            values: try column(kept.values, packing.values),
             importance: .zeros(heads + [0], dtype: .float32),
-            positions: .zeros(heads + [0], dtype: .int32), unscored: unscored)
+            positions: .zeros(heads + [0], dtype: .int32), unscored: unscored, frame: frame,
+            isFramed: configuration.isFramed)
     }
 
     /// float32 [B, H, length]; NaN where not yet scored.
@@ -91,7 +100,10 @@ struct RowTable {
     }
 
     /// Every stored array, those of the keys first.
-    var arrays: [MLXArray] { keys.parts + values.parts + remembered }
+    var arrays: [MLXArray] { keys.parts + centre + values.parts + remembered }
+
+    /// That of the keys, where there is one.
+    var centre: [MLXArray] { frame.map { [$0.centre] } ?? [] }
 
     /// What is remembered of the rows.
     var remembered: [MLXArray] { [scored, placed] + waiting.map(\.seen) }
@@ -104,9 +116,17 @@ struct RowTable {
         (keys.first(length).parts, values.first(length).parts)
     }
 
-    /// The rows in use as arrays [B, H, length, D] and [B, H, length, Dv].
+    /// The rows in use as arrays [B, H, length, D] and [B, H, length, Dv], as they came.
     func dense() throws -> (keys: MLXArray, values: MLXArray) {
-        (try keys.first(length).dense(), try values.first(length).dense())
+        let rows = (keys: try keys.first(length).dense(), values: try values.first(length).dense())
+        guard let frame else { return rows }
+        return (frame.keysBack(rows.keys), frame.valuesBack(rows.values))
+    }
+
+    /// What keys and values must look like to be stored here.
+    var layouts: (keys: RowLayout, values: RowLayout) {
+        guard let frame else { return (keys.layout, values.layout) }
+        return (RowLayout(frame.centre), values.layout.with(size: frame.valueSize))
     }
 
     // MARK: Rows that come
@@ -117,6 +137,8 @@ struct RowTable {
         _ newKeys: MLXArray, _ newValues: MLXArray, offset: Int, limit: Int
     ) throws {
         let added = newKeys.dim(2)
+        if isFramed, length == 0 { frame = Frame(of: newKeys, newValues) }
+        let (newKeys, newValues) = frame?.into(newKeys, newValues) ?? (newKeys, newValues)
         let rows = length + added
         if rows > min(keys.capacity, values.capacity) {
             let rounded = (rows + Self.step - 1) / Self.step * Self.step
@@ -180,8 +202,9 @@ struct RowTable {
             positions: places, keep: count - tail, sinkSize: configuration.sinkSize,
             recentStart: recentStart,
             sharedHeads: configuration.sharedHeads)
-        keys = try keys.put(found.keys, at: found.into)
-        values = try values.put(found.values, at: found.into)
+        let made = frame?.into(found.keys, found.values) ?? (found.keys, found.values)
+        keys = try keys.put(made.keys, at: found.into)
+        values = try values.put(made.values, at: found.into)
         importance = putAlong(importance, found.into, values: found.bias, axis: 2)
         placed = putAlong(positions, found.into, values: found.positions, axis: 2)
         (isMerged, isChanged) = (true, true)

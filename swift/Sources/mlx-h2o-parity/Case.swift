@@ -35,6 +35,7 @@ struct Case {
         let contextSize: Int?
         let shared: Bool?
         let kvBits: Int?
+        let kvFrame: Bool?
         let vBits: Int?
         let kvGroupSize: Int?
         let kvFormat: String?

@@ -12,7 +12,7 @@ import Testing
     ) throws -> H2OConfiguration {
         try H2OConfiguration(
             maxKVSize: rows, sinkSize: 2, recentSize: 5, policy: .merge, evictEvery: 3,
-            kvBits: bits, kvGroupSize: 32, contextSize: contextSize)
+            kvBits: bits, kvFrame: false, kvGroupSize: 32, contextSize: contextSize)
     }
 
     private func fed(_ cache: H2OKVCache, _ tokens: Tokens, _ lengths: [Int]) throws {

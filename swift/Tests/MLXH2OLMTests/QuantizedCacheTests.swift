@@ -6,7 +6,7 @@ import Testing
 
 @testable import MLXH2OLM
 
-/// The quantised cache against the slow reference on rows that were rounded once.
+/// The quantised cache against the slow reference on rows that were rounded once, as they come.
 @Suite struct QuantizedCacheTests {
     private let scale = Float(32).squareRoot() / 32
 
@@ -16,7 +16,8 @@ import Testing
     ) throws -> H2OConfiguration {
         try H2OConfiguration(
             maxKVSize: rows, sinkSize: 2, heavySize: rows / 2, policy: policy,
-            evictEvery: evictEvery, kvBits: bits, valueBits: valueBits, kvGroupSize: 32)
+            evictEvery: evictEvery, kvBits: bits, valueBits: valueBits, kvFrame: false,
+            kvGroupSize: 32)
     }
 
     private func step(
@@ -109,7 +110,8 @@ import Testing
         #expect((cache.bits, cache.groupSize) == (8, 64))
         _ = try cache.append(keys: rows([1, 2, 1, 96]), values: rows([1, 2, 1, 32]))
         #expect(cache.groupSize == 32)
-        let odd = QuantizedH2OKVCache(try H2OConfiguration(maxKVSize: 8), name: "layer 5")
+        let odd = QuantizedH2OKVCache(
+            try H2OConfiguration(maxKVSize: 8, kvBits: 8, kvFrame: false), name: "layer 5")
         let error = #expect(throws: H2OError.self) {
             try odd.append(keys: rows([1, 2, 1, 80]), values: rows([1, 2, 1, 80]))
         }
