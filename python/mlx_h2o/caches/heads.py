@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 import mlx.core as mx
@@ -44,10 +45,13 @@ class HeadGroups:
         self.caches = tuple(caches)
         self.heads = tuple(tuple(group) for group in heads)
         given = [head for group in self.heads for head in group]
-        if len(self.caches) != len(self.heads) or sorted(given) != [*range(len(given))]:
+        whole = sorted(given) == [*range(len(given))] and all(
+            [*one] == sorted(one) for one in heads
+        )
+        if len(self.caches) != len(self.heads) or not whole:
             raise ValueError(
                 f"[HeadGroups] found {len(self.caches)} caches of the KV heads {self.heads}, "
-                "expected a group for each, and every head from 0 on in one of them."
+                "expected a group for each, in order, and every head from 0 on in one of them."
             )
         self._count = len(given)
         self._kv = [_index(group) for group in self.heads]
@@ -132,25 +136,26 @@ class HeadGroups:
             )
             for cache, own in zip(self.caches, owns, strict=True)
         ]
-        pieces = [outs[group][:, part] for group, part in order]
+        pieces = [outs[group] if part is None else outs[group][:, part] for group, part in order]
         return mx.concatenate(pieces, axis=1)
 
-    def _of_queries(self, count: int) -> tuple[list[Any], list[tuple[int, slice]]]:
-        """The query heads of each group; and of which output which heads come, in order."""
+    def _of_queries(self, count: int) -> tuple[list[Any], list[tuple[int, slice | None]]]:
+        """The query heads of each group; and of which output which heads come, in order, None: all
+        of it."""
         if count not in self._queries:
             each = count // self._count
-            wide = [[h * each + q for h in heads for q in range(each)] for heads in self.heads]
-            where = {
-                head: (g, n) for g, heads in enumerate(self.heads) for n, head in enumerate(heads)
-            }
-            order: list[tuple[int, slice]] = []
-            for head in range(self._count):
-                group, place = where[head]
-                start, stop = place * each, (place + 1) * each
-                if order and order[-1][0] == group and order[-1][1].stop == start:
-                    start = order.pop()[1].start
-                order.append((group, slice(start, stop)))
-            self._queries[count] = [_index(heads) for heads in wide], order
+            own = [
+                [head * each + place for head in group for place in range(each)]
+                for group in self.heads
+            ]
+            placed = {head: (n, at) for n, heads in enumerate(own) for at, head in enumerate(heads)}
+            order: list[tuple[int, slice | None]] = []
+            by_group = groupby((placed[head] for head in range(count)), key=lambda one: one[0])
+            for group, run in by_group:
+                places = [at for _, at in run]
+                whole = len(places) == len(own[group])
+                order.append((group, None if whole else slice(places[0], places[-1] + 1)))
+            self._queries[count] = [_index(heads) for heads in own], order
         return self._queries[count]
 
     def make_mask(
