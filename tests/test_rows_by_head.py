@@ -108,6 +108,7 @@ def test_no_head_gets_more_than_a_text_fills_or_less_than_settings_need():
     # One more is among the best, where a text fills no more, and what is left is for the others.
     assert shares(given, 100, most=160) == [[160, 65], [65, 110]]
     assert shares(given, 100, most=80) == [100, 100]
+    assert shares([[0.4, 0.0], [0.05, 0.06]], 100, most=160) == [[160, 65], 87]  # near enough
     found = by_head(shares(given, 100, least=70))
     assert min(map(min, found)) >= 70 and sum(map(sum, found)) <= 400
     assert shares(given, 100, fixed=50) == [[175, 75], 75]
@@ -249,6 +250,7 @@ def test_where_there_is_nothing_to_probe_for(demo, monkeypatch):
         {"kv_format": "turbo3", "turbo_guard": 1},
         {"evict_every": 7},
         {"policy": "h2o"},
+        {"shared_heads": True},
     ],
 )
 def test_other_settings_hold_in_every_layer(demo, given):
@@ -256,6 +258,7 @@ def test_other_settings_hold_in_every_layer(demo, given):
     caches = make_prompt_cache(demo, config)
     assert total(rows_of(caches)) <= 720 and len({*map(str, rows_of(caches))}) > 1
     caches_of_heads = list(evicting_caches(caches))
+    assert (len(caches_of_heads) == len(caches)) == config.shared_heads
     for cache in caches_of_heads:
         assert cache.config.protected == config.protected
         assert cache.config.speculative == config.speculative

@@ -7,7 +7,7 @@ NAME is `full`, `rotating` (mlx_lm's `RotatingKVCache`), `kv2` to `kv8` (mlx_lm'
 `none` for no limit. A FORMAT is one of `kv_format`, such as `turbo3`. A SIZE such as 16MB or 300KiB
 is what all layers may hold together. A SETTING is one of `H2OConfig`, by its name or as `sink`,
 `heavy`, `recent`, `every`, `group`, `light`, `dense`, `guard` and `context`; `budgets` names a file
-of budgets for each layer, `layers=equal` asks for the same rows in every layer.
+of budgets for each layer, `layers=equal` asks for the same rows for every KV head.
 """
 
 from __future__ import annotations

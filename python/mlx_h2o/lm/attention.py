@@ -58,8 +58,8 @@ def attend(
                     "rows, and its model computes with the keys before attention reads them: "
                     "expected share_prefix=False."
                 )
-        elif hasattr(cache, "attend"):
-            foreign: mx.array = cache.attend(
+        elif hasattr(cache, "attend_for_probe"):
+            foreign: mx.array = cache.attend_for_probe(
                 stock, queries, keys, values, scale=scale, mask=mask, sinks=sinks
             )
             return foreign

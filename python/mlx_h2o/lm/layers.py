@@ -106,6 +106,8 @@ def rows_by_head(
         return None
     known = length, config.context_size or int_setting(model, "max_position_embeddings")
     most = min((tokens for tokens in known if tokens), default=None)
+    if config.shared_heads:  # which keep the same rows
+        found = tuple((sum(layer) / len(layer),) * len(layer) for layer in found)
     by_head = shares(found, rows, least=_least(config), most=most, fixed=config.protected)
     return None if by_head == [rows] * layers else by_head
 
@@ -136,11 +138,9 @@ def shares(
         For each layer its rows, or a list with those of each head.
     """
     gains = np.array([gain for layer in given for gain in layer], float)
-    mean, floor, top = (
-        rows - fixed,
-        max(FLOOR * (rows - fixed), least - fixed),
-        (most or 2**31) - fixed,
-    )
+    mean = rows - fixed
+    floor = max(FLOOR * mean, least - fixed)
+    top = (most or 2**31) - fixed
     if not gains.any() or floor >= mean or top <= mean:
         return [rows] * len(given)
     spare = gains.size * (mean - floor)

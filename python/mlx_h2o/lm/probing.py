@@ -52,7 +52,7 @@ class _Watched(cast(Any, mlx_lm_cache.KVCache)):  # type: ignore[misc]
         found: tuple[mx.array, mx.array] = super().update_and_fetch(keys[:1], values[:1])
         return found
 
-    def attend(
+    def attend_for_probe(
         self, stock: Any, queries: mx.array, keys: mx.array, values: mx.array, **given: Any
     ) -> mx.array:
         """mlx_lm's attention, ``stock`` with arguments, of all that is read side by side."""
