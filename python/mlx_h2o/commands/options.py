@@ -160,7 +160,8 @@ _FLAGS: dict[str, dict[str, Any]] = {
     },
     "budgets": {
         "metavar": "FILE",
-        "help": 'rows of each layer, or of each of its KV heads, as JSON: {"budgets": [ROWS, [ROWS, ...], ...]}',
+        "help": "rows of each layer, or a list of those of its KV heads, as JSON: "
+        '{"budgets": [ROWS, ...]}',
     },
     "layers": {
         "choices": LAYERS,

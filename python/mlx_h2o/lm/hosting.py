@@ -19,7 +19,7 @@ from ..config import H2OConfig
 from .budgets import Budgets
 from .fingerprint import fingerprint
 from .generate import load
-from .prompt_cache import evicting_caches, fit_bytes, make_prompt_cache
+from .prompt_cache import budgets_of, evicting_caches, fit_bytes, make_prompt_cache
 from .prompt_store import PromptStore
 from .replacements import PATCHES, always
 from .routing import gains_by_routing, routing
@@ -119,7 +119,8 @@ class Host:
 
     def identity(self, model: Any) -> str:
         """The same for the same weights and settings of caches."""
-        settings = [cache.config for cache in evicting_caches(self.caches(model))]
+        caches = self.caches(model)
+        settings = [one.config for one in evicting_caches(caches)], budgets_of(caches)
         return f"{fingerprint(model)} {hashlib.sha256(repr(settings).encode()).hexdigest()[:16]}"
 
     def making(self, original: Callable[..., Any]) -> Callable[..., Any]:
