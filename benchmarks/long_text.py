@@ -1,13 +1,12 @@
 """A long text in a fixed number of bytes: do loss, bytes and merged rows stay as they are?
 
     python benchmarks/long_text.py --models demo DIR --texts BOOK.txt \\
-        --strategies rotating:bytes=196608 merge:bytes=196608:kv4:profile=demo \\
+        --strategies rotating:bytes=196608 merge:bytes=196608:kv4 \\
         merge:bytes=196608:kv4:context=0 --json benchmarks/results/long_text.json
 
 Each strategy reads the same 20,000 tokens, 8 at a time. After each segment stand the mean loss of
 its tokens, the bytes, the longest key and value, and the greatest bias of a row, which is ln n of
-the n rows in it. Strategies are those of `mlx_h2o evaluate`; "{model}" in one stands for the name
-of the model's folder, so that a profile can be named for each. `context=0`: rows beyond the trained
+the n rows in it. Strategies are those of `mlx_h2o evaluate`. `context=0`: rows beyond the trained
 context do not go first. Runs that the result has of the same texts stay, but for those done again.
 """
 

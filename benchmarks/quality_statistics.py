@@ -65,7 +65,7 @@ def figures(result: dict[str, Any], strategy: str, measure: str) -> Figures:
     return np.array([[np.mean(cells[of, seed]) for seed in range(seeds)] for of in documents])
 
 
-def at_bytes(result: dict[str, Any], part: int, begins: str, *, by_layer: bool = False) -> str:
+def at_bytes(result: dict[str, Any], part: int, begins: str) -> str:
     """The strategy of that beginning, a regular expression, of one part in so many of the bytes."""
     arms = result["strategies"]
     whole = next(arm["bytes"] for arm in arms if arm["name"] == "full")
@@ -73,7 +73,6 @@ def at_bytes(result: dict[str, Any], part: int, begins: str, *, by_layer: bool =
         arm["name"]
         for arm in arms
         if re.match(begins, arm["name"])
-        and ("profile" in arm["name"]) is by_layer
         and _LEAST < part * arm["bytes"] / whole < _MOST
     )
     return str(name)

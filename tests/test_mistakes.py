@@ -34,7 +34,7 @@ EVALUATE = ("evaluate", "--model", "demo")
         (("evaluate", "--model", "demo", "--text", "/none"), "--text /none: No such file"),
         ((*GENERATE, "--draft-model", "demo", "--num-draft-tokens", "0"), "expected at least 1"),
         (("server", "--cache-dir", "a", "--cache-size", "big"), "--cache-size: 'big' is no number"),
-        (("calibrate", "--model", "demo"), "the following arguments are required: --output"),
+        (("layers", "--output", "file"), "the following arguments are required: --model"),
     ],
 )
 def test_a_mistake_is_a_line(arguments, message, capsys):

@@ -17,13 +17,10 @@ from mlx_h2o.evaluation.presets import PRESETS
 from mlx_h2o.evaluation.run import evaluate
 from mlx_h2o.evaluation.strategies import parse
 from mlx_h2o.evaluation.summary import summaries
-from mlx_h2o.lm.profile import Profile, fingerprint
 from tiny_models import random_prompt, tiny_qwen3, tiny_tokenizer
 
-WITHOUT_PROFILE = [name for name, preset in PRESETS.items() if not preset.needs_profile]
 
-
-@pytest.mark.parametrize("name", WITHOUT_PROFILE)
+@pytest.mark.parametrize("name", PRESETS)
 @pytest.mark.parametrize("tokens", [64, 700, 40_000])
 def test_strategies_are_those_of_the_table_or_in_proportion(name, tokens):
     preset, footprint = PRESETS[name], Footprint(tiny_qwen3(head_dim=64))
@@ -44,7 +41,7 @@ def test_strategies_are_those_of_the_table_or_in_proportion(name, tokens):
 def test_the_paper_splits():
     found = [parse(text).config(256) for text in PRESETS["table4"].texts(512)[2:]]
     splits = [(one.sink_size, one.heavy_size, one.recent_size, one.policy) for one in found]
-    assert splits == [(4, 32, 220, "h2o-ema"), (4, 64, 188, "h2o-ema"), (4, 128, 124, "h2o-ema")]
+    assert splits == [(4, 32, 220, "h2o"), (4, 64, 188, "h2o"), (4, 128, 124, "h2o")]
 
 
 @pytest.mark.slow
@@ -59,10 +56,10 @@ def test_lengths_are_measured_each():
     )  # fmt: skip
     measured = summaries(found)
     lines = {(one.arm.name, one.measure): one for one in measured}
-    by_length = [lines["h2o:8", f"loss by length {length}"] for length in settings.lengths]
+    by_length = [lines["h2o:8:layers=equal", f"loss by length {length}"] for length in settings.lengths]
     assert len({one.value for one in by_length}) == 3
     mean = sum(one.value for one in by_length) / 3
-    assert lines["h2o:8", "loss"].value == pytest.approx(mean)
+    assert lines["h2o:8:layers=equal", "loss"].value == pytest.approx(mean)
     result = output.as_json(found, measured, "command")
     ((said, rows),) = tables.divisions(result).items()
     assert "by length" in said and rows[0] == ["cache", "96", "48", "40"]
@@ -143,39 +140,32 @@ def flags(tmp_path):
 
 @pytest.mark.exhaustive
 def test_a_preset_and_more(flags, capsys):
-    more = ("--length", "44", "--prompt", "30", "--strategies", "h2o:16")
+    more = ("--length", "44", "--prompt", "30", "--strategies", "merge:16")
     assert cli.main([*flags, "--preset", "table3", *more]) == 0
     shown = capsys.readouterr().out
     names = [line.split("|")[1].strip() for line in shown.splitlines() if line.startswith("| ")]
-    splits = ["h2o:22:heavy=5", "h2o:22:heavy=11"]
-    assert names[2:] == ["full", "rotating:22", *splits, "h2o:16"]
+    splits = ["h2o:22:heavy=5:layers=equal", "h2o:22:heavy=11:layers=equal"]
+    assert names[2:] == ["full", "rotating:22", *splits, "merge:16"]
 
 
 @pytest.mark.slow
-def test_rows_by_layer(flags, tmp_path, capsys):
-    file = tmp_path / "layers.safetensors"
-    losses = np.geomspace(1, 0.01, 6)[:, None, None] * np.array([[[0.9], [0.3]]])
-    about = {"model": "qwen3", "fingerprint": fingerprint(mlx_h2o.load("demo")[0]),
-             "policy": "h2o-ema", "tokens": 44, "sink_size": 2, "recent_size": 2}  # fmt: skip
-    Profile(losses.astype(np.float32), (8, 22), (0.5,), about).save(file)
-    more = ("--length", "44", "--prompt", "30", "--profile", str(file))
+def test_rows_by_layer(flags, capsys):
+    more = ("--length", "44", "--prompt", "30")
     assert cli.main([*flags, "--preset", "table14", *more]) == 0
     shown = capsys.readouterr().out
-    assert (
-        "| h2o:22 |" in shown
-        and "| h2o:22:profile=layers.safetensors |" in shown
-        and "FAILED" not in shown
+    equal, by_layer = (
+        next(line for line in shown.splitlines() if line.startswith(f"| {name} |"))
+        for name in ("h2o:22:layers=equal", "h2o:22")
     )
+    assert equal.split("|")[2:] != by_layer.split("|")[2:] and "FAILED" not in shown
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ("--preset table5", "invalid choice: 'table5'"),
-        ("--preset table14", "--preset table14 needs --profile, of mlx_h2o calibrate"),
-        ("--preset table3 --profile file", "--preset table3 with --profile"),
+        ("--preset table3 --layers equal", "--preset with --layers"),
         ("--preset table3 --kv-bits 4", "--preset with --kv-bits"),
-        ("--preset table14 --profile /no/such/file", "/no/such/file"),
     ],
 )
 def test_mistakes_with_presets(flags, given, message, capsys):

@@ -235,28 +235,19 @@ def bars(*results: dict[str, Any]) -> str:
     rows = []
     for part, (least, most) in statistics.ASKED.items():
         for model, result in zip(MODELS, results, strict=True):
-            for by_layer in (False, True):
-                name = statistics.at_bytes(result, part, _merged(part), by_layer=by_layer)
-                recall, loss = statistics.asked(result, part, name)
-                rows.append(
-                    [
-                        f"1/{part}",
-                        f"{model}, by layer" if by_layer else model,
-                        str(recall),
-                        f"{least:.0%}",
-                        str(loss),
-                        f"{most:.0%}",
-                        reached[recall.value >= least, loss.value <= most],
-                    ]
-                )
+            name = statistics.at_bytes(result, part, _merged(part))
+            recall, loss = statistics.asked(result, part, name)
+            bars = [str(recall), f"{least:.0%}", str(loss), f"{most:.0%}"]
+            rows.append(
+                [f"1/{part}", model, *bars, reached[recall.value >= least, loss.value <= most]]
+            )
     head = ["of the bytes", "merged rows", "recall, of the full cache's", "at least"]
     return _markdown([*head, "loss, of the window's", "at most", "reached"], rows)
 
 
 def _called(strategy: str) -> str:
-    """A strategy without its bytes, which have a column, and without the file of a profile."""
-    parts = (part for part in strategy.split(":") if not part.startswith("bytes="))
-    return ":".join(re.sub("^profile=.*", "profile", part) for part in parts)
+    """A strategy without its bytes, which have a column."""
+    return ":".join(part for part in strategy.split(":") if not part.startswith("bytes="))
 
 
 def _measured(result: dict[str, Any]) -> dict[tuple[str, str], float]:
@@ -447,16 +438,12 @@ def front(*results: dict[str, Any]) -> str:
     for part in BITS:
         rows.append([f"1/{part}", "window of mlx_lm"])
         rows.append(["", f"merged rows, {BITS[part]} bits"])
-        rows.append(["", f"merged rows, {BITS[part]} bits, by layer"])
     for result in results:
         values = _measured(result)
         names = ["full", "kv4"]
         for part in BITS:
             names.append(statistics.at_bytes(result, part, "rotating"))
-            names += [
-                statistics.at_bytes(result, part, _merged(part), by_layer=by_layer)
-                for by_layer in (False, True)
-            ]
+            names.append(statistics.at_bytes(result, part, _merged(part)))
         for row, name in zip(rows, names, strict=True):
             lost = values[name, "loss"] - values["full", "loss"]
             row += [f"{lost:+.3f}", f"{values[name, 'recall']:.0%}"]

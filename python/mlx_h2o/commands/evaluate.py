@@ -19,13 +19,12 @@ from .. import demo, policies
 from ..config import H2OConfig
 from ..evaluation import output, tables
 from ..evaluation.facts import WORDINGS
-from ..evaluation.presets import PRESETS, Preset
+from ..evaluation.presets import PRESETS
 from ..evaluation.run import Evaluation, evaluate
 from ..evaluation.strategies import DEFAULT_ROWS, Strategy, parse
 from ..evaluation.summary import summaries
 from ..evaluation.tasks import READINGS, TASKS, Settings
 from ..lm.generate import load
-from ..lm.profile import Profile
 from ..lm.prompt_cache import context_length
 from .options import OneLineParser, add_cache_flags, settings_of
 
@@ -72,7 +71,7 @@ def run(arguments: Sequence[str]) -> int:
         if args.preset:
             chosen = PRESETS[args.preset]
             tokens = _longest(args, model, tokenizer, texts)
-            strategies = _of_preset(chosen, args, tokens) + strategies
+            strategies = [parse(text) for text in chosen.texts(tokens)] + strategies
             settings = _settings(args, chosen.settings(tokens))
         with _progress() as watch:
             found = evaluate(
@@ -179,26 +178,13 @@ def _longest(
     return min(read, context_length(model) or read)
 
 
-def _of_preset(preset: Preset, args: argparse.Namespace, tokens: int) -> list[Strategy]:
-    file = getattr(args, "profile", "")
-    if bool(file) != preset.needs_profile:
-        raise ValueError(
-            f"--preset {args.preset} needs --profile, of mlx_h2o calibrate --policy h2o"
-            if preset.needs_profile
-            else f"--preset {args.preset} with --profile, expected one of them"
-        )
-    policy = Profile.load(file).policy if file else ""
-    return [parse(text) for text in preset.texts(tokens, policy=policy, profile=file)]
-
-
 def _strategies(parser: argparse.ArgumentParser, args: argparse.Namespace) -> list[Strategy]:
     """Those that were written, or what the flags of a cache ask for."""
-    named = (*H2OConfig.setting_names(), "max_kv_bytes", "budgets", "profile")
+    named = (*H2OConfig.setting_names(), "max_kv_bytes", "budgets", "layers")
     flags = [name for name in named if name in vars(args)]
     if args.policies:
         flags.append("policies")
     if args.preset:
-        flags = [name for name in flags if name != "profile"]
         if flags:
             flag = flags[0].replace("_", "-")
             raise ValueError(f"--preset with --{flag}, expected the settings in --strategies")
@@ -214,9 +200,8 @@ def _strategies(parser: argparse.ArgumentParser, args: argparse.Namespace) -> li
     rows = str(getattr(args, "max_kv_size", DEFAULT_ROWS)).lower()
     if settings.sized is not None:
         rows = f"bytes={settings.sized['max_kv_bytes']}"
-    policy = settings.config.policy if settings.profile is None else settings.profile.policy
     found = ["full", *([] if rows == "none" else [f"rotating:{rows}"])]
-    found += [":".join([name, rows, *parts]) for name in args.policies or [policy]]
+    found += [":".join([name, rows, *parts]) for name in args.policies or [settings.config.policy]]
     return [parse(text) for text in found]
 
 

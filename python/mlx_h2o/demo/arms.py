@@ -14,7 +14,7 @@ TENTH = 10
 _BOUNDED = {
     "rotating": "rotating",
     "keydiff 4 bits": "keydiff:kv4:group=64",
-    "h2o 4 bits": "h2o:kv4:group=64:profile=demo",
+    "h2o 4 bits": "h2o:kv4:group=64",
 }
 
 

@@ -19,7 +19,7 @@ from mlx_lm.models import cache as mlx_lm_cache
 from mlx_lm.models.cache import make_prompt_cache as stock_cache
 
 from ..caches.cache import H2OKVCache
-from ..lm.profile import Profile
+from ..caches.heads import HeadGroups
 from ..lm.prompt_cache import evicting_caches, make_prompt_cache
 from ..lm.sizing import least_rows, most_rows
 from .strategies import KEEP, Strategy, parse
@@ -165,7 +165,7 @@ def _capacity(footprint: Footprint, arm: Arm) -> int | None:
 
 
 def _resolve(footprint: Footprint, strategy: Strategy, tokens: int) -> Arm:
-    making = _MAKERS[strategy.kind](footprint, strategy)
+    making = _MAKERS[strategy.kind](footprint, strategy, tokens)
     rows = strategy.rows
     if strategy.nbytes is not None:
         least = KEEP + 1 if strategy.kind == "rotating" else least_rows(strategy.settings)
@@ -180,13 +180,12 @@ def _resolve(footprint: Footprint, strategy: Strategy, tokens: int) -> Arm:
     def make(seed: int) -> list[Any]:
         return making(rows, seed)
 
-    by_layer = strategy.budgets or strategy.profile
-    fewest = rows if rows is None or by_layer is None else _fewest_rows(make(0))
+    fewest = _fewest_rows(make(0)) if strategy.kind == "ours" else rows
     nbytes = footprint.held(make(0), tokens)
     name = strategy.name
     if strategy.nbytes is not None:
         name = name.replace(f"bytes={strategy.nbytes}", str(rows), 1)
-    for file in filter(None, (strategy.budgets, strategy.profile)):
+    if file := strategy.budgets:
         name = name.replace(f"={file}", f"={Path(file).name}")
     return Arm(name, strategy, rows, nbytes, fewest is not None and fewest < tokens, make)
 
@@ -201,11 +200,11 @@ Making = Callable[[int | None, int], list[Any]]
 """Makes caches of so many rows, with a seed."""
 
 
-def _full(footprint: Footprint, strategy: Strategy) -> Making:
+def _full(footprint: Footprint, strategy: Strategy, tokens: int) -> Making:
     return lambda rows, seed: footprint.stock(lambda shape: KVCache())
 
 
-def _rotating(footprint: Footprint, strategy: Strategy) -> Making:
+def _rotating(footprint: Footprint, strategy: Strategy, tokens: int) -> Making:
     def make(rows: int | None, seed: int) -> list[Any]:
         if rows is None or rows <= KEEP:
             raise ValueError(f"{rows} rows, expected more than {KEEP}")
@@ -214,7 +213,7 @@ def _rotating(footprint: Footprint, strategy: Strategy) -> Making:
     return make
 
 
-def _quantised(footprint: Footprint, strategy: Strategy) -> Making:
+def _quantised(footprint: Footprint, strategy: Strategy, tokens: int) -> Making:
     bits = strategy.settings["kv_bits"]
 
     def one(shape: tuple[int, int, int]) -> Any:
@@ -226,12 +225,12 @@ def _quantised(footprint: Footprint, strategy: Strategy) -> Making:
     return lambda rows, seed: footprint.stock(one)
 
 
-def _ours(footprint: Footprint, strategy: Strategy) -> Making:
-    profile = None if strategy.profile is None else Profile.load(strategy.profile)
+def _ours(footprint: Footprint, strategy: Strategy, tokens: int) -> Making:
+    given: dict[str, Any] = {"budgets": strategy.budgets, "layers": strategy.layers}
+    given["length"] = tokens
 
     def make(rows: int | None, seed: int) -> list[Any]:
-        config = strategy.config(rows, seed)
-        return make_prompt_cache(footprint.model, config, budgets=strategy.budgets, profile=profile)
+        return make_prompt_cache(footprint.model, strategy.config(rows, seed), **given)
 
     return make
 
@@ -257,7 +256,7 @@ def _plain(caches: Sequence[Any]) -> Iterator[Any]:
 def _served(caches: Sequence[Any]) -> Iterator[Any]:
     """The caches that stand where plain ones would."""
     for cache in caches:
-        if isinstance(cache, (KVCache, RotatingKVCache, QuantizedKVCache, H2OKVCache)):
+        if isinstance(cache, (KVCache, RotatingKVCache, QuantizedKVCache, H2OKVCache, HeadGroups)):
             yield cache
         elif isinstance(cache, CacheList):
             yield from _served(cache.caches)
@@ -275,6 +274,9 @@ def _filled(cache: Any, shape: tuple[int, int, int], tokens: int) -> int:
     """Bytes at most, at rest, of a cache that reads so many tokens."""
     if isinstance(cache, H2OKVCache):
         return _filled_ours(cache, shape, tokens)
+    if isinstance(cache, HeadGroups):
+        groups = zip(cache.caches, cache.heads, strict=True)
+        return sum(_filled_ours(one, (len(heads), *shape[1:]), tokens) for one, heads in groups)
     cache.update_and_fetch(*_rows(shape, tokens))
     if isinstance(cache, RotatingKVCache):
         cache.update_and_fetch(*_rows(shape, 1))  # which lets go of the chunk's surplus

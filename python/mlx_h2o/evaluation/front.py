@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -135,11 +134,11 @@ def _mark(point: _Point, x: float, y_of: Any, colour: str) -> str:
 
 
 def _labels(front: Sequence[_Point], x_of: Any, y_of: Any) -> list[str]:
-    """Names of the points, above or below them, where there is no other name; without files."""
+    """Names of the points, above or below them, where there is no other name."""
     found, taken = [], list[tuple[float, float, float]]()
     for point in front:
-        name = re.sub(r"(:profile)=[^:]*", r"\1", point.name)
-        x, width = x_of(point.nbytes), 6.2 * len(name)
+        name, x = point.name, x_of(point.nbytes)
+        width = 6.2 * len(name)
         left = min(max(x - width / 2, _LEFT + 2), _WIDTH - width - 2)
         for y in (y_of(point.y) + offset for offset in (-9, 18, -22, 31, -35, 44)):
             inside = 10 < y < _HEIGHT - _BOTTOM

@@ -21,8 +21,8 @@ class Preset:
     """A table.
 
     mirrors: which one it is, for --help.
-    strategies: as :func:`.strategies.parse` reads them, rows in braces. "POLICY" and "PROFILE"
-        stand for those of a profile.
+    strategies: as :func:`.strategies.parse` reads them, rows in braces. Those of ours have the
+        same rows in every layer, as published, unless they say otherwise.
     lengths: tokens of documents, the longest first.
     documents: how many.
     tasks: of :data:`.tasks.TASKS`.
@@ -34,11 +34,6 @@ class Preset:
     documents: int = 10
     tasks: tuple[str, ...] = ("ppl",)
 
-    @property
-    def needs_profile(self) -> bool:
-        """Whether it shares out rows by a profile."""
-        return any("PROFILE" in text for text in self.strategies)
-
     def settings(self, tokens: int) -> dict[str, Any]:
         """Those of :class:`.tasks.Settings`, for documents of so many tokens at most."""
         share = self._share(tokens)
@@ -46,7 +41,7 @@ class Preset:
         several = {"lengths": tuple(dict.fromkeys(lengths))} if len(lengths) > 1 else {}
         return {"documents": self.documents, "length": lengths[0], **several}
 
-    def texts(self, tokens: int, *, policy: str = "", profile: str = "") -> list[str]:
+    def texts(self, tokens: int) -> list[str]:
         """The strategies for documents of so many tokens at most, each once."""
         share = self._share(tokens)
 
@@ -55,11 +50,15 @@ class Preset:
             return f"{found[1] or ''}{max(least, int(share * int(found[2])))}"
 
         scaled = (re.sub(r"(heavy=)?\{(\d+)\}", rows, text) for text in self.strategies)
-        named = (text.replace("POLICY", policy).replace("PROFILE", profile) for text in scaled)
-        return list(dict.fromkeys(named))
+        return list(dict.fromkeys(map(_equal, scaled)))
 
     def _share(self, tokens: int) -> float:
         return min(1.0, tokens / self.lengths[0])
+
+
+def _equal(text: str) -> str:
+    ours = not text.startswith(("full", "rotating", "kv")) and ":none" not in text
+    return f"{text}:layers=equal" if ours and "layers=" not in text else text
 
 
 def _each(rows: tuple[int, ...], *forms: str) -> tuple[str, ...]:
@@ -119,8 +118,8 @@ PRESETS = {
         documents=5,
     ),
     "table14": Preset(
-        f"{_H2O} 14: rows by layer; needs --profile",
-        _each((256,), "rotating:ROWS", "POLICY:ROWS", "POLICY:ROWS:profile=PROFILE"),
+        f"{_H2O} 14: rows by layer",
+        _each((256,), "rotating:ROWS", "h2o:ROWS", "h2o:ROWS:layers=probe"),
     ),
     "sparse-v": Preset(
         f"{_SPARSE} 4.5 and 4.8: thresholds, by perplexity and facts",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..evaluate import _routed
-from ..lm.profile import fingerprint
+from ..lm.fingerprint import fingerprint
 from ..lm.prompt_cache import beyond_context, context_length
 from .arms import Arm, Footprint, resolve, with_controls
 from .documents import Document, counted, windows
@@ -138,7 +138,7 @@ def _unique(arms: Sequence[Arm]) -> list[Arm]:
     found: dict[str, Arm] = {}
     for arm in arms:
         other = found.setdefault(arm.name, arm).strategy
-        if (other.profile, other.budgets) != (arm.strategy.profile, arm.strategy.budgets):
+        if other.budgets != arm.strategy.budgets:
             raise ValueError(f"two strategies are called {arm.name}, expected files of two names")
     return list(found.values())
 

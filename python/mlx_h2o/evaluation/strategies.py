@@ -7,7 +7,7 @@ NAME is `full`, `rotating` (mlx_lm's `RotatingKVCache`), `kv2` to `kv8` (mlx_lm'
 `none` for no limit. A FORMAT is one of `kv_format`, such as `turbo3`. A SIZE such as 16MB or 300KiB
 is what all layers may hold together. A SETTING is one of `H2OConfig`, by its name or as `sink`,
 `heavy`, `recent`, `every`, `group`, `light`, `dense`, `guard` and `context`; `budgets` names a file
-of budgets for each layer, `profile` one of `mlx_h2o calibrate`.
+of budgets for each layer, `layers=equal` asks for the same rows for every KV head.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from .. import policies
 from ..config import KV_FORMATS, H2OConfig
+from ..lm.layers import LAYERS
 from ..lm.sizing import parsed_bytes
 from ..operations.validate_quantized import BITS
 
@@ -58,7 +59,7 @@ class Strategy:
     settings: of H2OConfig, `policy` and `max_kv_size` left out; of "quantised" only `kv_bits`.
     policy: of "ours".
     budgets: a file with a budget for each layer, or None.
-    profile: a file that says how rows are shared out over the layers, or None.
+    layers: how rows are shared out over the layers: "probe" or "equal".
     """
 
     name: str
@@ -68,7 +69,7 @@ class Strategy:
     settings: dict[str, Any] = field(default_factory=dict, hash=False)
     policy: str = ""
     budgets: str | None = None
-    profile: str | None = None
+    layers: str = LAYERS[0]
 
     def config(self, rows: int | None, seed: int = 0) -> H2OConfig:
         """The settings for so many rows. `seed` is that of the policy "random", if none was set.
@@ -114,7 +115,7 @@ def _parse(text: str) -> Strategy:
     if name not in known_names():
         raise _unknown(name)
     found = _Parts(parts)
-    if name == "rotating" and (found.settings or found.budgets or found.profile):
+    if name == "rotating" and (found.settings or found.budgets or found.layers):
         raise ValueError("mlx_lm's rotating cache has rows or bytes, and no other settings")
     if found.nbytes is not None and (found.sized or found.budgets):
         raise ValueError("bytes and rows, expected one of them")
@@ -132,7 +133,7 @@ def _parse(text: str) -> Strategy:
         found.settings,
         name,
         found.budgets,
-        found.profile,
+        found.layers or LAYERS[0],
     )
     if found.nbytes is None:
         strategy.config(rows)
@@ -148,7 +149,7 @@ class _Parts:
         self.nbytes: int | None = None
         self.settings: dict[str, Any] = {}
         self.budgets: str | None = None
-        self.profile: str | None = None
+        self.layers = ""
         for part in parts:
             self._take(part)
 
@@ -173,8 +174,10 @@ class _Parts:
             self.nbytes = parsed_bytes(value if equals else part)
         elif key == "budgets" and value:
             self.budgets = value
-        elif key == "profile" and value:
-            self.profile = value
+        elif key == "layers":
+            if value not in LAYERS:
+                raise ValueError(f"layers is {value!r}, expected one of: {', '.join(LAYERS)}")
+            self.layers = value
         elif equals:
             self._set(_SHORT.get(key, key), value)
         else:
@@ -219,8 +222,8 @@ def _spelled(name: str, found: _Parts) -> str:
     parts += [f"{long.get(key, key)}={str(value).lower()}" for key, value in settings.items()]
     if found.budgets is not None:
         parts.append(f"budgets={found.budgets}")
-    if found.profile is not None:
-        parts.append(f"profile={found.profile}")
+    if found.layers == "equal":
+        parts.append("layers=equal")
     return ":".join(parts)
 
 
