@@ -16,10 +16,9 @@ _COMMANDS = {
     "cache_prompt": "read a prompt and save its cache",
     "calibrate": "measure which layers need rows, for --profile",
     "evaluate": "measure what smaller caches cost on your texts",
-    "report": "show what evaluate measured as an HTML page",
     "benchmark": "measure speed and memory",
 }
-_OURS = ("calibrate", "evaluate", "report")
+_OURS = ("calibrate", "evaluate")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
