@@ -27,14 +27,24 @@ _COLUMNS = {
 """By task: its measures, and how a table calls them."""
 
 
-def table(result: Result, against: str = "ours") -> str:
-    """A line for each arm and share of the bytes, as Markdown.
+def table(
+    result: Result,
+    arms: Sequence[str] | None = None,
+    tasks: Sequence[str] | None = None,
+    against: str = "ours",
+) -> str:
+    """A line for each arm and share of the bytes, as Markdown; of all arms and tasks, or of some.
 
     Losses are in nats above the full cache's, with the paired 95 % interval of that difference; the
     column "to ours" has the interval of the loss less that of the arm `against`, at the same share.
     Facts are the share of the answers' tokens that are right.
     """
-    by = {(_line(one), _case(one)): one for one in result["records"]}
+    shown = [
+        one
+        for one in result["records"]
+        if (arms is None or one["arm"] in arms) and (tasks is None or one["task"] in tasks)
+    ]
+    by = {(_line(one), _case(one)): one for one in shown}
     lines = sorted({line for line, _ in by}, key=_order(result))
     of = list(dict.fromkeys(case for _, case in by))
     several = {task for task, tokens in of if sum(task == other for other, _ in of) > 1}
@@ -70,13 +80,11 @@ def notes(result: Result) -> list[str]:
         "the text's length, with 16 bits an unquantised element, and scales, scores and positions; "
         "shares are of the full cache's. Intervals of 95 % are paired, by text.",
     ]
-    said = {
-        f"{one['arm']}{'' if one['share'] is None else ' at ' + one['share']}, {one['task']}: "
-        f"{one['refused']}": None
-        for one in result["records"]
-        if "refused" in one
-    }
-    return found + [f"Refused: {line}" for line in said]
+    refused: dict[str, dict[str, None]] = {}
+    for one in result["records"]:
+        if "refused" in one:
+            refused.setdefault(one["refused"], {})[one["arm"]] = None
+    return found + [f"Refused: {', '.join(arms)}: {why}" for why, arms in refused.items()]
 
 
 def differences(record: Record, other: Record, measure: str) -> Difference | None:
