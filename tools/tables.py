@@ -9,13 +9,12 @@ A table stands between "<!-- table: NAME -->" and "<!-- end of table -->", for a
 
 import importlib
 import json
-import math
 import re
 import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
-from statistics import mean, median, stdev
+from statistics import median
 from typing import Any
 
 from mlx_h2o.evaluation import report

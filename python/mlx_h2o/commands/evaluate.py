@@ -22,6 +22,7 @@ EVERY = 5.0
 """Seconds between lines that say what goes on."""
 
 _DEFAULT = Settings()
+_ARMS = [arm.name for arm in DEFAULT]
 _HELP = {
     "documents": "texts of each task",
     "length": "tokens of each where losses are measured",
@@ -105,9 +106,9 @@ def _parser() -> argparse.ArgumentParser:
         help="text files, or - for standard input (default: a text in this package)",
     )  # fmt: skip
     parser.add_argument(
-        "--arms", nargs="+", default=DEFAULT, metavar="ARM",
+        "--arms", nargs="+", default=_ARMS, metavar="ARM",
         help=f"what to compare: {', '.join(ARMS)}; or 'NAME: SETTING=VALUE ...', such as "
-        f"'mine: policy=window kv_bits=8' (default: {' '.join(DEFAULT)})",
+        f"'mine: policy=window kv_bits=8' (default: {' '.join(_ARMS)})",
     )  # fmt: skip
     parser.add_argument(
         "--bytes", nargs="+", type=_share, default=SHARES, metavar="SHARE",

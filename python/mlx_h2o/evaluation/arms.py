@@ -85,7 +85,7 @@ ARMS = {
 """What a comparison has: mlx_lm's caches, controls, `--max-kv-bytes` alone, and the same without
 each of its parts."""
 
-DEFAULT = ("full", "window", "kv8", "kv4", "keydiff", "ours")
+DEFAULT = tuple(ARMS[name] for name in ("full", "window", "kv8", "kv4", "keydiff", "ours"))
 
 
 def parsed(text: str) -> Arm:
@@ -164,9 +164,7 @@ class Sizes:
             one = lambda: RotatingKVCache(max_size=rows, keep=KEEP)  # noqa: E731
 
         def make() -> list[Any]:
-            return [
-                one() if type(cache) is KVCache else cache for cache in stock_cache(self.model)
-            ]
+            return [one() if type(cache) is KVCache else cache for cache in stock_cache(self.model)]
 
         return Made(make, self._held(make(), tokens))
 
@@ -204,7 +202,7 @@ class Sizes:
 
     def _itemsize(self) -> int:
         floats = (w.dtype for _, w in _flat(self.model) if mx.issubdtype(w.dtype, mx.floating))
-        return max(dtype.size for dtype in floats)
+        return max(int(dtype.size) for dtype in floats)
 
     def _held(self, caches: list[Any], tokens: int) -> int:
         """Bytes at most, at rest, when so many tokens have been read; fills the caches."""

@@ -154,7 +154,9 @@ def forced(
         mx.eval(found[-1], ahead)
         if progress is not None:
             progress(end - first, total - first)
-    losses, top1, *more = (mx.concatenate(list(parts), axis=1) for parts in zip(*found, strict=True))
+    losses, top1, *more = (
+        mx.concatenate(list(parts), axis=1) for parts in zip(*found, strict=True)
+    )
     return Forced(
         losses,
         top1,

@@ -68,7 +68,8 @@ def table(
                 if loss and case[0] == "loss":
                     rows[-1].append(_interval(differences(record, other, "loss")))
     return "\n".join(
-        f"| {' | '.join(row)} |" for row in (head, ["---", "---", *["---:"] * (len(head) - 2)], *rows)
+        f"| {' | '.join(row)} |"
+        for row in (head, ["---", "---", *["---:"] * (len(head) - 2)], *rows)
     )
 
 
@@ -145,7 +146,9 @@ def _held(result: Result, line: tuple[str | None, str]) -> str:
     if share is not None:
         return share
     for one in result["records"]:
-        full = next((o for o in result["records"] if _case(o) == _case(one) and o["arm"] == "full"), {})
+        full: Record = next(
+            (o for o in result["records"] if _case(o) == _case(one) and o["arm"] == "full"), {}
+        )
         if _line(one) == line and "bytes" in one and "bytes" in full:
             return f"{one['bytes'] / full['bytes']:.2f}"
     return "-"

@@ -10,7 +10,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from .arms import ARMS, DEFAULT, Arm, Sizes
+from .arms import DEFAULT, Arm, Sizes
 from .environment import blas, environment
 from .facts import Tokenizer
 from .tasks import Case, Settings, cases
@@ -29,7 +29,7 @@ def evaluate(
     model: Any,
     tokenizer: Tokenizer,
     texts: Sequence[tuple[str, str]],
-    arms: Sequence[Arm] = tuple(ARMS[name] for name in DEFAULT),
+    arms: Sequence[Arm] = DEFAULT,
     *,
     model_name: str = "",
     tasks: Sequence[str] = ("loss",),
@@ -92,9 +92,7 @@ def evaluate(
     return result
 
 
-def _pairs(
-    arms: Sequence[Arm], shares: Sequence[Fraction]
-) -> list[tuple[Arm, Fraction | None]]:
+def _pairs(arms: Sequence[Arm], shares: Sequence[Fraction]) -> list[tuple[Arm, Fraction | None]]:
     """Each arm with each share, or with none where its size is its own."""
     once: list[tuple[Arm, Fraction | None]] = [(arm, None) for arm in arms if not arm.sized]
     return once + [(arm, share) for share in shares for arm in arms if arm.sized]

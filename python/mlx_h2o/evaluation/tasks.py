@@ -156,8 +156,7 @@ class _Losses:
                     )  # fmt: skip
                 same = (run.top1 == full.top1).astype(mx.float32)
                 for name, values in (("loss", run.losses), ("kl", run.divergences), ("top1", same)):
-                    means: Any = mx.array(values).mean(axis=1).tolist()
-                    found[name] += means
+                    found[name] += [] if values is None else _floats(values.mean(axis=1))
             return found
 
         return measure
@@ -202,7 +201,7 @@ class _Questions:
             caches = make()
             with routed(self._model, caches):
                 tokens = mx.array([text.text for text in group])
-                _fill(self._model, caches, tokens)
+                read(self._model, caches, tokens, CHUNK)
                 for question in zip(*(text.asked for text in group), strict=True):
                     prompts, wanted = (mx.array(part) for part in zip(*question, strict=True))
                     right = answers(self._model, caches, prompts, wanted, CHUNK)
@@ -233,7 +232,7 @@ class _Writing:
             logits = read(self._model, caches, mx.array([self._start]), CHUNK)
             for place in range(count):
                 token = mx.random.categorical(logits)
-                written.append(int(token.item()))
+                written += _ints(token)
                 logits = self._model(token[None], cache=caches)[:, -1]
                 mx.eval(logits, [cache.state for cache in caches])
                 if place % 256 == 255 or place == count - 1:
@@ -248,14 +247,19 @@ class _Writing:
         judged = forced(self._model, full, tokens, first=first, step=CHUNK, chunk=CHUNK)
         return {
             "distinct": [len(set(runs)) / len(runs)],
-            "loss": [float(judged.losses.mean().item())],
+            "loss": _floats(judged.losses.mean(axis=1)),
             "bytes": [nbytes[-1] / max(nbytes)],
         }
 
 
-def _fill(model: Any, caches: list[Any], tokens: mx.array) -> None:
-    """Read texts [B, T] in chunks; the logits are never computed but the last."""
-    read(model, caches, tokens, CHUNK)
+def _ints(values: mx.array) -> list[int]:
+    found: Any = values.tolist()
+    return list(found)
+
+
+def _floats(values: mx.array) -> list[float]:
+    found: Any = values.tolist()
+    return list(found)
 
 
 def _shape(text: Asked) -> tuple[Any, ...]:
@@ -355,6 +359,6 @@ def _samples(tokenizer: Tokenizer, file: str, count: int) -> list[Asked]:
             tokens = tokenizer.encode(text + newline, add_special_tokens=False)
             asked = tokenizer.encode(question, add_special_tokens=False)
             wanted = tokenizer.encode(f"{question} {answer}", add_special_tokens=False)
-            prompt, wanted = tuple(asked), tuple(wanted[len(asked) :])
-            found.append(Asked((*front(tokenizer), *tokens), ((prompt, wanted),)))
+            pair = tuple(asked), tuple(wanted[len(asked) :])
+            found.append(Asked((*front(tokenizer), *tokens), (pair,)))
     return found

@@ -1,0 +1,279 @@
+"""An evaluation from end to end: bytes, tasks, statistics, results taken up again, tables."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from fractions import Fraction
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_lm.models.cache import make_prompt_cache
+
+import mlx_h2o
+from mlx_h2o import demo, evaluate
+from mlx_h2o.evaluation import arms, facts, reading, report, tasks
+from mlx_h2o.evaluation.run import evaluate as evaluation
+from mlx_h2o.evaluation.statistics import paired
+from mlx_h2o.evaluation.texts import windows
+from tiny_models import random_prompt, tiny_qwen3, tiny_tokenizer
+
+SETTINGS = tasks.Settings(documents=2, length=72, lengths=(200,), facts=4, writing=24)
+TEXT = " ".join(f"t{token}" for token in random_prompt(700))
+QUARTER = (Fraction(1, 4),)
+KEYDIFF = arms.Arm("keydiff rows", settings={"policy": "keydiff", "kv_bits": None})
+FEW = (arms.ARMS["full"], arms.ARMS["window"], arms.ARMS["kv8"], KEYDIFF)
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return mlx_h2o.load("demo")
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return tiny_qwen3(head_dim=32), tiny_tokenizer()
+
+
+def evaluated(loaded, chosen=FEW, **more):
+    how = {"settings": SETTINGS, "shares": QUARTER, "model_name": "tiny"} | more
+    return evaluation(*loaded, [("one", TEXT)], chosen, **how)
+
+
+def figures(result, arm, task="loss"):
+    (found,) = [one for one in result["records"] if (one["arm"], one["task"]) == (arm, task)]
+    return found["figures"]
+
+
+# Bytes
+
+
+def test_arms_have_the_same_bytes_in_rows_of_16_bits(tiny):
+    sizes = arms.Sizes(tiny[0])
+    full = sizes.full(400)
+    assert full == 400 * 2 * 2 * 2 * 32 * 2  # 2 layers, keys and values, 2 heads of 32
+    for arm in (arms.ARMS["window"], KEYDIFF, arms.Arm("4", settings={"kv_bits": 4})):
+        for share in (2, 8):
+            assert 0.95 * full / share <= sizes.made(arm, 400, full // share).nbytes <= full / share
+    assert sizes.made(arms.ARMS["kv8"], 400, 0).nbytes == full * (8 + 1) / 16  # groups of 32
+    caches = sizes.made(KEYDIFF, 400, full // 4).make()
+    with reading.routed(tiny[0], caches):
+        reading.read(tiny[0], caches, mx.array([random_prompt(300)]), 64)
+    assert 0.95 * full / 4 <= sum(cache.nbytes for cache in caches) / 2 <= full / 4  # float32
+
+
+def test_an_arm_that_cannot_be_is_refused_and_said(tiny):
+    wrong = arms.Arm("wrong", settings={"policy": "none such"})
+    result = evaluated(tiny, [arms.ARMS["full"], wrong])
+    (record,) = [one for one in result["records"] if one["arm"] == "wrong"]
+    assert "figures" not in record and "policy is 'none such'" in record["refused"]
+    assert any("wrong" in note and "none such" in note for note in report.notes(result))
+    with pytest.raises(ValueError, match="expected more than 4"):
+        arms.Sizes(tiny[0]).made(arms.ARMS["window"], 400, 100)
+
+
+def test_arms_as_people_write_them():
+    assert arms.parsed("full") is arms.ARMS["full"]
+    found = arms.parsed(
+        "mine: policy=window kv_bits=8 kv_frame=false budgets=rows.json v_bits=None"
+    )
+    assert found.settings == {
+        "policy": "window", "kv_bits": 8, "kv_frame": False, "budgets": "rows.json", "v_bits": None
+    }  # fmt: skip
+    assert not found.sized and arms.parsed("a: kv_bits=4").sized
+    for text, said in (("best", "unknown"), ("a: b", "SETTING=VALUE"), ("full: a=1", "taken")):
+        with pytest.raises(ValueError, match=said):
+            arms.parsed(text)
+
+
+# Losses
+
+
+def test_texts_side_by_side_are_as_alone_and_full_is_the_reference(tiny):
+    result = evaluated(tiny, tasks=("loss", "chunks"))
+    model, tokenizer = tiny
+    assert figures(result, "full")["kl"] == pytest.approx([0, 0], abs=1e-5)
+    assert figures(result, "full")["top1"] == [1, 1]
+    assert min(figures(result, KEYDIFF.name)["kl"]) > 1e-3
+    nbytes = arms.Sizes(model).full(72) // 4
+    caches = arms.Sizes(model).made(KEYDIFF, 72, nbytes)
+    texts = windows(tokenizer, [("one", TEXT)], count=2, length=72)
+    for text, loss in zip(texts, figures(result, KEYDIFF.name)["loss"], strict=True):
+        alone = evaluate.teacher_forced(model, caches.make(), text, first=tasks.PROMPT)
+        assert loss == pytest.approx(np.mean(alone.losses), abs=1e-3)
+    # In chunks tokens also see their chunk: here the rest of the text.
+    whole = figures(result, "full", "chunks")["loss"]
+    assert figures(result, KEYDIFF.name, "chunks")["loss"] != pytest.approx(whole, abs=1e-4)
+    assert whole == pytest.approx(figures(result, "full")["loss"], abs=1e-4)
+
+
+def test_steps_of_any_length_predict_the_same_with_the_full_cache(tiny):
+    tokens = mx.array([random_prompt(50), random_prompt(50, seed=9)])
+    runs = [
+        reading.forced(tiny[0], make_prompt_cache(tiny[0]), tokens, first=7, step=step)
+        for step in (1, 8, 43, 100)
+    ]
+    for run in runs[1:]:
+        assert run.losses.shape == (2, 43)
+        assert mx.allclose(run.losses, runs[0].losses, atol=1e-3)
+
+
+@pytest.mark.slow
+def test_divergence_is_that_of_the_whole_distribution(loaded):
+    model, tokenizer = loaded
+    tokens = mx.array([tokenizer.encode(demo.text())[:24]])
+    full = reading.forced(model, make_prompt_cache(model), tokens, first=8, keep=True)
+    cache = make_prompt_cache(model, max_kv_size=10)
+    found = reading.forced(model, cache, tokens, first=8, reference=full, keep=True)
+    p, q = (np.exp(np.array(run.log_weights, np.float64)[0]) for run in (full, found))
+    p, q = p / p.sum(axis=-1, keepdims=True), q / q.sum(axis=-1, keepdims=True)
+    expected = (p * np.log(p / q)).sum(axis=-1)
+    np.testing.assert_allclose(np.array(found.divergences)[0], expected, atol=2e-3)
+    assert expected[-1] > 0.01
+
+
+# Facts, chats, samples, writing
+
+
+@pytest.mark.parametrize("wording", facts.WORDINGS)
+@pytest.mark.parametrize("kind", ["demo", "words"])
+def test_facts_for_any_tokenizer(loaded, wording, kind):
+    tokenizer = loaded[1] if kind == "demo" else tiny_tokenizer()
+    drawn = facts.draw(tokenizer, wording, 3, random.Random(1))
+    assert len({(len(one.tokens), *map(len, vars(one.question).values())) for one in drawn}) == 1
+    for one in drawn:
+        answer = one.question.answer
+        places = range(len(one.tokens) - len(answer) + 1)
+        assert any(one.tokens[start : start + len(answer)] == answer for start in places)
+    if kind == "demo":
+        assert len({one.question.prompt for one in drawn}) == 3
+
+
+def test_questions_are_of_every_wording_and_their_answers_stand_in_the_text(loaded):
+    tokenizer = loaded[1]
+    settings = tasks.Settings(documents=2, facts=8, lengths=(400,))
+    for asked in tasks._planted(tokenizer, [("one", demo.text())], 400, settings):
+        assert len(asked.text) == 399 and len(asked.asked) == 8
+        said = tokenizer.decode(list(asked.text))
+        prompts = [tokenizer.decode(list(prompt[1:])) for prompt, _ in asked.asked]
+        assert all(tokenizer.decode(list(answer)).strip() in said for _, answer in asked.asked)
+        for words in (" is", "number of", "password", "magic number"):
+            assert sum(words in prompt for prompt in prompts) >= 2, words
+
+
+def test_a_wrong_token_does_not_count_for_those_behind_it():
+    """A model that always answers with the next number, and never goes beyond 3."""
+
+    def model(tokens, cache):
+        return mx.eye(8)[mx.minimum(tokens + 1, 3)]
+
+    right = reading.answers(model, [], mx.array([[0], [0]]), mx.array([[1, 2, 3], [1, 4, 3]]))
+    assert right.tolist() == [[True, True, True], [True, False, True]]
+
+
+@pytest.mark.slow
+def test_the_full_cache_recalls_what_a_small_window_does_not(loaded):
+    settings = tasks.Settings(documents=1, lengths=(500,), facts=4)
+    chosen = [arms.ARMS["full"], arms.ARMS["window"]]
+    texts = [("one", demo.text())]
+    result = evaluation(
+        *loaded, texts, chosen, tasks=("facts",), shares=[Fraction(1, 16)], settings=settings
+    )
+    full, window = (np.mean(figures(result, arm, "facts")["tokens"]) for arm in ("full", "window"))
+    assert full > window + 0.2
+
+
+def test_a_chat_asks_for_the_first_turn(loaded):
+    tokenizer = loaded[1]
+    settings = tasks.Settings(documents=1, facts=4, lengths=(400,))
+    (chat,) = tasks._chats(tokenizer, [("one", demo.text())], 400, settings)
+    first, _, second = tokenizer.decode(list(chat.text)).partition("I have read it.")
+    assert first.startswith("User: Read this:") and "And this:" in second
+    for _, answer in chat.asked:
+        assert tokenizer.decode(list(answer)).strip() in first
+    # The end of the second turn begins each question.
+    assert all(prompt[:1] == chat.asked[0][0][:1] for prompt, _ in chat.asked)
+
+
+def test_samples_of_ruler(loaded, tmp_path):
+    file = tmp_path / "ruler.jsonl"
+    sample = {"input": "One is: 12.\nTwo is: 34.\nWhat is One? One is", "outputs": ["12"]}
+    file.write_text(json.dumps(sample) + "\n")
+    (found,) = tasks._samples(loaded[1], str(file), 3)
+    ((prompt, answer),) = found.asked
+    decode = loaded[1].decode
+    assert decode(list(found.text)) == "One is: 12.\nTwo is: 34.\n"
+    assert (decode(list(prompt)), decode(list(answer))) == ("What is One? One is", " 12")
+    file.write_text("{}\n")
+    with pytest.raises(ValueError, match="line 1 is no sample of RULER"):
+        tasks._samples(loaded[1], str(file), 3)
+
+
+def test_writing_stays_within_its_bytes(tiny):
+    result = evaluated(tiny, [arms.ARMS["full"], KEYDIFF], tasks=("writing",))
+    again = evaluated(tiny, [KEYDIFF], tasks=("writing",))
+    found = figures(result, KEYDIFF.name, "writing")
+    assert figures(again, KEYDIFF.name, "writing") == found
+    assert 0 < found["distinct"][0] <= 1 and found["bytes"] == [1]
+    assert found["loss"] != figures(result, "full", "writing")["loss"]
+
+
+# Results
+
+
+def test_intervals_are_those_of_the_pairs():
+    one, other = [1.0, 2.0, 3.0, 4.0], [0.5, 1.5, 2.5, 3.5]
+    assert paired(one, other) == paired(other, [0, 1, 2, 3])
+    assert (paired(one, other).low, paired(one, other).high) == (0.5, 0.5)
+    wide = paired([0, 0, 0, 4], [0, 0, 0, 0])
+    assert wide.mean == 1 and wide.low == 0 and wide.high >= 2
+    assert math.isnan(paired([1], [2]).low)
+    with pytest.raises(ValueError, match="expected as many figures"):
+        paired([1, 2], [1])
+
+
+def test_a_result_is_taken_up_again(tiny, tmp_path):
+    file = tmp_path / "found.json"
+    said = []
+    first = evaluated(tiny, FEW[:2], file=file, watch=lambda *told: said.append(told))
+    assert {name for name, *_ in said} == {"loss 72, full", "loss 72, window at 1/4"}
+    said.clear()
+    again = evaluated(tiny, FEW, file=file, watch=lambda *told: said.append(told[0]))
+    assert again["records"][:2] == first["records"] and len(again["records"]) == 4
+    assert not any("full" in one or "window" in one for one in said)
+    assert json.loads(file.read_text()) == again
+    with pytest.raises(ValueError, match="measurements of another settings"):
+        evaluated(tiny, file=file, settings=tasks.Settings(documents=1, length=72))
+    file.write_text("[]")
+    with pytest.raises(ValueError, match="is no result of evaluate"):
+        evaluated(tiny, file=file)
+
+
+def test_a_table_shows_differences_to_the_full_cache(tiny):
+    result = evaluated(tiny)
+    lines = [line.split(" | ") for line in report.table(result, against="window").splitlines()]
+    head, _, *rows = [[cell.strip("| ") for cell in line] for line in lines]
+    assert head == ["of the bytes", "cache", "loss", "to window", "KL", "top 1"]
+    assert [row[:2] for row in rows] == [
+        ["1.00", "full"], ["0.56", "kv8"], ["1/4", "window"], ["1/4", KEYDIFF.name]
+    ]  # fmt: skip
+    apart = paired(figures(result, KEYDIFF.name)["loss"], figures(result, "full")["loss"])
+    assert rows[3][2].startswith(f"{apart.mean:+.3f} [") and rows[3][3].startswith("[")
+    assert rows[2][3] == "-"
+
+
+def test_a_plot_has_a_point_for_each_arm(tiny, tmp_path):
+    pytest.importorskip("altair")
+    result = evaluated(tiny)
+    report.plot(result, tmp_path / "loss.json")
+    drawn = json.loads((tmp_path / "loss.json").read_text())
+    (points,) = {json.dumps(one["data"]) for one in drawn["layer"]} if "data" not in drawn else [
+        json.dumps(drawn["data"])
+    ]  # fmt: skip
+    assert [one["cache"] for one in json.loads(points)["values"]] == [arm.name for arm in (
+        FEW[0], FEW[2], FEW[1], FEW[3]
+    )]  # fmt: skip
+    with pytest.raises(ValueError, match="nothing of the task facts"):
+        report.plot(result, tmp_path / "facts.json", "facts")
