@@ -11,12 +11,12 @@ import mlx.core as mx
 import mlx_lm.server
 import numpy as np
 import pytest
-from mlx_h2o.evaluation.strategies import parse
 
 import mlx_h2o
 from mlx_h2o import H2OConfig, Profile, calibrate, cli
 from mlx_h2o.commands import calibrate as command
 from mlx_h2o.evaluation.arms import Footprint, resolve
+from mlx_h2o.evaluation.strategies import parse
 from mlx_h2o.lm import calibration
 from mlx_h2o.lm.calibration import planted_documents
 from mlx_h2o.lm.hosting import hosting

@@ -24,7 +24,7 @@ from mlx_lm.models.cache import make_prompt_cache as stock_cache
 from ..lm.prompt_cache import evicting_caches, make_prompt_cache
 from .reading import routed
 
-__all__ = ["ARMS", "DEFAULT", "Arm", "Made", "Sizes", "parsed"]
+__all__ = ["ARMS", "DEFAULT", "Arm", "Made", "Sizes", "alone", "parsed"]
 
 # mlx_lm has no types.
 KVCache: Any = mlx_lm_cache.KVCache
@@ -44,7 +44,8 @@ class Arm:
 
     kind: "full", "window" and "stock" are mlx_lm's: KVCache, RotatingKVCache and QuantizedKVCache
         of `bits`; "ours" is `make_prompt_cache` with `settings` and as many bytes as the others.
-    settings: with `max_kv_size`, `budgets` or `max_kv_bytes` among them the arm has its own size.
+    settings: with `max_kv_size`, `budgets` or `max_kv_bytes` among them the arm has its own size;
+        "window" has no others than `max_kv_size`.
     """
 
     name: str
@@ -56,10 +57,10 @@ class Arm:
     def sized(self) -> bool:
         """Whether it takes the bytes that it is given."""
         own = self.settings.keys() & {"max_kv_size", "max_kv_bytes", "budgets"}
-        return self.kind == "window" or (self.kind == "ours" and not own)
+        return self.kind in ("window", "ours") and not own
 
 
-def _alone(**settings: Any) -> dict[str, Any]:
+def alone(**settings: Any) -> dict[str, Any]:
     """A policy as its authors have it: float16 rows, dropped, as many in every layer."""
     return {"kv_bits": None, "fold": False, "layers": "equal"} | settings
 
@@ -71,10 +72,10 @@ ARMS = {
         Arm("window", "window"),
         Arm("kv8", "stock", bits=8),
         Arm("kv4", "stock", bits=4),
-        Arm("random", settings=_alone(policy="random")),
-        Arm("prompt-random", settings=_alone(policy="prompt-random")),
-        Arm("keydiff", settings=_alone(policy="keydiff")),
-        Arm("h2o-ema", settings=_alone(policy="h2o-ema")),
+        Arm("random", settings=alone(policy="random")),
+        Arm("prompt-random", settings=alone(policy="prompt-random")),
+        Arm("keydiff", settings=alone(policy="keydiff")),
+        Arm("h2o-ema", settings=alone(policy="h2o-ema")),
         Arm("ours"),
         Arm("no-frame", settings={"kv_frame": False}),
         Arm("no-mass", settings={"policy": "keydiff"}),
@@ -158,7 +159,8 @@ class Sizes:
         elif arm.kind == "stock":
             one = lambda: QuantizedKVCache(group_size=self._group, bits=arm.bits)  # noqa: E731
         else:
-            rows = nbytes * tokens // self.full(tokens)
+            given = arm.settings.get("max_kv_size")
+            rows = given or nbytes * tokens // self.full(tokens)
             if rows <= KEEP:
                 raise ValueError(f"{nbytes:,} bytes are {rows} rows, expected more than {KEEP}")
             one = lambda: RotatingKVCache(max_size=rows, keep=KEEP)  # noqa: E731
@@ -201,8 +203,8 @@ class Sizes:
         return sum(int(one.nbytes) for one in fixed)
 
     def _itemsize(self) -> int:
-        floats = (w.dtype for _, w in _flat(self.model) if mx.issubdtype(w.dtype, mx.floating))
-        return max(int(dtype.size) for dtype in floats)
+        floats = (w for _, w in _flat(self.model) if mx.issubdtype(w.dtype, mx.floating))
+        return max(int(weight.itemsize) for weight in floats)
 
     def _held(self, caches: list[Any], tokens: int) -> int:
         """Bytes at most, at rest, when so many tokens have been read; fills the caches."""
@@ -212,7 +214,8 @@ class Sizes:
         with _in_16_bits(self.model), routed(self.model, caches):
             for count in (max(1, tokens - 1), *[1] * steps):
                 self.model(mx.zeros((1, count), mx.int32), cache=caches)
-                most = max(most, sum(_nbytes(caches[at], tokens) for at in self._places))
+                if count == 1:  # a chunk's surplus goes with the next token
+                    most = max(most, sum(_nbytes(caches[at], tokens) for at in self._places))
         return most
 
 
@@ -221,7 +224,7 @@ def _nbytes(cache: Any, tokens: int) -> int:
     if not isinstance(cache, (KVCache, RotatingKVCache, QuantizedKVCache)):
         return int(cache.nbytes)
     keys = cache.keys[0] if isinstance(cache.keys, tuple | list) else cache.keys
-    rows = min(tokens, cache.offset, getattr(cache, "max_size", tokens))
+    rows = int(min(tokens, cache.offset, getattr(cache, "max_size", tokens)))
     return int(cache.nbytes) * rows // int(keys.shape[2])
 
 

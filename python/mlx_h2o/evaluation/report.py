@@ -77,9 +77,9 @@ def notes(result: Result) -> list[str]:
     """What a reader must know beside the table."""
     settings = result["settings"]
     found = [
-        f"{settings['documents']} texts a task. Bytes are those of all layers whose caches grow, at "
-        "the text's length, with 16 bits an unquantised element, and scales, scores and positions; "
-        "shares are of the full cache's. Intervals of 95 % are paired, by text.",
+        f"{settings['documents']} texts a task. Bytes are those of all layers whose caches grow, "
+        "at the text's length, with 16 bits an unquantised element, and scales, scores and "
+        "positions; shares are of the full cache's. Intervals of 95 % are paired, by text.",
     ]
     refused: dict[str, dict[str, None]] = {}
     for one in result["records"]:

@@ -1,4 +1,4 @@
-"""All arms on all cases: measured once each, kept in a file as they come, taken up again from it."""
+"""All arms on all cases: measured once each, and kept in a file, from which a run goes on."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
+from mlx import nn as mlx_nn
+
 from .arms import DEFAULT, Arm, Sizes
 from .environment import blas, environment
 from .facts import Tokenizer
@@ -19,6 +22,8 @@ __all__ = ["SHARES", "Watch", "evaluate"]
 
 Watch = Callable[[str, int, int], None]
 """Called with (what is measured, its steps done, its steps in all)."""
+
+nn: Any = mlx_nn  # which has no types
 
 SHARES = (Fraction(1, 4), Fraction(1, 8))
 
@@ -72,6 +77,7 @@ def evaluate(
         "environment": {**environment(), "blas": blas()},
     }
     result: Result = {**what, "records": _known(file, what)}
+    _turn(model)
     sizes = Sizes(model, settings.seed)
     for case in cases(model, tokenizer, texts, tasks, sizes.vocabulary, settings):
         whole = sizes.full(case.tokens)
@@ -90,6 +96,16 @@ def evaluate(
             if file is not None:
                 file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return result
+
+
+def _turn(model: Any) -> None:
+    """Lay the weights as a CPU's BLAS reads them fastest where few rows are multiplied, a third
+    faster than as they come; their values stay."""
+    if mx.default_device().type == mx.DeviceType.cpu:
+        for module in model.modules():
+            if type(module) in (nn.Linear, nn.Embedding):
+                module.weight = mx.contiguous(module.weight.T).T
+                mx.eval(module.weight)
 
 
 def _pairs(arms: Sequence[Arm], shares: Sequence[Fraction]) -> list[tuple[Arm, Fraction | None]]:
