@@ -23,6 +23,7 @@ from tiny_models import random_prompt, tiny_qwen3, tiny_tokenizer
 SETTINGS = tasks.Settings(documents=2, length=72, lengths=(200,), facts=4, writing=24)
 TEXT = " ".join(f"t{token}" for token in random_prompt(700))
 QUARTER = (Fraction(1, 4),)
+FOUR = {"kv_bits": 4, "kv_group_size": 32}
 KEYDIFF = arms.Arm("keydiff rows", settings={"policy": "keydiff", "kv_bits": None})
 FEW = (arms.ARMS["full"], arms.ARMS["window"], arms.ARMS["kv8"], KEYDIFF)
 
@@ -54,7 +55,7 @@ def test_arms_have_the_same_bytes_in_rows_of_16_bits(tiny):
     sizes = arms.Sizes(tiny[0])
     full = sizes.full(400)
     assert full == 400 * 2 * 2 * 2 * 32 * 2  # 2 layers, keys and values, 2 heads of 32
-    for arm in (arms.ARMS["window"], KEYDIFF, arms.Arm("4", settings={"kv_bits": 4})):
+    for arm in (arms.ARMS["window"], KEYDIFF, arms.Arm("4", settings=FOUR)):
         for share in (2, 8):
             assert 0.95 * full / share <= sizes.made(arm, 400, full // share).nbytes <= full / share
     assert sizes.made(arms.ARMS["kv8"], 400, 0).nbytes == full * (8 + 1) / 16  # groups of 32
@@ -94,8 +95,10 @@ def test_arms_as_people_write_them():
 def test_texts_side_by_side_are_as_alone_and_full_is_the_reference(tiny):
     result = evaluated(tiny, tasks=("loss", "chunks"))
     model, tokenizer = tiny
-    assert figures(result, "full")["kl"] == pytest.approx([0, 0], abs=1e-5)
-    assert figures(result, "full")["top1"] == [1, 1]
+    one = arms.Arm("whole", settings={"max_kv_size": None, "policy": "window"})
+    same = figures(evaluated(tiny, [one]), "whole")
+    assert same["kl"] == pytest.approx([0, 0], abs=1e-5) and same["top1"] == [1, 1]
+    assert same["loss"] == pytest.approx(figures(result, "full")["loss"], abs=1e-4)
     assert min(figures(result, KEYDIFF.name)["kl"]) > 1e-3
     nbytes = arms.Sizes(model).full(72) // 4
     caches = arms.Sizes(model).made(KEYDIFF, 72, nbytes)
@@ -238,7 +241,7 @@ def test_a_result_is_taken_up_again(tiny, tmp_path):
     file = tmp_path / "found.json"
     said = []
     first = evaluated(tiny, FEW[:2], file=file, watch=lambda *told: said.append(told))
-    assert {name for name, *_ in said} == {"loss 72, full", "loss 72, window at 1/4"}
+    assert {name for name, *_ in said} == {"loss 72, window at 1/4"}
     said.clear()
     again = evaluated(tiny, FEW, file=file, watch=lambda *told: said.append(told[0]))
     assert again["records"][:2] == first["records"] and len(again["records"]) == 4

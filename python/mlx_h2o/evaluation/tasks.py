@@ -89,11 +89,13 @@ class Case:
     task: of TASKS.
     tokens: how long its texts are; arms are sized for that.
     measure: its figures of caches that a function makes; the model is routed.
+    full: those of the full cache, where they are known without; else None.
     """
 
     task: str
     tokens: int
     measure: Callable[[Make, Progress | None], Figures]
+    full: Callable[[], Figures] | None = None
 
 
 def cases(
@@ -114,7 +116,7 @@ def cases(
         losses = _Losses(model, read_of, vocabulary)
         for task, step in (("loss", 1), ("chunks", CHUNK)):
             if task in tasks:
-                yield Case(task, length, losses.measuring(step))
+                yield Case(task, length, losses.measuring(step), losses.full)
     if "facts" in tasks:
         for of in settings.lengths:
             planted = _planted(tokenizer, texts, of, settings)
@@ -138,7 +140,7 @@ TASKS = ("loss", "chunks", "facts", "turns", "ruler", "writing")
 
 
 class _Losses:
-    """Texts predicted token by token. The full cache, read once, is the reference."""
+    """Texts predicted token by token. The full cache, which reads them once, is the reference."""
 
     def __init__(self, model: Any, texts: Sequence[Tokens], vocabulary: int) -> None:
         self._model = model
@@ -147,7 +149,7 @@ class _Losses:
     def measuring(self, step: int) -> Callable[[Make, Progress | None], Figures]:
         def measure(make: Make, progress: Progress | None) -> Figures:
             found: Figures = {"loss": [], "kl": [], "top1": []}
-            for tokens, full in zip(self._groups, self._full, strict=True):
+            for tokens, full in zip(self._groups, self._reference, strict=True):
                 caches = make()
                 with routed(self._model, caches):
                     run = forced(
@@ -161,8 +163,12 @@ class _Losses:
 
         return measure
 
+    def full(self) -> Figures:
+        losses = [loss for run in self._reference for loss in _floats(run.losses.mean(axis=1))]
+        return {"loss": losses, "kl": [0.0] * len(losses), "top1": [1.0] * len(losses)}
+
     @cached_property
-    def _full(self) -> list[Forced]:
+    def _reference(self) -> list[Forced]:
         """In chunks: with the full cache the predictions are those of token by token."""
         return [
             forced(
