@@ -10,7 +10,8 @@ from fractions import Fraction
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models import gemma3_text
+from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
 
 import mlx_h2o
 from mlx_h2o import demo, evaluate
@@ -63,6 +64,29 @@ def test_arms_have_the_same_bytes_in_rows_of_16_bits(tiny):
     with reading.routed(tiny[0], caches):
         reading.read(tiny[0], caches, mx.array([random_prompt(300)]), 64)
     assert 0.95 * full / 4 <= sum(cache.nbytes for cache in caches) / 2 <= full / 4  # float32
+
+
+def test_sliding_windows_are_the_same_in_every_arm():
+    """Half of the layers have windows of 16: their bytes do not count, and stay."""
+    args = gemma3_text.ModelArgs(
+        model_type="gemma3_text", hidden_size=32, num_hidden_layers=4, intermediate_size=48,
+        num_attention_heads=4, head_dim=32, num_key_value_heads=1, vocab_size=64,
+        sliding_window=16, sliding_window_pattern=2,
+    )  # fmt: skip
+    model = gemma3_text.Model(args)
+    sizes = arms.Sizes(model)
+    full = sizes.full(300)
+    assert full == 300 * 2 * 2 * 32 * 2  # 2 layers, keys and values of one head of 32
+    made = sizes.made(KEYDIFF, 300, full // 4)
+    assert 0.95 * full / 4 <= made.nbytes <= full / 4
+    assert [type(cache) for cache in made.make()[::2]] == [RotatingKVCache] * 2
+
+
+def test_a_text_beyond_the_context_of_the_model_is_noted(tiny):
+    for made_for, times in ((72, 0), (71, 1)):
+        result = evaluated(tiny, FEW[:1]) | {"context": made_for}
+        said = "\n".join(report.notes(result))
+        assert said.count("The text has 72 tokens, and the model is made for 71: ") == times
 
 
 def test_an_arm_that_cannot_be_is_refused_and_said(tiny):

@@ -89,8 +89,8 @@ class Watch:
         elif now - self._last < EVERY and done < total:
             return
         self._last = now
-        line = f"{said}: {done} of {total}, {now - self._began:.0f} s"
-        print(line, file=sys.stderr, flush=True)
+        what = f"{done} of {total}, {now - self._began:.0f} s" if total else "sizing its caches"
+        print(f"{said}: {what}", file=sys.stderr, flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -133,6 +133,7 @@ class Sizes:
 
     def __init__(self, model: Any, seed: int = 0) -> None:
         self.model, self.seed = model, seed
+        self._known: dict[tuple[str, int], list[Any]] = {}
         stock = stock_cache(model)
         kinds = (KVCache, mlx_lm_cache.CacheList)
         self._places = [at for at, one in enumerate(stock) if isinstance(one, kinds)]
@@ -152,7 +153,10 @@ class Sizes:
         Raises ValueError where it cannot be: settings that are refused, fewer bytes than it needs.
         """
         if arm.kind == "ours":
-            caches = self._ours(arm, nbytes)
+            key = arm.name, nbytes if arm.sized else 0
+            if key not in self._known:
+                self._known[key] = self._ours(arm, nbytes)
+            caches = self._known[key]
             return Made(lambda: copy.deepcopy(caches), self._held(copy.deepcopy(caches), tokens))
         if arm.kind == "full":
             one = KVCache

@@ -9,6 +9,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from ..lm.prompt_cache import beyond_context
 from .statistics import Difference, paired
 
 __all__ = ["differences", "notes", "plot", "table"]
@@ -37,7 +38,8 @@ def table(
 
     Losses are in nats above the full cache's, with the paired 95 % interval of that difference; the
     column "to ours" has the interval of the loss less that of the arm `against`, at the same share.
-    Facts are the share of the answers' tokens that are right.
+    Facts are the share of the answers' tokens that are right, with the interval of the difference
+    to the full cache's.
     """
     shown = [
         one
@@ -65,6 +67,9 @@ def table(
             for measure, _ in _COLUMNS[case[0]]:
                 loss = measure == "loss" and case[0] != "writing"
                 rows[-1].append(_less(record, full) if loss else _mean(record, measure))
+                if measure == "tokens":
+                    apart = _interval(differences(record, full, measure))
+                    rows[-1][-1] += "" if apart == "-" else f" {apart}"
                 if loss and case[0] == "loss":
                     rows[-1].append(_interval(differences(record, other, "loss")))
     return "\n".join(
@@ -81,6 +86,8 @@ def notes(result: Result) -> list[str]:
         "at the text's length, with 16 bits an unquantised element, and scales, scores and "
         "positions; shares are of the full cache's. Intervals of 95 % are paired, by text.",
     ]
+    if beyond := beyond_context(result["context"], max(one["tokens"] for one in result["records"])):
+        found.append(beyond)
     refused: dict[str, dict[str, None]] = {}
     for one in result["records"]:
         if "refused" in one:

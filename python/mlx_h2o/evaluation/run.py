@@ -13,6 +13,7 @@ from typing import Any
 import mlx.core as mx
 from mlx import nn as mlx_nn
 
+from ..lm.prompt_cache import context_length
 from .arms import DEFAULT, Arm, Sizes
 from .environment import blas, environment
 from .facts import Tokenizer
@@ -21,7 +22,7 @@ from .tasks import Case, Settings, cases
 __all__ = ["SHARES", "Watch", "evaluate"]
 
 Watch = Callable[[str, int, int], None]
-"""Called with (what is measured, its steps done, its steps in all)."""
+"""Called with (what is measured, its steps done, its steps in all): 0, 0 while caches are sized."""
 
 nn: Any = mlx_nn  # which has no types
 
@@ -69,6 +70,7 @@ def evaluate(
     settings = settings or Settings()
     what = {
         "model": model_name,
+        "context": context_length(model),
         "texts": [
             {"name": name, "sha256": hashlib.sha256(text.encode()).hexdigest()}
             for name, text in texts
@@ -119,6 +121,8 @@ def _measured(
 ) -> dict[str, Any]:
     """Bytes and figures, or what went wrong: a refusal is a result too."""
     try:
+        if progress is not None:
+            progress(0, 0)
         made = sizes.made(arm, case.tokens, nbytes)
         if arm.kind == "full" and case.full is not None:
             return {"bytes": made.nbytes, "figures": case.full()}
