@@ -70,7 +70,7 @@ def test_what_is_wrong_is_a_line(text, flags, message, capsys):
 
 @pytest.mark.slow
 def test_an_interruption_says_how_to_go_on(text, tmp_path, monkeypatch, capsys):
-    def stop(*_):
+    def stop(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(evaluate, "evaluate", stop)
