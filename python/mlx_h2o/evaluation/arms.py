@@ -177,20 +177,21 @@ class Sizes:
     def _ours(self, arm: Arm, nbytes: int) -> list[Any]:
         """The caches with the most bytes that are no more than `nbytes` in rows of 16 bits."""
         settings = dict(arm.settings)
-        if settings.get("policy") == "random":
+        if settings.get("policy") in ("random", "prompt-random"):
             settings.setdefault("random_seed", self.seed)
         if not arm.sized:
             return make_prompt_cache(self.model, **settings)
         # A budget in bytes is of rows as the model computes them, all layers included.
         windows = self._windows()
-        growing, best, most = nbytes * self._itemsize() // 2, None, 0
+        growing, best, most, last = nbytes * self._itemsize() // 2, None, 0, 0
         for _ in range(8):
             caches = make_prompt_cache(self.model, max_kv_bytes=windows + growing, **settings)
             held = self._held(copy.deepcopy(caches), _rows(caches))
             if most < held <= nbytes:
                 best, most = caches, held
-            if NEAR * nbytes <= held <= nbytes:
+            if NEAR * nbytes <= held <= nbytes or (held == last <= nbytes):
                 break
+            last = held
             growing = int(growing * nbytes / held * (1 if held < nbytes else 0.998))
         if best is None:
             raise ValueError(f"nothing holds {nbytes:,} bytes or less: the last had {held:,}")
