@@ -15,7 +15,7 @@ from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
 
 import mlx_h2o
 from mlx_h2o import demo, evaluate
-from mlx_h2o.evaluation import arms, facts, reading, report, tasks
+from mlx_h2o.evaluation import arms, facts, questions, reading, report, tasks
 from mlx_h2o.evaluation.run import evaluate as evaluation
 from mlx_h2o.evaluation.statistics import paired
 from mlx_h2o.evaluation.texts import windows
@@ -182,7 +182,7 @@ def test_facts_for_any_tokenizer(loaded, wording, kind):
 def test_questions_are_of_every_wording_and_their_answers_stand_in_the_text(loaded):
     tokenizer = loaded[1]
     settings = tasks.Settings(documents=2, facts=8, lengths=(400,))
-    for asked in tasks._planted(tokenizer, [("one", demo.text())], 400, settings):
+    for asked in questions.planted_texts(tokenizer, [("one", demo.text())], 400, settings):
         assert len(asked.text) == 399 and len(asked.asked) == 8
         said = tokenizer.decode(list(asked.text))
         prompts = [tokenizer.decode(list(prompt[1:])) for prompt, _ in asked.asked]
@@ -216,7 +216,7 @@ def test_the_full_cache_recalls_what_a_small_window_does_not(loaded):
 def test_a_chat_asks_for_the_first_turn(loaded):
     tokenizer = loaded[1]
     settings = tasks.Settings(documents=1, facts=4, lengths=(400,))
-    (chat,) = tasks._chats(tokenizer, [("one", demo.text())], 400, settings)
+    (chat,) = questions.chats(tokenizer, [("one", demo.text())], 400, settings)
     first, _, second = tokenizer.decode(list(chat.text)).partition("I have read it.")
     assert first.startswith("User: Read this:") and "And this:" in second
     for _, answer in chat.asked:
@@ -229,14 +229,14 @@ def test_samples_of_ruler(loaded, tmp_path):
     file = tmp_path / "ruler.jsonl"
     sample = {"input": "One is: 12.\nTwo is: 34.\nWhat is One? One is", "outputs": ["12"]}
     file.write_text(json.dumps(sample) + "\n")
-    (found,) = tasks._samples(loaded[1], str(file), 3)
+    (found,) = questions.samples(loaded[1], str(file), 3)
     ((prompt, answer),) = found.asked
     decode = loaded[1].decode
     assert decode(list(found.text)) == "One is: 12.\nTwo is: 34.\n"
     assert (decode(list(prompt)), decode(list(answer))) == ("What is One? One is", " 12")
     file.write_text("{}\n")
     with pytest.raises(ValueError, match="line 1 is no sample of RULER"):
-        tasks._samples(loaded[1], str(file), 3)
+        questions.samples(loaded[1], str(file), 3)
 
 
 def test_writing_stays_within_its_bytes(tiny):
