@@ -266,7 +266,7 @@ def test_a_result_is_taken_up_again(tiny, tmp_path):
     file = tmp_path / "found.json"
     said = []
     first = evaluated(tiny, FEW[:2], file=file, watch=lambda *told: said.append(told))
-    assert {name for name, *_ in said} == {"loss 72, window at 1/4"}
+    assert {name for name, *_ in said} == {"loss 72, full", "loss 72, window at 1/4"}
     said.clear()
     again = evaluated(tiny, FEW, file=file, watch=lambda *told: said.append(told[0]))
     assert again["records"][:2] == first["records"] and len(again["records"]) == 4
