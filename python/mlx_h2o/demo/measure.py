@@ -9,7 +9,7 @@ import mlx.core as mx
 
 import mlx_h2o
 from mlx_h2o import evaluate
-from mlx_h2o.evaluation.arms import Arm
+from mlx_h2o.demo.arms import Arm
 from mlx_h2o.evaluation.facts import PlantedText, Question
 
 __all__ = ["ArmResult", "Reporter", "Settings", "measure", "speeds"]
@@ -65,7 +65,7 @@ def measure(
 
     The last token of the text is left to the generation, so that a question begins with it.
     """
-    cache = arm.make(0)
+    cache = arm.make()
     with evaluate.peak_memory() as reading:
         evaluate.prefill(
             model,
@@ -90,7 +90,7 @@ def measure(
         )
     forced = evaluate.teacher_forced(
         model,
-        arm.make(0),
+        arm.make(),
         text.tokens,
         first=settings.first,
         chunk=settings.chunk,
@@ -120,7 +120,7 @@ def speeds(
 
     The arms take turns, so that whatever else the machine does falls on all of them.
     """
-    caches = {arm.name: arm.make(0) for arm in arms}
+    caches = {arm.name: arm.make() for arm in arms}
     for cache in caches.values():
         evaluate.prefill(model, cache, text.tokens[:-1], chunk=settings.chunk)
     found: dict[str, list[float]] = {name: [] for name in caches}
