@@ -27,6 +27,7 @@ from ..evaluation.tasks import READINGS, TASKS, Settings
 from ..lm.generate import load
 from ..lm.profile import Profile
 from ..lm.prompt_cache import context_length
+from .blas import hint
 from .options import OneLineParser, add_cache_flags, settings_of
 
 EMBEDDED = "embedded text"
@@ -69,6 +70,8 @@ def run(arguments: Sequence[str]) -> int:
         settings = _settings(args)
         texts = [_text(name) for name in args.text]
         model, tokenizer = load(args.model)
+        if slow := hint():
+            print(f"mlx_h2o evaluate: {slow}", file=sys.stderr)
         if args.preset:
             chosen = PRESETS[args.preset]
             tokens = _longest(args, model, tokenizer, texts)
