@@ -19,8 +19,19 @@ from real_models import loaded
 pytestmark = pytest.mark.real
 
 TOKENS = 512
-PERPLEXITIES = {}
-SENTENCES = {}
+PERPLEXITIES = {
+    "smollm2-135m-instruct": 47.97,
+    "smollm2-135m-biased": 48.0,  # what is added to all keys alike changes next to nothing
+    "gemma3-270m": 47.56,
+}
+SENTENCES = {
+    "smollm2-135m-instruct": ("What is the capital of France?", "The capital of France is Paris."),
+    "smollm2-135m-biased": ("What is the capital of France?", "The capital of France is Paris."),
+    "gemma3-270m": (
+        "The capital of France is",
+        " the capital of the country of France. It is the largest city in France",
+    ),
+}
 
 
 def perplexity(model: Any, tokenizer: Any) -> float:

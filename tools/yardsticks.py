@@ -47,16 +47,11 @@ GEMMA3 = Source(
 )
 
 
-def _plain(file: Path, folder: Path, *, packed: bool = False) -> None:
+def _plain(file: Path, folder: Path) -> None:
     """Weights in float32, which is fastest on a CPU."""
     from gguf_to_mlx import convert  # needs the package gguf, the rest of this module does not
 
-    convert(file, folder, packed=packed)
-
-
-def _packed(file: Path, folder: Path) -> None:
-    """The file's own bits: a fifth of the bytes, for what must load quickly."""
-    _plain(file, folder, packed=True)
+    convert(file, folder)
 
 
 def _biased(file: Path, folder: Path) -> None:
@@ -89,7 +84,6 @@ def _biased(file: Path, folder: Path) -> None:
 YARDSTICKS: dict[str, tuple[Source, Callable[[Path, Path], None]]] = {
     "smollm2-135m-instruct": (SMOLLM2, _plain),
     "smollm2-135m-biased": (SMOLLM2, _biased),
-    "smollm2-135m-4bit": (SMOLLM2, _packed),
     "gemma3-270m": (GEMMA3, _plain),
 }
 
