@@ -1,7 +1,7 @@
 """A GGUF file of a Llama or a Gemma 3 as a folder that mlx_lm loads: `gguf_to_mlx.py FILE FOLDER`.
 
-Weights become float32: packed ones, MLX multiplies on a CPU at a seventh of the speed. One tensor at a
-time is in memory.
+Weights become float32: MLX multiplies packed ones on a CPU at a seventh of the speed. One tensor at
+a time is in memory.
 """
 
 from __future__ import annotations

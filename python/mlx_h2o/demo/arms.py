@@ -14,7 +14,7 @@ TENTH = 10
 _BOUNDED = {
     "rotating": "rotating",
     "keydiff 4 bits": "keydiff:kv4:group=64",
-    "merge 4 bits": "merge:kv4:group=64:profile=demo",
+    "merge 4 bits": "merge:kv4:group=64",
 }
 
 
