@@ -61,8 +61,8 @@ public struct H2OProfile: Sendable {
                 heavySize: Int($0.heavy_size.value),
                 policy: PolicyName(named: String(cString: $0.policy)), decay: given.decay,
                 evictEvery: Int($0.evict_every.value), sharedHeads: given.sharedHeads,
-                randomSeed: given.randomSeed, speculative: given.speculative,
-                kvBits: given.kvBits, valueBits: given.valueBits, kvGroupSize: given.kvGroupSize,
+                speculative: given.speculative, kvBits: given.kvBits, valueBits: given.valueBits,
+                kvGroupSize: given.kvGroupSize,
                 kvFormat: given.kvFormat, turboGuard: given.turboGuard,
                 contextSize: given.contextSize)
         }
