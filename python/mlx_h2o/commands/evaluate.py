@@ -16,6 +16,7 @@ from ..evaluation.arms import ARMS, DEFAULT, parsed
 from ..evaluation.run import SHARES, evaluate
 from ..evaluation.tasks import TASKS, Settings
 from ..lm.generate import load
+from .blas import hint
 from .options import OneLineParser
 
 EVERY = 5.0
@@ -49,6 +50,8 @@ def run(arguments: Sequence[str]) -> int:
         arms = [parsed(text) for text in args.arms]
         texts = [_text(name) for name in args.texts] or [("embedded text", demo.text())]
         model, tokenizer = load(args.model)
+        if slow := hint():
+            print(f"mlx_h2o evaluate: {slow}", file=sys.stderr)
         result = evaluate(
             model,
             tokenizer,
