@@ -137,7 +137,10 @@ def test_what_a_head_gives_is_the_change_of_its_layers_output(demo):
     causal = row <= query
     near = (row < probing.FIRST) | (row > query - probing.NEAR) | (query < count)
     x = demo.model.embed_tokens(tokens)
-    for layer, gives in zip(demo.layers, probe(demo).gives, strict=True):
+    for place, (layer, gives) in enumerate(zip(demo.layers, probe(demo).gives, strict=True)):
+        if place not in (0, FOUND):
+            x = layer(x, "causal")
+            continue
         heads = layer.self_attn.n_kv_heads
         group = layer.self_attn.n_heads // heads
         mask = np.broadcast_to(causal, (1, heads * group, *causal.shape))
