@@ -72,8 +72,7 @@ def at_bytes(result: dict[str, Any], part: int, begins: str) -> str:
     (name,) = (
         arm["name"]
         for arm in arms
-        if re.match(begins, arm["name"])
-        and _LEAST < part * arm["bytes"] / whole < _MOST
+        if re.match(begins, arm["name"]) and _LEAST < part * arm["bytes"] / whole < _MOST
     )
     return str(name)
 

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import shutil
 import sys
+import tempfile
 from collections import defaultdict
 from itertools import combinations
 from pathlib import Path
@@ -52,6 +53,9 @@ def missing() -> list[str]:
 def pytest_configure(config: pytest.Config) -> None:
     for name, meaning in MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
+    folder = tempfile.TemporaryDirectory(prefix="mlx-h2o-")  # the user's own stays as it is
+    config.add_cleanup(folder.cleanup)
+    os.environ["MLX_H2O_CACHE"] = folder.name
 
 
 @pytest.hookimpl(tryfirst=True)

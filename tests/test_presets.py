@@ -56,7 +56,9 @@ def test_lengths_are_measured_each():
     )  # fmt: skip
     measured = summaries(found)
     lines = {(one.arm.name, one.measure): one for one in measured}
-    by_length = [lines["h2o:8:layers=equal", f"loss by length {length}"] for length in settings.lengths]
+    by_length = [
+        lines["h2o:8:layers=equal", f"loss by length {length}"] for length in settings.lengths
+    ]
     assert len({one.value for one in by_length}) == 3
     mean = sum(one.value for one in by_length) / 3
     assert lines["h2o:8:layers=equal", "loss"].value == pytest.approx(mean)

@@ -1,8 +1,8 @@
 """Which layers of a model retrieve, found without a text, and rows shared out by that.
 
-Most layers attend nearby; a few look far back for what follows a token that has come before. A model
-that reads random tokens twice shows them: from a token of the second copy they attend to the token
-behind the same one in the first (induction heads, Olsson et al. 2022).
+Most layers attend nearby; a few look far back for what stood behind the same words. A model that
+reads random tokens twice shows them (induction heads, Olsson et al. 2022): in the second copy their
+attention gets much from far rows that it got little from in the first, where nothing repeats.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Any, cast
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 from mlx_lm.models import cache as mlx_lm_cache
 
 from ..config import H2OConfig
 from .budgets import scaled
 from .fingerprint import fingerprint
-from .routing import calls_attention, int_setting, routing
+from .routing import calls_attention, context_length, routing
 
 __all__ = ["LAYERS", "Probe", "probe", "rows_by_layer", "shares"]
 
@@ -35,9 +36,11 @@ LAYERS = ("probe", "equal")
 TOKENS = 192
 """Random tokens, read twice."""
 
-RETRIEVES = 0.01
-"""Mean attention of a layer's heads to the token behind the first copy, from which it retrieves.
-Chance is a third of that."""
+RETRIEVES = 0.05
+"""The least score of a layer that retrieves. Of models with random weights it is below 0.035."""
+
+SINKS, NEAR = 4, 64
+"""Rows that are not far: the first ones, and the newest that a query sees."""
 
 PART = 1 / 4
 """Of the layers, those that retrieve, at most."""
@@ -46,7 +49,8 @@ LEAST, MOST = 0.6, 2.5
 """Rows of other layers, at least, and of those that retrieve, at most, as parts of the mean."""
 
 _FORMAT = 1
-_FEWEST_TOKENS = 32
+_QUERIES = 96
+"""Of each copy, from its end: all of them have far rows."""
 _MODELS_KEPT = 64
 
 
@@ -54,8 +58,9 @@ _MODELS_KEPT = 64
 class Probe:
     """What the layers of a model did with random tokens said twice.
 
-    scores: per layer whose cache grows, the mean weight, over queries and heads, of the token
-        behind the first copy. Empty if they cannot be had.
+    scores: per layer whose cache grows, how far the output of attention moves where far rows are
+        hidden, of all heads together, by the mean length of a value; the mean of the second copy
+        less that of the first. Empty if they cannot be had.
     reason: why they cannot be had, in words that follow the model's name; else empty.
     """
 
@@ -66,17 +71,26 @@ class Probe:
 class _Watched(cast(Any, mlx_lm_cache.KVCache)):  # type: ignore[misc]
     """mlx_lm's own cache, whose layer's attention tells of its logits while it is routed."""
 
-    def __init__(self, tokens: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.tokens = tokens
         self.found: list[mx.array] = []
 
     def update_scores(self, scores: mx.array) -> None:
-        """Logits of the last queries, float32 [1, Hq, L, N]."""
-        queries, keys = scores.shape[-2:]
-        behind = mx.arange(keys - queries, keys) - (self.tokens - 1)
-        weights = mx.softmax(scores, axis=-1)
-        self.found.append(mx.take_along_axis(weights, behind[None, None, :, None], -1).mean())
+        """Logits of the last queries of a copy, float32 [1, Hq, L, N]."""
+        scores = scores[:, :, -_QUERIES:]
+        heads, queries, keys = scores.shape[1:]
+        values = self.values[..., : self.offset, :].astype(mx.float32)
+        values = mx.repeat(values, heads // values.shape[1], axis=1)
+        query, key = mx.arange(keys - queries, keys)[:, None], mx.arange(keys)
+        near = mx.where((key < SINKS) | (key > query - NEAR), scores, -mx.inf)
+        moved = (mx.softmax(scores, axis=-1) - mx.softmax(near, axis=-1)) @ values
+        length = mx.sqrt(heads * mx.square(values).sum(axis=-1)).mean()
+        self.found.append(mx.sqrt(mx.square(moved).sum(axis=(1, 3))).mean() / length)
+
+    def score(self) -> mx.array:
+        """The second copy against the first; of layers that share the cache, the highest."""
+        first, second = mx.stack(self.found).reshape(2, -1)
+        return mx.maximum(second - first, 0).max()
 
 
 _known: dict[int, tuple[weakref.ref[Any], Probe]] = {}
@@ -85,8 +99,8 @@ _known: dict[int, tuple[weakref.ref[Any], Probe]] = {}
 def probe(model: Any) -> Probe:
     """The probe of a model, whose layers are in the order of its caches.
 
-    It is made once: one forward of 384 tokens without logits, 2 x 384 operations for each weight
-    beside the embeddings (6 teraflop for 8 billion). A file in the user's cache folder
+    It is made once: 384 tokens are read without logits, 2 x 384 operations for each weight beside
+    the embeddings (6 teraflop for 8 billion). A file in the user's cache folder
     (``MLX_H2O_CACHE``, default ``~/.cache/mlx-h2o``) remembers it by the weights' fingerprint. The
     model, mlx_lm and the random state are left as they were.
 
@@ -96,8 +110,8 @@ def probe(model: Any) -> Probe:
     held = _known.get(id(model))
     if held is not None and held[0]() is model:
         return held[1]
-    found = _probed(model)
-    _known[id(model)] = weakref.ref(model, lambda _, key=id(model): _known.pop(key, None)), found
+    found, place = _probed(model), id(model)
+    _known[place] = weakref.ref(model, lambda _: _known.pop(place, None)), found
     return found
 
 
@@ -116,7 +130,7 @@ def rows_by_layer(model: Any, config: H2OConfig, layers: int) -> list[int] | Non
     scores = probe(model).scores
     if len(scores) != layers:
         return None
-    most = config.context_size or int_setting(model, "max_position_embeddings")
+    most = config.context_size or None
     found = shares(scores, rows, least=_least(config), most=most, fixed=config.protected)
     return None if len({*found}) == 1 else found
 
@@ -164,46 +178,44 @@ def _least(config: H2OConfig) -> int:
 def _probed(model: Any) -> Probe:
     if not calls_attention(model):
         return Probe((), "does not call mlx_lm's attention, which would show where it looks")
-    vocabulary = int_setting(model, "vocab_size")
-    longest = int_setting(model, "max_position_embeddings") or 2 * TOKENS
-    tokens = min(TOKENS, longest // 2)
-    if vocabulary is None or tokens < _FEWEST_TOKENS:
-        return Probe((), f"has a vocabulary of {vocabulary} and a context of {longest} tokens")
+    if (longest := context_length(model) or 2 * TOKENS) < 2 * TOKENS:
+        return Probe((), f"is made for {longest} tokens, less than the {2 * TOKENS} of the probe")
     watched: list[_Watched] = []
-    caches = [_watching(one, tokens, watched) for one in mlx_lm_cache.make_prompt_cache(model)]
+    caches = [_watching(one, watched) for one in mlx_lm_cache.make_prompt_cache(model)]
     if len(watched) < 2:
         return Probe((), "has fewer than two layers whose caches grow")
     kept = _kept()
     key = fingerprint(model)
     scores = kept.get(key)
     if not _fits(scores, len(watched)):
-        scores = _scores(model, caches, watched, vocabulary)
+        scores = _scores(model, caches, watched)
         if scores is None:
             return Probe((), "hides which of its layers attention is of")
         _keep(dict([*kept.items(), (key, scores)][-_MODELS_KEPT:]))
     return Probe(tuple(scores))
 
 
-def _watching(cache: Any, tokens: int, watched: list[_Watched]) -> Any:
+def _watching(cache: Any, watched: list[_Watched]) -> Any:
     """A cache like it, in which those that grow are watched."""
     if type(cache) is mlx_lm_cache.KVCache:
-        watched.append(_Watched(tokens))
+        watched.append(_Watched())
         return watched[-1]
     if type(cache) is mlx_lm_cache.CacheList:
-        parts = [_watching(part, tokens, watched) for part in cache.caches]
+        parts = [_watching(part, watched) for part in cache.caches]
         return cast(Any, mlx_lm_cache.CacheList)(*parts)
     return cache
 
 
-def _scores(
-    model: Any, caches: list[Any], watched: list[_Watched], vocabulary: int
-) -> list[float] | None:
-    once = np.random.default_rng(0).integers(0, vocabulary, watched[0].tokens)
+def _scores(model: Any, caches: list[Any], watched: list[_Watched]) -> list[float] | None:
+    embeddings = (nn.Embedding, nn.QuantizedEmbedding)
+    sizes = [one.weight.shape[0] for one in model.modules() if isinstance(one, embeddings)]
+    once = mx.array(np.random.default_rng(0).integers(0, max(sizes), TOKENS))[None]
     with routing(model):
-        model(mx.array(np.tile(once, 2))[None], cache=caches)  # nobody evaluates its logits
+        for _ in range(2):
+            model(once, cache=caches)  # nobody evaluates its logits
     if not all(one.found for one in watched):
         return None
-    found = mx.stack([mx.stack(one.found).max() for one in watched])
+    found = mx.stack([one.score() for one in watched])
     return [round(score, 4) for score in cast(list[float], found.tolist())]
 
 
@@ -237,5 +249,5 @@ def _fits(scores: Any, layers: int) -> bool:
     return (
         isinstance(scores, list)
         and len(scores) == layers
-        and all(isinstance(one, float) and 0 <= one <= 1 for one in scores)
+        and all(isinstance(one, float) and 0 <= one <= 2 for one in scores)
     )

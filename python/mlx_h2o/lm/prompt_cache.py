@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, cast
 
 import mlx.core as mx
@@ -19,7 +18,7 @@ from ..config import H2OConfig
 from ..policies.merge import Merge
 from .budgets import Budgets, layer_configs
 from .layers import LAYERS, reason_of, rows_by_layer
-from .routing import calls_attention, int_setting, model_classes, model_name, routing_for
+from .routing import calls_attention, context_length, model_classes, model_name, routing_for
 from .sizing import (
     MORE_BITS,
     MOST_OF_IT,
@@ -125,7 +124,7 @@ def make_prompt_cache(
             f"[make_prompt_cache] {name} makes no plain KVCache, expected at least one layer "
             "whose rows could be evicted."
         )
-    if budgets is None and layers == "probe" and config.max_kv_size is not None and not linked:
+    if budgets is None and layers == "probe" and config.max_kv_size is not None:
         budgets = rows_by_layer(model, config, len(evicting))
     if budgets is not None:
         configs = layer_configs(config, budgets, len(evicting))
@@ -221,11 +220,6 @@ def _full_nbytes(model: Module, config: H2OConfig, layers: str, chunk: int) -> i
             if chunk or tokens == 1:
                 most = max(most, sum(cache.nbytes for cache in caches))
     return most
-
-
-def context_length(model: Any) -> int | None:
-    """The longest text that the model is made for, in tokens, if it says."""
-    return int_setting(model, "max_position_embeddings")
 
 
 def beyond_context(made_for: int | None, tokens: int) -> str:

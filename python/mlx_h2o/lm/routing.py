@@ -82,12 +82,12 @@ def model_name(model: Module | None) -> str:
     return str(found or type(model).__module__.rpartition(".")[2])
 
 
-def int_setting(model: Any, name: str) -> int | None:
-    """A number among the settings of a model, or of its text part, if it has one of this name."""
+def context_length(model: Any) -> int | None:
+    """The longest text that the model is made for, in tokens, if it says."""
     args = getattr(model, "args", None)
     for settings in (args, getattr(args, "text_config", None)):
         of = settings.get if isinstance(settings, dict) else functools.partial(getattr, settings)
-        found = of(name, None)
+        found = of("max_position_embeddings", None)
         if isinstance(found, int):
             return found
     return None
