@@ -7,13 +7,9 @@
 #endif
 
 #define H2O_NEGATIVE_INFINITY (-metal::numeric_limits<float>::infinity())
-#define H2O_NAN (metal::numeric_limits<float>::quiet_NaN())
 
 // Where running maxima start: finite, because -inf - -inf is NaN.
 #define H2O_LOWEST (-metal::numeric_limits<float>::max())
-
-// A key of zeros has the direction 0, not NaN.
-#define H2O_LEAST_NORM 1e-12f
 
 // Offset of [batch, head, row, element] in a strided buffer.
 template <typename S>
@@ -94,7 +90,8 @@ inline void h2o_load_quantized(W words, int64_t word_stride, S scales, int64_t s
   }
 }
 
-// The same of codes of a rotated row, which stand for levels of its norm: in the basis of the codes.
+// The same of codes of a rotated row, which stand for levels of its norm: in the basis of the
+// codes.
 template <int E, int BITS, typename W, typename L>
 inline void h2o_load_codes(W words, int64_t word_stride, L levels, float norm, int first,
                            thread float* values) {
@@ -188,9 +185,7 @@ inline h2o_merged h2o_softmax_merge(h2o_softmax part) {
 
 // The output, of the merged sums; 0 where no key took part.  NaN of a mask is in
 // the total, and no comparison may hide it.
-inline float h2o_softmax_mean(float sum, float total) {
-  return total == 0.0f ? 0.0f : sum / total;
-}
+inline float h2o_softmax_mean(float sum, float total) { return total == 0.0f ? 0.0f : sum / total; }
 
 // Log of the denominator; -inf where no key and no sink took part.
 inline float h2o_softmax_lse(float maximum, float total) {

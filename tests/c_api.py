@@ -214,21 +214,19 @@ class Library:
         )
         return results
 
-    def select(
+    def keep_indices(
         self,
-        operation: str,
         scores: Handle,
         positions: Handle,
-        number: int,
+        keep: int,
         sink_size: int = 0,
         recent_start: int | Handle | None = None,
     ) -> Handle:
-        """``operation`` is "keep" or "evict"; ``number`` its number of rows."""
         result = Handle(self, "mlx_array")
-        function = getattr(self.c, f"mlx_h2o_{operation}_indices")
         start = self.of_sequences(recent_start)
         place, rows = result.pointer, (scores.value, positions.value)
-        self.check(function(place, *rows, number, sink_size, start.value, self.stream.value))
+        zones = (sink_size, start.value)
+        self.check(self.c.mlx_h2o_keep_indices(place, *rows, keep, *zones, self.stream.value))
         return result
 
     def of_sequences(self, value: int | Handle | None) -> Handle:
@@ -247,9 +245,7 @@ class Library:
         if case["op"] == "keep":
             zones = (case["sink_size"], inputs.get("recent_start", case["recent_start"]))
             rows = (inputs["scores"], inputs["positions"])
-            keep = self.select("keep", *rows, case["keep"], *zones)
-            evict = self.select("evict", *rows, case["count"], *zones)
-            return {"keep": self.numpy(keep), "evict": self.numpy(evict)}
+            return {"keep": self.numpy(self.keep_indices(*rows, case["keep"], *zones))}
         if case["op"] != "attention":
             raise NotImplementedError(f"the C interface has no {case['op']}")
         slack = case.get("slack", 0)

@@ -1,4 +1,4 @@
-"""Calls of the C operations on packed rows, probes and the rows of a cache, and parity cases.
+"""Calls of the C operations on packed rows and the rows of a cache, and parity cases.
 
 Rows are handles of arrays, or tuples: words, scales and biases, or words and norms.
 """
@@ -90,36 +90,6 @@ def quantized_attention(
     return places
 
 
-def attention_with_probes(
-    library: Library,
-    queries: Handle,
-    keys: Rows,
-    values: Rows,
-    probes: Handle,
-    *,
-    scale: float,
-    bits: int = 8,
-    group_size: int = 64,
-    v_bits: int | None = None,
-    mask: Handle | str | None = None,
-    sinks: Handle | None = None,
-    sparse_v_threshold: float = 0.0,
-    return_lse: bool = True,
-) -> dict[str, Handle]:
-    names = ("out", "scores", "lse", "probe_scores")
-    places = _places(library, names, (True, True, return_lse, True))
-    rows = [vector(library, side) for side in (keys, values)]
-    library.check(
-        library.c.mlx_h2o_scaled_dot_product_attention_with_probes(
-            *_pointers(library, names, places), queries.value, *(each.value for each in rows),
-            probes.value, scale, bits, group_size, optional(library, v_bits),
-            *_mask(library, mask), _value(library, sinks), sparse_v_threshold,
-            library.stream.value,
-        )
-    )  # fmt: skip
-    return places
-
-
 def accumulate_scores(
     library: Library, importance: Handle, scores: Handle, *, decay: float, masked: bool = True
 ) -> Handle:
@@ -195,46 +165,6 @@ def mergers(
         )
     )  # fmt: skip
     return places
-
-
-def replace_worst(
-    library: Library,
-    keys: Rows,
-    values: Rows,
-    importance: Handle,
-    positions: Handle,
-    new_keys: Handle,
-    new_values: Handle,
-    *,
-    position: int | Handle,
-    sink_size: int = 0,
-    recent_start: int | Handle | None = None,
-    ranks: Handle | str | None = None,
-    bits: int = 8,
-    group_size: int = 64,
-    v_bits: int | None = None,
-) -> dict[str, Any]:
-    """keys and values as tuples of handles; importance and positions."""
-    vectors = [
-        Handle(library, "mlx_vector_array", library.c.mlx_vector_array_new()) for _ in range(2)
-    ]
-    names = ("importance", "positions")
-    places = _places(library, names, (True, True))
-    rows = [vector(library, side) for side in (keys, values)]
-    place, start = library.of_sequences(position), library.of_sequences(recent_start)
-    per_row = [handle.value for handle in (importance, positions, new_keys, new_values)]
-    by = "array" if isinstance(ranks, Handle) else ranks or ""
-    given = _value(library, ranks if isinstance(ranks, Handle) else None)
-    library.check(
-        library.c.mlx_h2o_replace_worst(
-            *(each.pointer for each in vectors), *_pointers(library, names, places),
-            *(each.value for each in rows), *per_row, place.value, sink_size,
-            start.value, by.encode(), given, bits, group_size,
-            optional(library, v_bits), library.stream.value,
-        )
-    )  # fmt: skip
-    sides = zip(("keys", "values"), vectors, strict=True)
-    return {name: items(library, side) for name, side in sides} | places
 
 
 def quantize_append(
@@ -360,33 +290,10 @@ def _run_quantized(case: _Case) -> dict[str, np.ndarray]:
     return case.numpy(found)
 
 
-def _run_probes(case: _Case) -> dict[str, np.ndarray]:
-    found = attention_with_probes(
-        case.library, case.handles["queries"], case.rows("keys"), case.rows("values"),
-        case.handles["probes"], **case.attention(),
-        **(case.packing() if case.fields["bits"] else {}),
-    )  # fmt: skip
-    return case.numpy(found)
-
-
 def _run_accumulate(case: _Case) -> dict[str, np.ndarray]:
     given = (case.handles["importance"], case.handles["scores"])
     found = accumulate_scores(case.library, *given, decay=case.fields["decay"])
     return case.numpy({"importance": found})
-
-
-def _run_replace(case: _Case) -> dict[str, np.ndarray]:
-    zones = {
-        name: case.handles.get(name, case.fields[name])
-        for name in ("position", "sink_size", "recent_start")
-    }
-    names = ("importance", "positions", "new_keys", "new_values")
-    found = replace_worst(
-        case.library, case.rows("keys"), case.rows("values"), *(case.handles[n] for n in names),
-        ranks=case.handles.get("ranks", case.fields["ranks"] or None), **zones,
-    )  # fmt: skip
-    found |= {name: found[name][0] for name in ("keys", "values")}
-    return case.numpy(found)
 
 
 def _run_append(case: _Case) -> dict[str, np.ndarray]:
@@ -425,9 +332,7 @@ def _run_merge(case: _Case) -> dict[str, np.ndarray]:
 #: What runs a parity case of each operation beyond attention and selection.
 RUN: dict[str, Callable[[_Case], dict[str, np.ndarray]]] = {
     "quantized": _run_quantized,
-    "probes": _run_probes,
     "accumulate": _run_accumulate,
-    "replace": _run_replace,
     "append": _run_append,
     "codes": _run_codes,
     "prefill": _run_prefill,

@@ -180,17 +180,6 @@ def keep_indices(scores, positions, *, keep, sink_size=0, recent_start=None) -> 
     return kept
 
 
-def evict_indices(scores, positions, *, count=1, sink_size=0, recent_start=None) -> np.ndarray:
-    """Slots to drop, the worst first, uint32 [B, H, count]."""
-    s, p = np.array(scores), np.array(positions)
-    dropped = np.zeros((*s.shape[:2], count), np.uint32)
-    for head in np.ndindex(*s.shape[:2]):
-        start = of_sequence(recent_start, head[0])
-        order = retention_order(s[head], p[head], sink_size=sink_size, recent_start=start)
-        dropped[head] = order[::-1][:count]
-    return dropped
-
-
 def accumulate(seen, scores, *, decay, queries=EMA_QUERIES) -> np.ndarray:
     """C after a chunk: the moving average of AtomGradient 2026, section 3.2, query by query.
 

@@ -104,28 +104,23 @@ WRONG_ROWS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "no rows": (((1, 2, 0), FLOAT), ((1, 2, 0), INT), {}),
     "half scores": (((1, 2, 5), "float16"), ((1, 2, 5), INT), {}),
     "long positions": (((1, 2, 5), FLOAT), ((1, 2, 5), "int64"), {}),
-    "none": (((1, 2, 5), FLOAT), ((1, 2, 5), INT), {"number": 0}),
-    "negative": (((1, 2, 5), FLOAT), ((1, 2, 5), INT), {"number": -3}),
-    "more than there are": (((1, 2, 5), FLOAT), ((1, 2, 5), INT), {"number": 6}),
+    "none": (((1, 2, 5), FLOAT), ((1, 2, 5), INT), {"keep": 0}),
+    "negative": (((1, 2, 5), FLOAT), ((1, 2, 5), INT), {"keep": -3}),
+    "more than there are": (((1, 2, 5), FLOAT), ((1, 2, 5), INT), {"keep": 6}),
     "negative sink": (((1, 2, 5), FLOAT), ((1, 2, 5), INT), {"sink_size": -1}),
 }
 
 
-@pytest.mark.parametrize("operation", ["keep", "evict"])
 @pytest.mark.parametrize("wrong", WRONG_ROWS.values(), ids=WRONG_ROWS)
 def test_selection_refuses_with_the_words_of_the_python_package(
-    library: Library, operation: str, wrong: tuple[Any, Any, dict[str, Any]]
+    library: Library, wrong: tuple[Any, Any, dict[str, Any]]
 ) -> None:
-    arrays, more = [python_array(*array) for array in wrong[:2]], {"number": 2, **wrong[2]}
-    number = more.pop("number")
-    name = {"keep": "keep", "evict": "count"}[operation]
-    expected = message_of_python(
-        getattr(fast, f"{operation}_indices"), *arrays, **{name: number}, **more
-    )
+    arrays, given = [python_array(*array) for array in wrong[:2]], {"keep": 2, **wrong[2]}
+    expected = message_of_python(fast.keep_indices, *arrays, **given)
     with pytest.raises(CError) as caught:
-        library.select(operation, *map(library.array, arrays), number, **more)
+        library.keep_indices(*map(library.array, arrays), **given)
     assert str(caught.value) == expected
-    assert expected.startswith(f"[{operation}_indices] ")
+    assert expected.startswith("[keep_indices] ")
 
 
 @pytest.mark.parametrize("name", ["unknown", "Metal", "%s%n", "metal"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -26,15 +25,13 @@ from mlx_h2o.operations import (
     turbo,
     validate,
 )
-from mlx_h2o.operations.launches import Launch, LaunchPlan
+from mlx_h2o.operations.launches import LaunchPlan
 from mlx_h2o.operations.requests import (
     AccumulateRequest,
     PrefillRequest,
     QuantizeAppendRequest,
-    ReplaceRequest,
     RetentionRequest,
 )
-from mlx_h2o.operations.row_kernels import RowKernels
 
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 MASKS = {
@@ -216,25 +213,6 @@ def test_launches_over_codes_are_those_of_the_python_package(
     assert metal.numpy(found["out"]).shape == (2, 4, 3, 64)
 
 
-@pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("bits", [None, 8])
-def test_probe_launches_are_those_of_the_python_package(
-    metal: Library, rows: int, bits: int | None
-) -> None:
-    q, probes = mx.zeros((2, 4, 1, 64)), mx.zeros((2, 2, 3, 64))
-    if bits is None:
-        rows_of: Any = (mx.zeros((2, 2, rows, 64)), mx.zeros((2, 2, rows, 32)))
-        request = validate.attention_request(q, *rows_of, scale=0.5, return_lse=True)
-    else:
-        rows_of = packed(rows, 64, bits, 64, mx.float16), packed(rows, 128, bits, 64, mx.float16)
-        request = validate.attention_request(q, *rows_of, scale=0.5, packed=True, return_lse=True)
-    found = c_api_operations.attention_with_probes(
-        metal, *handle(metal, (q, *rows_of, probes)), scale=0.5
-    )
-    assert recorded(metal) == planned(launch.plan(replace(request, probes=probes)))
-    assert metal.numpy(found["probe_scores"]).shape == (2, 2, 3, rows)
-
-
 def test_row_launches_are_those_of_the_python_package(metal: Library) -> None:
     importance, positions = mx.zeros((2, 3, 300)), mx.zeros((2, 3, 300), mx.int32)
     scores = mx.zeros((2, 6, 4, 300))
@@ -243,11 +221,7 @@ def test_row_launches_are_those_of_the_python_package(metal: Library) -> None:
     assert recorded(metal) == planned(launch_rows.accumulate_scores(request))
 
     rows, zones = handle(metal, (importance, positions)), {"sink_size": 4, "recent_start": 200}
-    metal.select("evict", *rows, 1, **zones)
-    retention = RetentionRequest(importance, positions, 1, **zones)
-    assert recorded(metal) == planned(launch_rows.choose_row(retention))
-
-    kept = metal.select("keep", *rows, 280, **zones)
+    kept = metal.keep_indices(*rows, 280, **zones)
     retention = RetentionRequest(importance, positions, 20, **zones)
     assert recorded(metal) == planned(launch_rows.keep_rows(retention))
     assert metal.numpy(kept).shape == (2, 3, 280)
@@ -279,41 +253,6 @@ def test_prefill_launches_are_those_of_the_python_package(
         )
         request = PrefillRequest(attention, kind, before, 0.9)
         assert recorded(metal) == planned(launch_prefill.plan(request))
-
-
-@pytest.mark.parametrize("ranks", [None, "age", "key_diversity", "array"])
-@pytest.mark.parametrize("bits", [None, 8])
-@pytest.mark.parametrize("width", [32, 96])
-def test_replacement_launches_are_those_of_the_python_package(
-    metal: Library, ranks: str | None, bits: int | None, width: int
-) -> None:
-    importance, positions = mx.zeros((2, 3, 300)), mx.zeros((2, 3, 300), mx.int32)
-    shapes = ((300, width), (300, 64), (1, width), (1, 64))
-    rows: list[Any] = [mx.zeros((2, 3, *shape), mx.float16) for shape in shapes]
-    if bits:
-        rows[:2] = (tuple(mx.quantize(each, bits=bits, group_size=32)) for each in rows[:2])
-    arrays = (*rows[:2], importance, positions, *rows[2:])
-    more: dict[str, Any] = {"sink_size": 4, "bits": 8, "group_size": 32}
-    known: dict[str, Any] = {"ranks": importance if ranks == "array" else ranks}
-    if width == 32:
-        known |= {"position": 900, "recent_start": 850}
-    else:
-        known |= {"position": mx.array([900, 70]), "recent_start": mx.array([850, 20])}
-    given = {name: handle(metal, value) for name, value in known.items()}
-    c_api_operations.replace_worst(metal, *handle(metal, arrays), **given, **more)
-    if ranks is None:
-        del known["ranks"]
-    request = ReplaceRequest(*arrays, **known, **more)
-    plans: list[LaunchPlan] = []
-
-    def noting(each: Launch, inputs: list[mx.array]) -> list[mx.array]:
-        given = dict(zip(each.kernel.inputs, inputs, strict=True))
-        plans.append(LaunchPlan((each,), given))
-        shapes = zip(each.output_shapes, each.output_dtypes, strict=True)
-        return [mx.zeros(shape, dtype) for shape, dtype in shapes]
-
-    RowKernels(lambda stream: noting, lambda stream: True).replace_worst(request)
-    assert recorded(metal) == planned(*plans)
 
 
 @pytest.mark.parametrize(("bits", "v_bits"), [(8, 8), (4, 6), (5, 2)])

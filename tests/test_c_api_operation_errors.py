@@ -102,34 +102,6 @@ def test_quantized_attention_refuses_with_the_words_of_the_python_package(
     )  # fmt: skip
 
 
-WRONG_PROBES: dict[str, dict[str, Any]] = {
-    "probes of other heads": {"probes": zeros(1, 4, 1, 64)},
-    "flat probes": {"probes": zeros(2, 1, 64)},
-    "no probes": {"probes": zeros(1, 2, 0, 64)},
-    "probes of another dtype": {"probes": zeros(1, 2, 1, 64, dtype=mx.float16)},
-    "packed keys alone": {"k": pack(*ROWS)},
-    "packed values alone": {"v": pack(*ROWS)},
-    "a threshold for dense rows": {"sparse_v_threshold": 0.25},
-    "bits of packed rows": {"k": pack(*ROWS), "v": pack(*ROWS), "bits": 9},
-    "lengths": {"v": zeros(1, 2, 6, 64)},
-}
-
-
-@pytest.mark.parametrize("wrong", WRONG_PROBES.values(), ids=WRONG_PROBES)
-def test_probes_are_refused_with_the_words_of_the_python_package(
-    library: Library, wrong: dict[str, Any]
-) -> None:
-    given = {"q": zeros(*Q), "k": zeros(*ROWS), "v": zeros(*ROWS), "probes": zeros(1, 2, 1, 64)}
-    given |= {"scale": 1.0} | wrong
-    arrays = [given.pop(name) for name in ("q", "k", "v", "probes")]
-    same_words(
-        lambda: fast.scaled_dot_product_attention_with_probes(*arrays, **given),
-        lambda: operations.attention_with_probes(
-            library, *handles(library, tuple(arrays)), **given
-        ),
-    )  # fmt: skip
-
-
 WRONG_ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "flat scores": ("accumulate_scores", {"scores": zeros(4, 1, 5)}),
     "half scores": ("accumulate_scores", {"scores": zeros(1, 4, 1, 5, dtype=mx.float16)}),
@@ -142,27 +114,12 @@ WRONG_ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "half importance": ("accumulate_scores", {"importance": zeros(1, 2, 5, dtype=mx.float16)}),
     "flat keys": ("key_diversity", {"keys": zeros(2, 5, 64)}),
     "integer keys": ("key_diversity", {"keys": zeros(*ROWS, dtype=mx.int32)}),
-    "integer rows": ("replace_worst", {"keys": zeros(*ROWS, dtype=mx.int32)}),
-    "values of other rows": ("replace_worst", {"values": zeros(1, 2, 6, 64)}),
-    "importance of other rows": ("replace_worst", {"importance": zeros(1, 2, 6)}),
-    "float positions": ("replace_worst", {"positions": zeros(1, 2, 5)}),
-    "ranks of other rows": ("replace_worst", {"ranks": zeros(1, 2, 4)}),
-    "words that are floats": (
-        "replace_worst", {"keys": (zeros(1, 2, 5, 16), *pack(*ROWS)[1:]), "values": pack(*ROWS)},
-    ),
-    "words of other bits": (
-        "replace_worst", {"keys": pack(*ROWS), "values": pack(*ROWS), "bits": 6},
-    ),
-    "replacement bits": ("replace_worst", {"bits": 7}),
     "importance of others": ("attention_and_accumulate", {"importance": zeros(1, 3, 5)}),
     "row bias of other rows": ("attention_and_accumulate", {"row_bias": zeros(1, 2, 4)}),
     "integer row bias": (
         "attention_and_accumulate", {"row_bias": zeros(1, 2, 5, dtype=mx.int32)},
     ),
     "a threshold of dense rows": ("attention_and_accumulate", {"sparse_v_threshold": 0.5}),
-    "two new rows": ("replace_worst", {"new_keys": zeros(1, 2, 2, 64)}),
-    "a row of another dtype": ("replace_worst", {"new_keys": zeros(1, 2, 1, 64, dtype=mx.float16)}),
-    "negative sinks": ("replace_worst", {"sink_size": -1}),
     "append bits": ("quantize_append", {"bits": 1}),
     "append value bits": ("quantize_append", {"v_bits": 7}),
     "append group": ("quantize_append", {"group_size": 16}),
@@ -208,11 +165,6 @@ RIGHT: dict[str, dict[str, Any]] = {
         "q": zeros(*Q), "k": zeros(*ROWS), "v": zeros(*ROWS), "importance": zeros(1, 2, 5),
         "scale": 1.0, "decay": 0.5,
     },
-    "replace_worst": {
-        "keys": zeros(*ROWS), "values": zeros(*ROWS), "importance": zeros(1, 2, 5),
-        "positions": zeros(1, 2, 5, dtype=mx.int32), "new_keys": zeros(1, 2, 1, 64),
-        "new_values": zeros(1, 2, 1, 64), "position": 9,
-    },
     "quantize_append": {
         "packed_keys": pack(*ROWS), "packed_values": pack(*ROWS), "new_keys": zeros(1, 2, 3, 64),
         "new_values": zeros(1, 2, 3, 64), "slots": zeros(1, 2, 3, dtype=mx.uint32),
@@ -226,7 +178,7 @@ def split(given: dict[str, Any], keywords: set[str]) -> tuple[tuple[Any, ...], d
     return tuple(value for name, value in given.items() if name not in keywords), more
 
 
-KEYWORDS = {"decay", "position", "sink_size", "ranks", "bits", "v_bits", "group_size", "scale",
+KEYWORDS = {"decay", "bits", "v_bits", "group_size", "scale",
             "kind", "counted", "mask", "sparse_v_threshold", "row_bias"}  # fmt: skip
 
 
@@ -247,25 +199,14 @@ def test_row_operations_refuse_with_the_words_of_the_python_package(
     )  # fmt: skip
 
 
-def test_no_row_of_codes_is_replaced(library: Library) -> None:
-    arrays, more = split(RIGHT["replace_worst"] | {"keys": codes(3)}, {"position"})
-    with pytest.raises(CError) as caught:
-        operations.replace_worst(library, *handles(library, arrays), **more)
-    assert str(caught.value) == (
-        "[replace_worst] keys are words and norms, expected 1 array, or words, scales and biases."
-    )
-
-
-@pytest.mark.parametrize("name", ["position", "recent_start"])
 @pytest.mark.parametrize("wrong", [mx.zeros((3,), mx.int32), mx.zeros((), mx.float32)])
-def test_one_number_per_sequence(library: Library, name: str, wrong: mx.array) -> None:
-    arrays, more = split(RIGHT["replace_worst"], {"position"})
-    given = more | {name: library.array(wrong)}
+def test_one_number_per_sequence(library: Library, wrong: mx.array) -> None:
+    rows = [library.array(zeros(1, 2, 5, dtype=dtype)) for dtype in (mx.float32, mx.int32)]
     with pytest.raises(CError) as caught:
-        operations.replace_worst(library, *handles(library, arrays), **given)
+        library.keep_indices(*rows, 2, 0, library.array(wrong))
     found = f"{str(wrong.dtype).removeprefix('mlx.core.')} {wrong.shape}"
     assert str(caught.value) == (
-        f"[replace_worst] {name} is {found}, expected int32 () or [B] = (1,)."
+        f"[keep_indices] recent_start is {found}, expected int32 () or [B] = (1,)."
     )
 
 

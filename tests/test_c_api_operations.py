@@ -1,4 +1,4 @@
-"""The C operations on packed rows, probes and the rows of a cache: results."""
+"""The C operations on packed rows and the rows of a cache: results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ from parity.outcome import Outcome
 from parity.row_cases import row_cases
 
 BACKENDS = ("composed", "native")
-SELECTION = {"mlx_h2o_keep_indices", "mlx_h2o_evict_indices"}
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +74,7 @@ def test_swift_and_both_parity_legs_have_every_operation() -> None:
     """An operation of C that Swift does not call, or that a leg leaves out, fails here."""
     folder = ROOT / "swift" / "Sources"
     swift = "\n".join(path.read_text() for path in (folder / "MLXH2O").glob("*.swift"))
-    assert {name for name in declared() if f"{name}(" not in swift} <= SELECTION
-    assert all(re.search(rf"select\({name},", swift) for name in SELECTION)
+    assert all(f"{name}(" in swift for name in declared())
     parity_main = (folder / "mlx-h2o-parity" / "main.swift").read_text()
     for op in FUNCTIONS:
         if op != "without_scores":  # no public call asks for it
@@ -104,7 +102,8 @@ def test_every_operation_has_a_parity_case(library: Library, monkeypatch) -> Non
         "mlx_h2o_scaled_dot_product_attention_with_scores",
         "mlx_h2o_key_diversity",
         "mlx_h2o_attention_and_accumulate",
-    } | SELECTION
+        "mlx_h2o_keep_indices",
+    }
     assert declared() - called == elsewhere
 
 
@@ -147,67 +146,20 @@ def test_key_diversity_is_that_of_the_python_package(library: Library, backend: 
     assert np.allclose(found, expected, atol=1e-6) and found[0, 0, 3] == 0
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("ranks", [None, "age", "key_diversity"])
-def test_packed_rows_are_replaced_where_they_lie(
-    library: Library, backend: str, ranks: str | None
-) -> None:
-    dense = [mx.array(normal(i, 2, 2, 20, d)) for i, d in enumerate((64, 32))]
-    new = [mx.array(normal(i + 4, 2, 2, 1, d)) for i, d in enumerate((64, 32))]
-    importance = np.abs(normal(9, 2, 2, 20))
-    positions = np.stack([np.random.default_rng(i).permutation(40)[:20] for i in range(4)])
-    positions = positions.reshape(2, 2, 20).astype(np.int32)
-    bits = {"bits": 8, "v_bits": 4, "group_size": 32}
-    stored = [
-        mx.quantize(rows, bits=b, group_size=32) for rows, b in zip(dense, (8, 4), strict=True)
-    ]
-    fresh = [mx.quantize(rows, bits=b, group_size=32) for rows, b in zip(new, (8, 4), strict=True)]
-    zones = {"sink_size": 2, "recent_start": 36}
-    with named(library, backend):
-        rows = [tuple(map(library.array, side)) for side in stored]
-        per_row = library.array(importance), library.array(positions, "int32")
-        by: Any = importance
-        if ranks == "age":
-            by = (positions - 50).astype(np.float32)
-        elif ranks == "key_diversity":
-            dequantized = np.array(mx.dequantize(*stored[0], bits=8, group_size=32))
-            by = library.numpy(operations.key_diversity(library, library.array(dequantized)))
-        worst = library.numpy(library.select("evict", library.array(by), per_row[1], 1, **zones))
-        found = operations.replace_worst(
-            library, *rows, *per_row, *map(library.array, new), position=50, ranks=ranks,
-            **zones, **bits,
-        )  # fmt: skip
-        for name, side, row in zip(("keys", "values"), stored, fresh, strict=True):
-            for part, old, one in zip(found[name], side, row, strict=True):
-                expected = np.array(old).copy()
-                for at in np.ndindex(2, 2):
-                    expected[(*at, worst[at][0])] = np.array(one)[at][0]
-                assert np.array_equal(library.numpy(part), expected)
-        expected = positions.copy()
-        np.put_along_axis(expected, worst.astype(np.int64), 50, axis=2)
-        assert np.array_equal(library.numpy(found["positions"]), expected)
-        scores = library.numpy(found["importance"])
-        assert np.isnan(np.take_along_axis(scores, worst.astype(np.int64), axis=2)).all()
-        assert np.isnan(scores).sum() == 4
-
-
 def test_a_result_may_take_the_place_of_its_input(library: Library) -> None:
-    """Written in place: the buffer of the keys stays where it is over many replacements."""
+    """Written in place: the buffer of the keys stays where it is over many rows."""
     with named(library, "native"):
         places = [library.array(normal(i, 1, 2, 64, 32)) for i in range(2)]
         keys, values = (operations.vector(library, rows) for rows in places)
-        importance = library.array(np.abs(normal(3, 1, 2, 64)))
-        positions = library.array(np.tile(np.arange(64), (1, 2, 1)), "int32")
         del places
-        addresses = set()
-        for position in range(64, 90):
-            row = library.array(normal(position, 1, 2, 1, 32))
-            place = library.of_sequences(position)
-            status = library.c.mlx_h2o_replace_worst(
-                keys.pointer, values.pointer, importance.pointer, positions.pointer, keys.value,
-                values.value, importance.value, positions.value, row.value, row.value,
-                place.value, 0, library.nothing, b"age", library.nothing, 8, 64,
-                operations.optional(library, None), library.stream.value,
+        addresses, written = set(), []
+        for step in range(26):
+            written.append(normal(step, 1, 2, 1, 32))
+            row = library.array(written[-1])
+            slots = library.array(np.full((1, 2, 1), step), "uint32")
+            status = library.c.mlx_h2o_quantize_append(
+                keys.pointer, values.pointer, keys.value, values.value, row.value, row.value,
+                slots.value, 8, 64, operations.optional(library, None), library.stream.value,
             )  # fmt: skip
             library.check(status)
             (item,) = operations.items(library, keys)
@@ -216,8 +168,8 @@ def test_a_result_may_take_the_place_of_its_input(library: Library) -> None:
                 int(library.ffi.cast("intptr_t", library.c.mlx_array_data_float32(item.value)))
             )
         assert len(addresses) == 1
-        kept = sorted(library.numpy(positions)[0, 0].tolist())
-        assert kept == list(range(26, 90))
+        found = library.numpy(item)[:, :, :26]
+        np.testing.assert_array_equal(found, np.concatenate(written, axis=2))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -246,46 +198,6 @@ def test_mergers_are_those_of_the_python_package(
         )
         for made, wanted in zip(found.values(), expected, strict=True):
             np.testing.assert_array_equal(library.numpy(made), np.array(wanted))
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("packed", [False, True])
-def test_a_step_of_two_sequences_is_that_of_the_python_package(
-    library: Library, backend: str, packed: bool
-) -> None:
-    """A step of a full cache, in which each sequence has a clock of its own."""
-    q = mx.array(normal(0, 2, 4, 1, 64))
-    rows: list[Any] = [mx.array(normal(i, 2, 2, 30, 64)) for i in (1, 2)]
-    if packed:
-        rows = [tuple(mx.quantize(side, bits=8, group_size=32)) for side in rows]
-    new = [mx.array(normal(i, 2, 2, 1, 64)) for i in (3, 4)]
-    importance = mx.array(np.abs(normal(5, 2, 2, 30)))
-    order = [np.random.default_rng(i).permutation(30) for i in range(4)]
-    positions = mx.array(np.stack(order).reshape(2, 2, 30)).astype(mx.int32)
-    bits = {"bits": 8, "group_size": 32}
-    clocks = {"position": mx.array([30, 41]), "recent_start": mx.array([26, 5])}
-    averaged = {"scale": 0.125, "decay": 0.9} | bits
-    with use_backend("composed"):
-        _, c = fast.attention_and_accumulate(q, *rows, importance, **averaged)
-        expected = fast.replace_worst(*rows, c, positions, *new, sink_size=2, **clocks, **bits)
-    with named(library, backend):
-        h_rows, h_new = ([handles(library, each) for each in side] for side in (rows, new))
-        h_q, h_i, h_p = (library.array(each) for each in (q, importance, positions))
-        found = operations.attention_and_accumulate(library, h_q, *h_rows, h_i, **averaged)
-        h_clocks = {name: library.array(each) for name, each in clocks.items()}
-        replaced = operations.replace_worst(
-            library, *h_rows, found["importance"], h_p, *h_new, sink_size=2, **h_clocks, **bits
-        )
-        sides = [rows_of if packed else (rows_of,) for rows_of in expected[:2]]
-        pairs = [
-            *((replaced["keys"], sides[0]), (replaced["values"], sides[1])),
-            ([replaced[name] for name in ("importance", "positions")], expected[2:]),
-        ]
-        for made, wanted in pairs:
-            for one, other in zip(made, wanted, strict=True):
-                assert np.allclose(
-                    library.numpy(one), np.array(other), rtol=1e-5, atol=1e-5, equal_nan=True
-                )
 
 
 def handles(library: Library, rows: Any) -> Any:

@@ -83,7 +83,7 @@ def test_a_failure_in_the_middle_is_reported_once(objects: list[Path], tmp_path:
         """Whether both operations went through with the n-th call failing."""
         errors = (
             error_of(lambda: failing.attention(q, k, v, scale=1.0, sinks=sinks), n),
-            error_of(lambda: failing.select("keep", scores, positions, 32), n),
+            error_of(lambda: failing.keep_indices(scores, positions, 32), n),
         )
         assert all(re.fullmatch(r"|\[mlx_\w+\] seeded", error) for error in errors)
         return not any(errors)

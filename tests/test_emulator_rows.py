@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
 
 import mlx.core as mx
 import numpy as np
@@ -93,7 +94,7 @@ def test_accumulate_takes_any_strides() -> None:
     assert same_bits(fast.accumulate_scores(sliced, scores, decay=0.9), expected)
 
 
-# choose_row, behind evict_indices
+# keep_rows
 
 
 @pytest.mark.slow
@@ -101,6 +102,7 @@ def test_accumulate_takes_any_strides() -> None:
 @pytest.mark.parametrize("rows", ROWS)
 def test_the_row_to_evict_is_the_composed_one(rows: int) -> None:
     scores, positions = rows_with_ties(1, 8, rows)
+    keep = max(1, rows - 1)
     for zones in (
         {},
         {"sink_size": 3},
@@ -111,13 +113,11 @@ def test_the_row_to_evict_is_the_composed_one(rows: int) -> None:
         {"sink_size": 2**31 - 1},
         {"recent_start": 2**31 - 1},
     ):
-        found = in_every_schedule(lambda z=zones: fast.evict_indices(scores, positions, **z))
-        assert found.dtype == mx.uint32 and found.shape == (2, 8, 1)
-        with use_backend("composed"):
-            expected = fast.evict_indices(scores, positions, **zones)
-        assert mx.array_equal(found, expected), zones
+        call = partial(fast.keep_indices, scores, positions, keep=keep, **zones)
+        found = in_every_schedule(call)
+        assert found.dtype == mx.uint32 and found.shape == (2, 8, keep)
         assert np.array_equal(
-            np.array(found), reference.evict_indices(scores, positions, **zones)
+            np.array(found), reference.keep_indices(scores, positions, keep=keep, **zones)
         ), zones
 
 
@@ -125,20 +125,18 @@ def test_the_row_to_evict_is_the_composed_one(rows: int) -> None:
 @pytest.mark.parametrize("worth", [-np.inf, np.inf, np.nan, -0.0, 3.0], ids=str)
 def test_of_equals_the_highest_position_goes(worth: float) -> None:
     positions = mx.array(np.random.default_rng(5).permutation(600).astype(np.int32)[None, None])
-    found = fast.evict_indices(mx.full((1, 1, 600), worth), positions)
-    assert found.item() == mx.argmax(positions).item()
-    found = fast.evict_indices(mx.full((1, 1, 600), worth), -1 - positions)
-    assert found.item() == 599  # all of them padding: the last slot
+    found = fast.keep_indices(mx.full((1, 1, 600), worth), positions, keep=599)
+    assert mx.argmax(positions).item() not in found.tolist()[0][0]
+    found = fast.keep_indices(mx.full((1, 1, 600), worth), -1 - positions, keep=599)
+    assert found.tolist() == [[[*range(599)]]]  # all of them padding: the last slot goes
 
 
 @pytest.mark.usefixtures("_emulator")
-def test_choosing_takes_any_strides_and_several_rows() -> None:
+def test_choosing_takes_any_strides() -> None:
     scores, positions = rows_with_ties(2, 4, 300)
     turned = (mx.contiguous(a.swapaxes(1, 2)).swapaxes(1, 2)[..., ::3] for a in (scores, positions))
     dense = (mx.contiguous(a[..., ::3]) for a in (scores, positions))
-    assert mx.array_equal(fast.evict_indices(*turned), fast.evict_indices(*dense))
-    three = fast.evict_indices(scores, positions, count=3)
-    assert mx.array_equal(three[..., :1], fast.evict_indices(scores, positions))
+    assert mx.array_equal(fast.keep_indices(*turned, keep=60), fast.keep_indices(*dense, keep=60))
 
 
 # The Metal back end
@@ -171,15 +169,15 @@ def test_a_cpu_stream_is_served_by_the_composition(backend) -> None:
 
 
 @pytest.mark.usefixtures("_metal_on_the_emulator")
-def test_metal_back_end_chooses_a_row() -> None:
+def test_metal_back_end_chooses_rows() -> None:
     scores, positions = rows_with_ties(6, 2, 40)
     for count in (1, 2):
         request = RetentionRequest(scores, positions, count, sink_size=3)
-        assert mx.array_equal(metal.evict_indices(request), composed.evict_indices(request))
+        assert mx.array_equal(metal.keep_indices(request), composed.keep_indices(request))
         assert metal._metal_kernel.cache_info().currsize == 1
 
 
 @pytest.mark.parametrize("backend", [metal, cuda], ids=["metal", "cuda"])
 def test_on_a_cpu_stream_the_composition_chooses(backend) -> None:
     request = RetentionRequest(*rows_with_ties(7, 2, 40), 1, stream=mx.Device(mx.cpu))
-    assert mx.array_equal(backend.evict_indices(request), composed.evict_indices(request))
+    assert mx.array_equal(backend.keep_indices(request), composed.keep_indices(request))

@@ -119,8 +119,8 @@ def test_a_back_end_that_is_not_available(registered, monkeypatch: pytest.Monkey
     with pytest.raises(ValueError, match=rf"^\[scaled_dot_.*\] {refusal}"):
         attend()
     scores, positions = mx.zeros((1, 1, 4)), mx.zeros((1, 1, 4), mx.int32)
-    with pytest.raises(ValueError, match=rf"^\[evict_indices\] {refusal}"):
-        fast.evict_indices(scores, positions)
+    with pytest.raises(ValueError, match=rf"^\[keep_indices\] {refusal}"):
+        fast.keep_indices(scores, positions, keep=1)
 
 
 def test_metal_and_cuda_refuse_on_a_machine_without_them() -> None:
@@ -183,7 +183,7 @@ def test_a_name_is_taken_once(registered) -> None:
 def test_selection_falls_back_to_composed_where_a_back_end_has_none(registered) -> None:
     registered()
     with use_backend("recorder"):
-        assert resolve().function(composed.evict_indices) is composed.evict_indices
+        assert resolve().function(composed.keep_indices) is composed.keep_indices
 
 
 def test_what_is_resolved_follows_the_name_and_the_device(registered) -> None:

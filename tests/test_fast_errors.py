@@ -176,19 +176,15 @@ def test_stream_of_another_kind(stream: object) -> None:
 ROWS = (1, 2, 6)
 
 
-def select(op: str, scores=ROWS, positions=ROWS, *, dtypes=(mx.float32, mx.int32), **more):
+def select(scores=ROWS, positions=ROWS, *, dtypes=(mx.float32, mx.int32), **more):
     arrays = [
         mx.zeros(shape, dtype) if isinstance(shape, tuple) else shape
         for shape, dtype in zip((scores, positions), dtypes, strict=True)
     ]
-    return getattr(fast, op)(*arrays, **more)
+    return fast.keep_indices(*arrays, **more)
 
 
-SELECTIONS = (("keep_indices", "keep"), ("evict_indices", "count"))
-
-
-@pytest.mark.parametrize(("op", "number"), SELECTIONS)
-def test_selection_of_wrong_rows(op: str, number: str) -> None:
+def test_selection_of_wrong_rows() -> None:
     cases = {
         "scores have 2 dimensions, expected 3 [B, H, N].": {"scores": (2, 6)},
         "positions have 4 dimensions, expected 3 [B, H, N].": {"positions": (1, 1, 2, 6)},
@@ -202,34 +198,32 @@ def test_selection_of_wrong_rows(op: str, number: str) -> None:
     }
     for text, wrong in cases.items():
         with pytest.raises(ValueError) as caught:
-            select(op, **wrong, **{number: 1})
-        assert str(caught.value) == f"[{op}] {text}"
+            select(**wrong, keep=1)
+        assert str(caught.value) == f"[keep_indices] {text}"
     with pytest.raises(TypeError, match="scores must be an mlx.core.array, found ndarray"):
-        select(op, scores=np.zeros(ROWS, np.float32), **{number: 1})
+        select(scores=np.zeros(ROWS, np.float32), keep=1)
 
 
-@pytest.mark.parametrize(("op", "number"), SELECTIONS)
-def test_selection_of_wrong_counts(op: str, number: str) -> None:
+def test_selection_of_wrong_counts() -> None:
     for wrong in (0, -1, 7, 10**30):
         with pytest.raises(ValueError) as caught:
-            select(op, **{number: wrong})
-        assert str(caught.value) == f"[{op}] {number} is {wrong}, expected 1 to N = 6."
+            select(keep=wrong)
+        assert str(caught.value) == f"[keep_indices] keep is {wrong}, expected 1 to N = 6."
     for other in (1.0, None, True, "1"):
-        with pytest.raises(TypeError, match=rf"^\[{op}\] {number} must be an integer, found"):
-            select(op, **{number: other})
+        with pytest.raises(TypeError, match=r"^\[keep_indices\] keep must be an integer, found"):
+            select(keep=other)
 
 
-@pytest.mark.parametrize(("op", "number"), SELECTIONS)
-def test_selection_of_wrong_zones(op: str, number: str) -> None:
+def test_selection_of_wrong_zones() -> None:
     with pytest.raises(ValueError) as caught:
-        select(op, **{number: 1}, sink_size=-1)
-    assert str(caught.value) == f"[{op}] sink_size is -1, expected 0 or more."
+        select(keep=1, sink_size=-1)
+    assert str(caught.value) == "[keep_indices] sink_size is -1, expected 0 or more."
     with pytest.raises(TypeError, match="sink_size must be an integer, found float"):
-        select(op, **{number: 1}, sink_size=4.0)
+        select(keep=1, sink_size=4.0)
     with pytest.raises(TypeError, match="recent_start must be an integer, found str"):
-        select(op, **{number: 1}, recent_start="3")
+        select(keep=1, recent_start="3")
     with pytest.raises(TypeError, match="stream must be None"):
-        select(op, **{number: 1}, stream="gpu")
+        select(keep=1, stream="gpu")
 
 
 @pytest.mark.parametrize("far", [2**31, 2**40, 10**30])

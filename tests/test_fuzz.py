@@ -162,10 +162,8 @@ def selection(draw: Draw) -> Callable[[], Any]:
     scores = draw.array(*shape, dtype=mx.float32)
     positions = draw.positions()
     zones = {"sink_size": draw.number(-1, 6), "recent_start": draw.maybe(lambda: draw.rows - 3)}
-    count = draw.number(-1, draw.rows + 1)
-    if draw.rarely(2):
-        return functools.partial(fast.keep_indices, scores, positions, keep=count, **zones)
-    return functools.partial(fast.evict_indices, scores, positions, count=count, **zones)
+    keep = draw.number(-1, draw.rows + 1)
+    return functools.partial(fast.keep_indices, scores, positions, keep=keep, **zones)
 
 
 def prefill(draw: Draw) -> Callable[[], Any]:

@@ -95,8 +95,8 @@ def test_every_kernel_has_a_case_with_each_flag_on_and_off(kernel: str, launched
 def test_a_new_kernel_or_flag_without_a_case_fails(launched) -> None:
     with pytest.raises(AssertionError, match="no parity case launches new_kernel"):
         check("new_kernel", launched["new_kernel"])
-    dense = [each for each in launched["sdpa_vector"] if "probes" not in each[0]]
-    with pytest.raises(AssertionError, match="sdpa_vector with probes {True}"):
+    dense = [each for each in launched["sdpa_vector"] if "row_bias" not in each[0]]
+    with pytest.raises(AssertionError, match="sdpa_vector with row_bias {True}"):
         check("sdpa_vector", dense)
 
 
@@ -122,8 +122,3 @@ def test_packed_cases_have_bits_apart_and_every_group(kernel: str, launched) -> 
     for bits in ((8, 8), (4, 4), (8, 4), (4, 8)):
         both = dict(zip(of_keys_and_values, bits, strict=True))
         assert tuple(both[name] for name in names) in found
-
-
-@pytest.mark.slow
-def test_rows_are_replaced_by_each_kind_of_rank(launched) -> None:
-    assert values(launched["replace_row"], "AGE") == {False, True}

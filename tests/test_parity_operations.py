@@ -42,16 +42,8 @@ class Composition:
     def accumulate_scores(self, request):
         return composed_cache.accumulate_scores(request)
 
-    def evict_indices(self, request):
-        return composed.evict_indices(request)
-
-    def replace_worst(self, request):
-        slots = self.evict_indices(composed_cache.retention_of(request))
-        new, marks = self.new_rows(request), composed_cache.marked(request, slots)
-        return composed_cache.replaced(request, slots, new, marks)
-
-    def new_rows(self, request):
-        return composed_cache.new_rows(request)
+    def keep_indices(self, request):
+        return composed.keep_indices(request)
 
     def quantize_append(self, request):
         return composed_cache.quantize_append(request)
@@ -79,8 +71,8 @@ def run(
 
 @pytest.mark.slow
 def test_every_operation_agrees_without_a_fault(run) -> None:
-    rows = ("accumulate", "replace", "append", "attend", "steps")
-    for op in ("packed-one*", "without*-one*", "probes-one*", *rows):
+    rows = ("accumulate", "append", "attend")
+    for op in ("packed-one*", "without*-one*", *rows):
         status, named, found = run(op, Composition())
         assert (status, named) == (0, set())
         assert {cells["broken"]["cell"] for cells in found["cases"].values()}.isdisjoint({"n/a"})
@@ -114,13 +106,6 @@ class BiasOfAnotherHead(Composition):
         )
 
 
-class ProbesOff(Composition):
-    def attention(self, request):
-        found = super().attention(request)
-        off = 1e-4 if request.probes.shape[2] == 3 else 0
-        return found._replace(probe_scores=found.probe_scores + off)
-
-
 class DecaysWhereMasked(Composition):
     """C decays where a pair is masked for the whole group."""
 
@@ -131,37 +116,18 @@ class DecaysWhereMasked(Composition):
 
 
 class NextSlot(Composition):
-    def evict_indices(self, request):
-        return (composed.evict_indices(request) + 1) % request.scores.shape[2]
+    def keep_indices(self, request):
+        return (composed.keep_indices(request) + 1) % request.scores.shape[2]
 
 
 class OneClock(Composition):
     """The window of the first sequence is that of all."""
 
-    def evict_indices(self, request):
+    def keep_indices(self, request):
         start = request.recent_start
         if isinstance(start, mx.array):
             start = start.reshape(-1)[0]
-        return composed.evict_indices(replace(request, recent_start=start))
-
-
-class PositionOfTheFirst(Composition):
-    """The new row of every sequence is at the position of the first one's."""
-
-    def replace_worst(self, request):
-        position = request.position
-        if isinstance(position, mx.array):
-            position = mx.broadcast_to(position.reshape(-1)[:1], position.shape)
-        return super().replace_worst(request._replace(position=position))
-
-
-class BiasesOfAnotherGroup(Composition):
-    def new_rows(self, request):
-        keys, values = super().new_rows(request)
-        if not request.is_packed or request.bits == request.v_bits:
-            return keys, values
-        words, scales, biases = values
-        return keys, (words, scales, mx.roll(biases, 1, axis=3))
+        return composed.keep_indices(replace(request, recent_start=start))
 
 
 class WritesNextSlot(Composition):
@@ -194,23 +160,9 @@ FAULTS = {
     "attend-dense-*": (BiasOfAnotherHead(), {
         "attend-dense-1030-bias-f16", "attend-dense-bias-nan",
     }),
-    "probes-one-pass-dense-*": (ProbesOff(), {"probes-one-pass-dense-additive-f16"}),
     "accumulate-[uan]*": (DecaysWhereMasked(), {"accumulate-all-masked"}),
-    "replace-rows-3?-*": (NextSlot(), {
-        "replace-rows-31-f16", "replace-rows-32-bf16", "replace-rows-33-f32",
-    }),
     "evict-one-rows-32": (NextSlot(), {"evict-one-rows-32"}),
-    "evict-?-of-two-clocks": (OneClock(), {"evict-1-of-two-clocks", "evict-7-of-two-clocks"}),
-    "replace-of-two-clocks-*": (PositionOfTheFirst(), {
-        "replace-of-two-clocks-importance", "replace-of-two-clocks-age",
-        "replace-of-two-clocks-array",
-    }),
-    "replacement-dense-*": (OneClock(), {"replacement-dense-of-two-clocks"}),
-    "steps-*": (NextSlot(), {"steps-dense-f32", "steps-8.8-f16", "steps-4.8-bf16"}),
-    "replacement-[48].[48]-*": (BiasesOfAnotherGroup(), {
-        "replacement-4.8-g32-bf16", "replacement-8.4-g64-f32",
-        "replacement-4.8-g32-of-two-clocks", "replacement-8.4-g64-of-two-clocks",
-    }),
+    "keep-??-of-two-clocks": (OneClock(), {"keep-39-of-two-clocks", "keep-33-of-two-clocks"}),
     "append-?.*-f32": (WritesNextSlot(), {"append-8.8-g64-f32", "append-4.8-g64-f32"}),
     "append-all-3[12]-rows": (BiasesOfAnotherRow(), {"append-all-31-rows", "append-all-32-rows"}),
 }  # fmt: skip
@@ -235,16 +187,12 @@ KERNEL_FAULTS = {
         {"accumulate-rows-33"},
     ),
     "append-?.*-f32": (Edit("pack_rows", "is_key ? KB : VB", "KB"), {"append-4.8-g64-f32"}),
-    "evict-1-of-two-clocks": (
-        Edit("choose_row", "recent_starts[batch * recent_starts_strides[0]]", "recent_starts[0]"),
-        {"evict-1-of-two-clocks"},
-    ),
-    "replace-of-two-clocks-importance": (
-        Edit("replace_row", "newest[batch * newest_strides[0]]", "newest[0]"),
-        {"replace-of-two-clocks-importance"},
+    "keep-39-of-two-clocks": (
+        Edit("keep_rows", "recent_starts[batch * recent_starts_strides[0]]", "recent_starts[0]"),
+        {"keep-39-of-two-clocks"},
     ),
     "evict-one-rows-1023": (
-        Edit("choose_row", "found_place > place", "found_place < place"),
+        Edit("keep_rows", "key.lower >= lower", "key.lower > lower"),
         {"evict-one-rows-1023"},
     ),
 }

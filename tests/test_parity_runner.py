@@ -41,9 +41,6 @@ class Broken:
     def keep_indices(self, request: RetentionRequest) -> mx.array:
         return self.select(request, composed.keep_indices(request))
 
-    def evict_indices(self, request: RetentionRequest) -> mx.array:
-        return self.select(request, composed.evict_indices(request))
-
 
 @pytest.fixture
 def broken(tmp_path: Path, capfd: pytest.CaptureFixture[str]):

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 import mlx_h2o
 from mlx_h2o import H2OConfig, cli
 from mlx_h2o.lm.hosting import hosting
-from mlx_h2o.lm.prompt_cache import context_length, fit_bytes
+from mlx_h2o.lm.prompt_cache import fit_bytes
+from mlx_h2o.lm.routing import context_length
 from mlx_h2o.lm.sizing import least_rows, most_rows, parsed_bytes
 from models import tiny
 from tiny_models import random_prompt, tiny_qwen3, tiny_tokenizer

@@ -30,13 +30,6 @@ void accumulate_block(const ScoredBlock& block, SimdTarget target) {
   MLX_H2O_CALL_TARGET(target, take_in(block));
 }
 
-Worst find_worst(const float* scores, const int32_t* positions, int count, Zones zones,
-                 SimdTarget target) {
-  Worst worst;
-  MLX_H2O_CALL_TARGET(target, search(scores, positions, count, zones, worst));
-  return worst;
-}
-
 void accumulate_scores(const AccumulationArguments& a, SimdTarget target) {
   constexpr int kBlock = 512;
   const int64_t blocks = (int64_t{a.rows} + kBlock - 1) / kBlock;

@@ -1,9 +1,7 @@
-// The moving average of scores and the search for the row that goes next, on plain memory: no MLX
-// in here, so that tests can drive it alone.
+// The moving average of scores, on plain memory: no MLX in here, so that tests can drive it alone.
 #pragma once
 
 #include <cstdint>
-#include <limits>
 
 namespace mlx_h2o::kernels {
 
@@ -15,29 +13,6 @@ struct Decay {
   float keep, take;
 
   static Decay of(double a) { return {static_cast<float>(a), static_cast<float>(1 - a)}; }
-};
-
-/// Rows at 0 <= position < sink_size, and at position >= recent_start, are protected.
-struct Zones {
-  int32_t sink_size = 0;
-  int32_t recent_start = std::numeric_limits<int32_t>::max();  // none
-};
-
-/// The row that evict_indices(count = 1) names, of those that were looked at.
-struct Worst {
-  static constexpr int32_t kPadding = std::numeric_limits<int32_t>::min();
-  static constexpr int32_t kNotANumber = kPadding + 1;
-  static constexpr int32_t kProtected = std::numeric_limits<int32_t>::max();
-
-  /// The lowest goes: one of these, or between them the score as an integer of the same order.
-  int32_t rank = kProtected;
-  int32_t order = -1;  // of equals the highest goes: the position, or the slot of padding
-  uint32_t slot = 0;
-
-  void join(const Worst& other) {
-    const bool later = other.order != order ? other.order > order : other.slot > slot;
-    if (other.rank != rank ? other.rank < rank : later) *this = other;
-  }
 };
 
 /// Some rows of one head that follow each other, and scores of queries for them.
@@ -57,10 +32,6 @@ struct ScoredBlock {
 /// becomes |s|. Multiplications and additions are not fused, so that every back end and language
 /// can repeat them. O(group * queries * count).
 void accumulate_block(const ScoredBlock& block, SimdTarget target);
-
-/// The worst of `count` rows by `scores`.
-Worst find_worst(const float* scores, const int32_t* positions, int count, Zones zones,
-                 SimdTarget target);
 
 /// One call. Strides count elements; the last axis of scores has stride 1.
 struct AccumulationArguments {

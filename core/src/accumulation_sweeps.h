@@ -1,6 +1,6 @@
-// One pass over the rows of a head: the moving average, or the search for the worst row. In the
-// compiler's own vectors, which every target has; the rows behind the last whole vector one by one,
-// by the same text. Included once per SIMD target, after its simd_*.h: hence no include guard.
+// One pass over the rows of a head: the moving average. In the compiler's own vectors, which every
+// target has; the rows behind the last whole vector one by one, by the same text. Included once per
+// SIMD target, after its simd_*.h: hence no include guard.
 
 using Floats = float __attribute__((vector_size(sizeof(Vector))));
 using Ints = int32_t __attribute__((vector_size(sizeof(Vector))));
@@ -60,54 +60,6 @@ inline Float averaged(const float* scores, int64_t stride, int members, Decay de
   return mean.count > 0 ? with(absolute(mean.value)) : before;
 }
 
-// The worst of the rows that each lane has seen.
-template <typename Float, typename Int>
-struct WorstOfLanes {
-  static constexpr int kCount = std::is_same_v<Int, int32_t> ? 1 : kLanes;
-
-  Int sink_size, recent_start;  // of the zones, in every lane
-  Int rank = Int{} + Worst::kProtected;
-  Int order = Int{} - 1;
-  Int slot{};
-
-  explicit WorstOfLanes(Zones zones)
-      : sink_size(Int{} + zones.sink_size), recent_start(Int{} + zones.recent_start) {}
-
-  // In the order of Worst::rank; signed, as the comparisons of vectors are.
-  Int rank_of(Float score, Int position) const {
-    score += 0.0f;  // -0 and +0 are equal
-    const auto bits = lanes_at<Int>(&score);
-    Int rank = bits ^ ((bits >> 31) & Worst::kProtected);
-    rank = score == score ? rank : Int{} + Worst::kNotANumber;
-    rank = position >= recent_start ? Int{} + Worst::kProtected : rank;
-    rank = position < sink_size ? Int{} + Worst::kProtected : rank;
-    return position < 0 ? Int{} + Worst::kPadding : rank;
-  }
-
-  // The slots ascend from one call to the next: of equals the later goes.
-  void join(Float score, Int position, Int own_slot) {
-    const Int own_rank = rank_of(score, position);
-    const Int own_order = position < 0 ? own_slot : position;
-    const auto later = (own_rank < rank) | ((own_rank == rank) & (own_order >= order));
-    rank = later ? own_rank : rank;
-    order = later ? own_order : order;
-    slot = later ? own_slot : slot;
-  }
-
-  void put(Worst& worst) const {
-    int32_t ranks[kCount], orders[kCount], slots[kCount];
-    std::memcpy(ranks, &rank, sizeof rank);
-    std::memcpy(orders, &order, sizeof order);
-    std::memcpy(slots, &slot, sizeof slot);
-    int32_t least = Worst::kProtected;
-    for (int32_t own : ranks) least = own < least ? own : least;
-    for (int lane = 0; lane < kCount; ++lane) {
-      if (ranks[lane] != least) continue;
-      worst.join({ranks[lane], orders[lane], static_cast<uint32_t>(slots[lane])});
-    }
-  }
-};
-
 // Whole vectors of rows, then those behind them: `work` is told the first row, and the type to use.
 template <typename Work>
 inline void for_rows(int count, const Work& work) {
@@ -142,22 +94,4 @@ inline void take_in(const ScoredBlock& block) {
     default:
       return take_in_group<0>(block);
   }
-}
-
-inline void search(const float* scores, const int32_t* positions, int count, Zones zones,
-                   Worst& worst) {
-  WorstOfLanes<Floats, Ints> lanes(zones);
-  WorstOfLanes<float, int32_t> rest(zones);
-  Ints slots;
-  for (int lane = 0; lane < kLanes; ++lane) slots[lane] = lane;
-  for_rows(count, [&](int row, auto of_type) {
-    if constexpr (std::is_same_v<decltype(of_type), float>) {
-      rest.join(scores[row], positions[row], row);
-    } else {
-      lanes.join(lanes_at<Floats>(scores + row), lanes_at<Ints>(positions + row), slots);
-      slots += kLanes;
-    }
-  });
-  lanes.put(worst);
-  rest.put(worst);
 }

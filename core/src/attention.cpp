@@ -18,7 +18,6 @@ namespace {
 
 constexpr const char* kWithScores = "scaled_dot_product_attention_with_scores";
 constexpr const char* kQuantized = "scaled_dot_product_attention_quantized_with_scores";
-constexpr const char* kWithProbes = "scaled_dot_product_attention_with_probes";
 constexpr const char* kAndAccumulate = "attention_and_accumulate";
 constexpr const char* kAttention = "scaled_dot_product_attention";
 
@@ -40,7 +39,6 @@ std::vector<mx::array> attend(const char* operation, const mx::array& queries, c
   settings.causal = options.causal;
   settings.has_mask = options.mask.has_value();
   settings.has_sinks = options.sinks.has_value();
-  settings.has_probes = options.probes.has_value();
   settings.has_row_bias = options.row_bias.has_value();
   settings.return_scores = options.return_scores;
   settings.return_lse = options.return_lse;
@@ -51,7 +49,6 @@ std::vector<mx::array> attend(const char* operation, const mx::array& queries, c
   inputs.insert(inputs.end(), keys.begin(), keys.end());
   inputs.insert(inputs.end(), values.begin(), values.end());
   if (options.importance.has_value()) inputs.push_back(*options.importance);
-  if (options.probes.has_value()) inputs.push_back(*options.probes);
   if (options.mask.has_value()) {
     const mx::Shape pairs{queries.shape(0), queries.shape(1), queries.shape(2), keys[0].shape(2)};
     inputs.push_back(mx::broadcast_to(*options.mask, pairs, stream));
@@ -83,7 +80,6 @@ std::vector<mx::array> attention(const mx::array& queries, const std::vector<mx:
                                  const std::vector<mx::array>& values,
                                  const AttentionOptions& options, mx::StreamOrDevice s) {
   const char* operation = options.importance.has_value() ? kAndAccumulate
-                          : options.probes.has_value()   ? kWithProbes
                           : values.size() > 1            ? kQuantized
                                                          : kWithScores;
   return attend(operation, queries, keys, values, options, s);

@@ -123,20 +123,6 @@ void check_sinks(const char* operation, const mx::array& sinks, int heads) {
   }
 }
 
-void check_probes(const char* operation, const mx::array& probes, const mx::array& queries,
-                  const mx::Shape& keys) {
-  check_dimensions(operation, "probes", probes, 4, "[B, Hkv, E, D]");
-  const mx::Shape expected{keys[0], keys[1], probes.shape(2), keys[3]};
-  if (probes.shape() != expected || probes.shape(2) == 0) {
-    fail(operation, "probes have shape ", to_text(probes.shape()),
-         ", expected [B, Hkv, E, D] = ", to_text(expected), " with E of at least 1.");
-  }
-  if (probes.dtype() != queries.dtype()) {
-    fail(operation, "probes are ", to_text(probes.dtype()), ", expected the dtype of the queries, ",
-         to_text(queries.dtype()), '.');
-  }
-}
-
 void check_row_bias(const char* operation, const mx::array& bias, const mx::Shape& keys) {
   const bool fits = bias.ndim() == 3 && bias.shape(0) == keys[0] && bias.shape(1) == keys[1] &&
                     bias.shape(2) >= keys[2];  // it may have room for more rows
@@ -203,7 +189,6 @@ void check_attention(const char* operation, const mx::array& queries, const Rows
   const mx::Shape pairs{queries.shape(0), queries.shape(1), queries.shape(2), shape[2]};
   if (options.mask.has_value()) check_mask(operation, *options.mask, pairs);
   if (options.sinks.has_value()) check_sinks(operation, *options.sinks, queries.shape(1));
-  if (options.probes.has_value()) check_probes(operation, *options.probes, queries, shape);
   if (options.row_bias.has_value()) check_row_bias(operation, *options.row_bias, shape);
   if (!options.importance.has_value()) return;
   const mx::array& importance = *options.importance;  // it may have room for more rows

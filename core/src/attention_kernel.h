@@ -40,7 +40,7 @@ struct AttentionArguments {
   int query_count, key_count;
   int width, value_width;  // D and Dv
 
-  ElementType type;  // of queries, probes, out, and of keys and values that are not packed
+  ElementType type;  // of queries, out, and of keys and values that are not packed
   const void* queries;
   const void* keys;
   const void* values;
@@ -66,12 +66,6 @@ struct AttentionArguments {
   // Where above 0, a pair whose weight is below it adds nothing to `out`.
   float sparse_threshold = 0;
   float* skipped = nullptr;  // [batch, query_heads, query_count]: the share of such pairs, or null
-
-  // Further queries of each KV head: scored against every key, without a mask, and no more.
-  int probe_count = 0;
-  const void* probes = nullptr;
-  int64_t probe_strides[3] = {0, 0, 0};  // batch, KV head, probe; the last axis has stride 1
-  float* probe_scores = nullptr;         // [batch, kv_heads, probe_count, key_count], contiguous
 
   void* out;                // [batch, query_heads, query_count, value_width], contiguous
   float* scores = nullptr;  // [batch, query_heads, query_count, key_count], contiguous

@@ -52,7 +52,7 @@ struct Plan {
     const int64_t steps = (a.key_count + kStep - 1) / kStep;
     span_keys = (steps + wanted - 1) / wanted * kStep;
     spans = (a.key_count + span_keys - 1) / span_keys;
-    const int64_t fitting = kBlockFloats / (tile_rows + a.probe_count) / kStep * kStep;
+    const int64_t fitting = kBlockFloats / tile_rows / kStep * kStep;
     block_keys = std::clamp<int64_t>(fitting, kStep, std::min<int64_t>(kMaxBlock, span_keys));
     partial_floats = tile_rows * (3 + value_width);
     unit_floats = spans * partial_floats + (keep_logits ? tile_rows * a.key_count : 0);

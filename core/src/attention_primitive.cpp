@@ -45,10 +45,6 @@ std::vector<mx::Shape> Attention::output_shapes(const std::vector<mx::array>& in
   if (settings_.return_scores) shapes.push_back({q[0], q[1], q[2], k[2]});
   if (settings_.return_lse) shapes.push_back({q[0], q[1], q[2]});
   if (settings_.return_skipped) shapes.push_back({q[0], q[1], q[2]});
-  if (settings_.has_probes) {
-    const mx::array& probes = inputs[behind_importance()];
-    shapes.push_back({k[0], k[1], probes.shape(2), k[2]});
-  }
   if (settings_.decay.has_value()) shapes.push_back(inputs[importance_at()].shape());
   return shapes;
 }
@@ -65,9 +61,8 @@ void Attention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::a
   }
   std::vector<mx::array> held;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    const bool is_probes = settings_.has_probes && i == behind_importance();
     const bool is_row_bias = settings_.has_row_bias && i + 1 == inputs.size();
-    const bool has_unit_stride = i < importance_at() || is_probes || is_row_bias;
+    const bool has_unit_stride = i < importance_at() || is_row_bias;
     held.push_back(has_unit_stride ? with_unit_last_stride(inputs[i], encoder) : inputs[i]);
   }
   const mx::array& queries = held[0];
@@ -96,12 +91,7 @@ void Attention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::a
                              a.width, kernels::kKeySeed);
   a.value_packing = packing_of(values, settings_.value_arrays, settings_.value_bits,
                                settings_.group_size, a.value_width, kernels::kValueSeed);
-  size_t next_input = behind_importance();
-  if (settings_.has_probes) {
-    const mx::array& probes = held[next_input++];
-    a.probe_count = probes.shape(2);
-    copy_strides(probes, 3, a.probe_strides);
-  }
+  size_t next_input = importance_at() + (accumulates ? 1 : 0);
   if (settings_.has_mask) {
     const mx::array& mask = held[next_input++];
     a.mask_type = mask_type(mask.dtype());
@@ -132,7 +122,6 @@ void Attention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::a
     if (settings.value_arrays > 2) a.value_packing.biases = (next++)->data<void>();
     auto importance = next;
     if (a.accumulate) ++next;
-    if (settings.has_probes) a.probes = (next++)->data<void>();
     if (settings.has_mask) a.mask = (next++)->data<void>();
     if (settings.has_sinks) a.sinks = (next++)->data<float>();
     if (settings.has_row_bias) a.row_bias = (next++)->data<float>();
@@ -140,7 +129,6 @@ void Attention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::a
     if (settings.return_scores) a.scores = (next++)->data<float>();
     if (settings.return_lse) a.lse = (next++)->data<float>();
     if (settings.return_skipped) a.skipped = (next++)->data<float>();
-    if (settings.has_probes) a.probe_scores = (next++)->data<float>();
     if (a.accumulate) {
       a.importance_rows = next->shape(2);
       a.importance = (next++)->data<float>();

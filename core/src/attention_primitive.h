@@ -13,18 +13,17 @@ struct AttentionSettings {
   float scale, sparse_threshold;
   int key_arrays, value_arrays;      // 1: dense; 2: words and norms; 3: words, scales and biases
   int bits, value_bits, group_size;  // bits are 0 where the rows are not packed
-  bool causal, has_mask, has_sinks, has_probes, has_row_bias;
+  bool causal, has_mask, has_sinks, has_row_bias;
   bool return_scores, return_lse, return_skipped;
   std::optional<double> decay;  // of the importance, where it is given
 
   bool operator==(const AttentionSettings&) const = default;
 };
 
-/// Inputs: queries, the arrays of keys and of values, then the importance [B, Hkv, N], the probes
-/// [B, Hkv, E, D], the mask [B, Hq, Lq, N], the float32 sinks and the bias of the rows where there
-/// are any. Outputs: out, then scores, lse, the share skipped, the scores of the probes and the new
-/// importance where they are wanted; the importance in the buffer of its input where nothing else
-/// holds that.
+/// Inputs: queries, the arrays of keys and of values, then the importance [B, Hkv, N], the mask
+/// [B, Hq, Lq, N], the float32 sinks and the bias of the rows where there are any. Outputs: out,
+/// then scores, lse, the share skipped and the new importance where they are wanted; the importance
+/// in the buffer of its input where nothing else holds that.
 class Attention : public CpuPrimitive {
  public:
   Attention(mlx::core::Stream stream, const char* operation, AttentionSettings settings)
@@ -35,7 +34,6 @@ class Attention : public CpuPrimitive {
 
   const char* name() const override {
     return settings_.decay.has_value() ? "AttentionAndAccumulate"
-           : settings_.has_probes      ? "AttentionWithProbes"
            : settings_.value_bits != 0 ? "QuantizedAttention"
            : settings_.return_scores   ? "AttentionWithScores"
                                        : "Attention";
@@ -50,9 +48,6 @@ class Attention : public CpuPrimitive {
  private:
   size_t values_at() const { return 1 + static_cast<size_t>(settings_.key_arrays); }
   size_t importance_at() const { return values_at() + static_cast<size_t>(settings_.value_arrays); }
-  size_t behind_importance() const {
-    return importance_at() + (settings_.decay.has_value() ? 1 : 0);
-  }
 
   AttentionSettings settings_;
 };

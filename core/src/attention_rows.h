@@ -95,7 +95,7 @@ void load_row(const AttentionArguments& a, const void* data, int64_t offset, flo
   order_runs<kPackedRun>(a.width, to);
 }
 
-// A query or a probe in float32, padded with zeros, in the basis and the order of the unpacked
+// A query in float32, padded with zeros, in the basis and the order of the unpacked
 // keys.
 inline void load_row(const AttentionArguments& a, const void* data, int64_t offset, float* to) {
   switch (a.type) {

@@ -3,13 +3,13 @@
 
 // What a thread works with, carved out of its own memory.
 struct Scratch {
-  float* queries;  // [rows + probes, query_width]
+  float* queries;  // [rows, query_width]
   float* weights;  // [rows, block_keys]: the logits too, where nobody keeps them
   float* groups;   // of kStep rows: scales, biases, and the rows where need be
 };
 
 inline Scratch make_scratch(const AttentionArguments& a, const Plan& plan) {
-  const int64_t queries = (plan.tile_rows + a.probe_count) * plan.query_width;
+  const int64_t queries = plan.tile_rows * plan.query_width;
   const int64_t weights = plan.tile_rows * plan.block_keys;
   const Stored values = values_of(a);
   const int64_t groups =
@@ -35,36 +35,19 @@ inline void load_queries(const AttentionArguments& a, const Plan& plan, const Pi
                            query_of(a, piece, row) * a.query_strides[2];
     load_row(a, a.queries, offset, to + row * plan.query_width);
   }
-  if (piece.first_row > 0) return;
-  for (int probe = 0; probe < a.probe_count; ++probe) {
-    const int64_t offset = piece.batch * a.probe_strides[0] + piece.kv_head * a.probe_strides[1] +
-                           probe * a.probe_strides[2];
-    load_row(a, a.probes, offset, to + (piece.rows + probe) * plan.query_width);
-  }
 }
 
-// Logits of keys from `first` on, of which the rows see `seen` and the probes `count`.
+// Logits of the `seen` keys from `first` on.
 inline void score_block(const AttentionArguments& a, const Plan& plan, const Piece& piece,
-                        const Scratch& scratch, int first, int seen, int count,
-                        const Matrix& logits) {
+                        const Scratch& scratch, int first, int seen, const Matrix& logits) {
   constexpr int kTogether = 16;  // stay in the nearest cache while all rows pass over them
-  const bool probed = a.probe_count > 0 && piece.first_row == 0;
-  const int wanted = probed ? count : seen;
-  for (int step = 0; step < wanted; step += kStep) {
-    const int step_keys = std::min(kStep, wanted - step);
+  for (int step = 0; step < seen; step += kStep) {
+    const int step_keys = std::min(kStep, seen - step);
     with_rows(a, keys_of(a), piece, first + step, step_keys, scratch.groups, [&](const auto& keys) {
       for (int key = 0; key < step_keys; key += kTogether) {
-        const int keys_left = std::min(kTogether, step_keys - key);
-        const int rows_left = std::min(keys_left, seen - step - key);
-        if (rows_left > 0) {
-          dot_rows(scratch.queries, plan.query_width, piece.rows, keys, key, rows_left, a.width,
-                   a.scale, logits.first + step, logits.stride);
-        }
-        if (!probed) continue;
-        const int64_t probe_row = piece.cache_head(a) * a.probe_count;
-        dot_rows(scratch.queries + piece.rows * plan.query_width, plan.query_width, a.probe_count,
-                 keys, key, keys_left, a.width, a.scale,
-                 a.probe_scores + probe_row * a.key_count + first + step, a.key_count);
+        dot_rows(scratch.queries, plan.query_width, piece.rows, keys, key,
+                 std::min(kTogether, step_keys - key), a.width, a.scale, logits.first + step,
+                 logits.stride);
       }
     });
   }
@@ -147,7 +130,7 @@ inline void attend_span(const AttentionArguments& a, const Plan& plan, const Pie
     const Matrix logits = logits_at(a, plan, piece, scratch, first);
     const int seen = visible_to_any(a, piece, first, count);
     if (a.accumulate) fetch_importance(a, piece, first, count);
-    score_block(a, plan, piece, scratch, first, seen, count, logits);
+    score_block(a, plan, piece, scratch, first, seen, logits);
     for (int row = 0; row < piece.rows; ++row) {
       float* scores = logits.row(row);
       const int own = visible_keys(a, piece, row, first, count);

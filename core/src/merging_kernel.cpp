@@ -224,7 +224,6 @@ void merge_all(const MergingArguments& a, SimdTarget target) {
   selection.sink_size = a.sink_size;
   selection.recent_start = a.recent_start;
   selection.recent_start_stride = a.recent_start_stride;
-  selection.target = target;
   keep_indices(selection, a.keep, a.kept);
   parallel_for(heads, [&](int64_t index) {
     merge_head<T>(of(index), masses.data() + index * a.rows, partners.data() + index * a.rows);

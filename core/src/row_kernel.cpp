@@ -1,22 +1,11 @@
 #include "row_kernel.h"
 
-#include <cstring>
-#include <limits>
 #include <type_traits>
 
 #include "half.h"
 
 namespace mlx_h2o::kernels {
 namespace {
-
-void write_row(const StoredRows& to, int64_t row, const void* from, SimdTarget target) {
-  if (to.dense == nullptr) {
-    return quantize_row(to.type, from, to.width, packed_row(to.type, to.packed, to.width, row),
-                        target);
-  }
-  const int64_t bytes = to.width * element_size(to.type);
-  std::memcpy(static_cast<char*>(to.dense) + row * bytes, from, static_cast<size_t>(bytes));
-}
 
 template <typename T>
 void to_floats(const void* from, int count, float* to) {
@@ -57,22 +46,6 @@ void read_row(const StoredRows& from, int64_t row, float* to) {
       return to_floats<Float16>(first, from.width, to);
     case ElementType::bfloat16:
       return to_floats<BFloat16>(first, from.width, to);
-  }
-}
-
-void write_rows(const RowArguments& a, SimdTarget target) {
-  for (int64_t head = 0; head < int64_t{a.batch} * a.heads; ++head) {
-    const int64_t batch = head / a.heads;
-    const int64_t of_batch = head % a.heads;
-    const int64_t row = head * a.rows + a.slots[head];
-    const auto new_row = [&](const void* rows, const int64_t* strides, ElementType type) {
-      const int64_t offset = batch * strides[0] + of_batch * strides[1];
-      return static_cast<const char*>(rows) + offset * element_size(type);
-    };
-    write_row(a.keys, row, new_row(a.new_keys, a.new_key_strides, a.keys.type), target);
-    write_row(a.values, row, new_row(a.new_values, a.new_value_strides, a.values.type), target);
-    a.importance[row] = std::numeric_limits<float>::quiet_NaN();
-    a.positions[row] = a.position[batch * a.position_stride];
   }
 }
 

@@ -1,4 +1,4 @@
-// Writing one row over another in each head of a cache, on plain memory: no MLX in here.
+// Reading rows of a cache, dense or packed, on plain memory: no MLX in here.
 #pragma once
 
 #include <cstdint>
@@ -15,24 +15,6 @@ struct StoredRows {
   void* dense = nullptr;
   PackedRow packed = {};  // the first row
 };
-
-/// One call. Strides count elements; the last axis of new rows has stride 1.
-struct RowArguments {
-  int batch, heads, rows;
-  StoredRows keys, values;
-  const void* new_keys;  // [batch, heads, width], in the type of the stored ones
-  const void* new_values;
-  int64_t new_key_strides[2];  // batch, head
-  int64_t new_value_strides[2];
-  const uint32_t* slots;    // [batch, heads], contiguous: where
-  const int32_t* position;  // [batch] with its stride
-  int64_t position_stride;
-  float* importance;   // [batch, heads, rows]: NaN, not yet scored
-  int32_t* positions;  // [batch, heads, rows]
-};
-
-/// Writes the new row of each head over the one at its slot. O(width) per head.
-void write_rows(const RowArguments& arguments, SimdTarget target);
 
 /// Bytes of one element.
 int64_t element_size(ElementType type);

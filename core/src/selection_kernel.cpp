@@ -4,7 +4,6 @@
 #include <cmath>
 #include <vector>
 
-#include "accumulation_kernel.h"
 #include "half.h"
 #include "thread_pool.h"
 
@@ -54,16 +53,11 @@ Rank rank(const Head& head, int slot) {
   return {uint64_t{kScored} << 32 | ordered(score), position, static_cast<uint32_t>(slot)};
 }
 
-std::vector<Rank> all_ranks(const Head& head) {
+void keep_of_head(const Head& head, int keep, uint32_t* result) {
   std::vector<Rank> ranks(static_cast<size_t>(head.a.rows));
   for (int slot = 0; slot < head.a.rows; ++slot) {
     ranks[static_cast<size_t>(slot)] = rank(head, slot);
   }
-  return ranks;
-}
-
-void keep_of_head(const Head& head, int keep, uint32_t* result) {
-  std::vector<Rank> ranks = all_ranks(head);
   const auto end = ranks.begin() + keep;
   if (keep < head.a.rows) {
     std::nth_element(ranks.begin(), end, ranks.end(),
@@ -73,49 +67,22 @@ void keep_of_head(const Head& head, int keep, uint32_t* result) {
   std::sort(result, result + keep);
 }
 
-void evict_of_head(const Head& head, int count, uint32_t* result) {
-  const SelectionArguments& a = head.a;
-  if (count == 1) {
-    if (a.score_strides[2] == 1 && a.position_strides[2] == 1) {
-      *result = find_worst(head.scores, head.positions, a.rows, head.zones, a.target).slot;
-      return;
-    }
-    Rank worst = rank(head, 0);
-    for (int slot = 1; slot < a.rows; ++slot) worst = std::min(worst, rank(head, slot));
-    *result = worst.slot;
-    return;
-  }
-  std::vector<Rank> ranks = all_ranks(head);
-  const auto end = ranks.begin() + count;
-  std::partial_sort(ranks.begin(), end, ranks.end());
-  std::transform(ranks.begin(), end, result, [](const Rank& x) { return x.slot; });
-}
+}  // namespace
 
-void for_each_head(const SelectionArguments& a, int count, uint32_t* result,
-                   void (*of_head)(const Head&, int, uint32_t*)) {
+void keep_indices(const SelectionArguments& a, int keep, uint32_t* result) {
   // A sort costs about 20 times as much as a look at each row.
-  const int64_t work = static_cast<int64_t>(a.rows) * (count == 1 ? 1 : 20);
+  const int64_t work = int64_t{a.rows} * 20;
   parallel_for(
       int64_t{a.batch} * a.heads,
       [&](int64_t item) {
         const int64_t batch = item / a.heads;
         const int64_t head = item % a.heads;
-        of_head({a, a.scores + batch * a.score_strides[0] + head * a.score_strides[1],
-                 a.positions + batch * a.position_strides[0] + head * a.position_strides[1],
-                 a.zones_of(batch)},
-                count, result + item * count);
+        keep_of_head({a, a.scores + batch * a.score_strides[0] + head * a.score_strides[1],
+                      a.positions + batch * a.position_strides[0] + head * a.position_strides[1],
+                      a.zones_of(batch)},
+                     keep, result + item * keep);
       },
       std::max<int64_t>(1, 65536 / work));
-}
-
-}  // namespace
-
-void keep_indices(const SelectionArguments& arguments, int keep, uint32_t* result) {
-  for_each_head(arguments, keep, result, keep_of_head);
-}
-
-void evict_indices(const SelectionArguments& arguments, int count, uint32_t* result) {
-  for_each_head(arguments, count, result, evict_of_head);
 }
 
 }  // namespace mlx_h2o::kernels

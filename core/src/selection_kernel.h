@@ -2,10 +2,15 @@
 #pragma once
 
 #include <cstdint>
-
-#include "attention_kernel.h"
+#include <limits>
 
 namespace mlx_h2o::kernels {
+
+/// Rows at 0 <= position < sink_size, and at position >= recent_start, are protected.
+struct Zones {
+  int32_t sink_size = 0;
+  int32_t recent_start = std::numeric_limits<int32_t>::max();  // none
+};
 
 /// One call: `rows` rows per (batch, head). Strides count elements.
 struct SelectionArguments {
@@ -17,7 +22,6 @@ struct SelectionArguments {
   int sink_size;                          // rows at 0 <= position < sink_size are protected
   const int32_t* recent_start = nullptr;  // [batch]: and rows at or behind it; null: no window
   int64_t recent_start_stride = 0;
-  SimdTarget target = SimdTarget::scalar;
 
   Zones zones_of(int64_t sequence) const {
     if (recent_start == nullptr) return {sink_size};
@@ -30,9 +34,5 @@ struct SelectionArguments {
 /// Best first: protected rows; then the higher score; then NaN; then padding. Of equals the lower
 /// position is better, of padding the lower slot. O(rows + keep log keep) per head.
 void keep_indices(const SelectionArguments& arguments, int keep, uint32_t* result);
-
-/// result[batch, heads, count]: the slots that keep_indices(rows - count) leaves out, worst first.
-/// One pass without a sort where count is 1, else O(rows + count log count) per head.
-void evict_indices(const SelectionArguments& arguments, int count, uint32_t* result);
 
 }  // namespace mlx_h2o::kernels

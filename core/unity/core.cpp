@@ -13,8 +13,6 @@
 #include "../src/prefill.cpp"
 #include "../src/put_rows.cpp"
 #include "../src/quantize_append.cpp"
-#include "../src/replacement.cpp"
-#include "../src/replacement_checks.cpp"
 #include "../src/reserved.cpp"
 #include "../src/segment_checks.cpp"
 #include "../src/segment_rows.cpp"

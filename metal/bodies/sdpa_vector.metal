@@ -88,14 +88,6 @@
   for (int j = 0; j < KEY_PART; j++) {
     query[j] *= params[0];
   }
-#if probes
-  // Probes take no part in the output.  The threadgroup of the first query of
-  // their KV head serves them, on the keys that it reads anyway.
-  const bool serves_probes = head % (heads / kv_heads) == 0 && query_index == 0;
-  const int probe_count = probes_shape[2];
-  const int64_t probe_start = h2o_offset(probes_strides, batch, kv_head, 0, lane * KEY_PART);
-  const int64_t probe_row = (int64_t(batch) * kv_heads + kv_head) * probe_count;
-#endif
   h2o_softmax state = h2o_softmax_empty();
 #if sinks
   if (first_key == 0) {
@@ -146,11 +138,7 @@
     }
 #endif
     // The same for all lanes, so the collectives below are safe.
-#if probes
-    if (visible || serves_probes) {
-#else
     if (visible) {
-#endif
       float key[KEY_PART];
 #if quantized
 #if dense_keys
@@ -173,26 +161,6 @@
 #else
       const int64_t key_row = key_start + i * keys_strides[2];
       h2o_load<KEY_PART>(keys + key_row, keys_strides[3], key);
-#endif
-#if probes
-      if (serves_probes) {
-        // Loaded for every key, from the cache: their number is not known to the
-        // compiler, which could not keep them in registers.
-        for (int e = 0; e < probe_count; e++) {
-          float probe[KEY_PART];
-          h2o_load<KEY_PART>(
-              probes + (probe_start + e * probes_strides[2]),
-              probes_strides[3],
-              probe);
-          const float logit = params[0] * metal::simd_sum(h2o_dot<KEY_PART>(probe, key));
-          if (lane == 0) {
-            probe_scores[(probe_row + e) * key_count + i] = logit;
-          }
-        }
-      }
-      if (!visible) {
-        continue;
-      }
 #endif
 #if !sparse
       float value[VALUE_PART];

@@ -41,9 +41,7 @@ namespace metal {
 
 enum class mem_flags { mem_none = 0, mem_device = 1, mem_threadgroup = 2 };
 
-inline mem_flags operator|(mem_flags a, mem_flags b) {
-  return mem_flags(int(a) | int(b));
-}
+inline mem_flags operator|(mem_flags a, mem_flags b) { return mem_flags(int(a) | int(b)); }
 
 template <typename T>
 struct numeric_limits;
@@ -51,7 +49,6 @@ struct numeric_limits;
 template <>
 struct numeric_limits<float> {
   static constexpr float infinity() { return __builtin_inff(); }
-  static constexpr float quiet_NaN() { return __builtin_nanf(""); }
   static constexpr float max() { return 3.402823466e+38f; }
 };
 

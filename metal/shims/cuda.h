@@ -32,7 +32,6 @@ struct numeric_limits;
 template <>
 struct numeric_limits<float> {
   static __device__ float infinity() { return __int_as_float(0x7f800000); }
-  static __device__ float quiet_NaN() { return __int_as_float(0x7fc00000); }
   static constexpr __device__ float max() { return 3.402823466e+38f; }
 };
 

@@ -14,7 +14,7 @@ constexpr auto quantized_name = "scaled_dot_product_attention_quantized_with_sco
 
 // The results that have a place.
 void attend(AttentionRequest& request, mlx_array* out, mlx_array* scores, mlx_array* lse,
-            mlx_array* skipped, mlx_array* probe_scores) {
+            mlx_array* skipped) {
   request.return_lse = lse != nullptr;
   request.return_skipped = skipped != nullptr;
   const AttentionResult result = backend_for_attention(request).attention(request);
@@ -22,21 +22,6 @@ void attend(AttentionRequest& request, mlx_array* out, mlx_array* scores, mlx_ar
   give(scores, result.scores);
   give(lse, result.lse);
   give(skipped, result.skipped);
-  give(probe_scores, result.probe_scores);
-}
-
-void check_probes(const AttentionRequest& request, mlx_array probes) {
-  const char* op = request.op;
-  const Named named = {"probes", probes, "[B, Hkv, E, D]"};
-  check_present(op, named);
-  check_rank(op, named, 4);
-  const Shape found = shape_of(probes);
-  expect(found[0] == request.batch && found[1] == request.kv_heads &&
-             found[3] == request.head_size && found[2] > 0,
-         op, "probes have shape ", found, ", expected [B, Hkv, E, D] = (", request.batch, ", ",
-         request.kv_heads, ", E, ", request.head_size, ") with E of at least 1.");
-  expect(dtype_of(probes) == dtype_of(request.queries), op, "probes are ", dtype_of(probes),
-         ", expected the dtype of the queries, ", dtype_of(request.queries), ".");
 }
 
 // The last `count` queries; a bottom-right causal mask fits as it is.
@@ -57,7 +42,7 @@ int mlx_h2o_scaled_dot_product_attention_with_scores(mlx_array* out, mlx_array* 
   return operation(dense_name, {{"out", out}, {"scores", scores}}, [&](const char* op) {
     AttentionRequest request = dense_attention_request(
         op, queries, keys, values, {scale, mask_mode, mask_arr, sinks, s, 0, row_bias});
-    attend(request, out, scores, lse, nullptr, nullptr);
+    attend(request, out, scores, lse, nullptr);
   });
 }
 
@@ -72,23 +57,7 @@ int mlx_h2o_scaled_dot_product_attention_quantized_with_scores(
     AttentionRequest request = packed_attention_request(
         op, queries, {k_w, k_s, k_b}, {v_w, v_s, v_b}, {bits, group_size, v_bits},
         {scale, mask_mode, mask_arr, sinks, s, sparse_v_threshold, row_bias});
-    attend(request, out, scores, lse, skipped, nullptr);
-  });
-}
-
-int mlx_h2o_scaled_dot_product_attention_with_probes(
-    mlx_array* out, mlx_array* scores, mlx_array* lse, mlx_array* probe_scores, mlx_array queries,
-    mlx_vector_array keys, mlx_vector_array values, mlx_array probes, float scale, int bits,
-    int group_size, mlx_optional_int v_bits, const char* mask_mode, mlx_array mask_arr,
-    mlx_array sinks, float sparse_v_threshold, mlx_stream s) {
-  const Places places = {{"out", out}, {"scores", scores}, {"probe_scores", probe_scores}};
-  return operation(probes_name, places, [&](const char* op) {
-    AttentionRequest request =
-        any_attention_request(op, queries, keys, values, {bits, group_size, v_bits},
-                              {scale, mask_mode, mask_arr, sinks, s, sparse_v_threshold});
-    check_probes(request, probes);
-    request.probes = probes;
-    attend(request, out, scores, lse, nullptr, probe_scores);
+    attend(request, out, scores, lse, skipped);
   });
 }
 

@@ -14,16 +14,14 @@ struct Backend {
   std::string (*unavailable_reason)();
   // Why it cannot serve this call; empty if it can.
   std::string (*refuses)(const AttentionRequest&) = nullptr;
-  // With probes and skipped rows where the request asks for them.
+  // With skipped rows where the request asks for them.
   AttentionResult (*attention)(const AttentionRequest&) = nullptr;
   AttentionAccumulated (*attention_and_accumulate)(const AttentionAccumulateRequest&) = nullptr;
   Array (*prefill_scores)(const PrefillRequest&) = nullptr;
   Array (*accumulate_scores)(const AccumulateRequest&) = nullptr;
   Array (*keep_indices)(const RetentionRequest&) = nullptr;
-  Array (*evict_indices)(const RetentionRequest&) = nullptr;
   Array (*key_diversity)(const KeyDiversityRequest&) = nullptr;
   Merged (*mergers)(const MergeRequest&) = nullptr;
-  Replaced (*replace_worst)(const ReplaceRequest&) = nullptr;
   Written (*quantize_append)(const AppendRequest&) = nullptr;
   std::vector<Array> (*encode_rows)(const EncodeRequest&) = nullptr;
   Array (*decode_rows)(const DecodeRequest&) = nullptr;

@@ -26,7 +26,6 @@ Array accumulate_scores(const AccumulateRequest& request);
 Array importance_so_far(const PrefillRequest& request);
 
 Array keep_indices(const RetentionRequest& request);
-Array evict_indices(const RetentionRequest& request);
 // One number for all sequences, or one each, as [] or [B, 1, 1].
 Value per_sequence(mlx_array numbers, mlx_stream s);
 
@@ -35,19 +34,13 @@ Value per_sequence(mlx_array numbers, mlx_stream s);
 Value diversity(mlx_array keys, const Value* weights, mlx_stream s);
 Array key_diversity(const KeyDiversityRequest& request);
 Merged mergers(const MergeRequest& request);
-// What rows are ranked by, float32 [B, H, N].
-Array ranks(const ReplaceRequest& request);
-Replaced replace_worst(const ReplaceRequest& request);
 Written quantize_append(const AppendRequest& request);
 // Words and norms, and what they stand for.
 std::vector<Array> encode_rows(const EncodeRequest& request);
 Array decode_rows(const DecodeRequest& request);
 // The new rows as the stored ones are; `encode` makes the codes.
-Written as_stored(const StoredRows& request, decltype(encode_rows)* encode = encode_rows);
-// With new rows, as they are stored, in the slots uint32 [B, H, 1].
-Replaced replaced(const ReplaceRequest& request, mlx_array slots, const Written& fresh,
-                  Array importance, Array positions);
-// The same in the slots of the request.
+Written as_stored(const AppendRequest& request, decltype(encode_rows)* encode = encode_rows);
+// With these, as they are stored, in the slots of the request.
 Written appended(const AppendRequest& request, const Written& fresh);
 
 }  // namespace mlx_h2o_c::composed

@@ -14,14 +14,9 @@ namespace {
 std::string available() { return ""; }
 std::string takes_all(const AttentionRequest& /* request */) { return ""; }
 
-// One product with all keys.
-Value products(const AttentionRequest& r, const Value& vectors) {
-  return vectors.then(mlx_matmul, dense(r.keys, r.stream).then(mlx_swapaxes, -1, -2));
-}
-
-// Queries or probes, in the basis of the keys.
-Value scaled(const AttentionRequest& r, mlx_array vectors) {
-  const Value scaled = Value(vectors, r.stream).as(MLX_FLOAT32) * number(r.scale);
+// The queries in the basis of the keys.
+Value scaled_queries(const AttentionRequest& r) {
+  const Value scaled = Value(mlx_array(r.queries), r.stream).as(MLX_FLOAT32) * number(r.scale);
   return r.keys.codes() ? rotated(scaled, Side::keys) : Value(mlx_array(scaled), r.stream);
 }
 
@@ -67,9 +62,8 @@ Value logits(const AttentionRequest& r) {
   const mlx_stream s = r.stream;
   // The query heads of one KV head become rows of one product: K is not repeated.
   const int group_rows = r.heads / r.kv_heads * r.length;
-  const Value queries =
-      scaled(r, r.queries).reshaped({r.batch, r.kv_heads, group_rows, r.head_size});
-  Value logits = products(r, queries);
+  const Value queries = scaled_queries(r).reshaped({r.batch, r.kv_heads, group_rows, r.head_size});
+  Value logits = queries.then(mlx_matmul, dense(r.keys, s).then(mlx_swapaxes, -1, -2));
   const auto of_heads = [&](const Value& v) {
     return v.reshaped({r.batch, r.heads, r.length, r.rows});
   };
@@ -126,15 +120,13 @@ AttentionResult attention(const AttentionRequest& r) {
   if (r.return_lse) {
     result.lse = (parts.peak + parts.total.then(mlx_log)).then(mlx_squeeze_axis, -1);
   }
-  if (r.probes.ctx != nullptr) result.probe_scores = products(r, scaled(r, r.probes));
   result.scores = std::move(scores);
   return result;
 }
 
 // Average: attention, then the best back end's.
-const Backend backend = {"composed",      available,      takes_all,         attention,
-                         nullptr,         prefill_scores, accumulate_scores, keep_indices,
-                         evict_indices,   key_diversity,  mergers,           replace_worst,
-                         quantize_append, encode_rows,    decode_rows};
+const Backend backend = {"composed",      available,         takes_all,    attention,     nullptr,
+                         prefill_scores,  accumulate_scores, keep_indices, key_diversity, mergers,
+                         quantize_append, encode_rows,       decode_rows};
 
 }  // namespace mlx_h2o_c::composed

@@ -1,6 +1,4 @@
 // The definitions of the operations on a cache's rows in plain MLX operations.
-#include <cmath>
-
 #include "composed.h"
 
 namespace mlx_h2o_c::composed {
@@ -38,19 +36,6 @@ std::vector<Array> as_stored(const Rows& stored, mlx_array rows, Side side,
                  mlx_array{}, s);
 }
 
-// With the new rows, as they are stored, in the slots. The rows of one step hang together: whoever
-// evaluates the first array of the keys evaluates the rest, and `others`, or their graph would
-// grow.
-Written written(const StoredRows& r, mlx_array slots, const Written& fresh,
-                std::vector<mlx_array> others) {
-  Written result{put(r.keys, fresh.keys, slots, r.stream),
-                 put(r.values, fresh.values, slots, r.stream)};
-  others.insert(others.end(), result.keys.begin() + 1, result.keys.end());
-  others.insert(others.end(), result.values.begin(), result.values.end());
-  result.keys[0] = tied(result.keys[0], others);
-  return result;
-}
-
 }  // namespace
 
 Value diversity(mlx_array keys, const Value* weights, mlx_stream s) {
@@ -72,48 +57,24 @@ Value per_sequence(mlx_array numbers, mlx_stream s) {
                                       : value.reshaped({mlx_array_dim(numbers, 0), 1, 1});
 }
 
-Array ranks(const ReplaceRequest& r) {
-  const mlx_stream s = r.stream;
-  switch (r.ranked_by) {
-    case RankedBy::age:
-      // The age, not the position: float32 holds every age in a cache, but not every position of
-      // a sequence beyond 2^24 tokens.
-      return (Value(r.positions, s) - per_sequence(r.position, s)).as(MLX_FLOAT32);
-    case RankedBy::key_diversity:
-      return key_diversity({dense(r.keys, s), s});
-    default:
-      return copied(r.ranked_by == RankedBy::array ? r.ranks : r.importance);
-  }
-}
-
-Written as_stored(const StoredRows& r, decltype(encode_rows)* encode) {
+Written as_stored(const AppendRequest& r, decltype(encode_rows)* encode) {
   return {as_stored(r.keys, r.new_keys, Side::keys, encode, r.stream),
           as_stored(r.values, r.new_values, Side::values, encode, r.stream)};
-}
-
-Replaced replace_worst(const ReplaceRequest& r) {
-  const mlx_stream s = r.stream;
-  const Array by = ranks(r);
-  const int batch = mlx_array_dim(by, 0), heads = mlx_array_dim(by, 1);
-  const Array slots = evict_indices(
-      {by, r.positions, batch, heads, r.keys.count(), 1, r.sink_size, r.recent_start, s});
-  const Value importance(r.importance, s), positions(r.positions, s);
-  return replaced(r, slots, as_stored(r),
-                  importance.then(mlx_put_along_axis, slots, number(NAN), 2),
-                  positions.then(mlx_put_along_axis, slots, per_sequence(r.position, s), 2));
-}
-
-Replaced replaced(const ReplaceRequest& r, mlx_array slots, const Written& fresh, Array importance,
-                  Array positions) {
-  Written rows = written(r, slots, fresh, {importance, positions});
-  return {std::move(rows), std::move(importance), std::move(positions)};
 }
 
 Written quantize_append(const AppendRequest& r) { return appended(r, as_stored(r)); }
 
 Written appended(const AppendRequest& r, const Written& fresh) {
+  const mlx_stream s = r.stream;
   const Array last = scalar(static_cast<uint32_t>(r.keys.count() - 1), MLX_UINT32);
-  return written(r, call(mlx_minimum, r.slots, last, r.stream), fresh, {});
+  const Array slots = call(mlx_minimum, r.slots, last, s);
+  Written result{put(r.keys, fresh.keys, slots, s), put(r.values, fresh.values, slots, s)};
+  // The rows of one step hang together: whoever evaluates the first array of the keys evaluates the
+  // rest, or their graph would grow.
+  std::vector<mlx_array> others(result.keys.begin() + 1, result.keys.end());
+  others.insert(others.end(), result.values.begin(), result.values.end());
+  result.keys[0] = tied(result.keys[0], others);
+  return result;
 }
 
 }  // namespace mlx_h2o_c::composed

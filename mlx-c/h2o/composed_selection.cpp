@@ -55,10 +55,4 @@ Array keep_indices(const RetentionRequest& r) {
   return order.sliced(2, r.count, r.rows).then(mlx_sort_axis, -1).as(MLX_UINT32);
 }
 
-Array evict_indices(const RetentionRequest& r) {
-  const Value key = retention_key(r);
-  if (r.count == 1) return key.then(mlx_argmin_axis, -1, true).as(MLX_UINT32);
-  return key.then(mlx_argsort_axis, -1).sliced(2, 0, r.count).as(MLX_UINT32);
-}
-
 }  // namespace mlx_h2o_c::composed

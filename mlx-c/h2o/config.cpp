@@ -15,8 +15,7 @@ constexpr auto op = "H2OConfig";
 struct Policy {
   const char* name;
 };
-constexpr Policy policies[] = {{"h2o"},    {"h2o-sum"}, {"window"},      {"random"}, {"keydiff"},
-                               {"snapkv"}, {"tova"},    {"value-aware"}, {"mix"},    {"merge"}};
+constexpr Policy policies[] = {{"h2o"}, {"h2o-sum"}, {"window"}, {"keydiff"}, {"merge"}};
 
 // Heavy hitters take budget / divisor (AtomGradient 2026, sec. 4.1 and table 4: 128, 64 and 32 of
 // 256 rows); the recent window takes what the sinks leave.

@@ -36,7 +36,6 @@ static const char* const mlx_h2o_kernel_flags[] = {
     "scores",
     "lse",
     "skipped",
-    "probes",
     "row_bias",
     "dense_keys",
     "key_codes",
@@ -50,9 +49,7 @@ static const mlx_h2o_kernel_segment mlx_h2o_kernel_header[] = {
      "#define H2O_UNROLL _Pragma(\"clang loop unroll(full)\")\n"
      "#endif\n"
      "#define H2O_NEGATIVE_INFINITY (-metal::numeric_limits<float>::infinity())\n"
-     "#define H2O_NAN (metal::numeric_limits<float>::quiet_NaN())\n"
      "#define H2O_LOWEST (-metal::numeric_limits<float>::max())\n"
-     "#define H2O_LEAST_NORM 1e-12f\n"
      "template <typename S>\n"
      "inline int64_t h2o_offset(S strides, int batch, int head, int row, int element) {\n"
      "  return batch * strides[0] + head * strides[1] + row * strides[2] + element * strides[3];\n"
@@ -151,9 +148,9 @@ static const mlx_h2o_kernel_segment mlx_h2o_kernel_header[] = {
      "    state.total = 1.0f;\n"
      "  }\n"
      "}\n"
-     "template <int E>\n"},
+     "template <int E>\n"
+     "inline float h2o_softmax_weigh(thread h2o_softmax& state, thread float* sums, float score) {\n"},
     {"",
-     "inline float h2o_softmax_weigh(thread h2o_softmax& state, thread float* sums, float score) {\n"
      "  const float maximum = metal::max(state.maximum, score);\n"
      "  const float fade = metal::fast::exp(state.maximum - maximum);\n"
      "  const float weight = metal::fast::exp(score - maximum);\n"
@@ -232,7 +229,6 @@ static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_inputs[] = {
     {"mask", "bool_mask"},
     {"mask", "additive_mask"},
     {"sinks", "sinks"},
-    {"probes", "probes"},
     {"row_bias", "row_bias"},
     {"params", ""},
 };
@@ -241,7 +237,6 @@ static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_outputs[] = {
     {"out", ""},
     {"scores", "scores"},
     {"lse", "lse"},
-    {"probe_scores", "probes"},
 };
 
 static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_segments[] = {
@@ -278,13 +273,7 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_segments[] = {
      "      query);\n"
      "  for (int j = 0; j < KEY_PART; j++) {\n"
      "    query[j] *= params[0];\n"
-     "  }\n"},
-    {"probes",
-     "  const bool serves_probes = head % (heads / kv_heads) == 0 && query_index == 0;\n"
-     "  const int probe_count = probes_shape[2];\n"
-     "  const int64_t probe_start = h2o_offset(probes_strides, batch, kv_head, 0, lane * KEY_PART);\n"
-     "  const int64_t probe_row = (int64_t(batch) * kv_heads + kv_head) * probe_count;\n"},
-    {"",
+     "  }\n"
      "  h2o_softmax state = h2o_softmax_empty();\n"},
     {"sinks",
      "  if (first_key == 0) {\n"
@@ -314,32 +303,11 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_segments[] = {
      "    if (!visible && lane == 0) {\n"
      "      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;\n"
      "    }\n"},
-    {"probes",
-     "    if (visible || serves_probes) {\n"},
-    {"!probes",
-     "    if (visible) {\n"},
     {"",
+     "    if (visible) {\n"
      "      float key[KEY_PART];\n"
      "      const int64_t key_row = key_start + i * keys_strides[2];\n"
-     "      h2o_load<KEY_PART>(keys + key_row, keys_strides[3], key);\n"},
-    {"probes",
-     "      if (serves_probes) {\n"
-     "        for (int e = 0; e < probe_count; e++) {\n"
-     "          float probe[KEY_PART];\n"
-     "          h2o_load<KEY_PART>(\n"
-     "              probes + (probe_start + e * probes_strides[2]),\n"
-     "              probes_strides[3],\n"
-     "              probe);\n"
-     "          const float logit = params[0] * metal::simd_sum(h2o_dot<KEY_PART>(probe, key));\n"
-     "          if (lane == 0) {\n"
-     "            probe_scores[(probe_row + e) * key_count + i] = logit;\n"
-     "          }\n"
-     "        }\n"
-     "      }\n"
-     "      if (!visible) {\n"
-     "        continue;\n"
-     "      }\n"},
-    {"",
+     "      h2o_load<KEY_PART>(keys + key_row, keys_strides[3], key);\n"
      "      float value[VALUE_PART];\n"
      "      const int64_t value_row = value_start + i * values_strides[2];\n"
      "      h2o_load<VALUE_PART>(values + value_row, values_strides[3], value);\n"
@@ -418,7 +386,6 @@ static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_2pass_1_inputs[] = {
     {"mask", "bool_mask"},
     {"mask", "additive_mask"},
     {"sinks", "sinks"},
-    {"probes", "probes"},
     {"row_bias", "row_bias"},
     {"params", ""},
 };
@@ -428,7 +395,6 @@ static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_2pass_1_outputs[] = {
     {"partial_maxima", ""},
     {"partial_totals", ""},
     {"scores", "scores"},
-    {"probe_scores", "probes"},
 };
 
 static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_2pass_1_segments[] = {
@@ -467,13 +433,7 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_2pass_1_segments[] = {
      "      query);\n"
      "  for (int j = 0; j < KEY_PART; j++) {\n"
      "    query[j] *= params[0];\n"
-     "  }\n"},
-    {"probes",
-     "  const bool serves_probes = head % (heads / kv_heads) == 0 && query_index == 0;\n"
-     "  const int probe_count = probes_shape[2];\n"
-     "  const int64_t probe_start = h2o_offset(probes_strides, batch, kv_head, 0, lane * KEY_PART);\n"
-     "  const int64_t probe_row = (int64_t(batch) * kv_heads + kv_head) * probe_count;\n"},
-    {"",
+     "  }\n"
      "  h2o_softmax state = h2o_softmax_empty();\n"},
     {"sinks",
      "  if (first_key == 0) {\n"
@@ -503,32 +463,11 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_2pass_1_segments[] = {
      "    if (!visible && lane == 0) {\n"
      "      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;\n"
      "    }\n"},
-    {"probes",
-     "    if (visible || serves_probes) {\n"},
-    {"!probes",
-     "    if (visible) {\n"},
     {"",
+     "    if (visible) {\n"
      "      float key[KEY_PART];\n"
      "      const int64_t key_row = key_start + i * keys_strides[2];\n"
-     "      h2o_load<KEY_PART>(keys + key_row, keys_strides[3], key);\n"},
-    {"probes",
-     "      if (serves_probes) {\n"
-     "        for (int e = 0; e < probe_count; e++) {\n"
-     "          float probe[KEY_PART];\n"
-     "          h2o_load<KEY_PART>(\n"
-     "              probes + (probe_start + e * probes_strides[2]),\n"
-     "              probes_strides[3],\n"
-     "              probe);\n"
-     "          const float logit = params[0] * metal::simd_sum(h2o_dot<KEY_PART>(probe, key));\n"
-     "          if (lane == 0) {\n"
-     "            probe_scores[(probe_row + e) * key_count + i] = logit;\n"
-     "          }\n"
-     "        }\n"
-     "      }\n"
-     "      if (!visible) {\n"
-     "        continue;\n"
-     "      }\n"},
-    {"",
+     "      h2o_load<KEY_PART>(keys + key_row, keys_strides[3], key);\n"
      "      float value[VALUE_PART];\n"
      "      const int64_t value_row = value_start + i * values_strides[2];\n"
      "      h2o_load<VALUE_PART>(values + value_row, values_strides[3], value);\n"
@@ -618,7 +557,6 @@ static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_quantized_inputs[] = {
     {"mask", "bool_mask"},
     {"mask", "additive_mask"},
     {"sinks", "sinks"},
-    {"probes", "probes"},
     {"row_bias", "row_bias"},
     {"params", ""},
 };
@@ -627,7 +565,6 @@ static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_quantized_outputs[] = {
     {"out", ""},
     {"scores", "scores"},
     {"lse", "lse"},
-    {"probe_scores", "probes"},
 };
 
 static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_quantized_segments[] = {
@@ -673,13 +610,7 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_quantized_segments[] = {
      "      query);\n"
      "  for (int j = 0; j < KEY_PART; j++) {\n"
      "    query[j] *= params[0];\n"
-     "  }\n"},
-    {"probes",
-     "  const bool serves_probes = head % (heads / kv_heads) == 0 && query_index == 0;\n"
-     "  const int probe_count = probes_shape[2];\n"
-     "  const int64_t probe_start = h2o_offset(probes_strides, batch, kv_head, 0, lane * KEY_PART);\n"
-     "  const int64_t probe_row = (int64_t(batch) * kv_heads + kv_head) * probe_count;\n"},
-    {"",
+     "  }\n"
      "  h2o_softmax state = h2o_softmax_empty();\n"},
     {"sinks",
      "  if (first_key == 0) {\n"
@@ -714,11 +645,8 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_quantized_segments[] = {
      "    if (!visible && lane == 0) {\n"
      "      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;\n"
      "    }\n"},
-    {"probes",
-     "    if (visible || serves_probes) {\n"},
-    {"!probes",
-     "    if (visible) {\n"},
     {"",
+     "    if (visible) {\n"
      "      float key[KEY_PART];\n"},
     {"dense_keys",
      "      const int64_t key_row = key_start + i * keys_strides[2];\n"
@@ -734,23 +662,6 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_quantized_segments[] = {
      "          key_scales + (key_scales_start + i * key_scales_strides[2]), key_scales_strides[3],\n"
      "          key_biases + (key_biases_start + i * key_biases_strides[2]), key_biases_strides[3],\n"
      "          lane * KEY_PART, key);\n"},
-    {"probes",
-     "      if (serves_probes) {\n"
-     "        for (int e = 0; e < probe_count; e++) {\n"
-     "          float probe[KEY_PART];\n"
-     "          h2o_load<KEY_PART>(\n"
-     "              probes + (probe_start + e * probes_strides[2]),\n"
-     "              probes_strides[3],\n"
-     "              probe);\n"
-     "          const float logit = params[0] * metal::simd_sum(h2o_dot<KEY_PART>(probe, key));\n"
-     "          if (lane == 0) {\n"
-     "            probe_scores[(probe_row + e) * key_count + i] = logit;\n"
-     "          }\n"
-     "        }\n"
-     "      }\n"
-     "      if (!visible) {\n"
-     "        continue;\n"
-     "      }\n"},
     {"",
      "      float value[VALUE_PART];\n"
      "      float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));\n"},
@@ -854,7 +765,6 @@ static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_2pass_1_quantized_inputs[
     {"mask", "bool_mask"},
     {"mask", "additive_mask"},
     {"sinks", "sinks"},
-    {"probes", "probes"},
     {"row_bias", "row_bias"},
     {"params", ""},
 };
@@ -864,7 +774,6 @@ static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_2pass_1_quantized_outputs
     {"partial_maxima", ""},
     {"partial_totals", ""},
     {"scores", "scores"},
-    {"probe_scores", "probes"},
 };
 
 static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_2pass_1_quantized_segments[] = {
@@ -912,13 +821,7 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_2pass_1_quantized_segmen
      "      query);\n"
      "  for (int j = 0; j < KEY_PART; j++) {\n"
      "    query[j] *= params[0];\n"
-     "  }\n"},
-    {"probes",
-     "  const bool serves_probes = head % (heads / kv_heads) == 0 && query_index == 0;\n"
-     "  const int probe_count = probes_shape[2];\n"
-     "  const int64_t probe_start = h2o_offset(probes_strides, batch, kv_head, 0, lane * KEY_PART);\n"
-     "  const int64_t probe_row = (int64_t(batch) * kv_heads + kv_head) * probe_count;\n"},
-    {"",
+     "  }\n"
      "  h2o_softmax state = h2o_softmax_empty();\n"},
     {"sinks",
      "  if (first_key == 0) {\n"
@@ -953,11 +856,8 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_2pass_1_quantized_segmen
      "    if (!visible && lane == 0) {\n"
      "      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;\n"
      "    }\n"},
-    {"probes",
-     "    if (visible || serves_probes) {\n"},
-    {"!probes",
-     "    if (visible) {\n"},
     {"",
+     "    if (visible) {\n"
      "      float key[KEY_PART];\n"},
     {"dense_keys",
      "      const int64_t key_row = key_start + i * keys_strides[2];\n"
@@ -973,23 +873,6 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_2pass_1_quantized_segmen
      "          key_scales + (key_scales_start + i * key_scales_strides[2]), key_scales_strides[3],\n"
      "          key_biases + (key_biases_start + i * key_biases_strides[2]), key_biases_strides[3],\n"
      "          lane * KEY_PART, key);\n"},
-    {"probes",
-     "      if (serves_probes) {\n"
-     "        for (int e = 0; e < probe_count; e++) {\n"
-     "          float probe[KEY_PART];\n"
-     "          h2o_load<KEY_PART>(\n"
-     "              probes + (probe_start + e * probes_strides[2]),\n"
-     "              probes_strides[3],\n"
-     "              probe);\n"
-     "          const float logit = params[0] * metal::simd_sum(h2o_dot<KEY_PART>(probe, key));\n"
-     "          if (lane == 0) {\n"
-     "            probe_scores[(probe_row + e) * key_count + i] = logit;\n"
-     "          }\n"
-     "        }\n"
-     "      }\n"
-     "      if (!visible) {\n"
-     "        continue;\n"
-     "      }\n"},
     {"",
      "      float value[VALUE_PART];\n"
      "      float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));\n"},
@@ -1092,7 +975,6 @@ static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_sparse_quantized_inputs[]
     {"mask", "bool_mask"},
     {"mask", "additive_mask"},
     {"sinks", "sinks"},
-    {"probes", "probes"},
     {"row_bias", "row_bias"},
     {"params", ""},
 };
@@ -1102,7 +984,6 @@ static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_sparse_quantized_outputs[
     {"scores", ""},
     {"lse", "lse"},
     {"skipped", "skipped"},
-    {"probe_scores", "probes"},
 };
 
 static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_sparse_quantized_segments[] = {
@@ -1148,13 +1029,7 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_sparse_quantized_segment
      "      query);\n"
      "  for (int j = 0; j < KEY_PART; j++) {\n"
      "    query[j] *= params[0];\n"
-     "  }\n"},
-    {"probes",
-     "  const bool serves_probes = head % (heads / kv_heads) == 0 && query_index == 0;\n"
-     "  const int probe_count = probes_shape[2];\n"
-     "  const int64_t probe_start = h2o_offset(probes_strides, batch, kv_head, 0, lane * KEY_PART);\n"
-     "  const int64_t probe_row = (int64_t(batch) * kv_heads + kv_head) * probe_count;\n"},
-    {"",
+     "  }\n"
      "  h2o_softmax state = h2o_softmax_empty();\n"},
     {"sinks",
      "  if (first_key == 0) {\n"
@@ -1188,12 +1063,8 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_sparse_quantized_segment
     {"",
      "    if (!visible && lane == 0) {\n"
      "      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;\n"
-     "    }\n"},
-    {"probes",
-     "    if (visible || serves_probes) {\n"},
-    {"!probes",
-     "    if (visible) {\n"},
-    {"",
+     "    }\n"
+     "    if (visible) {\n"
      "      float key[KEY_PART];\n"},
     {"dense_keys",
      "      const int64_t key_row = key_start + i * keys_strides[2];\n"
@@ -1209,23 +1080,6 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_sparse_quantized_segment
      "          key_scales + (key_scales_start + i * key_scales_strides[2]), key_scales_strides[3],\n"
      "          key_biases + (key_biases_start + i * key_biases_strides[2]), key_biases_strides[3],\n"
      "          lane * KEY_PART, key);\n"},
-    {"probes",
-     "      if (serves_probes) {\n"
-     "        for (int e = 0; e < probe_count; e++) {\n"
-     "          float probe[KEY_PART];\n"
-     "          h2o_load<KEY_PART>(\n"
-     "              probes + (probe_start + e * probes_strides[2]),\n"
-     "              probes_strides[3],\n"
-     "              probe);\n"
-     "          const float logit = params[0] * metal::simd_sum(h2o_dot<KEY_PART>(probe, key));\n"
-     "          if (lane == 0) {\n"
-     "            probe_scores[(probe_row + e) * key_count + i] = logit;\n"
-     "          }\n"
-     "        }\n"
-     "      }\n"
-     "      if (!visible) {\n"
-     "        continue;\n"
-     "      }\n"},
     {"",
      "      float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));\n"},
     {"additive_mask",
@@ -1360,7 +1214,6 @@ static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_sparse_keys_quantized_inp
     {"mask", "bool_mask"},
     {"mask", "additive_mask"},
     {"sinks", "sinks"},
-    {"probes", "probes"},
     {"row_bias", "row_bias"},
     {"params", ""},
 };
@@ -1369,7 +1222,6 @@ static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_sparse_keys_quantized_out
     {"partial_maxima", ""},
     {"partial_totals", ""},
     {"scores", ""},
-    {"probe_scores", "probes"},
 };
 
 static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_sparse_keys_quantized_segments[] = {
@@ -1406,13 +1258,7 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_sparse_keys_quantized_se
      "      query);\n"
      "  for (int j = 0; j < KEY_PART; j++) {\n"
      "    query[j] *= params[0];\n"
-     "  }\n"},
-    {"probes",
-     "  const bool serves_probes = head % (heads / kv_heads) == 0 && query_index == 0;\n"
-     "  const int probe_count = probes_shape[2];\n"
-     "  const int64_t probe_start = h2o_offset(probes_strides, batch, kv_head, 0, lane * KEY_PART);\n"
-     "  const int64_t probe_row = (int64_t(batch) * kv_heads + kv_head) * probe_count;\n"},
-    {"",
+     "  }\n"
      "  h2o_softmax state = h2o_softmax_empty();\n"},
     {"sinks",
      "  if (first_key == 0) {\n"
@@ -1446,12 +1292,8 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_sparse_keys_quantized_se
     {"",
      "    if (!visible && lane == 0) {\n"
      "      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;\n"
-     "    }\n"},
-    {"probes",
-     "    if (visible || serves_probes) {\n"},
-    {"!probes",
-     "    if (visible) {\n"},
-    {"",
+     "    }\n"
+     "    if (visible) {\n"
      "      float key[KEY_PART];\n"},
     {"dense_keys",
      "      const int64_t key_row = key_start + i * keys_strides[2];\n"
@@ -1467,23 +1309,6 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_sparse_keys_quantized_se
      "          key_scales + (key_scales_start + i * key_scales_strides[2]), key_scales_strides[3],\n"
      "          key_biases + (key_biases_start + i * key_biases_strides[2]), key_biases_strides[3],\n"
      "          lane * KEY_PART, key);\n"},
-    {"probes",
-     "      if (serves_probes) {\n"
-     "        for (int e = 0; e < probe_count; e++) {\n"
-     "          float probe[KEY_PART];\n"
-     "          h2o_load<KEY_PART>(\n"
-     "              probes + (probe_start + e * probes_strides[2]),\n"
-     "              probes_strides[3],\n"
-     "              probe);\n"
-     "          const float logit = params[0] * metal::simd_sum(h2o_dot<KEY_PART>(probe, key));\n"
-     "          if (lane == 0) {\n"
-     "            probe_scores[(probe_row + e) * key_count + i] = logit;\n"
-     "          }\n"
-     "        }\n"
-     "      }\n"
-     "      if (!visible) {\n"
-     "        continue;\n"
-     "      }\n"},
     {"",
      "      float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));\n"},
     {"additive_mask",
@@ -2169,335 +1994,6 @@ static const mlx_h2o_kernel_text mlx_h2o_accumulate_scores_text = {
     sizeof(mlx_h2o_accumulate_scores_outputs) / sizeof(mlx_h2o_accumulate_scores_outputs[0]),
     mlx_h2o_accumulate_scores_segments,
     sizeof(mlx_h2o_accumulate_scores_segments) / sizeof(mlx_h2o_accumulate_scores_segments[0]),
-};
-
-static const mlx_h2o_kernel_buffer mlx_h2o_choose_row_template[] = {
-    {"NS", ""},
-};
-
-static const mlx_h2o_kernel_buffer mlx_h2o_choose_row_inputs[] = {
-    {"scores", ""},
-    {"positions", ""},
-    {"recent_starts", ""},
-    {"zones", ""},
-};
-
-static const mlx_h2o_kernel_buffer mlx_h2o_choose_row_outputs[] = {
-    {"worst", ""},
-};
-
-static const mlx_h2o_kernel_segment mlx_h2o_choose_row_segments[] = {
-    {"",
-     "  constexpr int LANES = 32;\n"
-     "  constexpr int PROTECTED = 0;\n"
-     "  constexpr int SCORED = 1;\n"
-     "  constexpr int UNSCORED = 2;\n"
-     "  constexpr int PADDING = 3;\n"
-     "  H2O_THREADGROUP(int, kinds, NS);\n"
-     "  H2O_THREADGROUP(float, worths, NS);\n"
-     "  H2O_THREADGROUP(int, places, NS);\n"
-     "  H2O_THREADGROUP(int, slots, NS);\n"
-     "  const int lane = int(thread_index_in_simdgroup);\n"
-     "  const int group = int(simdgroup_index_in_threadgroup);\n"
-     "  const int head_count = positions_shape[1];\n"
-     "  const int row_count = positions_shape[2];\n"
-     "  const int batch = int(threadgroup_position_in_grid.x) / head_count;\n"
-     "  const int head = int(threadgroup_position_in_grid.x) % head_count;\n"
-     "  const int64_t positions_start = batch * positions_strides[0] + head * positions_strides[1];\n"
-     "  const int recent_start = recent_starts[batch * recent_starts_strides[0]];\n"
-     "  const int64_t scores_start = batch * scores_strides[0] + head * scores_strides[1];\n"
-     "  int kind = -1;\n"
-     "  float worth = 0.0f;\n"
-     "  int place = -1;\n"
-     "  int slot = 0;\n"
-     "  for (int row = group * LANES + lane; row < row_count; row += NS * LANES) {\n"
-     "    const int position = positions[positions_start + row * positions_strides[2]];\n"
-     "    const float score = scores[scores_start + row * scores_strides[2]];\n"
-     "    int found = score != score ? UNSCORED : SCORED;\n"
-     "    if (position < zones[0] || position >= recent_start) {\n"
-     "      found = PROTECTED;\n"
-     "    }\n"
-     "    if (position < 0) {\n"
-     "      found = PADDING;\n"
-     "    }\n"
-     "    const float found_worth = found == SCORED ? score : 0.0f;\n"
-     "    const int found_place = position < 0 ? row : position;\n"
-     "    const bool same_worth = found == kind && found_worth == worth;\n"
-     "    if (found > kind || (found == kind && found_worth < worth)\n"
-     "        || (same_worth && found_place > place)) {\n"
-     "      kind = found;\n"
-     "      worth = found_worth;\n"
-     "      place = found_place;\n"
-     "      slot = row;\n"
-     "    }\n"
-     "  }\n"
-     "  for (int round = 0; round < 2; round++) {\n"
-     "    const int worst_kind = metal::simd_max(kind);\n"
-     "    const bool of_kind = kind == worst_kind;\n"
-     "    const float least_worth = -metal::simd_max(of_kind ? -worth : H2O_NEGATIVE_INFINITY);\n"
-     "    const bool of_worth = of_kind && worth == least_worth;\n"
-     "    const int last_place = metal::simd_max(of_worth ? place : -1);\n"
-     "    const int first_slot = -metal::simd_max(of_worth && place == last_place ? -slot : -row_count);\n"
-     "    if (round == 0) {\n"
-     "      if (lane == 0) {\n"
-     "        kinds[group] = worst_kind;\n"
-     "        worths[group] = least_worth;\n"
-     "        places[group] = last_place;\n"
-     "        slots[group] = first_slot;\n"
-     "      }\n"
-     "      metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
-     "      const bool has_row = lane < NS;\n"
-     "      kind = has_row ? kinds[lane] : -1;\n"
-     "      worth = has_row ? worths[lane] : 0.0f;\n"
-     "      place = has_row ? places[lane] : -1;\n"
-     "      slot = has_row ? slots[lane] : 0;\n"
-     "    } else {\n"
-     "      slot = first_slot;\n"
-     "    }\n"
-     "  }\n"
-     "  if (group == 0 && lane == 0) {\n"
-     "    worst[threadgroup_position_in_grid.x] = uint32_t(slot);\n"
-     "  }\n"},
-};
-
-static const mlx_h2o_kernel_text mlx_h2o_choose_row_text = {
-    "choose_row",
-    mlx_h2o_choose_row_template,
-    sizeof(mlx_h2o_choose_row_template) / sizeof(mlx_h2o_choose_row_template[0]),
-    mlx_h2o_choose_row_inputs,
-    sizeof(mlx_h2o_choose_row_inputs) / sizeof(mlx_h2o_choose_row_inputs[0]),
-    mlx_h2o_choose_row_outputs,
-    sizeof(mlx_h2o_choose_row_outputs) / sizeof(mlx_h2o_choose_row_outputs[0]),
-    mlx_h2o_choose_row_segments,
-    sizeof(mlx_h2o_choose_row_segments) / sizeof(mlx_h2o_choose_row_segments[0]),
-};
-
-static const mlx_h2o_kernel_buffer mlx_h2o_replace_row_template[] = {
-    {"NS", ""},
-    {"AGE", ""},
-};
-
-static const mlx_h2o_kernel_buffer mlx_h2o_replace_row_inputs[] = {
-    {"importance", ""},
-    {"positions", ""},
-    {"recent_starts", ""},
-    {"newest", ""},
-    {"zones", ""},
-};
-
-static const mlx_h2o_kernel_buffer mlx_h2o_replace_row_outputs[] = {
-    {"worst", ""},
-    {"new_importance", ""},
-    {"new_positions", ""},
-};
-
-static const mlx_h2o_kernel_segment mlx_h2o_replace_row_segments[] = {
-    {"",
-     "  constexpr int LANES = 32;\n"
-     "  constexpr int PROTECTED = 0;\n"
-     "  constexpr int SCORED = 1;\n"
-     "  constexpr int UNSCORED = 2;\n"
-     "  constexpr int PADDING = 3;\n"
-     "  H2O_THREADGROUP(int, kinds, NS);\n"
-     "  H2O_THREADGROUP(float, worths, NS);\n"
-     "  H2O_THREADGROUP(int, places, NS);\n"
-     "  H2O_THREADGROUP(int, slots, NS);\n"
-     "  const int lane = int(thread_index_in_simdgroup);\n"
-     "  const int group = int(simdgroup_index_in_threadgroup);\n"
-     "  const int head_count = positions_shape[1];\n"
-     "  const int row_count = positions_shape[2];\n"
-     "  const int batch = int(threadgroup_position_in_grid.x) / head_count;\n"
-     "  const int head = int(threadgroup_position_in_grid.x) % head_count;\n"
-     "  const int64_t positions_start = batch * positions_strides[0] + head * positions_strides[1];\n"
-     "  const int recent_start = recent_starts[batch * recent_starts_strides[0]];\n"
-     "  const int newest_position = newest[batch * newest_strides[0]];\n"
-     "  const int64_t importance_start = batch * importance_strides[0] + head * importance_strides[1];\n"
-     "  int kind = -1;\n"
-     "  float worth = 0.0f;\n"
-     "  int place = -1;\n"
-     "  int slot = 0;\n"
-     "  for (int row = group * LANES + lane; row < row_count; row += NS * LANES) {\n"
-     "    const int position = positions[positions_start + row * positions_strides[2]];\n"
-     "    const float score = AGE ? static_cast<float>(position - newest_position)\n"
-     "                            : importance[importance_start + row * importance_strides[2]];\n"
-     "    int found = score != score ? UNSCORED : SCORED;\n"
-     "    if (position < zones[0] || position >= recent_start) {\n"
-     "      found = PROTECTED;\n"
-     "    }\n"
-     "    if (position < 0) {\n"
-     "      found = PADDING;\n"
-     "    }\n"
-     "    const float found_worth = found == SCORED ? score : 0.0f;\n"
-     "    const int found_place = position < 0 ? row : position;\n"
-     "    const bool same_worth = found == kind && found_worth == worth;\n"
-     "    if (found > kind || (found == kind && found_worth < worth)\n"
-     "        || (same_worth && found_place > place)) {\n"
-     "      kind = found;\n"
-     "      worth = found_worth;\n"
-     "      place = found_place;\n"
-     "      slot = row;\n"
-     "    }\n"
-     "  }\n"
-     "  for (int round = 0; round < 2; round++) {\n"
-     "    const int worst_kind = metal::simd_max(kind);\n"
-     "    const bool of_kind = kind == worst_kind;\n"
-     "    const float least_worth = -metal::simd_max(of_kind ? -worth : H2O_NEGATIVE_INFINITY);\n"
-     "    const bool of_worth = of_kind && worth == least_worth;\n"
-     "    const int last_place = metal::simd_max(of_worth ? place : -1);\n"
-     "    const int first_slot = -metal::simd_max(of_worth && place == last_place ? -slot : -row_count);\n"
-     "    if (round == 0) {\n"
-     "      if (lane == 0) {\n"
-     "        kinds[group] = worst_kind;\n"
-     "        worths[group] = least_worth;\n"
-     "        places[group] = last_place;\n"
-     "        slots[group] = first_slot;\n"
-     "      }\n"
-     "      metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
-     "      const bool has_row = lane < NS;\n"
-     "      kind = has_row ? kinds[lane] : -1;\n"
-     "      worth = has_row ? worths[lane] : 0.0f;\n"
-     "      place = has_row ? places[lane] : -1;\n"
-     "      slot = has_row ? slots[lane] : 0;\n"
-     "    } else {\n"
-     "      slot = first_slot;\n"
-     "    }\n"
-     "  }\n"
-     "  if (group == 0 && lane == 0) {\n"
-     "    worst[threadgroup_position_in_grid.x] = uint32_t(slot);\n"
-     "  }\n"
-     "  const int64_t marked_start = int64_t(threadgroup_position_in_grid.x) * row_count;\n"
-     "  for (int row = group * LANES + lane; row < row_count; row += NS * LANES) {\n"
-     "    const float old_importance = importance[importance_start + row * importance_strides[2]];\n"
-     "    const int old_position = positions[positions_start + row * positions_strides[2]];\n"
-     "    new_importance[marked_start + row] = row == slot ? H2O_NAN : old_importance;\n"
-     "    new_positions[marked_start + row] = row == slot ? newest_position : old_position;\n"
-     "  }\n"},
-};
-
-static const mlx_h2o_kernel_text mlx_h2o_replace_row_text = {
-    "replace_row",
-    mlx_h2o_replace_row_template,
-    sizeof(mlx_h2o_replace_row_template) / sizeof(mlx_h2o_replace_row_template[0]),
-    mlx_h2o_replace_row_inputs,
-    sizeof(mlx_h2o_replace_row_inputs) / sizeof(mlx_h2o_replace_row_inputs[0]),
-    mlx_h2o_replace_row_outputs,
-    sizeof(mlx_h2o_replace_row_outputs) / sizeof(mlx_h2o_replace_row_outputs[0]),
-    mlx_h2o_replace_row_segments,
-    sizeof(mlx_h2o_replace_row_segments) / sizeof(mlx_h2o_replace_row_segments[0]),
-};
-
-static const mlx_h2o_kernel_buffer mlx_h2o_replace_row_ranked_template[] = {
-    {"NS", ""},
-};
-
-static const mlx_h2o_kernel_buffer mlx_h2o_replace_row_ranked_inputs[] = {
-    {"scores", ""},
-    {"importance", ""},
-    {"positions", ""},
-    {"recent_starts", ""},
-    {"newest", ""},
-    {"zones", ""},
-};
-
-static const mlx_h2o_kernel_buffer mlx_h2o_replace_row_ranked_outputs[] = {
-    {"worst", ""},
-    {"new_importance", ""},
-    {"new_positions", ""},
-};
-
-static const mlx_h2o_kernel_segment mlx_h2o_replace_row_ranked_segments[] = {
-    {"",
-     "  constexpr int LANES = 32;\n"
-     "  constexpr int PROTECTED = 0;\n"
-     "  constexpr int SCORED = 1;\n"
-     "  constexpr int UNSCORED = 2;\n"
-     "  constexpr int PADDING = 3;\n"
-     "  H2O_THREADGROUP(int, kinds, NS);\n"
-     "  H2O_THREADGROUP(float, worths, NS);\n"
-     "  H2O_THREADGROUP(int, places, NS);\n"
-     "  H2O_THREADGROUP(int, slots, NS);\n"
-     "  const int lane = int(thread_index_in_simdgroup);\n"
-     "  const int group = int(simdgroup_index_in_threadgroup);\n"
-     "  const int head_count = positions_shape[1];\n"
-     "  const int row_count = positions_shape[2];\n"
-     "  const int batch = int(threadgroup_position_in_grid.x) / head_count;\n"
-     "  const int head = int(threadgroup_position_in_grid.x) % head_count;\n"
-     "  const int64_t positions_start = batch * positions_strides[0] + head * positions_strides[1];\n"
-     "  const int recent_start = recent_starts[batch * recent_starts_strides[0]];\n"
-     "  const int newest_position = newest[batch * newest_strides[0]];\n"
-     "  const int64_t importance_start = batch * importance_strides[0] + head * importance_strides[1];\n"
-     "  const int64_t scores_start = batch * scores_strides[0] + head * scores_strides[1];\n"
-     "  int kind = -1;\n"
-     "  float worth = 0.0f;\n"
-     "  int place = -1;\n"
-     "  int slot = 0;\n"
-     "  for (int row = group * LANES + lane; row < row_count; row += NS * LANES) {\n"
-     "    const int position = positions[positions_start + row * positions_strides[2]];\n"
-     "    const float score = scores[scores_start + row * scores_strides[2]];\n"
-     "    int found = score != score ? UNSCORED : SCORED;\n"
-     "    if (position < zones[0] || position >= recent_start) {\n"
-     "      found = PROTECTED;\n"
-     "    }\n"
-     "    if (position < 0) {\n"
-     "      found = PADDING;\n"
-     "    }\n"
-     "    const float found_worth = found == SCORED ? score : 0.0f;\n"
-     "    const int found_place = position < 0 ? row : position;\n"
-     "    const bool same_worth = found == kind && found_worth == worth;\n"
-     "    if (found > kind || (found == kind && found_worth < worth)\n"
-     "        || (same_worth && found_place > place)) {\n"
-     "      kind = found;\n"
-     "      worth = found_worth;\n"
-     "      place = found_place;\n"
-     "      slot = row;\n"
-     "    }\n"
-     "  }\n"
-     "  for (int round = 0; round < 2; round++) {\n"
-     "    const int worst_kind = metal::simd_max(kind);\n"
-     "    const bool of_kind = kind == worst_kind;\n"
-     "    const float least_worth = -metal::simd_max(of_kind ? -worth : H2O_NEGATIVE_INFINITY);\n"
-     "    const bool of_worth = of_kind && worth == least_worth;\n"
-     "    const int last_place = metal::simd_max(of_worth ? place : -1);\n"
-     "    const int first_slot = -metal::simd_max(of_worth && place == last_place ? -slot : -row_count);\n"
-     "    if (round == 0) {\n"
-     "      if (lane == 0) {\n"
-     "        kinds[group] = worst_kind;\n"
-     "        worths[group] = least_worth;\n"
-     "        places[group] = last_place;\n"
-     "        slots[group] = first_slot;\n"
-     "      }\n"
-     "      metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
-     "      const bool has_row = lane < NS;\n"
-     "      kind = has_row ? kinds[lane] : -1;\n"
-     "      worth = has_row ? worths[lane] : 0.0f;\n"
-     "      place = has_row ? places[lane] : -1;\n"
-     "      slot = has_row ? slots[lane] : 0;\n"
-     "    } else {\n"
-     "      slot = first_slot;\n"
-     "    }\n"
-     "  }\n"
-     "  if (group == 0 && lane == 0) {\n"
-     "    worst[threadgroup_position_in_grid.x] = uint32_t(slot);\n"
-     "  }\n"
-     "  const int64_t marked_start = int64_t(threadgroup_position_in_grid.x) * row_count;\n"
-     "  for (int row = group * LANES + lane; row < row_count; row += NS * LANES) {\n"
-     "    const float old_importance = importance[importance_start + row * importance_strides[2]];\n"
-     "    const int old_position = positions[positions_start + row * positions_strides[2]];\n"
-     "    new_importance[marked_start + row] = row == slot ? H2O_NAN : old_importance;\n"
-     "    new_positions[marked_start + row] = row == slot ? newest_position : old_position;\n"
-     "  }\n"},
-};
-
-static const mlx_h2o_kernel_text mlx_h2o_replace_row_ranked_text = {
-    "replace_row_ranked",
-    mlx_h2o_replace_row_ranked_template,
-    sizeof(mlx_h2o_replace_row_ranked_template) / sizeof(mlx_h2o_replace_row_ranked_template[0]),
-    mlx_h2o_replace_row_ranked_inputs,
-    sizeof(mlx_h2o_replace_row_ranked_inputs) / sizeof(mlx_h2o_replace_row_ranked_inputs[0]),
-    mlx_h2o_replace_row_ranked_outputs,
-    sizeof(mlx_h2o_replace_row_ranked_outputs) / sizeof(mlx_h2o_replace_row_ranked_outputs[0]),
-    mlx_h2o_replace_row_ranked_segments,
-    sizeof(mlx_h2o_replace_row_ranked_segments) / sizeof(mlx_h2o_replace_row_ranked_segments[0]),
 };
 
 static const mlx_h2o_kernel_buffer mlx_h2o_keep_rows_template[] = {

@@ -57,8 +57,11 @@ int preferred_blocks(int key_count, int simdgroups) {
 
 Names names_of(const AttentionRequest& r, mlx_array params, int simdgroups, int blocks) {
   Names names;
-  names.buffers = {{"queries", r.queries}, {"mask", r.mask},         {"sinks", r.sinks},
-                   {"probes", r.probes},   {"row_bias", r.row_bias}, {"params", params}};
+  names.buffers = {{"queries", r.queries},
+                   {"mask", r.mask},
+                   {"sinks", r.sinks},
+                   {"row_bias", r.row_bias},
+                   {"params", params}};
   const mlx_dtype dtype = r.has_codes() ? MLX_FLOAT32 : dtype_of(r.queries);
   names.arguments = {{"T", dtype},
                      {"D", r.head_size},
@@ -84,7 +87,6 @@ Names names_of(const AttentionRequest& r, mlx_array params, int simdgroups, int 
                    {"lse", {{b, h, q}, MLX_FLOAT32}},
                    {"skipped", {{b, h, q}, MLX_FLOAT32}},
                    {"partial_skipped", {{b, h, q, blocks}, MLX_FLOAT32}},
-                   {"probe_scores", {{b, r.kv_heads, r.probe_count(), r.rows}, MLX_FLOAT32}},
                    {"partial_sums", {{b, h, q, blocks, r.value_size}, MLX_FLOAT32}},
                    {"partial_maxima", {{b, h, q, blocks}, MLX_FLOAT32}},
                    {"partial_totals", {{b, h, q, blocks}, MLX_FLOAT32}}};
@@ -117,18 +119,16 @@ AttentionResult attention(const AttentionRequest& r) {
   const int simdgroups = preferred_simdgroups(r);
   const int blocks = preferred_blocks(r.rows, simdgroups);
   Names names = names_of(r, params, simdgroups, blocks);
-  // Queries and probes in the basis of the keys, and the levels of codes.
+  // Queries in the basis of the keys, and the levels of codes.
   std::vector<Array> made_here;
   const auto put = [&](const char* name, Array array) {
     names.buffers[name] = array;
     made_here.push_back(std::move(array));
   };
-  const auto turned = [&](mlx_array vectors) {
-    const Value wide = Value(vectors, r.stream).as(MLX_FLOAT32);
-    return r.keys.codes() ? rotated(wide, Side::keys) : Value(mlx_array(wide), r.stream);
-  };
-  if (r.has_codes()) put("queries", turned(r.queries));
-  if (r.has_codes() && r.keys.codes() && r.probes.ctx != nullptr) put("probes", turned(r.probes));
+  if (r.has_codes()) {
+    Value wide = Value(mlx_array(r.queries), r.stream).as(MLX_FLOAT32);
+    put("queries", r.keys.codes() ? rotated(wide, Side::keys) : std::move(wide));
+  }
   if (r.keys.codes()) put("key_levels", levels_of(r.head_size, r.keys.bits));
   if (r.values.codes()) put("value_levels", levels_of(r.value_size, r.values.bits));
   const Size grid = {r.batch * r.heads * simdgroups * lanes, r.length, blocks};
@@ -151,7 +151,7 @@ AttentionResult attention(const AttentionRequest& r) {
     made["out"] = out.as(dtype_of(r.queries));
   }
   AttentionResult result{std::move(made["out"]), std::move(made["scores"]), std::move(made["lse"]),
-                         std::move(made["skipped"]), std::move(made["probe_scores"])};
+                         std::move(made["skipped"])};
   if (r.return_skipped && result.skipped.empty()) {
     result.skipped = zeros({r.batch, r.heads, r.length}, r.stream);
   }
@@ -161,9 +161,8 @@ AttentionResult attention(const AttentionRequest& r) {
 }  // namespace
 
 // Average: attention, then one launch. Key diversity: the composition.
-const Backend backend = {
-    "metal",        unavailable_reason, refuses,         attention,     nullptr,
-    prefill_scores, accumulate_scores,  keep_indices,    evict_indices, nullptr,
-    nullptr,        replace_worst,      quantize_append, encode_rows};
+const Backend backend = {"metal",         unavailable_reason, refuses,      attention, nullptr,
+                         prefill_scores,  accumulate_scores,  keep_indices, nullptr,   nullptr,
+                         quantize_append, encode_rows};
 
 }  // namespace mlx_h2o_c::metal

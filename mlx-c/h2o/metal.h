@@ -55,8 +55,6 @@ inline Array integers(const std::vector<int32_t>& values) { return vector(values
 Array prefill_scores(const PrefillRequest& request);
 Array accumulate_scores(const AccumulateRequest& request);
 Array keep_indices(const RetentionRequest& request);
-Array evict_indices(const RetentionRequest& request);
-Replaced replace_worst(const ReplaceRequest& request);
 Written quantize_append(const AppendRequest& request);
 std::vector<Array> encode_rows(const EncodeRequest& request);
 

@@ -141,7 +141,6 @@ Flags flags_of(const AttentionRequest& r) {
       {"scores", true},
       {"lse", r.return_lse},
       {"skipped", r.sparse_v_threshold > 0 && r.return_skipped},
-      {"probes", r.probes.ctx != nullptr},
       {"row_bias", r.row_bias.ctx != nullptr},
       {"dense_keys", r.packed() && !r.keys.packed()},
       {"key_codes", r.keys.codes()},

@@ -23,27 +23,8 @@ Outputs launched(const mlx_h2o_kernel_text& text, Names& names, int width, int h
   return launch(text, flags, names, {width, height, 1}, {threads, 1, 1}, stream);
 }
 
-// int32 [B], of one number for all sequences without a stride. Empty: no window.
-Array of_sequences(mlx_array numbers, int batch, mlx_stream s) {
-  return broadcast(numbers.ctx == nullptr ? integer(never) : copied(numbers), {batch}, s);
-}
-
-// One threadgroup per head; `zones` are the size of the sink and what else the kernel asks for.
-Array selected(const mlx_h2o_kernel_text& text, const RetentionRequest& r,
-               const std::vector<int32_t>& zones, const char* output, int count) {
-  const Array starts = of_sequences(r.recent_start, r.batch, r.stream);
-  const Array numbers = integers(zones);
-  Names names;
-  names.buffers = {{"scores", r.scores},
-                   {"positions", r.positions},
-                   {"recent_starts", starts},
-                   {"zones", numbers}};
-  names.outputs = {{output, {{r.batch, r.heads, count}, MLX_UINT32}}};
-  return std::move(launched(text, names, r.batch * r.heads * threads, 1, r.stream)[output]);
-}
-
 // New keys and values packed in one launch, one simdgroup per group of elements.
-Written packed(const StoredRows& r) {
+Written packed(const AppendRequest& r) {
   Names names;
   names.buffers = {{"new_keys", r.new_keys}, {"new_values", r.new_values}};
   names.arguments = {{"T", dtype_of(r.new_keys)},
@@ -87,41 +68,21 @@ Array accumulate_scores(const AccumulateRequest& r) {
       launched(mlx_h2o_accumulate_scores_text, names, width, height, r.stream)["accumulated"]);
 }
 
-Array evict_indices(const RetentionRequest& r) {
-  if (r.count > 1) return composed::evict_indices(r);
-  return selected(mlx_h2o_choose_row_text, r, {r.sink_size}, "worst", 1);
-}
-
+// One threadgroup per head.
 Array keep_indices(const RetentionRequest& r) {
   if (r.count == 0) return composed::keep_indices(r);
-  return selected(mlx_h2o_keep_rows_text, r, {r.sink_size, r.count}, "kept", r.rows - r.count);
-}
-
-// A launch chooses the row and writes its score and position, one packs the new row; a scatter
-// writes each stored array.
-Replaced replace_worst(const ReplaceRequest& r) {
-  Array ranks;
-  if (r.ranked_by == RankedBy::array || r.ranked_by == RankedBy::key_diversity) {
-    ranks = composed::ranks(r);
-  }
-  const Shape rows = shape_of(r.positions);
-  const int batch = rows[0], heads = rows[1];
-  const Array starts = of_sequences(r.recent_start, batch, r.stream);
-  const Array newest = of_sequences(r.position, batch, r.stream), zones = integers({r.sink_size});
+  // Empty: no window.
+  const Array start = r.recent_start.ctx == nullptr ? integer(never) : copied(r.recent_start);
+  const Array starts = broadcast(start, {r.batch}, r.stream);
+  const Array zones = integers({r.sink_size, r.count});
   Names names;
-  names.buffers = {{"scores", ranks},          {"importance", r.importance},
-                   {"positions", r.positions}, {"recent_starts", starts},
-                   {"newest", newest},         {"zones", zones}};
-  names.arguments = {{"AGE", r.ranked_by == RankedBy::age}};
-  names.outputs = {{"worst", {{batch, heads, 1}, MLX_UINT32}},
-                   {"new_importance", {rows, MLX_FLOAT32}},
-                   {"new_positions", {rows, MLX_INT32}}};
-  Outputs made =
-      launched(ranks.empty() ? mlx_h2o_replace_row_text : mlx_h2o_replace_row_ranked_text, names,
-               batch * heads * threads, 1, r.stream);
-  const Written fresh = r.keys.packed() ? packed(r) : composed::as_stored(r);
-  return composed::replaced(r, made["worst"], fresh, std::move(made["new_importance"]),
-                            std::move(made["new_positions"]));
+  names.buffers = {{"scores", r.scores},
+                   {"positions", r.positions},
+                   {"recent_starts", starts},
+                   {"zones", zones}};
+  names.outputs = {{"kept", {{r.batch, r.heads, r.rows - r.count}, MLX_UINT32}}};
+  return std::move(
+      launched(mlx_h2o_keep_rows_text, names, r.batch * r.heads * threads, 1, r.stream)["kept"]);
 }
 
 Written quantize_append(const AppendRequest& r) {

@@ -74,7 +74,6 @@ std::vector<Array> attend(const AttentionRequest& r, mlx_h2o::AttentionOptions o
   options.causal = r.causal;
   options.mask = optional(r.mask);
   options.sinks = optional(r.sinks);
-  options.probes = optional(r.probes);
   options.row_bias = optional(r.row_bias);
   options.sparse_threshold = r.sparse_v_threshold;
   set_packing(options, r.keys, r.values);
@@ -92,8 +91,7 @@ AttentionResult attention(const AttentionRequest& r) {
   std::vector<Array> made = attend(r, std::move(options));
   size_t next = 0;
   const auto take = [&](bool asked) { return asked ? std::move(made.at(next++)) : Array(); };
-  return {take(true), take(true), take(r.return_lse), take(r.return_skipped),
-          take(r.probes.ctx != nullptr)};
+  return {take(true), take(true), take(r.return_lse), take(r.return_skipped)};
 }
 
 AttentionAccumulated attention_and_accumulate(const AttentionAccumulateRequest& r) {
@@ -120,11 +118,6 @@ Array keep_indices(const RetentionRequest& r) {
                                     optional(r.recent_start), get(r.stream)));
 }
 
-Array evict_indices(const RetentionRequest& r) {
-  return wrap(mlx_h2o::evict_indices(get(r.scores), get(r.positions), r.count, r.sink_size,
-                                     optional(r.recent_start), get(r.stream)));
-}
-
 Array key_diversity(const KeyDiversityRequest& r) {
   return wrap(mlx_h2o::key_diversity(get(r.keys), get(r.stream)));
 }
@@ -139,28 +132,6 @@ Merged mergers(const MergeRequest& r) {
   std::vector<Array> made = wrap(next, outputs.size());
   return {std::move(made[0]), std::move(made[1]), std::move(made[2]),
           std::move(made[3]), std::move(made[4]), std::move(made[5])};
-}
-
-static_assert(int(RankedBy::key_diversity) == int(mlx_h2o::RankedBy::key_diversity));
-
-Replaced replace_worst(const ReplaceRequest& r) {
-  mlx_h2o::ReplacementOptions options;
-  options.sink_size = r.sink_size;
-  options.recent_start = optional(r.recent_start);
-  options.ranked_by = static_cast<mlx_h2o::RankedBy>(r.ranked_by);
-  if (r.ranked_by == RankedBy::array ||
-      (r.ranked_by == RankedBy::key_diversity && r.keys.packed())) {
-    options.ranked_by = mlx_h2o::RankedBy::array;
-    options.ranks = get(composed::ranks(r));
-  }
-  set_packing(options, r.keys, r.values);
-  const std::vector<mx::array> outputs = mlx_h2o::replace_worst(
-      arrays(r.keys), arrays(r.values), get(r.importance), get(r.positions), get(r.new_keys),
-      get(r.new_values), get(r.position), options, get(r.stream));
-  auto next = outputs.begin();
-  const size_t parts = r.keys.parts.size();
-  Written rows = {wrap(next, parts), wrap(next, parts)};
-  return {std::move(rows), wrap(next[0]), wrap(next[1])};
 }
 
 Written quantize_append(const AppendRequest& r) {
@@ -190,9 +161,9 @@ Array decode_rows(const DecodeRequest& r) {
 }  // namespace
 
 const Backend backend = {
-    "native",       unavailable_reason, refuses,         attention,     attention_and_accumulate,
-    prefill_scores, accumulate_scores,  keep_indices,    evict_indices, key_diversity,
-    mergers,        replace_worst,      quantize_append, encode_rows,   decode_rows};
+    "native",        unavailable_reason, refuses,      attention,     attention_and_accumulate,
+    prefill_scores,  accumulate_scores,  keep_indices, key_diversity, mergers,
+    quantize_append, encode_rows,        decode_rows};
 
 int threads() { return mlx_h2o::threads(); }
 void set_threads(int count) { mlx_h2o::set_threads(count); }

@@ -62,14 +62,12 @@ struct AttentionRequest : AttentionArguments, AttentionSizes {
   bool causal;
   Array mask;            // broadcast to [B, Hq, Lq, N], or empty
   float mask_threshold;  // an additive mask masks at or below it
-  mlx_array probes;      // [B, Hkv, E, D], may be empty
   bool return_lse;
   bool return_skipped;
   bool on_gpu;
 
   bool packed() const { return keys.packed() || values.packed(); }
   bool has_codes() const { return keys.codes() || values.codes(); }
-  int probe_count() const { return probes.ctx == nullptr ? 0 : mlx_array_dim(probes, 2); }
 };
 
 // Empty where they were not asked for.
@@ -78,7 +76,6 @@ struct AttentionResult {
   Array scores;
   Array lse;
   Array skipped;
-  Array probe_scores;
 };
 
 // Of the N rows of a head `count` are dropped.
@@ -121,15 +118,6 @@ struct KeyDiversityRequest {
   mlx_stream stream;
 };
 
-// Keys and values, and new rows of both.
-struct StoredRows {
-  Rows keys;
-  Rows values;
-  mlx_array new_keys;
-  mlx_array new_values;
-  mlx_stream stream;
-};
-
 // Rows that become `keep` of each head.
 struct MergeRequest {
   mlx_array keys;
@@ -153,18 +141,6 @@ struct Merged {
   Array positions;
 };
 
-enum class RankedBy { importance, array, age, key_diversity };
-
-struct ReplaceRequest : StoredRows {
-  mlx_array importance;
-  mlx_array positions;
-  mlx_array position;  // int32 [] or [B]
-  int sink_size;
-  mlx_array recent_start;  // int32 [] or [B], may be empty
-  RankedBy ranked_by;
-  mlx_array ranks;  // of RankedBy::array
-};
-
 // Rows that become codes of `bits`.
 struct EncodeRequest {
   mlx_array rows;
@@ -180,19 +156,20 @@ struct DecodeRequest {
   mlx_stream stream;
 };
 
-struct AppendRequest : StoredRows {
+// Keys and values, and new rows of both for the slots uint32 [B, H, L].
+struct AppendRequest {
+  Rows keys;
+  Rows values;
+  mlx_array new_keys;
+  mlx_array new_values;
   mlx_array slots;
+  mlx_stream stream;
 };
 
 // The parts of the keys and of the values.
 struct Written {
   std::vector<Array> keys;
   std::vector<Array> values;
-};
-
-struct Replaced : Written {
-  Array importance;
-  Array positions;
 };
 
 }  // namespace mlx_h2o_c

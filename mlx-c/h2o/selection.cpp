@@ -26,44 +26,27 @@ void check_recurrence(const char* op, int queries, double decay) {
   check_decay(op, decay);
 }
 
-// `number`, which messages call `name`, is the count of the request.
-RetentionRequest retention_request(const char* op, mlx_array scores, mlx_array positions,
-                                   const char* name, int number, int sink_size,
-                                   mlx_array recent_start, mlx_stream stream) {
-  const Named rows[] = {{"scores", scores, "[B, H, N]"}, {"positions", positions, "[B, H, N]"}};
-  for (const Named& named : rows) check_present(op, named);
-  for (const Named& named : rows) check_rank(op, named, 3);
-  const Shape shape = shape_of(scores);
-  check_same(op, "scores and positions have shapes", shape, shape_of(positions));
-  check_not_empty(op, rows[0]);
-  expect(dtype_of(scores) == MLX_FLOAT32, op, "scores are ", dtype_of(scores),
-         ", expected float32.");
-  expect(dtype_of(positions) == MLX_INT32, op, "positions are ", dtype_of(positions),
-         ", expected int32.");
-  expect(number >= 1 && number <= shape[2], op, name, " is ", number,
-         ", expected 1 to N = ", shape[2], ".");
-  check_zones(op, sink_size, recent_start, shape[0]);
-  return {scores, positions, shape[0], shape[1], shape[2], number, sink_size, recent_start, stream};
-}
-
 }  // namespace
 
 int mlx_h2o_keep_indices(mlx_array* res, mlx_array scores, mlx_array positions, int keep,
                          int sink_size, mlx_array recent_start, mlx_stream s) {
   return operation("keep_indices", {{"res", res}}, [&](const char* op) {
-    RetentionRequest request =
-        retention_request(op, scores, positions, "keep", keep, sink_size, recent_start, s);
-    request.count = request.rows - keep;
-    give(res, serve(op, &Backend::keep_indices, request));
-  });
-}
-
-int mlx_h2o_evict_indices(mlx_array* res, mlx_array scores, mlx_array positions, int count,
-                          int sink_size, mlx_array recent_start, mlx_stream s) {
-  return operation("evict_indices", {{"res", res}}, [&](const char* op) {
-    give(res, serve(op, &Backend::evict_indices,
-                    retention_request(op, scores, positions, "count", count, sink_size,
-                                      recent_start, s)));
+    const Named rows[] = {{"scores", scores, "[B, H, N]"}, {"positions", positions, "[B, H, N]"}};
+    for (const Named& named : rows) check_present(op, named);
+    for (const Named& named : rows) check_rank(op, named, 3);
+    const Shape shape = shape_of(scores);
+    check_same(op, "scores and positions have shapes", shape, shape_of(positions));
+    check_not_empty(op, rows[0]);
+    expect(dtype_of(scores) == MLX_FLOAT32, op, "scores are ", dtype_of(scores),
+           ", expected float32.");
+    expect(dtype_of(positions) == MLX_INT32, op, "positions are ", dtype_of(positions),
+           ", expected int32.");
+    expect(keep >= 1 && keep <= shape[2], op, "keep is ", keep, ", expected 1 to N = ", shape[2],
+           ".");
+    check_zones(op, sink_size, recent_start, shape[0]);
+    give(res, serve(op, &Backend::keep_indices,
+                    RetentionRequest{scores, positions, shape[0], shape[1], shape[2],
+                                     shape[2] - keep, sink_size, recent_start, s}));
   });
 }
 

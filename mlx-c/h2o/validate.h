@@ -10,14 +10,12 @@
 namespace mlx_h2o_c {
 
 inline constexpr auto query_layout = "[B, Hq, Lq, D]";
-inline constexpr auto probes_name = "scaled_dot_product_attention_with_probes";
 
 void check_packing(const char* op, const Packing& packing);
 // The elements of a row; `what` is what a message calls its words.
 int packed_width(const char* op, const std::string& what, mlx_array words, const Packing& packing);
 // The arrays of a vector, up to three. `name` is "keys" or "values".
 std::vector<Array> parts_of(const char* op, const char* name, mlx_vector_array vector);
-void check_both_packed(const char* op, bool keys, bool values);
 // Words, scales and biases, which may be empty handles; `name` is that of one row, "key" or
 // "value".
 using Parts = std::array<mlx_array, 3>;

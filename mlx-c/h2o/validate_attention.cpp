@@ -1,6 +1,5 @@
 // Attention, over dense rows and over packed ones, and the scores of a long chunk.
 #include <cfloat>
-#include <string_view>
 
 #include "validate.h"
 
@@ -162,7 +161,10 @@ AttentionRequest any_attention_request(const char* op, mlx_array queries, mlx_ve
                                        const AttentionArguments& arguments) {
   check_present(op, {"queries", queries, query_layout});
   const std::vector<Array> k = parts_of(op, "keys", keys), v = parts_of(op, "values", values);
-  if (k.size() != 2 && v.size() != 2) check_both_packed(op, k.size() == 3, v.size() == 3);
+  expect(
+      k.size() == 2 || v.size() == 2 || k.size() == v.size(), op,
+      k.size() == 3 ? "keys are packed and values are not" : "values are packed and keys are not",
+      ", expected both or none.");
   if (v.size() > 1 || k.size() > 1) {
     const auto three = [](const std::vector<Array>& parts) {
       Parts found = {};
@@ -173,9 +175,7 @@ AttentionRequest any_attention_request(const char* op, mlx_array queries, mlx_ve
   }
   check_number(op, "sparse_v_threshold", arguments.sparse_v_threshold);
   expect(arguments.sparse_v_threshold == 0, op, "sparse_v_threshold is ",
-         arguments.sparse_v_threshold, ", expected 0 ",
-         std::string_view(op) == probes_name ? "for keys and values that are not packed."
-                                             : "with dense rows.");
+         arguments.sparse_v_threshold, ", expected 0 with dense rows.");
   return dense_attention_request(op, queries, k[0], v[0], arguments);
 }
 

@@ -33,12 +33,6 @@ std::vector<Array> parts_of(const char* op, const char* name, mlx_vector_array v
   return items(vector);
 }
 
-void check_both_packed(const char* op, bool keys, bool values) {
-  expect(keys == values, op,
-         keys ? "keys are packed and values are not" : "values are packed and keys are not",
-         ", expected both or none.");
-}
-
 Rows coded_rows(const char* op, const std::string& name, mlx_array words, mlx_array norms,
                 int bits) {
   const char* const layout = "[B, Hkv, N, ...]";

@@ -23,15 +23,6 @@ using namespace nb::literals;
 
 namespace {
 
-mlx_h2o::RankedBy ranked_by_name(const std::string& name) {
-  if (name == "importance") return mlx_h2o::RankedBy::importance;
-  if (name == "array") return mlx_h2o::RankedBy::array;
-  if (name == "age") return mlx_h2o::RankedBy::age;
-  if (name == "key_diversity") return mlx_h2o::RankedBy::key_diversity;
-  throw std::invalid_argument("[replace_worst] ranked_by is \"" + name +
-                              "\", expected importance, array, age or key_diversity.");
-}
-
 /// One number for all sequences, or an array of one each.
 using PerSequence = std::variant<int, mx::array>;
 
@@ -49,41 +40,17 @@ mx::array keep_indices(const mx::array& scores, const mx::array& positions, int 
   return mlx_h2o::keep_indices(scores, positions, keep, sink_size, as_array(recent_start), s);
 }
 
-mx::array evict_indices(const mx::array& scores, const mx::array& positions, int count,
-                        int sink_size, const std::optional<PerSequence>& recent_start,
-                        mx::StreamOrDevice s) {
-  return mlx_h2o::evict_indices(scores, positions, count, sink_size, as_array(recent_start), s);
-}
-
-std::vector<mx::array> replace_worst(const std::vector<mx::array>& keys,
-                                     const std::vector<mx::array>& values,
-                                     const mx::array& importance, const mx::array& positions,
-                                     const mx::array& new_keys, const mx::array& new_values,
-                                     const PerSequence& position, int sink_size,
-                                     const std::optional<PerSequence>& recent_start,
-                                     const std::string& ranked_by,
-                                     const std::optional<mx::array>& ranks, int bits,
-                                     int group_size, int value_bits, mx::StreamOrDevice s) {
-  return mlx_h2o::replace_worst(keys, values, importance, positions, new_keys, new_values,
-                                as_array(position),
-                                {sink_size, as_array(recent_start), ranked_by_name(ranked_by),
-                                 ranks, bits, value_bits, group_size},
-                                s);
-}
-
 std::vector<mx::array> attention(const mx::array& queries, const std::vector<mx::array>& keys,
                                  const std::vector<mx::array>& values, float scale, bool causal,
                                  const std::optional<mx::array>& mask,
                                  const std::optional<mx::array>& sinks,
-                                 const std::optional<mx::array>& probes,
                                  const std::optional<mx::array>& importance, double decay,
                                  float sparse_threshold, int bits, int value_bits, int group_size,
                                  bool return_scores, bool return_lse, bool return_skipped,
                                  const std::optional<mx::array>& row_bias, mx::StreamOrDevice s) {
-  const mlx_h2o::AttentionOptions options{scale,      causal,         mask,       sinks,
-                                          probes,     importance,     decay,      sparse_threshold,
-                                          bits,       value_bits,     group_size, return_scores,
-                                          return_lse, return_skipped, row_bias};
+  const mlx_h2o::AttentionOptions options{
+      scale, causal,     mask,       sinks,         importance, decay,          sparse_threshold,
+      bits,  value_bits, group_size, return_scores, return_lse, return_skipped, row_bias};
   return mlx_h2o::attention(queries, keys, values, options, s);
 }
 
@@ -124,20 +91,17 @@ NB_MODULE(_core, m) {
   m.def("keep_indices", &keep_indices, "scores"_a, "positions"_a, nb::kw_only(), "keep"_a,
         "sink_size"_a = 0, "recent_start"_a = nb::none(), "stream"_a = nb::none(),
         "Slots of the rows to keep, ascending; see mlx_h2o.fast.");
-  m.def("evict_indices", &evict_indices, "scores"_a, "positions"_a, nb::kw_only(), "count"_a = 1,
-        "sink_size"_a = 0, "recent_start"_a = nb::none(), "stream"_a = nb::none(),
-        "Slots of the rows to drop, worst first; see mlx_h2o.fast.");
 
   m.def("scaled_dot_product_attention", &mlx_h2o::scaled_dot_product_attention, "queries"_a,
         "keys"_a, "values"_a, nb::kw_only(), "scale"_a, "causal"_a = false, "mask"_a = nb::none(),
         "sinks"_a = nb::none(), "stream"_a = nb::none(), "The output of attention alone.");
   m.def("attention", &attention, "queries"_a, "keys"_a, "values"_a, nb::kw_only(), "scale"_a,
-        "causal"_a = false, "mask"_a = nb::none(), "sinks"_a = nb::none(), "probes"_a = nb::none(),
+        "causal"_a = false, "mask"_a = nb::none(), "sinks"_a = nb::none(),
         "importance"_a = nb::none(), "decay"_a = 0.0, "sparse_threshold"_a = 0.0f, "bits"_a = 8,
         "value_bits"_a = 8, "group_size"_a = 64, "return_scores"_a = false, "return_lse"_a = false,
         "return_skipped"_a = false, "row_bias"_a = nb::none(), "stream"_a = nb::none(),
         "Keys and values in one to three arrays each; [out] and, where asked for, scores, lse, "
-        "skipped, scores of the probes and importance.");
+        "skipped and importance.");
   m.def("plain_read", &mlx_h2o::plain_read, "arrays"_a, nb::call_guard<nb::gil_scoped_release>(),
         "Reads all of the memory of evaluated arrays: what benchmarks compare with.");
   m.def("attention_and_accumulate", &mlx_h2o::attention_and_accumulate, "queries"_a, "keys"_a,
@@ -163,12 +127,6 @@ NB_MODULE(_core, m) {
       "keys"_a, "values"_a, "bias"_a, "positions"_a, nb::kw_only(), "keep"_a, "sink_size"_a,
       "recent_start"_a, "stream"_a = nb::none(),
       "Slots that stay, and slots, keys, values, bias and positions of the rows that change.");
-  m.def("replace_worst", &replace_worst, "keys"_a, "values"_a, "importance"_a, "positions"_a,
-        "new_keys"_a, "new_values"_a, nb::kw_only(), "position"_a, "sink_size"_a = 0,
-        "recent_start"_a = nb::none(), "ranked_by"_a = "importance", "ranks"_a = nb::none(),
-        "bits"_a = 8, "group_size"_a = 64, "value_bits"_a = 8, "stream"_a = nb::none(),
-        "Keys and values, in one or three arrays each, importance and positions; see "
-        "mlx_h2o.fast.");
   m.def("append_rows", &mlx_h2o::append_rows, "buffers"_a, "rows"_a, "start"_a, nb::kw_only(),
         "stream"_a = nb::none());
   m.def("append_quantized", &mlx_h2o::append_quantized, "keys"_a, "values"_a, "new_keys"_a,

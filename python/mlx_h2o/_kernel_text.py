@@ -9,7 +9,6 @@ FLAGS = (
     "scores",
     "lse",
     "skipped",
-    "probes",
     "row_bias",
     "dense_keys",
     "key_codes",
@@ -112,16 +111,6 @@ TEMPLATE: dict[str, Pairs] = {
     "accumulate_scores": (
         ("NS", ""),
     ),
-    "choose_row": (
-        ("NS", ""),
-    ),
-    "replace_row": (
-        ("NS", ""),
-        ("AGE", ""),
-    ),
-    "replace_row_ranked": (
-        ("NS", ""),
-    ),
     "keep_rows": (
         ("NS", ""),
     ),
@@ -148,7 +137,6 @@ INPUTS: dict[str, Pairs] = {
         ("mask", "bool_mask"),
         ("mask", "additive_mask"),
         ("sinks", "sinks"),
-        ("probes", "probes"),
         ("row_bias", "row_bias"),
         ("params", ""),
     ),
@@ -159,7 +147,6 @@ INPUTS: dict[str, Pairs] = {
         ("mask", "bool_mask"),
         ("mask", "additive_mask"),
         ("sinks", "sinks"),
-        ("probes", "probes"),
         ("row_bias", "row_bias"),
         ("params", ""),
     ),
@@ -177,7 +164,6 @@ INPUTS: dict[str, Pairs] = {
         ("mask", "bool_mask"),
         ("mask", "additive_mask"),
         ("sinks", "sinks"),
-        ("probes", "probes"),
         ("row_bias", "row_bias"),
         ("params", ""),
     ),
@@ -195,7 +181,6 @@ INPUTS: dict[str, Pairs] = {
         ("mask", "bool_mask"),
         ("mask", "additive_mask"),
         ("sinks", "sinks"),
-        ("probes", "probes"),
         ("row_bias", "row_bias"),
         ("params", ""),
     ),
@@ -213,7 +198,6 @@ INPUTS: dict[str, Pairs] = {
         ("mask", "bool_mask"),
         ("mask", "additive_mask"),
         ("sinks", "sinks"),
-        ("probes", "probes"),
         ("row_bias", "row_bias"),
         ("params", ""),
     ),
@@ -227,7 +211,6 @@ INPUTS: dict[str, Pairs] = {
         ("mask", "bool_mask"),
         ("mask", "additive_mask"),
         ("sinks", "sinks"),
-        ("probes", "probes"),
         ("row_bias", "row_bias"),
         ("params", ""),
     ),
@@ -275,27 +258,6 @@ INPUTS: dict[str, Pairs] = {
         ("importance", ""),
         ("scores", ""),
         ("params", ""),
-    ),
-    "choose_row": (
-        ("scores", ""),
-        ("positions", ""),
-        ("recent_starts", ""),
-        ("zones", ""),
-    ),
-    "replace_row": (
-        ("importance", ""),
-        ("positions", ""),
-        ("recent_starts", ""),
-        ("newest", ""),
-        ("zones", ""),
-    ),
-    "replace_row_ranked": (
-        ("scores", ""),
-        ("importance", ""),
-        ("positions", ""),
-        ("recent_starts", ""),
-        ("newest", ""),
-        ("zones", ""),
     ),
     "keep_rows": (
         ("scores", ""),
@@ -320,40 +282,34 @@ OUTPUTS: dict[str, Pairs] = {
         ("out", ""),
         ("scores", "scores"),
         ("lse", "lse"),
-        ("probe_scores", "probes"),
     ),
     "sdpa_vector_2pass_1": (
         ("partial_sums", ""),
         ("partial_maxima", ""),
         ("partial_totals", ""),
         ("scores", "scores"),
-        ("probe_scores", "probes"),
     ),
     "sdpa_vector_quantized": (
         ("out", ""),
         ("scores", "scores"),
         ("lse", "lse"),
-        ("probe_scores", "probes"),
     ),
     "sdpa_vector_2pass_1_quantized": (
         ("partial_sums", ""),
         ("partial_maxima", ""),
         ("partial_totals", ""),
         ("scores", "scores"),
-        ("probe_scores", "probes"),
     ),
     "sdpa_vector_sparse_quantized": (
         ("out", ""),
         ("scores", ""),
         ("lse", "lse"),
         ("skipped", "skipped"),
-        ("probe_scores", "probes"),
     ),
     "sdpa_vector_sparse_keys_quantized": (
         ("partial_maxima", ""),
         ("partial_totals", ""),
         ("scores", ""),
-        ("probe_scores", "probes"),
     ),
     "sdpa_vector_sparse_values_quantized": (
         ("partial_sums", ""),
@@ -375,19 +331,6 @@ OUTPUTS: dict[str, Pairs] = {
     ),
     "accumulate_scores": (
         ("accumulated", ""),
-    ),
-    "choose_row": (
-        ("worst", ""),
-    ),
-    "replace_row": (
-        ("worst", ""),
-        ("new_importance", ""),
-        ("new_positions", ""),
-    ),
-    "replace_row_ranked": (
-        ("worst", ""),
-        ("new_importance", ""),
-        ("new_positions", ""),
     ),
     "keep_rows": (
         ("kept", ""),
@@ -411,9 +354,7 @@ HEADER = """#if defined(__METAL_VERSION__)
 #define H2O_UNROLL _Pragma("clang loop unroll(full)")
 #endif
 #define H2O_NEGATIVE_INFINITY (-metal::numeric_limits<float>::infinity())
-#define H2O_NAN (metal::numeric_limits<float>::quiet_NaN())
 #define H2O_LOWEST (-metal::numeric_limits<float>::max())
-#define H2O_LEAST_NORM 1e-12f
 template <typename S>
 inline int64_t h2o_offset(S strides, int batch, int head, int row, int element) {
   return batch * strides[0] + head * strides[1] + row * strides[2] + element * strides[3];
@@ -599,7 +540,6 @@ struct numeric_limits;
 template <>
 struct numeric_limits<float> {
   static __device__ float infinity() { return __int_as_float(0x7f800000); }
-  static __device__ float quiet_NaN() { return __int_as_float(0x7fc00000); }
   static constexpr __device__ float max() { return 3.402823466e+38f; }
 };
 template <typename T>
@@ -698,19 +638,7 @@ SEGMENTS: dict[str, Pairs] = {
   for (int j = 0; j < KEY_PART; j++) {
     query[j] *= params[0];
   }
-""",
-        ),
-        (
-            "probes",
-            """  const bool serves_probes = head % (heads / kv_heads) == 0 && query_index == 0;
-  const int probe_count = probes_shape[2];
-  const int64_t probe_start = h2o_offset(probes_strides, batch, kv_head, 0, lane * KEY_PART);
-  const int64_t probe_row = (int64_t(batch) * kv_heads + kv_head) * probe_count;
-""",
-        ),
-        (
-            "",
-            """  h2o_softmax state = h2o_softmax_empty();
+  h2o_softmax state = h2o_softmax_empty();
 """,
         ),
         (
@@ -772,45 +700,12 @@ SEGMENTS: dict[str, Pairs] = {
 """,
         ),
         (
-            "probes",
-            """    if (visible || serves_probes) {
-""",
-        ),
-        (
-            "!probes",
-            """    if (visible) {
-""",
-        ),
-        (
             "",
-            """      float key[KEY_PART];
+            """    if (visible) {
+      float key[KEY_PART];
       const int64_t key_row = key_start + i * keys_strides[2];
       h2o_load<KEY_PART>(keys + key_row, keys_strides[3], key);
-""",
-        ),
-        (
-            "probes",
-            """      if (serves_probes) {
-        for (int e = 0; e < probe_count; e++) {
-          float probe[KEY_PART];
-          h2o_load<KEY_PART>(
-              probes + (probe_start + e * probes_strides[2]),
-              probes_strides[3],
-              probe);
-          const float logit = params[0] * metal::simd_sum(h2o_dot<KEY_PART>(probe, key));
-          if (lane == 0) {
-            probe_scores[(probe_row + e) * key_count + i] = logit;
-          }
-        }
-      }
-      if (!visible) {
-        continue;
-      }
-""",
-        ),
-        (
-            "",
-            """      float value[VALUE_PART];
+      float value[VALUE_PART];
       const int64_t value_row = value_start + i * values_strides[2];
       h2o_load<VALUE_PART>(values + value_row, values_strides[3], value);
       float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));
@@ -915,19 +810,7 @@ SEGMENTS: dict[str, Pairs] = {
   for (int j = 0; j < KEY_PART; j++) {
     query[j] *= params[0];
   }
-""",
-        ),
-        (
-            "probes",
-            """  const bool serves_probes = head % (heads / kv_heads) == 0 && query_index == 0;
-  const int probe_count = probes_shape[2];
-  const int64_t probe_start = h2o_offset(probes_strides, batch, kv_head, 0, lane * KEY_PART);
-  const int64_t probe_row = (int64_t(batch) * kv_heads + kv_head) * probe_count;
-""",
-        ),
-        (
-            "",
-            """  h2o_softmax state = h2o_softmax_empty();
+  h2o_softmax state = h2o_softmax_empty();
 """,
         ),
         (
@@ -989,45 +872,12 @@ SEGMENTS: dict[str, Pairs] = {
 """,
         ),
         (
-            "probes",
-            """    if (visible || serves_probes) {
-""",
-        ),
-        (
-            "!probes",
-            """    if (visible) {
-""",
-        ),
-        (
             "",
-            """      float key[KEY_PART];
+            """    if (visible) {
+      float key[KEY_PART];
       const int64_t key_row = key_start + i * keys_strides[2];
       h2o_load<KEY_PART>(keys + key_row, keys_strides[3], key);
-""",
-        ),
-        (
-            "probes",
-            """      if (serves_probes) {
-        for (int e = 0; e < probe_count; e++) {
-          float probe[KEY_PART];
-          h2o_load<KEY_PART>(
-              probes + (probe_start + e * probes_strides[2]),
-              probes_strides[3],
-              probe);
-          const float logit = params[0] * metal::simd_sum(h2o_dot<KEY_PART>(probe, key));
-          if (lane == 0) {
-            probe_scores[(probe_row + e) * key_count + i] = logit;
-          }
-        }
-      }
-      if (!visible) {
-        continue;
-      }
-""",
-        ),
-        (
-            "",
-            """      float value[VALUE_PART];
+      float value[VALUE_PART];
       const int64_t value_row = value_start + i * values_strides[2];
       h2o_load<VALUE_PART>(values + value_row, values_strides[3], value);
       float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));
@@ -1150,19 +1000,7 @@ SEGMENTS: dict[str, Pairs] = {
   for (int j = 0; j < KEY_PART; j++) {
     query[j] *= params[0];
   }
-""",
-        ),
-        (
-            "probes",
-            """  const bool serves_probes = head % (heads / kv_heads) == 0 && query_index == 0;
-  const int probe_count = probes_shape[2];
-  const int64_t probe_start = h2o_offset(probes_strides, batch, kv_head, 0, lane * KEY_PART);
-  const int64_t probe_row = (int64_t(batch) * kv_heads + kv_head) * probe_count;
-""",
-        ),
-        (
-            "",
-            """  h2o_softmax state = h2o_softmax_empty();
+  h2o_softmax state = h2o_softmax_empty();
 """,
         ),
         (
@@ -1235,18 +1073,9 @@ SEGMENTS: dict[str, Pairs] = {
 """,
         ),
         (
-            "probes",
-            """    if (visible || serves_probes) {
-""",
-        ),
-        (
-            "!probes",
-            """    if (visible) {
-""",
-        ),
-        (
             "",
-            """      float key[KEY_PART];
+            """    if (visible) {
+      float key[KEY_PART];
 """,
         ),
         (
@@ -1270,26 +1099,6 @@ SEGMENTS: dict[str, Pairs] = {
           key_scales + (key_scales_start + i * key_scales_strides[2]), key_scales_strides[3],
           key_biases + (key_biases_start + i * key_biases_strides[2]), key_biases_strides[3],
           lane * KEY_PART, key);
-""",
-        ),
-        (
-            "probes",
-            """      if (serves_probes) {
-        for (int e = 0; e < probe_count; e++) {
-          float probe[KEY_PART];
-          h2o_load<KEY_PART>(
-              probes + (probe_start + e * probes_strides[2]),
-              probes_strides[3],
-              probe);
-          const float logit = params[0] * metal::simd_sum(h2o_dot<KEY_PART>(probe, key));
-          if (lane == 0) {
-            probe_scores[(probe_row + e) * key_count + i] = logit;
-          }
-        }
-      }
-      if (!visible) {
-        continue;
-      }
 """,
         ),
         (
@@ -1444,19 +1253,7 @@ SEGMENTS: dict[str, Pairs] = {
   for (int j = 0; j < KEY_PART; j++) {
     query[j] *= params[0];
   }
-""",
-        ),
-        (
-            "probes",
-            """  const bool serves_probes = head % (heads / kv_heads) == 0 && query_index == 0;
-  const int probe_count = probes_shape[2];
-  const int64_t probe_start = h2o_offset(probes_strides, batch, kv_head, 0, lane * KEY_PART);
-  const int64_t probe_row = (int64_t(batch) * kv_heads + kv_head) * probe_count;
-""",
-        ),
-        (
-            "",
-            """  h2o_softmax state = h2o_softmax_empty();
+  h2o_softmax state = h2o_softmax_empty();
 """,
         ),
         (
@@ -1529,18 +1326,9 @@ SEGMENTS: dict[str, Pairs] = {
 """,
         ),
         (
-            "probes",
-            """    if (visible || serves_probes) {
-""",
-        ),
-        (
-            "!probes",
-            """    if (visible) {
-""",
-        ),
-        (
             "",
-            """      float key[KEY_PART];
+            """    if (visible) {
+      float key[KEY_PART];
 """,
         ),
         (
@@ -1564,26 +1352,6 @@ SEGMENTS: dict[str, Pairs] = {
           key_scales + (key_scales_start + i * key_scales_strides[2]), key_scales_strides[3],
           key_biases + (key_biases_start + i * key_biases_strides[2]), key_biases_strides[3],
           lane * KEY_PART, key);
-""",
-        ),
-        (
-            "probes",
-            """      if (serves_probes) {
-        for (int e = 0; e < probe_count; e++) {
-          float probe[KEY_PART];
-          h2o_load<KEY_PART>(
-              probes + (probe_start + e * probes_strides[2]),
-              probes_strides[3],
-              probe);
-          const float logit = params[0] * metal::simd_sum(h2o_dot<KEY_PART>(probe, key));
-          if (lane == 0) {
-            probe_scores[(probe_row + e) * key_count + i] = logit;
-          }
-        }
-      }
-      if (!visible) {
-        continue;
-      }
 """,
         ),
         (
@@ -1732,19 +1500,7 @@ SEGMENTS: dict[str, Pairs] = {
   for (int j = 0; j < KEY_PART; j++) {
     query[j] *= params[0];
   }
-""",
-        ),
-        (
-            "probes",
-            """  const bool serves_probes = head % (heads / kv_heads) == 0 && query_index == 0;
-  const int probe_count = probes_shape[2];
-  const int64_t probe_start = h2o_offset(probes_strides, batch, kv_head, 0, lane * KEY_PART);
-  const int64_t probe_row = (int64_t(batch) * kv_heads + kv_head) * probe_count;
-""",
-        ),
-        (
-            "",
-            """  h2o_softmax state = h2o_softmax_empty();
+  h2o_softmax state = h2o_softmax_empty();
 """,
         ),
         (
@@ -1814,21 +1570,8 @@ SEGMENTS: dict[str, Pairs] = {
             """    if (!visible && lane == 0) {
       scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;
     }
-""",
-        ),
-        (
-            "probes",
-            """    if (visible || serves_probes) {
-""",
-        ),
-        (
-            "!probes",
-            """    if (visible) {
-""",
-        ),
-        (
-            "",
-            """      float key[KEY_PART];
+    if (visible) {
+      float key[KEY_PART];
 """,
         ),
         (
@@ -1852,26 +1595,6 @@ SEGMENTS: dict[str, Pairs] = {
           key_scales + (key_scales_start + i * key_scales_strides[2]), key_scales_strides[3],
           key_biases + (key_biases_start + i * key_biases_strides[2]), key_biases_strides[3],
           lane * KEY_PART, key);
-""",
-        ),
-        (
-            "probes",
-            """      if (serves_probes) {
-        for (int e = 0; e < probe_count; e++) {
-          float probe[KEY_PART];
-          h2o_load<KEY_PART>(
-              probes + (probe_start + e * probes_strides[2]),
-              probes_strides[3],
-              probe);
-          const float logit = params[0] * metal::simd_sum(h2o_dot<KEY_PART>(probe, key));
-          if (lane == 0) {
-            probe_scores[(probe_row + e) * key_count + i] = logit;
-          }
-        }
-      }
-      if (!visible) {
-        continue;
-      }
 """,
         ),
         (
@@ -2065,19 +1788,7 @@ SEGMENTS: dict[str, Pairs] = {
   for (int j = 0; j < KEY_PART; j++) {
     query[j] *= params[0];
   }
-""",
-        ),
-        (
-            "probes",
-            """  const bool serves_probes = head % (heads / kv_heads) == 0 && query_index == 0;
-  const int probe_count = probes_shape[2];
-  const int64_t probe_start = h2o_offset(probes_strides, batch, kv_head, 0, lane * KEY_PART);
-  const int64_t probe_row = (int64_t(batch) * kv_heads + kv_head) * probe_count;
-""",
-        ),
-        (
-            "",
-            """  h2o_softmax state = h2o_softmax_empty();
+  h2o_softmax state = h2o_softmax_empty();
 """,
         ),
         (
@@ -2147,21 +1858,8 @@ SEGMENTS: dict[str, Pairs] = {
             """    if (!visible && lane == 0) {
       scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;
     }
-""",
-        ),
-        (
-            "probes",
-            """    if (visible || serves_probes) {
-""",
-        ),
-        (
-            "!probes",
-            """    if (visible) {
-""",
-        ),
-        (
-            "",
-            """      float key[KEY_PART];
+    if (visible) {
+      float key[KEY_PART];
 """,
         ),
         (
@@ -2185,26 +1883,6 @@ SEGMENTS: dict[str, Pairs] = {
           key_scales + (key_scales_start + i * key_scales_strides[2]), key_scales_strides[3],
           key_biases + (key_biases_start + i * key_biases_strides[2]), key_biases_strides[3],
           lane * KEY_PART, key);
-""",
-        ),
-        (
-            "probes",
-            """      if (serves_probes) {
-        for (int e = 0; e < probe_count; e++) {
-          float probe[KEY_PART];
-          h2o_load<KEY_PART>(
-              probes + (probe_start + e * probes_strides[2]),
-              probes_strides[3],
-              probe);
-          const float logit = params[0] * metal::simd_sum(h2o_dot<KEY_PART>(probe, key));
-          if (lane == 0) {
-            probe_scores[(probe_row + e) * key_count + i] = logit;
-          }
-        }
-      }
-      if (!visible) {
-        continue;
-      }
 """,
         ),
         (
@@ -2804,252 +2482,6 @@ SEGMENTS: dict[str, Pairs] = {
     }
   }
   accumulated[(int64_t(batch) * kv_heads + kv_head) * row_count + row] = average;
-""",
-        ),
-    ),
-    "choose_row": (
-        (
-            "",
-            """  constexpr int LANES = 32;
-  constexpr int PROTECTED = 0;
-  constexpr int SCORED = 1;
-  constexpr int UNSCORED = 2;
-  constexpr int PADDING = 3;
-  H2O_THREADGROUP(int, kinds, NS);
-  H2O_THREADGROUP(float, worths, NS);
-  H2O_THREADGROUP(int, places, NS);
-  H2O_THREADGROUP(int, slots, NS);
-  const int lane = int(thread_index_in_simdgroup);
-  const int group = int(simdgroup_index_in_threadgroup);
-  const int head_count = positions_shape[1];
-  const int row_count = positions_shape[2];
-  const int batch = int(threadgroup_position_in_grid.x) / head_count;
-  const int head = int(threadgroup_position_in_grid.x) % head_count;
-  const int64_t positions_start = batch * positions_strides[0] + head * positions_strides[1];
-  const int recent_start = recent_starts[batch * recent_starts_strides[0]];
-  const int64_t scores_start = batch * scores_strides[0] + head * scores_strides[1];
-  int kind = -1;
-  float worth = 0.0f;
-  int place = -1;
-  int slot = 0;
-  for (int row = group * LANES + lane; row < row_count; row += NS * LANES) {
-    const int position = positions[positions_start + row * positions_strides[2]];
-    const float score = scores[scores_start + row * scores_strides[2]];
-    int found = score != score ? UNSCORED : SCORED;
-    if (position < zones[0] || position >= recent_start) {
-      found = PROTECTED;
-    }
-    if (position < 0) {
-      found = PADDING;
-    }
-    const float found_worth = found == SCORED ? score : 0.0f;
-    const int found_place = position < 0 ? row : position;
-    const bool same_worth = found == kind && found_worth == worth;
-    if (found > kind || (found == kind && found_worth < worth)
-        || (same_worth && found_place > place)) {
-      kind = found;
-      worth = found_worth;
-      place = found_place;
-      slot = row;
-    }
-  }
-  for (int round = 0; round < 2; round++) {
-    const int worst_kind = metal::simd_max(kind);
-    const bool of_kind = kind == worst_kind;
-    const float least_worth = -metal::simd_max(of_kind ? -worth : H2O_NEGATIVE_INFINITY);
-    const bool of_worth = of_kind && worth == least_worth;
-    const int last_place = metal::simd_max(of_worth ? place : -1);
-    const int first_slot = -metal::simd_max(of_worth && place == last_place ? -slot : -row_count);
-    if (round == 0) {
-      if (lane == 0) {
-        kinds[group] = worst_kind;
-        worths[group] = least_worth;
-        places[group] = last_place;
-        slots[group] = first_slot;
-      }
-      metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-      const bool has_row = lane < NS;
-      kind = has_row ? kinds[lane] : -1;
-      worth = has_row ? worths[lane] : 0.0f;
-      place = has_row ? places[lane] : -1;
-      slot = has_row ? slots[lane] : 0;
-    } else {
-      slot = first_slot;
-    }
-  }
-  if (group == 0 && lane == 0) {
-    worst[threadgroup_position_in_grid.x] = uint32_t(slot);
-  }
-""",
-        ),
-    ),
-    "replace_row": (
-        (
-            "",
-            """  constexpr int LANES = 32;
-  constexpr int PROTECTED = 0;
-  constexpr int SCORED = 1;
-  constexpr int UNSCORED = 2;
-  constexpr int PADDING = 3;
-  H2O_THREADGROUP(int, kinds, NS);
-  H2O_THREADGROUP(float, worths, NS);
-  H2O_THREADGROUP(int, places, NS);
-  H2O_THREADGROUP(int, slots, NS);
-  const int lane = int(thread_index_in_simdgroup);
-  const int group = int(simdgroup_index_in_threadgroup);
-  const int head_count = positions_shape[1];
-  const int row_count = positions_shape[2];
-  const int batch = int(threadgroup_position_in_grid.x) / head_count;
-  const int head = int(threadgroup_position_in_grid.x) % head_count;
-  const int64_t positions_start = batch * positions_strides[0] + head * positions_strides[1];
-  const int recent_start = recent_starts[batch * recent_starts_strides[0]];
-  const int newest_position = newest[batch * newest_strides[0]];
-  const int64_t importance_start = batch * importance_strides[0] + head * importance_strides[1];
-  int kind = -1;
-  float worth = 0.0f;
-  int place = -1;
-  int slot = 0;
-  for (int row = group * LANES + lane; row < row_count; row += NS * LANES) {
-    const int position = positions[positions_start + row * positions_strides[2]];
-    const float score = AGE ? static_cast<float>(position - newest_position)
-                            : importance[importance_start + row * importance_strides[2]];
-    int found = score != score ? UNSCORED : SCORED;
-    if (position < zones[0] || position >= recent_start) {
-      found = PROTECTED;
-    }
-    if (position < 0) {
-      found = PADDING;
-    }
-    const float found_worth = found == SCORED ? score : 0.0f;
-    const int found_place = position < 0 ? row : position;
-    const bool same_worth = found == kind && found_worth == worth;
-    if (found > kind || (found == kind && found_worth < worth)
-        || (same_worth && found_place > place)) {
-      kind = found;
-      worth = found_worth;
-      place = found_place;
-      slot = row;
-    }
-  }
-  for (int round = 0; round < 2; round++) {
-    const int worst_kind = metal::simd_max(kind);
-    const bool of_kind = kind == worst_kind;
-    const float least_worth = -metal::simd_max(of_kind ? -worth : H2O_NEGATIVE_INFINITY);
-    const bool of_worth = of_kind && worth == least_worth;
-    const int last_place = metal::simd_max(of_worth ? place : -1);
-    const int first_slot = -metal::simd_max(of_worth && place == last_place ? -slot : -row_count);
-    if (round == 0) {
-      if (lane == 0) {
-        kinds[group] = worst_kind;
-        worths[group] = least_worth;
-        places[group] = last_place;
-        slots[group] = first_slot;
-      }
-      metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-      const bool has_row = lane < NS;
-      kind = has_row ? kinds[lane] : -1;
-      worth = has_row ? worths[lane] : 0.0f;
-      place = has_row ? places[lane] : -1;
-      slot = has_row ? slots[lane] : 0;
-    } else {
-      slot = first_slot;
-    }
-  }
-  if (group == 0 && lane == 0) {
-    worst[threadgroup_position_in_grid.x] = uint32_t(slot);
-  }
-  const int64_t marked_start = int64_t(threadgroup_position_in_grid.x) * row_count;
-  for (int row = group * LANES + lane; row < row_count; row += NS * LANES) {
-    const float old_importance = importance[importance_start + row * importance_strides[2]];
-    const int old_position = positions[positions_start + row * positions_strides[2]];
-    new_importance[marked_start + row] = row == slot ? H2O_NAN : old_importance;
-    new_positions[marked_start + row] = row == slot ? newest_position : old_position;
-  }
-""",
-        ),
-    ),
-    "replace_row_ranked": (
-        (
-            "",
-            """  constexpr int LANES = 32;
-  constexpr int PROTECTED = 0;
-  constexpr int SCORED = 1;
-  constexpr int UNSCORED = 2;
-  constexpr int PADDING = 3;
-  H2O_THREADGROUP(int, kinds, NS);
-  H2O_THREADGROUP(float, worths, NS);
-  H2O_THREADGROUP(int, places, NS);
-  H2O_THREADGROUP(int, slots, NS);
-  const int lane = int(thread_index_in_simdgroup);
-  const int group = int(simdgroup_index_in_threadgroup);
-  const int head_count = positions_shape[1];
-  const int row_count = positions_shape[2];
-  const int batch = int(threadgroup_position_in_grid.x) / head_count;
-  const int head = int(threadgroup_position_in_grid.x) % head_count;
-  const int64_t positions_start = batch * positions_strides[0] + head * positions_strides[1];
-  const int recent_start = recent_starts[batch * recent_starts_strides[0]];
-  const int newest_position = newest[batch * newest_strides[0]];
-  const int64_t importance_start = batch * importance_strides[0] + head * importance_strides[1];
-  const int64_t scores_start = batch * scores_strides[0] + head * scores_strides[1];
-  int kind = -1;
-  float worth = 0.0f;
-  int place = -1;
-  int slot = 0;
-  for (int row = group * LANES + lane; row < row_count; row += NS * LANES) {
-    const int position = positions[positions_start + row * positions_strides[2]];
-    const float score = scores[scores_start + row * scores_strides[2]];
-    int found = score != score ? UNSCORED : SCORED;
-    if (position < zones[0] || position >= recent_start) {
-      found = PROTECTED;
-    }
-    if (position < 0) {
-      found = PADDING;
-    }
-    const float found_worth = found == SCORED ? score : 0.0f;
-    const int found_place = position < 0 ? row : position;
-    const bool same_worth = found == kind && found_worth == worth;
-    if (found > kind || (found == kind && found_worth < worth)
-        || (same_worth && found_place > place)) {
-      kind = found;
-      worth = found_worth;
-      place = found_place;
-      slot = row;
-    }
-  }
-  for (int round = 0; round < 2; round++) {
-    const int worst_kind = metal::simd_max(kind);
-    const bool of_kind = kind == worst_kind;
-    const float least_worth = -metal::simd_max(of_kind ? -worth : H2O_NEGATIVE_INFINITY);
-    const bool of_worth = of_kind && worth == least_worth;
-    const int last_place = metal::simd_max(of_worth ? place : -1);
-    const int first_slot = -metal::simd_max(of_worth && place == last_place ? -slot : -row_count);
-    if (round == 0) {
-      if (lane == 0) {
-        kinds[group] = worst_kind;
-        worths[group] = least_worth;
-        places[group] = last_place;
-        slots[group] = first_slot;
-      }
-      metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-      const bool has_row = lane < NS;
-      kind = has_row ? kinds[lane] : -1;
-      worth = has_row ? worths[lane] : 0.0f;
-      place = has_row ? places[lane] : -1;
-      slot = has_row ? slots[lane] : 0;
-    } else {
-      slot = first_slot;
-    }
-  }
-  if (group == 0 && lane == 0) {
-    worst[threadgroup_position_in_grid.x] = uint32_t(slot);
-  }
-  const int64_t marked_start = int64_t(threadgroup_position_in_grid.x) * row_count;
-  for (int row = group * LANES + lane; row < row_count; row += NS * LANES) {
-    const float old_importance = importance[importance_start + row * importance_strides[2]];
-    const int old_position = positions[positions_start + row * positions_strides[2]];
-    new_importance[marked_start + row] = row == slot ? H2O_NAN : old_importance;
-    new_positions[marked_start + row] = row == slot ? newest_position : old_position;
-  }
 """,
         ),
     ),

@@ -1,4 +1,4 @@
-"""Operations: attention that returns its scores, and the selection of rows to keep or to evict.
+"""Operations: attention that returns its scores, and the selection of rows to keep.
 
 Each call is validated, then served by the best back end on this machine (see ``backends``).
 """
@@ -8,25 +8,21 @@ import mlx.core as mx
 from mlx_h2o.operations import composed, validate
 from mlx_h2o.operations.accumulation import accumulate_scores, attention_and_accumulate
 from mlx_h2o.operations.backends import attended, serve
+from mlx_h2o.operations.diversity import key_diversity
 from mlx_h2o.operations.prefill import prefill_scores
-from mlx_h2o.operations.probes import scaled_dot_product_attention_with_probes
 from mlx_h2o.operations.quantize_append import quantize_append
 from mlx_h2o.operations.quantized import scaled_dot_product_attention_quantized_with_scores
-from mlx_h2o.operations.replacement import key_diversity, replace_worst
 from mlx_h2o.operations.requests import PerSequence
 from mlx_h2o.operations.validate import StreamLike
 
 __all__ = [
     "accumulate_scores",
     "attention_and_accumulate",
-    "evict_indices",
     "keep_indices",
     "key_diversity",
     "prefill_scores",
     "quantize_append",
-    "replace_worst",
     "scaled_dot_product_attention_quantized_with_scores",
-    "scaled_dot_product_attention_with_probes",
     "scaled_dot_product_attention_with_scores",
 ]
 
@@ -116,30 +112,5 @@ def keep_indices(
         ValueError: shapes, dtypes or counts other than these.
         TypeError: an argument that is not an array or an integer where one is expected.
     """
-    request = validate.retention_request(
-        "keep_indices", scores, positions, "keep", keep, sink_size, recent_start, stream
-    )
+    request = validate.retention_request(scores, positions, keep, sink_size, recent_start, stream)
     return serve(composed.keep_indices, request)
-
-
-def evict_indices(
-    scores: mx.array,
-    positions: mx.array,
-    *,
-    count: int = 1,
-    sink_size: int = 0,
-    recent_start: PerSequence | None = None,
-    stream: StreamLike = None,
-) -> mx.array:
-    """Slots of the ``count`` rows that ``keep_indices(keep=N - count)`` drops, the worst first.
-
-    With ``count=1`` it is an arg-min over the rows, without a sort. ``count`` is 1 to N; the
-    other arguments, the order of the rows and the errors are those of ``keep_indices``.
-
-    Returns:
-        uint32 [B, H, count].
-    """
-    request = validate.retention_request(
-        "evict_indices", scores, positions, "count", count, sink_size, recent_start, stream
-    )
-    return serve(composed.evict_indices, request)

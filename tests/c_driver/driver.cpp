@@ -64,7 +64,7 @@ struct Thread {
   }
 
   void attention() const {
-    Array out, scores, lse, skipped, probes;
+    Array out, scores, lse, skipped;
     succeeds(mlx_h2o_scaled_dot_product_attention_with_scores(out.out(), scores.out(), lse.out(),
                                                               queries, keys, keys, 0.125F, "causal",
                                                               nothing, nothing, bias, s),
@@ -76,11 +76,7 @@ struct Thread {
             out.out(), scores.out(), lse.out(), skipped.out(), queries, words, scales, biases,
             words, scales, biases, 0.125F, 8, group, none, "", nothing, nothing, bias, 1e-3F, s),
         "quantised attention");
-    succeeds(mlx_h2o_scaled_dot_product_attention_with_probes(
-                 out.out(), scores.out(), lse.out(), probes.out(), queries, packed, packed, new_row,
-                 0.125F, 8, group, none, "", nothing, nothing, 0, s),
-             "attention with probes");
-    for (const Array* made : {&out, &scores, &lse, &skipped, &probes}) {
+    for (const Array* made : {&out, &scores, &lse, &skipped}) {
       check(mlx_array_eval(*made));
     }
     for (const char* kind : {"ema", "mass"}) {
@@ -95,19 +91,12 @@ struct Thread {
   void rows_of_a_cache() const {
     Array out, average, diversity;
     ArrayVector new_keys, new_values;
-    Array new_importance, new_positions;
     for (const ArrayVector* stored : {&dense, &packed}) {
       succeeds(mlx_h2o_attention_and_accumulate(out.out(), average.out(), queries, *stored, *stored,
                                                 importance, 0.125F, 0.5, "", nothing, nothing, bias,
                                                 8, group, none, 0, s),
                "attention and accumulate");
       check(mlx_array_eval(out));
-      succeeds(
-          mlx_h2o_replace_worst(new_keys.out(), new_values.out(), new_importance.out(),
-                                new_positions.out(), *stored, *stored, importance, positions,
-                                new_row, new_row, next, 2, each, "age", nothing, 8, group, none, s),
-          "replace worst");
-      check(mlx_array_eval(items(new_keys)[0]));
     }
     succeeds(mlx_h2o_quantize_append(new_keys.out(), new_values.out(), packed, packed, new_row,
                                      new_row, slots, 8, group, none, s),
@@ -131,7 +120,7 @@ struct Thread {
     succeeds(mlx_h2o_key_diversity(diversity.out(), keys, s), "key diversity");
     check(mlx_array_eval(average));
     check(mlx_array_eval(diversity));
-    Array kept, evicted, into, merged_keys, merged_values, merged_bias, merged_positions;
+    Array kept, into, merged_keys, merged_values, merged_bias, merged_positions;
     for (const bool shared : {false, true}) {
       succeeds(mlx_h2o_mergers(kept.out(), into.out(), merged_keys.out(), merged_values.out(),
                                merged_bias.out(), merged_positions.out(), keys, keys, importance,
@@ -142,10 +131,7 @@ struct Thread {
       }
     }
     succeeds(mlx_h2o_keep_indices(kept.out(), importance, positions, 8, 2, each, s), "keep");
-    succeeds(mlx_h2o_evict_indices(evicted.out(), importance, positions, 4, 2, nothing, s),
-             "evict");
     check(mlx_array_eval(kept));
-    check(mlx_array_eval(evicted));
   }
 
   // `who` sets the messages of this thread apart from those of the other.

@@ -22,7 +22,6 @@ from mlx_h2o.operations.requests import (
     Parts,
     PrefillRequest,
     QuantizeAppendRequest,
-    ReplaceRequest,
     RetentionRequest,
 )
 from mlx_h2o.operations.row_kernels import RowKernels
@@ -76,14 +75,8 @@ class EmulatorBackend:
     def accumulate_scores(self, request: AccumulateRequest) -> mx.array:
         return self.rows.accumulate_scores(request)
 
-    def evict_indices(self, request: RetentionRequest) -> mx.array:
-        return self.rows.evict_indices(request)
-
     def keep_indices(self, request: RetentionRequest) -> mx.array:
         return self.rows.keep_indices(request)
-
-    def replace_worst(self, request: ReplaceRequest) -> tuple[mx.array, ...]:
-        return self.rows.replace_worst(request)
 
     def pack_rows(self, *rows: mx.array, **settings: int) -> list[mx.array]:
         """New keys and values by Metal's rule: six arrays."""

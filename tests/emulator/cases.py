@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
@@ -35,7 +35,6 @@ class Case:
 
     ``bits`` of keys and values make it a quantised one, in groups of ``group``, with scales of
     the dtype ``scales`` (that of the queries where it is empty), and ``kv_format`` one of codes.
-    ``probes`` is their number.
     ``bias``: with a bias of rows, a slice of what has the slack of the rows too.
     """
 
@@ -58,7 +57,6 @@ class Case:
     scales: str = ""
     sparse: float = 0.0
     skipped: bool = False
-    probes: int = 0
     bias: bool = False
 
     def __str__(self) -> str:
@@ -107,13 +105,9 @@ class Case:
         if self.bias:
             shape = (self.batch, self.heads[1], self.rows + self.slack)
             options["row_bias"] = row_bias(rng, shape)[:, :, : self.rows]
-        probes = None
-        if self.probes:
-            probes = normal(self.batch, self.heads[1], self.probes, self.sizes[0])
         bits = KV_FORMATS[self.kv_format] if self.kv_format else self.bits
         if bits is None:
-            dense = attention_request(queries, *map(live, rows), **options)
-            return replace(dense, probes=probes)
+            return attention_request(queries, *map(live, rows), **options)
         scales = DTYPES[self.scales or self.dtype]
         packed = []
         for each, width, seed in zip(rows, bits, (turbo.KEYS, turbo.VALUES), strict=True):
@@ -125,7 +119,7 @@ class Case:
             else:
                 parts = mx.quantize(each.astype(scales), group_size=self.group, bits=width)
                 packed.append(tuple(map(live, parts)))
-        request = attention_request(
+        return attention_request(
             queries,
             *packed,
             packed=True,
@@ -136,7 +130,6 @@ class Case:
             return_skipped=self.skipped,
             **options,
         )
-        return replace(request, probes=probes)
 
 
 def _visible(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
@@ -204,17 +197,6 @@ def _skips(expected: reference.Attention, found: mx.array, threshold: float) -> 
     share, rows = reference.float64(found), expected.scores.shape[-1]
     counted = np.abs(share * rows - np.round(share * rows)).max() < 1e-3
     return bool(counted and (least - 1e-6 <= share).all() and (share <= most + 1e-6).all())
-
-
-def probe_error(request: AttentionRequest, found: mx.array) -> float:
-    """Error of the scores of the probes as a share of their tolerance."""
-    keys = request.keys
-    dense = keys if isinstance(keys, mx.array) else dequantized(keys, "keys")
-    k, p = reference.float64(dense), reference.float64(request.probes)
-    expected = request.scale * p @ k.swapaxes(-1, -2)
-    largest = float((abs(request.scale) * np.abs(p) @ np.abs(k).swapaxes(-1, -2)).max())
-    allowed = reference.tolerance(0.0, largest, "float32")
-    return reference.error_ratio(reference.worst_error(found, expected), allowed)
 
 
 def compile_all(work: Iterable[tuple[EmulatorBackend, AttentionRequest]]) -> None:

@@ -10,7 +10,6 @@ from mlx_h2o.operations.launches import LaunchPlan
 from mlx_h2o.operations.requests import (
     AccumulateRequest,
     PrefillRequest,
-    ReplaceRequest,
     RetentionRequest,
 )
 from mlx_h2o.operations.validate import attention_request
@@ -70,12 +69,5 @@ def _launches():
         request = AccumulateRequest(mx.zeros((1, 2, rows)), mx.zeros((1, 4, 2, rows)), 0.9)
         yield f"accumulate_scores-{name}", launch_rows.accumulate_scores(request)
         rows_of_head = mx.zeros((1, 2, rows)), mx.zeros((1, 2, rows), mx.int32)
-        yield f"choose_row-{name}", launch_rows.choose_row(RetentionRequest(*rows_of_head, 1))
         keeping = RetentionRequest(*rows_of_head, 1)
         yield f"keep_rows-{name}", launch_rows.keep_rows(keeping)
-        cache = mx.zeros((1, 2, rows, 8)), mx.zeros((1, 2, rows, 8)), *rows_of_head
-        new = mx.zeros((1, 2, 1, 8)), mx.zeros((1, 2, 1, 8))
-        for ranks in ("importance", "age", rows_of_head[0]):
-            by = ranks if isinstance(ranks, str) else "array"
-            replacing = ReplaceRequest(*cache, *new, position=9, ranks=ranks)
-            yield f"replace_row-{by}-{name}", launch_rows.replace_row(replacing)

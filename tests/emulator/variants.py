@@ -33,7 +33,6 @@ def every_variant() -> Iterator[Variant]:
     """A name, a request and a number of blocks for each combination of kernels and flags."""
     yield from _dense()
     yield from _quantized()
-    yield from _with_probes()
     yield from _codes()
 
 
@@ -82,26 +81,6 @@ def _quantized() -> Iterator[Variant]:
         yield f"{name}-bits{bits[0]}.{bits[1]}", case.request(), blocks
 
 
-def _with_probes() -> Iterator[Variant]:
-    """With every mask, dense and packed, in one pass and in two; dtypes and packings take turns."""
-    combinations = itertools.product(MASKS, (False, True), (False, True))
-    for index, (mask, quantized, two) in enumerate(combinations):
-        dtype = [*DTYPES][index % 3]
-        sizes, bits, group = PACKED[index % len(PACKED)]
-        case = Case(
-            dtype=dtype,
-            sizes=sizes,
-            rows=40,
-            mask=f"add-{dtype}" if mask == "additive" else mask,
-            sinks=dtype,
-            bits=bits if quantized else None,
-            group=group,
-            probes=2,
-        )
-        name = _name(dtype, sizes, mask, 2 if two else None, probes=True, quantized=quantized)
-        yield name, case.request(), 2 if two else None
-
-
 def _codes() -> Iterator[Variant]:
     """Every mask and every kind of sparse V in one pass and in two; formats take turns."""
     combinations = itertools.product(MASKS, (False, True), ("", "sparse", "skipped"))
@@ -123,7 +102,6 @@ def _codes() -> Iterator[Variant]:
             sparse=1e-6 if sparse else 0.0,
             skipped=sparse == "skipped",
             bias=flags["bias"],
-            probes=0 if sparse or index % 4 else 2,
         )
         flags["scores"] = case.scores
         name = _name(dtype, sizes, mask, 2 if two else None, **flags)

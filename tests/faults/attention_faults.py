@@ -24,7 +24,6 @@ class Fault(Edit):
 
 
 MASKED = Case(heads=(4, 2), queries=2, rows=40, mask="add-f32", sinks="f32")
-PROBED = Case(heads=(4, 2), queries=2, rows=40, mask="bool", probes=3)
 BIASED = Case(heads=(4, 2), queries=2, rows=40, mask="bool", bias=True)
 PACKED = Case(heads=(4, 2), queries=2, rows=40, sizes=(96, 192), bits=(3, 6), group=32)
 CODES = Case(heads=(4, 2), queries=2, rows=40, sizes=(128, 64), kv_format="turbo2v3")
@@ -239,28 +238,5 @@ FAULTS = {
         "key_scales[key_scales_start + i * key_scales_strides[2]]",
         "key_scales[0 * key_scales_start + (batch * kv_heads + kv_head) * key_count + i]",
         case=replace(CODES, slack=2),
-    ),
-    # Probes.
-    "probes of masked rows left out": Fault(
-        "sdpa_vector", "if (visible || serves_probes) {", "if (visible) {", case=PROBED
-    ),
-    "masked rows that the probes let in": Fault(
-        "sdpa_vector", "if (!visible) { continue; }", "", case=PROBED
-    ),
-    "probes of another KV head": Fault(
-        "sdpa_vector",
-        "h2o_offset(probes_strides, batch, kv_head, 0,",
-        "h2o_offset(probes_strides, batch, 0, 0,",
-        case=PROBED,
-    ),
-    "probes without the scale": Fault(
-        "sdpa_vector", "params[0] * metal::simd_sum", "metal::simd_sum", case=PROBED
-    ),
-    "scores of a probe one row too far": Fault(
-        "sdpa_vector",
-        "(probe_row + e) * key_count",
-        "(probe_row + e + 1) * key_count",
-        caught="memory fault",
-        case=PROBED,
     ),
 }

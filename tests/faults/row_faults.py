@@ -20,29 +20,6 @@ FAULTS = {
             "accumulate_scores", "average != average", "average == 0.0f"
         ),
     },
-    "choose": {
-        "the best row goes": Edit("choose_row", "found_worth < worth", "found_worth > worth"),
-        "of equals the lowest position goes": Edit(
-            "choose_row", "found_place > place", "found_place < place"
-        ),
-        "any slot of the worst score goes": Edit(
-            "choose_row", "of_worth && place == last_place ? -slot", "true ? -slot"
-        ),
-        "padding is told apart by its position": Edit(
-            "choose_row", "position < 0 ? row : position", "position"
-        ),
-        "sinks may go": Edit("choose_row", "position < zones[0] ||", ""),
-        "recent rows may go": Edit(
-            "choose_row", "position >= recent_start", "position - recent_start > 0x7FFFFF"
-        ),
-        "a row behind the last is looked at": Edit(
-            "choose_row", "row < row_count", "row <= row_count"
-        ),
-        "all sequences have the window of the first": Edit(
-            "choose_row", "recent_starts[batch * recent_starts_strides[0]]", "recent_starts[0]"
-        ),
-        "simdgroups do not wait for each other's choice": Edit("choose_row", BARRIER, ""),
-    },
     "keep": {
         "one row too many is dropped": Edit(
             "keep_rows", "all_below <= dropped", "all_below < dropped"
@@ -53,6 +30,10 @@ FAULTS = {
         "the row at the threshold goes": Edit(
             "keep_rows", "key.lower >= lower", "key.lower > lower"
         ),
+        "all sequences have the window of the first": Edit(
+            "keep_rows", "recent_starts[batch * recent_starts_strides[0]]", "recent_starts[0]"
+        ),
+        "recent rows may go": Edit("h2o_retention_key", "|| position >= recent_start", ""),
         "a row behind the last is counted": Edit(
             "keep_rows", "row < row_count; row += NS", "row <= row_count; row += NS"
         ),
@@ -79,30 +60,6 @@ FAULTS = {
         "of equals the lower position goes": Edit("h2o_retention_key", "0x3FFFFFFFu -", ""),
         "the last bits of a score are left out": Edit(
             "h2o_retention_key", "(ranked << 30) | place", "place"
-        ),
-    },
-    "replace": {
-        "a new row has a score": Edit("replace_row", "row == slot ? H2O_NAN", "row == slot ? 0.0f"),
-        "a new row is marked beside the chosen one": Edit(
-            "replace_row", "row == slot ? newest_position", "row == slot + 1 ? newest_position"
-        ),
-        "the youngest row goes": Edit(
-            "replace_row", "position - newest_position", "newest_position - position"
-        ),
-        "all heads are marked as the first": Edit(
-            "replace_row", "int64_t(threadgroup_position_in_grid.x) * row_count", "0"
-        ),
-        "sequences follow each other without rows": Edit(
-            "replace_row", "batch * importance_strides[0] + head", "batch + head"
-        ),
-        "all sequences have the position of the first": Edit(
-            "replace_row", "newest[batch * newest_strides[0]]", "newest[0]"
-        ),
-        "one simdgroup knows the row": Edit(
-            "replace_row", "slot = first_slot;", "slot = group == 0 ? first_slot : slot;"
-        ),
-        "a row behind the last is marked": Edit(
-            "replace_row", "row < row_count;", "row <= row_count;", every=True
         ),
     },
     "average": {

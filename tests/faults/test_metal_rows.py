@@ -21,7 +21,6 @@ from mlx_h2o import fast, use_backend
 from mlx_h2o.operations import backends, turbo
 from test_emulator_append import expected_of, rows_of
 from test_emulator_prefill import SCALE, arrays, mask_of
-from test_emulator_replace import arguments, options
 from test_emulator_rows import averages
 
 pytestmark = [
@@ -87,18 +86,6 @@ def accumulating() -> list[Call]:
     ]
 
 
-def choosing() -> list[Call]:
-    """Nearly all rows are protected, or most are not."""
-    rows = rows_with_ties(4, 16, 1500)
-    every_zones = (
-        {"sink_size": 4490},
-        {"recent_start": 10},
-        {"sink_size": 4, "recent_start": 4400},
-    )
-    calls = [partial(fast.evict_indices, *rows, **zones) for zones in every_zones]
-    return [*calls, partial(fast.evict_indices, *rows, recent_start=mx.array([4400, 10]))]
-
-
 def keeping() -> list[Call]:
     last_bits = 0x3F800000 + np.random.default_rng(1).integers(0, 4, (2, 16, 40))
     rows, few = rows_with_ties(4, 16, 1500), rows_with_ties(4, 16, 40)
@@ -108,14 +95,8 @@ def keeping() -> list[Call]:
         partial(fast.keep_indices, *few, keep=22),
         partial(fast.keep_indices, *close, keep=38),
         partial(fast.keep_indices, *few, keep=39),
+        partial(fast.keep_indices, *rows, keep=1490, recent_start=mx.array([4400, 10])),
     ]
-
-
-def replacing() -> list[Call]:
-    rows = arguments(4, 300)
-    by = ("importance", "age")
-    calls = [partial(fast.replace_worst, *rows, **options(ranks, 300)) for ranks in by]
-    return [*calls, partial(fast.replace_worst, *rows, position=mx.array([900, 1000]))]
 
 
 def scoring(kind: str) -> list[Call]:
@@ -155,9 +136,7 @@ def _read(parts: tuple[mx.array, mx.array]) -> list[mx.array]:
 
 WORK = {
     "accumulate": Work(accumulating, nearly=True, runs=SCHEDULES[:1]),
-    "choose": Work(choosing),
     "keep": Work(keeping, runs=(Run(), Run("random", seed=1))),
-    "replace": Work(replacing),
     "average": Work(partial(scoring, "ema"), nearly=True, runs=(Run(), Run("reverse"), LOOSE)),
     "mass": Work(partial(scoring, "mass"), nearly=True, runs=(Run(), Run("reverse"), LOOSE)),
     "pack": Work(packing, expected=packed, runs=SCHEDULES[:1]),

@@ -131,47 +131,20 @@ ATTENTION = {
     "wanted keys are taken for neighbours": Fault(
         "follow_each_other", "== count - 1;", "<= count;", caught="out of target"
     ),
-    "every probe is the first": Fault(
-        "load_queries",
-        "probe * a.probe_strides[2]",
-        "0 * a.probe_strides[2]",
-        caught="probe score of target",
-    ),
 }
 
 ROWS = {
     "a tie keeps the higher position": Fault(
-        "Rank", "order > other.order", "order < other.order", caught="_indices: N="
+        "Rank", "order > other.order", "order < other.order", caught="keep_indices: N="
     ),
     "NaN ranks as the best score": Fault(
-        "rank", "unscored(kNotANumber,", "unscored(kProtected,", caught="_indices: N="
+        "rank", "unscored(kNotANumber,", "unscored(kProtected,", caught="keep_indices: N="
     ),
     "the recent rows start one later": Fault(
-        "rank", "position >= ", "position > ", caught="_indices: N="
-    ),
-    "the last recent row is not protected from replacement": Fault(
-        "WorstOfLanes::rank_of",
-        "position >= recent_start",
-        "position > recent_start",
-        caught="evict_indices: N=",
-    ),
-    "padding is no worse than an unscored row": Fault(
-        "WorstOfLanes::rank_of", "Worst::kPadding", "Worst::kNotANumber", caught="evict_indices: N="
-    ),
-    "the newest of equal rows is kept": Fault(
-        "WorstOfLanes::join",
-        "own_order >= order",
-        "own_order < order",
-        caught="evict_indices",
-    ),
-    "every new row is at the position of the first sequence's": Fault(
-        "write_rows",
-        "a.position[batch * a.position_stride]",
-        "a.position[0]",
-        caught="row written, case",
+        "rank", "position >= ", "position > ", caught="keep_indices: N="
     ),
     "the window of the first sequence is that of all": Fault(
-        "", "a.zones_of(batch)", "a.zones_of(0)", caught="_indices: N="
+        "", "a.zones_of(batch)", "a.zones_of(0)", caught="keep_indices: N="
     ),
     "a sink of a chunk is left out of the mass": Fault(
         "add_mass",

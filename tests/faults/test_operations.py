@@ -94,12 +94,7 @@ def packed() -> None:
 def selection() -> None:
     given = rows_with_ties(1, 8, 40)
     for zones in ({}, {"sink_size": 9, "recent_start": 60}):
-        for count in (1, 3, 39, 40):
-            with use_backend("composed"):
-                found = fast.evict_indices(*given, count=count, **zones)
-            expected = reference.evict_indices(*given, count=count, **zones)
-            np.testing.assert_array_equal(np.array(found), expected)
-        for keep in (1, 38, 40):
+        for keep in (1, 37, 38, 39, 40):
             with use_backend("composed"):
                 found = fast.keep_indices(*given, keep=keep, **zones)
             expected = reference.keep_indices(*given, keep=keep, **zones)
@@ -142,27 +137,6 @@ def diversity() -> None:
     k[:, :, 4] *= 9
     with use_backend("composed"):
         same(fast.key_diversity(k), reference.key_diversity(k))
-
-
-def replacement() -> None:
-    """The oldest or the lowest row gives its slot to the new one, alone."""
-    _, k, v = arrays(rows=40)
-    scores, positions = rows_with_ties(3, 2, 40)
-    new = [mx.ones((2, 2, 1, each.shape[-1])) for each in (k, v)]
-    for ranks in ("age", "importance"):
-        with use_backend("composed"):
-            found = fast.replace_worst(
-                k, v, scores, positions, *new, position=200, ranks=ranks, sink_size=4
-            )
-        by = np.array(positions - 200, np.float32) if ranks == "age" else scores
-        slots = reference.evict_indices(by, positions, sink_size=4).astype(np.int64)
-        for old, row, after in zip(
-            (k, v, scores, positions), (1.0, 1.0, np.nan, 200), found, strict=True
-        ):
-            expected = np.array(old)
-            at = slots if expected.ndim == 3 else slots[..., None]
-            np.put_along_axis(expected, at, row, axis=2)
-            np.testing.assert_array_equal(np.array(after), expected)
 
 
 def codes() -> None:
@@ -378,12 +352,6 @@ FAULTS = [
         selection,
     ),
     Fault(
-        "several rows go in any order",
-        "operations.composed:evict_indices",
-        assigned("order").becomes("mx.argsort(slots, axis=-1)"),
-        selection,
-    ),
-    Fault(
         "masked pairs decay",
         "operations.ema:_one_query",
         returned().becomes("result"),
@@ -444,24 +412,6 @@ FAULTS = [
         "operations.composed_cache:_normalised",
         called("maximum").becomes("norm"),
         diversity,
-    ),
-    Fault(
-        "the youngest row goes",
-        "operations.composed_cache:ages",
-        operator("-").swapped(),
-        replacement,
-    ),
-    Fault(
-        "a new row inherits the score of the evicted one",
-        "operations.composed_cache:marked",
-        assigned("importance").becomes("request.importance"),
-        replacement,
-    ),
-    Fault(
-        "a value is written where its key is not",
-        "operations.composed_cache:replaced",
-        argument("put_rows", 1, at=2).becomes("slots - slots"),
-        replacement,
     ),
 ]
 

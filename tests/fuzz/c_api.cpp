@@ -171,7 +171,7 @@ int called(Input& in, const Sizes& z, Results& r) {
   const float sparse = in.rarely(4) ? in.number() : 0;
   auto* a = r.arrays;
   auto* v = r.vectors;
-  switch (in.pick(14)) {
+  switch (in.pick(11)) {
     case 0:
       return mlx_h2o_scaled_dot_product_attention_with_scores(
           a[0].out(), a[1].out(), in.rarely(2) ? a[2].out() : nullptr, z.query_rows(),
@@ -189,60 +189,43 @@ int called(Input& in, const Sizes& z, Results& r) {
           z.sinks(), z.row_bias(), sparse, s);
     }
     case 2:
-      return mlx_h2o_scaled_dot_product_attention_with_probes(
-          a[0].out(), a[1].out(), nullptr, a[2].out(), z.query_rows(), z.stored_keys(),
-          z.stored_values(), z.key_rows(1), scale, z.bits, z.group_size, z.value_bits,
-          z.mask_mode(), z.mask(), z.sinks(), sparse, s);
-    case 3:
       return mlx_h2o_prefill_scores(
           a[0].out(), z.query_rows(), z.key_rows(z.rows), scale, z.mask_mode(), z.mask(), z.sinks(),
           in.one_of<const char*>({"ema", "mass", "last", ""}),
           z.optional([&] { return z.scores(); }), decay, in.setting(8), s);
-    case 4:
+    case 3:
       return mlx_h2o_accumulate_scores(
           a[0].out(), z.scores(),
           z.array({z.batch, z.heads * z.group, z.queries, z.rows}, MLX_FLOAT32), decay,
           in.rarely(2), s);
-    case 5:
+    case 4:
       return mlx_h2o_attention_and_accumulate(
           a[0].out(), a[1].out(), z.query_rows(), z.stored_keys(), z.stored_values(), z.scores(),
           scale, decay, z.mask_mode(), z.mask(), z.sinks(), z.row_bias(), z.bits, z.group_size,
           z.value_bits, sparse, s);
-    case 6:
+    case 5:
       return mlx_h2o_key_diversity(a[0].out(), z.key_rows(z.rows), s);
-    case 7:
+    case 6:
       return mlx_h2o_mergers(a[0].out(), a[1].out(), a[2].out(), a[3].out(), a[4].out(), a[5].out(),
                              z.key_rows(z.rows), z.value_rows(z.rows), z.scores(), z.positions(),
                              in.setting(1 + in.pick(z.rows)), in.setting(in.pick(6)), z.starts(),
                              in.rarely(2), s);
-    case 8:
-      return mlx_h2o_replace_worst(
-          v[0].out(), v[1].out(), a[0].out(), a[1].out(), z.stored_keys(), z.stored_values(),
-          z.scores(), z.positions(), z.key_rows(1), z.value_rows(1),
-          in.rarely(4) ? z.array({z.batch}, MLX_INT32) : integer(in.setting(z.rows)),
-          in.setting(in.pick(6)), z.starts(),
-          in.one_of<const char*>({"importance", "age", "ranks", "other"}),
-          z.optional([&] { return z.scores(); }), z.bits, z.group_size, z.value_bits, s);
-    case 9:
+    case 7:
       return mlx_h2o_quantize_append(v[0].out(), v[1].out(), z.stored_keys(), z.stored_values(),
                                      z.key_rows(z.queries), z.value_rows(z.queries),
                                      z.array({z.batch, z.heads, z.queries}, MLX_UINT32), z.bits,
                                      z.group_size, z.value_bits, s);
-    case 10:
+    case 8:
       return mlx_h2o_keep_indices(a[0].out(), z.scores(), z.positions(),
                                   in.setting(1 + in.pick(z.rows)), in.setting(in.pick(6)),
                                   z.starts(), s);
-    case 11:
+    case 9:
       return mlx_h2o_encode_rows(a[0].out(), a[1].out(), z.key_rows(z.rows), z.bits, in.rarely(2),
                                  s);
-    case 12: {
+    default: {
       const auto keys = items(z.stored_keys());
       return mlx_h2o_decode_rows(a[0].out(), keys.front(), keys.back(), z.bits, in.rarely(2), s);
     }
-    default:
-      return mlx_h2o_evict_indices(a[0].out(), z.scores(), z.positions(),
-                                   in.setting(in.pick(z.rows)), in.setting(in.pick(6)), z.starts(),
-                                   s);
   }
 }
 

@@ -152,11 +152,10 @@ def keep_case(
     positions: np.ndarray,
     *,
     keep: int,
-    count: int,
     sink_size: int = 0,
     recent_start: int | np.ndarray | None = None,
 ) -> Case:
-    """A selection case: rows to keep, and (apart from it) ``count`` rows to evict.
+    """A selection case: rows to keep.
 
     ``recent_start`` is one for all sequences, or an array of one each, which is a tensor.
     """
@@ -166,12 +165,11 @@ def keep_case(
         "scores": mx.array(s),
         "positions": mx.array(p),
         "keep": mx.array(reference.keep_indices(s, p, keep=keep, **zones)),
-        "evict": mx.array(reference.evict_indices(s, p, count=count, **zones)),
     }
     if isinstance(recent_start, np.ndarray):
         tensors["recent_start"] = mx.array(recent_start.astype(np.int32))
         zones["recent_start"] = None
-    return Case({"name": name, "op": "keep", "keep": keep, "count": count, **zones}, tensors)
+    return Case({"name": name, "op": "keep", "keep": keep, **zones}, tensors)
 
 
 def spread_scores(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:

@@ -159,19 +159,18 @@ def _keep() -> Iterator[Case]:
         rng, shape = generator(name), (1, 2, rows)
         keep = max(1, rows - rows // 4)
         scores, positions = spread_scores(rng, shape), shuffled_positions(rng, shape)
-        count = max(1, min(rows, 3))
-        yield keep_case(name, scores, positions, keep=keep, count=count)
+        yield keep_case(name, scores, positions, keep=keep)
         if rows > 1:
             zones = {"sink_size": 4, "recent_start": 2 * rows - rows // 2}
-            yield keep_case(f"{name}-zones", scores, positions, keep=keep, count=1, **zones)
+            yield keep_case(f"{name}-zones", scores, positions, keep=keep, **zones)
     rows, shape = 64, (2, 3, 64)
     rng = generator("keep")
     positions = shuffled_positions(rng, shape)
     spread = spread_scores(rng, shape)
     zones = {"sink_size": 6, "recent_start": 100}
-    case = partial(keep_case, positions=positions, keep=40, count=24)
-    yield case("keep-all", spread, keep=rows, count=rows)
-    yield case("keep-one", spread, keep=1, count=rows - 1, **zones)
+    case = partial(keep_case, positions=positions, keep=40)
+    yield case("keep-all", spread, keep=rows)
+    yield case("keep-one", spread, keep=1, **zones)
     yield case("keep-ties", rng.integers(0, 3, shape) / 4.0, **zones)
     yield case("keep-all-equal", np.full(shape, 0.5), **zones)
     yield case("keep-zeros-of-both-signs", np.where(rng.random(shape) < 0.5, -0.0, 0.0))
@@ -185,7 +184,7 @@ def _keep() -> Iterator[Case]:
     padded = np.where(rng.random(shape) < 0.25, -1, positions)
     yield case("keep-padding", spread, positions=padded, **zones)
     yield case("keep-everything-odd", mixed, positions=padded, **zones)
-    yield case("keep-more-protected", spread, keep=10, count=60, sink_size=40, recent_start=60)
+    yield case("keep-more-protected", spread, keep=10, sink_size=40, recent_start=60)
     yield case("keep-all-protected", spread, sink_size=1000)
     yield case("keep-negative-recent-start", spread, positions=padded, recent_start=-5)
     yield case("keep-negative-sign-of-nan", np.where(np.isnan(special), special, -np.nan))
@@ -291,7 +290,6 @@ def random_cases(seed: int, count: int = 24) -> list[Case]:
                 scores,
                 positions,
                 keep=int(rng.integers(1, rows + 2)),
-                count=int(rng.integers(1, rows + 2)),
                 sink_size=int(rng.integers(0, 6)),
                 recent_start=int(rng.integers(0, 2 * rows + 2)) if rng.random() < 0.6 else None,
             )

@@ -28,17 +28,14 @@ class AttentionCase {
   AttentionCase(Random& random, ElementType type)
       : a_(sizes(random, type)),
         queries_(random, type, a_.batch, a_.query_heads, a_.query_count, a_.width),
-        probes_(random, type, a_.batch, a_.kv_heads, std::max(1, a_.probe_count), a_.width),
         keys_(random, type, a_.batch, a_.kv_heads, a_.key_count, a_.width, a_.key_packing),
         values_(random, type, a_.batch, a_.kv_heads, a_.key_count, a_.value_width,
                 a_.value_packing),
         mask_(ElementType::float32, 0) {
     std::copy_n(queries_.strides, 3, a_.query_strides);
-    std::copy_n(probes_.strides, 3, a_.probe_strides);
     std::copy_n(keys_.strides(), 3, a_.key_strides);
     std::copy_n(values_.strides(), 3, a_.value_strides);
     a_.queries = queries_.elements.data();
-    a_.probes = probes_.elements.data();
     a_.keys = keys_.data();
     a_.values = values_.data();
     a_.key_packing = keys_.packing();
@@ -97,14 +94,13 @@ class AttentionCase {
     for (int d = 0; d < a_.width; ++d) result += std::abs(query[d]);
     return result;
   }
-  void check_probes(SimdTarget target, Report& report, const std::vector<float>& found) const;
   void check_threads(SimdTarget target, Report& report, const Elements& out,
                      std::vector<float>& workspace);
   void expect(SimdTarget target, Report& report, const char* what, int b, int h, int query,
               int index, double found, double expected, double tolerance) const;
 
   AttentionArguments a_;
-  Block queries_, probes_;
+  Block queries_;
   StoredBlock keys_, values_;
   Elements mask_;
   std::vector<unsigned char> allowed_;
@@ -138,7 +134,6 @@ inline AttentionArguments AttentionCase::sizes(Random& random, ElementType type)
     a.key_count = random.between(1, 400);
     a.width = a.value_width = 16;
   }
-  if (random.one_in(3)) a.probe_count = random.between(1, 5);
   if (random.one_in(3)) a.sparse_threshold = random.choose({1e-6f, 1e-3f, 0.02f, 0.5f});
   a.return_scores = !random.one_in(3);
   if (random.one_in(2)) pack(random, a);
@@ -273,16 +268,12 @@ inline void AttentionCase::check(SimdTarget target, Report& report) {
   std::vector<float> scores(rows * static_cast<size_t>(a_.key_count));
   std::vector<float> lse(rows);
   std::vector<float> skipped(rows);
-  std::vector<float> probe_scores(static_cast<size_t>(a_.batch * a_.kv_heads * a_.probe_count) *
-                                  static_cast<size_t>(a_.key_count));
   std::vector<float> workspace(kernels::attention_workspace_size(a_));
   a_.out = out.data();
   a_.scores = scores.data();
   a_.lse = lse.data();
   a_.skipped = skipped.data();
-  a_.probe_scores = probe_scores.data();
   kernels::attention(a_, target, workspace.data());
-  check_probes(target, report, probe_scores);
   check_threads(target, report, out, workspace);
 
   const double ulp = a_.type == ElementType::float32   ? 0x1p-23
@@ -380,7 +371,6 @@ inline void AttentionCase::check_step(Random& random, SimdTarget target, Report&
   std::vector<float> scores(rows * keys);
   AttentionArguments a = a_;
   a.lse = a.skipped = nullptr;
-  a.probe_count = 0;
   a.return_scores = true;
   a.out = out.data();
   a.scores = scores.data();
@@ -416,26 +406,6 @@ inline void AttentionCase::check_step(Random& random, SimdTarget target, Report&
     const float* own = importance.data() + head * keys;
     if (std::memcmp(own, expected.data() + head * keys, keys * sizeof(float)) != 0) {
       report.mismatch("importance after a step of target %s", kernels::target_name(target));
-    }
-  }
-}
-
-inline void AttentionCase::check_probes(SimdTarget target, Report& report,
-                                        const std::vector<float>& found) const {
-  size_t at = 0;
-  for (int b = 0; b < a_.batch; ++b) {
-    for (int h = 0; h < a_.kv_heads; ++h) {
-      for (int probe = 0; probe < a_.probe_count; ++probe) {
-        const double* row = probes_.elements.from(probes_.at(b, h, probe));
-        const double unpacking = size_of(row) * keys_.rounding();
-        for (int n = 0; n < a_.key_count; ++n, ++at) {
-          const auto [sum, magnitude] = dot(row, keys_.row(b, h, n));
-          const auto scale = static_cast<double>(a_.scale);
-          expect(target, report, "probe score", b, h, probe, n, static_cast<double>(found[at]),
-                 scale * sum,
-                 scale * (0x1p-23 * (4 + std::sqrt(a_.width)) * magnitude + unpacking));
-        }
-      }
     }
   }
 }

@@ -24,7 +24,7 @@ int main(int argc, char** argv) {
   // Attention last, as it takes nearly all the time: a fault elsewhere is found before it.
   for (auto* test :
        {test_pool, test_selection, test_accumulation, test_key_diversity, test_quantization,
-        test_codes, test_merging, test_worst_row, test_row_writing, test_prefill, test_attention}) {
+        test_codes, test_merging, test_scored_blocks, test_prefill, test_attention}) {
     mlx_h2o::kernels::set_thread_count(3);       // whatever this machine has
     Random random(static_cast<unsigned>(seed));  // more cases of one change no other's
     test(random, cases, report);

@@ -22,7 +22,6 @@ from mlx_h2o.operations.requests import (
     Parts,
     QuantizeAppendRequest,
     QuantizedRows,
-    ReplaceRequest,
     RetentionRequest,
     StoredRows,
 )
@@ -43,7 +42,7 @@ LIBRARY = "libmlxh2oc.*"
 PACKING = ("bits", "group_size", "v_bits")
 
 #: Cases that the package runs, with its operations those of C.
-FOLLOWED = ("attend", "replacement", "steps")
+FOLLOWED = ("attend",)
 
 
 class CBackend:
@@ -62,17 +61,12 @@ class CBackend:
         return ""
 
     def attention(self, request: AttentionRequest) -> AttentionResult:
-        """Dense or packed rows, with probes or without."""
-        handle = self.library.array
-        queries = handle(request.queries)
+        """Dense or packed rows."""
+        queries = self.library.array(request.queries)
         sides = [self._rows(_parts(side)) for side in (request.keys, request.values)]
         asked = self._asked(request) | {"return_lse": request.return_lse}
         with self.library.using(self.backend):
-            if request.probes is not None:
-                found = c_api_operations.attention_with_probes(
-                    self.library, queries, *sides, handle(request.probes), **asked
-                )
-            elif request.is_packed:
+            if request.is_packed:
                 asked["return_skipped"] = request.return_skipped
                 found = c_api_operations.quantized_attention(self.library, queries, *sides, **asked)
             else:
@@ -122,10 +116,11 @@ class CBackend:
         return asked
 
     def keep_indices(self, request: RetentionRequest) -> mx.array:
-        return self._select("keep", request, request.scores.shape[2] - request.count)
-
-    def evict_indices(self, request: RetentionRequest) -> mx.array:
-        return self._select("evict", request, request.count)
+        rows = (self.library.array(request.scores), self.library.array(request.positions))
+        with self.library.using(self.backend):
+            zones = (request.sink_size, self._of_sequences(request.recent_start))
+            keep = request.scores.shape[2] - request.count
+            return mx.array(self.library.numpy(self.library.keep_indices(*rows, keep, *zones)))
 
     def accumulate_scores(self, request: AccumulateRequest) -> mx.array:
         given = map(self.library.array, (request.importance, request.scores))
@@ -150,29 +145,6 @@ class CBackend:
             made = merging.Mergers(*(mx.array(self.library.numpy(a)) for a in found.values()))
         dtype = rows[0].dtype
         return made._replace(keys=made.keys.astype(dtype), values=made.values.astype(dtype))
-
-    def replace_worst(self, request: ReplaceRequest) -> tuple[Any, ...]:
-        sides = (request.keys, request.values)
-        names = ("importance", "positions", "new_keys", "new_values")
-        by, array = request.ranks, self.library.array
-        more = {name: getattr(request, name) for name in PACKING}
-        with self.library.using(self.backend):
-            found = c_api_operations.replace_worst(
-                self.library,
-                *map(self._rows, sides),
-                *(array(getattr(request, name)) for name in names),
-                position=self._of_sequences(request.position),
-                sink_size=request.sink_size,
-                recent_start=self._of_sequences(request.recent_start),
-                ranks=array(by) if isinstance(by, mx.array) else by,
-                **more,
-            )
-            keys, values = (
-                self._like(side, given)
-                for side, given in zip((found["keys"], found["values"]), sides, strict=True)
-            )
-            rest = (found[name] for name in ("importance", "positions"))
-            return keys, values, *(mx.array(self.library.numpy(array)) for array in rest)
 
     def _of_sequences(self, value: int | mx.array | None) -> Any:
         return self.library.array(value) if isinstance(value, mx.array) else value
@@ -203,13 +175,6 @@ class CBackend:
                 self._like(side, given) for side, given in zip(found, sides, strict=True)
             )
         return keys, values
-
-    def _select(self, operation: str, request: RetentionRequest, number: int) -> mx.array:
-        rows = (self.library.array(request.scores), self.library.array(request.positions))
-        with self.library.using(self.backend):
-            zones = (request.sink_size, self._of_sequences(request.recent_start))
-            slots = self.library.select(operation, *rows, number, *zones)
-            return mx.array(self.library.numpy(slots))
 
 
 def _parts(rows: StoredRows) -> Any:

@@ -1,6 +1,6 @@
 """Cases of the decode kernels beyond plain attention, drawn afresh by the runner.
 
-Packed keys and values, sparse V, probes, calls that ask for no scores, and lengths astride the
+Packed keys and values, sparse V, calls that ask for no scores, and lengths astride the
 boundaries at which a launch changes.
 """
 
@@ -53,7 +53,7 @@ BLOCK_BOUNDARIES = (1023, 1024, 1025, 2047, 2048, 2049)
 
 
 def decode_cases(seed: int) -> Iterator[Case]:
-    """Every flag in every kernel, then lengths, then probes."""
+    """Every flag in every kernel, then lengths, then codes."""
     for (passes, rows), (index, combination) in itertools.product(
         PASSES.items(), enumerate(COVERING)
     ):
@@ -82,7 +82,6 @@ def decode_cases(seed: int) -> Iterator[Case]:
             )  # fmt: skip
     yield from _lengths(seed)
     yield from _row_biases(seed)
-    yield from _probes(seed)
     yield from _codes(seed)
 
 
@@ -124,20 +123,6 @@ def _lengths(seed: int) -> Iterator[Case]:
         yield attention_case(f"boundary-{rows}-{dtype}", dtype=dtype, rows=rows, seed=seed)
 
 
-def _probes(seed: int) -> Iterator[Case]:
-    each = itertools.product(PASSES.items(), (None, (8, 4)), ("causal", "additive"))
-    for index, ((passes, rows), bits, mask) in enumerate(each):
-        dtype = [*DTYPES][index % 3]
-        name = f"probes-{passes}-{'packed' if bits else 'dense'}-{mask}"
-        make = partial(
-            decode_case, rows=rows, dtype=dtype, bits=bits, mask=mask, sinks=bool(index % 2),
-            probes=1 + 2 * (index % 2), queries=2, seed=seed,
-        )  # fmt: skip
-        yield make(f"{name}-{dtype}")
-        if bits and mask == "causal":
-            yield make(f"{name}-sparse-{dtype}", sparse=1e-5)
-
-
 def _codes(seed: int) -> Iterator[Case]:
     """Every format of codes, with the flags in turn, in one pass and in two, and with sparse V."""
     each = itertools.product(enumerate(KV_FORMATS), PASSES.items())
@@ -155,7 +140,6 @@ def _codes(seed: int) -> Iterator[Case]:
         yield make(f"{name}-sparse-{dtype}", sparse=1e-3, skipped=bool(index % 2))
         if index % 4 == 0:
             yield make(f"{name}-without-scores-{dtype}", scores=False)
-            yield make(f"{name}-probes-{dtype}", probes=2, bias=None)
 
 
 def decode_case(
@@ -176,7 +160,6 @@ def decode_case(
     scales: str = "",
     sparse: float = 0.0,
     skipped: bool = False,
-    probes: int = 0,
     bias: Any = None,
     slack: int = 0,
     seed: int = 0,
@@ -237,16 +220,10 @@ def decode_case(
         # A row whose weight is about the threshold is skipped or not.
         edges = [reference.skipped(expected, sparse * (1 + part)) for part in (-1e-4, 1e-4)]
         allowed["skipped"] = 1e-6 + float((edges[1] - edges[0]).max())
-    if probes:
-        tensors["probes"] = normal(1, heads[1], probes, sizes[0])
-        p, k = reference.float64(tensors["probes"]), reference.float64(live[0])
-        results["probe_scores"] = scale * p @ k.swapaxes(-1, -2)
-        products = abs(scale) * np.abs(p) @ np.abs(k).swapaxes(-1, -2)
-        allowed["probe_scores"] = reference.tolerance(0.0, float(products.max()), "float32")
-    asked = {"scores": scores, "lse": lse or bool(probes)}
+    asked = {"scores": scores, "lse": lse}
     fields = {
         "name": name,
-        "op": "probes" if probes else "without_scores" if not scores else "quantized",
+        "op": "quantized" if scores else "without_scores",
         "scale": scale,
         "mask": "array" if callable(made) else mask,
         "bits": bits and (bits[0] or 8, bits[1]),

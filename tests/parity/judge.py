@@ -38,14 +38,13 @@ def _within(case: Case, outcome: Outcome) -> Verdict:
 
 
 def _keep(case: Case, outcome: Outcome) -> Verdict:
-    for name in ("keep", "evict"):
-        if name not in outcome.arrays:
-            return failed(f"no {name}")
-        expected, found = np.array(case.tensors[name]), outcome.arrays[name]
-        if found.shape != expected.shape:
-            return Verdict(False, "wrong", note=f"{name} has shape {found.shape}")
-        if not np.array_equal(found, expected):
-            head = tuple(int(i) for i in np.argwhere(found != expected)[0][:2])
-            note = f"{name} of head {head}: {found[head].tolist()}, not {expected[head].tolist()}"
-            return Verdict(False, "wrong", note=note)
+    if "keep" not in outcome.arrays:
+        return failed("no keep")
+    expected, found = np.array(case.tensors["keep"]), outcome.arrays["keep"]
+    if found.shape != expected.shape:
+        return Verdict(False, "wrong", note=f"keep has shape {found.shape}")
+    if not np.array_equal(found, expected):
+        head = tuple(int(i) for i in np.argwhere(found != expected)[0][:2])
+        note = f"keep of head {head}: {found[head].tolist()}, not {expected[head].tolist()}"
+        return Verdict(False, "wrong", note=note)
     return Verdict(True, "same")

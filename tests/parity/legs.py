@@ -103,13 +103,8 @@ class ReferenceLeg(Leg):
             return Outcome({k: a.astype(np.float32) for k, a in found._asdict().items()})
         if case.fields["op"] == "keep":
             rows = (case.tensors["scores"], case.tensors["positions"])
-            keep, count = case.fields["keep"], case.fields["count"]
-            return Outcome(
-                {
-                    "keep": reference.keep_indices(*rows, keep=keep, **zones(case)),
-                    "evict": reference.evict_indices(*rows, count=count, **zones(case)),
-                }
-            )
+            keep = reference.keep_indices(*rows, keep=case.fields["keep"], **zones(case))
+            return Outcome({"keep": keep})
         if case.fields["op"] in operations.FUNCTIONS:
             return Outcome()  # the runner has just drawn the case, expectations and all
         return Outcome(run_reference(case))
@@ -146,13 +141,8 @@ class PackageLeg(Leg):
             if case.fields["op"] in operations.FUNCTIONS:
                 return operations.run(case, get(self.name))
             rows = (case.tensors["scores"], case.tensors["positions"])
-            keep, count = case.fields["keep"], case.fields["count"]
-            return Outcome(
-                {
-                    "keep": np.array(fast.keep_indices(*rows, keep=keep, **zones(case))),
-                    "evict": np.array(fast.evict_indices(*rows, count=count, **zones(case))),
-                }
-            )
+            keep = fast.keep_indices(*rows, keep=case.fields["keep"], **zones(case))
+            return Outcome({"keep": np.array(keep)})
 
     def refusal(self, case: Case) -> str:
         """Why this leg may leave an attention case out; the package's own may not."""

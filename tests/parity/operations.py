@@ -7,7 +7,6 @@ would only repeat another's.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -22,18 +21,14 @@ from mlx_h2o.operations.backends import resolve
 from mlx_h2o.operations.requests import AttentionRequest
 from parity.outcome import Outcome
 
-DECODE = ("quantized", "without_scores", "probes")
+DECODE = ("quantized", "without_scores")
 
 # Functions of a back end, any of which makes it serve the operation itself.
 FUNCTIONS: Mapping[str, tuple[str, ...]] = {
     "quantized": ("attention",),
     "without_scores": ("attention",),
-    "probes": ("attention",),
     "accumulate": ("accumulate_scores",),
-    "replace": ("replace_worst", "evict_indices"),
-    "replacement": ("replace_worst",),
     "attend": ("attention_and_accumulate", "accumulate_scores"),
-    "steps": ("attention_and_accumulate", "accumulate_scores"),
     "append": ("quantize_append",),
     "codes": ("encode_rows",),
     "prefill": ("prefill_scores",),
@@ -65,8 +60,7 @@ def request(case: Case) -> AttentionRequest:
     q, rows = tensors["queries"], [_rows(case, name) for name in ("keys", "values")]
     if fields["bits"]:
         options |= _packing(case) | {"packed": True, "return_skipped": fields["return_skipped"]}
-    made = validate.attention_request(q, *rows, **options)
-    return replace(made, probes=tensors.get("probes"))
+    return validate.attention_request(q, *rows, **options)
 
 
 def _rows(case: Case, name: str) -> Any:
@@ -129,34 +123,10 @@ def _without_scores(case: Case, backend: Any) -> dict[str, np.ndarray]:
     return _named("out scores lse skipped", found)
 
 
-def _probes(case: Case, backend: Any) -> dict[str, np.ndarray]:
-    del backend
-    packing = _packing(case) if case.fields["bits"] else {}
-    found = fast.scaled_dot_product_attention_with_probes(
-        case.tensors["queries"], _rows(case, "keys"), _rows(case, "values"),
-        case.tensors["probes"], **_options(case), **packing,
-    )  # fmt: skip
-    return _named("out scores lse probe_scores", found)
-
-
 def _accumulate(case: Case, backend: Any) -> dict[str, np.ndarray]:
     del backend
     given = (case.tensors["importance"], case.tensors["scores"])
     return _named("importance", [fast.accumulate_scores(*given, decay=case.fields["decay"])])
-
-
-def _replace(case: Case, backend: Any) -> dict[str, np.ndarray]:
-    del backend
-    names = ("keys", "values", "importance", "positions", "new_keys", "new_values")
-    ranks = case.tensors.get("ranks", case.fields["ranks"] or None)
-    found = fast.replace_worst(*(case.tensors[n] for n in names), ranks=ranks, **_zones(case))
-    return _named("keys values importance positions", found)
-
-
-def _zones(case: Case) -> dict[str, Any]:
-    """The position of the new row and the zones: one for all sequences, or one each."""
-    names = ("position", "sink_size", "recent_start")
-    return {name: case.tensors.get(name, case.fields[name]) for name in names}
 
 
 def _append(case: Case, backend: Any) -> dict[str, np.ndarray]:
@@ -213,60 +183,6 @@ def _attend(case: Case, backend: Any) -> dict[str, np.ndarray]:
     return _named("out importance", found)
 
 
-def _replacement(case: Case, backend: Any) -> dict[str, np.ndarray]:
-    del backend
-    fields, tensors = case.fields, case.tensors
-    bits, size = fields["bits"] or (8, 8), fields["group_size"]
-    options: dict[str, Any] = {"bits": bits[0], "v_bits": bits[1], "group_size": size}
-    names = ("importance", "positions", "new_keys", "new_values")
-    *stored, importance, positions = fast.replace_worst(
-        _rows(case, "keys"), _rows(case, "values"), *(tensors[name] for name in names),
-        **_zones(case), **options,
-    )  # fmt: skip
-    return replacement_arrays(case, stored, importance, positions)
-
-
-def replacement_arrays(
-    case: Case, stored: Any, importance: Any, positions: Any
-) -> dict[str, np.ndarray]:
-    """Rows as ``written_rows`` gives them, and what is remembered of them."""
-    rows = written_rows(case.fields, case.tensors["slots"], stored)
-    return rows | _named("importance positions", (importance, positions))
-
-
-def _steps(case: Case, backend: Any) -> dict[str, np.ndarray]:
-    del backend
-    fields, tensors = case.fields, case.tensors
-    packed = bool(fields["bits"])
-    names = ("bits", "v_bits", "group_size")
-    packing = {name: _packing(case)[name] for name in names} if packed else {}
-    stored = {}
-    for name, bits in zip(("keys", "values"), fields["bits"] or (0, 0), strict=True):
-        rows = tensors[name][:, :, : tensors["positions"].shape[2]]
-        size = fields["group_size"]
-        stored[name] = tuple(mx.quantize(rows, group_size=size, bits=bits)) if packed else rows
-    k, v, importance, positions = *stored.values(), tensors["importance"], tensors["positions"]
-    outs, places = [], []
-    for step in range(tensors["queries"].shape[2]):
-        position = tensors["positions"].shape[2] + step
-        new = (tensors[name][:, :, position : position + 1] for name in ("keys", "values"))
-        zones = {
-            "sink_size": fields["sink_size"],
-            "recent_start": position + 1 - fields["recent_size"],
-        }
-        k, v, importance, positions = fast.replace_worst(
-            k, v, importance, positions, *new, position=position, **zones, **packing
-        )
-        out, importance = fast.attention_and_accumulate(
-            tensors["queries"][:, :, step : step + 1], k, v, importance, scale=fields["scale"],
-            decay=fields["decay"], **packing,
-        )  # fmt: skip
-        outs.append(out)
-        places.append(positions)
-    arrays = {"out": mx.concatenate(outs, axis=2), "positions": mx.stack(places)}
-    return _named("out positions importance", (*arrays.values(), importance))
-
-
 def split(rows: np.ndarray, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The rows [B, H, N, D] at the slots [B, H, L], and in place those that are not (else 0)."""
     at = slots.astype(np.int64)[..., None]
@@ -298,12 +214,8 @@ def _merge(case: Case, backend: Any) -> dict[str, np.ndarray]:
 _RUN: dict[str, Callable[[Case, Any], dict[str, np.ndarray]]] = {
     "quantized": _quantized,
     "without_scores": _without_scores,
-    "probes": _probes,
     "accumulate": _accumulate,
-    "replace": _replace,
-    "replacement": _replacement,
     "attend": _attend,
-    "steps": _steps,
     "append": _append,
     "codes": _codes,
     "prefill": _prefill,

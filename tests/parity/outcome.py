@@ -10,7 +10,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Outcome:
-    """Arrays by name ("out", "scores", "lse"; "keep", "evict"; of a trace "positions" too).
+    """Arrays by name ("out", "scores", "lse"; "keep"; of a trace "positions" too).
 
     ``refused`` is the reason of a leg that may decline a case; ``error`` is a failure.
     """

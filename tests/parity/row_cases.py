@@ -30,10 +30,9 @@ LENGTHS = (1, 31, 32, 33, 255, 256, 257, 1023, 1024, 1025)
 
 
 def row_cases(seed: int) -> Iterator[Case]:
-    """Moving averages, evictions of one row, rows written, and scores of chunks."""
+    """Moving averages, evictions of a row, rows written, and scores of chunks."""
     yield from _accumulations(seed)
     yield from _evictions(seed)
-    yield from _replacements(seed)
     yield from _appends(seed)
     yield from _codes(seed)
     yield from _prefills(seed)
@@ -78,7 +77,7 @@ def accumulate_case(
 
 
 def _evictions(seed: int) -> Iterator[Case]:
-    """One row, which is an arg-min: each head has another kind of worst row, and ties of it."""
+    """All rows but one stay: each head has another kind of worst row, and ties of it."""
     worth = ((-np.inf, 0.5), (0.0, -0.0, np.inf), (np.nan, np.nan, 1.0), (0.25, 0.5))
     for rows in LENGTHS:
         name = f"evict-one-rows-{rows}"
@@ -87,101 +86,13 @@ def _evictions(seed: int) -> Iterator[Case]:
         positions = shuffled_positions(rng, scores.shape)
         positions[:, 3] = np.where(rng.random(rows) < 0.1, -1, positions[:, 3])
         zones = {"sink_size": rows // 8, "recent_start": 2 * rows - rows // 4}
-        yield keep_case(name, scores, positions, keep=rows, count=1, **zones)
-    for count in (1, 7):
-        name = f"evict-{count}-of-two-clocks"
+        yield keep_case(name, scores, positions, keep=max(1, rows - 1), **zones)
+    for keep in (39, 33):
+        name = f"keep-{keep}-of-two-clocks"
         rng = generator(name, seed)
         scores, positions = spread_scores(rng, (2, 2, 40)), shuffled_positions(rng, (2, 2, 40))
         starts = np.array([70, 20])
-        yield keep_case(name, scores, positions, keep=33, count=count, sink_size=4,
-                        recent_start=starts)  # fmt: skip
-
-
-def _replacements(seed: int) -> Iterator[Case]:
-    zones = {"sink_size": 4, "recent_start": 60}
-    for index, rows in enumerate((1, 31, 32, 33, 1024)):
-        dtype = [*DTYPES][index % 3]
-        yield replace_case(f"replace-rows-{rows}-{dtype}", rows=rows, dtype=dtype, seed=seed)
-    for dtype in DTYPES:
-        yield replace_case(f"replace-zones-{dtype}", dtype=dtype, **zones, seed=seed)
-        yield replace_case(f"replace-ranks-{dtype}", dtype=dtype, ranks="array", seed=seed)
-    yield replace_case("replace-age", ranks="age", sink_size=4, seed=seed)
-    for dtype in DTYPES:
-        yield replace_case(f"replace-key-diversity-{dtype}", dtype=dtype, ranks="key_diversity",
-                           seed=seed)  # fmt: skip
-    yield replace_case("replace-unscored", unscored=0.5, batch=2, seed=seed)
-    for ranks in ("", "age", "array"):
-        yield replace_case(f"replace-of-two-clocks-{ranks or 'importance'}", ranks=ranks, batch=2,
-                           clocks=(70, 20), sink_size=4, seed=seed)  # fmt: skip
-
-
-def replace_case(
-    name: str,
-    *,
-    rows: int = 40,
-    dtype: str = "f32",
-    batch: int = 1,
-    ranks: str = "",
-    unscored: float = 0.0,
-    sink_size: int = 0,
-    recent_start: int | None = None,
-    clocks: tuple[int, ...] = (),
-    seed: int = 0,
-) -> Case:
-    """A new row for the worst: ``ranks`` "" (by importance), "array", or a rank's name.
-
-    ``clocks``: where the window of each sequence begins; its new row comes 50 positions later.
-    """
-    rng, kind = generator(name, seed), DTYPES[dtype]
-    shape, position = (batch, 2, rows), 3 * rows
-
-    def normal(length: int, size: int) -> mx.array:
-        drawn = rng.standard_normal((*shape[:2], length, size)).astype(np.float32)
-        return mx.array(drawn).astype(kind)
-
-    importance = spread_scores(rng, shape).astype(np.float32)
-    importance[rng.random(shape) < unscored] = np.nan
-    positions = shuffled_positions(rng, shape).astype(np.int32)
-    tensors = {
-        "keys": normal(rows, 32),
-        "values": normal(rows, 64),
-        "importance": mx.array(importance),
-        "positions": mx.array(positions),
-        "new_keys": normal(1, 32),
-        "new_values": normal(1, 64),
-    }
-    if clocks:
-        tensors["recent_start"] = mx.array(clocks, mx.int32)
-        tensors["position"] = tensors["recent_start"] + 50
-    by = importance
-    if ranks == "array":
-        by = spread_scores(rng, shape).astype(np.float32)
-        tensors["ranks"] = mx.array(by)
-    elif ranks == "age":
-        by = positions.astype(np.float32)
-    elif ranks == "key_diversity":
-        by = reference.key_diversity(tensors["keys"]).astype(np.float32)
-    fields = {
-        "name": name,
-        "op": "replace",
-        "position": position,
-        "sink_size": sink_size,
-        "recent_start": recent_start,
-        "ranks": ranks,
-    }
-    expected = {
-        key: reference.float64(tensors[key])
-        for key in ("keys", "values", "importance", "positions")
-    }
-    starts, places = clocks or recent_start, tensors.get("position", position)
-    slots = reference.evict_indices(by, positions, sink_size=sink_size, recent_start=starts)
-    for head in np.ndindex(*shape[:2]):
-        at = (*head, int(slots[head][0]))
-        for key in ("keys", "values"):
-            expected[key][at] = reference.float64(tensors[f"new_{key}"])[head][0]
-        expected["importance"][at] = np.nan
-        expected["positions"][at] = reference.of_sequence(places, head[0])
-    return drawn_case(fields, tensors, expected, dict.fromkeys(expected, 0.0))
+        yield keep_case(name, scores, positions, keep=keep, sink_size=4, recent_start=starts)
 
 
 def _appends(seed: int) -> Iterator[Case]:

@@ -23,7 +23,6 @@ from parity.report import Report
 from parity.row_cases import row_cases
 from parity.step_cases import step_cases
 from parity.swift_leg import SwiftLeg
-from parity.trace_cases import trace_cases
 
 # The order of the columns. The first that runs is the one that all traces are compared with.
 NAMES = (
@@ -73,7 +72,6 @@ def _every_case(seed: int) -> tuple[Case, ...]:
         row_cases,
         merge_cases,
         step_cases,
-        trace_cases,
     )
     drawn = (family(seed) for family in families)
     cases = (*read(), *boundary_cases(), *itertools.chain(*drawn))

@@ -1,4 +1,4 @@
-"""Cases of a decode step: attention with the moving average, rows in the place of others."""
+"""Cases of a decode step: attention whose scores go into the moving average."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ import mlx.core as mx
 import numpy as np
 
 import reference
-from golden.build import DTYPES, Case, generator, row_bias, shuffled_positions
-from parity.operations import split
-from parity.row_cases import drawn_case, spread_scores
+from golden.build import DTYPES, Case, generator, row_bias
+from parity.row_cases import drawn_case
 
 # Bits of keys and of values, and the group; None: dense.
 PACKINGS = (None, ((8, 8), 64), ((4, 8), 32), ((8, 4), 64))
 
 
 def step_cases(seed: int) -> Iterator[Case]:
-    """Every packing with one query and several, in one pass and in two; then replacements."""
+    """Every packing with one query and several, in one pass and in two."""
     for index, (packing, rows) in enumerate(itertools.product(PACKINGS, (37, 1030))):
         dtype = [*DTYPES][index % 3]
         biased = index % 4 in (1, 2)
@@ -41,16 +40,6 @@ def step_cases(seed: int) -> Iterator[Case]:
             f"attend-{_of(packing)}-sparse", packing=packing, rows=300, queries=1, mask="",
             sinks=False, dtype="f32", threshold=1e-3, seed=seed,
         )  # fmt: skip
-    for index, packing in enumerate(PACKINGS):
-        dtype = [*DTYPES][index % 3]
-        name = f"replacement-{_of(packing)}-{dtype}"
-        yield replacement_case(name, packing=packing, dtype=dtype, seed=seed)
-        name = f"replacement-{_of(packing)}-of-two-clocks"
-        yield replacement_case(name, packing=packing, clocks=(80, 30), seed=seed)
-    for rows in (1, 31, 32, 33, 257):
-        yield replacement_case(
-            f"replacement-rows-{rows}", packing=PACKINGS[rows % 2], rows=rows, seed=seed
-        )
 
 
 def _of(packing: Any) -> str:
@@ -131,54 +120,4 @@ def attend_case(
     }
     fields = _fields(name, "attend", packing, scale=scale, mask=mask, decay=decay)
     fields["sparse_v_threshold"] = threshold
-    return drawn_case(fields, tensors, expected, tolerance)
-
-
-def replacement_case(
-    name: str,
-    *,
-    packing: Any,
-    rows: int = 40,
-    clocks: tuple[int, ...] = (),
-    dtype: str = "f32",
-    seed: int = 0,
-) -> Case:
-    """A new row for the worst; ``clocks``: where the window of each sequence begins, and 50
-    positions later its new row."""
-    rng = generator(name, seed)
-    shape, position = (2, 2, rows), 3 * rows
-    tensors, live = _stored(rng, packing, shape, DTYPES[dtype])
-    new, _ = _stored(rng, None, (2, 2, 1), DTYPES[dtype])
-    importance = spread_scores(rng, shape).astype(np.float32)
-    positions = shuffled_positions(rng, shape).astype(np.int32)
-    zones = {"sink_size": min(4, rows - 1), "recent_start": None}
-    slots = reference.evict_indices(
-        importance, positions, **{**zones, "recent_start": clocks or None}
-    )
-    place = np.array(position)
-    if clocks:
-        tensors["recent_start"] = mx.array(clocks, mx.int32)
-        tensors["position"] = tensors["recent_start"] + 50
-        place = np.array(tensors["position"]).reshape(-1, 1, 1)
-    tensors |= {f"new_{side}": array for side, array in new.items()}
-    tensors |= {"importance": mx.array(importance), "positions": mx.array(positions)}
-    tensors["slots"] = mx.array(slots)
-    expected: dict[str, np.ndarray] = {}
-    tolerance: dict[str, float] = {}
-    for side, (of, dense) in enumerate(zip(("keys", "values"), live, strict=True)):
-        written = reference.float64(new[of])
-        expected |= {f"new_{of}": written, f"other_{of}": split(dense, slots)[1]}
-        tolerance |= {f"new_{of}": 0.0, f"other_{of}": 0.0}
-        if packing is not None:
-            # One step, and the rounding of scale and bias to their dtype.
-            largest = float(np.abs(written).max())
-            step = 2 * largest / (2 ** packing[0][side] - 1)
-            rounding = 2 * largest * reference.ULP[reference.dtype_name(new[of])]
-            tolerance[f"new_{of}"] = step + rounding
-    at = slots.astype(np.int64)
-    marks = {"importance": (importance, np.nan), "positions": (positions, place)}
-    for of, (array, mark) in marks.items():
-        expected[of], tolerance[of] = array.astype(np.float64), 0.0
-        np.put_along_axis(expected[of], at, mark, axis=2)
-    fields = _fields(name, "replacement", packing, position=position, **zones)
     return drawn_case(fields, tensors, expected, tolerance)

@@ -89,10 +89,7 @@ def _outcome(case: Case, tensors: dict[str, mx.array], errors: dict[str, str]) -
     stored = [_rows(found, name) for name in ("keys", "values")]
     if case.fields["op"] == "append":
         return Outcome(operations.written_rows(case.fields, case.tensors["slots"], stored))
-    if case.fields["op"] == "replacement":
-        rest = (found.get(name) for name in ("importance", "positions"))
-        return Outcome(operations.replacement_arrays(case, stored, *rest))
-    whole = ("keep", "evict", "positions")
+    whole = ("keep", "positions")
     return Outcome(
         {n: np.array(a) if n in whole else reference.float64(a) for n, a in found.items()}
     )

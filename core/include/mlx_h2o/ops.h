@@ -56,7 +56,6 @@ struct AttentionOptions {
   bool causal = false;
   std::optional<mlx::core::array> mask = std::nullopt;
   std::optional<mlx::core::array> sinks = std::nullopt;
-  std::optional<mlx::core::array> probes = std::nullopt;      // [B, Hkv, E, D], the queries' dtype
   std::optional<mlx::core::array> importance = std::nullopt;  // of attention_and_accumulate
   double decay = 0;                                           // with importance
   float sparse_threshold = 0;                                 // below 1; 0 is off
@@ -75,12 +74,11 @@ struct AttentionOptions {
 /// are unpacked in registers at 2, 3, 4 and 8 bits, a few rows at a time at others.
 ///
 /// A pair whose weight is below `sparse_threshold` adds nothing to out, and its value is not read
-/// unless another query of its KV head needs it; scores and lse do not change. `probes` are scored
-/// against every key in the same read of the keys, and no more.
+/// unless another query of its KV head needs it; scores and lse do not change.
 ///
 /// Returns out, then, where asked for, scores, lse, the share of a query's rows that the threshold
-/// skipped [B, Hq, Lq], the scores of the probes [B, Hkv, E, N], and the new importance. That may
-/// have room for more rows than there are keys, which stay as they are.
+/// skipped [B, Hq, Lq], and the new importance. That may have room for more rows than there are
+/// keys, which stay as they are.
 std::vector<mlx::core::array> attention(const mlx::core::array& queries,
                                         const std::vector<mlx::core::array>& keys,
                                         const std::vector<mlx::core::array>& values,
@@ -131,39 +129,6 @@ std::vector<mlx::core::array> mergers(const mlx::core::array& keys, const mlx::c
                                       const mlx::core::array& positions, int keep, int sink_size,
                                       const mlx::core::array& recent_start,
                                       mlx::core::StreamOrDevice s = {});
-
-/// What `replace_worst` ranks rows by: the importance, an array, the position, or `key_diversity`.
-enum class RankedBy { importance, array, age, key_diversity };
-
-/// What `replace_worst` may be told beside its arrays.
-struct ReplacementOptions {
-  int sink_size = 0;
-  std::optional<mlx::core::array> recent_start = std::nullopt;  // int32 [] or [B]
-  RankedBy ranked_by = RankedBy::importance;
-  std::optional<mlx::core::array> ranks = std::nullopt;  // float32 [B, H, N], with RankedBy::array
-  int bits = 8;                                          // of packed keys
-  int value_bits = 8;
-  int group_size = 64;
-};
-
-/// Steady-state eviction: overwrites in each head the row that evict_indices(count = 1) names.
-///
-/// keys [B, H, N, D] and values [B, H, N, Dv] are one array each, of a float dtype, or packed as
-/// words, scales and biases, where the new rows, in the dtype of the scales, are quantised into
-/// their slots; importance float32 and positions int32 [B, H, N]; new_keys [B, H, 1, D] and
-/// new_values [B, H, 1, Dv]. The row's importance becomes NaN, its position `position`, int32 [] or
-/// [B]: one for all sequences, or one each. Rows are ranked by `ranked_by`; `ranks` are given
-/// exactly where that is RankedBy::array.
-///
-/// Returns the arrays of the keys, of the values, importance and positions as siblings: evaluating
-/// one evaluates all. Each is written in the buffer of its input where nothing else holds that,
-/// else in a copy.
-std::vector<mlx::core::array> replace_worst(
-    const std::vector<mlx::core::array>& keys, const std::vector<mlx::core::array>& values,
-    const mlx::core::array& importance, const mlx::core::array& positions,
-    const mlx::core::array& new_keys, const mlx::core::array& new_values,
-    const mlx::core::array& position, const ReplacementOptions& options,
-    mlx::core::StreamOrDevice s = {});
 
 /// New rows [B, H, L, width] in the slots from `start` on of buffers [B, H, C, width] of the same
 /// dtypes: the buffers, in the memory of the inputs where nothing else holds that, and then of each
@@ -274,12 +239,5 @@ mlx::core::array keep_indices(const mlx::core::array& scores, const mlx::core::a
                               int keep, int sink_size = 0,
                               const std::optional<mlx::core::array>& recent_start = std::nullopt,
                               mlx::core::StreamOrDevice s = {});
-
-/// The slots of the `count` rows of each head that keep_indices(keep = N - count) leaves out,
-/// uint32 [B, H, count], worst first; 1 <= count <= N. With count = 1 a single pass, no sort.
-mlx::core::array evict_indices(const mlx::core::array& scores, const mlx::core::array& positions,
-                               int count = 1, int sink_size = 0,
-                               const std::optional<mlx::core::array>& recent_start = std::nullopt,
-                               mlx::core::StreamOrDevice s = {});
 
 }  // namespace mlx_h2o

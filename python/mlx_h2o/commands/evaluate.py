@@ -25,7 +25,7 @@ from ..evaluation.strategies import DEFAULT_ROWS, Strategy, parse
 from ..evaluation.summary import summaries
 from ..evaluation.tasks import READINGS, TASKS, Settings
 from ..lm.generate import load
-from ..lm.prompt_cache import context_length
+from ..lm.routing import context_length
 from .options import OneLineParser, add_cache_flags, settings_of
 
 EMBEDDED = "embedded text"

@@ -15,9 +15,10 @@ from mlx_lm.generate import DEFAULT_MODEL
 from ..config import H2OConfig
 from ..lm.generate import check_path, generate, summary
 from ..lm.hosting import Host, hosting
-from ..lm.prompt_cache import beyond_context, context_length, evicting_caches, tokens_seen
+from ..lm.prompt_cache import beyond_context, evicting_caches, tokens_seen
 from ..lm.prompt_store import PromptStore
 from ..lm.replacements import PATCHES, always
+from ..lm.routing import context_length
 from ..lm.saving import load_prompt_cache, save_prompt_cache
 from ..lm.serving import SEEDS
 from ..lm.sizing import parsed_bytes

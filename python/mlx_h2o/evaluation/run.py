@@ -11,7 +11,8 @@ from typing import Any
 
 from ..evaluate import _routed
 from ..lm.fingerprint import fingerprint
-from ..lm.prompt_cache import beyond_context, context_length
+from ..lm.prompt_cache import beyond_context
+from ..lm.routing import context_length
 from .arms import Arm, Footprint, resolve, with_controls
 from .documents import Document, counted, windows
 from .environment import blas, environment

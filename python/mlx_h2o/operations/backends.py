@@ -2,8 +2,8 @@
 
 A back end is an object (usually a module) with ``name``, ``unavailable_reason() -> str``,
 ``refuses(request) -> str`` (both empty when there is nothing in the way) and
-``attention(request)``, for rows that are packed or not, with probes or without. It may bring
-functions of the other operations (``resolved``), each of its request; else the composed ones serve.
+``attention(request)``, for rows that are packed or not. It may bring functions of the other
+operations (``resolved``), each of its request; else the composed ones serve.
 
 Unnamed, the best back end that can serve the call runs; a back end that was named, by
 ``use_backend`` or the environment variable MLX_H2O_BACKEND, either serves the call or raises
@@ -229,8 +229,6 @@ def attended(request: AttentionRequest, op: str) -> tuple[mx.array, ...]:
         results.append(found.lse)
     if request.return_skipped:
         results.append(found.skipped)
-    if request.probes is not None:
-        results.append(found.probe_scores)
     return tuple(cast("list[mx.array]", results))
 
 

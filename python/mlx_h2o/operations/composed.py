@@ -124,15 +124,7 @@ def attention(request: AttentionRequest) -> AttentionResult:
         if request.is_packed:
             keys, values = dense(request.keys), dense(request.values)
             request = replace(request, keys=keys, values=values)
-        if request.probes is None:
-            return _attend(request, logits(request))
-        # The probes are further rows of one product with the keys.
-        probes = request.probes.astype(mx.float32) * request.scale
-        both = mx.concatenate([_rows_of_products(request), probes], axis=2)
-        products = both @ _columns(request.keys)
-        count = probes.shape[2]
-        found = _attend(request, _masked(request, products[:, :, :-count]))
-        return found._replace(probe_scores=products[:, :, -count:])
+        return _attend(request, logits(request))
 
 
 def _attend(request: AttentionRequest, scores: mx.array) -> AttentionResult:
@@ -198,17 +190,3 @@ def keep_indices(request: RetentionRequest) -> mx.array:
             return mx.broadcast_to(slots, key.shape)
         order = mx.argpartition(key, request.count, axis=-1)
         return mx.sort(order[..., request.count :], axis=-1).astype(mx.uint32)
-
-
-def evict_indices(request: RetentionRequest) -> mx.array:
-    """Slots of the ``count`` rows to drop, uint32 [B, H, count], the worst first."""
-    with placed(request.stream):
-        key = retention_key(request)
-        if request.count == 1:
-            return mx.argmin(key, axis=-1, keepdims=True).astype(mx.uint32)
-        if request.count == key.shape[-1]:
-            return mx.argsort(key, axis=-1).astype(mx.uint32)
-        # Only those that go are sorted.
-        slots = mx.argpartition(key, request.count, axis=-1)[..., : request.count]
-        order = mx.argsort(mx.take_along_axis(key, slots, axis=-1), axis=-1)
-        return mx.take_along_axis(slots, order, axis=-1).astype(mx.uint32)

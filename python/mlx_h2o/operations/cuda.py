@@ -67,9 +67,7 @@ def _executor(stream: StreamLike) -> Execute:
 
 _rows = RowKernels(_executor)
 accumulate_scores = _rows.accumulate_scores
-evict_indices = _rows.evict_indices
 keep_indices = _rows.keep_indices
-replace_worst = _rows.replace_worst
 encode_rows = _rows.encode_rows
 append_quantized = _rows.append_quantized
 quantize_append = _rows.quantize_append

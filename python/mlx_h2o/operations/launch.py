@@ -94,7 +94,6 @@ def flags_of(request: AttentionRequest) -> frozenset[str]:
         request.return_scores,
         request.return_lse,
         is_sparse(request) and request.return_skipped,
-        request.probes is not None,
         request.row_bias is not None,
         request.is_packed and isinstance(request.keys, mx.array),
         isinstance(request.keys, TurboRows),
@@ -103,8 +102,8 @@ def flags_of(request: AttentionRequest) -> frozenset[str]:
 
 
 _FLAGS = (
-    "bool_mask", "additive_mask", "sinks", "scores", "lse", "skipped", "probes", "row_bias",
-    "dense_keys", "key_codes", "value_codes",
+    "bool_mask", "additive_mask", "sinks", "scores", "lse", "skipped", "row_bias", "dense_keys",
+    "key_codes", "value_codes",
 )  # fmt: skip
 
 
@@ -132,8 +131,6 @@ def _given(request: AttentionRequest) -> dict[str, mx.array]:
         given["mask"] = request.mask
     if request.sinks is not None:
         given["sinks"] = request.sinks
-    if request.probes is not None:
-        given["probes"] = request.probes
     if request.row_bias is not None:
         given["row_bias"] = request.row_bias
     return given
@@ -159,16 +156,13 @@ class Variant(NamedTuple):
 
     text: Text
     queries: tuple[int, ...]
-    kv_heads: int
     key_count: int
-    probes: int
 
 
 def variant_of(request: AttentionRequest) -> Variant:
     """The variant of a request that was not refused."""
     keys, values, mask, sinks = request.keys, request.values, request.mask, request.sinks
     packing = _packing(keys, values) if request.is_packed else None
-    _, kv_heads, key_count, head_size = keys.shape
     text = Text(
         flags_of(request),
         is_sparse(request),
@@ -176,12 +170,11 @@ def variant_of(request: AttentionRequest) -> Variant:
         mx.float32 if request.has_codes else request.queries.dtype,
         None if mask is None else mask.dtype,
         None if sinks is None else sinks.dtype,
-        head_size,
+        keys.shape[3],
         values.shape[3],
         packing,
     )
-    probes = 0 if request.probes is None else request.probes.shape[2]
-    return Variant(text, request.queries.shape, kv_heads, key_count, probes)
+    return Variant(text, request.queries.shape, keys.shape[2])
 
 
 def _packing(*both: StoredRows) -> tuple[mx.Dtype, int, int, int]:
@@ -248,7 +241,6 @@ def _launches(variant: Variant, simdgroups: int, blocks: int) -> tuple[Launch, .
         "scores": ((*rows, key_count), mx.float32),
         "lse": (rows, mx.float32),
         "skipped": (rows, mx.float32),
-        "probe_scores": ((batch, variant.kv_heads, variant.probes, key_count), mx.float32),
         "partial_sums": ((*rows, blocks, value_size), mx.float32),
         "partial_maxima": ((*rows, blocks), mx.float32),
         "partial_totals": ((*rows, blocks), mx.float32),

@@ -20,7 +20,6 @@ from mlx_h2o.operations.launches import (
 from mlx_h2o.operations.requests import (
     AccumulateRequest,
     PerSequence,
-    ReplaceRequest,
     RetentionRequest,
 )
 
@@ -48,58 +47,23 @@ def _accumulation(batch: int, heads: int, rows: int) -> Launch:
     return launch_of("accumulate_scores", _NO_FLAGS, arguments, grid, _THREADS, results)
 
 
-def choose_row(request: RetentionRequest) -> LaunchPlan:
-    """One threadgroup per head; ``request.count`` is 1."""
-    batch, heads, _ = request.scores.shape
-    given = {"scores": request.scores, **_zones(request, request.sink_size)}
-    return LaunchPlan((_choice("choose_row", batch, heads, (("worst", 1, mx.uint32),)),), given)
-
-
 def keep_rows(request: RetentionRequest) -> LaunchPlan:
     """One threadgroup per head; fewer rows are dropped than there are."""
     batch, heads, rows = request.scores.shape
-    given = {"scores": request.scores, **_zones(request, request.sink_size, request.count)}
-    results = (("kept", rows - request.count, mx.uint32),)
-    return LaunchPlan((_choice("keep_rows", batch, heads, results),), given)
-
-
-def replace_row(request: ReplaceRequest, ranks: mx.array | None = None) -> LaunchPlan:
-    """The same, and what is remembered of the new row in its place: three outputs.
-
-    ``ranks`` stand for those that the request only names; None: the kernel knows the name.
-    """
-    batch, heads, rows = request.positions.shape
+    start = _NEVER if request.recent_start is None else request.recent_start
     given = {
-        "importance": request.importance,
-        "newest": _of_sequences(request.position, batch),
-        **_zones(request, request.sink_size),
+        "scores": request.scores,
+        "positions": request.positions,
+        "recent_starts": _of_sequences(start, batch),
+        "zones": _integers(request.sink_size, request.count),
     }
-    name = "replace_row"
-    if isinstance(request.ranks, mx.array):
-        ranks = request.ranks
-    if ranks is not None:
-        name, given["scores"] = "replace_row_ranked", ranks
-    results = (
-        ("worst", 1, mx.uint32),
-        ("new_importance", rows, mx.float32),
-        ("new_positions", rows, mx.int32),
-    )
-    by_age = ranks is None and request.ranks == "age"
-    return LaunchPlan((_choice(name, batch, heads, results, by_age),), given)
+    return LaunchPlan((_keeping(batch, heads, rows - request.count),), given)
 
 
 @lru_cache(maxsize=1024)
-def _choice(
-    name: str,
-    batch: int,
-    heads: int,
-    results: tuple[tuple[str, int, mx.Dtype], ...],
-    by_age: bool = False,
-) -> Launch:
-    """One threadgroup per head of each sequence; ``results`` are so long for each of them."""
-    grid, arguments = (batch * heads * _THREADS, 1, 1), {"NS": SIMDGROUPS, "AGE": by_age}
-    shaped = {made: ((batch, heads, length), dtype) for made, length, dtype in results}
-    return launch_of(name, _NO_FLAGS, arguments, grid, _THREADS, shaped)
+def _keeping(batch: int, heads: int, kept: int) -> Launch:
+    grid, results = (batch * heads * _THREADS, 1, 1), {"kept": ((batch, heads, kept), mx.uint32)}
+    return launch_of("keep_rows", _NO_FLAGS, {"NS": SIMDGROUPS}, grid, _THREADS, results)
 
 
 def _of_sequences(value: PerSequence, batch: int) -> mx.array:
@@ -108,16 +72,6 @@ def _of_sequences(value: PerSequence, batch: int) -> mx.array:
     if isinstance(value, int):
         return mx.array([value] * batch, mx.int32)
     return mx.broadcast_to(value, (batch,))
-
-
-def _zones(request: RetentionRequest | ReplaceRequest, *numbers: int) -> dict[str, mx.array]:
-    """The positions, where the recent window begins in each sequence, and the ``numbers``."""
-    start = _NEVER if request.recent_start is None else request.recent_start
-    return {
-        "positions": request.positions,
-        "recent_starts": _of_sequences(start, request.positions.shape[0]),
-        "zones": _integers(*numbers),
-    }
 
 
 @lru_cache(maxsize=64)

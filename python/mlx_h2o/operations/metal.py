@@ -70,9 +70,7 @@ def _executor(stream: StreamLike) -> Execute:
 
 _rows = RowKernels(_executor)
 accumulate_scores = _rows.accumulate_scores
-evict_indices = _rows.evict_indices
 keep_indices = _rows.keep_indices
-replace_worst = _rows.replace_worst
 encode_rows = _rows.encode_rows
 append_quantized = _rows.append_quantized
 quantize_append = _rows.quantize_append
@@ -119,7 +117,6 @@ def _tiny(request: AttentionRequest) -> AttentionRequest:
         "values": rows(request.values),
         "mask": None if request.mask is None else zeros(request.mask, 1, 1, 1, 1),
         "sinks": None if request.sinks is None else zeros(request.sinks, 1),
-        "probes": None if request.probes is None else row(request.probes),
     }
     return replace(request, **changes)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from mlx_h2o.operations import composed_cache, merging, resolved
+from mlx_h2o.operations import merging, resolved
 from mlx_h2o.operations.arguments import StreamLike
 from mlx_h2o.operations.native_module import required as _module
 from mlx_h2o.operations.native_module import unavailable_reason as unavailable_reason
@@ -23,7 +23,6 @@ from mlx_h2o.operations.requests import (
     PrefillRequest,
     QuantizeAppendRequest,
     QuantizedRows,
-    ReplaceRequest,
     RetentionRequest,
     StoredRows,
     TurboRows,
@@ -42,14 +41,13 @@ def refuses(request: AttentionRequest) -> str:
 
 
 def attention(request: AttentionRequest) -> AttentionResult:
-    """Attention as ``fast`` documents it; keys are read once for queries and probes."""
+    """Attention as ``fast`` documents it."""
     results = iter(_attend(request))
     return AttentionResult(
         next(results),
         next(results) if request.return_scores else None,
         next(results) if request.return_lse else None,
         next(results) if request.return_skipped else None,
-        next(results, None),
     )
 
 
@@ -79,7 +77,6 @@ def _attend(
         causal=request.causal,
         mask=request.mask,
         sinks=request.sinks,
-        probes=request.probes,
         row_bias=request.row_bias,
         importance=importance,
         decay=decay,
@@ -110,15 +107,7 @@ def keep_indices(request: RetentionRequest) -> mx.array:
     return slots
 
 
-def evict_indices(request: RetentionRequest) -> mx.array:
-    """Slots of the ``count`` rows to drop, uint32 [B, H, count], the worst first."""
-    slots: mx.array = _module().evict_indices(
-        request.scores, request.positions, count=request.count, **_zones(request)
-    )
-    return slots
-
-
-def _zones(request: RetentionRequest | ReplaceRequest) -> dict[str, Any]:
+def _zones(request: RetentionRequest) -> dict[str, Any]:
     return {
         "sink_size": request.sink_size,
         "recent_start": request.recent_start,
@@ -164,32 +153,6 @@ def mergers(
     if shared or keys.dtype != values.dtype:
         return merging.mergers(keys, values, *rows, shared=shared, **given)
     return merging.Mergers(*_module().mergers(keys, values, *rows, **given))
-
-
-def replace_worst(request: ReplaceRequest) -> tuple[Any, ...]:
-    """Keys, values, importance and positions, in the memory of the inputs where that is free."""
-    ranks: mx.array | str = request.ranks
-    if request.is_packed and isinstance(ranks, str) and ranks == "key_diversity":
-        ranks = composed_cache.retention_of(request).scores
-    given = isinstance(ranks, mx.array)
-    results = _module().replace_worst(
-        _parts(request.keys),
-        _parts(request.values),
-        request.importance,
-        request.positions,
-        request.new_keys,
-        request.new_values,
-        position=request.position,
-        ranked_by="array" if given else ranks,
-        ranks=ranks if given else None,
-        bits=request.bits,
-        group_size=request.group_size,
-        value_bits=request.v_bits,
-        **_zones(request),
-    )
-    if request.is_packed:
-        return (tuple(results[:3]), tuple(results[3:6]), *results[6:])
-    return tuple(results)
 
 
 def quantize_append(request: QuantizeAppendRequest) -> tuple[Parts, Parts]:
@@ -262,7 +225,6 @@ class Operations(resolved.Operations):
         mask: mx.array | None = None,
         sinks: mx.array | None = None,
         row_bias: mx.array | None = None,
-        probes: mx.array | None = None,
         bits: int = 8,
         group_size: int = 64,
         v_bits: int = 8,
@@ -275,21 +237,13 @@ class Operations(resolved.Operations):
             queries,
             keys if isinstance(keys, tuple) else (keys,),
             values if isinstance(values, tuple) else (values,),
-            scale=scale, causal=causal, mask=mask, sinks=sinks, probes=probes,
+            scale=scale, causal=causal, mask=mask, sinks=sinks,
             sparse_threshold=sparse_v_threshold, bits=bits, value_bits=v_bits,
             group_size=group_size, return_scores=return_scores, return_lse=return_lse,
             row_bias=row_bias, stream=stream,
         )  # fmt: skip
-        if return_scores and probes is None:
-            return AttentionResult(*found)
-        rest = iter(found)
-        return AttentionResult(
-            next(rest),
-            next(rest) if return_scores else None,
-            next(rest) if return_lse else None,
-            None,
-            next(rest, None),
-        )
+        scores = found[1] if return_scores else None
+        return AttentionResult(found[0], scores, found[-1] if return_lse else None)
 
     def attention_and_accumulate(
         self,

@@ -25,8 +25,6 @@ Parts = tuple[mx.array, ...]
 PerSequence = int | mx.array
 """One number for all sequences, or int32 [] or [B]."""
 
-RankName = Literal["importance", "age", "key_diversity"]
-
 
 @dataclass(slots=True, eq=False)
 class QuantizedRows:
@@ -91,10 +89,9 @@ class AttentionRequest:
     [B, Hq, Lq, N] (strides may be 0) and is bool or additive; an additive entry at or below
     ``mask_threshold`` masks its pair. ``causal`` and ``mask`` exclude each other. ``row_bias``,
     float32 [B, Hkv, N or more], comes on top of either; at or below the lowest finite it masks its
-    row. ``probes`` [B, Hkv, E, D] have the dtype of the queries. Of packed rows, pairs whose weight
-    is below ``sparse_v_threshold`` add nothing to the output; 0: all add. Where
-    ``return_scores``, ``return_lse`` or ``return_skipped`` is false the back end may give None in
-    that place.
+    row. Of packed rows, pairs whose weight is below ``sparse_v_threshold`` add nothing to the
+    output; 0: all add. Where ``return_scores``, ``return_lse`` or ``return_skipped`` is false the
+    back end may give None in that place.
     """
 
     queries: mx.array
@@ -106,7 +103,6 @@ class AttentionRequest:
     sinks: mx.array | None = None
     mask_threshold: float = 0.0
     sparse_v_threshold: float = 0.0
-    probes: mx.array | None = None
     return_scores: bool = True
     return_lse: bool = False
     return_skipped: bool = False
@@ -137,12 +133,11 @@ class AttentionResult(NamedTuple):
     scores: mx.array | None = None
     lse: mx.array | None = None
     skipped: mx.array | None = None
-    probe_scores: mx.array | None = None
 
 
 @dataclass(slots=True, eq=False)
 class RetentionRequest:
-    """One call of ``keep_indices`` or ``evict_indices``; ``count`` rows are dropped."""
+    """One call of ``keep_indices``; ``count`` rows are dropped."""
 
     scores: mx.array
     positions: mx.array
@@ -195,33 +190,6 @@ class KeyDiversityRequest(NamedTuple):
 
     keys: mx.array
     stream: StreamLike = None
-
-
-class ReplaceRequest(NamedTuple):
-    """One call of ``replace_worst``.
-
-    ``keys`` and ``values`` are arrays, or both packed with ``bits`` and ``v_bits`` per element.
-    ``ranks`` are an array or a rank's name.
-    """
-
-    keys: mx.array | Packed
-    values: mx.array | Packed
-    importance: mx.array
-    positions: mx.array
-    new_keys: mx.array
-    new_values: mx.array
-    position: PerSequence
-    sink_size: int = 0
-    recent_start: PerSequence | None = None
-    ranks: mx.array | RankName = "importance"
-    stream: StreamLike = None
-    bits: int = 8
-    v_bits: int = 8
-    group_size: int = 64
-
-    @property
-    def is_packed(self) -> bool:
-        return isinstance(self.keys, tuple)
 
 
 class QuantizeAppendRequest(NamedTuple):

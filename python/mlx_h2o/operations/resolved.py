@@ -66,7 +66,6 @@ class RowOptions(TypedDict, total=False):
 class AttentionOptions(RowOptions, total=False):
     """And what it may be asked for."""
 
-    probes: mx.array | None
     return_scores: bool
     return_lse: bool
     stream: StreamLike
@@ -148,7 +147,7 @@ class Operations:
     def attention(
         self, queries: mx.array, keys: Rows, values: Rows, **options: Unpack[AttentionOptions]
     ) -> AttentionResult:
-        """Out; and where asked for scores, lse and the scores of the probes."""
+        """Out; and where asked for scores and lse."""
         scores = options.get("return_scores", False)
         return self.serve_attention(_attention_request(queries, keys, values, options, scores))
 
@@ -205,6 +204,6 @@ def _attention_request(
         mask = mx.broadcast_to(mask, (*queries.shape[:3], stored.shape[2]), stream=stream)
     return AttentionRequest(
         queries, stored, others, options["scale"], get("causal", False), mask, get("sinks"),
-        threshold, get("sparse_v_threshold", 0.0), get("probes"), return_scores,
+        threshold, get("sparse_v_threshold", 0.0), return_scores,
         get("return_lse", False), False, stream, get("row_bias"),
     )  # fmt: skip

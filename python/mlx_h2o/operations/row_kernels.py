@@ -17,7 +17,6 @@ from mlx_h2o.operations import (
     launch_rows,
     turbo,
 )
-from mlx_h2o.operations.composed_cache import Replaced
 from mlx_h2o.operations.launches import Execute, LaunchPlan
 from mlx_h2o.operations.placement import placed
 from mlx_h2o.operations.requests import (
@@ -28,7 +27,6 @@ from mlx_h2o.operations.requests import (
     Parts,
     PrefillRequest,
     QuantizeAppendRequest,
-    ReplaceRequest,
     RetentionRequest,
 )
 from mlx_h2o.operations.validate import StreamLike, runs_on_gpu
@@ -70,35 +68,11 @@ class RowKernels:
             return composed_cache.accumulate_scores(request)
         return self._launched(launch_rows.accumulate_scores(request), request.stream)[0]
 
-    def evict_indices(self, request: RetentionRequest) -> mx.array:
-        """One row per head in one kernel; several rows are the composition's."""
-        if request.count > 1 or not self._serves(request.stream):
-            return composed.evict_indices(request)
-        return self._launched(launch_rows.choose_row(request), request.stream)[0]
-
     def keep_indices(self, request: RetentionRequest) -> mx.array:
         """The rows that stay, by partial selection in one kernel; all of them, composed."""
         if request.count == 0 or not self._serves(request.stream):
             return composed.keep_indices(request)
         return self._launched(launch_rows.keep_rows(request), request.stream)[0]
-
-    def replace_worst(self, request: ReplaceRequest) -> Replaced:
-        """One kernel chooses the row and writes its score and position, one packs the new row; a
-        scatter writes each stored array of K and V.
-
-        Kernels cannot write into their inputs; MLX's scatter does where nothing else holds them.
-        """
-        if not self._serves(request.stream):
-            return composed_cache.replace_worst(request)
-        with placed(request.stream):
-            ranks = composed_cache.ranks_of(request) if request.ranks == "key_diversity" else None
-            choosing = launch_rows.replace_row(request, ranks)
-        slots, importance, positions = self._launched(choosing, request.stream)
-        new: tuple[composed_cache.Stored, composed_cache.Stored]
-        new = request.new_keys, request.new_values
-        if request.is_packed:
-            new = self._packed(request)
-        return composed_cache.replaced(request, slots, new, (importance, positions))
 
     def pack_rows(
         self,
@@ -133,7 +107,7 @@ class RowKernels:
         encode = partial(self.encode_rows, stream=request.stream)
         return composed_cache.quantize_append(request, encode)
 
-    def _packed(self, request: ReplaceRequest | QuantizeAppendRequest) -> tuple[Packed, Packed]:
+    def _packed(self, request: QuantizeAppendRequest) -> tuple[Packed, Packed]:
         return self.pack_rows(
             request.new_keys,
             request.new_values,

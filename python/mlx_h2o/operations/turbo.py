@@ -149,12 +149,11 @@ def dense(rows: TurboRows) -> mx.array:
 
 
 def turned(request: AttentionRequest) -> AttentionRequest:
-    """The request with its queries and probes in the basis of the keys, all of them float32."""
-    queries, probes = request.queries.astype(mx.float32), request.probes
+    """The request with its queries, float32, in the basis of the keys."""
+    queries = request.queries.astype(mx.float32)
     if isinstance(request.keys, TurboRows):
         queries = rotated(queries, KEYS)
-        probes = None if probes is None else rotated(probes, KEYS)
-    return replace(request, queries=queries, probes=probes)
+    return replace(request, queries=queries)
 
 
 def turned_back(request: AttentionRequest, found: AttentionResult) -> AttentionResult:

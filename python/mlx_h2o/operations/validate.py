@@ -195,22 +195,20 @@ def _check_rows(op: str, scores: mx.array, positions: mx.array) -> int:
 
 
 def retention_request(
-    op: str,
     scores: mx.array,
     positions: mx.array,
-    name: str,
-    number: int,
+    keep: int,
     sink_size: int,
     recent_start: int | mx.array | None,
     stream: StreamLike,
 ) -> RetentionRequest:
-    """Check the arguments of ``keep_indices`` or ``evict_indices``, whose ``number`` has a name."""
+    """Check the arguments of ``keep_indices``."""
+    op = "keep_indices"
     scores = arguments.array(op, "scores", scores)
     positions = arguments.array(op, "positions", positions)
     rows = _check_rows(op, scores, positions)
-    number = arguments.integer(op, name, number)
-    if not 1 <= number <= rows:
-        raise ValueError(f"[{op}] {name} is {number}, expected 1 to N = {rows}.")
+    keep = arguments.integer(op, "keep", keep)
+    if not 1 <= keep <= rows:
+        raise ValueError(f"[{op}] keep is {keep}, expected 1 to N = {rows}.")
     zones = arguments.zones(op, sink_size, recent_start, scores.shape[0])
-    count = rows - number if name == "keep" else number
-    return RetentionRequest(scores, positions, count, *zones, arguments.stream(op, stream))
+    return RetentionRequest(scores, positions, rows - keep, *zones, arguments.stream(op, stream))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from ..operations.composed_cache import ages
+from ..operations.composed import beside_rows
 from .base import Policy, Rows
 
 
@@ -14,4 +14,5 @@ class Window(Policy):
     name = "window"
 
     def rank(self, rows: Rows) -> mx.array:
-        return ages(rows.positions, rows.offset)
+        # The age: float32 holds each of a cache's, but not every position beyond 2^24.
+        return (rows.positions - beside_rows(rows.offset)).astype(mx.float32)

@@ -20,8 +20,6 @@ public struct H2OConfiguration: Sendable, Hashable {
     /// Whether all KV heads of a layer keep the same positions, by the mean of their ranks; else each
     /// head chooses by itself.
     public let sharedHeads: Bool
-    /// Of the policy `random`: another seed is another sample.
-    public let randomSeed: Int
     /// Tokens that a draft model may propose at a time. The last `speculative + 1` rows are then never
     /// evicted, and can be taken back without a trace.
     public let speculative: Int
@@ -71,7 +69,6 @@ public struct H2OConfiguration: Sendable, Hashable {
     ///   - evictEvery: rows that leave a full cache together, at least 1; no more go than are not
     ///     protected; nil: one row of 32, as measured
     ///   - sharedHeads: whether all KV heads keep the same positions
-    ///   - randomSeed: of the policy `random`, at least 0
     ///   - speculative: tokens that a draft model may propose at a time, which count in the budget
     ///   - kvBits: bits of quantised rows; nil: rows stay as they come
     ///   - valueBits: bits of quantised values, where they differ from those of the keys
@@ -84,7 +81,7 @@ public struct H2OConfiguration: Sendable, Hashable {
     public init(
         maxKVSize: Int = 256, sinkSize: Int = 4, heavySize: Int? = nil, recentSize: Int? = nil,
         policy: PolicyName = .keydiff, decay: Double = 0.95, evictEvery: Int? = nil,
-        sharedHeads: Bool = false, randomSeed: Int = 0, speculative: Int = 0, kvBits: Int? = nil,
+        sharedHeads: Bool = false, speculative: Int = 0, kvBits: Int? = nil,
         valueBits: Int? = nil, kvGroupSize: Int = 64, kvFormat: KVFormat? = nil,
         turboGuard: Int = 0, contextSize: Int? = nil
     ) throws {
@@ -92,7 +89,6 @@ public struct H2OConfiguration: Sendable, Hashable {
         try require("sinkSize", sinkSize, atLeast: 0)
         try require("contextSize", contextSize ?? 0, atLeast: 0)
         try require("evictEvery", evictEvery ?? 1, atLeast: 1)
-        try require("randomSeed", randomSeed, atLeast: 0, atMost: Int.max)
         try require("speculative", speculative, atLeast: 0)
         try require("heavySize", heavySize ?? 0, atLeast: 0)
         try require("recentSize", recentSize ?? 0, atLeast: 0)
@@ -125,7 +121,6 @@ public struct H2OConfiguration: Sendable, Hashable {
         self.decay = decay
         self.evictEvery = evictEvery ?? max(1, maxKVSize / 32)
         self.sharedHeads = sharedHeads
-        self.randomSeed = randomSeed
         self.speculative = speculative
         self.kvBits = kvBits
         self.valueBits = valueBits
@@ -145,11 +140,11 @@ public struct H2OConfiguration: Sendable, Hashable {
 
     /// What was published: the policy `h2o`, and a split scaled to `maxKVSize`. The other arguments,
     /// and the errors:
-    /// ``init(maxKVSize:sinkSize:heavySize:recentSize:policy:decay:evictEvery:sharedHeads:randomSeed:speculative:kvBits:valueBits:kvGroupSize:kvFormat:turboGuard:contextSize:)``.
+    /// ``init(maxKVSize:sinkSize:heavySize:recentSize:policy:decay:evictEvery:sharedHeads:speculative:kvBits:valueBits:kvGroupSize:kvFormat:turboGuard:contextSize:)``.
     public init(
         preset: Preset, maxKVSize: Int = 256, sinkSize: Int = 4, recentSize: Int? = nil,
         policy: PolicyName = .h2o, decay: Double = 0.95, evictEvery: Int? = nil,
-        sharedHeads: Bool = false, randomSeed: Int = 0, speculative: Int = 0, kvBits: Int? = nil,
+        sharedHeads: Bool = false, speculative: Int = 0, kvBits: Int? = nil,
         valueBits: Int? = nil, kvGroupSize: Int = 64, kvFormat: KVFormat? = nil,
         turboGuard: Int = 0, contextSize: Int? = nil
     ) throws {
@@ -160,8 +155,8 @@ public struct H2OConfiguration: Sendable, Hashable {
         try self.init(
             maxKVSize: maxKVSize, sinkSize: sinkSize, heavySize: heavySize,
             recentSize: recentSize, policy: policy, decay: decay, evictEvery: evictEvery,
-            sharedHeads: sharedHeads, randomSeed: randomSeed, speculative: speculative,
-            kvBits: kvBits, valueBits: valueBits, kvGroupSize: kvGroupSize, kvFormat: kvFormat,
+            sharedHeads: sharedHeads, speculative: speculative, kvBits: kvBits,
+            valueBits: valueBits, kvGroupSize: kvGroupSize, kvFormat: kvFormat,
             turboGuard: turboGuard, contextSize: contextSize)
     }
 
@@ -247,7 +242,6 @@ extension H2OConfiguration: Codable {
         case decay
         case evictEvery = "evict_every"
         case sharedHeads = "shared_heads"
-        case randomSeed = "random_seed"
         case speculative
         case kvBits = "kv_bits"
         case valueBits = "v_bits"
@@ -322,7 +316,6 @@ extension H2OConfiguration: Codable {
             decay: values.decode(Double.self, forKey: .decay),
             evictEvery: values.decode(Int.self, forKey: .evictEvery),
             sharedHeads: values.decodeIfPresent(Bool.self, forKey: .sharedHeads) ?? false,
-            randomSeed: values.decodeIfPresent(Int.self, forKey: .randomSeed) ?? 0,
             speculative: values.decodeIfPresent(Int.self, forKey: .speculative) ?? 0,
             kvBits: values.decodeIfPresent(Int.self, forKey: .kvBits),
             valueBits: values.decodeIfPresent(Int.self, forKey: .valueBits),

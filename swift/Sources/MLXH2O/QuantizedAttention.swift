@@ -79,45 +79,4 @@ extension MLXFast {
                 (sinks ?? .mlxNone).ctx, (rowBias ?? .mlxNone).ctx, sparseVThreshold, stream.ctx)
         }
     }
-
-    /// Attention with its scores, and the scores of further queries against the same keys.
-    ///
-    /// A probe is a query of a KV head that takes no part in the output, such as the mean of the
-    /// keys, to rank rows by their likeness to it. The Metal kernels read the keys once for both.
-    ///
-    /// - Parameters:
-    ///   - keys: [B, Hkv, N, D], dense, packed or coded
-    ///   - values: [B, Hkv, N, Dv]
-    ///   - probes: [B, Hkv, E, D], the dtype of the queries; E is at least 1. Mask and sinks do not
-    ///     apply to them
-    ///   - bits: of packed rows, as `groupSize` and `valueBits`
-    ///   - sparseVThreshold: 0 unless the rows are packed
-    /// - Returns: what attention returns, and float32 [B, Hkv, E, N]: `scale * probe.k` of every key
-    /// - Throws: ``H2OError``
-    public static func scaledDotProductAttentionWithProbes<
-        Keys: CacheRows, Values: CacheRows
-    >(
-        queries: MLXArray, keys: Keys, values: Values, probes: MLXArray, scale: Float,
-        bits: Int = 8,
-        groupSize: Int = 64, valueBits: Int? = nil,
-        mask: ScaledDotProductAttentionMaskMode = .none, sinks: MLXArray? = nil,
-        sparseVThreshold: Float = 0, stream: StreamOrDevice = .default
-    ) throws -> (attention: AttentionWithScores, probeScores: MLXArray) {
-        let (mode, array) = mask.arguments
-        let found = try withVector(keys.parts) { keys in
-            try withVector(values.parts) { values in
-                try results(4) { place in
-                    mlx_h2o_scaled_dot_product_attention_with_probes(
-                        place, place + 1, place + 2, place + 3, queries.ctx, keys, values,
-                        probes.ctx, scale, Int32(clamping: bits), Int32(clamping: groupSize),
-                        optional(valueBits), mode, array.ctx, (sinks ?? .mlxNone).ctx,
-                        sparseVThreshold, stream.ctx)
-                }
-            }
-        }
-        return (
-            AttentionWithScores(output: found[0], scores: found[1], lse: found[2]),
-            probeScores: found[3]
-        )
-    }
 }

@@ -36,34 +36,11 @@ public func keepIndices(
     _ scores: MLXArray, positions: MLXArray, keep: Int, sinkSize: Int = 0,
     recentStart: (any PerSequence)? = nil, stream: StreamOrDevice = .default
 ) throws -> MLXArray {
-    try select(mlx_h2o_keep_indices, scores, positions, keep, sinkSize, recentStart, stream)
-}
-
-/// Slots of the `count` rows that ``keepIndices(_:positions:keep:sinkSize:recentStart:stream:)``
-/// drops, the worst first. One row is found without a sort.
-///
-/// - Returns: uint32 [B, H, count]
-/// - Throws: ``H2OError``, as there
-public func evictIndices(
-    _ scores: MLXArray, positions: MLXArray, count: Int = 1, sinkSize: Int = 0,
-    recentStart: (any PerSequence)? = nil, stream: StreamOrDevice = .default
-) throws -> MLXArray {
-    try select(mlx_h2o_evict_indices, scores, positions, count, sinkSize, recentStart, stream)
-}
-
-private typealias Selection = (
-    UnsafeMutablePointer<mlx_array>, mlx_array, mlx_array, Int32, Int32, mlx_array, mlx_stream
-) -> Int32
-
-private func select(
-    _ operation: Selection, _ scores: MLXArray, _ positions: MLXArray, _ count: Int,
-    _ sinkSize: Int, _ recentStart: (any PerSequence)?, _ stream: StreamOrDevice
-) throws -> MLXArray {
     // A number beyond int32 says the same as the nearest one inside.
     let start = recentStart?.perSequence ?? .mlxNone
     return try results(1) { place in
-        operation(
-            place, scores.ctx, positions.ctx, Int32(clamping: count), Int32(clamping: sinkSize),
+        mlx_h2o_keep_indices(
+            place, scores.ctx, positions.ctx, Int32(clamping: keep), Int32(clamping: sinkSize),
             start.ctx, stream.ctx)
     }[0]
 }

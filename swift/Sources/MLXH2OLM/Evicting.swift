@@ -36,7 +36,7 @@ public func evictingCaches(
             "evictingCaches",
             "the policy '\(ownPolicy.map { "\(type(of: $0))" } ?? configuration.policy.rawValue)' needs attention of MLXH2OLM's, which "
                 + "\(name) does not call: expected a model of H2OTransformer.register(in:), one that "
-                + "is H2ORouted, or one of the policies keydiff, window and random.")
+                + "is H2ORouted, or the policy keydiff or window.")
     }
     if let reason = refused[name] {
         throw H2OError("evictingCaches", "\(name) cannot be served: \(reason).")

@@ -35,10 +35,9 @@ struct Arguments {
           --backend NAME            native or composed (the best one)
         KV cache, as in mlx_h2o generate:
           --max-kv-size ROWS        rows per head, at most (256); none: no limit
-          --policy NAME             keydiff, window, random, h2o, h2o-sum, snapkv, tova, value-aware,
-                                    mix or merge
+          --policy NAME             keydiff, window, h2o, h2o-sum or merge
           --sink-size N  --heavy-size N  --recent-size N  --evict-every N  --decay A
-          --shared-heads  --random-seed N  --kv-bits N  --v-bits N  --kv-group-size N
+          --shared-heads  --kv-bits N  --v-bits N  --kv-group-size N
           --kv-format NAME          turbo3 and others, in the place of --kv-bits
           --turbo-guard N           with it, layers at each end that keep 8 bits (0)
           --context-size TOKENS     rows further back go first (what the model says); 0: they do not
@@ -108,7 +107,7 @@ struct Arguments {
             heavySize: number("--heavy-size"), recentSize: number("--recent-size"),
             policy: given["--policy"].map { try PolicyName(named: $0) } ?? .keydiff,
             decay: decay ?? 0.95, evictEvery: number("--evict-every"),
-            sharedHeads: given["--shared-heads"] != nil, randomSeed: number("--random-seed") ?? 0,
+            sharedHeads: given["--shared-heads"] != nil,
             kvBits: number("--kv-bits"), valueBits: number("--v-bits"),
             kvGroupSize: number("--kv-group-size") ?? 64, kvFormat: format,
             turboGuard: number("--turbo-guard") ?? 0, contextSize: number("--context-size"))
@@ -117,7 +116,7 @@ struct Arguments {
     private static let switches: Set = ["--shared-heads", "--print-tokens"]
     private static let settings: Set = [
         "--max-kv-size", "--policy", "--sink-size", "--heavy-size", "--recent-size",
-        "--evict-every", "--decay", "--shared-heads", "--random-seed", "--kv-bits", "--v-bits",
+        "--evict-every", "--decay", "--shared-heads", "--kv-bits", "--v-bits",
         "--kv-group-size", "--kv-format", "--turbo-guard", "--context-size",
     ]
     private static let known = settings.union(switches).union([

@@ -41,8 +41,6 @@ struct Case {
         let bits: [Int]?
         let groupSize: Int?
         let sparseVThreshold: Float?
-        let position: Int?
-        let ranks: String?
         let kind: String?
         let queries: Int?
         /// Largest error allowed of each result.
@@ -98,11 +96,6 @@ struct Case {
             return StoredRows(parts: try partNames(side, count).map { try rows($0) })
         }
         throw Malformed(description: "there are no '\(name)/\(side)'")
-    }
-
-    /// Of the new row: one for all sequences, or one each.
-    func position() throws -> any PerSequence {
-        try optionalTensor("position") ?? field(\.position, "position")
     }
 
     func recentStart() -> (any PerSequence)? {

@@ -21,18 +21,12 @@ func runAttention(_ parity: Case) throws -> [String: MLXArray] {
     return ["out": result.output.asType(.float32), "scores": result.scores, "lse": result.lse]
 }
 
-/// The rows to keep, and apart from that the rows to evict.
+/// The rows to keep.
 func runKeep(_ parity: Case) throws -> [String: MLXArray] {
-    let scores = try parity.tensor("scores")
-    let positions = try parity.tensor("positions")
-    let sinkSize = parity.fields.sinkSize ?? 0
-    let recentStart = parity.recentStart()
-    return [
+    [
         "keep": try keepIndices(
-            scores, positions: positions, keep: try parity.field(\.keep, "keep"),
-            sinkSize: sinkSize, recentStart: recentStart),
-        "evict": try evictIndices(
-            scores, positions: positions, count: try parity.field(\.count, "count"),
-            sinkSize: sinkSize, recentStart: recentStart),
+            parity.tensor("scores"), positions: parity.tensor("positions"),
+            keep: parity.field(\.keep, "keep"), sinkSize: parity.fields.sinkSize ?? 0,
+            recentStart: parity.recentStart())
     ]
 }

@@ -16,48 +16,11 @@ func runQuantized(_ parity: Case) throws -> [String: MLXArray] {
     ]
 }
 
-/// out, scores, lse and probe_scores of rows of any kind.
-func runProbes(_ parity: Case) throws -> [String: MLXArray] {
-    let packing =
-        try parity.fields.bits == nil
-        ? (bits: 8, valueBits: 8, groupSize: 64) : parity.packing()
-    let (result, probeScores) = try MLXFast.scaledDotProductAttentionWithProbes(
-        queries: parity.tensor("queries"), keys: parity.storedRows("keys"),
-        values: parity.storedRows("values"), probes: parity.tensor("probes"),
-        scale: parity.field(\.scale, "scale"), bits: packing.bits, groupSize: packing.groupSize,
-        valueBits: packing.valueBits, mask: parity.mask(), sinks: parity.optionalTensor("sinks"))
-    return [
-        "out": result.output.asType(.float32), "scores": result.scores, "lse": result.lse,
-        "probe_scores": probeScores,
-    ]
-}
-
 func runAccumulate(_ parity: Case) throws -> [String: MLXArray] {
     [
         "importance": try accumulateScores(
             parity.tensor("importance"), scores: parity.tensor("scores"),
             decay: parity.field(\.decay, "decay"))
-    ]
-}
-
-/// Keys, values, importance and positions with a new row in place of the worst.
-func runReplace(_ parity: Case) throws -> [String: MLXArray] {
-    let ranks: RowRanks =
-        switch parity.fields.ranks {
-        case "array": .array(try parity.tensor("ranks"))
-        case "age": .age
-        case "key_diversity": .keyDiversity
-        default: .importance
-        }
-    let found = try replaceWorst(
-        keys: parity.tensor("keys"), values: parity.tensor("values"),
-        importance: parity.tensor("importance"), positions: parity.tensor("positions"),
-        newKeys: parity.tensor("new_keys"), newValues: parity.tensor("new_values"),
-        position: parity.position(), sinkSize: parity.fields.sinkSize ?? 0,
-        recentStart: parity.recentStart(), ranks: ranks)
-    return [
-        "keys": found.keys.asType(.float32), "values": found.values.asType(.float32),
-        "importance": found.importance, "positions": found.positions,
     ]
 }
 

@@ -38,9 +38,8 @@ private func versions() -> [String: String] {
 private func run(_ parity: Case, _ backend: H2OBackend?) throws -> [String: MLXArray] {
     let operations = [
         "attention": runAttention, "keep": runKeep, "trace": runTrace, "quantized": runQuantized,
-        "probes": runProbes, "accumulate": runAccumulate, "replace": runReplace,
-        "append": runAppend, "codes": runCodes, "prefill": runPrefill, "attend": runAttend,
-        "replacement": runReplacement, "steps": runSteps, "merge": runMerge, "host": runHostTime,
+        "accumulate": runAccumulate, "append": runAppend, "codes": runCodes,
+        "prefill": runPrefill, "attend": runAttend, "merge": runMerge, "host": runHostTime,
     ]
     guard let operation = operations[parity.fields.op] else {
         throw Case.Malformed(description: "op is '\(parity.fields.op)', which is not known here")

@@ -11,27 +11,10 @@ struct ReferencePolicy {
     /// The new importance of each row, from logits [query][query head][row], nil where masked.
     func accumulate(_ before: [Double?], _ logits: [[[Double?]]]) -> [Double?] {
         if name == "h2o" { return averaged(before, logits, decay: decay) }
-        guard ["h2o-sum", "value-aware", "mix", "tova", "snapkv"].contains(name) else {
-            return before
-        }
+        guard name == "h2o-sum" else { return before }
         let weights = logits.map { $0.map(Self.softmax) }
-        let means = weights.map { heads in
-            before.indices.map { row in heads.reduce(0) { $0 + $1[row] } / Double(heads.count) }
-        }
-        switch name {
-        case "tova":
-            return means[means.count - 1]
-        case "snapkv" where means.count >= 32:
-            let votes = before.indices.map { row in means.suffix(32).reduce(0) { $0 + $1[row] } }
-            return before.indices.map { row in
-                votes[max(0, row - 3)...min(votes.count - 1, row + 3)].max().map { $0 / 32 }
-            }
-        case "snapkv":
-            return averaged(before, means.map { [$0] }, decay: 31.0 / 32)
-        default:
-            return before.indices.map { row in
-                weights.joined().reduce(before[row] ?? 0) { $0 + $1[row] }
-            }
+        return before.indices.map { row in
+            weights.joined().reduce(before[row] ?? 0) { $0 + $1[row] }
         }
     }
 
@@ -62,31 +45,9 @@ struct ReferencePolicy {
     func ranks(_ rows: [Row], head: Int) -> [Double] {
         switch name {
         case "window": rows.map { Double($0.position) }
-        case "random": rows.map { Self.hash(head: head, position: $0.position) }
         case "keydiff": Self.diversity(rows)
-        case "value-aware":
-            rows.map { row in
-                row.importance.map { $0 * row.value.reduce(0) { $0 + abs($1) } } ?? -.infinity
-            }
-        case "mix": mixed(rows)
         default: rows.map { $0.importance ?? -.infinity }
         }
-    }
-
-    private func mixed(_ rows: [Row]) -> [Double] {
-        let diversity = Self.places(Self.diversity(rows))
-        let mass = Self.places(rows.map { $0.importance ?? -.infinity })
-        return rows.indices.map {
-            rows[$0].importance == nil ? -.infinity : Double(4 * diversity[$0] + mass[$0])
-        }
-    }
-
-    /// 0 to N - 1; of equals the later is the lesser.
-    private static func places(_ values: [Double]) -> [Int] {
-        let order = values.indices.sorted { (values[$0], -$0) < (values[$1], -$1) }
-        var places = [Int](repeating: 0, count: values.count)
-        for (place, row) in order.enumerated() { places[row] = place }
-        return places
     }
 
     /// Minus the cosine of each key with the mean of the normalised keys.
@@ -99,17 +60,5 @@ struct ReferencePolicy {
         }
         let norm = length(mean)
         return zip(rows, lengths).map { row, length in -dot(row.key, mean) / length / norm }
-    }
-
-    /// Seed 0: the upper 24 bits of three rounds of MurmurHash3's finaliser.
-    private static func hash(head: Int, position: Int) -> Double {
-        func round(_ bits: UInt32) -> UInt32 {
-            var bits = bits &+ 0x9E37_79B9
-            bits = (bits ^ (bits >> 16)) &* 0x85EB_CA6B
-            bits = (bits ^ (bits >> 13)) &* 0xC2B2_AE35
-            return bits ^ (bits >> 16)
-        }
-        let bits = round(round(round(0) ^ UInt32(head)) ^ UInt32(position))
-        return Double(bits >> 8)
     }
 }

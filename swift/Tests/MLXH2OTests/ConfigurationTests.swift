@@ -16,7 +16,7 @@ private typealias Make = @Sendable () throws -> H2OConfiguration
     @Test(arguments: H2OConfiguration.Preset.allCases)
     func presetsAreWhatWasPublished(preset: H2OConfiguration.Preset) throws {
         #expect(try H2OConfiguration(preset: preset).policy == .h2o)
-        #expect(try H2OConfiguration(preset: preset, policy: .tova).policy == .tova)
+        #expect(try H2OConfiguration(preset: preset, policy: .window).policy == .window)
     }
 
     @Test(arguments: [(1, 1), (31, 1), (64, 2), (256, 8), (1000, 31)])
@@ -69,10 +69,8 @@ private typealias Make = @Sendable () throws -> H2OConfiguration
         ("sinkSize is -1, expected at least 0.", { try H2OConfiguration(sinkSize: -1) }),
         ("heavySize is -1, expected at least 0.", { try H2OConfiguration(heavySize: -1) }),
         ("recentSize is -2, expected at least 0.", { try H2OConfiguration(recentSize: -2) }),
-        ("randomSeed is -1, expected at least 0.", { try H2OConfiguration(randomSeed: -1) }),
         (
-            "policy is 'h2o_sum', expected one of: h2o, h2o-sum, window, random, keydiff, snapkv, "
-                + "tova, value-aware, mix, merge.",
+            "policy is 'h2o_sum', expected one of: h2o, h2o-sum, window, keydiff, merge.",
             { try H2OConfiguration(policy: PolicyName(named: "h2o_sum")) }
         ),
         ("evictEvery is 0, expected at least 1.", { try H2OConfiguration(evictEvery: 0) }),
@@ -125,13 +123,13 @@ private typealias Make = @Sendable () throws -> H2OConfiguration
 
     @Test func survivesJSONAndChecksWhatItReads() throws {
         let made = try H2OConfiguration(
-            maxKVSize: 48, policy: .valueAware, decay: 0.5, evictEvery: 3,
-            sharedHeads: true, randomSeed: 7, kvFormat: .turbo8v3, turboGuard: 1,
+            maxKVSize: 48, policy: .h2oSum, decay: 0.5, evictEvery: 3,
+            sharedHeads: true, kvFormat: .turbo8v3, turboGuard: 1,
             contextSize: 2048)
         let data = try JSONEncoder().encode(made)
         #expect(try JSONDecoder().decode(H2OConfiguration.self, from: data) == made)
         for (good, bad) in [
-            ("\"max_kv_size\":48", "\"max_kv_size\":3"), ("\"value-aware\"", "\"value_aware\""),
+            ("\"max_kv_size\":48", "\"max_kv_size\":3"), ("\"h2o-sum\"", "\"h2o_sum\""),
             ("\"turbo8v3\"", "\"turbo5\""),
         ] {
             let text = String(decoding: data, as: UTF8.self)

@@ -103,22 +103,13 @@ private func keep(
             "\(error?.description ?? "")")
     }
 
-    @Test func evictIndicesNamesItself() {
-        let error = #expect(throws: H2OError.self) {
-            _ = try evictIndices(
-                zeros([1, 1, 4]), positions: zeros([1, 1, 4], .int32), count: 5)
-        }
-        #expect(error?.description == "[evict_indices] count is 5, expected 1 to N = 4.")
-    }
-
     /// Numbers that C's int does not hold must not wrap around into valid ones.
     @Test func hugeNumbersAreNotTruncated() throws {
         #expect(throws: H2OError.self) { try keep(keep: 1 << 32 + 4) }
         let scores = MLXArray([3, 1, 2] as [Float], [1, 1, 3])
         let positions = MLXArray([0, 1, 2] as [Int32], [1, 1, 3])
-        let evicted = try evictIndices(
-            scores, positions: positions, sinkSize: 0, recentStart: 1 << 40)
-        #expect(evicted.asArray(UInt32.self) == [1])
+        let kept = try keepIndices(scores, positions: positions, keep: 2, recentStart: 1 << 40)
+        #expect(kept.asArray(UInt32.self) == [0, 2])
     }
 
     @Test func nothingIsWrongAfterAnError() throws {

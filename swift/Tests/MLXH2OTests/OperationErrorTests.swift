@@ -24,16 +24,6 @@ private func attend(
         valueBits: valueBits, sparseVThreshold: threshold)
 }
 
-private func replace(
-    keys: [Int] = [1, 2, 5, 64], importance: [Int] = [1, 2, 5], dtype: DType = .int32,
-    row: [Int] = [1, 2, 1, 64], position: Int = 9, sinkSize: Int = 0
-) throws {
-    _ = try replaceWorst(
-        keys: zeros(keys), values: zeros([1, 2, 5, 64]), importance: zeros(importance),
-        positions: zeros([1, 2, 5], dtype), newKeys: zeros(row), newValues: zeros([1, 2, 1, 64]),
-        position: position, sinkSize: sinkSize)
-}
-
 private func append(
     slots: MLXArray? = nil, bits: Int = 8, rows: [Int] = [1, 2, 3, 64]
 ) throws {
@@ -102,25 +92,6 @@ private func prefill(
             "queries have 3 heads, expected a multiple of the 2 heads",
             { try attend(queries: [1, 3, 1, 64]) }
         ),
-        (
-            "keys are float32 (2, 5, 64), expected float32, float16 or bfloat16 with 4",
-            { try replace(keys: [2, 5, 64]) }
-        ),
-        (
-            "importance are float32 (1, 2, 4), expected float32 [B, H, N] = (1, 2, 5).",
-            { try replace(importance: [1, 2, 4]) }
-        ),
-        (
-            "positions are uint32 (1, 2, 5), expected int32 [B, H, N] = (1, 2, 5).",
-            { try replace(dtype: .uint32) }
-        ),
-        (
-            "new keys are float32 (1, 2, 2, 64), expected float32 (1, 2, 1, 64) as the keys.",
-            { try replace(row: [1, 2, 2, 64]) }
-        ),
-        ("position is -1, expected 0 to 2**30 - 1.", { try replace(position: -1) }),
-        ("position is 1073741824, expected 0 to 2**30 - 1.", { try replace(position: 1 << 30) }),
-        ("sink_size is -3, expected 0 or more.", { try replace(sinkSize: -3) }),
         (
             "slots are int32 (1, 2, 3), expected uint32 [B, H, L] = (1, 2, 3).",
             { try append(slots: zeros([1, 2, 3], .int32)) }

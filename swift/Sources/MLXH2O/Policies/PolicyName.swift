@@ -1,4 +1,4 @@
-/// Names of the policies, the same in every language: see docs/policies.md.
+/// Names of the policies: see docs/policies.md. The Python package has more, to compare with.
 public enum PolicyName: String, Sendable, Codable, CaseIterable {
     /// ``H2OPolicy``
     case h2o
@@ -6,18 +6,8 @@ public enum PolicyName: String, Sendable, Codable, CaseIterable {
     case h2oSum = "h2o-sum"
     /// ``WindowPolicy``
     case window
-    /// ``RandomPolicy``
-    case random
     /// ``KeyDiffPolicy``
     case keydiff
-    /// ``SnapKVPolicy``
-    case snapkv
-    /// ``TovaPolicy``
-    case tova
-    /// ``ValueAwarePolicy``
-    case valueAware = "value-aware"
-    /// ``MixPolicy``
-    case mix
     /// ``MergePolicy``
     case merge
 
@@ -46,12 +36,7 @@ extension H2OConfiguration {
         case .h2o: H2OPolicy(decay: decay)
         case .h2oSum: H2OSumPolicy()
         case .window: WindowPolicy()
-        case .random: RandomPolicy(seed: randomSeed)
         case .keydiff: KeyDiffPolicy()
-        case .snapkv: SnapKVPolicy()
-        case .tova: TovaPolicy()
-        case .valueAware: ValueAwarePolicy()
-        case .mix: MixPolicy()
         case .merge: MergePolicy()
         }
     }

@@ -13,15 +13,3 @@ func addedMass(_ importance: MLXArray, _ weights: MLXArray) -> MLXArray {
     let mass = perKVHead(weights, heads: importance.dim(1)).sum(axes: [2, 3])
     return which(isNaN(importance), Float(0), importance) + mass
 }
-
-/// The place of each row among its head's, 0 (least) to N - 1, float32 [B, H, N].
-///
-/// Of equal values the lower position is the greater, whatever the slots: as in evictions.
-/// O(N log N) per head.
-func places(of values: MLXArray, positions: MLXArray) throws -> MLXArray {
-    let rows = values.dim(2)
-    let worstFirst = try evictIndices(values, positions: positions, count: rows)
-    let places = broadcast(MLXArray(Int32(0)..<Int32(rows)).asType(.float32), to: values.shape)
-    return putAlong(
-        MLXArray.zeros(values.shape, dtype: .float32), worstFirst, values: places, axis: 2)
-}

@@ -78,26 +78,6 @@ int mlx_h2o_scaled_dot_product_attention_quantized_with_scores(
     const mlx_array sinks /* may be null */, const mlx_array row_bias /* may be null */,
     float sparse_v_threshold, const mlx_stream s);
 
-/** Attention with its scores, and the scores of further queries against the same keys.
- *
- *  A probe is a query of a KV head that takes no part in the output, such as the mean of the keys,
- *  to rank rows by their likeness to it. The Metal kernels read the keys once for both.
- *
- *  \param[out] lse may be NULL.
- *  \param[out] probe_scores float32 [B, Hkv, E, N]: scale * probe.k of every key, masked or not.
- *  \param keys, values one array each, or words, scales and biases each.
- *  \param probes [B, Hkv, E, D], the dtype of the queries; E is at least 1. Mask and sinks do not
- *    apply to them.
- *  \param bits, group_size, v_bits as above; they count for packed rows only.
- *  \param sparse_v_threshold 0 unless the rows are packed.
- */
-int mlx_h2o_scaled_dot_product_attention_with_probes(
-    mlx_array* out, mlx_array* scores, mlx_array* lse /* may be null */, mlx_array* probe_scores,
-    const mlx_array queries, const mlx_vector_array keys, const mlx_vector_array values,
-    const mlx_array probes, float scale, int bits, int group_size, mlx_optional_int v_bits,
-    const char* mask_mode, const mlx_array mask_arr /* may be null */,
-    const mlx_array sinks /* may be null */, float sparse_v_threshold, const mlx_stream s);
-
 /** What a chunk of queries says of each key, summed up per KV head, in blocks: without a matrix of
  *  all queries by all keys.
  *

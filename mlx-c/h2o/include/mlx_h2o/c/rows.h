@@ -92,34 +92,6 @@ int mlx_h2o_mergers(mlx_array* kept, mlx_array* into, mlx_array* new_keys, mlx_a
                     int keep, int sink_size, const mlx_array recent_start /* may be null */,
                     bool shared, const mlx_stream s);
 
-/** Steady-state eviction: in each head a new row takes the place of the worst one.
- *
- *  The row is the one that mlx_h2o_evict_indices names for count 1. Its key and value become the
- *  new ones, its importance NaN, its position `position`. Evaluating the first array of the keys
- *  evaluates everything.
- *
- *  \param[out] new_keys, new_values vectors as given.
- *  \param keys, values [B, H, N, D] and [B, H, N, Dv], both dense or both packed.
- *  \param importance float32 [B, H, N].
- *  \param positions int32 [B, H, N], distinct within a head; negative: padding.
- *  \param key, value the new row, [B, H, 1, D] and [B, H, 1, Dv], of the dtype of the rows, or of
- *    the scales of packed ones, into which they are quantised.
- *  \param position of the new row, int32 [] for all sequences or [B], one each; 0 to 2^30 - 1.
- *  \param sink_size, recent_start the protected zones, as in mlx_h2o_keep_indices.
- *  \param ranked_by "importance" (also ""), "age" (the oldest row goes), "key_diversity", or
- *    "array" for `ranks`.
- *  \param ranks float32 [B, H, N]; empty unless ranked_by is "array".
- *  \param bits, group_size, v_bits of packed rows.
- */
-int mlx_h2o_replace_worst(mlx_vector_array* new_keys, mlx_vector_array* new_values,
-                          mlx_array* new_importance, mlx_array* new_positions,
-                          const mlx_vector_array keys, const mlx_vector_array values,
-                          const mlx_array importance, const mlx_array positions,
-                          const mlx_array key, const mlx_array value, const mlx_array position,
-                          int sink_size, const mlx_array recent_start /* may be null */,
-                          const char* ranked_by, const mlx_array ranks /* may be null */, int bits,
-                          int group_size, mlx_optional_int v_bits, const mlx_stream s);
-
 /** Quantise new rows straight into their slots.
  *
  *  Keys and values are each stored in a way of their own, which the number of arrays tells. Three:

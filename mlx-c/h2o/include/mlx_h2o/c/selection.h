@@ -30,15 +30,6 @@ int mlx_h2o_keep_indices(mlx_array* res, const mlx_array scores, const mlx_array
                          int keep, int sink_size, const mlx_array recent_start /* may be null */,
                          const mlx_stream s);
 
-/** Slots of the `count` rows (1 to N) that mlx_h2o_keep_indices with N - count drops.
- *
- *  \param[out] res uint32 [B, H, count], the worst first. One row is an arg-min, without a sort.
- *  Everything else is as in mlx_h2o_keep_indices.
- */
-int mlx_h2o_evict_indices(mlx_array* res, const mlx_array scores, const mlx_array positions,
-                          int count, int sink_size, const mlx_array recent_start /* may be null */,
-                          const mlx_stream s);
-
 /**@}*/
 
 #ifdef __cplusplus
