@@ -6,7 +6,6 @@ import importlib.util
 import os
 import shutil
 import sys
-import tempfile
 from collections import defaultdict
 from itertools import combinations
 from pathlib import Path
@@ -28,6 +27,7 @@ MARKERS = {
     "downstream": "mlx_lm's own behaviour, with caches of ours in the place of its own",
     "gpu": "needs a GPU that MLX can use",
     "swift": "needs the Swift toolchain",
+    "real": "reads a text with a real model (nox -s yardsticks)",
     "data": "needs the models and corpora of the data directory",
 }
 
@@ -53,9 +53,6 @@ def missing() -> list[str]:
 def pytest_configure(config: pytest.Config) -> None:
     for name, meaning in MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
-    folder = tempfile.TemporaryDirectory(prefix="mlx-h2o-")  # the user's own stays as it is
-    config.add_cleanup(folder.cleanup)
-    os.environ["MLX_H2O_CACHE"] = folder.name
 
 
 @pytest.hookimpl(tryfirst=True)

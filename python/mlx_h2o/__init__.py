@@ -24,7 +24,7 @@ from mlx_h2o.operations.processors import set_threads, threads
 if TYPE_CHECKING:
     from mlx_h2o.caches.batch import BatchH2OKVCache
     from mlx_h2o.caches.cache import H2OKVCache
-    from mlx_h2o.caches.linked import BatchLinkedH2OCache, LinkedH2OCache
+    from mlx_h2o.caches.heads import HeadGroups
     from mlx_h2o.caches.quantized import QuantizedH2OKVCache
     from mlx_h2o.config import H2OConfig
     from mlx_h2o.lm.generate import (
@@ -44,10 +44,9 @@ __version__ = "0.1.0"
 __all__ = [
     "BackendStatus",
     "BatchH2OKVCache",
-    "BatchLinkedH2OCache",
     "H2OConfig",
     "H2OKVCache",
-    "LinkedH2OCache",
+    "HeadGroups",
     "QuantizedH2OKVCache",
     "__version__",
     "backends",
@@ -73,8 +72,7 @@ _LAZY = {
     "BatchH2OKVCache": "mlx_h2o.caches.batch",
     "H2OConfig": "mlx_h2o.config",
     "H2OKVCache": "mlx_h2o.caches.cache",
-    "BatchLinkedH2OCache": "mlx_h2o.caches.linked",
-    "LinkedH2OCache": "mlx_h2o.caches.linked",
+    "HeadGroups": "mlx_h2o.caches.heads",
     "batch_generate": "mlx_h2o.lm.generate",
     "install_kv_eviction": "mlx_h2o.lm.install",
     "remove_kv_eviction": "mlx_h2o.lm.install",

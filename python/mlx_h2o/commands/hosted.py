@@ -13,12 +13,11 @@ import mlx_lm
 from mlx_lm.generate import DEFAULT_MODEL
 
 from ..config import H2OConfig
-from ..lm.generate import check_path, generate, summary
+from ..lm.generate import check_path, generate, summary, tokens_ahead
 from ..lm.hosting import Host, hosting
-from ..lm.prompt_cache import beyond_context, evicting_caches, tokens_seen
+from ..lm.prompt_cache import beyond_context, context_length, evicting_caches, tokens_seen
 from ..lm.prompt_store import PromptStore
 from ..lm.replacements import PATCHES, always
-from ..lm.routing import context_length
 from ..lm.saving import load_prompt_cache, save_prompt_cache
 from ..lm.serving import SEEDS
 from ..lm.sizing import parsed_bytes
@@ -165,7 +164,8 @@ def _generation(host: Host, model: str | None) -> dict[str, Callable[..., Any]]:
         if given.pop("prompt_cache") is not None:
             caches = load_prompt_cache(file, model=loaded)  # now that there is one to compare
         else:
-            caches = host.caches(loaded, draft_model)
+            ahead = tokens_ahead(tokenizer, prompt, given.get("max_tokens", -1))
+            caches = host.caches(loaded, draft_model, ahead)
         text = generate(
             loaded,
             tokenizer,

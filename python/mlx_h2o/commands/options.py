@@ -160,12 +160,13 @@ _FLAGS: dict[str, dict[str, Any]] = {
     },
     "budgets": {
         "metavar": "FILE",
-        "help": 'rows of each layer, as JSON: {"budgets": [ROWS, ...]}',
+        "help": "rows of each layer, or a list of those of its KV heads, as JSON: "
+        '{"budgets": [ROWS, ...]}',
     },
     "layers": {
         "choices": LAYERS,
-        "help": "probe: more rows in the layers that retrieve, --max-kv-size on average; equal: as "
-        f"many in every layer (default: {LAYERS[0]})",
+        "help": "probe: more rows for the KV heads that retrieve, --max-kv-size on average; "
+        f"equal: as many for every head (default: {LAYERS[0]})",
     },
 }
 

@@ -19,7 +19,7 @@ from ..config import H2OConfig
 from .budgets import Budgets
 from .fingerprint import fingerprint
 from .generate import load
-from .prompt_cache import evicting_caches, fit_bytes, make_prompt_cache
+from .prompt_cache import budgets_of, evicting_caches, fit_bytes, make_prompt_cache
 from .prompt_store import PromptStore
 from .replacements import PATCHES, always
 from .routing import gains_by_routing, routing
@@ -91,31 +91,36 @@ class Host:
         self._lock = threading.Lock()
         self._routed: list[weakref.ref[Any]] = []  # a strong one would keep unloaded models
 
-    def caches(self, model: Any, draft_model: Any = None) -> list[Any]:
-        """Caches of these settings, and behind them those of a draft model."""
-        self.fit(model, draft_model)
+    def caches(self, model: Any, draft_model: Any = None, length: int | None = None) -> list[Any]:
+        """Caches of these settings, for so many tokens if that is known, and behind them those of a
+        draft model."""
+        self.fit(model, draft_model, length)
         return make_prompt_cache(
             model,
             self.config if self.sized is None else self._fitting[1],
             draft_model=draft_model,
             budgets=self.budgets,
             layers=self.layers,
+            length=length,
         )
 
-    def fit(self, model: Any, draft_model: Any = None) -> None:
+    def fit(self, model: Any, draft_model: Any = None, length: int | None = None) -> None:
         """Pick the settings with which the caches of these models fit together, and say so; unless
         they are known, as of one of two that fit already."""
         known, _ = self._fitting
         if self.sized is None or any(one() is model for one in known):
             return
-        found = fit_bytes(model, draft_model=draft_model, layers=self.layers, **self.sized)
+        found = fit_bytes(
+            model, draft_model=draft_model, layers=self.layers, length=length, **self.sized
+        )
         print(f"KV cache: {found}", file=sys.stderr)
         models = [one for one in (model, draft_model) if one is not None]
         self._fitting = [weakref.ref(one) for one in models], found.config
 
     def identity(self, model: Any) -> str:
         """The same for the same weights and settings of caches."""
-        settings = [cache.config for cache in evicting_caches(self.caches(model))]
+        caches = self.caches(model)
+        settings = [one.config for one in evicting_caches(caches)], budgets_of(caches)
         return f"{fingerprint(model)} {hashlib.sha256(repr(settings).encode()).hexdigest()[:16]}"
 
     def making(self, original: Callable[..., Any]) -> Callable[..., Any]:

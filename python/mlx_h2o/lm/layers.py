@@ -1,8 +1,7 @@
-"""Which layers of a model retrieve, found without a text, and rows shared out by that.
+"""Which KV heads of a model retrieve, found without a text, and rows shared out by that.
 
-Most layers attend nearby; a few look far back for what stood behind the same words. A model that
-reads random tokens twice shows them (induction heads, Olsson et al. 2022): in the second copy their
-attention gets much from far rows that it got little from in the first, where nothing repeats.
+Most heads attend nearby; a few look far back. Their rows decide what a model recalls, and others do
+not need as many. :mod:`mlx_h2o.lm.probing` finds them.
 """
 
 from __future__ import annotations
@@ -18,79 +17,50 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 from mlx_lm.models import cache as mlx_lm_cache
 
 from ..config import H2OConfig
 from .budgets import scaled
 from .fingerprint import fingerprint
-from .routing import calls_attention, context_length, routing
+from .probing import gives
+from .routing import calls_attention, computes_with_keys, int_setting
 
-__all__ = ["LAYERS", "Probe", "probe", "rows_by_layer", "shares"]
+__all__ = ["LAYERS", "Probe", "probe", "rows_by_head", "shares"]
 
 LAYERS = ("probe", "equal")
-"""How rows are shared out over layers that have no budgets of their own."""
+"""How rows are shared out over layers and KV heads that have no budgets of their own."""
 
-TOKENS = 192
+TOKENS = 128
 """Random tokens, read twice."""
 
-RETRIEVES = 0.05
-"""The least score of a layer that retrieves. Of models with random weights it is below 0.035."""
+FLOOR = 1 / 2
+"""Rows of any head, at least, as a part of the mean. Floors matter: losses of heads do not add."""
 
-SINKS, NEAR = 4, 64
-"""Rows that are not far: the first ones, and the newest that a query sees."""
+BEST = 1 / 3
+"""Heads that give at least this part of what the best gives are among those that get more."""
 
-PART = 1 / 4
-"""Of the layers, those that retrieve, at most."""
+APART = 1.5
+"""How many times the rows of the others the heads of a layer need to be in a group of their own."""
 
-LEAST, MOST = 0.6, 2.5
-"""Rows of other layers, at least, and of those that retrieve, at most, as parts of the mean."""
-
-_FORMAT = 1
-_QUERIES = 96
-"""Of each copy, from its end: all of them have far rows."""
+_FORMAT = 2
+_FEWEST_TOKENS = 80
+"""Fewer, and all rows of the first copy are near."""
 _MODELS_KEPT = 64
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What the layers of a model did with random tokens said twice.
+    """What far rows give to the heads of a model that reads random tokens twice.
 
-    scores: per layer whose cache grows, how far the output of attention moves where far rows are
-        hidden, of all heads together, by the mean length of a value; the mean of the second copy
-        less that of the first. Empty if they cannot be had.
-    reason: why they cannot be had, in words that follow the model's name; else empty.
+    gives: per layer whose cache grows, and of each of its KV heads, by how much they change the
+        layer's output, as a part of that; 0 in a model that does not retrieve. Empty if that cannot
+        be found out.
+    reason: why not, in words that follow the model's name; else empty.
     """
 
-    scores: tuple[float, ...]
+    gives: tuple[tuple[float, ...], ...]
     reason: str = ""
-
-
-class _Watched(cast(Any, mlx_lm_cache.KVCache)):  # type: ignore[misc]
-    """mlx_lm's own cache, whose layer's attention tells of its logits while it is routed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[mx.array] = []
-
-    def update_scores(self, scores: mx.array) -> None:
-        """Logits of the last queries of a copy, float32 [1, Hq, L, N]."""
-        scores = scores[:, :, -_QUERIES:]
-        heads, queries, keys = scores.shape[1:]
-        values = self.values[..., : self.offset, :].astype(mx.float32)
-        values = mx.repeat(values, heads // values.shape[1], axis=1)
-        query, key = mx.arange(keys - queries, keys)[:, None], mx.arange(keys)
-        near = mx.where((key < SINKS) | (key > query - NEAR), scores, -mx.inf)
-        moved = (mx.softmax(scores, axis=-1) - mx.softmax(near, axis=-1)) @ values
-        length = mx.sqrt(heads * mx.square(values).sum(axis=-1)).mean()
-        self.found.append(mx.sqrt(mx.square(moved).sum(axis=(1, 3))).mean() / length)
-
-    def score(self) -> mx.array:
-        """The second copy against the first; of layers that share the cache, the highest."""
-        first, second = mx.stack(self.found).reshape(2, -1)
-        return mx.maximum(second - first, 0).max()
 
 
 _known: dict[int, tuple[weakref.ref[Any], Probe]] = {}
@@ -99,8 +69,9 @@ _known: dict[int, tuple[weakref.ref[Any], Probe]] = {}
 def probe(model: Any) -> Probe:
     """The probe of a model, whose layers are in the order of its caches.
 
-    It is made once: 384 tokens are read without logits, 2 x 384 operations for each weight beside
-    the embeddings (6 teraflop for 8 billion). A file in the user's cache folder
+    It is made once: one forward of 128 tokens and one of 1 + H times as many, H the KV heads of a
+    layer, without logits (20 teraflop for 8 billion weights and 8 heads, as a prompt of 1,280
+    tokens). A file in the user's cache folder
     (``MLX_H2O_CACHE``, default ``~/.cache/mlx-h2o``) remembers it by the weights' fingerprint. The
     model, mlx_lm and the random state are left as they were.
 
@@ -110,8 +81,8 @@ def probe(model: Any) -> Probe:
     held = _known.get(id(model))
     if held is not None and held[0]() is model:
         return held[1]
-    found, place = _probed(model), id(model)
-    _known[place] = weakref.ref(model, lambda _: _known.pop(place, None)), found
+    found = _probed(model)
+    _known[id(model)] = weakref.ref(model, lambda _, key=id(model): _known.pop(key, None)), found
     return found
 
 
@@ -121,46 +92,83 @@ def reason_of(model: Any) -> str:
     return held[1].reason if held is not None and held[0]() is model else ""
 
 
-def rows_by_layer(model: Any, config: H2OConfig, layers: int) -> list[int] | None:
-    """Rows of each layer that evicts, on average no more than ``config.max_kv_size``.
+def rows_by_head(
+    model: Any, config: H2OConfig, layers: int, length: int | None = None
+) -> list[int | list[int]] | None:
+    """Rows of each layer that evicts, or of each of its KV heads where these differ, on average no
+    more than ``config.max_kv_size`` for a head, and of no head more than ``length`` tokens fill.
 
-    None: the same for all of them, since no layer stands out, or the probe cannot be made.
+    None: the same for all of them, since no head stands out, or the probe cannot be made.
     """
     rows = cast(int, config.max_kv_size)
-    scores = probe(model).scores
-    if len(scores) != layers:
+    found = probe(model).gives
+    if len(found) != layers:
         return None
-    most = config.context_size or None
-    found = shares(scores, rows, least=_least(config), most=most, fixed=config.protected)
-    return None if len({*found}) == 1 else found
+    known = length, config.context_size or int_setting(model, "max_position_embeddings")
+    most = min((tokens for tokens in known if tokens), default=None)
+    if config.shared_heads:  # which keep the same rows
+        found = tuple((sum(layer) / len(layer),) * len(layer) for layer in found)
+    by_head = shares(found, rows, least=_least(config), most=most, fixed=config.protected)
+    return None if by_head == [rows] * layers else by_head
 
 
 def shares(
-    scores: Sequence[float], rows: int, *, least: int = 1, most: int | None = None, fixed: int = 0
-) -> list[int]:
-    """Rows of layers at two levels, together no more than ``rows`` for each.
+    given: Sequence[Sequence[float]],
+    rows: int,
+    *,
+    least: int = 1,
+    most: int | None = None,
+    fixed: int = 0,
+) -> list[int | list[int]]:
+    """Rows of the KV heads of each layer, together no more than ``rows`` for each.
 
-    Up to a quarter of the layers, those of the highest scores, retrieve and get up to 2.5 times the
-    mean; the others at least 0.6 of it. Floors matter: losses of layers do not add.
+    Every head gets half of the mean. The other halves go to the heads that give most, as many as
+    give a third of what the best gives, or more where these cannot use them; what is left is shared
+    among the others, half of it by what they give. Then the heads of a layer are at two levels, or
+    at one where the upper is less than 1.5 times the lower.
 
     Args:
-        scores: of :class:`Probe`.
-        rows: mean rows of a layer, at least ``least``.
-        least: rows that the settings demand of a layer.
+        given: of :class:`Probe`.
+        rows: mean rows of a head, at least ``least``.
+        least: rows that the settings demand.
         most: rows beyond which none is of use.
-        fixed: rows that every layer has, which are not shared out.
+        fixed: rows that every head has, which are not shared out.
+
+    Returns:
+        For each layer its rows, or a list with those of each head.
     """
-    count = len(scores)
-    ranked = sorted(range(count), key=lambda layer: -scores[layer])[: max(1, round(PART * count))]
-    chosen = {layer for layer in ranked if scores[layer] >= RETRIEVES}
-    others = count - len(chosen)
-    if not chosen or not others:
-        return [rows] * count
-    share = min(MOST, LEAST + (1 - LEAST) * count / len(chosen))
-    many = min(fixed + int(share * (rows - fixed)), max(rows, most or count * rows))
-    few = max(least, (count * rows - len(chosen) * many) // others)
-    many = min(many, (count * rows - others * few) // len(chosen))
-    return [many if layer in chosen else few for layer in range(count)]
+    gains = np.array([gain for layer in given for gain in layer], float)
+    mean = rows - fixed
+    floor = max(FLOOR * mean, least - fixed)
+    top = (most or 2**31) - fixed
+    if not gains.any() or floor >= mean or top <= mean:
+        return [rows] * len(given)
+    spare = gains.size * (mean - floor)
+    best = max(int((gains >= BEST * gains.max()).sum()), int(spare / (top - floor)))
+    order = np.argsort(-gains, kind="stable")
+    chosen, others = order[:best], order[best:]
+    found = np.full(gains.size, float(floor))
+    found[chosen] += min(top - floor, spare / best)
+    if others.size:
+        by_gain = 1 + gains[others] / (gains[others].mean() or 1.0)
+        found[others] += (gains.size * mean - found.sum()) * by_gain / by_gain.sum()
+    each = iter(fixed + np.minimum(found, top))
+    return [_levels(np.array([next(each) for _ in layer])) for layer in given]
+
+
+def _levels(rows: Any) -> int | list[int]:
+    """Rows of the heads of a layer at no more than two levels, with the same sum."""
+
+    def spread(level: float) -> float:
+        return sum(
+            float(part.var() * part.size) for part in (rows[rows < level], rows[rows >= level])
+        )
+
+    upper = rows >= min(sorted({*rows.tolist()})[1:], key=spread, default=rows[0])
+    few, many = (int(rows[part].mean()) if part.any() else 0 for part in (~upper, upper))
+    if not few or many < APART * few:
+        return int(rows.mean())
+    return [many if one else few for one in upper.tolist()]
 
 
 def _least(config: H2OConfig) -> int:
@@ -178,45 +186,25 @@ def _least(config: H2OConfig) -> int:
 def _probed(model: Any) -> Probe:
     if not calls_attention(model):
         return Probe((), "does not call mlx_lm's attention, which would show where it looks")
-    if (longest := context_length(model) or 2 * TOKENS) < 2 * TOKENS:
-        return Probe((), f"is made for {longest} tokens, less than the {2 * TOKENS} of the probe")
-    watched: list[_Watched] = []
-    caches = [_watching(one, watched) for one in mlx_lm_cache.make_prompt_cache(model)]
-    if len(watched) < 2:
-        return Probe((), "has fewer than two layers whose caches grow")
-    kept = _kept()
-    key = fingerprint(model)
-    scores = kept.get(key)
-    if not _fits(scores, len(watched)):
-        scores = _scores(model, caches, watched)
-        if scores is None:
-            return Probe((), "hides which of its layers attention is of")
-        _keep(dict([*kept.items(), (key, scores)][-_MODELS_KEPT:]))
-    return Probe(tuple(scores))
-
-
-def _watching(cache: Any, watched: list[_Watched]) -> Any:
-    """A cache like it, in which those that grow are watched."""
-    if type(cache) is mlx_lm_cache.KVCache:
-        watched.append(_Watched())
-        return watched[-1]
-    if type(cache) is mlx_lm_cache.CacheList:
-        parts = [_watching(part, watched) for part in cache.caches]
-        return cast(Any, mlx_lm_cache.CacheList)(*parts)
-    return cache
-
-
-def _scores(model: Any, caches: list[Any], watched: list[_Watched]) -> list[float] | None:
-    embeddings = (nn.Embedding, nn.QuantizedEmbedding)
-    sizes = [one.weight.shape[0] for one in model.modules() if isinstance(one, embeddings)]
-    once = mx.array(np.random.default_rng(0).integers(0, max(sizes), TOKENS))[None]
-    with routing(model):
-        for _ in range(2):
-            model(once, cache=caches)  # nobody evaluates its logits
-    if not all(one.found for one in watched):
-        return None
-    found = mx.stack([one.score() for one in watched])
-    return [round(score, 4) for score in cast(list[float], found.tolist())]
+    if computes_with_keys(model):
+        return Probe((), "computes with the keys between its caches and attention")
+    vocabulary = int_setting(model, "vocab_size")
+    longest = int_setting(model, "max_position_embeddings") or 2 * TOKENS
+    tokens = min(TOKENS, longest // 2)
+    if vocabulary is None or tokens < _FEWEST_TOKENS:
+        return Probe((), f"has a vocabulary of {vocabulary} and a context of {longest} tokens")
+    stock = mlx_lm_cache.make_prompt_cache(model)
+    growing = sum(type(one) is mlx_lm_cache.KVCache for one in stock)
+    if not growing or any(type(one) is mlx_lm_cache.CacheList for one in stock):
+        return Probe((), "has lists of caches in the place of some that grow")
+    kept, key = _kept(), fingerprint(model)
+    found = kept.get(key)
+    if not _fits(found, growing):
+        found = gives(model, vocabulary, tokens)
+        if isinstance(found, str):
+            return Probe((), found)
+        _keep(dict([*kept.items(), (key, found)][-_MODELS_KEPT:]))
+    return Probe(tuple(map(tuple, cast(Any, found))))
 
 
 def _file() -> Path:
@@ -225,29 +213,30 @@ def _file() -> Path:
 
 
 def _kept() -> dict[str, Any]:
-    """Scores of models that were probed before, by their fingerprints."""
+    """What was found of models that were probed before, by their fingerprints."""
     try:
         found = json.loads(_file().read_text(encoding="utf-8"))
-        return dict(found["scores"]) if found["format"] == _FORMAT else {}
+        return dict(found["gives"]) if found["format"] == _FORMAT else {}
     except (OSError, ValueError, TypeError, KeyError):
         return {}
 
 
-def _keep(scores: dict[str, Any]) -> None:
+def _keep(found: dict[str, Any]) -> None:
     file = _file()
     beside = file.with_name(f".{uuid.uuid4().hex}.json")
     with contextlib.suppress(OSError):  # then it is probed again next time
         file.parent.mkdir(parents=True, exist_ok=True)
         try:
-            beside.write_text(json.dumps({"format": _FORMAT, "scores": scores}), encoding="utf-8")
+            beside.write_text(json.dumps({"format": _FORMAT, "gives": found}), encoding="utf-8")
             os.replace(beside, file)
         finally:
             beside.unlink(missing_ok=True)
 
 
-def _fits(scores: Any, layers: int) -> bool:
+def _fits(found: Any, layers: int) -> bool:
     return (
-        isinstance(scores, list)
-        and len(scores) == layers
-        and all(isinstance(one, float) and 0 <= one <= 2 for one in scores)
+        isinstance(found, list)
+        and len(found) == layers
+        and all(isinstance(layer, list) and layer for layer in found)
+        and all(isinstance(one, float) and one >= 0 for layer in found for one in layer)
     )

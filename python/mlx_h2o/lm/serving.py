@@ -17,10 +17,9 @@ from typing import Any
 
 from ..config import H2OConfig
 from . import upstream
-from .prompt_cache import beyond_context, evicting_caches, tokens_seen
+from .prompt_cache import beyond_context, context_length, evicting_caches, tokens_seen
 from .prompt_store import PromptStore
 from .replacements import Target
-from .routing import context_length
 from .sharing import LEAST_SHARED, read_once, unshared_because
 
 __all__ = ["SEEDS", "check_request", "server_targets"]
