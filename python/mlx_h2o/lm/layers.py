@@ -81,8 +81,8 @@ def probe(model: Any) -> Probe:
     held = _known.get(id(model))
     if held is not None and held[0]() is model:
         return held[1]
-    found = _probed(model)
-    _known[id(model)] = weakref.ref(model, lambda _, key=id(model): _known.pop(key, None)), found
+    found, place = _probed(model), id(model)
+    _known[place] = weakref.ref(model, lambda _: _known.pop(place, None)), found
     return found
 
 
