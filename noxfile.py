@@ -581,7 +581,7 @@ def soak(session: nox.Session) -> None:
 def versions(session: nox.Session, mlx: str, mlx_lm: str) -> None:
     """What calls mlx_lm and is called by it, with each release; composed operations, not native."""
     backend = "" if sys.platform == "darwin" else "[cpu]"
-    tests = ("pytest", "hypothesis", "matplotlib", "scikit-build-core>=0.11")
+    tests = ("pytest", "hypothesis", "scikit-build-core>=0.11")
     session.install("-q", f"mlx{backend}=={mlx}", f"mlx-lm=={mlx_lm}", *tests)
     session.install("-q", "--no-build-isolation", "--config-settings=wheel.cmake=false", ".")
     parts = ("upstream", "hosting", "generate", "batch_generate", "downstream", "serving", "server")

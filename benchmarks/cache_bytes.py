@@ -4,7 +4,7 @@
 
 Random rows in float16: 8 KV heads of 128 elements in each layer. First, one layer after 2048 tokens
 with a budget of 256 rows and the policy h2o, as in AtomGradient 2026, section 4.8: what `nbytes`
-says, and what of it are codes or numbers, scales and biases, scores and positions. Then 32K tokens
+says, and what of it are codes or numbers, scales and biases, and the rest. Then 32K tokens
 with a budget of 2048 rows in a process of its own per cache: what it holds, and its peaks while
 reading and while writing. Chunks and steps are evaluated as mlx_lm does, all layers at once; a
 layer's attention is that of 8 query heads, over the last 128 queries of a chunk, beside arrays of
@@ -58,7 +58,7 @@ def cache_of(name: str, budget: int) -> Any:
     """An empty cache of an arm."""
     if name == FULL:
         return KVCache()
-    return evicting_cache(H2OConfig(max_kv_size=budget, policy="h2o", **ARMS[name][0]))
+    return evicting_cache(H2OConfig(max_kv_size=budget, policy="h2o-ema", **ARMS[name][0]))
 
 
 def chunk(caches: list[Any], length: int, seed: int) -> None:
@@ -101,14 +101,14 @@ def one_layer(name: str, tokens: int, budget: int) -> dict[str, Any]:
     found = {"bytes": cache.nbytes, "rows": cache.size()}
     if name == FULL:
         return found
-    arrays = [array for _, array in tree_flatten(cache.state[:2])]
+    arrays = [array for _, array in tree_flatten([cache.keys, cache.values])]
     groups = [a for a in arrays if a.shape[3] < SIZE and a.dtype != mx.uint32]
     scales = sum(array.nbytes for array in groups)
     stored = sum(array.nbytes for array in arrays)
     return found | {
         "codes_or_numbers": stored - scales,
         "scales_and_biases": scales,
-        "scores_and_positions": cache.nbytes - stored,
+        "scores_positions_and_centres": cache.nbytes - stored,
     }
 
 

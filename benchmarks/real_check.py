@@ -20,7 +20,8 @@ from mlx_lm.models.cache import QuantizedKVCache
 from mlx_lm.models.cache import make_prompt_cache as stock_cache
 
 import mlx_h2o
-from mlx_h2o import demo, evaluate
+from mlx_h2o import demo
+from mlx_h2o.evaluation import reading
 from mlx_h2o.evaluation.environment import environment
 
 __all__ = ["COMMITTED", "PARTS", "TOLERANCE", "beyond", "loss", "losses", "passages"]
@@ -66,7 +67,7 @@ def bounded(model: Any, part: int, **settings: Any) -> list[Any]:
 def loss(model: Any, caches: list[Any], tokens: mx.array) -> float:
     """Nats per token behind the first piece of tokens [B, T]."""
     found = []
-    with evaluate._routed(model, caches):
+    with reading.routed(model, caches):
         last = None
         for start, end, step in PIECES:
             for place in range(start, end, step):

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
+import reference_frame
 from mlx_h2o import H2OConfig, H2OKVCache, QuantizedH2OKVCache, policies
 from mlx_h2o.caches.turbo import TurboColumn
 from mlx_h2o.config import KV_FORMATS
@@ -40,6 +41,7 @@ def _packed(**settings: Any) -> dict[str, Any]:
 COLUMNS = {
     "dense": Column({}),
     "8 bits": Column(_packed(kv_bits=8)),
+    "plain 8 bits": Column(_packed(kv_bits=8, kv_frame=False)),
     "4 bits": Column(_packed(kv_bits=4)),
     "K8 V4": Column(_packed(kv_bits=8, v_bits=4)),
     "8 and 4": Column(_packed(kv_bits=8, light_bits=4, dense_size=3), mixed=True),
@@ -53,29 +55,13 @@ COLUMNS = {
 }
 
 
-MERGING = tuple(name for name in policies.names() if policies.known(name).merges)
+FOLDING = tuple(name for name in policies.names() if policies.known(name).folds)
 """Policies whose rows become others: what a test says of a row that stays as it came is not for
-them, nor what only C and Swift have."""
+them."""
 
-EVICTING = tuple(name for name in policies.names() if name not in MERGING)
+EVICTING = tuple(name for name in policies.names() if name not in FOLDING)
 
-
-def policies_of(column: str) -> tuple[str, ...]:
-    """The policies that serve a column.
-
-    Rows that merge have one precision: a mean of rows of several would be packed twice. And they
-    are whole: the rotary part of a latent key has no mean.
-    """
-    one_kind = not (COLUMNS[column].mixed or COLUMNS[column].latents)
-    return policies.names() if one_kind else EVICTING
-
-
-def columns_of(policy: str) -> tuple[str, ...]:
-    """The columns that a policy serves."""
-    return tuple(column for column in COLUMNS if policy in policies_of(column))
-
-
-POLICY_COLUMNS = [(policy, column) for policy in policies.names() for column in columns_of(policy)]
+POLICY_COLUMNS = [(policy, column) for policy in policies.names() for column in COLUMNS]
 
 
 def new_cache(config: H2OConfig, name: str = "tiny layer 0") -> H2OKVCache:
@@ -92,10 +78,15 @@ def packings(config: H2OConfig) -> tuple[int | Codes | None, int | Codes | None]
     return config.kv_bits, config.v_bits or config.kv_bits
 
 
-def rounded(rows: np.ndarray, bits: int | Codes | None) -> np.ndarray:
-    """Rows quantised and read again, each by itself and once."""
+def rounded(
+    rows: np.ndarray, bits: int | Codes | None, centre: np.ndarray | None = None
+) -> np.ndarray:
+    """Rows quantised and read again, each by itself and once; in a frame around ``centre``."""
     if bits is None or 0 in rows.shape:
         return rows
+    if centre is not None:
+        kept = rounded(reference_frame.kept(rows, centre), bits)
+        return reference_frame.restored(kept, centre)
     if isinstance(bits, Codes):
         column = TurboColumn(*bits, mx.float32)
         lines = mx.array(rows, mx.float32).reshape(1, 1, -1, rows.shape[-1])
@@ -106,9 +97,15 @@ def rounded(rows: np.ndarray, bits: int | Codes | None) -> np.ndarray:
 
 def stored_rows(cache) -> tuple[np.ndarray, np.ndarray]:
     """Keys and values [B, H, N, D] in the order of the slots, unpacked, shared ones first."""
-    parts = [] if cache._table is None else [_unpacked(cache.config, cache.keys_and_values())]
+    centres = (None, None)
+    if cache._table is not None and cache._table.frame is not None:
+        centres = [np.array(cache._table.frame.centre), np.zeros(1, np.float32)]
+    parts = []
+    if cache._table is not None:
+        parts = [_unpacked(cache.config, cache.keys_and_values(), centres)]
     if cache.prefix_rows:
-        first = _unpacked(cache.config, [_alone(side) for side in cache._prefix.state])
+        first = [_alone(side) for side in cache._prefix.state]
+        first = _unpacked(cache.config, first, centres)
         lines = np.array(cache.positions).shape[0]
         parts.insert(0, [np.broadcast_to(a, (lines, *a.shape[1:])) for a in first])
     keys, values = zip(*parts, strict=True)
@@ -120,9 +117,10 @@ def _alone(parts: Any) -> Any:
     return parts[0] if len(parts) == 1 else parts
 
 
-def _unpacked(config: H2OConfig, sides: Any) -> list[np.ndarray]:
+def _unpacked(config: H2OConfig, sides: Any, centres: Any) -> list[np.ndarray]:
     found = []
-    for rows, width in zip(sides, packings(config), strict=True):
+    for rows, width, centre in zip(sides, packings(config), centres, strict=True):
+        packed = isinstance(rows, tuple)
         if isinstance(rows, tuple) and isinstance(width, Codes):
             rows = TurboColumn(*width, mx.float32).decode(rows)
         elif isinstance(rows, tuple):
@@ -130,23 +128,30 @@ def _unpacked(config: H2OConfig, sides: Any) -> list[np.ndarray]:
                 rows = mx.zeros((*rows[1].shape[:3], SIZE))
             else:
                 rows = mx.dequantize(*rows, group_size=SIZE, bits=width)
-        found.append(np.array(rows))
+        rows = np.array(rows)
+        framed = packed and centre is not None
+        found.append(reference_frame.restored(rows, centre) if framed else rows)
     return found
 
 
-def step_of(row: np.ndarray, bits: int | Codes) -> float:
+def step_of(row: np.ndarray, bits: int | Codes, centre: np.ndarray | None = None) -> float:
     """The largest error of a row of one group; MLX moves the scale so that 0 is a level. That of
-    codes is spread over all elements."""
+    codes, and of rows in a frame, is spread over all elements."""
+    if centre is not None:
+        kept = reference_frame.kept(row[None].astype(np.float32), centre)[0]
+        return step_of(kept, bits) * float(np.sqrt(row.size))
     if isinstance(bits, Codes):
         return 2 * float(np.linalg.norm(row)) / 2**bits.bits
     return 1.1 * float(np.ptp(row)) / (2**bits - 1)
 
 
-def check_mixed(found: np.ndarray, came: np.ndarray, dense: bool, coarsest: int) -> None:
-    """A stored row of mixed precision: as it came, or within a step of the fewest bits."""
+def check_mixed(
+    found: np.ndarray, came: np.ndarray, dense: bool, coarsest: int, centre: np.ndarray
+) -> None:
+    """A stored row of mixed precision, in a frame: as it came but for the turns there and back, or
+    within a step of the fewest bits."""
     if dense:
-        if not np.array_equal(found, came):  # NumPy's check takes far longer, for its message
-            np.testing.assert_array_equal(found, came)
+        np.testing.assert_allclose(found, came, rtol=0, atol=2e-6)
     else:
-        wrong, step = np.abs(found - came).max(), step_of(came, coarsest)
+        wrong, step = np.linalg.norm(found - came), step_of(came, coarsest, centre)
         assert wrong <= step, f"{wrong} off, a step of {coarsest} bits is {step}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+import reference_frame
 from cache_columns import SIZE
 from mlx_h2o import H2OConfig
 from reference_cache import ReferenceCache
@@ -19,6 +20,8 @@ class Sequence:
         self.accepted = self.random(420)
         self.came = [array.copy() for array in self.accepted[1:]]  # drafts too, while they last
         self.reference = ReferenceCache(config, HEADS)
+        self.framed = config.framed
+        self.centres: list[np.ndarray | None] = [None, None]
 
     def random(self, count: int) -> list[np.ndarray]:
         """Queries, keys and values [heads, count, SIZE] of tokens that nobody accepted."""
@@ -42,3 +45,6 @@ class Sequence:
         start = self.reference.offset
         for came, new in zip(self.came, rows, strict=True):
             came[:, start : start + new.shape[1]] = new
+        if self.framed and self.reference.size == 0 and rows[0].shape[1]:
+            self.centres = reference_frame.centres(*rows)
+        self.reference.centres = self.centres

@@ -9,6 +9,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+import reference_frame
 from cache_columns import SIZE, new_cache, rounded
 from cache_courses import SMALL, Course
 from cache_invariants import arrays_of
@@ -18,7 +19,7 @@ from mlx_h2o.caches import affine
 WIDTHS = [(8, None), (4, None), (8, 4), (3, 6), (2, None)]
 
 
-def packed_cache(policy="h2o", **given) -> QuantizedH2OKVCache:
+def packed_cache(policy="h2o-ema", **given) -> QuantizedH2OKVCache:
     chosen = SMALL | {"policy": policy, "kv_bits": 8, "kv_group_size": SIZE} | given
     return QuantizedH2OKVCache(H2OConfig(**chosen), name="tiny layer 0")
 
@@ -39,7 +40,7 @@ def nothing_is_packed(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.matrix(8)
 @pytest.mark.parametrize(("bits", "v_bits"), WIDTHS)
-@pytest.mark.parametrize("policy", ["h2o", "window", "keydiff", "merge"])
+@pytest.mark.parametrize("policy", ["h2o-ema", "window", "keydiff", "h2o"])
 def test_any_bits(policy, bits, v_bits):
     course = Course("8 bits", policy, kv_bits=bits, v_bits=v_bits, evict_every=4)
     for length in (20, 1, 1, 1, 9, 1, 3, 1, 1, 1, 1):
@@ -48,21 +49,24 @@ def test_any_bits(policy, bits, v_bits):
 
 @pytest.mark.parametrize("batch", [None, 2])
 def test_the_codes_are_those_of_the_rows_as_they_came(batch):
-    """After chunks, evictions and moves: bit by bit what packing them once gives."""
+    """After chunks, evictions and moves: bit by bit what packing them once in their frame gives."""
     course = Course("K8 V4", batch=batch, evict_every=4)
     course.chunk(20)
     course.tokens(9)
     cache = course.cache if batch is None else course.cache.extract(1)
     came = course.sequences[-1].came
     positions = np.array(cache.positions)[0][..., None]
-    for stored, rows, bits in ((cache.keys, came[0], 8), (cache.values, came[1], 4)):
-        expected = mx.quantize(mx.array(rows), group_size=SIZE, bits=bits)
+    centres = reference_frame.centres(*(rows[:, :20] for rows in came))
+    sides = (cache.keys, cache.values), came, (8, 4), centres
+    for stored, rows, bits, centre in zip(*sides, strict=True):
+        kept = reference_frame.kept(rows, centre)
+        expected = mx.quantize(mx.array(kept), group_size=SIZE, bits=bits)
         for part, whole in zip(stored, expected, strict=True):
             found = np.take_along_axis(np.array(whole), positions, axis=1)
             np.testing.assert_array_equal(np.array(part)[0], found)
 
 
-@pytest.mark.parametrize("policy", ["h2o", "window", "random"])
+@pytest.mark.parametrize("policy", ["h2o-ema", "window", "random"])
 def test_evicting_packs_and_unpacks_nothing(policy, nothing_is_packed):
     course = Course("4 bits", policy)
     course.chunk(30)
@@ -83,12 +87,17 @@ def test_up_to_8_tokens_rows_are_handed_out_packed(length):
     k, v = cache.update_and_fetch(mx.array(keys), mx.array(values))
     packed = length <= 8
     assert isinstance(k, tuple) == isinstance(v, tuple) == packed
-    assert hasattr(cache, "bits") == packed  # mlx_lm's attention takes it for packed rows
+    if packed:
+        with pytest.raises(ValueError, match=r"tiny layer 0 keeps its rows in a frame"):
+            _ = cache.bits  # for which mlx_lm's attention asks
+    else:
+        assert not hasattr(cache, "bits")
     assert cache.group_size == SIZE
     if packed:
         assert [part.shape[2] for part in (*k, *v)] == [cache.positions.shape[2]] * 6
     else:
-        np.testing.assert_array_equal(np.array(k)[:, :, -length:], rounded(keys, 8))
+        centre = course.sequences[0].centres[0]
+        np.testing.assert_array_equal(np.array(k)[0, :, -length:], rounded(keys[0], 8, centre))
     again, _ = cache.keys_and_values()
     assert isinstance(again, tuple) == packed
 
@@ -114,10 +123,13 @@ def test_latents_are_packed_and_rotary_parts_are_not():
 
 @pytest.mark.parametrize("policy", policies.names())
 def test_the_output_does_not_depend_on_how_the_tokens_come(policy):
-    """A chunk reads what is stored, so it and single tokens see the same rows."""
+    """A chunk reads what is stored, so it and single tokens see the same rows, once there is a
+    frame."""
     whole, by_one = (Course("8 bits", policy) for _ in range(2))
-    whole.chunk(12)
-    by_one.tokens(12)
+    for course in (whole, by_one):
+        course.chunk(5)
+    whole.chunk(9)
+    by_one.tokens(9)
     for one, other in zip(arrays_of(whole.cache.state)[:6], arrays_of(by_one.cache.state)[:6]):  # noqa: B905
         np.testing.assert_array_equal(np.array(one), np.array(other))
 
@@ -132,7 +144,8 @@ def test_nbytes_counts_every_array(bits, v_bits, dtype):
     groups = 2 * 2 * dtype.size  # of each group a scale and a bias
     row = 2 * SIZE * bits // 8 + 2 * SIZE * (v_bits or bits) // 8 + 2 * groups
     # And positions, but for the newest row, whose place is known; the policy wants no scores.
-    assert cache.nbytes == 2 * (14 * row + 13 * 4)
+    centre = 2 * SIZE * dtype.size
+    assert cache.nbytes == 2 * (14 * row + 13 * 4 + centre)
 
 
 # Sizes of groups
@@ -155,7 +168,7 @@ def test_a_width_that_the_group_does_not_divide_takes_32_and_says_so_once(monkey
 
 @pytest.mark.parametrize("given", [{}, {"light_bits": 4}])
 def test_a_width_that_no_group_divides_is_refused_and_nothing_is_done(given):
-    cache = packed_cache("window", kv_group_size=64, **given)
+    cache = packed_cache("window", kv_group_size=64, kv_frame=False, **given)
     rows = mx.zeros((1, 1, 1, 80))
     with pytest.raises(ValueError, match=r"tiny layer 0 has keys of 80.*neither .*64 nor 32"):
         cache.update_and_fetch(rows, rows)
@@ -185,7 +198,9 @@ def test_to_quantized_goes_on_with_the_same_rows(policy, tokens):
         packed.to_quantized(group_size=32, bits=8)
     course.check()  # the dense one is as it was
     if tokens:
-        expected = mx.quantize(dense.keys, group_size=32, bits=4)
+        came = np.array(dense.keys)
+        kept = reference_frame.kept(came, reference_frame.centre(came))
+        expected = mx.quantize(mx.array(kept), group_size=32, bits=4)
         for one, other in zip(packed.keys, expected, strict=True):
             np.testing.assert_array_equal(np.array(one), np.array(other))
         for name in ("scores", "positions"):

@@ -103,7 +103,7 @@ def test_the_demo_runs_quietly_and_writes_what_it_shows(tmp_path: Path) -> None:
     written = json.loads(result.read_text())
     arms = {arm["name"]: arm for arm in written["arms"]}
     whole = ["full cache", "full 4 bits"]
-    assert list(arms) == [*whole, "rotating", "keydiff 4 bits", "merge 4 bits"]
+    assert list(arms) == [*whole, "rotating", "keydiff 4 bits", "ours"]
     full, packed = (arms.pop(name) for name in whole)
     assert (full["evicted_rows_per_layer"], full["top1_agreement"]) == (0, 1.0)
     assert full["kv_bytes"] == 60 * 6 * 2 * 2 * 64 * 2  # 6 layers of 2 heads, 64 elements

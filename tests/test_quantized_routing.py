@@ -13,8 +13,9 @@ import pytest
 from mlx_lm.generate import generate_step
 from mlx_lm.models.base import scaled_dot_product_attention
 
+import reference_frame
 from cache_checks import random_tokens
-from cache_columns import EVICTING
+from cache_columns import EVICTING, rounded
 from mlx_h2o import (
     H2OConfig,
     H2OKVCache,
@@ -31,24 +32,24 @@ from mlx_h2o.lm import attention
 from tiny_models import random_prompt, tiny_llama, tiny_qwen3, tiny_tokenizer
 
 POLICIES = EVICTING
-"""A row that merges is packed again, which ``Rounding`` does not do: tests/test_merging.py."""
+"""A row that is folded is packed again, which ``Rounding`` does not do: tests/test_folding.py."""
 SETTINGS = {"sink_size": 1, "recent_size": 6, "kv_group_size": 32}
 
 
 class Rounding(H2OKVCache):
-    """The reference: a dense cache, of rows quantised and read again once, when they come."""
+    """The reference: a dense cache, of rows quantised in their frame and read again once, when they
+    come."""
 
     def __init__(self, config: H2OConfig, bits: int, v_bits: int) -> None:
         super().__init__(config)
         self.widths = bits, v_bits
 
     def update_and_fetch(self, keys, values):
-        return super().update_and_fetch(
-            *(self._rounded(rows, b) for rows, b in zip((keys, values), self.widths, strict=True))
-        )
-
-    def _rounded(self, rows, bits):
-        return mx.dequantize(*mx.quantize(rows, group_size=32, bits=bits), group_size=32, bits=bits)
+        came = [np.array(rows) for rows in (keys, values)]
+        if self.offset == 0:
+            self.centres = reference_frame.centres(*came)
+        both = zip(came, self.widths, self.centres, strict=True)
+        return super().update_and_fetch(*(mx.array(rounded(*each)) for each in both))
 
 
 def logits(model, caches, chunks, *, routed: bool = True) -> np.ndarray:
@@ -87,16 +88,17 @@ def test_a_model_sees_the_rows_that_are_stored(policy, bits, v_bits):
 @pytest.mark.parametrize("policy", ["window", "keydiff"])
 def test_policies_without_scores_are_right_outside_of_routing(policy, backend):
     """mlx_lm's own attention finds packed rows by ``bits``, and arrays by its absence."""
+    given = {"policy": policy, "kv_bits": 8, "kv_frame": False}
     model = tiny_llama()  # rows of 8 elements
     with pytest.raises(ValueError, match="llama layer 0 has keys of 8.*neither"):
-        logits(model, make_prompt_cache(model, 24, policy=policy, kv_bits=8), [4], routed=False)
+        logits(model, make_prompt_cache(model, 24, **given), [4], routed=False)
     model = tiny_qwen3(head_dim=32)
     chunks = [20, *[1] * 20, 5, 12, 1, 1]
     with use_backend(backend):
         found = [
             logits(
                 model,
-                make_prompt_cache(model, max_kv_size=24, policy=policy, kv_bits=8, **SETTINGS),
+                make_prompt_cache(model, max_kv_size=24, **given, **SETTINGS),
                 chunks,
                 routed=routed,
             )
@@ -107,15 +109,19 @@ def test_policies_without_scores_are_right_outside_of_routing(policy, backend):
 
 def test_outside_of_routing_what_mlx_lm_cannot_read_is_an_error():
     model = tiny_qwen3(head_dim=32)
-    other_bits = make_prompt_cache(model, 24, policy="window", kv_bits=8, v_bits=4, **SETTINGS)
+    given = {"policy": "window", "kv_bits": 8, **SETTINGS}
+    framed = make_prompt_cache(model, 24, **given)
+    with pytest.raises(ValueError, match=r"qwen3 layer 0 keeps its rows in a frame .*kv_frame"):
+        logits(model, framed, [12, 1], routed=False)
+    other_bits = make_prompt_cache(model, 24, v_bits=4, kv_frame=False, **given)
     with pytest.raises(ValueError, match="quantized_matmul"):
         logits(model, other_bits, [12, 1], routed=False)
-    scoring = make_prompt_cache(model, 24, policy="h2o", kv_bits=8, **SETTINGS)
+    scoring = make_prompt_cache(model, 24, **given | {"policy": "h2o-ema", "kv_frame": False})
     with pytest.raises(RuntimeError, match=r"got no scores .* 'h2o'"):
         logits(model, scoring, [4, 4], routed=False)
 
 
-@pytest.mark.parametrize("policy", ["h2o", "window"])
+@pytest.mark.parametrize("policy", ["h2o-ema", "window"])
 @pytest.mark.parametrize("length", [1, 8, 9])
 def test_sinks_count_in_attention_over_packed_rows(policy, length):
     """mlx_lm refuses them with quantised rows; ours equals the dense cache of the rounded rows."""
@@ -177,7 +183,7 @@ def test_generate_takes_mlx_lms_arguments():
 
 @pytest.mark.slow
 @pytest.mark.matrix(2)
-@pytest.mark.parametrize("policy", ["h2o", "window"])
+@pytest.mark.parametrize("policy", ["h2o-ema", "window"])
 @pytest.mark.parametrize("bits", [8, 4])
 def test_the_peak_of_prefill_stays_below_the_dense_caches(policy, bits):
     """Arrays are made for one layer at a time; every layer holds packed rows only."""
@@ -196,7 +202,7 @@ def test_the_peak_of_prefill_stays_below_the_dense_caches(policy, bits):
     assert peaks[1] < 0.8 * peaks[0]
 
 
-@pytest.mark.parametrize("policy", ["h2o", "window"])
+@pytest.mark.parametrize("policy", ["h2o-ema", "window"])
 def test_a_batch_gives_each_sequence_what_it_gets_alone(policy):
     model, tokenizer = tiny_qwen3(head_dim=32), tiny_tokenizer()
     given = {"max_kv_size": 24, "policy": policy, "kv_bits": 8, **SETTINGS}

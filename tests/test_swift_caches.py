@@ -62,7 +62,8 @@ def case(name: str, rounds: Rounds, settings: dict[str, Any], **more: Any) -> Ca
         "heavy_size": config.heavy_size, "recent_size": config.recent_size,
         "policy": config.policy, "evict_every": config.evict_every,
         "speculative": config.speculative, "kv_group_size": config.kv_group_size,
-        "shared_heads": config.shared_heads, "rounds": [list(pair) for pair in rounds],
+        "shared_heads": config.shared_heads, "kv_frame": config.kv_frame,
+        "rounds": [list(pair) for pair in rounds],
     }  # fmt: skip
     bits = {name: getattr(config, name) for name in ("kv_bits", "v_bits", "kv_format")}
     return Case(fields | {k: v for k, v in bits.items() if v is not None} | more, tensors)
@@ -134,6 +135,7 @@ def test_drafts_leave_the_rows_of_python(swift: Leg) -> None:
 FILES = {
     "dense": {},
     "packed": PACKED,
+    "packed, without a frame": PACKED | {"kv_frame": False},
     "codes": CODES,
     "codes beside scales": {"kv_format": "turbo8v2", "kv_group_size": 32},
     "codes beside dense keys": {"kv_format": "turbo0v4"},

@@ -149,6 +149,11 @@ int mlx_where(mlx_array* res, const mlx_array condition, const mlx_array x, cons
   return status([&] { set(res, mx::where(get(condition), get(x), get(y), get(s))); });
 }
 
+int mlx_hadamard_transform(mlx_array* res, const mlx_array a, mlx_optional_float scale,
+                           const mlx_stream s) {
+  return status([&] { set(res, mx::hadamard_transform(get(a), optional(scale), get(s))); });
+}
+
 int mlx_quantize(mlx_vector_array* res, const mlx_array w, mlx_optional_int group_size,
                  mlx_optional_int bits, const char* mode, const mlx_array global_scale,
                  const mlx_stream s) {

@@ -17,6 +17,7 @@ OPTIONAL = ("kv_bits", "v_bits", "kv_group_size", "shared_heads", "context_size"
 def config_of(case: Case) -> H2OConfig:
     """The settings of a trace case."""
     others = {name: case.fields[name] for name in OPTIONAL if name in case.fields}
+    others["kv_frame"] = False  # packed rows go to the operations as they are
     others["evict_every"] = case.fields.get("evict_every", 1)
     return H2OConfig(**{name: case.fields[name] for name in SETTINGS}, **others)
 
@@ -27,7 +28,7 @@ def run_reference(case: Case) -> dict[str, np.ndarray]:
 
 
 def follow(case: Case) -> tuple[dict[str, np.ndarray], bool]:
-    """The same, and whether float32 may merge other rows, or pack those that merged otherwise."""
+    """The same, and whether float32 may fold rows into others."""
     inputs = {name: reference.float64(array) for name, array in case.tensors.items()}
     batch, heads = inputs["keys"].shape[:2]
     sequences = [ReferenceCache(config_of(case), heads) for _ in range(batch)]
@@ -40,7 +41,7 @@ def follow(case: Case) -> tuple[dict[str, np.ndarray], bool]:
         for b, cache in enumerate(sequences):
             q, k, v = (inputs[name][b, :, part] for name in ("queries", "keys", "values"))
             cache.update(k, v)
-            unsure |= cache.close or cache.torn
+            unsure |= cache.close
             if step >= 0 and case.fields["replay"]:
                 cache.absorb(inputs["recorded"][step][b, :, None])
             else:
@@ -66,5 +67,9 @@ def ranks(case: Case, head: tuple[int, ...], scores: dict[int, float]) -> dict[i
     """What the policy ranks the rows of one head by; ``scores`` is C by position."""
     keys, values = (reference.float64(case.tensors[name])[head] for name in ("keys", "values"))
     rows = [Row(position, keys[position], values[position], c) for position, c in scores.items()]
-    found = reference_ranks.ranks(config_of(case), head[1], rows)
+    config = config_of(case)
+    end = max(scores) + 1
+    found = reference_ranks.ranks(
+        config, head[1], rows, len(rows) - config.group, end - config.recent_size
+    )
     return dict(zip(scores, found, strict=True))

@@ -9,6 +9,7 @@ import mlx.core as mx
 from ..operations.backends import resolve
 from ..operations.segments import Rows
 from .column import Column
+from .frame import Frame
 from .table import Table
 
 DECODE_QUERIES = 8
@@ -47,11 +48,21 @@ def _packed(table: Table) -> list[Rows]:
 
 
 def dense(table: Table, side: str, newest: mx.array | None = None) -> mx.array:
-    """The "keys", or the "values", in use as an array [B, H, N, D]."""
+    """The "keys", or the "values", in use as an array [B, H, N, D], relative to their frame."""
     if len(table.segments) > 1:
         return resolve().segment_rows(*in_parts(table, side, newest))[0]
     column: Column = getattr(table.tail, side)
     return column.decode(column.view(table.width))
+
+
+def true_rows(table: Table, side: str) -> mx.array:
+    """The same as they came."""
+    return as_they_came(table.frame, dense(table, side), side)
+
+
+def as_they_came(frame: Frame | None, rows: mx.array, side: str) -> mx.array:
+    """Kept "keys", or "values", outside of their frame."""
+    return rows if frame is None else frame.back(rows, int(side == "values"))
 
 
 def in_parts(

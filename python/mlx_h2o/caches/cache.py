@@ -15,15 +15,16 @@ from ..config import H2OConfig
 from ..operations.arguments import dtype_name
 from ..operations.backends import resolve
 from . import formats, tiers
-from .attention import DECODE_QUERIES, dense
+from .attention import DECODE_QUERIES, as_they_came, dense
 from .checks import check_rows
 from .column import Parts
 from .eviction import Eviction
+from .frame import kept_size
 from .handed_out import EachLayersMask, HandedOut
 from .masks import mask_of
 from .prefix import Prefix, unshareable
 from .scored import ScoredRows
-from .stored import IMPORTANCE
+from .stored import BIAS, IMPORTANCE
 from .table import Table
 from .torn import Torn, changes
 
@@ -56,6 +57,8 @@ class H2OKVCache(ScoredRows):
 
     _came_in: mx.Dtype = mx.float32
     """The dtype of the rows of a state that has only codes of them."""
+    _value_size = 0
+    """Elements of its values, where they are kept in more."""
     _quantized: ClassVar[bool | None] = False
     """Whether rows must be quantised; None: either way."""
     _in_batch: ClassVar[bool] = False
@@ -79,7 +82,6 @@ class H2OKVCache(ScoredRows):
         self.config = config
         self.name = name
         self.policy = policies.build(config)
-        self._unseen = 0.0 if self.policy.merges else float("nan")
         self.unequal_budgets = False
         self._mixed, self._reach, self._group = config.mixed, config.reach, config.group
         self._recent_size = max(config.recent_size or 0, self._reach)
@@ -92,8 +94,8 @@ class H2OKVCache(ScoredRows):
         self._budget = (config.max_kv_size or _UNBOUNDED) - shared
         self._tail_limit = tiers.tail_limit(config) if self._mixed else self._budget
         self._protected = max(0, config.protected - shared)
-        ranks_all = self._mixed or self.policy.merges  # whose rows are not in order, or change
-        self._skip = 0 if ranks_all else max(0, config.prefix_size - shared)
+        # Rows of mixed precision are not in order.
+        self._skip = 0 if self._mixed else max(0, config.prefix_size - shared)
         # Of an update; only ours knows of scores, biases and shared rows.
         self._needs_attention = self.policy.needs_attention or prefix is not None
 
@@ -192,12 +194,12 @@ class H2OKVCache(ScoredRows):
 
     def _layouts(self) -> Sequence[tuple[Any, ...]]:
         """What rows are to be like; nothing while there are none."""
-        return () if self._table is None else self._table.tail.layouts
+        return () if self._table is None else self._table.layouts
 
     def _room_for_one(self, table: Table) -> int:
         """How many tokens may come one by one before anything else happens than an append."""
         rows = table.tail.rows
-        if self._reach or (len(rows) > 1 and min(rows) != max(rows)):
+        if self._reach or (len(rows) > 1 and min(rows) != max(rows)) or not min(table.lengths):
             return 0
         limit = self._tail_limit if self._mixed else self._budget
         left = self._budget - max(table.lengths)
@@ -285,6 +287,7 @@ class H2OKVCache(ScoredRows):
             recent_start=[end - recent for end in ends],
             tail=min(table.tail.rows[0], max(0, self._reach - max(counts))),
             skip=self._skip,
+            sinks=self._protected,
             context_start=[end - context for end in ends] if context and beyond else (),
         )
         if self._mixed:
@@ -329,10 +332,13 @@ class H2OKVCache(ScoredRows):
         if mixed:
             newest = parts[0], others[0]
             keys, values = dense(table, "keys", newest[0]), dense(table, "values", newest[1])
+            keys, values = _both_as_they_came(table, keys, values)
             return self._handed.give(keys, values, held=False, newest=newest)
         keys, values = tail.keys.given(parts, arrays), tail.values.given(others, arrays)
         # Arrays that are made of packed rows live no longer than attention needs them.
         unpacked = arrays and (tail.keys.bits or tail.values.bits)
+        if unpacked:
+            keys, values = _both_as_they_came(table, keys, values)
         return self._handed.give(keys, values, held=not unpacked)
 
     @property
@@ -382,6 +388,13 @@ class H2OKVCache(ScoredRows):
                 f"[{type(self).__name__}] {self._described()} has kv_format "
                 f"{self.config.kv_format!r}, whose codes mlx_lm's own attention cannot read: "
                 "expected mlx_h2o.generate, or the call within `with mlx_h2o.routing(model):`."
+            )
+        if self.config.framed and self._table is not None and not arrays:
+            raise ValueError(
+                f"[{type(self).__name__}] {self._described()} keeps its rows in a frame "
+                "(kv_frame), of which mlx_lm's own attention does not know: expected "
+                "mlx_h2o.generate, the call within `with mlx_h2o.routing(model):`, or "
+                "kv_frame=False."
             )
         if self.config.kv_bits is None or arrays:
             raise AttributeError("bits: the rows of the last update were returned as arrays")
@@ -508,7 +521,7 @@ class H2OKVCache(ScoredRows):
 
         Raises:
             ValueError: rows that are not there or may be evicted, a cache that shares some already,
-                or one that cannot: mixed precision, policies that merge, speculation, the rows of
+                or one that cannot: mixed precision, speculation, the rows of
                 latent attention (MLA), several sequences.
         """
         op, config = f"[{type(self).__name__}.share]", self.config
@@ -555,7 +568,8 @@ class H2OKVCache(ScoredRows):
         that mlx_lm can save them; the settings are JSON. Later updates do not change what was
         read. With speculation two more: the scores of the newest queries, which wait, and the
         positions and numbers of these (JSON). With shared rows one more: their keys and values; the
-        first four are then of the others.
+        first four are then of the others. Where rows have been folded, scores are a pair: those,
+        and the biases of the rows.
         """
         given = self.offset, self.evicted, self._unscored, self.name, self._settings
         found = (*self._own_rows(), *given)
@@ -582,8 +596,15 @@ class H2OKVCache(ScoredRows):
         table = self._table
         if table is None:
             return None, None, None, None
-        rows = formats.stored(table, "keys"), formats.stored(table, "values")
-        return *rows, self._scores_of(table), table.positions(self._tokens)
+        rows = formats.state_of(table, "keys"), formats.state_of(table, "values")
+        return *rows, *self._beside(table)
+
+    def _beside(self, table: Table) -> tuple[Any, mx.array]:
+        """Scores, with biases where there are any, and positions of the rows of a table."""
+        scores: Any = self._scores_of(table)
+        if BIAS in table.beside:
+            scores = scores, table.beside[BIAS][:, :, : table.width]
+        return scores, table.positions(self._tokens)
 
     def _shared_state(self) -> tuple[Any, ...]:
         return () if self._prefix is None else (self._prefix.state,)
@@ -595,16 +616,26 @@ class H2OKVCache(ScoredRows):
         for name, least in (("prefix_size", 0), ("context_size", None)):
             if given[name] == least:  # files are what they always were
                 del given[name]
+        if given["kv_frame"] == _framed_by_default(given):
+            del given["kv_frame"]
         if self.unequal_budgets:  # else it is not there, and files are what they always were
             given["unequal_budgets"] = True
         if self.config.kv_format is not None and (layouts := self._layouts()):
             given["dtype"] = dtype_name(layouts[1][3])
+        if self.config.framed and (layouts := self._layouts()):
+            size = layouts[1][2]
+            if kept_size(size) != size:
+                given["value_size"] = size
         return json.dumps(given)
 
     def _configure_as(self, settings: str, name: str) -> None:
         given = json.loads(settings)
         unequal = bool(given.pop("unequal_budgets", False))
+        self._value_size = int(given.pop("value_size", 0))
+        given.setdefault("kv_frame", _framed_by_default(given))
         self._came_in = getattr(mx, given.pop("dtype", "float32"))
+        if "diversity" not in given and given["policy"] == "h2o":
+            given["policy"] = "h2o-ema"  # as it was called when there was none
         self._configure(H2OConfig(**given), name)
         self.unequal_budgets = unequal
 
@@ -619,17 +650,26 @@ class H2OKVCache(ScoredRows):
         """Hold the keys, values, scores and positions of a state, so many ``rows`` in each
         segment; None: all; and the keys and values that are ``shared``."""
         keys, values, importance, positions = state[:4]
-        table = None
+        table = bias = None
+        if isinstance(importance, tuple | list):
+            importance, bias = importance
         if importance is not None:
-            table = formats.restored_table(self.config, keys, values, rows, self._came_in)
+            given = self._came_in, self._value_size
+            table = formats.restored_table(self.config, keys, values, rows, *given)
             table.place(positions)
             if self.policy.needs_attention:
-                table.attach(IMPORTANCE, importance, self._unseen)
+                table.attach(IMPORTANCE, importance, mx.nan)
+            if bias is not None:
+                table.attach(BIAS, bias, 0.0)
         prefix = None
         if shared is not None:
             keys, values = shared
+            frame = None
+            if table is not None and table.frame is not None:
+                frame = table.frame = table.frame.as_shared()
+                keys = (*keys, frame.centre)
             tail = formats.restored_table(self.config, keys, values, None, self._came_in).tail
-            prefix = Prefix(tail.keys, tail.values, self.config.sparse_v)
+            prefix = Prefix(tail.keys, tail.values, self.config.sparse_v, frame)
         self._start(tokens, table, unscored, prefix)
 
     @classmethod
@@ -646,13 +686,6 @@ class H2OKVCache(ScoredRows):
         found._handed = HandedOut(found)
         found._table = self._table and self._table.copy()
         return found
-
-    def take_settings(self, config: H2OConfig, *, unequal_budgets: bool) -> None:
-        """Other settings for a cache that has seen no token. Raises ValueError otherwise."""
-        if not self.empty():
-            raise ValueError(f"[H2OKVCache.take_settings] {self._described()} is not empty.")
-        self._configure(config, self.name)
-        self.unequal_budgets = unequal_budgets
 
     @classmethod
     def merge(cls, caches: Sequence[Any]) -> Any:
@@ -674,7 +707,8 @@ class H2OKVCache(ScoredRows):
         keys, values = self.keys, self.values
         if keys is not None:
             keys, values = formats.quantized(config, keys, values, self._described())
-        state = keys, values, self.scores, self.positions
+        whole = self._whole
+        state = keys, values, *((None, None) if whole is None else self._beside(whole))
         cache._restore(self._tokens, state, self._unscored)
         cache._restore_waiting(*self._waiting_state())
         cache.unequal_budgets = self.unequal_budgets
@@ -699,3 +733,13 @@ class H2OKVCache(ScoredRows):
 
     def _described(self) -> str:
         return f"the cache of {self.name}" if self.name else "this cache"
+
+
+def _both_as_they_came(table: Table, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+    frame = table.frame
+    return as_they_came(frame, keys, "keys"), as_they_came(frame, values, "values")
+
+
+def _framed_by_default(settings: dict[str, Any]) -> bool:
+    """What settings mean that do not name ``kv_frame``: those of packed rows are older."""
+    return settings.get("kv_bits") is None or settings.get("kv_handed") == "latents"

@@ -10,6 +10,7 @@ import mlx.core as mx
 from ..config import KV_FORMATS, H2OConfig
 from .affine import AffineColumn, group_size_for
 from .column import Column, DenseColumn
+from .frame import Frame, kept_size
 from .table import Segment, Table
 from .turbo import KEYS, VALUES, TurboColumn, check_sizes
 
@@ -21,11 +22,13 @@ def new_table(config: H2OConfig, keys: mx.array, values: mx.array, lines: int, o
     """
     size = _group_size(config, keys, values, owner)
     segments = [Segment(*pair, [0] * lines) for pair in _columns(config, size, values.dtype)]
+    none = [mx.zeros((*rows.shape[:2], 1, rows.shape[3]), rows.dtype) for rows in (keys, values)]
+    frame = Frame(none[0], values.shape[3]) if config.framed else None
+    kept = none if frame is None else frame.into(*none)
     for one in segments[:-1]:
-        for column, rows in ((one.keys, keys), (one.values, values)):
-            row = mx.zeros((*rows.shape[:2], 1, rows.shape[3]), rows.dtype)
+        for column, row in zip((one.keys, one.values), kept, strict=True):
             column.parts = tuple(part[:, :, :0] for part in column.encode(row))
-    return Table(segments)
+    return Table(segments, frame)
 
 
 def restored_table(
@@ -34,14 +37,19 @@ def restored_table(
     values: Any,
     rows: Sequence[Sequence[int]] | None = None,
     dtype: mx.Dtype = mx.float32,
+    value_size: int = 0,
 ) -> Table:
-    """The table that ``stored`` gave ``keys`` and ``values`` of, with so many ``rows`` of each line
-    in each segment; None: of one line, all. ``dtype`` is that in which rows came, where what is
-    stored does not say it."""
+    """The table that ``state_of`` gave ``keys`` and ``values`` of, with so many ``rows`` of each
+    line in each segment; None: of one line, all. ``dtype`` is that in which rows came, and
+    ``value_size`` the elements of a value, where what is stored does not say them."""
     sides, size = [_parts(keys), _parts(values)], 0
+    centre = sides[0].pop() if config.framed else None
     if len(sides[0]) >= 3:
         words, scales = sides[0][:2]
         size = words.shape[3] * 32 // (config.kv_bits or 8) // scales.shape[3]
+    frame = None
+    if centre is not None:
+        frame = Frame(centre, value_size or sides[1][1].shape[3] * size)
     segments, pairs = [], _columns(config, size, dtype)
     for place, pair in enumerate(pairs):
         some = slice(3 * place, None if place == len(pairs) - 1 else 3 * place + 3)
@@ -52,7 +60,7 @@ def restored_table(
         ]
         count = [own[0].capacity] if rows is None else list(rows[place])
         segments.append(Segment(own[0], own[1], count))
-    return Table(segments)
+    return Table(segments, frame)
 
 
 def stored(table: Table, side: str) -> Any:
@@ -60,6 +68,12 @@ def stored(table: Table, side: str) -> Any:
     of mixed precision those of each segment."""
     parts = [part for one in table.segments for part in getattr(one, side).view(one.width)]
     return parts[0] if len(parts) == 1 else tuple(parts)
+
+
+def state_of(table: Table, side: str) -> Any:
+    """What ``restored_table`` takes: the same, and behind keys the centre of their frame."""
+    rows = stored(table, side)
+    return rows if table.frame is None or side == "values" else (*rows, table.frame.centre)
 
 
 def set_rows(table: Table, name: str, rows: Any) -> None:
@@ -79,9 +93,13 @@ def set_rows(table: Table, name: str, rows: Any) -> None:
 
 
 def quantized(config: H2OConfig, keys: mx.array, values: mx.array, owner: str) -> tuple[Any, Any]:
-    """Dense rows as ``stored`` gives them where ``config`` packs them; errors as ``new_table``."""
+    """Dense rows as ``state_of`` gives those that ``config`` packs; errors as ``new_table``."""
     columns = _tail(config, _group_size(config, keys, values, owner), values.dtype)
-    return columns[0].encode(keys), columns[1].encode(values)
+    if not config.framed:
+        return columns[0].encode(keys), columns[1].encode(values)
+    frame = Frame.of(keys, values)
+    keys, values = frame.into(keys, values)
+    return (*columns[0].encode(keys), frame.centre), columns[1].encode(values)
 
 
 def _parts(rows: Any) -> list[mx.array]:
@@ -128,5 +146,9 @@ def _group_size(config: H2OConfig, keys: mx.array, values: mx.array, owner: str)
     if config.kv_bits is None:
         return 0
     # The values of latent attention are rotary parts, which are not packed.
-    width = (keys if config.kv_handed == "latents" else values).shape[3]
-    return group_size_for(config.kv_group_size, keys.shape[3], width, owner)
+    width, value_width = keys.shape[3], values.shape[3]
+    if config.kv_handed == "latents":
+        value_width = width
+    if config.framed:
+        width, value_width = kept_size(width), kept_size(value_width)
+    return group_size_for(config.kv_group_size, width, value_width, owner)

@@ -8,6 +8,7 @@ import mlx.core as mx
 
 from ..operations.buffers import padded
 from .column import Column
+from .frame import joined
 from .table import NONE, Segment, Table
 
 Change = Callable[[mx.array], mx.array]
@@ -53,7 +54,8 @@ def _stacked(
         return found[0].like(tuple(mx.concatenate(same) for same in cut))
 
     found = Table(
-        [Segment(columns(n, "keys"), columns(n, "values"), one) for n, one in enumerate(rows)]
+        [Segment(columns(n, "keys"), columns(n, "values"), one) for n, one in enumerate(rows)],
+        joined([table.frame and table.frame.each(change) for table in tables]),
     )
     places = [_spread(one, change(one.positions(seen)), widths, NONE) for one, seen in pairs]
     found.place(mx.concatenate(places))
@@ -75,7 +77,11 @@ def _none_like(table: Table, lines: int) -> Table:
     def none(array: mx.array) -> mx.array:
         return mx.zeros((lines, array.shape[1], 0, *array.shape[3:]), array.dtype)
 
-    return table.each(none, [0] * lines)
+    found = table.each(none, [0] * lines)
+    found.frame = table.frame and table.frame.each(
+        lambda one: mx.zeros((lines, *one.shape[1:]), one.dtype)
+    )
+    return found
 
 
 def _spread(table: Table, array: mx.array, widths: Sequence[int], fill: float) -> mx.array:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from .. import policies
 from ..config import H2OConfig
 from ..operations.segments import Rows
-from .attention import settings_of
+from .attention import as_they_came, settings_of
 from .column import Column, Parts
+from .frame import Frame
 from .table import Segment, Table
 
 
@@ -23,13 +23,17 @@ class Prefix:
         keys: a column of rows [1, H, rows, D], and none behind them.
         values: of rows [1, H, rows, Dv].
         sparse_v: as of ``H2OConfig``.
+        frame: what the rows are kept relative to, these and those that stand on them.
 
     Attributes:
         rows: how many.
     """
 
-    def __init__(self, keys: Column, values: Column, sparse_v: float) -> None:
+    def __init__(
+        self, keys: Column, values: Column, sparse_v: float, frame: Frame | None = None
+    ) -> None:
         self._columns = keys, values
+        self._frame = frame
         self.rows: int = keys.parts[0].shape[2]
         self._settings = settings_of(keys, values, sparse_v)
         # What attention reads: other array objects than the columns', made once.
@@ -48,7 +52,8 @@ class Prefix:
         )
         own = table.each(lambda array: mx.contiguous(array[:, :, rows:width]), [width - rows])
         own.place(table.positions([offset])[:, :, rows:])
-        return cls(keys, values, sparse_v), own
+        own.frame = table.frame and table.frame.as_shared()
+        return cls(keys, values, sparse_v, own.frame), own
 
     @property
     def nbytes(self) -> int:
@@ -61,22 +66,28 @@ class Prefix:
 
     # Attention
 
-    @property
-    def as_rows(self) -> Rows:
-        """What attention reads."""
+    def as_rows(self, framed: bool) -> Rows:
+        """What attention reads beside rows in their frame, or beside those as they came."""
+        if self._frame is not None and not framed:
+            keys, values = self._as_they_came()
+            return Rows(keys, values, {})
         pairs = zip(self._columns, self._parts, strict=True)
         keys, values = (column.given(parts, as_array=False) for column, parts in pairs)
         return Rows(keys, values, self._settings)
+
+    def _as_they_came(self) -> list[mx.array]:
+        given = zip(self._columns, self._parts, ("keys", "values"), strict=True)
+        return [
+            as_they_came(self._frame, column.decode(parts), side) for column, parts, side in given
+        ]
 
     def before(
         self, keys: mx.array, values: mx.array, mask: mx.array | str | None
     ) -> tuple[mx.array, mx.array, mx.array | str | None]:
         """These rows and then own ones as arrays [B, H, rows + N, ...], which live no longer than
         the attention of a chunk needs them, and the mask of the own ones for all."""
-        both = []
-        for column, parts, own in zip(self._columns, self._parts, (keys, values), strict=True):
-            first = column.given(parts, as_array=True).astype(own.dtype)
-            both.append(_behind(first, own))
+        pairs = zip(self._as_they_came(), (keys, values), strict=True)
+        both = [_behind(first.astype(own.dtype), own) for first, own in pairs]
         if isinstance(mask, mx.array):
             mask = mx.broadcast_to(mask, (*mask.shape[:-1], keys.shape[2]))
             fill = mx.array(True) if mask.dtype == mx.bool_ else mx.array(0, mask.dtype)
@@ -94,13 +105,12 @@ class Prefix:
 
     # Sequences that share no longer
 
-    def whole(self, table: Table, offsets: list[int], unseen: float) -> Table:
+    def whole(self, table: Table, offsets: list[int]) -> Table:
         """A table that holds these rows once for each sequence, and its own behind them.
 
         Args:
             table: the own rows of each sequence.
             offsets: tokens that each sequence has seen.
-            unseen: what stands for the scores of these rows.
         """
         tail, width, columns = table.tail, table.width, []
         for column, first, own in zip(
@@ -108,10 +118,12 @@ class Prefix:
         ):
             pairs = zip(first, own.view(width), strict=True)
             columns.append(column.like(tuple(_behind(*pair) for pair in pairs)))
-        found = Table([Segment(columns[0], columns[1], [self.rows + n for n in tail.rows])])
+        frame = self._frame and self._frame.of_lines(table.lines)
+        found = Table([Segment(columns[0], columns[1], [self.rows + n for n in tail.rows])], frame)
         found.place(self.positions(table.positions(offsets)))
         for name, array in table.beside.items():
-            found.attach(name, self.beside(array[:, :, :width], unseen), table.fills[name])
+            fill = table.fills[name]
+            found.attach(name, self.beside(array[:, :, :width], fill), fill)
         return found
 
 
@@ -119,8 +131,6 @@ def unshareable(config: H2OConfig) -> str:
     """What of these settings forbids that rows are shared; empty where nothing does."""
     if config.mixed:
         return "mixed precision, whose rows change"
-    if policies.known(config.policy).merges:
-        return f"the policy {config.policy!r}, whose rows change"
     if config.speculative:
         return "speculation"
     if config.kv_handed == "latents":

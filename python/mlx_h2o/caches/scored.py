@@ -17,6 +17,7 @@ from ..operations.segments import Rows, biased_attention, masking, merged_attent
 from ..policies import Policy, scoring
 from .attention import segments_of, settings_of
 from .checks import check_seen
+from .frame import share_of_rows
 from .handed_out import HandedOut
 from .stored import IMPORTANCE, StoredRows
 from .table import Table
@@ -56,10 +57,10 @@ class ScoredRows(StoredRows):
         return self._table is not None and len(self._table.segments) > 1
 
     @property
-    def row_bias(self) -> mx.array | None:
-        """float32 [B, H, at least N]: what attention adds to the logits of merged rows, or None."""
-        table = self._table
-        return table.beside.get(IMPORTANCE) if table is not None and self.policy.merges else None
+    def as_asked(self, queries: mx.array) -> mx.array:
+        """Queries [B, Hq, L, D] as packed rows that are handed out are multiplied by them."""
+        frame = None if self._table is None else self._table.frame
+        return queries if frame is None else frame.query(queries)
 
     @property
     def attention_settings(self) -> dict[str, Any]:
@@ -95,22 +96,51 @@ class ScoredRows(StoredRows):
         if table is None or known is None or known[0] is not keys:
             table = check_seen("attend", stored, 2, table)
         own = stored.shape[1] == table.shape[1]
-        decay = self.policy.decay
-        if decay is not None and own and not (self.in_segments or self._spans or self._reach):
+        frame = table.frame
+        if frame is None or not (isinstance(keys, tuple) or (own and self._handed.newest)):
+            return self._attend(table, own, queries, keys, values, scale, mask, sinks)[0]
+        # In the frame of the rows: logits lack a shift, and the output is turned back in the end.
+        shift, policy = None, self.policy
+        if sinks is not None or (policy.needs_scores and not policy.needs_weights):
+            shift = frame.shift(queries, scale)
+        asked = frame.query(queries)
+        out, lse = self._attend(table, own, asked, keys, values, scale, mask, sinks, shift)
+        out = frame.output(out)
+        return out if sinks is None else share_of_rows(out, cast(mx.array, lse), sinks)
+
+    def _attend(
+        self,
+        table: Table,
+        own: bool,
+        queries: mx.array,
+        keys: Any,
+        values: Any,
+        scale: float,
+        mask: mx.array | str | None,
+        sinks: mx.array | None,
+        shift: mx.array | None = None,
+    ) -> tuple[mx.array, mx.array | None]:
+        """Attention over rows as they are kept, and the lse where there are a shift and sinks.
+
+        Args:
+            table: the rows.
+            own: whether the keys are those of the table, and not spread over further heads.
+            shift: what the logits lack, float32 [B, Hq, L, 1]; scores and lse are with it. The
+                output and the lse are then without ``sinks``, and the weights of policies with.
+        """
+        policy, bias, framed = self.policy, self.row_bias, shift is not None
+        wants_lse, beside = framed and sinks is not None, None if framed else sinks
+        at_once = not framed or (mask is None and sinks is None)
+        in_order = own and not (self.in_segments or self._spans or self._reach)
+        if policy.kind and in_order and at_once:
             causal, shown = masking(mask)
+            shown = shift if framed else shown  # the same for all rows of a query
             out, table.beside[IMPORTANCE] = resolve().attention_and_accumulate(
-                queries, keys, values, self._importance(table), scale=scale, decay=decay,
-                causal=causal, mask=shown, sinks=sinks, **self.attention_settings,
+                queries, keys, values, self._importance(table), scale=scale, decay=policy.decay,
+                causal=causal, mask=shown, sinks=sinks, row_bias=bias, **self.attention_settings,
             )  # fmt: skip
             self._unscored = False
-            return out
-        bias = self.row_bias
-        if bias is not None:
-            self.attended()
-            return biased_attention(
-                queries, keys, values, bias, scale=scale, mask=mask, sinks=sinks,
-                **self.attention_settings,
-            )  # fmt: skip
+            return out, None
         newest = self._handed.newest
         if newest is not None and own:
             segments = segments_of(table, newest, self.config.sparse_v)
@@ -118,15 +148,22 @@ class ScoredRows(StoredRows):
             segments = [Rows(keys, values, self.attention_settings)]
         wanted, prefix = self.policy.needs_scores, self._prefix
         out, scores, lse, *_ = merged_attention(
-            segments, queries, scale=scale, mask=mask, sinks=sinks, return_scores=wanted,
-            shared=None if prefix is None else prefix.as_rows,
+            segments, queries, scale=scale, mask=mask, sinks=beside, return_scores=wanted,
+            return_lse=wants_lse, row_bias=bias,
+            shared=None if prefix is None else prefix.as_rows(framed=isinstance(keys, tuple)),
         )  # fmt: skip
+        lse = _shifted(lse, shift)
         if not wanted:
             self.attended()
-            return out
-        self.update_scores(cast(mx.array, scores), lse=lse, masked=mask is not None)
+            return out, lse
+        total = lse
+        if shift is not None:
+            scores = cast(mx.array, scores) + shift
+            if sinks is not None:
+                total = mx.logaddexp(cast(mx.array, lse), sinks.astype(mx.float32)[:, None])
+        self.update_scores(cast(mx.array, scores), lse=total, masked=mask is not None)
         tied: mx.array = mx.depends(out, list(table.beside.values()))
-        return tied
+        return tied, lse
 
     def attend_chunk(
         self,
@@ -138,20 +175,22 @@ class ScoredRows(StoredRows):
         mask: mx.array | str | None = None,
         sinks: mx.array | None = None,
     ) -> mx.array:
-        """As ``attend``, for any number of queries, by MLX's own attention over the shared rows
-        and its own, put together for as long as that takes.
+        """As ``attend``, for any number of queries, over the shared rows and its own, put together
+        for as long as that takes: by MLX's own attention, unless rows have been folded.
 
-        Raises ValueError for a cache that stands on no prefix, or as ``attend``.
+        Raises ValueError as ``attend``.
         """
         check_seen("attend_chunk", keys, 2, self._table)
-        if self._prefix is None:
-            raise ValueError(
-                "[H2OKVCache.attend_chunk] found no shared prefix, expected one, or attend."
+        bias, both, others, seen = self._biases(keys), keys, values, mask
+        if self._prefix is not None:
+            both, others, seen = self._prefix.before(keys, values, mask)
+            bias = None if bias is None else self._prefix.beside(bias, 0.0)
+        if bias is None:
+            out = mx.fast.scaled_dot_product_attention(
+                queries, both, others, scale=scale, mask=seen, sinks=sinks
             )
-        both, others, seen = self._prefix.before(keys, values, mask)
-        out = mx.fast.scaled_dot_product_attention(
-            queries, both, others, scale=scale, mask=seen, sinks=sinks
-        )
+        else:
+            out = biased_attention(queries, both, others, bias, scale=scale, mask=seen, sinks=sinks)
         if not self.policy.needs_scores:
             self.attended()
             return out
@@ -160,7 +199,7 @@ class ScoredRows(StoredRows):
         return tied
 
     def attended(self) -> None:
-        """Say that attention of ours has read the last update, which a policy that merges wants."""
+        """Say that attention of ours has read the last update, which a policy that folds wants."""
         self._unscored = self._unscored and self.policy.needs_scores
 
     def update_scores(
@@ -220,19 +259,25 @@ class ScoredRows(StoredRows):
                 seen = mx.broadcast_to(mask, (queries.shape[0], heads, length, table.shown))
                 seen = seen[one, :, own][..., slots]
             rows = keys if slots is None else keys[one, :, slots]
+            bias = self._biases(keys)
+            if bias is not None and slots is not None:
+                bias = bias[one, :, slots]
             prefix = self._prefix if self.policy.needs_weights else None
             if prefix is not None:  # weights are of the softmax over all rows
                 rows, _, seen = prefix.before(rows, rows, seen)
-                old = prefix.beside(old, self._unseen)
+                old = prefix.beside(old, mx.nan)
+                bias = None if bias is None else prefix.beside(bias, 0.0)
                 places = None if places is None else prefix.positions(places)
             new = scoring.chunk_seen(
                 self.policy, old, places, queries[one, :, own], rows,
-                scale=scale, mask=seen, sinks=sinks,
+                scale=scale, mask=seen, sinks=sinks, row_bias=bias,
             )  # fmt: skip
             taken.append((new if prefix is None else new[:, :, prefix.rows :], one, slots))
         given = None
         if last:
-            found = prefill.last_scores(queries, keys, scale=scale, mask=mask, queries=last)
+            found = prefill.last_scores(
+                queries, keys, scale=scale, mask=mask, row_bias=self._biases(keys), queries=last
+            )
             given = scoring.seen(self.policy, found, None, sinks)
         self._take_all(table, taken, given)
 
@@ -240,13 +285,18 @@ class ScoredRows(StoredRows):
         """Forget what was accumulated for every row, as if none had been scored yet."""
         table = self._table
         if table is not None and self.policy.needs_scores:
-            table.attach(IMPORTANCE, mx.zeros((*table.shape, 0)), self._unseen)
+            table.attach(IMPORTANCE, mx.zeros((*table.shape, 0)), mx.nan)
         self._cut_waiting(end=0)
+
+    def _biases(self, keys: mx.array) -> mx.array | None:
+        """Those of as many rows, float32 [B, H, N]; None where none has been folded."""
+        bias, rows = self.row_bias, keys.shape[2]
+        return bias if bias is None or bias.shape[2] == rows else bias[:, :, :rows]
 
     def _importance(self, table: Table) -> mx.array:
         """That of all rows that there is room for, [B, H, slots]."""
         if IMPORTANCE not in table.beside:
-            table.attach(IMPORTANCE, mx.zeros((*table.shape, 0)), self._unseen)
+            table.attach(IMPORTANCE, mx.zeros((*table.shape, 0)), mx.nan)
         return table.beside[IMPORTANCE]
 
     @changes
@@ -352,3 +402,8 @@ class ScoredRows(StoredRows):
             count = count - start if ends else count
             self._keep_waiting(self._table, given[:, :, first : first + count], start)
             first += count
+
+
+def _shifted(lse: mx.array | None, shift: mx.array | None) -> mx.array | None:
+    """What is [B, Hq, L] of logits, of logits with a shift [B, Hq, L, 1]."""
+    return lse if lse is None or shift is None else lse + shift.squeeze(-1)

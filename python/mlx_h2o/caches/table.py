@@ -16,6 +16,7 @@ import mlx.core as mx
 from ..operations.backends import resolve
 from ..operations.buffers import padded
 from .column import Column, Layout, Parts
+from .frame import Frame
 
 NONE = -1
 """The position of an unused slot."""
@@ -51,14 +52,16 @@ class Table:
     Attributes:
         segments: all but the last hold packed rows of mixed precision and change as a whole.
         packed_width: slots before the tail.
+        frame: what all rows are kept relative to; None: nothing, they are kept as they come.
         shown: slots that attention is given: those in use, and since the last append, where lines
             had padding, as many as if none had.
         beside: arrays [B, H, slots, ...] of what else goes with a row, and in ``fills`` what unused
             slots hold. They have as many slots as the segments have room for.
     """
 
-    def __init__(self, segments: list[Segment]) -> None:
+    def __init__(self, segments: list[Segment], frame: Frame | None = None) -> None:
         self.segments = segments
+        self.frame = frame
         self.packed_width = sum(segment.width for segment in segments[:-1])
         self.shown = self.width
         self.beside: dict[str, mx.array] = {}
@@ -95,6 +98,15 @@ class Table:
         """B and H."""
         batch, heads = self.segments[-1].keys.parts[0].shape[:2]
         return batch, heads
+
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        """Of keys and values as they come."""
+        found = self.tail.layouts
+        if self.frame is None:
+            return found
+        pairs = zip(found, self.frame.sizes, strict=True)
+        return tuple((*one[:2], size, one[3]) for one, size in pairs)
 
     def loose(self, scored: bool) -> list[mx.array]:
         """What attention does not read: whoever evaluates a step must evaluate it too.
@@ -156,6 +168,9 @@ class Table:
             spans: which of the rows are a line's own, from and up to; the others, padding, lie
                 behind them, in slots that stay unused. None given: all.
         """
+        if self.frame is not None:
+            self.frame = self.frame.starting(keys, spans, self.lengths)
+            keys, values = self.frame.into(keys, values)
         tail, added = self.tail, keys.shape[2]
         self._newest, width = None, tail.width + added
         if not spans and len(set(tail.rows)) == 1:
@@ -180,11 +195,13 @@ class Table:
                 self.put_newest(name, mx.full(shape, self.fills[name], array.dtype))
 
     def append_one(self, keys: mx.array, values: mx.array) -> tuple[Parts, Parts]:
-        """The same of one row where there is room, and where all lines have as many rows.
+        """The same of one row where there is room, and where all lines have as many rows, and some.
 
         Returns the tail's slots in use, as ``Column.view`` gives them.
         """
         tail = self.segments[-1]
+        if self.frame is not None:
+            keys, values = self.frame.into(keys, values)
         kept, others = tail.keys, tail.values
         start, count = tail.rows[0], len(kept.parts)
         found = kept.append_both(others, keys, values, start)
@@ -297,7 +314,7 @@ class Table:
             Segment(one.keys.each(change), one.values.each(change), list(rows or one.rows))
             for one in self.segments
         ]
-        found = Table(segments)
+        found = Table(segments, self.frame)
         found.fills = dict(self.fills)
         found.beside = {name: change(array) for name, array in self.beside.items()}
         return found
@@ -307,7 +324,8 @@ class Table:
         """Bytes of what is stored, and of room for more where memory is taken for it."""
         columns = [column for one in self.segments for column in (one.keys, one.values)]
         beside = self.loose(scored=False)
-        return sum(one.nbytes for one in columns) + sum(array.nbytes for array in beside)
+        frame = 0 if self.frame is None else self.frame.nbytes
+        return frame + sum(one.nbytes for one in columns) + sum(array.nbytes for array in beside)
 
     def copy(self) -> Table:
         """The same rows; whichever is written first gets arrays of its own."""

@@ -29,7 +29,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m mlx_h2o.demo",
         description="Read a text with facts planted early, generate on, and compare the full KV "
         "cache, unquantised and in 4 bits, with caches of a tenth of its bytes: RotatingKVCache, "
-        "and H2OKVCache with the policies keydiff and merge.",
+        "and H2OKVCache with the policies keydiff and h2o.",
     )
     for name, default, meaning in (
         ("--length", 900, "tokens of text, facts included"),

@@ -9,8 +9,9 @@ import mlx.core as mx
 
 import mlx_h2o
 from mlx_h2o import evaluate
-from mlx_h2o.evaluation.arms import Arm
+from mlx_h2o.demo.arms import Arm
 from mlx_h2o.evaluation.facts import PlantedText, Question
+from mlx_h2o.evaluation.reading import routed
 
 __all__ = ["ArmResult", "Reporter", "Settings", "measure", "speeds"]
 
@@ -68,7 +69,7 @@ def measure(
 
     The last token of the text is left to the generation, so that a question begins with it.
     """
-    cache = arm.make(0)
+    cache = arm.make()
     with evaluate.peak_memory() as reading:
         evaluate.prefill(
             model,
@@ -118,7 +119,7 @@ def _forced(
     last = evaluate.prefill(model, cache, tokens[:first], chunk=settings.chunk)
     losses: list[float] = []
     top1: list[int] = []
-    with evaluate._routed(model, cache):
+    with routed(model, cache):
         for start in range(first, len(tokens), STEP):
             piece = mx.array([tokens[start : start + STEP]])
             read = model(piece, cache=cache)[0]
@@ -143,7 +144,7 @@ def speeds(
 
     The arms take turns, so that whatever else the machine does falls on all of them.
     """
-    caches = {arm.name: arm.make(0) for arm in arms}
+    caches = {arm.name: arm.make() for arm in arms}
     for cache in caches.values():
         evaluate.prefill(model, cache, text.tokens[:-1], chunk=settings.chunk)
     found: dict[str, list[float]] = {name: [] for name in caches}

@@ -26,12 +26,12 @@ from .replacements import PATCHES
 from .routing import model_name
 from .safetensors import read_header
 
-FORMAT = 4
+FORMAT = 5
 """Files of a higher format are refused. Raised when older readers would misread a file.
 
 1: the same settings for all layers. 2: those of a cache may say that others differ. 3: they may
-name a prefix that is never evicted. 4: they may say how far back rows go first. A file that needs
-less is still written as 1, 2 or 3.
+name a prefix that is never evicted. 4: they may say how far back rows go first. 5: packed rows may
+be kept in a frame of their head. A file that needs less is still written as 1, 2, 3 or 4.
 """
 
 _ENTRY = "mlx_h2o"
@@ -155,7 +155,9 @@ def _description(cache: Sequence[Any], model: Module | None) -> dict[str, Any]:
     from .. import __version__
 
     evicting = list(evicting_caches(cache))
-    if any(one.config.context_size is not None for one in evicting):
+    if any(one.config.framed for one in evicting):
+        format_ = 5
+    elif any(one.config.context_size is not None for one in evicting):
         format_ = 4
     elif any(one.config.prefix_size for one in evicting):
         format_ = 3

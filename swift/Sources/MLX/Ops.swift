@@ -39,6 +39,15 @@ func withVector<R>(_ arrays: some Collection<MLXArray>, _ body: (mlx_vector_arra
     return withExtendedLifetime(arrays) { body(vector) }
 }
 
+public func hadamardTransform(
+    _ array: MLXArray, scale: Float? = nil, stream: StreamOrDevice = .default
+) -> MLXArray {
+    var result = mlx_array_new()
+    let factor = mlx_optional_float(value: scale ?? 0, has_value: scale != nil)
+    mlx_hadamard_transform(&result, array.ctx, factor, stream.ctx)
+    return MLXArray(result)
+}
+
 public func abs(_ array: MLXArray, stream: StreamOrDevice = .default) -> MLXArray {
     unary(mlx_abs, array, stream)
 }

@@ -11,6 +11,10 @@ public struct AttentionWithScores {
     /// float32 [B, Hq, Lq]: the weights are `exp(scores - lse)`. It includes the sink, and is -inf
     /// where nothing is unmasked and there is no sink.
     public let lse: MLXArray
+
+    public init(output: MLXArray, scores: MLXArray, lse: MLXArray) {
+        (self.output, self.scores, self.lse) = (output, scores, lse)
+    }
 }
 
 extension MLXFast {

@@ -150,6 +150,14 @@ struct RowLayout: Equatable, CustomStringConvertible {
         self.size = size ?? rows.dim(3)
     }
 
+    /// The same of rows of another size.
+    func with(size: Int) -> RowLayout { RowLayout(self, size: size) }
+
+    private init(_ other: RowLayout, size: Int) {
+        (batch, heads, dtype) = (other.batch, other.heads, other.dtype)
+        self.size = size
+    }
+
     var description: String { "\(dtype) with B = \(batch), H = \(heads), row size \(size)" }
 }
 

@@ -9,6 +9,9 @@ extension H2OConfiguration {
         return ([0: 1, 8: 3][kvFormat.keyBits] ?? 2, 2)
     }
 
+    /// Whether rows are kept in a frame of their head.
+    var isFramed: Bool { kvBits != nil && kvFrame }
+
     /// Bits of these; 0: rows that stay as they come.
     var storedBits: (keys: Int, values: Int) {
         (kvFormat?.keyBits ?? kvBits ?? 0, kvFormat?.valueBits ?? valueBits ?? kvBits ?? 0)
@@ -22,7 +25,8 @@ extension H2OConfiguration {
     ) throws -> (keys: RowPacking?, values: RowPacking?) {
         guard let kvFormat else {
             guard let kvBits else { return (nil, nil) }
-            let size = try groupSize([keys.dim(3), values.dim(3)], owner)
+            let sizes = [keys.dim(3), values.dim(3)]
+            let size = try groupSize(isFramed ? sizes.map(Frame.keptSize) : sizes, owner)
             return (
                 .affine(bits: kvBits, groupSize: size),
                 .affine(bits: valueBits ?? kvBits, groupSize: size)

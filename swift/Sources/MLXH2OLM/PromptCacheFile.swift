@@ -11,7 +11,7 @@ struct PromptCacheFile {
     private let name: String
 
     /// Files of a higher format are refused.
-    private static let format = 4
+    private static let format = 5
     private static let entry = "mlx_h2o"
 
     private struct Description: Codable {
@@ -96,10 +96,10 @@ struct PromptCacheFile {
         }
     }
 
-    /// The arrays of keys or values, packed or not, or the one array of another part; none where
-    /// there is nothing.
+    /// The arrays of keys or values, packed or not, a centre included, or the one array of another
+    /// part; none where there is nothing.
     func rows(_ layer: Int, _ part: Int) -> [MLXArray] {
-        let packed = (0..<3).compactMap { arrays["\(layer).\(part).\($0)"] }
+        let packed = (0..<4).compactMap { arrays["\(layer).\(part).\($0)"] }
         return packed.isEmpty
             ? [arrays["\(layer).\(part)"]].compactMap { $0 }.filter { $0.ndim > 1 } : packed
     }
@@ -126,11 +126,18 @@ struct PromptCacheFile {
         return String(text)
     }
 
-    /// In which the rows of codes come, as the settings say.
-    func dtype(_ layer: Int) throws -> DType {
-        struct Settings: Decodable { let dtype: String? }
-        let found = try JSONDecoder().decode(Settings.self, from: Data(text(layer, 8).utf8)).dtype
-        return [DType.float16, .bfloat16].first { "\($0)" == found } ?? .float32
+    /// In which the rows of codes come, and the elements of values that are kept in more, as the
+    /// settings say.
+    func sizes(_ layer: Int) throws -> (dtype: DType, valueSize: Int?) {
+        struct Settings: Decodable {
+            let dtype: String?
+            let valueSize: Int?
+        }
+        let decoder = JSONDecoder()
+        decoder.keyDecodingStrategy = .convertFromSnakeCase
+        let found = try decoder.decode(Settings.self, from: Data(text(layer, 8).utf8))
+        let dtype = [DType.float16, .bfloat16].first { "\($0)" == found.dtype } ?? .float32
+        return (dtype, found.valueSize)
     }
 
     func settings(_ layer: Int) throws -> H2OConfiguration {

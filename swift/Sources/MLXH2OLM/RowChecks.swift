@@ -24,7 +24,7 @@ func checkRows(keys: MLXArray, values: MLXArray, against table: RowTable?) throw
     }
     guard let table else { return }
     for (name, new, stored) in [
-        ("keys", keys, table.keys.layout), ("values", values, table.values.layout),
+        ("keys", keys, table.layouts.keys), ("values", values, table.layouts.values),
     ] {
         guard RowLayout(new) == stored else {
             throw H2OError(

@@ -3,23 +3,31 @@ import MLXH2O
 
 extension RowTable {
     /// From the arrays of a cache's `state`; nil where there are none. `dtype` is that in which rows
-    /// come, where codes do not say it.
+    /// come, where codes do not say it, and `valueSize` the elements of values that are kept in more.
     init?(
-        state: [MLXArray], _ configuration: H2OConfiguration, dtype: DType = .float32
+        state given: [MLXArray], _ configuration: H2OConfiguration, dtype: DType = .float32,
+        valueSize: Int? = nil
     ) throws {
-        if state.isEmpty { return nil }
+        if given.isEmpty { return nil }
+        var state = given
+        let place = configuration.parts.keys
+        let centre =
+            configuration.isFramed && state.count > place ? state.remove(at: place) : nil
         let shapes = state.map(\.shape)
         let (keyParts, valueParts) = configuration.parts
         let sides = keyParts + valueParts
-        guard state.count == sides + 2, shapes.dropLast(2).allSatisfy({ $0.count == 4 }),
+        let beside = state.count - sides
+        guard beside == 2 || beside == 3, shapes.prefix(sides).allSatisfy({ $0.count == 4 }),
             shapes.allSatisfy({ $0.prefix(3) == shapes[0].prefix(3) }),
-            shapes.suffix(2).allSatisfy({ $0.count == 3 }), !shapes.joined().contains(0),
-            state[sides].dtype == .float32, state[sides + 1].dtype == .int32
+            shapes.suffix(beside).allSatisfy({ $0.count == 3 }), !shapes.joined().contains(0),
+            state[sides..<(state.count - 1)].allSatisfy({ $0.dtype == .float32 }),
+            state[state.count - 1].dtype == .int32
         else {
             throw H2OError(
                 "H2OKVCache.state",
                 "found arrays of shapes \(shapes), expected \(Self.expected(keyParts, valueParts)), "
-                    + "scores float32 [B, H, N] and positions int32 [B, H, N].")
+                    + "scores float32 [B, H, N], biases like them where rows were folded, and "
+                    + "positions int32 [B, H, N].")
         }
         let bits = configuration.storedBits
         guard
@@ -36,10 +44,26 @@ extension RowTable {
                     + "keys of \(bits.keys) bits and values of \(bits.values), words uint32, in "
                     + "groups of the same size: 32, 64 or 128; norms float32; or rows of floats.")
         }
-        let policy = configuration.makePolicy()
+        let size = values.layout.size
+        let frame = centre.map { Frame(centre: $0, valueSize: valueSize ?? size) }
+        if let frame {
+            let found = frame.centre.shape
+            guard found.count == 4, found.prefix(2) == shapes[0].prefix(2), found[2] == 1,
+                Frame.keptSize(found[3]) == keys.layout.size,
+                Frame.keptSize(frame.valueSize) == size, frame.centre.dtype == keys.layout.dtype
+            else {
+                throw H2OError(
+                    "H2OKVCache.state",
+                    "found a centre \(frame.centre.dtype) \(found) and values of "
+                        + "\(frame.valueSize) elements, expected \(keys.layout.dtype) "
+                        + "[B, H, 1, D] of keys kept in \(keys.layout.size) elements and values "
+                        + "in \(size).")
+            }
+        }
         self.init(
-            keys: keys, values: values, importance: state[sides], positions: state[sides + 1],
-            unscored: policy.unscored, isMerged: policy.merges)
+            keys: keys, values: values, importance: state[sides],
+            positions: state[state.count - 1], frame: frame, isFramed: configuration.isFramed)
+        if beside == 3 { bias = state[sides + 1] }
     }
 
     private static func expected(_ keyParts: Int, _ valueParts: Int) -> String {

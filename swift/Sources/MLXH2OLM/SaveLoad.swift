@@ -49,11 +49,13 @@ extension H2OKVCache {
             try cache.write(to: &file, layer)
         }
         // What older readers would misread is a later format: budgets that differ among layers, since
-        // one mask does not fit them, and a context beyond which rows go first.
+        // one mask does not fit them, a context beyond which rows go first, and rows in a frame.
         let budgets = Set(own.map(\.configuration.maxKVSize))
         let hasContext = own.contains { $0.configuration.contextSize != nil }
+        let isFramed = own.contains { $0.configuration.isFramed }
         try file.write(
-            to: url, metadata, format: hasContext ? 4 : budgets.count > 1 ? 2 : 1)
+            to: url, metadata,
+            format: isFramed ? 5 : hasContext ? 4 : budgets.count > 1 ? 2 : 1)
     }
 
     /// The caches, settings included, and the metadata of a file that ``save(_:to:metadata:)`` or
@@ -80,13 +82,18 @@ extension H2OKVCache {
     private func write(to file: inout PromptCacheFile, _ layer: Int) throws {
         if let table {
             let (keys, values) = table.fetch()
-            for (part, side) in [keys, values].enumerated() {
+            for (part, side) in [keys + table.centre, values].enumerated() {
                 for (index, array) in side.enumerated() {
                     let name = side.count == 1 ? "\(layer).\(part)" : "\(layer).\(part).\(index)"
                     file.arrays[name] = array
                 }
             }
-            file.arrays["\(layer).2"] = table.importance
+            if let bias = table.bias {
+                file.arrays["\(layer).2.0"] = table.importance
+                file.arrays["\(layer).2.1"] = bias
+            } else {
+                file.arrays["\(layer).2"] = table.importance
+            }
             file.arrays["\(layer).3"] = table.positions
         } else {
             for part in 0..<4 {
@@ -97,7 +104,7 @@ extension H2OKVCache {
         file.set(layer, 5, MLXArray(Int32(evicted)), "scalar")
         file.set(layer, 6, MLXArray(isUnscored), "scalar")
         file.set(layer, 7, name)
-        let settings = StoredSettings(configuration, table?.values.packing)
+        let settings = StoredSettings(configuration, table)
         file.set(layer, 8, String(decoding: try JSONEncoder().encode(settings), as: UTF8.self))
         guard reach > 0 else { return }
         let waiting = table?.waiting ?? []
@@ -115,7 +122,8 @@ extension H2OKVCache {
         let rows =
             file.rows(layer, 0) + file.rows(layer, 1) + file.rows(layer, 2)
             + file.rows(layer, 3)
-        let table = try RowTable(state: rows, configuration, dtype: file.dtype(layer))
+        let (dtype, valueSize) = try file.sizes(layer)
+        let table = try RowTable(state: rows, configuration, dtype: dtype, valueSize: valueSize)
         let offset = try file.number(layer, 4)
         let evicted = try file.number(layer, 5)
         let count = table?.length ?? 0
@@ -161,23 +169,30 @@ extension H2OKVCache {
     }
 }
 
-/// The settings, and the dtype of rows that are stored as codes, which do not say it.
+/// The settings, and what stored rows do not say: the dtype of those of codes, and the size of values
+/// that are kept in more elements.
 private struct StoredSettings: Encodable {
     private let configuration: H2OConfiguration
     private let dtype: DType?
+    private let valueSize: Int?
 
     private enum CodingKeys: String, CodingKey {
         case dtype
+        case valueSize = "value_size"
     }
 
-    init(_ configuration: H2OConfiguration, _ packing: RowPacking?) {
+    init(_ configuration: H2OConfiguration, _ table: RowTable?) {
         self.configuration = configuration
-        dtype = if case .codes(_, _, let dtype) = packing { dtype } else { nil }
+        dtype = if case .codes(_, _, let dtype) = table?.values.packing { dtype } else { nil }
+        valueSize = table?.frame.flatMap {
+            $0.valueSize == table?.values.layout.size ? nil : $0.valueSize
+        }
     }
 
     func encode(to encoder: any Encoder) throws {
         try configuration.encode(to: encoder)
         var more = encoder.container(keyedBy: CodingKeys.self)
         try more.encodeIfPresent(dtype.map { "\($0)" }, forKey: .dtype)
+        try more.encodeIfPresent(valueSize, forKey: .valueSize)
     }
 }

@@ -35,6 +35,7 @@ struct Case {
         let contextSize: Int?
         let shared: Bool?
         let kvBits: Int?
+        let kvFrame: Bool?
         let vBits: Int?
         let kvGroupSize: Int?
         let kvFormat: String?
@@ -42,6 +43,7 @@ struct Case {
         let groupSize: Int?
         let sparseVThreshold: Float?
         let kind: String?
+        let share: Double?
         let queries: Int?
         /// Largest error allowed of each result.
         let tolerance: [String: Float]?

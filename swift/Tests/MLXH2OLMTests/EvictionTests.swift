@@ -93,7 +93,7 @@ import Testing
 
     /// Never more than `maxKVSize` rows, the protected ones among them, the newest in the last slot;
     /// a group goes when there is no room, and as many rows come before the next one goes.
-    @Test(arguments: [1, 4, 16], [PolicyName.keydiff, .h2o])
+    @Test(arguments: [1, 4, 16], [PolicyName.keydiff, .h2oEma, .h2o])
     func rowsLeaveInGroups(every: Int, policy: PolicyName) throws {
         let configuration = try H2OConfiguration(
             maxKVSize: 24, sinkSize: 3, heavySize: 9, policy: policy, evictEvery: every)
@@ -137,7 +137,8 @@ import Testing
     /// What is there is looked at and not changed; ``H2OKVCache/flush()`` lets the surplus go.
     @Test(arguments: [nil, 8]) func onlyFlushLetsRowsGo(kvBits: Int?) throws {
         let configuration = try H2OConfiguration(
-            maxKVSize: 16, sinkSize: 2, heavySize: 8, kvBits: kvBits, kvGroupSize: 32)
+            maxKVSize: 16, sinkSize: 2, heavySize: 8, kvBits: kvBits, kvFrame: false,
+            kvGroupSize: 32)
         let tokens = Tokens(count: 30, seed: 9)
         let cache = evictingCache(configuration)
         _ = attend(tokens, 0..<30, cache, mask: .causal)

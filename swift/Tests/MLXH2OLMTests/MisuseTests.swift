@@ -65,7 +65,7 @@ import Testing
             let url = FileManager.default.temporaryDirectory
                 .appending(path: "mlx-h2o-\(UUID().uuidString).safetensors")
             defer { try? FileManager.default.removeItem(at: url) }
-            let settings = try H2OConfiguration(maxKVSize: 16, policy: .h2o, speculative: 2)
+            let settings = try H2OConfiguration(maxKVSize: 16, policy: .h2oEma, speculative: 2)
             let cache = H2OKVCache(settings)
             try withError { eval(attend(Tokens(count: 9, seed: 1), 0..<9, cache, mask: .causal)) }
             try H2OKVCache.save([cache], to: url)
@@ -97,7 +97,7 @@ import Testing
             }
             for (key, value) in [
                 ("1.0", "KVCache"), ("1.0", "QuantizedH2OKVCache"), ("1.1", "H2OKVCache"),
-                ("0.mlx_h2o", "{}"), ("0.mlx_h2o", #"{"format": 5, "layers": 1}"#),
+                ("0.mlx_h2o", "{}"), ("0.mlx_h2o", #"{"format": 6, "layers": 1}"#),
                 ("0.mlx_h2o", #"{"format": 1, "layers": 2}"#),
             ] {
                 try save(arrays: whole, metadata: texts.merging([key: value]) { $1 }, url: url)

@@ -234,6 +234,8 @@ int mlx_dequantize(mlx_array* res, const mlx_array w, const mlx_array scales,
                    mlx_optional_int bits, const char* mode,
                    const mlx_array global_scale /* may be null */, mlx_optional_dtype dtype,
                    const mlx_stream s);
+int mlx_hadamard_transform(mlx_array* res, const mlx_array a, mlx_optional_float scale,
+                           const mlx_stream s);
 int mlx_quantize(mlx_vector_array* res, const mlx_array w, mlx_optional_int group_size,
                  mlx_optional_int bits, const char* mode,
                  const mlx_array global_scale /* may be null */, const mlx_stream s);

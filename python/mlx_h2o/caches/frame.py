@@ -1,0 +1,184 @@
+"""The frame of a head: packed rows are kept rotated, its keys relative to the mean of the first.
+
+Codes of a few bits serve best where all elements have one range. A constant that all keys of a
+head share, as biases of its projection make one, would take most of that range: the centre takes
+it away. A few large elements would too: a rotation spreads them over all (Ashkboos et al. 2024,
+QuaRot, https://arxiv.org/abs/2404.00456). Attention is the same in any frame: the query is rotated
+as the keys are, a centre shifts all logits of a query alike, which no softmax sees, and the output
+is rotated back once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import mlx.core as mx
+
+FIRST_ROWS = 64
+"""Rows that a centre is the mean of, at most."""
+
+Spans = Sequence[tuple[int, int]]
+"""Of each line, which rows are its own: from, and up to. None: all."""
+
+_GROUP = 32
+"""Rows are kept in whole groups of so many elements."""
+
+
+class Frame:
+    """The centre of keys, and the sizes of rows: keys are kept as ``R (key - centre)``, values as
+    ``R value``.
+
+    R is the orthonormal Hadamard matrix, over blocks of the largest power of two that divides the
+    size of a kept row: its own inverse. A row that 32 does not divide is kept with zeros behind it.
+    A frame never changes, and is the same for all rows of a line, however they are kept. Values
+    have no centre: the first rows of a text, which take the attention that nothing else gets, have
+    values near zero, which a centre would move away from it.
+
+    Args:
+        centre: [B, H, 1, D], or of batch 1 for all lines, in the dtype of the rows.
+        value_size: elements of a value.
+        shared: whether rows that others have too are in it, so that it stays though a line has no
+            rows of its own.
+    """
+
+    def __init__(self, centre: mx.array, value_size: int, shared: bool = False) -> None:
+        self.centre = centre
+        self.sizes = centre.shape[3], value_size
+        self.shared = shared
+        self._whole = all(_is_whole(size) for size in self.sizes)
+        self._columns: dict[int, mx.array] = {}
+
+    @classmethod
+    def of(cls, keys: mx.array, values: mx.array, spans: Spans = ()) -> Frame:
+        """That of rows [B, H, L, ...] and of those to come: the centre is the mean of the first."""
+        return cls(_centre(keys, spans), values.shape[3])
+
+    def starting(self, keys: mx.array, spans: Spans, held: Sequence[int]) -> Frame:
+        """The frame in which new rows are kept: of lines that hold no rows, that of their first.
+
+        Args:
+            keys: new keys [B, H, L, D].
+            spans: as of ``of``.
+            held: rows of each line before.
+        """
+        starts = [
+            rows == 0 and (not spans or spans[line][1] > spans[line][0])
+            for line, rows in enumerate(held)
+        ]
+        if self.shared or not any(starts):
+            return self
+        centre = _centre(keys, spans)
+        if not all(starts):
+            centre = mx.where(mx.array(starts)[:, None, None, None], centre, self.centre)
+        return Frame(centre, self.sizes[1])
+
+    # Rows
+
+    def into(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Keys and values as they are kept."""
+        if self._whole:
+            return mx.hadamard_transform(keys - self.centre), mx.hadamard_transform(values)
+        return _rotated(_in_groups(keys - self.centre)), _rotated(_in_groups(values))
+
+    def back(self, rows: mx.array, side: int) -> mx.array:
+        """Kept keys, or with ``side`` 1 values, as they came."""
+        rows = _rotated(rows)[..., : self.sizes[side]]
+        return rows if side else rows + self.centre
+
+    # Attention
+
+    def query(self, queries: mx.array) -> mx.array:
+        """Queries [B, Hq, L, D] as kept keys are multiplied by them."""
+        return mx.hadamard_transform(queries) if self._whole else _rotated(_in_groups(queries))
+
+    def shift(self, queries: mx.array, scale: float) -> mx.array:
+        """float32 [B, Hq, L, 1]: what the logits of kept keys lack of those of the true keys."""
+        heads = queries.shape[1]
+        if heads not in self._columns:
+            centre = self.centre.astype(mx.float32)
+            centre = mx.repeat(centre, heads // centre.shape[1], axis=1)
+            self._columns[heads] = centre.swapaxes(2, 3)
+        return (queries.astype(mx.float32) * scale) @ self._columns[heads]
+
+    def output(self, out: mx.array) -> mx.array:
+        """What attention makes of kept values [B, Hq, L, ...], as it would of those that came."""
+        return mx.hadamard_transform(out) if self._whole else _rotated(out)[..., : self.sizes[1]]
+
+    # Lines
+
+    def each(self, change: Callable[[mx.array], mx.array]) -> Frame:
+        """The frame of other lines, whose centre is ``change`` of this; a shared one stays."""
+        return self if self.shared else Frame(change(self.centre), self.sizes[1])
+
+    def as_shared(self) -> Frame:
+        """The same, of rows that others have too."""
+        return Frame(self.centre, self.sizes[1], shared=True)
+
+    def of_lines(self, count: int) -> Frame:
+        """A shared frame as that of so many lines of their own."""
+        shape = (count, *self.centre.shape[1:])
+        return Frame(mx.broadcast_to(self.centre, shape), self.sizes[1])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the centre, and of what lies ready beside query heads."""
+        return self.centre.nbytes + sum(one.nbytes for one in self._columns.values())
+
+
+def joined(frames: Sequence[Frame | None]) -> Frame | None:
+    """That of the lines of several tables, one behind the other."""
+    given = [one for one in frames if one is not None]
+    if not given or given[0].shared:
+        return given[0] if given else None
+    return Frame(mx.concatenate([one.centre for one in given]), given[0].sizes[1])
+
+
+def share_of_rows(out: mx.array, lse: mx.array, sinks: mx.array) -> mx.array:
+    """An output [B, Hq, L, D] of attention without ``sinks`` [Hq], as it is with them; ``lse`` is
+    float32 [B, Hq, L], of the rows alone."""
+    share = mx.sigmoid(mx.expand_dims(lse - sinks.astype(mx.float32)[:, None], -1))
+    return (out * share).astype(out.dtype)
+
+
+def kept_size(size: int) -> int:
+    """Elements of a kept row, of those that have so many."""
+    return -(-size // _GROUP) * _GROUP
+
+
+def _centre(rows: mx.array, spans: Spans) -> mx.array:
+    """[B, H, 1, D], the mean of the first keys of each line's span, 0 where it is empty.
+
+    Rounded to 8 bits, so that it does not depend on the order of a sum; any centre near the mean
+    serves as well.
+    """
+    if spans:
+        lines = [
+            rows[line : line + 1, :, start : max(stop, start)]
+            for line, (start, stop) in enumerate(spans)
+        ]
+        return mx.concatenate([_centre(one, ()) for one in lines])
+    if rows.shape[2] == 0:
+        return mx.zeros((*rows.shape[:2], 1, rows.shape[3]), rows.dtype)
+    first = rows[:, :, :FIRST_ROWS].astype(mx.float32)
+    return mx.mean(first, axis=2, keepdims=True).astype(mx.bfloat16).astype(rows.dtype)
+
+
+def _is_whole(size: int) -> bool:
+    return size % _GROUP == 0 and size & (size - 1) == 0
+
+
+def _in_groups(rows: mx.array) -> mx.array:
+    missing = kept_size(rows.shape[-1]) - rows.shape[-1]
+    return mx.pad(rows, [(0, 0)] * (rows.ndim - 1) + [(0, missing)]) if missing else rows
+
+
+def _rotated(rows: mx.array) -> mx.array:
+    """R times rows of whole groups."""
+    size = rows.shape[-1]
+    block = size & -size
+    if rows.size == 0:  # MLX refuses none
+        return rows
+    if block == size:
+        return mx.hadamard_transform(rows)
+    blocks = rows.reshape(*rows.shape[:-1], size // block, block)
+    return mx.hadamard_transform(blocks).reshape(rows.shape)

@@ -1,0 +1,121 @@
+import Foundation
+import MLX
+import MLXH2O
+import MLXLMCommon
+import Testing
+
+@testable import MLXH2OLM
+
+/// Packed rows in a frame of their head: attention and scores do not see it.
+@Suite struct FrameTests {
+    private let lengths = [9, 1, 3, 1, 12, 1, 1]
+
+    private func cache(
+        _ policy: PolicyName, rows: Int = 64, kvFrame: Bool = true
+    ) throws -> H2OKVCache {
+        evictingCache(
+            try H2OConfiguration(
+                maxKVSize: rows, sinkSize: 2, policy: policy, kvBits: 8, kvFrame: kvFrame,
+                kvGroupSize: 32))
+    }
+
+    private func random(_ heads: Int, _ length: Int, _ size: Int, _ seed: Int) -> MLXArray {
+        MLXRandom.normal(
+            [1, heads, length, size], dtype: .float32, key: MLXRandom.key(UInt64(seed)))
+    }
+
+    /// Keys share a large constant, as a bias of their projection makes one.
+    private func tokens(_ length: Int, _ size: Int, _ seed: Int) -> [MLXArray] {
+        let bias = random(2, 1, size, 1) * Float(8)
+        return [
+            random(4, length, size, 3 * seed), random(2, length, size, 3 * seed + 1) + bias,
+            random(2, length, size, 3 * seed + 2),
+        ]
+    }
+
+    private func step(_ cache: H2OKVCache, _ rows: [MLXArray]) throws -> MLXArray {
+        try withError {
+            let output = MLXH2OLM.attentionWithCacheUpdate(
+                queries: rows[0], keys: rows[1], values: rows[2], cache: cache, scale: 0.2,
+                mask: rows[0].dim(2) > 1 ? .causal : .none)
+            eval(output)
+            return output
+        }
+    }
+
+    private func furthest(_ one: MLXArray, _ other: MLXArray) -> Float {
+        MLX.abs(one - other).reshaped(-1).max(axis: 0).item(Float.self)
+    }
+
+    @Test(arguments: [32, 64, 80, 96], [PolicyName.window, .h2o])
+    func attentionIsThatOverTheTrueRows(size: Int, policy: PolicyName) throws {
+        let cache = try cache(policy)
+        let dense = H2OKVCache(try H2OConfiguration(maxKVSize: 64, sinkSize: 2, policy: policy))
+        for (index, length) in lengths.enumerated() {
+            let rows = tokens(length, size, index)
+            let output = try step(cache, rows)
+            _ = try step(dense, rows)
+            let (keys, values) = (try #require(cache.keys), try #require(cache.values))
+            #expect((keys.dim(3), values.dim(3)) == (size, size))
+            let expected = MLXFast.scaledDotProductAttention(
+                queries: rows[0], keys: keys, values: values, scale: 0.2,
+                mask: length > 1 ? .causal : .none)
+            #expect(furthest(output, expected) < 1e-4)
+            #expect(furthest(keys, try #require(dense.keys)) < 0.1)
+            if policy == .h2o {
+                // The logits of true keys, but for their codes; the shift alone is up to 10.
+                #expect(
+                    furthest(try #require(cache.scores), try #require(dense.scores)) < 0.1)
+            }
+        }
+    }
+
+    @Test func lessIsLostOfKeysWithABias() throws {
+        let caches = try [true, false].map { try cache(.window, kvFrame: $0) }
+        let rows = tokens(40, 32, 5)
+        let errors = try caches.map { cache in
+            _ = try step(cache, rows)
+            return furthest(try #require(cache.keys), rows[1])
+        }
+        #expect(errors[0] < errors[1] / 2)
+    }
+
+    @Test(arguments: [32, 80]) func filesAndStatesHaveTheFrame(size: Int) throws {
+        let url = FileManager.default.temporaryDirectory
+            .appending(path: "mlx-h2o-\(UUID().uuidString).safetensors")
+        defer { try? FileManager.default.removeItem(at: url) }
+        let cache = try cache(.keydiff, rows: 16)
+        for (index, length) in lengths.enumerated() {
+            _ = try step(cache, tokens(length, size, index))
+        }
+        try H2OKVCache.save([cache], to: url)
+        let read = try H2OKVCache.load(from: url).caches[0]
+        #expect(read.configuration == cache.configuration)
+        #expect(cache.state.count == 9)
+        let copy = try #require(cache.copy() as? H2OKVCache)
+        for index in 0..<8 {
+            let rows = tokens(1, size, 50 + index)
+            let outputs = try [cache, read, copy].map { try step($0, rows).asArray(Float.self) }
+            #expect(outputs[0] == outputs[1])
+            #expect(outputs[0] == outputs[2])
+        }
+        var state = cache.state
+        state[3] = state[3][0..., 0..., 0..., ..<(size / 2)]
+        #expect(throws: MLXError.self) { try withError { copy.state = state } }
+    }
+
+    /// Settings of packed rows that name no frame are older than frames.
+    @Test func settingsWithoutTheNameAreOfPlainRows() throws {
+        for (configuration, kvFrame) in [
+            (try H2OConfiguration(kvBits: 8), true),
+            (try H2OConfiguration(kvBits: 8, kvFrame: false), false),
+            (try H2OConfiguration(), false),
+        ] {
+            #expect(configuration.kvFrame == kvFrame)
+            let text = try JSONEncoder().encode(configuration)
+            #expect(String(decoding: text, as: UTF8.self).contains("kv_frame") == kvFrame)
+            #expect(
+                try JSONDecoder().decode(H2OConfiguration.self, from: text) == configuration)
+        }
+    }
+}
