@@ -82,7 +82,6 @@ def test_batches_with_unequal_budgets_are_their_sequences(policy, budgets, rows)
         ("deepseek_v3", "h2o"),
         ("kimi_linear", "h2o-ema"),
         ("longcat_flash", "h2o"),
-        ("deepseek_v32", "keydiff"),
         ("qwen3", "h2o"),
         ("gemma3", "h2o-ema"),
     ],

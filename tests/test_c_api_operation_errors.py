@@ -310,7 +310,7 @@ def test_empty_arguments_are_refused_by_name(library: Library, places: bool) -> 
         if not name.startswith(
             tuple(
                 f"mlx_h2o_{word}"
-                for word in ("config", "profile", "set", "backend", "threads", *ERRORS)
+                for word in ("config", "set", "backend", "threads", *ERRORS)
             )
         )
     ]

@@ -1,9 +1,8 @@
-"""What bounded caches lose: two models on the package's caches, and on the slow reference."""
+"""What bounded caches lose: a small model on the package's caches, and on the slow reference."""
 
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -17,10 +16,6 @@ from cache_columns import SIZE, rounded
 from mlx_h2o import evaluate
 from reference_cache import ReferenceCache
 
-MODELS = {
-    "demo": "demo",
-    "llama": str(Path(__file__).parents[1] / "benchmarks" / "yardsticks" / "llama"),
-}
 TOKENS, ROWS = 130, 40
 FEW, MANY, LONG = 28, 84, 4
 """Rows by layer: those of most layers, and those of the layer with this index."""
@@ -65,11 +60,8 @@ def losses(model: Any, cache: list[Any], tokens: list[int]) -> NDArray[np.float6
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("name", MODELS)
-def test_the_loss_is_that_of_the_reference(
-    name: str, case: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, tokenizer = mlx_h2o.load(MODELS[name])
+def test_the_loss_is_that_of_the_reference(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tokenizer = mlx_h2o.load("demo")
     tokens = tokenizer.encode(mlx_h2o.demo.text())[:TOKENS]
     rows = [ROWS] * len(model.layers)
     if case.endswith("by layer"):

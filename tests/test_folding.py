@@ -21,7 +21,6 @@ from cache_invariants import check_same, seen_from_outside
 from mlx_h2o import (
     H2OConfig,
     H2OKVCache,
-    LinkedH2OCache,
     fast,
     load_prompt_cache,
     make_prompt_cache,
@@ -379,18 +378,6 @@ def test_rows_of_several_precisions_and_latent_ones_are_dropped(column):
     for length in (30, *[1] * 12, 9):
         course.chunk(length)
         assert course.cache.row_bias is None
-
-
-def test_rows_that_an_indexer_follows_are_dropped():
-    cache = LinkedH2OCache(H2OConfig(max_kv_size=12, policy="h2o"))
-    rng = np.random.default_rng(1)
-    for length in (20, *[1] * 9):
-        rows = [mx.array(rng.standard_normal((1, 1, length, 32)), mx.float32) for _ in range(4)]
-        k, v = cache[0].update_and_fetch(*rows[:2])
-        cache[1].update_and_fetch(*rows[2:])
-        cache.leader.attend(rows[0], k, v, scale=SCALE, mask="causal")
-    assert cache.leader.evicted
-    assert cache.leader.row_bias is None
 
 
 @pytest.mark.parametrize("column", ["dense", "8 bits"])

@@ -57,7 +57,7 @@ def test_a_model_without_kv_cache_is_refused():
         make_prompt_cache(Mixed(mlx_lm_cache.ArraysCache(2)), 32)
 
 
-@pytest.mark.parametrize("name", ["afm7", "phi3small", "minimax_m3_vl"])
+@pytest.mark.parametrize("name", ["afm7", "phi3small", "minimax_m3_vl", "deepseek_v32"])
 def test_models_that_cannot_be_served_are_refused_by_name(name):
     class Model(Mixed):
         model_type = name

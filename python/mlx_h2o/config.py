@@ -275,8 +275,7 @@ class H2OConfig:
         return rows - max(0, self.prefix_size - self.sink_size)
 
     def _group_of(self, max_kv_size: int | None) -> int | None:
-        """Rows that leave together where nobody says how many: measured,
-        benchmarks/evict_every.py."""
+        """Rows that leave together where nobody says how many."""
         return None if max_kv_size is None else max(1, self._shared_out(max_kv_size) // 32)
 
     @property

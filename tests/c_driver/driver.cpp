@@ -135,22 +135,6 @@ struct Thread {
     }
   }
 
-  void shares() const {
-    const float loss[] = {0.5F, 0.25F}, share = 0.5F;
-    const int row = 8;
-    const mlx_h2o_profile profile = {loss, &row, &share, 2, 1, 1, 64, 4, "keydiff"};
-    succeeds(mlx_h2o_profile_check(profile), "profile");
-    mlx_h2o_config each_layer[2];
-    succeeds(mlx_h2o_profile_share(each_layer, profile, 40, mlx_h2o_config_new()), "shares");
-    using Map = Owned<mlx_map_string_to_array, mlx_map_string_to_array_free>;
-    const Map parameters(mlx_map_string_to_array_new());
-    check(mlx_map_string_to_array_insert(parameters, "weight", keys));
-    String text;
-    succeeds(mlx_h2o_fingerprint(text.out(), parameters, s), "fingerprint");
-    fails(mlx_h2o_profile_share(each_layer, profile, 4, mlx_h2o_config_new()),
-          "[profile] found 4 rows for 2 layers, expected at least 5 for each.");
-  }
-
   // `who` sets the messages of this thread apart from those of the other.
   void failures(int who) const {
     Array kept;
@@ -191,7 +175,6 @@ void everything(int who) {
       succeeds(mlx_h2o_set_backend(backend), backend);
       thread.attention();
       thread.rows_of_a_cache();
-      thread.shares();
     }
     for (int i = 0; i < 200; ++i) {
       thread.failures(who);

@@ -687,13 +687,6 @@ class H2OKVCache(ScoredRows):
         found._table = self._table and self._table.copy()
         return found
 
-    def take_settings(self, config: H2OConfig, *, unequal_budgets: bool) -> None:
-        """Other settings for a cache that has seen no token. Raises ValueError otherwise."""
-        if not self.empty():
-            raise ValueError(f"[H2OKVCache.take_settings] {self._described()} is not empty.")
-        self._configure(config, self.name)
-        self.unequal_budgets = unequal_budgets
-
     @classmethod
     def merge(cls, caches: Sequence[Any]) -> Any:
         """One cache of several sequences, for batches: see ``BatchH2OKVCache.merge``."""

@@ -69,7 +69,8 @@ class Prefix:
     def as_rows(self, framed: bool) -> Rows:
         """What attention reads beside rows in their frame, or beside those as they came."""
         if self._frame is not None and not framed:
-            return Rows(*self._as_they_came(), {})
+            keys, values = self._as_they_came()
+            return Rows(keys, values, {})
         pairs = zip(self._columns, self._parts, strict=True)
         keys, values = (column.given(parts, as_array=False) for column, parts in pairs)
         return Rows(keys, values, self._settings)

@@ -157,7 +157,7 @@ class ScoredRows(StoredRows):
             self.attended()
             return out, lse
         total = lse
-        if framed:
+        if shift is not None:
             scores = cast(mx.array, scores) + shift
             if sinks is not None:
                 total = mx.logaddexp(cast(mx.array, lse), sinks.astype(mx.float32)[:, None])

@@ -3,13 +3,13 @@
 /// Afterwards `sinkSize + heavySize + recentSize == maxKVSize` always holds.
 public struct H2OConfiguration: Sendable, Hashable {
     /// Rows that each KV head keeps.
-    public let maxKVSize: Int
+    public private(set) var maxKVSize: Int
     /// Positions below it are never evicted.
     public let sinkSize: Int
     /// Rows kept by score.
-    public let heavySize: Int
+    public private(set) var heavySize: Int
     /// The newest rows, never evicted.
-    public let recentSize: Int
+    public private(set) var recentSize: Int
     /// Ranks the rows.
     public let policy: PolicyName
     /// Of the policy `h2o`: the share of the rows kept by rank that are kept for the diversity of
@@ -19,7 +19,7 @@ public struct H2OConfiguration: Sendable, Hashable {
     public let decay: Double
     /// Rows of each head that leave a full cache together, so that a step in so many evicts. Never
     /// more than `maxKVSize` rows are kept; with 1 a row goes for each that comes.
-    public let evictEvery: Int
+    public private(set) var evictEvery: Int
     /// Whether all KV heads of a layer keep the same positions, by the mean of their ranks; else each
     /// head chooses by itself.
     public let sharedHeads: Bool
@@ -28,24 +28,24 @@ public struct H2OConfiguration: Sendable, Hashable {
     public let speculative: Int
     /// Bits of each element of the keys, and of the values unless ``valueBits`` differ: 2, 3, 4, 5, 6
     /// or 8. Nil: rows stay as they come.
-    public let kvBits: Int?
+    public private(set) var kvBits: Int?
     /// Bits of the values; nil: ``kvBits``.
     public let valueBits: Int?
     /// Whether rows of ``kvBits`` are kept relative to the centre of the first keys of their head,
     /// and rotated.
     public var kvFrame: Bool { framing ?? false }
     /// Nil where no rows are in a frame, as in files of versions that knew of none.
-    private let framing: Bool?
+    private var framing: Bool?
     /// Elements that share a scale and a bias: 32, 64 or 128. Rows whose size it does not divide
     /// take 32.
     public let kvGroupSize: Int
     /// In the place of ``kvBits``: rows as codes of rotated directions.
-    public let kvFormat: KVFormat?
+    public private(set) var kvFormat: KVFormat?
     /// With ``kvFormat``: of how many of the first and as many of the last layers
-    /// `evictingCaches(for:configuration:policy:)` keeps the rows in 8 bits instead.
-    public let turboGuard: Int
+    /// `evictingCaches(for:configuration:policy:budgets:)` keeps the rows in 8 bits instead.
+    public private(set) var turboGuard: Int
     /// Tokens that the model was trained for: rows further back than so many from the newest token
-    /// are the first to go, sinks excepted. Nil: `evictingCaches(for:configuration:policy:)` takes
+    /// are the first to go, sinks excepted. Nil: `evictingCaches(for:configuration:policy:budgets:)` takes
     /// what an `H2OTransformer` says; in other caches, and with 0, only the policy decides.
     public private(set) var contextSize: Int?
 
@@ -197,7 +197,14 @@ public struct H2OConfiguration: Sendable, Hashable {
 
 extension H2OConfiguration {
     /// The same with rows quantised to 8 bits, in the place of ``kvFormat`` too.
-    public var with8Bits: H2OConfiguration { H2OConfiguration(self, kvBits: 8) }
+    public var with8Bits: H2OConfiguration {
+        var found = self
+        found.kvBits = 8
+        found.framing = true
+        found.kvFormat = nil
+        found.turboGuard = 0
+        return found
+    }
 
     /// The same for a model that was trained for so many tokens, where ``contextSize`` is nil.
     public func forModel(contextSize: Int?) -> H2OConfiguration {
@@ -206,24 +213,21 @@ extension H2OConfiguration {
         return found
     }
 
-    private init(_ other: H2OConfiguration, kvBits: Int) {
-        maxKVSize = other.maxKVSize
-        sinkSize = other.sinkSize
-        heavySize = other.heavySize
-        recentSize = other.recentSize
-        policy = other.policy
-        diversity = other.diversity
-        decay = other.decay
-        evictEvery = other.evictEvery
-        sharedHeads = other.sharedHeads
-        speculative = other.speculative
-        valueBits = other.valueBits
-        kvGroupSize = other.kvGroupSize
-        self.kvBits = kvBits
-        framing = true
-        kvFormat = nil
-        turboGuard = 0
-        contextSize = other.contextSize
+    /// The same with another budget: the share of heavy rows stays, and so does an ``evictEvery`` of
+    /// one row of 32.
+    ///
+    /// - Throws: ``H2OError`` where the budget does not suit the other sizes
+    public func with(maxKVSize rows: Int) throws -> H2OConfiguration {
+        try require("maxKVSize", rows, atLeast: 1)
+        let heavy = max(0, min(heavySize * rows / maxKVSize, rows - sinkSize - 1))
+        let sizes = try H2OConfiguration(
+            maxKVSize: rows, sinkSize: sinkSize, heavySize: heavy, speculative: speculative)
+        var found = self
+        if evictEvery == max(1, maxKVSize / 32) { found.evictEvery = sizes.evictEvery }
+        found.maxKVSize = rows
+        found.heavySize = sizes.heavySize
+        found.recentSize = sizes.recentSize
+        return found
     }
 }
 

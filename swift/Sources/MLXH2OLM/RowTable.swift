@@ -58,7 +58,7 @@ struct RowTable {
         }
         let heads = Array(keys.shape.prefix(2))
         let frame = configuration.isFramed ? Frame(of: keys, values) : nil
-        let kept = frame?.into(keys, values) ?? (keys, values)
+        let kept = frame?.into(keys, values) ?? (keys: keys, values: values)
         self.init(
             keys: try column(kept.keys, packing.keys),
             values: try column(kept.values, packing.values),
@@ -207,7 +207,7 @@ struct RowTable {
             keys: rows.keys, values: rows.values, bias: biases.rows(upTo: count),
             mass: rows.importance, weights: ranks, eligible: free, kept: kept,
             share: policy.foldShare)
-        let made = frame?.into(found.keys, found.values) ?? (found.keys, found.values)
+        let made = frame?.into(found.keys, found.values) ?? (keys: found.keys, values: found.values)
         keys = try keys.put(made.keys, at: found.into)
         values = try values.put(made.values, at: found.into)
         importance = putAlong(importance, found.into, values: found.mass, axis: 2)
