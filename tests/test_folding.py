@@ -91,7 +91,9 @@ def test_no_token_is_lost(column, evict_every):
 @pytest.mark.parametrize("shared_heads", [False, True])
 def test_no_token_of_a_batch_is_lost(shared_heads):
     with everything_folds():
-        course = Course("8 bits", "h2o", 3, evict_every=4, shared_heads=shared_heads)
+        given = {"evict_every": 4, "shared_heads": shared_heads}
+        # By the mean of their ranks, rows that are diverse in one head take none in in the others.
+        course = Course("8 bits", "h2o", 3, diversity=0.0 if shared_heads else 0.5, **given)
         course.prompts([5, 30, 18], step=12)
         for _ in range(20):
             course.tokens(1)
@@ -109,8 +111,9 @@ def test_sinks_and_the_recent_window_are_as_they_came(column, speculative):
         course.chunk(length)
         cache, config = course.cache, course.config
         positions, counts = np.array(cache.positions)[0], counts_of(cache)[0]
-        for stored, came, bits in zip(
-            stored_rows(cache), course.sequences[0].came, course.bits, strict=True
+        sequence = course.sequences[0]
+        for stored, came, bits, centres in zip(
+            stored_rows(cache), sequence.came, course.bits, sequence.centres, strict=True
         ):
             for head, slot in np.ndindex(*positions.shape):
                 at = positions[head, slot]
@@ -118,7 +121,8 @@ def test_sinks_and_the_recent_window_are_as_they_came(column, speculative):
                     continue
                 protected += 1
                 assert counts[head, slot] == 1
-                expected = rounded(came[head, at][None], bits)[0]
+                centre = None if centres is None else centres[head]
+                expected = rounded(came[head, at][None], bits, centre)[0]
                 np.testing.assert_array_equal(stored[0, head, slot], expected)
     assert protected > 500
 
@@ -250,16 +254,15 @@ def test_a_long_chunk_sees_the_bias_too(length, masked, backend):
         mask = np.where(shown, rng.standard_normal(shown.shape), -np.inf).astype(np.float32)
     with use_backend(backend):
         given = mx.array(mask) if isinstance(mask, np.ndarray) else mask
-        found, lse = biased_attention(
+        found = biased_attention(
             *(mx.array(part) for part in (q, k, v)), mx.array(bias),
-            scale=SCALE, mask=given, sinks=mx.array(sinks), return_lse=True,
+            scale=SCALE, mask=given, sinks=mx.array(sinks),
         )  # fmt: skip
     allowed, added = reference.masked_pairs(given, (2, 4, length, rows))
     logs = np.repeat(bias[:, :, None, :rows], 2, axis=1) + added
     both = np.where(allowed, -np.inf, logs).astype(np.float32)
     expected = reference.attention(q, k, v, scale=SCALE, mask=both, sinks=sinks)
     np.testing.assert_allclose(np.array(found), expected.out, rtol=0, atol=3e-5)
-    np.testing.assert_allclose(np.array(lse), expected.lse, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.skipif(native.unavailable_reason() != "", reason="needs the native back end")

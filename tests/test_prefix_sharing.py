@@ -358,14 +358,6 @@ def test_a_model_that_changes_the_keys_before_attention_is_refused():
         attention(mx.ones((1, 4, 1, 16)), keys + 1, values, cache=cache, scale=1.0, mask=None)
 
 
-def test_long_chunks_need_a_prefix():
-    cache = held()
-    rows = mx.ones((1, 2, 9, 32))
-    keys, values = cache.update_and_fetch(rows, rows)
-    with pytest.raises(ValueError, match=r"attend_chunk\] found no shared prefix"):
-        cache.attend_chunk(mx.ones((1, 4, 9, 32)), keys, values, scale=1.0)
-
-
 @pytest.mark.parametrize(
     ("prompts", "expected"),
     [
