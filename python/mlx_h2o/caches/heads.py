@@ -289,7 +289,7 @@ def _index(heads: Sequence[int]) -> Any:
     step = heads[1] - heads[0] if len(heads) > 1 else 1
     if [*heads] == [*range(heads[0], heads[0] + step * len(heads), step)] and step > 0:
         return slice(heads[0], heads[-1] + 1, step)
-    return mx.array(heads)
+    return mx.array([*heads])
 
 
 def _taken(array: mx.array, index: Any, axis: int = 1) -> mx.array:

@@ -82,8 +82,13 @@ def probe(model: Any) -> Probe:
     if held is not None and held[0]() is model:
         return held[1]
     found = _probed(model)
-    _known[id(model)] = weakref.ref(model, lambda _, key=id(model): _known.pop(key, None)), found
+    key = id(model)
+    _known[key] = weakref.ref(model, lambda _: _forget(key)), found
     return found
+
+
+def _forget(key: int) -> None:
+    _known.pop(key, None)
 
 
 def reason_of(model: Any) -> str:
