@@ -40,11 +40,11 @@ from mlx_h2o.operations import backends, metal
 ROWS, HEADS, KV_HEADS, SIZE = 256, 8, 4, 64
 ROTATING, STOCK = "rotating", "mlx_lm 8 bits"
 ARMS: dict[str, dict[str, Any]] = {
-    **{policy: {"policy": policy} for policy in ("keydiff", "h2o", "window", "snapkv", "merge")},
-    **{f"8 bits {p}": {"policy": p, "kv_bits": 8} for p in ("keydiff", "h2o", "window", "merge")},
+    **{policy: {"policy": policy} for policy in ("keydiff", "h2o-ema", "window", "snapkv", "h2o")},
+    **{f"8 bits {p}": {"policy": p, "kv_bits": 8} for p in ("keydiff", "h2o-ema", "window", "h2o")},
     **{
         f"mixed {policy}": {"policy": policy, "kv_bits": 8, "light_bits": 4}
-        for policy in ("keydiff", "h2o")
+        for policy in ("keydiff", "h2o-ema")
     },
     # One KV head of four with more rows than the others.
     **{f"groups {policy}": {"policy": policy} for policy in ("keydiff", "h2o")},

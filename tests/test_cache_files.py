@@ -28,7 +28,7 @@ six more tokens: positions [6, B, H, N] after each, ascending, and its outputs [
 @pytest.mark.parametrize("tokens", [0, 3, 10, 60])
 @pytest.mark.parametrize("column", COLUMNS)
 def test_a_saved_cache_goes_on(column, tokens, speculative, tmp_path):
-    course = Course(column, "h2o", speculative=speculative, evict_every=4)
+    course = Course(column, "h2o-ema", speculative=speculative, evict_every=4)
     course.tokens(tokens)
     file = str(tmp_path / "cache.safetensors")
     save_prompt_cache(file, [course.cache])

@@ -34,7 +34,7 @@ NOT_RUN = {
 }
 # Settings that are added to a command so that it takes seconds; everything else is as it is shown.
 SMALLER = {
-    "evaluate": "--tasks ppl --documents 1 --length 64 --seeds 1 --no-controls",
+    "evaluate": "--tasks loss --documents 1 --length 64",
     "generate": "--max-tokens 8",
 }
 SETTING_UP = ("python3 -m venv .venv", ".venv/bin/pre-commit install")

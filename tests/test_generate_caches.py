@@ -77,7 +77,7 @@ def test_settings_of_make_prompt_cache():
     assert make_prompt_cache(model, config)[1].config is config
     assert make_prompt_cache(model, max_kv_size=40, policy="window")[1].config == config
     with pytest.raises(ValueError, match=r"found an H2OConfig and the settings \['policy'\]"):
-        make_prompt_cache(model, config, policy="h2o")
+        make_prompt_cache(model, config, policy="h2o-ema")
     with pytest.raises(ValueError, match=r"unknown settings \['budget'\], expected some of"):
         make_prompt_cache(model, budget=8)
 

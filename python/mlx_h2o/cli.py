@@ -16,10 +16,9 @@ _COMMANDS = {
     "cache_prompt": "read a prompt and save its cache",
     "layers": "show which layers retrieve, and write the rows of each",
     "evaluate": "measure what smaller caches cost on your texts",
-    "report": "show what evaluate measured as an HTML page",
     "benchmark": "measure speed and memory",
 }
-_OURS = ("layers", "evaluate", "report")
+_OURS = ("layers", "evaluate")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

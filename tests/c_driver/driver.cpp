@@ -82,7 +82,7 @@ struct Thread {
     for (const char* kind : {"ema", "mass"}) {
       Array result;
       succeeds(mlx_h2o_prefill_scores(result.out(), keys, keys, 0.125F, "causal", nothing, nothing,
-                                      kind, nothing, 0.5, 8, s),
+                                      bias, kind, nothing, 0.5, 8, s),
                "prefill scores");
       check(mlx_array_eval(result));
     }
@@ -92,11 +92,13 @@ struct Thread {
     Array out, average, diversity;
     ArrayVector new_keys, new_values;
     for (const ArrayVector* stored : {&dense, &packed}) {
-      succeeds(mlx_h2o_attention_and_accumulate(out.out(), average.out(), queries, *stored, *stored,
-                                                importance, 0.125F, 0.5, "", nothing, nothing, bias,
-                                                8, group, none, 0, s),
-               "attention and accumulate");
-      check(mlx_array_eval(out));
+      for (const char* kind : {"ema", "mass"}) {
+        succeeds(mlx_h2o_attention_and_accumulate(out.out(), average.out(), queries, *stored,
+                                                  *stored, importance, 0.125F, kind, 0.5, "",
+                                                  nothing, nothing, bias, 8, group, none, 0, s),
+                 "attention and accumulate");
+        check(mlx_array_eval(out));
+      }
     }
     succeeds(mlx_h2o_quantize_append(new_keys.out(), new_values.out(), packed, packed, new_row,
                                      new_row, slots, 8, group, none, s),
@@ -120,18 +122,17 @@ struct Thread {
     succeeds(mlx_h2o_key_diversity(diversity.out(), keys, s), "key diversity");
     check(mlx_array_eval(average));
     check(mlx_array_eval(diversity));
-    Array kept, into, merged_keys, merged_values, merged_bias, merged_positions;
-    for (const bool shared : {false, true}) {
-      succeeds(mlx_h2o_mergers(kept.out(), into.out(), merged_keys.out(), merged_values.out(),
-                               merged_bias.out(), merged_positions.out(), keys, keys, importance,
-                               positions, rows - 3, 2, nothing, shared, s),
-               "mergers");
-      for (const Array* made : {&kept, &into, &merged_keys, &merged_bias, &merged_positions}) {
-        check(mlx_array_eval(*made));
-      }
-    }
+    Array kept, into, folded_keys, folded_values, folded_bias, folded_mass;
+    const Array eligible = call(mlx_isfinite, importance, s);
     succeeds(mlx_h2o_keep_indices(kept.out(), importance, positions, 8, 2, each, s), "keep");
     check(mlx_array_eval(kept));
+    succeeds(mlx_h2o_fold(into.out(), folded_keys.out(), folded_values.out(), folded_bias.out(),
+                          folded_mass.out(), keys, keys, importance, importance, importance,
+                          eligible, kept, 0.5, s),
+             "fold");
+    for (const Array* made : {&into, &folded_keys, &folded_bias, &folded_mass}) {
+      check(mlx_array_eval(*made));
+    }
   }
 
   // `who` sets the messages of this thread apart from those of the other.

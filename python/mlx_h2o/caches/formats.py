@@ -146,7 +146,9 @@ def _group_size(config: H2OConfig, keys: mx.array, values: mx.array, owner: str)
     if config.kv_bits is None:
         return 0
     # The values of latent attention are rotary parts, which are not packed.
-    sizes = [rows.shape[3] for rows in (keys, keys if config.kv_handed == "latents" else values)]
+    width, value_width = keys.shape[3], values.shape[3]
+    if config.kv_handed == "latents":
+        value_width = width
     if config.framed:
-        sizes = [kept_size(size) for size in sizes]
-    return group_size_for(config.kv_group_size, *sizes, owner)
+        width, value_width = kept_size(width), kept_size(value_width)
+    return group_size_for(config.kv_group_size, width, value_width, owner)

@@ -77,7 +77,7 @@ def attend(
     if owner is None:
         return _foreign(cache, stock, queries, keys, values, scale, mask, sinks)
     short = queries.shape[2] <= DECODE_QUERIES
-    if not short and owner.prefix_rows:
+    if not short and (owner.prefix_rows or owner.row_bias is not None):
         return owner.attend_chunk(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
     scored = owner.policy.needs_scores
     if scored and not short:

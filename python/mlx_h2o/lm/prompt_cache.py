@@ -15,7 +15,7 @@ from mlx_lm.models import cache as mlx_lm_cache
 from ..caches.cache import PROMPT_CHUNK, H2OKVCache
 from ..caches.heads import HeadGroups
 from ..config import H2OConfig
-from ..policies.merge import Merge
+from ..policies.h2o import H2O
 from .budgets import Budgets, layer_configs
 from .layers import LAYERS, reason_of, rows_by_head
 from .routing import WANT_ARRAYS, calls_attention, int_setting, model_name, modules_of, routing_for
@@ -139,9 +139,9 @@ def fit_bytes(
 
     Without ``kv_bits`` and ``kv_format``, rows stay unquantised if the model's whole context fits.
     Otherwise they have 8, 6 or 5 bits, the most at which three quarters of it fit, or 4.
-    ``kv_bits=None`` leaves them unquantised. Without ``policy``, quantised rows merge if the model
-    and the other settings allow it. Nothing is computed but the probe of ``layers``: the bytes are
-    those of caches in a graph that is never evaluated.
+    ``kv_bits=None`` leaves them unquantised. Without ``policy``, quantised rows have the policy
+    "h2o" if the model and the other settings allow it. Nothing is computed but the probe of
+    ``layers``: the bytes are those of caches in a graph that is never evaluated.
 
     Args:
         model: an mlx_lm model.
@@ -158,7 +158,7 @@ def fit_bytes(
     if "max_kv_size" in settings:
         raise ValueError("[fit_bytes] found max_kv_size, expected max_kv_bytes alone.")
     limit = parsed_bytes(max_kv_bytes)
-    merges = "policy" not in settings
+    scored = "policy" not in settings
     shared = {"layers": layers, "length": length}
 
     def draft_nbytes(config: H2OConfig, chunk: int = 0) -> int:
@@ -169,7 +169,7 @@ def fit_bytes(
 
     def config_of(rows: int, bits: int | None) -> H2OConfig:
         packs = bits is not None or "kv_format" in settings
-        chosen = {"policy": Merge.name} if merges and packs else {}
+        chosen = {"policy": H2O.name} if scored and packs else {}
         return _config(None, {"kv_bits": bits} | chosen | settings | {"max_kv_size": rows})
 
     def measuring(bits: int | None) -> Measure:
@@ -184,8 +184,8 @@ def fit_bytes(
         return measured(measuring(some), least + 64) < math.inf
 
     served = packs()
-    if merges and not served:
-        merges = False
+    if scored and not served:
+        scored = False
         served = packs()
     if not known:
         context = context_length(model)

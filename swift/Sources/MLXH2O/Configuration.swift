@@ -12,6 +12,9 @@ public struct H2OConfiguration: Sendable, Hashable {
     public private(set) var recentSize: Int
     /// Ranks the rows.
     public let policy: PolicyName
+    /// Of the policy `h2o`: the share of the rows kept by rank that are kept for the diversity of
+    /// their keys, 0 to 1.
+    public let diversity: Double
     /// `a` of the moving average `C = a*C + (1-a)*|s|`.
     public let decay: Double
     /// Rows of each head that leave a full cache together, so that a step in so many evicts. Never
@@ -66,11 +69,13 @@ public struct H2OConfiguration: Sendable, Hashable {
     /// - Parameters:
     ///   - maxKVSize: rows that each KV head keeps, at least 1
     ///   - sinkSize: the first positions, which stay; fewer than `maxKVSize`
-    ///   - heavySize: rows kept by score; nil: half of the budget, or what the other two leave
+    ///   - heavySize: rows kept by score; nil: half of the budget, or what the other two leave; for
+    ///     the policy `h2o` all but the recent rows, a quarter of the budget
     ///   - recentSize: the newest rows, which stay; nil, or where the three do not fill the budget:
     ///     what the other two leave
     ///   - policy: ranks the rows
-    ///   - decay: at least 0, below 1
+    ///   - diversity: of the policy `h2o`, 0 to 1
+    ///   - decay: of the policy `h2o-ema`, at least 0, below 1
     ///   - evictEvery: rows that leave a full cache together, at least 1; no more go than are not
     ///     protected; nil: one row of 32, as measured
     ///   - sharedHeads: whether all KV heads keep the same positions
@@ -87,8 +92,8 @@ public struct H2OConfiguration: Sendable, Hashable {
     /// - Throws: ``H2OError`` where a value is out of range or the sizes exceed the budget
     public init(
         maxKVSize: Int = 256, sinkSize: Int = 4, heavySize: Int? = nil, recentSize: Int? = nil,
-        policy: PolicyName = .keydiff, decay: Double = 0.95, evictEvery: Int? = nil,
-        sharedHeads: Bool = false, speculative: Int = 0, kvBits: Int? = nil,
+        policy: PolicyName = .keydiff, diversity: Double = 0.5, decay: Double = 0.95,
+        evictEvery: Int? = nil, sharedHeads: Bool = false, speculative: Int = 0, kvBits: Int? = nil,
         valueBits: Int? = nil, kvFrame: Bool = true, kvGroupSize: Int = 64,
         kvFormat: KVFormat? = nil, turboGuard: Int = 0, contextSize: Int? = nil
     ) throws {
@@ -101,6 +106,9 @@ public struct H2OConfiguration: Sendable, Hashable {
         try require("recentSize", recentSize ?? 0, atLeast: 0)
         guard decay >= 0, decay < 1 else {
             throw failure("decay is \(decay), expected a number of at least 0, below 1.")
+        }
+        guard diversity >= 0, diversity <= 1 else {
+            throw failure("diversity is \(diversity), expected a number from 0 to 1.")
         }
         try requireKnown("kvBits", kvBits, among: [2, 3, 4, 5, 6, 8])
         try requireKnown("valueBits", valueBits, among: [2, 3, 4, 5, 6, 8])
@@ -125,6 +133,7 @@ public struct H2OConfiguration: Sendable, Hashable {
         self.maxKVSize = maxKVSize
         self.sinkSize = sinkSize
         self.policy = policy
+        self.diversity = diversity
         self.decay = decay
         self.evictEvery = evictEvery ?? max(1, maxKVSize / 32)
         self.sharedHeads = sharedHeads
@@ -137,7 +146,7 @@ public struct H2OConfiguration: Sendable, Hashable {
         self.turboGuard = turboGuard
         self.contextSize = contextSize
         self.heavySize = try Self.heavySize(
-            of: maxKVSize, sink: sinkSize, heavy: heavySize, recent: recentSize)
+            of: maxKVSize, sink: sinkSize, heavy: heavySize, recent: recentSize, policy: policy)
         self.recentSize = maxKVSize - sinkSize - self.heavySize
         guard speculative == 0 || maxKVSize >= sinkSize + speculative + 2 else {
             throw failure(
@@ -146,13 +155,13 @@ public struct H2OConfiguration: Sendable, Hashable {
         }
     }
 
-    /// What was published: the policy `h2o`, and a split scaled to `maxKVSize`. The other arguments,
+    /// What was published: the policy `h2o-ema`, and a split scaled to `maxKVSize`. The other arguments,
     /// and the errors:
-    /// ``init(maxKVSize:sinkSize:heavySize:recentSize:policy:decay:evictEvery:sharedHeads:speculative:kvBits:valueBits:kvFrame:kvGroupSize:kvFormat:turboGuard:contextSize:)``.
+    /// ``init(maxKVSize:sinkSize:heavySize:recentSize:policy:diversity:decay:evictEvery:sharedHeads:speculative:kvBits:valueBits:kvFrame:kvGroupSize:kvFormat:turboGuard:contextSize:)``.
     public init(
         preset: Preset, maxKVSize: Int = 256, sinkSize: Int = 4, recentSize: Int? = nil,
-        policy: PolicyName = .h2o, decay: Double = 0.95, evictEvery: Int? = nil,
-        sharedHeads: Bool = false, speculative: Int = 0, kvBits: Int? = nil,
+        policy: PolicyName = .h2oEma, diversity: Double = 0.5, decay: Double = 0.95,
+        evictEvery: Int? = nil, sharedHeads: Bool = false, speculative: Int = 0, kvBits: Int? = nil,
         valueBits: Int? = nil, kvFrame: Bool = true, kvGroupSize: Int = 64,
         kvFormat: KVFormat? = nil, turboGuard: Int = 0, contextSize: Int? = nil
     ) throws {
@@ -162,19 +171,21 @@ public struct H2OConfiguration: Sendable, Hashable {
         let heavySize = max(0, min(preset.heavySize(of: maxKVSize), maxKVSize - sinkSize - 1))
         try self.init(
             maxKVSize: maxKVSize, sinkSize: sinkSize, heavySize: heavySize,
-            recentSize: recentSize, policy: policy, decay: decay, evictEvery: evictEvery,
-            sharedHeads: sharedHeads, speculative: speculative,
+            recentSize: recentSize, policy: policy, diversity: diversity, decay: decay,
+            evictEvery: evictEvery, sharedHeads: sharedHeads, speculative: speculative,
             kvBits: kvBits, valueBits: valueBits, kvFrame: kvFrame, kvGroupSize: kvGroupSize,
             kvFormat: kvFormat, turboGuard: turboGuard, contextSize: contextSize)
     }
 
     private static func heavySize(
-        of maxKVSize: Int, sink: Int, heavy: Int?, recent: Int?
+        of maxKVSize: Int, sink: Int, heavy: Int?, recent: Int?, policy: PolicyName
     ) throws -> Int {
         let left = maxKVSize - sink - (recent ?? 0)
         // At least one recent row, which gives the newest row time to be scored.
         let spare = recent == nil ? left - 1 : left
-        let size = heavy ?? max(0, min(Preset.heavy.heavySize(of: maxKVSize), spare))
+        var usual = Preset.heavy.heavySize(of: maxKVSize)
+        if let rows = policy.recentRows(of: maxKVSize) { usual = recent == nil ? left - rows : left }
+        let size = heavy ?? max(0, min(usual, spare))
         guard size <= left else {
             throw failure(
                 "sinkSize + heavySize + recentSize is \(sink) + \(size) + \(recent ?? 0), "
@@ -248,6 +259,7 @@ extension H2OConfiguration: Codable {
         case heavySize = "heavy_size"
         case recentSize = "recent_size"
         case policy
+        case diversity
         case decay
         case evictEvery = "evict_every"
         case sharedHeads = "shared_heads"
@@ -317,12 +329,16 @@ extension H2OConfiguration: Codable {
         guard try !values.decodeNil(forKey: .maxKVSize) else {
             throw failure("max_kv_size is null, expected a number: a cache here has a budget.")
         }
+        // Files of versions without `diversity` call the moving average "h2o".
+        let isOlder = !values.contains(.diversity)
+        let named = try values.decode(PolicyName.self, forKey: .policy)
         try self.init(
             maxKVSize: values.decode(Int.self, forKey: .maxKVSize),
             sinkSize: values.decode(Int.self, forKey: .sinkSize),
             heavySize: values.decode(Int.self, forKey: .heavySize),
             recentSize: values.decode(Int.self, forKey: .recentSize),
-            policy: values.decode(PolicyName.self, forKey: .policy),
+            policy: isOlder && named == .h2o ? .h2oEma : named,
+            diversity: values.decodeIfPresent(Double.self, forKey: .diversity) ?? 0.5,
             decay: values.decode(Double.self, forKey: .decay),
             evictEvery: values.decode(Int.self, forKey: .evictEvery),
             sharedHeads: values.decodeIfPresent(Bool.self, forKey: .sharedHeads) ?? false,

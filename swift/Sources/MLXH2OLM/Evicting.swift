@@ -19,7 +19,7 @@ import MLXNN
 ///   - budgets: rows of each layer that evicts, in order, as ``rowsPerLayer(contentsOf:)`` reads them
 ///     of a file, in the place of `maxKVSize`. A model must then not make one array mask for all
 ///     layers; mlx-swift-lm's do not, unless they ask a cache for an array
-/// - Throws: `H2OError` where the policy needs scores, or merges, and the model is not routed; where
+/// - Throws: `H2OError` where the policy needs scores, or folds, and the model is not routed; where
 ///   no layer would keep every row; for a model that makes its masks in a way that rows which went
 ///   do not fit; and for another number of budgets than layers that evict
 public func evictingCaches(
@@ -31,7 +31,7 @@ public func evictingCaches(
     let configuration = configuration.forModel(
         contextSize: (model as? H2OTransformer)?.contextSize)
     let policy = ownPolicy ?? configuration.makePolicy()
-    if policy.needsScores || policy.merges, !(model is any H2ORouted) {
+    if policy.needsScores || policy.folds, !(model is any H2ORouted) {
         throw H2OError(
             "evictingCaches",
             "the policy '\(ownPolicy.map { "\(type(of: $0))" } ?? configuration.policy.rawValue)' needs attention of MLXH2OLM's, which "

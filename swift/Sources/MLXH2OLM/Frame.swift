@@ -54,7 +54,7 @@ struct Frame {
             queries.dim(0), queries.dim(1), queries.dim(2), queries.dim(3)
         )
         let grouped = queries.asType(.float32).reshaped(batch, centre.dim(1), -1, size)
-        let products = grouped.matmul(centre.asType(.float32).swappedAxes(2, 3)) * scale
+        let products = matmul(grouped, centre.asType(.float32).swappedAxes(2, 3)) * scale
         return products.reshaped(batch, heads, length, 1)
     }
 

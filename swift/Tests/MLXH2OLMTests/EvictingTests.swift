@@ -100,7 +100,7 @@ import Testing
                 #expect(throws: H2OError.self) { try evicting(model, configuration: settings) }
             ).description
         }
-        for policy in [PolicyName.h2o, .merge, .h2oSum] {
+        for policy in [PolicyName.h2o, .h2oEma] {
             #expect(try message(Unmodified(), policy).contains("'\(policy.rawValue)' needs"))
         }
         #expect(try message(Gemma2Model()).contains("Gemma2Model cannot be served: it makes"))
