@@ -308,10 +308,7 @@ def test_empty_arguments_are_refused_by_name(library: Library, places: bool) -> 
         name
         for name in declared(library)
         if not name.startswith(
-            tuple(
-                f"mlx_h2o_{word}"
-                for word in ("config", "set", "backend", "threads", *ERRORS)
-            )
+            tuple(f"mlx_h2o_{word}" for word in ("config", "set", "backend", "threads", *ERRORS))
         )
     ]
     assert len(names) >= 10

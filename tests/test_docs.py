@@ -8,7 +8,6 @@ import inspect
 import io
 import json
 import re
-import shutil
 import urllib.request
 from pathlib import Path
 from typing import Any
