@@ -81,9 +81,8 @@ def probe(model: Any) -> Probe:
     held = _known.get(id(model))
     if held is not None and held[0]() is model:
         return held[1]
-    found = _probed(model)
-    key = id(model)
-    _known[key] = weakref.ref(model, lambda _: _forget(key)), found
+    found, place = _probed(model), id(model)
+    _known[place] = weakref.ref(model, lambda _: _forget(place)), found
     return found
 
 
