@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmark_scripts import script
-from real_models import loaded
+from fetched_models import loaded
 
 WRONG = [{"policy": "window"}, {"kv_bits": 3}]
 """Settings beside --max-kv-bytes that must show."""

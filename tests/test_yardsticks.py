@@ -13,8 +13,8 @@ import mlx.nn as nn
 import pytest
 from mlx_lm import generate
 
+from fetched_models import loaded
 from mlx_h2o import demo
-from real_models import loaded
 
 pytestmark = pytest.mark.real
 

@@ -82,12 +82,8 @@ def probe(model: Any) -> Probe:
     if held is not None and held[0]() is model:
         return held[1]
     found, place = _probed(model), id(model)
-    _known[place] = weakref.ref(model, lambda _: _forget(place)), found
+    _known[place] = weakref.ref(model, lambda _: _known.pop(place, None)), found
     return found
-
-
-def _forget(key: int) -> None:
-    _known.pop(key, None)
 
 
 def reason_of(model: Any) -> str:
