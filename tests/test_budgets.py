@@ -205,8 +205,9 @@ def test_packed_rows_of_a_batch_are_read_outside_of_routing():
     """By mlx_lm's own attention, which is told of their bits as it is for one text."""
     model = tiny_qwen3(head_dim=32)
     found = []
+    given = {"kv_bits": 8, "kv_group_size": 32, "kv_frame": False}
     for context in (mlx_h2o.routing(model), contextlib.nullcontext()):
-        alone = [mlx_h2o.make_prompt_cache(model, 16, kv_bits=8, kv_group_size=32) for _ in "ab"]
+        alone = [mlx_h2o.make_prompt_cache(model, 16, **given) for _ in "ab"]
         for caches, length in zip(alone, (20, 5), strict=True):
             evaluate.prefill(model, caches, random_prompt(length), chunk=16)
         batch = [one[0].merge(list(one)) for one in zip(*alone, strict=True)]

@@ -35,12 +35,6 @@ FAULTS = [
         partial(ungrouped, ((0, 2), (1,)), {}),
     ),
     Fault(
-        "queries are shared out as KV heads are",
-        "caches.heads:HeadGroups._of_queries",
-        assigned("each").becomes("1"),
-        partial(ungrouped, ((0, 2), (1,)), {}),
-    ),
-    Fault(
         "all groups have the first heads' mask",
         "caches.heads:HeadGroups.attended_by",
         assigned("of_heads", at=1).becomes("False"),

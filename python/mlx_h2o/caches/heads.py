@@ -6,7 +6,7 @@ import copy
 import json
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 
@@ -21,6 +21,28 @@ _CLASSES = {cls.__name__: cls for cls in (H2OKVCache, QuantizedH2OKVCache, Batch
 
 Attend = Callable[[H2OKVCache, mx.array, Any, mx.array | None], mx.array]
 """The output for one cache, queries [B, hq, L, D] of its heads, and the mask and sinks of these."""
+
+
+def _for_each(name: str) -> Callable[..., None]:
+    """A method that does this for each group."""
+
+    def call(self: HeadGroups, *args: Any, **given: Any) -> None:
+        for one in self.caches:
+            getattr(one, name.rpartition(".")[2])(*args, **given)
+
+    call.__doc__ = f"As ``{name}``, of each group."
+    return call
+
+
+def _from_each(name: str) -> Callable[..., HeadGroups]:
+    """A method that makes groups of what this makes of each."""
+
+    def call(self: HeadGroups, *args: Any, **given: Any) -> HeadGroups:
+        attribute = name.rpartition(".")[2]
+        return self._each(lambda one: getattr(one, attribute)(*args, **given))
+
+    call.__doc__ = f"As ``{name}``, of each group."
+    return call
 
 
 class HeadGroups:
@@ -112,6 +134,12 @@ class HeadGroups:
             self._token = self._handed.give(*token, held=True)
         return self._token
 
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        """What stands for the rows. Raises ValueError while there are none."""
+        if self._token is None:
+            raise ValueError("[HeadGroups.keys_and_values] there has been no update yet.")
+        return self._token
+
     def attended_by(
         self, attend: Attend, queries: mx.array, mask: Any, sinks: mx.array | None
     ) -> mx.array:
@@ -193,11 +221,6 @@ class HeadGroups:
         """Whether no token has come."""
         return self.caches[0].empty()
 
-    def flush(self) -> None:
-        """As ``H2OKVCache.flush``, of each."""
-        for one in self.caches:
-            one.flush()
-
     def is_trimmable(self) -> bool:
         """Whether ``trim`` is exact, for each."""
         return all(one.is_trimmable() for one in self.caches)
@@ -206,13 +229,9 @@ class HeadGroups:
         """As ``H2OKVCache.trim``, of each. The heads of fewer rows refuse first."""
         return max([one.trim(n) for one in self.caches])
 
-    def to_quantized(self, group_size: int = 64, bits: int = 4) -> HeadGroups:
-        """As ``H2OKVCache.to_quantized``, of each."""
-        return self._each(lambda one: one.to_quantized(group_size=group_size, bits=bits))
-
-    def unshared(self) -> HeadGroups:
-        """As ``H2OKVCache.unshared``, of each."""
-        return self._each(lambda one: one.unshared())
+    flush = _for_each("H2OKVCache.flush")
+    to_quantized = _from_each("H2OKVCache.to_quantized")
+    unshared = _from_each("H2OKVCache.unshared")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> HeadGroups:
         return self._each(lambda one: copy.deepcopy(one, memo))
@@ -256,31 +275,13 @@ class HeadGroups:
     def extend(self, other: HeadGroups) -> None:
         """As ``BatchH2OKVCache.extend``, of each."""
         _alike("extend", [self, other])
-        for own, added in zip(self._batches, other._batches, strict=True):
-            own.extend(added)
+        for own, added in zip(self.caches, other.caches, strict=True):
+            cast(BatchH2OKVCache, own).extend(cast(BatchH2OKVCache, added))
 
-    def extract(self, index: int) -> HeadGroups:
-        """As ``BatchH2OKVCache.extract``, of each."""
-        return HeadGroups([one.extract(index) for one in self._batches], self.heads)
-
-    def filter(self, batch_indices: Sequence[int] | mx.array) -> None:
-        """As ``BatchH2OKVCache.filter``, of each."""
-        for one in self._batches:
-            one.filter(batch_indices)
-
-    def prepare(self, **padding: Any) -> None:
-        """As ``BatchH2OKVCache.prepare``, of each."""
-        for one in self._batches:
-            one.prepare(**padding)
-
-    def finalize(self) -> None:
-        """As ``BatchH2OKVCache.finalize``, of each."""
-        for one in self._batches:
-            one.finalize()
-
-    @property
-    def _batches(self) -> list[Any]:
-        return [*self.caches]
+    extract = _from_each("BatchH2OKVCache.extract")
+    filter = _for_each("BatchH2OKVCache.filter")
+    prepare = _for_each("BatchH2OKVCache.prepare")
+    finalize = _for_each("BatchH2OKVCache.finalize")
 
 
 def _index(heads: Sequence[int]) -> Any:
@@ -288,7 +289,7 @@ def _index(heads: Sequence[int]) -> Any:
     step = heads[1] - heads[0] if len(heads) > 1 else 1
     if [*heads] == [*range(heads[0], heads[0] + step * len(heads), step)] and step > 0:
         return slice(heads[0], heads[-1] + 1, step)
-    return mx.array(heads)
+    return mx.array([*heads])
 
 
 def _taken(array: mx.array, index: Any, axis: int = 1) -> mx.array:

@@ -109,9 +109,8 @@ def gives(model: Any, vocabulary: int, tokens: int) -> list[list[float]] | str:
         return "hides which of its layers attention is of"
     most = mx.stack([cast(mx.array, one.copies) for one in growing]).max()
     mx.eval(found, most)
-    if most.item() < RETRIEVES:
-        found = [mx.zeros_like(one) for one in found]
-    return [[round(head, 4) for head in cast(Any, one).tolist()] for one in found]
+    part = 1.0 if cast(float, most.item()) >= RETRIEVES else 0.0
+    return [[round(part * head, 4) for head in cast(Any, one).tolist()] for one in found]
 
 
 @contextmanager
