@@ -52,7 +52,7 @@ let platformTargets: [Target] = [
             "src/attention_neon_kernel.cpp",
             "src/attention_scalar_kernel.cpp",
             "src/key_diversity_kernel.cpp",
-            "src/merging_kernel.cpp",
+            "src/folding_kernel.cpp",
             "src/prefill_kernel.cpp",
             "src/quantization_kernel.cpp",
             "src/row_kernel.cpp",

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import nox
@@ -37,13 +37,15 @@ QEMU = ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu")
 # of another's.
 SIDE_BY_SIDE = ("-n", str(min(4, os.cpu_count() or 1)), "--dist", "worksteal")
 # The quick tests and the slow ones.
-UNSEEDED = "not faults and not exhaustive"
+UNSEEDED = "not faults and not exhaustive and not real"
 C_SOURCES = (
     *("core", "mlx-c", "python/bindings", "examples/c"),
     *("tests/allocation", "tests/fuzz", "tests/native"),
 )
 # MLX and mlx_lm: the oldest and the newest that pyproject.toml promises, and each with the other's.
 RELEASES = (("0.32.3", "0.32.0"), ("0.32.4", "0.32.2"), ("0.32.3", "0.32.2"), ("0.32.4", "0.32.0"))
+# What converts real models; the package does not need it.
+GGUF = "gguf==0.19.0"
 SOAK_TOOLS = [line for line in EXTRAS["dev"] if line.startswith("openai")]
 
 nox.options.sessions = ["lint", "types", "tests"]
@@ -57,6 +59,31 @@ def absent(session: nox.Session, what: str) -> None:
     if CI:
         session.error(f"{what}; with CI=true this is an error")
     session.skip(what)
+
+
+def fetched(session: nox.Session, *models: str) -> list[str]:
+    """The folders of real models, fetched and converted where they were not there; none where they
+    cannot be had."""
+    found = ""
+    for command in (("-m", "pip", "install", "-q", GGUF), ("tools/yardsticks.py", *models)):
+        tried = subprocess.run((PYTHON, *command), cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        if tried.returncode:
+            session.warn(f"NO {', '.join(models) or 'real models'}: what needs them does NOT run")
+            return []
+        found = tried.stdout
+    return found.splitlines()
+
+
+def fast_blas(session: nox.Session) -> dict[str, str | None]:
+    """The environment in which MLX multiplies with OpenBLAS, where it is installed."""
+    ask = "from mlx_h2o.commands.blas import fast_library; print(fast_library() or '')"
+    found = session.run(PYTHON, "-c", ask, external=True, silent=True).strip()
+    if not found:
+        session.warn("OpenBLAS not found (Debian: libopenblas0-pthread): this takes far longer")
+        return {}
+    # As the processor and not as the machine's settings have it.
+    unset = dict.fromkeys(("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"))
+    return {"LD_PRELOAD": found, **unset}
 
 
 @contextlib.contextmanager
@@ -80,7 +107,9 @@ def beside(session: nox.Session, name: str, *command: str, env: dict[str, str]) 
         session.error(f"{name} failed with status {status}: see above")
 
 
-def python(session: nox.Session, *arguments: str, env: dict[str, str] | None = None) -> None:
+def python(
+    session: nox.Session, *arguments: str, env: Mapping[str, str | None] | None = None
+) -> None:
     """Run the shared environment's Python."""
     session.run(PYTHON, *arguments, env=env, external=True)
 
@@ -199,7 +228,9 @@ def legs(session: nox.Session, swift: str | None) -> dict[str, str]:
     return env | {"MLX_H2O_SWIFT_PARITY": str(Path(folder) / "mlx-h2o-parity")}
 
 
-def pytest(session: nox.Session, *arguments: str, env: dict[str, str] | None = None) -> None:
+def pytest(
+    session: nox.Session, *arguments: str, env: Mapping[str, str | None] | None = None
+) -> None:
     """Run pytest with these arguments and those behind ``--``."""
     python(session, "-m", "pytest", "-q", *arguments, *session.posargs, env=env)
 
@@ -316,6 +347,24 @@ def slow(session: nox.Session) -> None:
     env = legs(session, swift_or_warn(session))
     python(session, "-m", "pip", "install", "-q", *CUDA_COMPILER)
     pytest(session, *SIDE_BY_SIDE, "-m", f"slow and {UNSEEDED}", env=env)
+
+
+@nox.session(venv_backend="none")
+def yardsticks(session: nox.Session) -> None:
+    """Fetch and convert the real models that claims are measured on, and read a text with each."""
+    package(session)
+    if not fetched(session):
+        session.skip("the real models cannot be had")
+    pytest(session, "-m", "real", "tests/test_yardsticks.py", env=fast_blas(session))
+
+
+@nox.session(venv_backend="none")
+def real(session: nox.Session) -> None:
+    """What caches lose on SmolLM2 against committed figures (2 minutes with OpenBLAS)."""
+    package(session)
+    if not fetched(session, "smollm2-135m-instruct"):
+        session.skip("SmolLM2 cannot be had")
+    pytest(session, "-m", "real", "tests/test_real_check.py", env=fast_blas(session))
 
 
 @nox.session(venv_backend="none")
@@ -469,9 +518,13 @@ def run_native(
 
 @nox.session(venv_backend="none")
 def demo(session: nox.Session) -> None:
-    """Install everything and compare caches on the embedded model (options: -- --help)."""
+    """Install everything and compare caches on SmolLM2, where it can be had and takes no longer
+    than a minute or two, else on the embedded model (options: -- --help)."""
     package(session)
-    python(session, "-m", "mlx_h2o.demo", *session.posargs)
+    command = ["-m", "mlx_h2o.demo"]
+    for folder in fetched(session, "smollm2-135m-instruct"):
+        command += ["--model", folder, "--length", "600", "--facts", "4", "--generate", "32"]
+    python(session, *command, *session.posargs, env=fast_blas(session))
 
 
 @nox.session
@@ -528,7 +581,7 @@ def soak(session: nox.Session) -> None:
 def versions(session: nox.Session, mlx: str, mlx_lm: str) -> None:
     """What calls mlx_lm and is called by it, with each release; composed operations, not native."""
     backend = "" if sys.platform == "darwin" else "[cpu]"
-    tests = ("pytest", "hypothesis", "matplotlib", "scikit-build-core>=0.11")
+    tests = ("pytest", "hypothesis", "scikit-build-core>=0.11")
     session.install("-q", f"mlx{backend}=={mlx}", f"mlx-lm=={mlx_lm}", *tests)
     session.install("-q", "--no-build-isolation", "--config-settings=wheel.cmake=false", ".")
     parts = ("upstream", "hosting", "generate", "batch_generate", "downstream", "serving", "server")

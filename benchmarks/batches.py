@@ -29,7 +29,7 @@ from mlx_h2o.demo import report
 
 FULL, ROTATING = "full", "rotating"
 SETTINGS: dict[str, dict[str, Any]] = {
-    "h2o": {"policy": "h2o"},
+    "h2o-ema": {"policy": "h2o-ema"},
     "window": {"policy": "window"},
     "keydiff": {"policy": "keydiff"},
     "keydiff 8-bit": {"policy": "keydiff", "kv_bits": 8},

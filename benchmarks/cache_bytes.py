@@ -58,7 +58,7 @@ def cache_of(name: str, budget: int) -> Any:
     """An empty cache of an arm."""
     if name == FULL:
         return KVCache()
-    return evicting_cache(H2OConfig(max_kv_size=budget, policy="h2o", **ARMS[name][0]))
+    return evicting_cache(H2OConfig(max_kv_size=budget, policy="h2o-ema", **ARMS[name][0]))
 
 
 def chunk(caches: list[Any], length: int, seed: int) -> None:

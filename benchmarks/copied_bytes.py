@@ -67,14 +67,14 @@ class Arm:
 
 
 ARMS = (
-    Arm("h2o, native", "h2o", "native"),
-    Arm("h2o, native, keys held", "h2o", "native", hold=True),
-    Arm("h2o, native, waiting", "h2o", "native", wait=True),
+    Arm("h2o, native", "h2o-ema", "native"),
+    Arm("h2o, native, keys held", "h2o-ema", "native", hold=True),
+    Arm("h2o, native, waiting", "h2o-ema", "native", wait=True),
     Arm("window, native", "window", "native"),
     Arm("keydiff, native", "keydiff", "native"),
-    Arm("h2o, 8 bits, native", "h2o", "native", bits=8),
+    Arm("h2o, 8 bits, native", "h2o-ema", "native", bits=8),
     Arm("keydiff, 4 bits, native", "keydiff", "native", bits=4),
-    Arm("h2o, composed", "h2o", "composed"),
+    Arm("h2o, composed", "h2o-ema", "composed"),
     Arm("RotatingKVCache"),
     Arm("KVCache"),
 )

@@ -32,7 +32,7 @@ from figures import spread
 from mlx_lm.models.cache import QuantizedKVCache, RotatingKVCache
 
 import mlx_h2o
-from mlx_h2o import H2OConfig, H2OKVCache, QuantizedH2OKVCache
+from mlx_h2o import H2OConfig, HeadGroups
 from mlx_h2o.demo import report
 from mlx_h2o.lm import routing
 from mlx_h2o.operations import backends, metal
@@ -40,12 +40,15 @@ from mlx_h2o.operations import backends, metal
 ROWS, HEADS, KV_HEADS, SIZE = 256, 8, 4, 64
 ROTATING, STOCK = "rotating", "mlx_lm 8 bits"
 ARMS: dict[str, dict[str, Any]] = {
-    **{policy: {"policy": policy} for policy in ("keydiff", "h2o", "window", "snapkv", "merge")},
-    **{f"8 bits {p}": {"policy": p, "kv_bits": 8} for p in ("keydiff", "h2o", "window", "merge")},
+    **{policy: {"policy": policy} for policy in ("keydiff", "h2o-ema", "window", "snapkv", "h2o")},
+    **{f"8 bits {p}": {"policy": p, "kv_bits": 8} for p in ("keydiff", "h2o-ema", "window", "h2o")},
     **{
         f"mixed {policy}": {"policy": policy, "kv_bits": 8, "light_bits": 4}
-        for policy in ("keydiff", "h2o")
+        for policy in ("keydiff", "h2o-ema")
     },
+    # One KV head of four with more rows than the others.
+    **{f"groups {policy}": {"policy": policy} for policy in ("keydiff", "h2o")},
+    "groups 8 bits keydiff": {"policy": "keydiff", "kv_bits": 8},
 }
 _stock: Callable[..., mx.array] = base.scaled_dot_product_attention
 _routed = routing._routed(_stock)
@@ -62,13 +65,15 @@ class Arm:
             self.cache = QuantizedKVCache(group_size=64, bits=8)
         else:
             config = H2OConfig(max_kv_size=ROWS, **ARMS[name])
-            kind = H2OKVCache if config.kv_bits is None else QuantizedH2OKVCache
-            self.cache = kind(config)
+            rows = [ROWS] * KV_HEADS
+            if name.startswith("groups"):
+                rows[1] *= 2
+            self.cache = HeadGroups.of_rows([config.with_budget(one) for one in rows])
         self.seconds: list[float] = []
         shapes = (HEADS, KV_HEADS, KV_HEADS)
         self.rows = [mx.random.normal((1, heads, 1, SIZE)) for heads in shapes]
         mx.eval(self.rows)
-        for _ in range(ROWS + 40):
+        for _ in range(2 * ROWS + 40):
             mx.eval(self.step())
 
     def step(self) -> mx.array:

@@ -234,7 +234,7 @@ def cache_work(model: Any, settings: dict[str, Any], repeats: int) -> dict[str, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", choices=models.MODELS, default="demo")
-    parser.add_argument("--policies", nargs="+", default=["keydiff", "h2o"])
+    parser.add_argument("--policies", nargs="+", default=["keydiff", "h2o-ema"])
     parser.add_argument("--max-kv-size", type=int, default=256)
     parser.add_argument("--drafted", type=int, default=3, help="tokens per round")
     parser.add_argument("--tokens", type=int, default=16, help="per turn")

@@ -11,14 +11,8 @@ The time is that of one query over 16,384 rows, Hq = 16, Hkv = 8, D = 128, nativ
 at least 256 MB in turn; arms take turns in rotating order, and a ratio compares the turns of one
 round with float16.
 
-What this does to a model is measured by `mlx_h2o evaluate`, at equal bytes:
-
-    mlx_h2o evaluate --model demo --tasks ppl needle --wordings secret --needles 4 --no-controls
-        --documents 12 --length 640 --readings chunk token --seeds 1 --output found
-        --strategies full kv4 kv3 window:none:turbo4 window:none:turbo3 window:none:turbo2
-        window:none:turbo8v3 window:none:turbo0v3 window:none:turbo3:guard=1 window:none:kv8/3
-        keydiff:bytes=196608:kv4 keydiff:bytes=196608:turbo4 keydiff:bytes=196608:turbo3
-        keydiff:bytes=196608:turbo8v3 merge:bytes=196608:kv4 merge:bytes=196608:turbo3
+What this does to a model is measured by `mlx_h2o evaluate`, at equal bytes, with arms such as
+"turbo4: kv_format=turbo4 max_kv_size=None policy=window".
 """
 
 from __future__ import annotations

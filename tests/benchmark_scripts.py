@@ -1,4 +1,4 @@
-"""The scripts of benchmarks/ as modules, for tests of what they compute."""
+"""The scripts of benchmarks/ and tools/ as modules, for tests of what they compute."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
-FOLDER = Path(__file__).parents[1] / "benchmarks"
+ROOT = Path(__file__).parents[1]
 
 
 @contextmanager
-def script(name: str) -> Iterator[ModuleType]:
-    """benchmarks/``name``.py, which finds the modules beside it within the context."""
-    sys.path.insert(0, str(FOLDER))
-    spec = importlib.util.spec_from_file_location(f"{name}_benchmark", FOLDER / f"{name}.py")
+def script(name: str, folder: str = "benchmarks") -> Iterator[ModuleType]:
+    """``folder``/``name``.py, which finds the modules beside it within the context."""
+    beside = str(ROOT / folder)
+    sys.path.insert(0, beside)
+    spec = importlib.util.spec_from_file_location(f"{name}_benchmark", f"{beside}/{name}.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # where dataclasses look for it
     try:
@@ -24,4 +25,4 @@ def script(name: str) -> Iterator[ModuleType]:
         yield module
     finally:
         del sys.modules[spec.name]
-        sys.path.remove(str(FOLDER))
+        sys.path.remove(beside)

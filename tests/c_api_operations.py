@@ -110,6 +110,7 @@ def attention_and_accumulate(
     importance: Handle,
     *,
     scale: float,
+    kind: str = "ema",
     decay: float,
     mask: Handle | str | None = None,
     sinks: Handle | None = None,
@@ -126,9 +127,9 @@ def attention_and_accumulate(
     library.check(
         library.c.mlx_h2o_attention_and_accumulate(
             *_pointers(library, names, places), queries.value, *(each.value for each in rows),
-            importance.value, scale, decay, *_mask(library, mask), _value(library, sinks),
-            _value(library, row_bias), bits, group_size, optional(library, v_bits),
-            sparse_v_threshold, library.stream.value,
+            importance.value, scale, kind.encode(), decay, *_mask(library, mask),
+            _value(library, sinks), _value(library, row_bias), bits, group_size,
+            optional(library, v_bits), sparse_v_threshold, library.stream.value,
         )
     )  # fmt: skip
     return places
@@ -140,30 +141,18 @@ def key_diversity(library: Library, keys: Handle) -> Handle:
     return place
 
 
-MERGED = ("kept", "into", "keys", "values", "bias", "positions")
+FOLDED = ("into", "keys", "values", "bias", "mass")
 
 
-def mergers(
-    library: Library,
-    keys: Handle,
-    values: Handle,
-    bias: Handle,
-    positions: Handle,
-    *,
-    keep: int,
-    sink_size: int = 0,
-    recent_start: int | Handle | None = None,
-    shared: bool = False,
-) -> dict[str, Handle]:
-    places = _places(library, MERGED, (True,) * 6)
-    start = library.of_sequences(recent_start)
-    rows = [handle.value for handle in (keys, values, bias, positions)]
+def fold(library: Library, *rows: Handle, share: float = 1.0) -> dict[str, Handle]:
+    """Of keys, values, bias, mass, weights, eligible and kept."""
+    places = _places(library, FOLDED, (True,) * 5)
+    given = [handle.value for handle in rows]
     library.check(
-        library.c.mlx_h2o_mergers(
-            *_pointers(library, MERGED, places), *rows, keep, sink_size, start.value, shared,
-            library.stream.value,
+        library.c.mlx_h2o_fold(
+            *_pointers(library, FOLDED, places), *given, share, library.stream.value
         )
-    )  # fmt: skip
+    )
     return places
 
 
@@ -225,6 +214,7 @@ def prefill_scores(
     scale: float,
     mask: Handle | str | None = None,
     sinks: Handle | None = None,
+    row_bias: Handle | None = None,
     kind: str = "ema",
     importance: Handle | None = None,
     decay: float = 0.95,
@@ -234,8 +224,8 @@ def prefill_scores(
     library.check(
         library.c.mlx_h2o_prefill_scores(
             place.pointer, queries.value, keys.value, scale, *_mask(library, mask),
-            _value(library, sinks), kind.encode(), _value(library, importance), decay, counted,
-            library.stream.value,
+            _value(library, sinks), _value(library, row_bias), kind.encode(),
+            _value(library, importance), decay, counted, library.stream.value,
         )
     )  # fmt: skip
     return place
@@ -322,11 +312,11 @@ def _run_prefill(case: _Case) -> dict[str, np.ndarray]:
     return case.numpy({"importance": found})
 
 
-def _run_merge(case: _Case) -> dict[str, np.ndarray]:
-    zones = ("keep", "sink_size", "recent_start", "shared")
-    given = {name: case.handles.get(name, case.fields[name]) for name in zones}
-    rows = (case.handles[name] for name in ("keys", "values", "bias", "positions"))
-    return case.numpy(mergers(case.library, *rows, **given))
+def _run_fold(case: _Case) -> dict[str, np.ndarray]:
+    names = ("keys", "values", "bias", "mass", "weights", "eligible", "kept")
+    return case.numpy(
+        fold(case.library, *(case.handles[name] for name in names), share=case.fields["share"])
+    )
 
 
 #: What runs a parity case of each operation beyond attention and selection.
@@ -336,7 +326,7 @@ RUN: dict[str, Callable[[_Case], dict[str, np.ndarray]]] = {
     "append": _run_append,
     "codes": _run_codes,
     "prefill": _run_prefill,
-    "merge": _run_merge,
+    "fold": _run_fold,
 }
 
 

@@ -55,29 +55,13 @@ COLUMNS = {
 }
 
 
-MERGING = tuple(name for name in policies.names() if policies.known(name).merges)
+FOLDING = tuple(name for name in policies.names() if policies.known(name).folds)
 """Policies whose rows become others: what a test says of a row that stays as it came is not for
-them, nor what only C and Swift have."""
+them."""
 
-EVICTING = tuple(name for name in policies.names() if name not in MERGING)
+EVICTING = tuple(name for name in policies.names() if name not in FOLDING)
 
-
-def policies_of(column: str) -> tuple[str, ...]:
-    """The policies that serve a column.
-
-    Rows that merge have one precision: a mean of rows of several would be packed twice. And they
-    are whole: the rotary part of a latent key has no mean.
-    """
-    one_kind = not (COLUMNS[column].mixed or COLUMNS[column].latents)
-    return policies.names() if one_kind else EVICTING
-
-
-def columns_of(policy: str) -> tuple[str, ...]:
-    """The columns that a policy serves."""
-    return tuple(column for column in COLUMNS if policy in policies_of(column))
-
-
-POLICY_COLUMNS = [(policy, column) for policy in policies.names() for column in columns_of(policy)]
+POLICY_COLUMNS = [(policy, column) for policy in policies.names() for column in COLUMNS]
 
 
 def new_cache(config: H2OConfig, name: str = "tiny layer 0") -> H2OKVCache:

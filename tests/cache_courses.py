@@ -17,8 +17,8 @@ import mlx.core as mx
 import numpy as np
 
 from cache_columns import COLUMNS, check_mixed, new_cache, packings, rounded, stored_rows
+from cache_folded import take_folded
 from cache_invariants import check_invariants
-from cache_merged import take_merged
 from cache_sequences import HEADS, Sequence
 from mlx_h2o import H2OConfig, H2OKVCache, load_prompt_cache, save_prompt_cache
 from reference_cache import ReferenceCache
@@ -29,7 +29,7 @@ PACKED_QUERIES = 8
 
 __all__ = ["HEADS", "SCALE", "SMALL", "Course", "Sequence"]
 
-BY_ROWS = ("keydiff", "value-aware", "mix")
+BY_ROWS = ("keydiff", "value-aware", "mix", "h2o")
 """Policies that rank rows by what is stored of them."""
 
 SMALL = {"max_kv_size": 14, "sink_size": 2, "recent_size": 5}
@@ -45,7 +45,7 @@ class Course:
     def __init__(
         self,
         column: str = "dense",
-        policy: str = "h2o",
+        policy: str = "h2o-ema",
         batch: int | None = None,
         *,
         equal: bool = False,
@@ -61,7 +61,7 @@ class Course:
         self.sequences = [Sequence(self.config, 97 * seed + i) for i in range(batch or 1)]
         self.windows = [0] * len(self.sequences)  # where protected rows begin
         self.coming = [0] * len(self.sequences)  # padding on the left
-        self.followed = 0  # mergers that float32 may choose otherwise
+        self.followed = 0  # folds that float32 may choose otherwise
         self.cache: Any = new_cache(self.config)
         if self.ragged:
             self.cache = H2OKVCache.merge([new_cache(self.config) for _ in self.sequences])
@@ -80,7 +80,7 @@ class Course:
     def shareable(self) -> int:
         """How many first rows of a sequence others may have too."""
         config, cache = self.config, self.cache
-        changing = self.column.mixed or self.column.latents or cache.policy.merges
+        changing = self.column.mixed or self.column.latents
         several = len(self.sequences) > 1 and not self.ragged
         if changing or several or config.speculative or cache.prefix_rows:
             return 0
@@ -242,7 +242,7 @@ class Course:
         found.config = replace(self.config, policy=policy, preallocate=False)
         assert found.cache.config == found.config
         for reference in found.references:
-            reference.take_policy(found.config, found.cache.policy.needs_attention)
+            reference.take_policy(found.config, found.cache.policy.needs_scores)
         found.check()
         return found
 
@@ -251,8 +251,8 @@ class Course:
     def _forward(self, parts: list[list[np.ndarray]], spans: list[tuple[int, int]]) -> None:
         """One forward of a layer; ``spans`` says which of the tokens are a sequence's own."""
         cache = self.cache
-        if self.column.mixed and self.config.policy in BY_ROWS:
-            self.flush()  # else rows are packed between two evictions of one update
+        if self.config.folds or (self.column.mixed and self.config.policy in BY_ROWS):
+            self.flush()  # else rows are made or packed between two evictions of one update
         queries, keys, values = (np.stack(arrays) for arrays in zip(*parts, strict=True))
         length = queries.shape[2]
         mask = cache.make_mask(length)
@@ -273,9 +273,9 @@ class Course:
             else:
                 self.references[b].flush()
         self._take_rows()
-        if length <= PACKED_QUERIES or cache.row_bias is not None:
+        if length <= PACKED_QUERIES:
             out = cache.attend(mx.array(queries), k, attended, **given)
-        elif cache.prefix_rows:
+        elif cache.prefix_rows or cache.row_bias is not None:
             out = cache.attend_chunk(mx.array(queries), k, attended, **given)
         else:
             out = mx.fast.scaled_dot_product_attention(mx.array(queries), k, attended, **given)
@@ -293,9 +293,9 @@ class Course:
 
     def _take_rows(self) -> None:
         """Of mixed precision the references go on with the rows as the cache has packed them; of
-        rows that merge, as it has made them."""
-        if self.cache.policy.merges and self.cache.size():
-            self.followed += take_merged(self.cache, self.references)
+        rows that were folded, as it has made them."""
+        if self.config.folds and self.cache.size():
+            self.followed += take_folded(self.cache, self.references)
         if not self.column.mixed or self.cache.size() == 0:
             return
         positions = np.array(self.cache.positions)
@@ -335,17 +335,15 @@ class Course:
                 slots = slots[positions[b, h, slots] >= 0]
                 where = f"sequence {b}, head {h}"
                 assert positions[b, h, slots].tolist() == [row.position for row in rows], where
-                if cache.policy.needs_attention:
+                if cache.policy.needs_scores:
                     self._check_scores(sequence.reference, rows, scores[b, h, slots], where)
                 self._check_rows(b, h, (keys[b, h, slots], values[b, h, slots]))
 
     def _check_scores(self, reference, rows, found: np.ndarray, where: str) -> None:
         """Of the rows that no trim can reach, and that may go: a prefix has none while shared."""
-        first = 0 if reference.merges or self.column.mixed else self.config.prefix_size
+        first = 0 if self.column.mixed else self.config.prefix_size
         final = [first <= row.position < reference.offset - reference.tail for row in rows]
-        merges = reference.merges
-        expected = [np.log(row.count) if merges else row.score for row in rows]
-        expected = np.array(expected)[final]
+        expected = np.array([row.score for row in rows])[final]
         np.testing.assert_allclose(found[final], expected, rtol=3e-4, atol=1e-5, err_msg=where)
 
     def _check_rows(self, b: int, head: int, found: tuple[np.ndarray, np.ndarray]) -> None:

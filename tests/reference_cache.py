@@ -7,28 +7,28 @@ row whose position is not beyond its own, and everything is float64.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 import reference
-import reference_merging
+import reference_folding
 import reference_ranks
-from cache_columns import MERGING, packings, rounded
+from cache_columns import packings, rounded
 
 
 @dataclass
 class Row:
     """One stored row of one head; ``score`` is C, NaN before the first score.
 
-    Where rows merge: it is ``count`` rows, lies in ``slot``, and was made ``fresh`` times since
-    somebody has compared what became of it. One that ``leaves`` goes first, into none.
+    Where rows are folded: it is ``count`` rows, and was made ``fresh`` times since somebody has
+    compared what became of it. One that ``leaves`` goes first, into none.
     """
 
     position: int
     key: np.ndarray
     value: np.ndarray
     score: float = np.nan
-    slot: int = 0
     count: int = 1
     fresh: int = 0
     leaves: bool = False
@@ -52,10 +52,8 @@ class ReferenceCache:
         self.held: list[list[Seen]] = [[] for _ in range(heads)]  # of queries that may be trimmed
         self.offset = self.evicted = self.committed = 0
         self.surplus = False
-        self.merges = config.policy in MERGING
-        self.close = False  # rows merged by a choice that float32 may make otherwise
+        self.close = False  # rows were folded by a choice that float32 may make otherwise
         self.centres = [None, None]  # [H, 1, D] of keys and of values, where rows have a frame
-        self.torn = False  # a row was packed that float32 may pack otherwise
 
     @property
     def tail(self) -> int:
@@ -74,16 +72,12 @@ class ReferenceCache:
         excess = self.size + added - budget
         if (added == 1 or added <= self.tail) and excess > 0:
             group = min(self.config.evict_every, self.config.heavy_size + 1)
-            if self.merges:  # one row stays that the others go into
-                group = max(1, min(group, self.config.heavy_size))
             window = max(self.config.recent_size, self.tail) - added
-            free = self.size - reference_merging.for_good(self.config) - max(0, window)
+            free = self.size - reference_folding.for_good(self.config) - max(0, window)
             self.evict(max(excess, min(group, free)), self.offset + added)
         for head, rows in enumerate(self.heads):
-            first = len(rows)
             rows += [
-                Row(self.offset + i, keys[head, i], values[head, i], slot=first + i)
-                for i in range(keys.shape[1])
+                Row(self.offset + i, keys[head, i], values[head, i]) for i in range(keys.shape[1])
             ]
         self.offset += added
         self.surplus = self.size > budget
@@ -108,16 +102,16 @@ class ReferenceCache:
         for row in (row for rows in self.heads for row in rows if context):
             row.leaves = row.position < end - context
         # A prefix takes no part where rows lie as they came.
-        prefix = 0 if self.merges or self.config.mixed else self.config.prefix_size
+        prefix = 0 if self.config.mixed else self.config.prefix_size
         ranked = [
             [row for row in rows if prefix <= row.position and self.settled(row, end)]
             for rows in self.heads
         ]
         self.evicted += count
-        if self.merges:
-            self.merge(ranked, count, recent_start)
-            return
-        ranks = [reference_ranks.ranks(self.config, head, rows) for head, rows in enumerate(ranked)]
+        ranks = [
+            reference_ranks.ranks(self.config, head, rows, len(rows) - count, recent_start)
+            for head, rows in enumerate(ranked)
+        ]
         if self.config.shared_heads:
             ranks = [np.mean(ranks, axis=0)] * len(ranks)
         for head, rows in enumerate(self.heads):
@@ -128,48 +122,31 @@ class ReferenceCache:
             order = reference.retention_order(
                 [by_position.get(row.position, np.nan) for row in rows],
                 [row.position for row in rows],
-                sink_size=reference_merging.for_good(self.config),
+                sink_size=reference_folding.for_good(self.config),
                 recent_start=recent_start,
             )
-            rows[:] = [rows[slot] for slot in sorted(order[: len(rows) - count])]
+            stay = sorted(order[: len(rows) - count])
+            if self.config.folds:
+                some = ranked[head]
+                there = {id(rows[slot]) for slot in stay}
+                self.close |= reference_folding.fold(
+                    some, np.array([by_position[row.position] for row in some]),
+                    [place for place, row in enumerate(some) if id(row) in there],
+                    self.config, recent_start, partial(self.store, head),
+                )  # fmt: skip
+            rows[:] = [rows[slot] for slot in stay]
 
     def settled(self, row: Row, end: int) -> bool:
         """Whether no trim can reach it."""
         return not self.tail or row.position < end - self.tail
 
-    def merge(self, ranked: list[list[Row]], count: int, recent_start: int) -> None:
-        """``count`` of the ``ranked`` rows of each head become part of others."""
-        protected = max(0, self.offset - recent_start)
-        parts = reference_merging.stages(self.config, self.size, protected, count)
-        self.torn = False
-        tails = [rows[len(some) :] for rows, some in zip(self.heads, ranked, strict=True)]
-        for some in ranked:
-            some.sort(key=lambda row: row.slot)
-        for part in parts:
-            self.close |= self.torn  # a row that the next stage reads may be packed otherwise
-            self.close |= reference_merging.merge(
-                self.config, ranked, part, recent_start, self.store
-            )
-        for rows, some, tail in zip(self.heads, ranked, tails, strict=True):
-            rows[:] = [*some, *tail]
-            for slot, row in enumerate(rows):
-                row.slot = slot
-            rows.sort(key=lambda row: row.position)
-
     def store(self, head: int, key: np.ndarray, value: np.ndarray) -> list[np.ndarray]:
         """A row that was made, as the cache keeps it."""
-        bits = packings(self.config)
         made = (row.astype(np.float32)[None] for row in (key, value))
         found = []
-        for row, width, centres in zip(made, bits, self.centres, strict=True):
+        for row, width, centres in zip(made, packings(self.config), self.centres, strict=True):
             centre = None if centres is None else centres[head]
-            packed = rounded(row, width, centre)
-            off = 3e-7 * np.abs(row).max() * (-1.0) ** np.arange(row.size)
-            near = [
-                rounded((row + sign * off).astype(np.float32), width, centre) for sign in (1, -1)
-            ]
-            self.torn |= any(np.abs(one - packed).max() > 1e-5 for one in near)
-            found.append(packed[0])
+            found.append(rounded(row, width, centre)[0])
         return found
 
     def trim(self, count: int) -> None:
@@ -210,7 +187,7 @@ class ReferenceCache:
             positions = np.array([row.position for row in rows])
             asking = np.arange(self.offset - length, self.offset)
             seen = positions[None] <= asking[:, None]
-            if self.merges:  # a row of n counts as n
+            if self.config.folds:  # a row of n counts as n
                 logs = np.log([row.count for row in rows])
                 seen = np.where(seen, logs, -np.inf).astype(np.float32)
             found = reference.attention(
@@ -244,6 +221,4 @@ class ReferenceCache:
 
     def scores(self) -> list[list[float]]:
         """C of each row, in the order of ``positions``."""
-        if self.merges:
-            return [[float(np.log(row.count)) for row in rows] for rows in self.heads]
         return [[row.score for row in rows] for rows in self.heads]

@@ -9,8 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 import reference
+from reference_folding import for_good
 
-WEIGHTS = ("h2o-sum", "snapkv", "tova", "value-aware", "mix")
+WEIGHTS = ("h2o", "h2o-sum", "snapkv", "tova", "value-aware", "mix")
 """Policies whose ``C`` is made of attention weights."""
 
 
@@ -32,8 +33,11 @@ def seen(config, scores: np.ndarray) -> np.ndarray:
 
 def take_in(config, before: np.ndarray, given: np.ndarray) -> np.ndarray:
     """The new C [N] of a head, of what ``seen`` made [heads of the group, L, N]."""
-    if config.policy == "h2o":
+    if config.policy == "h2o-ema":
         return reference.accumulate(before[None, None], given[None], decay=config.decay)[0, 0]
+    if config.policy == "prompt-random":
+        new = np.isnan(before)
+        return np.where(new, float(new.sum() > 1), before)
     if config.policy not in WEIGHTS:
         return before
     if config.policy == "tova":
@@ -52,21 +56,41 @@ def _snapkv(before: np.ndarray, weights: np.ndarray) -> np.ndarray:
     return before
 
 
-def ranks(config, head: int, rows: list) -> np.ndarray:
-    """The rank [N] of the rows of a head, higher is kept."""
+def ranks(config, head: int, rows: list, keep: int, recent_start: int) -> np.ndarray:
+    """The rank [N] of the rows of a head, of which ``keep`` stay; higher is kept."""
     scores = np.array([row.score for row in rows])
-    if config.policy in ("h2o", "h2o-sum", "tova", "snapkv"):
+    if config.policy in ("h2o-ema", "h2o-sum", "tova", "snapkv"):
         return scores
     if config.policy == "window":
         return np.array([row.position for row in rows], np.float64)
     if config.policy == "random":
         return np.array([_hash(config.random_seed, head, row.position) for row in rows])
+    if config.policy == "prompt-random":
+        hashes = np.array([_hash(config.random_seed, head, row.position) for row in rows])
+        return np.where(scores == 1, [2**24 - row.position for row in rows], hashes)
+    if config.policy == "h2o":
+        return _h2o(config, scores, rows, keep, recent_start)
     if config.policy == "keydiff":
         return _key_diversity(rows)
     if config.policy == "value-aware":
         return scores * np.array([np.abs(row.value).sum() for row in rows])
     assert config.policy == "mix"
     return 4 * _places(_key_diversity(rows)) + _places(scores) + 0 * scores
+
+
+def _h2o(config, mass: np.ndarray, rows: list, keep: int, recent_start: int) -> np.ndarray:
+    """Mass times the length of the value over the greatest, and 2 more for the rows that are among
+    the most diverse of those that no range protects."""
+    heavy = mass * np.array([np.linalg.norm(row.value) for row in rows])
+    found = heavy / max(np.nan_to_num(heavy).max(initial=0), 1e-9)
+    stays = [row.position < for_good(config) or row.position >= recent_start for row in rows]
+    free = [place for place, protected in enumerate(stays) if not protected]
+    diverse = int(config.diversity * max(0, keep - sum(stays)))
+    if diverse:
+        apart = _key_diversity(rows)
+        best = sorted(free, key=lambda place: (-apart[place], rows[place].position))[:diverse]
+        found[best] += 2
+    return found
 
 
 def _key_diversity(rows: list) -> np.ndarray:

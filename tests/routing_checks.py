@@ -13,7 +13,7 @@ import pytest
 from mlx_h2o import stream_generate
 from tiny_models import random_prompt, tiny_llama, tiny_qwen3, tiny_tokenizer
 
-SETTINGS = {"policy": "h2o", "sink_size": 1, "recent_size": 4}
+SETTINGS = {"policy": "h2o-ema", "sink_size": 1, "recent_size": 4}
 
 
 def everything_of_mlx_lm() -> dict[tuple[str, str], object]:

@@ -42,7 +42,7 @@ def short_of_memory(factory: pytest.TempPathFactory, script: str, *arguments: st
 
 def test_a_generation_that_gets_no_memory_ends_with_an_error(tmp_path_factory):
     native_build.need()
-    policies = ("h2o", "merge")
+    policies = ("h2o-ema", "h2o")
     lines = short_of_memory(tmp_path_factory, "generation.py", *policies)
     found = {policy: int(arrays) for policy, arrays in map(str.split, lines)}
     assert tuple(found) == policies and min(found.values()) > 4

@@ -46,7 +46,7 @@ def kept(cache) -> list[list[int]]:
 @pytest.mark.slow
 @pytest.mark.matrix(3)
 @pytest.mark.parametrize("make", [tiny_qwen3, tiny_llama])
-@pytest.mark.parametrize("policy", ["h2o", "window", "keydiff", "tova"])
+@pytest.mark.parametrize("policy", ["h2o-ema", "window", "keydiff", "tova"])
 def test_each_sequence_gets_the_tokens_that_it_gets_alone(make, policy):
     model = make()
     count = 40
@@ -74,7 +74,7 @@ def test_each_sequence_gets_the_tokens_that_it_gets_alone(make, policy):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", ["h2o", "keydiff"])
+@pytest.mark.parametrize("policy", ["h2o-ema", "keydiff"])
 def test_quantised_batches(policy):
     model = tiny_qwen3(head_dim=32)
     given = {"policy": policy, "kv_bits": 8, "kv_group_size": 32}
@@ -91,12 +91,12 @@ def test_quantised_batches(policy):
     )
     for prompt, tokens, caches in zip(PROMPTS, found.token_ids, found.caches, strict=True):
         assert tokens == alone(model, prompt, 30, **given)[0]
-        beside = 4 + 4 * (policy == "h2o")  # a position, and a score where one is wanted
+        beside = 4 + 4 * (policy == "h2o-ema")  # a position, and a score where one is wanted
         assert [cache.nbytes for cache in caches] == [16 * 2 * (2 * (32 + 8) + beside)] * 2
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", ["h2o", "keydiff"])
+@pytest.mark.parametrize("policy", ["h2o-ema", "keydiff"])
 def test_batches_in_mixed_precision(policy):
     model = tiny_qwen3(head_dim=32)
     given = {"policy": policy, "kv_bits": 8, "light_bits": 4, "kv_group_size": 32, "dense_size": 2}

@@ -23,6 +23,6 @@ def test_the_benchmark_writes_its_result(tmp_path, monkeypatch, capsys):
     (run,) = result["runs"]
     assert result["environment"]["mlx"]
     arms = run["arms"]
-    assert list(arms) == ["full", "rotating", "h2o", "window", "keydiff", "keydiff 8-bit"]
+    assert list(arms) == ["full", "rotating", "h2o-ema", "window", "keydiff", "keydiff 8-bit"]
     assert arms["keydiff 8-bit"]["bytes"] < arms["keydiff"]["bytes"] < arms["full"]["bytes"]
     assert "of rotating" in capsys.readouterr().out

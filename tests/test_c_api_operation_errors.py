@@ -210,7 +210,7 @@ def test_one_number_per_sequence(library: Library, wrong: mx.array) -> None:
     )
 
 
-WRONG_MERGERS: dict[str, tuple[dict[str, Any], str]] = {
+WRONG_FOLDS: dict[str, tuple[dict[str, Any], str]] = {
     "flat keys": (
         {"keys": zeros(2, 5, 64)},
         "keys are float32 (2, 5, 64), expected float32, float16 or bfloat16 [B, H, N, D], every "
@@ -230,27 +230,33 @@ WRONG_MERGERS: dict[str, tuple[dict[str, Any], str]] = {
         {"bias": zeros(1, 2, 5, dtype=mx.float16)},
         "bias are float16 (1, 2, 5), expected float32 [B, H, N] = (1, 2, 5).",
     ),
-    "float positions": (
-        {"positions": zeros(1, 2, 5)},
-        "positions are float32 (1, 2, 5), expected int32 [B, H, N] = (1, 2, 5).",
+    "masses of other rows": (
+        {"mass": zeros(1, 2, 4)},
+        "mass are float32 (1, 2, 4), expected float32 [B, H, N] = (1, 2, 5).",
     ),
-    "all rows": ({"keep": 5}, "keep is 5, expected 1 to N - 1 = 4."),
-    "no row": ({"keep": 0}, "keep is 0, expected 1 to N - 1 = 4."),
-    "negative sinks": ({"sink_size": -1}, "sink_size is -1, expected 0 or more."),
-    "starts of others": (
-        {"recent_start": zeros(3, dtype=mx.int32)},
-        "recent_start is int32 (3,), expected int32 () or [B] = (1,).",
+    "numbers for eligible": (
+        {"eligible": zeros(1, 2, 5)},
+        "eligible are float32 (1, 2, 5), expected bool [B, H, N] = (1, 2, 5).",
+    ),
+    "all rows": (
+        {"kept": zeros(1, 2, 5, dtype=mx.uint32)},
+        "kept are uint32 (1, 2, 5), expected uint32 [B, H, K] with K from 1 to N - 1 = 4.",
+    ),
+    "signed slots": (
+        {"kept": zeros(1, 2, 4, dtype=mx.int32)},
+        "kept are int32 (1, 2, 4), expected uint32 [B, H, K] with K from 1 to N - 1 = 4.",
     ),
 }
 
 
-@pytest.mark.parametrize(("wrong", "text"), WRONG_MERGERS.values(), ids=WRONG_MERGERS)
-def test_mergers_are_refused(library: Library, wrong: dict[str, Any], text: str) -> None:
-    right = {"keys": zeros(*ROWS), "values": zeros(*ROWS), "bias": zeros(1, 2, 5), "keep": 4}
-    given = right | {"positions": zeros(1, 2, 5, dtype=mx.int32)} | wrong
+@pytest.mark.parametrize(("wrong", "text"), WRONG_FOLDS.values(), ids=WRONG_FOLDS)
+def test_folds_are_refused(library: Library, wrong: dict[str, Any], text: str) -> None:
+    right = {"keys": zeros(*ROWS), "values": zeros(*ROWS)}
+    right |= {name: zeros(1, 2, 5) for name in ("bias", "mass", "weights")}
+    right |= {"eligible": zeros(1, 2, 5) > 0, "kept": zeros(1, 2, 4, dtype=mx.uint32)}
     with pytest.raises(CError) as caught:
-        operations.mergers(library, **{name: handles(library, it) for name, it in given.items()})
-    assert str(caught.value) == f"[mergers] {text}"
+        operations.fold(library, *(handles(library, it) for it in (right | wrong).values()))
+    assert str(caught.value) == f"[fold] {text}"
 
 
 WITHOUT_CODES: dict[str, tuple[mx.array, int, str]] = {
@@ -302,10 +308,7 @@ def test_empty_arguments_are_refused_by_name(library: Library, places: bool) -> 
         name
         for name in declared(library)
         if not name.startswith(
-            tuple(
-                f"mlx_h2o_{word}"
-                for word in ("config", "profile", "set", "backend", "threads", *ERRORS)
-            )
+            tuple(f"mlx_h2o_{word}" for word in ("config", "set", "backend", "threads", *ERRORS))
         )
     ]
     assert len(names) >= 10

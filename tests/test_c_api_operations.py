@@ -17,12 +17,12 @@ from c_api import CError, Library
 from c_api_headers import ROOT
 from golden.build import Case
 from mlx_h2o import fast, use_backend
-from mlx_h2o.operations import merging
+from mlx_h2o.operations import folding
 from mlx_h2o.operations.backends import resolve
 from parity import judge
 from parity.c_leg import FOLLOWED
 from parity.decode_cases import decode_cases
-from parity.merge_cases import merge_cases
+from parity.fold_cases import fold_cases
 from parity.operations import FUNCTIONS
 from parity.outcome import Outcome
 from parity.row_cases import row_cases
@@ -45,7 +45,7 @@ def named(library: Library, backend: str):
 
 @functools.cache
 def served() -> tuple[Case, ...]:
-    drawn = itertools.chain(row_cases(1), merge_cases(1), decode_cases(1))
+    drawn = itertools.chain(row_cases(1), fold_cases(1), decode_cases(1))
     return tuple(case for case in drawn if case.fields["op"] in operations.RUN)
 
 
@@ -173,29 +173,19 @@ def test_a_result_may_take_the_place_of_its_input(library: Library) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(
-    "zones",
-    [
-        {"keep": 900, "sink_size": 4, "recent_start": 1000},
-        {"keep": 900, "sink_size": 4, "recent_start": 1000, "shared": True},
-        {"keep": 1098, "sink_size": 7, "recent_start": 9},  # both that are free: into none
-        {"keep": 1090},
-    ],
-)
-def test_mergers_are_those_of_the_python_package(
-    library: Library, backend: str, zones: dict[str, Any]
+@pytest.mark.parametrize("keep", [1, 1090])
+def test_folded_rows_are_those_of_the_python_package(
+    library: Library, backend: str, keep: int
 ) -> None:
-    """More rows than one block of pairs has room for."""
+    rng = np.random.default_rng(3)
     keys, values = normal(1, 1, 2, 1100, 16), normal(2, 1, 2, 1100, 8)
-    bias = np.log(np.random.default_rng(3).integers(1, 4, (1, 2, 1100))).astype(np.float32)
-    places = np.tile(np.random.default_rng(4).permutation(1100), (1, 2, 1)).astype(np.int32)
-    all_free = {"sink_size": 0, "recent_start": 1 << 30}
+    bias, mass, weights = (rng.random((3, 1, 2, 1100)) + 0.1).astype(np.float32)
+    slots = rng.permuted(np.broadcast_to(np.arange(1100), (1, 2, 1100)), axis=2)
+    kept = np.sort(slots[:, :, :keep], axis=2).astype(np.uint32)
+    given = keys, values, bias, mass, weights, bias > 0.2, kept
     with named(library, backend), use_backend(backend):
-        given = (library.array(part) for part in (keys, values, bias, places))
-        found = operations.mergers(library, *given, **zones)
-        expected = resolve().function(merging.mergers)(
-            *map(mx.array, (keys, values, bias, places)), **all_free | zones
-        )
+        found = operations.fold(library, *map(library.array, given))
+        expected = resolve().function(folding.fold)(*map(mx.array, given))
         for made, wanted in zip(found.values(), expected, strict=True):
             np.testing.assert_array_equal(library.numpy(made), np.array(wanted))
 

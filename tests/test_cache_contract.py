@@ -248,12 +248,3 @@ def test_rows_of_another_dtype():
         with pytest.raises(ValueError, match="as the stored rows"):
             packed.update_and_fetch(mx.zeros(shape, dtype), mx.zeros(shape, dtype))
     assert packed.offset == 1
-
-
-def test_settings_are_taken_only_while_there_is_no_token():
-    cache = small()
-    cache.take_settings(H2OConfig(max_kv_size=20), unequal_budgets=True)
-    assert (cache.config.max_kv_size, cache.unequal_budgets) == (20, True)
-    assert cache.make_mask(3, return_array=True).dtype == mx.bool_
-    with pytest.raises(ValueError, match=r"\[H2OKVCache.take_settings\].*is not empty"):
-        filled(tokens=1)[0].take_settings(H2OConfig(), unequal_budgets=False)

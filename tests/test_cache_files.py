@@ -13,7 +13,6 @@ from cache_courses import Course
 from cache_invariants import check_same, seen_from_outside
 from mlx_h2o import (
     H2OKVCache,
-    LinkedH2OCache,
     QuantizedH2OKVCache,
     load_prompt_cache,
     save_prompt_cache,
@@ -29,7 +28,7 @@ six more tokens: positions [6, B, H, N] after each, ascending, and its outputs [
 @pytest.mark.parametrize("tokens", [0, 3, 10, 60])
 @pytest.mark.parametrize("column", COLUMNS)
 def test_a_saved_cache_goes_on(column, tokens, speculative, tmp_path):
-    course = Course(column, "h2o", speculative=speculative, evict_every=4)
+    course = Course(column, "h2o-ema", speculative=speculative, evict_every=4)
     course.tokens(tokens)
     file = str(tmp_path / "cache.safetensors")
     save_prompt_cache(file, [course.cache])
@@ -68,8 +67,6 @@ def test_states_of_another_kind_are_refused():
         H2OKVCache.from_state((None, None, 0))
     with pytest.raises(ValueError, match=r"\[BatchH2OKVCache.state\] found 1 parts, expected"):
         type(Course(batch=1).cache).from_state((1,))
-    with pytest.raises(ValueError, match=r"\[LinkedH2OCache.state\] found 3 parts, expected 2"):
-        LinkedH2OCache.from_state((1, 2, 3))
 
 
 # Files of earlier versions
@@ -148,22 +145,3 @@ def test_a_file_of_a_cache_under_drafts_loads():
     assert cache.trim(3) == 3
     assert np.isfinite(np.array(out)).all()
     assert (cache.offset, cache.size() <= 16) == (42, True)
-
-
-def test_a_file_of_linked_caches_goes_on():
-    file = EARLIER / "linked_keydiff.safetensors"
-    (cache,) = load_prompt_cache(file)
-    assert type(cache) is LinkedH2OCache
-    assert (cache.offset, cache.size()) == (25, 16)
-
-    def rows(width, salt):
-        return mx.full((1, 1, 1, width), cache.offset + salt)
-
-    for _ in range(4):
-        new = [rows(8, 0.25), rows(4, 0.5)], [rows(16, 0.125), rows(2, 0.75)]
-        cache[0].update_and_fetch(*new[0])
-        cache[1].update_and_fetch(*new[1])
-        positions = np.array(cache[0].positions)
-        for array, salt in ((cache[0].keys, 0.25), (cache[1].keys, 0.125), (cache[1].values, 0.75)):
-            np.testing.assert_array_equal(np.array(array)[..., 0], positions + salt)
-    assert cache.size() == 16

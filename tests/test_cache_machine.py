@@ -16,8 +16,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from cache_columns import COLUMNS, EVICTING, policies_of
+from cache_columns import COLUMNS, EVICTING
 from cache_courses import Course
+from mlx_h2o import policies
 
 EXAMPLES = int(os.environ.get("MLX_H2O_EXAMPLES", "300"))
 """Of each machine in an exhaustive run."""
@@ -55,7 +56,7 @@ class Life(RuleBasedStateMachine):
         budget = max(first + recent + heavy, first + speculative + 3)
         self.course = Course(
             column,
-            data.draw(st.sampled_from(policies_of(column)), "policy"),
+            data.draw(st.sampled_from(policies.names()), "policy"),
             data.draw(self.batch, "batch"),
             equal=not isinstance(self, RaggedLife),
             max_kv_size=budget,

@@ -68,7 +68,7 @@ def test_no_unpacked_rows_are_held_after_a_chunk(column):
 @pytest.mark.parametrize("evict_every", [1, 16])
 @pytest.mark.parametrize("speculative", [0, 3])
 @pytest.mark.parametrize("column", ["dense", "8 bits", "K8 V4", "latents"])
-@pytest.mark.parametrize("policy", ["h2o", "window", "keydiff"])
+@pytest.mark.parametrize("policy", ["h2o-ema", "window", "keydiff"])
 def test_tokens_are_written_in_place(policy, column, speculative, evict_every):
     """No second copy of keys or values is made at the budget, nor where rows go."""
     settings = {"evict_every": evict_every, "speculative": speculative, "recent_size": 64}
@@ -108,7 +108,7 @@ def advance(cache, length: int) -> None:
     [
         (policy, column)
         for policy, column in POLICY_COLUMNS
-        if column in KINDS and policy in ("h2o", "window", "keydiff", "tova", "merge")
+        if column in KINDS and policy in ("h2o-ema", "window", "keydiff", "tova", "h2o")
     ],
 )
 @pytest.mark.parametrize("budget", [14, 400])
@@ -132,7 +132,7 @@ def test_the_graph_of_a_step_does_not_grow(policy, column, budget, speculative):
 
 
 @pytest.mark.parametrize("column", ["dense", "8 bits"])
-@pytest.mark.parametrize("policy", ["h2o", "window"])
+@pytest.mark.parametrize("policy", ["h2o-ema", "window"])
 def test_nothing_hangs_on_the_keys_that_others_evaluate(policy, column):
     """As where attention is not ours: the keys that were handed out bring the rest along."""
     cache = of_budget(column, policy, 14)
@@ -141,7 +141,7 @@ def test_nothing_hangs_on_the_keys_that_others_evaluate(policy, column):
     for index in range(160):
         _, keys, values = (mx.array(part)[None] for part in sequence.random(1))
         k, v = cache.update_and_fetch(keys, values)
-        if policy == "h2o":
+        if policy == "h2o-ema":
             cache.update_scores(mx.ones((1, 4, 1, cache.positions.shape[2])), masked=False)
         handed = [array for _, array in tree_flatten([k, v])]
         # As the routed attention does: the new scores are tied to the output.
@@ -157,9 +157,9 @@ def test_nothing_hangs_on_the_keys_that_others_evaluate(policy, column):
 @pytest.mark.parametrize(
     ("policy", "column"),
     [
-        *product(("h2o", "window", "keydiff"), ("dense", "8 bits", "8 and 4")),
-        ("merge", "dense"),
-        ("merge", "8 bits"),
+        *product(("h2o-ema", "window", "keydiff"), ("dense", "8 bits", "8 and 4")),
+        ("h2o", "dense"),
+        ("h2o", "8 bits"),
     ],
 )
 def test_the_graph_of_a_batch_does_not_grow(policy, column):

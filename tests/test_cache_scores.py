@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache_checks import SCALE, filled, random_tokens, rows_by_position, small, step
-from cache_columns import EVICTING
 from mlx_h2o import H2OConfig, H2OKVCache, policies, use_backend
 from reference_cache import ReferenceCache
 
-EXACT = tuple(name for name in EVICTING if not policies.build(H2OConfig(policy=name)).needs_weights)
-"""Policies whose ranks are exact for ``exact_trace``: no exponential, so ties are ties. The masses
-of rows that merge have one."""
+EXACT = tuple(
+    name for name in policies.names() if not policies.build(H2OConfig(policy=name)).needs_weights
+)
+"""Policies whose ranks are exact for ``exact_trace``: no exponential, so ties are ties."""
 
 
 def exact_trace(rng, lengths, *, heads: int = 2, group: int = 2, size: int = 4):
@@ -52,7 +52,7 @@ def check_trace(config, lengths, scores, keys) -> None:
         cache.update_scores(mx.take_along_axis(by_position, slots, axis=-1))
         positions, found = rows_by_position(cache)
         assert [positions[0, head] for head in range(len(keys))] == slow.positions()
-        if config.policy == "h2o":
+        if config.policy == "h2o-ema":
             for head, expected in enumerate(slow.scores()):
                 np.testing.assert_array_equal(found[0, head], expected)
 
@@ -95,7 +95,7 @@ def test_of_equal_scores_the_lower_position_stays(evict_every, backend):
         max_kv_size=6,
         sink_size=1,
         recent_size=1,
-        policy="h2o",
+        policy="h2o-ema",
         decay=0.5,
         evict_every=evict_every,
     )

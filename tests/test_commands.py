@@ -175,8 +175,8 @@ def asked(command: str, flags: str, monkeypatch) -> dict[str, object]:
     found = {}
 
     @contextmanager
-    def noting(config, budgets=None, profile=None, sized=None, store=None):
-        found.update(config=config, budgets=budgets, profile=profile, sized=sized)
+    def noting(config, budgets=None, layers="probe", sized=None, store=None):
+        found.update(config=config, budgets=budgets, layers=layers, sized=sized)
         raise StoppedError
         yield
 
@@ -189,9 +189,10 @@ def asked(command: str, flags: str, monkeypatch) -> dict[str, object]:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_every_flag(command, monkeypatch):
     found = asked(command, f"{ALL_FLAGS} --budgets file.json", monkeypatch)
-    assert found == {"config": ASKED, "budgets": "file.json", "profile": None, "sized": None}
+    assert found == {"config": ASKED, "budgets": "file.json", "layers": "probe", "sized": None}
     found = asked(command, "", monkeypatch)
-    assert found == {"config": H2OConfig(), "budgets": None, "profile": None, "sized": None}
+    assert found == {"config": H2OConfig(), "budgets": None, "layers": "probe", "sized": None}
+    assert asked(command, "--layers equal", monkeypatch)["layers"] == "equal"
     sized = asked(command, "--max-kv-bytes 2MB --kv-bits 8", monkeypatch)["sized"]
     assert sized == {"max_kv_bytes": 2_000_000, "kv_bits": 8, "speculative": 0}
     found = asked(command, "--max-kv-size none --kv-bits 8 --v-bits 4", monkeypatch)
@@ -201,10 +202,9 @@ def test_every_command_has_every_flag(command, monkeypatch):
 def test_the_server_and_its_drafts(capsys, monkeypatch):
     found = asked("server", "--draft-model demo --num-draft-tokens 5", monkeypatch)
     assert found["config"] == H2OConfig(speculative=5)
-    for flag in ("--budgets", "--profile"):
-        with pytest.raises(SystemExit):
-            cli.main(["server", "--draft-model", "demo", flag, "file"])
-        assert f"{flag} with --draft-model" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        cli.main(["server", "--draft-model", "demo", "--budgets", "file"])
+    assert "--budgets with --draft-model" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -217,7 +217,7 @@ def test_help_shows_our_flags_and_mlx_lms(command, capsys):
         "--light-bits",
         "--sparse-v",
         "--budgets",
-        "--profile",
+        "--layers",
         "a quarter of the",
     ):
         assert flag in " ".join(ours.split())

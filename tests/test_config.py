@@ -16,7 +16,7 @@ def test_presets_are_those_of_the_paper(name, sink, heavy, recent):
     config = H2OConfig.preset(name)
     sizes = (config.sink_size, config.heavy_size, config.recent_size)
     assert sizes == (sink, heavy, recent)
-    assert (config.max_kv_size, config.policy) == (256, "h2o")
+    assert (config.max_kv_size, config.policy) == (256, "h2o-ema")
     other = H2OConfig.preset(name, 1024, policy="window")
     assert (other.heavy_size, other.policy) == (4 * heavy, "window")
 
@@ -73,7 +73,7 @@ def test_more_than_the_budget_is_an_error():
         ({"decay": None}, "decay is None"),
         (
             {"policy": "lru"},
-            "policy is 'lru', expected one of: h2o, h2o-sum, window, random, keydiff, ",
+            "policy is 'lru', expected one of: h2o, h2o-ema, h2o-sum, window, random, ",
         ),
         ({"shared_heads": 1}, "shared_heads is 1, expected a bool"),
         ({"random_seed": -1}, "random_seed is -1, expected an int of at least 0"),
@@ -138,8 +138,8 @@ def test_settings_cannot_be_changed():
 
 
 def test_policies_are_known_by_name():
-    assert {"h2o", "window", "keydiff"} < set(policies.names())
+    assert {"h2o-ema", "window", "keydiff"} < set(policies.names())
     for name in policies.names():
         policy = policies.build(H2OConfig(policy=name))
         assert policy.name == name
-    assert policies.build(H2OConfig(policy="h2o", decay=0.5)).decay == 0.5
+    assert policies.build(H2OConfig(policy="h2o-ema", decay=0.5)).decay == 0.5

@@ -8,6 +8,7 @@ import pytest
 
 from cache_columns import POLICY_COLUMNS
 from cache_courses import Course
+from cache_folded import counts_of, everything_folds
 from mlx_h2o import H2OConfig, H2OKVCache, make_prompt_cache
 from mlx_h2o.lm.prompt_cache import evicting_caches, fit_bytes
 from tiny_models import tiny_qwen3
@@ -27,7 +28,7 @@ def test_every_policy_lets_them_go_first(policy, column, shared_heads):
     course.copied("file").tokens(6)
 
 
-@pytest.mark.parametrize("policy", ["random", "h2o", "merge"])
+@pytest.mark.parametrize("policy", ["random", "h2o-ema", "h2o"])
 def test_each_sequence_of_a_batch_has_its_own_clock(policy):
     course = Course("dense", policy, 3, evict_every=3, context_size=CONTEXT)
     course.prompts([5, 50, 20], step=12)
@@ -38,7 +39,7 @@ def test_each_sequence_of_a_batch_has_its_own_clock(policy):
     course.extract(1).tokens(4)
 
 
-@pytest.mark.parametrize("policy", ["random", "merge"])
+@pytest.mark.parametrize("policy", ["random", "h2o"])
 def test_drafts_are_tokens_of_the_text_too(policy):
     course = Course("dense", policy, evict_every=3, speculative=3, context_size=CONTEXT)
     course.chunk(30)
@@ -46,7 +47,7 @@ def test_drafts_are_tokens_of_the_text_too(policy):
         course.draft(accepted, rejected)
 
 
-@pytest.mark.parametrize("policy", ["keydiff", "h2o", "merge"])
+@pytest.mark.parametrize("policy", ["keydiff", "h2o-ema", "h2o"])
 def test_no_row_is_further_back_than_the_context_but_the_sinks(policy):
     course = Course("dense", policy, evict_every=1, context_size=CONTEXT, shared_heads=True)
     course.tokens(80)
@@ -54,21 +55,17 @@ def test_no_row_is_further_back_than_the_context_but_the_sinks(policy):
     assert sorted(positions[positions < 80 - CONTEXT]) == [0, 1]
 
 
-def merged_text(context_size: int | None, tokens: int) -> H2OKVCache:
-    course = Course("dense", "merge", evict_every=2, context_size=context_size)
-    course.tokens(tokens)
-    return course.cache
+def test_rows_beyond_the_context_are_dropped_and_not_folded():
+    """Without a context every token is in some row."""
+    for context_size, lost in ((CONTEXT, True), (None, False)):
+        course = Course("dense", "h2o", evict_every=2, context_size=context_size)
+        with everything_folds():
+            course.tokens(120)
+        counts = counts_of(course.cache).sum(axis=-1)
+        assert (counts < 119).all() if lost else np.allclose(counts, 120, rtol=1e-5)
 
 
-def test_merged_rows_are_as_old_as_their_oldest_token_and_take_all_with_them():
-    cache = merged_text(CONTEXT, 120)
-    counts = np.exp(np.array(cache.scores)).sum(axis=-1)
-    assert (counts <= CONTEXT + 2 + 2).all()  # the sinks, and a group that is still there
-    everything = np.exp(np.array(merged_text(None, 120).scores)).sum(axis=-1)
-    np.testing.assert_allclose(everything, 120, rtol=1e-5)
-
-
-@pytest.mark.parametrize("policy", ["keydiff", "h2o", "merge"])
+@pytest.mark.parametrize("policy", ["keydiff", "h2o-ema", "h2o"])
 def test_within_the_context_nothing_is_computed_for_it(policy, monkeypatch):
     """Not an operation more, until the first row may be too far back."""
     asked = []

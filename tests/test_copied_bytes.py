@@ -43,7 +43,7 @@ def counting():
 
 
 @pytest.mark.parametrize("backend", [None, "composed"])
-@pytest.mark.parametrize("policy", ["h2o", "window", "keydiff"])
+@pytest.mark.parametrize("policy", ["h2o-ema", "window", "keydiff"])
 def test_keys_held_within_the_loop_stay_for_ten_steps(policy, backend):
     model = tiny_qwen3()
     caches = make_prompt_cache(model, BUDGET, policy=policy)
@@ -69,7 +69,7 @@ def test_keys_held_within_the_loop_stay_for_ten_steps(policy, backend):
 
 @native_only
 @pytest.mark.parametrize("wait", [False, True])
-@pytest.mark.parametrize("policy", ["h2o", "window", "keydiff"])
+@pytest.mark.parametrize("policy", ["h2o-ema", "window", "keydiff"])
 def test_a_full_cache_copies_nothing(counting, policy, wait):
     arm = counting.Arm("ours", policy, "native", wait=wait)
     found = counting.measure(arm, tiny_qwen3(), BUDGET, 20)["at the budget"]
@@ -81,7 +81,7 @@ def test_a_full_cache_copies_nothing(counting, policy, wait):
 @native_only
 @pytest.mark.parametrize("wait", [False, True])
 @pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("policy", ["h2o", "window", "keydiff", "tova"])
+@pytest.mark.parametrize("policy", ["h2o-ema", "window", "keydiff", "tova"])
 def test_a_full_cache_of_packed_rows_copies_nothing(counting, policy, bits, wait):
     """Words, scales and biases of keys and values, each where it was at every step."""
     arm = counting.Arm("packed", policy, "native", wait=wait, bits=bits)
@@ -101,7 +101,7 @@ def test_a_full_cache_of_packed_rows_copies_nothing(counting, policy, bits, wait
 @native_only
 def test_packed_keys_that_are_held_are_copied_once(counting):
     """And so the count sees a copy of each of their arrays."""
-    arm = counting.Arm("held", "h2o", "native", hold=True, bits=8)
+    arm = counting.Arm("held", "h2o-ema", "native", hold=True, bits=8)
     found = counting.measure(arm, tiny_qwen3(layers=2, head_dim=32), BUDGET, 20)
     assert found["held_keys_unchanged"]
     copies = found["at the budget"]["copies_of_an_array"]
@@ -112,7 +112,7 @@ def test_packed_keys_that_are_held_are_copied_once(counting):
 @native_only
 def test_keys_that_are_held_are_copied_once(counting):
     """And so the count sees a copy where there is one."""
-    arm = counting.Arm("held", "h2o", "native", hold=True)
+    arm = counting.Arm("held", "h2o-ema", "native", hold=True)
     found = counting.measure(arm, tiny_qwen3(layers=2), BUDGET, 20)
     assert found["held_keys_unchanged"]
     assert found["at the budget"]["copies_of_an_array"] == {"keys": 2}

@@ -14,6 +14,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 import mlx_h2o
 from mlx_h2o import demo, evaluate
+from mlx_h2o.demo import __main__ as command
 from mlx_h2o.demo import report
 from mlx_h2o.demo.__main__ import main
 from mlx_h2o.demo.measure import ArmResult, Settings
@@ -102,7 +103,7 @@ def test_the_demo_runs_quietly_and_writes_what_it_shows(tmp_path: Path) -> None:
     written = json.loads(result.read_text())
     arms = {arm["name"]: arm for arm in written["arms"]}
     whole = ["full cache", "full 4 bits"]
-    assert list(arms) == [*whole, "rotating", "keydiff 4 bits", "merge 4 bits"]
+    assert list(arms) == [*whole, "rotating", "keydiff 4 bits", "ours"]
     full, packed = (arms.pop(name) for name in whole)
     assert (full["evicted_rows_per_layer"], full["top1_agreement"]) == (0, 1.0)
     assert full["kv_bytes"] == 60 * 6 * 2 * 2 * 64 * 2  # 6 layers of 2 heads, 64 elements
@@ -116,12 +117,25 @@ def test_the_demo_runs_quietly_and_writes_what_it_shows(tmp_path: Path) -> None:
     # From the first token on that a cache has evicted before: 9 of the window's float16 rows.
     assert written["settings"]["predicted_from"] == 30_000 // (full["kv_bytes"] // 60)
     assert "\x1b" not in done.stdout
-    assert done.stdout.startswith("60 tokens")
+    assert done.stdout.startswith("60 tokens, demo")
+
+
+@pytest.mark.parametrize("longest", [0.0, 1000.0])
+def test_a_model_that_takes_too_long_is_not_shown(
+    longest: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "LONGEST_STEP", longest)
+    folder = str(demo.model_path())
+    name, model, _ = command.load(folder)
+    assert name == ("model" if longest else "demo")
+    assert ("takes" in capsys.readouterr().err) is not bool(longest)
+    assert len(model.layers) == 6
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
+        ["--model", "no/such/folder"],
         ["--max-kv-bytes", "9GB"],
         ["--max-kv-bytes", "400"],
         ["--max-kv-bytes", "much"],
@@ -151,10 +165,12 @@ def test_recall_is_left_out_where_the_full_cache_itself_fails(known: int, shown:
     results = [full, arm("rotating", (False,) * 5)]
     text = PlantedText(tokens=(1,) * 10, questions=(), facts=(), last_fact=0)
     speeds = {"full cache": (1.0, 2.0, 9.0), "rotating": (3.0,)}
-    columns = report.table(results, speeds, text, Settings(first=8)).columns
+    columns = report.table(results, speeds, text, Settings("demo", first=8)).columns
     labels = list(columns[0].cells)
     speed = labels.index("tokens/s")
     assert list(columns[1].cells)[speed] == "2"
     assert ("facts recalled" in labels) is shown
     assert any("left out" in note for note in report.footnotes(results)) is not shown
-    assert report.as_json(results, speeds, text, Settings(first=8))["recall_counts"] is shown
+    assert (
+        report.as_json(results, speeds, text, Settings("demo", first=8))["recall_counts"] is shown
+    )

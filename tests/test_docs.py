@@ -8,7 +8,6 @@ import inspect
 import io
 import json
 import re
-import shutil
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_h2o import cli, demo, fast
-from mlx_h2o.commands import calibrate, hosted
+from mlx_h2o.commands import hosted
 from mlx_h2o.commands.options import settings_of
 from pages import BLOCKS, COMMANDS, ROOT, SESSIONS, Block, blocks, blocks_of, commands_of
 from test_server import serving
@@ -34,7 +33,7 @@ NOT_RUN = {
 }
 # Settings that are added to a command so that it takes seconds; everything else is as it is shown.
 SMALLER = {
-    "evaluate": "--tasks ppl --documents 1 --length 64 --seeds 1 --no-controls",
+    "evaluate": "--tasks loss --documents 1 --length 64",
     "generate": "--max-tokens 8",
 }
 SETTING_UP = ("python3 -m venv .venv", ".venv/bin/pre-commit install")
@@ -176,10 +175,6 @@ def test_commands_run(
     monkeypatch.chdir(tmp_path)
     Path("book.txt").write_text(demo.text(), encoding="utf-8")
     for block, words in of_package(page):
-        if words[0] == "calibrate":  # minutes: what it would write comes with the package
-            output = calibrate._parser().parse_args(words[1:]).output
-            shutil.copy(demo.model_path() / "profile.safetensors", output)
-            continue
         status = cli.main([*words, *SMALLER.get(words[0], "").split()])
         said = capfd.readouterr()
         assert status == 0, f"{block}: {said.err}"

@@ -49,7 +49,7 @@ def both(model, draft, size, **given):
 @pytest.mark.slow
 @pytest.mark.matrix(2)
 @pytest.mark.parametrize("layers", [1, 2])
-@pytest.mark.parametrize("policy", ["h2o", "keydiff"])
+@pytest.mark.parametrize("policy", ["h2o-ema", "keydiff"])
 def test_below_the_budget_the_tokens_are_those_of_mlx_lm(layers, policy):
     """With a draft model that is mostly wrong, and with one that never is."""
     model, draft = tiny_qwen3(), tiny_qwen3(layers=layers)
@@ -61,7 +61,7 @@ def test_below_the_budget_the_tokens_are_those_of_mlx_lm(layers, policy):
 @pytest.mark.slow
 @pytest.mark.matrix(3)
 @pytest.mark.parametrize("layers", [1, 2])
-@pytest.mark.parametrize("policy", ["h2o", "window", "keydiff", "h2o-sum"])
+@pytest.mark.parametrize("policy", ["h2o-ema", "window", "keydiff", "h2o-sum"])
 def test_rejected_drafts_leave_no_trace(layers, policy):
     """Fed in the same rounds with other drafts, far beyond the budget: the same tokens and rows."""
     model, draft = tiny_qwen3(), tiny_qwen3(layers=layers)

@@ -49,7 +49,7 @@ def test_an_unbounded_budget_of_ours_equals_stock(
 
 @pytest.mark.slow
 @pytest.mark.matrix(1)
-@pytest.mark.parametrize("policy", ["h2o", "window", "keydiff"])
+@pytest.mark.parametrize("policy", ["h2o-ema", "window", "keydiff"])
 def test_bounded_caches_lose_rows_and_predict_differently(
     model_and_tokens: tuple[Any, list[int]], policy: str
 ) -> None:

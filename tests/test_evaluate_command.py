@@ -1,4 +1,4 @@
-"""`mlx_h2o evaluate`: strategies and the flags that stand for them, files, and what it refuses."""
+"""`mlx_h2o evaluate`: files, what it says meanwhile, and what it refuses."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import pytest
 
 from mlx_h2o import cli, demo
+from mlx_h2o.commands import evaluate
 
 
 @pytest.fixture
@@ -17,119 +18,61 @@ def text(tmp_path):
 
 
 def evaluated(text, *flags):
-    given = ("--text", text, "--length", "44", "--documents", "1", "--prompt", "8")
+    given = ("--texts", text, "--length", "44", "--documents", "1")
     return ["evaluate", "--model", "demo", *given, *flags]
 
 
-def figures(text, tmp_path, *flags):
-    """By strategy: bytes, and the mean loss."""
-    file = tmp_path / "found.json"
-    assert cli.main(evaluated(text, "--json", str(file), *flags)) == 0
-    found = json.loads(file.read_text(encoding="utf-8"))
-    losses = {one["strategy"]: one["value"] for one in found["summary"] if one["measure"] == "loss"}
-    return {one["name"]: (one["bytes"], losses[one["name"]]) for one in found["strategies"]}
-
-
 @pytest.mark.slow
-def test_flags_of_a_cache_stand_for_strategies(text, tmp_path, capsys):
-    sizes = ("--max-kv-size", "32", "--evict-every", "1", "--no-controls")
-    found = figures(text, tmp_path, *sizes, "--policies", "keydiff", "window")
-    assert list(found) == ["full", "rotating:32", "keydiff:32:every=1", "window:32:every=1"]
-    # Sinks and the newest rows: the same rows as RotatingKVCache.
-    assert found["window:32:every=1"][1] == pytest.approx(found["rotating:32"][1], rel=1e-3)
-    assert found["keydiff:32:every=1"][1] != found["window:32:every=1"][1]
-    assert "keydiff:32:every=1" in capsys.readouterr().out
-    written = figures(text, tmp_path, "--no-controls", "--strategies", *found)
-    assert written == found
+def test_it_says_what_goes_on_and_writes_what_it_found(text, tmp_path, capsys):
+    file, picture = tmp_path / "found.json", tmp_path / "loss.html"
+    arms = ("--arms", "full", "mine: policy=window max_kv_size=16", "--output", str(file))
+    pytest.importorskip("altair")
+    assert cli.main(evaluated(text, *arms, "--plot", str(picture))) == 0
+    said = capsys.readouterr()
+    assert "| mine | +" in said.out and "Bytes are those of all layers" in said.out
+    assert "loss 44, mine: 12 of 12" in said.err
+    records = json.loads(file.read_text())["records"]
+    assert [one["arm"] for one in records] == ["full", "mine"]
+    assert picture.read_text().count("mine")
+    assert cli.main(evaluated(text, *arms)) == 0
+    assert "12 of 12" not in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_quantised_rows_mixed_precision_and_budgets(text, tmp_path):
-    budgets = tmp_path / "budgets.json"
-    budgets.write_text(json.dumps({"budgets": [40, 32, 32, 32, 32, 24]}))
-    found = figures(
-        text, tmp_path, "--no-controls", "--strategies", "keydiff:32:kv8", "keydiff:32:kv4",
-        "keydiff:32:kv8:light=4:dense=4", f"keydiff:32:kv8:budgets={budgets}", "keydiff:none:kv8",
-    )  # fmt: skip
-    dense, fewer, mixed, shared, _ = found.values()
-    assert fewer[0] < mixed[0] < dense[0]
-    assert shared[0] == pytest.approx(dense[0], rel=1e-2)  # as many rows, elsewhere
-    assert len({loss for _, loss in found.values()}) == 5
-    by_flags = figures(
-        text, tmp_path, "--no-controls", "--max-kv-size", "32", "--kv-bits", "8",
-        "--budgets", str(budgets),
-    )  # fmt: skip
-    assert list(by_flags.values())[-1] == shared
-
-
-@pytest.mark.slow
-def test_a_folder_is_gone_on_with(text, tmp_path, capsys):
-    folder = tmp_path / "found"
-    flags = ("--strategies", "keydiff:32", "--no-controls", "--output", str(folder))
-    for _ in range(2):
-        assert cli.main(evaluated(text, *flags)) == 0
-        names = {file.name for file in folder.iterdir()} - {"quality.png"}
-        assert names == {"results.json", "results.csv", "results.md", "measurements.jsonl"}
-    assert "results.md" in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        cli.main(evaluated(text, *flags, "--chunk", "7"))
-    assert "another settings" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_files_are_called_by_their_names(text, tmp_path, capsys):
-    names = []
-    for folder in ("one", "two"):
-        (tmp_path / folder).mkdir()
-        file = tmp_path / folder / "budgets.json"
-        file.write_text(json.dumps({"budgets": [40, 32, 32, 32, 32, 24]}))
-        names.append(f"keydiff:32:budgets={file}")
-    found = figures(text, tmp_path, "--no-controls", "--strategies", names[0])
-    assert list(found) == ["keydiff:32:budgets=budgets.json"]
-    with pytest.raises(SystemExit):
-        cli.main(evaluated(text, "--no-controls", "--strategies", *names))
-    assert "two strategies are called keydiff:32:budgets=budgets.json" in one_line(capsys)
-
-
-def one_line(capsys):
-    line = capsys.readouterr().err
-    assert line.startswith("mlx_h2o evaluate: error: ") and line.count("\n") == 1
-    return line
+def test_lines_come_every_few_seconds(monkeypatch, capsys):
+    now = iter([0.0, 0.0, 1.0, 5.5, 6.0, 7.0])
+    monkeypatch.setattr(evaluate.time, "monotonic", lambda: next(now))
+    watch = evaluate.Watch()
+    for done in (1, 2, 3, 4):
+        watch("loss", done, 5)
+    watch("loss", 5, 5)
+    assert capsys.readouterr().err.splitlines() == [
+        "loss: 1 of 5, 0 s", "loss: 3 of 5, 6 s", "loss: 5 of 5, 7 s"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--text", "/no/such/file"), "--text /no/such/file: No such file"),
-        (("--strategies", "best"), "'best' is unknown, expected one of: full"),
-        (("--strategies", "keydiff:bytes=10"), "bytes is 10, expected at least"),
-        (("--strategies", "keydiff:32", "--kv-bits", "4"), "--strategies with --kv-bits"),
-        (("--sink-size", "999"), "--sink-size is 999"),
-        (("--policies", "best"), "invalid choice"),
-        (("--max-kv-size", "48", "--budgets", "/no/such/file"), "/no/such/file"),
-        (("--length", "5"), "length is 5"),
-        (("--seeds", "0"), "seeds is 0"),
-        (("--tasks", "needle", "--depths", "2"), "a depth is 2"),
-        (("--tasks", "needle", "--lengths", "9000"), "expected 9000"),
-        (("--tasks", "needle", "--needles", "20"), "do not fit"),
-        (("--model", "/no/such/model"), "/no/such/model"),
+        (("--arms", "best"), "arm 'best' is unknown, expected one of full,"),
+        (("--bytes", "2"), "argument --bytes: '2' is no share, expected one such as 1/8"),
+        (("--length", "9"), "length is 9, expected at least 34"),
+        (("--documents", "90"), "text.txt has"),
+        (("--tasks", "ruler"), "ruler needs a file"),
+        (("--lengths", "100"), "lengths has 100, expected at least 640: 40 for each fact"),
     ],
 )
-def test_mistakes_end_the_command(text, flags, message, capsys):
-    with pytest.raises(SystemExit) as end:
+def test_what_is_wrong_is_a_line(text, flags, message, capsys):
+    with pytest.raises(SystemExit) as ended:
         cli.main(evaluated(text, *flags))
-    assert end.value.code == 2
-    assert message in one_line(capsys)
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and said.count("\n") == 1 and message in said
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [(b"", "text.txt is empty"), (b"One word", "tokens, expected at least"), (b"\xff", "utf-8")],
-)
-def test_texts_that_are_none(tmp_path, content, message, capsys):
-    file = tmp_path / "text.txt"
-    file.write_bytes(content)
-    with pytest.raises(SystemExit) as end:
-        cli.main(evaluated(str(file)))
-    assert end.value.code == 2
-    assert message in one_line(capsys)
+@pytest.mark.slow
+def test_an_interruption_says_how_to_go_on(text, tmp_path, monkeypatch, capsys):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(evaluate, "evaluate", stop)
+    assert cli.main(evaluated(text, "--output", str(tmp_path / "found.json"))) == 130
+    assert "found.json" in capsys.readouterr().err

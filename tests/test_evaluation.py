@@ -1,35 +1,32 @@
-"""An evaluation from end to end: facts, statistics, measurements taken up again, files."""
+"""An evaluation from end to end: bytes, tasks, statistics, results taken up again, tables."""
 
 from __future__ import annotations
 
-import csv
-import itertools
 import json
 import math
 import random
-import shutil
-import sys
+from fractions import Fraction
 
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models import gemma3_text
+from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
 
 import mlx_h2o
 from mlx_h2o import demo, evaluate
-from mlx_h2o.evaluation import facts, output, reading, tasks
-from mlx_h2o.evaluation.documents import windows
-from mlx_h2o.evaluation.run import MEASUREMENTS
+from mlx_h2o.evaluation import arms, facts, questions, reading, report, tasks
 from mlx_h2o.evaluation.run import evaluate as evaluation
 from mlx_h2o.evaluation.statistics import paired
-from mlx_h2o.evaluation.strategies import parse
-from mlx_h2o.evaluation.summary import summaries
+from mlx_h2o.evaluation.texts import windows
 from tiny_models import random_prompt, tiny_qwen3, tiny_tokenizer
 
-SETTINGS = tasks.Settings(
-    documents=2, length=72, prompt=8, chunk=16, seeds=2, depths=(0.2, 0.7), needles=(1, 3),
-    wordings=("secret",),
-)  # fmt: skip
+SETTINGS = tasks.Settings(documents=2, length=72, lengths=(200,), facts=4, writing=24)
+TEXT = " ".join(f"t{token}" for token in random_prompt(700))
+QUARTER = (Fraction(1, 4),)
+FOUR = {"kv_bits": 4, "kv_group_size": 32}
+KEYDIFF = arms.Arm("keydiff rows", settings={"policy": "keydiff", "kv_bits": None})
+FEW = (arms.ARMS["full"], arms.ARMS["window"], arms.ARMS["kv8"], KEYDIFF)
 
 
 @pytest.fixture(scope="module")
@@ -42,88 +39,130 @@ def tiny():
     return tiny_qwen3(head_dim=32), tiny_tokenizer()
 
 
-TEXT = " ".join(f"t{token}" for token in random_prompt(170))
+def evaluated(loaded, chosen=FEW, **more):
+    how = {"settings": SETTINGS, "shares": QUARTER, "model_name": "tiny"} | more
+    return evaluation(*loaded, [("one", TEXT)], chosen, **how)
 
 
-def evaluated(loaded, folder=None, strategies=("keydiff:32",), **more):
-    texts = [("one", TEXT)]
-    chosen = [parse(text) for text in strategies]
-    how = {"settings": SETTINGS, "tasks": tasks.TASKS, "model_name": "tiny"} | more
-    return evaluation(*loaded, texts, chosen, folder=folder, **how)
+def figures(result, arm, task="loss"):
+    (found,) = [one for one in result["records"] if (one["arm"], one["task"]) == (arm, task)]
+    return found["figures"]
 
 
-@pytest.fixture(scope="module")
-def whole(tiny, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("whole")
-    return folder, evaluated(tiny, folder)
+# Bytes
 
 
-# What is measured
+def test_arms_have_the_same_bytes_in_rows_of_16_bits(tiny):
+    sizes = arms.Sizes(tiny[0])
+    full = sizes.full(400)
+    assert full == 400 * 2 * 2 * 2 * 32 * 2  # 2 layers, keys and values, 2 heads of 32
+    for arm in (arms.ARMS["window"], KEYDIFF, arms.Arm("4", settings=FOUR)):
+        for share in (4, 8):
+            assert 0.95 * full / share <= sizes.made(arm, 400, full // share).nbytes <= full / share
+    assert sizes.made(arms.ARMS["kv8"], 400, 0).nbytes == full * (8 + 1) / 16  # groups of 32
+    caches = sizes.made(KEYDIFF, 400, full // 4).make()
+    with reading.routed(tiny[0], caches):
+        for chunk in (64, 1):  # a chunk's surplus goes with the next token
+            reading.read(tiny[0], caches, mx.array([random_prompt(300)[: chunk * 4]]), chunk)
+    assert 0.95 * full / 4 <= sum(cache.nbytes for cache in caches) / 2 <= full / 4  # float32
 
 
-@pytest.mark.slow
-def test_arms_read_the_same_and_full_is_the_reference(tiny, whole):
-    found = {(one.arm.name, one.measure): one for one in summaries(whole[1])}
-    assert found["full", "kld"].value == pytest.approx(0, abs=1e-5)
-    assert found["full", "top1"].value == 1
-    assert found["keydiff:32", "kld"].value > 1e-3
-    model, tokenizer = tiny
-    tokens = tokenizer.encode(TEXT)
-    for measured in whole[1].records:
-        if measured["strategy"] == "keydiff:32" and measured["case"]["task"] == "ppl":
-            starts = [one["start"] for one in whole[1].setting["documents"]]
-            for start, loss in zip(starts, measured["figures"]["loss"], strict=True):
-                cache = mlx_h2o.make_prompt_cache(model, 32)
-                alone = evaluate.teacher_forced(model, cache, tokens[start : start + 72], first=8)
-                assert loss == pytest.approx(np.mean(alone.losses), abs=1e-3)
+def test_sliding_windows_are_the_same_in_every_arm():
+    """Half of the layers have windows of 16: their bytes do not count, and stay."""
+    args = gemma3_text.ModelArgs(
+        model_type="gemma3_text", hidden_size=32, num_hidden_layers=4, intermediate_size=48,
+        num_attention_heads=4, head_dim=32, num_key_value_heads=1, vocab_size=64,
+        sliding_window=16, sliding_window_pattern=2,
+    )  # fmt: skip
+    model = gemma3_text.Model(args)
+    sizes = arms.Sizes(model)
+    full = sizes.full(300)
+    assert full == 300 * 2 * 2 * 32 * 2  # 2 layers, keys and values of one head of 32
+    made = sizes.made(KEYDIFF, 300, full // 4)
+    assert 0.95 * full / 4 <= made.nbytes <= full / 4
+    assert [type(cache) for cache in made.make()[::2]] == [RotatingKVCache] * 2
 
 
-@pytest.mark.slow
-def test_documents_beyond_the_context_of_the_model_are_noted(tiny, monkeypatch):
-    said = "tokens, and the model is made for 71: "
+def test_a_text_beyond_the_context_of_the_model_is_noted(tiny):
     for made_for, times in ((72, 0), (71, 1)):
-        monkeypatch.setattr(tiny[0].args, "max_position_embeddings", made_for)
-        found = evaluated(tiny, tasks=("ppl",), controls=False)
-        assert "\n".join(found.notes).count(f"The text has 72 {said}") == times
+        result = evaluated(tiny, FEW[:1]) | {"context": made_for}
+        said = "\n".join(report.notes(result))
+        assert said.count("The text has 72 tokens, and the model is made for 71: ") == times
+
+
+def test_an_arm_that_cannot_be_is_refused_and_said(tiny):
+    wrong = arms.Arm("wrong", settings={"policy": "none such"})
+    result = evaluated(tiny, [arms.ARMS["full"], wrong])
+    (record,) = [one for one in result["records"] if one["arm"] == "wrong"]
+    assert "figures" not in record and "policy is 'none such'" in record["refused"]
+    assert any("wrong" in note and "none such" in note for note in report.notes(result))
+    with pytest.raises(ValueError, match="expected more than 4"):
+        arms.Sizes(tiny[0]).made(arms.ARMS["window"], 400, 100)
+
+
+def test_arms_as_people_write_them():
+    assert arms.parsed("full") is arms.ARMS["full"]
+    found = arms.parsed(
+        "mine: policy=window kv_bits=8 kv_frame=false budgets=rows.json v_bits=None"
+    )
+    assert found.settings == {
+        "policy": "window", "kv_bits": 8, "kv_frame": False, "budgets": "rows.json", "v_bits": None
+    }  # fmt: skip
+    assert not found.sized and arms.parsed("a: kv_bits=4").sized
+    for text, said in (("best", "unknown"), ("a: b", "SETTING=VALUE"), ("full: a=1", "taken")):
+        with pytest.raises(ValueError, match=said):
+            arms.parsed(text)
+
+
+# Losses
+
+
+def test_texts_side_by_side_are_as_alone_and_full_is_the_reference(tiny):
+    result = evaluated(tiny, tasks=("loss", "chunks"))
+    model, tokenizer = tiny
+    one = arms.Arm("whole", settings={"max_kv_size": None, "policy": "window"})
+    same = figures(evaluated(tiny, [one]), "whole")
+    assert same["kl"] == pytest.approx([0, 0], abs=1e-5) and same["top1"] == [1, 1]
+    assert same["loss"] == pytest.approx(figures(result, "full")["loss"], abs=1e-4)
+    assert min(figures(result, KEYDIFF.name)["kl"]) > 1e-3
+    nbytes = arms.Sizes(model).full(72) // 4
+    caches = arms.Sizes(model).made(KEYDIFF, 72, nbytes)
+    texts = windows(tokenizer, [("one", TEXT)], count=2, length=72)
+    for text, loss in zip(texts, figures(result, KEYDIFF.name)["loss"], strict=True):
+        alone = evaluate.teacher_forced(model, caches.make(), text, first=tasks.PROMPT)
+        assert loss == pytest.approx(np.mean(alone.losses), abs=1e-3)
+    # In chunks tokens also see their chunk: here the rest of the text.
+    whole = figures(result, "full", "chunks")["loss"]
+    assert figures(result, KEYDIFF.name, "chunks")["loss"] != pytest.approx(whole, abs=1e-4)
+    assert whole == pytest.approx(figures(result, "full")["loss"], abs=1e-4)
+
+
+def test_steps_of_any_length_predict_the_same_with_the_full_cache(tiny):
+    tokens = mx.array([random_prompt(50), random_prompt(50, seed=9)])
+    runs = [
+        reading.forced(tiny[0], make_prompt_cache(tiny[0]), tokens, first=7, step=step)
+        for step in (1, 8, 43, 100)
+    ]
+    for run in runs[1:]:
+        assert run.losses.shape == (2, 43)
+        assert mx.allclose(run.losses, runs[0].losses, atol=1e-3)
 
 
 @pytest.mark.slow
 def test_divergence_is_that_of_the_whole_distribution(loaded):
     model, tokenizer = loaded
     tokens = mx.array([tokenizer.encode(demo.text())[:24]])
-    full = reading.forced(model, make_prompt_cache(model), tokens, first=8, chunk=8, keep=True)
+    full = reading.forced(model, make_prompt_cache(model), tokens, first=8, keep=True)
     cache = make_prompt_cache(model, max_kv_size=10)
-    found = reading.forced(model, cache, tokens, first=8, chunk=8, reference=full, keep=True)
-    p, q = (
-        np.exp(np.array(run.log_weights, np.float64)[0]) for run in (full, found)
-    )  # fmt: skip
+    found = reading.forced(model, cache, tokens, first=8, reference=full, keep=True)
+    p, q = (np.exp(np.array(run.log_weights, np.float64)[0]) for run in (full, found))
     p, q = p / p.sum(axis=-1, keepdims=True), q / q.sum(axis=-1, keepdims=True)
     expected = (p * np.log(p / q)).sum(axis=-1)
     np.testing.assert_allclose(np.array(found.divergences)[0], expected, atol=2e-3)
     assert expected[-1] > 0.01
 
 
-@pytest.mark.slow
-def test_controls_and_seeds(whole):
-    found = whole[1]
-    assert [arm.name for arm in found.arms if not arm.control] == ["keydiff:32"]
-    assert {"full", "kv8", "kv4"} <= {arm.name for arm in found.arms}
-    seeds = {(one["strategy"], one["case"]["task"]): set() for one in found.records}
-    for one in found.records:
-        seeds[one["strategy"], one["case"]["task"]].add(one["seed"])
-    assert seeds["keydiff:32", "needle"] == {0, 1}
-    assert seeds["keydiff:32", "ppl"] == {0}  # it draws nothing
-    (drawn,) = {name for name, _ in seeds if name.startswith("random")}
-    assert seeds[drawn, "ppl"] == {0, 1}
-    losses = [
-        one["figures"]["loss"]
-        for one in found.records
-        if one["strategy"] == drawn and one["case"]["task"] == "ppl"
-    ]
-    assert losses[0] != losses[1]
-
-
-# Facts
+# Facts, chats, samples, writing
 
 
 @pytest.mark.parametrize("wording", facts.WORDINGS)
@@ -131,140 +170,138 @@ def test_controls_and_seeds(whole):
 def test_facts_for_any_tokenizer(loaded, wording, kind):
     tokenizer = loaded[1] if kind == "demo" else tiny_tokenizer()
     drawn = facts.draw(tokenizer, wording, 3, random.Random(1))
-    lengths = {
-        (len(one.tokens), len(one.question.prompt), len(one.question.answer)) for one in drawn
-    }
-    assert len(lengths) == 1
+    assert len({(len(one.tokens), *map(len, vars(one.question).values())) for one in drawn}) == 1
     for one in drawn:
         answer = one.question.answer
-        assert answer in {
-            one.tokens[start : start + len(answer)] for start in range(len(one.tokens))
-        }
+        places = range(len(one.tokens) - len(answer) + 1)
+        assert any(one.tokens[start : start + len(answer)] == answer for start in places)
     if kind == "demo":
         assert len({one.question.prompt for one in drawn}) == 3
-        text = tokenizer.decode(list(drawn[0].question.prompt + drawn[0].question.answer))
-        if wording != "ruler":
-            assert drawn[0].text.startswith(text.strip())
 
 
-def test_facts_stand_at_their_depths(loaded):
+def test_questions_are_of_every_wording_and_their_answers_stand_in_the_text(loaded):
     tokenizer = loaded[1]
-    body = tokenizer.encode(demo.text())[:200]
-    for count in (1, 2, 5):
-        depths = (0.7, 0.2)[:count]
-        text = tasks._planted(tokenizer, body, count, depths, "secret", random.Random(0))
-        assert len(text.tokens) == 200 and len(text.facts) == count
-        written = tokenizer.decode(list(text.tokens))
-        for depth, question in zip(depths, text.questions, strict=True):
-            asked = tokenizer.decode(list(question.prompt + question.answer))
-            assert written.count(asked) == 1
-            assert written.index(asked) / len(written) == pytest.approx(depth, abs=0.15)
+    settings = tasks.Settings(documents=2, facts=8, lengths=(400,))
+    for asked in questions.planted_texts(tokenizer, [("one", demo.text())], 400, settings):
+        assert len(asked.text) == 399 and len(asked.asked) == 8
+        said = tokenizer.decode(list(asked.text))
+        prompts = [tokenizer.decode(list(prompt[1:])) for prompt, _ in asked.asked]
+        assert all(tokenizer.decode(list(answer)).strip() in said for _, answer in asked.asked)
+        for words in (" is", "number of", "password", "magic number"):
+            assert sum(words in prompt for prompt in prompts) >= 2, words
 
 
-def test_what_does_not_fit_is_said(loaded):
-    with pytest.raises(ValueError, match="do not fit"):
-        tasks._planted(loaded[1], [5] * 30, 4, (0.5,), "secret", random.Random(0))
+def test_a_wrong_token_does_not_count_for_those_behind_it():
+    """A model that always answers with the next number, and never goes beyond 3."""
 
+    def model(tokens, cache):
+        return mx.eye(8)[mx.minimum(tokens + 1, 3)]
 
-def test_windows_do_not_overlap(loaded):
-    tokenizer = loaded[1]
-    found = windows(tokenizer, [("a", demo.text()), ("b", demo.text())], count=5, length=100)
-    assert [one.source for one in found] == ["a"] * 3 + ["b"] * 2
-    for one, other in itertools.pairwise(found):
-        assert one.source != other.source or one.start + 100 <= other.start
-    tokens = tokenizer.encode(demo.text())
-    assert all(one.tokens == tuple(tokens[one.start : one.start + 100]) for one in found)
-    assert len(windows(tokenizer, [("a", demo.text()[:400])], count=5, length=2000)) == 1
-
-
-# Statistics
-
-
-def test_intervals_of_documents_and_seeds():
-    """Where seeds say the same, those of documents alone; else about the two variances added."""
-    rng = np.random.default_rng(0)
-    documents = rng.standard_normal(40)
-    alone, repeated = paired(documents, 0 * documents), paired(*_twice(documents, 0))
-    assert (repeated.low, repeated.high) == pytest.approx((alone.low, alone.high))
-    assert alone.high - alone.low == pytest.approx(2 * 1.96 * documents.std() / 40**0.5, rel=0.1)
-    both = documents[:, None] + rng.standard_normal((40, 3))
-    found = paired(both, np.zeros_like(both))
-    means, within = both.mean(axis=1), both.var(axis=1).mean() / 3
-    width = 2 * 1.96 * ((means.var() + within) / 40) ** 0.5
-    assert found.high - found.low == pytest.approx(width, rel=0.1)
-    assert math.isnan(paired([[1.0, 2.0]], [[0.0, 0.0]]).low)
-    with pytest.raises(ValueError, match=r"\[paired\] shapes"):
-        paired([1.0], [1.0, 2.0])
-
-
-def _twice(values, other):
-    return np.stack([values] * 3, axis=1), np.full((len(values), 3), float(other))
-
-
-# Measurements that are kept
+    right = reading.answers(model, [], mx.array([[0], [0]]), mx.array([[1, 2, 3], [1, 4, 3]]))
+    assert right.tolist() == [[True, True, True], [True, False, True]]
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_ends_as_one_that_was_not(tiny, whole, tmp_path):
-    folder, found = whole
-    lines = (folder / MEASUREMENTS).read_text().splitlines(keepends=True)
-    cut = [*lines[: len(lines) // 2], lines[-1][:20]]
-    (tmp_path / MEASUREMENTS).write_text("".join(cut))
+def test_the_full_cache_recalls_what_a_small_window_does_not(loaded):
+    settings = tasks.Settings(documents=1, lengths=(500,), facts=4)
+    chosen = [arms.ARMS["full"], arms.ARMS["window"]]
+    texts = [("one", demo.text())]
+    result = evaluation(
+        *loaded, texts, chosen, tasks=("facts",), shares=[Fraction(1, 16)], settings=settings
+    )
+    full, window = (np.mean(figures(result, arm, "facts")["tokens"]) for arm in ("full", "window"))
+    assert full > window + 0.2
+
+
+def test_a_chat_asks_for_the_first_turn(loaded):
+    tokenizer = loaded[1]
+    settings = tasks.Settings(documents=1, facts=4, lengths=(400,))
+    (chat,) = questions.chats(tokenizer, [("one", demo.text())], 400, settings)
+    first, _, second = tokenizer.decode(list(chat.text)).partition("I have read it.")
+    assert first.startswith("User: Read this:") and "And this:" in second
+    for _, answer in chat.asked:
+        assert tokenizer.decode(list(answer)).strip() in first
+    # The end of the second turn begins each question.
+    assert all(prompt[:1] == chat.asked[0][0][:1] for prompt, _ in chat.asked)
+
+
+def test_samples_of_ruler(loaded, tmp_path):
+    file = tmp_path / "ruler.jsonl"
+    sample = {"input": "One is: 12.\nTwo is: 34.\nWhat is One? One is", "outputs": ["12"]}
+    file.write_text(json.dumps(sample) + "\n")
+    (found,) = questions.samples(loaded[1], str(file), 3)
+    ((prompt, answer),) = found.asked
+    decode = loaded[1].decode
+    assert decode(list(found.text)) == "One is: 12.\nTwo is: 34.\n"
+    assert (decode(list(prompt)), decode(list(answer))) == ("What is One? One is", " 12")
+    file.write_text("{}\n")
+    with pytest.raises(ValueError, match="line 1 is no sample of RULER"):
+        questions.samples(loaded[1], str(file), 3)
+
+
+def test_writing_stays_within_its_bytes(tiny):
+    result = evaluated(tiny, [arms.ARMS["full"], KEYDIFF], tasks=("writing",))
+    again = evaluated(tiny, [KEYDIFF], tasks=("writing",))
+    found = figures(result, KEYDIFF.name, "writing")
+    assert figures(again, KEYDIFF.name, "writing") == found
+    assert 0 < found["distinct"][0] <= 1 and found["bytes"] == [1]
+    assert found["loss"] != figures(result, "full", "writing")["loss"]
+
+
+# Results
+
+
+def test_intervals_are_those_of_the_pairs():
+    one, other = [1.0, 2.0, 3.0, 4.0], [0.5, 1.5, 2.5, 3.5]
+    assert paired(one, other) == paired(other, [0, 1, 2, 3])
+    assert (paired(one, other).low, paired(one, other).high) == (0.5, 0.5)
+    wide = paired([0, 0, 0, 4], [0, 0, 0, 0])
+    assert wide.mean == 1 and wide.low == 0 and wide.high >= 2
+    assert math.isnan(paired([1], [2]).low)
+    with pytest.raises(ValueError, match="expected as many figures"):
+        paired([1, 2], [1])
+
+
+def test_a_result_is_taken_up_again(tiny, tmp_path):
+    file = tmp_path / "found.json"
     said = []
-    again = evaluated(tiny, tmp_path, watch=lambda text, done, total: said.append(done))
-    assert said[0] == len(cut) - 2  # of the setting and of what was cut short there is nothing
-    texts = [json.dumps(output.as_json(one, summaries(one), "command")) for one in (found, again)]
-    assert texts[0] == texts[1]
-    assert (tmp_path / MEASUREMENTS).read_text() == "".join(lines)
-
-
-@pytest.mark.slow
-def test_a_folder_of_something_else_is_refused(tiny, whole, tmp_path):
-    shutil.copy(whole[0] / MEASUREMENTS, tmp_path)
-    other = tasks.Settings(documents=2, length=72, prompt=9, chunk=16, seeds=2)
+    first = evaluated(tiny, FEW[:2], file=file, watch=lambda *told: said.append(told))
+    assert {name for name, *_ in said} == {"loss 72, full", "loss 72, window at 1/4"}
+    said.clear()
+    again = evaluated(tiny, FEW, file=file, watch=lambda *told: said.append(told[0]))
+    assert again["records"][:2] == first["records"] and len(again["records"]) == 4
+    assert not any("full" in one or "window" in one for one in said)
+    assert json.loads(file.read_text()) == again
     with pytest.raises(ValueError, match="measurements of another settings"):
-        evaluated(tiny, tmp_path, settings=other, tasks=["ppl"])
+        evaluated(tiny, file=file, settings=tasks.Settings(documents=1, length=72))
+    file.write_text("[]")
+    with pytest.raises(ValueError, match="is no result of evaluate"):
+        evaluated(tiny, file=file)
 
 
-def test_failures_are_published(tiny, monkeypatch):
-    def broken(*_):
-        raise RuntimeError("no room")
-
-    monkeypatch.setattr(tasks, "recall", broken)
-    found = evaluated(tiny, strategies=("keydiff:32",), controls=False, tasks=["needle"])
-    assert output.failures(found) == ["FAILED: keydiff:32, needle: RuntimeError: no room"]
-    lines = summaries(found)
-    assert lines == []
-    result = output.as_json(found, lines, "command")
-    assert "FAILED: keydiff:32" in output.as_markdown(result)
-
-
-# Files
+def test_a_table_shows_differences_to_the_full_cache(tiny):
+    result = evaluated(tiny)
+    lines = [line.split(" | ") for line in report.table(result, against="window").splitlines()]
+    head, _, *rows = [[cell.strip("| ") for cell in line] for line in lines]
+    assert head == ["of the bytes", "cache", "loss", "to window", "KL", "top 1"]
+    assert [row[:2] for row in rows] == [
+        ["1.00", "full"], ["0.56", "kv8"], ["1/4", "window"], ["1/4", KEYDIFF.name]
+    ]  # fmt: skip
+    apart = paired(figures(result, KEYDIFF.name)["loss"], figures(result, "full")["loss"])
+    assert rows[3][2].startswith(f"{apart.mean:+.3f} [") and rows[3][3].startswith("[")
+    assert rows[2][3] == "-"
 
 
-@pytest.mark.slow
-def test_files_say_what_was_measured(whole, tmp_path, monkeypatch):
-    found = whole[1]
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # as if it were not installed
-    files = output.write(tmp_path, found, "mlx_h2o evaluate --model demo")
-    assert [file.name for file in files] == ["results.json", "results.csv", "results.md"]
-    result = json.loads(files[0].read_text())
-    assert {"command", "fingerprint", "text_hash", "environment", "settings"} <= result.keys()
-    assert result["environment"]["mlx_h2o"] == mlx_h2o.__version__
-    assert result["strategies"][1]["window"].startswith("rotating:")
-    rows = list(csv.DictReader(files[1].open()))
-    loss = {row["strategy"]: row for row in rows if row["measure"] == "loss"}
-    assert loss["full"]["value"] and not loss["full"]["to_full_mean"]
-    difference = float(loss["keydiff:32"]["value"]) - float(loss["full"]["value"])
-    assert float(loss["keydiff:32"]["to_full_mean"]) == pytest.approx(difference)
-    assert float(loss["keydiff:32"]["to_window_low"]) <= float(loss["keydiff:32"]["to_window_high"])
-    page = files[2].read_text()
-    assert f"{math.exp(float(loss['kv4']['value'])):.2f}" in page
-    assert "(control)" in page and "by depth" in page and "too narrow" in page
-
-
-@pytest.mark.slow
-def test_the_picture(whole, tmp_path):
-    pytest.importorskip("matplotlib")
-    assert output.write(tmp_path, whole[1], "command")[-1].name == "quality.png"
-    assert (tmp_path / "quality.png").read_bytes().startswith(b"\x89PNG")
+def test_a_plot_has_a_point_for_each_arm(tiny, tmp_path):
+    pytest.importorskip("altair")
+    result = evaluated(tiny)
+    report.plot(result, tmp_path / "loss.json")
+    drawn = json.loads((tmp_path / "loss.json").read_text())
+    (points,) = {json.dumps(one["data"]) for one in drawn["layer"]} if "data" not in drawn else [
+        json.dumps(drawn["data"])
+    ]  # fmt: skip
+    assert [one["cache"] for one in json.loads(points)["values"]] == [arm.name for arm in (
+        FEW[0], FEW[2], FEW[1], FEW[3]
+    )]  # fmt: skip
+    with pytest.raises(ValueError, match="nothing of the task facts"):
+        report.plot(result, tmp_path / "facts.json", "facts")

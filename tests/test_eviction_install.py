@@ -91,7 +91,7 @@ def test_a_model_that_goes_takes_its_eviction_along():
 
 def test_reset_forgets_the_scores_and_keeps_the_rows():
     model = tiny_qwen3()
-    caches = mlx_h2o.make_prompt_cache(model, 24, policy="h2o")
+    caches = mlx_h2o.make_prompt_cache(model, 24, policy="h2o-ema")
     with mlx_h2o.routing(model):
         mx.eval(model(mx.array([random_prompt(40)]), cache=caches))
         rows = [np.array(cache.positions) for cache in caches]

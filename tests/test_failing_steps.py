@@ -27,8 +27,8 @@ APART = 7 if os.environ.get("MLX_H2O_EXHAUSTIVE") else 41
 
 SMALL = {"max_kv_size": 14, "sink_size": 2, "recent_size": 5, "evict_every": 4}
 KINDS = [
-    ("dense", "h2o"), ("dense", "keydiff"), ("dense", "merge"), ("8 bits", "tova"),
-    ("8 and 4", "keydiff"), ("turbo3", "window"), ("K8 V4", "merge"), ("arrays", "h2o-sum"),
+    ("dense", "h2o-ema"), ("dense", "keydiff"), ("dense", "h2o"), ("8 bits", "tova"),
+    ("8 and 4", "keydiff"), ("turbo3", "window"), ("K8 V4", "h2o"), ("arrays", "h2o-sum"),
 ]  # fmt: skip
 BEFORE: dict[str, list[int]] = {"few rows": [5, 1], "full": [5, 20, 1, 1], "surplus": [5, 20]}
 
@@ -160,13 +160,13 @@ def test_drafts_that_fail_to_go(policy):
 
 
 def test_a_prefix_that_fails_to_be_shared():
-    make = partial(alone, "dense", "h2o", "full", prefix_size=4)
+    make = partial(alone, "dense", "h2o-ema", "full", prefix_size=4)
     assert_loud_or_right(make, lambda cache: cache.share(4), went_on)
 
 
 def test_what_an_interrupted_cache_says():
     """Whatever it is asked, and to everybody."""
-    cache = alone("dense", "h2o", "few rows")
+    cache = alone("dense", "h2o-ema", "few rows")
     shape = (1, HEADS, 1, SIZE)
     with failing(30) as fault, pytest.raises(MemoryError):
         cache.update_and_fetch(mx.zeros(shape), mx.zeros(shape))

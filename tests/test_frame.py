@@ -68,7 +68,7 @@ def test_rows_are_moved_and_rotated_and_come_back(size):
         )
 
 
-@pytest.mark.parametrize("policy", ["window", "h2o", "h2o-sum", "merge"])
+@pytest.mark.parametrize("policy", ["window", "h2o-ema", "h2o-sum", "h2o"])
 @pytest.mark.parametrize("sinks", [None, [0.5, -1.0, 2.0, 4.0]])
 @pytest.mark.parametrize(("size", "value_size"), SIZES)
 def test_attention_is_that_over_the_true_rows(size, value_size, sinks, policy):
@@ -85,7 +85,7 @@ def test_attention_is_that_over_the_true_rows(size, value_size, sinks, policy):
         expected = reference.attention(queries, *own, scale=SCALE, mask="causal", sinks=sinks)
         np.testing.assert_allclose(np.array(out), expected.out, rtol=0, atol=3e-5)
         assert out.shape[3] == value_size
-        if policy in ("h2o", "h2o-sum"):
+        if policy != "window":
             _check_scores(policy, before, np.array(cache.scores), expected)
 
 
@@ -93,7 +93,7 @@ def _check_scores(policy, before, found, seen) -> None:
     old = np.full(found.shape, np.nan)
     if before is not None:
         old[:, :, : before.shape[2]] = before
-    if policy == "h2o":
+    if policy == "h2o-ema":
         expected = reference.accumulate(old, seen.scores, decay=0.95)
     else:
         expected = np.nan_to_num(old) + reference.attention_mass(seen.scores, seen.lse, HEADS)
@@ -108,7 +108,7 @@ def test_halves(dtype, backend):
 
 
 def check_halves(dtype) -> None:
-    cache = new_cache("h2o")
+    cache = new_cache("h2o-ema")
     for index, length in enumerate((8, 1, 3)):
         keys, values = (rows(length, 64, seed=3 * index + part).astype(dtype) for part in (0, 1))
         queries = rows(length, 64, seed=index, heads=4).astype(dtype)

@@ -234,7 +234,7 @@ def test_any_arguments_are_refused_or_served_alike(make):
 VALUES = st.one_of(
     st.none(), st.booleans(), st.integers(-2, 12), st.sampled_from([2, 3, 4, 8, 32, 64, 128]),
     st.integers(-(2**70), 2**70), st.floats(allow_nan=True), st.text(max_size=3),
-    st.sampled_from(["h2o", "keydiff", "window", "merge", "mix", "turbo3", "turbo8v3", "arrays"]),
+    st.sampled_from(["h2o-ema", "keydiff", "window", "h2o", "mix", "turbo3", "turbo8v3", "arrays"]),
 )  # fmt: skip
 NAMES = sorted(field.name for field in fields(H2OConfig))
 
@@ -274,7 +274,7 @@ def made(config: H2OConfig) -> H2OKVCache:
 
 @functools.cache
 def written() -> tuple[bytes, H2OKVCache]:
-    cache = made(H2OConfig(max_kv_size=12, kv_bits=8, kv_group_size=32, policy="h2o"))
+    cache = made(H2OConfig(max_kv_size=12, kv_bits=8, kv_group_size=32, policy="h2o-ema"))
     for count in (9, 1, 7, 1):
         step(cache, count, 32)
     with tempfile.TemporaryDirectory() as folder:

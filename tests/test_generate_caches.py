@@ -57,7 +57,7 @@ def test_a_model_without_kv_cache_is_refused():
         make_prompt_cache(Mixed(mlx_lm_cache.ArraysCache(2)), 32)
 
 
-@pytest.mark.parametrize("name", ["afm7", "phi3small", "minimax_m3_vl"])
+@pytest.mark.parametrize("name", ["afm7", "phi3small", "minimax_m3_vl", "deepseek_v32"])
 def test_models_that_cannot_be_served_are_refused_by_name(name):
     class Model(Mixed):
         model_type = name
@@ -77,7 +77,7 @@ def test_settings_of_make_prompt_cache():
     assert make_prompt_cache(model, config)[1].config is config
     assert make_prompt_cache(model, max_kv_size=40, policy="window")[1].config == config
     with pytest.raises(ValueError, match=r"found an H2OConfig and the settings \['policy'\]"):
-        make_prompt_cache(model, config, policy="h2o")
+        make_prompt_cache(model, config, policy="h2o-ema")
     with pytest.raises(ValueError, match=r"unknown settings \['budget'\], expected some of"):
         make_prompt_cache(model, budget=8)
 

@@ -23,7 +23,7 @@ SLACK = 256 * 1024
 @pytest.mark.matrix(1)
 @pytest.mark.parametrize(
     ("policy", "evicts"),
-    [("h2o", False), ("h2o", True), ("window", False), ("window", True), ("keydiff", True)],
+    [("h2o-ema", False), ("h2o-ema", True), ("window", False), ("window", True), ("keydiff", True)],
 )
 def test_memory_is_flat_but_for_nbytes(policy, evicts, capsys, tmp_path):
     """window and keydiff run in plain mlx_lm, unrouted; below the budget they do the same."""
@@ -31,7 +31,7 @@ def test_memory_is_flat_but_for_nbytes(policy, evicts, capsys, tmp_path):
     model = tiny_qwen3(layers=1)
     caches = make_prompt_cache(model, budget, policy=policy)
     samples, started = [], time.perf_counter()
-    with routing(model) if policy == "h2o" else nullcontext():
+    with routing(model) if policy == "h2o-ema" else nullcontext():
         prompt = mx.array(random_prompt(16))
         steps = generate_step(prompt, model, max_tokens=STEPS, prompt_cache=caches)
         for index, _ in enumerate(steps):
@@ -55,7 +55,7 @@ def test_memory_is_flat_but_for_nbytes(policy, evicts, capsys, tmp_path):
 
 
 @pytest.mark.matrix(2)
-@pytest.mark.parametrize("policy", ["h2o", "keydiff"])
+@pytest.mark.parametrize("policy", ["h2o-ema", "keydiff"])
 @pytest.mark.parametrize("light_bits", [None, 4])
 @pytest.mark.parametrize("evicts", [True, False])
 @pytest.mark.slow

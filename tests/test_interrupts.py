@@ -23,7 +23,7 @@ from test_server import TEXT, serving
 
 pytestmark = pytest.mark.downstream
 
-SETTINGS = {"max_kv_size": 32, "policy": "h2o"}
+SETTINGS = {"max_kv_size": 32, "policy": "h2o-ema"}
 
 
 @pytest.fixture(autouse=True)

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def full_cache(tokens: int, bits: int | None) -> H2OKVCache:
-    config = H2OConfig(max_kv_size=BUDGET, policy="h2o", kv_bits=bits)
+    config = H2OConfig(max_kv_size=BUDGET, policy="h2o-ema", kv_bits=bits)
     cache = (H2OKVCache if bits is None else QuantizedH2OKVCache)(config)
     queries, rows = mx.zeros((1, 4, 1, 64), mx.float16), mx.zeros((1, 2, 1, 64), mx.float16)
     for _ in range(tokens):

@@ -23,7 +23,7 @@ EVALUATE = ("evaluate", "--model", "demo")
         (("chat", "--model", "demo", "--seed", "x"), "argument --seed: invalid"),
         ((*GENERATE, "--max-token", "3", "--nosuch"), "unrecognized arguments: --nosuch"),
         (("server", "--model", "demo", "--port", "x"), "argument --port: invalid int value: 'x'"),
-        ((*EVALUATE, "--json", "/no/such/folder/file"), "/no/such/folder/file"),
+        ((*EVALUATE, "--output", "/no/such/folder/file"), "/no/such/folder/file"),
         (("evaluate", "--model", "/no/such/folder"), "/no/such/folder is not a directory"),
         (("server", "--model", "/no/such/folder"), "/no/such/folder is not a directory"),
         (("server", "--draft-model", "./none"), "./none is not a directory"),
@@ -31,10 +31,10 @@ EVALUATE = ("evaluate", "--model", "demo")
         (("server", "--model", "demo", "--prot", "80"), "unrecognized arguments: --prot 80"),
         (("cache_prompt", "--model", "demo", "--prompt", "a"), "required: --prompt-cache-file"),
         (("benchmark", "--max-kv-size", "a"), "'a' is not a number of rows, expected one, or none"),
-        (("evaluate", "--model", "demo", "--text", "/none"), "--text /none: No such file"),
+        (("evaluate", "--model", "demo", "--texts", "/none"), "--texts /none: No such file"),
         ((*GENERATE, "--draft-model", "demo", "--num-draft-tokens", "0"), "expected at least 1"),
         (("server", "--cache-dir", "a", "--cache-size", "big"), "--cache-size: 'big' is no number"),
-        (("calibrate", "--model", "demo"), "the following arguments are required: --output"),
+        (("layers", "--output", "file"), "the following arguments are required: --model"),
     ],
 )
 def test_a_mistake_is_a_line(arguments, message, capsys):
@@ -83,9 +83,9 @@ def test_the_end_of_the_input_ends_a_chat(monkeypatch, capsys):
 def test_standard_input_that_is_no_text(monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe text")))
     with pytest.raises(SystemExit) as ended:
-        cli.main((*EVALUATE, "--text", "-"))
+        cli.main((*EVALUATE, "--texts", "-"))
     assert ended.value.code == 2
-    assert "--text -: 'utf-8' codec can't decode" in capsys.readouterr().err
+    assert "--texts -: 'utf-8' codec can't decode" in capsys.readouterr().err
 
 
 def test_a_long_text_is_read_without_a_warning(capfd):

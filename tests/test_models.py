@@ -12,7 +12,6 @@ SERVED = {
     "gpt_oss": (2, 4),  # sinks, and sliding windows in every other layer
     "deepseek_v3": (4, 4),  # latents, and additive masks for every head
     "longcat_flash": (4, 4),  # two caches a layer
-    "glm_moe_dsa": (4, 4),  # an indexer that follows
     "qwen3_next": (1, 4),  # linear attention beside
     "gemma3n": (1, 2),  # layers that share their rows
     "falcon_h1": (4, 4),  # a recurrence beside attention in every layer

@@ -93,11 +93,11 @@ def fed(
     return [*found, np.sort(np.array(cache.positions), axis=2)]
 
 
-def config(policy: str = "h2o", **settings: Any) -> H2OConfig:
+def config(policy: str = "h2o-ema", **settings: Any) -> H2OConfig:
     return H2OConfig(max_kv_size=16, sink_size=2, recent_size=5, policy=policy, **settings)
 
 
-@pytest.mark.parametrize("policy", ["h2o", "keydiff", "value-aware"])
+@pytest.mark.parametrize("policy", ["h2o-ema", "keydiff", "value-aware"])
 @pytest.mark.parametrize("evict_every", [1, 4])
 def test_steps_and_chunks(policy, evict_every, monkeypatch):
     lengths = (7, 12, *[1] * 9, 20, *[1] * 9)

@@ -253,7 +253,7 @@ def parted(near: float) -> tuple[Case, Outcome, Outcome]:
 
     The C of the two differ by ``near``, relative, before the step.
     """
-    case = trace_case("parted", policy="h2o", zones=(1, 4, 3), prefill=(8,), steps=4)
+    case = trace_case("parted", policy="h2o-ema", zones=(1, 4, 3), prefill=(8,), steps=4)
     expected = run_reference(case)
     found = {name: array.copy() for name, array in expected.items()}
     step = 2

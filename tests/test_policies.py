@@ -13,8 +13,6 @@ from cache_checks import check_accumulate
 from mlx_h2o import H2OConfig, H2OKVCache, policies
 from mlx_h2o.operations import ema
 
-RANKED_ALIKE = ("keydiff", "merge")
-
 
 def rows(*, keys, importance=None, positions=None, offset=100):
     keys = mx.array(keys)
@@ -36,7 +34,7 @@ def test_ranks_are_float32_and_one_per_row(name):
     assert ranks.shape == (2, 3, 10)
 
 
-@pytest.mark.parametrize("name", ["window", "keydiff", "merge"])
+@pytest.mark.parametrize("name", ["window", "keydiff"])
 def test_policies_without_scores_ignore_them(name):
     policy = policies.build(H2OConfig(policy=name))
     importance = mx.array([[[1.0, float("nan")]]])
@@ -49,7 +47,7 @@ def test_h2o_is_the_moving_average():
 
 
 def test_h2o_by_hand():
-    policy = policies.build(H2OConfig(policy="h2o", decay=0.75))
+    policy = policies.build(H2OConfig(policy="h2o-ema", decay=0.75))
     before = mx.array([[[1.0, float("nan"), 2.0, float("nan")]]])
     # Two query heads, one KV head. Row 1 is new, row 2 is seen by one head, row 3 by none.
     scores = mx.array([[[[4.0, -6.0, -np.inf, -np.inf]], [[-8.0, 2.0, 5.0, -np.inf]]]])
@@ -98,20 +96,12 @@ def test_keydiff_is_minus_the_cosine_with_the_mean_direction():
     np.testing.assert_allclose(ranks, -cosine, atol=1e-6)
 
 
-def test_merge_ranks_as_keydiff():
-    """The masses are made of it; which rows go is a question of pairs (test_merging.py)."""
-    keys = mx.random.normal((2, 2, 12, 8), key=mx.random.key(2))
-    found = (policies.build(H2OConfig(policy=name)).rank(rows(keys=keys)) for name in RANKED_ALIKE)
-    np.testing.assert_array_equal(*(np.array(ranks) for ranks in found))
-
-
 def test_which_policies_need_attention_of_ours():
-    """Scores, or the bias of merged rows: the others run in plain mlx_lm."""
+    """Scores, or the bias of folded rows: the others run in plain mlx_lm."""
     built = {name: policies.build(H2OConfig(policy=name)) for name in policies.names()}
     free = {name for name, policy in built.items() if not policy.needs_attention}
     assert free == {"window", "random", "keydiff"}
-    assert {name for name, policy in built.items() if policy.merges} == {"merge"}
-    assert not built["merge"].needs_scores
+    assert {name for name, policy in built.items() if policy.folds} == {"h2o"}
 
 
 def test_keydiff_of_keys_without_a_direction_is_finite():

@@ -22,20 +22,21 @@ class Expected:
     weights: bool = False
     unscored_first: bool = False
     heads_differ: bool = True
-    merges: bool = False
+    folds: bool = False
 
 
 TABLE = {
-    "h2o": Expected(scores=True, unscored_first=True),
+    "h2o": Expected(scores=True, weights=True, unscored_first=True, folds=True),
+    "h2o-ema": Expected(scores=True, unscored_first=True),
     "h2o-sum": Expected(scores=True, weights=True, unscored_first=True),
     "window": Expected(heads_differ=False),
     "random": Expected(),
+    "prompt-random": Expected(scores=True),
     "keydiff": Expected(),
     "snapkv": Expected(scores=True, weights=True, unscored_first=True),
     "tova": Expected(scores=True, weights=True, unscored_first=True),
     "value-aware": Expected(scores=True, weights=True, unscored_first=True),
     "mix": Expected(scores=True, weights=True, unscored_first=True),
-    "merge": Expected(merges=True),
 }
 
 each = pytest.mark.parametrize("name", TABLE)
@@ -50,7 +51,7 @@ def test_what_it_needs(name):
     policy = policies.build(H2OConfig(policy=name))
     expected = TABLE[name]
     assert (policy.needs_scores, policy.needs_weights) == (expected.scores, expected.weights)
-    assert policy.merges == expected.merges
+    assert policy.folds == expected.folds
     cache = small(name)
     rng = np.random.default_rng(0)
     for _ in range(2):
@@ -165,7 +166,7 @@ def test_nothing_leaks_into_the_next_generation(name):
         assert [vars(cache.policy) for cache in caches] == settings
         kept.append([rows_by_position(cache) for cache in caches])
     assert repr(kept[0]) == repr(kept[2])
-    if name not in ("window", "random"):
+    if name not in ("window", "random", "prompt-random"):
         assert repr(kept[0]) != repr(kept[1])
 
 

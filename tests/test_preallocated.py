@@ -18,9 +18,9 @@ from mlx_h2o.operations.backends import resolve, use_backend
 HEADS, SIZE = 2, 64
 COLUMNS: dict[str, dict[str, Any]] = {
     "dense": {},
-    "8": {"kv_bits": 8, "policy": "h2o"},
+    "8": {"kv_bits": 8, "policy": "h2o-ema"},
     "turbo3": {"kv_format": "turbo3"},
-    "merge": {"kv_bits": 4, "policy": "merge"},
+    "h2o": {"kv_bits": 4, "policy": "h2o"},
 }
 PAGE = resource.getpagesize()
 
@@ -117,8 +117,8 @@ def test_rows_stay_where_they_are(kind: str) -> None:
 
 
 @pytest.mark.parametrize("bits", [None, 4])
-def test_merging_writes_in_place(bits: int | None) -> None:
-    cache = evicting_cache(H2OConfig(max_kv_size=64, policy="merge", kv_bits=bits))
+def test_folding_writes_in_place(bits: int | None) -> None:
+    cache = evicting_cache(H2OConfig(max_kv_size=64, policy="h2o", kv_bits=bits))
     places = set()
     for seed in range(72):
         step(cache, seed)
@@ -207,7 +207,7 @@ def test_ten_thousand_tokens_take_no_more_memory(kind: str) -> None:
         places.add(tuple(address(part) for part in (*tail.keys.parts, *tail.values.parts)))
         del tail
     assert len(places) == 1  # no step allocates rows
-    # A group of rows leaves, or merges, with arrays of its own: some hundred kilobytes.
+    # A group of rows leaves, or is folded, with arrays of its own: some hundred kilobytes.
     assert mx.get_peak_memory() <= peak + 500_000
     assert _highest() <= process + 4_000_000
 

@@ -91,9 +91,9 @@ def test_a_shorter_prompt_that_is_held_is_read_on():
 
 
 def test_a_server_says_that_it_cannot_share(caplog):
-    prompts, _ = prompts_of_a_server(tiny_qwen3(), policy="merge")
+    prompts, _ = prompts_of_a_server(tiny_qwen3(), kv_bits=8, light_bits=4)
     assert prompts.fetch_nearest_cache("key", PROMPTS[0]) == (None, PROMPTS[0])
-    assert "prompts share no rows: layer 0 has the policy 'merge'" in caplog.text
+    assert "prompts share no rows: layer 0 has mixed precision" in caplog.text
     prompts, made = prompts_of_a_server(tiny_qwen3(), prefix_size=8)
     assert prompts.fetch_nearest_cache("key", PROMPTS[0]) == (None, PROMPTS[0]) and not made
 

@@ -64,7 +64,8 @@ def answered(model, shared: bool | None, prompts=PROMPTS, count: int = 24, **giv
 @pytest.mark.parametrize("step", [8, 24])  # what attention reads in parts, and what at once
 @pytest.mark.parametrize("rows", SETTINGS)
 @pytest.mark.parametrize(
-    "policy", ["window", "keydiff", "h2o", "h2o-sum", "tova", "snapkv", "value-aware", "mix"]
+    "policy",
+    ["window", "keydiff", "h2o", "h2o-ema", "h2o-sum", "tova", "snapkv", "value-aware", "mix"],
 )
 def test_answers_and_rows_are_those_of_each_alone(policy, rows, step):
     model, given = tiny_qwen3(head_dim=32), SETTINGS[rows] | {"policy": policy}
@@ -105,7 +106,7 @@ def test_an_unbounded_cache_shares_all_that_is_common():
 
 @pytest.mark.matrix(2)
 @pytest.mark.parametrize("rows", [{}, PACKED])
-@pytest.mark.parametrize("policy", ["keydiff", "h2o", "tova"])
+@pytest.mark.parametrize("policy", ["keydiff", "h2o-ema", "tova"])
 def test_logits_are_close_to_those_alone(policy, rows):
     model, given = tiny_qwen3(head_dim=32), {"policy": policy, **rows}
     batch = merged(standing(model, **given))
@@ -124,7 +125,7 @@ def test_logits_are_close_to_those_alone(policy, rows):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", ["h2o", "keydiff"])
+@pytest.mark.parametrize("policy", ["h2o-ema", "keydiff"])
 def test_there_are_never_more_rows_than_the_budget_and_sequences_come_and_go(policy):
     model = tiny_qwen3()
     prompts = [PREFIX + random_prompt(3 + 6 * place, seed=place) for place in range(5)]
@@ -279,7 +280,6 @@ def held(tokens: int = 40, **given):
         ({}, 0, "rows is 0, expected 1 to 36"),
         ({"max_kv_size": None}, 41, "rows is 41, expected 1 to 40"),
         ({"prefix_size": 0}, 4, "rows is 4, expected 1 to 0"),
-        ({"policy": "merge"}, 36, "the cache of one has the policy 'merge', whose rows change"),
         ({"speculative": 2}, 36, "has speculation, expected none of that"),
     ],
 )
@@ -308,7 +308,6 @@ def test_kinds_that_share_nothing():
     [
         ({"max_kv_size": 80}, "begin with the same 48 tokens, of which the first 0 are never"),
         ({"prompts": [PREFIX, PREFIX[:9] + [1] * 9], **SMALL}, "the same 9 tokens, of which"),
-        ({"policy": "merge", **SMALL}, "layer 0 has the policy 'merge', whose rows change"),
         ({"logits_processors": [lambda tokens, logits: logits], **SMALL}, "logits_processors is"),
         ({**SMALL, **PACKED, "light_bits": 4}, "layer 0 has mixed precision, whose rows change"),
     ],
@@ -337,7 +336,7 @@ def test_prompt_caches_of_the_caller_are_as_they_are():
 def test_without_our_attention_nothing_is_silently_wrong():
     """mlx_lm's own would see nothing of the prefix."""
     model = tiny_qwen3()
-    for policy in ("window", "h2o"):
+    for policy in ("window", "h2o-ema"):
         caches = standing(model, 1, policy=policy)[0]
         assert all(cache.needs_routing for cache in caches)
         with pytest.raises(ValueError, match=r"layer 0 shares its first 48 rows.*routing\(model\)"):
@@ -357,14 +356,6 @@ def test_a_model_that_changes_the_keys_before_attention_is_refused():
     with routing(model), pytest.raises(ValueError, match="computes with the keys"):
         attention = mlx_lm.models.qwen3.scaled_dot_product_attention
         attention(mx.ones((1, 4, 1, 16)), keys + 1, values, cache=cache, scale=1.0, mask=None)
-
-
-def test_long_chunks_need_a_prefix():
-    cache = held()
-    rows = mx.ones((1, 2, 9, 32))
-    keys, values = cache.update_and_fetch(rows, rows)
-    with pytest.raises(ValueError, match=r"attend_chunk\] found no shared prefix"):
-        cache.attend_chunk(mx.ones((1, 4, 9, 32)), keys, values, scale=1.0)
 
 
 @pytest.mark.parametrize(

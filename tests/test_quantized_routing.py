@@ -32,7 +32,7 @@ from mlx_h2o.lm import attention
 from tiny_models import random_prompt, tiny_llama, tiny_qwen3, tiny_tokenizer
 
 POLICIES = EVICTING
-"""A row that merges is packed again, which ``Rounding`` does not do: tests/test_merging.py."""
+"""A row that is folded is packed again, which ``Rounding`` does not do: tests/test_folding.py."""
 SETTINGS = {"sink_size": 1, "recent_size": 6, "kv_group_size": 32}
 
 
@@ -116,12 +116,12 @@ def test_outside_of_routing_what_mlx_lm_cannot_read_is_an_error():
     other_bits = make_prompt_cache(model, 24, v_bits=4, kv_frame=False, **given)
     with pytest.raises(ValueError, match="quantized_matmul"):
         logits(model, other_bits, [12, 1], routed=False)
-    scoring = make_prompt_cache(model, 24, **given | {"policy": "h2o", "kv_frame": False})
+    scoring = make_prompt_cache(model, 24, **given | {"policy": "h2o-ema", "kv_frame": False})
     with pytest.raises(RuntimeError, match=r"got no scores .* 'h2o'"):
         logits(model, scoring, [4, 4], routed=False)
 
 
-@pytest.mark.parametrize("policy", ["h2o", "window"])
+@pytest.mark.parametrize("policy", ["h2o-ema", "window"])
 @pytest.mark.parametrize("length", [1, 8, 9])
 def test_sinks_count_in_attention_over_packed_rows(policy, length):
     """mlx_lm refuses them with quantised rows; ours equals the dense cache of the rounded rows."""
@@ -183,7 +183,7 @@ def test_generate_takes_mlx_lms_arguments():
 
 @pytest.mark.slow
 @pytest.mark.matrix(2)
-@pytest.mark.parametrize("policy", ["h2o", "window"])
+@pytest.mark.parametrize("policy", ["h2o-ema", "window"])
 @pytest.mark.parametrize("bits", [8, 4])
 def test_the_peak_of_prefill_stays_below_the_dense_caches(policy, bits):
     """Arrays are made for one layer at a time; every layer holds packed rows only."""
@@ -202,7 +202,7 @@ def test_the_peak_of_prefill_stays_below_the_dense_caches(policy, bits):
     assert peaks[1] < 0.8 * peaks[0]
 
 
-@pytest.mark.parametrize("policy", ["h2o", "window"])
+@pytest.mark.parametrize("policy", ["h2o-ema", "window"])
 def test_a_batch_gives_each_sequence_what_it_gets_alone(policy):
     model, tokenizer = tiny_qwen3(head_dim=32), tiny_tokenizer()
     given = {"max_kv_size": 24, "policy": policy, "kv_bits": 8, **SETTINGS}

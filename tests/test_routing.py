@@ -161,14 +161,14 @@ def test_output_and_scores_of_any_length(length, mask):
         "bool": mx.array(allowed),
         "additive": mx.where(mx.array(allowed), 0.0, mx.finfo(mx.float32).min),
     }
-    ours = H2OKVCache(H2OConfig(max_kv_size=256, policy="h2o"))
+    ours = H2OKVCache(H2OConfig(max_kv_size=256, policy="h2o-ema"))
     with routing():
         keys, values = ours.update_and_fetch(k, v)
         found = base.scaled_dot_product_attention(q, keys, values, ours, 0.25, masks[mask])
     expected = mx.fast.scaled_dot_product_attention(q, k, v, scale=0.25, mask=masks[mask])
     np.testing.assert_allclose(np.array(found), np.array(expected), atol=1e-5)
     _, scores = fast.scaled_dot_product_attention_with_scores(q, k, v, scale=0.25, mask=masks[mask])
-    slow = H2OKVCache(H2OConfig(max_kv_size=256, policy="h2o"))
+    slow = H2OKVCache(H2OConfig(max_kv_size=256, policy="h2o-ema"))
     slow.update_and_fetch(k, v)
     slow.update_scores(scores)
     np.testing.assert_allclose(np.array(ours.scores), np.array(slow.scores), rtol=1e-4, atol=1e-6)
@@ -179,7 +179,7 @@ def test_sinks_reach_attention():
     sinks = mx.array([3.0, -1.0])
     for length in (1, 9):
         q = mx.random.normal((1, 2, length, 8))
-        ours = H2OKVCache(H2OConfig(max_kv_size=32, policy="h2o"))
+        ours = H2OKVCache(H2OConfig(max_kv_size=32, policy="h2o-ema"))
         with routing():
             keys, values = ours.update_and_fetch(mx.repeat(x, 9, axis=2), mx.repeat(x, 9, axis=2))
             found = base.scaled_dot_product_attention(q, keys, values, ours, 1.0, None, sinks=sinks)
@@ -239,7 +239,7 @@ def test_a_model_that_does_not_call_it_is_refused_by_name(tmp_path):
 
 def test_a_layer_that_is_not_routed_is_found_at_its_second_update():
     model = tiny_qwen3()
-    caches = make_prompt_cache(model, 16, policy="h2o")
+    caches = make_prompt_cache(model, 16, policy="h2o-ema")
     run(model, caches, [1, 2, 3])
     with pytest.raises(RuntimeError, match="qwen3 layer 0 got no scores"):
         run(model, caches, [4])

@@ -30,7 +30,7 @@ __all__ = ["mlx_lm_stays_as_it_is"]  # a fixture around every test
 
 pytestmark = pytest.mark.downstream
 
-POLICIES = ("h2o", "window", "keydiff")
+POLICIES = ("h2o-ema", "window", "keydiff")
 
 
 @pytest.fixture

@@ -46,9 +46,9 @@ def held(model: Any, config: H2OConfig, tokens: int) -> int:
     "settings",
     [
         {"kv_bits": None},
-        {"policy": "h2o", "kv_bits": None},
-        {"policy": "h2o", "kv_bits": None, "speculative": 3},
-        {"policy": "merge", "kv_bits": 4},
+        {"policy": "h2o-ema", "kv_bits": None},
+        {"policy": "h2o-ema", "kv_bits": None, "speculative": 3},
+        {"policy": "h2o", "kv_bits": 4},
         {"policy": "snapkv", "kv_bits": 8, "v_bits": 4},
         {"kv_bits": 8, "light_bits": 4},
         {"policy": "window", "kv_bits": None, "evict_every": 1},
@@ -69,7 +69,7 @@ def test_the_bytes_are_met(model, settings):
 @pytest.mark.matrix(1)
 @pytest.mark.parametrize(
     "settings",
-    [{"policy": "h2o", "kv_bits": None}, {"kv_bits": 4}, {"kv_bits": 8, "light_bits": 4}],
+    [{"policy": "h2o-ema", "kv_bits": None}, {"kv_bits": 4}, {"kv_bits": 8, "light_bits": 4}],
     ids=str,
 )
 def test_a_draft_models_caches_are_in_the_budget(model, settings):
@@ -116,7 +116,7 @@ def test_bits_are_the_most_that_most_of_the_context_fits_in(model):
     assert fit_bytes(model, dense - 1).config.kv_bits == 8
     most = int(0.75 * context)
     for bits, fewer in ((8, 6), (6, 5), (5, 4)):
-        settings = {"policy": "merge", "kv_bits": bits}
+        settings = {"policy": "h2o", "kv_bits": bits}
         nbytes = held(model, H2OConfig(max_kv_size=most, **settings), H2OConfig(most).group + 3)
         assert fit_bytes(model, nbytes).config.kv_bits == bits
         assert fit_bytes(model, nbytes).config.max_kv_size == most
@@ -233,13 +233,13 @@ def test_what_is_refused(model):
     with pytest.raises(ValueError, match="beside max_kv_size or budgets"):
         mlx_h2o.make_prompt_cache(model, 64, max_kv_bytes="1MB")
     with pytest.raises(ValueError, match="unknown settings"):
-        fit_bytes(model, "1MB", polcy="h2o")
+        fit_bytes(model, "1MB", polcy="h2o-ema")
 
 
 @pytest.mark.slow
 def test_quantised_rows_merge_unless_something_else_is_said(model):
-    assert fit_bytes(model, 20_000).config.policy == "merge"
-    assert fit_bytes(model, 20_000, kv_bits=8).config.policy == "merge"
+    assert fit_bytes(model, 20_000).config.policy == "h2o"
+    assert fit_bytes(model, 20_000, kv_bits=8).config.policy == "h2o"
     assert fit_bytes(model, 20_000, kv_bits=None).config.policy == "keydiff"
     assert fit_bytes(model, 20_000, policy="window").config.policy == "window"
     assert fit_bytes(model, 20_000, kv_bits=8, light_bits=4).config.policy == "keydiff"

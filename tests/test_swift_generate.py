@@ -23,12 +23,17 @@ pytestmark = pytest.mark.swift
 CHUNK = 64
 CACHES: dict[str, dict[str, Any]] = {
     "full": {"max_kv_size": None},
-    "8 bits": {"max_kv_size": 48, "kv_bits": 8, "policy": "h2o"},
-    "h2o": {"max_kv_size": 48, "policy": "h2o"},
+    "8 bits": {"max_kv_size": 48, "kv_bits": 8, "policy": "h2o-ema"},
+    "h2o-ema": {"max_kv_size": 48, "policy": "h2o-ema"},
     "keydiff": {"max_kv_size": 48},
-    "merge": {"max_kv_size": 48, "kv_bits": 4, "policy": "merge"},
-    "codes": {"max_kv_size": 48, "kv_format": "turbo4", "policy": "h2o"},
-    "guarded codes": {"max_kv_size": 48, "kv_format": "turbo3", "turbo_guard": 1, "policy": "h2o"},
+    "h2o": {"max_kv_size": 48, "kv_bits": 4, "policy": "h2o"},
+    "codes": {"max_kv_size": 48, "kv_format": "turbo4", "policy": "h2o-ema"},
+    "guarded codes": {
+        "max_kv_size": 48,
+        "kv_format": "turbo3",
+        "turbo_guard": 1,
+        "policy": "h2o-ema",
+    },
 }
 
 
@@ -135,7 +140,9 @@ def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("settings", [{"policy": "h2o"}, {"kv_bits": 8}], ids=["h2o", "8 bits"])
+@pytest.mark.parametrize(
+    "settings", [{"policy": "h2o-ema"}, {"kv_bits": 8}], ids=["h2o-ema", "8 bits"]
+)
 def test_goes_on_from_files_of_either_language(settings: dict[str, Any], tmp_path: Path) -> None:
     """Python reads a prompt, Swift goes on and writes, and Python goes on from there."""
     ours, tokenizer = model()
@@ -189,7 +196,7 @@ def test_llamas_of_every_kind(kind: str, tmp_path: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(demo.model_path() / name, tmp_path)
     ours, tokenizer = mlx_h2o.load(str(tmp_path))
-    settings = {"max_kv_size": 24, "policy": "h2o"}
+    settings = {"max_kv_size": 24, "policy": "h2o-ema"}
     prompt = tokenizer.encode(demo.text()[:200])
     expected = [
         one.token for one in mlx_h2o.stream_generate(

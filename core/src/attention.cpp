@@ -43,7 +43,8 @@ std::vector<mx::array> attend(const char* operation, const mx::array& queries, c
   settings.return_scores = options.return_scores;
   settings.return_lse = options.return_lse;
   settings.return_skipped = options.return_skipped;
-  if (options.importance.has_value()) settings.decay = options.decay;
+  settings.has_importance = options.importance.has_value();
+  if (settings.has_importance) settings.decay = options.decay;
 
   std::vector<mx::array> inputs{queries};
   inputs.insert(inputs.end(), keys.begin(), keys.end());
@@ -98,7 +99,7 @@ std::vector<mx::array> scaled_dot_product_attention_with_scores(
 std::vector<mx::array> attention_and_accumulate(const mx::array& queries, const mx::array& keys,
                                                 const mx::array& values,
                                                 const mx::array& importance, float scale,
-                                                double decay, bool causal,
+                                                std::optional<double> decay, bool causal,
                                                 const std::optional<mx::array>& mask,
                                                 const std::optional<mx::array>& sinks,
                                                 mx::StreamOrDevice s) {

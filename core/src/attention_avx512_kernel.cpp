@@ -15,7 +15,7 @@ MLX_H2O_BEGIN_TARGET(MLX_H2O_AVX512)
 MLX_H2O_END_TARGET
 }  // namespace
 
-const Phases avx512_attention = {attend_span, add_span, finish_unit};
+const Phases avx512_attention = {attend_span, add_span, add_mass, finish_unit};
 
 }  // namespace mlx_h2o::kernels
 #endif

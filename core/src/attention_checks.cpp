@@ -123,6 +123,8 @@ void check_sinks(const char* operation, const mx::array& sinks, int heads) {
   }
 }
 
+}  // namespace
+
 void check_row_bias(const char* operation, const mx::array& bias, const mx::Shape& keys) {
   const bool fits = bias.ndim() == 3 && bias.shape(0) == keys[0] && bias.shape(1) == keys[1] &&
                     bias.shape(2) >= keys[2];  // it may have room for more rows
@@ -131,8 +133,6 @@ void check_row_bias(const char* operation, const mx::array& bias, const mx::Shap
          ", expected float32 [B, Hkv, N] = ", to_text(mx::Shape{keys[0], keys[1], keys[2]}), '.');
   }
 }
-
-}  // namespace
 
 mx::Shape shape_of_rows(const Rows& rows, int bits) {
   mx::Shape shape = rows[0].shape();
@@ -199,7 +199,7 @@ void check_attention(const char* operation, const mx::array& queries, const Rows
          " as the keys.");
   }
   check_query_count(operation, pairs[2]);
-  check_decay(operation, options.decay);
+  if (options.decay.has_value()) check_decay(operation, *options.decay);
 }
 
 }  // namespace mlx_h2o

@@ -16,6 +16,10 @@ using Rows = std::vector<mlx::core::array>;
 mlx::core::Shape shape_of_rows(const Rows& rows, int bits);
 
 /// A mask that broadcasts to `pairs`, [B, Hq, Lq, N].
+/// float32 [B, Hkv, N] of the keys' shape, or with room for more rows.
+void check_row_bias(const char* operation, const mlx::core::array& bias,
+                    const mlx::core::Shape& keys);
+
 void check_mask(const char* operation, const mlx::core::array& mask, const mlx::core::Shape& pairs);
 
 void check_attention(const char* operation, const mlx::core::array& queries, const Rows& keys,

@@ -110,6 +110,11 @@ void attention(const AttentionArguments& arguments, SimdTarget target, float* wo
     };
     for_spans(phases.attend_span);
     if (plan.two_phases) for_spans(phases.add_span);
+    if (arguments.mass) {
+      parallel_for(units * plan.spans, [&](int64_t item) {
+        phases.add_mass(arguments, plan, unit_of(item / plan.spans, item % plan.spans));
+      });
+    }
     for (int64_t unit = 0; unit < units; ++unit) {
       phases.finish_unit(arguments, plan, unit_of(unit, 0));
     }

@@ -61,7 +61,8 @@ struct AttentionArguments {
   float scale = 1;
   bool causal = false;  // bottom-right aligned
   bool return_scores = true;
-  bool accumulate = false;  // whether the scores of this call enter `importance`
+  bool accumulate = false;  // whether the scores of this call enter `importance`, or the weights:
+  bool mass = false;        // the sum of all queries of a KV head; else the moving average
 
   // Where above 0, a pair whose weight is below it adds nothing to `out`.
   float sparse_threshold = 0;

@@ -13,7 +13,7 @@ namespace {
 #include "attention_all.h"
 }  // namespace
 
-const Phases neon_attention = {attend_span, add_span, finish_unit};
+const Phases neon_attention = {attend_span, add_span, add_mass, finish_unit};
 
 }  // namespace mlx_h2o::kernels
 #endif

@@ -10,6 +10,7 @@ namespace mlx_h2o::kernels {
 struct Phases {
   void (*attend_span)(const AttentionArguments&, const Plan&, const Piece&, const Partial&);
   void (*add_span)(const AttentionArguments&, const Plan&, const Piece&, const Partial&);
+  void (*add_mass)(const AttentionArguments&, const Plan&, const Piece&);
   void (*finish_unit)(const AttentionArguments&, const Plan&, const Piece&);
 };
 

@@ -34,6 +34,8 @@ struct Plan {
   bool two_phases;         // all weights before any value
   bool keep_logits;        // in the workspace: two phases need all, and the caller wants none
   int64_t partial_floats;  // what an item leaves: maxima, totals, shares skipped, sums
+  int64_t span_blocks;     // of a span
+  int64_t weights_at;      // in a unit, where they are kept until all totals are known
   int64_t unit_floats;     // of the workspace
   int64_t wave;            // units at a time
 
@@ -55,7 +57,11 @@ struct Plan {
     const int64_t fitting = kBlockFloats / tile_rows / kStep * kStep;
     block_keys = std::clamp<int64_t>(fitting, kStep, std::min<int64_t>(kMaxBlock, span_keys));
     partial_floats = tile_rows * (3 + value_width);
-    unit_floats = spans * partial_floats + (keep_logits ? tile_rows * a.key_count : 0);
+    span_blocks = (span_keys + block_keys - 1) / block_keys;
+    const int64_t pairs = tile_rows * a.key_count;
+    weights_at = spans * partial_floats + (keep_logits ? pairs : 0);
+    // And the maximum of each row and block, which its weights are relative to.
+    unit_floats = weights_at + (a.mass ? pairs + tile_rows * spans * span_blocks : 0);
     wave = std::clamp<int64_t>(kWorkspaceFloats / unit_floats, 1, units);
   }
 };

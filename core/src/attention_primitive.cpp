@@ -45,14 +45,14 @@ std::vector<mx::Shape> Attention::output_shapes(const std::vector<mx::array>& in
   if (settings_.return_scores) shapes.push_back({q[0], q[1], q[2], k[2]});
   if (settings_.return_lse) shapes.push_back({q[0], q[1], q[2]});
   if (settings_.return_skipped) shapes.push_back({q[0], q[1], q[2]});
-  if (settings_.decay.has_value()) shapes.push_back(inputs[importance_at()].shape());
+  if (settings_.has_importance) shapes.push_back(inputs[importance_at()].shape());
   return shapes;
 }
 
 void Attention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
   release_sibling_inputs(inputs, outputs);
   auto& encoder = mx::cpu::get_command_encoder(stream());
-  const bool accumulates = settings_.decay.has_value();
+  const bool accumulates = settings_.has_importance;
   const size_t last = outputs.size() - 1;  // the importance, if any
   const bool in_place = accumulates && take_over(inputs[importance_at()], outputs[last]);
   for (size_t i = 0; i < outputs.size(); ++i) {
@@ -83,7 +83,8 @@ void Attention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::a
   a.sparse_threshold = settings_.sparse_threshold;
   a.return_scores = settings_.return_scores;
   a.accumulate = accumulates;
-  if (accumulates) a.decay = kernels::Decay::of(*settings_.decay);
+  a.mass = accumulates && !settings_.decay.has_value();
+  if (settings_.decay.has_value()) a.decay = kernels::Decay::of(*settings_.decay);
   copy_strides(queries, 3, a.query_strides);
   copy_strides(*keys, 3, a.key_strides);
   copy_strides(*values, 3, a.value_strides);

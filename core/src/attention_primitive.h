@@ -13,9 +13,9 @@ struct AttentionSettings {
   float scale, sparse_threshold;
   int key_arrays, value_arrays;      // 1: dense; 2: words and norms; 3: words, scales and biases
   int bits, value_bits, group_size;  // bits are 0 where the rows are not packed
-  bool causal, has_mask, has_sinks, has_row_bias;
+  bool causal, has_importance, has_mask, has_sinks, has_row_bias;
   bool return_scores, return_lse, return_skipped;
-  std::optional<double> decay;  // of the importance, where it is given
+  std::optional<double> decay;  // of the importance; none: it is a mass
 
   bool operator==(const AttentionSettings&) const = default;
 };
@@ -33,7 +33,7 @@ class Attention : public CpuPrimitive {
                 std::vector<mlx::core::array>& outputs) override;
 
   const char* name() const override {
-    return settings_.decay.has_value() ? "AttentionAndAccumulate"
+    return settings_.has_importance    ? "AttentionAndAccumulate"
            : settings_.value_bits != 0 ? "QuantizedAttention"
            : settings_.return_scores   ? "AttentionWithScores"
                                        : "Attention";

@@ -10,6 +10,6 @@ namespace {
 #include "attention_all.h"
 }  // namespace
 
-const Phases scalar_attention = {attend_span, add_span, finish_unit};
+const Phases scalar_attention = {attend_span, add_span, add_mass, finish_unit};
 
 }  // namespace mlx_h2o::kernels

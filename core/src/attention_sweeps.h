@@ -83,12 +83,13 @@ inline void accumulate_scores(const AttentionArguments& a, const Piece& piece, c
 
 // Adds the values of `count` keys from `first` on to the sums of the rows.
 inline void add_block(const AttentionArguments& a, const Plan& plan, const Piece& piece,
-                      const Scratch& scratch, int first, int count, float* sums) {
+                      const Scratch& scratch, const Matrix& weights, int first, int count,
+                      float* sums) {
   for (int step = 0; step < count; step += kStep) {
     const int step_keys = std::min(kStep, count - step);
     with_rows(a, values_of(a), piece, first + step, step_keys, scratch.groups,
               [&](const auto& values) {
-                add_rows(scratch.weights + step, plan.block_keys, piece.rows, step_keys, values,
+                add_rows(weights.first + step, weights.stride, piece.rows, step_keys, values,
                          a.value_width, sums, plan.value_width);
               });
   }
@@ -110,6 +111,21 @@ inline Matrix logits_at(const AttentionArguments& a, const Plan& plan, const Pie
     return {piece.unit + plan.spans * plan.partial_floats + first, a.key_count};
   }
   return {scratch.weights, plan.block_keys};
+}
+
+// Where the weights of a block go, relative to the maxima of its rows so far.
+inline Matrix weights_at(const AttentionArguments& a, const Plan& plan, const Piece& piece,
+                         const Scratch& scratch, int first) {
+  if (a.mass) return {piece.unit + plan.weights_at + first, a.key_count};
+  return {scratch.weights, plan.block_keys};
+}
+
+// These maxima, [rows].
+inline float* maxima_of(const AttentionArguments& a, const Plan& plan, const Piece& piece,
+                        int first) {
+  const int64_t block = (first - piece.first_key) / plan.block_keys;
+  const int64_t index = piece.first_key / plan.span_keys * plan.span_blocks + block;
+  return piece.unit + plan.weights_at + plan.tile_rows * (a.key_count + index);
 }
 
 // Phase 1: the logits of a span, its maxima and totals; and its sums of values, but where all
@@ -139,7 +155,9 @@ inline void attend_span(const AttentionArguments& a, const Plan& plan, const Pie
                   scores);
       add_row_bias(a, piece.batch, piece.kv_head, first, own, scores);
     }
-    if (a.accumulate) accumulate_scores(a, piece, logits, first, count);
+    if (a.accumulate && !a.mass) accumulate_scores(a, piece, logits, first, count);
+    const Matrix weights = weights_at(a, plan, piece, scratch, first);
+    float* maxima = a.mass ? maxima_of(a, plan, piece, first) : nullptr;
     for (int row = 0; row < piece.rows; ++row) {
       const float* scores = logits.row(row);
       if (hands_out) stream_out(scores, count, scores_at(a, plan, piece, first).row(row));
@@ -152,10 +170,10 @@ inline void attend_span(const AttentionArguments& a, const Plan& plan, const Pie
         for (int64_t d = 0; d < plan.value_width && !plan.two_phases; ++d) sums[d] *= factor;
       }
       partial.maxima[row] = now;
-      partial.totals[row] +=
-          weigh(scores, count, shift_of(now), scratch.weights + row * plan.block_keys);
+      if (maxima != nullptr) maxima[row] = now;
+      partial.totals[row] += weigh(scores, count, shift_of(now), weights.row(row));
     }
-    if (!plan.two_phases) add_block(a, plan, piece, scratch, first, seen, partial.sums);
+    if (!plan.two_phases) add_block(a, plan, piece, scratch, weights, first, seen, partial.sums);
   }
   if (hands_out) end_streams();
 }
@@ -186,6 +204,37 @@ struct Total {
     return std::exp(static_cast<double>(shift_of(maximum)) - static_cast<double>(shift));
   }
 };
+
+// importance[i] += factor * weights[i].
+inline void add_weights(const float* weights, int count, float factor, float* importance) {
+  const Vector by = broadcast(factor);
+  int i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    store(importance + i, multiply_add(load(weights + i), by, load(importance + i)));
+  }
+  for (; i < count; ++i) importance[i] += weights[i] * factor;
+}
+
+// The weights of a span, whose totals are known, join the importance, where NaN, of a row that is
+// not scored, counts as 0.
+inline void add_mass(const AttentionArguments& a, const Plan& plan, const Piece& piece) {
+  float* importance = importance_at(a, piece, piece.first_key);
+  for (int i = 0; i < piece.last_key - piece.first_key; ++i) {
+    importance[i] = importance[i] == importance[i] ? importance[i] : 0;
+  }
+  for (int row = 0; row < piece.rows; ++row) {
+    const Total total(a, plan, piece, row);
+    if (total.total == 0) continue;  // it sees nothing
+    for (int first = piece.first_key; first < piece.last_key;
+         first += static_cast<int>(plan.block_keys)) {
+      const int count = std::min(static_cast<int>(plan.block_keys), piece.last_key - first);
+      const float* weights = piece.unit + plan.weights_at + row * a.key_count + first;
+      const double factor = total.factor(maxima_of(a, plan, piece, first)[row]) / total.total;
+      add_weights(weights, count, static_cast<float>(factor),
+                  importance + (first - piece.first_key));
+    }
+  }
+}
 
 // The output of one row from the sums of its spans, in their order.
 template <typename T>

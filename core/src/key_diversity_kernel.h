@@ -13,11 +13,10 @@ struct KeyDiversityArguments {
   ElementType type;
   const void* keys;  // [batch, heads, rows, width]
   int64_t key_strides[3];
-  float* result;         // [batch, heads, rows], contiguous
-  const float* weights;  // of each key in the mean, as the result; null: the same
+  float* result;  // [batch, heads, rows], contiguous
 };
 
-/// result: minus the cosine of each key with the weighted mean of the normalised keys of its head,
+/// result: minus the cosine of each key with the mean of the normalised keys of its head,
 /// in float32; a key of zeros gets 0. Keys are read twice. The heads are shared by the threads of
 /// thread_pool.h.
 void key_diversity(const KeyDiversityArguments& arguments, SimdTarget target);

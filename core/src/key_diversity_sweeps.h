@@ -35,8 +35,8 @@ inline void add_scaled(const T* key, float factor, int width, float* sums) {
 
 // `mean` has room for the width in whole vectors. The result holds the reciprocal norms meanwhile.
 template <typename T>
-void diversity_of_head(const T* keys, int64_t stride, int rows, int width, const float* weights,
-                       float* mean, float* result) {
+void diversity_of_head(const T* keys, int64_t stride, int rows, int width, float* mean,
+                       float* result) {
   const int padded = (width + kLanes - 1) / kLanes * kLanes;
   std::fill(mean, mean + padded, 0.0f);
   for (int row = 0; row < rows; ++row) {
@@ -44,7 +44,7 @@ void diversity_of_head(const T* keys, int64_t stride, int rows, int width, const
     const float norm = std::sqrt(squared_norm(key, width));
     // Not std::max: it would hide NaN.
     result[row] = 1 / (norm < kLeastNorm ? kLeastNorm : norm);
-    add_scaled(key, weights == nullptr ? result[row] : result[row] * weights[row], width, mean);
+    add_scaled(key, result[row], width, mean);
   }
   // The mean's length drops out of the cosine, unless it is next to nothing.
   const float norm = std::sqrt(squared_norm(mean, width)) / static_cast<float>(rows);
@@ -59,8 +59,7 @@ void diversity_of(const KeyDiversityArguments& a, int batch, int head, float* me
   const T* keys =
       static_cast<const T*>(a.keys) + batch * a.key_strides[0] + head * a.key_strides[1];
   const int64_t first = (static_cast<int64_t>(batch) * a.heads + head) * a.rows;
-  diversity_of_head(keys, a.key_strides[2], a.rows, a.width,
-                    a.weights == nullptr ? nullptr : a.weights + first, mean, a.result + first);
+  diversity_of_head(keys, a.key_strides[2], a.rows, a.width, mean, a.result + first);
 }
 
 inline void diversity(const KeyDiversityArguments& a, int batch, int head, float* mean) {

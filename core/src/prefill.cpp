@@ -30,14 +30,14 @@ struct PrefillSettings {
   float scale;
   bool causal;
   std::optional<double> decay;  // of the average; none: the mass
-  bool has_importance, has_mask, has_sinks;
+  bool has_importance, has_mask, has_sinks, has_row_bias;
 
   bool operator==(const PrefillSettings& that) const = default;
 };
 
 /// Inputs: queries, keys, then importance float32 [B, H, N], the mask [B, Hq, Lq, N] and float32
-/// sinks where there are any. Output: float32 [B, H, N], in the buffer of the importance where
-/// nothing else holds that.
+/// sinks and the bias of the rows where there are any. Output: float32 [B, H, N], in the buffer of
+/// the importance where nothing else holds that.
 class PrefillScores : public CpuPrimitive {
  public:
   PrefillScores(mx::Stream stream, PrefillSettings settings)
@@ -94,7 +94,13 @@ void PrefillScores::eval_cpu(const std::vector<mx::array>& inputs,
     a.mask_threshold = mask_threshold(mask.dtype());
     copy_strides(mask, 4, a.mask_strides);
   }
-  if (settings_.has_sinks) a.sink_stride = inputs.back().strides(0);
+  if (settings_.has_sinks) {
+    a.sink_stride = inputs[inputs.size() - (settings_.has_row_bias ? 2 : 1)].strides(0);
+  }
+  if (settings_.has_row_bias) {
+    held.back() = with_unit_last_stride(inputs.back(), encoder);
+    copy_strides(held.back(), 2, a.row_bias_strides);
+  }
 
   // The stream keeps the buffers of inputs, outputs and temporaries until its tasks are done, so
   // the task holds none.
@@ -114,6 +120,7 @@ void PrefillScores::eval_cpu(const std::vector<mx::array>& inputs,
     }
     if (settings.has_mask) call.attention.mask = (next++)->data<void>();
     if (settings.has_sinks) call.attention.sinks = (next++)->data<float>();
+    if (settings.has_row_bias) call.attention.row_bias = (next++)->data<float>();
     kernels::prefill_scores(call, target);
   });
 }
@@ -161,16 +168,23 @@ void check_optional(const mx::array& queries, const mx::array& keys, bool causal
 mx::array prefill_scores(const mx::array& queries, const mx::array& keys, float scale, bool causal,
                          const std::optional<mx::array>& mask,
                          const std::optional<mx::array>& sinks, std::optional<double> decay,
-                         const std::optional<mx::array>& importance, mx::StreamOrDevice s) {
+                         const std::optional<mx::array>& importance,
+                         const std::optional<mx::array>& row_bias, mx::StreamOrDevice s) {
   check_queries_and_keys(queries, keys);
   check_optional(queries, keys, causal, mask, sinks, importance, !decay.has_value());
+  if (row_bias.has_value()) check_row_bias(kPrefillScores, *row_bias, keys.shape());
   if (!std::isfinite(scale))
     fail(kPrefillScores, "scale is ", scale, ", expected a finite number.");
   if (decay.has_value()) check_decay(kPrefillScores, *decay);
   const mx::Stream stream = cpu_stream(kPrefillScores, s);
   kernels::simd_target();  // refuses a wrong MLX_H2O_SIMD here, not inside the stream
-  const PrefillSettings settings{
-      scale, causal, decay, importance.has_value(), mask.has_value(), sinks.has_value()};
+  const PrefillSettings settings{scale,
+                                 causal,
+                                 decay,
+                                 importance.has_value(),
+                                 mask.has_value(),
+                                 sinks.has_value(),
+                                 row_bias.has_value()};
   std::vector<mx::array> inputs{queries, keys};
   if (importance.has_value()) inputs.push_back(*importance);
   if (mask.has_value()) {
@@ -178,6 +192,7 @@ mx::array prefill_scores(const mx::array& queries, const mx::array& keys, float 
     inputs.push_back(mx::broadcast_to(*mask, pairs, stream));
   }
   if (sinks.has_value()) inputs.push_back(mx::astype(*sinks, mx::float32, stream));
+  if (row_bias.has_value()) inputs.push_back(*row_bias);
   return mx::array({keys.shape(0), keys.shape(1), keys.shape(2)}, mx::float32,
                    std::make_shared<PrefillScores>(stream, settings), std::move(inputs));
 }

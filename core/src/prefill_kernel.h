@@ -8,7 +8,7 @@
 namespace mlx_h2o::kernels {
 
 /// One call. Of `attention` count: batch, query_heads, kv_heads, query_count, key_count, width,
-/// type, queries, keys and their strides, the mask, sinks, scale, causal, and decay.
+/// type, queries, keys and their strides, the mask, sinks, row_bias, scale, causal, and decay.
 struct PrefillArguments {
   AttentionArguments attention;
   bool mass;      // the attention mass of all queries; else the moving average of their scores

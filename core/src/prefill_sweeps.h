@@ -102,6 +102,7 @@ inline void score_rows(const AttentionArguments& a, int64_t batch, int64_t kv_he
       std::fill(result + seen[i], result + count, -kInfinity);
       mask_logits(a, batch, kv_head * group + rows.member(row + i), rows.query(row + i), first,
                   seen[i], result);
+      add_row_bias(a, batch, kv_head, first, seen[i], result);
     }
   }
 }

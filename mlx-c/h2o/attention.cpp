@@ -63,7 +63,7 @@ int mlx_h2o_scaled_dot_product_attention_quantized_with_scores(
 
 int mlx_h2o_prefill_scores(mlx_array* res, mlx_array queries, mlx_array keys, float scale,
                            const char* mask_mode, mlx_array mask_arr, mlx_array sinks,
-                           const char* kind, mlx_array importance, double decay,
+                           mlx_array row_bias, const char* kind, mlx_array importance, double decay,
                            int counted_queries, mlx_stream s) {
   return operation("prefill_scores", {{"res", res}}, [&](const char* op) {
     check_present(op, {"queries", queries, query_layout});
@@ -73,11 +73,9 @@ int mlx_h2o_prefill_scores(mlx_array* res, mlx_array queries, mlx_array keys, fl
            "queries and keys are ", of_queries, " and ", of_keys, ", expected the same dtype.");
     // The rules of attention hold, whose values are of no account here.
     PrefillRequest request{};
-    static_cast<AttentionRequest&>(request) =
-        dense_attention_request(op, queries, keys, keys, {scale, mask_mode, mask_arr, sinks, s});
-    const std::string name = kind == nullptr ? "" : kind;
-    expect(name == "ema" || name == "mass", op, "kind is '", name, "', expected 'ema' or 'mass'.");
-    request.mass = name == "mass";
+    static_cast<AttentionRequest&>(request) = dense_attention_request(
+        op, queries, keys, keys, {scale, mask_mode, mask_arr, sinks, s, 0, row_bias});
+    request.mass = is_mass(op, kind);
     check_decay(op, decay);
     request.decay = decay;
     expect(counted_queries >= 1, op, "queries is ", counted_queries, ", expected at least 1.");

@@ -3,6 +3,7 @@
 #include <cstdlib>
 
 #include "boundary.h"
+#include "composed.h"
 #include "mlx_h2o/c/backend.h"
 
 namespace mlx_h2o_c {
@@ -75,6 +76,10 @@ AttentionAccumulated attend_and_accumulate(const AttentionAccumulateRequest& req
   const Backend& backend = backend_for_attention(request);
   if (backend.attention_and_accumulate != nullptr) return backend.attention_and_accumulate(request);
   const AttentionResult found = backend.attention(request);
+  if (request.mass) {
+    Array mass = composed::add_mass(request, found.scores, found.lse);
+    return {tied(found.out, {mass}), std::move(mass)};
+  }
   const bool masked = !request.mask.empty() || request.row_bias.ctx != nullptr ||
                       (request.causal && request.length > 1);
   Array importance = serve(

@@ -21,7 +21,7 @@ struct Backend {
   Array (*accumulate_scores)(const AccumulateRequest&) = nullptr;
   Array (*keep_indices)(const RetentionRequest&) = nullptr;
   Array (*key_diversity)(const KeyDiversityRequest&) = nullptr;
-  Merged (*mergers)(const MergeRequest&) = nullptr;
+  Folded (*fold)(const FoldRequest&) = nullptr;
   Written (*quantize_append)(const AppendRequest&) = nullptr;
   std::vector<Array> (*encode_rows)(const EncodeRequest&) = nullptr;
   Array (*decode_rows)(const DecodeRequest&) = nullptr;
@@ -57,7 +57,8 @@ Result serve(const char* op, Result (*Backend::*operation)(const Request&),
   return (composed::backend.*operation)(request);
 }
 
-// By one kernel where the back end of the attention has it, else attention and then the average.
+// By one kernel where the back end of the attention has it, else attention and then the average or
+// the mass.
 AttentionAccumulated attend_and_accumulate(const AttentionAccumulateRequest& request);
 
 }  // namespace mlx_h2o_c

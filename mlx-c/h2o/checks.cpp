@@ -109,4 +109,10 @@ void check_decay(const char* op, double decay) {
   expect(decay >= 0 && decay < 1, op, "decay is ", decay, ", expected at least 0 and below 1.");
 }
 
+bool is_mass(const char* op, const char* kind) {
+  const std::string name = kind == nullptr ? "" : kind;
+  expect(name == "ema" || name == "mass", op, "kind is '", name, "', expected 'ema' or 'mass'.");
+  return name == "mass";
+}
+
 }  // namespace mlx_h2o_c

@@ -72,5 +72,7 @@ bool runs_on_gpu(const char* op, mlx_stream stream);
 // Finite in float32, which every back end holds it in.
 void check_number(const char* op, const char* name, double value);
 void check_decay(const char* op, double decay);
+// Whether rows accumulate the mass of weights, "mass", and not the moving average of scores, "ema".
+bool is_mass(const char* op, const char* kind);
 
 }  // namespace mlx_h2o_c

@@ -22,6 +22,8 @@ AttentionResult attention(const AttentionRequest& request);
 
 Array prefill_scores(const PrefillRequest& request);
 Array accumulate_scores(const AccumulateRequest& request);
+// The importance plus the weights that all queries and query heads of a KV head give to each row.
+Array add_mass(const AttentionAccumulateRequest& request, mlx_array scores, mlx_array lse);
 // Of no row so far: one NaN in memory.
 Array importance_so_far(const PrefillRequest& request);
 
@@ -29,11 +31,8 @@ Array keep_indices(const RetentionRequest& request);
 // One number for all sequences, or one each, as [] or [B, 1, 1].
 Value per_sequence(mlx_array numbers, mlx_stream s);
 
-// Minus the cosine of each key [B, H, N, D] with the mean of the normalised ones of its head, in
-// which each has a weight [B, H, N], or all the same without weights: float32 [B, H, N].
-Value diversity(mlx_array keys, const Value* weights, mlx_stream s);
 Array key_diversity(const KeyDiversityRequest& request);
-Merged mergers(const MergeRequest& request);
+Folded fold(const FoldRequest& request);
 Written quantize_append(const AppendRequest& request);
 // Words and norms, and what they stand for.
 std::vector<Array> encode_rows(const EncodeRequest& request);

@@ -42,6 +42,11 @@ Value block(const AttentionRequest& r, Range queries, mlx_array all_keys, Range 
   part.keys.parts.push_back(slice(all_keys, 2, keys.first, keys.last, s));
   part.length = queries.last - queries.first;
   part.rows = keys.last - keys.first;
+  Array bias;
+  if (r.row_bias.ctx != nullptr) {
+    bias = slice(r.row_bias, 2, keys.first, keys.last, s);
+    part.row_bias = bias;
+  }
   part.mask_threshold = r.mask_threshold;
   if (r.causal) {
     const int newest = r.rows - r.length;
@@ -59,7 +64,7 @@ Value block(const AttentionRequest& r, Range queries, mlx_array all_keys, Range 
 Value moving_average(const PrefillRequest& r) {
   const mlx_stream s = r.stream;
   const Array importance = importance_so_far(r);
-  const bool masked = r.causal || !r.mask.empty();
+  const bool masked = r.causal || !r.mask.empty() || r.row_bias.ctx != nullptr;
   std::vector<Array> parts;
   Array after = slice(importance, 2, 0, 0, s);
   for (const Range keys : blocks(r.rows, logits_of(r, r.length))) {
@@ -90,6 +95,19 @@ Value mass(const PrefillRequest& r) {
 }
 
 }  // namespace
+
+Array add_mass(const AttentionAccumulateRequest& r, mlx_array scores, mlx_array lse) {
+  const mlx_stream s = r.stream;
+  const Value lses(lse, s), importance(r.importance, s);
+  const Value nothing = lses.then(mlx_equal, number(-INFINITY));
+  const Value shifts = nothing.where(number(INFINITY), lses).then(mlx_expand_dims, 3);
+  const Value weights =
+      (Value(scores, s) - shifts)
+          .then(mlx_exp)
+          .reshaped({r.batch, r.kv_heads, r.heads / r.kv_heads * r.length, r.rows});
+  return importance.then(mlx_isnan).where(number(0), importance) +
+         weights.then(mlx_sum_axis, 2, false);
+}
 
 Array importance_so_far(const PrefillRequest& r) {
   if (r.importance.ctx != nullptr) return copied(r.importance);

@@ -38,18 +38,12 @@ std::vector<Array> as_stored(const Rows& stored, mlx_array rows, Side side,
 
 }  // namespace
 
-Value diversity(mlx_array keys, const Value* weights, mlx_stream s) {
-  const Value directions = normalised(Value(keys, s).as(MLX_FLOAT32));
-  const auto mean_of = [](const Value& rows) {
-    return normalised(rows.then(mlx_mean_axis, 2, true));
-  };
-  const Value mean = weights == nullptr ? mean_of(directions)
-                                        : mean_of(weights->then(mlx_expand_dims, 3) * directions);
+Array key_diversity(const KeyDiversityRequest& r) {
+  const Value directions = normalised(Value(r.keys, r.stream).as(MLX_FLOAT32));
+  const Value mean = normalised(directions.then(mlx_mean_axis, 2, true));
   const Value cosines = directions.then(mlx_matmul, mean.then(mlx_swapaxes, -1, -2));
   return cosines.then(mlx_squeeze_axis, -1).then(mlx_negative);
 }
-
-Array key_diversity(const KeyDiversityRequest& r) { return diversity(r.keys, nullptr, r.stream); }
 
 Value per_sequence(mlx_array numbers, mlx_stream s) {
   Value value(numbers, s);

@@ -15,7 +15,7 @@ constexpr auto op = "H2OConfig";
 struct Policy {
   const char* name;
 };
-constexpr Policy policies[] = {{"h2o"}, {"h2o-sum"}, {"window"}, {"keydiff"}, {"merge"}};
+constexpr Policy policies[] = {{"h2o"}, {"h2o-ema"}, {"window"}, {"keydiff"}};
 
 // Heavy hitters take budget / divisor (AtomGradient 2026, sec. 4.1 and table 4: 128, 64 and 32 of
 // 256 rows); the recent window takes what the sinks leave.
@@ -50,7 +50,11 @@ void resolve_sizes(mlx_h2o_config& config) {
   if (!config.heavy_size.has_value) {
     // At least one recent row, which gives the newest row time to be scored.
     const int64_t spare = config.recent_size.has_value ? left : left - 1;
-    heavy = std::max<int64_t>(0, std::min<int64_t>(config.max_kv_size / 2, spare));
+    int64_t usual = config.max_kv_size / 2;
+    if (std::string(config.policy) == "h2o") {  // all but the recent rows
+      usual = config.recent_size.has_value ? left : left - config.max_kv_size / 4;
+    }
+    heavy = std::max<int64_t>(0, std::min(usual, spare));
   }
   expect(left >= heavy, op, "sink_size + heavy_size + recent_size is ", config.sink_size, " + ",
          heavy, " + ", recent, " = ", config.sink_size + heavy + recent,
@@ -64,7 +68,7 @@ mlx_h2o_config preset(const char* of_preset, const char* name, int max_kv_size) 
   check_int("max_kv_size", max_kv_size, 1);
   mlx_h2o_config config = mlx_h2o_config_new();
   config.max_kv_size = max_kv_size;
-  config.policy = "h2o";  // the paper's
+  config.policy = "h2o-ema";  // the paper's
   const int spare = max_kv_size - config.sink_size - 1;
   config.heavy_size = some(std::max(0, std::min(max_kv_size / divisor, spare)));
   return checked_settings(config);

@@ -111,7 +111,9 @@ std::vector<Array> encode_rows(const EncodeRequest& r) {
 // One launch for the average; for the mass the denominators of all queries first.
 Array prefill_scores(const PrefillRequest& r) {
   const int size = r.head_size;
-  if (size % lanes != 0 || size > widest_head) return composed::prefill_scores(r);
+  if (size % lanes != 0 || size > widest_head || r.row_bias.ctx != nullptr) {
+    return composed::prefill_scores(r);
+  }
   const Array importance = composed::importance_so_far(r);
   const Array params = floats({r.scale, r.mask_threshold, r.decay, 1 - r.decay});
   Names names;

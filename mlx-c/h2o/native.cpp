@@ -97,7 +97,7 @@ AttentionResult attention(const AttentionRequest& r) {
 AttentionAccumulated attention_and_accumulate(const AttentionAccumulateRequest& r) {
   mlx_h2o::AttentionOptions options;
   options.importance = get(r.importance);
-  options.decay = r.decay;
+  options.decay = r.mass ? std::nullopt : std::make_optional(r.decay);
   std::vector<Array> made = attend(r, std::move(options));
   return {std::move(made.at(0)), std::move(made.at(1))};
 }
@@ -106,7 +106,7 @@ Array prefill_scores(const PrefillRequest& r) {
   const std::optional<double> decay = r.mass ? std::nullopt : std::make_optional(r.decay);
   return wrap(mlx_h2o::prefill_scores(get(r.queries), get(r.keys.parts[0]), r.scale, r.causal,
                                       optional(r.mask), optional(r.sinks), decay,
-                                      optional(r.importance), get(r.stream)));
+                                      optional(r.importance), optional(r.row_bias), get(r.stream)));
 }
 
 Array accumulate_scores(const AccumulateRequest& r) {
@@ -122,16 +122,14 @@ Array key_diversity(const KeyDiversityRequest& r) {
   return wrap(mlx_h2o::key_diversity(get(r.keys), get(r.stream)));
 }
 
-// Each head by itself; heads that merge the same slots, composed.
-Merged mergers(const MergeRequest& r) {
-  if (r.shared) return composed::mergers(r);
+Folded fold(const FoldRequest& r) {
   const std::vector<mx::array> outputs =
-      mlx_h2o::mergers(get(r.keys), get(r.values), get(r.bias), get(r.positions), r.keep,
-                       r.sink_size, get(r.recent_start), get(r.stream));
+      mlx_h2o::fold(get(r.keys), get(r.values), get(r.bias), get(r.mass), get(r.weights),
+                    get(r.eligible), get(r.kept), r.share, get(r.stream));
   auto next = outputs.begin();
   std::vector<Array> made = wrap(next, outputs.size());
-  return {std::move(made[0]), std::move(made[1]), std::move(made[2]),
-          std::move(made[3]), std::move(made[4]), std::move(made[5])};
+  return {std::move(made[0]), std::move(made[1]), std::move(made[2]), std::move(made[3]),
+          std::move(made[4])};
 }
 
 Written quantize_append(const AppendRequest& r) {
@@ -162,7 +160,7 @@ Array decode_rows(const DecodeRequest& r) {
 
 const Backend backend = {
     "native",        unavailable_reason, refuses,      attention,     attention_and_accumulate,
-    prefill_scores,  accumulate_scores,  keep_indices, key_diversity, mergers,
+    prefill_scores,  accumulate_scores,  keep_indices, key_diversity, fold,
     quantize_append, encode_rows,        decode_rows};
 
 int threads() { return mlx_h2o::threads(); }

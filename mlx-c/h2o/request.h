@@ -98,6 +98,7 @@ struct AccumulateRequest {
 
 struct AttentionAccumulateRequest : AttentionRequest {
   mlx_array importance;
+  bool mass;  // else the moving average
   double decay;
 };
 
@@ -118,27 +119,23 @@ struct KeyDiversityRequest {
   mlx_stream stream;
 };
 
-// Rows that become `keep` of each head.
-struct MergeRequest {
+// Rows of which those that are not kept are folded into others.
+struct FoldRequest {
   mlx_array keys;
   mlx_array values;
-  mlx_array bias;
-  mlx_array positions;
-  int keep;
-  int sink_size;
-  mlx_array recent_start;  // int32 [] or [B]
-  bool shared;             // all heads merge the same slots
+  mlx_array bias, mass, weights, eligible;  // [B, H, N]
+  mlx_array kept;                           // [B, H, K]
+  double share;
   mlx_stream stream;
 };
 
-// The slots that stay, those of the rows that change, and these rows.
-struct Merged {
-  Array kept;
+// The slots of the rows that change, and these rows.
+struct Folded {
   Array into;
   Array keys;
   Array values;
   Array bias;
-  Array positions;
+  Array mass;
 };
 
 // Rows that become codes of `bits`.

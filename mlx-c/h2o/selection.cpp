@@ -67,9 +67,9 @@ int mlx_h2o_accumulate_scores(mlx_array* res, mlx_array importance, mlx_array sc
 
 int mlx_h2o_attention_and_accumulate(mlx_array* out, mlx_array* new_importance, mlx_array queries,
                                      mlx_vector_array keys, mlx_vector_array values,
-                                     mlx_array importance, float scale, double decay,
-                                     const char* mask_mode, mlx_array mask_arr, mlx_array sinks,
-                                     mlx_array row_bias, int bits, int group_size,
+                                     mlx_array importance, float scale, const char* kind,
+                                     double decay, const char* mask_mode, mlx_array mask_arr,
+                                     mlx_array sinks, mlx_array row_bias, int bits, int group_size,
                                      mlx_optional_int v_bits, float sparse_v_threshold,
                                      mlx_stream s) {
   const Places places = {{"out", out}, {"new_importance", new_importance}};
@@ -81,8 +81,10 @@ int mlx_h2o_attention_and_accumulate(mlx_array* out, mlx_array* new_importance, 
     expect(mlx_array_dim(importance, 1) == attention.kv_heads, op, "importance has ",
            mlx_array_dim(importance, 1), " heads, expected ", attention.kv_heads, " as the keys.");
     check_recurrence(op, attention.length, decay);
+    const bool mass = is_mass(op, kind);
+    attention.return_lse = mass;
     const AttentionAccumulated result =
-        attend_and_accumulate({std::move(attention), importance, decay});
+        attend_and_accumulate({std::move(attention), importance, mass, decay});
     give(out, result.out);
     give(new_importance, result.importance);
   });

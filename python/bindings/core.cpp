@@ -44,9 +44,10 @@ std::vector<mx::array> attention(const mx::array& queries, const std::vector<mx:
                                  const std::vector<mx::array>& values, float scale, bool causal,
                                  const std::optional<mx::array>& mask,
                                  const std::optional<mx::array>& sinks,
-                                 const std::optional<mx::array>& importance, double decay,
-                                 float sparse_threshold, int bits, int value_bits, int group_size,
-                                 bool return_scores, bool return_lse, bool return_skipped,
+                                 const std::optional<mx::array>& importance,
+                                 std::optional<double> decay, float sparse_threshold, int bits,
+                                 int value_bits, int group_size, bool return_scores,
+                                 bool return_lse, bool return_skipped,
                                  const std::optional<mx::array>& row_bias, mx::StreamOrDevice s) {
   const mlx_h2o::AttentionOptions options{
       scale, causal,     mask,       sinks,         importance, decay,          sparse_threshold,
@@ -97,36 +98,29 @@ NB_MODULE(_core, m) {
         "sinks"_a = nb::none(), "stream"_a = nb::none(), "The output of attention alone.");
   m.def("attention", &attention, "queries"_a, "keys"_a, "values"_a, nb::kw_only(), "scale"_a,
         "causal"_a = false, "mask"_a = nb::none(), "sinks"_a = nb::none(),
-        "importance"_a = nb::none(), "decay"_a = 0.0, "sparse_threshold"_a = 0.0f, "bits"_a = 8,
-        "value_bits"_a = 8, "group_size"_a = 64, "return_scores"_a = false, "return_lse"_a = false,
-        "return_skipped"_a = false, "row_bias"_a = nb::none(), "stream"_a = nb::none(),
+        "importance"_a = nb::none(), "decay"_a = nb::none(), "sparse_threshold"_a = 0.0f,
+        "bits"_a = 8, "value_bits"_a = 8, "group_size"_a = 64, "return_scores"_a = false,
+        "return_lse"_a = false, "return_skipped"_a = false, "row_bias"_a = nb::none(),
+        "stream"_a = nb::none(),
         "Keys and values in one to three arrays each; [out] and, where asked for, scores, lse, "
         "skipped and importance.");
   m.def("plain_read", &mlx_h2o::plain_read, "arrays"_a, nb::call_guard<nb::gil_scoped_release>(),
         "Reads all of the memory of evaluated arrays: what benchmarks compare with.");
   m.def("attention_and_accumulate", &mlx_h2o::attention_and_accumulate, "queries"_a, "keys"_a,
-        "values"_a, "importance"_a, nb::kw_only(), "scale"_a, "decay"_a, "causal"_a = false,
+        "values"_a, "importance"_a, nb::kw_only(), "scale"_a, "decay"_a.none(), "causal"_a = false,
         "mask"_a = nb::none(), "sinks"_a = nb::none(), "stream"_a = nb::none(),
         "[out, importance]; see mlx_h2o.fast.");
   m.def("accumulate_scores", &mlx_h2o::accumulate_scores, "importance"_a, "scores"_a, nb::kw_only(),
         "decay"_a, "stream"_a = nb::none(), "The new importance; see mlx_h2o.fast.");
   m.def("prefill_scores", &mlx_h2o::prefill_scores, "queries"_a, "keys"_a, nb::kw_only(), "scale"_a,
         "causal"_a = false, "mask"_a = nb::none(), "sinks"_a = nb::none(), "decay"_a = nb::none(),
-        "importance"_a = nb::none(), "stream"_a = nb::none(),
+        "importance"_a = nb::none(), "row_bias"_a = nb::none(), "stream"_a = nb::none(),
         "float32 [B, Hkv, N], the mass where decay is None; see mlx_h2o.fast.");
   m.def("key_diversity", &mlx_h2o::key_diversity, "keys"_a, nb::kw_only(), "stream"_a = nb::none(),
         "float32 [B, H, N]; see mlx_h2o.fast.");
-  m.def(
-      "mergers",
-      [](const mx::array& keys, const mx::array& values, const mx::array& bias,
-         const mx::array& positions, int keep, int sink_size, const PerSequence& recent_start,
-         mx::StreamOrDevice s) {
-        return mlx_h2o::mergers(keys, values, bias, positions, keep, sink_size,
-                                as_array(recent_start), s);
-      },
-      "keys"_a, "values"_a, "bias"_a, "positions"_a, nb::kw_only(), "keep"_a, "sink_size"_a,
-      "recent_start"_a, "stream"_a = nb::none(),
-      "Slots that stay, and slots, keys, values, bias and positions of the rows that change.");
+  m.def("fold", &mlx_h2o::fold, "keys"_a, "values"_a, "bias"_a, "mass"_a, "weights"_a, "eligible"_a,
+        "kept"_a, nb::kw_only(), "share"_a = 1.0, "stream"_a = nb::none(),
+        "Slots, keys, values, bias and mass of the rows that change.");
   m.def("append_rows", &mlx_h2o::append_rows, "buffers"_a, "rows"_a, "start"_a, nb::kw_only(),
         "stream"_a = nb::none());
   m.def("append_quantized", &mlx_h2o::append_quantized, "keys"_a, "values"_a, "new_keys"_a,

@@ -24,10 +24,9 @@ from mlx_h2o.operations.processors import set_threads, threads
 if TYPE_CHECKING:
     from mlx_h2o.caches.batch import BatchH2OKVCache
     from mlx_h2o.caches.cache import H2OKVCache
-    from mlx_h2o.caches.linked import BatchLinkedH2OCache, LinkedH2OCache
+    from mlx_h2o.caches.heads import HeadGroups
     from mlx_h2o.caches.quantized import QuantizedH2OKVCache
     from mlx_h2o.config import H2OConfig
-    from mlx_h2o.lm.calibration import calibrate
     from mlx_h2o.lm.generate import (
         batch_generate,
         generate,
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
         stream_generate,
     )
     from mlx_h2o.lm.install import install_kv_eviction, remove_kv_eviction, reset_eviction_scores
-    from mlx_h2o.lm.profile import Profile
     from mlx_h2o.lm.prompt_cache import fit_bytes
     from mlx_h2o.lm.routing import routing
     from mlx_h2o.lm.saving import load_prompt_cache, save_prompt_cache
@@ -46,16 +44,13 @@ __version__ = "0.1.0"
 __all__ = [
     "BackendStatus",
     "BatchH2OKVCache",
-    "BatchLinkedH2OCache",
     "H2OConfig",
     "H2OKVCache",
-    "LinkedH2OCache",
-    "Profile",
+    "HeadGroups",
     "QuantizedH2OKVCache",
     "__version__",
     "backends",
     "batch_generate",
-    "calibrate",
     "fast",
     "fit_bytes",
     "generate",
@@ -77,11 +72,8 @@ _LAZY = {
     "BatchH2OKVCache": "mlx_h2o.caches.batch",
     "H2OConfig": "mlx_h2o.config",
     "H2OKVCache": "mlx_h2o.caches.cache",
-    "Profile": "mlx_h2o.lm.profile",
-    "BatchLinkedH2OCache": "mlx_h2o.caches.linked",
-    "LinkedH2OCache": "mlx_h2o.caches.linked",
+    "HeadGroups": "mlx_h2o.caches.heads",
     "batch_generate": "mlx_h2o.lm.generate",
-    "calibrate": "mlx_h2o.lm.calibration",
     "install_kv_eviction": "mlx_h2o.lm.install",
     "remove_kv_eviction": "mlx_h2o.lm.install",
     "reset_eviction_scores": "mlx_h2o.lm.install",

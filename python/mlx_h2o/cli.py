@@ -14,12 +14,11 @@ _COMMANDS = {
     "chat": "talk to a model in the terminal",
     "server": "serve requests over HTTP, in batches",
     "cache_prompt": "read a prompt and save its cache",
-    "calibrate": "measure which layers need rows, for --profile",
+    "layers": "show which layers retrieve, and write the rows of each",
     "evaluate": "measure what smaller caches cost on your texts",
-    "report": "show what evaluate measured as an HTML page",
     "benchmark": "measure speed and memory",
 }
-_OURS = ("calibrate", "evaluate", "report")
+_OURS = ("layers", "evaluate")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -38,17 +38,21 @@ class H2OConfig:
             chunk more. AtomGradient 2026 recommends a quarter of the context (sec. 5.3). None:
             unbounded, no row is ever evicted.
         sink_size: positions ``0 .. sink_size - 1`` are never evicted; fewer than ``max_kv_size``.
-        heavy_size: rows kept by rank. None: half of the budget, or what the other two leave.
+        heavy_size: rows kept by rank. None: half of the budget, or what the other two leave; for
+            the policy "h2o" all but the recent rows.
         recent_size: the newest rows, never evicted. None, or if the three sizes do not fill the
-            budget: what the other two leave.
+            budget: what the other two leave; for the policy "h2o" a quarter of the budget.
         policy: name of the policy that ranks rows, one of :func:`mlx_h2o.policies.names`.
-        decay: ``a`` of the moving average ``C = a*C + (1-a)*|s|``, at least 0 and below 1.
+        diversity: for the policy "h2o", the share of the rows kept by rank that are kept for the
+            diversity of their keys, 0 to 1; the others for their attention mass.
+        decay: ``a`` of the moving average ``C = a*C + (1-a)*|s|`` of the policy "h2o-ema", at least
+            0 and below 1.
         evict_every: rows evicted at a time, at most ``heavy_size + 1``: a full cache holds between
             ``max_kv_size - evict_every + 1`` and ``max_kv_size`` rows, and ranks them once in
             ``evict_every`` tokens. None: 1/32 of the budget, at least 1; more would cost recall.
         shared_heads: all KV heads of a layer keep the same positions, by their mean rank; else
             each head chooses independently.
-        random_seed: seed of the policy "random".
+        random_seed: seed of the policies "random" and "prompt-random".
         speculative: tokens that a draft model may propose at a time. The last ``speculative + 1``
             rows are then provisional: they count in the budget, are never evicted, and ``trim``
             takes them back exactly, also after evictions. 0: a cache can be trimmed until its
@@ -103,6 +107,7 @@ class H2OConfig:
     heavy_size: int | None = None
     recent_size: int | None = None
     policy: str = "keydiff"
+    diversity: float = 0.5
     decay: float = 0.95
     evict_every: int | None = None
     shared_heads: bool = False
@@ -132,6 +137,8 @@ class H2OConfig:
             _check_int("context_size", self.context_size, 0)
         for name in ("decay", "sparse_v"):
             _check_share(name, getattr(self, name))
+        if self.diversity != 1:
+            _check_share("diversity", self.diversity)
         if not isinstance(self.preallocate, bool):
             _check_int("preallocate", self.preallocate, 0)
         for name in ("shared_heads", "kv_frame"):
@@ -186,11 +193,6 @@ class H2OConfig:
                     f"[H2OConfig] {name} is {getattr(self, name)} and kv_bits is None, expected "
                     "kv_bits too."
                 )
-        if policies.known(self.policy).merges and (self.mixed or self.kv_handed == "latents"):
-            raise ValueError(
-                f"[H2OConfig] policy is {self.policy!r}, expected one that evicts, with "
-                "light_bits, with dense_size and for latent attention."
-            )
         if self.light_bits is None:
             return
         if self.kv_bits not in (4, 8) or self.light_bits >= self.kv_bits:
@@ -242,7 +244,13 @@ class H2OConfig:
         if heavy is None:
             # At least one recent row, which gives the newest row time to be scored.
             spare = left if self.recent_size is not None else left - 1
-            heavy = max(0, min(int(self._shared_out(rows) * PRESETS["heavy"]), spare))
+            shared = self._shared_out(rows)
+            recent = policies.known(self.policy).recent_rows(shared)
+            if recent is None:
+                heavy = int(shared * PRESETS["heavy"])
+            else:
+                heavy = left - (recent if self.recent_size is None else 0)
+            heavy = max(0, min(heavy, spare))
         if left < heavy:
             raise ValueError(
                 f"[H2OConfig] {self._said} + heavy_size + recent_size is {self.protected} + "
@@ -267,8 +275,7 @@ class H2OConfig:
         return rows - max(0, self.prefix_size - self.sink_size)
 
     def _group_of(self, max_kv_size: int | None) -> int | None:
-        """Rows that leave together where nobody says how many: measured,
-        benchmarks/evict_every.py."""
+        """Rows that leave together where nobody says how many."""
         return None if max_kv_size is None else max(1, self._shared_out(max_kv_size) // 32)
 
     @property
@@ -295,11 +302,15 @@ class H2OConfig:
 
     @property
     def group(self) -> int:
-        """Rows that leave together: ``evict_every``, as far as no protected row would have to; of
-        rows that merge one stays that the others go into."""
-        free = (self.heavy_size or 0) + 1
-        merges = policies.known(self.policy).merges
-        return max(1, min(self.evict_every or 1, free - merges))
+        """Rows that leave together: ``evict_every``, as far as no protected row would have to."""
+        return max(1, min(self.evict_every or 1, (self.heavy_size or 0) + 1))
+
+    @property
+    def folds(self) -> bool:
+        """Whether rows that go are folded into others: by the policy, where all rows are of one
+        precision and keys and values are rows of their own (not those of latent attention)."""
+        alike = not self.mixed and self.kv_handed != "latents"
+        return policies.known(self.policy).folds and alike
 
     @property
     def reach(self) -> int:
@@ -334,7 +345,7 @@ class H2OConfig:
 
     @classmethod
     def preset(cls, name: str, max_kv_size: int = 256, **settings: Any) -> H2OConfig:
-        """What was published: the policy "h2o", and splits of the budget scaled to ``max_kv_size``.
+        """What was published: the policy "h2o-ema", and splits of the budget in scale.
 
         At 256 rows: "heavy" 4 sinks, 128 heavy, 124 recent; "balanced" 4, 64, 188; "recent"
         4, 32, 220 (AtomGradient 2026, sec. 4.1). Further settings, ``policy`` among them, are
@@ -352,7 +363,7 @@ class H2OConfig:
             beyond = max(0, settings.get("prefix_size", 0) - sinks)  # of the budget for the prefix
             rows = max_kv_size - beyond
             settings["heavy_size"] = max(0, min(int(rows * PRESETS[name]), rows - sinks - 1))
-        return cls(max_kv_size=max_kv_size, **({"policy": "h2o"} | settings))
+        return cls(max_kv_size=max_kv_size, **({"policy": "h2o-ema"} | settings))
 
     @classmethod
     def setting_names(cls) -> tuple[str, ...]:

@@ -82,7 +82,7 @@ struct Thread {
     for (const char* kind : {"ema", "mass"}) {
       Array result;
       succeeds(mlx_h2o_prefill_scores(result.out(), keys, keys, 0.125F, "causal", nothing, nothing,
-                                      kind, nothing, 0.5, 8, s),
+                                      bias, kind, nothing, 0.5, 8, s),
                "prefill scores");
       check(mlx_array_eval(result));
     }
@@ -92,11 +92,13 @@ struct Thread {
     Array out, average, diversity;
     ArrayVector new_keys, new_values;
     for (const ArrayVector* stored : {&dense, &packed}) {
-      succeeds(mlx_h2o_attention_and_accumulate(out.out(), average.out(), queries, *stored, *stored,
-                                                importance, 0.125F, 0.5, "", nothing, nothing, bias,
-                                                8, group, none, 0, s),
-               "attention and accumulate");
-      check(mlx_array_eval(out));
+      for (const char* kind : {"ema", "mass"}) {
+        succeeds(mlx_h2o_attention_and_accumulate(out.out(), average.out(), queries, *stored,
+                                                  *stored, importance, 0.125F, kind, 0.5, "",
+                                                  nothing, nothing, bias, 8, group, none, 0, s),
+                 "attention and accumulate");
+        check(mlx_array_eval(out));
+      }
     }
     succeeds(mlx_h2o_quantize_append(new_keys.out(), new_values.out(), packed, packed, new_row,
                                      new_row, slots, 8, group, none, s),
@@ -120,34 +122,17 @@ struct Thread {
     succeeds(mlx_h2o_key_diversity(diversity.out(), keys, s), "key diversity");
     check(mlx_array_eval(average));
     check(mlx_array_eval(diversity));
-    Array kept, into, merged_keys, merged_values, merged_bias, merged_positions;
-    for (const bool shared : {false, true}) {
-      succeeds(mlx_h2o_mergers(kept.out(), into.out(), merged_keys.out(), merged_values.out(),
-                               merged_bias.out(), merged_positions.out(), keys, keys, importance,
-                               positions, rows - 3, 2, nothing, shared, s),
-               "mergers");
-      for (const Array* made : {&kept, &into, &merged_keys, &merged_bias, &merged_positions}) {
-        check(mlx_array_eval(*made));
-      }
-    }
+    Array kept, into, folded_keys, folded_values, folded_bias, folded_mass;
+    const Array eligible = call(mlx_isfinite, importance, s);
     succeeds(mlx_h2o_keep_indices(kept.out(), importance, positions, 8, 2, each, s), "keep");
     check(mlx_array_eval(kept));
-  }
-
-  void shares() const {
-    const float loss[] = {0.5F, 0.25F}, share = 0.5F;
-    const int row = 8;
-    const mlx_h2o_profile profile = {loss, &row, &share, 2, 1, 1, 64, 4, "keydiff"};
-    succeeds(mlx_h2o_profile_check(profile), "profile");
-    mlx_h2o_config each_layer[2];
-    succeeds(mlx_h2o_profile_share(each_layer, profile, 40, mlx_h2o_config_new()), "shares");
-    using Map = Owned<mlx_map_string_to_array, mlx_map_string_to_array_free>;
-    const Map parameters(mlx_map_string_to_array_new());
-    check(mlx_map_string_to_array_insert(parameters, "weight", keys));
-    String text;
-    succeeds(mlx_h2o_fingerprint(text.out(), parameters, s), "fingerprint");
-    fails(mlx_h2o_profile_share(each_layer, profile, 4, mlx_h2o_config_new()),
-          "[profile] found 4 rows for 2 layers, expected at least 5 for each.");
+    succeeds(mlx_h2o_fold(into.out(), folded_keys.out(), folded_values.out(), folded_bias.out(),
+                          folded_mass.out(), keys, keys, importance, importance, importance,
+                          eligible, kept, 0.5, s),
+             "fold");
+    for (const Array* made : {&into, &folded_keys, &folded_bias, &folded_mass}) {
+      check(mlx_array_eval(*made));
+    }
   }
 
   // `who` sets the messages of this thread apart from those of the other.
@@ -190,7 +175,6 @@ void everything(int who) {
       succeeds(mlx_h2o_set_backend(backend), backend);
       thread.attention();
       thread.rows_of_a_cache();
-      thread.shares();
     }
     for (int i = 0; i < 200; ++i) {
       thread.failures(who);

@@ -15,7 +15,7 @@ from faults.text import Edit
 from golden.build import attention_case, row_bias
 from parity import judge
 from parity.decode_cases import decode_case
-from parity.merge_cases import merge_case
+from parity.fold_cases import fold_case
 from parity.outcome import Outcome
 from parity.row_cases import append_case
 
@@ -65,17 +65,19 @@ FAULTS = {
     "rows are kept in the order of their rank": Edit(
         "keep_indices", ".then(mlx_sort_axis, -1).as(MLX_UINT32)", ".as(MLX_UINT32)"
     ),
-    "a partner that goes too is not followed": Edit(
-        "merger_targets", "left > 0; left /= 2", "left < 0; left /= 2"
+    "rows are folded into any that stays": Edit(
+        "composed::fold", "stays.then(mlx_logical_and, r.eligible)", "stays"
     ),
-    "a row that leaves takes others in": Edit(
-        "cheapest_mergers", "leaves.then(mlx_logical_not)", "leaves.then(mlx_isnan)"
-    ),
-    "a row of many counts as often as all of them in the mean key": Edit(
-        "mergers", "counts.then(mlx_sqrt)", "counts.then(mlx_square)"
+    "a row without a rank is folded": Edit(
+        "composed::fold", ".then(mlx_logical_or, at_slots(unknown, going))", ""
     ),
     "rows weigh alike in a mean": Edit(
-        "mergers", "summed(here * at_slots(all_rows, going))", "summed(at_slots(all_rows, going))"
+        "composed::fold",
+        "summed(here * at_slots(every, going))",
+        "summed(at_slots(every, going))",
+    ),
+    "masses do not add up": Edit(
+        "composed::fold", "added(Value(r.mass, s))", "at_slots(Value(r.mass, s), into)"
     ),
     "a row is not divided by its norm": Edit(
         "composed::encode_rows", "rows / lengths.at_least(number(least_coded_norm))", "rows"
@@ -113,8 +115,8 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 DRAWN = (
-    merge_case("merged", going=9),
-    merge_case("some leave", going=6, leaving=0.2),
+    fold_case("folded", going=9),
+    fold_case("some unscored", going=6, unscored=0.2),
     append_case("codes", kv_format="turbo3", count=2),
     decode_case("attention over codes", kv_format="turbo3"),
 )

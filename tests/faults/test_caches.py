@@ -11,7 +11,7 @@ import mlx.core as mx
 import pytest
 
 from cache_courses import Course
-from faults.change import argument, assigned, called, condition, replaced, returned
+from faults.change import argument, assigned, condition, replaced, returned
 from faults.place import Fault, assert_caught
 from mlx_h2o import load_prompt_cache, save_prompt_cache, use_backend
 from test_budgets import (
@@ -32,51 +32,16 @@ from test_cache_mixed import (
 from test_failing_steps import (
     test_a_step_that_fails as failing_step,
 )
-from test_frame import NOTICES
-from test_linked_caches import (
-    test_sequences_come_and_go_with_the_rows_that_follow as linked_rows,
-)
-from test_mergers import (
-    test_rows_without_a_bias_go_first_and_none_goes_there as some_leave,
-)
-from test_merging import (
-    test_a_batch_merges_each_sequence_as_alone as batch_as_alone,
-)
-from test_merging import (
-    test_a_chain_of_any_length_is_followed as chain,
-)
-from test_merging import (
-    test_duplicates_are_exact as duplicates,
-)
-from test_merging import (
+from test_folding import (
     test_no_token_is_lost as no_token_lost,
 )
-from test_merging import (
-    test_partners_are_the_cheapest_pairs_in_blocks_or_at_once as partners,
-)
-from test_merging import (
+from test_folding import (
     test_sinks_and_the_recent_window_are_as_they_came as protected_rows,
 )
-from test_merging import (
-    test_the_mean_is_weighted_by_count_and_by_how_unlike_the_key_is as weighted_mean,
+from test_folding import (
+    test_the_mean_is_weighted_by_mass_and_by_the_length_of_the_value as weighted_mean,
 )
-from test_profile import FAR, NEAR, profile_of
-from test_profile import (
-    test_the_hull_lies_below_what_was_measured as hull,
-)
-from test_profile import (
-    test_the_layer_that_loses_gets_the_rows as far_layer,
-)
-from tiny_models import tiny_qwen3
-
-
-def another_model() -> None:
-    other = profile_of(NEAR, FAR, model=tiny_qwen3())
-    try:
-        other.check(tiny_qwen3(seed=1), 2)
-    except ValueError:
-        return
-    raise AssertionError("a profile of another model serves")
+from test_frame import NOTICES
 
 
 def composed(check: Callable[[], None]) -> None:
@@ -85,7 +50,7 @@ def composed(check: Callable[[], None]) -> None:
         check()
 
 
-def life(column: str = "dense", policy: str = "h2o", **settings) -> None:
+def life(column: str = "dense", policy: str = "h2o-ema", **settings) -> None:
     """One sequence: chunks, tokens, a trim and copies."""
     course = Course(column, policy, **{"evict_every": 4} | settings)
     course.chunk(5)
@@ -98,7 +63,7 @@ def life(column: str = "dense", policy: str = "h2o", **settings) -> None:
     course.copied().tokens(2)
 
 
-def batch(column: str = "dense", policy: str = "h2o", **settings) -> None:
+def batch(column: str = "dense", policy: str = "h2o-ema", **settings) -> None:
     """Sequences of any length that come and go."""
     course = Course(column, policy, 3, **{"evict_every": 4} | settings)
     course.prompts([5, 30, 9], step=12)
@@ -112,7 +77,7 @@ def batch(column: str = "dense", policy: str = "h2o", **settings) -> None:
     course.extract(2).tokens(2)
 
 
-def drafts(column: str = "dense", policy: str = "h2o", **settings) -> None:
+def drafts(column: str = "dense", policy: str = "h2o-ema", **settings) -> None:
     """Tokens that are taken back, beyond the budget."""
     course = Course(column, policy, **{"speculative": 3, "evict_every": 4} | settings)
     course.chunk(20)
@@ -164,11 +129,6 @@ def unscored() -> None:
 
 def codes() -> None:
     recoded_rows(8, 4, mx.float32)
-
-
-def each_partner() -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        partners(False, patch)
 
 
 FAULTS = [
@@ -344,7 +304,7 @@ FAULTS = [
         "what goes with the rows stays where it was",
         "caches.table:Table.close_gaps",
         assigned("self.beside").becomes("self.beside"),
-        partial(linked_rows, "window", 3),
+        partial(life, policy="h2o"),
     ),
     Fault(
         "the context is a token longer",
@@ -354,111 +314,83 @@ FAULTS = [
     ),
     Fault(
         "rows are never too far back",
-        "caches.eviction:Eviction.within_context",
-        condition().becomes("True"),
+        "caches.eviction:Eviction.ranks",
+        condition(of="context_start").becomes("True"),
         partial(life, policy="keydiff", context_size=16),
     ),
     Fault(
         "all sequences have the context of the first",
-        "caches.eviction:Eviction.within_context",
+        "caches.eviction:Eviction.ranks",
         assigned("start").becomes("self.context_start[0]"),
         partial(batch, policy="random", context_size=12),
     ),
     Fault(
-        "a row that leaves takes others in",
-        "operations.merging:mergers",
-        assigned("free").becomes("(positions >= sink_size) & (positions < recent_start)"),
-        partial(composed, partial(some_leave, "composed", False)),
+        "a row that leaves is folded",
+        "operations.folding:fold",
+        assigned("lost").becomes("mx.min(apart, axis=3) == mx.inf"),
+        partial(composed, partial(life, policy="h2o", context_size=16)),
     ),
     Fault(
         "attention is not told how many rows one stands for",
-        "caches.scored:ScoredRows.row_bias",
+        "caches.stored:StoredRows.row_bias",
         returned().becomes("None"),
-        partial(duplicates, [1] * 40, 1, "composed"),
+        partial(life, policy="h2o"),
     ),
     Fault(
-        "the count of a merged row is not written",
-        "caches.merging:merge",
-        assigned("table.beside[IMPORTANCE]").becomes("table.beside[IMPORTANCE]"),
+        "the bias is not added to the scores of a chunk",
+        "caches.scored:ScoredRows._biases",
+        returned().becomes("None"),
+        partial(life, policy="h2o"),
+    ),
+    Fault(
+        "the count of a folded row is not written",
+        "caches.folding:fold",
+        assigned("table.beside[name]").becomes("table.beside[name]"),
         partial(no_token_lost, "dense", 1),
     ),
     Fault(
         "the rows that go are not counted",
-        "operations.merging:mergers",
-        assigned("ln").becomes("mx.log(gathered(counts, into))"),
+        "operations.folding:fold",
+        assigned("same").becomes("mx.zeros(meets.shape)"),
         partial(composed, partial(no_token_lost, "8 bits", 4)),
     ),
     Fault(
-        "the counts of a row weigh nothing in its mean",
-        "operations.merging:masses",
-        returned().becomes("mx.exp(SHARPNESS * ranks)"),
-        partial(composed, partial(life, policy="merge")),
-    ),
-    Fault(
-        "the masses favour rows that are like the others",
-        "operations.merging:masses",
-        returned().becomes("counts * mx.exp(-SHARPNESS * ranks)"),
+        "rows weigh alike in a mean",
+        "operations.folding:fold",
+        assigned("weights").becomes("mx.ones_like(weights)"),
         partial(composed, weighted_mean),
     ),
     Fault(
-        "the counts of a row weigh nothing in the mean key",
-        "operations.merging:masses",
-        called("sqrt").becomes("mx.ones_like(counts)"),
-        partial(composed, partial(life, policy="merge")),
+        "rows are folded into sinks",
+        "caches.folding:fold",
+        assigned("free").becomes("rows.positions < start"),
+        partial(protected_rows, "dense", 0),
     ),
     Fault(
-        "a row merges into one in an earlier slot",
-        "operations.merging:partners",
-        replaced(">", "<"),
-        each_partner,
+        "rows are folded into rows that go",
+        "operations.folding:fold",
+        assigned("stays").becomes("mx.ones(eligible.shape, mx.bool_)"),
+        partial(composed, partial(no_token_lost, "dense", 4)),
     ),
     Fault(
-        "protected rows merge too",
-        "operations.merging:mergers",
-        assigned("free").becomes("positions >= 0"),
-        partial(composed, partial(protected_rows, "dense", 0)),
+        "the mass is that of the last query alone",
+        "operations.composed_cache:add_mass",
+        assigned("mass").becomes(
+            "mx.sum(mx.exp(scores - lse)[:, :, -1:].reshape(batch, heads, -1, rows), axis=2)"
+        ),
+        partial(composed, partial(life, policy="h2o")),
     ),
     Fault(
-        "a row whose partner goes too is not led on",
-        "operations.merging:targets",
-        argument("range", 0).becomes("0"),
-        partial(chain, 7),
-    ),
-    Fault(
-        "a chain is followed half way",
-        "operations.merging:targets",
-        argument("range", 0).becomes("_ - 1"),
-        partial(chain, 31),
-    ),
-    Fault(
-        "a merged row has the position of the newer one",
-        "operations.merging:mergers",
-        assigned("earliest").becomes("gathered(positions, into)"),
-        partial(composed, partial(life, policy="merge")),
-    ),
-    Fault(
-        "all rows of a chunk merge at once",
-        "caches.eviction:Eviction._stages",
-        condition(of="keep").becomes("True"),
-        partial(life, policy="merge"),
-    ),
-    Fault(
-        "how many rows merge at a time is a question of all sequences",
-        "caches.eviction:Eviction._stages",
-        assigned("protected").becomes("max(self.protected)"),
-        partial(batch_as_alone, "dense", 8, 1),
-    ),
-    Fault(
-        "no row of a group stays that the others go into",
-        "config:H2OConfig.group",
-        assigned("merges").becomes("0"),
-        partial(no_token_lost, "dense", 16),
+        "no place is kept for diverse rows",
+        "policies.h2o:H2O.rank",
+        assigned("diverse").becomes("0"),
+        partial(life, policy="h2o"),
     ),
     Fault(
         "the rows of other sequences are written over",
-        "caches.merging:_written",
+        "caches.folding:_written",
         condition().becomes("True"),
-        partial(batch, policy="merge"),
+        partial(batch, policy="h2o"),
     ),
     Fault(
         "a layer is given the mask of rows before its last update",
@@ -470,13 +402,13 @@ FAULTS = [
         "a batch of unequal budgets has the mask of its first layer",
         "caches.cache:H2OKVCache.make_mask",
         condition(of="_in_batch").becomes("False"),
-        partial(shared_mask, "qwen3", "merge"),
+        partial(shared_mask, "qwen3", "h2o"),
     ),
     Fault(
         "a batch forgets that budgets are unequal",
         "caches.batch:BatchH2OKVCache.merge",
         assigned("batch.unequal_budgets").becomes("False"),
-        partial(shared_mask, "qwen3", "merge"),
+        partial(shared_mask, "qwen3", "h2o"),
     ),
     Fault(
         "attention of ours is refused the masks of unequal budgets",
@@ -491,34 +423,10 @@ FAULTS = [
         partial(grouped_mask, 2, {}),
     ),
     Fault(
-        "rows go where the line to the next point is steep, not along the hull",
-        "lm.profile:Profile._steps",
-        argument("max", 0, at=1).becomes("edges[:1]"),
-        hull,
-    ),
-    Fault(
-        "layers share rows below what was measured",
-        "lm.profile:Profile.share",
-        argument("max", 1, at=2).becomes("0"),
-        far_layer,
-    ),
-    Fault(
-        "the recent window is smaller than any that was measured",
-        "lm.profile:Profile.recent",
-        argument("max", 0).becomes("0"),
-        far_layer,
-    ),
-    Fault(
-        "a profile of another model serves",
-        "lm.profile:Profile.check",
-        condition().becomes("False"),
-        another_model,
-    ),
-    Fault(
         "a step that fails leaves rows that look right",
         "caches.cache:H2OKVCache._give_up",
         assigned("self._table").becomes("self._table"),
-        partial(failing_step, "dense", "h2o", "surplus", "flush"),
+        partial(failing_step, "dense", "h2o-ema", "surplus", "flush"),
     ),
     Fault(
         "a file may be shorter than it says",

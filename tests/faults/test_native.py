@@ -199,39 +199,48 @@ ROWS = {
     ),
 }
 
-MERGING = {
-    "a row merges with one that is protected": Fault(
-        "Head::is_free", "position(row) >= a.sink_size", "true", caught="of target"
+FOLDING = {
+    "rows are folded into any that stays": Fault(
+        "fold_head", "if (head.is_eligible(row)) ", "", caught="nearest of target"
     ),
-    "a row that leaves takes others in": Fault(
-        "Head::is_free", "!leaves(row) &&", "", caught="of target"
+    "a row without a rank is folded": Fault(
+        "fold_head",
+        "nearest[i] >= 0 && head.is_folded(going.slots[i])",
+        "nearest[i] >= 0",
+        caught="nearest of target",
     ),
-    "a row that leaves waits for its turn": Fault(
-        "search", "if (head.leaves(row))", "if (false)", caught="merged rows of target"
-    ),
-    "a partner is the nearest, whatever the masses": Fault(
-        "find_partners", "std::sqrt(...) * std::max(", "std::max(", caught="merged rows of target"
-    ),
-    "a row of many counts once in the mean key": Fault(
-        "merge_all", "std::sqrt(head.count(row))", "1.0f", caught="of target"
-    ),
-    "two rows of many have one mass": Fault(
-        "merge_rows",
-        "const float mass = masses[going[i]];",
-        "const float mass = 1;",
-        caught="merger of target",
+    "rows weigh alike in a mean": Fault(
+        "fold_rows",
+        "const float weight = head.weight(going[i]);",
+        "const float weight = 1;",
+        caught="folded row of target",
     ),
     "a row that stands for several counts once": Fault(
-        "merge_head", "count += head.count(going[i]);", "count += 1;", caught="merger of target"
+        "fold_head",
+        "count += std::exp(head.bias(going.slots[i]));",
+        "count += 1;",
+        caught="folded row of target",
     ),
-    "a partner that goes too is not followed": Fault(
-        "merge_head", "while (follow[", "if (follow[", caught="merger of target"
+    "masses do not add up": Fault(
+        "fold_head", "mass += head.mass(going.slots[i]);", "", caught="folded row of target"
     ),
     "the last vector of a row is left out": Fault(
-        "find_partners",
+        "find_nearest",
         "d < width; d += kLanes",
         "d + 16 < width; d += kLanes",
-        caught="merged rows of target",
+        caught="nearest of target",
+    ),
+    "the mass of one row of queries is left out": Fault(
+        "add_mass",
+        "int row = 0; row < piece.rows",
+        "int row = 1; row < piece.rows",
+        caught="mass after a step",
+    ),
+    "weights of a block are taken as those of all": Fault(
+        "add_mass",
+        "total.factor(maxima_of(...)[row]) / total.total",
+        "1 / total.total",
+        caught="mass after a step",
     ),
 }
 
@@ -294,7 +303,7 @@ THREADS = {
         caught="a child ended with status",
     ),
 }
-FAULTS = ATTENTION | ROWS | MERGING | CODES | THREADS
+FAULTS = ATTENTION | ROWS | FOLDING | CODES | THREADS
 
 pytestmark = pytest.mark.skipif(shutil.which(COMPILER) is None, reason="no C++ compiler")
 

@@ -13,7 +13,7 @@ from faults.place import Fault, assert_caught
 SETTINGS = {"max_kv_size": 20, "prefix_size": 6, "recent_size": 5, "evict_every": 4}
 
 
-def shared(column: str = "dense", policy: str = "h2o", rows: int = 6, **settings) -> None:
+def shared(column: str = "dense", policy: str = "h2o-ema", rows: int = 6, **settings) -> None:
     """Sequences that begin alike come and go, and one that does not joins them."""
     course = Course(column, policy, **SETTINGS | settings)
     course.chunk(9)

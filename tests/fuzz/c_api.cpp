@@ -191,7 +191,7 @@ int called(Input& in, const Sizes& z, Results& r) {
     case 2:
       return mlx_h2o_prefill_scores(
           a[0].out(), z.query_rows(), z.key_rows(z.rows), scale, z.mask_mode(), z.mask(), z.sinks(),
-          in.one_of<const char*>({"ema", "mass", "last", ""}),
+          z.row_bias(), in.one_of<const char*>({"ema", "mass", "last", ""}),
           z.optional([&] { return z.scores(); }), decay, in.setting(8), s);
     case 3:
       return mlx_h2o_accumulate_scores(
@@ -201,15 +201,16 @@ int called(Input& in, const Sizes& z, Results& r) {
     case 4:
       return mlx_h2o_attention_and_accumulate(
           a[0].out(), a[1].out(), z.query_rows(), z.stored_keys(), z.stored_values(), z.scores(),
-          scale, decay, z.mask_mode(), z.mask(), z.sinks(), z.row_bias(), z.bits, z.group_size,
-          z.value_bits, sparse, s);
+          scale, in.one_of<const char*>({"ema", "mass", "last", ""}), decay, z.mask_mode(),
+          z.mask(), z.sinks(), z.row_bias(), z.bits, z.group_size, z.value_bits, sparse, s);
     case 5:
       return mlx_h2o_key_diversity(a[0].out(), z.key_rows(z.rows), s);
     case 6:
-      return mlx_h2o_mergers(a[0].out(), a[1].out(), a[2].out(), a[3].out(), a[4].out(), a[5].out(),
-                             z.key_rows(z.rows), z.value_rows(z.rows), z.scores(), z.positions(),
-                             in.setting(1 + in.pick(z.rows)), in.setting(in.pick(6)), z.starts(),
-                             in.rarely(2), s);
+      return mlx_h2o_fold(a[0].out(), a[1].out(), a[2].out(), a[3].out(), a[4].out(),
+                          z.key_rows(z.rows), z.value_rows(z.rows), z.scores(), z.scores(),
+                          z.scores(), z.array({z.batch, z.heads, z.rows}, MLX_BOOL),
+                          z.array({z.batch, z.heads, 1 + in.pick(z.rows)}, MLX_UINT32),
+                          in.one_of({0.0, 0.5, 1.0, 2.0}), s);
     case 7:
       return mlx_h2o_quantize_append(v[0].out(), v[1].out(), z.stored_keys(), z.stored_values(),
                                      z.key_rows(z.queries), z.value_rows(z.queries),

@@ -191,11 +191,21 @@ def _keep() -> Iterator[Case]:
 
 
 def _traces() -> Iterator[Case]:
-    for policy in ("h2o", "window", "keydiff"):
+    for policy in ("h2o-ema", "window", "keydiff"):
         yield trace_case(f"trace-{policy}", policy=policy)
     yield trace_case(
-        "trace-h2o-replay",
+        "trace-h2o-folds",
         policy="h2o",
+        routed=True,
+        dtype="f32",
+        prefill=(40, 24, 9),
+        steps=60,
+        zones=(2, 16, 14),
+        evict_every=3,
+    )
+    yield trace_case(
+        "trace-h2o-replay",
+        policy="h2o-ema",
         replay=True,
         heads=(2, 1),
         prefill=(16, 16),
@@ -217,12 +227,12 @@ def fresh_traces(seed: int) -> list[Case]:
     """Traces drawn by the runner: batches, long and short prefill, a replay, quantised rows."""
     case = partial(trace_case, seed=seed)
     return [
-        case(f"trace-{seed}-h2o-batch", policy="h2o", batch=2, dtype="f32"),
-        case(f"trace-{seed}-h2o-bf16", policy="h2o", dtype="bf16", prefill=(150,)),
-        case(f"trace-{seed}-h2o-replay", policy="h2o", replay=True, heads=(4, 2)),
+        case(f"trace-{seed}-h2o-batch", policy="h2o-ema", batch=2, dtype="f32"),
+        case(f"trace-{seed}-h2o-bf16", policy="h2o-ema", dtype="bf16", prefill=(150,)),
+        case(f"trace-{seed}-h2o-replay", policy="h2o-ema", replay=True, heads=(4, 2)),
         case(f"trace-{seed}-keydiff-short", policy="keydiff", prefill=(5,), zones=(1, 40, 23)),
-        case(f"trace-{seed}-h2o-8.8", policy="h2o", bits=(8, 8), dtype="f32"),
-        case(f"trace-{seed}-h2o-8.4", policy="h2o", bits=(8, 4), prefill=(7, 40), steps=150),
+        case(f"trace-{seed}-h2o-8.8", policy="h2o-ema", bits=(8, 8), dtype="f32"),
+        case(f"trace-{seed}-h2o-8.4", policy="h2o-ema", bits=(8, 4), prefill=(7, 40), steps=150),
         case(f"trace-{seed}-keydiff-8.8", policy="keydiff", bits=(8, 8), dtype="f32", steps=150),
     ]
 

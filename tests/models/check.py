@@ -80,11 +80,11 @@ def check(name: str) -> Verdict:
     def unbounded(policy: str) -> None:
         ours = mlx_h2o.make_prompt_cache(model, _ROOM, policy=policy)
         verdict.evicting = sum(any(evicting_caches([cache])) for cache in ours)
-        _same(_logits(model, ours, routed=policy == "h2o"), stock)
+        _same(_logits(model, ours, routed=policy == "h2o-ema"), stock)
 
     def bounded(**settings: Any) -> None:
         ours = mlx_h2o.make_prompt_cache(model, BUDGET, **settings)
-        routed = settings["policy"] == "h2o" or ("kv_bits" in settings and not verdict.h2o)
+        routed = settings["policy"] == "h2o-ema" or ("kv_bits" in settings and not verdict.h2o)
         logits = _logits(model, ours, routed=routed)
         _finite(logits)
         for cache in evicting_caches(ours):
@@ -93,7 +93,7 @@ def check(name: str) -> Verdict:
             _expect(cache.evicted > 0, "nothing was evicted")
 
     def quantised() -> None:
-        policy = "keydiff" if verdict.h2o else "h2o"
+        policy = "keydiff" if verdict.h2o else "h2o-ema"
         settings = {"kv_bits": 8, "kv_group_size": 32, "policy": policy}
         ours = mlx_h2o.make_prompt_cache(model, _ROOM, **settings)
         latents = any(c.config.kv_handed == "latents" for c in evicting_caches(ours))
@@ -103,7 +103,7 @@ def check(name: str) -> Verdict:
         bounded(**settings)
 
     verdict.keydiff = _tried(lambda: (unbounded("keydiff"), bounded(policy="keydiff")))
-    verdict.h2o = _tried(lambda: (unbounded("h2o"), bounded(policy="h2o")))
+    verdict.h2o = _tried(lambda: (unbounded("h2o-ema"), bounded(policy="h2o-ema")))
     verdict.quantised = _tried(quantised)
     return verdict
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "attention_kernel.h"
+#include "cache_cases.h"
 #include "check.h"
 #include "elements.h"
 #include "stored_block.h"
@@ -370,8 +371,10 @@ inline void AttentionCase::check_step(Random& random, SimdTarget target, Report&
   Elements out(a_.type, rows * static_cast<size_t>(a_.value_width));
   std::vector<float> scores(rows * keys);
   AttentionArguments a = a_;
-  a.lse = a.skipped = nullptr;
+  a.skipped = nullptr;
   a.return_scores = true;
+  std::vector<float> lses(rows);
+  a.lse = lses.data();
   a.out = out.data();
   a.scores = scores.data();
   std::vector<float> workspace(kernels::attention_workspace_size(a));
@@ -382,8 +385,10 @@ inline void AttentionCase::check_step(Random& random, SimdTarget target, Report&
     before = random.one_in(3) ? std::numeric_limits<float>::quiet_NaN() : 1.0f;
   }
   a.return_scores = false;
+  a.lse = nullptr;
   a.accumulate = true;
   a.decay = kernels::Decay::of(0.9);
+  const std::vector<float> before = expected;
   std::vector<float> importance = expected;
   a.importance = importance.data();
   workspace.resize(kernels::attention_workspace_size(a));
@@ -406,6 +411,29 @@ inline void AttentionCase::check_step(Random& random, SimdTarget target, Report&
     const float* own = importance.data() + head * keys;
     if (std::memcmp(own, expected.data() + head * keys, keys * sizeof(float)) != 0) {
       report.mismatch("importance after a step of target %s", kernels::target_name(target));
+    }
+  }
+
+  a.mass = true;
+  importance = before;
+  workspace.resize(kernels::attention_workspace_size(a));
+  kernels::attention(a, target, workspace.data());
+  const size_t of_head = rows / heads;
+  for (size_t head = 0; head < heads; ++head) {
+    for (size_t key = 0; key < keys; ++key) {
+      const float old = before[head * keys + key];
+      double mass = std::isnan(old) ? 0 : double{old};
+      for (size_t row = head * of_head; row < (head + 1) * of_head; ++row) {
+        const double lse = lses[row];
+        if (lse != -std::numeric_limits<double>::infinity()) {
+          mass += std::exp(double{scores[row * keys + key]} - lse);
+        }
+      }
+      if (!near(importance[head * keys + key], mass, 1e-4)) {
+        report.mismatch("mass after a step of target %s: %g, expected %g",
+                        kernels::target_name(target),
+                        static_cast<double>(importance[head * keys + key]), mass);
+      }
     }
   }
 }

@@ -5,7 +5,7 @@
 
 #include "attention_cases.h"
 #include "cache_cases.h"
-#include "merging_cases.h"
+#include "folding_cases.h"
 #include "pool_cases.h"
 #include "prefill_cases.h"
 #include "selection_cases.h"
@@ -24,7 +24,7 @@ int main(int argc, char** argv) {
   // Attention last, as it takes nearly all the time: a fault elsewhere is found before it.
   for (auto* test :
        {test_pool, test_selection, test_accumulation, test_key_diversity, test_quantization,
-        test_codes, test_merging, test_scored_blocks, test_prefill, test_attention}) {
+        test_codes, test_folding, test_scored_blocks, test_prefill, test_attention}) {
     mlx_h2o::kernels::set_thread_count(3);       // whatever this machine has
     Random random(static_cast<unsigned>(seed));  // more cases of one change no other's
     test(random, cases, report);

@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 from golden.build import Case
-from mlx_h2o.operations import merging
+from mlx_h2o.operations import folding
 from mlx_h2o.operations.backends import get, register, use_backend
 from mlx_h2o.operations.requests import (
     AccumulateRequest,
@@ -86,7 +86,8 @@ class CBackend:
                 array(attention.queries),
                 *(self._rows(_parts(side)) for side in (attention.keys, attention.values)),
                 array(request.importance[:, :, :rows]),
-                decay=request.decay,
+                kind="mass" if request.decay is None else "ema",
+                decay=request.decay or 0.0,
                 **self._asked(attention),
             )
             out, importance = (mx.array(self.library.numpy(a)) for a in found.values())
@@ -135,14 +136,10 @@ class CBackend:
             found = c_api_operations.key_diversity(self.library, self.library.array(request.keys))
             return mx.array(self.library.numpy(found))
 
-    def mergers(self, *rows: mx.array, shared: bool = False, **given: Any) -> merging.Mergers:
-        start = self._of_sequences(given.pop("recent_start"))
+    def fold(self, *rows: mx.array, share: float = 1.0) -> folding.Folded:
         with self.library.using(self.backend):
-            found = c_api_operations.mergers(
-                self.library, *map(self.library.array, rows), recent_start=start, shared=shared,
-                **given,
-            )  # fmt: skip
-            made = merging.Mergers(*(mx.array(self.library.numpy(a)) for a in found.values()))
+            found = c_api_operations.fold(self.library, *map(self.library.array, rows), share=share)
+            made = folding.Folded(*(mx.array(self.library.numpy(a)) for a in found.values()))
         dtype = rows[0].dtype
         return made._replace(keys=made.keys.astype(dtype), values=made.values.astype(dtype))
 

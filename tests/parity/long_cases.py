@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import mlx_h2o
-from cache_columns import EVICTING, MERGING
+from cache_columns import EVICTING, FOLDING
 from golden.build import Case, trace_case
 from mlx_h2o.operations.backends import use_backend
 from parity import traces
@@ -24,7 +24,7 @@ _folder = tempfile.TemporaryDirectory(prefix="mlx-h2o-parity-")
 
 def long_cases(seed: int) -> Iterator[Case]:
     """Dense and packed rows; and of each policy one cache that goes on from Python's file."""
-    for index, policy in enumerate((*EVICTING, *MERGING)):
+    for index, policy in enumerate((*EVICTING, *FOLDING)):
         for place, (kind, bits) in enumerate(KINDS.items()):
             for loaded in (False, True) if place == index % 2 else (False,):
                 case = trace_case(

@@ -16,7 +16,7 @@ import reference
 import reference_turbo
 from golden.build import Case
 from mlx_h2o import fast
-from mlx_h2o.operations import merging, validate
+from mlx_h2o.operations import folding, validate
 from mlx_h2o.operations.backends import resolve
 from mlx_h2o.operations.requests import AttentionRequest
 from parity.outcome import Outcome
@@ -32,7 +32,7 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = {
     "append": ("quantize_append",),
     "codes": ("encode_rows",),
     "prefill": ("prefill_scores",),
-    "merge": ("mergers",),
+    "fold": ("fold",),
 }
 
 
@@ -179,6 +179,7 @@ def _attend(case: Case, backend: Any) -> dict[str, np.ndarray]:
     found = fast.attention_and_accumulate(
         tensors["queries"], _rows(case, "keys"), _rows(case, "values"), tensors["importance"],
         **_options(case), **(_packing(case) if fields["bits"] else {}), decay=fields["decay"],
+        kind=fields["kind"],
     )  # fmt: skip
     return _named("out importance", found)
 
@@ -202,13 +203,13 @@ def _prefill(case: Case, backend: Any) -> dict[str, np.ndarray]:
     return _named("importance", [found])
 
 
-def _merge(case: Case, backend: Any) -> dict[str, np.ndarray]:
+def _fold(case: Case, backend: Any) -> dict[str, np.ndarray]:
     del backend
-    rows = (case.tensors[name] for name in ("keys", "values", "bias", "positions"))
-    zones = ("keep", "sink_size", "recent_start", "shared")
-    given = {name: case.tensors.get(name, case.fields[name]) for name in zones}
-    found = resolve().function(merging.mergers)(*rows, **given)
-    return _named("kept into keys values bias positions", found)
+    names = ("keys", "values", "bias", "mass", "weights", "eligible", "kept")
+    found = resolve().function(folding.fold)(
+        *(case.tensors[name] for name in names), share=case.fields["share"]
+    )
+    return _named("into keys values bias mass", found)
 
 
 _RUN: dict[str, Callable[[Case, Any], dict[str, np.ndarray]]] = {
@@ -219,5 +220,5 @@ _RUN: dict[str, Callable[[Case, Any], dict[str, np.ndarray]]] = {
     "append": _append,
     "codes": _codes,
     "prefill": _prefill,
-    "merge": _merge,
+    "fold": _fold,
 }

@@ -6,27 +6,27 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from cache_columns import MERGING
+from cache_columns import FOLDING
 from golden.build import DTYPES, Case, trace_case
 from parity.trace_reference import follow
 
 # The policies that evict, in every language.
-EVICTING = ("h2o", "h2o-sum", "window", "keydiff")
+EVICTING = ("h2o-ema", "window", "keydiff")
 
 
 def policy_cases(seed: int) -> Iterator[Case]:
     """Dense rows, each head by itself or all alike, and packed ones, in groups of every kind;
     chunks, then single tokens.
 
-    Rows that merge are float32, and fewer: a mean of narrower ones is rounded, and what is made of
-    that in turn.
+    Rows that are folded are float32, and fewer: a mean of narrower ones is rounded, and what is
+    made of that in turn.
     """
     dtypes = itertools.cycle(DTYPES)
     for policy, dtype in zip(EVICTING, dtypes, strict=False):
         for kind, every in (("", 16), ("-shared", 5), ("-8.4", 1)):
             yield _routed(policy, kind, every, seed, steps=80, dtype=dtype)
     yield _routed("keydiff", "-context", 4, seed, steps=80, dtype="f32")
-    for policy in MERGING:
+    for policy in FOLDING:
         for kind, every in (("", 1), ("", 7), ("-shared", 3), ("-8.4", 4), ("-context", 4)):
             yield _sure(policy, kind, every, seed)
 

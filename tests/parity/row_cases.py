@@ -18,6 +18,7 @@ from golden.build import (
     bool_mask,
     generator,
     keep_case,
+    row_bias,
     shuffled_positions,
     spread_scores,
 )
@@ -195,6 +196,9 @@ def _prefills(seed: int) -> Iterator[Case]:
         yield case(f"prefill-{kind}-masked-sinks", kind=kind, queries=20, mask=mask, sinks=True)
         bias = partial(additive_mask, shape=(20, 33), dtype=mx.float16, masked=(-np.inf,))
         yield case(f"prefill-{kind}-additive", kind=kind, queries=20, mask=bias)
+        yield case(f"prefill-{kind}-bias", kind=kind, queries=20, mask=mask, sinks=True, bias=True)
+        yield case(f"prefill-{kind}-bias-rows-1025", kind=kind, queries=20, rows=1025, bias=True,
+                   mask="causal")  # fmt: skip
     yield case("prefill-ema-continues", kind="ema", before=True, queries=9, mask="causal")
     yield case("prefill-ema-last-4-queries", kind="ema", queries=9, counted=4, mask="causal")
     # Astride the blocks of 2 MiB: of keys, and of queries.
@@ -218,6 +222,7 @@ def prefill_case(
     mask: Any = "",
     sinks: bool = False,
     before: bool = False,
+    bias: bool = False,
     counted: int = reference.EMA_QUERIES,
     seed: int = 0,
 ) -> Case:
@@ -237,6 +242,8 @@ def prefill_case(
         arguments["mask"] = tensors["mask"] = mask(rng)
     if sinks:
         arguments["sinks"] = tensors["sinks"] = normal(heads[0])
+    if bias:
+        arguments["row_bias"] = tensors["row_bias"] = row_bias(rng, (batch, heads[1], rows))
     importance = np.full((batch, heads[1], rows), np.nan, np.float32)
     if before:
         importance[..., ::2] = rng.random(importance[..., ::2].shape)

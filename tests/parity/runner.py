@@ -14,9 +14,9 @@ from golden.make import read
 from parity import judge, operations, traces
 from parity.c_leg import CLeg
 from parity.decode_cases import decode_cases
+from parity.fold_cases import fold_cases
 from parity.legs import EmulatorLeg, Leg, PackageLeg, ReferenceLeg
 from parity.long_cases import long_cases
-from parity.merge_cases import merge_cases
 from parity.outcome import Outcome, Verdict
 from parity.policy_cases import policy_cases
 from parity.report import Report
@@ -70,7 +70,7 @@ def _every_case(seed: int) -> tuple[Case, ...]:
         policy_cases,
         decode_cases,
         row_cases,
-        merge_cases,
+        fold_cases,
         step_cases,
     )
     drawn = (family(seed) for family in families)

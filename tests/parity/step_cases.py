@@ -40,6 +40,15 @@ def step_cases(seed: int) -> Iterator[Case]:
             f"attend-{_of(packing)}-sparse", packing=packing, rows=300, queries=1, mask="",
             sinks=False, dtype="f32", threshold=1e-3, seed=seed,
         )  # fmt: skip
+    for index, (packing, rows) in enumerate(itertools.product(PACKINGS, (37, 1030))):
+        dtype = [*DTYPES][index % 3]
+        biased = index % 4 in (0, 3)
+        yield attend_case(
+            f"attend-mass-{_of(packing)}-{rows}{'-bias' * biased}-{dtype}", packing=packing,
+            rows=rows, queries=1 + 4 * (index % 2), mask="causal" if index % 4 else "",
+            sinks=bool(index % 3), bias=row_bias if biased else None, dtype=dtype, kind="mass",
+            threshold=1e-3 if packing and rows == 1030 else 0.0, seed=seed,
+        )  # fmt: skip
 
 
 def _of(packing: Any) -> str:
@@ -84,9 +93,10 @@ def attend_case(
     dtype: str,
     bias: Any = None,
     threshold: float = 0.0,
+    kind: str = "ema",
     seed: int,
 ) -> Case:
-    """Attention that takes its scores into C."""
+    """Attention that takes its scores, or its weights, into C."""
     scale, decay = float(np.float32(64**-0.5)), 0.9
     rng = generator(name, seed)
     tensors, live = _stored(rng, packing, (2, 2, rows), DTYPES[dtype])
@@ -101,7 +111,11 @@ def attend_case(
     before = rng.random((2, 2, rows)).astype(np.float32) * 3
     before[rng.random(before.shape) < 0.2] = np.nan
     exact = reference.attention(tensors["queries"], *live, **arguments)
-    importance = reference.accumulate(before, exact.scores, decay=decay)
+    if kind == "ema":
+        importance = reference.accumulate(before, exact.scores, decay=decay)
+    else:
+        mass = reference.attention_mass(exact.scores, exact.lse, 2)
+        importance = np.nan_to_num(before.astype(np.float64)) + mass
     narrow = [mx.array(a.astype(np.float32)) for a in live]
     allowed = reference.tolerances(tensors["queries"], *narrow, **arguments, expected=exact)
     size = float(np.nanmax(np.abs(importance)))
@@ -118,6 +132,6 @@ def attend_case(
         "out": of_out,
         "importance": allowed.scores + reference.tolerance(0.0, size, "float32"),
     }
-    fields = _fields(name, "attend", packing, scale=scale, mask=mask, decay=decay)
+    fields = _fields(name, "attend", packing, scale=scale, mask=mask, decay=decay, kind=kind)
     fields["sparse_v_threshold"] = threshold
     return drawn_case(fields, tensors, expected, tolerance)

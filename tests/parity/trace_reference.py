@@ -28,7 +28,7 @@ def run_reference(case: Case) -> dict[str, np.ndarray]:
 
 
 def follow(case: Case) -> tuple[dict[str, np.ndarray], bool]:
-    """The same, and whether float32 may merge other rows, or pack those that merged otherwise."""
+    """The same, and whether float32 may fold rows into others."""
     inputs = {name: reference.float64(array) for name, array in case.tensors.items()}
     batch, heads = inputs["keys"].shape[:2]
     sequences = [ReferenceCache(config_of(case), heads) for _ in range(batch)]
@@ -41,7 +41,7 @@ def follow(case: Case) -> tuple[dict[str, np.ndarray], bool]:
         for b, cache in enumerate(sequences):
             q, k, v = (inputs[name][b, :, part] for name in ("queries", "keys", "values"))
             cache.update(k, v)
-            unsure |= cache.close or cache.torn
+            unsure |= cache.close
             if step >= 0 and case.fields["replay"]:
                 cache.absorb(inputs["recorded"][step][b, :, None])
             else:
@@ -67,5 +67,9 @@ def ranks(case: Case, head: tuple[int, ...], scores: dict[int, float]) -> dict[i
     """What the policy ranks the rows of one head by; ``scores`` is C by position."""
     keys, values = (reference.float64(case.tensors[name])[head] for name in ("keys", "values"))
     rows = [Row(position, keys[position], values[position], c) for position, c in scores.items()]
-    found = reference_ranks.ranks(config_of(case), head[1], rows)
+    config = config_of(case)
+    end = max(scores) + 1
+    found = reference_ranks.ranks(
+        config, head[1], rows, len(rows) - config.group, end - config.recent_size
+    )
     return dict(zip(scores, found, strict=True))

@@ -9,8 +9,8 @@ import numpy as np
 
 import reference
 import reference_ranks
-from cache_columns import MERGING
-from cache_merged import MADE
+from cache_columns import FOLDING
+from cache_folded import MADE
 from golden.build import Case
 from mlx_h2o import H2OKVCache, load_prompt_cache
 from mlx_h2o.caches.attention import DECODE_QUERIES
@@ -69,7 +69,7 @@ def _routed(case, backend, cache, q, keys, values, mask) -> mx.array:
     if cache.row_bias is not None:
         refused = backend.refuses(_request(case, q, keys, values, mask))
         with use_backend("composed") if refused else contextlib.nullcontext():
-            return cache.attend(q, keys, values, scale=scale, mask=mask)
+            return cache.attend_chunk(q, keys, values, scale=scale, mask=mask)
     out, _ = _attended(case, backend, q, keys, values, mask)
     if cache.policy.needs_scores:
         cache.score_chunk(q, keys, scale=scale, mask=mask)
@@ -152,7 +152,7 @@ def _divergence(case, expected, outcome, at, step: int) -> tuple[bool, str]:
     # What stayed here went there: the rows that the two chose between.
     candidates = sorted(one ^ other)
     where = f"head {at}, step {step}: candidates {candidates}"
-    if case.fields["policy"] in MERGING:
+    if case.fields["policy"] in FOLDING:
         return False, f"{where} of a trace that was drawn until no choice is close"
     if step == 0 or -1 in candidates:
         return False, f"{where}, without a step before to compare C of"
@@ -177,10 +177,10 @@ def _divergence(case, expected, outcome, at, step: int) -> tuple[bool, str]:
 def _output_ratio(case: Case, outcome: Outcome, expected_run: Outcome) -> float:
     """Worst error of the steps' outputs, given the rows that were kept, over its tolerance.
 
-    What merged cannot be made anew of the rows that came, nor what came from a file: there the
+    What was folded cannot be made anew of the rows that came, nor what came from a file: there the
     outputs of the expected run count, and the rows are float32.
     """
-    if case.fields["policy"] in MERGING or "load" in case.fields:
+    if case.fields["policy"] in FOLDING or "load" in case.fields:
         found, wanted = outcome.arrays["out"], expected_run.arrays["out"]
         largest = float(mx.abs(case.tensors["values"]).max())
         return reference.error_ratio(reference.worst_error(found, wanted), MADE * largest)
@@ -205,7 +205,7 @@ def _output_ratio(case: Case, outcome: Outcome, expected_run: Outcome) -> float:
 
 def _scores_ratio(case: Case, outcome: Outcome, expected: Outcome) -> float:
     """Worst relative error of C over NEAR, in the rows that both have."""
-    if case.fields["policy"] not in ("h2o", *reference_ranks.WEIGHTS, *MERGING):
+    if case.fields["policy"] not in ("h2o-ema", *reference_ranks.WEIGHTS):
         return 0.0
     same = outcome.arrays["positions"] == expected.arrays["positions"]
     found, wanted = (np.where(same, o.arrays["scores"], 0.0) for o in (outcome, expected))

@@ -42,12 +42,14 @@ mlx::core::array scaled_dot_product_attention(
     float scale, bool causal = false, const std::optional<mlx::core::array>& mask = std::nullopt,
     const std::optional<mlx::core::array>& sinks = std::nullopt, mlx::core::StreamOrDevice s = {});
 
-/// The same attention, whose scores go straight into the moving average of accumulate_scores and
-/// are not stored: {out, importance}. At most 128 queries.
+/// The same attention, whose scores are not stored: with `decay` they go straight into the moving
+/// average of accumulate_scores, without it the weights exp(score - lse) of all queries and query
+/// heads of a KV head are added to the importance, where NaN counts as 0 (the attention mass of
+/// Zhang et al. 2023, H2O). {out, importance}. At most 128 queries.
 std::vector<mlx::core::array> attention_and_accumulate(
     const mlx::core::array& queries, const mlx::core::array& keys, const mlx::core::array& values,
-    const mlx::core::array& importance, float scale, double decay, bool causal = false,
-    const std::optional<mlx::core::array>& mask = std::nullopt,
+    const mlx::core::array& importance, float scale, std::optional<double> decay,
+    bool causal = false, const std::optional<mlx::core::array>& mask = std::nullopt,
     const std::optional<mlx::core::array>& sinks = std::nullopt, mlx::core::StreamOrDevice s = {});
 
 /// What `attention` may be told beside its arrays.
@@ -57,7 +59,7 @@ struct AttentionOptions {
   std::optional<mlx::core::array> mask = std::nullopt;
   std::optional<mlx::core::array> sinks = std::nullopt;
   std::optional<mlx::core::array> importance = std::nullopt;  // of attention_and_accumulate
-  double decay = 0;                                           // with importance
+  std::optional<double> decay = 0;                            // with importance; none: the mass
   float sparse_threshold = 0;                                 // below 1; 0 is off
   int bits = 8;                                               // of packed keys
   int value_bits = 8;
@@ -106,29 +108,33 @@ mlx::core::array accumulate_scores(const mlx::core::array& importance,
 /// `decay` the moving average of accumulate_scores over all Lq queries in order, from `importance`
 /// float32 [B, Hkv, N] on, or from rows that are not scored; its buffer is reused where nothing
 /// else holds it. Without `decay` the attention mass (Zhang et al. 2023, H2O): the sum of the
-/// weights over queries and query heads. No matrix of all logits is made.
+/// weights over queries and query heads. `row_bias`, float32 [B, Hkv, at least N], as attention
+/// takes it. No matrix of all logits is made.
 mlx::core::array prefill_scores(const mlx::core::array& queries, const mlx::core::array& keys,
                                 float scale, bool causal,
                                 const std::optional<mlx::core::array>& mask,
                                 const std::optional<mlx::core::array>& sinks,
                                 std::optional<double> decay,
                                 const std::optional<mlx::core::array>& importance = std::nullopt,
+                                const std::optional<mlx::core::array>& row_bias = std::nullopt,
                                 mlx::core::StreamOrDevice s = {});
 
 /// Minus the cosine of each key with the mean of the normalised keys of its head, float32
 /// [B, H, N], of keys [B, H, N, D] in float32, float16 or bfloat16. A key of zeros gets 0.
 mlx::core::array key_diversity(const mlx::core::array& keys, mlx::core::StreamOrDevice s = {});
 
-/// What becomes of rows when all but `keep` of each head merge into others: slots that stay, uint32
-/// [B, H, keep], and slots, keys, values, bias and positions of the rows that change, one for each
-/// row that goes. keys [B, H, N, D] and values [B, H, N, Dv] of one float dtype; bias, float32
-/// [B, H, N], ln n of the n rows that each stands for; positions and recent_start as keep_indices
-/// takes them. python/mlx_h2o/operations/merging.py is the definition.
-std::vector<mlx::core::array> mergers(const mlx::core::array& keys, const mlx::core::array& values,
-                                      const mlx::core::array& bias,
-                                      const mlx::core::array& positions, int keep, int sink_size,
-                                      const mlx::core::array& recent_start,
-                                      mlx::core::StreamOrDevice s = {});
+/// Folds each row that goes into the nearest row that stays: slots uint32 [B, H, r], keys, values,
+/// bias and mass of the rows that change, one for each of the r rows that go. keys [B, H, N, D] and
+/// values [B, H, N, Dv] of one float dtype; `bias`, ln n of the n rows that each stands for,
+/// `mass`, which adds up, and `weights` in means, NaN: it is not folded, float32 [B, H, N];
+/// `eligible`, the rows that others may be folded into, bool [B, H, N]; `kept`, the slots that
+/// stay, ascending, uint32 [B, H, N - r]; `share` of the rows that go, rounded up, are folded, the
+/// nearest: above 0, at most 1. python/mlx_h2o/operations/folding.py is the definition.
+std::vector<mlx::core::array> fold(const mlx::core::array& keys, const mlx::core::array& values,
+                                   const mlx::core::array& bias, const mlx::core::array& mass,
+                                   const mlx::core::array& weights,
+                                   const mlx::core::array& eligible, const mlx::core::array& kept,
+                                   double share = 1, mlx::core::StreamOrDevice s = {});
 
 /// New rows [B, H, L, width] in the slots from `start` on of buffers [B, H, C, width] of the same
 /// dtypes: the buffers, in the memory of the inputs where nothing else holds that, and then of each

@@ -24,7 +24,7 @@ from .handed_out import EachLayersMask, HandedOut
 from .masks import mask_of
 from .prefix import Prefix, unshareable
 from .scored import ScoredRows
-from .stored import IMPORTANCE
+from .stored import BIAS, IMPORTANCE
 from .table import Table
 from .torn import Torn, changes
 
@@ -82,7 +82,6 @@ class H2OKVCache(ScoredRows):
         self.config = config
         self.name = name
         self.policy = policies.build(config)
-        self._unseen = 0.0 if self.policy.merges else float("nan")
         self.unequal_budgets = False
         self._mixed, self._reach, self._group = config.mixed, config.reach, config.group
         self._recent_size = max(config.recent_size or 0, self._reach)
@@ -95,8 +94,8 @@ class H2OKVCache(ScoredRows):
         self._budget = (config.max_kv_size or _UNBOUNDED) - shared
         self._tail_limit = tiers.tail_limit(config) if self._mixed else self._budget
         self._protected = max(0, config.protected - shared)
-        ranks_all = self._mixed or self.policy.merges  # whose rows are not in order, or change
-        self._skip = 0 if ranks_all else max(0, config.prefix_size - shared)
+        # Rows of mixed precision are not in order.
+        self._skip = 0 if self._mixed else max(0, config.prefix_size - shared)
         # Of an update; only ours knows of scores, biases and shared rows.
         self._needs_attention = self.policy.needs_attention or prefix is not None
 
@@ -288,6 +287,7 @@ class H2OKVCache(ScoredRows):
             recent_start=[end - recent for end in ends],
             tail=min(table.tail.rows[0], max(0, self._reach - max(counts))),
             skip=self._skip,
+            sinks=self._protected,
             context_start=[end - context for end in ends] if context and beyond else (),
         )
         if self._mixed:
@@ -521,7 +521,7 @@ class H2OKVCache(ScoredRows):
 
         Raises:
             ValueError: rows that are not there or may be evicted, a cache that shares some already,
-                or one that cannot: mixed precision, policies that merge, speculation, the rows of
+                or one that cannot: mixed precision, speculation, the rows of
                 latent attention (MLA), several sequences.
         """
         op, config = f"[{type(self).__name__}.share]", self.config
@@ -568,7 +568,8 @@ class H2OKVCache(ScoredRows):
         that mlx_lm can save them; the settings are JSON. Later updates do not change what was
         read. With speculation two more: the scores of the newest queries, which wait, and the
         positions and numbers of these (JSON). With shared rows one more: their keys and values; the
-        first four are then of the others.
+        first four are then of the others. Where rows have been folded, scores are a pair: those,
+        and the biases of the rows.
         """
         given = self.offset, self.evicted, self._unscored, self.name, self._settings
         found = (*self._own_rows(), *given)
@@ -596,7 +597,14 @@ class H2OKVCache(ScoredRows):
         if table is None:
             return None, None, None, None
         rows = formats.state_of(table, "keys"), formats.state_of(table, "values")
-        return *rows, self._scores_of(table), table.positions(self._tokens)
+        return *rows, *self._beside(table)
+
+    def _beside(self, table: Table) -> tuple[Any, mx.array]:
+        """Scores, with biases where there are any, and positions of the rows of a table."""
+        scores: Any = self._scores_of(table)
+        if BIAS in table.beside:
+            scores = scores, table.beside[BIAS][:, :, : table.width]
+        return scores, table.positions(self._tokens)
 
     def _shared_state(self) -> tuple[Any, ...]:
         return () if self._prefix is None else (self._prefix.state,)
@@ -626,6 +634,8 @@ class H2OKVCache(ScoredRows):
         self._value_size = int(given.pop("value_size", 0))
         given.setdefault("kv_frame", _framed_by_default(given))
         self._came_in = getattr(mx, given.pop("dtype", "float32"))
+        if "diversity" not in given and given["policy"] == "h2o":
+            given["policy"] = "h2o-ema"  # as it was called when there was none
         self._configure(H2OConfig(**given), name)
         self.unequal_budgets = unequal
 
@@ -640,13 +650,17 @@ class H2OKVCache(ScoredRows):
         """Hold the keys, values, scores and positions of a state, so many ``rows`` in each
         segment; None: all; and the keys and values that are ``shared``."""
         keys, values, importance, positions = state[:4]
-        table = None
+        table = bias = None
+        if isinstance(importance, tuple | list):
+            importance, bias = importance
         if importance is not None:
             given = self._came_in, self._value_size
             table = formats.restored_table(self.config, keys, values, rows, *given)
             table.place(positions)
             if self.policy.needs_attention:
-                table.attach(IMPORTANCE, importance, self._unseen)
+                table.attach(IMPORTANCE, importance, mx.nan)
+            if bias is not None:
+                table.attach(BIAS, bias, 0.0)
         prefix = None
         if shared is not None:
             keys, values = shared
@@ -673,13 +687,6 @@ class H2OKVCache(ScoredRows):
         found._table = self._table and self._table.copy()
         return found
 
-    def take_settings(self, config: H2OConfig, *, unequal_budgets: bool) -> None:
-        """Other settings for a cache that has seen no token. Raises ValueError otherwise."""
-        if not self.empty():
-            raise ValueError(f"[H2OKVCache.take_settings] {self._described()} is not empty.")
-        self._configure(config, self.name)
-        self.unequal_budgets = unequal_budgets
-
     @classmethod
     def merge(cls, caches: Sequence[Any]) -> Any:
         """One cache of several sequences, for batches: see ``BatchH2OKVCache.merge``."""
@@ -700,7 +707,8 @@ class H2OKVCache(ScoredRows):
         keys, values = self.keys, self.values
         if keys is not None:
             keys, values = formats.quantized(config, keys, values, self._described())
-        state = keys, values, self.scores, self.positions
+        whole = self._whole
+        state = keys, values, *((None, None) if whole is None else self._beside(whole))
         cache._restore(self._tokens, state, self._unscored)
         cache._restore_waiting(*self._waiting_state())
         cache.unequal_budgets = self.unequal_budgets

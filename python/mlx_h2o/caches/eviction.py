@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, cast
 
 import mlx.core as mx
@@ -13,8 +15,8 @@ from ..operations.composed import beside_rows
 from ..operations.requests import PerSequence
 from ..policies import Policy, Rows
 from .attention import true_rows
-from .merging import merge
-from .stored import IMPORTANCE
+from .folding import fold
+from .stored import BIAS, FOLLOWING, IMPORTANCE
 from .table import Table
 
 
@@ -25,6 +27,7 @@ class Eviction(NamedTuple):
     recent_start: for each line the first position of its protected recent range.
     tail: the newest rows, which are neither ranked nor evicted, and stay the last ones in order.
     skip: the first slots, of a prefix, which are neither ranked nor evicted.
+    sinks: rows of the first positions, which stay, ``skip`` included.
     context_start: for each line the first position within the context that the model was trained
         for: rows before it go first. Empty while there can be none.
     """
@@ -38,6 +41,7 @@ class Eviction(NamedTuple):
     recent_start: Sequence[int]
     tail: int = 0
     skip: int = 0
+    sinks: int = 0
     context_start: Sequence[int] = ()
 
     @property
@@ -48,67 +52,80 @@ class Eviction(NamedTuple):
 
     def run(self) -> None:
         """Evict. The rows behind move into the slots of those that go: no more than that moves."""
-        table, lengths = self.table, self.table.lengths
-        for length in sorted({lengths[line] for line in self.due}):
-            due = [line for line in self.due if lengths[line] == length]
+        table, alike = self.table, list(zip(self.table.lengths, self.protected, strict=True))
+        for numbers in sorted({alike[line] for line in self.due}):
+            due = [line for line in self.due if alike[line] == numbers]
             if self.keep == 0:
                 rows = [0 if line in due else n for line, n in enumerate(table.lengths)]
                 table.truncate(rows)
                 continue
             some = due if len(due) < table.lines else None
             lines = range(table.shape[0]) if some is None else some
-            for stay in self._stages(length, due):
-                positions, ranked = table.positions(self.offsets), table.lengths[due[0]] - self.tail
-                first = self.first(positions, ranked, some)
-                if self.policy.merges and stay > self.tail:
-                    kept, positions = merge(self, first, positions, stay - self.tail, due)
-                else:
-                    kept = self.kept(first, stay - self.tail, due)
-                rows = [stay if line in due else n for line, n in enumerate(table.lengths)]
-                table.close_gaps(kept, lines, rows, positions, ranked, self.tail)
+            positions, ranked = table.positions(self.offsets), table.lengths[due[0]] - self.tail
+            first = self.first(positions, ranked, due, some)
+            ranks = self.ranks(first, due) if first.keep else None
+            kept = self.kept(first, ranks)
+            if ranks is not None and self._folds:
+                fold(table, self.policy, first, ranks, kept, due)
+            kept = self.with_skipped(kept)
+            rows = [self.keep if line in due else n for line, n in enumerate(table.lengths)]
+            table.close_gaps(kept, lines, rows, positions, ranked, self.tail)
 
-    def _stages(self, length: int, due: Sequence[int]) -> Iterator[int]:
-        """Rows that stay, one after the other: mergers are few at a time, so that a row of many is
-        compared with others as what it has become."""
-        protected = max(self.protected[line] for line in due)
-        while self.policy.merges:
-            free = length - self.config.protected - protected
-            if length - self.keep <= max(1, free // 4):
-                break
-            length -= max(1, free // 4)
-            yield length
-        yield self.keep
+    @property
+    def _folds(self) -> bool:
+        """An indexer picks rows as they came."""
+        followed = any(name.startswith(FOLLOWING) for name in self.table.beside)
+        return self.config.folds and not followed
 
-    def first(self, positions: mx.array, count: int, lines: Sequence[int] | None = None) -> Ranked:
-        """Of the first ``count`` rows of ``lines``, None: of all, those for a policy to rank."""
-        index = None if lines is None else mx.array(list(lines))
-        whole = not self.skip and count == positions.shape[2]
+    def first(
+        self,
+        positions: mx.array,
+        count: int,
+        due: Sequence[int],
+        lines: Sequence[int] | None = None,
+    ) -> Ranked:
+        """Of the first ``count`` rows of ``lines``, None: of all, those for a policy to rank, as
+        those in ``due`` are."""
+        width, index = positions.shape[2], None if lines is None else mx.array(list(lines))
+        whole = not self.skip and count == width
         positions = positions if whole else positions[:, :, self.skip : count]
         positions = positions if index is None else positions[index]
-        return Ranked(self.table, positions, max(self.offsets), index, self.skip)
-
-    def kept(
-        self, rows: Ranked, keep: int, due: Sequence[int], ranks: mx.array | None = None
-    ) -> mx.array:
-        """Slots uint32 [lines, H, keep], ascending, of the rows that stay of those in ``due``."""
-        shape = (*rows.positions.shape[:2], self.skip)
-        if keep == self.skip:  # all that is ranked goes
-            return mx.broadcast_to(mx.arange(self.skip, dtype=mx.uint32), shape)
-        best = resolve().keep_indices(
-            self.ranks(rows, due) if ranks is None else ranks,
-            rows.positions,
+        tail = max(0, self.table.lengths[due[0]] - count)
+        recent = max(0, self.protected[due[0]] - tail)
+        keep = max(0, min(self.keep, self.table.lengths[due[0]]) - tail)
+        return Ranked(
+            table=self.table,
+            positions=positions,
+            offset=max(self.offsets),
+            lines=index,
+            skip=self.skip,
             keep=keep - self.skip,
+            places=max(0, keep - self.sinks - recent),
             sink_size=self.config.protected,
-            recent_start=self.start_of(due),
+            recent_start=_of_lines(self.recent_start, due),
         )
-        if not self.skip:
-            return best
-        before = mx.broadcast_to(mx.arange(self.skip, dtype=mx.uint32), shape)
-        return mx.concatenate([before, best + mx.array(self.skip, mx.uint32)], axis=2)
 
-    def start_of(self, due: Sequence[int]) -> PerSequence:
-        """The first position of the protected recent range of the lines in ``due``."""
-        return _of_lines(self.recent_start, due)
+    def kept(self, rows: Ranked, ranks: mx.array | None) -> mx.array:
+        """Slots uint32 [lines, H, keep], ascending, of the best of these rows, counted from the
+        first of them; None: all of them go."""
+        if ranks is None:
+            return mx.zeros((*rows.positions.shape[:2], 0), mx.uint32)
+        return resolve().keep_indices(
+            ranks,
+            rows.positions,
+            keep=rows.keep,
+            sink_size=rows.sink_size,
+            recent_start=rows.recent_start,
+        )
+
+    def with_skipped(self, kept: mx.array) -> mx.array:
+        """These slots, counted from the first of the table, behind those of the prefix."""
+        if not self.skip:
+            return kept
+        before = mx.broadcast_to(
+            mx.arange(self.skip, dtype=mx.uint32), (*kept.shape[:2], self.skip)
+        )
+        return mx.concatenate([before, kept + mx.array(self.skip, mx.uint32)], axis=2)
 
     def ranks(self, rows: Ranked, due: Sequence[int]) -> mx.array:
         """float32 [lines, H, N], of the rows of the lines in ``due``."""
@@ -116,14 +133,10 @@ class Eviction(NamedTuple):
         if self.config.shared_heads:
             # The same rows in the same slots of every head: NaN in one is NaN in the mean.
             found = mx.broadcast_to(mx.mean(found, axis=1, keepdims=True), found.shape)
-        return self.within_context(found, rows.positions, due)
-
-    def within_context(self, array: mx.array, positions: mx.array, due: Sequence[int]) -> mx.array:
-        """``array`` [lines, H, N], with NaN for rows that are further back than the context."""
         if not self.context_start:
-            return array
+            return found
         start = beside_rows(_of_lines(self.context_start, due))
-        return mx.where(positions < start, mx.nan, array)
+        return mx.where(rows.positions < start, mx.nan, found)
 
 
 def _of_lines(numbers: Sequence[int], lines: Sequence[int]) -> PerSequence:
@@ -131,15 +144,20 @@ def _of_lines(numbers: Sequence[int], lines: Sequence[int]) -> PerSequence:
     return some[0] if len(set(some)) == 1 else mx.array(some, mx.int32)
 
 
-class Ranked(NamedTuple):
-    """``Rows``: rows of some lines of a table from slot ``skip`` on, read only as far as a policy
-    asks."""
+@dataclass
+class Ranked:
+    """``Rows``: rows of some lines of a table from slot ``skip`` on, read only as far as someone
+    asks, and once."""
 
     table: Table
     positions: mx.array
     offset: int
     lines: mx.array | None
-    skip: int = 0
+    skip: int
+    keep: int
+    places: int
+    sink_size: int
+    recent_start: PerSequence
 
     def _some(self, array: mx.array) -> mx.array:
         end = self.skip + self.positions.shape[2]
@@ -147,17 +165,25 @@ class Ranked(NamedTuple):
         array = array if whole else array[:, :, self.skip : end]
         return array if self.lines is None else array[self.lines]
 
-    @property
+    @cached_property
     def keys(self) -> mx.array:
         return self._some(true_rows(self.table, "keys"))
 
-    @property
+    @cached_property
     def values(self) -> mx.array:
         return self._some(true_rows(self.table, "values"))
 
     @property
     def importance(self) -> mx.array:
-        found = self.table.beside.get(IMPORTANCE)
+        return self._beside(IMPORTANCE, mx.nan)
+
+    @property
+    def bias(self) -> mx.array:
+        """float32 [B, H, N]: ``ln n`` of the rows that each stands for."""
+        return self._beside(BIAS, 0.0)
+
+    def _beside(self, name: str, fill: float) -> mx.array:
+        found = self.table.beside.get(name)
         if found is None:
-            return mx.full(self.positions.shape, mx.nan, mx.float32)
+            return mx.full(self.positions.shape, fill, mx.float32)
         return self._some(found)

@@ -16,8 +16,9 @@ import mlx.core as mx
 
 if TYPE_CHECKING:
     from .cache import H2OKVCache
+    from .heads import HeadGroups
 
-_Owner = tuple["weakref.ref[H2OKVCache]", "weakref.ref[mx.array] | None"]
+_Owner = tuple["weakref.ref[Any]", "weakref.ref[mx.array] | None"]
 _owners: dict[int, _Owner] = {}
 _latest = threading.local()
 
@@ -34,8 +35,8 @@ class HandedOut:
     newest: tuple[mx.array, mx.array] | None = None
     _identity = 0
 
-    def __init__(self, cache: H2OKVCache) -> None:
-        self._cache = weakref.ref(cache)
+    def __init__(self, cache: H2OKVCache | HeadGroups) -> None:
+        self._cache: weakref.ref[Any] = weakref.ref(cache)
 
     def give(
         self, keys: Any, values: Any, held: bool, newest: tuple[mx.array, mx.array] | None = None
@@ -57,13 +58,14 @@ class HandedOut:
     __del__ = release
 
 
-def owner_of(keys: object) -> H2OKVCache | None:
+def owner_of(keys: object) -> H2OKVCache | HeadGroups | None:
     """The living cache that handed out this very array object, or these words, or None."""
     keys = keys[0] if isinstance(keys, tuple) and keys else keys
     found = _owners.get(id(keys))
     if found is None or (found[1] is not None and found[1]() is not keys):
         return None
-    return found[0]()
+    owner: H2OKVCache | HeadGroups | None = found[0]()
+    return owner
 
 
 class EachLayersMask:

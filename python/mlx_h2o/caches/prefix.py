@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from .. import policies
 from ..config import H2OConfig
 from ..operations.segments import Rows
 from .attention import as_they_came, settings_of
@@ -106,13 +105,12 @@ class Prefix:
 
     # Sequences that share no longer
 
-    def whole(self, table: Table, offsets: list[int], unseen: float) -> Table:
+    def whole(self, table: Table, offsets: list[int]) -> Table:
         """A table that holds these rows once for each sequence, and its own behind them.
 
         Args:
             table: the own rows of each sequence.
             offsets: tokens that each sequence has seen.
-            unseen: what stands for the scores of these rows.
         """
         tail, width, columns = table.tail, table.width, []
         for column, first, own in zip(
@@ -124,7 +122,8 @@ class Prefix:
         found = Table([Segment(columns[0], columns[1], [self.rows + n for n in tail.rows])], frame)
         found.place(self.positions(table.positions(offsets)))
         for name, array in table.beside.items():
-            found.attach(name, self.beside(array[:, :, :width], unseen), table.fills[name])
+            fill = table.fills[name]
+            found.attach(name, self.beside(array[:, :, :width], fill), fill)
         return found
 
 
@@ -132,8 +131,6 @@ def unshareable(config: H2OConfig) -> str:
     """What of these settings forbids that rows are shared; empty where nothing does."""
     if config.mixed:
         return "mixed precision, whose rows change"
-    if policies.known(config.policy).merges:
-        return f"the policy {config.policy!r}, whose rows change"
     if config.speculative:
         return "speculation"
     if config.kv_handed == "latents":

@@ -57,17 +57,6 @@ class ScoredRows(StoredRows):
         return self._table is not None and len(self._table.segments) > 1
 
     @property
-    def row_bias(self) -> mx.array | None:
-        """float32 [B, H, at least N]: what attention adds to the logits of merged rows, or None."""
-        table = self._table
-        return table.beside.get(IMPORTANCE) if table is not None and self.policy.merges else None
-
-    def as_asked(self, queries: mx.array) -> mx.array:
-        """Queries [B, Hq, L, D] as packed rows that are handed out are multiplied by them."""
-        frame = None if self._table is None else self._table.frame
-        return queries if frame is None else frame.query(queries)
-
-    @property
     def attention_settings(self) -> dict[str, Any]:
         """What operations on the packed rows handed out must be told of them."""
         if self._table is None:
@@ -105,8 +94,8 @@ class ScoredRows(StoredRows):
         if frame is None or not (isinstance(keys, tuple) or (own and self._handed.newest)):
             return self._attend(table, own, queries, keys, values, scale, mask, sinks)[0]
         # In the frame of the rows: logits lack a shift, and the output is turned back in the end.
-        shift = None
-        if self.policy.needs_scores or sinks is not None:
+        shift, policy = None, self.policy
+        if sinks is not None or (policy.needs_scores and not policy.needs_weights):
             shift = frame.shift(queries, scale)
         asked = frame.query(queries)
         out, lse = self._attend(table, own, asked, keys, values, scale, mask, sinks, shift)
@@ -133,27 +122,19 @@ class ScoredRows(StoredRows):
             shift: what the logits lack, float32 [B, Hq, L, 1]; scores and lse are with it. The
                 output and the lse are then without ``sinks``, and the weights of policies with.
         """
-        decay, framed = self.policy.decay, shift is not None
-        wants_lse = framed and sinks is not None
+        policy, bias, framed = self.policy, self.row_bias, shift is not None
+        wants_lse, beside = framed and sinks is not None, None if framed else sinks
         at_once = not framed or (mask is None and sinks is None)
         in_order = own and not (self.in_segments or self._spans or self._reach)
-        if decay is not None and in_order and at_once:
+        if policy.kind and in_order and at_once:
             causal, shown = masking(mask)
             shown = shift if framed else shown  # the same for all rows of a query
             out, table.beside[IMPORTANCE] = resolve().attention_and_accumulate(
-                queries, keys, values, self._importance(table), scale=scale, decay=decay,
-                causal=causal, mask=shown, sinks=sinks, **self.attention_settings,
+                queries, keys, values, self._importance(table), scale=scale, decay=policy.decay,
+                causal=causal, mask=shown, sinks=sinks, row_bias=bias, **self.attention_settings,
             )  # fmt: skip
             self._unscored = False
             return out, None
-        bias, beside = self.row_bias, None if framed else sinks
-        if bias is not None:
-            self.attended()
-            out, lse = biased_attention(
-                queries, keys, values, bias, scale=scale, mask=mask, sinks=beside,
-                return_lse=wants_lse, **self.attention_settings,
-            )  # fmt: skip
-            return out, _shifted(lse, shift)
         newest = self._handed.newest
         if newest is not None and own:
             segments = segments_of(table, newest, self.config.sparse_v)
@@ -162,7 +143,7 @@ class ScoredRows(StoredRows):
         wanted, prefix = self.policy.needs_scores, self._prefix
         out, scores, lse, *_ = merged_attention(
             segments, queries, scale=scale, mask=mask, sinks=beside, return_scores=wanted,
-            return_lse=wants_lse,
+            return_lse=wants_lse, row_bias=bias,
             shared=None if prefix is None else prefix.as_rows(framed=isinstance(keys, tuple)),
         )  # fmt: skip
         lse = _shifted(lse, shift)
@@ -188,20 +169,22 @@ class ScoredRows(StoredRows):
         mask: mx.array | str | None = None,
         sinks: mx.array | None = None,
     ) -> mx.array:
-        """As ``attend``, for any number of queries, by MLX's own attention over the shared rows
-        and its own, put together for as long as that takes.
+        """As ``attend``, for any number of queries, over the shared rows and its own, put together
+        for as long as that takes: by MLX's own attention, unless rows have been folded.
 
-        Raises ValueError for a cache that stands on no prefix, or as ``attend``.
+        Raises ValueError as ``attend``.
         """
         check_seen("attend_chunk", keys, 2, self._table)
-        if self._prefix is None:
-            raise ValueError(
-                "[H2OKVCache.attend_chunk] found no shared prefix, expected one, or attend."
+        bias, both, others, seen = self._biases(keys), keys, values, mask
+        if self._prefix is not None:
+            both, others, seen = self._prefix.before(keys, values, mask)
+            bias = None if bias is None else self._prefix.beside(bias, 0.0)
+        if bias is None:
+            out = mx.fast.scaled_dot_product_attention(
+                queries, both, others, scale=scale, mask=seen, sinks=sinks
             )
-        both, others, seen = self._prefix.before(keys, values, mask)
-        out = mx.fast.scaled_dot_product_attention(
-            queries, both, others, scale=scale, mask=seen, sinks=sinks
-        )
+        else:
+            out = biased_attention(queries, both, others, bias, scale=scale, mask=seen, sinks=sinks)
         if not self.policy.needs_scores:
             self.attended()
             return out
@@ -210,7 +193,7 @@ class ScoredRows(StoredRows):
         return tied
 
     def attended(self) -> None:
-        """Say that attention of ours has read the last update, which a policy that merges wants."""
+        """Say that attention of ours has read the last update, which a policy that folds wants."""
         self._unscored = self._unscored and self.policy.needs_scores
 
     def update_scores(
@@ -270,19 +253,25 @@ class ScoredRows(StoredRows):
                 seen = mx.broadcast_to(mask, (queries.shape[0], heads, length, table.shown))
                 seen = seen[one, :, own][..., slots]
             rows = keys if slots is None else keys[one, :, slots]
+            bias = self._biases(keys)
+            if bias is not None and slots is not None:
+                bias = bias[one, :, slots]
             prefix = self._prefix if self.policy.needs_weights else None
             if prefix is not None:  # weights are of the softmax over all rows
                 rows, _, seen = prefix.before(rows, rows, seen)
-                old = prefix.beside(old, self._unseen)
+                old = prefix.beside(old, mx.nan)
+                bias = None if bias is None else prefix.beside(bias, 0.0)
                 places = None if places is None else prefix.positions(places)
             new = scoring.chunk_seen(
                 self.policy, old, places, queries[one, :, own], rows,
-                scale=scale, mask=seen, sinks=sinks,
+                scale=scale, mask=seen, sinks=sinks, row_bias=bias,
             )  # fmt: skip
             taken.append((new if prefix is None else new[:, :, prefix.rows :], one, slots))
         given = None
         if last:
-            found = prefill.last_scores(queries, keys, scale=scale, mask=mask, queries=last)
+            found = prefill.last_scores(
+                queries, keys, scale=scale, mask=mask, row_bias=self._biases(keys), queries=last
+            )
             given = scoring.seen(self.policy, found, None, sinks)
         self._take_all(table, taken, given)
 
@@ -290,13 +279,18 @@ class ScoredRows(StoredRows):
         """Forget what was accumulated for every row, as if none had been scored yet."""
         table = self._table
         if table is not None and self.policy.needs_scores:
-            table.attach(IMPORTANCE, mx.zeros((*table.shape, 0)), self._unseen)
+            table.attach(IMPORTANCE, mx.zeros((*table.shape, 0)), mx.nan)
         self._cut_waiting(end=0)
+
+    def _biases(self, keys: mx.array) -> mx.array | None:
+        """Those of as many rows, float32 [B, H, N]; None where none has been folded."""
+        bias, rows = self.row_bias, keys.shape[2]
+        return bias if bias is None or bias.shape[2] == rows else bias[:, :, :rows]
 
     def _importance(self, table: Table) -> mx.array:
         """That of all rows that there is room for, [B, H, slots]."""
         if IMPORTANCE not in table.beside:
-            table.attach(IMPORTANCE, mx.zeros((*table.shape, 0)), self._unseen)
+            table.attach(IMPORTANCE, mx.zeros((*table.shape, 0)), mx.nan)
         return table.beside[IMPORTANCE]
 
     @changes

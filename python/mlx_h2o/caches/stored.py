@@ -11,6 +11,11 @@ from .prefix import Prefix
 from .table import Table
 
 IMPORTANCE = "importance"
+"""Beside the rows: what the policy accumulated."""
+BIAS = "bias"
+"""Beside the rows, once some have been folded: ``ln n`` of the n rows that each stands for."""
+FOLLOWING = "following "
+"""Beside the rows, and before "keys" or "values": rows of another cache that go with them."""
 
 
 def stored_rows(side: str) -> Any:
@@ -31,9 +36,6 @@ class StoredRows:
     """The rows before them, which others stand on too."""
     _tokens: list[int]
     """Of each line, those seen."""
-    _unseen: float
-    """What stands for a row that the policy has taken in nothing of."""
-
     keys, values = stored_rows("keys"), stored_rows("values")
 
     @property
@@ -41,7 +43,7 @@ class StoredRows:
         """All rows; those of a prefix once for each sequence."""
         if self._prefix is None or self._table is None:
             return self._table
-        return self._prefix.whole(self._table, self._tokens, self._unseen)
+        return self._prefix.whole(self._table, self._tokens)
 
     def _stored(self, side: str) -> Any:
         table = self._whole
@@ -61,7 +63,13 @@ class StoredRows:
     def _scores_of(self, table: Table) -> mx.array:
         if IMPORTANCE in table.beside:
             return table.beside[IMPORTANCE][:, :, : table.width]
-        return mx.full((*table.shape, table.width), self._unseen, mx.float32)
+        return mx.full((*table.shape, table.width), mx.nan, mx.float32)
+
+    @property
+    def row_bias(self) -> mx.array | None:
+        """float32 [B, H, at least N]: what attention adds to the logits of rows that others were
+        folded into; None while there are none."""
+        return None if self._table is None else self._table.beside.get(BIAS)
 
     @property
     def positions(self) -> mx.array | None:

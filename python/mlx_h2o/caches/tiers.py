@@ -77,13 +77,13 @@ def _arranged(eviction: Eviction) -> Table:
     """Of a table whose lines have the same numbers of rows, all of which are due."""
     table, keep, config = eviction.table, eviction.keep, eviction.config
     positions = table.positions(eviction.offsets)
-    ranks = eviction.ranks(eviction.first(positions, table.width), eviction.due)
+    ranks = eviction.ranks(eviction.first(positions, table.width, eviction.due), eviction.due)
     tail = eviction.tail
     if keep == table.width:
         slots = mx.broadcast_to(mx.arange(keep, dtype=mx.uint32), positions.shape)
     else:
-        rows = eviction.first(positions, table.width - tail)
-        slots = eviction.kept(rows, keep - tail, eviction.due, None if tail else ranks)
+        rows = eviction.first(positions, table.width - tail, eviction.due)
+        slots = eviction.kept(rows, eviction.ranks(rows, eviction.due) if tail else ranks)
     if tail and keep < table.width:
         newest = mx.arange(table.width - tail, table.width, dtype=mx.uint32)
         newest = mx.broadcast_to(newest, (*slots.shape[:2], tail))

@@ -13,7 +13,7 @@ import mlx_lm
 from mlx_lm.generate import DEFAULT_MODEL
 
 from ..config import H2OConfig
-from ..lm.generate import check_path, generate, summary
+from ..lm.generate import check_path, generate, summary, tokens_ahead
 from ..lm.hosting import Host, hosting
 from ..lm.prompt_cache import beyond_context, context_length, evicting_caches, tokens_seen
 from ..lm.prompt_store import PromptStore
@@ -38,9 +38,8 @@ def run(command: str, arguments: Sequence[str]) -> int:
         _check_model(parser, args.model)
     drafted = 0
     if args.draft_model is not None:
-        for name in ("budgets", "profile"):
-            if command == "server" and hasattr(args, name):
-                parser.error(f"--{name} with --draft-model: its layers are not those of the file")
+        if command == "server" and hasattr(args, "budgets"):
+            parser.error("--budgets with --draft-model: its layers are not those of the file")
         _check_model(parser, args.draft_model)
         drafted = args.num_draft_tokens
         if drafted < 1:
@@ -149,7 +148,7 @@ def _generation(host: Host, model: str | None) -> dict[str, Callable[..., Any]]:
                 "--draft-model with --prompt-cache-file: a saved prompt has no cache of the draft "
                 "model"
             )
-        if host.config != H2OConfig() or host.budgets or host.profile or host.sized:
+        if host.config != H2OConfig() or host.budgets or host.sized:
             raise ValueError("--prompt-cache-file brings its settings, found others beside it")
         caches, metadata = load_prompt_cache(file, return_metadata=True)
         of = metadata.setdefault("model", model or DEFAULT_MODEL)
@@ -165,7 +164,8 @@ def _generation(host: Host, model: str | None) -> dict[str, Callable[..., Any]]:
         if given.pop("prompt_cache") is not None:
             caches = load_prompt_cache(file, model=loaded)  # now that there is one to compare
         else:
-            caches = host.caches(loaded, draft_model)
+            ahead = tokens_ahead(tokenizer, prompt, given.get("max_tokens", -1))
+            caches = host.caches(loaded, draft_model, ahead)
         text = generate(
             loaded,
             tokenizer,
@@ -176,7 +176,7 @@ def _generation(host: Host, model: str | None) -> dict[str, Callable[..., Any]]:
             **given,
         )
         if verbose:
-            _print_summary(caches)
+            _print_summary(caches, loaded)
         _say_where_beyond(loaded, caches)
         return text
 
@@ -188,7 +188,7 @@ def _saving(host: Host, model: str | None) -> dict[str, Callable[..., Any]]:
 
     def save(file_name: str, cache: list[Any], metadata: dict[str, str]) -> None:
         save_prompt_cache(file_name, cache, metadata, model=host.model())
-        _print_summary(cache)
+        _print_summary(cache, host.model())
         _say_where_beyond(host.model(), cache)
 
     return {"save_prompt_cache": save}
@@ -206,9 +206,9 @@ def _talking(host: Host, model: str | None) -> dict[str, Callable[..., Any]]:
     return {"stream_generate": stream_generate}
 
 
-def _print_summary(caches: list[Any]) -> None:
+def _print_summary(caches: list[Any], model: Any) -> None:
     policies = dict.fromkeys(cache.config.policy for cache in evicting_caches(caches))
-    print(f"KV cache: {' and '.join(policies)}, {summary(caches)}")
+    print(f"KV cache: {' and '.join(policies)}, {summary(caches, model)}")
 
 
 def _say_where_beyond(model: Any, caches: list[Any]) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from .. import policies
 from ..config import KV_FORMATS, H2OConfig
-from ..lm.profile import Profile
+from ..lm.layers import LAYERS
 from ..lm.sizing import parsed_bytes
 
 _DEFAULT = H2OConfig()
@@ -160,12 +160,13 @@ _FLAGS: dict[str, dict[str, Any]] = {
     },
     "budgets": {
         "metavar": "FILE",
-        "help": 'rows of each layer, as JSON: {"budgets": [ROWS, ...]}',
+        "help": "rows of each layer, or a list of those of its KV heads, as JSON: "
+        '{"budgets": [ROWS, ...]}',
     },
-    "profile": {
-        "metavar": "FILE",
-        "help": "rows of each layer by what was measured: a file of `mlx_h2o calibrate`, or demo; "
-        "--max-kv-size becomes the mean, and the policy is that of the file",
+    "layers": {
+        "choices": LAYERS,
+        "help": "probe: more rows for the KV heads that retrieve, --max-kv-size on average; "
+        f"equal: as many for every head (default: {LAYERS[0]})",
     },
 }
 
@@ -179,12 +180,12 @@ def add_cache_flags(parser: argparse.ArgumentParser, only: Sequence[str] = tuple
 
 
 class CacheSettings(NamedTuple):
-    """What the flags ask for: settings, a file of budgets, a profile, and arguments of
+    """What the flags ask for: settings, a file of budgets, how layers share rows, and arguments of
     ``fit_bytes`` that the settings are to be made of."""
 
     config: H2OConfig
     budgets: str | None
-    profile: Profile | None
+    layers: str
     sized: dict[str, Any] | None
 
 
@@ -195,20 +196,17 @@ def settings_of(
     given = dict(vars(args))
     if given.get("quantized_kv_start"):
         parser.error("--quantized-kv-start must be 0: rows are quantised from the first on")
-    budgets, profile, sized = given.get("budgets"), None, None
+    budgets, sized = given.get("budgets"), None
     try:
-        if "profile" in given:
-            profile = Profile.load(given["profile"])
-            if budgets is not None:
-                parser.error("--profile with --budgets: expected one of them")
-            if given.setdefault("policy", profile.policy) != profile.policy:
-                parser.error(f"--policy must be {profile.policy}, which --profile is of")
+        if "layers" in given and budgets is not None:
+            parser.error("--layers with --budgets: expected one of them")
         settings = {name: given[name] for name in H2OConfig.setting_names() if name in given}
         settings["speculative"] = speculative
         if "max_kv_bytes" in given:
             if "max_kv_size" in given or budgets is not None:
                 parser.error("--max-kv-bytes with --max-kv-size or --budgets: expected one of them")
             sized = {"max_kv_bytes": parsed_bytes(given["max_kv_bytes"])} | settings
-        return CacheSettings(H2OConfig(**settings), budgets, profile, sized)
-    except (OSError, ValueError) as error:
+        layers = given.get("layers", LAYERS[0])
+        return CacheSettings(H2OConfig(**settings), budgets, layers, sized)
+    except ValueError as error:
         parser.error(str(error))

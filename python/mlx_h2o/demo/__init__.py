@@ -10,7 +10,7 @@ from pathlib import Path
 __all__ = ["DEMO", "model_path", "text"]
 
 DEMO = "demo"
-"""What names the model and its profile where a path may stand."""
+"""What names the model where a path may stand."""
 
 _HERE = Path(__file__).parent
 

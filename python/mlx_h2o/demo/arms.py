@@ -1,21 +1,38 @@
 """The caches that the demo compares, all but the first two in the same number of bytes."""
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from mlx_h2o.evaluation.arms import Arm, Footprint, resolve
-from mlx_h2o.evaluation.strategies import parse
+from mlx_h2o.evaluation import arms as evaluation
+from mlx_h2o.lm.prompt_cache import evicting_caches
 
-__all__ = ["TENTH", "arms"]
+__all__ = ["TENTH", "Arm", "arms"]
 
 TENTH = 10
 """What part of the full cache's bytes the bounded ones get, unless the caller says how many."""
 
 _BOUNDED = {
-    "rotating": "rotating",
-    "keydiff 4 bits": "keydiff:kv4:group=64",
-    "merge 4 bits": "merge:kv4:group=64:profile=demo",
+    "rotating": evaluation.ARMS["window"],
+    "keydiff 4 bits": evaluation.Arm("", settings={"policy": "keydiff", "kv_bits": 4}),
+    "ours": evaluation.ARMS["ours"],
 }
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A cache for one model and length of text.
+
+    rows: rows per head, None for the whole text.
+    nbytes: bytes that it holds of the text, over all layers, at most.
+    evicts: whether the text is longer than its rows.
+    """
+
+    name: str
+    rows: int | None
+    nbytes: int
+    evicts: bool
+    make: Callable[[], list[Any]]
 
 
 def arms(model: Any, tokens: int, nbytes: int | None = None) -> list[Arm]:
@@ -26,12 +43,20 @@ def arms(model: Any, tokens: int, nbytes: int | None = None) -> list[Arm]:
 
     Raises ValueError: fewer bytes than the least rows of a cache take.
     """
-    footprint = Footprint(model)
+    sizes = evaluation.Sizes(model)
+    limit = sizes.full(tokens) // TENTH if nbytes is None else nbytes
 
-    def arm(name: str, strategy: str) -> Arm:
-        return replace(resolve(footprint, parse(strategy), tokens), name=name)
+    def arm(name: str, kind: evaluation.Arm) -> Arm:
+        made = sizes.made(kind, tokens, limit)
+        rows = _rows(made.make())
+        return Arm(name, rows, made.nbytes, rows is not None and rows < tokens, made.make)
 
-    full = arm("full cache", "full")
-    limit = full.nbytes // TENTH if nbytes is None else nbytes
-    bounded = (arm(name, f"{strategy}:bytes={limit}") for name, strategy in _BOUNDED.items())
-    return [full, arm("full 4 bits", "kv4"), *bounded]
+    whole = {"full cache": evaluation.ARMS["full"], "full 4 bits": evaluation.ARMS["kv4"]}
+    return [arm(name, kind) for name, kind in (whole | _BOUNDED).items()]
+
+
+def _rows(caches: list[Any]) -> int | None:
+    """The fewest rows of a layer that has a limit."""
+    limits = [cache.config.max_kv_size for cache in evicting_caches(caches)]
+    limits += [getattr(cache, "max_size", None) for cache in caches]
+    return min((limit for limit in limits if limit is not None), default=None)

@@ -9,19 +9,23 @@ import mlx.core as mx
 
 import mlx_h2o
 from mlx_h2o import evaluate
-from mlx_h2o.evaluation.arms import Arm
+from mlx_h2o.demo.arms import Arm
 from mlx_h2o.evaluation.facts import PlantedText, Question
+from mlx_h2o.evaluation.reading import routed
 
 __all__ = ["ArmResult", "Reporter", "Settings", "measure", "speeds"]
 
 REPEATS = 5
+STEP = 8
+"""Tokens fed at a time where predictions count."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What all arms share: the first token whose prediction counts, the tokens of a prefill chunk,
-    and how many tokens to generate."""
+    """What all arms share: the model's name, the first token whose prediction counts, the tokens of
+    a prefill chunk, and how many tokens to generate."""
 
+    model: str
     first: int
     chunk: int = 128
     generate: int = 64
@@ -61,11 +65,11 @@ def measure(
     settings: Settings,
     reporter: Reporter,
 ) -> ArmResult:
-    """Read the text in chunks, ask for the facts, generate on; then feed it token by token.
+    """Read the text in chunks, ask for the facts, generate on; then read it by few tokens.
 
     The last token of the text is left to the generation, so that a question begins with it.
     """
-    cache = arm.make(0)
+    cache = arm.make()
     with evaluate.peak_memory() as reading:
         evaluate.prefill(
             model,
@@ -88,13 +92,8 @@ def measure(
             settings.generate,
             lambda segment: reporter.text(arm.name, segment),
         )
-    forced = evaluate.teacher_forced(
-        model,
-        arm.make(0),
-        text.tokens,
-        first=settings.first,
-        chunk=settings.chunk,
-        progress=reporter.stage(arm.name, "perplexity"),
+    forced = _forced(
+        model, arm.make(0), text.tokens, settings, reporter.stage(arm.name, "perplexity")
     )
     return ArmResult(
         name=arm.name,
@@ -106,6 +105,31 @@ def measure(
         facts_recalled=recalled,
         forced=forced,
     )
+
+
+def _forced(
+    model: Any,
+    cache: list[Any],
+    tokens: Sequence[int],
+    settings: Settings,
+    progress: evaluate.Progress,
+) -> evaluate.TeacherForced:
+    """Read the first tokens in chunks and the rest in pieces, each token predicted beforehand."""
+    first = settings.first
+    last = evaluate.prefill(model, cache, tokens[:first], chunk=settings.chunk)
+    losses: list[float] = []
+    top1: list[int] = []
+    with routed(model, cache):
+        for start in range(first, len(tokens), STEP):
+            piece = mx.array([tokens[start : start + STEP]])
+            read = model(piece, cache=cache)[0]
+            logits = mx.concatenate([last[None], read[:-1]]).astype(mx.float32)
+            chosen = mx.take_along_axis(logits, piece[0, :, None], axis=1)[:, 0]
+            found: Any = (mx.logsumexp(logits, axis=1) - chosen).tolist()
+            likely: Any = mx.argmax(logits, axis=1).tolist()
+            losses, top1, last = [*losses, *found], [*top1, *likely], read[-1]
+            progress(len(losses), len(tokens) - first)
+    return evaluate.TeacherForced(first=first, losses=tuple(losses), top1=tuple(top1))
 
 
 def speeds(
@@ -120,7 +144,7 @@ def speeds(
 
     The arms take turns, so that whatever else the machine does falls on all of them.
     """
-    caches = {arm.name: arm.make(0) for arm in arms}
+    caches = {arm.name: arm.make() for arm in arms}
     for cache in caches.values():
         evaluate.prefill(model, cache, text.tokens[:-1], chunk=settings.chunk)
     found: dict[str, list[float]] = {name: [] for name in caches}

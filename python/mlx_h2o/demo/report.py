@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mlx_h2o import evaluate
-from mlx_h2o.demo.measure import REPEATS, ArmResult, Settings
+from mlx_h2o.demo.measure import REPEATS, STEP, ArmResult, Settings
 from mlx_h2o.evaluation.environment import environment, environment_line
 from mlx_h2o.evaluation.facts import PlantedText
 
@@ -88,7 +88,7 @@ def table(
 ) -> Table:
     """One column per arm, one row per measure. The first result is the full cache."""
     full = results[0]
-    grid = Table(title=f"{len(text.tokens)} tokens", title_justify="left")
+    grid = Table(title=f"{len(text.tokens)} tokens, {settings.model}", title_justify="left")
     grid.add_column("")
     for result in results:
         grid.add_column(result.name, justify="right")
@@ -123,7 +123,7 @@ def footnotes(results: Sequence[ArmResult]) -> list[str]:
         f"Speeds are medians of {REPEATS}, the caches taking turns. The KV cache counts rows of "
         "16 bits; a CPU computes in 32. Peaks include the model's weights. Perplexity and "
         f"agreement are over the {len(full.forced.losses)} tokens behind the first "
-        f"{full.forced.first}, each fed by itself. One text: a demonstration, not a study.",
+        f"{full.forced.first}, {STEP} read at a time. One text: a demonstration, not a study.",
         environment_line(),
     ]
     if not recall_counts(full):
@@ -144,6 +144,7 @@ def as_json(
     return {
         "environment": environment(),
         "settings": {
+            "model": settings.model,
             "tokens": len(text.tokens),
             "chunk": settings.chunk,
             "generate": settings.generate,

@@ -1,316 +1,264 @@
-"""Strategies for a model: what makes their caches, how many rows they hold, and what those weigh.
+"""Arms of a comparison: kinds of caches, each sized to the same bytes.
 
 Bytes are those of rows of 16 bits an element (float16, bfloat16), also where MLX computes on a CPU
-and rows are float32 meanwhile. They are counted on caches of the real classes, filled with rows
-that nobody computes: keys, values, scales, biases, scores and positions count, the room that
-mlx_lm's caches allocate ahead does not. Caches that no strategy replaces, such as those of
-sliding-window layers, are the same in every arm and do not count.
+and rows are float32 meanwhile: the model's graph is built with its weights as float16 and never
+evaluated. Keys, values, scales, biases, scores and positions count; the room that mlx_lm's caches
+allocate ahead does not. Only layers count whose caches grow with the text: those of sliding windows
+are the same in every arm.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+import copy
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
+from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models import cache as mlx_lm_cache
 from mlx_lm.models.cache import make_prompt_cache as stock_cache
 
-from ..caches.cache import H2OKVCache
-from ..lm.profile import Profile
 from ..lm.prompt_cache import evicting_caches, make_prompt_cache
-from ..lm.sizing import least_rows, most_rows
-from .strategies import KEEP, Strategy, parse
+from .reading import routed
 
-__all__ = ["Arm", "Footprint", "at_bytes_of", "resolve", "with_controls"]
+__all__ = ["ARMS", "DEFAULT", "Arm", "Made", "Sizes", "alone", "parsed"]
 
 # mlx_lm has no types.
 KVCache: Any = mlx_lm_cache.KVCache
 RotatingKVCache: Any = mlx_lm_cache.RotatingKVCache
 QuantizedKVCache: Any = mlx_lm_cache.QuantizedKVCache
-CacheList: Any = mlx_lm_cache.CacheList
 
-MOST_ROWS = 2**20
-"""Rows that `bytes=` asks for at most; beyond them a budget is no limit."""
+KEEP = 4
+"""First rows that mlx_lm's rotating cache never overwrites."""
 
-SAME_BYTES = 0.95
-"""The share of its bytes that an arm is compared at, at least."""
-
-_MIXED_STEPS = 48
-"""Steps after which mixed precision has packed its dense rows once."""
+NEAR = 0.985
+"""The share of its bytes that a cache of ours is compared at, at least, where rows allow it."""
 
 
 @dataclass(frozen=True)
 class Arm:
-    """A strategy for one model and length of text.
+    """A kind of cache.
 
-    name: how tables call it, files without their folders.
-    rows: rows per head, None for the whole text.
-    nbytes: bytes that it holds of the text, over all layers, at most.
-    control: whether it is there to compare with, and was not asked for.
-    evicts: whether the text is longer than its rows.
+    kind: "full", "window" and "stock" are mlx_lm's: KVCache, RotatingKVCache and QuantizedKVCache
+        of `bits`; "ours" is `make_prompt_cache` with `settings` and as many bytes as the others.
+    settings: with `max_kv_size`, `budgets` or `max_kv_bytes` among them the arm has its own size;
+        "window" has no others than `max_kv_size`.
     """
 
     name: str
-    strategy: Strategy
-    rows: int | None
-    nbytes: int
-    evicts: bool
-    make: Callable[[int], list[Any]]
-    """Makes new caches, one per layer, for a seed."""
-    control: bool = False
+    kind: str = "ours"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    bits: int = 0
+
+    @property
+    def sized(self) -> bool:
+        """Whether it takes the bytes that it is given."""
+        own = self.settings.keys() & {"max_kv_size", "max_kv_bytes", "budgets"}
+        return self.kind in ("window", "ours") and not own
 
 
-class Footprint:
-    """The layers of a model whose caches a strategy replaces, and the bytes of such caches.
-
-    Evaluates nothing.
-
-    Attributes:
-        shapes: per replaced cache: KV heads, and the sizes of a key and of a value.
-        vocabulary: number of logits.
-    """
-
-    def __init__(self, model: Any) -> None:
-        caches = stock_cache(model)
-        self.model = model
-        self.vocabulary = int(model(mx.array([[0]]), cache=caches).shape[-1])
-        self.shapes = [
-            (cache.keys.shape[1], cache.keys.shape[3], cache.values.shape[3])
-            for cache in _plain(caches)
-            if cache.keys is not None
-        ]
-        if not self.shapes:
-            raise ValueError("the model makes no plain KVCache, expected at least one to replace")
-
-    def stock(self, make: Callable[[tuple[int, int, int]], Any]) -> list[Any]:
-        """mlx_lm's caches of the model, the plain ones among them as `make` makes them."""
-        shapes = iter(self.shapes)
-        return [_replaced(cache, lambda: make(next(shapes))) for cache in stock_cache(self.model)]
-
-    def held(self, caches: Sequence[Any], tokens: int) -> int:
-        """Bytes at most, at rest, when so many tokens have been read; fills the caches."""
-        served = list(_served(caches))
-        if len(served) != len(self.shapes):
-            raise ValueError("the model links its caches, whose bytes are not counted here")
-        found: dict[Any, int] = {}
-        total = 0
-        for cache, shape in zip(served, self.shapes, strict=True):
-            key = shape, type(cache), getattr(cache, "config", None)
-            if key not in found:
-                found[key] = _filled(cache, shape, tokens)
-            total += found[key]
-        return total
+def alone(**settings: Any) -> dict[str, Any]:
+    """A policy as its authors have it: float16 rows, dropped, as many in every layer."""
+    return {"kv_bits": None, "fold": False, "layers": "equal"} | settings
 
 
-def resolve(footprint: Footprint, strategy: Strategy, tokens: int) -> Arm:
-    """The strategy for this model and texts of so many tokens.
-
-    Raises ValueError: fewer bytes than its least rows take, or a model that it cannot serve.
-    """
-    try:
-        return _resolve(footprint, strategy, tokens)
-    except ValueError as error:
-        raise ValueError(f"strategy {strategy.name!r}: {error}") from error
-
-
-def with_controls(
-    footprint: Footprint, arms: Sequence[Arm], tokens: int
-) -> tuple[list[Arm], list[str]]:
-    """`arms` with what they must be compared with, and which of that the model cannot do, in words.
-
-    The full cache comes first. Beside each arm of ours stand a rotating window of float16 rows and
-    a random choice of rows, of the same bytes or up to 5 % less; last mlx_lm's caches of 8 and of
-    4 bits.
-    """
-    found = list(arms)
-    missing = []
-
-    def add(name: str) -> None:
-        try:
-            arm = replace(resolve(footprint, parse(name), tokens), control=True)
-        except ValueError as error:
-            missing.append(str(error))
-        else:
-            found.extend([arm] if arm.name not in {other.name for other in found} else [])
-
-    # The smallest first: what is a little smaller serves the next ones too.
-    for arm in sorted(arms, key=lambda one: one.nbytes):
-        capacity = _capacity(footprint, arm)
-        for name in ("rotating", "random"):
-            served = any(
-                name in (other.strategy.kind, other.strategy.policy) and at_bytes_of(arm, other)
-                for other in found
-            )
-            if capacity is not None and not served:
-                add(f"{name}:bytes={capacity}")
-    for name in ("kv8", "kv4", "full"):
-        add(name)
-    found.sort(key=lambda arm: arm.name != "full")
-    return found, missing
-
-
-def at_bytes_of(arm: Arm, other: Arm) -> bool:
-    """Whether `other` holds nearly the bytes of `arm`, and no more."""
-    return SAME_BYTES * arm.nbytes <= other.nbytes <= arm.nbytes
-
-
-def _capacity(footprint: Footprint, arm: Arm) -> int | None:
-    """Bytes that a bounded arm of ours may hold of any text."""
-    if arm.strategy.kind != "ours" or arm.rows is None:
-        return None
-    return _when_full(footprint, arm.make(0), arm.rows)
-
-
-def _resolve(footprint: Footprint, strategy: Strategy, tokens: int) -> Arm:
-    making = _MAKERS[strategy.kind](footprint, strategy)
-    rows = strategy.rows
-    if strategy.nbytes is not None:
-        least = KEEP + 1 if strategy.kind == "rotating" else least_rows(strategy.settings)
-        rows = most_rows(
-            lambda rows: _when_full(footprint, making(rows, 0), rows),
-            least,
-            strategy.nbytes,
-            name="bytes",
-            most=MOST_ROWS,
-        )
-
-    def make(seed: int) -> list[Any]:
-        return making(rows, seed)
-
-    by_layer = strategy.budgets or strategy.profile
-    fewest = rows if rows is None or by_layer is None else _fewest_rows(make(0))
-    nbytes = footprint.held(make(0), tokens)
-    name = strategy.name
-    if strategy.nbytes is not None:
-        name = name.replace(f"bytes={strategy.nbytes}", str(rows), 1)
-    for file in filter(None, (strategy.budgets, strategy.profile)):
-        name = name.replace(f"={file}", f"={Path(file).name}")
-    return Arm(name, strategy, rows, nbytes, fewest is not None and fewest < tokens, make)
-
-
-def _fewest_rows(caches: Sequence[Any]) -> int | None:
-    """The fewest rows of any layer, where budgets differ; None: no layer has a limit."""
-    sizes = [cache.config.max_kv_size for cache in evicting_caches(caches)]
-    return min((size for size in sizes if size is not None), default=None)
-
-
-Making = Callable[[int | None, int], list[Any]]
-"""Makes caches of so many rows, with a seed."""
-
-
-def _full(footprint: Footprint, strategy: Strategy) -> Making:
-    return lambda rows, seed: footprint.stock(lambda shape: KVCache())
-
-
-def _rotating(footprint: Footprint, strategy: Strategy) -> Making:
-    def make(rows: int | None, seed: int) -> list[Any]:
-        if rows is None or rows <= KEEP:
-            raise ValueError(f"{rows} rows, expected more than {KEEP}")
-        return footprint.stock(lambda shape: RotatingKVCache(max_size=rows, keep=KEEP))
-
-    return make
-
-
-def _quantised(footprint: Footprint, strategy: Strategy) -> Making:
-    bits = strategy.settings["kv_bits"]
-
-    def one(shape: tuple[int, int, int]) -> Any:
-        for size in (64, 32):
-            if shape[1] % size == 0 and shape[2] % size == 0:
-                return QuantizedKVCache(group_size=size, bits=bits)
-        raise ValueError(f"rows of {shape[1]} and {shape[2]} elements, expected multiples of 32")
-
-    return lambda rows, seed: footprint.stock(one)
-
-
-def _ours(footprint: Footprint, strategy: Strategy) -> Making:
-    profile = None if strategy.profile is None else Profile.load(strategy.profile)
-
-    def make(rows: int | None, seed: int) -> list[Any]:
-        config = strategy.config(rows, seed)
-        return make_prompt_cache(footprint.model, config, budgets=strategy.budgets, profile=profile)
-
-    return make
-
-
-_MAKERS = {"full": _full, "rotating": _rotating, "quantised": _quantised, "ours": _ours}
-
-
-def _when_full(footprint: Footprint, caches: Sequence[Any], rows: int) -> int:
-    """Bytes of caches that have read enough, also where layers have more than ``rows``."""
-    of_layers = [cache.config.max_kv_size or 0 for cache in evicting_caches(caches)]
-    return footprint.held(caches, 2 * max([rows, *of_layers]))
-
-
-def _plain(caches: Sequence[Any]) -> Iterator[Any]:
-    """mlx_lm's unbounded caches, those in lists included."""
-    for cache in caches:
-        if type(cache) is KVCache:
-            yield cache
-        elif type(cache) is CacheList:
-            yield from _plain(cache.caches)
-
-
-def _served(caches: Sequence[Any]) -> Iterator[Any]:
-    """The caches that stand where plain ones would."""
-    for cache in caches:
-        if isinstance(cache, (KVCache, RotatingKVCache, QuantizedKVCache, H2OKVCache)):
-            yield cache
-        elif isinstance(cache, CacheList):
-            yield from _served(cache.caches)
-
-
-def _replaced(cache: Any, make: Callable[[], Any]) -> Any:
-    if type(cache) is KVCache:
-        return make()
-    if type(cache) is CacheList:
-        return CacheList(*(_replaced(part, make) for part in cache.caches))
-    return cache
-
-
-def _filled(cache: Any, shape: tuple[int, int, int], tokens: int) -> int:
-    """Bytes at most, at rest, of a cache that reads so many tokens."""
-    if isinstance(cache, H2OKVCache):
-        return _filled_ours(cache, shape, tokens)
-    cache.update_and_fetch(*_rows(shape, tokens))
-    if isinstance(cache, RotatingKVCache):
-        cache.update_and_fetch(*_rows(shape, 1))  # which lets go of the chunk's surplus
-        return _at(cache, min(tokens, cache.max_size))
-    return _at(cache, tokens)
-
-
-def _at(cache: Any, rows: int) -> int:
-    """The bytes of so many of the rows that are allocated."""
-    allocated = (cache.keys[0] if isinstance(cache.keys, tuple) else cache.keys).shape[2]
-    nbytes: int = int(cache.nbytes) * rows // int(allocated)
-    return nbytes
-
-
-def _filled_ours(cache: H2OKVCache, shape: tuple[int, int, int], tokens: int) -> int:
-    budget = cache.config.max_kv_size
-    steps = 1 if not cache.config.mixed else _MIXED_STEPS + cache.config.group
-    if budget is None or tokens <= budget:
-        steps = 0
-    else:
-        tokens = budget + 1
-    most = 0
-    for length in (tokens, *[1] * steps):
-        cache.update_and_fetch(*_rows(shape, length))
-        if cache.policy.needs_scores:
-            scored = min(length, 128)
-            cache.update_scores(mx.zeros((1, shape[0], scored, cache.size())))
-        cache.attended()
-        cache.flush()
-        most = max(most, cache.nbytes)
-    return most
-
-
-def _rows(shape: tuple[int, int, int], count: int) -> tuple[mx.array, mx.array]:
-    heads, key, value = shape
-    return (
-        mx.zeros((1, heads, count, key), mx.float16),
-        mx.zeros((1, heads, count, value), mx.float16),
+ARMS = {
+    arm.name: arm
+    for arm in (
+        Arm("full", "full"),
+        Arm("window", "window"),
+        Arm("kv8", "stock", bits=8),
+        Arm("kv4", "stock", bits=4),
+        Arm("random", settings=alone(policy="random")),
+        Arm("prompt-random", settings=alone(policy="prompt-random")),
+        Arm("keydiff", settings=alone(policy="keydiff")),
+        Arm("h2o-ema", settings=alone(policy="h2o-ema")),
+        Arm("ours"),
+        Arm("no-frame", settings={"kv_frame": False}),
+        Arm("no-mass", settings={"policy": "keydiff"}),
+        Arm("no-fold", settings={"fold": False}),
+        Arm("no-layers", settings={"layers": "equal"}),
     )
+}
+"""What a comparison has: mlx_lm's caches, controls, `--max-kv-bytes` alone, and the same without
+each of its parts."""
+
+DEFAULT = tuple(ARMS[name] for name in ("full", "window", "kv8", "kv4", "keydiff", "ours"))
+
+
+def parsed(text: str) -> Arm:
+    """An arm as people write it: a name of ARMS, or "NAME: SETTING=VALUE SETTING=VALUE ...".
+
+    Raises ValueError, of one line, that names the text and what was expected.
+    """
+    name, colon, rest = (part.strip() for part in text.partition(":"))
+    if not colon:
+        if name not in ARMS:
+            raise ValueError(
+                f"arm {name!r} is unknown, expected one of {', '.join(ARMS)}, or "
+                "'NAME: SETTING=VALUE ...'"
+            )
+        return ARMS[name]
+    settings = {}
+    for part in rest.split():
+        key, equals, value = part.partition("=")
+        if not (key and equals and value):
+            raise ValueError(f"arm {text!r}: found {part!r}, expected SETTING=VALUE")
+        try:
+            settings[key] = json.loads(value.replace("None", "null"))
+        except json.JSONDecodeError:
+            settings[key] = value
+    if name in ARMS:
+        raise ValueError(f"arm {text!r}: the name is taken, expected another than {name!r}")
+    return Arm(name, settings=settings)
+
+
+@dataclass(frozen=True)
+class Made:
+    """An arm's caches for texts of one length.
+
+    make: new caches, one per layer.
+    nbytes: what they hold of the text at most, over all layers that grow.
+    """
+
+    make: Callable[[], list[Any]]
+    nbytes: int
+
+
+class Sizes:
+    """Makes the caches of arms for a model, and counts their bytes. Evaluates nothing itself."""
+
+    def __init__(self, model: Any, seed: int = 0) -> None:
+        self.model, self.seed = model, seed
+        self._known: dict[tuple[str, int], list[Any]] = {}
+        stock = stock_cache(model)
+        kinds = (KVCache, mlx_lm_cache.CacheList)
+        self._places = [at for at, one in enumerate(stock) if isinstance(one, kinds)]
+        if not self._places:
+            raise ValueError("the model makes no plain KVCache, expected at least one to replace")
+        with _in_16_bits(model):
+            self.vocabulary = int(model(mx.array([[0]]), cache=stock).shape[-1])
+        self._group = 64 if _divides(64, stock) else 32
+
+    def full(self, tokens: int) -> int:
+        """Bytes of the full cache."""
+        return self._held(stock_cache(self.model), tokens)
+
+    def made(self, arm: Arm, tokens: int, nbytes: int) -> Made:
+        """The caches of an arm for texts of so many tokens.
+
+        Raises ValueError where it cannot be: settings that are refused, fewer bytes than it needs.
+        """
+        if arm.kind == "ours":
+            key = arm.name, nbytes if arm.sized else 0
+            if key not in self._known:
+                self._known[key] = self._ours(arm, nbytes)
+            caches = self._known[key]
+            return Made(lambda: copy.deepcopy(caches), self._held(copy.deepcopy(caches), tokens))
+        if arm.kind == "full":
+            one = KVCache
+        elif arm.kind == "stock":
+            one = lambda: QuantizedKVCache(group_size=self._group, bits=arm.bits)  # noqa: E731
+        else:
+            given = arm.settings.get("max_kv_size")
+            rows = given or nbytes * tokens // self.full(tokens)
+            if rows <= KEEP:
+                raise ValueError(f"{nbytes:,} bytes are {rows} rows, expected more than {KEEP}")
+            one = lambda: RotatingKVCache(max_size=rows, keep=KEEP)  # noqa: E731
+
+        def make() -> list[Any]:
+            return [one() if type(cache) is KVCache else cache for cache in stock_cache(self.model)]
+
+        return Made(make, self._held(make(), tokens))
+
+    def _ours(self, arm: Arm, nbytes: int) -> list[Any]:
+        """The caches with the most bytes that are no more than `nbytes` in rows of 16 bits."""
+        settings = dict(arm.settings)
+        if settings.get("policy") in ("random", "prompt-random"):
+            settings.setdefault("random_seed", self.seed)
+        if not arm.sized:
+            return make_prompt_cache(self.model, **settings)
+        # A budget in bytes is of rows as the model computes them, all layers included.
+        windows = self._windows()
+        growing, best, most, last = nbytes * self._itemsize() // 2, None, 0, 0
+        for _ in range(8):
+            caches = make_prompt_cache(self.model, max_kv_bytes=windows + growing, **settings)
+            held = self._held(copy.deepcopy(caches), _rows(caches))
+            if most < held <= nbytes:
+                best, most = caches, held
+            if NEAR * nbytes <= held <= nbytes or (held == last <= nbytes):
+                break
+            last = held
+            growing = int(growing * nbytes / held * (1 if held < nbytes else 0.998))
+        if best is None:
+            raise ValueError(f"nothing holds {nbytes:,} bytes or less: the last had {held:,}")
+        return best
+
+    def _windows(self) -> int:
+        """Bytes of the caches that do not grow, once they are full, as the model computes."""
+        caches = stock_cache(self.model)
+        fixed = [one for at, one in enumerate(caches) if at not in self._places]
+        longest = max((getattr(one, "max_size", 1) or 1 for one in fixed), default=0)
+        if longest:
+            for tokens in (longest, 1):
+                self.model(mx.zeros((1, tokens), mx.int32), cache=caches)
+        return sum(int(one.nbytes) for one in fixed)
+
+    def _itemsize(self) -> int:
+        floats = (w for _, w in _flat(self.model) if mx.issubdtype(w.dtype, mx.floating))
+        return max(int(weight.itemsize) for weight in floats)
+
+    def _held(self, caches: list[Any], tokens: int) -> int:
+        """Bytes at most, at rest, when so many tokens have been read; fills the caches."""
+        last = 1 + max((one.config.group for one in evicting_caches(caches)), default=0)
+        steps = last if any(one.config.mixed for one in evicting_caches(caches)) else 1
+        most = 0
+        with _in_16_bits(self.model), routed(self.model, caches):
+            for count in (max(1, tokens - 1), *[1] * steps):
+                self.model(mx.zeros((1, count), mx.int32), cache=caches)
+                if count == 1:  # a chunk's surplus goes with the next token
+                    most = max(most, sum(_nbytes(caches[at], tokens) for at in self._places))
+        return most
+
+
+def _nbytes(cache: Any, tokens: int) -> int:
+    """Without the room that mlx_lm's caches allocate ahead."""
+    if not isinstance(cache, (KVCache, RotatingKVCache, QuantizedKVCache)):
+        return int(cache.nbytes)
+    keys = cache.keys[0] if isinstance(cache.keys, tuple | list) else cache.keys
+    rows = int(min(tokens, cache.offset, getattr(cache, "max_size", tokens)))
+    return int(cache.nbytes) * rows // int(keys.shape[2])
+
+
+def _rows(caches: Sequence[Any]) -> int:
+    """Tokens that fill every layer."""
+    return 1 + max(int(one.config.max_kv_size or 0) for one in evicting_caches(caches))
+
+
+def _divides(size: int, caches: Sequence[Any]) -> bool:
+    rows = (one for one in caches if type(one) is KVCache and one.keys is not None)
+    return all(one.keys.shape[3] % size == one.values.shape[3] % size == 0 for one in rows)
+
+
+def _flat(model: Any) -> list[tuple[str, mx.array]]:
+    found: Any = tree_flatten(model.parameters())
+    return list(found)
+
+
+@contextmanager
+def _in_16_bits(model: Any) -> Iterator[None]:
+    """The model's graph as it is where rows have 16 bits. To evaluate it would be slow on a CPU."""
+    weights = model.parameters()
+
+    def narrow(weight: mx.array) -> mx.array:
+        wide = weight.dtype == mx.float32
+        return weight.astype(mx.float16) if wide else weight
+
+    model.update(tree_map(narrow, weights))
+    try:
+        yield
+    finally:
+        model.update(weights)

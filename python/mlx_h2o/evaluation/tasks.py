@@ -1,8 +1,18 @@
-"""What is measured: jobs, each of which measures one arm on some documents."""
+"""What is measured of every arm, on the same tokens in the same chunks.
+
+loss: texts read token by token behind a prompt: the loss, and the divergence from the full cache
+    and how often both hold the same token most likely.
+chunks: the same, the texts read in chunks.
+facts: facts in four wordings planted in texts of several lengths, asked for behind the text.
+ruler: RULER's samples (Hsieh et al. 2024), a file of theirs: one JSON object a line, of `input`
+    and `outputs`.
+turns: a chat of two turns; behind the second, facts of the first are asked for.
+writing: a text that the model writes on by itself: whether it repeats itself, and what the full
+    cache makes of it.
+"""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,276 +21,248 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache as stock_cache
 
-from .documents import Document
-from .facts import WORDINGS, Fact, PlantedText, Tokenizer, draw, insert
-from .reading import Forced, Progress, forced, read, recall
-from .skipping import skipped
+from .facts import Tokenizer
+from .questions import Asked, chats, planted_texts, samples
+from .reading import Forced, Progress, answers, forced, read, routed
+from .texts import Tokens, windows
 
-__all__ = ["READINGS", "TASKS", "Job", "Settings", "jobs"]
+__all__ = ["TASKS", "Case", "Settings", "cases"]
 
-TASKS = ("ppl", "needle", "skips")
-READINGS = ("chunk", "token")
+PROMPT = 32
+"""Tokens of a text that are read before the first is predicted."""
+
+CHUNK = 512
+"""Tokens that are read at once where texts are read in chunks."""
+
+MOST_SIDE_BY_SIDE = 8
+MOST_LOGITS = 2**28
+"""Of texts read side by side, in one step."""
 
 
 @dataclass(frozen=True)
 class Settings:
     """What all arms share.
 
-    documents: windows of the text, at most.
-    length: tokens of each.
-    prompt: tokens that are read at once before the rest is read one by one.
-    chunk: tokens that are read at once where documents are read in chunks.
-    seeds: how many.
-    batch: documents that are read side by side; None: as many as take little memory.
-    lengths: several, in the place of `length`.
-    depths: where in the document facts stand that are asked for, from 0 to 1.
-    needles: how many facts a document has.
-    wordings: of WORDINGS.
-    readings: "chunk" and "token": how documents with facts are read.
+    documents: texts of each task.
+    length: tokens of each where losses are measured.
+    lengths: tokens of texts with facts, and of a chat.
+    facts: facts in each text.
+    writing: tokens to write.
+    ruler: a file of RULER's samples.
+    seed: draws facts, tokens that are written, and rows that random policies keep.
 
     Raises ValueError, of one line, naming what is out of range.
     """
 
-    documents: int = 8
-    length: int = 2048
-    prompt: int = 32
-    chunk: int = 128
-    seeds: int = 3
-    batch: int | None = None
-    lengths: tuple[int, ...] = ()
-    depths: tuple[float, ...] = (0.1, 0.5, 0.9)
-    needles: tuple[int, ...] = (1, 4)
-    wordings: tuple[str, ...] = tuple(WORDINGS)
-    readings: tuple[str, ...] = READINGS[:1]
+    documents: int = 4
+    length: int = 768
+    lengths: tuple[int, ...] = (1000, 2000, 4000)
+    facts: int = 16
+    writing: int = 6000
+    ruler: str | None = None
+    seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("documents", "prompt", "chunk", "seeds"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, expected at least 1")
-        if self.batch is not None and self.batch < 1:
-            raise ValueError(f"batch is {self.batch}, expected at least 1")
-        for length in (self.length, *self.lengths):
-            if length < self.prompt + 2:
-                least = self.prompt + 2
-                raise ValueError(f"length is {length}, expected at least prompt + 2 = {least}")
-        for depth in self.depths:
-            if not 0 <= depth <= 1:
-                raise ValueError(f"a depth is {depth}, expected 0 to 1")
-        for count in self.needles:
-            if count < 1:
-                raise ValueError(f"needles is {count}, expected at least 1")
-        for name, known in (("wordings", tuple(WORDINGS)), ("readings", READINGS)):
-            for one in getattr(self, name):
-                if one not in known:
-                    raise ValueError(f"{name}: {one!r} is none of {', '.join(known)}")
+        for name, least in (("documents", 1), ("length", PROMPT + 2), ("facts", 1), ("writing", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} is {getattr(self, name)}, expected at least {least}")
+        for length in self.lengths:
+            if length < 40 * self.facts:
+                raise ValueError(
+                    f"lengths has {length}, expected at least {40 * self.facts}: 40 for each fact"
+                )
 
 
 Figures = dict[str, list[float]]
-"""By measure, one figure per document of the job."""
+"""By measure: one figure for each text, or for each question."""
 
-Look = Callable[[list[Any]], None]
-"""Is shown the caches after each step of a text."""
+Make = Callable[[], list[Any]]
+"""Makes new caches."""
 
 
 @dataclass(frozen=True)
-class Job:
-    """One thing to measure, of every arm.
+class Case:
+    """One thing to measure.
 
-    case: what tells it from others: the task, and settings of it.
-    documents: the indices of its documents.
-    every_seed: whether every arm is measured with this seed, or only arms that draw at random.
-    measure: the figures of caches that a function makes, one per document; what it is given
-        besides looks at them.
-    text: the tokens of the first document, as it is read; empty where it is not to be recorded.
-    facts: those in it, as text.
+    task: of TASKS.
+    tokens: how long its texts are; arms are sized for that.
+    measure: its figures of caches that a function makes; the model is routed.
+    full: those of the full cache, where they are known without; else None.
     """
 
-    case: dict[str, Any]
-    documents: tuple[int, ...]
-    seed: int
-    every_seed: bool
-    measure: Callable[[Callable[[], list[Any]], Look | None], Figures]
-    text: tuple[int, ...]
-    facts: tuple[str, ...] = ()
+    task: str
+    tokens: int
+    measure: Callable[[Make, Progress | None], Figures]
+    full: Callable[[], Figures] | None = None
 
 
-def jobs(
+def cases(
     model: Any,
     tokenizer: Tokenizer,
-    documents: Sequence[Document],
-    groups: Sequence[tuple[int, ...]],
+    texts: Sequence[tuple[str, str]],
     tasks: Sequence[str],
+    vocabulary: int,
     settings: Settings,
-) -> Iterator[Job]:
-    """All jobs, in order. A job's texts are made when they are first needed.
+) -> Iterator[Case]:
+    """All cases of the tasks, in order. Their texts are made when they are first needed.
 
-    Raises ValueError where facts do not fit, or the tokenizer has too few words for them.
+    Raises ValueError where the texts are too short, or facts do not fit.
     """
-    for group in groups:
-        for length in settings.lengths or (settings.length,):
-            texts = [documents[index].tokens[:length] for index in group]
-            for task in [one for one in _READ_ALONE if one in tasks]:
-                reader = _READ_ALONE[task](model, mx.array(texts), settings)
-                for seed in range(settings.seeds):
-                    case = {"task": task, "length": len(texts[0])}
-                    shown = texts[0] if task == "ppl" else ()
-                    yield Job(case, group, seed, seed == 0, reader.measure, shown)
-        if "needle" in tasks:
-            yield from _needles(model, tokenizer, documents, group, settings)
+    count, length = settings.documents, settings.length
+    if "loss" in tasks or "chunks" in tasks:
+        read_of = windows(tokenizer, texts, count=count, length=length)
+        losses = _Losses(model, read_of, vocabulary)
+        for task, step in (("loss", 1), ("chunks", CHUNK)):
+            if task in tasks:
+                yield Case(task, length, losses.measuring(step), losses.full)
+    if "facts" in tasks:
+        for of in settings.lengths:
+            planted = planted_texts(tokenizer, texts, of, settings)
+            yield Case("facts", of, _Questions(model, planted).measure)
+    if "turns" in tasks:
+        for of in settings.lengths[:1]:
+            turns = chats(tokenizer, texts, of, settings)
+            yield Case("turns", of, _Questions(model, turns).measure)
+    if "ruler" in tasks:
+        if settings.ruler is None:
+            raise ValueError("ruler needs a file of RULER's samples")
+        asked = samples(tokenizer, settings.ruler, count)
+        longest = max(len(sample.text) + len(sample.asked[0][0]) for sample in asked)
+        yield Case("ruler", longest, _Questions(model, asked).measure)
+    if "writing" in tasks:
+        start = windows(tokenizer, texts[:1], count=1, length=CHUNK)[0]
+        yield Case("writing", CHUNK + settings.writing, _Writing(model, start, settings).measure)
 
 
-class _Perplexity:
-    """Documents read token by token behind a prompt; the full cache is the reference."""
+TASKS = ("loss", "chunks", "facts", "turns", "ruler", "writing")
 
-    def __init__(self, model: Any, tokens: mx.array, settings: Settings) -> None:
-        self._model, self._tokens, self._settings = model, tokens, settings
 
-    def measure(self, make: Callable[[], list[Any]], look: Look | None) -> Figures:
-        found = self._run(make(), look, reference=self._full)
-        same = (found.top1 == self._full.top1).astype(mx.float32)
-        figures = {"loss": found.losses, "kld": found.divergences, "top1": same}
-        return {name: _means(values) for name, values in figures.items() if values is not None}
+class _Losses:
+    """Texts predicted token by token. The full cache, which reads them once, is the reference."""
+
+    def __init__(self, model: Any, texts: Sequence[Tokens], vocabulary: int) -> None:
+        self._model = model
+        self._groups = [mx.array(group) for group in _side_by_side(texts, CHUNK * vocabulary)]
+
+    def measuring(self, step: int) -> Callable[[Make, Progress | None], Figures]:
+        def measure(make: Make, progress: Progress | None) -> Figures:
+            found: Figures = {"loss": [], "kl": [], "top1": []}
+            for tokens, full in zip(self._groups, self._reference, strict=True):
+                caches = make()
+                with routed(self._model, caches):
+                    run = forced(
+                        self._model, caches, tokens, first=PROMPT, step=step, reference=full,
+                        progress=progress,
+                    )  # fmt: skip
+                same = (run.top1 == full.top1).astype(mx.float32)
+                for name, values in (("loss", run.losses), ("kl", run.divergences), ("top1", same)):
+                    found[name] += [] if values is None else _floats(values.mean(axis=1))
+            return found
+
+        return measure
+
+    def full(self) -> Figures:
+        losses = [loss for run in self._reference for loss in _floats(run.losses.mean(axis=1))]
+        return {"loss": losses, "kl": [0.0] * len(losses), "top1": [1.0] * len(losses)}
 
     @cached_property
-    def _full(self) -> Forced:
-        return self._run(stock_cache(self._model), None, keep=True)
-
-    def _run(self, caches: list[Any], look: Look | None, **how: Any) -> Forced:
-        prompt = self._settings.prompt
-        return forced(
-            self._model,
-            caches,
-            self._tokens,
-            first=prompt,
-            chunk=prompt,
-            progress=_showing(caches, look),
-            **how,
-        )
+    def _reference(self) -> list[Forced]:
+        """In chunks: with the full cache the predictions are those of token by token."""
+        return [
+            forced(
+                self._model, stock_cache(self._model), tokens, first=PROMPT, step=CHUNK, keep=True
+            )
+            for tokens in self._groups
+        ]
 
 
-class _Skips:
-    """Documents read in chunks, and their last tokens one by one."""
+class _Questions:
+    """Texts read in chunks, and questions asked behind them."""
 
-    def __init__(self, model: Any, tokens: mx.array, settings: Settings) -> None:
-        self._model, self._tokens, self._settings = model, tokens, settings
+    def __init__(self, model: Any, texts: Sequence[Asked]) -> None:
+        self._model = model
+        self._groups: list[list[Asked]] = []
+        for text in texts:
+            last = self._groups[-1] if self._groups else []
+            if last and _shape(last[0]) == _shape(text) and len(last) < MOST_SIDE_BY_SIDE:
+                last.append(text)
+            else:
+                self._groups.append([text])
 
-    def measure(self, make: Callable[[], list[Any]], look: Look | None) -> Figures:
-        return skipped(self._model, make(), self._tokens, self._settings.chunk)
-
-
-_READ_ALONE: dict[str, Callable[..., Any]] = {"ppl": _Perplexity, "skips": _Skips}
-"""By task: what reads documents as they are."""
-
-
-def _showing(caches: list[Any], look: Look | None) -> Progress | None:
-    return None if look is None else lambda done, total: look(caches)
-
-
-def _means(values: mx.array) -> list[float]:
-    means: Any = values.mean(axis=1).tolist()
-    return [float(mean) for mean in means]
-
-
-def _needles(
-    model: Any,
-    tokenizer: Tokenizer,
-    documents: Sequence[Document],
-    group: tuple[int, ...],
-    settings: Settings,
-) -> Iterator[Job]:
-    """Documents with facts, whose questions come when the document has been read.
-
-    In a document with n facts those at the depths are asked for, n at a time; where n is more than
-    the depths, the others stand anywhere and are there to be mistaken for them.
-    """
-    for seed in range(settings.seeds):
-        for length in settings.lengths or (settings.length,):
-            for count in settings.needles:
-                for wording in settings.wordings:
-                    for start in range(0, len(settings.depths), count):
-                        depths = settings.depths[start : start + count]
-                        planted = [
-                            _planted(
-                                tokenizer, documents[index].tokens[:length], count, depths, wording,
-                                random.Random(f"{seed} {index} {length} {count} {wording} {start}"),
-                            )
-                            for index in group
-                        ]  # fmt: skip
-                        for reading in settings.readings:
-                            case = {
-                                "task": "needle",
-                                "length": length,
-                                "needles": count,
-                                "wording": wording,
-                                "reading": reading,
-                                "depths": list(depths),
-                            }
-                            reader = _Needle(model, planted, depths, reading, settings)
-                            first = planted[0]
-                            yield Job(
-                                case, group, seed, True, reader.measure, first.tokens, first.facts
-                            )
+    def measure(self, make: Make, progress: Progress | None) -> Figures:
+        """For each question: the share of the answer's tokens that are right, and if all are."""
+        found: Figures = {"tokens": [], "whole": []}
+        done, total = 0, sum(len(text.asked) for group in self._groups for text in group)
+        for group in self._groups:
+            caches = make()
+            with routed(self._model, caches):
+                tokens = mx.array([text.text for text in group])
+                read(self._model, caches, tokens, CHUNK)
+                for question in zip(*(text.asked for text in group), strict=True):
+                    prompts, wanted = (mx.array(part) for part in zip(*question, strict=True))
+                    right = answers(self._model, caches, prompts, wanted, CHUNK)
+                    shares: Any = right.astype(mx.float32).mean(axis=1).tolist()
+                    found["tokens"] += shares
+                    found["whole"] += [float(share == 1) for share in shares]
+                    done += len(group)
+                    if progress is not None:
+                        progress(done, total)
+        return found
 
 
-def _planted(
-    tokenizer: Tokenizer,
-    body: Sequence[int],
-    count: int,
-    depths: Sequence[float],
-    wording: str,
-    chance: random.Random,
-) -> PlantedText:
-    """A text as long as `body`, of which only the facts at the depths are asked for."""
-    facts = draw(tokenizer, wording, count, chance)
-    left = len(body) - sum(len(fact.tokens) for fact in facts)
-    if left < 2 * count:
-        raise ValueError(
-            f"{count} facts in the wording {wording!r} do not fit in {len(body)} tokens"
-        )
-    places: list[tuple[float, Fact, bool]] = [
-        (depth, fact, True) for depth, fact in zip(depths, facts, strict=False)
-    ]
-    places += [(chance.random(), fact, False) for fact in facts[len(depths) :]]
-    places.sort(key=lambda one: one[0])
-    whole = insert(
-        tokenizer,
-        body[:left],
-        [fact for _, fact, _ in places],
-        [int(depth * (left - 1)) for depth, _, _ in places],
-    )
-    asked = [fact.question for _, fact, wanted in places if wanted]
-    order = sorted(range(len(depths)), key=lambda index: depths[index])
-    in_order = dict(zip(order, asked, strict=True))
-    questions = tuple(in_order[index] for index in range(len(depths)))
-    return PlantedText(whole.tokens, questions, whole.facts, whole.last_fact)
+class _Writing:
+    """A text that the model writes on, sampled at a temperature of 1 with one seed for all arms."""
 
+    def __init__(self, model: Any, start: Tokens, settings: Settings) -> None:
+        self._model, self._start, self._settings = model, start, settings
 
-class _Needle:
-    """Documents with facts, and a way to read them."""
-
-    def __init__(
-        self,
-        model: Any,
-        planted: Sequence[PlantedText],
-        depths: Sequence[float],
-        reading: str,
-        settings: Settings,
-    ) -> None:
-        self._model, self._planted, self._depths = model, planted, depths
-        self._reading, self._settings = reading, settings
-
-    def measure(self, make: Callable[[], list[Any]], look: Look | None) -> Figures:
-        tokens = mx.array([text.tokens for text in self._planted])
-        caches, settings = make(), self._settings
-        progress = _showing(caches, look)
-        first = settings.prompt if self._reading == "token" else tokens.shape[1] - 1
-        chunk = settings.prompt if self._reading == "token" else settings.chunk
-        read(self._model, caches, tokens[:, :first], chunk, progress)
-        if first < tokens.shape[1] - 1:
-            read(self._model, caches, tokens[:, first:-1], 1, progress)
-        questions = [text.questions for text in self._planted]
-        right = recall(self._model, caches, tokens[:, -1:], questions)
+    def measure(self, make: Make, progress: Progress | None) -> Figures:
+        """In the last quarter of what is written: distinct runs of 4 tokens as a share of all, the
+        loss of the full cache, and bytes at the end as a share of the most that there were."""
+        count = self._settings.writing
+        mx.random.seed(self._settings.seed)
+        caches = make()
+        written: list[int] = []
+        nbytes = []
+        with routed(self._model, caches):
+            logits = read(self._model, caches, mx.array([self._start]), CHUNK)
+            for place in range(count):
+                token = mx.random.categorical(logits)
+                written += _ints(token)
+                logits = self._model(token[None], cache=caches)[:, -1]
+                mx.eval(logits, [cache.state for cache in caches])
+                if place % 256 == 255 or place == count - 1:
+                    nbytes.append(sum(int(cache.nbytes) for cache in caches))
+                    if progress is not None:
+                        progress(place + 1, count)
+        last = written[-max(4, count // 4) :]
+        runs = [tuple(last[at : at + 4]) for at in range(len(last) - 3)]
+        tokens = mx.array([[*self._start, *written]])
+        first = tokens.shape[1] - len(last)
+        full = stock_cache(self._model)
+        judged = forced(self._model, full, tokens, first=first, step=CHUNK, chunk=CHUNK)
         return {
-            f"depth {depth:g}": [float(one) for one in of_texts]
-            for depth, of_texts in zip(self._depths, right, strict=True)
+            "distinct": [len(set(runs)) / len(runs)],
+            "loss": _floats(judged.losses.mean(axis=1)),
+            "bytes": [nbytes[-1] / max(nbytes)],
         }
+
+
+def _ints(values: mx.array) -> list[int]:
+    found: Any = values.tolist()
+    return list(found)
+
+
+def _floats(values: mx.array) -> list[float]:
+    found: Any = values.tolist()
+    return list(found)
+
+
+def _shape(text: Asked) -> tuple[Any, ...]:
+    return len(text.text), *((len(prompt), len(answer)) for prompt, answer in text.asked)
+
+
+def _side_by_side(texts: Sequence[Tokens], logits: int) -> list[list[Tokens]]:
+    """Texts that are read together: few where a step has many logits."""
+    size = max(1, min(MOST_SIDE_BY_SIDE, MOST_LOGITS // logits))
+    return [list(texts[at : at + size]) for at in range(0, len(texts), size)]

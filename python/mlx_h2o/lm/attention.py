@@ -12,6 +12,7 @@ from .. import fast
 from ..caches import handed_out
 from ..caches.attention import DECODE_QUERIES
 from ..caches.cache import H2OKVCache
+from ..caches.heads import HeadGroups
 from ..operations import prefill
 from ..operations.backends import resolve
 from ..operations.segments import masking
@@ -39,16 +40,29 @@ def attend(
     beside it, so that no matrix of all queries by all rows is made.
     """
     owner = handed_out.owner_of(keys)
+    if isinstance(owner, HeadGroups):
+        one_group = functools.partial(_attend_group, stock, scale)
+        return owner.attended_by(one_group, queries, mask, sinks)
     if owner is None:
-        given = getattr(cache, "leader", cache)  # of the caches of an indexed layer
-        if isinstance(given, H2OKVCache):
-            owner = given
+        if isinstance(cache, HeadGroups):
+            raise ValueError(
+                f"[mlx_h2o] {cache.caches[0].name or 'a layer'} and others have unequal budgets, "
+                "and their model computes with the keys before attention reads them: expected "
+                "layers='equal'."
+            )
+        if isinstance(cache, H2OKVCache):
+            owner = cache
             if owner.prefix_rows:
                 raise ValueError(
                     f"[mlx_h2o] {owner.name or 'a cache'} shares its first {owner.prefix_rows} "
                     "rows, and its model computes with the keys before attention reads them: "
                     "expected share_prefix=False."
                 )
+        elif hasattr(cache, "attend_for_probe"):
+            foreign: mx.array = cache.attend_for_probe(
+                stock, queries, keys, values, scale=scale, mask=mask, sinks=sinks
+            )
+            return foreign
         elif not hasattr(cache, "update_scores"):
             return stock()
     packed = isinstance(keys, tuple) or isinstance(values, tuple)
@@ -63,7 +77,7 @@ def attend(
     if owner is None:
         return _foreign(cache, stock, queries, keys, values, scale, mask, sinks)
     short = queries.shape[2] <= DECODE_QUERIES
-    if not short and owner.prefix_rows:
+    if not short and (owner.prefix_rows or owner.row_bias is not None):
         return owner.attend_chunk(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
     scored = owner.policy.needs_scores
     if scored and not short:
@@ -83,6 +97,24 @@ def attend(
     return operations.output(
         queries, keys, values, scale=scale, causal=causal, mask=shown, sinks=sinks
     )
+
+
+def _attend_group(
+    stock: Callable[..., mx.array],
+    scale: float,
+    cache: H2OKVCache,
+    queries: mx.array,
+    mask: Any,
+    sinks: mx.array | None,
+) -> mx.array:
+    """As ``attend``, for some of the heads that ``stock``, a partial call, is given."""
+    keys, values = cache.keys_and_values()
+    given: dict[str, Any] = {"cache": cache, "scale": scale, "mask": mask}
+    if sinks is not None:
+        given["sinks"] = sinks
+    original = cast(functools.partial[mx.array], stock).func
+    own = functools.partial(original, queries, keys, values, **given)
+    return attend(own, queries, keys, values, **given)
 
 
 def _foreign(

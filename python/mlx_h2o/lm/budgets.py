@@ -1,4 +1,4 @@
-"""A budget for each layer: of a list, or of a file."""
+"""A budget for each layer, or each of its KV heads: of a list, or of a file."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from typing import Any
 
 from ..config import H2OConfig
 
-Budgets = Sequence[int | H2OConfig] | str | PathLike[str]
-"""Per evicting layer: ``max_kv_size``, or all settings; or a file that holds them."""
+Budget = int | H2OConfig
+Budgets = Sequence[Budget | Sequence[Budget]] | str | PathLike[str]
+"""Per evicting layer: ``max_kv_size``, or all settings, or a list of these, one for each KV head;
+or a file that holds them."""
 
 _SIZES = ("max_kv_size", "heavy_size", "recent_size")
 
@@ -26,8 +28,10 @@ def scaled(config: H2OConfig, max_kv_size: int) -> H2OConfig:
     return config.with_budget(max_kv_size, heavy)
 
 
-def layer_configs(config: H2OConfig, budgets: Budgets, layers: int) -> list[H2OConfig]:
-    """The settings of each evicting layer.
+def layer_configs(
+    config: H2OConfig, budgets: Budgets, layers: int
+) -> list[H2OConfig | list[H2OConfig]]:
+    """The settings of each evicting layer, or of each of its KV heads.
 
     Raises:
         ValueError: not one budget per layer, one that is none, or a file that holds none.
@@ -38,7 +42,12 @@ def layer_configs(config: H2OConfig, budgets: Budgets, layers: int) -> list[H2OC
             f"[make_prompt_cache] found {len(given)} budgets, expected one for each of the "
             f"{layers} layers that evict."
         )
-    return [_config(config, budget) for budget in given]
+    return [
+        [_config(config, budget) for budget in own]
+        if isinstance(own, list | tuple) and own
+        else _config(config, own)
+        for own in given
+    ]
 
 
 def _config(config: H2OConfig, budget: Any) -> H2OConfig:
@@ -52,8 +61,9 @@ def _config(config: H2OConfig, budget: Any) -> H2OConfig:
             return config.with_budget(budget)
         return scaled(config, budget)
     raise ValueError(
-        f"[make_prompt_cache] a budget is {budget!r}, expected an int, an H2OConfig, or in a file "
-        f"an object with max_kv_size and no more than {', '.join(_SIZES)}."
+        f"[make_prompt_cache] a budget is {budget!r}, expected an int, an H2OConfig, in a file an "
+        f"object with max_kv_size and no more than {', '.join(_SIZES)}, or a list of these, one "
+        "for each KV head."
     )
 
 

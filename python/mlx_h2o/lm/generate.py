@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from os import PathLike
+from operator import add
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from ..caches.cache import PROMPT_CHUNK
 from ..config import H2OConfig
 from ..demo import DEMO, model_path
 from .drafting import DRAFTED
-from .profile import Profile
 from .prompt_cache import evicting_caches, make_prompt_cache, summary
 from .routing import routing, routing_for
 from .sharing import LEAST_SHARED, common_tokens, lasting_tokens, read_once, unshared_because
@@ -35,7 +34,7 @@ _NO_LIMIT = int(1e30)
 _PROCESSORS = "logits_processors"
 """What they look at is the whole prompt, of which mlx_lm sees no more than is not read yet."""
 
-_BESIDE = ("budgets", "profile", "max_kv_bytes")
+_BESIDE = ("budgets", "layers", "length", "max_kv_bytes")
 """What :func:`make_prompt_cache` takes beside the settings."""
 
 
@@ -102,8 +101,8 @@ def stream_generate(
         tokenizer: its tokenizer.
         prompt: text or token ids.
         max_tokens: tokens to generate, -1 for no limit.
-        kwargs: mlx_lm's own arguments; ``budgets``, ``profile``, ``max_kv_bytes`` and settings of
-            H2OConfig as in :func:`make_prompt_cache`, where None means the default; or
+        kwargs: mlx_lm's own arguments; ``budgets``, ``layers``, ``length``, ``max_kv_bytes`` and
+            settings of H2OConfig as in :func:`make_prompt_cache`, where None means the default; or
             ``prompt_cache``, caches of :func:`make_prompt_cache`, which are updated in place and
             have their own settings.
             With ``draft_model`` both models get caches, for ``num_draft_tokens`` (2) at a time, and
@@ -118,7 +117,8 @@ def stream_generate(
             caches whose ``speculative`` is below the number of drafts; a ``quantized_kv_start``
             above 0; an unsupported model.
     """
-    kwargs["prompt_cache"] = _caches("stream_generate", model, kwargs)
+    seen = tokens_ahead(tokenizer, prompt, max_tokens)
+    kwargs["prompt_cache"] = _caches("stream_generate", model, kwargs, seen)
     return _stream(model, tokenizer, prompt, max_tokens, kwargs)
 
 
@@ -134,7 +134,8 @@ def generate(
     Arguments and errors are those of :func:`stream_generate`; ``verbose`` prints the text and
     the timings as they come.
     """
-    kwargs["prompt_cache"] = _caches("generate", model, kwargs)
+    seen = tokens_ahead(tokenizer, prompt, kwargs.get("max_tokens", 256))
+    kwargs["prompt_cache"] = _caches("generate", model, kwargs, seen)
     with _routed(model, kwargs["prompt_cache"], kwargs.get("draft_model")):
         # mlx_lm returns None where it is verbose and nothing was generated.
         return mlx_lm.generate(model, tokenizer, prompt, verbose=verbose, **kwargs) or ""
@@ -177,10 +178,10 @@ def batch_generate(
         )
     if len(prompts) == 0:
         raise ValueError("[batch_generate] found no prompts, expected at least one.")
-    if isinstance(kwargs.get("profile"), str | PathLike):
-        kwargs["profile"] = Profile.load(kwargs["profile"])
     if prompt_caches is None:
-        caches = [_caches("batch_generate", model, dict(kwargs)) for _ in prompts]
+        limits = max_tokens if isinstance(max_tokens, list) else [max_tokens] * len(prompts)
+        seen = max(map(add, map(len, prompts), limits))  # one number: settings must be the same
+        caches = [_caches("batch_generate", model, dict(kwargs), seen) for _ in prompts]
     else:
         caches = [
             _caches("batch_generate", model, {**kwargs, "prompt_cache": one})
@@ -249,8 +250,18 @@ def _stream(
         yield from mlx_lm.stream_generate(model, tokenizer, prompt, max_tokens, **kwargs)
 
 
-def _caches(operation: str, model: Module, kwargs: dict[str, Any]) -> list[Any]:
-    """Take our settings out of ``kwargs`` and make the caches, unless the caller brings some."""
+def tokens_ahead(tokenizer: Any, prompt: Any, max_tokens: int) -> int | None:
+    """How many tokens new caches will see, if that is known."""
+    if max_tokens < 0:
+        return None
+    return max_tokens + len(tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
+
+
+def _caches(
+    operation: str, model: Module, kwargs: dict[str, Any], seen: int | None = None
+) -> list[Any]:
+    """Take our settings out of ``kwargs`` and make the caches, for so many tokens unless they say
+    another number, or unless the caller brings some."""
     draft = kwargs.get("draft_model")
     start = kwargs.pop("quantized_kv_start", 0)
     if start:
@@ -265,7 +276,7 @@ def _caches(operation: str, model: Module, kwargs: dict[str, Any]) -> list[Any]:
     if prompt_cache is None:
         if draft is not None:
             given = _with_speculation(given, kwargs.get("num_draft_tokens", DRAFTED))
-        return make_prompt_cache(model, draft_model=draft, **given)
+        return make_prompt_cache(model, draft_model=draft, **{"length": seen, **given})
     if given:
         raise ValueError(
             f"[{operation}] found prompt_cache and the settings {sorted(given)}, expected one or "

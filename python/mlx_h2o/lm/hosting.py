@@ -17,9 +17,9 @@ from typing import Any
 
 from ..config import H2OConfig
 from .budgets import Budgets
+from .fingerprint import fingerprint
 from .generate import load
-from .profile import Profile, fingerprint
-from .prompt_cache import evicting_caches, fit_bytes, make_prompt_cache
+from .prompt_cache import budgets_of, evicting_caches, fit_bytes, make_prompt_cache
 from .prompt_store import PromptStore
 from .replacements import PATCHES, always
 from .routing import gains_by_routing, routing
@@ -31,12 +31,12 @@ from .upstream import NAMES, target
 def hosting(
     config: H2OConfig,
     budgets: Budgets | None = None,
-    profile: Profile | None = None,
+    layers: str = "probe",
     sized: Mapping[str, Any] | None = None,
     store: PromptStore | None = None,
 ) -> Iterator[Host]:
     """Within the context mlx_lm's chat and server make caches of these settings, with ``budgets``
-    or a ``profile`` as of :func:`mlx_h2o.make_prompt_cache`. With ``sized``, arguments of
+    and ``layers`` as of :func:`mlx_h2o.make_prompt_cache`. With ``sized``, arguments of
     ``fit_bytes``, the settings of each model are those that fit, and those of a model and its draft
     model the ones with which both fit. In ``store`` the server's prompt caches outlive it.
 
@@ -46,7 +46,7 @@ def hosting(
     which changes its speed and not what is asked.
     """
     with ExitStack() as stack:
-        host = Host(config, budgets, profile, sized, stack)
+        host = Host(config, budgets, layers, sized, stack)
         targets = [
             target(module, name, wrap)
             for name, wrap in (("make_prompt_cache", host.making), ("load", always(load)))
@@ -68,7 +68,7 @@ class Host:
     Attributes:
         config: the settings.
         budgets: those of each layer, or None.
-        profile: what shares rows out over the layers, or None.
+        layers: "probe" or "equal".
         sized: arguments of ``fit_bytes``, or None.
         model: the last model that caches were made for, while it lives.
     """
@@ -77,13 +77,13 @@ class Host:
         self,
         config: H2OConfig,
         budgets: Budgets | None,
-        profile: Profile | None,
+        layers: str,
         sized: Mapping[str, Any] | None,
         stack: ExitStack,
     ) -> None:
         self.config = config
         self.budgets = budgets
-        self.profile = profile
+        self.layers = layers
         self.sized = sized
         self._fitting: tuple[list[weakref.ref[Any]], H2OConfig] = [], config
         self.model: Callable[[], Any] = lambda: None
@@ -91,31 +91,36 @@ class Host:
         self._lock = threading.Lock()
         self._routed: list[weakref.ref[Any]] = []  # a strong one would keep unloaded models
 
-    def caches(self, model: Any, draft_model: Any = None) -> list[Any]:
-        """Caches of these settings, and behind them those of a draft model."""
-        self.fit(model, draft_model)
+    def caches(self, model: Any, draft_model: Any = None, length: int | None = None) -> list[Any]:
+        """Caches of these settings, for so many tokens if that is known, and behind them those of a
+        draft model."""
+        self.fit(model, draft_model, length)
         return make_prompt_cache(
             model,
             self.config if self.sized is None else self._fitting[1],
             draft_model=draft_model,
             budgets=self.budgets,
-            profile=self.profile,
+            layers=self.layers,
+            length=length,
         )
 
-    def fit(self, model: Any, draft_model: Any = None) -> None:
+    def fit(self, model: Any, draft_model: Any = None, length: int | None = None) -> None:
         """Pick the settings with which the caches of these models fit together, and say so; unless
         they are known, as of one of two that fit already."""
         known, _ = self._fitting
         if self.sized is None or any(one() is model for one in known):
             return
-        found = fit_bytes(model, draft_model=draft_model, profile=self.profile, **self.sized)
+        found = fit_bytes(
+            model, draft_model=draft_model, layers=self.layers, length=length, **self.sized
+        )
         print(f"KV cache: {found}", file=sys.stderr)
         models = [one for one in (model, draft_model) if one is not None]
         self._fitting = [weakref.ref(one) for one in models], found.config
 
     def identity(self, model: Any) -> str:
         """The same for the same weights and settings of caches."""
-        settings = [cache.config for cache in evicting_caches(self.caches(model))]
+        caches = self.caches(model)
+        settings = [one.config for one in evicting_caches(caches)], budgets_of(caches)
         return f"{fingerprint(model)} {hashlib.sha256(repr(settings).encode()).hexdigest()[:16]}"
 
     def making(self, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -75,7 +75,9 @@ def install_kv_eviction(
                 f"[install_kv_eviction] eviction is installed on {model_name(model)} already: "
                 "expected remove_kv_eviction first."
             )
-        make_prompt_cache(model, config)  # refuses what cannot be served, before anything changes
+        make_prompt_cache(
+            model, config, layers="equal"
+        )  # refuses what cannot be served, before anything changes
         context = contextlib.ExitStack()
         context.enter_context(routing(model))
         stock = getattr(type(model), "make_cache", None)
@@ -125,7 +127,7 @@ def _maker(model: weakref.ref[Any], config: H2OConfig, stock: Any) -> Any:
             return list(stock(served)) if stock is not None else _plain(served)
         token = _making.set(True)
         try:
-            return make_prompt_cache(cast(Module, served), config)
+            return make_prompt_cache(cast(Module, served), config, layers="equal")
         finally:
             _making.reset(token)
 

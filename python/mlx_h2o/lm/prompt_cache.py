@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from os import PathLike
 from typing import Any, cast
 
 import mlx.core as mx
@@ -14,13 +13,12 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models import cache as mlx_lm_cache
 
 from ..caches.cache import PROMPT_CHUNK, H2OKVCache
-from ..caches.linked import LinkedH2OCache
-from ..caches.quantized import evicting_cache
+from ..caches.heads import HeadGroups
 from ..config import H2OConfig
-from ..policies.merge import Merge
+from ..policies.h2o import H2O
 from .budgets import Budgets, layer_configs
-from .profile import Profile
-from .routing import calls_attention, model_classes, model_name, routing_for
+from .layers import LAYERS, reason_of, rows_by_head
+from .routing import WANT_ARRAYS, calls_attention, int_setting, model_name, modules_of, routing_for
 from .sizing import (
     MORE_BITS,
     MOST_OF_IT,
@@ -38,13 +36,8 @@ _REFUSED = {
     "afm7": "its shared layers take the position from the number of stored rows",
     "phi3small": "its block-sparse attention selects rows by their slot",
     "minimax_m3_vl": "its attention selects blocks of rows by their slot",
+    "deepseek_v32": "its indexer selects rows by their slot",
 }
-
-# Modules that compute with the keys between the cache and attention, which packed rows forbid.
-_WANT_ARRAYS = {"phi", "phixtral", "plamo", "stablelm"}
-
-# Modules whose cache lists are attention's rows and its indexer's, which picks rows by their slots.
-_INDEXED = {"deepseek_v32"}
 
 
 def make_prompt_cache(
@@ -54,7 +47,8 @@ def make_prompt_cache(
     draft_model: Module | None = None,
     budgets: Budgets | None = None,
     max_kv_bytes: int | str | None = None,
-    profile: Profile | str | PathLike[str] | None = None,
+    layers: str = "probe",
+    length: int | None = None,
     **settings: Any,
 ) -> list[Any]:
     """One cache per layer, like mlx_lm's function of this name, but bounded by eviction.
@@ -63,31 +57,39 @@ def make_prompt_cache(
     :class:`QuantizedH2OKVCache`; rotating, chunked and recurrent caches are left alone. With
     ``kv_format`` the first and the last ``turbo_guard`` of them have 8 bits instead.
 
+    KV heads that retrieve get more rows than the others, and all together no more than
+    ``max_kv_size`` each would be. Which they are is computed when the first caches of a model are
+    made (:func:`mlx_h2o.lm.layers.probe`). A layer whose heads differ has :class:`HeadGroups`.
+
     Rows further back than the context that the model's settings name go first, unless
     ``context_size`` says otherwise.
 
     Args:
         model: an mlx_lm model.
-        max_kv_size: rows per KV head, or all the settings as an H2OConfig; None for the default.
+        max_kv_size: mean rows per KV head, or all the settings as an H2OConfig; None for the
+            default.
         draft_model: a draft model, whose caches follow those of the model. They have the same
-            settings, except ``budgets`` and ``profile``, which belong to the model's layers.
+            settings, except ``budgets``, which belong to the model's layers.
         budgets: different settings for each evicting layer, in order: ``max_kv_size``, or all the
-            settings as an H2OConfig; or a JSON file with that list under "budgets".
+            settings as an H2OConfig, or a list of these, one for each KV head; or a JSON file with
+            that list under "budgets".
         max_kv_bytes: instead of ``max_kv_size``, the bytes of all full caches together, including
             those of a draft model, as a number or a text such as "300MB"; :func:`fit_bytes` shows
             the rows, bits and policy that result.
-        profile: a profile of ``mlx_h2o calibrate``, or its file: ``max_kv_size`` is then the mean
-            over the layers, and each gets rows by its measured losses. The policy is the
-            profile's.
+        layers: "probe", or "equal": the same rows for every KV head. With ``budgets``, and where
+            rows are not bounded, there is nothing to probe for.
+        length: tokens that the caches will see, prompt and answer, if that is known: no head then
+            gets more rows. None: as many as the model's context.
         settings: further settings of H2OConfig.
 
     Raises:
         ValueError: settings out of range; a model whose attention is not supported, or without a
-            cache that could evict; a number of budgets other than that of evicting layers; a
-            profile of another model, or together with budgets or another policy.
+            cache that could evict; a number of budgets other than that of evicting layers.
     """
-    if isinstance(profile, str | PathLike):
-        profile = Profile.load(profile)
+    if layers not in LAYERS:
+        raise ValueError(
+            f"[make_prompt_cache] layers is {layers!r}, expected one of: {', '.join(LAYERS)}."
+        )
     if max_kv_bytes is not None:
         if max_kv_size is not None or budgets is not None:
             raise ValueError(
@@ -95,45 +97,33 @@ def make_prompt_cache(
                 "budgets, expected one of them."
             )
         max_kv_size = fit_bytes(
-            model, max_kv_bytes, draft_model=draft_model, profile=profile, **settings
+            model, max_kv_bytes, draft_model=draft_model, layers=layers, length=length, **settings
         ).config
         settings = {}
     if draft_model is not None:
-        own = make_prompt_cache(model, max_kv_size, budgets=budgets, profile=profile, **settings)
+        settings |= {"layers": layers, "length": length}
+        own = make_prompt_cache(model, max_kv_size, budgets=budgets, **settings)
         return own + make_prompt_cache(draft_model, max_kv_size, **settings)
-    if profile is not None:
-        if budgets is not None:
-            raise ValueError("[make_prompt_cache] found profile and budgets, expected one of them.")
-        max_kv_size, settings = _as_measured(profile, max_kv_size, settings)
     config = _config(max_kv_size, settings)
     name = model_name(model)
     _refuse_unserved(model)
     config = _for_model(model, config)
-    linked = bool(_modules_of(model) & _INDEXED)
     stock = mlx_lm_cache.make_prompt_cache(model)
-    places = [layer for layer, cache in enumerate(stock) if _evicts(cache)]
-    ends = {*places[: config.turbo_guard], *places[len(places) - config.turbo_guard :]}
-    caches = [
-        _replaced(
-            cache, _guarded(config) if layer in ends else config, f"{name} layer {layer}", linked
-        )
-        for layer, cache in enumerate(stock)
-    ]
-    evicting = list(evicting_caches(caches))
-    if budgets is not None:
-        configs = layer_configs(config, budgets, len(evicting))
-        _give(evicting, [_for_model(model, one) for one in configs])
-    if not evicting:
+    count = len(list(_plain(stock)))
+    if not count:
         raise ValueError(
             f"[make_prompt_cache] {name} makes no plain KVCache, expected at least one layer "
             "whose rows could be evicted."
         )
-    if profile is not None:
-        profile.check(model, len(evicting))
-        _give(evicting, profile.share(_rows(config) * len(evicting), config))
-    for cache in evicting if linked else ():
-        _check_indexed(model, cache.config)
-    return caches
+    if budgets is None and layers == "probe" and config.max_kv_size is not None:
+        budgets = rows_by_head(model, config, count, length)
+    given = [config] * count if budgets is None else layer_configs(config, budgets, count)
+    unequal = len({one for own in given for one in _of_heads(own)}) > 1
+    making = (
+        partial(_evicting, _of_layer(model, config, layer, given), unequal)
+        for layer in range(count)
+    )
+    return [_replaced(one, f"{name} layer {layer}", making) for layer, one in enumerate(stock)]
 
 
 def fit_bytes(
@@ -141,23 +131,24 @@ def fit_bytes(
     max_kv_bytes: int | str,
     *,
     draft_model: Module | None = None,
-    profile: Profile | str | PathLike[str] | None = None,
+    layers: str = "probe",
+    length: int | None = None,
     **settings: Any,
 ) -> Sizing:
     """The settings with the most rows whose caches hold no more than ``max_kv_bytes``.
 
     Without ``kv_bits`` and ``kv_format``, rows stay unquantised if the model's whole context fits.
     Otherwise they have 8, 6 or 5 bits, the most at which three quarters of it fit, or 4.
-    ``kv_bits=None`` leaves them unquantised. Without ``policy``, quantised rows merge if the model
-    and the other settings allow it. Nothing is computed: the bytes are those of caches in a graph
-    that is never evaluated.
+    ``kv_bits=None`` leaves them unquantised. Without ``policy``, quantised rows have the policy
+    "h2o" if the model and the other settings allow it. Nothing is computed but the probe of
+    ``layers``: the bytes are those of caches in a graph that is never evaluated.
 
     Args:
         model: an mlx_lm model.
         max_kv_bytes: bytes of all full caches of a sequence, as a number or a text such as "300MB"
             or "64MiB".
         draft_model: a draft model, whose caches have the same rows and bits, and count.
-        profile: as in :func:`make_prompt_cache`.
+        layers, length: as in :func:`make_prompt_cache`.
         settings: settings of H2OConfig, except ``max_kv_size``.
 
     Raises:
@@ -167,22 +158,19 @@ def fit_bytes(
     if "max_kv_size" in settings:
         raise ValueError("[fit_bytes] found max_kv_size, expected max_kv_bytes alone.")
     limit = parsed_bytes(max_kv_bytes)
-    if isinstance(profile, str | PathLike):
-        profile = Profile.load(profile)
-
-    merges = "policy" not in settings and profile is None
+    scored = "policy" not in settings
+    shared = {"layers": layers, "length": length}
 
     def draft_nbytes(config: H2OConfig, chunk: int = 0) -> int:
-        return 0 if draft_model is None else _full_nbytes(draft_model, config, None, chunk)
+        return 0 if draft_model is None else _full_nbytes(draft_model, config, shared, chunk)
 
     def nbytes_of(config: H2OConfig, chunk: int = 0) -> int:
-        return _full_nbytes(model, config, profile, chunk) + draft_nbytes(config, chunk)
+        return _full_nbytes(model, config, shared, chunk) + draft_nbytes(config, chunk)
 
     def config_of(rows: int, bits: int | None) -> H2OConfig:
         packs = bits is not None or "kv_format" in settings
-        chosen = {"policy": Merge.name} if merges and packs else {}
-        sized = {"kv_bits": bits} | chosen | settings | {"max_kv_size": rows}
-        return _config(None, sized if profile is None else _as_measured(profile, None, sized)[1])
+        chosen = {"policy": H2O.name} if scored and packs else {}
+        return _config(None, {"kv_bits": bits} | chosen | settings | {"max_kv_size": rows})
 
     def measuring(bits: int | None) -> Measure:
         return lambda rows: nbytes_of(config_of(rows, bits))
@@ -196,8 +184,8 @@ def fit_bytes(
         return measured(measuring(some), least + 64) < math.inf
 
     served = packs()
-    if merges and not served:
-        merges = False
+    if scored and not served:
+        scored = False
         served = packs()
     if not known:
         context = context_length(model)
@@ -210,10 +198,10 @@ def fit_bytes(
     return Sizing(config, nbytes_of(config), peak, draft_nbytes(config))
 
 
-def _full_nbytes(model: Module, config: H2OConfig, profile: Profile | None, chunk: int) -> int:
+def _full_nbytes(model: Module, config: H2OConfig, shared: dict[str, Any], chunk: int) -> int:
     """Bytes of full caches, or of those that take in a chunk of a prompt more."""
     run: Any = model
-    caches = make_prompt_cache(model, config, profile=profile)
+    caches = make_prompt_cache(model, config, **shared)
     ours = list(evicting_caches(caches))
     budgets = [one.config.max_kv_size or 1 for one in ours]
     rows = max([*budgets, *(getattr(one, "max_size", 1) for one in caches)])
@@ -230,13 +218,7 @@ def _full_nbytes(model: Module, config: H2OConfig, profile: Profile | None, chun
 
 def context_length(model: Any) -> int | None:
     """The longest text that the model is made for, in tokens, if it says."""
-    args = getattr(model, "args", None)
-    for settings in (args, getattr(args, "text_config", None)):
-        of = settings.get if isinstance(settings, dict) else partial(getattr, settings)
-        found = of("max_position_embeddings", None)
-        if isinstance(found, int):
-            return found
-    return None
+    return int_setting(model, "max_position_embeddings")
 
 
 def beyond_context(made_for: int | None, tokens: int) -> str:
@@ -264,6 +246,7 @@ class CacheSummary:
     rows: rows per head of the fullest evicting cache.
     evicted: rows per head that have gone, summed over the evicting caches.
     nbytes: bytes of all caches.
+    shared_out: how many rows layers may hold, where that needs a word; else empty.
     """
 
     layers: int
@@ -271,16 +254,19 @@ class CacheSummary:
     rows: int
     evicted: int
     nbytes: int
+    shared_out: str = ""
 
     def __str__(self) -> str:
+        said = f", {self.shared_out}" if self.shared_out else ""
         return (
             f"{self.evicting} of {self.layers} layers evict, {self.rows} rows, "
-            f"{self.evicted} evicted, {self.nbytes:,} bytes"
+            f"{self.evicted} evicted, {self.nbytes:,} bytes{said}"
         )
 
 
-def summary(caches: Sequence[Any]) -> CacheSummary:
-    """Count layers, rows and bytes of a model's caches. Evaluates nothing."""
+def summary(caches: Sequence[Any], model: Module | None = None) -> CacheSummary:
+    """Count layers, rows and bytes of a model's caches. With the ``model`` it says too why all
+    layers have the same rows, where its probe could not be made."""
     evicting = list(evicting_caches(caches))
     return CacheSummary(
         layers=len(caches),
@@ -288,7 +274,16 @@ def summary(caches: Sequence[Any]) -> CacheSummary:
         rows=max((cache.size() for cache in evicting), default=0),
         evicted=sum(cache.evicted for cache in evicting),
         nbytes=sum(cache.nbytes for cache in caches),
+        shared_out=_shared_out(evicting, model),
     )
+
+
+def _shared_out(caches: Sequence[H2OKVCache], model: Module | None) -> str:
+    budgets = {one.config.max_kv_size or 0 for one in caches}
+    if len(budgets) > 1:
+        return f"{min(budgets):,} to {max(budgets):,} rows by KV head"
+    reason = "" if model is None or budgets <= {0} else reason_of(model)
+    return f"the same rows for every KV head: the model {reason}" if reason else ""
 
 
 def evicting_caches(caches: Sequence[Any]) -> Iterator[H2OKVCache]:
@@ -296,13 +291,29 @@ def evicting_caches(caches: Sequence[Any]) -> Iterator[H2OKVCache]:
     for cache in caches:
         if isinstance(cache, H2OKVCache):
             yield cache
-        elif isinstance(cache, mlx_lm_cache.CacheList | LinkedH2OCache):
+        elif isinstance(cache, mlx_lm_cache.CacheList | HeadGroups):
             yield from evicting_caches(cache.caches)
+
+
+def budgets_of(caches: Sequence[Any]) -> list[Any]:
+    """Rows of each layer that evicts, or a list of those of its KV heads, as ``budgets`` says."""
+    found: list[Any] = []
+    for cache in caches:
+        if isinstance(cache, HeadGroups):
+            groups = zip(cache.heads, cache.caches, strict=True)
+            rows = {head: one.config.max_kv_size for heads, one in groups for head in heads}
+            found.append([rows[head] for head in sorted(rows)])
+        elif isinstance(cache, mlx_lm_cache.CacheList):
+            found += budgets_of(cache.caches)
+        elif isinstance(cache, H2OKVCache):
+            found.append(cache.config.max_kv_size)
+    return found
 
 
 def with_own_rows(caches: Sequence[Any]) -> list[Any]:
     """The caches, and copies with all rows of those that share some."""
-    return [one.unshared() if isinstance(one, H2OKVCache) else one for one in caches]
+    ours = H2OKVCache | HeadGroups
+    return [one.unshared() if isinstance(one, ours) else one for one in caches]
 
 
 def _config(max_kv_size: int | H2OConfig | None, settings: dict[str, Any]) -> H2OConfig:
@@ -324,37 +335,13 @@ def _config(max_kv_size: int | H2OConfig | None, settings: dict[str, Any]) -> H2
     return H2OConfig(**settings)
 
 
-def _as_measured(
-    profile: Profile, max_kv_size: int | H2OConfig | None, settings: dict[str, Any]
-) -> tuple[int | H2OConfig | None, dict[str, Any]]:
-    """The settings with the policy of a profile, which a caller may name but not change."""
-    named = settings.get("policy")
-    if isinstance(max_kv_size, H2OConfig) and max_kv_size.policy != H2OConfig.policy:
-        named = max_kv_size.policy
-    if named not in (None, profile.policy):
-        raise ValueError(
-            f"[make_prompt_cache] policy is {named!r}, expected {profile.policy!r}, of which "
-            f"{profile.path} is."
-        )
-    if isinstance(max_kv_size, H2OConfig):
-        return replace(max_kv_size, policy=profile.policy), settings
-    return max_kv_size, {**settings, "policy": profile.policy}
-
-
-def _rows(config: H2OConfig) -> int:
-    if config.max_kv_size is None:
-        raise ValueError(
-            "[make_prompt_cache] found a profile and max_kv_size None, expected the mean number of "
-            "rows."
-        )
-    return config.max_kv_size
-
-
-def _evicts(cache: Any) -> bool:
-    """Whether one of ours takes the place of this cache, or of one in it."""
-    if type(cache) is mlx_lm_cache.CacheList:
-        return any(_evicts(part) for part in cache.caches)
-    return type(cache) is mlx_lm_cache.KVCache
+def _plain(caches: Sequence[Any]) -> Iterator[Any]:
+    """Those in whose places evicting ones come, caches in lists included."""
+    for cache in caches:
+        if type(cache) is mlx_lm_cache.CacheList:
+            yield from _plain(cache.caches)
+        elif type(cache) is mlx_lm_cache.KVCache:
+            yield cache
 
 
 def _guarded(config: H2OConfig) -> H2OConfig:
@@ -362,39 +349,50 @@ def _guarded(config: H2OConfig) -> H2OConfig:
     return replace(config, kv_format=None, turbo_guard=0, kv_bits=8)
 
 
-def _replaced(cache: Any, config: H2OConfig, name: str, linked: bool) -> Any:
+_Given = H2OConfig | Sequence[H2OConfig]
+"""Settings of a layer, or of each of its KV heads."""
+
+
+def _of_layer(
+    model: Module, config: H2OConfig, layer: int, given: Sequence[_Given]
+) -> list[H2OConfig]:
+    """The settings given for a layer as it takes them; ``config`` are those of all."""
+    guard = config.turbo_guard
+    guarded = not guard <= layer < len(given) - guard
+
+    def settled(one: H2OConfig) -> H2OConfig:
+        if one.kv_bits != config.kv_bits:
+            raise ValueError(
+                f"[make_prompt_cache] a budget has kv_bits {one.kv_bits}, expected "
+                f"{config.kv_bits} as the other settings."
+            )
+        return _for_model(model, _guarded(one) if guarded and one.turbo_guard else one)
+
+    return [settled(one) for one in _of_heads(given[layer])]
+
+
+def _of_heads(given: _Given) -> Sequence[H2OConfig]:
+    return [given] if isinstance(given, H2OConfig) else given
+
+
+def _evicting(configs: Sequence[H2OConfig], unequal: bool, name: str) -> Any:
+    found = HeadGroups.of_rows(configs, name=name)
+    for cache in evicting_caches([found]):
+        cache.unequal_budgets = unequal
+    return found
+
+
+def _replaced(cache: Any, name: str, making: Iterator[Callable[[str], Any]]) -> Any:
     if type(cache) is mlx_lm_cache.KVCache:
-        return evicting_cache(config, name=name)
-    if type(cache) is mlx_lm_cache.CacheList and linked:
-        return LinkedH2OCache(config, name=name)
+        return next(making)(name)
     if type(cache) is mlx_lm_cache.CacheList:
-        parts = [_replaced(part, config, name, linked) for part in cache.caches]
+        parts = [_replaced(part, name, making) for part in cache.caches]
         return cast(Any, mlx_lm_cache.CacheList)(*parts)
     return cache
 
 
-def _give(caches: list[H2OKVCache], configs: list[H2OConfig]) -> None:
-    """Each evicting cache its own settings."""
-    unequal = len(set(configs)) > 1
-    for cache, config in zip(caches, configs, strict=True):
-        if config.turbo_guard and cache.config.kv_format is None:
-            config = _guarded(config)
-        if config.kv_bits != cache.config.kv_bits:
-            raise ValueError(
-                f"[make_prompt_cache] a budget has kv_bits {config.kv_bits}, expected "
-                f"{cache.config.kv_bits} as the other settings."
-            )
-        cache.take_settings(config, unequal_budgets=unequal)
-
-
-def _modules_of(model: Module) -> set[str]:
-    """The files of mlx_lm.models whose classes a model is made of."""
-    names = (cls.__module__.rpartition(".") for cls in model_classes(model))
-    return {module for package, _, module in names if package == "mlx_lm.models"}
-
-
 def _refuse_unserved(model: Module) -> None:
-    for module in sorted(_modules_of(model) & _REFUSED.keys()):
+    for module in sorted(modules_of(model) & _REFUSED.keys()):
         raise ValueError(
             f"[make_prompt_cache] {model_name(model)} cannot be served: {_REFUSED[module]}. "
             "Expected another model, or mlx_lm's own caches."
@@ -414,15 +412,10 @@ def _handing(model: Module, config: H2OConfig) -> H2OConfig:
         return config
     if not calls_attention(model):
         return replace(config, kv_handed="grouped" if _groups_heads(model) else "fused")
-    modules = _modules_of(model)
-    if not config.packs or not modules & {*_WANT_ARRAYS, "mla"}:
+    modules = modules_of(model)
+    if not config.packs or not modules & {*WANT_ARRAYS, "mla"}:
         return config
     return replace(config, kv_handed="latents" if "mla" in modules else "arrays")
-
-
-def computes_with_keys(model: Module) -> bool:
-    """Whether it is known to do so between the cache and attention, which then gets others."""
-    return bool(_modules_of(model) & {*_WANT_ARRAYS, *_INDEXED, "mla"})
 
 
 def _groups_heads(model: Any) -> bool:
@@ -431,13 +424,3 @@ def _groups_heads(model: Any) -> bool:
         type(module).__module__ == "mlx_lm.models.gemma2" and getattr(module, "repeats", 1) > 1
         for module in model.modules()
     )
-
-
-def _check_indexed(model: Any, config: H2OConfig) -> None:
-    """While all rows fit under what the indexer picks, it leaves them all to attention."""
-    rows = config.max_kv_size
-    if rows is None or rows > model.args.index_topk:
-        raise ValueError(
-            f"[make_prompt_cache] {model_name(model)} picks {model.args.index_topk} rows by an "
-            f"indexer: found max_kv_size = {rows}, expected at most that many."
-        )

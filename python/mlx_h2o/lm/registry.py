@@ -8,20 +8,14 @@ from mlx_lm.models import cache as mlx_lm_cache
 
 from ..caches.batch import BatchH2OKVCache
 from ..caches.cache import H2OKVCache
-from ..caches.linked import BatchLinkedH2OCache, LinkedH2OCache
+from ..caches.heads import HeadGroups
 from ..caches.quantized import QuantizedH2OKVCache
 from .replacements import Target, always
 
 
 def cache_classes() -> dict[str, type[Any]]:
     """Every class that a saved prompt cache of ours may name."""
-    classes = (
-        H2OKVCache,
-        QuantizedH2OKVCache,
-        BatchH2OKVCache,
-        LinkedH2OCache,
-        BatchLinkedH2OCache,
-    )
+    classes = (H2OKVCache, QuantizedH2OKVCache, BatchH2OKVCache, HeadGroups)
     found: dict[str, type[Any]] = {cls.__name__: cls for cls in classes}
     # Names in files of earlier versions.
     return found | {

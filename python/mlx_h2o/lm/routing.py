@@ -24,6 +24,9 @@ from . import attention, drafting
 from .registry import class_name_targets
 from .replacements import PATCHES, Target
 
+# Modules that compute with the keys between the cache and attention, which packed rows forbid.
+WANT_ARRAYS = {"phi", "phixtral", "plamo", "stablelm"}
+
 _ATTENTION = "scaled_dot_product_attention"
 _base = mlx_lm.models.base
 
@@ -82,10 +85,32 @@ def model_name(model: Module | None) -> str:
     return str(found or type(model).__module__.rpartition(".")[2])
 
 
+def int_setting(model: Any, name: str) -> int | None:
+    """A number among the settings of a model, or of its text part, if it has one of this name."""
+    args = getattr(model, "args", None)
+    for settings in (args, getattr(args, "text_config", None)):
+        of = settings.get if isinstance(settings, dict) else functools.partial(getattr, settings)
+        found = of(name, None)
+        if isinstance(found, int):
+            return found
+    return None
+
+
 def model_classes(model: Module) -> set[type]:
     """The classes of all modules in a model, and their bases."""
     modules: list[Module] = cast(Any, model).modules()
     return {base for module in modules for base in type(module).__mro__}
+
+
+def modules_of(model: Module) -> set[str]:
+    """The files of mlx_lm.models whose classes a model is made of."""
+    names = (cls.__module__.rpartition(".") for cls in model_classes(model))
+    return {module for package, _, module in names if package == "mlx_lm.models"}
+
+
+def computes_with_keys(model: Module) -> bool:
+    """Whether it is known to do so between the cache and attention, which then gets others."""
+    return bool(modules_of(model) & {*WANT_ARRAYS, "mla"})
 
 
 def calls_attention(model: Module) -> bool:

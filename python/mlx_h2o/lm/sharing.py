@@ -9,9 +9,10 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 
 from ..caches.cache import H2OKVCache
+from ..caches.heads import HeadGroups
 from ..caches.prefix import unshareable
-from .prompt_cache import computes_with_keys, evicting_caches
-from .routing import calls_attention, model_name, routing_for
+from .prompt_cache import evicting_caches
+from .routing import calls_attention, computes_with_keys, model_name, routing_for
 
 LEAST_SHARED = 32
 """Tokens: for fewer it does not pay to read the rows of a sequence in two parts."""
@@ -40,11 +41,12 @@ def unshared_because(model: Module, caches: Sequence[Any]) -> str:
     if not calls_attention(model) or computes_with_keys(model):
         return f"{model_name(model)} does not hand the keys of its cache to mlx_lm's attention"
     for layer, one in enumerate(caches):
-        nested = any(evicting_caches([one])) and not isinstance(one, H2OKVCache)
+        nested = any(evicting_caches([one])) and not isinstance(one, H2OKVCache | HeadGroups)
         if nested or not hasattr(one, "merge"):
             return f"layer {layer} has a {type(one).__name__}, which shares no rows"
-        if isinstance(one, H2OKVCache) and (reason := unshareable(one.config)):
-            return f"layer {layer} has {reason}"
+        for own in evicting_caches([one]):
+            if reason := unshareable(own.config):
+                return f"layer {layer} has {reason}"
     return ""
 
 

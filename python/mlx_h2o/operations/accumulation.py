@@ -1,7 +1,10 @@
-"""The moving average of scores: of scores that are there, and in one operation with attention.
+"""What rows accumulate: the moving average of scores that are there, and in one operation with
+attention that or the mass of weights.
 
 Re-exported by ``fast``. Each call is validated, then served by the best back end (``backends``).
 """
+
+from typing import Literal
 
 import mlx.core as mx
 
@@ -73,7 +76,8 @@ def attention_and_accumulate(
     importance: mx.array,
     *,
     scale: float,
-    decay: float,
+    kind: Literal["ema", "mass"] = "ema",
+    decay: float = 0.95,
     mask: mx.array | str | None = None,
     sinks: mx.array | None = None,
     row_bias: mx.array | None = None,
@@ -83,10 +87,14 @@ def attention_and_accumulate(
     sparse_v_threshold: float = 0.0,
     stream: StreamLike = None,
 ) -> tuple[mx.array, mx.array]:
-    """Attention whose scores go into a moving average; a back end need not store them.
+    """Attention whose scores rows accumulate; a back end need not store them.
 
-    ``scaled_dot_product_attention_with_scores`` followed by ``accumulate_scores``, with the
-    arguments and errors of both; at most 128 queries. ``importance`` has the heads of the keys.
+    ``kind="ema"``: ``scaled_dot_product_attention_with_scores`` followed by ``accumulate_scores``
+    with this ``decay``. ``kind="mass"``, the attention mass of Zhang et al. 2023 (H2O): to the
+    importance of a row is added the sum, over all queries and over the query heads of its KV head,
+    of the weights ``exp(scores - lse)``; NaN, of a row that is not scored, counts as 0, and a query
+    that sees nothing adds nothing. Arguments and errors are those of the two operations; at most
+    128 queries. ``importance`` has the heads of the keys.
     ``k`` and ``v`` may be packed, each a tuple of words, scales and biases: then it is the
     quantised operation, and ``bits``, ``group_size``, ``v_bits`` and ``sparse_v_threshold`` are
     its arguments.
@@ -114,7 +122,10 @@ def attention_and_accumulate(
             f"[{op}] importance has {importance.shape[1]} heads, expected {heads} as the keys."
         )
     _check_queries(op, q.shape[2])
-    request = AttentionAccumulateRequest(attention, importance, arguments.decay(op, decay))
+    if kind not in ("ema", "mass"):
+        raise ValueError(f"[{op}] kind is {kind!r}, expected 'ema' or 'mass'.")
+    factor = arguments.decay(op, decay)
+    request = AttentionAccumulateRequest(attention, importance, factor if kind == "ema" else None)
     return resolve(attention.stream, op=op).serve_accumulating(request)
 
 

@@ -27,21 +27,34 @@ def accumulate_scores(request: AccumulateRequest) -> mx.array:
         )
 
 
+def add_mass(importance: mx.array, scores: mx.array, lse: mx.array) -> mx.array:
+    """``importance`` [B, H, N] plus the weights ``exp(scores - lse)`` that all queries and query
+    heads of a KV head give to each row; NaN, of a row that is not scored, counts as 0.
+
+    Args:
+        importance: float32 [B, H, N or more], of which the others stay as they are.
+        scores: float32 [B, Hq, L, N].
+        lse: float32 [B, Hq, L]; a query that sees nothing, -inf, adds nothing.
+    """
+    batch, heads, room = importance.shape
+    rows = scores.shape[3]
+    lse = mx.where(lse == -mx.inf, mx.inf, lse)[..., None]
+    mass = mx.sum(mx.exp(scores - lse).reshape(batch, heads, -1, rows), axis=2)
+    part = importance if room == rows else importance[:, :, :rows]
+    found = mx.where(mx.isnan(part), 0.0, part) + mass
+    return found if room == rows else mx.slice_update(importance, found, mx.array([0]), [2])
+
+
 def key_diversity(request: KeyDiversityRequest) -> mx.array:
     with placed(request.stream):
         return diversity(request.keys)
 
 
-def diversity(keys: mx.array, weights: mx.array | None = None) -> mx.array:
-    """Minus the cosine of each key with the mean of the normalised keys of its head, float32.
-
-    Args:
-        keys: [B, H, N, D].
-        weights: of each key in that mean, float32 [B, H, N]; None: the same.
-    """
+def diversity(keys: mx.array) -> mx.array:
+    """Minus the cosine of each of the keys [B, H, N, D] with the mean of the normalised keys of its
+    head, float32."""
     directions = _normalised(keys.astype(mx.float32))
-    weighted = directions if weights is None else weights[..., None] * directions
-    mean = _normalised(mx.mean(weighted, axis=2, keepdims=True))
+    mean = _normalised(mx.mean(directions, axis=2, keepdims=True))
     return -mx.squeeze(directions @ mx.swapaxes(mean, -1, -2), -1)
 
 

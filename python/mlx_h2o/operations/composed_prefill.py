@@ -37,7 +37,7 @@ def _block(
     Without an order MLX may begin many blocks before it ends the first.
     """
     (first, last), (start, stop) = rows, columns
-    keys, mask = request.keys, request.mask
+    keys, mask, bias = request.keys, request.mask, request.row_bias
     assert isinstance(keys, mx.array)
     if request.causal:
         shape = (*request.queries.shape[:2], last - first, stop - start)
@@ -49,6 +49,7 @@ def _block(
             request,
             queries=mx.depends(request.queries[:, :, first:last], [after]),
             keys=keys[:, :, start:stop],
+            row_bias=None if bias is None else bias[:, :, start:stop],
             causal=False,
             mask=mask,
         )
@@ -66,7 +67,7 @@ def _moving_average(
 ) -> mx.array:
     batch, heads, length, _ = request.queries.shape
     kv_heads, keys = request.keys.shape[1:3]
-    masked = request.causal or request.mask is not None
+    masked = request.causal or request.mask is not None or request.row_bias is not None
     if importance is None:
         importance = mx.full((batch, kv_heads, keys), mx.nan)
     parts = [importance[:, :, :0]]

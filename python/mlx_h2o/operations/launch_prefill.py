@@ -23,6 +23,8 @@ QUERIES = 4  # that a simdgroup holds in registers, for every key
 
 def refuses(request: PrefillRequest) -> str:
     """Why the kernels cannot serve this request; empty if they can."""
+    if request.attention.row_bias is not None:
+        return "the kernels know no bias of rows"
     size = request.attention.queries.shape[3]
     if size % LANES or size > WIDEST_HEAD:
         return (

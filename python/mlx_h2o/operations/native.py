@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from mlx_h2o.operations import merging, resolved
+from mlx_h2o.operations import folding, resolved
 from mlx_h2o.operations.arguments import StreamLike
 from mlx_h2o.operations.native_module import required as _module
 from mlx_h2o.operations.native_module import unavailable_reason as unavailable_reason
@@ -58,7 +58,7 @@ def attention_and_accumulate(request: AttentionAccumulateRequest) -> tuple[mx.ar
 
 
 def _attend(
-    request: AttentionRequest, importance: mx.array | None = None, decay: float = 0.0
+    request: AttentionRequest, importance: mx.array | None = None, decay: float | None = None
 ) -> list[mx.array]:
     """The results of attention; with importance only the output and the new one."""
     keys, values, bits, v_bits, group_size = request.keys, request.values, 8, 8, 64
@@ -85,7 +85,7 @@ def _attend(
         value_bits=v_bits,
         group_size=group_size,
         return_scores=request.return_scores and importance is None,
-        return_lse=request.return_lse,
+        return_lse=request.return_lse and importance is None,
         return_skipped=request.return_skipped,
         stream=request.stream,
     )
@@ -133,6 +133,7 @@ def prefill_scores(request: PrefillRequest) -> mx.array:
         causal=attention.causal,
         mask=attention.mask,
         sinks=attention.sinks,
+        row_bias=attention.row_bias,
         decay=request.decay if request.kind == "ema" else None,
         importance=request.importance,
         stream=request.stream,
@@ -146,13 +147,11 @@ def key_diversity(request: KeyDiversityRequest) -> mx.array:
     return ranks
 
 
-def mergers(
-    keys: mx.array, values: mx.array, *rows: mx.array, shared: bool = False, **given: Any
-) -> merging.Mergers:
-    """As ``merging.mergers``, each head by itself; heads that merge the same slots, composed."""
-    if shared or keys.dtype != values.dtype:
-        return merging.mergers(keys, values, *rows, shared=shared, **given)
-    return merging.Mergers(*_module().mergers(keys, values, *rows, **given))
+def fold(keys: mx.array, values: mx.array, *rows: mx.array, share: float = 1.0) -> folding.Folded:
+    """As ``folding.fold``; keys and values of two dtypes, composed."""
+    if keys.dtype != values.dtype:
+        return folding.fold(keys, values, *rows, share=share)
+    return folding.Folded(*_module().fold(keys, values, *rows, share=share))
 
 
 def quantize_append(request: QuantizeAppendRequest) -> tuple[Parts, Parts]:
@@ -253,7 +252,7 @@ class Operations(resolved.Operations):
         importance: mx.array,
         *,
         scale: float,
-        decay: float,
+        decay: float | None,
         causal: bool = False,
         mask: mx.array | None = None,
         sinks: mx.array | None = None,

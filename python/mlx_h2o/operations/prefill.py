@@ -27,6 +27,7 @@ def prefill_scores(
     scale: float,
     mask: mx.array | str | None = None,
     sinks: mx.array | None = None,
+    row_bias: mx.array | None = None,
     kind: Literal["ema", "mass"] = "ema",
     importance: mx.array | None = None,
     decay: float = 0.95,
@@ -51,6 +52,7 @@ def prefill_scores(
         mask: as in ``scaled_dot_product_attention_with_scores``, for all Lq queries.
         sinks: learned logits [Hq] in the denominator of "mass"; scores, and so "ema", do not
             know of them.
+        row_bias: float32 [B, Hkv, N], as in ``scaled_dot_product_attention_with_scores``.
         kind: "ema" or "mass".
         importance: for "ema", the average so far, float32 [B, Hkv, N], NaN where a row has not
             been scored; None: no row has been. "mass" starts at 0 and takes none.
@@ -66,13 +68,13 @@ def prefill_scores(
         of the attention itself, once more. The logits in memory at a time are a few blocks of
         2 MiB, or of one query by all keys ("mass") or of the counted queries by one key ("ema")
         where that is more. On GPU streams kernels serve head sizes that are multiples of 32 up to
-        576: no logit is stored, and "mass" makes each product twice.
+        576, without ``row_bias``: no logit is stored, and "mass" makes each product twice.
 
     Raises:
         ValueError: shapes, dtypes, a mask, sinks or settings other than these.
         TypeError: an argument of another type altogether.
     """
-    attention = _request(q, k, scale, mask, sinks, stream)
+    attention = _request(q, k, scale, mask, sinks, stream, row_bias)
     if kind not in KINDS:
         raise ValueError(f"[{OP}] kind is {kind!r}, expected 'ema' or 'mass'.")
     decay = arguments.decay(OP, decay)
@@ -93,13 +95,15 @@ def last_scores(
     *,
     scale: float,
     mask: mx.array | str | None = None,
+    row_bias: mx.array | None = None,
     queries: int = ema.MAX_QUERIES,
 ) -> mx.array:
     """The scores of the last ``queries`` queries themselves, float32 [B, Hq, queries or Lq, N].
 
     For policies that want more than a number per key. ``mask`` is for all Lq queries.
     """
-    return composed.logits(_last_queries(_request(q, k, scale, mask, None, None), queries))
+    request = _request(q, k, scale, mask, None, None, row_bias)
+    return composed.logits(_last_queries(request, queries))
 
 
 def _request(
@@ -109,12 +113,13 @@ def _request(
     mask: mx.array | str | None,
     sinks: mx.array | None,
     stream: StreamLike,
+    row_bias: mx.array | None = None,
 ) -> AttentionRequest:
     """The rules of attention hold, whose values are of no account here."""
     q, k = arguments.array(OP, "q", q), arguments.array(OP, "k", k)
     _check_dtypes(q.dtype, k.dtype)
     return validate.attention_request(
-        q, k, k, scale=scale, mask=mask, sinks=sinks, stream=stream, op=OP
+        q, k, k, scale=scale, mask=mask, sinks=sinks, row_bias=row_bias, stream=stream, op=OP
     )
 
 

@@ -158,14 +158,14 @@ class AccumulateRequest(NamedTuple):
 
 
 class AttentionAccumulateRequest(NamedTuple):
-    """One call of ``attention_and_accumulate``.
+    """One call of ``attention_and_accumulate``, of the mass where ``decay`` is None.
 
     ``importance`` may have more rows than there are keys: the others stay as they are.
     """
 
     attention: AttentionRequest
     importance: mx.array
-    decay: float
+    decay: float | None
 
 
 class PrefillRequest(NamedTuple):

@@ -125,6 +125,7 @@ class Operations:
     def serve_accumulating(self, request: AttentionAccumulateRequest) -> tuple[mx.array, mx.array]:
         """``attention_and_accumulate``, in one operation where a back end has it."""
         attention, op = request.attention, "attention_and_accumulate"
+        attention.return_lse = request.decay is None
         backend = self.backend_for(attention, op)
         fused = getattr(backend, op, None)
         if fused is not None:
@@ -133,6 +134,10 @@ class Operations:
         assert found.scores is not None
         with placed(attention.stream):
             rows, whole = attention.keys.shape[2], request.importance
+            if request.decay is None:
+                assert found.lse is not None
+                importance = composed_cache.add_mass(whole, found.scores, found.lse)
+                return mx.depends(found.out, [importance]), importance
             part = whole if whole.shape[2] == rows else whole[:, :, :rows]
             importance = self.function(composed_cache.accumulate_scores)(
                 AccumulateRequest(
@@ -158,10 +163,10 @@ class Operations:
         values: Rows,
         importance: mx.array,
         *,
-        decay: float,
+        decay: float | None,
         **options: Unpack[RowOptions],
     ) -> tuple[mx.array, mx.array]:
-        """Out and the new importance."""
+        """Out and the new importance; the mass where ``decay`` is None."""
         attention = _attention_request(queries, keys, values, options, True)
         return self.serve_accumulating(AttentionAccumulateRequest(attention, importance, decay))
 

@@ -51,9 +51,13 @@ class RowKernels:
     def attention_and_accumulate(
         self, request: AttentionAccumulateRequest, attention: LaunchPlan
     ) -> tuple[mx.array, mx.array]:
-        """Attention and the moving average of its scores."""
+        """Attention, and the moving average of its scores or the mass of its weights."""
         execute = self._executor(request.attention.stream)
         found = attention.outputs(execute)
+        if request.decay is None:
+            with placed(request.attention.stream):
+                mass = composed_cache.add_mass(request.importance, found["scores"], found["lse"])
+                return mx.depends(found["out"], [mass]), mass
         plan = launch_rows.accumulate_scores(
             AccumulateRequest(request.importance, found["scores"], request.decay)
         )

@@ -6,12 +6,15 @@ For callers that are right: arguments are not checked.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import mlx.core as mx
 
 from mlx_h2o.operations.backends import resolve
 from mlx_h2o.operations.requests import AttentionResult
+
+if TYPE_CHECKING:
+    from mlx_h2o.operations.resolved import AttentionOptions
 
 
 class Rows(NamedTuple):
@@ -33,33 +36,26 @@ _QUERIES = 128
 
 def biased_attention(
     queries: mx.array,
-    keys: Any,
-    values: Any,
+    keys: mx.array,
+    values: mx.array,
     bias: mx.array,
     *,
     scale: float,
     mask: mx.array | str | None = None,
     sinks: mx.array | None = None,
-    return_lse: bool = False,
-    **settings: Any,
-) -> tuple[mx.array, mx.array | None]:
-    """Attention over rows of which each has a bias, float32 [B, H, at least N]: the output, and the
-    lse where asked for.
+) -> mx.array:
+    """The output of attention over rows of which each has a bias, float32 [B, H, at least N].
 
     Any number of queries; with many, blocks of them follow each other.
     """
     operations = resolve()
     causal, shown = masking(mask)
-    if not settings and keys.dtype != queries.dtype:
+    if keys.dtype != queries.dtype:
         keys, values = keys.astype(queries.dtype), values.astype(queries.dtype)
-    heads = (keys[0] if isinstance(keys, tuple) else keys).shape[1]
-    if heads != bias.shape[1]:  # latent attention (MLA) has spread the one that is stored
-        bias = mx.repeat(bias, heads // bias.shape[1], axis=1)
-    given = {"scale": scale, "sinks": sinks, "row_bias": bias, "return_lse": return_lse, **settings}
+    given: AttentionOptions = {"scale": scale, "sinks": sinks, "row_bias": bias}
     length = queries.shape[2]
     if length <= _QUERIES or operations.name == "native":
-        one = operations.attention(queries, keys, values, causal=causal, mask=shown, **given)
-        return one.out, one.lse
+        return operations.attention(queries, keys, values, causal=causal, mask=shown, **given).out
     found = []
     rows = keys.shape[2]
     for start in range(0, length, _QUERIES):
@@ -70,11 +66,8 @@ def biased_attention(
             queries[:, :, start:stop], keys[:, :, :seen], values[:, :, :seen], causal=causal,
             mask=part, **given,
         )  # fmt: skip
-        found.append(one)
-    lse = [one.lse for one in found if one.lse is not None]
-    return mx.concatenate([one.out for one in found], axis=2), mx.concatenate(
-        lse, axis=2
-    ) if lse else None
+        found.append(one.out)
+    return mx.concatenate(found, axis=2)
 
 
 def merged_attention(
@@ -87,6 +80,7 @@ def merged_attention(
     return_scores: bool = True,
     return_lse: bool = False,
     shared: Rows | None = None,
+    row_bias: mx.array | None = None,
 ) -> AttentionResult:
     """Attention over the rows of all segments, each read on its own, as if they were one array.
 
@@ -103,6 +97,7 @@ def merged_attention(
         return_lse: whether the lse is wanted without them.
         shared: rows of batch 1 that all sequences have before the others. Every query sees them,
             and their scores are not wanted.
+        row_bias: float32 [B, H, at least N], of the rows of one segment.
 
     Returns:
         Output in the dtype of the queries, scores float32 [B, Hq, Lq, N] and lse [B, Hq, Lq].
@@ -121,7 +116,7 @@ def merged_attention(
             operations.attention(
                 queries, keys, values, scale=scale, causal=last and isinstance(mask, str),
                 mask=part, sinks=sinks if last else None, return_scores=return_scores,
-                return_lse=several or return_scores or return_lse, **settings,
+                return_lse=several or return_scores or return_lse, row_bias=row_bias, **settings,
             )
         )  # fmt: skip
     if not several:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 from .base import Policy, Rows
 from .h2o import H2O
+from .h2o_ema import H2OEma
 from .h2o_sum import H2OSum
 from .keydiff import KeyDiff
-from .merge import Merge
 from .mix import Mix
+from .prompt_random import PromptRandom
 from .random import Random
 from .snapkv import SnapKV
 from .tova import Tova
@@ -27,7 +28,10 @@ __all__ = ["Policy", "Rows", "build", "names"]
 
 _POLICIES: dict[str, type[Policy]] = {
     policy.name: policy
-    for policy in (H2O, H2OSum, Window, Random, KeyDiff, SnapKV, Tova, ValueAware, Mix, Merge)
+    for policy in (
+        *(H2O, H2OEma, H2OSum, Window, Random, PromptRandom, KeyDiff),
+        *(SnapKV, Tova, ValueAware, Mix),
+    )
 }
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import mlx.core as mx
 
 from ..operations.ema import MAX_QUERIES
+from ..operations.requests import PerSequence
 
 if TYPE_CHECKING:
     from ..config import H2OConfig
@@ -24,6 +25,10 @@ class Rows:
         importance: float32 [B, H, N], what ``accumulate`` made; NaN where not yet scored.
         positions: int32 [B, H, N], the place of each row in the sequence.
         offset: tokens that the cache has seen, which is the position of the next row.
+        keep: rows of each head that stay.
+        places: of these, those that no range protects: what ranks decide about.
+        sink_size: the first positions, whose rows stay.
+        recent_start: the first position of the newest rows, which stay too.
     """
 
     keys: mx.array
@@ -31,6 +36,10 @@ class Rows:
     importance: mx.array
     positions: mx.array
     offset: int
+    keep: int = 0
+    places: int = 0
+    sink_size: int = 0
+    recent_start: PerSequence | None = None
 
 
 class Policy(ABC):
@@ -47,25 +56,39 @@ class Policy(ABC):
     """Whether ``accumulate`` gets weights, ``exp(scores - lse)``, in the place of scores."""
     needs_positions: ClassVar[bool] = True
     """Whether ``accumulate`` looks at positions, which cost a few operations to make."""
-    merges: ClassVar[bool] = False
-    """Whether rows that go are merged into others. ``importance`` is then ``ln n`` of the n rows in
-    one, which attention adds to its logit."""
+    folds: ClassVar[bool] = False
+    """Whether rows that go are folded into others, weighed by their ranks. Attention then adds
+    ``ln n`` to the logit of a row that stands for n."""
     chunk_queries: ClassVar[int | None] = MAX_QUERIES
     """Queries of a chunk that ``accumulate`` sees, counted from its end, at most 128. None: all,
     and their weights come summed, as one query with one head per KV head."""
+    kind: ClassVar[Literal["ema", "mass"] | None] = None
+    """Where ``accumulate`` is what ``fast.attention_and_accumulate`` does of this kind, attention
+    may do it itself, without storing scores; None: it may not."""
     decay: float | None = None
-    """Where ``accumulate`` is ``fast.accumulate_scores`` with this decay, attention may do it
-    itself, without storing scores; None: it may not."""
+    """That of the kind "ema"."""
 
     @property
     def needs_attention(self) -> bool:
         """Whether attention must be ours: it hands over scores, or adds what rows stand for."""
-        return self.needs_scores or self.merges
+        return self.needs_scores or self.folds
 
     @classmethod
     def from_config(cls, config: H2OConfig) -> Policy:
         """A policy with the settings that it needs; by default none."""
         return cls()
+
+    fold_share: ClassVar[float] = 1.0
+    """Of the rows that go together, the share that is folded: the nearest."""
+
+    def takes(self, ranks: mx.array) -> mx.array:
+        """bool [B, H, N]: whether others may be folded into a row of this rank."""
+        return ~mx.isnan(ranks)
+
+    @classmethod
+    def recent_rows(cls, rows: int) -> int | None:
+        """Recent rows of a budget where no size is given; None: what half of it leaves."""
+        return None
 
     def accumulate(
         self,

@@ -1,41 +1,62 @@
-"""h2o: keep the rows whose logits have been large (AtomGradient 2026, sec. 3.2)."""
+"""h2o: heavy and diverse rows stay (after Zhang et al. 2023, H2O), others are folded into them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
 from ..operations.backends import resolve
 from .base import Policy, Rows
+from .h2o_sum import H2OSum
 
 if TYPE_CHECKING:
     from ..config import H2OConfig
 
 
-class H2O(Policy):
-    """Moving average of the absolute logit: ``C = a*C + (1-a)*|s|``.
+class H2O(H2OSum):
+    """Attention mass times the length of the value; a share of the places by key diversity.
 
-    ``s`` is the mean over the query heads of the group; the first score sets ``C = |s|``, where
-    the paper starts at 0, because rows that leave a short recent window would be handicapped.
+    Mass alone loses what no query has asked for yet, diversity alone loses the text. Ranks by mass
+    are shares of the greatest of a head, at most 1; the rows that stay for their diversity have 2
+    more, and none is folded into them. Of the rows that go, the nearer half is folded into the
+    nearest that stay, weighed by these ranks.
     """
 
     name = "h2o"
-    needs_scores = True
-    needs_positions = False
-    decay: float
+    folds = True
+    fold_share = 0.5
 
-    def __init__(self, decay: float) -> None:
-        self.decay = decay
+    def __init__(self, diversity: float) -> None:
+        self.diversity = diversity
 
     @classmethod
-    def from_config(cls, config: H2OConfig) -> H2O:
-        return cls(config.decay)
+    def from_config(cls, config: H2OConfig) -> Policy:
+        return cls(config.diversity)
 
-    def accumulate(
-        self, importance: mx.array, scores: mx.array, *, masked: bool = True, **_: Any
-    ) -> mx.array:
-        return resolve().accumulate_scores(importance, scores, decay=self.decay, masked=masked)
+    def takes(self, ranks: mx.array) -> mx.array:
+        return ranks <= 1  # NaN is not
+
+    @classmethod
+    def recent_rows(cls, rows: int) -> int:
+        """A quarter of the budget."""
+        return rows // 4
 
     def rank(self, rows: Rows) -> mx.array:
-        return rows.importance
+        values = rows.values.astype(mx.float32)
+        heavy = rows.importance * mx.sqrt(mx.sum(values * values, axis=3))
+        greatest = mx.max(mx.where(mx.isnan(heavy), 0, heavy), axis=2, keepdims=True)
+        ranks = heavy / mx.maximum(greatest, 1e-9)
+        diverse = int(self.diversity * rows.places)
+        if not diverse:
+            return ranks
+        operations = resolve()
+        stay = operations.keep_indices(
+            operations.key_diversity(rows.keys),
+            rows.positions,
+            keep=rows.keep - rows.places + diverse,
+            sink_size=rows.sink_size,
+            recent_start=rows.recent_start,
+        )
+        more = mx.put_along_axis(mx.zeros(ranks.shape), stay, mx.array(2.0), axis=2)
+        return ranks + more

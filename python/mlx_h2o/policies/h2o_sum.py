@@ -22,6 +22,7 @@ class H2OSum(Policy):
     needs_positions = False
     needs_weights = True
     chunk_queries = None
+    kind = "mass"
 
     def accumulate(self, importance: mx.array, scores: mx.array, **_: Any) -> mx.array:
         return add_mass(importance, scores)

@@ -60,21 +60,24 @@ def chunk_seen(
     scale: float,
     mask: mx.array | str | None,
     sinks: mx.array | None,
+    row_bias: mx.array | None,
 ) -> mx.array:
     """The importance after a chunk whose attention returned no scores.
 
     In blocks of keys or queries where the policy allows it, so that the scores are never in memory
     all at once.
     """
+    given = {"scale": scale, "mask": mask, "row_bias": row_bias}
     if policy.decay is not None and keys.shape[1] == importance.shape[1]:
         return fast.prefill_scores(
-            queries, keys, scale=scale, mask=mask, importance=importance, decay=policy.decay
+            queries, keys, importance=importance, decay=policy.decay, **given
         )
     if policy.chunk_queries is None:
-        mass = fast.prefill_scores(queries, keys, scale=scale, mask=mask, sinks=sinks, kind="mass")
-        given = mx.expand_dims(mass, 2)
+        mass = fast.prefill_scores(queries, keys, sinks=sinks, kind="mass", **given)
+        scores = mx.expand_dims(mass, 2)
     else:
         count = policy.chunk_queries
-        given = prefill.last_scores(queries, keys, scale=scale, mask=mask, queries=count)
-        given = seen(policy, given, None, sinks)
-    return policy.accumulate(importance, given, positions=positions, masked=mask is not None)
+        scores = seen(
+            policy, prefill.last_scores(queries, keys, queries=count, **given), None, sinks
+        )
+    return policy.accumulate(importance, scores, positions=positions, masked=mask is not None)

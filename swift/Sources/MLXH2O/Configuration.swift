@@ -3,20 +3,23 @@
 /// Afterwards `sinkSize + heavySize + recentSize == maxKVSize` always holds.
 public struct H2OConfiguration: Sendable, Hashable {
     /// Rows that each KV head keeps.
-    public let maxKVSize: Int
+    public private(set) var maxKVSize: Int
     /// Positions below it are never evicted.
     public let sinkSize: Int
     /// Rows kept by score.
-    public let heavySize: Int
+    public private(set) var heavySize: Int
     /// The newest rows, never evicted.
-    public let recentSize: Int
+    public private(set) var recentSize: Int
     /// Ranks the rows.
     public let policy: PolicyName
+    /// Of the policy `h2o`: the share of the rows kept by rank that are kept for the diversity of
+    /// their keys, 0 to 1.
+    public let diversity: Double
     /// `a` of the moving average `C = a*C + (1-a)*|s|`.
     public let decay: Double
     /// Rows of each head that leave a full cache together, so that a step in so many evicts. Never
     /// more than `maxKVSize` rows are kept; with 1 a row goes for each that comes.
-    public let evictEvery: Int
+    public private(set) var evictEvery: Int
     /// Whether all KV heads of a layer keep the same positions, by the mean of their ranks; else each
     /// head chooses by itself.
     public let sharedHeads: Bool
@@ -25,24 +28,24 @@ public struct H2OConfiguration: Sendable, Hashable {
     public let speculative: Int
     /// Bits of each element of the keys, and of the values unless ``valueBits`` differ: 2, 3, 4, 5, 6
     /// or 8. Nil: rows stay as they come.
-    public let kvBits: Int?
+    public private(set) var kvBits: Int?
     /// Bits of the values; nil: ``kvBits``.
     public let valueBits: Int?
     /// Whether rows of ``kvBits`` are kept relative to the centre of the first keys of their head,
     /// and rotated.
     public var kvFrame: Bool { framing ?? false }
     /// Nil where no rows are in a frame, as in files of versions that knew of none.
-    private let framing: Bool?
+    private var framing: Bool?
     /// Elements that share a scale and a bias: 32, 64 or 128. Rows whose size it does not divide
     /// take 32.
     public let kvGroupSize: Int
     /// In the place of ``kvBits``: rows as codes of rotated directions.
-    public let kvFormat: KVFormat?
+    public private(set) var kvFormat: KVFormat?
     /// With ``kvFormat``: of how many of the first and as many of the last layers
-    /// `evictingCaches(for:configuration:policy:)` keeps the rows in 8 bits instead.
-    public let turboGuard: Int
+    /// `evictingCaches(for:configuration:policy:budgets:)` keeps the rows in 8 bits instead.
+    public private(set) var turboGuard: Int
     /// Tokens that the model was trained for: rows further back than so many from the newest token
-    /// are the first to go, sinks excepted. Nil: `evictingCaches(for:configuration:policy:)` takes
+    /// are the first to go, sinks excepted. Nil: `evictingCaches(for:configuration:policy:budgets:)` takes
     /// what an `H2OTransformer` says; in other caches, and with 0, only the policy decides.
     public private(set) var contextSize: Int?
 
@@ -66,11 +69,13 @@ public struct H2OConfiguration: Sendable, Hashable {
     /// - Parameters:
     ///   - maxKVSize: rows that each KV head keeps, at least 1
     ///   - sinkSize: the first positions, which stay; fewer than `maxKVSize`
-    ///   - heavySize: rows kept by score; nil: half of the budget, or what the other two leave
+    ///   - heavySize: rows kept by score; nil: half of the budget, or what the other two leave; for
+    ///     the policy `h2o` all but the recent rows, a quarter of the budget
     ///   - recentSize: the newest rows, which stay; nil, or where the three do not fill the budget:
     ///     what the other two leave
     ///   - policy: ranks the rows
-    ///   - decay: at least 0, below 1
+    ///   - diversity: of the policy `h2o`, 0 to 1
+    ///   - decay: of the policy `h2o-ema`, at least 0, below 1
     ///   - evictEvery: rows that leave a full cache together, at least 1; no more go than are not
     ///     protected; nil: one row of 32, as measured
     ///   - sharedHeads: whether all KV heads keep the same positions
@@ -87,8 +92,8 @@ public struct H2OConfiguration: Sendable, Hashable {
     /// - Throws: ``H2OError`` where a value is out of range or the sizes exceed the budget
     public init(
         maxKVSize: Int = 256, sinkSize: Int = 4, heavySize: Int? = nil, recentSize: Int? = nil,
-        policy: PolicyName = .keydiff, decay: Double = 0.95, evictEvery: Int? = nil,
-        sharedHeads: Bool = false, speculative: Int = 0, kvBits: Int? = nil,
+        policy: PolicyName = .keydiff, diversity: Double = 0.5, decay: Double = 0.95,
+        evictEvery: Int? = nil, sharedHeads: Bool = false, speculative: Int = 0, kvBits: Int? = nil,
         valueBits: Int? = nil, kvFrame: Bool = true, kvGroupSize: Int = 64,
         kvFormat: KVFormat? = nil, turboGuard: Int = 0, contextSize: Int? = nil
     ) throws {
@@ -101,6 +106,9 @@ public struct H2OConfiguration: Sendable, Hashable {
         try require("recentSize", recentSize ?? 0, atLeast: 0)
         guard decay >= 0, decay < 1 else {
             throw failure("decay is \(decay), expected a number of at least 0, below 1.")
+        }
+        guard diversity >= 0, diversity <= 1 else {
+            throw failure("diversity is \(diversity), expected a number from 0 to 1.")
         }
         try requireKnown("kvBits", kvBits, among: [2, 3, 4, 5, 6, 8])
         try requireKnown("valueBits", valueBits, among: [2, 3, 4, 5, 6, 8])
@@ -125,6 +133,7 @@ public struct H2OConfiguration: Sendable, Hashable {
         self.maxKVSize = maxKVSize
         self.sinkSize = sinkSize
         self.policy = policy
+        self.diversity = diversity
         self.decay = decay
         self.evictEvery = evictEvery ?? max(1, maxKVSize / 32)
         self.sharedHeads = sharedHeads
@@ -137,7 +146,7 @@ public struct H2OConfiguration: Sendable, Hashable {
         self.turboGuard = turboGuard
         self.contextSize = contextSize
         self.heavySize = try Self.heavySize(
-            of: maxKVSize, sink: sinkSize, heavy: heavySize, recent: recentSize)
+            of: maxKVSize, sink: sinkSize, heavy: heavySize, recent: recentSize, policy: policy)
         self.recentSize = maxKVSize - sinkSize - self.heavySize
         guard speculative == 0 || maxKVSize >= sinkSize + speculative + 2 else {
             throw failure(
@@ -146,13 +155,13 @@ public struct H2OConfiguration: Sendable, Hashable {
         }
     }
 
-    /// What was published: the policy `h2o`, and a split scaled to `maxKVSize`. The other arguments,
+    /// What was published: the policy `h2o-ema`, and a split scaled to `maxKVSize`. The other arguments,
     /// and the errors:
-    /// ``init(maxKVSize:sinkSize:heavySize:recentSize:policy:decay:evictEvery:sharedHeads:speculative:kvBits:valueBits:kvFrame:kvGroupSize:kvFormat:turboGuard:contextSize:)``.
+    /// ``init(maxKVSize:sinkSize:heavySize:recentSize:policy:diversity:decay:evictEvery:sharedHeads:speculative:kvBits:valueBits:kvFrame:kvGroupSize:kvFormat:turboGuard:contextSize:)``.
     public init(
         preset: Preset, maxKVSize: Int = 256, sinkSize: Int = 4, recentSize: Int? = nil,
-        policy: PolicyName = .h2o, decay: Double = 0.95, evictEvery: Int? = nil,
-        sharedHeads: Bool = false, speculative: Int = 0, kvBits: Int? = nil,
+        policy: PolicyName = .h2oEma, diversity: Double = 0.5, decay: Double = 0.95,
+        evictEvery: Int? = nil, sharedHeads: Bool = false, speculative: Int = 0, kvBits: Int? = nil,
         valueBits: Int? = nil, kvFrame: Bool = true, kvGroupSize: Int = 64,
         kvFormat: KVFormat? = nil, turboGuard: Int = 0, contextSize: Int? = nil
     ) throws {
@@ -162,19 +171,21 @@ public struct H2OConfiguration: Sendable, Hashable {
         let heavySize = max(0, min(preset.heavySize(of: maxKVSize), maxKVSize - sinkSize - 1))
         try self.init(
             maxKVSize: maxKVSize, sinkSize: sinkSize, heavySize: heavySize,
-            recentSize: recentSize, policy: policy, decay: decay, evictEvery: evictEvery,
-            sharedHeads: sharedHeads, speculative: speculative,
+            recentSize: recentSize, policy: policy, diversity: diversity, decay: decay,
+            evictEvery: evictEvery, sharedHeads: sharedHeads, speculative: speculative,
             kvBits: kvBits, valueBits: valueBits, kvFrame: kvFrame, kvGroupSize: kvGroupSize,
             kvFormat: kvFormat, turboGuard: turboGuard, contextSize: contextSize)
     }
 
     private static func heavySize(
-        of maxKVSize: Int, sink: Int, heavy: Int?, recent: Int?
+        of maxKVSize: Int, sink: Int, heavy: Int?, recent: Int?, policy: PolicyName
     ) throws -> Int {
         let left = maxKVSize - sink - (recent ?? 0)
         // At least one recent row, which gives the newest row time to be scored.
         let spare = recent == nil ? left - 1 : left
-        let size = heavy ?? max(0, min(Preset.heavy.heavySize(of: maxKVSize), spare))
+        var usual = Preset.heavy.heavySize(of: maxKVSize)
+        if let rows = policy.recentRows(of: maxKVSize) { usual = recent == nil ? left - rows : left }
+        let size = heavy ?? max(0, min(usual, spare))
         guard size <= left else {
             throw failure(
                 "sinkSize + heavySize + recentSize is \(sink) + \(size) + \(recent ?? 0), "
@@ -186,7 +197,14 @@ public struct H2OConfiguration: Sendable, Hashable {
 
 extension H2OConfiguration {
     /// The same with rows quantised to 8 bits, in the place of ``kvFormat`` too.
-    public var with8Bits: H2OConfiguration { H2OConfiguration(self, kvBits: 8) }
+    public var with8Bits: H2OConfiguration {
+        var found = self
+        found.kvBits = 8
+        found.framing = true
+        found.kvFormat = nil
+        found.turboGuard = 0
+        return found
+    }
 
     /// The same for a model that was trained for so many tokens, where ``contextSize`` is nil.
     public func forModel(contextSize: Int?) -> H2OConfiguration {
@@ -195,23 +213,21 @@ extension H2OConfiguration {
         return found
     }
 
-    private init(_ other: H2OConfiguration, kvBits: Int) {
-        maxKVSize = other.maxKVSize
-        sinkSize = other.sinkSize
-        heavySize = other.heavySize
-        recentSize = other.recentSize
-        policy = other.policy
-        decay = other.decay
-        evictEvery = other.evictEvery
-        sharedHeads = other.sharedHeads
-        speculative = other.speculative
-        valueBits = other.valueBits
-        kvGroupSize = other.kvGroupSize
-        self.kvBits = kvBits
-        framing = true
-        kvFormat = nil
-        turboGuard = 0
-        contextSize = other.contextSize
+    /// The same with another budget: the share of heavy rows stays, and so does an ``evictEvery`` of
+    /// one row of 32.
+    ///
+    /// - Throws: ``H2OError`` where the budget does not suit the other sizes
+    public func with(maxKVSize rows: Int) throws -> H2OConfiguration {
+        try require("maxKVSize", rows, atLeast: 1)
+        let heavy = max(0, min(heavySize * rows / maxKVSize, rows - sinkSize - 1))
+        let sizes = try H2OConfiguration(
+            maxKVSize: rows, sinkSize: sinkSize, heavySize: heavy, speculative: speculative)
+        var found = self
+        if evictEvery == max(1, maxKVSize / 32) { found.evictEvery = sizes.evictEvery }
+        found.maxKVSize = rows
+        found.heavySize = sizes.heavySize
+        found.recentSize = sizes.recentSize
+        return found
     }
 }
 
@@ -243,6 +259,7 @@ extension H2OConfiguration: Codable {
         case heavySize = "heavy_size"
         case recentSize = "recent_size"
         case policy
+        case diversity
         case decay
         case evictEvery = "evict_every"
         case sharedHeads = "shared_heads"
@@ -315,12 +332,16 @@ extension H2OConfiguration: Codable {
         guard try !values.decodeNil(forKey: .maxKVSize) else {
             throw failure("max_kv_size is null, expected a number: a cache here has a budget.")
         }
+        // Files of versions without `diversity` call the moving average "h2o".
+        let isOlder = !values.contains(.diversity)
+        let named = try values.decode(PolicyName.self, forKey: .policy)
         try self.init(
             maxKVSize: values.decode(Int.self, forKey: .maxKVSize),
             sinkSize: values.decode(Int.self, forKey: .sinkSize),
             heavySize: values.decode(Int.self, forKey: .heavySize),
             recentSize: values.decode(Int.self, forKey: .recentSize),
-            policy: values.decode(PolicyName.self, forKey: .policy),
+            policy: isOlder && named == .h2o ? .h2oEma : named,
+            diversity: values.decodeIfPresent(Double.self, forKey: .diversity) ?? 0.5,
             decay: values.decode(Double.self, forKey: .decay),
             evictEvery: values.decode(Int.self, forKey: .evictEvery),
             sharedHeads: values.decodeIfPresent(Bool.self, forKey: .sharedHeads) ?? false,

@@ -30,7 +30,7 @@ public func accumulateScores(
     }[0]
 }
 
-/// What ``attentionAndAccumulate(queries:keys:values:importance:scale:decay:mask:sinks:rowBias:bits:groupSize:valueBits:sparseVThreshold:stream:)``
+/// What ``attentionAndAccumulate(queries:keys:values:importance:scale:kind:decay:mask:sinks:rowBias:bits:groupSize:valueBits:sparseVThreshold:stream:)``
 /// returns. Evaluating the output evaluates everything.
 public struct AccumulatedAttention {
     /// [B, Hq, Lq, Dv], in the dtype of the queries.
@@ -39,19 +39,22 @@ public struct AccumulatedAttention {
     public let importance: MLXArray
 }
 
-/// Attention whose scores go into a moving average; a back end need not store them.
+/// Attention whose scores rows accumulate; a back end need not store them.
 ///
 /// - Parameters:
 ///   - queries: [B, Hq, Lq, D]; at most ``maxScoredQueries``
 ///   - keys: [B, Hkv, N, D], dense, packed or coded
 ///   - values: [B, Hkv, N, Dv]
 ///   - importance: float32 [B, Hkv, N], as in ``accumulateScores(_:scores:decay:isMasked:stream:)``
-///   - decay: as there
+///   - kind: `.ema`: the moving average, as there; `.mass`: to the importance are added the weights
+///     of all queries and of the query heads of the KV head (Zhang et al. 2023, H2O), where NaN
+///     counts as 0
+///   - decay: for `.ema`
 ///   - bits: of packed rows, as `groupSize`, `valueBits` and `sparseVThreshold`
 /// - Throws: ``H2OError``
 public func attentionAndAccumulate<Keys: CacheRows, Values: CacheRows>(
     queries: MLXArray, keys: Keys, values: Values, importance: MLXArray, scale: Float,
-    decay: Double,
+    kind: ChunkScores = .ema, decay: Double = 0.95,
     mask: MLXFast.ScaledDotProductAttentionMaskMode = .none, sinks: MLXArray? = nil,
     rowBias: MLXArray? = nil, bits: Int = 8, groupSize: Int = 64, valueBits: Int? = nil,
     sparseVThreshold: Float = 0, stream: StreamOrDevice = .default
@@ -61,8 +64,8 @@ public func attentionAndAccumulate<Keys: CacheRows, Values: CacheRows>(
         try withVector(values.parts) { values in
             try results(2) { place in
                 mlx_h2o_attention_and_accumulate(
-                    place, place + 1, queries.ctx, keys, values, importance.ctx, scale, decay, mode,
-                    array.ctx, (sinks ?? .mlxNone).ctx, (rowBias ?? .mlxNone).ctx,
+                    place, place + 1, queries.ctx, keys, values, importance.ctx, scale,
+                    kind.rawValue, decay, mode, array.ctx, (sinks ?? .mlxNone).ctx, (rowBias ?? .mlxNone).ctx,
                     Int32(clamping: bits), Int32(clamping: groupSize), optional(valueBits),
                     sparseVThreshold, stream.ctx)
             }
@@ -87,6 +90,7 @@ public enum ChunkScores: String, Sendable, CaseIterable {
 ///   - keys: [B, Hkv, N, D], the dtype of the queries
 ///   - mask: for all L queries
 ///   - sinks: learned logits [Hq], for `.mass`
+///   - rowBias: float32 [B, Hkv, N], as in attention
 ///   - kind: `.ema`: exactly what ``accumulateScores(_:scores:decay:isMasked:stream:)`` gives of the
 ///     last `countedQueries` queries; NaN where a row is still unscored. `.mass`: the sum of the
 ///     weights over all queries, and over the query heads of the KV head
@@ -98,14 +102,14 @@ public enum ChunkScores: String, Sendable, CaseIterable {
 public func prefillScores(
     queries: MLXArray, keys: MLXArray, scale: Float,
     mask: MLXFast.ScaledDotProductAttentionMaskMode = .none, sinks: MLXArray? = nil,
-    kind: ChunkScores = .ema, importance: MLXArray? = nil, decay: Double = 0.95,
+    rowBias: MLXArray? = nil, kind: ChunkScores = .ema, importance: MLXArray? = nil, decay: Double = 0.95,
     countedQueries: Int = maxScoredQueries, stream: StreamOrDevice = .default
 ) throws -> MLXArray {
     let (mode, array) = mask.arguments
     return try results(1) { place in
         mlx_h2o_prefill_scores(
             place, queries.ctx, keys.ctx, scale, mode, array.ctx, (sinks ?? .mlxNone).ctx,
-            kind.rawValue, (importance ?? .mlxNone).ctx, decay, Int32(clamping: countedQueries),
-            stream.ctx)
+            (rowBias ?? .mlxNone).ctx, kind.rawValue, (importance ?? .mlxNone).ctx, decay,
+            Int32(clamping: countedQueries), stream.ctx)
     }[0]
 }

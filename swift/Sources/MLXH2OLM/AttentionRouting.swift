@@ -58,7 +58,7 @@ private func attend(
         output = MLXFast.scaledDotProductAttention(
             queries: rows[0], keys: rows[1], values: rows[2], scale: scale, mask: mask)
         scores = try lastScores(
-            rows[0], rows[1], scale: scale, mask: mask, count: maxScoredQueries)
+            rows[0], rows[1], scale: scale, mask: mask, bias: nil, count: maxScoredQueries)
     }
     let isMasked = if case .none = mask { false } else { true }
     cache.updateScores(scores, isMasked: isMasked)

@@ -1,3 +1,4 @@
+import Foundation
 import MLX
 import MLXH2O
 import MLXLMCommon
@@ -15,19 +16,22 @@ import MLXNN
 ///   - configuration: the settings of every layer; where they name no `contextSize`, that of an
 ///     ``H2OTransformer`` is what its settings say
 ///   - policy: a policy of your own, in the place of the one that the settings name
-/// - Throws: `H2OError` where the policy needs scores, or merges, and the model is not routed; where
-///   no layer would keep every row; and for a model that makes its masks in a way that rows which
-///   went do not fit
+///   - budgets: rows of each layer that evicts, in order, as ``rowsPerLayer(contentsOf:)`` reads them
+///     of a file, in the place of `maxKVSize`. A model must then not make one array mask for all
+///     layers; mlx-swift-lm's do not, unless they ask a cache for an array
+/// - Throws: `H2OError` where the policy needs scores, or folds, and the model is not routed; where
+///   no layer would keep every row; for a model that makes its masks in a way that rows which went
+///   do not fit; and for another number of budgets than layers that evict
 public func evictingCaches(
     for model: any LanguageModel, configuration: H2OConfiguration,
-    policy ownPolicy: (any EvictionPolicy)? = nil
+    policy ownPolicy: (any EvictionPolicy)? = nil, budgets: [Int]? = nil
 ) throws -> [any KVCache] {
     let model = (model as? EvictingLanguageModel)?.model ?? model
     let name = "\(type(of: model))"
     let configuration = configuration.forModel(
         contextSize: (model as? H2OTransformer)?.contextSize)
     let policy = ownPolicy ?? configuration.makePolicy()
-    if policy.needsScores || policy.merges, !(model is any H2ORouted) {
+    if policy.needsScores || policy.folds, !(model is any H2ORouted) {
         throw H2OError(
             "evictingCaches",
             "the policy '\(ownPolicy.map { "\(type(of: $0))" } ?? configuration.policy.rawValue)' needs attention of MLXH2OLM's, which "
@@ -41,26 +45,50 @@ public func evictingCaches(
     let plain = caches.indices.filter { isPlain(caches[$0]) }
     let ends = Set(
         plain.prefix(configuration.turboGuard) + plain.suffix(configuration.turboGuard))
-    return caches.enumerated().map { layer, cache in
+    if let budgets, budgets.count != plain.count {
+        throw H2OError(
+            "evictingCaches",
+            "found \(budgets.count) budgets, expected one for each of the \(plain.count) layers of "
+                + "\(name) that evict.")
+    }
+    var left = budgets?.makeIterator()
+    return try caches.enumerated().map { layer, cache in
         guard isPlain(cache) else { return cache }
+        let own = try left?.next().map(configuration.with(maxKVSize:)) ?? configuration
         return evictingCache(
-            ends.contains(layer) ? configuration.with8Bits : configuration, policy: ownPolicy,
+            ends.contains(layer) ? own.with8Bits : own, policy: ownPolicy,
             name: "layer \(layer) of \(name)")
     }
 }
 
+/// The rows of each layer that a file of `mlx_h2o layers --output` holds: `{"budgets": [ROWS, ...]}`.
+///
+/// - Throws: `H2OError` where it holds none
+public func rowsPerLayer(contentsOf url: URL) throws -> [Int] {
+    struct File: Decodable { let budgets: [Int] }
+    do {
+        return try JSONDecoder().decode(File.self, from: Data(contentsOf: url)).budgets
+    } catch {
+        throw H2OError(
+            "rowsPerLayer",
+            "\(url.lastPathComponent) cannot be read, expected {\"budgets\": [ROWS, ...]}: \(error)."
+        )
+    }
+}
+
 /// The model with caches that evict: whoever asks it for a new cache gets one of
-/// ``evictingCaches(for:configuration:policy:)``, so that `generate` and every turn of a `ChatSession` keep
+/// ``evictingCaches(for:configuration:policy:budgets:)``, so that `generate` and every turn of a `ChatSession` keep
 /// the budget.
 ///
-/// - Throws: as ``evictingCaches(for:configuration:policy:)``
+/// - Throws: as ``evictingCaches(for:configuration:policy:budgets:)``
 public func evicting(
     _ model: any LanguageModel, configuration: H2OConfiguration,
-    policy: (any EvictionPolicy)? = nil
+    policy: (any EvictionPolicy)? = nil, budgets: [Int]? = nil
 ) throws -> any LanguageModel {
-    _ = try evictingCaches(for: model, configuration: configuration, policy: policy)
+    _ = try evictingCaches(
+        for: model, configuration: configuration, policy: policy, budgets: budgets)
     let model = (model as? EvictingLanguageModel)?.model ?? model
-    return EvictingLanguageModel(model, configuration, policy)
+    return EvictingLanguageModel(model, configuration, policy, budgets)
 }
 
 /// A loaded model with caches that evict; the same of its model.
@@ -68,14 +96,14 @@ public func evicting(
 ///     let context = try evicting(loaded, configuration: H2OConfiguration(maxKVSize: 1024))
 ///     let session = ChatSession(ModelContainer(context: context))
 ///
-/// - Throws: as ``evictingCaches(for:configuration:policy:)``
+/// - Throws: as ``evictingCaches(for:configuration:policy:budgets:)``
 public func evicting(
     _ context: ModelContext, configuration: H2OConfiguration,
-    policy: (any EvictionPolicy)? = nil
+    policy: (any EvictionPolicy)? = nil, budgets: [Int]? = nil
 ) throws -> ModelContext {
     var context = context
     context.model = try evicting(
-        context.model, configuration: configuration, policy: policy)
+        context.model, configuration: configuration, policy: policy, budgets: budgets)
     return context
 }
 
@@ -107,21 +135,24 @@ final class EvictingLanguageModel: Module, LanguageModel {
     let model: any LanguageModel
     private let configuration: H2OConfiguration
     private let policy: (any EvictionPolicy)?
+    private let budgets: [Int]?
 
     init(
         _ model: any LanguageModel, _ configuration: H2OConfiguration,
-        _ policy: (any EvictionPolicy)?
+        _ policy: (any EvictionPolicy)?, _ budgets: [Int]?
     ) {
         self.model = model
         self.configuration = configuration
         self.policy = policy
+        self.budgets = budgets
         super.init()
     }
 
     /// `maxKVSize` and other settings of `parameters` are those of other caches.
     func newCache(parameters: GenerateParameters?) -> [KVCache] {
         do {
-            return try evictingCaches(for: model, configuration: configuration, policy: policy)
+            return try evictingCaches(
+                for: model, configuration: configuration, policy: policy, budgets: budgets)
         } catch {
             H2OError.report(error)
             return []

@@ -18,13 +18,11 @@ extension H2OKVCache {
         try appendRows(newKeys, newValues)
         guard var table else { return queries }
         let output: MLXArray
-        if let bias = rowBias {
-            output = try attend(queries, scale, mask, table, bias)
-        } else if queries.dim(2) > maxDecodeQueries {
+        if queries.dim(2) > maxDecodeQueries {
             output = try attendByChunk(queries, scale, mask, &table)
-        } else if let decay = policy.averageDecay, reach == 0, averages(mask, table) {
-            output = try attendAndAverage(queries, scale, mask, decay, &table)
-        } else if policy.needsScores {
+        } else if let kind = policy.kind, reach == 0, accumulates(kind, mask, table) {
+            output = try attendAndAccumulate(queries, scale, mask, kind, &table)
+        } else if policy.needsScores || table.bias != nil {
             let found = try attentionWithScores(queries, scale, mask, table)
             let isMasked = if case .none = mask { false } else { true }
             try takeIn(found.scores, lse: found.lse, isMasked: isMasked, &table)
@@ -37,17 +35,13 @@ extension H2OKVCache {
         return tied(output)
     }
 
-    /// Attention that adds `bias`, float32 [B, H, N], to the logits of rows that merged. Blocks of
-    /// queries follow each other, since the operation makes a matrix of their logits.
+    /// Attention of a chunk that adds `bias`, float32 [B, H, N], to the logits. Blocks of queries
+    /// follow each other, since the operation makes a matrix of their logits.
     private func attend(
-        _ queries: MLXArray, _ scale: Float, _ mask: MLXFast.ScaledDotProductAttentionMaskMode,
-        _ table: RowTable, _ bias: MLXArray
+        _ arrays: [MLXArray], _ scale: Float, _ mask: MLXFast.ScaledDotProductAttentionMaskMode,
+        _ bias: MLXArray
     ) throws -> MLXArray {
-        let (length, rows) = (queries.dim(2), table.length)
-        if length <= maxDecodeQueries {
-            return try attentionWithScores(queries, scale, mask, table, bias).output
-        }
-        let arrays = try promoted(queries, table)
+        let (length, rows) = (arrays[0].dim(2), arrays[1].dim(2))
         let blocks = try stride(from: 0, to: length, by: maxScoredQueries).map { first in
             let last = min(first + maxScoredQueries, length)
             // Bottom-right: the last query of a block sees the rows up to its own.
@@ -67,35 +61,42 @@ extension H2OKVCache {
     ) throws -> MLXArray {
         let (keys, values) = try table.dense()
         let arrays = sameDType([queries, keys, values])
-        let output = MLXFast.scaledDotProductAttention(
-            queries: arrays[0], keys: arrays[1], values: arrays[2], scale: scale, mask: mask)
+        let output =
+            if let bias = table.bias {
+                try attend(arrays, scale, mask, bias)
+            } else {
+                MLXFast.scaledDotProductAttention(
+                    queries: arrays[0], keys: arrays[1], values: arrays[2], scale: scale, mask: mask)
+            }
         try takeIn(chunk: arrays[0], keys: arrays[1], scale: scale, mask: mask, &table)
         return output
     }
 
-    /// Whether one operation can take in the scores: those of rows in a frame lack a shift, which
-    /// takes the place of the mask.
-    private func averages(
-        _ mask: MLXFast.ScaledDotProductAttentionMaskMode, _ table: RowTable
+    /// Whether one operation can take in what the policy accumulates: scores of rows in a frame lack
+    /// a shift, which takes the place of the mask. Weights do not know of it.
+    private func accumulates(
+        _ kind: ChunkScores, _ mask: MLXFast.ScaledDotProductAttentionMaskMode, _ table: RowTable
     ) -> Bool {
-        if case .none = mask { true } else { table.frame == nil }
+        if case .none = mask { true } else { kind == .mass || table.frame == nil }
     }
 
-    /// Attention that takes its scores into the moving average.
-    private func attendAndAverage(
+    /// Attention that takes in what the policy accumulates.
+    private func attendAndAccumulate(
         _ queries: MLXArray, _ scale: Float,
-        _ mask: MLXFast.ScaledDotProductAttentionMaskMode, _ decay: Double,
+        _ mask: MLXFast.ScaledDotProductAttentionMaskMode, _ kind: ChunkScores,
         _ table: inout RowTable
     ) throws -> MLXArray {
         let (packing, frame) = (table.packing, table.frame)
         let rows = packing == nil ? try promoted(queries, table) : nil
         let (keys, values) = table.fetch()
         let asked = rows?[0] ?? frame?.query(queries) ?? queries
-        let mask = frame.map { .array($0.shift(queries, scale: scale)) } ?? mask
+        let shift = kind == .ema ? frame?.shift(queries, scale: scale) : nil
+        let mask = shift.map { .array($0) } ?? mask
         let found = try attentionAndAccumulate(
             queries: asked, keys: StoredRows(parts: rows.map { [$0[1]] } ?? keys),
             values: StoredRows(parts: rows.map { [$0[2]] } ?? values),
-            importance: table.importance, scale: scale, decay: decay, mask: mask,
+            importance: table.importance, scale: scale, kind: kind,
+            decay: policy.averageDecay ?? 0, mask: mask, rowBias: table.bias,
             bits: packing?.bits ?? 8, groupSize: packing?.groupSize ?? 64,
             valueBits: packing?.valueBits)
         table.importance = found.importance
@@ -123,19 +124,20 @@ extension H2OKVCache {
 
     private func attentionWithScores(
         _ queries: MLXArray, _ scale: Float, _ mask: MLXFast.ScaledDotProductAttentionMaskMode,
-        _ table: RowTable, _ bias: MLXArray? = nil
+        _ table: RowTable
     ) throws -> AttentionWithScores {
         guard let packing = table.packing else {
             let rows = try promoted(queries, table)
             return try MLXFast.scaledDotProductAttentionWithScoresAndLse(
                 queries: rows[0], keys: rows[1], values: rows[2], scale: scale, mask: mask,
-                rowBias: bias)
+                rowBias: table.bias)
         }
         let (keys, values) = table.fetch()
         let found = try MLXFast.scaledDotProductAttentionQuantizedWithScoresAndLse(
             queries: table.frame?.query(queries) ?? queries, keys: StoredRows(parts: keys),
             values: StoredRows(parts: values), scale: scale, bits: packing.bits,
-            groupSize: packing.groupSize, valueBits: packing.valueBits, mask: mask, rowBias: bias
+            groupSize: packing.groupSize, valueBits: packing.valueBits, mask: mask,
+            rowBias: table.bias
         ).0
         guard let frame = table.frame else { return found }
         let shift = frame.shift(queries, scale: scale)

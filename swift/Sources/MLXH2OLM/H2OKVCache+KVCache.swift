@@ -102,14 +102,16 @@ extension H2OKVCache: KVCache {
 
     // MARK: State
 
-    /// Keys, values, scores and positions, quantised keys and values as words, scales and biases
-    /// each, behind such keys the centre of their frame where there is one; nothing while there are no rows. What was read stays unchanged by later updates.
+    /// Keys, values, scores, biases where rows were folded, and positions, quantised keys and values
+    /// as words, scales and biases each, behind such keys the centre of their frame where there is
+    /// one; nothing while there are no rows. What was read stays unchanged by later updates.
     /// Setting it puts ``offset`` behind the last position.
     public var state: [MLXArray] {
         get {
             guard let table else { return [] }
             let (keys, values) = table.fetch()
-            return keys + table.centre + values + [table.importance, table.positions]
+            let biases = table.bias.map { [$0] } ?? []
+            return keys + table.centre + values + [table.importance] + biases + [table.positions]
         }
         set {
             do {

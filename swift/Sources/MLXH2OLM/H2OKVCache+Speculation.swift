@@ -51,10 +51,12 @@ extension H2OKVCache {
                     chunk: queries.rows(upTo: length - last), keys: keys.rows(upTo: rows),
                     scale: scale,
                     mask: last == 0
-                        ? mask : part(of: mask, 0..<length - last, of: length, rows: rows)))
+                        ? mask : part(of: mask, 0..<length - last, of: length, rows: rows),
+                    bias: table.bias?.rows(upTo: rows)))
         }
         guard last > 0 else { return }
-        let scores = try lastScores(queries, keys, scale: scale, mask: mask, count: last)
+        let scores = try lastScores(
+            queries, keys, scale: scale, mask: mask, bias: table.bias, count: last)
         wait(for: policy.seen(scores, lse: nil), last, &table)
     }
 

@@ -27,7 +27,7 @@ public class H2OKVCache {
     /// The policy, where it is not the one that the settings name.
     let ownPolicy: (any EvictionPolicy)?
     var table: RowTable?
-    /// The last update still waits for its scores, or for attention that counts merged rows.
+    /// The last update still waits for its scores, or for attention that counts folded rows.
     var isUnscored = false
 
     /// - Parameters:
@@ -63,7 +63,7 @@ public class H2OKVCache {
     /// - Returns: keys [B, H, N, D] and values [B, H, N, Dv]; the new rows are the last, in order,
     ///   so that bottom-right causal masks fit
     /// - Throws: `H2OError` where the rows do not fit each other or the stored ones, or the policy
-    ///   needs scores, or merges, and the last update got none or no attention of ours
+    ///   needs scores, or folds, and the last update got none or no attention of ours
     public func append(keys: MLXArray, values: MLXArray) throws -> (
         keys: MLXArray, values: MLXArray
     ) {
@@ -87,12 +87,12 @@ public class H2OKVCache {
         var table =
             try self.table
             ?? RowTable(
-                emptyFor: keys, values, configuration, unscored: policy.unscored, owner: described)
+                emptyFor: keys, values, configuration, owner: described)
         try makeRoom(for: added, in: &table)
         try table.append(keys, values, offset: offset, limit: configuration.maxKVSize)
         self.table = table
         offset = end
-        isUnscored = policy.needsScores || policy.merges
+        isUnscored = policy.needsScores || policy.folds
     }
 
     /// The array, such that evaluating it evaluates what is remembered of the rows: otherwise the
@@ -123,17 +123,14 @@ public class H2OKVCache {
     }
 
     /// Say that attention has read the last update and added ``rowBias``, where that is not nil: for
-    /// attention that is not this module's. A policy that merges waits for it.
+    /// attention that is not this module's. A policy that folds waits for it.
     public func attended() { isUnscored = isUnscored && policy.needsScores }
 
-    /// float32 [B, H, N]: what attention has to add to the logits of rows that merged; nil where
-    /// none did.
-    public var rowBias: MLXArray? {
-        policy.merges ? table.flatMap { $0.isMerged ? $0.importance : nil } : nil
-    }
+    /// float32 [B, H, N]: what attention has to add to the logits of rows that others were folded
+    /// into; nil while there are none.
+    public var rowBias: MLXArray? { table?.bias }
 
-    /// float32 [B, H, N]: what the policy accumulated for each row, NaN before its first score. Of
-    /// rows that merge `ln n` of the n rows in each.
+    /// float32 [B, H, N]: what the policy accumulated for each row, NaN before its first score.
     public var scores: MLXArray? { table?.importance }
 
     /// int32 [B, H, N]: the place of each stored row in the sequence.
@@ -186,7 +183,6 @@ public class H2OKVCache {
         if table.length > configuration.maxKVSize {
             try settle(before: offset - reach, in: &table)
             try evict(to: configuration.maxKVSize, before: 0, in: &table)
-            if policy.merges { table.fit() }
         }
         try settle(before: offset + added - reach, in: &table)
         let stay = rowsLeft(of: table.length, for: added)
@@ -198,11 +194,9 @@ public class H2OKVCache {
         let rows = min(rows, configuration.maxKVSize)
         let need = rows + min(added, configuration.maxKVSize) - configuration.maxKVSize
         guard need > 0, (1...max(1, reach)).contains(added) else { return rows }
-        // Of those that nothing protects, a whole group; of one that merges a row stays that the
-        // others go into.
+        // Of those that nothing protects, a whole group.
         let free = rows - configuration.sinkSize - max(0, recentSize - added)
-        let most = configuration.heavySize + (policy.merges ? 0 : 1)
-        return rows - max(need, min(configuration.evictEvery, max(1, most), free))
+        return rows - max(need, min(configuration.evictEvery, configuration.heavySize + 1, free))
     }
 
     /// Let all but `count` rows of each head go, before so many tokens come. The sinks are protected,
@@ -215,50 +209,47 @@ public class H2OKVCache {
             let start = offset + added - size
             return size > 0 && start > configuration.sinkSize ? start : nil
         }
-        if count == 0 {
-            table.truncate(to: 0)
-        } else if policy.merges, count > tail {
-            // Few at a time, so that a row of many is compared with others as what it has become.
-            while table.length > count {
-                let free =
-                    table.length - configuration.sinkSize - max(0, offset - recentStart)
-                let left = max(count, table.length - max(1, free / 4))
-                try table.merge(
-                    to: left, configuration, recentStart: recentStart, contextStart: contextStart,
-                    tail: tail)
-            }
+        guard count > 0 else { return table.truncate(to: 0) }
+        let slots = try kept(
+            count - tail, of: &table, tail: tail, recentStart: recentStart,
+            contextStart: contextStart)
+        if added == 0 {
+            table.keep(slots, tail: tail)
         } else {
-            let slots = try kept(
-                count - tail, of: table, tail: tail, recentStart: recentStart,
-                contextStart: contextStart)
-            if added == 0 {
-                table.keep(slots, tail: tail)
-            } else {
-                table.fillHoles(keeping: slots, tail: tail)
-            }
+            table.fillHoles(keeping: slots, tail: tail)
         }
     }
 
-    /// Slots of the best `count` rows of each head but the last `tail`, ascending.
+    /// Slots of the best `count` rows of each head but the last `tail`, ascending; the others are
+    /// folded into them, where the policy does that.
     private func kept(
-        _ count: Int, of table: RowTable, tail: Int, recentStart: Int, contextStart: Int?
+        _ count: Int, of table: inout RowTable, tail: Int, recentStart: Int, contextStart: Int?
     ) throws -> MLXArray {
+        let length = table.length
         func first(_ rows: MLXArray) -> MLXArray {
-            tail == 0 ? rows : rows.rows(upTo: table.length - tail)
+            tail == 0 ? rows : rows.rows(upTo: length - tail)
         }
         let positions = first(table.positions)
         guard count > 0 else {
             return MLXArray.zeros(positions.shape.dropLast() + [0], dtype: .uint32)
         }
         let (keys, values) = try table.dense()
-        let ranks = try policy.rank(
-            PolicyRows(
-                keys: first(keys), values: first(values),
-                importance: first(table.importance), positions: positions, offset: offset))
+        let rows = PolicyRows(
+            keys: first(keys), values: first(values), importance: first(table.importance),
+            positions: positions, offset: offset, keep: count,
+            places: max(
+                0, count - configuration.sinkSize - max(0, offset - recentStart - tail)),
+            sinkSize: configuration.sinkSize, recentStart: recentStart)
+        let ranks = try policy.rank(rows)
         let shared = configuration.sharedHeads ? sharedByHeads(ranks) : ranks
-        return try keepIndices(
-            within(contextStart, shared, positions: positions), positions: positions,
-            keep: count, sinkSize: configuration.sinkSize, recentStart: recentStart)
+        let known = within(contextStart, shared, positions: positions)
+        let slots = try keepIndices(
+            known, positions: positions, keep: count, sinkSize: configuration.sinkSize,
+            recentStart: recentStart)
+        if policy.folds, count < positions.dim(2) {
+            try table.fold(rows, policy, by: known, keeping: slots)
+        }
+        return slots
     }
 
     private func checkScored() throws {

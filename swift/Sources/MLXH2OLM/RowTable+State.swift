@@ -16,15 +16,18 @@ extension RowTable {
         let shapes = state.map(\.shape)
         let (keyParts, valueParts) = configuration.parts
         let sides = keyParts + valueParts
-        guard state.count == sides + 2, shapes.dropLast(2).allSatisfy({ $0.count == 4 }),
+        let beside = state.count - sides
+        guard beside == 2 || beside == 3, shapes.prefix(sides).allSatisfy({ $0.count == 4 }),
             shapes.allSatisfy({ $0.prefix(3) == shapes[0].prefix(3) }),
-            shapes.suffix(2).allSatisfy({ $0.count == 3 }), !shapes.joined().contains(0),
-            state[sides].dtype == .float32, state[sides + 1].dtype == .int32
+            shapes.suffix(beside).allSatisfy({ $0.count == 3 }), !shapes.joined().contains(0),
+            state[sides..<(state.count - 1)].allSatisfy({ $0.dtype == .float32 }),
+            state[state.count - 1].dtype == .int32
         else {
             throw H2OError(
                 "H2OKVCache.state",
                 "found arrays of shapes \(shapes), expected \(Self.expected(keyParts, valueParts)), "
-                    + "scores float32 [B, H, N] and positions int32 [B, H, N].")
+                    + "scores float32 [B, H, N], biases like them where rows were folded, and "
+                    + "positions int32 [B, H, N].")
         }
         let bits = configuration.storedBits
         guard
@@ -57,11 +60,10 @@ extension RowTable {
                         + "in \(size).")
             }
         }
-        let policy = configuration.makePolicy()
         self.init(
-            keys: keys, values: values, importance: state[sides], positions: state[sides + 1],
-            unscored: policy.unscored, isMerged: policy.merges, frame: frame,
-            isFramed: configuration.isFramed)
+            keys: keys, values: values, importance: state[sides],
+            positions: state[state.count - 1], frame: frame, isFramed: configuration.isFramed)
+        if beside == 3 { bias = state[sides + 1] }
     }
 
     private static func expected(_ keyParts: Int, _ valueParts: Int) -> String {

@@ -3,7 +3,8 @@ import MLXH2O
 
 /// Rows of one layer as a table: a row is one slot of every column.
 ///
-/// Rows are quantised once, when they come, straight into their slots, and moved as they are packed.
+/// Rows are quantised when they come, straight into their slots, and moved as they are packed; rows
+/// that others are folded into are quantised anew.
 /// Whatever happens to rows is a choice of slots, and then `taken` or `put` of every column. Every
 /// update puts new array objects in the place of the old ones and keeps no other reference, so that
 /// MLX can reuse their buffers, and an array that someone else holds never changes. Nothing is
@@ -17,32 +18,29 @@ struct RowTable {
     private let isFramed: Bool
     /// Rows of each head in use.
     private(set) var length: Int
-    /// Of the first rows, float32; of the others it is `unscored`.
+    /// Of the first rows, float32; of the others it is NaN.
     private var scored: MLXArray
-    private let unscored: Float
+    /// `ln n` of the n rows that each of the first rows stands for, float32; of the others it is 0.
+    /// Nil where none has been folded.
+    private var biases: MLXArray?
     /// Of the first rows, int32; the others follow each other up to `end`.
     private var placed: MLXArray
     private var end = 0
     /// What queries say that may be taken back.
     var waiting: [Waiting] = []
-    /// Whether a row may stand for more than one: the importance is then its `ln n`.
-    private(set) var isMerged = false
     /// What is remembered of the rows has changed since attention was last tied to it.
     var isChanged = true
 
     private static let step = 256
 
-    /// - Parameter unscored: the importance of rows to come, before their first score
     init(
         keys: Column, values: Column, importance: MLXArray, positions: MLXArray,
-        unscored: Float = .nan, isMerged: Bool = false, frame: Frame? = nil, isFramed: Bool = false
+        frame: Frame? = nil, isFramed: Bool = false
     ) {
-        self.isMerged = isMerged
         self.frame = frame
         self.isFramed = isFramed
         self.keys = keys
         self.values = values
-        self.unscored = unscored
         length = positions.dim(2)
         scored = importance
         placed = positions
@@ -52,7 +50,7 @@ struct RowTable {
     /// divide take groups of 32.
     init(
         emptyFor keys: MLXArray, _ values: MLXArray, _ configuration: H2OConfiguration,
-        unscored: Float = .nan, owner: String
+        owner: String
     ) throws {
         let packing = try configuration.packing(of: keys, values, owner: owner)
         func column(_ rows: MLXArray, _ packing: RowPacking?) throws -> Column {
@@ -65,7 +63,7 @@ struct RowTable {
             keys: try column(kept.keys, packing.keys),
             values: try column(kept.values, packing.values),
             importance: .zeros(heads + [0], dtype: .float32),
-            positions: .zeros(heads + [0], dtype: .int32), unscored: unscored, frame: frame,
+            positions: .zeros(heads + [0], dtype: .int32), frame: frame,
             isFramed: configuration.isFramed)
     }
 
@@ -74,9 +72,20 @@ struct RowTable {
         get {
             guard scored.dim(2) < length else { return scored }
             let shape = heads + [length - scored.dim(2)]
-            return concatenated([scored, broadcast(MLXArray(unscored), to: shape)], axis: 2)
+            return concatenated([scored, broadcast(MLXArray(Float.nan), to: shape)], axis: 2)
         }
         set { scored = newValue }
+    }
+
+    /// float32 [B, H, length]: `ln n` of the n rows that each stands for; nil where none has been
+    /// folded.
+    var bias: MLXArray? {
+        get {
+            guard let biases, biases.dim(2) < length else { return biases }
+            let more = MLXArray.zeros(heads + [length - biases.dim(2)], dtype: .float32)
+            return concatenated([biases, more], axis: 2)
+        }
+        set { biases = newValue }
     }
 
     /// int32 [B, H, length].
@@ -106,7 +115,7 @@ struct RowTable {
     var centre: [MLXArray] { frame.map { [$0.centre] } ?? [] }
 
     /// What is remembered of the rows.
-    var remembered: [MLXArray] { [scored, placed] + waiting.map(\.seen) }
+    var remembered: [MLXArray] { [scored, placed] + (biases.map { [$0] } ?? []) + waiting.map(\.seen) }
 
     /// Every stored byte, unused rows included.
     var nbytes: Int { arrays.reduce(0) { $0 + $1.nbytes } }
@@ -183,39 +192,27 @@ struct RowTable {
         change { takeAlong($0, $0.ndim == 3 ? kept : each, axis: 2) }
     }
 
-    /// Merge all but `count` rows of each head into others, which change in place; the rows that
-    /// went leave their slots, as in ``fillHoles(keeping:tail:)``. The sinks are protected, and
-    /// positions from `recentStart` on; the last `tail` rows stay as they are. Rows before
-    /// `contextStart` go first, into none.
-    mutating func merge(
-        to count: Int, _ configuration: H2OConfiguration, recentStart: Int, contextStart: Int?,
-        tail: Int = 0
+    /// Fold the `rows`, the first ones, that are not in the slots `kept` [B, H, n] into others, which
+    /// change in place. Neither sinks nor recent rows do, nor rows without a rank.
+    mutating func fold(
+        _ rows: PolicyRows, _ policy: any EvictionPolicy, by ranks: MLXArray,
+        keeping kept: MLXArray
     ) throws {
-        let (allKeys, allValues) = try dense()
-        func first(_ rows: MLXArray) -> MLXArray {
-            tail == 0 ? rows : rows[0..., 0..., ..<(length - tail)]
-        }
-        let places = first(positions)
-        let found = try mergers(
-            keys: first(allKeys), values: first(allValues),
-            bias: within(contextStart, first(importance), positions: places),
-            positions: places, keep: count - tail, sinkSize: configuration.sinkSize,
-            recentStart: recentStart,
-            sharedHeads: configuration.sharedHeads)
-        let made =
-            frame?.into(found.keys, found.values) ?? (keys: found.keys, values: found.values)
+        let (count, places) = (rows.positions.dim(2), rows.positions)
+        let free =
+            (places .>= MLXArray(Int32(rows.sinkSize)))
+            .&& (places .< MLXArray(Int32(clamping: rows.recentStart))) .&& policy.takes(ranks)
+        let biases = bias ?? .zeros(heads + [length], dtype: .float32)
+        let found = try MLXH2O.fold(
+            keys: rows.keys, values: rows.values, bias: biases.rows(upTo: count),
+            mass: rows.importance, weights: ranks, eligible: free, kept: kept,
+            share: policy.foldShare)
+        let made = frame?.into(found.keys, found.values) ?? (keys: found.keys, values: found.values)
         keys = try keys.put(made.keys, at: found.into)
         values = try values.put(made.values, at: found.into)
-        importance = putAlong(importance, found.into, values: found.bias, axis: 2)
-        placed = putAlong(positions, found.into, values: found.positions, axis: 2)
-        (isMerged, isChanged) = (true, true)
-        fillHoles(keeping: found.kept, tail: tail)
-    }
-
-    /// Give up the room behind the rows.
-    mutating func fit() {
-        (keys, values) = (keys.first(length), values.first(length))
-        (keys, values) = (keys.with { contiguous($0) }, values.with { contiguous($0) })
+        importance = putAlong(importance, found.into, values: found.mass, axis: 2)
+        bias = putAlong(biases, found.into, values: found.bias, axis: 2)
+        isChanged = true
     }
 
     /// Keep only `slots` [B, H, n], ascending, and behind them the last `tail` rows, in order. Of the
@@ -251,6 +248,7 @@ struct RowTable {
         end -= length - count
         length = count
         scored = scored.rows(upTo: count)
+        biases = biases?.rows(upTo: count)
         placed = placed.rows(upTo: count)
         waiting = waiting.map { $0.with { $0.rows(upTo: count) } }
         isChanged = true
@@ -271,6 +269,7 @@ struct RowTable {
     private mutating func change(_ column: (MLXArray) -> MLXArray) {
         (keys, values) = (keys.with(column), values.with(column))
         if scored.dim(2) > 0 { scored = column(importance) }
+        biases = bias.map(column)
         placed = column(positions)
         waiting = waiting.map { $0.with(column) }
         length = placed.dim(2)

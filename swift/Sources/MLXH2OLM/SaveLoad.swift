@@ -88,7 +88,12 @@ extension H2OKVCache {
                     file.arrays[name] = array
                 }
             }
-            file.arrays["\(layer).2"] = table.importance
+            if let bias = table.bias {
+                file.arrays["\(layer).2.0"] = table.importance
+                file.arrays["\(layer).2.1"] = bias
+            } else {
+                file.arrays["\(layer).2"] = table.importance
+            }
             file.arrays["\(layer).3"] = table.positions
         } else {
             for part in 0..<4 {

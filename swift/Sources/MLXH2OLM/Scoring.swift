@@ -10,9 +10,6 @@ extension EvictionPolicy {
         needsWeights ? weights(of: scores, lse: lse) : scores
     }
 
-    /// The importance of rows before their first score.
-    var unscored: Float { merges ? 0 : .nan }
-
     /// What stands for a row that a query does not see.
     var unseen: Float { needsWeights ? 0 : -.infinity }
 
@@ -44,20 +41,21 @@ extension EvictionPolicy {
     /// without a matrix of all queries by all keys.
     func folded(
         _ importance: MLXArray, _ positions: MLXArray, chunk queries: MLXArray, keys: MLXArray,
-        scale: Float, mask: MLXFast.ScaledDotProductAttentionMaskMode
+        scale: Float, mask: MLXFast.ScaledDotProductAttentionMaskMode, bias: MLXArray?
     ) throws -> MLXArray {
         if let averageDecay {
             return try prefillScores(
-                queries: queries, keys: keys, scale: scale, mask: mask, importance: importance,
-                decay: averageDecay)
+                queries: queries, keys: keys, scale: scale, mask: mask, rowBias: bias,
+                importance: importance, decay: averageDecay)
         }
         guard let chunkQueries else {
             let mass = try prefillScores(
-                queries: queries, keys: keys, scale: scale, mask: mask, kind: .mass)
+                queries: queries, keys: keys, scale: scale, mask: mask, rowBias: bias, kind: .mass)
             return try accumulated(
                 importance, mass.expandedDimensions(axis: 2), positions: positions, isMasked: true)
         }
-        let scores = try lastScores(queries, keys, scale: scale, mask: mask, count: chunkQueries)
+        let scores = try lastScores(
+            queries, keys, scale: scale, mask: mask, bias: bias, count: chunkQueries)
         return try folded(
             importance, positions, seen: seen(scores, lse: nil), isMasked: true)
     }
@@ -79,7 +77,7 @@ private func weights(of scores: MLXArray, lse: MLXArray?) -> MLXArray {
 /// Scores of the last `count` queries, float32 [B, Hq, at most count, N].
 func lastScores(
     _ queries: MLXArray, _ keys: MLXArray, scale: Float,
-    mask: MLXFast.ScaledDotProductAttentionMaskMode, count: Int
+    mask: MLXFast.ScaledDotProductAttentionMaskMode, bias: MLXArray?, count: Int
 ) throws -> MLXArray {
     let length = queries.dim(2)
     let first = max(0, length - count)
@@ -87,7 +85,7 @@ func lastScores(
     return try withBackend(.composed) {
         try MLXFast.scaledDotProductAttentionWithScores(
             queries: queries[0..., 0..., first...], keys: keys, values: keys, scale: scale,
-            mask: part(of: mask, first..<length, of: length)
+            mask: part(of: mask, first..<length, of: length), rowBias: bias
         ).1
     }
 }

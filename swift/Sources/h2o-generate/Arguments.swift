@@ -35,7 +35,7 @@ struct Arguments {
           --backend NAME            native or composed (the best one)
         KV cache, as in mlx_h2o generate:
           --max-kv-size ROWS        rows per head, at most (256); none: no limit
-          --policy NAME             keydiff, window, h2o, h2o-sum or merge
+          --policy NAME             keydiff, window, h2o or h2o-ema
           --sink-size N  --heavy-size N  --recent-size N  --evict-every N  --decay A
           --shared-heads  --kv-bits N  --v-bits N  --kv-group-size N
           --kv-format NAME          turbo3 and others, in the place of --kv-bits

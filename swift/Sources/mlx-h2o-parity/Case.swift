@@ -43,6 +43,7 @@ struct Case {
         let groupSize: Int?
         let sparseVThreshold: Float?
         let kind: String?
+        let share: Double?
         let queries: Int?
         /// Largest error allowed of each result.
         let tolerance: [String: Float]?

@@ -50,23 +50,23 @@ func runPrefill(_ parity: Case) throws -> [String: MLXArray] {
         "importance": try prefillScores(
             queries: parity.tensor("queries"), keys: parity.tensor("keys"),
             scale: parity.field(\.scale, "scale"), mask: parity.mask(),
-            sinks: parity.optionalTensor("sinks"), kind: kind,
+            sinks: parity.optionalTensor("sinks"), rowBias: parity.optionalTensor("row_bias"),
+            kind: kind,
             importance: parity.optionalTensor("importance"),
             decay: parity.field(\.decay, "decay"),
             countedQueries: parity.field(\.queries, "queries"))
     ]
 }
 
-/// The slots that stay, those of the rows that change, and these rows.
-func runMerge(_ parity: Case) throws -> [String: MLXArray] {
-    let found = try mergers(
+/// The slots of the rows that change, and these rows.
+func runFold(_ parity: Case) throws -> [String: MLXArray] {
+    let found = try fold(
         keys: parity.tensor("keys"), values: parity.tensor("values"), bias: parity.tensor("bias"),
-        positions: parity.tensor("positions"), keep: parity.field(\.keep, "keep"),
-        sinkSize: parity.fields.sinkSize ?? 0, recentStart: parity.recentStart(),
-        sharedHeads: parity.field(\.shared, "shared"))
+        mass: parity.tensor("mass"), weights: parity.tensor("weights"),
+        eligible: parity.tensor("eligible"), kept: parity.tensor("kept"),
+        share: parity.field(\.share, "share"))
     return [
-        "kept": found.kept, "into": found.into, "keys": found.keys.asType(.float32),
-        "values": found.values.asType(.float32), "bias": found.bias,
-        "positions": found.positions,
+        "into": found.into, "keys": found.keys.asType(.float32),
+        "values": found.values.asType(.float32), "bias": found.bias, "mass": found.mass,
     ]
 }

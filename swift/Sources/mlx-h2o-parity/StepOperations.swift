@@ -20,6 +20,7 @@ private func attend<Rows: CacheRows>(
     let found = try attentionAndAccumulate(
         queries: parity.tensor("queries"), keys: keys, values: values,
         importance: parity.tensor("importance"), scale: parity.field(\.scale, "scale"),
+        kind: parity.fields.kind.flatMap { ChunkScores(rawValue: $0) } ?? .ema,
         decay: parity.field(\.decay, "decay"), mask: parity.mask(),
         sinks: parity.optionalTensor("sinks"), rowBias: parity.optionalTensor("row_bias"),
         bits: packing.bits, groupSize: packing.groupSize, valueBits: packing.valueBits,

@@ -24,7 +24,7 @@ import Testing
     @Test(arguments: KVFormat.allCases, [nil, H2OBackend.composed])
     func attentionReadsTheCodes(format: KVFormat, backend: H2OBackend?) throws {
         let tokens = Tokens(count: 40, seed: 21)
-        let cache = evictingCache(try settings(format, .h2o))
+        let cache = evictingCache(try settings(format, .h2oEma))
         try withBackend(backend) {
             eval(try withError { attend(tokens, 0..<12, cache, mask: .causal) })
             for token in 12..<40 {

@@ -50,6 +50,49 @@ import Testing
         #expect(caches.map(\.configuration.kvBits) == [8, nil, nil, 8])
     }
 
+    /// Rows as Python shared them out.
+    @Test func layersKeepTheirOwnBudgets() throws {
+        let file = FileManager.default.temporaryDirectory.appendingPathComponent(
+            "\(UUID().uuidString).json")
+        defer { try? FileManager.default.removeItem(at: file) }
+        try Data(#"{"budgets": [24, 8]}"#.utf8).write(to: file)
+        let settings = try H2OConfiguration(maxKVSize: 16, sinkSize: 2, heavySize: 4, kvBits: 8)
+        let model = try evicting(
+            Unmodified(), configuration: settings, budgets: rowsPerLayer(contentsOf: file))
+        let cache = model.newCache(parameters: nil)
+        try withError { _ = read(model, cache, turns: 40) }
+        let rows = cache.compactMap { $0 as? H2OKVCache }
+        #expect(rows.map(\.size) == [24, 8])
+        #expect(rows.map(\.configuration.heavySize) == [6, 2])
+        #expect(rows.map(\.configuration.recentSize) == [16, 4])
+        #expect(rows.map(\.configuration.kvBits) == [8, 8])
+    }
+
+    @Test func budgetsThatDoNotSuitAreRefused() throws {
+        let settings = try H2OConfiguration(maxKVSize: 16)
+        func message(_ budgets: [Int]) throws -> String {
+            try #require(
+                #expect(throws: H2OError.self) {
+                    try evictingCaches(
+                        for: Unmodified(), configuration: settings, budgets: budgets)
+                }
+            ).description
+        }
+        #expect(try message([16]).contains("found 1 budgets, expected one for each of the 2"))
+        #expect(try message([16, 4]).contains("sinkSize is 4, expected fewer than maxKVSize = 4"))
+        #expect(try message([16, Int.max]).contains("maxKVSize is \(Int.max), expected"))
+        let file = FileManager.default.temporaryDirectory.appendingPathComponent(
+            "\(UUID().uuidString).json")
+        defer { try? FileManager.default.removeItem(at: file) }
+        #expect(throws: H2OError.self) { try rowsPerLayer(contentsOf: file) }
+        for text in ["", "[1, 2]", #"{"budgets": "many"}"#] {
+            try Data(text.utf8).write(to: file)
+            let error = try #require(
+                #expect(throws: H2OError.self) { try rowsPerLayer(contentsOf: file) })
+            #expect(error.description.contains(#"expected {"budgets": [ROWS, ...]}"#))
+        }
+    }
+
     @Test func whatCannotBeServedIsRefusedByName() throws {
         func message(_ model: any LanguageModel, _ policy: PolicyName = .keydiff) throws -> String {
             let settings = try H2OConfiguration(policy: policy)
@@ -57,7 +100,7 @@ import Testing
                 #expect(throws: H2OError.self) { try evicting(model, configuration: settings) }
             ).description
         }
-        for policy in [PolicyName.h2o, .merge, .h2oSum] {
+        for policy in [PolicyName.h2o, .h2oEma] {
             #expect(try message(Unmodified(), policy).contains("'\(policy.rawValue)' needs"))
         }
         #expect(try message(Gemma2Model()).contains("Gemma2Model cannot be served: it makes"))

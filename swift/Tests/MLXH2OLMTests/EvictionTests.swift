@@ -93,7 +93,7 @@ import Testing
 
     /// Never more than `maxKVSize` rows, the protected ones among them, the newest in the last slot;
     /// a group goes when there is no room, and as many rows come before the next one goes.
-    @Test(arguments: [1, 4, 16], [PolicyName.keydiff, .h2o])
+    @Test(arguments: [1, 4, 16], [PolicyName.keydiff, .h2oEma, .h2o])
     func rowsLeaveInGroups(every: Int, policy: PolicyName) throws {
         let configuration = try H2OConfiguration(
             maxKVSize: 24, sinkSize: 3, heavySize: 9, policy: policy, evictEvery: every)

@@ -65,7 +65,7 @@ import Testing
             let url = FileManager.default.temporaryDirectory
                 .appending(path: "mlx-h2o-\(UUID().uuidString).safetensors")
             defer { try? FileManager.default.removeItem(at: url) }
-            let settings = try H2OConfiguration(maxKVSize: 16, policy: .h2o, speculative: 2)
+            let settings = try H2OConfiguration(maxKVSize: 16, policy: .h2oEma, speculative: 2)
             let cache = H2OKVCache(settings)
             try withError { eval(attend(Tokens(count: 9, seed: 1), 0..<9, cache, mask: .causal)) }
             try H2OKVCache.save([cache], to: url)

@@ -11,7 +11,7 @@ import Testing
     private let scale = Float(32).squareRoot() / 32
 
     private func configuration(
-        _ policy: PolicyName = .h2o, rows: Int = 16, evictEvery: Int = 4, bits: Int = 8,
+        _ policy: PolicyName = .h2oEma, rows: Int = 16, evictEvery: Int = 4, bits: Int = 8,
         valueBits: Int? = nil
     ) throws -> H2OConfiguration {
         try H2OConfiguration(
@@ -57,10 +57,11 @@ import Testing
                 let lists = rounded.lists(range)
                 var expected = reference.step(
                     queries: lists.queries, keys: lists.keys, values: lists.values)
-                if policy == .merge {
+                if policy == .h2o {
                     let off = reference.follow(
                         keys: Tokens.lists(of: try #require(cache.keys)),
-                        values: Tokens.lists(of: try #require(cache.values)), bits: (8, 4))
+                        values: Tokens.lists(of: try #require(cache.values)),
+                        positions: slots(of: try #require(cache.positions)), bits: (8, 4))
                     #expect(off < 2.2, "tokens \(range)")  // two packings, each a step off
                     expected = reference.attend(lists.queries)
                 }
@@ -169,4 +170,10 @@ import Testing
             #expect(outputs[0] == outputs[1])
         }
     }
+}
+
+/// Positions [1, H, N] as lists, one per head.
+private func slots(of positions: MLXArray) -> [[Int]] {
+    let (all, count) = (positions.asArray(Int32.self).map { Int($0) }, positions.dim(2))
+    return stride(from: 0, to: all.count, by: count).map { Array(all[$0..<$0 + count]) }
 }

@@ -19,6 +19,7 @@ struct ReferenceCache {
     let evictEvery: Int
     let policy: String
     let decay: Double
+    let diversity: Double
     let scale: Double
     /// Query heads per KV head.
     let group: Int
@@ -26,9 +27,9 @@ struct ReferenceCache {
     let sharedHeads: Bool
     /// Rows further back go first.
     let contextSize: Int
-    /// What a cache stores of a key and a value that merged.
+    /// What a cache stores of a key and a value that were made.
     var pack: ([Double], [Double]) -> ([Double], [Double]) = { ($0, $1) }
-    /// One list per KV head, in the order of arrival; of rows that merge in that of the slots.
+    /// One list per KV head, in the order of arrival.
     var heads: [[Row]]
     var offset = 0
 
@@ -40,6 +41,7 @@ struct ReferenceCache {
         evictEvery = configuration.evictEvery
         policy = configuration.policy.rawValue
         decay = configuration.decay
+        diversity = configuration.diversity
         sharedHeads = configuration.sharedHeads
         contextSize = configuration.contextSize ?? 0
         self.scale = Double(scale)
@@ -56,10 +58,7 @@ struct ReferenceCache {
         flush()
         if added == 1, heads[0].count == maxKVSize {
             let recentStart = offset + 1 - recentSize
-            let open = heads[0].count { $0.position >= sinkSize && $0.position < recentStart }
-            // Of a group that merges one row stays that the others go into.
-            let heavy = max(1, maxKVSize - sinkSize - recentSize)
-            let most = policy == "merge" ? min(open, heavy) : open
+            let most = open(heads[0], recentStart).count
             evict(to: maxKVSize - min(evictEvery, most), recentStart: recentStart)
         }
         for head in heads.indices {
@@ -122,7 +121,7 @@ struct ReferenceCache {
             }
         }
         let before = heads[head].map(\.importance)
-        let after = ReferencePolicy(name: policy, decay: decay).accumulate(before, logits)
+        let after = ReferencePolicy(name: policy, decay: decay, diversity: diversity).accumulate(before, logits)
         for row in heads[head].indices { heads[head][row].importance = after[row] }
     }
 
@@ -133,12 +132,13 @@ struct ReferenceCache {
 
     /// The rows are ranked once, by all that are there; then the worst go together.
     private mutating func evict(to size: Int, recentStart: Int) {
-        if policy == "merge" { return merge(to: size, recentStart: recentStart) }
-        let policy = ReferencePolicy(name: policy, decay: decay)
+        let policy = ReferencePolicy(name: policy, decay: decay, diversity: diversity)
         guard heads[0].count > size else { return }
-        var ranks = heads.enumerated().map { policy.ranks($1, head: $0) }
+        var ranks = heads.map {
+            policy.ranks($0, keep: size, open: open($0, recentStart))
+        }
         if sharedHeads {
-            let means = heads[0].indices.map { row in ranks.reduce(0) { $0 + $1[row] } }
+            let means = heads[0].indices.map { row in ranks.reduce(0) { $0 + $1[row] } / 2 }
             ranks = heads.map { _ in means }
         }
         for head in heads.indices {
@@ -146,15 +146,15 @@ struct ReferenceCache {
             let ranks = rows.indices.map {
                 leaves(rows[$0], recentStart) ? -.infinity : ranks[head][$0]
             }
-            let open = rows.indices.filter {
-                rows[$0].position >= sinkSize && rows[$0].position < recentStart
-            }
             // Ties: the higher position goes.
-            let worst = open.sorted {
+            let worst = open(rows, recentStart).sorted {
                 (ranks[$0], -rows[$0].position) < (ranks[$1], -rows[$1].position)
             }
             let gone = Set(worst.prefix(rows.count - size))
-            heads[head] = rows.indices.filter { !gone.contains($0) }.map { rows[$0] }
+            if self.policy == "h2o" {
+                fold(head, gone, ranks: ranks, recentStart: recentStart)
+            }
+            heads[head] = rows.indices.filter { !gone.contains($0) }.map { heads[head][$0] }
         }
     }
 }

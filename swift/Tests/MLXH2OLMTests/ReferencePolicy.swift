@@ -7,15 +7,14 @@ struct ReferencePolicy {
 
     let name: String
     let decay: Double
+    let diversity: Double
 
     /// The new importance of each row, from logits [query][query head][row], nil where masked.
     func accumulate(_ before: [Double?], _ logits: [[[Double?]]]) -> [Double?] {
-        if name == "h2o" { return averaged(before, logits, decay: decay) }
-        guard name == "h2o-sum" else { return before }
-        let weights = logits.map { $0.map(Self.softmax) }
-        return before.indices.map { row in
-            weights.joined().reduce(before[row] ?? 0) { $0 + $1[row] }
-        }
+        if name == "h2o-ema" { return averaged(before, logits, decay: decay) }
+        guard name == "h2o" else { return before }
+        let weights = logits.joined().map(Self.softmax)
+        return before.indices.map { row in weights.reduce(before[row] ?? 0) { $0 + $1[row] } }
     }
 
     /// C = a*C + (1-a)*|s| for each query in order; the first sets C.
@@ -41,13 +40,29 @@ struct ReferencePolicy {
         return parts.map { $0 / total }
     }
 
-    /// Of the rows of a head, in order of position; higher is kept.
-    func ranks(_ rows: [Row], head: Int) -> [Double] {
+    /// Of the rows of a head, in order of position; higher is kept. `keep` stay, of which those not
+    /// in `open` are protected.
+    func ranks(_ rows: [Row], keep: Int, open: [Int]) -> [Double] {
         switch name {
         case "window": rows.map { Double($0.position) }
         case "keydiff": Self.diversity(rows)
+        case "h2o": shared(rows, keep: keep, open: open)
         default: rows.map { $0.importance ?? -.infinity }
         }
+    }
+
+    /// Mass times the length of the value over the greatest, and 2 more for the most diverse.
+    private func shared(_ rows: [Row], keep: Int, open: [Int]) -> [Double] {
+        let heavy = rows.map { row in
+            row.importance.map { $0 * sqrt(dot(row.value, row.value)) } ?? -.infinity
+        }
+        let greatest = max(heavy.max() ?? 0, 1e-9)
+        var ranks = heavy.map { $0 / greatest }
+        let places = max(0, keep - (rows.count - open.count))
+        let apart = Self.diversity(rows)
+        let best = open.sorted { (apart[$0], -$0) > (apart[$1], -$1) }
+        for row in best.prefix(Int(diversity * Double(places))) { ranks[row] += 2 }
+        return ranks
     }
 
     /// Minus the cosine of each key with the mean of the normalised keys.

@@ -24,7 +24,7 @@ import Testing
     /// Rounds of a token and two guesses, of which one is wrong: across the budget no trace remains.
     @Test func draftsAreTakenBack() throws {
         let tokens = Tokens(count: 90, seed: 3)
-        for policy in [PolicyName.h2o, .keydiff, .merge] {
+        for policy in [PolicyName.h2o, .keydiff, .h2oEma] {
             let settings = try H2OConfiguration(
                 maxKVSize: 12, sinkSize: 2, policy: policy, speculative: 2)
             let cache = H2OKVCache(settings)

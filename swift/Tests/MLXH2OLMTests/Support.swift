@@ -14,7 +14,7 @@ func attend(
 }
 
 /// Settings for 8 rows: 1 sink, 4 heavy, 3 recent; two leave together.
-func small(_ policy: PolicyName = .h2o) throws -> H2OConfiguration {
+func small(_ policy: PolicyName = .h2oEma) throws -> H2OConfiguration {
     try H2OConfiguration(maxKVSize: 8, sinkSize: 1, heavySize: 4, policy: policy, evictEvery: 2)
 }
 

@@ -27,7 +27,7 @@ import Testing
         let tokens = Tokens(count: 40, seed: UInt64(index + 1))
         let cache = evictingCache(
             try H2OConfiguration(
-                maxKVSize: 12, sinkSize: 2, policy: [.h2o, .keydiff, .merge, .h2oSum][index],
+                maxKVSize: 12, sinkSize: 2, policy: [.h2o, .keydiff, .h2oEma, .window][index],
                 kvBits: index % 2 == 0 ? nil : 8, kvGroupSize: 32))
         return try withBackend(index < 2 ? .native : .composed) {
             try withError {

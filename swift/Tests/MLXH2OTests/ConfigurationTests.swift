@@ -15,7 +15,7 @@ private typealias Make = @Sendable () throws -> H2OConfiguration
     /// The paper's splits mean its policy.
     @Test(arguments: H2OConfiguration.Preset.allCases)
     func presetsAreWhatWasPublished(preset: H2OConfiguration.Preset) throws {
-        #expect(try H2OConfiguration(preset: preset).policy == .h2o)
+        #expect(try H2OConfiguration(preset: preset).policy == .h2oEma)
         #expect(try H2OConfiguration(preset: preset, policy: .window).policy == .window)
     }
 
@@ -70,7 +70,7 @@ private typealias Make = @Sendable () throws -> H2OConfiguration
         ("heavySize is -1, expected at least 0.", { try H2OConfiguration(heavySize: -1) }),
         ("recentSize is -2, expected at least 0.", { try H2OConfiguration(recentSize: -2) }),
         (
-            "policy is 'h2o_sum', expected one of: h2o, h2o-sum, window, keydiff, merge.",
+            "policy is 'h2o_sum', expected one of: h2o, h2o-ema, window, keydiff.",
             { try H2OConfiguration(policy: PolicyName(named: "h2o_sum")) }
         ),
         ("evictEvery is 0, expected at least 1.", { try H2OConfiguration(evictEvery: 0) }),
@@ -123,13 +123,13 @@ private typealias Make = @Sendable () throws -> H2OConfiguration
 
     @Test func survivesJSONAndChecksWhatItReads() throws {
         let made = try H2OConfiguration(
-            maxKVSize: 48, policy: .h2oSum, decay: 0.5, evictEvery: 3,
+            maxKVSize: 48, policy: .h2oEma, diversity: 0.25, decay: 0.5, evictEvery: 3,
             sharedHeads: true, kvFormat: .turbo8v3, turboGuard: 1,
             contextSize: 2048)
         let data = try JSONEncoder().encode(made)
         #expect(try JSONDecoder().decode(H2OConfiguration.self, from: data) == made)
         for (good, bad) in [
-            ("\"max_kv_size\":48", "\"max_kv_size\":3"), ("\"h2o-sum\"", "\"h2o_sum\""),
+            ("\"max_kv_size\":48", "\"max_kv_size\":3"), ("\"h2o-ema\"", "\"h2o_ema\""),
             ("\"turbo8v3\"", "\"turbo5\""),
         ] {
             let text = String(decoding: data, as: UTF8.self)

@@ -21,7 +21,7 @@ import Testing
     private func check(_ before: [Double?], _ scores: [[[Double]]], isMasked: Bool = true) throws {
         let rows = before.count
         let shape = [1, scores.count, scores[0].count, rows]
-        let found = try H2OPolicy(decay: decay).accumulate(
+        let found = try H2OEmaPolicy(decay: decay).accumulate(
             MLXArray(before.map { Float($0 ?? .nan) }, [1, 1, rows]),
             scores: MLXArray(scores.joined().joined().map { Float($0) }, shape),
             positions: MLXArray(Int32(0)..<Int32(rows), [1, 1, rows]), isMasked: isMasked)

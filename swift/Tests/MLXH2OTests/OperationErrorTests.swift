@@ -32,13 +32,14 @@ private func append(
         newValues: zeros(rows), slots: slots ?? zeros([1, 2, 3], .uint32), bits: bits)
 }
 
-private func merge(
-    values: MLXArray? = nil, bias: DType = .float32, keep: Int = 4, sinkSize: Int = 0
+private func folded(
+    values: MLXArray? = nil, bias: DType = .float32, kept: MLXArray? = nil
 ) throws {
-    _ = try mergers(
+    let ones = zeros([1, 2, 5])
+    _ = try fold(
         keys: zeros([1, 2, 5, 64]), values: values ?? zeros([1, 2, 5, 32]),
-        bias: zeros([1, 2, 5], bias), positions: zeros([1, 2, 5], .int32), keep: keep,
-        sinkSize: sinkSize)
+        bias: zeros([1, 2, 5], bias), mass: ones, weights: ones,
+        eligible: zeros([1, 2, 5], .bool), kept: kept ?? zeros([1, 2, 4], .uint32))
 }
 
 private func prefill(
@@ -60,19 +61,18 @@ private func prefill(
             "queries have 3 dimensions, expected 4 [B, Hq, Lq, D].",
             { try attend(queries: [4, 1, 64]) }
         ),
-        ("keep is 5, expected 1 to N - 1 = 4.", { try merge(keep: 5) }),
-        ("keep is -2147483648, expected 1 to N - 1 = 4.", { try merge(keep: .min) }),
-        ("sink_size is -1, expected 0 or more.", { try merge(sinkSize: -1) }),
+        ("kept are uint32 (1, 2, 5), expected", { try folded(kept: zeros([1, 2, 5], .uint32)) }),
+        ("kept are int32 (1, 2, 4), expected", { try folded(kept: zeros([1, 2, 4], .int32)) }),
         (
             "bias are float16 (1, 2, 5), expected float32 [B, H, N] = (1, 2, 5).",
-            { try merge(bias: .float16) }
+            { try folded(bias: .float16) }
         ),
         (
             "keys are float32 (1, 2, 5, 64) and values float32 (1, 2, 6, 32), expected as many "
                 + "rows of one float dtype.",
-            { try merge(values: zeros([1, 2, 6, 32])) }
+            { try folded(values: zeros([1, 2, 6, 32])) }
         ),
-        ("values are an empty handle, expected an array", { try merge(values: .mlxNone) }),
+        ("values are an empty handle, expected an array", { try folded(values: .mlxNone) }),
         ("bits is 7, expected one of (2, 3, 4, 5, 6, 8).", { try attend(bits: 7) }),
         ("v_bits is 1, expected one of (2, 3, 4, 5, 6, 8).", { try attend(valueBits: 1) }),
         ("group_size is 48, expected one of (32, 64, 128).", { try attend(groupSize: 48) }),

@@ -67,27 +67,25 @@ private func worst(_ one: MLXArray, _ other: MLXArray) -> Float {
         #expect(shares.contains { $0 > 0.1 })
     }
 
-    /// Two rows of a head are one key twice: they are the pair that merges, and cost nothing.
-    @Test(arguments: [nil, 40]) func duplicatesMerge(recentStart: Int?) throws {
+    /// A row is folded into the one that is the same twice, and changes nothing there.
+    @Test func duplicatesAreTheNearest() throws {
         let twice = MLXArray([Int32](0..<39) + [3]).asType(.uint32)
         let slots = broadcast(twice, to: [2, 2, 40])
         func doubled(_ rows: MLXArray) -> MLXArray {
             takeAlong(
                 rows, broadcast(slots.expandedDimensions(axis: -1), to: rows.shape), axis: 2)
         }
-        let bias = MLXArray.full([2, 2, 40], values: MLXArray(Float(0)), dtype: .float32)
+        let ones = MLXArray.full([2, 2, 40], values: MLXArray(Float(1)), dtype: .float32)
         let (k, v) = (doubled(keys), doubled(values))
-        let found = try mergers(
-            keys: k, values: v, bias: bias, positions: positions, keep: 39,
-            recentStart: recentStart)
-        let stay = [UInt32](0..<40).filter { $0 != 3 }
-        #expect(found.kept.asArray(UInt32.self) == stay + stay + stay + stay)
-        #expect(found.into.asArray(UInt32.self) == [39, 39, 39, 39])
+        let stay = MLXArray([Int32](0..<39)).asType(.uint32)
+        let found = try fold(
+            keys: k, values: v, bias: ones - ones, mass: ones, weights: ones,
+            eligible: ones .> Float(0), kept: broadcast(stay, to: [2, 2, 39]))
+        #expect(found.into.asArray(UInt32.self) == [3, 3, 3, 3])
         #expect(worst(found.keys, k[0..., 0..., 39...]) < 1e-6)
         #expect(worst(found.values, v[0..., 0..., 39...]) < 1e-6)
         #expect(found.bias.asArray(Float.self).allSatisfy { abs($0 - Foundation.log(2)) < 1e-6 })
-        let expected = minimum(positions[0..., 0..., 3..<4], positions[0..., 0..., 39...])
-        #expect(found.positions.asArray(Int32.self) == expected.asArray(Int32.self))
+        #expect(found.mass.asArray(Float.self).allSatisfy { $0 == 2 })
     }
 
     @Test(arguments: [H2OBackend.native, .composed])

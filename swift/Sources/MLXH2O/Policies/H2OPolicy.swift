@@ -1,26 +1,50 @@
 import MLX
 
-/// Keep the rows whose logits have been large (AtomGradient 2026, section 3.2).
+/// Attention mass times the length of the value; a share of the places by key diversity.
 ///
-/// A moving average of the absolute logit, `C = a*C + (1-a)*|s|`, where `s` is the mean over the
-/// query heads of the group. The first score sets `C = |s|`, where the paper starts at 0, because
-/// rows that leave a short recent window would be handicapped.
+/// The importance of a row is its attention mass: its weights, summed over all queries since it came
+/// and over the query heads of the KV head (Zhang et al. 2023, H2O). Ranks by mass are shares of the
+/// greatest of a head, at most 1; the rows that stay for their diversity have 2 more, and none is
+/// folded into them. Of the rows that go, the nearer half is folded into the nearest that stay,
+/// weighed by these ranks.
 public struct H2OPolicy: EvictionPolicy {
-    /// `a`, at least 0 and below 1.
-    public let decay: Double
+    /// Of the rows that ranks decide about, the share that is kept for the diversity of their keys.
+    public let diversity: Double
 
-    public init(decay: Double) {
-        self.decay = decay
+    public init(diversity: Double = 0.5) {
+        self.diversity = diversity
     }
 
     public var needsScores: Bool { true }
-    public var averageDecay: Double? { decay }
+    public var needsWeights: Bool { true }
+    public var chunkQueries: Int? { nil }
+    public var kind: ChunkScores? { .mass }
+    public var folds: Bool { true }
+    public var foldShare: Double { 0.5 }
+
+    /// None is folded into rows that stay for their diversity.
+    public func takes(_ ranks: MLXArray) -> MLXArray { ranks .<= Float(1) }
 
     public func accumulate(
         _ importance: MLXArray, scores: MLXArray, positions: MLXArray, isMasked: Bool
     ) throws -> MLXArray {
-        try accumulateScores(importance, scores: scores, decay: decay, isMasked: isMasked)
+        let shape = scores.shape
+        let perHead = scores.reshaped([shape[0], importance.dim(1), -1, shape[3]])
+        return which(isNaN(importance), Float(0), importance) + perHead.sum(axis: 2)
     }
 
-    public func rank(_ rows: PolicyRows) throws -> MLXArray { rows.importance }
+    public func rank(_ rows: PolicyRows) throws -> MLXArray {
+        let values = try rows.values.asType(.float32)
+        let heavy = rows.importance * sqrt((values * values).sum(axis: 3))
+        let greatest = which(isNaN(heavy), Float(0), heavy).max(axis: 2, keepDims: true)
+        let ranks = heavy / maximum(greatest, Float(1e-9))
+        let diverse = Int(diversity * Double(rows.places))
+        guard diverse > 0 else { return ranks }
+        let stay = try keepIndices(
+            keyDiversity(rows.keys), positions: rows.positions,
+            keep: rows.keep - rows.places + diverse, sinkSize: rows.sinkSize,
+            recentStart: rows.recentStart)
+        let none = MLXArray.zeros(ranks.shape, dtype: .float32)
+        return ranks + putAlong(none, stay, values: MLXArray(Float(2)), axis: 2)
+    }
 }

@@ -12,6 +12,14 @@ public struct PolicyRows {
     public let positions: MLXArray
     /// Tokens that the cache has seen, which is the position of the next row.
     public let offset: Int
+    /// Rows of each head that stay.
+    public let keep: Int
+    /// Of these, those that no range protects: what ranks decide about.
+    public let places: Int
+    /// The first positions, whose rows stay.
+    public let sinkSize: Int
+    /// The first position of the newest rows, which stay too.
+    public let recentStart: Int
 
     private let makeKeys: () throws -> MLXArray
     private let makeValues: () throws -> MLXArray
@@ -20,13 +28,18 @@ public struct PolicyRows {
     public init(
         keys: @autoclosure @escaping () throws -> MLXArray,
         values: @autoclosure @escaping () throws -> MLXArray,
-        importance: MLXArray, positions: MLXArray, offset: Int
+        importance: MLXArray, positions: MLXArray, offset: Int, keep: Int = 0, places: Int = 0,
+        sinkSize: Int = 0, recentStart: Int = 0
     ) {
         makeKeys = keys
         makeValues = values
         self.importance = importance
         self.positions = positions
         self.offset = offset
+        self.keep = keep
+        self.places = places
+        self.sinkSize = sinkSize
+        self.recentStart = recentStart
     }
 }
 
@@ -38,9 +51,15 @@ public protocol EvictionPolicy: Sendable {
     /// Whether attention must hand its scores to the cache after every update.
     var needsScores: Bool { get }
 
-    /// Whether rows that go are merged into others. The importance of a row is then `ln n` of the n
-    /// rows in it, which attention adds to its logit; neither `rank` nor `accumulate` is called.
-    var merges: Bool { get }
+    /// Whether rows that go are folded into others, weighed by their ranks. Attention then adds
+    /// `ln n` to the logit of a row that stands for n.
+    var folds: Bool { get }
+
+    /// Of the rows that go together, the share that is folded: the nearest.
+    var foldShare: Double { get }
+
+    /// bool [B, H, N]: whether others may be folded into a row of this rank.
+    func takes(_ ranks: MLXArray) -> MLXArray
 
     /// Whether `accumulate` gets weights, `exp(scores - lse)`, in the place of scores.
     var needsWeights: Bool { get }
@@ -67,16 +86,22 @@ public protocol EvictionPolicy: Sendable {
     /// float32 [B, H, N], higher is kept; NaN goes first. Called only when rows must go.
     func rank(_ rows: PolicyRows) throws -> MLXArray
 
-    /// Where `accumulate` is ``accumulateScores(_:scores:decay:isMasked:stream:)`` with this decay,
-    /// attention may do it itself, without storing scores; nil: it may not.
+    /// Where `accumulate` is what attention does of this kind, it may do it itself, without storing
+    /// scores; nil: it may not.
+    var kind: ChunkScores? { get }
+
+    /// That of the kind `.ema`.
     var averageDecay: Double? { get }
 }
 
 extension EvictionPolicy {
     public var needsScores: Bool { false }
-    public var merges: Bool { false }
+    public var folds: Bool { false }
+    public var foldShare: Double { 1 }
+    public func takes(_ ranks: MLXArray) -> MLXArray { .!isNaN(ranks) }
     public var needsWeights: Bool { false }
     public var chunkQueries: Int? { maxScoredQueries }
+    public var kind: ChunkScores? { nil }
     public var averageDecay: Double? { nil }
 
     public func accumulate(

@@ -2,14 +2,12 @@
 public enum PolicyName: String, Sendable, Codable, CaseIterable {
     /// ``H2OPolicy``
     case h2o
-    /// ``H2OSumPolicy``
-    case h2oSum = "h2o-sum"
+    /// ``H2OEmaPolicy``
+    case h2oEma = "h2o-ema"
     /// ``WindowPolicy``
     case window
     /// ``KeyDiffPolicy``
     case keydiff
-    /// ``MergePolicy``
-    case merge
 
     /// The policy of this name, as a command line or a file spells it.
     ///
@@ -27,17 +25,21 @@ public enum PolicyName: String, Sendable, Codable, CaseIterable {
     public init(from decoder: any Decoder) throws {
         try self.init(named: decoder.singleValueContainer().decode(String.self))
     }
+
+    /// Recent rows of a budget where no size is given; nil: what half of it leaves.
+    func recentRows(of maxKVSize: Int) -> Int? {
+        self == .h2o ? maxKVSize / 4 : nil
+    }
 }
 
 extension H2OConfiguration {
     /// The policy that is named, with its settings.
     public func makePolicy() -> any EvictionPolicy {
         switch policy {
-        case .h2o: H2OPolicy(decay: decay)
-        case .h2oSum: H2OSumPolicy()
+        case .h2o: H2OPolicy(diversity: diversity)
+        case .h2oEma: H2OEmaPolicy(decay: decay)
         case .window: WindowPolicy()
         case .keydiff: KeyDiffPolicy()
-        case .merge: MergePolicy()
         }
     }
 }

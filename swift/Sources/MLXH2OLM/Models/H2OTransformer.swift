@@ -13,7 +13,7 @@ public protocol H2ORouted: LanguageModel {}
 /// Llama or Qwen3 that evicts by any policy.
 ///
 /// Other models of mlx-swift-lm evict by the policies that need no scores: see
-/// ``evictingCaches(for:configuration:policy:)``. Weights and their names are those of the original models.
+/// ``evictingCaches(for:configuration:policy:budgets:)``. Weights and their names are those of the original models.
 public final class H2OTransformer: Module, H2ORouted, KVCacheDimensionProvider {
     public let kvHeads: [Int]
     public let vocabularySize: Int

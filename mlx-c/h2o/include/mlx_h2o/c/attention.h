@@ -87,6 +87,7 @@ int mlx_h2o_scaled_dot_product_attention_quantized_with_scores(
  *    mass of Zhang et al. 2023 (H2O), the sum of the weights over all queries and over the query
  *    heads of the KV head.
  *  \param sinks take part in "mass"; scores, and so "ema", do not know of them.
+ *  \param row_bias float32 [B, Hkv, N], as above.
  *  \param importance for "ema", the average so far, float32 [B, Hkv, N]; empty: no row has been
  *    scored. Empty for "mass".
  *  \param decay for "ema", at least 0 and below 1.
@@ -95,7 +96,8 @@ int mlx_h2o_scaled_dot_product_attention_quantized_with_scores(
 int mlx_h2o_prefill_scores(mlx_array* res, const mlx_array queries, const mlx_array keys,
                            float scale, const char* mask_mode,
                            const mlx_array mask_arr /* may be null */,
-                           const mlx_array sinks /* may be null */, const char* kind,
+                           const mlx_array sinks /* may be null */,
+                           const mlx_array row_bias /* may be null */, const char* kind,
                            const mlx_array importance /* may be null */, double decay,
                            int counted_queries, const mlx_stream s);
 

@@ -15,7 +15,6 @@
 #include "mlx_h2o/c/backend.h"
 #include "mlx_h2o/c/config.h"
 #include "mlx_h2o/c/error.h"
-#include "mlx_h2o/c/profile.h"
 #include "mlx_h2o/c/rows.h"
 #include "mlx_h2o/c/selection.h"
 

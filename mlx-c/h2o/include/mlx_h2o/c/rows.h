@@ -34,18 +34,21 @@ extern "C" {
 int mlx_h2o_accumulate_scores(mlx_array* res, const mlx_array importance, const mlx_array scores,
                               double decay, bool masked, const mlx_stream s);
 
-/** Attention whose scores go into a moving average; a back end need not store them.
+/** Attention whose scores rows accumulate; a back end need not store them.
  *
- *  mlx_h2o_scaled_dot_product_attention_with_scores, or the same of packed rows, and then
- *  mlx_h2o_accumulate_scores, with the arguments and errors of both; at most 128 queries.
+ *  With the arguments and errors of mlx_h2o_scaled_dot_product_attention_with_scores, or the same
+ *  of packed rows, and of mlx_h2o_accumulate_scores; at most 128 queries.
  *
- *  \param[out] out [B, Hq, Lq, Dv]. Evaluating it evaluates the average too.
+ *  \param[out] out [B, Hq, Lq, Dv]. Evaluating it evaluates the importance too.
  *  \param[out] new_importance float32 [B, Hkv, N].
+ *  \param kind "ema": mlx_h2o_accumulate_scores with this `decay`. "mass": the attention mass of
+ *    Zhang et al. 2023 (H2O), to which each call adds the weights exp(score - lse) of all queries
+ *    and of the query heads of the KV head; NaN, of a row that is not scored, counts as 0.
  */
 int mlx_h2o_attention_and_accumulate(
     mlx_array* out, mlx_array* new_importance, const mlx_array queries, const mlx_vector_array keys,
-    const mlx_vector_array values, const mlx_array importance, float scale, double decay,
-    const char* mask_mode, const mlx_array mask_arr /* may be null */,
+    const mlx_vector_array values, const mlx_array importance, float scale, const char* kind,
+    double decay, const char* mask_mode, const mlx_array mask_arr /* may be null */,
     const mlx_array sinks /* may be null */, const mlx_array row_bias /* may be null */, int bits,
     int group_size, mlx_optional_int v_bits, float sparse_v_threshold, const mlx_stream s);
 
@@ -56,41 +59,36 @@ int mlx_h2o_attention_and_accumulate(
  */
 int mlx_h2o_key_diversity(mlx_array* res, const mlx_array keys, const mlx_stream s);
 
-/** What becomes of rows when all but `keep` of each head merge into others.
+/** What becomes of the rows that stay when those that go are folded into them.
  *
- *  Of the free rows, those that no zone protects, the ones whose merger with a row in a later slot
- *  costs attention least go, each into that row; where it goes too, into the one that it goes to.
- *  A row without a partner goes as it is: `into` is then its own slot. With r = N - keep rows that
- *  go, in order of their slots:
+ *  Each row that goes enters the nearest one that stays and is eligible. The distance is that of
+ *  logits, for queries of the size of the keys, and of values over their mean square. Rows that
+ *  enter the same one do so together. With r = N - K rows that go, in order of their slots:
  *
- *  \param[out] kept uint32 [B, H, keep]: the slots that stay, ascending.
  *  \param[out] into uint32 [B, H, r]: the slots of the rows that change. One slot is there as often
- *    as rows go there, each time with the same row.
+ *    as rows are folded into it, each time with the same row; a row that is folded into none has
+ * its own slot, and stays what it is.
  *  \param[out] new_keys, new_values [B, H, r, D] and [B, H, r, Dv], the rows at `into` from now on:
- *    means weighted by n * exp(-3 c), c being the cosine of a key with the mean of the normalised
- *    ones, in which a row of n counts sqrt(n) times; computed in float32, in the dtype given. They
- *    are still to be written, and packed where rows are.
- *  \param[out] new_bias float32 [B, H, r]: ln n.
- *  \param[out] new_positions int32 [B, H, r]: the earliest of the rows in each.
+ *    means by weight, computed in float32, in the dtype given. They are still to be written, and
+ *    packed where rows are.
+ *  \param[out] new_bias, new_mass float32 [B, H, r]: ln of the summed counts, and summed masses.
  *  \param keys [B, H, N, D], float32, float16 or bfloat16.
  *  \param values [B, H, N, Dv] of the same dtype.
  *  \param bias ln n of the n rows that each stands for, float32 [B, H, N]: 0 for a row as it came.
- *    Attention takes it as `row_bias`. NaN: the row goes first, as it is, and none goes there.
- *  \param positions int32 [B, H, N], as in mlx_h2o_keep_indices.
- *  \param keep 1 to N - 1.
- *  \param sink_size, recent_start the protected zones, as in mlx_h2o_keep_indices. Where fewer than
- *    r rows are free, protected ones go too, into none.
- *  \param shared whether all heads merge the same slots, by the mean of their costs. They must then
- *    hold the same positions in the same slots.
- *  \return 1 for shapes, dtypes or numbers other than these.
- *
- *  Compares all free rows of a head with each other: O(N^2 (D + Dv)).
+ *    Attention takes it as `row_bias`.
+ *  \param mass what adds up with the rows, float32 [B, H, N].
+ *  \param weights of the rows in means, float32 [B, H, N]; at least 1e-9 counts. A row that goes
+ *    with NaN is not folded.
+ *  \param eligible bool [B, H, N], the rows that others may be folded into, if they stay.
+ *  \param kept uint32 [B, H, K], 0 < K < N: the slots that stay, ascending.
+ *  \param share of the rows of a head that go, rounded up, those that are folded: the nearest.
+ *    Above 0, at most 1.
+ *  \return 1 for shapes or dtypes other than these.
  */
-int mlx_h2o_mergers(mlx_array* kept, mlx_array* into, mlx_array* new_keys, mlx_array* new_values,
-                    mlx_array* new_bias, mlx_array* new_positions, const mlx_array keys,
-                    const mlx_array values, const mlx_array bias, const mlx_array positions,
-                    int keep, int sink_size, const mlx_array recent_start /* may be null */,
-                    bool shared, const mlx_stream s);
+int mlx_h2o_fold(mlx_array* into, mlx_array* new_keys, mlx_array* new_values, mlx_array* new_bias,
+                 mlx_array* new_mass, const mlx_array keys, const mlx_array values,
+                 const mlx_array bias, const mlx_array mass, const mlx_array weights,
+                 const mlx_array eligible, const mlx_array kept, double share, const mlx_stream s);
 
 /** Quantise new rows straight into their slots.
  *

@@ -1,0 +1,92 @@
+// The definition of rows that are folded in plain MLX operations, in those and in the order of
+// python/mlx_h2o/operations/folding.py. All arithmetic is float32.
+#include <cmath>
+
+#include "composed.h"
+
+namespace mlx_h2o_c::composed {
+
+namespace {
+
+constexpr float least_weight = 1e-9F;
+constexpr uint32_t above_every_slot = UINT32_MAX;
+
+Value mean_square(const Value& rows) {
+  return rows.then(mlx_square).then(mlx_sum_axis, 3, true).then(mlx_mean_axis, 2, true);
+}
+
+// Vectors [B, H, N, D + Dv] whose squared distance says how much attention tells rows apart.
+Value features(const FoldRequest& r) {
+  const Value keys = Value(r.keys, r.stream).as(MLX_FLOAT32);
+  const Value values = Value(r.values, r.stream).as(MLX_FLOAT32);
+  const auto size = static_cast<float>(mlx_array_dim(r.keys, 3));
+  const Value of_keys = (mean_square(keys) / number(size * size)).then(mlx_sqrt);
+  const Value of_values = mean_square(values).at_least(number(1e-12F)).then(mlx_rsqrt);
+  const ArrayVector both = vector_of({keys * of_keys, values * of_values});
+  return {call(mlx_concatenate_axis, both, 3, r.stream), r.stream};
+}
+
+// The rows at `at` [B, H, n].
+Value at_slots(const Value& rows, const Value& at) {
+  if (mlx_array_ndim(rows) == 3) return rows.then(mlx_take_along_axis, at, 2);
+  Shape shape = shape_of(rows);
+  shape[2] = mlx_array_dim(at, 2);
+  const Value wide = at.then(mlx_expand_dims, 3).then(mlx_broadcast_to, shape.data(), shape.size());
+  return rows.then(mlx_take_along_axis, wide, 2);
+}
+
+}  // namespace
+
+Folded fold(const FoldRequest& r) {
+  const mlx_stream s = r.stream;
+  const Shape shape = shape_of(r.bias);
+  const int going_rows = shape[2] - mlx_array_dim(r.kept, 2);
+  const Value kept =
+      Value(r.kept, s).then(mlx_minimum, scalar(static_cast<uint32_t>(shape[2] - 1), MLX_UINT32));
+  const Value all(broadcast(range(0, shape[2], MLX_UINT32, s), shape, s), s);
+  const Value marked = all.then(mlx_put_along_axis, kept, scalar(above_every_slot, MLX_UINT32), 2);
+  const Value going = marked.then(mlx_sort_axis, 2).sliced(2, 0, going_rows);
+  const Value stays = marked.then(mlx_equal, scalar(above_every_slot, MLX_UINT32));
+  const Value free = stays.then(mlx_logical_and, r.eligible).then(mlx_expand_dims, 2);
+
+  const Value vectors = features(r);
+  const Value squares = vectors.then(mlx_square).then(mlx_sum_axis, 3, false);
+  const Value products =
+      at_slots(vectors, going).then(mlx_matmul, vectors.then(mlx_swapaxes, 2, 3));
+  const Value apart =
+      free.where(squares.then(mlx_expand_dims, 2) - products * number(2), number(INFINITY));
+  const Value given(r.weights, s), unknown = given.then(mlx_isnan);
+  const Value nearest = apart.then(mlx_min_axis, 3, false) + at_slots(squares, going);
+  const Value least = at_slots(unknown, going).where(number(INFINITY), nearest);
+  const Array most = integer(static_cast<int>(std::ceil(r.share * going_rows)));
+  const Value place = least.then(mlx_argsort_axis, 2).then(mlx_argsort_axis, 2).as(MLX_INT32);
+  const Value lost = least.then(mlx_equal, number(INFINITY))
+                         .then(mlx_logical_or, place.then(mlx_greater_equal, most));
+  Value into = lost.where(going, apart.then(mlx_argmin_axis, 3, false));
+
+  // [B, H, r, r]: whether a row goes to this target.
+  const Value same = into.then(mlx_expand_dims, 3)
+                         .then(mlx_equal, into.then(mlx_expand_dims, 2))
+                         .then(mlx_logical_and, lost.then(mlx_logical_not).then(mlx_expand_dims, 2))
+                         .as(MLX_FLOAT32);
+  const auto summed = [&](const Value& of_going) { return same.then(mlx_matmul, of_going); };
+  const Value weights = unknown.where(number(0), given).at_least(number(least_weight));
+  const Value there = at_slots(weights, into).then(mlx_expand_dims, 3);
+  const Value here = at_slots(weights, going).then(mlx_expand_dims, 3);
+  const Value total = there + summed(here);
+  const auto mean = [&](mlx_array rows) {
+    const Value every(rows, s);
+    const Value sum = there * at_slots(every, into) + summed(here * at_slots(every, going));
+    return (sum / total).as(dtype_of(rows));
+  };
+  const auto added = [&](const Value& every) {
+    const Value gone = summed(at_slots(every, going).then(mlx_expand_dims, 3));
+    return at_slots(every, into) + gone.then(mlx_squeeze_axis, 3);
+  };
+  Array keys = mean(r.keys), values = mean(r.values);
+  Array bias = added(Value(r.bias, s).then(mlx_exp)).then(mlx_log);
+  Array mass = added(Value(r.mass, s));
+  return {std::move(into), std::move(keys), std::move(values), std::move(bias), std::move(mass)};
+}
+
+}  // namespace mlx_h2o_c::composed

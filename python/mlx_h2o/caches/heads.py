@@ -1,0 +1,310 @@
+"""The KV heads of one layer in groups, each with rows of its own number."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from typing import Any, cast
+
+import mlx.core as mx
+
+from ..config import H2OConfig
+from .batch import BatchH2OKVCache
+from .cache import H2OKVCache
+from .checks import check_rows
+from .handed_out import EachLayersMask, HandedOut
+from .quantized import QuantizedH2OKVCache, evicting_cache
+
+_CLASSES = {cls.__name__: cls for cls in (H2OKVCache, QuantizedH2OKVCache, BatchH2OKVCache)}
+
+Attend = Callable[[H2OKVCache, mx.array, Any, mx.array | None], mx.array]
+"""The output for one cache, queries [B, hq, L, D] of its heads, and the mask and sinks of these."""
+
+
+def _for_each(name: str) -> Callable[..., None]:
+    """A method that does this for each group."""
+
+    def call(self: HeadGroups, *args: Any, **given: Any) -> None:
+        for one in self.caches:
+            getattr(one, name.rpartition(".")[2])(*args, **given)
+
+    call.__doc__ = f"As ``{name}``, of each group."
+    return call
+
+
+def _from_each(name: str) -> Callable[..., HeadGroups]:
+    """A method that makes groups of what this makes of each."""
+
+    def call(self: HeadGroups, *args: Any, **given: Any) -> HeadGroups:
+        attribute = name.rpartition(".")[2]
+        return self._each(lambda one: getattr(one, attribute)(*args, **given))
+
+    call.__doc__ = f"As ``{name}``, of each group."
+    return call
+
+
+class HeadGroups:
+    """Evicting caches of one layer, each of some of its KV heads.
+
+    Few KV heads of a model retrieve. A cache holds as many rows of each of its heads as of the
+    others; heads that need many and heads that need few are therefore in two caches. Attention runs
+    once for each, and the outputs are put back in the order of the heads. That takes attention of
+    ours: updates return a token without rows, by which ``mlx_h2o.routing`` finds these caches.
+
+    The same class serves a batch: its caches are then :class:`BatchH2OKVCache`.
+
+    Args:
+        caches: one for each group, those of fewer rows first: they are the first to refuse.
+        heads: the KV heads of each group, in order; together 0 up to their number.
+
+    Raises:
+        ValueError: groups that are not one for each cache, or miss or repeat a head.
+    """
+
+    def __init__(self, caches: Sequence[H2OKVCache], heads: Sequence[Sequence[int]]) -> None:
+        self.caches = tuple(caches)
+        self.heads = tuple(tuple(group) for group in heads)
+        given = [head for group in self.heads for head in group]
+        whole = sorted(given) == [*range(len(given))] and all(
+            [*one] == sorted(one) for one in heads
+        )
+        if len(self.caches) != len(self.heads) or not whole:
+            raise ValueError(
+                f"[HeadGroups] found {len(self.caches)} caches of the KV heads {self.heads}, "
+                "expected a group for each, in order, and every head from 0 on in one of them."
+            )
+        self._count = len(given)
+        self._kv = [_index(group) for group in self.heads]
+        self._queries: dict[int, tuple[list[Any], Any]] = {}
+        self._handed = HandedOut(self)
+        self._token: tuple[mx.array, mx.array] | None = None
+
+    @classmethod
+    def of_rows(cls, configs: Sequence[H2OConfig], *, name: str = "") -> HeadGroups | H2OKVCache:
+        """Empty caches for settings of each KV head; heads of equal settings share one.
+
+        Where all are equal it is one cache, and no composite.
+        """
+        groups: dict[H2OConfig, list[int]] = {}
+        for head, config in enumerate(configs):
+            groups.setdefault(config, []).append(head)
+        if len(groups) == 1:
+            return evicting_cache(configs[0], name=name)
+        ordered = sorted(groups.items(), key=lambda one: one[0].max_kv_size or 2**31)
+        names = [f"{name} KV heads {', '.join(map(str, heads))}" for _, heads in ordered]
+        caches = [
+            evicting_cache(config, name=name.strip())
+            for (config, _), name in zip(ordered, names, strict=True)
+        ]
+        return cls(caches, [heads for _, heads in ordered])
+
+    def _each(self, change: Callable[[Any], Any]) -> HeadGroups:
+        """The same groups of other caches."""
+        return HeadGroups([change(one) for one in self.caches], self.heads)
+
+    # Rows and attention
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """As ``H2OKVCache.update_and_fetch`` of each group.
+
+        Args:
+            keys: [B, H, L, D] with RoPE applied, L at least 1, of all KV heads.
+            values: [B, H, L, Dv].
+
+        Returns:
+            Arrays [B, H, 1, 0] that stand for the rows: attention of ours knows them.
+
+        Raises:
+            ValueError, RuntimeError: another number of heads, or as of an update of each.
+        """
+        if keys.ndim != 4 or keys.shape[1] != self._count or values.shape[:2] != keys.shape[:2]:
+            check_rows("HeadGroups", keys, values, ())
+            raise ValueError(
+                f"[HeadGroups.update_and_fetch] keys have shape {keys.shape} and values "
+                f"{values.shape}, expected {self._count} KV heads as the budgets of "
+                f"{self.caches[0].name or 'this layer'} have."
+            )
+        for cache, own in zip(self.caches, self._kv, strict=True):
+            cache.update_and_fetch(_taken(keys, own), _taken(values, own))
+        if self._token is None or self._token[0].shape[0] != keys.shape[0]:
+            shape = (*keys.shape[:2], 1, 0)
+            token = mx.zeros(shape, keys.dtype), mx.zeros(shape, values.dtype)
+            self._token = self._handed.give(*token, held=True)
+        return self._token
+
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        """What stands for the rows. Raises ValueError while there are none."""
+        if self._token is None:
+            raise ValueError("[HeadGroups.keys_and_values] there has been no update yet.")
+        return self._token
+
+    def attended_by(
+        self, attend: Attend, queries: mx.array, mask: Any, sinks: mx.array | None
+    ) -> mx.array:
+        """Attention of all query heads, [B, Hq, L, Dv]: that of each group, put back by head.
+
+        Args:
+            attend: attention over the rows of one of the caches.
+            queries: [B, Hq, L, D]; KV head h serves the query heads h * Hq / H and following.
+            mask: as of ``fast.scaled_dot_product_attention_with_scores``, or of ``make_mask``; one
+                with an axis of Hq heads is cut.
+            sinks: [Hq] or None.
+        """
+        owns, order = self._of_queries(queries.shape[1])
+        of_heads = isinstance(mask, mx.array) and mask.ndim > 2
+        of_heads = of_heads and mask.shape[-3] == queries.shape[1] > 1
+        outs = [
+            attend(
+                cache,
+                _taken(queries, own),
+                _taken(mask, own, axis=mask.ndim - 3) if of_heads else mask,
+                None if sinks is None else sinks[own],
+            )
+            for cache, own in zip(self.caches, owns, strict=True)
+        ]
+        pieces = [outs[group] if part is None else outs[group][:, part] for group, part in order]
+        return mx.concatenate(pieces, axis=1)
+
+    def _of_queries(self, count: int) -> tuple[list[Any], list[tuple[int, slice | None]]]:
+        """The query heads of each group; and of which output which heads come, in order, None: all
+        of it."""
+        if count not in self._queries:
+            each = count // self._count
+            own = [
+                [head * each + place for head in group for place in range(each)]
+                for group in self.heads
+            ]
+            placed = {head: (n, at) for n, heads in enumerate(own) for at, head in enumerate(heads)}
+            order: list[tuple[int, slice | None]] = []
+            by_group = groupby((placed[head] for head in range(count)), key=lambda one: one[0])
+            for group, run in by_group:
+                places = [at for _, at in run]
+                whole = len(places) == len(own[group])
+                order.append((group, None if whole else slice(places[0], places[-1] + 1)))
+            self._queries[count] = [_index(heads) for heads in own], order
+        return self._queries[count]
+
+    def make_mask(
+        self, length: int, window_size: int | None = None, return_array: bool = False
+    ) -> mx.array | str | EachLayersMask | None:
+        """As ``H2OKVCache.make_mask``: never an array, which would not fit all groups."""
+        return self.caches[0].make_mask(length, window_size, return_array)
+
+    @property
+    def bits(self) -> int:
+        """Not there. Raises ValueError: mlx_lm's own attention asks first, and knows no groups."""
+        raise ValueError(
+            f"[HeadGroups] {self.caches[0].name or 'a layer'} and others have KV heads of unequal "
+            "budgets, of which mlx_lm's own attention does not know: expected the model to be "
+            "called within mlx_h2o.routing(model), or equal rows (layers='equal')."
+        )
+
+    # What mlx_lm asks of a cache
+
+    @property
+    def offset(self) -> Any:
+        """Tokens seen, as of each cache."""
+        return self.caches[0].offset
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all groups."""
+        return sum(one.nbytes for one in self.caches)
+
+    def size(self) -> int:
+        """Rows of the heads that hold most."""
+        return max(one.size() for one in self.caches)
+
+    def empty(self) -> bool:
+        """Whether no token has come."""
+        return self.caches[0].empty()
+
+    def is_trimmable(self) -> bool:
+        """Whether ``trim`` is exact, for each."""
+        return all(one.is_trimmable() for one in self.caches)
+
+    def trim(self, n: int) -> int:
+        """As ``H2OKVCache.trim``, of each. The heads of fewer rows refuse first."""
+        return max([one.trim(n) for one in self.caches])
+
+    flush = _for_each("H2OKVCache.flush")
+    to_quantized = _from_each("H2OKVCache.to_quantized")
+    unshared = _from_each("H2OKVCache.unshared")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> HeadGroups:
+        return self._each(lambda one: copy.deepcopy(one, memo))
+
+    @property
+    def state(self) -> list[Any]:
+        """The heads and classes of the groups (JSON), and the state of each."""
+        about = {"heads": self.heads, "classes": [type(one).__name__ for one in self.caches]}
+        return [json.dumps(about), *(one.state for one in self.caches)]
+
+    @state.setter
+    def state(self, state: Sequence[Any]) -> None:
+        about = json.loads(state[0])
+        classes, heads = about["classes"], about["heads"]
+        if len(state) != 1 + len(classes):
+            raise ValueError(
+                f"[HeadGroups.state] found {len(state)} parts, expected {1 + len(classes)}: what "
+                "the groups are, and the state of each."
+            )
+        found = [
+            _CLASSES[name].from_state(one) for name, one in zip(classes, state[1:], strict=True)
+        ]
+        HeadGroups.__init__(self, found, heads)
+
+    @classmethod
+    def from_state(cls, state: Sequence[Any]) -> HeadGroups:
+        """Caches with the given ``state``, settings included."""
+        found = cls.__new__(cls)
+        found.state = state
+        return found
+
+    # Batches
+
+    @classmethod
+    def merge(cls, caches: Sequence[Any]) -> HeadGroups:
+        """The sequences of the same groups; errors as of ``BatchH2OKVCache.merge`` of each."""
+        first = _alike("merge", caches)
+        pairs: Iterator[Sequence[H2OKVCache]] = zip(*(one.caches for one in caches), strict=True)
+        return cls([BatchH2OKVCache.merge(group) for group in pairs], first.heads)
+
+    def extend(self, other: HeadGroups) -> None:
+        """As ``BatchH2OKVCache.extend``, of each."""
+        _alike("extend", [self, other])
+        for own, added in zip(self.caches, other.caches, strict=True):
+            cast(BatchH2OKVCache, own).extend(cast(BatchH2OKVCache, added))
+
+    extract = _from_each("BatchH2OKVCache.extract")
+    filter = _for_each("BatchH2OKVCache.filter")
+    prepare = _for_each("BatchH2OKVCache.prepare")
+    finalize = _for_each("BatchH2OKVCache.finalize")
+
+
+def _index(heads: Sequence[int]) -> Any:
+    """What takes these heads: a slice where one does, else their numbers."""
+    step = heads[1] - heads[0] if len(heads) > 1 else 1
+    if [*heads] == [*range(heads[0], heads[0] + step * len(heads), step)] and step > 0:
+        return slice(heads[0], heads[-1] + 1, step)
+    return mx.array([*heads])
+
+
+def _taken(array: mx.array, index: Any, axis: int = 1) -> mx.array:
+    if isinstance(index, slice):
+        return array[(slice(None),) * axis + (index,)]
+    return mx.take(array, index, axis=axis)
+
+
+def _alike(operation: str, caches: Sequence[Any]) -> HeadGroups:
+    op = f"[HeadGroups.{operation}]"
+    if not caches:
+        raise ValueError(f"{op} found no caches, expected at least one.")
+    for one in caches:
+        if not isinstance(one, HeadGroups) or one.heads != caches[0].heads:
+            found = getattr(one, "heads", type(one).__name__)
+            raise ValueError(f"{op} found {found}, expected the same groups of KV heads in all.")
+    first: HeadGroups = caches[0]
+    return first

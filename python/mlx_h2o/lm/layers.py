@@ -1,0 +1,242 @@
+"""Which KV heads of a model retrieve, found without a text, and rows shared out by that.
+
+Most heads attend nearby; a few look far back. Their rows decide what a model recalls, and others do
+not need as many. :mod:`mlx_h2o.lm.probing` finds them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import uuid
+import weakref
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from mlx_lm.models import cache as mlx_lm_cache
+
+from ..config import H2OConfig
+from .budgets import scaled
+from .fingerprint import fingerprint
+from .probing import gives
+from .routing import calls_attention, computes_with_keys, int_setting
+
+__all__ = ["LAYERS", "Probe", "probe", "rows_by_head", "shares"]
+
+LAYERS = ("probe", "equal")
+"""How rows are shared out over layers and KV heads that have no budgets of their own."""
+
+TOKENS = 128
+"""Random tokens, read twice."""
+
+FLOOR = 1 / 2
+"""Rows of any head, at least, as a part of the mean. Floors matter: losses of heads do not add."""
+
+BEST = 1 / 3
+"""Heads that give at least this part of what the best gives are among those that get more."""
+
+APART = 1.5
+"""How many times the rows of the others the heads of a layer need to be in a group of their own."""
+
+_FORMAT = 2
+_FEWEST_TOKENS = 80
+"""Fewer, and all rows of the first copy are near."""
+_MODELS_KEPT = 64
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What far rows give to the heads of a model that reads random tokens twice.
+
+    gives: per layer whose cache grows, and of each of its KV heads, by how much they change the
+        layer's output, as a part of that; 0 in a model that does not retrieve. Empty if that cannot
+        be found out.
+    reason: why not, in words that follow the model's name; else empty.
+    """
+
+    gives: tuple[tuple[float, ...], ...]
+    reason: str = ""
+
+
+_known: dict[int, tuple[weakref.ref[Any], Probe]] = {}
+
+
+def probe(model: Any) -> Probe:
+    """The probe of a model, whose layers are in the order of its caches.
+
+    It is made once: one forward of 128 tokens and one of 1 + H times as many, H the KV heads of a
+    layer, without logits (20 teraflop for 8 billion weights and 8 heads, as a prompt of 1,280
+    tokens). A file in the user's cache folder
+    (``MLX_H2O_CACHE``, default ``~/.cache/mlx-h2o``) remembers it by the weights' fingerprint. The
+    model, mlx_lm and the random state are left as they were.
+
+    Args:
+        model: an mlx_lm model.
+    """
+    held = _known.get(id(model))
+    if held is not None and held[0]() is model:
+        return held[1]
+    found, place = _probed(model), id(model)
+    _known[place] = weakref.ref(model, lambda _: _known.pop(place, None)), found
+    return found
+
+
+def reason_of(model: Any) -> str:
+    """Why a model's probe could not be made, where it was tried; else empty."""
+    held = _known.get(id(model))
+    return held[1].reason if held is not None and held[0]() is model else ""
+
+
+def rows_by_head(
+    model: Any, config: H2OConfig, layers: int, length: int | None = None
+) -> list[int | list[int]] | None:
+    """Rows of each layer that evicts, or of each of its KV heads where these differ, on average no
+    more than ``config.max_kv_size`` for a head, and of no head more than ``length`` tokens fill.
+
+    None: the same for all of them, since no head stands out, or the probe cannot be made.
+    """
+    rows = cast(int, config.max_kv_size)
+    found = probe(model).gives
+    if len(found) != layers:
+        return None
+    known = length, config.context_size or int_setting(model, "max_position_embeddings")
+    most = min((tokens for tokens in known if tokens), default=None)
+    if config.shared_heads:  # which keep the same rows
+        found = tuple((sum(layer) / len(layer),) * len(layer) for layer in found)
+    by_head = shares(found, rows, least=_least(config), most=most, fixed=config.protected)
+    return None if by_head == [rows] * layers else by_head
+
+
+def shares(
+    given: Sequence[Sequence[float]],
+    rows: int,
+    *,
+    least: int = 1,
+    most: int | None = None,
+    fixed: int = 0,
+) -> list[int | list[int]]:
+    """Rows of the KV heads of each layer, together no more than ``rows`` for each.
+
+    Every head gets half of the mean. The other halves go to the heads that give most, as many as
+    give a third of what the best gives, or more where these cannot use them; what is left is shared
+    among the others, half of it by what they give. Then the heads of a layer are at two levels, or
+    at one where the upper is less than 1.5 times the lower.
+
+    Args:
+        given: of :class:`Probe`.
+        rows: mean rows of a head, at least ``least``.
+        least: rows that the settings demand.
+        most: rows beyond which none is of use.
+        fixed: rows that every head has, which are not shared out.
+
+    Returns:
+        For each layer its rows, or a list with those of each head.
+    """
+    gains = np.array([gain for layer in given for gain in layer], float)
+    mean = rows - fixed
+    floor = max(FLOOR * mean, least - fixed)
+    top = (most or 2**31) - fixed
+    if not gains.any() or floor >= mean or top <= mean:
+        return [rows] * len(given)
+    spare = gains.size * (mean - floor)
+    best = max(int((gains >= BEST * gains.max()).sum()), int(spare / (top - floor)))
+    order = np.argsort(-gains, kind="stable")
+    chosen, others = order[:best], order[best:]
+    found = np.full(gains.size, float(floor))
+    found[chosen] += min(top - floor, spare / best)
+    if others.size:
+        by_gain = 1 + gains[others] / (gains[others].mean() or 1.0)
+        found[others] += (gains.size * mean - found.sum()) * by_gain / by_gain.sum()
+    each = iter(fixed + np.minimum(found, top))
+    return [_levels(np.array([next(each) for _ in layer])) for layer in given]
+
+
+def _levels(rows: Any) -> int | list[int]:
+    """Rows of the heads of a layer at no more than two levels, with the same sum."""
+
+    def spread(level: float) -> float:
+        return sum(
+            float(part.var() * part.size) for part in (rows[rows < level], rows[rows >= level])
+        )
+
+    upper = rows >= min(sorted({*rows.tolist()})[1:], key=spread, default=rows[0])
+    few, many = (int(rows[part].mean()) if part.any() else 0 for part in (~upper, upper))
+    if not few or many < APART * few:
+        return int(rows.mean())
+    return [many if one else few for one in upper.tolist()]
+
+
+def _least(config: H2OConfig) -> int:
+    """The fewest rows that go with the other settings."""
+
+    def served(rows: int) -> bool:
+        with contextlib.suppress(ValueError):
+            return bool(scaled(config, rows))
+        return False
+
+    known = cast(int, config.max_kv_size)
+    return bisect_left(range(known), True, lo=config.protected + 1, key=served)
+
+
+def _probed(model: Any) -> Probe:
+    if not calls_attention(model):
+        return Probe((), "does not call mlx_lm's attention, which would show where it looks")
+    if computes_with_keys(model):
+        return Probe((), "computes with the keys between its caches and attention")
+    vocabulary = int_setting(model, "vocab_size")
+    longest = int_setting(model, "max_position_embeddings") or 2 * TOKENS
+    tokens = min(TOKENS, longest // 2)
+    if vocabulary is None or tokens < _FEWEST_TOKENS:
+        return Probe((), f"has a vocabulary of {vocabulary} and a context of {longest} tokens")
+    stock = mlx_lm_cache.make_prompt_cache(model)
+    growing = sum(type(one) is mlx_lm_cache.KVCache for one in stock)
+    if not growing or any(type(one) is mlx_lm_cache.CacheList for one in stock):
+        return Probe((), "has lists of caches in the place of some that grow")
+    kept, key = _kept(), fingerprint(model)
+    found = kept.get(key)
+    if not _fits(found, growing):
+        found = gives(model, vocabulary, tokens)
+        if isinstance(found, str):
+            return Probe((), found)
+        _keep(dict([*kept.items(), (key, found)][-_MODELS_KEPT:]))
+    return Probe(tuple(map(tuple, cast(Any, found))))
+
+
+def _file() -> Path:
+    folder = os.environ.get("MLX_H2O_CACHE") or Path("~/.cache/mlx-h2o").expanduser()
+    return Path(folder) / "layers.json"
+
+
+def _kept() -> dict[str, Any]:
+    """What was found of models that were probed before, by their fingerprints."""
+    try:
+        found = json.loads(_file().read_text(encoding="utf-8"))
+        return dict(found["gives"]) if found["format"] == _FORMAT else {}
+    except (OSError, ValueError, TypeError, KeyError):
+        return {}
+
+
+def _keep(found: dict[str, Any]) -> None:
+    file = _file()
+    beside = file.with_name(f".{uuid.uuid4().hex}.json")
+    with contextlib.suppress(OSError):  # then it is probed again next time
+        file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            beside.write_text(json.dumps({"format": _FORMAT, "gives": found}), encoding="utf-8")
+            os.replace(beside, file)
+        finally:
+            beside.unlink(missing_ok=True)
+
+
+def _fits(found: Any, layers: int) -> bool:
+    return (
+        isinstance(found, list)
+        and len(found) == layers
+        and all(isinstance(layer, list) and layer for layer in found)
+        and all(isinstance(one, float) and one >= 0 for layer in found for one in layer)
+    )

@@ -1,0 +1,149 @@
+"""What each KV head of a model brings from far back, found without a text.
+
+Most heads attend nearby; a few look far back for what came with a token before (induction heads,
+Olsson et al. 2022). A model that reads random tokens twice shows them: there, all that is of use is
+far back, at the first copy of a token.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.models import cache as mlx_lm_cache
+
+from .routing import routing
+
+NEAR = 64
+"""Rows before a query that are near."""
+FIRST = 4
+"""Rows at the start that count as near: heads look there when there is nothing to look for."""
+AROUND = 2
+"""Rows to each side of the first copy of a token that count as it."""
+RETRIEVES = 0.3
+"""How much of some head's output, at least, is from the first copy, or the model does not retrieve.
+Flat attention gives a tenth of that."""
+_SKIPPED = 8
+"""Tokens of the second copy that cannot know yet that it is one."""
+
+_lock = threading.Lock()
+
+
+class _Watched(cast(Any, mlx_lm_cache.KVCache)):  # type: ignore[misc]
+    """mlx_lm's own cache, of a layer that reads the second copy several times side by side.
+
+    The first of these attends to all rows; each other one, for the query heads of one KV head, to
+    those that are near only. All have the same rows, kept once.
+    """
+
+    heads = 0
+    gives: mx.array | None = None
+    """float32 [H]: how much the layer's output changes without the far rows of a head."""
+    copies: mx.array | None = None
+    """float32: the most that a head's output changes without the first copy."""
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        self.heads = keys.shape[1]
+        found: tuple[mx.array, mx.array] = super().update_and_fetch(keys[:1], values[:1])
+        return found
+
+    def attend_for_probe(
+        self, stock: Any, queries: mx.array, keys: mx.array, values: mx.array, **given: Any
+    ) -> mx.array:
+        """mlx_lm's attention, ``stock`` with arguments, of all that is read side by side."""
+        attention = functools.partial(stock.func, queries[:1], keys, values, cache=self)
+        every: mx.array = attention(**given)
+        if queries.shape[0] == 1:
+            return every
+        length, rows = queries.shape[2], keys.shape[2]
+        query, row = mx.arange(rows - length, rows)[:, None], mx.arange(rows)
+        mask = given["mask"]
+
+        def seeing(rows: mx.array) -> mx.array:
+            seen = (row <= query) & rows
+            if isinstance(mask, mx.array):
+                seen = seen & mask if mask.dtype == mx.bool_ else mx.where(seen, mask, -mx.inf)
+            found: mx.array = attention(**{**given, "mask": seen})
+            return found
+
+        other = seeing(mx.abs(row - (query - length)) > AROUND)
+        self.copies = (_norm(every - other) / _norm(every)).mean(axis=2).max()
+        near = seeing((row < FIRST) | (row > query - NEAR))
+        own = mx.arange(queries.shape[1]) // (queries.shape[1] // self.heads)
+        of_head = (own == mx.arange(self.heads)[:, None])[:, :, None, None]
+        return mx.concatenate([every, mx.where(of_head, near, every)])
+
+
+def gives(model: Any, vocabulary: int, tokens: int) -> list[list[float]] | str:
+    """For each layer whose cache grows and each of its KV heads: how much the layer's output
+    changes where that head sees near rows only; or why that cannot be found out. All 0 where no
+    head retrieves.
+
+    It is the mean of |y' - y| / |y| over the tokens of the second copy, y the output and y' that
+    then. The layer reads the copy 1 + H times, H its KV heads.
+
+    Args:
+        model: an mlx_lm model, whose layers hand the rows of their caches to mlx_lm's attention.
+        vocabulary: how many tokens there are.
+        tokens: how many to say twice.
+    """
+    caches = mlx_lm_cache.make_prompt_cache(model)
+    plain = mlx_lm_cache.KVCache
+    watched = [_Watched() if type(one) is plain else one for one in caches]
+    growing = [one for one in watched if isinstance(one, _Watched)]
+    ends = min(1000, vocabulary // 8)  # where many tokens have a meaning of their own
+    drawn = np.random.default_rng(0).integers(ends, vocabulary - ends, tokens)
+    try:
+        with _lock, routing(model), _side_by_side({type(layer) for layer in model.layers}):
+            for _ in range(2):
+                model(mx.array(drawn)[None], cache=watched)  # nobody evaluates its logits
+    except (AttributeError, IndexError, TypeError, ValueError) as error:
+        return f"cannot be probed: {error}"
+    found = [one.gives for one in growing]
+    if not all(one is not None for one in found):
+        return "hides which of its layers attention is of"
+    most = mx.stack([cast(mx.array, one.copies) for one in growing]).max()
+    mx.eval(found, most)
+    part = 1.0 if cast(float, most.item()) >= RETRIEVES else 0.0
+    return [[round(part * head, 4) for head in cast(Any, one).tolist()] for one in found]
+
+
+@contextmanager
+def _side_by_side(classes: set[type[Any]]) -> Iterator[None]:
+    """Within the context, layers of these classes that have a watched cache read the second copy
+    of a text as such a cache asks for."""
+    originals = {cls: vars(cls).get("__call__") for cls in classes}
+    try:
+        for cls in classes:
+            cls.__call__ = _reading(cls.__call__)
+        yield
+    finally:
+        for cls, original in originals.items():
+            if original is None:  # it is inherited
+                del cls.__call__
+            else:
+                cls.__call__ = original
+
+
+def _reading(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(layer: Any, x: mx.array, *args: Any, **given: Any) -> Any:
+        caches = [one for one in (*args, *given.values()) if isinstance(one, _Watched)]
+        if len(caches) != 1 or not caches[0].offset:
+            return original(layer, x, *args, **given)
+        (cache,) = caches
+        out = original(layer, mx.repeat(x, 1 + cache.heads, axis=0), *args, **given)
+        change, size = (_norm(rows[:, _SKIPPED:]) for rows in (out[1:] - out[:1], out[:1]))
+        cache.gives = (change / size).mean(axis=1)
+        return out[:1]
+
+    return call
+
+
+def _norm(rows: mx.array) -> mx.array:
+    return mx.linalg.norm(rows.astype(mx.float32), axis=-1)

@@ -1,0 +1,42 @@
+"""h2o-ema: keep the rows whose logits have been large (AtomGradient 2026, sec. 3.2)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+
+from ..operations.backends import resolve
+from .base import Policy, Rows
+
+if TYPE_CHECKING:
+    from ..config import H2OConfig
+
+
+class H2OEma(Policy):
+    """Moving average of the absolute logit: ``C = a*C + (1-a)*|s|``.
+
+    ``s`` is the mean over the query heads of the group; the first score sets ``C = |s|``, where
+    the paper starts at 0, because rows that leave a short recent window would be handicapped.
+    """
+
+    name = "h2o-ema"
+    needs_scores = True
+    needs_positions = False
+    kind = "ema"
+    decay: float
+
+    def __init__(self, decay: float) -> None:
+        self.decay = decay
+
+    @classmethod
+    def from_config(cls, config: H2OConfig) -> H2OEma:
+        return cls(config.decay)
+
+    def accumulate(
+        self, importance: mx.array, scores: mx.array, *, masked: bool = True, **_: Any
+    ) -> mx.array:
+        return resolve().accumulate_scores(importance, scores, decay=self.decay, masked=masked)
+
+    def rank(self, rows: Rows) -> mx.array:
+        return rows.importance

@@ -1,0 +1,27 @@
+import MLX
+
+/// Keep the rows whose logits have been large (AtomGradient 2026, section 3.2).
+///
+/// A moving average of the absolute logit, `C = a*C + (1-a)*|s|`, where `s` is the mean over the
+/// query heads of the group. The first score sets `C = |s|`, where the paper starts at 0, because
+/// rows that leave a short recent window would be handicapped.
+public struct H2OEmaPolicy: EvictionPolicy {
+    /// `a`, at least 0 and below 1.
+    public let decay: Double
+
+    public init(decay: Double) {
+        self.decay = decay
+    }
+
+    public var needsScores: Bool { true }
+    public var kind: ChunkScores? { .ema }
+    public var averageDecay: Double? { decay }
+
+    public func accumulate(
+        _ importance: MLXArray, scores: MLXArray, positions: MLXArray, isMasked: Bool
+    ) throws -> MLXArray {
+        try accumulateScores(importance, scores: scores, decay: decay, isMasked: isMasked)
+    }
+
+    public func rank(_ rows: PolicyRows) throws -> MLXArray { rows.importance }
+}

@@ -1,0 +1,66 @@
+"""Faults of KV heads in groups and of their rows: each is noticed by its tests."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from faults.change import assigned, condition, returned
+from faults.place import Fault, assert_caught
+from test_head_groups import (
+    test_each_group_is_a_cache_of_its_heads as by_hand,
+)
+from test_head_groups import (
+    test_groups_of_one_budget_are_the_ungrouped_run as ungrouped,
+)
+from test_head_groups import (
+    test_masks_with_an_axis_of_heads_are_cut as masks,
+)
+from test_rows_by_head import (
+    test_no_head_gets_more_than_a_text_fills_or_less_than_settings_need as bounds,
+)
+
+FAULTS = [
+    Fault(
+        "outputs stay in the order of the groups",
+        "caches.heads:HeadGroups.attended_by",
+        returned().becomes("mx.concatenate(outs, axis=1)"),
+        partial(by_hand, "keydiff", {}),
+    ),
+    Fault(
+        "outputs stay in the order of the groups, of one budget",
+        "caches.heads:HeadGroups.attended_by",
+        returned().becomes("mx.concatenate(outs, axis=1)"),
+        partial(ungrouped, ((0, 2), (1,)), {}),
+    ),
+    Fault(
+        "all groups have the first heads' mask",
+        "caches.heads:HeadGroups.attended_by",
+        assigned("of_heads", at=1).becomes("False"),
+        partial(masks, "keydiff"),
+    ),
+    Fault(
+        "heads get more rows than a text fills",
+        "lm.layers:shares",
+        assigned("top").becomes("2**31"),
+        bounds,
+    ),
+    Fault(
+        "what is left of the best is for nobody",
+        "lm.layers:shares",
+        condition(of="others").becomes("False"),
+        bounds,
+    ),
+    Fault(
+        "heads of a layer are two groups however near they are",
+        "lm.layers:_levels",
+        condition(of="APART").becomes("not few"),
+        bounds,
+    ),
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.what)
+def test_fault_is_caught(fault: Fault) -> None:
+    assert_caught(fault)

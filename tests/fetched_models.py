@@ -1,0 +1,28 @@
+"""The models that `nox -s yardsticks` fetches, each loaded once; what is not there is skipped."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+
+import mlx_h2o
+from benchmark_scripts import script
+
+__all__ = ["loaded"]
+
+
+def loaded(name: str) -> tuple[Any, Any]:
+    """Model and tokenizer; skips the test that calls it where the model was not fetched."""
+    with script("yardsticks", "tools") as tool:
+        folder = tool.models_folder() / name
+    if not (folder / "yardstick.json").exists():
+        pytest.skip(f"NO {name} in {folder.parent}: nox -s yardsticks fetches it")
+    return _load(str(folder))
+
+
+@functools.lru_cache(maxsize=1)
+def _load(folder: str) -> tuple[Any, Any]:
+    model, tokenizer = mlx_h2o.load(folder)
+    return model, tokenizer

@@ -1,0 +1,95 @@
+"""Rows that go are folded into rows that stay: NumPy, float64, one head at a time.
+
+Written from docs/policies.md and shared with no code of the package.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+SHARE = 0.5
+"""Of the rows that go together, those that are folded: the nearest."""
+
+LEAST = 1e-9
+"""Of a weight in a mean."""
+
+
+def for_good(config) -> int:
+    """The first positions, which stay as they are: sinks, or a prefix that they begin."""
+    return max(config.sink_size, config.prefix_size)
+
+
+def features(keys: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """What is near when attention can hardly tell it apart, [N, D + Dv]."""
+    size = keys.shape[1]
+    of_keys = np.sqrt(np.square(keys).sum(axis=1).mean()) / size
+    of_values = np.sqrt(np.square(values).sum(axis=1).mean())
+    return np.concatenate([keys * of_keys, values / max(of_values, 1e-6)], axis=1)
+
+
+def targets(
+    keys: np.ndarray,
+    values: np.ndarray,
+    weights: np.ndarray,
+    eligible: np.ndarray,
+    kept: list[int],
+    share: float,
+) -> tuple[dict[int, int], bool]:
+    """Of each slot that goes the one that it is folded into, which is its own where there is none;
+    and whether another is as near as float32 can tell."""
+    vectors, found, close = features(keys, values), {}, False
+    stay = [slot for slot in kept if eligible[slot]]
+    least: dict[int, float] = {}
+    errors: dict[int, float] = {}
+    for slot in sorted(set(range(len(keys))) - set(kept)):
+        found[slot] = slot
+        if not stay or np.isnan(weights[slot]):
+            continue
+        apart = np.square(vectors[stay] - vectors[slot]).sum(axis=1)
+        nearest = int(apart.argmin())
+        found[slot] = stay[nearest]
+        off = 2e-6 * (np.square(vectors[stay]).sum(axis=1).max() + np.square(vectors[slot]).sum())
+        close |= bool((np.delete(apart, nearest) <= apart[nearest] + off).any())
+        least[slot], errors[slot] = apart[nearest], off
+    order = sorted(least, key=lambda slot: (least[slot], slot))
+    most = math.ceil(share * (len(keys) - len(kept)))
+    if most < len(order):
+        last, first = order[most - 1], order[most]
+        close |= bool(least[first] <= least[last] + errors[last] + errors[first])
+    for slot in order[most:]:
+        found[slot] = slot
+    return found, close
+
+
+def folded(array: np.ndarray, weights: np.ndarray, into: dict[int, int], slot: int) -> np.ndarray:
+    """The mean by weight of the row at ``slot`` of ``array`` [N, ...] and of all that are folded
+    into it."""
+    group = [slot, *(one for one, other in into.items() if other == slot != one)]
+    shares = np.maximum(np.nan_to_num(weights[group]), LEAST)
+    return shares @ array[group] / shares.sum()
+
+
+def fold(rows: list[Any], ranks: np.ndarray, kept: list[int], config, recent_start: int, store):
+    """The rows at ``kept``, of which some are changed by those that go; whether a choice was close.
+
+    ``store(key, value)`` gives a row as the cache keeps it.
+    """
+    keys, values = np.array([row.key for row in rows]), np.array([row.value for row in rows])
+    eligible = [
+        for_good(config) <= row.position < recent_start and rank <= 1
+        for row, rank in zip(rows, ranks, strict=True)
+    ]
+    into, close = targets(keys, values, ranks, np.array(eligible), kept, SHARE)
+    for slot in sorted(set(into.values()) & set(kept)):
+        row = rows[slot]
+        others = [rows[one] for one, other in into.items() if other == slot]
+        row.key, row.value = store(
+            folded(keys, ranks, into, slot), folded(values, ranks, into, slot)
+        )
+        row.count += sum(other.count for other in others)
+        row.score += sum(other.score for other in others)
+        row.fresh = 1 + max(one.fresh for one in (row, *others))
+    return close

@@ -1,0 +1,58 @@
+"""What caches lose on a real model is what benchmarks/results/real_check.json says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from benchmark_scripts import script
+from fetched_models import loaded
+
+WRONG = [{"policy": "window"}, {"kv_bits": 3}]
+"""Settings beside --max-kv-bytes that must show."""
+
+
+@pytest.fixture(scope="module")
+def check() -> Iterator[ModuleType]:
+    with script("real_check") as module:
+        yield module
+
+
+@pytest.fixture(scope="module")
+def committed(check: ModuleType) -> dict[str, float]:
+    found: dict[str, float] = json.loads(check.COMMITTED.read_text())["losses"]
+    return found
+
+
+@pytest.mark.real
+def test_losses_are_as_committed(check: ModuleType, committed: dict[str, float]) -> None:
+    model, tokenizer = loaded(check.MODEL)
+    found = check.losses(model, check.passages(tokenizer))
+    assert found.keys() == committed.keys()
+    assert check.beyond(found, committed) == []
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("settings", WRONG, ids=str)
+def test_what_is_wrong_shows(
+    settings: dict[str, Any], check: ModuleType, committed: dict[str, float]
+) -> None:
+    model, tokenizer = loaded(check.MODEL)
+    caches = check.bounded(model, check.PARTS["eighth"], **settings)
+    loss = check.loss(model, caches, check.passages(tokenizer))
+    assert check.beyond(committed | {"eighth": loss}, committed)
+
+
+def test_a_difference_is_named(check: ModuleType) -> None:
+    expected = {"full": 2.0, "quarter": 2.1}
+    assert check.beyond({"full": 2.005, "quarter": 2.105}, expected) == []
+    # What a cache loses is above the full cache's own loss.
+    assert check.beyond({"full": 2.009, "quarter": 2.115}, expected) == []
+    for found in ({"full": 2.0, "quarter": 2.12}, {"full": 2.0, "quarter": 2.0}):
+        (said,) = check.beyond(found, expected)
+        assert said.startswith("quarter: ")
+    assert len(check.beyond({"full": 2.1, "quarter": 2.2}, expected)) == 1

