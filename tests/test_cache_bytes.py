@@ -33,8 +33,8 @@ ROWS = {
 
 def bytes_of(name: str) -> int:
     """Of one layer of 8 heads: rows, scores, and positions but of the newest, which need none; of
-    packed rows a centre of the keys, and for the scores in float32 too."""
-    centres = 0 if name == "dense" else DENSE + 128 * 4
+    packed rows a centre of the keys."""
+    centres = 0 if name == "dense" else DENSE
     return 8 * (ROWS[name] + 256 * 4 + (256 - GROUP) * 4 + centres)
 
 

@@ -20,7 +20,6 @@ from golden.build import Case
 from mlx_h2o import H2OConfig, H2OKVCache
 from mlx_h2o.caches.quantized import evicting_cache
 from mlx_h2o.operations.backends import get, use_backend
-from mlx_h2o.policies import names
 from parity import traces
 from parity.outcome import Outcome
 from parity.swift_leg import SwiftLeg
@@ -31,6 +30,9 @@ SIZE, HEADS, QUERY_HEADS = 32, 2, 4
 BACKEND = "native"
 PACKED = {"kv_bits": 8, "v_bits": 4, "kv_group_size": 32}
 CODES = {"kv_format": "turbo4v3", "kv_group_size": 32}
+POLICIES = ("h2o", "h2o-sum", "window", "keydiff", "merge")
+"""Those that Swift has."""
+
 Rounds = Sequence[tuple[int, int]]
 """Tokens that come together, and how many of them go back."""
 
@@ -120,7 +122,7 @@ def test_drafts_leave_the_rows_of_python(swift: Leg) -> None:
     cases = [
         case(f"drafts-{policy}-{drafts}-{kind}", draft_rounds(drafts, 40),
              small | bits | {"policy": policy, "speculative": drafts})
-        for policy in names()
+        for policy in POLICIES
         for drafts, kind, bits in ((2, "dense", {}), (4, "packed", PACKED), (3, "codes", CODES))
     ]  # fmt: skip
     found = swift(cases)
@@ -150,7 +152,7 @@ FILES = {
 def test_files_go_both_ways(swift: Leg, kind: str, tmp_path: Path) -> None:
     """What one language wrote and the other one went on with keeps the rows of one run."""
     cases = []
-    for policy in names():
+    for policy in POLICIES:
         settings = {"max_kv_size": 24, "sink_size": 2, "policy": policy, **FILES[kind]}
         before = case(f"before-{policy}", [(30, 0), *[(1, 0)] * 20], settings)
         python, whole = fresh(before), fresh(before)

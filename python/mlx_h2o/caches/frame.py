@@ -46,7 +46,6 @@ class Frame:
         self.sizes = centre.shape[3], value_size
         self.shared = shared
         self._whole = all(_is_whole(size) for size in self.sizes)
-        self._columns: dict[int, mx.array] = {}
 
     @classmethod
     def of(cls, keys: mx.array, values: mx.array, spans: Spans = ()) -> Frame:
@@ -93,12 +92,10 @@ class Frame:
 
     def shift(self, queries: mx.array, scale: float) -> mx.array:
         """float32 [B, Hq, L, 1]: what the logits of kept keys lack of those of the true keys."""
-        heads = queries.shape[1]
-        if heads not in self._columns:
-            centre = self.centre.astype(mx.float32)
-            centre = mx.repeat(centre, heads // centre.shape[1], axis=1)
-            self._columns[heads] = centre.swapaxes(2, 3)
-        return (queries.astype(mx.float32) * scale) @ self._columns[heads]
+        batch, heads, length, size = queries.shape
+        of_head = queries.astype(mx.float32).reshape(batch, self.centre.shape[1], -1, size)
+        products = of_head @ (self.centre.astype(mx.float32) * scale).swapaxes(2, 3)
+        return products.reshape(batch, heads, length, 1)
 
     def output(self, out: mx.array) -> mx.array:
         """What attention makes of kept values [B, Hq, L, ...], as it would of those that came."""
@@ -121,8 +118,8 @@ class Frame:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the centre, and of what lies ready beside query heads."""
-        return self.centre.nbytes + sum(one.nbytes for one in self._columns.values())
+        """Bytes of the centre."""
+        return self.centre.nbytes
 
 
 def joined(frames: Sequence[Frame | None]) -> Frame | None:

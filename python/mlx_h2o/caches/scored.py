@@ -57,12 +57,6 @@ class ScoredRows(StoredRows):
         return self._table is not None and len(self._table.segments) > 1
 
     @property
-    def as_asked(self, queries: mx.array) -> mx.array:
-        """Queries [B, Hq, L, D] as packed rows that are handed out are multiplied by them."""
-        frame = None if self._table is None else self._table.frame
-        return queries if frame is None else frame.query(queries)
-
-    @property
     def attention_settings(self) -> dict[str, Any]:
         """What operations on the packed rows handed out must be told of them."""
         if self._table is None:

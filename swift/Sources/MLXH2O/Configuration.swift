@@ -282,6 +282,9 @@ extension H2OConfiguration: Codable {
         "dtype": [.text("float32"), .text("float16"), .text("bfloat16")],
     ]
 
+    /// What Python says of stored rows, and of a policy that is not known here.
+    private static let others: Set = ["value_size", "random_seed"]
+
     private enum Value: Decodable, Equatable {
         case nothing
         case flag(Bool)
@@ -315,7 +318,7 @@ extension H2OConfiguration: Codable {
     /// Python that are not served here are refused by name.
     public init(from decoder: any Decoder) throws {
         for (name, value) in try [String: Value](from: decoder).sorted(by: { $0.key < $1.key })
-        where CodingKeys(rawValue: name) == nil && name != "value_size" {
+        where CodingKeys(rawValue: name) == nil && !Self.others.contains(name) {
             guard let same = Self.unserved[name] else {
                 throw failure("\(name) is \(value.text), expected settings that are known here.")
             }
