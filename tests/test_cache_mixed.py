@@ -9,7 +9,6 @@ import pytest
 from cache_columns import COLUMNS, SIZE, step_of
 from cache_courses import HEADS, Course
 from cache_invariants import arrays_of
-from cache_sequences import GROUP
 from mlx_h2o import H2OConfig, make_prompt_cache, policies, routing
 from mlx_h2o.operations.recoding import recoded
 from tiny_models import random_prompt, tiny_qwen3
