@@ -17,12 +17,13 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from real_models import MODELS, RESULTS
+
 import mlx_h2o
 from mlx_h2o.commands.evaluate import Watch
 from mlx_h2o.evaluation.arms import ARMS, Arm, alone
 from mlx_h2o.evaluation.run import evaluate
 from mlx_h2o.evaluation.tasks import Settings
-from real_models import MODELS, RESULTS
 
 
 class Row(NamedTuple):

@@ -90,8 +90,7 @@ inline void h2o_load_quantized(W words, int64_t word_stride, S scales, int64_t s
   }
 }
 
-// The same of codes of a rotated row, which stand for levels of its norm: in the basis of the
-// codes.
+// The same of codes of a rotated row, which stand for levels of its norm: in the basis of the codes.
 template <int E, int BITS, typename W, typename L>
 inline void h2o_load_codes(W words, int64_t word_stride, L levels, float norm, int first,
                            thread float* values) {
@@ -185,7 +184,9 @@ inline h2o_merged h2o_softmax_merge(h2o_softmax part) {
 
 // The output, of the merged sums; 0 where no key took part.  NaN of a mask is in
 // the total, and no comparison may hide it.
-inline float h2o_softmax_mean(float sum, float total) { return total == 0.0f ? 0.0f : sum / total; }
+inline float h2o_softmax_mean(float sum, float total) {
+  return total == 0.0f ? 0.0f : sum / total;
+}
 
 // Log of the denominator; -inf where no key and no sink took part.
 inline float h2o_softmax_lse(float maximum, float total) {

@@ -93,7 +93,7 @@ def measure(
             lambda segment: reporter.text(arm.name, segment),
         )
     forced = _forced(
-        model, arm.make(0), text.tokens, settings, reporter.stage(arm.name, "perplexity")
+        model, arm.make(), text.tokens, settings, reporter.stage(arm.name, "perplexity")
     )
     return ArmResult(
         name=arm.name,

@@ -147,11 +147,12 @@ def key_diversity(request: KeyDiversityRequest) -> mx.array:
     return ranks
 
 
-def fold(keys: mx.array, values: mx.array, *rows: mx.array, share: float = 1.0) -> folding.Folded:
+def fold(keys: mx.array, values: mx.array, *rows: Any, share: float = 1.0) -> folding.Folded:
     """As ``folding.fold``; keys and values of two dtypes, composed."""
     if keys.dtype != values.dtype:
         return folding.fold(keys, values, *rows, share=share)
-    return folding.Folded(*_module().fold(keys, values, *rows, share=share))
+    found: Any = _module().fold
+    return folding.Folded(*found(keys, values, *rows, share=share))
 
 
 def quantize_append(request: QuantizeAppendRequest) -> tuple[Parts, Parts]:

@@ -6,15 +6,12 @@ For callers that are right: arguments are not checked.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
 
 from mlx_h2o.operations.backends import resolve
 from mlx_h2o.operations.requests import AttentionResult
-
-if TYPE_CHECKING:
-    from mlx_h2o.operations.resolved import AttentionOptions
 
 
 class Rows(NamedTuple):
@@ -52,7 +49,7 @@ def biased_attention(
     causal, shown = masking(mask)
     if keys.dtype != queries.dtype:
         keys, values = keys.astype(queries.dtype), values.astype(queries.dtype)
-    given: AttentionOptions = {"scale": scale, "sinks": sinks, "row_bias": bias}
+    given: Any = {"scale": scale, "sinks": sinks, "row_bias": bias}
     length = queries.shape[2]
     if length <= _QUERIES or operations.name == "native":
         return operations.attention(queries, keys, values, causal=causal, mask=shown, **given).out

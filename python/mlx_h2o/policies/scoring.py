@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.core as mx
 
 from .. import fast
@@ -67,7 +69,7 @@ def chunk_seen(
     In blocks of keys or queries where the policy allows it, so that the scores are never in memory
     all at once.
     """
-    given = {"scale": scale, "mask": mask, "row_bias": row_bias}
+    given: Any = {"scale": scale, "mask": mask, "row_bias": row_bias}
     if policy.decay is not None and keys.shape[1] == importance.shape[1]:
         return fast.prefill_scores(
             queries, keys, importance=importance, decay=policy.decay, **given
