@@ -255,7 +255,7 @@ def test_what_is_no_bool_is_refused(given):
 
 
 NOTICES: dict[str, Callable[[], None]] = {
-    "attention": lambda: test_attention_is_that_over_the_true_rows(64, 64, None, "h2o"),
+    "attention": lambda: test_attention_is_that_over_the_true_rows(64, 64, None, "h2o-ema"),
     "sinks": lambda: test_attention_is_that_over_the_true_rows(
         64, 64, [0.5, -1.0, 2.0, 4.0], "window"
     ),
