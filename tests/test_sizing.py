@@ -14,8 +14,17 @@ from hypothesis import strategies as st
 import mlx_h2o
 from mlx_h2o import H2OConfig, cli
 from mlx_h2o.lm.hosting import hosting
+from mlx_h2o.lm.layers import probe
+from mlx_h2o.lm.probing import BITS
 from mlx_h2o.lm.prompt_cache import context_length, fit_bytes
-from mlx_h2o.lm.sizing import least_rows, most_rows, parsed_bytes
+from mlx_h2o.lm.sizing import (
+    FREE,
+    UNKNOWN,
+    fewest_bits,
+    least_rows,
+    most_rows,
+    parsed_bytes,
+)
 from models import tiny
 from tiny_models import random_prompt, tiny_qwen3, tiny_tokenizer
 
@@ -107,21 +116,38 @@ def test_both_models_of_a_command_share_the_bytes(capsys):
     assert capsys.readouterr().err == f"KV cache: {expected}\n"
 
 
-@pytest.mark.slow
-def test_bits_are_the_most_that_most_of_the_context_fits_in(model):
+def test_rows_stay_as_they_come_where_the_whole_context_fits(model):
     context = model.args.max_position_embeddings
     dense = held(model, H2OConfig(max_kv_size=context), 3)
     assert fit_bytes(model, dense).config.kv_bits is None
     assert fit_bytes(model, dense).config.max_kv_size == context
-    assert fit_bytes(model, dense - 1).config.kv_bits == 8
-    most = int(0.75 * context)
-    for bits, fewer in ((8, 6), (6, 5), (5, 4)):
-        settings = {"policy": "h2o", "kv_bits": bits}
-        nbytes = held(model, H2OConfig(max_kv_size=most, **settings), H2OConfig(most).group + 3)
-        assert fit_bytes(model, nbytes).config.kv_bits == bits
-        assert fit_bytes(model, nbytes).config.max_kv_size == most
-        assert fit_bytes(model, nbytes - 1).config.kv_bits == fewer
-    assert fit_bytes(model, nbytes - 1, kv_bits=None).config.kv_bits is None
+    assert fit_bytes(model, dense - 1).config.kv_bits is not None
+    assert fit_bytes(model, dense - 1, kv_bits=None).config.kv_bits is None
+
+
+def test_bits_are_the_fewest_that_change_little():
+    steps = [2.0**-bits for bits in BITS]
+    small, large = ([factor * step for step in steps] for factor in (1.2, 0.5))
+    assert fewest_bits([small, large]) == (5, 4)
+    assert fewest_bits([[1.0] * len(BITS), small]) == (8, 5)
+    assert fewest_bits(()) == UNKNOWN
+
+
+def test_bits_follow_what_the_model_shows():
+    model = mlx_h2o.load("demo")[0]
+    errors = probe(model).errors
+    keys, values = fewest_bits(errors)
+    for side, bits in zip(errors, (keys, values), strict=True):
+        at = BITS.index(bits)
+        assert side[at] <= FREE < side[at - 1]
+    full = 300_000
+    many, few = fit_bytes(model, full, length=500), fit_bytes(model, full // 4, length=1500)
+    assert (many.config.kv_bits, many.config.v_bits) == (keys, values)
+    assert few.config.kv_bits < keys and few.config.v_bits < values
+    assert few.config.max_kv_size * 5 < 1500 <= many.config.max_kv_size * 15
+    assert "(the fewest that cost nothing)" in str(many)
+    assert "less than a fifth of the tokens stay" in str(few)
+    assert fit_bytes(model, full, kv_bits=4).config.v_bits is None
 
 
 def test_rows_that_cannot_be_quantised_stay_as_they_come():
@@ -137,7 +163,7 @@ def test_make_prompt_cache_takes_bytes(model):
     assert caches[0].config == replace(expected, context_size=context_length(model))
     assert caches[0].config.policy == "window"
     line = str(fit_bytes(model, 20_000))
-    assert "rows a head by merge, in 4 bits" in line and "bytes" in line
+    assert "rows a head by h2o, in " in line and "bytes" in line
 
 
 @given(
@@ -192,7 +218,7 @@ def test_the_command_says_what_it_picked(capsys):
     arguments = ["--model", "demo", "--prompt", "The ship", "--max-tokens", "2"]
     assert cli.main(["generate", *arguments, "--max-kv-bytes", "0.4 MB"]) == 0
     said = capsys.readouterr()
-    assert "rows a head by merge, in 4 bits" in said.err and "KV cache: merge" in said.out
+    assert "rows a head by h2o, in 5 bits" in said.err
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from mlx_lm.models import cache as mlx_lm_cache
 from ..config import H2OConfig
 from .budgets import scaled
 from .fingerprint import fingerprint
-from .probing import gives
+from .probing import BITS, gives
 from .routing import calls_attention, computes_with_keys, int_setting
 
 __all__ = ["LAYERS", "Probe", "probe", "rows_by_head", "shares"]
@@ -43,7 +43,7 @@ BEST = 1 / 3
 APART = 1.5
 """How many times the rows of the others the heads of a layer need to be in a group of their own."""
 
-_FORMAT = 2
+_FORMAT = 3
 _FEWEST_TOKENS = 80
 """Fewer, and all rows of the first copy are near."""
 _MODELS_KEPT = 64
@@ -56,11 +56,14 @@ class Probe:
     gives: per layer whose cache grows, and of each of its KV heads, by how much they change the
         layer's output, as a part of that; 0 in a model that does not retrieve. Empty if that cannot
         be found out.
+    errors: what packing keys, and values, into ``probing.BITS`` changes of the output of attention,
+        as a part of it. Empty if that cannot be found out.
     reason: why not, in words that follow the model's name; else empty.
     """
 
     gives: tuple[tuple[float, ...], ...]
     reason: str = ""
+    errors: tuple[tuple[float, ...], ...] = ()
 
 
 _known: dict[int, tuple[weakref.ref[Any], Probe]] = {}
@@ -204,7 +207,8 @@ def _probed(model: Any) -> Probe:
         if isinstance(found, str):
             return Probe((), found)
         _keep(dict([*kept.items(), (key, found)][-_MODELS_KEPT:]))
-    return Probe(tuple(map(tuple, cast(Any, found))))
+    given, errors = cast(Any, found)
+    return Probe(tuple(map(tuple, given)), errors=tuple(map(tuple, errors)))
 
 
 def _file() -> Path:
@@ -234,9 +238,17 @@ def _keep(found: dict[str, Any]) -> None:
 
 
 def _fits(found: Any, layers: int) -> bool:
+    if not (isinstance(found, list) and len(found) == 2):
+        return False
+    given, errors = found
     return (
-        isinstance(found, list)
-        and len(found) == layers
-        and all(isinstance(layer, list) and layer for layer in found)
-        and all(isinstance(one, float) and one >= 0 for layer in found for one in layer)
+        all(isinstance(part, list) and _are_numbers(part) for part in found)
+        and len(given) == layers
+        and [len(side) for side in errors] == [len(BITS)] * 2
+    )
+
+
+def _are_numbers(found: list[Any]) -> bool:
+    return all(isinstance(one, list) and one for one in found) and all(
+        isinstance(number, float) and number >= 0 for one in found for number in one
     )

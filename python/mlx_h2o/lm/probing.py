@@ -1,4 +1,4 @@
-"""What each KV head of a model brings from far back, found without a text.
+"""What each KV head of a model brings from far back, and what bits cost, found without a text.
 
 Most heads attend nearby; a few look far back for what came with a token before (induction heads,
 Olsson et al. 2022). A model that reads random tokens twice shows them: there, all that is of use is
@@ -17,7 +17,11 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models import cache as mlx_lm_cache
 
+from ..caches.frame import Frame
 from .routing import routing
+
+BITS = (3, 4, 5, 6, 8)
+"""Of packed rows, whose errors are measured."""
 
 NEAR = 64
 """Rows before a query that are near."""
@@ -46,6 +50,8 @@ class _Watched(cast(Any, mlx_lm_cache.KVCache)):  # type: ignore[misc]
     """float32 [H]: how much the layer's output changes without the far rows of a head."""
     copies: mx.array | None = None
     """float32: the most that a head's output changes without the first copy."""
+    errors: mx.array | None = None
+    """float32 [2, len(BITS)]: what packing keys, and values, changes of the output, as a part."""
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         self.heads = keys.shape[1]
@@ -71,6 +77,9 @@ class _Watched(cast(Any, mlx_lm_cache.KVCache)):  # type: ignore[misc]
             found: mx.array = attention(**{**given, "mask": seen})
             return found
 
+        self.errors = _packing_errors(
+            functools.partial(stock.func, queries[:1], cache=self, **given), keys, values, every
+        )
         other = seeing(mx.abs(row - (query - length)) > AROUND)
         self.copies = (_norm(every - other) / _norm(every)).mean(axis=2).max()
         near = seeing((row < FIRST) | (row > query - NEAR))
@@ -79,10 +88,37 @@ class _Watched(cast(Any, mlx_lm_cache.KVCache)):  # type: ignore[misc]
         return mx.concatenate([every, mx.where(of_head, near, every)])
 
 
-def gives(model: Any, vocabulary: int, tokens: int) -> list[list[float]] | str:
+def _packing_errors(
+    attention: Callable[[mx.array, mx.array], mx.array],
+    keys: mx.array,
+    values: mx.array,
+    every: mx.array,
+) -> mx.array:
+    """float32 [2, len(BITS)]: the change of an output ``every``, as a part of it (root mean
+    squares), where the keys, or the values, are packed rows in their frame."""
+    frame = Frame.of(keys, values)
+    kept, found = frame.into(keys, values), []
+    for side in (0, 1):
+        for bits in BITS:
+            group = 64 if kept[side].shape[3] % 64 == 0 else 32
+            packed = mx.quantize(kept[side], group_size=group, bits=bits)
+            rows = [keys, values]
+            rows[side] = frame.back(mx.dequantize(*packed, group_size=group, bits=bits), side)
+            change = attention(*rows) - every
+            found.append(mx.linalg.norm(change.astype(mx.float32).reshape(-1)))
+    size = mx.linalg.norm(every.astype(mx.float32).reshape(-1))
+    return mx.stack(found).reshape(2, len(BITS)) / size
+
+
+Found = tuple[list[list[float]], list[list[float]]]
+"""What ``gives`` finds."""
+
+
+def gives(model: Any, vocabulary: int, tokens: int) -> Found | str:
     """For each layer whose cache grows and each of its KV heads: how much the layer's output
     changes where that head sees near rows only; or why that cannot be found out. All 0 where no
-    head retrieves.
+    head retrieves. And what packing keys, and values, into ``BITS`` changes of the outputs of
+    attention, as a part of them: the mean over layers.
 
     It is the mean of |y' - y| / |y| over the tokens of the second copy, y the output and y' that
     then. The layer reads the copy 1 + H times, H its KV heads.
@@ -108,9 +144,11 @@ def gives(model: Any, vocabulary: int, tokens: int) -> list[list[float]] | str:
     if not all(one is not None for one in found):
         return "hides which of its layers attention is of"
     most = mx.stack([cast(mx.array, one.copies) for one in growing]).max()
-    mx.eval(found, most)
+    errors = mx.stack([cast(mx.array, one.errors) for one in growing]).mean(axis=0)
+    mx.eval(found, most, errors)
     part = 1.0 if cast(float, most.item()) >= RETRIEVES else 0.0
-    return [[round(part * head, 4) for head in cast(Any, one).tolist()] for one in found]
+    given = [[round(part * head, 4) for head in cast(Any, one).tolist()] for one in found]
+    return given, [[round(error, 4) for error in side] for side in cast(Any, errors).tolist()]
 
 
 @contextmanager

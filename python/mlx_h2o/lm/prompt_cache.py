@@ -17,14 +17,14 @@ from ..caches.heads import HeadGroups
 from ..config import H2OConfig
 from ..policies.h2o import H2O
 from .budgets import Budgets, layer_configs
-from .layers import LAYERS, reason_of, rows_by_head
+from .layers import LAYERS, probe, reason_of, rows_by_head
+from .probing import BITS
 from .routing import WANT_ARRAYS, calls_attention, int_setting, model_name, modules_of, routing_for
 from .sizing import (
-    MORE_BITS,
-    MOST_OF_IT,
-    PACKED_BITS,
+    SCARCE,
     Measure,
     Sizing,
+    fewest_bits,
     least_rows,
     measured,
     most_rows,
@@ -138,10 +138,11 @@ def fit_bytes(
     """The settings with the most rows whose caches hold no more than ``max_kv_bytes``.
 
     Without ``kv_bits`` and ``kv_format``, rows stay unquantised if the model's whole context fits.
-    Otherwise they have 8, 6 or 5 bits, the most at which three quarters of it fit, or 4.
+    Otherwise keys and values have the fewest bits at which packing changes next to nothing of this
+    model's attention, or one size fewer where less than a fifth of the tokens could stay.
     ``kv_bits=None`` leaves them unquantised. Without ``policy``, quantised rows have the policy
-    "h2o" if the model and the other settings allow it. Nothing is computed but the probe of
-    ``layers``: the bytes are those of caches in a graph that is never evaluated.
+    "h2o" if the model and the other settings allow it. Nothing is computed but the probe of the
+    model: the bytes are those of caches in a graph that is never evaluated.
 
     Args:
         model: an mlx_lm model.
@@ -167,35 +168,54 @@ def fit_bytes(
     def nbytes_of(config: H2OConfig, chunk: int = 0) -> int:
         return _full_nbytes(model, config, shared, chunk) + draft_nbytes(config, chunk)
 
-    def config_of(rows: int, bits: int | None) -> H2OConfig:
-        packs = bits is not None or "kv_format" in settings
+    def config_of(rows: int, bits: _Bits) -> H2OConfig:
+        packs = bits[0] is not None or "kv_format" in settings
         chosen = {"policy": H2O.name} if scored and packs else {}
-        return _config(None, {"kv_bits": bits} | chosen | settings | {"max_kv_size": rows})
+        packing = {"kv_bits": bits[0]} | ({} if bits[1] is None else {"v_bits": bits[1]})
+        return _config(None, packing | chosen | settings | {"max_kv_size": rows})
 
-    def measuring(bits: int | None) -> Measure:
+    def measuring(bits: _Bits) -> Measure:
         return lambda rows: nbytes_of(config_of(rows, bits))
 
     least = least_rows(settings)
-    bits = settings.get("kv_bits")
+    bits: _Bits = settings.get("kv_bits"), None
     known = "kv_bits" in settings or "kv_format" in settings
+    free: _Bits = (None, None) if known else _free_bits(model, settings)
 
     def packs() -> bool:
-        some = bits if known else PACKED_BITS
-        return measured(measuring(some), least + 64) < math.inf
+        return measured(measuring(bits if known else free), least + 64) < math.inf
 
     served = packs()
     if scored and not served:
         scored = False
         served = packs()
-    if not known:
-        context = context_length(model)
-        bits = PACKED_BITS if served else None
-        rows = {None: context or 0} | dict.fromkeys(MORE_BITS, int((context or 0) * MOST_OF_IT))
-        fitting = (bits for bits, most in rows.items() if measured(measuring(bits), most) <= limit)
-        bits = next(fitting, bits) if context else bits
+    context, why = context_length(model), ""
+    if not known and served:
+        tokens = min((one for one in (length, context) if one), default=0)
+        if not context or measured(measuring((None, None)), context) > limit:
+            bits, why = free, "the fewest that cost nothing"
+            if most_rows(measuring(bits), least, limit) * SCARCE < tokens:
+                bits, why = _one_size_fewer(bits), "few, since less than a fifth of the tokens stay"
     config = config_of(most_rows(measuring(bits), least, limit), bits)
     peak = nbytes_of(config, PROMPT_CHUNK)
-    return Sizing(config, nbytes_of(config), peak, draft_nbytes(config))
+    return Sizing(config, nbytes_of(config), peak, draft_nbytes(config), why)
+
+
+_Bits = tuple[int | None, int | None]
+"""Of keys and of values; None: unquantised, and as the keys."""
+
+
+def _free_bits(model: Module, settings: dict[str, Any]) -> _Bits:
+    keys, values = fewest_bits(probe(model).errors)
+    alike = settings.get("v_bits") is not None or settings.get("light_bits") is not None
+    return keys, None if alike else values
+
+
+def _one_size_fewer(bits: _Bits) -> _Bits:
+    keys, values = (
+        one if one is None else max([few for few in BITS if few < one], default=one) for one in bits
+    )
+    return keys, values
 
 
 def _full_nbytes(model: Module, config: H2OConfig, shared: dict[str, Any], chunk: int) -> int:

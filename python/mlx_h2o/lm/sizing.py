@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
 from ..config import H2OConfig
+from .probing import BITS
 
-MORE_BITS = (8, 6, 5)
-"""Bits of rows where most of the context fits in so many."""
-MOST_OF_IT = 0.75
-"""The part of a context that is worth more bits than the rest of it is worth rows."""
-PACKED_BITS = 4
-"""Bits of rows everywhere else."""
+FREE = 0.04
+"""What packing may change of the output of attention, as a part of it, and lose nothing that can be
+measured: benchmarks/real_models.py."""
+UNKNOWN = 8, 5
+"""Bits of keys and of values where the errors of a model cannot be measured."""
+SCARCE = 5
+"""Where fewer than one in so many of the tokens stay, rows are worth more than a bit of each."""
 
 _UNITS = {"": 1} | {
     prefix + suffix: factor**power
@@ -36,20 +38,24 @@ class Sizing:
     nbytes: of the caches of all layers, for one sequence, once they are full.
     peak_nbytes: the most while a prompt is read 2,048 tokens at a time.
     draft_nbytes: of ``nbytes``, those of the caches of a draft model.
+    why: why rows have these bits, where they were chosen; else empty.
     """
 
     config: H2OConfig
     nbytes: int
     peak_nbytes: int
     draft_nbytes: int = 0
+    why: str = ""
 
     def __str__(self) -> str:
         config = self.config
         bits = "unquantised" if config.kv_bits is None else f"in {config.kv_bits} bits"
+        why = f" ({self.why})" if self.why else ""
         if config.kv_format is not None:
             bits = f"as {config.kv_format}"
         if config.v_bits not in (None, config.kv_bits):
             bits += f" (values {config.v_bits})"
+        bits += why
         drafts = f", {self.draft_nbytes:,} of them the draft model's" if self.draft_nbytes else ""
         return (
             f"{config.max_kv_size:,} rows a head by {config.policy}, {bits}: {self.nbytes:,} "
@@ -70,6 +76,21 @@ def parsed_bytes(given: int | str) -> int:
     if size < 1:
         raise ValueError(f"{given!r} is no number of bytes, expected one such as 300MB or 64MiB.")
     return size
+
+
+def fewest_bits(errors: Sequence[Sequence[float]]) -> tuple[int, int]:
+    """Bits of keys and of values: the fewest at which packing costs nothing that can be measured.
+
+    Args:
+        errors: of :class:`mlx_h2o.lm.layers.Probe`; empty if unknown.
+    """
+    if not errors:
+        return UNKNOWN
+    keys, values = (
+        next((bits for bits, error in zip(BITS, side, strict=True) if error <= FREE), BITS[-1])
+        for side in errors
+    )
+    return keys, values
 
 
 def least_rows(settings: Mapping[str, Any]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import mlx.core as mx
 
@@ -150,9 +150,9 @@ def key_diversity(request: KeyDiversityRequest) -> mx.array:
 def fold(keys: mx.array, values: mx.array, *rows: Any, share: float = 1.0) -> folding.Folded:
     """As ``folding.fold``; keys and values of two dtypes, composed."""
     if keys.dtype != values.dtype:
-        return folding.fold(keys, values, *rows, share=share)
-    found: Any = _module().fold
-    return folding.Folded(*found(keys, values, *rows, share=share))
+        definition: Any = folding.fold
+        return cast(folding.Folded, definition(keys, values, *rows, share=share))
+    return folding.Folded(*_module().fold(keys, values, *rows, share=share))
 
 
 def quantize_append(request: QuantizeAppendRequest) -> tuple[Parts, Parts]:
