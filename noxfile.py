@@ -518,8 +518,7 @@ def run_native(
 
 @nox.session(venv_backend="none")
 def demo(session: nox.Session) -> None:
-    """Install everything and compare caches on SmolLM2, where it can be had and takes no longer
-    than a minute or two, else on the embedded model (options: -- --help)."""
+    """Install everything and compare caches on SmolLM2, or the embedded model (-- --help)."""
     package(session)
     command = ["-m", "mlx_h2o.demo"]
     for folder in fetched(session, "smollm2-135m-instruct"):

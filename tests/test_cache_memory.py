@@ -202,7 +202,8 @@ def test_a_chunk_leaves_no_room_behind(policy):
         cache.attended()
     cache.flush()
     assert (cache.offset, cache.size()) == (100, 16)
-    per_row = 16 * 4 + 16 * 4 + 4 + 4 * cache.policy.needs_attention  # key, value, position, score
+    beside = cache.policy.needs_attention + cache.policy.folds  # score, and how many rows it is
+    per_row = 16 * 4 + 16 * 4 + 4 + 4 * beside  # key, value, position
     assert cache.nbytes == 2 * 2 * 16 * per_row
 
 

@@ -106,10 +106,10 @@ def test_caches_of_a_model_have_the_context_that_it_names():
     assert sizes() == [300, 300, 200]
     assert sizes(max_kv_size=H2OConfig(max_kv_size=64)) == [300, 300, 200]
     assert sizes(budgets=[32, H2OConfig(max_kv_size=64)]) == [300, 300, 200]
-    assert sizes(max_kv_bytes=100_000) == [300, 300, 200]
+    assert sizes(max_kv_bytes=100_000, kv_group_size=32) == [300, 300, 200]
     assert sizes(context_size=50) == [50] * 3
     assert sizes(context_size=0) == [0] * 3
-    assert fit_bytes(model, 100_000, context_size=0).config.context_size == 0
+    assert fit_bytes(model, 100_000, context_size=0, kv_group_size=32).config.context_size == 0
     del model.args.max_position_embeddings
     assert sizes() == [None, None, 200]
 

@@ -247,7 +247,7 @@ def test_what_a_leg_does_not_have_is_absent(tmp_path: Path) -> None:
     remove = register("emulator", EmulatorBackend())
     try:
         # Rows merge by no kernel.
-        assert {op for op, case in by_op.items() if EmulatorLeg().absent(case)} == {"h2o"}
+        assert {op for op, case in by_op.items() if EmulatorLeg().absent(case)} == {"fold"}
     finally:
         remove()
     composition = PackageLeg("composed")

@@ -117,7 +117,7 @@ def test_outside_of_routing_what_mlx_lm_cannot_read_is_an_error():
     with pytest.raises(ValueError, match="quantized_matmul"):
         logits(model, other_bits, [12, 1], routed=False)
     scoring = make_prompt_cache(model, 24, **given | {"policy": "h2o-ema", "kv_frame": False})
-    with pytest.raises(RuntimeError, match=r"got no scores .* 'h2o'"):
+    with pytest.raises(RuntimeError, match=r"got no scores .* 'h2o-ema'"):
         logits(model, scoring, [4, 4], routed=False)
 
 

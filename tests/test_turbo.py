@@ -321,7 +321,7 @@ def test_outside_of_routing_the_remedy_is_named(kv_format):
 
 def test_the_ends_of_a_model_are_guarded():
     model, _ = mlx_h2o.load("demo")
-    caches = mlx_h2o.make_prompt_cache(model, 64, kv_format="turbo3", turbo_guard=1)
+    caches = mlx_h2o.make_prompt_cache(model, 64, kv_format="turbo3", turbo_guard=1, layers="equal")
     kinds = [cache.config.kv_format for cache in caches]
     assert kinds == [None, *["turbo3"] * (len(caches) - 2), None]
     for cache in (caches[0], caches[-1]):

@@ -79,7 +79,6 @@ def symptom(backend: EmulatorBackend, request: AttentionRequest) -> str:
         dense.PACKED,
         sparse.SPARSE,
         sparse.SPARSE_BLOCKS,
-        dense.PROBED,
         dense.BIASED,
     ],
     ids=str,

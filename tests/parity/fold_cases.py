@@ -15,6 +15,9 @@ from cache_folded import MADE
 from golden.build import DTYPES, Case, generator
 from parity.row_cases import drawn_case
 
+SUMMED = 2.0**-23
+"""A mass is a sum of float32 numbers: one rounding of it."""
+
 
 def fold_cases(seed: int) -> Iterator[Case]:
     """Lengths astride vectors of rows, groups of one row and of many, and rows of every kind."""
@@ -74,7 +77,8 @@ def fold_case(
             allowed = {"into": 0.0}
             for part in ("keys", "values", "bias", "mass"):
                 narrow = rounding if part in ("keys", "values") else 0.0
-                allowed[part] = MADE + narrow * float(np.abs(expected[part]).max())
+                greatest = float(np.abs(expected[part]).max())
+                allowed[part] = MADE + (narrow + SUMMED * (part == "mass")) * greatest
             return drawn_case(
                 {"name": name, "op": "fold", "share": share}, tensors, expected, allowed
             )

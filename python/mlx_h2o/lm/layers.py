@@ -168,9 +168,10 @@ def _levels(rows: Any) -> int | list[int]:
         )
 
     upper = rows >= min(sorted({*rows.tolist()})[1:], key=spread, default=rows[0])
-    few, many = (int(rows[part].mean()) if part.any() else 0 for part in (~upper, upper))
+    # A mean of whole numbers may come out a little less.
+    few, many = (int(rows[part].mean() + 1e-6) if part.any() else 0 for part in (~upper, upper))
     if not few or many < APART * few:
-        return int(rows.mean())
+        return int(rows.mean() + 1e-6)
     return [many if one else few for one in upper.tolist()]
 
 
