@@ -61,7 +61,7 @@ def bounded(model: Any, part: int, **settings: Any) -> list[Any]:
     mx.eval(model(mx.array([[0]]), cache=caches))
     elements = sum(cache.keys[:, :, 0].size + cache.values[:, :, 0].size for cache in caches)
     limit = elements * 2 * TOKENS // part
-    return mlx_h2o.make_prompt_cache(model, max_kv_bytes=limit, **settings)
+    return mlx_h2o.make_prompt_cache(model, max_kv_bytes=limit, length=TOKENS, **settings)
 
 
 def loss(model: Any, caches: list[Any], tokens: mx.array) -> float:

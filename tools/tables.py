@@ -14,7 +14,6 @@ import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from mlx_h2o.evaluation import report
@@ -24,31 +23,6 @@ RESULTS = ROOT / "benchmarks" / "results"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 Rows = list[list[str]]
-
-
-def demo(result: dict[str, Any]) -> str:
-    """Caches on one text, as ``python -m mlx_h2o.demo`` wrote them; and their settings."""
-    arms, settings = result["arms"], result["settings"]
-    whole = arms[0]["kv_bytes"]
-    rows = [
-        ["KV cache, KB", *(f"{arm['kv_bytes'] / 1e3:.0f}" for arm in arms)],
-        ["of the full cache's", *(f"1/{whole / arm['kv_bytes']:.0f}" for arm in arms)],
-        ["perplexity", *(f"{arm['perplexity']:.2f}" for arm in arms)],
-        ["same top token", *(f"{arm['top1_agreement']:.1%}" for arm in arms)],
-    ]
-    if result["recall_counts"]:
-        recalled = (f"{sum(a['facts_recalled'])} of {len(a['facts_recalled'])}" for a in arms)
-        rows.append(["facts recalled", *recalled])
-    rows += [
-        ["tokens/s", *(f"{median(arm['tokens_per_second']):.0f}" for arm in arms)],
-        ["peak reading, MB", *(f"{arm['peak_prefill_bytes'] / 1e6:.1f}" for arm in arms)],
-        ["peak writing, MB", *(f"{arm['peak_decode_bytes'] / 1e6:.1f}" for arm in arms)],
-    ]
-    table = _markdown(["", *(arm["name"] for arm in arms)], rows)
-    return (
-        f"{table}\n\n{settings['tokens']} tokens; speeds are medians, the caches taking turns. The "
-        "KV cache counts rows of 16\nbits; peaks are as computed, in 32, with the model."
-    )
 
 
 def sparse_v(result: dict[str, Any]) -> str:
@@ -237,7 +211,6 @@ TABLES: dict[str, tuple[str | tuple[str, ...], Callable[..., str]]] = {
     "SmolLM2": (REAL[0], real_models),
     "Gemma 3": (REAL[1], real_models),
     "published tables": (tuple(f"seed_{name}.json" for name in SEEDS), seeds),
-    "demo": ("demo.json", demo),
     "sparse V": ("sparse_v.json", sparse_v),
     "bytes of a layer": ("cache_bytes.json", layer_bytes),
     "bytes of a process": ("cache_bytes.json", process_bytes),
