@@ -12,7 +12,7 @@ import pytest
 from benchmark_scripts import script
 from fetched_models import loaded
 
-WRONG = [{"policy": "window"}, {"kv_bits": 3}, {"kv_frame": False}, {"layers": "equal"}]
+WRONG = [{"policy": "window"}, {"kv_bits": 3}, {"layers": "equal"}]
 """Settings beside --max-kv-bytes that must show."""
 
 

@@ -184,7 +184,9 @@ public struct H2OConfiguration: Sendable, Hashable {
         // At least one recent row, which gives the newest row time to be scored.
         let spare = recent == nil ? left - 1 : left
         var usual = Preset.heavy.heavySize(of: maxKVSize)
-        if let rows = policy.recentRows(of: maxKVSize) { usual = recent == nil ? left - rows : left }
+        if let rows = policy.recentRows(of: maxKVSize) {
+            usual = recent == nil ? left - rows : left
+        }
         let size = heavy ?? max(0, min(usual, spare))
         guard size <= left else {
             throw failure(

@@ -65,7 +65,8 @@ public func attentionAndAccumulate<Keys: CacheRows, Values: CacheRows>(
             try results(2) { place in
                 mlx_h2o_attention_and_accumulate(
                     place, place + 1, queries.ctx, keys, values, importance.ctx, scale,
-                    kind.rawValue, decay, mode, array.ctx, (sinks ?? .mlxNone).ctx, (rowBias ?? .mlxNone).ctx,
+                    kind.rawValue, decay, mode, array.ctx, (sinks ?? .mlxNone).ctx,
+                    (rowBias ?? .mlxNone).ctx,
                     Int32(clamping: bits), Int32(clamping: groupSize), optional(valueBits),
                     sparseVThreshold, stream.ctx)
             }
@@ -102,7 +103,8 @@ public enum ChunkScores: String, Sendable, CaseIterable {
 public func prefillScores(
     queries: MLXArray, keys: MLXArray, scale: Float,
     mask: MLXFast.ScaledDotProductAttentionMaskMode = .none, sinks: MLXArray? = nil,
-    rowBias: MLXArray? = nil, kind: ChunkScores = .ema, importance: MLXArray? = nil, decay: Double = 0.95,
+    rowBias: MLXArray? = nil, kind: ChunkScores = .ema, importance: MLXArray? = nil,
+    decay: Double = 0.95,
     countedQueries: Int = maxScoredQueries, stream: StreamOrDevice = .default
 ) throws -> MLXArray {
     let (mode, array) = mask.arguments

@@ -66,7 +66,8 @@ extension H2OKVCache {
                 try attend(arrays, scale, mask, bias)
             } else {
                 MLXFast.scaledDotProductAttention(
-                    queries: arrays[0], keys: arrays[1], values: arrays[2], scale: scale, mask: mask)
+                    queries: arrays[0], keys: arrays[1], values: arrays[2], scale: scale, mask: mask
+                )
             }
         try takeIn(chunk: arrays[0], keys: arrays[1], scale: scale, mask: mask, &table)
         return output

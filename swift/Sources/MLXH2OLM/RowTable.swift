@@ -115,7 +115,9 @@ struct RowTable {
     var centre: [MLXArray] { frame.map { [$0.centre] } ?? [] }
 
     /// What is remembered of the rows.
-    var remembered: [MLXArray] { [scored, placed] + (biases.map { [$0] } ?? []) + waiting.map(\.seen) }
+    var remembered: [MLXArray] {
+        [scored, placed] + (biases.map { [$0] } ?? []) + waiting.map(\.seen)
+    }
 
     /// Every stored byte, unused rows included.
     var nbytes: Int { arrays.reduce(0) { $0 + $1.nbytes } }

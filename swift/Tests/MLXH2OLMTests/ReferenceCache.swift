@@ -121,7 +121,8 @@ struct ReferenceCache {
             }
         }
         let before = heads[head].map(\.importance)
-        let after = ReferencePolicy(name: policy, decay: decay, diversity: diversity).accumulate(before, logits)
+        let after = ReferencePolicy(name: policy, decay: decay, diversity: diversity).accumulate(
+            before, logits)
         for row in heads[head].indices { heads[head][row].importance = after[row] }
     }
 

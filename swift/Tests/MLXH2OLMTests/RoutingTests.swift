@@ -123,7 +123,9 @@ private final class Recorder: H2OScoreTracking {
     }
 
     /// Between two evictions a row is written into the buffer that is there.
-    @Test(arguments: [PolicyName.keydiff, .h2oEma, .window]) func stepsMoveNothing(policy: PolicyName)
+    @Test(arguments: [PolicyName.keydiff, .h2oEma, .window]) func stepsMoveNothing(
+        policy: PolicyName
+    )
         throws
     {
         let tokens = Tokens(count: 40, seed: 1)
