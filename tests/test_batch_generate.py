@@ -92,7 +92,8 @@ def test_quantised_batches(policy):
     for prompt, tokens, caches in zip(PROMPTS, found.token_ids, found.caches, strict=True):
         assert tokens == alone(model, prompt, 30, **given)[0]
         beside = 4 + 4 * (policy == "h2o-ema")  # a position, and a score where one is wanted
-        assert [cache.nbytes for cache in caches] == [16 * 2 * (2 * (32 + 8) + beside)] * 2
+        rows, centre = 16 * 2 * (2 * (32 + 8) + beside), 2 * 32 * 4
+        assert [cache.nbytes for cache in caches] == [rows + centre] * 2
 
 
 @pytest.mark.slow

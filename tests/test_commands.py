@@ -26,7 +26,7 @@ from mlx_h2o.lm import hosting
 
 pytestmark = pytest.mark.downstream
 
-FLAGS = "--max-kv-size 24 --sink-size 2 --evict-every 1"
+FLAGS = "--max-kv-size 24 --sink-size 2 --evict-every 1 --layers equal"
 TEXT = "It was a dark night, and the wind was in the trees. The captain looked at the sea and"
 
 

@@ -40,7 +40,7 @@ def test_an_unbounded_budget_of_ours_equals_stock(
 ) -> None:
     model, tokens = model_and_tokens
     stock = evaluate.teacher_forced(model, make_prompt_cache(model), tokens, first=BUDGET)
-    cache = mlx_h2o.make_prompt_cache(model, LENGTH)
+    cache = mlx_h2o.make_prompt_cache(model, LENGTH, length=LENGTH)
     ours = evaluate.teacher_forced(model, cache, tokens, first=BUDGET)
     assert ours.losses == pytest.approx(stock.losses, abs=1e-3)
     assert evaluate.top1_agreement(ours, stock) == 1.0
@@ -55,7 +55,7 @@ def test_bounded_caches_lose_rows_and_predict_differently(
 ) -> None:
     model, tokens = model_and_tokens
     stock = evaluate.teacher_forced(model, make_prompt_cache(model), tokens, first=BUDGET)
-    cache = mlx_h2o.make_prompt_cache(model, BUDGET, policy=policy)
+    cache = mlx_h2o.make_prompt_cache(model, BUDGET, policy=policy, layers="equal")
     run = evaluate.teacher_forced(model, cache, tokens, first=BUDGET)
     # The last token is predicted, not fed.
     assert evaluate.evicted_rows(cache) == len(cache) * (LENGTH - 1 - BUDGET)

@@ -14,7 +14,7 @@ from mlx_h2o import cli, generate, load
 def test_the_command_generates(capsys):
     flags = (
         "--model demo --max-kv-size 32 --sink-size 2 --policy keydiff --evict-every 2 "
-        "--max-tokens 60 --ignore-chat-template --seed 1 --temp 0"
+        "--layers equal --max-tokens 60 --ignore-chat-template --seed 1 --temp 0"
     )
     prompt = "The monster\\nlooked at me"
     assert cli.main(["generate", *flags.split(), "--prompt", prompt]) == 0
