@@ -149,9 +149,9 @@ def test_a_trace_whose_scores_are_off(broken) -> None:
     def fault(request, found):
         return found._replace(scores=None if found.scores is None else found.scores * 1.01)
 
-    status, stderr, _ = broken("trace-h2o", fault=fault)
+    status, stderr, _ = broken("trace-h2o-ema", fault=fault)
     assert status == 1
-    assert "trace-h2o" in names(stderr)
+    assert "trace-h2o-ema" in names(stderr)
 
 
 @pytest.mark.slow

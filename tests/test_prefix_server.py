@@ -116,8 +116,9 @@ def test_answers_of_a_server_are_those_alone(tmp_path):
     model, tokenizer = load("demo")
     tokens = tokenizer.encode(demo.text())
     prompts = [tokenizer.decode(tokens[:100] + tokens[at : at + 50]) for at in (300, 500, 700)]
-    settings = {"max_kv_size": 112, "prefix_size": 64}
-    with serving(tmp_path, "--max-kv-size 112 --prefix-size 64 --sink-size 4") as server:
+    settings = {"max_kv_size": 112, "prefix_size": 64, "layers": "equal"}
+    flags = "--max-kv-size 112 --prefix-size 64 --sink-size 4 --layers equal"
+    with serving(tmp_path, flags) as server:
         with ThreadPoolExecutor() as asking:
             answers = list(asking.map(lambda prompt: server.ask(prompt, max_tokens=24), prompts))
         log = server.log.read_text()

@@ -308,7 +308,7 @@ def test_a_draft_model_has_a_probe_of_its_own(demo):
 def test_batches_are_their_sequences(demo):
     tokenizer = mlx_h2o.load("demo")[1]
     prompts = [tokenizer.encode("The ship was lost at sea. " * 9)[:length] for length in (70, 9)]
-    given = {"max_kv_size": 32, "prefill_step_size": 16, "max_tokens": 24}
+    given = {"max_kv_size": 32, "prefill_step_size": 16, "max_tokens": 24, "length": 94}
     found = mlx_h2o.batch_generate(demo, tokenizer, prompts, return_token_ids=True, **given)
     for prompt, tokens in zip(prompts, found.token_ids, strict=True):
         alone = mlx_h2o.stream_generate(demo, tokenizer, prompt, **given)
