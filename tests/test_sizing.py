@@ -107,11 +107,11 @@ def test_a_draft_models_caches_are_in_the_budget(model, settings):
 def test_both_models_of_a_command_share_the_bytes(capsys):
     """Whichever of them caches are made for first."""
     model, draft = tiny_qwen3(), tiny_qwen3(layers=1)
-    sized = {"max_kv_bytes": 40_000, "speculative": 3}
+    sized = {"max_kv_bytes": 40_000, "speculative": 3, "kv_group_size": 32}
     with hosting(H2OConfig(speculative=3), sized=sized) as host:
         host.fit(model, draft)
         caches = [*host.caches(draft), *host.caches(model)]
-    expected = fit_bytes(model, 40_000, draft_model=draft, speculative=3)
+    expected = fit_bytes(model, draft_model=draft, **sized)
     assert [replace(cache.config, context_size=None) for cache in caches] == [expected.config] * 3
     assert capsys.readouterr().err == f"KV cache: {expected}\n"
 
@@ -263,14 +263,14 @@ def test_what_is_refused(model):
 
 
 @pytest.mark.slow
-def test_quantised_rows_merge_unless_something_else_is_said(model):
+def test_quantised_rows_fold_unless_something_else_is_said(model):
     assert fit_bytes(model, 20_000).config.policy == "h2o"
     assert fit_bytes(model, 20_000, kv_bits=8).config.policy == "h2o"
     assert fit_bytes(model, 20_000, kv_bits=None).config.policy == "keydiff"
     assert fit_bytes(model, 20_000, policy="window").config.policy == "window"
-    assert fit_bytes(model, 20_000, kv_bits=8, light_bits=4).config.policy == "keydiff"
+    assert fit_bytes(model, 20_000, kv_bits=8, light_bits=4).config.policy == "h2o"
     latents = tiny.build("deepseek_v3")
-    assert fit_bytes(latents, 20_000, kv_bits=4).config.policy == "keydiff"
+    assert fit_bytes(latents, 20_000, kv_bits=4).config.policy == "h2o"
 
 
 @pytest.mark.parametrize(

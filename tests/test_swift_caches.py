@@ -30,7 +30,7 @@ SIZE, HEADS, QUERY_HEADS = 32, 2, 4
 BACKEND = "native"
 PACKED = {"kv_bits": 8, "v_bits": 4, "kv_group_size": 32}
 CODES = {"kv_format": "turbo4v3", "kv_group_size": 32}
-POLICIES = ("h2o", "h2o-sum", "window", "keydiff", "merge")
+POLICIES = ("h2o", "h2o-ema", "window", "keydiff")
 """Those that Swift has."""
 
 Rounds = Sequence[tuple[int, int]]

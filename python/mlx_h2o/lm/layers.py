@@ -37,7 +37,7 @@ TOKENS = 128
 FLOOR = 1 / 2
 """Rows of any head, at least, as a part of the mean. Floors matter: losses of heads do not add."""
 
-BEST = 1 / 3
+BEST = 0.3
 """Heads that give at least this part of what the best gives are among those that get more."""
 
 APART = 1.5
@@ -126,7 +126,7 @@ def shares(
     """Rows of the KV heads of each layer, together no more than ``rows`` for each.
 
     Every head gets half of the mean. The other halves go to the heads that give most, as many as
-    give a third of what the best gives, or more where these cannot use them; what is left is shared
+    give three tenths of what the best gives, or more where these cannot use them; what is left is shared
     among the others, half of it by what they give. Then the heads of a layer are at two levels, or
     at one where the upper is less than 1.5 times the lower.
 
