@@ -125,8 +125,8 @@ def shares(
 ) -> list[int | list[int]]:
     """Rows of the KV heads of each layer, together no more than ``rows`` for each.
 
-    Every head gets half of the mean. The other halves go to the heads that give most, as many as
-    give three tenths of what the best gives, or more where these cannot use them; what is left is shared
+    Every head gets half of the mean. The other halves go to the heads that give at least three
+    tenths of what the best gives, or to more where these cannot use them; what is left is shared
     among the others, half of it by what they give. Then the heads of a layer are at two levels, or
     at one where the upper is less than 1.5 times the lower.
 
