@@ -68,9 +68,6 @@ FAULTS = {
     "rows are folded into any that stays": Edit(
         "composed::fold", "stays.then(mlx_logical_and, r.eligible)", "stays"
     ),
-    "a row without a rank is folded": Edit(
-        "composed::fold", ".then(mlx_logical_or, at_slots(unknown, going))", ""
-    ),
     "rows weigh alike in a mean": Edit(
         "composed::fold",
         "summed(here * at_slots(every, going))",

@@ -164,8 +164,8 @@ FAULTS = [
     ),
     Fault(
         "an eviction names the wrong keep",
-        "caches.eviction:Eviction.run",
-        argument("kept", 1).becomes("_ - 1 if self.tail else _"),
+        "caches.eviction:Eviction.first",
+        assigned("keep").becomes("max(0, _ - 1) if self.tail else _"),
         drafts,
     ),
     Fault(
@@ -177,7 +177,7 @@ FAULTS = [
     Fault(
         "heads that share choose by themselves",
         "caches.eviction:Eviction.ranks",
-        condition().becomes("False"),
+        condition(of="shared_heads").becomes("False"),
         partial(life, shared_heads=True),
     ),
     Fault(
@@ -227,12 +227,6 @@ FAULTS = [
         "caches.eviction:Eviction.kept",
         argument("keep_indices", "recent_start").becomes("self.recent_start[0]"),
         partial(batch, policy="random"),
-    ),
-    Fault(
-        "sequences that stay are evicted from too",
-        "caches.eviction:Eviction.run",
-        assigned("rows", of="stay").becomes("[self.keep] * len(table.lengths)"),
-        batch,
     ),
     Fault(
         "padding on the left is not waited for",
@@ -327,18 +321,12 @@ FAULTS = [
     Fault(
         "a row that leaves is folded",
         "operations.folding:fold",
-        assigned("lost").becomes("mx.min(apart, axis=3) == mx.inf"),
+        assigned("lost", at=0).becomes("mx.min(apart, axis=3) == mx.inf"),
         partial(composed, partial(life, policy="h2o", context_size=16)),
     ),
     Fault(
         "attention is not told how many rows one stands for",
         "caches.stored:StoredRows.row_bias",
-        returned().becomes("None"),
-        partial(life, policy="h2o"),
-    ),
-    Fault(
-        "the bias is not added to the scores of a chunk",
-        "caches.scored:ScoredRows._biases",
         returned().becomes("None"),
         partial(life, policy="h2o"),
     ),

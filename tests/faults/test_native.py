@@ -152,12 +152,6 @@ ROWS = {
         "shift);",
         caught="prefill mass of target",
     ),
-    "a group of positive elements reaches up to its least": Fault(
-        "affine_of_group",
-        "negative ? least : most",
-        "negative ? most : least",
-        caught="row written, case",
-    ),
     "what is not a whole vector has no weight": Fault(
         "weigh_row",
         "total += static_cast<double>(lanes[lane]);",
@@ -181,8 +175,8 @@ ROWS = {
     ),
     "keys count by their length": Fault(
         "diversity_of_head",
-        "add_scaled(key, weights == nullptr ? result[row] : ",
-        "add_scaled(key, weights == nullptr ? 1.0f : ",
+        "add_scaled(key, result[row], ",
+        "add_scaled(key, 1.0f, ",
         caught="key diversity of target",
     ),
     "a packed value loses its upper bits at the end of a word": Fault(

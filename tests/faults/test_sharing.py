@@ -71,7 +71,7 @@ FAULTS = [
     ),
     Fault(
         "attention sees the own rows only",
-        "caches.scored:ScoredRows.attend",
+        "caches.scored:ScoredRows._attend",
         argument("merged_attention", "shared").becomes("None"),
         shared,
     ),
