@@ -190,13 +190,14 @@ def fit_bytes(
         scored = False
         served = packs()
     context, why = context_length(model), ""
-    if not known and served:
-        tokens = min((one for one in (length, context) if one), default=0)
-        if not context or measured(measuring((None, None)), context) > limit:
-            bits, why = free, "the fewest that cost nothing"
-            if most_rows(measuring(bits), least, limit) * SCARCE < tokens:
-                bits, why = _one_size_fewer(bits), "few, since less than a fifth of the tokens stay"
-    config = config_of(most_rows(measuring(bits), least, limit), bits)
+    fits = not known and context and measured(measuring((None, None)), context) <= limit
+    if not known and served and not fits:
+        bits, why = free, "the fewest that cost nothing"
+    rows = most_rows(measuring(bits), least, limit)
+    if why and rows * SCARCE < min((one for one in (length, context) if one), default=0):
+        bits, why = _one_size_fewer(bits), "few, since less than a fifth of the tokens stay"
+        rows = most_rows(measuring(bits), least, limit)
+    config = config_of(rows, bits)
     peak = nbytes_of(config, PROMPT_CHUNK)
     return Sizing(config, nbytes_of(config), peak, draft_nbytes(config), why)
 
