@@ -35,9 +35,6 @@ def take_in(config, before: np.ndarray, given: np.ndarray) -> np.ndarray:
     """The new C [N] of a head, of what ``seen`` made [heads of the group, L, N]."""
     if config.policy == "h2o-ema":
         return reference.accumulate(before[None, None], given[None], decay=config.decay)[0, 0]
-    if config.policy == "prompt-random":
-        new = np.isnan(before)
-        return np.where(new, float(new.sum() > 1), before)
     if config.policy not in WEIGHTS:
         return before
     if config.policy == "tova":
@@ -65,9 +62,6 @@ def ranks(config, head: int, rows: list, keep: int, recent_start: int) -> np.nda
         return np.array([row.position for row in rows], np.float64)
     if config.policy == "random":
         return np.array([_hash(config.random_seed, head, row.position) for row in rows])
-    if config.policy == "prompt-random":
-        hashes = np.array([_hash(config.random_seed, head, row.position) for row in rows])
-        return np.where(scores == 1, [2**24 - row.position for row in rows], hashes)
     if config.policy == "h2o":
         return _h2o(config, scores, rows, keep, recent_start)
     if config.policy == "keydiff":

@@ -93,8 +93,6 @@ def drafting(course: Course, drafts: int) -> None:
 
 def live(column: str, policy: str, mode: tuple[str, int], group: int) -> None:
     kind, drafts = mode
-    if policy == "prompt-random":  # refuses drafts
-        drafts = 0
     if kind.startswith("ragged"):
         courses = [Course(column, policy, n, seed=n, evict_every=group) for n in (3, 1)]
         left, step = kind.endswith("left"), 1 if kind.endswith("token") else 8

@@ -54,11 +54,9 @@ class Life(RuleBasedStateMachine):
         prefix = data.draw(st.sampled_from([0, 0, 1, 4, 9]), "prefix")
         first = max(sinks, prefix)
         budget = max(first + recent + heavy, first + speculative + 3)
-        refused = ("prompt-random",) if speculative else ()
-        known = [name for name in policies.names() if name not in refused]
         self.course = Course(
             column,
-            data.draw(st.sampled_from(known), "policy"),
+            data.draw(st.sampled_from(policies.names()), "policy"),
             data.draw(self.batch, "batch"),
             equal=not isinstance(self, RaggedLife),
             max_kv_size=budget,

@@ -52,7 +52,7 @@ class H2OConfig:
             ``evict_every`` tokens. None: 1/32 of the budget, at least 1; more would cost recall.
         shared_heads: all KV heads of a layer keep the same positions, by their mean rank; else
             each head chooses independently.
-        random_seed: seed of the policies "random" and "prompt-random".
+        random_seed: seed of the policy "random".
         speculative: tokens that a draft model may propose at a time. The last ``speculative + 1``
             rows are then provisional: they count in the budget, are never evicted, and ``trim``
             takes them back exactly, also after evictions. 0: a cache can be trimmed until its

@@ -34,6 +34,10 @@ QuantizedKVCache: Any = mlx_lm_cache.QuantizedKVCache
 KEEP = 4
 """First rows that mlx_lm's rotating cache never overwrites."""
 
+PINNED = 32
+"""First rows that stay where all others are evicted at random: the prompt of a text that is read
+token by token."""
+
 NEAR = 0.985
 """The share of its bytes that a cache of ours is compared at, at least, where rows allow it."""
 
@@ -73,7 +77,7 @@ ARMS = {
         Arm("kv8", "stock", bits=8),
         Arm("kv4", "stock", bits=4),
         Arm("random", settings=alone(policy="random")),
-        Arm("prompt-random", settings=alone(policy="prompt-random")),
+        Arm("prompt-random", settings=alone(policy="random", sink_size=PINNED)),
         Arm("keydiff", settings=alone(policy="keydiff")),
         Arm("h2o-ema", settings=alone(policy="h2o-ema")),
         Arm("ours"),
@@ -177,7 +181,7 @@ class Sizes:
     def _ours(self, arm: Arm, nbytes: int) -> list[Any]:
         """The caches with the most bytes that are no more than `nbytes` in rows of 16 bits."""
         settings = dict(arm.settings)
-        if settings.get("policy") in ("random", "prompt-random"):
+        if settings.get("policy") == "random":
             settings.setdefault("random_seed", self.seed)
         if not arm.sized:
             return make_prompt_cache(self.model, **settings)

@@ -21,6 +21,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache as stock_cache
 
+from .arms import PINNED
 from .facts import Tokenizer
 from .questions import Asked, chats, planted_texts, samples
 from .reading import Forced, Progress, answers, forced, read, routed
@@ -28,7 +29,7 @@ from .texts import Tokens, windows
 
 __all__ = ["TASKS", "Case", "Settings", "cases"]
 
-PROMPT = 32
+PROMPT = PINNED
 """Tokens of a text that are read before the first is predicted."""
 
 CHUNK = 512

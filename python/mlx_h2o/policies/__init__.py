@@ -14,7 +14,6 @@ from .h2o_ema import H2OEma
 from .h2o_sum import H2OSum
 from .keydiff import KeyDiff
 from .mix import Mix
-from .prompt_random import PromptRandom
 from .random import Random
 from .snapkv import SnapKV
 from .tova import Tova
@@ -29,7 +28,7 @@ __all__ = ["Policy", "Rows", "build", "names"]
 _POLICIES: dict[str, type[Policy]] = {
     policy.name: policy
     for policy in (
-        *(H2O, H2OEma, H2OSum, Window, Random, PromptRandom, KeyDiff),
+        *(H2O, H2OEma, H2OSum, Window, Random, KeyDiff),
         *(SnapKV, Tova, ValueAware, Mix),
     )
 }
