@@ -13,6 +13,7 @@ from mlx_lm.models import cache as mlx_lm_cache
 
 import mlx_h2o
 from mlx_h2o import H2OConfig, HeadGroups, make_prompt_cache, routing
+from mlx_h2o.caches.handed_out import HandedOut, owner_of
 from mlx_h2o.caches.quantized import evicting_cache
 from mlx_h2o.lm.attention import attend
 from mlx_h2o.lm.prompt_cache import evicting_caches, summary
@@ -284,6 +285,26 @@ def test_rows_that_are_quantised_later():
         found, expected = model(token, cache=packed), model(token, cache=caches)
     np.testing.assert_allclose(np.array(found), np.array(expected), rtol=0.1, atol=0.1)
     assert sum(one.nbytes for one in packed) < 0.5 * sum(one.nbytes for one in caches)
+
+
+def test_arrays_of_one_identity_are_those_of_the_latest_owner():
+    """A cache that is done with an array that is gone does not take another's from it."""
+    config = H2OConfig(max_kv_size=8)
+    one, other = evicting_cache(config), evicting_cache(config)
+    earlier, later = HandedOut(one), HandedOut(other)
+    for _ in range(1000):
+        array = mx.zeros((1, 1, 1, 0))
+        identity = id(array)
+        earlier.give(array, array, held=False)
+        del array
+        array = mx.zeros((1, 1, 1, 0))
+        if id(array) == identity:
+            break
+    else:
+        pytest.skip("no array came where another had been")
+    later.give(array, array, held=True)
+    earlier.release()
+    assert owner_of(array) is other
 
 
 def test_without_routing_they_are_refused():

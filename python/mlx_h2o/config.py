@@ -97,6 +97,10 @@ class H2OConfig:
             newest token are evicted first, whatever their rank, except sinks: attention has learned
             nothing at such distances. None: ``make_prompt_cache`` takes it from the model; in other
             caches, and with 0, only the policy decides.
+        rows_at: budgets for shorter texts, as ``make_prompt_cache`` shares rows out over KV heads:
+            pairs of tokens, ascending, and the rows while no more of them have been seen. Behind
+            the last, and where there are none, ``max_kv_size`` rows. Of one precision, and without
+            ``preallocate``.
 
     Raises:
         ValueError: a value out of range, an unknown policy, or sizes beyond the budget.
@@ -126,6 +130,7 @@ class H2OConfig:
     preallocate: bool | int = False
     prefix_size: int = 0
     context_size: int | None = None
+    rows_at: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("sink_size", "prefix_size", "random_seed", "speculative", "turbo_guard"):
@@ -153,6 +158,7 @@ class H2OConfig:
                 f"[H2OConfig] preallocate is {self.preallocate} with mixed precision, expected "
                 "rows of one precision."
             )
+        self._check_rows_at()
         if self.evict_every is None and self.max_kv_size is not None:
             object.__setattr__(self, "evict_every", self._group_of(self.max_kv_size))
         if self.max_kv_size is None:
@@ -172,6 +178,22 @@ class H2OConfig:
                 f"[H2OConfig] max_kv_size is {self.max_kv_size} and speculative "
                 f"{self.speculative}, expected at least {self._said} + speculative + 2 = {least} "
                 "rows."
+            )
+
+    def _check_rows_at(self) -> None:
+        pairs = tuple(tuple(pair) for pair in self.rows_at)  # JSON has lists
+        object.__setattr__(self, "rows_at", pairs)
+        tokens = [pair[0] for pair in pairs]
+        plain = all(len(pair) == 2 and min(pair) > self.protected for pair in pairs)
+        if not plain or tokens != sorted({*tokens}):
+            raise ValueError(
+                f"[H2OConfig] rows_at is {pairs}, expected pairs of tokens, ascending, and rows, "
+                f"more than {self._said} = {self.protected}."
+            )
+        if pairs and (self.mixed or self.preallocate or self.max_kv_size is None):
+            raise ValueError(
+                f"[H2OConfig] rows_at has {len(pairs)} pairs, expected none with mixed precision, "
+                "preallocate or an unbounded cache."
             )
 
     def _check_quantisation(self) -> None:
@@ -341,6 +363,7 @@ class H2OConfig:
             heavy_size=heavy_size,
             recent_size=None,
             evict_every=group,
+            rows_at=(),
         )
 
     @classmethod

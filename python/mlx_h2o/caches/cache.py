@@ -84,20 +84,28 @@ class H2OKVCache(ScoredRows):
         self.policy = policies.build(config)
         self.unequal_budgets = False
         self._mixed, self._reach, self._group = config.mixed, config.reach, config.group
-        self._recent_size = max(config.recent_size or 0, self._reach)
         self._stand_on(None)
 
     def _stand_on(self, prefix: Prefix | None) -> None:
         """Share these rows, which are those of the first tokens; None: share none."""
         self._prefix = prefix
         config, shared = self.config, self.prefix_rows
-        self._budget = (config.max_kv_size or _UNBOUNDED) - shared
-        self._tail_limit = tiers.tail_limit(config) if self._mixed else self._budget
+        self._plan(0)
         self._protected = max(0, config.protected - shared)
         # Rows of mixed precision are not in order.
         self._skip = 0 if self._mixed else max(0, config.prefix_size - shared)
         # Of an update; only ours knows of scores, biases and shared rows.
         self._needs_attention = self.policy.needs_attention or prefix is not None
+
+    def _plan(self, tokens: int) -> None:
+        """Have the budget of so many tokens, those of a shared prefix apart."""
+        config = self.config
+        most = config.max_kv_size or _UNBOUNDED
+        later = ((end, rows) for end, rows in config.rows_at if end >= tokens)
+        self._planned, rows = next(later, (_UNBOUNDED, most))
+        self._budget = rows - self.prefix_rows
+        self._tail_limit = tiers.tail_limit(config) if self._mixed else self._budget
+        self._recent_size = max((config.recent_size or 0) * rows // most, self._reach)
 
     @changes
     def _start(
@@ -202,7 +210,7 @@ class H2OKVCache(ScoredRows):
         if self._reach or (len(rows) > 1 and min(rows) != max(rows)) or not min(table.lengths):
             return 0
         limit = self._tail_limit if self._mixed else self._budget
-        left = self._budget - max(table.lengths)
+        left = min(self._budget - max(table.lengths), self._planned - max(self._tokens))
         return max(0, min(left, min(limit, table.tail.capacity) - rows[0]))
 
     def _append_one(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
@@ -241,6 +249,8 @@ class H2OKVCache(ScoredRows):
         """Let go what is due before so many rows of each line come; at once again, nothing."""
         table, added, seen = cast(Table, self._table), max(counts), self._tokens[0]
         self._release()
+        if self.config.rows_at:
+            self._plan(max(self._tokens) + added)
         if self.config.preallocate:
             table.give_back()
         lengths = table.lengths
@@ -613,7 +623,7 @@ class H2OKVCache(ScoredRows):
     def _settings(self) -> str:
         given = asdict(self.config)
         del given["preallocate"]  # of this process, and not of the rows
-        for name, least in (("prefix_size", 0), ("context_size", None)):
+        for name, least in (("prefix_size", 0), ("context_size", None), ("rows_at", ())):
             if given[name] == least:  # files are what they always were
                 del given[name]
         if given["kv_frame"] == _framed_by_default(given):

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _Owner = tuple["weakref.ref[Any]", "weakref.ref[mx.array] | None"]
 _owners: dict[int, _Owner] = {}
+_NOBODY = (None, None)
 _latest = threading.local()
 
 
@@ -43,6 +44,7 @@ class HandedOut:
     ) -> tuple[Any, Any]:
         """Keys and values that are known from now on; if ``held`` until ``release``."""
         words = keys[0] if isinstance(keys, tuple) else keys
+        self.release()
         _latest.cache = self._cache
         self._identity = id(words)  # before it is known by it, or it would stay known
         _owners[id(words)] = self._cache, None if held else weakref.ref(words)
@@ -53,7 +55,9 @@ class HandedOut:
     def release(self) -> None:
         """Hold them no longer, so that MLX may write in place."""
         self.rows = self.newest = None
-        _owners.pop(self._identity, None)
+        # Of an array that was not held the identity may be another's by now.
+        if _owners.get(self._identity, _NOBODY)[0] is self._cache:
+            _owners.pop(self._identity, None)
 
     __del__ = release
 

@@ -17,10 +17,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_flatten, tree_map
+from mlx.utils import tree_map
 from mlx_lm.models import cache as mlx_lm_cache
 from mlx_lm.models.cache import make_prompt_cache as stock_cache
 
+from ..lm.layers import probe
 from ..lm.prompt_cache import evicting_caches, make_prompt_cache
 from .reading import routed
 
@@ -37,9 +38,6 @@ KEEP = 4
 PINNED = 32
 """First rows that stay where all others are evicted at random: the prompt of a text that is read
 token by token."""
-
-NEAR = 0.985
-"""The share of its bytes that a cache of ours is compared at, at least, where rows allow it."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +135,7 @@ class Sizes:
 
     def __init__(self, model: Any, seed: int = 0) -> None:
         self.model, self.seed = model, seed
-        self._known: dict[tuple[str, int], list[Any]] = {}
+        self._known: dict[tuple[str, int, int], list[Any]] = {}
         stock = stock_cache(model)
         kinds = (KVCache, mlx_lm_cache.CacheList)
         self._places = [at for at, one in enumerate(stock) if isinstance(one, kinds)]
@@ -157,9 +155,9 @@ class Sizes:
         Raises ValueError where it cannot be: settings that are refused, fewer bytes than it needs.
         """
         if arm.kind == "ours":
-            key = arm.name, nbytes if arm.sized else 0
+            key = arm.name, tokens, nbytes if arm.sized else 0
             if key not in self._known:
-                self._known[key] = self._ours(arm, nbytes)
+                self._known[key] = self._ours(arm, tokens, nbytes)
             caches = self._known[key]
             return Made(lambda: copy.deepcopy(caches), self._held(copy.deepcopy(caches), tokens))
         if arm.kind == "full":
@@ -178,31 +176,19 @@ class Sizes:
 
         return Made(make, self._held(make(), tokens))
 
-    def _ours(self, arm: Arm, nbytes: int) -> list[Any]:
+    def _ours(self, arm: Arm, tokens: int, nbytes: int) -> list[Any]:
         """The caches with the most bytes that are no more than `nbytes` in rows of 16 bits."""
-        settings = dict(arm.settings)
+        settings = {"length": tokens, **arm.settings}
         if settings.get("policy") == "random":
             settings.setdefault("random_seed", self.seed)
         if not arm.sized:
             return make_prompt_cache(self.model, **settings)
-        # A budget in bytes is of rows as the model computes them, all layers included.
-        windows = self._windows()
-        growing, best, most, last = nbytes * self._itemsize() // 2, None, 0, 0
-        for _ in range(8):
-            caches = make_prompt_cache(self.model, max_kv_bytes=windows + growing, **settings)
-            held = self._held(copy.deepcopy(caches), _rows(caches))
-            if most < held <= nbytes:
-                best, most = caches, held
-            if NEAR * nbytes <= held <= nbytes or (held == last <= nbytes):
-                break
-            last = held
-            growing = int(growing * nbytes / held * (1 if held < nbytes else 0.998))
-        if best is None:
-            raise ValueError(f"nothing holds {nbytes:,} bytes or less: the last had {held:,}")
-        return best
+        probe(self.model)  # which computes, while the graph of 16 bits is never evaluated
+        with _in_16_bits(self.model):
+            return make_prompt_cache(self.model, max_kv_bytes=self._windows() + nbytes, **settings)
 
     def _windows(self) -> int:
-        """Bytes of the caches that do not grow, once they are full, as the model computes."""
+        """Bytes of the caches that do not grow, once they are full."""
         caches = stock_cache(self.model)
         fixed = [one for at, one in enumerate(caches) if at not in self._places]
         longest = max((getattr(one, "max_size", 1) or 1 for one in fixed), default=0)
@@ -211,19 +197,15 @@ class Sizes:
                 self.model(mx.zeros((1, tokens), mx.int32), cache=caches)
         return sum(int(one.nbytes) for one in fixed)
 
-    def _itemsize(self) -> int:
-        floats = (w for _, w in _flat(self.model) if mx.issubdtype(w.dtype, mx.floating))
-        return max(int(weight.itemsize) for weight in floats)
-
     def _held(self, caches: list[Any], tokens: int) -> int:
         """Bytes at most, at rest, when so many tokens have been read; fills the caches."""
-        last = 1 + max((one.config.group for one in evicting_caches(caches)), default=0)
-        steps = last if any(one.config.mixed for one in evicting_caches(caches)) else 1
+        # Rows go a group at a time, and a chunk's surplus with the next token.
+        steps = 1 + max((one.config.group for one in evicting_caches(caches)), default=0)
         most = 0
         with _in_16_bits(self.model), routed(self.model, caches):
-            for count in (max(1, tokens - 1), *[1] * steps):
+            for count in (max(1, tokens - steps), *[1] * steps):
                 self.model(mx.zeros((1, count), mx.int32), cache=caches)
-                if count == 1:  # a chunk's surplus goes with the next token
+                if count == 1:
                     most = max(most, sum(_nbytes(caches[at], tokens) for at in self._places))
         return most
 
@@ -237,19 +219,9 @@ def _nbytes(cache: Any, tokens: int) -> int:
     return int(cache.nbytes) * rows // int(keys.shape[2])
 
 
-def _rows(caches: Sequence[Any]) -> int:
-    """Tokens that fill every layer."""
-    return 1 + max(int(one.config.max_kv_size or 0) for one in evicting_caches(caches))
-
-
 def _divides(size: int, caches: Sequence[Any]) -> bool:
     rows = (one for one in caches if type(one) is KVCache and one.keys is not None)
     return all(one.keys.shape[3] % size == one.values.shape[3] % size == 0 for one in rows)
-
-
-def _flat(model: Any) -> list[tuple[str, mx.array]]:
-    found: Any = tree_flatten(model.parameters())
-    return list(found)
 
 
 @contextmanager

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import uuid
 import weakref
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -34,14 +35,17 @@ LAYERS = ("probe", "equal")
 TOKENS = 128
 """Random tokens, read twice."""
 
-FLOOR = 1 / 2
+FLOOR = 0.3
 """Rows of any head, at least, as a part of the mean. Floors matter: losses of heads do not add."""
-
-BEST = 0.3
-"""Heads that give at least this part of what the best gives are among those that get more."""
 
 APART = 1.5
 """How many times the rows of the others the heads of a layer need to be in a group of their own."""
+
+LONGEST = 32
+"""Times the mean rows: the longest text that rows are shared out for, where nothing says it."""
+
+STEP = 1.125
+"""By how much a text grows until rows are shared out anew: wide heads get more of them."""
 
 _FORMAT = 3
 _FEWEST_TOKENS = 80
@@ -97,9 +101,10 @@ def reason_of(model: Any) -> str:
 
 def rows_by_head(
     model: Any, config: H2OConfig, layers: int, length: int | None = None
-) -> list[int | list[int]] | None:
-    """Rows of each layer that evicts, or of each of its KV heads where these differ, on average no
-    more than ``config.max_kv_size`` for a head, and of no head more than ``length`` tokens fill.
+) -> list[H2OConfig | list[H2OConfig]] | None:
+    """The settings of each layer that evicts, or of each of its KV heads where these differ: on
+    average no more than ``config.max_kv_size`` rows for a head, of texts of any length, and of no
+    head more than ``length`` tokens fill.
 
     None: the same for all of them, since no head stands out, or the probe cannot be made.
     """
@@ -108,11 +113,49 @@ def rows_by_head(
     if len(found) != layers:
         return None
     known = length, config.context_size or int_setting(model, "max_position_embeddings")
-    most = min((tokens for tokens in known if tokens), default=None)
+    most = min((tokens for tokens in known if tokens), default=LONGEST * rows)
     if config.shared_heads:  # which keep the same rows
         found = tuple((sum(layer) / len(layer),) * len(layer) for layer in found)
-    by_head = shares(found, rows, least=_least(config), most=most, fixed=config.protected)
-    return None if by_head == [rows] * layers else by_head
+
+    least, fixed = _least(config), config.protected
+
+    def shared(most: int) -> list[int | list[int]]:
+        return shares(found, rows, least=least, most=most, fixed=fixed)
+
+    by_head = shared(most)
+    if by_head == [rows] * layers:
+        return None
+    lengths = () if config.mixed or config.preallocate else _lengths(rows, most)
+    shorter = [(tokens, shared(tokens)) for tokens in lengths]
+
+    def settled(layer: int, own: int, heads: Sequence[int]) -> H2OConfig:
+        """Of these heads of a layer, which have ``own`` rows of the longest texts."""
+        pairs = []
+        for tokens, by_layer in shorter:
+            of_layer = by_layer[layer]
+            each = of_layer if isinstance(of_layer, list) else [of_layer] * (1 + max(heads))
+            pairs.append((tokens, sum(each[head] for head in heads) // len(heads)))
+        return replace(scaled(config, own), rows_at=tuple(pairs))
+
+    planned: list[H2OConfig | list[H2OConfig]] = []
+    for layer, own in enumerate(by_head):
+        if isinstance(own, int):
+            planned.append(settled(layer, own, range(len(found[layer]))))
+            continue
+        of_level = {
+            level: settled(layer, level, [head for head, one in enumerate(own) if one == level])
+            for level in {*own}
+        }
+        planned.append([of_level[level] for level in own])
+    return planned
+
+
+def _lengths(rows: int, most: int) -> list[int]:
+    """Tokens at which rows are shared out anew, from where they no longer hold all."""
+    found = [rows]
+    while found[-1] * STEP < most:
+        found.append(int(found[-1] * STEP) + 1)
+    return found
 
 
 def shares(
@@ -125,10 +168,10 @@ def shares(
 ) -> list[int | list[int]]:
     """Rows of the KV heads of each layer, together no more than ``rows`` for each.
 
-    Every head gets half of the mean. The other halves go to the heads that give at least three
-    tenths of what the best gives, or to more where these cannot use them; what is left is shared
-    among the others, half of it by what they give. Then the heads of a layer are at two levels, or
-    at one where the upper is less than 1.5 times the lower.
+    A head's share is FLOOR and, for the other part, what it gives in proportion to the mean. Heads
+    of a layer are at two shares, or at one where the upper is less than APART times the lower.
+    Where a share is more than a text fills, the others get more. So a text that grows takes rows
+    from the heads that give little, and never has to give them back.
 
     Args:
         given: of :class:`Probe`.
@@ -141,38 +184,37 @@ def shares(
         For each layer its rows, or a list with those of each head.
     """
     gains = np.array([gain for layer in given for gain in layer], float)
-    mean = rows - fixed
-    floor = max(FLOOR * mean, least - fixed)
-    top = (most or 2**31) - fixed
-    if not gains.any() or floor >= mean or top <= mean:
+    mean, top = rows - fixed, (most or 2**31) - fixed
+    if not gains.any() or least >= rows or top <= mean:
         return [rows] * len(given)
-    spare = gains.size * (mean - floor)
-    best = max(int((gains >= BEST * gains.max()).sum()), int(spare / (top - floor)))
-    order = np.argsort(-gains, kind="stable")
-    chosen, others = order[:best], order[best:]
-    found = np.full(gains.size, float(floor))
-    found[chosen] += min(top - floor, spare / best)
-    if others.size:
-        by_gain = 1 + gains[others] / (gains[others].mean() or 1.0)
-        found[others] += (gains.size * mean - found.sum()) * by_gain / by_gain.sum()
-    each = iter(fixed + np.minimum(found, top))
-    return [_levels(np.array([next(each) for _ in layer])) for layer in given]
+    share = FLOOR + (1 - FLOOR) * gains / gains.mean()
+    ends = np.cumsum([len(layer) for layer in given])[:-1]
+    share = np.concatenate([_two_levels(layer) for layer in np.split(share, ends)])
+
+    def filled(level: float) -> Any:
+        return np.clip(level * share, least - fixed, top)
+
+    low, high = 0.0, float(top / share.min())
+    for _ in range(50):
+        level = (low + high) / 2
+        low, high = (low, level) if filled(level).sum() > mean * share.size else (level, high)
+    found = fixed + np.floor(filled(low) + 1e-6).astype(int)
+    each = (layer.tolist() for layer in np.split(found, ends))
+    return [layer[0] if len({*layer}) == 1 else layer for layer in each]
 
 
-def _levels(rows: Any) -> int | list[int]:
-    """Rows of the heads of a layer at no more than two levels, with the same sum."""
+def _two_levels(share: Any) -> Any:
+    """The shares of a layer's heads at no more than two levels, with the same sum."""
 
     def spread(level: float) -> float:
         return sum(
-            float(part.var() * part.size) for part in (rows[rows < level], rows[rows >= level])
+            float(part.var() * part.size) for part in (share[share < level], share[share >= level])
         )
 
-    upper = rows >= min(sorted({*rows.tolist()})[1:], key=spread, default=rows[0])
-    # A mean of whole numbers may come out a little less.
-    few, many = (int(rows[part].mean() + 1e-6) if part.any() else 0 for part in (~upper, upper))
-    if not few or many < APART * few:
-        return int(rows.mean() + 1e-6)
-    return [many if one else few for one in upper.tolist()]
+    levels = sorted({*share.tolist()})
+    upper = share >= min(levels[1:], key=spread, default=levels[0])
+    means = [share[part].mean() if part.any() else math.inf for part in (upper, ~upper)]
+    return np.where(upper, *means) if means[0] >= APART * means[1] else share * 0 + share.mean()
 
 
 def _least(config: H2OConfig) -> int:
