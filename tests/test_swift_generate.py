@@ -109,7 +109,7 @@ def test_heads_have_the_rows_of_a_file(more: dict[str, Any], tmp_path: Path) -> 
     expected = in_python(first, 100, prompt_cache=whole)
     there, back = tmp_path / "there.safetensors", tmp_path / "back.safetensors"
     line = "--prompt", demo.text()[300:900], "--max-tokens", 100, "--prefill-step-size", CHUNK
-    line = *line, "--budgets", rows, *flags(more), "--save-prompt-cache", back
+    line = *line, *flags(settings | {"budgets": rows}), "--save-prompt-cache", back
     assert tokens(*line) == expected
     read = mlx_h2o.load_prompt_cache(back, model=ours)
     assert budgets_of(read) == budgets_of(whole)

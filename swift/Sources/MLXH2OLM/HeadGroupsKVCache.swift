@@ -4,10 +4,10 @@ import MLXLMCommon
 
 /// The KV heads of one layer in groups, each with rows of its own number.
 ///
-/// A cache holds as many rows of each of its heads as of the others; heads that need many and heads
-/// that need few are therefore in two caches. ``attentionWithCacheUpdate(queries:keys:values:cache:scale:mask:)``
-/// of this module runs once for each, and puts the outputs back in the order of the heads. No other
-/// attention can, so models have to be ``H2ORouted``. An update that throws changes nothing.
+/// A cache holds as many rows of one head as of another, so heads that need many and heads that need
+/// few are in two. ``attentionWithCacheUpdate(queries:keys:values:cache:scale:mask:)`` of this module
+/// attends once for each, and puts the outputs back in the order of the heads. No other attention can:
+/// models have to be ``H2ORouted``. An update that fails changes nothing.
 public final class HeadGroupsKVCache: KVCache {
     /// One for each group.
     public let caches: [H2OKVCache]
@@ -56,7 +56,7 @@ public final class HeadGroupsKVCache: KVCache {
                 "HeadGroupsKVCache.update",
                 "queries, keys and values have shapes \(queries.shape), \(keys.shape) and "
                     + "\(values.shape), expected the \(count) KV heads that the budgets of "
-                    + "\(described) have, and queries of a multiple of them.")
+                    + "\(caches[0].described) have, and queries of a multiple of them.")
         }
         func own(_ array: MLXArray, _ index: MLXArray) -> MLXArray {
             let shape = array.shape
@@ -90,7 +90,13 @@ public final class HeadGroupsKVCache: KVCache {
         for (cache, contents) in zip(caches, before) { cache.contents = contents }
     }
 
-    private var described: String { caches[0].described }
+    private func report(_ operation: String, expected: String) {
+        H2OError.report(
+            H2OError(
+                "HeadGroupsKVCache.\(operation)",
+                "\(caches[0].described) and others have KV heads of unequal budgets: expected "
+                    + "\(expected)."))
+    }
 
     // MARK: KVCache
 
@@ -112,12 +118,10 @@ public final class HeadGroupsKVCache: KVCache {
 
     /// Reports an error: rows of unequal numbers are no array.
     public func update(keys: MLXArray, values: MLXArray) -> (MLXArray, MLXArray) {
-        H2OError.report(
-            H2OError(
-                "HeadGroupsKVCache.update",
-                "\(described) and others have KV heads of unequal budgets, of which no attention "
-                    + "but MLXH2OLM.attentionWithCacheUpdate knows: expected the model to call it, "
-                    + "or a number for each layer."))
+        report(
+            "update",
+            expected: "a model that calls MLXH2OLM.attentionWithCacheUpdate, or a number of rows "
+                + "for each layer")
         return (keys, values)
     }
 
@@ -126,13 +130,7 @@ public final class HeadGroupsKVCache: KVCache {
     public func makeMask(
         n: Int, windowSize: Int?, returnArray: Bool
     ) -> MLXFast.ScaledDotProductAttentionMaskMode {
-        if returnArray, n != 1 {
-            H2OError.report(
-                H2OError(
-                    "HeadGroupsKVCache.makeMask",
-                    "\(described) and others have KV heads of unequal budgets and was asked for an "
-                        + "array, expected returnArray = false."))
-        }
+        if returnArray, n != 1 { report("makeMask", expected: "returnArray = false") }
         return caches[0].makeMask(n: n, windowSize: windowSize, returnArray: false)
     }
 
@@ -167,12 +165,10 @@ public final class HeadGroupsKVCache: KVCache {
             let places = newValue.indices.filter { newValue[$0].dtype == .int32 }.map { $0 + 1 }
             let ends = newValue.isEmpty ? caches.map { _ in 0 } : places
             guard ends.count == caches.count, ends.last == newValue.count else {
-                return H2OError.report(
-                    H2OError(
-                        "HeadGroupsKVCache.state",
-                        "found \(places.count) arrays of positions among \(newValue.count), "
-                            + "expected the states of \(caches.count) groups, each with its "
-                            + "positions last."))
+                return report(
+                    "state",
+                    expected: "the states of \(caches.count) groups, each with positions last, "
+                        + "found \(places.count) such arrays of \(newValue.count)")
             }
             for (cache, (start, end)) in zip(caches, zip([0] + ends, ends)) {
                 cache.state = Array(newValue[start..<end])

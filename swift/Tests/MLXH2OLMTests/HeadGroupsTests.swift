@@ -180,11 +180,11 @@ import Testing
             ("[[0, 3], [1]]", { _ = try HeadGroupsKVCache(cache.caches, heads: [[0, 3], [1]]) }),
             ("[[0, 1], []]", { _ = try HeadGroupsKVCache(cache.caches, heads: [[0, 1], []]) }),
             (
-                "KV heads 0, 2 and others have KV heads of unequal budgets",
+                "layer 3 KV heads 0, 2 and others have KV heads of unequal budgets: expected a model",
                 { _ = cache.update(keys: rows.keys, values: rows.values) }
             ),
             (
-                "was asked for an array",
+                "expected returnArray = false",
                 { _ = cache.makeMask(n: 2, windowSize: nil, returnArray: true) }
             ),
             (
@@ -214,7 +214,7 @@ import Testing
                 }
             ),
             (
-                "found 0 arrays of positions among 1, expected the states of 2 groups",
+                "the states of 2 groups, each with positions last, found 0 such arrays of 1",
                 { cache.state = [rows.keys] }
             ),
             ("expected nothing", { cache.metaState = ["1"] }),
