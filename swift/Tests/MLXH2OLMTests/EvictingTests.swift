@@ -99,8 +99,9 @@ import Testing
         let expected = read(model, model.newCache(parameters: nil), turns: 40)
         let found = try withError { read(model, caches, turns: 40) }
         for (one, other) in zip(found.asArray(Float.self), expected.asArray(Float.self)) {
-            #expect(abs(one - other) < 1e-5)
+            #expect(abs(one - other) < 1e-4 * max(1, abs(other)))
         }
+        #expect(Set(expected.asArray(Float.self)).count > 10)
     }
 
     @Test func budgetsOfOtherHeadsAreRefused() throws {
@@ -220,10 +221,18 @@ import Testing
     }
 }
 
+/// Random weights: those of a new model are zeros.
 private func routed() throws -> H2OTransformer {
-    H2OTransformer(
+    let model = H2OTransformer(
         try JSONDecoder().decode(
             H2OTransformerConfiguration.self, from: Data(config("llama").utf8)))
+    let arrays = model.parameters().flattened().sorted { $0.0 < $1.0 }
+    let weights = arrays.enumerated().map { index, array in
+        let key = MLXRandom.key(UInt64(index))
+        return (array.0, MLXRandom.normal(array.1.shape, dtype: .float32, key: key) * Float(0.3))
+    }
+    return try model.update(
+        parameters: .unflattened(Dictionary(uniqueKeysWithValues: weights)), verify: .all)
 }
 
 private func config(_ type: String) -> String {
