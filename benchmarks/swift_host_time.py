@@ -28,7 +28,13 @@ from mlx_h2o.demo import report
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND = ROOT / ".build" / "release" / "mlx-h2o-parity"
-ARMS = {name: settings for name, settings in host_time.ARMS.items() if "light_bits" not in settings}
+ARMS = {
+    name: settings
+    for name, settings in host_time.ARMS.items()
+    if "light_bits" not in settings
+    and settings["policy"] != "snapkv"
+    and not name.startswith("groups")
+}
 
 
 def fields(name: str, turns: int, steps: int) -> dict[str, Any]:

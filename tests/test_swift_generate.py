@@ -16,6 +16,7 @@ from mlx_lm.models import llama
 
 import mlx_h2o
 from mlx_h2o import demo
+from mlx_h2o.lm.prompt_cache import budgets_of
 from parity.swift_leg import SwiftLeg
 
 pytestmark = pytest.mark.swift
@@ -82,8 +83,44 @@ def test_writes_what_python_writes(name: str) -> None:
     text = demo.text()[300:900]
     words = "--prompt", text, "--max-tokens", 200, "--prefill-step-size", CHUNK
     found = tokens(*words, *flags(CACHES[name]))
-    assert found == in_python(model()[1].encode(text), 200, **CACHES[name])
+    assert found == in_python(model()[1].encode(text), 200, layers="equal", **CACHES[name])
     assert len(set(found)) > 10
+
+
+HEADS = {"budgets": [[24, 64], 40, [64, 24], [16, 16], 40, [20, 90]], "max_kv_size": 40}
+GROUPED = [True, False, True, False, False, True]
+
+
+@pytest.mark.slow
+@pytest.mark.matrix(1)
+@pytest.mark.parametrize(
+    "more", [{}, {"kv_bits": 8, "policy": "h2o"}, {"policy": "h2o-ema"}], ids=str
+)
+def test_heads_have_the_rows_of_a_file(more: dict[str, Any], tmp_path: Path) -> None:
+    """Swift reads the file of Python, writes what Python writes, and each goes on from the other's
+    groups of heads."""
+    ours, tokenizer = model()
+    settings = HEADS | more
+    rows = tmp_path / "rows.json"
+    rows.write_text(json.dumps({"budgets": HEADS["budgets"]}))
+    whole, given = (mlx_h2o.make_prompt_cache(ours, **settings) for _ in range(2))
+    assert [isinstance(one, mlx_h2o.HeadGroups) for one in whole] == GROUPED
+    first, last = tokenizer.encode(demo.text()[300:900]), tokenizer.encode(" And he said")
+    expected = in_python(first, 100, prompt_cache=whole)
+    there, back = tmp_path / "there.safetensors", tmp_path / "back.safetensors"
+    line = "--prompt", demo.text()[300:900], "--max-tokens", 100, "--prefill-step-size", CHUNK
+    line = *line, *flags(settings | {"budgets": rows}), "--save-prompt-cache", back
+    assert tokens(*line) == expected
+    read = mlx_h2o.load_prompt_cache(back, model=ours)
+    assert budgets_of(read) == budgets_of(whole)
+    assert [one.offset for one in read] == [one.offset for one in whole]
+
+    in_python(first, 100, prompt_cache=given)
+    mlx_h2o.save_prompt_cache(there, given, model=ours)
+    expected = in_python(last, 40, prompt_cache=whole)
+    assert in_python(last, 40, prompt_cache=read) == expected
+    line = "--prompt", " And he said", "--max-tokens", 40, "--prompt-cache-file", there
+    assert tokens(*line) == expected
 
 
 @pytest.mark.slow
@@ -112,6 +149,7 @@ def test_reads_text_as_python_does() -> None:
         (["--prompt-tokens", "1,4096"], "token 4096 is not below 4096"),
         (["--prompt"], "--prompt expects a value"),
         (["--prompt", "a", "--save-prompt-cache", "a.txt"], "expected FILE.safetensors"),
+        (["--prompt", "a", "--budgets", "none.json"], "none.json cannot be read"),
         ([], "expected one of --prompt and --prompt-tokens"),
         (["--prompt", "a", "--prompt-cache-file", "none.safetensors"], "none.safetensors"),
     ],

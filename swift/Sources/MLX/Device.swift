@@ -36,12 +36,6 @@ public final class Device: @unchecked Sendable {
         mlx_get_default_device(&ctx)
         return Device(ctx)
     }
-
-    /// Make `device` the one that calls without a stream run on.
-    public static func setDefault(device: Device) {
-        initError()
-        mlx_set_default_device(device.ctx)
-    }
 }
 
 /// A queue of work on a device. MLX's streams belong to the thread that they were made on.
@@ -69,11 +63,6 @@ public final class Stream: @unchecked Sendable {
     }
 
     deinit { mlx_stream_free(ctx) }
-
-    /// Wait for the work that was given to this stream.
-    public func synchronize() {
-        mlx_synchronize(ctx)
-    }
 }
 
 /// Where an operation runs: the last argument of every one.

@@ -13,13 +13,11 @@ func binary(
 }
 
 infix operator .== : ComparisonPrecedence
-infix operator .!= : ComparisonPrecedence
 infix operator .< : ComparisonPrecedence
 infix operator .<= : ComparisonPrecedence
 infix operator .> : ComparisonPrecedence
 infix operator .>= : ComparisonPrecedence
 infix operator .&& : LogicalConjunctionPrecedence
-infix operator .|| : LogicalDisjunctionPrecedence
 
 extension MLXArray {
     public static func + (a: MLXArray, b: MLXArray) -> MLXArray { binary(mlx_add, a, b) }
@@ -42,7 +40,6 @@ extension MLXArray {
         binary(mlx_multiply, a, b)
     }
 
-    public static func / (a: MLXArray, b: MLXArray) -> MLXArray { binary(mlx_divide, a, b) }
     public static func / (a: MLXArray, b: some ScalarOrArray) -> MLXArray {
         binary(mlx_divide, a, b)
     }
@@ -50,41 +47,20 @@ extension MLXArray {
     public static prefix func - (a: MLXArray) -> MLXArray { unary(mlx_negative, a) }
     public static prefix func .! (a: MLXArray) -> MLXArray { logicalNot(a) }
 
-    public static func .== (a: MLXArray, b: MLXArray) -> MLXArray { binary(mlx_equal, a, b) }
     public static func .== (a: MLXArray, b: some ScalarOrArray) -> MLXArray {
         binary(mlx_equal, a, b)
     }
-    public static func .!= (a: MLXArray, b: MLXArray) -> MLXArray { binary(mlx_not_equal, a, b) }
-    public static func .!= (a: MLXArray, b: some ScalarOrArray) -> MLXArray {
-        binary(mlx_not_equal, a, b)
-    }
-    public static func .< (a: MLXArray, b: MLXArray) -> MLXArray { binary(mlx_less, a, b) }
     public static func .< (a: MLXArray, b: some ScalarOrArray) -> MLXArray {
         binary(mlx_less, a, b)
     }
-    public static func .<= (a: MLXArray, b: MLXArray) -> MLXArray { binary(mlx_less_equal, a, b) }
     public static func .<= (a: MLXArray, b: some ScalarOrArray) -> MLXArray {
         binary(mlx_less_equal, a, b)
     }
-    public static func .> (a: MLXArray, b: MLXArray) -> MLXArray { binary(mlx_greater, a, b) }
     public static func .> (a: MLXArray, b: some ScalarOrArray) -> MLXArray {
         binary(mlx_greater, a, b)
-    }
-    public static func .>= (a: MLXArray, b: MLXArray) -> MLXArray {
-        binary(mlx_greater_equal, a, b)
     }
     public static func .>= (a: MLXArray, b: some ScalarOrArray) -> MLXArray {
         binary(mlx_greater_equal, a, b)
     }
     public static func .&& (a: MLXArray, b: MLXArray) -> MLXArray { binary(mlx_logical_and, a, b) }
-    public static func .|| (a: MLXArray, b: MLXArray) -> MLXArray { binary(mlx_logical_or, a, b) }
-
-    public static func ^ (a: MLXArray, b: MLXArray) -> MLXArray { binary(mlx_bitwise_xor, a, b) }
-    public static func ^ (a: MLXArray, b: some ScalarOrArray) -> MLXArray {
-        binary(mlx_bitwise_xor, a, b)
-    }
-    public static func >> (a: MLXArray, b: MLXArray) -> MLXArray { binary(mlx_right_shift, a, b) }
-    public static func >> (a: MLXArray, b: some ScalarOrArray) -> MLXArray {
-        binary(mlx_right_shift, a, b)
-    }
 }

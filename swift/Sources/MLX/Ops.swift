@@ -56,10 +56,6 @@ public func sqrt(_ array: MLXArray, stream: StreamOrDevice = .default) -> MLXArr
     unary(mlx_sqrt, array, stream)
 }
 
-public func rsqrt(_ array: MLXArray, stream: StreamOrDevice = .default) -> MLXArray {
-    unary(mlx_rsqrt, array, stream)
-}
-
 public func square(_ array: MLXArray, stream: StreamOrDevice = .default) -> MLXArray {
     unary(mlx_square, array, stream)
 }
@@ -80,12 +76,6 @@ public func maximum(
     _ a: some ScalarOrArray, _ b: some ScalarOrArray, stream: StreamOrDevice = .default
 ) -> MLXArray {
     binary(mlx_maximum, a, b, stream)
-}
-
-public func minimum(
-    _ a: some ScalarOrArray, _ b: some ScalarOrArray, stream: StreamOrDevice = .default
-) -> MLXArray {
-    binary(mlx_minimum, a, b, stream)
 }
 
 public func pow(
@@ -258,14 +248,6 @@ extension MLXArray {
         axis: Int, keepDims: Bool = false, stream: StreamOrDevice = .default
     ) -> MLXArray {
         reduce(mlx_any_axis, self, axis: axis, keepDims: keepDims, stream)
-    }
-
-    public func cumsum(
-        axis: Int, reverse: Bool = false, inclusive: Bool = true, stream: StreamOrDevice = .default
-    ) -> MLXArray {
-        var result = mlx_array_new()
-        mlx_cumsum(&result, ctx, Int32(axis), reverse, inclusive, stream.ctx)
-        return MLXArray(result)
     }
 
     public func reshaped(

@@ -30,6 +30,9 @@ public func attentionWithCacheUpdate(
         if let cache = cache as? H2OKVCache {
             return try cache.attend(queries, keys, values, scale, mask)
         }
+        if let groups = cache as? HeadGroupsKVCache {
+            return try groups.attend(queries, keys, values, scale, mask)
+        }
         if let tracking = cache as? any H2OScoreTracking, tracking.needsScores {
             return try attend(queries, keys, values, tracking, scale, mask)
         }

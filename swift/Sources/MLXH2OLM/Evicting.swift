@@ -1,4 +1,3 @@
-import Foundation
 import MLX
 import MLXH2O
 import MLXLMCommon
@@ -16,27 +15,32 @@ import MLXNN
 ///   - configuration: the settings of every layer; where they name no `contextSize`, that of an
 ///     ``H2OTransformer`` is what its settings say
 ///   - policy: a policy of your own, in the place of the one that the settings name
-///   - budgets: rows of each layer that evicts, in order, as ``rowsPerLayer(contentsOf:)`` reads them
-///     of a file, in the place of `maxKVSize`. A model must then not make one array mask for all
-///     layers; mlx-swift-lm's do not, unless they ask a cache for an array
-/// - Throws: `H2OError` where the policy needs scores, or folds, and the model is not routed; where
-///   no layer would keep every row; for a model that makes its masks in a way that rows which went
-///   do not fit; and for another number of budgets than layers that evict
+///   - budgets: rows of each layer that evicts, in order, or of each of its KV heads, as
+///     ``rowsPerLayer(contentsOf:)`` reads them of a file, in the place of `maxKVSize`. A model must
+///     then not make one array mask for all layers; mlx-swift-lm's do not, unless they ask a cache
+///     for an array
+/// - Throws: `H2OError` where the policy needs scores, or folds, or KV heads of a layer have
+///   different budgets, and the model is not routed; where no layer would keep every row; for a model
+///   that makes its masks in a way that rows which went do not fit; and for another number of budgets
+///   than layers that evict, or than KV heads of a layer
 public func evictingCaches(
     for model: any LanguageModel, configuration: H2OConfiguration,
-    policy ownPolicy: (any EvictionPolicy)? = nil, budgets: [Int]? = nil
+    policy ownPolicy: (any EvictionPolicy)? = nil, budgets: [LayerRows]? = nil
 ) throws -> [any KVCache] {
     let model = (model as? EvictingLanguageModel)?.model ?? model
     let name = "\(type(of: model))"
     let configuration = configuration.forModel(
         contextSize: (model as? H2OTransformer)?.contextSize)
     let policy = ownPolicy ?? configuration.makePolicy()
-    if policy.needsScores || policy.folds, !(model is any H2ORouted) {
+    let heads = budgets?.contains(where: \.differ) == true
+    if policy.needsScores || policy.folds || heads, !(model is any H2ORouted) {
+        let what = ownPolicy.map { "\(type(of: $0))" } ?? configuration.policy.rawValue
         throw H2OError(
             "evictingCaches",
-            "the policy '\(ownPolicy.map { "\(type(of: $0))" } ?? configuration.policy.rawValue)' needs attention of MLXH2OLM's, which "
-                + "\(name) does not call: expected a model of H2OTransformer.register(in:), one that "
-                + "is H2ORouted, or the policy keydiff or window.")
+            (heads ? "a layer whose KV heads have budgets of their own" : "the policy '\(what)'")
+                + " needs attention of MLXH2OLM's, which \(name) does not call: expected a model of "
+                + "H2OTransformer.register(in:), one that is H2ORouted, or "
+                + (heads ? "a number for each layer." : "the policy keydiff or window."))
     }
     if let reason = refused[name] {
         throw H2OError("evictingCaches", "\(name) cannot be served: \(reason).")
@@ -52,27 +56,21 @@ public func evictingCaches(
                 + "\(name) that evict.")
     }
     var left = budgets?.makeIterator()
+    let kvHeads = (model as? any KVCacheDimensionProvider)?.kvHeads ?? []
     return try caches.enumerated().map { layer, cache in
         guard isPlain(cache) else { return cache }
-        let own = try left?.next().map(configuration.with(maxKVSize:)) ?? configuration
-        return evictingCache(
-            ends.contains(layer) ? own.with8Bits : own, policy: ownPolicy,
-            name: "layer \(layer) of \(name)")
-    }
-}
-
-/// The rows of each layer that a file of `mlx_h2o layers --output` holds: `{"budgets": [ROWS, ...]}`.
-///
-/// - Throws: `H2OError` where it holds none
-public func rowsPerLayer(contentsOf url: URL) throws -> [Int] {
-    struct File: Decodable { let budgets: [Int] }
-    do {
-        return try JSONDecoder().decode(File.self, from: Data(contentsOf: url)).budgets
-    } catch {
-        throw H2OError(
-            "rowsPerLayer",
-            "\(url.lastPathComponent) cannot be read, expected {\"budgets\": [ROWS, ...]}: \(error)."
-        )
+        let own = ends.contains(layer) ? configuration.with8Bits : configuration
+        let name = "layer \(layer) of \(name)"
+        guard let rows = left?.next() else {
+            return evictingCache(own, policy: ownPolicy, name: name)
+        }
+        if case .heads(let rows) = rows, layer < kvHeads.count, rows.count != kvHeads[layer] {
+            throw H2OError(
+                "evictingCaches",
+                "found \(rows.count) budgets for \(name), expected a number, or one for each of its "
+                    + "\(kvHeads[layer]) KV heads.")
+        }
+        return try evictingCache(own, rows: rows, policy: ownPolicy, name: name)
     }
 }
 
@@ -83,7 +81,7 @@ public func rowsPerLayer(contentsOf url: URL) throws -> [Int] {
 /// - Throws: as ``evictingCaches(for:configuration:policy:budgets:)``
 public func evicting(
     _ model: any LanguageModel, configuration: H2OConfiguration,
-    policy: (any EvictionPolicy)? = nil, budgets: [Int]? = nil
+    policy: (any EvictionPolicy)? = nil, budgets: [LayerRows]? = nil
 ) throws -> any LanguageModel {
     _ = try evictingCaches(
         for: model, configuration: configuration, policy: policy, budgets: budgets)
@@ -99,7 +97,7 @@ public func evicting(
 /// - Throws: as ``evictingCaches(for:configuration:policy:budgets:)``
 public func evicting(
     _ context: ModelContext, configuration: H2OConfiguration,
-    policy: (any EvictionPolicy)? = nil, budgets: [Int]? = nil
+    policy: (any EvictionPolicy)? = nil, budgets: [LayerRows]? = nil
 ) throws -> ModelContext {
     var context = context
     context.model = try evicting(
@@ -135,11 +133,11 @@ final class EvictingLanguageModel: Module, LanguageModel {
     let model: any LanguageModel
     private let configuration: H2OConfiguration
     private let policy: (any EvictionPolicy)?
-    private let budgets: [Int]?
+    private let budgets: [LayerRows]?
 
     init(
         _ model: any LanguageModel, _ configuration: H2OConfiguration,
-        _ policy: (any EvictionPolicy)?, _ budgets: [Int]?
+        _ policy: (any EvictionPolicy)?, _ budgets: [LayerRows]?
     ) {
         self.model = model
         self.configuration = configuration

@@ -91,12 +91,12 @@ extension H2OKVCache: KVCache {
         return count
     }
 
-    public func copy() -> any KVCache {
+    public func copy() -> any KVCache { duplicate() }
+
+    func duplicate() -> H2OKVCache {
         flushOrReport()
-        let copy = empty()
-        copy.table = table  // updates put new arrays in the place of these and never change them
-        copy.offset = offset
-        copy.isUnscored = isUnscored
+        let copy = evictingCache(configuration, policy: ownPolicy, name: name)
+        copy.contents = contents
         return copy
     }
 

@@ -30,6 +30,14 @@ public class H2OKVCache {
     /// The last update still waits for its scores, or for attention that counts folded rows.
     var isUnscored = false
 
+    typealias Contents = (table: RowTable?, offset: Int, isUnscored: Bool)
+
+    /// All that changes. Updates put new arrays in the place of these, and never change them.
+    var contents: Contents {
+        get { (table, offset, isUnscored) }
+        set { (table, offset, isUnscored) = newValue }
+    }
+
     /// - Parameters:
     ///   - configuration: the settings
     ///   - policy: a policy of your own, in the place of the one that the settings name; such a cache

@@ -2,7 +2,7 @@ import Foundation
 import MLX
 import MLXH2O
 
-/// Arrays and texts of a prompt cache, by layer and part.
+/// Arrays and texts of a prompt cache, by layer, or group of one ("3.1"), and part.
 struct PromptCacheFile {
     var arrays: [String: MLXArray] = [:]
     var classes: [String] = []
@@ -19,7 +19,7 @@ struct PromptCacheFile {
         let layers: Int
     }
 
-    init(layers: Int) { name = "" }
+    init() { name = "" }
 
     func unfit(_ problem: String) -> H2OError {
         H2OError("H2OKVCache.load", "\(name): \(problem).")
@@ -27,14 +27,18 @@ struct PromptCacheFile {
 
     // MARK: Writing
 
-    mutating func set(_ layer: Int, _ part: Int, _ array: MLXArray, _ kind: String) {
+    mutating func set(_ layer: String, _ part: Int, _ array: MLXArray, _ kind: String) {
         arrays["\(layer).\(part)"] = array
         others.append(("\(layer).\(part)", kind))
     }
 
-    mutating func set(_ layer: Int, _ part: Int, _ text: String) {
+    mutating func set(_ layer: String, _ part: Int, _ text: String) {
         let scalars = text.unicodeScalars.map { Int32($0.value) }
         set(layer, part, MLXArray(scalars, [scalars.count]), "string")
+    }
+
+    mutating func set(_ layer: String, _ part: Int, json: some Encodable) throws {
+        set(layer, part, String(decoding: try JSONEncoder().encode(json), as: UTF8.self))
     }
 
     func write(to url: URL, _ metadata: [String: String], format: Int) throws {
@@ -98,20 +102,20 @@ struct PromptCacheFile {
 
     /// The arrays of keys or values, packed or not, a centre included, or the one array of another
     /// part; none where there is nothing.
-    func rows(_ layer: Int, _ part: Int) -> [MLXArray] {
+    func rows(_ layer: String, _ part: Int) -> [MLXArray] {
         let packed = (0..<4).compactMap { arrays["\(layer).\(part).\($0)"] }
         return packed.isEmpty
             ? [arrays["\(layer).\(part)"]].compactMap { $0 }.filter { $0.ndim > 1 } : packed
     }
 
-    func number(_ layer: Int, _ part: Int) throws -> Int {
+    func number(_ layer: String, _ part: Int) throws -> Int {
         guard let array = arrays["\(layer).\(part)"], array.size == 1,
             [.int32, .int64, .bool].contains(array.dtype)
         else { throw unfit("layer \(layer) has no whole number as its part \(part)") }
         return array.reshaped(1).asType(.int64).asArray(Int.self)[0]
     }
 
-    func text(_ layer: Int, _ part: Int) throws -> String {
+    func text(_ layer: String, _ part: Int) throws -> String {
         guard let array = arrays["\(layer).\(part)"], array.size < 1 << 20 else {
             throw unfit("layer \(layer) has no text as its part \(part)")
         }
@@ -128,7 +132,7 @@ struct PromptCacheFile {
 
     /// In which the rows of codes come, and the elements of values that are kept in more, as the
     /// settings say.
-    func sizes(_ layer: Int) throws -> (dtype: DType, valueSize: Int?) {
+    func sizes(_ layer: String) throws -> (dtype: DType, valueSize: Int?) {
         struct Settings: Decodable {
             let dtype: String?
             let valueSize: Int?
@@ -140,7 +144,23 @@ struct PromptCacheFile {
         return (dtype, found.valueSize)
     }
 
-    func settings(_ layer: Int) throws -> H2OConfiguration {
+    /// The KV heads and the classes of a layer's groups.
+    struct Groups: Codable {
+        /// What files call groups.
+        static let name = "HeadGroups"
+        let heads: [[Int]]
+        let classes: [String]
+    }
+
+    func groups(_ layer: String) throws -> Groups {
+        let text = try text(layer, 0)
+        guard let found = try? JSONDecoder().decode(Groups.self, from: Data(text.utf8)) else {
+            throw unfit("layer \(layer) has groups of KV heads that cannot be read: \(text)")
+        }
+        return found
+    }
+
+    func settings(_ layer: String) throws -> H2OConfiguration {
         let text = try text(layer, 8)
         do {
             return try JSONDecoder().decode(H2OConfiguration.self, from: Data(text.utf8))

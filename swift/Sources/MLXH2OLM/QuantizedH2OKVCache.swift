@@ -45,13 +45,6 @@ public final class QuantizedH2OKVCache: H2OKVCache {
     public var packedValues: PackedRows? { table.map { .rows(of: $0.fetch().values) } }
 }
 
-extension H2OKVCache {
-    /// A cache of the same class, settings and name without rows.
-    func empty() -> H2OKVCache {
-        evictingCache(configuration, policy: ownPolicy, name: name)
-    }
-}
-
 /// An empty cache of the class that the settings ask for.
 ///
 /// - Parameters:

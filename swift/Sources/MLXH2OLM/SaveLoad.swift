@@ -7,12 +7,14 @@ import MLXLMCommon
 // layer 3, and in the metadata the texts of the user (0), the classes (1), and which of the parts
 // were no arrays (2). docs/cache.md has the parts; `mlx_h2o.save_prompt_cache` is the other writer.
 
+private typealias Groups = PromptCacheFile.Groups
+
 extension H2OKVCache {
     /// Write the caches of a model to a safetensors file, which Python reads too; evaluates them. The
     /// file is written beside its place and renamed, so that an interruption leaves the old one.
     ///
     /// - Parameters:
-    ///   - caches: one per layer, all of this class or ``QuantizedH2OKVCache``
+    ///   - caches: one per layer, all of this class, ``QuantizedH2OKVCache`` or ``HeadGroupsKVCache``
     ///   - url: a file that ends in .safetensors
     ///   - metadata: texts to be read back by ``load(from:)``, by names without dots
     /// - Throws: `H2OError` where there are no caches, one of another class, or another name, or what
@@ -28,58 +30,68 @@ extension H2OKVCache {
                 "H2OKVCache.save",
                 "the file is \(url.lastPathComponent), expected a name that ends in .safetensors.")
         }
-        let own = try caches.enumerated().map { layer, cache in
-            guard let cache = cache as? H2OKVCache else {
+        var file = PromptCacheFile()
+        var settings: [H2OConfiguration] = []
+        for (layer, cache) in caches.enumerated() {
+            let groups = cache as? HeadGroupsKVCache
+            let own = groups?.caches ?? [cache].compactMap { $0 as? H2OKVCache }
+            guard !own.isEmpty else {
                 throw H2OError(
                     "H2OKVCache.save",
                     "layer \(layer) has a \(type(of: cache)), expected an H2OKVCache.")
             }
-            guard cache.ownPolicy == nil else {
-                throw H2OError(
-                    "H2OKVCache.save",
-                    "layer \(layer) evicts by \(cache.policyName), expected a policy that has a name."
-                )
+            let classes = own.map { "\(type(of: $0))" }
+            file.classes.append(groups == nil ? classes[0] : Groups.name)
+            if let groups {
+                try file.set("\(layer)", 0, json: Groups(heads: groups.heads, classes: classes))
             }
-            try cache.flush()
-            return cache
+            for (index, one) in own.enumerated() {
+                try one.write(to: &file, groups == nil ? "\(layer)" : "\(layer).\(index + 1)")
+                settings.append(one.configuration)
+            }
         }
-        var file = PromptCacheFile(layers: own.count)
-        for (layer, cache) in own.enumerated() {
-            file.classes.append("\(type(of: cache))")
-            try cache.write(to: &file, layer)
-        }
-        // What older readers would misread is a later format: budgets that differ among layers, since
-        // one mask does not fit them, a context beyond which rows go first, and rows in a frame.
-        let budgets = Set(own.map(\.configuration.maxKVSize))
-        let hasContext = own.contains { $0.configuration.contextSize != nil }
-        let isFramed = own.contains { $0.configuration.isFramed }
+        // What older readers would misread is a later format: budgets that differ, since one mask does
+        // not fit them, a context beyond which rows go first, and rows in a frame.
+        let differ = Set(settings.map(\.maxKVSize)).count > 1
+        let hasContext = settings.contains { $0.contextSize != nil }
+        let isFramed = settings.contains { $0.isFramed }
         try file.write(
-            to: url, metadata,
-            format: isFramed ? 5 : hasContext ? 4 : budgets.count > 1 ? 2 : 1)
+            to: url, metadata, format: isFramed ? 5 : hasContext ? 4 : differ ? 2 : 1)
     }
 
     /// The caches, settings included, and the metadata of a file that ``save(_:to:metadata:)`` or
-    /// Python wrote.
+    /// Python wrote: each an `H2OKVCache` or a ``HeadGroupsKVCache``.
     ///
     /// - Throws: `H2OError` where the file is another one, of a later format, damaged, or of settings
     ///   that are not known here, or what reading throws
     public static func load(from url: URL) throws -> (
-        caches: [H2OKVCache], metadata: [String: String]
+        caches: [any KVCache], metadata: [String: String]
     ) {
         let file = try PromptCacheFile(contentsOf: url)
-        let caches = try file.classes.enumerated().map { layer, name in
-            let settings = try file.settings(layer)
-            let cache = evictingCache(settings, name: try file.text(layer, 7))
+        func read(_ place: String, _ name: String) throws -> H2OKVCache {
+            let cache = evictingCache(try file.settings(place), name: try file.text(place, 7))
             guard name == "\(type(of: cache))" else {
-                throw file.unfit("layer \(layer) is a \(name), expected a \(type(of: cache))")
+                throw file.unfit("layer \(place) is a \(name), expected a \(type(of: cache))")
             }
-            try cache.read(file, layer)
+            try cache.read(file, place)
             return cache
+        }
+        let caches: [any KVCache] = try file.classes.enumerated().map { layer, name in
+            guard name == Groups.name else { return try read("\(layer)", name) }
+            let found = try file.groups("\(layer)")
+            let caches = try found.classes.enumerated().map { try read("\(layer).\($0 + 1)", $1) }
+            return try HeadGroupsKVCache(caches, heads: found.heads)
         }
         return (caches, file.metadata)
     }
 
-    private func write(to file: inout PromptCacheFile, _ layer: Int) throws {
+    private func write(to file: inout PromptCacheFile, _ layer: String) throws {
+        guard ownPolicy == nil else {
+            throw H2OError(
+                "H2OKVCache.save",
+                "layer \(layer) evicts by \(policyName), expected a policy that has a name.")
+        }
+        try flush()
         if let table {
             let (keys, values) = table.fetch()
             for (part, side) in [keys + table.centre, values].enumerated() {
@@ -104,8 +116,7 @@ extension H2OKVCache {
         file.set(layer, 5, MLXArray(Int32(evicted)), "scalar")
         file.set(layer, 6, MLXArray(isUnscored), "scalar")
         file.set(layer, 7, name)
-        let settings = StoredSettings(configuration, table)
-        file.set(layer, 8, String(decoding: try JSONEncoder().encode(settings), as: UTF8.self))
+        try file.set(layer, 8, json: StoredSettings(configuration, table))
         guard reach > 0 else { return }
         let waiting = table?.waiting ?? []
         if waiting.isEmpty {
@@ -117,7 +128,7 @@ extension H2OKVCache {
             layer, 10, "[\(waiting.map { "[\($0.start), \($0.count)]" }.joined(separator: ", "))]")
     }
 
-    private func read(_ file: PromptCacheFile, _ layer: Int) throws {
+    private func read(_ file: PromptCacheFile, _ layer: String) throws {
         func unfit(_ problem: String) -> H2OError { file.unfit("layer \(layer) \(problem)") }
         let rows =
             file.rows(layer, 0) + file.rows(layer, 1) + file.rows(layer, 2)

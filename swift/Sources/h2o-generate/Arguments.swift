@@ -19,6 +19,8 @@ struct Arguments {
     var printsTokens = false
     /// Nil: keep every row.
     var configuration: H2OConfiguration?
+    /// A file of rows per layer.
+    var budgets: String?
     /// A flag names a setting of the cache.
     var namesSettings = false
 
@@ -35,6 +37,7 @@ struct Arguments {
           --backend NAME            native or composed (the best one)
         KV cache, as in mlx_h2o generate:
           --max-kv-size ROWS        rows per head, at most (256); none: no limit
+          --budgets FILE            rows of each layer or KV head, of mlx_h2o layers --output
           --policy NAME             keydiff, window, h2o or h2o-ema
           --sink-size N  --heavy-size N  --recent-size N  --evict-every N  --decay A
           --shared-heads  --kv-bits N  --v-bits N  --kv-group-size N
@@ -94,6 +97,7 @@ struct Arguments {
             }
             return
         }
+        budgets = given["--budgets"]
         let format = try given["--kv-format"].map { name in
             guard let format = KVFormat(rawValue: name) else {
                 let known = KVFormat.allCases.map(\.rawValue).joined(separator: ", ")
@@ -115,7 +119,7 @@ struct Arguments {
 
     private static let switches: Set = ["--shared-heads", "--print-tokens"]
     private static let settings: Set = [
-        "--max-kv-size", "--policy", "--sink-size", "--heavy-size", "--recent-size",
+        "--max-kv-size", "--budgets", "--policy", "--sink-size", "--heavy-size", "--recent-size",
         "--evict-every", "--decay", "--shared-heads", "--kv-bits", "--v-bits",
         "--kv-group-size", "--kv-format", "--turbo-guard", "--context-size",
     ]

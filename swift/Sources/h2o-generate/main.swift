@@ -40,7 +40,8 @@ private func run(_ arguments: Arguments) throws {
         try H2OKVCache.save(cache, to: URL(fileURLWithPath: file))
     }
     let seconds = Date().timeIntervalSince(start)
-    let rows = (cache.first as? H2OKVCache).map { "\($0.size) of \($0.offset) rows kept" }
+    let size = (cache.first as? H2OKVCache)?.size ?? (cache.first as? HeadGroupsKVCache)?.size
+    let rows = size.map { "\($0) of \(cache[0].offset) rows kept" }
     say(
         String(format: "%d and %d tokens in %.2f s", prompt.count, generated.count, seconds)
             + (rows.map { ", \($0)" } ?? ""))
@@ -59,7 +60,10 @@ private func caches(_ arguments: Arguments, _ model: H2OTransformer) throws -> [
         guard let configuration = arguments.configuration else {
             return model.newCache(parameters: nil)
         }
-        return try evictingCaches(for: model, configuration: configuration)
+        let budgets = try arguments.budgets.map {
+            try rowsPerLayer(contentsOf: URL(fileURLWithPath: $0))
+        }
+        return try evictingCaches(for: model, configuration: configuration, budgets: budgets)
     }
     guard !arguments.namesSettings else {
         throw Usage(description: "--prompt-cache-file brings the settings of the cache")

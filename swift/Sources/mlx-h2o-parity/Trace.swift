@@ -29,8 +29,8 @@ private func cache(of parity: Case) throws -> H2OKVCache {
         return evictingCache(try configuration(of: parity), name: parity.name)
     }
     let (caches, _) = try H2OKVCache.load(from: URL(fileURLWithPath: file))
-    guard let cache = caches.first else {
-        throw Case.Malformed(description: "\(file) holds no cache")
+    guard let cache = caches.first as? H2OKVCache else {
+        throw Case.Malformed(description: "\(file) holds no H2OKVCache")
     }
     return cache
 }

@@ -68,7 +68,7 @@ import Testing
         let (_, keys, values) = Tokens(count: 9, seed: 24).slice(0..<9)
         _ = try cache.append(keys: keys.asType(.float16), values: values.asType(.float16))
         try H2OKVCache.save([cache], to: url)
-        let loaded = try #require(try H2OKVCache.load(from: url).caches.first)
+        let loaded = try #require(try H2OKVCache.load(from: url).caches.first as? H2OKVCache)
         #expect(loaded.configuration == cache.configuration)
         #expect(loaded.values?.dtype == .float16)
         #expect(throws: H2OError.self) { try loaded.append(keys: keys, values: values) }

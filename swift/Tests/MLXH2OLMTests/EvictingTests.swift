@@ -68,9 +68,63 @@ import Testing
         #expect(rows.map(\.configuration.kvBits) == [8, 8])
     }
 
+    /// KV heads that differ are in two caches, of a model that is routed.
+    @Test(arguments: PolicyName.allCases) func headsKeepTheirOwnBudgets(policy: PolicyName) throws {
+        let file = FileManager.default.temporaryDirectory.appendingPathComponent(
+            "\(UUID().uuidString).json")
+        defer { try? FileManager.default.removeItem(at: file) }
+        try Data(#"{"budgets": [[24, 8], [12, 12]]}"#.utf8).write(to: file)
+        let budgets = try rowsPerLayer(contentsOf: file)
+        #expect(budgets == [[24, 8], [12, 12]])
+        let settings = try H2OConfiguration(maxKVSize: 16, sinkSize: 2, policy: policy)
+        let model = try evicting(routed(), configuration: settings, budgets: budgets)
+        let cache = model.newCache(parameters: nil)
+        try withError { _ = read(model, cache, turns: 40) }
+        let groups = try #require(cache[0] as? HeadGroupsKVCache)
+        #expect(groups.heads == [[1], [0]])
+        #expect(groups.caches.map(\.size) == [8, 24])
+        #expect(
+            groups.caches.map(\.name) == [
+                "layer 0 of H2OTransformer KV heads 1", "layer 0 of H2OTransformer KV heads 0",
+            ])
+        #expect((groups.offset, groups.size, groups.maxSize) == (40, 24, 24))
+        #expect((cache[1] as? H2OKVCache)?.size == 12)
+    }
+
+    /// What fits says what caches of every row say.
+    @Test func headsThatKeepEveryRowChangeNothing() throws {
+        let model = try routed()
+        let caches = try evictingCaches(
+            for: model, configuration: H2OConfiguration(), budgets: [[64, 48], [48, 64]])
+        let expected = read(model, model.newCache(parameters: nil), turns: 40)
+        let found = try withError { read(model, caches, turns: 40) }
+        for (one, other) in zip(found.asArray(Float.self), expected.asArray(Float.self)) {
+            #expect(abs(one - other) < 1e-4 * max(1, abs(other)))
+        }
+        #expect(Set(expected.asArray(Float.self)).count > 10)
+    }
+
+    @Test func budgetsOfOtherHeadsAreRefused() throws {
+        for (rows, said) in [
+            ([8, 16, 8], "found 3 budgets for layer 1 of H2OTransformer, expected a number"),
+            ([], "found 0 budgets"), ([16, 4], "sinkSize is 4, expected fewer than maxKVSize = 4"),
+        ] {
+            let error = try #require(
+                #expect(throws: H2OError.self) {
+                    try evictingCaches(
+                        for: routed(), configuration: H2OConfiguration(maxKVSize: 16),
+                        budgets: [16, .heads(rows)])
+                })
+            #expect(error.description.contains(said))
+        }
+        #expect(throws: H2OError.self) {
+            try evictingCache(H2OConfiguration(), rows: .heads([]))
+        }
+    }
+
     @Test func budgetsThatDoNotSuitAreRefused() throws {
         let settings = try H2OConfiguration(maxKVSize: 16)
-        func message(_ budgets: [Int]) throws -> String {
+        func message(_ budgets: [LayerRows]) throws -> String {
             try #require(
                 #expect(throws: H2OError.self) {
                     try evictingCaches(
@@ -79,13 +133,17 @@ import Testing
             ).description
         }
         #expect(try message([16]).contains("found 1 budgets, expected one for each of the 2"))
+        #expect(try message([16, [8, 16]]).contains("KV heads have budgets of their own needs"))
         #expect(try message([16, 4]).contains("sinkSize is 4, expected fewer than maxKVSize = 4"))
-        #expect(try message([16, Int.max]).contains("maxKVSize is \(Int.max), expected"))
+        #expect(try message([16, .each(Int.max)]).contains("maxKVSize is \(Int.max), expected"))
         let file = FileManager.default.temporaryDirectory.appendingPathComponent(
             "\(UUID().uuidString).json")
         defer { try? FileManager.default.removeItem(at: file) }
         #expect(throws: H2OError.self) { try rowsPerLayer(contentsOf: file) }
-        for text in ["", "[1, 2]", #"{"budgets": "many"}"#] {
+        for text in [
+            "", "[1, 2]", #"{"budgets": "many"}"#, #"{"budgets": [[8, "all"]]}"#,
+            #"{"budgets": [[[8]]]}"#, #"{"budgets": [8, null]}"#, #"{"budgets": [8.5]}"#,
+        ] {
             try Data(text.utf8).write(to: file)
             let error = try #require(
                 #expect(throws: H2OError.self) { try rowsPerLayer(contentsOf: file) })
@@ -161,6 +219,20 @@ import Testing
             }
         }
     }
+}
+
+/// Random weights: those of a new model are zeros.
+private func routed() throws -> H2OTransformer {
+    let model = H2OTransformer(
+        try JSONDecoder().decode(
+            H2OTransformerConfiguration.self, from: Data(config("llama").utf8)))
+    let arrays = model.parameters().flattened().sorted { $0.0 < $1.0 }
+    let weights = arrays.enumerated().map { index, array in
+        let key = MLXRandom.key(UInt64(index))
+        return (array.0, MLXRandom.normal(array.1.shape, dtype: .float32, key: key) * Float(0.3))
+    }
+    return try model.update(
+        parameters: .unflattened(Dictionary(uniqueKeysWithValues: weights)), verify: .all)
 }
 
 private func config(_ type: String) -> String {

@@ -89,7 +89,7 @@ import Testing
         let cache = evictingCache(try folding(bits: bits, contextSize: 35))
         try fed(cache, tokens, [30] + Array(repeating: 1, count: 9))
         try H2OKVCache.save([cache], to: url)
-        let read = try H2OKVCache.load(from: url).0[0]
+        let read = try #require(try H2OKVCache.load(from: url).0[0] as? H2OKVCache)
         #expect(read.configuration == cache.configuration)
         let copy = try #require(cache.copy() as? H2OKVCache)
         #expect(

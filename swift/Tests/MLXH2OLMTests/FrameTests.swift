@@ -89,7 +89,7 @@ import Testing
             _ = try step(cache, tokens(length, size, index))
         }
         try H2OKVCache.save([cache], to: url)
-        let read = try H2OKVCache.load(from: url).caches[0]
+        let read = try #require(try H2OKVCache.load(from: url).caches[0] as? H2OKVCache)
         #expect(read.configuration == cache.configuration)
         #expect(cache.state.count == 9)
         let copy = try #require(cache.copy() as? H2OKVCache)

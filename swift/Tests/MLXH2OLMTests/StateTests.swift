@@ -129,7 +129,8 @@ import Testing
         let cache = try filled(20, small(), tokens)
         let empty = H2OKVCache(try small(.keydiff))
         try H2OKVCache.save([cache, empty], to: url, metadata: ["model": "demo"])
-        let (loaded, metadata) = try H2OKVCache.load(from: url)
+        let (read, metadata) = try H2OKVCache.load(from: url)
+        let loaded = read.compactMap { $0 as? H2OKVCache }
         #expect(metadata == ["model": "demo"])
         #expect(loaded.map(\.configuration) == [cache.configuration, empty.configuration])
         #expect(loaded[0].name == "layer 3")

@@ -1,0 +1,64 @@
+import Foundation
+import MLXH2O
+import MLXLMCommon
+
+/// Rows of one layer: `24` for each of its KV heads, or a number for each, `[24, 8]`.
+public enum LayerRows: Decodable, Equatable, Sendable, ExpressibleByIntegerLiteral,
+    ExpressibleByArrayLiteral
+{
+    case each(Int)
+    case heads([Int])
+
+    public init(integerLiteral rows: Int) { self = .each(rows) }
+
+    public init(arrayLiteral rows: Int...) { self = .heads(rows) }
+
+    public init(from decoder: any Decoder) throws {
+        let value = try decoder.singleValueContainer()
+        self = try (try? .each(value.decode(Int.self))) ?? .heads(value.decode([Int].self))
+    }
+
+    var differ: Bool {
+        if case .heads(let rows) = self { Set(rows).count > 1 } else { false }
+    }
+}
+
+/// The rows of each layer that a file of `mlx_h2o layers --output` holds: `{"budgets": [ROWS, ...]}`,
+/// where ROWS is a number, or a list with one for each KV head.
+///
+/// - Throws: `H2OError` where it holds none
+public func rowsPerLayer(contentsOf url: URL) throws -> [LayerRows] {
+    struct File: Decodable { let budgets: [LayerRows] }
+    do {
+        return try JSONDecoder().decode(File.self, from: Data(contentsOf: url)).budgets
+    } catch {
+        throw H2OError(
+            "rowsPerLayer",
+            "\(url.lastPathComponent) cannot be read, expected {\"budgets\": [ROWS, ...]}: \(error)."
+        )
+    }
+}
+
+/// Empty caches of a layer with these rows: one, or where KV heads differ a ``HeadGroupsKVCache`` of
+/// one for each number of rows, the fewest first.
+///
+/// - Throws: `H2OError` where the rows do not suit the other settings, or there are none
+public func evictingCache(
+    _ configuration: H2OConfiguration, rows: LayerRows, policy: (any EvictionPolicy)? = nil,
+    name: String = ""
+) throws -> any KVCache {
+    let groups =
+        switch rows {
+        case .each(let rows): [(rows, [0])]
+        case .heads(let rows):
+            Dictionary(grouping: rows.indices) { rows[$0] }.sorted { $0.key < $1.key }
+                .map { ($0.key, $0.value) }
+        }
+    let caches = try groups.map { rows, heads in
+        let own =
+            groups.count == 1 ? "" : " KV heads \(heads.map(String.init).joined(separator: ", "))"
+        return evictingCache(
+            try configuration.with(maxKVSize: rows), policy: policy, name: name + own)
+    }
+    return caches.count == 1 ? caches[0] : try HeadGroupsKVCache(caches, heads: groups.map(\.1))
+}
