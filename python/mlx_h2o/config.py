@@ -34,9 +34,9 @@ class H2OConfig:
     ``protected + heavy_size + recent_size == max_kv_size`` unless the cache is unbounded.
 
     Args:
-        max_kv_size: maximum number of rows in each KV head, at least 1; while a prompt is read, a
-            chunk more. AtomGradient 2026 recommends a quarter of the context (sec. 5.3). None:
-            unbounded, no row is ever evicted.
+        max_kv_size: maximum number of rows in each KV head, at least 1; while a chunk of a prompt
+            is read, the chunk more. AtomGradient 2026 recommends a quarter of the context (sec.
+            5.3). None: unbounded, no row is ever evicted.
         sink_size: positions ``0 .. sink_size - 1`` are never evicted; fewer than ``max_kv_size``.
         heavy_size: rows kept by rank. None: half of the budget, or what the other two leave; for
             the policy "h2o" all but the recent rows.

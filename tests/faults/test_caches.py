@@ -23,11 +23,20 @@ from test_budgets import (
 from test_budgets import (
     test_models_that_share_a_mask_read_each_layers_own as shared_mask,
 )
+from test_cache_contract import (
+    test_who_looks_lets_the_surplus_go as looking,
+)
+from test_cache_mixed import (
+    test_a_chunk_below_the_budget_is_packed_at_once as chunk_of_few,
+)
 from test_cache_mixed import (
     test_recoded_rows_keep_the_upper_bits_or_all as recoded_rows,
 )
 from test_cache_mixed import (
     test_the_light_rows_are_those_of_lower_rank_when_they_leave as light_rows,
+)
+from test_cache_scores import (
+    test_nothing_goes_from_a_chunk_without_scores as without_scores,
 )
 from test_failing_steps import (
     test_a_step_that_fails as failing_step,
@@ -143,6 +152,24 @@ FAULTS = [
         "caches.cache:H2OKVCache._make_room",
         argument("_evict", 3, at=1).becomes("[2] * len(self._tokens)"),
         partial(life, policy="random", heavy_size=0, recent_size=12),
+    ),
+    Fault(
+        "who looks sees the surplus",
+        "caches.cache:H2OKVCache._at_rest",
+        condition(of="_surplus").becomes("False"),
+        partial(looking, "dense", "size"),
+    ),
+    Fault(
+        "rows go before attention has scored them",
+        "caches.cache:H2OKVCache._at_rest",
+        condition(of="_unscored").becomes("table is not None"),
+        without_scores,
+    ),
+    Fault(
+        "a chunk is packed at the next eviction",
+        "caches.cache:H2OKVCache._make_room",
+        assigned("due", at=0).becomes("[n for n, (rows, new) in both if rows > self._budget]"),
+        chunk_of_few,
     ),
     Fault(
         "the last row of the budget stays empty",

@@ -223,8 +223,7 @@ class Sizes:
         with _in_16_bits(self.model), routed(self.model, caches):
             for count in (max(1, tokens - 1), *[1] * steps):
                 self.model(mx.zeros((1, count), mx.int32), cache=caches)
-                if count == 1:  # a chunk's surplus goes with the next token
-                    most = max(most, sum(_nbytes(caches[at], tokens) for at in self._places))
+                most = max(most, sum(_nbytes(caches[at], tokens) for at in self._places))
         return most
 
 
@@ -238,8 +237,8 @@ def _nbytes(cache: Any, tokens: int) -> int:
 
 
 def _rows(caches: Sequence[Any]) -> int:
-    """Tokens that fill every layer."""
-    return 1 + max(int(one.config.max_kv_size or 0) for one in evicting_caches(caches))
+    """Tokens of which the first chunk alone is more than any layer holds."""
+    return 2 + max(int(one.config.max_kv_size or 0) for one in evicting_caches(caches))
 
 
 def _divides(size: int, caches: Sequence[Any]) -> bool:
