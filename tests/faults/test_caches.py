@@ -45,6 +45,9 @@ from test_folding import (
     test_no_token_is_lost as no_token_lost,
 )
 from test_folding import (
+    test_rows_are_dropped_where_that_is_asked_for as rows_dropped,
+)
+from test_folding import (
     test_sinks_and_the_recent_window_are_as_they_came as protected_rows,
 )
 from test_folding import (
@@ -356,6 +359,12 @@ FAULTS = [
         "caches.stored:StoredRows.row_bias",
         returned().becomes("None"),
         partial(life, policy="h2o"),
+    ),
+    Fault(
+        "rows are folded where they are to be dropped",
+        "config:H2OConfig.folds",
+        returned().becomes("policies.known(self.policy).folds"),
+        partial(rows_dropped, "dense"),
     ),
     Fault(
         "the count of a folded row is not written",

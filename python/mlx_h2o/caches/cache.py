@@ -625,8 +625,8 @@ class H2OKVCache(ScoredRows):
     def _settings(self) -> str:
         given = asdict(self.config)
         del given["preallocate"]  # of this process, and not of the rows
-        for name, least in (("prefix_size", 0), ("context_size", None)):
-            if given[name] == least:  # files are what they always were
+        for name, usual in (("prefix_size", 0), ("context_size", None), ("fold", True)):
+            if given[name] == usual:  # files are what they always were
                 del given[name]
         if given["kv_frame"] == _framed_by_default(given):
             del given["kv_frame"]
