@@ -68,6 +68,15 @@ def test_the_suites_know_what_folds():
         assert not replace(config, fold=False).folds
 
 
+@pytest.mark.parametrize("batch", [None, 2])
+def test_a_long_chunk_reads_and_scores_a_row_of_n_as_n(batch):
+    course = Course("dense", "h2o", batch, evict_every=4)
+    course.tokens(24)
+    assert np.array(course.cache.row_bias).max() > 0
+    course.chunk(12)  # attended to by MLX, and scored beside that; then seen, being even
+    course.tokens(2)
+
+
 @pytest.mark.parametrize("column", ["dense", "4 bits"])
 def test_rows_are_dropped_where_that_is_asked_for(column):
     """As the reference drops them; a file says so, and one of a cache that folds does not."""

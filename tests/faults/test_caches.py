@@ -42,6 +42,9 @@ from test_failing_steps import (
     test_a_step_that_fails as failing_step,
 )
 from test_folding import (
+    test_a_long_chunk_reads_and_scores_a_row_of_n_as_n as long_chunk,
+)
+from test_folding import (
     test_no_token_is_lost as no_token_lost,
 )
 from test_folding import (
@@ -259,6 +262,12 @@ FAULTS = [
         partial(batch, policy="random"),
     ),
     Fault(
+        "sequences that stay are evicted from too",
+        "caches.eviction:Eviction.run",
+        assigned("rows", at=2).becomes("[self.keep] * len(table.lengths)"),
+        batch,
+    ),
+    Fault(
         "padding on the left is not waited for",
         "caches.batch:BatchH2OKVCache._next_spans",
         assigned("start").becomes("0"),
@@ -359,6 +368,18 @@ FAULTS = [
         "caches.stored:StoredRows.row_bias",
         returned().becomes("None"),
         partial(life, policy="h2o"),
+    ),
+    Fault(
+        "the bias is not added to the logits of a chunk",
+        "caches.scored:ScoredRows._biases",
+        returned().becomes("None"),
+        partial(long_chunk, None),
+    ),
+    Fault(
+        "the bias is not added to the scores of a chunk",
+        "caches.scored:ScoredRows.score_chunk",
+        assigned("bias", at=1).becomes("None"),
+        partial(long_chunk, None),
     ),
     Fault(
         "rows are folded where they are to be dropped",
