@@ -149,10 +149,19 @@ class Course:
 
     def flush(self) -> None:
         self.cache.flush()
-        for reference in self.references:
-            reference.flush()
-        self._take_rows()
+        self._rest()
         self.check()
+
+    @property
+    def surplus(self) -> bool:
+        """Whether rows of a chunk are due to go, by what the references say."""
+        return any(reference.surplus for reference in self.references)
+
+    @property
+    def held(self) -> int:
+        """Rows per head; looks only at what changes nothing."""
+        table = self.cache._table
+        return 0 if table is None else max(table.lengths) + self.cache.prefix_rows
 
     def filter(self, indices: list[int]) -> None:
         """Only these sequences stay, in this order."""
@@ -258,7 +267,7 @@ class Course:
         mask = cache.make_mask(length)
         k, v = cache.update_and_fetch(mx.array(keys), mx.array(values))
         in_chunk = length if length > max(1, self.config.reach) else 0
-        assert cache.size() <= self.config.max_kv_size + in_chunk
+        assert self.held <= self.config.max_kv_size + in_chunk
         given = {"scale": SCALE, "mask": mask}
         attended = k if self.column.latents else v
         self.coming = [n - start for n, (start, _) in zip(self.coming, spans, strict=True)]
@@ -289,14 +298,21 @@ class Course:
                 if not self.column.latents:
                     found = np.array(out[b, :, start:stop])
                     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=3e-5)
-        self.check(newest=[stop - start for start, stop in spans])
+        if not (self.surplus and self.references[0].offset % 2):  # else it goes as more comes
+            self.check(newest=[stop - start for start, stop in spans])
+
+    def _rest(self) -> None:
+        """The references do as the cache has done, of which somebody has seen the bytes."""
+        for reference in self.references:
+            reference.flush()
+        self._take_rows()
 
     def _take_rows(self) -> None:
         """Of mixed precision the references go on with the rows as the cache has packed them; of
         rows that were folded, as it has made them."""
-        if self.config.folds and self.cache.size():
+        if self.config.folds and self.held:
             self.followed += take_folded(self.cache, self.references)
-        if not self.column.mixed or self.cache.size() == 0:
+        if not self.column.mixed or self.held == 0:
             return
         positions = np.array(self.cache.positions)
         keys, values = stored_rows(self.cache)
@@ -310,7 +326,12 @@ class Course:
 
     def check(self, newest: list[int] | None = None) -> None:
         """The same rows, scores, offsets and counts as the references, and the invariants."""
-        cache, references = self.cache, self.references
+        cache, references, surplus = self.cache, self.references, self.surplus
+        table = cache._table
+        cache.size()  # which lets what waits go
+        if surplus or cache._table is not table:
+            self._rest()
+            newest = None  # rows have moved
         offsets = [reference.offset for reference in references]
         places = [seen - n for seen, n in zip(offsets, self.coming, strict=True)]
         assert np.array(cache.offset).reshape(-1).tolist() == places[: None if self.ragged else 1]
@@ -318,9 +339,7 @@ class Course:
             max(before, offset - max(self.config.recent_size, reference.tail))
             for before, offset, reference in zip(self.windows, offsets, references, strict=True)
         ]
-        surplus = any(reference.surplus for reference in references)
-        given = {"window": self.windows, "surplus": surplus, "offsets": offsets}
-        check_invariants(cache, newest=newest, **given)
+        check_invariants(cache, newest=newest, window=self.windows, offsets=offsets)
         if cache.empty():
             assert not any(offsets)
             return

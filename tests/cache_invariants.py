@@ -54,7 +54,6 @@ def check_invariants(
     newest: Sequence[int] | None = None,
     window: Sequence[int] | None = None,
     offsets: Sequence[int] | None = None,
-    surplus: bool = False,
 ) -> None:
     """Of a cache between two events.
 
@@ -63,7 +62,6 @@ def check_invariants(
         newest: rows of each sequence that came with the event, which lie in its last slots.
         window: where the protected rows of each sequence begin; None: the recent window.
         offsets: tokens that each sequence has seen; None: as the cache says.
-        surplus: whether rows of a chunk may be there beyond the budget.
     """
     config = cache.config
     mixed = bool(config.light_bits or config.dense_rows)
@@ -79,7 +77,7 @@ def check_invariants(
         offsets = np.broadcast_to(np.array(cache.offset), positions.shape[:1]).tolist()
     lengths = (positions >= 0).sum(axis=2)
     assert cache.size() == lengths.max()
-    assert surplus or cache.size() <= config.max_kv_size
+    assert cache.size() <= config.max_kv_size
     for b, offset in enumerate(offsets):
         (length,) = set(lengths[b].tolist())  # as many in every head
         start = offset - config.recent_size if window is None else window[b]

@@ -50,24 +50,37 @@ def test_each_class_takes_its_own_settings():
 # The surplus of a chunk
 
 
+LOOKS = {
+    "flush": lambda cache: cache.flush(),
+    "state": lambda cache: cache.state,
+    "nbytes": lambda cache: cache.nbytes,
+    "size": lambda cache: cache.size(),
+}
+
+
+@pytest.mark.parametrize("how", LOOKS)
 @pytest.mark.parametrize("column", ["dense", "8 bits", "8 and 4"])
-def test_who_looks_changes_nothing_and_flush_evicts(column):
+def test_who_looks_lets_the_surplus_go(column, how):
     course = Course(column)
-    course.chunk(30)
+    course.chunk(31)  # an odd number: nobody has looked
     cache = course.cache
     assert not cache.is_trimmable()
-    before = seen_from_outside(cache)
-    assert before["size"] == 30
-    check_same(before, seen_from_outside(cache))
-    course.flush()
-    assert (cache.size(), cache.evicted) == (14, 16)
-    course.flush()  # a second time there is nothing to do
+    assert cache.positions.shape[2] == 31
+    waiting = cache.held_nbytes
+    LOOKS[how](cache)
+    assert (cache.positions.shape[2], cache.evicted) == (14, 17)
+    assert cache.held_nbytes == cache.nbytes < waiting
+    seen = seen_from_outside(cache)
+    LOOKS[how](cache)  # a second time there is nothing to do
+    check_same(seen, seen_from_outside(cache))
+    course.check()
+    assert not cache.is_trimmable()
 
 
 @pytest.mark.parametrize("how", ["copy", "state", "update", "merge", "to_quantized"])
 def test_the_surplus_goes_at_the_first_occasion(how):
     course = Course()
-    course.chunk(30)
+    course.chunk(31)
     if how == "update":
         course.chunk(1)
         return
@@ -76,7 +89,6 @@ def test_the_surplus_goes_at_the_first_occasion(how):
         found = copy.deepcopy(cache)
     elif how == "state":
         found = H2OKVCache.from_state(cache.state)
-        found.flush()
     elif how == "merge":
         found = H2OKVCache.merge([cache])
     else:

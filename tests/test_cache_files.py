@@ -46,10 +46,10 @@ def test_a_saved_cache_goes_on(column, tokens, speculative, tmp_path):
 
 def test_saving_lets_the_surplus_go(tmp_path):
     course = Course()
-    course.chunk(30)
+    course.chunk(31)  # an odd number: nobody has looked
     save_prompt_cache(tmp_path / "cache", [course.cache])
     (loaded,) = load_prompt_cache(tmp_path / "cache")
-    assert loaded.size() == 14
+    assert loaded.positions.shape[2] == 14
 
 
 def test_a_state_remembers_that_scores_are_due():

@@ -76,11 +76,6 @@ class Life(RuleBasedStateMachine):
         """Whether the sequences have tokens left."""
         return all(reference.offset < 350 for reference in self.course.references)
 
-    @property
-    def surplus(self) -> bool:
-        """Whether rows of a chunk are due to go."""
-        return any(reference.surplus for reference in self.course.references)
-
     @precondition(lambda self: self.room)
     @rule(length=LENGTHS)
     def chunk(self, length: int) -> None:
@@ -99,7 +94,7 @@ class Life(RuleBasedStateMachine):
         accepted = data.draw(st.integers(0, total), "accepted")
         self.course.draft(accepted, total - accepted, at_once=at_once)
 
-    @precondition(lambda self: not (self.course.cache.evicted or self.surplus))
+    @precondition(lambda self: not (self.course.cache.evicted or self.course.surplus))
     @rule(data=st.data())
     def trim(self, data: st.DataObject) -> None:
         shortest = min(reference.offset for reference in self.course.references)

@@ -269,3 +269,13 @@ def test_the_newest_32_are_dense_by_default():
     assert H2OConfig(max_kv_size=16, kv_bits=8, light_bits=4).dense_rows == 3
     assert H2OConfig(kv_bits=8, v_bits=4).dense_rows == 0
     assert H2OConfig(kv_bits=8, light_bits=4, dense_size=0).dense_rows == 0
+
+
+def test_a_chunk_below_the_budget_is_packed_at_once():
+    """Or it would take more bytes than a full cache."""
+    course = Course("8 and 4")
+    course.chunk(12)
+    assert course.cache._table.tail.rows == [3]
+    assert course.cache.is_trimmable()
+    course.trim(4)
+    course.tokens(8)

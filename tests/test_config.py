@@ -76,6 +76,7 @@ def test_more_than_the_budget_is_an_error():
             "policy is 'lru', expected one of: h2o, h2o-ema, h2o-sum, window, random, ",
         ),
         ({"shared_heads": 1}, "shared_heads is 1, expected a bool"),
+        ({"fold": None}, "fold is None, expected a bool"),
         ({"random_seed": -1}, "random_seed is -1, expected an int of at least 0"),
         ({"kv_bits": 7}, "kv_bits is 7, expected one of"),
         ({"kv_bits": 8, "sparse_v": 1}, "sparse_v is 1, expected a number of at least 0, below 1"),

@@ -19,6 +19,7 @@ from mlx_h2o.evaluation import arms, facts, questions, reading, report, tasks
 from mlx_h2o.evaluation.run import evaluate as evaluation
 from mlx_h2o.evaluation.statistics import paired
 from mlx_h2o.evaluation.texts import windows
+from mlx_h2o.lm.prompt_cache import evicting_caches
 from tiny_models import random_prompt, tiny_qwen3, tiny_tokenizer
 
 SETTINGS = tasks.Settings(documents=2, length=72, lengths=(200,), facts=4, writing=24)
@@ -62,8 +63,7 @@ def test_arms_have_the_same_bytes_in_rows_of_16_bits(tiny):
     assert sizes.made(arms.ARMS["kv8"], 400, 0).nbytes == full * (8 + 1) / 16  # groups of 32
     caches = sizes.made(KEYDIFF, 400, full // 4).make()
     with reading.routed(tiny[0], caches):
-        for chunk in (64, 1):  # a chunk's surplus goes with the next token
-            reading.read(tiny[0], caches, mx.array([random_prompt(300)[: chunk * 4]]), chunk)
+        reading.read(tiny[0], caches, mx.array([random_prompt(300)]), 64)
     assert 0.95 * full / 4 <= sum(cache.nbytes for cache in caches) / 2 <= full / 4  # float32
 
 
@@ -98,6 +98,15 @@ def test_an_arm_that_cannot_be_is_refused_and_said(tiny):
     assert any("wrong" in note and "none such" in note for note in report.notes(result))
     with pytest.raises(ValueError, match="expected more than 4"):
         arms.Sizes(tiny[0]).made(arms.ARMS["window"], 400, 100)
+
+
+def test_an_arm_without_folding_drops_rows():
+    sizes = arms.Sizes(tiny_qwen3(head_dim=64))
+    made = sizes.made(arms.ARMS["no-fold"], 400, 40_000).make()
+    assert {(one.config.policy, one.config.folds) for one in evicting_caches(made)} == {
+        ("h2o", False)
+    }
+    assert not any(one.config.fold for one in sizes.made(arms.ARMS["random"], 400, 40_000).make())
 
 
 def test_arms_as_people_write_them():

@@ -65,6 +65,31 @@ def test_the_suites_know_what_folds():
         config = H2OConfig(max_kv_size=64, policy="h2o", **one.settings)
         assert config.folds == (column in FOLDED)
         assert not replace(config, policy="keydiff").folds
+        assert not replace(config, fold=False).folds
+
+
+@pytest.mark.parametrize("batch", [None, 2])
+def test_a_long_chunk_reads_and_scores_a_row_of_n_as_n(batch):
+    course = Course("dense", "h2o", batch, evict_every=4)
+    course.tokens(24)
+    assert np.array(course.cache.row_bias).max() > 0
+    course.chunk(12)  # attended to by MLX, and scored beside that; then seen, being even
+    course.tokens(2)
+
+
+@pytest.mark.parametrize("column", ["dense", "4 bits"])
+def test_rows_are_dropped_where_that_is_asked_for(column):
+    """As the reference drops them; a file says so, and one of a cache that folds does not."""
+    course = Course(column, "h2o", evict_every=4, fold=False)
+    course.chunk(31)
+    course.tokens(9)
+    assert course.cache.row_bias is None
+    course.copied("file").chunk(3)
+    assert '"fold": false' in course.cache.state[-1]
+    assert "fold" not in Course(column, "h2o").cache.state[-1]
+    other = Course(column, "h2o", evict_every=4)
+    other.chunk(40)
+    assert other.cache.size() and other.cache.row_bias is not None
 
 
 @pytest.mark.slow

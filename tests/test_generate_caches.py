@@ -87,9 +87,6 @@ def test_summary_counts_what_evicts():
     caches = [*make_prompt_cache(model, 16)[:2], mlx_lm_cache.KVCache()]
     with routing(model):
         mx.eval(model(mx.array(random_prompt(20))[None], cache=caches))
-    assert (summary(caches).rows, summary(caches).evicted) == (20, 0)  # looking changes nothing
-    for cache in caches[:2]:
-        cache.flush()
     found = summary(caches)
     assert (found.layers, found.evicting, found.rows, found.evicted) == (3, 2, 16, 8)
     assert found.nbytes == sum(cache.nbytes for cache in caches)

@@ -142,6 +142,19 @@ def test_memory_is_taken_as_rows_come_and_given_back(by_pages: None) -> None:
     assert mx.array_equal(cache.keys[:, :, :100], before).item()
 
 
+def test_bytes_are_within_the_budget_after_a_chunk(by_pages: None) -> None:
+    cache = H2OKVCache(H2OConfig(max_kv_size=200, policy="window", preallocate=True))
+    row, sides = SIZE * 4, 2 * HEADS
+    for count in (1500, 700):
+        handed = cache.update_and_fetch(*rows(count)[1:])
+        mx.eval(handed)
+        assert cache.held_nbytes > count * row * sides
+        del handed
+        mx.eval(cache.state)
+        positions = 200 * 4 * HEADS
+        assert cache.nbytes <= 200 * row * sides + positions + 2 * PAGE * sides
+
+
 def test_the_process_holds_what_rows_need(by_pages: None) -> None:
     """Of 32 MB that are reserved: what rows have come, and after trimming what rows are left."""
     cache = H2OKVCache(H2OConfig(max_kv_size=None, policy="window", preallocate=32768))

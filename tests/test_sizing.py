@@ -37,14 +37,13 @@ def model() -> Any:
 
 
 def held(model: Any, config: H2OConfig, tokens: int) -> int:
-    """The most bytes that the caches hold in so many steps behind a prompt."""
+    """The most bytes that the caches hold behind a prompt and in so many steps."""
     caches = mlx_h2o.make_prompt_cache(model, config)
     rows = config.max_kv_size or 1
     most = 0
     with mlx_h2o.routing(model):
-        mx.eval(model(mx.zeros((1, rows + 9), mx.int32), cache=caches))
-        for _ in range(tokens):
-            mx.eval(model(mx.ones((1, 1), mx.int32), cache=caches))
+        for length in (rows + 9, *[1] * tokens):
+            mx.eval(model(mx.ones((1, length), mx.int32), cache=caches))
             most = max(most, sum(cache.nbytes for cache in caches))
     return most
 

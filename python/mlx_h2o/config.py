@@ -34,9 +34,9 @@ class H2OConfig:
     ``protected + heavy_size + recent_size == max_kv_size`` unless the cache is unbounded.
 
     Args:
-        max_kv_size: maximum number of rows in each KV head, at least 1; while a prompt is read, a
-            chunk more. AtomGradient 2026 recommends a quarter of the context (sec. 5.3). None:
-            unbounded, no row is ever evicted.
+        max_kv_size: maximum number of rows in each KV head, at least 1; while a chunk of a prompt
+            is read, the chunk more. AtomGradient 2026 recommends a quarter of the context (sec.
+            5.3). None: unbounded, no row is ever evicted.
         sink_size: positions ``0 .. sink_size - 1`` are never evicted; fewer than ``max_kv_size``.
         heavy_size: rows kept by rank. None: half of the budget, or what the other two leave; for
             the policy "h2o" all but the recent rows.
@@ -45,6 +45,7 @@ class H2OConfig:
         policy: name of the policy that ranks rows, one of :func:`mlx_h2o.policies.names`.
         diversity: for the policy "h2o", the share of the rows kept by rank that are kept for the
             diversity of their keys, 0 to 1; the others for their attention mass.
+        fold: rows that go are folded into others, if the policy folds ("h2o"). False: dropped.
         decay: ``a`` of the moving average ``C = a*C + (1-a)*|s|`` of the policy "h2o-ema", at least
             0 and below 1.
         evict_every: rows evicted at a time, at most ``heavy_size + 1``: a full cache holds between
@@ -112,6 +113,7 @@ class H2OConfig:
     recent_size: int | None = None
     policy: str = "keydiff"
     diversity: float = 0.5
+    fold: bool = True
     decay: float = 0.95
     evict_every: int | None = None
     shared_heads: bool = False
@@ -146,7 +148,7 @@ class H2OConfig:
             _check_share("diversity", self.diversity)
         if not isinstance(self.preallocate, bool):
             _check_int("preallocate", self.preallocate, 0)
-        for name in ("shared_heads", "kv_frame"):
+        for name in ("shared_heads", "kv_frame", "fold"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"[H2OConfig] {name} is {getattr(self, name)!r}, expected a bool.")
         if self.policy not in policies.names():
@@ -329,10 +331,11 @@ class H2OConfig:
 
     @property
     def folds(self) -> bool:
-        """Whether rows that go are folded into others: by the policy, where all rows are of one
-        precision and keys and values are rows of their own (not those of latent attention)."""
+        """Whether rows that go are folded into others: by ``fold`` and the policy, where all rows
+        are of one precision and keys and values are rows of their own (not those of latent
+        attention)."""
         alike = not self.mixed and self.kv_handed != "latents"
-        return policies.known(self.policy).folds and alike
+        return self.fold and policies.known(self.policy).folds and alike
 
     @property
     def reach(self) -> int:

@@ -23,17 +23,32 @@ from test_budgets import (
 from test_budgets import (
     test_models_that_share_a_mask_read_each_layers_own as shared_mask,
 )
+from test_cache_contract import (
+    test_who_looks_lets_the_surplus_go as looking,
+)
+from test_cache_mixed import (
+    test_a_chunk_below_the_budget_is_packed_at_once as chunk_of_few,
+)
 from test_cache_mixed import (
     test_recoded_rows_keep_the_upper_bits_or_all as recoded_rows,
 )
 from test_cache_mixed import (
     test_the_light_rows_are_those_of_lower_rank_when_they_leave as light_rows,
 )
+from test_cache_scores import (
+    test_nothing_goes_from_a_chunk_without_scores as without_scores,
+)
 from test_failing_steps import (
     test_a_step_that_fails as failing_step,
 )
 from test_folding import (
+    test_a_long_chunk_reads_and_scores_a_row_of_n_as_n as long_chunk,
+)
+from test_folding import (
     test_no_token_is_lost as no_token_lost,
+)
+from test_folding import (
+    test_rows_are_dropped_where_that_is_asked_for as rows_dropped,
 )
 from test_folding import (
     test_sinks_and_the_recent_window_are_as_they_came as protected_rows,
@@ -145,6 +160,24 @@ FAULTS = [
         partial(life, policy="random", heavy_size=0, recent_size=12),
     ),
     Fault(
+        "who looks sees the surplus",
+        "caches.cache:H2OKVCache._at_rest",
+        condition(of="_surplus").becomes("False"),
+        partial(looking, "dense", "size"),
+    ),
+    Fault(
+        "rows go before attention has scored them",
+        "caches.cache:H2OKVCache._at_rest",
+        condition(of="_unscored").becomes("table is not None"),
+        without_scores,
+    ),
+    Fault(
+        "a chunk is packed at the next eviction",
+        "caches.cache:H2OKVCache._make_room",
+        assigned("due", at=0).becomes("[n for n, (rows, new) in both if rows > self._budget]"),
+        chunk_of_few,
+    ),
+    Fault(
         "the last row of the budget stays empty",
         "caches.cache:H2OKVCache._kept",
         replaced("<=", "<", at=1),
@@ -227,6 +260,12 @@ FAULTS = [
         "caches.eviction:Eviction.kept",
         argument("keep_indices", "recent_start").becomes("self.recent_start[0]"),
         partial(batch, policy="random"),
+    ),
+    Fault(
+        "sequences that stay are evicted from too",
+        "caches.eviction:Eviction.run",
+        assigned("rows", at=2).becomes("[self.keep] * len(table.lengths)"),
+        batch,
     ),
     Fault(
         "padding on the left is not waited for",
@@ -329,6 +368,24 @@ FAULTS = [
         "caches.stored:StoredRows.row_bias",
         returned().becomes("None"),
         partial(life, policy="h2o"),
+    ),
+    Fault(
+        "the bias is not added to the logits of a chunk",
+        "caches.scored:ScoredRows._biases",
+        returned().becomes("None"),
+        partial(long_chunk, None),
+    ),
+    Fault(
+        "the bias is not added to the scores of a chunk",
+        "caches.scored:ScoredRows.score_chunk",
+        assigned("bias", at=1).becomes("None"),
+        partial(long_chunk, None),
+    ),
+    Fault(
+        "rows are folded where they are to be dropped",
+        "config:H2OConfig.folds",
+        returned().becomes("policies.known(self.policy).folds"),
+        partial(rows_dropped, "dense"),
     ),
     Fault(
         "the count of a folded row is not written",

@@ -210,7 +210,7 @@ class BatchH2OKVCache(H2OKVCache):
 
         With shared rows their keys and values too; the first four are then of the others.
         """
-        table = self._table
+        table = self._at_rest()
         lines = {
             "tokens": self._tokens,
             "rows": [] if table is None else [one.rows for one in table.segments],

@@ -153,7 +153,8 @@ class H2OKVCache(ScoredRows):
 
         Where a token finds the budget full, a group of ``config.group`` rows goes first. Several
         tokens are stored behind the others, so that bottom-right causal masks fit; what is then
-        beyond the budget, the surplus, goes at the next update or ``flush()``.
+        beyond the budget, the surplus, goes at the next update, or when somebody asks for
+        ``state``, ``nbytes`` or ``size()`` once it has been attended to.
 
         Args:
             keys: [B, H, L, D] with RoPE applied, L at least 1.
@@ -254,7 +255,8 @@ class H2OKVCache(ScoredRows):
         if self.config.preallocate:
             table.give_back()
         lengths = table.lengths
-        due = [line for line, rows in enumerate(lengths) if rows > self._budget]
+        both = enumerate(zip(lengths, table.tail.rows, strict=True))
+        due = [n for n, (rows, new) in both if rows > self._budget or new > self._tail_limit]
         if due:
             self._settle_waiting(seen - self._reach)
             table = self._evict(table, due, self._budget, [0] * len(counts))
@@ -267,8 +269,8 @@ class H2OKVCache(ScoredRows):
         if self._mixed:
             full = [n for n, rows in enumerate(table.tail.rows) if rows >= self._tail_limit]
             table = self._evict(table, full if added else [], _UNBOUNDED, counts)
-        elif added <= max(1, self._reach):
-            table.fit(self._budget)
+        if added <= max(1, self._reach):
+            table.fit(self._tail_limit)
         return table
 
     def _kept(self, rows: int, added: int) -> int:
@@ -317,13 +319,23 @@ class H2OKVCache(ScoredRows):
         self._free = 0
 
     def flush(self) -> None:
-        """Let the surplus of a chunk go, and give up room that is no longer needed.
+        """Let the surplus of a chunk go, and give up room that is no longer needed, as whoever
+        reads ``state``, ``nbytes`` or ``size()`` does.
 
         Raises RuntimeError where the chunk still waits for its scores.
         """
         if self._surplus:
             self._check_scored()
-            self._make_room([0] * len(self._tokens))
+        self._at_rest()
+
+    def _at_rest(self) -> Table | None:
+        table = self._table
+        if table is not None and not self._unscored:
+            if self._surplus or table.tail.capacity > self._tail_limit:
+                table = self._make_room([0] * len(self._tokens))
+            if self.config.preallocate:
+                table.give_back()
+        return table
 
     def _hand_out(self, table: Table, views: tuple[Parts, Parts] | None = None) -> tuple[Any, Any]:
         """Keys and values that are known from now on as this cache's; ``views`` of the tail."""
@@ -495,7 +507,7 @@ class H2OKVCache(ScoredRows):
             self._unshare()
         table = self._table
         reach = min(self._reach, self._tokens[0])
-        if (self.evicted or self._surplus) and (n > reach or not self._reach):
+        if n > reach and (self.evicted or self._surplus):
             wanted = f"at most {reach}" if self._reach else "none: see is_trimmable()"
             raise ValueError(
                 f"[{type(self).__name__}.trim] {self._described()} has evicted rows and was asked "
@@ -574,15 +586,15 @@ class H2OKVCache(ScoredRows):
     def state(self) -> tuple[Any, ...]:
         """keys, values, scores, positions, offset, evicted, unscored, name, settings.
 
-        The first four are None in an empty cache. Leaves are arrays, ints, bools and strings, so
-        that mlx_lm can save them; the settings are JSON. Later updates do not change what was
-        read. With speculation two more: the scores of the newest queries, which wait, and the
-        positions and numbers of these (JSON). With shared rows one more: their keys and values; the
-        first four are then of the others. Where rows have been folded, scores are a pair: those,
-        and the biases of the rows.
+        The surplus of a chunk goes first, as in ``nbytes``. The first four are None in an empty
+        cache. Leaves are arrays, ints, bools and strings, so that mlx_lm can save them; the
+        settings are JSON. Later updates do not change what was read. With speculation two more:
+        the scores of the newest queries, which wait, and the positions and numbers of these (JSON).
+        With shared rows one more: their keys and values; the first four are then of the others.
+        Where rows have been folded, scores are a pair: those, and the biases of the rows.
         """
-        given = self.offset, self.evicted, self._unscored, self.name, self._settings
-        found = (*self._own_rows(), *given)
+        rows = self._own_rows()
+        found = (*rows, self.offset, self.evicted, self._unscored, self.name, self._settings)
         return (*found, *self._waiting_state()) if self._reach else (*found, *self._shared_state())
 
     @state.setter
@@ -603,7 +615,7 @@ class H2OKVCache(ScoredRows):
 
     def _own_rows(self) -> tuple[Any, ...]:
         """Keys, values, scores and positions, without those that are shared."""
-        table = self._table
+        table = self._at_rest()
         if table is None:
             return None, None, None, None
         rows = formats.state_of(table, "keys"), formats.state_of(table, "values")
@@ -623,7 +635,8 @@ class H2OKVCache(ScoredRows):
     def _settings(self) -> str:
         given = asdict(self.config)
         del given["preallocate"]  # of this process, and not of the rows
-        for name, least in (("prefix_size", 0), ("context_size", None), ("rows_at", ())):
+        usual = {"prefix_size": 0, "context_size": None, "fold": True, "rows_at": ()}
+        for name, least in usual.items():
             if given[name] == least:  # files are what they always were
                 del given[name]
         if given["kv_frame"] == _framed_by_default(given):

@@ -101,11 +101,9 @@ class Column(ABC):
             self.parts = tuple(_in_room(part, max(rows, self.ahead)) for part in parts)
         self._slots = min(_room(rows, limit), self.parts[0].shape[2])
 
-    def give_back(self, rows: int) -> None:
-        """Let go of the memory behind so many rows, of slots that were made at once."""
-        if self.ahead:
-            for part in self.parts:
-                resolve().discard_rows(part, rows)
+    def give_back(self, rows: int) -> int:
+        """Let go of the memory behind so many rows, of slots that were made at once: bytes."""
+        return sum(resolve().discard_rows(part, rows) for part in self.parts if self.ahead)
 
     def append(self, start: int, rows: mx.array, limit: int) -> None:
         """Write new rows from slot ``start`` on; no more than ``limit`` rows of room in advance."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import mlx.core as mx
@@ -27,8 +28,8 @@ def stored_rows(side: str) -> Any:
     return property(lambda own: own._stored(side), lambda own, rows: own._set(side, rows), doc=doc)
 
 
-class StoredRows:
-    """Rows of one layer; nothing here changes which they are."""
+class StoredRows(ABC):
+    """Rows of one layer; nothing here says which they are."""
 
     _table: Table | None
     """Its own rows; None until a token has been seen."""
@@ -37,6 +38,10 @@ class StoredRows:
     _tokens: list[int]
     """Of each line, those seen."""
     keys, values = stored_rows("keys"), stored_rows("values")
+
+    @abstractmethod
+    def _at_rest(self) -> Table | None:
+        """Its own rows, without what waits to go and has been attended to."""
 
     @property
     def _whole(self) -> Table | None:
@@ -94,15 +99,21 @@ class StoredRows:
     def nbytes(self) -> int:
         """Bytes of every array stored: keys, values, scores, positions, and room for more.
 
+        The surplus of a chunk goes first, as in ``flush``, unless its scores are still to come.
         Shared rows count once for all sequences of a cache, and again in each cache."""
+        self._at_rest()
+        return self.held_nbytes
+
+    @property
+    def held_nbytes(self) -> int:
+        """The same with the surplus of a chunk, as long as it is there."""
         shared = 0 if self._prefix is None else self._prefix.nbytes
         return shared + (0 if self._table is None else self._table.nbytes)
 
     def size(self) -> int:
-        """Rows stored per head, the surplus of a chunk and shared ones included."""
-        if self._table is None:
-            return 0
-        return max(self._table.lengths, default=0) + self.prefix_rows
+        """Rows stored per head, shared ones included. The surplus goes first, as in ``nbytes``."""
+        table = self._at_rest()
+        return 0 if table is None else max(table.lengths, default=0) + self.prefix_rows
 
     def empty(self) -> bool:
         """Whether no token has been seen."""

@@ -291,10 +291,9 @@ class Table:
     def give_back(self) -> None:
         """Let go of the memory behind the rows, of room that was made at once."""
         width = self.tail.width
-        if self._most > width:
+        keys, values = self.tail.keys, self.tail.values
+        if self._most > width and keys.give_back(width) + values.give_back(width):
             self._most = width
-            self.tail.keys.give_back(width)
-            self.tail.values.give_back(width)
 
     def fit(self, limit: int) -> None:
         """Give up room for more than ``limit`` rows in the tail."""

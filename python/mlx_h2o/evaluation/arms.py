@@ -199,14 +199,13 @@ class Sizes:
 
     def _held(self, caches: list[Any], tokens: int) -> int:
         """Bytes at most, at rest, when so many tokens have been read; fills the caches."""
-        # Rows go a group at a time, and a chunk's surplus with the next token.
+        # Rows go a group at a time.
         steps = 1 + max((one.config.group for one in evicting_caches(caches)), default=0)
         most = 0
         with _in_16_bits(self.model), routed(self.model, caches):
             for count in (max(1, tokens - steps), *[1] * steps):
                 self.model(mx.zeros((1, count), mx.int32), cache=caches)
-                if count == 1:
-                    most = max(most, sum(_nbytes(caches[at], tokens) for at in self._places))
+                most = max(most, sum(_nbytes(caches[at], tokens) for at in self._places))
         return most
 
 

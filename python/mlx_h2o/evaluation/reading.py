@@ -277,8 +277,7 @@ def top1_agreement(run: TeacherForced, full: TeacherForced) -> float:
 def recall(model: Any, cache: list[Any], facts: Sequence[Fact]) -> tuple[bool, ...]:
     """Ask each fact behind what `cache` holds: whether greedy decoding gives the whole answer.
 
-    Every fact is asked on a copy of its own: `cache` loses no more than the surplus of a chunk, and
-    no question sees another.
+    Every fact is asked on a copy of its own: no question sees another.
     """
     with routed(model, cache):
         asked = (

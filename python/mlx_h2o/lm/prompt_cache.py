@@ -220,7 +220,7 @@ def _one_size_fewer(bits: _Bits) -> _Bits:
 
 
 def _full_nbytes(model: Module, config: H2OConfig, shared: dict[str, Any], chunk: int) -> int:
-    """Bytes of full caches, or of those that take in a chunk of a prompt more."""
+    """Bytes of full caches at rest, or while they take in a chunk of a prompt more."""
     run: Any = model
     caches = make_prompt_cache(model, config, **shared)
     ours = list(evicting_caches(caches))
@@ -230,11 +230,11 @@ def _full_nbytes(model: Module, config: H2OConfig, shared: dict[str, Any], chunk
     steps = config.reach + (config.group if config.mixed else 0) + 2
     most = 0
     with routing_for(model, ours):
-        for tokens in (rows, chunk) if chunk else (rows, *([1] * steps)):
+        for tokens in (rows + 1, chunk) if chunk else (rows + 1, *([1] * steps)):
             run(mx.zeros((1, tokens), mx.int32), cache=caches)
-            if chunk or tokens == 1:
-                most = max(most, sum(cache.nbytes for cache in caches))
-    return most
+            held = sum(one.held_nbytes for one in ours)
+            most = max(most, sum(cache.nbytes for cache in caches))
+    return most + (held - sum(one.nbytes for one in ours) if chunk else 0)
 
 
 def context_length(model: Any) -> int | None:

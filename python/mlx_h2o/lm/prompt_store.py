@@ -24,7 +24,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from .prompt_cache import evicting_caches, with_own_rows
+from .prompt_cache import with_own_rows
 from .saving import load_prompt_cache, save_prompt_cache
 
 __all__ = ["PromptStore"]
@@ -141,8 +141,6 @@ class PromptStore:
             if (path := self._path(of, tokens)) in self._kept:
                 self._kept[path] = self._kept.pop(path)
                 return
-        for one in evicting_caches(caches):
-            one.flush()
         caches = with_own_rows(caches)
         mx.eval([cache.state for cache in caches])  # in the thread and stream that made them
         try:

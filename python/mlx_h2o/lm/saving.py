@@ -76,8 +76,6 @@ def save_prompt_cache(
             raise ValueError(
                 f"{op} layer {layer} is a {type(one).__name__}, expected a cache with a state."
             )
-    for one in evicting_caches(cache):
-        one.flush()
     cache = with_own_rows(cache)
     metadata[_ENTRY] = json.dumps(_description(cache, model))
     path = os.fspath(file_name)

@@ -36,7 +36,8 @@ class Sizing:
 
     config: the settings.
     nbytes: of the caches of all layers, for one sequence, once they are full.
-    peak_nbytes: the most while a prompt is read 2,048 tokens at a time.
+    peak_nbytes: the most while 2,048 tokens of a prompt are read: each layer then has all of them
+        beside its rows, and is back at ``nbytes`` when they have been attended to.
     draft_nbytes: of ``nbytes``, those of the caches of a draft model.
     why: why rows have these bits, where they were chosen; else empty.
     """
