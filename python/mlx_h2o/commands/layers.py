@@ -44,7 +44,7 @@ def _shown(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     for layer, (many, gives) in enumerate(zip(rows, found.gives, strict=False)):
         own = ", ".join(f"{one:,}" for one in (many if isinstance(many, list) else [many]))
         said = ", ".join(f"{one:.3f}" for one in gives)
-        print(f"layer {layer:3}: {own} rows by head, to which far rows give {said}")
+        print(f"layer {layer:3}: {own} rows by head, to which the first copy gives {said}")
     if args.output is not None:
         args.output.write_text(json.dumps({"budgets": rows}) + "\n", encoding="utf-8")
         print(f"wrote {args.output}")

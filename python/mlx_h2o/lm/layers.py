@@ -1,12 +1,13 @@
 """Which KV heads of a model retrieve, found without a text, and rows shared out by that.
 
-Most heads attend nearby; a few look far back. Their rows decide what a model recalls, and others do
-not need as many. :mod:`mlx_h2o.lm.probing` finds them.
+Most heads attend nearby; a few find what a text said before. Their rows decide what a model
+recalls, and others do not need as many. :mod:`mlx_h2o.lm.probing` finds them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import os
@@ -35,8 +36,11 @@ LAYERS = ("probe", "equal")
 TOKENS = 128
 """Random tokens, read twice."""
 
-FLOOR = 0.3
+FLOOR = 0.6
 """Rows of any head, at least, as a part of the mean. Floors matter: losses of heads do not add."""
+
+BEST = 0.1
+"""Heads that give at least this part of what the best gives retrieve."""
 
 APART = 1.5
 """How many times the rows of the others the heads of a layer need to be in a group of their own."""
@@ -47,17 +51,17 @@ LONGEST = 32
 STEP = 1.125
 """By how much a text grows until rows are shared out anew: wide heads get more of them."""
 
-_FORMAT = 3
+_FORMAT = 4
 _FEWEST_TOKENS = 80
-"""Fewer, and all rows of the first copy are near."""
+"""Fewer say too little."""
 _MODELS_KEPT = 64
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What far rows give to the heads of a model that reads random tokens twice.
+    """What the first copy gives to the heads of a model that reads random tokens twice.
 
-    gives: per layer whose cache grows, and of each of its KV heads, by how much they change the
+    gives: per layer whose cache grows, and of each of its KV heads, by how much it changes the
         layer's output, as a part of that; 0 in a model that does not retrieve. Empty if that cannot
         be found out.
     errors: what packing keys, and values, into ``probing.BITS`` changes of the output of attention,
@@ -168,10 +172,10 @@ def shares(
 ) -> list[int | list[int]]:
     """Rows of the KV heads of each layer, together no more than ``rows`` for each.
 
-    A head's share is FLOOR and, for the other part, what it gives in proportion to the mean. Heads
-    of a layer are at two shares, or at one where the upper is less than APART times the lower.
-    Where a share is more than a text fills, the others get more. So a text that grows takes rows
-    from the heads that give little, and never has to give them back.
+    Every head gets FLOOR of the mean. What is left goes to the heads that retrieve, by the square
+    root of what they give. Heads of a layer are at two shares, or at one where the upper is less
+    than APART times the lower. Where a share is more than a text fills, the others get more. So a
+    text that grows takes rows from the others, and never has to give them back.
 
     Args:
         given: of :class:`Probe`.
@@ -183,24 +187,32 @@ def shares(
     Returns:
         For each layer its rows, or a list with those of each head.
     """
-    gains = np.array([gain for layer in given for gain in layer], float)
+    share, ends = _of_mean(tuple(map(tuple, given)))
     mean, top = rows - fixed, (most or 2**31) - fixed
-    if not gains.any() or least >= rows or top <= mean:
+    if least >= rows or top <= mean:
         return [rows] * len(given)
-    share = FLOOR + (1 - FLOOR) * gains / gains.mean()
-    ends = np.cumsum([len(layer) for layer in given])[:-1]
-    share = np.concatenate([_two_levels(layer) for layer in np.split(share, ends)])
 
     def filled(level: float) -> Any:
         return np.clip(level * share, least - fixed, top)
 
     low, high = 0.0, float(top / share.min())
-    for _ in range(50):
+    for _ in range(64):
         level = (low + high) / 2
         low, high = (low, level) if filled(level).sum() > mean * share.size else (level, high)
     found = fixed + np.floor(filled(low) + 1e-6).astype(int)
     each = (layer.tolist() for layer in np.split(found, ends))
     return [layer[0] if len({*layer}) == 1 else layer for layer in each]
+
+
+@functools.lru_cache(maxsize=8)
+def _of_mean(given: tuple[tuple[float, ...], ...]) -> tuple[Any, Any]:
+    """The share of each head as a part of the mean, and where the heads of all but the first layer
+    begin."""
+    gains = np.concatenate(given)
+    wide = np.where(gains >= BEST * gains.max(), np.sqrt(gains), 0)
+    share = FLOOR + (1 - FLOOR) * wide / (wide.mean() or 1)
+    ends = np.cumsum([len(layer) for layer in given])[:-1]
+    return np.concatenate([_two_levels(layer) for layer in np.split(share, ends)]), ends
 
 
 def _two_levels(share: Any) -> Any:

@@ -1,8 +1,8 @@
-"""What each KV head of a model brings from far back, and what bits cost, found without a text.
+"""What each KV head of a model retrieves, and what bits cost, found without a text.
 
 Most heads attend nearby; a few look far back for what came with a token before (induction heads,
 Olsson et al. 2022). A model that reads random tokens twice shows them: there, all that is of use is
-far back, at the first copy of a token.
+at the first copy of a token.
 """
 
 from __future__ import annotations
@@ -23,10 +23,6 @@ from .routing import routing
 BITS = (3, 4, 5, 6, 8)
 """Of packed rows, whose errors are measured."""
 
-NEAR = 64
-"""Rows before a query that are near."""
-FIRST = 4
-"""Rows at the start that count as near: heads look there when there is nothing to look for."""
 AROUND = 2
 """Rows to each side of the first copy of a token that count as it."""
 RETRIEVES = 0.3
@@ -42,12 +38,12 @@ class _Watched(cast(Any, mlx_lm_cache.KVCache)):  # type: ignore[misc]
     """mlx_lm's own cache, of a layer that reads the second copy several times side by side.
 
     The first of these attends to all rows; each other one, for the query heads of one KV head, to
-    those that are near only. All have the same rows, kept once.
+    all but those of the first copy. All have the same rows, kept once.
     """
 
     heads = 0
     gives: mx.array | None = None
-    """float32 [H]: how much the layer's output changes without the far rows of a head."""
+    """float32 [H]: how much the layer's output changes without the first copy for a head."""
     copies: mx.array | None = None
     """float32: the most that a head's output changes without the first copy."""
     errors: mx.array | None = None
@@ -82,10 +78,9 @@ class _Watched(cast(Any, mlx_lm_cache.KVCache)):  # type: ignore[misc]
         )
         other = seeing(mx.abs(row - (query - length)) > AROUND)
         self.copies = (_norm(every - other) / _norm(every)).mean(axis=2).max()
-        near = seeing((row < FIRST) | (row > query - NEAR))
         own = mx.arange(queries.shape[1]) // (queries.shape[1] // self.heads)
         of_head = (own == mx.arange(self.heads)[:, None])[:, :, None, None]
-        return mx.concatenate([every, mx.where(of_head, near, every)])
+        return mx.concatenate([every, mx.where(of_head, other, every)])
 
 
 def _packing_errors(
@@ -116,9 +111,9 @@ Found = tuple[list[list[float]], list[list[float]]]
 
 def gives(model: Any, vocabulary: int, tokens: int) -> Found | str:
     """For each layer whose cache grows and each of its KV heads: how much the layer's output
-    changes where that head sees near rows only; or why that cannot be found out. All 0 where no
-    head retrieves. And what packing keys, and values, into ``BITS`` changes of the outputs of
-    attention, as a part of them: the mean over layers.
+    changes where that head does not see the first copy of a token; or why that cannot be found out.
+    All 0 where no head retrieves. And what packing keys, and values, into ``BITS`` changes of the
+    outputs of attention, as a part of them: the mean over layers.
 
     It is the mean of |y' - y| / |y| over the tokens of the second copy, y the output and y' that
     then. The layer reads the copy 1 + H times, H its KV heads.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from .probing import BITS
 from .routing import WANT_ARRAYS, calls_attention, int_setting, model_name, modules_of, routing_for
 from .sizing import (
     SCARCE,
+    SOME,
     Measure,
     Sizing,
     fewest_bits,
@@ -78,8 +80,7 @@ def make_prompt_cache(
             the rows, bits and policy that result.
         layers: "probe", or "equal": the same rows for every KV head. With ``budgets``, and where
             rows are not bounded, there is nothing to probe for.
-        length: tokens that the caches will see, prompt and answer, if that is known: no head then
-            gets more rows. None: as many as the model's context.
+        length: tokens that the caches will see, prompt and answer, if that is known.
         settings: further settings of H2OConfig.
 
     Raises:
@@ -119,8 +120,9 @@ def make_prompt_cache(
         budgets = rows_by_head(model, config, count, length)
     given = [config] * count if budgets is None else layer_configs(config, budgets, count)
     unequal = len({one for own in given for one in _of_heads(own)}) > 1
+    for_model = functools.cache(partial(_for_model, model))  # which looks at all of its modules
     making = (
-        partial(_evicting, _of_layer(model, config, layer, given), unequal)
+        partial(_evicting, _of_layer(for_model, config, layer, given), unequal)
         for layer in range(count)
     )
     return [_replaced(one, f"{name} layer {layer}", making) for layer, one in enumerate(stock)]
@@ -139,7 +141,8 @@ def fit_bytes(
 
     Without ``kv_bits`` and ``kv_format``, rows stay unquantised if the model's whole context fits.
     Otherwise keys and values have the fewest bits at which packing changes next to nothing of this
-    model's attention, or one size fewer where less than a fifth of the tokens could stay.
+    model's attention, or one size fewer where less than a fifth of the tokens could stay, of 1,000
+    if ``length`` is not given.
     ``kv_bits=None`` leaves them unquantised. Without ``policy``, quantised rows have the policy
     "h2o" if the model and the other settings allow it. Nothing is computed but the probe of the
     model: the bytes are those of caches in a graph that is never evaluated.
@@ -194,7 +197,7 @@ def fit_bytes(
     if not known and served and not fits:
         bits, why = free, "the fewest that cost nothing"
     rows = most_rows(measuring(bits), least, limit)
-    if why and rows * SCARCE < min((one for one in (length, context) if one), default=0):
+    if why and rows * SCARCE < min(length or SOME, context or SOME):
         bits, why = _one_size_fewer(bits), "few, since less than a fifth of the tokens stay"
         rows = most_rows(measuring(bits), least, limit)
     config = config_of(rows, bits)
@@ -375,7 +378,10 @@ _Given = H2OConfig | Sequence[H2OConfig]
 
 
 def _of_layer(
-    model: Module, config: H2OConfig, layer: int, given: Sequence[_Given]
+    for_model: Callable[[H2OConfig], H2OConfig],
+    config: H2OConfig,
+    layer: int,
+    given: Sequence[_Given],
 ) -> list[H2OConfig]:
     """The settings given for a layer as it takes them; ``config`` are those of all."""
     guard = config.turbo_guard
@@ -387,7 +393,7 @@ def _of_layer(
                 f"[make_prompt_cache] a budget has kv_bits {one.kv_bits}, expected "
                 f"{config.kv_bits} as the other settings."
             )
-        return _for_model(model, _guarded(one) if guarded and one.turbo_guard else one)
+        return for_model(_guarded(one) if guarded and one.turbo_guard else one)
 
     return [settled(one) for one in _of_heads(given[layer])]
 

@@ -19,6 +19,8 @@ UNKNOWN = 8, 5
 """Bits of keys and of values where the errors of a model cannot be measured."""
 SCARCE = 5
 """Where fewer than one in so many of the tokens stay, rows are worth more than a bit of each."""
+SOME = 1000
+"""Tokens of a text whose length is not known."""
 
 _UNITS = {"": 1} | {
     prefix + suffix: factor**power
