@@ -37,7 +37,8 @@ def counts_of(cache) -> np.ndarray:
     """How many rows each stands for, [B, H, N]."""
     if cache.row_bias is None:
         return np.ones(cache.positions.shape)
-    own = np.exp(np.array(cache.row_bias, np.float64))[:, :, : cache.size() - cache.prefix_rows]
+    rows = cache.positions.shape[2] - cache.prefix_rows
+    own = np.exp(np.array(cache.row_bias, np.float64))[:, :, :rows]
     before = np.ones((*own.shape[:2], cache.prefix_rows))
     return np.concatenate([before, own], axis=2)
 
