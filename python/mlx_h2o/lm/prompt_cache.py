@@ -236,8 +236,10 @@ def _full_nbytes(model: Module, config: H2OConfig, shared: dict[str, Any], chunk
         for tokens in (rows + 1, chunk) if chunk else (rows + 1, *([1] * steps)):
             run(mx.zeros((1, tokens), mx.int32), cache=caches)
             held = sum(one.held_nbytes for one in ours)
-            most = max(most, sum(cache.nbytes for cache in caches))
-    return most + (held - sum(one.nbytes for one in ours) if chunk else 0)
+            own = sum(one.nbytes for one in ours)
+            most = max(most, own)
+    # Windows of mlx_lm's hold a chunk until the next token.
+    return most + sum(cache.nbytes for cache in caches) - own + (held - own if chunk else 0)
 
 
 def context_length(model: Any) -> int | None:
