@@ -41,7 +41,8 @@ class H2OConfig:
         heavy_size: rows kept by rank. None: half of the budget, or what the other two leave; for
             the policy "h2o" all but the recent rows.
         recent_size: the newest rows, never evicted. None, or if the three sizes do not fill the
-            budget: what the other two leave; for the policy "h2o" a quarter of the budget.
+            budget: what the other two leave; for the policy "h2o" a quarter of the budget, at
+            least 32 rows, at most half.
         policy: name of the policy that ranks rows, one of :func:`mlx_h2o.policies.names`.
         diversity: for the policy "h2o", the share of the rows kept by rank that are kept for the
             diversity of their keys, 0 to 1; the others for their attention mass.

@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 
+import mlx_h2o
 from faults.change import assigned, condition, returned
 from faults.place import Fault, assert_caught
 from test_head_groups import (
@@ -18,7 +19,13 @@ from test_head_groups import (
     test_masks_with_an_axis_of_heads_are_cut as masks,
 )
 from test_rows_by_head import (
+    test_a_text_that_grows_takes_rows_from_heads_that_do_not_retrieve as grows,
+)
+from test_rows_by_head import (
     test_no_head_gets_more_than_a_text_fills_or_less_than_settings_need as bounds,
+)
+from test_rows_by_head import (
+    test_shares as by_share,
 )
 
 FAULTS = [
@@ -42,21 +49,27 @@ FAULTS = [
     ),
     Fault(
         "heads get more rows than a text fills",
-        "lm.layers:shares",
+        "lm.layers:_filled",
         assigned("top").becomes("2**31"),
         bounds,
     ),
     Fault(
-        "what is left of the best is for nobody",
-        "lm.layers:shares",
-        condition(of="others").becomes("False"),
-        bounds,
+        "heads that hardly retrieve get more rows too",
+        "lm.layers:_of_mean",
+        assigned("wide").becomes("np.sqrt(gains)"),
+        partial(by_share, [[0.3], [0.02]], [145, 55]),
     ),
     Fault(
         "heads of a layer are two groups however near they are",
-        "lm.layers:_levels",
-        condition(of="APART").becomes("not few"),
+        "lm.layers:_two_levels",
+        condition(of="APART").becomes("True"),
         bounds,
+    ),
+    Fault(
+        "rows of a short text stay what they are as it grows",
+        "caches.cache:H2OKVCache._make_room",
+        condition(of="rows_at").becomes("False"),
+        partial(grows, mlx_h2o.load("demo")[0], {"kv_bits": 8}),
     ),
 ]
 

@@ -20,8 +20,13 @@ _SIZES = ("max_kv_size", "heavy_size", "recent_size")
 
 
 def scaled(config: H2OConfig, max_kv_size: int) -> H2OConfig:
-    """The settings with another budget; the share of heavy rows stays."""
-    if config.max_kv_size is None or config.heavy_size is None:  # no share to keep
+    """The settings with another budget; what was not chosen follows it, else the share of heavy
+    rows stays."""
+    if config.max_kv_size is None or config.heavy_size is None:
+        return config.with_budget(max_kv_size)
+    names = ("max_kv_size", "sink_size", "prefix_size", "policy")
+    usual: Any = H2OConfig(**{name: getattr(config, name) for name in names})
+    if usual.heavy_size == config.heavy_size:
         return config.with_budget(max_kv_size)
     heavy = config.heavy_size * max_kv_size // config.max_kv_size
     heavy = max(0, min(heavy, max_kv_size - config.protected - 1))

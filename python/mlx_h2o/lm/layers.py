@@ -7,7 +7,6 @@ recalls, and others do not need as many. :mod:`mlx_h2o.lm.probing` finds them.
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import math
 import os
@@ -36,7 +35,7 @@ LAYERS = ("probe", "equal")
 TOKENS = 128
 """Random tokens, read twice."""
 
-FLOOR = 0.6
+FLOOR = 0.55
 """Rows of any head, at least, as a part of the mean. Floors matter: losses of heads do not add."""
 
 BEST = 0.1
@@ -121,10 +120,10 @@ def rows_by_head(
     if config.shared_heads:  # which keep the same rows
         found = tuple((sum(layer) / len(layer),) * len(layer) for layer in found)
 
-    least, fixed = _least(config), config.protected
+    of_mean, least = _of_mean(found), _least(config)
 
     def shared(most: int) -> list[int | list[int]]:
-        return shares(found, rows, least=least, most=most, fixed=fixed)
+        return _filled(of_mean, rows, least, most, config.protected)
 
     by_head = shared(most)
     if by_head == [rows] * layers:
@@ -187,10 +186,17 @@ def shares(
     Returns:
         For each layer its rows, or a list with those of each head.
     """
-    share, ends = _of_mean(tuple(map(tuple, given)))
-    mean, top = rows - fixed, (most or 2**31) - fixed
+    return _filled(_of_mean(given), rows, least, most, fixed)
+
+
+def _filled(
+    of_mean: Sequence[Any], rows: int, least: int, most: int | None, fixed: int
+) -> list[int | list[int]]:
+    mean = rows - fixed
+    top = (most or 2**31) - fixed
     if least >= rows or top <= mean:
-        return [rows] * len(given)
+        return [rows] * len(of_mean)
+    share = np.concatenate(of_mean)
 
     def filled(level: float) -> Any:
         return np.clip(level * share, least - fixed, top)
@@ -200,19 +206,18 @@ def shares(
         level = (low + high) / 2
         low, high = (low, level) if filled(level).sum() > mean * share.size else (level, high)
     found = fixed + np.floor(filled(low) + 1e-6).astype(int)
+    ends = np.cumsum([len(layer) for layer in of_mean])[:-1]
     each = (layer.tolist() for layer in np.split(found, ends))
     return [layer[0] if len({*layer}) == 1 else layer for layer in each]
 
 
-@functools.lru_cache(maxsize=8)
-def _of_mean(given: tuple[tuple[float, ...], ...]) -> tuple[Any, Any]:
-    """The share of each head as a part of the mean, and where the heads of all but the first layer
-    begin."""
-    gains = np.concatenate(given)
+def _of_mean(given: Sequence[Sequence[float]]) -> list[Any]:
+    """The shares of the heads of each layer, as a part of the mean."""
+    gains = np.array([gain for layer in given for gain in layer], float)
     wide = np.where(gains >= BEST * gains.max(), np.sqrt(gains), 0)
     share = FLOOR + (1 - FLOOR) * wide / (wide.mean() or 1)
     ends = np.cumsum([len(layer) for layer in given])[:-1]
-    return np.concatenate([_two_levels(layer) for layer in np.split(share, ends)]), ends
+    return [_two_levels(layer) for layer in np.split(share, ends)]
 
 
 def _two_levels(share: Any) -> Any:

@@ -239,7 +239,8 @@ def _full_nbytes(model: Module, config: H2OConfig, shared: dict[str, Any], chunk
             own = sum(one.nbytes for one in ours)
             most = max(most, own)
     # Windows of mlx_lm's hold a chunk until the next token.
-    return most + sum(cache.nbytes for cache in caches) - own + (held - own if chunk else 0)
+    windows = sum(int(cache.nbytes) for cache in caches) - own
+    return most + windows + (held - own if chunk else 0)
 
 
 def context_length(model: Any) -> int | None:

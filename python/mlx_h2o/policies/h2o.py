@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from ..config import H2OConfig
 
 
+FEWEST_RECENT = 32
+"""Recent rows, below which much is lost."""
+
+
 class H2O(H2OSum):
     """Attention mass times the length of the value; a share of the places by key diversity.
 
@@ -39,8 +43,8 @@ class H2O(H2OSum):
 
     @classmethod
     def recent_rows(cls, rows: int) -> int:
-        """A quarter of the budget."""
-        return rows // 4
+        """A quarter of the budget, at least FEWEST_RECENT rows, at most half."""
+        return max(rows // 4, min(FEWEST_RECENT, rows // 2))
 
     def rank(self, rows: Rows) -> mx.array:
         values = rows.values.astype(mx.float32)

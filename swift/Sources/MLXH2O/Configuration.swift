@@ -70,7 +70,8 @@ public struct H2OConfiguration: Sendable, Hashable {
     ///   - maxKVSize: rows that each KV head keeps, at least 1
     ///   - sinkSize: the first positions, which stay; fewer than `maxKVSize`
     ///   - heavySize: rows kept by score; nil: half of the budget, or what the other two leave; for
-    ///     the policy `h2o` all but the recent rows, a quarter of the budget
+    ///     the policy `h2o` all but the recent rows, a quarter of the budget, at least 32 of them
+    ///     and at most half
     ///   - recentSize: the newest rows, which stay; nil, or where the three do not fill the budget:
     ///     what the other two leave
     ///   - policy: ranks the rows
@@ -215,15 +216,18 @@ extension H2OConfiguration {
         return found
     }
 
-    /// The same with another budget: the share of heavy rows stays, and so does an ``evictEvery`` of
-    /// one row of 32.
+    /// The same with another budget: what was not chosen follows it, else the share of heavy rows
+    /// stays, and so does an ``evictEvery`` of one row of 32.
     ///
     /// - Throws: ``H2OError`` where the budget does not suit the other sizes
     public func with(maxKVSize rows: Int) throws -> H2OConfiguration {
         try require("maxKVSize", rows, atLeast: 1)
-        let heavy = max(0, min(heavySize * rows / maxKVSize, rows - sinkSize - 1))
+        let usual = try Self.heavySize(
+            of: maxKVSize, sink: sinkSize, heavy: nil, recent: nil, policy: policy)
+        let share = max(0, min(heavySize * rows / maxKVSize, rows - sinkSize - 1))
         let sizes = try H2OConfiguration(
-            maxKVSize: rows, sinkSize: sinkSize, heavySize: heavy, speculative: speculative)
+            maxKVSize: rows, sinkSize: sinkSize, heavySize: heavySize == usual ? nil : share,
+            policy: policy, speculative: speculative)
         var found = self
         if evictEvery == max(1, maxKVSize / 32) { found.evictEvery = sizes.evictEvery }
         found.maxKVSize = rows

@@ -28,7 +28,7 @@ public enum PolicyName: String, Sendable, Codable, CaseIterable {
 
     /// Recent rows of a budget where no size is given; nil: what half of it leaves.
     func recentRows(of maxKVSize: Int) -> Int? {
-        self == .h2o ? maxKVSize / 4 : nil
+        self == .h2o ? max(maxKVSize / 4, min(32, maxKVSize / 2)) : nil
     }
 }
 
