@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -11,8 +13,9 @@ import pytest
 
 from benchmark_scripts import script
 from fetched_models import loaded
+from mlx_h2o.lm import layers
 
-WRONG = [{"policy": "window"}, {"kv_bits": 3}, {"layers": "equal"}]
+WRONG = [{"policy": "window"}, {"kv_bits": 3}]
 """Settings beside --max-kv-bytes that must show."""
 
 
@@ -32,7 +35,7 @@ def committed(check: ModuleType) -> dict[str, float]:
 def test_losses_are_as_committed(check: ModuleType, committed: dict[str, float]) -> None:
     model, tokenizer = loaded(check.MODEL)
     found = check.losses(model, check.passages(tokenizer))
-    assert found.keys() == committed.keys()
+    assert found.keys() == {name for name in committed if not name.startswith("recall")}
     assert check.beyond(found, committed) == []
 
 
@@ -45,6 +48,21 @@ def test_what_is_wrong_shows(
     caches = check.bounded(model, check.PARTS["eighth"], **settings)
     loss = check.loss(model, caches, check.passages(tokenizer))
     assert check.beyond(committed | {"eighth": loss}, committed)
+
+
+@pytest.mark.real
+def test_rows_for_the_wrong_heads_show(
+    check: ModuleType, committed: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tokenizer = loaded(check.MODEL)
+    found = layers.probe(model)
+    wrong = replace(found, gives=found.gives[::-1])
+    eighth = partial(check.bounded, model, check.PARTS["eighth"])
+    share = check.recalled(model, tokenizer, eighth)
+    assert check.beyond(committed | {"recall, eighth": share}, committed) == []
+    monkeypatch.setattr(layers, "probe", lambda model: wrong)
+    share = check.recalled(model, tokenizer, eighth)
+    assert check.beyond(committed | {"recall, eighth": share}, committed)
 
 
 def test_a_difference_is_named(check: ModuleType) -> None:
