@@ -33,7 +33,7 @@ inline void find_nearest(const Features& going, const Features& stayers, int64_t
         }
       }
     }
-    for (int i = 0; i < together; ++i)
-      apart[first + i] += going.squares[static_cast<size_t>(first + i)];
+    for (int row = first; row < first + together; ++row)
+      apart[row] += going.squares[static_cast<size_t>(row)];
   }
 }
