@@ -35,9 +35,10 @@ class HandedOut:
     rows: tuple[Any, Any] | None = None
     newest: tuple[mx.array, mx.array] | None = None
     _identity = 0
+    _cache: Any = None
 
     def __init__(self, cache: H2OKVCache | HeadGroups) -> None:
-        self._cache: weakref.ref[Any] = weakref.ref(cache)
+        self._cache = weakref.ref(cache)
 
     def give(
         self, keys: Any, values: Any, held: bool, newest: tuple[mx.array, mx.array] | None = None

@@ -200,7 +200,9 @@ class Sizes:
     def _held(self, caches: list[Any], tokens: int) -> int:
         """Bytes at most, at rest, when so many tokens have been read; fills the caches."""
         # Rows go a group at a time.
-        steps = 1 + max((one.config.group for one in evicting_caches(caches)), default=0)
+        settings = (one.config for one in evicting_caches(caches))
+        evicting = (one.group for one in settings if one.max_kv_size and one.max_kv_size < tokens)
+        steps = 1 + max(evicting, default=0)
         most = 0
         with _in_16_bits(self.model), routed(self.model, caches):
             for count in (max(1, tokens - steps), *[1] * steps):
