@@ -128,7 +128,8 @@ def rows_by_head(
     by_head = shared(most)
     if by_head == [rows] * layers:
         return None
-    lengths = () if config.mixed or config.preallocate else _lengths(rows, most)
+    fixed = length or config.mixed or config.preallocate
+    lengths = () if fixed else _lengths(rows, most)
     shorter = [(tokens, shared(tokens)) for tokens in lengths]
 
     def settled(layer: int, own: int, heads: Sequence[int]) -> H2OConfig:
