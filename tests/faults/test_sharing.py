@@ -53,8 +53,8 @@ def not_shared() -> None:
 FAULTS = [
     Fault(
         "shared rows are beside the budget",
-        "caches.cache:H2OKVCache._stand_on",
-        replaced("-", "+", of="_UNBOUNDED"),
+        "caches.cache:H2OKVCache._plan",
+        replaced("-", "+", of="prefix_rows"),
         shared,
     ),
     Fault(
