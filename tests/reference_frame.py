@@ -14,9 +14,13 @@ GROUP = 32
 
 
 def centre(rows: np.ndarray) -> np.ndarray:
-    """[..., 1, D], of the first keys [..., L, D]."""
-    mean = rows[..., :FIRST, :].astype(np.float64).mean(axis=-2, keepdims=True)
-    return np.array(mx.array(mean.astype(np.float32)).astype(mx.bfloat16).astype(mx.float32))
+    """[..., 1, D], of the first keys [..., L, D]: rounded from MLX's sum, which is checked, since
+    one in float64 may round the other way."""
+    first = rows[..., :FIRST, :]
+    found = mx.mean(mx.array(first).astype(mx.float32), axis=-2, keepdims=True)
+    mean = first.astype(np.float64).mean(axis=-2, keepdims=True)
+    np.testing.assert_allclose(np.array(found), mean, rtol=1e-6, atol=1e-6)
+    return np.array(found.astype(mx.bfloat16).astype(mx.float32))
 
 
 def centres(keys: np.ndarray, values: np.ndarray) -> list[np.ndarray]:
