@@ -98,17 +98,16 @@ def loss(model: Any, caches: list[Any], tokens: mx.array) -> float:
 def beyond(found: Mapping[str, float], expected: Mapping[str, float]) -> list[str]:
     """What differs by more than the tolerance, as a line each: of the full cache the loss, of the
     others what they lose more; and of recall the share."""
-
-    def above(figures: Mapping[str, float], name: str) -> float:
-        absolute = name == "full" or name.startswith("recall")
-        return figures[name] - (0 if absolute else figures["full"])
-
-    return [
-        f"{name}: {above(found, name):.4f}, expected {above(expected, name):.4f}"
-        for name in found
-        if abs(above(found, name) - above(expected, name))
-        > (RECALLED if name.startswith("recall") else TOLERANCE)
-    ]
+    lines = []
+    for name in found:
+        recall = name.startswith("recall")
+        own, theirs = (
+            figures[name] - (0 if recall or name == "full" else figures["full"])
+            for figures in (found, expected)
+        )
+        if abs(own - theirs) > (RECALLED if recall else TOLERANCE):
+            lines.append(f"{name}: {own:.4f}, expected {theirs:.4f}")
+    return lines
 
 
 def main() -> int:

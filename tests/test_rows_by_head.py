@@ -72,7 +72,7 @@ def test_shares_keep_total_floor_and_order(given, least, more, fixed, most):
     flat = [one for layer in each for one in layer]
     assert sum(flat) <= rows * len(flat)
     assert most is not None or rows * len(flat) - sum(flat) < 2 * len(flat)
-    floor = max(least, fixed + int(FLOOR * (rows - fixed)) - 1) if fixed < least else 0
+    floor = max(least, fixed + int(FLOOR * (rows - fixed)) - 1)
     assert min(flat) >= min(rows, floor)
     longer = shares(given, rows, least=least, most=most and 2 * most, fixed=fixed)
     for own, later in zip(each, longer, strict=True):

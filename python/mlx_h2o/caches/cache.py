@@ -636,8 +636,8 @@ class H2OKVCache(ScoredRows):
         given = asdict(self.config)
         del given["preallocate"]  # of this process, and not of the rows
         usual = {"prefix_size": 0, "context_size": None, "fold": True, "rows_at": ()}
-        for name, least in usual.items():
-            if given[name] == least:  # files are what they always were
+        for name, value in usual.items():
+            if given[name] == value:  # files are what they always were
                 del given[name]
         if given["kv_frame"] == _framed_by_default(given):
             del given["kv_frame"]

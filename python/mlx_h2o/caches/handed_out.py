@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 _Owner = tuple["weakref.ref[Any]", "weakref.ref[mx.array] | None"]
 _owners: dict[int, _Owner] = {}
-_NOBODY = (None, None)
 _latest = threading.local()
 
 
@@ -35,17 +34,17 @@ class HandedOut:
     rows: tuple[Any, Any] | None = None
     newest: tuple[mx.array, mx.array] | None = None
     _identity = 0
-    _cache: Any = None
 
     def __init__(self, cache: H2OKVCache | HeadGroups) -> None:
-        self._cache = weakref.ref(cache)
+        self._cache: weakref.ref[Any] = weakref.ref(cache)
 
     def give(
         self, keys: Any, values: Any, held: bool, newest: tuple[mx.array, mx.array] | None = None
     ) -> tuple[Any, Any]:
         """Keys and values that are known from now on; if ``held`` until ``release``."""
         words = keys[0] if isinstance(keys, tuple) else keys
-        self.release()
+        if self._identity:
+            self.release()
         _latest.cache = self._cache
         self._identity = id(words)  # before it is known by it, or it would stay known
         _owners[id(words)] = self._cache, None if held else weakref.ref(words)
@@ -56,9 +55,12 @@ class HandedOut:
     def release(self) -> None:
         """Hold them no longer, so that MLX may write in place."""
         self.rows = self.newest = None
-        # Of an array that was not held the identity may be another's by now.
-        if _owners.get(self._identity, _NOBODY)[0] is self._cache:
-            _owners.pop(self._identity, None)
+        if self._identity:
+            # Of an array that was not held the identity may be another's by now.
+            known = _owners.get(self._identity)
+            if known is not None and known[0] is self._cache:
+                _owners.pop(self._identity, None)
+            self._identity = 0
 
     __del__ = release
 

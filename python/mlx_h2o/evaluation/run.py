@@ -149,10 +149,11 @@ def _known(file: Path | None, what: dict[str, Any]) -> list[dict[str, Any]]:
         records = [record for record in found["records"] if "figures" in record]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{file} is no result of evaluate, expected one, or no file") from error
-    own = [dict(one.get("settings") or {}, lengths=None) for one in (found, what)]
+    there, wanted = (  # records say their lengths
+        {**one, "settings": dict(one.get("settings") or {}, lengths=None)} for one in (found, what)
+    )
     for name in ("model", "texts", "settings"):
-        same = found.get(name) == what[name]
-        if not (same or (name == "settings" and own[0] == own[1])):  # records say their length
+        if there.get(name) != wanted[name]:
             raise ValueError(
                 f"{file} holds measurements of another {name}, expected the same, or another file"
             )

@@ -104,10 +104,10 @@ def reason_of(model: Any) -> str:
 
 def rows_by_head(
     model: Any, config: H2OConfig, layers: int, length: int | None = None
-) -> list[H2OConfig | list[H2OConfig]] | None:
-    """The settings of each layer that evicts, or of each of its KV heads where these differ: on
-    average no more than ``config.max_kv_size`` rows for a head, of texts of any length, and of no
-    head more than ``length`` tokens fill.
+) -> list[list[H2OConfig]] | None:
+    """The settings of each KV head of each layer that evicts: on average no more than
+    ``config.max_kv_size`` rows for a head, of texts of any length, and of no head more than
+    ``length`` tokens fill.
 
     None: the same for all of them, since no head stands out, or the probe cannot be made.
     """
@@ -119,39 +119,28 @@ def rows_by_head(
     most = min((tokens for tokens in known if tokens), default=LONGEST * rows)
     if config.shared_heads:  # which keep the same rows
         found = tuple((sum(layer) / len(layer),) * len(layer) for layer in found)
-
     of_mean, least = _of_mean(found), _least(config)
 
-    def shared(most: int) -> list[int | list[int]]:
+    def shared(most: int) -> list[list[int]]:
         return _filled(of_mean, rows, least, most, config.protected)
 
     by_head = shared(most)
-    if by_head == [rows] * layers:
+    if all({*layer} == {rows} for layer in by_head):
         return None
-    fixed = length or config.mixed or config.preallocate
-    lengths = () if fixed else _lengths(rows, most)
-    shorter = [(tokens, shared(tokens)) for tokens in lengths]
+    follows = not (length or config.mixed or config.preallocate)
+    shorter = [(tokens, shared(tokens)) for tokens in _lengths(rows, most)] if follows else []
 
-    def settled(layer: int, own: int, heads: Sequence[int]) -> H2OConfig:
-        """Of these heads of a layer, which have ``own`` rows of the longest texts."""
-        pairs = []
-        for tokens, by_layer in shorter:
-            of_layer = by_layer[layer]
-            each = of_layer if isinstance(of_layer, list) else [of_layer] * (1 + max(heads))
-            pairs.append((tokens, sum(each[head] for head in heads) // len(heads)))
+    def settled(layer: int, own: int) -> H2OConfig:
+        """Of the heads of a layer that have ``own`` rows of the longest texts."""
+        heads = [head for head, many in enumerate(by_head[layer]) if many == own]
+        pairs = (
+            (tokens, sum(each[layer][head] for head in heads) // len(heads))
+            for tokens, each in shorter
+        )
         return replace(scaled(config, own), rows_at=tuple(pairs))
 
-    planned: list[H2OConfig | list[H2OConfig]] = []
-    for layer, own in enumerate(by_head):
-        if isinstance(own, int):
-            planned.append(settled(layer, own, range(len(found[layer]))))
-            continue
-        of_level = {
-            level: settled(layer, level, [head for head, one in enumerate(own) if one == level])
-            for level in {*own}
-        }
-        planned.append([of_level[level] for level in own])
-    return planned
+    of_level = [{own: settled(at, own) for own in {*layer}} for at, layer in enumerate(by_head)]
+    return [[of_level[at][own] for own in layer] for at, layer in enumerate(by_head)]
 
 
 def _lengths(rows: int, most: int) -> list[int]:
@@ -187,16 +176,18 @@ def shares(
     Returns:
         For each layer its rows, or a list with those of each head.
     """
-    return _filled(_of_mean(given), rows, least, most, fixed)
+    by_head = _filled(_of_mean(given), rows, least, most, fixed)
+    return [layer[0] if len({*layer}) == 1 else layer for layer in by_head]
 
 
 def _filled(
     of_mean: Sequence[Any], rows: int, least: int, most: int | None, fixed: int
-) -> list[int | list[int]]:
+) -> list[list[int]]:
+    """Rows of each head of each layer, of these shares of the mean."""
     mean = rows - fixed
     top = (most or 2**31) - fixed
     if least >= rows or top <= mean:
-        return [rows] * len(of_mean)
+        return [[rows] * len(layer) for layer in of_mean]
     share = np.concatenate(of_mean)
 
     def filled(level: float) -> Any:
@@ -208,8 +199,7 @@ def _filled(
         low, high = (low, level) if filled(level).sum() > mean * share.size else (level, high)
     found = fixed + np.floor(filled(low) + 1e-6).astype(int)
     ends = np.cumsum([len(layer) for layer in of_mean])[:-1]
-    each = (layer.tolist() for layer in np.split(found, ends))
-    return [layer[0] if len({*layer}) == 1 else layer for layer in each]
+    return [layer.tolist() for layer in np.split(found, ends)]
 
 
 def _of_mean(given: Sequence[Sequence[float]]) -> list[Any]:
