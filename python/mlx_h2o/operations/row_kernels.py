@@ -56,7 +56,8 @@ class RowKernels:
         found = attention.outputs(execute)
         if request.decay is None:
             with placed(request.attention.stream):
-                mass = composed_cache.add_mass(request.importance, found["scores"], found["lse"])
+                weights = composed.weights_of(found["scores"], found["lse"])
+                mass = composed_cache.add_mass(request.importance, weights)
                 return mx.depends(found["out"], [mass]), mass
         plan = launch_rows.accumulate_scores(
             AccumulateRequest(request.importance, found["scores"], request.decay)

@@ -43,8 +43,7 @@ class H2O(H2OSum):
         return rows // 4
 
     def rank(self, rows: Rows) -> mx.array:
-        values = rows.values.astype(mx.float32)
-        heavy = rows.importance * mx.sqrt(mx.sum(values * values, axis=3))
+        heavy = rows.importance * mx.linalg.norm(rows.values.astype(mx.float32), axis=3)
         greatest = mx.max(mx.where(mx.isnan(heavy), 0, heavy), axis=2, keepdims=True)
         ranks = heavy / mx.maximum(greatest, 1e-9)
         diverse = int(self.diversity * rows.places)

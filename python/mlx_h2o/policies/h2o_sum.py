@@ -6,8 +6,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..operations.composed_cache import add_mass
 from .base import Policy, Rows
-from .weights import add_mass
 
 
 class H2OSum(Policy):
