@@ -15,7 +15,7 @@ from mlx_h2o.operations.arguments import StreamLike
 from mlx_h2o.operations.buffers import gathered, put_rows, wide
 from mlx_h2o.operations.placement import placed
 
-LAST = 2**32 - 1
+LAST = mx.array(2**32 - 1, mx.uint32)
 """Above every slot."""
 
 
@@ -73,7 +73,7 @@ def _moves(kept: mx.array, capacity: int, start: int, tail: int) -> tuple[mx.arr
 def marked(kept: mx.array, capacity: int) -> mx.array:
     """uint32 [B, H, capacity]: the number of each slot, or ``LAST`` where it is ``kept``."""
     slots = mx.broadcast_to(_slots(capacity), (*kept.shape[:2], capacity))
-    return mx.put_along_axis(slots, kept, mx.array(LAST, mx.uint32), axis=2)
+    return mx.put_along_axis(slots, kept, LAST, axis=2)
 
 
 @lru_cache(maxsize=64)

@@ -6,6 +6,7 @@ softmax are float32, and the output is rounded once, to the dtype of the queries
 """
 
 from dataclasses import replace
+from typing import cast
 
 import mlx.core as mx
 
@@ -40,7 +41,24 @@ def refuses(request: AttentionRequest) -> str:
 
 def logits(request: AttentionRequest) -> mx.array:
     """scale * q.k + mask + row_bias, float32 [B, Hq, Lq, N], -inf where the pair is masked."""
-    return _masked(request, _product(_rows_of_products(request), request.keys, transpose=True))
+    return _logits(request).reshape(*request.queries.shape[:3], request.keys.shape[2])
+
+
+def _logits(request: AttentionRequest) -> mx.array:
+    """The same, [B, Hkv, Hq / Hkv * Lq, N]: the queries of one KV head follow each other."""
+    found = _product(_rows_of_products(request), request.keys, transpose=True)
+    grouped, bias = found.shape, request.row_bias
+    if bias is not None:
+        bias = bias[:, :, None, : grouped[3]]
+        found = found + bias
+    length = request.queries.shape[2]
+    if request.mask is not None or (request.causal and length > 1):
+        found = found.reshape(*request.queries.shape[:3], grouped[3])
+        found = _masked_pairs(request, found).reshape(grouped)
+    if bias is not None and request.bias_masks:
+        # Last: a row that its bias masks meets no NaN of the mask.
+        found = mx.where(bias <= _LOWEST, -mx.inf, found)
+    return found
 
 
 def _rows_of_products(request: AttentionRequest) -> mx.array:
@@ -62,28 +80,12 @@ def _product(left: mx.array, rows: StoredRows, transpose: bool = False) -> mx.ar
     return left @ (right.swapaxes(2, 3) if transpose else right)
 
 
-def _masked(request: AttentionRequest, products: mx.array) -> mx.array:
-    batch, heads, length, _ = request.queries.shape
-    rows = request.keys.shape[2]
-    if request.row_bias is None:
-        return _masked_pairs(request, products.reshape(batch, heads, length, rows))
-    own = request.row_bias[:, :, None, :rows]  # beside the products of its KV head
-    logits = _masked_pairs(request, (products + own).reshape(batch, heads, length, rows))
-    if not request.bias_masks:
-        return logits
-    # Last: a row that its bias masks meets no NaN of the mask.
-    grouped = mx.where(own <= _LOWEST, -mx.inf, logits.reshape(products.shape))
-    return grouped.reshape(logits.shape)
-
-
 def _masked_pairs(request: AttentionRequest, logits: mx.array) -> mx.array:
     length, rows = logits.shape[2:]
     if request.causal:
         last = mx.arange(rows - length, rows)[:, None]
         return mx.where(mx.arange(rows) <= last, logits, -mx.inf)
-    mask = request.mask
-    if mask is None:
-        return logits
+    mask = cast(mx.array, request.mask)
     if mask.dtype == mx.bool_:
         return mx.where(mask, logits, -mx.inf)
     bias = mask.astype(mx.float32)
@@ -132,32 +134,35 @@ def attention(request: AttentionRequest) -> AttentionResult:
             keys, values = dense(request.keys), dense(request.values)
             turned = replace(turbo.turned(request), keys=keys, values=values)
             return turbo.turned_back(request, attention(turned))
-        return _attend(request, logits(request))
+        return _attend(request)
 
 
-def _attend(request: AttentionRequest, scores: mx.array) -> AttentionResult:
-    batch, heads, length, _ = request.queries.shape
-    kv_heads, rows, value_size = request.values.shape[1:]
-    shares = weights(scores, request.sinks, request.hides)
-    skipped = mx.zeros((batch, heads, length)) if request.return_skipped else None
+def _attend(request: AttentionRequest) -> AttentionResult:
+    pairs, sinks = request.queries.shape[:3], request.sinks
+    scores = _logits(request)
+    if sinks is None:
+        shares = weights(scores, masked=request.hides)
+    else:
+        shares = scores.reshape(*pairs, -1)
+        shares = weights(shares, sinks, request.hides).reshape(scores.shape)
+    skipped = mx.zeros(pairs) if request.return_skipped else None
+    read = shares
     if request.sparse_v_threshold > 0:
         below = shares < request.sparse_v_threshold  # NaN compares false, and stays
-        if request.return_skipped:
-            skipped = (below & (scores != -mx.inf)).astype(mx.float32).mean(axis=-1)
         read = mx.where(below, 0.0, shares)
-    else:
-        read = shares
-    mixed = _product(read.reshape(batch, kv_heads, -1, rows), request.values)
-    out = mixed.reshape(batch, heads, length, value_size)
+        if request.return_skipped:
+            below = below & (scores != -mx.inf)
+            skipped = below.astype(mx.float32).mean(axis=-1).reshape(pairs)
+    out = _product(read, request.values).reshape(*pairs, request.values.shape[3])
     if request.queries.dtype != mx.float32:
         out = out.astype(request.queries.dtype)
     lse = None
     if request.return_lse:
-        lse = _lse(scores)
-        if request.sinks is not None:
-            lse = mx.logaddexp(lse, request.sinks.astype(mx.float32)[:, None, None])
-        lse = lse.squeeze(-1)
-    return AttentionResult(out, scores if request.return_scores else None, lse, skipped, shares)
+        lse = _lse(scores).reshape(pairs)
+        if sinks is not None:
+            lse = mx.logaddexp(lse, sinks.astype(mx.float32)[:, None])
+    found = scores.reshape(*pairs, -1) if request.return_scores else None
+    return AttentionResult(out, found, lse, skipped, shares)
 
 
 def beside_rows(value: PerSequence) -> PerSequence:

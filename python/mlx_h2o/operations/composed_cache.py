@@ -50,16 +50,14 @@ def attention_and_accumulate(
 
 
 def add_mass(importance: mx.array, weights: mx.array) -> mx.array:
-    """``importance`` [B, H, N] plus the weights [B, Hq, L, N] that all queries and query heads of
-    a KV head give to each row; NaN, of a row that is not scored, counts as 0.
+    """``importance`` [B, H, N] plus the weights [B, H, queries, N] that all queries of a KV head
+    give to each row; NaN, of a row that is not scored, counts as 0.
 
     ``importance`` may have more rows, which stay as they are.
     """
-    batch, heads = importance.shape[:2]
-    rows = weights.shape[3]
-    mass = weights.reshape(batch, heads, -1, rows).sum(axis=2)
-    part = _first(importance, rows)
-    return _with_first(importance, mx.where(mx.isnan(part), 0.0, part) + mass)
+    part = _first(importance, weights.shape[3])
+    part = mx.where(mx.isnan(part), 0.0, part) + weights.sum(axis=2)
+    return _with_first(importance, part)
 
 
 def _first(importance: mx.array, rows: int) -> mx.array:

@@ -93,7 +93,7 @@ def fold(
         lost = lost | (place >= math.ceil(share * going.shape[2]))
     into = mx.where(lost, going, mx.argmin(apart, axis=3))
     meets = (mx.expand_dims(into, 3) == mx.expand_dims(into, 2)) & ~mx.expand_dims(lost, 2)
-    weights = mx.maximum(mx.where(mx.isnan(weights), 0, weights), LEAST_WEIGHT)
+    weights = mx.where(weights > LEAST_WEIGHT, weights, LEAST_WEIGHT)  # that of NaN too
     parts = [weights, mx.exp(bias), mass]
     weights, *others = (mx.expand_dims(part, 3) for part in parts)
     # What adds up, side by side; a mean is a sum by weight over the sum of the weights.

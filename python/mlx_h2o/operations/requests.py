@@ -89,9 +89,9 @@ class AttentionRequest:
     [B, Hq, Lq, N] (strides may be 0) and is bool or additive; an additive entry at or below
     ``mask_threshold`` masks its pair. ``causal`` and ``mask`` exclude each other. ``row_bias``,
     float32 [B, Hkv, N or more], comes on top of either; at or below the lowest finite it masks its
-    row, unless ``bias_masks`` is False, which promises that none is. Of packed rows, pairs whose weight is below ``sparse_v_threshold`` add nothing to the
-    output; 0: all add. Where ``return_scores``, ``return_lse`` or ``return_skipped`` is false the
-    back end may give None in that place.
+    row, which it never does where ``bias_masks`` is False. Of packed rows, pairs whose weight is
+    below ``sparse_v_threshold`` add nothing to the output; 0: all add. Where ``return_scores``,
+    ``return_lse`` or ``return_skipped`` is false the back end may give None in that place.
     """
 
     queries: mx.array
@@ -130,7 +130,7 @@ class AttentionRequest:
 class AttentionResult(NamedTuple):
     """What a back end makes of it; None where it was not asked for.
 
-    ``weights`` [B, Hq, Lq, N] are what the composition has anyway; no other back end gives them.
+    ``weights`` [B, Hkv, Hq / Hkv * Lq, N] are what the composition has anyway, and it alone gives.
     """
 
     out: mx.array

@@ -73,9 +73,10 @@ class AttentionOptions(RowOptions, total=False):
 class Operations:
     """What ``candidates`` serve, the preferred first; ``named``, if one of them was asked for.
 
-    Arguments are those of ``fast``, and nobody checks them; a ``row_bias`` masks no row. ``keys`` and ``values`` are arrays, or
+    Arguments are those of ``fast``, and nobody checks them. ``keys`` and ``values`` are arrays, or
     tuples of words, scales and biases, or of words and norms, with ``bits``, ``v_bits`` and
-    ``group_size``. Numbers per sequence are an int, or int32 [] or [B].
+    ``group_size``. A ``row_bias`` masks no row. Numbers per sequence are an int, or int32 [] or
+    [B].
     """
 
     def __init__(self, named: str | None, candidates: Sequence[Backend]) -> None:

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from ..config import H2OConfig
 
 
+_LEAST = 1e-9
+"""Mass and value of the greatest of a head, at least."""
+
+
 class H2O(H2OSum):
     """Attention mass times the length of the value; a share of the places by key diversity.
 
@@ -44,8 +48,8 @@ class H2O(H2OSum):
 
     def rank(self, rows: Rows) -> mx.array:
         heavy = rows.importance * mx.linalg.norm(rows.values.astype(mx.float32), axis=3)
-        greatest = mx.max(mx.where(mx.isnan(heavy), 0, heavy), axis=2, keepdims=True)
-        ranks = heavy / mx.maximum(greatest, 1e-9)
+        known = mx.where(heavy > _LEAST, heavy, _LEAST)  # NaN is not
+        ranks = heavy / mx.max(known, axis=2, keepdims=True)
         diverse = int(self.diversity * rows.places)
         if not diverse:
             return ranks
