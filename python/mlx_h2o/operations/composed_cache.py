@@ -3,16 +3,18 @@
 Part of the composed back end: what the other back ends are compared with.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import mlx.core as mx
 
-from mlx_h2o.operations import buffers, composed, ema, turbo
+from mlx_h2o.operations import buffers, ema, turbo
 from mlx_h2o.operations.placement import placed
 from mlx_h2o.operations.requests import (
     AccumulateRequest,
     AttentionAccumulateRequest,
+    AttentionRequest,
+    AttentionResult,
     KeyDiversityRequest,
     Parts,
     QuantizeAppendRequest,
@@ -32,11 +34,12 @@ def accumulate_scores(request: AccumulateRequest) -> mx.array:
 
 def attention_and_accumulate(
     request: AttentionAccumulateRequest,
+    attend: Callable[[AttentionRequest], AttentionResult],
 ) -> tuple[mx.array, mx.array]:
     """Attention, then ``add_mass`` of its weights, or the moving average of its scores."""
     attention, whole = request.attention, request.importance
     attention.return_scores, attention.return_lse = request.decay is not None, False
-    found = composed.attention(attention)
+    found = attend(attention)
     with placed(attention.stream):
         if request.decay is None:
             importance = add_mass(whole, cast(mx.array, found.weights))

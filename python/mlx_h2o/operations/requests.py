@@ -130,7 +130,8 @@ class AttentionRequest:
 class AttentionResult(NamedTuple):
     """What a back end makes of it; None where it was not asked for.
 
-    ``weights`` [B, Hkv, Hq / Hkv * Lq, N] are what the composition has anyway, and it alone gives.
+    ``weights`` [B, Hkv, Hq / Hkv * Lq, N] come without being asked for, where a back end has no
+    ``attention_and_accumulate`` of its own.
     """
 
     out: mx.array

@@ -127,8 +127,10 @@ class Operations:
         attention, op = request.attention, "attention_and_accumulate"
         attention.return_lse = request.decay is None
         backend = self.backend_for(attention, op)
-        fused = getattr(backend, op, composed_cache.attention_and_accumulate)
-        return cast("tuple[mx.array, mx.array]", fused(request))
+        fused = getattr(backend, op, None)
+        if fused is not None:
+            return cast("tuple[mx.array, mx.array]", fused(request))
+        return composed_cache.attention_and_accumulate(request, backend.attention)
 
     def attention(
         self, queries: mx.array, keys: Rows, values: Rows, **options: Unpack[AttentionOptions]
