@@ -240,7 +240,7 @@ FAULTS = [
     Fault(
         "a bias of rows is left out",
         "operations.composed:_logits",
-        operator("+").becomes("found"),
+        argument("addmm", 0).becomes("mx.zeros_like(bias)"),
         biased,
     ),
     Fault(
@@ -263,8 +263,8 @@ FAULTS = [
     ),
     Fault(
         "the queries are not scaled",
-        "operations.composed:_rows_of_products",
-        operator("*").becomes("request.queries.astype(mx.float32)"),
+        "operations.composed:_logits",
+        operator("*", at=1).becomes("queries"),
         attention,
     ),
     Fault(

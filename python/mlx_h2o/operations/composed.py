@@ -46,11 +46,18 @@ def logits(request: AttentionRequest) -> mx.array:
 
 def _logits(request: AttentionRequest) -> mx.array:
     """The same, [B, Hkv, Hq / Hkv * Lq, N]: the queries of one KV head follow each other."""
-    found = _product(_rows_of_products(request), request.keys, transpose=True)
-    grouped, bias = found.shape, request.row_bias
-    if bias is not None:
-        bias = bias[:, :, None, : grouped[3]]
-        found = found + bias
+    (batch, heads, rows, size), bias = request.keys.shape, request.row_bias
+    queries = _float32(request.queries).reshape(batch, heads, -1, size)
+    if bias is None:
+        found = _product(queries * request.scale, request.keys, transpose=True)
+    else:
+        bias = bias[:, :, None, :rows]
+        if isinstance(request.keys, mx.array):
+            columns = dense(request.keys).swapaxes(2, 3)
+            found = mx.addmm(bias, queries, columns, alpha=request.scale)
+        else:
+            found = bias + _product(queries * request.scale, request.keys, transpose=True)
+    grouped = found.shape
     length = request.queries.shape[2]
     if request.mask is not None or (request.causal and length > 1):
         found = found.reshape(*request.queries.shape[:3], grouped[3])
@@ -59,13 +66,6 @@ def _logits(request: AttentionRequest) -> mx.array:
         # Last: a row that its bias masks meets no NaN of the mask.
         found = mx.where(bias <= _LOWEST, -mx.inf, found)
     return found
-
-
-def _rows_of_products(request: AttentionRequest) -> mx.array:
-    """scale * q, the query heads of one KV head as rows of one product: K is not repeated."""
-    batch, kv_heads, _, size = request.keys.shape
-    queries = _float32(request.queries) * request.scale
-    return queries.reshape(batch, kv_heads, -1, size)
 
 
 def _product(left: mx.array, rows: StoredRows, transpose: bool = False) -> mx.array:
@@ -203,4 +203,4 @@ def keep_indices(request: RetentionRequest) -> mx.array:
             slots = mx.arange(key.shape[-1], dtype=mx.uint32)
             return mx.broadcast_to(slots, key.shape)
         order = mx.argpartition(key, request.count, axis=-1)
-        return mx.sort(order[..., request.count :], axis=-1).astype(mx.uint32)
+        return mx.sort(order[..., request.count :], axis=-1)

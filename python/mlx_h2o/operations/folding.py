@@ -82,8 +82,10 @@ def fold(
     stays = marks == LAST
     vectors = features(keys, values)
     squares = mx.sum(vectors * vectors, axis=3)
-    gone = gathered(vectors, going)
-    apart = mx.addmm(mx.expand_dims(squares, 2), gone, vectors.swapaxes(2, 3), alpha=-2.0)
+    gone = mx.expand_dims(going, 3)
+    apart = mx.addmm(
+        mx.expand_dims(squares, 2), gathered(vectors, gone), vectors.swapaxes(2, 3), alpha=-2.0
+    )
     apart = mx.where(mx.expand_dims(eligible & stays, 2), apart, mx.inf)
     least = mx.min(apart, axis=3) + gathered(squares, going)
     least = mx.where(mx.isnan(gathered(weights, going)), mx.inf, least)
@@ -91,14 +93,16 @@ def fold(
     if share < 1:
         place = mx.argsort(mx.argsort(least, axis=2), axis=2)
         lost = lost | (place >= math.ceil(share * going.shape[2]))
-    into = mx.where(lost, going, mx.argmin(apart, axis=3))
-    meets = (mx.expand_dims(into, 3) == mx.expand_dims(into, 2)) & ~mx.expand_dims(lost, 2)
+    nearest = mx.where(lost, LAST, mx.argmin(apart, axis=3))
+    into = mx.where(lost, going, nearest)
+    slots = mx.expand_dims(into, 3)
+    meets = slots == mx.expand_dims(nearest, 2)
     weights = mx.where(weights > LEAST_WEIGHT, weights, LEAST_WEIGHT)  # that of NaN too
     parts = [weights, mx.exp(bias), mass]
     weights, *others = (mx.expand_dims(part, 3) for part in parts)
     # What adds up, side by side; a mean is a sum by weight over the sum of the weights.
     whole = mx.concatenate([weights * keys, weights * values, weights, *others], axis=3)
-    whole = gathered(whole, into) + meets.astype(mx.float32) @ gathered(whole, going)
+    whole = gathered(whole, slots) + meets.astype(mx.float32) @ gathered(whole, gone)
     size = keys.shape[3]
     end = size + values.shape[3]
     new_keys, new_values, total, count, mass = mx.split(
