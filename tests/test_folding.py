@@ -50,6 +50,7 @@ def counts_of(cache) -> np.ndarray:
 
 def check_counts(course: Course) -> None:
     """Every token seen is in one row of each head, and a row is a whole number of them."""
+    course.flush()
     counts = counts_of(course.cache)
     np.testing.assert_allclose(counts, np.rint(counts), rtol=1e-4)
     for total, one in zip(counts.sum(axis=2), course.references, strict=True):

@@ -11,7 +11,7 @@ import mlx.core as mx
 import pytest
 
 from cache_courses import Course
-from faults.change import argument, assigned, condition, replaced, returned
+from faults.change import argument, assigned, called, condition, replaced, returned
 from faults.place import Fault, assert_caught
 from mlx_h2o import load_prompt_cache, save_prompt_cache, use_backend
 from test_budgets import (
@@ -396,7 +396,7 @@ FAULTS = [
     Fault(
         "the rows that go are not counted",
         "operations.folding:fold",
-        assigned("same").becomes("mx.zeros(meets.shape)"),
+        called("astype", of="meets").becomes("mx.zeros(meets.shape)"),
         partial(composed, partial(no_token_lost, "8 bits", 4)),
     ),
     Fault(
@@ -420,9 +420,7 @@ FAULTS = [
     Fault(
         "the mass is that of the last query alone",
         "operations.composed_cache:add_mass",
-        assigned("mass").becomes(
-            "mx.sum(mx.exp(scores - lse)[:, :, -1:].reshape(batch, heads, -1, rows), axis=2)"
-        ),
+        called("sum").becomes("weights[:, :, -1]"),
         partial(composed, partial(life, policy="h2o")),
     ),
     Fault(

@@ -239,74 +239,76 @@ FAULTS = [
     ),
     Fault(
         "a bias of rows is left out",
-        "operations.composed:_masked",
-        operator("+").becomes("products"),
+        "operations.composed:_logits",
+        argument("addmm", 0).becomes("mx.zeros_like(bias)"),
         biased,
     ),
     Fault(
         "a bias of rows masks only where it is infinite",
-        "operations.composed:_masked",
-        operator("<=").becomes("own == -mx.inf"),
+        "operations.composed:_logits",
+        operator("<=").becomes("bias == -mx.inf"),
         biased,
     ),
     Fault(
         "KV heads take each other's bias",
-        "operations.composed:_masked",
-        assigned("own").becomes("_[:, ::-1]"),
+        "operations.composed:_logits",
+        assigned("bias").becomes("_[:, ::-1]"),
         biased,
     ),
     Fault(
         "a row that its bias masks meets the NaN of a mask",
-        "operations.composed:_masked",
-        argument("where", 1).becomes("-mx.inf + logits.reshape(products.shape)"),
+        "operations.composed:_logits",
+        argument("where", 1).becomes("-mx.inf + found"),
         biased,
     ),
     Fault(
         "the queries are not scaled",
-        "operations.composed:_rows_of_products",
-        operator("*").becomes("request.queries.astype(mx.float32)"),
+        "operations.composed:_logits",
+        operator("*", at=1).becomes("queries"),
         attention,
     ),
     Fault(
         "a query that sees nothing gives NaN",
-        "operations.composed:softmax_parts",
-        assigned("peak", at=2).becomes("peak"),
+        "operations.composed:weights",
+        returned().becomes("found"),
         attention,
     ),
     Fault(
         "the sink is left out of the denominator",
-        "operations.composed:softmax_parts",
-        condition(at=2).becomes("False"),
+        "operations.composed:weights",
+        condition(of="sinks").becomes("False"),
         attention,
     ),
     Fault(
-        "the lse leaves out the largest logit",
+        "the lse leaves out the sink",
         "operations.composed:_attend",
-        operator("+", of="log").becomes("mx.log(total)"),
+        called("logaddexp").becomes("lse"),
         attention,
     ),
     Fault(
         "values have the bits of keys",
-        "operations.composed:dense",
-        argument("dequantize", "bits").becomes("4"),
+        "operations.composed:_product",
+        argument("quantized_matmul", "bits").becomes("4"),
         packed,
     ),
     Fault(
         "sparse V compares with the largest weight",
         "operations.composed:_attend",
-        assigned("below").becomes("weights < request.sparse_v_threshold"),
+        operator("<").becomes(
+            "shares < request.sparse_v_threshold * shares.max(axis=-1, keepdims=True)"
+        ),
         packed,
     ),
     Fault(
         "skipped rows are still added",
         "operations.composed:_attend",
-        assigned("weights", of="where").becomes("weights"),
+        assigned("read", of="where").becomes("shares"),
         packed,
     ),
     Fault(
         "ties go to the higher position",
         "operations.composed:retention_key",
-        operator("-", of="_POSITION_BITS", at=1).becomes("place"),
+        operator("-").becomes("(ranks.astype(mx.int64) << 32) + place"),
         selection,
     ),
     Fault(
@@ -324,7 +326,7 @@ FAULTS = [
     Fault(
         "a row without a score ranks with the scored",
         "operations.composed:retention_key",
-        argument("where", 1, of="_UNSCORED").becomes("_SCORED"),
+        argument("where", 1, of="_UNSCORED").becomes("0"),
         selection,
     ),
     Fault(
@@ -342,7 +344,7 @@ FAULTS = [
     Fault(
         "negative scores in reverse",
         "operations.composed:_ordered_bits",
-        operator("~").becomes("bits"),
+        operator("^").becomes("bits"),
         selection,
     ),
     Fault(
@@ -390,9 +392,7 @@ FAULTS = [
     Fault(
         "the mass is that of the last block",
         "operations.composed_prefill:_mass",
-        operator("+", of="shares").becomes(
-            "(shares @ weights.reshape(batch, kv_heads, -1, keys)).squeeze(2)"
-        ),
+        operator("+").becomes("weights.reshape(batch, kv_heads, -1, keys).sum(axis=2)"),
         partial(chunks, "mass"),
     ),
     Fault(

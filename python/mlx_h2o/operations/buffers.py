@@ -110,7 +110,5 @@ def padded(array: mx.array, length: int, fill: float) -> mx.array:
 
 
 def wide(slots: mx.array, array: mx.array) -> mx.array:
-    """``slots`` as indices of all elements of the array's rows there, if they are not yet."""
-    if slots.ndim == array.ndim:
-        return slots
-    return mx.broadcast_to(mx.expand_dims(slots, -1), (*slots.shape, array.shape[3]))
+    """``slots`` as indices of the array's rows there, if they are not yet."""
+    return slots if slots.ndim == array.ndim else mx.expand_dims(slots, 3)

@@ -15,7 +15,7 @@ from mlx_h2o.operations.arguments import StreamLike
 from mlx_h2o.operations.buffers import gathered, put_rows, wide
 from mlx_h2o.operations.placement import placed
 
-_LAST = 2**32 - 1
+LAST = mx.array(2**32 - 1, mx.uint32)
 """Above every slot."""
 
 
@@ -61,7 +61,7 @@ def _moves(kept: mx.array, capacity: int, start: int, tail: int) -> tuple[mx.arr
     keep = kept.shape[2]
     count = min(keep, capacity - keep)
     source = kept[:, :, -1 : -count - 1 : -1]
-    free = mx.sort(marked(kept, capacity)[:, :, :keep], axis=2)[:, :, :count]
+    free = mx.sort(marked(kept, capacity), axis=2)[:, :, :count]
     target = mx.where(source >= keep, free, source)
     if tail:
         newest = mx.broadcast_to(mx.arange(tail, dtype=mx.uint32), (*kept.shape[:2], tail))
@@ -71,9 +71,9 @@ def _moves(kept: mx.array, capacity: int, start: int, tail: int) -> tuple[mx.arr
 
 
 def marked(kept: mx.array, capacity: int) -> mx.array:
-    """uint32 [B, H, capacity]: the number of each slot, or one above all where it is ``kept``."""
+    """uint32 [B, H, capacity]: the number of each slot, or ``LAST`` where it is ``kept``."""
     slots = mx.broadcast_to(_slots(capacity), (*kept.shape[:2], capacity))
-    return mx.put_along_axis(slots, kept, mx.array(_LAST, mx.uint32), axis=2)
+    return mx.put_along_axis(slots, kept, LAST, axis=2)
 
 
 @lru_cache(maxsize=64)

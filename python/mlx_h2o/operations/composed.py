@@ -6,6 +6,7 @@ softmax are float32, and the output is rounded once, to the dtype of the queries
 """
 
 from dataclasses import replace
+from typing import cast
 
 import mlx.core as mx
 
@@ -15,6 +16,7 @@ from mlx_h2o.operations.requests import (
     AttentionRequest,
     AttentionResult,
     PerSequence,
+    QuantizedRows,
     RetentionRequest,
     StoredRows,
     TurboRows,
@@ -22,9 +24,8 @@ from mlx_h2o.operations.requests import (
 
 name = "composed"
 
-# Classes of rows, the worst first, in the two upper bits of the retention key.
-_PADDING, _UNSCORED, _SCORED, _PROTECTED = range(4)
-_POSITION_BITS = 30
+_GREATEST = 2**31 - 1
+_PADDING, _UNSCORED = 1 - 2**31, 2 - 2**31  # below the bits of -inf
 _LOWEST = mx.finfo(mx.float32).min
 
 
@@ -40,30 +41,43 @@ def refuses(request: AttentionRequest) -> str:
 
 def logits(request: AttentionRequest) -> mx.array:
     """scale * q.k + mask + row_bias, float32 [B, Hq, Lq, N], -inf where the pair is masked."""
-    return _masked(request, _rows_of_products(request) @ _columns(request.keys))
+    return _logits(request).reshape(*request.queries.shape[:3], request.keys.shape[2])
 
 
-def _rows_of_products(request: AttentionRequest) -> mx.array:
-    """scale * q, the query heads of one KV head as rows of one product: K is not repeated."""
-    batch, kv_heads, _, size = request.keys.shape
-    queries = _float32(request.queries) * request.scale
-    return queries.reshape(batch, kv_heads, -1, size)
+def _logits(request: AttentionRequest) -> mx.array:
+    """The same, [B, Hkv, Hq / Hkv * Lq, N]: the queries of one KV head follow each other."""
+    (batch, heads, rows, size), bias = request.keys.shape, request.row_bias
+    queries = _float32(request.queries).reshape(batch, heads, -1, size)
+    if bias is None:
+        found = _product(queries * request.scale, request.keys, transpose=True)
+    else:
+        bias = bias[:, :, None, :rows]
+        if isinstance(request.keys, mx.array):
+            columns = dense(request.keys).swapaxes(2, 3)
+            found = mx.addmm(bias, queries, columns, alpha=request.scale)
+        else:
+            found = bias + _product(queries * request.scale, request.keys, transpose=True)
+    grouped = found.shape
+    length = request.queries.shape[2]
+    if request.mask is not None or (request.causal and length > 1):
+        found = found.reshape(*request.queries.shape[:3], grouped[3])
+        found = _masked_pairs(request, found).reshape(grouped)
+    if bias is not None and request.bias_masks:
+        # Last: a row that its bias masks meets no NaN of the mask.
+        found = mx.where(bias <= _LOWEST, -mx.inf, found)
+    return found
 
 
-def _columns(keys: StoredRows) -> mx.array:
-    return dense(keys).swapaxes(-1, -2)
-
-
-def _masked(request: AttentionRequest, products: mx.array) -> mx.array:
-    batch, heads, length, _ = request.queries.shape
-    rows = request.keys.shape[2]
-    if request.row_bias is None:
-        return _masked_pairs(request, products.reshape(batch, heads, length, rows))
-    own = request.row_bias[:, :, None, :rows]  # beside the products of its KV head
-    logits = _masked_pairs(request, (products + own).reshape(batch, heads, length, rows))
-    # Last: a row that its bias masks meets no NaN of the mask.
-    grouped = mx.where(own <= _LOWEST, -mx.inf, logits.reshape(products.shape))
-    return grouped.reshape(logits.shape)
+def _product(left: mx.array, rows: StoredRows, transpose: bool = False) -> mx.array:
+    """``left`` [B, Hkv, n, ...] times rows as float32; packed ones from scales and biases upcast
+    first."""
+    if isinstance(rows, QuantizedRows):
+        return mx.quantized_matmul(
+            left, rows.words, _float32(rows.scales), _float32(rows.biases), transpose=transpose,
+            group_size=rows.group_size, bits=rows.bits,
+        )  # fmt: skip
+    right = dense(rows)
+    return left @ (right.swapaxes(2, 3) if transpose else right)
 
 
 def _masked_pairs(request: AttentionRequest, logits: mx.array) -> mx.array:
@@ -71,9 +85,7 @@ def _masked_pairs(request: AttentionRequest, logits: mx.array) -> mx.array:
     if request.causal:
         last = mx.arange(rows - length, rows)[:, None]
         return mx.where(mx.arange(rows) <= last, logits, -mx.inf)
-    mask = request.mask
-    if mask is None:
-        return logits
+    mask = cast(mx.array, request.mask)
     if mask.dtype == mx.bool_:
         return mx.where(mask, logits, -mx.inf)
     bias = mask.astype(mx.float32)
@@ -81,22 +93,23 @@ def _masked_pairs(request: AttentionRequest, logits: mx.array) -> mx.array:
     return mx.where(bias <= request.mask_threshold, -mx.inf, logits + bias)
 
 
-def softmax_parts(scores: mx.array, sinks: mx.array | None) -> tuple[mx.array, mx.array, mx.array]:
-    """``exp(scores - peak)``, their total with the sinks [Hq], and the peak: [B, Hq, L, N or 1].
+def weights(scores: mx.array, sinks: mx.array | None = None, masked: bool = True) -> mx.array:
+    """The softmax over the last axis of scores [B, Hq, L, N], with sinks [Hq] in its denominator:
+    0 where a score is -inf, and so where a query has nothing to attend to. ``masked`` is False
+    where none is."""
+    found = mx.softmax(mx.maximum(scores, _LOWEST) if masked else scores, axis=-1)
+    if sinks is not None:
+        found = found * mx.sigmoid(_lse(scores) - sinks.astype(mx.float32)[:, None, None])
+    return mx.where(scores == -mx.inf, 0.0, found) if masked else found
 
-    Where a query has nothing to attend to, the weights are 0, and the total is, without a sink.
-    """
-    peak = scores.max(axis=-1, keepdims=True)
-    if sinks is not None:
-        sinks = sinks.astype(mx.float32)[None, :, None, None]
-        peak = mx.maximum(peak, sinks)
-    # With nothing to attend to the peak is -inf, and -inf - -inf would be NaN.
-    peak = mx.maximum(peak, _LOWEST)
-    weights = mx.exp(scores - peak)
-    total = weights.sum(axis=-1, keepdims=True)
-    if sinks is not None:
-        total = total + mx.exp(sinks - peak)
-    return weights, total, peak
+
+def weights_of(scores: mx.array, lse: mx.array) -> mx.array:
+    """The same of the ``lse`` [B, Hq, L], sinks included."""
+    return mx.exp(scores - mx.maximum(mx.expand_dims(lse, -1), _LOWEST))
+
+
+def _lse(scores: mx.array) -> mx.array:
+    return mx.logsumexp(scores, axis=-1, keepdims=True)
 
 
 def _float32(array: mx.array) -> mx.array:
@@ -121,31 +134,35 @@ def attention(request: AttentionRequest) -> AttentionResult:
             keys, values = dense(request.keys), dense(request.values)
             turned = replace(turbo.turned(request), keys=keys, values=values)
             return turbo.turned_back(request, attention(turned))
-        if request.is_packed:
-            keys, values = dense(request.keys), dense(request.values)
-            request = replace(request, keys=keys, values=values)
-        return _attend(request, logits(request))
+        return _attend(request)
 
 
-def _attend(request: AttentionRequest, scores: mx.array) -> AttentionResult:
-    batch, heads, length, _ = request.queries.shape
-    kv_heads, _, value_size = request.values.shape[1:]
-    weights, total, peak = softmax_parts(scores, request.sinks)
-    skipped = mx.zeros((batch, heads, length)) if request.return_skipped else None
+def _attend(request: AttentionRequest) -> AttentionResult:
+    pairs, sinks = request.queries.shape[:3], request.sinks
+    scores = _logits(request)
+    if sinks is None:
+        shares = weights(scores, masked=request.hides)
+    else:
+        shares = scores.reshape(*pairs, -1)
+        shares = weights(shares, sinks, request.hides).reshape(scores.shape)
+    skipped = mx.zeros(pairs) if request.return_skipped else None
+    read = shares
     if request.sparse_v_threshold > 0:
-        # NaN compares false, and stays.
-        below = weights < request.sparse_v_threshold * total
-        weights = mx.where(below, 0.0, weights)
+        below = shares < request.sparse_v_threshold  # NaN compares false, and stays
+        read = mx.where(below, 0.0, shares)
         if request.return_skipped:
-            skipped = (below & (scores != -mx.inf)).astype(mx.float32).mean(axis=-1)
-    mixed = weights.reshape(batch, kv_heads, -1, weights.shape[-1]) @ dense(request.values)
-    mixed = mixed.reshape(batch, heads, length, value_size)
-    # The total is at least 1, or 0 where there is nothing to attend to.
-    out = mixed / mx.maximum(total, 1.0)
+            below = below & (scores != -mx.inf)
+            skipped = below.astype(mx.float32).mean(axis=-1).reshape(pairs)
+    out = _product(read, request.values).reshape(*pairs, request.values.shape[3])
     if request.queries.dtype != mx.float32:
         out = out.astype(request.queries.dtype)
-    lse = (peak + mx.log(total)).squeeze(-1) if request.return_lse else None
-    return AttentionResult(out, scores if request.return_scores else None, lse, skipped)
+    lse = None
+    if request.return_lse:
+        lse = _lse(scores).reshape(pairs)
+        if sinks is not None:
+            lse = mx.logaddexp(lse, sinks.astype(mx.float32)[:, None])
+    found = scores.reshape(*pairs, -1) if request.return_scores else None
+    return AttentionResult(out, found, lse, skipped, shares)
 
 
 def beside_rows(value: PerSequence) -> PerSequence:
@@ -154,31 +171,28 @@ def beside_rows(value: PerSequence) -> PerSequence:
 
 
 def _ordered_bits(scores: mx.array) -> mx.array:
-    """uint32 in the order of the float32 scores; -0 and +0 are the same."""
-    bits = (scores + 0.0).view(mx.uint32)
-    sign = mx.array(1 << 31, mx.uint32)
-    return mx.where(bits >= sign, ~bits, bits | sign)
+    """int32 in the order of the float32 scores; -0 and +0 are the same."""
+    bits = (scores + 0.0).view(mx.int32)
+    return mx.where(bits < 0, bits ^ _GREATEST, bits)
 
 
 def retention_key(request: RetentionRequest) -> mx.array:
-    """uint64 [B, H, N], higher is kept longer; distinct within a head, so no tie remains.
+    """int64 [B, H, N], higher is kept longer; distinct within a head, so no tie remains.
 
-    class << 62 | ordered score << 30 | (2^30 - 1 - position), where only the class of scored
-    rows carries a score, and padding has its slot in the place of a position.
+    rank << 32 - position. The rank of a scored row is its score's; protected rows are above all
+    of these, unscored ones below, and below them padding, which has its slot in the place of a
+    position.
     """
     scores, positions = request.scores, request.positions
     protected = positions < request.sink_size
     if request.recent_start is not None:
         protected = protected | (positions >= beside_rows(request.recent_start))
-    classes = mx.where(mx.isnan(scores), _UNSCORED, _SCORED)
-    classes = mx.where(protected, _PROTECTED, classes)
-    classes = mx.where(positions < 0, _PADDING, classes)
-    ranked = mx.where(classes == _SCORED, _ordered_bits(scores), mx.array(0, mx.uint32))
-    place = mx.where(positions < 0, mx.arange(positions.shape[-1], dtype=mx.int32), positions)
-    place = ((1 << _POSITION_BITS) - 1) - place
-    key = classes.astype(mx.uint64) << mx.array(62, mx.uint64)
-    key = key | (ranked.astype(mx.uint64) << mx.array(_POSITION_BITS, mx.uint64))
-    return key | place.astype(mx.uint64)
+    padding = positions < 0
+    ranks = mx.where(mx.isnan(scores), _UNSCORED, _ordered_bits(scores))
+    ranks = mx.where(protected, _GREATEST, ranks)
+    ranks = mx.where(padding, _PADDING, ranks)
+    place = mx.where(padding, mx.arange(positions.shape[2], dtype=mx.int32), positions)
+    return (ranks.astype(mx.int64) << 32) - place
 
 
 def keep_indices(request: RetentionRequest) -> mx.array:
@@ -189,4 +203,4 @@ def keep_indices(request: RetentionRequest) -> mx.array:
             slots = mx.arange(key.shape[-1], dtype=mx.uint32)
             return mx.broadcast_to(slots, key.shape)
         order = mx.argpartition(key, request.count, axis=-1)
-        return mx.sort(order[..., request.count :], axis=-1).astype(mx.uint32)
+        return mx.sort(order[..., request.count :], axis=-1)

@@ -3,7 +3,8 @@
 Part of the composed back end: what the other back ends are compared with.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import cast
 
 import mlx.core as mx
 
@@ -11,11 +12,15 @@ from mlx_h2o.operations import buffers, ema, turbo
 from mlx_h2o.operations.placement import placed
 from mlx_h2o.operations.requests import (
     AccumulateRequest,
+    AttentionAccumulateRequest,
+    AttentionRequest,
+    AttentionResult,
     KeyDiversityRequest,
     Parts,
     QuantizeAppendRequest,
 )
 
+_START = mx.array([0])
 LEAST_NORM = 1e-12  # a key of zeros has the direction 0, not NaN
 
 
@@ -27,22 +32,46 @@ def accumulate_scores(request: AccumulateRequest) -> mx.array:
         )
 
 
-def add_mass(importance: mx.array, scores: mx.array, lse: mx.array) -> mx.array:
-    """``importance`` [B, H, N] plus the weights ``exp(scores - lse)`` that all queries and query
-    heads of a KV head give to each row; NaN, of a row that is not scored, counts as 0.
+def attention_and_accumulate(
+    request: AttentionAccumulateRequest,
+    attend: Callable[[AttentionRequest], AttentionResult],
+) -> tuple[mx.array, mx.array]:
+    """Attention, then ``add_mass`` of its weights, or the moving average of its scores."""
+    attention, whole = request.attention, request.importance
+    attention.return_scores, attention.return_lse = request.decay is not None, False
+    found = attend(attention)
+    with placed(attention.stream):
+        if request.decay is None:
+            importance = add_mass(whole, cast(mx.array, found.weights))
+        else:
+            scores, masked = cast(mx.array, found.scores), attention.hides
+            part = _first(whole, scores.shape[3])
+            part = ema.accumulate(part, scores, decay=request.decay, masked=masked)
+            importance = _with_first(whole, part)
+        # Untied, the scores of every step would wait for someone to ask, graph and all.
+        return mx.depends(found.out, [importance]), importance
 
-    Args:
-        importance: float32 [B, H, N or more], of which the others stay as they are.
-        scores: float32 [B, Hq, L, N].
-        lse: float32 [B, Hq, L]; a query that sees nothing, -inf, adds nothing.
+
+def add_mass(importance: mx.array, weights: mx.array) -> mx.array:
+    """``importance`` [B, H, N] plus the weights [B, H, queries, N] that all queries of a KV head
+    give to each row; NaN, of a row that is not scored, counts as 0.
+
+    ``importance`` may have more rows, which stay as they are.
     """
-    batch, heads, room = importance.shape
-    rows = scores.shape[3]
-    lse = mx.where(lse == -mx.inf, mx.inf, lse)[..., None]
-    mass = mx.sum(mx.exp(scores - lse).reshape(batch, heads, -1, rows), axis=2)
-    part = importance if room == rows else importance[:, :, :rows]
-    found = mx.where(mx.isnan(part), 0.0, part) + mass
-    return found if room == rows else mx.slice_update(importance, found, mx.array([0]), [2])
+    part = _first(importance, weights.shape[3])
+    part = mx.where(mx.isnan(part), 0.0, part) + weights.sum(axis=2)
+    return _with_first(importance, part)
+
+
+def _first(importance: mx.array, rows: int) -> mx.array:
+    return importance if importance.shape[2] == rows else importance[:, :, :rows]
+
+
+def _with_first(importance: mx.array, part: mx.array) -> mx.array:
+    """``importance`` with ``part`` in the place of its first rows."""
+    if importance.shape[2] == part.shape[2]:
+        return part
+    return mx.slice_update(importance, part, _START, [2])
 
 
 def key_diversity(request: KeyDiversityRequest) -> mx.array:
@@ -59,7 +88,7 @@ def diversity(keys: mx.array) -> mx.array:
 
 
 def _normalised(vectors: mx.array) -> mx.array:
-    norm = mx.sqrt(mx.sum(mx.square(vectors), axis=-1, keepdims=True))
+    norm = mx.linalg.norm(vectors, axis=-1, keepdims=True)
     return vectors / mx.maximum(norm, LEAST_NORM)
 
 

@@ -86,7 +86,6 @@ def _mass(request: AttentionRequest) -> mx.array:
     mass = mx.zeros((batch, kv_heads, keys))
     for first, last in _ranges(length, batch * heads * keys * 4):
         scores = _block(request, (first, last), (0, keys), mass)
-        weights, total, _ = composed.softmax_parts(scores, request.sinks)
-        shares = mx.where(total == 0, 0.0, 1 / total).reshape(batch, kv_heads, 1, -1)
-        mass = mass + (shares @ weights.reshape(batch, kv_heads, -1, keys)).squeeze(2)
+        weights = composed.weights(scores, request.sinks)
+        mass = mass + weights.reshape(batch, kv_heads, -1, keys).sum(axis=2)
     return mass

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from mlx_h2o.operations.buffers import gathered
-from mlx_h2o.operations.compaction import marked
+from mlx_h2o.operations.compaction import LAST, marked
 
 LEAST_WEIGHT = 1e-9
 """A row weighs this much at least, so that a mean of rows without weight is one."""
@@ -39,15 +39,14 @@ def features(keys: mx.array, values: mx.array) -> mx.array:
     of ``D ** -0.5``; and that of the values over their mean square.
     """
     keys, values = keys.astype(mx.float32), values.astype(mx.float32)
-    size = keys.shape[3]
-    logits = mx.sqrt(_mean_square(keys) / (size * size))
-    return mx.concatenate(
-        [keys * logits, values * mx.rsqrt(mx.maximum(_mean_square(values), 1e-12))], axis=3
-    )
+    size, value_size = keys.shape[3], values.shape[3]
+    logits = mx.sqrt(_mean_square(keys) / size)
+    scale = mx.rsqrt(mx.maximum(_mean_square(values) * value_size, 1e-12))
+    return mx.concatenate([keys * logits, values * scale], axis=3)
 
 
 def _mean_square(rows: mx.array) -> mx.array:
-    return mx.mean(mx.sum(rows * rows, axis=3, keepdims=True), axis=2, keepdims=True)
+    return mx.mean(mx.square(rows), axis=(2, 3), keepdims=True)
 
 
 def fold(
@@ -78,32 +77,41 @@ def fold(
         share: of the rows of a head that go, rounded up, those that are folded: the nearest; of
             equals the first. Above 0, at most 1.
     """
-    rows = keys.shape[2]
-    slots = mx.sort(marked(kept, rows), axis=2)
-    going = slots[:, :, : rows - kept.shape[2]]
-    stays = mx.put_along_axis(mx.zeros(eligible.shape, mx.bool_), kept, mx.array(True), axis=2)
+    marks = marked(kept, keys.shape[2])
+    going = mx.sort(marks, axis=2)[:, :, : keys.shape[2] - kept.shape[2]]
+    stays = marks == LAST
     vectors = features(keys, values)
     squares = mx.sum(vectors * vectors, axis=3)
-    apart = squares[:, :, None] - 2 * gathered(vectors, going) @ vectors.swapaxes(2, 3)
-    apart = mx.where((eligible & stays)[:, :, None], apart, mx.inf)
+    gone = mx.expand_dims(going, 3)
+    apart = mx.addmm(
+        mx.expand_dims(squares, 2), gathered(vectors, gone), vectors.swapaxes(2, 3), alpha=-2.0
+    )
+    apart = mx.where(mx.expand_dims(eligible & stays, 2), apart, mx.inf)
     least = mx.min(apart, axis=3) + gathered(squares, going)
     least = mx.where(mx.isnan(gathered(weights, going)), mx.inf, least)
     lost = least == mx.inf
     if share < 1:
         place = mx.argsort(mx.argsort(least, axis=2), axis=2)
         lost = lost | (place >= math.ceil(share * going.shape[2]))
-    into = mx.where(lost, going, mx.argmin(apart, axis=3).astype(mx.uint32))
-    meets = (into[..., None] == into[..., None, :]) & ~lost[..., None, :]
-    same = meets.astype(mx.float32)
-    weights = mx.maximum(mx.where(mx.isnan(weights), 0, weights), LEAST_WEIGHT)
-    there, here = (gathered(weights, some)[..., None] for some in (into, going))
-    total = there + same @ here
-
-    def mean(array: mx.array) -> mx.array:
-        own, others = (gathered(array, some).astype(mx.float32) for some in (into, going))
-        return ((there * own + same @ (here * others)) / total).astype(array.dtype)
-
-    def added(array: mx.array) -> mx.array:
-        return gathered(array, into) + (same @ gathered(array, going)[..., None]).squeeze(-1)
-
-    return Folded(into, mean(keys), mean(values), mx.log(added(mx.exp(bias))), added(mass))
+    nearest = mx.where(lost, LAST, mx.argmin(apart, axis=3))
+    into = mx.where(lost, going, nearest)
+    slots = mx.expand_dims(into, 3)
+    meets = slots == mx.expand_dims(nearest, 2)
+    weights = mx.where(weights > LEAST_WEIGHT, weights, LEAST_WEIGHT)  # that of NaN too
+    parts = [weights, mx.exp(bias), mass]
+    weights, *others = (mx.expand_dims(part, 3) for part in parts)
+    # What adds up, side by side; a mean is a sum by weight over the sum of the weights.
+    whole = mx.concatenate([weights * keys, weights * values, weights, *others], axis=3)
+    whole = gathered(whole, slots) + meets.astype(mx.float32) @ gathered(whole, gone)
+    size = keys.shape[3]
+    end = size + values.shape[3]
+    new_keys, new_values, total, count, mass = mx.split(
+        whole, [size, end, end + 1, end + 2], axis=3
+    )
+    return Folded(
+        into,
+        (new_keys / total).astype(keys.dtype),
+        (new_values / total).astype(values.dtype),
+        mx.log(count).squeeze(3),
+        mass.squeeze(3),
+    )

@@ -89,9 +89,9 @@ class AttentionRequest:
     [B, Hq, Lq, N] (strides may be 0) and is bool or additive; an additive entry at or below
     ``mask_threshold`` masks its pair. ``causal`` and ``mask`` exclude each other. ``row_bias``,
     float32 [B, Hkv, N or more], comes on top of either; at or below the lowest finite it masks its
-    row. Of packed rows, pairs whose weight is below ``sparse_v_threshold`` add nothing to the
-    output; 0: all add. Where ``return_scores``, ``return_lse`` or ``return_skipped`` is false the
-    back end may give None in that place.
+    row, which it never does where ``bias_masks`` is False. Of packed rows, pairs whose weight is
+    below ``sparse_v_threshold`` add nothing to the output; 0: all add. Where ``return_scores``,
+    ``return_lse`` or ``return_skipped`` is false the back end may give None in that place.
     """
 
     queries: mx.array
@@ -108,6 +108,7 @@ class AttentionRequest:
     return_skipped: bool = False
     stream: StreamLike = None
     row_bias: mx.array | None = None
+    bias_masks: bool = True
 
     @property
     def is_packed(self) -> bool:
@@ -122,17 +123,22 @@ class AttentionRequest:
     @property
     def hides(self) -> bool:
         """Whether there may be a pair that is masked."""
-        masked = self.mask is not None or self.row_bias is not None
+        masked = self.mask is not None or (self.row_bias is not None and self.bias_masks)
         return masked or (self.causal and self.queries.shape[2] > 1)
 
 
 class AttentionResult(NamedTuple):
-    """What a back end makes of it; None where it was not asked for."""
+    """What a back end makes of it; None where it was not asked for.
+
+    ``weights`` [B, Hkv, Hq / Hkv * Lq, N] come without being asked for, where a back end has no
+    ``attention_and_accumulate`` of its own.
+    """
 
     out: mx.array
     scores: mx.array | None = None
     lse: mx.array | None = None
     skipped: mx.array | None = None
+    weights: mx.array | None = None
 
 
 @dataclass(slots=True, eq=False)

@@ -20,7 +20,6 @@ from mlx_h2o.operations import (
     turbo,
 )
 from mlx_h2o.operations.arguments import StreamLike
-from mlx_h2o.operations.placement import placed
 from mlx_h2o.operations.requests import (
     AccumulateRequest,
     AttentionAccumulateRequest,
@@ -76,7 +75,8 @@ class Operations:
 
     Arguments are those of ``fast``, and nobody checks them. ``keys`` and ``values`` are arrays, or
     tuples of words, scales and biases, or of words and norms, with ``bits``, ``v_bits`` and
-    ``group_size``. Numbers per sequence are an int, or int32 [] or [B].
+    ``group_size``. A ``row_bias`` masks no row. Numbers per sequence are an int, or int32 [] or
+    [B].
     """
 
     def __init__(self, named: str | None, candidates: Sequence[Backend]) -> None:
@@ -130,31 +130,13 @@ class Operations:
         fused = getattr(backend, op, None)
         if fused is not None:
             return cast("tuple[mx.array, mx.array]", fused(request))
-        found = backend.attention(attention)
-        assert found.scores is not None
-        with placed(attention.stream):
-            rows, whole = attention.keys.shape[2], request.importance
-            if request.decay is None:
-                assert found.lse is not None
-                importance = composed_cache.add_mass(whole, found.scores, found.lse)
-                return mx.depends(found.out, [importance]), importance
-            part = whole if whole.shape[2] == rows else whole[:, :, :rows]
-            importance = self.function(composed_cache.accumulate_scores)(
-                AccumulateRequest(
-                    part, found.scores, request.decay, attention.hides, attention.stream
-                )
-            )
-            if part is not whole:
-                importance = mx.slice_update(whole, importance, mx.array([0]), [2])
-            # Untied, the scores of every step would wait for someone to ask, graph and all.
-            return mx.depends(found.out, [importance]), importance
+        return composed_cache.attention_and_accumulate(request, backend.attention)
 
     def attention(
         self, queries: mx.array, keys: Rows, values: Rows, **options: Unpack[AttentionOptions]
     ) -> AttentionResult:
         """Out; and where asked for scores and lse."""
-        scores = options.get("return_scores", False)
-        return self.serve_attention(_attention_request(queries, keys, values, options, scores))
+        return self.serve_attention(_attention_request(queries, keys, values, **options))
 
     def attention_and_accumulate(
         self,
@@ -167,7 +149,7 @@ class Operations:
         **options: Unpack[RowOptions],
     ) -> tuple[mx.array, mx.array]:
         """Out and the new importance; the mass where ``decay`` is None."""
-        attention = _attention_request(queries, keys, values, options, True)
+        attention = _attention_request(queries, keys, values, True, **options)
         return self.serve_accumulating(AttentionAccumulateRequest(attention, importance, decay))
 
     def _output(self, *rows: mx.array, **options: Unpack[AttentionOptions]) -> mx.array:
@@ -197,18 +179,29 @@ class Operations:
 
 
 def _attention_request(
-    queries: mx.array, keys: Rows, values: Rows, options: Any, return_scores: bool
+    queries: mx.array,
+    keys: Rows,
+    values: Rows,
+    return_scores: bool = False,
+    *,
+    scale: float,
+    causal: bool = False,
+    mask: mx.array | None = None,
+    sinks: mx.array | None = None,
+    row_bias: mx.array | None = None,
+    bits: int = 8,
+    group_size: int = 64,
+    v_bits: int = 8,
+    sparse_v_threshold: float = 0.0,
+    return_lse: bool = False,
+    stream: StreamLike = None,
 ) -> AttentionRequest:
-    """``options`` are ``AttentionOptions`` or ``RowOptions``."""
-    get = options.get
-    mask, stream, threshold, size = get("mask"), get("stream"), 0.0, get("group_size", 64)
-    stored = stored_rows(keys, get("bits", 8), size)
-    others = stored_rows(values, get("v_bits", 8), size)
+    stored = stored_rows(keys, bits, group_size)
+    threshold = 0.0
     if mask is not None:
         threshold = MASK_THRESHOLDS.get(mask.dtype, 0.0)
         mask = mx.broadcast_to(mask, (*queries.shape[:3], stored.shape[2]), stream=stream)
     return AttentionRequest(
-        queries, stored, others, options["scale"], get("causal", False), mask, get("sinks"),
-        threshold, get("sparse_v_threshold", 0.0), return_scores,
-        get("return_lse", False), False, stream, get("row_bias"),
+        queries, stored, stored_rows(values, v_bits, group_size), scale, causal, mask, sinks,
+        threshold, sparse_v_threshold, return_scores, return_lse, False, stream, row_bias, False,
     )  # fmt: skip

@@ -56,7 +56,10 @@ class RowKernels:
         found = attention.outputs(execute)
         if request.decay is None:
             with placed(request.attention.stream):
-                mass = composed_cache.add_mass(request.importance, found["scores"], found["lse"])
+                scores, (batch, heads) = found["scores"], request.importance.shape[:2]
+                weights = composed.weights_of(scores, found["lse"])
+                weights = weights.reshape(batch, heads, -1, scores.shape[3])
+                mass = composed_cache.add_mass(request.importance, weights)
                 return mx.depends(found["out"], [mass]), mass
         plan = launch_rows.accumulate_scores(
             AccumulateRequest(request.importance, found["scores"], request.decay)

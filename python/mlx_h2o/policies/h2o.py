@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 FEWEST_RECENT = 32
 """Recent rows, below which much is lost."""
 
+_LEAST = 1e-9
+"""Mass and value of the greatest of a head, at least."""
+
 
 class H2O(H2OSum):
     """Attention mass times the length of the value; a share of the places by key diversity.
@@ -47,10 +50,9 @@ class H2O(H2OSum):
         return max(rows // 4, min(FEWEST_RECENT, rows // 2))
 
     def rank(self, rows: Rows) -> mx.array:
-        values = rows.values.astype(mx.float32)
-        heavy = rows.importance * mx.sqrt(mx.sum(values * values, axis=3))
-        greatest = mx.max(mx.where(mx.isnan(heavy), 0, heavy), axis=2, keepdims=True)
-        ranks = heavy / mx.maximum(greatest, 1e-9)
+        heavy = rows.importance * mx.linalg.norm(rows.values.astype(mx.float32), axis=3)
+        known = mx.where(heavy > _LEAST, heavy, _LEAST)  # NaN is not
+        ranks = heavy / mx.max(known, axis=2, keepdims=True)
         diverse = int(self.diversity * rows.places)
         if not diverse:
             return ranks

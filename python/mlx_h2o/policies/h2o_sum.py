@@ -6,8 +6,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..operations.composed_cache import add_mass
 from .base import Policy, Rows
-from .weights import add_mass
 
 
 class H2OSum(Policy):
@@ -25,7 +25,7 @@ class H2OSum(Policy):
     kind = "mass"
 
     def accumulate(self, importance: mx.array, scores: mx.array, **_: Any) -> mx.array:
-        return add_mass(importance, scores)
+        return add_mass(importance, scores.reshape(*importance.shape[:2], -1, scores.shape[3]))
 
     def rank(self, rows: Rows) -> mx.array:
         return rows.importance

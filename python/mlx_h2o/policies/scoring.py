@@ -27,15 +27,13 @@ def seen(
     if not policy.needs_weights:
         return scores
     if lse is None:
-        weights, total, _ = composed.softmax_parts(scores, sinks)
-        return mx.where(total == 0, 0.0, weights / total)
+        return composed.weights(scores, sinks)
     if lse.shape != scores.shape[:3]:
         raise ValueError(
             f"[H2OKVCache.update_scores] lse has shape {lse.shape}, expected [B, Hq, L] = "
             f"{scores.shape[:3]} as the scores."
         )
-    lse = mx.expand_dims(lse, -1)
-    return mx.where(lse == -mx.inf, 0.0, mx.exp(scores - lse))
+    return composed.weights_of(scores, lse)
 
 
 def fold(

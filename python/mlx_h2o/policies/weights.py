@@ -14,12 +14,6 @@ def per_kv_head(weights: mx.array, heads: int) -> mx.array:
     return weights.reshape(batch, heads, query_heads // heads, length, rows)
 
 
-def add_mass(importance: mx.array, weights: mx.array) -> mx.array:
-    """``importance`` [B, H, N] plus the weights of all queries and query heads; NaN counts as 0."""
-    mass = mx.sum(per_kv_head(weights, importance.shape[1]), axis=(2, 3))
-    return mx.where(mx.isnan(importance), 0.0, importance) + mass
-
-
 def order(values: mx.array, positions: mx.array) -> mx.array:
     """The place of each row among its head's, 0 (least) to N - 1, float32 [B, H, N].
 
