@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from dataclasses import replace
 from fractions import Fraction
 
 import mlx.core as mx
@@ -98,6 +99,15 @@ def test_an_arm_that_cannot_be_is_refused_and_said(tiny):
     assert any("wrong" in note and "none such" in note for note in report.notes(result))
     with pytest.raises(ValueError, match="expected more than 4"):
         arms.Sizes(tiny[0]).made(arms.ARMS["window"], 400, 100)
+
+
+def test_tokens_that_are_read_at_once_see_each_other(tiny):
+    """A full cache gives the same loss; a window of 18 rows another."""
+    one, many = (
+        evaluated(tiny, FEW[:2], settings=replace(SETTINGS, step=step)) for step in (1, 40)
+    )
+    np.testing.assert_allclose(figures(many, "full")["loss"], figures(one, "full")["loss"])
+    assert figures(many, "window")["loss"] != figures(one, "window")["loss"]
 
 
 def test_an_arm_without_folding_drops_rows():

@@ -27,6 +27,7 @@ _ARMS = [arm.name for arm in DEFAULT]
 _HELP = {
     "documents": "texts of each task",
     "length": "tokens of each where losses are measured",
+    "step": "tokens that are read at once there",
     "lengths": "tokens of texts with facts, and of a chat",
     "facts": "facts in each text",
     "writing": "tokens to write",

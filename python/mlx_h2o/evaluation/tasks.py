@@ -46,6 +46,8 @@ class Settings:
 
     documents: texts of each task.
     length: tokens of each where losses are measured.
+    step: tokens that are read at once where losses are measured: of more than one the later see
+        the earlier, whatever the budget is.
     lengths: tokens of texts with facts, and of a chat.
     facts: facts in each text.
     writing: tokens to write.
@@ -57,6 +59,7 @@ class Settings:
 
     documents: int = 4
     length: int = 768
+    step: int = 1
     lengths: tuple[int, ...] = (1000, 2000, 4000)
     facts: int = 16
     writing: int = 6000
@@ -64,7 +67,8 @@ class Settings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("documents", 1), ("length", PROMPT + 2), ("facts", 1), ("writing", 1)):
+        leasts = {"documents": 1, "length": PROMPT + 2, "step": 1, "facts": 1, "writing": 1}
+        for name, least in leasts.items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected at least {least}")
         for length in self.lengths:
@@ -113,7 +117,7 @@ def cases(
     if "loss" in tasks or "chunks" in tasks:
         read_of = windows(tokenizer, texts, count=count, length=length)
         losses = _Losses(model, read_of, vocabulary)
-        for task, step in (("loss", 1), ("chunks", CHUNK)):
+        for task, step in (("loss", settings.step), ("chunks", CHUNK)):
             if task in tasks:
                 yield Case(task, length, losses.measuring(step), losses.full)
     if "facts" in tasks:
