@@ -62,6 +62,12 @@ class Arm:
         return self.kind in ("window", "ours") and not own
 
 
+def _framed(bits: int, v_bits: int) -> Arm:
+    """All rows, in the frames of their heads."""
+    settings = {"policy": "keydiff", "max_kv_size": None, "kv_bits": bits, "v_bits": v_bits}
+    return Arm(f"K{bits}V{v_bits}", settings=settings)
+
+
 def alone(**settings: Any) -> dict[str, Any]:
     """A policy as its authors have it: float16 rows, dropped, as many in every layer."""
     return {"kv_bits": None, "fold": False, "layers": "equal"} | settings
@@ -74,6 +80,7 @@ ARMS = {
         Arm("window", "window"),
         Arm("kv8", "stock", bits=8),
         Arm("kv4", "stock", bits=4),
+        *(_framed(bits, v_bits) for bits, v_bits in ((8, 4), (6, 5), (5, 4))),
         Arm("random", settings=alone(policy="random")),
         Arm("prompt-random", settings=alone(policy="random", sink_size=PINNED)),
         Arm("keydiff", settings=alone(policy="keydiff")),
