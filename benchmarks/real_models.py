@@ -36,6 +36,7 @@ def main() -> None:
     parser.add_argument("--arms", nargs="+", default=tuple(ARMS))
     parser.add_argument("--bytes", nargs="+", type=Fraction, default=[*map(Fraction, SHARES)])
     parser.add_argument("--documents", type=int, default=8)
+    parser.add_argument("--step", type=int, default=Settings.step)
     parser.add_argument("--lengths", nargs="+", type=int, default=Settings.lengths)
     parser.add_argument("--json", type=Path, help="the result file")
     args = parser.parse_args()
@@ -52,7 +53,9 @@ def main() -> None:
         model_name=args.model,
         tasks=args.tasks,
         shares=args.bytes,
-        settings=Settings(documents=args.documents, ruler=args.ruler, lengths=tuple(args.lengths)),
+        settings=Settings(
+            documents=args.documents, step=args.step, lengths=tuple(args.lengths), ruler=args.ruler
+        ),
         file=args.json or RESULTS / f"real_{args.model}.json",
         watch=Watch(),
     )
