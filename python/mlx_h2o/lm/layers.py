@@ -127,8 +127,8 @@ def rows_by_head(
     by_head = shared(most)
     if all({*layer} == {rows} for layer in by_head):
         return None
-    follows = not (length or config.mixed or config.preallocate)
-    shorter = [(tokens, shared(tokens)) for tokens in _lengths(rows, most)] if follows else []
+    fixed = config.mixed or config.preallocate
+    shorter = [] if fixed else [(tokens, shared(tokens)) for tokens in _lengths(rows, most)]
 
     def settled(layer: int, own: int) -> H2OConfig:
         """Of the heads of a layer that have ``own`` rows of the longest texts."""
