@@ -5,7 +5,7 @@ import MLXH2OLM
 import MLXLMCommon
 import Testing
 
-/// Rows that are folded: what is not told by the suites of all policies.
+/// Rows that are folded: what traces do not tell.
 @Suite struct FoldingTests {
     private func folding(
         rows: Int = 16, bits: Int? = nil, contextSize: Int? = nil
@@ -18,7 +18,7 @@ import Testing
     private func fed(_ cache: H2OKVCache, _ tokens: Tokens, _ lengths: [Int]) throws {
         for length in lengths {
             let range = cache.offset..<cache.offset + length
-            try withError { eval(attend(tokens, range, cache, mask: length > 1 ? .causal : .none)) }
+            try withError { eval(attend(tokens, range, cache)) }
         }
     }
 
