@@ -41,9 +41,6 @@ public struct H2OConfiguration: Sendable, Hashable {
     public let kvGroupSize: Int
     /// In the place of ``kvBits``: rows as codes of rotated directions.
     public private(set) var kvFormat: KVFormat?
-    /// With ``kvFormat``: of how many of the first and as many of the last layers
-    /// `evictingCaches(for:configuration:policy:budgets:)` keeps the rows in 8 bits instead.
-    public private(set) var turboGuard: Int
     /// Tokens that the model was trained for: rows further back than so many from the newest token
     /// are the first to go, sinks excepted. Nil: `evictingCaches(for:configuration:policy:budgets:)` takes
     /// what an `H2OTransformer` says; in other caches, and with 0, only the policy decides.
@@ -87,7 +84,6 @@ public struct H2OConfiguration: Sendable, Hashable {
     ///     their head, and rotated
     ///   - kvGroupSize: elements that share a scale and a bias: 32, 64 or 128
     ///   - kvFormat: rows as codes of rotated directions; not with `kvBits`
-    ///   - turboGuard: with `kvFormat`, layers at each end that keep 8 bits
     ///   - contextSize: rows further back than so many tokens go first; 0: they do not; nil: as the
     ///     model says, if it does
     /// - Throws: ``H2OError`` where a value is out of range or the sizes exceed the budget
@@ -96,7 +92,7 @@ public struct H2OConfiguration: Sendable, Hashable {
         policy: PolicyName = .keydiff, diversity: Double = 0.5, decay: Double = 0.95,
         evictEvery: Int? = nil, sharedHeads: Bool = false, speculative: Int = 0, kvBits: Int? = nil,
         valueBits: Int? = nil, kvFrame: Bool = true, kvGroupSize: Int = 64,
-        kvFormat: KVFormat? = nil, turboGuard: Int = 0, contextSize: Int? = nil
+        kvFormat: KVFormat? = nil, contextSize: Int? = nil
     ) throws {
         try require("maxKVSize", maxKVSize, atLeast: 1)
         try require("sinkSize", sinkSize, atLeast: 0)
@@ -117,14 +113,9 @@ public struct H2OConfiguration: Sendable, Hashable {
         if let valueBits, kvBits == nil {
             throw failure("valueBits is \(valueBits) and kvBits is nil, expected kvBits too.")
         }
-        try require("turboGuard", turboGuard, atLeast: 0)
         if let kvFormat, let kvBits {
             throw failure(
                 "kvFormat is '\(kvFormat.rawValue)' and kvBits \(kvBits), expected one of them.")
-        }
-        if turboGuard > 0, kvFormat == nil {
-            throw failure(
-                "turboGuard is \(turboGuard) and kvFormat nil, expected a kvFormat too.")
         }
         guard sinkSize < maxKVSize else {
             throw failure(
@@ -144,7 +135,6 @@ public struct H2OConfiguration: Sendable, Hashable {
         framing = kvBits != nil && kvFrame ? true : nil
         self.kvGroupSize = kvGroupSize
         self.kvFormat = kvFormat
-        self.turboGuard = turboGuard
         self.contextSize = contextSize
         self.heavySize = try Self.heavySize(
             of: maxKVSize, sink: sinkSize, heavy: heavySize, recent: recentSize, policy: policy)
@@ -158,13 +148,13 @@ public struct H2OConfiguration: Sendable, Hashable {
 
     /// What was published: the policy `h2o-ema`, and a split scaled to `maxKVSize`. The other arguments,
     /// and the errors:
-    /// ``init(maxKVSize:sinkSize:heavySize:recentSize:policy:diversity:decay:evictEvery:sharedHeads:speculative:kvBits:valueBits:kvFrame:kvGroupSize:kvFormat:turboGuard:contextSize:)``.
+    /// ``init(maxKVSize:sinkSize:heavySize:recentSize:policy:diversity:decay:evictEvery:sharedHeads:speculative:kvBits:valueBits:kvFrame:kvGroupSize:kvFormat:contextSize:)``.
     public init(
         preset: Preset, maxKVSize: Int = 256, sinkSize: Int = 4, recentSize: Int? = nil,
         policy: PolicyName = .h2oEma, diversity: Double = 0.5, decay: Double = 0.95,
         evictEvery: Int? = nil, sharedHeads: Bool = false, speculative: Int = 0, kvBits: Int? = nil,
         valueBits: Int? = nil, kvFrame: Bool = true, kvGroupSize: Int = 64,
-        kvFormat: KVFormat? = nil, turboGuard: Int = 0, contextSize: Int? = nil
+        kvFormat: KVFormat? = nil, contextSize: Int? = nil
     ) throws {
         try require("maxKVSize", maxKVSize, atLeast: 1)
         try require("sinkSize", sinkSize, atLeast: 0)
@@ -175,7 +165,7 @@ public struct H2OConfiguration: Sendable, Hashable {
             recentSize: recentSize, policy: policy, diversity: diversity, decay: decay,
             evictEvery: evictEvery, sharedHeads: sharedHeads, speculative: speculative,
             kvBits: kvBits, valueBits: valueBits, kvFrame: kvFrame, kvGroupSize: kvGroupSize,
-            kvFormat: kvFormat, turboGuard: turboGuard, contextSize: contextSize)
+            kvFormat: kvFormat, contextSize: contextSize)
     }
 
     private static func heavySize(
@@ -205,7 +195,6 @@ extension H2OConfiguration {
         found.kvBits = 8
         found.framing = true
         found.kvFormat = nil
-        found.turboGuard = 0
         return found
     }
 
@@ -275,15 +264,15 @@ extension H2OConfiguration: Codable {
         case framing = "kv_frame"
         case kvGroupSize = "kv_group_size"
         case kvFormat = "kv_format"
-        case turboGuard = "turbo_guard"
         case contextSize = "context_size"
     }
 
-    /// Settings of Python that are not known here, and their values that change nothing.
+    /// Settings of Python, or of earlier versions, that are not known here, and their values that
+    /// change nothing.
     private static let unserved: [String: [Value]] = [
         "light_bits": [.nothing], "dense_size": [.nothing, .number(0)],
         "kv_handed": [.text("packed")], "sparse_v": [.number(0)],
-        "unequal_budgets": [.flag(true), .flag(false)],
+        "unequal_budgets": [.flag(true), .flag(false)], "turbo_guard": [.number(0)],
         // Of rows that are stored as codes, which do not say it.
         "dtype": [.text("float32"), .text("float16"), .text("bfloat16")],
     ]
@@ -357,7 +346,6 @@ extension H2OConfiguration: Codable {
             kvFrame: values.decodeIfPresent(Bool.self, forKey: .framing) ?? false,
             kvGroupSize: values.decodeIfPresent(Int.self, forKey: .kvGroupSize) ?? 64,
             kvFormat: Self.format(values.decodeIfPresent(String.self, forKey: .kvFormat)),
-            turboGuard: values.decodeIfPresent(Int.self, forKey: .turboGuard) ?? 0,
             contextSize: values.decodeIfPresent(Int.self, forKey: .contextSize))
     }
 

@@ -40,16 +40,6 @@ import Testing
         #expect(caches.map { "\(type(of: $0))" } == ["H2OKVCache", "Sliding"])
     }
 
-    @Test func theEndsOfAModelAreGuarded() throws {
-        let model = Unmodified(caches: (0..<4).map { _ in KVCacheSimple() })
-        let settings = try H2OConfiguration(kvFormat: .turbo3, turboGuard: 1)
-        let caches = try evictingCaches(for: model, configuration: settings).compactMap {
-            $0 as? H2OKVCache
-        }
-        #expect(caches.map(\.configuration.kvFormat) == [nil, .turbo3, .turbo3, nil])
-        #expect(caches.map(\.configuration.kvBits) == [8, nil, nil, 8])
-    }
-
     /// Rows as Python shared them out.
     @Test func layersKeepTheirOwnBudgets() throws {
         let file = FileManager.default.temporaryDirectory.appendingPathComponent(
