@@ -68,7 +68,7 @@ def case(name: str, rounds: Rounds, settings: dict[str, Any], **more: Any) -> Ca
         "heavy_size": config.heavy_size, "recent_size": config.recent_size,
         "policy": config.policy, "evict_every": config.evict_every,
         "speculative": config.speculative, "kv_group_size": config.kv_group_size,
-        "shared_heads": config.shared_heads, "kv_frame": config.kv_frame,
+        "kv_frame": config.kv_frame,
         "rounds": [list(pair) for pair in rounds],
     }  # fmt: skip
     optional = ("kv_bits", "v_bits", "kv_format", "context_size")
@@ -158,7 +158,6 @@ def test_chunks_leave_the_rows_of_python(swift: Leg, backend: str) -> None:
         "dense": {},
         "groups": {"evict_every": 16, "context_size": 0},
         "context": {"evict_every": 4, "context_size": 30},
-        "shared": {"evict_every": 3, "shared_heads": True},
         "packed": {"evict_every": 4, **PACKED},
         "packed, without a frame": {"evict_every": 4, **PACKED, "kv_frame": False},
         "codes": {"evict_every": 5, **CODES},
@@ -182,7 +181,6 @@ FILES = {
     "codes beside scales": {"kv_format": "turbo8v2", "kv_group_size": 32},
     "codes beside dense keys": {"kv_format": "turbo0v4"},
     "drafts": {"speculative": 3},
-    "shared": {"shared_heads": True},
 }
 
 
@@ -221,6 +219,7 @@ def test_settings_that_swift_lacks_are_refused_by_name(swift: Leg, tmp_path: Pat
         "sparse_v is 1e-06": {"kv_bits": 8, "sparse_v": 1e-6},
         "kv_handed is 'arrays'": {"kv_bits": 8, "kv_handed": "arrays"},
         "max_kv_size is null": {"max_kv_size": None},
+        "shared_heads is true": {"shared_heads": True},
     }
     cases = []
     for place, (said, settings) in enumerate(lacking.items()):

@@ -20,9 +20,6 @@ public struct H2OConfiguration: Sendable, Hashable {
     /// Rows of each head that leave a full cache together, so that a step in so many evicts. Never
     /// more than `maxKVSize` rows are kept; with 1 a row goes for each that comes.
     public private(set) var evictEvery: Int
-    /// Whether all KV heads of a layer keep the same positions, by the mean of their ranks; else each
-    /// head chooses by itself.
-    public let sharedHeads: Bool
     /// Tokens that a draft model may propose at a time. The last `speculative + 1` rows are then never
     /// evicted, and can be taken back without a trace.
     public let speculative: Int
@@ -76,7 +73,6 @@ public struct H2OConfiguration: Sendable, Hashable {
     ///   - decay: of the policy `h2o-ema`, at least 0, below 1
     ///   - evictEvery: rows that leave a full cache together, at least 1; no more go than are not
     ///     protected; nil: one row of 32, as measured
-    ///   - sharedHeads: whether all KV heads keep the same positions
     ///   - speculative: tokens that a draft model may propose at a time, which count in the budget
     ///   - kvBits: bits of quantised rows; nil: rows stay as they come
     ///   - valueBits: bits of quantised values, where they differ from those of the keys
@@ -90,9 +86,9 @@ public struct H2OConfiguration: Sendable, Hashable {
     public init(
         maxKVSize: Int = 256, sinkSize: Int = 4, heavySize: Int? = nil, recentSize: Int? = nil,
         policy: PolicyName = .keydiff, diversity: Double = 0.5, decay: Double = 0.95,
-        evictEvery: Int? = nil, sharedHeads: Bool = false, speculative: Int = 0, kvBits: Int? = nil,
-        valueBits: Int? = nil, kvFrame: Bool = true, kvGroupSize: Int = 64,
-        kvFormat: KVFormat? = nil, contextSize: Int? = nil
+        evictEvery: Int? = nil, speculative: Int = 0, kvBits: Int? = nil, valueBits: Int? = nil,
+        kvFrame: Bool = true, kvGroupSize: Int = 64, kvFormat: KVFormat? = nil,
+        contextSize: Int? = nil
     ) throws {
         try require("maxKVSize", maxKVSize, atLeast: 1)
         try require("sinkSize", sinkSize, atLeast: 0)
@@ -128,7 +124,6 @@ public struct H2OConfiguration: Sendable, Hashable {
         self.diversity = diversity
         self.decay = decay
         self.evictEvery = evictEvery ?? max(1, maxKVSize / 32)
-        self.sharedHeads = sharedHeads
         self.speculative = speculative
         self.kvBits = kvBits
         self.valueBits = valueBits
@@ -148,13 +143,13 @@ public struct H2OConfiguration: Sendable, Hashable {
 
     /// What was published: the policy `h2o-ema`, and a split scaled to `maxKVSize`. The other arguments,
     /// and the errors:
-    /// ``init(maxKVSize:sinkSize:heavySize:recentSize:policy:diversity:decay:evictEvery:sharedHeads:speculative:kvBits:valueBits:kvFrame:kvGroupSize:kvFormat:contextSize:)``.
+    /// ``init(maxKVSize:sinkSize:heavySize:recentSize:policy:diversity:decay:evictEvery:speculative:kvBits:valueBits:kvFrame:kvGroupSize:kvFormat:contextSize:)``.
     public init(
         preset: Preset, maxKVSize: Int = 256, sinkSize: Int = 4, recentSize: Int? = nil,
         policy: PolicyName = .h2oEma, diversity: Double = 0.5, decay: Double = 0.95,
-        evictEvery: Int? = nil, sharedHeads: Bool = false, speculative: Int = 0, kvBits: Int? = nil,
-        valueBits: Int? = nil, kvFrame: Bool = true, kvGroupSize: Int = 64,
-        kvFormat: KVFormat? = nil, contextSize: Int? = nil
+        evictEvery: Int? = nil, speculative: Int = 0, kvBits: Int? = nil, valueBits: Int? = nil,
+        kvFrame: Bool = true, kvGroupSize: Int = 64, kvFormat: KVFormat? = nil,
+        contextSize: Int? = nil
     ) throws {
         try require("maxKVSize", maxKVSize, atLeast: 1)
         try require("sinkSize", sinkSize, atLeast: 0)
@@ -163,9 +158,9 @@ public struct H2OConfiguration: Sendable, Hashable {
         try self.init(
             maxKVSize: maxKVSize, sinkSize: sinkSize, heavySize: heavySize,
             recentSize: recentSize, policy: policy, diversity: diversity, decay: decay,
-            evictEvery: evictEvery, sharedHeads: sharedHeads, speculative: speculative,
-            kvBits: kvBits, valueBits: valueBits, kvFrame: kvFrame, kvGroupSize: kvGroupSize,
-            kvFormat: kvFormat, contextSize: contextSize)
+            evictEvery: evictEvery, speculative: speculative, kvBits: kvBits,
+            valueBits: valueBits, kvFrame: kvFrame, kvGroupSize: kvGroupSize, kvFormat: kvFormat,
+            contextSize: contextSize)
     }
 
     private static func heavySize(
@@ -257,7 +252,6 @@ extension H2OConfiguration: Codable {
         case diversity
         case decay
         case evictEvery = "evict_every"
-        case sharedHeads = "shared_heads"
         case speculative
         case kvBits = "kv_bits"
         case valueBits = "v_bits"
@@ -273,6 +267,7 @@ extension H2OConfiguration: Codable {
         "light_bits": [.nothing], "dense_size": [.nothing, .number(0)],
         "kv_handed": [.text("packed")], "sparse_v": [.number(0)],
         "unequal_budgets": [.flag(true), .flag(false)], "turbo_guard": [.number(0)],
+        "shared_heads": [.flag(false)],
         // Of rows that are stored as codes, which do not say it.
         "dtype": [.text("float32"), .text("float16"), .text("bfloat16")],
     ]
@@ -339,7 +334,6 @@ extension H2OConfiguration: Codable {
             diversity: values.decodeIfPresent(Double.self, forKey: .diversity) ?? 0.5,
             decay: values.decode(Double.self, forKey: .decay),
             evictEvery: values.decode(Int.self, forKey: .evictEvery),
-            sharedHeads: values.decodeIfPresent(Bool.self, forKey: .sharedHeads) ?? false,
             speculative: values.decodeIfPresent(Int.self, forKey: .speculative) ?? 0,
             kvBits: values.decodeIfPresent(Int.self, forKey: .kvBits),
             valueBits: values.decodeIfPresent(Int.self, forKey: .valueBits),

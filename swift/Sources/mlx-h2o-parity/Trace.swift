@@ -120,10 +120,9 @@ func configuration(of parity: Case) throws -> H2OConfiguration {
         heavySize: parity.fields.heavySize, recentSize: parity.fields.recentSize,
         policy: PolicyName(named: parity.field(\.policy, "policy")),
         decay: try parity.field(\.decay, "decay"),
-        evictEvery: parity.fields.evictEvery ?? 1, sharedHeads: parity.fields.sharedHeads ?? false,
-        speculative: parity.fields.speculative ?? 0, kvBits: parity.fields.kvBits,
-        valueBits: parity.fields.vBits, kvFrame: parity.fields.kvFrame ?? false,
-        kvGroupSize: parity.fields.kvGroupSize ?? 64,
+        evictEvery: parity.fields.evictEvery ?? 1, speculative: parity.fields.speculative ?? 0,
+        kvBits: parity.fields.kvBits, valueBits: parity.fields.vBits,
+        kvFrame: parity.fields.kvFrame ?? false, kvGroupSize: parity.fields.kvGroupSize ?? 64,
         kvFormat: parity.fields.kvFormat.flatMap { KVFormat(rawValue: $0) },
         contextSize: parity.fields.contextSize)
 }

@@ -125,7 +125,11 @@ private typealias Make = @Sendable () throws -> H2OConfiguration
             return try JSONDecoder().decode(H2OConfiguration.self, from: file)
         }
         for (same, other, said) in [
-            ("\"turbo_guard\":0", "\"turbo_guard\":1", "turbo_guard is 1, expected 0")
+            ("\"turbo_guard\":0", "\"turbo_guard\":1", "turbo_guard is 1, expected 0"),
+            (
+                "\"shared_heads\":false", "\"shared_heads\":true",
+                "shared_heads is true, expected false: that is not served in Swift"
+            ),
         ] {
             #expect(try read(same) == made)
             let error = #expect(throws: H2OError.self) { try read(other) }
@@ -136,7 +140,7 @@ private typealias Make = @Sendable () throws -> H2OConfiguration
     @Test func survivesJSONAndChecksWhatItReads() throws {
         let made = try H2OConfiguration(
             maxKVSize: 48, policy: .h2oEma, diversity: 0.25, decay: 0.5, evictEvery: 3,
-            sharedHeads: true, kvFormat: .turbo8v3, contextSize: 2048)
+            kvFormat: .turbo8v3, contextSize: 2048)
         let data = try JSONEncoder().encode(made)
         #expect(try JSONDecoder().decode(H2OConfiguration.self, from: data) == made)
         for (good, bad) in [
