@@ -42,8 +42,7 @@ import Testing
 
     /// Rows as Python shared them out.
     @Test func layersKeepTheirOwnBudgets() throws {
-        let file = FileManager.default.temporaryDirectory.appendingPathComponent(
-            "\(UUID().uuidString).json")
+        let file = temporaryFile("json")
         defer { try? FileManager.default.removeItem(at: file) }
         try Data(#"{"budgets": [24, 8]}"#.utf8).write(to: file)
         let settings = try H2OConfiguration(maxKVSize: 16, sinkSize: 2, heavySize: 4, kvBits: 8)
@@ -60,8 +59,7 @@ import Testing
 
     /// KV heads that differ are in two caches, of a model that is routed.
     @Test(arguments: PolicyName.allCases) func headsKeepTheirOwnBudgets(policy: PolicyName) throws {
-        let file = FileManager.default.temporaryDirectory.appendingPathComponent(
-            "\(UUID().uuidString).json")
+        let file = temporaryFile("json")
         defer { try? FileManager.default.removeItem(at: file) }
         try Data(#"{"budgets": [[24, 8], [12, 12]]}"#.utf8).write(to: file)
         let budgets = try rowsPerLayer(contentsOf: file)
@@ -126,8 +124,7 @@ import Testing
         #expect(try message([16, [8, 16]]).contains("KV heads have budgets of their own needs"))
         #expect(try message([16, 4]).contains("sinkSize is 4, expected fewer than maxKVSize = 4"))
         #expect(try message([16, .each(Int.max)]).contains("maxKVSize is \(Int.max), expected"))
-        let file = FileManager.default.temporaryDirectory.appendingPathComponent(
-            "\(UUID().uuidString).json")
+        let file = temporaryFile("json")
         defer { try? FileManager.default.removeItem(at: file) }
         #expect(throws: H2OError.self) { try rowsPerLayer(contentsOf: file) }
         for text in [

@@ -62,8 +62,7 @@ import Testing
 
     @Test func filesThatWereChanged() async {
         await #expect(processExitsWith: .success) {
-            let url = FileManager.default.temporaryDirectory
-                .appending(path: "mlx-h2o-\(UUID().uuidString).safetensors")
+            let url = temporaryFile()
             defer { try? FileManager.default.removeItem(at: url) }
             let settings = try H2OConfiguration(maxKVSize: 16, policy: .h2oEma, speculative: 2)
             let cache = H2OKVCache(settings)

@@ -75,8 +75,7 @@ import Testing
     }
 
     @Test func copiesAndFilesHoldEverything() throws {
-        let url = FileManager.default.temporaryDirectory
-            .appending(path: "mlx-h2o-\(UUID().uuidString).safetensors")
+        let url = temporaryFile()
         defer { try? FileManager.default.removeItem(at: url) }
         let tokens = Tokens(count: 60, seed: 14)
         let cache = QuantizedH2OKVCache(try configuration(valueBits: 4), name: "layer 3")

@@ -122,8 +122,7 @@ import Testing
     }
 
     @Test func filesHoldEverything() throws {
-        let url = FileManager.default.temporaryDirectory
-            .appending(path: "mlx-h2o-\(UUID().uuidString).safetensors")
+        let url = temporaryFile()
         defer { try? FileManager.default.removeItem(at: url) }
         let tokens = Tokens(count: 40, seed: 3)
         let cache = try filled(20, small(), tokens)
@@ -142,8 +141,7 @@ import Testing
     }
 
     @Test func otherFilesAreRefused() throws {
-        let url = FileManager.default.temporaryDirectory
-            .appending(path: "mlx-h2o-\(UUID().uuidString).safetensors")
+        let url = temporaryFile()
         defer { try? FileManager.default.removeItem(at: url) }
         #expect(throws: H2OError.self) { try H2OKVCache.save([KVCacheSimple()], to: url) }
         try save(arrays: ["a": MLXArray(Float(1))], url: url)

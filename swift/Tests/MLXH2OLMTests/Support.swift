@@ -1,3 +1,4 @@
+import Foundation
 import MLX
 import MLXH2O
 import MLXH2OLM
@@ -12,6 +13,31 @@ func attend(
     return MLXH2OLM.attentionWithCacheUpdate(
         queries: queries, keys: keys, values: values, cache: cache, scale: 0.25,
         mask: mask ?? (range.count > 1 ? .causal : .none))
+}
+
+/// The same of rows that are given, evaluated.
+func attended(
+    _ queries: MLXArray, _ keys: MLXArray, _ values: MLXArray, _ cache: any KVCache,
+    scale: Float = 0.25, mask: MLXFast.ScaledDotProductAttentionMaskMode? = nil
+) throws -> MLXArray {
+    try withError {
+        let output = MLXH2OLM.attentionWithCacheUpdate(
+            queries: queries, keys: keys, values: values, cache: cache, scale: scale,
+            mask: mask ?? (queries.dim(2) > 1 ? .causal : .none))
+        eval(output)
+        return output
+    }
+}
+
+/// The greatest difference of two elements.
+func furthest(_ one: MLXArray, _ other: MLXArray) -> Float {
+    MLX.abs(one - other).reshaped(-1).max(axis: 0).item(Float.self)
+}
+
+/// A name for a file, which is not there.
+func temporaryFile(_ ending: String = "safetensors") -> URL {
+    FileManager.default.temporaryDirectory.appending(
+        path: "mlx-h2o-\(UUID().uuidString).\(ending)")
 }
 
 /// Settings for 8 rows: 1 sink, 4 heavy, 3 recent; two leave together.
