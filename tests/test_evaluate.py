@@ -22,9 +22,14 @@ def model_and_tokens() -> tuple[Any, list[int]]:
 
 
 @pytest.mark.slow
-def test_losses_are_those_of_one_forward_pass(model_and_tokens: tuple[Any, list[int]]) -> None:
+@pytest.mark.parametrize("step", [1, 7])
+def test_losses_are_those_of_one_forward_pass(
+    model_and_tokens: tuple[Any, list[int]], step: int
+) -> None:
     model, tokens = model_and_tokens
-    run = evaluate.teacher_forced(model, make_prompt_cache(model), tokens, first=BUDGET, chunk=10)
+    run = evaluate.teacher_forced(
+        model, make_prompt_cache(model), tokens, first=BUDGET, step=step, chunk=10
+    )
     logits = model(mx.array(tokens)[None, :-1])[0, BUDGET - 1 :]
     chosen = mx.take_along_axis(logits, mx.array(tokens[BUDGET:])[:, None], axis=-1)[:, 0]
     expected = mx.logsumexp(logits, axis=-1) - chosen

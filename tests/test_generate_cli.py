@@ -42,7 +42,7 @@ def test_the_command_reads_standard_input_and_prints_only_the_text(capsys, monke
         "--kv-bits 8",
         "--kv-bits 8 --v-bits 4 --kv-group-size 32",
         "--kv-format turbo3",
-        "--kv-format turbo8v4 --turbo-guard 1",
+        "--kv-format turbo8v4",
     ],
 )
 def test_the_command_quantises(flags, capsys):

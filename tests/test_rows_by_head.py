@@ -252,7 +252,7 @@ def test_where_there_is_nothing_to_probe_for(demo, monkeypatch):
         {"heavy_size": 20, "recent_size": 20},
         {"kv_bits": 8, "light_bits": 4, "dense_size": 20},
         {"speculative": 20},
-        {"kv_format": "turbo3", "turbo_guard": 1},
+        {"kv_format": "turbo3"},
         {"evict_every": 7},
         {"policy": "h2o"},
         {"shared_heads": True},

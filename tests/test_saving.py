@@ -268,16 +268,26 @@ def test_unknown_classes_are_refused(saved):
         load_prompt_cache(file)
 
 
-def test_settings_of_another_version_are_refused(saved, monkeypatch):
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"temperature": 3}, "temperature"),
+        ({"turbo_guard": 1}, "turbo_guard is 1, expected 0: this setting of earlier versions is"),
+        ({"turbo_guard": 0}, ""),
+    ],
+)
+def test_settings_of_another_version(saved, monkeypatch, settings, said):
+    """Those that are not known are refused; not those that changed nothing."""
     file, caches = saved
-    states = [cache.state for cache in caches]
-    settings = json.loads(states[0][-1]) | {"temperature": 3}
-    monkeypatch.setattr(
-        H2OKVCache, "state", property(lambda self: (*states[0][:-1], json.dumps(settings)))
-    )
+    state = caches[0].state
+    given = json.dumps(json.loads(state[-1]) | settings)
+    monkeypatch.setattr(H2OKVCache, "state", property(lambda self: (*state[:-1], given)))
     save_prompt_cache(file, caches)
     monkeypatch.undo()
-    with pytest.raises(ValueError, match="cannot be read: .*temperature"):
+    if not said:
+        assert load_prompt_cache(file)[0].config == caches[0].config
+        return
+    with pytest.raises(ValueError, match=f"cannot be read: .*{said}"):
         load_prompt_cache(file)
 
 

@@ -37,16 +37,20 @@ Rounds = Sequence[tuple[int, int]]
 """Tokens that come together, and how many of them go back."""
 
 
-Leg = Callable[[Sequence[Case]], dict[str, Outcome]]
+Leg = Callable[..., dict[str, Outcome]]
 
 
 @pytest.fixture
 def swift(tmp_path: Path) -> Leg:
-    """Runs cases in the Swift package."""
-    leg = SwiftLeg("swift", BACKEND)
-    if leg.not_run():
-        pytest.skip(leg.not_run())
-    return lambda cases: dict(leg.run(cases, tmp_path))
+    """Runs cases in the Swift package, on a back end."""
+
+    def run(cases: Sequence[Case], backend: str = BACKEND) -> dict[str, Outcome]:
+        leg = SwiftLeg("swift", backend)
+        if leg.not_run():
+            pytest.skip(leg.not_run())
+        return dict(leg.run(cases, tmp_path))
+
+    return run
 
 
 def case(name: str, rounds: Rounds, settings: dict[str, Any], **more: Any) -> Case:
@@ -64,17 +68,18 @@ def case(name: str, rounds: Rounds, settings: dict[str, Any], **more: Any) -> Ca
         "heavy_size": config.heavy_size, "recent_size": config.recent_size,
         "policy": config.policy, "evict_every": config.evict_every,
         "speculative": config.speculative, "kv_group_size": config.kv_group_size,
-        "shared_heads": config.shared_heads, "kv_frame": config.kv_frame,
+        "kv_frame": config.kv_frame,
         "rounds": [list(pair) for pair in rounds],
     }  # fmt: skip
-    bits = {name: getattr(config, name) for name in ("kv_bits", "v_bits", "kv_format")}
-    return Case(fields | {k: v for k, v in bits.items() if v is not None} | more, tensors)
+    optional = ("kv_bits", "v_bits", "kv_format", "context_size")
+    given = {name: getattr(config, name) for name in optional}
+    return Case(fields | {k: v for k, v in given.items() if v is not None} | more, tensors)
 
 
-def in_python(case: Case, cache: Any) -> Outcome:
+def in_python(case: Case, cache: Any, name: str = BACKEND) -> Outcome:
     """What ``runTrace`` of the Swift package does with rounds."""
-    backend, start, steps = get(BACKEND), 0, []
-    with use_backend(BACKEND):
+    backend, start, steps, outs = get(name), 0, [], []
+    with use_backend(name):
         for count, back in case.fields["rounds"]:
             part = slice(start, start + count)
             start += count
@@ -84,9 +89,10 @@ def in_python(case: Case, cache: Any) -> Outcome:
             out = traces._routed(case, backend, cache, q, *rows, mask)
             assert cache.trim(back) == back
             cache.flush()
-            steps.append(traces._snapshot(cache, out[:, :, -1:]))
-    columns = zip(("positions", "scores", "out"), zip(*steps, strict=True), strict=True)
-    return Outcome({name: np.stack(rows) for name, rows in columns})
+            outs.append(np.array(out.transpose(2, 0, 1, 3)))
+            steps.append(traces._snapshot(cache, out)[:2])
+    positions, scores = map(np.stack, zip(*steps, strict=True))
+    return Outcome({"positions": positions, "scores": scores, "out": np.concatenate(outs)})
 
 
 def fresh(case: Case) -> Any:
@@ -96,7 +102,7 @@ def fresh(case: Case) -> Any:
 
 
 def assert_same(found: Outcome, expected: Outcome) -> None:
-    """The same rows after every round; scores and outputs to rounding."""
+    """The same rows after every round; scores and the outputs of all queries to rounding."""
     assert not found.error, found.error
     positions = expected.arrays["positions"]
     assert np.array_equal(found.arrays["positions"], positions)
@@ -134,6 +140,39 @@ def test_drafts_leave_the_rows_of_python(swift: Leg) -> None:
         assert cache.evicted == committed - cache.size() > 0
 
 
+SINGLE = [(1, 0)] * 12
+CHUNKS = [
+    pair
+    for length in (40, 9, 36, 8, 3, 31, *range(1, 9))
+    for pair in ((length, 0), *(SINGLE if length > 8 else SINGLE[:1]))
+]
+"""Below and above the numbers of queries that are served otherwise; tokens alone between them."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", [BACKEND, "composed"])
+def test_chunks_leave_the_rows_of_python(swift: Leg, backend: str) -> None:
+    """And what attention says of them: every policy, dense and packed, in groups of every kind."""
+    small = {"max_kv_size": 20, "sink_size": 2, "heavy_size": 9}
+    kinds: dict[str, dict[str, Any]] = {
+        "dense": {},
+        "groups": {"evict_every": 16, "context_size": 0},
+        "context": {"evict_every": 4, "context_size": 30},
+        "packed": {"evict_every": 4, **PACKED},
+        "packed, without a frame": {"evict_every": 4, **PACKED, "kv_frame": False},
+        "codes": {"evict_every": 5, **CODES},
+    }
+    cases = [
+        case(f"chunks-{policy}-{kind}", CHUNKS, small | settings | {"policy": policy})
+        for policy, (kind, settings) in itertools.product(POLICIES, kinds.items())
+    ]
+    found = swift(cases, backend)
+    for one in cases:
+        cache = fresh(one)
+        assert_same(found[one.fields["name"]], in_python(one, cache, backend))
+        assert cache.evicted > 100
+
+
 FILES = {
     "dense": {},
     "packed": PACKED,
@@ -142,7 +181,6 @@ FILES = {
     "codes beside scales": {"kv_format": "turbo8v2", "kv_group_size": 32},
     "codes beside dense keys": {"kv_format": "turbo0v4"},
     "drafts": {"speculative": 3},
-    "shared": {"shared_heads": True},
 }
 
 
@@ -181,6 +219,7 @@ def test_settings_that_swift_lacks_are_refused_by_name(swift: Leg, tmp_path: Pat
         "sparse_v is 1e-06": {"kv_bits": 8, "sparse_v": 1e-6},
         "kv_handed is 'arrays'": {"kv_bits": 8, "kv_handed": "arrays"},
         "max_kv_size is null": {"max_kv_size": None},
+        "shared_heads is true": {"shared_heads": True},
     }
     cases = []
     for place, (said, settings) in enumerate(lacking.items()):

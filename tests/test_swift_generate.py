@@ -29,12 +29,6 @@ CACHES: dict[str, dict[str, Any]] = {
     "keydiff": {"max_kv_size": 48},
     "h2o": {"max_kv_size": 48, "kv_bits": 4, "policy": "h2o"},
     "codes": {"max_kv_size": 48, "kv_format": "turbo4", "policy": "h2o-ema"},
-    "guarded codes": {
-        "max_kv_size": 48,
-        "kv_format": "turbo3",
-        "turbo_guard": 1,
-        "policy": "h2o-ema",
-    },
 }
 
 
@@ -141,7 +135,6 @@ def test_reads_text_as_python_does() -> None:
     [
         (["--prompt", "a", "--max-kv-size", "0"], "maxKVSize is 0, expected at least 1"),
         (["--prompt", "a", "--light-bits", "4"], "--light-bits is no flag"),
-        (["--prompt", "a", "--turbo-guard", "2"], "turboGuard is 2 and kvFormat nil"),
         (["--prompt", "a", "--policy", "best"], "policy is 'best', expected one of"),
         (["--prompt", "a", "--max-tokens", "-1"], "--max-tokens is '-1'"),
         (["--prompt", "a", "--max-kv-size", "none", "--kv-bits", "8"], "goes with no other flag"),

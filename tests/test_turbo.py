@@ -11,7 +11,7 @@ import pytest
 import mlx_h2o
 import reference
 import reference_turbo
-from mlx_h2o import H2OConfig, H2OKVCache, QuantizedH2OKVCache, demo, fast, use_backend
+from mlx_h2o import H2OConfig, H2OKVCache, demo, fast, use_backend
 from mlx_h2o.caches.turbo import TurboColumn
 from mlx_h2o.config import KV_FORMATS
 from mlx_h2o.operations import turbo
@@ -229,7 +229,6 @@ def test_what_attention_refuses(change, message):
         ({"kv_format": "turbo5"}, "kv_format is 'turbo5', expected one of: turbo2, turbo3"),
         ({"kv_format": "turbo3", "kv_bits": 4}, "'turbo3' and kv_bits 4, expected one of them"),
         ({"kv_format": "turbo3", "kv_handed": "latents"}, "for latent attention, expected one"),
-        ({"turbo_guard": 2}, "turbo_guard is 2 and kv_format None"),
         ({"kv_format": "turbo3", "dense_size": 4}, "kv_bits is None"),
     ],
 )
@@ -317,13 +316,3 @@ def test_outside_of_routing_the_remedy_is_named(kv_format):
         mx.eval(model(mx.array([[1]]), cache=cache))
     with pytest.raises(AttributeError):
         _ = H2OKVCache(H2OConfig()).bits
-
-
-def test_the_ends_of_a_model_are_guarded():
-    model, _ = mlx_h2o.load("demo")
-    caches = mlx_h2o.make_prompt_cache(model, 64, kv_format="turbo3", turbo_guard=1, layers="equal")
-    kinds = [cache.config.kv_format for cache in caches]
-    assert kinds == [None, *["turbo3"] * (len(caches) - 2), None]
-    for cache in (caches[0], caches[-1]):
-        assert type(cache) is QuantizedH2OKVCache
-        assert cache.config.kv_bits == 8

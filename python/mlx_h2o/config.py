@@ -83,8 +83,6 @@ class H2OConfig:
             "turbo3" or "turbo4", by the bits of a code. Keys and values may differ: "turbo4v3";
             "turbo8v3" has keys of 8 bits with scales and biases, "turbo0v3" unquantised keys. The
             elements of a row must be a power of two, at least 32.
-        turbo_guard: with ``kv_format``, the number of layers at each end that
-            ``make_prompt_cache`` stores in 8 bits instead.
         sparse_v: threshold of sparse V, below 1: attention skips the values of quantised rows
             whose weight is below it (Turney 2026). The paper uses 1e-6. 0: none are skipped.
         preallocate: allocate all rows with the first, so that decoding allocates and copies
@@ -129,14 +127,13 @@ class H2OConfig:
     kv_handed: str = "packed"
     sparse_v: float = 0.0
     kv_format: str | None = None
-    turbo_guard: int = 0
     preallocate: bool | int = False
     prefix_size: int = 0
     context_size: int | None = None
     rows_at: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("sink_size", "prefix_size", "random_seed", "speculative", "turbo_guard"):
+        for name in ("sink_size", "prefix_size", "random_seed", "speculative"):
             _check_int(name, getattr(self, name), 0)
         for name in ("max_kv_size", "evict_every", "heavy_size", "recent_size", "dense_size"):
             if getattr(self, name) is not None:
@@ -233,11 +230,6 @@ class H2OConfig:
 
     def _check_format(self) -> None:
         if self.kv_format is None:
-            if self.turbo_guard:
-                raise ValueError(
-                    f"[H2OConfig] turbo_guard is {self.turbo_guard} and kv_format None, expected a "
-                    "kv_format too."
-                )
             return
         if self.kv_format not in KV_FORMATS:
             raise ValueError(

@@ -208,7 +208,6 @@ def trace_case(
     decay: float = 0.95,
     replay: bool = False,
     routed: bool = False,
-    shared_heads: bool = False,
     evict_every: int = 1,
     context_size: int | None = None,
     bits: tuple[int, int] | None = None,
@@ -253,9 +252,8 @@ def trace_case(
         "scale": float(np.float32(size**-0.5)),
         "replay": replay,
     }
-    fields |= {
-        name: True for name, on in (("routed", routed), ("shared_heads", shared_heads)) if on
-    }
+    if routed:
+        fields["routed"] = True
     if evict_every > 1:
         fields["evict_every"] = evict_every
     if context_size is not None:

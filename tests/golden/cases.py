@@ -20,6 +20,7 @@ from golden.build import (
     spread_scores,
     trace_case,
 )
+from parity.trace_reference import run_reference
 
 BOUNDARIES = (1, 31, 32, 33, 1023, 1024, 1025)
 DTYPES = ("f32", "f16", "bf16")
@@ -190,6 +191,13 @@ def _keep() -> Iterator[Case]:
     yield case("keep-negative-sign-of-nan", np.where(np.isnan(special), special, -np.nan))
 
 
+def _followed_traces() -> Iterator[Case]:
+    """Traces with the rows that the reference has at their end."""
+    for case in _traces():
+        case.tensors["kept"] = mx.array(run_reference(case)["positions"][-1])
+        yield case
+
+
 def _traces() -> Iterator[Case]:
     for policy in ("h2o-ema", "window", "keydiff"):
         yield trace_case(f"trace-{policy}", policy=policy)
@@ -217,7 +225,7 @@ def _traces() -> Iterator[Case]:
 def golden_cases() -> list[Case]:
     """The cases of the committed file, in its order."""
     attention = (_sizes(), _rows(), _queries(), _bool_masks(), _additive_masks(), _others())
-    cases = list(itertools.chain(*attention, _keep(), _traces()))
+    cases = list(itertools.chain(*attention, _keep(), _followed_traces()))
     names = [case.name for case in cases]
     assert len(set(names)) == len(names)
     return cases

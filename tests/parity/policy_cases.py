@@ -15,19 +15,18 @@ EVICTING = ("h2o-ema", "window", "keydiff")
 
 
 def policy_cases(seed: int) -> Iterator[Case]:
-    """Dense rows, each head by itself or all alike, and packed ones, in groups of every kind;
-    chunks, then single tokens.
+    """Dense rows and packed ones, in groups of every kind; chunks, then single tokens.
 
     Rows that are folded are float32, and fewer: a mean of narrower ones is rounded, and what is
     made of that in turn.
     """
     dtypes = itertools.cycle(DTYPES)
     for policy, dtype in zip(EVICTING, dtypes, strict=False):
-        for kind, every in (("", 16), ("-shared", 5), ("-8.4", 1)):
+        for kind, every in (("", 16), ("-8.4", 1)):
             yield _routed(policy, kind, every, seed, steps=80, dtype=dtype)
     yield _routed("keydiff", "-context", 4, seed, steps=80, dtype="f32")
     for policy in FOLDING:
-        for kind, every in (("", 1), ("", 7), ("-shared", 3), ("-8.4", 4), ("-context", 4)):
+        for kind, every in (("", 1), ("", 7), ("-8.4", 4), ("-context", 4)):
             yield _sure(policy, kind, every, seed)
 
 
@@ -46,7 +45,6 @@ def _routed(policy: str, kind: str, every: int, seed: int, name: str = "", **giv
         f"trace-{seed}-routed-{policy}{name or kind}",
         policy=policy,
         routed=True,
-        shared_heads=kind == "-shared",
         evict_every=every,
         context_size=40 if kind == "-context" else None,
         zones=(2, 16, 14),

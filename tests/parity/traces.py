@@ -159,17 +159,10 @@ def _divergence(case, expected, outcome, at, step: int) -> tuple[bool, str]:
     positions = expected.arrays["positions"][step - 1][at]
     if not set(candidates) <= set(positions.tolist()):
         return False, f"{where} were not all there before"
-    heads = (
-        range(expected.arrays["positions"].shape[2])
-        if case.fields.get("shared_heads")
-        else (at[1],)
-    )
-    of = np.zeros(len(candidates))
-    for head in heads:
-        scores = expected.arrays["scores"][step - 1][at[0], head]
-        rows = {int(p): float(s) for p, s in zip(positions, scores, strict=True) if p >= 0}
-        by_rank = ranks(case, (at[0], head), rows)
-        of += [by_rank[position] for position in candidates]
+    scores = expected.arrays["scores"][step - 1][at]
+    rows = {int(p): float(s) for p, s in zip(positions, scores, strict=True) if p >= 0}
+    by_rank = ranks(case, at, rows)
+    of = np.array([by_rank[position] for position in candidates])
     apart = float((of.max() - of.min()) / max(np.abs(of).max(), 1e-30))
     return apart < NEAR, f"{where}, C {of.tolist()}, apart by {apart:.2g} relative"
 

@@ -30,6 +30,9 @@ from .torn import Torn, changes
 
 _UNBOUNDED = 2**31 - 1
 
+_GONE = {"turbo_guard": 0}
+"""Settings of earlier versions, which files name, and the value at which they changed nothing."""
+
 PROMPT_CHUNK = 2048
 """Tokens of a prompt that mlx_lm reads at a time."""
 
@@ -655,6 +658,12 @@ class H2OKVCache(ScoredRows):
         given = json.loads(settings)
         unequal = bool(given.pop("unequal_budgets", False))
         self._value_size = int(given.pop("value_size", 0))
+        for gone, usual in _GONE.items():
+            if (value := given.pop(gone, usual)) != usual:
+                raise ValueError(
+                    f"[H2OKVCache] {gone} is {value!r}, expected {usual!r}: this setting of "
+                    "earlier versions is gone."
+                )
         given.setdefault("kv_frame", _framed_by_default(given))
         self._came_in = getattr(mx, given.pop("dtype", "float32"))
         if "diversity" not in given and given["policy"] == "h2o":

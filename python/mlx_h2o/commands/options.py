@@ -113,11 +113,6 @@ _FLAGS: dict[str, dict[str, Any]] = {
         "turbo2, turbo3 or turbo4, by bits; turbo8v3 has keys of 8 bits and values of 3, turbo0v3 "
         "unquantised keys",
     },
-    "turbo_guard": {
-        "type": int,
-        "metavar": "LAYERS",
-        "help": "with --kv-format: store this many layers at each end in 8 bits (default: 0)",
-    },
     "kv_group_size": {
         "type": int,
         "metavar": "SIZE",

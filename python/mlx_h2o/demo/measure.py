@@ -11,7 +11,6 @@ import mlx_h2o
 from mlx_h2o import evaluate
 from mlx_h2o.demo.arms import Arm
 from mlx_h2o.evaluation.facts import PlantedText, Question
-from mlx_h2o.evaluation.reading import routed
 
 __all__ = ["ArmResult", "Reporter", "Settings", "measure", "speeds"]
 
@@ -92,8 +91,14 @@ def measure(
             settings.generate,
             lambda segment: reporter.text(arm.name, segment),
         )
-    forced = _forced(
-        model, arm.make(), text.tokens, settings, reporter.stage(arm.name, "perplexity")
+    forced = evaluate.teacher_forced(
+        model,
+        arm.make(),
+        text.tokens,
+        first=settings.first,
+        step=STEP,
+        chunk=settings.chunk,
+        progress=reporter.stage(arm.name, "perplexity"),
     )
     return ArmResult(
         name=arm.name,
@@ -105,31 +110,6 @@ def measure(
         facts_recalled=recalled,
         forced=forced,
     )
-
-
-def _forced(
-    model: Any,
-    cache: list[Any],
-    tokens: Sequence[int],
-    settings: Settings,
-    progress: evaluate.Progress,
-) -> evaluate.TeacherForced:
-    """Read the first tokens in chunks and the rest in pieces, each token predicted beforehand."""
-    first = settings.first
-    last = evaluate.prefill(model, cache, tokens[:first], chunk=settings.chunk)
-    losses: list[float] = []
-    top1: list[int] = []
-    with routed(model, cache):
-        for start in range(first, len(tokens), STEP):
-            piece = mx.array([tokens[start : start + STEP]])
-            read = model(piece, cache=cache)[0]
-            logits = mx.concatenate([last[None], read[:-1]]).astype(mx.float32)
-            chosen = mx.take_along_axis(logits, piece[0, :, None], axis=1)[:, 0]
-            found: Any = (mx.logsumexp(logits, axis=1) - chosen).tolist()
-            likely: Any = mx.argmax(logits, axis=1).tolist()
-            losses, top1, last = [*losses, *found], [*top1, *likely], read[-1]
-            progress(len(losses), len(tokens) - first)
-    return evaluate.TeacherForced(first=first, losses=tuple(losses), top1=tuple(top1))
 
 
 def speeds(

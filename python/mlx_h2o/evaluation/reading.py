@@ -69,7 +69,7 @@ class Forced:
 
 @dataclass(frozen=True)
 class TeacherForced:
-    """One text, read token by token.
+    """One text, of which every token from some place on was predicted before it was read.
 
     first: the index of the first token that was predicted.
     losses: the negative log-likelihood of each token from `first` on, in nats.
@@ -234,13 +234,14 @@ def teacher_forced(
     tokens: Sequence[int],
     *,
     first: int,
+    step: int = 1,
     chunk: int = 128,
     progress: Progress | None = None,
 ) -> TeacherForced:
-    """Feed the first `first` tokens in chunks, the rest one by one, each predicted beforehand.
+    """Feed the first `first` tokens in chunks, the rest `step` at a time; predict each before it.
 
-    With `first` at the budget of the cache, every prediction but the first is made after a row was
-    evicted.
+    With `first` at the budget of the cache and a `step` of 1, every prediction but the first is
+    made after a row was evicted.
 
     Raises ValueError unless 1 <= first < len(tokens).
     """
@@ -250,7 +251,7 @@ def teacher_forced(
         )
     text = mx.array([list(tokens)])
     with routed(model, cache):
-        found = forced(model, cache, text, first=first, chunk=chunk, progress=progress)
+        found = forced(model, cache, text, first=first, step=step, chunk=chunk, progress=progress)
     losses: Any = found.losses[0].tolist()
     top1: Any = found.top1[0].tolist()
     return TeacherForced(first=first, losses=tuple(losses), top1=tuple(top1))

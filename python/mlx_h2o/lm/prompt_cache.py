@@ -56,8 +56,7 @@ def make_prompt_cache(
     """One cache per layer, like mlx_lm's function of this name, but bounded by eviction.
 
     Only plain ``KVCache`` entries become :class:`H2OKVCache`, or with ``kv_bits``
-    :class:`QuantizedH2OKVCache`; rotating, chunked and recurrent caches are left alone. With
-    ``kv_format`` the first and the last ``turbo_guard`` of them have 8 bits instead.
+    :class:`QuantizedH2OKVCache`; rotating, chunked and recurrent caches are left alone.
 
     KV heads that retrieve get more rows than the others, and all together no more than
     ``max_kv_size`` each would be. Which they are is computed when the first caches of a model are
@@ -121,10 +120,7 @@ def make_prompt_cache(
     given = [config] * count if budgets is None else layer_configs(config, budgets, count)
     unequal = len({one for own in given for one in _of_heads(own)}) > 1
     for_model = functools.cache(partial(_for_model, model))  # which looks at all of its modules
-    making = (
-        partial(_evicting, _of_layer(for_model, config, layer, given), unequal)
-        for layer in range(count)
-    )
+    making = (partial(_evicting, _of_layer(for_model, config, own), unequal) for own in given)
     return [_replaced(one, f"{name} layer {layer}", making) for layer, one in enumerate(stock)]
 
 
@@ -371,24 +367,14 @@ def _plain(caches: Sequence[Any]) -> Iterator[Any]:
             yield cache
 
 
-def _guarded(config: H2OConfig) -> H2OConfig:
-    """The settings of a layer that ``turbo_guard`` keeps in 8 bits."""
-    return replace(config, kv_format=None, turbo_guard=0, kv_bits=8)
-
-
 _Given = H2OConfig | Sequence[H2OConfig]
 """Settings of a layer, or of each of its KV heads."""
 
 
 def _of_layer(
-    for_model: Callable[[H2OConfig], H2OConfig],
-    config: H2OConfig,
-    layer: int,
-    given: Sequence[_Given],
+    for_model: Callable[[H2OConfig], H2OConfig], config: H2OConfig, given: _Given
 ) -> list[H2OConfig]:
     """The settings given for a layer as it takes them; ``config`` are those of all."""
-    guard = config.turbo_guard
-    guarded = not guard <= layer < len(given) - guard
 
     def settled(one: H2OConfig) -> H2OConfig:
         if one.kv_bits != config.kv_bits:
@@ -396,9 +382,9 @@ def _of_layer(
                 f"[make_prompt_cache] a budget has kv_bits {one.kv_bits}, expected "
                 f"{config.kv_bits} as the other settings."
             )
-        return for_model(_guarded(one) if guarded and one.turbo_guard else one)
+        return for_model(one)
 
-    return [settled(one) for one in _of_heads(given[layer])]
+    return [settled(one) for one in _of_heads(given)]
 
 
 def _of_heads(given: _Given) -> Sequence[H2OConfig]:

@@ -20,9 +20,6 @@ public struct H2OConfiguration: Sendable, Hashable {
     /// Rows of each head that leave a full cache together, so that a step in so many evicts. Never
     /// more than `maxKVSize` rows are kept; with 1 a row goes for each that comes.
     public private(set) var evictEvery: Int
-    /// Whether all KV heads of a layer keep the same positions, by the mean of their ranks; else each
-    /// head chooses by itself.
-    public let sharedHeads: Bool
     /// Tokens that a draft model may propose at a time. The last `speculative + 1` rows are then never
     /// evicted, and can be taken back without a trace.
     public let speculative: Int
@@ -41,9 +38,6 @@ public struct H2OConfiguration: Sendable, Hashable {
     public let kvGroupSize: Int
     /// In the place of ``kvBits``: rows as codes of rotated directions.
     public private(set) var kvFormat: KVFormat?
-    /// With ``kvFormat``: of how many of the first and as many of the last layers
-    /// `evictingCaches(for:configuration:policy:budgets:)` keeps the rows in 8 bits instead.
-    public private(set) var turboGuard: Int
     /// Tokens that the model was trained for: rows further back than so many from the newest token
     /// are the first to go, sinks excepted. Nil: `evictingCaches(for:configuration:policy:budgets:)` takes
     /// what an `H2OTransformer` says; in other caches, and with 0, only the policy decides.
@@ -79,7 +73,6 @@ public struct H2OConfiguration: Sendable, Hashable {
     ///   - decay: of the policy `h2o-ema`, at least 0, below 1
     ///   - evictEvery: rows that leave a full cache together, at least 1; no more go than are not
     ///     protected; nil: one row of 32, as measured
-    ///   - sharedHeads: whether all KV heads keep the same positions
     ///   - speculative: tokens that a draft model may propose at a time, which count in the budget
     ///   - kvBits: bits of quantised rows; nil: rows stay as they come
     ///   - valueBits: bits of quantised values, where they differ from those of the keys
@@ -87,16 +80,15 @@ public struct H2OConfiguration: Sendable, Hashable {
     ///     their head, and rotated
     ///   - kvGroupSize: elements that share a scale and a bias: 32, 64 or 128
     ///   - kvFormat: rows as codes of rotated directions; not with `kvBits`
-    ///   - turboGuard: with `kvFormat`, layers at each end that keep 8 bits
     ///   - contextSize: rows further back than so many tokens go first; 0: they do not; nil: as the
     ///     model says, if it does
     /// - Throws: ``H2OError`` where a value is out of range or the sizes exceed the budget
     public init(
         maxKVSize: Int = 256, sinkSize: Int = 4, heavySize: Int? = nil, recentSize: Int? = nil,
         policy: PolicyName = .keydiff, diversity: Double = 0.5, decay: Double = 0.95,
-        evictEvery: Int? = nil, sharedHeads: Bool = false, speculative: Int = 0, kvBits: Int? = nil,
-        valueBits: Int? = nil, kvFrame: Bool = true, kvGroupSize: Int = 64,
-        kvFormat: KVFormat? = nil, turboGuard: Int = 0, contextSize: Int? = nil
+        evictEvery: Int? = nil, speculative: Int = 0, kvBits: Int? = nil, valueBits: Int? = nil,
+        kvFrame: Bool = true, kvGroupSize: Int = 64, kvFormat: KVFormat? = nil,
+        contextSize: Int? = nil
     ) throws {
         try require("maxKVSize", maxKVSize, atLeast: 1)
         try require("sinkSize", sinkSize, atLeast: 0)
@@ -117,14 +109,9 @@ public struct H2OConfiguration: Sendable, Hashable {
         if let valueBits, kvBits == nil {
             throw failure("valueBits is \(valueBits) and kvBits is nil, expected kvBits too.")
         }
-        try require("turboGuard", turboGuard, atLeast: 0)
         if let kvFormat, let kvBits {
             throw failure(
                 "kvFormat is '\(kvFormat.rawValue)' and kvBits \(kvBits), expected one of them.")
-        }
-        if turboGuard > 0, kvFormat == nil {
-            throw failure(
-                "turboGuard is \(turboGuard) and kvFormat nil, expected a kvFormat too.")
         }
         guard sinkSize < maxKVSize else {
             throw failure(
@@ -137,14 +124,12 @@ public struct H2OConfiguration: Sendable, Hashable {
         self.diversity = diversity
         self.decay = decay
         self.evictEvery = evictEvery ?? max(1, maxKVSize / 32)
-        self.sharedHeads = sharedHeads
         self.speculative = speculative
         self.kvBits = kvBits
         self.valueBits = valueBits
         framing = kvBits != nil && kvFrame ? true : nil
         self.kvGroupSize = kvGroupSize
         self.kvFormat = kvFormat
-        self.turboGuard = turboGuard
         self.contextSize = contextSize
         self.heavySize = try Self.heavySize(
             of: maxKVSize, sink: sinkSize, heavy: heavySize, recent: recentSize, policy: policy)
@@ -158,13 +143,13 @@ public struct H2OConfiguration: Sendable, Hashable {
 
     /// What was published: the policy `h2o-ema`, and a split scaled to `maxKVSize`. The other arguments,
     /// and the errors:
-    /// ``init(maxKVSize:sinkSize:heavySize:recentSize:policy:diversity:decay:evictEvery:sharedHeads:speculative:kvBits:valueBits:kvFrame:kvGroupSize:kvFormat:turboGuard:contextSize:)``.
+    /// ``init(maxKVSize:sinkSize:heavySize:recentSize:policy:diversity:decay:evictEvery:speculative:kvBits:valueBits:kvFrame:kvGroupSize:kvFormat:contextSize:)``.
     public init(
         preset: Preset, maxKVSize: Int = 256, sinkSize: Int = 4, recentSize: Int? = nil,
         policy: PolicyName = .h2oEma, diversity: Double = 0.5, decay: Double = 0.95,
-        evictEvery: Int? = nil, sharedHeads: Bool = false, speculative: Int = 0, kvBits: Int? = nil,
-        valueBits: Int? = nil, kvFrame: Bool = true, kvGroupSize: Int = 64,
-        kvFormat: KVFormat? = nil, turboGuard: Int = 0, contextSize: Int? = nil
+        evictEvery: Int? = nil, speculative: Int = 0, kvBits: Int? = nil, valueBits: Int? = nil,
+        kvFrame: Bool = true, kvGroupSize: Int = 64, kvFormat: KVFormat? = nil,
+        contextSize: Int? = nil
     ) throws {
         try require("maxKVSize", maxKVSize, atLeast: 1)
         try require("sinkSize", sinkSize, atLeast: 0)
@@ -173,9 +158,9 @@ public struct H2OConfiguration: Sendable, Hashable {
         try self.init(
             maxKVSize: maxKVSize, sinkSize: sinkSize, heavySize: heavySize,
             recentSize: recentSize, policy: policy, diversity: diversity, decay: decay,
-            evictEvery: evictEvery, sharedHeads: sharedHeads, speculative: speculative,
-            kvBits: kvBits, valueBits: valueBits, kvFrame: kvFrame, kvGroupSize: kvGroupSize,
-            kvFormat: kvFormat, turboGuard: turboGuard, contextSize: contextSize)
+            evictEvery: evictEvery, speculative: speculative, kvBits: kvBits,
+            valueBits: valueBits, kvFrame: kvFrame, kvGroupSize: kvGroupSize, kvFormat: kvFormat,
+            contextSize: contextSize)
     }
 
     private static func heavySize(
@@ -205,7 +190,6 @@ extension H2OConfiguration {
         found.kvBits = 8
         found.framing = true
         found.kvFormat = nil
-        found.turboGuard = 0
         return found
     }
 
@@ -268,22 +252,22 @@ extension H2OConfiguration: Codable {
         case diversity
         case decay
         case evictEvery = "evict_every"
-        case sharedHeads = "shared_heads"
         case speculative
         case kvBits = "kv_bits"
         case valueBits = "v_bits"
         case framing = "kv_frame"
         case kvGroupSize = "kv_group_size"
         case kvFormat = "kv_format"
-        case turboGuard = "turbo_guard"
         case contextSize = "context_size"
     }
 
-    /// Settings of Python that are not known here, and their values that change nothing.
+    /// Settings of Python, or of earlier versions, that are not known here, and their values that
+    /// change nothing.
     private static let unserved: [String: [Value]] = [
         "light_bits": [.nothing], "dense_size": [.nothing, .number(0)],
         "kv_handed": [.text("packed")], "sparse_v": [.number(0)],
-        "unequal_budgets": [.flag(true), .flag(false)],
+        "unequal_budgets": [.flag(true), .flag(false)], "turbo_guard": [.number(0)],
+        "shared_heads": [.flag(false)],
         // Of rows that are stored as codes, which do not say it.
         "dtype": [.text("float32"), .text("float16"), .text("bfloat16")],
     ]
@@ -350,14 +334,12 @@ extension H2OConfiguration: Codable {
             diversity: values.decodeIfPresent(Double.self, forKey: .diversity) ?? 0.5,
             decay: values.decode(Double.self, forKey: .decay),
             evictEvery: values.decode(Int.self, forKey: .evictEvery),
-            sharedHeads: values.decodeIfPresent(Bool.self, forKey: .sharedHeads) ?? false,
             speculative: values.decodeIfPresent(Int.self, forKey: .speculative) ?? 0,
             kvBits: values.decodeIfPresent(Int.self, forKey: .kvBits),
             valueBits: values.decodeIfPresent(Int.self, forKey: .valueBits),
             kvFrame: values.decodeIfPresent(Bool.self, forKey: .framing) ?? false,
             kvGroupSize: values.decodeIfPresent(Int.self, forKey: .kvGroupSize) ?? 64,
             kvFormat: Self.format(values.decodeIfPresent(String.self, forKey: .kvFormat)),
-            turboGuard: values.decodeIfPresent(Int.self, forKey: .turboGuard) ?? 0,
             contextSize: values.decodeIfPresent(Int.self, forKey: .contextSize))
     }
 

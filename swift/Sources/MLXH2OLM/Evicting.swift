@@ -47,8 +47,6 @@ public func evictingCaches(
     }
     let caches = try checked(model.newCache(parameters: nil), name)
     let plain = caches.indices.filter { isPlain(caches[$0]) }
-    let ends = Set(
-        plain.prefix(configuration.turboGuard) + plain.suffix(configuration.turboGuard))
     if let budgets, budgets.count != plain.count {
         throw H2OError(
             "evictingCaches",
@@ -59,10 +57,9 @@ public func evictingCaches(
     let kvHeads = (model as? any KVCacheDimensionProvider)?.kvHeads ?? []
     return try caches.enumerated().map { layer, cache in
         guard isPlain(cache) else { return cache }
-        let own = ends.contains(layer) ? configuration.with8Bits : configuration
         let name = "layer \(layer) of \(name)"
         guard let rows = left?.next() else {
-            return evictingCache(own, policy: ownPolicy, name: name)
+            return evictingCache(configuration, policy: ownPolicy, name: name)
         }
         if case .heads(let rows) = rows, layer < kvHeads.count, rows.count != kvHeads[layer] {
             throw H2OError(
@@ -70,7 +67,7 @@ public func evictingCaches(
                 "found \(rows.count) budgets for \(name), expected a number, or one for each of its "
                     + "\(kvHeads[layer]) KV heads.")
         }
-        return try evictingCache(own, rows: rows, policy: ownPolicy, name: name)
+        return try evictingCache(configuration, rows: rows, policy: ownPolicy, name: name)
     }
 }
 

@@ -6,9 +6,9 @@ import MLXLMCommon
 ///
 /// `offset` counts the tokens seen and drives RoPE; ``size`` counts the rows stored (AtomGradient
 /// 2026, section 3.3). With `configuration.kvBits` the rows are quantised: see
-/// ``QuantizedH2OKVCache``; with `configuration.kvFormat` they are kept as codes. Each (sequence, KV head) chooses its rows by itself, unless
-/// `configuration.sharedHeads`. Below the budget the rows are in order; after evictions their order
-/// in memory means nothing, except that the rows of the last update are the last ones, in order.
+/// ``QuantizedH2OKVCache``; with `configuration.kvFormat` they are kept as codes. Each (sequence, KV
+/// head) chooses its rows by itself. Below the budget the rows are in order; after evictions their
+/// order in memory means nothing, except that the rows of the last update are the last ones, in order.
 ///
 /// A step is: evict on the scores so far, append, attend, take in the scores. Nothing is evaluated
 /// here, ever, and properties change nothing. Members of the protocol `KVCache` cannot throw: they
@@ -248,9 +248,7 @@ public class H2OKVCache {
             places: max(
                 0, count - configuration.sinkSize - max(0, offset - recentStart - tail)),
             sinkSize: configuration.sinkSize, recentStart: recentStart)
-        let ranks = try policy.rank(rows)
-        let shared = configuration.sharedHeads ? sharedByHeads(ranks) : ranks
-        let known = within(contextStart, shared, positions: positions)
+        let known = within(contextStart, try policy.rank(rows), positions: positions)
         let slots = try keepIndices(
             known, positions: positions, keep: count, sinkSize: configuration.sinkSize,
             recentStart: recentStart)
@@ -283,10 +281,4 @@ public class H2OKVCache {
 func within(_ start: Int?, _ array: MLXArray, positions: MLXArray) -> MLXArray {
     guard let start else { return array }
     return which(positions .< MLXArray(Int32(start)), MLXArray(Float.nan), array)
-}
-
-/// The mean of the ranks [B, H, N] of all heads in the place of each head's own. The heads hold the
-/// same rows in the same slots, and NaN in one of them is NaN in the mean.
-private func sharedByHeads(_ ranks: MLXArray) -> MLXArray {
-    broadcast(ranks.mean(axis: 1, keepDims: true), to: ranks.shape)
 }

@@ -40,9 +40,8 @@ struct Arguments {
           --budgets FILE            rows of each layer or KV head, of mlx_h2o layers --output
           --policy NAME             keydiff, window, h2o or h2o-ema
           --sink-size N  --heavy-size N  --recent-size N  --evict-every N  --decay A
-          --shared-heads  --kv-bits N  --v-bits N  --kv-group-size N
+          --kv-bits N  --v-bits N  --kv-group-size N
           --kv-format NAME          turbo3 and others, in the place of --kv-bits
-          --turbo-guard N           with it, layers at each end that keep 8 bits (0)
           --context-size TOKENS     rows further back go first (what the model says); 0: they do not
         """
 
@@ -111,17 +110,16 @@ struct Arguments {
             heavySize: number("--heavy-size"), recentSize: number("--recent-size"),
             policy: given["--policy"].map { try PolicyName(named: $0) } ?? .keydiff,
             decay: decay ?? 0.95, evictEvery: number("--evict-every"),
-            sharedHeads: given["--shared-heads"] != nil,
             kvBits: number("--kv-bits"), valueBits: number("--v-bits"),
             kvGroupSize: number("--kv-group-size") ?? 64, kvFormat: format,
-            turboGuard: number("--turbo-guard") ?? 0, contextSize: number("--context-size"))
+            contextSize: number("--context-size"))
     }
 
-    private static let switches: Set = ["--shared-heads", "--print-tokens"]
+    private static let switches: Set = ["--print-tokens"]
     private static let settings: Set = [
         "--max-kv-size", "--budgets", "--policy", "--sink-size", "--heavy-size", "--recent-size",
-        "--evict-every", "--decay", "--shared-heads", "--kv-bits", "--v-bits",
-        "--kv-group-size", "--kv-format", "--turbo-guard", "--context-size",
+        "--evict-every", "--decay", "--kv-bits", "--v-bits", "--kv-group-size", "--kv-format",
+        "--context-size",
     ]
     private static let known = settings.union(switches).union([
         "--model", "--prompt", "--prompt-tokens", "--max-tokens", "--prefill-step-size",

@@ -31,7 +31,6 @@ struct Case {
         let replay: Bool?
         let routed: Bool?
         let evictEvery: Int?
-        let sharedHeads: Bool?
         let contextSize: Int?
         let shared: Bool?
         let kvBits: Int?

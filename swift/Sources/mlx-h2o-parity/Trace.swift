@@ -4,22 +4,31 @@ import MLXH2O
 import MLXH2OLM
 
 /// A whole cache trace: chunks, then one token at a time; or rounds, of which tokens go back. After
-/// each of these steps the kept positions of every head, ascending, and C in the same order, are
-/// recorded, and the output.
+/// each token or round the kept positions of every head, ascending, and C in the same order, are
+/// recorded, and its outputs.
 func runTrace(_ parity: Case) throws -> [String: MLXArray] {
     let cache = try cache(of: parity)
-    if let rounds = parity.fields.rounds { return try run(rounds, parity, cache) }
     let tensors = try ["queries", "keys", "values"].map { try parity.tensor($0) }
-    let prefill = try parity.field(\.prefill, "prefill")
-    let steps = try parity.field(\.steps, "steps")
+    let (drafts, prefill) = (parity.fields.rounds, parity.fields.prefill ?? [])
+    let lengths = prefill + Array(repeating: 1, count: parity.fields.steps ?? 0)
     var recorded = Recorded()
     var start = 0
-    for (index, length) in (prefill + Array(repeating: 1, count: steps)).enumerated() {
-        let part = tensors.map { $0[0..., 0..., start..<start + length] }
-        start += length
+    for (index, round) in (drafts ?? lengths.map { [$0, 0] }).enumerated() {
+        guard round.count == 2 else { throw Case.Malformed(description: "a round is no pair") }
+        let part = tensors.map { $0[0..., 0..., start..<start + round[0]] }
+        start += round[0]
         let step = index - prefill.count
         let output = try attended(parity, part, cache, step: step)
+        if drafts != nil {
+            guard cache.trim(round[1]) == round[1] else {
+                throw Case.Malformed(description: "\(round[1]) tokens did not go back")
+            }
+            try cache.flush()
+        }
         if step >= 0 { recorded.take(cache, output) }
+    }
+    if let file = parity.fields.save {
+        try H2OKVCache.save([cache], to: URL(fileURLWithPath: file))
     }
     return recorded.results
 }
@@ -35,29 +44,6 @@ private func cache(of parity: Case) throws -> H2OKVCache {
     return cache
 }
 
-private func run(
-    _ rounds: [[Int]], _ parity: Case, _ cache: H2OKVCache
-) throws -> [String: MLXArray] {
-    let tensors = try ["queries", "keys", "values"].map { try parity.tensor($0) }
-    var recorded = Recorded()
-    var start = 0
-    for round in rounds {
-        guard round.count == 2 else { throw Case.Malformed(description: "a round is no pair") }
-        let part = tensors.map { $0[0..., 0..., start..<start + round[0]] }
-        start += round[0]
-        let output = try attended(parity, part, cache, step: -1)
-        guard cache.trim(round[1]) == round[1] else {
-            throw Case.Malformed(description: "\(round[1]) tokens did not go back")
-        }
-        try cache.flush()
-        recorded.take(cache, output[0..., 0..., (round[0] - 1)...])
-    }
-    if let file = parity.fields.save {
-        try H2OKVCache.save([cache], to: URL(fileURLWithPath: file))
-    }
-    return recorded.results
-}
-
 /// What is known after each step.
 private struct Recorded {
     private var positions: [MLXArray] = []
@@ -71,7 +57,7 @@ private struct Recorded {
         let found = [
             padded(takeAlong(kept, order, axis: -1), to: size, with: MLXArray(Int32(-1))),
             padded(takeAlong(scores, order, axis: -1), to: size, with: MLXArray(Float.nan)),
-            output.squeezed(axis: 2).asType(.float32),
+            output.asType(.float32),
         ]
         eval(found)
         positions.append(found[0])
@@ -79,10 +65,11 @@ private struct Recorded {
         outputs.append(found[2])
     }
 
+    /// For each step; outputs for each query, [queries, B, H, D].
     var results: [String: MLXArray] {
         [
             "positions": stacked(positions), "scores": stacked(importance),
-            "out": stacked(outputs),
+            "out": concatenated(outputs, axis: 2).transposed(2, 0, 1, 3),
         ]
     }
 }
@@ -133,10 +120,9 @@ func configuration(of parity: Case) throws -> H2OConfiguration {
         heavySize: parity.fields.heavySize, recentSize: parity.fields.recentSize,
         policy: PolicyName(named: parity.field(\.policy, "policy")),
         decay: try parity.field(\.decay, "decay"),
-        evictEvery: parity.fields.evictEvery ?? 1, sharedHeads: parity.fields.sharedHeads ?? false,
-        speculative: parity.fields.speculative ?? 0, kvBits: parity.fields.kvBits,
-        valueBits: parity.fields.vBits, kvFrame: parity.fields.kvFrame ?? false,
-        kvGroupSize: parity.fields.kvGroupSize ?? 64,
+        evictEvery: parity.fields.evictEvery ?? 1, speculative: parity.fields.speculative ?? 0,
+        kvBits: parity.fields.kvBits, valueBits: parity.fields.vBits,
+        kvFrame: parity.fields.kvFrame ?? false, kvGroupSize: parity.fields.kvGroupSize ?? 64,
         kvFormat: parity.fields.kvFormat.flatMap { KVFormat(rawValue: $0) },
         contextSize: parity.fields.contextSize)
 }

@@ -40,20 +40,9 @@ import Testing
         #expect(caches.map { "\(type(of: $0))" } == ["H2OKVCache", "Sliding"])
     }
 
-    @Test func theEndsOfAModelAreGuarded() throws {
-        let model = Unmodified(caches: (0..<4).map { _ in KVCacheSimple() })
-        let settings = try H2OConfiguration(kvFormat: .turbo3, turboGuard: 1)
-        let caches = try evictingCaches(for: model, configuration: settings).compactMap {
-            $0 as? H2OKVCache
-        }
-        #expect(caches.map(\.configuration.kvFormat) == [nil, .turbo3, .turbo3, nil])
-        #expect(caches.map(\.configuration.kvBits) == [8, nil, nil, 8])
-    }
-
     /// Rows as Python shared them out.
     @Test func layersKeepTheirOwnBudgets() throws {
-        let file = FileManager.default.temporaryDirectory.appendingPathComponent(
-            "\(UUID().uuidString).json")
+        let file = temporaryFile("json")
         defer { try? FileManager.default.removeItem(at: file) }
         try Data(#"{"budgets": [24, 8]}"#.utf8).write(to: file)
         let settings = try H2OConfiguration(maxKVSize: 16, sinkSize: 2, heavySize: 4, kvBits: 8)
@@ -70,8 +59,7 @@ import Testing
 
     /// KV heads that differ are in two caches, of a model that is routed.
     @Test(arguments: PolicyName.allCases) func headsKeepTheirOwnBudgets(policy: PolicyName) throws {
-        let file = FileManager.default.temporaryDirectory.appendingPathComponent(
-            "\(UUID().uuidString).json")
+        let file = temporaryFile("json")
         defer { try? FileManager.default.removeItem(at: file) }
         try Data(#"{"budgets": [[24, 8], [12, 12]]}"#.utf8).write(to: file)
         let budgets = try rowsPerLayer(contentsOf: file)
@@ -136,8 +124,7 @@ import Testing
         #expect(try message([16, [8, 16]]).contains("KV heads have budgets of their own needs"))
         #expect(try message([16, 4]).contains("sinkSize is 4, expected fewer than maxKVSize = 4"))
         #expect(try message([16, .each(Int.max)]).contains("maxKVSize is \(Int.max), expected"))
-        let file = FileManager.default.temporaryDirectory.appendingPathComponent(
-            "\(UUID().uuidString).json")
+        let file = temporaryFile("json")
         defer { try? FileManager.default.removeItem(at: file) }
         #expect(throws: H2OError.self) { try rowsPerLayer(contentsOf: file) }
         for text in [

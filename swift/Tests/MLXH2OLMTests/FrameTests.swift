@@ -34,17 +34,7 @@ import Testing
     }
 
     private func step(_ cache: H2OKVCache, _ rows: [MLXArray]) throws -> MLXArray {
-        try withError {
-            let output = MLXH2OLM.attentionWithCacheUpdate(
-                queries: rows[0], keys: rows[1], values: rows[2], cache: cache, scale: 0.2,
-                mask: rows[0].dim(2) > 1 ? .causal : .none)
-            eval(output)
-            return output
-        }
-    }
-
-    private func furthest(_ one: MLXArray, _ other: MLXArray) -> Float {
-        MLX.abs(one - other).reshaped(-1).max(axis: 0).item(Float.self)
+        try attended(rows[0], rows[1], rows[2], cache, scale: 0.2)
     }
 
     @Test(arguments: [32, 64, 80, 96], [PolicyName.window, .h2o])
@@ -81,8 +71,7 @@ import Testing
     }
 
     @Test(arguments: [32, 80]) func filesAndStatesHaveTheFrame(size: Int) throws {
-        let url = FileManager.default.temporaryDirectory
-            .appending(path: "mlx-h2o-\(UUID().uuidString).safetensors")
+        let url = temporaryFile()
         defer { try? FileManager.default.removeItem(at: url) }
         let cache = try cache(.keydiff, rows: 16)
         for (index, length) in lengths.enumerated() {

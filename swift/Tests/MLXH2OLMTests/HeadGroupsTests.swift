@@ -109,8 +109,7 @@ import Testing
             try settings(), try settings(speculative: 3), try settings(.h2o, bits: 8),
             try settings(.h2oEma),
         ] {
-            let url = FileManager.default.temporaryDirectory
-                .appending(path: "mlx-h2o-\(UUID().uuidString).safetensors")
+            let url = temporaryFile()
             defer { try? FileManager.default.removeItem(at: url) }
             let cache = try groups(settings)
             try filled(cache, 18)
@@ -247,8 +246,7 @@ import Testing
 
     @Test func filesThatWereChangedAreRefused() async {
         await #expect(processExitsWith: .success) {
-            let url = FileManager.default.temporaryDirectory
-                .appending(path: "mlx-h2o-\(UUID().uuidString).safetensors")
+            let url = temporaryFile()
             defer { try? FileManager.default.removeItem(at: url) }
             let cache = try groups()
             try filled(cache, 15)
@@ -311,19 +309,6 @@ private func filled(_ cache: any KVCache, _ count: Int) throws {
     for token in 0..<count {
         let rows = tokens.slice(token..<token + 1)
         eval(try attended(rows.queries, rows.keys, rows.values, cache))
-    }
-}
-
-private func attended(
-    _ queries: MLXArray, _ keys: MLXArray, _ values: MLXArray, _ cache: any KVCache,
-    mask: MLXFast.ScaledDotProductAttentionMaskMode? = nil
-) throws -> MLXArray {
-    try withError {
-        let output = MLXH2OLM.attentionWithCacheUpdate(
-            queries: queries, keys: keys, values: values, cache: cache, scale: 0.25,
-            mask: mask ?? (queries.dim(2) > 1 ? .causal : .none))
-        eval(output)
-        return output
     }
 }
 

@@ -6,81 +6,31 @@ import Testing
 
 @testable import MLXH2OLM
 
-/// The quantised cache against the slow reference on rows that were rounded once, as they come.
 @Suite struct QuantizedCacheTests {
-    private let scale = Float(32).squareRoot() / 32
-
     private func configuration(
-        _ policy: PolicyName = .h2oEma, rows: Int = 16, evictEvery: Int = 4, bits: Int = 8,
-        valueBits: Int? = nil
+        _ policy: PolicyName = .h2oEma, evictEvery: Int = 4, bits: Int = 8, valueBits: Int? = nil
     ) throws -> H2OConfiguration {
         try H2OConfiguration(
-            maxKVSize: rows, sinkSize: 2, heavySize: rows / 2, policy: policy,
-            evictEvery: evictEvery, kvBits: bits, valueBits: valueBits, kvFrame: false,
-            kvGroupSize: 32)
+            maxKVSize: 16, sinkSize: 2, heavySize: 8, policy: policy, evictEvery: evictEvery,
+            kvBits: bits, valueBits: valueBits, kvFrame: false, kvGroupSize: 32)
     }
 
     private func step(
         _ tokens: Tokens, _ range: Range<Int>, _ cache: any KVCache
     ) throws -> [Float] {
-        let (queries, keys, values) = tokens.slice(range)
-        return try withError {
-            MLXH2OLM.attentionWithCacheUpdate(
-                queries: queries, keys: keys, values: values, cache: cache, scale: scale,
-                mask: range.count > 1 ? .causal : .none
-            ).asArray(Float.self)
-        }
+        try withError { attend(tokens, range, cache).asArray(Float.self) }
     }
 
     private func rows(_ shape: [Int]) -> MLXArray { MLXArray.zeros(shape, dtype: .float32) }
-
-    /// A chunk of each kind, then single tokens far beyond the budget.
-    @Test(arguments: PolicyName.allCases, [nil, H2OBackend.composed])
-    func everyStepIsThatOfTheReference(policy: PolicyName, backend: H2OBackend?) throws {
-        let settings = try configuration(policy, bits: 8, valueBits: 4)
-        let tokens = Tokens(count: 90, seed: 11)
-        let rounded = tokens.rounded(bits: 8, valueBits: 4, groupSize: 32)
-        let cache = QuantizedH2OKVCache(settings)
-        var reference = ReferenceCache(settings, scale: scale, group: 2)
-        reference.pack = {
-            (
-                Tokens.rounded($0, bits: 8, groupSize: 32),
-                Tokens.rounded($1, bits: 4, groupSize: 32)
-            )
-        }
-        var start = 0
-        try withBackend(backend) {
-            for length in [12, 3, 9] + Array(repeating: 1, count: 60) + [4] {
-                let range = start..<start + length
-                start += length
-                let output = try step(tokens, range, cache)
-                let lists = rounded.lists(range)
-                var expected = reference.step(
-                    queries: lists.queries, keys: lists.keys, values: lists.values)
-                if policy == .h2o {
-                    let off = reference.follow(
-                        keys: Tokens.lists(of: try #require(cache.keys)),
-                        values: Tokens.lists(of: try #require(cache.values)),
-                        positions: slots(of: try #require(cache.positions)), bits: (8, 4))
-                    #expect(off < 2.2, "tokens \(range)")  // two packings, each a step off
-                    expected = reference.attend(lists.queries)
-                }
-                let errors = zip(output, expected.joined().joined()).map { abs(Double($0) - $1) }
-                #expect(errors.allSatisfy { $0 < 1e-4 }, "tokens \(range)")
-                #expect(sortedPositions(cache.positions) == reference.positions, "tokens \(range)")
-            }
-        }
-        #expect(cache.offset == 88)
-        #expect(cache.evicted > 0)
-    }
 
     /// No row is touched by what happens to others.
     @Test(arguments: [1, 3]) func rowsAreQuantisedOnce(evictEvery: Int) throws {
         let settings = try configuration(.window, evictEvery: evictEvery, bits: 4)
         let tokens = Tokens(count: 60, seed: 12)
         let cache = QuantizedH2OKVCache(settings)
-        for token in 0..<60 { _ = try step(tokens, token..<token + 1, cache) }
-        let (_, keys, _) = tokens.rounded(bits: 4, valueBits: 4, groupSize: 32).slice(0..<60)
+        decode(tokens, 0..<60, cache)
+        let (words, scales, biases) = quantized(tokens.slice(0..<60).keys, groupSize: 32, bits: 4)
+        let keys = dequantized(words, scales: scales, biases: biases, groupSize: 32, bits: 4)
         let positions = try #require(cache.positions)
         let wide = broadcast(
             positions.expandedDimensions(axis: -1), to: positions.shape + [keys.dim(3)])
@@ -125,12 +75,11 @@ import Testing
     }
 
     @Test func copiesAndFilesHoldEverything() throws {
-        let url = FileManager.default.temporaryDirectory
-            .appending(path: "mlx-h2o-\(UUID().uuidString).safetensors")
+        let url = temporaryFile()
         defer { try? FileManager.default.removeItem(at: url) }
         let tokens = Tokens(count: 60, seed: 14)
         let cache = QuantizedH2OKVCache(try configuration(valueBits: 4), name: "layer 3")
-        for token in 0..<30 { _ = try step(tokens, token..<token + 1, cache) }
+        decode(tokens, 0..<30, cache)
         let plain = try filled(12, small(), tokens)
         try H2OKVCache.save([cache, plain], to: url)
         let (loaded, _) = try H2OKVCache.load(from: url)
@@ -162,18 +111,12 @@ import Testing
             QuantizedH2OKVCache(try configuration(.keydiff)),
             QuantizedH2OKVCache(try configuration(.keydiff))
         )
-        for token in 0..<12 { _ = try step(tokens, token..<token + 1, cache) }
+        decode(tokens, 0..<12, cache)
         #expect(cache.trim(4) == 4)
-        for token in 0..<8 { _ = try step(tokens, token..<token + 1, other) }
+        decode(tokens, 0..<8, other)
         for token in 8..<40 {
             let outputs = try [cache, other].map { try step(tokens, token..<token + 1, $0) }
             #expect(outputs[0] == outputs[1])
         }
     }
-}
-
-/// Positions [1, H, N] as lists, one per head.
-private func slots(of positions: MLXArray) -> [[Int]] {
-    let (all, count) = (positions.asArray(Int32.self).map { Int($0) }, positions.dim(2))
-    return stride(from: 0, to: all.count, by: count).map { Array(all[$0..<$0 + count]) }
 }

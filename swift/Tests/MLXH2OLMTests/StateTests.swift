@@ -16,7 +16,7 @@ import Testing
         #expect(cache.trim(2) == 2)
         #expect(cache.offset == 4)
         #expect(sortedPositions(cache.positions)[0] == [0, 1, 2, 3])
-        for token in 4..<9 { _ = attend(tokens, token..<token + 1, cache) }
+        decode(tokens, 4..<9, cache)
         #expect(throws: MLXError.self) { try withError { cache.trim(1) } }
         #expect(cache.offset == 9)
     }
@@ -32,7 +32,7 @@ import Testing
             #expect(cache.isTrimmable(after: 3))
             #expect(!cache.isTrimmable(after: 4))
             for round in 0..<30 {
-                eval(attend(tokens, 3 * round..<3 * round + 3, cache, mask: .causal))
+                eval(attend(tokens, 3 * round..<3 * round + 3, cache))
                 let last = try #require(cache.positions)[0..., 0..., (cache.size - 3)...]
                 let end = Int32(cache.offset)
                 let newest = [end - 3, end - 2, end - 1]
@@ -62,7 +62,7 @@ import Testing
         let tokens = Tokens(count: 30, seed: 3)
         let settings = try H2OConfiguration(maxKVSize: 8, sinkSize: 0, heavySize: 7)
         let cache = H2OKVCache(settings, policy: Oldest())
-        for token in 0..<30 { _ = attend(tokens, token..<token + 1, cache) }
+        decode(tokens, 0..<30, cache)
         #expect(sortedPositions(cache.positions)[0] == [0, 1, 2, 3, 4, 5, 6, 29])
         let copy = try #require(cache.copy() as? H2OKVCache)
         _ = attend(tokens, 0..<1, copy)
@@ -94,7 +94,7 @@ import Testing
     @Test func masksLeaveTheSurplusOut() throws {
         let tokens = Tokens(count: 20, seed: 3)
         let cache = H2OKVCache(try small())
-        eval(attend(tokens, 0..<12, cache, mask: .causal))
+        eval(attend(tokens, 0..<12, cache))
         let mode = cache.makeMask(n: 3, windowSize: nil, returnArray: true)
         let mask = try #require(mode.mask)
         let output = try withError { attend(tokens, 12..<15, cache, mask: mode) }
@@ -107,10 +107,10 @@ import Testing
         let cache = try filled(12, small(), tokens)
         let copy = try #require(cache.copy() as? H2OKVCache)
         let before = try #require(cache.keys).asArray(Float.self)
-        for token in 12..<20 { eval(attend(tokens, token..<token + 1, cache)) }
+        decode(tokens, 12..<20, cache)
         #expect(copy.offset == 12)
         #expect(try #require(copy.keys).asArray(Float.self) == before)
-        for token in 12..<20 { eval(attend(tokens, token..<token + 1, copy)) }
+        decode(tokens, 12..<20, copy)
         #expect(sortedPositions(copy.positions) == sortedPositions(cache.positions))
     }
 
@@ -122,8 +122,7 @@ import Testing
     }
 
     @Test func filesHoldEverything() throws {
-        let url = FileManager.default.temporaryDirectory
-            .appending(path: "mlx-h2o-\(UUID().uuidString).safetensors")
+        let url = temporaryFile()
         defer { try? FileManager.default.removeItem(at: url) }
         let tokens = Tokens(count: 40, seed: 3)
         let cache = try filled(20, small(), tokens)
@@ -135,17 +134,14 @@ import Testing
         #expect(loaded.map(\.configuration) == [cache.configuration, empty.configuration])
         #expect(loaded[0].name == "layer 3")
         #expect(loaded[1].keys == nil)
-        for token in 20..<40 {
-            for one in [cache, loaded[0]] { eval(attend(tokens, token..<token + 1, one)) }
-        }
+        for one in [cache, loaded[0]] { decode(tokens, 20..<40, one) }
         #expect(sortedPositions(loaded[0].positions) == sortedPositions(cache.positions))
         #expect(loaded[0].evicted == cache.evicted)
         #expect(!loaded[0].isTrimmable)
     }
 
     @Test func otherFilesAreRefused() throws {
-        let url = FileManager.default.temporaryDirectory
-            .appending(path: "mlx-h2o-\(UUID().uuidString).safetensors")
+        let url = temporaryFile()
         defer { try? FileManager.default.removeItem(at: url) }
         #expect(throws: H2OError.self) { try H2OKVCache.save([KVCacheSimple()], to: url) }
         try save(arrays: ["a": MLXArray(Float(1))], url: url)

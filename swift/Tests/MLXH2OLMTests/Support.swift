@@ -1,16 +1,43 @@
+import Foundation
 import MLX
 import MLXH2O
 import MLXH2OLM
 import MLXLMCommon
 
-/// Attention of some of the tokens through the routed function.
+/// Attention of some of the tokens through the routed function; causal, if no other mask is given.
 func attend(
     _ tokens: Tokens, _ range: Range<Int>, _ cache: (any KVCache)?,
-    mask: MLXFast.ScaledDotProductAttentionMaskMode = .none
+    mask: MLXFast.ScaledDotProductAttentionMaskMode? = nil
 ) -> MLXArray {
     let (queries, keys, values) = tokens.slice(range)
     return MLXH2OLM.attentionWithCacheUpdate(
-        queries: queries, keys: keys, values: values, cache: cache, scale: 0.25, mask: mask)
+        queries: queries, keys: keys, values: values, cache: cache, scale: 0.25,
+        mask: mask ?? (range.count > 1 ? .causal : .none))
+}
+
+/// The same of rows that are given, evaluated.
+func attended(
+    _ queries: MLXArray, _ keys: MLXArray, _ values: MLXArray, _ cache: any KVCache,
+    scale: Float = 0.25, mask: MLXFast.ScaledDotProductAttentionMaskMode? = nil
+) throws -> MLXArray {
+    try withError {
+        let output = MLXH2OLM.attentionWithCacheUpdate(
+            queries: queries, keys: keys, values: values, cache: cache, scale: scale,
+            mask: mask ?? (queries.dim(2) > 1 ? .causal : .none))
+        eval(output)
+        return output
+    }
+}
+
+/// The greatest difference of two elements.
+func furthest(_ one: MLXArray, _ other: MLXArray) -> Float {
+    MLX.abs(one - other).reshaped(-1).max(axis: 0).item(Float.self)
+}
+
+/// A name for a file, which is not there.
+func temporaryFile(_ ending: String = "safetensors") -> URL {
+    FileManager.default.temporaryDirectory.appending(
+        path: "mlx-h2o-\(UUID().uuidString).\(ending)")
 }
 
 /// Settings for 8 rows: 1 sink, 4 heavy, 3 recent; two leave together.
@@ -22,6 +49,11 @@ func small(_ policy: PolicyName = .h2oEma) throws -> H2OConfiguration {
 func filled(_ count: Int, _ configuration: H2OConfiguration, _ tokens: Tokens) throws -> H2OKVCache
 {
     let cache = H2OKVCache(configuration, name: "layer 3")
-    for token in 0..<count { _ = attend(tokens, token..<token + 1, cache) }
+    decode(tokens, 0..<count, cache)
     return cache
+}
+
+/// Tokens one after the other.
+func decode(_ tokens: Tokens, _ range: Range<Int>, _ cache: any KVCache) {
+    for token in range { eval(attend(tokens, token..<token + 1, cache)) }
 }

@@ -97,11 +97,6 @@ private typealias Make = @Sendable () throws -> H2OConfiguration
             "kvFormat is 'turbo3' and kvBits 4, expected one of them.",
             { try H2OConfiguration(kvBits: 4, kvFormat: .turbo3) }
         ),
-        (
-            "turboGuard is 2 and kvFormat nil, expected a kvFormat too.",
-            { try H2OConfiguration(turboGuard: 2) }
-        ),
-        ("turboGuard is -1, expected at least 0.", { try H2OConfiguration(turboGuard: -1) }),
         ("contextSize is -1, expected at least 0.", { try H2OConfiguration(contextSize: -1) }),
         (
             "kvGroupSize is 48, expected one of [32, 64, 128].",
@@ -121,11 +116,31 @@ private typealias Make = @Sendable () throws -> H2OConfiguration
         #expect(error?.description == "[H2OConfiguration] \(message)")
     }
 
+    /// Of files of earlier versions.
+    @Test func settingsThatAreGoneAreReadWhereTheyChangedNothing() throws {
+        let made = try H2OConfiguration()
+        let text = String(decoding: try JSONEncoder().encode(made), as: UTF8.self)
+        func read(_ setting: String) throws -> H2OConfiguration {
+            let file = Data(text.replacing("{", with: "{\(setting),").utf8)
+            return try JSONDecoder().decode(H2OConfiguration.self, from: file)
+        }
+        for (same, other, said) in [
+            ("\"turbo_guard\":0", "\"turbo_guard\":1", "turbo_guard is 1, expected 0"),
+            (
+                "\"shared_heads\":false", "\"shared_heads\":true",
+                "shared_heads is true, expected false: that is not served in Swift"
+            ),
+        ] {
+            #expect(try read(same) == made)
+            let error = #expect(throws: H2OError.self) { try read(other) }
+            #expect(error?.description.contains(said) == true)
+        }
+    }
+
     @Test func survivesJSONAndChecksWhatItReads() throws {
         let made = try H2OConfiguration(
             maxKVSize: 48, policy: .h2oEma, diversity: 0.25, decay: 0.5, evictEvery: 3,
-            sharedHeads: true, kvFormat: .turbo8v3, turboGuard: 1,
-            contextSize: 2048)
+            kvFormat: .turbo8v3, contextSize: 2048)
         let data = try JSONEncoder().encode(made)
         #expect(try JSONDecoder().decode(H2OConfiguration.self, from: data) == made)
         for (good, bad) in [

@@ -2,12 +2,6 @@ import MLX
 import MLXH2O
 import Testing
 
-private typealias Call = @Sendable () throws -> Void
-
-private func zeros(_ shape: [Int], _ dtype: DType = .float32) -> MLXArray {
-    MLXArray.zeros(shape, dtype: dtype)
-}
-
 private func attend(
     queries: [Int] = [1, 4, 1, 32], keys: [Int] = [1, 2, 8, 32], values: [Int] = [1, 2, 8, 16],
     dtypes: [DType] = [.float32, .float32, .float32], scale: Float = 1,

@@ -27,7 +27,7 @@ import Testing
                 let expected = try parity.tensor("\(part)64")
                 #expect(found.shape == expected.shape)
                 let allowed = try #require(parity.fields.tolerance?[part])
-                let error = worstDifference(found, expected)
+                let error = worst(found, expected)
                 #expect(error <= allowed, "\(parity.name)/\(part): \(error), allowed \(allowed)")
             }
         }
@@ -47,31 +47,15 @@ import Testing
         }
     }
 
-    /// The outputs of a trace that cannot depend on rounding: those of the window policy.
-    @Test(arguments: backends) func windowTrace(backend: H2OBackend) throws {
-        let parity = try #require(try cases("trace").first { $0.fields.policy == "window" })
-        let results = try withBackend(backend) { try runTrace(parity) }
-        let positions = try #require(results["positions"])
-        let size = positions.dim(-1)
-        let (sinks, steps) = (try parity.field(\.sinkSize, ""), positions.dim(0))
-        let start = try parity.field(\.prefill, "").reduce(0, +)
-        let kept = positions.asArray(Int32.self)
-        for step in 0..<steps {
-            let end = start + step + 1
-            let expected = Array(0..<sinks) + Array(end - (size - sinks)..<end)
-            for head in 0..<positions.dim(2) {
-                let at = (step * positions.dim(2) + head) * size
-                #expect(kept[at..<at + size].map { Int($0) } == expected)
-            }
-        }
-    }
-
-    /// Infinities and NaN must be in the same places.
-    private func worstDifference(_ found: MLXArray, _ expected: MLXArray) -> Float {
-        zip(found.asArray(Float.self), expected.asArray(Float.self)).reduce(0) { worst, pair in
-            if pair.0 == pair.1 || (pair.0.isNaN && pair.1.isNaN) { return worst }
-            let difference = abs(pair.0 - pair.1)
-            return difference.isNaN ? .infinity : max(worst, difference)
+    /// What is left of a whole trace are the reference's rows.
+    @Test(arguments: backends) func traces(backend: H2OBackend) throws {
+        let cases = try cases("trace")
+        #expect(Set(cases.compactMap(\.fields.policy)) == Set(PolicyName.allCases.map(\.rawValue)))
+        for parity in cases {
+            let results = try withBackend(backend) { try runTrace(parity) }
+            let positions = try #require(results["positions"])
+            let last = positions[(positions.dim(0) - 1)...].asArray(Int32.self)
+            #expect(try last == parity.tensor("kept").asArray(Int32.self), "\(parity.name)")
         }
     }
 }

@@ -2,12 +2,6 @@ import MLX
 import MLXH2O
 import Testing
 
-private typealias Call = @Sendable () throws -> Void
-
-private func zeros(_ shape: [Int], _ dtype: DType = .float32) -> MLXArray {
-    MLXArray.zeros(shape, dtype: dtype)
-}
-
 private func pack(_ shape: [Int], bits: Int = 8) -> PackedRows {
     let (words, scales, biases) = quantized(zeros(shape), groupSize: 64, bits: bits)
     return PackedRows(words: words, scales: scales, biases: biases ?? .mlxNone)

@@ -17,12 +17,6 @@ private func unpack(_ rows: PackedRows, bits: Int, groupSize: Int = 32) -> MLXAr
         rows.words, scales: rows.scales, biases: rows.biases, groupSize: groupSize, bits: bits)
 }
 
-private func worst(_ one: MLXArray, _ other: MLXArray) -> Float {
-    zip(one.asArray(Float.self), other.asArray(Float.self)).reduce(0) {
-        $1.0 == $1.1 || ($1.0.isNaN && $1.1.isNaN) ? $0 : max($0, abs($1.0 - $1.1))
-    }
-}
-
 /// The operations on packed rows and on the rows of a cache, against compositions of others.
 @Suite struct OperationTests {
     private let queries = normal([2, 4, 3, 64], 1)
