@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import shutil
@@ -116,21 +115,6 @@ def test_standard_input_that_is_no_text(locale, tmp_path):
         found = run(command, *flags, input=b"\xff\xfe", env={**os.environ, "LC_ALL": locale})
         line = said(found)
         assert line.startswith(f"mlx_h2o {command}: standard input: 'utf-8' codec can't decode")
-
-
-def test_evaluate_interrupted_before_a_result(tmp_path, monkeypatch, capsys):
-    """It goes on only from a file that is there."""
-    file = tmp_path / "results.json"
-    flags = ["evaluate", "--model", "demo", "--output", str(file)]
-
-    def interrupted(*args, **given):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("mlx_h2o.commands.evaluate.evaluate", interrupted)
-    for kept in ("", f"; the same command goes on from {file}"):
-        assert cli.main(flags) == 130
-        assert capsys.readouterr().err.splitlines()[-1] == f"mlx_h2o evaluate: interrupted{kept}"
-        file.write_text(json.dumps({"records": []}))
 
 
 def test_a_text_is_written_whole_or_not_at_all(tmp_path, monkeypatch):

@@ -306,6 +306,11 @@ def test_settings_of_a_model_that_are_damaged(name, content, folder):
         load(str(folder))
 
 
+def test_a_path_is_a_name_too(folder):
+    for one in (folder, str(folder)):
+        assert len(load(one, lazy=True)) == 2
+
+
 def test_weights_that_are_damaged(folder):
     (file,) = folder.glob("model*.safetensors")
     whole = file.read_bytes()

@@ -226,7 +226,7 @@ def _talking(host: Host, model: str | None) -> dict[str, Callable[..., Any]]:
 def _print_summary(caches: list[Any], model: Any) -> None:
     settings = [cache.config for cache in evicting_caches(caches)]
     policies = dict.fromkeys(one.policy for one in settings if one.max_kv_size is not None)
-    print(f"KV cache: {', '.join([*policies, str(summary(caches, model))])}")
+    print(f"KV cache: {' and '.join(policies)}{', ' if policies else ''}{summary(caches, model)}")
 
 
 def _say_where_beyond(model: Any, caches: list[Any]) -> bool:

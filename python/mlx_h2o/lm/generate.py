@@ -42,7 +42,7 @@ _BESIDE = ("budgets", "layers", "length", "max_kv_bytes")
 """What :func:`make_prompt_cache` takes beside the settings."""
 
 
-def load(path_or_hf_repo: str, *args: Any, **kwargs: Any) -> Any:
+def load(path_or_hf_repo: str | Path, *args: Any, **kwargs: Any) -> Any:
     """``mlx_lm.load``, where "demo" is the model in this package.
 
     If MLX computes on the CPU, float16 weights become float32, because float16 arithmetic is
@@ -53,16 +53,16 @@ def load(path_or_hf_repo: str, *args: Any, **kwargs: Any) -> Any:
         ValueError: there is no such directory, no model in it that can be loaded, with the name of
             a file that is damaged, or none of this name on the hub.
     """
+    if isinstance(path_or_hf_repo, Path):
+        path_or_hf_repo = str(path_or_hf_repo)
     check_path(path_or_hf_repo)
-    if path_or_hf_repo == DEMO:
-        path_or_hf_repo = str(model_path())
-    folder = Path(path_or_hf_repo)
+    folder = model_path() if path_or_hf_repo == DEMO else Path(path_or_hf_repo)
     for file in folder.glob("model*.safetensors"):
         read_header(str(file), "load", "file of weights")
     try:
-        loaded = mlx_lm.load(path_or_hf_repo, *args, **kwargs)
+        loaded = mlx_lm.load(str(folder), *args, **kwargs)
     except Exception as error:  # of mlx_lm, MLX or transformers
-        said = f"{path_or_hf_repo} cannot be loaded: "
+        said = f"{folder} cannot be loaded: "
         if damaged := _damaged(folder):
             said = f"{damaged} is damaged, expected an object in JSON: "
         elif isinstance(error, OSError) and not folder.is_dir():
