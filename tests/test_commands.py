@@ -187,9 +187,9 @@ def asked(command: str, flags: str, monkeypatch) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_every_flag(command, monkeypatch):
-    found = asked(command, f"{ALL_FLAGS} --budgets file.json", monkeypatch)
-    assert found == {"config": ASKED, "budgets": "file.json", "layers": "probe", "sized": None}
+def test_every_command_has_every_flag(command, budgets, monkeypatch):
+    found = asked(command, f"{ALL_FLAGS} --budgets {budgets}", monkeypatch)
+    assert found == {"config": ASKED, "budgets": budgets, "layers": "probe", "sized": None}
     found = asked(command, "", monkeypatch)
     assert found == {"config": H2OConfig(), "budgets": None, "layers": "probe", "sized": None}
     assert asked(command, "--layers equal", monkeypatch)["layers"] == "equal"
@@ -199,11 +199,11 @@ def test_every_command_has_every_flag(command, monkeypatch):
     assert found["config"] == H2OConfig(max_kv_size=None, kv_bits=8, v_bits=4)
 
 
-def test_the_server_and_its_drafts(capsys, monkeypatch):
+def test_the_server_and_its_drafts(budgets, capsys, monkeypatch):
     found = asked("server", "--draft-model demo --num-draft-tokens 5", monkeypatch)
     assert found["config"] == H2OConfig(speculative=5)
     with pytest.raises(SystemExit):
-        cli.main(["server", "--draft-model", "demo", "--budgets", "file"])
+        cli.main(["server", "--draft-model", "demo", "--budgets", budgets])
     assert "--budgets with --draft-model" in capsys.readouterr().err
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -121,8 +122,17 @@ def test_peak_memory_sees_what_was_freed() -> None:
 
 
 def test_wrong_arguments_say_what_was_found() -> None:
-    with pytest.raises(ValueError, match=r"^\[prefill\] no tokens"):
+    with pytest.raises(ValueError, match=r"^\[prefill\] tokens is empty"):
         evaluate.prefill(None, [], [])
+    model, _ = mlx_h2o.load("demo")
+    for call in (
+        lambda: evaluate.prefill(model, [], [1, 4096]),
+        lambda: evaluate.teacher_forced(model, [], [1, 4096], first=1),
+        lambda: evaluate.recall(model, [], [SimpleNamespace(prompt=[4096], answer=[1])]),
+        lambda: evaluate.recall(model, [], [SimpleNamespace(prompt=[1], answer=[4096])]),
+    ):
+        with pytest.raises(ValueError, match=r"has the token id 4096, expected 0 to 4095"):
+            call()
     with pytest.raises(ValueError, match=r"^\[prefill\] chunk is 0"):
         evaluate.prefill(None, [], [1], chunk=0)
     for first in (0, 3):

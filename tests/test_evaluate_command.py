@@ -74,5 +74,8 @@ def test_an_interruption_says_how_to_go_on(text, tmp_path, monkeypatch, capsys):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(evaluate, "evaluate", stop)
-    assert cli.main(evaluated(text, "--output", str(tmp_path / "found.json"))) == 130
-    assert "found.json" in capsys.readouterr().err
+    file = tmp_path / "found.json"
+    for kept in ("", f"; the same command goes on from {file}"):
+        assert cli.main(evaluated(text, "--output", str(file))) == 130
+        assert capsys.readouterr().err == f"mlx_h2o evaluate: interrupted{kept}\n"
+        file.write_text("")

@@ -66,7 +66,7 @@ def test_without_a_budget_nothing_is_evicted(capsys):
         given = f"--model demo -p night -m 60 --temp 0 --max-kv-size none --kv-bits 8 {flags}"
         assert cli.main(["generate", *given.split()]) == 0
         text, _, figures = capsys.readouterr().out.partition("Prompt:")
-        assert "6 of 6 layers evict, 6" in figures and " 0 evicted" in figures
+        assert "KV cache: 0 of 6 layers evict, 6" in figures and " 0 evicted" in figures
         texts.append(text)
     assert texts[0] == texts[1]
 

@@ -35,6 +35,53 @@ EVALUATE = ("evaluate", "--model", "demo")
         ((*GENERATE, "--draft-model", "demo", "--num-draft-tokens", "0"), "expected at least 1"),
         (("server", "--cache-dir", "a", "--cache-size", "big"), "--cache-size: 'big' is no number"),
         (("layers", "--output", "file"), "the following arguments are required: --model"),
+        ((*GENERATE, "--temp", "nan"), "argument --temp: nan is out of range, expected at least 0"),
+        ((*GENERATE, "--temp", "inf"), "argument --temp: inf is out of range"),
+        ((*GENERATE, "--temp", "-1"), "argument --temp: -1.0 is out of range"),
+        ((*GENERATE, "--temp", "warm"), "argument --temp: invalid float value: 'warm'"),
+        ((*GENERATE, "--top-p", "1.5"), "argument --top-p: 1.5 is out of range, expected 0 to 1"),
+        ((*GENERATE, "--top-k", "-1"), "argument --top-k: -1 is out of range"),
+        ((*GENERATE, "--min-p", "-1"), "argument --min-p: -1.0 is out of range, expected 0 to 1"),
+        ((*GENERATE, "--xtc-probability", "2"), "argument --xtc-probability: 2.0 is out of range"),
+        ((*GENERATE, "--xtc-threshold", "1"), "argument --xtc-threshold: 1.0 is out of range"),
+        ((*GENERATE, "--min-tokens-to-keep", "0"), "argument --min-tokens-to-keep: 0 is out of"),
+        ((*GENERATE, "-m", "0"), "--max-tokens/-m: 0 is out of range, expected at least 1, or -1"),
+        ((*GENERATE, "--max-tokens", "-4"), "argument --max-tokens/-m: -4 is out of range"),
+        ((*GENERATE, "--max-tokens", "2.5"), "--max-tokens/-m: invalid int value: '2.5'"),
+        ((*GENERATE, "--prefill-step-size", "0"), "argument --prefill-step-size: 0 is out of"),
+        ((*GENERATE, "--num-draft-tokens", "-1"), "argument --num-draft-tokens: -1 is out of"),
+        ((*GENERATE, "--max-kv-bytes", "big"), "argument --max-kv-bytes: 'big' is no number of"),
+        ((*GENERATE, "--budgets", "/none"), "argument --budgets: No such file or directory: '/no"),
+        ((*GENERATE, "--adapter-path", "/none"), "argument --adapter-path: No such file or"),
+        ((*GENERATE, "--chat-template-config", "[1]"), "argument --chat-template-config: 'list'"),
+        ((*GENERATE, "--chat-template-config", "{"), "argument --chat-template-config: Expecting"),
+        ((*GENERATE, "--prompt", "\udcff"), "argument --prompt/-p: 'utf-8' codec can't encode"),
+        (("chat", "--max-tokens", "0"), "argument --max-tokens/-m: 0 is out of range"),
+        (("chat", "--prefill-step-size", "0"), "argument --prefill-step-size: 0 is out of range"),
+        (("benchmark", "--batch-size", "0"), "argument --batch-size/-b: 0 is out of range"),
+        (("benchmark", "--num-trials", "0"), "argument --num-trials/-n: 0 is out of range"),
+        (("benchmark", "-p", "0"), "argument --prompt-tokens/-p: 0 is out of range"),
+        (("benchmark", "-g", "-3"), "argument --generation-tokens/-g: -3 is out of range"),
+        (("benchmark", "--delay", "-1"), "argument --delay: -1 is out of range"),
+        (("server", "--port", "65536"), "argument --port: 65536 is out of range, expected 0 to"),
+        (("server", "--max-tokens", "-1"), "argument --max-tokens: -1 is out of range"),
+        (("server", "--prompt-concurrency", "0"), "argument --prompt-concurrency: 0 is out of"),
+        (("server", "--decode-concurrency", "0"), "argument --decode-concurrency: 0 is out of"),
+        (("server", "--prompt-cache-size", "-1"), "argument --prompt-cache-size: -1 is out of"),
+        (
+            ("server", "--prompt-cache-bytes", "x"),
+            "argument --prompt-cache-bytes: 'x' is no number",
+        ),
+        (("layers", "--model", "demo", "--output", "/none/a"), "argument --output: No such file"),
+        ((*EVALUATE, "--output", "/"), "argument --output: Is a directory: '/'"),
+        ((*EVALUATE, "--plot", "/none/a.svg"), "argument --plot: No such file or directory"),
+        ((*EVALUATE, "--plot", "/tmp/a.gif"), "/tmp/a.gif is no plot, expected .svg"),
+        ((*EVALUATE, "--length", "3"), "--length is 3, expected at least"),
+        ((*EVALUATE, "--lengths", "30"), "--lengths has 30, expected at least"),
+        ((*EVALUATE, "--documents", "0"), "--documents is 0, expected at least 1"),
+        ((*EVALUATE, "--seed", "-1"), "--seed is -1, expected at least 0"),
+        ((*EVALUATE, "--tasks", "loss", "ruler"), "ruler needs a file of RULER's samples"),
+        ((*EVALUATE, "--tasks", "loss", "ruler", "--ruler", "/none"), "directory: '/none'"),
     ],
 )
 def test_a_mistake_is_a_line(arguments, message, capsys):
@@ -70,9 +117,28 @@ def test_a_name_that_the_hub_does_not_give(monkeypatch, capsys):
 def test_a_cache_that_cannot_be_written(tmp_path, capsys):
     file = tmp_path / "none" / "file.safetensors"
     arguments = ("cache_prompt", "--model", "demo", "--prompt", "a", "--prompt-cache-file")
-    assert cli.main((*arguments, str(file))) == 2
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert said.startswith("mlx_h2o cache_prompt: ") and "No such file or directory" in said
+    with pytest.raises(SystemExit) as ended:
+        cli.main((*arguments, str(file)))
+    found = capsys.readouterr()
+    assert ended.value.code == 2 and not found.out  # nothing was read
+    assert found.err.startswith("mlx_h2o cache_prompt: error: argument --prompt-cache-file: ")
+    assert f"No such file or directory: '{file}'" in found.err and found.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--top-k 4096", "--top-k is 4096, expected fewer than all 4096 tokens"),
+        ("--system-prompt x", "--system-prompt or --prefill-response is given, and no chat"),
+        ("--prefill-response x", "--system-prompt or --prefill-response is given, and no chat"),
+        ("--prompt=", "prompt is empty, expected at least one token"),
+    ],
+)
+def test_what_does_not_go_with_the_model(flags, message, capsys):
+    assert cli.main((*GENERATE, *flags.split())) == 2
+    found = capsys.readouterr()
+    assert found.err.startswith(f"mlx_h2o generate: {message}") and found.err.count("\n") == 1
+    assert "Prompt:" not in found.out
 
 
 def test_the_end_of_the_input_ends_a_chat(monkeypatch, capsys):

@@ -24,6 +24,22 @@ _OURS = ("layers", "evaluate")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a subcommand; returns the exit status. Without ``arguments`` those of the process."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    called = " ".join(["mlx_h2o", *given[:1]])
+    try:
+        status = _run(given)
+        sys.stdout.flush()
+        return status
+    except KeyboardInterrupt:
+        print(f"\n{called}: interrupted", file=sys.stderr)
+        return 130
+    except OSError as error:  # of standard output, which Python flushes once more at its end
+        if not isinstance(error, BrokenPipeError):  # whoever read this has gone
+            print(f"{called}: standard output: {error.strerror}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _run(given: Sequence[str]) -> int:
     if not given or given[0] in ("-h", "--help"):
         print(_usage())
         return 0 if given else 2
@@ -36,19 +52,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if command not in _COMMANDS:
         print(f"mlx_h2o: {command!r} is not a command.\n{_usage()}", file=sys.stderr)
         return 2
-    try:
-        if command in _OURS:
-            module = importlib.import_module(f".commands.{command}", __package__)
-            return int(module.run(rest))
-        from .commands import hosted
+    if command in _OURS:
+        module = importlib.import_module(f".commands.{command}", __package__)
+        return int(module.run(rest))
+    from .commands import hosted
 
-        return hosted.run(command, rest)
-    except KeyboardInterrupt:
-        print(f"\nmlx_h2o {command}: interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # whoever read this has gone; Python flushes once more at its end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    return hosted.run(command, rest)
 
 
 def _usage() -> str:

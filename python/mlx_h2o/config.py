@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, fields, replace
 from typing import Any, cast
 
@@ -9,7 +10,7 @@ from . import policies
 from .operations import turbo
 from .operations.validate_quantized import BITS, GROUP_SIZES
 
-__all__ = ["HANDED", "KV_FORMATS", "PRESETS", "H2OConfig"]
+__all__ = ["HANDED", "KV_FORMATS", "PRESETS", "H2OConfig", "check_int"]
 
 HANDED = ("packed", "arrays", "latents", "grouped", "fused")
 
@@ -21,6 +22,9 @@ KV_FORMATS: dict[str, tuple[int, int]] = {f"turbo{bits}": (bits, bits) for bits 
 # Share of the budget given to heavy hitters (AtomGradient 2026, sec. 4.1 and table 4: 128, 64 and
 # 32 of 256 rows). The sinks do not scale with the budget; the recent window takes what is left.
 PRESETS = {"heavy": 1 / 2, "balanced": 1 / 4, "recent": 1 / 8}
+
+LARGEST = 2**30
+"""Rows, with room for a chunk more: sizes of MLX's arrays have 31 bits."""
 
 DENSE_SIZE = 32
 """Newest rows that mixed precision leaves as they come."""
@@ -133,8 +137,9 @@ class H2OConfig:
     rows_at: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("sink_size", "prefix_size", "random_seed", "speculative"):
+        for name in ("sink_size", "prefix_size", "speculative"):
             _check_int(name, getattr(self, name), 0)
+        check_int("H2OConfig", "random_seed", self.random_seed, 0, most=2**64 - 1)
         for name in ("max_kv_size", "evict_every", "heavy_size", "recent_size", "dense_size"):
             if getattr(self, name) is not None:
                 _check_int(name, getattr(self, name), int(name in ("max_kv_size", "evict_every")))
@@ -390,9 +395,20 @@ class H2OConfig:
         return tuple(field.name for field in fields(cls))
 
 
-def _check_int(name: str, value: object, least: int) -> None:
+def check_int(
+    operation: str, name: str, value: object, least: int = 1, *, most: int = LARGEST, more: str = ""
+) -> None:
+    """Raises ValueError where it is no int of this range; ``more`` says what else is expected."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"[H2OConfig] {name} is {value!r}, expected an int of at least {least}.")
+        expected = f"an int of at least {least}{more}"
+    elif value > most:
+        expected = f"at most {most}"
+    else:
+        return
+    raise ValueError(f"[{operation}] {name} is {value!r}, expected {expected}.")
+
+
+_check_int = functools.partial(check_int, "H2OConfig")
 
 
 def _check_share(name: str, value: object) -> None:

@@ -504,6 +504,8 @@ class H2OKVCache(ScoredRows):
         the scores that the taken back queries gave to the others remain. Raises ValueError where
         rows have been evicted that would have to come back.
         """
+        if not isinstance(n, int):
+            raise ValueError(f"[H2OKVCache.trim] n is {n!r}, expected an int.")
         if n <= 0 or self._table is None:
             return 0
         if n > min(self._table.lengths):
@@ -711,9 +713,19 @@ class H2OKVCache(ScoredRows):
         cache.state = state
         return cache
 
+    def __copy__(self) -> H2OKVCache:
+        return copy.deepcopy(self)  # rows change in place: nobody could share them
+
+    def __reduce__(self) -> Any:
+        raise ValueError(
+            f"[{type(self).__name__}] a cache was to be pickled, expected "
+            "mlx_h2o.save_prompt_cache to keep it."
+        )
+
     def __deepcopy__(self, memo: dict[int, Any]) -> H2OKVCache:
         self.flush()
-        found: H2OKVCache = copy.copy(self)
+        found = object.__new__(type(self))
+        vars(found).update(vars(self))
         memo[id(self)] = found
         found._handed = HandedOut(found)
         found._table = self._table and self._table.copy()

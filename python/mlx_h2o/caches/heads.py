@@ -233,6 +233,9 @@ class HeadGroups:
     to_quantized = _from_each("H2OKVCache.to_quantized")
     unshared = _from_each("H2OKVCache.unshared")
 
+    def __copy__(self) -> HeadGroups:
+        return copy.deepcopy(self)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> HeadGroups:
         return self._each(lambda one: copy.deepcopy(one, memo))
 

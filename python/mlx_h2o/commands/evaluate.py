@@ -17,7 +17,7 @@ from ..evaluation.run import SHARES, evaluate
 from ..evaluation.tasks import TASKS, Settings
 from ..lm.generate import load
 from .blas import hint
-from .options import OneLineParser
+from .options import OneLineParser, new_file
 
 EVERY = 5.0
 """Seconds between lines that say what goes on."""
@@ -40,14 +40,17 @@ def run(arguments: Sequence[str]) -> int:
     parser = _parser()
     args = parser.parse_args(arguments)
     try:
-        for file in filter(None, (args.output, args.plot)):
-            file.open("a").close()  # said before the work, not after it
         given: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value
             for name, value in vars(args).items()
             if name in (*_HELP, "ruler")
         }
-        settings = Settings(**given)
+        try:
+            settings = Settings(**given)
+        except ValueError as error:
+            parser.error(f"--{error}")
+        if args.plot is not None:
+            report.plotting(args.plot)
         arms = [parsed(text) for text in args.arms]
         texts = [_text(name) for name in args.texts] or [("embedded text", demo.text())]
         model, tokenizer = load(args.model)
@@ -73,7 +76,8 @@ def run(arguments: Sequence[str]) -> int:
     except (OSError, ValueError) as error:
         parser.error(str(error))
     except KeyboardInterrupt:
-        kept = f"; the same command goes on from {args.output}" if args.output else ""
+        there = args.output is not None and args.output.exists()
+        kept = f"; the same command goes on from {args.output}" if there else ""
         print(f"mlx_h2o evaluate: interrupted{kept}", file=sys.stderr)
         return 130
     return 0
@@ -124,11 +128,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--ruler", metavar="FILE", help="RULER's samples, one JSON object a line")
     parser.add_argument(
-        "--output", type=Path, metavar="FILE", help="write all figures here as JSON, and go on "
+        "--output", type=new_file, metavar="FILE", help="write all figures here as JSON, and go on "
         "from what is there",
     )  # fmt: skip
     parser.add_argument(
-        "--plot", type=Path, metavar="FILE",
+        "--plot", type=new_file, metavar="FILE",
         help="draw loss against bytes: .svg, .png or .html (needs mlx-h2o[evaluate])",
     )  # fmt: skip
     for name, said in _HELP.items():

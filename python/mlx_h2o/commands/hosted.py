@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import sys
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx_lm
-from mlx_lm.generate import DEFAULT_MODEL
+from mlx_lm.generate import DEFAULT_MODEL, setup_arg_parser
 
 from ..config import H2OConfig
+from ..lm.checks import vocabulary
 from ..lm.generate import check_path, generate, summary, tokens_ahead
 from ..lm.hosting import Host, hosting
 from ..lm.prompt_cache import beyond_context, context_length, evicting_caches, tokens_seen
@@ -22,7 +24,7 @@ from ..lm.saving import load_prompt_cache, save_prompt_cache
 from ..lm.serving import SEEDS
 from ..lm.sizing import parsed_bytes
 from ..lm.upstream import target
-from .options import OneLineParser, add_cache_flags, in_flags, settings_of
+from .options import OneLineParser, add_cache_flags, in_flags, number, settings_of
 
 
 def run(command: str, arguments: Sequence[str]) -> int:
@@ -42,8 +44,6 @@ def run(command: str, arguments: Sequence[str]) -> int:
             parser.error("--budgets with --draft-model: its layers are not those of the file")
         _check_model(parser, args.draft_model)
         drafted = args.num_draft_tokens
-        if drafted < 1:
-            parser.error(f"--num-draft-tokens is {drafted}, expected at least 1")
         others += ["--draft-model", args.draft_model, "--num-draft-tokens", str(drafted)]
     settings = settings_of(parser, args, speculative=drafted)
     if "-h" in others or "--help" in others:
@@ -51,6 +51,8 @@ def run(command: str, arguments: Sequence[str]) -> int:
         print("mlx_lm's own options; where both have one, the above holds:\n")
     module = importlib.import_module(f"mlx_lm.{command}")
     store = _store(parser, args)
+    if isinstance(sys.stdin, io.TextIOWrapper):  # else halves of characters reach the tokenizer
+        sys.stdin.reconfigure(errors="replace" if command == "chat" else "strict")
     before = sys.argv
     sys.argv = [f"mlx_h2o {command}", *others]
     try:
@@ -64,7 +66,8 @@ def run(command: str, arguments: Sequence[str]) -> int:
     except EOFError:  # Ctrl-D ends a chat
         return 0
     except (OSError, ValueError) as error:  # such as a model or a file that cannot be served
-        print(f"mlx_h2o {command}: {in_flags(str(error))}", file=sys.stderr)
+        where = "standard input: " if isinstance(error, UnicodeDecodeError) else ""
+        print(f"mlx_h2o {command}: {where}{in_flags(str(error))}", file=sys.stderr)
         return 2
     finally:
         sys.argv = before
@@ -130,7 +133,7 @@ def _parser(command: str) -> argparse.ArgumentParser:
     drafts = parser.add_argument_group("speculative decoding (generate and server)")
     drafts.add_argument("--draft-model", metavar="MODEL", help="a small model that proposes tokens")
     drafts.add_argument(
-        "--num-draft-tokens", type=int, default=3, metavar="N",
+        "--num-draft-tokens", type=number(1), default=3, metavar="N",
         help="tokens it proposes at a time (default: %(default)s)",
     )  # fmt: skip
     return parser
@@ -161,10 +164,11 @@ def _generation(host: Host, model: str | None) -> dict[str, Callable[..., Any]]:
     ) -> str:
         for name in ("max_kv_size", "kv_bits", "kv_group_size", "quantized_kv_start"):
             del given[name]  # mlx_lm's defaults: the caches bring their settings
+        _check_asked(loaded, tokenizer)
         if given.pop("prompt_cache") is not None:
             caches = load_prompt_cache(file, model=loaded)  # now that there is one to compare
         else:
-            ahead = tokens_ahead(tokenizer, prompt, given.get("max_tokens", -1))
+            ahead = tokens_ahead(prompt, given.get("max_tokens", -1))
             caches = host.caches(loaded, draft_model, ahead)
         text = generate(
             loaded,
@@ -181,6 +185,19 @@ def _generation(host: Host, model: str | None) -> dict[str, Callable[..., Any]]:
         return text
 
     return {"load_prompt_cache": load, "generate": generating}
+
+
+def _check_asked(model: Any, tokenizer: Any) -> None:
+    """What `generate` was asked for, against the model."""
+    parser: Any = setup_arg_parser
+    asked = parser().parse_args()
+    if asked.top_k >= (known := vocabulary(model)):
+        raise ValueError(f"--top-k is {asked.top_k}, expected fewer than all {known} tokens")
+    templated = tokenizer.has_chat_template and not asked.ignore_chat_template
+    if not templated and (asked.system_prompt or asked.prefill_response):
+        raise ValueError(
+            "--system-prompt or --prefill-response is given, and no chat template to put it in"
+        )
 
 
 def _saving(host: Host, model: str | None) -> dict[str, Callable[..., Any]]:
@@ -207,8 +224,9 @@ def _talking(host: Host, model: str | None) -> dict[str, Callable[..., Any]]:
 
 
 def _print_summary(caches: list[Any], model: Any) -> None:
-    policies = dict.fromkeys(cache.config.policy for cache in evicting_caches(caches))
-    print(f"KV cache: {' and '.join(policies)}, {summary(caches, model)}")
+    settings = [cache.config for cache in evicting_caches(caches)]
+    policies = dict.fromkeys(one.policy for one in settings if one.max_kv_size is not None)
+    print(f"KV cache: {' and '.join(policies)}{', ' if policies else ''}{summary(caches, model)}")
 
 
 def _say_where_beyond(model: Any, caches: list[Any]) -> bool:

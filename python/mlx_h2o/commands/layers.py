@@ -6,12 +6,12 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
+from ..lm.files import write_text
 from ..lm.generate import load
 from ..lm.layers import probe
 from ..lm.prompt_cache import budgets_of, make_prompt_cache
-from .options import OneLineParser, add_cache_flags, in_flags, settings_of
+from .options import OneLineParser, add_cache_flags, in_flags, new_file, settings_of
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -22,7 +22,7 @@ def run(arguments: Sequence[str]) -> int:
         "show the rows of each. The file is for --budgets.",
     )
     parser.add_argument("--model", required=True, help="a directory, a name on the hub, or demo")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="JSON file to write")
+    parser.add_argument("--output", type=new_file, metavar="FILE", help="JSON file to write")
     add_cache_flags(parser, ("max_kv_size", "sink_size", "prefix_size", "context_size"))
     args = parser.parse_args(arguments)
     try:
@@ -46,6 +46,6 @@ def _shown(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
         said = ", ".join(f"{one:.3f}" for one in gives)
         print(f"layer {layer:3}: {own} rows by head, to which the first copy gives {said}")
     if args.output is not None:
-        args.output.write_text(json.dumps({"budgets": rows}) + "\n", encoding="utf-8")
+        write_text(args.output, json.dumps({"budgets": rows}) + "\n")
         print(f"wrote {args.output}")
     return 0

@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from .. import policies
 from ..config import KV_FORMATS, H2OConfig
+from ..lm.budgets import read as read_budgets
+from ..lm.files import check_writable
 from ..lm.layers import LAYERS
+from ..lm.saving import with_suffix
 from ..lm.sizing import parsed_bytes
 
 _DEFAULT = H2OConfig()
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Tells a mistake in one line, and ends with 2."""
+    """Tells a mistake in one line, and ends with 2. Values are checked as they are read, those of
+    mlx_lm's flags too."""
+
+    def add_argument(self, *names: Any, **given: Any) -> argparse.Action:
+        for name in names:
+            if reading := _READ.get(self.prog.rpartition(" ")[2] + name, _READ.get(name)):
+                given["type"] = reading
+        return super().add_argument(*names, **given)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {in_flags(message)} (see --help)\n")
@@ -24,11 +38,70 @@ class OneLineParser(argparse.ArgumentParser):
 
 def in_flags(message: str) -> str:
     """What Python says of a setting, in one line and in the names that are typed."""
-    line = re.sub(r"^\[\w+\] ", "", " ".join(message.split()))
+    line = re.sub(r"^\[(\w+|Errno \d+)\] ", "", " ".join(message.split()))
     for name in _FLAGS:
         word = rf"(?<![-\w=]){name}\b" if "_" in name else rf"^{name}(?= is )"
         line = re.sub(word, f"--{name.replace('_', '-')}", line)
     return line
+
+
+def _checked(reading: Callable[[str], Any], check: Callable[[Any], Any]) -> Callable[[str], Any]:
+    """A type of argparse: what ``reading`` makes of a text, unless ``check`` raises an error."""
+
+    def read(text: str) -> Any:
+        found = reading(text)
+        try:
+            check(found)
+        except (OSError, TypeError, ValueError) as error:
+            raise argparse.ArgumentTypeError(in_flags(str(error))) from error
+        return found
+
+    read.__name__ = reading.__name__
+    return read
+
+
+def number(
+    least: float, most: float = sys.maxsize, kind: type = int, also: int | None = None
+) -> Callable[[str], Any]:
+    """A type of argparse: a number of this kind and range, or the other one."""
+
+    def check(found: float) -> None:
+        if not least <= found <= most and found != also:
+            end = f"at least {least}" if most == sys.maxsize else f"{least} to {most}"
+            more = "" if also is None else f", or {also}"
+            raise ValueError(f"{found} is out of range, expected {end}{more}")
+
+    return _checked(kind, check)
+
+
+def _nbytes(text: str) -> int:
+    return parsed_bytes(_checked(str, parsed_bytes)(text))
+
+
+new_file = _checked(Path, check_writable)
+"""A type of argparse: a file that can be written."""
+
+_READ = {
+    flag: reading
+    for reading, flags in (
+        (number(0, kind=float), "--temp"),
+        (number(0, 1, float), "--top-p --min-p --xtc-probability"),
+        (number(0, 0.5, float), "--xtc-threshold"),
+        (number(0), "--top-k --delay --prompt-cache-size"),
+        (number(1), "--prompt-concurrency --decode-concurrency --min-tokens-to-keep --num-trials"),
+        (number(1), "--prefill-step-size --prompt-tokens --generation-tokens --batch-size"),
+        (number(1), "server--max-tokens"),
+        (number(1, also=-1), "--max-tokens"),
+        (number(0, 65535), "--port"),
+        (_nbytes, "--prompt-cache-bytes"),
+        (_checked(str, lambda text: {**json.loads(text)}), "--chat-template-config"),
+        (_checked(str, os.listdir), "--adapter-path"),
+        (_checked(str, str.encode), "--prompt --system-prompt --prefill-response"),
+        (_checked(with_suffix, check_writable), "cache_prompt--prompt-cache-file"),
+    )
+    for flag in flags.split()
+}
+"""How mlx_lm's flags are read, of one command or of all."""
 
 
 def _rows(text: str) -> int | None:
@@ -50,6 +123,7 @@ _FLAGS: dict[str, dict[str, Any]] = {
         "quarter of the context is a good start",
     },
     "max_kv_bytes": {
+        "type": _nbytes,
         "metavar": "BYTES",
         "help": "a budget in bytes instead of rows, such as 300MB, for all layers and a draft "
         "model together; chooses the number of rows, and the bits unless --kv-bits is given",
@@ -154,6 +228,7 @@ _FLAGS: dict[str, dict[str, Any]] = {
         "help": "only 0: all rows are quantised, from the first",
     },
     "budgets": {
+        "type": _checked(str, read_budgets),
         "metavar": "FILE",
         "help": "rows of each layer, or a list of those of its KV heads, as JSON: "
         '{"budgets": [ROWS, ...]}',
@@ -200,7 +275,7 @@ def settings_of(
         if "max_kv_bytes" in given:
             if "max_kv_size" in given or budgets is not None:
                 parser.error("--max-kv-bytes with --max-kv-size or --budgets: expected one of them")
-            sized = {"max_kv_bytes": parsed_bytes(given["max_kv_bytes"])} | settings
+            sized = {"max_kv_bytes": given["max_kv_bytes"]} | settings
         layers = given.get("layers", LAYERS[0])
         return CacheSettings(H2OConfig(**settings), budgets, layers, sized)
     except ValueError as error:

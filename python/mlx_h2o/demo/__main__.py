@@ -13,11 +13,13 @@ from mlx_lm.models.cache import make_prompt_cache
 from rich.console import Console
 
 import mlx_h2o
+from mlx_h2o.commands.options import new_file
 from mlx_h2o.demo import DEMO, text
 from mlx_h2o.demo.arms import arms
 from mlx_h2o.demo.measure import Settings, measure, speeds
 from mlx_h2o.demo.report import QuietReporter, TerminalReporter, as_json, footnotes, table
 from mlx_h2o.evaluation.facts import plant
+from mlx_h2o.lm.files import write_text
 from mlx_h2o.lm.sizing import parsed_bytes
 
 LONGEST_STEP = 0.1
@@ -51,7 +53,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="what the bounded caches may hold, such as 200KB (default a tenth of the full cache)",
     )
     parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="write the figures, unrounded, to FILE"
+        "--json", type=new_file, metavar="FILE", help="write the figures, unrounded, to FILE"
     )
     parsed = parser.parse_args(arguments)
     for name in ("facts", "generate", "chunk"):
@@ -104,9 +106,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         results = [measure(model, tokenizer, arm, planted, settings, reporter) for arm in compared]
         timed = speeds(model, tokenizer, compared, planted, settings, reporter)
     if parsed.json is not None:
-        parsed.json.write_text(
-            json.dumps(as_json(results, timed, planted, settings), indent=2) + "\n"
-        )
+        found = as_json(results, timed, planted, settings)
+        write_text(parsed.json, json.dumps(found, indent=2) + "\n")
     console.print(table(results, timed, planted, settings))
     for note in footnotes(results):
         console.print(note, style="dim", highlight=False)

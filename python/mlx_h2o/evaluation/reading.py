@@ -16,6 +16,9 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
+from ..config import check_int
+from ..lm.checks import checked_tokens
+
 __all__ = [
     "Fact",
     "Forced",
@@ -218,14 +221,13 @@ def prefill(
 ) -> mx.array:
     """Run `tokens` through the model in chunks, filling `cache`; returns the last logits [V].
 
-    Raises ValueError if there is no token, or if `chunk` is below 1.
+    Raises ValueError if there is no token, or one that the model does not know, or if `chunk` is
+    below 1.
     """
-    if not tokens:
-        raise ValueError("[prefill] no tokens, expected at least one.")
-    if chunk < 1:
-        raise ValueError(f"[prefill] chunk is {chunk}, expected at least 1.")
+    text = mx.array([checked_tokens("prefill", "tokens", tokens, [model])])
+    check_int("prefill", "chunk", chunk)
     with routed(model, cache):
-        return read(model, cache, mx.array([list(tokens)]), chunk, progress)[0]
+        return read(model, cache, text, chunk, progress)[0]
 
 
 def teacher_forced(
@@ -243,13 +245,15 @@ def teacher_forced(
     With `first` at the budget of the cache and a `step` of 1, every prediction but the first is
     made after a row was evicted.
 
-    Raises ValueError unless 1 <= first < len(tokens).
+    Raises ValueError unless 1 <= first < len(tokens), or if the model does not know a token, or
+    `chunk` is below 1.
     """
+    text = mx.array([checked_tokens("teacher_forced", "tokens", tokens, [model])])
+    check_int("teacher_forced", "chunk", chunk)
     if not 1 <= first < len(tokens):
         raise ValueError(
             f"[teacher_forced] first is {first}, expected 1 <= first < {len(tokens)} tokens."
         )
-    text = mx.array([list(tokens)])
     with routed(model, cache):
         found = forced(model, cache, text, first=first, step=step, chunk=chunk, progress=progress)
     losses: Any = found.losses[0].tolist()
@@ -279,12 +283,16 @@ def recall(model: Any, cache: list[Any], facts: Sequence[Fact]) -> tuple[bool, .
     """Ask each fact behind what `cache` holds: whether greedy decoding gives the whole answer.
 
     Every fact is asked on a copy of its own: no question sees another.
+
+    Raises ValueError where the model does not know a token.
     """
+
+    def tokens(name: str, given: Sequence[int]) -> mx.array:
+        return mx.array([checked_tokens("recall", name, given, [model])])
+
+    texts = [(tokens("a prompt", fact.prompt), tokens("an answer", fact.answer)) for fact in facts]
     with routed(model, cache):
-        asked = (
-            answers(model, cache, mx.array([list(fact.prompt)]), mx.array([list(fact.answer)]), 1)
-            for fact in facts
-        )
+        asked = (answers(model, cache, prompt, answer, 1) for prompt, answer in texts)
         return tuple(bool(right.all().item()) for right in asked)
 
 

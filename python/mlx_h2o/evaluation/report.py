@@ -102,6 +102,16 @@ def differences(record: Record, other: Record, measure: str) -> Difference | Non
     return paired(record["figures"][measure], other["figures"][measure])
 
 
+def plotting(file: Path) -> Any:
+    """What draws; raises ValueError where it cannot draw such a file, or is not installed."""
+    if file.suffix not in (".svg", ".png", ".html", ".json"):
+        raise ValueError(f"{file} is no plot, expected .svg, .png, .html or .json")
+    try:
+        return importlib.import_module("altair")
+    except ImportError as error:
+        raise ValueError("a plot needs altair: pip install 'mlx-h2o[evaluate]'") from error
+
+
 def plot(result: Result, file: Path, task: str = "loss") -> None:
     """Write the loss above the full cache's against bytes, as .svg, .png, .html or .json.
 
@@ -118,10 +128,7 @@ def plot(result: Result, file: Path, task: str = "loss") -> None:
         points.append({"cache": one["arm"], "share": share, "loss": apart.mean, **ends})
     if not points:
         raise ValueError(f"nothing of the task {task} was measured beside the full cache")
-    try:
-        altair: Any = importlib.import_module("altair")
-    except ImportError as error:
-        raise ValueError("a plot needs altair: pip install 'mlx-h2o[evaluate]'") from error
+    altair = plotting(file)
     x = altair.X("share:Q", title="bytes of the full cache's").scale(type="log")
     axes = {"x": x, "color": altair.Color("cache:N", sort=None)}
     loss = altair.Y("loss:Q", title="nats a token above the full cache")

@@ -13,6 +13,7 @@ from typing import Any
 import mlx.core as mx
 from mlx import nn as mlx_nn
 
+from ..lm.files import write_text
 from ..lm.prompt_cache import context_length
 from .arms import DEFAULT, Arm, Sizes
 from .environment import blas, environment
@@ -97,7 +98,7 @@ def evaluate(
             record = {**key, **_measured(sizes, case, arm, nbytes, _told(watch, key))}
             result["records"].append(record)
             if file is not None:
-                file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+                write_text(file, json.dumps(result, indent=1) + "\n")
     return result
 
 
@@ -142,7 +143,7 @@ def _told(watch: Watch | None, key: dict[str, Any]) -> Callable[[int, int], None
 
 def _known(file: Path | None, what: dict[str, Any]) -> list[dict[str, Any]]:
     """The records of a file that measured the same; refusals are tried again."""
-    if file is None or not file.exists() or not file.read_text(encoding="utf-8").strip():
+    if file is None or not file.is_file() or not file.read_text(encoding="utf-8").strip():
         return []
     try:
         found = json.loads(file.read_text(encoding="utf-8"))

@@ -67,8 +67,9 @@ class Settings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        leasts = {"documents": 1, "length": PROMPT + 2, "step": 1, "facts": 1, "writing": 1}
-        for name, least in leasts.items():
+        counts = dict.fromkeys(("documents", "step", "facts", "writing"), 1)
+        counts |= {"length": PROMPT + 2, "seed": 0}
+        for name, least in counts.items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected at least {least}")
         for length in self.lengths:
@@ -114,6 +115,10 @@ def cases(
     Raises ValueError where the texts are too short, or facts do not fit.
     """
     count, length = settings.documents, settings.length
+    if "ruler" in tasks:  # read before anything is measured
+        if settings.ruler is None:
+            raise ValueError("ruler needs a file of RULER's samples")
+        asked = samples(tokenizer, settings.ruler, count)
     if "loss" in tasks or "chunks" in tasks:
         read_of = windows(tokenizer, texts, count=count, length=length)
         losses = _Losses(model, read_of, vocabulary)
@@ -129,9 +134,6 @@ def cases(
             turns = chats(tokenizer, texts, of, settings)
             yield Case("turns", of, _Questions(model, turns).measure)
     if "ruler" in tasks:
-        if settings.ruler is None:
-            raise ValueError("ruler needs a file of RULER's samples")
-        asked = samples(tokenizer, settings.ruler, count)
         longest = max(len(sample.text) + len(sample.asked[0][0]) for sample in asked)
         yield Case("ruler", longest, _Questions(model, asked).measure)
     if "writing" in tasks:

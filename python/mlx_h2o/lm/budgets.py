@@ -41,11 +41,12 @@ def layer_configs(
     Raises:
         ValueError: not one budget per layer, one that is none, or a file that holds none.
     """
-    given = _read(budgets) if isinstance(budgets, str | PathLike) else budgets
-    if len(given) != layers:
+    given: Any = read(budgets) if isinstance(budgets, str | PathLike) else budgets
+    count = len(given) if isinstance(given, list | tuple) else f"{given!r} as"
+    if count != layers:
         raise ValueError(
-            f"[make_prompt_cache] found {len(given)} budgets, expected one for each of the "
-            f"{layers} layers that evict."
+            f"[make_prompt_cache] found {count} budgets, expected one for each of the {layers} "
+            "layers that evict."
         )
     return [
         [_config(config, budget) for budget in own]
@@ -72,11 +73,12 @@ def _config(config: H2OConfig, budget: Any) -> H2OConfig:
     )
 
 
-def _read(path: str | PathLike[str]) -> Sequence[Any]:
+def read(path: str | PathLike[str]) -> Sequence[Any]:
+    """The budgets of a file; raises ValueError where it has none, or OSError."""
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"[make_prompt_cache] {path} is not JSON: {error}.") from error
+    except ValueError as error:  # also of text that is no UTF-8
+        raise ValueError(f"[make_prompt_cache] {path!s:.200} is not JSON: {error}.") from error
     if not isinstance(found, dict) or not isinstance(found.get("budgets"), list):
         raise ValueError(
             f"[make_prompt_cache] {path} holds {type(found).__name__}, expected an object with a "

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,11 +21,13 @@ from mlx_lm.generate import BatchResponse, GenerationResponse
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ..caches.cache import PROMPT_CHUNK
-from ..config import H2OConfig
+from ..config import H2OConfig, check_int
 from ..demo import DEMO, model_path
+from .checks import check_caches, check_counts, checked_tokens
 from .drafting import DRAFTED
-from .prompt_cache import evicting_caches, make_prompt_cache, summary
+from .prompt_cache import check_given, evicting_caches, make_prompt_cache, summary
 from .routing import routing, routing_for
+from .safetensors import read_header
 from .sharing import LEAST_SHARED, common_tokens, lasting_tokens, read_once, unshared_because
 
 __all__ = ["batch_generate", "generate", "load", "make_prompt_cache", "stream_generate", "summary"]
@@ -38,7 +42,7 @@ _BESIDE = ("budgets", "layers", "length", "max_kv_bytes")
 """What :func:`make_prompt_cache` takes beside the settings."""
 
 
-def load(path_or_hf_repo: str, *args: Any, **kwargs: Any) -> Any:
+def load(path_or_hf_repo: str | Path, *args: Any, **kwargs: Any) -> Any:
     """``mlx_lm.load``, where "demo" is the model in this package.
 
     If MLX computes on the CPU, float16 weights become float32, because float16 arithmetic is
@@ -46,21 +50,25 @@ def load(path_or_hf_repo: str, *args: Any, **kwargs: Any) -> Any:
     ``(model, tokenizer)``, and the config with ``return_config=True``.
 
     Raises:
-        ValueError: there is no such directory, no model in it, or none of this name on the hub.
+        ValueError: there is no such directory, no model in it that can be loaded, with the name of
+            a file that is damaged, or none of this name on the hub.
     """
+    if isinstance(path_or_hf_repo, Path):
+        path_or_hf_repo = str(path_or_hf_repo)
     check_path(path_or_hf_repo)
-    if path_or_hf_repo == DEMO:
-        path_or_hf_repo = str(model_path())
-    local = Path(path_or_hf_repo).is_dir()
+    folder = model_path() if path_or_hf_repo == DEMO else Path(path_or_hf_repo)
+    for file in folder.glob("model*.safetensors"):
+        read_header(str(file), "load", "file of weights")
     try:
-        loaded = mlx_lm.load(path_or_hf_repo, *args, **kwargs)
-    except OSError as error:
-        if local:
-            raise
-        raise ValueError(
-            f"[load] {path_or_hf_repo} is not a directory, and could not be fetched from the hub: "
-            f"{error}"
-        ) from error
+        loaded = mlx_lm.load(str(folder), *args, **kwargs)
+    except Exception as error:  # of mlx_lm, MLX or transformers
+        said = f"{folder} cannot be loaded: "
+        if damaged := _damaged(folder):
+            said = f"{damaged} is damaged, expected an object in JSON: "
+        elif isinstance(error, OSError) and not folder.is_dir():
+            said = f"{folder} is not a directory, and could not be fetched from the hub: "
+        why = str(error) if isinstance(error, OSError | ValueError) else repr(error)
+        raise ValueError(f"[load] {said}{why}") from error
     # Or transformers warns of every longer text, which a bounded cache is for.
     getattr(loaded[1], "_tokenizer", loaded[1]).model_max_length = _NO_LIMIT
     if mx.default_device().type == mx.DeviceType.cpu:
@@ -68,8 +76,21 @@ def load(path_or_hf_repo: str, *args: Any, **kwargs: Any) -> Any:
     return loaded
 
 
+def _damaged(folder: Path) -> Path | None:
+    """The first of a model's settings that is no object in JSON, if one is not."""
+    for file in sorted(folder.glob("*.json")):
+        try:
+            if not isinstance(json.loads(file.read_bytes()), dict):
+                return file
+        except ValueError:
+            return file
+    return None
+
+
 def check_path(name: str) -> None:
     """Raises ValueError for what can only be a directory, and holds no model of mlx_lm."""
+    if not isinstance(name, str) or not name:
+        raise ValueError(f'[load] found {name!r}, expected a directory, a name, or "{DEMO}".')
     if name == DEMO:
         return
     if Path(name).is_dir():
@@ -100,11 +121,11 @@ def stream_generate(
         model: an mlx_lm model.
         tokenizer: its tokenizer.
         prompt: text or token ids.
-        max_tokens: tokens to generate, -1 for no limit.
+        max_tokens: tokens to generate, at least 1, or -1 for no limit.
         kwargs: mlx_lm's own arguments; ``budgets``, ``layers``, ``length``, ``max_kv_bytes`` and
-            settings of H2OConfig as in :func:`make_prompt_cache`, where None means the default; or
-            ``prompt_cache``, caches of :func:`make_prompt_cache`, which are updated in place and
-            have their own settings.
+            settings of H2OConfig as in :func:`make_prompt_cache`, where None means the default, and
+            for ``max_kv_size`` no limit; or ``prompt_cache``, caches of :func:`make_prompt_cache`,
+            one for each layer, which are updated in place and have their own settings.
             With ``draft_model`` both models get caches, for ``num_draft_tokens`` (2) at a time, and
             ``max_kv_bytes`` covers both; a ``prompt_cache`` then holds those of the model followed
             by those of the draft model.
@@ -113,13 +134,15 @@ def stream_generate(
         mlx_lm's GenerationResponse, a piece of text each.
 
     Raises:
-        ValueError: settings out of range or together with ``prompt_cache``; with a draft model,
-            caches whose ``speculative`` is below the number of drafts; a ``quantized_kv_start``
-            above 0; an unsupported model.
+        ValueError: settings or numbers out of range, or settings together with ``prompt_cache``;
+            an empty prompt, token ids that a model does not know; caches that are not one for each
+            layer of the model; with a draft model, another vocabulary, or caches whose
+            ``speculative`` is below the number of drafts; a ``quantized_kv_start`` above 0; an
+            unsupported model.
     """
-    seen = tokens_ahead(tokenizer, prompt, max_tokens)
-    kwargs["prompt_cache"] = _caches("stream_generate", model, kwargs, seen)
-    return _stream(model, tokenizer, prompt, max_tokens, kwargs)
+    kwargs["max_tokens"] = max_tokens
+    prompt = _prepared("stream_generate", model, tokenizer, prompt, kwargs)
+    return _stream(model, tokenizer, prompt, kwargs)
 
 
 def generate(
@@ -134,8 +157,7 @@ def generate(
     Arguments and errors are those of :func:`stream_generate`; ``verbose`` prints the text and
     the timings as they come.
     """
-    seen = tokens_ahead(tokenizer, prompt, kwargs.get("max_tokens", 256))
-    kwargs["prompt_cache"] = _caches("generate", model, kwargs, seen)
+    prompt = _prepared("generate", model, tokenizer, prompt, kwargs)
     with _routed(model, kwargs["prompt_cache"], kwargs.get("draft_model")):
         # mlx_lm returns None where it is verbose and nothing was generated.
         return mlx_lm.generate(model, tokenizer, prompt, verbose=verbose, **kwargs) or ""
@@ -159,7 +181,7 @@ def batch_generate(
         prompts: token ids of each prompt; the lengths may differ.
         prompt_caches: for each prompt the caches of :func:`make_prompt_cache`, all with the same
             settings. They are not changed; ``return_prompt_caches=True`` returns what they became.
-        max_tokens: tokens to generate, for all prompts or for each.
+        max_tokens: tokens to generate, at least 1, for all prompts or for each.
         share_prefix: read the tokens that all prompts begin with once, and share their rows, as
             far as they are never evicted: the first ``prefix_size`` of a bounded cache, all of an
             unbounded one. None: if there are several prompts, at least 32 such tokens, and nothing
@@ -168,48 +190,53 @@ def batch_generate(
             ``prompt_caches``.
 
     Raises:
-        ValueError: no prompts, an empty one, a number of caches other than that of the prompts,
-            ``share_prefix=True`` if it is impossible, or as in :func:`stream_generate`.
+        ValueError: no prompts, or texts; numbers of caches or ``max_tokens`` other than that of the
+            prompts; ``share_prefix=True`` if it is impossible, or as in :func:`stream_generate`.
     """
     if kwargs.get("draft_model") is not None:
         raise ValueError(
             "[batch_generate] draft_model is given, expected None: there is no speculative "
             "decoding of batches."
         )
-    if len(prompts) == 0:
-        raise ValueError("[batch_generate] found no prompts, expected at least one.")
-    if prompt_caches is None:
-        limits = max_tokens if isinstance(max_tokens, list) else [max_tokens] * len(prompts)
-        seen = max(map(add, map(len, prompts), limits))  # one number: settings must be the same
-        caches = [_caches("batch_generate", model, dict(kwargs), seen) for _ in prompts]
-    else:
-        caches = [
-            _caches("batch_generate", model, {**kwargs, "prompt_cache": one})
-            for one in prompt_caches
-        ]
-    if len(caches) != len(prompts):
-        raise ValueError(
-            f"[batch_generate] found {len(caches)} prompt caches, expected {len(prompts)}, one for "
-            "each prompt."
-        )
+    operation = "batch_generate"
+    check_given(operation, model)
+    check_counts(operation, kwargs)
+    own = [
+        checked_tokens(operation, f"prompts[{place}]", prompt, [model])
+        for place, prompt in enumerate(prompts)
+    ]
+    limits: Any = max_tokens if isinstance(max_tokens, list) else [max_tokens] * len(own)
+    for limit in limits:
+        check_int(operation, "max_tokens", limit)
+    given = [None] * len(own) if prompt_caches is None else prompt_caches
+    if not own:
+        raise ValueError(f"[{operation}] found no prompts, expected at least one.")
+    for name, count in (("numbers of max_tokens", len(limits)), ("prompt caches", len(given))):
+        if count != len(own):
+            raise ValueError(
+                f"[{operation}] found {count} {name}, expected {len(own)}, one for each prompt."
+            )
+    # One number: settings must be the same.
+    seen = max(map(add, map(len, own), limits)) if prompt_caches is None else None
+    caches = [_caches(operation, model, {**kwargs, "prompt_cache": one}, seen) for one in given]
     for name in (*H2OConfig.setting_names(), *_BESIDE):
         kwargs.pop(name, None)
     if not isinstance(tokenizer, TokenizerWrapper):
         tokenizer = TokenizerWrapper(tokenizer)
-    shared, begun, own = 0, time.perf_counter(), list(prompts)
-    if share_prefix is not False and (share_prefix or len(prompts) > 1):
-        given = {"prompt_caches": prompt_caches, "logits_processors": kwargs.get(_PROCESSORS)}
-        shared = _shared_tokens(model, caches[0], prompts, given, wanted=bool(share_prefix))
+    shared, begun = 0, time.perf_counter()
+    if share_prefix is not False and (share_prefix or len(own) > 1):
+        hinders = {"prompt_caches": prompt_caches, "logits_processors": kwargs.get(_PROCESSORS)}
+        shared = _shared_tokens(model, caches[0], own, hinders, wanted=bool(share_prefix))
     if shared:
         step = kwargs.get("prefill_step_size", PROMPT_CHUNK)
-        read_once(model, caches[0], prompts[0][:shared], step)
-        caches = [caches[0], *(copy.deepcopy(caches[0]) for _ in prompts[1:])]
-        own = [prompt[shared:] for prompt in prompts]
+        read_once(model, caches[0], own[0][:shared], step)
+        caches = [caches[0], *(copy.deepcopy(caches[0]) for _ in own[1:])]
+        own = [prompt[shared:] for prompt in own]
     seconds = time.perf_counter() - begun
     with _routed(model, caches[0]):
         run: Any = mlx_lm.batch_generate
         response: BatchResponse = run(
-            model, tokenizer, own, prompt_caches=caches, max_tokens=max_tokens, **kwargs
+            model, tokenizer, own, prompt_caches=caches, max_tokens=limits, **kwargs
         )
     if shared:  # which mlx_lm has not seen
         response.stats.prompt_tokens += shared
@@ -244,17 +271,38 @@ def _shared_tokens(
 
 
 def _stream(
-    model: Module, tokenizer: Any, prompt: Any, max_tokens: int, kwargs: dict[str, Any]
+    model: Module, tokenizer: Any, prompt: Any, kwargs: dict[str, Any]
 ) -> Iterator[GenerationResponse]:
     with _routed(model, kwargs["prompt_cache"], kwargs.get("draft_model")):
-        yield from mlx_lm.stream_generate(model, tokenizer, prompt, max_tokens, **kwargs)
+        yield from mlx_lm.stream_generate(model, tokenizer, prompt, **kwargs)
 
 
-def tokens_ahead(tokenizer: Any, prompt: Any, max_tokens: int) -> int | None:
+def tokens_ahead(tokens: Sequence[int], max_tokens: int) -> int | None:
     """How many tokens new caches will see, if that is known."""
-    if max_tokens < 0:
-        return None
-    return max_tokens + len(tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
+    return None if max_tokens < 0 else max_tokens + len(tokens)
+
+
+def _prepared(
+    operation: str, model: Module, tokenizer: Any, prompt: Any, kwargs: dict[str, Any]
+) -> str | list[int]:
+    """The prompt, once it and ``kwargs`` are checked, and caches put among these."""
+    draft, limit = kwargs.get("draft_model"), kwargs.setdefault("max_tokens", 256)
+    if type(limit) is not int or limit != -1:
+        check_int(operation, "max_tokens", limit, more=", or -1 for no limit")
+    check_given(operation, model, draft)
+    check_counts(operation, kwargs)
+    models = [model] if draft is None else [model, draft]
+    if limit == -1 and draft is not None:
+        kwargs["max_tokens"] = sys.maxsize  # mlx_lm's speculative loop counts up to it
+    tokens, embeddings = prompt, kwargs.get("input_embeddings")
+    if isinstance(prompt, str):
+        prompt.encode()  # raises a ValueError where it has halves of characters
+        tokens = tokenizer.encode(prompt)
+    if embeddings is None or len(tokens):
+        tokens = checked_tokens(operation, "prompt", tokens, models)
+    ahead = tokens_ahead(tokens if embeddings is None else embeddings, limit)
+    kwargs["prompt_cache"] = _caches(operation, model, kwargs, ahead)
+    return prompt if isinstance(prompt, str) else tokens
 
 
 def _caches(
@@ -274,6 +322,8 @@ def _caches(
     given = {name: value for name, value in settings.items() if value is not None}
     prompt_cache = kwargs.pop("prompt_cache", None)
     if prompt_cache is None:
+        if "max_kv_size" in settings:
+            given["max_kv_size"] = settings["max_kv_size"]  # None: no limit
         if draft is not None:
             given = _with_speculation(given, kwargs.get("num_draft_tokens", DRAFTED))
         return make_prompt_cache(model, draft_model=draft, **{"length": seen, **given})
@@ -282,6 +332,7 @@ def _caches(
             f"[{operation}] found prompt_cache and the settings {sorted(given)}, expected one or "
             "the other: caches bring their own settings."
         )
+    check_caches(operation, prompt_cache, [model] if draft is None else [model, draft])
     return prompt_cache  # type: ignore[no-any-return]
 
 

@@ -18,7 +18,7 @@ from typing import Any, cast
 from mlx.nn.layers.base import Module
 from mlx_lm.models import cache as mlx_lm_cache
 
-from ..config import H2OConfig
+from ..config import H2OConfig, check_int
 from .prompt_cache import evicting_caches, make_prompt_cache
 from .routing import model_name, routing
 
@@ -58,6 +58,9 @@ def install_kv_eviction(
         ValueError: eviction is installed already, settings out of range, or a model that cannot
             be served.
     """
+    sizes = {"budget": budget, "n_sink": n_sink, "n_recent": n_recent, "evict_every": evict_every}
+    for name, size in sizes.items():
+        check_int("install_kv_eviction", name, size, 0)
     waiting = evict_every - 1  # rows that come before the next eviction
     config = H2OConfig(
         max_kv_size=n_sink + budget + n_recent + waiting,

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from types import EllipsisType
 from typing import Any, cast
 
 import mlx.core as mx
@@ -15,7 +16,7 @@ from mlx_lm.models import cache as mlx_lm_cache
 
 from ..caches.cache import PROMPT_CHUNK, H2OKVCache
 from ..caches.heads import HeadGroups
-from ..config import H2OConfig
+from ..config import H2OConfig, check_int
 from ..policies.h2o import H2O
 from .budgets import Budgets, layer_configs
 from .layers import LAYERS, probe, reason_of, rows_by_head
@@ -44,7 +45,7 @@ _REFUSED = {
 
 def make_prompt_cache(
     model: Module,
-    max_kv_size: int | H2OConfig | None = None,
+    max_kv_size: int | H2OConfig | EllipsisType | None = ...,
     *,
     draft_model: Module | None = None,
     budgets: Budgets | None = None,
@@ -67,8 +68,8 @@ def make_prompt_cache(
 
     Args:
         model: an mlx_lm model.
-        max_kv_size: mean rows per KV head, or all the settings as an H2OConfig; None for the
-            default.
+        max_kv_size: mean rows per KV head, or all the settings as an H2OConfig. Not given: 256.
+            None, as in mlx_lm: no limit, no row is ever evicted.
         draft_model: a draft model, whose caches follow those of the model. They have the same
             settings, except ``budgets``, which belong to the model's layers.
         budgets: different settings for each evicting layer, in order: ``max_kv_size``, or all the
@@ -83,15 +84,17 @@ def make_prompt_cache(
         settings: further settings of H2OConfig.
 
     Raises:
-        ValueError: settings out of range; a model whose attention is not supported, or without a
-            cache that could evict; a number of budgets other than that of evicting layers.
+        ValueError: no model; settings out of range; a model whose attention is not supported, or
+            without a cache that could evict; a number of budgets other than that of evicting
+            layers.
     """
+    check_given("make_prompt_cache", model, draft_model, length)
     if layers not in LAYERS:
         raise ValueError(
             f"[make_prompt_cache] layers is {layers!r}, expected one of: {', '.join(LAYERS)}."
         )
     if max_kv_bytes is not None:
-        if max_kv_size is not None or budgets is not None:
+        if max_kv_size is not ... or budgets is not None:
             raise ValueError(
                 f"[make_prompt_cache] found max_kv_bytes = {max_kv_bytes!r} beside max_kv_size or "
                 "budgets, expected one of them."
@@ -157,6 +160,7 @@ def fit_bytes(
     """
     if "max_kv_size" in settings:
         raise ValueError("[fit_bytes] found max_kv_size, expected max_kv_bytes alone.")
+    check_given("fit_bytes", model, draft_model, length)
     limit = parsed_bytes(max_kv_bytes)
     scored = "policy" not in settings
     shared = {"layers": layers, "length": length}
@@ -171,7 +175,7 @@ def fit_bytes(
         packs = bits[0] is not None or "kv_format" in settings
         chosen = {"policy": H2O.name} if scored and packs else {}
         packing = {"kv_bits": bits[0]} | ({} if bits[1] is None else {"v_bits": bits[1]})
-        return _config(None, packing | chosen | settings | {"max_kv_size": rows})
+        return _config(..., packing | chosen | settings | {"max_kv_size": rows})
 
     def measuring(bits: _Bits) -> Measure:
         return lambda rows: nbytes_of(config_of(rows, bits))
@@ -239,6 +243,19 @@ def _full_nbytes(model: Module, config: H2OConfig, shared: dict[str, Any], chunk
     return most + windows + (held - own if chunk else 0)
 
 
+def check_given(
+    operation: str, model: Any, draft_model: Any = None, length: int | None = None
+) -> None:
+    """Raises ValueError where these are no models, or no number of tokens."""
+    for one in (model, model if draft_model is None else draft_model):
+        if not hasattr(one, "modules"):
+            raise ValueError(
+                f"[{operation}] found {one!r:.80}, expected a model, such as load returns."
+            )
+    if length is not None:
+        check_int(operation, "length", length)
+
+
 def context_length(model: Any) -> int | None:
     """The longest text that the model is made for, in tokens, if it says."""
     return int_setting(model, "max_position_embeddings")
@@ -265,7 +282,7 @@ class CacheSummary:
     """What the caches of a model hold; ``str()`` says it in a line.
 
     layers: caches, one per layer.
-    evicting: H2OKVCache among them.
+    evicting: those among them whose rows are bounded.
     rows: rows per head of the fullest evicting cache.
     evicted: rows per head that have gone, summed over the evicting caches.
     nbytes: bytes of all caches.
@@ -293,12 +310,16 @@ def summary(caches: Sequence[Any], model: Module | None = None) -> CacheSummary:
     evicting = list(evicting_caches(caches))
     return CacheSummary(
         layers=len(caches),
-        evicting=sum(any(evicting_caches([cache])) for cache in caches),
+        evicting=sum(any(map(_bounded, evicting_caches([cache]))) for cache in caches),
         rows=max((cache.size() for cache in evicting), default=0),
         evicted=sum(cache.evicted for cache in evicting),
         nbytes=sum(cache.nbytes for cache in caches),
         shared_out=_shared_out(evicting, model),
     )
+
+
+def _bounded(cache: H2OKVCache) -> bool:
+    return cache.config.max_kv_size is not None
 
 
 def _shared_out(caches: Sequence[H2OKVCache], model: Module | None) -> str:
@@ -339,7 +360,9 @@ def with_own_rows(caches: Sequence[Any]) -> list[Any]:
     return [one.unshared() if isinstance(one, ours) else one for one in caches]
 
 
-def _config(max_kv_size: int | H2OConfig | None, settings: dict[str, Any]) -> H2OConfig:
+def _config(
+    max_kv_size: int | H2OConfig | EllipsisType | None, settings: dict[str, Any]
+) -> H2OConfig:
     if isinstance(max_kv_size, H2OConfig):
         if settings:
             raise ValueError(
@@ -353,7 +376,7 @@ def _config(max_kv_size: int | H2OConfig | None, settings: dict[str, Any]) -> H2
             f"[make_prompt_cache] unknown settings {unknown}, expected some of "
             f"{list(H2OConfig.setting_names())}."
         )
-    if max_kv_size is not None:
+    if max_kv_size is not ...:
         settings = {**settings, "max_kv_size": max_kv_size}
     return H2OConfig(**settings)
 

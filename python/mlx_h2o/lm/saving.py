@@ -13,6 +13,7 @@ import json
 import os
 import uuid
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from mlx.nn.layers.base import Module
@@ -20,6 +21,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models import cache as mlx_lm_cache
 
 from .checksum import UNKNOWN, is_whole, write_checksum
+from .files import writing
 from .prompt_cache import evicting_caches, with_own_rows
 from .registry import cache_classes, class_name_targets
 from .replacements import PATCHES
@@ -52,18 +54,20 @@ def save_prompt_cache(
     full.
 
     Args:
-        file_name: where to write; a missing ``.safetensors`` is added, as in mlx_lm.
+        file_name: where to write, for this user alone; a missing ``.safetensors`` is added, as in
+            mlx_lm.
         cache: one cache per layer, such as those of ``make_prompt_cache``.
         metadata: texts to store with it.
         model: the model that the cache belongs to, which loading can then check.
 
     Raises:
         ValueError: no caches, metadata that is not text, or a cache that cannot be saved.
-        OSError: the file cannot be written.
+        OSError: the file, which it names, cannot be written.
     """
     op = "[save_prompt_cache]"
-    if len(cache) == 0:
-        raise ValueError(f"{op} found no caches, expected one per layer.")
+    if not isinstance(cache, list | tuple) or not cache:
+        found = "no" if cache in ([], ()) else f"a {type(cache).__name__} for"
+        raise ValueError(f"{op} found {found} caches, expected one per layer.")
     metadata = dict(metadata or {})
     wrong = [name for name, text in metadata.items() if not _may_be_saved(name, text)]
     if wrong:
@@ -78,19 +82,25 @@ def save_prompt_cache(
             )
     cache = with_own_rows(cache)
     metadata[_ENTRY] = json.dumps(_description(cache, model))
-    path = os.fspath(file_name)
-    path = path if path.endswith(_SUFFIX) else path + _SUFFIX
+    path = with_suffix(file_name)
     folder, name = os.path.split(path)
     beside = os.path.join(folder, f".{name}.{uuid.uuid4().hex}{_SUFFIX}")
-    try:
-        open(beside, "xb").close()  # an OSError where this is impossible; MLX raises RuntimeError
-        mlx_lm_cache.save_prompt_cache(beside, list(cache), metadata)
-        write_checksum(beside, metadata[_ENTRY])
-        _flush(beside)
-        os.replace(beside, path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(beside)
+    with writing(path):
+        try:
+            Path(beside).touch(0o600, exist_ok=False)  # it holds what was said
+            mlx_lm_cache.save_prompt_cache(beside, list(cache), metadata)
+            write_checksum(beside, metadata[_ENTRY])
+            _flush(beside)
+            os.replace(beside, path)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(beside)
+
+
+def with_suffix(file_name: str | os.PathLike[str]) -> str:
+    """The path of a prompt cache: a missing ``.safetensors`` is added, as in mlx_lm."""
+    path = os.fspath(file_name)
+    return path if path.endswith(_SUFFIX) else path + _SUFFIX
 
 
 def load_prompt_cache(

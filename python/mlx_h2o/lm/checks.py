@@ -1,0 +1,89 @@
+"""What generation is given, checked before anything is computed: MLX reads beyond a table where a
+token id is none of its rows, and mlx_lm's loops wait for ever for a number that does not come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from mlx.nn.layers.base import Module
+from mlx_lm.models import cache as mlx_lm_cache
+
+from ..config import check_int
+from .prompt_cache import evicting_caches
+from .routing import int_setting, model_name
+
+PADDING = 1024
+"""Rows by which the tables of models with one vocabulary differ at most: some are padded."""
+
+_COUNTS = ("prefill_step_size", "num_draft_tokens", "prefill_batch_size", "completion_batch_size")
+
+
+def check_counts(operation: str, given: dict[str, Any]) -> None:
+    """The numbers among arguments of mlx_lm's generation."""
+    for name in given.keys() & _COUNTS:
+        check_int(operation, name, given[name])
+
+
+def vocabulary(model: Any) -> int:
+    """How many tokens a model knows, or may know where it does not say."""
+    return int_setting(model, "vocab_size") or int_setting(model, "num_vocab") or 2**31
+
+
+def checked_tokens(operation: str, name: str, tokens: Any, models: Sequence[Module]) -> list[int]:
+    """The token ids of a list or an array.
+
+    Raises:
+        ValueError: none, or not of one sequence; one that not all of the models know; a draft model
+            of another vocabulary.
+    """
+    sizes = [vocabulary(model) for model in models]
+    if max(sizes) - min(sizes) >= PADDING:
+        raise ValueError(
+            f"[{operation}] draft_model knows {sizes[1]} tokens, expected {sizes[0]} as the model."
+        )
+    try:
+        found = np.array(tokens)
+    except (TypeError, ValueError):  # lists of different lengths
+        found = np.array(None)
+    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+        said = f"{found.dtype} of shape {found.shape}" if found.ndim else f"{tokens!r:.80}"
+        raise ValueError(
+            f"[{operation}] {name} is {said}, expected token ids, such as tokenizer.encode returns."
+        )
+    if not found.size:
+        raise ValueError(f"[{operation}] {name} is empty, expected at least one token.")
+    for token in (found.min(), found.max()):
+        if not 0 <= token < min(sizes):
+            raise ValueError(
+                f"[{operation}] {name} has the token id {token}, expected 0 to {min(sizes) - 1}."
+            )
+    ids: list[int] = found.tolist()
+    return ids
+
+
+def check_caches(operation: str, caches: Any, models: Sequence[Module]) -> None:
+    """Raises ValueError where these are not one cache for each layer of the models, each of its own
+    and of that layer."""
+    expected = [
+        f"{model_name(model)} layer {layer}"
+        for model in models
+        for layer in range(len(mlx_lm_cache.make_prompt_cache(model)))
+    ]
+    known = isinstance(caches, list | tuple)
+    if not known or len(caches) != len(expected):
+        found = f"{len(caches)} caches" if known else f"a {type(caches).__name__}"
+        raise ValueError(
+            f"[{operation}] prompt_cache is {found}, expected {len(expected)} caches, one for each "
+            f"layer of {' and '.join(map(model_name, models))}."
+        )
+    for layer, (cache, of) in enumerate(zip(caches, expected, strict=True)):
+        own = (one.name.partition(" KV heads ")[0] for one in evicting_caches([cache]))
+        names = {*own} - {"", of}
+        twice = any(cache is other for other in caches[:layer])
+        if names or twice or not hasattr(cache, "state"):
+            said = "there twice" if twice else f"of {min(names)}" if names else repr(cache)
+            raise ValueError(
+                f"[{operation}] prompt_cache[{layer}] is {said}, expected a cache of {of}."
+            )

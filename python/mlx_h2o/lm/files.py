@@ -1,0 +1,53 @@
+"""Files that are written: whether one can be, before the work, and which it is, where it fails."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["check_writable", "write_text", "writing"]
+
+
+@contextlib.contextmanager
+def writing(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Within the context every error in writing is an OSError that names this file."""
+    try:
+        yield
+    except OSError as error:
+        if not error.errno:
+            raise
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+    except RuntimeError as error:  # of MLX, which says no more
+        raise OSError(errno.EIO, f"cannot be written: {error}", os.fspath(path)) from error
+
+
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Raises OSError where no file can be written there, the disk is full or a folder is in the
+    way. What is there stays as it is."""
+    path = Path(path)
+    with writing(path):
+        if path.exists():
+            path.open("ab").close()
+        if path.is_file() or not path.exists():
+            with tempfile.TemporaryFile(dir=path.parent) as file:
+                file.write(bytes(1 << 16))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file as a whole or not at all, or to a device that is there."""
+    path = path.resolve()
+    with writing(path):
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")
+            return
+        beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+        try:
+            beside.write_text(text, encoding="utf-8")
+            beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)
