@@ -25,8 +25,13 @@ struct Preset {
 };
 constexpr Preset presets[] = {{"heavy", 2}, {"balanced", 4}, {"recent", 8}};
 
+// Rows, with room for a chunk more: sizes of MLX's arrays have 31 bits.
+constexpr int largest = 1 << 30;
+constexpr int fewest_recent = 32;  // of h2o; below it much is lost
+
 void check_int(const char* name, int value, int least) {
   expect(value >= least, op, name, " is ", value, ", expected an int of at least ", least, ".");
+  expect(value <= largest, op, name, " is ", value, ", expected at most ", largest, ".");
 }
 
 // The one of this name; `what` is what a message calls it.
@@ -42,7 +47,7 @@ const Known& named(const char* op, const char* what, const char* name,
   fail(op, what, " is '", found, "', expected one of: ", names, ".");
 }
 
-// In 64 bits: the sizes are at most INT_MAX each.
+// In 64 bits, since three sizes are added.
 void resolve_sizes(mlx_h2o_config& config) {
   const int64_t recent = config.recent_size.has_value ? config.recent_size.value : 0;
   const int64_t left = static_cast<int64_t>(config.max_kv_size) - config.sink_size - recent;
@@ -52,7 +57,9 @@ void resolve_sizes(mlx_h2o_config& config) {
     const int64_t spare = config.recent_size.has_value ? left : left - 1;
     int64_t usual = config.max_kv_size / 2;
     if (std::string(config.policy) == "h2o") {  // all but the recent rows
-      usual = config.recent_size.has_value ? left : left - config.max_kv_size / 4;
+      const int rows = config.max_kv_size;
+      const int recent_rows = std::max(rows / 4, std::min(fewest_recent, rows / 2));
+      usual = config.recent_size.has_value ? left : left - recent_rows;
     }
     heavy = std::max<int64_t>(0, std::min(usual, spare));
   }

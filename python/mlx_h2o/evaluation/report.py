@@ -86,6 +86,8 @@ def notes(result: Result) -> list[str]:
         "at the text's length, with 16 bits an unquantised element, and scales, scores and "
         "positions; shares are of the full cache's. Intervals of 95 % are paired, by text.",
     ]
+    if (step := settings.get("step", 1)) > 1:
+        found.append(f"Losses are of texts read {step} tokens at a time.")
     if beyond := beyond_context(result["context"], max(one["tokens"] for one in result["records"])):
         found.append(beyond)
     refused: dict[str, dict[str, None]] = {}
