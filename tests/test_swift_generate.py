@@ -177,7 +177,7 @@ def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
 def test_goes_on_from_files_of_either_language(settings: dict[str, Any], tmp_path: Path) -> None:
     """Python reads a prompt, Swift goes on and writes, and Python goes on from there."""
     ours, tokenizer = model()
-    settings = {"max_kv_size": 48, **settings}
+    settings = {"max_kv_size": 48, "layers": "equal", **settings}
     cache = mlx_h2o.make_prompt_cache(ours, **settings)
     whole = mlx_h2o.make_prompt_cache(ours, **settings)
     first, last = tokenizer.encode(demo.text()[300:900]), tokenizer.encode(" And he said")
@@ -193,6 +193,9 @@ def test_goes_on_from_files_of_either_language(settings: dict[str, Any], tmp_pat
     assert in_python(last, 40, prompt_cache=back) == in_python(last, 40, prompt_cache=whole)
     done = run("--prompt", "a", "--prompt-cache-file", given, "--max-kv-size", 9)
     assert "--prompt-cache-file brings the settings of the cache" in done.stderr
+    mlx_h2o.save_prompt_cache(given, mlx_h2o.make_prompt_cache(ours, 48), model=ours)
+    done = run("--prompt", "a", "--prompt-cache-file", given)
+    assert "rows_at is a list, expected null: that is not served in Swift" in done.stderr
 
 
 LLAMA = {

@@ -267,7 +267,7 @@ extension H2OConfiguration: Codable {
         "light_bits": [.nothing], "dense_size": [.nothing, .number(0)],
         "kv_handed": [.text("packed")], "sparse_v": [.number(0)],
         "unequal_budgets": [.flag(true), .flag(false)], "turbo_guard": [.number(0)],
-        "shared_heads": [.flag(false)],
+        "shared_heads": [.flag(false)], "rows_at": [.nothing],
         // Of rows that are stored as codes, which do not say it.
         "dtype": [.text("float32"), .text("float16"), .text("bfloat16")],
     ]
@@ -280,6 +280,7 @@ extension H2OConfiguration: Codable {
         case flag(Bool)
         case number(Double)
         case text(String)
+        case list
 
         init(from decoder: any Decoder) throws {
             let value = try decoder.singleValueContainer()
@@ -289,8 +290,10 @@ extension H2OConfiguration: Codable {
                 self = .flag(flag)
             } else if let number = try? value.decode(Double.self) {
                 self = .number(number)
+            } else if let text = try? value.decode(String.self) {
+                self = .text(text)
             } else {
-                self = .text(try value.decode(String.self))
+                self = .list
             }
         }
 
@@ -300,6 +303,7 @@ extension H2OConfiguration: Codable {
             case .flag(let flag): "\(flag)"
             case .number(let number): Int(exactly: number).map(String.init) ?? "\(number)"
             case .text(let text): "'\(text)'"
+            case .list: "a list"
             }
         }
     }
