@@ -10,7 +10,6 @@ import contextlib
 import json
 import math
 import os
-import uuid
 import weakref
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from mlx_lm.models import cache as mlx_lm_cache
 
 from ..config import H2OConfig
 from .budgets import scaled
+from .files import write_text
 from .fingerprint import fingerprint
 from .probing import BITS, gives
 from .routing import calls_attention, computes_with_keys, int_setting
@@ -278,14 +278,9 @@ def _kept() -> dict[str, Any]:
 
 def _keep(found: dict[str, Any]) -> None:
     file = _file()
-    beside = file.with_name(f".{uuid.uuid4().hex}.json")
     with contextlib.suppress(OSError):  # then it is probed again next time
         file.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            beside.write_text(json.dumps({"format": _FORMAT, "gives": found}), encoding="utf-8")
-            os.replace(beside, file)
-        finally:
-            beside.unlink(missing_ok=True)
+        write_text(file, json.dumps({"format": _FORMAT, "gives": found}))
 
 
 def _fits(found: Any, layers: int) -> bool:

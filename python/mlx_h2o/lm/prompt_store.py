@@ -24,6 +24,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
+from .files import write_text
 from .prompt_cache import with_own_rows
 from .saving import load_prompt_cache, save_prompt_cache
 
@@ -176,12 +177,7 @@ class PromptStore:
             save_prompt_cache(file, caches)
             size = file.stat().st_size
             text = json.dumps({"of": of, "tokens": tokens, "bytes": size})
-            beside = self.folder / f".{path.name}.{uuid.uuid4().hex}"
-            try:
-                beside.write_text(text, "utf-8")
-                beside.replace(path.with_suffix(_ENTRY))
-            finally:
-                beside.unlink(missing_ok=True)
+            write_text(path.with_suffix(_ENTRY), text)
         except BaseException:
             _remove(path)
             raise
