@@ -1,73 +1,82 @@
-"""mlx_lm's generate, chat, server, cache_prompt and benchmark, with caches that evict."""
+"""mlx_lm's server, with caches that evict."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import io
+import json
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import mlx_lm
-from mlx_lm.generate import DEFAULT_MODEL, setup_arg_parser
-
-from ..config import H2OConfig
-from ..lm.checks import vocabulary
-from ..lm.generate import check_path, generate, summary, tokens_ahead
-from ..lm.hosting import Host, hosting
-from ..lm.prompt_cache import beyond_context, context_length, evicting_caches, tokens_seen
+from ..lm.hosting import hosting
 from ..lm.prompt_store import PromptStore
 from ..lm.replacements import PATCHES, always
-from ..lm.saving import load_prompt_cache, save_prompt_cache
-from ..lm.serving import SEEDS
 from ..lm.sizing import parsed_bytes
 from ..lm.upstream import target
-from .options import OneLineParser, add_cache_flags, in_flags, number, settings_of
+from .options import add_cache_flags, settings_of
+from .parsing import OneLineParser, checked, folder, in_flags, model_path, nbytes, number
 
 
-def run(command: str, arguments: Sequence[str]) -> int:
-    """Run mlx_lm's command of this name with the arguments that are not ours; the exit status."""
-    parser = _parser(command)
+class _TheirParser(OneLineParser):
+    """For mlx_lm's server: values are checked as they are read."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__("server", given["description"])
+
+    def add_argument(self, *names: Any, **given: Any) -> argparse.Action:
+        for name in names:
+            if name in _READ:
+                given["type"] = _READ[name]
+        return super().add_argument(*names, **given)
+
+
+_READ = {
+    flag: reading
+    for reading, flags in (
+        (number(0, kind=float), "--temp"),
+        (number(0, 1, float), "--top-p --min-p"),
+        (number(0), "--top-k --prompt-cache-size"),
+        (number(1), "--prompt-concurrency --decode-concurrency --prefill-step-size --max-tokens"),
+        (number(0, 65535), "--port"),
+        (nbytes, "--prompt-cache-bytes"),
+        (checked(str, lambda text: {**json.loads(text)}), "--chat-template-args"),
+        (folder, "--adapter-path"),
+    )
+    for flag in flags.split()
+}
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run mlx_lm's server with the arguments that are not ours; the exit status."""
+    parser = _parser()
     args, others = parser.parse_known_args(arguments)
-    if getattr(args, "image", None):
-        parser.error("--image is not available in this version")
-    if getattr(args, "seed", None) is not None:
-        others += ["--seed", str(args.seed)]
     if args.model is not None:
         others += ["--model", args.model]
-        _check_model(parser, args.model)
     drafted = 0
     if args.draft_model is not None:
-        if command == "server" and hasattr(args, "budgets"):
+        if hasattr(args, "budgets"):
             parser.error("--budgets with --draft-model: its layers are not those of the file")
-        _check_model(parser, args.draft_model)
         drafted = args.num_draft_tokens
         others += ["--draft-model", args.draft_model, "--num-draft-tokens", str(drafted)]
     settings = settings_of(parser, args, speculative=drafted)
     if "-h" in others or "--help" in others:
         print(parser.format_help())
         print("mlx_lm's own options; where both have one, the above holds:\n")
-    module = importlib.import_module(f"mlx_lm.{command}")
+    module = importlib.import_module("mlx_lm.server")
     store = _store(parser, args)
-    if isinstance(sys.stdin, io.TextIOWrapper):  # else halves of characters reach the tokenizer
-        sys.stdin.reconfigure(errors="replace" if command == "chat" else "strict")
     before = sys.argv
-    sys.argv = [f"mlx_h2o {command}", *others]
+    sys.argv = ["mlx_h2o server", *others]
     try:
-        with hosting(*settings, store=store) as host:
-            ours = {"argparse": _ARGPARSE} | _REPLACED.get(command, _nothing)(host, args.model)
-            targets = [target(command, name, always(each)) for name, each in ours.items()]
-            with PATCHES.replaced(targets):
-                module.main()
+        given = settings.config, settings.budgets, settings.layers, settings.sized
+        targets = [target("server", "argparse", always(_ARGPARSE))]
+        with hosting(*given, store=store), PATCHES.replaced(targets):
+            module.main()
     except BrokenPipeError:
         raise
-    except EOFError:  # Ctrl-D ends a chat
-        return 0
     except (OSError, ValueError) as error:  # such as a model or a file that cannot be served
-        where = "standard input: " if isinstance(error, UnicodeDecodeError) else ""
-        print(f"mlx_h2o {command}: {where}{in_flags(str(error))}", file=sys.stderr)
+        print(f"mlx_h2o server: {in_flags(str(error))}", file=sys.stderr)
         return 2
     finally:
         sys.argv = before
@@ -77,7 +86,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
 
 
 def _store(parser: argparse.ArgumentParser, args: argparse.Namespace) -> PromptStore | None:
-    if getattr(args, "cache_dir", None) is None:
+    if args.cache_dir is None:
         return None
     try:
         size = parsed_bytes(args.cache_size)
@@ -91,47 +100,27 @@ def _store(parser: argparse.ArgumentParser, args: argparse.Namespace) -> PromptS
         parser.error(f"--cache-dir: cannot write to {args.cache_dir}: {error.strerror}")
 
 
-def _check_model(parser: argparse.ArgumentParser, model: str) -> None:
-    """Before anything runs: a server would open its port without a model."""
-    try:
-        check_path(model)
-    except ValueError as error:
-        parser.error(str(error))
-
-
-def _seed(text: str) -> int:
-    seed = int(text)
-    if not 0 <= seed < SEEDS:
-        raise argparse.ArgumentTypeError(f"{seed} is no seed, expected 0 to 2^64 - 1")
-    return seed
-
-
-def _parser(command: str) -> argparse.ArgumentParser:
+def _parser() -> argparse.ArgumentParser:
+    # What is not ours is mlx_lm's.
     parser = OneLineParser(
-        prog=f"mlx_h2o {command}",
-        description=f"mlx_lm's {command}, with KV caches of a fixed size.",
-        add_help=False,
-        allow_abbrev=False,  # what is not ours is mlx_lm's
-    )
+        "server", "mlx_lm's server, with KV caches of a fixed size.", add_help=False,
+        allow_abbrev=False,
+    )  # fmt: skip
     parser.add_argument(
-        "--model", help="a directory, a name on the hub, or demo, the model in this package"
-    )
+        "--model", type=model_path, help="a directory, a name on the hub, or demo, the model in "
+        "this package",
+    )  # fmt: skip
     add_cache_flags(parser)
-    if command == "generate":
-        parser.add_argument("--image", nargs="+", help="not available in this version")
-    if command in ("generate", "chat"):
-        parser.add_argument("--seed", type=_seed, help="random seed (default: mlx_lm's)")
-    if command == "server":
-        kept = parser.add_argument_group("prompt caches that survive a restart")
-        kept.add_argument(
-            "--cache-dir", metavar="DIR", help="where to keep them (default: nowhere)"
-        )
-        kept.add_argument(
-            "--cache-size", metavar="BYTES", default="10GB",
-            help="size of the directory; the least recently used go (default: %(default)s)",
-        )  # fmt: skip
-    drafts = parser.add_argument_group("speculative decoding (generate and server)")
-    drafts.add_argument("--draft-model", metavar="MODEL", help="a small model that proposes tokens")
+    kept = parser.add_argument_group("prompt caches that survive a restart")
+    kept.add_argument("--cache-dir", metavar="DIR", help="where to keep them (default: nowhere)")
+    kept.add_argument(
+        "--cache-size", metavar="BYTES", default="10GB",
+        help="size of the directory; the least recently used go (default: %(default)s)",
+    )  # fmt: skip
+    drafts = parser.add_argument_group("speculative decoding")
+    drafts.add_argument(
+        "--draft-model", type=model_path, metavar="MODEL", help="a small model that proposes tokens"
+    )
     drafts.add_argument(
         "--num-draft-tokens", type=number(1), default=3, metavar="N",
         help="tokens it proposes at a time (default: %(default)s)",
@@ -139,109 +128,4 @@ def _parser(command: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _generation(host: Host, model: str | None) -> dict[str, Callable[..., Any]]:
-    """What `generate` calls of ours: caches for both models, and those of a file."""
-    file = ""
-
-    def load(file_name: str, return_metadata: bool = True) -> tuple[list[Any], dict[str, str]]:
-        nonlocal file
-        file = file_name
-        if host.config.speculative:
-            raise ValueError(
-                "--draft-model with --prompt-cache-file: a saved prompt has no cache of the draft "
-                "model"
-            )
-        if host.config != H2OConfig() or host.budgets or host.sized:
-            raise ValueError("--prompt-cache-file brings its settings, found others beside it")
-        caches, metadata = load_prompt_cache(file, return_metadata=True)
-        of = metadata.setdefault("model", model or DEFAULT_MODEL)
-        if model not in (None, of):
-            raise ValueError(f"--prompt-cache-file is of the model {of!r}, found --model {model!r}")
-        return caches, {"tokenizer_config": "{}"} | metadata
-
-    def generating(
-        loaded: Any, tokenizer: Any, prompt: Any, *, verbose: bool, draft_model: Any, **given: Any
-    ) -> str:
-        for name in ("max_kv_size", "kv_bits", "kv_group_size", "quantized_kv_start"):
-            del given[name]  # mlx_lm's defaults: the caches bring their settings
-        _check_asked(loaded, tokenizer)
-        if given.pop("prompt_cache") is not None:
-            caches = load_prompt_cache(file, model=loaded)  # now that there is one to compare
-        else:
-            ahead = tokens_ahead(prompt, given.get("max_tokens", -1))
-            caches = host.caches(loaded, draft_model, ahead)
-        text = generate(
-            loaded,
-            tokenizer,
-            prompt,
-            verbose,
-            prompt_cache=caches,
-            draft_model=draft_model,
-            **given,
-        )
-        if verbose:
-            _print_summary(caches, loaded)
-        _say_where_beyond(loaded, caches)
-        return text
-
-    return {"load_prompt_cache": load, "generate": generating}
-
-
-def _check_asked(model: Any, tokenizer: Any) -> None:
-    """What `generate` was asked for, against the model."""
-    parser: Any = setup_arg_parser
-    asked = parser().parse_args()
-    if asked.top_k >= (known := vocabulary(model)):
-        raise ValueError(f"--top-k is {asked.top_k}, expected fewer than all {known} tokens")
-    templated = tokenizer.has_chat_template and not asked.ignore_chat_template
-    if not templated and (asked.system_prompt or asked.prefill_response):
-        raise ValueError(
-            "--system-prompt or --prefill-response is given, and no chat template to put it in"
-        )
-
-
-def _saving(host: Host, model: str | None) -> dict[str, Callable[..., Any]]:
-    """What `cache_prompt` calls of ours: files that say what they were made with."""
-
-    def save(file_name: str, cache: list[Any], metadata: dict[str, str]) -> None:
-        save_prompt_cache(file_name, cache, metadata, model=host.model())
-        _print_summary(cache, host.model())
-        _say_where_beyond(host.model(), cache)
-
-    return {"save_prompt_cache": save}
-
-
-def _talking(host: Host, model: str | None) -> dict[str, Callable[..., Any]]:
-    """What `chat` calls of ours: a word once it is longer than the model is made for."""
-    said = False
-
-    def stream_generate(loaded: Any, *args: Any, prompt_cache: list[Any], **given: Any) -> Any:
-        nonlocal said
-        yield from mlx_lm.stream_generate(loaded, *args, prompt_cache=prompt_cache, **given)
-        said = said or _say_where_beyond(loaded, prompt_cache)
-
-    return {"stream_generate": stream_generate}
-
-
-def _print_summary(caches: list[Any], model: Any) -> None:
-    settings = [cache.config for cache in evicting_caches(caches)]
-    policies = dict.fromkeys(one.policy for one in settings if one.max_kv_size is not None)
-    print(f"KV cache: {' and '.join(policies)}{', ' if policies else ''}{summary(caches, model)}")
-
-
-def _say_where_beyond(model: Any, caches: list[Any]) -> bool:
-    """One line where the text is longer than the model is made for."""
-    said = beyond_context(context_length(model), tokens_seen(caches))
-    if said:
-        print(said, file=sys.stderr)
-    return bool(said)
-
-
-def _nothing(host: Host, model: str | None) -> dict[str, Callable[..., Any]]:
-    return {}
-
-
-_ARGPARSE = types.SimpleNamespace(**vars(argparse) | {"ArgumentParser": OneLineParser})
-"""For mlx_lm's commands: a mistake is told in one line."""
-
-_REPLACED = {"generate": _generation, "cache_prompt": _saving, "chat": _talking}
+_ARGPARSE = types.SimpleNamespace(**vars(argparse) | {"ArgumentParser": _TheirParser})

@@ -6,7 +6,7 @@ import copy
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from operator import add
@@ -17,7 +17,7 @@ import mlx.core as mx
 import mlx_lm
 from mlx.nn.layers.base import Module
 from mlx.utils import tree_map
-from mlx_lm.generate import BatchResponse, GenerationResponse
+from mlx_lm.generate import BatchResponse, GenerationResponse, generate_step
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ..caches.cache import PROMPT_CHUNK
@@ -161,6 +161,34 @@ def generate(
     with _routed(model, kwargs["prompt_cache"], kwargs.get("draft_model")):
         # mlx_lm returns None where it is verbose and nothing was generated.
         return mlx_lm.generate(model, tokenizer, prompt, verbose=verbose, **kwargs) or ""
+
+
+def read_prompt(
+    model: Module,
+    caches: list[Any],
+    tokens: Sequence[int],
+    step: int = PROMPT_CHUNK,
+    watch: Callable[[int, int], None] | None = None,
+) -> None:
+    """Read a prompt into caches as generation does, and write nothing.
+
+    Args:
+        model: an mlx_lm model.
+        caches: of :func:`make_prompt_cache`, which are updated in place.
+        tokens: token ids.
+        step: tokens that are read at a time.
+        watch: is told how many tokens have been read, and of how many.
+
+    Raises:
+        ValueError: no tokens, or such as the model does not know; caches that are not one for each
+            layer.
+    """
+    ids = checked_tokens("read_prompt", "prompt", tokens, [model])
+    check_caches("read_prompt", caches, [model])
+    given: dict[str, Any] = {"prefill_step_size": step, "prompt_progress_callback": watch}
+    with _routed(model, caches):
+        for _ in generate_step(mx.array(ids), model, max_tokens=0, prompt_cache=caches, **given):
+            pass
 
 
 def batch_generate(
