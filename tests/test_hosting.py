@@ -39,7 +39,7 @@ def test_batches_make_their_own_evicting_caches():
     assert [type(cache) for r in ended for cache in r.prompt_cache] == [H2OKVCache] * 4
 
 
-@pytest.mark.parametrize("name", ["generate", "chat", "server", "cache_prompt"])
+@pytest.mark.parametrize("name", ["generate", "server"])
 def test_the_names_of_mlx_lm(name):
     module = importlib.import_module(f"mlx_lm.{name}")
     model = tiny_qwen3()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import shutil
@@ -20,9 +19,7 @@ import pytest
 import mlx_h2o
 from mlx_h2o.commands import chat
 from mlx_h2o.demo import model_path
-from mlx_h2o.lm import upstream
-from mlx_h2o.lm.hosting import hosting
-from mlx_h2o.lm.replacements import PATCHES
+from routing_checks import everything_of_mlx_lm
 from test_server import TEXT, serving
 
 pytestmark = pytest.mark.downstream
@@ -43,16 +40,6 @@ def demo():
     return mlx_h2o.load("demo")
 
 
-def names() -> dict[str, object]:
-    """What mlx_lm's names stand for."""
-    found = {}
-    for module, table in upstream.NAMES.items():
-        namespace = vars(importlib.import_module(f"mlx_lm.{module}"))
-        found |= {f"{module}.{name}": namespace[name] for name in table}
-    model = vars(importlib.import_module("mlx_lm.models.qwen3"))
-    return found | {"qwen3": model[upstream.ATTENTION]}
-
-
 def interrupting(after: int):
     """A sampler behind which Ctrl-C is pressed at its call of this number."""
     calls = 0
@@ -69,21 +56,15 @@ def interrupting(after: int):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [1, 2, 9])
-@pytest.mark.parametrize("hosted", [False, True])
-def test_ctrl_c_in_generate_leaves_mlx_lm_as_it_was(after, hosted):
+def test_ctrl_c_in_generate_leaves_mlx_lm_as_it_was(after):
     model, tokenizer = mlx_h2o.load("demo")
-    before = names()
+    before = everything_of_mlx_lm()
     expected = mlx_h2o.generate(model, tokenizer, TEXT, max_tokens=12, **SETTINGS)
     cache = mlx_h2o.make_prompt_cache(model, **SETTINGS)
     given = {"max_tokens": 12, "prompt_cache": cache, "sampler": interrupting(after)}
     with pytest.raises(KeyboardInterrupt):
-        if hosted:
-            with hosting(mlx_h2o.H2OConfig(**SETTINGS)):
-                mlx_h2o.generate(model, tokenizer, TEXT, **given)
-        else:
-            mlx_h2o.generate(model, tokenizer, TEXT, **given)
-    assert names() == before
-    assert not PATCHES._replaced
+        mlx_h2o.generate(model, tokenizer, TEXT, **given)
+    assert everything_of_mlx_lm() == before
     # The cache holds whole tokens, and goes on.
     assert cache[0].size() <= 32
     mlx_h2o.generate(model, tokenizer, " and", max_tokens=2, prompt_cache=cache)

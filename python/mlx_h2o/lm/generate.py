@@ -23,8 +23,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from ..caches.cache import PROMPT_CHUNK
 from ..config import H2OConfig, check_int
 from ..demo import DEMO, model_path
-from .checks import check_caches, check_counts, checked_tokens
-from .drafting import DRAFTED
+from .checks import check_caches, check_counts, check_drafts, checked_tokens
 from .prompt_cache import check_given, evicting_caches, make_prompt_cache, summary
 from .routing import routing, routing_for
 from .safetensors import read_header
@@ -34,6 +33,9 @@ __all__ = ["batch_generate", "generate", "load", "make_prompt_cache", "stream_ge
 
 _NO_LIMIT = int(1e30)
 """Of the tokens in a text, as transformers writes it."""
+
+DRAFTED = 2
+"""Tokens that mlx_lm drafts at a time where it is not told."""
 
 _PROCESSORS = "logits_processors"
 """What they look at is the whole prompt, of which mlx_lm sees no more than is not read yet."""
@@ -361,6 +363,8 @@ def _caches(
             "the other: caches bring their own settings."
         )
     check_caches(operation, prompt_cache, [model] if draft is None else [model, draft])
+    if draft is not None:
+        check_drafts(operation, prompt_cache, kwargs.get("num_draft_tokens", DRAFTED))
     return prompt_cache  # type: ignore[no-any-return]
 
 

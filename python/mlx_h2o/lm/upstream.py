@@ -14,30 +14,17 @@ import mlx_lm
 
 from .replacements import Target
 
-__all__ = ["ATTENTION", "NAMES", "VERSIONS", "missing", "original", "target"]
+__all__ = ["NAMES", "VERSIONS", "missing", "original", "target"]
 
 VERSIONS = "0.32"
 """The versions of mlx_lm in which the table was looked up, as pyproject.toml requires them."""
 
-ATTENTION = "scaled_dot_product_attention"
-"""Bound by this name in every module of a model; replaced there, too."""
-
 NAMES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "models.base": {ATTENTION: ()},
     "models.cache": {"can_trim_prompt_cache": ()},
     "generate": {
-        "argparse": (),
-        "can_trim_prompt_cache": (),
-        "generate": (),
-        "load": (),
-        "load_prompt_cache": (),
         "make_prompt_cache": (),
-        "speculative_generate_step": (),
         "trim_prompt_cache": (),
     },
-    "chat": {"argparse": (), "load": (), "make_prompt_cache": (), "stream_generate": ()},
-    "cache_prompt": {"argparse": (), "load": (), "make_prompt_cache": (), "save_prompt_cache": ()},
-    "benchmark": {"argparse": (), "load": ()},
     "server": {
         "argparse": (),
         "_run_http_server": (),
