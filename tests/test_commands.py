@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import subprocess
@@ -163,7 +162,7 @@ ASKED = H2OConfig(
     evict_every=4, shared_heads=True, random_seed=3, kv_bits=8, kv_group_size=32, light_bits=4,
     dense_size=0, sparse_v=1e-6,
 )  # fmt: skip
-COMMANDS = ("generate", "chat", "server", "cache_prompt", "benchmark")
+COMMANDS = ("generate", "chat", "cache_prompt", "benchmark")
 
 
 class StoppedError(Exception):
@@ -175,7 +174,7 @@ def asked(command: str, flags: str, monkeypatch) -> dict[str, object]:
     found = {}
 
     @contextmanager
-    def noting(config, budgets=None, layers="probe", sized=None, store=None):
+    def noting(config, budgets=None, layers="probe", sized=None):
         found.update(config=config, budgets=budgets, layers=layers, sized=sized)
         raise StoppedError
         yield
@@ -197,14 +196,6 @@ def test_every_command_has_every_flag(command, budgets, monkeypatch):
     assert sized == {"max_kv_bytes": 2_000_000, "kv_bits": 8, "speculative": 0}
     found = asked(command, "--max-kv-size none --kv-bits 8 --v-bits 4", monkeypatch)
     assert found["config"] == H2OConfig(max_kv_size=None, kv_bits=8, v_bits=4)
-
-
-def test_the_server_and_its_drafts(budgets, capsys, monkeypatch):
-    found = asked("server", "--draft-model demo --num-draft-tokens 5", monkeypatch)
-    assert found["config"] == H2OConfig(speculative=5)
-    with pytest.raises(SystemExit):
-        cli.main(["server", "--draft-model", "demo", "--budgets", budgets])
-    assert "--budgets with --draft-model" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -262,17 +253,3 @@ def test_a_saved_prompt_without_the_words_of_mlx_lm(tmp_path, capsys):
     flags = ["-p", "x", "-m", "2", "--prompt-cache-file", file]
     assert cli.main(["generate", *flags, "--model", "demo"]) == 0
     assert "KV cache: keydiff, 6 of 6" in capsys.readouterr().out
-
-
-def test_a_server_takes_requests_in_batches(monkeypatch):
-    import mlx_lm.server
-
-    given = argparse.Namespace(
-        model="demo", draft_model=None, adapter_path=None, trust_remote_code=False,
-        chat_template=None, use_default_chat_template=False, pipeline=False,
-    )  # fmt: skip
-    for budgets in (None, [30, 24, 24, 24, 24, 18]):
-        with hosting.hosting(H2OConfig(), budgets):
-            provider = mlx_lm.server.ModelProvider(given)
-            provider.load("demo")
-            assert provider.is_batchable

@@ -40,10 +40,11 @@ def test_a_missing_name_is_named(module, name, monkeypatch):
 
 
 def test_a_missing_method_is_named(monkeypatch):
-    cache = upstream.original("server", "LRUPromptCache")
-    monkeypatch.delattr(cache, "insert_cache")
-    with pytest.raises(ValueError, match=r"no mlx_lm\.server\.LRUPromptCache\.insert_cache"):
-        upstream.target("server", "LRUPromptCache", lambda found: found)
+    """Of a class, if one were in the table."""
+    names = {"generate": {"BatchGenerator": ("insert", "none")}}
+    monkeypatch.setattr(upstream, "NAMES", names)
+    with pytest.raises(ValueError, match=r"has no mlx_lm\.generate\.BatchGenerator\.none,"):
+        upstream.target("generate", "BatchGenerator", lambda found: found)
 
 
 @pytest.mark.parametrize(("module", "name"), HOSTED)

@@ -18,7 +18,7 @@ _COMMANDS = {
     "evaluate": "measure what smaller caches cost on your texts",
     "benchmark": "measure speed and memory",
 }
-_OURS = ("layers", "evaluate")
+_OURS = ("server", "layers", "evaluate")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""mlx_lm's generate, chat, server, cache_prompt and benchmark, with caches that evict."""
+"""mlx_lm's generate, chat, cache_prompt and benchmark, with caches that evict."""
 
 from __future__ import annotations
 
@@ -18,11 +18,8 @@ from ..lm.checks import vocabulary
 from ..lm.generate import check_path, generate, summary, tokens_ahead
 from ..lm.hosting import Host, hosting
 from ..lm.prompt_cache import beyond_context, context_length, evicting_caches, tokens_seen
-from ..lm.prompt_store import PromptStore
 from ..lm.replacements import PATCHES, always
 from ..lm.saving import load_prompt_cache, save_prompt_cache
-from ..lm.serving import SEEDS
-from ..lm.sizing import parsed_bytes
 from ..lm.upstream import target
 from .options import OneLineParser, add_cache_flags, in_flags, number, settings_of
 
@@ -40,8 +37,6 @@ def run(command: str, arguments: Sequence[str]) -> int:
         _check_model(parser, args.model)
     drafted = 0
     if args.draft_model is not None:
-        if command == "server" and hasattr(args, "budgets"):
-            parser.error("--budgets with --draft-model: its layers are not those of the file")
         _check_model(parser, args.draft_model)
         drafted = args.num_draft_tokens
         others += ["--draft-model", args.draft_model, "--num-draft-tokens", str(drafted)]
@@ -50,13 +45,12 @@ def run(command: str, arguments: Sequence[str]) -> int:
         print(parser.format_help())
         print("mlx_lm's own options; where both have one, the above holds:\n")
     module = importlib.import_module(f"mlx_lm.{command}")
-    store = _store(parser, args)
     if isinstance(sys.stdin, io.TextIOWrapper):  # else halves of characters reach the tokenizer
         sys.stdin.reconfigure(errors="replace" if command == "chat" else "strict")
     before = sys.argv
     sys.argv = [f"mlx_h2o {command}", *others]
     try:
-        with hosting(*settings, store=store) as host:
+        with hosting(*settings) as host:
             ours = {"argparse": _ARGPARSE} | _REPLACED.get(command, _nothing)(host, args.model)
             targets = [target(command, name, always(each)) for name, each in ours.items()]
             with PATCHES.replaced(targets):
@@ -71,28 +65,11 @@ def run(command: str, arguments: Sequence[str]) -> int:
         return 2
     finally:
         sys.argv = before
-        if store is not None:
-            store.close()
     return 0
 
 
-def _store(parser: argparse.ArgumentParser, args: argparse.Namespace) -> PromptStore | None:
-    if getattr(args, "cache_dir", None) is None:
-        return None
-    try:
-        size = parsed_bytes(args.cache_size)
-    except ValueError as error:
-        parser.error(f"--cache-size: {error}")
-    try:
-        return PromptStore(args.cache_dir, size)
-    except FileExistsError:
-        parser.error(f"--cache-dir: {args.cache_dir} is a file, expected a directory")
-    except OSError as error:
-        parser.error(f"--cache-dir: cannot write to {args.cache_dir}: {error.strerror}")
-
-
 def _check_model(parser: argparse.ArgumentParser, model: str) -> None:
-    """Before anything runs: a server would open its port without a model."""
+    """Before anything runs."""
     try:
         check_path(model)
     except ValueError as error:
@@ -101,7 +78,7 @@ def _check_model(parser: argparse.ArgumentParser, model: str) -> None:
 
 def _seed(text: str) -> int:
     seed = int(text)
-    if not 0 <= seed < SEEDS:
+    if not 0 <= seed < 2**64:
         raise argparse.ArgumentTypeError(f"{seed} is no seed, expected 0 to 2^64 - 1")
     return seed
 
@@ -121,16 +98,7 @@ def _parser(command: str) -> argparse.ArgumentParser:
         parser.add_argument("--image", nargs="+", help="not available in this version")
     if command in ("generate", "chat"):
         parser.add_argument("--seed", type=_seed, help="random seed (default: mlx_lm's)")
-    if command == "server":
-        kept = parser.add_argument_group("prompt caches that survive a restart")
-        kept.add_argument(
-            "--cache-dir", metavar="DIR", help="where to keep them (default: nowhere)"
-        )
-        kept.add_argument(
-            "--cache-size", metavar="BYTES", default="10GB",
-            help="size of the directory; the least recently used go (default: %(default)s)",
-        )  # fmt: skip
-    drafts = parser.add_argument_group("speculative decoding (generate and server)")
+    drafts = parser.add_argument_group("speculative decoding (generate)")
     drafts.add_argument("--draft-model", metavar="MODEL", help="a small model that proposes tokens")
     drafts.add_argument(
         "--num-draft-tokens", type=number(1), default=3, metavar="N",

@@ -74,7 +74,8 @@ def number(
     return _checked(kind, check)
 
 
-def _nbytes(text: str) -> int:
+def number_of_bytes(text: str) -> int:
+    """A type of argparse: bytes, such as 300MB."""
     return parsed_bytes(_checked(str, parsed_bytes)(text))
 
 
@@ -87,13 +88,12 @@ _READ = {
         (number(0, kind=float), "--temp"),
         (number(0, 1, float), "--top-p --min-p --xtc-probability"),
         (number(0, 0.5, float), "--xtc-threshold"),
-        (number(0), "--top-k --delay --prompt-cache-size"),
+        (number(0), "--top-k --delay"),
         (number(1), "--prompt-concurrency --decode-concurrency --min-tokens-to-keep --num-trials"),
         (number(1), "--prefill-step-size --prompt-tokens --generation-tokens --batch-size"),
         (number(1), "server--max-tokens"),
         (number(1, also=-1), "--max-tokens"),
         (number(0, 65535), "--port"),
-        (_nbytes, "--prompt-cache-bytes"),
         (_checked(str, lambda text: {**json.loads(text)}), "--chat-template-config"),
         (_checked(str, os.listdir), "--adapter-path"),
         (_checked(str, str.encode), "--prompt --system-prompt --prefill-response"),
@@ -123,7 +123,7 @@ _FLAGS: dict[str, dict[str, Any]] = {
         "quarter of the context is a good start",
     },
     "max_kv_bytes": {
-        "type": _nbytes,
+        "type": number_of_bytes,
         "metavar": "BYTES",
         "help": "a budget in bytes instead of rows, such as 300MB, for all layers and a draft "
         "model together; chooses the number of rows, and the bits unless --kv-bits is given",
@@ -141,8 +141,7 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "prefix_size": {
         "type": int,
         "metavar": "TOKENS",
-        "help": "first tokens, never evicted, such as a system prompt; the server reads and stores "
-        "a beginning that prompts share only once (default: 0)",
+        "help": "first tokens, never evicted, such as a system prompt (default: 0)",
     },
     "heavy_size": {"type": int, "metavar": "ROWS", "help": "rows kept by rank (default: half)"},
     "recent_size": {

@@ -1,13 +1,12 @@
 """mlx_lm's own commands with caches that evict: their names for making caches, replaced.
 
-Within the context ``make_prompt_cache`` of mlx_lm's generation, chat and server makes evicting
-caches, and routes each model that it makes them for. Everything else is mlx_lm's.
+Within the context ``make_prompt_cache`` of mlx_lm's generation and chat makes evicting caches, and
+routes each model that it makes them for. Everything else is mlx_lm's.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import sys
 import threading
 import weakref
@@ -17,13 +16,10 @@ from typing import Any
 
 from ..config import H2OConfig
 from .budgets import Budgets
-from .fingerprint import fingerprint
 from .generate import load
-from .prompt_cache import budgets_of, evicting_caches, fit_bytes, make_prompt_cache
-from .prompt_store import PromptStore
+from .prompt_cache import evicting_caches, fit_bytes, make_prompt_cache
 from .replacements import PATCHES, always
 from .routing import gains_by_routing, routing
-from .serving import server_targets
 from .upstream import NAMES, target
 
 
@@ -33,17 +29,13 @@ def hosting(
     budgets: Budgets | None = None,
     layers: str = "probe",
     sized: Mapping[str, Any] | None = None,
-    store: PromptStore | None = None,
 ) -> Iterator[Host]:
-    """Within the context mlx_lm's chat and server make caches of these settings, with ``budgets``
-    and ``layers`` as of :func:`mlx_h2o.make_prompt_cache`. With ``sized``, arguments of
-    ``fit_bytes``, the settings of each model are those that fit, and those of a model and its draft
-    model the ones with which both fit. In ``store`` the server's prompt caches outlive it.
+    """Within the context mlx_lm's commands make caches of these settings, with ``budgets`` and
+    ``layers`` as of :func:`mlx_h2o.make_prompt_cache`. With ``sized``, arguments of ``fit_bytes``,
+    the settings of each model are those that fit, and those of a model and its draft model the ones
+    with which both fit.
 
-    ``load`` there knows the model "demo" too. Models that cannot be served raise ValueError as they
-    are loaded; so does a draft model that a request names where ``config.speculative`` is 0. A
-    request that asks for more draft tokens than ``config.speculative`` gets that many at a time,
-    which changes its speed and not what is asked.
+    ``load`` there knows the model "demo" too.
     """
     with ExitStack() as stack:
         host = Host(config, budgets, layers, sized, stack)
@@ -53,11 +45,7 @@ def hosting(
             for module, names in NAMES.items()
             if name in names
         ]
-        targets += [
-            target("models.cache", "can_trim_prompt_cache", _trimmable_at_will),
-            target("generate", "trim_prompt_cache", _trimming),
-            *server_targets(config, store, host.identity, host.fit, host.made),
-        ]
+        targets.append(target("generate", "trim_prompt_cache", _trimming))
         with PATCHES.replaced(targets):
             yield host
 
@@ -117,12 +105,6 @@ class Host:
         models = [one for one in (model, draft_model) if one is not None]
         self._fitting = [weakref.ref(one) for one in models], found.config
 
-    def identity(self, model: Any) -> str:
-        """The same for the same weights and settings of caches."""
-        caches = self.caches(model)
-        settings = [one.config for one in evicting_caches(caches)], budgets_of(caches)
-        return f"{fingerprint(model)} {hashlib.sha256(repr(settings).encode()).hexdigest()[:16]}"
-
     def making(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def make(model: Any, max_kv_size: int | None = None) -> list[Any]:
@@ -145,11 +127,6 @@ class Host:
                 self._stack.enter_context(routing(model))
                 self._routed = [known for known in self._routed if known() is not None]
                 self._routed.append(weakref.ref(model))
-
-
-def _trimmable_at_will(original: Callable[..., bool]) -> Callable[..., bool]:
-    """For LRUPromptCache, which trims by any number: only what has never evicted allows that."""
-    return lambda cache: not any(c.evicted for c in evicting_caches(cache)) and original(cache)
 
 
 def _trimming(original: Callable[..., int]) -> Callable[..., int]:

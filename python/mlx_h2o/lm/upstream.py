@@ -24,7 +24,6 @@ ATTENTION = "scaled_dot_product_attention"
 
 NAMES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "models.base": {ATTENTION: ()},
-    "models.cache": {"can_trim_prompt_cache": ()},
     "generate": {
         "argparse": (),
         "can_trim_prompt_cache": (),
@@ -38,17 +37,6 @@ NAMES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "chat": {"argparse": (), "load": (), "make_prompt_cache": (), "stream_generate": ()},
     "cache_prompt": {"argparse": (), "load": (), "make_prompt_cache": (), "save_prompt_cache": ()},
     "benchmark": {"argparse": (), "load": ()},
-    "server": {
-        "argparse": (),
-        "_run_http_server": (),
-        "load": (),
-        "make_prompt_cache": (),
-        "stream_generate": (),
-        "APIHandler": ("_set_completion_headers", "handle_completion", "validate_model_parameters"),
-        "LRUPromptCache": ("fetch_nearest_cache", "insert_cache"),
-        "ModelProvider": ("load", "reset"),
-        "ResponseGenerator": ("_generate", "_next_request", "_run_generate", "_tokenize"),
-    },
 }
 """By module of mlx_lm: the names, and of a class the methods that subclasses override or call."""
 
