@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import shutil
@@ -20,9 +19,8 @@ from mlx_h2o import (
     save_prompt_cache,
     stream_generate,
 )
-from mlx_h2o.commands import benchmark, cache_prompt, chat, generate, hosted, options
+from mlx_h2o.commands import benchmark, cache_prompt, chat, generate, options, server
 from mlx_h2o.demo import model_path
-from mlx_h2o.lm import hosting
 
 pytestmark = pytest.mark.downstream
 
@@ -176,7 +174,7 @@ ASKED = H2OConfig(
 COMMANDS = {
     "generate": generate,
     "chat": chat,
-    "server": hosted,
+    "server": server,
     "cache_prompt": cache_prompt,
     "benchmark": benchmark,
 }
@@ -229,7 +227,7 @@ def test_help_shows_the_flags(command, capsys, monkeypatch):
     with pytest.raises(SystemExit):
         cli.main([command, "--help"])
     said = capsys.readouterr().out
-    if command != "server":  # which shows mlx_lm's too
+    if command != "server":  # which has a screen of its own
         assert len(said.splitlines()) <= 75
         assert max(map(len, said.splitlines())) <= 80
     for flag in (
@@ -301,17 +299,3 @@ def test_a_saved_prompt_without_the_words_of_mlx_lm(tmp_path, capsys):
     flags = ["-p", "x", "-m", "2", "--prompt-cache-file", file]
     assert cli.main(["generate", *flags, "--model", "demo"]) == 0
     assert "KV cache: keydiff, 6 of 6" in capsys.readouterr().out
-
-
-def test_a_server_takes_requests_in_batches(monkeypatch):
-    import mlx_lm.server
-
-    given = argparse.Namespace(
-        model="demo", draft_model=None, adapter_path=None, trust_remote_code=False,
-        chat_template=None, use_default_chat_template=False, pipeline=False,
-    )  # fmt: skip
-    for budgets in (None, [30, 24, 24, 24, 24, 18]):
-        with hosting.hosting(H2OConfig(), budgets):
-            provider = mlx_lm.server.ModelProvider(given)
-            provider.load("demo")
-            assert provider.is_batchable

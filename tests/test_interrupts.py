@@ -191,7 +191,7 @@ def busy(process: int) -> float:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
 def test_a_client_that_goes_away_is_not_written_for(tmp_path):
-    with serving(tmp_path, "") as server:
+    with serving(tmp_path, "--grace 1") as server:
         with server.open(TEXT, max_tokens=100000, stream=True) as response:
             for _ in range(3):
                 assert response.readline()

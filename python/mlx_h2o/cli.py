@@ -51,10 +51,6 @@ def _run(given: Sequence[str]) -> int:
     if command not in _COMMANDS:
         print(f"mlx_h2o: {command!r} is not a command.\n{_usage()}", file=sys.stderr)
         return 2
-    if command == "server":
-        from .commands import hosted
-
-        return hosted.run(rest)
     from .commands.parsing import in_flags
 
     module = importlib.import_module(f".commands.{command}", __package__)

@@ -25,13 +25,13 @@ class OneLineParser(argparse.ArgumentParser):
     """The parser of a command. A mistake is one line, and ends it with 2."""
 
     def __init__(self, command: str, description: str, **given: Any) -> None:
-        super().__init__(
-            prog=f"mlx_h2o {command}",
-            description=description,
-            usage="%(prog)s [options]",
-            formatter_class=functools.partial(argparse.HelpFormatter, max_help_position=30),
-            **given,
-        )
+        usual: dict[str, Any] = {
+            "prog": f"mlx_h2o {command}",
+            "description": description,
+            "usage": "%(prog)s [options]",
+            "formatter_class": functools.partial(argparse.HelpFormatter, max_help_position=30),
+        }
+        super().__init__(**usual | given)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {in_flags(message)} (see --help)\n")
@@ -87,7 +87,13 @@ def nbytes(text: str) -> int:
 
 def json_object(text: str) -> dict[str, Any]:
     """A type of argparse: an object in JSON."""
-    return dict(json.loads(checked(str, lambda found: {**json.loads(found)})(text)))
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is no object in JSON")
+    return found
 
 
 seed = checked(int, _check_seed)
