@@ -53,14 +53,8 @@ EVALUATE = ("evaluate", "--model", "demo")
         ((*GENERATE, "--max-kv-bytes", "big"), "argument --max-kv-bytes: 'big' is no number of"),
         ((*GENERATE, "--budgets", "/none"), "argument --budgets: No such file or directory: '/no"),
         ((*GENERATE, "--adapter-path", "/none"), "argument --adapter-path: No such file or"),
-        (
-            (*GENERATE, "--chat-template-config", "[1]"),
-            "--chat-template-config: '[1]' is no object in",
-        ),
-        (
-            (*GENERATE, "--chat-template-config", "{"),
-            "--chat-template-config: '{' is no JSON: Expecting",
-        ),
+        ((*GENERATE, "--chat-template-config", "[1]"), "'[1]' is no object in JSON"),
+        ((*GENERATE, "--chat-template-config", "{"), "'{' is no JSON: Expecting"),
         ((*GENERATE, "--prompt", "\udcff"), "argument --prompt/-p: 'utf-8' codec can't encode"),
         (("chat", "--max-tokens", "0"), "argument --max-tokens/-m: 0 is out of range"),
         (("chat", "--prefill-step-size", "0"), "argument --prefill-step-size: 0 is out of range"),
