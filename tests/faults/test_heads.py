@@ -49,13 +49,13 @@ FAULTS = [
     ),
     Fault(
         "heads get more rows than a text fills",
-        "lm.layers:_filled",
+        "lm.layers:shares",
         assigned("top").becomes("2**31"),
         bounds,
     ),
     Fault(
         "heads that hardly retrieve get more rows too",
-        "lm.layers:_of_mean",
+        "lm.layers:parts_of_mean",
         assigned("wide").becomes("np.sqrt(gains)"),
         partial(by_share, [[0.3], [0.02]], [145, 55]),
     ),
