@@ -20,6 +20,7 @@ from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten
 from mlx_lm.models import cache as mlx_lm_cache
 
+from ..version import __version__
 from .checksum import UNKNOWN, is_whole, write_checksum
 from .files import writing
 from .prompt_cache import evicting_caches, with_own_rows
@@ -160,8 +161,6 @@ def _read(path: str) -> tuple[list[Any], dict[str, str]]:
 
 
 def _description(cache: Sequence[Any], model: Module | None) -> dict[str, Any]:
-    from .. import __version__
-
     evicting = list(evicting_caches(cache))
     if any(one.config.framed for one in evicting):
         format_ = 5

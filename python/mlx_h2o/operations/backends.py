@@ -22,24 +22,11 @@ from typing import Protocol, TypeVar, cast
 import mlx.core as mx
 
 from mlx_h2o.operations import composed
-from mlx_h2o.operations.requests import AttentionRequest, AttentionResult
-from mlx_h2o.operations.resolved import Operations
+from mlx_h2o.operations.requests import AttentionRequest
+from mlx_h2o.operations.resolved import Backend, Operations
 from mlx_h2o.operations.validate import StreamLike, device_of, runs_on_gpu
 
 ENVIRONMENT = "MLX_H2O_BACKEND"
-
-
-class Backend(Protocol):
-    """What the dispatch asks of a back end; it may have more."""
-
-    @property
-    def name(self) -> str: ...
-
-    def unavailable_reason(self) -> str: ...
-
-    def refuses(self, request: AttentionRequest) -> str: ...
-
-    def attention(self, request: AttentionRequest) -> AttentionResult: ...
 
 
 @dataclass(frozen=True)

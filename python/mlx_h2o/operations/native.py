@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import mlx.core as mx
 
@@ -28,9 +28,6 @@ from mlx_h2o.operations.requests import (
     TurboRows,
 )
 from mlx_h2o.operations.validate import runs_on_gpu
-
-if TYPE_CHECKING:
-    from mlx_h2o.operations.backends import Backend
 
 name = "native"
 
@@ -207,7 +204,7 @@ def __getattr__(name: str) -> Any:
 class Operations(resolved.Operations):
     """What a decode step asks for goes to the extension as it comes, without a request."""
 
-    def __init__(self, named: str | None, candidates: Sequence[Backend]) -> None:
+    def __init__(self, named: str | None, candidates: Sequence[resolved.Backend]) -> None:
         super().__init__(named, candidates)
         self.output = _module().scaled_dot_product_attention
         self._accumulating = _module().attention_and_accumulate

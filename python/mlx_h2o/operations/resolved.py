@@ -7,7 +7,7 @@ user passed, and serve the request they made of it by the same object.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar, cast
 
 import mlx.core as mx
 
@@ -39,10 +39,21 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
-    from mlx_h2o.operations.backends import Backend
-
 Function = TypeVar("Function", bound=Callable[..., Any])
 Rows = mx.array | Packed | Codes
+
+
+class Backend(Protocol):
+    """What the dispatch asks of a back end; it may have more."""
+
+    @property
+    def name(self) -> str: ...
+
+    def unavailable_reason(self) -> str: ...
+
+    def refuses(self, request: AttentionRequest) -> str: ...
+
+    def attention(self, request: AttentionRequest) -> AttentionResult: ...
 
 
 class RowOptions(TypedDict, total=False):
