@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from emulator import EmulatorBackend
 from emulator.kernel import EmulatedKernel
-from faults.change import PlaceError
-from faults.text import Edit
+from faults.text import Edit, PlaceError
 from mlx_h2o import _kernel_text
 from mlx_h2o.operations.launches import Launch
 
