@@ -14,7 +14,6 @@ from ..operations.requests import PerSequence
 from ..policies import Policy, Rows
 from .folding import fold
 from .ranked import Ranked
-from .stored import FOLLOWING
 from .table import Table
 
 
@@ -63,17 +62,11 @@ class Eviction(NamedTuple):
             first = self.first(positions, ranked, due, some)
             ranks = self.ranks(first, due) if first.keep else None
             kept = self.kept(first, ranks)
-            if ranks is not None and self._folds:
+            if ranks is not None and self.config.folds:
                 fold(table, self.policy, first, ranks, kept, due)
             kept = self.with_skipped(kept)
             rows = [self.keep if line in due else n for line, n in enumerate(table.lengths)]
             table.close_gaps(kept, lines, rows, positions, ranked, self.tail)
-
-    @property
-    def _folds(self) -> bool:
-        """An indexer picks rows as they came."""
-        followed = any(name.startswith(FOLLOWING) for name in self.table.beside)
-        return self.config.folds and not followed
 
     def first(
         self,
