@@ -38,7 +38,8 @@ import mlx_h2o
 from mlx_h2o import H2OConfig, H2OKVCache, HeadGroups
 from mlx_h2o.demo import report
 from mlx_h2o.lm import routing
-from mlx_h2o.operations import backends, metal
+from mlx_h2o.operations import backends
+from mlx_h2o.operations.gpu import metal
 
 ROWS, HEADS, KV_HEADS, SIZE = 256, 8, 4, 64
 ROTATING, STOCK, BATCH = "rotating", "mlx_lm 8 bits", "ragged mlx_lm"

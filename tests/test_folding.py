@@ -28,8 +28,9 @@ from mlx_h2o import (
     save_prompt_cache,
     use_backend,
 )
-from mlx_h2o.operations import folding, native
+from mlx_h2o.operations import native
 from mlx_h2o.operations.backends import resolve
+from mlx_h2o.operations.composed import folding
 from mlx_h2o.operations.segments import biased_attention
 from tiny_models import random_prompt, tiny_qwen3
 

@@ -85,7 +85,7 @@ def circle(graph: Mapping[str, set[str]]) -> list[str]:
 @pytest.mark.parametrize("layer", LAYERS)
 def test_a_folder_imports_only_from_those_before_it(layer: str) -> None:
     later = set(LAYERS[LAYERS.index(layer) + 1 :])
-    files = sorted((PACKAGE / layer).glob("*.py"))
+    files = sorted((PACKAGE / layer).rglob("*.py"))
     assert len(files) > 1
     assert {file.name: imported(file) & later for file in files if imported(file) & later} == {}
 

@@ -19,7 +19,7 @@ except ImportError as error:
 
 from mlx_h2o import fast
 from mlx_h2o.operations.backends import BackendStatus, backends, use_backend
-from mlx_h2o.operations.processors import set_threads, threads
+from mlx_h2o.operations.native.processors import set_threads, threads
 from mlx_h2o.version import __version__
 
 if TYPE_CHECKING:

@@ -244,9 +244,9 @@ FAULTS = (
     # The other operations.
     Fault("sinks go", f"{COMPOSED}:keep_indices", asked(sink_size=0), selection),
     Fault("recent rows go", f"{COMPOSED}:keep_indices", asked(recent_start=None), selection),
-    Fault("the average forgets", "operations.composed_cache:accumulate_scores", asked(decay=0.5),
+    Fault("the average forgets", "operations.composed.rows:accumulate_scores", asked(decay=0.5),
           averages),
-    Fault("the future is seen", "operations.composed_prefill:prefill_scores",
+    Fault("the future is seen", "operations.composed.prefill:prefill_scores",
           asked(causal=False), mass),
     # The budget, and which rows go.
     Fault("the recent window is off by one", EVICTION,

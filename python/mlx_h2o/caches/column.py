@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..operations.backends import resolve
-from ..operations.buffers import padded
+from ..operations.composed.buffers import padded
 
 Parts = tuple[mx.array, ...]
 """Rows as a column keeps them: arrays [B, H, N, ...]."""

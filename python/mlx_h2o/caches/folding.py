@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from ..operations import folding
 from ..operations.backends import resolve
-from ..operations.buffers import gathered
-from ..operations.composed import beside_rows
+from ..operations.composed import beside_rows, folding
+from ..operations.composed.buffers import gathered
 from ..policies import Policy
 from .ranked import Ranked
 from .stored import BIAS, IMPORTANCE

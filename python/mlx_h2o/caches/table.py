@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..operations.backends import resolve
-from ..operations.buffers import padded
+from ..operations.composed.buffers import padded
 from .column import Column, Layout, Parts
 from .frame import Frame
 

@@ -43,6 +43,7 @@ class BackendStatus:
     default: bool
 
 
+_MODULES = {"metal": ".gpu.metal", "cuda": ".gpu.cuda"}
 # In the order of preference. Composed is the last of both devices.
 _GPU = ("metal", "cuda")
 _CPU = ("native",)
@@ -61,7 +62,7 @@ def _load(name: str) -> Backend | None:
     """The back end, or None where its module cannot be imported (``_missing`` says why)."""
     if name not in _registered and name not in _missing:
         try:
-            module = importlib.import_module(f".{name}", __package__)
+            module = importlib.import_module(_MODULES.get(name, f".{name}"), __package__)
         except ImportError as error:
             _missing[name] = f"{__package__}.{name} cannot be imported: {error}"
         else:

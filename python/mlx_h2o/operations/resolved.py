@@ -11,15 +11,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar, cast
 
 import mlx.core as mx
 
-from mlx_h2o.operations import (
-    buffers,
-    compaction,
-    composed,
-    composed_cache,
-    composed_segments,
-    turbo,
-)
+from mlx_h2o.operations import composed
 from mlx_h2o.operations.arguments import StreamLike
+from mlx_h2o.operations.composed import buffers, compaction, turbo
+from mlx_h2o.operations.composed import rows as composed_cache
+from mlx_h2o.operations.composed import segments as composed_segments
 from mlx_h2o.operations.requests import (
     AccumulateRequest,
     AttentionAccumulateRequest,

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, Protocol
 
 import mlx.core as mx
 
-from ..operations.ema import MAX_QUERIES
+from ..operations.composed.ema import MAX_QUERIES
 from ..operations.requests import PerSequence
 
 
