@@ -46,7 +46,6 @@ C_SOURCES = (
 RELEASES = (("0.32.3", "0.32.0"), ("0.32.4", "0.32.2"), ("0.32.3", "0.32.2"), ("0.32.4", "0.32.0"))
 # What converts real models; the package does not need it.
 GGUF = "gguf==0.19.0"
-SOAK_TOOLS = [line for line in EXTRAS["dev"] if line.startswith("openai")]
 
 nox.options.sessions = ["lint", "types", "tests"]
 nox.options.error_on_missing_interpreters = CI
@@ -571,7 +570,6 @@ def downstream(session: nox.Session) -> None:
 def soak(session: nox.Session) -> None:
     """The server under sixteen mixed clients for so many seconds: `-- 3600`."""
     package(session)
-    python(session, "-m", "pip", "install", "-q", *SOAK_TOOLS)
     python(session, "benchmarks/soak.py", *(session.posargs or ["60"]))
 
 
@@ -580,10 +578,10 @@ def soak(session: nox.Session) -> None:
 def versions(session: nox.Session, mlx: str, mlx_lm: str) -> None:
     """What calls mlx_lm and is called by it, with each release; composed operations, not native."""
     backend = "" if sys.platform == "darwin" else "[cpu]"
-    tests = ("pytest", "hypothesis", "scikit-build-core>=0.11")
+    tests = ("pytest", "hypothesis", "scikit-build-core>=0.11", *EXTRAS["server"])
     session.install("-q", f"mlx{backend}=={mlx}", f"mlx-lm=={mlx_lm}", *tests)
     session.install("-q", "--no-build-isolation", "--config-settings=wheel.cmake=false", ".")
-    parts = ("upstream", "hosting", "generate", "batch_generate", "downstream", "serving", "server")
+    parts = ("upstream", "generate", "batch_generate", "downstream", "server")
     session.run("pytest", "-q", *(f"tests/test_{part}.py" for part in parts), *session.posargs)
 
 

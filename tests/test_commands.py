@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
+import importlib
 import json
 import shutil
 import subprocess
 import sys
-from contextlib import contextmanager
 
 import pytest
 
@@ -20,9 +19,8 @@ from mlx_h2o import (
     save_prompt_cache,
     stream_generate,
 )
-from mlx_h2o.commands import hosted
+from mlx_h2o.commands import benchmark, cache_prompt, chat, generate, options, server
 from mlx_h2o.demo import model_path
-from mlx_h2o.lm import hosting
 
 pytestmark = pytest.mark.downstream
 
@@ -100,10 +98,10 @@ def chatting(tmp_path):
     return folder
 
 
-def _chat(model: str) -> subprocess.CompletedProcess[str]:
+def _chat(model: str, said: str = "The ship\nThe sea\nq\n") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command("chat", "--model", model, *FLAGS.split(), "-m", "30"),
-        input="The ship\nThe sea\nq\n",
+        input=said,
         capture_output=True,
         text=True,
         timeout=120,
@@ -115,7 +113,17 @@ def test_chat(chatting):
     run = _chat(str(chatting))
     assert run.returncode == 0, run.stderr
     assert len(run.stdout.split()) > 20
+    assert "KV cache: 24 rows a head by keydiff, unquantised." in run.stdout.splitlines()[0]
+    assert run.stdout.count(" tok/s · peak ") == 2
+    assert run.stdout.splitlines()[-1].startswith("KV cache: keydiff, 6 of 6 layers evict, 24 rows")
     assert run.stderr.count("the model is made for 40") == 1  # in the second of two turns
+    again = _chat(str(chatting), "The ship\nr\nh\nThe ship\n")
+    first, second = again.stdout.split("The conversation begins anew.")
+    answers = [part.partition(" tok/s")[0].rpartition("\n")[0] for part in (first, second)]
+    answers = [part.partition("an answer\n")[2] for part in answers]
+    assert answers[0]
+    assert again.returncode == 0 and answers[0] == answers[1]
+    assert second.count("q: quit") == 1
     refused = _chat("demo")
     assert refused.returncode == 2
     assert "mlx_h2o chat: " in refused.stderr
@@ -139,13 +147,13 @@ def test_a_text_beyond_the_context_of_the_model_is_said(chatting, tmp_path, caps
 @pytest.mark.parametrize("batch", [1, 2])
 def test_the_benchmark_runs_with_evicting_caches(batch, capsys, monkeypatch):
     made = []
-    original = hosting.make_prompt_cache
+    original = options.make_prompt_cache
 
     def counting(model, config, **given):
         made.append(original(model, config, **given))
         return made[-1]
 
-    monkeypatch.setattr(hosting, "make_prompt_cache", counting)
+    monkeypatch.setattr(options, "make_prompt_cache", counting)
     flags = f"--model demo {FLAGS} -p 40 -g 8 -n 1 -b {batch}"
     assert cli.main(["benchmark", *flags.split()]) == 0
     assert "generation_tps=" in capsys.readouterr().out
@@ -163,7 +171,14 @@ ASKED = H2OConfig(
     evict_every=4, shared_heads=True, random_seed=3, kv_bits=8, kv_group_size=32, light_bits=4,
     dense_size=0, sparse_v=1e-6,
 )  # fmt: skip
-COMMANDS = ("generate", "chat", "server", "cache_prompt", "benchmark")
+COMMANDS = {
+    "generate": generate,
+    "chat": chat,
+    "server": server,
+    "cache_prompt": cache_prompt,
+    "benchmark": benchmark,
+}
+NEEDED = {"cache_prompt": ["--prompt", "a", "--prompt-cache-file", "a"]}
 
 
 class StoppedError(Exception):
@@ -171,23 +186,22 @@ class StoppedError(Exception):
 
 
 def asked(command: str, flags: str, monkeypatch) -> dict[str, object]:
-    """What a command asks of ``hosting``."""
+    """What the flags of a command ask of its caches."""
     found = {}
 
-    @contextmanager
-    def noting(config, budgets=None, layers="probe", sized=None, store=None):
-        found.update(config=config, budgets=budgets, layers=layers, sized=sized)
+    def noting(parser, args, speculative=0):
+        found.update(vars(options.settings_of(parser, args, speculative)))
         raise StoppedError
-        yield
 
-    monkeypatch.setattr(hosted, "hosting", noting)
+    monkeypatch.setattr(COMMANDS[command], "settings_of", noting)
     with pytest.raises(StoppedError):
-        cli.main([command, *flags.split()])
+        cli.main([command, *NEEDED.get(command, []), *flags.split()])
     return found
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_every_flag(command, budgets, monkeypatch):
+def test_every_command_has_every_flag(command, budgets, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     found = asked(command, f"{ALL_FLAGS} --budgets {budgets}", monkeypatch)
     assert found == {"config": ASKED, "budgets": budgets, "layers": "probe", "sized": None}
     found = asked(command, "", monkeypatch)
@@ -208,10 +222,14 @@ def test_the_server_and_its_drafts(budgets, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_shows_our_flags_and_mlx_lms(command, capsys):
+def test_help_shows_the_flags(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit):
         cli.main([command, "--help"])
-    ours, _, theirs = capsys.readouterr().out.partition("mlx_lm's own options")
+    said = capsys.readouterr().out
+    if command != "server":  # which has a screen of its own
+        assert len(said.splitlines()) <= 75
+        assert max(map(len, said.splitlines())) <= 80
     for flag in (
         "--policy",
         "--light-bits",
@@ -219,9 +237,28 @@ def test_help_shows_our_flags_and_mlx_lms(command, capsys):
         "--budgets",
         "--layers",
         "a quarter of the",
+        "--model",
     ):
-        assert flag in " ".join(ours.split())
-    assert "--model" in theirs
+        assert flag in " ".join(said.split())
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "cache_prompt", "benchmark"])
+def test_the_flags_and_defaults_of_mlx_lm(command, tmp_path, monkeypatch):
+    """All of them but --pipeline, which is for several machines."""
+    monkeypatch.chdir(tmp_path)
+    theirs = importlib.import_module(f"mlx_lm.{command}").setup_arg_parser()
+    ours = COMMANDS[command].parser()
+    known = {name: action for action in ours._actions for name in action.option_strings}
+    caches = ("--max-kv-size", "--kv-bits", "--kv-group-size", "--quantized-kv-start", "--help")
+    for action in theirs._actions:
+        for name in action.option_strings:
+            if name == "--pipeline":
+                continue
+            assert name in known, name
+            if name.startswith(caches) or name in ("-h", "--image", "--chat-template-config"):
+                continue
+            assert known[name].default == action.default or action.default is None, name
+            assert known[name].required == action.required, name
 
 
 @pytest.mark.slow
@@ -262,17 +299,3 @@ def test_a_saved_prompt_without_the_words_of_mlx_lm(tmp_path, capsys):
     flags = ["-p", "x", "-m", "2", "--prompt-cache-file", file]
     assert cli.main(["generate", *flags, "--model", "demo"]) == 0
     assert "KV cache: keydiff, 6 of 6" in capsys.readouterr().out
-
-
-def test_a_server_takes_requests_in_batches(monkeypatch):
-    import mlx_lm.server
-
-    given = argparse.Namespace(
-        model="demo", draft_model=None, adapter_path=None, trust_remote_code=False,
-        chat_template=None, use_default_chat_template=False, pipeline=False,
-    )  # fmt: skip
-    for budgets in (None, [30, 24, 24, 24, 24, 18]):
-        with hosting.hosting(H2OConfig(), budgets):
-            provider = mlx_lm.server.ModelProvider(given)
-            provider.load("demo")
-            assert provider.is_batchable

@@ -16,7 +16,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_h2o import cli, demo, fast
-from mlx_h2o.commands import hosted
+from mlx_h2o.commands import chat
 from mlx_h2o.commands.options import settings_of
 from pages import BLOCKS, COMMANDS, ROOT, SESSIONS, Block, blocks, blocks_of, commands_of
 from test_server import serving
@@ -182,15 +182,12 @@ def test_commands_run(
 
 
 def test_a_conversation_is_understood() -> None:
-    """By both parsers, ours and mlx_lm's."""
-    import mlx_lm.chat
-
     (block,) = (block for block in BLOCKS if block.reason and block.language == "sh")
     (words,) = commands_of(block)
-    parser = hosted._parser(words[1])
-    args, others = parser.parse_known_args(words[2:])
-    assert settings_of(parser, args).sized == {"max_kv_bytes": 300_000_000, "speculative": 0}
-    mlx_lm.chat.setup_arg_parser().parse_args([*others, "--model", args.model])
+    assert words[:2] == ["mlx_h2o", "chat"]
+    parser = chat.parser()
+    asked = settings_of(parser, parser.parse_args(words[2:]))
+    assert asked.sized == {"max_kv_bytes": 300_000_000, "speculative": 0}
 
 
 @pytest.mark.slow
@@ -214,7 +211,7 @@ def test_the_server_answers(tmp_path: Path) -> None:
         with urllib.request.urlopen(request, timeout=60) as answer:
             usage = json.load(answer)["usage"]
     assert usage["completion_tokens"] == json.loads(data)["max_tokens"]
-    assert list((tmp_path / ".cache" / "prompts").glob("*.safetensors"))
+    assert (tmp_path / ".cache" / "prompts").is_dir()
 
 
 def headers_of(curl: list[str]) -> dict[str, str]:

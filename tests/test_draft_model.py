@@ -142,7 +142,7 @@ def test_caches_that_could_not_take_back_are_refused_at_the_start():
     model, draft = tiny_qwen3(), tiny_qwen3(layers=1)
     for given in ({"speculative": 0}, {"speculative": 2}, {"speculative": 0, "policy": "window"}):
         caches = both(model, draft, 16, **given)
-        with pytest.raises(ValueError, match=r"\[speculative_generate_step\] .*speculative=3 or"):
+        with pytest.raises(ValueError, match=r"\[stream_generate\] .*speculative=3 or"):
             drafted(model, draft, caches)
         assert all(cache.empty() for cache in caches)
     with pytest.raises(ValueError, match=r"\[batch_generate\] draft_model is given, expected None"):

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from mlx_h2o import cli, demo
-from mlx_h2o.commands import evaluate
+from mlx_h2o.commands import evaluate, watch
 
 
 @pytest.fixture
@@ -40,11 +40,11 @@ def test_it_says_what_goes_on_and_writes_what_it_found(text, tmp_path, capsys):
 
 def test_lines_come_every_few_seconds(monkeypatch, capsys):
     now = iter([0.0, 0.0, 1.0, 5.5, 6.0, 7.0])
-    monkeypatch.setattr(evaluate.time, "monotonic", lambda: next(now))
-    watch = evaluate.Watch()
+    monkeypatch.setattr(watch.time, "monotonic", lambda: next(now))
+    say = watch.Watch()
     for done in (1, 2, 3, 4):
-        watch("loss", done, 5)
-    watch("loss", 5, 5)
+        say("loss", done, 5)
+    say("loss", 5, 5)
     assert capsys.readouterr().err.splitlines() == [
         "loss: 1 of 5, 0 s", "loss: 3 of 5, 6 s", "loss: 5 of 5, 7 s"
     ]  # fmt: skip

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
+import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,9 +17,9 @@ import mlx.core as mx
 import pytest
 
 import mlx_h2o
-from mlx_h2o.lm import upstream
-from mlx_h2o.lm.hosting import hosting
-from mlx_h2o.lm.replacements import PATCHES
+from mlx_h2o.commands import chat
+from mlx_h2o.demo import model_path
+from routing_checks import everything_of_mlx_lm
 from test_server import TEXT, serving
 
 pytestmark = pytest.mark.downstream
@@ -34,14 +35,9 @@ def interruptible() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-def names() -> dict[str, object]:
-    """What mlx_lm's names stand for."""
-    found = {}
-    for module, table in upstream.NAMES.items():
-        namespace = vars(importlib.import_module(f"mlx_lm.{module}"))
-        found |= {f"{module}.{name}": namespace[name] for name in table}
-    model = vars(importlib.import_module("mlx_lm.models.qwen3"))
-    return found | {"qwen3": model[upstream.ATTENTION]}
+@pytest.fixture(scope="module")
+def demo():
+    return mlx_h2o.load("demo")
 
 
 def interrupting(after: int):
@@ -60,21 +56,15 @@ def interrupting(after: int):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [1, 2, 9])
-@pytest.mark.parametrize("hosted", [False, True])
-def test_ctrl_c_in_generate_leaves_mlx_lm_as_it_was(after, hosted):
+def test_ctrl_c_in_generate_leaves_mlx_lm_as_it_was(after):
     model, tokenizer = mlx_h2o.load("demo")
-    before = names()
+    before = everything_of_mlx_lm()
     expected = mlx_h2o.generate(model, tokenizer, TEXT, max_tokens=12, **SETTINGS)
     cache = mlx_h2o.make_prompt_cache(model, **SETTINGS)
     given = {"max_tokens": 12, "prompt_cache": cache, "sampler": interrupting(after)}
     with pytest.raises(KeyboardInterrupt):
-        if hosted:
-            with hosting(mlx_h2o.H2OConfig(**SETTINGS)):
-                mlx_h2o.generate(model, tokenizer, TEXT, **given)
-        else:
-            mlx_h2o.generate(model, tokenizer, TEXT, **given)
-    assert names() == before
-    assert not PATCHES._replaced
+        mlx_h2o.generate(model, tokenizer, TEXT, **given)
+    assert everything_of_mlx_lm() == before
     # The cache holds whole tokens, and goes on.
     assert cache[0].size() <= 32
     mlx_h2o.generate(model, tokenizer, " and", max_tokens=2, prompt_cache=cache)
@@ -101,6 +91,85 @@ def test_ctrl_c_ends_a_command_in_one_line():
 
 
 @pytest.mark.slow
+def test_ctrl_c_ends_an_answer_and_the_chat_goes_on(tmp_path):
+    """What it says next is what it says to a text that ends where the answer ended."""
+    folder = chat_model(tmp_path)
+    command = [sys.executable, "-u", "-m", "mlx_h2o", "chat", "--model", str(folder)]
+    flags = ["--max-kv-size", "64", "--layers", "equal", "-m", "100000"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([*command, *flags], text=True, **pipes) as running:
+
+        def answer(question: str) -> str:
+            running.stdin.write(f"{question}\n")
+            running.stdin.flush()
+            said = running.stdout.read(300)
+            running.send_signal(signal.SIGINT)
+            while not said.endswith(" GB\n"):
+                part = running.stdout.read(1)
+                assert part, running.stderr.read()
+                said += part
+            return said
+
+        first, second = answer("The ship"), answer("The sea")
+        rest, said = running.communicate("q\n", timeout=60)
+    assert running.returncode == 0 and not said
+    assert rest.splitlines()[-1].startswith("KV cache: keydiff, 6 of 6 layers evict")
+    head, _, first = first.partition(f"{chat.HELP}\n")
+    assert "KV cache: 64 rows a head by keydiff" in head
+    texts = [part.partition(" ...\n")[0] for part in (first, second)]
+    assert all(texts)
+    model, tokenizer = mlx_h2o.load(str(folder))
+    caches = mlx_h2o.make_prompt_cache(model, 64, layers="equal")
+    for question, text in zip(("The ship", "The sea"), texts, strict=True):
+        messages = [{"role": "user", "content": question}]
+        prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+        given = {"max_tokens": 100_000, "prompt_cache": caches}
+        found = ""
+        for part in mlx_h2o.stream_generate(model, tokenizer, prompt, **given):
+            found += part.text
+            if len(found) >= len(text):
+                break
+        assert found == text
+
+
+def chat_model(folder: Path) -> Path:
+    """The embedded model with a chat template, which it lacks."""
+    shutil.copytree(model_path(), folder / "model")
+    settings = folder / "model" / "tokenizer_config.json"
+    template = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"chat_template": template}))
+    return folder / "model"
+
+
+def test_ctrl_c_while_a_question_is_read_takes_it_back(demo):
+    """A long one, which is read in steps; the first step is read to its end."""
+    model, tokenizer = demo
+    caches = mlx_h2o.make_prompt_cache(model, **SETTINGS)
+    mlx_h2o.generate(model, tokenizer, "The ship", max_tokens=4, prompt_cache=caches)
+    before = [(one.offset, one.size()) for one in caches]
+    pressed = []
+
+    def press(logits: mx.array) -> mx.array:
+        pytest.fail("it answers")
+
+    def once(self: object, said: str, done: int, total: int) -> None:
+        if done and not pressed:
+            pressed.append(done)
+            signal.raise_signal(signal.SIGINT)
+
+    tokens = tokenizer.encode(TEXT)
+    given = {"max_tokens": 3, "prefill_step_size": 4, "sampler": press}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chat.Watch, "__call__", once)
+        found = chat._answered(model, tokenizer, tokens, caches, **given)
+    assert pressed == [4] and len(tokens) > 8
+    assert [(one.offset, one.size()) for one in found] == before
+    given["sampler"] = None
+    assert chat._answered(model, tokenizer, tokens, found, **given) is found
+    assert found[0].offset > before[0][0] + len(tokens)
+
+
+@pytest.mark.slow
 def test_a_reader_that_goes_away_ends_a_command_quietly():
     reads, writes = os.pipe()
     with generating(stdout=writes) as running:
@@ -122,7 +191,7 @@ def busy(process: int) -> float:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
 def test_a_client_that_goes_away_is_not_written_for(tmp_path):
-    with serving(tmp_path, "") as server:
+    with serving(tmp_path, "--grace 1") as server:
         with server.open(TEXT, max_tokens=100000, stream=True) as response:
             for _ in range(3):
                 assert response.readline()

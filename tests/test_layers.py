@@ -11,7 +11,7 @@ import pytest
 import mlx_h2o
 
 PACKAGE = Path(mlx_h2o.__file__).parent
-LAYERS = ("operations", "policies", "caches", "lm", "commands")
+LAYERS = ("operations", "policies", "caches", "lm", "serving", "commands")
 
 
 def loaded(tree: ast.Module, package: Path, file: Path) -> Iterator[list[str]]:

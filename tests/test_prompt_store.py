@@ -16,12 +16,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_h2o import H2OConfig, H2OKVCache, cli
-from mlx_h2o.lm.hosting import hosting
-from mlx_h2o.lm.prompt_store import PromptStore
+from mlx_h2o import H2OConfig, H2OKVCache
+from mlx_h2o.serving.disk import PromptStore
 from routing_checks import mlx_lm_stays_as_it_is
-from test_server import TEXT, serving
-from tiny_models import tiny_qwen3
 
 __all__ = ["mlx_lm_stays_as_it_is"]  # a fixture around every test
 
@@ -31,7 +28,7 @@ import itertools, sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from test_prompt_store import caches_of, PLENTY
-from mlx_h2o.lm.prompt_store import PromptStore
+from mlx_h2o.serving.disk import PromptStore
 {before}
 store = PromptStore({folder!r}, PLENTY)
 for length in range({first}, {last}):
@@ -225,47 +222,3 @@ def test_a_kill_at_any_moment_corrupts_nothing(tmp_path, seed, caplog):
         os.utime(file, (long_ago, long_ago))
     PromptStore(tmp_path, PLENTY)
     assert len(list(tmp_path.iterdir())) == 2 * len(lengths)
-
-
-@pytest.mark.slow
-@pytest.mark.downstream
-def test_a_restarted_server_goes_on_with_what_it_has_read(tmp_path):
-    flags = f"--cache-dir {tmp_path / 'kept'} --cache-size 50MB"
-    with serving(tmp_path, flags) as server:
-        first = server.ask(TEXT)["choices"][0]["text"]
-        while len(list((tmp_path / "kept").glob("*.json"))) < 2:  # the prompt, and the answer too
-            time.sleep(0.1)
-    turn = TEXT + first + " and then"
-    with serving(tmp_path, flags) as server:
-        found = server.ask(turn)
-    with serving(tmp_path, "") as server:
-        assert server.ask(TEXT)["choices"][0]["text"] == first
-        expected = server.ask(turn)
-    assert found["choices"][0]["text"] == expected["choices"][0]["text"]
-    assert found["usage"] == expected["usage"]
-    assert found["usage"]["prompt_tokens_details"]["cached_tokens"] >= 20
-
-
-def test_caches_are_of_a_model_and_of_settings():
-    model, other = tiny_qwen3(), tiny_qwen3(layers=1)
-    found = set()
-    for settings in ({}, {"max_kv_size": 20}, {"kv_bits": 8, "kv_group_size": 32}):
-        with hosting(H2OConfig(**settings)) as host:
-            found |= {host.identity(model), host.identity(other), host.identity(model)}
-    assert len(found) == 6
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--cache-dir", "/proc/none"], "--cache-dir: cannot write to /proc/none: No such file"),
-        (["--cache-dir", __file__], f"--cache-dir: {__file__} is a file, expected a directory"),
-        (["--cache-dir", "{}", "--cache-size", "some"], "'some' is no number of bytes"),
-    ],
-)
-def test_what_cannot_be_used_is_said_before_the_server_starts(tmp_path, flags, said, capsys):
-    given = [flag.format(tmp_path) for flag in flags]
-    with pytest.raises(SystemExit) as end:
-        cli.main(["server", "--model", "demo", *given])
-    assert end.value.code == 2
-    assert said in capsys.readouterr().err

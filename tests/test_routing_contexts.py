@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import linecache
+import sys
 import threading
 
 import pytest
 
 from mlx_h2o import routing
-from mlx_h2o.lm.replacements import Replacements, Target
+from mlx_h2o.lm.replaced import NAME, replaced
 from routing_checks import llama, mlx_lm_stays_as_it_is, patched, qwen3, stream
 from tiny_models import tiny_llama, tiny_qwen3
 
@@ -109,29 +111,48 @@ def test_interleaved_generators_do_not_disturb_each_other():
 
 def test_the_collector_may_close_a_context_while_another_opens():
     """Left while the same thread holds the lock: no deadlock, nothing lost."""
-    namespace = {"name": "original"}
-    replacements = Replacements()
-    target = Target(namespace, "name", lambda original: f"replaced {original}")
-    replacements.enter([target])
+    first, second = {NAME: "original"}, {NAME: "second"}
+    left = replaced([first], lambda original: f"replaced {original}")
+    left.__enter__()
+    assert first == {NAME: "replaced original"}
 
     def wrap(original):
-        replacements.leave([target])  # as if the collector ran just here
+        left.__exit__(None, None, None)  # as if the collector ran just here
         return f"other {original}"
 
-    other = Target({"name": "second"}, "name", wrap)
-    replacements.enter([other])
-    assert namespace == {"name": "original"}
-    assert other.namespace == {"name": "other second"}
-    replacements.leave([other])
-    assert other.namespace == {"name": "second"}
+    with replaced([second], wrap):
+        assert (first, second) == ({NAME: "original"}, {NAME: "other second"})
+    assert second == {NAME: "second"}
 
 
-def test_a_missing_name_leaves_nothing_half_done():
-    namespace = {"name": "original"}
-    targets = [Target(namespace, "name", str.upper), Target(namespace, "missing", str.upper)]
-    with pytest.raises(KeyError, match="missing"):
-        Replacements().enter(targets)
-    assert namespace == {"name": "original"}
+@pytest.mark.parametrize("after", range(1, 60))
+def test_ctrl_c_at_any_step_leaves_nothing(after):
+    """Of opening and closing: pressed as the line of this number begins."""
+    namespaces = [{NAME: "one"}, {NAME: "other"}]
+    lines = 0
+
+    def press(frame, event, argument):
+        nonlocal lines
+        if frame.f_globals.get("__name__") == replaced.__module__ and event == "line":
+            # Python looks for signals behind calls: not between a block's end and its exit.
+            line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+            lines += "with _lock" not in line
+            if lines == after and "with _lock" not in line:
+                raise KeyboardInterrupt
+        return press
+
+    before = sys.gettrace()
+    sys.settrace(press)
+    try:
+        with replaced(namespaces, str.upper):
+            pass
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(before)
+    with replaced([{NAME: "another"}], str.upper):  # what was interrupted is done now
+        pass
+    assert namespaces == [{NAME: "one"}, {NAME: "other"}]
 
 
 @pytest.mark.slow

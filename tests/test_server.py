@@ -1,9 +1,10 @@
-"""mlx_lm's server with caches that evict, asked over HTTP."""
+"""The command `server`, asked over HTTP."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -17,11 +18,9 @@ from typing import Any
 
 import pytest
 
-from mlx_h2o import H2OConfig
-from mlx_h2o.lm.hosting import hosting
-from routing_checks import mlx_lm_stays_as_it_is
-
-__all__ = ["mlx_lm_stays_as_it_is"]  # a fixture around every test
+from mlx_h2o import H2OConfig, cli
+from mlx_h2o.commands.options import CacheSettings
+from tiny_models import tiny_qwen3
 
 pytestmark = pytest.mark.downstream
 
@@ -67,15 +66,15 @@ class Server:
 
 
 @contextmanager
-def serving(folder: Path, flags: str) -> Iterator[Server]:
+def serving(folder: Path, flags: str, given: str = FLAGS) -> Iterator[Server]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
     server = Server(port, folder / "log")
-    given = f"--model demo --port {port} {FLAGS} {flags}".split()
+    arguments = f"--model demo --port {port} {given} {flags}".split()
     with server.log.open("w") as file:
         server.process = subprocess.Popen(
-            [sys.executable, "-m", "mlx_h2o", "server", *given],
+            [sys.executable, "-m", "mlx_h2o", "server", *arguments],
             stdout=file,
             stderr=file,
             env={**os.environ, "HF_HUB_OFFLINE": "1"},
@@ -85,72 +84,121 @@ def serving(folder: Path, flags: str) -> Iterator[Server]:
         yield server
     finally:
         server.process.terminate()
-        server.process.wait(30)
+        server.process.wait(60)
     assert "Traceback" not in server.log.read_text()
 
 
+LONG = " ".join([TEXT] * 14)
+
+
 @pytest.mark.slow
-@pytest.mark.matrix(1)
 @pytest.mark.parametrize(
     "flags",
     [
         "--kv-bits 8 --light-bits 4 --dense-size 4 --sparse-v 1e-6",
         "--kv-bits 8 --light-bits 4 --dense-size 0",
+        "--budgets {folder}/budgets.json",
+        "--draft-model demo --num-draft-tokens 2",
+        "--max-kv-bytes 3MB",
     ],
 )
-def test_it_answers_with_packed_rows(flags, tmp_path):
+def test_it_answers_with_every_kind_of_cache(flags, tmp_path):
+    (tmp_path / "budgets.json").write_text(json.dumps({"budgets": [30, 24, 24, 24, 24, 18]}))
+    given = FLAGS if "bytes" not in flags else ""
+    with serving(tmp_path, flags.format(folder=tmp_path), given) as server:
+        first = server.ask(TEXT)
+        assert first["usage"]["completion_tokens"] == 12
+        longer = server.ask(TEXT + first["choices"][0]["text"] + " and then the old man said")
+        assert longer["usage"]["prompt_tokens_details"]["cached_tokens"] > 20
+        assert len(longer["choices"][0]["text"]) > 12
+
+
+@pytest.mark.slow
+def test_a_restarted_server_goes_on_with_what_it_has_read(tmp_path):
+    flags = f"--cache-dir {tmp_path / 'kept'} --cache-size 50MB"
     with serving(tmp_path, flags) as server:
-        check_answers(server)
-
-
-def check_answers(server: Server) -> None:
-    first = server.ask(TEXT)
-    longer = server.ask(TEXT + first["choices"][0]["text"] + " and then the old man said")
-    assert first["usage"]["completion_tokens"] == 12
-    assert longer["choices"][0]["text"]
-
-
-@pytest.mark.slow
-def test_it_answers_with_a_budget_for_each_layer(tmp_path):
-    file = tmp_path / "budgets.json"
-    file.write_text(json.dumps({"budgets": [30, 24, 24, 24, 24, 18]}))
-    with serving(tmp_path, f"--budgets {file}") as server:
-        assert server.ask(TEXT + TEXT)["usage"]["completion_tokens"] == 12
-
-
-@pytest.mark.exhaustive
-def test_more_draft_tokens_than_the_flag_are_as_many_as_the_flag(tmp_path):
-    """On a cache that has evicted, and on one that goes on from there."""
-    with serving(tmp_path, "--draft-model demo --num-draft-tokens 2") as server:
-        check_answers(server)
-        expected = server.ask(TEXT, num_draft_tokens=2)["choices"][0]["text"]
-        following = server.ask(TEXT + expected + " and", num_draft_tokens=2)["choices"][0]["text"]
-    with serving(tmp_path, "--draft-model demo --num-draft-tokens 2") as server:
-        found = server.ask(TEXT, num_draft_tokens=9)["choices"][0]["text"]
-        assert found == expected
-        found = server.ask(TEXT + expected + " and", num_draft_tokens=1000)["choices"][0]["text"]
-        assert found == following
-
-
-@pytest.mark.slow
-def test_it_answers_and_refuses_a_draft_model_that_only_the_request_names(tmp_path):
+        first = server.ask(LONG)["choices"][0]["text"]
+        server.ask(TEXT)  # which is short, and not worth a file
+    assert len(list((tmp_path / "kept").glob("*.json"))) == 2  # the prompt, and the answer too
+    turn = LONG + first + " and then"
+    with serving(tmp_path, flags) as server:
+        found = server.ask(turn)
     with serving(tmp_path, "") as server:
-        check_answers(server)
-        refused = server.ask(TEXT, draft_model="demo")
-        assert refused == {
-            "error": "[server] the request names a draft model, whose rejected tokens the caches "
-            "of this server cannot take back: expected --draft-model when it was started."
-        }
-        assert server.ask(TEXT)["usage"]["completion_tokens"] == 12
+        assert server.ask(LONG)["choices"][0]["text"] == first
+        expected = server.ask(turn)
+    assert found["choices"][0]["text"] == expected["choices"][0]["text"]
+    assert found["usage"] == expected["usage"]
+    assert found["usage"]["prompt_tokens_details"]["cached_tokens"] >= 280
 
 
-@pytest.mark.parametrize(("asked", "given"), [(1, 1), (3, 3), (4, 3), (100, 3)])
-def test_what_mlx_lm_is_asked_to_draft(monkeypatch, asked, given):
-    import mlx_lm.server
+@pytest.mark.slow
+def test_running_answers_are_finished_when_it_ends(tmp_path):
+    with serving(tmp_path, "") as server:
+        with server.open(TEXT, max_tokens=150, stream=True) as answer:
+            assert answer.readline()
+            server.process.send_signal(signal.SIGTERM)
+            text = answer.read().decode()
+        assert text.rstrip().endswith("data: [DONE]") and '"finish_reason": "length"' in text
+        server.process.wait(30)
+        log = server.log.read_text()
+    assert "ending: 1 answers have 30 seconds" in log
+    assert "ended: every answer was finished" in log
 
-    seen = []
-    monkeypatch.setattr(mlx_lm.server, "stream_generate", lambda **kwargs: seen.append(kwargs))
-    with hosting(H2OConfig(speculative=3)):
-        mlx_lm.server.stream_generate(draft_model=object(), num_draft_tokens=asked)
-        mlx_lm.server.stream_generate(draft_model=None, num_draft_tokens=asked)
-    assert [kwargs["num_draft_tokens"] for kwargs in seen] == [given, asked]
+
+@pytest.mark.slow
+def test_an_answer_that_takes_longer_is_lost_and_said(tmp_path):
+    with serving(tmp_path, "--grace 1") as server:
+        with server.open(TEXT, max_tokens=100_000, stream=True) as answer:
+            assert answer.readline()
+            server.process.send_signal(signal.SIGTERM)
+            text = answer.read().decode()
+            server.process.wait(30)
+        log = server.log.read_text()
+    assert "the server has ended before the answer did" in text
+    assert "ending: 1 answers have 1 seconds" in log and "ended: answers were lost" in log
+
+
+def test_caches_on_disk_are_of_a_model_and_of_settings():
+    from mlx_h2o.commands import server
+
+    found = set()
+    for layers in (1, 2):
+        models = [tiny_qwen3(layers=layers)]
+        for settings in ({}, {"max_kv_size": 20}, {"kv_bits": 8, "kv_group_size": 32}):
+            asked = CacheSettings(H2OConfig(**settings), None, "equal", None)
+            make = server._making(models, asked)
+            found |= {server._name(models, make), server._name(models, make)}
+    assert len(found) == 6
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--cache-dir /proc/none", "--cache-dir: cannot write to /proc/none: No such file"),
+        (f"--cache-dir {__file__}", f"--cache-dir: {__file__} is a file, expected a directory"),
+        ("--cache-dir=", "--cache-dir is empty"),
+        ("--cache-size some", "'some' is no number of bytes"),
+        ("--memory 0", "is no number of bytes"),
+        ("--grace -1", "--grace: -1.0 is out of range"),
+        ("--max-queue 0", "--max-queue: 0 is out of range"),
+        ("--top-p 0", "--top-p"),
+        ("--chat-template-args [1]", "is no object in JSON"),
+        ("--prompt-cache-size -1", "--prompt-cache-size: -1 is out of range"),
+        ("--prompt-cache-bytes x", "'x' is no number of bytes"),
+        ("--prefill-step-size 0", "--prefill-step-size: 0 is out of range"),
+        ("--draft-model demo --budgets {}", "--budgets with --draft-model"),
+        ("--allow-nothing", "unrecognized arguments: --allow-nothing"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_is_loaded(flags, said, tmp_path, capsys):
+    (tmp_path / "budgets").write_text('{"budgets": [1]}')
+    with pytest.raises(SystemExit) as end:
+        cli.main(["server", "--model", "demo", *flags.format(tmp_path / "budgets").split()])
+    assert end.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_too_little_memory_is_said(capsys):
+    assert cli.main(["server", "--model", "demo", "--port", "0", "--memory", "1MB"]) == 2
+    said = capsys.readouterr().err
+    assert "--memory is 1,000,000 bytes, expected more than" in said and said.count("\n") == 1

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import mlx_h2o
 from mlx_h2o import H2OConfig, cli
-from mlx_h2o.lm.hosting import hosting
+from mlx_h2o.commands.options import CacheSettings
 from mlx_h2o.lm.layers import probe
 from mlx_h2o.lm.probing import BITS
 from mlx_h2o.lm.prompt_cache import context_length, fit_bytes
@@ -104,12 +104,10 @@ def test_a_draft_models_caches_are_in_the_budget(model, settings):
 
 @pytest.mark.slow
 def test_both_models_of_a_command_share_the_bytes(capsys):
-    """Whichever of them caches are made for first."""
     model, draft = tiny_qwen3(), tiny_qwen3(layers=1)
     sized = {"max_kv_bytes": 40_000, "speculative": 3, "kv_group_size": 32}
-    with hosting(H2OConfig(speculative=3), sized=sized) as host:
-        host.fit(model, draft)
-        caches = [*host.caches(draft), *host.caches(model)]
+    asked = CacheSettings(H2OConfig(speculative=3), None, "probe", sized)
+    caches = asked.fitted(model, draft).caches(model, draft)
     expected = fit_bytes(model, draft_model=draft, **sized)
     assert [replace(cache.config, context_size=None) for cache in caches] == [expected.config] * 3
     assert capsys.readouterr().err == f"KV cache: {expected}\n"

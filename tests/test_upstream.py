@@ -1,74 +1,135 @@
-"""What is replaced in mlx_lm is in one table, and what a version of it lacks is said by name."""
+"""What is replaced in mlx_lm, and what of it is used by name: a new version breaks this."""
 
 from __future__ import annotations
 
-import importlib
-import re
+import ast
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
+from mlx_lm.models import cache as mlx_lm_cache
 
 import mlx_h2o
-from mlx_h2o import H2OConfig, cli
-from mlx_h2o.lm import upstream
-from mlx_h2o.lm.hosting import hosting
-from mlx_h2o.lm.routing import routing
+from mlx_h2o.lm import probing
+from mlx_h2o.lm.replaced import NAME
+from routing_checks import SETTINGS, everything_of_mlx_lm, mlx_lm_stays_as_it_is
+from tiny_models import random_prompt, tiny_qwen3, tiny_tokenizer
+
+__all__ = ["mlx_lm_stays_as_it_is"]  # a fixture around every test
 
 pytestmark = pytest.mark.downstream
 
 PACKAGE = Path(mlx_h2o.__file__).parent
-PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
-NAMES = [(module, name) for module, names in upstream.NAMES.items() for name in names]
-HOSTED = [pair for pair in NAMES if pair[1] in ("make_prompt_cache", "load")]
 
 
-def test_the_installed_version_has_them_all():
-    assert upstream.missing() == []
+def replaced_since(before: dict[tuple[str, str], object]) -> set[tuple[str, str]]:
+    """The globals of mlx_lm that are others now, and names that are new."""
+    now = everything_of_mlx_lm()
+    modules = {module for module, _ in before}
+    new = {key for key in now.keys() - before.keys() if key[0] in modules}
+    return new | {key for key, value in before.items() if now[key] is not value}
 
 
-def test_the_versions_are_those_that_are_required():
-    major, minor = map(int, upstream.VERSIONS.split("."))
-    assert f'"mlx-lm>={major}.{minor},<{major}.{minor + 1}"' in PYPROJECT.read_text()
+def methods(model: object) -> list[object]:
+    """Of the classes that a model is made of."""
+    classes = {base for one in model.modules() for base in type(one).__mro__}
+    return [dict(vars(cls)) for cls in sorted(classes, key=repr)]
 
 
-@pytest.mark.parametrize(("module", "name"), NAMES)
-def test_a_missing_name_is_named(module, name, monkeypatch):
-    monkeypatch.delattr(importlib.import_module(f"mlx_lm.{module}"), name)
-    assert upstream.missing() == [f"mlx_lm.{module}.{name}"]
-    with pytest.raises(ValueError, match=rf"has no mlx_lm\.{re.escape(module)}\.{name}, which"):
-        upstream.target(module, name, lambda found: found)
+def test_one_name_is_replaced_and_in_the_modules_of_the_model_alone():
+    model, tokenizer = tiny_qwen3(), tiny_tokenizer()
+    before, classes = everything_of_mlx_lm(), methods(model)
+    seen = []
+
+    def look(logits: mx.array) -> mx.array:
+        seen.append((replaced_since(before), methods(model) == classes))
+        return mx.argmax(logits, axis=-1)
+
+    given = {"max_tokens": 2, "sampler": look, "max_kv_size": 16, **SETTINGS}
+    mlx_h2o.generate(model, tokenizer, random_prompt(20), **given)
+    mlx_h2o.generate(model, tokenizer, random_prompt(20), draft_model=tiny_qwen3(layers=1), **given)
+    mlx_h2o.batch_generate(model, tokenizer, [random_prompt(20), random_prompt(9)], **given)
+    assert len(seen) > 6
+    assert all(found == ({("mlx_lm.models.qwen3", NAME)}, True) for found in seen)
+    assert not replaced_since(before)
 
 
-def test_a_missing_method_is_named(monkeypatch):
-    cache = upstream.original("server", "LRUPromptCache")
-    monkeypatch.delattr(cache, "insert_cache")
-    with pytest.raises(ValueError, match=r"no mlx_lm\.server\.LRUPromptCache\.insert_cache"):
-        upstream.target("server", "LRUPromptCache", lambda found: found)
+def test_the_probe_replaces_no_more(monkeypatch):
+    """It gives the layers of the model that it looks at classes of their own, for a while."""
+    model, other = tiny_qwen3(), tiny_qwen3()
+    before, classes = everything_of_mlx_lm(), methods(other)
+    seen, original = [], probing._packing_errors
+
+    def look(*given: object) -> mx.array:
+        seen.append((replaced_since(before), methods(other) == classes))
+        return original(*given)
+
+    monkeypatch.setattr(probing, "_packing_errors", look)
+    kinds = [type(layer) for layer in model.layers]
+    assert not isinstance(probing.gives(model, 60, 24), str)
+    assert seen == [({("mlx_lm.models.qwen3", NAME)}, True)] * 2
+    assert [type(layer) for layer in model.layers] == kinds
 
 
-@pytest.mark.parametrize(("module", "name"), HOSTED)
-def test_no_command_goes_on_without_evicting(module, name, monkeypatch, capsys):
-    """A module that makes its caches by another name would make mlx_lm's own."""
-    monkeypatch.delattr(importlib.import_module(f"mlx_lm.{module}"), name)
-    before = vars(importlib.import_module("mlx_lm.generate")).copy()
-    with pytest.raises(ValueError, match=name), hosting(H2OConfig()):
-        pass
-    assert vars(importlib.import_module("mlx_lm.generate")) == before
-    assert cli.main(["generate", "--model", "demo", "-p", "x", "-m", "1"]) == 2
-    assert f"has no mlx_lm.{module}.{name}" in capsys.readouterr().err
+def test_installed_eviction_replaces_no_more():
+    model = tiny_qwen3()
+    before = everything_of_mlx_lm()
+    mlx_h2o.install_kv_eviction(model, n_sink=2, budget=10, n_recent=8)
+    assert replaced_since(before) == {("mlx_lm.models.qwen3", NAME)}
+    mlx_h2o.remove_kv_eviction(model)
+    assert not replaced_since(before)
 
 
-def test_routing_needs_its_names(monkeypatch):
-    monkeypatch.delattr(importlib.import_module("mlx_lm.generate"), "can_trim_prompt_cache")
-    with pytest.raises(ValueError, match="can_trim_prompt_cache"), routing():
-        pass
+def used(file: Path) -> set[str]:
+    """Names of mlx_lm in a file, without the package's own."""
+    tree = ast.parse(file.read_text("utf-8"))
+    modules: dict[str, str] = {}
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.partition(".")[0] == "mlx_lm":
+                    modules[alias.asname or "mlx_lm"] = "mlx_lm"
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("mlx_lm"):
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                if name == "mlx_lm.models.cache":
+                    modules[alias.asname or alias.name] = name
+                else:
+                    found.add(name)
+    dotted = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            parts = ast.unparse(node).split(".")
+            if parts[0] in modules and all(part.isidentifier() for part in parts):
+                dotted.add(".".join([modules[parts[0]], *parts[1:]]))
+    parts_of = {name for name in dotted if any(other.startswith(f"{name}.") for other in dotted)}
+    return {name.removeprefix("mlx_lm.") for name in found | dotted - parts_of}
 
 
-def test_nothing_else_is_replaced():
-    """But for attention, in the modules of models, and the names of our own classes."""
-    making = {
-        file.relative_to(PACKAGE).as_posix()
-        for file in PACKAGE.rglob("*.py")
-        if re.search(r"(?<!class )\bTarget\(", file.read_text("utf-8"))
-    }
-    assert making == {"lm/upstream.py", "lm/routing.py", "lm/registry.py"}
+USED = {
+    "batch_generate", "generate", "load", "stream_generate", "models.base",
+    "generate.BatchResponse", "generate.DEFAULT_MODEL", "generate.GenerationResponse",
+    "generate.generate_step", "sample_utils.make_sampler", "tokenizer_utils.TokenizerWrapper",
+    "models.cache.CacheList", "models.cache.KVCache", "models.cache.make_prompt_cache",
+    "models.cache.save_prompt_cache",
+    # Of the arms of an evaluation.
+    "models.cache.QuantizedKVCache", "models.cache.RotatingKVCache",
+}  # fmt: skip
+SERVING = {
+    "generate.BatchGenerator", "generate.StopSequences", "generate.TextStateMachine",
+    "generate.generation_stream", "generate.make_text_state_machine",
+    "generate.speculative_generate_step", "sample_utils.make_logits_processors",
+}  # fmt: skip
+
+
+def test_what_is_used_of_mlx_lm():
+    serving = {*(PACKAGE / "serving").rglob("*.py")}
+    others = {*PACKAGE.rglob("*.py")} - serving
+    assert set().union(*map(used, others)) == USED
+    assert set().union(*map(used, serving)) - USED == SERVING
+
+
+def test_caches_of_mlx_lm_are_of_the_classes_that_are_looked_for():
+    for name in ("KVCache", "CacheList"):
+        assert isinstance(getattr(mlx_lm_cache, name), type)

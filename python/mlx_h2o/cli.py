@@ -18,7 +18,6 @@ _COMMANDS = {
     "evaluate": "measure what smaller caches cost on your texts",
     "benchmark": "measure speed and memory",
 }
-_OURS = ("layers", "evaluate")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -52,12 +51,16 @@ def _run(given: Sequence[str]) -> int:
     if command not in _COMMANDS:
         print(f"mlx_h2o: {command!r} is not a command.\n{_usage()}", file=sys.stderr)
         return 2
-    if command in _OURS:
-        module = importlib.import_module(f".commands.{command}", __package__)
-        return int(module.run(rest))
-    from .commands import hosted
+    from .commands.parsing import in_flags
 
-    return hosted.run(command, rest)
+    module = importlib.import_module(f".commands.{command}", __package__)
+    try:
+        return int(module.run(rest))
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.filename is None:  # of standard output
+            raise
+        print(f"mlx_h2o {command}: {in_flags(str(error))}", file=sys.stderr)
+        return 2
 
 
 def _usage() -> str:
@@ -69,7 +72,7 @@ def _usage() -> str:
         "commands:",
     ]
     lines += [f"  {name:<13} {text}" for name, text in _COMMANDS.items()]
-    lines += ["", "Options are mlx_lm's own and a few more: mlx_h2o COMMAND --help."]
+    lines += ["", "Options are those of mlx_lm, and those of the cache: mlx_h2o COMMAND --help."]
     return "\n".join(lines)
 
 

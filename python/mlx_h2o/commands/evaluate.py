@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -18,10 +17,8 @@ from ..evaluation.settings import Settings
 from ..evaluation.tasks import TASKS
 from ..lm.generate import load
 from .blas import hint
-from .options import OneLineParser, new_file
-
-EVERY = 5.0
-"""Seconds between lines that say what goes on."""
+from .parsing import OneLineParser, new_file
+from .watch import Watch
 
 _DEFAULT = Settings()
 _ARMS = [arm.name for arm in DEFAULT]
@@ -57,18 +54,19 @@ def run(arguments: Sequence[str]) -> int:
         model, tokenizer = load(args.model)
         if slow := hint():
             print(f"mlx_h2o evaluate: {slow}", file=sys.stderr)
-        result = evaluate(
-            model,
-            tokenizer,
-            texts,
-            arms,
-            model_name=args.model,
-            tasks=args.tasks,
-            shares=args.bytes,
-            settings=settings,
-            file=args.output,
-            watch=Watch(),
-        )
+        with Watch() as watch:
+            result = evaluate(
+                model,
+                tokenizer,
+                texts,
+                arms,
+                model_name=args.model,
+                tasks=args.tasks,
+                shares=args.bytes,
+                settings=settings,
+                file=args.output,
+                watch=watch,
+            )
         print(report.table(result), end="\n\n")
         for note in report.notes(result):
             print(note)
@@ -84,28 +82,10 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-class Watch:
-    """Says what goes on, on standard error: a line for each measurement, and every few seconds."""
-
-    def __init__(self) -> None:
-        self._said = ""
-        self._began = self._last = time.monotonic()
-
-    def __call__(self, said: str, done: int, total: int) -> None:
-        now = time.monotonic()
-        if said != self._said:
-            self._said, self._began = said, now
-        elif now - self._last < EVERY and done < total:
-            return
-        self._last = now
-        what = f"{done} of {total}, {now - self._began:.0f} s" if total else "sizing its caches"
-        print(f"{said}: {what}", file=sys.stderr, flush=True)
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
-        prog="mlx_h2o evaluate",
-        description="Compare caches at equal bytes on a model and texts: how well each predicts "
+        "evaluate",
+        "Compare caches at equal bytes on a model and texts: how well each predicts "
         "(loss, token by token; chunks, read in chunks of 512), which planted facts it recalls "
         "(facts, turns, ruler), and what it writes (writing).",
     )

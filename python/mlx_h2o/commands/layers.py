@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 from collections.abc import Sequence
 
 from ..lm.files import write_text
 from ..lm.generate import load
 from ..lm.layers import probe
 from ..lm.prompt_cache import budgets_of, make_prompt_cache
-from .options import OneLineParser, add_cache_flags, in_flags, new_file, settings_of
+from .options import add_cache_flags, settings_of
+from .parsing import OneLineParser, new_file
 
 
 def run(arguments: Sequence[str]) -> int:
     """Probe a model, say what was found, and write the rows of each head; the exit status."""
     parser = OneLineParser(
-        prog="mlx_h2o layers",
-        description="Find the KV heads of a model that retrieve, by random tokens said twice, and "
+        "layers",
+        "Find the KV heads of a model that retrieve, by random tokens said twice, and "
         "show the rows of each. The file is for --budgets.",
     )
     parser.add_argument("--model", required=True, help="a directory, a name on the hub, or demo")
     parser.add_argument("--output", type=new_file, metavar="FILE", help="JSON file to write")
     add_cache_flags(parser, ("max_kv_size", "sink_size", "prefix_size", "context_size"))
     args = parser.parse_args(arguments)
-    try:
-        return _shown(parser, args)
-    except (OSError, ValueError) as error:
-        print(f"mlx_h2o layers: {in_flags(str(error))}", file=sys.stderr)
-        return 2
-
-
-def _shown(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     config = settings_of(parser, args).config
     if config.max_kv_size is None:
         raise ValueError("--max-kv-size is none, expected a number of rows")

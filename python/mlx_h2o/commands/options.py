@@ -1,107 +1,22 @@
-"""The flags of a cache, which all commands share, and the settings that they ask for."""
+"""The flags of a cache, which all commands share, and the caches that they ask for."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import re
 import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from .. import policies
 from ..config import KV_FORMATS, H2OConfig
 from ..lm.budgets import read as read_budgets
-from ..lm.files import check_writable
 from ..lm.layers import LAYERS
-from ..lm.saving import with_suffix
-from ..lm.sizing import parsed_bytes
+from ..lm.prompt_cache import fit_bytes, make_prompt_cache
+from ..lm.sizing import described
+from .parsing import checked, nbytes
 
 _DEFAULT = H2OConfig()
-
-
-class OneLineParser(argparse.ArgumentParser):
-    """Tells a mistake in one line, and ends with 2. Values are checked as they are read, those of
-    mlx_lm's flags too."""
-
-    def add_argument(self, *names: Any, **given: Any) -> argparse.Action:
-        for name in names:
-            if reading := _READ.get(self.prog.rpartition(" ")[2] + name, _READ.get(name)):
-                given["type"] = reading
-        return super().add_argument(*names, **given)
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {in_flags(message)} (see --help)\n")
-
-
-def in_flags(message: str) -> str:
-    """What Python says of a setting, in one line and in the names that are typed."""
-    line = re.sub(r"^\[(\w+|Errno \d+)\] ", "", " ".join(message.split()))
-    for name in _FLAGS:
-        word = rf"(?<![-\w=]){name}\b" if "_" in name else rf"^{name}(?= is )"
-        line = re.sub(word, f"--{name.replace('_', '-')}", line)
-    return line
-
-
-def _checked(reading: Callable[[str], Any], check: Callable[[Any], Any]) -> Callable[[str], Any]:
-    """A type of argparse: what ``reading`` makes of a text, unless ``check`` raises an error."""
-
-    def read(text: str) -> Any:
-        found = reading(text)
-        try:
-            check(found)
-        except (OSError, TypeError, ValueError) as error:
-            raise argparse.ArgumentTypeError(in_flags(str(error))) from error
-        return found
-
-    read.__name__ = reading.__name__
-    return read
-
-
-def number(
-    least: float, most: float = sys.maxsize, kind: type = int, also: int | None = None
-) -> Callable[[str], Any]:
-    """A type of argparse: a number of this kind and range, or the other one."""
-
-    def check(found: float) -> None:
-        if not least <= found <= most and found != also:
-            end = f"at least {least}" if most == sys.maxsize else f"{least} to {most}"
-            more = "" if also is None else f", or {also}"
-            raise ValueError(f"{found} is out of range, expected {end}{more}")
-
-    return _checked(kind, check)
-
-
-def _nbytes(text: str) -> int:
-    return parsed_bytes(_checked(str, parsed_bytes)(text))
-
-
-new_file = _checked(Path, check_writable)
-"""A type of argparse: a file that can be written."""
-
-_READ = {
-    flag: reading
-    for reading, flags in (
-        (number(0, kind=float), "--temp"),
-        (number(0, 1, float), "--top-p --min-p --xtc-probability"),
-        (number(0, 0.5, float), "--xtc-threshold"),
-        (number(0), "--top-k --delay --prompt-cache-size"),
-        (number(1), "--prompt-concurrency --decode-concurrency --min-tokens-to-keep --num-trials"),
-        (number(1), "--prefill-step-size --prompt-tokens --generation-tokens --batch-size"),
-        (number(1), "server--max-tokens"),
-        (number(1, also=-1), "--max-tokens"),
-        (number(0, 65535), "--port"),
-        (_nbytes, "--prompt-cache-bytes"),
-        (_checked(str, lambda text: {**json.loads(text)}), "--chat-template-config"),
-        (_checked(str, os.listdir), "--adapter-path"),
-        (_checked(str, str.encode), "--prompt --system-prompt --prefill-response"),
-        (_checked(with_suffix, check_writable), "cache_prompt--prompt-cache-file"),
-    )
-    for flag in flags.split()
-}
-"""How mlx_lm's flags are read, of one command or of all."""
 
 
 def _rows(text: str) -> int | None:
@@ -115,148 +30,128 @@ def _rows(text: str) -> int | None:
         ) from None
 
 
-_FLAGS: dict[str, dict[str, Any]] = {
-    "max_kv_size": {
-        "type": _rows,
-        "metavar": "ROWS",
-        "help": f"rows kept per KV head (default: {_DEFAULT.max_kv_size}), or none for no limit; a "
-        "quarter of the context is a good start",
+def _number(metavar: str, said: str, kind: type = int) -> dict[str, Any]:
+    return {"type": kind, "metavar": metavar, "help": said}
+
+
+_GROUPS: dict[str, dict[str, dict[str, Any]]] = {
+    "KV cache: how much it holds": {
+        "max_kv_size": {
+            "type": _rows,
+            "metavar": "ROWS",
+            "help": f"a head (default: {_DEFAULT.max_kv_size}), or none: no limit; "
+            "a quarter of the context is a good start",
+        },
+        "max_kv_bytes": {
+            "type": nbytes,
+            "metavar": "BYTES",
+            "help": "of all layers and a draft model, such as 300MB: chooses rows, "
+            "and bits unless --kv-bits is given",
+        },
+        "budgets": {
+            "type": checked(str, read_budgets),
+            "metavar": "FILE",
+            "help": 'rows of layers or heads: {"budgets": [ROWS, ...]}',
+        },
+        "layers": {
+            "choices": LAYERS,
+            "help": f"rows of heads that retrieve (default: {LAYERS[0]})",
+        },
+        "preallocate": _number("ROWS", "allocate all, or so many, at the start")
+        | {"nargs": "?", "const": True},
     },
-    "max_kv_bytes": {
-        "type": _nbytes,
-        "metavar": "BYTES",
-        "help": "a budget in bytes instead of rows, such as 300MB, for all layers and a draft "
-        "model together; chooses the number of rows, and the bits unless --kv-bits is given",
+    "KV cache: which rows stay": {
+        "policy": {
+            "choices": policies.names(),
+            "metavar": "POLICY",
+            "help": f"{', '.join(policies.names())} (default: {_DEFAULT.policy})",
+        },
+        "sink_size": _number("ROWS", f"first rows, kept (default: {_DEFAULT.sink_size})"),
+        "prefix_size": _number("TOKENS", "first tokens, kept, as of a system prompt"),
+        "heavy_size": _number("ROWS", "rows kept by rank (default: half)"),
+        "recent_size": _number("ROWS", "newest rows, kept (default: the rest)"),
+        "context_size": _number("TOKENS", "rows further back go first (0: none do)"),
+        "decay": _number("DECAY", f"of h2o's scores (default: {_DEFAULT.decay})", float),
+        "evict_every": _number("ROWS", "rows evicted at a time (default: 1/32 of them)"),
+        "shared_heads": {
+            "action": "store_true",
+            "help": "the same rows in all KV heads of a layer",
+        },
+        "random_seed": _number("SEED", f"of the policy random (default: {_DEFAULT.random_seed})"),
     },
-    "policy": {
-        "choices": policies.names(),
-        "metavar": "POLICY",
-        "help": f"which rows to keep: {', '.join(policies.names())} (default: {_DEFAULT.policy})",
-    },
-    "sink_size": {
-        "type": int,
-        "metavar": "ROWS",
-        "help": f"first rows, never evicted (default: {_DEFAULT.sink_size})",
-    },
-    "prefix_size": {
-        "type": int,
-        "metavar": "TOKENS",
-        "help": "first tokens, never evicted, such as a system prompt; the server reads and stores "
-        "a beginning that prompts share only once (default: 0)",
-    },
-    "heavy_size": {"type": int, "metavar": "ROWS", "help": "rows kept by rank (default: half)"},
-    "recent_size": {
-        "type": int,
-        "metavar": "ROWS",
-        "help": "newest rows, never evicted (default: the rest)",
-    },
-    "context_size": {
-        "type": int,
-        "metavar": "TOKENS",
-        "help": "rows further back than this are evicted first (default: the model's context; "
-        "0: no such limit)",
-    },
-    "decay": {
-        "type": float,
-        "metavar": "DECAY",
-        "help": f"decay of h2o's moving average of scores (default: {_DEFAULT.decay})",
-    },
-    "evict_every": {
-        "type": int,
-        "metavar": "ROWS",
-        "help": "rows evicted at a time (default: a thirty-second of them)",
-    },
-    "shared_heads": {
-        "action": "store_true",
-        "help": "keep the same rows in all KV heads of a layer, by their mean rank",
-    },
-    "random_seed": {
-        "type": int,
-        "metavar": "SEED",
-        "help": f"seed of the policy random (default: {_DEFAULT.random_seed})",
-    },
-    "kv_bits": {
-        "type": int,
-        "metavar": "BITS",
-        "help": "quantise rows to this many bits (default: off)",
-    },
-    "kv_format": {
-        "choices": tuple(KV_FORMATS),
-        "metavar": "FORMAT",
-        "help": "store rows as codes of rotated vectors (TurboQuant), instead of --kv-bits: "
-        "turbo2, turbo3 or turbo4, by bits; turbo8v3 has keys of 8 bits and values of 3, turbo0v3 "
-        "unquantised keys",
-    },
-    "kv_group_size": {
-        "type": int,
-        "metavar": "SIZE",
-        "help": f"elements that share a scale (default: {_DEFAULT.kv_group_size})",
-    },
-    "v_bits": {
-        "type": int,
-        "metavar": "BITS",
-        "help": "bits of values (default: those of --kv-bits)",
-    },
-    "light_bits": {
-        "type": int,
-        "metavar": "BITS",
-        "help": "mixed precision: bits of the lower-ranked half of the rows, or with --dense-size "
-        "0 of the recent rows",
-    },
-    "dense_size": {
-        "type": int,
-        "metavar": "ROWS",
-        "help": "newest rows, left unquantised (default: 32 with --light-bits, else 0)",
-    },
-    "sparse_v": {
-        "type": float,
-        "metavar": "WEIGHT",
-        "help": "in quantised rows, skip values whose attention weight is below this, such as 1e-6 "
-        "(default: 0, skip none)",
-    },
-    "preallocate": {
-        "nargs": "?",
-        "type": int,
-        "const": True,
-        "metavar": "ROWS",
-        "help": "allocate all rows at the start, or with --max-kv-size none this many (on Linux, "
-        "CPU memory is taken only as rows arrive)",
-    },
-    "quantized_kv_start": {
-        "type": int,
-        "metavar": "0",
-        "help": "only 0: all rows are quantised, from the first",
-    },
-    "budgets": {
-        "type": _checked(str, read_budgets),
-        "metavar": "FILE",
-        "help": "rows of each layer, or a list of those of its KV heads, as JSON: "
-        '{"budgets": [ROWS, ...]}',
-    },
-    "layers": {
-        "choices": LAYERS,
-        "help": "probe: more rows for the KV heads that retrieve, --max-kv-size on average; "
-        f"equal: as many for every head (default: {LAYERS[0]})",
+    "KV cache: bits": {
+        "kv_bits": _number("BITS", "quantise rows to this many bits (default: off)"),
+        "v_bits": _number("BITS", "of values (default: those of --kv-bits)"),
+        "kv_group_size": _number("SIZE", f"of a scale (default: {_DEFAULT.kv_group_size})"),
+        "light_bits": _number("BITS", "of the half of lower rank"),
+        "dense_size": _number("ROWS", "newest rows that stay unquantised"),
+        "kv_format": {
+            "choices": tuple(KV_FORMATS),
+            "metavar": "FORMAT",
+            "help": "rotated rows: turbo2, turbo3 or turbo4; turbo8v3: keys in 8 bits, values in 3",
+        },
+        "sparse_v": _number("WEIGHT", "skip values of less attention, such as 1e-6", float),
+        "quantized_kv_start": _number("0", "only 0: all rows are quantised, from the first"),
     },
 }
 
 
-def add_cache_flags(parser: argparse.ArgumentParser, only: Sequence[str] = tuple(_FLAGS)) -> None:
+def add_cache_flags(parser: argparse.ArgumentParser, only: Sequence[str] = ()) -> None:
     """The flags, or some of them. What is not given is not among the parsed arguments."""
-    group = parser.add_argument_group("KV cache")
-    for name in only:
-        flag = f"--{name.replace('_', '-')}"
-        group.add_argument(flag, default=argparse.SUPPRESS, **_FLAGS[name])
+    for title, flags in _GROUPS.items():
+        group = parser.add_argument_group(title)
+        for name, given in flags.items():
+            if not only or name in only:
+                flag = f"--{name.replace('_', '-')}"
+                group.add_argument(flag, default=argparse.SUPPRESS, **given)
 
 
-class CacheSettings(NamedTuple):
-    """What the flags ask for: settings, a file of budgets, how layers share rows, and arguments of
-    ``fit_bytes`` that the settings are to be made of."""
+@dataclass(frozen=True)
+class CacheSettings:
+    """What the flags ask for.
+
+    config: the settings.
+    budgets: a file of budgets, or None.
+    layers: how layers share rows.
+    sized: arguments of ``fit_bytes`` that the settings are to be made of, or None.
+    """
 
     config: H2OConfig
     budgets: str | None
     layers: str
     sized: dict[str, Any] | None
+
+    def __str__(self) -> str:
+        rows = "" if self.budgets is None else f", rows by layer as in {self.budgets}"
+        return f"KV cache: {described(self.config)}{rows}"
+
+    @property
+    def given(self) -> bool:
+        """Whether there are others than without any flag."""
+        return self != CacheSettings(_DEFAULT, None, LAYERS[0], None)
+
+    def fitted(
+        self, model: Any, draft_model: Any = None, length: int | None = None
+    ) -> CacheSettings:
+        """Those that fit into the bytes, for so many tokens if that is known; which is said."""
+        if self.sized is None:
+            return self
+        found = fit_bytes(
+            model, draft_model=draft_model, layers=self.layers, length=length, **self.sized
+        )
+        print(f"KV cache: {found}", file=sys.stderr)
+        return CacheSettings(found.config, None, self.layers, None)
+
+    def caches(self, model: Any, draft_model: Any = None, length: int | None = None) -> list[Any]:
+        """Caches of these settings, and behind them those of a draft model."""
+        return make_prompt_cache(
+            model,
+            self.config,
+            draft_model=draft_model,
+            budgets=self.budgets,
+            layers=self.layers,
+            length=length,
+        )
 
 
 def settings_of(

@@ -13,7 +13,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from rich.console import Console
 
 import mlx_h2o
-from mlx_h2o.commands.options import new_file
+from mlx_h2o.commands.parsing import new_file
 from mlx_h2o.demo import DEMO, text
 from mlx_h2o.demo.arms import arms
 from mlx_h2o.demo.measure import Settings, measure, speeds

@@ -63,6 +63,18 @@ def checked_tokens(operation: str, name: str, tokens: Any, models: Sequence[Modu
     return ids
 
 
+def check_drafts(operation: str, caches: Sequence[Any], drafted: int) -> None:
+    """Raises ValueError where a cache cannot take back so many tokens, once rows are evicted."""
+    for cache in evicting_caches(caches):
+        allowed = cache.config.speculative
+        if allowed < drafted:
+            raise ValueError(
+                f"[{operation}] the prompt cache holds a {type(cache).__name__} with "
+                f"speculative={allowed}, whose evicted rows cannot come back when {drafted} drafts "
+                f"are rejected: expected caches made with speculative={drafted} or more."
+            )
+
+
 def check_caches(operation: str, caches: Any, models: Sequence[Module]) -> None:
     """Raises ValueError where these are not one cache for each layer of the models, each of its own
     and of that layer."""

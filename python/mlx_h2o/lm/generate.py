@@ -6,7 +6,7 @@ import copy
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from operator import add
@@ -17,14 +17,13 @@ import mlx.core as mx
 import mlx_lm
 from mlx.nn.layers.base import Module
 from mlx.utils import tree_map
-from mlx_lm.generate import BatchResponse, GenerationResponse
+from mlx_lm.generate import BatchResponse, GenerationResponse, generate_step
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ..caches.cache import PROMPT_CHUNK
 from ..config import H2OConfig, check_int
 from ..demo import DEMO, model_path
-from .checks import check_caches, check_counts, checked_tokens
-from .drafting import DRAFTED
+from .checks import check_caches, check_counts, check_drafts, checked_tokens
 from .prompt_cache import check_given, evicting_caches, make_prompt_cache, summary
 from .routing import routing, routing_for
 from .safetensors import read_header
@@ -34,6 +33,9 @@ __all__ = ["batch_generate", "generate", "load", "make_prompt_cache", "stream_ge
 
 _NO_LIMIT = int(1e30)
 """Of the tokens in a text, as transformers writes it."""
+
+DRAFTED = 2
+"""Tokens that mlx_lm drafts at a time where it is not told."""
 
 _PROCESSORS = "logits_processors"
 """What they look at is the whole prompt, of which mlx_lm sees no more than is not read yet."""
@@ -161,6 +163,34 @@ def generate(
     with _routed(model, kwargs["prompt_cache"], kwargs.get("draft_model")):
         # mlx_lm returns None where it is verbose and nothing was generated.
         return mlx_lm.generate(model, tokenizer, prompt, verbose=verbose, **kwargs) or ""
+
+
+def read_prompt(
+    model: Module,
+    caches: list[Any],
+    tokens: Sequence[int],
+    step: int = PROMPT_CHUNK,
+    watch: Callable[[int, int], None] | None = None,
+) -> None:
+    """Read a prompt into caches as generation does, and write nothing.
+
+    Args:
+        model: an mlx_lm model.
+        caches: of :func:`make_prompt_cache`, which are updated in place.
+        tokens: token ids.
+        step: tokens that are read at a time.
+        watch: is told how many tokens have been read, and of how many.
+
+    Raises:
+        ValueError: no tokens, or such as the model does not know; caches that are not one for each
+            layer.
+    """
+    ids = checked_tokens("read_prompt", "prompt", tokens, [model])
+    check_caches("read_prompt", caches, [model])
+    given: dict[str, Any] = {"prefill_step_size": step, "prompt_progress_callback": watch}
+    with _routed(model, caches):
+        for _ in generate_step(mx.array(ids), model, max_tokens=0, prompt_cache=caches, **given):
+            pass
 
 
 def batch_generate(
@@ -333,6 +363,8 @@ def _caches(
             "the other: caches bring their own settings."
         )
     check_caches(operation, prompt_cache, [model] if draft is None else [model, draft])
+    if draft is not None:
+        check_drafts(operation, prompt_cache, kwargs.get("num_draft_tokens", DRAFTED))
     return prompt_cache  # type: ignore[no-any-return]
 
 

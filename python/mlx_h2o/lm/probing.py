@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -130,7 +130,7 @@ def gives(model: Any, vocabulary: int, tokens: int) -> Found | str:
     ends = min(1000, vocabulary // 8)  # where many tokens have a meaning of their own
     drawn = np.random.default_rng(0).integers(ends, vocabulary - ends, tokens)
     try:
-        with _lock, routing(model), _side_by_side({type(layer) for layer in model.layers}):
+        with _lock, routing(model), _side_by_side(list(model.layers)):
             for _ in range(2):
                 model(mx.array(drawn)[None], cache=watched)  # nobody evaluates its logits
     except (AttributeError, IndexError, TypeError, ValueError) as error:
@@ -147,20 +147,19 @@ def gives(model: Any, vocabulary: int, tokens: int) -> Found | str:
 
 
 @contextmanager
-def _side_by_side(classes: set[type[Any]]) -> Iterator[None]:
-    """Within the context, layers of these classes that have a watched cache read the second copy
-    of a text as such a cache asks for."""
-    originals = {cls: vars(cls).get("__call__") for cls in classes}
+def _side_by_side(layers: Sequence[Any]) -> Iterator[None]:
+    """Within the context, those of these layers that have a watched cache read the second copy of a
+    text as such a cache asks for. They are of classes of their own meanwhile: no other model is
+    changed."""
+    classes = [type(layer) for layer in layers]
     try:
-        for cls in classes:
-            cls.__call__ = _reading(cls.__call__)
+        for layer, cls in zip(layers, classes, strict=True):
+            own = {"__call__": _reading(cast(Any, cls).__call__), "__module__": cls.__module__}
+            object.__setattr__(layer, "__class__", type(cls.__name__, (cls,), own))
         yield
     finally:
-        for cls, original in originals.items():
-            if original is None:  # it is inherited
-                del cls.__call__
-            else:
-                cls.__call__ = original
+        for layer, cls in zip(layers, classes, strict=True):
+            object.__setattr__(layer, "__class__", cls)
 
 
 def _reading(original: Callable[..., Any]) -> Callable[..., Any]:

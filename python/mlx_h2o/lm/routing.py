@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import FunctionType, ModuleType
 from typing import Any, cast
@@ -20,15 +20,11 @@ import mlx.core as mx
 import mlx_lm.models.base
 from mlx.nn.layers.base import Module
 
-from . import attention, drafting
-from .registry import class_name_targets
-from .replacements import PATCHES, Target
+from . import attention
+from .replaced import NAME, replaced
 
 # Modules that compute with the keys between the cache and attention, which packed rows forbid.
 WANT_ARRAYS = {"phi", "phixtral", "plamo", "stablelm"}
-
-_ATTENTION = "scaled_dot_product_attention"
-_base = mlx_lm.models.base
 
 
 @contextlib.contextmanager
@@ -38,9 +34,6 @@ def routing(model: Module | None = None) -> Iterator[None]:
     Other caches are served by mlx_lm's own attention, so contexts may stay open, nest, and be
     used from several threads. Closing the last one restores mlx_lm.
 
-    Within the context, mlx_lm's own ``load_prompt_cache`` knows the classes of these caches, and
-    its speculative decoding refuses those that could not take back rejected tokens.
-
     Args:
         model: the model to route, custom model files included; None for every loaded model
             module of mlx_lm.
@@ -48,16 +41,14 @@ def routing(model: Module | None = None) -> Iterator[None]:
     Raises:
         ValueError: the model does not call mlx_lm's attention anywhere.
     """
-    targets = _targets_of(model) if model is not None else _loaded_targets()
-    if not targets:
+    namespaces = _callers(model) if model is not None else _loaded()
+    if not namespaces:
         raise ValueError(
             f"[routing] {model_name(model)} does not call mlx_lm's attention function, so its "
             "scores cannot be had: expected another model, or a policy that needs none."
         )
-    targets += drafting.targets()
-    targets += class_name_targets()
     del model  # a context that stays open does not keep the model
-    with PATCHES.replaced(targets):
+    with replaced(namespaces, _routed):
         yield
 
 
@@ -115,36 +106,29 @@ def computes_with_keys(model: Module) -> bool:
 
 def calls_attention(model: Module) -> bool:
     """Whether a model calls mlx_lm's attention function anywhere, so that it can be routed."""
-    return bool(_targets_of(model))
+    return bool(_callers(model))
 
 
-def _targets_of(model: Module) -> list[Target]:
-    """The names to replace in the modules whose code this model runs."""
-    namespaces = {
-        id(function.__globals__): function.__globals__
-        for cls in model_classes(model)
-        for function in _functions(cls)
-    }
-    found: dict[int, Target] = {}
-    for namespace in namespaces.values():
-        _collect(namespace, found)
+def _callers(model: Module) -> list[dict[str, Any]]:
+    """The namespaces that name the function, of the modules whose code this model runs."""
+    functions = (function for cls in model_classes(model) for function in _functions(cls))
+    return _naming(function.__globals__ for function in functions)
+
+
+def _loaded() -> list[dict[str, Any]]:
+    modules = [one for name, one in sys.modules.items() if name.startswith("mlx_lm.models.")]
+    return _naming(vars(one) for one in modules if isinstance(one, ModuleType))
+
+
+def _naming(namespaces: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those that name the function, and the module that defines it where one names that."""
+    found: dict[int, dict[str, Any]] = {}
+    for namespace in namespaces:
+        if callable(namespace.get(NAME)):
+            found[id(namespace)] = namespace
+        if any(value is mlx_lm.models.base for value in list(namespace.values())):
+            found[id(vars(mlx_lm.models.base))] = vars(mlx_lm.models.base)
     return list(found.values())
-
-
-def _loaded_targets() -> list[Target]:
-    found: dict[int, Target] = {}
-    for name, module in list(sys.modules.items()):
-        if name.startswith("mlx_lm.models.") and isinstance(module, ModuleType):
-            _collect(vars(module), found)
-    return list(found.values())
-
-
-def _collect(namespace: dict[str, Any], found: dict[int, Target]) -> None:
-    """Add ``namespace`` if it names the attention function, or the module that defines it."""
-    if callable(namespace.get(_ATTENTION)):
-        found.setdefault(id(namespace), Target(namespace, _ATTENTION, _routed))
-    if any(value is _base for value in list(namespace.values())):
-        found.setdefault(id(vars(_base)), Target(vars(_base), _ATTENTION, _routed))
 
 
 def _functions(cls: type) -> Iterator[FunctionType]:

@@ -1,8 +1,8 @@
 """Prompt caches in files: safetensors as mlx_lm writes them, and what they were made with.
 
 A file holds one more entry than mlx_lm's: the format, the version of this package, the number of
-layers, a checksum and, where the model was given, a fingerprint of it. mlx_lm reads such a file
-within ``routing``; this package also reads what mlx_lm wrote of its caches.
+layers, a checksum and, where the model was given, a fingerprint of it. This package also reads what
+mlx_lm wrote of its caches; mlx_lm does not know their classes, and refuses both by name.
 """
 
 from __future__ import annotations
@@ -12,20 +12,23 @@ import hashlib
 import json
 import os
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import mlx.core as mx
 from mlx.nn.layers.base import Module
-from mlx.utils import tree_flatten
+from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models import cache as mlx_lm_cache
 
+from ..caches.batch import BatchH2OKVCache
+from ..caches.cache import H2OKVCache
+from ..caches.heads import HeadGroups
+from ..caches.quantized import QuantizedH2OKVCache
 from ..version import __version__
 from .checksum import UNKNOWN, is_whole, write_checksum
 from .files import writing
 from .prompt_cache import evicting_caches, with_own_rows
-from .registry import cache_classes, class_name_targets
-from .replacements import PATCHES
 from .routing import model_name
 from .safetensors import read_header
 
@@ -36,6 +39,14 @@ FORMAT = 5
 name a prefix that is never evicted. 4: they may say how far back rows go first. 5: packed rows may
 be kept in a frame of their head. A file that needs less is still written as 1, 2, 3 or 4.
 """
+
+_CLASSES: dict[str, Any] = {
+    cls.__name__: cls for cls in (H2OKVCache, QuantizedH2OKVCache, BatchH2OKVCache, HeadGroups)
+} | {  # names in files of earlier versions
+    "SpeculativeH2OKVCache": H2OKVCache,
+    "SpeculativeQuantizedH2OKVCache": QuantizedH2OKVCache,
+}
+"""The caches of this package by the names that files have."""
 
 _ENTRY = "mlx_h2o"
 _SUFFIX = ".safetensors"
@@ -150,14 +161,34 @@ def load_prompt_cache(
 
 
 def _read(path: str) -> tuple[list[Any], dict[str, str]]:
-    """mlx_lm's own reader, in whose module our classes are named meanwhile."""
-    load: Any = mlx_lm_cache.load_prompt_cache
+    """The caches and texts of a file, as mlx_lm writes them: the parts of a state are arrays, and a
+    list beside them says which of these stand for something else."""
+    unflatten: Any = tree_unflatten
     try:
-        with PATCHES.replaced(class_name_targets()):
-            cache, metadata = load(path, return_metadata=True)
+        arrays, texts = cast(Any, mx.load)(path, return_metadata=True)
+        metadata, names, kinds = unflatten(list(texts.items()))
+        for place, kind in kinds[1:]:
+            arrays[place] = _KINDS[kind](arrays[place])
+        states = unflatten(list(arrays.items()))
+        return [_restored(*pair) for pair in zip(names, states, strict=True)], metadata or {}
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise _unfit(path, f"cannot be read: {error}") from error
-    return cache, metadata
+
+
+_KINDS: dict[str, Callable[[mx.array], Any]] = {
+    "scalar": lambda array: array.item(),
+    "string": lambda array: "".join(map(chr, cast(Any, array.tolist()))),
+    "none": lambda array: None,
+}
+
+
+def _restored(name: str, state: Any) -> Any:
+    """A cache of this class and state."""
+    if name == "CacheList":
+        parts = [_restored(of, one) for one, of in state]
+        return cast(Any, mlx_lm_cache.CacheList)(*parts)
+    cls: Any = _CLASSES.get(name) or getattr(mlx_lm_cache, name)
+    return cls.from_state(state)
 
 
 def _description(cache: Sequence[Any], model: Module | None) -> dict[str, Any]:
@@ -207,11 +238,10 @@ def _read_description(path: str, text: str | None) -> dict[str, Any]:
 
 
 def _check_classes(path: str, names: Sequence[str]) -> None:
-    known = cache_classes()
     for name in names:
-        if name not in known and not isinstance(getattr(mlx_lm_cache, name, None), type):
+        if name not in _CLASSES and not isinstance(getattr(mlx_lm_cache, name, None), type):
             raise _unfit(
-                path, f"holds a {name!r}, expected caches of mlx_lm and {', '.join(known)}"
+                path, f"holds a {name!r}, expected caches of mlx_lm and {', '.join(_CLASSES)}"
             )
 
 

@@ -51,19 +51,24 @@ class Sizing:
     why: str = ""
 
     def __str__(self) -> str:
-        config = self.config
-        bits = "unquantised" if config.kv_bits is None else f"in {config.kv_bits} bits"
         why = f" ({self.why})" if self.why else ""
-        if config.kv_format is not None:
-            bits = f"as {config.kv_format}"
-        if config.v_bits not in (None, config.kv_bits):
-            bits += f" (values {config.v_bits})"
-        bits += why
         drafts = f", {self.draft_nbytes:,} of them the draft model's" if self.draft_nbytes else ""
         return (
-            f"{config.max_kv_size:,} rows a head by {config.policy}, {bits}: {self.nbytes:,} "
-            f"bytes{drafts}, at most {self.peak_nbytes:,} while a prompt is read"
+            f"{described(self.config)}{why}: {self.nbytes:,} bytes{drafts}, at most "
+            f"{self.peak_nbytes:,} while a prompt is read"
         )
+
+
+def described(config: H2OConfig) -> str:
+    """The rows, the policy and the bits of settings, in words."""
+    bits = "unquantised" if config.kv_bits is None else f"in {config.kv_bits} bits"
+    if config.kv_format is not None:
+        bits = f"as {config.kv_format}"
+    if config.v_bits not in (None, config.kv_bits):
+        bits += f" (values {config.v_bits})"
+    if config.max_kv_size is None:
+        return f"no limit, {bits}"
+    return f"{config.max_kv_size:,} rows a head by {config.policy}, {bits}"
 
 
 def parsed_bytes(given: int | str) -> int:

@@ -24,9 +24,9 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from .files import write_text
-from .prompt_cache import with_own_rows
-from .saving import load_prompt_cache, save_prompt_cache
+from ..lm.files import write_text
+from ..lm.prompt_cache import with_own_rows
+from ..lm.saving import load_prompt_cache, save_prompt_cache
 
 __all__ = ["PromptStore"]
 

@@ -1,0 +1,87 @@
+"""`mlx_h2o benchmark`: tokens in a second, and memory, with random prompts."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from ..lm.checks import vocabulary
+from ..lm.generate import batch_generate, stream_generate
+from .models import add_flags, add_model_flags, loaded, say_summary
+from .options import add_cache_flags, settings_of
+from .parsing import OneLineParser, number
+from .watch import EVERY, Watch
+
+_REPORTED = ("prompt_tps", "generation_tps", "peak_memory")
+
+
+def parser() -> argparse.ArgumentParser:
+    """Of its flags."""
+    found = OneLineParser("benchmark", "Measure speed and memory with KV caches of a fixed size.")
+    add_model_flags(found)
+    add_flags(found, "quantize-activations prefill-step-size")
+    for names, least, default, said in (
+        ("--prompt-tokens -p", 1, 512, "of each prompt"),
+        ("--generation-tokens -g", 1, 1024, "to write"),
+        ("--batch-size -b", 1, 1, "prompts at a time"),
+        ("--num-trials -n", 1, 5, "runs that are timed, behind one that is not"),
+        ("--delay", 0, 0, "seconds between runs"),
+    ):
+        found.add_argument(
+            *names.split(), type=number(least), default=default, metavar="N",
+            help=f"{said} (default: %(default)s)",
+        )  # fmt: skip
+    add_cache_flags(found)
+    return found
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run it with the command line's arguments; returns the exit status."""
+    flags = parser()
+    args = flags.parse_args(arguments)
+    settings = settings_of(flags, args)
+    mx.random.seed(0)
+    model, tokenizer = loaded(args)
+    tokenizer.eos_token_ids = []  # so that no text ends early
+    length, written, batch = args.prompt_tokens, args.generation_tokens, args.batch_size
+    drawn: Any = mx.random.randint(0, vocabulary(model), (batch, length)).tolist()
+    settings = settings.fitted(model, length=length + written)
+    watch = Watch(after=EVERY)
+
+    def measured(said: str) -> tuple[Any, list[Any]]:
+        every = [settings.caches(model, length=length + written) for _ in drawn]
+        given: dict[str, Any] = {
+            "max_tokens": written, "prefill_step_size": args.prefill_step_size,
+        }  # fmt: skip
+        if batch > 1:
+            given |= {"prompt_caches": every, "return_prompt_caches": True}
+            answers: Any = batch_generate(model, tokenizer, drawn, **given)
+            return answers.stats, answers.caches[0]
+        for last in stream_generate(model, tokenizer, drawn[0], prompt_cache=every[0], **given):
+            watch(said, last.generation_tokens, written)
+        return last, every[0]
+
+    print("Running warmup..")
+    measured("warmup")
+    print(f"Timing with prompt_tokens={length}, generation_tokens={written}, batch_size={batch}.")
+    found: list[dict[str, float]] = []
+    for trial in range(1, args.num_trials + 1):
+        time.sleep(args.delay)
+        began = time.perf_counter()
+        stats, caches = measured(f"trial {trial}")
+        seconds = time.perf_counter() - began
+        found.append({name: getattr(stats, name) for name in _REPORTED})
+        watch.close()
+        print(f"Trial {trial}:  {_said(found[-1])}, total_time={seconds:.3f}", flush=True)
+    averages = {name: sum(one[name] for one in found) / len(found) for name in _REPORTED}
+    print(f"Averages: {_said(averages)}")
+    say_summary(caches, model, f", for each of {batch} prompts" if batch > 1 else "")
+    return 0
+
+
+def _said(figures: dict[str, float]) -> str:
+    return ", ".join(f"{name}={figure:.3f}" for name, figure in figures.items())

@@ -1,0 +1,83 @@
+"""`mlx_h2o cache_prompt`: read a prompt once, and save its cache."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from ..lm.files import check_writable
+from ..lm.generate import read_prompt
+from ..lm.saving import save_prompt_cache, with_suffix
+from .models import (
+    add_flags,
+    add_model_flags,
+    loaded,
+    prompt_of,
+    say_summary,
+    say_where_beyond,
+)
+from .options import add_cache_flags, settings_of
+from .parsing import OneLineParser, checked, prose
+from .watch import EVERY, Watch
+
+
+def parser() -> argparse.ArgumentParser:
+    """Of its flags."""
+    found = OneLineParser(
+        "cache_prompt", "Read a prompt and save its cache, for generate --prompt-cache-file."
+    )
+    add_model_flags(found, "mlx_model")
+    found.add_argument(
+        "--prompt", type=prose, required=True, help="or - to read it from standard input"
+    )
+    found.add_argument(
+        "--prompt-cache-file", required=True, metavar="FILE",
+        type=checked(with_suffix, check_writable), help="the file to write",
+    )  # fmt: skip
+    found.add_argument("--eos-token", metavar="TOKEN", help="of the tokenizer")
+    add_flags(found, "prefill-step-size")
+    add_cache_flags(found)
+    return found
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run it with the command line's arguments; returns the exit status."""
+    flags = parser()
+    args = flags.parse_args(arguments)
+    settings = settings_of(flags, args)
+    text = prompt_of(args.prompt)
+    config = {"trust_remote_code": args.trust_remote_code}
+    if args.eos_token is not None:
+        config["eos_token"] = args.eos_token
+    model, tokenizer = loaded(args, **config)
+    if tokenizer.has_chat_template:
+        tokens = tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}],
+            add_generation_prompt=False,
+            continue_final_message=True,
+        )
+    else:
+        tokens = tokenizer.encode(text)
+    caches = settings.fitted(model).caches(model)
+    began = time.perf_counter()
+    with Watch(after=EVERY) as watch:
+        read_prompt(
+            model,
+            caches,
+            tokens,
+            args.prefill_step_size,
+            lambda done, total: watch("reading", done, total),
+        )
+    speed = len(tokens) / (time.perf_counter() - began)
+    print(f"Processed {len(tokens):6d} tokens ({speed:6.2f} tok/s)")
+    print(f"Peak memory: {mx.get_peak_memory() / 1e9:.3f} GB")
+    metadata = {"model": args.model, "tokenizer_config": json.dumps(config)}
+    save_prompt_cache(args.prompt_cache_file, caches, metadata, model=model)
+    print(f"Saved {args.prompt_cache_file}")
+    say_summary(caches, model)
+    say_where_beyond(model, caches)
+    return 0

@@ -1,0 +1,139 @@
+"""`mlx_h2o chat`: talk to a model in the terminal, in a fixed amount of memory."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import mlx.core as mx
+
+from ..lm.generate import stream_generate
+from .models import (
+    add_flags,
+    add_model_flags,
+    loaded,
+    read_whole_characters,
+    sampler,
+    say_summary,
+    say_where_beyond,
+)
+from .options import add_cache_flags, settings_of
+from .parsing import OneLineParser
+from .watch import EVERY, Watch
+
+HELP = "q: quit   r: reset   h: help   Ctrl-C: end an answer"
+
+
+def parser() -> argparse.ArgumentParser:
+    """Of its flags."""
+    found = OneLineParser("chat", "Talk to a model, with KV caches of a fixed size.")
+    add_model_flags(found)
+    add_flags(found, "prefill-step-size system-prompt")
+    tokens = found.add_argument_group("tokens of an answer")
+    names = "max-tokens temp top-p xtc-probability xtc-threshold seed"
+    add_flags(tokens, names, max_tokens=256, seed=0)
+    add_cache_flags(found)
+    return found
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run it with the command line's arguments; returns the exit status."""
+    flags = parser()
+    args = flags.parse_args(arguments)
+    settings = settings_of(flags, args)
+    read_whole_characters("replace")
+    mx.random.seed(args.seed)
+    model, tokenizer = loaded(args)
+    settings = settings.fitted(model)
+    chooses = sampler(args, model, tokenizer)
+    print(f"{args.model}, at most {args.max_tokens} tokens an answer; {settings}.\n{HELP}")
+    caches, beyond = settings.caches(model), False
+    while (said := _asked()) != "q":
+        if said == "r":
+            caches = settings.caches(model)
+            print("The conversation begins anew.")
+        elif said == "h":
+            print(HELP)
+        else:
+            own = [("system", args.system_prompt), ("user", said)]
+            messages = [{"role": role, "content": text} for role, text in own if text is not None]
+            tokens = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+            given = {"max_tokens": args.max_tokens, "prefill_step_size": args.prefill_step_size}
+            caches = _answered(model, tokenizer, tokens, caches, sampler=chooses, **given)
+            beyond = beyond or say_where_beyond(model, caches)
+    say_summary(caches, model)
+    return 0
+
+
+def _asked() -> str:
+    """What is typed next; the end of the input ends the chat."""
+    try:
+        return input(">> " if sys.stdin.isatty() else "")
+    except EOFError:
+        print()
+        return "q"
+
+
+class _EndedError(Exception):
+    """An answer, while its question is read."""
+
+
+def _answered(
+    model: Any, tokenizer: Any, tokens: Sequence[int], caches: list[Any], **given: Any
+) -> list[Any]:
+    """Print an answer, until Ctrl-C at most; returns caches of what was said.
+
+    An answer that is ended is in the caches as far as it was printed. A question that is not read
+    to its end is not in them at all.
+    """
+    before = copy.deepcopy(caches) if len(tokens) > given["prefill_step_size"] else None
+    last = None
+    with Watch(after=EVERY) as watch, _ctrl_c() as pressed:
+
+        def reading(done: int, total: int) -> None:
+            watch("reading", done, total)
+            if pressed and before is not None and 0 < done < total:
+                raise _EndedError
+
+        given["prompt_progress_callback"] = reading
+        answer: Any = stream_generate(model, tokenizer, tokens, prompt_cache=caches, **given)
+        try:
+            for last in answer:
+                print(last.text, end="", flush=True)
+                if pressed:
+                    break
+        except _EndedError:
+            print("(The question was not read.)")
+            return before or caches
+        finally:
+            answer.close()
+    print(" ..." if pressed else "")
+    if last is not None:
+        print(
+            f"{last.generation_tokens} tokens · {last.generation_tps:.1f} tok/s · prompt "
+            f"{last.prompt_tps:.1f} tok/s · peak {last.peak_memory:.2f} GB"
+        )
+    return caches
+
+
+@contextmanager
+def _ctrl_c() -> Iterator[list[int]]:
+    """Within the context Ctrl-C is noted, and interrupts only when it is pressed again: a step that
+    it struck would leave some layers with a token more than others."""
+    pressed: list[int] = []
+
+    def note(number: int, frame: Any) -> None:
+        if pressed:
+            raise KeyboardInterrupt
+        pressed.append(number)
+
+    known = signal.signal(signal.SIGINT, note)
+    try:
+        yield pressed
+    finally:
+        signal.signal(signal.SIGINT, known)

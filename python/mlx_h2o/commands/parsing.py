@@ -1,0 +1,108 @@
+"""The command line: values are checked as they are read, and a mistake is told in one line."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ..config import H2OConfig
+from ..lm.files import check_writable
+from ..lm.generate import check_path
+from ..lm.sizing import parsed_bytes
+
+_BESIDE = ("max_kv_bytes", "quantized_kv_start", "budgets", "layers")
+_NO_FLAGS = ("speculative", "diversity", "fold", "kv_frame", "kv_handed", "rows_at")
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """The parser of a command. A mistake is one line, and ends it with 2."""
+
+    def __init__(self, command: str, description: str, **given: Any) -> None:
+        usual: dict[str, Any] = {
+            "prog": f"mlx_h2o {command}",
+            "description": description,
+            "usage": "%(prog)s [options]",
+            "formatter_class": functools.partial(argparse.HelpFormatter, max_help_position=30),
+        }
+        super().__init__(**usual | given)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {in_flags(message)} (see --help)\n")
+
+
+def in_flags(message: str) -> str:
+    """What Python says of a setting, in one line and in the names that are typed."""
+    line = re.sub(r"^\[(\w+|Errno \d+)\] ", "", " ".join(message.split()))
+    for name in {*H2OConfig.setting_names(), *_BESIDE} - {*_NO_FLAGS}:
+        word = rf"(?<![-\w=]){name}\b" if "_" in name else rf"^{name}(?= is )"
+        line = re.sub(word, f"--{name.replace('_', '-')}", line)
+    return line
+
+
+def checked(reading: Callable[[str], Any], check: Callable[[Any], Any]) -> Callable[[str], Any]:
+    """A type of argparse: what ``reading`` makes of a text, unless ``check`` raises an error."""
+
+    def read(text: str) -> Any:
+        found = reading(text)
+        try:
+            check(found)
+        except (OSError, TypeError, ValueError) as error:
+            raise argparse.ArgumentTypeError(in_flags(str(error))) from error
+        return found
+
+    read.__name__ = reading.__name__
+    return read
+
+
+def number(
+    least: float, most: float = sys.maxsize, kind: type = int, also: int | None = None
+) -> Callable[[str], Any]:
+    """A type of argparse: a number of this kind and range, or the other one."""
+
+    def check(found: float) -> None:
+        if not least <= found <= most and found != also:
+            end = f"at least {least}" if most == sys.maxsize else f"{least} to {most}"
+            more = "" if also is None else f", or {also}"
+            raise ValueError(f"{found} is out of range, expected {end}{more}")
+
+    return checked(kind, check)
+
+
+def _check_seed(seed: int) -> None:
+    if not 0 <= seed < 2**64:
+        raise ValueError(f"{seed} is no seed, expected 0 to 2^64 - 1")
+
+
+def nbytes(text: str) -> int:
+    """A type of argparse: a number of bytes, such as 300MB."""
+    return parsed_bytes(checked(str, parsed_bytes)(text))
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """A type of argparse: an object in JSON."""
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is no object in JSON")
+    return found
+
+
+seed = checked(int, _check_seed)
+"""A type of argparse: a seed of MLX's random state."""
+new_file = checked(Path, check_writable)
+"""A type of argparse: a file that can be written."""
+folder = checked(str, os.listdir)
+"""A type of argparse: a directory that can be read."""
+model_path = checked(str, check_path)
+"""A type of argparse: a model's directory, or what may be a name on the hub."""
+prose = checked(str, str.encode)
+"""A type of argparse: a text of whole characters."""

@@ -1,0 +1,79 @@
+"""What goes on while a command works: a bar in a terminal, else a line every few seconds."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+EVERY = 5.0
+"""Seconds between lines."""
+
+
+class Watch:
+    """Says on standard error what goes on.
+
+    Args:
+        after: seconds for which a piece of work says nothing, if it is no terminal. What is done by
+            then says nothing at all.
+    """
+
+    def __init__(self, after: float = 0.0) -> None:
+        self._after = after
+        self._said, self._spoke = "", False
+        self._began = self._next = time.monotonic()
+        self._bar: Progress | None = None
+        if sys.stderr.isatty():
+            columns = "{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+            console = Console(stderr=True)
+            self._bar = Progress(
+                *(
+                    TextColumn(one, markup=False) if isinstance(one, str) else one
+                    for one in columns
+                ),
+                console=console,
+                transient=True,
+            )
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Take the bar away; the next call shows it again."""
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __call__(self, said: str, done: int, total: int) -> None:
+        """So much is done of a piece of work; of none, a total of 0, its caches are being sized."""
+        if self._bar is not None:
+            self._show(self._bar, said, done, total)
+            return
+        now = time.monotonic()
+        if said != self._said:
+            self._said, self._began, self._next, self._spoke = said, now, now + self._after, False
+        ended = done >= total and (self._spoke or not self._after)
+        if now >= self._next or ended:
+            self._next, self._spoke = now + EVERY, True
+            what = f"{done} of {total}, {now - self._began:.0f} s" if total else "sizing its caches"
+            print(f"{said}: {what}", file=sys.stderr, flush=True)
+
+    def _show(self, bar: Progress, said: str, done: int, total: int) -> None:
+        if not bar.tasks or bar.tasks[0].description != said:
+            for task in list(bar.task_ids):
+                bar.remove_task(task)
+            bar.add_task(said, total=total or None)
+            bar.start()
+        bar.update(bar.task_ids[0], completed=done)
+        if done >= total > 0:
+            bar.stop()

@@ -1,0 +1,667 @@
+"""One thread that owns the model: requests join a batch, and each fails alone."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.generate import (
+    BatchGenerator,
+    StopSequences,
+    generate_step,
+    generation_stream,
+    speculative_generate_step,
+)
+from mlx_lm.sample_utils import make_logits_processors
+
+from ..lm.checks import checked_tokens, vocabulary
+from ..lm.prompt_cache import beyond_context, context_length, evicting_caches
+from ..lm.routing import routing_for
+from .disk import PromptStore
+from .memory import Memory
+from .sampling import Sampling, greedy
+from .snapshots import Snapshots, common, is_cuttable, places
+from .text import TokenLogprob, Writer, logprobs_of
+
+__all__ = ["BusyError", "Engine", "Event", "Limits", "Request"]
+
+_LOG = logging.getLogger("mlx_h2o")
+_AGAIN = 3
+"""How often a request may be running when a step of the model fails, and join again."""
+_WORTH = 64
+"""Tokens for which it is better to wait until another request has read them."""
+
+
+class BusyError(Exception):
+    """The queue is full, or the engine is about to end."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """decode, prompts: requests that are answered and that are read together. queue: requests that
+    wait beside them. step: tokens of a prompt read at a time. drafts: tokens drafted at a time."""
+
+    decode: int = 32
+    prompts: int = 8
+    queue: int = 512
+    step: int = 2048
+    drafts: int = 3
+
+
+@dataclass(frozen=True)
+class Event:
+    """What a token brings to a request: segments of text (kind, text), and logprobs if they were
+    asked for; at the end finish, "stop" or "length", or error."""
+
+    segments: list[tuple[str, str]] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish: str | None = None
+    error: Exception | None = None
+
+
+@dataclass(eq=False)
+class Request:
+    """One answer that is asked for.
+
+    Args:
+        tokens: of the prompt.
+        sink: is told of each Event, in the engine's thread; it must not wait.
+        max_tokens: of the answer.
+        sampling: how its tokens are chosen.
+        penalties: arguments of mlx_lm's ``make_logits_processors``.
+        stops: texts that end it.
+        top_logprobs: likeliest tokens to tell of with each one; None: no logprobs.
+        state: the kind of text with which the answer begins.
+        goes_on: whether the answer goes on with the text of the prompt.
+    """
+
+    tokens: list[int]
+    sink: Callable[[Event], None]
+    max_tokens: int = 512
+    sampling: Sampling = field(default_factory=Sampling)
+    penalties: dict[str, Any] = field(default_factory=dict)
+    stops: Sequence[str] = ()
+    top_logprobs: int | None = None
+    state: str = "normal"
+    goes_on: bool = False
+
+    left: bool = False
+    """Set by whoever asked once nobody waits for the answer any more."""
+    cached: int | None = None
+    """Tokens of the prompt that were not read again, once that is known."""
+    answer: list[int] = field(default_factory=list)
+    begun: float = field(default_factory=time.monotonic)
+    _drawn: int = 0
+    _nbytes: int = 0
+    _failures: int = 0
+    _failure: Exception | None = None
+    _writer: Writer | None = None
+    _places: list[int] = field(default_factory=list)
+
+    @property
+    def seen(self) -> list[int]:
+        """The prompt and what was answered."""
+        return self.tokens + self.answer
+
+
+class _Lane:
+    """A request outside of the batch: one with drafts, or of a model that has no batches."""
+
+    def __init__(self, request: Request, caches: list[Any], read: int) -> None:
+        self.request, self.caches, self.read = request, caches, read
+        self.steps: Generator[Any, None, None] | None = None
+
+    def close(self) -> None:
+        """Take back what was drafted and is not answered."""
+        if self.steps is not None:
+            self.steps.close()
+
+
+class Engine:
+    """Answers requests until it is closed.
+
+    Args:
+        models: the model, and behind it a draft model if there is one. Nobody else uses them.
+        tokenizer: the model's.
+        make: new caches of the models, one list for each.
+        memory: what fits.
+        snapshots: what was read before; the engine's own from here on.
+        limits: how much at a time.
+        store: where snapshots outlive the process, and the name of models and settings there.
+
+    Attributes:
+        least_on_disk: tokens; for fewer it does not pay to write a file.
+        counts: requests and tokens since it began, by name.
+    """
+
+    least_on_disk = 256
+
+    def __init__(
+        self,
+        models: Sequence[Any],
+        tokenizer: Any,
+        make: Callable[[], list[list[Any]]],
+        memory: Memory,
+        snapshots: Snapshots,
+        limits: Limits | None = None,
+        store: tuple[PromptStore, str] | None = None,
+    ) -> None:
+        self.model, *drafting = models
+        self.models, self.tokenizer, self.make = list(models), tokenizer, make
+        self.memory, self.snapshots, self.store = memory, snapshots, store
+        self.limits = limits if limits is not None else Limits()
+        self.vocabulary = vocabulary(self.model)
+        self.counts = {"finished": 0, "failed": 0, "left": 0, "read": 0, "cached": 0, "answered": 0}
+        fresh = make()
+        self._batches = not drafting and _have_batches(fresh[0])
+        for model in models:  # in the thread that made them: others may not
+            held = [one for module in model.modules() for one in module.values()]
+            mx.eval([one for one in held if isinstance(one, mx.array)])
+        self._layers = [len(caches) for caches in fresh]
+        self._lasting = _lasting_tokens([one for caches in fresh for one in caches])
+        special = set(getattr(tokenizer, "all_special_ids", ()))
+        added: dict[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
+        self._boundaries = frozenset(special | {n for n, one in added.items() if one.special})
+        self._ends = StopSequences([(token,) for token in tokenizer.eos_token_ids])
+        self._batch = self._new_batch()
+        self._running: dict[int, Request] = {}
+        self._lanes: list[_Lane] = []
+        self._waiting: deque[Request] = deque()
+        self._suspects: deque[Request] = deque()  # were running when a step failed
+        self._trial: Request | None = None  # joined last of these
+        self._lone_failures = 0
+        self._told = False
+        self._closing = self._giving_up = False
+        self._wake = threading.Condition()
+        self._ended = threading.Event()
+        life = [self._live]
+        threading.Thread(target=_stay_behind, args=(life,), name="mlx_h2o", daemon=True).start()
+
+    # What others call
+
+    def check(self, request: Request) -> None:
+        """Raises ValueError, in a sentence that names the field, for what the model cannot do."""
+        checked_tokens("server", "prompt", request.tokens, self.models)
+        sampling, size = request.sampling, self.vocabulary
+        if sampling.top_k >= size:
+            raise ValueError(f"top_k is {sampling.top_k}, expected 0 to {size - 1}.")
+        if (request.top_logprobs or 0) >= size:
+            raise ValueError(f"top_logprobs is {request.top_logprobs}, expected fewer than {size}.")
+        biased = request.penalties.get("logit_bias") or {}
+        if wrong := [token for token in biased if not 0 <= token < size]:
+            raise ValueError(
+                f"logit_bias names the token {wrong[0]}, expected one from 0 to {size - 1}."
+            )
+        needed = self.memory.of_request(len(request.tokens) + request.max_tokens)
+        if needed > self.memory.free:
+            raise ValueError(
+                f"the prompt has {len(request.tokens):,} tokens and max_tokens is "
+                f"{request.max_tokens:,}, which takes {needed:,} bytes: expected at most "
+                f"{self.memory.free:,}, the server's --memory without weights."
+            )
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queue requests that were checked, all or none.
+
+        Raises:
+            BusyError: too many wait, or the engine is about to end.
+        """
+        with self._wake:
+            if self._closing or self._ended.is_set():
+                raise BusyError("the server is about to end")
+            if len(self._waiting) + len(requests) > self.limits.queue:
+                raise BusyError(f"{len(self._waiting):,} requests wait already")
+            self._waiting.extend(requests)
+            self._wake.notify()
+
+    def leave(self, request: Request) -> None:
+        """Nobody waits for this one any more."""
+        request.left = True
+        with self._wake:
+            self._wake.notify()
+
+    @property
+    def running(self) -> int:
+        return len(self._running) + len(self._lanes)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting) + len(self._suspects)
+
+    @property
+    def fault(self) -> str:
+        """Why no request can be answered; empty while all is well."""
+        if self._ended.is_set():
+            return "the engine has ended"
+        return "every step of the model fails" if self._lone_failures >= _AGAIN else ""
+
+    def close(self, timeout: float = 0) -> bool:
+        """Take no more requests, and end once those that are here are answered, or after so many
+        seconds; returns whether none was lost."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        whole = self._ended.wait(timeout)
+        if not whole:
+            _LOG.warning("%d requests are not answered to their end", self.running + self.waiting)
+            self._giving_up = True
+            self._ended.wait(10)
+        return whole
+
+    # The thread
+
+    def _live(self) -> None:
+        try:
+            with ExitStack() as stack:
+                for model, caches in zip(self.models, self.make(), strict=True):
+                    stack.enter_context(routing_for(model, list(evicting_caches(caches))))
+                stack.enter_context(mx.stream(generation_stream))
+                while self._work():
+                    pass
+        except Exception as error:
+            if not isinstance(error, BusyError):
+                _LOG.exception("the engine has ended")
+            for request in [*self._active(), *self._waiting, *self._suspects]:
+                request.sink(Event(error=error))
+        finally:
+            self._batch.close()
+            self.snapshots.shrink(0)
+            mx.clear_cache()
+            self._ended.set()
+
+    def _work(self) -> bool:
+        """One token for everybody; False at the end."""
+        with self._wake:
+            while not (self._waiting or self._suspects or self._running or self._lanes):
+                if self._closing:
+                    return False
+                self._wake.wait()
+        if self._giving_up:
+            raise BusyError("the server has ended before the answer did")
+        self._part_with_leavers()
+        self._let_join()
+        if self._running:
+            self._step()
+        for lane in list(self._lanes):
+            self._advance(lane)
+        return True
+
+    def _part_with_leavers(self) -> None:
+        for one in [*self._waiting, *self._active()]:
+            if one.left:
+                self.counts["left"] += 1
+                _LOG.info("a client went away before its answer was complete")
+        gone = [uid for uid, one in self._running.items() if one.left]
+        for uid in gone:
+            self._part(uid)
+        for lane in [lane for lane in self._lanes if lane.request.left]:
+            self._lanes.remove(lane)
+            lane.close()
+        with self._wake:
+            self._waiting = deque(one for one in self._waiting if not one.left)
+        self._suspects = deque(one for one in self._suspects if not one.left)
+
+    def _let_join(self) -> None:
+        if self._suspects:
+            if self._trial is None:
+                self._trial = self._suspects.popleft()
+                self._join(self._trial)
+            return
+        if self._trial is not None:
+            return
+        later: list[Request] = []
+        while self.running < self.limits.decode:
+            with self._wake:
+                request = self._waiting.popleft() if self._waiting else None
+            if request is None:
+                break
+            if not self._is_room(request):
+                later.append(request)
+                break
+            if self._is_read_by_another(request):
+                later.append(request)
+                continue
+            self._join(request)
+        with self._wake:
+            self._waiting.extendleft(reversed(later))
+
+    def _is_room(self, request: Request) -> bool:
+        """Whether its bytes fit; prompts that were read before give way."""
+        needed = self.memory.of_request(len(request.tokens) + request.max_tokens)
+        left = self.memory.free - sum(one._nbytes for one in self._active()) - needed
+        if left < 0:
+            return False
+        request._nbytes = needed
+        self.snapshots.shrink(min(left, self.snapshots.max_bytes))
+        return True
+
+    def _is_read_by_another(self, request: Request) -> bool:
+        """Whether it begins with what another request is reading just now, so that it can wait for
+        that, and not read it again."""
+        enough = self.snapshots.longest(request.tokens) + _WORTH
+        for one in self._reading():
+            shared = min(common(one.tokens, request.tokens), len(request.tokens) - 1)
+            lasting = self._lasting is None or one._places[-1:] == [] or shared <= self._lasting
+            served = [shared] if lasting else [n for n in one._places if n <= shared]
+            if max(served, default=0) >= enough and one._places:
+                return True
+        return False
+
+    def _active(self) -> list[Request]:
+        return [*self._running.values(), *(lane.request for lane in self._lanes)]
+
+    def _reading(self) -> list[Request]:
+        return [one for one in self._active() if one._places and not one.answer]
+
+    def _join(self, request: Request) -> None:
+        """Begin with a request, or go on with one whose step failed."""
+        try:
+            seen = request.seen
+            caches, read = self._read_before(seen)
+            if request.cached is None:
+                request.cached = read
+                self.counts["cached"] += read
+                self.counts["read"] += len(seen) - read
+                self._tell_where_beyond(len(seen))
+            if request._writer is None:
+                request._writer = Writer(
+                    self.tokenizer, request.stops, request.state, request.goes_on
+                )
+            request._drawn = len(request.answer)
+            request._places = places(seen, self._boundaries, read, self._lasting_for(request))
+            if not self._batches:
+                self._lanes.append(_Lane(request, caches, read))
+                return
+            bounds = [read, *request._places, len(seen)]
+            [uid] = self._batch.insert_segments(
+                [[seen[a:b] for a, b in pairwise(bounds)]],
+                max_tokens=[request.max_tokens - len(request.answer)],
+                caches=[caches],
+                all_tokens=[seen[:read]],
+                samplers=[self._sampler(request)],
+                logits_processors=[self._processors(request)],
+                stop_sequences=[self._ends],
+            )
+            self._running[uid] = request
+        except Exception as error:
+            self._end(request, Event(error=error))
+
+    def _lasting_for(self, request: Request) -> int | None:
+        """Tokens of it from which nothing is evicted, its answer included."""
+        if self._lasting is None or len(request.tokens) + request.max_tokens > self._lasting:
+            return self._lasting
+        return None
+
+    def _read_before(self, tokens: list[int]) -> tuple[list[Any], int]:
+        caches, read = self.snapshots.find(tokens)
+        if self.store is not None:
+            store, name = self.store
+            found, length = store.find(name, tokens, read)
+            if found:
+                caches, read = found, length
+        return caches or [one for caches in self.make() for one in caches], read
+
+    def _sampler(self, request: Request) -> Callable[[mx.array], mx.array]:
+        ends = list(self.tokenizer.eos_token_ids)
+
+        def place() -> int:
+            request._drawn += 1
+            return request._drawn - 1
+
+        spared = [*self.tokenizer.encode("\n"), *ends] if request.sampling.xtc_probability else []
+        sample = request.sampling.sampler(place, spared)
+        if sample is greedy:
+            return greedy
+
+        def guarded(logprobs: mx.array) -> mx.array:
+            try:
+                return sample(logprobs)
+            except Exception as error:
+                request._failure = error
+                return mx.zeros(logprobs.shape[:1], mx.uint32)
+
+        return guarded
+
+    def _processors(self, request: Request) -> list[Callable[[mx.array, mx.array], mx.array]]:
+        def guarded(process: Callable[[mx.array, mx.array], mx.array]) -> Any:
+            def run(tokens: mx.array, logits: mx.array) -> mx.array:
+                try:
+                    return process(tokens, logits)
+                except Exception as error:
+                    request._failure = error
+                    return logits
+
+            return run
+
+        given = {name: value for name, value in request.penalties.items() if value is not None}
+        if not given:
+            return []
+        return [guarded(one) for one in make_logits_processors(**given)]
+
+    # The batch
+
+    def _new_batch(self) -> Any:
+        return BatchGenerator(
+            self.model,
+            completion_batch_size=self.limits.decode,
+            prefill_batch_size=min(self.limits.prompts, self.limits.decode),
+            prefill_step_size=self.limits.step,
+            sampler=greedy,
+            stream=generation_stream,
+        )
+
+    def _step(self) -> None:
+        try:
+            prompts, answers = self._batch.next()
+        except Exception as error:
+            self._recover(error)
+            return
+        self._lone_failures = 0
+        for one in prompts:
+            if one.end_of_segment and not one.end_of_prompt and one.uid in self._running:
+                self._keep_place(one.uid)
+        for one in answers:
+            if (request := self._running.get(one.uid)) is not None:
+                held = (one.prompt_cache, one.all_tokens) if one.finish_reason else None
+                finish = self._take(request, one.token, one.logprobs, one.finish_reason)
+                if finish is not None:
+                    self._part(one.uid, held, keep=finish.error is None)
+                    self._end(request, finish)
+
+    def _keep_place(self, uid: int) -> None:
+        request = self._running[uid]
+        request._places = request._places[1:]
+        try:
+            caches, tokens = self._batch.extract_cache([uid])[uid]
+            self._keep(list(tokens), caches, last=not request._places)
+        except Exception as error:
+            self._part(uid)
+            self._end(request, Event(error=error))
+
+    def _keep(self, tokens: list[int], caches: list[Any], last: bool) -> None:
+        held = self.snapshots.keep(tokens, caches)
+        if self.store is not None and last and held >= self.least_on_disk:
+            store, name = self.store
+            store.keep(name, tokens[:held], caches)
+
+    def _take(
+        self, request: Request, token: int, logprobs: mx.array, reason: str | None
+    ) -> Event | None:
+        """Tell of a token; returns the end of the answer if this is it, which is not told yet."""
+        if request is self._trial:
+            self._trial = None
+        try:
+            if request._failure is not None:
+                raise request._failure
+            request.answer.append(token)
+            self.counts["answered"] += 1
+            writer, asked = request._writer, request.top_logprobs
+            assert writer is not None
+            if reason == "stop":  # a token that ends answers, and has no text
+                return Event(writer.end(), finish="stop")
+            segments = writer.take(token)
+            told = [] if asked is None else [logprobs_of(self.tokenizer, token, logprobs, asked)]
+            if writer.stopped:
+                return Event(segments, told, finish="stop")
+            if reason is not None:
+                segments = segments + writer.end()
+                return Event(segments, told, finish="stop" if writer.stopped else reason)
+            if segments or told:
+                request.sink(Event(segments, told))
+        except Exception as error:
+            return Event(error=error)
+        return None
+
+    def _part(
+        self, uid: int, held: tuple[list[Any], list[int]] | None = None, keep: bool = False
+    ) -> None:
+        """Take a request out of the batch, and keep what it has read if that is wanted."""
+        request = self._running.pop(uid)
+        if request is self._trial:
+            self._trial = None
+        try:
+            if held is None:
+                held = self._batch.remove([uid], return_prompt_caches=keep).get(uid)
+            if keep and held is not None:
+                self._keep(list(held[1]), held[0], last=True)
+        except Exception as error:
+            _LOG.warning("a prompt is not kept: %s", error)
+
+    def _end(self, request: Request, event: Event) -> None:
+        if request is self._trial:
+            self._trial = None
+        self.counts["finished" if event.error is None else "failed"] += 1
+        if event.error is not None:
+            _LOG.error("a request has failed: %s", event.error, exc_info=event.error)
+        request.sink(event)
+
+    def _recover(self, error: Exception) -> None:
+        """A step of the model failed, and caches are torn: the requests join again, one after the
+        other, and the one with which it fails again is the one that fails."""
+        _LOG.warning("a step of the model failed: %s", error)
+        running = list(self._running.values())
+        guilty = self._trial
+        if len(running) == 1:
+            guilty, self._lone_failures = running[0], self._lone_failures + 1
+        if guilty is None:
+            for one in running:
+                one._failures += 1
+            guilty = next((one for one in reversed(running) if one._failures > _AGAIN), None)
+        self._running, self._trial = {}, None
+        self._batch.close()
+        self._batch = self._new_batch()
+        if guilty is not None:
+            self._end(guilty, Event(error=error))
+        self._suspects.extendleft(one for one in reversed(running) if one is not guilty)
+
+    # Requests beside the batch
+
+    def _advance(self, lane: _Lane) -> None:
+        """Read a chunk of its prompt, or make a token."""
+        request = lane.request
+        try:
+            if lane.steps is None:
+                if lane.read < len(request.tokens) - 1:
+                    self._read_chunk(lane)
+                    return
+                lane.steps = self._steps(lane)
+            token, logprobs = next(lane.steps)[:2]
+            reason = "length" if len(request.answer) + 1 >= request.max_tokens else None
+            reason = "stop" if token in self.tokenizer.eos_token_ids else reason
+            finish = self._take(request, int(token), logprobs, reason)
+        except Exception as error:
+            finish = Event(error=error)
+        if finish is not None:
+            self._lanes.remove(lane)
+            if finish.error is None:
+                try:
+                    lane.close()
+                    self._keep(request.seen, lane.caches, last=True)
+                except Exception as error:
+                    _LOG.warning("a prompt is not kept: %s", error)
+            self._end(request, finish)
+
+    def _read_chunk(self, lane: _Lane) -> None:
+        request = lane.request
+        place = next((one for one in request._places if one > lane.read), len(request.tokens) - 1)
+        end = min(place, lane.read + self.limits.step)
+        chunk = mx.array(request.tokens[lane.read : end])[None]
+        start = 0
+        for model, count in zip(self.models, self._layers, strict=True):
+            caches = lane.caches[start : start + count]
+            model(chunk, cache=caches)
+            mx.eval([one.state for one in caches])
+            start += count
+        lane.read = end
+        if end == place:
+            request._places = [one for one in request._places if one > end]
+            self._keep(request.tokens[:end], copy.deepcopy(lane.caches), last=not request._places)
+
+    def _steps(self, lane: _Lane) -> Generator[Any, None, None]:
+        request = lane.request
+        before = mx.array(request.tokens[:-1], mx.uint32)
+        given: dict[str, Any] = {
+            "sampler": self._sampler(request),
+            "logits_processors": [
+                lambda tokens, logits, process=process: process(
+                    mx.concatenate([before, tokens.astype(mx.uint32)]), logits
+                )
+                for process in self._processors(request)
+            ],
+            "prompt_cache": lane.caches,
+        }
+        prompt = mx.array(request.tokens[-1:])
+        if len(self.models) == 1:
+            steps: Any = generate_step(prompt, self.model, max_tokens=request.max_tokens, **given)
+        else:
+            steps = speculative_generate_step(
+                prompt,
+                self.model,
+                self.models[1],
+                num_draft_tokens=self.limits.drafts,
+                max_tokens=request.max_tokens,
+                **given,
+            )
+        found: Generator[Any, None, None] = steps
+        return found
+
+    def _tell_where_beyond(self, tokens: int) -> None:
+        said = beyond_context(context_length(self.model), tokens)
+        if said and not self._told:
+            self._told = True
+            _LOG.warning("%s", said)
+
+
+def _stay_behind(life: list[Callable[[], None]]) -> None:
+    """Live, and let go of it; the thread stays: at its end MLX asks for Python's lock, which may be
+    gone by then."""
+    life.pop()()
+    threading.Event().wait()
+
+
+def _lasting_tokens(caches: Sequence[Any]) -> int | None:
+    """Tokens up to which any beginning can be had of such caches; None: of any number."""
+    if not is_cuttable(caches):
+        return 0
+    sizes = [one.config.max_kv_size for one in evicting_caches(caches)]
+    sizes += [getattr(one, "max_size", None) for one in caches]
+    return min((size for size in sizes if size is not None), default=None)
+
+
+def _have_batches(caches: Sequence[Any]) -> bool:
+    """Whether sequences of such caches can be answered together."""
+    try:
+        for one in caches:
+            one.merge([one, one])
+    except (AttributeError, ValueError):
+        return False
+    return True

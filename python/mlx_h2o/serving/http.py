@@ -1,0 +1,352 @@
+"""The server's paths, as in OpenAI's API."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import re
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import prometheus_client
+from fastapi import Depends, FastAPI
+from fastapi import Request as HttpRequest
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from pydantic import BaseModel
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+
+from .answers import Answer, ChatChoice, Choice, failure
+from .engine import BusyError, Engine, Event, Request
+from .guard import Guard
+from .metrics import Metrics
+from .prompts import of_chat, of_completion
+from .sampling import Sampling
+from .schema import ChatBody, CompletionBody, GenerationBody
+
+__all__ = ["Settings", "make_app"]
+
+_LOG = logging.getLogger("mlx_h2o")
+_LOCAL_PAGES = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
+_NAMES = re.compile(r"(?!(str|int|constrained-str)$)[\w.-]+")
+"""Of fields, in a place that pydantic names: behind some come the kinds of values they may have."""
+_QUIET = 10.0
+"""Seconds without a piece, after which a stream says that it lives."""
+_ANY_NAME = "default_model"
+"""What mlx_lm's clients call the served model."""
+_TRIED_AGAIN = 5
+"""Seconds after which a client may ask again when the queue is full."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """name: of the served model. sampling, max_tokens: where requests do not say. template: of the
+    chat template. api_key, hosts, origins, most_bytes: who may ask, and how much. grace: seconds
+    that running answers have at the end."""
+
+    name: str
+    sampling: Sampling = field(default_factory=Sampling)
+    max_tokens: int = 512
+    template: dict[str, Any] = field(default_factory=dict)
+    api_key: str | None = None
+    hosts: Sequence[str] = ()
+    origins: Sequence[str] = ()
+    most_bytes: int = 1 << 26
+    grace: float = 30
+
+
+class ErrorDetail(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Error(BaseModel):
+    error: ErrorDetail
+
+
+class WrongError(Exception):
+    """An answer that is an error: its status, and what it says."""
+
+    def __init__(self, status: int, content: dict[str, Any]) -> None:
+        super().__init__(content["error"]["message"])
+        self.status, self.content = status, content
+
+
+def make_app(engine: Engine, settings: Settings) -> FastAPI:
+    """The application; it closes the engine when it ends."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await run_in_threadpool(engine.close, 1.0)
+
+    app = FastAPI(title="mlx_h2o server", lifespan=lifespan, responses=_RESPONSES)
+    app.add_middleware(
+        CORSMiddleware, allow_origins=list(settings.origins), allow_methods=["*"],
+        allow_origin_regex=_LOCAL_PAGES, allow_headers=["*"],
+    )  # fmt: skip
+    app.add_middleware(
+        Guard, hosts=settings.hosts, origins=settings.origins, most=settings.most_bytes
+    )
+    _say_errors(app)
+    asking = _Asking(engine, settings, Metrics(engine))
+    known = [Depends(asking.authorize)]
+    route = partial(app.add_api_route, dependencies=known, response_model=None)
+    route("/v1/chat/completions", asking.chat, methods=["POST"])
+    route("/v1/completions", asking.completion, methods=["POST"])
+    route("/v1/models", asking.models, methods=["GET"])
+    route("/v1/models/{name:path}", asking.model, methods=["GET"])
+    route("/metrics", asking.tell_metrics, methods=["GET"])
+    app.add_api_route("/health", asking.health, methods=["GET"], response_model=None)
+    return app
+
+
+_RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {"model": Error, "description": said}
+    for status, said in (
+        (400, "the request is wrong, and says where"), (401, "no API key, or another"),
+        (403, "a foreign host or origin"), (404, "there is no such path or model"),
+        (413, "the body is too long"), (422, "never"),
+        (500, "the answer failed"), (503, "too many requests wait, or the engine has ended"),
+    )
+    if said != "never"
+}  # fmt: skip
+
+
+class _Asking:
+    """The functions behind the paths."""
+
+    def __init__(self, engine: Engine, settings: Settings, metrics: Metrics) -> None:
+        self.engine, self.settings, self.metrics = engine, settings, metrics
+        self._tokenizing = asyncio.Lock()  # tokenizers are for one thread at a time
+        self._created = int(time.time())
+
+    def authorize(self, request: HttpRequest) -> None:
+        key = self.settings.api_key
+        given = request.headers.get("authorization", "").encode("latin-1")
+        if key is not None and not secrets.compare_digest(given, f"Bearer {key}".encode()):
+            said = "the API key is missing or another one, expected the server's --api-key."
+            raise WrongError(401, failure(said, "authentication_error", code="invalid_api_key"))
+
+    async def health(self) -> Response:
+        if fault := self.engine.fault:
+            return JSONResponse({"status": "unavailable", "reason": fault}, 503)
+        return JSONResponse({"status": "ok"})
+
+    async def tell_metrics(self) -> Response:
+        text = prometheus_client.generate_latest(self.metrics.registry)
+        return Response(text, media_type=prometheus_client.CONTENT_TYPE_LATEST)
+
+    async def models(self) -> dict[str, Any]:
+        return {"object": "list", "data": [self._described()]}
+
+    async def model(self, name: str) -> dict[str, Any]:
+        self._check_model(name)
+        return self._described()
+
+    async def completion(self, body: CompletionBody, request: HttpRequest) -> Response:
+        self._check_model(body.model)
+        prompts = []
+        for prompt in body.prompts:
+            tokens = await self._tokenize(partial(of_completion, self.engine.tokenizer, prompt))
+            prompts.append((tokens, "normal"))
+        choices = [Choice(index) for index in range(len(prompts) * body.n)]
+        return await self._answer(body, prompts, choices, request)
+
+    async def chat(self, body: ChatBody, request: HttpRequest) -> Response:
+        self._check_model(body.model)
+        tokenizer = self.engine.tokenizer
+        found = await self._tokenize(partial(of_chat, tokenizer, body, self.settings.template))
+        tools = [tool.model_dump(exclude_none=True) for tool in body.tools]
+        choices = [ChatChoice(index, tokenizer, tools) for index in range(body.n)]
+        return await self._answer(body, [found], choices, request)
+
+    def _described(self) -> dict[str, Any]:
+        found = {"id": self.settings.name, "object": "model", "created": self._created}
+        return found | {"owned_by": "mlx_h2o"}
+
+    def _check_model(self, name: str | None) -> None:
+        if name not in (None, self.settings.name, _ANY_NAME):
+            said = f"the model {name!r:.200} is not served, expected {self.settings.name!r}."
+            raise WrongError(404, failure(said, param="model", code="model_not_found"))
+
+    async def _tokenize(self, encode: Any) -> Any:
+        async with self._tokenizing:
+            try:
+                return await run_in_threadpool(encode)
+            except ValueError as error:
+                raise WrongError(400, failure(str(error))) from error
+            except Exception as error:
+                _LOG.exception("a prompt cannot be made into tokens")
+                raise WrongError(
+                    500, failure(f"the tokenizer failed: {error}", "api_error")
+                ) from error
+
+    async def _answer(
+        self, body: GenerationBody, prompts: Sequence[tuple[list[int], str]],
+        choices: Sequence[Choice], asked: HttpRequest,
+    ) -> Response:  # fmt: skip
+        told: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+
+        def sink(index: int, event: Event) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody listens
+                loop.call_soon_threadsafe(told.put_nowait, (index, event))
+
+        requests = [
+            Request(
+                tokens, partial(sink, place * body.n + choice),
+                max_tokens=body.most_tokens or self.settings.max_tokens,
+                sampling=body.sampling(self.settings.sampling, choice),
+                penalties=body.penalties(), stops=body.stops, top_logprobs=body.top, state=state,
+                goes_on=isinstance(body, CompletionBody),
+            )
+            for place, (tokens, state) in enumerate(prompts) for choice in range(body.n)
+        ]  # fmt: skip
+        try:
+            for one in requests:
+                self.engine.check(one)
+            self.engine.submit(requests)
+        except ValueError as error:
+            raise WrongError(400, failure(str(error).removeprefix("[server] "))) from error
+        except BusyError as error:
+            raise WrongError(
+                503, failure(f"{error}: try again later.", "overloaded_error")
+            ) from error
+        chat = isinstance(body, ChatBody)
+        answer = Answer(self.settings.name, chat, requests, len(prompts))
+        pieces = self._pieces(requests, choices, told)
+        if body.stream:
+            usage = body.stream_options.include_usage
+            return StreamingResponse(
+                _as_stream(answer, pieces, usage), media_type="text/event-stream"
+            )
+        return await _unless_left(self._whole(answer, pieces, choices), asked)
+
+    async def _pieces(
+        self, requests: Sequence[Request], choices: Sequence[Choice],
+        told: asyncio.Queue[tuple[int, Event]],
+    ) -> AsyncIterator[dict[str, Any] | None]:  # fmt: skip
+        """Choices of pieces as they come; None: nothing came for a while. Whoever closes this
+        has the requests leave."""
+        open_ones, first = len(requests), True
+        try:
+            while open_ones:
+                try:
+                    index, event = await asyncio.wait_for(told.get(), _QUIET)
+                except TimeoutError:
+                    yield None
+                    continue
+                if event.error is not None:
+                    raise event.error
+                if first:
+                    self.metrics.first.observe(time.monotonic() - requests[index].begun)
+                    first = False
+                open_ones -= event.finish is not None
+                yield choices[index].take(event)
+            self.metrics.whole.observe(time.monotonic() - requests[0].begun)
+        finally:
+            for one in requests:
+                if open_ones:
+                    self.engine.leave(one)
+
+    async def _whole(
+        self, answer: Answer, pieces: AsyncIterator[Any], choices: Sequence[Choice]
+    ) -> Response:
+        try:
+            async for _ in pieces:
+                continue
+        except Exception as error:
+            raise WrongError(500, failure(f"generation failed: {error}", "api_error")) from error
+        return JSONResponse(answer.whole(choices))
+
+
+async def _as_stream(
+    answer: Answer, pieces: AsyncIterator[dict[str, Any] | None], usage: bool
+) -> AsyncIterator[str]:
+    """Server-sent events; an error is one of them."""
+
+    def event(content: dict[str, Any]) -> str:
+        return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"
+
+    more: dict[str, Any] = {"usage": None} if usage else {}
+    async with contextlib.aclosing(pieces):  # type: ignore[type-var]
+        try:
+            async for choice in pieces:
+                yield ": keepalive\n\n" if choice is None else event(answer.piece([choice], **more))
+        except Exception as error:
+            yield event(failure(f"generation failed: {error}", "api_error"))
+        else:
+            if usage:
+                yield event(answer.piece([], usage=answer.usage()))
+    yield "data: [DONE]\n\n"
+
+
+async def _unless_left(work: Any, asked: HttpRequest) -> Response:
+    """The answer, unless its client goes away before: then it is given up."""
+
+    async def left() -> None:
+        while (await asked.receive())["type"] != "http.disconnect":
+            continue
+
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(left())
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            found: Response = working.result()
+            return found
+        return Response(status_code=499)
+    finally:
+        for one in (working, leaving):
+            one.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+def _say_errors(app: FastAPI) -> None:
+    """Every error in the form of OpenAI's API."""
+
+    async def wrong(request: HttpRequest, error: Any) -> Response:
+        headers = {"Retry-After": str(_TRIED_AGAIN)} if error.status == 503 else None
+        return JSONResponse(error.content, error.status, headers)
+
+    async def invalid(request: HttpRequest, error: Any) -> Response:
+        message, param = _first_of(error)
+        return JSONResponse(failure(message, param=param), 400)
+
+    async def no_path(request: HttpRequest, error: Any) -> Response:
+        said = failure(f"{error.detail}: {request.method} {request.url.path}")
+        return JSONResponse(said, error.status_code, error.headers)
+
+    async def failed(request: HttpRequest, error: Exception) -> Response:
+        return JSONResponse(failure(f"the server failed: {error}", "api_error"), 500)
+
+    app.add_exception_handler(WrongError, wrong)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(HTTPException, no_path)
+    app.add_exception_handler(Exception, failed)
+
+
+def _first_of(error: RequestValidationError) -> tuple[str, str | None]:
+    """What is wrong with a request, in a sentence, and with which of its fields."""
+    found = error.errors()[0]
+    message = found["msg"].removeprefix("Value error, ")
+    path = [str(part)[:80] for part in found["loc"][1:] if _NAMES.fullmatch(str(part))]
+    if found["type"] == "json_invalid":
+        return f"the body is no JSON: {found['ctx']['error']}.", None
+    if not path and found["type"] == "value_error":
+        return f"{message}.", None
+    if not path:
+        return f"the body is wrong: {message}, with Content-Type: application/json.", None
+    name = ".".join(path)
+    said = "is not supported" if found["type"] == "extra_forbidden" else f"is wrong: {message}"
+    return f"{name} {said}.", path[0]

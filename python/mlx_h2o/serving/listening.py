@@ -1,0 +1,59 @@
+"""A port, and the server behind it, until a signal ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from typing import Any
+
+import uvicorn
+
+from .engine import Engine
+
+__all__ = ["listen", "serve"]
+
+_LOG = logging.getLogger("mlx_h2o")
+_BACKLOG = 1024
+"""Connections that the system may hold before they are accepted."""
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens there.
+
+    Raises:
+        OSError: the port is taken, or the address is not this machine's.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    found = socket.socket(family)
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind((host, port))
+        found.listen(_BACKLOG)
+    except OSError as error:
+        found.close()
+        raise OSError(error.errno, f"{error.strerror}: --host {host} --port {port}") from error
+    return found
+
+
+def serve(app: Any, engine: Engine, listener: socket.socket, grace: float) -> None:
+    """Serve until SIGTERM or Ctrl-C; running answers then have ``grace`` seconds."""
+    config = uvicorn.Config(
+        app, log_config=None, access_log=False, backlog=_BACKLOG, server_header=False,
+        timeout_graceful_shutdown=int(grace) + 15, timeout_keep_alive=75,
+    )  # fmt: skip
+    _Server(config, engine, grace).run(sockets=[listener])
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, engine: Engine, grace: float) -> None:
+        super().__init__(config)
+        self._engine, self._grace = engine, grace
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        waiting = self._engine.running + self._engine.waiting
+        _LOG.info("ending: %d answers have %g seconds", waiting, self._grace)
+        closing = asyncio.get_running_loop().run_in_executor(None, self._engine.close, self._grace)
+        await super().shutdown(sockets)
+        whole = await closing
+        _LOG.info("ended: %s", "every answer was finished" if whole else "answers were lost")

@@ -1,0 +1,79 @@
+"""How the next token is chosen: by keys of the request's own, so that neighbours change nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+__all__ = ["Sampling", "greedy"]
+
+Sampler = Callable[[mx.array], mx.array]
+_COLDEST = 1e-5
+"""Of a temperature: below, differences of float32 would become infinite."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """temperature: 0 takes the likeliest token. top_p, top_k, min_p, xtc_probability and
+    xtc_threshold: as in mlx_lm; 1, 0, 0 and 0 are none. seed: 0 to 2^64 - 1."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    seed: int = 0
+
+    def sampler(self, place: Callable[[], int], spared: list[int]) -> Sampler:
+        """What chooses tokens by their log probabilities [N, V].
+
+        Args:
+            place: how many tokens were chosen before; the same seed and place choose alike.
+            spared: tokens that xtc never takes away.
+        """
+        if self.temperature == 0:
+            return greedy
+
+        def sample(logprobs: mx.array) -> mx.array:
+            state = hashlib.blake2b(struct.pack("<QQ", self.seed, place()), digest_size=16)
+            one, other = (mx.array(struct.unpack("<II", half), mx.uint32) for half in
+                          (state.digest()[:8], state.digest()[8:]))  # fmt: skip
+            kept = self._filtered(logprobs.astype(mx.float32), other, spared)
+            return mx.random.categorical(kept / max(self.temperature, _COLDEST), key=one)
+
+        return sample
+
+    def _filtered(self, logprobs: mx.array, key: mx.array, spared: list[int]) -> mx.array:
+        none = -math.inf
+        if self.top_p < 1:
+            rising = mx.sort(logprobs, axis=-1)
+            above = mx.cumsum(mx.exp(rising), axis=-1, reverse=True, inclusive=False)
+            gone = (above >= self.top_p).sum(axis=-1, keepdims=True)
+            gone = mx.minimum(gone, logprobs.shape[-1] - 1)
+            least = mx.take_along_axis(rising, gone, axis=-1)
+            logprobs = mx.where(logprobs < least, none, logprobs)
+        if self.min_p > 0:
+            least = logprobs.max(axis=-1, keepdims=True) + math.log(self.min_p)
+            logprobs = mx.where(logprobs < least, none, logprobs)
+        if self.xtc_probability > 0:
+            probs = mx.softmax(logprobs, axis=-1)
+            likely = mx.where(probs > self.xtc_threshold, probs, math.inf)
+            taken = probs > likely.min(axis=-1, keepdims=True)
+            taken[..., mx.array(spared)] = False
+            taken &= mx.random.uniform(key=key) < self.xtc_probability
+            logprobs = mx.where(taken, none, logprobs)
+        if self.top_k > 0:
+            least = mx.sort(logprobs, axis=-1)[..., -self.top_k, None]
+            logprobs = mx.where(logprobs < least, none, logprobs)
+        return logprobs
+
+
+def greedy(logprobs: mx.array) -> mx.array:
+    """The likeliest tokens."""
+    return mx.argmax(logprobs, axis=-1)

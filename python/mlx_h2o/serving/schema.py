@@ -1,0 +1,211 @@
+"""What clients may ask for: fields, ranges, and what each becomes. Anything else is refused."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from .sampling import Sampling
+
+__all__ = ["ChatBody", "CompletionBody", "GenerationBody"]
+
+_WHOLE = 1 << 30
+"""Of a text that penalties look at."""
+_Stop = Annotated[str, Field(min_length=1, max_length=1000)]
+
+
+class _Part(BaseModel):
+    """Of a request. A field that is null counts as absent, and one that is unknown is an error."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_null(cls, given: Any) -> Any:
+        if isinstance(given, dict):
+            return {name: value for name, value in given.items() if value is not None}
+        return given
+
+
+class StreamOptions(_Part):
+    include_usage: bool = False
+
+
+class ResponseFormat(_Part):
+    type: Literal["text"] = Field(description="answers cannot be constrained to JSON or a schema")
+
+
+class TextPart(_Part):
+    type: Literal["text"]
+    text: str
+
+
+class FunctionCall(_Part):
+    name: str
+    arguments: str | dict[str, Any] = "{}"
+
+    @model_validator(mode="after")
+    def _is_an_object(self) -> FunctionCall:
+        if isinstance(self.arguments, str):
+            try:
+                found = json.loads(self.arguments or "{}")
+            except (ValueError, RecursionError):
+                found = None
+            if not isinstance(found, dict):
+                raise ValueError("arguments is no object in JSON")
+            self.arguments = found
+        return self
+
+
+class ToolCall(_Part):
+    id: str = ""
+    type: Literal["function"] = "function"
+    index: int | None = None
+    function: FunctionCall
+
+
+class Message(_Part):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] = ""
+    name: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates know messages: texts, and arguments that are objects."""
+        found = self.model_dump(exclude_none=True)
+        if isinstance(self.content, list):
+            found["content"] = "".join(part.text for part in self.content)
+        return found
+
+
+class Function(_Part):
+    model_config = ConfigDict(extra="allow")
+
+    name: str = Field(min_length=1)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(_Part):
+    type: Literal["function"]
+    function: Function
+
+
+class GenerationBody(_Part):
+    """What completions and chats have in common. Defaults that are None are the server's."""
+
+    model: str | None = Field(None, description="the served model, or default_model")
+    max_tokens: int | None = Field(None, ge=1, le=1 << 24)
+    temperature: float | None = Field(None, ge=0, le=100)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=0)
+    min_p: float | None = Field(None, ge=0, le=1)
+    xtc_probability: float = Field(0.0, ge=0, le=1)
+    xtc_threshold: float = Field(0.1, ge=0, le=0.5)
+    seed: int | None = Field(None, ge=0, lt=1 << 64)
+    n: int = Field(1, ge=1, le=128)
+    stop: _Stop | Annotated[list[_Stop], Field(max_length=64)] = Field(default_factory=list)
+    stream: bool = False
+    stream_options: StreamOptions = Field(default_factory=StreamOptions)
+    logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] = Field(default_factory=dict)
+    repetition_penalty: float = Field(1.0, gt=0, le=100)
+    presence_penalty: float = Field(0.0, ge=-100, le=100)
+    frequency_penalty: float = Field(0.0, ge=-100, le=100)
+    repetition_context_size: int = Field(_WHOLE, ge=1, le=_WHOLE)
+    presence_context_size: int = Field(_WHOLE, ge=1, le=_WHOLE)
+    frequency_context_size: int = Field(_WHOLE, ge=1, le=_WHOLE)
+    user: str | None = Field(None, description="changes nothing, as in OpenAI's API")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_text(cls, given: Any) -> Any:
+        for name, value in given.items() if isinstance(given, dict) else ():
+            try:
+                json.dumps([name, value], ensure_ascii=False).encode()
+            except UnicodeEncodeError as error:
+                raise ValueError(f"{name!a:.80} has half of a surrogate pair") from error
+        return given
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Of the answer, if the request says."""
+        return self.max_tokens
+
+    @property
+    def top(self) -> int | None:
+        """Likeliest tokens to tell of with each one; None: no logprobs at all."""
+        return None
+
+    @property
+    def stops(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else self.stop
+
+    def sampling(self, defaults: Sampling, choice: int) -> Sampling:
+        """How the tokens of a choice are chosen; each has a seed of its own."""
+
+        def given(name: str) -> Any:
+            value = getattr(self, name)
+            return getattr(defaults, name) if value is None else value
+
+        seed = secrets.randbits(64) if self.seed is None else (self.seed + choice) % (1 << 64)
+        names = ("temperature", "top_p", "top_k", "min_p", "xtc_probability", "xtc_threshold")
+        return Sampling(**{name: given(name) for name in names}, seed=seed)
+
+    def penalties(self) -> dict[str, Any]:
+        """Arguments of mlx_lm's ``make_logits_processors``; empty where nothing is asked for."""
+        found: dict[str, Any] = {"logit_bias": self.logit_bias} if self.logit_bias else {}
+        for name, none in (("repetition", 1), ("presence", 0), ("frequency", 0)):
+            if (penalty := getattr(self, f"{name}_penalty")) != none:
+                found[f"{name}_penalty"] = penalty
+                found[f"{name}_context_size"] = getattr(self, f"{name}_context_size")
+        return found
+
+
+class CompletionBody(GenerationBody):
+    prompt: str | list[int] | list[str] | list[list[int]]
+    logprobs: int | None = Field(None, ge=0, le=20)
+
+    @property
+    def top(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """Each one: a text, or tokens."""
+        if not self.prompt or isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
+            return [self.prompt]  # type: ignore[list-item]
+        return list(self.prompt)
+
+
+class ChatBody(GenerationBody):
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1, le=1 << 24)
+    logprobs: bool = False
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    tools: list[Tool] = Field(default_factory=list)
+    tool_choice: Literal["auto", "none"] = "auto"
+    response_format: ResponseFormat | None = None
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> ChatBody:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs is given, expected logprobs to be true")
+        ours = {"add_generation_prompt", "tokenize", "tools", "messages", "conversation"}
+        ours |= {"return_dict", "return_tensors", "chat_template", "continue_final_message"}
+        if taken := sorted(ours & self.chat_template_kwargs.keys()):
+            raise ValueError(f"chat_template_kwargs has {taken[0]}, which is the server's")
+        return self
+
+    @property
+    def most_tokens(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def top(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None

@@ -1,0 +1,184 @@
+"""What was read before: caches of beginnings of prompts, found by their tokens.
+
+A cache from which nothing was evicted is cut back to any shorter beginning. Others cannot be cut,
+and are bounded, therefore small: several of them are kept, at a ladder of places (:func:`places`).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from ..lm.prompt_cache import evicting_caches
+
+__all__ = ["Snapshots", "common", "held_tokens", "is_cuttable", "places"]
+
+_Tokens = Sequence[int] | np.ndarray[Any, Any]
+
+LEAST = 32
+"""Tokens between two places."""
+MOST = 48
+"""Places of one prompt."""
+
+
+@dataclass(eq=False)
+class _Snapshot:
+    tokens: np.ndarray[Any, Any]
+    caches: list[Any]
+    nbytes: int
+    cuttable: bool
+
+    def serves(self, shared: int, asked: int) -> int:
+        """How many first tokens it is good for: of ``asked``, the first ``shared`` are its own;
+        one stays to be read."""
+        if self.cuttable:
+            return min(shared, asked - 1)
+        return shared if shared == len(self.tokens) < asked else 0
+
+
+class Snapshots:
+    """Snapshots of at most so many bytes and so many; the one used longest ago goes first."""
+
+    def __init__(self, max_bytes: int, max_count: int = 1024) -> None:
+        self.max_bytes, self.max_count = max_bytes, max_count
+        self._kept: list[_Snapshot] = []  # used longest ago first
+        self.nbytes = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def longest(self, tokens: Sequence[int]) -> int:
+        """How many first tokens :meth:`find` would have; never all of them."""
+        return self._best(np.array(tokens, np.int64))[0]
+
+    def find(self, tokens: Sequence[int]) -> tuple[list[Any], int]:
+        """Caches that have seen the longest beginning of ``tokens`` there is, and its length, which
+        is less than theirs; ([], 0) where there are none. The caches are the caller's."""
+        length, found = self._best(np.array(tokens, np.int64))
+        if found is None:
+            return [], 0
+        self._kept.remove(found)
+        self._kept.append(found)
+        caches = copy.deepcopy(found.caches)
+        if (surplus := len(found.tokens) - length) > 0:
+            for one in caches:
+                one.trim(surplus)
+        return caches, length
+
+    def _best(self, tokens: np.ndarray[Any, Any]) -> tuple[int, _Snapshot | None]:
+        best: tuple[int, _Snapshot | None] = 0, None
+        for one in self._kept:
+            length = one.serves(common(one.tokens, tokens), len(tokens))
+            if length > best[0]:
+                best = length, one
+        return best
+
+    def keep(self, tokens: Sequence[int], caches: list[Any]) -> int:
+        """Keep caches, which nobody changes from here on, and return how many of the ``tokens``
+        they hold: never more than they have seen."""
+        for cache in evicting_caches(caches):
+            cache.flush()
+        cuttable = is_cuttable(caches)
+        held = min([len(tokens), *held_tokens(caches)])
+        if not _cut(caches, held) or held == 0:
+            return 0
+        key = np.array(tokens[:held], np.int64)
+        for one in self._kept:
+            if common(one.tokens, key) == held and (one.cuttable or len(one.tokens) == held):
+                return held  # it is there
+        mx.eval([cache.state for cache in caches])
+        if cuttable:
+            for one in list(self._kept):
+                if one.cuttable and common(one.tokens, key) == len(one.tokens):
+                    self._drop(one)
+        kept = _Snapshot(key, caches, sum(int(one.nbytes) for one in caches), cuttable)
+        self._kept.append(kept)
+        self.nbytes += kept.nbytes
+        self.shrink(self.max_bytes)
+        return held
+
+    def shrink(self, nbytes: int) -> None:
+        """Let snapshots go until they have no more bytes than that."""
+        while self._kept and (self.nbytes > nbytes or len(self._kept) > self.max_count):
+            self._drop(self._kept[0])
+
+    def _drop(self, one: _Snapshot) -> None:
+        self._kept.remove(one)
+        self.nbytes -= one.nbytes
+
+
+def common(one: _Tokens, other: _Tokens) -> int:
+    """How many first tokens are the same."""
+    size = min(len(one), len(other))
+    differs = np.asarray(one)[:size] != np.asarray(other)[:size]
+    return int(differs.argmax()) if differs.any() else size
+
+
+def places(
+    tokens: Sequence[int], boundaries: frozenset[int], start: int, lasting: int | None
+) -> list[int]:
+    """Where to keep caches while ``tokens`` are read: before tokens that begin or end a message,
+    powers of two before each of these, and always before the last token.
+
+    Args:
+        boundaries: the tokens that stand between messages.
+        start: tokens that were read before.
+        lasting: tokens from which nothing is evicted, so that one place there serves all before
+            it; None: all of them.
+    """
+    last = len(tokens) - 1
+    if lasting is None or len(tokens) <= lasting:
+        return [last] if start < last else []
+    ends = [n for n, token in enumerate(tokens) if 0 < n < last and token in boundaries]
+    found, before = {last}, 0
+    for end in [*ends, last]:
+        if end - before < LEAST and end != last:
+            continue
+        step = LEAST
+        while end - step >= before + LEAST:
+            found.add(end - step)
+            step *= 2
+        found.add(end)
+        before = end
+    early = [place for place in found if place <= lasting]
+    found -= set(early) - set([max(early)] if early else [])
+    return sorted(place for place in found if place > start)[-MOST:]
+
+
+def is_cuttable(caches: Sequence[Any]) -> bool:
+    """Whether they can be taken back to any place before."""
+    return all(one.is_trimmable() for one in caches) and not any(
+        one.evicted for one in evicting_caches(caches)
+    )
+
+
+def held_tokens(caches: Sequence[Any]) -> list[int]:
+    """The tokens that each cache has seen that knows it."""
+    return [int(one.offset) for one in _parts(caches) if hasattr(one, "offset")]
+
+
+def _parts(caches: Sequence[Any]) -> Iterator[Any]:
+    for one in caches:
+        inner = getattr(one, "caches", None)
+        if inner is None or hasattr(one, "offset"):
+            yield one
+        else:
+            yield from _parts(inner)
+
+
+def _cut(caches: Sequence[Any], length: int) -> bool:
+    """Take back what goes beyond so many tokens; False where that cannot be."""
+    try:
+        for one in caches:
+            if surplus := max(held_tokens([one]), default=length) - length:
+                if not one.is_trimmable():
+                    return False
+                one.trim(surplus)
+    except ValueError:  # a few tokens can be taken back, and not so many
+        return False
+    return True

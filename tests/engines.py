@@ -1,0 +1,107 @@
+"""An engine in this process, and requests that wait for their answers."""
+
+from __future__ import annotations
+
+import functools
+import queue
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+import mlx_h2o
+from mlx_h2o.lm.prompt_cache import make_prompt_cache
+from mlx_h2o.serving.engine import Engine, Event, Limits, Request
+from mlx_h2o.serving.memory import Memory
+from mlx_h2o.serving.snapshots import Snapshots
+from tiny_models import random_prompt, tiny_qwen3, tiny_tokenizer
+
+TEXT = random_prompt(18)
+
+
+@functools.cache
+def tiny() -> tuple[Any, Any]:
+    """A model of random weights, and a tokenizer of words."""
+    return tiny_qwen3(), TokenizerWrapper(tiny_tokenizer())
+
+
+def fail(*args: Any, **given: Any) -> Any:
+    raise RuntimeError("it fails")
+
+
+@functools.cache
+def demo() -> tuple[Any, Any]:
+    """The model in the package, and its tokenizer."""
+    return mlx_h2o.load("demo")
+
+
+@contextmanager
+def engine_of(
+    models: list[Any] | None = None, tokenizer: Any = None, *, limits: Limits | None = None,
+    memory: int = 4 << 30, kept: int = 1 << 28, store: Any = None, **settings: Any,
+) -> Iterator[Engine]:  # fmt: skip
+    """One whose caches have these settings; unbounded where they say nothing."""
+    models = models or [tiny()[0]]
+    given = {"max_kv_size": None, "layers": "equal"} | settings
+
+    def fresh() -> list[list[Any]]:
+        return [make_prompt_cache(model, **given) for model in models]
+
+    limits = limits if limits is not None else Limits(step=512)
+    fits = Memory(models, fresh, memory, limits.step, limits.prompts, limits.decode)
+    engine = Engine(models, tokenizer or tiny()[1], fresh, fits, Snapshots(kept), limits, store)
+    try:
+        yield engine
+    finally:
+        assert engine.close(60)
+
+
+class Asked:
+    """A request, and what came of it."""
+
+    def __init__(self, engine: Engine, prompt: str | list[int], **given: Any) -> None:
+        self.engine, self.events = engine, []
+        self._told: queue.Queue[Event] = queue.Queue()
+        tokens = engine.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        self.request = Request(list(tokens), self._told.put, **({"max_tokens": 12} | given))
+
+    def submit(self) -> Asked:
+        self.engine.check(self.request)
+        self.engine.submit([self.request])
+        return self
+
+    def next(self) -> Event:
+        self.events.append(self._told.get(timeout=60))
+        return self.events[-1]
+
+    def wait(self) -> Asked:
+        while True:
+            event = self.next()
+            if event.error is not None or event.finish is not None:
+                return self
+
+    @property
+    def text(self) -> str:
+        return "".join(text for event in self.events for _, text in event.segments)
+
+    @property
+    def answer(self) -> list[int]:
+        assert self.error is None, self.error
+        return self.request.answer
+
+    @property
+    def finish(self) -> str | None:
+        return self.events[-1].finish
+
+    @property
+    def error(self) -> Exception | None:
+        return self.events[-1].error
+
+
+def submit(engine: Engine, prompt: str | list[int], **given: Any) -> Asked:
+    return Asked(engine, prompt, **given).submit()
+
+
+def ask(engine: Engine, prompt: str | list[int], **given: Any) -> Asked:
+    return submit(engine, prompt, **given).wait()

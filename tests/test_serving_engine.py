@@ -1,0 +1,368 @@
+"""The engine: answers are those alone, and a request that fails fails alone."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+from mlx_lm.generate import generate_step
+
+from engines import TEXT, Asked, ask, demo, engine_of, fail, submit, tiny
+from mlx_h2o.serving.engine import BusyError, Limits
+from mlx_h2o.serving.sampling import Sampling
+from mlx_h2o.serving.snapshots import Snapshots
+from tiny_models import random_prompt
+
+PROMPTS = (TEXT, random_prompt(3, seed=4), random_prompt(9, seed=5))
+WARM = Sampling(temperature=0.8, top_p=0.9, top_k=40, min_p=0.01, seed=5)
+
+
+def alone(prompt: list[int], count: int = 12) -> list[int]:
+    """What mlx_lm's own loop and caches answer, greedily."""
+    steps = generate_step(mx.array(prompt), tiny()[0], max_tokens=count)
+    return [token for token, _ in steps]
+
+
+def test_answers_of_a_batch_are_those_alone():
+    with engine_of() as engine:
+        for asked in [submit(engine, prompt) for prompt in PROMPTS]:
+            asked.wait()
+            assert asked.answer == alone(asked.request.tokens) and asked.finish == "length"
+    assert engine.counts["finished"] == 3 and engine.counts["answered"] == 36
+
+
+def test_a_seed_answers_alike_alone_and_among_others():
+    with engine_of() as engine:
+        first = ask(engine, TEXT, sampling=WARM).answer
+        others = [submit(engine, prompt, sampling=Sampling(temperature=1.5)) for prompt in PROMPTS]
+        again = submit(engine, TEXT, sampling=WARM)
+        for one in (*others, again):
+            one.wait()
+        assert again.answer == first
+        assert ask(engine, TEXT, sampling=Sampling(temperature=0.8, seed=6)).answer != first
+
+
+@pytest.mark.parametrize("name", ["top_p", "top_k", "min_p", "xtc_probability"])
+def test_filters_leave_what_mlx_lm_leaves(name):
+    from mlx_lm import sample_utils
+
+    value = {"top_p": 0.6, "top_k": 7, "min_p": 0.2, "xtc_probability": 1.0}[name]
+    logprobs = mx.random.normal((3, 50), key=mx.random.key(2)) * 3
+    logprobs -= mx.logsumexp(logprobs, axis=-1, keepdims=True)
+    found = Sampling(**{name: value})._filtered(logprobs, mx.random.key(0), [4])
+    if name == "xtc_probability":
+        rows = [sample_utils.apply_xtc(row[None], 1.0, 0.1, [4]) for row in logprobs]
+        expected = mx.concatenate(rows)
+    else:
+        expected = getattr(sample_utils, f"apply_{name}")(logprobs, value)
+    assert mx.array_equal(mx.isinf(found), mx.isinf(expected))
+
+
+# Failures
+
+
+class Faulty:
+    """A model whose call fails where a row of the batch ends with this token."""
+
+    def __init__(self, model, token=None, times=10**9):
+        self.model, self.token, self.times = model, token, times
+
+    def __getattr__(self, name):
+        return getattr(self.model, name)
+
+    def __call__(self, tokens, **given):
+        if self.times and (self.token is None or self.token in tokens.reshape(-1).tolist()):
+            self.times -= 1
+            raise RuntimeError("the model fails")
+        return self.model(tokens, **given)
+
+
+def check_others_finish(engine, wrong):
+    """The neighbours of a request that fails, those that join behind it, and the next."""
+    before = [submit(engine, prompt, max_tokens=24) for prompt in PROMPTS[:2]]
+    before[0].next()
+    failing = wrong.submit()
+    behind = submit(engine, PROMPTS[2], max_tokens=24)
+    assert "fails" in str(failing.wait().error)
+    for one in (*before, behind):
+        assert one.wait().answer == alone(one.request.tokens, 24)
+    warm = ask(engine, TEXT, sampling=WARM)
+    assert len(warm.answer) == 12 and engine.fault == ""
+    assert engine.counts["failed"] == 1
+
+
+def test_a_sampler_that_fails(monkeypatch):
+    with engine_of() as engine:
+        original = Sampling._filtered
+
+        def failing(self, *args):
+            return fail() if self.seed == 13 else original(self, *args)
+
+        monkeypatch.setattr(Sampling, "_filtered", failing)
+        wrong = Sampling(temperature=1.0, seed=13)
+        check_others_finish(engine, Asked(engine, TEXT, sampling=wrong))
+
+
+def test_a_processor_that_fails(monkeypatch):
+    import mlx_h2o.serving.engine as module
+
+    monkeypatch.setattr(module, "make_logits_processors", lambda **given: [fail])
+    with engine_of() as engine:
+        check_others_finish(engine, Asked(engine, TEXT, penalties={"repetition_penalty": 1.1}))
+
+
+def test_a_detokenizer_that_fails(monkeypatch):
+    import mlx_h2o.serving.engine as module
+
+    original = module.Writer.take
+
+    def failing(self, token):
+        return fail() if self._stops.texts else original(self, token)
+
+    monkeypatch.setattr(module.Writer, "take", failing)
+    with engine_of() as engine:
+        check_others_finish(engine, Asked(engine, TEXT, stops=["none"]))
+
+
+def test_a_cache_that_cannot_be_made(monkeypatch):
+    with engine_of() as engine:
+        original, wrong = Snapshots.find, Asked(engine, TEXT)
+
+        def failing(self, tokens):
+            return fail() if tokens == wrong.request.tokens else original(self, tokens)
+
+        monkeypatch.setattr(Snapshots, "find", failing)
+        wrong.request.tokens.insert(0, 63)
+        check_others_finish(engine, wrong)
+
+
+@pytest.mark.parametrize("place", ["prompt", "answer"])
+def test_a_model_that_fails_with_one_request(place):
+    model = tiny()[0]
+    common = {0} | {one for prompt in PROMPTS for one in [*prompt, *alone(prompt, 24)]}
+    if place == "prompt":
+        token = min(set(range(64)) - common)
+        tokens = [token, *TEXT]
+    else:  # one that only this answer has
+        tokens = next(
+            prompt for prompt in (random_prompt(5, seed=n) for n in range(50))
+            if set(alone(prompt, 30)[2:]) - common - set(prompt)
+        )  # fmt: skip
+        token = min(set(alone(tokens, 30)[2:]) - common - set(tokens))
+    with engine_of([Faulty(model, token)]) as engine:
+        check_others_finish(engine, Asked(engine, tokens, max_tokens=40))
+
+
+def test_a_model_that_fails_once_costs_nobody_an_answer():
+    model = Faulty(tiny()[0], times=0)
+    with engine_of([model]) as engine:
+        asked = [submit(engine, prompt, max_tokens=24) for prompt in PROMPTS]
+        warm = submit(engine, TEXT, sampling=WARM, max_tokens=24)
+        for _ in range(3):
+            asked[0].next()
+        model.times = 1
+        for one, prompt in zip(asked, PROMPTS, strict=True):
+            assert one.wait().answer == alone(prompt, 24)
+        assert warm.wait().answer == ask(engine, TEXT, sampling=WARM, max_tokens=24).answer
+        assert engine.counts["failed"] == 0 and model.times == 0
+
+
+def test_a_model_that_always_fails_is_told():
+    model = Faulty(tiny()[0], times=0)
+    with engine_of([model]) as engine:
+        model.times = 3
+        for _ in range(3):
+            assert ask(engine, TEXT).error is not None
+        assert "fails" in engine.fault
+        assert ask(engine, TEXT).answer == alone(TEXT)
+        assert engine.fault == ""
+
+
+# Requests that come and go
+
+
+def test_who_leaves_is_taken_out_within_a_token():
+    with engine_of() as engine:
+        gone = submit(engine, TEXT, max_tokens=100_000)
+        gone.next()
+        engine.leave(gone.request)
+        begun = time.monotonic()
+        while engine.running and time.monotonic() - begun < 5:
+            time.sleep(0.01)
+        made = len(gone.request.answer)
+        assert engine.running == 0 and engine.counts["left"] == 1
+        assert ask(engine, TEXT).answer == alone(TEXT)
+        assert len(gone.request.answer) == made
+
+
+def test_more_than_the_queue_holds_is_refused():
+    with engine_of(limits=Limits(decode=1, prompts=1, queue=2, step=64)) as engine:
+        running = submit(engine, TEXT, max_tokens=200)
+        running.next()
+        waiting = [submit(engine, TEXT) for _ in range(2)]
+        with pytest.raises(BusyError, match="2 requests wait already"):
+            submit(engine, TEXT)
+        assert [len(one.wait().answer) for one in (running, *waiting)] == [200, 12, 12]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"sampling": Sampling(temperature=1.0, top_k=64)}, "top_k is 64, expected 0 to 63"),
+        ({"penalties": {"logit_bias": {64: 1.0}}}, "logit_bias names the token 64"),
+        ({"penalties": {"logit_bias": {-1: 1.0}}}, "logit_bias names the token -1"),
+        ({"max_tokens": 1 << 24}, "max_tokens is 16,777,216, which takes"),
+        ({"prompt": [1, 64]}, "prompt has the token id 64, expected 0 to 63"),
+        ({"prompt": []}, "prompt is empty"),
+    ],
+)
+def test_what_the_model_cannot_do_is_said_before(given, said):
+    with engine_of() as engine, pytest.raises(ValueError, match=said):
+        submit(engine, **({"prompt": TEXT} | given))
+
+
+def test_requests_wait_for_bytes_and_prompts_give_way():
+    """With room for two at a time, and what was read before in the way."""
+    limits = Limits(prompts=1, step=64)
+    with engine_of(limits=limits) as engine:
+        one = engine.memory.of_request(100)
+        reserved = engine.memory.limit - engine.memory.limit // 16 - engine.memory.free
+    memory = (reserved + 2 * one + one // 2) * 16 // 15 + 16
+    with engine_of(limits=limits, memory=memory) as engine:
+        most = []
+        asked = [submit(engine, [n, *TEXT], max_tokens=40) for n in range(5)]
+        for each in asked:
+            each.wait()
+            most.append(engine.running)
+            assert engine.snapshots.nbytes + engine.running * one <= engine.memory.free
+        assert max(most) <= 2 and all(len(each.answer) == 40 for each in asked)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [{"max_kv_size": 128}, {"max_kv_size": 64, "kv_bits": 8}, {}])
+def test_the_peak_stays_below_the_memory(settings):
+    """Sixty-four requests of unlike lengths, and room for eight of the longest."""
+    limits, given = Limits(prompts=4, step=64), {"tokenizer": demo()[1], **settings}
+    model = demo()[0]
+    with engine_of([model], memory=1 << 40, limits=limits, **given) as probe:
+        memory = (probe.memory.limit * 15 // 16 - probe.memory.free) * 16 // 15
+        memory += 8 * probe.memory.of_request(256)
+    weights = sum(array.nbytes for _, array in tree_flatten(model.parameters()))
+    with engine_of([model], memory=memory, kept=1 << 40, limits=limits, **given) as engine:
+        mx.clear_cache()
+        others = mx.get_active_memory() - weights
+        mx.reset_peak_memory()
+        asked = [
+            submit(engine, [n, *range(7, 30)] * (1 + n % 9), max_tokens=4 + n % 5)
+            for n in range(64)
+        ]
+        assert all(one.wait().answer for one in asked)
+        assert mx.get_peak_memory() - others < memory
+        assert len(engine.snapshots)
+
+
+def test_it_ends_with_answers_or_says_how_many_are_lost(caplog):
+    with engine_of() as engine:
+        asked = submit(engine, TEXT)
+        assert engine.close(60)
+        assert asked.wait().answer == alone(TEXT)
+        with pytest.raises(BusyError, match="about to end"):
+            submit(engine, TEXT)
+    with engine_of() as engine:
+        submit(engine, TEXT, max_tokens=100_000).next()
+        assert not engine.close(0.05)
+        assert "1 requests are not answered to their end" in caplog.text
+
+
+# Penalties, drafts, prompts that were read
+
+
+def test_penalties_see_the_cached_part():
+    penalties = {"repetition_penalty": 1.5, "repetition_context_size": 1 << 30}
+    with engine_of() as engine:
+        expected = ask(engine, TEXT, penalties=penalties)
+        again = ask(engine, TEXT, penalties=penalties)
+        assert expected.request.cached == 0 and again.request.cached > 0
+        assert again.answer == expected.answer != alone(TEXT)
+        biased = ask(engine, TEXT, penalties={"logit_bias": {7: 100.0}})
+        assert set(biased.answer) == {7}
+
+
+@pytest.mark.parametrize("penalties", [{}, {"repetition_penalty": 1.3}])
+def test_drafts_change_nothing(penalties):
+    """Neither an answer nor, with what was read before, the next one."""
+    model = tiny()[0]
+    with engine_of() as engine:
+        expected = ask(engine, TEXT, max_tokens=24, penalties=penalties).answer
+        following = ask(engine, [*TEXT, *expected, 5, 6],
+                        penalties=penalties).answer  # fmt: skip
+    with engine_of([model, model], speculative=3) as engine:
+        side = [submit(engine, PROMPTS[1], max_tokens=30) for _ in range(2)]
+        asked = ask(engine, TEXT, max_tokens=24, penalties=penalties)
+        assert asked.answer == expected
+        turn = ask(engine, [*asked.request.seen, 5, 6], penalties=penalties)
+        assert turn.answer == following
+        assert turn.request.cached >= len(asked.request.seen) - 2
+        assert all(one.wait().answer == alone(PROMPTS[1], 30) for one in side)
+
+
+def test_an_answer_is_continued_to_the_letter():
+    with engine_of(max_kv_size=24, sink_size=2) as engine:
+        first = ask(engine, TEXT)
+        again = ask(engine, first.request.seen)
+        assert len(again.answer) == 12 and 0 < again.request.cached < len(again.request.tokens)
+    with engine_of() as engine:
+        first = ask(engine, TEXT)
+        assert first.answer + ask(engine, first.request.seen).answer == alone(TEXT, 24)
+
+
+def test_what_many_begin_with_is_read_once():
+    """By requests that come at once."""
+    long = TEXT * 8
+    with engine_of() as engine:
+        asked = [submit(engine, [*long, n, n + 1]) for n in range(6)]
+        for one in asked:
+            one.wait()
+        assert engine.counts["read"] <= len(long) + 6 * 4
+
+
+SAID = "It was a dark night, and the wind was in the trees. The captain looked at the sea and"
+
+
+def test_stops_and_logprobs_of_a_model_of_bytes():
+    """Whose tokens are parts of words, and of which stops are no whole ones."""
+    model, tokenizer = demo()
+    warm = Sampling(temperature=1.2, seed=1)
+    with engine_of([model], tokenizer) as engine:
+        given = {"max_tokens": 30, "goes_on": True}
+        text = ask(engine, SAID, **given).text
+        stop = text[21:26]
+        asked = ask(engine, SAID, stops=[stop, "none of it"], **given)
+        assert asked.finish == "stop" and asked.text == text[: text.index(stop)]
+        asked = ask(engine, SAID, top_logprobs=5, sampling=warm, **given)
+        told = [one for event in asked.events for one in event.logprobs]
+    assert [one.token for one in told] == asked.answer
+    assert asked.text.encode() == b"".join(one.data for one in told)
+    for one in told:
+        values = [each.logprob for each in one.top]
+        assert len(values) == 5 and values == sorted(values, reverse=True)
+        assert all(each.logprob == one.logprob for each in one.top if each.token == one.token)
+    assert any(one.token != one.top[0].token for one in told)
+
+
+def test_submitting_from_many_threads():
+    with engine_of() as engine:
+        found = []
+
+        def go(n):
+            found.append(ask(engine, PROMPTS[n % 3]).answer == alone(PROMPTS[n % 3]))
+
+        threads = [threading.Thread(target=go, args=(n,)) for n in range(24)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert found == [True] * 24

@@ -1,0 +1,429 @@
+"""The server over HTTP: what it answers, what it refuses, and in which words."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import uvicorn
+
+from engines import demo, engine_of, fail
+from mlx_h2o.serving.engine import Limits
+from mlx_h2o.serving.http import Settings, make_app
+from mlx_h2o.serving.listening import listen
+
+TEXT = "It was a dark night, and the wind was in the trees. The captain looked at the sea and"
+CHAT = [{"role": "user", "content": "What is the sea?"}]
+
+
+@contextmanager
+def app_of(limits: Limits | None = None, **settings: Any) -> Iterator[Any]:
+    """The address of a server of the demo model, and its engine."""
+    model, tokenizer = demo()
+    with engine_of([model], tokenizer, limits=limits or Limits(step=256)) as engine:
+        listener = listen("127.0.0.1", 0)
+        app = make_app(engine, Settings("demo", **{"max_tokens": 8} | settings))
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}", engine
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with app_of() as (url, _):
+        yield url
+
+
+def post(url: str, body: Any, path: str = "completions", **headers: str) -> httpx.Response:
+    return httpx.post(f"{url}/v1/{path}", json=body, headers=headers, timeout=60)
+
+
+def chat(url: str, **body: Any) -> dict[str, Any]:
+    answer = post(url, {"messages": CHAT} | body, "chat/completions")
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def said(answer: dict[str, Any]) -> str:
+    return answer["choices"][0]["text"]
+
+
+def pieces(answer: httpx.Response) -> list[dict[str, Any]]:
+    lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: ")]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def test_whole_answers_and_streams_say_the_same(url):
+    body = {"prompt": TEXT, "max_tokens": 12, "logprobs": 2}
+    whole = post(url, body).json()
+    usage = whole["usage"]
+    assert usage["completion_tokens"] == 12 and usage["total_tokens"] == usage["prompt_tokens"] + 12
+    stream = pieces(post(url, body | {"stream": True, "stream_options": {"include_usage": True}}))
+    *told, last = stream
+    assert "".join(map(said, told)) == said(whole)
+    assert last["choices"] == [] and last["usage"]["completion_tokens"] == 12
+    assert last["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    assert [one["choices"][0]["finish_reason"] for one in told][-1] == "length"
+    parts = [one["choices"][0]["logprobs"] for one in told if one["choices"][0]["logprobs"]]
+    for name in ("tokens", "token_logprobs", "text_offset"):
+        together = [value for part in parts for value in part[name]]
+        expected = whole["choices"][0]["logprobs"][name]
+        assert (
+            together == pytest.approx(expected, abs=1e-3)
+            if name == "token_logprobs"
+            else (together == expected)
+        )
+
+
+def test_a_stop_ends_whole_answers_and_streams(url):
+    body = {"prompt": TEXT, "max_tokens": 30}
+    text = said(post(url, body).json())
+    for start, size in ((3, 4), (9, 1), (14, 9)):
+        stop = text[start : start + size]
+        expected = text[: text.index(stop)]
+        found = post(url, body | {"stop": ["never there", stop]}).json()
+        assert said(found) == expected and found["choices"][0]["finish_reason"] == "stop"
+        told = pieces(post(url, body | {"stop": stop, "stream": True}))
+        assert "".join(map(said, told)) == expected
+    assert text in said(post(url, body | {"stop": text + "!", "max_tokens": 31}).json())
+
+
+def test_choices_and_seeds(url):
+    body = {"prompt": [TEXT, "The ship"], "n": 2, "temperature": 1.0, "seed": 7}
+    first, again = post(url, body).json(), post(url, body).json()
+    texts = [one["text"] for one in first["choices"]]
+    assert texts == [one["text"] for one in again["choices"]] and len(set(texts)) == 4
+    assert [one["index"] for one in first["choices"]] == [0, 1, 2, 3]
+    assert first["usage"]["completion_tokens"] == 32
+    single = post(url, {**body, "prompt": TEXT, "n": 1}).json()
+    assert said(single) == texts[0]
+
+
+def test_null_is_absent(url):
+    body = {"prompt": TEXT, "max_tokens": 4}
+    names = (
+        "temperature top_p stream logprobs n seed stop logit_bias model presence_penalty "
+        "frequency_penalty stream_options user top_k"
+    )
+    expected = said(post(url, body).json())
+    assert said(post(url, body | dict.fromkeys(names.split())).json()) == expected
+    chat(url, **dict.fromkeys(("top_logprobs", "tools", "tool_choice", "response_format")))
+    assert pieces(post(url, body | {"stream": True, "stream_options": {}}))
+
+
+WRONG = [
+    ({"prompt": ""}, "prompt is empty, expected at least one token"),
+    ({"prompt": []}, "prompt is empty"),
+    ({}, "prompt is wrong: Field required"),
+    ({"prompt": "a\ud83d"}, "'prompt' has half of a surrogate pair"),
+    ({"prompt": "a", "\ud83d": 1}, "has half of a surrogate pair"),
+    ({"prompt": "a", "stop": ["\ud83d"]}, "stop"),
+    ({"prompt": "a", "stop": ""}, "stop is wrong"),
+    ({"prompt": [5, 4096]}, "prompt has the token id 4096"),
+    ({"prompt": "a", "temperature": -1}, "temperature is wrong"),
+    ({"prompt": "a", "temperature": 1, "top_k": 4096}, "top_k is 4096, expected 0 to 4095"),
+    ({"prompt": "a", "repetition_context_size": 10**30}, "repetition_context_size is wrong"),
+    ({"prompt": "a", "logit_bias": {"5": None}}, "logit_bias.5 is wrong"),
+    ({"prompt": "a", "logit_bias": [1]}, "logit_bias is wrong"),
+    ({"prompt": "a", "logit_bias": {"9999999": 1}}, "logit_bias names the token 9999999"),
+    ({"prompt": "a", "seed": -1}, "seed is wrong"),
+    ({"prompt": "a", "seed": 2**64}, "seed is wrong"),
+    ({"prompt": "a", "n": 0}, "n is wrong"),
+    ({"prompt": "a", "max_tokens": 0}, "max_tokens is wrong"),
+    ({"prompt": "a", "echo": True}, "echo is not supported"),
+    ({"prompt": "a", "adapters": "/none"}, "adapters is not supported"),
+    ({"prompt": "a", "draft_model": "demo"}, "draft_model is not supported"),
+    ({"prompt": "a", "stream_options": 5}, "stream_options is wrong"),
+]
+WRONG_CHATS = [
+    ({"messages": []}, "messages is wrong"),
+    ({"messages": [{"role": "user", "content": [{"text": "a"}]}]}, "messages.0.content"),
+    ({"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]}, "messages.0"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0"),
+    ({"messages": [{"role": "assistant", "tool_calls": ["a"]}]}, "messages.0.tool_calls.0"),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [
+            {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{"}}]}]},
+        "arguments is no object in JSON",
+    ),
+    ({"response_format": {"type": "json_object"}}, "response_format.type is wrong"),
+    ({"tool_choice": "required"}, "tool_choice is wrong"),
+    ({"top_logprobs": 3}, "top_logprobs is given, expected logprobs to be true"),
+    ({"logprobs": True, "top_logprobs": -1}, "top_logprobs is wrong"),
+    ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs has tokenize"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "knows no tools"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "message"), WRONG)
+def test_a_wrong_completion_is_refused_in_a_sentence(url, body, message):
+    check_refused(httpx.post(f"{url}/v1/completions", **as_json(body)), message)
+
+
+@pytest.mark.parametrize(("body", "message"), WRONG_CHATS)
+def test_a_wrong_chat_is_refused_in_a_sentence(url, body, message):
+    body = {"messages": CHAT} | body
+    check_refused(httpx.post(f"{url}/v1/chat/completions", **as_json(body)), message)
+
+
+def as_json(body: Any) -> dict[str, Any]:
+    return {"content": json.dumps(body), "headers": {"Content-Type": "application/json"}}
+
+
+def check_refused(answer: httpx.Response, message: str, status: int = 400) -> None:
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert message in error["message"] and set(error) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[]", "5", '{"prompt": NaN}', '{"prompt": ' + "9" * 5000 + "}", "[" * 100_000]
+)
+def test_a_body_that_is_no_request(url, content):
+    headers = {"Content-Type": "application/json"}
+    check_refused(httpx.post(f"{url}/v1/completions", content=content, headers=headers), "")
+
+
+def test_one_model_is_served(url):
+    assert [one["id"] for one in httpx.get(f"{url}/v1/models").json()["data"]] == ["demo"]
+    assert httpx.get(f"{url}/v1/models/demo").json()["id"] == "demo"
+    for name in ("/etc", "gpt-4", "mlx-community/none", ""):
+        answer = post(url, {"model": name, "prompt": "a"})
+        check_refused(answer, "is not served, expected 'demo'", 404)
+        assert answer.json()["error"]["code"] == "model_not_found"
+    check_refused(httpx.get(f"{url}/v1/models//etc"), "is not served", 404)
+    for name in ("demo", "default_model"):
+        assert post(url, {"model": name, "prompt": "a", "max_tokens": 1}).status_code == 200
+    check_refused(httpx.get(f"{url}/v1/none"), "Not Found: GET /v1/none", 404)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "evil.example"}, 403), ({"Host": "localhost:99"}, 200), ({"Host": "[::1]"}, 200),
+        ({"Host": "my.host"}, 200), ({"Host": "192.168.1.7:8080"}, 200), ({"Host": "["}, 403),
+        ({"Origin": "https://evil.example"}, 403), ({"Origin": "null"}, 403),
+        ({"Origin": "http://localhost:3000"}, 200), ({"Origin": "https://page.example"}, 200),
+        ({"Origin": "http://localhost.evil.example"}, 403), ({"Origin": "http://["}, 403),
+        ({"Host": "my.host", "Origin": "http://my.host"}, 200),
+    ],
+)  # fmt: skip
+def test_hosts_and_origins(named, headers, status):
+    answer = post(named, {"prompt": "a", "max_tokens": 1}, **headers, **KEY)
+    assert answer.status_code == status
+    if "Origin" in headers and status == 200 and "Host" not in headers:
+        assert answer.headers["access-control-allow-origin"] == headers["Origin"]
+
+
+KEY = {"Authorization": "Bearer secret"}
+
+
+@pytest.fixture(scope="module")
+def named() -> Iterator[str]:
+    settings = {"hosts": ["my.host"], "origins": ["https://page.example"], "api_key": "secret"}
+    with app_of(**settings, most_bytes=1000) as (url, _):
+        yield url
+
+
+def test_an_api_key_and_a_limit_of_bytes(named):
+    check_refused(post(named, {"prompt": "a"}), "the API key is missing", 401)
+    check_refused(post(named, {"prompt": "a"}, Authorization="Bearer other"), "API key", 401)
+    check_refused(httpx.get(f"{named}/metrics"), "API key", 401)
+    assert httpx.get(f"{named}/health").status_code == 200
+    check_refused(post(named, {"prompt": "a" * 2000}, **KEY), "expected at most 1,000", 413)
+    parts = (b"a" * 400 for _ in range(5))  # in chunks, of which the length is not told
+    headers = {"Content-Type": "application/json"} | KEY
+    answer = httpx.post(f"{named}/v1/completions", content=parts, headers=headers)
+    check_refused(answer, "expected at most 1,000", 413)
+    asked = {"Origin": "https://page.example", "Access-Control-Request-Method": "POST"}
+    assert httpx.options(f"{named}/v1/completions", headers=asked).status_code == 200
+
+
+def test_failures_are_told_and_the_server_goes_on(monkeypatch):
+    import mlx_h2o.serving.engine as module
+
+    original = module.Writer.take
+
+    def failing(self, token):
+        return fail() if self._stops.texts == ("fail",) else original(self, token)
+
+    monkeypatch.setattr(module.Writer, "take", failing)
+    with app_of() as (url, engine):
+        body = {"prompt": TEXT, "stop": "fail"}
+        check_refused(post(url, body), "generation failed: it fails", 500)
+        stream = post(url, body | {"stream": True})
+        assert stream.status_code == 200
+        assert pieces(stream)[-1]["error"]["message"] == "generation failed: it fails"
+        assert said(post(url, {"prompt": TEXT}).json())
+        assert httpx.get(f"{url}/health").json() == {"status": "ok"}
+        engine._lone_failures = 3
+        assert httpx.get(f"{url}/health").status_code == 503
+        text = httpx.get(f"{url}/metrics").text
+        assert "mlx_h2o_failed_total 2.0" in text and "mlx_h2o_healthy 0.0" in text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves(stream):
+    with app_of() as (url, engine):
+        body = {"prompt": TEXT, "max_tokens": 100_000, "stream": stream}
+        where = f"{url}/v1/completions"
+        with (
+            pytest.raises(httpx.ReadTimeout),
+            httpx.stream("POST", where, json=body, timeout=1.5) as answer,
+        ):
+            if stream:
+                next(answer.iter_lines())
+                raise httpx.ReadTimeout("enough")
+            answer.read()
+        begun = time.monotonic()
+        while engine.running:
+            time.sleep(0.02)
+            assert time.monotonic() - begun < 5
+        assert engine.counts["left"] == 1
+
+
+def test_a_queue_that_is_full():
+    with app_of(Limits(decode=1, prompts=1, queue=1, step=64)) as (url, _):
+        body = {"prompt": TEXT, "max_tokens": 60}
+        statuses: list[int] = []
+        answers: list[httpx.Response] = []
+
+        def go():
+            answers.append(post(url, body))
+            statuses.append(answers[-1].status_code)
+
+        threads = [threading.Thread(target=go) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(set(statuses)) == [200, 503] and statuses.count(200) >= 2
+        full = next(one for one in answers if one.status_code == 503)
+        assert int(full.headers["retry-after"]) > 0
+        check_refused(full, "wait already: try again later", 503)
+
+
+def test_sixty_four_clients_at_once(url):
+    """With wrong ones among them; the others get what they get alone."""
+    expected = said(post(url, {"prompt": TEXT, "max_tokens": 4}).json())
+    found: list[Any] = []
+
+    def go(number: int) -> None:
+        if number % 4 == 3:
+            body = WRONG[number % len(WRONG)][0]
+            found.append(httpx.post(f"{url}/v1/completions", **as_json(body)).status_code == 400)
+        else:
+            found.append(said(post(url, {"prompt": TEXT, "max_tokens": 4}).json()) == expected)
+
+    threads = [threading.Thread(target=go, args=(number,)) for number in range(64)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [True] * 64
+
+
+def test_the_openai_client(url):
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    answer = client.chat.completions.create(
+        model="demo", messages=CHAT, max_completion_tokens=6, logprobs=True, top_logprobs=2
+    )
+    assert answer.choices[0].message.content and answer.usage.completion_tokens == 6
+    told = answer.choices[0].logprobs.content
+    assert len(told) == 6 and all(len(one.top_logprobs) == 2 for one in told)
+    stream = client.chat.completions.create(
+        model="demo", messages=CHAT, max_tokens=6, stream=True,
+        stream_options={"include_usage": True},
+    )  # fmt: skip
+    parts = list(stream)
+    text = "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
+    assert text == answer.choices[0].message.content
+    assert parts[-1].usage.completion_tokens == 6
+    with pytest.raises(openai.BadRequestError, match="response_format"):
+        client.chat.completions.create(
+            model="demo", messages=CHAT, response_format={"type": "json_object"}
+        )
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="other", prompt="a")
+    assert [model.id for model in client.models.list()] == ["demo"]
+
+
+class ToolTokenizer:
+    """The demo model's tokenizer, for a model that thinks and calls tools."""
+
+    has_thinking, has_tool_calling = True, True
+    think_start, think_end = "<think>", "</think>"
+    tool_call_start, tool_call_end = "<tool_call>", "</tool_call>"
+    structural_markers, response_transitions = (), {}
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def tool_parser(self, text: str, tools: Any) -> Any:
+        return json.loads(text)
+
+    @property
+    def detokenizer(self) -> Any:
+        return self
+
+    def add_token(self, token: int) -> None:
+        self.last_segment = self.text[3 * token : 3 * token + 3]
+
+    def finalize(self) -> None:
+        self.last_segment = ""
+
+
+def test_reasoning_and_tool_calls():
+    from mlx_h2o.serving.answers import ChatChoice
+    from mlx_h2o.serving.engine import Event
+    from mlx_h2o.serving.text import Writer
+
+    call = '{"name": "weather", "arguments": {"city": "Köln"}}'
+    text = f"<think>Let me see.</think>Now<tool_call>{call}</tool_call><tool_call>{{</tool_call>."
+    tokenizer = ToolTokenizer(text)
+    writer, choice, deltas = Writer(tokenizer, []), ChatChoice(0, tokenizer, []), []
+    for token in range(len(text) // 3 + 1):
+        deltas.append(choice.take(Event(writer.take(token)))["delta"])
+    deltas.append(choice.take(Event(writer.end(), finish="stop"))["delta"])
+    found = choice.whole
+    assert found["finish_reason"] == "tool_calls"
+    message = found["message"]
+    assert message["reasoning"] == "Let me see."
+    assert message["content"] == "Now<tool_call>{</tool_call>."
+    (called,) = message["tool_calls"]
+    assert called["function"] == {"name": "weather", "arguments": '{"city": "Köln"}'}
+    assert "".join(one.get("content", "") for one in deltas) == message["content"]
+    streamed = [call for one in deltas for call in one.get("tool_calls", [])]
+    assert streamed == [called | {"index": 0}]
+
+
+@pytest.mark.slow
+def test_schemathesis_finds_no_failure(url, tmp_path):
+    """Requests made from the server's own OpenAPI schema."""
+    import subprocess
+    import sys
+    from pathlib import Path
+
+    run = subprocess.run(
+        [
+            Path(sys.executable).with_name("schemathesis"), "run", f"{url}/openapi.json",
+            "--checks", "not_a_server_error,response_schema_conformance",
+            "--max-examples", "40", "--request-timeout", "60", "--no-color",
+        ],
+        capture_output=True, text=True, timeout=900, cwd=tmp_path,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stdout[-4000:]
+    assert httpx.get(f"{url}/health").json() == {"status": "ok"}

@@ -1,0 +1,242 @@
+"""Snapshots: the longest beginning is found, and none says more than it holds."""
+
+from __future__ import annotations
+
+import random
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from mlx_lm.models import gemma3_text
+
+from engines import TEXT, ask, engine_of, submit, tiny
+from mlx_h2o import make_prompt_cache
+from mlx_h2o.lm.routing import routing_for
+from mlx_h2o.serving.disk import PromptStore
+from mlx_h2o.serving.engine import Limits
+from mlx_h2o.serving.snapshots import Snapshots, common, held_tokens, places
+from tiny_models import random_prompt
+
+NONE: frozenset[int] = frozenset()
+
+
+def read(tokens, **settings):
+    model = tiny()[0]
+    caches = make_prompt_cache(model, **({"max_kv_size": None, "layers": "equal"} | settings))
+    with routing_for(model, caches):
+        model(mx.array(tokens)[None], cache=caches)
+    mx.eval([one.state for one in caches])
+    return caches
+
+
+def test_what_evicted_nothing_serves_every_beginning():
+    kept = Snapshots(1 << 30)
+    kept.keep(TEXT, read(TEXT))
+    for asked, length in ((TEXT, 17), (TEXT[:9], 8), ([*TEXT, 1], 18), ([*TEXT[:5], 63, 1], 5)):
+        caches, found = kept.find(asked)
+        assert found == length == kept.longest(asked) and set(held_tokens(caches)) == {length}
+    assert kept.find([63, *TEXT]) == ([], 0)
+    assert held_tokens(kept.find([*TEXT, 1])[0]) == [18, 18]  # the copies were cut, not it
+
+
+def test_what_evicted_serves_what_goes_on_from_it():
+    kept = Snapshots(1 << 30)
+    kept.keep(TEXT, read(TEXT, max_kv_size=8, sink_size=1, policy="keydiff"))
+    assert kept.longest([*TEXT, 1]) == 18
+    assert kept.longest(TEXT) == kept.longest(TEXT[:9]) == 0
+
+
+def test_a_key_never_says_more_than_its_caches():
+    kept = Snapshots(1 << 30)
+    assert kept.keep([*TEXT, 1, 2], read(TEXT)) == 18
+    assert kept.longest([*TEXT, 1, 2, 3]) == 18
+    uneven = read(TEXT)
+    uneven[1].trim(2)
+    kept = Snapshots(1 << 30)
+    assert kept.keep(TEXT, uneven) == 16
+    assert set(held_tokens(kept.find(TEXT)[0])) == {16}
+
+
+def test_what_was_used_longest_ago_goes_first():
+    one = read(TEXT)
+    size = sum(cache.nbytes for cache in one)
+    kept = Snapshots(2 * size + size // 2)
+    for first in (1, 2):
+        kept.keep([first, *TEXT[1:]], read([first, *TEXT[1:]]))
+    assert kept.find([1, *TEXT[1:], 5])[1] == 18
+    kept.keep([3, *TEXT[1:]], read([3, *TEXT[1:]]))
+    assert [kept.longest([first, *TEXT[1:], 5]) for first in (1, 2, 3)] == [18, 0, 18]
+    assert kept.nbytes == 2 * size <= kept.max_bytes
+    kept.shrink(0)
+    assert kept.nbytes == len(kept) == 0
+
+
+def test_a_longer_one_stands_for_those_that_it_can_be_cut_to():
+    kept = Snapshots(1 << 30)
+    for length in (9, 18, 5):
+        kept.keep(TEXT[:length], read(TEXT[:length]))
+    assert len(kept) == 1
+
+
+@given(
+    st.integers(2, 3000), st.lists(st.integers(1, 2998), max_size=6), st.integers(0, 2999),
+    st.one_of(st.none(), st.integers(0, 3000)),
+)  # fmt: skip
+def test_places_are_new_and_leave_something_to_read(count, marks, start, lasting):
+    tokens = [int(place in marks) for place in range(count)]
+    found = places(tokens, frozenset([1]), min(start, count - 1), lasting)
+    assert found == sorted(set(found)) and all(start < place < count for place in found)
+    assert len(found) <= 48
+    if start < count - 1:
+        assert found[-1] == count - 1
+
+
+def test_places_follow_the_ends_of_messages():
+    tokens = [1, *[0] * 99, 1, *[0] * 5, 1, *[0] * 1600, 1, *[0] * 40]
+    found = places(tokens, frozenset([1]), 0, 0)
+    last = len(tokens) - 1
+    assert {100, 1707, last} <= set(found) and 106 not in found
+    assert {1707 - 32, 1707 - 64, 1707 - 1024} <= set(found)
+
+
+# Read again
+
+
+def read_again(engine, first, second):
+    ask(engine, first)
+    before = engine.counts["read"]
+    ask(engine, second)
+    return engine.counts["read"] - before
+
+
+def windows(layers=3, window=24):
+    """A model of sliding windows, whose stock caches cannot be cut once they are full."""
+    mx.random.seed(4)
+    return gemma3_text.Model(
+        gemma3_text.ModelArgs(
+            model_type="gemma3_text",
+            hidden_size=32,
+            num_hidden_layers=layers,
+            intermediate_size=48,
+            num_attention_heads=2,
+            head_dim=16,
+            num_key_value_heads=1,
+            vocab_size=64,
+            sliding_window=window,
+            sliding_window_pattern=3,
+        )
+    )
+
+
+MARK = 60
+"""A token that stands between messages."""
+
+
+@pytest.mark.parametrize("kind", ["bounded", "unbounded", "windows"])
+@pytest.mark.parametrize(
+    ("edit", "most"),
+    [("last sentence", 256), ("second message", 256), ("answer", 48), ("again", 1)],
+)
+def test_an_edit_is_read_from_the_last_place_before_it(kind, edit, most):
+    body = [token % 59 + 1 for token in random_prompt(900)]
+    messages = [body[:100], body[100:200], body[200:800], body[800:]]
+    first = [token for message in messages for token in (MARK, *message)]
+    second = list(first)
+    if edit == "last sentence":
+        second[-12:] = [62] * 12
+        new = 12
+    elif edit == "second message":
+        second[150] = 61
+        new = len(first) - 150
+    elif edit == "answer":
+        second, new = [*first, *body[:30]], 30
+    else:
+        new = 1
+    models = [windows()] if kind == "windows" else None
+    budget = {"max_kv_size": 64, "policy": "keydiff"} if kind == "bounded" else {}
+    with engine_of(models, limits=Limits(step=256), **budget) as engine:
+        engine._boundaries = frozenset([MARK])
+        assert new <= read_again(engine, first, second) <= new + most
+
+
+# Conversations
+
+
+turns = st.lists(
+    st.tuples(
+        st.integers(0, 2),  # which conversation
+        st.sampled_from(["goes on", "again", "edited", "answer cut", "first message changed"]),
+        st.integers(1, 24),
+    ),
+    min_size=2, max_size=8,
+)  # fmt: skip
+
+
+KINDS = ["unbounded", "windows", "drafts", "disk"]
+CHECKED = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=25, **CHECKED)
+@given(turns, st.randoms(use_true_random=False))
+def test_answers_are_those_of_a_fresh_server(kind, tmp_path_factory, said, rng):
+    check_conversations(kind, tmp_path_factory.mktemp("kept"), said, rng)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_conversation_is_that_of_a_fresh_server(kind, tmp_path):
+    changes = ("goes on", "again", "edited", "answer cut", "first message changed")
+    said = [(n % 2, change, 5 + n) for n, change in enumerate(changes)]
+    check_conversations(kind, tmp_path, said, random.Random(4))
+
+
+def check_conversations(kind, folder, said, rng):
+    """With caching, batches, drafts and a restart, token for token."""
+    model = windows() if kind == "windows" else tiny()[0]
+    models = [model, tiny()[0]] if kind == "drafts" else [model]
+    more = {"speculative": 3} if kind == "drafts" else {}
+    prompts: list[list[int]] = [random_prompt(40 + 9 * n, seed=n) for n in range(3)]
+    asked: list[tuple[list[int], int]] = []
+    found: list[list[int]] = []
+    for part in (said[: len(said) // 2], said[len(said) // 2 :]):
+        store = (PromptStore(folder, 1 << 30), "model") if kind == "disk" else None
+        with engine_of(models, limits=Limits(step=16, decode=4), store=store, **more) as engine:
+            engine.least_on_disk = 8
+            for which, change, count in part:
+                prompt = prompts[which]
+                waiting = [(list(prompt), count)]
+                if change == "again":
+                    waiting.append((list(prompt), count + 3))
+                waiting.append((prompts[(which + 1) % 3][:-1], 4))
+                together = [submit(engine, tokens, max_tokens=n) for tokens, n in waiting]
+                answers = [one.wait().answer for one in together]
+                asked += waiting
+                found += [list(answer) for answer in answers]
+                prompts[which] = changed(prompt, change, answers[0], rng)
+        if store is not None:
+            store[0].close()
+            assert list(folder.glob("*.safetensors"))
+    for (tokens, count), answer in zip(asked, found, strict=True):
+        with engine_of([model], kept=0) as fresh:
+            expected = ask(fresh, tokens, max_tokens=count)
+        assert answer == expected.answer
+
+
+def changed(prompt, change, answer, rng):
+    """The prompt of the next turn."""
+    if change == "edited":
+        at = rng.randrange(len(prompt))
+        return [*prompt[:at], *random_prompt(3, seed=at), *prompt[at:]]
+    if change == "answer cut":
+        return [*prompt, *answer[: len(answer) // 2], 3]
+    if change == "first message changed":
+        return [7, 8, *prompt[2:], *answer]
+    return [*prompt, *answer, *random_prompt(5, seed=len(answer))]
+
+
+def test_common_counts_what_is_the_same():
+    assert common([1, 2, 3], [1, 2, 4]) == 2 and common([], [1]) == 0
+    assert common(np.array([1, 2]), [1, 2, 3]) == 2 and common([5], [6]) == 0
