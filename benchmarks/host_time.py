@@ -9,6 +9,9 @@ whose attention is mlx_lm's own.
 
 The path of a GPU is built without one: a stand-in takes the place of every Metal kernel and makes
 arrays of the same shapes, so what is measured is all but MLX's own few microseconds for a kernel.
+"Ragged" arms are batches of eight sequences of unlike lengths, with the mask of the step, beside
+mlx_lm's BatchKVCache of the same round.
+
 "Calls" are the operations of mlx.core that a step makes, counted apart.
 """
 
@@ -29,16 +32,17 @@ from unittest import mock
 import mlx.core as mx
 import mlx_lm.models.base as base
 from figures import spread
-from mlx_lm.models.cache import QuantizedKVCache, RotatingKVCache
+from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache
 
 import mlx_h2o
-from mlx_h2o import H2OConfig, HeadGroups
+from mlx_h2o import H2OConfig, H2OKVCache, HeadGroups
 from mlx_h2o.demo import report
 from mlx_h2o.lm import routing
-from mlx_h2o.operations import backends, metal
+from mlx_h2o.operations import backends
+from mlx_h2o.operations.gpu import metal
 
 ROWS, HEADS, KV_HEADS, SIZE = 256, 8, 4, 64
-ROTATING, STOCK = "rotating", "mlx_lm 8 bits"
+ROTATING, STOCK, BATCH = "rotating", "mlx_lm 8 bits", "ragged mlx_lm"
 ARMS: dict[str, dict[str, Any]] = {
     **{policy: {"policy": policy} for policy in ("keydiff", "h2o-ema", "window", "snapkv", "h2o")},
     **{f"8 bits {p}": {"policy": p, "kv_bits": 8} for p in ("keydiff", "h2o-ema", "window", "h2o")},
@@ -49,6 +53,7 @@ ARMS: dict[str, dict[str, Any]] = {
     # One KV head of four with more rows than the others.
     **{f"groups {policy}": {"policy": policy} for policy in ("keydiff", "h2o")},
     "groups 8 bits keydiff": {"policy": "keydiff", "kv_bits": 8},
+    **{f"ragged {policy}": {"policy": policy} for policy in ("keydiff", "h2o")},
 }
 _stock: Callable[..., mx.array] = base.scaled_dot_product_attention
 _routed = routing._routed(_stock)
@@ -57,12 +62,17 @@ _routed = routing._routed(_stock)
 class Arm:
     """A full cache, and the attention that reads it."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, steps: int) -> None:
+        self.masked = name.startswith("ragged")
         self.attend = _routed if name in ARMS else _stock
         if name == ROTATING:
             self.cache: Any = RotatingKVCache(ROWS, keep=4)
         elif name == STOCK:
             self.cache = QuantizedKVCache(group_size=64, bits=8)
+        elif self.masked:
+            # They grow from 8 to 64 rows on, and reach no budget.
+            config = name in ARMS and H2OConfig(max_kv_size=steps + 400, **ARMS[name])
+            self.cache = _grown([H2OKVCache(config) if config else KVCache() for _ in range(8)])
         else:
             config = H2OConfig(max_kv_size=ROWS, **ARMS[name])
             rows = [ROWS] * KV_HEADS
@@ -70,16 +80,17 @@ class Arm:
                 rows[1] *= 2
             self.cache = HeadGroups.of_rows([config.with_budget(one) for one in rows])
         self.seconds: list[float] = []
-        shapes = (HEADS, KV_HEADS, KV_HEADS)
-        self.rows = [mx.random.normal((1, heads, 1, SIZE)) for heads in shapes]
+        shapes, count = (HEADS, KV_HEADS, KV_HEADS), 8 if self.masked else 1
+        self.rows = [mx.random.normal((count, heads, 1, SIZE)) for heads in shapes]
         mx.eval(self.rows)
-        for _ in range(2 * ROWS + 40):
+        for _ in range(8 if self.masked else 2 * ROWS + 40):
             mx.eval(self.step())
 
     def step(self) -> mx.array:
         queries, keys, values = self.rows
+        mask = self.cache.make_mask(1) if self.masked else None
         found = self.cache.update_and_fetch(keys, values)
-        return self.attend(queries, *found, self.cache, scale=SIZE**-0.5, mask=None)
+        return self.attend(queries, *found, self.cache, scale=SIZE**-0.5, mask=mask)
 
     def take_turn(self, steps: int) -> None:
         gc.collect()
@@ -126,6 +137,15 @@ class Arm:
         return count / steps
 
 
+def _grown(caches: list[Any]) -> Any:
+    """A batch of these, of 8, 16, ... rows."""
+    for count, cache in enumerate(caches, 1):
+        queries, rows = (mx.zeros((1, heads, 8 * count, SIZE)) for heads in (HEADS, KV_HEADS))
+        found = cache.update_and_fetch(rows, rows)
+        mx.eval(_routed(queries, *found, cache, scale=SIZE**-0.5, mask="causal"))
+    return type(caches[0]).merge(caches)
+
+
 def _stand_in(**kernel: Any) -> Callable[..., list[mx.array]]:
     """In the place of ``mx.fast.metal_kernel``: one operation, whose outputs of the right shapes
     hang on the inputs."""
@@ -162,17 +182,19 @@ def gpu_without_one() -> Iterator[None]:
 def measure(backend: str, rounds: int, steps: int) -> dict[str, Any]:
     named = gpu_without_one() if backend == "metal" else mlx_h2o.use_backend(backend)
     with named:
-        arms = {name: Arm(name) for name in (ROTATING, STOCK, *ARMS)}
+        arms = {name: Arm(name, rounds * steps) for name in (ROTATING, STOCK, BATCH, *ARMS)}
         names = list(arms)
         for turn in range(rounds):
             for place in range(len(names)):
                 arms[names[(turn + place) % len(names)]].take_turn(steps)
         found = {}
         for name, arm in arms.items():
-            pairs = zip(arm.seconds, arms[ROTATING].seconds, strict=True)
+            beside = BATCH if arm.masked else ROTATING
+            pairs = zip(arm.seconds, arms[beside].seconds, strict=True)
+            ratio = "times_batch" if arm.masked else "times_rotating"
             found[name] = {
                 "microseconds": spread([1e6 * seconds for seconds in arm.seconds], 2),
-                "times_rotating": spread([ours / theirs for ours, theirs in pairs], 2),
+                ratio: spread([ours / theirs for ours, theirs in pairs], 2),
                 "calls": round(arm.calls(64), 1),
             }
             print(f"{backend:9} {name:18}", found[name], flush=True)

@@ -20,7 +20,8 @@ import mlx.core as mx
 
 from mlx_h2o import fast
 from mlx_h2o.demo import report
-from mlx_h2o.operations import composed, ema, prefill, validate
+from mlx_h2o.operations import composed, prefill, validate
+from mlx_h2o.operations.composed import ema
 
 SIZE = 64
 SCALE = SIZE**-0.5

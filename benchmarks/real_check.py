@@ -24,7 +24,8 @@ import mlx_h2o
 from mlx_h2o import demo
 from mlx_h2o.evaluation import reading
 from mlx_h2o.evaluation.environment import environment
-from mlx_h2o.evaluation.tasks import Settings, cases
+from mlx_h2o.evaluation.settings import Settings
+from mlx_h2o.evaluation.tasks import cases
 
 __all__ = ["COMMITTED", "PARTS", "TOLERANCE", "beyond", "loss", "losses", "passages", "recalled"]
 

@@ -22,7 +22,8 @@ from mlx_h2o.commands.evaluate import Watch
 from mlx_h2o.evaluation import report
 from mlx_h2o.evaluation.arms import ARMS, parsed
 from mlx_h2o.evaluation.run import evaluate
-from mlx_h2o.evaluation.tasks import TASKS, Settings
+from mlx_h2o.evaluation.settings import Settings
+from mlx_h2o.evaluation.tasks import TASKS
 
 RESULTS = Path(__file__).parent / "results"
 MODELS = Path(os.environ.get("MLX_H2O_MODELS", Path.home() / ".cache" / "mlx-h2o" / "models"))

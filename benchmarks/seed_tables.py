@@ -23,7 +23,7 @@ import mlx_h2o
 from mlx_h2o.commands.evaluate import Watch
 from mlx_h2o.evaluation.arms import ARMS, Arm, alone
 from mlx_h2o.evaluation.run import evaluate
-from mlx_h2o.evaluation.tasks import Settings
+from mlx_h2o.evaluation.settings import Settings
 
 
 class Row(NamedTuple):

@@ -35,7 +35,7 @@ from mlx_lm.models import qwen3
 import mlx_h2o
 from mlx_h2o import demo, fast
 from mlx_h2o.demo import report
-from mlx_h2o.operations import launch
+from mlx_h2o.operations.gpu import launch
 from mlx_h2o.operations.validate import attention_request
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"

@@ -33,8 +33,8 @@ from sparse_v import Sample, demo_samples
 import mlx_h2o
 from mlx_h2o.config import KV_FORMATS
 from mlx_h2o.demo import report
-from mlx_h2o.operations import turbo
 from mlx_h2o.operations.backends import resolve
+from mlx_h2o.operations.composed import turbo
 
 GROUP = 64
 AFFINE = {f"affine {bits}": (bits, bits) for bits in (8, 4, 3, 2)} | {"affine 8, 3": (8, 3)}

@@ -12,7 +12,7 @@ import reference_frame
 from mlx_h2o import H2OConfig, H2OKVCache, QuantizedH2OKVCache, policies
 from mlx_h2o.caches.turbo import TurboColumn
 from mlx_h2o.config import KV_FORMATS
-from mlx_h2o.operations import turbo
+from mlx_h2o.operations.composed import turbo
 
 SIZE = 32
 """Elements of a key and of a value: one group."""

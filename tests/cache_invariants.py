@@ -108,7 +108,7 @@ def held_arrays(table: Any) -> list[mx.array]:
     found: dict[int, mx.array] = {}
     if table is None:  # all rows are shared
         return []
-    waiting, known = [{**vars(table), "packed": None, "_newest": None}], {id(table)}
+    waiting, known = [{**vars(table), "packed": None}], {id(table)}
     while waiting:
         one = waiting.pop()
         if isinstance(one, mx.array):

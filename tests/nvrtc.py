@@ -15,8 +15,8 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from mlx_h2o.operations import cuda
-from mlx_h2o.operations.launches import Launch
+from mlx_h2o.operations.gpu import cuda
+from mlx_h2o.operations.gpu.launches import Launch
 
 # What MLX puts before every custom kernel; its header has more, of which kernels use nothing.
 MLX_UTILS = """

@@ -15,17 +15,11 @@ import c_api_build
 import c_api_operations
 from c_api import CODES, CError, Library
 from mlx_h2o.config import KV_FORMATS
-from mlx_h2o.operations import (
-    buffers,
-    composed_cache,
-    kernels,
-    launch,
-    launch_prefill,
-    launch_rows,
-    turbo,
-    validate,
-)
-from mlx_h2o.operations.launches import LaunchPlan
+from mlx_h2o.operations import validate
+from mlx_h2o.operations.composed import buffers, turbo
+from mlx_h2o.operations.composed import rows as composed_cache
+from mlx_h2o.operations.gpu import kernels, launch, launch_prefill, launch_rows
+from mlx_h2o.operations.gpu.launches import LaunchPlan
 from mlx_h2o.operations.requests import (
     AccumulateRequest,
     PrefillRequest,

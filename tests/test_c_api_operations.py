@@ -17,8 +17,8 @@ from c_api import CError, Library
 from c_api_headers import ROOT
 from golden.build import Case
 from mlx_h2o import fast, use_backend
-from mlx_h2o.operations import folding
 from mlx_h2o.operations.backends import resolve
+from mlx_h2o.operations.composed import folding
 from parity import judge
 from parity.c_leg import FOLLOWED
 from parity.decode_cases import decode_cases

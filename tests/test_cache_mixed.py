@@ -10,7 +10,7 @@ from cache_columns import COLUMNS, SIZE, step_of
 from cache_courses import HEADS, Course
 from cache_invariants import arrays_of
 from mlx_h2o import H2OConfig, make_prompt_cache, policies, routing
-from mlx_h2o.operations.recoding import recoded
+from mlx_h2o.operations.composed.recoding import recoded
 from tiny_models import random_prompt, tiny_qwen3
 
 MIXED = [name for name, column in COLUMNS.items() if column.mixed]

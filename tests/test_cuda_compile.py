@@ -16,8 +16,8 @@ from emulator.backend import stand_ins
 from emulator.cases import DTYPES, Case
 from emulator.rows import every_row_launch
 from emulator.variants import every_variant, request
-from mlx_h2o.operations import launch
-from mlx_h2o.operations.launches import Launch
+from mlx_h2o.operations.gpu import launch
+from mlx_h2o.operations.gpu.launches import Launch
 from mlx_h2o.operations.requests import AttentionRequest
 
 # What one threadgroup may have in all.

@@ -15,8 +15,8 @@ import mlx_h2o
 from emulator import EmulatorBackend, KernelError, Run, metal_kernel
 from emulator.build import compiler
 from emulator.cases import DTYPES, Case, errors
-from mlx_h2o.operations import kernels, metal
 from mlx_h2o.operations.backends import register
+from mlx_h2o.operations.gpu import kernels, metal
 from mlx_h2o.operations.validate import AttentionRequest, attention_request
 
 pytestmark = [

@@ -15,8 +15,9 @@ from emulator.build import compiler
 from emulator.cases import DTYPES
 from emulator.row_cases import on_the_emulator
 from mlx_h2o import H2OConfig, H2OKVCache, fast, use_backend
-from mlx_h2o.operations import metal, turbo
 from mlx_h2o.operations.backends import register
+from mlx_h2o.operations.composed import turbo
+from mlx_h2o.operations.gpu import metal
 from test_quantize_append import check_codes
 
 pytestmark = [

@@ -14,7 +14,8 @@ from emulator import metal_kernel
 from emulator.build import compiler
 from emulator.row_cases import ROWS, in_every_schedule, on_the_emulator, rows_with_ties
 from mlx_h2o import fast, use_backend
-from mlx_h2o.operations import composed, cuda, metal
+from mlx_h2o.operations import composed
+from mlx_h2o.operations.gpu import cuda, metal
 from mlx_h2o.operations.requests import RetentionRequest
 
 pytestmark = [

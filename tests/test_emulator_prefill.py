@@ -16,8 +16,10 @@ from emulator.build import compiler
 from emulator.cases import DTYPES
 from emulator.row_cases import in_every_schedule, on_the_emulator
 from mlx_h2o import fast, use_backend
-from mlx_h2o.operations import composed_prefill, cuda, metal, prefill
+from mlx_h2o.operations import prefill
 from mlx_h2o.operations.backends import resolve
+from mlx_h2o.operations.composed import prefill as composed_prefill
+from mlx_h2o.operations.gpu import cuda, metal
 from mlx_h2o.operations.requests import PrefillRequest
 from mlx_h2o.operations.validate import attention_request
 

@@ -16,8 +16,8 @@ from emulator import EmulatorBackend, Run
 from emulator.build import compiler
 from emulator.cases import DTYPES, Case, errors
 from mlx_h2o.config import KV_FORMATS
-from mlx_h2o.operations import metal
 from mlx_h2o.operations.backends import register
+from mlx_h2o.operations.gpu import metal
 from mlx_h2o.operations.requests import AttentionRequest
 from mlx_h2o.operations.validate import attention_request
 from test_emulator import PipelineLimit, same_bits

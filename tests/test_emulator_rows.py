@@ -15,8 +15,10 @@ from emulator import EmulatorBackend, metal_kernel
 from emulator.build import compiler
 from emulator.row_cases import ROWS, in_every_schedule, rows_with_ties, same_bits
 from mlx_h2o import fast, use_backend
-from mlx_h2o.operations import composed, composed_cache, cuda, metal
+from mlx_h2o.operations import composed
 from mlx_h2o.operations.backends import register
+from mlx_h2o.operations.composed import rows as composed_cache
+from mlx_h2o.operations.gpu import cuda, metal
 from mlx_h2o.operations.requests import AccumulateRequest, RetentionRequest
 
 pytestmark = [

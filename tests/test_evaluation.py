@@ -16,14 +16,15 @@ from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
 
 import mlx_h2o
 from mlx_h2o import demo, evaluate
-from mlx_h2o.evaluation import arms, facts, questions, reading, report, tasks
+from mlx_h2o.evaluation import arms, facts, questions, reading, report
 from mlx_h2o.evaluation.run import evaluate as evaluation
+from mlx_h2o.evaluation.settings import PROMPT, Settings
 from mlx_h2o.evaluation.statistics import paired
 from mlx_h2o.evaluation.texts import windows
 from mlx_h2o.lm.prompt_cache import evicting_caches
 from tiny_models import random_prompt, tiny_qwen3, tiny_tokenizer
 
-SETTINGS = tasks.Settings(documents=2, length=72, lengths=(200,), facts=4, writing=24)
+SETTINGS = Settings(documents=2, length=72, lengths=(200,), facts=4, writing=24)
 TEXT = " ".join(f"t{token}" for token in random_prompt(700))
 QUARTER = (Fraction(1, 4),)
 FOUR = {"kv_bits": 4, "kv_group_size": 32}
@@ -148,7 +149,7 @@ def test_texts_side_by_side_are_as_alone_and_full_is_the_reference(tiny):
     caches = arms.Sizes(model).made(KEYDIFF, 72, nbytes)
     texts = windows(tokenizer, [("one", TEXT)], count=2, length=72)
     for text, loss in zip(texts, figures(result, KEYDIFF.name)["loss"], strict=True):
-        alone = evaluate.teacher_forced(model, caches.make(), text, first=tasks.PROMPT)
+        alone = evaluate.teacher_forced(model, caches.make(), text, first=PROMPT)
         assert loss == pytest.approx(np.mean(alone.losses), abs=1e-3)
     # In chunks tokens also see their chunk: here the rest of the text.
     whole = figures(result, "full", "chunks")["loss"]
@@ -200,7 +201,7 @@ def test_facts_for_any_tokenizer(loaded, wording, kind):
 
 def test_questions_are_of_every_wording_and_their_answers_stand_in_the_text(loaded):
     tokenizer = loaded[1]
-    settings = tasks.Settings(documents=2, facts=8, lengths=(400,))
+    settings = Settings(documents=2, facts=8, lengths=(400,))
     for asked in questions.planted_texts(tokenizer, [("one", demo.text())], 400, settings):
         assert len(asked.text) == 399 and len(asked.asked) == 8
         said = tokenizer.decode(list(asked.text))
@@ -222,7 +223,7 @@ def test_a_wrong_token_does_not_count_for_those_behind_it():
 
 @pytest.mark.slow
 def test_the_full_cache_recalls_what_a_small_window_does_not(loaded):
-    settings = tasks.Settings(documents=1, lengths=(500,), facts=4)
+    settings = Settings(documents=1, lengths=(500,), facts=4)
     chosen = [arms.ARMS["full"], arms.ARMS["window"]]
     texts = [("one", demo.text())]
     result = evaluation(
@@ -234,7 +235,7 @@ def test_the_full_cache_recalls_what_a_small_window_does_not(loaded):
 
 def test_a_chat_asks_for_the_first_turn(loaded):
     tokenizer = loaded[1]
-    settings = tasks.Settings(documents=1, facts=4, lengths=(400,))
+    settings = Settings(documents=1, facts=4, lengths=(400,))
     (chat,) = questions.chats(tokenizer, [("one", demo.text())], 400, settings)
     first, _, second = tokenizer.decode(list(chat.text)).partition("I have read it.")
     assert first.startswith("User: Read this:") and "And this:" in second
@@ -292,7 +293,7 @@ def test_a_result_is_taken_up_again(tiny, tmp_path):
     assert not any("full" in one or "window" in one for one in said)
     assert json.loads(file.read_text()) == again
     with pytest.raises(ValueError, match="measurements of another settings"):
-        evaluated(tiny, file=file, settings=tasks.Settings(documents=1, length=72))
+        evaluated(tiny, file=file, settings=Settings(documents=1, length=72))
     file.write_text("[]")
     with pytest.raises(ValueError, match="is no result of evaluate"):
         evaluated(tiny, file=file)

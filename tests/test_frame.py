@@ -256,11 +256,6 @@ def test_what_is_no_bool_is_refused(given):
 
 NOTICES: dict[str, Callable[[], None]] = {
     "attention": lambda: test_attention_is_that_over_the_true_rows(64, 64, None, "h2o-ema"),
-    "sinks": lambda: test_attention_is_that_over_the_true_rows(
-        64, 64, [0.5, -1.0, 2.0, 4.0], "window"
-    ),
     "rows": lambda: test_rows_are_moved_and_rotated_and_come_back(64),
-    "lines": test_lines_of_a_batch_have_frames_of_their_own,
-    "bias": lambda: test_keys_with_a_bias_lose_no_more_than_those_without(4),
 }
 """Checks that seeded faults fail."""

@@ -17,7 +17,7 @@ from emulator import EmulatorBackend
 from emulator.build import compiler
 from emulator.variants import every_variant
 from mlx_h2o import _kernel_text
-from mlx_h2o.operations import cuda, kernels, launch
+from mlx_h2o.operations.gpu import cuda, kernels, launch
 from mlx_h2o.operations.validate import AttentionRequest, attention_request
 
 ROOT = Path(__file__).resolve().parents[1]

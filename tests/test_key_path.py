@@ -20,7 +20,7 @@ from mlx_h2o.operations import native
 from mlx_h2o.operations.backends import resolve
 
 BUDGET = 64
-MOST_FILES, MOST_RETURNS = 8, 4
+MOST_FILES, MOST_RETURNS, MOST_CALLS = 8, 4, 30
 
 pytestmark = pytest.mark.skipif(
     bool(native.unavailable_reason()), reason="no native back end: its path is not there"
@@ -84,6 +84,35 @@ def test_a_key_takes_a_short_way(tokens, bits):
         path = path_of(full_cache(tokens, bits), keys)
     returns = sum(name in path[:place] for place, name in enumerate(path))
     assert len(set(path)) <= MOST_FILES and returns <= MOST_RETURNS, path
+
+
+@pytest.mark.parametrize("policy", ["keydiff", "h2o"])
+def test_a_step_of_a_batch_of_unlike_lengths_takes_few_calls(policy):
+    """Of our functions, from the mask to the rows that attention is given."""
+    caches = []
+    for count in (3, 9, 5):
+        cache = H2OKVCache(H2OConfig(max_kv_size=BUDGET, policy=policy))
+        queries, rows = (mx.zeros((1, heads, count, 64)) for heads in (4, 2))
+        cache.attend(queries, *cache.update_and_fetch(rows, rows), scale=0.1, mask="causal")
+        caches.append(cache)
+    batch, calls = H2OKVCache.merge(caches), 0
+    queries, rows = (mx.zeros((3, heads, 1, 64)) for heads in (4, 2))
+
+    def count_one(frame: FrameType, event: str, _: object) -> None:
+        nonlocal calls
+        calls += event == "call" and "mlx_h2o" in frame.f_code.co_filename
+
+    with mlx_h2o.use_backend("native"):
+        for _ in range(3):
+            calls = 0
+            sys.setprofile(count_one)
+            try:
+                mask = batch.make_mask(1)
+                found = batch.update_and_fetch(rows, rows)
+            finally:
+                sys.setprofile(None)
+            batch.attend(queries, *found, scale=0.1, mask=mask)
+    assert 0 < calls <= MOST_CALLS
 
 
 def test_a_detour_would_be_seen():

@@ -11,15 +11,18 @@ import pytest
 import mlx_h2o
 
 PACKAGE = Path(mlx_h2o.__file__).parent
-LAYERS = ("operations", "policies", "caches", "lm", "commands")
+LAYERS = ("operations", "policies", "caches", "lm", "serving", "commands")
 
 
-def statements(node: ast.AST) -> Iterator[ast.AST]:
-    """What runs of a file, functions included; what only type checkers read does not count."""
-    for child in ast.iter_child_nodes(node):
-        if not (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)):
-            yield child
-            yield from statements(child)
+def loaded(tree: ast.Module, package: Path, file: Path) -> Iterator[list[str]]:
+    """What a file may import by name: its texts that name a module, from the package or from its
+    folder on."""
+    folder = [package.name, *file.relative_to(package).parts[:-1]]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            first, *rest = node.value.split(".")
+            if rest and first in ("", package.name):
+                yield [*(folder if first == "" else [first]), *rest]
 
 
 def names(file: Path, package: Path, nodes: Iterator[ast.AST]) -> Iterator[list[str]]:
@@ -41,7 +44,8 @@ def imported(file: Path) -> set[str]:
 
 
 def imports(package: Path) -> dict[str, set[str]]:
-    """The modules of a package that each of them imports, at once or in a function.
+    """The modules of a package that each of them imports, at once, in a function, for types alone
+    or by name.
 
     The packages above a module that is imported do not count.
     """
@@ -51,10 +55,13 @@ def imports(package: Path) -> dict[str, set[str]]:
         files[".".join(parts).removesuffix(".__init__")] = file
     found: dict[str, set[str]] = {}
     for module, file in files.items():
-        nodes = statements(ast.parse(file.read_text()))
-        given = [(".".join(name), ".".join(name[:-1])) for name in names(file, package, nodes)]
+        tree = ast.parse(file.read_text())
+        given = [
+            (".".join(name), ".".join(name[:-1])) for name in names(file, package, ast.walk(tree))
+        ]
         # The last part is a module, or what a module holds.
         found[module] = {whole if whole in files else above for whole, above in given}
+        found[module] |= {".".join(name) for name in loaded(tree, package, file)}
         found[module] &= files.keys()
     return found
 
@@ -78,7 +85,7 @@ def circle(graph: Mapping[str, set[str]]) -> list[str]:
 @pytest.mark.parametrize("layer", LAYERS)
 def test_a_folder_imports_only_from_those_before_it(layer: str) -> None:
     later = set(LAYERS[LAYERS.index(layer) + 1 :])
-    files = sorted((PACKAGE / layer).glob("*.py"))
+    files = sorted((PACKAGE / layer).rglob("*.py"))
     assert len(files) > 1
     assert {file.name: imported(file) & later for file in files if imported(file) & later} == {}
 
@@ -94,7 +101,8 @@ CIRCLES = {
     "by name": ("from . import b", "from package import a", True),
     "in a function": ("from .b import work", "def work():\n    from .a import other", True),
     "of one": ("from . import a", "", True),
-    "for types alone": ("from .b import work", "if TYPE_CHECKING:\n    from . import a", False),
+    "for types alone": ("from .b import work", "if TYPE_CHECKING:\n    from . import a", True),
+    "by a text": ("from .b import work", 'import importlib\nimportlib.import_module(".a")', True),
     "none": ("from .b import work", "import a", False),
 }
 
@@ -111,4 +119,13 @@ def test_a_circle_is_found(kind: str, tmp_path: Path) -> None:
 
 def test_no_module_lies_beside_the_folders_but_the_public_ones() -> None:
     beside = {file.stem for file in PACKAGE.glob("*.py")}
-    assert beside == {"__init__", "__main__", "_kernel_text", "cli", "config", "evaluate", "fast"}
+    assert beside == {
+        "__init__",
+        "__main__",
+        "_kernel_text",
+        "cli",
+        "config",
+        "evaluate",
+        "fast",
+        "version",
+    }

@@ -11,7 +11,8 @@ import pytest
 
 import native_build
 from mlx_h2o import fast, use_backend
-from mlx_h2o.operations import native, native_module
+from mlx_h2o.operations import native
+from mlx_h2o.operations.native import module as native_module
 from mlx_h2o.operations.validate import attention_request
 
 OP = "scaled_dot_product_attention_with_scores"

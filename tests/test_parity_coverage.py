@@ -10,9 +10,9 @@ import mlx.core as mx
 import pytest
 
 from emulator import EmulatorBackend
-from mlx_h2o.operations import kernels
 from mlx_h2o.operations.backends import register
-from mlx_h2o.operations.launches import Launch
+from mlx_h2o.operations.gpu import kernels
+from mlx_h2o.operations.gpu.launches import Launch
 from parity import runner
 from parity.legs import EmulatorLeg
 

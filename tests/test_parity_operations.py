@@ -15,8 +15,9 @@ import pytest
 from emulator import EmulatorBackend, compiler
 from faults.metal import in_one_kernel, seeded
 from faults.text import Edit
-from mlx_h2o.operations import composed, composed_cache
+from mlx_h2o.operations import composed
 from mlx_h2o.operations.backends import register
+from mlx_h2o.operations.composed import rows as composed_cache
 from parity import runner
 from parity.__main__ import main
 from parity.c_leg import CLeg

@@ -11,7 +11,7 @@ import pytest
 
 from cache_checks import check_accumulate
 from mlx_h2o import H2OConfig, H2OKVCache, policies
-from mlx_h2o.operations import ema
+from mlx_h2o.operations.composed import ema
 
 
 def rows(*, keys, importance=None, positions=None, offset=100):

@@ -11,7 +11,8 @@ import pytest
 import mlx_h2o
 import reference
 from mlx_h2o import H2OKVCache, fast, use_backend
-from mlx_h2o.operations import composed_prefill, native, prefill
+from mlx_h2o.operations import native, prefill
+from mlx_h2o.operations.composed import prefill as composed_prefill
 from mlx_h2o.policies import Policy
 
 SCALE = 0.25

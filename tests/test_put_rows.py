@@ -6,7 +6,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_h2o.operations import buffers, native
+from mlx_h2o.operations import native
+from mlx_h2o.operations.composed import buffers
 
 SHAPES = [(2, 3, 9, 4), (1, 2, 5)]
 DTYPES = [mx.float32, mx.float16, mx.uint32]

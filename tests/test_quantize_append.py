@@ -9,9 +9,10 @@ import pytest
 import reference_turbo
 from mlx_h2o import fast, use_backend
 from mlx_h2o.config import KV_FORMATS
-from mlx_h2o.operations import buffers, native
+from mlx_h2o.operations import native
 from mlx_h2o.operations.backends import resolve
-from mlx_h2o.operations.buffers import padded
+from mlx_h2o.operations.composed import buffers
+from mlx_h2o.operations.composed.buffers import padded
 
 BACKENDS = ["composed"] if native.unavailable_reason() else ["composed", "native"]
 DTYPES = [mx.float32, mx.float16, mx.bfloat16]

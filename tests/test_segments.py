@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from mlx_h2o import fast
-from mlx_h2o.operations import composed_segments, native
+from mlx_h2o.operations import native
+from mlx_h2o.operations.composed import segments as composed_segments
 
 pytestmark = pytest.mark.skipif(
     bool(native.unavailable_reason()), reason="no native back end: nothing to compare"

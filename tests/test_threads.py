@@ -11,7 +11,8 @@ import pytest
 
 import mlx_h2o
 from mlx_h2o import fast, use_backend
-from mlx_h2o.operations import native, native_module
+from mlx_h2o.operations import native
+from mlx_h2o.operations.native import module as native_module
 
 pytestmark = pytest.mark.skipif(bool(native.unavailable_reason()), reason="no native back end")
 

@@ -14,9 +14,9 @@ import reference_turbo
 from mlx_h2o import H2OConfig, H2OKVCache, demo, fast, use_backend
 from mlx_h2o.caches.turbo import TurboColumn
 from mlx_h2o.config import KV_FORMATS
-from mlx_h2o.operations import turbo
 from mlx_h2o.operations.backends import resolve
-from mlx_h2o.operations.buffers import packed as packed_rows
+from mlx_h2o.operations.composed import turbo
+from mlx_h2o.operations.composed.buffers import packed as packed_rows
 
 SIZES = (32, 64, 128, 256, 512, 1024)
 BACKENDS = [name for name in ("composed", "native") if mlx_h2o.backends()[name].available]

@@ -8,7 +8,7 @@ NOTICE = "Generated from metal/ by tools/package_kernels.py; do not edit."
 
 
 def python_module(table: KernelTable) -> str:
-    """`python/mlx_h2o/_kernel_text.py`: constants only; `mlx_h2o.operations.kernels` reads them."""
+    """`python/mlx_h2o/_kernel_text.py`: constants that `operations/gpu/kernels.py` reads."""
 
     def pairs(items: list[tuple[str, str]], indent: int) -> str:
         return "".join(f"{' ' * indent}({first}, {second}),\n" for first, second in items)

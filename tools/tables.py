@@ -64,7 +64,7 @@ def decode_step(result: dict[str, Any]) -> str:
     runs = result["runs"]
     rows = []
     for name in runs[0]["arms"]:
-        if name == "rotating":
+        if name in ("rotating", "ragged mlx_lm"):
             continue
         rows.append([name])
         for arm in (run["arms"].get(name) for run in runs):
@@ -108,16 +108,20 @@ def prefix_sharing(result: dict[str, Any]) -> str:
 
 
 def host_time(result: dict[str, Any]) -> str:
-    """Python time of a step as a multiple of RotatingKVCache's, at first and now."""
+    """Python time of a step as a multiple of mlx_lm's cache of the kind, at first and now."""
+
+    def median(arm: dict[str, Any]) -> float:
+        return float((arm.get("times_rotating") or arm["times_batch"])["median"])
+
     before, after = result["before"]["backends"], result["after"]["backends"]
     rows = []
     for name in after["native"]:
-        if name == "rotating":
+        if name in ("rotating", "ragged mlx_lm"):
             continue
         rows.append([name])
         for backend, arms in after.items():
             pair = [arms_of.get(name) for arms_of in (before.get(backend, {}), arms)]
-            medians = [f"{one['times_rotating']['median']:.1f}" if one else "-" for one in pair]
+            medians = [f"{median(one):.1f}" if one else "-" for one in pair]
             rows[-1] += [" / ".join(medians), f"{arms[name]['calls']:.0f}"]
     head = ["cache"]
     for backend in after:

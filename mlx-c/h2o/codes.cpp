@@ -2,11 +2,11 @@
 
 #include <cmath>
 
-#include "../../core/src/turbo_kernel.h"
+#include "../../core/src/quantized/turbo_kernel.h"
 #include "composed.h"
 
 #ifndef MLX_H2O_NATIVE  // else it comes with core/
-#include "../../core/src/turbo_kernel.cpp"
+#include "../../core/src/quantized/turbo_kernel.cpp"
 #endif
 
 namespace mlx_h2o_c {

@@ -1,5 +1,5 @@
 // The definition of rows that are folded in plain MLX operations, in those and in the order of
-// python/mlx_h2o/operations/folding.py. All arithmetic is float32.
+// python/mlx_h2o/operations/composed/folding.py. All arithmetic is float32.
 #include <cmath>
 
 #include "composed.h"

@@ -19,7 +19,8 @@ except ImportError as error:
 
 from mlx_h2o import fast
 from mlx_h2o.operations.backends import BackendStatus, backends, use_backend
-from mlx_h2o.operations.processors import set_threads, threads
+from mlx_h2o.operations.native.processors import set_threads, threads
+from mlx_h2o.version import __version__
 
 if TYPE_CHECKING:
     from mlx_h2o.caches.batch import BatchH2OKVCache
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
     from mlx_h2o.lm.prompt_cache import fit_bytes
     from mlx_h2o.lm.routing import routing
     from mlx_h2o.lm.saving import load_prompt_cache, save_prompt_cache
-
-__version__ = "0.1.0"
 
 __all__ = [
     "BackendStatus",

@@ -11,8 +11,9 @@ import mlx.core as mx
 from emulator import build
 from emulator.kernel import EmulatedKernel, Run, metal_kernel
 from emulator.text import MetalText
-from mlx_h2o.operations import kernels, launch
-from mlx_h2o.operations.launches import Launch, LaunchPlan
+from mlx_h2o.operations.gpu import kernels, launch
+from mlx_h2o.operations.gpu.launches import Launch, LaunchPlan
+from mlx_h2o.operations.gpu.row_kernels import RowKernels
 from mlx_h2o.operations.requests import (
     AccumulateRequest,
     AttentionAccumulateRequest,
@@ -24,7 +25,6 @@ from mlx_h2o.operations.requests import (
     QuantizeAppendRequest,
     RetentionRequest,
 )
-from mlx_h2o.operations.row_kernels import RowKernels
 
 
 def _unchanged(text: str) -> str:

@@ -17,7 +17,7 @@ from emulator.backend import EmulatorBackend
 from emulator.kernel import Run
 from golden.build import row_bias
 from mlx_h2o.config import KV_FORMATS
-from mlx_h2o.operations import turbo
+from mlx_h2o.operations.composed import turbo
 from mlx_h2o.operations.requests import (
     AttentionRequest,
     AttentionResult,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import mlx.core as mx
 
 from emulator.backend import stand_ins
-from mlx_h2o.operations import launch_prefill, launch_rows, prefill, turbo
-from mlx_h2o.operations.launches import LaunchPlan
+from mlx_h2o.operations import prefill
+from mlx_h2o.operations.composed import turbo
+from mlx_h2o.operations.gpu import launch_prefill, launch_rows
+from mlx_h2o.operations.gpu.launches import LaunchPlan
 from mlx_h2o.operations.requests import (
     AccumulateRequest,
     PrefillRequest,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -37,9 +38,8 @@ class Toolchain:
 
     def compile_object(self, source: Path, target: Path, level: str = "-O1") -> Path:
         # No fused multiply-add in the moving average, as in CMakeLists.txt.
-        flags = ["-std=c++20", level, "-ffp-contract=off", *self.flags, f"-I{source.parent}"]
-        if source == DRIVER:
-            flags.append(f"-I{SOURCES}")
+        flags = ["-std=c++20", level, "-ffp-contract=off", *self.flags]
+        flags.append(f"-I{SOURCES if source == DRIVER else source.parents[1]}")
         subprocess.run([self.compiler, *flags, "-c", source, "-o", target], check=True)
         return target
 
@@ -74,33 +74,33 @@ class Toolchain:
     def assert_caught(self, objects: Path, folder: Path, fault: Fault) -> None:
         """Compiles what the fault is in again and runs the driver."""
         units = {source.stem: objects / f"{source.stem}.o" for source in (DRIVER, *kernels())}
-        file, text = fault.apply_to([*sorted(SOURCES.glob("*.h")), *kernels()])
+        file, text = fault.apply_to([*sorted(SOURCES.glob("*/*.h")), *kernels()])
         copy = folder / "src"
-        copy.mkdir()
-        for source in (*SOURCES.glob("*.h"), *kernels()):
-            (copy / source.name).write_text(source.read_text("utf-8"), "utf-8")
-        (copy / file.name).write_text(text, "utf-8")
+        shutil.copytree(SOURCES, copy)
+        (copy / file.relative_to(SOURCES)).write_text(text, "utf-8")
         sources = [source for source in kernels() if re.fullmatch(self.reached, source.stem)]
         changed = [source for source in sources if file in read_by(source)]
         assert changed, f"{file.name} is in no kernel"
         for source in changed:
             # Compiling takes longer than running.
             target = folder / f"{source.stem}.o"
-            units[source.stem] = self.compile_object(copy / source.name, target, "-O0")
+            units[source.stem] = self.compile_object(
+                copy / source.relative_to(SOURCES), target, "-O0"
+            )
         found = self.complaint([*units.values()], folder / "mutant", fault.caught)
         assert fault.caught in found, found
 
 
 def kernels() -> list[Path]:
     """The sources that need no MLX."""
-    return [*sorted(SOURCES.glob("*_kernel.cpp")), *sorted(SOURCES.glob("thread_*.cpp"))]
+    return [*sorted(SOURCES.glob("*/*_kernel.cpp")), *sorted(SOURCES.glob("cpu/thread_*.cpp"))]
 
 
 def read_by(source: Path) -> set[Path]:
     """The source, and what it includes, directly or not."""
     found, waiting = {source}, [source]
     while waiting:
-        names = re.findall(r'"(\w+\.h)"', waiting.pop().read_text("utf-8"))
+        names = re.findall(r'"(\w+/\w+\.h)"', waiting.pop().read_text("utf-8"))
         new = {SOURCES / name for name in names if (SOURCES / name).exists()} - found
         found |= new
         waiting += new

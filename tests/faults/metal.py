@@ -6,10 +6,9 @@ from dataclasses import dataclass, field, replace
 
 from emulator import EmulatorBackend
 from emulator.kernel import EmulatedKernel
-from faults.change import PlaceError
-from faults.text import Edit
+from faults.text import Edit, PlaceError
 from mlx_h2o import _kernel_text
-from mlx_h2o.operations.launches import Launch
+from mlx_h2o.operations.gpu.launches import Launch
 
 HEADER = "h2o.h"
 BARRIER = "metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);"

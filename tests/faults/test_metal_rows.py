@@ -18,7 +18,8 @@ from emulator.row_cases import SCHEDULES, on_the_emulator, rows_with_ties
 from faults.metal import in_one_kernel, seeded
 from faults.row_faults import FAULTS
 from mlx_h2o import fast, use_backend
-from mlx_h2o.operations import backends, turbo
+from mlx_h2o.operations import backends
+from mlx_h2o.operations.composed import turbo
 from test_emulator_append import expected_of, rows_of
 from test_emulator_prefill import SCALE, arrays, mask_of
 from test_emulator_rows import averages

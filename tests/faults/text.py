@@ -16,8 +16,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from faults.change import PlaceError
-
 COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 LITERAL = re.compile(r"\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])'")
 SCOPE = re.compile(
@@ -31,6 +29,10 @@ AFTER = re.compile(
 )
 NOT_FUNCTIONS = {"if", "for", "while", "switch", "catch", "constexpr", "return", "guard", "sizeof"}
 TOKEN = re.compile(r"\.\.\.|\w+|\S")
+
+
+class PlaceError(Exception):
+    """A place that is not there, or not once."""
 
 
 @dataclass(frozen=True)

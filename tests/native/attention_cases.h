@@ -7,12 +7,12 @@
 #include <limits>
 #include <vector>
 
-#include "attention_kernel.h"
+#include "attention/attention_kernel.h"
 #include "cache_cases.h"
 #include "check.h"
 #include "elements.h"
 #include "stored_block.h"
-#include "thread_count.h"
+#include "cpu/thread_count.h"
 
 namespace mlx_h2o::test {
 

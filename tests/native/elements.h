@@ -5,9 +5,9 @@
 #include <limits>
 #include <vector>
 
-#include "attention_kernel.h"
+#include "attention/attention_kernel.h"
 #include "check.h"
-#include "half.h"
+#include "cpu/half.h"
 
 namespace mlx_h2o::test {
 

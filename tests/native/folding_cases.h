@@ -9,7 +9,7 @@
 
 #include "cache_cases.h"
 #include "check.h"
-#include "folding_kernel.h"
+#include "folding/folding_kernel.h"
 
 namespace mlx_h2o::test {
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "check.h"
-#include "thread_pool.h"
+#include "cpu/thread_pool.h"
 
 // A child that starts threads after a fork of a process with threads is beyond TSan, and beyond
 // some emulators, for which the build defines this as 0.

@@ -7,7 +7,7 @@
 
 #include "check.h"
 #include "elements.h"
-#include "prefill_kernel.h"
+#include "attention/prefill_kernel.h"
 #include "step_cases.h"
 
 namespace mlx_h2o::test {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "check.h"
-#include "selection_kernel.h"
+#include "rows/selection_kernel.h"
 
 namespace mlx_h2o::test {
 

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <vector>
 
-#include "accumulation_kernel.h"
+#include "rows/accumulation_kernel.h"
 #include "check.h"
 
 namespace mlx_h2o::test {

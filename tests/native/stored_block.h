@@ -7,7 +7,7 @@
 #include <limits>
 #include <vector>
 
-#include "attention_kernel.h"
+#include "attention/attention_kernel.h"
 #include "check.h"
 #include "elements.h"
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "check.h"
-#include "turbo_kernel.h"
+#include "quantized/turbo_kernel.h"
 
 namespace mlx_h2o::test {
 

@@ -10,8 +10,8 @@ import mlx.core as mx
 import numpy as np
 
 from golden.build import Case
-from mlx_h2o.operations import folding
 from mlx_h2o.operations.backends import get, register, use_backend
+from mlx_h2o.operations.composed import folding
 from mlx_h2o.operations.requests import (
     AccumulateRequest,
     AttentionAccumulateRequest,

@@ -26,7 +26,7 @@ from golden.build import (
     row_bias,
 )
 from mlx_h2o.config import KV_FORMATS
-from mlx_h2o.operations import turbo
+from mlx_h2o.operations.composed import turbo
 
 # The combinations that bring both sides of every flag: mask, sinks, scores, lse. Those at even
 # places have a bias of rows in one pass, the others in two.

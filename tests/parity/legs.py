@@ -18,8 +18,9 @@ import mlx_h2o
 import reference
 from golden.build import Case
 from mlx_h2o import fast, use_backend
-from mlx_h2o.operations import launch, validate
+from mlx_h2o.operations import validate
 from mlx_h2o.operations.backends import Backend, get, register
+from mlx_h2o.operations.gpu import launch
 from mlx_h2o.operations.requests import AttentionRequest
 from parity import operations, traces
 from parity.outcome import Outcome

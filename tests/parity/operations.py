@@ -16,8 +16,9 @@ import reference
 import reference_turbo
 from golden.build import Case
 from mlx_h2o import fast
-from mlx_h2o.operations import folding, validate
+from mlx_h2o.operations import validate
 from mlx_h2o.operations.backends import resolve
+from mlx_h2o.operations.composed import folding
 from mlx_h2o.operations.requests import AttentionRequest
 from parity.outcome import Outcome
 

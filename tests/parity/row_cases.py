@@ -23,7 +23,7 @@ from golden.build import (
     spread_scores,
 )
 from mlx_h2o.config import KV_FORMATS
-from mlx_h2o.operations import buffers, turbo
+from mlx_h2o.operations.composed import buffers, turbo
 from parity.operations import dense_rows, split
 
 # Astride a simdgroup, a threadgroup of the row kernels, and where decode takes a second pass.

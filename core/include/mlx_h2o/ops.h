@@ -129,7 +129,7 @@ mlx::core::array key_diversity(const mlx::core::array& keys, mlx::core::StreamOr
 /// `mass`, which adds up, and `weights` in means, NaN: it is not folded, float32 [B, H, N];
 /// `eligible`, the rows that others may be folded into, bool [B, H, N]; `kept`, the slots that
 /// stay, ascending, uint32 [B, H, N - r]; `share` of the rows that go, rounded up, are folded, the
-/// nearest: above 0, at most 1. python/mlx_h2o/operations/folding.py is the definition.
+/// nearest: above 0, at most 1. python/mlx_h2o/operations/composed/folding.py is the definition.
 std::vector<mlx::core::array> fold(const mlx::core::array& keys, const mlx::core::array& values,
                                    const mlx::core::array& bias, const mlx::core::array& mass,
                                    const mlx::core::array& weights,

@@ -47,14 +47,13 @@ class BatchH2OKVCache(H2OKVCache):
         pairs = zip(self._tokens, self._padding, strict=True)
         return mx.array([seen - left for seen, (left, _) in pairs], mx.int32)
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        """As ``H2OKVCache.update_and_fetch``, for keys [B, H, L, D] of all sequences at once."""
+    def _check_rows(self, keys: mx.array, values: mx.array) -> None:
         if keys.ndim == 4 and keys.shape[0] != len(self._tokens):
             raise ValueError(
                 f"[BatchH2OKVCache.update_and_fetch] keys have shape {keys.shape}, expected B = "
                 f"{len(self._tokens)} sequences."
             )
-        return super().update_and_fetch(keys, values)
+        super()._check_rows(keys, values)
 
     def _next_spans(self, added: int) -> list[tuple[int, int]]:
         spans = []

@@ -130,7 +130,6 @@ class H2OKVCache(ScoredRows):
         self._spans = []
         self._waiting = []
         self._own_mask_due = False  # the mask of each layer's own has not been read yet
-        self.updates = 0
         self._make_ahead()
 
     def _make_ahead(self) -> None:
@@ -173,7 +172,7 @@ class H2OKVCache(ScoredRows):
         """
         like = keys.shape, values.shape, keys.dtype, values.dtype
         if self._like != like:
-            check_rows("H2OKVCache", keys, values, self._layouts())
+            self._check_rows(keys, values)
         elif self._free and not self._unscored:
             return self._append_one(keys, values)
         self._check_scored()
@@ -201,8 +200,10 @@ class H2OKVCache(ScoredRows):
         self._advance(spans)
         self._length = added
         self._unscored = self._needs_attention
-        self.updates += 1
         return self._hand_out(table)
+
+    def _check_rows(self, keys: mx.array, values: mx.array) -> None:
+        check_rows("H2OKVCache", keys, values, self._layouts())
 
     def _layouts(self) -> Sequence[tuple[Any, ...]]:
         """What rows are to be like; nothing while there are none."""
@@ -211,11 +212,11 @@ class H2OKVCache(ScoredRows):
     def _room_for_one(self, table: Table) -> int:
         """How many tokens may come one by one before anything else happens than an append."""
         rows = table.tail.rows
-        if self._reach or (len(rows) > 1 and min(rows) != max(rows)) or not min(table.lengths):
+        if self._reach or not min(table.lengths) or (self._mixed and table.ragged):
             return 0
         limit = self._tail_limit if self._mixed else self._budget
         left = min(self._budget - max(table.lengths), self._planned - max(self._tokens))
-        return max(0, min(left, min(limit, table.tail.capacity) - rows[0]))
+        return max(0, min(left, min(limit, table.tail.capacity) - max(rows)))
 
     def _append_one(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """One token where there is room: the step that nearly all steps are."""
@@ -227,7 +228,6 @@ class H2OKVCache(ScoredRows):
             views = table.append_one(keys, values)
             self._tokens = [seen + 1 for seen in self._tokens]
             self._unscored = self._needs_attention
-            self.updates += 1
             return self._hand_out(table, views)
         except BaseException:
             self._give_up()
@@ -342,7 +342,7 @@ class H2OKVCache(ScoredRows):
 
     def _hand_out(self, table: Table, views: tuple[Parts, Parts] | None = None) -> tuple[Any, Any]:
         """Keys and values that are known from now on as this cache's; ``views`` of the tail."""
-        tail, arrays = table.tail, self._hands_arrays
+        tail, arrays = table.segments[-1], self._hands_arrays
         if views is None:
             width = table.shown - table.packed_width
             views = tail.keys.view(width), tail.values.view(width)
@@ -466,27 +466,31 @@ class H2OKVCache(ScoredRows):
         if self.unequal_budgets and (self._in_batch or (return_array and length > 1)):
             self._own_mask_due = True
             return EachLayersMask()
+        if self._free and length == 1:
+            return self._shaped(cast(Table, self._table).mask_of_one(1))
         spans = self._next_spans(length)
         rows = [[0] * len(spans)]
         if self._table is not None:
-            if not self._free or length > 1:
-                self._check_scored()
-                self._make_room([stop - start for start, stop in spans])
+            self._check_scored()
+            self._make_room([stop - start for start, stop in spans])
             rows = [one.rows for one in self._table.segments]
-        return self._mask(rows, spans, length, return_array=return_array)
+        return self._shaped(mask_of(rows, spans, length, return_array=return_array))
 
     def mask_of_update(self, *, return_array: bool = False) -> mx.array | str | None:
         """As ``make_mask``, for the tokens of the last update over the rows that it returned."""
         table = cast(Table, self._table)
+        if self._length == 1 and not self._spans and not self._mixed:
+            self._own_mask_due = False
+            return self._shaped(table.mask_of_one(0))
         spans = self._spans or [(0, self._length)] * table.lines
         counts = [stop - start for start, stop in spans]
         *packed, tail = (one.rows for one in table.segments)
         before = [rows - count for rows, count in zip(tail, counts, strict=True)]
         self._own_mask_due = False
-        return self._mask([*packed, before], spans, self._length, return_array=return_array)
+        rows = [*packed, before]
+        return self._shaped(mask_of(rows, spans, self._length, return_array=return_array))
 
-    def _mask(self, *rows: Any, return_array: bool) -> mx.array | str | None:
-        found = mask_of(*rows, return_array=return_array)
+    def _shaped(self, found: mx.array | str | None) -> mx.array | str | None:
         if self.config.kv_handed == "grouped" and isinstance(found, mx.array) and found.ndim == 4:
             return mx.expand_dims(found, 1)
         return found

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from itertools import repeat
 from typing import Any
 
 import mlx.core as mx
 
 from ..operations.backends import resolve
-from ..operations.buffers import padded
+from ..operations.composed.buffers import padded
 
 Parts = tuple[mx.array, ...]
 """Rows as a column keeps them: arrays [B, H, N, ...]."""
@@ -77,8 +78,8 @@ class Column(ABC):
     def view(self, count: int) -> Parts:
         """Kept rows: the first ``count`` slots."""
         if self.parts and count == self.parts[0].shape[2]:
-            return tuple(part[...] for part in self.parts)
-        return tuple(part[:, :, :count] for part in self.parts)
+            return tuple([part[...] for part in self.parts])
+        return tuple([part[:, :, :count] for part in self.parts])
 
     def given(self, parts: Parts, as_array: bool) -> Any:
         """Kept rows as attention takes them: an array, or the parts of packed rows."""
@@ -135,8 +136,7 @@ class Column(ABC):
 
     def put(self, slots: mx.array, parts: Parts) -> None:
         """Write kept rows at ``slots`` [B, H, n]."""
-        pairs = zip(self.parts, parts, strict=True)
-        self.parts = tuple(resolve().put_rows(part, slots, new) for part, new in pairs)
+        self.parts = tuple(map(resolve().put_rows, self.parts, repeat(slots), parts))
 
     def resized(self, capacity: int) -> Column:
         """The first slots, up to ``capacity``, in arrays of their own of that size."""

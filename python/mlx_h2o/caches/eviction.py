@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple, cast
 
 import mlx.core as mx
@@ -14,9 +12,8 @@ from ..operations.backends import resolve
 from ..operations.composed import beside_rows
 from ..operations.requests import PerSequence
 from ..policies import Policy, Rows
-from .attention import true_rows
 from .folding import fold
-from .stored import BIAS, FOLLOWING, IMPORTANCE
+from .ranked import Ranked
 from .table import Table
 
 
@@ -65,17 +62,11 @@ class Eviction(NamedTuple):
             first = self.first(positions, ranked, due, some)
             ranks = self.ranks(first, due) if first.keep else None
             kept = self.kept(first, ranks)
-            if ranks is not None and self._folds:
+            if ranks is not None and self.config.folds:
                 fold(table, self.policy, first, ranks, kept, due)
             kept = self.with_skipped(kept)
             rows = [self.keep if line in due else n for line, n in enumerate(table.lengths)]
             table.close_gaps(kept, lines, rows, positions, ranked, self.tail)
-
-    @property
-    def _folds(self) -> bool:
-        """An indexer picks rows as they came."""
-        followed = any(name.startswith(FOLLOWING) for name in self.table.beside)
-        return self.config.folds and not followed
 
     def first(
         self,
@@ -142,48 +133,3 @@ class Eviction(NamedTuple):
 def _of_lines(numbers: Sequence[int], lines: Sequence[int]) -> PerSequence:
     some = [numbers[line] for line in lines]
     return some[0] if len(set(some)) == 1 else mx.array(some, mx.int32)
-
-
-@dataclass
-class Ranked:
-    """``Rows``: rows of some lines of a table from slot ``skip`` on, read only as far as someone
-    asks, and once."""
-
-    table: Table
-    positions: mx.array
-    offset: int
-    lines: mx.array | None
-    skip: int
-    keep: int
-    places: int
-    sink_size: int
-    recent_start: PerSequence
-
-    def _some(self, array: mx.array) -> mx.array:
-        end = self.skip + self.positions.shape[2]
-        whole = not self.skip and array.shape[2] == end
-        array = array if whole else array[:, :, self.skip : end]
-        return array if self.lines is None else array[self.lines]
-
-    @cached_property
-    def keys(self) -> mx.array:
-        return self._some(true_rows(self.table, "keys"))
-
-    @cached_property
-    def values(self) -> mx.array:
-        return self._some(true_rows(self.table, "values"))
-
-    @property
-    def importance(self) -> mx.array:
-        return self._beside(IMPORTANCE, mx.nan)
-
-    @property
-    def bias(self) -> mx.array:
-        """float32 [B, H, N]: ``ln n`` of the rows that each stands for."""
-        return self._beside(BIAS, 0.0)
-
-    def _beside(self, name: str, fill: float) -> mx.array:
-        found = self.table.beside.get(name)
-        if found is None:
-            return mx.full(self.positions.shape, fill, mx.float32)
-        return self._some(found)

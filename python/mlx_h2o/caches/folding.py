@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from ..operations import folding
 from ..operations.backends import resolve
-from ..operations.buffers import gathered
-from ..operations.composed import beside_rows
+from ..operations.composed import beside_rows, folding
+from ..operations.composed.buffers import gathered
+from ..policies import Policy
+from .ranked import Ranked
 from .stored import BIAS, IMPORTANCE
-
-if TYPE_CHECKING:
-    from ..policies import Policy
-    from .eviction import Ranked
-    from .table import Table
+from .table import Table
 
 
 def fold(

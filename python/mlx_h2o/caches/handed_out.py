@@ -10,13 +10,9 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
-
-if TYPE_CHECKING:
-    from .cache import H2OKVCache
-    from .heads import HeadGroups
 
 _Owner = tuple["weakref.ref[Any]", "weakref.ref[mx.array] | None"]
 _owners: dict[int, _Owner] = {}
@@ -35,7 +31,7 @@ class HandedOut:
     newest: tuple[mx.array, mx.array] | None = None
     _identity = 0
 
-    def __init__(self, cache: H2OKVCache | HeadGroups) -> None:
+    def __init__(self, cache: object) -> None:
         self._cache: weakref.ref[Any] = weakref.ref(cache)
 
     def give(
@@ -65,14 +61,13 @@ class HandedOut:
     __del__ = release
 
 
-def owner_of(keys: object) -> H2OKVCache | HeadGroups | None:
+def owner_of(keys: object) -> Any:
     """The living cache that handed out this very array object, or these words, or None."""
     keys = keys[0] if isinstance(keys, tuple) and keys else keys
     found = _owners.get(id(keys))
     if found is None or (found[1] is not None and found[1]() is not keys):
         return None
-    owner: H2OKVCache | HeadGroups | None = found[0]()
-    return owner
+    return found[0]()
 
 
 class EachLayersMask:

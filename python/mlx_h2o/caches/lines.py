@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
-from ..operations.buffers import padded
+from ..operations.composed.buffers import padded
 from .column import Column
 from .frame import joined
 from .table import NONE, Segment, Table

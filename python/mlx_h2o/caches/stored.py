@@ -15,8 +15,6 @@ IMPORTANCE = "importance"
 """Beside the rows: what the policy accumulated."""
 BIAS = "bias"
 """Beside the rows, once some have been folded: ``ln n`` of the n rows that each stands for."""
-FOLLOWING = "following "
-"""Beside the rows, and before "keys" or "values": rows of another cache that go with them."""
 
 
 def stored_rows(side: str) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..operations.backends import resolve
-from ..operations.buffers import padded
+from ..operations.composed.buffers import padded
 from .column import Column, Layout, Parts
 from .frame import Frame
 
@@ -67,7 +67,6 @@ class Table:
         self.beside: dict[str, mx.array] = {}
         self.fills: dict[str, float] = {}
         self.packed: list[Any] | None = None  # the packed segments, as attention has read them
-        self._newest: mx.array | None = None  # slots of the last append; None: the last of the tail
         self.changed = False  # beside attention, which reads what it changes
         # The rows of the tail beyond ``known`` have come one after the other.
         self._placed: mx.array | None = None
@@ -172,17 +171,17 @@ class Table:
             self.frame = self.frame.starting(keys, spans, self.lengths)
             keys, values = self.frame.into(keys, values)
         tail, added = self.tail, keys.shape[2]
-        self._newest, width = None, tail.width + added
+        slots, width = None, tail.width + added
         if not spans and len(set(tail.rows)) == 1:
             start = tail.rows[0]
             tail.keys.append(start, keys, limit)
             tail.values.append(start, values, limit)
         else:
-            self._newest = slots = self._slots(added, spans)
+            slots = mx.broadcast_to(self._slots(added, spans), keys.shape[:3])
             for column, rows in ((tail.keys, keys), (tail.values, values)):
                 new = column.encode(rows)
                 column.reserve(width, limit, new)
-                column.put(mx.broadcast_to(slots, rows.shape[:3]), new)
+                column.put(slots, new)
         counts = [stop - start for start, stop in spans] if spans else [added] * len(tail.rows)
         tail.rows = [rows + count for rows, count in zip(tail.rows, counts, strict=True)]
         self.shown = self.packed_width + width
@@ -190,12 +189,26 @@ class Table:
             if array.shape[2] < self.packed_width + tail.keys.capacity:
                 self.changed = True
                 self.attach(name, array, self.fills[name])
-            if self._newest is not None:  # slots may hold what queries saw of unused ones
-                shape = (*keys.shape[:3], *array.shape[3:])
-                self.put_newest(name, mx.full(shape, self.fills[name], array.dtype))
+        if slots is not None:
+            self._renew(slots + mx.array(self.packed_width, mx.uint32))
+
+    @property
+    def ragged(self) -> bool:
+        """Whether lines have unlike numbers of rows in the tail."""
+        rows = self.segments[-1].rows
+        return len(rows) > 1 and min(rows) != max(rows)
+
+    def mask_of_one(self, ahead: int) -> mx.array | None:
+        """bool [B, 1, 1, slots], of the rows up to each line's last, or with ``ahead`` 1 up to the
+        one that comes next; None: all. Only of a table of one segment."""
+        rows = self.segments[-1].rows
+        if max(rows) == min(rows):
+            return None
+        own = (mx.array(rows) + ahead)[:, None, None, None]
+        return mx.arange(max(rows) + ahead) < own
 
     def append_one(self, keys: mx.array, values: mx.array) -> tuple[Parts, Parts]:
-        """The same of one row where there is room, and where all lines have as many rows, and some.
+        """The same of one row where there is room, and where all lines have some.
 
         Returns the tail's slots in use, as ``Column.view`` gives them.
         """
@@ -203,26 +216,33 @@ class Table:
         if self.frame is not None:
             keys, values = self.frame.into(keys, values)
         kept, others = tail.keys, tail.values
+        if self.ragged:
+            return self._put_one(keys, values)
         start, count = tail.rows[0], len(kept.parts)
         found = kept.append_both(others, keys, values, start)
         middle = len(found) // 2
         kept.parts, others.parts = tuple(found[:count]), tuple(found[count:middle])
         tail.rows = [start + 1] * len(tail.rows)
         self.shown = self.packed_width + start + 1
-        self._newest = None
         return tuple(found[middle : middle + count]), tuple(found[middle + count :])
 
-    def put_newest(self, name: str, rows: mx.array) -> None:
-        """Set what goes with the rows of the last append, [B, H, L, ...]."""
-        added = rows.shape[2]
-        if name not in self.beside:
-            self.attach(name, rows[:, :, :0], 0.0)
-        if self._newest is None:
-            self.beside[name][:, :, self.width - added : self.width] = rows
-            return
-        slots = self._newest + mx.array(self.packed_width, mx.uint32)
-        slots = mx.broadcast_to(slots, rows.shape[:3])
-        self.beside[name] = resolve().put_rows(self.beside[name], slots, rows)
+    def _put_one(self, keys: mx.array, values: mx.array) -> tuple[Parts, Parts]:
+        """The same where lines have unlike numbers of rows, and the table one segment."""
+        tail, slots = self.segments[-1], mx.array(self.segments[-1].rows, mx.uint32)[:, None, None]
+        slots = mx.broadcast_to(slots, (*keys.shape[:2], 1))
+        tail.keys.put(slots, tail.keys.encode(keys))
+        tail.values.put(slots, tail.values.encode(values))
+        tail.rows = [rows + 1 for rows in tail.rows]
+        self.shown = width = max(tail.rows)
+        self._renew(slots)
+        return tail.keys.view(width), tail.values.view(width)
+
+    def _renew(self, slots: mx.array) -> None:
+        """Have beside rows at ``slots`` [B, H, n] what unused ones have: queries may have changed
+        it."""
+        for name, array in self.beside.items():
+            fresh = mx.full((*slots.shape, *array.shape[3:]), self.fills[name], array.dtype)
+            self.beside[name] = resolve().put_rows(array, slots, fresh)
 
     def _slots(self, added: int, spans: Sequence[tuple[int, int]]) -> mx.array:
         """[lines, 1, L]: where new rows go in the tail."""

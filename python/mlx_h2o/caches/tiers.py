@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from ..config import H2OConfig
 from ..operations.backends import resolve
-from ..operations.buffers import gathered, padded
+from ..operations.composed.buffers import gathered, padded
 from .attention import in_parts
 from .eviction import Eviction
 from .lines import join, select

@@ -1,4 +1,4 @@
-"""Rows as codes of rotated directions and norms (TurboQuant; ``operations.turbo`` is the format).
+"""Rows as codes of rotated directions and norms: TurboQuant, in the format of ``composed.turbo``.
 
 A row is quantised once, when it comes, and moved as it is packed.
 """
@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from ..operations import turbo
 from ..operations.backends import resolve
-from ..operations.turbo import KEYS as KEYS
-from ..operations.turbo import VALUES as VALUES
+from ..operations.composed import turbo
+from ..operations.composed.turbo import KEYS as KEYS
+from ..operations.composed.turbo import VALUES as VALUES
 from .column import Column, Layout, Parts
 
 

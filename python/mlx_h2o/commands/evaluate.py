@@ -13,7 +13,8 @@ from .. import demo
 from ..evaluation import report
 from ..evaluation.arms import ARMS, DEFAULT, parsed
 from ..evaluation.run import SHARES, evaluate
-from ..evaluation.tasks import TASKS, Settings
+from ..evaluation.settings import Settings
+from ..evaluation.tasks import TASKS
 from ..lm.generate import load
 from .blas import hint
 from .parsing import OneLineParser, new_file

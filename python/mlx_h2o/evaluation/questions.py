@@ -7,13 +7,11 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .facts import WORDINGS, Fact, Tokenizer, draw, insert
+from .settings import Settings
 from .texts import Tokens, front, windows
-
-if TYPE_CHECKING:
-    from .tasks import Settings
 
 __all__ = ["Asked", "chats", "planted_texts", "samples"]
 

@@ -18,7 +18,8 @@ from ..lm.prompt_cache import context_length
 from .arms import DEFAULT, Arm, Sizes
 from .environment import blas, environment
 from .facts import Tokenizer
-from .tasks import Case, Settings, cases
+from .settings import Settings
+from .tasks import Case, cases
 
 __all__ = ["SHARES", "Watch", "evaluate"]
 

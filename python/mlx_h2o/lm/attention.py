@@ -39,7 +39,7 @@ def attend(
     ``stock``, the same call of mlx_lm's own attention, and the scores of its last 128 queries
     beside it, so that no matrix of all queries by all rows is made.
     """
-    owner = handed_out.owner_of(keys)
+    owner: H2OKVCache | HeadGroups | None = handed_out.owner_of(keys)
     if isinstance(owner, HeadGroups):
         one_group = functools.partial(_attend_group, stock, scale)
         return owner.attended_by(one_group, queries, mask, sinks)

@@ -25,6 +25,7 @@ from ..caches.batch import BatchH2OKVCache
 from ..caches.cache import H2OKVCache
 from ..caches.heads import HeadGroups
 from ..caches.quantized import QuantizedH2OKVCache
+from ..version import __version__
 from .checksum import UNKNOWN, is_whole, write_checksum
 from .files import writing
 from .prompt_cache import evicting_caches, with_own_rows
@@ -191,8 +192,6 @@ def _restored(name: str, state: Any) -> Any:
 
 
 def _description(cache: Sequence[Any], model: Module | None) -> dict[str, Any]:
-    from .. import __version__
-
     evicting = list(evicting_caches(cache))
     if any(one.config.framed for one in evicting):
         format_ = 5

@@ -8,10 +8,11 @@ from typing import Literal
 
 import mlx.core as mx
 
-from mlx_h2o.operations import arguments, composed_cache
+from mlx_h2o.operations import arguments
 from mlx_h2o.operations.arguments import StreamLike, found
 from mlx_h2o.operations.backends import resolve, serve
-from mlx_h2o.operations.ema import MAX_QUERIES
+from mlx_h2o.operations.composed import rows as composed_cache
+from mlx_h2o.operations.composed.ema import MAX_QUERIES
 from mlx_h2o.operations.requests import AccumulateRequest, AttentionAccumulateRequest, Packed
 from mlx_h2o.operations.validate import attention_request
 from mlx_h2o.operations.validate_quantized import packed_pair

@@ -22,24 +22,11 @@ from typing import Protocol, TypeVar, cast
 import mlx.core as mx
 
 from mlx_h2o.operations import composed
-from mlx_h2o.operations.requests import AttentionRequest, AttentionResult
-from mlx_h2o.operations.resolved import Operations
+from mlx_h2o.operations.requests import AttentionRequest
+from mlx_h2o.operations.resolved import Backend, Operations
 from mlx_h2o.operations.validate import StreamLike, device_of, runs_on_gpu
 
 ENVIRONMENT = "MLX_H2O_BACKEND"
-
-
-class Backend(Protocol):
-    """What the dispatch asks of a back end; it may have more."""
-
-    @property
-    def name(self) -> str: ...
-
-    def unavailable_reason(self) -> str: ...
-
-    def refuses(self, request: AttentionRequest) -> str: ...
-
-    def attention(self, request: AttentionRequest) -> AttentionResult: ...
 
 
 @dataclass(frozen=True)
@@ -56,6 +43,7 @@ class BackendStatus:
     default: bool
 
 
+_MODULES = {"metal": ".gpu.metal", "cuda": ".gpu.cuda"}
 # In the order of preference. Composed is the last of both devices.
 _GPU = ("metal", "cuda")
 _CPU = ("native",)
@@ -74,7 +62,7 @@ def _load(name: str) -> Backend | None:
     """The back end, or None where its module cannot be imported (``_missing`` says why)."""
     if name not in _registered and name not in _missing:
         try:
-            module = importlib.import_module(f".{name}", __package__)
+            module = importlib.import_module(_MODULES.get(name, f".{name}"), __package__)
         except ImportError as error:
             _missing[name] = f"{__package__}.{name} cannot be imported: {error}"
         else:

@@ -2,10 +2,11 @@
 
 import mlx.core as mx
 
-from mlx_h2o.operations import arguments, composed_cache
+from mlx_h2o.operations import arguments
 from mlx_h2o.operations.arguments import FLOATS, StreamLike
 from mlx_h2o.operations.arguments import found as _found
 from mlx_h2o.operations.backends import serve
+from mlx_h2o.operations.composed import rows as composed_cache
 from mlx_h2o.operations.requests import KeyDiversityRequest
 
 

@@ -11,8 +11,10 @@ from typing import Literal
 
 import mlx.core as mx
 
-from mlx_h2o.operations import arguments, composed, composed_prefill, ema, validate
+from mlx_h2o.operations import arguments, composed, validate
 from mlx_h2o.operations.backends import serve
+from mlx_h2o.operations.composed import ema
+from mlx_h2o.operations.composed import prefill as composed_prefill
 from mlx_h2o.operations.requests import AttentionRequest, PrefillRequest
 from mlx_h2o.operations.validate import StreamLike, dtype_name
 

@@ -2,9 +2,11 @@
 
 import mlx.core as mx
 
-from mlx_h2o.operations import arguments, composed_cache, turbo
+from mlx_h2o.operations import arguments
 from mlx_h2o.operations.arguments import FLOATS, StreamLike, dtype_name
 from mlx_h2o.operations.backends import serve
+from mlx_h2o.operations.composed import rows as composed_cache
+from mlx_h2o.operations.composed import turbo
 from mlx_h2o.operations.requests import Parts, QuantizeAppendRequest
 
 _OP = "quantize_append"

@@ -7,19 +7,15 @@ user passed, and serve the request they made of it by the same object.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar, cast
 
 import mlx.core as mx
 
-from mlx_h2o.operations import (
-    buffers,
-    compaction,
-    composed,
-    composed_cache,
-    composed_segments,
-    turbo,
-)
+from mlx_h2o.operations import composed
 from mlx_h2o.operations.arguments import StreamLike
+from mlx_h2o.operations.composed import buffers, compaction, turbo
+from mlx_h2o.operations.composed import rows as composed_cache
+from mlx_h2o.operations.composed import segments as composed_segments
 from mlx_h2o.operations.requests import (
     AccumulateRequest,
     AttentionAccumulateRequest,
@@ -39,10 +35,21 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
-    from mlx_h2o.operations.backends import Backend
-
 Function = TypeVar("Function", bound=Callable[..., Any])
 Rows = mx.array | Packed | Codes
+
+
+class Backend(Protocol):
+    """What the dispatch asks of a back end; it may have more."""
+
+    @property
+    def name(self) -> str: ...
+
+    def unavailable_reason(self) -> str: ...
+
+    def refuses(self, request: AttentionRequest) -> str: ...
+
+    def attention(self, request: AttentionRequest) -> AttentionResult: ...
 
 
 class RowOptions(TypedDict, total=False):

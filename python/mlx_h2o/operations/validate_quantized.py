@@ -5,10 +5,11 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlx_h2o.operations import arguments, turbo
+from mlx_h2o.operations import arguments
 from mlx_h2o.operations.arguments import BITS as BITS
 from mlx_h2o.operations.arguments import FLOATS, dtype_name
 from mlx_h2o.operations.arguments import GROUP_SIZES as GROUP_SIZES
+from mlx_h2o.operations.composed import turbo
 from mlx_h2o.operations.requests import Packed, QuantizedRows, StoredRows, TurboRows
 
 QUANTIZED_ATTENTION = "scaled_dot_product_attention_quantized_with_scores"

@@ -6,9 +6,7 @@ table below. docs/policies.md shows how to add one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from .base import Policy, Rows
+from .base import Policy, Rows, Settings
 from .h2o import H2O
 from .h2o_ema import H2OEma
 from .h2o_sum import H2OSum
@@ -19,9 +17,6 @@ from .snapkv import SnapKV
 from .tova import Tova
 from .value_aware import ValueAware
 from .window import Window
-
-if TYPE_CHECKING:
-    from ..config import H2OConfig
 
 __all__ = ["Policy", "Rows", "build", "names"]
 
@@ -44,6 +39,6 @@ def known(name: str) -> type[Policy]:
     return _POLICIES[name]
 
 
-def build(config: H2OConfig) -> Policy:
+def build(config: Settings) -> Policy:
     """The policy that ``config`` names, with its settings."""
     return known(config.policy).from_config(config)

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal, Protocol
 
 import mlx.core as mx
 
-from ..operations.ema import MAX_QUERIES
+from ..operations.composed.ema import MAX_QUERIES
 from ..operations.requests import PerSequence
 
-if TYPE_CHECKING:
-    from ..config import H2OConfig
+
+class Settings(Protocol):
+    """What a policy takes from ``H2OConfig``."""
+
+    @property
+    def policy(self) -> str: ...
+
+    @property
+    def diversity(self) -> float: ...
+
+    @property
+    def decay(self) -> float: ...
+
+    @property
+    def random_seed(self) -> int: ...
 
 
 @dataclass
@@ -74,7 +87,7 @@ class Policy(ABC):
         return self.needs_scores or self.folds
 
     @classmethod
-    def from_config(cls, config: H2OConfig) -> Policy:
+    def from_config(cls, config: Settings) -> Policy:
         """A policy with the settings that it needs; by default none."""
         return cls()
 

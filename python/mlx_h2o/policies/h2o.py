@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import mlx.core as mx
 
 from ..operations.backends import resolve
-from .base import Policy, Rows
+from .base import Policy, Rows, Settings
 from .h2o_sum import H2OSum
-
-if TYPE_CHECKING:
-    from ..config import H2OConfig
-
 
 FEWEST_RECENT = 32
 """Recent rows, below which much is lost."""
@@ -38,7 +32,7 @@ class H2O(H2OSum):
         self.diversity = diversity
 
     @classmethod
-    def from_config(cls, config: H2OConfig) -> Policy:
+    def from_config(cls, config: Settings) -> Policy:
         return cls(config.diversity)
 
     def takes(self, ranks: mx.array) -> mx.array:

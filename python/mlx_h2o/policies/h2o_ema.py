@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 
 from ..operations.backends import resolve
-from .base import Policy, Rows
-
-if TYPE_CHECKING:
-    from ..config import H2OConfig
+from .base import Policy, Rows, Settings
 
 
 class H2OEma(Policy):
@@ -30,7 +27,7 @@ class H2OEma(Policy):
         self.decay = decay
 
     @classmethod
-    def from_config(cls, config: H2OConfig) -> H2OEma:
+    def from_config(cls, config: Settings) -> H2OEma:
         return cls(config.decay)
 
     def accumulate(

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import mlx.core as mx
 
-from .base import Policy, Rows
-
-if TYPE_CHECKING:
-    from ..config import H2OConfig
+from .base import Policy, Rows, Settings
 
 
 class Random(Policy):
@@ -25,7 +20,7 @@ class Random(Policy):
         self.seed = seed
 
     @classmethod
-    def from_config(cls, config: H2OConfig) -> Random:
+    def from_config(cls, config: Settings) -> Random:
         return cls(config.random_seed)
 
     def rank(self, rows: Rows) -> mx.array:

@@ -1,0 +1,121 @@
+// The attention operations: checks, and the arrays of their primitive.
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <mlx/ops.h>
+
+#include "attention/attention_checks.h"
+#include "attention/attention_kernel.h"
+#include "attention/attention_primitive.h"
+#include "cpu/checks.h"
+#include "mlx_h2o/ops.h"
+
+namespace mx = mlx::core;
+
+namespace mlx_h2o {
+namespace {
+
+constexpr const char* kWithScores = "scaled_dot_product_attention_with_scores";
+constexpr const char* kQuantized = "scaled_dot_product_attention_quantized_with_scores";
+constexpr const char* kAndAccumulate = "attention_and_accumulate";
+constexpr const char* kAttention = "scaled_dot_product_attention";
+
+std::vector<mx::array> attend(const char* operation, const mx::array& queries, const Rows& keys,
+                              const Rows& values, const AttentionOptions& options,
+                              mx::StreamOrDevice s) {
+  check_attention(operation, queries, keys, values, options);
+  const mx::Stream stream = cpu_stream(operation, s);
+  kernels::simd_target();  // refuses a wrong MLX_H2O_SIMD here, not inside the stream
+
+  AttentionSettings settings{};
+  settings.key_arrays = static_cast<int>(keys.size());
+  settings.value_arrays = static_cast<int>(values.size());
+  settings.scale = options.scale;
+  settings.sparse_threshold = options.sparse_threshold;
+  settings.bits = keys.size() > 1 ? options.bits : 0;
+  settings.value_bits = values.size() > 1 ? options.value_bits : 0;
+  settings.group_size = keys.size() == 3 || values.size() == 3 ? options.group_size : 0;
+  settings.causal = options.causal;
+  settings.has_mask = options.mask.has_value();
+  settings.has_sinks = options.sinks.has_value();
+  settings.has_row_bias = options.row_bias.has_value();
+  settings.return_scores = options.return_scores;
+  settings.return_lse = options.return_lse;
+  settings.return_skipped = options.return_skipped;
+  settings.has_importance = options.importance.has_value();
+  if (settings.has_importance) settings.decay = options.decay;
+
+  std::vector<mx::array> inputs{queries};
+  inputs.insert(inputs.end(), keys.begin(), keys.end());
+  inputs.insert(inputs.end(), values.begin(), values.end());
+  if (options.importance.has_value()) inputs.push_back(*options.importance);
+  if (options.mask.has_value()) {
+    const mx::Shape pairs{queries.shape(0), queries.shape(1), queries.shape(2), keys[0].shape(2)};
+    inputs.push_back(mx::broadcast_to(*options.mask, pairs, stream));
+  }
+  if (options.sinks.has_value()) {
+    inputs.push_back(mx::astype(*options.sinks, mx::float32, stream));
+  }
+  if (options.row_bias.has_value()) inputs.push_back(*options.row_bias);
+  auto primitive = std::make_shared<Attention>(stream, operation, settings);
+  std::vector<mx::Shape> shapes = primitive->output_shapes(inputs);
+  std::vector<mx::Dtype> dtypes(shapes.size(), mx::float32);
+  dtypes[0] = queries.dtype();
+  return mx::array::make_arrays(std::move(shapes), dtypes, primitive, inputs);
+}
+
+AttentionOptions basic_options(float scale, bool causal, const std::optional<mx::array>& mask,
+                               const std::optional<mx::array>& sinks) {
+  AttentionOptions options;
+  options.scale = scale;
+  options.causal = causal;
+  options.mask = mask;
+  options.sinks = sinks;
+  return options;
+}
+
+}  // namespace
+
+std::vector<mx::array> attention(const mx::array& queries, const std::vector<mx::array>& keys,
+                                 const std::vector<mx::array>& values,
+                                 const AttentionOptions& options, mx::StreamOrDevice s) {
+  const char* operation = options.importance.has_value() ? kAndAccumulate
+                          : values.size() > 1            ? kQuantized
+                                                         : kWithScores;
+  return attend(operation, queries, keys, values, options, s);
+}
+
+std::vector<mx::array> scaled_dot_product_attention_with_scores(
+    const mx::array& queries, const mx::array& keys, const mx::array& values, float scale,
+    bool causal, const std::optional<mx::array>& mask, const std::optional<mx::array>& sinks,
+    bool return_lse, mx::StreamOrDevice s) {
+  AttentionOptions options = basic_options(scale, causal, mask, sinks);
+  options.return_scores = true;
+  options.return_lse = return_lse;
+  return attend(kWithScores, queries, {keys}, {values}, options, s);
+}
+
+std::vector<mx::array> attention_and_accumulate(const mx::array& queries, const mx::array& keys,
+                                                const mx::array& values,
+                                                const mx::array& importance, float scale,
+                                                std::optional<double> decay, bool causal,
+                                                const std::optional<mx::array>& mask,
+                                                const std::optional<mx::array>& sinks,
+                                                mx::StreamOrDevice s) {
+  AttentionOptions options = basic_options(scale, causal, mask, sinks);
+  options.importance = importance;
+  options.decay = decay;
+  return attend(kAndAccumulate, queries, {keys}, {values}, options, s);
+}
+
+mx::array scaled_dot_product_attention(const mx::array& queries, const mx::array& keys,
+                                       const mx::array& values, float scale, bool causal,
+                                       const std::optional<mx::array>& mask,
+                                       const std::optional<mx::array>& sinks,
+                                       mx::StreamOrDevice s) {
+  const AttentionOptions options = basic_options(scale, causal, mask, sinks);
+  return attend(kAttention, queries, {keys}, {values}, options, s)[0];
+}
+
+}  // namespace mlx_h2o

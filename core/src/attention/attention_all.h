@@ -1,0 +1,16 @@
+// What is compiled for each SIMD target.
+#include "attention/attention_stored.h"
+//
+#include "attention/attention_listed.h"
+//
+#include "cpu/simd_exp.h"
+//
+#include "attention/attention_tiles.h"
+//
+#include "attention/logit_masks.h"
+//
+#include "attention/attention_rows.h"
+//
+#include "attention/attention_sweeps.h"
+//
+#include "attention/attention_sparse.h"

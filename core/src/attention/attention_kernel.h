@@ -1,0 +1,101 @@
+// Attention over dense or packed rows on plain memory: no MLX in here, so that tests can drive it
+// alone.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "rows/accumulation_kernel.h"
+#include "quantized/turbo_kernel.h"
+
+namespace mlx_h2o::kernels {
+
+enum class ElementType { float32, float16, bfloat16 };
+enum class MaskType { none, boolean, float32, float16, bfloat16 };
+enum class SimdTarget { scalar, avx2, avx512, neon };
+
+/// Every target that there is, the best first.
+inline constexpr SimdTarget kSimdTargets[] = {SimdTarget::avx512, SimdTarget::avx2,
+                                              SimdTarget::neon, SimdTarget::scalar};
+
+/// How keys or values are packed: element i of a row is the integer in the bits
+/// [i * bits, (i + 1) * bits) of its words, times the scale plus the bias of its group (affine, as
+/// mx.quantize does). With a codebook it is the level of that code times the scale, the row's norm,
+/// in the basis of the codes; the group is the row, and there are no biases.
+struct Packing {
+  int bits = 0;  // 0: not packed; 2, 3, 4, 5, 6 or 8
+  int group_size = 0;
+  ElementType type = ElementType::float32;  // of scales and biases
+  const void* scales = nullptr;
+  const void* biases = nullptr;
+  int64_t scale_strides[3] = {0, 0, 0};  // batch, head, key; the last axis has stride 1
+  int64_t bias_strides[3] = {0, 0, 0};
+  const Codebook* codes = nullptr;
+};
+
+/// One call. Strides count elements; the last axis of queries, keys and values has stride 1.
+struct AttentionArguments {
+  int batch, query_heads, kv_heads;
+  int query_count, key_count;
+  int width, value_width;  // D and Dv
+
+  ElementType type;  // of queries, out, and of keys and values that are not packed
+  const void* queries;
+  const void* keys;
+  const void* values;
+  int64_t query_strides[3];  // batch, head, query
+  int64_t key_strides[3];    // batch, head, key; they count words where the rows are packed
+  int64_t value_strides[3];
+  Packing key_packing, value_packing;
+
+  MaskType mask_type = MaskType::none;
+  const void* mask = nullptr;
+  int64_t mask_strides[4] = {0, 0, 0, 0};  // batch, head, query, key; 0 where it broadcasts
+  float mask_threshold = 0;                // additive values at or below it mask their pair
+
+  const float* sinks = nullptr;  // [query_heads]; null: none
+  int64_t sink_stride = 1;
+  const float* row_bias = nullptr;  // [batch, kv_heads, key_count], added to the logits; or null
+  int64_t row_bias_strides[2] = {0, 0};  // batch, head; the last axis has stride 1
+  float scale = 1;
+  bool causal = false;  // bottom-right aligned
+  bool return_scores = true;
+  bool accumulate = false;  // whether the scores of this call enter `importance`, or the weights:
+  bool mass = false;        // the sum of all queries of a KV head; else the moving average
+
+  // Where above 0, a pair whose weight is below it adds nothing to `out`.
+  float sparse_threshold = 0;
+  float* skipped = nullptr;  // [batch, query_heads, query_count]: the share of such pairs, or null
+
+  void* out;                // [batch, query_heads, query_count, value_width], contiguous
+  float* scores = nullptr;  // [batch, query_heads, query_count, key_count], contiguous
+  float* lse = nullptr;     // [batch, query_heads, query_count], contiguous; null: not wanted
+
+  float* importance = nullptr;  // [batch, kv_heads, importance_rows], contiguous, updated in place
+  int importance_rows = 0;      // at least key_count, of which the others stay; 0: key_count
+  Decay decay = {0, 1};
+};
+
+/// The number of floats that `attention` needs as scratch memory; it looks at no pointer. At most
+/// 64 MB, unless one KV head needs more, and no logits are in it but for a sparse threshold without
+/// `return_scores`.
+size_t attention_workspace_size(const AttentionArguments& arguments);
+
+/// Computes out, and scores, lse and importance where they are wanted. Keys and values are read
+/// once for all query heads and queries of their KV head, up to 256 (head, query) rows; above that
+/// once for each 256 rows. The work is shared by the threads of thread_pool.h; the results do not
+/// depend on their number.
+void attention(const AttentionArguments& arguments, SimdTarget target, float* workspace);
+
+/// Whether this machine can run the target.
+bool is_supported(SimdTarget target);
+
+/// The target's name, as MLX_H2O_SIMD spells it.
+const char* target_name(SimdTarget target);
+
+/// The best target of this machine, or the one that the environment variable MLX_H2O_SIMD names.
+/// Throws std::invalid_argument where that names none, or one that this machine cannot run.
+SimdTarget simd_target();
+
+}  // namespace mlx_h2o::kernels

@@ -1,0 +1,200 @@
+// The operation that sums up the scores of a long chunk: checks, the MLX primitive, the hand-over.
+#include "cpu/encoder.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <utility>
+
+#include <mlx/ops.h>
+
+#include "rows/accumulation_checks.h"
+#include "cpu/array_memory.h"
+#include "attention/attention_checks.h"
+#include "cpu/cpu_primitive.h"
+#include "cpu/donation.h"
+#include "cpu/element_type.h"
+#include "mlx_h2o/ops.h"
+#include "attention/prefill_kernel.h"
+#include "cpu/strided_copy.h"
+
+namespace mx = mlx::core;
+
+namespace mlx_h2o {
+namespace {
+
+constexpr const char* kPrefillScores = "prefill_scores";
+
+struct PrefillSettings {
+  float scale;
+  bool causal;
+  std::optional<double> decay;  // of the average; none: the mass
+  bool has_importance, has_mask, has_sinks, has_row_bias;
+
+  bool operator==(const PrefillSettings& that) const = default;
+};
+
+/// Inputs: queries, keys, then importance float32 [B, H, N], the mask [B, Hq, Lq, N] and float32
+/// sinks and the bias of the rows where there are any. Output: float32 [B, H, N], in the buffer of
+/// the importance where nothing else holds that.
+class PrefillScores : public CpuPrimitive {
+ public:
+  PrefillScores(mx::Stream stream, PrefillSettings settings)
+      : CpuPrimitive(stream, kPrefillScores), settings_(settings) {}
+
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
+
+  const char* name() const override { return "PrefillScores"; }
+
+  bool is_equivalent(const Primitive& other) const override {
+    return settings_ == static_cast<const PrefillScores&>(other).settings_;
+  }
+
+  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+    const mx::Shape& keys = inputs[1].shape();
+    return {{keys[0], keys[1], keys[2]}};
+  }
+
+ private:
+  PrefillSettings settings_;
+};
+
+void PrefillScores::eval_cpu(const std::vector<mx::array>& inputs,
+                             std::vector<mx::array>& outputs) {
+  auto& encoder = mx::cpu::get_command_encoder(stream());
+  const bool starts = settings_.has_importance;
+  const bool in_place = starts && take_over(inputs[2], outputs[0]);
+  if (!starts) allocate(outputs[0]);
+  const mx::array queries = with_unit_last_stride(inputs[0], encoder);
+  const mx::array keys = with_unit_last_stride(inputs[1], encoder);
+
+  kernels::PrefillArguments call{};
+  call.mass = !settings_.decay.has_value();
+  kernels::AttentionArguments& a = call.attention;
+  a.batch = queries.shape(0);
+  a.query_heads = queries.shape(1);
+  a.kv_heads = keys.shape(1);
+  a.query_count = queries.shape(2);
+  a.key_count = keys.shape(2);
+  a.width = queries.shape(3);
+  a.type = element_type(queries.dtype());
+  a.scale = settings_.scale;
+  a.causal = settings_.causal;
+  if (settings_.decay.has_value()) a.decay = kernels::Decay::of(*settings_.decay);
+  for (int axis = 0; axis < 3; ++axis) {
+    a.query_strides[axis] = queries.strides(axis);
+    a.key_strides[axis] = keys.strides(axis);
+  }
+  std::vector<mx::array> held{outputs[0], queries, keys};
+  held.insert(held.end(), inputs.begin() + 2, inputs.end());
+  if (settings_.has_mask) {
+    const mx::array& mask = inputs[starts ? 3 : 2];
+    a.mask_type = mask_type(mask.dtype());
+    a.mask_threshold = mask_threshold(mask.dtype());
+    copy_strides(mask, 4, a.mask_strides);
+  }
+  if (settings_.has_sinks) {
+    a.sink_stride = inputs[inputs.size() - (settings_.has_row_bias ? 2 : 1)].strides(0);
+  }
+  if (settings_.has_row_bias) {
+    held.back() = with_unit_last_stride(inputs.back(), encoder);
+    copy_strides(held.back(), 2, a.row_bias_strides);
+  }
+
+  // The stream keeps the buffers of inputs, outputs and temporaries until its tasks are done, so
+  // the task holds none.
+  for (mx::array& array : held) array = mx::array::unsafe_weak_copy(array);
+  encoder.dispatch([call, held = std::move(held), settings = settings_, in_place,
+                    target = kernels::simd_target()]() mutable {
+    auto next = held.begin();
+    mx::array& result = *next++;
+    call.result = result.data<float>();
+    call.attention.queries = (next++)->data<void>();
+    call.attention.keys = (next++)->data<void>();
+    if (settings.has_importance) {
+      if (!in_place) copy_elements(*next, call.result);
+      ++next;
+    } else if (!call.mass) {
+      std::fill_n(call.result, result.size(), std::numeric_limits<float>::quiet_NaN());
+    }
+    if (settings.has_mask) call.attention.mask = (next++)->data<void>();
+    if (settings.has_sinks) call.attention.sinks = (next++)->data<float>();
+    if (settings.has_row_bias) call.attention.row_bias = (next++)->data<float>();
+    kernels::prefill_scores(call, target);
+  });
+}
+
+void check_queries_and_keys(const mx::array& queries, const mx::array& keys) {
+  check_dimensions(kPrefillScores, "queries", queries, 4, "[B, Hq, Lq, D]");
+  check_dimensions(kPrefillScores, "keys", keys, 4, "[B, Hkv, N, D]");
+  check_not_empty(kPrefillScores, "queries", queries, "[B, Hq, Lq, D]");
+  check_not_empty(kPrefillScores, "keys", keys, "[B, Hkv, N, D]");
+  if (queries.shape(0) != keys.shape(0) || queries.shape(3) != keys.shape(3) ||
+      queries.shape(1) % keys.shape(1) != 0) {
+    fail(kPrefillScores, "queries and keys have shapes ", to_text(queries.shape()), " and ",
+         to_text(keys.shape()), ", expected the same B and D, and Hq a multiple of Hkv.");
+  }
+  if (!is_float(queries.dtype()) || queries.dtype() != keys.dtype()) {
+    fail(kPrefillScores, "queries and keys are ", to_text(queries.dtype()), " and ",
+         to_text(keys.dtype()), ", expected one dtype of float32, float16 and bfloat16.");
+  }
+}
+
+void check_optional(const mx::array& queries, const mx::array& keys, bool causal,
+                    const std::optional<mx::array>& mask, const std::optional<mx::array>& sinks,
+                    const std::optional<mx::array>& importance, bool mass) {
+  if (mask.has_value()) {
+    if (causal) fail(kPrefillScores, "found a mask array and \"causal\", expected one of them.");
+    check_mask(kPrefillScores, *mask,
+               {queries.shape(0), queries.shape(1), queries.shape(2), keys.shape(2)});
+  }
+  if (sinks.has_value() &&
+      (!is_float(sinks->dtype()) || sinks->shape() != mx::Shape{queries.shape(1)})) {
+    fail(kPrefillScores, "sinks are ", to_text(sinks->dtype()), ' ', to_text(sinks->shape()),
+         ", expected float32, float16 or bfloat16 [Hq] = (", queries.shape(1), ",).");
+  }
+  if (!importance.has_value()) return;
+  if (mass) fail(kPrefillScores, "importance is given for the mass, expected it for the average.");
+  const mx::Shape rows{keys.shape(0), keys.shape(1), keys.shape(2)};
+  if (importance->shape() != rows || importance->dtype() != mx::float32) {
+    fail(kPrefillScores, "importance is ", to_text(importance->dtype()), ' ',
+         to_text(importance->shape()), ", expected float32 [B, Hkv, N] = ", to_text(rows), '.');
+  }
+}
+
+}  // namespace
+
+mx::array prefill_scores(const mx::array& queries, const mx::array& keys, float scale, bool causal,
+                         const std::optional<mx::array>& mask,
+                         const std::optional<mx::array>& sinks, std::optional<double> decay,
+                         const std::optional<mx::array>& importance,
+                         const std::optional<mx::array>& row_bias, mx::StreamOrDevice s) {
+  check_queries_and_keys(queries, keys);
+  check_optional(queries, keys, causal, mask, sinks, importance, !decay.has_value());
+  if (row_bias.has_value()) check_row_bias(kPrefillScores, *row_bias, keys.shape());
+  if (!std::isfinite(scale))
+    fail(kPrefillScores, "scale is ", scale, ", expected a finite number.");
+  if (decay.has_value()) check_decay(kPrefillScores, *decay);
+  const mx::Stream stream = cpu_stream(kPrefillScores, s);
+  kernels::simd_target();  // refuses a wrong MLX_H2O_SIMD here, not inside the stream
+  const PrefillSettings settings{scale,
+                                 causal,
+                                 decay,
+                                 importance.has_value(),
+                                 mask.has_value(),
+                                 sinks.has_value(),
+                                 row_bias.has_value()};
+  std::vector<mx::array> inputs{queries, keys};
+  if (importance.has_value()) inputs.push_back(*importance);
+  if (mask.has_value()) {
+    const mx::Shape pairs{queries.shape(0), queries.shape(1), queries.shape(2), keys.shape(2)};
+    inputs.push_back(mx::broadcast_to(*mask, pairs, stream));
+  }
+  if (sinks.has_value()) inputs.push_back(mx::astype(*sinks, mx::float32, stream));
+  if (row_bias.has_value()) inputs.push_back(*row_bias);
+  return mx::array({keys.shape(0), keys.shape(1), keys.shape(2)}, mx::float32,
+                   std::make_shared<PrefillScores>(stream, settings), std::move(inputs));
+}
+
+}  // namespace mlx_h2o

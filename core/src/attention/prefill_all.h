@@ -1,0 +1,6 @@
+// What prefill_kernel.cpp compiles for each SIMD target.
+#include "cpu/simd_exp.h"
+//
+#include "attention/logit_masks.h"
+//
+#include "attention/prefill_sweeps.h"

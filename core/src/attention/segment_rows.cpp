@@ -1,0 +1,208 @@
+// Rows that are stored in segments, each in its own way, as one array or as packed rows of one
+// kind.
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "cpu/element_type.h"
+#include "cpu/half.h"
+#include "mlx_h2o/ops.h"
+#include "cpu/new_arrays.h"
+#include "rows/row_kernel.h"
+#include "attention/segment_checks.h"
+#include "cpu/thread_pool.h"
+
+namespace mx = mlx::core;
+
+namespace mlx_h2o {
+namespace {
+
+using kernels::ElementType;
+using kernels::PackedRow;
+using kernels::StoredRows;
+
+constexpr size_t kPerTier = 3;  // words, scales and biases
+
+/// Calls `use` with a value of the C++ type of the elements.
+template <typename Use>
+void with_type(ElementType type, const Use& use) {
+  switch (type) {
+    case ElementType::float32:
+      return use(0.0f);
+    case ElementType::float16:
+      return use(kernels::Float16{});
+    case ElementType::bfloat16:
+      return use(kernels::BFloat16{});
+  }
+}
+
+uint32_t code(const PackedRow& row, int element) {
+  const int bit = element * row.bits;
+  return row.words[bit / 32] >> (bit % 32) & ((1u << row.bits) - 1);
+}
+
+/// The same row with codes of other bits, 2, 4 or 8: fewer keep the upper ones of each code, more
+/// change no number. Groups whose codes fit as they are stay as they are.
+template <typename T>
+void recode(const PackedRow& from, int width, const PackedRow& to) {
+  const T* scales = static_cast<const T*>(from.scales);
+  const T* biases = static_cast<const T*>(from.biases);
+  std::fill_n(to.words, width / 32 * to.bits, 0u);
+  for (int group = 0; group < width / from.group_size; ++group) {
+    const int first = group * from.group_size, end = first + from.group_size;
+    uint32_t most = 0;
+    for (int i = first; i < end; ++i) most = std::max(most, code(from, i));
+    const int lost = most >> to.bits == 0 ? 0 : from.bits - to.bits;
+    for (int i = first; i < end; ++i)
+      to.words[i * to.bits / 32] |= code(from, i) >> lost << (i * to.bits % 32);
+    T& scale = static_cast<T*>(to.scales)[group];
+    T& bias = static_cast<T*>(to.biases)[group];
+    scale = scales[group];
+    bias = biases[group];
+    if (lost == 0) continue;
+    // The level in the middle of those that fall together.
+    const float step = kernels::to_float(scales[group]);
+    const float together = static_cast<float>(1 << lost);
+    scale = kernels::round_to<T>(step * together);
+    bias = kernels::round_to<T>(kernels::to_float(biases[group]) + step * ((together - 1) / 2));
+  }
+}
+
+/// One row of `from` as a row of `to`; both have the same width and type.
+void copy_row(const StoredRows& from, int64_t row, const StoredRows& to, int64_t at,
+              kernels::SimdTarget target) {
+  const int64_t element = kernels::element_size(to.type);
+  if (to.dense != nullptr) {
+    char* result = static_cast<char*>(to.dense) + at * to.width * element;
+    if (from.dense != nullptr) {
+      const char* source = static_cast<const char*>(from.dense) + row * to.width * element;
+      std::memcpy(result, source, static_cast<size_t>(to.width * element));
+      return;
+    }
+    std::vector<float> numbers(static_cast<size_t>(to.width));
+    kernels::read_row(from, row, numbers.data());
+    return kernels::round_row(to.type, numbers.data(), to.width, result);
+  }
+  const PackedRow result = kernels::packed_row(to.type, to.packed, to.width, at);
+  if (from.dense != nullptr) {
+    const char* source = static_cast<const char*>(from.dense) + row * to.width * element;
+    return kernels::quantize_row(to.type, source, to.width, result, target);
+  }
+  const PackedRow source = kernels::packed_row(to.type, from.packed, to.width, row);
+  with_type(to.type, [&](auto zero) { recode<decltype(zero)>(source, to.width, result); });
+}
+
+/// Inputs: the arrays of the tiers, the newest rows, and slots where some rows are asked for.
+/// Outputs: one array, or words, scales and biases of `to` bits.
+class SegmentRows : public NewArrays {
+ public:
+  SegmentRows(mx::Stream stream, std::vector<int> bits, int group_size, bool some, int to)
+      : NewArrays(stream, kSegmentRows),
+        bits_(std::move(bits)),
+        group_size_(group_size),
+        to_(to),
+        some_(some) {}
+
+  const char* name() const override { return "SegmentRows"; }
+
+  bool is_equivalent(const Primitive& other) const override {
+    const auto& that = static_cast<const SegmentRows&>(other);
+    return bits_ == that.bits_ && group_size_ == that.group_size_ && to_ == that.to_ &&
+           some_ == that.some_;
+  }
+
+  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+    mx::Shape shape = inputs[kPerTier * bits_.size()].shape();
+    const int width = shape[3];
+    if (some_) {
+      shape[2] = inputs.back().shape(2);
+    } else {
+      for (size_t tier = 0; tier < bits_.size(); ++tier)
+        shape[2] += inputs[kPerTier * tier].shape(2);
+    }
+    if (to_ == 0) return {shape};
+    mx::Shape words = shape;
+    words[3] = width / 32 * to_;
+    shape[3] = width / group_size_;
+    return {words, shape, shape};
+  }
+
+ protected:
+  void dispatch(mx::cpu::CommandEncoder& encoder, std::vector<mx::array> inputs,
+                std::vector<mx::array> outputs) override {
+    encoder.dispatch([bits = bits_, group_size = group_size_, to = to_, some = some_,
+                      inputs = std::move(inputs), outputs = std::move(outputs),
+                      target = kernels::simd_target()]() mutable {
+      const size_t tiers = bits.size();
+      std::vector<Flat> flat(inputs.begin(), inputs.end());
+      const mx::array& newest = inputs[kPerTier * tiers];
+      const ElementType type = element_type(newest.dtype());
+      const int width = newest.shape(3);
+      // The kernels write such rows elsewhere: they take no const.
+      const auto memory = [&](size_t input) { return const_cast<char*>(flat[input].data<char>()); };
+      std::vector<StoredRows> segments;
+      std::vector<int64_t> ends;
+      for (size_t tier = 0; tier <= tiers; ++tier) {
+        const size_t at = kPerTier * tier;
+        StoredRows rows{type, width};
+        if (tier == tiers) {
+          rows.dense = memory(at);
+        } else {
+          rows.packed = {reinterpret_cast<uint32_t*>(memory(at)), memory(at + 1), memory(at + 2),
+                         bits[tier], group_size};
+        }
+        segments.push_back(rows);
+        ends.push_back((ends.empty() ? 0 : ends.back()) + inputs[at].shape(2));
+      }
+      StoredRows made{type, width};
+      if (to == 0) {
+        made.dense = outputs[0].data<void>();
+      } else {
+        made.packed = {outputs[0].data<uint32_t>(), outputs[1].data<void>(),
+                       outputs[2].data<void>(), to, group_size};
+      }
+      const int64_t heads = int64_t{newest.shape(0)} * newest.shape(1);
+      const int64_t count = outputs[0].shape(2);
+      const uint32_t* slots = some ? flat.back().data<uint32_t>() : nullptr;
+      if (ends.back() == 0) return;
+      const auto copy_head = [&](int64_t head) {
+        for (int64_t i = 0; i < count; ++i) {
+          const int64_t wanted = some ? int64_t{slots[head * count + i]} : i;
+          const int64_t slot = std::min(wanted, ends.back() - 1);
+          const auto of =
+              static_cast<size_t>(std::upper_bound(ends.begin(), ends.end(), slot) - ends.begin());
+          const int64_t before = of == 0 ? 0 : ends[of - 1];
+          const int64_t row = head * (ends[of] - before) + slot - before;
+          copy_row(segments[of], row, made, head * count + i, target);
+        }
+      };
+      kernels::parallel_for(heads, copy_head, 1);
+    });
+  }
+
+ private:
+  std::vector<int> bits_;  // of each tier
+  int group_size_, to_;
+  bool some_;
+};
+
+}  // namespace
+
+std::vector<mx::array> segment_rows(const std::vector<mx::array>& tiers, const mx::array& newest,
+                                    const std::vector<int>& bits, int group_size,
+                                    const std::optional<mx::array>& slots, int to,
+                                    mx::StreamOrDevice s) {
+  check_segments(tiers, newest, bits, group_size, slots, to);
+  const mx::Stream stream = cpu_stream(kSegmentRows, s);
+  std::vector<mx::array> inputs(tiers);
+  inputs.push_back(newest);
+  if (slots.has_value()) inputs.push_back(*slots);
+  auto primitive = std::make_shared<SegmentRows>(stream, bits, group_size, slots.has_value(), to);
+  std::vector<mx::Dtype> dtypes{newest.dtype()};
+  if (to != 0) dtypes = {mx::uint32, newest.dtype(), newest.dtype()};
+  return mx::array::make_arrays(primitive->output_shapes(inputs), dtypes, primitive, inputs);
+}
+
+}  // namespace mlx_h2o

@@ -1,0 +1,77 @@
+// Compiles MLX_H2O_SWEEPS, a header's name, once for each SIMD target: in the namespaces scalar,
+// avx2, avx512 and neon of where it is included, after the target's Vector. What that header needs
+// beside it is included before. Then MLX_H2O_CALL_TARGET(target, call) calls a function of the
+// target's namespace. No include guard: a file may compile several headers so.
+#include "cpu/simd_regions.h"
+
+namespace scalar {
+#include "cpu/simd_scalar.h"
+//
+#include "cpu/simd_partial.h"
+//
+#include MLX_H2O_SWEEPS
+}  // namespace scalar
+
+#if defined(MLX_H2O_X86)
+#if !defined(__clang__)
+// GCC takes the undefined lanes inside its own AVX-512 header for ours (GCC bug 105593).
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+MLX_H2O_BEGIN_TARGET(MLX_H2O_AVX2)
+namespace avx2 {
+#include "cpu/simd_avx2.h"
+//
+#include "cpu/simd_partial.h"
+//
+#include MLX_H2O_SWEEPS
+}  // namespace avx2
+MLX_H2O_END_TARGET
+
+MLX_H2O_BEGIN_TARGET(MLX_H2O_AVX512)
+namespace avx512 {
+#include "cpu/simd_avx512.h"
+//
+#include "cpu/simd_partial.h"
+//
+#include MLX_H2O_SWEEPS
+}  // namespace avx512
+MLX_H2O_END_TARGET
+#if !defined(__clang__)
+#pragma GCC diagnostic pop
+#endif
+#elif defined(MLX_H2O_ARM)
+namespace neon {
+#include "cpu/simd_neon.h"
+//
+#include "cpu/simd_partial.h"
+//
+#include MLX_H2O_SWEEPS
+}  // namespace neon
+#endif
+
+#undef MLX_H2O_CALL_TARGET
+#if defined(MLX_H2O_X86)
+#define MLX_H2O_CALL_TARGET(target, ...)       \
+  do {                                         \
+    if ((target) == SimdTarget::avx512) {      \
+      avx512::__VA_ARGS__;                     \
+    } else if ((target) == SimdTarget::avx2) { \
+      avx2::__VA_ARGS__;                       \
+    } else {                                   \
+      scalar::__VA_ARGS__;                     \
+    }                                          \
+  } while (false)
+#elif defined(MLX_H2O_ARM)
+#define MLX_H2O_CALL_TARGET(target, ...) \
+  do {                                   \
+    if ((target) == SimdTarget::neon) {  \
+      neon::__VA_ARGS__;                 \
+    } else {                             \
+      scalar::__VA_ARGS__;               \
+    }                                    \
+  } while (false)
+#else
+#define MLX_H2O_CALL_TARGET(target, ...) scalar::__VA_ARGS__
+#endif

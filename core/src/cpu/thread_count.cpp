@@ -1,0 +1,76 @@
+#include "cpu/thread_count.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <fstream>
+#include <stdexcept>
+#include <string>
+#include <thread>
+
+#if defined(__linux__)
+#include <sched.h>
+#endif
+
+namespace mlx_h2o::kernels {
+namespace {
+
+std::atomic<int> chosen{0};  // 0: the default
+
+int processors() {
+#if defined(__linux__)
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set);
+#endif
+  return static_cast<int>(std::thread::hardware_concurrency());
+}
+
+// Processors that the control group grants, rounded up; 0 where it sets no limit. Container
+// runtimes limit by this quota and leave the affinity as it is.
+int quota() {
+  double microseconds = 0;
+  double period = 0;
+  std::ifstream unified("/sys/fs/cgroup/cpu.max");  // "max 100000" fails to parse: no limit
+  if (!(unified >> microseconds >> period)) {
+    std::ifstream("/sys/fs/cgroup/cpu/cpu.cfs_quota_us") >> microseconds;
+    std::ifstream("/sys/fs/cgroup/cpu/cpu.cfs_period_us") >> period;
+  }
+  if (microseconds <= 0 || period <= 0) return 0;
+  return static_cast<int>((microseconds + period - 1) / period);
+}
+
+int default_count() {
+  const char* text = std::getenv("MLX_H2O_THREADS");
+  if (text != nullptr && *text != '\0') {
+    char* end = nullptr;
+    const long wanted = std::strtol(text, &end, 10);
+    if (*end == '\0' && wanted >= 1 && wanted <= kMaxThreads) return static_cast<int>(wanted);
+    throw std::invalid_argument("[mlx_h2o] MLX_H2O_THREADS is \"" + std::string(text) +
+                                "\", expected a number from 1 to " + std::to_string(kMaxThreads) +
+                                ".");
+  }
+  const int limit = quota();
+  const int available = limit > 0 ? std::min(limit, processors()) : processors();
+  return std::clamp(available, 1, kMaxThreads);
+}
+
+}  // namespace
+
+int thread_count() {
+  const int threads = chosen.load(std::memory_order_relaxed);
+  if (threads != 0) return threads;
+  static const int by_default = default_count();
+  return by_default;
+}
+
+void set_thread_count(int threads) {
+  if (threads < 0 || threads > kMaxThreads) {
+    throw std::invalid_argument("[set_threads] threads are " + std::to_string(threads) +
+                                ", expected 1 to " + std::to_string(kMaxThreads) +
+                                ", or none for the default.");
+  }
+  chosen.store(threads, std::memory_order_relaxed);
+}
+
+}  // namespace mlx_h2o::kernels

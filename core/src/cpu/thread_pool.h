@@ -1,0 +1,50 @@
+// The threads that kernels share: one small pool per process, without MLX.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <type_traits>
+
+#include "cpu/thread_count.h"
+
+namespace mlx_h2o::kernels {
+
+namespace pool {
+
+using Body = void (*)(const void* context, int64_t first, int64_t last, int worker);
+
+/// Calls `body` for disjoint ranges that cover [0, count), `grain` indices each but the last.
+void run(int64_t count, int64_t grain, int max_workers, Body body, const void* context);
+
+}  // namespace pool
+
+/// Calls function(index) or function(index, worker) for every index of [0, count), on at most
+/// `max_workers` threads, the calling one among them; returns when all calls are done and their
+/// writes are seen by the caller. `worker` is below `max_workers`, and no two calls at the same
+/// time have the same: it chooses scratch memory. Which worker takes which index is left open, so
+/// results must not depend on it.
+///
+/// A thread takes `grain` indices at a time; where count <= grain everything happens on the calling
+/// thread, and so it does while another caller has the pool, inside such a call, and after the
+/// end of main. Nothing here waits for a thread to wake up: the caller works too, and threads that
+/// come too late find nothing to do. `function` must not throw. Costs about 2 microseconds more
+/// than a loop where threads are awake or asleep, and nothing with one thread.
+template <typename Function>
+void parallel_for(int64_t count, const Function& function, int64_t grain = 1,
+                  int max_workers = kMaxThreads) {
+  pool::run(
+      count, grain, max_workers,
+      [](const void* context, int64_t first, int64_t last, int worker) {
+        const Function& call = *static_cast<const Function*>(context);
+        for (int64_t index = first; index < last; ++index) {
+          if constexpr (std::is_invocable_v<const Function&, int64_t, int>) {
+            call(index, worker);
+          } else {
+            call(index);
+          }
+        }
+      },
+      std::addressof(function));
+}
+
+}  // namespace mlx_h2o::kernels

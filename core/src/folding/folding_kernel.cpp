@@ -1,0 +1,199 @@
+#include "folding/folding_kernel.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "cpu/half.h"
+#include "cpu/thread_pool.h"
+
+namespace mlx_h2o::kernels {
+namespace {
+
+constexpr float kLeastWeight = 1e-9f;
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// Some rows of a head as vectors whose distances count.
+struct Features {
+  std::vector<int> slots;
+  std::vector<float> vectors;  // in whole vectors of the widest target, padded with zeros
+  std::vector<float> squares;
+};
+
+#define MLX_H2O_SWEEPS "folding/folding_sweeps.h"
+#include "cpu/simd_each_target.h"
+#undef MLX_H2O_SWEEPS
+
+// One head of a call.
+struct Head {
+  const FoldingArguments& a;
+  int64_t batch, head;
+
+  int64_t at(const int64_t* strides, int64_t row) const {
+    return batch * strides[0] + head * strides[1] + row * strides[2];
+  }
+  template <typename T>
+  const T* key(int row) const {
+    return static_cast<const T*>(a.keys) + at(a.key_strides, row);
+  }
+  template <typename T>
+  const T* value(int row) const {
+    return static_cast<const T*>(a.values) + at(a.value_strides, row);
+  }
+  float bias(int row) const { return a.bias[at(a.bias_strides, row)]; }
+  float mass(int row) const { return a.mass[at(a.mass_strides, row)]; }
+  bool is_folded(int row) const { return !std::isnan(a.weights[at(a.weight_strides, row)]); }
+  float weight(int row) const {
+    const float own = a.weights[at(a.weight_strides, row)];
+    return own > kLeastWeight ? own : kLeastWeight;
+  }
+  bool is_eligible(int row) const { return a.eligible[at(a.eligible_strides, row)]; }
+  int kept(int place) const { return static_cast<int>(a.kept[at(a.kept_strides, place)]); }
+};
+
+template <typename T>
+float mean_square(const Head& head, int width, const T* (Head::*row_of)(int) const) {
+  double total = 0;
+  for (int row = 0; row < head.a.rows; ++row) {
+    const T* elements = (head.*row_of)(row);
+    float square = 0;
+    for (int d = 0; d < width; ++d) square += to_float(elements[d]) * to_float(elements[d]);
+    total += square;
+  }
+  return static_cast<float>(total / head.a.rows);
+}
+
+template <typename T>
+void copy_scaled(const T* from, int width, float factor, float* to) {
+  for (int d = 0; d < width; ++d) to[d] = factor * to_float(from[d]);
+}
+
+int64_t padded_width(const FoldingArguments& a) { return (a.width + a.value_width + 15) / 16 * 16; }
+
+// The factors of keys and values in a vector.
+struct Factors {
+  float of_keys, of_values;
+};
+
+template <typename T>
+Factors factors_of(const Head& head) {
+  const FoldingArguments& a = head.a;
+  const float values = mean_square<T>(head, a.value_width, &Head::value<T>);
+  return {std::sqrt(mean_square<T>(head, a.width, &Head::key<T>)) / static_cast<float>(a.width),
+          1 / std::sqrt(std::max(values, 1e-12f))};
+}
+
+template <typename T>
+void fill(const Head& head, Factors factors, Features& rows) {
+  const FoldingArguments& a = head.a;
+  const int64_t width = padded_width(a);
+  rows.vectors.assign(rows.slots.size() * static_cast<size_t>(width), 0.0f);
+  for (size_t i = 0; i < rows.slots.size(); ++i) {
+    float* vector = rows.vectors.data() + static_cast<int64_t>(i) * width;
+    copy_scaled(head.key<T>(rows.slots[i]), a.width, factors.of_keys, vector);
+    copy_scaled(head.value<T>(rows.slots[i]), a.value_width, factors.of_values, vector + a.width);
+    float square = 0;
+    for (int64_t d = 0; d < width; ++d) square += vector[d] * vector[d];
+    rows.squares.push_back(square);
+  }
+}
+
+// new_rows[place] = the mean by weight of the row at `into` and of those that are folded into it.
+template <typename T>
+void fold_rows(const Head& head, int width, const T* (Head::*row_of)(int) const,
+               const std::vector<int>& going, const std::vector<int>& into, T* new_rows) {
+  std::vector<float> sums(static_cast<size_t>(width));
+  for (size_t place = 0; place < going.size(); ++place) {
+    const int to = into[place];
+    float total = head.weight(to);
+    copy_scaled((head.*row_of)(to), width, total, sums.data());
+    for (size_t i = 0; i < going.size(); ++i) {
+      if (into[i] != to || going[i] == to) continue;
+      const T* row = (head.*row_of)(going[i]);
+      const float weight = head.weight(going[i]);
+      total += weight;
+      for (int d = 0; d < width; ++d) sums[static_cast<size_t>(d)] += weight * to_float(row[d]);
+    }
+    for (int d = 0; d < width; ++d) {
+      new_rows[static_cast<int64_t>(place) * width + d] =
+          round_to<T>(sums[static_cast<size_t>(d)] / total);
+    }
+  }
+}
+
+template <typename T>
+void fold_head(const Head& head, SimdTarget target) {
+  const FoldingArguments& a = head.a;
+  Features going, stayers;
+  for (int row = 0, next = 0; row < a.rows; ++row) {
+    if (next < a.keep && head.kept(next) == row) {
+      ++next;
+      if (head.is_eligible(row)) stayers.slots.push_back(row);
+    } else if (static_cast<int>(going.slots.size()) < a.going()) {  // whatever is in `kept`
+      going.slots.push_back(row);
+    }
+  }
+  std::vector<int> into = going.slots;
+  if (!stayers.slots.empty()) {
+    const Factors factors = factors_of<T>(head);
+    fill<T>(head, factors, going);
+    fill<T>(head, factors, stayers);
+    std::vector<int> nearest(going.slots.size(), -1);
+    std::vector<float> apart(going.slots.size());
+    MLX_H2O_CALL_TARGET(
+        target, find_nearest(going, stayers, padded_width(a), nearest.data(), apart.data()));
+    std::vector<size_t> order;
+    for (size_t i = 0; i < into.size(); ++i) {
+      if (nearest[i] >= 0 && head.is_folded(going.slots[i])) order.push_back(i);
+    }
+    std::stable_sort(order.begin(), order.end(),
+                     [&](size_t one, size_t other) { return apart[one] < apart[other]; });
+    const auto most = static_cast<size_t>(std::ceil(a.share * a.going()));
+    for (size_t place = 0; place < std::min(most, order.size()); ++place) {
+      const size_t i = order[place];
+      into[i] = stayers.slots[static_cast<size_t>(nearest[i])];
+    }
+  }
+  const int64_t first = (head.batch * a.heads + head.head) * a.going();
+  fold_rows<T>(head, a.width, &Head::key<T>, going.slots, into,
+               static_cast<T*>(a.new_keys) + first * a.width);
+  fold_rows<T>(head, a.value_width, &Head::value<T>, going.slots, into,
+               static_cast<T*>(a.new_values) + first * a.value_width);
+  for (size_t place = 0; place < into.size(); ++place) {
+    const int to = into[place];
+    float count = std::exp(head.bias(to)), mass = head.mass(to);
+    for (size_t i = 0; i < into.size(); ++i) {
+      if (into[i] != to || going.slots[i] == to) continue;
+      count += std::exp(head.bias(going.slots[i]));
+      mass += head.mass(going.slots[i]);
+    }
+    const auto at = static_cast<int64_t>(place) + first;
+    a.into[at] = static_cast<uint32_t>(to);
+    a.new_bias[at] = std::log(count);
+    a.new_mass[at] = mass;
+  }
+}
+
+template <typename T>
+void fold_all(const FoldingArguments& a, SimdTarget target) {
+  parallel_for(int64_t{a.batch} * a.heads, [&](int64_t index) {
+    fold_head<T>(Head{a, index / a.heads, index % a.heads}, target);
+  });
+}
+
+}  // namespace
+
+void fold(const FoldingArguments& arguments, SimdTarget target) {
+  switch (arguments.type) {
+    case ElementType::float32:
+      return fold_all<float>(arguments, target);
+    case ElementType::float16:
+      return fold_all<Float16>(arguments, target);
+    case ElementType::bfloat16:
+      return fold_all<BFloat16>(arguments, target);
+  }
+}
+
+}  // namespace mlx_h2o::kernels

@@ -1,0 +1,52 @@
+// Affine quantisation of rows into their slots, on plain memory: no MLX in here.
+#pragma once
+
+#include <cstdint>
+
+#include "attention/attention_kernel.h"
+
+namespace mlx_h2o::kernels {
+
+/// One packed row: element i has the bits [i * bits, (i + 1) * bits) of its words, counted from the
+/// lowest bit of the first; a scale and a bias stand for each `group_size` elements.
+struct PackedRow {
+  uint32_t* words = nullptr;
+  void* scales = nullptr;
+  void* biases = nullptr;
+  int bits = 8;         // 2, 3, 4, 5, 6 or 8
+  int group_size = 64;  // 32, 64 or 128
+  // Where there is one, the row is codes of its direction in 2, 3 or 4 bits, and the only scale is
+  // its norm, in float32.
+  const Codebook* codes = nullptr;
+};
+
+/// Packs `width` elements as mx.quantize (affine mode, CPU) does, bit for bit. `type` is that of
+/// the elements, scales and biases.
+void quantize_row(ElementType type, const void* from, int width, const PackedRow& to,
+                  SimdTarget target);
+
+/// level * scale + bias of each element, in float32; of codes in the basis of the row.
+void dequantize_row(ElementType type, const PackedRow& row, int width, float* to);
+
+/// Row number `row` of contiguous packed arrays whose first row is `first`.
+PackedRow packed_row(ElementType type, const PackedRow& first, int width, int64_t row);
+
+/// New rows of one tensor and the packed tensor they go to. The last axis of the rows has stride 1;
+/// the packed arrays are contiguous.
+struct QuantizationArguments {
+  int batch, heads, new_rows;
+  int rows, width;          // of the packed tensor
+  ElementType type;         // of the rows, scales and biases
+  const void* from;         // [batch, heads, new_rows, width]
+  int64_t from_strides[3];  // count elements
+  const uint32_t* slots;    // [batch, heads, new_rows]; beyond the last row: the last row
+  int64_t slot_strides[3];
+  int start;     // without slots the rows follow each other from here on
+  PackedRow to;  // the first of [batch, heads, rows]
+  void* dense;   // or the first of rows that stay as they are
+};
+
+/// Writes each new row to its slot, shared by the threads of thread_pool.h.
+void quantize_rows(const QuantizationArguments& arguments, SimdTarget target);
+
+}  // namespace mlx_h2o::kernels

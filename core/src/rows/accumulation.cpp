@@ -1,0 +1,116 @@
+// The operation that takes scores into the moving average: checks, the MLX primitive, the
+// hand-over.
+#include <cmath>
+#include <memory>
+#include <utility>
+
+#include <mlx/backend/cpu/encoder.h>
+
+#include "rows/accumulation_checks.h"
+#include "rows/accumulation_kernel.h"
+#include "attention/attention_kernel.h"
+#include "cpu/cpu_primitive.h"
+#include "cpu/donation.h"
+#include "mlx_h2o/ops.h"
+#include "cpu/strided_copy.h"
+
+namespace mx = mlx::core;
+
+namespace mlx_h2o {
+namespace {
+
+constexpr const char* kAccumulateScores = "accumulate_scores";
+
+/// Inputs: importance float32 [B, H, N], scores float32 [B, Hq, Lq, N]. Output: importance.
+class AccumulateScores : public CpuPrimitive {
+ public:
+  AccumulateScores(mx::Stream stream, double decay)
+      : CpuPrimitive(stream, kAccumulateScores), decay_(decay) {}
+
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
+
+  const char* name() const override { return "AccumulateScores"; }
+
+  bool is_equivalent(const Primitive& other) const override {
+    return decay_ == static_cast<const AccumulateScores&>(other).decay_;
+  }
+
+  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+    return {inputs[0].shape()};
+  }
+
+ private:
+  double decay_;
+};
+
+void AccumulateScores::eval_cpu(const std::vector<mx::array>& inputs,
+                                std::vector<mx::array>& outputs) {
+  auto& encoder = mx::cpu::get_command_encoder(stream());
+  const bool in_place = take_over(inputs[0], outputs[0]);
+  const mx::array scores = with_unit_last_stride(inputs[1], encoder);
+
+  kernels::AccumulationArguments a{};
+  a.batch = outputs[0].shape(0);
+  a.heads = outputs[0].shape(1);
+  a.rows = outputs[0].shape(2);
+  a.group = scores.shape(1) / a.heads;
+  a.query_count = scores.shape(2);
+  a.decay = kernels::Decay::of(decay_);
+  for (int axis = 0; axis < 3; ++axis) a.score_strides[axis] = scores.strides(axis);
+
+  // The stream keeps the buffers of inputs, outputs and temporaries until its tasks are done.
+  encoder.dispatch([a, in_place, importance = mx::array::unsafe_weak_copy(inputs[0]),
+                    scores = mx::array::unsafe_weak_copy(scores),
+                    result = mx::array::unsafe_weak_copy(outputs[0]),
+                    target = kernels::simd_target()]() mutable {
+    if (!in_place) copy_elements(importance, result.data<float>());
+    a.scores = scores.data<float>();
+    a.importance = result.data<float>();
+    kernels::accumulate_scores(a, target);
+  });
+}
+
+}  // namespace
+
+void check_decay(const char* operation, double decay) {
+  if (decay >= 0 && decay < 1) return;  // NaN fails
+  fail(operation, "decay is ", decay, ", expected at least 0 and below 1.");
+}
+
+void check_query_count(const char* operation, int found) {
+  if (found <= kMaxScoredQueries) return;
+  fail(operation, "found ", found, " queries, expected at most ", kMaxScoredQueries, '.');
+}
+
+void check_importance(const char* operation, const mx::array& importance, int batch, int rows,
+                      int query_heads) {
+  check_dimensions(operation, "importance values", importance, 3, "[B, H, N]");
+  const mx::Shape& shape = importance.shape();
+  if (importance.dtype() != mx::float32) {
+    fail(operation, "importance is ", to_text(importance.dtype()), ", expected float32.");
+  }
+  if (shape[0] != batch || shape[2] != rows || shape[1] < 1 || query_heads % shape[1] != 0) {
+    fail(operation, "importance has shape ", to_text(shape),
+         ", expected [B, H, N] with B = ", batch, ", N = ", rows, " and H a divisor of ",
+         query_heads, '.');
+  }
+}
+
+mx::array accumulate_scores(const mx::array& importance, const mx::array& scores, double decay,
+                            mx::StreamOrDevice s) {
+  check_dimensions(kAccumulateScores, "scores", scores, 4, "[B, Hq, Lq, N]");
+  check_not_empty(kAccumulateScores, "scores", scores, "[B, Hq, Lq, N]");
+  if (scores.dtype() != mx::float32) {
+    fail(kAccumulateScores, "scores are ", to_text(scores.dtype()), ", expected float32.");
+  }
+  check_importance(kAccumulateScores, importance, scores.shape(0), scores.shape(3),
+                   scores.shape(1));
+  check_query_count(kAccumulateScores, scores.shape(2));
+  check_decay(kAccumulateScores, decay);
+  const mx::Stream stream = cpu_stream(kAccumulateScores, s);
+  kernels::simd_target();  // refuses a wrong MLX_H2O_SIMD here, not inside the stream
+  return mx::array(importance.shape(), mx::float32,
+                   std::make_shared<AccumulateScores>(stream, decay), {importance, scores});
+}
+
+}  // namespace mlx_h2o

@@ -1,0 +1,206 @@
+"""The composed back end: the semantics of every operation in plain MLX operations.
+
+It runs wherever MLX runs, serves every request that validation lets through, and is the
+definition that the other back ends are compared with. Inputs are upcast to float32, logits and
+softmax are float32, and the output is rounded once, to the dtype of the queries.
+"""
+
+from dataclasses import replace
+from typing import cast
+
+import mlx.core as mx
+
+from mlx_h2o.operations.composed import turbo
+from mlx_h2o.operations.composed.placement import placed
+from mlx_h2o.operations.requests import (
+    AttentionRequest,
+    AttentionResult,
+    PerSequence,
+    QuantizedRows,
+    RetentionRequest,
+    StoredRows,
+    TurboRows,
+)
+
+name = "composed"
+
+_GREATEST = 2**31 - 1
+_PADDING, _UNSCORED = 1 - 2**31, 2 - 2**31  # below the bits of -inf
+_LOWEST = mx.finfo(mx.float32).min
+
+
+def unavailable_reason() -> str:
+    """Empty: plain MLX operations run on every MLX back end."""
+    return ""
+
+
+def refuses(request: AttentionRequest) -> str:
+    """Empty: there is nothing valid that it cannot serve."""
+    return ""
+
+
+def logits(request: AttentionRequest) -> mx.array:
+    """scale * q.k + mask + row_bias, float32 [B, Hq, Lq, N], -inf where the pair is masked."""
+    return _logits(request).reshape(*request.queries.shape[:3], request.keys.shape[2])
+
+
+def _logits(request: AttentionRequest) -> mx.array:
+    """The same, [B, Hkv, Hq / Hkv * Lq, N]: the queries of one KV head follow each other."""
+    (batch, heads, rows, size), bias = request.keys.shape, request.row_bias
+    queries = _float32(request.queries).reshape(batch, heads, -1, size)
+    if bias is None:
+        found = _product(queries * request.scale, request.keys, transpose=True)
+    else:
+        bias = bias[:, :, None, :rows]
+        if isinstance(request.keys, mx.array):
+            columns = dense(request.keys).swapaxes(2, 3)
+            found = mx.addmm(bias, queries, columns, alpha=request.scale)
+        else:
+            found = bias + _product(queries * request.scale, request.keys, transpose=True)
+    grouped = found.shape
+    length = request.queries.shape[2]
+    if request.mask is not None or (request.causal and length > 1):
+        found = found.reshape(*request.queries.shape[:3], grouped[3])
+        found = _masked_pairs(request, found).reshape(grouped)
+    if bias is not None and request.bias_masks:
+        # Last: a row that its bias masks meets no NaN of the mask.
+        found = mx.where(bias <= _LOWEST, -mx.inf, found)
+    return found
+
+
+def _product(left: mx.array, rows: StoredRows, transpose: bool = False) -> mx.array:
+    """``left`` [B, Hkv, n, ...] times rows as float32; packed ones from scales and biases upcast
+    first."""
+    if isinstance(rows, QuantizedRows):
+        return mx.quantized_matmul(
+            left, rows.words, _float32(rows.scales), _float32(rows.biases), transpose=transpose,
+            group_size=rows.group_size, bits=rows.bits,
+        )  # fmt: skip
+    right = dense(rows)
+    return left @ (right.swapaxes(2, 3) if transpose else right)
+
+
+def _masked_pairs(request: AttentionRequest, logits: mx.array) -> mx.array:
+    length, rows = logits.shape[2:]
+    if request.causal:
+        last = mx.arange(rows - length, rows)[:, None]
+        return mx.where(mx.arange(rows) <= last, logits, -mx.inf)
+    mask = cast(mx.array, request.mask)
+    if mask.dtype == mx.bool_:
+        return mx.where(mask, logits, -mx.inf)
+    bias = mask.astype(mx.float32)
+    # NaN compares false: it is not masked, and reaches the output of its query.
+    return mx.where(bias <= request.mask_threshold, -mx.inf, logits + bias)
+
+
+def weights(scores: mx.array, sinks: mx.array | None = None, masked: bool = True) -> mx.array:
+    """The softmax over the last axis of scores [B, Hq, L, N], with sinks [Hq] in its denominator:
+    0 where a score is -inf, and so where a query has nothing to attend to. ``masked`` is False
+    where none is."""
+    found = mx.softmax(mx.maximum(scores, _LOWEST) if masked else scores, axis=-1)
+    if sinks is not None:
+        found = found * mx.sigmoid(_lse(scores) - sinks.astype(mx.float32)[:, None, None])
+    return mx.where(scores == -mx.inf, 0.0, found) if masked else found
+
+
+def weights_of(scores: mx.array, lse: mx.array) -> mx.array:
+    """The same of the ``lse`` [B, Hq, L], sinks included."""
+    return mx.exp(scores - mx.maximum(mx.expand_dims(lse, -1), _LOWEST))
+
+
+def _lse(scores: mx.array) -> mx.array:
+    return mx.logsumexp(scores, axis=-1, keepdims=True)
+
+
+def _float32(array: mx.array) -> mx.array:
+    return array if array.dtype == mx.float32 else array.astype(mx.float32)
+
+
+def dense(rows: StoredRows) -> mx.array:
+    """The rows as float32 [B, Hkv, N, D]; packed ones from scales and biases upcast first, codes in
+    their own basis."""
+    if isinstance(rows, mx.array):
+        return _float32(rows)
+    if isinstance(rows, TurboRows):
+        return turbo.dense(rows)
+    pair = _float32(rows.scales), _float32(rows.biases)
+    return mx.dequantize(rows.words, *pair, group_size=rows.group_size, bits=rows.bits)
+
+
+def attention(request: AttentionRequest) -> AttentionResult:
+    """Attention as ``fast`` documents it; packed rows are dequantised to float32 first."""
+    with placed(request.stream):
+        if request.has_codes:
+            keys, values = dense(request.keys), dense(request.values)
+            turned = replace(turbo.turned(request), keys=keys, values=values)
+            return turbo.turned_back(request, attention(turned))
+        return _attend(request)
+
+
+def _attend(request: AttentionRequest) -> AttentionResult:
+    pairs, sinks = request.queries.shape[:3], request.sinks
+    scores = _logits(request)
+    if sinks is None:
+        shares = weights(scores, masked=request.hides)
+    else:
+        shares = scores.reshape(*pairs, -1)
+        shares = weights(shares, sinks, request.hides).reshape(scores.shape)
+    skipped = mx.zeros(pairs) if request.return_skipped else None
+    read = shares
+    if request.sparse_v_threshold > 0:
+        below = shares < request.sparse_v_threshold  # NaN compares false, and stays
+        read = mx.where(below, 0.0, shares)
+        if request.return_skipped:
+            below = below & (scores != -mx.inf)
+            skipped = below.astype(mx.float32).mean(axis=-1).reshape(pairs)
+    out = _product(read, request.values).reshape(*pairs, request.values.shape[3])
+    if request.queries.dtype != mx.float32:
+        out = out.astype(request.queries.dtype)
+    lse = None
+    if request.return_lse:
+        lse = _lse(scores).reshape(pairs)
+        if sinks is not None:
+            lse = mx.logaddexp(lse, sinks.astype(mx.float32)[:, None])
+    found = scores.reshape(*pairs, -1) if request.return_scores else None
+    return AttentionResult(out, found, lse, skipped, shares)
+
+
+def beside_rows(value: PerSequence) -> PerSequence:
+    """What broadcasts against [B, H, N]."""
+    return value.reshape(-1, 1, 1) if isinstance(value, mx.array) else value
+
+
+def _ordered_bits(scores: mx.array) -> mx.array:
+    """int32 in the order of the float32 scores; -0 and +0 are the same."""
+    bits = (scores + 0.0).view(mx.int32)
+    return mx.where(bits < 0, bits ^ _GREATEST, bits)
+
+
+def retention_key(request: RetentionRequest) -> mx.array:
+    """int64 [B, H, N], higher is kept longer; distinct within a head, so no tie remains.
+
+    rank << 32 - position. The rank of a scored row is its score's; protected rows are above all
+    of these, unscored ones below, and below them padding, which has its slot in the place of a
+    position.
+    """
+    scores, positions = request.scores, request.positions
+    protected = positions < request.sink_size
+    if request.recent_start is not None:
+        protected = protected | (positions >= beside_rows(request.recent_start))
+    padding = positions < 0
+    ranks = mx.where(mx.isnan(scores), _UNSCORED, _ordered_bits(scores))
+    ranks = mx.where(protected, _GREATEST, ranks)
+    ranks = mx.where(padding, _PADDING, ranks)
+    place = mx.where(padding, mx.arange(positions.shape[2], dtype=mx.int32), positions)
+    return (ranks.astype(mx.int64) << 32) - place
+
+
+def keep_indices(request: RetentionRequest) -> mx.array:
+    """Slots of the rows to keep, uint32 [B, H, N - count], ascending."""
+    with placed(request.stream):
+        key = retention_key(request)
+        if request.count == 0:
+            slots = mx.arange(key.shape[-1], dtype=mx.uint32)
+            return mx.broadcast_to(slots, key.shape)
+        order = mx.argpartition(key, request.count, axis=-1)
+        return mx.sort(order[..., request.count :], axis=-1)

@@ -1,0 +1,114 @@
+"""Arrays [B, H, N] or [B, H, N, width] of rows in slots, and what is read and written of them.
+
+Nothing but ``append_rows`` and ``append_quantized`` changes an array that was passed; all other
+results are new objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import mlx.core as mx
+
+from mlx_h2o.operations.composed import turbo
+from mlx_h2o.operations.requests import Codes
+
+Encode = Callable[[mx.array, int, int], Codes]
+"""What makes codes of rows, their bits and a seed, as ``turbo.encode_rows``."""
+
+
+def gathered(array: mx.array, slots: mx.array) -> mx.array:
+    """The rows at ``slots`` [B, H, n]."""
+    return mx.take_along_axis(array, wide(slots, array), axis=2)
+
+
+def put_rows(buffer: mx.array, slots: mx.array, rows: mx.array) -> mx.array:
+    """``rows`` at ``slots`` [B, H, n], in place where nothing else holds the buffer."""
+    return mx.put_along_axis(buffer, wide(slots, buffer), rows, axis=2)
+
+
+def append_rows(buffers: list[mx.array], rows: list[mx.array], start: int) -> list[mx.array]:
+    """New rows [B, H, L, width] from slot ``start`` on: the buffers, written in place where
+    nothing else holds them, and then the first ``start + L`` slots of each.
+
+    The definition, in plain MLX operations.
+    """
+    end = start + rows[0].shape[2]
+    for buffer, new in zip(buffers, rows, strict=True):
+        buffer[:, :, start:end] = new
+    return [*buffers, *(buffer[:, :, :end] for buffer in buffers)]
+
+
+def append_quantized(
+    keys: Sequence[mx.array],
+    values: Sequence[mx.array],
+    new_keys: mx.array,
+    new_values: mx.array,
+    start: int,
+    bits: int,
+    group_size: int,
+    value_bits: int,
+    encode: Encode = turbo.encode_rows,
+) -> list[mx.array]:
+    """The same of keys and values as they are stored, for new rows [B, H, L, D] that are still to
+    be packed: words, scales and biases, or words and norms, or the rows themselves.
+
+    The definition, in plain MLX operations unless ``encode`` makes the codes.
+    """
+    rows = [
+        *packed(new_keys, len(keys), bits, group_size, turbo.KEYS, encode),
+        *packed(new_values, len(values), value_bits, group_size, turbo.VALUES, encode),
+    ]
+    return append_rows([*keys, *values], rows, start)
+
+
+def packed(
+    rows: mx.array,
+    parts: int,
+    bits: int,
+    group_size: int,
+    seed: int,
+    encode: Encode = turbo.encode_rows,
+) -> Sequence[mx.array]:
+    """Rows in as many ``parts`` as they are stored in; ``encode`` makes the codes."""
+    if parts == 1:
+        return [rows]
+    if parts == 2:
+        return encode(rows, bits, seed)
+    return mx.quantize(rows, group_size=group_size, bits=bits)
+
+
+def reserved_rows(shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
+    """Zeros [B, H, C, width]. A back end may take their memory page by page, as rows are written;
+    then ``discard_rows`` gives pages back, and ``committed_bytes`` counts those in use."""
+    return mx.zeros(shape, dtype)
+
+
+def discard_rows(buffer: mx.array, from_slot: int) -> int:
+    """Give back the memory of the rows from a slot on, which are zeros then, where a back end can,
+    and where the buffer is evaluated and nothing else holds it: bytes of these pages."""
+    return 0
+
+
+def committed_bytes(buffer: mx.array) -> int:
+    """Bytes of a buffer that are in memory."""
+    return buffer.nbytes
+
+
+def commits_pages() -> bool:
+    """Whether memory of ``reserved_rows`` is taken page by page."""
+    return False
+
+
+def padded(array: mx.array, length: int, fill: float) -> mx.array:
+    """``length`` slots, of which the last may be ``fill``; always another array."""
+    missing = length - array.shape[2]
+    if missing <= 0:
+        return mx.contiguous(array)
+    shape = (*array.shape[:2], missing, *array.shape[3:])
+    return mx.concatenate([array, mx.full(shape, fill, array.dtype)], axis=2)
+
+
+def wide(slots: mx.array, array: mx.array) -> mx.array:
+    """``slots`` as indices of the array's rows there, if they are not yet."""
+    return slots if slots.ndim == array.ndim else mx.expand_dims(slots, 3)

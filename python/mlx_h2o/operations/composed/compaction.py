@@ -1,0 +1,88 @@
+"""Rows that stay close the gaps of those that go: the definition, in plain MLX operations.
+
+The order of slots does not matter to attention, since RoPE is in the keys: so no more rows move
+than there are gaps. A back end may bring ``compact_rows``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import mlx.core as mx
+
+from mlx_h2o.operations.arguments import StreamLike
+from mlx_h2o.operations.composed.buffers import gathered, put_rows, wide
+from mlx_h2o.operations.composed.placement import placed
+
+LAST = mx.array(2**32 - 1, mx.uint32)
+"""Above every slot."""
+
+
+def compact_rows(
+    buffers: Sequence[mx.array],
+    kept: mx.array,
+    lines: Sequence[int],
+    start: int = 0,
+    tail: int = 0,
+    stream: StreamLike = None,
+) -> list[mx.array]:
+    """The buffers with the rows that stay in their first slots; what is behind means nothing.
+
+    Args:
+        buffers: [B, H, C] or [B, H, C, width].
+        kept: uint32 [b, H, K], ascending: the rows that stay of the sequences in ``lines``. The
+            last of them, beyond slot K, fill the slots below it that fall free, the last one the
+            first.
+        lines: some of the sequences, all different.
+        start: from this slot on ``tail`` rows follow those that stay.
+        tail: how many.
+        stream: where to run.
+    """
+    with placed(stream):
+        source, target = _moves(kept, buffers[0].shape[2], start, tail)
+        if len(lines) < buffers[0].shape[0]:
+            shape = (buffers[0].shape[0], *source.shape[1:])
+            stay = mx.broadcast_to(mx.arange(source.shape[2], dtype=mx.uint32), shape)
+            index = mx.array(list(lines))
+            source, target = _with(stay, index, source), _with(stay, index, target)
+        found, moves = [], {}
+        for each in buffers:
+            width = each.shape[3:]
+            if width not in moves:
+                moves[width] = wide(source, each), wide(target, each)
+            come, go = moves[width]
+            found.append(put_rows(each, go, gathered(each, come)))
+        return found
+
+
+def _moves(kept: mx.array, capacity: int, start: int, tail: int) -> tuple[mx.array, mx.array]:
+    """From which slots, and to which, rows move; one that moves to its own slot stays."""
+    keep = kept.shape[2]
+    count = min(keep, capacity - keep)
+    source = kept[:, :, -1 : -count - 1 : -1]
+    free = mx.sort(marked(kept, capacity), axis=2)[:, :, :count]
+    target = mx.where(source >= keep, free, source)
+    if tail:
+        newest = mx.broadcast_to(mx.arange(tail, dtype=mx.uint32), (*kept.shape[:2], tail))
+        source = mx.concatenate([source, newest + start], axis=2)
+        target = mx.concatenate([target, newest + keep], axis=2)
+    return source, target
+
+
+def marked(kept: mx.array, capacity: int) -> mx.array:
+    """uint32 [B, H, capacity]: the number of each slot, or ``LAST`` where it is ``kept``."""
+    slots = mx.broadcast_to(_slots(capacity), (*kept.shape[:2], capacity))
+    return mx.put_along_axis(slots, kept, LAST, axis=2)
+
+
+@lru_cache(maxsize=64)
+def _slots(capacity: int) -> mx.array:
+    """uint32 [capacity]: the number of each slot, in memory, so that any thread may read it."""
+    return mx.array(list(range(capacity)), mx.uint32)
+
+
+def _with(whole: mx.array, index: mx.array, some: mx.array) -> mx.array:
+    whole = whole[...]
+    whole[index] = some
+    return whole

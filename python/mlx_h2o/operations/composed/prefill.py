@@ -1,0 +1,92 @@
+"""The definition of the scores of a long chunk in plain MLX operations: logits in blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import mlx.core as mx
+
+from mlx_h2o.operations import composed
+from mlx_h2o.operations.composed import ema
+from mlx_h2o.operations.composed.placement import placed
+from mlx_h2o.operations.requests import AttentionRequest, PrefillRequest
+
+BLOCK_BYTES = 1 << 21
+"""The logits of one block, in float32, take at most this much, or one row or column of them."""
+
+
+def prefill_scores(request: PrefillRequest) -> mx.array:
+    """The definition: logits in blocks, never all of them."""
+    with placed(request.stream):
+        if request.kind == "mass":
+            return _mass(request.attention)
+        return _moving_average(request.attention, request.importance, request.decay)
+
+
+def _causal(request: AttentionRequest, first: int, last: int, start: int, stop: int) -> mx.array:
+    """Whether the queries ``first`` to ``last`` see the keys ``start`` to ``stop``, 1 more each."""
+    newest = request.keys.shape[2] - request.queries.shape[2]
+    return mx.arange(start, stop) <= mx.arange(newest + first, newest + last)[:, None]
+
+
+def _block(
+    request: AttentionRequest, rows: tuple[int, int], columns: tuple[int, int], after: mx.array
+) -> mx.array:
+    """Logits [B, Hq, rows, columns], computed after ``after``.
+
+    Without an order MLX may begin many blocks before it ends the first.
+    """
+    (first, last), (start, stop) = rows, columns
+    keys, mask, bias = request.keys, request.mask, request.row_bias
+    assert isinstance(keys, mx.array)
+    if request.causal:
+        shape = (*request.queries.shape[:2], last - first, stop - start)
+        mask = mx.broadcast_to(_causal(request, first, last, start, stop), shape)
+    elif mask is not None:
+        mask = mask[:, :, first:last, start:stop]
+    return composed.logits(
+        replace(
+            request,
+            queries=mx.depends(request.queries[:, :, first:last], [after]),
+            keys=keys[:, :, start:stop],
+            row_bias=None if bias is None else bias[:, :, start:stop],
+            causal=False,
+            mask=mask,
+        )
+    )
+
+
+def _ranges(count: int, bytes_of_one: int) -> Iterator[tuple[int, int]]:
+    size = max(1, BLOCK_BYTES // bytes_of_one)
+    for start in range(0, count, size):
+        yield start, min(start + size, count)
+
+
+def _moving_average(
+    request: AttentionRequest, importance: mx.array | None, decay: float
+) -> mx.array:
+    batch, heads, length, _ = request.queries.shape
+    kv_heads, keys = request.keys.shape[1:3]
+    masked = request.causal or request.mask is not None or request.row_bias is not None
+    if importance is None:
+        importance = mx.full((batch, kv_heads, keys), mx.nan)
+    parts = [importance[:, :, :0]]
+    for start, stop in _ranges(keys, batch * heads * length * 4):
+        scores = _block(request, (0, length), (start, stop), parts[-1])
+        before = importance[:, :, start:stop]
+        parts.append(ema.accumulate(before, scores, decay=decay, masked=masked))
+    return mx.concatenate(parts[1:], axis=2)
+
+
+def _mass(request: AttentionRequest) -> mx.array:
+    batch, heads, length, _ = request.queries.shape
+    kv_heads, keys = request.keys.shape[1:3]
+    # Once, not for every block.
+    request = replace(request, keys=composed.dense(request.keys))
+    mass = mx.zeros((batch, kv_heads, keys))
+    for first, last in _ranges(length, batch * heads * keys * 4):
+        scores = _block(request, (first, last), (0, keys), mass)
+        weights = composed.weights(scores, request.sinks)
+        mass = mass + weights.reshape(batch, kv_heads, -1, keys).sum(axis=2)
+    return mass

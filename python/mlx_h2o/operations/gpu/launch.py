@@ -1,0 +1,269 @@
+"""How an attention request becomes kernel launches, whichever machine runs the kernels.
+
+Nothing here runs anything: ``plan`` names the kernels, their flags, buffers, template arguments
+and grids, and the Metal, CUDA and test back ends hand that to MLX in their own way.
+"""
+
+from __future__ import annotations
+
+from functools import cache, lru_cache
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from mlx_h2o.operations.composed import turbo
+from mlx_h2o.operations.composed.placement import placed
+from mlx_h2o.operations.gpu.launches import (
+    LANES,
+    Launch,
+    LaunchPlan,
+    Results,
+    Triple,
+    launch_of,
+    params,
+)
+from mlx_h2o.operations.requests import (
+    AttentionRequest,
+    QuantizedRows,
+    StoredRows,
+    TurboRows,
+)
+
+LONGEST_QUERY = 8
+WIDEST_HEAD = 576
+
+# From here on the keys are split into blocks.
+TWO_PASS_KEYS = 1024
+KEYS_OF_A_SIMDGROUP = 16
+MOST_BLOCKS = LANES  # a lane of the second pass takes a block
+
+_NONE: frozenset[str] = frozenset()
+_SCORES = frozenset(("scores",))
+
+
+def refuses(request: AttentionRequest) -> str:
+    """Why the decode kernels cannot serve this request; empty if they can."""
+    length, head_size = request.queries.shape[2:]
+    if length > LONGEST_QUERY:
+        return f"decode kernels take up to {LONGEST_QUERY} queries, found Lq = {length}"
+    for name, size in (("D", head_size), ("Dv", request.values.shape[3])):
+        if size % LANES or size > WIDEST_HEAD:
+            return (
+                f"the kernels take head sizes that are multiples of {LANES} "
+                f"up to {WIDEST_HEAD}, found {name} = {size}"
+            )
+    return ""
+
+
+def preferred_simdgroups(head_size: int, value_size: int) -> int:
+    """Simdgroups per threadgroup: wider rows need more registers per thread."""
+    width = head_size + value_size
+    if width <= 256:
+        return 32
+    return 16 if width <= 512 else 8
+
+
+def preferred_blocks(key_count: int, simdgroups: int) -> int:
+    """Blocks of keys, each with a threadgroup of its own; 1 means one pass.
+
+    Below ``TWO_PASS_KEYS`` one threadgroup per query row is fast enough. Above, a simdgroup gets
+    at least ``KEYS_OF_A_SIMDGROUP`` keys, and the number is a power of two, at most
+    ``MOST_BLOCKS``. It depends on the length of the cache and on the kernel, and on nothing
+    else: a sequence gets the same bits alone and in a batch, and its partial results change
+    their size rarely, which suits the allocator.
+    """
+    if key_count < TWO_PASS_KEYS:
+        return 1
+    most = max(2, key_count // (KEYS_OF_A_SIMDGROUP * simdgroups))
+    return min(MOST_BLOCKS, 1 << (most.bit_length() - 1))
+
+
+def is_sparse(request: AttentionRequest) -> bool:
+    """Whether value rows of little weight are left out, which takes kernels of its own."""
+    return request.sparse_v_threshold > 0
+
+
+def flags_of(request: AttentionRequest) -> frozenset[str]:
+    """The flags that this request turns on."""
+    masked = request.mask is not None
+    boolean = request.mask is not None and request.mask.dtype == mx.bool_
+    return _flags(
+        boolean,
+        masked and not boolean,
+        request.sinks is not None,
+        request.return_scores,
+        request.return_lse,
+        is_sparse(request) and request.return_skipped,
+        request.row_bias is not None,
+        request.is_packed and isinstance(request.keys, mx.array),
+        isinstance(request.keys, TurboRows),
+        isinstance(request.values, TurboRows),
+    )
+
+
+_FLAGS = (
+    "bool_mask", "additive_mask", "sinks", "scores", "lse", "skipped", "row_bias", "dense_keys",
+    "key_codes", "value_codes",
+)  # fmt: skip
+
+
+@cache
+def _flags(*on: bool) -> frozenset[str]:
+    return frozenset(name for name, is_on in zip(_FLAGS, on, strict=True) if is_on)
+
+
+def _given(request: AttentionRequest) -> dict[str, mx.array]:
+    """The buffers that come with the request."""
+    scalars: tuple[float, ...] = (request.scale, request.mask_threshold)
+    if is_sparse(request):
+        scalars = (*scalars, request.sparse_v_threshold)
+    given = {"queries": request.queries, "params": params(*scalars)}
+    for side, rows in (("key", request.keys), ("value", request.values)):
+        if isinstance(rows, mx.array):
+            given[f"{side}s"] = rows
+            continue
+        given |= zip(
+            (f"{side}_words", f"{side}_scales", f"{side}_biases"), rows.parts, strict=False
+        )
+        if isinstance(rows, TurboRows):
+            given[f"{side}_levels"] = turbo.codebook(rows.shape[3], rows.bits)
+    if request.mask is not None:
+        given["mask"] = request.mask
+    if request.sinks is not None:
+        given["sinks"] = request.sinks
+    if request.row_bias is not None:
+        given["row_bias"] = request.row_bias
+    return given
+
+
+class Text(NamedTuple):
+    """What the compiled text depends on, but for the number of simdgroups."""
+
+    flags: frozenset[str]
+    sparse: bool
+    causal: bool
+    dtype: mx.Dtype
+    mask: mx.Dtype | None
+    sinks: mx.Dtype | None
+    head_size: int
+    value_size: int
+    packing: tuple[mx.Dtype, int, int, int] | None
+    """Dtype of the scales, bits of keys and of values, group size; None: dense rows."""
+
+
+class Variant(NamedTuple):
+    """What the launches for a request depend on: all but the elements of its arrays."""
+
+    text: Text
+    queries: tuple[int, ...]
+    key_count: int
+
+
+def variant_of(request: AttentionRequest) -> Variant:
+    """The variant of a request that was not refused."""
+    keys, values, mask, sinks = request.keys, request.values, request.mask, request.sinks
+    packing = _packing(keys, values) if request.is_packed else None
+    text = Text(
+        flags_of(request),
+        is_sparse(request),
+        request.causal,
+        mx.float32 if request.has_codes else request.queries.dtype,
+        None if mask is None else mask.dtype,
+        None if sinks is None else sinks.dtype,
+        keys.shape[3],
+        values.shape[3],
+        packing,
+    )
+    return Variant(text, request.queries.shape, keys.shape[2])
+
+
+def _packing(*both: StoredRows) -> tuple[mx.Dtype, int, int, int]:
+    """As ``Text`` has it, of keys and values."""
+    bits = [8 if isinstance(rows, mx.array) else rows.bits for rows in both]
+    affine = [rows for rows in both if isinstance(rows, QuantizedRows)]
+    if affine:
+        return affine[0].scales.dtype, bits[0], bits[1], affine[0].group_size
+    return mx.float32, bits[0], bits[1], LANES
+
+
+def plan(
+    request: AttentionRequest,
+    simdgroups: int | None = None,
+    blocks: int | None = None,
+    variant: Variant | None = None,
+) -> LaunchPlan:
+    """The launches that serve a request that was not refused.
+
+    One threadgroup serves one query row, or a block of its keys, so that neither the number of
+    query heads per key head nor Lq is limited by the size of a threadgroup. With sparse V and
+    several blocks the first pass is two launches: weights are final between them. ``simdgroups``
+    and ``blocks`` override the choices of ``preferred_simdgroups`` and ``preferred_blocks``;
+    ``variant`` is that of the request where it is known.
+    """
+    if variant is None:
+        variant = variant_of(request)
+    text = variant.text
+    if simdgroups is None:
+        simdgroups = preferred_simdgroups(text.head_size, text.value_size)
+    if blocks is None:
+        blocks = preferred_blocks(variant.key_count, simdgroups)
+    given = request
+    if request.has_codes:
+        with placed(request.stream):
+            given = turbo.turned(request)
+    known = {}
+    if request.return_skipped and "skipped" not in text.flags:
+        known["skipped"] = mx.zeros(variant.queries[:3], stream=request.stream)
+    # The sweep over the values takes the logits from memory, whoever asked for them.
+    scratch = _NONE if request.return_scores else _SCORES
+    launches = _launches(variant, simdgroups, blocks)
+    return LaunchPlan(
+        launches, _given(given), scratch, known, request if request.has_codes else None
+    )
+
+
+@lru_cache(maxsize=1024)
+def _launches(variant: Variant, simdgroups: int, blocks: int) -> tuple[Launch, ...]:
+    """Without buffers; the same for all layers, and at a full budget for all steps."""
+    text, (batch, heads, length, _) = variant.text, variant.queries
+    rows, key_count, value_size = (batch, heads, length), variant.key_count, text.value_size
+    arguments: dict[str, int | bool | mx.Dtype] = {
+        "T": text.dtype,
+        "D": text.head_size,
+        "V": value_size,
+        "NS": simdgroups,
+        "CAUSAL": text.causal,
+    }
+    if text.packing is not None:
+        arguments |= zip(("S", "KB", "VB", "G"), text.packing, strict=True)
+    results: Results = {
+        "out": ((*rows, value_size), text.dtype),
+        "scores": ((*rows, key_count), mx.float32),
+        "lse": (rows, mx.float32),
+        "skipped": (rows, mx.float32),
+        "partial_sums": ((*rows, blocks, value_size), mx.float32),
+        "partial_maxima": ((*rows, blocks), mx.float32),
+        "partial_totals": ((*rows, blocks), mx.float32),
+        "partial_skipped": ((*rows, blocks), mx.float32),
+    }
+
+    def launch(name: str, grid: Triple, threads: int) -> Launch:
+        return launch_of(name, text.flags, arguments, grid, threads, results)
+
+    threads = simdgroups * LANES
+    grid = (batch * heads * threads, length, blocks)
+    launches = [launch(name, grid, threads) for name in _decode_kernels(text, blocks)]
+    if blocks > 1:
+        columns = (batch * heads * length * value_size, 1, 1)
+        launches.append(launch("sdpa_vector_2pass_2", columns, LANES))
+    return tuple(launches)
+
+
+def _decode_kernels(text: Text, blocks: int) -> tuple[str, ...]:
+    """The kernels that see keys and values, in order."""
+    if text.sparse:
+        if blocks == 1:
+            return ("sdpa_vector_sparse_quantized",)
+        return ("sdpa_vector_sparse_keys_quantized", "sdpa_vector_sparse_values_quantized")
+    first = "sdpa_vector" if blocks == 1 else "sdpa_vector_2pass_1"
+    return (first,) if text.packing is None else (f"{first}_quantized",)

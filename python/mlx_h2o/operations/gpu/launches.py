@@ -1,0 +1,118 @@
+"""What a launch of a kernel is, and several that serve one request; nothing here runs anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+
+from mlx_h2o.operations.composed import turbo
+from mlx_h2o.operations.composed.placement import placed
+from mlx_h2o.operations.gpu import kernels
+from mlx_h2o.operations.gpu.kernels import Kernel
+from mlx_h2o.operations.requests import AttentionRequest, AttentionResult
+
+LANES = 32  # threads of a simdgroup
+
+TemplateArgument = tuple[str, int | bool | mx.Dtype]
+TemplateArguments = Mapping[str, int | bool | mx.Dtype]
+Triple = tuple[int, int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Launch:
+    """One launch: what ``mx.fast.metal_kernel`` and its kernel object are called with, but for the
+    buffers."""
+
+    kernel: Kernel
+    template: tuple[TemplateArgument, ...]
+    grid: Triple
+    threadgroup: Triple
+    output_shapes: tuple[tuple[int, ...], ...]
+    output_dtypes: tuple[mx.Dtype, ...]
+
+    def inputs(self, there: Mapping[str, mx.array]) -> list[mx.array]:
+        """The inputs in order, of the buffers that are there."""
+        return [there[name] for name in self.kernel.inputs]
+
+    @cached_property
+    def call(self) -> dict[str, Any]:
+        """The arguments of the kernel object, but for the inputs and the stream."""
+        return {
+            "template": list(self.template),
+            "grid": self.grid,
+            "threadgroup": self.threadgroup,
+            "output_shapes": list(self.output_shapes),
+            "output_dtypes": list(self.output_dtypes),
+        }
+
+
+Results = Mapping[str, tuple[tuple[int, ...], mx.Dtype]]
+"""Shape and dtype of what a kernel makes, by name."""
+
+
+def launch_of(
+    name: str,
+    flags: frozenset[str],
+    arguments: TemplateArguments,
+    grid: Triple,
+    threads: int,
+    results: Results,
+) -> Launch:
+    """The launch of a kernel, which takes by name what it wants of all that is there."""
+    kernel = kernels.resolve(name, flags)
+    return Launch(
+        kernel=kernel,
+        template=tuple((name, arguments[name]) for name in kernel.template),
+        grid=grid,
+        threadgroup=(threads, 1, 1),
+        output_shapes=tuple(results[name][0] for name in kernel.outputs),
+        output_dtypes=tuple(results[name][1] for name in kernel.outputs),
+    )
+
+
+Execute = Callable[[Launch, list[mx.array]], list[mx.array]]
+
+
+class LaunchPlan(NamedTuple):
+    """The launches that serve a request, in order; a later one takes what the earlier made.
+
+    ``given`` are the buffers that come with the request, by name. ``scratch`` names what they make
+    for each other alone; ``known`` is what needs no launch.
+    """
+
+    passes: tuple[Launch, ...]
+    given: Mapping[str, mx.array]
+    scratch: frozenset[str] = frozenset()
+    known: Mapping[str, mx.array] = MappingProxyType({})
+    codes: AttentionRequest | None = None
+    """Whose rows are codes: the output comes back from their basis."""
+
+    def run(self, execute: Execute) -> AttentionResult:
+        """``execute`` each launch; None where something was not asked for."""
+        made = self.outputs(execute)
+        return AttentionResult(made["out"], *map(made.get, AttentionResult._fields[1:]))
+
+    def outputs(self, execute: Execute) -> dict[str, mx.array]:
+        """``execute`` each launch; everything that was made but scratch, by name."""
+        made, there = {**self.known}, {**self.given}
+        for launch in self.passes:
+            outputs = execute(launch, launch.inputs(there))
+            for name, output in zip(launch.kernel.outputs, outputs, strict=True):
+                there[name] = made[name] = output
+        for name in self.scratch:
+            made.pop(name, None)
+        if self.codes is not None:
+            with placed(self.codes.stream):
+                made["out"] = turbo.output(self.codes, made["out"])
+        return made
+
+
+@lru_cache(maxsize=64)
+def params(*numbers: float) -> mx.array:
+    """The scalars of a kernel: one short array, the same for all layers of a model."""
+    return mx.array(numbers, mx.float32)

@@ -1,0 +1,314 @@
+"""Faults of the Python package, one for each promise of the docs: its own tests notice them.
+
+A fault replaces a name where it is used, by what ``wrap`` makes of the original.
+"""
+
+from __future__ import annotations
+
+import importlib
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, is_dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import mlx_h2o
+import reference
+from cache_courses import Course
+from emulator.row_cases import rows_with_ties
+from golden.build import row_bias
+from mlx_h2o import fast, load_prompt_cache, save_prompt_cache, use_backend
+from test_budgets import test_models_that_share_a_mask_read_each_layers_own as shared_mask
+from test_cache_mixed import test_the_light_rows_are_those_of_lower_rank_when_they_leave as light
+from test_folding import test_a_long_chunk_reads_and_scores_a_row_of_n_as_n as long_chunk
+from test_folding import test_no_token_is_lost as no_token_lost
+from test_folding import test_rows_are_dropped_where_that_is_asked_for as rows_dropped
+from test_frame import NOTICES
+from test_given import KNOWN
+from test_given import test_tokens_that_are_none as no_tokens
+from test_head_groups import test_each_group_is_a_cache_of_its_heads as by_hand
+
+
+@dataclass(frozen=True)
+class Fault:
+    """``place``, "module:name" or "module:Class.name" below mlx_h2o, becomes ``wrap`` of it."""
+
+    what: str
+    place: str
+    wrap: Callable[[Any], Any]
+    check: Callable[[], object]
+
+
+# What faults do
+
+
+def given(**changes: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Called with other arguments of these names; what makes each is given the right one."""
+    return lambda original: (
+        lambda *args, **named: original(
+            *args, **{k: changes[k](v) if k in changes else v for k, v in named.items()}
+        )
+    )
+
+
+def asked(**changes: Any) -> Callable[[Any], Any]:
+    """Served as if the request had these fields."""
+
+    def changed(request: Any) -> Any:
+        return replace(request, **changes) if is_dataclass(request) else request._replace(**changes)
+
+    return lambda original: lambda request: original(changed(request))
+
+
+def gives(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Returns what this makes of the result."""
+    return lambda original: lambda *args, **named: change(original(*args, **named))
+
+
+def nothing(original: Any) -> Any:
+    return lambda *args, **named: None
+
+
+def first(original: Any) -> Any:
+    """Returns its first argument, behind self."""
+    return lambda own, value, *others: value
+
+
+# Checks: the operations against the float64 reference
+
+
+def same(found: mx.array, expected: Any) -> None:
+    np.testing.assert_allclose(np.array(found), expected, rtol=1e-4, atol=1e-5)
+
+
+def arrays(length: int = 5, rows: int = 9) -> list[mx.array]:
+    rng = np.random.default_rng([length, rows])
+    shapes = ((2, 4, length, 32), (2, 2, rows, 32), (2, 2, rows, 64))
+    return [mx.array(rng.standard_normal(shape).astype(np.float32)) for shape in shapes]
+
+
+def attention() -> None:
+    """Masked, with sinks and a bias, all at once and each alone."""
+    rows, options = arrays(), {
+        "mask": mx.array(np.random.default_rng(1).random((2, 4, 5, 9)) < 0.7),
+        "sinks": mx.array([0.5, -1.0, 3.0, -np.inf]),
+        "row_bias": row_bias(np.random.default_rng(2), (2, 2, 9), nan=False),
+    }  # fmt: skip
+    for some in (options, *({name: value} for name, value in options.items())):
+        with use_backend("composed"):
+            found = fast.scaled_dot_product_attention_with_scores(
+                *rows, scale=0.25, **some, return_lse=True
+            )
+        for one, other in zip(found, reference.attention(*rows, scale=0.25, **some), strict=True):
+            same(one, other)
+
+
+def packed() -> None:
+    q, k, v = arrays(1, 64)
+    rows = [tuple(mx.quantize(each, group_size=32, bits=bits)) for each, bits in ((k, 4), (v, 8))]
+    plain = [
+        reference.dequantized(*each, bits=bits, group_size=32)
+        for each, bits in zip(rows, (4, 8), strict=True)
+    ]
+    with use_backend("composed"):
+        found = fast.scaled_dot_product_attention_quantized_with_scores(
+            q, *rows[0], *rows[1], scale=0.25, bits=4, v_bits=8, group_size=32,
+            sparse_v_threshold=0.02,
+        )  # fmt: skip
+    same(found[0], reference.attention(q, *plain, scale=0.25, sparse_v_threshold=0.02).out)
+
+
+def selection() -> None:
+    rows = rows_with_ties(1, 8, 40)
+    for zones in ({}, {"sink_size": 9, "recent_start": 60}):
+        with use_backend("composed"):
+            found = fast.keep_indices(*rows, keep=20, **zones)
+        np.testing.assert_array_equal(found, reference.keep_indices(*rows, keep=20, **zones))
+
+
+def averages() -> None:
+    rng = np.random.default_rng(1)
+    before = rng.random((2, 2, 20)).astype(np.float32)
+    scores = rng.standard_normal((2, 4, 3, 20)).astype(np.float32)
+    with use_backend("composed"):
+        found = fast.accumulate_scores(mx.array(before), mx.array(scores), decay=0.7)
+    same(found, reference.accumulate(before, scores, decay=0.7))
+
+
+def mass() -> None:
+    q, k, _ = arrays(40, 1700)
+    with use_backend("composed"):
+        found = fast.prefill_scores(q, k, kind="mass", scale=0.25, mask="causal")
+    whole = reference.attention(q, k, k, scale=0.25, mask="causal")
+    same(found, reference.attention_mass(whole.scores, whole.lse, 2))
+
+
+# Checks: lives against the slow reference of the cache
+
+
+def life(column: str = "dense", policy: str = "h2o-ema", **settings: Any) -> None:
+    """One sequence: chunks, tokens, a trim and copies."""
+    course = Course(column, policy, **{"evict_every": 4} | settings)
+    course.chunk(5)
+    course.trim(2)
+    course.chunk(20)
+    course.tokens(10)
+    course.chunk(3)
+    course.tokens(4)
+    course.copied("state").tokens(2)
+    course.copied().tokens(2)
+
+
+def batch(column: str = "dense", policy: str = "h2o-ema", **settings: Any) -> None:
+    """Sequences of any length that come and go."""
+    course = Course(column, policy, 3, **{"evict_every": 4} | settings)
+    course.prompts([5, 30, 9], step=12)
+    course.tokens(9)
+    course.prompts([3, 1, 20])
+    course.filter([2, 0])
+    other = course.new(1, 5)
+    other.prompts([6])
+    course.extend(other)
+    course.tokens(6)
+    course.extract(2).tokens(2)
+
+
+def unscored() -> None:
+    """A step that attention of ours did not see is refused."""
+    cache, row = Course().cache, mx.zeros((1, 2, 1, 32))
+    cache.update_and_fetch(row, row)
+    with pytest.raises(RuntimeError, match="got no scores"):
+        cache.update_and_fetch(row, row)
+
+
+def drafts(column: str = "dense", policy: str = "h2o-ema", **settings: Any) -> None:
+    """Tokens that are taken back, beyond the budget."""
+    course = Course(column, policy, **{"speculative": 3, "evict_every": 4} | settings)
+    course.chunk(20)
+    for accepted, rejected in ((1, 3), (4, 0), (0, 4), (2, 2), (1, 0), (1, 3)):
+        course.draft(accepted, rejected)
+    course.draft(2, 2, at_once=False)
+    course.tokens(6)
+
+
+def shared(policy: str = "h2o-ema") -> None:
+    """Sequences that begin alike come and go."""
+    course = Course(
+        "dense", policy, max_kv_size=20, prefix_size=6, recent_size=5, evict_every=4
+    )  # fmt: skip
+    course.chunk(9)
+    course.chunk(20)
+    both = course.share(6, 3)
+    both.tokens(7)
+    both.filter([2, 0])
+    both.tokens(6)
+    both.extract(1).tokens(5)
+
+
+def saved(damage: Callable[[bytes], bytes], said: str) -> None:
+    """A file that was damaged is refused, and says why."""
+    course = Course()
+    course.chunk(5)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "cache.safetensors"
+        save_prompt_cache(file, [course.cache])
+        file.write_bytes(damage(file.read_bytes()))
+        with pytest.raises(ValueError, match=said):
+            load_prompt_cache(file)
+
+
+def demo() -> tuple[Any, Any]:
+    return mlx_h2o.load("demo")
+
+
+def unknown_token() -> None:
+    own = demo(), mlx_h2o.make_prompt_cache(demo()[0], 64, layers="equal")
+    no_tokens([KNOWN], f"has the token id {KNOWN}", *own)
+
+
+COMPOSED, EVICTION = "operations.composed", "caches.cache:Eviction"
+
+FAULTS = (
+    # Attention returns its output and its scores.
+    Fault("the mask is left out", f"{COMPOSED}:attention", asked(mask=None), attention),
+    Fault("sinks are left out", f"{COMPOSED}:attention", asked(sinks=None), attention),
+    Fault("a row of n counts as one", f"{COMPOSED}:attention", asked(row_bias=None), attention),
+    Fault("queries are not scaled", f"{COMPOSED}:attention", asked(scale=1.0), attention),
+    Fault("all values are added", f"{COMPOSED}:attention", asked(sparse_v_threshold=0.0), packed),
+    # The other operations.
+    Fault("sinks go", f"{COMPOSED}:keep_indices", asked(sink_size=0), selection),
+    Fault("recent rows go", f"{COMPOSED}:keep_indices", asked(recent_start=None), selection),
+    Fault("the average forgets", "operations.composed.rows:accumulate_scores", asked(decay=0.5),
+          averages),
+    Fault("the future is seen", "operations.composed.prefill:prefill_scores",
+          asked(causal=False), mass),
+    # The budget, and which rows go.
+    Fault("the recent window is off by one", EVICTION,
+          given(recent_start=lambda starts: [n + 1 for n in starts]),
+          partial(life, policy="random", recent_size=9)),
+    Fault("one row more goes", EVICTION, given(keep=lambda keep: keep - 1), life),
+    Fault("drafts are ranked", EVICTION, given(tail=lambda tail: 0),
+          partial(drafts, policy="keydiff")),
+    Fault("rows beyond the context stay", EVICTION, given(context_start=lambda starts: ()),
+          partial(life, policy="keydiff", context_size=16)),
+    Fault("eviction is off, and nobody says so", "policies.base:Policy.needs_attention",
+          lambda original: lambda own: False, unscored),
+    Fault("a chunk has no scores", "caches.scored:ScoredRows.score_chunk", nothing, life),
+    Fault("a trim does nothing", "caches.cache:H2OKVCache.trim", nothing, drafts),
+    # Folding.
+    Fault("rows are dropped", "caches.eviction:fold", nothing, partial(no_token_lost, "dense", 1)),
+    Fault("rows are folded, asked or not", "config:H2OConfig.folds", lambda original: lambda own:
+          True, partial(rows_dropped, "dense")),
+    Fault("rows forget for how many they stand", "caches.stored:StoredRows.row_bias", nothing,
+          partial(long_chunk, None)),
+    # Packed rows in their frame.
+    Fault("queries are not rotated", "caches.frame:Frame.query", first, NOTICES["attention"]),
+    Fault("rows come back rotated", "caches.frame:Frame.back", first, NOTICES["rows"]),
+    Fault("scores lack the centre", "caches.frame:Frame.shift", gives(lambda shift: 0 * shift),
+          NOTICES["attention"]),
+    Fault("the light rows are the best", "caches.eviction:Eviction.ranks",
+          gives(lambda ranks: -ranks), light),
+    # Batches, heads and layers.
+    Fault("a token sees what follows", "caches.cache:mask_of", nothing, batch),
+    Fault("sequences are mixed up", "caches.batch:select", lambda original: lambda table, lines, of:
+          original(table, lines[::-1], of), batch),
+    Fault("heads are mixed up", "caches.heads:HeadGroups.attended_by",
+          gives(lambda out: out[:, ::-1]), partial(by_hand, "keydiff", {})),
+    Fault("layers have each other's mask", "caches.cache:H2OKVCache.mask_of_update", nothing,
+          partial(shared_mask, "qwen3", "h2o")),
+    Fault("the shared rows are not read", "caches.scored:merged_attention",
+          given(shared=lambda rows: None), shared),
+    # Files, and what generation is given.
+    Fault("a damaged file is read", "lm.saving:is_whole", gives(lambda whole: True),
+          partial(saved, lambda file: file[:-1] + bytes([file[-1] ^ 1]), "not what was written")),
+    Fault("unknown tokens are taken", "lm.generate:checked_tokens",
+          lambda original: lambda op, name, tokens, models: tokens, unknown_token),
+)  # fmt: skip
+
+
+NOTICED = (AssertionError, RuntimeError, ValueError, pytest.fail.Exception)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.what)
+def test_fault_is_caught(fault: Fault) -> None:
+    module, _, path = fault.place.partition(":")
+    owner: Any = importlib.import_module(f"mlx_h2o.{module}")
+    *classes, name = path.split(".")
+    for each in classes:
+        owner = getattr(owner, each)
+    original = vars(owner)[name]
+    if isinstance(original, property):
+        faulty: Any = property(fault.wrap(original.fget))
+    else:
+        faulty = fault.wrap(original)
+        faulty.__name__ = original.__name__  # by which back ends are asked for an operation
+    fault.check()
+    with mock.patch.object(owner, name, faulty), pytest.raises(NOTICED) as found:
+        fault.check()
+    print(f"{fault.what}: {found.value!r:.120}")
