@@ -23,7 +23,7 @@ sys.path.insert(0, str(TESTS))
 
 import nvrtc  # noqa: E402
 from mlx_h2o.demo import report  # noqa: E402
-from mlx_h2o.operations import cuda  # noqa: E402
+from mlx_h2o.operations.gpu import cuda  # noqa: E402
 
 SIZE = 128
 WARP = 32

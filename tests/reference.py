@@ -1,7 +1,7 @@
 """The slow float64 reference of every operation, in NumPy, one query at a time.
 
 It shares no code with the package. Tests, golden vectors, the parity runner and the benchmarks
-import it. It states the semantics of docs/scores.md as directly as it can; speed is no concern.
+import it. It states the semantics of docs/python.md as directly as it can; speed is no concern.
 """
 
 from __future__ import annotations

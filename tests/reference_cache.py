@@ -1,4 +1,4 @@
-"""The slow reference of the cache: one sequence, lists of rows per head, as docs/cache.md says.
+"""The slow reference of the cache: one sequence, lists of rows per head, as docs/python.md says.
 
 It shares no code with the package. Rows stay in the order of their positions, a query sees every
 row whose position is not beyond its own, and everything is float64.

@@ -23,7 +23,7 @@ from test_server import serving
 
 LANGUAGES = {"python", "signature", "sh", "c", "cmake", "swift"}
 NOT_RUN = {
-    "docs/quick-start.md": ["needs a chat model, and a person"],
+    "docs/index.md": ["needs a chat model, and a person"],
     "docs/swift.md": [
         "a line of another package's manifest",
         "ChatSession is mlx-swift-lm's, which the package takes on Apple platforms only",
@@ -108,7 +108,7 @@ def arguments(function: Any) -> list[tuple[Any, ...]]:
 
 
 def test_messages_that_are_explained_are_messages_of_ours() -> None:
-    page = (ROOT / "docs" / "troubleshooting.md").read_text("utf-8")
+    page = (ROOT / "docs" / "index.md").read_text("utf-8")
     rows = re.findall(r"^\| (`[^|]*) \|", page.partition("## Errors")[2], re.MULTILINE)
     explained = [text for row in rows for text in re.findall("`([^`]+)`", row)]
     said = {

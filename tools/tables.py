@@ -181,17 +181,23 @@ def restart(result: dict[str, Any]) -> str:
 
 
 def real_models(result: dict[str, Any]) -> str:
-    """Every arm at every share of the bytes, as benchmarks/real_models.py measured them."""
-    notes = "\n".join(f"- {note}" for note in report.notes(result))
-    return f"{report.table(result)}\n\n{notes}"
+    """All arms: losses, then what is recalled and written; and what a reader must know."""
+    tables = [report.table(result, tasks=("loss", "chunks"))]
+    tasks = ("facts", "turns", "ruler", "writing")
+    if any(one["task"] in tasks for one in result["records"]):
+        tables.append(report.table(result, tasks=tasks))
+    tables.append("\n".join(f"- {note}" for note in report.notes(result)))
+    return "\n\n".join(tables)
 
 
 def what_bytes_buy(*results: dict[str, Any]) -> str:
-    """A few arms of each model: the loss, and facts recalled."""
-    return "\n\n".join(
-        f"{result['model']}:\n\n{report.table(result, FRONT, ('loss', 'facts'))}"
-        for result in results
-    )
+    """A few arms of each model: the loss, and facts recalled in texts of 1,000 tokens."""
+    found = []
+    for result in results:
+        records = [one for one in result["records"] if one["tokens"] <= 1000]
+        table = report.table({**result, "records": records}, FRONT, ("loss", "facts"))
+        found.append(f"{result['model']}:\n\n{table}")
+    return "\n\n".join(found)
 
 
 FRONT = ("full", "window", "kv8", "kv4", "keydiff", "ours")

@@ -1,5 +1,5 @@
   // The rows that each head keeps: all but the `dropped` worst by the retention order
-  // (docs/scores.md), as slots in ascending order.  A threadgroup of NS simdgroups
+  // (docs/python.md), as slots in ascending order.  A threadgroup of NS simdgroups
   // serves one head.  The order is that of a key of 64 bits, distinct in a head, in
   // two words; the key of the worst row that stays is found bit by bit, by counting the
   // rows below a candidate, so that nothing is sorted.

@@ -3,7 +3,7 @@ import Cmlx
 
 /// Which implementation serves the operations of this module.
 ///
-/// All give the same results within the tolerances of docs/scores.md. Unnamed, the best one that
+/// All give the same results within the tolerances of docs/python.md. Unnamed, the best one that
 /// can serve a call does; a named one serves it or throws.
 public enum H2OBackend: String, Sendable, CaseIterable {
     /// The Metal kernels, on a GPU of Apple.

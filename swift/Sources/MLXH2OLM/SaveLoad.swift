@@ -5,7 +5,7 @@ import MLXLMCommon
 
 // A file holds what mlx_lm's holds: for each layer the parts of a cache by number, "3.0" the keys of
 // layer 3, and in the metadata the texts of the user (0), the classes (1), and which of the parts
-// were no arrays (2). docs/cache.md has the parts; `mlx_h2o.save_prompt_cache` is the other writer.
+// were no arrays (2). docs/python.md has the parts; `mlx_h2o.save_prompt_cache` is the other writer.
 
 private typealias Groups = PromptCacheFile.Groups
 
