@@ -17,7 +17,7 @@ from mlx.utils import tree_flatten
 import mlx_h2o
 from mlx_h2o import H2OConfig, cli, evaluate, make_prompt_cache
 from mlx_h2o.lm import layers, probing
-from mlx_h2o.lm.layers import FLOOR, probe, shares
+from mlx_h2o.lm.layers import FLOOR, parts_of_mean, probe, shares
 from mlx_h2o.lm.prompt_cache import budgets_of, evicting_caches, fit_bytes, summary
 from models import tiny
 from tiny_models import tiny_qwen3
@@ -63,7 +63,7 @@ def total(rows, heads: int = 2) -> int:
 @settings(deadline=None)
 def test_shares_keep_total_floor_and_order(given, least, more, fixed, most):
     rows = max(least, fixed + 1) + more
-    found = shares(given, rows, least=least, most=most, fixed=fixed)
+    found = shared(given, rows, least=least, most=most, fixed=fixed)
     heads = [len(layer) for layer in given]
     each = [
         one if isinstance(one, list) else [one] * n for one, n in zip(found, heads, strict=True)
@@ -74,7 +74,7 @@ def test_shares_keep_total_floor_and_order(given, least, more, fixed, most):
     assert most is not None or rows * len(flat) - sum(flat) < 2 * len(flat)
     floor = max(least, fixed + int(FLOOR * (rows - fixed)) - 1)
     assert min(flat) >= min(rows, floor)
-    longer = shares(given, rows, least=least, most=most and 2 * most, fixed=fixed)
+    longer = shared(given, rows, least=least, most=most and 2 * most, fixed=fixed)
     for own, later in zip(each, longer, strict=True):
         later = later if isinstance(later, list) else [later] * len(own)
         assert all(a <= max(b, most or b) + 1 for a, b in zip(later, own, strict=True) if b < rows)
@@ -100,7 +100,7 @@ def test_shares_keep_total_floor_and_order(given, least, more, fixed, most):
     ],
 )
 def test_shares(given, rows):
-    found = shares(given, 100)
+    found = shared(given, 100)
     assert [type(one) for one in found] == [type(one) for one in rows]
     heads = max(map(len, given))
     np.testing.assert_allclose(by_head(found, heads), by_head(rows, heads), atol=1)
@@ -109,11 +109,11 @@ def test_shares(given, rows):
 def test_no_head_gets_more_than_a_text_fills_or_less_than_settings_need():
     given = [[0.4, 0.0], [0.0, 0.0]]
     # What a text does not fill is for the others.
-    assert shares(given, 100, most=160) == [[160, 80], 80]
-    assert shares(given, 100, most=80) == [100, 100]
-    assert shares([[0.4, 0.3], [0.0, 0.0]], 100, most=160) == [145, 55]  # near enough
-    assert shares(given, 100, least=70) == [[190, 70], 70]
-    assert shares(given, 100, fixed=50) == [[167, 77], 77]
+    assert shared(given, 100, most=160) == [[160, 80], 80]
+    assert shared(given, 100, most=80) == [100, 100]
+    assert shared([[0.4, 0.3], [0.0, 0.0]], 100, most=160) == [145, 55]  # near enough
+    assert shared(given, 100, least=70) == [[190, 70], 70]
+    assert shared(given, 100, fixed=50) == [[167, 77], 77]
 
 
 def test_the_demo_model_has_a_layer_that_retrieves(demo):
@@ -392,6 +392,12 @@ def test_a_text_that_grows_takes_rows_from_heads_that_do_not_retrieve(demo, give
     assert rows_of(copied) == rows_of(caches)
     for one, other in zip(evicting_caches(copied), each, strict=True):
         assert one.config == other.config
+
+
+def shared(given, rows, **more):
+    """For each layer its rows, or a list with those of each head."""
+    found = shares(parts_of_mean(given), rows, **more)
+    return [layer[0] if len({*layer}) == 1 else layer for layer in found]
 
 
 def _groups(cache):

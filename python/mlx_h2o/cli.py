@@ -56,9 +56,10 @@ def _run(given: Sequence[str]) -> int:
     module = importlib.import_module(f".commands.{command}", __package__)
     try:
         return int(module.run(rest))
+    except BrokenPipeError:
+        raise
     except (OSError, ValueError) as error:
-        if isinstance(error, OSError) and error.filename is None:  # of standard output
-            raise
+        sys.stdout.flush()  # fails again if that is what has failed
         print(f"mlx_h2o {command}: {in_flags(str(error))}", file=sys.stderr)
         return 2
 

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
+from mlx_lm.generate import DEFAULT_MODEL
 
 from ..lm.checks import vocabulary
 from ..lm.generate import batch_generate, stream_generate
-from .models import add_flags, add_model_flags, loaded, say_summary
+from .models import add_flags, loaded, say_summary
 from .options import add_cache_flags, settings_of
 from .parsing import OneLineParser, number
 from .watch import EVERY, Watch
@@ -22,8 +23,8 @@ _REPORTED = ("prompt_tps", "generation_tps", "peak_memory")
 def parser() -> argparse.ArgumentParser:
     """Of its flags."""
     found = OneLineParser("benchmark", "Measure speed and memory with KV caches of a fixed size.")
-    add_model_flags(found)
-    add_flags(found, "quantize-activations prefill-step-size")
+    names = "model trust-remote-code quantize-activations prefill-step-size"
+    add_flags(found, names, model=DEFAULT_MODEL)
     for names, least, default, said in (
         ("--prompt-tokens -p", 1, 512, "of each prompt"),
         ("--generation-tokens -g", 1, 1024, "to write"),

@@ -14,7 +14,6 @@ from ..lm.generate import read_prompt
 from ..lm.saving import save_prompt_cache, with_suffix
 from .models import (
     add_flags,
-    add_model_flags,
     loaded,
     prompt_of,
     say_summary,
@@ -30,7 +29,8 @@ def parser() -> argparse.ArgumentParser:
     found = OneLineParser(
         "cache_prompt", "Read a prompt and save its cache, for generate --prompt-cache-file."
     )
-    add_model_flags(found, "mlx_model")
+    names = "model adapter-path trust-remote-code prefill-step-size"
+    add_flags(found, names, model="mlx_model")
     found.add_argument(
         "--prompt", type=prose, required=True, help="or - to read it from standard input"
     )
@@ -39,7 +39,6 @@ def parser() -> argparse.ArgumentParser:
         type=checked(with_suffix, check_writable), help="the file to write",
     )  # fmt: skip
     found.add_argument("--eos-token", metavar="TOKEN", help="of the tokenizer")
-    add_flags(found, "prefill-step-size")
     add_cache_flags(found)
     return found
 

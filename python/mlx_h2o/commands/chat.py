@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
+from mlx_lm.generate import DEFAULT_MODEL
 
 from ..lm.generate import stream_generate
 from .models import (
     add_flags,
-    add_model_flags,
     loaded,
     read_whole_characters,
     sampler,
@@ -32,8 +32,8 @@ HELP = "q: quit   r: reset   h: help   Ctrl-C: end an answer"
 def parser() -> argparse.ArgumentParser:
     """Of its flags."""
     found = OneLineParser("chat", "Talk to a model, with KV caches of a fixed size.")
-    add_model_flags(found)
-    add_flags(found, "prefill-step-size system-prompt")
+    names = "model adapter-path trust-remote-code prefill-step-size system-prompt"
+    add_flags(found, names, model=DEFAULT_MODEL)
     tokens = found.add_argument_group("tokens of an answer")
     names = "max-tokens temp top-p xtc-probability xtc-threshold seed"
     add_flags(tokens, names, max_tokens=256, seed=0)
@@ -51,7 +51,8 @@ def run(arguments: Sequence[str]) -> int:
     model, tokenizer = loaded(args)
     settings = settings.fitted(model)
     chooses = sampler(args, model, tokenizer)
-    print(f"{args.model}, at most {args.max_tokens} tokens an answer; {settings}.\n{HELP}")
+    length = "any length" if args.max_tokens < 0 else f"at most {args.max_tokens} tokens"
+    print(f"{args.model}, answers of {length}; {settings}.\n{HELP}")
     caches, beyond = settings.caches(model), False
     while (said := _asked()) != "q":
         if said == "r":

@@ -14,7 +14,6 @@ from ..lm.generate import generate, load, tokens_ahead
 from ..lm.saving import load_prompt_cache
 from .models import (
     add_flags,
-    add_model_flags,
     loaded,
     prompt_of,
     sampler,
@@ -29,8 +28,7 @@ from .watch import EVERY, Watch
 def parser() -> argparse.ArgumentParser:
     """Of its flags."""
     found = OneLineParser("generate", "Write text from a prompt, with KV caches of a fixed size.")
-    add_model_flags(found, None)
-    add_flags(found, "quantize-activations prefill-step-size")
+    add_flags(found, "model adapter-path trust-remote-code quantize-activations prefill-step-size")
     found.add_argument(
         "--verbose", type=_yes, default=True, metavar="YES", help="false: print only the text"
     )

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mlx_lm.generate import DEFAULT_MODEL
 from mlx_lm.sample_utils import make_sampler
 
 from ..lm.checks import vocabulary
@@ -87,11 +86,6 @@ def add_flags(parser: Any, flags: str, **defaults: Any) -> None:
             default = defaults.get(name.replace("-", "_"), given.get("default"))
             kept = {} if "action" in given else {"default": default}
             parser.add_argument(*own, **given | kept)
-
-
-def add_model_flags(parser: argparse.ArgumentParser, model: str | None = DEFAULT_MODEL) -> None:
-    """``--model`` with this default, and what loading takes."""
-    add_flags(parser, "model adapter-path trust-remote-code", model=model)
 
 
 def loaded(args: argparse.Namespace, **tokenizer_config: Any) -> tuple[Any, Any]:

@@ -27,7 +27,7 @@ from .fingerprint import fingerprint
 from .probing import BITS, gives
 from .routing import calls_attention, computes_with_keys, int_setting
 
-__all__ = ["LAYERS", "Probe", "probe", "rows_by_head", "shares"]
+__all__ = ["LAYERS", "Probe", "parts_of_mean", "probe", "rows_by_head", "shares"]
 
 LAYERS = ("probe", "equal")
 """How rows are shared out over layers and KV heads that have no budgets of their own."""
@@ -119,10 +119,10 @@ def rows_by_head(
     most = min((tokens for tokens in known if tokens), default=LONGEST * rows)
     if config.shared_heads:  # which keep the same rows
         found = tuple((sum(layer) / len(layer),) * len(layer) for layer in found)
-    of_mean, least = _of_mean(found), _least(config)
+    parts, least = parts_of_mean(found), _least(config)
 
     def shared(most: int) -> list[list[int]]:
-        return _filled(of_mean, rows, least, most, config.protected)
+        return shares(parts, rows, least=least, most=most, fixed=config.protected)
 
     by_head = shared(most)
     if all({*layer} == {rows} for layer in by_head):
@@ -152,43 +152,25 @@ def _lengths(rows: int, most: int) -> list[int]:
 
 
 def shares(
-    given: Sequence[Sequence[float]],
-    rows: int,
-    *,
-    least: int = 1,
-    most: int | None = None,
-    fixed: int = 0,
-) -> list[int | list[int]]:
-    """Rows of the KV heads of each layer, together no more than ``rows`` for each.
+    parts: Sequence[Any], rows: int, *, least: int = 1, most: int | None = None, fixed: int = 0
+) -> list[list[int]]:
+    """Rows of each KV head of each layer, together no more than ``rows`` for each.
 
-    Every head gets FLOOR of the mean. What is left goes to the heads that retrieve, by the square
-    root of what they give. Heads of a layer are at two shares, or at one where the upper is less
-    than APART times the lower. Where a share is more than a text fills, the others get more. So a
-    text that grows takes rows from the others, and never has to give them back.
+    Where a share is more than a text fills, the others get more. So a text that grows takes rows
+    from the others, and never has to give them back.
 
     Args:
-        given: of :class:`Probe`.
+        parts: of ``parts_of_mean``.
         rows: mean rows of a head, at least ``least``.
         least: rows that the settings demand.
         most: rows beyond which none is of use.
         fixed: rows that every head has, which are not shared out.
-
-    Returns:
-        For each layer its rows, or a list with those of each head.
     """
-    by_head = _filled(_of_mean(given), rows, least, most, fixed)
-    return [layer[0] if len({*layer}) == 1 else layer for layer in by_head]
-
-
-def _filled(
-    of_mean: Sequence[Any], rows: int, least: int, most: int | None, fixed: int
-) -> list[list[int]]:
-    """Rows of each head of each layer, of these shares of the mean."""
     mean = rows - fixed
     top = (most or 2**31) - fixed
     if least >= rows or top <= mean:
-        return [[rows] * len(layer) for layer in of_mean]
-    share = np.concatenate(of_mean)
+        return [[rows] * len(layer) for layer in parts]
+    share = np.concatenate(parts)
 
     def filled(level: float) -> Any:
         return np.clip(level * share, least - fixed, top)
@@ -198,12 +180,17 @@ def _filled(
         level = (low + high) / 2
         low, high = (low, level) if filled(level).sum() > mean * share.size else (level, high)
     found = fixed + np.floor(filled(low) + 1e-6).astype(int)
-    ends = np.cumsum([len(layer) for layer in of_mean])[:-1]
+    ends = np.cumsum([len(layer) for layer in parts])[:-1]
     return [layer.tolist() for layer in np.split(found, ends)]
 
 
-def _of_mean(given: Sequence[Sequence[float]]) -> list[Any]:
-    """The shares of the heads of each layer, as a part of the mean."""
+def parts_of_mean(given: Sequence[Sequence[float]]) -> list[Any]:
+    """The share of each head of each layer, as a part of the mean, by what they give.
+
+    Every head gets FLOOR of it. What is left goes to the heads that retrieve, by the square root of
+    what they give. Heads of a layer are at two shares, or at one where the upper is less than APART
+    times the lower.
+    """
     gains = np.array([gain for layer in given for gain in layer], float)
     wide = np.where(gains >= BEST * gains.max(), np.sqrt(gains), 0)
     share = FLOOR + (1 - FLOOR) * wide / (wide.mean() or 1)

@@ -53,18 +53,14 @@ def routing(model: Module | None = None) -> Iterator[None]:
 
 
 def routing_for(model: Module, caches: Sequence[Any]) -> AbstractContextManager[None]:
-    """:func:`routing` where :func:`gains_by_routing` says so.
+    """:func:`routing` where caches need it, or are served better and the model allows it.
 
     Args:
         model: the model.
         caches: evicting caches of it, and no others.
     """
-    return routing(model) if gains_by_routing(model, caches) else nullcontext()
-
-
-def gains_by_routing(model: Module, caches: Sequence[Any]) -> bool:
-    """Whether evicting caches need routing, or would be served better and the model allows it."""
-    return any(cache.needs_routing for cache in caches) or calls_attention(model)
+    gains = any(cache.needs_routing for cache in caches) or calls_attention(model)
+    return routing(model) if gains else nullcontext()
 
 
 def model_name(model: Module | None) -> str:
