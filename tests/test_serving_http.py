@@ -15,9 +15,9 @@ import pytest
 import uvicorn
 
 from engines import demo, engine_of, fail
-from mlx_h2o.serving.engine import Limits
 from mlx_h2o.serving.http import Settings, make_app
 from mlx_h2o.serving.listening import listen
+from mlx_h2o.serving.request import Limits
 
 TEXT = "It was a dark night, and the wind was in the trees. The captain looked at the sea and"
 CHAT = [{"role": "user", "content": "What is the sea?"}]
@@ -388,7 +388,7 @@ class ToolTokenizer:
 
 def test_reasoning_and_tool_calls():
     from mlx_h2o.serving.answers import ChatChoice
-    from mlx_h2o.serving.engine import Event
+    from mlx_h2o.serving.request import Event
     from mlx_h2o.serving.text import Writer
 
     call = '{"name": "weather", "arguments": {"city": "Köln"}}'

@@ -25,10 +25,11 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from .answers import Answer, ChatChoice, Choice, failure
-from .engine import BusyError, Engine, Event, Request
+from .engine import Engine
 from .guard import Guard
 from .metrics import Metrics
 from .prompts import of_chat, of_completion
+from .request import BusyError, Event, Request
 from .sampling import Sampling
 from .schema import ChatBody, CompletionBody, GenerationBody
 
