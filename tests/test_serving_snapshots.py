@@ -142,14 +142,24 @@ MARK = 60
 """A token that stands between messages."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bounded", "unbounded", "windows", "hybrid"])
 @pytest.mark.parametrize(
     ("edit", "most"),
     [("last sentence", 256), ("second message", 256), ("answer", 48), ("again", 1)],
 )
 def test_an_edit_is_read_from_the_last_place_before_it(kind, edit, most):
-    body = [token % 59 + 1 for token in random_prompt(900)]
-    messages = [body[:100], body[100:200], body[200:800], body[800:]]
+    check_edit(kind, edit, most, 900)
+
+
+@pytest.mark.parametrize("kind", ["bounded", "hybrid"])
+def test_a_last_sentence_is_read_from_the_last_place_before_it(kind):
+    check_edit(kind, "last sentence", 64, 300)
+
+
+def check_edit(kind, edit, most, size):
+    body = [token % 59 + 1 for token in random_prompt(size)]
+    messages = [body[:100], body[100:200], body[200:-100], body[-100:]]
     first = [token for message in messages for token in (MARK, *message)]
     second = list(first)
     if edit == "last sentence":
@@ -194,7 +204,7 @@ def test_answers_are_those_of_a_fresh_server(kind, tmp_path_factory, said, rng):
     check_conversations(kind, tmp_path_factory.mktemp("kept"), said, rng)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["windows", "drafts", "disk"])
 def test_a_conversation_is_that_of_a_fresh_server(kind, tmp_path):
     changes = ("goes on", "again", "edited", "answer cut", "first message changed")
     said = [(n % 2, change, 5 + n) for n, change in enumerate(changes)]
