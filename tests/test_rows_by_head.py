@@ -51,6 +51,12 @@ def total(rows, heads: int = 2) -> int:
     return sum(map(sum, by_head(rows, heads)))
 
 
+def shared(given, rows, **more):
+    """For each layer its rows, or a list with those of each head."""
+    found = shares(parts_of_mean(given), rows, **more)
+    return [layer[0] if len({*layer}) == 1 else layer for layer in found]
+
+
 @drawn(
     given=st.lists(
         st.lists(st.floats(0, 1, width=32), min_size=1, max_size=8), min_size=1, max_size=20
@@ -392,12 +398,6 @@ def test_a_text_that_grows_takes_rows_from_heads_that_do_not_retrieve(demo, give
     assert rows_of(copied) == rows_of(caches)
     for one, other in zip(evicting_caches(copied), each, strict=True):
         assert one.config == other.config
-
-
-def shared(given, rows, **more):
-    """For each layer its rows, or a list with those of each head."""
-    found = shares(parts_of_mean(given), rows, **more)
-    return [layer[0] if len({*layer}) == 1 else layer for layer in found]
 
 
 def _groups(cache):
