@@ -12,8 +12,9 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 import mlx_h2o
 from mlx_h2o.lm.prompt_cache import make_prompt_cache
-from mlx_h2o.serving.engine import Engine, Event, Limits, Request
+from mlx_h2o.serving.engine import Engine
 from mlx_h2o.serving.memory import Memory
+from mlx_h2o.serving.request import Event, Limits, Request
 from mlx_h2o.serving.snapshots import Snapshots
 from tiny_models import random_prompt, tiny_qwen3, tiny_tokenizer
 

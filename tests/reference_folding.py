@@ -1,6 +1,6 @@
 """Rows that go are folded into rows that stay: NumPy, float64, one head at a time.
 
-Written from docs/how-it-works.md and shared with no code of the package.
+Written from docs/design.md and shared with no code of the package.
 """
 
 from __future__ import annotations

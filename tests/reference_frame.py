@@ -1,7 +1,7 @@
 """The slow reference of a frame: what rows of a head are kept relative to, and how they turn.
 
-As docs/how-it-works.md says, in float64, and sharing no code with the package. ``kept`` and ``restored``
-are the same in float32, by MLX's own operation, for those who need every bit.
+As docs/design.md says, in float64, and sharing no code with the package. ``kept`` and
+``restored`` are the same in float32, by MLX's own operation, for those who need every bit.
 """
 
 from __future__ import annotations

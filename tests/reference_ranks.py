@@ -1,7 +1,7 @@
 """What each policy makes of scores, and how it ranks rows: NumPy, float64, one head at a time.
 
-Written from docs/how-it-works.md and shared with no code of the package. Rows are in the order of their
-positions; scores [heads of the group, L, N] are logits, -inf where masked.
+Written from docs/design.md, and sharing no code with the package. Rows are in the order of
+their positions; scores [heads of the group, L, N] are logits, -inf where masked.
 """
 
 from __future__ import annotations

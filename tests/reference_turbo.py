@@ -1,4 +1,4 @@
-"""Codes of rotated rows as docs/how-it-works.md says, in NumPy and float64; no code of the package."""
+"""Codes of rotated rows as docs/design.md says, in NumPy and float64, without our code."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A row format that the package does not know: one column, and all that a cache does works.
 
-The format is docs/how-it-works.md's, "Adding a storage format", as far as it needs no kernel: several
+It is docs/design.md's, "Adding a storage format", as far as it needs no kernel: several
 arrays for each row, which attention gets unpacked.
 """
 

@@ -120,8 +120,8 @@ def test_keydiff_evicts_the_key_most_like_the_others():
 
 
 def test_the_policy_of_the_documentation_works(monkeypatch):
-    """docs/how-it-works.md: its example, added to the table, evicts."""
-    page = (Path(__file__).parents[1] / "docs" / "how-it-works.md").read_text()
+    """docs/design.md: its example, added to the table, evicts."""
+    page = (Path(__file__).parents[1] / "docs" / "design.md").read_text()
     example = re.search(r"```python\n(.*?)```", page, re.DOTALL).group(1)
     written: dict = {}
     exec(example, written)
@@ -135,6 +135,6 @@ def test_the_policy_of_the_documentation_works(monkeypatch):
 
 
 def test_the_table_of_the_documentation_is_complete():
-    page = (Path(__file__).parents[1] / "docs" / "how-it-works.md").read_text()
+    page = (Path(__file__).parents[1] / "docs" / "design.md").read_text()
     page, _, _ = page.partition("## Policies")[2].partition("### Measured")
     assert tuple(re.findall(r"^\| `([\w-]+)` \|", page, re.MULTILINE)) == policies.names()

@@ -15,9 +15,9 @@ import pytest
 import uvicorn
 
 from engines import demo, engine_of, fail
-from mlx_h2o.serving.engine import Limits
 from mlx_h2o.serving.http import Settings, make_app
 from mlx_h2o.serving.listening import listen
+from mlx_h2o.serving.request import Limits
 
 TEXT = "It was a dark night, and the wind was in the trees. The captain looked at the sea and"
 CHAT = [{"role": "user", "content": "What is the sea?"}]
@@ -316,17 +316,19 @@ def test_a_queue_that_is_full():
         check_refused(full, "wait already: try again later", 503)
 
 
+@pytest.mark.slow
 def test_sixty_four_clients_at_once(url):
     """With wrong ones among them; the others get what they get alone."""
-    expected = said(post(url, {"prompt": TEXT, "max_tokens": 4}).json())
+    body = {"prompt": TEXT, "max_tokens": 2}
+    expected = said(post(url, body).json())
     found: list[Any] = []
 
     def go(number: int) -> None:
         if number % 4 == 3:
-            body = WRONG[number % len(WRONG)][0]
-            found.append(httpx.post(f"{url}/v1/completions", **as_json(body)).status_code == 400)
+            wrong = as_json(WRONG[number % len(WRONG)][0])
+            found.append(httpx.post(f"{url}/v1/completions", **wrong).status_code == 400)
         else:
-            found.append(said(post(url, {"prompt": TEXT, "max_tokens": 4}).json()) == expected)
+            found.append(said(post(url, body).json()) == expected)
 
     threads = [threading.Thread(target=go, args=(number,)) for number in range(64)]
     for thread in threads:
@@ -388,7 +390,7 @@ class ToolTokenizer:
 
 def test_reasoning_and_tool_calls():
     from mlx_h2o.serving.answers import ChatChoice
-    from mlx_h2o.serving.engine import Event
+    from mlx_h2o.serving.request import Event
     from mlx_h2o.serving.text import Writer
 
     call = '{"name": "weather", "arguments": {"city": "Köln"}}'

@@ -11,19 +11,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mlx_lm.models import gemma3_text
 
-from engines import TEXT, ask, engine_of, submit, tiny
+from engines import TEXT, ask, engine_of, submit
+from engines import tiny as tiny_model
 from mlx_h2o import make_prompt_cache
 from mlx_h2o.lm.routing import routing_for
 from mlx_h2o.serving.disk import PromptStore
-from mlx_h2o.serving.engine import Limits
+from mlx_h2o.serving.request import Limits
 from mlx_h2o.serving.snapshots import Snapshots, common, held_tokens, places
-from tiny_models import random_prompt
+from models import tiny
+from tiny_models import random_prompt, tiny_qwen3
 
 NONE: frozenset[int] = frozenset()
 
 
 def read(tokens, **settings):
-    model = tiny()[0]
+    model = tiny_model()[0]
     caches = make_prompt_cache(model, **({"max_kv_size": None, "layers": "equal"} | settings))
     with routing_for(model, caches):
         model(mx.array(tokens)[None], cache=caches)
@@ -130,18 +132,34 @@ def windows(layers=3, window=24):
     )
 
 
+def hybrid():
+    """A model of which every second layer is a convolution, whose cache can never be cut."""
+    return tiny.build("lfm2")
+
+
+MADE = {"windows": windows, "hybrid": hybrid}
 MARK = 60
 """A token that stands between messages."""
 
 
-@pytest.mark.parametrize("kind", ["bounded", "unbounded", "windows"])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["bounded", "unbounded", "windows", "hybrid"])
 @pytest.mark.parametrize(
     ("edit", "most"),
     [("last sentence", 256), ("second message", 256), ("answer", 48), ("again", 1)],
 )
 def test_an_edit_is_read_from_the_last_place_before_it(kind, edit, most):
-    body = [token % 59 + 1 for token in random_prompt(900)]
-    messages = [body[:100], body[100:200], body[200:800], body[800:]]
+    check_edit(kind, edit, most, 900)
+
+
+@pytest.mark.parametrize("kind", ["bounded", "hybrid"])
+def test_a_last_sentence_is_read_from_the_last_place_before_it(kind):
+    check_edit(kind, "last sentence", 64, 300)
+
+
+def check_edit(kind, edit, most, size):
+    body = [token % 59 + 1 for token in random_prompt(size)]
+    messages = [body[:100], body[100:200], body[200:-100], body[-100:]]
     first = [token for message in messages for token in (MARK, *message)]
     second = list(first)
     if edit == "last sentence":
@@ -154,7 +172,7 @@ def test_an_edit_is_read_from_the_last_place_before_it(kind, edit, most):
         second, new = [*first, *body[:30]], 30
     else:
         new = 1
-    models = [windows()] if kind == "windows" else None
+    models = [MADE[kind]()] if kind in MADE else None
     budget = {"max_kv_size": 64, "policy": "keydiff"} if kind == "bounded" else {}
     with engine_of(models, limits=Limits(step=256), **budget) as engine:
         engine._boundaries = frozenset([MARK])
@@ -174,7 +192,7 @@ turns = st.lists(
 )  # fmt: skip
 
 
-KINDS = ["unbounded", "windows", "drafts", "disk"]
+KINDS = ["unbounded", "windows", "hybrid", "drafts", "disk"]
 CHECKED = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
 
@@ -186,7 +204,7 @@ def test_answers_are_those_of_a_fresh_server(kind, tmp_path_factory, said, rng):
     check_conversations(kind, tmp_path_factory.mktemp("kept"), said, rng)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["windows", "drafts", "disk"])
 def test_a_conversation_is_that_of_a_fresh_server(kind, tmp_path):
     changes = ("goes on", "again", "edited", "answer cut", "first message changed")
     said = [(n % 2, change, 5 + n) for n, change in enumerate(changes)]
@@ -195,8 +213,8 @@ def test_a_conversation_is_that_of_a_fresh_server(kind, tmp_path):
 
 def check_conversations(kind, folder, said, rng):
     """With caching, batches, drafts and a restart, token for token."""
-    model = windows() if kind == "windows" else tiny()[0]
-    models = [model, tiny()[0]] if kind == "drafts" else [model]
+    model = MADE[kind]() if kind in MADE else tiny_qwen3()
+    models = [model, tiny_qwen3()] if kind == "drafts" else [model]
     more = {"speculative": 3} if kind == "drafts" else {}
     prompts: list[list[int]] = [random_prompt(40 + 9 * n, seed=n) for n in range(3)]
     asked: list[tuple[list[int], int]] = []

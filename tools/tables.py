@@ -180,6 +180,20 @@ def restart(result: dict[str, Any]) -> str:
     return f"{table}\n\n{said} rows; both answer with {same} text."
 
 
+def reread(result: dict[str, Any]) -> str:
+    """Tokens of an edited conversation that are read again, by mlx_lm's server and by ours."""
+    rows = [
+        [
+            one["model"],
+            one["edit"],
+            *(f"{one[name]:,}" for name in ("new", "stock_read", "ours_read")),
+        ]
+        for one in result["rows"]
+    ]
+    table = _markdown(["model", "what changed", "from there on", "mlx_lm", "ours"], rows)
+    return f"{table}\n\nA conversation of {result['prompt_tokens']:,} tokens."
+
+
 def real_models(result: dict[str, Any]) -> str:
     """All arms: losses, then what is recalled and written; and what a reader must know."""
     tables = [report.table(result, tasks=("loss", "chunks"))]
@@ -231,6 +245,7 @@ TABLES: dict[str, tuple[str | tuple[str, ...], Callable[..., str]]] = {
     "row bias": ("native_attention.json", row_bias),
     "codes": ("turbo.json", codes),
     "restart": ("restart.json", restart),
+    "reread": ("reread.json", reread),
     "decode step": ("decode_step.json", decode_step),
     "shared prefix": ("prefix_sharing.json", prefix_sharing),
     "host time": ("host_time.json", host_time),

@@ -1,4 +1,4 @@
-  // Rows as codes of their rotated directions, and norms (docs/how-it-works.md).  A simdgroup
+  // Rows as codes of their rotated directions, and norms (docs/design.md).  A simdgroup
   // serves one row, of which a lane holds E neighbouring elements.
   //   grid (rows * 32, 1, 1), threadgroup (32, 1, 1)
   //   T dtype of the rows, D elements of a row, BITS of a code; signs and levels as in the format

@@ -17,7 +17,7 @@ struct Packing {
 };
 
 // Keys or values [B, Hkv, N, D]: one dense array, what mlx_quantize made of it, or codes of rotated
-// rows (docs/how-it-works.md).
+// rows (docs/design.md).
 struct Rows {
   std::vector<Array> parts;  // the array; words, scales and biases; or words and norms
   int bits = 0;              // 0: dense

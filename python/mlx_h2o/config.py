@@ -66,8 +66,8 @@ class H2OConfig:
         kv_bits: bits of each element of keys and values: 2, 3, 4, 5, 6 or 8. None: unquantised.
         v_bits: bits of the values, if they differ from those of the keys.
         kv_frame: rows of ``kv_bits`` are kept relative to the centre of the first keys of their
-            head, and rotated, at which they lose far less (docs/how-it-works.md). False: quantised as
-            they are, as mlx_lm does. Latents (MLA) and ``kv_format`` are never kept so.
+            head, and rotated, at which they lose far less (docs/design.md). False: quantised
+            as they are, as mlx_lm does. Latents (MLA) and ``kv_format`` are never kept so.
         kv_group_size: elements that share a scale and a bias: 32, 64 or 128. Rows whose size is not
             a multiple use 32.
         light_bits: mixed precision: 2 or 4, bits of the lower-ranked half of the packed rows;

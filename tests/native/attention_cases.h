@@ -10,9 +10,9 @@
 #include "attention/attention_kernel.h"
 #include "cache_cases.h"
 #include "check.h"
+#include "cpu/thread_count.h"
 #include "elements.h"
 #include "stored_block.h"
-#include "cpu/thread_count.h"
 
 namespace mlx_h2o::test {
 

@@ -7,10 +7,10 @@
 #include <limits>
 #include <vector>
 
-#include "rows/accumulation_kernel.h"
 #include "check.h"
-#include "rows/key_diversity_kernel.h"
 #include "quantized/quantization_kernel.h"
+#include "rows/accumulation_kernel.h"
+#include "rows/key_diversity_kernel.h"
 
 namespace mlx_h2o::test {
 

@@ -5,9 +5,9 @@
 #include <limits>
 #include <vector>
 
+#include "attention/prefill_kernel.h"
 #include "check.h"
 #include "elements.h"
-#include "attention/prefill_kernel.h"
 #include "step_cases.h"
 
 namespace mlx_h2o::test {

@@ -6,8 +6,8 @@
 #include <cstring>
 #include <vector>
 
-#include "rows/accumulation_kernel.h"
 #include "check.h"
+#include "rows/accumulation_kernel.h"
 
 namespace mlx_h2o::test {
 

@@ -196,7 +196,7 @@ std::vector<mlx::core::array> segment_rows(
     const std::optional<mlx::core::array>& slots = std::nullopt, int to = 0,
     mlx::core::StreamOrDevice s = {});
 
-/// Rows [B, H, N, D] as codes of rotated directions (docs/how-it-works.md): words, uint32
+/// Rows [B, H, N, D] as codes of rotated directions (docs/design.md): words, uint32
 /// [B, H, N, D * bits / 32], and norms, float32 [B, H, N, 1]. D is a power of two from 32 to 1024,
 /// bits are 2, 3 or 4; the seed of the rotation is 42 of keys and 43 of values.
 std::vector<mlx::core::array> encode_rows(const mlx::core::array& rows, int bits, int seed,

@@ -4,9 +4,9 @@
 #include <cmath>
 #include <utility>
 
-#include "rows/accumulation_checks.h"
 #include "cpu/checks.h"
 #include "quantized/turbo_kernel.h"
+#include "rows/accumulation_checks.h"
 
 namespace mx = mlx::core;
 

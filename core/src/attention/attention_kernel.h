@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <string>
 
-#include "rows/accumulation_kernel.h"
 #include "quantized/turbo_kernel.h"
+#include "rows/accumulation_kernel.h"
 
 namespace mlx_h2o::kernels {
 

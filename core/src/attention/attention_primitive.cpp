@@ -1,14 +1,14 @@
 // The evaluation of the attention primitive: buffers, strides, and the hand-over to the kernel.
-#include "cpu/encoder.h"
+#include "attention/attention_primitive.h"
 
 #include <utility>
 
-#include "cpu/array_memory.h"
 #include "attention/attention_kernel.h"
-#include "attention/attention_primitive.h"
+#include "cpu/array_memory.h"
 #include "cpu/checks.h"
 #include "cpu/donation.h"
 #include "cpu/element_type.h"
+#include "cpu/encoder.h"
 #include "cpu/strided_copy.h"
 
 namespace mx = mlx::core;

@@ -1,6 +1,4 @@
 // The operation that sums up the scores of a long chunk: checks, the MLX primitive, the hand-over.
-#include "cpu/encoder.h"
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -9,15 +7,16 @@
 
 #include <mlx/ops.h>
 
-#include "rows/accumulation_checks.h"
-#include "cpu/array_memory.h"
 #include "attention/attention_checks.h"
+#include "attention/prefill_kernel.h"
+#include "cpu/array_memory.h"
 #include "cpu/cpu_primitive.h"
 #include "cpu/donation.h"
 #include "cpu/element_type.h"
-#include "mlx_h2o/ops.h"
-#include "attention/prefill_kernel.h"
+#include "cpu/encoder.h"
 #include "cpu/strided_copy.h"
+#include "mlx_h2o/ops.h"
+#include "rows/accumulation_checks.h"
 
 namespace mx = mlx::core;
 

@@ -6,13 +6,13 @@
 #include <optional>
 #include <utility>
 
+#include "attention/segment_checks.h"
 #include "cpu/element_type.h"
 #include "cpu/half.h"
-#include "mlx_h2o/ops.h"
 #include "cpu/new_arrays.h"
-#include "rows/row_kernel.h"
-#include "attention/segment_checks.h"
 #include "cpu/thread_pool.h"
+#include "mlx_h2o/ops.h"
+#include "rows/row_kernel.h"
 
 namespace mx = mlx::core;
 

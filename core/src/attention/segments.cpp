@@ -4,11 +4,11 @@
 #include <memory>
 #include <utility>
 
+#include "attention/segment_checks.h"
 #include "cpu/element_type.h"
 #include "cpu/half.h"
-#include "mlx_h2o/ops.h"
 #include "cpu/new_arrays.h"
-#include "attention/segment_checks.h"
+#include "mlx_h2o/ops.h"
 
 namespace mx = mlx::core;
 

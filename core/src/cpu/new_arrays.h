@@ -1,8 +1,6 @@
 // Primitives whose outputs are new memory, and inputs read as if they were contiguous.
 #pragma once
 
-#include "cpu/encoder.h"
-
 #include <utility>
 #include <vector>
 
@@ -10,6 +8,7 @@
 
 #include "cpu/array_memory.h"
 #include "cpu/cpu_primitive.h"
+#include "cpu/encoder.h"
 #include "cpu/strided_copy.h"
 
 namespace mlx_h2o {

@@ -6,8 +6,8 @@
 #include <cstring>
 
 #include "cpu/checks.h"
-#include "mlx_h2o/ops.h"
 #include "cpu/thread_pool.h"
+#include "mlx_h2o/ops.h"
 
 namespace mlx_h2o {
 namespace {

@@ -1,11 +1,11 @@
 // Copies for the inputs whose layout the kernels cannot walk, or whose buffer is someone else's.
 #pragma once
 
-#include "cpu/encoder.h"
-
 #include <cstdint>
 
 #include <mlx/array.h>
+
+#include "cpu/encoder.h"
 
 namespace mlx_h2o {
 

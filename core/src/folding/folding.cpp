@@ -1,7 +1,5 @@
 // The operation that folds rows into others: checks, the MLX primitive, the hand-over to the
 // kernel.
-#include "cpu/encoder.h"
-
 #include <memory>
 #include <utility>
 #include <vector>
@@ -9,9 +7,10 @@
 #include "cpu/array_memory.h"
 #include "cpu/cpu_primitive.h"
 #include "cpu/element_type.h"
+#include "cpu/encoder.h"
+#include "cpu/strided_copy.h"
 #include "folding/folding_kernel.h"
 #include "mlx_h2o/ops.h"
-#include "cpu/strided_copy.h"
 
 namespace mx = mlx::core;
 

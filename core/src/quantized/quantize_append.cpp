@@ -9,9 +9,9 @@
 #include "cpu/cpu_primitive.h"
 #include "cpu/donation.h"
 #include "cpu/element_type.h"
+#include "cpu/strided_copy.h"
 #include "mlx_h2o/ops.h"
 #include "quantized/quantization_kernel.h"
-#include "cpu/strided_copy.h"
 
 namespace mx = mlx::core;
 

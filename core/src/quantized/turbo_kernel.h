@@ -1,5 +1,5 @@
 // Rows as a norm and codes of a rotated direction (TurboQuant), on plain memory: no MLX in here.
-// docs/how-it-works.md says what the bits mean; python/mlx_h2o/operations/composed/turbo.py is the definition.
+// docs/design.md says what the bits mean; operations/composed/turbo.py is the definition.
 #pragma once
 
 #include <cstdint>

@@ -5,11 +5,11 @@
 #include <vector>
 
 #include "cpu/element_type.h"
-#include "mlx_h2o/ops.h"
 #include "cpu/new_arrays.h"
+#include "cpu/thread_pool.h"
+#include "mlx_h2o/ops.h"
 #include "quantized/quantization_kernel.h"
 #include "rows/row_kernel.h"
-#include "cpu/thread_pool.h"
 
 namespace mx = mlx::core;
 

@@ -6,13 +6,13 @@
 
 #include <mlx/backend/cpu/encoder.h>
 
-#include "rows/accumulation_checks.h"
-#include "rows/accumulation_kernel.h"
 #include "attention/attention_kernel.h"
 #include "cpu/cpu_primitive.h"
 #include "cpu/donation.h"
-#include "mlx_h2o/ops.h"
 #include "cpu/strided_copy.h"
+#include "mlx_h2o/ops.h"
+#include "rows/accumulation_checks.h"
+#include "rows/accumulation_kernel.h"
 
 namespace mx = mlx::core;
 

@@ -1,6 +1,4 @@
 // Rows that stay close the gaps of those that go: the MLX primitive and its task.
-#include "cpu/encoder.h"
-
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -9,8 +7,9 @@
 
 #include "cpu/cpu_primitive.h"
 #include "cpu/donation.h"
-#include "mlx_h2o/ops.h"
+#include "cpu/encoder.h"
 #include "cpu/strided_copy.h"
+#include "mlx_h2o/ops.h"
 
 namespace mx = mlx::core;
 

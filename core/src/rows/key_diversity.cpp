@@ -7,9 +7,9 @@
 #include "cpu/array_memory.h"
 #include "cpu/cpu_primitive.h"
 #include "cpu/element_type.h"
-#include "rows/key_diversity_kernel.h"
-#include "mlx_h2o/ops.h"
 #include "cpu/strided_copy.h"
+#include "mlx_h2o/ops.h"
+#include "rows/key_diversity_kernel.h"
 
 namespace mx = mlx::core;
 

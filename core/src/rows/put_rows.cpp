@@ -1,6 +1,4 @@
 // Rows into their slots, in place.
-#include "cpu/encoder.h"
-
 #include <cstring>
 #include <memory>
 #include <utility>
@@ -9,8 +7,9 @@
 #include "cpu/checks.h"
 #include "cpu/cpu_primitive.h"
 #include "cpu/donation.h"
-#include "mlx_h2o/ops.h"
+#include "cpu/encoder.h"
 #include "cpu/strided_copy.h"
+#include "mlx_h2o/ops.h"
 
 namespace mx = mlx::core;
 

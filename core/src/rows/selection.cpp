@@ -1,7 +1,5 @@
 // The operation that chooses the rows to keep: checks, the MLX primitive, and the hand-over to the
 // kernel.
-#include "cpu/encoder.h"
-
 #include <memory>
 #include <utility>
 
@@ -10,6 +8,7 @@
 
 #include "cpu/array_memory.h"
 #include "cpu/cpu_primitive.h"
+#include "cpu/encoder.h"
 #include "mlx_h2o/ops.h"
 #include "rows/selection_kernel.h"
 

@@ -55,10 +55,11 @@ def _serve(args: argparse.Namespace, settings: CacheSettings, store: Any) -> int
 def _serve_on(
     listener: socket.socket, args: argparse.Namespace, settings: CacheSettings, store: Any
 ) -> None:
-    from ..serving.engine import Engine, Limits
+    from ..serving.engine import Engine
     from ..serving.http import Settings, make_app
     from ..serving.listening import serve
     from ..serving.memory import Memory, machine_bytes
+    from ..serving.request import Limits
     from ..serving.sampling import Sampling
     from ..serving.snapshots import Snapshots
 

@@ -30,7 +30,7 @@ def quantize_append(
 
     - three, words, scales and biases: the packed rows equal ``mx.quantize`` on the same device bit
       for bit (affine mode; Metal and the CPU round differently);
-    - two, words and norms: codes of rotated rows (``kv_format="turbo3"``; docs/how-it-works.md). A code
+    - two, words and norms: codes of rotated rows (``kv_format="turbo3"``; docs/design.md). A code
       may be the next one where an element lies at the mean of two levels as closely as float32
       tells;
     - one: the rows as they come.

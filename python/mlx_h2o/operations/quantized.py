@@ -34,7 +34,7 @@ def scaled_dot_product_attention_quantized_with_scores(
     memory. Slices of a larger buffer are taken as they are. The composition, and GPU calls with
     more than 8 queries, dequantise to float32 first.
 
-    Keys or values may also be codes of rotated rows (``kv_format="turbo3"``; docs/how-it-works.md): then
+    Keys or values may also be codes of rotated rows (``kv_format="turbo3"``; docs/design.md): then
     words, norms, float32 [B, Hkv, N, 1], and None stand in the places of words, scales and biases,
     D is a power of two from 32 to 1,024, and the codes have 2, 3 or 4 bits. Keys beside such values
     may be one array in the dtype of the queries, with None for scales and biases.

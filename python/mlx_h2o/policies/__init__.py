@@ -1,7 +1,7 @@
 """Eviction policies: each ranks the stored rows, the cache keeps the best ranked.
 
 A policy is one short file with a class that derives from :class:`Policy`, and one line in the
-table below. docs/how-it-works.md shows how to add one.
+table below. docs/design.md shows how to add one.
 """
 
 from __future__ import annotations

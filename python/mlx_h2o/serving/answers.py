@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from .engine import Event, Request
+from .request import Event, Request
 from .text import TokenLogprob
 
 __all__ = ["Answer", "ChatChoice", "Choice", "failure"]

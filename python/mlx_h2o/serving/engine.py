@@ -2,128 +2,35 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import threading
-import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.generate import (
-    BatchGenerator,
-    StopSequences,
-    generate_step,
-    generation_stream,
-    speculative_generate_step,
-)
-from mlx_lm.sample_utils import make_logits_processors
+from mlx_lm.generate import BatchGenerator, StopSequences, generation_stream
 
 from ..lm.checks import checked_tokens, vocabulary
 from ..lm.prompt_cache import beyond_context, context_length, evicting_caches
 from ..lm.routing import routing_for
 from .disk import PromptStore
+from .lanes import Lane
 from .memory import Memory
-from .sampling import Sampling, greedy
+from .request import BusyError, Event, Limits, Request
+from .sampling import greedy
 from .snapshots import Snapshots, common, is_cuttable, places
-from .text import TokenLogprob, Writer, logprobs_of
+from .text import Writer
 
-__all__ = ["BusyError", "Engine", "Event", "Limits", "Request"]
+__all__ = ["Engine"]
 
 _LOG = logging.getLogger("mlx_h2o")
 _AGAIN = 3
 """How often a request may be running when a step of the model fails, and join again."""
 _WORTH = 64
 """Tokens for which it is better to wait until another request has read them."""
-
-
-class BusyError(Exception):
-    """The queue is full, or the engine is about to end."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """decode, prompts: requests that are answered and that are read together. queue: requests that
-    wait beside them. step: tokens of a prompt read at a time. drafts: tokens drafted at a time."""
-
-    decode: int = 32
-    prompts: int = 8
-    queue: int = 512
-    step: int = 2048
-    drafts: int = 3
-
-
-@dataclass(frozen=True)
-class Event:
-    """What a token brings to a request: segments of text (kind, text), and logprobs if they were
-    asked for; at the end finish, "stop" or "length", or error."""
-
-    segments: list[tuple[str, str]] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    finish: str | None = None
-    error: Exception | None = None
-
-
-@dataclass(eq=False)
-class Request:
-    """One answer that is asked for.
-
-    Args:
-        tokens: of the prompt.
-        sink: is told of each Event, in the engine's thread; it must not wait.
-        max_tokens: of the answer.
-        sampling: how its tokens are chosen.
-        penalties: arguments of mlx_lm's ``make_logits_processors``.
-        stops: texts that end it.
-        top_logprobs: likeliest tokens to tell of with each one; None: no logprobs.
-        state: the kind of text with which the answer begins.
-        goes_on: whether the answer goes on with the text of the prompt.
-    """
-
-    tokens: list[int]
-    sink: Callable[[Event], None]
-    max_tokens: int = 512
-    sampling: Sampling = field(default_factory=Sampling)
-    penalties: dict[str, Any] = field(default_factory=dict)
-    stops: Sequence[str] = ()
-    top_logprobs: int | None = None
-    state: str = "normal"
-    goes_on: bool = False
-
-    left: bool = False
-    """Set by whoever asked once nobody waits for the answer any more."""
-    cached: int | None = None
-    """Tokens of the prompt that were not read again, once that is known."""
-    answer: list[int] = field(default_factory=list)
-    begun: float = field(default_factory=time.monotonic)
-    _drawn: int = 0
-    _nbytes: int = 0
-    _failures: int = 0
-    _failure: Exception | None = None
-    _writer: Writer | None = None
-    _places: list[int] = field(default_factory=list)
-
-    @property
-    def seen(self) -> list[int]:
-        """The prompt and what was answered."""
-        return self.tokens + self.answer
-
-
-class _Lane:
-    """A request outside of the batch: one with drafts, or of a model that has no batches."""
-
-    def __init__(self, request: Request, caches: list[Any], read: int) -> None:
-        self.request, self.caches, self.read = request, caches, read
-        self.steps: Generator[Any, None, None] | None = None
-
-    def close(self) -> None:
-        """Take back what was drafted and is not answered."""
-        if self.steps is not None:
-            self.steps.close()
 
 
 class Engine:
@@ -171,10 +78,11 @@ class Engine:
         special = set(getattr(tokenizer, "all_special_ids", ()))
         added: dict[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
         self._boundaries = frozenset(special | {n for n, one in added.items() if one.special})
+        self._spared = [*tokenizer.encode("\n"), *tokenizer.eos_token_ids]
         self._ends = StopSequences([(token,) for token in tokenizer.eos_token_ids])
         self._batch = self._new_batch()
         self._running: dict[int, Request] = {}
-        self._lanes: list[_Lane] = []
+        self._lanes: list[Lane] = []
         self._waiting: deque[Request] = deque()
         self._suspects: deque[Request] = deque()  # were running when a step failed
         self._trial: Request | None = None  # joined last of these
@@ -347,6 +255,8 @@ class Engine:
     def _is_read_by_another(self, request: Request) -> bool:
         """Whether it begins with what another request is reading just now, so that it can wait for
         that, and not read it again."""
+        if not self.snapshots.max_bytes:
+            return False
         enough = self.snapshots.longest(request.tokens) + _WORTH
         for one in self._reading():
             shared = min(common(one.tokens, request.tokens), len(request.tokens) - 1)
@@ -379,7 +289,10 @@ class Engine:
             request._drawn = len(request.answer)
             request._places = places(seen, self._boundaries, read, self._lasting_for(request))
             if not self._batches:
-                self._lanes.append(_Lane(request, caches, read))
+                lane = Lane(
+                    request, self.models, self._layers, caches, read, self.limits, self._spared
+                )
+                self._lanes.append(lane)
                 return
             bounds = [read, *request._places, len(seen)]
             [uid] = self._batch.insert_segments(
@@ -387,8 +300,8 @@ class Engine:
                 max_tokens=[request.max_tokens - len(request.answer)],
                 caches=[caches],
                 all_tokens=[seen[:read]],
-                samplers=[self._sampler(request)],
-                logits_processors=[self._processors(request)],
+                samplers=[request.sampler(self._spared)],
+                logits_processors=[request.processors()],
                 stop_sequences=[self._ends],
             )
             self._running[uid] = request
@@ -409,43 +322,6 @@ class Engine:
             if found:
                 caches, read = found, length
         return caches or [one for caches in self.make() for one in caches], read
-
-    def _sampler(self, request: Request) -> Callable[[mx.array], mx.array]:
-        ends = list(self.tokenizer.eos_token_ids)
-
-        def place() -> int:
-            request._drawn += 1
-            return request._drawn - 1
-
-        spared = [*self.tokenizer.encode("\n"), *ends] if request.sampling.xtc_probability else []
-        sample = request.sampling.sampler(place, spared)
-        if sample is greedy:
-            return greedy
-
-        def guarded(logprobs: mx.array) -> mx.array:
-            try:
-                return sample(logprobs)
-            except Exception as error:
-                request._failure = error
-                return mx.zeros(logprobs.shape[:1], mx.uint32)
-
-        return guarded
-
-    def _processors(self, request: Request) -> list[Callable[[mx.array, mx.array], mx.array]]:
-        def guarded(process: Callable[[mx.array, mx.array], mx.array]) -> Any:
-            def run(tokens: mx.array, logits: mx.array) -> mx.array:
-                try:
-                    return process(tokens, logits)
-                except Exception as error:
-                    request._failure = error
-                    return logits
-
-            return run
-
-        given = {name: value for name, value in request.penalties.items() if value is not None}
-        if not given:
-            return []
-        return [guarded(one) for one in make_logits_processors(**given)]
 
     # The batch
 
@@ -480,18 +356,18 @@ class Engine:
     def _keep_place(self, uid: int) -> None:
         request = self._running[uid]
         request._places = request._places[1:]
-        try:
-            caches, tokens = self._batch.extract_cache([uid])[uid]
-            self._keep(list(tokens), caches, last=not request._places)
-        except Exception as error:
-            self._part(uid)
-            self._end(request, Event(error=error))
+        caches, tokens = self._batch.extract_cache([uid])[uid]
+        self._keep(list(tokens), caches, last=not request._places)
 
     def _keep(self, tokens: list[int], caches: list[Any], last: bool) -> None:
-        held = self.snapshots.keep(tokens, caches)
-        if self.store is not None and last and held >= self.least_on_disk:
-            store, name = self.store
-            store.keep(name, tokens[:held], caches)
+        """Keep caches for others; ``last``: of a whole prompt or answer, worth a file."""
+        try:
+            held = self.snapshots.keep(tokens, caches)
+            if self.store is not None and last and held >= self.least_on_disk:
+                store, name = self.store
+                store.keep(name, tokens[:held], caches)
+        except Exception as error:  # the request goes on without
+            _LOG.warning("a prompt is not kept: %s", error)
 
     def _take(
         self, request: Request, token: int, logprobs: mx.array, reason: str | None
@@ -500,25 +376,14 @@ class Engine:
         if request is self._trial:
             self._trial = None
         try:
-            if request._failure is not None:
-                raise request._failure
-            request.answer.append(token)
-            self.counts["answered"] += 1
-            writer, asked = request._writer, request.top_logprobs
-            assert writer is not None
-            if reason == "stop":  # a token that ends answers, and has no text
-                return Event(writer.end(), finish="stop")
-            segments = writer.take(token)
-            told = [] if asked is None else [logprobs_of(self.tokenizer, token, logprobs, asked)]
-            if writer.stopped:
-                return Event(segments, told, finish="stop")
-            if reason is not None:
-                segments = segments + writer.end()
-                return Event(segments, told, finish="stop" if writer.stopped else reason)
-            if segments or told:
-                request.sink(Event(segments, told))
+            event = request.take(self.tokenizer, token, logprobs, reason)
         except Exception as error:
             return Event(error=error)
+        self.counts["answered"] += 1
+        if event.finish is not None:
+            return event
+        if event.segments or event.logprobs:
+            request.sink(event)
         return None
 
     def _part(
@@ -528,13 +393,10 @@ class Engine:
         request = self._running.pop(uid)
         if request is self._trial:
             self._trial = None
-        try:
-            if held is None:
-                held = self._batch.remove([uid], return_prompt_caches=keep).get(uid)
-            if keep and held is not None:
-                self._keep(list(held[1]), held[0], last=True)
-        except Exception as error:
-            _LOG.warning("a prompt is not kept: %s", error)
+        if held is None:
+            held = self._batch.remove([uid], return_prompt_caches=keep).get(uid)
+        if keep and held is not None:
+            self._keep(list(held[1]), held[0], last=True)
 
     def _end(self, request: Request, event: Event) -> None:
         if request is self._trial:
@@ -565,74 +427,26 @@ class Engine:
 
     # Requests beside the batch
 
-    def _advance(self, lane: _Lane) -> None:
+    def _advance(self, lane: Lane) -> None:
         """Read a chunk of its prompt, or make a token."""
         request = lane.request
         try:
-            if lane.steps is None:
-                if lane.read < len(request.tokens) - 1:
-                    self._read_chunk(lane)
-                    return
-                lane.steps = self._steps(lane)
-            token, logprobs = next(lane.steps)[:2]
+            if not lane.is_read:
+                if (held := lane.read_on()) is not None:
+                    self._keep(request.tokens[: lane.read], held, last=not request._places)
+                return
+            token, logprobs = lane.next()
             reason = "length" if len(request.answer) + 1 >= request.max_tokens else None
             reason = "stop" if token in self.tokenizer.eos_token_ids else reason
-            finish = self._take(request, int(token), logprobs, reason)
+            finish = self._take(request, token, logprobs, reason)
         except Exception as error:
             finish = Event(error=error)
         if finish is not None:
             self._lanes.remove(lane)
             if finish.error is None:
-                try:
-                    lane.close()
-                    self._keep(request.seen, lane.caches, last=True)
-                except Exception as error:
-                    _LOG.warning("a prompt is not kept: %s", error)
+                lane.close()
+                self._keep(request.seen, lane.caches, last=True)
             self._end(request, finish)
-
-    def _read_chunk(self, lane: _Lane) -> None:
-        request = lane.request
-        place = next((one for one in request._places if one > lane.read), len(request.tokens) - 1)
-        end = min(place, lane.read + self.limits.step)
-        chunk = mx.array(request.tokens[lane.read : end])[None]
-        start = 0
-        for model, count in zip(self.models, self._layers, strict=True):
-            caches = lane.caches[start : start + count]
-            model(chunk, cache=caches)
-            mx.eval([one.state for one in caches])
-            start += count
-        lane.read = end
-        if end == place:
-            request._places = [one for one in request._places if one > end]
-            self._keep(request.tokens[:end], copy.deepcopy(lane.caches), last=not request._places)
-
-    def _steps(self, lane: _Lane) -> Generator[Any, None, None]:
-        request = lane.request
-        before = mx.array(request.tokens[:-1], mx.uint32)
-        given: dict[str, Any] = {
-            "sampler": self._sampler(request),
-            "logits_processors": [
-                lambda tokens, logits, process=process: process(
-                    mx.concatenate([before, tokens.astype(mx.uint32)]), logits
-                )
-                for process in self._processors(request)
-            ],
-            "prompt_cache": lane.caches,
-        }
-        prompt = mx.array(request.tokens[-1:])
-        if len(self.models) == 1:
-            steps: Any = generate_step(prompt, self.model, max_tokens=request.max_tokens, **given)
-        else:
-            steps = speculative_generate_step(
-                prompt,
-                self.model,
-                self.models[1],
-                num_draft_tokens=self.limits.drafts,
-                max_tokens=request.max_tokens,
-                **given,
-            )
-        found: Generator[Any, None, None] = steps
-        return found
 
     def _tell_where_beyond(self, tokens: int) -> None:
         said = beyond_context(context_length(self.model), tokens)

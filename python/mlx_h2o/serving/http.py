@@ -25,10 +25,11 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from .answers import Answer, ChatChoice, Choice, failure
-from .engine import BusyError, Engine, Event, Request
+from .engine import Engine
 from .guard import Guard
 from .metrics import Metrics
 from .prompts import of_chat, of_completion
+from .request import BusyError, Event, Request
 from .sampling import Sampling
 from .schema import ChatBody, CompletionBody, GenerationBody
 
@@ -116,10 +117,9 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
     for status, said in (
         (400, "the request is wrong, and says where"), (401, "no API key, or another"),
         (403, "a foreign host or origin"), (404, "there is no such path or model"),
-        (413, "the body is too long"), (422, "never"),
+        (413, "the body is too long"),
         (500, "the answer failed"), (503, "too many requests wait, or the engine has ended"),
     )
-    if said != "never"
 }  # fmt: skip
 
 

@@ -173,12 +173,14 @@ def _parts(caches: Sequence[Any]) -> Iterator[Any]:
 
 def _cut(caches: Sequence[Any], length: int) -> bool:
     """Take back what goes beyond so many tokens; False where that cannot be."""
+    surplus = [max(held_tokens([one]), default=length) - length for one in caches]
+    if not any(surplus):
+        return True
+    if not all(one.is_trimmable() for one in caches):
+        return False
     try:
-        for one in caches:
-            if surplus := max(held_tokens([one]), default=length) - length:
-                if not one.is_trimmable():
-                    return False
-                one.trim(surplus)
+        for one, tokens in zip(caches, surplus, strict=True):
+            one.trim(tokens)
     except ValueError:  # a few tokens can be taken back, and not so many
         return False
     return True

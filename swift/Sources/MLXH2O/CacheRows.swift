@@ -18,7 +18,7 @@ public struct PackedRows {
     }
 }
 
-/// Rows as codes of rotated directions and norms (docs/how-it-works.md): 2, 3 or 4 bits, of rows of a
+/// Rows as codes of rotated directions and norms (docs/design.md): 2, 3 or 4 bits, of rows of a
 /// power of two of elements from 32 to 1,024.
 public struct CodedRows {
     /// uint32 [B, H, N, D * bits / 32].

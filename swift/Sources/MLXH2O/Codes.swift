@@ -2,7 +2,7 @@ import CMLXH2O
 import Cmlx
 import MLX
 
-/// Rows as codes of rotated directions, and norms (docs/how-it-works.md).
+/// Rows as codes of rotated directions, and norms (docs/design.md).
 ///
 /// - Parameters:
 ///   - rows: [B, H, N, D], float32, float16 or bfloat16; D is a power of two from 32 to 1,024

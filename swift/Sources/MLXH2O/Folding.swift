@@ -20,7 +20,7 @@ public struct FoldedRows {
 /// Fold each row that goes into the nearest row that stays and is eligible.
 ///
 /// Keys and values become means by weight; counts, of which `bias` is the logarithm, and masses add
-/// up. Rows that are folded into the same one enter its mean together. docs/how-it-works.md has the
+/// up. Rows that are folded into the same one enter its mean together. docs/design.md has the
 /// distance.
 ///
 /// - Parameters:

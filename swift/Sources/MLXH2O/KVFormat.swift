@@ -1,4 +1,4 @@
-/// Rows as codes of rotated directions (TurboQuant; docs/how-it-works.md), under Python's names.
+/// Rows as codes of rotated directions (TurboQuant; docs/design.md), under Python's names.
 ///
 /// `turbo3` has codes of 3 bits. Keys may differ, and come first: `turbo4v3`. In `turbo8v3` they have
 /// 8 bits with scales and biases, in `turbo0v3` they stay as they come.

@@ -1,4 +1,4 @@
-/// Names of the policies: see docs/how-it-works.md. The Python package has more, to compare with.
+/// Names of the policies: see docs/design.md. The Python package has more, to compare with.
 public enum PolicyName: String, Sendable, Codable, CaseIterable {
     /// ``H2OPolicy``
     case h2o

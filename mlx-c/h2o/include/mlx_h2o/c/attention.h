@@ -46,7 +46,7 @@ int mlx_h2o_scaled_dot_product_attention_with_scores(
 
 /** The same of rows that are packed as mlx_quantize packs them, dequantised in registers.
  *
- *  Keys or values may also be codes of rotated rows (docs/how-it-works.md): words, norms in the place of
+ *  Keys or values may also be codes of rotated rows (docs/design.md): words, norms in the place of
  *  the scales, float32 [B, Hkv, N, 1], and an empty handle for the biases, with 2, 3 or 4 bits and
  *  sizes that are powers of two from 32 to 1024. Beside such values keys may be one array, in the
  *  place of the words, with empty handles for scales and biases. Vectors of arrays, in the

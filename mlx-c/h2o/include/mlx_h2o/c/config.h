@@ -18,7 +18,7 @@ typedef struct mlx_h2o_config_ {
   mlx_optional_int
       heavy_size; /**< rows kept by score; no value: half of the budget, or what is left */
   mlx_optional_int recent_size; /**< the newest rows, never evicted; no value: what is left */
-  const char* policy; /**< a name of docs/how-it-works.md, such as "keydiff"; borrowed, not copied */
+  const char* policy; /**< a name of docs/design.md, such as "keydiff"; borrowed, not copied */
   float decay;        /**< a of the moving average C = a*C + (1-a)*|s|, 0 <= a < 1 */
   mlx_optional_int evict_every; /**< rows that leave together; no value: one row of 32 */
 } mlx_h2o_config;

@@ -94,7 +94,7 @@ int mlx_h2o_fold(mlx_array* into, mlx_array* new_keys, mlx_array* new_values, ml
  *
  *  Keys and values are each stored in a way of their own, which the number of arrays tells. Three:
  *  words, scales and biases, which equal mlx_quantize on the same device bit for bit. Two: words
- * and norms, codes of rotated rows (docs/how-it-works.md); a code may be the next one where an element
+ * and norms, codes of rotated rows (docs/design.md); a code may be the next one where an element
  * lies at the mean of two levels as closely as float32 tells. One: the rows as they come.
  * Evaluating the first array of the keys evaluates all.
  *
@@ -115,7 +115,7 @@ int mlx_h2o_quantize_append(mlx_vector_array* new_keys, mlx_vector_array* new_va
                             const mlx_array slots, int bits, int group_size,
                             mlx_optional_int v_bits, const mlx_stream s);
 
-/** Rows as codes of rotated directions, and norms (docs/how-it-works.md).
+/** Rows as codes of rotated directions, and norms (docs/design.md).
  *
  *  \param[out] words uint32 [B, H, N, D * bits / 32].
  *  \param[out] norms float32 [B, H, N, 1].

@@ -1,0 +1,182 @@
+"""How much of a prompt is read again when a conversation was edited: our server and mlx_lm's.
+
+    python benchmarks/reread.py --json benchmarks/results/reread.json
+
+Models of random weights: attention to everything (ours with a bounded cache), sliding windows, and
+convolutions, whose caches can never be cut. A conversation of 2,700 tokens is answered, then edited
+and asked again. mlx_lm's server is represented by its ``LRUPromptCache``, into which it puts the
+system message, the prompt and the answer; ours by its engine. Counted are tokens of the second
+prompt that were not in a cache, and seconds to the first token of its answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import queue
+import time
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.models import cache, gemma3_text, lfm2, qwen3
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+
+import mlx_h2o
+from mlx_h2o.evaluation.environment import environment
+from mlx_h2o.serving.engine import Engine
+from mlx_h2o.serving.memory import Memory
+from mlx_h2o.serving.request import Limits, Request
+from mlx_h2o.serving.snapshots import Snapshots
+
+MARK, VOCABULARY, STEP, ANSWER = 1, 512, 512, 120
+
+
+def model_of(kind: str) -> Any:
+    """One of four layers, and the settings of our caches."""
+    mx.random.seed(3)
+    size: dict[str, Any] = {
+        "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": VOCABULARY,
+    }  # fmt: skip
+    wide: dict[str, Any] = {"intermediate_size": 128, "head_dim": 16, "rms_norm_eps": 1e-6}
+    if kind == "full attention":
+        args: Any = qwen3.ModelArgs(
+            model_type="qwen3", **size, **wide, max_position_embeddings=8192, rope_theta=1e4,
+            tie_word_embeddings=True,
+        )  # fmt: skip
+        return qwen3.Model(args)
+    if kind == "sliding windows":
+        return gemma3_text.Model(
+            gemma3_text.ModelArgs(
+                model_type="gemma3_text", **size, **wide, sliding_window=128,
+                sliding_window_pattern=4,
+            )
+        )  # fmt: skip
+    return lfm2.Model(
+        lfm2.ModelArgs(
+            model_type="lfm2", **size, max_position_embeddings=8192, norm_eps=1e-6,
+            conv_bias=False, conv_L_cache=3, block_dim=64, block_ff_dim=128,
+            block_multiple_of=8, block_ffn_dim_multiplier=1.0, block_auto_adjust_ff_dim=False,
+            rope_theta=1e4, layer_types=["conv", "full_attention"] * 2,
+        )
+    )  # fmt: skip
+
+
+def conversation() -> list[list[int]]:
+    """A system message, a short one, two long ones and a last one."""
+    rng = np.random.default_rng(5)
+    return [[MARK, *rng.integers(2, VOCABULARY, n).tolist()] for n in (300, 120, 600, 80, 1600)]
+
+
+def edits(answer: list[int]) -> dict[str, tuple[list[int], int]]:
+    """By name: the next prompt, and how many of its first tokens are as they were."""
+    parts = conversation()
+    whole = [token for part in parts for token in part]
+    new = [token + 1 if token > 1 else token for token in whole]
+    second = 301 + 60
+    more = [MARK, *range(2, 60)]
+    return {
+        "last sentence changed": ([*whole[:-12], *new[-12:]], len(whole) - 12),
+        "second message edited": ([*whole[:second], 3, 3, *whole[second:]], second),
+        "regenerated": (whole, len(whole)),
+        "answer cut": ([*whole, *answer[:60], *more], len(whole) + 60),
+        "answer replaced": ([*whole, 5, 6, 7, *more], len(whole)),
+        "date in the system message": ([*whole[:40], 4, 4, *whole[42:]], 40),
+        "a tool's result appended": ([*whole, *answer, *more], len(whole) + len(answer)),
+    }
+
+
+class Stock:
+    """mlx_lm's caches and the store of its server."""
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.kept = model, cache.LRUPromptCache()
+
+    def ask(self, tokens: list[int], marks: list[int], count: int) -> tuple[list[int], int, float]:
+        begun = time.perf_counter()
+        caches, rest = self.kept.fetch_nearest_cache("model", tokens)
+        caches = caches or cache.make_prompt_cache(self.model)
+        read, at = len(rest), len(tokens) - len(rest)
+        for place in [one for one in marks if at < one] + [len(tokens) - 1]:
+            while at < place:
+                chunk = tokens[at : min(place, at + STEP)]
+                self.model(mx.array(chunk)[None], cache=caches)
+                mx.eval([one.state for one in caches])
+                at += len(chunk)
+            self.kept.insert_cache("model", tokens[:place], [*map(_copy, caches)])
+        answer, token, first = [], tokens[-1], 0.0
+        for _ in range(count):
+            token = int(self.model(mx.array([[token]]), cache=caches)[0, -1].argmax())
+            answer.append(token)
+            first = first or time.perf_counter() - begun
+        self.kept.insert_cache("model", [*tokens, *answer[:-1]], caches)
+        return answer, read, first
+
+
+def _copy(one: Any) -> Any:
+    import copy
+
+    return copy.deepcopy(one)
+
+
+class Ours:
+    """Our engine; bounded where the model attends to everything."""
+
+    def __init__(self, model: Any, **settings: Any) -> None:
+        words = Tokenizer(models.WordLevel({f"w{n}": n for n in range(VOCABULARY)}, "w0"))
+        plain = PreTrainedTokenizerFast(tokenizer_object=words, additional_special_tokens=["w1"])
+
+        def make() -> list[list[Any]]:
+            return [mlx_h2o.make_prompt_cache(model, layers="equal", **settings)]
+
+        memory = Memory([model], make, 8 << 30, STEP, 1, 4)
+        limits = Limits(step=STEP, prompts=1, decode=4)
+        self.engine = Engine(
+            [model], TokenizerWrapper(plain, eos_token_ids=[0]), make, memory,
+            Snapshots(1 << 28), limits,
+        )  # fmt: skip
+
+    def ask(self, tokens: list[int], marks: list[int], count: int) -> tuple[list[int], int, float]:
+        told: queue.Queue[Any] = queue.Queue()
+        request = Request(tokens, told.put, max_tokens=count, top_logprobs=0)
+        begun, first, event = time.perf_counter(), 0.0, None
+        self.engine.submit([request])
+        while event is None or (event.finish is None and event.error is None):
+            event = told.get()
+            first = first or time.perf_counter() - begun
+        return request.answer, len(tokens) - (request.cached or 0), first
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    rows, whole = [], [token for part in conversation() for token in part]
+    for kind in ("full attention", "sliding windows", "convolutions"):
+        bounded = {"max_kv_size": 256 if kind == "full attention" else None}
+        for name in edits([2] * ANSWER):
+            row: dict[str, Any] = {"model": kind, "edit": name}
+            for arm in ("stock", "ours"):
+                model = model_of(kind)
+                mx.eval(model.parameters())
+                asked: Any = Stock(model) if arm == "stock" else Ours(model, **bounded)
+                answer, _, _ = asked.ask(whole, [301], ANSWER)
+                prompt, same = edits(answer)[name]
+                _, read, seconds = asked.ask(prompt, [301], 1)
+                row |= {"new": len(prompt) - same, f"{arm}_read": read}
+                row[f"{arm}_seconds"] = round(seconds, 3)
+                if arm == "ours":
+                    asked.engine.close(10)
+            rows.append(row)
+            print(row, flush=True)
+    if args.json:
+        found = {"environment": environment(), "prompt_tokens": len(whole), "rows": rows}
+        args.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""One answer that is asked for, and what comes of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.sample_utils import make_logits_processors
+
+from .sampling import Sampling, greedy
+from .text import TokenLogprob, Writer, logprobs_of
+
+__all__ = ["BusyError", "Event", "Limits", "Request"]
+
+Processor = Callable[[mx.array, mx.array], mx.array]
+
+
+class BusyError(Exception):
+    """The queue is full, or the engine is about to end."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """decode, prompts: requests that are answered and that are read together. queue: requests that
+    wait beside them. step: tokens of a prompt read at a time. drafts: tokens drafted at a time."""
+
+    decode: int = 32
+    prompts: int = 8
+    queue: int = 512
+    step: int = 2048
+    drafts: int = 3
+
+
+@dataclass(frozen=True)
+class Event:
+    """What a token brings to a request: segments of text (kind, text), and logprobs if they were
+    asked for; at the end finish, "stop" or "length", or error."""
+
+    segments: list[tuple[str, str]] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish: str | None = None
+    error: Exception | None = None
+
+
+@dataclass(eq=False)
+class Request:
+    """One answer that is asked for.
+
+    Args:
+        tokens: of the prompt.
+        sink: is told of each Event, in the engine's thread; it must not wait.
+        max_tokens: of the answer.
+        sampling: how its tokens are chosen.
+        penalties: arguments of mlx_lm's ``make_logits_processors``.
+        stops: texts that end it.
+        top_logprobs: likeliest tokens to tell of with each one; None: no logprobs.
+        state: the kind of text with which the answer begins.
+        goes_on: whether the answer goes on with the text of the prompt.
+    """
+
+    tokens: list[int]
+    sink: Callable[[Event], None]
+    max_tokens: int = 512
+    sampling: Sampling = field(default_factory=Sampling)
+    penalties: dict[str, Any] = field(default_factory=dict)
+    stops: Sequence[str] = ()
+    top_logprobs: int | None = None
+    state: str = "normal"
+    goes_on: bool = False
+
+    left: bool = False
+    """Set by whoever asked once nobody waits for the answer any more."""
+    cached: int | None = None
+    """Tokens of the prompt that were not read again, once that is known."""
+    answer: list[int] = field(default_factory=list)
+    begun: float = field(default_factory=time.monotonic)
+    _drawn: int = 0
+    _nbytes: int = 0
+    _failures: int = 0
+    _failure: Exception | None = None
+    _writer: Writer | None = None
+    _places: list[int] = field(default_factory=list)
+
+    @property
+    def seen(self) -> list[int]:
+        """The prompt and what was answered."""
+        return self.tokens + self.answer
+
+    def sampler(self, spared: list[int]) -> Callable[[mx.array], mx.array]:
+        """What chooses its tokens; a failure is noted, and ends this request alone.
+
+        Args:
+            spared: tokens that xtc never takes away.
+        """
+
+        def place() -> int:
+            self._drawn += 1
+            return self._drawn - 1
+
+        sample = self.sampling.sampler(place, spared)
+        if sample is greedy:  # one call for all rows of a batch
+            return greedy
+
+        def guarded(logprobs: mx.array) -> mx.array:
+            try:
+                return sample(logprobs)
+            except Exception as error:
+                self._failure = error
+                return mx.zeros(logprobs.shape[:1], mx.uint32)
+
+        return guarded
+
+    def processors(self) -> list[Processor]:
+        """What changes its logits, guarded likewise."""
+
+        def guarded(process: Processor) -> Processor:
+            def run(tokens: mx.array, logits: mx.array) -> mx.array:
+                try:
+                    return process(tokens, logits)
+                except Exception as error:
+                    self._failure = error
+                    return logits
+
+            return run
+
+        made = make_logits_processors(**self.penalties) if self.penalties else []
+        return [guarded(one) for one in made]
+
+    def take(self, tokenizer: Any, token: int, logprobs: mx.array, reason: str | None) -> Event:
+        """What a token of the answer brings; with ``reason`` the model makes no more.
+
+        Args:
+            logprobs: [V], of all tokens in its place.
+            reason: "stop": it is a token that ends answers, and has no text; or "length".
+        """
+        if self._failure is not None:
+            raise self._failure
+        self.answer.append(token)
+        writer, asked = self._writer, self.top_logprobs
+        assert writer is not None
+        if reason == "stop":
+            return Event(writer.end(), finish="stop")
+        segments = writer.take(token)
+        told = [] if asked is None else [logprobs_of(tokenizer, token, logprobs, asked)]
+        if reason is not None and not writer.stopped:
+            segments = segments + writer.end()
+        return Event(segments, told, finish="stop" if writer.stopped else reason)
