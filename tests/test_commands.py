@@ -114,7 +114,7 @@ def test_chat(chatting):
     assert run.returncode == 0, run.stderr
     assert len(run.stdout.split()) > 20
     assert "KV cache: 24 rows a head by keydiff, unquantised." in run.stdout.splitlines()[0]
-    assert run.stdout.count(" tok/s · peak ") == 2
+    assert run.stdout.count(" evicted · peak ") == 2
     assert run.stdout.splitlines()[-1].startswith("KV cache: keydiff, 6 of 6 layers evict, 24 rows")
     assert run.stderr.count("the model is made for 40") == 1  # in the second of two turns
     again = _chat(str(chatting), "The ship\nr\nh\nThe ship\n")

@@ -21,7 +21,7 @@ from mlx_h2o import (
     save_prompt_cache,
 )
 from mlx_h2o.caches.handed_out import EachLayersMask
-from mlx_h2o.lm.checksum import UNKNOWN, write_checksum
+from mlx_h2o.lm.safetensors import UNKNOWN, write_checksum
 from mlx_h2o.lm.saving import FORMAT
 from routing_checks import mlx_lm_stays_as_it_is
 from tiny_models import random_prompt, tiny_llama, tiny_qwen3, tiny_tokenizer

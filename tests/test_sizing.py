@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import mlx_h2o
 from mlx_h2o import H2OConfig, cli
-from mlx_h2o.commands.options import CacheSettings
+from mlx_h2o.commands.options import FEW, CacheSettings
 from mlx_h2o.lm.layers import probe
 from mlx_h2o.lm.probing import BITS
 from mlx_h2o.lm.prompt_cache import context_length, fit_bytes
@@ -111,6 +111,15 @@ def test_both_models_of_a_command_share_the_bytes(capsys):
     expected = fit_bytes(model, draft_model=draft, **sized)
     assert [replace(cache.config, context_size=None) for cache in caches] == [expected.config] * 3
     assert capsys.readouterr().err == f"KV cache: {expected}\n"
+
+
+def test_bytes_of_few_rows_are_said_to_be_of_no_use(capsys):
+    model = tiny_qwen3()
+    for size, few in ((5_000, True), (60_000, False)):
+        asked = {"max_kv_bytes": size, "kv_group_size": 32}
+        found = CacheSettings(H2OConfig(), None, "equal", asked).fitted(model)
+        assert (found.config.max_kv_size < FEW) == few
+        assert ("rows a head are too few to be of use" in capsys.readouterr().err) == few
 
 
 def test_rows_stay_as_they_come_where_the_whole_context_fits(model):

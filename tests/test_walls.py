@@ -17,9 +17,9 @@ CODE = {".py", ".pyi", ".h", ".c", ".cpp", ".metal", ".swift"}
 MOST = {
     "python": 18_940,
     "python/mlx_h2o/caches": 3_950,
-    "python/mlx_h2o/commands": 1_455,
+    "python/mlx_h2o/commands": 1_446,
     "python/mlx_h2o/evaluation": 1_740,
-    "python/mlx_h2o/lm": 2_755,
+    "python/mlx_h2o/lm": 2_740,
     "python/mlx_h2o/operations": 4_430,
     "python/mlx_h2o/policies": 640,
     "python/mlx_h2o/serving": 2_490,

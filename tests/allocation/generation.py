@@ -11,7 +11,7 @@ import sys
 import mlx.core as mx
 
 import mlx_h2o
-from test_interrupts import names
+from routing_checks import everything_of_mlx_lm
 from tiny_models import random_prompt, tiny_qwen3, tiny_tokenizer
 
 memory = ctypes.CDLL(None)
@@ -19,7 +19,7 @@ memory.fail_at.argtypes = [ctypes.c_long]
 memory.arrays_asked.restype = ctypes.c_long
 mx.set_cache_limit(0)  # else arrays get what others had
 model, tokenizer = tiny_qwen3(), tiny_tokenizer()
-before = names()
+before = everything_of_mlx_lm()
 
 
 def write(policy: str) -> str:
@@ -43,5 +43,5 @@ for policy in sys.argv[1:]:
         else:
             raise SystemExit(f"{policy}: array {number} of {arrays} was not missed")
         memory.fail_at(0)
-        assert names() == before
+        assert everything_of_mlx_lm() == before
     assert write(policy) == expected

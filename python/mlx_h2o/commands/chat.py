@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import argparse
 import copy
+import importlib
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import mlx.core as mx
 from mlx_lm.generate import DEFAULT_MODEL
 
-from ..lm.generate import stream_generate
+from ..lm.generate import stream_generate, summary
 from .models import (
     add_flags,
     loaded,
@@ -47,6 +48,8 @@ def run(arguments: Sequence[str]) -> int:
     args = flags.parse_args(arguments)
     settings = settings_of(flags, args)
     read_whole_characters("replace")
+    with suppress(ImportError):  # with it, what is typed can be edited
+        importlib.import_module("readline")
     mx.random.seed(args.seed)
     model, tokenizer = loaded(args)
     settings = settings.fitted(model)
@@ -115,9 +118,11 @@ def _answered(
             answer.close()
     print(" ..." if pressed else "")
     if last is not None:
+        held = summary(caches)
         print(
             f"{last.generation_tokens} tokens · {last.generation_tps:.1f} tok/s · prompt "
-            f"{last.prompt_tps:.1f} tok/s · peak {last.peak_memory:.2f} GB"
+            f"{last.prompt_tps:.1f} tok/s · {held.rows} rows, {held.evicted} evicted · peak "
+            f"{last.peak_memory:.2f} GB"
         )
     return caches
 

@@ -30,8 +30,9 @@ def parser() -> argparse.ArgumentParser:
     found = OneLineParser("generate", "Write text from a prompt, with KV caches of a fixed size.")
     add_flags(found, "model adapter-path trust-remote-code quantize-activations prefill-step-size")
     found.add_argument(
-        "--verbose", type=_yes, default=True, metavar="YES", help="false: print only the text"
-    )
+        "--verbose", type=lambda text: text.lower() not in ("false", "f"), default=True,
+        metavar="YES", help="false: print only the text",
+    )  # fmt: skip
     text = found.add_argument_group("prompt")
     add_flags(text, "prompt system-prompt")
     text.add_argument(
@@ -173,7 +174,3 @@ def _prompt(args: argparse.Namespace, tokenizer: Any, text: str) -> tuple[str, b
         return whole, True
     # What stands before the question is in the file.
     return whole[templated("<query>", **args.chat_template_config).index("<query>") :], True
-
-
-def _yes(text: str) -> bool:
-    return text.lower() not in ("false", "f")

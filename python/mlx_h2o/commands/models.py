@@ -21,54 +21,37 @@ from ..lm.prompt_cache import (
 )
 from .parsing import folder, model_path, number, prose, seed
 
+
+def _value(reading: Callable[[str], Any], default: Any, metavar: str, said: str) -> dict[str, Any]:
+    return {"type": reading, "default": default, "metavar": metavar, "help": said}
+
+
+_PART = number(0, 1, float)
 _FLAGS: dict[str, dict[str, Any]] = {
-    "--model": {
-        "type": model_path, "help": "a directory, a name on the hub, or demo",
-    },
-    "--adapter-path": {"type": folder, "metavar": "DIR", "help": "adapter weights and settings"},
+    "--model": _value(model_path, None, "MODEL", "a directory, a name on the hub, or demo"),
+    "--adapter-path": _value(folder, None, "DIR", "adapter weights and settings"),
     "--trust-remote-code": {"action": "store_true", "help": "let the tokenizer run its own code"},
-    "--prefill-step-size": {
-        "type": number(1), "default": 2048, "metavar": "N",
-        "help": "prompt tokens read at a time (default: %(default)s)",
-    },
+    "--prefill-step-size": _value(
+        number(1), 2048, "N", "prompt tokens read at a time (default: %(default)s)"
+    ),
     "--quantize-activations -qa": {
-        "action": "store_true", "help": "quantise activations as weights are",
+        "action": "store_true",
+        "help": "quantise activations as weights are",
     },
-    "--prompt -p": {
-        "type": prose, "default": "hello", "metavar": "TEXT",
-        "help": "or - to read it from standard input",
-    },
-    "--system-prompt": {"type": prose, "metavar": "TEXT", "help": "for the chat template"},
-    "--max-tokens -m": {
-        "type": number(1, also=-1), "metavar": "N",
-        "help": "at most, or -1: no limit (default: %(default)s)",
-    },
-    "--seed": {"type": seed, "help": "of the random state"},
-    "--temp": {
-        "type": number(0, kind=float), "default": 0.0, "metavar": "T",
-        "help": "temperature (default: 0, the likeliest token)",
-    },
-    "--top-p": {
-        "type": number(0, 1, float), "default": 1.0, "metavar": "P",
-        "help": "of the likeliest tokens with this sum",
-    },
-    "--min-p": {
-        "type": number(0, 1, float), "default": 0.0, "metavar": "P",
-        "help": "as a part of the likeliest token's",
-    },
-    "--top-k": {
-        "type": number(0), "default": 0, "metavar": "K", "help": "of the likeliest K tokens",
-    },
-    "--xtc-probability": {
-        "type": number(0, 1, float), "default": 0.0, "metavar": "P", "help": "of XTC at a token",
-    },
-    "--xtc-threshold": {
-        "type": number(0, 0.5, float), "default": 0.1, "metavar": "P", "help": "of XTC's choices",
-    },
-    "--min-tokens-to-keep": {
-        "type": number(1), "default": 1, "metavar": "N", "help": "with --min-p",
-    },
-}  # fmt: skip
+    "--prompt -p": _value(prose, "hello", "TEXT", "or - to read it from standard input"),
+    "--system-prompt": _value(prose, None, "TEXT", "for the chat template"),
+    "--max-tokens -m": _value(
+        number(1, also=-1), None, "N", "at most, or -1: no limit (default: %(default)s)"
+    ),
+    "--seed": _value(seed, None, "SEED", "of the random state"),
+    "--temp": _value(number(0, kind=float), 0.0, "T", "temperature (default: 0, the likeliest)"),
+    "--top-p": _value(_PART, 1.0, "P", "of the likeliest tokens with this sum"),
+    "--min-p": _value(_PART, 0.0, "P", "as a part of the likeliest token's"),
+    "--top-k": _value(number(0), 0, "K", "of the likeliest K tokens"),
+    "--xtc-probability": _value(_PART, 0.0, "P", "of XTC at a token"),
+    "--xtc-threshold": _value(number(0, 0.5, float), 0.1, "P", "of XTC's choices"),
+    "--min-tokens-to-keep": _value(number(1), 1, "N", "with --min-p"),
+}
 
 
 def add_flags(parser: Any, flags: str, **defaults: Any) -> None:

@@ -16,6 +16,9 @@ from ..lm.prompt_cache import fit_bytes, make_prompt_cache
 from ..lm.sizing import described
 from .parsing import checked, nbytes
 
+FEW = 32
+"""Rows a head of which little can be expected."""
+
 _DEFAULT = H2OConfig()
 
 
@@ -140,6 +143,8 @@ class CacheSettings:
             model, draft_model=draft_model, layers=self.layers, length=length, **self.sized
         )
         print(f"KV cache: {found}", file=sys.stderr)
+        if (rows := found.config.max_kv_size or 0) < FEW:
+            print(f"{rows} rows a head are too few to be of use: more bytes?", file=sys.stderr)
         return CacheSettings(found.config, None, self.layers, None)
 
     def caches(self, model: Any, draft_model: Any = None, length: int | None = None) -> list[Any]:

@@ -271,17 +271,10 @@ def _keep(found: dict[str, Any]) -> None:
 
 
 def _fits(found: Any, layers: int) -> bool:
-    if not (isinstance(found, list) and len(found) == 2):
+    try:
+        given, errors = found
+        numbers = [number for part in found for one in part for number in one]
+        whole = all(isinstance(number, float) and number >= 0 for number in numbers) and all(given)
+        return whole and len(given) == layers and [*map(len, errors)] == [len(BITS)] * 2
+    except (TypeError, ValueError):
         return False
-    given, errors = found
-    return (
-        all(isinstance(part, list) and _are_numbers(part) for part in found)
-        and len(given) == layers
-        and [len(side) for side in errors] == [len(BITS)] * 2
-    )
-
-
-def _are_numbers(found: list[Any]) -> bool:
-    return all(isinstance(one, list) and one for one in found) and all(
-        isinstance(number, float) and number >= 0 for one in found for number in one
-    )

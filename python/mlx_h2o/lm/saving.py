@@ -26,11 +26,10 @@ from ..caches.cache import H2OKVCache
 from ..caches.heads import HeadGroups
 from ..caches.quantized import QuantizedH2OKVCache
 from ..version import __version__
-from .checksum import UNKNOWN, is_whole, write_checksum
 from .files import writing
 from .prompt_cache import evicting_caches, with_own_rows
 from .routing import model_name
-from .safetensors import read_header
+from .safetensors import UNKNOWN, is_whole, read_header, write_checksum
 
 FORMAT = 5
 """Files of a higher format are refused. Raised when older readers would misread a file.
