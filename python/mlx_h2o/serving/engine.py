@@ -29,6 +29,8 @@ __all__ = ["Engine"]
 _LOG = logging.getLogger("mlx_h2o")
 _AGAIN = 3
 """How often a request may be running when a step of the model fails, and join again."""
+_EVERY = 256
+"""Tokens of an answer between two places at which caches are kept, for answers that are cut."""
 _WORTH = 64
 """Tokens for which it is better to wait until another request has read them."""
 
@@ -287,7 +289,8 @@ class Engine:
                     self.tokenizer, request.stops, request.state, request.goes_on
                 )
             request._drawn = len(request.answer)
-            request._places = places(seen, self._boundaries, read, self._lasting_for(request))
+            lasting = self._lasting if self._evicts_from(request) else None
+            request._places = places(seen, self._boundaries, read, lasting)
             if not self._batches:
                 lane = Lane(
                     request, self.models, self._layers, caches, read, self.limits, self._spared
@@ -308,11 +311,10 @@ class Engine:
         except Exception as error:
             self._end(request, Event(error=error))
 
-    def _lasting_for(self, request: Request) -> int | None:
-        """Tokens of it from which nothing is evicted, its answer included."""
-        if self._lasting is None or len(request.tokens) + request.max_tokens > self._lasting:
-            return self._lasting
-        return None
+    def _evicts_from(self, request: Request) -> bool:
+        """Whether it can grow until its caches cannot be cut any more."""
+        most = len(request.tokens) + request.max_tokens
+        return self._lasting is not None and most > self._lasting
 
     def _read_before(self, tokens: list[int]) -> tuple[list[Any], int]:
         caches, read = self.snapshots.find(tokens)
@@ -352,12 +354,17 @@ class Engine:
                 if finish is not None:
                     self._part(one.uid, held, keep=finish.error is None)
                     self._end(request, finish)
+                elif len(request.answer) % _EVERY == 0 and self._evicts_from(request):
+                    self._keep_row(one.uid)
 
     def _keep_place(self, uid: int) -> None:
         request = self._running[uid]
         request._places = request._places[1:]
+        self._keep_row(uid, last=not request._places)
+
+    def _keep_row(self, uid: int, last: bool = False) -> None:
         caches, tokens = self._batch.extract_cache([uid])[uid]
-        self._keep(list(tokens), caches, last=not request._places)
+        self._keep(list(tokens), caches, last)
 
     def _keep(self, tokens: list[int], caches: list[Any], last: bool) -> None:
         """Keep caches for others; ``last``: of a whole prompt or answer, worth a file."""
