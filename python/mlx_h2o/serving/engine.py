@@ -197,10 +197,13 @@ class Engine:
                 self._wake.wait()
         if self._giving_up:
             raise BusyError("the server has ended before the answer did")
-        self._part_with_leavers()
+        try:
+            self._part_with_leavers()
+            if self._running:
+                self._step()
+        except Exception as error:
+            self._recover(error)
         self._let_join()
-        if self._running:
-            self._step()
         for lane in list(self._lanes):
             self._advance(lane)
         return True
@@ -338,11 +341,7 @@ class Engine:
         )
 
     def _step(self) -> None:
-        try:
-            prompts, answers = self._batch.next()
-        except Exception as error:
-            self._recover(error)
-            return
+        prompts, answers = self._batch.next()
         self._lone_failures = 0
         for one in prompts:
             if one.end_of_segment and not one.end_of_prompt and one.uid in self._running:
@@ -352,8 +351,8 @@ class Engine:
                 held = (one.prompt_cache, one.all_tokens) if one.finish_reason else None
                 finish = self._take(request, one.token, one.logprobs, one.finish_reason)
                 if finish is not None:
-                    self._part(one.uid, held, keep=finish.error is None)
                     self._end(request, finish)
+                    self._part(one.uid, held, keep=finish.error is None)
                 elif len(request.answer) % _EVERY == 0 and self._evicts_from(request):
                     self._keep_row(one.uid)
 
