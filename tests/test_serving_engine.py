@@ -319,6 +319,13 @@ def test_an_answer_is_continued_to_the_letter():
         assert first.answer + ask(engine, first.request.seen).answer == alone(TEXT, 24)
 
 
+def test_a_long_answer_that_is_cut_goes_on_from_its_middle():
+    with engine_of(max_kv_size=24, sink_size=2) as engine:
+        first = ask(engine, TEXT, max_tokens=300)
+        again = ask(engine, [*TEXT, *first.answer[:280], 3])
+        assert again.request.cached == len(TEXT) + 256
+
+
 def test_what_many_begin_with_is_read_once():
     """By requests that come at once."""
     long = TEXT * 8

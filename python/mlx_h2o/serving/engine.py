@@ -29,6 +29,8 @@ __all__ = ["Engine"]
 _LOG = logging.getLogger("mlx_h2o")
 _AGAIN = 3
 """How often a request may be running when a step of the model fails, and join again."""
+_EVERY = 256
+"""Tokens of an answer between two places at which caches are kept, for answers that are cut."""
 _WORTH = 64
 """Tokens for which it is better to wait until another request has read them."""
 
@@ -195,10 +197,13 @@ class Engine:
                 self._wake.wait()
         if self._giving_up:
             raise BusyError("the server has ended before the answer did")
-        self._part_with_leavers()
+        try:
+            self._part_with_leavers()
+            if self._running:
+                self._step()
+        except Exception as error:
+            self._recover(error)
         self._let_join()
-        if self._running:
-            self._step()
         for lane in list(self._lanes):
             self._advance(lane)
         return True
@@ -287,7 +292,8 @@ class Engine:
                     self.tokenizer, request.stops, request.state, request.goes_on
                 )
             request._drawn = len(request.answer)
-            request._places = places(seen, self._boundaries, read, self._lasting_for(request))
+            lasting = self._lasting if self._evicts_from(request) else None
+            request._places = places(seen, self._boundaries, read, lasting)
             if not self._batches:
                 lane = Lane(
                     request, self.models, self._layers, caches, read, self.limits, self._spared
@@ -308,11 +314,10 @@ class Engine:
         except Exception as error:
             self._end(request, Event(error=error))
 
-    def _lasting_for(self, request: Request) -> int | None:
-        """Tokens of it from which nothing is evicted, its answer included."""
-        if self._lasting is None or len(request.tokens) + request.max_tokens > self._lasting:
-            return self._lasting
-        return None
+    def _evicts_from(self, request: Request) -> bool:
+        """Whether it can grow until its caches cannot be cut any more."""
+        most = len(request.tokens) + request.max_tokens
+        return self._lasting is not None and most > self._lasting
 
     def _read_before(self, tokens: list[int]) -> tuple[list[Any], int]:
         caches, read = self.snapshots.find(tokens)
@@ -336,11 +341,7 @@ class Engine:
         )
 
     def _step(self) -> None:
-        try:
-            prompts, answers = self._batch.next()
-        except Exception as error:
-            self._recover(error)
-            return
+        prompts, answers = self._batch.next()
         self._lone_failures = 0
         for one in prompts:
             if one.end_of_segment and not one.end_of_prompt and one.uid in self._running:
@@ -350,14 +351,19 @@ class Engine:
                 held = (one.prompt_cache, one.all_tokens) if one.finish_reason else None
                 finish = self._take(request, one.token, one.logprobs, one.finish_reason)
                 if finish is not None:
-                    self._part(one.uid, held, keep=finish.error is None)
                     self._end(request, finish)
+                    self._part(one.uid, held, keep=finish.error is None)
+                elif len(request.answer) % _EVERY == 0 and self._evicts_from(request):
+                    self._keep_row(one.uid)
 
     def _keep_place(self, uid: int) -> None:
         request = self._running[uid]
         request._places = request._places[1:]
+        self._keep_row(uid, last=not request._places)
+
+    def _keep_row(self, uid: int, last: bool = False) -> None:
         caches, tokens = self._batch.extract_cache([uid])[uid]
-        self._keep(list(tokens), caches, last=not request._places)
+        self._keep(list(tokens), caches, last)
 
     def _keep(self, tokens: list[int], caches: list[Any], last: bool) -> None:
         """Keep caches for others; ``last``: of a whole prompt or answer, worth a file."""
