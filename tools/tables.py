@@ -168,16 +168,27 @@ def codes(result: dict[str, Any]) -> str:
     return _markdown(head, table)
 
 
-def restart(result: dict[str, Any]) -> str:
-    """What a prompt on disk saves behind a restart."""
-    rows = []
-    for name in ("with", "without"):
-        spread = _spread(result[name]["seconds"])
-        rows.append([f"{name} `--cache-dir`", str(result[name]["cached_tokens"]), spread])
-    table = _markdown(["server", "cached tokens", "first piece of text, s"], rows)
-    same = "the same" if result["same_text"] else "other"
-    said = f"A prompt of {result['prompt_tokens']:,} tokens and a budget of {result['max_kv_size']}"
-    return f"{table}\n\n{said} rows; both answer with {same} text."
+def throughput(result: dict[str, Any]) -> str:
+    """Answers of our server as a multiple of those of mlx_lm's, and the memory of 64 clients."""
+    rows = [
+        [
+            clients,
+            arm,
+            _spread(one["tokens_per_second_to_mlx_lm"]),
+            _spread(one["first_token_to_mlx_lm"]),
+            str(one["without_answer"]),
+        ]
+        for clients, arms in result["speeds"].items()
+        for arm, one in arms.items()
+    ]
+    head = ["clients", "server", "tokens a second", "time to the first token", "not answered"]
+    peaks = ", ".join(
+        f"{one['peak'] / 1e6:,.0f} MB ({backend})" for backend, one in result["peaks"].items()
+    )
+    most = next(iter(result["peaks"].values()))["memory"] / 1e6
+    said = f"{result['model']} model, {result['rounds']} rounds. The most that MLX held for 64 "
+    said += f"clients with --memory {most:,.0f} MB: {peaks}."
+    return f"{_markdown(head, rows)}\n\n{textwrap.fill(said, width=100, break_on_hyphens=False)}"
 
 
 def reread(result: dict[str, Any]) -> str:
@@ -244,7 +255,7 @@ TABLES: dict[str, tuple[str | tuple[str, ...], Callable[..., str]]] = {
     "room for rows": ("preallocation.json", preallocation),
     "row bias": ("native_attention.json", row_bias),
     "codes": ("turbo.json", codes),
-    "restart": ("restart.json", restart),
+    "throughput": ("throughput.json", throughput),
     "reread": ("reread.json", reread),
     "decode step": ("decode_step.json", decode_step),
     "shared prefix": ("prefix_sharing.json", prefix_sharing),
