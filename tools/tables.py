@@ -13,6 +13,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +226,31 @@ def what_bytes_buy(*results: dict[str, Any]) -> str:
     return "\n\n".join(found)
 
 
+def facts_of(*results: dict[str, Any]) -> str:
+    """Facts recalled of all results together, as parts of what the full cache recalls."""
+    arms: dict[str, dict[str, list[float]]] = {}
+    for result in results:
+        for one in result["records"]:
+            if (one["task"], one["tokens"], one["arm"]) in (
+                ("facts", 1000, "full"),
+                ("facts", 1000, "ours"),
+            ):
+                arms.setdefault(one["share"] or "1", {}).setdefault(one["arm"], []).extend(
+                    one["figures"]["tokens"]
+                )
+    full = arms.pop("1")["full"]
+    rows = [
+        [share, str(len(found["ours"])), f"{sum(found['ours']) / sum(full):.3f}"]
+        for share, found in arms.items()
+        if len(found["ours"]) == len(full)
+    ]
+    return _markdown(["of the bytes", "questions", "of the full cache's"], sorted(rows, key=_share))
+
+
+def _share(row: list[str]) -> float:
+    return -float(Fraction(row[0]))
+
+
 FRONT = ("full", "window", "kv8", "kv4", "keydiff", "ours")
 """Arms that the README shows."""
 
@@ -248,6 +274,7 @@ TABLES: dict[str, tuple[str | tuple[str, ...], Callable[..., str]]] = {
     "SmolLM2": (REAL[0], real_models),
     "Gemma 3": (REAL[1], real_models),
     "biased keys": (REAL[2], real_models),
+    "more facts": ((REAL[0], REAL[0].replace(".json", "-more.json")), facts_of),
     "published tables": (tuple(f"seed_{name}.json" for name in SEEDS), seeds),
     "sparse V": ("sparse_v.json", sparse_v),
     "bytes of a layer": ("cache_bytes.json", layer_bytes),
