@@ -279,3 +279,15 @@ def test_a_chunk_below_the_budget_is_packed_at_once():
     assert course.cache.is_trimmable()
     course.trim(4)
     course.tokens(8)
+
+
+@pytest.mark.parametrize("policy", ["h2o", "keydiff"])
+def test_sequences_of_unlike_packed_rows_and_as_many_new_ones_see_their_own(policy):
+    for first, second in ((3, 12), (14, 4), (9, 7)):
+        sizes = {"sink_size": 0, "recent_size": 5, "heavy_size": 2, "max_kv_size": 7}
+        course = Course("8 and 4", policy, 1, evict_every=4, **sizes)
+        course.prompts([first])
+        other = course.new(1, second)
+        other.prompts([second])
+        course.extend(other)
+        course.tokens(20)

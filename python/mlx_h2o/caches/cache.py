@@ -466,13 +466,15 @@ class H2OKVCache(ScoredRows):
         if self.unequal_budgets and (self._in_batch or (return_array and length > 1)):
             self._own_mask_due = True
             return EachLayersMask()
-        if self._free and length == 1:
+        at_once = self._free and length == 1
+        if at_once and not self._mixed:
             return self._shaped(cast(Table, self._table).mask_of_one(1))
         spans = self._next_spans(length)
         rows = [[0] * len(spans)]
         if self._table is not None:
-            self._check_scored()
-            self._make_room([stop - start for start, stop in spans])
+            if not at_once:
+                self._check_scored()
+                self._make_room([stop - start for start, stop in spans])
             rows = [one.rows for one in self._table.segments]
         return self._shaped(mask_of(rows, spans, length, return_array=return_array))
 
