@@ -91,7 +91,10 @@ def make_app(engine: Engine, settings: Settings) -> FastAPI:
         yield
         await run_in_threadpool(engine.close, 1.0)
 
-    app = FastAPI(title="mlx_h2o server", lifespan=lifespan, responses=_RESPONSES)
+    app = FastAPI(
+        title="mlx_h2o server", lifespan=lifespan, responses=_RESPONSES,
+        docs_url=None, redoc_url=None,  # pages that would be fetched from elsewhere
+    )  # fmt: skip
     app.add_middleware(
         CORSMiddleware, allow_origins=list(settings.origins), allow_methods=["*"],
         allow_origin_regex=_LOCAL_PAGES, allow_headers=["*"],
