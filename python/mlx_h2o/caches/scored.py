@@ -122,7 +122,8 @@ class ScoredRows(StoredRows):
             shift: what the logits lack, float32 [B, Hq, L, 1]; scores and lse are with it. The
                 output and the lse are then without ``sinks``, and the weights of policies with.
         """
-        policy, bias, framed = self.policy, self.row_bias, shift is not None
+        policy, framed = self.policy, shift is not None
+        bias = self.row_bias if own else self._biases(keys)
         wants_lse, beside = framed and sinks is not None, None if framed else sinks
         at_once = not framed or (mask is None and sinks is None)
         in_order = own and not (self.in_segments or self._spans or self._reach)
@@ -283,9 +284,11 @@ class ScoredRows(StoredRows):
         self._cut_waiting(end=0)
 
     def _biases(self, keys: mx.array) -> mx.array | None:
-        """Those of as many rows, float32 [B, H, N]; None where none has been folded."""
-        bias, rows = self.row_bias, keys.shape[2]
-        return bias if bias is None or bias.shape[2] == rows else bias[:, :, :rows]
+        """Those of as many rows and heads, float32 [B, H, N]; None where none has been folded."""
+        bias, (_, heads, rows, *_) = self.row_bias, keys.shape
+        if bias is None or bias.shape[1:] == (heads, rows):
+            return bias
+        return mx.repeat(bias[:, :, :rows], heads // bias.shape[1], axis=1)
 
     def _importance(self, table: Table) -> mx.array:
         """That of all rows that there is room for, [B, H, slots]."""
