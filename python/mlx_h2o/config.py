@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from dataclasses import dataclass, fields, replace
 from typing import Any, cast
@@ -186,18 +187,19 @@ class H2OConfig:
             )
 
     def _check_rows_at(self) -> None:
-        pairs = tuple(tuple(pair) for pair in self.rows_at)  # JSON has lists
-        object.__setattr__(self, "rows_at", pairs)
-        tokens = [pair[0] for pair in pairs]
-        plain = all(len(pair) == 2 and min(pair) > self.protected for pair in pairs)
-        if not plain or tokens != sorted({*tokens}):
+        given, plain = self.rows_at, False
+        with contextlib.suppress(TypeError, ValueError):  # pairs of something else, or none at all
+            given = tuple((tokens, rows) for tokens, rows in given)  # JSON has lists
+            plain = all(type(n) is int and n > self.protected for pair in given for n in pair)
+        if not plain or [pair[0] for pair in given] != sorted({pair[0] for pair in given}):
             raise ValueError(
-                f"[H2OConfig] rows_at is {pairs}, expected pairs of tokens, ascending, and rows, "
+                f"[H2OConfig] rows_at is {given!r}, expected pairs of tokens, ascending, and rows, "
                 f"more than {self._said} = {self.protected}."
             )
-        if pairs and (self.mixed or self.preallocate or self.max_kv_size is None):
+        object.__setattr__(self, "rows_at", given)
+        if given and (self.mixed or self.preallocate or self.max_kv_size is None):
             raise ValueError(
-                f"[H2OConfig] rows_at has {len(pairs)} pairs, expected none with mixed precision, "
+                f"[H2OConfig] rows_at has {len(given)} pairs, expected none with mixed precision, "
                 "preallocate or an unbounded cache."
             )
 
