@@ -38,10 +38,6 @@ import openai
 import mlx_h2o
 from mlx_h2o.evaluation.environment import environment
 
-TEMPLATE = (
-    "{% for one in messages %}{{ one.role }}: {{ one.content }}\n{% endfor %}"
-    "{% if add_generation_prompt %}assistant:{% endif %}"
-)
 FLAGS = (
     "--model demo --max-kv-size 168 --layers equal --prefill-step-size 256 "
     "--decode-concurrency 12 --prompt-concurrency 4 --prompt-cache-size 64 --cache-size 40MB"
@@ -156,7 +152,7 @@ def server(folder: Path) -> Iterator[tuple[openai.OpenAI, subprocess.Popen[bytes
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     command = [sys.executable, "-m", "mlx_h2o", "server", "--port", port, *FLAGS.split()]
-    command += ["--chat-template", TEMPLATE, "--cache-dir", str(folder / "prompts")]
+    command += ["--cache-dir", str(folder / "prompts")]
     client = openai.OpenAI(
         base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0, timeout=900
     )

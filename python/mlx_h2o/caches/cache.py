@@ -480,15 +480,13 @@ class H2OKVCache(ScoredRows):
 
     def mask_of_update(self, *, return_array: bool = False) -> mx.array | str | None:
         """As ``make_mask``, for the tokens of the last update over the rows that it returned."""
-        table = cast(Table, self._table)
+        table, self._own_mask_due = cast(Table, self._table), False
         if self._length == 1 and not self._spans and not self._mixed:
-            self._own_mask_due = False
             return self._shaped(table.mask_of_one(0))
         spans = self._spans or [(0, self._length)] * table.lines
         counts = [stop - start for start, stop in spans]
         *packed, tail = (one.rows for one in table.segments)
         before = [rows - count for rows, count in zip(tail, counts, strict=True)]
-        self._own_mask_due = False
         rows = [*packed, before]
         return self._shaped(mask_of(rows, spans, self._length, return_array=return_array))
 

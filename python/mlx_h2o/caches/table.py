@@ -172,7 +172,7 @@ class Table:
             keys, values = self.frame.into(keys, values)
         tail, added = self.tail, keys.shape[2]
         slots, width = None, tail.width + added
-        if not spans and len(set(tail.rows)) == 1:
+        if not (spans or self.ragged):
             start = tail.rows[0]
             tail.keys.append(start, keys, limit)
             tail.values.append(start, values, limit)

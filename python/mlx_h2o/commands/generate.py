@@ -21,7 +21,7 @@ from .models import (
     say_where_beyond,
 )
 from .options import CacheSettings, add_cache_flags, settings_of
-from .parsing import OneLineParser, json_object, model_path, number, prose
+from .parsing import OneLineParser, json_object, prose
 from .watch import EVERY, Watch
 
 
@@ -58,13 +58,7 @@ def parser() -> argparse.ArgumentParser:
         "--extra-eos-token", nargs="+", default=(), metavar="TEXT", help="tokens that end it"
     )
     drafts = found.add_argument_group("speculative decoding")
-    drafts.add_argument(
-        "--draft-model", type=model_path, metavar="MODEL", help="a small model that proposes tokens"
-    )
-    drafts.add_argument(
-        "--num-draft-tokens", type=number(1), default=3, metavar="N",
-        help="that it proposes at a time (default: %(default)s)",
-    )  # fmt: skip
+    add_flags(drafts, "draft-model num-draft-tokens")
     add_cache_flags(found)
     return found
 

@@ -51,6 +51,10 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "--xtc-probability": _value(_PART, 0.0, "P", "of XTC at a token"),
     "--xtc-threshold": _value(number(0, 0.5, float), 0.1, "P", "of XTC's choices"),
     "--min-tokens-to-keep": _value(number(1), 1, "N", "with --min-p"),
+    "--draft-model": _value(model_path, None, "MODEL", "a small model that proposes tokens"),
+    "--num-draft-tokens": _value(
+        number(1), 3, "N", "that it proposes at a time (default: %(default)s)"
+    ),
 }
 
 

@@ -17,7 +17,7 @@ from ..lm.generate import load
 from ..lm.prompt_cache import budgets_of, evicting_caches, make_prompt_cache
 from .models import add_flags
 from .options import CacheSettings, add_cache_flags, settings_of
-from .parsing import OneLineParser, json_object, model_path, nbytes, number
+from .parsing import OneLineParser, json_object, nbytes, number
 
 _LOG = logging.getLogger("mlx_h2o")
 
@@ -184,12 +184,7 @@ def _parser() -> argparse.ArgumentParser:
         help="weights, caches and all else (default: three quarters of the machine's)")  # fmt: skip
     add("--decode-concurrency", type=number(1), default=32, help="requests answered together")
     add("--prompt-concurrency", type=number(1), default=8, help="prompts read together")
-    add(
-        "--prefill-step-size",
-        type=number(1),
-        default=2048,
-        help="tokens of a prompt read at a time",
-    )
+    add_flags(memory, "prefill-step-size")
     add("--max-queue", type=number(1), default=512, help="requests that may wait")
     add("--prompt-cache-size", type=number(0), default=1024, help="beginnings of prompts kept")
     add("--prompt-cache-bytes", type=nbytes, metavar="BYTES",
@@ -202,9 +197,6 @@ def _parser() -> argparse.ArgumentParser:
         metavar="BYTES",
         help="of that directory",
     )
-    add(
-        "--draft-model", type=model_path, metavar="MODEL", help="a small model that proposes tokens"
-    )
-    add("--num-draft-tokens", type=number(1), default=3, help="that it proposes at a time")
+    add_flags(memory, "draft-model num-draft-tokens")
     add_cache_flags(parser)
     return parser

@@ -18,7 +18,7 @@ from ..lm.prompt_cache import beyond_context, context_length, evicting_caches
 from ..lm.routing import routing_for
 from .disk import PromptStore
 from .lanes import Lane
-from .memory import Memory
+from .memory import Memory, bounds
 from .request import BusyError, Event, Limits, Request
 from .sampling import greedy
 from .snapshots import Snapshots, common, is_cuttable, places
@@ -470,11 +470,7 @@ def _stay_behind(life: list[Callable[[], None]]) -> None:
 
 def _lasting_tokens(caches: Sequence[Any]) -> int | None:
     """Tokens up to which any beginning can be had of such caches; None: of any number."""
-    if not is_cuttable(caches):
-        return 0
-    sizes = [one.config.max_kv_size for one in evicting_caches(caches)]
-    sizes += [getattr(one, "max_size", None) for one in caches]
-    return min((size for size in sizes if size is not None), default=None)
+    return min(bounds(caches), default=None) if is_cuttable(caches) else 0
 
 
 def _have_batches(caches: Sequence[Any]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import mlx.core as mx
@@ -12,7 +12,7 @@ from mlx.utils import tree_flatten
 from ..lm.prompt_cache import evicting_caches
 from ..lm.routing import int_setting, routing_for
 
-__all__ = ["Memory", "machine_bytes"]
+__all__ = ["Memory", "bounds", "machine_bytes"]
 
 _FREED = 16
 """MLX keeps one in so many of the bytes for buffers that were freed."""
@@ -57,7 +57,7 @@ class Memory:
             for model in models
             for _, array in cast(Any, tree_flatten)(model.parameters())
         )
-        self._rows = _bounded_rows([one for caches in make() for one in caches])
+        self._rows = max(bounds([one for caches in make() for one in caches]), default=0)
         full = self._rows + 1
         self._full = _held(models, make, full)
         self._more = (_held(models, make, full + _FAR) - self._full) / _FAR
@@ -100,15 +100,11 @@ def _held(models: list[Any], make: Callable[[], list[list[Any]]], *counts: int) 
     return sum(int(one.nbytes) for caches in made for one in caches)
 
 
-def _bounded_rows(caches: list[Any]) -> int:
-    """Tokens from which on those caches are full that are bounded; 0: none is."""
-    sizes = [getattr(one, "max_size", None) for one in caches if not _evicts(one)]
-    sizes += [one.config.max_kv_size for one in evicting_caches(caches)]
-    return max((size for size in sizes if size is not None), default=0)
-
-
-def _evicts(cache: Any) -> bool:
-    return any(evicting_caches([cache]))
+def bounds(caches: Sequence[Any]) -> list[int]:
+    """Tokens from which on those caches are full that are bounded, ours and mlx_lm's."""
+    sizes = [one.config.max_kv_size for one in evicting_caches(caches)]
+    sizes += [getattr(one, "max_size", None) for one in caches]
+    return [size for size in sizes if size is not None]
 
 
 def _activations(model: Any, step: int, rows: int) -> int:
