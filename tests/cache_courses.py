@@ -282,10 +282,8 @@ class Course:
             else:
                 self.references[b].flush()
         self._take_rows()
-        if length <= PACKED_QUERIES:
+        if length <= PACKED_QUERIES or cache.prefix_rows or cache.row_bias is not None:
             out = cache.attend(mx.array(queries), k, attended, **given)
-        elif cache.prefix_rows or cache.row_bias is not None:
-            out = cache.attend_chunk(mx.array(queries), k, attended, **given)
         else:
             out = mx.fast.scaled_dot_product_attention(mx.array(queries), k, attended, **given)
             cache.attended()

@@ -96,7 +96,7 @@ def check_invariants(
                 assert rows[length - newest[b] :] == list(range(offset - newest[b], offset))
     held = sum(array.nbytes for array in held_arrays(cache._table))
     if cache.prefix_rows:  # once, for all sequences
-        held += sum(array.nbytes for _, array in tree_flatten(list(cache._prefix.state)))
+        held += sum(array.nbytes for _, array in tree_flatten(list(cache._table.prefix.state)))
     else:
         rows = [array for _, array in tree_flatten([cache.keys, cache.values])]
         assert cache.nbytes >= sum(array.nbytes for array in rows)

@@ -184,3 +184,13 @@ def _in_room(rows: mx.array, slots: int) -> mx.array:
 def _room(rows: int, limit: int) -> int:
     """Slots for so many rows, and in advance for more up to ``limit``."""
     return max(rows, min(-(-rows // _STEP) * _STEP, limit))
+
+
+def packing_of(keys: Column, values: Column, sparse_v: float) -> dict[str, Any]:
+    """What operations must be told of packed rows; nothing of arrays."""
+    if keys.bits is None and values.bits is None:
+        return {}
+    bits = keys.bits or values.bits
+    found: dict[str, Any] = {"bits": bits, "v_bits": values.bits or bits}
+    found["group_size"] = keys.group_size or values.group_size or 64
+    return found | {"sparse_v_threshold": sparse_v} if sparse_v else found

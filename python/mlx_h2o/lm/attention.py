@@ -77,16 +77,15 @@ def attend(
     if owner is None:
         return _foreign(cache, stock, queries, keys, values, scale, mask, sinks)
     short = queries.shape[2] <= DECODE_QUERIES
-    if not short and (owner.prefix_rows or owner.row_bias is not None):
-        return owner.attend_chunk(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
     scored = owner.policy.needs_scores
-    if scored and not short:
+    ours = bool(owner.prefix_rows) or owner.row_bias is not None
+    if scored and not short and not ours:
         out = stock()
         owner.score_chunk(queries, keys, scale=scale, mask=mask, sinks=sinks)
         # mlx_lm evaluates outputs only: untied, the scores of every step would wait, graph and all.
         tied: mx.array = mx.depends(out, [cast(mx.array, owner.scores)])
         return tied
-    if scored or owner.row_bias is not None or (short and (owner.in_segments or packed)):
+    if scored or ours or (short and (owner.in_segments or packed)):
         # mlx_lm's attention over packed rows is not fused and takes no sinks.
         return owner.attend(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
     owner.attended()
