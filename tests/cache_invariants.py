@@ -104,11 +104,12 @@ def check_invariants(
 
 
 def held_arrays(table: Any) -> list[mx.array]:
-    """Every array that the attributes of a table lead to, but for what attention has just read."""
+    """Every array that the attributes of a table lead to, but for what attention has just read and
+    what is shared."""
     found: dict[int, mx.array] = {}
     if table is None:  # all rows are shared
         return []
-    waiting, known = [{**vars(table), "packed": None}], {id(table)}
+    waiting, known = [vars(table) | {"packed": None, "prefix": None}], {id(table)}
     while waiting:
         one = waiting.pop()
         if isinstance(one, mx.array):

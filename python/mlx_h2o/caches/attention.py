@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import mlx.core as mx
 
@@ -20,15 +20,8 @@ DECODE_QUERIES = 8
 """Up to here the kernels return output and scores together, and read packed rows as they are."""
 
 
-class Asked(NamedTuple):
-    """What attention is asked: the ``keys`` and ``values`` are those that a table handed out."""
-
-    queries: mx.array
-    keys: Any
-    values: Any
-    scale: float
-    mask: mx.array | str | None
-    sinks: mx.array | None
+Asked = tuple[mx.array, Any, Any, float, mx.array | str | None, mx.array | None]
+"""Queries, the keys and values that a table handed out, the scale, the mask and sinks."""
 
 
 def packing(table: Table, config: H2OConfig) -> dict[str, Any]:

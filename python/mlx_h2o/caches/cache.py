@@ -14,7 +14,7 @@ from ..config import H2OConfig
 from ..operations.backends import resolve
 from ..policies import scoring
 from . import attention, formats, saved, tiers
-from .attention import DECODE_QUERIES, Asked
+from .attention import DECODE_QUERIES
 from .checks import check_rows, check_seen
 from .column import Parts
 from .eviction import Eviction
@@ -49,8 +49,7 @@ def _side(side: str) -> Any:
 
     doc = f"""The stored {side} [B, H, N, size], or None. May be set to others of the same shape.
 
-    Where rows are quantised: their words, scales and biases.
-    """
+    Where rows are quantised: their words, scales and biases."""
     return property(stored, put, doc=doc)
 
 
@@ -228,7 +227,7 @@ class H2OKVCache:
         like = keys.shape, values.shape, keys.dtype, values.dtype
         if self._like != like:
             self._check_rows(keys, values)
-        elif self._free >= keys.shape[2] and not cast(Table, self._table).unscored:
+        elif self._free >= self._step.length and not cast(Table, self._table).unscored:
             return self._append_few(keys, values)
         self._check_scored()
         if self._table is None:
@@ -269,9 +268,10 @@ class H2OKVCache:
         """One token, or drafts, where there is room: the step that nearly all steps are."""
         table = cast(Table, self._table)
         self._handed.release()
-        self._free -= keys.shape[2]
+        added = self._step.length
+        self._free -= added
         try:  # as ``changes``, in the place where a call more would count
-            views = table.append_few(keys, values)
+            views = table.append_few(keys, values, added)
             table.unscored = self._needs_attention
             return self._hand_out(table, views)
         except BaseException:
@@ -493,6 +493,8 @@ class H2OKVCache:
         if self.unequal_budgets and (self._in_batch or (return_array and length > 1)):
             self._own_mask_due = True
             return EachLayersMask()
+        if self._free and length == self._count == 1:  # nearly always
+            return None
         step, rows = Step.of(length, self._count, self._padding), [[0] * self._count]
         if self._table is not None:
             if self._free < length:
@@ -550,7 +552,7 @@ class H2OKVCache:
         if table is None or known is None or known[0] is not keys:
             stored = keys[0] if isinstance(keys, tuple) else keys
             table = check_seen("attend", stored, 2, table)
-        asked = Asked(queries, keys, values, scale, mask, sinks)
+        asked = queries, keys, values, scale, mask, sinks
         long = queries.shape[2] > DECODE_QUERIES
         if long and (table.prefix is not None or BIAS in table.beside):
             out = attention.attend_chunk(table, asked)
@@ -623,7 +625,7 @@ class H2OKVCache:
 
     @changes
     def _take(self, found: tuple[Any, mx.array | None]) -> None:
-        """What rows have after an attention, and what of it may be taken back."""
+        """Keep what rows have after an attention, and what of it may be taken back."""
         table = cast(Table, self._table)
         store(self.policy, table, *found)
         if self._reach:
@@ -693,10 +695,8 @@ class H2OKVCache:
         extracted of that. They are never evicted and never written. Attention must be that of
         ``routing``, or ``attend``.
 
-        Raises:
-            ValueError: rows that are not there or may be evicted, a cache that shares some already,
-                or one that cannot: mixed precision, speculation, the rows of
-                latent attention (MLA), several sequences.
+        Raises ValueError for rows that are not there or may be evicted, and for a cache that shares
+        some already or cannot: mixed precision, speculation, MLA, several sequences.
         """
         op, config = f"[{type(self).__name__}.share]", self.config
         reason = unshareable(config)

@@ -1,11 +1,10 @@
 """The frame of a head: packed rows are kept rotated, its keys relative to the mean of the first.
 
-Codes of a few bits serve best where all elements have one range. A constant that all keys of a
-head share, as biases of its projection make one, would take most of that range: the centre takes
-it away. A few large elements would too: a rotation spreads them over all (Ashkboos et al. 2024,
-QuaRot, https://arxiv.org/abs/2404.00456). Attention is the same in any frame: the query is rotated
-as the keys are, a centre shifts all logits of a query alike, which no softmax sees, and the output
-is rotated back once.
+Codes of a few bits serve best where all elements have one range. The centre takes away a constant
+that all keys of a head share, as biases of its projection make one; a rotation spreads a few large
+elements over all (Ashkboos et al. 2024, QuaRot, https://arxiv.org/abs/2404.00456). Attention is the
+same in any frame: the query is rotated as the keys are, a centre shifts all logits of a query
+alike, which no softmax sees, and the output is rotated back once.
 """
 
 from __future__ import annotations
@@ -30,9 +29,8 @@ class Frame:
 
     R is the orthonormal Hadamard matrix, over blocks of the largest power of two that divides the
     size of a kept row: its own inverse. A row that 32 does not divide is kept with zeros behind it.
-    A frame never changes, and is the same for all rows of a sequence, however they are kept.
-    Values have no centre: the first rows of a text, which take the attention that nothing else
-    gets, have values near zero, which a centre would move away from it.
+    A frame never changes, and is the same for all rows of a sequence. Values have no centre: those
+    of the first rows, which take the attention that nothing else gets, are near zero.
 
     Args:
         centre: [B, H, 1, D], or of batch 1 for all sequences, in the dtype of the rows.

@@ -58,17 +58,16 @@ class Step(NamedTuple):
             rows: of each segment the rows of every sequence, before the tokens come to the last.
             return_array: whether "causal" will not do.
         """
-        length, before = self.length, rows[-1]
+        length, before, few = self.length, rows[-1], len(rows) == 1 and not self.spans
+        if few and length == 1 and len(set(before)) <= 1:
+            return None
         slots = mx.arange(max(before, default=0) + length)
-        if not self.spans:
-            if len(rows) == 1 and length == 1 and len(set(before)) > 1:
-                return slots <= _column(before)
-            if all(len(set(one)) <= 1 for one in rows):
-                if length == 1:
-                    return None
-                stored = sum(max(one, default=0) for one in rows)
-                causal = mx.arange(stored + length) <= mx.arange(length)[:, None] + stored
-                return causal if return_array else "causal"
+        if few and length == 1:
+            return slots <= _column(before)
+        if not self.spans and all(len(set(one)) <= 1 for one in rows):
+            stored = sum(max(one, default=0) for one in rows)
+            causal = mx.arange(stored + length) <= mx.arange(length)[:, None] + stored
+            return None if length == 1 else causal if return_array else "causal"
         token, spans = mx.arange(length)[:, None], self.spans or [(0, length)] * self.sequences
         starts = _column([start for start, _ in spans])
         own = (token >= starts) & (token < _column([stop for _, stop in spans]))

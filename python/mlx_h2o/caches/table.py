@@ -222,12 +222,12 @@ class Table:
         if slots is not None:
             self._renew(slots + mx.array(self.packed_width, mx.uint32))
 
-    def append_few(self, keys: mx.array, values: mx.array) -> tuple[Parts, Parts]:
-        """The same of rows of all sequences where there is room: what nearly all steps are.
+    def append_few(self, keys: mx.array, values: mx.array, added: int) -> tuple[Parts, Parts]:
+        """The same of so many rows of all sequences where there is room: nearly all steps.
 
         Returns the tail's slots in use, as ``Column.view`` gives them.
         """
-        tail, added = self.segments[-1], keys.shape[2]
+        tail = self.segments[-1]
         kept, others, rows = tail.keys, tail.values, tail.rows
         if self.frame is not None:
             keys, values = self.frame.into(keys, values)
