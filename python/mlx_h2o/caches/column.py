@@ -64,9 +64,7 @@ class Column(ABC):
 
     @property
     def capacity(self) -> int:
-        if self.ahead:
-            return self._slots
-        return self.parts[0].shape[2] if self.parts else 0
+        return self._slots if self.ahead else self.parts[0].shape[2]
 
     @property
     def nbytes(self) -> int:
@@ -77,7 +75,7 @@ class Column(ABC):
 
     def view(self, count: int) -> Parts:
         """Kept rows: the first ``count`` slots."""
-        if self.parts and count == self.parts[0].shape[2]:
+        if count == self.parts[0].shape[2]:
             return tuple([part[...] for part in self.parts])
         return tuple([part[:, :, :count] for part in self.parts])
 
@@ -85,21 +83,15 @@ class Column(ABC):
         """Kept rows as attention takes them: an array, or the parts of packed rows."""
         return self.decode(parts) if as_array or self.bits is None else parts
 
-    def reserve(self, rows: int, limit: int, like: Parts) -> None:
-        """Have room for so many rows, and in advance for more up to ``limit``; ``like`` are such
-        rows."""
+    def reserve(self, rows: int, limit: int) -> None:
+        """Have room for so many rows, and in advance for more up to ``limit``."""
         if rows <= self.capacity:
             return
-        parts = self.parts or tuple(part[:, :, :0] for part in like)
-        if self.ahead:
-            self._make_ahead(parts, rows, limit)
-        else:
-            self.parts = tuple(padded(part, _room(rows, limit), 0) for part in parts)
-
-    def _make_ahead(self, parts: Parts, rows: int, limit: int) -> None:
-        """Have room for so many rows, and ``parts`` in the first slots: all of it made once."""
-        if not self.parts or rows > self.parts[0].shape[2]:
-            self.parts = tuple(_in_room(part, max(rows, self.ahead)) for part in parts)
+        if not self.ahead:
+            self.parts = tuple(padded(part, _room(rows, limit), 0) for part in self.parts)
+            return
+        if rows > self.parts[0].shape[2]:  # all of it made once
+            self.parts = tuple(_in_room(part, max(rows, self.ahead)) for part in self.parts)
         self._slots = min(_room(rows, limit), self.parts[0].shape[2])
 
     def give_back(self, rows: int) -> int:
@@ -110,7 +102,7 @@ class Column(ABC):
         """Write new rows from slot ``start`` on; no more than ``limit`` rows of room in advance."""
         end, new = start + rows.shape[2], self.encode(rows)
         if self.ahead:
-            self.reserve(end, limit, new)
+            self.reserve(end, limit)
         if end <= self.capacity:
             for part, added in zip(self.parts, new, strict=True):
                 part[:, :, start:end] = added

@@ -209,9 +209,8 @@ class Table:
             slots = (token + _column(tail.rows)).astype(mx.uint32)
             slots = mx.broadcast_to(slots, keys.shape[:3])
             for column, rows in ((tail.keys, keys), (tail.values, values)):
-                new = column.encode(rows)
-                column.reserve(width, limit, new)
-                column.put(slots, new)
+                column.reserve(width, limit)
+                column.put(slots, column.encode(rows))
         tail.rows = [rows + count for rows, count in zip(tail.rows, counts, strict=True)]
         self.tokens = [seen + count for seen, count in zip(self.tokens, counts, strict=True)]
         self.shown = self.packed_width + width
